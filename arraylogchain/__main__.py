@@ -1,0 +1,117 @@
+"""`python -m arraylogchain`: what is available here, and a chain solved.
+
+Without files: the case that started the project, with time, memory and error. With files: the
+user's own chain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from arraylogchain import __version__
+from arraylogchain._demo import Size, print_demo
+from arraylogchain._environment import UnavailableError, describe
+from arraylogchain._files import FileProblemError, solve
+from arraylogchain._forum import FULL_SIZE
+
+_EXIT_USAGE = 2
+_EXIT_INTERRUPTED = 130
+_ARRAYS = ("transitions", "log_transitions", "initial", "log_initial")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    paths = {name: getattr(args, name) for name in ("log_potentials", *_ARRAYS)}
+    paths = {name: path for name, path in paths.items() if path is not None}
+    _check_combination(parser, args, has_files=bool(paths))
+    try:
+        if paths:
+            solve(paths, args.output, args.device)
+        else:
+            print(describe(), end="\n\n", flush=True)
+            print_demo(args.size or FULL_SIZE, args.seed or 0, args.device)
+    except KeyboardInterrupt:
+        return _EXIT_INTERRUPTED
+    except UnavailableError as error:
+        return _fail(f"--device {args.device}: CuPy is {error}")
+    except MemoryError as error:
+        return _fail(f"not enough memory: {error}")
+    except FileProblemError as error:
+        return _fail(str(error))
+    return 0
+
+
+def _fail(message: str) -> int:
+    print(f"arraylogchain: {message}", file=sys.stderr)
+    return _EXIT_USAGE
+
+
+def _check_combination(
+    parser: argparse.ArgumentParser, args: argparse.Namespace, *, has_files: bool
+) -> None:
+    """Leave with a usage error where options of the two uses are mixed."""
+    if has_files and args.log_potentials is None:
+        parser.error("the file of log potentials is missing")
+    if has_files and (args.size is not None or args.seed is not None):
+        parser.error("--size and --seed belong to the forum's case, not to files")
+    if not has_files and args.output is not None:
+        parser.error("-o needs a file of log potentials to solve")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m arraylogchain",
+        description=(
+            "Without files: print what is available here and solve the forum's case, with time, "
+            "memory and error. With files: print log_partition of your own chain."
+        ),
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    demo = parser.add_argument_group("the forum's case")
+    demo.add_argument(
+        "--size",
+        type=_size,
+        metavar="n,t,v,c",
+        help="batch, parameter sets, steps, states (default: 500,1,40,200)",
+    )
+    demo.add_argument("--seed", type=int, help="of the random inputs (default: 0)")
+    files = parser.add_argument_group("your own chain, arrays in .npy files")
+    files.add_argument(
+        "log_potentials", nargs="?", type=Path, metavar="x.npy", help="log potentials [..., T, K]"
+    )
+    transitions = files.add_mutually_exclusive_group()
+    transitions.add_argument(
+        "--transitions", type=Path, metavar="P.npy", help="weights [..., T-1 or 1, K, K]"
+    )
+    transitions.add_argument("--log-transitions", type=Path, metavar="P.npy", help="their logs")
+    initial = files.add_mutually_exclusive_group()
+    initial.add_argument(
+        "--initial", type=Path, metavar="p0.npy", help="weights [..., K] (default: ones)"
+    )
+    initial.add_argument("--log-initial", type=Path, metavar="p0.npy", help="their logs")
+    files.add_argument(
+        "-o", "--output", type=Path, metavar="out.npy", help="write log_partition there"
+    )
+    return parser
+
+
+def _size(text: str) -> Size:
+    try:
+        n, t, v, c = (int(part) for part in text.split(","))
+    except ValueError:
+        n = t = v = c = 0
+    if min(n, t, v, c) < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not four whole numbers of at least 1, like 500,1,40,200"
+        )
+    return n, t, v, c
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,280 @@
+"""The one door in and out: which library, which dtype, which device, and what to say when they do not fit.
+
+Everything behind this door is written against the array API standard and asks no question about the
+library. A few facts about the arrays at hand travel with every call in a `Context`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import array_api_compat
+import array_api_compat.numpy as numpy_namespace
+import numpy as np
+
+# An array of whatever library the caller uses; the array API standard has no common base class.
+Array = Any
+
+# What a temporary may hold, in elements, so that a chain of elementwise operations stays in a CPU's L2.
+_CPU_BLOCK = 1 << 16
+# On a device every operation is a launch: blocks are as large as the workspace allows.
+_DEVICE_BLOCK = 1 << 26
+
+_FLOATING = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """A format that we compute in: float32 or float64, by what the error analysis needs of it."""
+
+    name: str
+    itemsize: int
+    eps: float  # distance from 1 to the next number
+    tiny: float  # smallest normal number
+    top: int  # exponent of the largest power of two
+
+
+SINGLE = Precision("float32", 4, 2.0**-23, 2.0**-126, 127)
+DOUBLE = Precision("float64", 8, 2.0**-52, 2.0**-1022, 1023)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a computation needs to know of the arrays it was given.
+
+    Attributes
+    ----------
+    xp : namespace
+        The array API namespace that computes.
+    device : object
+        Where results are made.
+    result_name : str
+        The dtype of the result, one of float16, bfloat16, float32, float64.
+    precision : Precision
+        What is computed in: float64 for float64, else float32.
+    widest : Precision
+        float64 where the device has it, else float32.
+    block : int
+        Elements in one elementwise step.
+    hand_back : callable
+        Turns a result of `xp` into an array of the caller's library.
+    has_out : bool
+        Whether functions of `xp` take ``out=``.
+    """
+
+    xp: Any
+    device: Any
+    result_name: str
+    precision: Precision
+    widest: Precision
+    block: int
+    hand_back: Callable[[Array], Array]
+    has_out: bool
+
+    @property
+    def result_dtype(self) -> Any:
+        return getattr(self.xp, self.result_name)
+
+    def dtype(self, precision: Precision) -> Any:
+        """Return the namespace's own name for a precision."""
+        return getattr(self.xp, precision.name)
+
+    def load(self, x: Array, precision: Precision) -> Array:
+        """Return `x` in the given precision: a copy only where the dtype differs."""
+        dtype = getattr(self.xp, precision.name)
+        return x if x.dtype == dtype else self.xp.astype(x, dtype)
+
+    @property
+    def index_dtype(self) -> Any:
+        """Return int64, or int32 on devices without 64-bit integers."""
+        if self.xp is numpy_namespace:
+            return np.int64
+        defaults = self.xp.__array_namespace_info__().default_dtypes(device=self.device)
+        return defaults["indexing"]
+
+    def transposed(self, x: Array, precision: Precision) -> Array:
+        """Return a copy of x [batch, m, n] as a contiguous [batch, n, m]."""
+        batch, m, n = x.shape
+        copy = self.empty((batch, n, m), self.dtype(precision))
+        copy[...] = self.load(self.xp.matrix_transpose(x), precision)
+        return copy
+
+    def apply(self, function: Callable[..., Array], *args: Any, out: Array) -> None:
+        """Write `function(*args)` into `out`, without a temporary where the library can."""
+        if self.has_out:
+            function(*args, out=out)
+        else:
+            out[...] = function(*args)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return self.xp.empty(shape, dtype=dtype, device=self.device)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence NumPy's floating-point warnings: infinities and NaN are values here, not accidents."""
+    with np.errstate(all="ignore"):
+        yield
+
+
+def enter(arrays: Mapping[str, Array | None]) -> tuple[Context, dict[str, Array]]:
+    """Check the arguments of a call and make them ready to compute with.
+
+    Parameters
+    ----------
+    arrays : mapping of str to array or None
+        The call's arguments by name; None stands for one that was not given.
+
+    Returns
+    -------
+    context : Context
+    ready : dict of str to array
+        The given arguments, in the library that computes. Nothing is copied, except for
+        libraries whose arrays cannot be written to, when their DLPack export copies.
+
+    Raises
+    ------
+    TypeError
+        For what is no array, a dtype that is not real floating, or a mixture of libraries.
+    ValueError
+        For arrays on different devices.
+    """
+    given = {name: x for name, x in arrays.items() if x is not None}
+    if all(type(x) is np.ndarray for x in given.values()):
+        names = {name: _dtype_name(x.dtype) for name, x in given.items()}
+        return _context(numpy_namespace, None, _check_dtypes(names), _same), given
+
+    namespaces = {name: _namespace_of(name, x) for name, x in given.items()}
+    _check_same("library", {name: _library(xp) for name, xp in namespaces.items()})
+    _check_same("device", {name: array_api_compat.device(x) for name, x in given.items()})
+    names = {name: _dtype_name(x.dtype) for name, x in given.items()}
+    result_name = _check_dtypes(names)
+    xp = next(iter(namespaces.values()))
+    device = array_api_compat.device(next(iter(given.values())))
+    if _can_be_written(xp) and not _shares_memory_with_numpy(xp, device, names):
+        return _context(xp, device, result_name, _same), given
+    hosted = {name: _to_numpy(name, x) for name, x in given.items()}
+    return _context(numpy_namespace, None, result_name, xp.from_dlpack), hosted
+
+
+def _context(
+    xp: Any, device: Any, result_name: str, hand_back: Callable[[Array], Array]
+) -> Context:
+    has_double = xp is numpy_namespace or _has_float64(xp, device)
+    on_cpu = xp is numpy_namespace or "cuda" not in str(device).lower()
+    return Context(
+        xp=xp,
+        device=device,
+        result_name=result_name,
+        precision=DOUBLE if result_name == "float64" else SINGLE,
+        widest=DOUBLE if has_double else SINGLE,
+        block=_CPU_BLOCK if on_cpu else _DEVICE_BLOCK,
+        hand_back=hand_back,
+        has_out=_library(xp) in ("numpy", "cupy", "torch"),
+    )
+
+
+def _same(x: Array) -> Array:
+    return x
+
+
+def _namespace_of(name: str, x: Array) -> Any:
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name} is a masked array, whose mask would be lost; "
+            f"fill it first, e.g. {name}.filled(-np.inf)"
+        )
+    try:
+        return array_api_compat.array_namespace(x)
+    except TypeError:
+        if hasattr(x, "__dlpack__"):
+            return sys.modules[type(x).__module__.partition(".")[0]]
+    raise TypeError(
+        f"{name} must be an array of floating-point numbers (NumPy, CuPy, torch, ...), "
+        f"got {type(x).__name__}; np.asarray({name}, dtype=float) makes one"
+    )
+
+
+def _library(xp: Any) -> str:
+    name = str(xp.__name__)
+    return name.removeprefix("array_api_compat.").partition(".")[0]
+
+
+def _check_same(what: str, values: Mapping[str, Any]) -> None:
+    (first, expected), *others = values.items()
+    for name, value in others:
+        if value != expected:
+            error = TypeError if what == "library" else ValueError
+            plural = "libraries" if what == "library" else "devices"
+            raise error(
+                f"{first} and {name} are of different {plural}: {first} is {expected}, "
+                f"{name} is {value}; convert one so that both match"
+            )
+
+
+@lru_cache(maxsize=64)
+def _dtype_name(dtype: Any) -> str:
+    """Return 'float32' for numpy.dtype('float32'), torch.float32, array_api_strict.float32, ..."""
+    return str(getattr(dtype, "name", dtype)).rpartition(".")[2]
+
+
+def _check_dtypes(names: Mapping[str, str]) -> str:
+    for name, dtype in names.items():
+        if dtype not in _FLOATING:
+            raise TypeError(
+                f"{name} has dtype {dtype}; use one of {', '.join(_FLOATING)}"
+            )
+    return promote(names.values())
+
+
+def promote(names: Any) -> str:
+    """Return the smallest supported dtype that holds all of the given ones."""
+    distinct = set(names)
+    if len(distinct) == 1:
+        return str(distinct.pop())
+    # float16 and bfloat16 have no common format smaller than float32.
+    return "float64" if "float64" in distinct else "float32"
+
+
+def _can_be_written(xp: Any) -> bool:
+    """Tell libraries with item assignment from those of immutable or deferred arrays."""
+    return _library(xp) in ("numpy", "cupy", "torch", "array_api_strict")
+
+
+def _shares_memory_with_numpy(xp: Any, device: Any, names: Mapping[str, str]) -> bool:
+    """Tell whether NumPy can compute on these arrays in place: torch CPU tensors that it has a dtype for."""
+    return (
+        _library(xp) == "torch"
+        and str(device) == "cpu"
+        and "bfloat16" not in names.values()
+    )
+
+
+def _to_numpy(name: str, x: Array) -> Array:
+    source = x.detach() if hasattr(x, "detach") else x
+    try:
+        return np.from_dlpack(source)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise TypeError(
+            f"{name}, a {type(x).__name__}, cannot be handed over through DLPack: {error}"
+        ) from error
+
+
+@lru_cache(maxsize=16)
+def _has_float64(xp: Any, device: Any) -> bool:
+    return "float64" in xp.__array_namespace_info__().dtypes(device=device)
+
+
+def shape_of(x: Array) -> tuple[int, ...]:
+    return tuple(int(n) for n in x.shape)
+
+
+def is_transposed(x: Array) -> bool:
+    """Tell whether the last axis but one is the contiguous one; False where strides are hidden."""
+    strides = getattr(x, "strides", None) or (x.stride() if hasattr(x, "stride") else None)
+    return strides is not None and 0 < abs(strides[-2]) < abs(strides[-1])

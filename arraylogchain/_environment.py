@@ -1,0 +1,164 @@
+"""What is available on this machine, and the devices that `python -m arraylogchain` computes on."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from arraylogchain import __version__
+from arraylogchain._arrays import Array
+
+
+class UnavailableError(RuntimeError):
+    """A library or a device that was asked for cannot be used; the message says why."""
+
+
+@dataclass(slots=True)
+class Peak:
+    """Most bytes that were allocated at one time."""
+
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A place to compute.
+
+    Attributes
+    ----------
+    name : str
+    put, get : callable
+        Bring a NumPy array there, and a result back.
+    wait : callable
+        Return when all work is done.
+    trace : callable
+        A context that yields a `Peak`, valid when the context is left.
+    """
+
+    name: str
+    put: Callable[[Any], Array]
+    get: Callable[[Array], Any]
+    wait: Callable[[], object]
+    trace: Callable[[], Any]
+
+
+def open_device(name: str) -> Device:
+    """Return the device `cpu` or `cuda`; raise UnavailableError where there is none."""
+    if name == "cpu":
+        return Device("cpu", np.asarray, np.asarray, lambda: None, _trace_cpu)
+    cupy = _usable_cupy()
+    return Device(
+        name=_cuda_name(cupy),
+        put=cupy.asarray,
+        get=cupy.asnumpy,
+        wait=cupy.cuda.get_current_stream().synchronize,
+        trace=lambda: _trace_cuda(cupy),
+    )
+
+
+@contextmanager
+def _trace_cpu() -> Iterator[Peak]:
+    peak = Peak()
+    tracemalloc.start()
+    try:
+        yield peak
+    finally:
+        peak.size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+
+
+@contextmanager
+def _trace_cuda(cupy: Any) -> Iterator[Peak]:
+    peak = Peak()
+
+    class Meter(cupy.cuda.MemoryHook):  # type: ignore[misc]
+        name = "arraylogchain"
+        in_use = 0
+
+        def malloc_postprocess(self, *, mem_size: int, **_: object) -> None:
+            self.in_use += mem_size
+            peak.size = max(peak.size, self.in_use)
+
+        def free_postprocess(self, *, mem_size: int, **_: object) -> None:
+            self.in_use -= mem_size
+
+    with Meter():
+        yield peak
+
+
+def describe() -> str:
+    """Say what is available here. Imports CuPy and torch where they are installed."""
+    libraries = {
+        "numpy": np.__version__,
+        "array-api-compat": array_api_compat.__version__,
+        "cupy": _describe_cupy(),
+        "torch": _describe_torch(),
+    }
+    width = max(map(len, libraries))
+    lines = [
+        f"arraylogchain {__version__} on Python {platform.python_version()}, "
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
+        *(f"  {name:<{width}}  {text}" for name, text in libraries.items()),
+    ]
+    return "\n".join(lines)
+
+
+def _describe_cupy() -> str:
+    try:
+        cupy = _import("cupy", "install the extra cuda12 or cuda13")
+        return f"{cupy.__version__}, {_cuda_name(_usable_cupy())}"
+    except UnavailableError as reason:
+        return str(reason)
+
+
+def _describe_torch() -> str:
+    try:
+        torch = _import("torch", "install the extra torch")
+    except UnavailableError as reason:
+        return str(reason)
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    cuda = torch.cuda.get_device_name(0) if devices else "CPU only"
+    return f"{torch.__version__}, {cuda}"
+
+
+def _usable_cupy() -> Any:
+    cupy = _import("cupy", "install the extra cuda12 or cuda13")
+    try:
+        cupy.cuda.runtime.getDeviceCount()
+        cupy.zeros(1)
+    except RuntimeError as error:
+        raise UnavailableError(
+            f"{cupy.__version__}, but no device can be used: {_first_line(error)}"
+        ) from error
+    return cupy
+
+
+def _cuda_name(cupy: Any) -> str:
+    device = cupy.cuda.Device()
+    properties = cupy.cuda.runtime.getDeviceProperties(device.id)
+    return f"cuda:{device.id} {properties['name'].decode()}"
+
+
+def _import(name: str, remedy: str) -> ModuleType | Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise UnavailableError(f"cannot be imported: {_first_line(error)}") from error
+        raise UnavailableError(f"not installed ({remedy})") from error
+    except (ImportError, OSError, RuntimeError) as error:
+        raise UnavailableError(f"cannot be imported: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

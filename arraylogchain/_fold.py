@@ -1,0 +1,194 @@
+"""Broadcast batch axes without expanding them, and index spaces cut into boxes.
+
+A product of `a` [..., M, K] and `b` [..., K, N] treats its batch axes in three ways. An axis that
+only `a` has is nothing but more rows of `a`: it *folds into the rows*. One that only `b` has folds
+into the columns. What both have is a true batch axis. After that no operand is broadcast against
+the other any more, so nothing needs to be expanded, and the product is one batched matrix multiply.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from arraylogchain._arrays import Array
+
+Box = tuple[slice, ...]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """How the axes of two operands are rearranged for one batched product.
+
+    The operands are seen as `a` [*batch, *rows, K] and `b` [*batch, K, *cols], their product as
+    [*batch, *rows, *cols]; each of the three groups may hold several axes.
+    """
+
+    batch: Shape
+    rows: Shape
+    cols: Shape
+    inner: int
+    out_shape: Shape
+    batch_axes: Shape
+    row_axes: Shape
+    col_axes: Shape
+    a_shape: Shape  # padded with ones to the common number of axes, 1-D operands made 2-D
+    b_shape: Shape
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Numbers of batch entries, rows, columns, and terms in each sum."""
+        return math.prod(self.batch), math.prod(self.rows), math.prod(self.cols), self.inner
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the product comes out with its axes where they belong."""
+        return not self.row_axes and not self.col_axes
+
+    @property
+    def copies(self) -> bool:
+        """Whether merging the axes of a group may need a copy of the tile."""
+        return any(
+            sum(n > 1 for n in group) > 1 for group in (self.batch, self.rows, self.cols)
+        )
+
+    def view_a(self, xp: object, a: Array) -> Array:
+        return self._view(xp, a, self.a_shape, (*self.row_axes, -2, -1), drop=self.col_axes)
+
+    def view_b(self, xp: object, b: Array) -> Array:
+        return self._view(xp, b, self.b_shape, (-2, *self.col_axes, -1), drop=self.row_axes)
+
+    def view_out(self, xp: object, out: Array) -> Array:
+        """View an array of shape [*broadcast batch, M, N] as [*batch, *rows, *cols]."""
+        if self.is_identity:
+            return out
+        nd = len(self.a_shape)
+        order = (*self.batch_axes, *self.row_axes, nd - 2, *self.col_axes, nd - 1)
+        return xp.permute_dims(out, order)  # type: ignore[attr-defined]
+
+    @property
+    def full_shape(self) -> Shape:
+        """Shape of the product before the axes that 1-D operands lack are dropped."""
+        pairs = zip(self.a_shape[:-2], self.b_shape[:-2], strict=True)
+        batch = tuple(n if m == 1 else m for m, n in pairs)
+        return (*batch, self.a_shape[-2], self.b_shape[-1])
+
+    def _view(self, xp: object, x: Array, shape: Shape, last: Shape, drop: Shape) -> Array:
+        if x.shape != shape:
+            x = xp.reshape(x, shape)  # type: ignore[attr-defined]
+        if self.is_identity:
+            return x
+        nd = len(shape)
+        order = (*drop, *self.batch_axes, *(axis % nd for axis in last))
+        x = xp.permute_dims(x, order)  # type: ignore[attr-defined]
+        return x[(0,) * len(drop) + (...,)] if drop else x
+
+
+def fold(a_shape: Shape, b_shape: Shape) -> Fold:
+    """Sort the axes of a product; raise ValueError where the shapes do not fit."""
+    for name, shape in (("a", a_shape), ("b", b_shape)):
+        if not shape:
+            raise ValueError(f"{name} is 0-dimensional; it must have at least one axis")
+    a = (1, *a_shape) if len(a_shape) == 1 else a_shape
+    b = (*b_shape, 1) if len(b_shape) == 1 else b_shape
+    if a[-1] != b[-2]:
+        raise ValueError(
+            f"a of shape {a_shape} and b of shape {b_shape} do not fit: the last axis of a "
+            f"({a[-1]}) must be as long as {'the axis' if len(b_shape) == 1 else 'axis -2'} "
+            f"of b ({b[-2]})"
+        )
+    nd = max(len(a), len(b))
+    a = (1,) * (nd - len(a)) + a
+    b = (1,) * (nd - len(b)) + b
+    groups: dict[str, list[int]] = {"batch": [], "rows": [], "cols": []}
+    for axis, (m, n) in enumerate(zip(a[:-2], b[:-2], strict=True)):
+        if m != n and 1 not in (m, n):
+            raise ValueError(
+                f"a of shape {a_shape} and b of shape {b_shape} do not fit: batch axes of "
+                f"lengths {m} and {n} do not broadcast"
+            )
+        groups["batch" if m == n else "rows" if n == 1 else "cols"].append(axis)
+    batch_axes, row_axes, col_axes = (tuple(g) for g in groups.values())
+    batch_shape = tuple(n if m == 1 else m for m, n in zip(a[:-2], b[:-2], strict=True))
+    out_shape = (
+        batch_shape
+        + (() if len(a_shape) == 1 else (a[-2],))
+        + (() if len(b_shape) == 1 else (b[-1],))
+    )
+    return Fold(
+        batch=tuple(a[axis] for axis in batch_axes),
+        rows=(*(a[axis] for axis in row_axes), a[-2]),
+        cols=(*(b[axis] for axis in col_axes), b[-1]),
+        inner=a[-1],
+        out_shape=out_shape,
+        batch_axes=batch_axes,
+        row_axes=row_axes,
+        col_axes=col_axes,
+        a_shape=a,
+        b_shape=b,
+    )
+
+
+def boxes(shape: Shape, limit: int) -> Iterator[Box]:
+    """Cut an index space into boxes of at most `limit` points, trailing axes whole if they fit.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Lengths of the axes.
+    limit : int
+        Points in a box, at least 1.
+
+    Yields
+    ------
+    tuple of slice
+        One per axis; the boxes are disjoint and cover the space in order.
+
+    Examples
+    --------
+    >>> [[(s.start, s.stop) for s in box] for box in boxes((3, 4), 8)]
+    [[(0, 2), (0, 4)], [(2, 3), (0, 4)]]
+    """
+    whole = len(shape)  # axes from here on are taken whole
+    points = 1
+    while whole and points * shape[whole - 1] <= limit:
+        whole -= 1
+        points *= shape[whole]
+    trailing = tuple(slice(0, n) for n in shape[whole:])
+    if not whole:
+        yield trailing
+        return
+    cut = shape[whole - 1]
+    pieces = -(-cut // max(1, limit // points))
+    for lead in itertools.product(*(range(n) for n in shape[: whole - 1])):
+        leading = tuple(slice(i, i + 1) for i in lead)
+        for piece in range(pieces):
+            start, stop = cut * piece // pieces, cut * (piece + 1) // pieces
+            yield (*leading, slice(start, stop), *trailing)
+
+
+def blocks(shape: Shape, limit: int) -> Iterator[Box]:
+    """Cut [batch, rows, cols] into nearly square blocks of at most `limit` points.
+
+    A block of n by n sums reads 2 n rows of operands; a flat one would read n * n.
+    """
+    batch, rows, cols = shape
+    height = min(rows, max(math.isqrt(limit), limit // cols))
+    width = max(1, limit // height)
+    for of_rows in boxes((batch, rows), height):
+        for of_cols in boxes((cols,), width):
+            yield (*of_rows, *of_cols)
+
+
+def chunks(length: int, size: int) -> Iterator[slice]:
+    """Cut an axis into pieces of at most `size`."""
+    for start in range(0, length, size):
+        yield slice(start, min(start + size, length))
+
+
+def lengths(box: Box) -> Shape:
+    """Return the lengths of a box's sides."""
+    return tuple(s.stop - s.start for s in box)

@@ -1,0 +1,93 @@
+"""How large the pieces are in which a product is computed, so that `workspace` is kept.
+
+Everything here is arithmetic on sizes; no array is touched.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+DEFAULT_WORKSPACE = 64 * 2**20
+SMALLEST_WORKSPACE = 2**16
+
+# Elements of a tile's largest side that still profit from a CPU's L2 and L3 caches.
+_CACHED = 1 << 18
+# Rows and columns from which a matrix multiply runs at full speed.
+FULL_SPEED = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Sizes of one piece of a batched product: entries of the batch, rows, columns, terms."""
+
+    batch: int
+    rows: int
+    cols: int
+    inner: int
+
+
+def tile_product(
+    sizes: tuple[int, int, int, int],
+    budget: int,
+    factor_bytes: int,
+    entry_bytes: int,
+    side: int = FULL_SPEED,
+) -> Tiling:
+    """Choose tiles whose temporaries fit a budget.
+
+    Parameters
+    ----------
+    sizes : tuple of int
+        Batch entries, rows, columns and terms of the whole product, each at least 1.
+    budget : int
+        Bytes for the temporaries of one tile.
+    factor_bytes, entry_bytes : int
+        Bytes that a tile takes for each element of its two factors, and of its product.
+    side : int
+        Rows and columns that a tile should have, if need be by cutting the terms.
+
+    Returns
+    -------
+    Tiling
+        ``factor_bytes * (rows + cols) * inner * batch + entry_bytes * rows * cols * batch``
+        stays within the budget.
+    """
+    batch, rows, cols, inner = sizes
+    factors = max(2, budget // (2 * factor_bytes))
+    entries = max(1, budget // (2 * entry_bytes))
+    if inner * (min(rows, side) + min(cols, side)) > factors:
+        # The terms themselves are cut, so that tiles stay large enough to multiply fast.
+        tile_rows = min(rows, side, math.isqrt(entries), factors // 2)
+        tile_cols = min(cols, side, entries // tile_rows, factors // 2)
+        return Tiling(1, tile_rows, tile_cols, min(inner, factors // (tile_rows + tile_cols)))
+    # Wide panels: the rows are prepared anew for each of them.
+    tile_cols = min(cols, entries, factors // inner - min(rows, side))
+    tile_rows = min(
+        rows,
+        entries // tile_cols,
+        factors // inner - tile_cols,
+        max(side, _CACHED // max(inner, tile_cols)),
+    )
+    one = max((tile_rows + tile_cols) * inner, 1)
+    tile_batch = 1
+    if (tile_rows, tile_cols) == (rows, cols):
+        fitting = min(factors // one, entries // (rows * cols))
+        tile_batch = max(1, min(batch, fitting, _CACHED // max(one, rows * cols)))
+    return Tiling(tile_batch, tile_rows, tile_cols, inner)
+
+
+def check_workspace(workspace: int | None) -> int:
+    """Return the workspace in bytes; raise where it is no usable number."""
+    if workspace is None:
+        return DEFAULT_WORKSPACE
+    if isinstance(workspace, bool) or not hasattr(workspace, "__index__"):
+        raise TypeError(
+            f"workspace must be a whole number of bytes or None, got {type(workspace).__name__}"
+        )
+    size = workspace.__index__()
+    if size < SMALLEST_WORKSPACE:
+        raise ValueError(
+            f"workspace={size} bytes is too small; the least that suffices is {SMALLEST_WORKSPACE}"
+        )
+    return size

@@ -1,5 +1,24 @@
 """Long products of matrices in log space: exact, fast and within a memory bound."""
 
-from arraylogchain.products import MaxPlusProduct, logmatmulexp, matmul, maxplus_matmul
+from arraylogchain.chain import LogChain
+from arraylogchain.plan import Plan
+from arraylogchain.products import (
+    MaxPlusProduct,
+    logchainexp,
+    logmatmulexp,
+    matmul,
+    maxplus_matmul,
+)
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "LogChain",
+    "MaxPlusProduct",
+    "Plan",
+    "__version__",
+    "logchainexp",
+    "logmatmulexp",
+    "matmul",
+    "maxplus_matmul",
+]

@@ -93,9 +93,9 @@ def _library_call(problem: Problem, device: Device) -> Callable[[], Floats]:
     x, bulk, p0 = (device.put(a) for a in (problem.x, problem.bulk, problem.p0))
 
     def call() -> Floats:
-        result = LogChain(x, transitions=bulk, initial=p0).log_partition()
+        result: Floats = LogChain(x, transitions=bulk, initial=p0).log_partition()
         device.wait()
-        return result  # type: ignore[no-any-return]
+        return result
 
     return call
 

@@ -80,8 +80,8 @@ def _multiply_neighbours(stack: Floats) -> Floats:
     left = np.maximum(left, _CLAMP)
     right = np.exp(right - right_max)
     right = np.maximum(right, _CLAMP)
-    product = left @ right
-    shift = left_max + right_max
+    product: Floats = left @ right
+    shift: Floats = left_max + right_max
     product = np.log(product)
     return shift + product
 

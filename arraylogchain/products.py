@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from arraylogchain import _tiled
 from arraylogchain._arrays import Array, Context, enter, quiet, shape_of
+from arraylogchain._chain_order import multiplication_order
 from arraylogchain._certified import CertifiedKernel
-from arraylogchain._fold import Fold, fold
+from arraylogchain._fold import fold
 from arraylogchain._kernels import LinearKernel, MaxPlusKernel
+from arraylogchain._run import final_messages
+from arraylogchain._steps import Chain
 from arraylogchain._tiling import check_workspace
+from arraylogchain.plan import best_segments
 
-__all__ = ["MaxPlusProduct", "logmatmulexp", "matmul", "maxplus_matmul"]
+__all__ = ["MaxPlusProduct", "logchainexp", "logmatmulexp", "matmul", "maxplus_matmul"]
 
 
 class MaxPlusProduct(NamedTuple):
@@ -63,7 +68,7 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Array:
     a, b = given["a"], given["b"]
     layout = fold(shape_of(a), shape_of(b))
     with quiet():
-        if _is_empty(layout):
+        if 0 in layout.sizes:
             out = ctx.xp.zeros(layout.out_shape, dtype=ctx.result_dtype, device=ctx.device)
         else:
             kernel = LinearKernel(ctx, layout.sizes, budget, layout.copies)
@@ -116,23 +121,18 @@ def logmatmulexp(a: Array, b: Array, /, *, workspace: int | None = None) -> Arra
     """
     budget = check_workspace(workspace)
     ctx, given = enter({"a": a, "b": b})
-    a, b = given["a"], given["b"]
-    layout = fold(shape_of(a), shape_of(b))
     with quiet():
-        if _is_empty(layout):
-            out = ctx.xp.full(
-                layout.out_shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device
-            )
-        else:
-            out = certified_product(ctx, layout, a, b, budget)
-    return ctx.hand_back(out)
+        return ctx.hand_back(_logmatmulexp(ctx, given["a"], given["b"], budget))
 
 
-def certified_product(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) -> Array:
-    """Run `logmatmulexp` on arrays that are checked already; no axis is empty."""
+def _logmatmulexp(ctx: Context, a: Array, b: Array, budget: int) -> Array:
+    layout = fold(shape_of(a), shape_of(b))
+    if 0 in layout.sizes:
+        return ctx.xp.full(
+            layout.out_shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device
+        )
     kernel = CertifiedKernel(ctx, layout.sizes, budget, layout.copies)
-    (out,) = _tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype])
-    return out
+    return _tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype])[0]
 
 
 def maxplus_matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> MaxPlusProduct:
@@ -175,7 +175,7 @@ def maxplus_matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Ma
     xp = ctx.xp
     index_dtype = ctx.index_dtype
     with quiet():
-        if _is_empty(layout):
+        if 0 in layout.sizes:
             values = xp.full(
                 layout.out_shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device
             )
@@ -188,5 +188,105 @@ def maxplus_matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Ma
     return MaxPlusProduct(ctx.hand_back(values), ctx.hand_back(indices))
 
 
-def _is_empty(layout: Fold) -> bool:
-    return 0 in layout.sizes
+def logchainexp(
+    matrices: Array | Sequence[Array], /, *, workspace: int | None = None
+) -> Array:
+    """Product of many matrices in log space, ``log(exp(M_1) @ exp(M_2) @ ... @ exp(M_n))``.
+
+    Parameters
+    ----------
+    matrices : array [..., n, K, K] or sequence of arrays [..., K_i, K_{i+1}]
+        Logarithms; -inf is an exact zero. The arrays of a sequence may be rectangular, and their
+        batch axes broadcast; they are multiplied in the order that costs least.
+    workspace : int, optional
+        Bytes that temporaries may take beyond inputs and output. Default: 64 MiB. The products
+        in between of a sequence of rectangular matrices are not counted.
+
+    Returns
+    -------
+    array [..., K_1, K_{n+1}]
+        The log of the identity (0 on the diagonal, -inf elsewhere) for an array of no matrices.
+
+    Raises
+    ------
+    TypeError
+        If an operand is no array of real floating-point numbers, or their libraries differ.
+    ValueError
+        If shapes or devices do not fit, a sequence is empty, or the workspace is too small.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> float(logchainexp(np.zeros((5, 2, 2)))[0, 0])  # log(2**4)
+    2.7725887222397816
+    """
+    budget = check_workspace(workspace)
+    if isinstance(matrices, (list, tuple)):
+        return _sequence_product(matrices, budget)
+    ctx, given = enter({"matrices": matrices})
+    stack = given["matrices"]
+    shape = shape_of(stack)
+    if len(shape) < 3 or shape[-1] != shape[-2]:
+        raise ValueError(
+            f"matrices has shape {shape}; it must be [..., n, K, K], or a sequence of arrays"
+        )
+    with quiet():
+        return ctx.hand_back(_stack_product(ctx, stack, budget))
+
+
+def _stack_product(ctx: Context, stack: Array, budget: int) -> Array:
+    """Multiply square matrices [..., n, K, K] as a chain whose rows are those of the first."""
+    xp = ctx.xp
+    *batch, count, size, _ = shape_of(stack)
+    out_shape = (*batch, size, size)
+    if 0 in out_shape:
+        return ctx.empty(out_shape, ctx.result_dtype)
+    if count == 0:
+        identity = xp.eye(size, dtype=ctx.dtype(ctx.precision), device=ctx.device)
+        return xp.asarray(
+            xp.broadcast_to(xp.astype(xp.log(identity), ctx.result_dtype), out_shape), copy=True
+        )
+    if count == 1:
+        return xp.asarray(stack[..., 0, :, :], copy=True)
+    chain = Chain(
+        batch=(*batch, size),
+        count=count,
+        size=size,
+        transitions=stack[..., None, 1:, :, :],
+        potentials=None,
+        start=stack[..., 0, :, :],
+        transitions_in_logs=True,
+        start_in_logs=True,
+    )
+    segments = best_segments(count, size, chain.sizes, one_matrix=False, workspace=budget)
+    return final_messages(ctx, chain, segments, budget, ctx.result_dtype)
+
+
+def _sequence_product(matrices: Sequence[Array], budget: int) -> Array:
+    """Multiply [..., K_i, K_{i+1}] in the cheapest order."""
+    if not matrices:
+        raise ValueError("matrices is an empty sequence; the product of none has no shape")
+    ctx, given = enter({f"matrices[{i}]": x for i, x in enumerate(matrices)})
+    sizes: list[int] = []
+    for name, x in given.items():
+        shape = shape_of(x)
+        if len(shape) < 2:
+            raise ValueError(f"{name} has shape {shape}; it must have at least two axes")
+        if sizes and sizes[-1] != shape[-2]:
+            raise ValueError(
+                f"{name} has shape {shape} and does not fit: {shape[-2]} rows, but the matrix "
+                f"before it has {sizes[-1]} columns"
+            )
+        sizes += [shape[-1]] if sizes else [shape[-2], shape[-1]]
+    factors = list(given.values())
+    split = multiplication_order(sizes)
+
+    def product(i: int, j: int) -> Array:
+        if i == j:
+            return factors[i]
+        k = split[i][j]
+        left, right = product(i, k), product(k + 1, j)
+        return _logmatmulexp(ctx, left, right, budget)
+
+    with quiet():
+        return ctx.hand_back(ctx.xp.asarray(product(0, len(factors) - 1), copy=True))

@@ -1,0 +1,90 @@
+"""Steps of a recursion in log space: right on any range, and slower."""
+
+from __future__ import annotations
+
+import math
+
+from arraylogchain._arrays import Array, Context
+from arraylogchain._certified import CertifiedKernel
+from arraylogchain._fold import chunks
+from arraylogchain._matrices import log_shift
+from arraylogchain._states import State, whole_shift
+from arraylogchain._steps import Steps
+
+
+class LogForm:
+    """Advance states in log form, with the certified product."""
+
+    def __init__(self, ctx: Context, panel: int, workspace: int) -> None:
+        self.ctx, self.panel, self.workspace = ctx, panel, workspace
+
+    def run(
+        self, steps: Steps, state: State | None, block: slice, record: bool
+    ) -> tuple[State, Array | None, list[State]]:
+        """Take a state, or the start, through a block of steps; see `ScaledForm.run`."""
+        if state is not None and not state.in_logs:
+            state = State(
+                state.log_values(self.ctx), state.exponent, state.offset, None, in_logs=True
+            )
+        history = []
+        potentials = steps.potentials_of(block)
+        for at, i in enumerate(range(block.start, block.stop)):
+            if state is None:
+                state = self._start(steps)
+            else:
+                state = self._multiplied(state, steps, i - 1)
+            if potentials is not None:
+                x = self.ctx.load(potentials[:, :, at, :], self.ctx.precision)
+                state = self._settled(state, state.values, x)
+            if record:
+                history.append(state)
+        assert state is not None
+        return state, None, history
+
+    def _start(self, steps: Steps) -> State:
+        xp, ctx = self.ctx.xp, self.ctx
+        start = steps.start_of()
+        shape = (steps.groups_picked, steps.rows_picked, steps.chain.size)
+        zeros = xp.zeros((*shape[:2], 1), dtype=ctx.dtype(ctx.widest), device=ctx.device)
+        if start is None:
+            values = xp.zeros(shape, dtype=ctx.dtype(ctx.precision), device=ctx.device)
+        else:
+            values = self._to_logs(start, steps.chain.start_in_logs)
+        return self._settled(State(values, zeros, zeros, None, True), values, None)
+
+    def _multiplied(self, state: State, steps: Steps, i: int) -> State:
+        ctx = self.ctx
+        given, in_logs = steps.matrix(i), steps.chain.transitions_in_logs
+        groups, rows, inner = state.values.shape
+        cols = int(given.shape[-1])
+        # One shift per matrix, kept in the offset, so that logarithms stay small and exact.
+        top = self._to_logs(ctx.xp.max(given, axis=(-2, -1), keepdims=True), in_logs)
+        shift = log_shift(ctx, top, ctx.precision)
+        values = ctx.empty((groups, rows, cols), ctx.dtype(ctx.precision))
+        for j in chunks(cols, max(1, self.panel // (groups * inner))):
+            part = self._to_logs(given[:, :, j], in_logs) - shift
+            sizes = (groups, rows, int(part.shape[-1]), inner)
+            kernel = CertifiedKernel(ctx, sizes, self.workspace, copies=False)
+            kernel(state.values, kernel.panel(part), values[:, :, j])
+        offset = state.offset + ctx.load(shift, ctx.widest)
+        return self._settled(State(values, state.exponent, offset, None, True), values, None)
+
+    def _settled(self, state: State, values: Array, potentials: Array | None) -> State:
+        """Add potentials, and move the whole part of each row's maximum into its offset."""
+        ctx = self.ctx
+        offset = state.offset
+        if potentials is not None:
+            shift = whole_shift(ctx, potentials)
+            values = values + (potentials - shift)
+            offset = offset + ctx.load(shift, ctx.widest)
+        shift = whole_shift(ctx, values)
+        offset = offset + ctx.load(shift, ctx.widest)
+        return State(values - shift, state.exponent, offset, None, True)
+
+    def _to_logs(self, x: Array, in_logs: bool) -> Array:
+        x = self.ctx.load(x, self.ctx.precision)
+        if in_logs:
+            return x
+        # Zero has the logarithm -inf; a negative weight has none, and gives NaN.
+        xp = self.ctx.xp
+        return xp.where(x == 0, xp.full_like(x, -math.inf), xp.log(x))

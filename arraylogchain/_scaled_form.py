@@ -1,0 +1,239 @@
+"""Steps of a recursion on scaled states, each of which proves itself.
+
+Let u be a row of the state before a step, P its matrix and E = exp(potentials - shift) <= exp(1/2), or
+any E within narrow bounds. What underflow may cost entry j of the new state v = (u @ P) * E:
+
+    products u_k P_kj below tiny           at most tiny each, K tiny in all
+    factors P_kj below tiny, if lossy      at most tiny max(u) each, K tiny max(u) in all
+    a factor E_j below tiny                at most tiny (u @ P)_j; it is set to zero
+
+*Every entry right.* An entry ``v_j >= K tiny (1 + max(u) if lossy) max(E) / eps`` lost less than one eps.
+One below that line is right only if it is exactly zero, which the support of P tells.
+
+*Every path sum right.* A sum over paths is v @ beta, with nonnegative weights beta = P' @ w of the
+states to come, and if P' has no zero, entries of beta lie within the ratio `spread` of each other
+(`Matrix.spread`). What the row lost, at most `loss` in each entry, then changes the sum by at most
+K loss spread / sum(v) of itself. That is below eps / 4 for nearly all rows, however far apart their
+entries, and so rows with entries below the line are proved just as well.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from arraylogchain._arrays import Array, Context, Precision
+from arraylogchain._matrices import Matrix, prepare, spread
+from arraylogchain._states import State, power_to, scale_by_powers, whole_shift
+from arraylogchain._steps import Steps
+
+# Potentials within these bounds of 0 need no shift.
+_NARROW = {"float32": 20.0, "float64": 200.0}
+# No row's largest entry is left above 2**_CEILING: up to the largest number there is room for what a
+# step can multiply it by, 2**13 entries, a matrix of LARGEST and exp(_NARROW).
+_CEILING = {"float32": 80, "float64": 710}
+# Rescaled rows have room for a few steps before they meet the ceiling.
+_ROOM = 16
+# Rows are rescaled before their smallest entry falls below this, if that helps.
+_FLOOR = {"float32": 2.0**-60, "float64": 2.0**-700}
+
+
+@dataclass(slots=True)
+class Factors:
+    """exp(potentials) of a block of steps, as ``values * exp(offset)``."""
+
+    given: Array  # the potentials, [groups, rows, steps, K]
+    values: Array
+    offset: Array | None  # [groups, rows, steps, 1], whole numbers; None for zero
+    largest: float
+    positive: bool  # whether no value is zero
+
+
+@dataclass(slots=True)
+class Losses:
+    """What underflow can have cost an entry in one step; see the module's text."""
+
+    per_entry: float
+    per_sum: Array | None = None  # tiny * (u @ P), [groups, rows, 1]
+
+
+class ScaledForm:
+    """Advance scaled states in float32 or float64.
+
+    Parameters
+    ----------
+    ctx : Context
+    precision : Precision
+    every_entry : bool
+        What has to be proved; see the module's text.
+    panel : int
+        Elements of a matrix that may be copied at a time.
+    """
+
+    def __init__(
+        self, ctx: Context, precision: Precision, every_entry: bool, panel: int
+    ) -> None:
+        self.ctx, self.precision, self.every_entry = ctx, precision, every_entry
+        self.panel = panel
+        self.floor = _FLOOR[precision.name]
+        self.ceiling = _CEILING[precision.name]
+
+    def run(
+        self, steps: Steps, state: State | None, block: slice, record: bool
+    ) -> tuple[State, Array | None, list[State]]:
+        """Take a state, or the start, through a block of steps.
+
+        Returns
+        -------
+        state : State
+            After the block.
+        failed : bool array [groups, rows, 1] or None
+            Rows whose steps are not all proved; their values mean nothing.
+        history : list of State
+            The states after each step, if `record`.
+        """
+        xp, precision = self.ctx.xp, self.precision
+        factors = self._factors(steps, block)
+        unit = steps.chain.size * precision.tiny
+        matrix: Matrix | None = None
+        failed: Array | None = None
+        history: list[State] = []
+        for at, i in enumerate(range(block.start, block.stop)):
+            if state is None:
+                before, (state, lossy) = None, self._start(steps)
+                losses = Losses(unit * (1.0 + lossy))
+            else:
+                if matrix is None or not steps.is_one_matrix():
+                    matrix = prepare(
+                        self.ctx,
+                        steps.matrix(i - 1),
+                        steps.chain.transitions_in_logs,
+                        precision,
+                        self.panel,
+                    )
+                before, state = state, self._multiplied(state, matrix)
+                largest = float(xp.max(before.values)) if matrix.lossy else 0.0
+                losses = Losses(unit * (1.0 + largest))
+            if factors is not None:
+                self._weight(state, factors, at, losses)
+            low, high = float(xp.min(state.values)), float(xp.max(state.values))
+            if low >= max(self.floor, losses.per_entry / precision.eps) and (
+                high <= 2.0**self.ceiling
+            ):
+                state.alive = None
+            else:
+                if before is not None:
+                    assert matrix is not None
+                    state.alive = matrix.reached(before.alive)
+                if factors is not None and not factors.positive:
+                    finite = factors.given[:, :, at, :] > -math.inf
+                    state.alive = finite if state.alive is None else state.alive & finite
+                bad = self._settle(steps, state, losses, i)
+                if bad is not None:
+                    failed = bad if failed is None else failed | bad
+            if record:
+                history.append(state)
+        assert state is not None
+        return state, failed, history
+
+    def _factors(self, steps: Steps, block: slice) -> Factors | None:
+        xp, ctx, precision = self.ctx.xp, self.ctx, self.precision
+        given = steps.potentials_of(block)
+        if given is None:
+            return None
+        x = ctx.load(given, precision)
+        bound = _NARROW[precision.name]
+        # A NaN makes these comparisons False.
+        if float(xp.max(x)) <= bound and float(xp.min(x)) >= -bound:
+            values = xp.exp(x)
+            return Factors(given, values, None, math.exp(bound), positive=True)
+        shift = whole_shift(ctx, x)
+        values = xp.exp(x - shift)
+        positive = float(xp.min(values)) >= precision.tiny
+        if not positive:
+            values = xp.where(values < precision.tiny, xp.zeros_like(values), values)
+        return Factors(given, values, ctx.load(shift, ctx.widest), math.exp(0.5), positive)
+
+    def _start(self, steps: Steps) -> tuple[State, bool]:
+        """Return the state before its potentials, and whether a weight may be lost already."""
+        xp, ctx, precision = self.ctx.xp, self.ctx, self.precision
+        groups, rows, size = steps.groups_picked, steps.rows_picked, steps.chain.size
+        zeros = xp.zeros((groups, rows, 1), dtype=ctx.dtype(ctx.widest), device=ctx.device)
+        start = steps.start_of()
+        if start is None:
+            ones = xp.ones((groups, rows, size), dtype=ctx.dtype(precision), device=ctx.device)
+            return State(ones, zeros, zeros, None, in_logs=False), False
+        in_logs = steps.chain.start_in_logs
+        support = start > -math.inf if in_logs else start != 0
+        x = ctx.load(start, precision)
+        if in_logs:
+            shift = whole_shift(ctx, x)
+            state = State(
+                xp.exp(x - shift), zeros, ctx.load(shift, ctx.widest), support, in_logs=False
+            )
+        else:
+            power = power_to(ctx, xp.max(x, axis=-1, keepdims=True), 0)
+            values = scale_by_powers(ctx, x, power, precision)
+            values = xp.where(values < 0, xp.full_like(values, math.nan), values)
+            state = State(values, -ctx.load(power, ctx.widest), zeros, support, in_logs=False)
+        return state, bool(xp.any((state.values < precision.tiny) & support))
+
+    def _multiplied(self, state: State, matrix: Matrix) -> State:
+        values = matrix.multiply(self.ctx.load(state.values, self.precision))
+        exponent, offset = state.exponent, state.offset
+        if matrix.power is not None:
+            exponent = exponent - self.ctx.load(matrix.power, self.ctx.widest)
+        if matrix.shift is not None:
+            offset = offset + self.ctx.load(matrix.shift, self.ctx.widest)
+        return State(values, exponent, offset, None, in_logs=False)
+
+    def _weight(self, state: State, factors: Factors, at: int, losses: Losses) -> None:
+        """Multiply a state that was just made by one step's factors, in place."""
+        xp = self.ctx.xp
+        losses.per_entry *= factors.largest
+        if not factors.positive:
+            top = xp.max(state.values, axis=-1, keepdims=True)
+            losses.per_sum = top * self.precision.tiny
+        values = state.values
+        self.ctx.apply(xp.multiply, values, factors.values[:, :, at, :], out=values)
+        if factors.offset is not None:
+            state.offset = state.offset + factors.offset[:, :, at, :]
+
+    def _settle(self, steps: Steps, state: State, losses: Losses, i: int) -> Array | None:
+        """Rescale the rows, in place, and return those that are not proved, if any."""
+        xp, ctx, precision = self.ctx.xp, self.ctx, self.precision
+        top = xp.max(state.values, axis=-1, keepdims=True)
+        power = power_to(ctx, top, self.ceiling - _ROOM)
+        values = scale_by_powers(ctx, state.values, power, precision)
+        # The losses are scaled along; scaling down can lose another tiny.
+        loss = xp.full_like(top, losses.per_entry)
+        if losses.per_sum is not None:
+            loss = loss + losses.per_sum
+        loss = scale_by_powers(ctx, loss, power, precision) + precision.tiny
+        line = scale_by_powers(
+            ctx, xp.full_like(top, losses.per_entry / precision.eps), power, precision
+        )
+        short = ~(values >= xp.maximum(line, xp.full_like(line, precision.tiny)))
+        if state.alive is not None:
+            if bool(xp.all(state.alive)):
+                state.alive = None
+            else:
+                short = short & state.alive
+        bad = xp.any(short, axis=-1, keepdims=True)
+        if not self.every_entry and bool(xp.any(bad)):
+            bad = bad & ~self._path_sums_are_right(steps, values, loss, i)
+        bad = bad | ~xp.isfinite(top)
+        state.values, state.exponent = values, state.exponent - ctx.load(power, ctx.widest)
+        if not bool(xp.any(bad)):
+            return None
+        state.values = xp.where(bad, xp.ones_like(values), values)
+        return bad
+
+    def _path_sums_are_right(self, steps: Steps, values: Array, loss: Array, i: int) -> Array:
+        """Tell which rows lost too little, over all their entries, to show in a path sum."""
+        xp, ctx, size = self.ctx.xp, self.ctx, steps.chain.size
+        lost = ctx.load(loss, ctx.widest) * size
+        if i + 1 < steps.chain.count:
+            lost = lost * spread(ctx, steps.matrix(i), steps.chain.transitions_in_logs)
+        total = xp.sum(values, axis=-1, keepdims=True)
+        return lost <= (self.precision.eps / 4) * ctx.load(total, ctx.widest)

@@ -1,0 +1,138 @@
+"""States of a recursion over time, and exact bookkeeping of their scale.
+
+A state stands for the nonnegative weights ``w(values) * 2**exponent * exp(offset)``, with one exponent
+and one offset for each row. Both are whole numbers, so they add up exactly over any number of steps.
+In *scaled* form w(values) is the values themselves, in *log* form their exponential.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from arraylogchain._arrays import Array, Context, Precision
+
+# log(2) in two parts. The first has 21 bits: times an exponent below 2**32 it is exact in float64.
+_LN2_HIGH = 1453634 / 2**21
+_LN2_LOW = 4.7493250390316726e-07
+
+
+@dataclass(slots=True)
+class State:
+    """Weights of K entries in each row.
+
+    Attributes
+    ----------
+    values : array [groups, rows, K]
+    exponent, offset : array [groups, rows, 1]
+        In the widest precision of the device.
+    alive : bool array [groups or 1, rows or 1, K] or None
+        Which weights are not exactly zero; None where all are positive.
+    in_logs : bool
+    """
+
+    values: Array
+    exponent: Array
+    offset: Array
+    alive: Array | None
+    in_logs: bool
+
+    def pick(self, ctx: Context, units: Array, axis: int) -> State:
+        """Return the state of some rows (axis 1) or groups (axis 0)."""
+
+        def part(x: Array) -> Array:
+            return ctx.xp.take(x, units, axis=axis) if int(x.shape[axis]) > 1 else x
+
+        return State(
+            ctx.xp.take(self.values, units, axis=axis),
+            ctx.xp.take(self.exponent, units, axis=axis),
+            ctx.xp.take(self.offset, units, axis=axis),
+            None if self.alive is None else part(self.alive),
+            self.in_logs,
+        )
+
+    def log_values(self, ctx: Context) -> Array:
+        """Return the logarithms of w(values), in the widest precision."""
+        values = ctx.load(self.values, ctx.widest)
+        return values if self.in_logs else ctx.xp.log(values)
+
+    def logs(self, ctx: Context) -> Array:
+        """Return the logarithms of the weights, in the widest precision, [groups, rows, K]."""
+        return add_scale(self.log_values(ctx), self.exponent, self.offset)
+
+    def log_total(self, ctx: Context) -> Array:
+        """Return the logarithms of the rows' sums, in the widest precision, [groups, rows, 1]."""
+        xp = ctx.xp
+        if not self.in_logs:
+            total = xp.sum(ctx.load(self.values, ctx.widest), axis=-1, keepdims=True)
+            return add_scale(xp.log(total), self.exponent, self.offset)
+        top = xp.max(self.values, axis=-1, keepdims=True)
+        shift = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
+        total = xp.sum(xp.exp(self.values - shift), axis=-1, keepdims=True)
+        logs = xp.where(xp.isfinite(top), shift + xp.log(total), top)
+        return add_scale(ctx.load(logs, ctx.widest), self.exponent, self.offset)
+
+
+def add_scale(logs: Array, exponent: Array, offset: Array) -> Array:
+    """Return logs + exponent * log(2) + offset; the large parts are summed first, exactly."""
+    return (offset + exponent * _LN2_HIGH) + (logs + exponent * _LN2_LOW)
+
+
+def merge(ctx: Context, parts: Sequence[State], axis: int) -> State:
+    """Join states of disjoint rows (axis 1) or groups (axis 0)."""
+    xp = ctx.xp
+    if len(parts) == 1:
+        return parts[0]
+
+    def full_alive(part: State) -> Array:
+        groups, rows, size = part.values.shape
+        if part.alive is None:
+            return xp.ones((groups, rows, size), dtype=xp.bool, device=ctx.device)
+        return xp.broadcast_to(part.alive, (groups, rows, size))
+
+    return State(
+        xp.concat([part.values for part in parts], axis=axis),
+        xp.concat([part.exponent for part in parts], axis=axis),
+        xp.concat([part.offset for part in parts], axis=axis),
+        None
+        if all(part.alive is None for part in parts)
+        else xp.concat([full_alive(part) for part in parts], axis=axis),
+        parts[0].in_logs,
+    )
+
+
+def scale_by_powers(ctx: Context, x: Array, power: Array, precision: Precision) -> Array:
+    """Return x * 2**power, exact unless it leaves the range; powers are whole numbers."""
+    xp = ctx.xp
+    table = _powers_of_two(ctx.xp, ctx.device, precision)
+    # In two steps, because 2**power alone may be out of range.
+    half = xp.floor(power / 2)
+    for part in (half, power - half):
+        index = xp.astype(xp.clip(part, -precision.top + 1, precision.top), ctx.index_dtype)
+        factor = xp.take(table, xp.reshape(index + (precision.top - 1), (-1,)), axis=0)
+        x = x * xp.reshape(factor, power.shape)
+    return x
+
+
+@lru_cache(maxsize=16)
+def _powers_of_two(xp: object, device: object, precision: Precision) -> Array:
+    """Return 2**-(top - 1) ... 2**top, built exactly: pow and exp2 need not round right."""
+    values = [math.ldexp(1.0, k) for k in range(-precision.top + 1, precision.top + 1)]
+    dtype = getattr(xp, precision.name)
+    return xp.asarray(values, dtype=dtype, device=device)  # type: ignore[attr-defined]
+
+
+def whole_shift(ctx: Context, x: Array) -> Array:
+    """Return the maxima over the last axis rounded to whole numbers, 0 where not finite."""
+    xp = ctx.xp
+    top = xp.round(xp.max(x, axis=-1, keepdims=True))
+    return xp.where(xp.isfinite(top), top, xp.zeros_like(top))
+
+
+def power_to(ctx: Context, x: Array, target: float) -> Array:
+    """Return the whole power of two that takes positive finite x to about 2**target, else 0."""
+    xp = ctx.xp
+    power = target - xp.floor(xp.log2(x))
+    return xp.where(xp.isfinite(power), power, xp.zeros_like(power))

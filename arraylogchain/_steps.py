@@ -1,0 +1,178 @@
+"""The inputs of a recursion over time, arranged for batched matrix products.
+
+A chain multiplies a row vector by one matrix after another,
+
+    state[0] = start * exp(x[0]),    state[i] = (state[i - 1] @ P[i - 1]) * exp(x[i]).
+
+Batch axes along which the matrices P differ are *groups*; the other batch axes hold *rows*, which
+share their group's matrices. A state is an array [groups, rows, K], and a step is one batched
+product with matrices [groups, K, K]: nothing that is shared is copied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from arraylogchain._arrays import Array, Context
+from arraylogchain._fold import Box, Shape, boxes, lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Arrays of whole chains, checked, with batch axes as given; None stands for all ones.
+
+    Attributes
+    ----------
+    batch : tuple of int
+        The batch axes of the arrays, broadcast together.
+    count : int
+        Number of states, one more than of products.
+    size : int
+        Number of entries of a state, K.
+    transitions : array [..., 1 or count - 1, K, K] or None
+        None only if there is one state.
+    potentials : array [..., count, K] or None
+        Logarithms.
+    start : array [..., K] or None
+    transitions_in_logs, start_in_logs : bool
+        Whether those arrays hold logarithms.
+    """
+
+    batch: Shape
+    count: int
+    size: int
+    transitions: Array | None
+    potentials: Array | None
+    start: Array | None
+    transitions_in_logs: bool
+    start_in_logs: bool
+
+    @property
+    def group_axes(self) -> Shape:
+        """Batch axes along which the matrices differ."""
+        if self.transitions is None:
+            return ()
+        own = self.transitions.shape[:-3]
+        skipped = len(self.batch) - len(own)
+        return tuple(skipped + axis for axis, n in enumerate(own) if n > 1)
+
+    @property
+    def row_axes(self) -> Shape:
+        return tuple(axis for axis in range(len(self.batch)) if axis not in self.group_axes)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Numbers of groups and of rows in each."""
+        groups = math.prod(self.batch[axis] for axis in self.group_axes)
+        return groups, math.prod(self.batch) // max(groups, 1)
+
+    def arrange(self, xp: object, x: Array, trailing: int) -> Array:
+        """View an array as [*group axes, *row axes, *trailing axes], with ones for missing axes."""
+        own = tuple(x.shape)
+        padded = (1,) * (len(self.batch) + trailing - len(own)) + own
+        order = (*self.group_axes, *self.row_axes)
+        order = (*order, *range(len(self.batch), len(padded)))
+        return xp.permute_dims(xp.reshape(x, padded), order)  # type: ignore[attr-defined]
+
+    def tiles(self, ctx: Context, groups: int, rows: int) -> Iterator[tuple[Box, Steps]]:
+        """Yield parts of the batch, as boxes of its arranged axes, with their steps."""
+        xp = ctx.xp
+        of = {"transitions": 3, "potentials": 2, "start": 1}
+        views = {
+            name: None if (x := getattr(self, name)) is None else self.arrange(xp, x, trailing)
+            for name, trailing in of.items()
+        }
+        for of_groups in boxes(tuple(self.batch[axis] for axis in self.group_axes), groups):
+            for of_rows in boxes(tuple(self.batch[axis] for axis in self.row_axes), rows):
+                box = (*of_groups, *of_rows)
+                parts = {
+                    name: None if view is None else view[within(box, view.shape)]
+                    for name, view in views.items()
+                }
+                yield (
+                    box,
+                    Steps(
+                        ctx=ctx,
+                        chain=self,
+                        shape=lengths(box),
+                        groups=math.prod(lengths(of_groups)),
+                        rows=math.prod(lengths(of_rows)),
+                        **parts,
+                    ),
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of one tile of chains; the arrays are views, copied a few steps at a time."""
+
+    ctx: Context
+    chain: Chain
+    shape: Shape
+    groups: int
+    rows: int
+    transitions: Array
+    potentials: Array | None
+    start: Array | None
+    picked: Array | None = None
+
+    @property
+    def select_axis(self) -> int:
+        """The axis of a state along which parts of a tile can go ways of their own."""
+        return 0 if self.groups > 1 else 1
+
+    @property
+    def groups_picked(self) -> int:
+        if self.picked is None or self.select_axis:
+            return self.groups
+        return int(self.picked.shape[0])
+
+    @property
+    def rows_picked(self) -> int:
+        if self.picked is None or not self.select_axis:
+            return self.rows
+        return int(self.picked.shape[0])
+
+    def pick(self, units: Array) -> Steps:
+        """Return the steps of some rows or, where there are several groups, of some groups."""
+        if self.picked is not None:
+            units = self.ctx.xp.take(self.picked, units)
+        return replace(self, picked=units)
+
+    def is_one_matrix(self) -> bool:
+        return int(self.transitions.shape[-3]) == 1
+
+    def matrix(self, i: int) -> Array:
+        """Return P[i], as given, [groups, K, K]."""
+        size = self.chain.size
+        matrix = self.transitions[..., 0 if self.is_one_matrix() else i, :, :]
+        matrix = self.ctx.xp.reshape(matrix, (self.groups, size, size))
+        return matrix if self.select_axis else self._picked(matrix)
+
+    def potentials_of(self, steps: slice) -> Array | None:
+        """Return x[steps], as given, [groups, rows, len(steps), K]."""
+        if self.potentials is None:
+            return None
+        return self._expanded(self.potentials[..., steps, :], (steps.stop - steps.start,))
+
+    def start_of(self) -> Array | None:
+        """Return the start, as given, [groups, rows, K]."""
+        return None if self.start is None else self._expanded(self.start, ())
+
+    def _expanded(self, x: Array, trailing: Shape) -> Array:
+        xp, trailing = self.ctx.xp, (*trailing, self.chain.size)
+        if tuple(x.shape) != (*self.shape, *trailing):
+            x = xp.broadcast_to(x, (*self.shape, *trailing))
+        return self._picked(xp.reshape(x, (self.groups, self.rows, *trailing)))
+
+    def _picked(self, x: Array) -> Array:
+        if self.picked is None:
+            return x
+        return self.ctx.xp.take(x, self.picked, axis=self.select_axis)
+
+
+def within(box: Box, shape: Shape) -> Box:
+    """Return the box for an array that has length 1 along the axes it is broadcast along."""
+    return tuple(s if n > 1 else slice(0, 1) for s, n in zip(box, shape, strict=False))

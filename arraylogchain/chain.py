@@ -1,0 +1,208 @@
+"""Chains of log weights: sums over all paths through a lattice of states."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from arraylogchain import _run
+from arraylogchain._arrays import Array, enter, quiet, shape_of
+from arraylogchain._fold import Shape
+from arraylogchain._steps import Chain
+from arraylogchain._tiling import check_workspace
+from arraylogchain.plan import Plan, plan_chain
+
+__all__ = ["LogChain"]
+
+
+class LogChain:
+    """Paths through T steps of K states, weighted by potentials and transitions.
+
+    The weight of a path s is ``initial[s_0] * prod_i transitions[i, s_i, s_{i+1}] *
+    prod_i exp(log_potentials[i, s_i])``. Hidden Markov models, linear-chain CRFs and products
+    ``p0 · D_0 · P_1 · D_1 · ... · x`` of matrices and diagonals are chains.
+
+    Parameters
+    ----------
+    log_potentials : array [..., T, K]
+        Logarithms of weights of being in a state at a step. Weights need not be normalised.
+    transitions : array [..., T - 1, K, K] or [..., 1, K, K], optional
+        Nonnegative weights of going [from, to]; one matrix stands for every step.
+    log_transitions : array, optional
+        Their logarithms instead, where -inf is an exact zero.
+    initial : array [..., K], optional
+        Nonnegative weights of the first state. Default: all one.
+    log_initial : array [..., K], optional
+        Their logarithms instead.
+    workspace : int, optional
+        Bytes that temporaries may take beyond inputs and output. Default: 64 MiB.
+
+    Raises
+    ------
+    TypeError
+        If an argument is no array of real floating-point numbers, or libraries differ.
+    ValueError
+        If shapes or devices do not fit, if transitions (or the initial weights) are given both
+        ways, if transitions are missing though T > 1, or if the workspace is too small.
+
+    Notes
+    -----
+    Batch axes broadcast and are never expanded: neither the transitions that rows share, nor
+    anything of size K * K for each row, is ever made. Arrays are read when a method is called.
+    A negative weight has no logarithm and gives NaN.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> chain = LogChain(np.zeros((3, 2)), transitions=np.ones((1, 2, 2)))
+    >>> float(np.exp(chain.log_partition()))  # 2**3 paths of weight 1
+    8.000000000000002
+    """
+
+    def __init__(
+        self,
+        log_potentials: Array,
+        *,
+        transitions: Array | None = None,
+        log_transitions: Array | None = None,
+        initial: Array | None = None,
+        log_initial: Array | None = None,
+        workspace: int | None = None,
+    ) -> None:
+        self._workspace = check_workspace(workspace)
+        _check_only_one("transitions", transitions, "log_transitions", log_transitions)
+        _check_only_one("initial", initial, "log_initial", log_initial)
+        self._ctx, given = enter(
+            {
+                "log_potentials": log_potentials,
+                "transitions": transitions,
+                "log_transitions": log_transitions,
+                "initial": initial,
+                "log_initial": log_initial,
+            }
+        )
+        shapes = {name: shape_of(x) for name, x in given.items()}
+        self._chain = Chain(
+            batch=_check_shapes(shapes),
+            count=shapes["log_potentials"][-2],
+            size=shapes["log_potentials"][-1],
+            transitions=given.get("transitions", given.get("log_transitions")),
+            potentials=given["log_potentials"],
+            start=given.get("initial", given.get("log_initial")),
+            transitions_in_logs="log_transitions" in given,
+            start_in_logs="log_initial" in given,
+        )
+
+    def log_partition(self) -> Array:
+        """Return the log of the sum of the weights of all paths.
+
+        Returns
+        -------
+        array [...]
+            -inf where no path has a positive weight. Its error is a few eps for each step, and
+            grows with how far potentials on the deciding path lie below the largest of their
+            step; it does not grow with the size of the result.
+        """
+        ctx, chain = self._ctx, self._chain
+        with quiet():
+            if chain.size == 0 or 0 in chain.batch:
+                out = ctx.xp.full(
+                    chain.batch, -math.inf, dtype=ctx.result_dtype, device=ctx.device
+                )
+            else:
+                out = _run.log_partition(ctx, chain, self.plan().segments, self._workspace)
+        return ctx.hand_back(out)
+
+    def forward_messages(self) -> Array:
+        """Return the logs of the sums over all paths up to each state.
+
+        Returns
+        -------
+        array [..., T, K]
+            ``alpha[..., i, k]`` sums the weights of all paths of the first i + 1 steps that end
+            in state k, the potential of step i included; -inf exactly where there is none. Every
+            entry is right to rounding, however small it is beside the others.
+        """
+        ctx, chain = self._ctx, self._chain
+        with quiet():
+            if chain.size == 0 or 0 in chain.batch:
+                shape = (*chain.batch, chain.count, chain.size)
+                out = ctx.empty(shape, ctx.result_dtype)
+            else:
+                out = _run.forward_messages(ctx, chain, self._workspace)
+        return ctx.hand_back(out)
+
+    def plan(self) -> Plan:
+        """Return what `log_partition` will do, from shapes alone; print it to read it."""
+        chain = self._chain
+        matrices = chain.transitions
+        return plan_chain(
+            batch=chain.batch,
+            count=chain.count,
+            size=chain.size,
+            sizes=chain.sizes,
+            one_matrix=matrices is not None and int(matrices.shape[-3]) == 1,
+            read=sum(
+                math.prod(x.shape)
+                for x in (matrices, chain.potentials, chain.start)
+                if x is not None
+            ),
+            dtype=self._ctx.result_name,
+            workspace=self._workspace,
+        )
+
+    def __repr__(self) -> str:
+        chain, ctx = self._chain, self._ctx
+        return (
+            f"LogChain(batch={chain.batch}, steps={chain.count}, states={chain.size}, "
+            f"dtype={ctx.result_name}, route={self.plan().route})"
+        )
+
+
+def _check_only_one(name: str, x: Array | None, other: str, y: Array | None) -> None:
+    if x is not None and y is not None:
+        raise ValueError(f"{name} and {other} are both given; give one of them")
+
+
+def _check_shapes(shapes: dict[str, Shape]) -> Shape:
+    """Check the shapes of a chain's arrays by name; return the broadcast batch axes."""
+    potentials = shapes["log_potentials"]
+    if len(potentials) < 2 or potentials[-2] == 0:
+        raise ValueError(
+            f"log_potentials has shape {potentials}; it must be [..., T, K] with at least one step"
+        )
+    count, size = potentials[-2:]
+    batches = {"log_potentials": potentials[:-2]}
+    for name in ("transitions", "log_transitions"):
+        if name in shapes:
+            shape = shapes[name]
+            if (
+                len(shape) < 3
+                or shape[-2:] != (size, size)
+                or shape[-3] not in (count - 1, 1)
+            ):
+                raise ValueError(
+                    f"{name} has shape {shape}; with log_potentials of shape {potentials} it must "
+                    f"be [..., {count - 1}, {size}, {size}], or [..., 1, {size}, {size}] for one "
+                    "matrix at every step"
+                )
+            batches[name] = shape[:-3]
+    if count > 1 and len(batches) == 1:
+        raise ValueError(
+            f"transitions or log_transitions must be given for a chain of {count} steps"
+        )
+    for name in ("initial", "log_initial"):
+        if name in shapes:
+            shape = shapes[name]
+            if not shape or shape[-1] != size:
+                raise ValueError(
+                    f"{name} has shape {shape}; with log_potentials of shape {potentials} it must "
+                    f"be [..., {size}]"
+                )
+            batches[name] = shape[:-1]
+    try:
+        return np.broadcast_shapes(*batches.values())
+    except ValueError:
+        given = ", ".join(f"{name} has {batch}" for name, batch in batches.items())
+        raise ValueError(f"batch axes do not broadcast: {given}") from None

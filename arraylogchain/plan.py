@@ -1,0 +1,154 @@
+"""What a chain's value will cost, from shapes alone, and the road that is taken for it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from arraylogchain._fold import Shape
+
+# Seconds: of one step's handful of array operations on little data; for one entry of a state in
+# elementwise operations; for one multiply-add. Rough figures of a CPU core; they only pick a route.
+_STEP = 2e-5
+_ENTRY = 5e-9
+_MULTIPLY_ADD = 4e-11
+_SMALL_MATRIX = 5e-7
+
+_ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How `LogChain.log_partition` computes, and what that takes.
+
+    Attributes
+    ----------
+    batch : tuple of int
+    steps, states : int
+        T and K.
+    dtype : str
+    route : str
+        'vector': one state after another, all rows at once. 'segments': time is cut, the segments'
+        products are computed side by side, and the few results are chained.
+    segments : int
+        Number of segments, 1 for 'vector'.
+    flops : int
+        Multiplications and additions, and exponentials.
+    bytes_read, bytes_written : int
+        Inputs and output.
+    workspace : int
+        Bytes that bound the temporaries.
+    pairwise_bytes : int
+        What multiplying expanded matrices in neighbouring pairs would hold at once: for every row
+        all T - 1 matrices, the same padded to an even number, and five arrays of half as many.
+    """
+
+    batch: Shape
+    steps: int
+    states: int
+    dtype: str
+    route: str
+    segments: int
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    workspace: int
+    pairwise_bytes: int
+
+    def __str__(self) -> str:
+        rows = math.prod(self.batch)
+        route = {
+            "vector": f"vector: {self.steps} states of [{rows}, {self.states}], one after another",
+            "segments": (
+                f"segments: {self.segments} pieces of time side by side, "
+                f"as {self.states} x {self.states} products"
+            ),
+        }[self.route]
+        lines = [
+            ("chain", f"{rows} rows, {self.steps} steps, {self.states} states, {self.dtype}"),
+            ("route", route),
+            ("operations", f"{self.flops:.3g} FLOP"),
+            ("read", _bytes(self.bytes_read)),
+            ("written", _bytes(self.bytes_written)),
+            ("workspace", f"at most {_bytes(self.workspace)}"),
+            ("in pairs", f"expanded matrices would hold {_bytes(self.pairwise_bytes)}"),
+        ]
+        return "\n".join(f"{name:<12}{text}" for name, text in lines)
+
+
+def plan_chain(
+    *,
+    batch: Shape,
+    count: int,
+    size: int,
+    sizes: tuple[int, int],
+    one_matrix: bool,
+    read: int,
+    dtype: str,
+    workspace: int,
+) -> Plan:
+    """Choose the route for a chain of `count` states of `size` entries.
+
+    Parameters
+    ----------
+    sizes : tuple of int
+        Numbers of groups with matrices of their own, and of rows in each.
+    one_matrix : bool
+        Whether all steps have the same matrix.
+    read : int
+        Elements of the inputs.
+    """
+    rows = math.prod(batch)
+    segments = best_segments(count, size, sizes, one_matrix, workspace)
+    # A product's rows are all the states that its segment can start from.
+    lanes = rows if segments == 1 else rows * size
+    item = _ITEMSIZE[dtype]
+    return Plan(
+        batch=batch,
+        steps=count,
+        states=size,
+        dtype=dtype,
+        route="vector" if segments == 1 else "segments",
+        segments=segments,
+        flops=lanes * (count - 1) * (2 * size * size + size) + rows * count * size,
+        bytes_read=read * item,
+        bytes_written=rows * item,
+        workspace=workspace,
+        pairwise_bytes=_pairwise_bytes(rows, count, size, item),
+    )
+
+
+def best_segments(
+    count: int, size: int, sizes: tuple[int, int], one_matrix: bool, workspace: int
+) -> int:
+    """Return the number of segments that costs least; 1 for none."""
+    groups, rows = sizes
+    chains = max(groups * rows, 1)
+    state = size * (_ENTRY + size * _MULTIPLY_ADD)
+    best, least = 1, (count - 1) * (_STEP + chains * state)
+    # The segments' products are float64 and have to fit besides all else.
+    most = min((count - 1) // 4, workspace // 8 // max(1, chains * size * size * 8))
+    segments = 4
+    while segments <= most:
+        length = (count - 1) // segments
+        # Matrices that differ from step to step are multiplied one by one.
+        small = 0 if one_matrix else groups * segments * _SMALL_MATRIX
+        step = _STEP + small + chains * segments * size * state
+        cost = length * step + segments * (_STEP + chains * state)
+        if cost < least:
+            best, least = segments, cost
+        segments *= 2
+    return best
+
+
+def _pairwise_bytes(rows: int, count: int, size: int, item: int) -> int:
+    matrices = max(count - 1, 0)
+    padded = matrices + matrices % 2
+    return rows * size * size * item * (matrices + padded + 5 * padded // 2)
+
+
+def _bytes(n: int) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n >= scale:
+            return f"{n / scale:.3g} {unit}"
+    return f"{n} B"

@@ -1,0 +1,5 @@
+"""Time, memory and error of this library beside other ways to compute the same.
+
+``python -m benchmarks`` runs the table in `cases`; ``python -m benchmarks.report`` writes tables
+and plots from what it measured.
+"""

@@ -1,0 +1,69 @@
+"""`python -m benchmarks`: measure, and write JSON, a table and a plot."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from arraylogchain._text import duration
+from benchmarks import report
+from benchmarks.cases import CASES
+from benchmarks.machine import describe_machine, describe_versions
+from benchmarks.runner import Settings, run_case
+
+_THOROUGH = Settings(rounds=9, input_sets=3, seconds_per_contestant=30.0, quick=False)
+_QUICK = Settings(rounds=2, input_sets=1, seconds_per_contestant=0.5, quick=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small sizes: only show that all runs")
+    parser.add_argument(
+        "--only", metavar="PATTERN", default="*", help="cases by name, e.g. 'chain-*'"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", default=Path(__file__).parent / "results"
+    )
+    parser.add_argument("--list", action="store_true", help="print the names of the cases")
+    args = parser.parse_args(argv)
+    cases = [case for case in CASES if fnmatch.fnmatch(case.name, args.only)]
+    if not cases:
+        parser.error(f"no case matches {args.only!r}; --list shows their names")
+    if args.list:
+        print("\n".join(f"{case.name:<28} {case.title}" for case in cases))
+        return 0
+    settings = _QUICK if args.quick else _THOROUGH
+    now = datetime.now(UTC)
+    measured = []
+    for number, case in enumerate(cases, start=1):
+        start = time.perf_counter()
+        heading = f"[{number}/{len(cases)}] {case.name}"
+        print(heading, file=sys.stderr)
+        measured.append(
+            run_case(case, settings, lambda text: print(f"    {text}", file=sys.stderr))
+        )
+        print(f"    {duration(time.perf_counter() - start)}", file=sys.stderr)
+    args.output.mkdir(parents=True, exist_ok=True)
+    name = now.strftime("%Y-%m-%d-%H%M") + ("-quick" if args.quick else "")
+    path = args.output / f"{name}.json"
+    content = {
+        "date": now.isoformat(timespec="seconds"),
+        "quick": args.quick,
+        "machine": describe_machine(),
+        "versions": describe_versions(),
+        "cases": measured,
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    print(report.write(path), file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

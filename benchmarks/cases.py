@@ -1,0 +1,299 @@
+"""What is measured: a table of cases, and for each the contestants that take part.
+
+A case is a maker of inputs with its sizes, contestants, and a reference. A contestant is a
+function, the inputs that it takes, and how they are brought to it. The first contestant of a case
+is this library. A yardstick does not solve the case: its time is there to compare with, such as
+that of the bare matrix multiply that cannot be undercut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import arraylogchain as alc
+from benchmarks import contestants as run
+from benchmarks import inputs as make
+from benchmarks import references
+from benchmarks.inputs import Inputs
+
+Sizes = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One way to compute a case."""
+
+    label: str
+    call: Callable[..., Any]
+    takes: tuple[str, ...]
+    convert: Callable[[Any], Any] = lambda x: x  # not timed
+    requires: tuple[str, ...] = ()  # modules besides the required ones
+    is_yardstick: bool = False  # computes something else, to compare the time with
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One problem, and who solves it."""
+
+    name: str
+    title: str
+    make: Callable[..., Inputs]
+    sizes: Sizes
+    quick_sizes: Sizes  # to show that everything runs
+    contestants: tuple[Contestant, ...]
+    reference: Callable[[Inputs], references.Reference]
+    not_run: Mapping[str, str] = field(default_factory=dict)  # label and reason
+
+
+OURS = "arraylogchain"
+PLAIN = "exp, matmul, log in NumPy"
+NUMPY_LSE = "logsumexp in NumPy, blocks"
+SCIPY_LSE = "logsumexp of scipy, blocks"
+SEMIRING = "torch-semiring-einsum"
+FORUM = "forum's code in torch"
+
+AB = ("a", "b")
+_torch: dict[str, Any] = {"convert": run.to_torch, "requires": ("torch",)}
+_semiring = _torch | {"requires": ("torch", "torch_semiring_einsum")}
+_hmmlearn: dict[str, Any] = {"requires": ("hmmlearn",)}
+
+# --- contestants ----------------------------------------------------------------------------------
+
+LOG_PRODUCT = (
+    Contestant(OURS, alc.logmatmulexp, AB),
+    Contestant("np.matmul, same shape", np.matmul, AB, is_yardstick=True),
+    Contestant(PLAIN, run.exp_matmul_log, AB),
+    Contestant(NUMPY_LSE, run.numpy_logsumexp, AB),
+    Contestant(SCIPY_LSE, run.blocked_scipy_logsumexp, AB),
+    Contestant(SEMIRING, run.semiring_product, AB, **_semiring),
+)
+BANDED = (
+    *LOG_PRODUCT,
+    Contestant("arraylogchain, dense operand", alc.logmatmulexp, ("a", "dense"), is_yardstick=True),
+)
+MAXPLUS = (
+    Contestant(OURS, run.maxplus_values, AB),
+    Contestant("maximum in NumPy, blocks", run.numpy_maxplus, AB),
+    Contestant(SEMIRING, run.semiring_maxplus, AB, **_semiring),
+)
+FORUM_CHAIN = (
+    Contestant(OURS, run.chain, ("x", "bulk", "p0")),
+    Contestant("v - 1 bare np.matmul", run.bare_products, ("x", "bulk"), is_yardstick=True),
+    Contestant("vector recursion in NumPy", run.numpy_recursion_of_sets, ("x", "bulk", "p0")),
+    Contestant("vector recursion in torch", run.torch_recursion, ("x", "bulk", "p0"), **_torch),
+    Contestant(FORUM, run.torch_pairs, ("x", "bulk", "p0"), **_torch),
+)
+BATCHED_CHAIN = (
+    Contestant(OURS, run.chain, ("x", "P", "p0")),
+    Contestant("vector recursion in NumPy", run.numpy_recursion, ("x", "P", "p0")),
+)
+LONG_CHAIN = (
+    *BATCHED_CHAIN,
+    Contestant("hmmlearn, log", run.hmmlearn_log, ("x", "P", "p0"), **_hmmlearn),
+    Contestant("hmmlearn, scaling", run.hmmlearn_scaling, ("x", "P", "p0"), **_hmmlearn),
+)
+MATRIX_CHAIN = (
+    Contestant(OURS, alc.logchainexp, ("matrices",)),
+    Contestant("one by one in NumPy", run.fold_matrices, ("matrices",)),
+    Contestant("in pairs in NumPy", run.pair_matrices, ("matrices",)),
+)
+
+
+def broadcast_product(subscripts: str) -> tuple[Contestant, ...]:
+    """Return the contestants of a product with broadcast weights, which einsum writes as given."""
+    return (
+        Contestant(OURS, alc.matmul, AB),
+        Contestant("np.matmul", np.matmul, AB),
+        Contestant("np.einsum", run.einsum(subscripts), AB),
+        Contestant("np.einsum, optimize", run.einsum(subscripts, optimize=True), AB),
+        Contestant("torch.matmul", run.torch_matmul, AB, **_torch),
+        Contestant("torch.einsum", run.torch_einsum(subscripts), AB, **_torch),
+    )
+
+
+# --- cases ----------------------------------------------------------------------------------------
+
+
+def _square(n: int, **options: Any) -> dict[str, Any]:
+    return {"a": (n, n), "b": (n, n), **options}
+
+
+def _square_case(n: int, dtype: str) -> Case:
+    too_slow = {SCIPY_LSE: "8.6e9 terms take minutes"} if n > 1024 else {}
+    return Case(
+        name=f"logmatmulexp-{dtype}-{n}",
+        title=f"logmatmulexp {n}³, {dtype}",
+        make=make.normal_pair,
+        sizes=_square(n, dtype=dtype),
+        quick_sizes=_square(n // 16, dtype=dtype),
+        contestants=LOG_PRODUCT,
+        reference=references.log_product,
+        not_run=too_slow,
+    )
+
+
+def _wide_case(sd: int, dtype: str) -> Case:
+    return Case(
+        name=f"logmatmulexp-{dtype}-512-sd{sd}",
+        title=f"logmatmulexp 512³, {dtype}, sd {sd}",
+        make=make.normal_pair,
+        sizes=_square(512, dtype=dtype, sd=sd),
+        quick_sizes=_square(32, dtype=dtype, sd=sd),
+        contestants=LOG_PRODUCT,
+        reference=references.log_product,
+    )
+
+
+def _batched_case(batch: int, m: int) -> Case:
+    def shapes(batch: int, m: int, n: int) -> dict[str, Any]:
+        return {"a": (batch, m, m), "b": (batch, m, n)}
+
+    return Case(
+        name=f"logmatmulexp-batch{batch}-{m}",
+        title=f"logmatmulexp {batch} × [{m}, {m}] @ [{m}, 256], float32",
+        make=make.normal_pair,
+        sizes=shapes(batch, m, 256),
+        quick_sizes=shapes(4, m // 8, 32),
+        contestants=LOG_PRODUCT,
+        reference=references.log_product,
+    )
+
+
+def _forum_case(
+    size: tuple[int, int, int, int],
+    quick: tuple[int, int, int, int],
+    not_run: Mapping[str, str] | None = None,
+) -> Case:
+    return Case(
+        name=f"forum-{'-'.join(map(str, size))}",
+        title=f"forum's case n, t, v, c = {', '.join(map(str, size))}",
+        make=make.forum,
+        sizes=dict(zip("ntvc", size, strict=True)),
+        quick_sizes=dict(zip("ntvc", quick, strict=True)),
+        contestants=FORUM_CHAIN,
+        reference=references.forum,
+        not_run=not_run or {},
+    )
+
+
+def _long_case(steps: int, states: int) -> Case:
+    return Case(
+        name=f"chain-{steps}-{states}",
+        title=f"one chain, T = {steps:,}, K = {states}, float64",
+        make=make.hidden_markov,
+        sizes={"steps": steps, "states": states},
+        quick_sizes={"steps": steps // 100, "states": states},
+        contestants=LONG_CHAIN,
+        reference=references.chain,
+    )
+
+
+CASES = (
+    *(_square_case(n, dtype) for dtype in ("float32", "float64") for n in (256, 1024, 2048)),
+    Case(
+        name="logmatmulexp-banded-1024",
+        title="logmatmulexp 1024³, float32, right operand 90 % -inf in a band",
+        make=make.banded_pair,
+        sizes={"n": 1024, "zeros": 0.9},
+        quick_sizes={"n": 64, "zeros": 0.9},
+        contestants=BANDED,
+        reference=references.log_product,
+    ),
+    *(_wide_case(sd, dtype) for dtype in ("float32", "float64") for sd in (20, 1000)),
+    *(_batched_case(batch, m) for m in (64, 256) for batch in (64, 384)),
+    Case(
+        name="logmatmulexp-thin",
+        title="logmatmulexp [262144, 4] @ [4, 4], float32",
+        make=make.normal_pair,
+        sizes={"a": (262144, 4), "b": (4, 4)},
+        quick_sizes={"a": (1024, 4), "b": (4, 4)},
+        contestants=LOG_PRODUCT,
+        reference=references.log_product,
+    ),
+    Case(
+        name="logmatmulexp-8",
+        title="logmatmulexp 8³, float32: cost of a call",
+        make=make.normal_pair,
+        sizes=_square(8),
+        quick_sizes=_square(8),
+        contestants=LOG_PRODUCT,
+        reference=references.log_product,
+    ),
+    Case(
+        name="maxplus-1024",
+        title="maxplus_matmul 1024³, float32",
+        make=make.normal_pair,
+        sizes=_square(1024),
+        quick_sizes=_square(64),
+        contestants=MAXPLUS,
+        reference=references.maxplus_product,
+    ),
+    Case(
+        name="maxplus-thin",
+        title="maxplus_matmul [262144, 4] @ [4, 4], float32",
+        make=make.normal_pair,
+        sizes={"a": (262144, 4), "b": (4, 4)},
+        quick_sizes={"a": (1024, 4), "b": (4, 4)},
+        contestants=MAXPLUS,
+        reference=references.maxplus_product,
+    ),
+    _forum_case(
+        (500, 1, 40, 200), (8, 1, 5, 20), {FORUM: "needs 14.3 GB (179 arrays of [500, 200, 200])"}
+    ),
+    _forum_case((6, 1, 40, 200), (2, 1, 5, 20)),
+    _forum_case((10, 1, 6, 40), (10, 1, 6, 40)),
+    *(_long_case(100_000, states) for states in (8, 32)),
+    _long_case(50_000, 4),
+    Case(
+        name="chain-batch",
+        title="200 chains, T = 50, K = 50, float32",
+        make=make.hidden_markov,
+        sizes={"batch": (200,), "steps": 50, "states": 50, "dtype": "float32"},
+        quick_sizes={"batch": (8,), "steps": 5, "states": 5, "dtype": "float32"},
+        contestants=BATCHED_CHAIN,
+        reference=references.chain,
+    ),
+    *(
+        Case(
+            name=f"logchainexp-{d}",
+            title=f"logchainexp of 1000 matrices {d} × {d}, float64",
+            make=make.normal_stack,
+            sizes={"count": 1000, "d": d},
+            quick_sizes={"count": 11, "d": d},
+            contestants=MATRIX_CHAIN,
+            reference=references.matrix_chain,
+        )
+        for d in (8, 64)
+    ),
+    Case(
+        name="matmul-broadcast",
+        title="matmul [8192, 8, 1, 64] @ [8, 64, 64], float32",
+        make=make.normal_pair,
+        sizes={"a": (8192, 8, 1, 64), "b": (8, 64, 64)},
+        quick_sizes={"a": (64, 8, 1, 16), "b": (8, 16, 16)},
+        contestants=broadcast_product("abxi,bij->abxj"),
+        reference=references.product,
+    ),
+    Case(
+        name="matmul-pytorch-154128",
+        title="matmul [64, 256, 1, 100] @ [256, 100, 100], float32 (pytorch #154128, 1/64)",
+        make=make.normal_pair,
+        sizes={"a": (64, 256, 1, 100), "b": (256, 100, 100)},
+        quick_sizes={"a": (4, 16, 1, 10), "b": (16, 10, 10)},
+        contestants=broadcast_product("abxi,bij->abxj"),
+        reference=references.product,
+    ),
+    Case(
+        name="matmul-pytorch-18862",
+        title="matmul [1024, 1024] @ [96, 1024, 1], float32 (pytorch #18862, 1/32)",
+        make=make.normal_pair,
+        sizes={"a": (1024, 1024), "b": (96, 1024, 1)},
+        quick_sizes={"a": (32, 32), "b": (6, 32, 1)},
+        contestants=broadcast_product("mk,akx->amx"),
+        reference=references.product,
+    ),
+)

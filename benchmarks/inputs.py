@@ -1,0 +1,61 @@
+"""Random inputs of the cases, as dictionaries of NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arraylogchain._forum import random_problem
+
+Inputs = dict[str, NDArray[Any]]
+Shape = Sequence[int]
+
+
+def normal_pair(
+    rng: np.random.Generator, a: Shape, b: Shape, dtype: str = "float32", sd: float = 1.0
+) -> Inputs:
+    """Two operands with normal entries."""
+    return {
+        "a": (sd * rng.standard_normal(a)).astype(dtype),
+        "b": (sd * rng.standard_normal(b)).astype(dtype),
+    }
+
+
+def banded_pair(rng: np.random.Generator, n: int, zeros: float) -> Inputs:
+    """A dense left operand; on the right a band around the diagonal, -inf elsewhere.
+
+    The `dense` matrix beside them is the right operand with nothing set to -inf.
+    """
+    inputs = normal_pair(rng, (n, n), (n, n))
+    distance = np.abs(np.arange(n)[:, None] - np.arange(n))
+    # A band of half-width w holds a share of 1 - (1 - w/n)^2 of the entries.
+    half_width = n * (1 - np.sqrt(zeros))
+    banded = np.where(distance < half_width, inputs["b"], np.float32(-np.inf))
+    return {"a": inputs["a"], "b": banded, "dense": inputs["b"]}
+
+
+def forum(rng: np.random.Generator, n: int, t: int, v: int, c: int) -> Inputs:
+    """The forum's model: x, bulk and p0."""
+    problem = random_problem((n, t, v, c), seed=int(rng.integers(2**31)))
+    return {"x": problem.x, "bulk": problem.bulk, "p0": problem.p0}
+
+
+def hidden_markov(
+    rng: np.random.Generator, steps: int, states: int, batch: Shape = (), dtype: str = "float64"
+) -> Inputs:
+    """One set of transition probabilities for all steps, normal log potentials."""
+    transitions = rng.random((1, states, states))
+    initial = rng.random(states)
+    return {
+        "x": rng.standard_normal((*batch, steps, states)).astype(dtype),
+        "P": (transitions / transitions.sum(axis=-1, keepdims=True)).astype(dtype),
+        "p0": (initial / initial.sum()).astype(dtype),
+    }
+
+
+def normal_stack(rng: np.random.Generator, count: int, d: int, dtype: str = "float64") -> Inputs:
+    """Square matrices with normal entries, to be multiplied in order."""
+    return {"matrices": rng.standard_normal((count, d, d)).astype(dtype)}

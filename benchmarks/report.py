@@ -1,0 +1,225 @@
+"""Write tables and plots from measured results: ``python -m benchmarks.report [FILE] [--readme]``.
+
+Nothing is measured here, and no figure comes from anywhere but the JSON file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from arraylogchain._text import amount, duration
+
+RESULTS = Path(__file__).parent / "results"
+README = Path(__file__).parents[1] / "README.md"
+BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
+
+# A result with a larger error than this is marked as wrong.
+WRONG_FROM = 1e-3
+
+Json = dict[str, Any]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
+    parser.add_argument("file", nargs="?", type=Path, help="results (default: the latest)")
+    parser.add_argument("--readme", action="store_true", help="rewrite README's block as well")
+    args = parser.parse_args(argv)
+    path = args.file or latest()
+    if path is None:
+        parser.error(f"no results in {RESULTS}; run python -m benchmarks first")
+    print(write(path))
+    if args.readme:
+        write_readme(path)
+        print(README)
+    return 0
+
+
+def latest() -> Path | None:
+    """Return the newest results that are not those of a quick run."""
+    found = sorted(p for p in RESULTS.glob("*.json") if not p.stem.endswith("-quick"))
+    return found[-1] if found else None
+
+
+def write(path: Path) -> str:
+    """Write the table and the plot beside a JSON file; return the names of all three."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    table, plot = path.with_suffix(".md"), path.with_suffix(".png")
+    table.write_text(full_report(content, plot.name), encoding="utf-8")
+    draw(content, plot)
+    return "\n".join(map(str, (path, table, plot)))
+
+
+def write_readme(path: Path) -> None:
+    """Replace README's block between the two marks."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content["quick"]:
+        raise SystemExit(f"{path.name} is of a quick run; its figures do not belong into README")
+    text = README.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(f"README.md lacks {BEGIN} or {END}")
+    block = short_report(content, path)
+    README.write_text(f"{before}{BEGIN}\n{block}\n{END}{after}", encoding="utf-8")
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+def full_report(content: Json, plot_name: str) -> str:
+    """Return a table for every case, all contestants in it."""
+    parts = ["# Benchmarks", _conditions(content), _HOW_TO_READ, f"![times]({plot_name})"]
+    for case in content["cases"]:
+        parts.append(f"## {case['title']}")
+        parts.append("\n".join(_case_table(case)))
+    return "\n\n".join(parts) + "\n"
+
+
+_HOW_TO_READ = (
+    "Time: median of interleaved rounds ± half the distance between the quartiles. "
+    "×: time relative to this library, above 1 is slower. Temporaries: peak allocations beyond "
+    "inputs and output, by tracemalloc for NumPy and by torch's profiler for torch. Error: largest "
+    "|out - exact| / max(1, |exact|) against long double at up to 2000 entries drawn at random; "
+    "wrong: share of these that are infinite or NaN where they should not be, or the reverse."
+)
+
+
+def _conditions(content: Json) -> str:
+    machine, versions = content["machine"], content["versions"]
+    listed = ", ".join(f"{name} {number}" for name, number in versions.items())
+    threads = ", ".join(f"{name}={number}" for name, number in machine["threads"].items())
+    lines = [
+        f"{content['date']}, {machine['cpu']}, {machine['cores']} cores, {machine['system']}, "
+        f"{machine['blas']}{', ' + threads if threads else ''}; {listed}."
+    ]
+    if content["quick"]:
+        lines.append("**A quick run: sizes are reduced and the figures mean nothing.**")
+    return "\n\n".join(lines)
+
+
+def _case_table(case: Json) -> Iterator[str]:
+    ours = case["results"][0]
+    yield "| | time | × | temporaries | error | wrong |"
+    yield "|---|--:|--:|--:|--:|--:|"
+    for result in case["results"]:
+        if result["not_run"]:
+            yield f"| {result['label']} | not run: {_cell(result['not_run'])} | | | | |"
+            continue
+        spread = f" ± {duration(result['spread'])}" if result["spread"] is not None else ""
+        cells = (
+            result["label"],
+            duration(result["median"]) + spread,
+            _ratio(result, ours),
+            amount(result["temporaries"]),
+            "" if result["is_yardstick"] else _error(result),
+            f"{100 * result['wrong_infinities']:.3g} %" if result["wrong_infinities"] else "",
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+def short_report(content: Json, path: Path) -> str:
+    """Return one row per case: this library, the yardstick, and the fastest of the others."""
+    name = path.resolve().relative_to(README.parent).with_suffix("").as_posix()
+    return "\n\n".join(
+        [
+            _conditions(content),
+            "Medians of interleaved rounds; temporaries beyond inputs and output; errors against "
+            "long double, relative beyond 1, with the share of wrong infinities and NaN where "
+            "there are any. × yardstick: our time in units of the bare matrix multiplies of the "
+            "same shapes. Fastest other: of all that were run, right or wrong. × ours: its time in "
+            "units of ours; below 1 it is faster. All contestants, with spread and memory: "
+            f"[{path.stem}.md]({name}.md).",
+            "\n".join(_short_table(content)),
+            f"![times relative to this library]({name}.png)",
+        ]
+    )
+
+
+def _short_table(content: Json) -> Iterator[str]:
+    columns = ("case", "time", "temporaries", "error", "× yardstick", "fastest other")
+    yield f"| {' | '.join((*columns, '× ours', 'its error'))} |"
+    yield "|---|--:|--:|--:|--:|---|--:|--:|"
+    for case in content["cases"]:
+        ours, *others = case["results"]
+        if ours["not_run"]:
+            yield f"| {case['title']} | {_cell(ours['not_run'])} | | | | | | |"
+            continue
+        run = [result for result in others if not result["not_run"]]
+        yardstick = next((r for r in run if r["is_yardstick"]), None)
+        rivals = [result for result in run if not result["is_yardstick"]]
+        rival = min(rivals, key=lambda result: result["median"], default=None)
+        cells = [case["title"], duration(ours["median"]), amount(ours["temporaries"]), _error(ours)]
+        cells.append(_ratio(ours, yardstick) if yardstick else "")
+        cells += [rival["label"], _ratio(rival, ours), _error(rival)] if rival else [""] * 3
+        yield f"| {' | '.join(cells)} |"
+
+
+def _error(result: Json) -> str:
+    text = f"{result['error']:.1e}"
+    wrong = result["wrong_infinities"]
+    return f"{text}, {100 * wrong:.3g} % wrong" if wrong else text
+
+
+def _ratio(result: Json, unit: Json) -> str:
+    return f"{result['median'] / unit['median']:.2f}" if unit["median"] else ""
+
+
+def _cell(text: str) -> str:
+    """Make a text safe for a cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def is_wrong(result: Json) -> bool:
+    """Tell whether a result is too far from the exact one to be called an answer."""
+    return bool(result["wrong_infinities"]) or (result["error"] or 0) > WRONG_FROM
+
+
+# --- plot -----------------------------------------------------------------------------------------
+
+
+def draw(content: Json, path: Path) -> None:
+    """Plot every contestant's time relative to this library's, hollow where the answer is wrong."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
+
+    cases = [case for case in content["cases"] if case["results"][0]["median"]]
+    labels = list(dict.fromkeys(r["label"] for case in cases for r in case["results"][1:]))
+    colours = {label: f"C{i % 10}" for i, label in enumerate(labels)}
+    markers = {label: "os^Dv"[i // 10 % 5] for i, label in enumerate(labels)}
+    figure, axes = plt.subplots(figsize=(10, 1.5 + 0.32 * len(cases)), layout="constrained")
+    for row, case in enumerate(cases):
+        ours = case["results"][0]["median"]
+        for result in case["results"][1:]:
+            if result["median"] is None:
+                continue
+            colour = colours[result["label"]]
+            axes.plot(
+                result["median"] / ours,
+                row,
+                markers[result["label"]],
+                markeredgecolor=colour,
+                markerfacecolor="none" if is_wrong(result) else colour,
+            )
+    for label in labels:
+        axes.plot([], [], markers[label], color=colours[label], label=label)
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(cases)), [case["title"] for case in cases], fontsize=8)
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_xlabel("time relative to arraylogchain; hollow: wrong answers")
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

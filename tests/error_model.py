@@ -1,0 +1,162 @@
+"""The error model: the only place where tolerances come from.
+
+The library promises, for every entry of a product and however wide the range of its inputs,
+
+    abs(out - exact) <= eps * (2 * abs(exact) + G + c),
+
+with eps the distance from 1 to the next number of the dtype that is computed in (float32 for the
+half precisions, whose results are then rounded once more). An absolute error in log space is a
+relative error in linear space, so c counts the roundings of the sum itself, and G pays for the
+shifts: ``a - r`` is rounded to eps * abs(a - r), and log(S) to eps * abs(log(S)).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
+SMALLEST_NORMAL = {"float32": 2.0**-126, "float64": 2.0**-1022}
+# Precision p of the half formats (a result is rounded to 2**-p of it) and their smallest subnormal.
+HALVES = {"float16": (11, 2.0**-24), "bfloat16": (8, 2.0**-133)}
+
+# What the reference itself may err by, relative to what the library may. It matters only where
+# long double is no wider than double.
+REFERENCE_EPS = float(np.finfo(np.longdouble).eps)
+
+
+def compute_dtype(dtype: str) -> str:
+    """Return the dtype that results of `dtype` are computed in."""
+    return "float32" if dtype in HALVES else dtype
+
+
+def eps_of(dtype: str) -> float:
+    return EPS[compute_dtype(dtype)] + REFERENCE_EPS
+
+
+def roundings(K: int) -> float:
+    """Return c, the roundings that a sum of K nonnegative terms may show, in eps.
+
+    4 covers exp, log, the shift and the result, each good to an ulp or two. A sum of K terms errs
+    by K/2 eps at worst, when every addition rounds the same way; matrix multiplies add in several
+    partial sums and round both ways, which makes it about sqrt(K)/2. 2 * sqrt(K) is four times what
+    is typical, lies above the worst case for K <= 16, and below any real loss: an entry that has
+    lost one term of the size of eps * K is noticed.
+    """
+    return 4.0 + 2.0 * math.sqrt(K)
+
+
+def certificate(dtype: str) -> float:
+    """Return the largest G of an entry that a shifted product can prove right.
+
+    Sums below smallest_normal / eps cannot be proved, and what is not proved is computed with each
+    entry's own maximum: G is then 0.
+    """
+    dtype = compute_dtype(dtype)
+    return math.log(EPS[dtype] / SMALLEST_NORMAL[dtype])
+
+
+def half_ulp(exact: np.ndarray, dtype: str) -> np.ndarray | float:
+    """Return what rounding a result to a half precision may cost; 0 for other dtypes."""
+    if dtype not in HALVES:
+        return 0.0
+    precision, subnormal = HALVES[dtype]
+    finite = np.where(np.isfinite(exact), exact, 0)
+    _, exponent = np.frexp(finite)
+    # A result just below a power of two may be computed as just above it, hence the factor.
+    half = np.where(finite == 0, 0, np.ldexp(1.0, exponent - precision - 1))
+    return np.maximum(half, subnormal / 2) * 1.001
+
+
+def product_bound(a: np.ndarray, b: np.ndarray, exact: np.ndarray, dtype: str) -> np.ndarray:
+    """Return the bound for the entries of ``log(exp(a) @ exp(b))``."""
+    a = np.asarray(a, np.longdouble)
+    b = np.asarray(b, np.longdouble)
+    r = _finite_max(a[None] if a.ndim == 1 else a, axis=-1)
+    c = _finite_max(b[:, None] if b.ndim == 1 else b, axis=-2)
+    total = r + c
+    total = total[..., 0, :] if a.ndim == 1 else total
+    total = total[..., 0] if b.ndim == 1 else total
+    magnitude = _finite(exact)
+    gap = np.maximum(total - magnitude, 0)
+    gap = np.where(gap > certificate(dtype), 0, gap)
+    count = roundings(a.shape[-1])
+    return eps_of(dtype) * (2 * np.abs(magnitude) + gap + count) + half_ulp(exact, dtype)
+
+
+def linear_bound(a: np.ndarray, b: np.ndarray, exact: np.ndarray, dtype: str) -> np.ndarray:
+    """Return the bound for the entries of ``a @ b``: terms may cancel, so it scales with theirs."""
+    with np.errstate(invalid="ignore"):
+        terms = np.abs(np.asarray(a, np.longdouble)) @ np.abs(np.asarray(b, np.longdouble))
+    count = roundings(np.shape(a)[-1])
+    lost = np.shape(a)[-1] * SMALLEST_NORMAL[compute_dtype(dtype)]
+    return eps_of(dtype) * count * _finite(terms) + lost + half_ulp(exact, dtype)
+
+
+def chain_bound(
+    exact: np.ndarray, gap: np.ndarray, steps: int | np.ndarray, K: int, dtype: str
+) -> np.ndarray:
+    """Return the bound for log weights summed over all paths of a chain.
+
+    Each of the steps adds its c, and its G: how far the emissions on the deciding path lie below
+    the largest of their step. The reference computes `gap`, their sum along a path, averaged
+    over the paths by their weight: to first order the error of a log of a sum is the average of
+    the errors of its terms. The result is rounded once, so 2 * abs(exact) is not summed.
+    """
+    magnitude = np.abs(_finite(exact))
+    error = eps_of(dtype) * (2 * magnitude + _finite(gap) + steps * roundings(K))
+    return error + half_ulp(exact, dtype)
+
+
+def product_chain_bound(matrices: list[np.ndarray], exact: np.ndarray, dtype: str) -> np.ndarray:
+    """Return the bound for ``logchainexp``, in whatever order the products are made.
+
+    Every product rounds entries of its own: on the deciding paths these lie, on average over the
+    paths, within the sum of the factors' magnitudes and the entropy of the inner paths. Their G is
+    below the certificate, and below the spread of the entries.
+    """
+    finite = [m[np.isfinite(m)].astype(np.longdouble) for m in matrices]
+    largest = sum(np.max(np.abs(m), initial=0) for m in finite)
+    spread = sum(np.ptp(m) for m in finite if m.size)
+    K = max(max(m.shape[-2:]) for m in matrices)
+    products = len(matrices) - 1
+    entropy = products * math.log(max(K, 1))
+    gap = min(certificate(dtype), float(2 * spread + entropy))
+    per_product = 2 * (largest + entropy) + gap + roundings(K)
+    rounded = 2 * np.abs(_finite(exact))
+    return eps_of(dtype) * (rounded + products * per_product) + half_ulp(exact, dtype)
+
+
+def assert_within(out: np.ndarray, exact: np.ndarray, bound: np.ndarray | float) -> None:
+    """Fail unless finite entries lie within `bound` and all others agree exactly, with their sign.
+
+    Shapes must agree as well. The message shows the worst entry.
+    """
+    out, exact = np.asarray(out), np.asarray(exact)
+    assert out.shape == exact.shape, f"shape {out.shape}, expected {exact.shape}"
+    special = ~(np.isfinite(out) & np.isfinite(exact))
+    same = (out == exact) | (np.isnan(out) & np.isnan(exact))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        error = np.abs(out.astype(np.longdouble) - exact)
+        wrong = np.where(special, ~same, ~(error <= bound))
+        excess = np.where(wrong, np.where(special, np.inf, error / bound), 0)
+    if not np.any(wrong):
+        return
+    worst = np.unravel_index(np.argmax(excess), excess.shape)
+    allowed = np.broadcast_to(bound, exact.shape)[worst]
+    raise AssertionError(
+        f"{np.count_nonzero(wrong)} of {out.size} entries are out of bound; the worst is "
+        f"{tuple(map(int, worst))}: {out[worst]!r}, exact {exact[worst]!r}, error "
+        f"{float(error[worst]):.3g}, allowed {float(allowed):.3g}"
+    )
+
+
+def _finite(x: np.ndarray) -> np.ndarray:
+    x = np.asarray(x, np.longdouble)
+    return np.where(np.isfinite(x), x, 0)
+
+
+def _finite_max(x: np.ndarray, axis: int) -> np.ndarray:
+    top = np.max(np.where(np.isfinite(x), x, -np.inf), axis=axis, keepdims=True, initial=-np.inf)
+    return _finite(top)

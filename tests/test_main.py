@@ -1,0 +1,294 @@
+"""`python -m arraylogchain`, called as the function behind it."""
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.special import logsumexp
+
+from arraylogchain import _environment, _files, _forum
+from arraylogchain.__main__ import main
+
+T, K = 4, 3
+
+
+@pytest.fixture
+def arrays():
+    rng = np.random.default_rng(0)
+    return {
+        "x": rng.normal(size=(2, T, K)),
+        "P": rng.random((T - 1, K, K)),
+        "p0": rng.random(K),
+    }
+
+
+@pytest.fixture
+def files(arrays, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, array in arrays.items():
+        np.save(f"{name}.npy", array)
+    return tmp_path
+
+
+def sum_over_paths(x, P, p0):
+    total = np.full(x.shape[0], -np.inf)
+    for path in np.ndindex(*(K,) * T):
+        weight = np.log(p0[path[0]]) + sum(x[:, i, k] for i, k in enumerate(path))
+        weight = weight + sum(np.log(P[i, path[i], path[i + 1]]) for i in range(T - 1))
+        total = np.logaddexp(total, weight)
+    return total
+
+
+def one_sentence(capsys):
+    """Return what was written to stderr, which must be a single line without a traceback."""
+    captured = capsys.readouterr()
+    assert captured.err.startswith("arraylogchain: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+# --- the forum's case -----------------------------------------------------------------------------
+
+
+def test_demo_shows_what_is_available_and_a_row_per_size(capsys):
+    assert main(["--size", "20,1,4,8", "--seed", "3"]) == 0
+    out = capsys.readouterr().out
+    for library in ("numpy", "array-api-compat", "cupy", "torch"):
+        assert re.search(rf"^  {library} +\S", out, re.MULTILINE)
+    rows = {line[:17].strip(): line for line in out.splitlines() if re.match(r" *\d+, ", line)}
+    assert list(rows) == ["10, 1, 5, 40", "10, 1, 6, 40", "20, 1, 4, 8"]
+    errors = {
+        size: [float(word) for word in re.findall(r"\d\.\d+e-\d+|\S+$", line)][-1]
+        for size, line in rows.items()
+    }
+    assert errors["10, 1, 5, 40"] < 1e-5  # 4 matrices: right
+    assert errors["10, 1, 6, 40"] > 1  # 5 matrices: wrong
+
+
+def test_demo_computes_what_it_does_not_run(capsys, monkeypatch):
+    monkeypatch.setattr("arraylogchain._demo._SAFE_BYTES", 100_000)
+    assert main(["--size", "50,1,6,16"]) == 0
+    row = capsys.readouterr().out.split("50, 1, 6, 16")[-1].splitlines()[0]
+    assert row.count("> ") == 2  # time and memory are lower bounds
+    assert row.endswith("not run")
+
+
+def test_demo_of_a_single_step_has_nothing_to_multiply(capsys):
+    assert main(["--size", "2,1,1,8"]) == 0
+    assert "nothing to multiply" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("size", ["1,2,3", "1,2,3,x", "0,1,4,8", ""])
+def test_bad_size(size, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["--size", size])
+    assert exit_info.value.code == 2
+    assert "four whole numbers" in capsys.readouterr().err
+
+
+def test_cuda_without_cupy_says_why(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert main(["--device", "cuda", "--size", "2,1,3,4"]) == 2
+    assert "cupy" in one_sentence(capsys).lower()
+
+
+@pytest.mark.parametrize("size", [(5, 1, 2, 60), (10, 1, 5, 40), (10, 1, 6, 40), (4, 2, 7, 50)])
+def test_memory_of_the_forums_formulation_is_counted_right(size):
+    problem = _forum.random_problem(size, seed=0)
+    with _environment.open_device("cpu").trace() as peak:
+        _forum.multiply_in_pairs(problem)
+    # The vectors that are not counted, and Python's own objects, are small beside the matrices.
+    assert 1.0 <= peak.size / _forum.count_temporaries(size) < 1.1
+
+
+@pytest.mark.parametrize(
+    ("v", "is_right"), [(2, True), (3, True), (4, False), (5, True), (6, False)]
+)
+def test_forums_formulation_is_right_for_powers_of_two_only(v, is_right):
+    problem = _forum.random_problem((3, 2, v, 5), seed=1).astype(np.float64)
+    error = np.abs(_forum.multiply_in_pairs(problem) - _forum.recursion_in_float64(problem))
+    assert (error.max() < 1e-12) == is_right
+
+
+def test_reference_recursion_sums_over_all_paths(arrays):
+    problem = _forum.Problem(
+        arrays["x"][:, None], arrays["P"][None, None], arrays["p0"][None, None]
+    )
+    expected = sum_over_paths(**arrays)
+    np.testing.assert_allclose(_forum.recursion_in_float64(problem)[:, 0], expected, rtol=1e-13)
+
+
+# --- the user's own arrays ------------------------------------------------------------------------
+
+
+def test_solves_files(files, arrays, capsys):
+    command = ["x.npy", "--transitions", "P.npy", "--initial", "p0.npy", "-o", "out.npy"]
+    assert main(command) == 0
+    expected = sum_over_paths(**arrays)
+    np.testing.assert_allclose(np.load("out.npy"), expected, rtol=1e-13)
+    out = capsys.readouterr().out
+    assert f"{expected[0]:.7g}"[:-1] in out
+    assert sorted(p.name for p in files.iterdir()) == ["P.npy", "out.npy", "p0.npy", "x.npy"]
+
+
+def test_solves_files_of_logarithms(files, arrays):
+    np.save("log_P.npy", np.log(arrays["P"]))
+    np.save("log_p0.npy", np.log(arrays["p0"]))
+    command = ["x.npy", "--log-transitions", "log_P.npy", "--log-initial", "log_p0.npy"]
+    assert main([*command, "-o", "out.npy"]) == 0
+    np.testing.assert_allclose(np.load("out.npy"), sum_over_paths(**arrays), rtol=1e-12)
+
+
+def test_initial_weights_may_be_left_out(files, arrays):
+    assert main(["x.npy", "--transitions", "P.npy", "-o", "out.npy"]) == 0
+    expected = sum_over_paths(arrays["x"], arrays["P"], np.ones(K))
+    np.testing.assert_allclose(np.load("out.npy"), expected, rtol=1e-13)
+
+
+def test_one_step_needs_no_transitions_to_be_read(files, arrays):
+    np.save("P.npy", np.ones((0, K, K)))
+    np.save("x.npy", arrays["x"][:, :1])
+    assert main(["x.npy", "--transitions", "P.npy", "-o", "out.npy"]) == 0
+    np.testing.assert_allclose(np.load("out.npy"), logsumexp(arrays["x"][:, 0], axis=-1))
+
+
+def test_large_results_are_summarised(files, capsys):
+    x = np.zeros((20, T, K))
+    x[3, 1] = -np.inf
+    x[4, 1] = np.nan
+    np.save("x.npy", x)
+    assert main(["x.npy", "--transitions", "P.npy"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^-inf +1 of 20$", out, re.MULTILINE)
+    assert re.search(r"^NaN +1 of 20$", out, re.MULTILINE)
+    assert "+inf" not in out
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "x.npy cannot be read: No such file"),
+        (b"", "x.npy is not a .npy file"),
+        (b"a table of numbers", "x.npy is not a .npy file"),
+        (b"\x93NUMPY\x01\x00v\x00{'descr': nonsense", "x.npy is not a .npy file"),
+    ],
+)
+def test_unreadable_files(files, capsys, content, expected):
+    Path("x.npy").unlink()
+    if content is not None:
+        Path("x.npy").write_bytes(content)
+    assert main(["x.npy", "--transitions", "P.npy", "-o", "out.npy"]) == 2
+    assert expected in one_sentence(capsys)
+    assert not Path("out.npy").exists()
+
+
+def test_truncated_file(files, capsys):
+    Path("x.npy").write_bytes(Path("x.npy").read_bytes()[:-1])
+    assert main(["x.npy", "--transitions", "P.npy"]) == 2
+    assert "x.npy is not a .npy file" in one_sentence(capsys)
+
+
+def test_file_of_objects_is_not_unpickled(files, capsys):
+    np.save("x.npy", np.array([None, {}], dtype=object), allow_pickle=True)
+    assert main(["x.npy", "--transitions", "P.npy"]) == 2
+    assert "x.npy" in one_sentence(capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "array"),
+    [
+        ("log_potentials", "x", np.zeros((2, T, K), dtype=np.int64)),
+        ("log_potentials", "x", np.zeros(())),
+        ("transitions", "P", np.ones((T - 1, K + 1, K + 1))),
+        ("transitions", "P", np.ones((T + 1, K, K))),
+        ("initial", "p0", np.ones(K + 2)),
+    ],
+)
+def test_wrong_arrays_are_named(files, capsys, name, option, array):
+    np.save(f"{option}.npy", array)
+    Path("out.npy").write_bytes(b"what was there before")
+    command = ["x.npy", "--transitions", "P.npy", "--initial", "p0.npy", "-o", "out.npy"]
+    assert main(command) == 2
+    assert name in one_sentence(capsys)
+    assert Path("out.npy").read_bytes() == b"what was there before"
+
+
+@pytest.mark.parametrize(("name", "option"), [("P", "--transitions"), ("p0", "--initial")])
+def test_logarithms_given_as_weights(files, arrays, capsys, name, option):
+    np.save(f"{name}.npy", np.log(arrays[name]))
+    extra = [] if name == "P" else ["--transitions", "P.npy"]
+    assert main(["x.npy", option, f"{name}.npy", *extra]) == 2
+    assert f"--log-{option[2:]}" in one_sentence(capsys)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["--transitions", "P.npy"],
+        ["-o", "out.npy"],
+        ["x.npy", "--transitions", "P.npy", "--size", "1,1,2,2"],
+        ["x.npy", "--transitions", "P.npy", "--seed", "1"],
+        ["x.npy", "--transitions", "P.npy", "--log-transitions", "P.npy"],
+    ],
+)
+def test_options_that_do_not_go_together(files, capsys, command):
+    with pytest.raises(SystemExit) as exit_info:
+        main(command)
+    assert exit_info.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["folder", "missing/out.npy", os.devnull])
+def test_impossible_outputs_are_refused_before_the_work(files, capsys, monkeypatch, output):
+    Path("folder").mkdir()
+    monkeypatch.setattr(_files, "_read", lambda path: pytest.fail("read before the check"))
+    assert main(["x.npy", "--transitions", "P.npy", "-o", output]) == 2
+    assert "cannot be written" in one_sentence(capsys)
+
+
+@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failed_write_leaves_the_old_file(files, monkeypatch, failure):
+    Path("out.npy").write_bytes(b"what was there before")
+
+    def write_half(file, array, **_):
+        file.write(b"half")
+        raise failure
+
+    monkeypatch.setattr(np.lib.format, "write_array", write_half)
+    code = main(["x.npy", "--transitions", "P.npy", "-o", "out.npy"])
+    assert code == (2 if isinstance(failure, OSError) else 130)
+    assert Path("out.npy").read_bytes() == b"what was there before"
+    assert sorted(p.name for p in files.iterdir()) == ["P.npy", "out.npy", "p0.npy", "x.npy"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX permissions and links")
+def test_output_keeps_permissions_and_links(files):
+    Path("real.npy").write_bytes(b"")
+    Path("real.npy").chmod(0o640)
+    Path("out.npy").symlink_to("real.npy")
+    assert main(["x.npy", "--transitions", "P.npy", "-o", "out.npy"]) == 0
+    assert Path("out.npy").is_symlink()
+    assert stat.S_IMODE(Path("real.npy").stat().st_mode) == 0o640
+    assert np.load("real.npy").shape == (2,)
+
+
+def test_not_enough_memory(files, capsys, monkeypatch):
+    def too_large(path):
+        raise MemoryError("Unable to allocate 1.00 TiB")
+
+    monkeypatch.setattr(_files, "_read", too_large)
+    assert main(["x.npy", "--transitions", "P.npy"]) == 2
+    assert "not enough memory" in one_sentence(capsys)
+
+
+def test_as_a_module(files):
+    command = [sys.executable, "-m", "arraylogchain", "x.npy", "--transitions", "missing.npy"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,130 @@
+"""The references agree with each other, and the error model notices errors."""
+
+import numpy as np
+import pytest
+import scipy.special
+
+from tests import error_model, reference
+from tests.error_model import assert_within
+
+
+@pytest.mark.parametrize("sd", [1, 30, 1000, 1e30])
+def test_longdouble_product_agrees_with_mpmath(sd):
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(0, sd, (4, 5)), rng.normal(0, sd, (5, 3))
+    a[0], a[1, 2], b[2, 0] = -np.inf, -np.inf, -np.inf
+    exact = reference.logmatmulexp_mp(a, b)
+    bound = 8 * error_model.REFERENCE_EPS * (np.abs(exact) + 1)
+    assert_within(reference.logmatmulexp(a, b), exact, np.where(np.isfinite(bound), bound, 0))
+    assert np.all(exact[0] == -np.inf)
+
+
+def test_longdouble_product_has_the_semantics_of_scipy():
+    values = np.array([-np.inf, -1.0, 0.0, 3.0, np.inf, np.nan])
+    a = np.stack(np.meshgrid(values, values, indexing="ij"), axis=-1).reshape(-1, 2)
+    b = a.T
+    with np.errstate(all="ignore"):
+        expected = scipy.special.logsumexp(a[:, :, None] + b[None], axis=1)
+    out = reference.logmatmulexp(a, b)
+    for kind in (np.isnan, np.isposinf, np.isneginf):
+        np.testing.assert_array_equal(kind(out), kind(expected))
+    finite = np.isfinite(expected)
+    np.testing.assert_allclose(out[finite].astype(float), expected[finite], rtol=1e-14)
+
+
+def _random_chain(T=5, K=3, seed=2):
+    rng = np.random.default_rng(seed)
+    transitions = rng.random((T - 1, K, K))
+    transitions[0, 0, 1] = 0
+    return rng.normal(0, 3, (T, K)), transitions, rng.random(K)
+
+
+def test_chain_recursion_agrees_with_all_paths():
+    x, transitions, initial = _random_chain()
+    exact = reference.all_paths(x, transitions, initial)
+    with np.errstate(divide="ignore"):
+        logs = np.log(reference.wide(transitions)), np.log(reference.wide(initial))
+    found = reference.chain(x, *logs)
+    tolerance = 100 * error_model.REFERENCE_EPS * (1 + abs(exact))
+    assert abs(found.log_partition - exact) < tolerance
+    assert abs(reference.logsumexp(found.messages[-1], axis=-1) - exact) < tolerance
+    assert abs(reference.long_chain(x, transitions, initial) - exact) < tolerance
+
+
+def test_long_chain_rescales_without_loss():
+    x, transitions, initial = _random_chain(T=700, K=4)
+    with np.errstate(divide="ignore"):
+        logs = np.log(reference.wide(transitions)), np.log(reference.wide(initial))
+    exact = reference.chain(x, *logs).log_partition
+    found = reference.long_chain(x, transitions, initial)
+    assert abs(found - exact) < 1000 * error_model.REFERENCE_EPS * (1 + abs(exact))
+
+
+def test_gap_is_the_average_over_paths():
+    # Two states that never mix; each path's emissions lie 1 below the top once, then 5 once.
+    x = np.array([[0.0, -1.0], [-5.0, 0.0]])
+    with np.errstate(divide="ignore"):
+        found = reference.chain(x, np.log(np.eye(2))[None])
+    weights = np.exp([-5.0, -1.0])
+    assert found.message_gaps[-1] == pytest.approx([5.0, 1.0])
+    expected = float(np.sum(weights * [5, 1]) / np.sum(weights))
+    assert float(found.partition_gap) == pytest.approx(expected)
+
+
+def test_roundings_exceed_the_worst_case_of_short_sums():
+    assert all(error_model.roundings(K) >= K / 2 for K in range(1, 17))
+
+
+@pytest.mark.parametrize(
+    ("out", "exact"),
+    [
+        (1.1, 1.0),
+        (np.inf, 1.0),
+        (np.nan, 1.0),
+        (1.0, np.nan),
+        (np.inf, -np.inf),
+        (0.0, -np.inf),
+        (np.nan, np.inf),
+    ],
+)
+def test_assert_within_notices(out, exact):
+    with pytest.raises(AssertionError, match=r"the worst is \(1,\)"):
+        assert_within(np.array([2.0, out]), np.array([2.0, exact]), 0.01)
+
+
+def test_assert_within_notices_a_shape():
+    with pytest.raises(AssertionError, match="shape"):
+        assert_within(np.zeros(2), np.zeros((1, 2)), 1.0)
+
+
+def test_assert_within_accepts_what_agrees():
+    values = np.array([1.0, np.inf, -np.inf, np.nan])
+    assert_within(values, values, 0.0)
+    assert_within(np.array([1.005]), np.array([1.0]), 0.01)
+
+
+def test_product_bound_drops_the_gap_where_the_shifted_product_proves_nothing():
+    a, b = np.array([[0.0, -60.0]]), np.array([[-60.0], [0.0]])
+    exact = reference.logmatmulexp(a, b)
+    near = error_model.product_bound(a, b, exact, "float32")
+    eps = error_model.eps_of("float32")
+    assert float(near[0, 0] / eps) == pytest.approx(3 * 60 + error_model.roundings(2), rel=0.02)
+    far = error_model.product_bound(2 * a, 2 * b, 2 * exact, "float32")
+    assert float(far[0, 0] / eps) == pytest.approx(2 * 120 + error_model.roundings(2), rel=0.02)
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), [
+    ("float16", 1.5, 2.0**-11),
+    ("float16", -5.0, 2.0**-9),
+    ("bfloat16", 1.5, 2.0**-8),
+    ("float16", 0.0, 2.0**-25),
+])
+def test_half_ulp(name, value, expected):
+    assert error_model.half_ulp(np.array(value), name) == pytest.approx(expected, rel=0.01)
+
+
+def test_bounds_shrink_with_eps():
+    one = np.ones(())
+    single = error_model.chain_bound(one, one, 10, 4, "float32")
+    double = error_model.chain_bound(one, one, 10, 4, "float64")
+    assert 1e8 < single / double < 1e9

@@ -147,7 +147,7 @@ def enter(arrays: Mapping[str, Array | None]) -> tuple[Context, dict[str, Array]
     given = {name: x for name, x in arrays.items() if x is not None}
     if all(type(x) is np.ndarray for x in given.values()):
         names = {name: _dtype_name(x.dtype) for name, x in given.items()}
-        return _context(numpy_namespace, None, _check_dtypes(names), _same), given
+        return _numpy_context(_check_dtypes(names)), given
 
     namespaces = {name: _namespace_of(name, x) for name, x in given.items()}
     _check_same("library", {name: _library(xp) for name, xp in namespaces.items()})
@@ -160,6 +160,11 @@ def enter(arrays: Mapping[str, Array | None]) -> tuple[Context, dict[str, Array]
         return _context(xp, device, result_name, _same), given
     hosted = {name: _to_numpy(name, x) for name, x in given.items()}
     return _context(numpy_namespace, None, result_name, xp.from_dlpack), hosted
+
+
+@lru_cache(maxsize=len(_FLOATING))
+def _numpy_context(result_name: str) -> Context:
+    return _context(numpy_namespace, None, result_name, _same)
 
 
 def _context(

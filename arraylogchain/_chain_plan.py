@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # Elements of a block of potentials that profit from a CPU's caches.
-_CACHED = 1 << 18
+_CACHED = 1 << 19
 _LONGEST_BLOCK = 64
 
 
@@ -45,8 +45,8 @@ def plan_recursion(
     state = 8 * size * 16
     step = 8 * size * (8 + 6 * history)
     # Matrices: a panel as loaded, shifted, exponentiated, masks; what the log form makes of it.
-    panel = max(size, workspace // 4 // (8 * 6))
-    budget = workspace // 3
+    panel = max(size, workspace // 6 // (8 * 6))
+    budget = workspace // 2
     tile_rows = max(1, min(rows, budget // (state + step)))
     tile_groups = 1
     if tile_rows == rows:

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from arraylogchain._arrays import Array
 
@@ -30,7 +31,9 @@ class Fold:
     batch: Shape
     rows: Shape
     cols: Shape
-    inner: int
+    sizes: tuple[int, int, int, int]  # batch entries, rows, columns, terms of each sum
+    copies: bool  # whether merging the axes of a group may need a copy of a tile
+    full_shape: Shape  # of the product, before the axes that 1-D operands lack are dropped
     out_shape: Shape
     batch_axes: Shape
     row_axes: Shape
@@ -39,21 +42,9 @@ class Fold:
     b_shape: Shape
 
     @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        """Numbers of batch entries, rows, columns, and terms in each sum."""
-        return math.prod(self.batch), math.prod(self.rows), math.prod(self.cols), self.inner
-
-    @property
     def is_identity(self) -> bool:
         """Whether the product comes out with its axes where they belong."""
         return not self.row_axes and not self.col_axes
-
-    @property
-    def copies(self) -> bool:
-        """Whether merging the axes of a group may need a copy of the tile."""
-        return any(
-            sum(n > 1 for n in group) > 1 for group in (self.batch, self.rows, self.cols)
-        )
 
     def view_a(self, xp: object, a: Array) -> Array:
         return self._view(xp, a, self.a_shape, (*self.row_axes, -2, -1), drop=self.col_axes)
@@ -69,13 +60,6 @@ class Fold:
         order = (*self.batch_axes, *self.row_axes, nd - 2, *self.col_axes, nd - 1)
         return xp.permute_dims(out, order)  # type: ignore[attr-defined]
 
-    @property
-    def full_shape(self) -> Shape:
-        """Shape of the product before the axes that 1-D operands lack are dropped."""
-        pairs = zip(self.a_shape[:-2], self.b_shape[:-2], strict=True)
-        batch = tuple(n if m == 1 else m for m, n in pairs)
-        return (*batch, self.a_shape[-2], self.b_shape[-1])
-
     def _view(self, xp: object, x: Array, shape: Shape, last: Shape, drop: Shape) -> Array:
         if x.shape != shape:
             x = xp.reshape(x, shape)  # type: ignore[attr-defined]
@@ -87,6 +71,7 @@ class Fold:
         return x[(0,) * len(drop) + (...,)] if drop else x
 
 
+@lru_cache(maxsize=256)
 def fold(a_shape: Shape, b_shape: Shape) -> Fold:
     """Sort the axes of a product; raise ValueError where the shapes do not fit."""
     for name, shape in (("a", a_shape), ("b", b_shape)):
@@ -118,11 +103,16 @@ def fold(a_shape: Shape, b_shape: Shape) -> Fold:
         + (() if len(a_shape) == 1 else (a[-2],))
         + (() if len(b_shape) == 1 else (b[-1],))
     )
+    batch = tuple(a[axis] for axis in batch_axes)
+    rows = (*(a[axis] for axis in row_axes), a[-2])
+    cols = (*(b[axis] for axis in col_axes), b[-1])
     return Fold(
-        batch=tuple(a[axis] for axis in batch_axes),
-        rows=(*(a[axis] for axis in row_axes), a[-2]),
-        cols=(*(b[axis] for axis in col_axes), b[-1]),
-        inner=a[-1],
+        batch=batch,
+        rows=rows,
+        cols=cols,
+        sizes=(math.prod(batch), math.prod(rows), math.prod(cols), a[-1]),
+        copies=any(sum(n > 1 for n in group) > 1 for group in (batch, rows, cols)),
+        full_shape=(*batch_shape, a[-2], b[-1]),
         out_shape=out_shape,
         batch_axes=batch_axes,
         row_axes=row_axes,

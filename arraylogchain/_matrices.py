@@ -26,6 +26,8 @@ class Matrix:
     power, shift : array [groups, 1, 1] or None
         ``factor = given * 2**power``, or ``factor = exp(given - shift)``: whole numbers such that no
         factor is above LARGEST. None for zero.
+    least, most : float
+        Bounds on the factors.
     positive : bool
         Whether every factor is a normal number above zero.
     lossy : bool
@@ -43,6 +45,8 @@ class Matrix:
     width: int
     power: Array | None = None
     shift: Array | None = None
+    least: float = 0.0
+    most: float = LARGEST
     positive: bool = True
     lossy: bool = False
     invalid: bool = False
@@ -112,6 +116,8 @@ def prepare(
         least = math.log(precision.tiny) + 2.0
         # Of several groups, each has its own shift, at most `high` + 1/2.
         matrix.positive = low - high >= least
+        if matrix.positive:
+            matrix.least = math.exp(low - high - 0.5)
     else:
         matrix.invalid = not low >= 0
         if not _LARGEST_AT_LEAST <= high <= LARGEST:
@@ -120,6 +126,7 @@ def prepare(
             matrix.positive = False
         else:
             matrix.positive = low >= precision.tiny
+            matrix.least, matrix.most = low, high
     if not matrix.positive:
         matrix.lossy = matrix.smallest_positive() < precision.tiny
     return matrix

@@ -45,6 +45,7 @@ class Factors:
     given: Array  # the potentials, [groups, rows, steps, K]
     values: Array
     offset: Array | None  # [groups, rows, steps, 1], whole numbers; None for zero
+    least: float  # bounds on the values
     largest: float
     positive: bool  # whether no value is zero
 
@@ -116,10 +117,11 @@ class ScaledForm:
                 losses = Losses(unit * (1.0 + largest))
             if factors is not None:
                 self._weight(state, factors, at, losses)
-            low, high = float(xp.min(state.values)), float(xp.max(state.values))
-            if low >= max(self.floor, losses.per_entry / precision.eps) and (
-                high <= 2.0**self.ceiling
-            ):
+            # Often the bounds on what was multiplied are proof enough.
+            line = max(self.floor, losses.per_entry / precision.eps)
+            if not (state.low >= line and state.high <= 2.0**self.ceiling):
+                state.low, state.high = float(xp.min(state.values)), float(xp.max(state.values))
+            if state.low >= line and state.high <= 2.0**self.ceiling:
                 state.alive = None
             else:
                 if before is not None:
@@ -144,15 +146,17 @@ class ScaledForm:
         x = ctx.load(given, precision)
         bound = _NARROW[precision.name]
         # A NaN makes these comparisons False.
-        if float(xp.max(x)) <= bound and float(xp.min(x)) >= -bound:
-            values = xp.exp(x)
-            return Factors(given, values, None, math.exp(bound), positive=True)
+        low, high = float(xp.min(x)), float(xp.max(x))
+        if -bound <= low and high <= bound:
+            return Factors(
+                given, xp.exp(x), None, math.exp(low), max(1.0, math.exp(high)), positive=True
+            )
         shift = whole_shift(ctx, x)
         values = xp.exp(x - shift)
         positive = float(xp.min(values)) >= precision.tiny
         if not positive:
             values = xp.where(values < precision.tiny, xp.zeros_like(values), values)
-        return Factors(given, values, ctx.load(shift, ctx.widest), math.exp(0.5), positive)
+        return Factors(given, values, ctx.load(shift, ctx.widest), 0.0, math.exp(0.5), positive)
 
     def _start(self, steps: Steps) -> tuple[State, bool]:
         """Return the state before its potentials, and whether a weight may be lost already."""
@@ -185,7 +189,11 @@ class ScaledForm:
             exponent = exponent - self.ctx.load(matrix.power, self.ctx.widest)
         if matrix.shift is not None:
             offset = offset + self.ctx.load(matrix.shift, self.ctx.widest)
-        return State(values, exponent, offset, None, in_logs=False)
+        # Half and twice leave room for rounding.
+        inner = int(state.values.shape[-1])
+        low = 0.5 * inner * state.low * matrix.least
+        high = 2.0 * inner * state.high * matrix.most
+        return State(values, exponent, offset, None, False, low, high)
 
     def _weight(self, state: State, factors: Factors, at: int, losses: Losses) -> None:
         """Multiply a state that was just made by one step's factors, in place."""
@@ -194,6 +202,7 @@ class ScaledForm:
         if not factors.positive:
             top = xp.max(state.values, axis=-1, keepdims=True)
             losses.per_sum = top * self.precision.tiny
+        state.low, state.high = state.low * factors.least, state.high * factors.largest
         values = state.values
         self.ctx.apply(xp.multiply, values, factors.values[:, :, at, :], out=values)
         if factors.offset is not None:
@@ -205,6 +214,13 @@ class ScaledForm:
         top = xp.max(state.values, axis=-1, keepdims=True)
         power = power_to(ctx, top, self.ceiling - _ROOM)
         values = scale_by_powers(ctx, state.values, power, precision)
+        state.exponent = state.exponent - ctx.load(power, ctx.widest)
+        scaled_low = state.low * 2.0 ** min(0.0, float(xp.min(power)))
+        proved = state.low >= losses.per_entry / precision.eps and scaled_low >= precision.tiny
+        state.low, state.high = 0.0, math.inf
+        if proved and bool(xp.all(xp.isfinite(top))):
+            state.values, state.alive = values, None
+            return None
         # The losses are scaled along; scaling down can lose another tiny.
         loss = xp.full_like(top, losses.per_entry)
         if losses.per_sum is not None:
@@ -223,7 +239,7 @@ class ScaledForm:
         if not self.every_entry and bool(xp.any(bad)):
             bad = bad & ~self._path_sums_are_right(steps, values, loss, i)
         bad = bad | ~xp.isfinite(top)
-        state.values, state.exponent = values, state.exponent - ctx.load(power, ctx.widest)
+        state.values = values
         if not bool(xp.any(bad)):
             return None
         state.values = xp.where(bad, xp.ones_like(values), values)

@@ -38,6 +38,9 @@ class State:
     offset: Array
     alive: Array | None
     in_logs: bool
+    # Bounds on the values, if scaled.
+    low: float = 0.0
+    high: float = math.inf
 
     def pick(self, ctx: Context, units: Array, axis: int) -> State:
         """Return the state of some rows (axis 1) or groups (axis 0)."""
@@ -51,6 +54,8 @@ class State:
             ctx.xp.take(self.offset, units, axis=axis),
             None if self.alive is None else part(self.alive),
             self.in_logs,
+            self.low,
+            self.high,
         )
 
     def log_values(self, ctx: Context) -> Array:
@@ -100,6 +105,8 @@ def merge(ctx: Context, parts: Sequence[State], axis: int) -> State:
         if all(part.alive is None for part in parts)
         else xp.concat([full_alive(part) for part in parts], axis=axis),
         parts[0].in_logs,
+        min(part.low for part in parts),
+        max(part.high for part in parts),
     )
 
 
@@ -107,13 +114,17 @@ def scale_by_powers(ctx: Context, x: Array, power: Array, precision: Precision) 
     """Return x * 2**power, exact unless it leaves the range; powers are whole numbers."""
     xp = ctx.xp
     table = _powers_of_two(ctx.xp, ctx.device, precision)
-    # In two steps, because 2**power alone may be out of range.
-    half = xp.floor(power / 2)
-    for part in (half, power - half):
-        index = xp.astype(xp.clip(part, -precision.top + 1, precision.top), ctx.index_dtype)
-        factor = xp.take(table, xp.reshape(index + (precision.top - 1), (-1,)), axis=0)
-        x = x * xp.reshape(factor, power.shape)
-    return x
+
+    def times(x: Array, power: Array) -> Array:
+        index = xp.astype(power, ctx.index_dtype) + (precision.top - 1)
+        return x * xp.reshape(xp.take(table, xp.reshape(index, (-1,)), axis=0), power.shape)
+
+    limit = precision.top - 1
+    if float(xp.max(xp.abs(power))) <= limit:
+        return times(x, power)
+    # In two steps, because 2**power alone is out of range.
+    first = xp.clip(power, -limit, limit)
+    return times(times(x, first), xp.clip(power - first, -limit, limit))
 
 
 @lru_cache(maxsize=16)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 DEFAULT_WORKSPACE = 64 * 2**20
 SMALLEST_WORKSPACE = 2**16
@@ -27,6 +28,7 @@ class Tiling:
     inner: int
 
 
+@lru_cache(maxsize=256)
 def tile_product(
     sizes: tuple[int, int, int, int],
     budget: int,

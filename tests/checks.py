@@ -1,4 +1,4 @@
-"""Checks that many tests share: one call of the library against the reference and the error model."""
+"""Checks that many tests share: calls of the library against the reference and its bounds."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _terms_at(a: np.ndarray, b: np.ndarray, indices: np.ndarray, dtype: str) -> 
     assert k.size == 0 or (k.min() >= 0 and k.max() < a.shape[-1])
     left = np.broadcast_to(left, (*batch, *left.shape[-2:]))
     right = np.broadcast_to(right, (*batch, *right.shape[-2:]))
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         terms = np.take_along_axis(left, k, axis=-1).astype(dtype) + np.take_along_axis(
             right, k, axis=-2
         ).astype(dtype)

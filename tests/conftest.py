@@ -126,7 +126,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run tests that ask for `backend`, `dtype` or `half` on all there are, in all combinations.
 
     `dtype` is a full precision, `half` one of float16 and bfloat16, each where the device has it.
+    Tests that choose among them themselves are left alone.
     """
+    chosen = metafunc.definition.iter_markers("parametrize")
+    if any("backend" in mark.args[0] for mark in chosen):
+        return
     kinds = {"dtype": FULL_PRECISION, "half": ("float16", "bfloat16")}
     asked = [name for name in kinds if name in metafunc.fixturenames]
     if "backend" not in metafunc.fixturenames:

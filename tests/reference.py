@@ -31,9 +31,7 @@ def logmatmulexp(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return log(exp(a) @ exp(b)), one row of `a` at a time so that the cube stays small."""
     left, right, finish = _as_matrices(a, b)
     with np.errstate(invalid="ignore"):
-        rows = [
-            logsumexp(left[..., i, :, None] + right, axis=-2) for i in range(left.shape[-2])
-        ]
+        rows = [logsumexp(left[..., i, :, None] + right, axis=-2) for i in range(left.shape[-2])]
     batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     empty = np.empty((*batch, 0, right.shape[-1]), np.longdouble)
     return finish(np.stack(rows, axis=-2) if rows else empty)
@@ -47,7 +45,7 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def maxplus(a: np.ndarray, b: np.ndarray, dtype: str) -> np.ndarray:
     """Return max_k a[i, k] + b[k, j], the sums rounded to `dtype`."""
     left, right, finish = _as_matrices(a, b)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         terms = (left[..., :, :, None] + right[..., None, :, :]).astype(dtype)
     return finish(np.max(terms, axis=-2, initial=-np.inf))
 

@@ -6,6 +6,7 @@ import pytest
 import arraylogchain as alc
 from tests import error_model, reference
 from tests.checks import check_chain, check_logmatmulexp, check_matmul
+from tests.conftest import BACKENDS
 
 
 def normal(*shape, sd=1.0, seed=0):
@@ -51,11 +52,18 @@ PROMOTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("first", "second", "expected"), PROMOTIONS)
+@pytest.mark.parametrize(
+    ("backend", "first", "second", "expected"),
+    [
+        (name, *dtypes)
+        for name, (_, _, supported) in BACKENDS.items()
+        for dtypes in PROMOTIONS
+        if set(dtypes) <= set(supported)
+    ],
+    indirect=["backend"],
+)
 @pytest.mark.parametrize("function", ["matmul", "logmatmulexp", "maxplus_matmul"])
 def test_mixed_precisions_promote(backend, function, first, second, expected):
-    if not {first, second} <= set(backend.dtypes):
-        pytest.skip(f"{backend.name} has no {first} or no {second}")
     x, y = normal(3, 4), normal(4, 3, seed=1)
     for dtypes in [(first, second), (second, first)]:
         a, b = (backend.asarray(v, d) for v, d in zip((x, y), dtypes, strict=True))
@@ -72,9 +80,8 @@ def test_mixed_precisions_promote(backend, function, first, second, expected):
         )
 
 
+@pytest.mark.parametrize("backend", ["numpy", "strict", "torch"], indirect=True)
 def test_mixed_precisions_of_a_chain(backend):
-    if "float64" not in backend.dtypes:
-        pytest.skip(f"{backend.name} has no float64")
     x, transitions = normal(5, 3), np.random.default_rng(0).random((4, 3, 3))
     chain = alc.LogChain(
         backend.asarray(x, "float32"), transitions=backend.asarray(transitions, "float64")

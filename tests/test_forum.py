@@ -55,7 +55,11 @@ def test_forum_axes():
     """The forum's own shapes, [n, t, v, c] with [1, t, v-1, c, c] and [1, t, c]."""
     n, t, v, c = 6, 2, 7, 5
     rng = np.random.default_rng(0)
-    x, bulk, p0 = rng.normal(size=(n, t, v, c)), rng.random((1, t, v - 1, c, c)), rng.random((1, t, c))
+    x, bulk, p0 = (
+        rng.normal(size=(n, t, v, c)),
+        rng.random((1, t, v - 1, c, c)),
+        rng.random((1, t, c)),
+    )
     out = solve(x, bulk, p0)
     assert out.shape == (n, t)
     for i, j in np.ndindex(n, t):

@@ -1,5 +1,7 @@
 """logchainexp: products of many matrices, square or not, in any number."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -111,7 +113,7 @@ def test_sequence_may_be_a_tuple(np_backend):
 def test_association_order_does_not_show(np_backend, dtype):
     """Narrow waists at either end, the cheap order from the right or from the left."""
     for sizes in ([40, 30, 20, 1], [1, 20, 30, 40], [30, 1, 40, 1, 30], [2, 50, 3, 50, 2]):
-        shapes = zip(sizes[:-1], sizes[1:], strict=True)
+        shapes = itertools.pairwise(sizes)
         matrices = [normal(*shape, sd=10, seed=i) for i, shape in enumerate(shapes)]
         check_sequence(np_backend, dtype, matrices)
 

@@ -287,8 +287,10 @@ def test_not_enough_memory(files, capsys, monkeypatch):
 
 
 def test_as_a_module(files):
-    command = [sys.executable, "-m", "arraylogchain", "x.npy", "--transitions", "missing.npy"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    paths = [str(files / "x.npy"), "--transitions", str(files / "missing.npy")]
+    command = [sys.executable, "-m", "arraylogchain", *paths]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1

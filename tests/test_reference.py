@@ -113,12 +113,15 @@ def test_product_bound_drops_the_gap_where_the_shifted_product_proves_nothing():
     assert float(far[0, 0] / eps) == pytest.approx(2 * 120 + error_model.roundings(2), rel=0.02)
 
 
-@pytest.mark.parametrize(("name", "value", "expected"), [
-    ("float16", 1.5, 2.0**-11),
-    ("float16", -5.0, 2.0**-9),
-    ("bfloat16", 1.5, 2.0**-8),
-    ("float16", 0.0, 2.0**-25),
-])
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("float16", 1.5, 2.0**-11),
+        ("float16", -5.0, 2.0**-9),
+        ("bfloat16", 1.5, 2.0**-8),
+        ("float16", 0.0, 2.0**-25),
+    ],
+)
 def test_half_ulp(name, value, expected):
     assert error_model.half_ulp(np.array(value), name) == pytest.approx(expected, rel=0.01)
 

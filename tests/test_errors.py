@@ -1,0 +1,210 @@
+"""Every error names the argument, what it is, and what would do."""
+
+import numpy as np
+import pytest
+
+import arraylogchain as alc
+from tests.checks import mentions
+from tests.conftest import make_backend
+
+PRODUCTS = ["matmul", "logmatmulexp", "maxplus_matmul"]
+
+
+def ones(*shape, dtype="float64"):
+    return np.ones(shape, dtype)
+
+
+def chain(x=None, **options):
+    """Build a chain and solve it: what is wrong may show at once or when it is used."""
+    x = ones(5, 3) if x is None else x
+    return alc.LogChain(x, **options).log_partition()
+
+
+@pytest.mark.parametrize("function", PRODUCTS)
+@pytest.mark.parametrize("position", [0, 1])
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ([[1.0, 2.0], [3.0, 4.0]], ["list"]),
+        (2.0, ["float"]),
+        (None, ["NoneType"]),
+        ("text", ["str"]),
+        (np.ones((2, 2), int), ["int64", "float64"]),
+        (np.ones((2, 2), np.uint8), ["uint8", "float64"]),
+        (np.ones((2, 2), bool), ["bool", "float64"]),
+        (np.ones((2, 2), complex), ["complex128", "float64"]),
+        (np.ones((2, 2), object), ["object", "float64"]),
+        (np.ma.ones((2, 2)), ["masked"]),
+    ],
+    ids=lambda v: v[0] if isinstance(v, list) and isinstance(v[0], str) else "",
+)
+def test_operands_that_are_no_real_arrays(function, position, value, words):
+    operands = [ones(2, 2), ones(2, 2)]
+    operands[position] = value
+    with pytest.raises(TypeError, match=mentions("ab"[position], *words)):
+        getattr(alc, function)(*operands)
+
+
+@pytest.mark.parametrize("function", PRODUCTS)
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((2, 3), (4, 5)),
+        ((3,), (4,)),
+        ((3,), (4, 3)),
+        ((2, 3), (2,)),
+        ((2, 1), (3, 4)),
+        ((2, 2, 3), (3, 3, 4)),
+        ((2, 0), (3, 4)),
+    ],
+)
+def test_shapes_that_do_not_fit(backend, function, a, b):
+    with pytest.raises(ValueError, match=mentions("a", "b", a, b)):
+        getattr(alc, function)(*(backend.asarray(ones(*s), "float32") for s in (a, b)))
+
+
+@pytest.mark.parametrize("function", PRODUCTS)
+@pytest.mark.parametrize("position", [0, 1])
+def test_operands_without_axes(backend, function, position):
+    operands = [backend.asarray(ones(3, 3), "float32")] * 2
+    operands[position] = backend.asarray(1.0, "float32")
+    with pytest.raises(ValueError, match=mentions("ab"[position])):
+        getattr(alc, function)(*operands)
+
+
+@pytest.mark.parametrize("function", PRODUCTS)
+def test_mixed_libraries(backend, function):
+    other = make_backend("strict" if backend.name == "numpy" else "numpy").asarray(ones(3, 3))
+    a = backend.asarray(ones(3, 3), "float32")
+    for operands in [(a, other), (other, a)]:
+        with pytest.raises(TypeError, match=mentions("a", "b", "numpy")):
+            getattr(alc, function)(*operands)
+
+
+@pytest.mark.parametrize("function", PRODUCTS)
+def test_mixed_devices(function):
+    strict = make_backend("strict").xp
+    a, b = (strict.ones((3, 3), device=strict.Device(d)) for d in ("device1", "device2"))
+    with pytest.raises(ValueError, match=r"(?s)(?=.*device1)(?=.*device2)"):
+        getattr(alc, function)(a, b)
+
+
+def test_mixed_libraries_and_dtypes_in_a_chain(torch_backend):
+    transitions = torch_backend.asarray(ones(4, 3, 3))
+    with pytest.raises(TypeError, match=mentions("log_potentials", "transitions", "torch")):
+        chain(transitions=transitions)
+    with pytest.raises(TypeError, match=mentions("transitions", "int64")):
+        chain(transitions=np.ones((4, 3, 3), int))
+
+
+WORKSPACE_CALLS = {
+    "matmul": lambda w: alc.matmul(ones(2, 2), ones(2, 2), workspace=w),
+    "logmatmulexp": lambda w: alc.logmatmulexp(ones(2, 2), ones(2, 2), workspace=w),
+    "maxplus_matmul": lambda w: alc.maxplus_matmul(ones(2, 2), ones(2, 2), workspace=w),
+    "logchainexp": lambda w: alc.logchainexp(ones(3, 2, 2), workspace=w),
+    "LogChain": lambda w: chain(transitions=ones(4, 3, 3), workspace=w),
+}
+
+
+@pytest.mark.parametrize("call", list(WORKSPACE_CALLS))
+@pytest.mark.parametrize("workspace", [65535, 1, 0, -5])
+def test_small_workspace(call, workspace):
+    with pytest.raises(ValueError, match=mentions("workspace", "65536", workspace)):
+        WORKSPACE_CALLS[call](workspace)
+
+
+@pytest.mark.parametrize("call", list(WORKSPACE_CALLS))
+def test_smallest_workspace(call):
+    """The limit itself is accepted."""
+    assert np.all(np.isfinite(WORKSPACE_CALLS[call](65536)))
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "words"),
+    [
+        ([], ValueError, ["matrices"]),
+        ((), ValueError, ["matrices"]),
+        (1.5, TypeError, ["matrices", "float"]),
+        (None, TypeError, ["matrices", "NoneType"]),
+        ([ones(2, 2), [[1.0]]], TypeError, ["list"]),
+        ([ones(2, 3), ones(4, 2)], ValueError, ["(2, 3)", "(4, 2)"]),
+        ([ones(2, 3, 3), ones(4, 3, 3)], ValueError, ["(2, 3, 3)", "(4, 3, 3)"]),
+        ([ones(2, 2), ones(2, 2), np.ones((2, 2), int)], TypeError, ["int64"]),
+        (np.ones((3, 2, 2), int), TypeError, ["matrices", "int64"]),
+        (ones(3, 2, 4), ValueError, ["matrices", "(3, 2, 4)"]),
+        (ones(2, 2), ValueError, ["matrices", "(2, 2)"]),
+        ([ones(2, 2), ones(2)], ValueError, ["(2,)"]),
+    ],
+    ids=str,
+)
+def test_logchainexp(value, error, words):
+    with pytest.raises(error, match=mentions(*words)):
+        alc.logchainexp(value)
+
+
+def test_logchainexp_names_the_factor():
+    """Among many, the message tells which one: the second is number 1."""
+    with pytest.raises(TypeError, match=r"(?s)matrices.*\b1\b.*int64"):
+        alc.logchainexp([ones(2, 2), np.ones((2, 2), int), ones(2, 2)])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, ["transitions", "log_transitions"]),
+        (
+            {"transitions": ones(4, 3, 3), "log_transitions": ones(4, 3, 3)},
+            ["transitions", "log_transitions"],
+        ),
+        (
+            {"transitions": ones(4, 3, 3), "initial": ones(3), "log_initial": ones(3)},
+            ["initial", "log_initial"],
+        ),
+        ({"x": ones(0, 3), "transitions": ones(1, 3, 3)}, ["log_potentials", "(0, 3)"]),
+        ({"x": ones(2, 0, 3)}, ["log_potentials", "(2, 0, 3)"]),
+        ({"x": ones(3), "transitions": ones(1, 3, 3)}, ["log_potentials", "(3,)"]),
+        ({"x": np.float64(1.0) * ones()}, ["log_potentials", "()"]),
+        ({"transitions": ones(3, 3, 3)}, ["transitions", "(3, 3, 3)", "4"]),
+        ({"transitions": ones(5, 3, 3)}, ["transitions", "(5, 3, 3)", "4"]),
+        ({"transitions": ones(0, 3, 3)}, ["transitions", "(0, 3, 3)", "4"]),
+        ({"transitions": ones(4, 3, 2)}, ["transitions", "(4, 3, 2)"]),
+        ({"transitions": ones(4, 2, 2)}, ["transitions", "(4, 2, 2)", "3"]),
+        ({"transitions": ones(3, 3)}, ["transitions", "(3, 3)"]),
+        ({"log_transitions": ones(3, 3, 3)}, ["log_transitions", "(3, 3, 3)", "4"]),
+        ({"log_transitions": ones(3)}, ["log_transitions", "(3,)"]),
+        ({"transitions": ones(4, 3, 3), "initial": ones(2)}, ["initial", "(2,)", "3"]),
+        ({"transitions": ones(4, 3, 3), "initial": ones()}, ["initial", "()"]),
+        ({"transitions": ones(4, 3, 3), "log_initial": ones(4)}, ["log_initial", "(4,)", "3"]),
+        (
+            {"x": ones(2, 5, 3), "transitions": ones(4, 4, 3, 3)},
+            ["log_potentials", "transitions", "(4, 4, 3, 3)"],
+        ),
+        (
+            {"x": ones(2, 5, 3), "transitions": ones(4, 3, 3), "initial": ones(4, 3)},
+            ["initial", "(4, 3)"],
+        ),
+    ],
+    ids=str,
+)
+def test_chain_shapes_and_options(options, words):
+    with pytest.raises(ValueError, match=mentions(*words)):
+        chain(**options)
+
+
+@pytest.mark.parametrize("name", ["log_potentials", "transitions", "initial", "log_initial"])
+@pytest.mark.parametrize("kind", ["list", "int64", "bool", "complex128"])
+def test_chain_arguments_that_are_no_real_arrays(name, kind):
+    given = {"log_potentials": ones(5, 3), "transitions": ones(4, 3, 3)}
+    given.setdefault(name, ones(3))
+    given[name] = given[name].tolist() if kind == "list" else given[name].astype(kind)
+    x = given.pop("log_potentials")
+    with pytest.raises(TypeError, match=mentions(name, kind)):
+        chain(x, **given)
+
+
+def test_errors_come_before_any_work():
+    """A chain that cannot be solved is refused when it is built."""
+    with pytest.raises(ValueError, match=mentions("transitions", "(3, 3, 3)")):
+        alc.LogChain(ones(5, 3), transitions=ones(3, 3, 3))
+    with pytest.raises(ValueError, match=mentions("workspace", "100")):
+        alc.LogChain(ones(5, 3), transitions=ones(4, 3, 3), workspace=100)

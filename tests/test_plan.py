@@ -1,0 +1,77 @@
+"""Plans: what a chain will do, from shapes and dtypes alone."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import arraylogchain as alc
+
+
+def forum_chain(fill=0.0, n=500, v=40, c=200, dtype="float32", **options):
+    """Return the forum's chain, made of one number that is seen everywhere: nothing to compute."""
+    value = np.asarray(fill, dtype)
+    return alc.LogChain(
+        np.broadcast_to(value, (n, 1, v, c)),
+        transitions=np.broadcast_to(value, (1, v - 1, c, c)),
+        initial=np.broadcast_to(value, (1, c)),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("word", ["route", "flop", "read", "writ", "workspace", "forum"])
+def test_printed_plan_says(word):
+    plan = forum_chain().plan()
+    assert isinstance(plan, alc.Plan)
+    assert word in str(plan).lower()
+
+
+def test_plan_depends_on_shapes_and_dtypes_only():
+    assert str(forum_chain(0.0).plan()) == str(forum_chain(np.nan).plan())
+
+
+@pytest.mark.parametrize(
+    "change", [{"n": 50}, {"v": 10}, {"c": 100}, {"dtype": "float64"}, {"workspace": 1 << 20}]
+)
+def test_plan_depends_on_each_of_them(change):
+    assert str(forum_chain().plan()) != str(forum_chain(**change).plan())
+
+
+def test_planning_allocates_nothing_of_note():
+    """A chain whose potentials would take 3 TB is planned in a few kilobytes."""
+    tracemalloc.start()
+    try:
+        plan = forum_chain(n=100_000_000).plan()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert "workspace" in str(plan).lower()
+    assert peak < 1 << 18
+
+
+def test_figures_of_the_forums_case():
+    """39 products of [500, 200] with [200, 200] are 1.56 GFLOP; the forum's way takes gigabytes."""
+    text = str(forum_chain().plan())
+    assert "1.5" in text or "1.6" in text
+    assert "GB" in text or "GiB" in text
+
+
+def test_plans_of_other_chains():
+    """One step, one state, logs, long and short: every chain has a plan that can be printed."""
+    x = np.zeros((3, 1, 4))
+    plans = [
+        alc.LogChain(x).plan(),
+        alc.LogChain(np.zeros((5, 1)), transitions=np.zeros((4, 1, 1))).plan(),
+        alc.LogChain(np.zeros((5, 4)), log_transitions=np.zeros((1, 4, 4))).plan(),
+        alc.LogChain(np.zeros((0, 5, 4)), log_transitions=np.zeros((1, 4, 4))).plan(),
+        alc.LogChain(np.zeros((5000, 4)), transitions=np.zeros((1, 4, 4))).plan(),
+    ]
+    for plan in plans:
+        assert "workspace" in str(plan).lower()
+    assert len({str(plan) for plan in plans}) == len(plans)
+
+
+def test_plan_on_every_backend(backend):
+    x, transitions = backend.asarray(np.zeros((2, 5, 3), "float32")), np.zeros((4, 3, 3), "float32")
+    plan = alc.LogChain(x, transitions=backend.asarray(transitions)).plan()
+    assert "workspace" in str(plan).lower()

@@ -1,0 +1,67 @@
+"""The public face of the package."""
+
+import importlib.resources
+import subprocess
+import sys
+import types
+
+import arraylogchain as alc
+
+PUBLIC = {
+    "LogChain",
+    "MaxPlusProduct",
+    "Plan",
+    "__version__",
+    "logchainexp",
+    "logmatmulexp",
+    "matmul",
+    "maxplus_matmul",
+}
+
+
+def test_public_names_are_all():
+    assert set(alc.__all__) == PUBLIC
+    assert len(alc.__all__) == len(PUBLIC)
+
+
+def test_nothing_else_is_public():
+    """Names without an underscore are listed, or they are modules of the package."""
+    found = {
+        name
+        for name, value in vars(alc).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    }
+    assert found == PUBLIC - {"__version__"}
+
+
+def test_public_names_are_documented():
+    undocumented = {name for name in PUBLIC - {"__version__"} if not getattr(alc, name).__doc__}
+    assert not undocumented
+
+
+def test_version_is_a_release_number():
+    assert all(part.isdigit() for part in alc.__version__.split(".")[:2])
+
+
+def _run(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_import_brings_in_no_optional_library():
+    """Nor does solving something with NumPy arrays."""
+    code = """
+import sys
+import numpy as np
+import arraylogchain as alc
+x = np.zeros((2, 3, 3))
+alc.logmatmulexp(x, x), alc.matmul(x, x), alc.maxplus_matmul(x, x), alc.logchainexp(x)
+alc.LogChain(np.zeros((3, 3)), transitions=x).log_partition()
+print(sorted({"torch", "cupy", "scipy", "array_api_strict"} & set(sys.modules)))
+"""
+    assert _run(code).strip() == "[]"
+
+
+def test_package_is_typed():
+    assert importlib.resources.files("arraylogchain").joinpath("py.typed").is_file()

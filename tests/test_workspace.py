@@ -1,0 +1,208 @@
+"""`workspace` bounds all temporaries, for any shape, and is never needed in full to be right."""
+
+import gc
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import arraylogchain as alc
+
+SMALLEST = 1 << 16
+SIZES = [SMALLEST, 1 << 20]
+
+
+def normal(*shape, sd=1.0, seed=0, dtype="float32"):
+    return np.random.default_rng(seed).normal(0, sd, shape).astype(dtype)
+
+
+def uniform(*shape, seed=0, dtype="float32"):
+    return np.random.default_rng(seed).random(shape).astype(dtype)
+
+
+def temporaries(call):
+    """Return the peak of what a call allocates beyond its result, in bytes."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        result = call()
+        peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    parts = result if isinstance(result, tuple) else (result,)
+    return peak - sum(part.nbytes for part in parts)
+
+
+@pytest.fixture(autouse=True)
+def _everything_imported():
+    """Keep what the first call of a process allocates once and for all out of the figures."""
+    x = normal(3, 3)
+    alc.logmatmulexp(x, x)
+    alc.matmul(x, x)
+    alc.maxplus_matmul(x, x)
+    alc.logchainexp([x, x, x])
+    alc.LogChain(x, transitions=uniform(2, 3, 3)).log_partition()
+
+
+def test_the_meter_works():
+    x = np.ones((256, 256))
+    assert temporaries(lambda: x + 1) < 4096
+    # Two results of 512 KiB live at once; one of them is returned.
+    assert 500_000 < temporaries(lambda: (x + 1) * 2 + 1) < 1_200_000
+
+
+def sprinkled():
+    x = normal(130, 140, sd=30)
+    for i, value in enumerate((-np.inf, np.inf, np.nan)):
+        x.ravel()[np.random.default_rng(i).integers(0, x.size, 40)] = value
+    return x
+
+
+def banded(n):
+    x = normal(n, n)
+    rows, columns = np.indices((n, n))
+    x[np.abs(rows - columns) > n // 20] = -np.inf
+    return x
+
+
+PRODUCTS = {
+    "dense": lambda: (normal(150, 200), normal(200, 160)),
+    "dense, float64": lambda: (normal(90, 110, dtype="float64"), normal(110, 80, dtype="float64")),
+    "huge K": lambda: (normal(2, 200_000), normal(200_000, 3)),
+    "huge K, flagged": lambda: (normal(2, 30_000, sd=1000), normal(30_000, 3, sd=1000)),
+    "vectors": lambda: (normal(100_000), normal(100_000)),
+    "tiny batches": lambda: (normal(3000, 4, 4), normal(3000, 4, 4)),
+    "tiny batches, flagged": lambda: (normal(3000, 4, 4, sd=1000), normal(3000, 4, 4, sd=1000)),
+    "many rows": lambda: (normal(20_000, 8), normal(8, 9)),
+    "many columns": lambda: (normal(9, 8), normal(8, 20_000)),
+    "outer product": lambda: (normal(700, 1), normal(1, 600)),
+    "broadcast a": lambda: (normal(60, 1, 5, 16), normal(32, 16, 7)),
+    "broadcast b": lambda: (normal(500, 4, 1, 32), normal(4, 32, 32)),
+    "interleaved": lambda: (normal(5, 1, 6, 1, 8, 20), normal(7, 1, 9, 20, 3)),
+    "flagged": lambda: (normal(120, 64, sd=1000), normal(64, 110, sd=1000)),
+    "half flagged": lambda: (normal(120, 64, sd=40), normal(64, 110, sd=40)),
+    "flagged, float64": lambda: (
+        normal(90, 64, sd=1000, dtype="float64"),
+        normal(64, 90, sd=1000, dtype="float64"),
+    ),
+    "banded": lambda: (banded(300), banded(300)),
+    "special values": lambda: (sprinkled(), sprinkled().T.copy()),
+    "all -inf": lambda: (np.full((200, 200), -np.inf, "float32"), normal(200, 200)),
+    "float16": lambda: (normal(150, 200, dtype="float16"), normal(200, 150, dtype="float16")),
+    "mixed": lambda: (normal(150, 200, dtype="float16"), normal(200, 150, dtype="float64")),
+    "transposed": lambda: (normal(200, 150).T, normal(160, 200).T),
+    "view with gaps": lambda: (normal(300, 400)[::2, ::2], normal(400, 300)[::2, ::2]),
+    "batch axis last": lambda: (np.moveaxis(normal(30, 40, 50), -1, 0), normal(40, 30)),
+    "expanded": lambda: (np.broadcast_to(normal(1, 200), (300, 200)), normal(200, 300)),
+}
+FUNCTIONS = ["logmatmulexp", "matmul", "maxplus_matmul"]
+
+
+@pytest.mark.parametrize("workspace", SIZES)
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("case", list(PRODUCTS))
+def test_products(case, function, workspace):
+    a, b = PRODUCTS[case]()
+    used = temporaries(lambda: getattr(alc, function)(a, b, workspace=workspace))
+    assert used <= workspace
+
+
+def left_to_right(K):
+    return (0.5 * (np.eye(K) + np.eye(K, k=1)))[None].astype("float32")
+
+
+CHAINS = {
+    "many rows": lambda: (normal(5000, 5, 8), {"transitions": uniform(4, 8, 8)}),
+    "many rows, sd 20": lambda: (normal(1500, 6, 8, sd=20), {"transitions": uniform(5, 8, 8)}),
+    "many rows, sd 1000": lambda: (normal(800, 6, 8, sd=1000), {"transitions": uniform(5, 8, 8)}),
+    "logs": lambda: (normal(500, 9, 16), {"log_transitions": normal(8, 16, 16)}),
+    "logs, sd 1000": lambda: (normal(200, 6, 8), {"log_transitions": normal(5, 8, 8, sd=1000)}),
+    "long": lambda: (normal(3000, 4), {"transitions": uniform(1, 4, 4)}),
+    "long, logs per step": lambda: (normal(3000, 4), {"log_transitions": normal(2999, 4, 4)}),
+    "large K": lambda: (normal(4, 3, 1000), {"transitions": uniform(1, 1000, 1000)}),
+    "large K, logs": lambda: (normal(2, 3, 700), {"log_transitions": normal(2, 700, 700)}),
+    "large K, sd 1000": lambda: (normal(3, 3, 300, sd=1000), {"transitions": uniform(2, 300, 300)}),
+    "matrices per row": lambda: (normal(300, 4, 12), {"transitions": uniform(300, 3, 12, 12)}),
+    "batch of transitions only": lambda: (normal(4, 12), {"transitions": uniform(300, 3, 12, 12)}),
+    "batch of initial only": lambda: (
+        normal(4, 12),
+        {"transitions": uniform(3, 12, 12), "initial": uniform(2000, 12)},
+    ),
+    "left to right": lambda: (normal(100, 40, 30, sd=5), {"transitions": left_to_right(30)}),
+    "float16": lambda: (
+        normal(500, 5, 16, dtype="float16"),
+        {"transitions": uniform(4, 16, 16, dtype="float16")},
+    ),
+    "float64": lambda: (
+        normal(500, 5, 16, sd=500, dtype="float64"),
+        {"transitions": uniform(4, 16, 16, dtype="float64")},
+    ),
+    "time axis first": lambda: (
+        np.moveaxis(normal(6, 700, 10), 0, 1),
+        {"transitions": uniform(5, 10, 10)},
+    ),
+}
+
+
+@pytest.mark.parametrize("workspace", SIZES)
+@pytest.mark.parametrize("method", ["log_partition", "forward_messages"])
+@pytest.mark.parametrize("case", list(CHAINS))
+def test_chains(case, method, workspace):
+    x, options = CHAINS[case]()
+    used = temporaries(lambda: getattr(alc.LogChain(x, **options, workspace=workspace), method)())
+    assert used <= workspace
+
+
+MATRIX_CHAINS = {
+    "stack": lambda: normal(50, 16, 16),
+    "stack, odd": lambda: normal(37, 16, 16),
+    "batch": lambda: normal(40, 9, 8, 8),
+    "wide range": lambda: normal(20, 7, 8, 8, sd=1000),
+    "long": lambda: normal(3000, 3, 3),
+    "float16": lambda: normal(30, 12, 12, dtype="float16"),
+    "rectangular": lambda: [normal(10, 30), normal(30, 5), normal(5, 40), normal(40, 8)],
+    "broadcast": lambda: [normal(20, 1, 4, 6), normal(10, 6, 6), normal(6, 5)],
+}
+
+
+@pytest.mark.parametrize("workspace", SIZES)
+@pytest.mark.parametrize("case", list(MATRIX_CHAINS))
+def test_logchainexp(case, workspace):
+    matrices = MATRIX_CHAINS[case]()
+    assert temporaries(lambda: alc.logchainexp(matrices, workspace=workspace)) <= workspace
+
+
+def test_default_of_the_forums_case():
+    """n, t, v, c = 500, 1, 40, 200: nothing of size n * c * c, nor of n * t * v * c once more.
+
+    The forum's code takes 13.7 GB, one matrix per row and step 80 MB per step.
+    """
+    n, v, c = 500, 40, 200
+    x, transitions = normal(n, 1, v, c), uniform(1, v - 1, c, c)
+    initial = uniform(1, c)
+    used = temporaries(
+        lambda: alc.LogChain(x, transitions=transitions, initial=initial).log_partition()
+    )
+    assert used <= 16 * 2**20 < n * c * c * x.itemsize
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_default_of_broadcast_weights(function):
+    """[2048, 8, 1, 64] with [8, 64, 64]: the weights expanded would take 268 MB."""
+    x, weights = normal(1024, 8, 1, 64), normal(8, 64, 64)
+    expanded = x.size * 64 * x.itemsize
+    used = temporaries(lambda: getattr(alc, function)(x, weights))
+    assert used <= 64 * 2**20 < expanded
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_smallest_workspace_is_accepted_everywhere(backend, function):
+    a = backend.asarray(normal(40, 50, sd=30))
+    b = backend.asarray(normal(50, 30, sd=30))
+    small = getattr(alc, function)(a, b, workspace=SMALLEST)
+    plain = getattr(alc, function)(a, b)
+    small, plain = (r if isinstance(r, tuple) else (r,) for r in (small, plain))
+    for x, y in zip(small, plain, strict=True):
+        np.testing.assert_allclose(backend.to_numpy(x), backend.to_numpy(y), rtol=1e-4, atol=1e-4)

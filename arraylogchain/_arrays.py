@@ -122,19 +122,19 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def enter(arrays: Mapping[str, Array | None]) -> tuple[Context, dict[str, Array]]:
+def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     """Check the arguments of a call and make them ready to compute with.
 
     Parameters
     ----------
-    arrays : mapping of str to array or None
-        The call's arguments by name; None stands for one that was not given.
+    given : mapping of str to array
+        The call's arguments by name.
 
     Returns
     -------
     context : Context
-    ready : dict of str to array
-        The given arguments, in the library that computes. Nothing is copied, except for
+    ready : mapping of str to array
+        The arguments, in the library that computes. Nothing is copied, except for
         libraries whose arrays cannot be written to, when their DLPack export copies.
 
     Raises
@@ -144,7 +144,6 @@ def enter(arrays: Mapping[str, Array | None]) -> tuple[Context, dict[str, Array]
     ValueError
         For arrays on different devices.
     """
-    given = {name: x for name, x in arrays.items() if x is not None}
     if all(type(x) is np.ndarray for x in given.values()):
         names = {name: _dtype_name(x.dtype) for name, x in given.items()}
         return _numpy_context(_check_dtypes(names)), given
@@ -222,7 +221,6 @@ def _check_same(what: str, values: Mapping[str, Any]) -> None:
             )
 
 
-@lru_cache(maxsize=64)
 def _dtype_name(dtype: Any) -> str:
     """Return 'float32' for numpy.dtype('float32'), torch.float32, array_api_strict.float32, ..."""
     return str(getattr(dtype, "name", dtype)).rpartition(".")[2]

@@ -34,7 +34,7 @@ _TIME_LIMIT = 2.0
 _LEGEND = """
 n, t, v, c: batch, parameter sets, steps, states. time: median of a few runs. memory: peak beyond
 the inputs. error: largest distance of log Z from a recursion in float64, in nats.
->: a lower bound, computed and not run: time in proportion to n, memory of the arrays alive at once.
+~ computed, not run: time in proportion to n, memory by counting the arrays alive at once.
 The forum's formulation multiplies the v - 1 matrices in pairs and completes an odd number with
 a matrix of ones, so it is right only where v - 1 is a power of two."""
 # From this error on a result is called wrong: about 10 % in the weights themselves.
@@ -122,5 +122,5 @@ def _estimate(size: Size, seconds_per_row: float | None) -> str:
     needed = count_temporaries(size)
     if not needed:
         return f"{'nothing to multiply':>29}"
-    took = "" if seconds_per_row is None else f"> {duration(seconds_per_row * size[0])}"
-    return f"{took:>9} {'> ' + amount(needed):>9} {'not run':>9}"
+    took = "" if seconds_per_row is None else f"~ {duration(seconds_per_row * size[0])}"
+    return f"{took:>9} {'~ ' + amount(needed):>9} {'not run':>9}"

@@ -152,10 +152,11 @@ def logsumexp(ctx: Context, terms: Array, precision: Precision) -> Array:
     owner = xp.nonzero(xp.reshape(near, (-1,)))[0] // inner
     result = xp.asarray(xp.reshape(top, (-1,)), copy=True)
     ends = xp.searchsorted(owner, xp.arange(result.shape[0] + 1, device=ctx.device))
-    crowded = ends[1:] - ends[:-1] > 1
-    tops = result[crowded]
-    rows = xp.reshape(terms, (-1, inner))[crowded, :]
-    result[crowded] = tops + xp.log(xp.sum(xp.exp(rows - tops[:, None]), axis=-1))
+    is_crowded = ends[1:] - ends[:-1] > 1
+    crowded = xp.nonzero(is_crowded)[0]
+    tops = xp.take(result, crowded)
+    rows = xp.take(xp.reshape(terms, (-1, inner)), crowded, axis=0)
+    result[is_crowded] = tops + xp.log(xp.sum(xp.exp(rows - tops[:, None]), axis=-1))
     return xp.reshape(result, top.shape)
 
 

@@ -23,9 +23,7 @@ class LogForm:
     ) -> tuple[State, Array | None, list[State]]:
         """Take a state, or the start, through a block of steps; see `ScaledForm.run`."""
         if state is not None and not state.in_logs:
-            state = State(
-                state.log_values(self.ctx), state.exponent, state.offset, None, in_logs=True
-            )
+            state = state.in_log_form(self.ctx)
         history = []
         potentials = steps.potentials_of(block)
         for at, i in enumerate(range(block.start, block.stop)):

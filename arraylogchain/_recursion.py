@@ -127,9 +127,7 @@ class Recursion:
             return given[0]
         axis = self.steps.select_axis
         if len(given) > 1:
-            given = [
-                replace(s, values=s.log_values(self.ctx), in_logs=True, alive=None) for s in given
-            ]
+            given = [state.in_log_form(self.ctx) for state in given]
         merged = merge(self.ctx, given, axis)
         order = self.ctx.xp.argsort(self.ctx.xp.concat([part.units for part in parts]))
         return merged.pick(self.ctx, order, axis)

@@ -44,7 +44,7 @@ def forward_messages(ctx: Context, chain: Chain, workspace: int) -> Array:
         for block, _, history in Recursion(steps, True, plan).run(record=True):
             for i, state in zip(range(block.start, block.stop), history, strict=True):
                 logs = xp.reshape(state.logs(ctx), (*steps.shape, chain.size))
-                view[(*box, i)] = xp.astype(logs, out.dtype)
+                view[(*box, i, ...)] = xp.astype(logs, out.dtype)
     return out
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from arraylogchain._arrays import Array, Context, Precision
@@ -58,26 +58,35 @@ class State:
             self.high,
         )
 
-    def log_values(self, ctx: Context) -> Array:
-        """Return the logarithms of w(values), in the widest precision."""
+    def in_log_form(self, ctx: Context) -> State:
+        """Return the same state in log form, in the widest precision."""
         values = ctx.load(self.values, ctx.widest)
-        return values if self.in_logs else ctx.xp.log(values)
+        if not self.in_logs:
+            values = ctx.xp.log(values)
+        return State(values, self.exponent, self.offset, None, in_logs=True)
 
     def logs(self, ctx: Context) -> Array:
         """Return the logarithms of the weights, in the widest precision, [groups, rows, K]."""
-        return add_scale(self.log_values(ctx), self.exponent, self.offset)
+        xp = ctx.xp
+        if self.in_logs or ctx.precision is not ctx.widest:
+            return add_scale(self.in_log_form(ctx).values, self.exponent, self.offset)
+        # Without a wider format, the values' own exponents are taken out of the logarithms.
+        power = -power_to(ctx, self.values, 0)
+        values = scale_by_powers(ctx, self.values, -power, ctx.widest)
+        return add_scale(xp.log(values), self.exponent + power, self.offset)
 
     def log_total(self, ctx: Context) -> Array:
         """Return the logarithms of the rows' sums, in the widest precision, [groups, rows, 1]."""
         xp = ctx.xp
+        values = ctx.load(self.values, ctx.widest)
         if not self.in_logs:
-            total = xp.sum(ctx.load(self.values, ctx.widest), axis=-1, keepdims=True)
-            return add_scale(xp.log(total), self.exponent, self.offset)
-        top = xp.max(self.values, axis=-1, keepdims=True)
+            total = xp.sum(values, axis=-1, keepdims=True)
+            return replace(self, values=total).logs(ctx)
+        top = xp.max(values, axis=-1, keepdims=True)
         shift = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
-        total = xp.sum(xp.exp(self.values - shift), axis=-1, keepdims=True)
+        total = xp.sum(xp.exp(values - shift), axis=-1, keepdims=True)
         logs = xp.where(xp.isfinite(top), shift + xp.log(total), top)
-        return add_scale(ctx.load(logs, ctx.widest), self.exponent, self.offset)
+        return add_scale(logs, self.exponent, self.offset)
 
 
 def add_scale(logs: Array, exponent: Array, offset: Array) -> Array:

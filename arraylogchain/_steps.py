@@ -88,7 +88,7 @@ class Chain:
             for of_rows in boxes(tuple(self.batch[axis] for axis in self.row_axes), rows):
                 box = (*of_groups, *of_rows)
                 parts = {
-                    name: None if view is None else view[within(box, view.shape)]
+                    name: None if view is None else view[(*within(box, view.shape), ...)]
                     for name, view in views.items()
                 }
                 yield (

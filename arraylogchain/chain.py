@@ -73,14 +73,15 @@ class LogChain:
         self._workspace = check_workspace(workspace)
         _check_only_one("transitions", transitions, "log_transitions", log_transitions)
         _check_only_one("initial", initial, "log_initial", log_initial)
+        options = {
+            "transitions": transitions,
+            "log_transitions": log_transitions,
+            "initial": initial,
+            "log_initial": log_initial,
+        }
         self._ctx, given = enter(
-            {
-                "log_potentials": log_potentials,
-                "transitions": transitions,
-                "log_transitions": log_transitions,
-                "initial": initial,
-                "log_initial": log_initial,
-            }
+            {"log_potentials": log_potentials}
+            | {name: x for name, x in options.items() if x is not None}
         )
         shapes = {name: shape_of(x) for name, x in given.items()}
         self._chain = Chain(
@@ -204,5 +205,5 @@ def _check_shapes(shapes: dict[str, Shape]) -> Shape:
     try:
         return np.broadcast_shapes(*batches.values())
     except ValueError:
-        given = ", ".join(f"{name} has {batch}" for name, batch in batches.items())
+        given = ", ".join(f"{name} has shape {shape}" for name, shape in shapes.items())
         raise ValueError(f"batch axes do not broadcast: {given}") from None

@@ -71,7 +71,11 @@ class Plan:
             ("read", _bytes(self.bytes_read)),
             ("written", _bytes(self.bytes_written)),
             ("workspace", f"at most {_bytes(self.workspace)}"),
-            ("in pairs", f"expanded matrices would hold {_bytes(self.pairwise_bytes)}"),
+            (
+                "instead of",
+                f"{_bytes(self.pairwise_bytes)} for expanded matrices multiplied in pairs, "
+                "the forum's way",
+            ),
         ]
         return "\n".join(f"{name:<12}{text}" for name, text in lines)
 

@@ -268,15 +268,17 @@ def _sequence_product(matrices: Sequence[Array], budget: int) -> Array:
         raise ValueError("matrices is an empty sequence; the product of none has no shape")
     ctx, given = enter({f"matrices[{i}]": x for i, x in enumerate(matrices)})
     sizes: list[int] = []
+    before: tuple[int, ...] = ()
     for name, x in given.items():
         shape = shape_of(x)
         if len(shape) < 2:
             raise ValueError(f"{name} has shape {shape}; it must have at least two axes")
         if sizes and sizes[-1] != shape[-2]:
             raise ValueError(
-                f"{name} has shape {shape} and does not fit: {shape[-2]} rows, but the matrix "
-                f"before it has {sizes[-1]} columns"
+                f"{name} has shape {shape}, {shape[-2]} rows, and does not fit the matrix before "
+                f"it, of shape {before}, {before[-1]} columns"
             )
+        before = shape
         sizes += [shape[-1]] if sizes else [shape[-2], shape[-1]]
     factors = list(given.values())
     split = multiplication_order(sizes)

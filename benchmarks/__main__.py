@@ -10,10 +10,11 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from arraylogchain._text import duration
 from benchmarks import report
-from benchmarks.cases import CASES
+from benchmarks.cases import CASES, Case
 from benchmarks.machine import describe_machine, describe_versions
 from benchmarks.runner import Settings, run_case
 
@@ -37,32 +38,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not cases:
         parser.error(f"no case matches {args.only!r}; --list shows their names")
     if args.list:
-        print("\n".join(f"{case.name:<28} {case.title}" for case in cases))
+        print("\n".join(f"{case.name:<34}{case.title}" for case in cases))
         return 0
-    settings = _QUICK if args.quick else _THOROUGH
-    now = datetime.now(UTC)
-    measured = []
-    for number, case in enumerate(cases, start=1):
-        start = time.perf_counter()
-        heading = f"[{number}/{len(cases)}] {case.name}"
-        print(heading, file=sys.stderr)
-        measured.append(
-            run_case(case, settings, lambda text: print(f"    {text}", file=sys.stderr))
-        )
-        print(f"    {duration(time.perf_counter() - start)}", file=sys.stderr)
-    args.output.mkdir(parents=True, exist_ok=True)
-    name = now.strftime("%Y-%m-%d-%H%M") + ("-quick" if args.quick else "")
-    path = args.output / f"{name}.json"
-    content = {
-        "date": now.isoformat(timespec="seconds"),
-        "quick": args.quick,
-        "machine": describe_machine(),
-        "versions": describe_versions(),
-        "cases": measured,
-    }
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    path = measure(cases, _QUICK if args.quick else _THOROUGH, args.output)
     print(report.write(path), file=sys.stderr)
     return 0
+
+
+def measure(cases: Sequence[Case], settings: Settings, folder: Path) -> Path:
+    """Run the cases one after the other; return the file that holds what was found."""
+    now = datetime.now(UTC)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{now:%Y-%m-%d-%H%M}{'-quick' if settings.quick else ''}.json"
+    content: dict[str, Any] = {
+        "date": now.isoformat(timespec="seconds"),
+        "quick": settings.quick,
+        "machine": describe_machine(),
+        "versions": describe_versions(),
+        "cases": [],
+    }
+    for number, case in enumerate(cases, start=1):
+        print(f"[{number}/{len(cases)}] {case.name}", file=sys.stderr)
+        start = time.perf_counter()
+        content["cases"].append(run_case(case, settings, _show_progress))
+        _show_progress(duration(time.perf_counter() - start))
+        # After every case, so that a long run that is interrupted leaves what it found.
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def _show_progress(text: str) -> None:
+    print(f"    {text}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -122,8 +122,11 @@ def _square(n: int, **options: Any) -> dict[str, Any]:
     return {"a": (n, n), "b": (n, n), **options}
 
 
+def _too_slow(terms: int) -> dict[str, str]:
+    return {SCIPY_LSE: f"{terms:.1e} terms take minutes"} if terms > 2e9 else {}
+
+
 def _square_case(n: int, dtype: str) -> Case:
-    too_slow = {SCIPY_LSE: "8.6e9 terms take minutes"} if n > 1024 else {}
     return Case(
         name=f"logmatmulexp-{dtype}-{n}",
         title=f"logmatmulexp {n}³, {dtype}",
@@ -132,7 +135,7 @@ def _square_case(n: int, dtype: str) -> Case:
         quick_sizes=_square(n // 16, dtype=dtype),
         contestants=LOG_PRODUCT,
         reference=references.log_product,
-        not_run=too_slow,
+        not_run=_too_slow(n**3),
     )
 
 
@@ -160,6 +163,7 @@ def _batched_case(batch: int, m: int) -> Case:
         quick_sizes=shapes(4, m // 8, 32),
         contestants=LOG_PRODUCT,
         reference=references.log_product,
+        not_run=_too_slow(batch * m * m * 256),
     )
 
 

@@ -22,7 +22,7 @@ _PACKAGES = (
 
 def describe_machine() -> dict[str, Any]:
     """Return the processor, its cores, and the BLAS library that NumPy calls."""
-    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[index]
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0))

@@ -60,6 +60,8 @@ def write_readme(path: Path) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     if content["quick"]:
         raise SystemExit(f"{path.name} is of a quick run; its figures do not belong into README")
+    if not path.resolve().is_relative_to(README.parent):
+        raise SystemExit(f"{path} lies outside of the repository; README could not link to it")
     text = README.read_text(encoding="utf-8")
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -191,34 +193,41 @@ def draw(content: Json, path: Path) -> None:
     from matplotlib import pyplot as plt
 
     cases = [case for case in content["cases"] if case["results"][0]["median"]]
-    labels = list(dict.fromkeys(r["label"] for case in cases for r in case["results"][1:]))
-    colours = {label: f"C{i % 10}" for i, label in enumerate(labels)}
-    markers = {label: "os^Dv"[i // 10 % 5] for i, label in enumerate(labels)}
-    figure, axes = plt.subplots(figsize=(10, 1.5 + 0.32 * len(cases)), layout="constrained")
+    rivals = [result for case in cases for result in case["results"][1:] if result["median"]]
+    figure, axes = plt.subplots(figsize=(10, 2.5 + 0.32 * len(cases)), layout="constrained")
+    styles = _styles(rivals)
     for row, case in enumerate(cases):
-        ours = case["results"][0]["median"]
-        for result in case["results"][1:]:
-            if result["median"] is None:
-                continue
-            colour = colours[result["label"]]
-            axes.plot(
-                result["median"] / ours,
-                row,
-                markers[result["label"]],
-                markeredgecolor=colour,
-                markerfacecolor="none" if is_wrong(result) else colour,
-            )
-    for label in labels:
-        axes.plot([], [], markers[label], color=colours[label], label=label)
+        ours, *others = case["results"]
+        for result in others:
+            if result["median"]:
+                style = styles[result["label"]]
+                face = {"markerfacecolor": "none"} if is_wrong(result) else {}
+                axes.plot(result["median"] / ours["median"], row, **style, **face)
+    for label, style in styles.items():
+        axes.plot([], [], label=label, **style)
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xscale("log")
     axes.set_yticks(range(len(cases)), [case["title"] for case in cases], fontsize=8)
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
-    axes.set_xlabel("time relative to arraylogchain; hollow: wrong answers")
+    axes.set_xlabel("time relative to arraylogchain; hollow: wrong answers; bars: yardsticks")
+    machine = content["machine"]
+    reduced = "quick run, sizes reduced, " if content["quick"] else ""
+    axes.set_title(f"{reduced}{machine['cpu']}, {machine['cores']} cores, {content['date'][:10]}")
     figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def _styles(results: list[Json]) -> dict[str, Json]:
+    """Return a marker and a colour for each label; yardsticks are bars."""
+    styles: dict[str, Json] = {}
+    for result in results:
+        i = len(styles)
+        marker = {"marker": "|", "markersize": 11} if result["is_yardstick"] else {}
+        default = {"color": f"C{i % 10}", "marker": "os^D"[i // 10 % 4], "linestyle": "none"}
+        styles.setdefault(result["label"], default | marker)
+    return styles
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The one door in and out: which library, which dtype, which device, and what to say when they do not fit.
+"""The one door in and out: library, dtype, device, and what to say when they do not fit.
 
 Everything behind this door is written against the array API standard and asks no question about the
 library. A few facts about the arrays at hand travel with every call in a `Context`.
@@ -20,7 +20,7 @@ import numpy as np
 # An array of whatever library the caller uses; the array API standard has no common base class.
 Array = Any
 
-# What a temporary may hold, in elements, so that a chain of elementwise operations stays in a CPU's L2.
+# Elements of a temporary with which a chain of elementwise operations stays in a CPU's L2.
 _CPU_BLOCK = 1 << 16
 # On a device every operation is a launch: blocks are as large as the workspace allows.
 _DEVICE_BLOCK = 1 << 26
@@ -117,7 +117,7 @@ class Context:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence NumPy's floating-point warnings: infinities and NaN are values here, not accidents."""
+    """Silence NumPy's floating-point warnings: here infinities and NaN are values, no accidents."""
     with np.errstate(all="ignore"):
         yield
 
@@ -149,6 +149,7 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
         return _numpy_context(_check_dtypes(names)), given
 
     namespaces = {name: _namespace_of(name, x) for name, x in given.items()}
+    _refuse_gradients(given)
     _check_same("library", {name: _library(xp) for name, xp in namespaces.items()})
     _check_same("device", {name: array_api_compat.device(x) for name, x in given.items()})
     names = {name: _dtype_name(x.dtype) for name, x in given.items()}
@@ -158,7 +159,9 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     if _can_be_written(xp) and not _shares_memory_with_numpy(xp, device, names):
         return _context(xp, device, result_name, _same), given
     hosted = {name: _to_numpy(name, x) for name, x in given.items()}
-    return _context(numpy_namespace, None, result_name, xp.from_dlpack), hosted
+    # A library that can only export gets NumPy arrays back.
+    hand_back = getattr(xp, "from_dlpack", _same)
+    return _context(numpy_namespace, None, result_name, hand_back), hosted
 
 
 @lru_cache(maxsize=len(_FLOATING))
@@ -204,6 +207,17 @@ def _namespace_of(name: str, x: Array) -> Any:
     )
 
 
+def _refuse_gradients(given: Mapping[str, Array]) -> None:
+    """Raise rather than return a result that silently carries no gradient."""
+    torch = sys.modules.get("torch")
+    for name, x in given.items():
+        if getattr(x, "requires_grad", False) and torch is not None and torch.is_grad_enabled():
+            raise NotImplementedError(
+                f"{name} requires grad, and results carry no gradients yet; "
+                f"pass {name}.detach(), or call within torch.no_grad()"
+            )
+
+
 def _library(xp: Any) -> str:
     name = str(xp.__name__)
     return name.removeprefix("array_api_compat.").partition(".")[0]
@@ -229,9 +243,7 @@ def _dtype_name(dtype: Any) -> str:
 def _check_dtypes(names: Mapping[str, str]) -> str:
     for name, dtype in names.items():
         if dtype not in _FLOATING:
-            raise TypeError(
-                f"{name} has dtype {dtype}; use one of {', '.join(_FLOATING)}"
-            )
+            raise TypeError(f"{name} has dtype {dtype}; use one of {', '.join(_FLOATING)}")
     return promote(names.values())
 
 
@@ -250,12 +262,8 @@ def _can_be_written(xp: Any) -> bool:
 
 
 def _shares_memory_with_numpy(xp: Any, device: Any, names: Mapping[str, str]) -> bool:
-    """Tell whether NumPy can compute on these arrays in place: torch CPU tensors that it has a dtype for."""
-    return (
-        _library(xp) == "torch"
-        and str(device) == "cpu"
-        and "bfloat16" not in names.values()
-    )
+    """Tell whether NumPy can read these arrays in place: torch CPU tensors, but for bfloat16."""
+    return _library(xp) == "torch" and str(device) == "cpu" and "bfloat16" not in names.values()
 
 
 def _to_numpy(name: str, x: Array) -> Array:

@@ -1,8 +1,8 @@
 """The certified product: a matrix multiply of exponentials that proves its own entries.
 
 With row shifts r of `a` and column shifts c of `b`, ``S = exp(a - r) @ exp(b - c)`` and
-``log(exp(a) @ exp(b)) = log(S) + r + c``. All terms of S are nonnegative, so nothing cancels and the
-multiply errs by rounding alone, unless something overflows or underflows.
+``log(exp(a) @ exp(b)) = log(S) + r + c``. All terms of S are nonnegative, so nothing cancels and
+the multiply errs by rounding alone, unless something overflows or underflows.
 
 Where all entries of both operands lie within `_NARROW` of 0, nothing can, and no shift is needed:
 the result is log(S), whose error is that of the exponentials and of one logarithm.
@@ -178,9 +178,7 @@ class CertifiedKernel:
                 if not bool(xp.any(unproved[box])):
                     continue
                 # -inf or NaN maxima cannot be mistaken for +inf here.
-                infinite = (a_top[at, of_rows, :] == math.inf) | (
-                    b_top[at, :, of_cols] == math.inf
-                )
+                infinite = (a_top[at, of_rows, :] == math.inf) | (b_top[at, :, of_cols] == math.inf)
                 out[box] = self._repaired(
                     out[box],
                     a[at, of_rows, :],
@@ -212,13 +210,11 @@ class CertifiedKernel:
         if not bool(xp.any(unproved)):
             return out
         block = max(1, min(2 * ctx.block, self.workspace // 128))
-        return _exact.logsumexp_where(
-            ctx, out, a, b, unproved, self.precision, block, tiling.inner
-        )
+        return _exact.logsumexp_where(ctx, out, a, b, unproved, self.precision, block, tiling.inner)
 
     def _have_terms(self, a: Array, b: Array, chunk: int) -> Array:
         """Tell which sums have a term other than -inf, as a product of 0/1 matrices."""
-        xp, ctx = self.ctx.xp, self.ctx
+        xp = self.ctx.xp
         dtype = xp.float32
         inner = int(a.shape[-1])
         found: Array | None = None

@@ -109,14 +109,12 @@ class _AllEntries:
 class _SomeEntries:
     """Entries picked by a mask, as a list."""
 
-    def __init__(
-        self, ctx: Context, wanted: Array, precision: Precision, limit: int
-    ) -> None:
+    def __init__(self, ctx: Context, wanted: Array, precision: Precision, limit: int) -> None:
         at, row, col = ctx.xp.nonzero(wanted)
         # Rows of `a` and columns of `b`, numbered through the batch.
         self.row, self.col = row + at * wanted.shape[1], col + at * wanted.shape[2]
         self.ctx, self.precision, self.limit = ctx, precision, limit
-        self.shape = (int(row.shape[0]),)
+        self.shape: tuple[int, ...] = (int(row.shape[0]),)
 
     def terms(self, a: Array, b: Array) -> Iterator[tuple[Any, Array]]:
         xp, ctx = self.ctx.xp, self.ctx

@@ -44,9 +44,7 @@ class MaxPlusKernel:
         self.ctx = ctx
         item = ctx.precision.itemsize
         # Values and indices of a tile, those of a further chunk, and a mask.
-        self.tiling = tile_product(
-            sizes, workspace // 2, (1 + copies) * item, 2 * (item + 8) + 1
-        )
+        self.tiling = tile_product(sizes, workspace // 2, (1 + copies) * item, 2 * (item + 8) + 1)
         self.dtypes = [ctx.dtype(ctx.precision), ctx.index_dtype]
         # A block holds sums, and gathered operands.
         self.block = max(1, min(2 * ctx.block, workspace // (12 * item)))

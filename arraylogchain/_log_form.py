@@ -27,10 +27,7 @@ class LogForm:
         history = []
         potentials = steps.potentials_of(block)
         for at, i in enumerate(range(block.start, block.stop)):
-            if state is None:
-                state = self._start(steps)
-            else:
-                state = self._multiplied(state, steps, i - 1)
+            state = self._start(steps) if state is None else self._multiplied(state, steps, i - 1)
             if potentials is not None:
                 x = self.ctx.load(potentials[:, :, at, :], self.ctx.precision)
                 state = self._settled(state, state.values, x)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from arraylogchain._arrays import Array, Context, Precision
@@ -24,8 +23,8 @@ class Matrix:
     given : array
         The weights or their logarithms, as given.
     power, shift : array [groups, 1, 1] or None
-        ``factor = given * 2**power``, or ``factor = exp(given - shift)``: whole numbers such that no
-        factor is above LARGEST. None for zero.
+        ``factor = given * 2**power``, or ``factor = exp(given - shift)``: whole numbers such that
+        no factor is above LARGEST. None for zero.
     least, most : float
         Bounds on the factors.
     positive : bool

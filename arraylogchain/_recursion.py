@@ -1,10 +1,10 @@
 """Forward recursion over time: a proof for every step, and slower forms for what is not proved.
 
 States are kept in *scaled* form, nonnegative numbers times a power of two: a step is a matrix
-multiply and a product with exp(potentials), without logarithms, and it errs by rounding alone unless
-something underflows. What underflow can cost is known (see `ScaledForm`), so each step proves itself.
-Rows, or groups, with a step that does not are taken up again from before it: in float64, then in log
-form with the certified product, which needs no proof.
+multiply and a product with exp(potentials), without logarithms, and it errs by rounding alone
+unless something underflows. What underflow can cost is known (see `_scaled_form`), so each step
+proves itself. Rows, or groups, with a step that does not are taken up again from before it: in
+float64, then in log form with the certified product, which needs no proof.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from arraylogchain._arrays import DOUBLE, SINGLE, Array, Context
-from arraylogchain._log_form import LogForm
+from arraylogchain._arrays import DOUBLE, SINGLE, Array
 from arraylogchain._chain_plan import RecursionPlan
+from arraylogchain._log_form import LogForm
 from arraylogchain._scaled_form import ScaledForm
 from arraylogchain._states import State, merge
 from arraylogchain._steps import Steps
@@ -82,9 +82,7 @@ class Recursion:
             last = block.stop == count
             yield block, self._in_order(parts, [p.state for p in parts]) if last else None, history
 
-    def _advance(
-        self, part: Part, block: slice, record: bool
-    ) -> list[tuple[Part, list[State]]]:
+    def _advance(self, part: Part, block: slice, record: bool) -> list[tuple[Part, list[State]]]:
         """Take a part through a block; split off what its form does not prove."""
         form = self.forms[part.level]
         state, failed, history = form.run(part.steps, part.state, block, record)
@@ -116,7 +114,8 @@ class Recursion:
                 joined += same
                 continue
             units = self.ctx.xp.concat([part.units for part in same])
-            state = merge(self.ctx, [part.state for part in same], same[0].steps.select_axis)
+            states = [part.state for part in same if part.state is not None]
+            state = merge(self.ctx, states, same[0].steps.select_axis)
             joined.append(Part(level, units, self.steps.pick(units), state))
         return joined
 

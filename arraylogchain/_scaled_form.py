@@ -1,14 +1,14 @@
 """Steps of a recursion on scaled states, each of which proves itself.
 
-Let u be a row of the state before a step, P its matrix and E = exp(potentials - shift) <= exp(1/2), or
-any E within narrow bounds. What underflow may cost entry j of the new state v = (u @ P) * E:
+Let u be a row of the state before a step, P its matrix and E = exp(potentials - shift) its factors.
+What underflow may cost entry j of the new state v = (u @ P) * E, before E is multiplied:
 
     products u_k P_kj below tiny           at most tiny each, K tiny in all
     factors P_kj below tiny, if lossy      at most tiny max(u) each, K tiny max(u) in all
     a factor E_j below tiny                at most tiny (u @ P)_j; it is set to zero
 
-*Every entry right.* An entry ``v_j >= K tiny (1 + max(u) if lossy) max(E) / eps`` lost less than one eps.
-One below that line is right only if it is exactly zero, which the support of P tells.
+*Every entry right.* An entry ``v_j >= K tiny (1 + max(u) if lossy) max(E) / eps`` lost less than
+one eps. One below that line is right only if it is exactly zero, which the support of P tells.
 
 *Every path sum right.* A sum over paths is v @ beta, with nonnegative weights beta = P' @ w of the
 states to come, and if P' has no zero, entries of beta lie within the ratio `spread` of each other
@@ -29,8 +29,8 @@ from arraylogchain._steps import Steps
 
 # Potentials within these bounds of 0 need no shift.
 _NARROW = {"float32": 20.0, "float64": 200.0}
-# No row's largest entry is left above 2**_CEILING: up to the largest number there is room for what a
-# step can multiply it by, 2**13 entries, a matrix of LARGEST and exp(_NARROW).
+# No row's largest entry is left above 2**_CEILING: up to the largest number there is room for what
+# a step can multiply it by, 2**13 entries, a matrix of LARGEST and exp(_NARROW).
 _CEILING = {"float32": 80, "float64": 710}
 # Rescaled rows have room for a few steps before they meet the ceiling.
 _ROOM = 16
@@ -71,9 +71,7 @@ class ScaledForm:
         Elements of a matrix that may be copied at a time.
     """
 
-    def __init__(
-        self, ctx: Context, precision: Precision, every_entry: bool, panel: int
-    ) -> None:
+    def __init__(self, ctx: Context, precision: Precision, every_entry: bool, panel: int) -> None:
         self.ctx, self.precision, self.every_entry = ctx, precision, every_entry
         self.panel = panel
         self.floor = _FLOOR[precision.name]

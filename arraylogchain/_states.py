@@ -1,8 +1,8 @@
 """States of a recursion over time, and exact bookkeeping of their scale.
 
-A state stands for the nonnegative weights ``w(values) * 2**exponent * exp(offset)``, with one exponent
-and one offset for each row. Both are whole numbers, so they add up exactly over any number of steps.
-In *scaled* form w(values) is the values themselves, in *log* form their exponential.
+A state stands for nonnegative weights ``w(values) * 2**exponent * exp(offset)``, with one exponent
+and one offset for each row. Both are whole numbers, so they add up exactly over any number of
+steps. In *scaled* form w(values) is the values themselves, in *log* form their exponential.
 """
 
 from __future__ import annotations
@@ -60,20 +60,29 @@ class State:
 
     def in_log_form(self, ctx: Context) -> State:
         """Return the same state in log form, in the widest precision."""
-        values = ctx.load(self.values, ctx.widest)
-        if not self.in_logs:
-            values = ctx.xp.log(values)
-        return State(values, self.exponent, self.offset, None, in_logs=True)
+        if self.in_logs:
+            return replace(self, values=ctx.load(self.values, ctx.widest), alive=None)
+        logs, power = self._split(ctx)
+        # What the row's largest entry has goes to the exponent, so that its logarithm is small.
+        top = ctx.xp.max(power, axis=-1, keepdims=True)
+        logs = logs + (power - top) * math.log(2.0)
+        return State(logs, self.exponent + top, self.offset, None, in_logs=True)
 
     def logs(self, ctx: Context) -> Array:
         """Return the logarithms of the weights, in the widest precision, [groups, rows, K]."""
-        xp = ctx.xp
-        if self.in_logs or ctx.precision is not ctx.widest:
-            return add_scale(self.in_log_form(ctx).values, self.exponent, self.offset)
-        # Without a wider format, the values' own exponents are taken out of the logarithms.
-        power = -power_to(ctx, self.values, 0)
-        values = scale_by_powers(ctx, self.values, -power, ctx.widest)
-        return add_scale(xp.log(values), self.exponent + power, self.offset)
+        if self.in_logs:
+            return add_scale(ctx.load(self.values, ctx.widest), self.exponent, self.offset)
+        logs, power = self._split(ctx)
+        return add_scale(logs, self.exponent + power, self.offset)
+
+    def _split(self, ctx: Context) -> tuple[Array, Array]:
+        """Return log(m) and p for values m * 2**p with m about 1, in the widest precision."""
+        values = ctx.load(self.values, ctx.widest)
+        if values is not self.values:
+            # Logarithms in a wider format are right to rounding as they are.
+            return ctx.xp.log(values), ctx.xp.zeros_like(self.exponent)
+        power = -power_to(ctx, values, 0)
+        return ctx.xp.log(scale_by_powers(ctx, values, -power, ctx.widest)), power
 
     def log_total(self, ctx: Context) -> Array:
         """Return the logarithms of the rows' sums, in the widest precision, [groups, rows, 1]."""

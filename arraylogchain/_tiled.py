@@ -48,7 +48,7 @@ def run(
     xp = ctx.xp
     tiling = kernel.tiling
     a_view, b_view = layout.view_a(xp, a), layout.view_b(xp, b)
-    batch, rows, cols, inner = layout.sizes
+    inner = layout.sizes[3]
     outs = [ctx.empty(layout.full_shape, dtype) for dtype in dtypes]
     views = [layout.view_out(xp, out) for out in outs]
     # Kernels write straight into the result where its tiles are what they compute.

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 DEFAULT_WORKSPACE = 64 * 2**20
-SMALLEST_WORKSPACE = 2**16
+# NumPy's own buffers for mixed dtypes take up to a few hundred kilobytes.
+SMALLEST_WORKSPACE = 2**20
 
 # Elements of a tile's largest side that still profit from a CPU's L2 and L3 caches.
 _CACHED = 1 << 18

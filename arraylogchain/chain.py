@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from arraylogchain import _run
+from arraylogchain import _evaluate
 from arraylogchain._arrays import Array, enter, quiet, shape_of
 from arraylogchain._fold import Shape
 from arraylogchain._steps import Chain
@@ -108,11 +108,9 @@ class LogChain:
         ctx, chain = self._ctx, self._chain
         with quiet():
             if chain.size == 0 or 0 in chain.batch:
-                out = ctx.xp.full(
-                    chain.batch, -math.inf, dtype=ctx.result_dtype, device=ctx.device
-                )
+                out = ctx.xp.full(chain.batch, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
             else:
-                out = _run.log_partition(ctx, chain, self.plan().segments, self._workspace)
+                out = _evaluate.log_partition(ctx, chain, self.plan().segments, self._workspace)
         return ctx.hand_back(out)
 
     def forward_messages(self) -> Array:
@@ -131,7 +129,7 @@ class LogChain:
                 shape = (*chain.batch, chain.count, chain.size)
                 out = ctx.empty(shape, ctx.result_dtype)
             else:
-                out = _run.forward_messages(ctx, chain, self._workspace)
+                out = _evaluate.forward_messages(ctx, chain, self._workspace)
         return ctx.hand_back(out)
 
     def plan(self) -> Plan:
@@ -178,11 +176,7 @@ def _check_shapes(shapes: dict[str, Shape]) -> Shape:
     for name in ("transitions", "log_transitions"):
         if name in shapes:
             shape = shapes[name]
-            if (
-                len(shape) < 3
-                or shape[-2:] != (size, size)
-                or shape[-3] not in (count - 1, 1)
-            ):
+            if len(shape) < 3 or shape[-2:] != (size, size) or shape[-3] not in (count - 1, 1):
                 raise ValueError(
                     f"{name} has shape {shape}; with log_potentials of shape {potentials} it must "
                     f"be [..., {count - 1}, {size}, {size}], or [..., 1, {size}, {size}] for one "

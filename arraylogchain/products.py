@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from arraylogchain import _tiled
 from arraylogchain._arrays import Array, Context, enter, quiet, shape_of
-from arraylogchain._chain_order import multiplication_order
 from arraylogchain._certified import CertifiedKernel
+from arraylogchain._chain_order import multiplication_order
+from arraylogchain._evaluate import final_messages
 from arraylogchain._fold import fold
 from arraylogchain._kernels import LinearKernel, MaxPlusKernel
-from arraylogchain._run import final_messages
 from arraylogchain._steps import Chain
 from arraylogchain._tiling import check_workspace
 from arraylogchain.plan import best_segments
@@ -128,9 +128,7 @@ def logmatmulexp(a: Array, b: Array, /, *, workspace: int | None = None) -> Arra
 def _logmatmulexp(ctx: Context, a: Array, b: Array, budget: int) -> Array:
     layout = fold(shape_of(a), shape_of(b))
     if 0 in layout.sizes:
-        return ctx.xp.full(
-            layout.out_shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device
-        )
+        return ctx.xp.full(layout.out_shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
     kernel = CertifiedKernel(ctx, layout.sizes, budget, layout.copies)
     return _tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype])[0]
 
@@ -176,21 +174,15 @@ def maxplus_matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Ma
     index_dtype = ctx.index_dtype
     with quiet():
         if 0 in layout.sizes:
-            values = xp.full(
-                layout.out_shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device
-            )
+            values = xp.full(layout.out_shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
             indices = xp.full(layout.out_shape, -1, dtype=index_dtype, device=ctx.device)
         else:
             kernel = MaxPlusKernel(ctx, layout.sizes, budget, layout.copies)
-            values, indices = _tiled.run(
-                ctx, layout, a, b, kernel, [ctx.result_dtype, index_dtype]
-            )
+            values, indices = _tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype, index_dtype])
     return MaxPlusProduct(ctx.hand_back(values), ctx.hand_back(indices))
 
 
-def logchainexp(
-    matrices: Array | Sequence[Array], /, *, workspace: int | None = None
-) -> Array:
+def logchainexp(matrices: Array | Sequence[Array], /, *, workspace: int | None = None) -> Array:
     """Product of many matrices in log space, ``log(exp(M_1) @ exp(M_2) @ ... @ exp(M_n))``.
 
     Parameters

@@ -93,7 +93,8 @@ def check_chain(
             x,
             logs if linear is None else np.log(reference.wide(linear)),
             log_p0 if p0 is None else np.log(reference.wide(p0)),
-            given_in_logs=logs is not None,
+            edges_in_logs=logs is not None,
+            initial_in_logs=log_p0 is not None,
         )
     T, K = x.shape[-2:]
     bound = error_model.chain_bound(exact.log_partition, exact.partition_gap, T, K, dtype)

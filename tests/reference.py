@@ -72,13 +72,14 @@ def chain(
     log_transitions: np.ndarray | None = None,
     log_initial: np.ndarray | None = None,
     *,
-    given_in_logs: bool = False,
+    edges_in_logs: bool = False,
+    initial_in_logs: bool = False,
 ) -> Chain:
     """Return the forward messages of a chain and the log of their last sum.
 
     The recursion works on logs relative to the largest of each step; the sum of what was taken off
-    is carried in two numbers. Logs of transitions that the library was given in linear space
-    (not `given_in_logs`) have no part in G: such transitions are used as they are.
+    is carried in two numbers. Weights that the library was given as logs have their part in G, as
+    potentials have; those that it was given in linear space are used as they are.
     """
     x = wide(x)
     K = x.shape[-1]
@@ -86,12 +87,13 @@ def chain(
     steps = x.shape[-2] - 1
     edges = np.zeros((1, K, K), np.longdouble) if log_transitions is None else wide(log_transitions)
     batch = np.broadcast_shapes(x.shape[:-2], edges.shape[:-3], initial.shape[:-1])
-    edge_gaps = _below_largest(edges, axis=(-2, -1)) if given_in_logs else np.zeros_like(edges)
+    edge_gaps = _below_largest(edges, axis=(-2, -1)) if edges_in_logs else np.zeros_like(edges)
     x_gaps = _below_largest(x, axis=-1)
 
     with np.errstate(invalid="ignore"):
         alpha = np.broadcast_to(initial + x[..., 0, :], (*batch, K))
-    gap = np.broadcast_to(x_gaps[..., 0, :], (*batch, K))
+    start_gaps = _below_largest(initial, axis=-1) if initial_in_logs else 0
+    gap = np.broadcast_to(start_gaps + x_gaps[..., 0, :], (*batch, K))
     offset = rest = np.zeros((*batch, 1), np.longdouble)
     messages, gaps = [alpha], [gap]
     for i in range(steps):

@@ -63,7 +63,7 @@ def test_one_dimensional_operands(backend, dtype, function, a_shape, b_shape):
     assert tuple(out.shape) == np.matmul(a, b).shape
 
 
-@pytest.mark.parametrize("workspace", [1 << 16, 1 << 20])
+@pytest.mark.parametrize("workspace", [1 << 20, 1 << 22])
 @pytest.mark.parametrize("function", list(CHECKS))
 def test_folds_in_small_workspaces(np_backend, function, workspace):
     """Tiles that cut through batch axes, folded rows and folded columns."""

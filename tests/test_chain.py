@@ -202,7 +202,7 @@ def test_identity_transitions_sum_the_potentials(backend, dtype):
     assert_within(backend.read(chain.forward_messages(), dtype), exact, bound)
 
 
-@pytest.mark.parametrize("workspace", [1 << 16, 1 << 18])
+@pytest.mark.parametrize("workspace", [1 << 20, 1 << 21])
 @pytest.mark.parametrize("sd", [1, 1000])
 def test_workspace_changes_no_answer(np_backend, dtype, workspace, sd):
     x = normal(300, 6, 10, sd=sd)

@@ -1,4 +1,8 @@
-"""Chains of 100,000 steps: errors do not pile up, and nothing runs out of range."""
+"""Long chains, up to 100,000 steps: errors do not pile up, and nothing runs out of range.
+
+Long chains of few states may be cut into segments, whose products are then chained; what is hard for
+a chain must be right there as well.
+"""
 
 import functools
 
@@ -7,6 +11,7 @@ import pytest
 
 import arraylogchain as alc
 from tests import reference
+from tests.checks import check_chain
 from tests.error_model import assert_within, chain_bound
 
 T, K = 100_000, 4
@@ -79,3 +84,50 @@ def test_batch_of_long_chains(dtype):
     exact = [reference.long_chain(row, *options.values()) for row in rows]
     gap = np.sum(np.ptp(rows, axis=-1), axis=-1)
     assert_within(out, np.array(exact), chain_bound(np.array(exact), gap, steps, K, dtype))
+
+
+def _hard_cases():
+    """Yield chains of 257 steps and 4 states, two rows, with what they are hard for."""
+    rng = np.random.default_rng(13)
+    x, transitions = rng.normal(size=(2, 257, 4)), rng.random((256, 4, 4))
+    left_to_right = 0.5 * (np.eye(4) + np.eye(4, k=1))[None]
+    yield "plain", x, transitions
+    yield "wide", 30 * x, transitions
+    yield "very wide", 1000 * x, transitions
+    yield "sparse", x, transitions * (rng.random(transitions.shape) < 0.4)
+    yield "sparse and wide", 100 * x, transitions * (rng.random(transitions.shape) < 0.4)
+    yield "left to right", x, left_to_right
+    yield "left to right and wide", 100 * x, left_to_right
+    yield "never mixing", 20 * x, np.eye(4)[None]
+    yield "one matrix for each row", x, transitions[:2, None]
+    yield "tiny and large weights", x, 10.0 ** rng.uniform(-30, 30, transitions.shape)
+    closed = x.copy()
+    closed[0, 100:140, :3], closed[1, ::7, 1] = -np.inf, -np.inf
+    yield "closed states", closed, transitions
+    ended = x.copy()
+    ended[0, 150] = -np.inf
+    yield "without a path", ended, transitions
+    special = x.copy()
+    special[0, 130, 2], special[1, 256, 0] = np.nan, np.inf
+    yield "special values", special, transitions
+
+
+HARD_CASES = {name: arrays for name, *arrays in _hard_cases()}
+
+
+@pytest.mark.parametrize("form", ["linear", "logs"])
+@pytest.mark.parametrize("case", list(HARD_CASES))
+def test_hard_cases(np_backend, dtype, case, form):
+    x, transitions = HARD_CASES[case]
+    if form == "linear":
+        options = {"transitions": transitions}
+    else:
+        with np.errstate(divide="ignore"):
+            options = {"log_transitions": np.log(transitions)}
+    check_chain(np_backend, dtype, x, **options)
+
+
+@pytest.mark.parametrize("case", ["sparse and wide", "special values"])
+def test_hard_cases_elsewhere(backend, dtype, case):
+    x, transitions = HARD_CASES[case]
+    check_chain(backend, dtype, x, transitions=transitions, initial=np.array([0, 0.5, 0, 1e-30]))

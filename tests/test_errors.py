@@ -107,16 +107,16 @@ WORKSPACE_CALLS = {
 
 
 @pytest.mark.parametrize("call", list(WORKSPACE_CALLS))
-@pytest.mark.parametrize("workspace", [65535, 1, 0, -5])
+@pytest.mark.parametrize("workspace", [1048575, 1, 0, -5])
 def test_small_workspace(call, workspace):
-    with pytest.raises(ValueError, match=mentions("workspace", "65536", workspace)):
+    with pytest.raises(ValueError, match=mentions("workspace", "1048576", workspace)):
         WORKSPACE_CALLS[call](workspace)
 
 
 @pytest.mark.parametrize("call", list(WORKSPACE_CALLS))
 def test_smallest_workspace(call):
     """The limit itself is accepted."""
-    assert np.all(np.isfinite(WORKSPACE_CALLS[call](65536)))
+    assert np.all(np.isfinite(WORKSPACE_CALLS[call](1048576)))
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,18 @@ def test_unreachable_entries(backend, dtype):
     np.testing.assert_array_equal(np.isfinite(out), (columns >= rows) & (columns <= rows + n))
 
 
+@pytest.mark.parametrize("n", [2, 3, 5, 8, 13])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("sd", [0, 1, 500])
+def test_random_supports(backend, dtype, n, share, sd):
+    """Any pattern of -inf, with rows and columns that are -inf throughout."""
+    rng = np.random.default_rng(n)
+    stack = normal(2, n, 3, 3, sd=sd)
+    stack[rng.random(stack.shape) < share] = -INF
+    stack[0, n // 2, :, 1], stack[1, n // 2, 2] = -INF, -INF
+    check_stack(backend, dtype, stack)
+
+
 @pytest.mark.parametrize("value", [INF, np.nan])
 def test_special_values(backend, dtype, value):
     stack = normal(5, 3, 3)
@@ -149,6 +161,6 @@ def test_long_products(np_backend, dtype):
     check_stack(np_backend, dtype, stack)
 
 
-@pytest.mark.parametrize("workspace", [1 << 16, 1 << 20])
+@pytest.mark.parametrize("workspace", [1 << 20, 1 << 22])
 def test_workspace_changes_no_answer(np_backend, dtype, workspace):
     check_stack(np_backend, dtype, normal(6, 11, 12, 12, sd=10), workspace=workspace)

@@ -47,7 +47,7 @@ def test_without_terms(backend, dtype):
     assert values.shape == indices.shape == (2, 3)
 
 
-@pytest.mark.parametrize("workspace", [None, 1 << 16])
+@pytest.mark.parametrize("workspace", [None, 1 << 20])
 def test_ties_go_to_the_smallest_index(backend, dtype, workspace):
     """Small integers tie often; their sums are exact in every dtype."""
     rng = np.random.default_rng(1)
@@ -83,7 +83,7 @@ def test_half_precisions(backend, half):
     check_maxplus(backend, half, 10 * normal(6, 9), 10 * normal(9, 5, seed=1))
 
 
-@pytest.mark.parametrize("workspace", [1 << 16, 1 << 20])
+@pytest.mark.parametrize("workspace", [1 << 20, 1 << 22])
 def test_workspace_changes_no_answer(np_backend, dtype, workspace):
     a, b = normal(5, 60, 400), normal(400, 70, seed=1)
     check_maxplus(np_backend, dtype, a, b, workspace=workspace)

@@ -8,7 +8,7 @@ import pytest
 
 import arraylogchain as alc
 
-SMALLEST = 1 << 16
+SMALLEST = 1 << 20
 SIZES = [SMALLEST, 1 << 20]
 
 

@@ -60,12 +60,14 @@ def in_segments(ctx: Context, chain: Chain, segments: int, workspace: int) -> Ch
     start = final_messages(ctx, _front(chain, front + 1), 1, workspace, ctx.dtype(ctx.widest))
 
     def cut(x: Array, trailing: int) -> Array:
-        """Cut the axis of time: [..., segments * length, *trailing] to [..., segments, length, ...]."""
+        """Cut time: [..., segments * length, *trailing] to [..., segments, length, *trailing]."""
         own = tuple(x.shape)
         axis = len(own) - trailing - 1
         return xp.reshape(x, (*own[:axis], segments, length, *own[axis + 1 :]))
 
     matrices = chain.transitions
+    assert matrices is not None  # there are at least four products
+    batch = tuple(matrices.shape[:-3])
     if int(matrices.shape[-3]) == 1:
         matrices = matrices[..., None, :, :, :]
         first, others = matrices[..., 0, :, :], matrices[..., None, :, :, :]
@@ -73,7 +75,6 @@ def in_segments(ctx: Context, chain: Chain, segments: int, workspace: int) -> Ch
         matrices = cut(matrices[..., front:, :, :], 2)
         first, others = matrices[..., 0, :, :], matrices[..., None, 1:, :, :]
     potentials = chain.potentials
-    batch = tuple(chain.transitions.shape[:-3])
     if potentials is not None:
         batch = np.broadcast_shapes(batch, tuple(potentials.shape[:-2]))
         potentials = cut(potentials[..., front + 1 :, :], 1)[..., None, :, :]
@@ -133,5 +134,7 @@ def _finish(
     for box, steps in chain.tiles(ctx, plan.groups, plan.rows):
         for _, state, _ in Recursion(steps, every_entry, plan).run(record=False):
             if state is not None:
-                values = xp.reshape(result(state), (*steps.shape, *out.shape[out.ndim - trailing :]))
+                values = xp.reshape(
+                    result(state), (*steps.shape, *out.shape[out.ndim - trailing :])
+                )
                 view[(*box, ...)] = xp.astype(values, out.dtype)

@@ -6,10 +6,11 @@ library. A few facts about the arrays at hand travel with every call in a `Conte
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -65,6 +66,8 @@ class Context:
         Turns a result of `xp` into an array of the caller's library.
     has_out : bool
         Whether functions of `xp` take ``out=``.
+    powers : dict of str to array
+        Tables of powers of two by precision, made when they are first needed.
     """
 
     xp: Any
@@ -75,6 +78,7 @@ class Context:
     block: int
     hand_back: Callable[[Array], Array]
     has_out: bool
+    powers: dict[str, Array] = field(default_factory=dict)
 
     @property
     def result_dtype(self) -> Any:
@@ -96,6 +100,15 @@ class Context:
             return np.int64
         defaults = self.xp.__array_namespace_info__().default_dtypes(device=self.device)
         return defaults["indexing"]
+
+    def powers_of_two(self, precision: Precision) -> Array:
+        """Return 2**-(top - 1) ... 2**top, built exactly: pow and exp2 need not round right."""
+        if precision.name not in self.powers:
+            values = [math.ldexp(1.0, k) for k in range(-precision.top + 1, precision.top + 1)]
+            self.powers[precision.name] = self.xp.asarray(
+                values, dtype=self.dtype(precision), device=self.device
+            )
+        return self.powers[precision.name]
 
     def transposed(self, x: Array, precision: Precision) -> Array:
         """Return a copy of x [batch, m, n] as a contiguous [batch, n, m]."""
@@ -156,6 +169,9 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     result_name = _check_dtypes(names)
     xp = next(iter(namespaces.values()))
     device = array_api_compat.device(next(iter(given.values())))
+    if _library(xp) == "numpy":
+        # Subclasses may give operators another meaning, as numpy.matrix does.
+        return _numpy_context(result_name), {name: np.asarray(x) for name, x in given.items()}
     if _can_be_written(xp) and not _shares_memory_with_numpy(xp, device, names):
         return _context(xp, device, result_name, _same), given
     hosted = {name: _to_numpy(name, x) for name, x in given.items()}
@@ -276,7 +292,6 @@ def _to_numpy(name: str, x: Array) -> Array:
         ) from error
 
 
-@lru_cache(maxsize=16)
 def _has_float64(xp: Any, device: Any) -> bool:
     return "float64" in xp.__array_namespace_info__().dtypes(device=device)
 

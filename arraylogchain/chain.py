@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from arraylogchain import _evaluate
 from arraylogchain._arrays import Array, enter, quiet, shape_of
+from arraylogchain._chain import evaluate
+from arraylogchain._chain.steps import Chain
 from arraylogchain._fold import Shape
-from arraylogchain._steps import Chain
-from arraylogchain._tiling import check_workspace
+from arraylogchain._product.tiling import check_workspace
 from arraylogchain.plan import Plan, plan_chain
 
 __all__ = ["LogChain"]
@@ -110,7 +110,7 @@ class LogChain:
             if chain.size == 0 or 0 in chain.batch:
                 out = ctx.xp.full(chain.batch, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
             else:
-                out = _evaluate.log_partition(ctx, chain, self.plan().segments, self._workspace)
+                out = evaluate.log_partition(ctx, chain, self.plan().segments, self._workspace)
         return ctx.hand_back(out)
 
     def forward_messages(self) -> Array:
@@ -129,7 +129,7 @@ class LogChain:
                 shape = (*chain.batch, chain.count, chain.size)
                 out = ctx.empty(shape, ctx.result_dtype)
             else:
-                out = _evaluate.forward_messages(ctx, chain, self._workspace)
+                out = evaluate.forward_messages(ctx, chain, self._workspace)
         return ctx.hand_back(out)
 
     def plan(self) -> Plan:

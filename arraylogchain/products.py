@@ -6,15 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from arraylogchain import _tiled
 from arraylogchain._arrays import Array, Context, enter, quiet, shape_of
-from arraylogchain._certified import CertifiedKernel
-from arraylogchain._chain_order import multiplication_order
-from arraylogchain._evaluate import final_messages
+from arraylogchain._chain.evaluate import final_messages
+from arraylogchain._chain.steps import Chain
 from arraylogchain._fold import fold
-from arraylogchain._kernels import LinearKernel, MaxPlusKernel
-from arraylogchain._steps import Chain
-from arraylogchain._tiling import check_workspace
+from arraylogchain._product import tiled
+from arraylogchain._product.certified import CertifiedKernel
+from arraylogchain._product.kernels import LinearKernel, MaxPlusKernel
+from arraylogchain._product.sequence import multiply_sequence
+from arraylogchain._product.tiling import check_workspace
 from arraylogchain.plan import best_segments
 
 __all__ = ["MaxPlusProduct", "logchainexp", "logmatmulexp", "matmul", "maxplus_matmul"]
@@ -72,7 +72,7 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Array:
             out = ctx.xp.zeros(layout.out_shape, dtype=ctx.result_dtype, device=ctx.device)
         else:
             kernel = LinearKernel(ctx, layout.sizes, budget, layout.copies)
-            (out,) = _tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype])
+            (out,) = tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype])
     return ctx.hand_back(out)
 
 
@@ -130,7 +130,7 @@ def _logmatmulexp(ctx: Context, a: Array, b: Array, budget: int) -> Array:
     if 0 in layout.sizes:
         return ctx.xp.full(layout.out_shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
     kernel = CertifiedKernel(ctx, layout.sizes, budget, layout.copies)
-    return _tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype])[0]
+    return tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype])[0]
 
 
 def maxplus_matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> MaxPlusProduct:
@@ -178,7 +178,7 @@ def maxplus_matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Ma
             indices = xp.full(layout.out_shape, -1, dtype=index_dtype, device=ctx.device)
         else:
             kernel = MaxPlusKernel(ctx, layout.sizes, budget, layout.copies)
-            values, indices = _tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype, index_dtype])
+            values, indices = tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype, index_dtype])
     return MaxPlusProduct(ctx.hand_back(values), ctx.hand_back(indices))
 
 
@@ -259,28 +259,19 @@ def _sequence_product(matrices: Sequence[Array], budget: int) -> Array:
     if not matrices:
         raise ValueError("matrices is an empty sequence; the product of none has no shape")
     ctx, given = enter({f"matrices[{i}]": x for i, x in enumerate(matrices)})
-    sizes: list[int] = []
-    before: tuple[int, ...] = ()
+    before: tuple[int, ...] | None = None
     for name, x in given.items():
         shape = shape_of(x)
         if len(shape) < 2:
             raise ValueError(f"{name} has shape {shape}; it must have at least two axes")
-        if sizes and sizes[-1] != shape[-2]:
+        if before is not None and before[-1] != shape[-2]:
             raise ValueError(
                 f"{name} has shape {shape}, {shape[-2]} rows, and does not fit the matrix before "
                 f"it, of shape {before}, {before[-1]} columns"
             )
         before = shape
-        sizes += [shape[-1]] if sizes else [shape[-2], shape[-1]]
-    factors = list(given.values())
-    split = multiplication_order(sizes)
-
-    def product(i: int, j: int) -> Array:
-        if i == j:
-            return factors[i]
-        k = split[i][j]
-        left, right = product(i, k), product(k + 1, j)
-        return _logmatmulexp(ctx, left, right, budget)
-
     with quiet():
-        return ctx.hand_back(ctx.xp.asarray(product(0, len(factors) - 1), copy=True))
+        product = multiply_sequence(
+            ctx, list(given.values()), lambda inner, a, b: _logmatmulexp(inner, a, b, budget)
+        )
+        return ctx.hand_back(product)

@@ -100,9 +100,10 @@ def chain_bound(
     """Return the bound for log weights summed over all paths of a chain.
 
     Each of the steps adds its c, and its G: how far the emissions on the deciding path lie below
-    the largest of their step (and so for other weights given as logs). The reference computes `gap`, their sum along a path, averaged
-    over the paths by their weight: to first order the error of a log of a sum is the average of
-    the errors of its terms. The result is rounded once, so 2 * abs(exact) is not summed.
+    the largest of their step, and likewise other weights that are given as logs. The reference
+    computes `gap`, their sum along a path, averaged over the paths by their weight: to first order
+    the error of a log of a sum is the average of the errors of its terms. The result is rounded
+    once, so 2 * abs(exact) is not summed.
     """
     magnitude = np.abs(_finite(exact))
     error = eps_of(dtype) * (2 * magnitude + _finite(gap) + steps * roundings(K))

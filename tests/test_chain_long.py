@@ -1,7 +1,7 @@
 """Long chains, up to 100,000 steps: errors do not pile up, and nothing runs out of range.
 
-Long chains of few states may be cut into segments, whose products are then chained; what is hard for
-a chain must be right there as well.
+Long chains of few states may be cut into segments, whose products are then chained; what is hard
+for a chain must be right there as well.
 """
 
 import functools

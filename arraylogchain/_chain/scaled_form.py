@@ -23,9 +23,9 @@ import math
 from dataclasses import dataclass
 
 from arraylogchain._arrays import Array, Context, Precision
-from arraylogchain._matrices import Matrix, prepare, spread
-from arraylogchain._states import State, power_to, scale_by_powers, whole_shift
-from arraylogchain._steps import Steps
+from arraylogchain._chain.matrices import Matrix, prepare, spread
+from arraylogchain._chain.states import State, power_to, scale_by_powers, whole_shift
+from arraylogchain._chain.steps import Steps
 
 # Potentials within these bounds of 0 need no shift.
 _NARROW = {"float32": 20.0, "float64": 200.0}

@@ -25,10 +25,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from arraylogchain import _exact
 from arraylogchain._arrays import Array, Context, Precision, is_transposed
 from arraylogchain._fold import Box, boxes, chunks
-from arraylogchain._tiling import Tiling, tile_product
+from arraylogchain._product import exact
+from arraylogchain._product.tiling import Tiling, tile_product
 
 _LOST_PER_TERM = 5.0
 # exp(2 * 36) times 8 million terms, and exp(-2 * 36), are normal numbers in float32; in float64 the
@@ -210,7 +210,7 @@ class CertifiedKernel:
         if not bool(xp.any(unproved)):
             return out
         block = max(1, min(2 * ctx.block, self.workspace // 128))
-        return _exact.logsumexp_where(ctx, out, a, b, unproved, self.precision, block, tiling.inner)
+        return exact.logsumexp_where(ctx, out, a, b, unproved, self.precision, block, tiling.inner)
 
     def _have_terms(self, a: Array, b: Array, chunk: int) -> Array:
         """Tell which sums have a term other than -inf, as a product of 0/1 matrices."""

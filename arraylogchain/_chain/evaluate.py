@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from arraylogchain._arrays import Array, Context
-from arraylogchain._chain_plan import plan_recursion
-from arraylogchain._recursion import Recursion
-from arraylogchain._states import State
-from arraylogchain._steps import Chain
+from arraylogchain._chain.pieces import plan_recursion
+from arraylogchain._chain.recursion import Recursion
+from arraylogchain._chain.states import State
+from arraylogchain._chain.steps import Chain
 
 
 def log_partition(ctx: Context, chain: Chain, segments: int, workspace: int) -> Array:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from arraylogchain._arrays import Array, Context, Precision
 
@@ -131,7 +130,7 @@ def merge(ctx: Context, parts: Sequence[State], axis: int) -> State:
 def scale_by_powers(ctx: Context, x: Array, power: Array, precision: Precision) -> Array:
     """Return x * 2**power, exact unless it leaves the range; powers are whole numbers."""
     xp = ctx.xp
-    table = _powers_of_two(ctx.xp, ctx.device, precision)
+    table = ctx.powers_of_two(precision)
 
     def times(x: Array, power: Array) -> Array:
         index = xp.astype(power, ctx.index_dtype) + (precision.top - 1)
@@ -143,14 +142,6 @@ def scale_by_powers(ctx: Context, x: Array, power: Array, precision: Precision) 
     # In two steps, because 2**power alone is out of range.
     first = xp.clip(power, -limit, limit)
     return times(times(x, first), xp.clip(power - first, -limit, limit))
-
-
-@lru_cache(maxsize=16)
-def _powers_of_two(xp: object, device: object, precision: Precision) -> Array:
-    """Return 2**-(top - 1) ... 2**top, built exactly: pow and exp2 need not round right."""
-    values = [math.ldexp(1.0, k) for k in range(-precision.top + 1, precision.top + 1)]
-    dtype = getattr(xp, precision.name)
-    return xp.asarray(values, dtype=dtype, device=device)  # type: ignore[attr-defined]
 
 
 def whole_shift(ctx: Context, x: Array) -> Array:

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from arraylogchain._arrays import Array, Context, Precision
+from arraylogchain._chain.states import power_to, scale_by_powers
 from arraylogchain._fold import chunks
-from arraylogchain._states import power_to, scale_by_powers
 
 # Linear matrices are used as they are while their largest entry lies within these bounds.
 LARGEST = 2.0**4

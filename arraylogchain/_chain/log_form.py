@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from arraylogchain._arrays import Array, Context
-from arraylogchain._certified import CertifiedKernel
+from arraylogchain._chain.matrices import log_shift
+from arraylogchain._chain.states import State, whole_shift
+from arraylogchain._chain.steps import Steps
 from arraylogchain._fold import chunks
-from arraylogchain._matrices import log_shift
-from arraylogchain._states import State, whole_shift
-from arraylogchain._steps import Steps
+from arraylogchain._product.certified import CertifiedKernel
 
 
 class LogForm:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from arraylogchain._arrays import Array, Context
 from arraylogchain._fold import Fold, boxes, lengths
-from arraylogchain._tiling import Tiling
+from arraylogchain._product.tiling import Tiling
 
 
 class TileKernel(Protocol):

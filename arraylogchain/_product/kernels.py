@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from arraylogchain._arrays import Array, Context
-from arraylogchain._exact import maximum
 from arraylogchain._fold import blocks, chunks
-from arraylogchain._tiling import tile_product
+from arraylogchain._product.exact import maximum
+from arraylogchain._product.tiling import tile_product
 
 
 class LinearKernel:

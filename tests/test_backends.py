@@ -1,0 +1,59 @@
+"""The suite's own backends: what is required is never skipped silently."""
+
+import numpy as np
+import pytest
+
+from tests import conftest
+
+
+@pytest.fixture
+def _missing(monkeypatch):
+    """Make every library fail to import, and nothing required."""
+    monkeypatch.setattr(conftest, "_import", lambda library: ImportError(f"no {library}"))
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("ALC_REQUIRE_BACKENDS", raising=False)
+
+
+@pytest.mark.usefixtures("_missing")
+def test_missing_library_is_skipped_with_a_reason():
+    with pytest.raises(pytest.skip.Exception, match="torch cannot be imported: no torch"):
+        conftest.make_backend("torch")
+
+
+@pytest.mark.usefixtures("_missing")
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("CI", "true"),
+        ("ALC_REQUIRE_BACKENDS", "torch"),
+        ("ALC_REQUIRE_BACKENDS", "array_api_strict,torch"),
+        ("ALC_REQUIRE_BACKENDS", "array_api_strict torch"),
+    ],
+)
+def test_missing_library_fails_where_it_is_required(monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(pytest.fail.Exception, match="torch cannot be imported: no torch"):
+        conftest.make_backend("torch")
+
+
+@pytest.mark.usefixtures("_missing")
+def test_other_requirements_do_not_count(monkeypatch):
+    monkeypatch.setenv("ALC_REQUIRE_BACKENDS", "array_api_strict")
+    with pytest.raises(pytest.skip.Exception, match="torch"):
+        conftest.make_backend("torch")
+
+
+def test_arrays_go_there_and_back(backend, dtype):
+    x = np.array([[1.5, -np.inf], [np.nan, 3.0]])
+    array = backend.asarray(x, dtype)
+    assert backend.owns(array)
+    np.testing.assert_array_equal(backend.read(array, dtype), x.astype(dtype))
+
+
+def test_other_libraries_and_devices_are_told_apart(backend):
+    others = {"numpy", "strict", "strict-no_float64"} - {backend.name}
+    assert not any(
+        backend.owns(conftest.make_backend(o).asarray(np.zeros(2, "f4"))) for o in others
+    )
+    with pytest.raises(AssertionError):
+        backend.read(backend.asarray(np.zeros(2), "float32"), "float64")

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from arraylogchain._fold import Shape
+from arraylogchain._text import amount
 
 # Seconds: of one step's handful of array operations on little data; for one entry of a state in
 # elementwise operations; for one multiply-add. Rough figures of a CPU core; they only pick a route.
@@ -39,8 +40,8 @@ class Plan:
     workspace : int
         Bytes that bound the temporaries.
     pairwise_bytes : int
-        What multiplying expanded matrices in neighbouring pairs would hold at once: for every row
-        all T - 1 matrices, the same padded to an even number, and five arrays of half as many.
+        What multiplying expanded matrices in neighbouring pairs would hold at once; see
+        `pairwise_bytes`.
     """
 
     batch: Shape
@@ -68,12 +69,12 @@ class Plan:
             ("chain", f"{rows} rows, {self.steps} steps, {self.states} states, {self.dtype}"),
             ("route", route),
             ("operations", f"{self.flops:.3g} FLOP"),
-            ("read", _bytes(self.bytes_read)),
-            ("written", _bytes(self.bytes_written)),
-            ("workspace", f"at most {_bytes(self.workspace)}"),
+            ("read", amount(self.bytes_read)),
+            ("written", amount(self.bytes_written)),
+            ("workspace", f"at most {amount(self.workspace)}"),
             (
                 "instead of",
-                f"{_bytes(self.pairwise_bytes)} for expanded matrices multiplied in pairs, "
+                f"{amount(self.pairwise_bytes)} for expanded matrices multiplied in pairs, "
                 "the forum's way",
             ),
         ]
@@ -118,7 +119,7 @@ def plan_chain(
         bytes_read=read * item,
         bytes_written=rows * item,
         workspace=workspace,
-        pairwise_bytes=_pairwise_bytes(rows, count, size, item),
+        pairwise_bytes=pairwise_bytes(rows, count, size, item),
     )
 
 
@@ -145,14 +146,17 @@ def best_segments(
     return best
 
 
-def _pairwise_bytes(rows: int, count: int, size: int, item: int) -> int:
-    matrices = max(count - 1, 0)
-    padded = matrices + matrices % 2
-    return rows * size * size * item * (matrices + padded + 5 * padded // 2)
+def pairwise_bytes(rows: int, count: int, size: int, itemsize: int) -> int:
+    """Return the bytes that multiplying expanded matrices in neighbouring pairs holds at its worst.
 
-
-def _bytes(n: int) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if n >= scale:
-            return f"{n / scale:.3g} {unit}"
-    return f"{n} B"
+    That moment is the end of the first round. With m = count - 1 matrices and h = ceil(m / 2) pairs
+    there exist then, in matrices of shape [rows, K, K]: the m that the round began with; if m is
+    odd, a copy of all with one more; and five times h, namely both factors, the shifts (row maxima
+    plus column maxima make a full matrix), the logarithm of the product, and the sum.
+    """
+    m = count - 1
+    if m < 1:
+        return 0
+    # Of a single matrix there remain: itself, with the last weights added, shifted, exponentiated.
+    matrices = 4 if m == 1 else m + (m + 1 if m % 2 else 0) + 5 * math.ceil(m / 2)
+    return matrices * rows * size * size * itemsize

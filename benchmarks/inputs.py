@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from arraylogchain._forum import random_problem
+from arraylogchain._cli.forum import random_problem
 
 Inputs = dict[str, NDArray[Any]]
 Shape = Sequence[int]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
-from arraylogchain import _environment, _files, _forum
 from arraylogchain.__main__ import main
+from arraylogchain._cli import environment, forum
 
 T, K = 4, 3
 
@@ -71,7 +71,7 @@ def test_demo_shows_what_is_available_and_a_row_per_size(capsys):
 
 
 def test_demo_computes_what_it_does_not_run(capsys, monkeypatch):
-    monkeypatch.setattr("arraylogchain._demo._SAFE_BYTES", 100_000)
+    monkeypatch.setattr("arraylogchain._cli.demo._SAFE_BYTES", 100_000)
     assert main(["--size", "50,1,6,16"]) == 0
     row = capsys.readouterr().out.split("50, 1, 6, 16")[-1].splitlines()[0]
     assert row.count("~ ") == 2  # time and memory
@@ -99,28 +99,26 @@ def test_cuda_without_cupy_says_why(capsys, monkeypatch):
 
 @pytest.mark.parametrize("size", [(5, 1, 2, 60), (10, 1, 5, 40), (10, 1, 6, 40), (4, 2, 7, 50)])
 def test_memory_of_the_forums_formulation_is_counted_right(size):
-    problem = _forum.random_problem(size, seed=0)
-    with _environment.open_device("cpu").trace() as peak:
-        _forum.multiply_in_pairs(problem)
+    problem = forum.random_problem(size, seed=0)
+    with environment.open_device("cpu").trace() as peak:
+        forum.multiply_in_pairs(problem)
     # The vectors that are not counted, and Python's own objects, are small beside the matrices.
-    assert 1.0 <= peak.size / _forum.count_temporaries(size) < 1.1
+    assert 1.0 <= peak.size / forum.count_temporaries(size) < 1.1
 
 
 @pytest.mark.parametrize(
     ("v", "is_right"), [(2, True), (3, True), (4, False), (5, True), (6, False)]
 )
 def test_forums_formulation_is_right_for_powers_of_two_only(v, is_right):
-    problem = _forum.random_problem((3, 2, v, 5), seed=1).astype(np.float64)
-    error = np.abs(_forum.multiply_in_pairs(problem) - _forum.recursion_in_float64(problem))
+    problem = forum.random_problem((3, 2, v, 5), seed=1).astype(np.float64)
+    error = np.abs(forum.multiply_in_pairs(problem) - forum.recursion_in_float64(problem))
     assert (error.max() < 1e-12) == is_right
 
 
 def test_reference_recursion_sums_over_all_paths(arrays):
-    problem = _forum.Problem(
-        arrays["x"][:, None], arrays["P"][None, None], arrays["p0"][None, None]
-    )
+    problem = forum.Problem(arrays["x"][:, None], arrays["P"][None, None], arrays["p0"][None, None])
     expected = sum_over_paths(**arrays)
-    np.testing.assert_allclose(_forum.recursion_in_float64(problem)[:, 0], expected, rtol=1e-13)
+    np.testing.assert_allclose(forum.recursion_in_float64(problem)[:, 0], expected, rtol=1e-13)
 
 
 # --- the user's own arrays ------------------------------------------------------------------------
@@ -246,7 +244,9 @@ def test_options_that_do_not_go_together(files, capsys, command):
 @pytest.mark.parametrize("output", ["folder", "missing/out.npy", os.devnull])
 def test_impossible_outputs_are_refused_before_the_work(files, capsys, monkeypatch, output):
     Path("folder").mkdir()
-    monkeypatch.setattr(_files, "_read", lambda path: pytest.fail("read before the check"))
+    monkeypatch.setattr(
+        "arraylogchain._cli.files._read", lambda path: pytest.fail("read before the check")
+    )
     assert main(["x.npy", "--transitions", "P.npy", "-o", output]) == 2
     assert "cannot be written" in one_sentence(capsys)
 
@@ -281,7 +281,7 @@ def test_not_enough_memory(files, capsys, monkeypatch):
     def too_large(path):
         raise MemoryError("Unable to allocate 1.00 TiB")
 
-    monkeypatch.setattr(_files, "_read", too_large)
+    monkeypatch.setattr("arraylogchain._cli.files._read", too_large)
     assert main(["x.npy", "--transitions", "P.npy"]) == 2
     assert "not enough memory" in one_sentence(capsys)
 

@@ -7,12 +7,13 @@ A model computes ``p0 · D_0 · P_1 · D_1 · … · P_{v-1} · x_{v-1}`` in log
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+
+from arraylogchain.plan import pairwise_bytes
 
 Floats = NDArray[np.floating[Any]]
 
@@ -92,21 +93,10 @@ def _logsumexp(terms: Floats) -> Floats:
     return total
 
 
-def count_temporaries(size: tuple[int, int, int, int], itemsize: int = 4) -> int:
-    """Return the bytes that `multiply_in_pairs` holds at its worst moment, inputs not counted.
-
-    That moment is the end of the first round. With m = v - 1 matrices and h = ceil(m / 2) pairs
-    there exist then, in matrices of shape [n, t, c, c]: the m that the round began with; if m is
-    odd, the copy of m + 1 with the filling; and five times h, namely both factors, the shifts
-    (row maxima plus column maxima make a full matrix), the logarithm of the product, and the sum.
-    """
+def count_temporaries(size: tuple[int, int, int, int]) -> int:
+    """Return the bytes that `multiply_in_pairs` holds in float32 at its worst moment."""
     n, t, v, c = size
-    m = v - 1
-    if m < 1:
-        return 0
-    # Of a single matrix there remain: itself, with the last weights added, shifted, exponentiated.
-    matrices = 4 if m == 1 else m + (m + 1 if m % 2 else 0) + 5 * math.ceil(m / 2)
-    return matrices * n * t * c * c * itemsize
+    return pairwise_bytes(n * t, v, c, itemsize=4)
 
 
 def recursion_in_float64(problem: Problem) -> Floats:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from arraylogchain._environment import open_device
+from arraylogchain._cli.environment import open_device
 from arraylogchain._text import duration
 from arraylogchain.chain import LogChain
 

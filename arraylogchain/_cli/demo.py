@@ -11,8 +11,8 @@ from functools import partial
 
 import numpy as np
 
-from arraylogchain._environment import Device, open_device
-from arraylogchain._forum import (
+from arraylogchain._cli.environment import Device, open_device
+from arraylogchain._cli.forum import (
     Floats,
     Problem,
     count_temporaries,

@@ -140,7 +140,7 @@ def boxes(shape: Shape, limit: int) -> Iterator[Box]:
     Examples
     --------
     >>> [[(s.start, s.stop) for s in box] for box in boxes((3, 4), 8)]
-    [[(0, 2), (0, 4)], [(2, 3), (0, 4)]]
+    [[(0, 1), (0, 4)], [(1, 3), (0, 4)]]
     """
     whole = len(shape)  # axes from here on are taken whole
     points = 1

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+
+import numpy as np
 
 from arraylogchain._arrays import Array
 
@@ -120,6 +122,15 @@ def fold(a_shape: Shape, b_shape: Shape) -> Fold:
         a_shape=a,
         b_shape=b,
     )
+
+
+def check_batches(batches: Mapping[str, Shape], shapes: Mapping[str, Shape]) -> Shape:
+    """Return the batch axes of several arrays broadcast together; raise where they do not fit."""
+    try:
+        return np.broadcast_shapes(*batches.values())
+    except ValueError:
+        given = ", ".join(f"{name} has shape {shapes[name]}" for name in batches)
+        raise ValueError(f"batch axes do not broadcast: {given}") from None
 
 
 def boxes(shape: Shape, limit: int) -> Iterator[Box]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from arraylogchain._arrays import Array, enter, quiet, shape_of
 from arraylogchain._chain import evaluate
 from arraylogchain._chain.steps import Chain
-from arraylogchain._fold import Shape
+from arraylogchain._fold import Shape, check_batches
 from arraylogchain._product.tiling import check_workspace
 from arraylogchain.plan import Plan, plan_chain
 
@@ -147,11 +145,11 @@ class LogChain:
                 shape = (*chain.batch, chain.count, chain.size)
                 out = ctx.empty(shape, ctx.result_dtype)
             else:
-                out = evaluate.forward_messages(ctx, chain, self._workspace)
+                out = evaluate.forward_messages(ctx, chain, self.plan().segments, self._workspace)
         return ctx.hand_back(out)
 
     def plan(self) -> Plan:
-        """Return what `log_partition` will do, from shapes alone; print it to read it.
+        """Return how the chain will be computed, from shapes alone; print it to read it.
 
         Examples
         --------
@@ -222,8 +220,4 @@ def _check_shapes(shapes: dict[str, Shape]) -> Shape:
                     f"be [..., {size}]"
                 )
             batches[name] = shape[:-1]
-    try:
-        return np.broadcast_shapes(*batches.values())
-    except ValueError:
-        given = ", ".join(f"{name} has shape {shape}" for name, shape in shapes.items())
-        raise ValueError(f"batch axes do not broadcast: {given}") from None
+    return check_batches(batches, shapes)

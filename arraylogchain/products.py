@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from arraylogchain._arrays import Array, Context, enter, quiet, shape_of
-from arraylogchain._chain.evaluate import final_messages
+from arraylogchain._chain.evaluate import last_message
 from arraylogchain._chain.steps import Chain
-from arraylogchain._fold import fold
+from arraylogchain._fold import check_batches, fold
 from arraylogchain._product import tiled
 from arraylogchain._product.certified import CertifiedKernel
 from arraylogchain._product.kernels import LinearKernel, MaxPlusKernel
@@ -252,7 +252,7 @@ def _stack_product(ctx: Context, stack: Array, budget: int) -> Array:
         start_in_logs=True,
     )
     segments = best_segments(count, size, chain.sizes, one_matrix=False, workspace=budget)
-    return final_messages(ctx, chain, segments, budget, ctx.result_dtype)
+    return last_message(ctx, chain, segments, budget)
 
 
 def _sequence_product(matrices: Sequence[Array], budget: int) -> Array:
@@ -271,6 +271,8 @@ def _sequence_product(matrices: Sequence[Array], budget: int) -> Array:
                 f"it, of shape {before}, {before[-1]} columns"
             )
         before = shape
+    shapes = {name: shape_of(x) for name, x in given.items()}
+    check_batches({name: shape[:-2] for name, shape in shapes.items()}, shapes)
     with quiet():
         product = multiply_sequence(
             ctx, list(given.values()), lambda inner, a, b: _logmatmulexp(inner, a, b, budget)

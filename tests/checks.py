@@ -95,6 +95,7 @@ def check_chain(
             log_p0 if p0 is None else np.log(reference.wide(p0)),
             edges_in_logs=logs is not None,
             initial_in_logs=log_p0 is not None,
+            log_form_beyond=error_model.certificate(dtype),
         )
     T, K = x.shape[-2:]
     bound = error_model.chain_bound(exact.log_partition, exact.partition_gap, T, K, dtype)

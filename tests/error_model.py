@@ -100,7 +100,9 @@ def chain_bound(
     """Return the bound for log weights summed over all paths of a chain.
 
     Each of the steps adds its c, and its G: how far the emissions on the deciding path lie below
-    the largest of their step, and likewise other weights that are given as logs. The reference
+    the largest of their step, and likewise other weights that are given as logs. Rows whose states
+    range too far for numbers with an exponent are kept as logs, relative to the row's largest; then
+    G counts, as that of a product does, how far states lie below that at every step. The reference
     computes `gap`, their sum along a path, averaged over the paths by their weight: to first order
     the error of a log of a sum is the average of the errors of its terms. The result is rounded
     once, so 2 * abs(exact) is not summed.

@@ -74,12 +74,15 @@ def chain(
     *,
     edges_in_logs: bool = False,
     initial_in_logs: bool = False,
+    log_form_beyond: float = np.inf,
 ) -> Chain:
     """Return the forward messages of a chain and the log of their last sum.
 
     The recursion works on logs relative to the largest of each step; the sum of what was taken off
     is carried in two numbers. Weights that the library was given as logs have their part in G, as
-    potentials have; those that it was given in linear space are used as they are.
+    potentials have; those that it was given in linear space are used as they are. From the step at
+    which a state lies more than `log_form_beyond` below the largest of its row, that row's logs are
+    rounded at every step, and so how far a state lies below the largest has its part in G.
     """
     x = wide(x)
     K = x.shape[-1]
@@ -96,6 +99,7 @@ def chain(
     gap = np.broadcast_to(start_gaps + x_gaps[..., 0, :], (*batch, K))
     offset = rest = np.zeros((*batch, 1), np.longdouble)
     messages, gaps = [alpha], [gap]
+    in_log_form = np.zeros((*batch, 1), bool)
     for i in range(steps):
         at = min(i, edges.shape[-3] - 1)
         with np.errstate(invalid="ignore"):
@@ -107,6 +111,9 @@ def chain(
         gap = np.sum(along, axis=-2) + x_gaps[..., i + 1, :]
         top = _finite(np.max(alpha, axis=-1, keepdims=True, initial=-np.inf))
         alpha = alpha - top
+        depth = _finite(-alpha)
+        in_log_form = in_log_form | np.any(depth > log_form_beyond, axis=-1, keepdims=True)
+        gap = gap + np.where(in_log_form, depth, 0)
         offset, rest = _add_exactly(offset, top, rest)
         messages.append(offset + (rest + alpha))
         gaps.append(gap)

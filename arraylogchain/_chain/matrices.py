@@ -64,7 +64,10 @@ class Matrix:
         """Return which entries of a product are nonzero, given which of its row are; None: all."""
         xp, dtype = self.ctx.xp, self.ctx.xp.float32
         if self.positive:
-            return None if alive is None else xp.any(alive, axis=-1, keepdims=True)
+            if alive is None:
+                return None
+            reached = xp.any(alive, axis=-1, keepdims=True)
+            return xp.broadcast_to(reached, (*alive.shape[:-1], self.given.shape[-1]))
         parts = []
         for j in chunks(int(self.given.shape[-1]), self.width):
             support = self._support(j)

@@ -167,13 +167,14 @@ class ScaledForm:
             return State(ones, zeros, zeros, None, in_logs=False), False
         in_logs = steps.chain.start_in_logs
         support = start > -math.inf if in_logs else start != 0
-        x = ctx.load(start, precision)
         if in_logs:
-            shift = whole_shift(ctx, x)
-            state = State(
-                xp.exp(x - shift), zeros, ctx.load(shift, ctx.widest), support, in_logs=False
-            )
+            # A start in a wider format than the computation loses nothing to its magnitude.
+            wide = ctx.load(start, ctx.widest)
+            shift = whole_shift(ctx, wide)
+            values = xp.exp(ctx.load(wide - shift, precision))
+            state = State(values, zeros, shift, support, in_logs=False)
         else:
+            x = ctx.load(start, precision)
             power = power_to(ctx, xp.max(x, axis=-1, keepdims=True), 0)
             values = scale_by_powers(ctx, x, power, precision)
             values = xp.where(values < 0, xp.full_like(values, math.nan), values)

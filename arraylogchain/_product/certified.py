@@ -195,8 +195,9 @@ class CertifiedKernel:
         xp, ctx = self.ctx.xp, self.ctx
         many = math.prod(unproved.shape) // _EXACT_COST
         if int(xp.count_nonzero(unproved)) > many:
-            # Sums without a finite term already came out as log(0).
-            unproved = unproved & (infinite | self._have_terms(a, b, tiling.inner))
+            have_terms = infinite | self._have_terms(a, b, tiling.inner)
+            out = xp.where(unproved & ~have_terms, xp.full_like(out, -math.inf), out)
+            unproved = unproved & have_terms
         if ctx.widest is not self.precision and int(xp.count_nonzero(unproved)) > many:
             wide = ctx.widest
             panel = Panel(b, False, self._shift(b, axis=-2, precision=wide))

@@ -25,11 +25,11 @@ class LogForm:
         if state is not None and not state.in_logs:
             state = state.in_log_form(self.ctx)
         history = []
-        potentials = steps.potentials_of(block)
-        for at, i in enumerate(range(block.start, block.stop)):
+        for i in range(block.start, block.stop):
             state = self._start(steps) if state is None else self._multiplied(state, steps, i - 1)
+            potentials = steps.potentials_of(slice(i, i + 1))
             if potentials is not None:
-                x = self.ctx.load(potentials[:, :, at, :], self.ctx.precision)
+                x = self.ctx.load(potentials[:, :, 0, :], self.ctx.precision)
                 state = self._settled(state, state.values, x)
             if record:
                 history.append(state)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Elements of a block of potentials that profit from a CPU's caches.
-_CACHED = 1 << 19
-_LONGEST_BLOCK = 64
+# Elements of potentials that are worth an array operation, and still profit from a CPU's caches.
+_CACHED = 1 << 17
+_LONGEST_BLOCK = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,9 @@ class RecursionPlan:
     groups, rows : int
         Of a tile.
     block : int
-        Steps whose potentials are exponentiated together, and between which rows may change from
-        one form of the state to another.
+        Steps between which rows may change from one form of the state to another.
+    together : int
+        Steps whose potentials are exponentiated together.
     panel : int
         Elements of a step's matrices that may be copied at a time.
     workspace : int
@@ -29,6 +30,7 @@ class RecursionPlan:
     groups: int
     rows: int
     block: int
+    together: int
     panel: int
     workspace: int
 
@@ -41,24 +43,21 @@ def plan_recursion(
     All sizes are counted in float64, because that is what rows may be taken up again in.
     """
     # A row of a tile: states before and after, masks, products and factors of the log form; each
-    # step of a block: potentials as given, shifted, exponentiated; twice where forms differ.
+    # step of potentials: as given, shifted, exponentiated; each state of a history: as it is,
+    # joined with those of other rows, its logarithms.
     state = 8 * size * 16
-    step = 8 * size * (8 + 6 * history)
+    step = 8 * size * 8
+    kept = 8 * size * 6 if history else 0
     # Matrices: a panel as loaded, shifted, exponentiated, masks; what the log form makes of it.
     panel = max(size, workspace // 6 // (8 * 6))
     budget = workspace // 2
-    tile_rows = max(1, min(rows, budget // (state + step)))
+    row = state + step + kept
+    tile_rows = max(1, min(rows, budget // row))
     tile_groups = 1
     if tile_rows == rows:
-        tile_groups = max(
-            1,
-            min(groups, budget // (rows * (state + step)), max(1, panel // (size * size))),
-        )
+        tile_groups = max(1, min(groups, budget // (rows * row), panel // (size * size)))
     lanes = tile_groups * tile_rows
-    block = min(
-        count,
-        _LONGEST_BLOCK,
-        max(1, _CACHED // (lanes * size)),
-        max(1, (budget // lanes - state) // step),
-    )
-    return RecursionPlan(tile_groups, tile_rows, block, panel, workspace)
+    left = max(0, budget // lanes - row)
+    block = min(count, _LONGEST_BLOCK, 1 + left // kept // 2 if kept else count)
+    together = min(block, max(1, _CACHED // (lanes * size)), 1 + left // step // 2)
+    return RecursionPlan(tile_groups, tile_rows, block, together, panel, workspace)

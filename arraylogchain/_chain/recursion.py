@@ -49,7 +49,7 @@ class Recursion:
         precisions = [SINGLE, DOUBLE] if ctx.widest is DOUBLE else [SINGLE]
         precisions = precisions[precisions.index(ctx.precision) :]
         self.forms: list[ScaledForm | LogForm] = [
-            ScaledForm(ctx, precision, every_entry, plan.panel) for precision in precisions
+            ScaledForm(ctx, precision, every_entry, plan) for precision in precisions
         ]
         wide = replace(ctx, precision=ctx.widest)
         self.forms.append(LogForm(wide, plan.panel, plan.workspace // 4))

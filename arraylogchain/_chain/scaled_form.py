@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 from arraylogchain._arrays import Array, Context, Precision
 from arraylogchain._chain.matrices import Matrix, prepare, spread
+from arraylogchain._chain.pieces import RecursionPlan
 from arraylogchain._chain.states import State, power_to, scale_by_powers, whole_shift
 from arraylogchain._chain.steps import Steps
 
@@ -67,13 +68,16 @@ class ScaledForm:
     precision : Precision
     every_entry : bool
         What has to be proved; see the module's text.
-    panel : int
-        Elements of a matrix that may be copied at a time.
+    plan : RecursionPlan
     """
 
-    def __init__(self, ctx: Context, precision: Precision, every_entry: bool, panel: int) -> None:
+    def __init__(
+        self, ctx: Context, precision: Precision, every_entry: bool, plan: RecursionPlan
+    ) -> None:
         self.ctx, self.precision, self.every_entry = ctx, precision, every_entry
-        self.panel = panel
+        self.panel, self.together = plan.panel, plan.together
+        self.try_narrow = True
+        self.buffer: Array | None = None
         self.floor = _FLOOR[precision.name]
         self.ceiling = _CEILING[precision.name]
 
@@ -92,12 +96,15 @@ class ScaledForm:
             The states after each step, if `record`.
         """
         xp, precision = self.ctx.xp, self.precision
-        factors = self._factors(steps, block)
         unit = steps.chain.size * precision.tiny
         matrix: Matrix | None = None
+        factors: Factors | None = None
         failed: Array | None = None
         history: list[State] = []
-        for at, i in enumerate(range(block.start, block.stop)):
+        for i in range(block.start, block.stop):
+            at = (i - block.start) % self.together
+            if at == 0:
+                factors = self._factors(steps, slice(i, min(i + self.together, block.stop)))
             if state is None:
                 before, (state, lossy) = None, self._start(steps)
                 losses = Losses(unit * (1.0 + lossy))
@@ -142,19 +149,26 @@ class ScaledForm:
         if given is None:
             return None
         x = ctx.load(given, precision)
-        bound = _NARROW[precision.name]
-        # A NaN makes these comparisons False.
-        low, high = float(xp.min(x)), float(xp.max(x))
-        if -bound <= low and high <= bound:
-            return Factors(
-                given, xp.exp(x), None, math.exp(low), max(1.0, math.exp(high)), positive=True
-            )
+        if self.try_narrow:
+            # Looked at after the exponential, which leaves contiguous arrays. NaN compares False.
+            values, bound = self._buffer_like(x), math.exp(_NARROW[precision.name])
+            ctx.apply(xp.exp, x, out=values)
+            low, high = float(xp.min(values)), float(xp.max(values))
+            if 1.0 / bound <= low and high <= bound:
+                return Factors(given, values, None, low, max(1.0, high), positive=True)
+            self.try_narrow = False
         shift = whole_shift(ctx, x)
         values = xp.exp(x - shift)
         positive = float(xp.min(values)) >= precision.tiny
         if not positive:
             values = xp.where(values < precision.tiny, xp.zeros_like(values), values)
         return Factors(given, values, ctx.load(shift, ctx.widest), 0.0, math.exp(0.5), positive)
+
+    def _buffer_like(self, x: Array) -> Array:
+        """Return an array of the shape of x, the same one again: fresh memory costs time."""
+        if self.buffer is None or tuple(self.buffer.shape) != tuple(x.shape):
+            self.buffer = self.ctx.empty(tuple(x.shape), self.ctx.dtype(self.precision))
+        return self.buffer
 
     def _start(self, steps: Steps) -> tuple[State, bool]:
         """Return the state before its potentials, and whether a weight may be lost already."""
@@ -211,11 +225,13 @@ class ScaledForm:
         """Rescale the rows, in place, and return those that are not proved, if any."""
         xp, ctx, precision = self.ctx.xp, self.ctx, self.precision
         top = xp.max(state.values, axis=-1, keepdims=True)
-        power = power_to(ctx, top, self.ceiling - _ROOM)
+        # Wide rows get all the range there is below the ceiling, others room on both sides.
+        is_wide = state.low < losses.per_entry / precision.eps
+        power = power_to(ctx, top, self.ceiling - _ROOM if is_wide else 0)
         values = scale_by_powers(ctx, state.values, power, precision)
         state.exponent = state.exponent - ctx.load(power, ctx.widest)
         scaled_low = state.low * 2.0 ** min(0.0, float(xp.min(power)))
-        proved = state.low >= losses.per_entry / precision.eps and scaled_low >= precision.tiny
+        proved = not is_wide and scaled_low >= precision.tiny
         state.low, state.high = 0.0, math.inf
         if proved and bool(xp.all(xp.isfinite(top))):
             state.values, state.alive = values, None

@@ -23,18 +23,20 @@ def log_partition(ctx: Context, chain: Chain, segments: int, workspace: int) -> 
     out = ctx.empty(chain.batch, ctx.result_dtype)
     if segments > 1:
         ctx, chain = _over_segments(ctx, _cut(ctx, chain, segments, workspace), workspace)
-    _write_last(ctx, chain, out, workspace, lambda state: state.log_total(ctx), every_entry=False)
+
+    def result(state: State) -> tuple[Array]:
+        return (state.log_total(ctx)[..., 0],)
+
+    _write_last(ctx, chain, [out], workspace, result, every_entry=False)
     return out
 
 
-def last_message(
-    ctx: Context, chain: Chain, segments: int, workspace: int, dtype: Any = None
-) -> Array:
+def last_message(ctx: Context, chain: Chain, segments: int, workspace: int) -> Array:
     """Return the logs of the weights after the last step, [*batch, K], each one right."""
-    out = ctx.empty((*chain.batch, chain.size), ctx.result_dtype if dtype is None else dtype)
+    out = ctx.empty((*chain.batch, chain.size), ctx.result_dtype)
     if segments > 1:
         ctx, chain = _over_segments(ctx, _cut(ctx, chain, segments, workspace), workspace)
-    _write_last(ctx, chain, out, workspace, lambda state: state.logs(ctx), every_entry=True)
+    _write_last(ctx, chain, [out], workspace, lambda state: (state.logs(ctx),), every_entry=True)
     return out
 
 
@@ -42,17 +44,18 @@ def forward_messages(ctx: Context, chain: Chain, segments: int, workspace: int) 
     """Return the logs of the weights after every step, [*batch, count, K], each one right."""
     xp = ctx.xp
     out = ctx.empty((*chain.batch, chain.count, chain.size), ctx.result_dtype)
+
+    def result(state: State) -> tuple[Array]:
+        return (state.logs(ctx),)
+
     if segments == 1:
-        _write_messages(ctx, chain, out, workspace)
+        _write_all(ctx, chain, [out], workspace, result)
         return out
     cut = _cut(ctx, chain, segments, workspace)
     front = cut.front.count
-    _write_messages(ctx, cut.front, out[..., :front, :], workspace)
-    # First the messages at the segments' ends, then those within all segments side by side.
-    wide, ends = _over_segments(ctx, cut, workspace // 2)
-    at_ends = ctx.empty((*ends.batch, ends.count, ends.size), ctx.dtype(ctx.widest))
-    _write_messages(wide, ends, at_ends, workspace // 2)
-    start = _multiplied(wide, at_ends[..., :-1, None, :], cut, workspace // 2)
+    _write_all(ctx, cut.front, [out[..., :front, :]], workspace, result)
+    # First the messages at the segments' starts, then those within all segments side by side.
+    start, offset = _segment_starts(ctx, cut, workspace // 2)
     within = Chain(
         batch=(*chain.batch, segments),
         count=cut.length,
@@ -62,9 +65,11 @@ def forward_messages(ctx: Context, chain: Chain, segments: int, workspace: int) 
         start=start,
         transitions_in_logs=chain.transitions_in_logs,
         start_in_logs=True,
+        start_offset=offset,
     )
-    view = xp.reshape(out[..., front:, :], (*chain.batch, segments, cut.length, chain.size))
-    _write_messages(ctx, within, view, workspace // 2)
+    shape = (*chain.batch, segments, cut.length, chain.size)
+    view = xp.reshape(out[..., front:, :], shape)
+    _write_all(ctx, within, [view], workspace // 2, result)
     return out
 
 
@@ -77,12 +82,14 @@ class _Cut:
     """
 
     front: Chain
+    in_logs: bool  # whether the matrices are given as logarithms
     segments: int
     length: int
     first: Array  # [..., segments or 1, K, K]
     others: Array  # [..., segments or 1, length - 1 or 1, K, K]
     potentials: Array | None  # [..., segments, length, K]
-    products: Array  # [..., segments, K, K], the logs of the segments' products
+    products: Array  # [..., segments, K, K], logs of the segments' products but for `offsets`
+    offsets: Array  # [..., segments], whole numbers
 
 
 def _cut(ctx: Context, chain: Chain, segments: int, workspace: int) -> _Cut:
@@ -117,30 +124,45 @@ def _cut(ctx: Context, chain: Chain, segments: int, workspace: int) -> _Cut:
     if potentials is not None:
         batch = np.broadcast_shapes(batch, tuple(potentials.shape[:-2]))
         potentials = cut(potentials[..., ahead + 1 :, :], 1)
-    products = last_message(
-        ctx,
-        Chain(
-            batch=(*batch, segments, chain.size),
-            count=length,
-            size=chain.size,
-            transitions=others[..., None, :, :, :],
-            potentials=None if potentials is None else potentials[..., None, :, :],
-            start=first,
-            transitions_in_logs=chain.transitions_in_logs,
-            start_in_logs=chain.transitions_in_logs,
-        ),
-        1,
-        workspace // 2,
-        ctx.dtype(ctx.widest),
+    operators = Chain(
+        batch=(*batch, segments, chain.size),
+        count=length,
+        size=chain.size,
+        transitions=others[..., None, :, :, :],
+        potentials=None if potentials is None else potentials[..., None, :, :],
+        start=first,
+        transitions_in_logs=chain.transitions_in_logs,
+        start_in_logs=chain.transitions_in_logs,
     )
-    return _Cut(front, segments, length, first, others, potentials, products)
+    rows, whole = _split_last_message(ctx, operators, workspace // 2)
+    offsets = xp.max(whole, axis=-1)
+    products = rows + (whole - offsets[..., None])[..., None]
+    return _Cut(
+        front,
+        chain.transitions_in_logs,
+        segments,
+        length,
+        first,
+        others,
+        potentials,
+        products,
+        offsets,
+    )
 
 
 def _over_segments(ctx: Context, cut: _Cut, workspace: int) -> tuple[Context, Chain]:
     """Return the chain of the segments' products, to be computed in the widest precision."""
+    chain = _of_products(ctx, cut, workspace)
+    # All offsets can be added at the start: they are factors that all paths have.
+    total = ctx.xp.sum(cut.offsets, axis=-1)
     wide = replace(ctx, precision=ctx.widest)
-    start = last_message(ctx, cut.front, 1, workspace // 2, ctx.dtype(ctx.widest))
-    chain = replace(
+    return wide, replace(chain, start_offset=chain.start_offset + total)
+
+
+def _of_products(ctx: Context, cut: _Cut, workspace: int) -> Chain:
+    """Return the chain of the segments' products, without their offsets."""
+    start, offset = _split_last_message(ctx, cut.front, workspace // 2)
+    return replace(
         cut.front,
         count=cut.segments + 1,
         transitions=cut.products,
@@ -148,49 +170,84 @@ def _over_segments(ctx: Context, cut: _Cut, workspace: int) -> tuple[Context, Ch
         start=start,
         transitions_in_logs=True,
         start_in_logs=True,
+        start_offset=offset,
     )
-    return wide, chain
 
 
-def _multiplied(ctx: Context, messages: Array, cut: _Cut, workspace: int) -> Array:
-    """Multiply messages [..., segments, 1, K] in logs with each segment's first matrix."""
+def _segment_starts(ctx: Context, cut: _Cut, workspace: int) -> tuple[Array, Array]:
+    """Return the logs of the weights after each segment's first product, but for whole numbers.
+
+    Returns
+    -------
+    logs : array [*batch, segments, K]
+    offsets : array [*batch, segments]
+    """
     xp = ctx.xp
-    first = ctx.load(cut.first, ctx.widest)
-    if not cut.front.transitions_in_logs:
+    wide = replace(ctx, precision=ctx.widest, result_name=ctx.widest.name)
+    chain = _of_products(ctx, cut, workspace)
+    shape = (*chain.batch, chain.count)
+    messages = ctx.empty((*shape, chain.size), ctx.dtype(ctx.widest))
+    whole = ctx.empty((*shape, 1), ctx.dtype(ctx.widest))
+    _write_all(wide, chain, [messages, whole], workspace, lambda state: state.split_logs(ctx))
+    # Each segment's start has the offsets of the segments before it.
+    before = xp.cumulative_sum(cut.offsets, axis=-1) - cut.offsets
+    offsets = whole[..., :-1, 0] + before
+    messages, first = messages[..., :-1, None, :], ctx.load(cut.first, ctx.widest)
+    if not cut.in_logs:
         first = xp.log(first)
     layout = fold(tuple(messages.shape), tuple(first.shape))
-    kernel = CertifiedKernel(ctx, layout.sizes, workspace, layout.copies)
-    dtypes = [ctx.dtype(ctx.widest)]
-    return tiled.run(ctx, layout, messages, first, kernel, dtypes)[0][..., 0, :]
+    kernel = CertifiedKernel(wide, layout.sizes, workspace, layout.copies)
+    (logs,) = tiled.run(wide, layout, messages, first, kernel, kernel.dtypes)
+    return logs[..., 0, :], offsets
 
 
-def _write_messages(ctx: Context, chain: Chain, out: Array, workspace: int) -> None:
-    """Write the logs of the weights after every step, tile by tile."""
-    xp = ctx.xp
-    view = chain.arrange(xp, out, trailing=2)
+def _split_last_message(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
+    """Return the last message as logs [*batch, K] and whole numbers [*batch] to add to them."""
+    dtype = ctx.dtype(ctx.widest)
+    logs = ctx.empty((*chain.batch, chain.size), dtype)
+    whole = ctx.empty((*chain.batch, 1), dtype)
+    _write_last(
+        ctx, chain, [logs, whole], workspace, lambda state: state.split_logs(ctx), every_entry=True
+    )
+    return logs, whole[..., 0]
+
+
+Results = Callable[[State], tuple[Array, ...]]
+
+
+def _write_all(
+    ctx: Context, chain: Chain, outs: list[Array], workspace: int, results: Results
+) -> None:
+    """Write functions [groups, rows, n] of every state into arrays [*batch, count, n]."""
+    views = [chain.arrange(ctx.xp, out, trailing=2) for out in outs]
     plan = plan_recursion(*chain.sizes, chain.size, chain.count, workspace, history=True)
     for box, steps in chain.tiles(ctx, plan.groups, plan.rows):
         for block, _, history in Recursion(steps, True, plan).run(record=True):
             for i, state in zip(range(block.start, block.stop), history, strict=True):
-                logs = xp.reshape(state.logs(ctx), (*steps.shape, chain.size))
-                view[(*box, i, ...)] = xp.astype(logs, out.dtype)
+                for view, values in zip(views, results(state), strict=True):
+                    _put(ctx, view, (*box, i, ...), (*steps.shape, view.shape[-1]), values)
 
 
 def _write_last(
     ctx: Context,
     chain: Chain,
-    out: Array,
+    outs: list[Array],
     workspace: int,
-    result: Callable[[State], Array],
+    results: Results,
     every_entry: bool,
 ) -> None:
-    """Write a function of the last state, tile by tile."""
-    xp = ctx.xp
-    trailing = out.ndim - len(chain.batch)
-    view = chain.arrange(xp, out, trailing)
+    """Write functions of the last state into arrays [*batch] or [*batch, n]."""
+    trailing = [out.ndim - len(chain.batch) for out in outs]
+    views = [chain.arrange(ctx.xp, out, n) for out, n in zip(outs, trailing, strict=True)]
     plan = plan_recursion(*chain.sizes, chain.size, chain.count, workspace, history=False)
     for box, steps in chain.tiles(ctx, plan.groups, plan.rows):
         for _, state, _ in Recursion(steps, every_entry, plan).run(record=False):
-            if state is not None:
-                values = xp.reshape(result(state), (*steps.shape, *out.shape[len(chain.batch) :]))
-                view[(*box, ...)] = xp.astype(values, out.dtype)
+            if state is None:
+                continue
+            for view, n, values in zip(views, trailing, results(state), strict=True):
+                shape = (*steps.shape, *view.shape[view.ndim - n :])
+                _put(ctx, view, (*box, ...), shape, values)
+
+
+def _put(ctx: Context, view: Array, at: Any, shape: tuple[int, ...], values: Array) -> None:
+    view[at] = ctx.xp.astype(ctx.xp.reshape(values, shape), view.dtype)

@@ -38,14 +38,14 @@ class LogForm:
 
     def _start(self, steps: Steps) -> State:
         xp, ctx = self.ctx.xp, self.ctx
-        start = steps.start_of()
-        shape = (steps.groups_picked, steps.rows_picked, steps.chain.size)
-        zeros = xp.zeros((*shape[:2], 1), dtype=ctx.dtype(ctx.widest), device=ctx.device)
+        offset, start = steps.offset_of(), steps.start_of()
         if start is None:
+            shape = (steps.groups_picked, steps.rows_picked, steps.chain.size)
             values = xp.zeros(shape, dtype=ctx.dtype(ctx.precision), device=ctx.device)
         else:
             values = self._to_logs(start, steps.chain.start_in_logs)
-        return self._settled(State(values, zeros, zeros, None, True), values, None)
+        zeros = xp.zeros_like(offset)
+        return self._settled(State(values, zeros, offset, None, True), values, None)
 
     def _multiplied(self, state: State, steps: Steps, i: int) -> State:
         ctx = self.ctx

@@ -173,12 +173,12 @@ class ScaledForm:
     def _start(self, steps: Steps) -> tuple[State, bool]:
         """Return the state before its potentials, and whether a weight may be lost already."""
         xp, ctx, precision = self.ctx.xp, self.ctx, self.precision
-        groups, rows, size = steps.groups_picked, steps.rows_picked, steps.chain.size
-        zeros = xp.zeros((groups, rows, 1), dtype=ctx.dtype(ctx.widest), device=ctx.device)
-        start = steps.start_of()
+        offset, start = steps.offset_of(), steps.start_of()
+        zeros = xp.zeros_like(offset)
         if start is None:
-            ones = xp.ones((groups, rows, size), dtype=ctx.dtype(precision), device=ctx.device)
-            return State(ones, zeros, zeros, None, in_logs=False), False
+            shape = (steps.groups_picked, steps.rows_picked, steps.chain.size)
+            ones = xp.ones(shape, dtype=ctx.dtype(precision), device=ctx.device)
+            return State(ones, zeros, offset, None, in_logs=False), False
         in_logs = steps.chain.start_in_logs
         support = start > -math.inf if in_logs else start != 0
         if in_logs:
@@ -186,13 +186,13 @@ class ScaledForm:
             wide = ctx.load(start, ctx.widest)
             shift = whole_shift(ctx, wide)
             values = xp.exp(ctx.load(wide - shift, precision))
-            state = State(values, zeros, shift, support, in_logs=False)
+            state = State(values, zeros, offset + shift, support, in_logs=False)
         else:
             x = ctx.load(start, precision)
             power = power_to(ctx, xp.max(x, axis=-1, keepdims=True), 0)
             values = scale_by_powers(ctx, x, power, precision)
             values = xp.where(values < 0, xp.full_like(values, math.nan), values)
-            state = State(values, -ctx.load(power, ctx.widest), zeros, support, in_logs=False)
+            state = State(values, -ctx.load(power, ctx.widest), offset, support, in_logs=False)
         return state, bool(xp.any((state.values < precision.tiny) & support))
 
     def _multiplied(self, state: State, matrix: Matrix) -> State:

@@ -74,6 +74,14 @@ class State:
         logs, power = self._split(ctx)
         return add_scale(logs, self.exponent + power, self.offset)
 
+    def split_logs(self, ctx: Context) -> tuple[Array, Array]:
+        """Return logs and whole numbers [groups, rows, 1] that add up to the weights' logs.
+
+        The logs are small in each row's largest entries, so that storing them costs no accuracy.
+        """
+        whole = whole_shift(ctx, self.logs(ctx))
+        return replace(self, offset=self.offset - whole).logs(ctx), whole
+
     def _split(self, ctx: Context) -> tuple[Array, Array]:
         """Return log(m) and p for values m * 2**p with m about 1, in the widest precision."""
         values = ctx.load(self.values, ctx.widest)

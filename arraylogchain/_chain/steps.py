@@ -38,6 +38,8 @@ class Chain:
     start : array [..., K] or None
     transitions_in_logs, start_in_logs : bool
         Whether those arrays hold logarithms.
+    start_offset : array [...] or None
+        Whole numbers to be added to the logarithms of all weights.
     """
 
     batch: Shape
@@ -48,6 +50,7 @@ class Chain:
     start: Array | None
     transitions_in_logs: bool
     start_in_logs: bool
+    start_offset: Array | None = None
 
     @property
     def group_axes(self) -> Shape:
@@ -79,7 +82,7 @@ class Chain:
     def tiles(self, ctx: Context, groups: int, rows: int) -> Iterator[tuple[Box, Steps]]:
         """Yield parts of the batch, as boxes of its arranged axes, with their steps."""
         xp = ctx.xp
-        of = {"transitions": 3, "potentials": 2, "start": 1}
+        of = {"transitions": 3, "potentials": 2, "start": 1, "start_offset": 0}
         views = {
             name: None if (x := getattr(self, name)) is None else self.arrange(xp, x, trailing)
             for name, trailing in of.items()
@@ -116,6 +119,7 @@ class Steps:
     transitions: Array
     potentials: Array | None
     start: Array | None
+    start_offset: Array | None
     picked: Array | None = None
 
     @property
@@ -155,14 +159,23 @@ class Steps:
         """Return x[steps], as given, [groups, rows, len(steps), K]."""
         if self.potentials is None:
             return None
-        return self._expanded(self.potentials[..., steps, :], (steps.stop - steps.start,))
+        count = steps.stop - steps.start
+        return self._expanded(self.potentials[..., steps, :], (count, self.chain.size))
 
     def start_of(self) -> Array | None:
         """Return the start, as given, [groups, rows, K]."""
-        return None if self.start is None else self._expanded(self.start, ())
+        return None if self.start is None else self._expanded(self.start, (self.chain.size,))
+
+    def offset_of(self) -> Array:
+        """Return the offset that states begin with, [groups, rows, 1], in the widest precision."""
+        ctx = self.ctx
+        if self.start_offset is None:
+            shape = (self.groups_picked, self.rows_picked, 1)
+            return ctx.xp.zeros(shape, dtype=ctx.dtype(ctx.widest), device=ctx.device)
+        return self._expanded(self.start_offset[..., None], (1,))
 
     def _expanded(self, x: Array, trailing: Shape) -> Array:
-        xp, trailing = self.ctx.xp, (*trailing, self.chain.size)
+        xp = self.ctx.xp
         if tuple(x.shape) != (*self.shape, *trailing):
             x = xp.broadcast_to(x, (*self.shape, *trailing))
         return self._picked(xp.reshape(x, (self.groups, self.rows, *trailing)))

@@ -24,7 +24,7 @@ _SHORTEST_TIMING = 5e-3
 _MOST_REPEATS = 2000
 _PAUSE = 0.05
 # Tracing takes some seconds with torch; a call that took longer is not repeated for its time alone.
-_TRACED_IS_LONG = 10.0
+_TRACED_IS_LONG = 1.0
 
 
 @dataclass(frozen=True, slots=True)

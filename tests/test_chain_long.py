@@ -131,3 +131,40 @@ def test_hard_cases(np_backend, dtype, case, form):
 def test_hard_cases_elsewhere(backend, dtype, case):
     x, transitions = HARD_CASES[case]
     check_chain(backend, dtype, x, transitions=transitions, initial=np.array([0, 0.5, 0, 1e-30]))
+
+
+def test_infinities_in_segments():
+    """A dead start keeps +inf further on from being NaN, segments or not."""
+    x = np.zeros((17, 2))
+    x[4, 0], x[6, 1] = -np.inf, np.inf
+    for steps in (9, 17):
+        chain = alc.LogChain(x[:steps], transitions=np.ones((1, 2, 2)))
+        assert chain.log_partition() == np.inf
+
+
+@pytest.mark.parametrize("magnitude", [1e4, 1e6])
+def test_opposite_magnitudes_in_segments(magnitude):
+    """Segments of large and of small weights, with a state that no segment goes on from."""
+    x = np.random.default_rng(1).normal(size=(4001, 2))
+    x[:2000] -= magnitude
+    x[2000:4000] += magnitude
+    transitions = np.array([[[0.5, 0.5], [0.0, 0.0]]])
+    chain = alc.LogChain(x, transitions=transitions)
+    assert chain.plan().route == "segments"
+    with np.errstate(divide="ignore"):
+        exact = reference.chain(x, np.log(reference.wide(transitions)))
+    bound = chain_bound(exact.log_partition, exact.partition_gap, 4001, 2, "float64")
+    assert_within(chain.log_partition(), exact.log_partition, bound)
+
+
+def test_opposite_matrices_in_segments():
+    """Messages within segments do not round at the magnitude of a segment's first matrix."""
+    logs = np.random.default_rng(2).normal(size=(40, 2, 2))
+    logs[::2] += 1e6
+    logs[1::2] -= 1e6
+    chain = alc.LogChain(np.zeros((41, 2)), log_transitions=logs)
+    assert chain.plan().route == "segments"
+    exact = reference.chain(np.zeros((41, 2)), logs, edges_in_logs=True)
+    steps = np.arange(1, 42)[:, None]
+    bound = chain_bound(exact.messages, exact.message_gaps, steps, 2, "float64")
+    assert_within(chain.forward_messages(), exact.messages, bound)

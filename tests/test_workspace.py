@@ -205,3 +205,19 @@ def test_smallest_workspace_is_accepted_everywhere(backend, function):
     small, plain = (r if isinstance(r, tuple) else (r,) for r in (small, plain))
     for x, y in zip(small, plain, strict=True):
         np.testing.assert_allclose(backend.to_numpy(x), backend.to_numpy(y), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("product", [alc.matmul, alc.logmatmulexp, alc.maxplus_matmul])
+@pytest.mark.parametrize("shapes", [((8, 50_000), (4, 50_000, 10)), ((6, 1171), (1, 4, 1171, 40))])
+def test_merged_axes_with_many_terms(product, shapes):
+    """Axes that cannot be merged in place are copied, but never all terms of many columns."""
+    a, b = (np.ones(shape) for shape in shapes)
+    product(a, b, workspace=SMALLEST)
+    tracemalloc.start()
+    try:
+        out = product(a, b, workspace=SMALLEST)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    size = sum(x.nbytes for x in out) if isinstance(out, tuple) else out.nbytes
+    assert peak - size <= SMALLEST

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._arrays import Array, Context
+from arraylogchain._chain.matrices import log_shift
 from arraylogchain._chain.pieces import plan_recursion
 from arraylogchain._chain.recursion import Recursion
 from arraylogchain._chain.states import State
@@ -21,8 +23,8 @@ from arraylogchain._product.certified import CertifiedKernel
 def log_partition(ctx: Context, chain: Chain, segments: int, workspace: int) -> Array:
     """Return the logs of the sums over all paths, [*batch]."""
     out = ctx.empty(chain.batch, ctx.result_dtype)
-    if segments > 1:
-        ctx, chain = _over_segments(ctx, _cut(ctx, chain, segments, workspace), workspace)
+    if segments > 1 and (cut := _cut(ctx, chain, segments, workspace)) is not None:
+        ctx, chain = _over_segments(ctx, cut)
 
     def result(state: State) -> tuple[Array]:
         return (state.log_total(ctx)[..., 0],)
@@ -34,8 +36,8 @@ def log_partition(ctx: Context, chain: Chain, segments: int, workspace: int) -> 
 def last_message(ctx: Context, chain: Chain, segments: int, workspace: int) -> Array:
     """Return the logs of the weights after the last step, [*batch, K], each one right."""
     out = ctx.empty((*chain.batch, chain.size), ctx.result_dtype)
-    if segments > 1:
-        ctx, chain = _over_segments(ctx, _cut(ctx, chain, segments, workspace), workspace)
+    if segments > 1 and (cut := _cut(ctx, chain, segments, workspace)) is not None:
+        ctx, chain = _over_segments(ctx, cut)
     _write_last(ctx, chain, [out], workspace, lambda state: (state.logs(ctx),), every_entry=True)
     return out
 
@@ -48,10 +50,10 @@ def forward_messages(ctx: Context, chain: Chain, segments: int, workspace: int) 
     def result(state: State) -> tuple[Array]:
         return (state.logs(ctx),)
 
-    if segments == 1:
+    cut = _cut(ctx, chain, segments, workspace) if segments > 1 else None
+    if cut is None:
         _write_all(ctx, chain, [out], workspace, result)
         return out
-    cut = _cut(ctx, chain, segments, workspace)
     front = cut.front.count
     _write_all(ctx, cut.front, [out[..., :front, :]], workspace, result)
     # First the messages at the segments' starts, then those within all segments side by side.
@@ -90,10 +92,15 @@ class _Cut:
     potentials: Array | None  # [..., segments, length, K]
     products: Array  # [..., segments, K, K], logs of the segments' products but for `offsets`
     offsets: Array  # [..., segments], whole numbers
+    start: Array  # [*batch, K], logs of the weights after the front but for `start_offset`
+    start_offset: Array  # [*batch], whole numbers
 
 
-def _cut(ctx: Context, chain: Chain, segments: int, workspace: int) -> _Cut:
-    """Cut a chain, and multiply each segment out, one row for each state that it can start from."""
+def _cut(ctx: Context, chain: Chain, segments: int, workspace: int) -> _Cut | None:
+    """Cut a chain, and multiply each segment out, one row for each state that it can start from.
+
+    None if +inf or NaN turn up: which sums they reach depends on the states before.
+    """
     xp = ctx.xp
     length = (chain.count - 1) // segments
     ahead = chain.count - 1 - segments * length
@@ -135,8 +142,15 @@ def _cut(ctx: Context, chain: Chain, segments: int, workspace: int) -> _Cut:
         start_in_logs=chain.transitions_in_logs,
     )
     rows, whole = _split_last_message(ctx, operators, workspace // 2)
-    offsets = xp.max(whole, axis=-1)
-    products = rows + (whole - offsets[..., None])[..., None]
+    # Rows without a path have no magnitude.
+    live = xp.any(rows > -math.inf, axis=-1)
+    offsets = xp.max(xp.where(live, whole, xp.full_like(whole, -math.inf)), axis=-1)
+    offsets = xp.where(xp.isfinite(offsets), offsets, xp.zeros_like(offsets))
+    below = xp.where(live, whole - offsets[..., None], xp.zeros_like(whole))
+    products = rows + below[..., None]
+    start, start_offset = _split_last_message(ctx, front, workspace // 2)
+    if not bool(xp.all(products < math.inf)) or not bool(xp.all(start < math.inf)):
+        return None
     return _Cut(
         front,
         chain.transitions_in_logs,
@@ -147,30 +161,31 @@ def _cut(ctx: Context, chain: Chain, segments: int, workspace: int) -> _Cut:
         potentials,
         products,
         offsets,
+        start,
+        start_offset,
     )
 
 
-def _over_segments(ctx: Context, cut: _Cut, workspace: int) -> tuple[Context, Chain]:
+def _over_segments(ctx: Context, cut: _Cut) -> tuple[Context, Chain]:
     """Return the chain of the segments' products, to be computed in the widest precision."""
-    chain = _of_products(ctx, cut, workspace)
+    chain = _of_products(cut)
     # All offsets can be added at the start: they are factors that all paths have.
     total = ctx.xp.sum(cut.offsets, axis=-1)
     wide = replace(ctx, precision=ctx.widest)
     return wide, replace(chain, start_offset=chain.start_offset + total)
 
 
-def _of_products(ctx: Context, cut: _Cut, workspace: int) -> Chain:
+def _of_products(cut: _Cut) -> Chain:
     """Return the chain of the segments' products, without their offsets."""
-    start, offset = _split_last_message(ctx, cut.front, workspace // 2)
     return replace(
         cut.front,
         count=cut.segments + 1,
         transitions=cut.products,
         potentials=None,
-        start=start,
+        start=cut.start,
         transitions_in_logs=True,
         start_in_logs=True,
-        start_offset=offset,
+        start_offset=cut.start_offset,
     )
 
 
@@ -184,7 +199,7 @@ def _segment_starts(ctx: Context, cut: _Cut, workspace: int) -> tuple[Array, Arr
     """
     xp = ctx.xp
     wide = replace(ctx, precision=ctx.widest, result_name=ctx.widest.name)
-    chain = _of_products(ctx, cut, workspace)
+    chain = _of_products(cut)
     shape = (*chain.batch, chain.count)
     messages = ctx.empty((*shape, chain.size), ctx.dtype(ctx.widest))
     whole = ctx.empty((*shape, 1), ctx.dtype(ctx.widest))
@@ -195,6 +210,8 @@ def _segment_starts(ctx: Context, cut: _Cut, workspace: int) -> tuple[Array, Arr
     messages, first = messages[..., :-1, None, :], ctx.load(cut.first, ctx.widest)
     if not cut.in_logs:
         first = xp.log(first)
+    shift = log_shift(ctx, first, ctx.widest)
+    first, offsets = first - shift, offsets + shift[..., 0, 0]
     layout = fold(tuple(messages.shape), tuple(first.shape))
     kernel = CertifiedKernel(wide, layout.sizes, workspace, layout.copies)
     (logs,) = tiled.run(wide, layout, messages, first, kernel, kernel.dtypes)

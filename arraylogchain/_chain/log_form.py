@@ -6,7 +6,7 @@ import math
 
 from arraylogchain._arrays import Array, Context
 from arraylogchain._chain.matrices import log_shift
-from arraylogchain._chain.states import State, whole_shift
+from arraylogchain._chain.states import State, power_to, scale_by_powers, whole_shift
 from arraylogchain._chain.steps import Steps
 from arraylogchain._fold import chunks
 from arraylogchain._product.certified import CertifiedKernel
@@ -39,30 +39,39 @@ class LogForm:
     def _start(self, steps: Steps) -> State:
         xp, ctx = self.ctx.xp, self.ctx
         offset, start = steps.offset_of(), steps.start_of()
+        exponent = xp.zeros_like(offset)
         if start is None:
             shape = (steps.groups_picked, steps.rows_picked, steps.chain.size)
             values = xp.zeros(shape, dtype=ctx.dtype(ctx.precision), device=ctx.device)
+        elif steps.chain.start_in_logs:
+            values = self._to_logs(start, in_logs=True)
         else:
-            values = self._to_logs(start, steps.chain.start_in_logs)
-        zeros = xp.zeros_like(offset)
-        return self._settled(State(values, zeros, offset, None, True), values, None)
+            power = power_to(ctx, ctx.load(xp.max(start, axis=-1, keepdims=True), ctx.precision), 0)
+            values = self._to_logs(start, in_logs=False, power=power)
+            exponent = -ctx.load(power, ctx.widest)
+        return self._settled(State(values, exponent, offset, None, True), values, None)
 
     def _multiplied(self, state: State, steps: Steps, i: int) -> State:
         ctx = self.ctx
         given, in_logs = steps.matrix(i), steps.chain.transitions_in_logs
         groups, rows, inner = state.values.shape
         cols = int(given.shape[-1])
-        # One shift per matrix, kept in the offset, so that logarithms stay small and exact.
-        top = self._to_logs(ctx.xp.max(given, axis=(-2, -1), keepdims=True), in_logs)
-        shift = log_shift(ctx, top, ctx.precision)
+        # One shift per matrix, kept in the state's scale, so that logarithms stay small and exact.
+        exponent, offset, power, shift = state.exponent, state.offset, None, 0.0
+        if in_logs:
+            shift = log_shift(ctx, given, ctx.precision)
+            offset = offset + ctx.load(shift, ctx.widest)
+        else:
+            top = ctx.load(ctx.xp.max(given, axis=(-2, -1), keepdims=True), ctx.precision)
+            power = power_to(ctx, top, 0)
+            exponent = exponent - ctx.load(power, ctx.widest)
         values = ctx.empty((groups, rows, cols), ctx.dtype(ctx.precision))
         for j in chunks(cols, max(1, self.panel // (groups * inner))):
-            part = self._to_logs(given[:, :, j], in_logs) - shift
+            part = self._to_logs(given[:, :, j], in_logs, power) - shift
             sizes = (groups, rows, int(part.shape[-1]), inner)
             kernel = CertifiedKernel(ctx, sizes, self.workspace, copies=False)
             kernel(state.values, kernel.panel(part), values[:, :, j])
-        offset = state.offset + ctx.load(shift, ctx.widest)
-        return self._settled(State(values, state.exponent, offset, None, True), values, None)
+        return self._settled(State(values, exponent, offset, None, True), values, None)
 
     def _settled(self, state: State, values: Array, potentials: Array | None) -> State:
         """Add potentials, and move the whole part of each row's maximum into its offset."""
@@ -76,10 +85,13 @@ class LogForm:
         offset = offset + ctx.load(shift, ctx.widest)
         return State(values - shift, state.exponent, offset, None, True)
 
-    def _to_logs(self, x: Array, in_logs: bool) -> Array:
+    def _to_logs(self, x: Array, in_logs: bool, power: Array | None = None) -> Array:
+        """Return the logs of x, or of weights x * 2**power."""
         x = self.ctx.load(x, self.ctx.precision)
         if in_logs:
             return x
+        if power is not None:
+            x = scale_by_powers(self.ctx, x, power, self.ctx.precision)
         # Zero has the logarithm -inf; a negative weight has none, and gives NaN.
         xp = self.ctx.xp
         return xp.where(x == 0, xp.full_like(x, -math.inf), xp.log(x))

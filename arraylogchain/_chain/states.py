@@ -1,8 +1,9 @@
 """States of a recursion over time, and exact bookkeeping of their scale.
 
 A state stands for nonnegative weights ``w(values) * 2**exponent * exp(offset)``, with one exponent
-and one offset for each row. Both are whole numbers, so they add up exactly over any number of
-steps. In *scaled* form w(values) is the values themselves, in *log* form their exponential.
+and one offset for each row. Both are whole numbers, so they add up exactly, while they stay below
+2**53 (2**24 on devices without float64). In *scaled* form w(values) is the values themselves, in
+*log* form their exponential.
 """
 
 from __future__ import annotations

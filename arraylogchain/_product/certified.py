@@ -31,9 +31,10 @@ from arraylogchain._product import exact
 from arraylogchain._product.tiling import Tiling, tile_product
 
 _LOST_PER_TERM = 5.0
-# exp(2 * 36) times 8 million terms, and exp(-2 * 36), are normal numbers in float32; in float64 the
-# same holds for 340 and 10^12 terms.
+# exp(2 * 36) times _NARROW_TERMS, and exp(-2 * 36), are normal numbers in float32, and so are those
+# of 340 in float64.
 _NARROW = {"float32": 36.0, "float64": 340.0}
+_NARROW_TERMS = 2**22
 # One entry on the exact road costs about as much as this many on a matrix multiply.
 _EXACT_COST = 64
 
@@ -71,7 +72,7 @@ class CertifiedKernel:
         item = ctx.precision.itemsize
         budget = workspace - workspace // 4 - 4 * item * self.block
         # Where axes cannot be merged in place, a tile of values is copied first.
-        self.tiling = tile_product(sizes, budget, (1 + copies) * item, 3 * item + 2)
+        self.tiling = tile_product(sizes, budget, item, 3 * item + 2, copied_bytes=item * copies)
         self.dtypes = [ctx.dtype(ctx.precision)]
         self.workspace = workspace
 
@@ -100,6 +101,8 @@ class CertifiedKernel:
 
     def _is_narrow(self, x: Array) -> bool:
         xp, limit = self.ctx.xp, _NARROW[self.precision.name]
+        if x.shape[-1] > _NARROW_TERMS or x.shape[-2] > _NARROW_TERMS:
+            return False
         # False for NaN.
         return bool(xp.max(x) <= limit) and bool(xp.min(x) >= -limit)
 

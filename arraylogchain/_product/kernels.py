@@ -17,7 +17,7 @@ class LinearKernel:
         item = ctx.precision.itemsize
         # Factors in half precision are converted; sums of several chunks need a second array.
         budget = workspace - workspace // 4
-        self.tiling = tile_product(sizes, budget, (1 + copies) * item, 3 * item)
+        self.tiling = tile_product(sizes, budget, item, 3 * item, copied_bytes=item * copies)
         self.dtypes = [ctx.dtype(ctx.precision)]
         self.ctx = ctx
 
@@ -44,7 +44,9 @@ class MaxPlusKernel:
         self.ctx = ctx
         item = ctx.precision.itemsize
         # Values and indices of a tile, those of a further chunk, and a mask.
-        self.tiling = tile_product(sizes, workspace // 2, (1 + copies) * item, 2 * (item + 8) + 1)
+        self.tiling = tile_product(
+            sizes, workspace // 2, item, 2 * (item + 8) + 1, copied_bytes=item * copies
+        )
         self.dtypes = [ctx.dtype(ctx.precision), ctx.index_dtype]
         # A block holds sums, and gathered operands.
         self.block = max(1, min(2 * ctx.block, workspace // (12 * item)))

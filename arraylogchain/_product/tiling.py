@@ -36,6 +36,7 @@ def tile_product(
     factor_bytes: int,
     entry_bytes: int,
     side: int = FULL_SPEED,
+    copied_bytes: int = 0,
 ) -> Tiling:
     """Choose tiles whose temporaries fit a budget.
 
@@ -49,6 +50,9 @@ def tile_product(
         Bytes that a tile takes for each element of its two factors, and of its product.
     side : int
         Rows and columns that a tile should have, if need be by cutting the terms.
+    copied_bytes : int
+        Bytes that a tile's operands take for each element, over all terms, where they are copied
+        because axes cannot be merged in place; a single row or column never needs a copy.
 
     Returns
     -------
@@ -56,6 +60,13 @@ def tile_product(
         ``factor_bytes * (rows + cols) * inner * batch + entry_bytes * rows * cols * batch``
         stays within the budget.
     """
+    if copied_bytes:
+        tiling = tile_product(sizes, budget // 2, factor_bytes, entry_bytes, side)
+        inner = sizes[3] * copied_bytes
+        if tiling.batch * (tiling.rows + tiling.cols) * inner <= budget // 2:
+            return tiling
+        most = max(1, budget // (4 * inner))
+        return Tiling(1, min(tiling.rows, most), min(tiling.cols, most), tiling.inner)
     batch, rows, cols, inner = sizes
     factors = max(2, budget // (2 * factor_bytes))
     entries = max(1, budget // (2 * entry_bytes))

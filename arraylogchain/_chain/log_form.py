@@ -86,12 +86,13 @@ class LogForm:
         return State(values - shift, state.exponent, offset, None, True)
 
     def _to_logs(self, x: Array, in_logs: bool, power: Array | None = None) -> Array:
-        """Return the logs of x, or of weights x * 2**power."""
+        """Return the logs of x, or of weights x * 2**power, which may be out of range."""
         x = self.ctx.load(x, self.ctx.precision)
         if in_logs:
             return x
-        if power is not None:
-            x = scale_by_powers(self.ctx, x, power, self.ctx.precision)
         # Zero has the logarithm -inf; a negative weight has none, and gives NaN.
-        xp = self.ctx.xp
-        return xp.where(x == 0, xp.full_like(x, -math.inf), xp.log(x))
+        ctx, xp = self.ctx, self.ctx.xp
+        own = power_to(ctx, x, 0)
+        logs = xp.log(scale_by_powers(ctx, x, own, ctx.precision))
+        total = -own if power is None else power - own
+        return xp.where(x == 0, xp.full_like(x, -math.inf), logs + total * math.log(2.0))

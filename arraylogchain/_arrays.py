@@ -304,3 +304,12 @@ def is_transposed(x: Array) -> bool:
     """Tell whether the last axis but one is the contiguous one; False where strides are hidden."""
     strides = getattr(x, "strides", None) or (x.stride() if hasattr(x, "stride") else None)
     return strides is not None and 0 < abs(strides[-2]) < abs(strides[-1])
+
+
+def whole_maximum(
+    ctx: Context, x: Array, axis: int | tuple[int, ...], precision: Precision
+) -> Array:
+    """Return maxima rounded to whole numbers, 0 where they are not finite; axes are kept."""
+    xp = ctx.xp
+    top = xp.round(ctx.load(xp.max(x, axis=axis, keepdims=True), precision))
+    return xp.where(xp.isfinite(top), top, xp.zeros_like(top))

@@ -193,3 +193,8 @@ def chunks(length: int, size: int) -> Iterator[slice]:
 def lengths(box: Box) -> Shape:
     """Return the lengths of a box's sides."""
     return tuple(s.stop - s.start for s in box)
+
+
+def within(box: Box, shape: Shape) -> Box:
+    """Return the box for an array that has length 1 along the axes it is broadcast along."""
+    return tuple(s if n > 1 else slice(0, 1) for s, n in zip(box, shape, strict=False))

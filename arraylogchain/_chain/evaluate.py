@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._arrays import Array, Context
-from arraylogchain._chain.matrices import log_shift
+from arraylogchain._arrays import Array, Context, whole_maximum
 from arraylogchain._chain.pieces import plan_recursion
 from arraylogchain._chain.recursion import Recursion
 from arraylogchain._chain.states import State
@@ -84,7 +83,6 @@ class _Cut:
     """
 
     front: Chain
-    in_logs: bool  # whether the matrices are given as logarithms
     segments: int
     length: int
     first: Array  # [..., segments or 1, K, K]
@@ -153,7 +151,6 @@ def _cut(ctx: Context, chain: Chain, segments: int, workspace: int) -> _Cut | No
         return None
     return _Cut(
         front,
-        chain.transitions_in_logs,
         segments,
         length,
         first,
@@ -208,9 +205,9 @@ def _segment_starts(ctx: Context, cut: _Cut, workspace: int) -> tuple[Array, Arr
     before = xp.cumulative_sum(cut.offsets, axis=-1) - cut.offsets
     offsets = whole[..., :-1, 0] + before
     messages, first = messages[..., :-1, None, :], ctx.load(cut.first, ctx.widest)
-    if not cut.in_logs:
+    if not cut.front.transitions_in_logs:
         first = xp.log(first)
-    shift = log_shift(ctx, first, ctx.widest)
+    shift = whole_maximum(ctx, first, (-2, -1), ctx.widest)
     first, offsets = first - shift, offsets + shift[..., 0, 0]
     layout = fold(tuple(messages.shape), tuple(first.shape))
     kernel = CertifiedKernel(wide, layout.sizes, workspace, layout.copies)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from arraylogchain._arrays import Array, Context
-from arraylogchain._chain.matrices import log_shift
-from arraylogchain._chain.states import State, power_to, scale_by_powers, whole_shift
+from arraylogchain._arrays import Array, Context, whole_maximum
+from arraylogchain._chain.states import State, power_to, scale_by_powers
 from arraylogchain._chain.steps import Steps
 from arraylogchain._fold import chunks
 from arraylogchain._product.certified import CertifiedKernel
@@ -59,7 +58,7 @@ class LogForm:
         # One shift per matrix, kept in the state's scale, so that logarithms stay small and exact.
         exponent, offset, power, shift = state.exponent, state.offset, None, 0.0
         if in_logs:
-            shift = log_shift(ctx, given, ctx.precision)
+            shift = whole_maximum(ctx, given, (-2, -1), ctx.precision)
             offset = offset + ctx.load(shift, ctx.widest)
         else:
             top = ctx.load(ctx.xp.max(given, axis=(-2, -1), keepdims=True), ctx.precision)
@@ -78,10 +77,10 @@ class LogForm:
         ctx = self.ctx
         offset = state.offset
         if potentials is not None:
-            shift = whole_shift(ctx, potentials)
+            shift = whole_maximum(ctx, potentials, -1, ctx.precision)
             values = values + (potentials - shift)
             offset = offset + ctx.load(shift, ctx.widest)
-        shift = whole_shift(ctx, values)
+        shift = whole_maximum(ctx, values, -1, ctx.precision)
         offset = offset + ctx.load(shift, ctx.widest)
         return State(values - shift, state.exponent, offset, None, True)
 

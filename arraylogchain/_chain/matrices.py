@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from arraylogchain._arrays import Array, Context, Precision
+from arraylogchain._arrays import Array, Context, Precision, whole_maximum
 from arraylogchain._chain.states import power_to, scale_by_powers
 from arraylogchain._fold import chunks
 
@@ -114,7 +114,7 @@ def prepare(
     matrix = Matrix(ctx, given, in_logs, precision, width)
     low, high = float(xp.min(given)), float(xp.max(given))
     if in_logs:
-        matrix.shift = log_shift(ctx, given, precision)
+        matrix.shift = whole_maximum(ctx, given, (-2, -1), precision)
         least = math.log(precision.tiny) + 2.0
         # Of several groups, each has its own shift, at most `high` + 1/2.
         matrix.positive = low - high >= least
@@ -132,13 +132,6 @@ def prepare(
     if not matrix.positive:
         matrix.lossy = matrix.smallest_positive() < precision.tiny
     return matrix
-
-
-def log_shift(ctx: Context, given: Array, precision: Precision) -> Array:
-    """Return each matrix's maximum rounded to a whole number, 0 where it is not finite."""
-    xp = ctx.xp
-    top = xp.round(ctx.load(xp.max(given, axis=(-2, -1), keepdims=True), precision))
-    return xp.where(xp.isfinite(top), top, xp.zeros_like(top))
 
 
 def spread(ctx: Context, given: Array, in_logs: bool) -> Array:

@@ -22,10 +22,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from arraylogchain._arrays import Array, Context, Precision
+from arraylogchain._arrays import Array, Context, Precision, whole_maximum
 from arraylogchain._chain.matrices import Matrix, prepare, spread
 from arraylogchain._chain.pieces import RecursionPlan
-from arraylogchain._chain.states import State, power_to, scale_by_powers, whole_shift
+from arraylogchain._chain.states import State, power_to, scale_by_powers
 from arraylogchain._chain.steps import Steps
 
 # Potentials within these bounds of 0 need no shift.
@@ -157,7 +157,7 @@ class ScaledForm:
             if 1.0 / bound <= low and high <= bound:
                 return Factors(given, values, None, low, max(1.0, high), positive=True)
             self.try_narrow = False
-        shift = whole_shift(ctx, x)
+        shift = whole_maximum(ctx, x, -1, precision)
         values = xp.exp(x - shift)
         positive = float(xp.min(values)) >= precision.tiny
         if not positive:
@@ -184,7 +184,7 @@ class ScaledForm:
         if in_logs:
             # A start in a wider format than the computation loses nothing to its magnitude.
             wide = ctx.load(start, ctx.widest)
-            shift = whole_shift(ctx, wide)
+            shift = whole_maximum(ctx, wide, -1, ctx.widest)
             values = xp.exp(ctx.load(wide - shift, precision))
             state = State(values, zeros, offset + shift, support, in_logs=False)
         else:

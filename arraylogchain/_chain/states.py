@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from arraylogchain._arrays import Array, Context, Precision
+from arraylogchain._arrays import Array, Context, Precision, whole_maximum
 
 # log(2) in two parts. The first has 21 bits: times an exponent below 2**32 it is exact in float64.
 _LN2_HIGH = 1453634 / 2**21
@@ -80,7 +80,7 @@ class State:
 
         The logs are small in each row's largest entries, so that storing them costs no accuracy.
         """
-        whole = whole_shift(ctx, self.logs(ctx))
+        whole = whole_maximum(ctx, self.logs(ctx), -1, ctx.widest)
         return replace(self, offset=self.offset - whole).logs(ctx), whole
 
     def _split(self, ctx: Context) -> tuple[Array, Array]:
@@ -151,13 +151,6 @@ def scale_by_powers(ctx: Context, x: Array, power: Array, precision: Precision) 
     # In two steps, because 2**power alone is out of range.
     first = xp.clip(power, -limit, limit)
     return times(times(x, first), xp.clip(power - first, -limit, limit))
-
-
-def whole_shift(ctx: Context, x: Array) -> Array:
-    """Return the maxima over the last axis rounded to whole numbers, 0 where not finite."""
-    xp = ctx.xp
-    top = xp.round(xp.max(x, axis=-1, keepdims=True))
-    return xp.where(xp.isfinite(top), top, xp.zeros_like(top))
 
 
 def power_to(ctx: Context, x: Array, target: float) -> Array:

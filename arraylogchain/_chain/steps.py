@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from arraylogchain._arrays import Array, Context
-from arraylogchain._fold import Box, Shape, boxes, lengths
+from arraylogchain._fold import Box, Shape, boxes, lengths, within
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +184,3 @@ class Steps:
         if self.picked is None:
             return x
         return self.ctx.xp.take(x, self.picked, axis=self.select_axis)
-
-
-def within(box: Box, shape: Shape) -> Box:
-    """Return the box for an array that has length 1 along the axes it is broadcast along."""
-    return tuple(s if n > 1 else slice(0, 1) for s, n in zip(box, shape, strict=False))

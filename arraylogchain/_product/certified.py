@@ -25,8 +25,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from arraylogchain._arrays import Array, Context, Precision, is_transposed
-from arraylogchain._fold import Box, boxes, chunks
+from arraylogchain._arrays import Array, Context, Precision, is_transposed, whole_maximum
+from arraylogchain._fold import boxes, chunks, within
 from arraylogchain._product import exact
 from arraylogchain._product.tiling import Tiling, tile_product
 
@@ -87,9 +87,12 @@ class CertifiedKernel:
             self._sums(a, None, panel, self.precision, chunk, out)
             self.ctx.apply(xp.log, out, out=out)
             return
-        shift = self._shift(a, axis=-1, precision=self.precision)
+        shift = whole_maximum(self.ctx, a, -1, self.precision)
         if panel.shift is None:
-            panel.shift, panel.factor = self._shift(panel.values, -2, self.precision), None
+            panel.shift, panel.factor = (
+                whole_maximum(self.ctx, panel.values, -2, self.precision),
+                None,
+            )
         self._sums(a, shift, panel, self.precision, chunk, out)
         # A NaN makes this comparison False as well.
         proved = bool(xp.min(out) >= self.line)
@@ -113,14 +116,10 @@ class CertifiedKernel:
             part = sums[box]
             ctx.apply(xp.log, part, out=part)
             # The shifts are integers, so their sum is exact: one rounding instead of two.
-            total = row_shift[_within(box, row_shift)] + col_shift[_within(box, col_shift)]
+            total = (
+                row_shift[within(box, row_shift.shape)] + col_shift[within(box, col_shift.shape)]
+            )
             ctx.apply(xp.add, part, total, out=part)
-
-    def _shift(self, x: Array, axis: int, precision: Precision) -> Array:
-        """Return the maxima over an axis, rounded to integers; 0 where they are not finite."""
-        xp = self.ctx.xp
-        top = xp.round(self.ctx.load(xp.max(x, axis=axis, keepdims=True), precision))
-        return xp.where(xp.isfinite(top), top, xp.zeros_like(top))
 
     def _sums(
         self,
@@ -158,7 +157,7 @@ class CertifiedKernel:
             part = factor[box]
             values = ctx.load(x[box], precision)
             if shift is not None:
-                ctx.apply(xp.subtract, values, shift[_within(box, shift)], out=part)
+                ctx.apply(xp.subtract, values, shift[within(box, shift.shape)], out=part)
                 values = part
             ctx.apply(xp.exp, values, out=part)
         return factor
@@ -203,8 +202,8 @@ class CertifiedKernel:
             unproved = unproved & have_terms
         if ctx.widest is not self.precision and int(xp.count_nonzero(unproved)) > many:
             wide = ctx.widest
-            panel = Panel(b, False, self._shift(b, axis=-2, precision=wide))
-            shift = self._shift(a, axis=-1, precision=wide)
+            panel = Panel(b, False, whole_maximum(ctx, b, -2, wide))
+            shift = whole_maximum(ctx, a, -1, wide)
             sums = ctx.empty(tuple(out.shape), ctx.dtype(wide))
             self._sums(a, shift, panel, wide, tiling.inner, sums)
             still = unproved & ~(sums >= provable_from(wide, int(a.shape[-1])))
@@ -229,8 +228,3 @@ class CertifiedKernel:
             found = hit if found is None else found | hit
         assert found is not None
         return found
-
-
-def _within(box: Box, x: Array) -> Box:
-    """Return the box for an array that broadcasts against the one the box is of."""
-    return tuple(s if n > 1 else slice(0, 1) for s, n in zip(box, x.shape, strict=True))

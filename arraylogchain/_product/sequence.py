@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from arraylogchain._arrays import Array, Context
+from arraylogchain._arrays import Array, Context, whole_maximum
 
 # Finding the best order of n matrices takes time in proportion to n**3.
 _LONGEST_OPTIMUM = 64
@@ -94,8 +94,7 @@ def multiply_sequence(
         assert x is not None
         if 0 in x.shape:
             return x
-        shift = xp.round(ctx.load(xp.max(x, axis=(-2, -1), keepdims=True), ctx.precision))
-        shift = xp.where(xp.isfinite(shift), shift, xp.zeros_like(shift))
+        shift = whole_maximum(ctx, x, (-2, -1), ctx.precision)
         offset = offset + ctx.load(shift, ctx.widest)
         return ctx.load(x, ctx.precision) - shift
 

@@ -1,5 +1,6 @@
 """Long products of matrices in log space: exact, fast and within a memory bound."""
 
+from arraylogchain import vjp
 from arraylogchain.chain import LogChain
 from arraylogchain.plan import Plan
 from arraylogchain.products import (
@@ -21,4 +22,5 @@ __all__ = [
     "logmatmulexp",
     "matmul",
     "maxplus_matmul",
+    "vjp",
 ]

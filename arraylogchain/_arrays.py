@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -124,15 +124,39 @@ class Context:
         else:
             out[...] = function(*args)
 
+    def add_at(self, target: Array, index: Array, values: Array) -> None:
+        """Add values[e, ...] to target[index[e], ...], in place; an index may occur repeatedly.
+
+        The standard has no such function, and every library has one of its own.
+        """
+        add = self.xp.add
+        if hasattr(add, "at"):
+            add.at(target, index, values)
+        elif hasattr(target, "index_add_"):
+            target.index_add_(0, index, values)
+        else:
+            for e in range(index.shape[0]):
+                target[int(index[e]), ...] += values[e, ...]
+
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return self.xp.empty(shape, dtype=dtype, device=self.device)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence NumPy's floating-point warnings: here infinities and NaN are values, no accidents."""
+    """Compute without NumPy's floating-point warnings and without torch's autocast.
+
+    Infinities and NaN are values here, no accidents. Autocast would let matrix multiplies of
+    float32 tensors drop to half precision behind our back.
+    """
     with np.errstate(all="ignore"):
-        yield
+        torch = sys.modules.get("torch")
+        kinds = [k for k in ("cpu", "cuda") if torch is not None and torch.is_autocast_enabled(k)]
+        with ExitStack() as stack:
+            for kind in kinds:
+                assert torch is not None
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            yield
 
 
 def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
@@ -160,9 +184,15 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     if all(type(x) is np.ndarray for x in given.values()):
         names = {name: _dtype_name(x.dtype) for name, x in given.items()}
         return _numpy_context(_check_dtypes(names)), given
+    torch = sys.modules.get("torch")
+    if torch is not None and all(_is_plain_tensor(torch, x) for x in given.values()):
+        # The same as below, with less to ask: small calls spend most of their time at this door.
+        refuse_gradients(given)
+        result_name = promote(_dtype_name(x.dtype) for x in given.values())
+        return _tensor_context(result_name), {name: x.detach().numpy() for name, x in given.items()}
 
     namespaces = {name: _namespace_of(name, x) for name, x in given.items()}
-    _refuse_gradients(given)
+    refuse_gradients(given)
     _check_same("library", {name: _library(xp) for name, xp in namespaces.items()})
     _check_same("device", {name: array_api_compat.device(x) for name, x in given.items()})
     names = {name: _dtype_name(x.dtype) for name, x in given.items()}
@@ -178,6 +208,22 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     # A library that can only export gets NumPy arrays back.
     hand_back = getattr(xp, "from_dlpack", _same)
     return _context(numpy_namespace, None, result_name, hand_back), hosted
+
+
+def _is_plain_tensor(torch: Any, x: Array) -> bool:
+    """Tell whether NumPy can read x in place: a torch CPU tensor of a dtype that both have."""
+    return (
+        type(x) in (torch.Tensor, torch.nn.Parameter)
+        and x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.float64, torch.float16)
+        and x.layout is torch.strided
+        and not x.is_neg()
+    )
+
+
+@lru_cache(maxsize=len(_FLOATING))
+def _tensor_context(result_name: str) -> Context:
+    return _context(numpy_namespace, None, result_name, sys.modules["torch"].from_numpy)
 
 
 @lru_cache(maxsize=len(_FLOATING))
@@ -223,14 +269,39 @@ def _namespace_of(name: str, x: Array) -> Any:
     )
 
 
-def _refuse_gradients(given: Mapping[str, Array]) -> None:
+def is_differentiated(*arrays: Array | None) -> bool:
+    """Tell whether torch needs more of a call than its values.
+
+    That is so for tensors that take part in autograd, in forward mode, in transforms such as
+    `torch.func.vmap`, and in what `torch.compile` traces.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not any(isinstance(x, torch.Tensor) for x in arrays):
+        return False
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return True
+    # Within autograd's own functions both modes are off, though the level is still entered.
+    if torch._C._is_fwd_grad_enabled() and torch.autograd.forward_ad._current_level >= 0:
+        return True
+    return torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in arrays)
+
+
+def detached(x: Array) -> Array:
+    """Return a tensor without its part in autograd, and any other array as it is."""
+    return x.detach() if hasattr(x, "detach") else x
+
+
+def refuse_gradients(given: Mapping[str, Array]) -> None:
     """Raise rather than return a result that silently carries no gradient."""
     torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return
     for name, x in given.items():
-        if getattr(x, "requires_grad", False) and torch is not None and torch.is_grad_enabled():
+        if getattr(x, "requires_grad", False):
             raise NotImplementedError(
-                f"{name} requires grad, and results carry no gradients yet; "
-                f"pass {name}.detach(), or call within torch.no_grad()"
+                f"{name} requires grad, and arraylogchain.vjp is no part of autograd; call the "
+                f"function of the same name in arraylogchain itself, which autograd differentiates, "
+                f"or pass {name}.detach()"
             )
 
 

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from types import ModuleType
 
-from arraylogchain._arrays import Array, enter, quiet, shape_of
-from arraylogchain._chain import evaluate
+from arraylogchain._arrays import (
+    Array,
+    Context,
+    detached,
+    enter,
+    is_differentiated,
+    quiet,
+    shape_of,
+)
+from arraylogchain._chain import evaluate, posterior
 from arraylogchain._chain.steps import Chain
 from arraylogchain._fold import Shape, check_batches
 from arraylogchain._product.tiling import check_workspace
@@ -69,20 +79,29 @@ class LogChain:
         workspace: int | None = None,
     ) -> None:
         self._workspace = check_workspace(workspace)
+        # Only a bound that was asked for makes gradients keep less than every state.
+        self._keeps_states = workspace is None
         _check_only_one("transitions", transitions, "log_transitions", log_transitions)
         _check_only_one("initial", initial, "log_initial", log_initial)
         options = {
+            "log_potentials": log_potentials,
             "transitions": transitions,
             "log_transitions": log_transitions,
             "initial": initial,
             "log_initial": log_initial,
         }
-        self._ctx, given = enter(
-            {"log_potentials": log_potentials}
-            | {name: x for name, x in options.items() if x is not None}
-        )
+        self.arrays = {
+            name: x for name, x in options.items() if x is not None or name == "log_potentials"
+        }
+        if not is_differentiated(*self.arrays.values()):
+            self._enter()
+        self._batch = _check_shapes({name: shape_of(x) for name, x in self.arrays.items()})
+
+    def _enter(self) -> tuple[Context, Chain]:
+        """Return the context and the arrays to compute with; no part of autograd."""
+        ctx, given = enter({name: detached(x) for name, x in self.arrays.items()})
         shapes = {name: shape_of(x) for name, x in given.items()}
-        self._chain = Chain(
+        return ctx, Chain(
             batch=_check_shapes(shapes),
             count=shapes["log_potentials"][-2],
             size=shapes["log_potentials"][-1],
@@ -111,13 +130,24 @@ class LogChain:
         >>> round(float(np.exp(LogChain(x, transitions=stay).log_partition())), 6)
         0.55
         """
-        ctx, chain = self._ctx, self._chain
+        if is_differentiated(*self.arrays.values()):
+            return _differentiable().log_partition(self.arrays, self._asked_workspace)
+        ctx, chain = self._enter()
         with quiet():
             if chain.size == 0 or 0 in chain.batch:
                 out = ctx.xp.full(chain.batch, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
             else:
                 out = evaluate.log_partition(ctx, chain, self.plan().segments, self._workspace)
         return ctx.hand_back(out)
+
+    def kept_log_partition(self) -> tuple[Context, Array, posterior.Pullback]:
+        """Return what `vjp.log_partition` is made of; see `posterior.log_partition`."""
+        ctx, chain = self._enter()
+        with quiet():
+            out, pullback = posterior.log_partition(
+                ctx, chain, self._workspace, keep=self._keeps_states
+            )
+        return ctx, ctx.hand_back(out), pullback
 
     def forward_messages(self) -> Array:
         """Return the logs of the sums over all paths up to each state.
@@ -139,14 +169,98 @@ class LogChain:
         >>> np.exp(chain.forward_messages()).round(6).tolist()
         [[1.0, 0.0], [0.5, 0.5], [0.25, 0.75]]
         """
-        ctx, chain = self._ctx, self._chain
+        return self._states("forward_messages", evaluate.forward_messages)
+
+    def backward_messages(self) -> Array:
+        """Return the logs of the sums over all paths from each state on.
+
+        Returns
+        -------
+        array [..., T, K]
+            ``beta[..., i, k]`` sums the weights of what follows state k of step i, on all paths:
+            transitions and later potentials, but not the potential of step i. It is 0 at the last
+            step, and -inf exactly where no path leads on. Every entry is right to rounding.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> left_to_right = np.array([[[0.5, 0.5], [0.0, 1.0]]])
+        >>> chain = LogChain(np.log([[1.0, 1.0], [1.0, 3.0]]), transitions=left_to_right)
+        >>> np.exp(chain.backward_messages()).round(6).tolist()
+        [[2.0, 3.0], [1.0, 1.0]]
+        """
+        return self._states("backward_messages", evaluate.backward_messages)
+
+    def marginals(self) -> Array:
+        """Return the posterior probability of each state at each step.
+
+        Returns
+        -------
+        array [..., T, K]
+            The share that paths through state k at step i have in the sum over all paths: also the
+            derivative of `log_partition` by the log potentials. Its error is a few eps of 1 for
+            each step. Zeros where no path has a positive weight, or where weights are infinite.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> x = np.log([[0.5, 0.5], [0.9, 0.3]])
+        >>> LogChain(x, transitions=np.ones((1, 2, 2))).marginals().round(6).tolist()
+        [[0.5, 0.5], [0.75, 0.25]]
+        """
+        return self._states("marginals", posterior.marginals)
+
+    def expected_transitions(self) -> Array:
+        """Return how often each transition is expected to be taken.
+
+        Returns
+        -------
+        array of the shape of transitions
+            Posterior probabilities of going [from, to], summed over all rows that share a matrix,
+            and over all steps if one matrix stands for all of them: also the derivatives of the sum
+            of `log_partition` by the logarithms of the transitions.
+
+        Raises
+        ------
+        ValueError
+            If the chain has no transitions.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> stay = np.array([[[0.9, 0.1], [0.1, 0.9]]])
+        >>> chain = LogChain(np.zeros((11, 2)), transitions=stay)
+        >>> chain.expected_transitions().round(6).tolist()
+        [[[4.5, 0.5], [0.5, 4.5]]]
+        """
+        if "transitions" not in self.arrays and "log_transitions" not in self.arrays:
+            raise ValueError("expected_transitions needs transitions or log_transitions")
+        if is_differentiated(*self.arrays.values()):
+            return _differentiable().expected_transitions(self.arrays, self._asked_workspace)
+        ctx, chain = self._enter()
+        with quiet():
+            if chain.size == 0 or 0 in chain.batch or chain.count == 1:
+                shape = shape_of(chain.transitions)
+                out = ctx.xp.zeros(shape, dtype=ctx.result_dtype, device=ctx.device)
+            else:
+                out = posterior.expected_transitions(ctx, chain, self._workspace)
+        return ctx.hand_back(out)
+
+    def _states(self, name: str, compute: Callable[..., Array]) -> Array:
+        """Return what `compute` makes of the chain for all states, [..., T, K]."""
+        if is_differentiated(*self.arrays.values()):
+            return getattr(_differentiable(), name)(self.arrays, self._asked_workspace)
+        ctx, chain = self._enter()
         with quiet():
             if chain.size == 0 or 0 in chain.batch:
-                shape = (*chain.batch, chain.count, chain.size)
-                out = ctx.empty(shape, ctx.result_dtype)
+                out = ctx.empty((*chain.batch, chain.count, chain.size), ctx.result_dtype)
             else:
-                out = evaluate.forward_messages(ctx, chain, self.plan().segments, self._workspace)
+                out = compute(ctx, chain, self.plan().segments, self._workspace)
         return ctx.hand_back(out)
+
+    @property
+    def _asked_workspace(self) -> int | None:
+        return None if self._keeps_states else self._workspace
 
     def plan(self) -> Plan:
         """Return how the chain will be computed, from shapes alone; print it to read it.
@@ -158,7 +272,7 @@ class LogChain:
         >>> chain.plan().route
         'segments'
         """
-        chain = self._chain
+        ctx, chain = self._enter()
         matrices = chain.transitions
         return plan_chain(
             batch=chain.batch,
@@ -171,16 +285,23 @@ class LogChain:
                 for x in (matrices, chain.potentials, chain.start)
                 if x is not None
             ),
-            dtype=self._ctx.result_name,
+            dtype=ctx.result_name,
             workspace=self._workspace,
         )
 
     def __repr__(self) -> str:
-        chain, ctx = self._chain, self._ctx
+        ctx, chain = self._enter()
         return (
             f"LogChain(batch={chain.batch}, steps={chain.count}, states={chain.size}, "
             f"dtype={ctx.result_name}, route={self.plan().route})"
         )
+
+
+def _differentiable() -> ModuleType:
+    """Return the functions for tensors that autograd follows; torch is loaded by then."""
+    from arraylogchain._torch import chain
+
+    return chain
 
 
 def _check_only_one(name: str, x: Array | None, other: str, y: Array | None) -> None:

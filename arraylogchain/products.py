@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import NamedTuple
 
-from arraylogchain._arrays import Array, Context, enter, quiet, shape_of
+from arraylogchain._arrays import Array, Context, enter, is_differentiated, quiet, shape_of
 from arraylogchain._chain.evaluate import last_message
 from arraylogchain._chain.steps import Chain
-from arraylogchain._fold import check_batches, fold
-from arraylogchain._product import tiled
+from arraylogchain._fold import Shape, check_batches, fold
+from arraylogchain._product import linear, tiled
 from arraylogchain._product.certified import CertifiedKernel
-from arraylogchain._product.kernels import LinearKernel, MaxPlusKernel
+from arraylogchain._product.kernels import MaxPlusKernel
 from arraylogchain._product.sequence import multiply_sequence
 from arraylogchain._product.tiling import check_workspace
 from arraylogchain.plan import best_segments
@@ -64,16 +65,22 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Array:
     (1000, 8, 1, 32)
     """
     budget = check_workspace(workspace)
+    if is_differentiated(a, b):
+        return _differentiable().matmul(a, b, budget)
     ctx, given = enter({"a": a, "b": b})
-    a, b = given["a"], given["b"]
-    layout = fold(shape_of(a), shape_of(b))
     with quiet():
-        if 0 in layout.sizes:
-            out = ctx.xp.zeros(layout.out_shape, dtype=ctx.result_dtype, device=ctx.device)
-        else:
-            kernel = LinearKernel(ctx, layout.sizes, budget, layout.copies)
-            (out,) = tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype])
-    return ctx.hand_back(out)
+        return ctx.hand_back(_matmul(ctx, given["a"], given["b"], budget))
+
+
+def _differentiable() -> ModuleType:
+    """Return the functions for tensors that autograd follows; torch is loaded by then."""
+    from arraylogchain import _torch
+
+    return _torch
+
+
+def _matmul(ctx: Context, a: Array, b: Array, budget: int) -> Array:
+    return linear.multiply(ctx, a, b, budget)
 
 
 def logmatmulexp(a: Array, b: Array, /, *, workspace: int | None = None) -> Array:
@@ -120,6 +127,8 @@ def logmatmulexp(a: Array, b: Array, /, *, workspace: int | None = None) -> Arra
     array([[-799.30685282]])
     """
     budget = check_workspace(workspace)
+    if is_differentiated(a, b):
+        return _differentiable().logmatmulexp(a, b, budget)
     ctx, given = enter({"a": a, "b": b})
     with quiet():
         return ctx.hand_back(_logmatmulexp(ctx, given["a"], given["b"], budget))
@@ -167,19 +176,25 @@ def maxplus_matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Ma
     (array([[5.]]), array([[0]]))
     """
     budget = check_workspace(workspace)
+    if is_differentiated(a, b):
+        return MaxPlusProduct(*_differentiable().maxplus_matmul(a, b, budget))
     ctx, given = enter({"a": a, "b": b})
-    a, b = given["a"], given["b"]
-    layout = fold(shape_of(a), shape_of(b))
-    xp = ctx.xp
-    index_dtype = ctx.index_dtype
     with quiet():
-        if 0 in layout.sizes:
-            values = xp.full(layout.out_shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
-            indices = xp.full(layout.out_shape, -1, dtype=index_dtype, device=ctx.device)
-        else:
-            kernel = MaxPlusKernel(ctx, layout.sizes, budget, layout.copies)
-            values, indices = tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype, index_dtype])
-    return MaxPlusProduct(ctx.hand_back(values), ctx.hand_back(indices))
+        values, indices = _maxplus_matmul(ctx, given["a"], given["b"], budget)
+        return MaxPlusProduct(ctx.hand_back(values), ctx.hand_back(indices))
+
+
+def _maxplus_matmul(ctx: Context, a: Array, b: Array, budget: int) -> tuple[Array, Array]:
+    layout = fold(shape_of(a), shape_of(b))
+    xp, index_dtype = ctx.xp, ctx.index_dtype
+    if 0 in layout.sizes:
+        return (
+            xp.full(layout.out_shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device),
+            xp.full(layout.out_shape, -1, dtype=index_dtype, device=ctx.device),
+        )
+    kernel = MaxPlusKernel(ctx, layout.sizes, budget, layout.copies)
+    values, indices = tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype, index_dtype])
+    return values, indices
 
 
 def logchainexp(matrices: Array | Sequence[Array], /, *, workspace: int | None = None) -> Array:
@@ -216,15 +231,20 @@ def logchainexp(matrices: Array | Sequence[Array], /, *, workspace: int | None =
     budget = check_workspace(workspace)
     if isinstance(matrices, (list, tuple)):
         return _sequence_product(matrices, budget)
+    if is_differentiated(matrices):
+        _check_stack(matrices.shape)
+        return _differentiable().logchainexp_stack(matrices, budget)
     ctx, given = enter({"matrices": matrices})
-    stack = given["matrices"]
-    shape = shape_of(stack)
+    _check_stack(shape_of(given["matrices"]))
+    with quiet():
+        return ctx.hand_back(_stack_product(ctx, given["matrices"], budget))
+
+
+def _check_stack(shape: Sequence[int]) -> None:
     if len(shape) < 3 or shape[-1] != shape[-2]:
         raise ValueError(
-            f"matrices has shape {shape}; it must be [..., n, K, K], or a sequence of arrays"
+            f"matrices has shape {tuple(shape)}; it must be [..., n, K, K], or a sequence of arrays"
         )
-    with quiet():
-        return ctx.hand_back(_stack_product(ctx, stack, budget))
 
 
 def _stack_product(ctx: Context, stack: Array, budget: int) -> Array:
@@ -259,10 +279,22 @@ def _sequence_product(matrices: Sequence[Array], budget: int) -> Array:
     """Multiply [..., K_i, K_{i+1}] in the cheapest order."""
     if not matrices:
         raise ValueError("matrices is an empty sequence; the product of none has no shape")
-    ctx, given = enter({f"matrices[{i}]": x for i, x in enumerate(matrices)})
-    before: tuple[int, ...] | None = None
-    for name, x in given.items():
-        shape = shape_of(x)
+    given: Mapping[str, Array] = {f"matrices[{i}]": x for i, x in enumerate(matrices)}
+    if is_differentiated(*matrices):
+        return _differentiable().logchainexp_sequence(given, budget)
+    ctx, given = enter(given)
+    check_sequence({name: shape_of(x) for name, x in given.items()})
+    with quiet():
+        product = multiply_sequence(
+            ctx, list(given.values()), lambda inner, a, b: _logmatmulexp(inner, a, b, budget)
+        )
+        return ctx.hand_back(product)
+
+
+def check_sequence(shapes: Mapping[str, Shape]) -> None:
+    """Raise where matrices in a sequence do not fit together."""
+    before: Shape | None = None
+    for name, shape in shapes.items():
         if len(shape) < 2:
             raise ValueError(f"{name} has shape {shape}; it must have at least two axes")
         if before is not None and before[-1] != shape[-2]:
@@ -271,10 +303,4 @@ def _sequence_product(matrices: Sequence[Array], budget: int) -> Array:
                 f"it, of shape {before}, {before[-1]} columns"
             )
         before = shape
-    shapes = {name: shape_of(x) for name, x in given.items()}
     check_batches({name: shape[:-2] for name, shape in shapes.items()}, shapes)
-    with quiet():
-        product = multiply_sequence(
-            ctx, list(given.values()), lambda inner, a, b: _logmatmulexp(inner, a, b, budget)
-        )
-        return ctx.hand_back(product)

@@ -13,8 +13,12 @@ shifts: ``a - r`` is rounded to eps * abs(a - r), and log(S) to eps * abs(log(S)
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from tests.gradient_reference import Gradient
 
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
 SMALLEST_NORMAL = {"float32": 2.0**-126, "float64": 2.0**-1022}
@@ -115,6 +119,16 @@ def chain_bound(
 def product_chain_bound(matrices: list[np.ndarray], exact: np.ndarray, dtype: str) -> np.ndarray:
     """Return the bound for ``logchainexp``, in whatever order the products are made.
 
+    The rounding of the result is added to that of the products.
+    """
+    products, per_product = _of_products(matrices, dtype)
+    rounded = 2 * np.abs(_finite(exact))
+    return eps_of(dtype) * (rounded + products * per_product) + half_ulp(exact, dtype)
+
+
+def _of_products(matrices: list[np.ndarray], dtype: str) -> tuple[int, float]:
+    """Return the number of products of a list of matrices, and what each may err by, in eps.
+
     Every product rounds entries of its own: on the deciding paths these lie, on average over the
     paths, within the sum of the factors' magnitudes and the entropy of the inner paths. Their G is
     below the certificate, and below the spread of the entries.
@@ -126,9 +140,74 @@ def product_chain_bound(matrices: list[np.ndarray], exact: np.ndarray, dtype: st
     products = len(matrices) - 1
     entropy = products * math.log(max(K, 1))
     gap = min(certificate(dtype), float(2 * spread + entropy))
-    per_product = 2 * (largest + entropy) + gap + roundings(K)
-    rounded = 2 * np.abs(_finite(exact))
-    return eps_of(dtype) * (rounded + products * per_product) + half_ulp(exact, dtype)
+    return products, 2 * (largest + entropy) + gap + roundings(K)
+
+
+# Gradients are sums of cotangents times probabilities p = exp(term - log of the sum), and take part
+# in sums with others: what counts is how far a probability is off, not its logarithm. So a small
+# relative error e of exp(term) and of the sum costs p * e; and wherever it takes more work to prove
+# a small p right, it may be off by a fixed number of eps instead. An absolute error in logarithms
+# (c and G, as above) is the relative error e.
+#
+# The references sum what is needed: `mass`, the cotangents' sizes times p; `gap`, those times
+# p * G; `scale`, the sizes times the unit of p, which is 1 for a probability. The derivative to a
+# linear weight is p / weight, and has one over the largest weight beside it as its unit.
+
+
+def product_gradient_bound(gradient: Gradient, K: int, dtype: str) -> np.ndarray:
+    """Return the bound for the gradients of ``logmatmulexp`` with K terms in a sum.
+
+    The exponentials of a - r and b - c, the sum, its division into the cotangent: each is good to
+    a few ulp, 32 in all, beside the roundings of the sum and those of summing the products with
+    cotangents. G covers the roundings of a - r, of b - c and of log(S), wherever an entry is
+    computed from those, and likewise those relative to an entry's own maximum. Absolute: one eps
+    for what a sum above the line may have lost to underflow, and one for a p that is left out.
+    """
+    count = roundings(K) + roundings(gradient.terms) + 32
+    return _gradient_bound(gradient, count, absolute=2, inner=K, dtype=dtype)
+
+
+def product_chain_gradient_bound(
+    matrices: list[np.ndarray], gradient: Gradient, dtype: str
+) -> np.ndarray:
+    """Return the bound for the gradients of ``logchainexp``.
+
+    A probability is an entry of a product of all matrices, one of them with a single entry left,
+    over the entry of the whole product: it errs by what two such products may.
+    """
+    products, per_product = _of_products(matrices, dtype)
+    K = max(max(m.shape[-2:]) for m in matrices)
+    count = 2 * (products + 1) * per_product + roundings(gradient.terms) + 32
+    absolute = 2 * len(matrices) * roundings(K)
+    return _gradient_bound(gradient, count, absolute=absolute, inner=K, dtype=dtype)
+
+
+def posterior_bound(gradient: Gradient, steps: int, K: int, dtype: str) -> np.ndarray:
+    """Return the bound for marginals, expected transitions and gradients of a chain.
+
+    A probability is a forward times a backward message over Z, each of which errs, as chain_bound
+    says, by its steps times c and by its G: forward and backward together take all steps, and Z
+    does once more. The sum over a step's states, and that over rows and steps which share a
+    weight, round as sums do. Absolute: c eps, what a sum of K terms may be off by in all.
+    """
+    count = 2 * steps * roundings(K) + roundings(gradient.terms)
+    return _gradient_bound(gradient, count, absolute=roundings(K), inner=K, dtype=dtype)
+
+
+def summation_bound(gradient: Gradient, dtype: str) -> np.ndarray:
+    """Return the bound for gradients that are plain sums of products: those of linear products."""
+    count = roundings(gradient.terms)
+    return _gradient_bound(gradient, count, absolute=0, inner=1, dtype=dtype)
+
+
+def _gradient_bound(
+    gradient: Gradient, count: float, *, absolute: float, inner: int, dtype: str
+) -> np.ndarray:
+    """Return eps * (mass * count + gap + absolute * scale), and what underflow may cost."""
+    error = gradient.mass * count + gradient.gap + absolute * gradient.scale
+    lost = gradient.terms * inner * SMALLEST_NORMAL[compute_dtype(dtype)]
+    tiny = lost * np.maximum(gradient.scale, 1)
+    return eps_of(dtype) * _finite(error) + _finite(tiny) + half_ulp(gradient.exact, dtype)
 
 
 def assert_within(out: np.ndarray, exact: np.ndarray, bound: np.ndarray | float) -> None:

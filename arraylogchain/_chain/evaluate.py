@@ -74,6 +74,13 @@ def forward_messages(ctx: Context, chain: Chain, segments: int, workspace: int) 
     return out
 
 
+def backward_messages(ctx: Context, chain: Chain, segments: int, workspace: int) -> Array:
+    """Return the logs of the weights that follow each step, [*batch, count, K], each one right."""
+    out = ctx.empty((*chain.batch, chain.count, chain.size), ctx.result_dtype)
+    _write_all(ctx, chain, [out], workspace, lambda state: (state.logs(ctx),), backward=True)
+    return out
+
+
 @dataclass(frozen=True, slots=True)
 class _Cut:
     """A chain whose time is cut into equal segments, after a front of what does not fill one.
@@ -230,14 +237,21 @@ Results = Callable[[State], tuple[Array, ...]]
 
 
 def _write_all(
-    ctx: Context, chain: Chain, outs: list[Array], workspace: int, results: Results
+    ctx: Context,
+    chain: Chain,
+    outs: list[Array],
+    workspace: int,
+    results: Results,
+    backward: bool = False,
 ) -> None:
     """Write functions [groups, rows, n] of every state into arrays [*batch, count, n]."""
     views = [chain.arrange(ctx.xp, out, trailing=2) for out in outs]
     plan = plan_recursion(*chain.sizes, chain.size, chain.count, workspace, history=True)
     for box, steps in chain.tiles(ctx, plan.groups, plan.rows):
+        steps = replace(steps, backward=backward)
         for block, _, history in Recursion(steps, True, plan).run(record=True):
             for i, state in zip(range(block.start, block.stop), history, strict=True):
+                i = chain.count - 1 - i if backward else i
                 for view, values in zip(views, results(state), strict=True):
                     _put(ctx, view, (*box, i, ...), (*steps.shape, view.shape[-1]), values)
 

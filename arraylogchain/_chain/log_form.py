@@ -25,15 +25,23 @@ class LogForm:
             state = state.in_log_form(self.ctx)
         history = []
         for i in range(block.start, block.stop):
+            if state is not None and steps.backward:
+                state = self.weighted(state, steps, i)
             state = self._start(steps) if state is None else self._multiplied(state, steps, i - 1)
-            potentials = steps.potentials_of(slice(i, i + 1))
-            if potentials is not None:
-                x = self.ctx.load(potentials[:, :, 0, :], self.ctx.precision)
-                state = self._settled(state, state.values, x)
+            if not steps.backward:
+                state = self.weighted(state, steps, i)
             if record:
                 history.append(state)
         assert state is not None
         return state, None, history
+
+    def weighted(self, state: State, steps: Steps, i: int) -> State:
+        """Return a state times the factors of step i."""
+        potentials = steps.potentials_of(slice(i, i + 1))
+        if potentials is None:
+            return state
+        x = self.ctx.load(potentials[:, :, 0, :], self.ctx.precision)
+        return self._settled(state, state.values, x)
 
     def _start(self, steps: Steps) -> State:
         xp, ctx = self.ctx.xp, self.ctx

@@ -57,7 +57,19 @@ class Matrix:
         cols = int(self.given.shape[-1])
         out = ctx.empty((groups, rows, cols), ctx.dtype(self.precision))
         for j in chunks(cols, self.width):
-            ctx.apply(xp.matmul, values, self._factor(j), out=out[:, :, j])
+            ctx.apply(xp.matmul, values, self.factor(j), out=out[:, :, j])
+        return out
+
+    def multiply_transposed(self, values: Array) -> Array:
+        """Return values @ factor.T for values [groups, rows, cols]."""
+        xp, ctx = self.ctx.xp, self.ctx
+        out: Array | None = None
+        for j in chunks(int(self.given.shape[-1]), self.width):
+            part = xp.matmul(values[:, :, j], xp.matrix_transpose(self.factor(j)))
+            if out is None:
+                out = part
+            else:
+                ctx.apply(xp.add, out, part, out=out)
         return out
 
     def reached(self, alive: Array | None) -> Array | None:
@@ -83,12 +95,13 @@ class Matrix:
         xp = self.ctx.xp
         smallest = math.inf
         for j in chunks(int(self.given.shape[-1]), self.width):
-            factor = self._factor(j)
+            factor = self.factor(j)
             least = xp.min(xp.where(self._support(j), factor, xp.full_like(factor, math.inf)))
             smallest = min(smallest, float(least))
         return smallest
 
-    def _factor(self, j: slice) -> Array:
+    def factor(self, j: slice) -> Array:
+        """Return the factors of some columns, [groups, K, cols]."""
         xp = self.ctx.xp
         factor = self.ctx.load(self.given[:, :, j], self.precision)
         if self.in_logs:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 # Elements of potentials that are worth an array operation, and still profit from a CPU's caches.
 _CACHED = 1 << 17
@@ -61,3 +62,33 @@ def plan_recursion(
     block = min(count, _LONGEST_BLOCK, 1 + left // kept // 2 if kept else count)
     together = min(block, max(1, _CACHED // (lanes * size)), 1 + left // step // 2)
     return RecursionPlan(tile_groups, tile_rows, block, together, panel, workspace)
+
+
+def plan_posterior(
+    groups: int, rows: int, size: int, count: int, workspace: int, keep: bool
+) -> RecursionPlan:
+    """Choose tiles for forward and backward passes.
+
+    Parameters
+    ----------
+    keep : bool
+        Whether states are kept besides the workspace. Else they have to fit in it, every one of
+        them, or if tiles would get too small for that, one in about sqrt(count).
+
+    Returns
+    -------
+    RecursionPlan
+        Its block is the number of steps whose states are in memory at a time.
+    """
+    plan = plan_recursion(groups, rows, size, count, workspace // 2, history=False)
+    if keep:
+        return replace(plan, block=count)
+    # A row's state: values, exponent, offset, shift and power. The objects of a step count as well.
+    state, objects, budget = 8 * size + 64, 2000, workspace // 2
+    block, lanes = count, (budget // count - objects) // state
+    if lanes < min(groups * rows, _CACHED // 4 // size + 1):
+        block = math.isqrt(count) + 1
+        lanes = max(1, (budget // (count // block + 1 + block) - objects) // state)
+    tile_rows = min(plan.rows, lanes)
+    tile_groups = min(plan.groups, max(1, lanes // rows)) if tile_rows == rows else 1
+    return replace(plan, rows=tile_rows, groups=tile_groups, block=block)

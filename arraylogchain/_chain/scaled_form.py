@@ -15,12 +15,15 @@ states to come, and if P' has no zero, entries of beta lie within the ratio `spr
 (`Matrix.spread`). What the row lost, at most `loss` in each entry, then changes the sum by at most
 K loss spread / sum(v) of itself. That is below eps / 4 for nearly all rows, however far apart their
 entries, and so rows with entries below the line are proved just as well.
+
+Steps that run backwards in time weigh the state with E before they multiply: v = (u * E) @ P. Then
+each entry of v takes what underflowed in all of u * E, at most K tiny (1 + max(u)), times max(P).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from arraylogchain._arrays import Array, Context, Precision, whole_maximum
 from arraylogchain._chain.matrices import Matrix, prepare, spread
@@ -50,6 +53,26 @@ class Factors:
     largest: float
     positive: bool  # whether no value is zero
 
+    def weigh(self, ctx: Context, state: State, at: int, out: Array) -> State:
+        """Return a state times the factors of one step, its values written into `out`."""
+        ctx.apply(ctx.xp.multiply, state.values, self.values[:, :, at, :], out=out)
+        shift = None if self.offset is None else self.offset[:, :, at, :]
+        return replace(
+            state,
+            values=out,
+            offset=state.offset if shift is None else state.offset + shift,
+            low=state.low * self.least,
+            high=state.high * self.largest,
+            shift=shift,
+        )
+
+    def reached(self, alive: Array | None, at: int) -> Array | None:
+        """Return which entries stay nonzero, given which are; None: all."""
+        if self.positive:
+            return alive
+        finite = self.given[:, :, at, :] > -math.inf
+        return finite if alive is None else alive & finite
+
 
 @dataclass(slots=True)
 class Losses:
@@ -69,17 +92,26 @@ class ScaledForm:
     every_entry : bool
         What has to be proved; see the module's text.
     plan : RecursionPlan
+    ceiling : int, optional
+        No row's largest entry is left above 2**ceiling.
     """
 
     def __init__(
-        self, ctx: Context, precision: Precision, every_entry: bool, plan: RecursionPlan
+        self,
+        ctx: Context,
+        precision: Precision,
+        every_entry: bool,
+        plan: RecursionPlan,
+        ceiling: int | None = None,
     ) -> None:
         self.ctx, self.precision, self.every_entry = ctx, precision, every_entry
         self.panel, self.together = plan.panel, plan.together
+        # Where to keep the factors of all steps, [groups, rows, count, K].
+        self.store: Array | None = None
         self.try_narrow = True
         self.buffer: Array | None = None
         self.floor = _FLOOR[precision.name]
-        self.ceiling = _CEILING[precision.name]
+        self.ceiling = min(_CEILING[precision.name], ceiling or _CEILING[precision.name])
 
     def run(
         self, steps: Steps, state: State | None, block: slice, record: bool
@@ -95,53 +127,55 @@ class ScaledForm:
         history : list of State
             The states after each step, if `record`.
         """
-        xp, precision = self.ctx.xp, self.precision
-        unit = steps.chain.size * precision.tiny
+        # Running a block again has to make the same choices again.
+        self.try_narrow = True
         matrix: Matrix | None = None
         factors: Factors | None = None
         failed: Array | None = None
         history: list[State] = []
+        chunk = slice(0, 0)
         for i in range(block.start, block.stop):
-            at = (i - block.start) % self.together
-            if at == 0:
-                factors = self._factors(steps, slice(i, min(i + self.together, block.stop)))
-            if state is None:
-                before, (state, lossy) = None, self._start(steps)
-                losses = Losses(unit * (1.0 + lossy))
+            if i >= max(chunk.stop, int(steps.backward)):
+                chunk = slice(i, min(i + self.together, block.stop))
+                factors = self._factors(steps, chunk)
+            at = i - chunk.start
+            before = state
+            if before is None:
+                state, lossy = self._start(steps)
+                losses = Losses(steps.chain.size * self.precision.tiny * (1.0 + lossy))
             else:
                 if matrix is None or not steps.is_one_matrix():
-                    matrix = prepare(
-                        self.ctx,
-                        steps.matrix(i - 1),
-                        steps.chain.transitions_in_logs,
-                        precision,
-                        self.panel,
-                    )
-                before, state = state, self._multiplied(state, matrix)
-                largest = float(xp.max(before.values)) if matrix.lossy else 0.0
-                losses = Losses(unit * (1.0 + largest))
-            if factors is not None:
-                self._weight(state, factors, at, losses)
-            # Often the bounds on what was multiplied are proof enough.
-            line = max(self.floor, losses.per_entry / precision.eps)
-            if not (state.low >= line and state.high <= 2.0**self.ceiling):
-                state.low, state.high = float(xp.min(state.values)), float(xp.max(state.values))
-            if state.low >= line and state.high <= 2.0**self.ceiling:
-                state.alive = None
-            else:
+                    matrix = self._prepare(steps, i - 1)
+                if steps.backward and factors is not None:
+                    before = self._weighted_ahead(before, factors, at)
+                state, losses = self._multiplied(before, matrix)
+            if factors is not None and not steps.backward:
+                state = self._weighted(state, factors, at, losses)
+            if not self._is_plainly_proved(state, losses):
                 if before is not None:
                     assert matrix is not None
                     state.alive = matrix.reached(before.alive)
-                if factors is not None and not factors.positive:
-                    finite = factors.given[:, :, at, :] > -math.inf
-                    state.alive = finite if state.alive is None else state.alive & finite
+                if factors is not None and not steps.backward:
+                    state.alive = factors.reached(state.alive, at)
                 bad = self._settle(steps, state, losses, i)
                 if bad is not None:
                     failed = bad if failed is None else failed | bad
             if record:
+                state.matrix = matrix
                 history.append(state)
         assert state is not None
         return state, failed, history
+
+    def factors_of(self, steps: Steps, i: int, state: State) -> Array | None:
+        """Return exp(potentials) of step i, [groups, rows, K], with the shift that `state` met."""
+        ctx = self.ctx
+        given = steps.potentials_of(slice(i, i + 1))
+        if given is None:
+            return None
+        x = ctx.load(given, self.precision)[:, :, 0, :]
+        if state.shift is not None:
+            return self._flushed(ctx.xp.exp(x - ctx.load(state.shift, self.precision)))
+        return ctx.xp.exp(x)
 
     def _factors(self, steps: Steps, block: slice) -> Factors | None:
         xp, ctx, precision = self.ctx.xp, self.ctx, self.precision
@@ -149,26 +183,47 @@ class ScaledForm:
         if given is None:
             return None
         x = ctx.load(given, precision)
+        values = self._buffer_for(x, block)
         if self.try_narrow:
             # Looked at after the exponential, which leaves contiguous arrays. NaN compares False.
-            values, bound = self._buffer_like(x), math.exp(_NARROW[precision.name])
+            bound = math.exp(_NARROW[precision.name])
             ctx.apply(xp.exp, x, out=values)
             low, high = float(xp.min(values)), float(xp.max(values))
             if 1.0 / bound <= low and high <= bound:
                 return Factors(given, values, None, low, max(1.0, high), positive=True)
             self.try_narrow = False
         shift = whole_maximum(ctx, x, -1, precision)
-        values = xp.exp(x - shift)
+        ctx.apply(xp.subtract, x, shift, out=values)
+        ctx.apply(xp.exp, values, out=values)
         positive = float(xp.min(values)) >= precision.tiny
         if not positive:
-            values = xp.where(values < precision.tiny, xp.zeros_like(values), values)
+            values[...] = self._flushed(values)
         return Factors(given, values, ctx.load(shift, ctx.widest), 0.0, math.exp(0.5), positive)
 
-    def _buffer_like(self, x: Array) -> Array:
-        """Return an array of the shape of x, the same one again: fresh memory costs time."""
+    def _flushed(self, values: Array) -> Array:
+        """Return values with what is below the smallest normal number set to zero."""
+        xp = self.ctx.xp
+        return xp.where(values < self.precision.tiny, xp.zeros_like(values), values)
+
+    def _buffer_for(self, x: Array, block: slice) -> Array:
+        """Return where the factors of a block go, reusing memory: fresh memory costs time."""
+        if self.store is not None:
+            return self.store[:, :, block, :]
         if self.buffer is None or tuple(self.buffer.shape) != tuple(x.shape):
             self.buffer = self.ctx.empty(tuple(x.shape), self.ctx.dtype(self.precision))
         return self.buffer
+
+    def _prepare(self, steps: Steps, i: int) -> Matrix:
+        in_logs = steps.chain.transitions_in_logs
+        return prepare(self.ctx, steps.matrix(i), in_logs, self.precision, self.panel)
+
+    def _is_plainly_proved(self, state: State, losses: Losses) -> bool:
+        """Tell whether bounds on a state prove every entry; often those from before suffice."""
+        xp = self.ctx.xp
+        line = max(self.floor, losses.per_entry / self.precision.eps)
+        if not (state.low >= line and state.high <= 2.0**self.ceiling):
+            state.low, state.high = float(xp.min(state.values)), float(xp.max(state.values))
+        return state.low >= line and state.high <= 2.0**self.ceiling
 
     def _start(self, steps: Steps) -> tuple[State, bool]:
         """Return the state before its potentials, and whether a weight may be lost already."""
@@ -195,7 +250,7 @@ class ScaledForm:
             state = State(values, -ctx.load(power, ctx.widest), offset, support, in_logs=False)
         return state, bool(xp.any((state.values < precision.tiny) & support))
 
-    def _multiplied(self, state: State, matrix: Matrix) -> State:
+    def _multiplied(self, state: State, matrix: Matrix) -> tuple[State, Losses]:
         values = matrix.multiply(self.ctx.load(state.values, self.precision))
         exponent, offset = state.exponent, state.offset
         if matrix.power is not None:
@@ -206,20 +261,28 @@ class ScaledForm:
         inner = int(state.values.shape[-1])
         low = 0.5 * inner * state.low * matrix.least
         high = 2.0 * inner * state.high * matrix.most
-        return State(values, exponent, offset, None, False, low, high)
+        largest = float(self.ctx.xp.max(state.values)) if matrix.lossy else 0.0
+        losses = Losses(inner * self.precision.tiny * (1.0 + largest) + state.lost * matrix.most)
+        return State(values, exponent, offset, None, False, low, high), losses
 
-    def _weight(self, state: State, factors: Factors, at: int, losses: Losses) -> None:
+    def _weighted(self, state: State, factors: Factors, at: int, losses: Losses) -> State:
         """Multiply a state that was just made by one step's factors, in place."""
-        xp = self.ctx.xp
         losses.per_entry *= factors.largest
         if not factors.positive:
-            top = xp.max(state.values, axis=-1, keepdims=True)
+            top = self.ctx.xp.max(state.values, axis=-1, keepdims=True)
             losses.per_sum = top * self.precision.tiny
-        state.low, state.high = state.low * factors.least, state.high * factors.largest
-        values = state.values
-        self.ctx.apply(xp.multiply, values, factors.values[:, :, at, :], out=values)
-        if factors.offset is not None:
-            state.offset = state.offset + factors.offset[:, :, at, :]
+        return factors.weigh(self.ctx, state, at, out=state.values)
+
+    def _weighted_ahead(self, state: State, factors: Factors, at: int) -> State:
+        """Return a state times one step's factors, which go ahead of the product."""
+        ctx = self.ctx
+        out = ctx.empty(tuple(state.values.shape), ctx.dtype(self.precision))
+        weighted = factors.weigh(ctx, state, at, out)
+        weighted.alive = factors.reached(state.alive, at)
+        # Products that underflow, and factors that do; each sum of the product takes all of them.
+        top = 0.0 if factors.positive else float(ctx.xp.max(state.values))
+        weighted.lost = int(out.shape[-1]) * self.precision.tiny * (1.0 + top)
+        return weighted
 
     def _settle(self, steps: Steps, state: State, losses: Losses, i: int) -> Array | None:
         """Rescale the rows, in place, and return those that are not proved, if any."""
@@ -229,7 +292,7 @@ class ScaledForm:
         is_wide = state.low < losses.per_entry / precision.eps
         power = power_to(ctx, top, self.ceiling - _ROOM if is_wide else 0)
         values = scale_by_powers(ctx, state.values, power, precision)
-        state.exponent = state.exponent - ctx.load(power, ctx.widest)
+        state.power, state.exponent = power, state.exponent - ctx.load(power, ctx.widest)
         scaled_low = state.low * 2.0 ** min(0.0, float(xp.min(power)))
         proved = not is_wide and scaled_low >= precision.tiny
         state.low, state.high = 0.0, math.inf

@@ -11,8 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from arraylogchain._arrays import Array, Context, Precision, whole_maximum
+
+if TYPE_CHECKING:
+    from arraylogchain._chain.matrices import Matrix
 
 # log(2) in two parts. The first has 21 bits: times an exponent below 2**32 it is exact in float64.
 _LN2_HIGH = 1453634 / 2**21
@@ -31,6 +35,13 @@ class State:
     alive : bool array [groups or 1, rows or 1, K] or None
         Which weights are not exactly zero; None where all are positive.
     in_logs : bool
+    low, high : float
+        Bounds on the values, if scaled.
+    lost : float
+        What underflow cost every entry of a product with this state, for matrices of ones.
+    matrix, shift, power
+        How a scaled state came from the one before it: by which matrix, with which whole numbers
+        [groups, rows, 1] taken off the potentials, and multiplied by which powers of two.
     """
 
     values: Array
@@ -38,9 +49,12 @@ class State:
     offset: Array
     alive: Array | None
     in_logs: bool
-    # Bounds on the values, if scaled.
     low: float = 0.0
     high: float = math.inf
+    lost: float = 0.0
+    matrix: Matrix | None = None
+    shift: Array | None = None
+    power: Array | None = None
 
     def pick(self, ctx: Context, units: Array, axis: int) -> State:
         """Return the state of some rows (axis 1) or groups (axis 0)."""
@@ -99,11 +113,16 @@ class State:
         if not self.in_logs:
             total = xp.sum(values, axis=-1, keepdims=True)
             return replace(self, values=total).logs(ctx)
+        return add_scale(self.sum_of_logs(ctx), self.exponent, self.offset)
+
+    def sum_of_logs(self, ctx: Context) -> Array:
+        """Return the logs of the sums of exp(values), [groups, rows, 1], of a state in log form."""
+        xp = ctx.xp
+        values = ctx.load(self.values, ctx.widest)
         top = xp.max(values, axis=-1, keepdims=True)
         shift = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
         total = xp.sum(xp.exp(values - shift), axis=-1, keepdims=True)
-        logs = xp.where(xp.isfinite(top), shift + xp.log(total), top)
-        return add_scale(logs, self.exponent, self.offset)
+        return xp.where(xp.isfinite(top), shift + xp.log(total), top)
 
 
 def add_scale(logs: Array, exponent: Array, offset: Array) -> Array:

@@ -4,6 +4,12 @@ A chain multiplies a row vector by one matrix after another,
 
     state[0] = start * exp(x[0]),    state[i] = (state[i - 1] @ P[i - 1]) * exp(x[i]).
 
+*Backward* it starts at the other end, and weighs before it multiplies,
+
+    state[0] = 1,    state[i] = (state[i - 1] * exp(x[-i])) @ P[-i].T,
+
+which sums over all paths from each state on, the potential of its own step left out.
+
 Batch axes along which the matrices P differ are *groups*; the other batch axes hold *rows*, which
 share their group's matrices. A state is an array [groups, rows, K], and a step is one batched
 product with matrices [groups, K, K]: nothing that is shared is copied.
@@ -14,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from arraylogchain._arrays import Array, Context
 from arraylogchain._fold import Box, Shape, boxes, lengths, within
@@ -90,7 +97,7 @@ class Chain:
         for of_groups in boxes(tuple(self.batch[axis] for axis in self.group_axes), groups):
             for of_rows in boxes(tuple(self.batch[axis] for axis in self.row_axes), rows):
                 box = (*of_groups, *of_rows)
-                parts = {
+                parts: dict[str, Any] = {
                     name: None if view is None else view[(*within(box, view.shape), ...)]
                     for name, view in views.items()
                 }
@@ -121,6 +128,7 @@ class Steps:
     start: Array | None
     start_offset: Array | None
     picked: Array | None = None
+    backward: bool = False
 
     @property
     def select_axis(self) -> int:
@@ -149,27 +157,40 @@ class Steps:
         return int(self.transitions.shape[-3]) == 1
 
     def matrix(self, i: int) -> Array:
-        """Return P[i], as given, [groups, K, K]."""
-        size = self.chain.size
-        matrix = self.transitions[..., 0 if self.is_one_matrix() else i, :, :]
-        matrix = self.ctx.xp.reshape(matrix, (self.groups, size, size))
+        """Return the matrix of product i, as given, [groups, K, K]; backward, it is transposed."""
+        size, last = self.chain.size, self.chain.count - 2
+        at = 0 if self.is_one_matrix() else last - i if self.backward else i
+        matrix = self.ctx.xp.reshape(self.transitions[..., at, :, :], (self.groups, size, size))
+        if self.backward:
+            matrix = self.ctx.xp.matrix_transpose(matrix)
         return matrix if self.select_axis else self._picked(matrix)
 
     def potentials_of(self, steps: slice) -> Array | None:
-        """Return x[steps], as given, [groups, rows, len(steps), K]."""
+        """Return what states number `steps` are weighed with, [groups, rows, len(steps), K].
+
+        As given, x[steps]; backward it is x[-steps], because weights go ahead of products.
+        """
         if self.potentials is None:
             return None
         count = steps.stop - steps.start
-        return self._expanded(self.potentials[..., steps, :], (count, self.chain.size))
+        if not self.backward:
+            return self._expanded(self.potentials[..., steps, :], (count, self.chain.size))
+        end = self.chain.count - steps.start + 1
+        x = self.potentials[..., end - count : end, :]
+        return self._expanded(self.ctx.xp.flip(x, axis=-2), (count, self.chain.size))
 
     def start_of(self) -> Array | None:
-        """Return the start, as given, [groups, rows, K]."""
-        return None if self.start is None else self._expanded(self.start, (self.chain.size,))
+        """Return the start, as given, [groups, rows, K]; backward, there is none."""
+        return (
+            None
+            if self.start is None or self.backward
+            else self._expanded(self.start, (self.chain.size,))
+        )
 
     def offset_of(self) -> Array:
         """Return the offset that states begin with, [groups, rows, 1], in the widest precision."""
         ctx = self.ctx
-        if self.start_offset is None:
+        if self.start_offset is None or self.backward:
             shape = (self.groups_picked, self.rows_picked, 1)
             return ctx.xp.zeros(shape, dtype=ctx.dtype(ctx.widest), device=ctx.device)
         return self._expanded(self.start_offset[..., None], (1,))

@@ -25,23 +25,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from arraylogchain._arrays import Array, Context, Precision, is_transposed, whole_maximum
+from arraylogchain._arrays import Array, Context, Precision, whole_maximum
 from arraylogchain._fold import boxes, chunks, within
 from arraylogchain._product import exact
+from arraylogchain._product.factors import exponentials, provable_from
 from arraylogchain._product.tiling import Tiling, tile_product
 
-_LOST_PER_TERM = 5.0
 # exp(2 * 36) times _NARROW_TERMS, and exp(-2 * 36), are normal numbers in float32, and so are those
 # of 340 in float64.
 _NARROW = {"float32": 36.0, "float64": 340.0}
 _NARROW_TERMS = 2**22
 # One entry on the exact road costs about as much as this many on a matrix multiply.
 _EXACT_COST = 64
-
-
-def provable_from(precision: Precision, inner: int) -> float:
-    """Return the line from which a sum of `inner` terms is proved right to rounding."""
-    return _LOST_PER_TERM * inner * precision.tiny / precision.eps
 
 
 @dataclass(slots=True)
@@ -146,21 +141,7 @@ class CertifiedKernel:
             out[...] = part if k.start == 0 else out + part
 
     def _factor(self, x: Array, shift: Array | None, precision: Precision) -> Array:
-        """Return exp(x - shift) for x [batch, m, n], in blocks that stay in cache."""
-        xp, ctx = self.ctx.xp, self.ctx
-        if is_transposed(x):
-            # Keep the memory order: strided access would cost more than the exponentials.
-            turned = None if shift is None else xp.matrix_transpose(shift)
-            return xp.matrix_transpose(self._factor(xp.matrix_transpose(x), turned, precision))
-        factor = ctx.empty(tuple(x.shape), ctx.dtype(precision))
-        for box in boxes(tuple(x.shape), self.block):
-            part = factor[box]
-            values = ctx.load(x[box], precision)
-            if shift is not None:
-                ctx.apply(xp.subtract, values, shift[within(box, shift.shape)], out=part)
-                values = part
-            ctx.apply(xp.exp, values, out=part)
-        return factor
+        return exponentials(self.ctx, x, shift, precision, self.block)
 
     def _repair(self, out: Array, a: Array, b: Array, unproved: Array) -> None:
         """Compute the unproved entries of `out` again, in place, in tiles of their own."""

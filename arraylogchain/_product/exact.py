@@ -7,7 +7,7 @@ costs one addition, one comparison and up to one exponential for each term of ea
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from arraylogchain._arrays import Array, Context, Precision
@@ -54,56 +54,111 @@ def logsumexp_where(
     xp = ctx.xp
     inner = int(a.shape[-1])
     chunk = min(inner, chunk, block)
-    count = int(xp.count_nonzero(wanted))
-    entries: _Entries
-    if count > _GATHER_BELOW * math.prod(wanted.shape):
-        entries = _AllEntries(ctx, tuple(wanted.shape), precision, max(1, block // chunk))
-    else:
-        entries = _SomeEntries(ctx, wanted, precision, max(1, block // chunk))
+    entries = choose_entries(ctx, wanted, precision, max(1, block // chunk))
     values = ctx.empty(entries.shape, ctx.dtype(precision))
     if chunk == inner:
         for where, terms in entries.terms(a, b):
             values[where] = logsumexp(ctx, terms, precision)
     else:
-        top = xp.full_like(values, -math.inf)
-        for k in chunks(inner, chunk):
-            for where, terms in entries.terms(a[..., k], b[:, k, :]):
-                top[where] = xp.maximum(top[where], xp.max(terms, axis=-1))
+        top, total = tops_and_totals(ctx, entries, a, b, chunk)
         shift = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
-        total = xp.zeros_like(top)
-        for k in chunks(inner, chunk):
-            for where, terms in entries.terms(a[..., k], b[:, k, :]):
-                total[where] += xp.sum(xp.exp(terms - shift[where][..., None]), axis=-1)
         values = xp.where(xp.isfinite(top), shift + xp.log(total), top)
-    if isinstance(entries, _AllEntries):
-        return xp.where(wanted, values, out)
-    out[wanted] = values
-    return out
+    return entries.put(values, out)
 
 
-class _Entries(Protocol):
-    """Output entries, arranged as an array of some shape."""
+def tops_and_totals(
+    ctx: Context, entries: Entries, a: Array, b: Array, chunk: int
+) -> tuple[Array, Array]:
+    """Return the maxima of the entries' terms, and the sums of exp(term - maximum).
+
+    The terms are computed twice, `chunk` of each sum at a time. Where a maximum is not finite,
+    nothing is taken off.
+    """
+    xp = ctx.xp
+    inner = int(a.shape[-1])
+    top = xp.full(entries.shape, -math.inf, dtype=ctx.dtype(entries.precision), device=ctx.device)
+    for k in chunks(inner, chunk):
+        for where, terms in entries.terms(a[..., k], b[:, k, :]):
+            top[where] = xp.maximum(top[where], xp.max(terms, axis=-1))
+    shift = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
+    total = xp.zeros_like(top)
+    for k in chunks(inner, chunk):
+        for where, terms in entries.terms(a[..., k], b[:, k, :]):
+            total[where] += xp.sum(xp.exp(terms - shift[where][..., None]), axis=-1)
+    return top, total
+
+
+class Entries(Protocol):
+    """Output entries, arranged as an array of some shape.
+
+    An `index` is one into an array of that shape, and stands for few enough entries to hold all
+    their terms.
+    """
 
     shape: tuple[int, ...]
+    precision: Precision
 
     def terms(self, a: Array, b: Array) -> Iterator[tuple[Any, Array]]:
-        """Yield (index into an array of that shape, the terms a[i, k] + b[k, j] there)."""
+        """Yield (index, the terms a[i, k] + b[k, j] there)."""
+
+    def reader(self, a: Array, b: Array) -> Callable[[Any], Array]:
+        """Return a function from an index to the terms there."""
+
+    def pick(self, x: Array) -> Array:
+        """Return x [batch, rows, cols] in this arrangement."""
+
+    def put(self, values: Array, out: Array) -> Array:
+        """Return `out` [batch, rows, cols], changed in place or new, with these values."""
+
+    def scatter(self, index: Any, x: Array, rows: Array | None, cols: Array | None) -> None:
+        """Add x[..., K] at an index to its rows [batch, rows, K] and columns [batch, cols, K]."""
+
+
+def choose_entries(ctx: Context, wanted: Array, precision: Precision, limit: int) -> Entries:
+    """Arrange the wanted entries, `limit` of them to an index."""
+    if int(ctx.xp.count_nonzero(wanted)) > _GATHER_BELOW * math.prod(wanted.shape):
+        return _AllEntries(ctx, wanted, precision, limit)
+    return _SomeEntries(ctx, wanted, precision, limit)
 
 
 class _AllEntries:
     """All entries of a tile, in nearly square blocks."""
 
-    def __init__(
-        self, ctx: Context, shape: tuple[int, ...], precision: Precision, limit: int
-    ) -> None:
-        self.ctx, self.shape, self.precision, self.limit = ctx, shape, precision, limit
+    def __init__(self, ctx: Context, wanted: Array, precision: Precision, limit: int) -> None:
+        self.ctx, self.wanted, self.precision, self.limit = ctx, wanted, precision, limit
+        self.shape = tuple(wanted.shape)
 
     def terms(self, a: Array, b: Array) -> Iterator[tuple[Any, Array]]:
-        transposed = self.ctx.transposed(b, self.precision)
+        read = self.reader(a, b)
         for box in blocks(self.shape, self.limit):
+            yield box, read(box)
+
+    def reader(self, a: Array, b: Array) -> Callable[[Any], Array]:
+        transposed = self.ctx.transposed(b, self.precision)
+
+        def read(box: Any) -> Array:
             batch, rows, cols = box
             of_a = self.ctx.load(a[batch, rows, :], self.precision)
-            yield box, of_a[:, :, None, :] + transposed[batch, cols, :][:, None, :, :]
+            return of_a[:, :, None, :] + transposed[batch, cols, :][:, None, :, :]
+
+        return read
+
+    def pick(self, x: Array) -> Array:
+        return x
+
+    def put(self, values: Array, out: Array) -> Array:
+        return self.ctx.xp.where(self.wanted, values, out)
+
+    def scatter(self, index: Any, x: Array, rows: Array | None, cols: Array | None) -> None:
+        xp = self.ctx.xp
+        batch, of_rows, of_cols = index
+        wanted = self.wanted[index]
+        if not bool(xp.all(wanted)):
+            x = xp.where(wanted[..., None], x, xp.zeros_like(x))
+        if rows is not None:
+            rows[batch, of_rows, :] += xp.sum(x, axis=2)
+        if cols is not None:
+            cols[batch, of_cols, :] += xp.sum(x, axis=1)
 
 
 class _SomeEntries:
@@ -113,16 +168,38 @@ class _SomeEntries:
         at, row, col = ctx.xp.nonzero(wanted)
         # Rows of `a` and columns of `b`, numbered through the batch.
         self.row, self.col = row + at * wanted.shape[1], col + at * wanted.shape[2]
-        self.ctx, self.precision, self.limit = ctx, precision, limit
+        self.ctx, self.wanted, self.precision, self.limit = ctx, wanted, precision, limit
         self.shape: tuple[int, ...] = (int(row.shape[0]),)
 
     def terms(self, a: Array, b: Array) -> Iterator[tuple[Any, Array]]:
+        read = self.reader(a, b)
+        for (piece,) in boxes(self.shape, self.limit):
+            yield piece, read(piece)
+
+    def reader(self, a: Array, b: Array) -> Callable[[Any], Array]:
         xp, ctx = self.ctx.xp, self.ctx
         of_a = xp.reshape(a, (-1, a.shape[-1]))
         of_b = xp.reshape(ctx.transposed(b, self.precision), (-1, a.shape[-1]))
-        for (piece,) in boxes(self.shape, self.limit):
+
+        def read(piece: Any) -> Array:
             part = ctx.load(xp.take(of_a, self.row[piece], axis=0), self.precision)
-            yield piece, part + xp.take(of_b, self.col[piece], axis=0)
+            return part + xp.take(of_b, self.col[piece], axis=0)
+
+        return read
+
+    def pick(self, x: Array) -> Array:
+        return x[self.wanted]
+
+    def put(self, values: Array, out: Array) -> Array:
+        out[self.wanted] = values
+        return out
+
+    def scatter(self, index: Any, x: Array, rows: Array | None, cols: Array | None) -> None:
+        xp, ctx = self.ctx.xp, self.ctx
+        for target, at in ((rows, self.row), (cols, self.col)):
+            if target is not None:
+                flat = xp.reshape(target, (-1, target.shape[-1]))
+                ctx.add_at(flat, at[index], x)
 
 
 def logsumexp(ctx: Context, terms: Array, precision: Precision) -> Array:

@@ -1,4 +1,4 @@
-"""The linear and the max-plus product of one tile of rows with one panel of columns."""
+"""The max-plus product of one tile of rows with one panel of columns."""
 
 from __future__ import annotations
 
@@ -6,33 +6,6 @@ from arraylogchain._arrays import Array, Context
 from arraylogchain._fold import blocks, chunks
 from arraylogchain._product.exact import maximum
 from arraylogchain._product.tiling import tile_product
-
-
-class LinearKernel:
-    """a @ b for tiles a [batch, rows, K] and panels b [batch, K, cols]."""
-
-    def __init__(
-        self, ctx: Context, sizes: tuple[int, int, int, int], workspace: int, copies: bool
-    ) -> None:
-        item = ctx.precision.itemsize
-        # Factors in half precision are converted; sums of several chunks need a second array.
-        budget = workspace - workspace // 4
-        self.tiling = tile_product(sizes, budget, item, 3 * item, copied_bytes=item * copies)
-        self.dtypes = [ctx.dtype(ctx.precision)]
-        self.ctx = ctx
-
-    def panel(self, b: Array) -> Array:
-        return b
-
-    def __call__(self, a: Array, panel: Array, out: Array) -> None:
-        ctx, xp, inner = self.ctx, self.ctx.xp, int(a.shape[-1])
-        for k in chunks(inner, self.tiling.inner):
-            a_k = ctx.load(a[..., k], ctx.precision)
-            b_k = ctx.load(panel[..., k, :], ctx.precision)
-            if k.start == 0:
-                ctx.apply(xp.matmul, a_k, b_k, out=out)
-            else:
-                ctx.apply(xp.add, out, xp.matmul(a_k, b_k), out=out)
 
 
 class MaxPlusKernel:

@@ -1,0 +1,161 @@
+"""Where the gradients of a chain are collected: in the shapes of its arrays.
+
+Contributions come tile by tile and step by step, for all rows of a tile or for some. Along axes
+that an array was broadcast along they are summed, and nothing is expanded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from arraylogchain._arrays import SINGLE, Array, Context, Precision
+from arraylogchain._chain.matrices import Matrix
+from arraylogchain._chain.states import scale_by_powers
+from arraylogchain._chain.steps import Chain, Steps
+from arraylogchain._fold import Box, chunks, within
+
+
+@dataclass(slots=True)
+class GradientSums:
+    """Sums of contributions to the gradients of one chain.
+
+    Attributes
+    ----------
+    potentials : array [..., count, K] or None
+    transitions : array [..., 1 or count - 1, K, K] or None
+    start : array [..., K] or None
+        Accumulators in the precision of the computation; None for what is not wanted.
+    as_counts : bool
+        Whether `transitions` collects expected counts: derivatives by the logarithms.
+    """
+
+    ctx: Context
+    chain: Chain
+    potentials: Array | None = None
+    transitions: Array | None = None
+    start: Array | None = None
+    as_counts: bool = False
+
+    def add_potentials(self, steps: Steps, box: Box, i: int, a: Array, b: Array) -> None:
+        """Add a * b, both [groups, rows, K], or [groups, rows, 1], for the potentials of step i."""
+        if self.potentials is None:
+            return
+        view = self.chain.arrange(self.ctx.xp, self.potentials, trailing=2)
+        self._add(steps, box, view[..., i, :], a, b)
+
+    def add_start(self, steps: Steps, box: Box, a: Array, b: Array) -> None:
+        """Add a * b, both [groups, rows, K], or [groups, rows, 1], for the start."""
+        if self.start is None:
+            return
+        view = self.chain.arrange(self.ctx.xp, self.start, trailing=1)
+        self._add(steps, box, view, a, b, alone=False)
+
+    def _add(
+        self, steps: Steps, box: Box, view: Array, a: Array, b: Array, alone: bool = True
+    ) -> None:
+        ctx, xp = self.ctx, self.ctx.xp
+        target = view[(*within(box, view.shape), slice(None))]
+        shape = (*steps.shape, int(view.shape[-1]))
+        precision_fits = a.dtype == b.dtype == target.dtype
+        if alone and steps.picked is None and tuple(target.shape) == shape and precision_fits:
+            # The only contribution, but for those of rows for which this one is zero.
+            a = xp.reshape(a, (*steps.shape, a.shape[-1]))
+            b = xp.reshape(b, (*steps.shape, b.shape[-1]))
+            ctx.apply(xp.multiply, a, b, out=target)
+            return
+        product = xp.reshape(in_tile(steps, a * b), shape)
+        broadcast = tuple(
+            axis for axis, n in enumerate(target.shape) if n == 1 and product.shape[axis] > 1
+        )
+        if broadcast:
+            product = xp.sum(product, axis=broadcast, keepdims=True)
+        if product.dtype != target.dtype and target.dtype == xp.float32:
+            product = _bounded(xp, product, SINGLE)
+        target += xp.astype(product, target.dtype, copy=False)
+
+    def add_pairs(
+        self,
+        steps: Steps,
+        box: Box,
+        i: int,
+        matrix: Matrix,
+        a: Array,
+        b: Array,
+        bounded: bool,
+    ) -> None:
+        """Add the sums over rows of a_k b_j, derivatives by `matrix`'s factors, for its step i.
+
+        They may overflow for states that no path reaches; `bounded` says that there are none.
+        """
+        if self.transitions is None:
+            return
+        ctx, xp, chain = self.ctx, self.ctx.xp, self.chain
+        target = self._matrix_target(box, i)
+        by_logs = chain.transitions_in_logs or self.as_counts
+        is_alone = (
+            steps.picked is None
+            and steps.rows == chain.sizes[1]
+            and int(self.transitions.shape[-3]) == chain.count - 1
+            and not by_logs
+            and matrix.power is None
+            and bounded
+            and a.dtype == target.dtype
+        )
+        a = xp.matrix_transpose(a)
+        if is_alone:
+            shape = tuple(target.shape[:-2])
+            a = xp.reshape(a, (*shape, *a.shape[-2:]))
+            ctx.apply(xp.matmul, a, xp.reshape(b, (*shape, *b.shape[-2:])), out=target)
+            return
+        for j in chunks(chain.size, matrix.width):
+            part = xp.matmul(a, b[:, :, j])
+            if not bounded:
+                part = _bounded(xp, part, matrix.precision)
+            if by_logs:
+                part = part * matrix.factor(j)
+            elif matrix.power is not None:
+                part = scale_by_powers(ctx, part, matrix.power, matrix.precision)
+            self._add_columns(steps, target[..., j], part)
+
+    def add_matrices(self, steps: Steps, box: Box, i: int, j: slice, values: Array) -> None:
+        """Add derivatives [groups, K, cols] for columns j of step i."""
+        if self.transitions is not None:
+            self._add_columns(steps, self._matrix_target(box, i)[..., j], values)
+
+    def _matrix_target(self, box: Box, i: int) -> Array:
+        view = self.chain.arrange(self.ctx.xp, self.transitions, trailing=3)
+        at = 0 if int(view.shape[-3]) == 1 else i
+        return view[(*within(box, view.shape), at, slice(None), slice(None))]
+
+    def _add_columns(self, steps: Steps, target: Array, values: Array) -> None:
+        if steps.picked is not None and not steps.select_axis:
+            values = in_tile(steps, values)
+        xp = self.ctx.xp
+        if values.dtype != target.dtype and target.dtype == xp.float32:
+            values = _bounded(xp, values, SINGLE)
+        target += xp.astype(xp.reshape(values, target.shape), target.dtype, copy=False)
+
+
+def _bounded(xp: Any, x: Array, precision: Precision) -> Array:
+    """Keep x finite in a precision, and sums of thousands of it too; NaN stays."""
+    limit = 2.0 ** (precision.top - 16)
+    return xp.clip(x, -limit, limit)
+
+
+def in_tile(steps: Steps, x: Array) -> Array:
+    """Return x with its rows or groups where they belong in their tile, zeros elsewhere."""
+    if steps.picked is None:
+        return x
+    ctx = steps.ctx
+    xp, axis = ctx.xp, steps.select_axis
+    count = steps.rows if axis else steps.groups
+    picked = int(steps.picked.shape[0])
+    everyone = xp.arange(count, dtype=steps.picked.dtype, device=ctx.device)
+    # Picked units are in ascending order.
+    place = xp.searchsorted(steps.picked, everyone)
+    found = xp.take(steps.picked, xp.clip(place, 0, picked - 1)) == everyone
+    place = xp.where(found, place, xp.full_like(place, picked))
+    nothing_shape = tuple(1 if a == axis else int(n) for a, n in enumerate(x.shape))
+    nothing = xp.zeros(nothing_shape, dtype=x.dtype, device=ctx.device)
+    return xp.take(xp.concat([x, nothing], axis=axis), place, axis=axis)

@@ -1,0 +1,114 @@
+"""Posterior weights and gradients of rows whose weights range too far for scaled form.
+
+Both recursions run in log form, forwards and backwards, and each weight is the exponential of what
+their logarithms add up to. It costs an exponential for each pair of states at each step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from arraylogchain._arrays import Array, Context
+from arraylogchain._chain.gradient_sums import GradientSums
+from arraylogchain._chain.log_form import LogForm
+from arraylogchain._chain.states import State, add_scale
+from arraylogchain._chain.steps import Steps
+from arraylogchain._fold import Box, chunks
+
+
+@dataclass(frozen=True, slots=True)
+class LogAdjoint:
+    """Both passes over some rows of a tile.
+
+    Attributes
+    ----------
+    ctx : Context
+    form : LogForm
+    steps : Steps
+    box : tuple of slice
+        The tile's place in the batch.
+    sums : GradientSums
+        Where gradients are added.
+    block : int
+        Elements of pairs of states in memory at a time.
+    """
+
+    ctx: Context
+    form: LogForm
+    steps: Steps
+    box: Box
+    sums: GradientSums
+    block: int
+
+    def run(self, cotangent: Array) -> None:
+        """Add the gradients for a cotangent [groups, rows, 1] of log Z."""
+        ctx, xp, count = self.ctx, self.ctx.xp, self.steps.chain.count
+        whole = slice(0, count)
+        _, _, forward = self.form.run(self.steps, None, whole, record=True)
+        backwards = replace(self.steps, backward=True)
+        _, _, backward = self.form.run(backwards, None, whole, record=True)
+        backward.reverse()
+        last = forward[-1]
+        total = replace(last, values=last.sum_of_logs(ctx))
+        # A sum that is infinite has no derivative but 0.
+        skipped = xp.isinf(total.values)
+        g = xp.where(skipped, xp.zeros_like(total.values), ctx.load(cotangent, ctx.widest))
+        total.values = xp.where(skipped, xp.zeros_like(g), total.values)
+        for i, (a, b) in enumerate(zip(forward, backward, strict=True)):
+            logs = xp.where(skipped, xp.full_like(a.values, -math.inf), a.values + b.values)
+            posterior = xp.exp(logs + _scale(a, b, total))
+            self.sums.add_potentials(self.steps, self.box, i, posterior, g)
+            ahead = self.form.weighted(b, backwards, count - i)
+            if i == 0:
+                self._start(ahead, posterior, total, g)
+            else:
+                before = forward[i - 1]
+                logs = before.values + _scale(before, ahead, total)
+                logs = xp.where(skipped, xp.full_like(logs, -math.inf), logs)
+                after = xp.where(skipped, xp.zeros_like(logs), ahead.values)
+                self._pairs(i - 1, logs, after, g)
+
+    def _start(self, ahead: State, posterior: Array, total: State, g: Array) -> None:
+        """Add derivatives by the start."""
+        xp = self.ctx.xp
+        if not self.steps.chain.start_in_logs:
+            nothing = replace(
+                ahead, exponent=xp.zeros_like(ahead.exponent), offset=xp.zeros_like(ahead.offset)
+            )
+            posterior = self._exp(ahead.values + _scale(ahead, nothing, total))
+        self.sums.add_start(self.steps, self.box, posterior, g)
+
+    def _pairs(self, i: int, before: Array, ahead: Array, g: Array) -> None:
+        """Add derivatives by the matrices of step i: exp(before_k + ahead_j), summed over rows."""
+        ctx, xp = self.ctx, self.ctx.xp
+        if self.sums.transitions is None:
+            return
+        rows, size = int(before.shape[1]), int(before.shape[2])
+        given, in_logs = self.steps.matrix(i), self.steps.chain.transitions_in_logs
+        width = max(1, self.block // (int(before.shape[0]) * size))
+        for j in chunks(size, width):
+            edges = ctx.load(given[:, :, j], ctx.widest)
+            part = xp.zeros_like(edges)
+            for row in range(rows):
+                logs = before[:, row, :, None] + ahead[:, row, None, j]
+                if in_logs:
+                    logs = logs + edges
+                part = part + g[:, row, :, None] * self._exp(logs)
+            if self.sums.as_counts and not in_logs:
+                part = part * edges
+            self.sums.add_matrices(self.steps, self.box, i, j, part)
+
+    def _exp(self, logs: Array) -> Array:
+        """Return exponentials that stay finite: beyond, only weights of impossible paths lie."""
+        limit = (self.ctx.widest.top - 64) * math.log(2.0)
+        return self.ctx.xp.exp(self.ctx.xp.clip(logs, max=limit))
+
+
+def _scale(a: State, b: State, total: State) -> Array:
+    """Return the log of the scale of a * b / Z, [groups, rows, 1]; whole numbers cancel first."""
+    return add_scale(
+        -total.values,
+        a.exponent + b.exponent - total.exponent,
+        a.offset + b.offset - total.offset,
+    )

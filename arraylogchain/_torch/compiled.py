@@ -1,0 +1,223 @@
+"""What torch.compile sees: each computation is one operator, with the shapes of its results.
+
+Only the compiler takes this road. Operators cannot be differentiated in forward mode, nor under
+`torch.func`; outside of the compiler `functions` does all of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.library import custom_op
+
+from arraylogchain._torch import maxplus
+from arraylogchain._torch.functions import Operation, Tensor, Tensors, spread
+from arraylogchain._torch.operations import LogMatmulExp, Matmul
+from arraylogchain._torch.partition import Partition
+
+
+def define(
+    make: Callable[..., Operation],
+    name: str,
+    inputs: Sequence[str],
+    options: str,
+    fake: Callable[..., Tensor],
+) -> tuple[Any, Any]:
+    """Define operators for an operation, its gradients, and their gradients.
+
+    Parameters
+    ----------
+    make : callable
+        Makes the operation from its options.
+    name : str
+    inputs : sequence of str
+        Their declarations, such as ``"Tensor a"``.
+    options : str
+        The declarations of what follows the inputs.
+    fake : callable
+        Makes an empty result from the inputs.
+
+    Returns
+    -------
+    value : operator
+        Of (*inputs, *options).
+    gradients : operator
+        Of (*inputs, out, g, wanted, *options); see `Operation.gradients`.
+    """
+    n = len(inputs)
+    of_inputs = ", ".join(inputs)
+    of_gradients = f"{of_inputs}, Tensor? out, Tensor g, bool[] wanted"
+    cotangents = ", ".join(f"Tensor? cotangent{i}" for i in range(n))
+
+    def operator(suffix: str, arguments: str, returns: str) -> Any:
+        schema = f"({arguments}, {options}) -> {returns}"
+        return custom_op(f"arraylogchain::{name}{suffix}", mutates_args=(), schema=schema)
+
+    @operator("", of_inputs, "Tensor")
+    def value(*args: Any) -> Tensor:
+        return make(*args[n:]).value(None, *args[:n])
+
+    @value.register_fake
+    def _(*args: Any) -> Tensor:
+        return fake(*args[:n])
+
+    @operator("_gradients", of_gradients, "Tensor[]")
+    def gradients(*args: Any) -> list[Tensor]:
+        given, (out, g, wanted), options = args[:n], args[n : n + 3], args[n + 3 :]
+        return list(make(*options).gradients(None, tuple(wanted), out, g, *given))
+
+    @gradients.register_fake
+    def _(*args: Any) -> list[Tensor]:
+        return _like(args[:n], args[n + 2])
+
+    @operator("_second", f"{of_gradients}, {cotangents}", "Tensor[]")
+    def second(*args: Any) -> list[Tensor]:
+        given, (out, g, wanted), rest = args[:n], args[n : n + 3], args[n + 3 :]
+        return list(make(*rest[n:]).apply_second(tuple(wanted), out, g, given, rest[:n]))
+
+    @second.register_fake
+    def _(*args: Any) -> list[Tensor]:
+        return _like((args[n + 1], *args[:n]), args[n + 2])
+
+    def save(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.options = inputs[n:]
+        keeps = make(*ctx.options).keeps_value
+        ctx.save_for_backward(output if keeps else None, *inputs[:n])
+
+    def backward(ctx: Any, g: Tensor) -> Any:
+        out, *given = ctx.saved_tensors
+        wanted = list(ctx.needs_input_grad[:n])
+        grads = gradients(*given, out, g, wanted, *ctx.options)
+        return (*spread(grads, wanted), *(None for _ in ctx.options))
+
+    value.register_autograd(backward, setup_context=save)
+
+    def save_gradients(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.wanted, *ctx.options = inputs[n + 2 :]
+        ctx.save_for_backward(*inputs[: n + 2])
+
+    def backward_of_gradients(ctx: Any, cotangents: Any) -> Any:
+        *given, out, g = ctx.saved_tensors
+        of_inputs, of_g = ctx.needs_input_grad[:n], ctx.needs_input_grad[n + 1]
+        needs = [of_g, *of_inputs]
+        given_cotangents = spread(cotangents, ctx.wanted)
+        grads = second(*given, out, g, needs, *given_cotangents, *ctx.options)
+        of_g, *of_inputs = spread(grads, needs)
+        return (*of_inputs, None, of_g, None, *(None for _ in ctx.options))
+
+    gradients.register_autograd(backward_of_gradients, setup_context=save_gradients)
+    return value, gradients
+
+
+def _like(tensors: Tensors, wanted: Sequence[bool]) -> list[Tensor]:
+    pairs = zip(tensors, wanted, strict=True)
+    return [x.new_empty(x.shape) for x, want in pairs if want]
+
+
+def _product_shape(a: Tensor, b: Tensor) -> tuple[Any, ...]:
+    return (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+
+
+def _empty_product(a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty(_product_shape(a, b), dtype=result_dtype(a, b))
+
+
+def result_dtype(*tensors: Tensor) -> Any:
+    dtype = tensors[0].dtype
+    for x in tensors[1:]:
+        dtype = torch.promote_types(dtype, x.dtype)
+    return dtype
+
+
+matmul, _ = define(Matmul, "matmul", ("Tensor a", "Tensor b"), "int budget", _empty_product)
+logmatmulexp, _ = define(
+    LogMatmulExp, "logmatmulexp", ("Tensor a", "Tensor b"), "int budget", _empty_product
+)
+
+
+@custom_op(
+    "arraylogchain::maxplus_matmul",
+    mutates_args=(),
+    schema="(Tensor a, Tensor b, int budget) -> (Tensor, Tensor)",
+)
+def maxplus_matmul(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
+    """Compute `maxplus.Value`."""
+    return maxplus.Value.forward(budget, a, b)
+
+
+@maxplus_matmul.register_fake
+def _(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
+    values = _empty_product(a, b)
+    return values, values.new_empty(values.shape, dtype=torch.int64)
+
+
+@custom_op(
+    "arraylogchain::maxplus_matmul_gradients",
+    mutates_args=(),
+    schema="(Tensor a, Tensor b, Tensor indices, Tensor g) -> (Tensor, Tensor)",
+)
+def _maxplus_gradients(a: Tensor, b: Tensor, indices: Tensor, g: Tensor) -> Any:
+    """Compute `maxplus.Gradients`, which needs no more of the operands than their shapes."""
+    of_a, of_b = maxplus.Gradients.forward(tuple(a.shape), tuple(b.shape), indices, g)
+    return of_a.to(a.dtype), of_b.to(b.dtype)
+
+
+@_maxplus_gradients.register_fake
+def _(a: Tensor, b: Tensor, indices: Tensor, g: Tensor) -> Any:
+    return a.new_empty(a.shape), b.new_empty(b.shape)
+
+
+def _save_maxplus(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*inputs[:2], output[1])
+
+
+def _maxplus_backward(ctx: Any, g: Tensor, _: Tensor | None) -> Any:
+    return (*_maxplus_gradients(*ctx.saved_tensors, g), None)
+
+
+maxplus_matmul.register_autograd(_maxplus_backward, setup_context=_save_maxplus)
+
+
+_CHAIN_INPUTS = ("Tensor log_potentials", "Tensor? transitions", "Tensor? initial")
+_CHAIN_OPTIONS = "bool transitions_in_logs, bool start_in_logs, int? budget"
+
+
+def chain_batch(potentials: Tensor, transitions: Tensor | None, start: Tensor | None) -> Any:
+    """Return the batch axes of a chain's inputs broadcast together."""
+    batches = [potentials.shape[:-2]]
+    batches += [] if transitions is None else [transitions.shape[:-3]]
+    batches += [] if start is None else [start.shape[:-1]]
+    return torch.broadcast_shapes(*batches)
+
+
+def _empty_partition(*inputs: Tensor | None) -> Tensor:
+    given = [x for x in inputs if x is not None]
+    return given[0].new_empty(chain_batch(*inputs), dtype=result_dtype(*given))
+
+
+log_partition, log_partition_gradients = define(
+    Partition, "log_partition", _CHAIN_INPUTS, _CHAIN_OPTIONS, _empty_partition
+)
+
+
+def _define_messages(name: str) -> Any:
+    """Return an operator for a method of `LogChain` that is not differentiable."""
+    schema = f"({', '.join(_CHAIN_INPUTS)}, {_CHAIN_OPTIONS}) -> Tensor"
+
+    @custom_op(f"arraylogchain::{name}", mutates_args=(), schema=schema)
+    def messages(*args: Any) -> Tensor:
+        return getattr(Partition(*args[3:]).chain(*args[:3]), name)()
+
+    @messages.register_fake
+    def _(*args: Any) -> Tensor:
+        values = _empty_partition(*args[:3])
+        return values.new_empty((*values.shape, *args[0].shape[-2:]))
+
+    return messages
+
+
+forward_messages = _define_messages("forward_messages")
+backward_messages = _define_messages("backward_messages")

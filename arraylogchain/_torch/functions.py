@@ -1,0 +1,301 @@
+"""Operations as functions that autograd differentiates.
+
+An `Operation` says what its value, gradients, tangent and second derivatives are, on plain tensors.
+Four functions, the same for all operations, make of that what torch differentiates: backward and
+forward, twice, under `torch.func` and `vmap`. Their first arguments are no tensors; an input that is
+not given is None throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+from arraylogchain._arrays import enter, is_differentiated, quiet
+
+Tensor = Any
+Tensors = Sequence[Any]
+Wanted = tuple[bool, ...]
+
+
+class Memo:
+    """What a value leaves to its gradients. Only outside of transforms, which reshape inputs."""
+
+    pullback: Callable[[Tensor], Any] | None = None
+
+
+class Operation:
+    """A function of tensors to one tensor whose axes to the left are batch axes.
+
+    Gradients have the shapes and dtypes of the inputs. Methods get plain tensors, unless they say
+    otherwise, and return one result for every True of `wanted`.
+    """
+
+    name: str
+    keeps_value = False  # whether gradients use the value
+
+    def value(self, memo: Memo | None, *inputs: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def gradients(
+        self, memo: Memo | None, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Tensor
+    ) -> Tensors:
+        raise NotImplementedError
+
+    def tangent(self, out: Tensor, inputs: Tensors, tangents: Tensors) -> Tensor:
+        raise NotImplementedError
+
+    def second(
+        self, wanted: Wanted, out: Tensor, g: Tensor, inputs: Tensors, cotangents: Tensors
+    ) -> Tensors:
+        """Return the gradients of `sum(cotangents * gradients)` to g and to the inputs."""
+        raise NotImplementedError
+
+    # What follows takes tensors as they come, and is differentiable itself.
+
+    def apply_tangent(self, out: Tensor, inputs: Tensors, tangents: Tensors) -> Tensor:
+        return apply(Tangent, self, out, *inputs, *tangents)
+
+    def apply_second(
+        self, wanted: Wanted, out: Tensor, g: Tensor, inputs: Tensors, cotangents: Tensors
+    ) -> Tensors:
+        return apply(Second, self, wanted, out, g, *inputs, *cotangents)  # type: ignore[no-any-return]
+
+
+def apply(function: Any, *args: Any) -> Any:
+    """Call one of the functions below on the road that costs least here."""
+    if torch._C._are_functorch_transforms_active():
+        return function.apply(*args)
+    if not is_differentiated(*args):
+        return function.forward(*args)
+    return _classic(function).apply(*args)
+
+
+@cache
+def _classic(function: Any) -> Any:
+    """Return a function for autograd alone: a call with `setup_context` costs three times more."""
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        out = function.forward(*args)
+        function.setup_context(ctx, args, out)
+        return out
+
+    methods = {"forward": forward, "backward": function.backward, "jvp": function.jvp}
+    return type(
+        function.__name__, (Function,), {name: staticmethod(f) for name, f in methods.items()}
+    )
+
+
+def on_arrays(function: Callable[..., Any], **tensors: Tensor | None) -> Any:
+    """Call an array-level function on tensors by name, and hand its results back."""
+    try:
+        ctx, ready = enter({name: x for name, x in tensors.items() if x is not None})
+    except RuntimeError as error:
+        raise NotImplementedError(
+            "these tensors hold no values that can be read; is_grads_batched=True is not supported, "
+            "torch.func.vmap and torch.func.jacrev are"
+        ) from error
+    with quiet():
+        result = function(ctx, *(ready.get(name) for name in tensors))
+    if isinstance(result, tuple):
+        return tuple(None if x is None else ctx.hand_back(x) for x in result)
+    return ctx.hand_back(result)
+
+
+def check_tensors(**given: Any) -> None:
+    """Raise where a tensor is mixed with something else, as on the plain road."""
+    if not all(isinstance(x, torch.Tensor) for x in given.values()):
+        with torch.no_grad():
+            enter(given)
+
+
+def save(ctx: Any, *tensors: Tensor | None) -> None:
+    ctx.save_for_backward(*tensors)
+    ctx.save_for_forward(*tensors)
+    ctx.set_materialize_grads(False)
+
+
+def spread(results: Sequence[Any], wanted: Sequence[bool]) -> tuple[Any, ...]:
+    """Return the results in the places of the True ones, and None elsewhere."""
+    left = iter(results)
+    return tuple(next(left) if want else None for want in wanted)
+
+
+def chosen(results: Sequence[Any], wanted: Sequence[bool]) -> tuple[Any, ...]:
+    return tuple(x for x, want in zip(results, wanted, strict=True) if want)
+
+
+def cast(results: Tensors, like: Tensors) -> tuple[Any, ...]:
+    """Return results in the dtypes of the given; mixed dtypes are computed in the widest."""
+    return tuple(
+        x if x is None or x.dtype == y.dtype else x.to(y.dtype)
+        for x, y in zip(results, like, strict=True)
+    )
+
+
+def batched(
+    size: int, dims: Sequence[Any], tensors: Tensors, expand: Sequence[bool]
+) -> list[Tensor]:
+    """Return tensors with the axis that vmap maps in front, of length 1 where they lack it.
+
+    What a gradient or tangent is taken of is expanded along it, so that results are per sample.
+    """
+    ready = []
+    for x, dim, full in zip(tensors, dims, expand, strict=True):
+        if x is not None:
+            x = x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
+            x = x.expand(size, *x.shape[1:]) if full else x
+        ready.append(x)
+    return ready
+
+
+class Value(Function):  # type: ignore[misc]
+    """(op, memo, *inputs) to the operation's value."""
+
+    @staticmethod
+    def forward(op: Operation, memo: Memo | None, *inputs: Tensor) -> Tensor:
+        return op.value(memo, *inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Tensors, output: Tensor) -> None:
+        ctx.op, ctx.memo, *tensors = inputs
+        save(ctx, output if ctx.op.keeps_value else None, *tensors)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> Any:
+        wanted = ctx.needs_input_grad[2:]
+        if g is None:
+            return (None, None, *(None for _ in wanted))
+        # Reading these fails where one was changed in place; the memo could not notice.
+        out, *inputs = ctx.saved_tensors
+        grads = apply(Gradients, ctx.op, ctx.memo, wanted, out, g, *inputs)
+        return (None, None, *spread(grads, wanted))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        out, *inputs = ctx.saved_tensors
+        return ctx.op.apply_tangent(out, inputs, tangents[2:])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, op: Operation, memo: Any, *inputs: Tensor) -> Any:
+        ready = batched(info.batch_size, in_dims[2:], inputs, [False] * len(inputs))
+        return apply(Value, op, None, *ready), 0
+
+
+class Gradients(Function):  # type: ignore[misc]
+    """(op, memo, wanted, out, g, *inputs) to the gradients that are wanted."""
+
+    @staticmethod
+    def forward(
+        op: Operation, memo: Memo | None, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        return tuple(op.gradients(memo, wanted, out, g, *inputs))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Tensors, output: Tensors) -> None:
+        ctx.op, _, ctx.wanted, *tensors = inputs
+        save(ctx, *tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
+        needs = ctx.needs_input_grad[4:]
+        # `out` is a function of the inputs: what it contributes is counted there.
+        if all(x is None for x in cotangents):
+            return (None,) * (4 + len(needs))
+        out, g, *inputs = ctx.saved_tensors
+        grads = ctx.op.apply_second(needs, out, g, inputs, spread(cotangents, ctx.wanted))
+        return (None, None, None, None, *spread(grads, needs))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+        out, g, *inputs = ctx.saved_tensors
+        g_tangent, *of_inputs = tangents[4:]
+        parts = []
+        if g_tangent is not None:
+            parts.append(apply(Gradients, ctx.op, None, ctx.wanted, out, g_tangent, *inputs))
+        if any(x is not None for x in of_inputs):
+            # The matrix of second derivatives is symmetric, so that a product with it from the
+            # other side is the same.
+            wanted = (False, *ctx.wanted)
+            parts.append(ctx.op.apply_second(wanted, out, g, inputs, of_inputs))
+        return tuple(sum(terms) for terms in zip(*parts, strict=True))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, op: Operation, memo: Any, wanted: Wanted, *rest: Tensor) -> Any:
+        ready = batched(info.batch_size, in_dims[3:], rest, (True, True, *wanted))
+        return apply(Gradients, op, None, wanted, *ready), (0,) * sum(wanted)
+
+
+class Tangent(Function):  # type: ignore[misc]
+    """(op, out, *inputs, *tangents) to the tangent of the value."""
+
+    @staticmethod
+    def forward(op: Operation, out: Tensor, *rest: Tensor) -> Tensor:
+        n = len(rest) // 2
+        return op.tangent(out, rest[:n], rest[n:])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Tensors, output: Tensor) -> None:
+        ctx.op, *tensors = inputs
+        save(ctx, *tensors)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> Any:
+        needs = ctx.needs_input_grad[2:]
+        if g is None:
+            return (None,) * (2 + len(needs))
+        n = len(needs) // 2
+        out, *rest = ctx.saved_tensors
+        inputs, tangents = rest[:n], rest[n:]
+        of_inputs = of_tangents = (None,) * n
+        if any(needs[n:]):
+            grads = apply(Gradients, ctx.op, None, needs[n:], out, g, *inputs)
+            of_tangents = spread(grads, needs[n:])
+        if any(needs[:n]):
+            grads = ctx.op.apply_second((False, *needs[:n]), out, g, inputs, tangents)
+            of_inputs = spread(grads, needs[:n])
+        return (None, None, *of_inputs, *of_tangents)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        raise NotImplementedError(
+            f"{ctx.op.name} has no forward-mode derivative of its forward-mode derivative; "
+            "torch.func.jacfwd(torch.func.jacrev(f)) gives second derivatives"
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, op: Operation, *tensors: Tensor) -> Any:
+        ready = batched(info.batch_size, in_dims[1:], tensors, [True] * len(tensors))
+        return apply(Tangent, op, *ready), 0
+
+
+class Second(Function):  # type: ignore[misc]
+    """(op, wanted, out, g, *inputs, *cotangents) to the gradients of the gradients."""
+
+    @staticmethod
+    def forward(
+        op: Operation, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor
+    ) -> tuple[Tensor, ...]:
+        n = len(rest) // 2
+        return tuple(op.second(wanted, out, g, rest[:n], rest[n:]))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Tensors, output: Tensors) -> None:
+        ctx.op = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
+        raise NotImplementedError(f"third derivatives of {ctx.op.name} are not implemented")
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+        raise NotImplementedError(f"third derivatives of {ctx.op.name} are not implemented")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, op: Operation, wanted: Wanted, *tensors: Tensor) -> Any:
+        ready = batched(info.batch_size, in_dims[2:], tensors, [True] * len(tensors))
+        return apply(Second, op, wanted, *ready), (0,) * sum(wanted)

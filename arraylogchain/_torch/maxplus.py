@@ -1,0 +1,141 @@
+"""The max-plus product: it takes one term of each sum, and is linear in the operands there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+from arraylogchain import products
+from arraylogchain._arrays import enter, quiet
+from arraylogchain._fold import Shape
+from arraylogchain._product import maxplus_gradients as rules
+from arraylogchain._torch.functions import Tensor, apply, batched, on_arrays, save
+
+
+class Value(Function):  # type: ignore[misc]
+    """(budget, a, b) to (values, indices)."""
+
+    @staticmethod
+    def forward(budget: int, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        values, indices = on_arrays(
+            lambda ctx, a, b: products._maxplus_matmul(ctx, a, b, budget), a=a, b=b
+        )
+        return values, indices
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, a, b = inputs
+        ctx.like = [(tuple(x.shape), x.dtype) for x in (a, b)]
+        ctx.mark_non_differentiable(output[1])
+        save(ctx, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, _: Tensor | None) -> Any:
+        if g is None:
+            return None, None, None
+        (indices,) = ctx.saved_tensors
+        (a_shape, a_dtype), (b_shape, b_dtype) = ctx.like
+        of_a, of_b = apply(Gradients, a_shape, b_shape, indices, g)
+        needs = ctx.needs_input_grad
+        return None, of_a.to(a_dtype) if needs[1] else None, of_b.to(b_dtype) if needs[2] else None
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, da: Tensor | None, db: Tensor | None) -> Any:
+        (indices,) = ctx.saved_tensors
+        tangents = _filled((da, db), [shape for shape, _ in ctx.like])
+        dtype = torch.promote_types(*(dtype for _, dtype in ctx.like))
+        return apply(Tangent, indices, *(x.to(dtype) for x in tangents)), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, budget: int, a: Tensor, b: Tensor) -> Any:
+        ready = batched(info.batch_size, in_dims[1:], (a, b), (False, False))
+        return apply(Value, budget, *ready), (0, 0)
+
+
+class Gradients(Function):  # type: ignore[misc]
+    """(a_shape, b_shape, indices, g) to the gradients of both operands."""
+
+    @staticmethod
+    def forward(a_shape: Shape, b_shape: Shape, indices: Tensor, g: Tensor) -> Any:
+        def both(ctx: Any, indices: Tensor, g: Tensor) -> Any:
+            return rules.maxplus_gradients(ctx, a_shape, b_shape, indices, g)
+
+        return _with_indices(both, indices, g=g)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        *ctx.shapes, indices, g = inputs
+        ctx.dtype = g.dtype
+        save(ctx, indices)
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor | None, v: Tensor | None) -> Any:
+        if u is None and v is None:
+            return None, None, None, None
+        (indices,) = ctx.saved_tensors
+        return None, None, None, apply(Tangent, indices, *_filled((u, v), ctx.shapes)).to(ctx.dtype)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        (indices,) = ctx.saved_tensors
+        return apply(Gradients, *ctx.shapes, indices, tangents[3])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, a_shape: Shape, b_shape: Shape, *tensors: Tensor) -> Any:
+        size = info.batch_size
+        ready = batched(size, in_dims[2:], tensors, (True, True))
+        return apply(Gradients, (size, *a_shape), (size, *b_shape), *ready), (0, 0)
+
+
+class Tangent(Function):  # type: ignore[misc]
+    """(indices, da, db) to the sums of their entries at the indices."""
+
+    @staticmethod
+    def forward(indices: Tensor, da: Tensor, db: Tensor) -> Tensor:
+        return _with_indices(rules.maxplus_tangent, indices, da=da, db=db)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        indices, da, db = inputs
+        ctx.shapes = tuple(da.shape), tuple(db.shape)
+        save(ctx, indices)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> Any:
+        if g is None:
+            return None, None, None
+        (indices,) = ctx.saved_tensors
+        return (None, *apply(Gradients, *ctx.shapes, indices, g))
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, u: Tensor | None, v: Tensor | None) -> Tensor:
+        (indices,) = ctx.saved_tensors
+        return apply(Tangent, indices, *_filled((u, v), ctx.shapes))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *tensors: Tensor) -> Any:
+        ready = batched(info.batch_size, in_dims, tensors, (True, True, True))
+        return apply(Tangent, *ready), 0
+
+
+def _with_indices(function: Any, indices: Tensor, **tensors: Tensor) -> Any:
+    ctx, ready = enter(tensors)
+    given = list(ready.values())
+    # `enter` takes floating-point numbers alone; indices follow where it has put those.
+    at = indices if isinstance(given[0], torch.Tensor) else indices.numpy()
+    with quiet():
+        result = function(ctx, at, *given)
+    if isinstance(result, tuple):
+        return tuple(ctx.hand_back(x) for x in result)
+    return ctx.hand_back(result)
+
+
+def _filled(tensors: Any, shapes: Any) -> list[Tensor]:
+    """Return zeros in the place of what is None."""
+    like = next(x for x in tensors if x is not None)
+    return [
+        like.new_zeros(()).expand(shape) if x is None else x
+        for x, shape in zip(tensors, shapes, strict=True)
+    ]

@@ -1,0 +1,422 @@
+"""The functions of `arraylogchain` as pairs of a value and its pullback.
+
+A pullback takes a cotangent, the gradient of some number with respect to the value, and returns the
+gradients of that number with respect to the inputs, as `jax.vjp` does. It keeps the inputs and the
+value and nothing else, changes none of them, and may be called repeatedly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from arraylogchain import products
+from arraylogchain._arrays import (
+    Array,
+    Context,
+    detached,
+    enter,
+    quiet,
+    refuse_gradients,
+    shape_of,
+)
+from arraylogchain._product import chain_gradients, gradients
+from arraylogchain._product.maxplus_gradients import maxplus_gradients
+from arraylogchain._product.tiling import check_workspace
+from arraylogchain.chain import LogChain
+from arraylogchain.products import MaxPlusProduct
+
+__all__ = [
+    "ChainGradients",
+    "log_partition",
+    "logchainexp",
+    "logmatmulexp",
+    "matmul",
+    "maxplus_matmul",
+]
+
+PairPullback = Callable[[Array], tuple[Array, Array]]
+
+
+def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> tuple[Array, PairPullback]:
+    """Return `arraylogchain.matmul` and its pullback.
+
+    Broadcast axes are expanded neither in the value nor in the gradients.
+
+    Parameters
+    ----------
+    a : array [..., M, K] or [K]
+        float16, bfloat16, float32 or float64; half precisions are computed in float32.
+    b : array [..., K, N] or [K]
+        Of the same library and device. Batch axes broadcast.
+    workspace : int, optional
+        Bytes that temporaries may take beyond inputs, output and gradients, in each of the value
+        and a call of the pullback. Default: 64 MiB.
+
+    Returns
+    -------
+    value : array [..., M, N]
+    pullback : callable
+        Takes a cotangent of the value's shape, library and device; returns the gradients of `a`
+        and `b`, of their shapes and dtypes.
+
+    Raises
+    ------
+    TypeError
+        If an operand is no array of real floating-point numbers, or their libraries differ.
+    ValueError
+        If shapes or devices do not fit, or the workspace is too small.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> value, pullback = matmul(np.ones((1000, 8, 1, 64)), np.ones((8, 64, 32)))
+    >>> da, db = pullback(np.ones_like(value))
+    >>> da.shape, db.shape
+    ((1000, 8, 1, 64), (8, 64, 32))
+    """
+    budget = check_workspace(workspace)
+    value = products.matmul(a, b, workspace=workspace)
+
+    def pullback(cotangent: Array) -> tuple[Array, Array]:
+        ctx, given, g = _enter_pullback({"a": a, "b": b}, value, cotangent)
+        with quiet():
+            found = gradients.matmul_gradients(ctx, given["a"], given["b"], g, budget)
+            return _hand_back(ctx, found)
+
+    return value, pullback
+
+
+def logmatmulexp(
+    a: Array, b: Array, /, *, workspace: int | None = None
+) -> tuple[Array, PairPullback]:
+    """Return `arraylogchain.logmatmulexp` and its pullback.
+
+    Parameters
+    ----------
+    a : array [..., M, K] or [K]
+        Logarithms; -inf is an exact zero. float16, bfloat16, float32 or float64; half precisions
+        are computed in float32.
+    b : array [..., K, N] or [K]
+        Of the same library and device. Batch axes broadcast and are never expanded.
+    workspace : int, optional
+        Bytes that temporaries may take beyond inputs, output and gradients, in each of the value
+        and a call of the pullback. Default: 64 MiB. Gradients in half precision are added up in
+        float32 first, which is not counted.
+
+    Returns
+    -------
+    value : array [..., M, N]
+    pullback : callable
+        Takes a cotangent of the value's shape, library and device; returns the gradients of `a`
+        and `b`, of their shapes and dtypes.
+
+    Raises
+    ------
+    TypeError
+        If an operand is no array of real floating-point numbers, or their libraries differ.
+    ValueError
+        If shapes or devices do not fit, or the workspace is too small.
+
+    Notes
+    -----
+    The gradients are sums of the cotangent times the share that a term has in its entry. They are
+    exactly 0 for operands that are -inf, and through entries that are infinite. An entry that is
+    NaN makes the gradients of its row of `a` and its column of `b` NaN.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> a, b = np.array([[0.0, -800.0]]), np.array([[-800.0], [0.0]])
+    >>> value, pullback = logmatmulexp(a, b)
+    >>> pullback(np.ones_like(value))  # both terms are as large, though exp(-800) is 0 in float64
+    (array([[0.5, 0.5]]), array([[0.5],
+           [0.5]]))
+    """
+    budget = check_workspace(workspace)
+    value = products.logmatmulexp(a, b, workspace=workspace)
+
+    def pullback(cotangent: Array) -> tuple[Array, Array]:
+        ctx, given, g = _enter_pullback({"a": a, "b": b}, value, cotangent)
+        with quiet():
+            found = gradients.logmatmulexp_gradients(
+                ctx, given["a"], given["b"], given["value"], g, budget
+            )
+            return _hand_back(ctx, found)
+
+    return value, pullback
+
+
+def maxplus_matmul(
+    a: Array, b: Array, /, *, workspace: int | None = None
+) -> tuple[MaxPlusProduct, PairPullback]:
+    """Return `arraylogchain.maxplus_matmul` and its pullback.
+
+    Parameters
+    ----------
+    a : array [..., M, K] or [K]
+        float16, bfloat16, float32 or float64; half precisions are computed in float32.
+    b : array [..., K, N] or [K]
+        Of the same library and device. Batch axes broadcast and are never expanded.
+    workspace : int, optional
+        Bytes that temporaries may take beyond inputs, output and gradients, in each of the value
+        and a call of the pullback. Default: 64 MiB. Gradients in half precision are added up in
+        float32 first, which is not counted.
+
+    Returns
+    -------
+    value : MaxPlusProduct
+        Values and indices.
+    pullback : callable
+        Takes a cotangent of the values, of their shape, library and device; returns the gradients
+        of `a` and `b`, of their shapes and dtypes. All of an entry's cotangent goes to the reported
+        index, and none of an infinite entry's.
+
+    Raises
+    ------
+    TypeError
+        If an operand is no array of real floating-point numbers, or their libraries differ.
+    ValueError
+        If shapes or devices do not fit, or the workspace is too small.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> product, pullback = maxplus_matmul(np.array([[0.0, 3.0]]), np.array([[5.0], [1.0]]))
+    >>> pullback(np.ones_like(product.values))
+    (array([[1., 0.]]), array([[1.],
+           [0.]]))
+    """
+    budget = check_workspace(workspace)
+    value = products.maxplus_matmul(a, b, workspace=workspace)
+
+    def pullback(cotangent: Array) -> tuple[Array, Array]:
+        ctx, given, g = _enter_pullback({"a": a, "b": b}, value.values, cotangent)
+        with quiet():
+            found = maxplus_gradients(
+                ctx,
+                shape_of(a),
+                shape_of(b),
+                _indices(ctx, value.indices),
+                g,
+                given["value"],
+                budget,
+            )
+            operands = (given["a"], given["b"])
+            cast = (_cast(ctx, x, like) for x, like in zip(found, operands, strict=True))
+            return _hand_back(ctx, tuple(cast))
+
+    return value, pullback
+
+
+def logchainexp(
+    matrices: Array | Sequence[Array], /, *, workspace: int | None = None
+) -> tuple[Array, Callable[[Array], tuple[Any]]]:
+    """Return `arraylogchain.logchainexp` and its pullback.
+
+    The matrices of an array are multiplied in pairs of neighbours, then those products, and so on.
+    The pullback keeps all products in between: about as much as the matrices themselves.
+
+    Parameters
+    ----------
+    matrices : array [..., n, K, K] or sequence of arrays [..., K_i, K_{i+1}]
+        Logarithms; -inf is an exact zero. The arrays of a sequence may be rectangular, and their
+        batch axes broadcast; they are multiplied in the order that costs least.
+    workspace : int, optional
+        Bytes that temporaries of a product may take. Default: 64 MiB. The products in between, and
+        the gradients with respect to them, are not counted.
+
+    Returns
+    -------
+    value : array [..., K_1, K_{n+1}]
+    pullback : callable
+        Takes a cotangent of the value's shape, library and device; returns a tuple of one: the
+        gradient of an array, or a list of the gradients of a sequence.
+
+    Raises
+    ------
+    TypeError
+        If an operand is no array of real floating-point numbers, or their libraries differ.
+    ValueError
+        If shapes or devices do not fit, a sequence is empty, or the workspace is too small.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> value, pullback = logchainexp(np.zeros((3, 2, 2)))
+    >>> (gradient,) = pullback(np.ones_like(value))
+    >>> gradient[1]  # a fourth of the paths of each of the four entries
+    array([[1., 1.],
+           [1., 1.]])
+    """
+    budget = check_workspace(workspace)
+    is_sequence = isinstance(matrices, (list, tuple))
+    given: dict[str, Array] = (
+        {f"matrices[{i}]": x for i, x in enumerate(matrices)}
+        if is_sequence
+        else {"matrices": matrices}
+    )
+    if not given:
+        raise ValueError("matrices is an empty sequence; the product of none has no shape")
+    ctx, ready = enter(given)
+    shapes = {name: shape_of(x) for name, x in ready.items()}
+    if is_sequence:
+        products.check_sequence(shapes)
+    else:
+        products._check_stack(shapes["matrices"])
+
+    def multiply(inner: Context, a: Array, b: Array) -> Array:
+        return products._logmatmulexp(inner, a, b, budget)
+
+    with quiet():
+        if is_sequence:
+            product, tape = chain_gradients.multiply_recorded(ctx, list(ready.values()), multiply)
+        else:
+            product, levels = chain_gradients.multiply_levels(ctx, ready["matrices"], multiply)
+        value = ctx.hand_back(product)
+
+    def pullback(cotangent: Array) -> tuple[Any]:
+        inner, again, g = _enter_pullback(given, value, cotangent)
+        xs = [again[name] for name in given]
+        with quiet():
+            g = chain_gradients.through_finite(inner, again["value"], g)
+            if is_sequence:
+                found = chain_gradients.sequence_gradients(inner, xs, tape, g, budget)
+                return ([inner.hand_back(x) for x in found],)
+            (x,) = xs
+            found = chain_gradients.stack_gradient(inner, x, levels, g, budget)
+            return (inner.hand_back(found),)
+
+    return value, pullback
+
+
+class ChainGradients(NamedTuple):
+    """Gradients with respect to the arrays of a chain, None for what was not given or not wanted.
+
+    `transitions` belongs to transitions or log_transitions, `initial` to initial or log_initial,
+    whichever the chain was given.
+    """
+
+    log_potentials: Array | None
+    transitions: Array | None
+    initial: Array | None
+
+
+def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradients]]:
+    """Return `LogChain.log_partition` and its pullback.
+
+    Parameters
+    ----------
+    chain : LogChain
+        Its states are kept for the pullback, O(T * K) for each row. If the chain was given a
+        `workspace` that they do not fit in, one in about sqrt(T) is kept, and the others are
+        computed again.
+
+    Returns
+    -------
+    value : array [...]
+    pullback : callable
+        Takes a cotangent of the value's shape, library and device, and optionally ``wanted``, the
+        names of the fields to compute. Returns `ChainGradients` of the shapes and dtypes of the
+        chain's arrays, summed over what was broadcast.
+
+    Raises
+    ------
+    TypeError
+        If `chain` is no `LogChain`.
+
+    Notes
+    -----
+    With respect to log potentials the gradients are posterior probabilities, with respect to log
+    transitions expected counts. With respect to linear transitions they are
+    ``alpha * (emission * beta) / Z``, which is finite where a transition is 0. Through a row whose
+    value is infinite they are 0. Derivatives by zeros of linear transitions into states that no
+    path reaches can lie beyond the range of the dtype; they are then returned as a large number.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from arraylogchain import LogChain
+    >>> x = np.log([[0.5, 0.5], [0.9, 0.3]])
+    >>> value, pullback = log_partition(LogChain(x, transitions=np.ones((1, 2, 2))))
+    >>> gradients = pullback(1.0)
+    >>> gradients.log_potentials.round(6).tolist()
+    [[0.5, 0.5], [0.75, 0.25]]
+    >>> gradients.transitions.round(6).tolist()
+    [[[0.375, 0.125], [0.375, 0.125]]]
+    """
+    if not isinstance(chain, LogChain):
+        raise TypeError(f"chain must be a LogChain, got {type(chain).__name__}")
+    refuse_gradients(chain.arrays)
+    ctx, value, raw = chain.kept_log_partition()
+    fields = {
+        "log_potentials": "potentials",
+        "log_transitions": "transitions",
+        "transitions": "transitions",
+        "log_initial": "start",
+        "initial": "start",
+    }
+    has = {fields[name] for name in chain.arrays}
+
+    def pullback(
+        cotangent: Array, wanted: Collection[str] = ChainGradients._fields
+    ) -> ChainGradients:
+        inputs = {name: detached(x) for name, x in chain.arrays.items()}
+        _, _, g = _enter_pullback(inputs, value, cotangent)
+        names = [fields[name] for name in ChainGradients._fields if name in wanted]
+        with quiet():
+            found = raw(g, frozenset(has.intersection(names)))
+        return ChainGradients(
+            *(
+                ctx.hand_back(found[part]) if part in found else None
+                for part in ("potentials", "transitions", "start")
+            )
+        )
+
+    return value, pullback
+
+
+def _enter_pullback(
+    inputs: Mapping[str, Array], value: Array, cotangent: Array
+) -> tuple[Context, Mapping[str, Array], Array]:
+    """Check a cotangent, and make everything ready for a pullback.
+
+    Returns
+    -------
+    context : Context
+        As it was for the value: the cotangent's dtype has no part in it.
+    given : mapping of str to array
+        The inputs and, as ``"value"``, the value.
+    g : array
+        The cotangent.
+    """
+    of_value, _ = enter(inputs)
+    if isinstance(cotangent, (int, float)) and shape_of(value) == ():
+        ctx, given = enter({**inputs, "value": value})
+        g = ctx.xp.asarray(cotangent, dtype=ctx.dtype(of_value.precision), device=ctx.device)
+    else:
+        ctx, given = enter({**inputs, "value": value, "cotangent": cotangent})
+        g = given["cotangent"]
+    if shape_of(g) != shape_of(value):
+        raise ValueError(
+            f"cotangent has shape {shape_of(g)}; it must have that of the value, {shape_of(value)}"
+        )
+    ctx = replace(ctx, result_name=of_value.result_name, precision=of_value.precision)
+    return ctx, given, g
+
+
+def _indices(ctx: Context, indices: Array) -> Array:
+    """Return indices that a function has handed back in the library that computes."""
+    if type(indices) is type(ctx.empty((1,), ctx.index_dtype)):
+        return indices
+    return ctx.xp.from_dlpack(indices)
+
+
+def _cast(ctx: Context, x: Array, like: Array) -> Array:
+    return x if x.dtype == like.dtype else ctx.xp.astype(x, like.dtype)
+
+
+def _hand_back(ctx: Context, found: tuple[Array | None, ...]) -> tuple[Array, Array]:
+    da, db = found
+    return ctx.hand_back(da), ctx.hand_back(db)

@@ -1,0 +1,111 @@
+"""Gradients take no more memory than what they return, and what a workspace allows."""
+
+import gc
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import arraylogchain as alc
+from tests.test_workspace import CHAINS, PRODUCTS, normal, temporaries, uniform
+
+SMALLEST = 1 << 20
+
+
+def peak(call):
+    """Return the peak of what a call allocates, its results included, and the results."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        results = call()
+        return tracemalloc.get_traced_memory()[1] - before, results
+    finally:
+        tracemalloc.stop()
+
+
+def value_and_gradients(function, *arguments, **options):
+    value, pullback = function(*arguments, **options)
+    return value, pullback(np.ones_like(getattr(value, "values", value)))
+
+
+@pytest.fixture(autouse=True)
+def _everything_imported():
+    x = normal(3, 3)
+    for function in (alc.vjp.matmul, alc.vjp.logmatmulexp, alc.vjp.maxplus_matmul):
+        value_and_gradients(function, x, x)
+    chain = alc.LogChain(x, transitions=uniform(2, 3, 3), initial=uniform(3))
+    value_and_gradients(alc.vjp.log_partition, chain)
+    chain.marginals()
+    chain.expected_transitions()
+    chain.backward_messages()
+
+
+def test_broadcast_weights_are_not_expanded():
+    """[8192, 8, 1, 64] @ [8, 64, 64]: automatic differentiation of a plain @ takes 2 GB."""
+    x, weights = normal(8192, 8, 1, 64), normal(8, 64, 64)
+    g = np.ones(x.shape, x.dtype)
+
+    def call():
+        value, pullback = alc.vjp.matmul(x, weights)
+        return value, *pullback(g)
+
+    used, results = peak(call)
+    assert used <= 1.1 * sum(r.nbytes for r in results)
+
+
+@pytest.mark.parametrize("workspace", [SMALLEST, 1 << 22])
+@pytest.mark.parametrize("function", ["matmul", "logmatmulexp", "maxplus_matmul"])
+@pytest.mark.parametrize("case", [c for c in PRODUCTS if c != "mixed"])
+def test_pullbacks_of_products_keep_to_the_workspace(case, function, workspace):
+    a, b = PRODUCTS[case]()
+    value, pullback = getattr(alc.vjp, function)(a, b, workspace=workspace)
+    g = np.ones_like(getattr(value, "values", value))
+    assert temporaries(lambda: pullback(g)) <= workspace
+
+
+@pytest.mark.parametrize("shapes", [((2048, 8, 1, 64), (8, 64, 64)), ((64, 300, 20), (20, 30))])
+def test_products_save_little_for_their_gradients(shapes):
+    """Beside value and inputs, no more than their size is kept: nothing of their product."""
+    a, b = (normal(*shape) for shape in shapes)
+    for function in (alc.vjp.matmul, alc.vjp.logmatmulexp):
+        gc.collect()
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            value, pullback = function(a, b)
+            held = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        assert held <= 2 * value.nbytes + a.nbytes + b.nbytes
+        del pullback
+
+
+@pytest.mark.parametrize("method", ["marginals", "expected_transitions", "backward_messages"])
+@pytest.mark.parametrize("case", list(CHAINS))
+def test_posteriors_save_only_messages(case, method):
+    """Beside a workspace: the messages of both directions, for all steps, in their precision."""
+    x, options = CHAINS[case]()
+    chain = alc.LogChain(x, **options, workspace=SMALLEST)
+    batch = np.broadcast_shapes(*(np.shape(o)[:-3] for o in options.values() if np.ndim(o) > 2))
+    batch = np.broadcast_shapes(batch, x.shape[:-2])
+    if "initial" in options:
+        batch = np.broadcast_shapes(batch, options["initial"].shape[:-1])
+    messages = int(np.prod(batch)) * x.shape[-2] * x.shape[-1] * 8
+    assert temporaries(lambda: getattr(chain, method)()) <= SMALLEST + 2 * messages
+
+
+def test_the_forums_case():
+    """n, t, v, c = 500, 1, 40, 200, value and all gradients: within three times the potentials."""
+    n, v, c = 500, 40, 200
+    x, transitions, initial = normal(n, 1, v, c), uniform(1, v - 1, c, c), uniform(1, c)
+
+    def call():
+        chain = alc.LogChain(x, transitions=transitions, initial=initial)
+        return value_and_gradients(alc.vjp.log_partition, chain)
+
+    used, (value, gradients) = peak(call)
+    assert value.shape == (n, 1)
+    assert [d.shape for d in gradients] == [x.shape, transitions.shape, initial.shape]
+    assert used <= 3 * x.nbytes

@@ -1,0 +1,322 @@
+"""Derivatives of chains of torch tensors: autograd, forward mode, transforms."""
+
+import numpy as np
+import pytest
+
+import arraylogchain as alc
+
+# torch 2.13 warns of its own code when forward mode is first used.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+# Shapes of log potentials, transitions and initial weights.
+SHAPES = {
+    "one chain": ((3, 2), (2, 2, 2), (2,)),
+    "one matrix": ((2, 3, 2), (1, 2, 2), (2,)),
+    "rows share potentials": ((1, 3, 2), (4, 2, 2, 2), None),
+    "batch of initial weights": ((2, 3, 2), (1, 1, 2, 2), (4, 1, 2)),
+    "one step": ((1, 2), None, (3, 2)),
+    "unused matrix": ((1, 2), (1, 2, 2), None),
+}
+INF = float("inf")
+chains = pytest.mark.parametrize("shapes", SHAPES.values(), ids=list(SHAPES))
+in_logs = pytest.mark.parametrize("logs", [False, True], ids=["linear", "logs"])
+
+
+@pytest.fixture
+def torch(torch_backend):
+    return torch_backend.xp
+
+
+def arguments(torch, shapes, logs, grad=True, dtype="float64", seed=0):
+    """Return the arguments of a chain by name."""
+    rng = np.random.default_rng(seed)
+    prefix = "log_" if logs else ""
+    names = ("log_potentials", f"{prefix}transitions", f"{prefix}initial")
+    given = {}
+    for name, shape in zip(names, shapes, strict=True):
+        if shape is not None:
+            x = rng.normal(size=shape)
+            x = x if name.startswith("log_") else np.exp(x)
+            given[name] = torch.from_numpy(x).to(getattr(torch, dtype)).requires_grad_(grad)
+    return given
+
+
+def method(name, given):
+    """Return a method of `LogChain` as a function of its arguments by position."""
+
+    def call(*args):
+        return getattr(alc.LogChain(**dict(zip(given, args, strict=True))), name)()
+
+    return call
+
+
+def written(torch, given):
+    """Return the log partition written out in weights; sound where ranges are moderate."""
+
+    def call(*args):
+        values = dict(zip(given, args, strict=True))
+        for name in ("transitions", "initial"):
+            if f"log_{name}" in values:
+                values[name] = values[f"log_{name}"].exp()
+        weights = values["log_potentials"].exp()
+        state = weights[..., 0, :]
+        if "initial" in values:
+            state = state * values["initial"]
+        matrices = values.get("transitions")
+        for step in range(1, weights.shape[-2]):
+            matrix = matrices[..., min(step, matrices.shape[-3]) - 1, :, :]
+            state = (state[..., None, :] @ matrix)[..., 0, :] * weights[..., step, :]
+        total = state.sum(-1)
+        return torch.where(total == 0, -INF, torch.where(total == 0, 1, total).log())
+
+    return call
+
+
+@chains
+@in_logs
+def test_log_partition(torch, shapes, logs):
+    given = arguments(torch, shapes, logs)
+    f, args = method("log_partition", given), tuple(given.values())
+    torch.testing.assert_close(f(*args).flatten(), written(torch, given)(*args).flatten())
+    assert torch.autograd.gradcheck(f, args, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(f, args, check_fwd_over_rev=True)
+
+
+@chains
+@in_logs
+def test_expectations(torch, shapes, logs):
+    """Marginals and expected transitions have gradients themselves, and are gradients."""
+    given = arguments(torch, shapes, logs)
+    args = tuple(given.values())
+    marginals = method("marginals", given)(*args)
+    detached = {name: x.detach() for name, x in given.items()}
+    torch.testing.assert_close(marginals.detach(), alc.LogChain(**detached).marginals())
+    assert torch.autograd.gradcheck(method("marginals", given), args, check_forward_ad=True)
+    if shapes[1] is not None:
+        counts = method("expected_transitions", given)
+        expected = alc.LogChain(**detached).expected_transitions()
+        torch.testing.assert_close(counts(*args).detach(), expected)
+        assert torch.autograd.gradcheck(counts, args, check_forward_ad=True)
+
+
+@pytest.mark.parametrize("name", ["one chain", "one matrix", "rows share potentials"])
+@in_logs
+def test_transforms(torch, name, logs):
+    func = torch.func
+    given = arguments(torch, SHAPES[name], logs, grad=False)
+    args = tuple(given.values())
+    ours, theirs = method("log_partition", given), written(torch, given)
+    transforms = {
+        "grad": func.grad,
+        "hessian": func.hessian,
+        "reverse over reverse": lambda f, argnums: func.jacrev(func.jacrev(f, argnums), argnums),
+        "reverse over forward": lambda f, argnums: func.jacrev(func.jacfwd(f, argnums), argnums),
+    }
+    for transform in transforms.values():
+        for argnum in range(len(args)):
+            result = transform(lambda *x: ours(*x).sin().sum(), argnums=argnum)(*args)
+            expected = transform(lambda *x: theirs(*x).sin().sum(), argnums=argnum)(*args)
+            torch.testing.assert_close(result, expected)
+
+
+@in_logs
+def test_vmap(torch, logs):
+    """Gradients per sample, for whichever argument is mapped."""
+    given = arguments(torch, ((3, 2), (2, 2, 2), (2,)), logs, grad=False)
+    ours, theirs = method("log_partition", given), written(torch, given)
+    every = tuple(range(len(given)))
+    for mapped in range(len(given)):
+        args = list(given.values())
+        args[mapped] = torch.stack([args[mapped] * scale for scale in (1, 0.5, 2)], -1)
+        in_dims = tuple(-1 if i == mapped else None for i in every)
+        for f in (ours, torch.func.grad(ours, argnums=every)):
+            g = theirs if f is ours else torch.func.grad(theirs, argnums=every)
+            result, expected = (torch.func.vmap(h, in_dims)(*args) for h in (f, g))
+            torch.testing.assert_close(result, expected)
+
+
+def test_training_step(torch):
+    """The parameters of a model, shared by all rows and steps, and only those that are needed."""
+    x = arguments(torch, ((5, 7, 3), (1, 3, 3), (3,)), logs=True, dtype="float32")
+    potentials = x["log_potentials"].detach()
+    logits, start = x["log_transitions"], x["log_initial"]
+
+    def loss():
+        chain = alc.LogChain(
+            potentials,
+            log_transitions=torch.log_softmax(logits, -1),
+            log_initial=torch.log_softmax(start, -1),
+        )
+        return -chain.log_partition().mean()
+
+    loss().backward()
+    first = logits.grad.clone()
+    loss().backward()
+    torch.testing.assert_close(logits.grad, 2 * first)
+    before = loss().item()
+    with torch.no_grad():
+        for parameter in (logits, start):
+            parameter -= 0.1 * parameter.grad
+        assert not loss().requires_grad
+    assert loss().item() < before
+    assert potentials.grad is None
+
+
+def test_repeated_backward_and_changes_in_place(torch):
+    given = arguments(torch, SHAPES["one matrix"], logs=False)
+    moved = given["transitions"] * 1
+    z = alc.LogChain(given["log_potentials"], transitions=moved).log_partition().sum()
+    first = torch.autograd.grad(z, given["transitions"], retain_graph=True)
+    torch.testing.assert_close(
+        torch.autograd.grad(z, given["transitions"], retain_graph=True), first
+    )
+    moved.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.backward()
+
+
+def test_layouts(torch):
+    base = arguments(torch, ((4, 3, 5), (1, 3, 3), None), logs=True)
+    for view in (lambda x: x.mT, lambda x: x[:1].mT.expand(6, 5, 3), lambda x: x.flip(0)[::2].mT):
+        given = base | {"log_potentials": view(base["log_potentials"])}
+        args = tuple(given.values())
+        ours = method("log_partition", given)(*args).sin().sum()
+        theirs = written(torch, given)(*args).sin().sum()
+        leaves = tuple(base.values())
+        torch.testing.assert_close(
+            torch.autograd.grad(ours, leaves), torch.autograd.grad(theirs, leaves)
+        )
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
+def test_dtypes_and_autocast(torch, kind):
+    given = arguments(torch, ((4, 6, 3), (1, 3, 3), None), logs=False, dtype="float32")
+    x = given["log_potentials"].detach().to(getattr(torch, kind)).requires_grad_()
+    P = given["transitions"]
+
+    def gradients():
+        z = alc.LogChain(x, transitions=P).log_partition()
+        return z, *torch.autograd.grad(z.sum(), (x, P))
+
+    plain = gradients()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(gradients(), plain, rtol=0, atol=0)
+    z, of_x, of_p = plain
+    assert (z.dtype, of_x.dtype, of_p.dtype) == (torch.float32, x.dtype, torch.float32)
+    wide = [y.detach().double().requires_grad_() for y in (x, P)]
+    names = ("log_potentials", "transitions")
+    written(torch, dict(zip(names, wide, strict=True)))(*wide).sum().backward()
+    tolerance = dict(rtol=1e-5, atol=1e-5) if kind == "float32" else dict(rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(of_x.double(), wide[0].grad, **tolerance)
+    torch.testing.assert_close(of_p.double(), wide[1].grad, rtol=1e-5, atol=1e-5)
+
+
+def test_zeros_of_linear_transitions(torch):
+    """A closed transition has first and second derivatives: they tell a model to open it."""
+    given = arguments(torch, ((2, 4, 3), (1, 3, 3), (3,)), logs=False)
+    with torch.no_grad():
+        given["transitions"][0, 1] = torch.tensor([0.0, 0.0, 1.0])
+        given["initial"][0] = 0
+    args = tuple(given.values())
+    ours, theirs = method("log_partition", given), written(torch, given)
+    for f in (lambda h: torch.func.grad(h, argnums=(0, 1, 2)), lambda h: torch.func.hessian(h, 1)):
+        results = [f(lambda *x, h=h: h(*x).sin().sum())(*args) for h in (ours, theirs)]
+        torch.testing.assert_close(*results)
+    assert (torch.autograd.grad(ours(*args).sum(), args[1])[0][0, 1, :2] > 0).all()
+
+
+@in_logs
+def test_minus_infinity(torch, logs):
+    """Rows without a path, and states that are ruled out, have zeros and never NaN."""
+    given = arguments(torch, ((3, 4, 3), (1, 3, 3), (3,)), logs, grad=False)
+    x, P = given["log_potentials"], given["log_transitions" if logs else "transitions"]
+    x[0, 2] = -INF
+    x[1, 1:, 0] = -INF
+    P[0, 2, 0] = P[0, 1, 2] = -INF if logs else 0.0
+    for value in given.values():
+        value.requires_grad_()
+    args = tuple(given.values())
+    z = method("log_partition", given)(*args)
+    assert z[0] == -INF
+    expected = torch.autograd.grad(written(torch, given)(*args)[1:].sin().sum(), args)
+    # Cotangents to the row without paths make no difference.
+    ours = torch.autograd.grad(z, args, torch.cat((z[:1] * 0 + 3, z[1:].cos())), create_graph=True)
+    for grad, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(grad, torch.nan_to_num(other))
+    assert (ours[0][x.isinf()] == 0).all()
+    seconds = torch.autograd.grad(ours, args, [torch.ones_like(y) for y in ours])
+    _, tangent = torch.func.jvp(
+        method("log_partition", given),
+        tuple(y.detach() for y in args),
+        tuple(torch.ones_like(y) for y in args),
+    )
+    for y in (*seconds, tangent):
+        assert torch.isfinite(y).all()
+    assert tangent[0] == 0
+    assert (seconds[0][0] == 0).all()
+    assert (method("marginals", given)(*args)[0] == 0).all()
+
+
+def test_wide_ranges(torch):
+    """First derivatives are right on any range; what second ones cannot do is refused."""
+    gap = 2000.0
+    x = torch.tensor([[0.0, -gap], [-gap, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    x.requires_grad_()
+    identity = torch.eye(2, dtype=torch.float64)[None].log()
+    # Both paths stay where they are, and weigh exp(-gap).
+    z = alc.LogChain(x, log_transitions=identity).log_partition()
+    (grad,) = torch.autograd.grad(z, x, create_graph=True)
+    torch.testing.assert_close(grad, torch.full_like(grad, 0.5))
+    with pytest.raises(FloatingPointError, match="range too widely"):
+        torch.autograd.grad(grad.sin().sum(), x)
+    with pytest.raises(FloatingPointError, match="range too widely"):
+        torch.func.jvp(
+            lambda x: alc.LogChain(x, log_transitions=identity).log_partition(),
+            (x.detach(),),
+            (torch.ones_like(x),),
+        )
+
+
+def test_soft_masks(torch):
+    """States ruled out by a large number instead of -inf decide nothing and are no reason to stop."""
+    given = arguments(torch, ((2, 5, 3), (1, 3, 3), None), logs=True)
+    results = []
+    for mask in (-1e9, -INF):
+        x = given["log_potentials"].detach().clone()
+        x[:, 1:3, 0] = mask
+        x.requires_grad_()
+        z = alc.LogChain(x, log_transitions=given["log_transitions"]).log_partition()
+        (grad,) = torch.autograd.grad(z.sum(), x, create_graph=True)
+        results.append((grad, *torch.autograd.grad(grad.sin().sum(), x)))
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_what_is_refused(torch):
+    given = arguments(torch, SHAPES["one matrix"], logs=True)
+    chain = alc.LogChain(**given)
+    for name in ("forward_messages", "backward_messages"):
+        with pytest.raises(NotImplementedError, match=r"torch\.no_grad"):
+            getattr(chain, name)()
+        with torch.no_grad():
+            assert getattr(chain, name)().shape == (2, 3, 2)
+    (first,) = torch.autograd.grad(
+        chain.log_partition().sum(), given["log_potentials"], create_graph=True
+    )
+    (second,) = torch.autograd.grad(
+        first.sin().sum(), given["log_potentials"], create_graph=True
+    )
+    with pytest.raises(NotImplementedError, match="third derivatives of log_partition"):
+        second.sum().backward()
+    with pytest.raises(NotImplementedError, match="requires grad"):
+        alc.vjp.log_partition(chain)
+    with pytest.raises(NotImplementedError, match="requires grad"):
+        alc.vjp.logmatmulexp(given["log_transitions"], given["log_transitions"])
+
+
+def test_workspace(torch):
+    """A bound that makes gradients keep less than every state changes nothing else."""
+    given = arguments(torch, ((20, 60, 8), (1, 8, 8), None), logs=True)
+    args = tuple(given.values())
+    whole = torch.autograd.grad(method("log_partition", given)(*args).sum(), args)
+    small = alc.LogChain(**given, workspace=1 << 16).log_partition()
+    torch.testing.assert_close(torch.autograd.grad(small.sum(), args), whole)

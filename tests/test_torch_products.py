@@ -1,0 +1,365 @@
+"""Derivatives of products of torch tensors: autograd, forward mode, transforms."""
+
+import numpy as np
+import pytest
+
+import arraylogchain as alc
+
+SHAPES = [
+    ((3, 4), (4, 2)),
+    ((4,), (4,)),
+    ((2, 3, 4), (4, 2)),
+    ((1, 3, 4), (5, 4, 2)),
+    ((4,), (2, 4, 3)),
+    ((2, 1, 3, 4), (3, 4, 1)),
+]
+IDS = [f"{a}-{b}".replace(" ", "") for a, b in SHAPES]
+
+
+def maxplus(a, b):
+    return alc.maxplus_matmul(a, b).values
+
+
+PRODUCTS = [alc.matmul, alc.logmatmulexp, maxplus]
+products = pytest.mark.parametrize("product", PRODUCTS, ids=["matmul", "logmatmulexp", "maxplus"])
+
+# torch 2.13 warns of its own code when forward mode is first used.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+
+@pytest.fixture
+def torch(torch_backend):
+    return torch_backend.xp
+
+
+def normal(torch, *shape, seed=0, grad=True, dtype="float64"):
+    x = np.random.default_rng(seed).normal(size=shape)
+    return torch.from_numpy(x).to(getattr(torch, dtype)).requires_grad_(grad)
+
+
+def formula(torch, product):
+    """Return the product written out in torch; sound where ranges are moderate."""
+
+    def written(a, b):
+        terms = a[..., :, :, None] + b[..., None, :, :]
+        if product is alc.logmatmulexp:
+            return torch.logsumexp(terms, -2)
+        return torch.matmul(a, b) if product is alc.matmul else torch.amax(terms, -2)
+
+    return written
+
+
+@products
+@pytest.mark.parametrize("shapes", SHAPES, ids=IDS)
+def test_first_derivatives(torch, product, shapes):
+    a, b = (normal(torch, *shape, seed=i) for i, shape in enumerate(shapes))
+    assert torch.autograd.gradcheck(product, (a, b), check_forward_ad=True)
+
+
+@products
+@pytest.mark.parametrize("shapes", SHAPES[::2], ids=IDS[::2])
+def test_second_derivatives(torch, product, shapes):
+    a, b = (normal(torch, *shape, seed=i) for i, shape in enumerate(shapes))
+    assert torch.autograd.gradgradcheck(product, (a, b), check_fwd_over_rev=True)
+
+
+@products
+def test_transforms(torch, product):
+    func = torch.func
+    a, b = normal(torch, 3, 4, grad=False), normal(torch, 4, 2, grad=False, seed=1)
+    written = formula(torch, product)
+    transforms = {
+        "grad": func.grad,
+        "forward over reverse": lambda f, argnums: func.jacfwd(func.jacrev(f, argnums), argnums),
+        "reverse over reverse": lambda f, argnums: func.jacrev(func.jacrev(f, argnums), argnums),
+        "reverse over forward": lambda f, argnums: func.jacrev(func.jacfwd(f, argnums), argnums),
+    }
+    for transform in transforms.values():
+        for argnum in (0, 1):
+            ours = transform(lambda a, b: product(a, b).sin().sum(), argnums=argnum)(a, b)
+            theirs = transform(lambda a, b: written(a, b).sin().sum(), argnums=argnum)(a, b)
+            torch.testing.assert_close(ours, theirs)
+
+
+@products
+def test_vmap(torch, product):
+    """Values and gradients per sample, whichever operands are mapped, along whichever axis."""
+    vmap, grad = torch.func.vmap, torch.func.grad
+    a, b = normal(torch, 3, 5, 4, grad=False), normal(torch, 4, 2, 5, grad=False, seed=1)
+    written = formula(torch, product)
+    for in_dims, given in (((1, 2), (a, b)), ((1, None), (a, b[..., 0])), ((None, 2), (a[:, 0], b))):
+        for f in (product, grad(lambda a, b: product(a, b).sin().sum(), argnums=(0, 1))):
+            ours = vmap(f, in_dims)(*given)
+            if f is product:
+                theirs = vmap(written, in_dims)(*given)
+            else:
+                of_sum = grad(lambda a, b: written(a, b).sin().sum(), argnums=(0, 1))
+                theirs = vmap(of_sum, in_dims)(*given)
+            torch.testing.assert_close(ours, theirs)
+    twice = vmap(vmap(product, (0, None)), (None, 2))(a.movedim(1, 0), b)
+    assert twice.shape == (5, 5, 3, 2)
+    torch.testing.assert_close(twice[3, 2], product(a[:, 2], b[..., 3]))
+
+
+def test_matmul_has_derivatives_of_every_order(torch):
+    a, b = normal(torch, 2, 2, grad=False), normal(torch, 2, 2, grad=False, seed=1)
+
+    def third(product):
+        return torch.func.grad(
+            lambda a: torch.func.grad(
+                lambda a: torch.func.grad(lambda a: product(a, b).sin().sum())(a).sin().sum()
+            )(a).sum()
+        )(a)
+
+    torch.testing.assert_close(third(alc.matmul), third(torch.matmul))
+
+
+def test_third_derivatives_of_logmatmulexp_are_refused(torch):
+    a, b = normal(torch, 2, 2), normal(torch, 2, 2)
+    (first,) = torch.autograd.grad(alc.logmatmulexp(a, b).sin().sum(), a, create_graph=True)
+    (second,) = torch.autograd.grad(first.sin().sum(), a, create_graph=True)
+    with pytest.raises(NotImplementedError, match="third derivatives of logmatmulexp"):
+        second.sum().backward()
+    a = a.detach()
+    with pytest.raises(NotImplementedError, match="jacfwd"):
+        torch.func.jacfwd(torch.func.jacfwd(lambda a: alc.logmatmulexp(a, b.detach())))(a)
+
+
+@products
+def test_only_what_is_needed(torch, product):
+    """Every subset of operands; what needs no gradient gets none."""
+    for need_a, need_b in ((True, False), (False, True)):
+        a = normal(torch, 3, 4, grad=need_a)
+        b = normal(torch, 4, 2, grad=need_b, seed=1)
+        product(a, b).sin().sum().backward()
+        for x, other, needed in ((a, b, need_a), (b, a, need_b)):
+            assert (x.grad is not None) == needed
+            assert not needed or x.grad.shape == x.shape
+        leaf = a if need_a else b
+        both = [x.detach().requires_grad_() for x in (a, b)]
+        written = formula(torch, product)(*both).sin().sum()
+        expected = torch.autograd.grad(written, both)[0 if need_a else 1]
+        torch.testing.assert_close(leaf.grad, expected)
+
+
+@products
+def test_without_gradients(torch, product):
+    a, b = normal(torch, 3, 4), normal(torch, 4, 2)
+    with torch.no_grad():
+        assert not product(a, b).requires_grad
+    with torch.inference_mode():
+        assert not product(a, b).requires_grad
+    assert not product(a.detach(), b.detach()).requires_grad
+    assert product(a, b).requires_grad
+    assert not alc.maxplus_matmul(a, b).indices.requires_grad
+
+
+@products
+def test_layouts(torch, product):
+    """Transposed, strided and expanded tensors get gradients of their own shape."""
+    base = normal(torch, 8, 6)
+    for view in (
+        lambda x: x.T[:, :4],
+        lambda x: x[::2, ::3].expand(3, 4, 2).mT,
+        lambda x: x[:1, :4].expand(5, 4),
+        lambda x: x.flip(0)[2:, 1:5],
+    ):
+        a = view(base)
+        b = normal(torch, 4, 3, seed=1)
+        ours = torch.autograd.grad(product(a, b).sin().sum(), (base, b))
+        theirs = torch.autograd.grad(formula(torch, product)(a, b).sin().sum(), (base, b))
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_use_of_one_tensor_repeatedly(torch):
+    x = normal(torch, 3, 3)
+    y = alc.logmatmulexp(x, x)
+    out = alc.logmatmulexp(y, x).sum()
+    written = formula(torch, alc.logmatmulexp)
+    expected = torch.autograd.grad(written(written(x, x), x).sum(), x)
+    for _ in range(2):
+        torch.testing.assert_close(torch.autograd.grad(out, x, retain_graph=True), expected)
+    out.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        out.backward()
+
+
+@pytest.mark.parametrize("product", PRODUCTS[:2], ids=["matmul", "logmatmulexp"])
+def test_changes_in_place_are_noticed(torch, product):
+    a, b = normal(torch, 3, 4), normal(torch, 4, 2)
+    shifted = a + 0
+    out = product(shifted, b).sum()
+    shifted.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
+
+
+@products
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
+def test_dtypes(torch, product, kind):
+    """Gradients have the dtypes of the operands, mixed ones too."""
+    a, b = normal(torch, 3, 4, dtype=kind), normal(torch, 4, 2, seed=1, dtype="float32")
+    product(a, b).sum().backward()
+    assert a.grad.dtype == a.dtype
+    assert b.grad.dtype == b.dtype
+    wide = [x.detach().double().requires_grad_() for x in (a, b)]
+    formula(torch, product)(*wide).sum().backward()
+    tolerance = dict(rtol=1e-2, atol=1e-2) if kind != "float32" else dict(rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(a.grad.double(), wide[0].grad, **tolerance)
+    torch.testing.assert_close(b.grad.double(), wide[1].grad, **tolerance)
+
+
+@products
+def test_autocast(torch, product):
+    a, b = normal(torch, 30, 40, dtype="float32"), normal(torch, 40, 20, dtype="float32", seed=1)
+    half = torch.bfloat16
+    expected = product(a, b)
+    of_half = product(a.to(half), b)
+    with torch.autocast("cpu", dtype=half):
+        out = product(a, b)
+        grads = torch.autograd.grad(out.sum(), (a, b))
+        # bfloat16 tensors are computed by torch itself, which autocast must not reach.
+        torch.testing.assert_close(product(a.to(half), b), of_half, rtol=0, atol=0)
+        torch.testing.assert_close(product(a.detach(), b.detach()), out.detach(), rtol=0, atol=0)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
+    torch.testing.assert_close(grads, torch.autograd.grad(expected.sum(), (a, b)), rtol=0, atol=0)
+
+
+INF = float("inf")
+
+
+def masked(torch):
+    """Return operands where rows, columns and whole sums are -inf."""
+    a, b = normal(torch, 4, 5, grad=False), normal(torch, 5, 3, grad=False, seed=1)
+    a[1] = -INF
+    a[2, ::2] = b[1::2, 1] = -INF  # every term of entry (2, 1) is zero
+    b[:, 2] = -INF
+    return a.requires_grad_(), b.requires_grad_()
+
+
+def test_minus_infinity(torch):
+    """Gradients to -inf, and through it, are 0; the others are those of what is left."""
+    a, b = masked(torch)
+    out = alc.logmatmulexp(a, b)
+    assert (out.isinf().sum(), out.isnan().sum()) == (7, 0)
+    alive = torch.isfinite(out)
+    loss = torch.where(alive, out, 0).sin().sum()
+    grads = torch.autograd.grad(loss, (a, b), create_graph=True)
+    # In weights instead of logarithms there are no infinities.
+    weights = [x.detach().exp().requires_grad_() for x in (a, b)]
+    product = weights[0] @ weights[1]
+    logs = torch.where(alive, torch.where(alive, product, 1).log(), 0)
+    of_weights = torch.autograd.grad(logs.sin().sum(), weights, create_graph=True)
+    for x, w, grad, of_w in zip((a, b), weights, grads, of_weights, strict=True):
+        torch.testing.assert_close(grad, of_w * w)
+        assert (grad[x.isinf()] == 0).all()
+    # The same once more, where every term is asked for.
+    seconds = torch.autograd.grad(sum(x.cos().sum() for x in grads), (a, b))
+    products = [(of_w * w).cos().sum() for of_w, w in zip(of_weights, weights, strict=True)]
+    expected = torch.autograd.grad(sum(products), weights)
+    for x, w, second, of_w in zip((a, b), weights, seconds, expected, strict=True):
+        torch.testing.assert_close(second, of_w * w)
+        assert (second[x.isinf()] == 0).all()
+
+
+def test_minus_infinity_is_never_nan(torch):
+    """Cotangents and tangents of 1 everywhere, entries that are -inf included."""
+    a, b = masked(torch)
+    out = alc.logmatmulexp(a, b)
+    grads = torch.autograd.grad(out, (a, b), torch.ones_like(out), create_graph=True)
+    seconds = torch.autograd.grad(grads, (a, b), [torch.ones_like(x) for x in grads])
+    _, tangent = torch.func.jvp(
+        alc.logmatmulexp, (a.detach(), b.detach()), (torch.ones_like(a), torch.ones_like(b))
+    )
+    for x in (*grads, *seconds, tangent):
+        assert torch.isfinite(x).all()
+    assert (tangent[out.isinf()] == 0).all()
+    torch.testing.assert_close(tangent[out.isfinite()], torch.full_like(out, 2)[out.isfinite()])
+    dead = torch.full((2, 2), -INF, requires_grad=True)
+    alc.logmatmulexp(dead, dead).sum().backward()
+    assert (dead.grad == 0).all()
+
+
+def test_where_exponentials_underflow(torch):
+    """Shares of terms that no exponential in float32 holds."""
+    a = torch.tensor([[0.0, -110.0]], requires_grad=True)
+    b = torch.tensor([[-110.0], [0.0]], requires_grad=True)
+    out = alc.logmatmulexp(a, b)
+    grad_a, grad_b = torch.autograd.grad(out.sum(), (a, b), create_graph=True)
+    torch.testing.assert_close(grad_a, torch.full((1, 2), 0.5))
+    (second,) = torch.autograd.grad(grad_a[0, 0], a)
+    torch.testing.assert_close(second, torch.tensor([[0.25, -0.25]]))
+    wide = normal(torch, 20, 20, dtype="float32", grad=False) * 1000
+    wide.requires_grad_()
+    alc.logmatmulexp(wide, wide.detach()).sum().backward()
+    expected = wide.detach().double().requires_grad_()
+    formula(torch, alc.logmatmulexp)(expected, wide.detach().double()).sum().backward()
+    torch.testing.assert_close(wide.grad.double(), expected.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_maxplus_takes_the_first_of_ties(torch):
+    a = torch.zeros(1, 3, requires_grad=True)
+    alc.maxplus_matmul(a, torch.zeros(3, 2)).values.sum().backward()
+    assert a.grad.tolist() == [[2.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_chain_of_matrices(torch, count):
+    stack = normal(torch, 2, count, 3, 3)
+    torch.testing.assert_close(alc.logchainexp(stack), alc.logchainexp(stack.detach()))
+    if count:
+        assert torch.autograd.gradcheck(alc.logchainexp, (stack,), check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(alc.logchainexp, (stack,), check_fwd_over_rev=True)
+    mapped = torch.func.vmap(alc.logchainexp)(stack.detach())
+    torch.testing.assert_close(mapped, alc.logchainexp(stack.detach()))
+
+
+def test_sequence_of_matrices(torch):
+    shapes = ((2, 3), (4, 3, 5), (5, 5), (5, 1))
+    given = [normal(torch, *shape, seed=i) for i, shape in enumerate(shapes)]
+
+    def product(*matrices):
+        return alc.logchainexp(matrices)
+
+    expected = alc.logchainexp([x.detach() for x in given])
+    torch.testing.assert_close(product(*given), expected)
+    assert torch.autograd.gradcheck(product, given, check_forward_ad=True)
+
+
+def test_chain_of_matrices_far_from_zero(torch):
+    """The whole parts of logarithms do not reach the rounding."""
+    stack = normal(torch, 64, 3, 3, dtype="float32", grad=False)
+    far = (stack + 1000).requires_grad_()
+    rounded = (far.detach().double() - 1000).requires_grad_()
+    out, expected = alc.logchainexp(far), alc.logchainexp(rounded) + 64_000
+    torch.testing.assert_close(out.double(), expected, rtol=2**-23, atol=0)
+    grad, exact = (torch.autograd.grad(y.sum(), x)[0] for y, x in ((out, far), (expected, rounded)))
+    torch.testing.assert_close(grad.double(), exact, rtol=1e-4, atol=1e-5)
+
+
+def test_errors(torch):
+    a, b = normal(torch, 3, 4), normal(torch, 4, 2)
+    with pytest.raises(TypeError, match="libraries"):
+        alc.logmatmulexp(a, b.detach().numpy())
+    with pytest.raises(ValueError, match=r"\(4, 2\) and b of shape \(4, 2\) do not fit"):
+        alc.matmul(b, b)
+    with pytest.raises(TypeError, match="b has dtype int64"):
+        alc.logmatmulexp(a, torch.ones(4, 2, dtype=torch.int64))
+    with pytest.raises(ValueError, match="does not fit the matrix before"):
+        alc.logchainexp([a, a])
+    with pytest.raises(ValueError, match=r"n, K, K"):
+        alc.logchainexp(a)
+    batched = torch.ones(2, 3, 2, dtype=a.dtype)
+    with pytest.raises(NotImplementedError, match="is_grads_batched"):
+        torch.autograd.grad(alc.logmatmulexp(a, b), a, batched, is_grads_batched=True)
+
+
+def test_zero_sizes(torch):
+    for shapes in (((0, 3), (3, 2)), ((3, 0), (0, 2)), ((0, 2, 3), (3, 1))):
+        for product in PRODUCTS:
+            a, b = (normal(torch, *shape) for shape in shapes)
+            out = product(a, b)
+            grads = torch.autograd.grad(out.sum(), (a, b))
+            assert [x.shape for x in grads] == [a.shape, b.shape]
+            assert all((x == 0).all() for x in grads)

@@ -276,14 +276,17 @@ def is_differentiated(*arrays: Array | None) -> bool:
     `torch.func.vmap`, and in what `torch.compile` traces.
     """
     torch = sys.modules.get("torch")
-    if torch is None or not any(isinstance(x, torch.Tensor) for x in arrays):
+    if torch is None:
+        return False
+    tensors = [x for x in arrays if isinstance(x, torch.Tensor)]
+    if not tensors:
         return False
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return True
     # Within autograd's own functions both modes are off, though the level is still entered.
     if torch._C._is_fwd_grad_enabled() and torch.autograd.forward_ad._current_level >= 0:
         return True
-    return torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in arrays)
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def detached(x: Array) -> Array:
@@ -300,7 +303,7 @@ def refuse_gradients(given: Mapping[str, Array]) -> None:
         if getattr(x, "requires_grad", False):
             raise NotImplementedError(
                 f"{name} requires grad, and arraylogchain.vjp is no part of autograd; call the "
-                f"function of the same name in arraylogchain itself, which autograd differentiates, "
+                f"function of the same name in arraylogchain itself, which autograd follows, "
                 f"or pass {name}.detach()"
             )
 

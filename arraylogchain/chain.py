@@ -145,7 +145,7 @@ class LogChain:
         ctx, chain = self._enter()
         with quiet():
             out, pullback = posterior.log_partition(
-                ctx, chain, self._workspace, keep=self._keeps_states
+                ctx, chain, self.plan().segments, self._workspace, keep=self._keeps_states
             )
         return ctx, ctx.hand_back(out), pullback
 
@@ -243,7 +243,9 @@ class LogChain:
                 shape = shape_of(chain.transitions)
                 out = ctx.xp.zeros(shape, dtype=ctx.result_dtype, device=ctx.device)
             else:
-                out = posterior.expected_transitions(ctx, chain, self._workspace)
+                out = posterior.expected_transitions(
+                    ctx, chain, self.plan().segments, self._workspace
+                )
         return ctx.hand_back(out)
 
     def _states(self, name: str, compute: Callable[..., Array]) -> Array:

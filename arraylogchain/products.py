@@ -232,15 +232,15 @@ def logchainexp(matrices: Array | Sequence[Array], /, *, workspace: int | None =
     if isinstance(matrices, (list, tuple)):
         return _sequence_product(matrices, budget)
     if is_differentiated(matrices):
-        _check_stack(matrices.shape)
         return _differentiable().logchainexp_stack(matrices, budget)
     ctx, given = enter({"matrices": matrices})
-    _check_stack(shape_of(given["matrices"]))
+    check_stack(shape_of(given["matrices"]))
     with quiet():
         return ctx.hand_back(_stack_product(ctx, given["matrices"], budget))
 
 
-def _check_stack(shape: Sequence[int]) -> None:
+def check_stack(shape: Sequence[int]) -> None:
+    """Raise where an array is no stack of square matrices."""
     if len(shape) < 3 or shape[-1] != shape[-2]:
         raise ValueError(
             f"matrices has shape {tuple(shape)}; it must be [..., n, K, K], or a sequence of arrays"

@@ -264,7 +264,7 @@ def logchainexp(
     if is_sequence:
         products.check_sequence(shapes)
     else:
-        products._check_stack(shapes["matrices"])
+        products.check_stack(shapes["matrices"])
 
     def multiply(inner: Context, a: Array, b: Array) -> Array:
         return products._logmatmulexp(inner, a, b, budget)

@@ -14,7 +14,8 @@ from typing import Any
 
 from arraylogchain._text import duration
 from benchmarks import report
-from benchmarks.cases import CASES, Case
+from benchmarks.cases import CASES
+from benchmarks.definitions import Case
 from benchmarks.machine import describe_machine, describe_versions
 from benchmarks.runner import Settings, run_case
 

@@ -1,15 +1,11 @@
 """What is measured: a table of cases, and for each the contestants that take part.
 
-A case is a maker of inputs with its sizes, contestants, and a reference. A contestant is a
-function, the inputs that it takes, and how they are brought to it. The first contestant of a case
-is this library. A yardstick does not solve the case: its time is there to compare with, such as
-that of the bare matrix multiply that cannot be undercut.
+The cases here are of values; those of gradients are in `gradient_cases`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,48 +14,22 @@ import arraylogchain as alc
 from benchmarks import contestants as run
 from benchmarks import inputs as make
 from benchmarks import references
-from benchmarks.inputs import Inputs
-
-Sizes = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Contestant:
-    """One way to compute a case."""
-
-    label: str
-    call: Callable[..., Any]
-    takes: tuple[str, ...]
-    convert: Callable[[Any], Any] = lambda x: x  # not timed
-    requires: tuple[str, ...] = ()  # modules besides the required ones
-    is_yardstick: bool = False  # computes something else, to compare the time with
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One problem, and who solves it."""
-
-    name: str
-    title: str
-    make: Callable[..., Inputs]
-    sizes: Sizes
-    quick_sizes: Sizes  # to show that everything runs
-    contestants: tuple[Contestant, ...]
-    reference: Callable[[Inputs], references.Reference]
-    not_run: Mapping[str, str] = field(default_factory=dict)  # label and reason
-
-
-OURS = "arraylogchain"
-PLAIN = "exp, matmul, log in NumPy"
-NUMPY_LSE = "logsumexp in NumPy, blocks"
-SCIPY_LSE = "logsumexp of scipy, blocks"
-SEMIRING = "torch-semiring-einsum"
-FORUM = "forum's code in torch"
+from benchmarks.definitions import (
+    FORUM,
+    HMMLEARN,
+    NUMPY_LSE,
+    OURS,
+    PLAIN,
+    SCIPY_LSE,
+    SEMIRING,
+    TORCH,
+    WITH_SEMIRING,
+    Case,
+    Contestant,
+)
+from benchmarks.gradient_cases import GRADIENT_CASES
 
 AB = ("a", "b")
-_torch: dict[str, Any] = {"convert": run.to_torch, "requires": ("torch",)}
-_semiring = _torch | {"requires": ("torch", "torch_semiring_einsum")}
-_hmmlearn: dict[str, Any] = {"requires": ("hmmlearn",)}
 
 # --- contestants ----------------------------------------------------------------------------------
 
@@ -69,7 +39,7 @@ LOG_PRODUCT = (
     Contestant(PLAIN, run.exp_matmul_log, AB),
     Contestant(NUMPY_LSE, run.numpy_logsumexp, AB),
     Contestant(SCIPY_LSE, run.blocked_scipy_logsumexp, AB),
-    Contestant(SEMIRING, run.semiring_product, AB, **_semiring),
+    Contestant(SEMIRING, run.semiring_product, AB, **WITH_SEMIRING),
 )
 BANDED = (
     *LOG_PRODUCT,
@@ -78,14 +48,14 @@ BANDED = (
 MAXPLUS = (
     Contestant(OURS, run.maxplus_values, AB),
     Contestant("maximum in NumPy, blocks", run.numpy_maxplus, AB),
-    Contestant(SEMIRING, run.semiring_maxplus, AB, **_semiring),
+    Contestant(SEMIRING, run.semiring_maxplus, AB, **WITH_SEMIRING),
 )
 FORUM_CHAIN = (
     Contestant(OURS, run.chain, ("x", "bulk", "p0")),
     Contestant("v - 1 bare np.matmul", run.bare_products, ("x", "bulk"), is_yardstick=True),
     Contestant("vector recursion in NumPy", run.numpy_recursion_of_sets, ("x", "bulk", "p0")),
-    Contestant("vector recursion in torch", run.torch_recursion, ("x", "bulk", "p0"), **_torch),
-    Contestant(FORUM, run.torch_pairs, ("x", "bulk", "p0"), **_torch),
+    Contestant("vector recursion in torch", run.torch_recursion, ("x", "bulk", "p0"), **TORCH),
+    Contestant(FORUM, run.torch_pairs, ("x", "bulk", "p0"), **TORCH),
 )
 BATCHED_CHAIN = (
     Contestant(OURS, run.chain, ("x", "P", "p0")),
@@ -93,8 +63,8 @@ BATCHED_CHAIN = (
 )
 LONG_CHAIN = (
     *BATCHED_CHAIN,
-    Contestant("hmmlearn, log", run.hmmlearn_log, ("x", "P", "p0"), **_hmmlearn),
-    Contestant("hmmlearn, scaling", run.hmmlearn_scaling, ("x", "P", "p0"), **_hmmlearn),
+    Contestant("hmmlearn, log", run.hmmlearn_log, ("x", "P", "p0"), **HMMLEARN),
+    Contestant("hmmlearn, scaling", run.hmmlearn_scaling, ("x", "P", "p0"), **HMMLEARN),
 )
 MATRIX_CHAIN = (
     Contestant(OURS, alc.logchainexp, ("matrices",)),
@@ -110,8 +80,8 @@ def broadcast_product(subscripts: str) -> tuple[Contestant, ...]:
         Contestant("np.matmul", np.matmul, AB),
         Contestant("np.einsum", run.einsum(subscripts), AB),
         Contestant("np.einsum, optimize", run.einsum(subscripts, optimize=True), AB),
-        Contestant("torch.matmul", run.torch_matmul, AB, **_torch),
-        Contestant("torch.einsum", run.torch_einsum(subscripts), AB, **_torch),
+        Contestant("torch.matmul", run.torch_matmul, AB, **TORCH),
+        Contestant("torch.einsum", run.torch_einsum(subscripts), AB, **TORCH),
     )
 
 
@@ -196,7 +166,7 @@ def _long_case(steps: int, states: int) -> Case:
     )
 
 
-CASES = (
+VALUE_CASES = (
     *(_square_case(n, dtype) for dtype in ("float32", "float64") for n in (256, 1024, 2048)),
     Case(
         name="logmatmulexp-banded-1024",
@@ -292,6 +262,15 @@ CASES = (
         reference=references.product,
     ),
     Case(
+        name="matmul-pytorch-149302",
+        title="matmul [128, 32, 1, 1024] @ [1, 32, 1024, 128], float32 (pytorch #149302, 1/64)",
+        make=make.normal_pair,
+        sizes={"a": (128, 32, 1, 1024), "b": (1, 32, 1024, 128)},
+        quick_sizes={"a": (4, 4, 1, 32), "b": (1, 4, 32, 16)},
+        contestants=broadcast_product("abxi,zbij->abxj"),
+        reference=references.product,
+    ),
+    Case(
         name="matmul-pytorch-18862",
         title="matmul [1024, 1024] @ [96, 1024, 1], float32 (pytorch #18862, 1/32)",
         make=make.normal_pair,
@@ -301,3 +280,5 @@ CASES = (
         reference=references.product,
     ),
 )
+
+CASES = (*VALUE_CASES, *GRADIENT_CASES)

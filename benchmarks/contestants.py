@@ -25,7 +25,7 @@ def maxplus_values(a: Array, b: Array) -> Array:
     return alc.maxplus_matmul(a, b).values
 
 
-def chain(x: Array, transitions: Array, initial: Array) -> Array:
+def chain(x: Any, transitions: Any, initial: Any) -> Any:
     return alc.LogChain(x, transitions=transitions, initial=initial).log_partition()
 
 
@@ -163,7 +163,7 @@ def torch_recursion(x: Any, bulk: Any, p0: Any) -> Any:
 
     log_alpha = p0.log() + x[..., 0, :]
     for i in range(1, x.shape[-2]):
-        top = log_alpha.amax(-1, keepdim=True)
+        top = log_alpha.detach().amax(-1, keepdim=True)
         alpha = (log_alpha - top).exp().transpose(0, 1) @ bulk[0, :, i - 1]
         log_alpha = alpha.transpose(0, 1).log() + top + x[..., i, :]
     return torch.logsumexp(log_alpha, -1)

@@ -24,6 +24,22 @@ def normal_pair(
     }
 
 
+def pair_and_cotangent(
+    rng: np.random.Generator, a: Shape, b: Shape, dtype: str = "float32", sd: float = 1.0
+) -> Inputs:
+    """Two operands, and g, a cotangent of their product, all with normal entries."""
+    batch = np.broadcast_shapes(a[:-2], b[:-2])
+    g = rng.standard_normal((*batch, a[-2], b[-1])).astype(dtype)
+    return {**normal_pair(rng, a, b, dtype, sd), "g": g}
+
+
+def pair_and_ones(
+    rng: np.random.Generator, a: Shape, b: Shape, dtype: str = "float32", sd: float = 1.0
+) -> Inputs:
+    """Two matrices, and g, a cotangent of ones."""
+    return {**normal_pair(rng, a, b, dtype, sd), "g": np.ones((a[-2], b[-1]), dtype=dtype)}
+
+
 def banded_pair(rng: np.random.Generator, n: int, zeros: float) -> Inputs:
     """A dense left operand; on the right a band around the diagonal, -inf elsewhere.
 
@@ -41,6 +57,11 @@ def forum(rng: np.random.Generator, n: int, t: int, v: int, c: int) -> Inputs:
     """The forum's model: x, bulk and p0."""
     problem = random_problem((n, t, v, c), seed=int(rng.integers(2**31)))
     return {"x": problem.x, "bulk": problem.bulk, "p0": problem.p0}
+
+
+def forum_and_ones(rng: np.random.Generator, n: int, t: int, v: int, c: int) -> Inputs:
+    """The forum's model, and g, a cotangent of ones."""
+    return {**forum(rng, n, t, v, c), "g": np.ones((n, t), dtype=np.float32)}
 
 
 def hidden_markov(

@@ -26,18 +26,33 @@ class Reference:
 
     index: Any
     exact: Wide
+    is_gradient: bool = False
 
     def compare(self, value: NDArray[Any]) -> tuple[float, float]:
-        """Return the largest error, relative beyond 1, and the share of entries that are no number.
+        """Return the largest error, and the share of entries that are no number.
 
-        The share counts what is infinite or NaN and should be finite, and the reverse.
+        The error of a value is relative beyond 1; that of a gradient is relative to the largest
+        entry of the exact gradient. The share counts what is infinite or NaN and should be finite, and the reverse.
         """
         found = np.asarray(value, dtype=np.longdouble)[self.index]
         same = (found == self.exact) | (np.isnan(found) & np.isnan(self.exact))
         both = np.isfinite(found) & np.isfinite(self.exact)
         distance = np.abs(found[both] - self.exact[both])
-        error = distance / np.maximum(1, np.abs(self.exact[both]))
-        return float(error.max(initial=0)), float(np.mean(~(same | both)))
+        size = np.abs(self.exact[both])
+        unit = (size.max(initial=0) or 1) if self.is_gradient else np.maximum(1, size)
+        return float((distance / unit).max(initial=0)), float(np.mean(~(same | both)))
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralReferences:
+    """Exact values of some entries of a value and of its gradients."""
+
+    parts: tuple[Reference, ...]
+
+    def compare(self, values: tuple[NDArray[Any], ...]) -> tuple[float, float]:
+        """Return the largest error and the largest share of all parts."""
+        found = [part.compare(value) for part, value in zip(self.parts, values, strict=True)]
+        return max(error for error, _ in found), max(wrong for _, wrong in found)
 
 
 def log_product(inputs: Inputs) -> Reference:

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cases import Case, Contestant
+from benchmarks.definitions import Case, Contestant
 from benchmarks.inputs import Inputs
 from benchmarks.memory import peak_of_numpy, peak_of_torch
-from benchmarks.references import Reference
+from benchmarks.references import Reference, SeveralReferences
 
 # A timing lasts at least this long: shorter calls are repeated within it.
 _SHORTEST_TIMING = 5e-3
@@ -25,6 +25,8 @@ _MOST_REPEATS = 2000
 _PAUSE = 0.05
 # Tracing takes some seconds with torch; a call that took longer is not repeated for its time alone.
 _TRACED_IS_LONG = 1.0
+
+AnyReference = Reference | SeveralReferences
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +45,11 @@ class Result:
 
     label: str
     is_yardstick: bool
+    is_ours: bool
     seconds: list[float] = field(default_factory=list)  # one per round
     median: float | None = None
     spread: float | None = None  # half the distance between the quartiles
-    temporaries: int | None = None  # peak bytes beyond inputs and output
+    temporaries: int | None = None  # peak bytes beyond inputs, output and gradients
     error: float | None = None  # a yardstick computes something else
     wrong_infinities: float | None = None
     not_run: str | None = None
@@ -79,9 +82,13 @@ def run_case(case: Case, settings: Settings, progress: Callable[[str], None]) ->
     references = [case.reference(inputs) for inputs in sets]
     everyone = [_enter(case, contestant, sets) for contestant in case.contestants]
     entries = [entry for entry in everyone if not entry.result.not_run]
+    small = case.make(np.random.default_rng(0), **case.quick_sizes)
     for entry in entries:
         progress(f"warm-up: {entry.contestant.label}")
-        _attempt(entry, partial(_warm_up, entry, references[0]))
+        # What is imported late must not count as memory of the first call.
+        _attempt(entry, partial(entry.contestant.run, small))
+        if not entry.result.not_run:
+            _attempt(entry, partial(_warm_up, entry, references[0]))
     for number in range(settings.rounds):
         progress(f"round {number + 1} of {settings.rounds}")
         _run_round(entries, number, references, settings.seconds_per_contestant)
@@ -91,6 +98,7 @@ def run_case(case: Case, settings: Settings, progress: Callable[[str], None]) ->
     return {
         "name": case.name,
         "title": case.title,
+        "has_gradients": case.has_gradients,
         "sizes": dict(sizes),
         "results": [asdict(entry.result) for entry in everyone],
     }
@@ -98,13 +106,12 @@ def run_case(case: Case, settings: Settings, progress: Callable[[str], None]) ->
 
 def _enter(case: Case, contestant: Contestant, sets: list[Inputs]) -> Entry:
     """Bring the inputs to a contestant, or note why it does not take part."""
-    result = Result(contestant.label, contestant.is_yardstick)
+    result = Result(contestant.label, contestant.is_yardstick, contestant.is_ours)
     result.not_run = _reason_not_to_run(case, contestant)
     entry = Entry(contestant, result, [])
     if not result.not_run:
         for inputs in sets:
-            arguments = (contestant.convert(inputs[name]) for name in contestant.takes)
-            entry.arguments.append(tuple(arguments))
+            entry.arguments.append(contestant.arguments(inputs))
     return entry
 
 
@@ -124,13 +131,13 @@ def _attempt(entry: Entry, action: Callable[[], None]) -> None:
         entry.result.not_run = f"failed: {type(error).__name__}: {error}"
 
 
-def _warm_up(entry: Entry, reference: Reference) -> None:
+def _warm_up(entry: Entry, reference: AnyReference) -> None:
     """Run untimed, for memory, and find out how often a timing must repeat the call."""
     measure = peak_of_torch if "torch" in entry.contestant.requires else peak_of_numpy
     start = time.perf_counter()
     peak, value = measure(lambda: entry.call(0))
     seconds = time.perf_counter() - start
-    entry.result.temporaries = max(0, peak - np.asarray(value).nbytes)
+    entry.result.temporaries = max(0, peak - _bytes_of(value))
     _compare(entry, value, reference)
     if seconds < _TRACED_IS_LONG:
         start = time.perf_counter()
@@ -140,7 +147,7 @@ def _warm_up(entry: Entry, reference: Reference) -> None:
 
 
 def _run_round(
-    entries: list[Entry], number: int, references: list[Reference], seconds_limit: float
+    entries: list[Entry], number: int, references: list[AnyReference], seconds_limit: float
 ) -> None:
     """Let all contestants run in turn on the same inputs, a different one first in each round."""
     which = number % len(references)
@@ -152,7 +159,7 @@ def _run_round(
         _attempt(entry, partial(_time_once, entry, which, references[which]))
 
 
-def _time_once(entry: Entry, which: int, reference: Reference) -> None:
+def _time_once(entry: Entry, which: int, reference: AnyReference) -> None:
     # Threads of the contestant before keep spinning for some milliseconds after their last work.
     time.sleep(_PAUSE)
     if entry.repeats > 1:
@@ -168,11 +175,18 @@ def _time_once(entry: Entry, which: int, reference: Reference) -> None:
     _compare(entry, value, reference)
 
 
-def _compare(entry: Entry, value: Any, reference: Reference) -> None:
+def _compare(entry: Entry, value: Any, reference: AnyReference) -> None:
     """Keep the largest error seen."""
     result = entry.result
     if result.is_yardstick:
         return
-    error, wrong = reference.compare(np.asarray(value))
+    error, wrong = reference.compare(value)
     result.error = max(error, result.error or 0.0)
     result.wrong_infinities = max(wrong, result.wrong_infinities or 0.0)
+
+
+def _bytes_of(value: Any) -> int:
+    """Return the size of a result, which may be a tuple of a value and its gradients."""
+    if isinstance(value, tuple):
+        return sum(map(_bytes_of, value))
+    return int(np.asarray(value).nbytes)

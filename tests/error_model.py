@@ -194,6 +194,11 @@ def posterior_bound(gradient: Gradient, steps: int, K: int, dtype: str) -> np.nd
     return _gradient_bound(gradient, count, absolute=roundings(K), inner=K, dtype=dtype)
 
 
+# Derivatives by linear weights have no upper bound: opening an edge can multiply Z by any number.
+# Up to these they are held to the bound; beyond, they are large numbers or infinite, but no NaN.
+LARGEST_DERIVATIVE = {"float32": 2.0**60, "float64": 2.0**900}
+
+
 def summation_bound(gradient: Gradient, dtype: str) -> np.ndarray:
     """Return the bound for gradients that are plain sums of products: those of linear products."""
     count = roundings(gradient.terms)

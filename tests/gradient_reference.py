@@ -302,10 +302,13 @@ def _unit(log_weights: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 
 
 def _over_sum(terms: np.ndarray, log_sum: np.ndarray, broken: np.ndarray) -> np.ndarray:
-    """Return exp(terms - log_sum), which may exceed 1, by the rules of _softmax."""
+    """Return exp(terms - log_sum), which may exceed 1, by the rules of _softmax.
+
+    Larger than exp(700) is not told apart: no dtype can sum such numbers.
+    """
     valid = np.isfinite(log_sum)
     with np.errstate(invalid="ignore", over="ignore"):
-        p = np.where(valid, np.exp(terms - np.where(valid, log_sum, 0)), 0)
+        p = np.where(valid, np.exp(np.minimum(terms - np.where(valid, log_sum, 0), 700)), 0)
     return np.where(broken, np.nan, p)
 
 

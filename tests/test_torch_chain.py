@@ -206,7 +206,7 @@ def test_dtypes_and_autocast(torch, kind):
     wide = [y.detach().double().requires_grad_() for y in (x, P)]
     names = ("log_potentials", "transitions")
     written(torch, dict(zip(names, wide, strict=True)))(*wide).sum().backward()
-    tolerance = dict(rtol=1e-5, atol=1e-5) if kind == "float32" else dict(rtol=1e-2, atol=1e-2)
+    tolerance = dict.fromkeys(("rtol", "atol"), 1e-05 if kind == "float32" else 0.01)
     torch.testing.assert_close(of_x.double(), wide[0].grad, **tolerance)
     torch.testing.assert_close(of_p.double(), wide[1].grad, rtol=1e-5, atol=1e-5)
 
@@ -278,7 +278,7 @@ def test_wide_ranges(torch):
 
 
 def test_soft_masks(torch):
-    """States ruled out by a large number instead of -inf decide nothing and are no reason to stop."""
+    """States ruled out by a large number instead of -inf decide nothing, and hinder nothing."""
     given = arguments(torch, ((2, 5, 3), (1, 3, 3), None), logs=True)
     results = []
     for mask in (-1e9, -INF):
@@ -302,9 +302,7 @@ def test_what_is_refused(torch):
     (first,) = torch.autograd.grad(
         chain.log_partition().sum(), given["log_potentials"], create_graph=True
     )
-    (second,) = torch.autograd.grad(
-        first.sin().sum(), given["log_potentials"], create_graph=True
-    )
+    (second,) = torch.autograd.grad(first.sin().sum(), given["log_potentials"], create_graph=True)
     with pytest.raises(NotImplementedError, match="third derivatives of log_partition"):
         second.sum().backward()
     with pytest.raises(NotImplementedError, match="requires grad"):
@@ -315,8 +313,8 @@ def test_what_is_refused(torch):
 
 def test_workspace(torch):
     """A bound that makes gradients keep less than every state changes nothing else."""
-    given = arguments(torch, ((20, 60, 8), (1, 8, 8), None), logs=True)
+    given = arguments(torch, ((200, 150, 8), (1, 8, 8), None), logs=True)
     args = tuple(given.values())
     whole = torch.autograd.grad(method("log_partition", given)(*args).sum(), args)
-    small = alc.LogChain(**given, workspace=1 << 16).log_partition()
+    small = alc.LogChain(**given, workspace=1 << 20).log_partition()
     torch.testing.assert_close(torch.autograd.grad(small.sum(), args), whole)

@@ -28,7 +28,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from arraylogchain._arrays import Array, Context, Precision
+from arraylogchain._arrays import Array, Precision
 from arraylogchain._chain.gradient_sums import GradientSums
 from arraylogchain._chain.scaled_form import ScaledForm
 from arraylogchain._chain.states import State, scale_by_powers
@@ -145,18 +145,29 @@ class ScaledAdjoint:
 
 
 def first_adjoint(
-    ctx: Context, precision: Precision, last: State, cotangent: Array, failed: Array | None
+    form: ScaledForm, steps: Steps, last: State, cotangent: Array
 ) -> tuple[Array, Array | None]:
-    """Return lambda of the last state, [groups, rows, 1], and the cotangents it does not include.
+    """Return lambda of the last state, and what it leaves out.
 
-    Rows that failed, and rows without any path, get 0.
+    Parameters
+    ----------
+    cotangent : array [groups, rows, 1]
+        0 for rows that the forward pass did not prove.
+
+    Returns
+    -------
+    first : array [groups, rows, 1 or K]
+    late : array [groups, rows, 1] or None
+        Cotangents that are too large or too small to be part of it.
     """
-    xp = ctx.xp
-    total = xp.sum(ctx.load(last.values, precision), axis=-1, keepdims=True)
+    ctx, xp, precision = form.ctx, form.ctx.xp, form.precision
+    values, ends = ctx.load(last.values, precision), form.ends_of(steps)
+    total = xp.sum(values if ends is None else values * ends, axis=-1, keepdims=True)
     g = ctx.load(cotangent, precision)
-    skipped = total == 0 if failed is None else failed | (total == 0)
-    size = xp.where(skipped | (g == 0), xp.ones_like(g), xp.abs(g))
+    nothing = (total == 0) | (g == 0)
+    size = xp.where(nothing, xp.ones_like(g), xp.abs(g))
     moderate = bool(xp.all((size >= 2.0**-_SMALLEST) & (size <= 2.0**_LARGEST)))
-    top = g if moderate else xp.ones_like(g)
-    first = xp.where(skipped, xp.zeros_like(g), top / xp.where(skipped, xp.ones_like(g), total))
-    return first, None if moderate else xp.where(skipped, xp.zeros_like(g), g)
+    top = xp.where(nothing, xp.zeros_like(g), g if moderate else xp.ones_like(g))
+    first = top / xp.where(nothing, xp.ones_like(g), total)
+    late = None if moderate else xp.where(nothing, xp.zeros_like(g), g)
+    return first if ends is None else first * ends, late

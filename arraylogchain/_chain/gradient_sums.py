@@ -39,10 +39,11 @@ class GradientSums:
 
     def add_potentials(self, steps: Steps, box: Box, i: int, a: Array, b: Array) -> None:
         """Add a * b, both [groups, rows, K], or [groups, rows, 1], for the potentials of step i."""
-        if self.potentials is None:
+        at = i - self.chain.lead
+        if self.potentials is None or at < 0:
             return
         view = self.chain.arrange(self.ctx.xp, self.potentials, trailing=2)
-        self._add(steps, box, view[..., i, :], a, b)
+        self._add(steps, box, view[..., at, :], a, b)
 
     def add_start(self, steps: Steps, box: Box, a: Array, b: Array) -> None:
         """Add a * b, both [groups, rows, K], or [groups, rows, 1], for the start."""

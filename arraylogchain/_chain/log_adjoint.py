@@ -49,8 +49,13 @@ class LogAdjoint:
         backwards = replace(self.steps, backward=True)
         _, _, backward = self.form.run(backwards, None, whole, record=True)
         backward.reverse()
-        last = forward[-1]
-        total = replace(last, values=last.sum_of_logs(ctx))
+        a, b = forward[-1], backward[-1]
+        total = replace(
+            a,
+            values=replace(a, values=a.values + b.values).sum_of_logs(ctx),
+            exponent=a.exponent + b.exponent,
+            offset=a.offset + b.offset,
+        )
         # A sum that is infinite has no derivative but 0.
         skipped = xp.isinf(total.values)
         g = xp.where(skipped, xp.zeros_like(total.values), ctx.load(cotangent, ctx.widest))
@@ -59,7 +64,7 @@ class LogAdjoint:
             logs = xp.where(skipped, xp.full_like(a.values, -math.inf), a.values + b.values)
             posterior = xp.exp(logs + _scale(a, b, total))
             self.sums.add_potentials(self.steps, self.box, i, posterior, g)
-            ahead = self.form.weighted(b, backwards, count - i)
+            ahead = self.form.weighted(b, backwards, count - i) if i >= self.steps.chain.lead else b
             if i == 0:
                 self._start(ahead, posterior, total, g)
             else:

@@ -37,7 +37,7 @@ class LogForm:
 
     def weighted(self, state: State, steps: Steps, i: int) -> State:
         """Return a state times the factors of step i."""
-        potentials = steps.potentials_of(slice(i, i + 1))
+        potentials = None if i < steps.first_weighed else steps.potentials_of(slice(i, i + 1))
         if potentials is None:
             return state
         x = self.ctx.load(potentials[:, :, 0, :], self.ctx.precision)
@@ -50,7 +50,7 @@ class LogForm:
         if start is None:
             shape = (steps.groups_picked, steps.rows_picked, steps.chain.size)
             values = xp.zeros(shape, dtype=ctx.dtype(ctx.precision), device=ctx.device)
-        elif steps.chain.start_in_logs:
+        elif steps.start_in_logs:
             values = self._to_logs(start, in_logs=True)
         else:
             power = power_to(ctx, ctx.load(xp.max(start, axis=-1, keepdims=True), ctx.precision), 0)

@@ -80,9 +80,10 @@ def plan_posterior(
     RecursionPlan
         Its block is the number of steps whose states are in memory at a time.
     """
-    plan = plan_recursion(groups, rows, size, count, workspace // 2, history=False)
     if keep:
+        plan = plan_recursion(groups, rows, size, count, workspace, history=False)
         return replace(plan, block=count)
+    plan = plan_recursion(groups, rows, size, count, workspace // 2, history=False)
     # A row's state: values, exponent, offset, shift and power. The objects of a step count as well.
     state, objects, budget = 8 * size + 64, 2000, workspace // 2
     block, lanes = count, (budget // count - objects) // state

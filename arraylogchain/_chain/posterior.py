@@ -12,12 +12,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from arraylogchain._arrays import DOUBLE, SINGLE, Array, Context
+from arraylogchain._chain import evaluate
 from arraylogchain._chain.adjoint import ScaledAdjoint, adjoint_ceiling, first_adjoint
 from arraylogchain._chain.gradient_sums import GradientSums, in_tile
 from arraylogchain._chain.log_adjoint import LogAdjoint
 from arraylogchain._chain.log_form import LogForm
 from arraylogchain._chain.pieces import RecursionPlan, plan_posterior
 from arraylogchain._chain.scaled_form import ScaledForm
+from arraylogchain._chain.segments import (
+    cut_time,
+    enter_segments,
+    first_matrices,
+    in_segments,
+    leave_segments,
+    matrices_in_segments,
+)
 from arraylogchain._chain.states import State
 from arraylogchain._chain.steps import Chain, Steps
 from arraylogchain._fold import Box, chunks
@@ -64,7 +73,9 @@ class TilePosterior:
         for precision in precisions[precisions.index(ctx.precision) :]:
             assert rest is not None
             ceiling = adjoint_ceiling(precision, steps.chain.size)
-            form = ScaledForm(ctx, precision, False, plan, ceiling)
+            # A sum over paths is the one over all states only where nothing follows.
+            every_entry = steps.end is not None
+            form = ScaledForm(ctx, precision, every_entry, plan, ceiling)
             form.store = store if not self.passes and rest is steps else None
             found = self._forward(form, rest)
             form.store = None
@@ -97,18 +108,20 @@ class TilePosterior:
             out = xp.where(here, in_tile(steps, value), out)
         return out
 
-    def add_gradients(self, cotangent: Array, sums: GradientSums, stored: Array | None) -> None:
+    def add_gradients(self, cotangent: Array, sums: GradientSums) -> None:
         """Add the gradients for a cotangent [groups, rows, 1] of log Z.
 
-        `stored` are the exponentials of the potentials, if they have been kept. They may lie in the
-        memory of ``sums.potentials``: each step's are read before gradients take their place.
+        What is in `store` may lie in the memory of ``sums.potentials``: the exponentials of each
+        step are read before gradients take their place.
         """
         for found in self.passes:
             g = _picked(found.steps, cotangent)
-            first, late = first_adjoint(self.ctx, found.form.precision, found.last, g, found.failed)
+            if found.failed is not None:
+                g = self.ctx.xp.where(found.failed, self.ctx.xp.zeros_like(g), g)
+            first, late = first_adjoint(found.form, found.steps, found.last, g)
             adjoint = ScaledAdjoint(found.form, found.steps, self.box, sums, first, late)
             adjoint.failed = found.failed
-            adjoint.stored = stored if found.steps.picked is None else None
+            adjoint.stored = self.store if found.steps.picked is None else None
             blocks = list(self._blocks())
             for block, before in zip(reversed(blocks), reversed(found.before), strict=True):
                 history = found.history
@@ -131,6 +144,10 @@ class TilePosterior:
             if bad is not None:
                 failed = bad if failed is None else failed | bad
         assert state is not None
+        if steps.end is not None:
+            bad = form.ends_badly(steps, state)
+            failed = bad if failed is None else failed | bad
+            failed = failed if bool(self.ctx.xp.any(failed)) else None
         return _Pass(form, steps, state, failed, before, history)
 
     def _blocks(self) -> Iterator[slice]:
@@ -172,13 +189,98 @@ def _picked(steps: Steps, x: Array) -> Array:
 Pullback = Callable[[Array, frozenset[str]], dict[str, Array]]
 
 
-def log_partition(ctx: Context, chain: Chain, workspace: int, keep: bool) -> tuple[Array, Pullback]:
+@dataclass(slots=True)
+class Posterior:
+    """A chain, or one in segments of time, as tiles whose forward passes are kept or not.
+
+    Attributes
+    ----------
+    parts : list of Chain
+        The chain itself; or what comes before its segments, and the segments as a batch.
+    """
+
+    ctx: Context
+    chain: Chain
+    parts: list[Chain]
+    keep: bool
+    workspace: int
+
+    def tiles(self, part: Chain, store: Array | None = None) -> Iterator[TilePosterior]:
+        """Run the forward passes of a part."""
+        plan = self.plan(part)
+        for box, steps in part.tiles(self.ctx, plan.groups, plan.rows):
+            yield TilePosterior(steps, box, plan, store)
+
+    def plan(self, part: Chain) -> RecursionPlan:
+        workspace = self.workspace // len(self.parts)
+        return plan_posterior(*part.sizes, part.size, part.count, workspace, self.keep)
+
+    def sums_of(self, part: Chain, sums: GradientSums) -> GradientSums:
+        """Return the gradients of a part as views of those of the chain."""
+        if part is self.chain:
+            return sums
+        front, within = self.parts
+        if part is front:
+            return replace(
+                sums,
+                chain=front,
+                potentials=None
+                if sums.potentials is None
+                else sums.potentials[..., : front.count, :],
+                transitions=None
+                if sums.transitions is None
+                else first_matrices(sums.transitions, front.count),
+            )
+        segments, length = within.batch[-1], within.count - 1
+        return replace(
+            sums,
+            chain=within,
+            potentials=None
+            if sums.potentials is None
+            else in_segments(self.ctx, sums.potentials[..., front.count :, :], segments, length, 1),
+            transitions=None
+            if sums.transitions is None
+            else matrices_in_segments(self.ctx, sums.transitions, segments, length),
+            start=None,
+        )
+
+    def add(
+        self, part: Chain, tile: TilePosterior, cotangent: Array | None, sums: GradientSums
+    ) -> None:
+        """Add the gradients of a tile for a cotangent [*batch], or ones."""
+        xp, ctx = self.ctx.xp, self.ctx
+        shape = (tile.tile.groups, tile.tile.rows, 1)
+        if cotangent is None:
+            g = xp.ones(shape, dtype=ctx.dtype(ctx.precision), device=ctx.device)
+        else:
+            if part is not self.chain and part is not self.parts[0]:
+                cotangent = xp.broadcast_to(cotangent[..., None], part.batch)
+            view = part.arrange(xp, cotangent, trailing=0)
+            g = xp.reshape(view[(*tile.box, ...)], shape)
+        tile.add_gradients(g, self.sums_of(part, sums))
+
+
+def prepare(ctx: Context, chain: Chain, segments: int, workspace: int, keep: bool) -> Posterior:
+    """Make a chain ready for passes forward and back, in segments if there are several."""
+    cut = cut_time(ctx, chain, segments, workspace)
+    parts = [chain]
+    if cut is not None:
+        parts = list(
+            leave_segments(ctx, cut, enter_segments(ctx, cut, workspace // 2), workspace // 2)
+        )
+    return Posterior(ctx, chain, parts, keep, workspace)
+
+
+def log_partition(
+    ctx: Context, chain: Chain, segments: int, workspace: int, keep: bool
+) -> tuple[Array, Pullback]:
     """Return the logs of the sums over all paths, [*batch], and their pullback.
 
     Parameters
     ----------
     keep : bool
-        Whether every state is kept for the pullback, and not only one in about sqrt(count).
+        Whether every state is kept for the pullback though that takes more than `workspace`, and
+        not only one in about sqrt(count).
 
     Returns
     -------
@@ -189,45 +291,68 @@ def log_partition(ctx: Context, chain: Chain, workspace: int, keep: bool) -> tup
     """
     if chain.size == 0 or 0 in chain.batch:
         return _nothing(ctx, chain)
-    out = ctx.empty(chain.batch, ctx.result_dtype)
-    view = chain.arrange(ctx.xp, out, trailing=0)
     states = math.prod(chain.batch) * chain.count * chain.size * ctx.precision.itemsize
-    keep = keep or states <= workspace
-    plan = plan_posterior(*chain.sizes, chain.size, chain.count, workspace, keep)
-    store = _store(ctx, chain, plan)
-    tiles = []
-    for box, steps in chain.tiles(ctx, plan.groups, plan.rows):
-        whole = None
-        if store is not None:
-            whole = ctx.xp.reshape(store, (*chain.sizes, chain.count, chain.size))
-        tile = TilePosterior(steps, box, plan, whole)
-        store = None if tile.store is None else store
-        tiles.append(tile)
-        value = ctx.xp.reshape(tile.log_partition(), steps.shape)
-        view[(*box, ...)] = ctx.xp.astype(value, view.dtype)
-    kept = [store]
+    whole = prepare(ctx, chain, segments, workspace, keep or states <= workspace)
+    factors = _Factors(whole)
+    tiles = [(part, tile) for part in whole.parts for tile in whole.tiles(part, factors.arranged())]
+    if len(whole.parts) > 1:
+        out = evaluate.log_partition(ctx, chain, segments, workspace)
+    else:
+        out = ctx.empty(chain.batch, ctx.result_dtype)
+        view = chain.arrange(ctx.xp, out, trailing=0)
+        for _, tile in tiles:
+            value = ctx.xp.reshape(tile.log_partition(), tile.tile.shape)
+            view[(*tile.box, ...)] = ctx.xp.astype(value, view.dtype)
 
     def pullback(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
-        # The gradient by the potentials takes the memory of their exponentials. What is not kept
-        # any more is computed again.
-        memory = kept.pop() if kept and "potentials" in wanted else None
-        given = _arrays(chain)
-        sums = GradientSums(ctx, chain)
+        given, sums = _arrays(chain), GradientSums(ctx, chain)
+        stored = "potentials" in wanted and tiles[0][1].store is not None
         for name in wanted:
-            if name == "potentials" and memory is not None:
-                sums.potentials = memory
+            if name == "potentials" and stored:
+                sums.potentials = factors.memory
             else:
                 setattr(sums, name, _zeros(ctx, chain, tuple(given[name].shape), workspace))
-        stored = None
-        if memory is not None:
-            stored = ctx.xp.reshape(memory, (*chain.sizes, chain.count, chain.size))
-        _add_gradients(tiles, cotangent, sums, stored)
+        for part, tile in tiles:
+            whole.add(part, tile, cotangent, sums)
+        if stored:
+            tiles[0][1].store = factors.memory = None
         return {
             name: ctx.xp.astype(getattr(sums, name), given[name].dtype, copy=False)
             for name in wanted
         }
 
     return out, pullback
+
+
+class _Factors:
+    """Memory for the exponentials of all potentials, where their gradient takes its place later.
+
+    Possible for potentials of the whole batch, in the precision of the computation, that are one
+    tile of kept states. Once the gradient has the memory, the exponentials are computed again.
+    """
+
+    def __init__(self, whole: Posterior) -> None:
+        ctx, chain, x = whole.ctx, whole.chain, whole.chain.potentials
+        self.chain, self.xp = chain, ctx.xp
+        self.memory: Array | None = None
+        plan = whole.plan(whole.parts[0])
+        axes = (*chain.group_axes, *chain.row_axes)
+        if (
+            x is not None
+            and whole.parts[0] is chain
+            and (plan.groups, plan.rows) == chain.sizes
+            and plan.block >= chain.count
+            and tuple(x.shape[:-2]) == chain.batch
+            and x.dtype == ctx.dtype(ctx.precision)
+            and axes == tuple(range(len(chain.batch)))
+        ):
+            self.memory = ctx.empty(tuple(x.shape), x.dtype)
+
+    def arranged(self) -> Array | None:
+        """Return the memory as [groups, rows, count, K]."""
+        if self.memory is None:
+            return None
+        return self.xp.reshape(self.memory, (*self.chain.sizes, self.chain.count, self.chain.size))
 
 
 def _arrays(chain: Chain) -> dict[str, Array]:
@@ -249,35 +374,6 @@ def _nothing(ctx: Context, chain: Chain) -> tuple[Array, Pullback]:
     return out, pullback
 
 
-def _add_gradients(
-    tiles: list[TilePosterior], cotangent: Array, sums: GradientSums, stored: Array | None
-) -> None:
-    view = sums.chain.arrange(sums.ctx.xp, cotangent, trailing=0)
-    for tile in tiles:
-        g = sums.ctx.xp.reshape(view[(*tile.box, ...)], (tile.tile.groups, tile.tile.rows, 1))
-        tile.add_gradients(g, sums, stored)
-
-
-def _store(ctx: Context, chain: Chain, plan: RecursionPlan) -> Array | None:
-    """Return memory for the exponentials of all potentials where their gradient can take it later.
-
-    Possible for potentials of the whole batch, in the precision of the computation, that are one
-    tile of kept states.
-    """
-    x = chain.potentials
-    axes = (*chain.group_axes, *chain.row_axes)
-    if (
-        x is None
-        or (plan.groups, plan.rows) != chain.sizes
-        or plan.block < chain.count
-        or tuple(x.shape[:-2]) != chain.batch
-        or x.dtype != ctx.dtype(ctx.precision)
-        or axes != tuple(range(len(chain.batch)))
-    ):
-        return None
-    return ctx.empty(tuple(x.shape), x.dtype)
-
-
 def _zeros(ctx: Context, chain: Chain, shape: tuple[int, ...], workspace: int) -> Array:
     """Return an accumulator: wider where many steps are added up, if that is cheap."""
     wide = len(shape) > 2 and shape[-3] == 1 and 8 * math.prod(shape) <= workspace // 8
@@ -290,24 +386,24 @@ def marginals(ctx: Context, chain: Chain, segments: int, workspace: int) -> Arra
     shape = (*chain.batch, chain.count, chain.size)
     sums = GradientSums(ctx, chain)
     sums.potentials = ctx.xp.zeros(shape, dtype=ctx.dtype(ctx.precision), device=ctx.device)
-    _add_posterior(ctx, chain, workspace, sums)
+    _add_posterior(ctx, chain, segments, workspace, sums)
     return ctx.xp.astype(sums.potentials, ctx.result_dtype, copy=False)
 
 
-def expected_transitions(ctx: Context, chain: Chain, workspace: int) -> Array:
+def expected_transitions(ctx: Context, chain: Chain, segments: int, workspace: int) -> Array:
     """Return expected counts in the shape of the transitions."""
     assert chain.transitions is not None
     sums = GradientSums(ctx, chain, as_counts=True)
     sums.transitions = _zeros(ctx, chain, tuple(chain.transitions.shape), workspace)
-    _add_posterior(ctx, chain, workspace, sums)
+    _add_posterior(ctx, chain, segments, workspace, sums)
     return ctx.xp.astype(sums.transitions, ctx.result_dtype, copy=False)
 
 
-def _add_posterior(ctx: Context, chain: Chain, workspace: int, sums: GradientSums) -> None:
+def _add_posterior(
+    ctx: Context, chain: Chain, segments: int, workspace: int, sums: GradientSums
+) -> None:
     """Add the gradients for cotangents of one, tile by tile, keeping nothing."""
-    plan = plan_posterior(*chain.sizes, chain.size, chain.count, workspace, keep=False)
-    for box, steps in chain.tiles(ctx, plan.groups, plan.rows):
-        tile = TilePosterior(steps, box, plan)
-        shape = (steps.groups, steps.rows, 1)
-        ones = ctx.xp.ones(shape, dtype=ctx.dtype(ctx.precision), device=ctx.device)
-        tile.add_gradients(ones, sums, None)
+    whole = prepare(ctx, chain, segments, workspace, keep=False)
+    for part in whole.parts:
+        for tile in whole.tiles(part):
+            whole.add(part, tile, None, sums)

@@ -135,7 +135,7 @@ class ScaledForm:
         history: list[State] = []
         chunk = slice(0, 0)
         for i in range(block.start, block.stop):
-            if i >= max(chunk.stop, int(steps.backward)):
+            if i >= max(chunk.stop, steps.first_weighed):
                 chunk = slice(i, min(i + self.together, block.stop))
                 factors = self._factors(steps, chunk)
             at = i - chunk.start
@@ -169,13 +169,34 @@ class ScaledForm:
     def factors_of(self, steps: Steps, i: int, state: State) -> Array | None:
         """Return exp(potentials) of step i, [groups, rows, K], with the shift that `state` met."""
         ctx = self.ctx
-        given = steps.potentials_of(slice(i, i + 1))
+        given = None if i < steps.first_weighed else steps.potentials_of(slice(i, i + 1))
         if given is None:
             return None
         x = ctx.load(given, self.precision)[:, :, 0, :]
         if state.shift is not None:
             return self._flushed(ctx.xp.exp(x - ctx.load(state.shift, self.precision)))
         return ctx.xp.exp(x)
+
+    def ends_of(self, steps: Steps) -> Array | None:
+        """Return the weights of what follows the last state, up to a factor of each row."""
+        if steps.end is None:
+            return None
+        ctx, xp = self.ctx, self.ctx.xp
+        logs = replace(steps, backward=True).start_of()
+        wide = ctx.load(logs, ctx.widest)
+        return self._flushed(
+            xp.exp(ctx.load(wide - whole_maximum(ctx, wide, -1, ctx.widest), self.precision))
+        )
+
+    def ends_badly(self, steps: Steps, last: State) -> Array:
+        """Tell in which rows the sum over all paths is not proved, given what follows them.
+
+        Of the last state times `ends_of`, products below tiny may be lost, and weights below it.
+        """
+        xp, tiny = self.ctx.xp, self.precision.tiny
+        total = xp.sum(last.values * self.ends_of(steps), axis=-1, keepdims=True)
+        lost = tiny * (xp.sum(last.values, axis=-1, keepdims=True) + steps.chain.size)
+        return ~(total >= lost / self.precision.eps)
 
     def _factors(self, steps: Steps, block: slice) -> Factors | None:
         xp, ctx, precision = self.ctx.xp, self.ctx, self.precision
@@ -234,7 +255,7 @@ class ScaledForm:
             shape = (steps.groups_picked, steps.rows_picked, steps.chain.size)
             ones = xp.ones(shape, dtype=ctx.dtype(precision), device=ctx.device)
             return State(ones, zeros, offset, None, in_logs=False), False
-        in_logs = steps.chain.start_in_logs
+        in_logs = steps.start_in_logs
         support = start > -math.inf if in_logs else start != 0
         if in_logs:
             # A start in a wider format than the computation loses nothing to its magnitude.

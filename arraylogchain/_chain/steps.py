@@ -47,6 +47,13 @@ class Chain:
         Whether those arrays hold logarithms.
     start_offset : array [...] or None
         Whole numbers to be added to the logarithms of all weights.
+    lead : int
+        Number of first states, 0 or 1, that have no potentials; `potentials` leaves them out.
+    end : array [..., K] or None
+        Logarithms of the weights of what follows the last state: where steps that run backward
+        start. They have no part in forward steps.
+    end_offset : array [...] or None
+        Whole numbers to be added to them.
     """
 
     batch: Shape
@@ -58,6 +65,9 @@ class Chain:
     transitions_in_logs: bool
     start_in_logs: bool
     start_offset: Array | None = None
+    lead: int = 0
+    end: Array | None = None
+    end_offset: Array | None = None
 
     @property
     def group_axes(self) -> Shape:
@@ -89,7 +99,14 @@ class Chain:
     def tiles(self, ctx: Context, groups: int, rows: int) -> Iterator[tuple[Box, Steps]]:
         """Yield parts of the batch, as boxes of its arranged axes, with their steps."""
         xp = ctx.xp
-        of = {"transitions": 3, "potentials": 2, "start": 1, "start_offset": 0}
+        of = {
+            "transitions": 3,
+            "potentials": 2,
+            "start": 1,
+            "start_offset": 0,
+            "end": 1,
+            "end_offset": 0,
+        }
         views = {
             name: None if (x := getattr(self, name)) is None else self.arrange(xp, x, trailing)
             for name, trailing in of.items()
@@ -127,6 +144,8 @@ class Steps:
     potentials: Array | None
     start: Array | None
     start_offset: Array | None
+    end: Array | None
+    end_offset: Array | None
     picked: Array | None = None
     backward: bool = False
 
@@ -165,6 +184,15 @@ class Steps:
             matrix = self.ctx.xp.matrix_transpose(matrix)
         return matrix if self.select_axis else self._picked(matrix)
 
+    @property
+    def first_weighed(self) -> int:
+        """The first state that is weighed with potentials."""
+        return 1 if self.backward else self.chain.lead
+
+    @property
+    def start_in_logs(self) -> bool:
+        return self.backward or self.chain.start_in_logs
+
     def potentials_of(self, steps: slice) -> Array | None:
         """Return what states number `steps` are weighed with, [groups, rows, len(steps), K].
 
@@ -172,28 +200,26 @@ class Steps:
         """
         if self.potentials is None:
             return None
-        count = steps.stop - steps.start
+        size, lead, length = self.chain.size, self.chain.lead, steps.stop - steps.start
         if not self.backward:
-            return self._expanded(self.potentials[..., steps, :], (count, self.chain.size))
-        end = self.chain.count - steps.start + 1
-        x = self.potentials[..., end - count : end, :]
-        return self._expanded(self.ctx.xp.flip(x, axis=-2), (count, self.chain.size))
+            x = self.potentials[..., steps.start - lead : steps.stop - lead, :]
+            return self._expanded(x, (length, size))
+        stop = self.chain.count - steps.start + 1 - lead
+        x = self.potentials[..., stop - length : stop, :]
+        return self._expanded(self.ctx.xp.flip(x, axis=-2), (length, size))
 
     def start_of(self) -> Array | None:
-        """Return the start, as given, [groups, rows, K]; backward, there is none."""
-        return (
-            None
-            if self.start is None or self.backward
-            else self._expanded(self.start, (self.chain.size,))
-        )
+        """Return the start, as given, [groups, rows, K]; None for ones."""
+        start = self.end if self.backward else self.start
+        return None if start is None else self._expanded(start, (self.chain.size,))
 
     def offset_of(self) -> Array:
         """Return the offset that states begin with, [groups, rows, 1], in the widest precision."""
-        ctx = self.ctx
-        if self.start_offset is None or self.backward:
+        ctx, offset = self.ctx, self.end_offset if self.backward else self.start_offset
+        if offset is None:
             shape = (self.groups_picked, self.rows_picked, 1)
             return ctx.xp.zeros(shape, dtype=ctx.dtype(ctx.widest), device=ctx.device)
-        return self._expanded(self.start_offset[..., None], (1,))
+        return self._expanded(offset[..., None], (1,))
 
     def _expanded(self, x: Array, trailing: Shape) -> Array:
         xp = self.ctx.xp

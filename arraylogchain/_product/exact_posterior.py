@@ -8,7 +8,8 @@ from typing import Any
 from arraylogchain._arrays import Array, Context, Precision
 from arraylogchain._fold import chunks
 from arraylogchain._product import exact
-from arraylogchain._product.posterior import Moments, Sums
+from arraylogchain._product.posterior import Moments
+from arraylogchain._product.sums import Sums
 
 
 class Exact:

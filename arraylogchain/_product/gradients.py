@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from arraylogchain._arrays import Array, Context, shape_of
 from arraylogchain._fold import Box, Shape, boxes, fold, lengths
 from arraylogchain._product.linear import Axes, contract
-from arraylogchain._product.posterior import Moments, Operand, Sums, operand
+from arraylogchain._product.posterior import Moments, Operand, operand
+from arraylogchain._product.sums import Sums
 from arraylogchain._product.tile_posterior import Tile
 from arraylogchain._product.tiling import Tiling, tile_product
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from arraylogchain._arrays import Array, Context
 from arraylogchain._fold import Box, boxes
 from arraylogchain._product.exact_posterior import Exact
-from arraylogchain._product.posterior import Moments, Operand, Scaled, Sums, operand
+from arraylogchain._product.posterior import Moments, Operand, Scaled, operand
+from arraylogchain._product.sums import Sums
 from arraylogchain._product.tiling import tile_product
 
 # One entry on the exact road costs about as much as this many on a matrix multiply.

@@ -82,8 +82,11 @@ def _gradient(which: int, inputs: Any, batch: Any, options: Any) -> Tensor:
     return result
 
 
-def _inputs(given: Given, budget: int | None) -> tuple[list[Tensor | None], tuple[bool, bool, int | None]]:
-    """Return the inputs with equally many batch axes, so that vmap's is one more in front."""
+def _inputs(given: Given, budget: int | None) -> tuple[list[Any], tuple[bool, bool, int | None]]:
+    """Return the inputs, and how they are to be read.
+
+    They get equally many batch axes, so that an axis of vmap is one more in front.
+    """
     inputs = [
         given["log_potentials"],
         given.get("transitions", given.get("log_transitions")),

@@ -51,35 +51,32 @@ def define(
     of_gradients = f"{of_inputs}, Tensor? out, Tensor g, bool[] wanted"
     cotangents = ", ".join(f"Tensor? cotangent{i}" for i in range(n))
 
-    def operator(suffix: str, arguments: str, returns: str) -> Any:
+    def operator(suffix: str, arguments: str, returns: str, compute: Any, empty: Any) -> Any:
         schema = f"({arguments}, {options}) -> {returns}"
-        return custom_op(f"arraylogchain::{name}{suffix}", mutates_args=(), schema=schema)
+        return _operator(f"{name}{suffix}", schema, compute, empty)
 
-    @operator("", of_inputs, "Tensor")
-    def value(*args: Any) -> Tensor:
-        return make(*args[n:]).value(None, *args[:n])
+    def compute_value(*args: Any) -> Tensor:
+        return make(*args[n:]).value(None, *args[:n]).contiguous()
 
-    @value.register_fake
-    def _(*args: Any) -> Tensor:
-        return fake(*args[:n])
+    def compute_gradients(*args: Any) -> list[Tensor]:
+        given, (out, g, wanted), rest = args[:n], args[n : n + 3], args[n + 3 :]
+        return _contiguous(make(*rest).gradients(None, tuple(wanted), out, g, *given))
 
-    @operator("_gradients", of_gradients, "Tensor[]")
-    def gradients(*args: Any) -> list[Tensor]:
-        given, (out, g, wanted), options = args[:n], args[n : n + 3], args[n + 3 :]
-        return list(make(*options).gradients(None, tuple(wanted), out, g, *given))
-
-    @gradients.register_fake
-    def _(*args: Any) -> list[Tensor]:
+    def empty_gradients(*args: Any) -> list[Tensor]:
         return _like(args[:n], args[n + 2])
 
-    @operator("_second", f"{of_gradients}, {cotangents}", "Tensor[]")
-    def second(*args: Any) -> list[Tensor]:
+    def compute_second(*args: Any) -> list[Tensor]:
         given, (out, g, wanted), rest = args[:n], args[n : n + 3], args[n + 3 :]
-        return list(make(*rest[n:]).apply_second(tuple(wanted), out, g, given, rest[:n]))
+        return _contiguous(make(*rest[n:]).apply_second(tuple(wanted), out, g, given, rest[:n]))
 
-    @second.register_fake
-    def _(*args: Any) -> list[Tensor]:
+    def empty_second(*args: Any) -> list[Tensor]:
         return _like((args[n + 1], *args[:n]), args[n + 2])
+
+    value = operator("", of_inputs, "Tensor", compute_value, lambda *args: fake(*args[:n]))
+    gradients = operator("_gradients", of_gradients, "Tensor[]", compute_gradients, empty_gradients)
+    second = operator(
+        "_second", f"{of_gradients}, {cotangents}", "Tensor[]", compute_second, empty_second
+    )
 
     def save(ctx: Any, inputs: Any, output: Tensor) -> None:
         ctx.options = inputs[n:]
@@ -111,6 +108,20 @@ def define(
     return value, gradients
 
 
+def _operator(
+    name: str, schema: str, compute: Callable[..., Any], empty: Callable[..., Any]
+) -> Any:
+    """Define one operator: what it computes, and what the compiler knows of its results."""
+    op = custom_op(f"arraylogchain::{name}", compute, mutates_args=(), schema=schema)
+    op.register_fake(empty)
+    return op
+
+
+def _contiguous(tensors: Tensors) -> list[Tensor]:
+    """Return tensors laid out as the compiler was told."""
+    return [x.contiguous() for x in tensors]
+
+
 def _like(tensors: Tensors, wanted: Sequence[bool]) -> list[Tensor]:
     pairs = zip(tensors, wanted, strict=True)
     return [x.new_empty(x.shape) for x, want in pairs if want]
@@ -137,36 +148,34 @@ logmatmulexp, _ = define(
 )
 
 
-@custom_op(
-    "arraylogchain::maxplus_matmul",
-    mutates_args=(),
-    schema="(Tensor a, Tensor b, int budget) -> (Tensor, Tensor)",
-)
-def maxplus_matmul(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
-    """Compute `maxplus.Value`."""
-    return maxplus.Value.forward(budget, a, b)
+def _compute_maxplus(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
+    values, indices = _contiguous(maxplus.Value.forward(budget, a, b))
+    return values, indices
 
 
-@maxplus_matmul.register_fake
-def _(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
+def _empty_maxplus(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     values = _empty_product(a, b)
     return values, values.new_empty(values.shape, dtype=torch.int64)
 
 
-@custom_op(
-    "arraylogchain::maxplus_matmul_gradients",
-    mutates_args=(),
-    schema="(Tensor a, Tensor b, Tensor indices, Tensor g) -> (Tensor, Tensor)",
-)
-def _maxplus_gradients(a: Tensor, b: Tensor, indices: Tensor, g: Tensor) -> Any:
-    """Compute `maxplus.Gradients`, which needs no more of the operands than their shapes."""
+def _compute_maxplus_gradients(a: Tensor, b: Tensor, indices: Tensor, g: Tensor) -> Any:
+    """Return both gradients, which need no more of the operands than their shapes."""
     of_a, of_b = maxplus.Gradients.forward(tuple(a.shape), tuple(b.shape), indices, g)
-    return of_a.to(a.dtype), of_b.to(b.dtype)
+    return of_a.to(a.dtype).contiguous(), of_b.to(b.dtype).contiguous()
 
 
-@_maxplus_gradients.register_fake
-def _(a: Tensor, b: Tensor, indices: Tensor, g: Tensor) -> Any:
-    return a.new_empty(a.shape), b.new_empty(b.shape)
+maxplus_matmul = _operator(
+    "maxplus_matmul",
+    "(Tensor a, Tensor b, int budget) -> (Tensor, Tensor)",
+    _compute_maxplus,
+    _empty_maxplus,
+)
+_maxplus_gradients = _operator(
+    "maxplus_matmul_gradients",
+    "(Tensor a, Tensor b, Tensor indices, Tensor g) -> (Tensor, Tensor)",
+    _compute_maxplus_gradients,
+    lambda a, b, indices, g: tuple(_like((a, b), (True, True))),
+)
 
 
 def _save_maxplus(ctx: Any, inputs: Any, output: Any) -> None:
@@ -207,16 +216,14 @@ def _define_messages(name: str) -> Any:
     """Return an operator for a method of `LogChain` that is not differentiable."""
     schema = f"({', '.join(_CHAIN_INPUTS)}, {_CHAIN_OPTIONS}) -> Tensor"
 
-    @custom_op(f"arraylogchain::{name}", mutates_args=(), schema=schema)
-    def messages(*args: Any) -> Tensor:
-        return getattr(Partition(*args[3:]).chain(*args[:3]), name)()
+    def compute(*args: Any) -> Tensor:
+        return getattr(Partition(*args[3:]).chain(*args[:3]), name)().contiguous()
 
-    @messages.register_fake
-    def _(*args: Any) -> Tensor:
+    def empty(*args: Any) -> Tensor:
         values = _empty_partition(*args[:3])
         return values.new_empty((*values.shape, *args[0].shape[-2:]))
 
-    return messages
+    return _operator(name, schema, compute, empty)
 
 
 forward_messages = _define_messages("forward_messages")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from arraylogchain._product.tiling import check_workspace
-from arraylogchain._torch.functions import Tensor
+from arraylogchain._torch.functions import Tensor, Tensors
 from arraylogchain._torch.operations import Matmul
 
 
@@ -69,8 +69,8 @@ class DualChain:
 
     def __init__(
         self,
-        inputs: Sequence[Tensor | None],
-        direction: Sequence[Tensor | None],
+        inputs: Tensors,
+        direction: Tensors,
         transitions_in_logs: bool,
         start_in_logs: bool,
         budget: int | None,
@@ -151,16 +151,14 @@ class DualChain:
             after, _ = before.scaled()
         results: list[Dual | None] = [_stacked(of_potentials[::-1], -2), None, None]
         if self.matrices is not None:
-            shape = self.matrices.value.shape
             if not of_matrices:
-                results[1] = Dual(*(torch.zeros_like(self.matrices.value) for _ in range(2)))
-            elif shape[-3] == 1:
+                summed = Dual(*(torch.zeros_like(self.matrices.value) for _ in range(2)))
+            elif self.matrices.value.shape[-3] == 1:
                 values = sum(x.value for x in of_matrices).unsqueeze(-3)
-                results[1] = Dual(values, sum(x.change for x in of_matrices).unsqueeze(-3))
+                summed = Dual(values, sum(x.change for x in of_matrices).unsqueeze(-3))
             else:
-                results[1] = _stacked(of_matrices[::-1], -3)
-            if self.in_logs[1]:
-                results[1] = results[1] * self.matrices
+                summed = _stacked(of_matrices[::-1], -3)
+            results[1] = summed * self.matrices if self.in_logs[1] else summed
         if self.start is not None:
             first = after * self.emissions[..., 0, :]
             of_start = _normalised(first, self.start * first, g)

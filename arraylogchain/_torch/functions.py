@@ -2,8 +2,8 @@
 
 An `Operation` says what its value, gradients, tangent and second derivatives are, on plain tensors.
 Four functions, the same for all operations, make of that what torch differentiates: backward and
-forward, twice, under `torch.func` and `vmap`. Their first arguments are no tensors; an input that is
-not given is None throughout.
+forward, twice, under `torch.func` and `vmap`. Their first arguments are no tensors. Inputs that are
+not given are None throughout.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Wanted = tuple[bool, ...]
 class Memo:
     """What a value leaves to its gradients. Only outside of transforms, which reshape inputs."""
 
-    pullback: Callable[[Tensor], Any] | None = None
+    pullback: Callable[..., Any] | None = None
 
 
 class Operation:
@@ -96,8 +96,8 @@ def on_arrays(function: Callable[..., Any], **tensors: Tensor | None) -> Any:
         ctx, ready = enter({name: x for name, x in tensors.items() if x is not None})
     except RuntimeError as error:
         raise NotImplementedError(
-            "these tensors hold no values that can be read; is_grads_batched=True is not supported, "
-            "torch.func.vmap and torch.func.jacrev are"
+            "these tensors hold no values that can be read; is_grads_batched=True is not "
+            "supported, torch.func.vmap and torch.func.jacrev are"
         ) from error
     with quiet():
         result = function(ctx, *(ready.get(name) for name in tensors))
@@ -225,7 +225,9 @@ class Gradients(Function):  # type: ignore[misc]
         return tuple(sum(terms) for terms in zip(*parts, strict=True))
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, op: Operation, memo: Any, wanted: Wanted, *rest: Tensor) -> Any:
+    def vmap(
+        info: Any, in_dims: Any, op: Operation, memo: Any, wanted: Wanted, *rest: Tensor
+    ) -> Any:
         ready = batched(info.batch_size, in_dims[3:], rest, (True, True, *wanted))
         return apply(Gradients, op, None, wanted, *ready), (0,) * sum(wanted)
 

@@ -39,8 +39,9 @@ class Matmul(Operation):
         self, memo: Memo | None, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Tensor
     ) -> Tensors:
         def both(ctx: Any, a: Tensor, b: Tensor, g: Tensor) -> Any:
-            return rules.matmul_gradients(ctx, a, b, g, self.budget, wanted)
+            return rules.matmul_gradients(ctx, a, b, g, self.budget, pair)
 
+        pair = (wanted[0], wanted[1])
         a, b = inputs
         return chosen(cast(on_arrays(both, a=a, b=b, g=g), inputs), wanted)
 
@@ -57,13 +58,13 @@ class Matmul(Operation):
         of_a = of_b = None
         # Of the operand whose gradient is taken, the gradient needs no more than the shape.
         if wanted[1]:
-            (of_a,) = self._gradient((True, False), g, a, v) if v is not None else (torch.zeros_like(a),)
+            of_a = torch.zeros_like(a) if v is None else self._gradient((True, False), g, a, v)
         if wanted[2]:
-            (of_b,) = self._gradient((False, True), g, u, b) if u is not None else (torch.zeros_like(b),)
+            of_b = torch.zeros_like(b) if u is None else self._gradient((False, True), g, u, b)
         return chosen((of_g, of_a, of_b), wanted)
 
-    def _gradient(self, wanted: Wanted, g: Tensor, a: Tensor, b: Tensor) -> Any:
-        return apply(Gradients, self, None, wanted, None, g, a, b)
+    def _gradient(self, wanted: Wanted, g: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return apply(Gradients, self, None, wanted, None, g, a, b)[0]
 
 
 class LogMatmulExp(Operation):
@@ -83,14 +84,16 @@ class LogMatmulExp(Operation):
         self, memo: Memo | None, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Tensor
     ) -> Tensors:
         def both(ctx: Any, a: Tensor, b: Tensor, out: Tensor, g: Tensor) -> Any:
-            return rules.logmatmulexp_gradients(ctx, a, b, out, g, self.budget, wanted)
+            return rules.logmatmulexp_gradients(ctx, a, b, out, g, self.budget, pair)
 
+        pair = (wanted[0], wanted[1])
         a, b = inputs
         return chosen(cast(on_arrays(both, a=a, b=b, out=out, g=g), inputs), wanted)
 
     def tangent(self, out: Tensor, inputs: Tensors, tangents: Tensors) -> Tensor:
-        def along(ctx: Any, *arrays: Tensor) -> Any:
-            return rules.logmatmulexp_tangent(ctx, *arrays, self.budget)
+        def along(ctx: Any, *arrays: Any) -> Any:
+            a, b, out, da, db = arrays
+            return rules.logmatmulexp_tangent(ctx, a, b, out, da, db, self.budget)
 
         (a, b), (da, db) = inputs, tangents
         return on_arrays(along, a=a, b=b, out=out, da=da, db=db).to(out.dtype)
@@ -98,8 +101,9 @@ class LogMatmulExp(Operation):
     def second(
         self, wanted: Wanted, out: Tensor, g: Tensor, inputs: Tensors, cotangents: Tensors
     ) -> Tensors:
-        def of_gradients(ctx: Any, *arrays: Tensor) -> Any:
-            return rules.logmatmulexp_second(ctx, *arrays, self.budget)
+        def of_gradients(ctx: Any, *arrays: Any) -> Any:
+            a, b, out, g, u, v = arrays
+            return rules.logmatmulexp_second(ctx, a, b, out, g, u, v, self.budget)
 
         (a, b), (u, v) = inputs, cotangents
         of_a, of_b, of_g = on_arrays(of_gradients, a=a, b=b, out=out, g=g, u=u, v=v)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from arraylogchain import vjp
-from arraylogchain.chain import LogChain
 from arraylogchain._torch.dual import DualChain
 from arraylogchain._torch.functions import Memo, Operation, Tensor, Tensors, Wanted, cast, chosen
+from arraylogchain.chain import LogChain
 
 # How far the form that gives second derivatives may be off before it is refused.
 _TOLERANCE = 1e-6
@@ -49,16 +49,17 @@ class Partition(Operation):
         pullback = memo.pullback if memo is not None else None
         if pullback is None:
             _, pullback = vjp.log_partition(self.chain(*inputs))
-        names = [name for name, want in zip(vjp.ChainGradients._fields, wanted, strict=True) if want]
+        names = chosen(vjp.ChainGradients._fields, wanted)
         return chosen(pullback(g.detach(), names), wanted)
 
     def tangent(self, out: Tensor, inputs: Tensors, tangents: Tensors) -> Tensor:
         if _is_empty(inputs):
             return torch.zeros(self.chain(*inputs).log_partition().shape, dtype=_dtype(inputs))
         dual = self._dual(inputs, tangents)
-        pairs = self._certified(inputs, dual, torch.ones_like(dual.log_partition))
+        gradients = self._certified(inputs, dual, torch.ones_like(dual.log_partition))
         # All directions at once: the certified gradients know the sum of the changes.
-        known = [(x * dx).nan_to_num() for x, dx in zip(pairs, tangents, strict=True) if dx is not None]
+        pairs = [(x, dx) for x, dx in zip(gradients, tangents, strict=True) if dx is not None]
+        known = [(x * dx).nan_to_num() for x, dx in pairs]
         scale = sum(float(x.abs().sum()) for x in known)
         error = abs(float(dual.tangent.sum()) - sum(float(x.sum()) for x in known))
         if math.isfinite(error) and error > _TOLERANCE * scale:
@@ -110,7 +111,7 @@ def _refuse() -> None:
 
 
 def _is_empty(inputs: Tensors) -> bool:
-    return any(x is not None and 0 in x.shape for x in inputs if x is not None)
+    return any(x is not None and 0 in x.shape for x in inputs)
 
 
 def _dtype(inputs: Tensors) -> Any:

@@ -37,6 +37,12 @@ def maxplus_matmul(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     return drop(values, lacking), drop(indices, lacking)
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _order(sizes: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return the order of multiplication, which the compiler need not look into."""
+    return multiplication_order(sizes)
+
+
 def _product(
     operation: type[Matmul | LogMatmulExp], op: Any, a: Tensor, b: Tensor, budget: int
 ) -> Tensor:
@@ -61,6 +67,8 @@ def matrices(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Shape]:
     With that, a batch axis of vmap is one more axis in front.
     """
     check_tensors(a=a, b=b)
+    if a.ndim == b.ndim > 1:
+        return a, b, ()
     if not torch.compiler.is_compiling():
         fold(shape_of(a), shape_of(b))  # the error messages are about the shapes as given
     lacking = ((-1,) if b.ndim == 1 else ()) + ((-2 + (b.ndim == 1),) if a.ndim == 1 else ())
@@ -73,6 +81,7 @@ def matrices(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Shape]:
 
 def logchainexp_stack(stack: Tensor, budget: int) -> Tensor:
     """Multiply matrices [..., n, K, K] in neighbouring pairs, differentiably."""
+    products.check_stack(stack.shape)
     *batch, count, size, _ = stack.shape
     if count == 0:
         identity = torch.eye(size, dtype=stack.dtype, device=stack.device).log()
@@ -94,7 +103,7 @@ def logchainexp_sequence(given: Mapping[str, Tensor], budget: int) -> Tensor:
     dtype = reduce(torch.promote_types, (x.dtype for x in matrices))
     held = [_Shifted(x) for x in matrices]
     sizes = [int(matrices[0].shape[-2]), *(int(x.shape[-1]) for x in matrices)]
-    for i, j in multiplication_order(sizes):
+    for i, j in _order(tuple(sizes)):
         held[i] = held[i].times(held[j], budget)
     return held[0].whole(dtype)
 

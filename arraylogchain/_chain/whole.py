@@ -1,0 +1,62 @@
+"""Recursions over whole chains, tile by tile, and functions of their states put in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from arraylogchain._arrays import Array, Context
+from arraylogchain._chain.pieces import plan_recursion
+from arraylogchain._chain.recursion import Recursion
+from arraylogchain._chain.states import State
+from arraylogchain._chain.steps import Chain
+
+Results = Callable[[State], tuple[Array, ...]]
+
+
+def write_all(
+    ctx: Context,
+    chain: Chain,
+    outs: list[Array],
+    workspace: int,
+    results: Results,
+    backward: bool = False,
+) -> None:
+    """Write functions [groups, rows, n] of every state into arrays [*batch, count - lead, n]."""
+    views = [chain.arrange(ctx.xp, out, trailing=2) for out in outs]
+    plan = plan_recursion(*chain.sizes, chain.size, chain.count, workspace, history=True)
+    for box, steps in chain.tiles(ctx, plan.groups, plan.rows):
+        steps = replace(steps, backward=backward)
+        for block, _, history in Recursion(steps, True, plan).run(record=True):
+            for i, state in zip(range(block.start, block.stop), history, strict=True):
+                at = (chain.count - 1 - i if backward else i) - chain.lead
+                if at < 0:
+                    continue
+                for view, values in zip(views, results(state), strict=True):
+                    _put(ctx, view, (*box, at, ...), (*steps.shape, view.shape[-1]), values)
+
+
+def write_last(
+    ctx: Context,
+    chain: Chain,
+    outs: list[Array],
+    workspace: int,
+    results: Results,
+    every_entry: bool,
+) -> None:
+    """Write functions of the last state into arrays [*batch] or [*batch, n]."""
+    trailing = [out.ndim - len(chain.batch) for out in outs]
+    views = [chain.arrange(ctx.xp, out, n) for out, n in zip(outs, trailing, strict=True)]
+    plan = plan_recursion(*chain.sizes, chain.size, chain.count, workspace, history=False)
+    for box, steps in chain.tiles(ctx, plan.groups, plan.rows):
+        for _, state, _ in Recursion(steps, every_entry, plan).run(record=False):
+            if state is None:
+                continue
+            for view, n, values in zip(views, trailing, results(state), strict=True):
+                shape = (*steps.shape, *view.shape[view.ndim - n :])
+                _put(ctx, view, (*box, ...), shape, values)
+
+
+def _put(ctx: Context, view: Array, at: Any, shape: tuple[int, ...], values: Array) -> None:
+    view[at] = ctx.xp.astype(ctx.xp.reshape(values, shape), view.dtype)

@@ -1,0 +1,66 @@
+"""What a case is: a maker of inputs with its sizes, contestants, and a reference.
+
+A contestant is a function, the inputs that it takes, and how they are brought to it. The first
+contestant of a case is this library. A yardstick does not solve the case: its time is there to
+compare with, such as that of the bare matrix multiply that cannot be undercut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks import contestants as run
+from benchmarks.inputs import Inputs
+from benchmarks.references import Reference, SeveralReferences
+
+Sizes = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One way to compute a case."""
+
+    label: str
+    call: Callable[..., Any]
+    takes: tuple[str, ...]
+    convert: Callable[[Any], Any] = lambda x: x  # not timed
+    requires: tuple[str, ...] = ()  # modules besides the required ones
+    is_yardstick: bool = False  # computes something else, to compare the time with
+    is_ours: bool = False  # this library in another way than the first contestant
+
+    def arguments(self, inputs: Inputs) -> tuple[Any, ...]:
+        return tuple(self.convert(inputs[name]) for name in self.takes)
+
+    def run(self, inputs: Inputs) -> Any:
+        return self.call(*self.arguments(inputs))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One problem, and who solves it."""
+
+    name: str
+    title: str
+    make: Callable[..., Inputs]
+    sizes: Sizes
+    quick_sizes: Sizes  # to show that everything runs
+    contestants: tuple[Contestant, ...]
+    reference: Callable[[Inputs], Reference | SeveralReferences]
+    not_run: Mapping[str, str] = field(default_factory=dict)  # label and reason
+    has_gradients: bool = False
+
+
+OURS = "arraylogchain"
+PLAIN = "exp, matmul, log in NumPy"
+NUMPY_LSE = "logsumexp in NumPy, blocks"
+SCIPY_LSE = "logsumexp of scipy, blocks"
+SEMIRING = "torch-semiring-einsum"
+FORUM = "forum's code in torch"
+
+# --- options of contestants that need more than the required modules ------------------------------
+
+TORCH: dict[str, Any] = {"convert": run.to_torch, "requires": ("torch",)}
+WITH_SEMIRING = TORCH | {"requires": ("torch", "torch_semiring_einsum")}
+HMMLEARN: dict[str, Any] = {"requires": ("hmmlearn",)}

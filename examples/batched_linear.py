@@ -1,0 +1,120 @@
+"""Train one linear layer per head, without a copy of the weights for every row of the batch.
+
+``torch.matmul`` of x [n, heads, 1, d] and weights [heads, d, e] expands the weights to
+[n, heads, d, e] as soon as a gradient is wanted, and its backward pass makes a gradient of that
+size too. ``alc.matmul`` folds the batch into rows instead, in both directions:
+
+    return alc.matmul(x, self.weight) + self.bias
+
+The layer is trained to imitate another, and then the memory of one forward and backward pass is
+measured both ways.
+
+    python examples/batched_linear.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+# Keeps torch's profiler from reporting its own start and stop; read when torch is imported.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import arraylogchain as alc
+
+Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class BatchedLinear(torch.nn.Module):
+    """Linear layers side by side: one for each head."""
+
+    def __init__(self, heads: int, d: int, e: int, matmul: Matmul = alc.matmul) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(heads, d, e) / d**0.5)
+        self.bias = torch.nn.Parameter(torch.zeros(heads, 1, e))
+        self.matmul = matmul
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [n, heads, 1, e] for x [n, heads, 1, d]."""
+        return self.matmul(x, self.weight) + self.bias
+
+
+def train(layer: BatchedLinear, target: BatchedLinear, n: int, steps: int) -> list[float]:
+    """Make a layer imitate another on random inputs; return the mean squared error of each step."""
+    heads, d, _ = layer.weight.shape
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.03)
+    losses = []
+    for _ in range(steps):
+        x = torch.randn(n, heads, 1, d)
+        with torch.no_grad():
+            wanted = target(x)
+        loss = (layer(x) - wanted).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def peak_bytes(layer: BatchedLinear, x: torch.Tensor) -> int:
+    """Return the most that torch holds at once during a forward and backward pass, x not counted.
+
+    The profiler sees every allocation on the CPU. Results and gradients count.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        layer(x).square().mean().backward()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(path))
+        trace = json.loads(path.read_text())["traceEvents"]
+    changes = [event for event in trace if event.get("name") == "[memory]"]
+    held = peak = 0
+    for event in sorted(changes, key=lambda event: event["ts"]):
+        held += event["args"]["Bytes"]
+        peak = max(peak, held)
+    return peak
+
+
+class Outcome(NamedTuple):
+    """Errors while training, and bytes of a forward and backward pass."""
+
+    losses: list[float]
+    peak: int
+    peak_of_torch: int
+    difference: float  # between gradients of the weights both ways, relative to the largest
+
+
+def main(n: int = 2048, heads: int = 8, d: int = 64, e: int = 64, steps: int = 100) -> Outcome:
+    """Train, then measure."""
+    torch.manual_seed(0)
+    layer = BatchedLinear(heads, d, e)
+    losses = train(layer, BatchedLinear(heads, d, e), n // 8, steps)
+    print(f"mean squared error: {losses[0]:.3f} at first, {losses[-1]:.5f} after {steps} steps")
+
+    plain = BatchedLinear(heads, d, e, torch.matmul)
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(n, heads, 1, d, requires_grad=True)
+    peaks, gradients = [], []
+    for candidate in (layer, plain):
+        candidate.zero_grad()
+        x.grad = None
+        peaks.append(peak_bytes(candidate, x))
+        gradients.append(candidate.weight.grad)
+    difference = (gradients[0] - gradients[1]).abs().max() / gradients[1].abs().max()
+
+    print(f"forward and backward of {tuple(x.shape)} @ {tuple(layer.weight.shape)}:")
+    for name, peak in zip(("alc.matmul", "torch.matmul"), peaks, strict=True):
+        print(f"  {name:12} {peak / 1e6:8.1f} MB")
+    print(f"  gradients of the weights differ by {difference:.1e} of the largest")
+    return Outcome(losses, *peaks, difference.item())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""The examples do what they say, at small sizes."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def load(name):
+    """Return an example as a module; it is a script and no part of a package."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def picture(tmp_path):
+    """Return where to draw, or None without matplotlib."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return None
+    return tmp_path / "picture.png"
+
+
+def assert_drawn(picture):
+    assert picture is None or picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_forum_model(torch_backend, picture):
+    found = load("forum_model").main(n=3000, v=8, c=3, steps=100, plot=picture)
+    assert found.losses[-1] < found.losses[0] - 0.1
+    # The most likely model is likelier than the true one, but not by much: 66 free parameters are
+    # expected to gain half of a nat each, of all 3000 sequences together.
+    assert -0.1 < found.losses[-1] - found.true_loss < 0
+    assert found.error_at_start > 0.1
+    assert found.error < 0.05
+    assert_drawn(picture)
+
+
+def test_forum_model_is_a_chain(torch_backend):
+    """The module's forward is the formula that the docstring names."""
+    torch = torch_backend.xp
+    model = load("forum_model").ForumModel(t=2, v=3, c=4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(generator=torch.Generator().manual_seed(0))
+    x = torch.linspace(-2, 1, 5 * 2 * 3 * 4).reshape(5, 2, 3, 4)
+    bulk, p0 = model.bulk.softmax(-1)[0], model.p0.softmax(-1)[0]
+    row = p0[None, :, None, :] @ torch.diag_embed(x[..., 0, :].exp())
+    for i in (1, 2):
+        row = row @ bulk[:, i - 1] @ torch.diag_embed(x[..., i, :].exp())
+    torch.testing.assert_close(model(x), row.sum((-1, -2)).log())
+
+
+def test_numpy_training(picture):
+    found = load("numpy_training").main(n=200, v=50, c=3, plot=picture)
+    assert found.result.success
+    assert np.all(np.diff(found.losses) < 0)
+    assert found.losses[-1] < found.true_loss
+    assert found.error < 0.05
+    assert_drawn(picture)
+
+
+def test_numpy_training_has_the_gradient_of_its_loss():
+    module = load("numpy_training")
+    rng = np.random.default_rng(0)
+    loss = module.Loss(rng.normal(size=(3, 5, 2)))
+    parameters, direction = rng.normal(size=(2, 6))
+    _, gradient = loss(parameters)
+    above, below = (loss(parameters + h * direction)[0] for h in (1e-5, -1e-5))
+    # Central differences: h² of the third derivative, and eps / h of the loss.
+    assert gradient @ direction == pytest.approx((above - below) / 2e-5, abs=1e-9)
+
+
+def test_batched_linear(torch_backend):
+    found = load("batched_linear").main(n=1024, heads=4, d=32, e=32, steps=60)
+    assert found.losses[-1] < found.losses[0] / 10
+    # torch makes [n, heads, d, e] twice, d times what one result takes.
+    assert found.peak < found.peak_of_torch / 8
+    assert found.difference < 1e-5
+
+
+def test_vowels(picture):
+    pytest.importorskip("pydoc_data.topics")
+    found = load("vowels").main(pieces=300, iterations=50, plot=picture)
+    for name, letters in found.vowels.items():
+        assert set("aeiou") <= set(letters), name
+        assert not set("bcdfghjklmnpqrstvwxz") & set(letters), name
+        assert np.all(np.diff(found.history[name]) > -1e-12), name
+    ends = [history[-1] for history in found.history.values()]
+    assert ends[0] == pytest.approx(ends[1], abs=1e-3)
+    assert_drawn(picture)

@@ -1,0 +1,148 @@
+"""torch.compile of models that use the library, and the operators that it sees."""
+
+import numpy as np
+import pytest
+
+import arraylogchain as alc
+
+# torch's compiler and its checks warn of torch's own code.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:torch"),
+]
+
+
+@pytest.fixture
+def torch(torch_backend):
+    torch_backend.xp._dynamo.reset()
+    return torch_backend.xp
+
+
+def normal(torch, *shape, seed=0, dtype="float32"):
+    x = np.random.default_rng(seed).normal(size=shape)
+    return torch.from_numpy(x).to(getattr(torch, dtype)).requires_grad_()
+
+
+def gradients(torch, f, *args):
+    """Return a value, and gradients to all arguments."""
+    value = f(*args)
+    return value.detach(), *torch.autograd.grad(value.sin().sum(), args)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_products(torch, backend):
+    def model(a, b):
+        x = alc.logmatmulexp(a, b)
+        y = alc.matmul(x[0], b.T)
+        best = alc.maxplus_matmul(y[0], b).values
+        chains = alc.logchainexp([x, b.T, b]), alc.logchainexp(alc.matmul(x, b.T).detach() + y)
+        return best.sum() + sum(chain.sum((-2, -1)) for chain in chains).sum(0)
+
+    a, b = normal(torch, 3, 4, 4), normal(torch, 4, 4, seed=1)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    torch.testing.assert_close(gradients(torch, compiled, a, b), gradients(torch, model, a, b))
+
+
+def make_model(torch):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.emit = torch.nn.Linear(5, 3)
+            self.move = torch.nn.Parameter(torch.zeros(1, 3, 3))
+
+        def forward(self, x):
+            chain = alc.LogChain(self.emit(x), transitions=torch.softmax(self.move, -1))
+            return chain.log_partition()
+
+    torch.manual_seed(0)
+    return Model()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_model_with_a_chain(torch, backend):
+    model = make_model(torch)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    for batch in (2, 4):  # another size of batch, by which torch makes shapes dynamic
+        x = normal(torch, batch, 6, 5).detach()
+        grads = []
+        for f in (model, compiled):
+            model.zero_grad()
+            f(x).mean().backward()
+            grads.append([p.grad.clone() for p in model.parameters()])
+        torch.testing.assert_close(*grads)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_other_methods_of_a_chain(torch):
+    """What a chain expects is differentiable under compilation too, messages are values."""
+    x, P = normal(torch, 2, 4, 3), normal(torch, 1, 3, 3, seed=1)
+
+    def expectations(x, P):
+        chain = alc.LogChain(x, log_transitions=P)
+        return chain.marginals().sin().sum(-1).sum(-1) + chain.expected_transitions().sum()
+
+    compiled = torch.compile(expectations, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(
+        gradients(torch, compiled, x, P), gradients(torch, expectations, x, P)
+    )
+
+    def messages(x, P):
+        chain = alc.LogChain(x, log_transitions=P)
+        return chain.forward_messages() + chain.backward_messages()
+
+    compiled = torch.compile(messages, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, P), messages(x, P))
+    plain = x.detach(), P.detach()
+    torch.testing.assert_close(compiled(*plain), messages(*plain))
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+        torch.compile(messages, fullgraph=True, backend="eager")(x, P).sum().backward()
+
+
+def chain_inputs(torch):
+    x = normal(torch, 2, 1, 4, 3, dtype="float64")
+    P = normal(torch, 1, 5, 1, 3, 3, dtype="float64")
+    return x, P, None
+
+
+@pytest.mark.parametrize("name", ["matmul", "logmatmulexp", "maxplus_matmul"])
+@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float64")])
+def test_operators_of_products(torch, name, dtypes):
+    # The operators are made when the first tensor that needs them arrives.
+    import arraylogchain._torch  # noqa: F401
+
+    ops = torch.ops.arraylogchain
+    a = normal(torch, 2, 1, 3, 4, dtype=dtypes[0])
+    b = normal(torch, 1, 5, 4, 2, seed=1, dtype=dtypes[1])
+    torch.library.opcheck(getattr(ops, name), (a, b, 1 << 20))
+    out = getattr(ops, name)(a, b, 1 << 20)
+    if name == "maxplus_matmul":
+        values, indices = (x.detach() for x in out)
+        torch.library.opcheck(
+            ops.maxplus_matmul_gradients, (a.detach(), b.detach(), indices, values)
+        )
+        return
+    given = (a, b, out.detach() if name == "logmatmulexp" else None, torch.ones_like(out))
+    for wanted in ([True, False], [True, True]):
+        torch.library.opcheck(getattr(ops, f"{name}_gradients"), (*given, wanted, 1 << 20))
+    plain = [x if x is None else x.detach() for x in (*given, *given[:2])]
+    arguments = (*plain[:4], [True, False, True], *plain[4:], 1 << 20)
+    torch.library.opcheck(getattr(ops, f"{name}_second"), arguments)
+
+
+def test_operators_of_chains(torch):
+    import arraylogchain._torch  # noqa: F401
+
+    ops = torch.ops.arraylogchain
+    inputs, options = chain_inputs(torch), (True, False, None)
+    torch.library.opcheck(ops.log_partition, (*inputs, *options))
+    g = torch.ones(2, 5, dtype=torch.float64, requires_grad=True)
+    wanted = [True, True, False]
+    torch.library.opcheck(ops.log_partition_gradients, (*inputs, None, g, wanted, *options))
+    plain = [x if x is None else x.detach() for x in inputs]
+    arguments = (*plain, None, g.detach(), [True, True, True, False], *plain, *options)
+    torch.library.opcheck(ops.log_partition_second, arguments)
+    for name in ("forward_messages", "backward_messages"):
+        torch.library.opcheck(getattr(ops, name), (*plain, *options))

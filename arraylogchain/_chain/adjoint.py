@@ -122,7 +122,7 @@ class ScaledAdjoint:
     def _factors(self, i: int, state: State) -> Array | None:
         if self.stored is not None:
             return self.stored[:, :, i, :]
-        return self.form.factors_of(self.steps, i, state)
+        return self.form.exponentials.again(self.steps, i, state)
 
     def _weighted(self, x: Array) -> Array:
         return x if self.late is None else x * self.late

@@ -26,13 +26,12 @@ import math
 from dataclasses import dataclass, replace
 
 from arraylogchain._arrays import Array, Context, Precision, whole_maximum
+from arraylogchain._chain.factors import Exponentials, Factors
 from arraylogchain._chain.matrices import Matrix, prepare, spread
 from arraylogchain._chain.pieces import RecursionPlan
 from arraylogchain._chain.states import State, power_to, scale_by_powers
 from arraylogchain._chain.steps import Steps
 
-# Potentials within these bounds of 0 need no shift.
-_NARROW = {"float32": 20.0, "float64": 200.0}
 # No row's largest entry is left above 2**_CEILING: up to the largest number there is room for what
 # a step can multiply it by, 2**13 entries, a matrix of LARGEST and exp(_NARROW).
 _CEILING = {"float32": 80, "float64": 710}
@@ -40,38 +39,6 @@ _CEILING = {"float32": 80, "float64": 710}
 _ROOM = 16
 # Rows are rescaled before their smallest entry falls below this, if that helps.
 _FLOOR = {"float32": 2.0**-60, "float64": 2.0**-700}
-
-
-@dataclass(slots=True)
-class Factors:
-    """exp(potentials) of a block of steps, as ``values * exp(offset)``."""
-
-    given: Array  # the potentials, [groups, rows, steps, K]
-    values: Array
-    offset: Array | None  # [groups, rows, steps, 1], whole numbers; None for zero
-    least: float  # bounds on the values
-    largest: float
-    positive: bool  # whether no value is zero
-
-    def weigh(self, ctx: Context, state: State, at: int, out: Array) -> State:
-        """Return a state times the factors of one step, its values written into `out`."""
-        ctx.apply(ctx.xp.multiply, state.values, self.values[:, :, at, :], out=out)
-        shift = None if self.offset is None else self.offset[:, :, at, :]
-        return replace(
-            state,
-            values=out,
-            offset=state.offset if shift is None else state.offset + shift,
-            low=state.low * self.least,
-            high=state.high * self.largest,
-            shift=shift,
-        )
-
-    def reached(self, alive: Array | None, at: int) -> Array | None:
-        """Return which entries stay nonzero, given which are; None: all."""
-        if self.positive:
-            return alive
-        finite = self.given[:, :, at, :] > -math.inf
-        return finite if alive is None else alive & finite
 
 
 @dataclass(slots=True)
@@ -106,10 +73,7 @@ class ScaledForm:
     ) -> None:
         self.ctx, self.precision, self.every_entry = ctx, precision, every_entry
         self.panel, self.together = plan.panel, plan.together
-        # Where to keep the factors of all steps, [groups, rows, count, K].
-        self.store: Array | None = None
-        self.try_narrow = True
-        self.buffer: Array | None = None
+        self.exponentials = Exponentials(ctx, precision)
         self.floor = _FLOOR[precision.name]
         self.ceiling = min(_CEILING[precision.name], ceiling or _CEILING[precision.name])
 
@@ -128,7 +92,7 @@ class ScaledForm:
             The states after each step, if `record`.
         """
         # Running a block again has to make the same choices again.
-        self.try_narrow = True
+        self.exponentials.try_narrow = True
         matrix: Matrix | None = None
         factors: Factors | None = None
         failed: Array | None = None
@@ -137,7 +101,7 @@ class ScaledForm:
         for i in range(block.start, block.stop):
             if i >= max(chunk.stop, steps.first_weighed):
                 chunk = slice(i, min(i + self.together, block.stop))
-                factors = self._factors(steps, chunk)
+                factors = self.exponentials.of_block(steps, chunk)
             at = i - chunk.start
             before = state
             if before is None:
@@ -166,17 +130,6 @@ class ScaledForm:
         assert state is not None
         return state, failed, history
 
-    def factors_of(self, steps: Steps, i: int, state: State) -> Array | None:
-        """Return exp(potentials) of step i, [groups, rows, K], with the shift that `state` met."""
-        ctx = self.ctx
-        given = None if i < steps.first_weighed else steps.potentials_of(slice(i, i + 1))
-        if given is None:
-            return None
-        x = ctx.load(given, self.precision)[:, :, 0, :]
-        if state.shift is not None:
-            return self._flushed(ctx.xp.exp(x - ctx.load(state.shift, self.precision)))
-        return ctx.xp.exp(x)
-
     def ends_of(self, steps: Steps) -> Array | None:
         """Return the weights of what follows the last state, up to a factor of each row."""
         if steps.end is None:
@@ -184,7 +137,7 @@ class ScaledForm:
         ctx, xp = self.ctx, self.ctx.xp
         logs = replace(steps, backward=True).start_of()
         wide = ctx.load(logs, ctx.widest)
-        return self._flushed(
+        return self.exponentials.flushed(
             xp.exp(ctx.load(wide - whole_maximum(ctx, wide, -1, ctx.widest), self.precision))
         )
 
@@ -197,42 +150,6 @@ class ScaledForm:
         total = xp.sum(last.values * self.ends_of(steps), axis=-1, keepdims=True)
         lost = tiny * (xp.sum(last.values, axis=-1, keepdims=True) + steps.chain.size)
         return ~(total >= lost / self.precision.eps)
-
-    def _factors(self, steps: Steps, block: slice) -> Factors | None:
-        xp, ctx, precision = self.ctx.xp, self.ctx, self.precision
-        given = steps.potentials_of(block)
-        if given is None:
-            return None
-        x = ctx.load(given, precision)
-        values = self._buffer_for(x, block)
-        if self.try_narrow:
-            # Looked at after the exponential, which leaves contiguous arrays. NaN compares False.
-            bound = math.exp(_NARROW[precision.name])
-            ctx.apply(xp.exp, x, out=values)
-            low, high = float(xp.min(values)), float(xp.max(values))
-            if 1.0 / bound <= low and high <= bound:
-                return Factors(given, values, None, low, max(1.0, high), positive=True)
-            self.try_narrow = False
-        shift = whole_maximum(ctx, x, -1, precision)
-        ctx.apply(xp.subtract, x, shift, out=values)
-        ctx.apply(xp.exp, values, out=values)
-        positive = float(xp.min(values)) >= precision.tiny
-        if not positive:
-            values[...] = self._flushed(values)
-        return Factors(given, values, ctx.load(shift, ctx.widest), 0.0, math.exp(0.5), positive)
-
-    def _flushed(self, values: Array) -> Array:
-        """Return values with what is below the smallest normal number set to zero."""
-        xp = self.ctx.xp
-        return xp.where(values < self.precision.tiny, xp.zeros_like(values), values)
-
-    def _buffer_for(self, x: Array, block: slice) -> Array:
-        """Return where the factors of a block go, reusing memory: fresh memory costs time."""
-        if self.store is not None:
-            return self.store[:, :, block, :]
-        if self.buffer is None or tuple(self.buffer.shape) != tuple(x.shape):
-            self.buffer = self.ctx.empty(tuple(x.shape), self.ctx.dtype(self.precision))
-        return self.buffer
 
     def _prepare(self, steps: Steps, i: int) -> Matrix:
         in_logs = steps.chain.transitions_in_logs

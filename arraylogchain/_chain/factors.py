@@ -1,0 +1,109 @@
+"""Exponentials of potentials, which scaled states are weighed with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from arraylogchain._arrays import Array, Context, Precision, whole_maximum
+from arraylogchain._chain.states import State
+from arraylogchain._chain.steps import Steps
+
+# Potentials within these bounds of 0 need no shift.
+_NARROW = {"float32": 20.0, "float64": 200.0}
+
+
+@dataclass(slots=True)
+class Factors:
+    """exp(potentials) of a block of steps, as ``values * exp(offset)``."""
+
+    given: Array  # the potentials, [groups, rows, steps, K]
+    values: Array
+    offset: Array | None  # [groups, rows, steps, 1], whole numbers; None for zero
+    least: float  # bounds on the values
+    largest: float
+    positive: bool  # whether no value is zero
+
+    def weigh(self, ctx: Context, state: State, at: int, out: Array) -> State:
+        """Return a state times the factors of one step, its values written into `out`."""
+        ctx.apply(ctx.xp.multiply, state.values, self.values[:, :, at, :], out=out)
+        shift = None if self.offset is None else self.offset[:, :, at, :]
+        return replace(
+            state,
+            values=out,
+            offset=state.offset if shift is None else state.offset + shift,
+            low=state.low * self.least,
+            high=state.high * self.largest,
+            shift=shift,
+        )
+
+    def reached(self, alive: Array | None, at: int) -> Array | None:
+        """Return which entries stay nonzero, given which are; None: all."""
+        if self.positive:
+            return alive
+        finite = self.given[:, :, at, :] > -math.inf
+        return finite if alive is None else alive & finite
+
+
+class Exponentials:
+    """Makes factors of potentials, in one precision, for a few steps at a time.
+
+    Attributes
+    ----------
+    store : array [groups, rows, count, K] or None
+        Where to keep the factors of all steps.
+    """
+
+    def __init__(self, ctx: Context, precision: Precision) -> None:
+        self.ctx, self.precision = ctx, precision
+        self.try_narrow = True
+        self.buffer: Array | None = None
+        self.store: Array | None = None
+
+    def of_block(self, steps: Steps, block: slice) -> Factors | None:
+        """Return the factors of a block of steps, None if there are no potentials."""
+        xp, ctx, precision = self.ctx.xp, self.ctx, self.precision
+        given = steps.potentials_of(block)
+        if given is None:
+            return None
+        x = ctx.load(given, precision)
+        values = self._buffer_for(x, block)
+        if self.try_narrow:
+            # Looked at after the exponential, which leaves contiguous arrays. NaN compares False.
+            bound = math.exp(_NARROW[precision.name])
+            ctx.apply(xp.exp, x, out=values)
+            low, high = float(xp.min(values)), float(xp.max(values))
+            if 1.0 / bound <= low and high <= bound:
+                return Factors(given, values, None, low, max(1.0, high), positive=True)
+            self.try_narrow = False
+        shift = whole_maximum(ctx, x, -1, precision)
+        ctx.apply(xp.subtract, x, shift, out=values)
+        ctx.apply(xp.exp, values, out=values)
+        positive = float(xp.min(values)) >= precision.tiny
+        if not positive:
+            values[...] = self.flushed(values)
+        return Factors(given, values, ctx.load(shift, ctx.widest), 0.0, math.exp(0.5), positive)
+
+    def flushed(self, values: Array) -> Array:
+        """Return values with what is below the smallest normal number set to zero."""
+        xp = self.ctx.xp
+        return xp.where(values < self.precision.tiny, xp.zeros_like(values), values)
+
+    def _buffer_for(self, x: Array, block: slice) -> Array:
+        """Return where the factors of a block go, reusing memory: fresh memory costs time."""
+        if self.store is not None:
+            return self.store[:, :, block, :]
+        if self.buffer is None or tuple(self.buffer.shape) != tuple(x.shape):
+            self.buffer = self.ctx.empty(tuple(x.shape), self.ctx.dtype(self.precision))
+        return self.buffer
+
+    def again(self, steps: Steps, i: int, state: State) -> Array | None:
+        """Return exp(potentials) of step i, [groups, rows, K], with the shift that `state` met."""
+        ctx = self.ctx
+        given = None if i < steps.first_weighed else steps.potentials_of(slice(i, i + 1))
+        if given is None:
+            return None
+        x = ctx.load(given, self.precision)[:, :, 0, :]
+        if state.shift is not None:
+            return self.flushed(ctx.xp.exp(x - ctx.load(state.shift, self.precision)))
+        return ctx.xp.exp(x)

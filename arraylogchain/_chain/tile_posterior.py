@@ -1,0 +1,176 @@
+"""Forward passes over one tile of chains, kept for the way back.
+
+Each row of a tile is computed in the fastest form that proves it, forwards and backwards: scaled in
+the precision of the computation, scaled in float64, or in logs. What a pass keeps is either every
+state or one state in about sqrt(count), from which the others are computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from arraylogchain._arrays import DOUBLE, SINGLE, Array
+from arraylogchain._chain.adjoint import ScaledAdjoint, adjoint_ceiling, first_adjoint
+from arraylogchain._chain.gradient_sums import GradientSums, in_tile
+from arraylogchain._chain.log_adjoint import LogAdjoint
+from arraylogchain._chain.log_form import LogForm
+from arraylogchain._chain.pieces import RecursionPlan
+from arraylogchain._chain.scaled_form import ScaledForm
+from arraylogchain._chain.states import State
+from arraylogchain._chain.steps import Steps
+from arraylogchain._fold import Box, chunks
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A forward pass in one scaled form, over a tile or the rows of it that other forms left.
+
+    `before` holds the states before each block, `history` those of the whole chain if it is kept.
+    """
+
+    form: ScaledForm
+    steps: Steps
+    last: State
+    failed: Array | None
+    before: list[State | None]
+    history: list[State] | None
+
+
+class TilePosterior:
+    """The forward passes over one tile of chains, kept for the way back.
+
+    Parameters
+    ----------
+    steps : Steps
+    box : tuple of slice
+        The tile's place in the batch.
+    plan : RecursionPlan
+        Its block is the number of steps whose states are in memory at a time.
+    store : array [groups, rows, count, K], optional
+        Where the exponentials of the potentials are kept for the way back.
+    """
+
+    def __init__(
+        self, steps: Steps, box: Box, plan: RecursionPlan, store: Array | None = None
+    ) -> None:
+        ctx = steps.ctx
+        self.ctx, self.tile, self.box, self.plan = ctx, steps, box, plan
+        self.store = store
+        self.passes: list[_Pass] = []
+        rest: Steps | None = steps
+        precisions = [SINGLE, DOUBLE] if ctx.widest is DOUBLE else [SINGLE]
+        for precision in precisions[precisions.index(ctx.precision) :]:
+            assert rest is not None
+            ceiling = adjoint_ceiling(precision, steps.chain.size)
+            # A sum over paths is the one over all states only where nothing follows.
+            every_entry = steps.end is not None
+            form = ScaledForm(ctx, precision, every_entry, plan, ceiling)
+            form.exponentials.store = store if not self.passes and rest is steps else None
+            found = self._forward(form, rest)
+            form.exponentials.store = None
+            rest = self._unproved(found)
+            if rest is None or _units(rest) < _units(found.steps):
+                self.passes.append(found)
+            else:
+                # Nothing is proved, and nothing of this pass is of use.
+                self.store = None
+            if rest is None:
+                break
+        self.rest = rest
+        if rest is not None:
+            wide = replace(ctx, precision=ctx.widest)
+            self.log_form = LogForm(wide, plan.panel, plan.workspace // 4)
+
+    def log_partition(self) -> Array:
+        """Return the logs of the sums over all paths, [groups, rows, 1], as wide as can be."""
+        xp = self.ctx.xp
+        shape = (self.tile.groups, self.tile.rows, 1)
+        dtype = self.ctx.dtype(self.ctx.widest)
+        out = xp.zeros(shape, dtype=dtype, device=self.ctx.device)
+        found = [(each.steps, each.last) for each in self.passes]
+        if self.rest is not None:
+            whole = slice(0, self.rest.chain.count)
+            found.append((self.rest, self.log_form.run(self.rest, None, whole, False)[0]))
+        for steps, last in found:
+            value = last.log_total(self.ctx)
+            here = in_tile(steps, xp.ones_like(value)) > 0
+            out = xp.where(here, in_tile(steps, value), out)
+        return out
+
+    def add_gradients(self, cotangent: Array, sums: GradientSums) -> None:
+        """Add the gradients for a cotangent [groups, rows, 1] of log Z.
+
+        What is in `store` may lie in the memory of ``sums.potentials``: the exponentials of each
+        step are read before gradients take their place.
+        """
+        for found in self.passes:
+            g = _picked(found.steps, cotangent)
+            if found.failed is not None:
+                g = self.ctx.xp.where(found.failed, self.ctx.xp.zeros_like(g), g)
+            first, late = first_adjoint(found.form, found.steps, found.last, g)
+            adjoint = ScaledAdjoint(found.form, found.steps, self.box, sums, first, late)
+            adjoint.failed = found.failed
+            adjoint.stored = self.store if found.steps.picked is None else None
+            blocks = list(self._blocks())
+            for block, before in zip(reversed(blocks), reversed(found.before), strict=True):
+                history = found.history
+                if history is None:
+                    _, _, history = found.form.run(found.steps, before, block, record=True)
+                adjoint.run(block, before, history)
+        if self.rest is not None:
+            self._add_in_logs(self.rest, cotangent, sums)
+
+    def _forward(self, form: ScaledForm, steps: Steps) -> _Pass:
+        keeps = self.plan.block >= steps.chain.count
+        state: State | None = None
+        failed: Array | None = None
+        before = []
+        history: list[State] | None = None
+        for block in self._blocks():
+            before.append(state)
+            state, bad, states = form.run(steps, state, block, record=keeps)
+            history = states if keeps else None
+            if bad is not None:
+                failed = bad if failed is None else failed | bad
+        assert state is not None
+        if steps.end is not None:
+            bad = form.ends_badly(steps, state)
+            failed = bad if failed is None else failed | bad
+            failed = failed if bool(self.ctx.xp.any(failed)) else None
+        return _Pass(form, steps, state, failed, before, history)
+
+    def _blocks(self) -> Iterator[slice]:
+        return chunks(self.tile.chain.count, self.plan.block)
+
+    def _unproved(self, found: _Pass) -> Steps | None:
+        """Return the steps of the rows that a pass did not prove, if any; groups stay whole."""
+        if found.failed is None:
+            return None
+        xp, axis = self.ctx.xp, found.steps.select_axis
+        bad = xp.any(found.failed, axis=1 - axis)[..., 0]
+        found.failed = xp.any(found.failed, axis=1, keepdims=True) if axis == 0 else found.failed
+        return found.steps.pick(xp.nonzero(bad)[0])
+
+    def _add_in_logs(self, rest: Steps, cotangent: Array, sums: GradientSums) -> None:
+        """Add the gradients of what only the log form can do, a few rows or groups at a time."""
+        chain, axis = rest.chain, rest.select_axis
+        assert rest.picked is not None
+        count = int(rest.picked.shape[0])
+        each = 2 * 8 * chain.count * chain.size * (1 if axis else rest.rows)
+        for part in chunks(count, max(1, self.plan.workspace // 4 // each)):
+            steps = replace(rest, picked=rest.picked[part])
+            block = max(1, self.plan.workspace // 4 // (8 * 4))
+            adjoint = LogAdjoint(self.ctx, self.log_form, steps, self.box, sums, block)
+            adjoint.run(_picked(steps, cotangent))
+
+
+def _units(steps: Steps) -> int:
+    """Return how many rows, or groups where there are several, steps are for."""
+    return steps.rows_picked if steps.select_axis else steps.groups_picked
+
+
+def _picked(steps: Steps, x: Array) -> Array:
+    if steps.picked is None:
+        return x
+    return steps.ctx.xp.take(x, steps.picked, axis=steps.select_axis)

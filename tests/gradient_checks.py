@@ -220,7 +220,8 @@ def check_vjp_chain(
         gradients.append(backend.read(ours, dtype))
         is_linear = {"transitions": transitions, "initial": initial}.get(name) is not None
         largest = error_model.LARGEST_DERIVATIVE[error_model.compute_dtype(dtype)]
-        limit = largest * np.max(np.abs(given.held[-1]), initial=0) if is_linear else np.inf
+        size = float(np.max(np.abs(given.held[-1]), initial=0))
+        limit = largest * size if is_linear else np.inf
         assert_gradient(gradients[-1], expected, bound, limit)
     given.assert_unchanged()
     return tuple(gradients)
@@ -234,7 +235,7 @@ def assert_gradient(
     Sums of parts beyond `limit`, or near the largest number, may overflow, but never to NaN.
     """
     assert found.shape == expected.exact.shape, f"{found.shape}, expected {expected.exact.shape}"
-    too_large = expected.mass > min(limit, np.finfo(found.dtype).max / 2**10)
+    too_large = expected.mass > min(limit, float(np.finfo(found.dtype).max) / 2**10)
     assert not np.any(np.isnan(found[too_large]))
     ours, exact = (np.where(too_large, 0, v).astype(v.dtype) for v in (found, expected.exact))
     assert_within(ours, exact, np.where(too_large, 0, bound))

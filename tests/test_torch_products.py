@@ -334,10 +334,10 @@ def test_sequence_of_matrices(torch):
 def test_chain_of_matrices_far_from_zero(torch):
     """The whole parts of logarithms do not reach the rounding."""
     stack = normal(torch, 64, 3, 3, dtype="float32", grad=False)
-    far = (stack + 1000).requires_grad_()
-    rounded = (far.detach().double() - 1000).requires_grad_()
-    out, expected = alc.logchainexp(far), alc.logchainexp(rounded) + 64_000
-    torch.testing.assert_close(out.double(), expected, rtol=2**-23, atol=0)
+    far = (stack + 1_000_003).requires_grad_()
+    rounded = (far.detach().double() - 1_000_003).requires_grad_()
+    out, expected = alc.logchainexp(far), alc.logchainexp(rounded) + 64 * 1_000_003
+    torch.testing.assert_close(out.double(), expected, rtol=2**-24, atol=0)
     grad, exact = (torch.autograd.grad(y.sum(), x)[0] for y, x in ((out, far), (expected, rounded)))
     torch.testing.assert_close(grad.double(), exact, rtol=1e-4, atol=1e-5)
 

@@ -77,6 +77,7 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> tuple[Arra
     ((1000, 8, 1, 64), (8, 64, 32))
     """
     budget = check_workspace(workspace)
+    refuse_gradients({"a": a, "b": b})
     value = products.matmul(a, b, workspace=workspace)
 
     def pullback(cotangent: Array) -> tuple[Array, Array]:
@@ -135,6 +136,7 @@ def logmatmulexp(
            [0.5]]))
     """
     budget = check_workspace(workspace)
+    refuse_gradients({"a": a, "b": b})
     value = products.logmatmulexp(a, b, workspace=workspace)
 
     def pullback(cotangent: Array) -> tuple[Array, Array]:
@@ -189,6 +191,7 @@ def maxplus_matmul(
            [0.]]))
     """
     budget = check_workspace(workspace)
+    refuse_gradients({"a": a, "b": b})
     value = products.maxplus_matmul(a, b, workspace=workspace)
 
     def pullback(cotangent: Array) -> tuple[Array, Array]:
@@ -257,6 +260,7 @@ def logchainexp(
         if is_sequence
         else {"matrices": matrices}
     )
+    refuse_gradients(given)
     if not given:
         raise ValueError("matrices is an empty sequence; the product of none has no shape")
     ctx, ready = enter(given)
@@ -332,7 +336,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     transitions expected counts. With respect to linear transitions they are
     ``alpha * (emission * beta) / Z``, which is finite where a transition is 0. Through a row whose
     value is infinite they are 0. Derivatives by zeros of linear transitions into states that no
-    path reaches can lie beyond the range of the dtype; they are then returned as a large number.
+    path reaches can be huge: they are kept below 1e33 / K in float32 and 1e303 / K in float64.
 
     Examples
     --------

@@ -19,8 +19,8 @@ from benchmarks.definitions import Case
 from benchmarks.machine import describe_machine, describe_versions
 from benchmarks.runner import Settings, run_case
 
-_THOROUGH = Settings(rounds=9, input_sets=2, seconds_per_contestant=2.0, quick=False)
-_QUICK = Settings(rounds=2, input_sets=1, seconds_per_contestant=0.5, quick=True)
+_THOROUGH = Settings(rounds=9, input_sets=2, seconds_per_contestant=2.0, pause=0.05, quick=False)
+_QUICK = Settings(rounds=2, input_sets=1, seconds_per_contestant=0.5, pause=0.0, quick=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not cases:
         parser.error(f"no case matches {args.only!r}; --list shows their names")
     if args.list:
-        print("\n".join(f"{case.name:<34}{case.title}" for case in cases))
+        width = max(len(case.name) for case in cases)
+        print("\n".join(f"{case.name:<{width}}  {case.title}" for case in cases))
         return 0
     path = measure(cases, _QUICK if args.quick else _THOROUGH, args.output)
     print(report.write(path), file=sys.stderr)

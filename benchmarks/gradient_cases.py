@@ -77,7 +77,7 @@ def _forum_case(
 ) -> Case:
     return Case(
         name=f"gradients-forum-{'-'.join(map(str, size))}",
-        title=f"forum's case n, t, v, c = {', '.join(map(str, size))}",
+        title=f"forum's case n, t, v, c = {', '.join(map(str, size))}, with gradients",
         make=make.forum_and_ones,
         sizes=dict(zip("ntvc", size, strict=True)),
         quick_sizes=dict(zip("ntvc", quick, strict=True)),
@@ -97,7 +97,7 @@ def _square_case(
 
     return Case(
         name=f"gradients-logmatmulexp-{dtype}-{n}" + (f"-sd{sd:g}" if sd else ""),
-        title=f"logmatmulexp {n}³, {dtype}" + (f", sd {sd:g}" if sd else ""),
+        title=f"logmatmulexp {n}³, {dtype}{f', sd {sd:g}' if sd else ''}, with gradients",
         make=make.pair_and_ones,
         sizes=sizes(n),
         quick_sizes=sizes(n // 16),
@@ -113,7 +113,7 @@ def _broadcast_case(
     a, b = (list(sizes[operand]) for operand in "ab")
     return Case(
         name=f"gradients-matmul-{name}",
-        title=f"matmul {a} @ {b}, float32{note}",
+        title=f"matmul {a} @ {b}, float32, with gradients{note}",
         make=make.pair_and_cotangent,
         sizes=sizes,
         quick_sizes=quick_sizes,

@@ -1,4 +1,4 @@
-"""What the results are compared with: NumPy's long double, at entries drawn at random.
+"""What values are compared with: NumPy's long double, at entries drawn at random.
 
 Long double has 64 bits of mantissa and a range of 1e±4932 on x86; where it is only float64, the
 errors of float64 contestants mean little, and the report says so.
@@ -32,7 +32,8 @@ class Reference:
         """Return the largest error, and the share of entries that are no number.
 
         The error of a value is relative beyond 1; that of a gradient is relative to the largest
-        entry of the exact gradient. The share counts what is infinite or NaN and should be finite, and the reverse.
+        entry of the exact gradient. The share counts what is infinite or NaN and should be finite,
+        and the reverse.
         """
         found = np.asarray(value, dtype=np.longdouble)[self.index]
         same = (found == self.exact) | (np.isnan(found) & np.isnan(self.exact))

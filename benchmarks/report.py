@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +87,15 @@ def full_report(content: Json, plot_name: str) -> str:
 _HOW_TO_READ = (
     "Time: median of interleaved rounds ± half the distance between the quartiles. "
     "×: time relative to this library, above 1 is slower. Temporaries: peak allocations beyond "
-    "inputs and output, by tracemalloc for NumPy and by torch's profiler for torch. Error: largest "
-    "|out - exact| / max(1, |exact|) against long double at up to 2000 entries drawn at random; "
-    "wrong: share of these that are infinite or NaN where they should not be, or the reverse."
+    "inputs, output and gradients, by tracemalloc for NumPy, and for torch by its profiler, to "
+    "which NumPy's are added. Error: largest |out - exact| / max(1, |exact|) against long double "
+    "at up to 2000 entries drawn at random; wrong: share of these that are infinite or NaN where "
+    "they should not be, or the reverse.\n\n"
+    "Cases with gradients: value and all gradients in one call. Error: the largest of the value's, "
+    "as above, and of each gradient's: largest |out - exact| / largest |exact| of that gradient, "
+    "against long double, or float64 where the case is in float32 and its sums are long; wrong: "
+    "the largest share of any. A yardstick is of the value and gradients, or of the value alone "
+    "where its row says so."
 )
 
 
@@ -128,38 +135,74 @@ def _case_table(case: Json) -> Iterator[str]:
 def short_report(content: Json, path: Path) -> str:
     """Return one row per case: this library, the yardstick, and the fastest of the others."""
     name = path.resolve().relative_to(README.parent).with_suffix("").as_posix()
-    return "\n\n".join(
-        [
-            _conditions(content),
-            "Medians of interleaved rounds; temporaries beyond inputs and output; errors against "
-            "long double, relative beyond 1, with the share of wrong infinities and NaN where "
-            "there are any. × yardstick: our time in units of the bare matrix multiplies of the "
-            "same shapes. Fastest other: of all that were run, right or wrong. × ours: its time in "
-            "units of ours; below 1 it is faster. All contestants, with spread and memory: "
-            f"[{path.stem}.md]({name}.md).",
-            "\n".join(_short_table(content)),
-            f"![times relative to this library]({name}.png)",
-        ]
+    values = [case for case in content["cases"] if not case.get("has_gradients")]
+    gradients = [case for case in content["cases"] if case.get("has_gradients")]
+    parts = [
+        _conditions(content),
+        "Medians of interleaved rounds; temporaries beyond inputs and output; errors against "
+        "long double, relative beyond 1, with the share of wrong infinities and NaN where "
+        "there are any. × yardstick: our time in units of the bare matrix multiplies of the "
+        "same shapes. Fastest other: of all that were run, right or wrong. × ours: its time in "
+        "units of ours; below 1 it is faster. All contestants, with spread and memory: "
+        f"[{path.stem}.md]({name}.md).",
+    ]
+    if values:
+        parts.append("\n".join(_short_table(values)))
+    if gradients:
+        parts += [_GRADIENTS, "\n".join(_short_table(gradients))]
+    parts.append(f"![times relative to this library]({name}.png)")
+    return "\n\n".join(parts)
+
+
+_GRADIENTS = (
+    "Values and all gradients in one call. Our figures are for NumPy, through `vjp` / for torch, "
+    "through autograd. Temporaries are beyond gradients, too. The error is the largest of the "
+    "value's, as above, and of each gradient's, relative to the largest entry of that gradient, "
+    "against long double or float64. × yardstick: for `logmatmulexp` in units of three "
+    "bare matrix multiplies, for chains in units of those of the value alone."
+)
+
+
+def _short_table(cases: Sequence[Json]) -> Iterator[str]:
+    yield (
+        "| case | time | temporaries | error | × yardstick | fastest other | × ours | its error "
+        "| temporaries of others |"
     )
-
-
-def _short_table(content: Json) -> Iterator[str]:
-    columns = ("case", "time", "temporaries", "error", "× yardstick", "fastest other")
-    yield f"| {' | '.join((*columns, '× ours', 'its error'))} |"
-    yield "|---|--:|--:|--:|--:|---|--:|--:|"
-    for case in content["cases"]:
-        ours, *others = case["results"]
-        if ours["not_run"]:
-            yield f"| {case['title']} | {_cell(ours['not_run'])} | | | | | | |"
+    yield "|---|--:|--:|--:|--:|---|--:|--:|--:|"
+    for case in cases:
+        first, *rest = case["results"]
+        if first["not_run"]:
+            yield f"| {case['title']} | {_cell(first['not_run'])} | | | | | | | |"
             continue
-        run = [result for result in others if not result["not_run"]]
-        yardstick = next((r for r in run if r["is_yardstick"]), None)
-        rivals = [result for result in run if not result["is_yardstick"]]
-        rival = min(rivals, key=lambda result: result["median"], default=None)
-        cells = [case["title"], duration(ours["median"]), amount(ours["temporaries"]), _error(ours)]
-        cells.append(_ratio(ours, yardstick) if yardstick else "")
-        cells += [rival["label"], _ratio(rival, ours), _error(rival)] if rival else [""] * 3
+        ours = [first, *(result for result in rest if result.get("is_ours"))]
+        others = [result for result in rest if not (result.get("is_ours") or result["not_run"])]
+        yardstick = next((result for result in others if result["is_yardstick"]), None)
+        rivals = [result for result in others if not result["is_yardstick"]]
+        cells = (
+            case["title"],
+            _each(ours, lambda result: duration(result["median"])),
+            _each(ours, lambda result: amount(result["temporaries"])),
+            _each(ours, _error),
+            _each(ours, partial(_ratio, unit=yardstick)) if yardstick else "",
+            *_rival_cells(rivals, ours),
+        )
         yield f"| {' | '.join(cells)} |"
+
+
+def _rival_cells(rivals: Sequence[Json], ours: Sequence[Json]) -> tuple[str, ...]:
+    """Return the cells of the fastest of the others, and what all of them hold."""
+    if not rivals:
+        return ("",) * 4
+    fastest = min(rivals, key=lambda result: result["median"])
+    held = sorted(result["temporaries"] for result in rivals)
+    bounds = dict.fromkeys((amount(held[0]), amount(held[-1])))
+    ratios = _each(ours, partial(_ratio, fastest))
+    return fastest["label"], ratios, _error(fastest), " to ".join(bounds)
+
+
+def _each(results: Sequence[Json], text: Callable[[Json], str]) -> str:
+    """Return a figure of each of our results, in one cell."""
+    return " / ".join("not run" if result["not_run"] else text(result) for result in results)
 
 
 def _error(result: Json) -> str:
@@ -194,7 +237,7 @@ def draw(content: Json, path: Path) -> None:
 
     cases = [case for case in content["cases"] if case["results"][0]["median"]]
     rivals = [result for case in cases for result in case["results"][1:] if result["median"]]
-    figure, axes = plt.subplots(figsize=(10, 2.5 + 0.32 * len(cases)), layout="constrained")
+    figure, axes = plt.subplots(figsize=(12, 2.5 + 0.32 * len(cases)), layout="constrained")
     styles = _styles(rivals)
     for row, case in enumerate(cases):
         ours, *others = case["results"]
@@ -208,6 +251,7 @@ def draw(content: Json, path: Path) -> None:
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xscale("log")
     axes.set_yticks(range(len(cases)), [case["title"] for case in cases], fontsize=8)
+    axes.margins(y=0.01)
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
     axes.set_xlabel("time relative to arraylogchain; hollow: wrong answers; bars: yardsticks")

@@ -22,7 +22,6 @@ from benchmarks.references import Reference, SeveralReferences
 # A timing lasts at least this long: shorter calls are repeated within it.
 _SHORTEST_TIMING = 5e-3
 _MOST_REPEATS = 2000
-_PAUSE = 0.05
 # Tracing takes some seconds with torch; a call that took longer is not repeated for its time alone.
 _TRACED_IS_LONG = 1.0
 
@@ -36,6 +35,7 @@ class Settings:
     rounds: int
     input_sets: int
     seconds_per_contestant: float  # no new round is begun beyond this
+    pause: float  # seconds before each timing
     quick: bool
 
 
@@ -91,7 +91,7 @@ def run_case(case: Case, settings: Settings, progress: Callable[[str], None]) ->
             _attempt(entry, partial(_warm_up, entry, references[0]))
     for number in range(settings.rounds):
         progress(f"round {number + 1} of {settings.rounds}")
-        _run_round(entries, number, references, settings.seconds_per_contestant)
+        _run_round(entries, number, references, settings)
     for entry in entries:
         if entry.result.seconds:
             entry.result.summarise()
@@ -147,21 +147,21 @@ def _warm_up(entry: Entry, reference: AnyReference) -> None:
 
 
 def _run_round(
-    entries: list[Entry], number: int, references: list[AnyReference], seconds_limit: float
+    entries: list[Entry], number: int, references: list[AnyReference], settings: Settings
 ) -> None:
     """Let all contestants run in turn on the same inputs, a different one first in each round."""
     which = number % len(references)
     first = number % max(1, len(entries))
     for entry in entries[first:] + entries[:first]:
         spent = sum(entry.result.seconds) * entry.repeats
-        if entry.result.not_run or (spent > seconds_limit and entry.result.seconds):
+        if entry.result.not_run or spent > settings.seconds_per_contestant:
             continue
+        # Threads of the one before keep spinning for some milliseconds after their last work.
+        time.sleep(settings.pause)
         _attempt(entry, partial(_time_once, entry, which, references[which]))
 
 
 def _time_once(entry: Entry, which: int, reference: AnyReference) -> None:
-    # Threads of the contestant before keep spinning for some milliseconds after their last work.
-    time.sleep(_PAUSE)
     if entry.repeats > 1:
         entry.call(which)
     gc.disable()

@@ -32,6 +32,7 @@ class ForumModel(torch.nn.Module):
 
     def __init__(self, t: int, v: int, c: int) -> None:
         super().__init__()
+        # All equal: it is the data that tell the states apart, as what they show is known.
         self.bulk = torch.nn.Parameter(torch.zeros(1, t, v - 1, c, c))
         self.p0 = torch.nn.Parameter(torch.zeros(1, t, c))
 

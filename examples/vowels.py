@@ -39,30 +39,28 @@ def read_pieces(pieces: int, length: int) -> np.ndarray:
 
 
 class Model(NamedTuple):
-    """Logarithms of probabilities."""
+    """Logarithms of probabilities. The text is cut anywhere: pieces start in either state."""
 
     transitions: np.ndarray  # [2, 2]
     emission: np.ndarray  # [2, letters]
-    initial: np.ndarray  # [2]
 
     def chain(self, letters: np.ndarray) -> alc.LogChain:
         """Return the paths of hidden states that may have shown the letters of each piece."""
         return alc.LogChain(
             self.emission.T[letters],  # [pieces, length, 2]
             log_transitions=self.transitions[None],
-            log_initial=self.initial,
+            initial=np.array([0.5, 0.5]),
         )
 
 
-def normalised(counts: Model) -> Model:
-    """Return a model whose probabilities are in proportion to counts."""
-    return Model(*(np.log(x / x.sum(axis=-1, keepdims=True)) for x in counts))
-
-
 def random_model(seed: int) -> Model:
-    """Return a start: letters nearly as likely in both states, for two equal ones would stay so."""
-    rng = np.random.default_rng(seed)
-    return normalised(Model(*(1 + 0.1 * rng.random(shape) for shape in [(2, 2), (2, 26), 2])))
+    """Return a start where states tend to alternate, and letters are likely at random.
+
+    Two equal states would stay equal. Alternation is what sounds do; without that hint some starts
+    end at another division of the letters, of lower likelihood.
+    """
+    logits = 0.5 * np.random.default_rng(seed).normal(size=(2, len(ALPHABET)))
+    return Model(np.log([[0.3, 0.7], [0.7, 0.3]]), log_softmax(logits, axis=-1))
 
 
 def count_letters(letters: np.ndarray, marginals: np.ndarray) -> np.ndarray:
@@ -78,13 +76,11 @@ def train_by_em(model: Model, letters: np.ndarray, iterations: int) -> tuple[Mod
     history = []
     for _ in range(iterations):
         chain = model.chain(letters)
-        marginals = chain.marginals()
-        counts = Model(
-            transitions=chain.expected_transitions()[0],
-            emission=count_letters(letters, marginals),
-            initial=marginals[:, 0].sum(axis=0),
+        counts = (
+            chain.expected_transitions()[0],
+            count_letters(letters, chain.marginals()),
         )
-        model = normalised(counts)
+        model = Model(*(np.log(x / x.sum(axis=-1, keepdims=True)) for x in counts))
         history.append(float(model.chain(letters).log_partition().sum()) / letters.size)
     return model, history
 
@@ -93,37 +89,29 @@ def train_by_gradient(
     model: Model, letters: np.ndarray, iterations: int
 ) -> tuple[Model, list[float]]:
     """Return what `train_by_em` does, found with L-BFGS over the logits of the probabilities."""
-    shapes = [x.shape for x in model]
-    ends = np.cumsum([x.size for x in model])[:-1]
     history = []
 
     def unpack(parameters: np.ndarray) -> Model:
-        parts = np.split(parameters, ends)
-        return Model(
-            *(log_softmax(x.reshape(shape), -1) for x, shape in zip(parts, shapes, strict=True))
-        )
+        transitions, emission = np.split(parameters.reshape(2, -1), [2], axis=-1)
+        return Model(log_softmax(transitions, axis=-1), log_softmax(emission, axis=-1))
 
     def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
         model = unpack(parameters)
         log_z, pullback = alc.vjp.log_partition(model.chain(letters))
-        by_arrays = pullback(np.full_like(log_z, -1 / letters.size))
-        by_logs = Model(
-            by_arrays.transitions[0],
-            count_letters(letters, by_arrays.log_potentials),
-            by_arrays.initial,
-        )
+        by_potentials, by_transitions, _ = pullback(np.full_like(log_z, -1 / letters.size))
+        by_logs = (by_transitions[0], count_letters(letters, by_potentials))
         # Through log_softmax: the total of a row moves in proportion to its probabilities.
         by_logits = [
             g - np.exp(x) * g.sum(axis=-1, keepdims=True)
             for g, x in zip(by_logs, model, strict=True)
         ]
-        return -float(log_z.sum()) / letters.size, np.concatenate([g.ravel() for g in by_logits])
+        return -float(log_z.sum()) / letters.size, np.hstack(by_logits).ravel()
 
     def record(intermediate_result: OptimizeResult) -> None:
         history.append(-float(intermediate_result.fun))
 
-    start = np.concatenate([x.ravel() for x in model])
     options = {"maxiter": iterations, "ftol": 0.0}
+    start = np.hstack(model).ravel()
     found = minimize(loss, start, jac=True, method="L-BFGS-B", callback=record, options=options)
     return unpack(found.x), history
 
@@ -143,7 +131,7 @@ class Outcome(NamedTuple):
 
 
 def main(
-    pieces: int = 1500, length: int = 200, iterations: int = 100, plot: str | None = None
+    pieces: int = 3000, length: int = 100, iterations: int = 100, plot: str | None = None
 ) -> Outcome:
     """Train both ways from the same start and print what they found."""
     letters = read_pieces(pieces, length)
@@ -171,8 +159,8 @@ def draw(model: Model, history: dict[str, list[float]], path: str) -> None:
     state = int(np.argmax(model.emission[:, ALPHABET.index("e")]))
     bars = np.exp(model.emission[[state, 1 - state]])
     for offset, label, heights in zip((-0.2, 0.2), ("state of e", "other"), bars, strict=True):
-        left.bar(np.arange(26) + offset, heights, 0.4, label=label)
-    left.set(xticks=range(26), xticklabels=ALPHABET, ylabel="probability of the letter")
+        left.bar(np.arange(len(ALPHABET)) + offset, heights, 0.4, label=label)
+    left.set(xticks=range(len(ALPHABET)), xticklabels=ALPHABET, ylabel="probability of the letter")
     left.legend()
     for name, values in history.items():
         right.plot(range(1, len(values) + 1), values, label=name)

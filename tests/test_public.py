@@ -8,6 +8,7 @@ import types
 import arraylogchain as alc
 
 PUBLIC = {
+    "vjp",
     "LogChain",
     "MaxPlusProduct",
     "Plan",

@@ -146,3 +146,42 @@ def test_operators_of_chains(torch):
     torch.library.opcheck(ops.log_partition_second, arguments)
     for name in ("forward_messages", "backward_messages"):
         torch.library.opcheck(getattr(ops, name), (*plain, *options))
+
+
+def forward_mode(torch, a, b, da):
+    return torch.func.jvp(lambda x: alc.logmatmulexp(x, b), (a,), (da,))[1]
+
+
+def dual_numbers(torch, a, b, da):
+    forward_ad = torch.autograd.forward_ad
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(alc.logmatmulexp(forward_ad.make_dual(a, da), b)).tangent
+
+
+def mapped_chain(torch, a, b, da):
+    chain = lambda x: alc.LogChain(x, log_transitions=b[None, :, :4]).log_partition()  # noqa: E731
+    return torch.func.vmap(torch.func.grad(chain))(torch.stack([a, da]))
+
+
+@pytest.mark.parametrize("f", [forward_mode, dual_numbers, mapped_chain])
+def test_transforms_within_compiled_functions_are_right(torch, f):
+    """The compiler leaves them alone; as operators, forward mode would give zeros."""
+    a, b, da = (normal(torch, 4, 4, seed=i).detach() for i in range(3))
+    expected = f(torch, a, b, da)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(suppress_errors=False):
+        found = torch.compile(f, backend="eager")(torch, a, b, da)
+    torch.testing.assert_close(found, expected)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(f, backend="eager", fullgraph=True)(torch, a, b, da)
+
+
+def test_dual_numbers_handed_to_a_compiled_function(torch):
+    a, b, da = (normal(torch, 4, 4, seed=i).detach() for i in range(3))
+    compiled = torch.compile(alc.logmatmulexp, backend="eager")
+    compiled(a, b)
+    forward_ad = torch.autograd.forward_ad
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(compiled(forward_ad.make_dual(a, da), b)).tangent
+    torch.testing.assert_close(tangent, forward_mode(torch, a, b, da))

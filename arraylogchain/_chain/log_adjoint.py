@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from arraylogchain._arrays import Array, Context
+from arraylogchain._arrays import Array, Context, whole_maximum
 from arraylogchain._chain.gradient_sums import GradientSums
 from arraylogchain._chain.log_form import LogForm
 from arraylogchain._chain.states import State, add_scale
@@ -67,12 +67,17 @@ class LogAdjoint:
             ahead = self.form.weighted(b, backwards, count - i) if i >= self.steps.chain.lead else b
             if i == 0:
                 self._start(ahead, posterior, total, g)
-            else:
-                before = forward[i - 1]
-                logs = before.values + _scale(before, ahead, total)
-                logs = xp.where(skipped, xp.full_like(logs, -math.inf), logs)
-                after = xp.where(skipped, xp.zeros_like(logs), ahead.values)
-                self._pairs(i - 1, logs, after, g)
+                continue
+            # The whole part of the matrix' logs goes to the scale, where it is exact.
+            given, in_logs = self.steps.matrix(i - 1), self.steps.chain.transitions_in_logs
+            shift = xp.zeros_like(given[:, :1, :1])
+            if in_logs:
+                shift = whole_maximum(ctx, given, (-2, -1), ctx.widest)
+                ahead = replace(ahead, offset=ahead.offset + shift)
+            logs = forward[i - 1].values + _scale(forward[i - 1], ahead, total)
+            logs = xp.where(skipped, xp.full_like(logs, -math.inf), logs)
+            after = xp.where(skipped, xp.zeros_like(logs), ahead.values)
+            self._pairs(i - 1, given, shift, logs, after, g)
 
     def _start(self, ahead: State, posterior: Array, total: State, g: Array) -> None:
         """Add derivatives by the start."""
@@ -84,13 +89,15 @@ class LogAdjoint:
             posterior = self._exp(ahead.values + _scale(ahead, nothing, total))
         self.sums.add_start(self.steps, self.box, posterior, g)
 
-    def _pairs(self, i: int, before: Array, ahead: Array, g: Array) -> None:
+    def _pairs(
+        self, i: int, given: Array, shift: Array, before: Array, ahead: Array, g: Array
+    ) -> None:
         """Add derivatives by the matrices of step i: exp(before_k + ahead_j), summed over rows."""
         ctx, xp = self.ctx, self.ctx.xp
         if self.sums.transitions is None:
             return
         rows, size = int(before.shape[1]), int(before.shape[2])
-        given, in_logs = self.steps.matrix(i), self.steps.chain.transitions_in_logs
+        in_logs = self.steps.chain.transitions_in_logs
         width = max(1, self.block // (int(before.shape[0]) * size))
         for j in chunks(size, width):
             edges = ctx.load(given[:, :, j], ctx.widest)
@@ -98,7 +105,7 @@ class LogAdjoint:
             for row in range(rows):
                 logs = before[:, row, :, None] + ahead[:, row, None, j]
                 if in_logs:
-                    logs = logs + edges
+                    logs = logs + (edges - shift)
                 part = part + g[:, row, :, None] * self._exp(logs)
             if self.sums.as_counts and not in_logs:
                 part = part * edges
@@ -106,7 +113,7 @@ class LogAdjoint:
 
     def _exp(self, logs: Array) -> Array:
         """Return exponentials that stay finite: beyond, only weights of impossible paths lie."""
-        limit = (self.ctx.widest.top - 64) * math.log(2.0)
+        limit = (self.ctx.widest.top - 16) * math.log(2.0)
         return self.ctx.xp.exp(self.ctx.xp.clip(logs, max=limit))
 
 

@@ -25,7 +25,7 @@ def log_partition(given: Given, budget: int | None) -> Tensor:
         Its workspace, if one was asked for.
     """
     inputs, options = _inputs(given, budget)
-    if torch.compiler.is_compiling():
+    if compiled.is_compiling():
         return compiled.log_partition(*inputs, *options)
     # Under a transform the inputs of the gradients are shaped otherwise than those of the value.
     memo = None if torch._C._are_functorch_transforms_active() else Memo()
@@ -62,7 +62,7 @@ def backward_messages(given: Given, budget: int | None) -> Tensor:
 
 
 def _messages(name: str, given: Given, budget: int | None) -> Tensor:
-    if not torch.compiler.is_compiling():
+    if not compiled.is_compiling():
         raise NotImplementedError(
             f"{name}() cannot be differentiated; call it within torch.no_grad(), or on a chain of "
             "detached tensors; log_partition(), marginals() and expected_transitions() can be"
@@ -75,7 +75,7 @@ def _gradient(which: int, inputs: Any, batch: Any, options: Any) -> Tensor:
     wanted = tuple(i == which for i in range(len(inputs)))
     dtype = compiled.result_dtype(*(x for x in inputs if x is not None))
     ones = torch.ones(batch, dtype=dtype, device=inputs[0].device)
-    if torch.compiler.is_compiling():
+    if compiled.is_compiling():
         (result,) = compiled.log_partition_gradients(*inputs, None, ones, list(wanted), *options)
     else:
         (result,) = apply(Gradients, Partition(*options), None, wanted, None, ones, *inputs)

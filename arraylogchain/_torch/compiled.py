@@ -1,7 +1,7 @@
 """What torch.compile sees: each computation is one operator, with the shapes of its results.
 
 Only the compiler takes this road. Operators cannot be differentiated in forward mode, nor under
-`torch.func`; outside of the compiler `functions` does all of that.
+`torch.func`; `functions` does all of that, and the compiler does not see into it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,18 @@ from arraylogchain._torch import maxplus
 from arraylogchain._torch.functions import Operation, Tensor, Tensors, spread
 from arraylogchain._torch.operations import LogMatmulExp, Matmul
 from arraylogchain._torch.partition import Partition
+
+
+def is_compiling() -> bool:
+    """Tell whether the compiler should see operators in this call.
+
+    Not in forward mode, where the tangents of operators would be zero without an error, nor under
+    `torch.func`, which cannot differentiate them.
+    """
+    transformed = (
+        torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    )
+    return torch.compiler.is_compiling() and not transformed
 
 
 def define(

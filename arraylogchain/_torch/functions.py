@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd import Function
@@ -20,6 +20,14 @@ from arraylogchain._arrays import enter, is_differentiated, quiet
 Tensor = Any
 Tensors = Sequence[Any]
 Wanted = tuple[bool, ...]
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def uncompiled(function: F) -> F:
+    """Keep the compiler from looking into a function: it is to see operators only."""
+    return torch.compiler.disable(function)  # type: ignore[no-any-return]
 
 
 class Memo:
@@ -68,11 +76,18 @@ class Operation:
 
 def apply(function: Any, *args: Any) -> Any:
     """Call one of the functions below on the road that costs least here."""
+    if torch.compiler.is_compiling():
+        return _apply_uncompiled(function, *args)
     if torch._C._are_functorch_transforms_active():
         return function.apply(*args)
     if not is_differentiated(*args):
         return function.forward(*args)
     return _classic(function).apply(*args)
+
+
+@uncompiled
+def _apply_uncompiled(function: Any, *args: Any) -> Any:
+    return apply(function, *args)
 
 
 @cache
@@ -157,6 +172,7 @@ class Value(Function):  # type: ignore[misc]
     """(op, memo, *inputs) to the operation's value."""
 
     @staticmethod
+    @uncompiled
     def forward(op: Operation, memo: Memo | None, *inputs: Tensor) -> Tensor:
         return op.value(memo, *inputs)
 
@@ -190,6 +206,7 @@ class Gradients(Function):  # type: ignore[misc]
     """(op, memo, wanted, out, g, *inputs) to the gradients that are wanted."""
 
     @staticmethod
+    @uncompiled
     def forward(
         op: Operation, memo: Memo | None, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
@@ -236,6 +253,7 @@ class Tangent(Function):  # type: ignore[misc]
     """(op, out, *inputs, *tangents) to the tangent of the value."""
 
     @staticmethod
+    @uncompiled
     def forward(op: Operation, out: Tensor, *rest: Tensor) -> Tensor:
         n = len(rest) // 2
         return op.tangent(out, rest[:n], rest[n:])
@@ -279,6 +297,7 @@ class Second(Function):  # type: ignore[misc]
     """(op, wanted, out, g, *inputs, *cotangents) to the gradients of the gradients."""
 
     @staticmethod
+    @uncompiled
     def forward(
         op: Operation, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor
     ) -> tuple[Tensor, ...]:

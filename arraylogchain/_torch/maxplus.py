@@ -11,13 +11,21 @@ from arraylogchain import products
 from arraylogchain._arrays import enter, quiet
 from arraylogchain._fold import Shape
 from arraylogchain._product import maxplus_gradients as rules
-from arraylogchain._torch.functions import Tensor, apply, batched, on_arrays, save
+from arraylogchain._torch.functions import (
+    Tensor,
+    apply,
+    batched,
+    on_arrays,
+    save,
+    uncompiled,
+)
 
 
 class Value(Function):  # type: ignore[misc]
     """(budget, a, b) to (values, indices)."""
 
     @staticmethod
+    @uncompiled
     def forward(budget: int, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         values, indices = on_arrays(
             lambda ctx, a, b: products._maxplus_matmul(ctx, a, b, budget), a=a, b=b
@@ -58,6 +66,7 @@ class Gradients(Function):  # type: ignore[misc]
     """(a_shape, b_shape, indices, g) to the gradients of both operands."""
 
     @staticmethod
+    @uncompiled
     def forward(a_shape: Shape, b_shape: Shape, indices: Tensor, g: Tensor) -> Any:
         def both(ctx: Any, indices: Tensor, g: Tensor) -> Any:
             return rules.maxplus_gradients(ctx, a_shape, b_shape, indices, g)
@@ -93,6 +102,7 @@ class Tangent(Function):  # type: ignore[misc]
     """(indices, da, db) to the sums of their entries at the indices."""
 
     @staticmethod
+    @uncompiled
     def forward(indices: Tensor, da: Tensor, db: Tensor) -> Tensor:
         return _with_indices(rules.maxplus_tangent, indices, da=da, db=db)
 

@@ -30,7 +30,7 @@ def logmatmulexp(a: Tensor, b: Tensor, budget: int) -> Tensor:
 def maxplus_matmul(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     """Return `arraylogchain.maxplus_matmul` of tensors, differentiable."""
     a, b, lacking = matrices(a, b)
-    if torch.compiler.is_compiling():
+    if compiled.is_compiling():
         values, indices = compiled.maxplus_matmul(a, b, budget)
     else:
         values, indices = apply(maxplus.Value, budget, a, b)
@@ -47,7 +47,7 @@ def _product(
     operation: type[Matmul | LogMatmulExp], op: Any, a: Tensor, b: Tensor, budget: int
 ) -> Tensor:
     a, b, lacking = matrices(a, b)
-    if torch.compiler.is_compiling():
+    if compiled.is_compiling():
         out = op(a, b, budget)
     else:
         out = apply(Value, operation(budget), None, a, b)
@@ -69,7 +69,7 @@ def matrices(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Shape]:
     check_tensors(a=a, b=b)
     if a.ndim == b.ndim > 1:
         return a, b, ()
-    if not torch.compiler.is_compiling():
+    if not compiled.is_compiling():
         fold(shape_of(a), shape_of(b))  # the error messages are about the shapes as given
     lacking = ((-1,) if b.ndim == 1 else ()) + ((-2 + (b.ndim == 1),) if a.ndim == 1 else ())
     a = a.unsqueeze(0) if a.ndim == 1 else a
@@ -97,7 +97,7 @@ def logchainexp_stack(stack: Tensor, budget: int) -> Tensor:
 def logchainexp_sequence(given: Mapping[str, Tensor], budget: int) -> Tensor:
     """Multiply [..., K_i, K_{i+1}] in the cheapest order, differentiably."""
     check_tensors(**given)
-    if not torch.compiler.is_compiling():
+    if not compiled.is_compiling():
         products.check_sequence({name: shape_of(x) for name, x in given.items()})
     matrices = list(given.values())
     dtype = reduce(torch.promote_types, (x.dtype for x in matrices))

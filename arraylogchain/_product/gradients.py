@@ -17,6 +17,9 @@ from arraylogchain._product.sums import Sums
 from arraylogchain._product.tile_posterior import Tile
 from arraylogchain._product.tiling import Tiling, tile_product
 
+# Rows and columns of a tile where they fit: what is added up over tiles is written once per tile.
+_SIDE = 1024
+
 Pair = tuple[Array | None, Array | None]
 
 
@@ -171,8 +174,10 @@ class _Walk:
         self.tiling = Tiling(1, 1, 1, 1)
         if 0 not in layout.sizes:
             held = item * layout.copies * (1 if copies == 2 else 2)
+            # Of the products of the factors' size, gradients hold one at a time.
+            factor = item * (2 if copies == 2 else 1 + copies)
             self.tiling = tile_product(
-                layout.sizes, room, (1 + copies) * item, entry, copied_bytes=held
+                layout.sizes, room, factor, entry, side=_SIDE, copied_bytes=held
             )
 
     def of_product(self, x: Array) -> Array:

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from arraylogchain._torch import compiled
-from arraylogchain._torch.functions import Gradients, Memo, Tensor, Value, apply
-from arraylogchain._torch.partition import Partition
+from arraylogchain._torch.functions import (
+    Gradients,
+    Memo,
+    Tensor,
+    Value,
+    apply,
+    is_compiling,
+    result_dtype,
+)
+from arraylogchain._torch.partition import Partition, chain_batch
 
 Given = Mapping[str, Tensor]
+
+
+def _compiled() -> ModuleType:
+    """Return the operators; nobody but the compiler needs them."""
+    from arraylogchain._torch import compiled
+
+    return compiled
 
 
 def log_partition(given: Given, budget: int | None) -> Tensor:
@@ -25,8 +40,8 @@ def log_partition(given: Given, budget: int | None) -> Tensor:
         Its workspace, if one was asked for.
     """
     inputs, options = _inputs(given, budget)
-    if compiled.is_compiling():
-        return compiled.log_partition(*inputs, *options)
+    if is_compiling():
+        return _compiled().log_partition(*inputs, *options)
     # Under a transform the inputs of the gradients are shaped otherwise than those of the value.
     memo = None if torch._C._are_functorch_transforms_active() else Memo()
     return apply(Value, Partition(*options), memo, *inputs)
@@ -36,7 +51,7 @@ def marginals(given: Given, budget: int | None) -> Tensor:
     """Return `LogChain.marginals`, differentiable: the gradient to each row's own potentials."""
     inputs, options = _inputs(given, budget)
     potentials, transitions, start = inputs
-    batch = compiled.chain_batch(*inputs)
+    batch = chain_batch(*inputs)
     potentials = potentials.expand(*batch, *potentials.shape[-2:])
     return _gradient(0, (potentials, transitions, start), batch, options)
 
@@ -45,7 +60,7 @@ def expected_transitions(given: Given, budget: int | None) -> Tensor:
     """Return `LogChain.expected_transitions`, differentiable: the gradient to log transitions."""
     inputs, options = _inputs(given, budget)
     weights = given.get("transitions")
-    gradient = _gradient(1, inputs, compiled.chain_batch(*inputs), options)
+    gradient = _gradient(1, inputs, chain_batch(*inputs), options)
     if weights is None:
         return gradient.reshape(given["log_transitions"].shape)
     return gradient.reshape(weights.shape) * weights
@@ -62,21 +77,21 @@ def backward_messages(given: Given, budget: int | None) -> Tensor:
 
 
 def _messages(name: str, given: Given, budget: int | None) -> Tensor:
-    if not compiled.is_compiling():
+    if not is_compiling():
         raise NotImplementedError(
             f"{name}() cannot be differentiated; call it within torch.no_grad(), or on a chain of "
             "detached tensors; log_partition(), marginals() and expected_transitions() can be"
         )
     inputs, options = _inputs(given, budget)
-    return getattr(compiled, name)(*inputs, *options)
+    return getattr(_compiled(), name)(*inputs, *options)
 
 
 def _gradient(which: int, inputs: Any, batch: Any, options: Any) -> Tensor:
     wanted = tuple(i == which for i in range(len(inputs)))
-    dtype = compiled.result_dtype(*(x for x in inputs if x is not None))
+    dtype = result_dtype(*(x for x in inputs if x is not None))
     ones = torch.ones(batch, dtype=dtype, device=inputs[0].device)
-    if compiled.is_compiling():
-        (result,) = compiled.log_partition_gradients(*inputs, None, ones, list(wanted), *options)
+    if is_compiling():
+        (result,) = _compiled().log_partition_gradients(*inputs, None, ones, list(wanted), *options)
     else:
         (result,) = apply(Gradients, Partition(*options), None, wanted, None, ones, *inputs)
     return result

@@ -12,22 +12,11 @@ from typing import Any
 import torch
 from torch.library import custom_op
 
+from arraylogchain._product.sequence import multiplication_order
 from arraylogchain._torch import maxplus
-from arraylogchain._torch.functions import Operation, Tensor, Tensors, spread
+from arraylogchain._torch.functions import Operation, Tensor, Tensors, apply, result_dtype, spread
 from arraylogchain._torch.operations import LogMatmulExp, Matmul
-from arraylogchain._torch.partition import Partition
-
-
-def is_compiling() -> bool:
-    """Tell whether the compiler should see operators in this call.
-
-    Not in forward mode, where the tangents of operators would be zero without an error, nor under
-    `torch.func`, which cannot differentiate them.
-    """
-    transformed = (
-        torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
-    )
-    return torch.compiler.is_compiling() and not transformed
+from arraylogchain._torch.partition import Partition, chain_batch
 
 
 def define(
@@ -147,13 +136,6 @@ def _empty_product(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty(_product_shape(a, b), dtype=result_dtype(a, b))
 
 
-def result_dtype(*tensors: Tensor) -> Any:
-    dtype = tensors[0].dtype
-    for x in tensors[1:]:
-        dtype = torch.promote_types(dtype, x.dtype)
-    return dtype
-
-
 matmul, _ = define(Matmul, "matmul", ("Tensor a", "Tensor b"), "int budget", _empty_product)
 logmatmulexp, _ = define(
     LogMatmulExp, "logmatmulexp", ("Tensor a", "Tensor b"), "int budget", _empty_product
@@ -206,14 +188,6 @@ _CHAIN_INPUTS = ("Tensor log_potentials", "Tensor? transitions", "Tensor? initia
 _CHAIN_OPTIONS = "bool transitions_in_logs, bool start_in_logs, int? budget"
 
 
-def chain_batch(potentials: Tensor, transitions: Tensor | None, start: Tensor | None) -> Any:
-    """Return the batch axes of a chain's inputs broadcast together."""
-    batches = [potentials.shape[:-2]]
-    batches += [] if transitions is None else [transitions.shape[:-3]]
-    batches += [] if start is None else [start.shape[:-1]]
-    return torch.broadcast_shapes(*batches)
-
-
 def _empty_partition(*inputs: Tensor | None) -> Tensor:
     given = [x for x in inputs if x is not None]
     return given[0].new_empty(chain_batch(*inputs), dtype=result_dtype(*given))
@@ -240,3 +214,15 @@ def _define_messages(name: str) -> Any:
 
 forward_messages = _define_messages("forward_messages")
 backward_messages = _define_messages("backward_messages")
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def order(sizes: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return the order of multiplication, which the compiler need not look into."""
+    return multiplication_order(sizes)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def apply_uncompiled(function: Any, *args: Any) -> Any:
+    """Call a function for autograd where the compiler cannot look into it."""
+    return apply(function, *args)

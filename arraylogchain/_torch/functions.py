@@ -8,9 +8,10 @@ not given are None throughout.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.autograd import Function
@@ -22,12 +23,38 @@ Tensors = Sequence[Any]
 Wanted = tuple[bool, ...]
 
 
-F = TypeVar("F", bound=Callable[..., Any])
+def is_compiling() -> bool:
+    """Tell whether the compiler should see operators in this call.
+
+    Not in forward mode, where the tangents of operators would be zero without an error, nor under
+    `torch.func`, which cannot differentiate them.
+    """
+    transformed = (
+        torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    )
+    return torch.compiler.is_compiling() and not transformed
 
 
-def uncompiled(function: F) -> F:
-    """Keep the compiler from looking into a function: it is to see operators only."""
-    return torch.compiler.disable(function)  # type: ignore[no-any-return]
+class uncompiled:  # noqa: N801
+    """Keep the compiler from looking into a function: it is to see operators only.
+
+    The compiler takes more than a second to import, so it is not asked before it is there.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.hidden = function, False
+
+    def __call__(self, *args: Any) -> Any:
+        if not self.hidden and "torch._dynamo" in sys.modules:
+            self.function, self.hidden = torch.compiler.disable(self.function), True
+        return self.function(*args)
+
+
+def result_dtype(*tensors: Tensor) -> Any:
+    dtype = tensors[0].dtype
+    for x in tensors[1:]:
+        dtype = torch.promote_types(dtype, x.dtype)
+    return dtype
 
 
 class Memo:
@@ -77,17 +104,14 @@ class Operation:
 def apply(function: Any, *args: Any) -> Any:
     """Call one of the functions below on the road that costs least here."""
     if torch.compiler.is_compiling():
-        return _apply_uncompiled(function, *args)
+        from arraylogchain._torch import compiled
+
+        return compiled.apply_uncompiled(function, *args)
     if torch._C._are_functorch_transforms_active():
         return function.apply(*args)
     if not is_differentiated(*args):
         return function.forward(*args)
     return _classic(function).apply(*args)
-
-
-@uncompiled
-def _apply_uncompiled(function: Any, *args: Any) -> Any:
-    return apply(function, *args)
 
 
 @cache

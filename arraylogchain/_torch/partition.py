@@ -17,6 +17,14 @@ from arraylogchain.chain import LogChain
 _TOLERANCE = 1e-6
 
 
+def chain_batch(potentials: Tensor, transitions: Tensor | None, start: Tensor | None) -> Any:
+    """Return the batch axes of a chain's inputs broadcast together."""
+    batches = [potentials.shape[:-2]]
+    batches += [] if transitions is None else [transitions.shape[:-3]]
+    batches += [] if start is None else [start.shape[:-1]]
+    return torch.broadcast_shapes(*batches)
+
+
 class Partition(Operation):
     """Of log potentials, transitions and initial weights; the last two may be None."""
 

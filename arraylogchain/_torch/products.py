@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -12,43 +13,46 @@ from arraylogchain import products
 from arraylogchain._arrays import shape_of
 from arraylogchain._fold import Shape, fold
 from arraylogchain._product.sequence import multiplication_order
-from arraylogchain._torch import compiled, maxplus
-from arraylogchain._torch.functions import Tensor, Value, apply, check_tensors
+from arraylogchain._torch import maxplus
+from arraylogchain._torch.functions import Tensor, Value, apply, check_tensors, is_compiling
 from arraylogchain._torch.operations import LogMatmulExp, Matmul
+
+
+def _compiled() -> ModuleType:
+    """Return the operators; nobody but the compiler needs them."""
+    from arraylogchain._torch import compiled
+
+    return compiled
 
 
 def matmul(a: Tensor, b: Tensor, budget: int) -> Tensor:
     """Return `arraylogchain.matmul` of tensors, differentiable."""
-    return _product(Matmul, compiled.matmul, a, b, budget)
+    return _product(Matmul, a, b, budget)
 
 
 def logmatmulexp(a: Tensor, b: Tensor, budget: int) -> Tensor:
     """Return `arraylogchain.logmatmulexp` of tensors, differentiable."""
-    return _product(LogMatmulExp, compiled.logmatmulexp, a, b, budget)
+    return _product(LogMatmulExp, a, b, budget)
 
 
 def maxplus_matmul(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     """Return `arraylogchain.maxplus_matmul` of tensors, differentiable."""
     a, b, lacking = matrices(a, b)
-    if compiled.is_compiling():
-        values, indices = compiled.maxplus_matmul(a, b, budget)
+    if is_compiling():
+        values, indices = _compiled().maxplus_matmul(a, b, budget)
     else:
         values, indices = apply(maxplus.Value, budget, a, b)
     return drop(values, lacking), drop(indices, lacking)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _order(sizes: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return the order of multiplication, which the compiler need not look into."""
-    return multiplication_order(sizes)
+    return _compiled().order(sizes) if is_compiling() else multiplication_order(sizes)
 
 
-def _product(
-    operation: type[Matmul | LogMatmulExp], op: Any, a: Tensor, b: Tensor, budget: int
-) -> Tensor:
+def _product(operation: type[Matmul | LogMatmulExp], a: Tensor, b: Tensor, budget: int) -> Tensor:
     a, b, lacking = matrices(a, b)
-    if compiled.is_compiling():
-        out = op(a, b, budget)
+    if is_compiling():
+        out = getattr(_compiled(), operation.name)(a, b, budget)
     else:
         out = apply(Value, operation(budget), None, a, b)
     return drop(out, lacking)
@@ -69,7 +73,7 @@ def matrices(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Shape]:
     check_tensors(a=a, b=b)
     if a.ndim == b.ndim > 1:
         return a, b, ()
-    if not compiled.is_compiling():
+    if not is_compiling():
         fold(shape_of(a), shape_of(b))  # the error messages are about the shapes as given
     lacking = ((-1,) if b.ndim == 1 else ()) + ((-2 + (b.ndim == 1),) if a.ndim == 1 else ())
     a = a.unsqueeze(0) if a.ndim == 1 else a
@@ -97,7 +101,7 @@ def logchainexp_stack(stack: Tensor, budget: int) -> Tensor:
 def logchainexp_sequence(given: Mapping[str, Tensor], budget: int) -> Tensor:
     """Multiply [..., K_i, K_{i+1}] in the cheapest order, differentiably."""
     check_tensors(**given)
-    if not compiled.is_compiling():
+    if not is_compiling():
         products.check_sequence({name: shape_of(x) for name, x in given.items()})
     matrices = list(given.values())
     dtype = reduce(torch.promote_types, (x.dtype for x in matrices))

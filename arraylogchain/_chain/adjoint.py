@@ -82,6 +82,7 @@ class ScaledAdjoint:
         """Go back through a block of steps, given its states and the one before it."""
         ctx, xp = self.form.ctx, self.form.ctx.xp
         limit = 2.0 ** (self.form.precision.top - 16) / self.steps.chain.size
+        ahead_room, room = (xp.empty_like(history[0].values) for _ in range(2))
         for i in reversed(range(block.start, block.stop)):
             state = history[i - block.start]
             previous = history[i - block.start - 1] if i > block.start else before
@@ -92,7 +93,11 @@ class ScaledAdjoint:
             # Before gradients are added: their place may be where the factors lie.
             weights = self._factors(i, state)
             if weights is not None:
-                ahead = (ahead if state.alive is None else xp.clip(ahead, -limit, limit)) * weights
+                if state.alive is not None:
+                    ahead = xp.clip(ahead, -limit, limit)
+                # The same memory at each step: fresh memory costs time.
+                ctx.apply(xp.multiply, ahead, weights, out=ahead_room)
+                ahead = ahead_room
             if state.alive is not None:
                 ahead = xp.clip(ahead, -limit, limit)
             if self.failed is not None:
@@ -117,7 +122,7 @@ class ScaledAdjoint:
                 self._weighted(ahead),
                 bounded=state.alive is None,
             )
-            self.adjoint = state.matrix.multiply_transposed(ahead)
+            self.adjoint = state.matrix.multiply_transposed(ahead, room)
 
     def _factors(self, i: int, state: State) -> Array | None:
         if self.stored is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from arraylogchain._arrays import Array, Context, Precision, whole_maximum
 from arraylogchain._chain.states import State
 from arraylogchain._chain.steps import Steps
+from arraylogchain._fold import boxes
 
 # Potentials within these bounds of 0 need no shift.
 _NARROW = {"float32": 20.0, "float64": 200.0}
@@ -59,6 +60,22 @@ class Exponentials:
         self.try_narrow = True
         self.buffer: Array | None = None
         self.store: Array | None = None
+
+    def fill_store(self, steps: Steps) -> Factors | None:
+        """Fill the store at once, a few rows at a time; None if shifts are needed."""
+        xp, ctx, store = self.ctx.xp, self.ctx, self.store
+        given = steps.potentials_of(slice(0, steps.chain.count))
+        if given is None or store is None:
+            return None
+        bound, low, high = math.exp(_NARROW[self.precision.name]), math.inf, 0.0
+        for box in boxes(tuple(given.shape), 4 * ctx.block):
+            part = store[box]
+            ctx.apply(xp.exp, ctx.load(given[box], self.precision), out=part)
+            low, high = min(low, float(xp.min(part))), max(high, float(xp.max(part)))
+            # NaN compares False.
+            if not (1.0 / bound <= low and high <= bound):
+                return None
+        return Factors(given, store, None, low, max(1.0, high), positive=True)
 
     def of_block(self, steps: Steps, block: slice) -> Factors | None:
         """Return the factors of a block of steps, None if there are no potentials."""

@@ -50,26 +50,26 @@ class Matrix:
     lossy: bool = False
     invalid: bool = False
 
-    def multiply(self, values: Array) -> Array:
-        """Return values @ factor for values [groups, rows, K]."""
+    def multiply(self, values: Array, out: Array | None = None) -> Array:
+        """Return values @ factor for values [groups, rows, K], in `out` if given."""
         xp, ctx = self.ctx.xp, self.ctx
         groups, rows, _ = values.shape
         cols = int(self.given.shape[-1])
-        out = ctx.empty((groups, rows, cols), ctx.dtype(self.precision))
+        if out is None:
+            out = ctx.empty((groups, rows, cols), ctx.dtype(self.precision))
         for j in chunks(cols, self.width):
             ctx.apply(xp.matmul, values, self.factor(j), out=out[:, :, j])
         return out
 
-    def multiply_transposed(self, values: Array) -> Array:
-        """Return values @ factor.T for values [groups, rows, cols]."""
+    def multiply_transposed(self, values: Array, out: Array) -> Array:
+        """Write values @ factor.T for values [groups, rows, cols] into `out`, and return it."""
         xp, ctx = self.ctx.xp, self.ctx
-        out: Array | None = None
         for j in chunks(int(self.given.shape[-1]), self.width):
-            part = xp.matmul(values[:, :, j], xp.matrix_transpose(self.factor(j)))
-            if out is None:
-                out = part
+            turned = xp.matrix_transpose(self.factor(j))
+            if j.start == 0:
+                ctx.apply(xp.matmul, values[:, :, j], turned, out=out)
             else:
-                ctx.apply(xp.add, out, part, out=out)
+                ctx.apply(xp.add, out, xp.matmul(values[:, :, j], turned), out=out)
         return out
 
     def reached(self, alive: Array | None) -> Array | None:

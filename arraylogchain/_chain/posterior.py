@@ -216,7 +216,9 @@ def _zeros(ctx: Context, chain: Chain, shape: tuple[int, ...], workspace: int) -
     """Return an accumulator: wider where many steps are added up, if that is cheap."""
     wide = len(shape) > 2 and shape[-3] == 1 and 8 * math.prod(shape) <= workspace // 8
     dtype = ctx.dtype(ctx.widest if wide else ctx.precision)
-    return ctx.xp.zeros(shape, dtype=dtype, device=ctx.device)
+    out = ctx.empty(shape, dtype)
+    out[...] = 0.0
+    return out
 
 
 def marginals(ctx: Context, chain: Chain, segments: int, workspace: int) -> Array:

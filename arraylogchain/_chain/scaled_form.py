@@ -74,6 +74,8 @@ class ScaledForm:
         self.ctx, self.precision, self.every_entry = ctx, precision, every_entry
         self.panel, self.together = plan.panel, plan.together
         self.exponentials = Exponentials(ctx, precision)
+        # Where products of all steps go, [count, groups, rows, K], if they will all be kept.
+        self.slab: Array | None = None
         self.floor = _FLOOR[precision.name]
         self.ceiling = min(_CEILING[precision.name], ceiling or _CEILING[precision.name])
 
@@ -98,6 +100,9 @@ class ScaledForm:
         failed: Array | None = None
         history: list[State] = []
         chunk = slice(0, 0)
+        if block.stop - block.start == steps.chain.count:
+            factors = self.exponentials.fill_store(steps)
+            chunk = slice(0, 0) if factors is None else block
         for i in range(block.start, block.stop):
             if i >= max(chunk.stop, steps.first_weighed):
                 chunk = slice(i, min(i + self.together, block.stop))
@@ -112,7 +117,8 @@ class ScaledForm:
                     matrix = self._prepare(steps, i - 1)
                 if steps.backward and factors is not None:
                     before = self._weighted_ahead(before, factors, at)
-                state, losses = self._multiplied(before, matrix)
+                out = None if self.slab is None else self.slab[i, ...]
+                state, losses = self._multiplied(before, matrix, out)
             if factors is not None and not steps.backward:
                 state = self._weighted(state, factors, at, losses)
             if not self._is_plainly_proved(state, losses):
@@ -188,8 +194,8 @@ class ScaledForm:
             state = State(values, -ctx.load(power, ctx.widest), offset, support, in_logs=False)
         return state, bool(xp.any((state.values < precision.tiny) & support))
 
-    def _multiplied(self, state: State, matrix: Matrix) -> tuple[State, Losses]:
-        values = matrix.multiply(self.ctx.load(state.values, self.precision))
+    def _multiplied(self, state: State, matrix: Matrix, out: Array | None) -> tuple[State, Losses]:
+        values = matrix.multiply(self.ctx.load(state.values, self.precision), out)
         exponent, offset = state.exponent, state.offset
         if matrix.power is not None:
             exponent = exponent - self.ctx.load(matrix.power, self.ctx.widest)

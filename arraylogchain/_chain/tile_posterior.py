@@ -127,6 +127,9 @@ class TilePosterior:
         failed: Array | None = None
         before = []
         history: list[State] | None = None
+        if keeps:
+            shape = (steps.chain.count, steps.groups_picked, steps.rows_picked, steps.chain.size)
+            form.slab = self.ctx.empty(shape, self.ctx.dtype(form.precision))
         for block in self._blocks():
             before.append(state)
             state, bad, states = form.run(steps, state, block, record=keeps)
@@ -138,6 +141,7 @@ class TilePosterior:
             bad = form.ends_badly(steps, state)
             failed = bad if failed is None else failed | bad
             failed = failed if bool(self.ctx.xp.any(failed)) else None
+        form.slab = None
         return _Pass(form, steps, state, failed, before, history)
 
     def _blocks(self) -> Iterator[slice]:

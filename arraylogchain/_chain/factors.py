@@ -64,8 +64,10 @@ class Exponentials:
     def fill_store(self, steps: Steps) -> Factors | None:
         """Fill the store at once, a few rows at a time; None if shifts are needed."""
         xp, ctx, store = self.ctx.xp, self.ctx, self.store
+        if store is None:
+            return None
         given = steps.potentials_of(slice(0, steps.chain.count))
-        if given is None or store is None:
+        if given is None:
             return None
         bound, low, high = math.exp(_NARROW[self.precision.name]), math.inf, 0.0
         for box in boxes(tuple(given.shape), 4 * ctx.block):

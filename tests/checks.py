@@ -12,6 +12,30 @@ from tests import error_model, reference
 from tests.conftest import Backend
 from tests.error_model import assert_within
 
+# Shapes of potentials, transitions and initial weights: batch axes that broadcast in every way,
+# and one matrix for each step or one for all.
+CHAIN_SHAPES = [
+    ((6, 4), (5, 4, 4), None),
+    ((6, 4), (1, 4, 4), (4,)),
+    ((3, 6, 4), (5, 4, 4), (4,)),
+    ((3, 6, 4), (1, 4, 4), (3, 4)),
+    ((3, 6, 4), (3, 5, 4, 4), (4,)),
+    ((3, 6, 4), (3, 1, 4, 4), (3, 4)),
+    ((3, 6, 4), (1, 5, 4, 4), (1, 4)),
+    ((1, 6, 4), (3, 5, 4, 4), (4,)),
+    ((2, 1, 6, 4), (3, 5, 4, 4), (4,)),
+    ((2, 3, 6, 4), (3, 1, 4, 4), (2, 1, 4)),
+    ((6, 4), (3, 5, 4, 4), (2, 1, 4)),
+    ((6, 4), (5, 4, 4), (7, 4)),
+    ((2, 3, 6, 4), (2, 1, 5, 4, 4), (3, 4)),
+    ((2, 1, 4), (1, 4, 4), (4,)),
+    ((2, 1, 4), (0, 4, 4), (4,)),
+    ((2, 2, 4), (1, 4, 4), (4,)),
+    ((6, 1), (5, 1, 1), (1,)),
+    ((0, 6, 4), (5, 4, 4), (4,)),
+    ((3, 6, 0), (5, 0, 0), (0,)),
+]
+
 
 class Given:
     """Arrays handed to the library, the values that they hold, and a check that they still do."""

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import arraylogchain as alc
 from tests import error_model, gradient_reference
+from tests.checks import CHAIN_SHAPES
 from tests.conftest import make_backend
 from tests.gradient_checks import check_posterior
 from tests.test_chain import FORMS, given_as, normal, uniform
@@ -40,27 +41,7 @@ def test_agrees_with_all_paths(backend, dtype, form, T):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    ("x", "transitions", "initial"),
-    [
-        ((6, 4), (5, 4, 4), None),
-        ((6, 4), (1, 4, 4), (4,)),
-        ((3, 6, 4), (5, 4, 4), (4,)),
-        ((3, 6, 4), (1, 4, 4), (3, 4)),
-        ((3, 6, 4), (3, 5, 4, 4), (4,)),
-        ((2, 1, 6, 4), (3, 5, 4, 4), (4,)),
-        ((2, 3, 6, 4), (3, 1, 4, 4), (2, 1, 4)),
-        ((6, 4), (3, 5, 4, 4), (2, 1, 4)),
-        ((6, 4), (5, 4, 4), (7, 4)),
-        ((2, 3, 6, 4), (2, 1, 5, 4, 4), (3, 4)),
-        ((2, 1, 4), (1, 4, 4), (4,)),
-        ((2, 1, 4), (0, 4, 4), (4,)),
-        ((2, 2, 4), (1, 4, 4), (4,)),
-        ((6, 1), (5, 1, 1), (1,)),
-        ((0, 6, 4), (5, 4, 4), (4,)),
-        ((3, 6, 0), (5, 0, 0), (0,)),
-    ],
-)
+@pytest.mark.parametrize(("x", "transitions", "initial"), CHAIN_SHAPES)
 def test_batch_axes(backend, dtype, form, x, transitions, initial):
     """Marginals have all batch axes; counts have the shape of the transitions."""
     start = None if initial is None else uniform(*initial)

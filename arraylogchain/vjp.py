@@ -366,6 +366,12 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     def pullback(
         cotangent: Array, wanted: Collection[str] = ChainGradients._fields
     ) -> ChainGradients:
+        unknown = set(wanted).difference(ChainGradients._fields)
+        if isinstance(wanted, str) or unknown:
+            raise ValueError(
+                f"wanted is {wanted!r}; it must be a collection of names among "
+                f"{', '.join(ChainGradients._fields)}"
+            )
         inputs = {name: detached(x) for name, x in chain.arrays.items()}
         _, _, g = _enter_pullback(inputs, value, cotangent)
         names = [fields[name] for name in ChainGradients._fields if name in wanted]

@@ -316,3 +316,36 @@ def test_workspace(torch):
     whole = torch.autograd.grad(method("log_partition", given)(*args).sum(), args)
     small = alc.LogChain(**given, workspace=1 << 20).log_partition()
     torch.testing.assert_close(torch.autograd.grad(small.sum(), args), whole)
+
+
+@pytest.mark.parametrize("shape", [None, (0, 3, 3), (1, 3, 3)])
+def test_second_derivatives_of_one_step(torch, shape):
+    """A chain of one step may come with no transitions or with one that is not used."""
+    x = torch.randn(1, 3, dtype=torch.float64)
+    transitions = None if shape is None else torch.rand(*shape, dtype=torch.float64)
+
+    def value(x):
+        return alc.LogChain(x, transitions=transitions).log_partition()
+
+    p = torch.softmax(x[0], 0)
+    expected = torch.diag(p) - p[:, None] * p
+    torch.testing.assert_close(torch.func.hessian(value)(x)[0, :, 0], expected)
+    _, tangent = torch.func.jvp(value, (x,), (torch.ones_like(x),))
+    torch.testing.assert_close(tangent, torch.ones_like(tangent))
+
+
+def test_states_are_let_go_after_backward(torch):
+    """A graph that is kept computes them again."""
+    x = torch.randn(4, 7, 3, dtype=torch.float64, requires_grad=True)
+    value = alc.LogChain(x, transitions=torch.rand(1, 3, 3, dtype=torch.float64)).log_partition()
+    (first,) = torch.autograd.grad(value.sum(), x, retain_graph=True)
+    assert value.grad_fn.memo.pullback is None
+    (second,) = torch.autograd.grad(value.sum(), x)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def test_tensors_and_arrays_do_not_mix(torch):
+    x = torch.randn(3, 2, requires_grad=True)
+    chain = alc.LogChain(x, transitions=np.ones((1, 2, 2)))
+    with pytest.raises(TypeError, match="transitions"):
+        chain.log_partition()

@@ -185,3 +185,13 @@ def test_dual_numbers_handed_to_a_compiled_function(torch):
     with forward_ad.dual_level():
         tangent = forward_ad.unpack_dual(compiled(forward_ad.make_dual(a, da), b)).tangent
     torch.testing.assert_close(tangent, forward_mode(torch, a, b, da))
+
+
+def test_sequence_with_sizes_that_vary(torch):
+    compiled = torch.compile(
+        lambda *m: alc.logchainexp(list(m)), fullgraph=True, backend="eager", dynamic=True
+    )
+    for n in (2, 3, 5):
+        shapes = (n, 4), (4, 6), (6, 1), (1, n)
+        matrices = [normal(torch, *shape, seed=i).detach() for i, shape in enumerate(shapes)]
+        torch.testing.assert_close(compiled(*matrices), alc.logchainexp(matrices))

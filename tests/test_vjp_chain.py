@@ -337,3 +337,10 @@ def test_any_chain_with_linear_weights(chain, dtype, sharpness):
 def test_any_chain_elsewhere(chain, name):
     x, edges, initial = chain
     check_vjp_chain(make_backend(name), "float32", x, log_transitions=edges, log_initial=initial)
+
+
+@pytest.mark.parametrize("wanted", ["initial", ["log_transitions"], ["x", "initial"]])
+def test_wanted_names_are_checked(wanted):
+    _, pullback = alc.vjp.log_partition(alc.LogChain(np.zeros((1, 2)), initial=np.ones(2)))
+    with pytest.raises(ValueError, match="wanted"):
+        pullback(1.0, wanted)

@@ -50,10 +50,11 @@ def multiplication_order(sizes: Sequence[int]) -> Pairs:
     for length in range(2, n + 1):
         for i in range(n - length + 1):
             j = i + length - 1
-            cost[i][j], last_of_left[i][j] = min(
-                (cost[i][k] + cost[k + 1][j] + sizes[i] * sizes[k + 1] * sizes[j + 1], k)
-                for k in range(i, j)
-            )
+            # Spelled out, so that torch.compile can follow it on sizes that vary.
+            for k in range(i, j):
+                total = cost[i][k] + cost[k + 1][j] + sizes[i] * sizes[k + 1] * sizes[j + 1]
+                if k == i or total < cost[i][j]:
+                    cost[i][j], last_of_left[i][j] = total, k
 
     def pairs(i: int, j: int) -> Pairs:
         if i == j:

@@ -14,6 +14,7 @@ from arraylogchain._torch.functions import (
     Tensor,
     Value,
     apply,
+    check_tensors,
     is_compiling,
     result_dtype,
 )
@@ -79,8 +80,9 @@ def backward_messages(given: Given, budget: int | None) -> Tensor:
 def _messages(name: str, given: Given, budget: int | None) -> Tensor:
     if not is_compiling():
         raise NotImplementedError(
-            f"{name}() cannot be differentiated; call it within torch.no_grad(), or on a chain of "
-            "detached tensors; log_partition(), marginals() and expected_transitions() can be"
+            f"{name}() has no derivatives and no vmap; call it within torch.no_grad(), or on a "
+            "chain of detached tensors; log_partition(), marginals() and expected_transitions() "
+            "have both"
         )
     inputs, options = _inputs(given, budget)
     return getattr(_compiled(), name)(*inputs, *options)
@@ -102,6 +104,7 @@ def _inputs(given: Given, budget: int | None) -> tuple[list[Any], tuple[bool, bo
 
     They get equally many batch axes, so that an axis of vmap is one more in front.
     """
+    check_tensors(**given)
     inputs = [
         given["log_potentials"],
         given.get("transitions", given.get("log_transitions")),

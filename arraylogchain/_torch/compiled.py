@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.library import custom_op
 
-from arraylogchain._product.sequence import multiplication_order
 from arraylogchain._torch import maxplus
 from arraylogchain._torch.functions import Operation, Tensor, Tensors, apply, result_dtype, spread
 from arraylogchain._torch.operations import LogMatmulExp, Matmul
@@ -214,12 +213,6 @@ def _define_messages(name: str) -> Any:
 
 forward_messages = _define_messages("forward_messages")
 backward_messages = _define_messages("backward_messages")
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def order(sizes: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return the order of multiplication, which the compiler need not look into."""
-    return multiplication_order(sizes)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -334,7 +334,10 @@ class Second(Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        raise NotImplementedError(f"third derivatives of {ctx.op.name} are not implemented")
+        raise NotImplementedError(
+            f"third derivatives of {ctx.op.name} are not implemented; for products with second "
+            "derivatives, torch.autograd.functional.vhp and torch.func need no third ones"
+        )
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:

@@ -54,7 +54,11 @@ class Partition(Operation):
     def gradients(
         self, memo: Memo | None, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Tensor
     ) -> Tensors:
-        pullback = memo.pullback if memo is not None else None
+        pullback = None
+        if memo is not None:
+            # Used once: the states that it keeps are let go, as saved tensors are. Where a graph
+            # is kept for another time, they are computed again.
+            pullback, memo.pullback = memo.pullback, None
         if pullback is None:
             _, pullback = vjp.log_partition(self.chain(*inputs))
         names = chosen(vjp.ChainGradients._fields, wanted)
@@ -62,7 +66,7 @@ class Partition(Operation):
 
     def tangent(self, out: Tensor, inputs: Tensors, tangents: Tensors) -> Tensor:
         if _is_empty(inputs):
-            return torch.zeros(self.chain(*inputs).log_partition().shape, dtype=_dtype(inputs))
+            return torch.zeros_like(self.chain(*inputs).log_partition())
         dual = self._dual(inputs, tangents)
         gradients = self._certified(inputs, dual, torch.ones_like(dual.log_partition))
         # All directions at once: the certified gradients know the sum of the changes.
@@ -103,6 +107,8 @@ class Partition(Operation):
 
 def _agree(known: Tensor, result: Tensor, least: float = 0.0) -> bool:
     """Tell whether results agree where they are numbers, relative to the largest of them."""
+    if not known.numel():
+        return True
     numbers = torch.isfinite(known)
     known = torch.where(numbers, known, 0)
     scale = max(least, float(known.abs().max()))
@@ -119,7 +125,12 @@ def _refuse() -> None:
 
 
 def _is_empty(inputs: Tensors) -> bool:
-    return any(x is not None and 0 in x.shape for x in inputs)
+    """Tell whether there are no chains or no states; a chain of one step has no transitions."""
+    potentials, transitions, start = inputs
+    own = [potentials.shape, () if start is None else start.shape]
+    if transitions is not None:
+        own.append((*transitions.shape[:-3], *transitions.shape[-2:]))
+    return any(0 in shape for shape in own)
 
 
 def _dtype(inputs: Tensors) -> Any:

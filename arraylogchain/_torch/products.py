@@ -45,10 +45,6 @@ def maxplus_matmul(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     return drop(values, lacking), drop(indices, lacking)
 
 
-def _order(sizes: tuple[int, ...]) -> list[tuple[int, int]]:
-    return _compiled().order(sizes) if is_compiling() else multiplication_order(sizes)
-
-
 def _product(operation: type[Matmul | LogMatmulExp], a: Tensor, b: Tensor, budget: int) -> Tensor:
     a, b, lacking = matrices(a, b)
     if is_compiling():
@@ -107,7 +103,7 @@ def logchainexp_sequence(given: Mapping[str, Tensor], budget: int) -> Tensor:
     dtype = reduce(torch.promote_types, (x.dtype for x in matrices))
     held = [_Shifted(x) for x in matrices]
     sizes = [int(matrices[0].shape[-2]), *(int(x.shape[-1]) for x in matrices)]
-    for i, j in _order(tuple(sizes)):
+    for i, j in multiplication_order(sizes):
         held[i] = held[i].times(held[j], budget)
     return held[0].whole(dtype)
 
@@ -148,4 +144,6 @@ class _Shifted:
         return part
 
     def whole(self, dtype: Any) -> Tensor:
-        return (self.rest + self.shift).to(dtype)
+        # Of products this is so already; a single matrix is an operand.
+        rest = torch.where(torch.isinf(self.rest), self.rest.detach(), self.rest)
+        return (rest + self.shift).to(dtype)

@@ -11,12 +11,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from array_api_compat import array_namespace
+
 from arraylogchain import products
 from arraylogchain._arrays import (
+    DOUBLE,
+    SINGLE,
     Array,
     Context,
+    _dtype_name,
     detached,
     enter,
+    promote,
     quiet,
     refuse_gradients,
     shape_of,
@@ -173,7 +179,7 @@ def maxplus_matmul(
     pullback : callable
         Takes a cotangent of the values, of their shape, library and device; returns the gradients
         of `a` and `b`, of their shapes and dtypes. All of an entry's cotangent goes to the reported
-        index, and none of an infinite entry's.
+        index, and none of an entry's that is infinite or NaN.
 
     Raises
     ------
@@ -335,8 +341,8 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     With respect to log potentials the gradients are posterior probabilities, with respect to log
     transitions expected counts. With respect to linear transitions they are
     ``alpha * (emission * beta) / Z``, which is finite where a transition is 0. Through a row whose
-    value is infinite they are 0. Derivatives by zeros of linear transitions into states that no
-    path reaches can be huge: they are kept below 1e33 / K in float32 and 1e303 / K in float64.
+    value is infinite they are 0. Derivatives by zeros of linear weights that no path could use can
+    be beyond the range of the dtype: they are then large numbers.
 
     Examples
     --------
@@ -401,19 +407,35 @@ def _enter_pullback(
     g : array
         The cotangent.
     """
-    of_value, _ = enter(inputs)
     if isinstance(cotangent, (int, float)) and shape_of(value) == ():
         ctx, given = enter({**inputs, "value": value})
-        g = ctx.xp.asarray(cotangent, dtype=ctx.dtype(of_value.precision), device=ctx.device)
+        g = ctx.xp.asarray(cotangent, dtype=ctx.dtype(ctx.precision), device=ctx.device)
     else:
+        cotangent = _readable(cotangent, value)
         ctx, given = enter({**inputs, "value": value, "cotangent": cotangent})
         g = given["cotangent"]
     if shape_of(g) != shape_of(value):
         raise ValueError(
             f"cotangent has shape {shape_of(g)}; it must have that of the value, {shape_of(value)}"
         )
-    ctx = replace(ctx, result_name=of_value.result_name, precision=of_value.precision)
+    result_name = _dtype_name(value.dtype)
+    if result_name != ctx.result_name:
+        precision = DOUBLE if result_name == "float64" else SINGLE
+        ctx = replace(ctx, result_name=result_name, precision=precision)
     return ctx, given, g
+
+
+def _readable(cotangent: Array, value: Array) -> Array:
+    """Return a cotangent in bfloat16 in a format of the value's; any other one as it is.
+
+    NumPy computes for libraries whose arrays it can read, but has no bfloat16: a cotangent in it
+    would move the pullback to another library than what is kept of the value.
+    """
+    name = _dtype_name(getattr(cotangent, "dtype", None))
+    if name != "bfloat16" or _dtype_name(value.dtype) == name:
+        return cotangent
+    xp = array_namespace(cotangent)
+    return xp.astype(cotangent, getattr(xp, promote((name, _dtype_name(value.dtype)))))
 
 
 def _indices(ctx: Context, indices: Array) -> Array:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
+from tests import error_model
 
 SHAPES = [
     ((3, 4), (4, 2)),
@@ -306,6 +307,75 @@ def test_maxplus_takes_the_first_of_ties(torch):
     a = torch.zeros(1, 3, requires_grad=True)
     alc.maxplus_matmul(a, torch.zeros(3, 2)).values.sum().backward()
     assert a.grad.tolist() == [[2.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_maxplus_through_what_is_not_finite(torch, compiled):
+    """As the pullback without autograd: nothing; the indices that a caller sees stay."""
+    inf = float("inf")
+    a = torch.tensor([[-inf, -inf], [inf, 0.0], [1.0, 2.0]])
+    b = torch.tensor([[0.0, -inf], [0.0, 0.0]])
+    plain, pullback = alc.vjp.maxplus_matmul(a, b)
+    product = torch.compile(alc.maxplus_matmul, backend="eager") if compiled else alc.maxplus_matmul
+    given = [x.clone().requires_grad_() for x in (a, b)]
+    out = product(*given)
+    assert out.indices.tolist() == plain.indices.tolist()
+    grads = torch.autograd.grad(out.values.sum(), given)
+    torch.testing.assert_close(grads, pullback(torch.ones(3, 2)))
+    assert [x.tolist() for x in grads] == [[[0, 0], [0, 0], [0, 2]], [[0, 0], [1, 1]]]
+
+
+def test_maxplus_through_what_is_not_finite_in_transforms(torch):
+    inf, func = float("inf"), torch.func
+    a = torch.tensor([[-inf, -inf], [inf, 0.0], [1.0, 2.0]])
+    b = torch.tensor([[0.0, -inf], [0.0, 0.0]])
+    tangents = torch.ones_like(a), torch.full_like(b, 3.0)
+    expected = torch.tensor([[0.0, 0.0], [0.0, 0.0], [4.0, 4.0]])
+    torch.testing.assert_close(func.jvp(maxplus, (a, b), tangents)[1], expected)
+    for transform in (func.jacrev, func.jacfwd):
+        summed = transform(maxplus)(a, b).sum((0, 1))
+        assert summed.tolist() == [[0, 0], [0, 0], [0, 2]]
+    mapped = func.vmap(func.grad(lambda a, b: maxplus(a, b).sum()), (0, None))(a.expand(2, 3, 2), b)
+    assert mapped.tolist() == [[[0, 0], [0, 0], [0, 2]]] * 2
+
+    def squared_gradient(a):
+        return func.grad(lambda a: (maxplus(a, b)[2] ** 2).sum())(a).sum()
+
+    second = func.grad(squared_gradient)(a)
+    assert second.tolist() == [[0, 0], [0, 0], [0, 4]]
+    a = a.requires_grad_()
+    values = maxplus(a, b)
+    weights = torch.ones_like(values).requires_grad_()
+    (of_a,) = torch.autograd.grad(values, a, weights, create_graph=True)
+    (of_weights,) = torch.autograd.grad(of_a.sum(), weights)
+    assert of_weights.tolist() == [[0, 0], [0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("name", ["float32", "float64"])
+@pytest.mark.parametrize("offset", [1e4, 1e6])
+def test_tangent_of_wide_entries_far_from_zero(torch, name, offset):
+    """What all entries have in common must not be rounded with those that get their own maximum."""
+    a, b = (normal(torch, *s, seed=i, grad=False) for i, s in enumerate(((9, 12), (12, 7))))
+    dtype = getattr(torch, name)
+    a, b = (a * 1000 + offset).to(dtype), (b * 1000 - offset / 3).to(dtype)
+    da, db = (normal(torch, *x.shape, seed=2, grad=False).to(dtype) for x in (a, b))
+    _, found = torch.func.jvp(alc.logmatmulexp, (a, b), (da, db))
+
+    def wide(x):
+        return x.numpy().astype(np.longdouble)
+
+    terms = wide(a)[:, :, None] + wide(b)
+    below = terms - terms.max(axis=1, keepdims=True)
+    p = np.exp(below)
+    p /= p.sum(axis=1, keepdims=True)
+    tangents = wide(da)[:, :, None] + wide(db)
+    exact = (p * tangents).sum(axis=1)
+    # p errs relatively by eps G: how far entries lie below the maxima of row and column.
+    a_below, b_below = wide(a) - wide(a).max(1)[:, None], wide(b) - wide(b).max(0)
+    gap = 2 * np.abs(a_below[:, :, None] + b_below)
+    count = error_model.roundings(12) + 32
+    bound = error_model.EPS[name] * (p * np.abs(tangents) * (gap + count) + 2).sum(axis=1)
+    error_model.assert_within(found.numpy(), exact, bound)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import strategies as st
 
 import arraylogchain as alc
+from arraylogchain._chain.gradient_sums import GradientSums
 from tests import error_model, gradient_reference
 from tests.checks import CHAIN_SHAPES, mentions
 from tests.conftest import make_backend
@@ -344,3 +345,82 @@ def test_wanted_names_are_checked(wanted):
     _, pullback = alc.vjp.log_partition(alc.LogChain(np.zeros((1, 2)), initial=np.ones(2)))
     with pytest.raises(ValueError, match="wanted"):
         pullback(1.0, wanted)
+
+
+@pytest.mark.parametrize("sd", [30, 100])
+def test_closed_transitions_between_states_far_apart(backend, dtype, sd):
+    """Where no transition leads from k to j, nothing bounds the product of their weights."""
+    rng = np.random.default_rng(7)
+    edges = np.where(np.tri(3, dtype=bool), rng.normal(size=(8, 3, 3)), -np.inf)
+    for seed in range(8):
+        x = sd * np.random.default_rng(seed).normal(size=(2, 9, 3))
+        gradients = check_vjp_chain(backend, dtype, x, log_transitions=edges)
+        assert not np.any(gradients[1][edges == -np.inf])
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-25, 1e-20, 1e9, 1e20])
+@pytest.mark.parametrize("sd", [1, 8])
+def test_cotangents_of_any_size(backend, dtype, sd, scale):
+    """Weights of wide rows are kept far from 1; a cotangent must not push them out of range."""
+    if backend.name == "strict-no_float64":
+        scale = max(scale, 1e-20)  # there the wider range is missing
+    rng = np.random.default_rng(0)
+    x, transitions = sd * rng.normal(size=(2, 12, 4)), rng.random((1, 4, 4))
+    options = {"transitions": transitions, "initial": np.ones(4)}
+    check_vjp_chain(backend, dtype, x, g=np.full(2, scale), **options)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_large_cotangent_and_a_state_out_of_reach(dtype, form):
+    x = np.zeros((2, 12, 2), dtype)
+    x[..., 1] = 50
+    edges, start = np.array([[[1, 0], [0.5, 0.5]]], dtype), np.array([1, 0], dtype)
+    with np.errstate(divide="ignore"):
+        given = given_as(form, edges, start)
+    _, pullback = alc.vjp.log_partition(
+        alc.LogChain(x, **{n: v.astype(dtype) for n, v in given.items()})
+    )
+    gradients = pullback(np.array([1e9, 1], dtype))
+    assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
+    np.testing.assert_allclose(gradients.log_potentials[0, :, 0], 1e9, rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shared", [True, False])
+def test_infinite_transition_has_no_gradient(backend, dtype, form, shared):
+    rng = np.random.default_rng(0)
+    edges = rng.random((2, 3, 3, 3))
+    edges[0, 1, 0, 0] = np.inf
+    given = given_as(form, edges[0] if shared else edges, np.ones(3))
+    arrays = {name: backend.asarray(value, dtype) for name, value in given.items()}
+    chain = alc.LogChain(backend.asarray(rng.normal(size=(2, 4, 3)), dtype), **arrays)
+    value, pullback = alc.vjp.log_partition(chain)
+    results = [*pullback(backend.asarray(np.ones(2), dtype)), chain.marginals()]
+    results.append(chain.expected_transitions())
+    assert not any(np.any(np.isnan(backend.to_numpy(x))) for x in results)
+    infinite = np.isinf(backend.to_numpy(value))
+    assert np.all(infinite == [True, shared])
+    marginals = backend.to_numpy(chain.marginals())
+    assert not np.any(marginals[infinite])
+    np.testing.assert_allclose(marginals[~infinite].sum(-1), 1, rtol=1e-5)
+
+
+def test_interrupted_pullback_leaves_nothing_behind(monkeypatch):
+    rng = np.random.default_rng(0)
+    x, transitions = rng.normal(size=(3, 9, 4)), rng.random((8, 4, 4))
+    _, pullback = alc.vjp.log_partition(alc.LogChain(x, transitions=transitions))
+    _, fresh = alc.vjp.log_partition(alc.LogChain(x, transitions=transitions))
+    add_pairs, calls = GradientSums.add_pairs, []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        add_pairs(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GradientSums, "add_pairs", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pullback(np.ones(3))
+    for again, expected in zip(pullback(np.ones(3))[:2], fresh(np.ones(3))[:2], strict=True):
+        np.testing.assert_allclose(again, expected, rtol=1e-14)

@@ -74,6 +74,30 @@ def test_large_entries_with_crossed_maxima(backend, dtype):
     assert db == pytest.approx(0.5, rel=1e4 * error_model.EPS[dtype])
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("offset", [1e4, 1e6])
+def test_offsets_of_wide_entries(backend, dtype, offset, sign):
+    """What all entries have in common must not be rounded with those that get their own maximum."""
+    a, b = normal(9, 12, sd=1000) + offset, normal(12, 7, sd=1000, seed=1) + sign * offset / 3
+    check_vjp_logmatmulexp(backend, dtype, a, b)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4, 1e6])
+def test_offset_of_crossed_maxima(backend, dtype, offset):
+    """The maxima of row and column belong to other terms than that of the sum."""
+    far = 1500.0 if dtype == "float64" else 150.0
+    a = np.array([[0.25, -far, -2 * far]]) - offset
+    b = np.array([[-far], [0.0], [-1.0]]) - offset / 3
+    a, b = (x.astype(dtype).astype(float) for x in (a, b))
+    check_vjp_logmatmulexp(backend, dtype, a, b, [[1.0]])
+    first = float(1 / (1 + np.exp((a[0, 1] - a[0, 0]) + (b[1, 0] - b[0, 0]))))
+    _, pullback = alc.vjp.logmatmulexp(*(backend.asarray(x, dtype) for x in (a, b)))
+    da, _ = pullback(backend.asarray(np.ones((1, 1)), dtype))
+    # Only the distances from row and column count, which are at most 2 far.
+    tolerance = 8 * far * error_model.EPS[dtype]
+    assert backend.to_numpy(da)[0] == pytest.approx([first, 1 - first, 0], abs=tolerance)
+
+
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 7, 1), (65, 3, 1), (1, 3, 67), (32, 32, 33)])
 def test_shapes(backend, dtype, function, shape):
@@ -332,6 +356,16 @@ def test_ties_go_to_the_smallest_index(backend, dtype):
     assert db.tolist() == [[2, 2, 2]] + [[0, 0, 0]] * 4
 
 
+def test_maxplus_has_no_gradient_through_what_is_not_finite(backend, dtype):
+    """+inf that meets -inf makes NaN as the value, which hangs on no operand."""
+    a, b = np.array([[-INF, -INF], [INF, 0.0], [1.0, 2.0]]), np.array([[0.0, -INF], [0.0, 0.0]])
+    value, pullback = alc.vjp.maxplus_matmul(*(backend.asarray(x, dtype) for x in (a, b)))
+    assert np.isnan(backend.to_numpy(value.values)[1, 1])
+    da, db = pullback(backend.asarray(np.ones((3, 2)), dtype))
+    assert backend.to_numpy(da).tolist() == [[0, 0], [0, 0], [0, 2]]
+    assert backend.to_numpy(db).tolist() == [[0, 0], [1, 1]]
+
+
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("workspace", [1 << 20, 1 << 22])
 @pytest.mark.parametrize("sd", [1, 25, 1000])
@@ -382,6 +416,21 @@ def test_operands_that_do_not_fit(function):
         getattr(alc.vjp, function)(normal(3, 4).tolist(), normal(4, 6))
     with pytest.raises(ValueError, match=mentions("workspace")):
         getattr(alc.vjp, function)(normal(3, 4), normal(4, 6), workspace=1)
+
+
+@pytest.mark.parametrize("of_cotangent", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("function", [*FUNCTIONS, "logchainexp", "log_partition"])
+def test_dtype_of_a_cotangent(torch_backend, function, dtype, of_cotangent):
+    """It changes neither where the pullback computes nor in what."""
+    a, b = (torch_backend.asarray(x, dtype) for x in (normal(3, 4), normal(4, 4, seed=1)))
+    operands = {
+        "logchainexp": ([a, b],),
+        "log_partition": (alc.LogChain(a, log_transitions=b[None].expand(2, 4, 4)),),
+    }.get(function, (a, b))
+    value, pullback = getattr(alc.vjp, function)(*operands)
+    g = torch_backend.xp.ones_like(value[0] if function == "maxplus_matmul" else value)
+    found, expected = pullback(g.to(getattr(torch_backend.xp, of_cotangent))), pullback(g)
+    torch_backend.xp.testing.assert_close(found, expected)
 
 
 # ---------------------------------------------------------------------------------- logchainexp

@@ -13,13 +13,16 @@ a_i * lambda_i sums to g in every row and at every step. From it come the gradie
 
 *Proof.* Factors F and E that underflow were lost in the forward pass as well, which proved that
 the paths through them have at most a few eps of Z. New is only what underflows in products with
-lambda and w: at most (2 K + 1) tiny in an entry, which weighs at most sum(a_i) <= K 2**ceiling; the
-ceiling is chosen such that this is below eps / 8 at each step, for |g| of at least 2**-_SMALLEST.
+lambda and w: at most (2 K + 1) tiny in an entry. It weighs at most the sum of a_i, or of
+a_{i-1} @ F_i, both below K 2**(ceiling + 4); the ceiling is chosen such that this is below eps / 8
+at each step, for |g| of at least 2**-_SMALLEST. Other cotangents are left out of lambda, g = 1 in
+all of this, and come in where lambda has met a_i.
 
 Entries of lambda stay in range: where a_i is positive and proved, lambda_i <= g / a_i, and
 otherwise they lie within the ratio that the path sums were proved with. Only where a_i is exactly
-zero can lambda overflow; it is then kept at a bound, which shows in nothing but derivatives by
-zeros of linear transitions into states that no path reaches: those stay below 2**(top - 16) / K.
+zero can lambda overflow; it is then kept at a bound. Products a_k w_j can overflow where no
+transition leads from k to j, or no path to j; they are kept finite, whatever that makes of them.
+Both show in nothing but derivatives by zeros of linear weights.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from arraylogchain._arrays import Array, Precision
-from arraylogchain._chain.gradient_sums import GradientSums
+from arraylogchain._chain.gradient_sums import GradientSums, bounded
 from arraylogchain._chain.scaled_form import ScaledForm
 from arraylogchain._chain.states import State, scale_by_powers
 from arraylogchain._chain.steps import Steps
@@ -42,7 +45,7 @@ _LARGEST = 8
 
 def adjoint_ceiling(precision: Precision, size: int) -> int:
     """Return the power of two below which states have to stay for the proof above."""
-    bits = -math.log2(precision.eps) + 3 + _SMALLEST + 2 * math.log2(size) + 2
+    bits = -math.log2(precision.eps) + 3 + _SMALLEST + 2 * math.log2(size) + 6
     return int(precision.top - 1 - bits)
 
 
@@ -80,31 +83,20 @@ class ScaledAdjoint:
 
     def run(self, block: slice, before: State | None, history: Sequence[State]) -> None:
         """Go back through a block of steps, given its states and the one before it."""
-        ctx, xp = self.form.ctx, self.form.ctx.xp
+        xp = self.form.ctx.xp
         limit = 2.0 ** (self.form.precision.top - 16) / self.steps.chain.size
         ahead_room, room = (xp.empty_like(history[0].values) for _ in range(2))
         for i in reversed(range(block.start, block.stop)):
             state = history[i - block.start]
             previous = history[i - block.start - 1] if i > block.start else before
-            # Powers first: lambda_i 2**p_i is g over the state before it was rescaled, at most.
-            ahead = self.adjoint
-            if state.power is not None:
-                ahead = scale_by_powers(ctx, ahead, state.power, self.form.precision)
-            # Before gradients are added: their place may be where the factors lie.
             weights = self._factors(i, state)
-            if weights is not None:
-                if state.alive is not None:
-                    ahead = xp.clip(ahead, -limit, limit)
-                # The same memory at each step: fresh memory costs time.
-                ctx.apply(xp.multiply, ahead, weights, out=ahead_room)
-                ahead = ahead_room
-            if state.alive is not None:
-                ahead = xp.clip(ahead, -limit, limit)
-            if self.failed is not None:
-                ahead = xp.where(self.failed, xp.zeros_like(ahead), ahead)
-            self.sums.add_potentials(
-                self.steps, self.box, i, state.values, self._weighted(self.adjoint)
-            )
+            ahead = self._ahead(state, weights, ahead_room, limit)
+            if self.late is None:
+                self.sums.add_potentials(self.steps, self.box, i, state.values, self.adjoint)
+            else:
+                # Their product is at most 1, whatever they are themselves.
+                posterior = state.values * self.adjoint
+                self.sums.add_potentials(self.steps, self.box, i, posterior, self.late)
             if previous is None:
                 self._start(state, ahead)
                 return
@@ -112,41 +104,68 @@ class ScaledAdjoint:
             size = int(state.values.shape[-1])
             if int(ahead.shape[-1]) < size:
                 ahead = xp.broadcast_to(ahead, (*ahead.shape[:-1], size))
-            values = ctx.load(previous.values, self.form.precision)
-            self.sums.add_pairs(
-                self.steps,
-                self.box,
-                i - 1,
-                state.matrix,
-                values,
-                self._weighted(ahead),
-                bounded=state.alive is None,
-            )
-            self.adjoint = state.matrix.multiply_transposed(ahead, room)
+            self._pairs(i - 1, state, previous, ahead)
+            self.adjoint = self._kept(state.matrix.multiply_transposed(ahead, room))
+
+    def _ahead(self, state: State, weights: Array | None, room: Array, limit: float) -> Array:
+        """Return w of a step, given its factors; `room` is memory for it."""
+        ctx, xp, precision = self.form.ctx, self.form.ctx.xp, self.form.precision
+        ahead, power = self.adjoint, state.power
+        if power is not None:
+            # Growing first, shrinking last: in between, nothing underflows that would not at last.
+            ahead = scale_by_powers(ctx, ahead, xp.clip(power, min=0.0), precision)
+        if weights is not None:
+            if state.alive is not None:
+                ahead = xp.clip(ahead, -limit, limit)
+            # The same memory at each step: fresh memory costs time.
+            ctx.apply(xp.multiply, ahead, weights, out=room)
+            ahead = room
+        if power is not None:
+            ahead = scale_by_powers(ctx, ahead, xp.clip(power, max=0.0), precision)
+        if state.alive is not None:
+            ahead = xp.clip(ahead, -limit, limit)
+        return self._kept(ahead)
+
+    def _kept(self, x: Array) -> Array:
+        """Return x, but for zeros in rows that were not proved: factors there may be infinite."""
+        xp = self.form.ctx.xp
+        return x if self.failed is None else xp.where(self.failed, xp.zeros_like(x), x)
+
+    def _pairs(self, i: int, state: State, previous: State, ahead: Array) -> None:
+        """Add derivatives by the matrices of step i."""
+        ctx, matrix = self.form.ctx, state.matrix
+        assert matrix is not None
+        values = ctx.load(previous.values, self.form.precision)
+        if self.late is not None:
+            # a_k w_j times g is in range, though neither has to be when it is multiplied by g.
+            values = ctx.load(values, ctx.widest)
+            ahead = ctx.load(ahead, ctx.widest) * ctx.load(self.late, ctx.widest)
+        # Where no transition leads, or no path, nothing bounds a_k w_j.
+        in_range = matrix.positive and state.alive is None and self.failed is None
+        self.sums.add_pairs(self.steps, self.box, i, matrix, values, ahead, in_range)
 
     def _factors(self, i: int, state: State) -> Array | None:
         if self.stored is not None:
             return self.stored[:, :, i, :]
         return self.form.exponentials.again(self.steps, i, state)
 
-    def _weighted(self, x: Array) -> Array:
-        return x if self.late is None else x * self.late
-
     def _start(self, state: State, ahead: Array) -> None:
         """Add derivatives by the start, given w of the first step."""
-        ctx, chain = self.form.ctx, self.steps.chain
+        ctx, xp, precision = self.form.ctx, self.form.ctx.xp, self.form.precision
         if self.sums.start is None:
             return
-        if chain.start_in_logs:
-            self.sums.add_start(self.steps, self.box, state.values, self._weighted(self.adjoint))
-            return
-        # The start was scaled by 2**-(exponent + power).
-        power = -state.exponent
-        if state.power is not None:
-            power = power - ctx.load(state.power, ctx.widest)
-        ones = ctx.xp.ones_like(state.values)
-        scaled = scale_by_powers(ctx, self._weighted(ahead) * ones, power, self.form.precision)
-        self.sums.add_start(self.steps, self.box, scaled, ctx.xp.ones_like(scaled))
+        if self.steps.chain.start_in_logs:
+            derivative = state.values * self.adjoint
+        else:
+            # The start was scaled by 2**-(exponent + power).
+            power = -state.exponent
+            if state.power is not None:
+                power = power - ctx.load(state.power, ctx.widest)
+            full = ahead * xp.ones_like(state.values)
+            derivative = bounded(xp, scale_by_powers(ctx, full, power, precision), precision)
+        if self.late is not None:
+            derivative = bounded(xp, derivative * self.late, precision)
+        self.sums.add_start(self.steps, self.box, derivative, xp.ones_like(derivative[..., :1]))
 
 
 def first_adjoint(

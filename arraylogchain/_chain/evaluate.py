@@ -16,15 +16,21 @@ from arraylogchain._chain.whole import write_all, write_last
 
 def log_partition(ctx: Context, chain: Chain, segments: int, workspace: int) -> Array:
     """Return the logs of the sums over all paths, [*batch]."""
-    out = ctx.empty(chain.batch, ctx.result_dtype)
     cut = cut_time(ctx, chain, segments, workspace)
-    if cut is not None:
-        ctx, chain = over_segments(ctx, cut)
+    inner, whole = (ctx, chain) if cut is None else over_segments(ctx, cut)
+    return total(inner, whole, ctx, chain.batch, workspace)
+
+
+def total(
+    inner: Context, chain: Chain, ctx: Context, batch: tuple[int, ...], workspace: int
+) -> Array:
+    """Return the logs of the sums over all paths, computed in one context for another."""
+    out = ctx.empty(batch, ctx.result_dtype)
 
     def result(state: State) -> tuple[Array]:
-        return (state.log_total(ctx)[..., 0],)
+        return (state.log_total(inner)[..., 0],)
 
-    write_last(ctx, chain, [out], workspace, result, every_entry=False)
+    write_last(inner, chain, [out], workspace, result, every_entry=False)
     return out
 
 

@@ -72,7 +72,7 @@ class GradientSums:
         if broadcast:
             product = xp.sum(product, axis=broadcast, keepdims=True)
         if product.dtype != target.dtype and target.dtype == xp.float32:
-            product = _bounded(xp, product, SINGLE)
+            product = bounded(xp, product, SINGLE)
         target += xp.astype(product, target.dtype, copy=False)
 
     def add_pairs(
@@ -83,11 +83,11 @@ class GradientSums:
         matrix: Matrix,
         a: Array,
         b: Array,
-        bounded: bool,
+        in_range: bool,
     ) -> None:
         """Add the sums over rows of a_k b_j, derivatives by `matrix`'s factors, for its step i.
 
-        They may overflow for states that no path reaches; `bounded` says that there are none.
+        Unless they are `in_range`, they may overflow where the factor is zero or no path leads.
         """
         if self.transitions is None:
             return
@@ -100,7 +100,7 @@ class GradientSums:
             and int(self.transitions.shape[-3]) == chain.count - 1
             and not by_logs
             and matrix.power is None
-            and bounded
+            and in_range
             and a.dtype == target.dtype
         )
         a = xp.matrix_transpose(a)
@@ -111,10 +111,11 @@ class GradientSums:
             return
         for j in chunks(chain.size, matrix.width):
             part = xp.matmul(a, b[:, :, j])
-            if not bounded:
-                part = _bounded(xp, part, matrix.precision)
+            if not in_range:
+                part = bounded(xp, part, matrix.precision)
             if by_logs:
-                part = part * matrix.factor(j)
+                weighted = part * matrix.factor(j)
+                part = weighted if in_range else xp.where(part == 0, part, weighted)
             elif matrix.power is not None:
                 part = scale_by_powers(ctx, part, matrix.power, matrix.precision)
             self._add_columns(steps, target[..., j], part)
@@ -134,13 +135,13 @@ class GradientSums:
             values = in_tile(steps, values)
         xp = self.ctx.xp
         if values.dtype != target.dtype and target.dtype == xp.float32:
-            values = _bounded(xp, values, SINGLE)
+            values = bounded(xp, values, SINGLE)
         target += xp.astype(xp.reshape(values, target.shape), target.dtype, copy=False)
 
 
-def _bounded(xp: Any, x: Array, precision: Precision) -> Array:
-    """Keep x finite in a precision, and sums of thousands of it too; NaN stays."""
-    limit = 2.0 ** (precision.top - 16)
+def bounded(xp: Any, x: Array, precision: Precision) -> Array:
+    """Keep x finite in a precision, and sums of some of it too; NaN stays."""
+    limit = 2.0 ** (precision.top - 4)
     return xp.clip(x, -limit, limit)
 
 

@@ -75,9 +75,7 @@ class LogAdjoint:
                 shift = whole_maximum(ctx, given, (-2, -1), ctx.widest)
                 ahead = replace(ahead, offset=ahead.offset + shift)
             logs = forward[i - 1].values + _scale(forward[i - 1], ahead, total)
-            logs = xp.where(skipped, xp.full_like(logs, -math.inf), logs)
-            after = xp.where(skipped, xp.zeros_like(logs), ahead.values)
-            self._pairs(i - 1, given, shift, logs, after, g)
+            self._pairs(i - 1, given, shift, logs, ahead.values, g, skipped)
 
     def _start(self, ahead: State, posterior: Array, total: State, g: Array) -> None:
         """Add derivatives by the start."""
@@ -90,7 +88,14 @@ class LogAdjoint:
         self.sums.add_start(self.steps, self.box, posterior, g)
 
     def _pairs(
-        self, i: int, given: Array, shift: Array, before: Array, ahead: Array, g: Array
+        self,
+        i: int,
+        given: Array,
+        shift: Array,
+        before: Array,
+        ahead: Array,
+        g: Array,
+        skipped: Array,
     ) -> None:
         """Add derivatives by the matrices of step i: exp(before_k + ahead_j), summed over rows."""
         ctx, xp = self.ctx, self.ctx.xp
@@ -106,9 +111,10 @@ class LogAdjoint:
                 logs = before[:, row, :, None] + ahead[:, row, None, j]
                 if in_logs:
                     logs = logs + (edges - shift)
+                logs = xp.where(skipped[:, row, :, None], xp.full_like(logs, -math.inf), logs)
                 part = part + g[:, row, :, None] * self._exp(logs)
             if self.sums.as_counts and not in_logs:
-                part = part * edges
+                part = xp.where(part == 0, part, part * edges)
             self.sums.add_matrices(self.steps, self.box, i, j, part)
 
     def _exp(self, logs: Array) -> Array:

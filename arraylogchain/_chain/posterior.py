@@ -14,12 +14,14 @@ from arraylogchain._chain import evaluate
 from arraylogchain._chain.gradient_sums import GradientSums
 from arraylogchain._chain.pieces import RecursionPlan, plan_posterior
 from arraylogchain._chain.segments import (
+    Cut,
     cut_time,
     enter_segments,
     first_matrices,
     in_segments,
     leave_segments,
     matrices_in_segments,
+    over_segments,
 )
 from arraylogchain._chain.steps import Chain
 from arraylogchain._chain.tile_posterior import TilePosterior
@@ -39,6 +41,7 @@ class Posterior:
 
     ctx: Context
     chain: Chain
+    cut: Cut | None
     parts: list[Chain]
     keep: bool
     workspace: int
@@ -83,7 +86,12 @@ class Posterior:
         )
 
     def add(
-        self, part: Chain, tile: TilePosterior, cotangent: Array | None, sums: GradientSums
+        self,
+        part: Chain,
+        tile: TilePosterior,
+        cotangent: Array | None,
+        sums: GradientSums,
+        stored: Array | None = None,
     ) -> None:
         """Add the gradients of a tile for a cotangent [*batch], or ones."""
         xp, ctx = self.ctx.xp, self.ctx
@@ -95,7 +103,7 @@ class Posterior:
                 cotangent = xp.broadcast_to(cotangent[..., None], part.batch)
             view = part.arrange(xp, cotangent, trailing=0)
             g = xp.reshape(view[(*tile.box, ...)], shape)
-        tile.add_gradients(g, self.sums_of(part, sums))
+        tile.add_gradients(g, self.sums_of(part, sums), stored)
 
 
 def prepare(ctx: Context, chain: Chain, segments: int, workspace: int, keep: bool) -> Posterior:
@@ -106,7 +114,7 @@ def prepare(ctx: Context, chain: Chain, segments: int, workspace: int, keep: boo
         parts = list(
             leave_segments(ctx, cut, enter_segments(ctx, cut, workspace // 2), workspace // 2)
         )
-    return Posterior(ctx, chain, parts, keep, workspace)
+    return Posterior(ctx, chain, cut, parts, keep, workspace)
 
 
 def log_partition(
@@ -131,10 +139,11 @@ def log_partition(
         return _nothing(ctx, chain)
     states = math.prod(chain.batch) * chain.count * chain.size * ctx.precision.itemsize
     whole = prepare(ctx, chain, segments, workspace, keep or states <= workspace)
-    factors = _Factors(whole)
-    tiles = [(part, tile) for part in whole.parts for tile in whole.tiles(part, factors.arranged())]
-    if len(whole.parts) > 1:
-        out = evaluate.log_partition(ctx, chain, segments, workspace)
+    store = _store(whole)
+    tiles = [(part, tile) for part in whole.parts for tile in whole.tiles(part, store)]
+    del store
+    if whole.cut is not None:
+        out = evaluate.total(*over_segments(ctx, whole.cut), ctx, chain.batch, workspace)
     else:
         out = ctx.empty(chain.batch, ctx.result_dtype)
         view = chain.arrange(ctx.xp, out, trailing=0)
@@ -144,16 +153,15 @@ def log_partition(
 
     def pullback(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
         given, sums = _arrays(chain), GradientSums(ctx, chain)
-        stored = "potentials" in wanted and tiles[0][1].store is not None
+        # Taken before anything is written: what fails midway leaves nothing behind.
+        stored = tiles[0][1].take_store() if "potentials" in wanted else None
         for name in wanted:
-            if name == "potentials" and stored:
-                sums.potentials = factors.memory
+            if name == "potentials" and stored is not None:
+                sums.potentials = ctx.xp.reshape(stored, tuple(given[name].shape))
             else:
-                setattr(sums, name, _zeros(ctx, chain, tuple(given[name].shape), workspace))
+                setattr(sums, name, _accumulator(whole, given[name], name))
         for part, tile in tiles:
-            whole.add(part, tile, cotangent, sums)
-        if stored:
-            tiles[0][1].store = factors.memory = None
+            whole.add(part, tile, cotangent, sums, stored)
         return {
             name: ctx.xp.astype(getattr(sums, name), given[name].dtype, copy=False)
             for name in wanted
@@ -162,35 +170,26 @@ def log_partition(
     return out, pullback
 
 
-class _Factors:
-    """Memory for the exponentials of all potentials, where their gradient takes its place later.
+def _store(whole: Posterior) -> Array | None:
+    """Return memory for the exponentials of all potentials, [groups, rows, count, K].
 
-    Possible for potentials of the whole batch, in the precision of the computation, that are one
-    tile of kept states. Once the gradient has the memory, the exponentials are computed again.
+    Their gradient takes its place later, so they have to be potentials of the whole batch, in the
+    precision of the computation, that are one tile of kept states.
     """
-
-    def __init__(self, whole: Posterior) -> None:
-        ctx, chain, x = whole.ctx, whole.chain, whole.chain.potentials
-        self.chain, self.xp = chain, ctx.xp
-        self.memory: Array | None = None
-        plan = whole.plan(whole.parts[0])
-        axes = (*chain.group_axes, *chain.row_axes)
-        if (
-            x is not None
-            and whole.parts[0] is chain
-            and (plan.groups, plan.rows) == chain.sizes
-            and plan.block >= chain.count
-            and tuple(x.shape[:-2]) == chain.batch
-            and x.dtype == ctx.dtype(ctx.precision)
-            and axes == tuple(range(len(chain.batch)))
-        ):
-            self.memory = ctx.empty(tuple(x.shape), x.dtype)
-
-    def arranged(self) -> Array | None:
-        """Return the memory as [groups, rows, count, K]."""
-        if self.memory is None:
-            return None
-        return self.xp.reshape(self.memory, (*self.chain.sizes, self.chain.count, self.chain.size))
+    ctx, chain, x = whole.ctx, whole.chain, whole.chain.potentials
+    plan = whole.plan(whole.parts[0])
+    axes = (*chain.group_axes, *chain.row_axes)
+    if (
+        x is None
+        or whole.cut is not None
+        or (plan.groups, plan.rows) != chain.sizes
+        or plan.block < chain.count
+        or tuple(x.shape[:-2]) != chain.batch
+        or x.dtype != ctx.dtype(ctx.precision)
+        or axes != tuple(range(len(chain.batch)))
+    ):
+        return None
+    return ctx.empty((*chain.sizes, chain.count, chain.size), x.dtype)
 
 
 def _arrays(chain: Chain) -> dict[str, Array]:
@@ -212,10 +211,19 @@ def _nothing(ctx: Context, chain: Chain) -> tuple[Array, Pullback]:
     return out, pullback
 
 
-def _zeros(ctx: Context, chain: Chain, shape: tuple[int, ...], workspace: int) -> Array:
-    """Return an accumulator: wider where many steps are added up, if that is cheap."""
-    wide = len(shape) > 2 and shape[-3] == 1 and 8 * math.prod(shape) <= workspace // 8
-    dtype = ctx.dtype(ctx.widest if wide else ctx.precision)
+def _accumulator(whole: Posterior, like: Array, name: str) -> Array:
+    """Return zeros to add gradients to, of the shape of `like`.
+
+    Wider than the computation where many steps are added up, if that is cheap; of the result's own
+    dtype where nothing is.
+    """
+    ctx, chain, shape = whole.ctx, whole.chain, tuple(like.shape)
+    dtype = ctx.dtype(ctx.precision)
+    if name == "transitions" and shape[-3] == 1:
+        if 8 * math.prod(shape) <= whole.workspace // 8:
+            dtype = ctx.dtype(ctx.widest)
+    elif name == "potentials" and shape[:-2] == chain.batch:
+        dtype = like.dtype
     out = ctx.empty(shape, dtype)
     out[...] = 0.0
     return out
@@ -225,25 +233,23 @@ def marginals(ctx: Context, chain: Chain, segments: int, workspace: int) -> Arra
     """Return the posterior probabilities of all states at all steps, [*batch, count, K]."""
     shape = (*chain.batch, chain.count, chain.size)
     sums = GradientSums(ctx, chain)
-    sums.potentials = ctx.xp.zeros(shape, dtype=ctx.dtype(ctx.precision), device=ctx.device)
-    _add_posterior(ctx, chain, segments, workspace, sums)
-    return ctx.xp.astype(sums.potentials, ctx.result_dtype, copy=False)
+    sums.potentials = ctx.xp.zeros(shape, dtype=ctx.result_dtype, device=ctx.device)
+    _add_posterior(prepare(ctx, chain, segments, workspace, keep=False), sums)
+    return sums.potentials
 
 
 def expected_transitions(ctx: Context, chain: Chain, segments: int, workspace: int) -> Array:
     """Return expected counts in the shape of the transitions."""
     assert chain.transitions is not None
     sums = GradientSums(ctx, chain, as_counts=True)
-    sums.transitions = _zeros(ctx, chain, tuple(chain.transitions.shape), workspace)
-    _add_posterior(ctx, chain, segments, workspace, sums)
+    whole = prepare(ctx, chain, segments, workspace, keep=False)
+    sums.transitions = _accumulator(whole, chain.transitions, "transitions")
+    _add_posterior(whole, sums)
     return ctx.xp.astype(sums.transitions, ctx.result_dtype, copy=False)
 
 
-def _add_posterior(
-    ctx: Context, chain: Chain, segments: int, workspace: int, sums: GradientSums
-) -> None:
+def _add_posterior(whole: Posterior, sums: GradientSums) -> None:
     """Add the gradients for cotangents of one, tile by tile, keeping nothing."""
-    whole = prepare(ctx, chain, segments, workspace, keep=False)
     for part in whole.parts:
         for tile in whole.tiles(part):
             whole.add(part, tile, None, sums)

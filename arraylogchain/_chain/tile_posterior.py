@@ -98,11 +98,18 @@ class TilePosterior:
             out = xp.where(here, in_tile(steps, value), out)
         return out
 
-    def add_gradients(self, cotangent: Array, sums: GradientSums) -> None:
+    def take_store(self) -> Array | None:
+        """Hand over the kept exponentials, which from then on are computed again."""
+        store, self.store = self.store, None
+        return store
+
+    def add_gradients(
+        self, cotangent: Array, sums: GradientSums, stored: Array | None = None
+    ) -> None:
         """Add the gradients for a cotangent [groups, rows, 1] of log Z.
 
-        What is in `store` may lie in the memory of ``sums.potentials``: the exponentials of each
-        step are read before gradients take their place.
+        What `take_store` gave may lie in the memory of ``sums.potentials``: the exponentials of
+        each step are read before gradients take their place.
         """
         for found in self.passes:
             g = _picked(found.steps, cotangent)
@@ -111,7 +118,7 @@ class TilePosterior:
             first, late = first_adjoint(found.form, found.steps, found.last, g)
             adjoint = ScaledAdjoint(found.form, found.steps, self.box, sums, first, late)
             adjoint.failed = found.failed
-            adjoint.stored = self.store if found.steps.picked is None else None
+            adjoint.stored = stored if found.steps.picked is None else None
             blocks = list(self._blocks())
             for block, before in zip(reversed(blocks), reversed(found.before), strict=True):
                 history = found.history

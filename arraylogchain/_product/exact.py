@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from arraylogchain._arrays import Array, Context, Precision
-from arraylogchain._fold import blocks, boxes, chunks
+from arraylogchain._fold import blocks, boxes, chunks, within
 
 # Above this share of entries asked for, all are computed: gathering costs more than it saves.
 _GATHER_BELOW = 0.25
 # Above this share of terms near the maximum, all exponentials are taken.
 _SPARSE_BELOW = 0.125
+
+Shifts = tuple[Array, Array] | None  # of `a` and of `b`
 
 
 def logsumexp_where(
@@ -99,10 +101,10 @@ class Entries(Protocol):
     precision: Precision
 
     def terms(self, a: Array, b: Array) -> Iterator[tuple[Any, Array]]:
-        """Yield (index, the terms a[i, k] + b[k, j] there)."""
+        """Yield (index, the terms a[i, k] + b[k, j] there, less the shifts)."""
 
     def reader(self, a: Array, b: Array) -> Callable[[Any], Array]:
-        """Return a function from an index to the terms there."""
+        """Return a function from an index to the sums a[i, k] + b[k, j] there, as they are."""
 
     def pick(self, x: Array) -> Array:
         """Return x [batch, rows, cols] in this arrangement."""
@@ -114,31 +116,48 @@ class Entries(Protocol):
         """Add x[..., K] at an index to its rows [batch, rows, K] and columns [batch, cols, K]."""
 
 
-def choose_entries(ctx: Context, wanted: Array, precision: Precision, limit: int) -> Entries:
-    """Arrange the wanted entries, `limit` of them to an index."""
+def choose_entries(
+    ctx: Context,
+    wanted: Array,
+    precision: Precision,
+    limit: int,
+    shifts: Shifts = None,
+) -> Entries:
+    """Arrange the wanted entries, `limit` of them to an index.
+
+    `shifts` are taken off `a` and `b` before these are added up: [batch, rows, 1] and
+    [batch, 1, cols], or of length 1 where they are the same for all.
+    """
     if int(ctx.xp.count_nonzero(wanted)) > _GATHER_BELOW * math.prod(wanted.shape):
-        return _AllEntries(ctx, wanted, precision, limit)
-    return _SomeEntries(ctx, wanted, precision, limit)
+        return _AllEntries(ctx, wanted, precision, limit, shifts)
+    return _SomeEntries(ctx, wanted, precision, limit, shifts)
 
 
 class _AllEntries:
     """All entries of a tile, in nearly square blocks."""
 
-    def __init__(self, ctx: Context, wanted: Array, precision: Precision, limit: int) -> None:
+    def __init__(
+        self, ctx: Context, wanted: Array, precision: Precision, limit: int, shifts: Shifts
+    ) -> None:
         self.ctx, self.wanted, self.precision, self.limit = ctx, wanted, precision, limit
-        self.shape = tuple(wanted.shape)
+        self.shape, self.shifts = tuple(wanted.shape), shifts
 
     def terms(self, a: Array, b: Array) -> Iterator[tuple[Any, Array]]:
-        read = self.reader(a, b)
+        read = self._reader(a, b, self.shifts)
         for box in blocks(self.shape, self.limit):
             yield box, read(box)
 
     def reader(self, a: Array, b: Array) -> Callable[[Any], Array]:
-        transposed = self.ctx.transposed(b, self.precision)
+        return self._reader(a, b, None)
+
+    def _reader(self, a: Array, b: Array, shifts: Shifts) -> Callable[[Any], Array]:
+        transposed = _transposed(self.ctx, b, self.precision, shifts)
 
         def read(box: Any) -> Array:
             batch, rows, cols = box
             of_a = self.ctx.load(a[batch, rows, :], self.precision)
+            if shifts is not None:
+                of_a = of_a - shifts[0][within((batch, rows, slice(0, 1)), shifts[0].shape)]
             return of_a[:, :, None, :] + transposed[batch, cols, :][:, None, :, :]
 
         return read
@@ -164,25 +183,36 @@ class _AllEntries:
 class _SomeEntries:
     """Entries picked by a mask, as a list."""
 
-    def __init__(self, ctx: Context, wanted: Array, precision: Precision, limit: int) -> None:
+    def __init__(
+        self, ctx: Context, wanted: Array, precision: Precision, limit: int, shifts: Shifts
+    ) -> None:
         at, row, col = ctx.xp.nonzero(wanted)
         # Rows of `a` and columns of `b`, numbered through the batch.
         self.row, self.col = row + at * wanted.shape[1], col + at * wanted.shape[2]
         self.ctx, self.wanted, self.precision, self.limit = ctx, wanted, precision, limit
         self.shape: tuple[int, ...] = (int(row.shape[0]),)
+        self.shifts = shifts
 
     def terms(self, a: Array, b: Array) -> Iterator[tuple[Any, Array]]:
-        read = self.reader(a, b)
+        read = self._reader(a, b, self.shifts)
         for (piece,) in boxes(self.shape, self.limit):
             yield piece, read(piece)
 
     def reader(self, a: Array, b: Array) -> Callable[[Any], Array]:
+        return self._reader(a, b, None)
+
+    def _reader(self, a: Array, b: Array, shifts: Shifts) -> Callable[[Any], Array]:
         xp, ctx = self.ctx.xp, self.ctx
         of_a = xp.reshape(a, (-1, a.shape[-1]))
-        of_b = xp.reshape(ctx.transposed(b, self.precision), (-1, a.shape[-1]))
+        of_b = xp.reshape(_transposed(ctx, b, self.precision, shifts), (-1, a.shape[-1]))
+        shift = None
+        if shifts is not None:
+            shift = xp.reshape(xp.broadcast_to(shifts[0], (*a.shape[:2], 1)), (-1, 1))
 
         def read(piece: Any) -> Array:
             part = ctx.load(xp.take(of_a, self.row[piece], axis=0), self.precision)
+            if shift is not None:
+                part = part - xp.take(shift, self.row[piece], axis=0)
             return part + xp.take(of_b, self.col[piece], axis=0)
 
         return read
@@ -200,6 +230,14 @@ class _SomeEntries:
             if target is not None:
                 flat = xp.reshape(target, (-1, target.shape[-1]))
                 ctx.add_at(flat, at[index], x)
+
+
+def _transposed(ctx: Context, b: Array, precision: Precision, shifts: Shifts) -> Array:
+    """Return a copy of b [batch, K, cols] less its shift as [batch, cols, K]."""
+    copy = ctx.transposed(b, precision)
+    if shifts is not None:
+        ctx.apply(ctx.xp.subtract, copy, ctx.xp.matrix_transpose(shifts[1]), out=copy)
+    return copy
 
 
 def logsumexp(ctx: Context, terms: Array, precision: Precision) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 from arraylogchain._arrays import Array, Context, Precision
 from arraylogchain._fold import chunks
 from arraylogchain._product import exact
-from arraylogchain._product.posterior import Moments
+from arraylogchain._product.posterior import Moments, Operand
 from arraylogchain._product.sums import Sums
 
 
@@ -18,8 +18,10 @@ class Exact:
     Parameters
     ----------
     ctx : Context
-    a : array [batch, rows, K]
-    b : array [batch, K, cols]
+    a : Operand
+        Values [batch, rows, K].
+    b : Operand
+        Values [batch, K, cols].
     wanted : bool array [batch, rows, cols]
         Entries, at least one, whose product is finite.
     precision : Precision
@@ -33,22 +35,27 @@ class Exact:
     def __init__(
         self,
         ctx: Context,
-        a: Array,
-        b: Array,
+        a: Operand,
+        b: Operand,
         wanted: Array,
         precision: Precision,
         block: int,
         chunk: int,
     ) -> None:
-        self.ctx, self.a, self.b, self.precision = ctx, a, b, precision
+        self.ctx, self.a, self.b, self.precision = ctx, a.values, b.values, precision
         self.wanted = wanted
-        self.inner = int(a.shape[-1])
+        self.inner = int(self.a.shape[-1])
         self.chunk = min(self.inner, chunk, block)
-        self.entries = exact.choose_entries(ctx, wanted, precision, max(1, block // self.chunk))
+        # What entries have in common is taken off first: a + b would be rounded to an eps of it.
+        shifts = (_bounded(ctx, a.shift, precision), _bounded(ctx, b.shift, precision))
+        limit = max(1, block // self.chunk)
+        self.entries = exact.choose_entries(ctx, wanted, precision, limit, shifts)
         self.tops: Array | None = None
         self.totals: Array | None = None
         if self.chunk < self.inner:
-            self.tops, self.totals = exact.tops_and_totals(ctx, self.entries, a, b, self.chunk)
+            self.tops, self.totals = exact.tops_and_totals(
+                ctx, self.entries, self.a, self.b, self.chunk
+            )
 
     def _posteriors(self, k: slice) -> Iterator[tuple[Any, Array]]:
         """Yield (index, p[..., k]) of a few entries at a time."""
@@ -126,6 +133,15 @@ class Exact:
         of_u = zeros(a) if u is None else u[..., k]
         of_v = zeros(b) if v is None else v[:, k, :]
         return self.entries.reader(of_u, of_v)
+
+
+def _bounded(ctx: Context, shift: Array, precision: Precision) -> Array:
+    """Return a shift that no finite number becomes infinite without; 0 where it might."""
+    xp = ctx.xp
+    shift = ctx.load(shift, precision)
+    # A fourth of the distance between the largest numbers: they stay as they are.
+    limit = 2.0**precision.top * precision.eps / 4
+    return xp.where(xp.abs(shift) <= limit, shift, xp.zeros_like(shift))
 
 
 def _product(xp: Any, p: Array, x: Array) -> Array:

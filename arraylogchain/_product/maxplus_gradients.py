@@ -26,11 +26,11 @@ def maxplus_gradients(
     a_shape, b_shape : tuple of int
         Of the operands.
     indices : array
-        As the product reported them.
+        As the product reported them; there is no gradient through a negative one.
     g : array
         Of the product's shape.
     values : array, optional
-        The product; where it is infinite, there is no gradient.
+        The product; where it is infinite or NaN, there is no gradient.
     budget : int
         Bytes that temporaries may take.
     """
@@ -45,25 +45,36 @@ def maxplus_gradients(
     for box, at, of_a, of_b in _pieces(ctx, layout, indices, budget):
         weights = ctx.load(g[box], ctx.precision)
         if values is not None:
-            weights = xp.where(xp.isinf(values[box]), xp.zeros_like(weights), weights)
+            weights = xp.where(xp.isfinite(values[box]), weights, xp.zeros_like(weights))
+        weights = xp.where(at < 0, xp.zeros_like(weights), weights)
+        at = xp.where(at < 0, xp.zeros_like(at), at)
         weights = xp.reshape(weights, (-1,))
         for total, first, step in ((flat[0], of_a, 1), (flat[1], of_b, layout.b_shape[-1])):
             ctx.add_at(total, xp.reshape(first + at * step, (-1,)), weights)
     return totals[0], totals[1]
 
 
-def maxplus_tangent(ctx: Context, indices: Array, da: Array, db: Array) -> Array:
-    """Return da[i, k] + db[k, j] at the reported k: how the values change with the operands."""
+def maxplus_tangent(
+    ctx: Context, indices: Array, da: Array, db: Array, budget: int = DEFAULT_WORKSPACE
+) -> Array:
+    """Return da[i, k] + db[k, j] at the reported k: how the values change with the operands.
+
+    It is 0 where the index is negative.
+    """
     xp = ctx.xp
     layout = fold(shape_of(da), shape_of(db))
     result = xp.zeros(layout.full_shape, dtype=ctx.result_dtype, device=ctx.device)
     flat = [xp.reshape(da, (-1,)), xp.reshape(db, (-1,))]
-    for box, at, of_a, of_b in _pieces(ctx, layout, indices, DEFAULT_WORKSPACE):
+    for box, at, of_a, of_b in _pieces(ctx, layout, indices, budget):
         steps = (1, layout.b_shape[-1])
+        known = at >= 0
+        at = xp.where(known, at, xp.zeros_like(at))
         total = xp.zeros(at.shape, dtype=ctx.dtype(ctx.precision), device=ctx.device)
         for x, first, step in zip(flat, (of_a, of_b), steps, strict=True):
             taken = xp.take(x, xp.reshape(first + at * step, (-1,)))
             total += xp.reshape(ctx.load(taken, ctx.precision), at.shape)
+        # Not multiplied by 0: a tangent may be infinite.
+        total = xp.where(known, total, xp.zeros_like(total))
         result[box] = total if total.dtype == result.dtype else xp.astype(total, result.dtype)
     return xp.reshape(result, layout.out_shape)
 

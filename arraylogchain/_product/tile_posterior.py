@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from arraylogchain._arrays import Array, Context
-from arraylogchain._fold import Box, boxes
+from arraylogchain._fold import Box, boxes, within
 from arraylogchain._product.exact_posterior import Exact
 from arraylogchain._product.posterior import Moments, Operand, Scaled, operand
 from arraylogchain._product.sums import Sums
@@ -52,12 +52,12 @@ class Tile:
             out_part, h_part = self.out[box], h[box]
             rest: Array | None = among
             if self._is_worth_widening(among):
-                wide = self._widened(a, b, chunk)
+                wide = self._widened(a.values, b.values, chunk)
                 weights, rest = wide.weights(out_part, h_part, among, scale)
                 wide.push(weights, some, to_a, to_b)
             if rest is not None:
                 block = max(1, min(2 * ctx.block, self.workspace // 128))
-                exact = Exact(ctx, a, b, rest, ctx.precision, block, chunk)
+                exact = Exact(ctx, a, b, rest, ctx.widest, block, chunk)
                 exact.push(h_part, some, to_a, to_b)
 
     def terms(self, u: Array | None, v: Array | None) -> Array:
@@ -73,13 +73,13 @@ class Tile:
                 of_v = None if v is None else v[box[0], :, box[2]]
                 rest: Array | None = among
                 if self._is_worth_widening(among):
-                    wide = self._widened(a, b, chunk)
+                    wide = self._widened(a.values, b.values, chunk)
                     inverse, rest = wide.weights(self.out[box], None, among)
                     result[box] += xp.astype(wide.terms(inverse, of_u, of_v), result.dtype)
                 if rest is not None:
                     block = max(1, min(2 * ctx.block, self.workspace // 128))
-                    exact = Exact(ctx, a, b, rest, ctx.precision, block, chunk)
-                    result[box] += exact.terms(of_u, of_v)
+                    exact = Exact(ctx, a, b, rest, ctx.widest, block, chunk)
+                    result[box] += xp.astype(exact.terms(of_u, of_v), result.dtype)
         nan = self._nan()
         return result if nan is None else xp.where(nan, xp.full_like(result, math.nan), result)
 
@@ -95,7 +95,7 @@ class Tile:
                 nowhere = nowhere | nan
         return nowhere
 
-    def _repairs(self, left: Array) -> Iterator[tuple[Box, Array, Array, int, Array]]:
+    def _repairs(self, left: Array) -> Iterator[tuple[Box, Operand, Operand, int, Array]]:
         """Yield parts of the tile with entries left: where, operands, terms at a time, entries."""
         # The factors make room for those of the parts.
         self.a.factor = self.b.factor = None
@@ -110,7 +110,9 @@ class Tile:
                 among = left[box]
                 if not bool(self.ctx.xp.any(among)):
                     continue
-                a, b = self.a.values[at, of_rows, :], self.b.values[at, :, of_cols]
+                whole = slice(None)
+                a = _operand_part(self.a, (at, of_rows, whole))
+                b = _operand_part(self.b, (at, whole, of_cols))
                 yield box, a, b, tiling.inner, among
 
     def _is_worth_widening(self, among: Array) -> bool:
@@ -128,6 +130,11 @@ class Tile:
 def _by_side(sums: list[Sums]) -> tuple[Sums | None, Sums | None]:
     by_side = {s.of_a: s for s in sums}
     return by_side.get(True), by_side.get(False)
+
+
+def _operand_part(x: Operand, box: Box) -> Operand:
+    """Return the values of a part and their shift, which is what the exact road takes."""
+    return Operand(x.values[box], x.shift[within(box, x.shift.shape)])
 
 
 def _moments_part(moments: Moments, box: Box) -> Moments:

@@ -151,9 +151,12 @@ def _empty_maxplus(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     return values, values.new_empty(values.shape, dtype=torch.int64)
 
 
-def _compute_maxplus_gradients(a: Tensor, b: Tensor, indices: Tensor, g: Tensor) -> Any:
+def _compute_maxplus_gradients(
+    a: Tensor, b: Tensor, indices: Tensor, g: Tensor, budget: int
+) -> Any:
     """Return both gradients, which need no more of the operands than their shapes."""
-    of_a, of_b = maxplus.Gradients.forward(tuple(a.shape), tuple(b.shape), indices, g)
+    shapes = tuple(a.shape), tuple(b.shape)
+    of_a, of_b = maxplus.Gradients.forward(budget, *shapes, indices, g)
     return of_a.to(a.dtype).contiguous(), of_b.to(b.dtype).contiguous()
 
 
@@ -165,19 +168,20 @@ maxplus_matmul = _operator(
 )
 _maxplus_gradients = _operator(
     "maxplus_matmul_gradients",
-    "(Tensor a, Tensor b, Tensor indices, Tensor g) -> (Tensor, Tensor)",
+    "(Tensor a, Tensor b, Tensor indices, Tensor g, int budget) -> (Tensor, Tensor)",
     _compute_maxplus_gradients,
-    lambda a, b, indices, g: tuple(_like((a, b), (True, True))),
+    lambda a, b, indices, g, budget: tuple(_like((a, b), (True, True))),
 )
 
 
 def _save_maxplus(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*inputs[:2], output[1])
+    *operands, ctx.budget = inputs
+    ctx.save_for_backward(*operands, maxplus.differentiable(*output))
 
 
 def _maxplus_backward(ctx: Any, g: Tensor, _: Tensor | None) -> Any:
-    return (*_maxplus_gradients(*ctx.saved_tensors, g), None)
+    return (*_maxplus_gradients(*ctx.saved_tensors, g, ctx.budget), None)
 
 
 maxplus_matmul.register_autograd(_maxplus_backward, setup_context=_save_maxplus)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,10 +35,10 @@ class Value(Function):  # type: ignore[misc]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _, a, b = inputs
+        ctx.budget, a, b = inputs
         ctx.like = [(tuple(x.shape), x.dtype) for x in (a, b)]
         ctx.mark_non_differentiable(output[1])
-        save(ctx, output[1])
+        save(ctx, differentiable(*output))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, _: Tensor | None) -> Any:
@@ -45,7 +46,7 @@ class Value(Function):  # type: ignore[misc]
             return None, None, None
         (indices,) = ctx.saved_tensors
         (a_shape, a_dtype), (b_shape, b_dtype) = ctx.like
-        of_a, of_b = apply(Gradients, a_shape, b_shape, indices, g)
+        of_a, of_b = apply(Gradients, ctx.budget, a_shape, b_shape, indices, g)
         needs = ctx.needs_input_grad
         return None, of_a.to(a_dtype) if needs[1] else None, of_b.to(b_dtype) if needs[2] else None
 
@@ -54,7 +55,7 @@ class Value(Function):  # type: ignore[misc]
         (indices,) = ctx.saved_tensors
         tangents = _filled((da, db), [shape for shape, _ in ctx.like])
         dtype = torch.promote_types(*(dtype for _, dtype in ctx.like))
-        return apply(Tangent, indices, *(x.to(dtype) for x in tangents)), None
+        return apply(Tangent, ctx.budget, indices, *(x.to(dtype) for x in tangents)), None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, budget: int, a: Tensor, b: Tensor) -> Any:
@@ -63,71 +64,83 @@ class Value(Function):  # type: ignore[misc]
 
 
 class Gradients(Function):  # type: ignore[misc]
-    """(a_shape, b_shape, indices, g) to the gradients of both operands."""
+    """(budget, a_shape, b_shape, indices, g) to the gradients of both operands."""
 
     @staticmethod
     @uncompiled
-    def forward(a_shape: Shape, b_shape: Shape, indices: Tensor, g: Tensor) -> Any:
+    def forward(budget: int, a_shape: Shape, b_shape: Shape, indices: Tensor, g: Tensor) -> Any:
         def both(ctx: Any, indices: Tensor, g: Tensor) -> Any:
-            return rules.maxplus_gradients(ctx, a_shape, b_shape, indices, g)
+            return rules.maxplus_gradients(ctx, a_shape, b_shape, indices, g, budget=budget)
 
         return _with_indices(both, indices, g=g)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        *ctx.shapes, indices, g = inputs
+        ctx.budget, *ctx.shapes, indices, g = inputs
         ctx.dtype = g.dtype
         save(ctx, indices)
 
     @staticmethod
     def backward(ctx: Any, u: Tensor | None, v: Tensor | None) -> Any:
         if u is None and v is None:
-            return None, None, None, None
+            return None, None, None, None, None
         (indices,) = ctx.saved_tensors
-        return None, None, None, apply(Tangent, indices, *_filled((u, v), ctx.shapes)).to(ctx.dtype)
+        of_g = apply(Tangent, ctx.budget, indices, *_filled((u, v), ctx.shapes))
+        return None, None, None, None, of_g.to(ctx.dtype)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         (indices,) = ctx.saved_tensors
-        return apply(Gradients, *ctx.shapes, indices, tangents[3])
+        return apply(Gradients, ctx.budget, *ctx.shapes, indices, tangents[4])
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, a_shape: Shape, b_shape: Shape, *tensors: Tensor) -> Any:
+    def vmap(
+        info: Any, in_dims: Any, budget: int, a_shape: Shape, b_shape: Shape, *tensors: Tensor
+    ) -> Any:
         size = info.batch_size
-        ready = batched(size, in_dims[2:], tensors, (True, True))
-        return apply(Gradients, (size, *a_shape), (size, *b_shape), *ready), (0, 0)
+        ready = batched(size, in_dims[3:], tensors, (True, True))
+        return apply(Gradients, budget, (size, *a_shape), (size, *b_shape), *ready), (0, 0)
 
 
 class Tangent(Function):  # type: ignore[misc]
-    """(indices, da, db) to the sums of their entries at the indices."""
+    """(budget, indices, da, db) to the sums of their entries at the indices."""
 
     @staticmethod
     @uncompiled
-    def forward(indices: Tensor, da: Tensor, db: Tensor) -> Tensor:
-        return _with_indices(rules.maxplus_tangent, indices, da=da, db=db)
+    def forward(budget: int, indices: Tensor, da: Tensor, db: Tensor) -> Tensor:
+        tangent = partial(rules.maxplus_tangent, budget=budget)
+        return _with_indices(tangent, indices, da=da, db=db)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        indices, da, db = inputs
+        ctx.budget, indices, da, db = inputs
         ctx.shapes = tuple(da.shape), tuple(db.shape)
         save(ctx, indices)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None) -> Any:
         if g is None:
-            return None, None, None
+            return None, None, None, None
         (indices,) = ctx.saved_tensors
-        return (None, *apply(Gradients, *ctx.shapes, indices, g))
+        return (None, None, *apply(Gradients, ctx.budget, *ctx.shapes, indices, g))
 
     @staticmethod
-    def jvp(ctx: Any, _: None, u: Tensor | None, v: Tensor | None) -> Tensor:
+    def jvp(ctx: Any, _: None, __: None, u: Tensor | None, v: Tensor | None) -> Tensor:
         (indices,) = ctx.saved_tensors
-        return apply(Tangent, indices, *_filled((u, v), ctx.shapes))
+        return apply(Tangent, ctx.budget, indices, *_filled((u, v), ctx.shapes))
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *tensors: Tensor) -> Any:
-        ready = batched(info.batch_size, in_dims, tensors, (True, True, True))
-        return apply(Tangent, *ready), 0
+    def vmap(info: Any, in_dims: Any, budget: int, *tensors: Tensor) -> Any:
+        ready = batched(info.batch_size, in_dims[1:], tensors, (True, True, True))
+        return apply(Tangent, budget, *ready), 0
+
+
+def differentiable(values: Tensor, indices: Tensor) -> Tensor:
+    """Return the indices to differentiate by: -1 where a value is infinite or NaN.
+
+    They are what is kept, not the values, which a caller may go on to change in place.
+    """
+    return torch.where(torch.isfinite(values.detach()), indices, -1)
 
 
 def _with_indices(function: Any, indices: Tensor, **tensors: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Write tables and plots from measured results: ``python -m benchmarks.report [FILE] [--readme]``.
+"""Write tables and plots from results: ``python -m benchmarks.report [FILE ...] [--readme]``.
 
 Nothing is measured here, and no figure comes from anywhere but the JSON file.
 """
@@ -28,23 +28,24 @@ Json = dict[str, Any]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
-    parser.add_argument("file", nargs="?", type=Path, help="results (default: the latest)")
+    parser.add_argument("files", nargs="*", type=Path, help="results (default: the latest)")
     parser.add_argument("--readme", action="store_true", help="rewrite README's block as well")
     args = parser.parse_args(argv)
-    path = args.file or latest()
-    if path is None:
+    paths = args.files or latest()
+    if not paths:
         parser.error(f"no results in {RESULTS}; run python -m benchmarks first")
-    print(write(path))
+    for path in paths:
+        print(write(path))
     if args.readme:
-        write_readme(path)
+        write_readme(paths)
         print(README)
     return 0
 
 
-def latest() -> Path | None:
-    """Return the newest results that are not those of a quick run."""
+def latest() -> list[Path]:
+    """Return the newest results that are not those of a quick run, if there are any."""
     found = sorted(p for p in RESULTS.glob("*.json") if not p.stem.endswith("-quick"))
-    return found[-1] if found else None
+    return found[-1:]
 
 
 def write(path: Path) -> str:
@@ -56,19 +57,24 @@ def write(path: Path) -> str:
     return "\n".join(map(str, (path, table, plot)))
 
 
-def write_readme(path: Path) -> None:
-    """Replace README's block between the two marks."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if content["quick"]:
-        raise SystemExit(f"{path.name} is of a quick run; its figures do not belong into README")
-    if not path.resolve().is_relative_to(README.parent):
-        raise SystemExit(f"{path} lies outside of the repository; README could not link to it")
+def write_readme(paths: Sequence[Path]) -> None:
+    """Replace README's block between the two marks by what the files hold, one after another."""
+    blocks = []
+    for path in paths:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["quick"]:
+            raise SystemExit(
+                f"{path.name} is of a quick run; its figures do not belong into README"
+            )
+        if not path.resolve().is_relative_to(README.parent):
+            raise SystemExit(f"{path} lies outside of the repository; README could not link to it")
+        blocks.append(short_report(content, path))
     text = README.read_text(encoding="utf-8")
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise SystemExit(f"README.md lacks {BEGIN} or {END}")
-    block = short_report(content, path)
+    block = "\n\n".join(blocks)
     README.write_text(f"{before}{BEGIN}\n{block}\n{END}{after}", encoding="utf-8")
 
 

@@ -63,20 +63,18 @@ class Exponentials:
 
     def fill_store(self, steps: Steps) -> Factors | None:
         """Fill the store at once, a few rows at a time; None if shifts are needed."""
-        xp, ctx, store = self.ctx.xp, self.ctx, self.store
+        ctx, store = self.ctx, self.store
         if store is None:
             return None
         given = steps.potentials_of(slice(0, steps.chain.count))
         if given is None:
             return None
-        bound, low, high = math.exp(_NARROW[self.precision.name]), math.inf, 0.0
+        low, high = math.inf, 0.0
         for box in boxes(tuple(given.shape), 4 * ctx.block):
-            part = store[box]
-            ctx.apply(xp.exp, ctx.load(given[box], self.precision), out=part)
-            low, high = min(low, float(xp.min(part))), max(high, float(xp.max(part)))
-            # NaN compares False.
-            if not (1.0 / bound <= low and high <= bound):
+            bounds = self._narrow_exp(ctx.load(given[box], self.precision), store[box])
+            if bounds is None:
                 return None
+            low, high = min(low, bounds[0]), max(high, bounds[1])
         return Factors(given, store, None, low, max(1.0, high), positive=True)
 
     def of_block(self, steps: Steps, block: slice) -> Factors | None:
@@ -88,11 +86,9 @@ class Exponentials:
         x = ctx.load(given, precision)
         values = self._buffer_for(x, block)
         if self.try_narrow:
-            # Looked at after the exponential, which leaves contiguous arrays. NaN compares False.
-            bound = math.exp(_NARROW[precision.name])
-            ctx.apply(xp.exp, x, out=values)
-            low, high = float(xp.min(values)), float(xp.max(values))
-            if 1.0 / bound <= low and high <= bound:
+            bounds = self._narrow_exp(x, values)
+            if bounds is not None:
+                low, high = bounds
                 return Factors(given, values, None, low, max(1.0, high), positive=True)
             self.try_narrow = False
         shift = whole_maximum(ctx, x, -1, precision)
@@ -102,6 +98,14 @@ class Exponentials:
         if not positive:
             values[...] = self.flushed(values)
         return Factors(given, values, ctx.load(shift, ctx.widest), 0.0, math.exp(0.5), positive)
+
+    def _narrow_exp(self, x: Array, out: Array) -> tuple[float, float] | None:
+        """Write exp(x) into `out`; return its bounds if x is narrow enough to need no shift."""
+        xp, bound = self.ctx.xp, math.exp(_NARROW[self.precision.name])
+        self.ctx.apply(xp.exp, x, out=out)
+        # Looked at after the exponential, which leaves contiguous arrays. NaN compares False.
+        low, high = float(xp.min(out)), float(xp.max(out))
+        return (low, high) if 1.0 / bound <= low and high <= bound else None
 
     def flushed(self, values: Array) -> Array:
         """Return values with what is below the smallest normal number set to zero."""

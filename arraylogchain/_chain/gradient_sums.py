@@ -25,7 +25,7 @@ class GradientSums:
     potentials : array [..., count, K] or None
     transitions : array [..., 1 or count - 1, K, K] or None
     start : array [..., K] or None
-        Accumulators in the precision of the computation; None for what is not wanted.
+        What gradients are added to, zeros at first; None for what is not wanted.
     as_counts : bool
         Whether `transitions` collects expected counts: derivatives by the logarithms.
     """
@@ -97,7 +97,7 @@ class GradientSums:
         is_alone = (
             steps.picked is None
             and steps.rows == chain.sizes[1]
-            and int(self.transitions.shape[-3]) == chain.count - 1
+            and 1 < int(self.transitions.shape[-3]) == chain.count - 1
             and not by_logs
             and matrix.power is None
             and in_range

@@ -61,29 +61,17 @@ class Posterior:
         if part is self.chain:
             return sums
         front, within = self.parts
+        x, matrices = sums.potentials, sums.transitions
         if part is front:
-            return replace(
-                sums,
-                chain=front,
-                potentials=None
-                if sums.potentials is None
-                else sums.potentials[..., : front.count, :],
-                transitions=None
-                if sums.transitions is None
-                else first_matrices(sums.transitions, front.count),
-            )
-        segments, length = within.batch[-1], within.count - 1
-        return replace(
-            sums,
-            chain=within,
-            potentials=None
-            if sums.potentials is None
-            else in_segments(self.ctx, sums.potentials[..., front.count :, :], segments, length, 1),
-            transitions=None
-            if sums.transitions is None
-            else matrices_in_segments(self.ctx, sums.transitions, segments, length),
-            start=None,
-        )
+            x = None if x is None else x[..., : front.count, :]
+            matrices = None if matrices is None else first_matrices(matrices, front.count)
+            return replace(sums, chain=front, potentials=x, transitions=matrices)
+        ctx, segments, length = self.ctx, within.batch[-1], within.count - 1
+        if x is not None:
+            x = in_segments(ctx, x[..., front.count :, :], segments, length, 1)
+        if matrices is not None:
+            matrices = matrices_in_segments(ctx, matrices, segments, length)
+        return replace(sums, chain=within, potentials=x, transitions=matrices, start=None)
 
     def add(
         self,

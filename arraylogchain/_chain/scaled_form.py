@@ -77,7 +77,8 @@ class ScaledForm:
         # Where products of all steps go, [count, groups, rows, K], if they will all be kept.
         self.slab: Array | None = None
         self.floor = _FLOOR[precision.name]
-        self.ceiling = min(_CEILING[precision.name], ceiling or _CEILING[precision.name])
+        highest = _CEILING[precision.name]
+        self.ceiling = highest if ceiling is None else min(highest, ceiling)
 
     def run(
         self, steps: Steps, state: State | None, block: slice, record: bool

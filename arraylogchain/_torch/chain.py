@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,18 +15,12 @@ from arraylogchain._torch.functions import (
     apply,
     check_tensors,
     is_compiling,
+    operators,
     result_dtype,
 )
 from arraylogchain._torch.partition import Partition, chain_batch
 
 Given = Mapping[str, Tensor]
-
-
-def _compiled() -> ModuleType:
-    """Return the operators; nobody but the compiler needs them."""
-    from arraylogchain._torch import compiled
-
-    return compiled
 
 
 def log_partition(given: Given, budget: int | None) -> Tensor:
@@ -42,7 +35,7 @@ def log_partition(given: Given, budget: int | None) -> Tensor:
     """
     inputs, options = _inputs(given, budget)
     if is_compiling():
-        return _compiled().log_partition(*inputs, *options)
+        return operators().log_partition(*inputs, *options)
     # Under a transform the inputs of the gradients are shaped otherwise than those of the value.
     memo = None if torch._C._are_functorch_transforms_active() else Memo()
     return apply(Value, Partition(*options), memo, *inputs)
@@ -85,7 +78,7 @@ def _messages(name: str, given: Given, budget: int | None) -> Tensor:
             "have both"
         )
     inputs, options = _inputs(given, budget)
-    return getattr(_compiled(), name)(*inputs, *options)
+    return getattr(operators(), name)(*inputs, *options)
 
 
 def _gradient(which: int, inputs: Any, batch: Any, options: Any) -> Tensor:
@@ -93,7 +86,7 @@ def _gradient(which: int, inputs: Any, batch: Any, options: Any) -> Tensor:
     dtype = result_dtype(*(x for x in inputs if x is not None))
     ones = torch.ones(batch, dtype=dtype, device=inputs[0].device)
     if is_compiling():
-        (result,) = _compiled().log_partition_gradients(*inputs, None, ones, list(wanted), *options)
+        (result,) = operators().log_partition_gradients(*inputs, None, ones, list(wanted), *options)
     else:
         (result,) = apply(Gradients, Partition(*options), None, wanted, None, ones, *inputs)
     return result

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -33,6 +34,13 @@ def is_compiling() -> bool:
         torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
     )
     return torch.compiler.is_compiling() and not transformed
+
+
+def operators() -> ModuleType:
+    """Return the operators that the compiler sees; nobody else needs them."""
+    from arraylogchain._torch import compiled
+
+    return compiled
 
 
 class uncompiled:  # noqa: N801
@@ -104,9 +112,7 @@ class Operation:
 def apply(function: Any, *args: Any) -> Any:
     """Call one of the functions below on the road that costs least here."""
     if torch.compiler.is_compiling():
-        from arraylogchain._torch import compiled
-
-        return compiled.apply_uncompiled(function, *args)
+        return operators().apply_uncompiled(function, *args)
     if torch._C._are_functorch_transforms_active():
         return function.apply(*args)
     if not is_differentiated(*args):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,15 +13,15 @@ from arraylogchain._arrays import shape_of
 from arraylogchain._fold import Shape, fold
 from arraylogchain._product.sequence import multiplication_order
 from arraylogchain._torch import maxplus
-from arraylogchain._torch.functions import Tensor, Value, apply, check_tensors, is_compiling
+from arraylogchain._torch.functions import (
+    Tensor,
+    Value,
+    apply,
+    check_tensors,
+    is_compiling,
+    operators,
+)
 from arraylogchain._torch.operations import LogMatmulExp, Matmul
-
-
-def _compiled() -> ModuleType:
-    """Return the operators; nobody but the compiler needs them."""
-    from arraylogchain._torch import compiled
-
-    return compiled
 
 
 def matmul(a: Tensor, b: Tensor, budget: int) -> Tensor:
@@ -39,7 +38,7 @@ def maxplus_matmul(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     """Return `arraylogchain.maxplus_matmul` of tensors, differentiable."""
     a, b, lacking = matrices(a, b)
     if is_compiling():
-        values, indices = _compiled().maxplus_matmul(a, b, budget)
+        values, indices = operators().maxplus_matmul(a, b, budget)
     else:
         values, indices = apply(maxplus.Value, budget, a, b)
     return drop(values, lacking), drop(indices, lacking)
@@ -48,7 +47,7 @@ def maxplus_matmul(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
 def _product(operation: type[Matmul | LogMatmulExp], a: Tensor, b: Tensor, budget: int) -> Tensor:
     a, b, lacking = matrices(a, b)
     if is_compiling():
-        out = getattr(_compiled(), operation.name)(a, b, budget)
+        out = getattr(operators(), operation.name)(a, b, budget)
     else:
         out = apply(Value, operation(budget), None, a, b)
     return drop(out, lacking)

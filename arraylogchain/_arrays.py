@@ -138,6 +138,21 @@ class Context:
             for e in range(index.shape[0]):
                 target[int(index[e]), ...] += values[e, ...]
 
+    def put(self, target: Array, index: tuple[Any, ...], values: Array, add: bool) -> None:
+        """Write values to target[index], or add them; no place of target comes up twice.
+
+        The standard assigns to slices only, libraries to arrays of indices as well.
+        """
+        arrays = [i for i in index if not isinstance(i, int) and i is not ...]
+        if not self.has_out and arrays:
+            for e in range(int(arrays[0].shape[0])):
+                at = tuple(int(i[e]) if any(i is a for a in arrays) else i for i in index)
+                target[at] = target[at] + values[e, ...] if add else values[e, ...]
+        elif add:
+            target[index] += values
+        else:
+            target[index] = values
+
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return self.xp.empty(shape, dtype=dtype, device=self.device)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from arraylogchain._arrays import (
@@ -16,6 +16,7 @@ from arraylogchain._arrays import (
     shape_of,
 )
 from arraylogchain._chain import evaluate, posterior
+from arraylogchain._chain.lengths import check_lengths
 from arraylogchain._chain.steps import Chain
 from arraylogchain._fold import Shape, check_batches
 from arraylogchain._product.tiling import check_workspace
@@ -43,6 +44,8 @@ class LogChain:
         Nonnegative weights of the first state. Default: all one.
     log_initial : array [..., K], optional
         Their logarithms instead.
+    lengths : array [...] of integers, optional
+        How many steps of each row are real, between 1 and T. What lies past them is never read.
     workspace : int, optional
         Bytes that temporaries may take beyond inputs and output. Default: 64 MiB.
 
@@ -76,6 +79,7 @@ class LogChain:
         log_transitions: Array | None = None,
         initial: Array | None = None,
         log_initial: Array | None = None,
+        lengths: Array | Sequence[int] | int | None = None,
         workspace: int | None = None,
     ) -> None:
         self._workspace = check_workspace(workspace)
@@ -93,6 +97,7 @@ class LogChain:
         self.arrays = {
             name: x for name, x in options.items() if x is not None or name == "log_potentials"
         }
+        self.lengths = lengths
         if not is_differentiated(*self.arrays.values()):
             self._enter()
         self._batch = _check_shapes({name: shape_of(x) for name, x in self.arrays.items()})
@@ -101,8 +106,9 @@ class LogChain:
         """Return the context and the arrays to compute with; no part of autograd."""
         ctx, given = enter({name: detached(x) for name, x in self.arrays.items()})
         shapes = {name: shape_of(x) for name, x in given.items()}
+        batch = _check_shapes(shapes)
         return ctx, Chain(
-            batch=_check_shapes(shapes),
+            batch=batch,
             count=shapes["log_potentials"][-2],
             size=shapes["log_potentials"][-1],
             transitions=given.get("transitions", given.get("log_transitions")),
@@ -110,6 +116,7 @@ class LogChain:
             start=given.get("initial", given.get("log_initial")),
             transitions_in_logs="log_transitions" in given,
             start_in_logs="log_initial" in given,
+            lengths=check_lengths(self.lengths, batch, shapes["log_potentials"][-2]),
         )
 
     def log_partition(self) -> Array:
@@ -282,6 +289,7 @@ class LogChain:
             size=chain.size,
             sizes=chain.sizes,
             one_matrix=matrices is not None and int(matrices.shape[-3]) == 1,
+            lengths=chain.lengths,
             read=sum(
                 math.prod(x.shape)
                 for x in (matrices, chain.potentials, chain.start)

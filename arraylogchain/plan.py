@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from arraylogchain._fold import Shape
 from arraylogchain._text import amount
 
 # Seconds: of one step's handful of array operations on little data; for one entry of a state in
 # elementwise operations; for one multiply-add. Rough figures of a CPU core; they only pick a route.
-_STEP = 2e-5
+STEP = 2e-5
 _ENTRY = 5e-9
 _MULTIPLY_ADD = 4e-11
 _SMALL_MATRIX = 5e-7
@@ -88,6 +90,7 @@ def plan_chain(
     size: int,
     sizes: tuple[int, int],
     one_matrix: bool,
+    lengths: np.ndarray | None,
     read: int,
     dtype: str,
     workspace: int,
@@ -104,7 +107,9 @@ def plan_chain(
         Elements of the inputs.
     """
     rows = math.prod(batch)
-    segments = best_segments(count, size, sizes, one_matrix, workspace)
+    segments = 1
+    if lengths is None:
+        segments = best_segments(count, size, sizes, one_matrix, workspace)
     # A product's rows are all the states that its segment can start from.
     lanes = rows if segments == 1 else rows * size
     item = _ITEMSIZE[dtype]
@@ -129,8 +134,8 @@ def best_segments(
     """Return the number of segments that costs least; 1 for none."""
     groups, rows = sizes
     chains = max(groups * rows, 1)
-    state = size * (_ENTRY + size * _MULTIPLY_ADD)
-    best, least = 1, (count - 1) * (_STEP + chains * state)
+    state = state_seconds(size)
+    best, least = 1, (count - 1) * (STEP + chains * state)
     # The segments' products are float64 and have to fit besides all else.
     most = min((count - 1) // 4, workspace // 8 // max(1, chains * size * size * 8))
     segments = 4
@@ -138,12 +143,17 @@ def best_segments(
         length = (count - 1) // segments
         # Matrices that differ from step to step are multiplied one by one.
         small = 0 if one_matrix else groups * segments * _SMALL_MATRIX
-        step = _STEP + small + chains * segments * size * state
-        cost = length * step + segments * (_STEP + chains * state)
+        step = STEP + small + chains * segments * size * state
+        cost = length * step + segments * (STEP + chains * state)
         if cost < least:
             best, least = segments, cost
         segments *= 2
     return best
+
+
+def state_seconds(size: int) -> float:
+    """Return about how long one step of one chain takes, its overhead apart."""
+    return size * (_ENTRY + size * _MULTIPLY_ADD)
 
 
 def pairwise_bytes(rows: int, count: int, size: int, itemsize: int) -> int:

@@ -91,11 +91,13 @@ class ScaledAdjoint:
             previous = history[i - block.start - 1] if i > block.start else before
             weights = self._factors(i, state)
             ahead = self._ahead(state, weights, ahead_room, limit)
+            advancing = self.steps.advancing(i)
+            adjoint = self._only(advancing, self.adjoint)
             if self.late is None:
-                self.sums.add_potentials(self.steps, self.box, i, state.values, self.adjoint)
+                self.sums.add_potentials(self.steps, self.box, i, state.values, adjoint)
             else:
                 # Their product is at most 1, whatever they are themselves.
-                posterior = state.values * self.adjoint
+                posterior = state.values * adjoint
                 self.sums.add_potentials(self.steps, self.box, i, posterior, self.late)
             if previous is None:
                 self._start(state, ahead)
@@ -104,8 +106,18 @@ class ScaledAdjoint:
             size = int(state.values.shape[-1])
             if int(ahead.shape[-1]) < size:
                 ahead = xp.broadcast_to(ahead, (*ahead.shape[:-1], size))
-            self._pairs(i - 1, state, previous, ahead)
-            self.adjoint = self._kept(state.matrix.multiply_transposed(ahead, room))
+            if advancing is None:
+                self._pairs(i - 1, state, previous, ahead)
+                self.adjoint = self._kept(state.matrix.multiply_transposed(ahead, room))
+                continue
+            self._pairs(i - 1, state, previous, self._only(advancing, ahead))
+            back = self._kept(state.matrix.multiply_transposed(ahead, room))
+            self.adjoint = xp.where(advancing, back, ahead)
+
+    def _only(self, advancing: Array | None, x: Array) -> Array:
+        """Return x with zeros for chains that have ended."""
+        xp = self.form.ctx.xp
+        return x if advancing is None else xp.where(advancing, x, xp.zeros_like(x))
 
     def _ahead(self, state: State, weights: Array | None, room: Array, limit: float) -> Array:
         """Return w of a step, given its factors; `room` is memory for it."""

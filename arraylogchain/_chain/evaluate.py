@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from arraylogchain._arrays import Array, Context
 from arraylogchain._chain.segments import (
     cut_time,
@@ -56,6 +58,8 @@ def backward_messages(ctx: Context, chain: Chain, segments: int, workspace: int)
 
 def _messages(ctx: Context, chain: Chain, segments: int, workspace: int, backward: bool) -> Array:
     out = ctx.empty((*chain.batch, chain.count, chain.size), ctx.result_dtype)
+    if chain.lengths is not None:
+        out[...] = -math.inf
 
     def result(state: State) -> tuple[Array]:
         return (state.logs(ctx),)

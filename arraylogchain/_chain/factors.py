@@ -66,7 +66,7 @@ class Exponentials:
         ctx, store = self.ctx, self.store
         if store is None:
             return None
-        given = steps.potentials_of(slice(0, steps.chain.count))
+        given = steps.potentials_of(slice(0, steps.count))
         if given is None:
             return None
         low, high = math.inf, 0.0

@@ -65,15 +65,16 @@ class GradientSums:
             b = xp.reshape(b, (*steps.shape, b.shape[-1]))
             ctx.apply(xp.multiply, a, b, out=target)
             return
+        if tuple(target.shape) == shape:
+            steps.place(target, self._narrowed(a * b, target), add=True)
+            return
         product = xp.reshape(in_tile(steps, a * b), shape)
         broadcast = tuple(
             axis for axis, n in enumerate(target.shape) if n == 1 and product.shape[axis] > 1
         )
         if broadcast:
             product = xp.sum(product, axis=broadcast, keepdims=True)
-        if product.dtype != target.dtype and target.dtype == xp.float32:
-            product = bounded(xp, product, SINGLE)
-        target += xp.astype(product, target.dtype, copy=False)
+        target += xp.astype(self._narrowed(product, target), target.dtype, copy=False)
 
     def add_pairs(
         self,
@@ -131,12 +132,19 @@ class GradientSums:
         return view[(*within(box, view.shape), at, slice(None), slice(None))]
 
     def _add_columns(self, steps: Steps, target: Array, values: Array) -> None:
-        if steps.picked is not None and not steps.select_axis:
-            values = in_tile(steps, values)
+        values = self._narrowed(values, target)
+        if steps.select_axis:
+            xp = self.ctx.xp
+            target += xp.astype(xp.reshape(values, target.shape), target.dtype, copy=False)
+        else:
+            steps.place(target, values[:, None, ...], add=True)
+
+    def _narrowed(self, values: Array, target: Array) -> Array:
+        """Return values that are finite in the dtype of `target`, and sums of some of them too."""
         xp = self.ctx.xp
-        if values.dtype != target.dtype and target.dtype == xp.float32:
-            values = bounded(xp, values, SINGLE)
-        target += xp.astype(xp.reshape(values, target.shape), target.dtype, copy=False)
+        if values.dtype == target.dtype or target.dtype != xp.float32:
+            return values
+        return bounded(xp, values, SINGLE)
 
 
 def bounded(xp: Any, x: Array, precision: Precision) -> Array:

@@ -43,7 +43,7 @@ class LogAdjoint:
 
     def run(self, cotangent: Array) -> None:
         """Add the gradients for a cotangent [groups, rows, 1] of log Z."""
-        ctx, xp, count = self.ctx, self.ctx.xp, self.steps.chain.count
+        ctx, xp, count = self.ctx, self.ctx.xp, self.steps.count
         whole = slice(0, count)
         _, _, forward = self.form.run(self.steps, None, whole, record=True)
         backwards = replace(self.steps, backward=True)
@@ -60,7 +60,10 @@ class LogAdjoint:
         skipped = xp.isinf(total.values)
         g = xp.where(skipped, xp.zeros_like(total.values), ctx.load(cotangent, ctx.widest))
         total.values = xp.where(skipped, xp.zeros_like(g), total.values)
+        infinite = skipped
         for i, (a, b) in enumerate(zip(forward, backward, strict=True)):
+            advancing = self.steps.advancing(i)
+            skipped = infinite if advancing is None else infinite | ~advancing
             logs = xp.where(skipped, xp.full_like(a.values, -math.inf), a.values + b.values)
             posterior = xp.exp(logs + _scale(a, b, total))
             self.sums.add_potentials(self.steps, self.box, i, posterior, g)

@@ -25,11 +25,15 @@ class LogForm:
             state = state.in_log_form(self.ctx)
         history = []
         for i in range(block.start, block.stop):
+            before = state
             if state is not None and steps.backward:
                 state = self.weighted(state, steps, i)
             state = self._start(steps) if state is None else self._multiplied(state, steps, i - 1)
             if not steps.backward:
                 state = self.weighted(state, steps, i)
+            advancing = steps.advancing(i)
+            if before is not None and advancing is not None:
+                state = _where(self.ctx, advancing, state, before)
             if record:
                 history.append(state)
         assert state is not None
@@ -103,3 +107,11 @@ class LogForm:
         logs = xp.log(scale_by_powers(ctx, x, own, ctx.precision))
         total = -own if power is None else power - own
         return xp.where(x == 0, xp.full_like(x, -math.inf), logs + total * math.log(2.0))
+
+
+def _where(ctx: Context, advancing: Array, state: State, before: State) -> State:
+    """Return a state in rows that advance, and the one before in the others."""
+    parts = (
+        (getattr(s, name) for s in (state, before)) for name in ("values", "exponent", "offset")
+    )
+    return State(*(ctx.xp.where(advancing, new, old) for new, old in parts), None, True)

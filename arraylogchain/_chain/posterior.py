@@ -136,8 +136,7 @@ def log_partition(
         out = ctx.empty(chain.batch, ctx.result_dtype)
         view = chain.arrange(ctx.xp, out, trailing=0)
         for _, tile in tiles:
-            value = ctx.xp.reshape(tile.log_partition(), tile.tile.shape)
-            view[(*tile.box, ...)] = ctx.xp.astype(value, view.dtype)
+            tile.write_log_partition(view[(*tile.box, ...)])
 
     def pullback(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
         given, sums = _arrays(chain), GradientSums(ctx, chain)
@@ -170,6 +169,7 @@ def _store(whole: Posterior) -> Array | None:
     if (
         x is None
         or whole.cut is not None
+        or chain.lengths is not None
         or (plan.groups, plan.rows) != chain.sizes
         or plan.block < chain.count
         or tuple(x.shape[:-2]) != chain.batch

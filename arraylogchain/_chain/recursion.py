@@ -66,7 +66,7 @@ class Recursion:
         history : list of State
             The states of the block if `record`, rows in order.
         """
-        count = self.steps.chain.count
+        count = self.steps.count
         parts = [Part(0, None, self.steps, None)]
         for start in range(0, count, self.block):
             block = slice(start, min(start + self.block, count))

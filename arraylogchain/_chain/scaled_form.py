@@ -94,6 +94,7 @@ class ScaledForm:
         history : list of State
             The states after each step, if `record`.
         """
+        ctx = self.ctx
         # Running a block again has to make the same choices again.
         self.exponentials.try_narrow = True
         matrix: Matrix | None = None
@@ -101,7 +102,7 @@ class ScaledForm:
         failed: Array | None = None
         history: list[State] = []
         chunk = slice(0, 0)
-        if block.stop - block.start == steps.chain.count:
+        if block.stop - block.start == steps.count:
             factors = self.exponentials.fill_store(steps)
             chunk = slice(0, 0) if factors is None else block
         for i in range(block.start, block.stop):
@@ -122,13 +123,20 @@ class ScaledForm:
                 state, losses = self._multiplied(before, matrix, out)
             if factors is not None and not steps.backward:
                 state = self._weighted(state, factors, at, losses)
+            advancing = steps.advancing(i)
+            if advancing is not None:
+                assert before is not None  # no chain ends before its first state
+                self._hold(state, before, advancing)
             if not self._is_plainly_proved(state, losses):
                 if before is not None:
                     assert matrix is not None
                     state.alive = matrix.reached(before.alive)
                 if factors is not None and not steps.backward:
                     state.alive = factors.reached(state.alive, at)
-                bad = self._settle(steps, state, losses, i)
+                if advancing is not None:
+                    assert before is not None
+                    state.alive = _alive_where(ctx, advancing, state, before)
+                bad = self._settle(steps, state, losses, i, advancing)
                 if bad is not None:
                     failed = bad if failed is None else failed | bad
             if record:
@@ -161,6 +169,15 @@ class ScaledForm:
     def _prepare(self, steps: Steps, i: int) -> Matrix:
         in_logs = steps.chain.transitions_in_logs
         return prepare(self.ctx, steps.matrix(i), in_logs, self.precision, self.panel)
+
+    def _hold(self, state: State, before: State, advancing: Array) -> None:
+        """Undo a step, in place, for rows that do not take part in it."""
+        xp, ctx = self.ctx.xp, self.ctx
+        held = ctx.load(before.values, self.precision)
+        state.values[...] = xp.where(advancing, state.values, held)
+        state.exponent = xp.where(advancing, state.exponent, before.exponent)
+        state.offset = xp.where(advancing, state.offset, before.offset)
+        state.low, state.high = min(state.low, before.low), max(state.high, before.high)
 
     def _is_plainly_proved(self, state: State, losses: Losses) -> bool:
         """Tell whether bounds on a state prove every entry; often those from before suffice."""
@@ -229,13 +246,17 @@ class ScaledForm:
         weighted.lost = int(out.shape[-1]) * self.precision.tiny * (1.0 + top)
         return weighted
 
-    def _settle(self, steps: Steps, state: State, losses: Losses, i: int) -> Array | None:
+    def _settle(
+        self, steps: Steps, state: State, losses: Losses, i: int, advancing: Array | None
+    ) -> Array | None:
         """Rescale the rows, in place, and return those that are not proved, if any."""
         xp, ctx, precision = self.ctx.xp, self.ctx, self.precision
         top = xp.max(state.values, axis=-1, keepdims=True)
         # Wide rows get all the range there is below the ceiling, others room on both sides.
         is_wide = state.low < losses.per_entry / precision.eps
         power = power_to(ctx, top, self.ceiling - _ROOM if is_wide else 0)
+        if advancing is not None:
+            power = xp.where(advancing, power, xp.zeros_like(power))
         values = scale_by_powers(ctx, state.values, power, precision)
         state.power, state.exponent = power, state.exponent - ctx.load(power, ctx.widest)
         scaled_low = state.low * 2.0 ** min(0.0, float(xp.min(power)))
@@ -262,6 +283,8 @@ class ScaledForm:
         if not self.every_entry and bool(xp.any(bad)):
             bad = bad & ~self._path_sums_are_right(steps, values, loss, i)
         bad = bad | ~xp.isfinite(top)
+        if advancing is not None:
+            bad = bad & advancing
         state.values = values
         if not bool(xp.any(bad)):
             return None
@@ -272,7 +295,16 @@ class ScaledForm:
         """Tell which rows lost too little, over all their entries, to show in a path sum."""
         xp, ctx, size = self.ctx.xp, self.ctx, steps.chain.size
         lost = ctx.load(loss, ctx.widest) * size
-        if i + 1 < steps.chain.count:
+        if i + 1 < steps.count:
             lost = lost * spread(ctx, steps.matrix(i), steps.chain.transitions_in_logs)
         total = xp.sum(values, axis=-1, keepdims=True)
         return lost <= (self.precision.eps / 4) * ctx.load(total, ctx.widest)
+
+
+def _alive_where(ctx: Context, advancing: Array, state: State, before: State) -> Array | None:
+    """Return which weights are not zero, of rows that advance and of those that do not."""
+    if state.alive is None and before.alive is None:
+        return None
+    everyone = ctx.xp.ones(tuple(state.values.shape), dtype=ctx.xp.bool, device=ctx.device)
+    after, earlier = (everyone if x is None else x for x in (state.alive, before.alive))
+    return ctx.xp.where(advancing, after, earlier)

@@ -13,6 +13,9 @@ which sums over all paths from each state on, the potential of its own step left
 Batch axes along which the matrices P differ are *groups*; the other batch axes hold *rows*, which
 share their group's matrices. A state is an array [groups, rows, K], and a step is one batched
 product with matrices [groups, K, K]: nothing that is shared is copied.
+
+Where chains end after different numbers of steps, those of about the same length are computed
+together; a state that has reached its chain's end stays as it is while the others go on.
 """
 
 from __future__ import annotations
@@ -22,7 +25,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import array_api_compat.numpy as host
+import numpy as np
+
 from arraylogchain._arrays import Array, Context
+from arraylogchain._chain.buckets import buckets
 from arraylogchain._fold import Box, Shape, boxes, lengths, within
 
 
@@ -54,6 +61,8 @@ class Chain:
         start. They have no part in forward steps.
     end_offset : array [...] or None
         Whole numbers to be added to them.
+    lengths : numpy.ndarray [...] or None
+        How many states of each chain there are, `count` at most; what lies past them is not read.
     """
 
     batch: Shape
@@ -68,6 +77,7 @@ class Chain:
     lead: int = 0
     end: Array | None = None
     end_offset: Array | None = None
+    lengths: np.ndarray | None = None
 
     @property
     def group_axes(self) -> Shape:
@@ -97,7 +107,10 @@ class Chain:
         return xp.permute_dims(xp.reshape(x, padded), order)  # type: ignore[attr-defined]
 
     def tiles(self, ctx: Context, groups: int, rows: int) -> Iterator[tuple[Box, Steps]]:
-        """Yield parts of the batch, as boxes of its arranged axes, with their steps."""
+        """Yield parts of the batch, as boxes of its arranged axes, with their steps.
+
+        Chains of different lengths give several parts of the same box.
+        """
         xp = ctx.xp
         of = {
             "transitions": 3,
@@ -118,28 +131,48 @@ class Chain:
                     name: None if view is None else view[(*within(box, view.shape), ...)]
                     for name, view in views.items()
                 }
-                yield (
-                    box,
-                    Steps(
-                        ctx=ctx,
-                        chain=self,
-                        shape=lengths(box),
-                        groups=math.prod(lengths(of_groups)),
-                        rows=math.prod(lengths(of_rows)),
-                        **parts,
-                    ),
+                steps = Steps(
+                    ctx=ctx,
+                    chain=self,
+                    shape=lengths(box),
+                    groups=math.prod(lengths(of_groups)),
+                    rows=math.prod(lengths(of_rows)),
+                    count=self.count,
+                    **parts,
                 )
+                if self.lengths is None:
+                    yield box, steps
+                else:
+                    yield from ((box, bucket) for bucket in steps.in_buckets(box))
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The steps of one tile of chains; the arrays are views, copied a few steps at a time."""
+    """The steps of one tile of chains; the arrays are views, copied a few steps at a time.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        The batch axes of the tile, those of groups first.
+    groups, rows : int
+        Of the tile.
+    count : int
+        Number of states of the longest chain.
+    picked : array [n] or None
+        Those of the tile's rows or, where there are several groups, groups that these are the
+        steps of, in ascending order.
+    lengths : array [groups, rows, 1] or None
+        Numbers of states, of what is picked; None if all have `count`.
+    shortest : int
+        No length is below this.
+    """
 
     ctx: Context
     chain: Chain
     shape: Shape
     groups: int
     rows: int
+    count: int
     transitions: Array
     potentials: Array | None
     start: Array | None
@@ -147,6 +180,8 @@ class Steps:
     end: Array | None
     end_offset: Array | None
     picked: Array | None = None
+    lengths: Array | None = None
+    shortest: int = 0
     backward: bool = False
 
     @property
@@ -168,21 +203,65 @@ class Steps:
 
     def pick(self, units: Array) -> Steps:
         """Return the steps of some rows or, where there are several groups, of some groups."""
+        lengths = self.lengths
+        if lengths is not None:
+            lengths = self.ctx.xp.take(lengths, units, axis=self.select_axis)
         if self.picked is not None:
             units = self.ctx.xp.take(self.picked, units)
-        return replace(self, picked=units)
+        return replace(self, picked=units, lengths=lengths)
+
+    def in_buckets(self, box: Box) -> Iterator[Steps]:
+        """Yield the steps of rows, or groups, of similar lengths; these are the steps of a box."""
+        ctx, chain = self.ctx, self.chain
+        assert chain.lengths is not None
+        arranged = chain.arrange(host, chain.lengths, trailing=0)
+        own = arranged[within(box, arranged.shape)]
+        own = np.broadcast_to(own, self.shape).reshape(self.groups, self.rows)
+        each = self.groups * self.rows // own.shape[self.select_axis]
+        for units in buckets(own.max(axis=1 - self.select_axis), each, chain.size):
+            some = np.take(own, units, axis=self.select_axis)
+            count, shortest = int(some.max()), int(some.min())
+            steps = replace(self, count=count, shortest=shortest)
+            if len(units) < own.shape[self.select_axis]:
+                steps = replace(steps, picked=self._on_device(units))
+            if shortest < count:
+                steps = replace(steps, lengths=self._on_device(some[..., None]))
+            yield steps
+
+    def _on_device(self, x: np.ndarray) -> Array:
+        ctx = self.ctx
+        return ctx.xp.asarray(x.tolist(), dtype=ctx.index_dtype, device=ctx.device)
+
+    def real(self, time: int) -> Array | None:
+        """Tell which chains have a state of that number, [groups, rows, 1]; None for all."""
+        if self.lengths is None or time < self.shortest:
+            return None
+        return self.lengths > time
+
+    def advancing(self, i: int) -> Array | None:
+        """Tell which states number i come from those before, [groups, rows, 1]; None for all.
+
+        The others have reached their chain's end or, backward, have not left it.
+        """
+        return None if i == 0 else self.real(self.count - i if self.backward else i)
 
     def is_one_matrix(self) -> bool:
         return int(self.transitions.shape[-3]) == 1
 
     def matrix(self, i: int) -> Array:
         """Return the matrix of product i, as given, [groups, K, K]; backward, it is transposed."""
-        size, last = self.chain.size, self.chain.count - 2
+        xp, size, last = self.ctx.xp, self.chain.size, self.count - 2
         at = 0 if self.is_one_matrix() else last - i if self.backward else i
-        matrix = self.ctx.xp.reshape(self.transitions[..., at, :, :], (self.groups, size, size))
+        matrix = xp.reshape(self.transitions[..., at, :, :], (self.groups, size, size))
         if self.backward:
-            matrix = self.ctx.xp.matrix_transpose(matrix)
-        return matrix if self.select_axis else self._picked(matrix)
+            matrix = xp.matrix_transpose(matrix)
+        if not self.select_axis:
+            matrix = self._picked(matrix)
+            real = self.real(at + 1)
+            if real is not None:
+                # Matrices of groups that have ended are not to be read.
+                matrix = xp.where(xp.any(real, axis=1)[..., None], matrix, xp.ones_like(matrix))
+        return matrix
 
     @property
     def first_weighed(self) -> int:
@@ -200,13 +279,17 @@ class Steps:
         """
         if self.potentials is None:
             return None
-        size, lead, length = self.chain.size, self.chain.lead, steps.stop - steps.start
-        if not self.backward:
-            x = self.potentials[..., steps.start - lead : steps.stop - lead, :]
-            return self._expanded(x, (length, size))
-        stop = self.chain.count - steps.start + 1 - lead
-        x = self.potentials[..., stop - length : stop, :]
-        return self._expanded(self.ctx.xp.flip(x, axis=-2), (length, size))
+        xp, lead, length = self.ctx.xp, self.chain.lead, steps.stop - steps.start
+        stop = self.count - steps.start + 1 if self.backward else steps.stop
+        x = self.potentials[..., stop - length - lead : stop - lead, :]
+        x = self._expanded(x, (length, self.chain.size))
+        if self.lengths is not None and stop > self.shortest:
+            dtype = self.lengths.dtype
+            times = xp.arange(stop - length, stop, dtype=dtype, device=self.ctx.device)
+            # Past the end states are not weighed: exp(0) is 1.
+            real = self.lengths[..., None] > times[:, None]
+            x = xp.where(real, x, xp.zeros_like(x))
+        return xp.flip(x, axis=-2) if self.backward else x
 
     def start_of(self) -> Array | None:
         """Return the start, as given, [groups, rows, K]; None for ones."""
@@ -220,6 +303,30 @@ class Steps:
             shape = (self.groups_picked, self.rows_picked, 1)
             return ctx.xp.zeros(shape, dtype=ctx.dtype(ctx.widest), device=ctx.device)
         return self._expanded(offset[..., None], (1,))
+
+    def place(self, view: Array, values: Array, add: bool = False) -> None:
+        """Write values [groups, rows, ...], or add them, where they belong in a view of the tile.
+
+        Parameters
+        ----------
+        view : array [*shape, ...]
+            Groups that are picked may have one row here.
+        """
+        ctx, xp, axes = self.ctx, self.ctx.xp, len(self.chain.group_axes)
+        shape, trailing = tuple(view.shape), tuple(values.shape[2:])
+        where: tuple[Any, ...] = ()
+        split = self.shape[:axes] if self.select_axis == 0 else self.shape[axes:]
+        if self.picked is not None and split:
+            index, rest = [], self.picked
+            for n in reversed(split):
+                index.append(xp.remainder(rest, n))
+                rest = xp.floor_divide(rest, n)
+            n = int(self.picked.shape[0])
+            batch = (n, *shape[axes : len(self.shape)]) if self.select_axis == 0 else (n,)
+            where = (0,) * (axes * self.select_axis) + tuple(reversed(index))
+            shape = (*batch, *trailing)
+        values = xp.astype(xp.reshape(values, shape), view.dtype, copy=False)
+        ctx.put(view, (*where, ...), values, add)
 
     def _expanded(self, x: Array, trailing: Shape) -> Array:
         xp = self.ctx.xp

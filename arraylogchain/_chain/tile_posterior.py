@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from arraylogchain._arrays import DOUBLE, SINGLE, Array
 from arraylogchain._chain.adjoint import ScaledAdjoint, adjoint_ceiling, first_adjoint
-from arraylogchain._chain.gradient_sums import GradientSums, in_tile
+from arraylogchain._chain.gradient_sums import GradientSums
 from arraylogchain._chain.log_adjoint import LogAdjoint
 from arraylogchain._chain.log_form import LogForm
 from arraylogchain._chain.pieces import RecursionPlan
@@ -82,21 +82,15 @@ class TilePosterior:
             wide = replace(ctx, precision=ctx.widest)
             self.log_form = LogForm(wide, plan.panel, plan.workspace // 4)
 
-    def log_partition(self) -> Array:
-        """Return the logs of the sums over all paths, [groups, rows, 1], as wide as can be."""
-        xp = self.ctx.xp
-        shape = (self.tile.groups, self.tile.rows, 1)
-        dtype = self.ctx.dtype(self.ctx.widest)
-        out = xp.zeros(shape, dtype=dtype, device=self.ctx.device)
+    def write_log_partition(self, view: Array) -> None:
+        """Write the logs of the sums over all paths into a view of the tile's shape."""
         found = [(each.steps, each.last) for each in self.passes]
         if self.rest is not None:
-            whole = slice(0, self.rest.chain.count)
+            whole = slice(0, self.rest.count)
             found.append((self.rest, self.log_form.run(self.rest, None, whole, False)[0]))
+        # What one pass did not prove, the next one writes again.
         for steps, last in found:
-            value = last.log_total(self.ctx)
-            here = in_tile(steps, xp.ones_like(value)) > 0
-            out = xp.where(here, in_tile(steps, value), out)
-        return out
+            steps.place(view[..., None], last.log_total(self.ctx))
 
     def take_store(self) -> Array | None:
         """Hand over the kept exponentials, which from then on are computed again."""
@@ -129,13 +123,13 @@ class TilePosterior:
             self._add_in_logs(self.rest, cotangent, sums)
 
     def _forward(self, form: ScaledForm, steps: Steps) -> _Pass:
-        keeps = self.plan.block >= steps.chain.count
+        keeps = self.plan.block >= steps.count
         state: State | None = None
         failed: Array | None = None
         before = []
         history: list[State] | None = None
         if keeps:
-            shape = (steps.chain.count, steps.groups_picked, steps.rows_picked, steps.chain.size)
+            shape = (steps.count, steps.groups_picked, steps.rows_picked, steps.chain.size)
             form.slab = self.ctx.empty(shape, self.ctx.dtype(form.precision))
         for block in self._blocks():
             before.append(state)
@@ -152,7 +146,7 @@ class TilePosterior:
         return _Pass(form, steps, state, failed, before, history)
 
     def _blocks(self) -> Iterator[slice]:
-        return chunks(self.tile.chain.count, self.plan.block)
+        return chunks(self.tile.count, self.plan.block)
 
     def _unproved(self, found: _Pass) -> Steps | None:
         """Return the steps of the rows that a pass did not prove, if any; groups stay whole."""
@@ -168,7 +162,7 @@ class TilePosterior:
         chain, axis = rest.chain, rest.select_axis
         assert rest.picked is not None
         count = int(rest.picked.shape[0])
-        each = 2 * 8 * chain.count * chain.size * (1 if axis else rest.rows)
+        each = 2 * 8 * rest.count * chain.size * (1 if axis else rest.rows)
         for part in chunks(count, max(1, self.plan.workspace // 4 // each)):
             steps = replace(rest, picked=rest.picked[part])
             block = max(1, self.plan.workspace // 4 // (8 * 4))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from arraylogchain._arrays import Array, Context
 from arraylogchain._chain.pieces import plan_recursion
@@ -23,18 +23,24 @@ def write_all(
     results: Results,
     backward: bool = False,
 ) -> None:
-    """Write functions [groups, rows, n] of every state into arrays [*batch, count - lead, n]."""
+    """Write functions [groups, rows, n] of every state into arrays [*batch, count - lead, n].
+
+    Past a chain's end they are -inf.
+    """
     views = [chain.arrange(ctx.xp, out, trailing=2) for out in outs]
     plan = plan_recursion(*chain.sizes, chain.size, chain.count, workspace, history=True)
     for box, steps in chain.tiles(ctx, plan.groups, plan.rows):
         steps = replace(steps, backward=backward)
         for block, _, history in Recursion(steps, True, plan).run(record=True):
             for i, state in zip(range(block.start, block.stop), history, strict=True):
-                at = (chain.count - 1 - i if backward else i) - chain.lead
-                if at < 0:
+                time = steps.count - 1 - i if backward else i
+                if time < chain.lead:
                     continue
+                real = steps.real(time)
                 for view, values in zip(views, results(state), strict=True):
-                    _put(ctx, view, (*box, at, ...), (*steps.shape, view.shape[-1]), values)
+                    if real is not None:
+                        values = ctx.xp.where(real, values, ctx.xp.full_like(values, -math.inf))
+                    steps.place(view[(*box, time - chain.lead, ...)], values)
 
 
 def write_last(
@@ -53,10 +59,5 @@ def write_last(
         for _, state, _ in Recursion(steps, every_entry, plan).run(record=False):
             if state is None:
                 continue
-            for view, n, values in zip(views, trailing, results(state), strict=True):
-                shape = (*steps.shape, *view.shape[view.ndim - n :])
-                _put(ctx, view, (*box, ...), shape, values)
-
-
-def _put(ctx: Context, view: Array, at: Any, shape: tuple[int, ...], values: Array) -> None:
-    view[at] = ctx.xp.astype(ctx.xp.reshape(values, shape), view.dtype)
+            for view, values in zip(views, results(state), strict=True):
+                steps.place(view[(*box, ...)], values)

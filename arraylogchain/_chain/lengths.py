@@ -42,7 +42,7 @@ def check_lengths(
 def _on_host(x: Array | Sequence[int] | int) -> np.ndarray:
     if hasattr(x, "get") and hasattr(x, "device"):  # CuPy, whose arrays do not convert themselves
         return np.asarray(x.get())
-    if hasattr(x, "cpu"):
+    if hasattr(x, "detach") and hasattr(x, "cpu"):
         return np.asarray(x.detach().cpu())
     if hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray):
         return np.from_dlpack(x)

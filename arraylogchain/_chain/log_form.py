@@ -55,10 +55,10 @@ class LogForm:
             shape = (steps.groups_picked, steps.rows_picked, steps.chain.size)
             values = xp.zeros(shape, dtype=ctx.dtype(ctx.precision), device=ctx.device)
         elif steps.start_in_logs:
-            values = self._to_logs(start, in_logs=True)
+            values = to_logs(ctx, start, in_logs=True)
         else:
             power = power_to(ctx, ctx.load(xp.max(start, axis=-1, keepdims=True), ctx.precision), 0)
-            values = self._to_logs(start, in_logs=False, power=power)
+            values = to_logs(ctx, start, in_logs=False, power=power)
             exponent = -ctx.load(power, ctx.widest)
         return self._settled(State(values, exponent, offset, None, True), values, None)
 
@@ -78,7 +78,7 @@ class LogForm:
             exponent = exponent - ctx.load(power, ctx.widest)
         values = ctx.empty((groups, rows, cols), ctx.dtype(ctx.precision))
         for j in chunks(cols, max(1, self.panel // (groups * inner))):
-            part = self._to_logs(given[:, :, j], in_logs, power) - shift
+            part = to_logs(ctx, given[:, :, j], in_logs, power) - shift
             sizes = (groups, rows, int(part.shape[-1]), inner)
             kernel = CertifiedKernel(ctx, sizes, self.workspace, copies=False)
             kernel(state.values, kernel.panel(part), values[:, :, j])
@@ -96,22 +96,27 @@ class LogForm:
         offset = offset + ctx.load(shift, ctx.widest)
         return State(values - shift, state.exponent, offset, None, True)
 
-    def _to_logs(self, x: Array, in_logs: bool, power: Array | None = None) -> Array:
-        """Return the logs of x, or of weights x * 2**power, which may be out of range."""
-        x = self.ctx.load(x, self.ctx.precision)
-        if in_logs:
-            return x
-        # Zero has the logarithm -inf; a negative weight has none, and gives NaN.
-        ctx, xp = self.ctx, self.ctx.xp
-        own = power_to(ctx, x, 0)
-        logs = xp.log(scale_by_powers(ctx, x, own, ctx.precision))
-        total = -own if power is None else power - own
-        return xp.where(x == 0, xp.full_like(x, -math.inf), logs + total * math.log(2.0))
-
 
 def _where(ctx: Context, advancing: Array, state: State, before: State) -> State:
     """Return a state in rows that advance, and the one before in the others."""
-    parts = (
-        (getattr(s, name) for s in (state, before)) for name in ("values", "exponent", "offset")
+    xp = ctx.xp
+    return State(
+        xp.where(advancing, state.values, before.values),
+        xp.where(advancing, state.exponent, before.exponent),
+        xp.where(advancing, state.offset, before.offset),
+        None,
+        in_logs=True,
     )
-    return State(*(ctx.xp.where(advancing, new, old) for new, old in parts), None, True)
+
+
+def to_logs(ctx: Context, x: Array, in_logs: bool, power: Array | None = None) -> Array:
+    """Return the logs of x, or of weights x * 2**power, which may be out of range."""
+    x = ctx.load(x, ctx.precision)
+    if in_logs:
+        return x
+    # Zero has the logarithm -inf; a negative weight has none, and gives NaN.
+    xp = ctx.xp
+    own = power_to(ctx, x, 0)
+    logs = xp.log(scale_by_powers(ctx, x, own, ctx.precision))
+    total = -own if power is None else power - own
+    return xp.where(x == 0, xp.full_like(x, -math.inf), logs + total * math.log(2.0))

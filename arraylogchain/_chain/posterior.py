@@ -17,7 +17,6 @@ from arraylogchain._chain.segments import (
     Cut,
     cut_time,
     enter_segments,
-    first_matrices,
     in_segments,
     leave_segments,
     matrices_in_segments,
@@ -64,7 +63,7 @@ class Posterior:
         x, matrices = sums.potentials, sums.transitions
         if part is front:
             x = None if x is None else x[..., : front.count, :]
-            matrices = None if matrices is None else first_matrices(matrices, front.count)
+            matrices = None if matrices is None else matrices[..., : max(front.count - 1, 1), :, :]
             return replace(sums, chain=front, potentials=x, transitions=matrices)
         ctx, segments, length = self.ctx, within.batch[-1], within.count - 1
         if x is not None:

@@ -49,13 +49,7 @@ def cut_time(ctx: Context, chain: Chain, segments: int, workspace: int) -> Cut |
     matrices, potentials = chain.transitions, chain.potentials
     assert matrices is not None  # there are at least four products
 
-    front = replace(
-        chain,
-        count=ahead + 1,
-        transitions=None,
-        potentials=None if potentials is None else potentials[..., : ahead + 1, :],
-    )
-    front = replace(front, transitions=first_matrices(matrices, front.count))
+    front = chain.head(ahead + 1)
     batch = tuple(matrices.shape[:-3])
     inside = matrices_in_segments(ctx, matrices, segments, length)
     if int(matrices.shape[-3]) == 1:
@@ -75,14 +69,14 @@ def cut_time(ctx: Context, chain: Chain, segments: int, workspace: int) -> Cut |
         transitions_in_logs=chain.transitions_in_logs,
         start_in_logs=chain.transitions_in_logs,
     )
-    rows, whole = _split_last_message(ctx, operators, workspace // 2)
+    rows, whole = split_last_message(ctx, operators, workspace // 2)
     # Rows without a path have no magnitude.
     live = xp.any(rows > -math.inf, axis=-1)
     offsets = xp.max(xp.where(live, whole, xp.full_like(whole, -math.inf)), axis=-1)
     offsets = xp.where(xp.isfinite(offsets), offsets, xp.zeros_like(offsets))
     below = xp.where(live, whole - offsets[..., None], xp.zeros_like(whole))
     products = rows + below[..., None]
-    start, start_offset = _split_last_message(ctx, front, workspace // 2)
+    start, start_offset = split_last_message(ctx, front, workspace // 2)
     if not bool(xp.all(products < math.inf)) or not bool(xp.all(start < math.inf)):
         return None
     return Cut(
@@ -103,12 +97,6 @@ def in_segments(ctx: Context, x: Array, segments: int, length: int, trailing: in
     own = tuple(x.shape)
     axis = len(own) - trailing - 1
     return ctx.xp.reshape(x, (*own[:axis], segments, length, *own[axis + 1 :]))
-
-
-def first_matrices(x: Array, count: int) -> Array:
-    """Return the matrices of a front of `count` states, of matrices [..., steps or 1, K, K]."""
-    # If all products fit the segments, none is left to the front, but it keeps the batch axes.
-    return x if int(x.shape[-3]) == 1 else x[..., : max(count - 1, 1), :, :]
 
 
 def matrices_in_segments(ctx: Context, x: Array, segments: int, length: int) -> Array:
@@ -189,7 +177,7 @@ def _between(ctx: Context, cut: Cut, workspace: int, backward: bool) -> tuple[Ar
     return logs, whole[..., 0]
 
 
-def _split_last_message(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
+def split_last_message(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     """Return the last message as logs [*batch, K] and whole numbers [*batch] to add to them."""
     dtype = ctx.dtype(ctx.widest)
     logs = ctx.empty((*chain.batch, chain.size), dtype)

@@ -89,6 +89,14 @@ class State:
         logs, power = self._split(ctx)
         return add_scale(logs, self.exponent + power, self.offset)
 
+    def relative(self, ctx: Context) -> Array:
+        """Return the weights up to a factor of each row, 1 at most, in the widest precision."""
+        xp, values = ctx.xp, ctx.load(self.values, ctx.widest)
+        top = xp.max(values, axis=-1, keepdims=True)
+        if self.in_logs:
+            return xp.exp(values - xp.where(xp.isfinite(top), top, xp.zeros_like(top)))
+        return values / xp.where(top > 0, top, xp.ones_like(top))
+
     def split_logs(self, ctx: Context) -> tuple[Array, Array]:
         """Return logs and whole numbers [groups, rows, 1] that add up to the weights' logs.
 

@@ -106,6 +106,40 @@ class Chain:
         order = (*order, *range(len(self.batch), len(padded)))
         return xp.permute_dims(xp.reshape(x, padded), order)  # type: ignore[attr-defined]
 
+    def head(self, count: int) -> Chain:
+        """Return the chain of the first states."""
+        matrices, potentials, lengths = self.transitions, self.potentials, self.lengths
+        if matrices is not None and int(matrices.shape[-3]) > 1:
+            # One is kept though there may be no product: batch axes are told from it.
+            matrices = matrices[..., : max(count - 1, 1), :, :]
+        return replace(
+            self,
+            count=count,
+            transitions=matrices,
+            potentials=None if potentials is None else potentials[..., : count - self.lead, :],
+            lengths=None if lengths is None else np.clip(lengths, 1, count),
+        )
+
+    def tail(self, first: int, start: Array, start_offset: Array) -> Chain:
+        """Return the chain from state number `first` on, given the logs of that one.
+
+        That first state has no potentials: they are part of it.
+        """
+        matrices, potentials, lengths = self.transitions, self.potentials, self.lengths
+        assert matrices is not None  # there are several states
+        count = self.count - first
+        return replace(
+            self,
+            count=count,
+            transitions=matrices if int(matrices.shape[-3]) == 1 else matrices[..., first:, :, :],
+            potentials=None if potentials is None else potentials[..., first + 1 - self.lead :, :],
+            start=start,
+            start_in_logs=True,
+            start_offset=start_offset,
+            lead=1,
+            lengths=None if lengths is None else np.clip(lengths - first, 1, count),
+        )
+
     def tiles(self, ctx: Context, groups: int, rows: int) -> Iterator[tuple[Box, Steps]]:
         """Yield parts of the batch, as boxes of its arranged axes, with their steps.
 
@@ -212,7 +246,7 @@ class Steps:
 
     def in_buckets(self, box: Box) -> Iterator[Steps]:
         """Yield the steps of rows, or groups, of similar lengths; these are the steps of a box."""
-        ctx, chain = self.ctx, self.chain
+        chain = self.chain
         assert chain.lengths is not None
         arranged = chain.arrange(host, chain.lengths, trailing=0)
         own = arranged[within(box, arranged.shape)]
@@ -282,7 +316,7 @@ class Steps:
         xp, lead, length = self.ctx.xp, self.chain.lead, steps.stop - steps.start
         stop = self.count - steps.start + 1 if self.backward else steps.stop
         x = self.potentials[..., stop - length - lead : stop - lead, :]
-        x = self._expanded(x, (length, self.chain.size))
+        x = self.expanded(x, (length, self.chain.size))
         if self.lengths is not None and stop > self.shortest:
             dtype = self.lengths.dtype
             times = xp.arange(stop - length, stop, dtype=dtype, device=self.ctx.device)
@@ -294,7 +328,7 @@ class Steps:
     def start_of(self) -> Array | None:
         """Return the start, as given, [groups, rows, K]; None for ones."""
         start = self.end if self.backward else self.start
-        return None if start is None else self._expanded(start, (self.chain.size,))
+        return None if start is None else self.expanded(start, (self.chain.size,))
 
     def offset_of(self) -> Array:
         """Return the offset that states begin with, [groups, rows, 1], in the widest precision."""
@@ -302,7 +336,7 @@ class Steps:
         if offset is None:
             shape = (self.groups_picked, self.rows_picked, 1)
             return ctx.xp.zeros(shape, dtype=ctx.dtype(ctx.widest), device=ctx.device)
-        return self._expanded(offset[..., None], (1,))
+        return self.expanded(offset[..., None], (1,))
 
     def place(self, view: Array, values: Array, add: bool = False) -> None:
         """Write values [groups, rows, ...], or add them, where they belong in a view of the tile.
@@ -328,7 +362,8 @@ class Steps:
         values = xp.astype(xp.reshape(values, shape), view.dtype, copy=False)
         ctx.put(view, (*where, ...), values, add)
 
-    def _expanded(self, x: Array, trailing: Shape) -> Array:
+    def expanded(self, x: Array, trailing: Shape) -> Array:
+        """Return an array [*shape, *trailing] as [groups, rows, *trailing], of what is picked."""
         xp = self.ctx.xp
         if tuple(x.shape) != (*self.shape, *trailing):
             x = xp.broadcast_to(x, (*self.shape, *trailing))

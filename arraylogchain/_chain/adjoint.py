@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from arraylogchain._arrays import Array, Precision
-from arraylogchain._chain.gradient_sums import GradientSums, bounded
+from arraylogchain._chain.gradient_sums import PosteriorSums, bounded
 from arraylogchain._chain.scaled_form import ScaledForm
 from arraylogchain._chain.states import State, scale_by_powers
 from arraylogchain._chain.steps import Steps
@@ -60,7 +60,7 @@ class ScaledAdjoint:
     steps : Steps
     box : tuple of slice
         The tile's place in the batch.
-    sums : GradientSums
+    sums : PosteriorSums
         Where gradients are added.
     adjoint : array [groups, rows, 1 or K]
         lambda of the last state that was not yet passed.
@@ -75,7 +75,7 @@ class ScaledAdjoint:
     form: ScaledForm
     steps: Steps
     box: Box
-    sums: GradientSums
+    sums: PosteriorSums
     adjoint: Array
     late: Array | None
     stored: Array | None = None

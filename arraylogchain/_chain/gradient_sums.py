@@ -6,19 +6,64 @@ that an array was broadcast along they are summed, and nothing is expanded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
 
 from arraylogchain._arrays import SINGLE, Array, Context, Precision
 from arraylogchain._chain.matrices import Matrix
+from arraylogchain._chain.segments import in_segments, matrices_in_segments
 from arraylogchain._chain.states import scale_by_powers
 from arraylogchain._chain.steps import Chain, Steps
 from arraylogchain._fold import Box, chunks, within
 
 
+class PosteriorSums(Protocol):
+    """Sums over the posterior weights that a backward pass finds, step by step."""
+
+    start: Array | None
+
+    @property
+    def wants_pairs(self) -> bool:
+        """Whether weights of pairs of states are wanted."""
+
+    def of_part(self, part: Chain) -> Self:
+        """Return the sums for a part of the chain: what comes before its segments, or those."""
+
+    def add_potentials(self, steps: Steps, box: Box, i: int, a: Array, b: Array) -> None:
+        """Add for weights a * b, both [groups, rows, K], or [groups, rows, 1], of states i."""
+
+    def add_start(self, steps: Steps, box: Box, a: Array, b: Array) -> None:
+        """Add a * b, both [groups, rows, K], or [groups, rows, 1], derivatives by the start."""
+
+    def add_pairs(
+        self, steps: Steps, box: Box, i: int, matrix: Matrix, a: Array, b: Array, in_range: bool
+    ) -> None:
+        """Add for weights a_k F_kj b_j of step i, where F are the matrix's factors.
+
+        Unless they are `in_range`, a_k b_j may overflow where the factor is zero or no path leads.
+        """
+
+    def add_pairs_by_row(
+        self,
+        steps: Steps,
+        box: Box,
+        i: int,
+        j: slice,
+        weights: Iterable[Array],
+        edges: Array,
+        shift: Array,
+    ) -> None:
+        """Add for weights [groups, K, cols] of each row, for columns j of step i.
+
+        With linear transitions these are derivatives by them, with logs the weights of pairs.
+        `edges` are those transitions; if they are logs, `shift` [groups, 1, 1] is left out.
+        """
+
+
 @dataclass(slots=True)
 class GradientSums:
-    """Sums of contributions to the gradients of one chain.
+    """Sums of contributions to the gradients of one chain; see `PosteriorSums`.
 
     Attributes
     ----------
@@ -37,8 +82,24 @@ class GradientSums:
     start: Array | None = None
     as_counts: bool = False
 
+    @property
+    def wants_pairs(self) -> bool:
+        return self.transitions is not None
+
+    def of_part(self, part: Chain) -> Self:
+        ctx, x, matrices = self.ctx, self.potentials, self.transitions
+        if len(part.batch) == len(self.chain.batch):
+            x = None if x is None else x[..., : part.count, :]
+            matrices = None if matrices is None else matrices[..., : max(part.count - 1, 1), :, :]
+            return replace(self, chain=part, potentials=x, transitions=matrices)
+        segments, length = part.batch[-1], part.count - 1
+        if x is not None:
+            x = in_segments(ctx, x[..., -segments * length :, :], segments, length, 1)
+        if matrices is not None:
+            matrices = matrices_in_segments(ctx, matrices, segments, length)
+        return replace(self, chain=part, potentials=x, transitions=matrices, start=None)
+
     def add_potentials(self, steps: Steps, box: Box, i: int, a: Array, b: Array) -> None:
-        """Add a * b, both [groups, rows, K], or [groups, rows, 1], for the potentials of step i."""
         at = i - self.chain.lead
         if self.potentials is None or at < 0:
             return
@@ -46,7 +107,6 @@ class GradientSums:
         self._add(steps, box, view[..., at, :], a, b)
 
     def add_start(self, steps: Steps, box: Box, a: Array, b: Array) -> None:
-        """Add a * b, both [groups, rows, K], or [groups, rows, 1], for the start."""
         if self.start is None:
             return
         view = self.chain.arrange(self.ctx.xp, self.start, trailing=1)
@@ -65,16 +125,7 @@ class GradientSums:
             b = xp.reshape(b, (*steps.shape, b.shape[-1]))
             ctx.apply(xp.multiply, a, b, out=target)
             return
-        if tuple(target.shape) == shape:
-            steps.place(target, self._narrowed(a * b, target), add=True)
-            return
-        product = xp.reshape(in_tile(steps, a * b), shape)
-        broadcast = tuple(
-            axis for axis, n in enumerate(target.shape) if n == 1 and product.shape[axis] > 1
-        )
-        if broadcast:
-            product = xp.sum(product, axis=broadcast, keepdims=True)
-        target += xp.astype(self._narrowed(product, target), target.dtype, copy=False)
+        add_rows(steps, target, a * b)
 
     def add_pairs(
         self,
@@ -86,10 +137,6 @@ class GradientSums:
         b: Array,
         in_range: bool,
     ) -> None:
-        """Add the sums over rows of a_k b_j, derivatives by `matrix`'s factors, for its step i.
-
-        Unless they are `in_range`, they may overflow where the factor is zero or no path leads.
-        """
         if self.transitions is None:
             return
         ctx, xp, chain = self.ctx, self.ctx.xp, self.chain
@@ -121,10 +168,20 @@ class GradientSums:
                 part = scale_by_powers(ctx, part, matrix.power, matrix.precision)
             self._add_columns(steps, target[..., j], part)
 
-    def add_matrices(self, steps: Steps, box: Box, i: int, j: slice, values: Array) -> None:
-        """Add derivatives [groups, K, cols] for columns j of step i."""
-        if self.transitions is not None:
-            self._add_columns(steps, self._matrix_target(box, i)[..., j], values)
+    def add_pairs_by_row(
+        self,
+        steps: Steps,
+        box: Box,
+        i: int,
+        j: slice,
+        weights: Iterable[Array],
+        edges: Array,
+        shift: Array,
+    ) -> None:
+        part = sum(weights, self.ctx.xp.zeros_like(edges))
+        if self.as_counts and not self.chain.transitions_in_logs:
+            part = self.ctx.xp.where(part == 0, part, part * edges)
+        self._add_columns(steps, self._matrix_target(box, i)[..., j], part)
 
     def _matrix_target(self, box: Box, i: int) -> Array:
         view = self.chain.arrange(self.ctx.xp, self.transitions, trailing=3)
@@ -132,19 +189,31 @@ class GradientSums:
         return view[(*within(box, view.shape), at, slice(None), slice(None))]
 
     def _add_columns(self, steps: Steps, target: Array, values: Array) -> None:
-        values = self._narrowed(values, target)
+        values = _narrowed(self.ctx, values, target)
         if steps.select_axis:
             xp = self.ctx.xp
             target += xp.astype(xp.reshape(values, target.shape), target.dtype, copy=False)
         else:
             steps.place(target, values[:, None, ...], add=True)
 
-    def _narrowed(self, values: Array, target: Array) -> Array:
-        """Return values that are finite in the dtype of `target`, and sums of some of them too."""
-        xp = self.ctx.xp
-        if values.dtype == target.dtype or target.dtype != xp.float32:
-            return values
-        return bounded(xp, values, SINGLE)
+
+def add_rows(steps: Steps, target: Array, values: Array) -> None:
+    """Add values [groups, rows, n] to a view of their tile, summed where it has length 1."""
+    ctx, xp, shape = steps.ctx, steps.ctx.xp, (*steps.shape, int(target.shape[-1]))
+    if tuple(target.shape) == shape:
+        steps.place(target, _narrowed(ctx, values, target), add=True)
+        return
+    values = xp.reshape(in_tile(steps, values), shape)
+    broadcast = tuple(axis for axis, n in enumerate(target.shape) if n == 1 < shape[axis])
+    values = _narrowed(ctx, xp.sum(values, axis=broadcast, keepdims=True), target)
+    target += xp.astype(values, target.dtype, copy=False)
+
+
+def _narrowed(ctx: Context, values: Array, target: Array) -> Array:
+    """Return values that are finite in the dtype of `target`, and sums of some of them too."""
+    if values.dtype == target.dtype or target.dtype != ctx.xp.float32:
+        return values
+    return bounded(ctx.xp, values, SINGLE)
 
 
 def bounded(xp: Any, x: Array, precision: Precision) -> Array:

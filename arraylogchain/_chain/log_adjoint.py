@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from arraylogchain._arrays import Array, Context, whole_maximum
-from arraylogchain._chain.gradient_sums import GradientSums
+from arraylogchain._chain.gradient_sums import PosteriorSums
 from arraylogchain._chain.log_form import LogForm
 from arraylogchain._chain.states import State, add_scale
 from arraylogchain._chain.steps import Steps
@@ -28,7 +28,7 @@ class LogAdjoint:
     steps : Steps
     box : tuple of slice
         The tile's place in the batch.
-    sums : GradientSums
+    sums : PosteriorSums
         Where gradients are added.
     block : int
         Elements of pairs of states in memory at a time.
@@ -38,7 +38,7 @@ class LogAdjoint:
     form: LogForm
     steps: Steps
     box: Box
-    sums: GradientSums
+    sums: PosteriorSums
     block: int
 
     def run(self, cotangent: Array) -> None:
@@ -100,25 +100,27 @@ class LogAdjoint:
         g: Array,
         skipped: Array,
     ) -> None:
-        """Add derivatives by the matrices of step i: exp(before_k + ahead_j), summed over rows."""
+        """Add derivatives by the matrices of step i: exp(before_k + ahead_j) for each row."""
         ctx, xp = self.ctx, self.ctx.xp
-        if self.sums.transitions is None:
+        if not self.sums.wants_pairs:
             return
         rows, size = int(before.shape[1]), int(before.shape[2])
         in_logs = self.steps.chain.transitions_in_logs
         width = max(1, self.block // (int(before.shape[0]) * size))
         for j in chunks(size, width):
             edges = ctx.load(given[:, :, j], ctx.widest)
-            part = xp.zeros_like(edges)
-            for row in range(rows):
+            if in_logs:
+                edges = edges - shift
+
+            def weights(row: int, j: slice = j, edges: Array = edges) -> Array:
                 logs = before[:, row, :, None] + ahead[:, row, None, j]
                 if in_logs:
-                    logs = logs + (edges - shift)
+                    logs = logs + edges
                 logs = xp.where(skipped[:, row, :, None], xp.full_like(logs, -math.inf), logs)
-                part = part + g[:, row, :, None] * self._exp(logs)
-            if self.sums.as_counts and not in_logs:
-                part = xp.where(part == 0, part, part * edges)
-            self.sums.add_matrices(self.steps, self.box, i, j, part)
+                return g[:, row, :, None] * self._exp(logs)
+
+            by_row = (weights(row) for row in range(rows))
+            self.sums.add_pairs_by_row(self.steps, self.box, i, j, by_row, edges, shift)
 
     def _exp(self, logs: Array) -> Array:
         """Return exponentials that stay finite: beyond, only weights of impossible paths lie."""

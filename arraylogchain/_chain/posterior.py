@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from arraylogchain._arrays import Array, Context
 from arraylogchain._chain import evaluate
-from arraylogchain._chain.gradient_sums import GradientSums
+from arraylogchain._chain.gradient_sums import GradientSums, PosteriorSums
 from arraylogchain._chain.pieces import RecursionPlan, plan_posterior
 from arraylogchain._chain.segments import (
     Cut,
     cut_time,
     enter_segments,
-    in_segments,
     leave_segments,
-    matrices_in_segments,
     over_segments,
 )
 from arraylogchain._chain.steps import Chain
@@ -55,29 +53,12 @@ class Posterior:
         workspace = self.workspace // len(self.parts)
         return plan_posterior(*part.sizes, part.size, part.count, workspace, self.keep)
 
-    def sums_of(self, part: Chain, sums: GradientSums) -> GradientSums:
-        """Return the gradients of a part as views of those of the chain."""
-        if part is self.chain:
-            return sums
-        front, within = self.parts
-        x, matrices = sums.potentials, sums.transitions
-        if part is front:
-            x = None if x is None else x[..., : front.count, :]
-            matrices = None if matrices is None else matrices[..., : max(front.count - 1, 1), :, :]
-            return replace(sums, chain=front, potentials=x, transitions=matrices)
-        ctx, segments, length = self.ctx, within.batch[-1], within.count - 1
-        if x is not None:
-            x = in_segments(ctx, x[..., front.count :, :], segments, length, 1)
-        if matrices is not None:
-            matrices = matrices_in_segments(ctx, matrices, segments, length)
-        return replace(sums, chain=within, potentials=x, transitions=matrices, start=None)
-
     def add(
         self,
         part: Chain,
         tile: TilePosterior,
         cotangent: Array | None,
-        sums: GradientSums,
+        sums: PosteriorSums,
         stored: Array | None = None,
     ) -> None:
         """Add the gradients of a tile for a cotangent [*batch], or ones."""
@@ -90,7 +71,7 @@ class Posterior:
                 cotangent = xp.broadcast_to(cotangent[..., None], part.batch)
             view = part.arrange(xp, cotangent, trailing=0)
             g = xp.reshape(view[(*tile.box, ...)], shape)
-        tile.add_gradients(g, self.sums_of(part, sums), stored)
+        tile.add_gradients(g, sums if part is self.chain else sums.of_part(part), stored)
 
 
 def prepare(ctx: Context, chain: Chain, segments: int, workspace: int, keep: bool) -> Posterior:
@@ -221,7 +202,7 @@ def marginals(ctx: Context, chain: Chain, segments: int, workspace: int) -> Arra
     shape = (*chain.batch, chain.count, chain.size)
     sums = GradientSums(ctx, chain)
     sums.potentials = ctx.xp.zeros(shape, dtype=ctx.result_dtype, device=ctx.device)
-    _add_posterior(prepare(ctx, chain, segments, workspace, keep=False), sums)
+    add_posterior(prepare(ctx, chain, segments, workspace, keep=False), sums)
     return sums.potentials
 
 
@@ -231,11 +212,11 @@ def expected_transitions(ctx: Context, chain: Chain, segments: int, workspace: i
     sums = GradientSums(ctx, chain, as_counts=True)
     whole = prepare(ctx, chain, segments, workspace, keep=False)
     sums.transitions = _accumulator(whole, chain.transitions, "transitions")
-    _add_posterior(whole, sums)
+    add_posterior(whole, sums)
     return ctx.xp.astype(sums.transitions, ctx.result_dtype, copy=False)
 
 
-def _add_posterior(whole: Posterior, sums: GradientSums) -> None:
+def add_posterior(whole: Posterior, sums: PosteriorSums) -> None:
     """Add the gradients for cotangents of one, tile by tile, keeping nothing."""
     for part in whole.parts:
         for tile in whole.tiles(part):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from arraylogchain._arrays import DOUBLE, SINGLE, Array
 from arraylogchain._chain.adjoint import ScaledAdjoint, adjoint_ceiling, first_adjoint
-from arraylogchain._chain.gradient_sums import GradientSums
+from arraylogchain._chain.gradient_sums import PosteriorSums
 from arraylogchain._chain.log_adjoint import LogAdjoint
 from arraylogchain._chain.log_form import LogForm
 from arraylogchain._chain.pieces import RecursionPlan
@@ -98,7 +98,7 @@ class TilePosterior:
         return store
 
     def add_gradients(
-        self, cotangent: Array, sums: GradientSums, stored: Array | None = None
+        self, cotangent: Array, sums: PosteriorSums, stored: Array | None = None
     ) -> None:
         """Add the gradients for a cotangent [groups, rows, 1] of log Z.
 
@@ -157,7 +157,7 @@ class TilePosterior:
         found.failed = xp.any(found.failed, axis=1, keepdims=True) if axis == 0 else found.failed
         return found.steps.pick(xp.nonzero(bad)[0])
 
-    def _add_in_logs(self, rest: Steps, cotangent: Array, sums: GradientSums) -> None:
+    def _add_in_logs(self, rest: Steps, cotangent: Array, sums: PosteriorSums) -> None:
         """Add the gradients of what only the log form can do, a few rows or groups at a time."""
         chain, axis = rest.chain, rest.select_axis
         assert rest.picked is not None

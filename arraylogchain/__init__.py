@@ -1,7 +1,7 @@
 """Long products of matrices in log space: exact, fast and within a memory bound."""
 
 from arraylogchain import vjp
-from arraylogchain.chain import LogChain
+from arraylogchain.chain import ChainPath, LogChain
 from arraylogchain.plan import Plan
 from arraylogchain.products import (
     MaxPlusProduct,
@@ -14,6 +14,7 @@ from arraylogchain.products import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "ChainPath",
     "LogChain",
     "MaxPlusProduct",
     "Plan",

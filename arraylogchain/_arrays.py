@@ -381,6 +381,18 @@ def _to_numpy(name: str, x: Array) -> Array:
         ) from error
 
 
+def on_host(name: str, x: Any) -> np.ndarray:
+    """Return numbers that decisions depend on as a NumPy array."""
+    if hasattr(x, "detach") and hasattr(x, "cpu"):
+        return np.asarray(x.detach().cpu())
+    if hasattr(x, "get") and hasattr(x, "device"):  # CuPy
+        return np.asarray(x.get())
+    try:
+        return np.from_dlpack(x) if hasattr(x, "__dlpack__") else np.asarray(x)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be an array of integers, got {x!r}: {error}") from None
+
+
 def _has_float64(xp: Any, device: Any) -> bool:
     return "float64" in xp.__array_namespace_info__().dtypes(device=device)
 

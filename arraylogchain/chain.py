@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any, NamedTuple
 
 from arraylogchain._arrays import (
     Array,
@@ -15,14 +17,24 @@ from arraylogchain._arrays import (
     quiet,
     shape_of,
 )
-from arraylogchain._chain import evaluate, posterior
-from arraylogchain._chain.lengths import check_lengths
+from arraylogchain._chain import entropy, evaluate, posterior, sampling
+from arraylogchain._chain.best_path import best_path
+from arraylogchain._chain.lengths import check_lengths, check_states
+from arraylogchain._chain.path_weight import path_log_weight
 from arraylogchain._chain.steps import Chain
 from arraylogchain._fold import Shape, check_batches
 from arraylogchain._product.tiling import check_workspace
+from arraylogchain._random import check_generator, uniforms
 from arraylogchain.plan import Plan, plan_chain
 
-__all__ = ["LogChain"]
+__all__ = ["ChainPath", "LogChain"]
+
+
+class ChainPath(NamedTuple):
+    """Paths through the states of chains, and the logs of their weights."""
+
+    states: Array
+    log_weight: Array
 
 
 class LogChain:
@@ -138,7 +150,7 @@ class LogChain:
         0.55
         """
         if is_differentiated(*self.arrays.values()):
-            return _differentiable().log_partition(self.arrays, self._asked_workspace)
+            return _differentiable().log_partition(*self._asked())
         ctx, chain = self._enter()
         with quiet():
             if chain.size == 0 or 0 in chain.batch:
@@ -217,6 +229,172 @@ class LogChain:
         """
         return self._states("marginals", posterior.marginals)
 
+    def entropy(self) -> Array:
+        """Return the entropy of the posterior distribution over paths, in nats.
+
+        Returns
+        -------
+        array [...]
+            ``-sum(p * log(p))`` over all paths, p being the share of a path in the sum of all
+            weights. It is computed in float64 where the device has it; its error is a few eps of
+            that for each step, times how far potentials and log transitions differ within a step.
+            0 where no path has a positive weight, NaN where weights are infinite.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> chain = LogChain(np.zeros((10, 2)), transitions=np.ones((1, 2, 2)))
+        >>> round(float(chain.entropy() / np.log(2)), 6)  # 2**10 paths of the same weight
+        10.0
+        """
+        if is_differentiated(*self.arrays.values()):
+            return _differentiable().entropy(*self._asked())
+        ctx, chain = self._enter()
+        with quiet():
+            if chain.size == 0 or 0 in chain.batch:
+                out = ctx.xp.zeros(chain.batch, dtype=ctx.result_dtype, device=ctx.device)
+            else:
+                out = entropy.entropy(ctx, chain, self.plan().segments, self._workspace)
+        return ctx.hand_back(out)
+
+    def viterbi(self) -> ChainPath:
+        """Return a path of largest weight.
+
+        Returns
+        -------
+        states : array [..., T] of integers
+            Of several such paths the one with the smallest last state, and of these the one with
+            the smallest state before it, and so on. Past a row's length states are -1. All are 0
+            where no path has a positive weight.
+        log_weight : array [...]
+            The log of that path's weight: -inf where no path has a positive weight.
+
+        Notes
+        -----
+        Weights that differ by less than the roundings of T sums are taken for the same; the log
+        weight is that of the path returned, right to rounding. Nothing here has derivatives: those
+        of the largest log weight are the derivatives of the log weight of this path.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> stay = np.array([[[0.9, 0.1], [0.1, 0.9]]])
+        >>> x = np.log([[0.9, 0.1], [0.4, 0.6], [0.9, 0.1]])
+        >>> path = LogChain(x, transitions=stay).viterbi()
+        >>> path.states.tolist(), round(float(np.exp(path.log_weight)), 6)
+        ([0, 0, 0], 0.26244)
+        """
+        path: ChainPath = self._undifferentiated("viterbi", self._viterbi)
+        return path
+
+    def _viterbi(self) -> ChainPath:
+        ctx, chain = self._enter()
+        with quiet():
+            if chain.size == 0 or 0 in chain.batch:
+                shape, xp = (*chain.batch, chain.count), ctx.xp
+                states = xp.zeros(shape, dtype=ctx.index_dtype, device=ctx.device)
+                weight = xp.full(chain.batch, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
+            else:
+                states, weight = best_path(ctx, chain, self._workspace)
+        return ChainPath(ctx.hand_back(states), ctx.hand_back(weight))
+
+    def log_weight(self, states: Array) -> Array:
+        """Return the log weights of given paths.
+
+        Less `log_partition`, it is the log of a path's posterior probability.
+
+        Parameters
+        ----------
+        states : array [..., T] of integers
+            Leading axes broadcast with the batch axes: [num_samples, ..., T], as `sample` returns,
+            gives weights [num_samples, ...]. Past a row's length states may be anything.
+
+        Returns
+        -------
+        array [...]
+            -inf for paths of weight zero.
+
+        Raises
+        ------
+        TypeError
+            If the states are no integers.
+        ValueError
+            If shapes do not fit, or a state is not among 0 ... K - 1.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> stay = np.array([[[0.9, 0.1], [0.1, 0.9]]])
+        >>> chain = LogChain(np.zeros((3, 2)), transitions=stay)
+        >>> np.exp(chain.log_weight(np.array([[0, 0, 0], [0, 0, 1]]))).round(6).tolist()
+        [0.81, 0.09]
+        """
+        if is_differentiated(*self.arrays.values()):
+            return _differentiable().log_weight(*self._asked(), states, self._batch)
+        ctx, chain = self._enter()
+        path = check_states(ctx, states, chain)
+        with quiet():
+            out = path_log_weight(ctx, chain, path, self._workspace)
+        return ctx.hand_back(out)
+
+    def sample(self, num_samples: int, rng: Any) -> Array:
+        """Draw paths from their posterior distribution.
+
+        Parameters
+        ----------
+        num_samples : int
+        rng : numpy.random.Generator, cupy.random.Generator or torch.Generator
+            Where the randomness comes from; torch.Generator for tensors only.
+
+        Returns
+        -------
+        array [num_samples, ..., T] of integers
+            Independent paths, each drawn with a probability in proportion to its weight: one of
+            weight 0 never is. A row without a path of positive weight has states 0. Past a row's
+            length they are -1. The same state of the generator gives the same samples, if the
+            arguments of the chain are the same, `workspace` included.
+
+        Raises
+        ------
+        TypeError
+            If `rng` is no generator.
+        ValueError
+            If `num_samples` is negative.
+
+        Notes
+        -----
+        Forward filtering, backward sampling [1]_. Samples have no derivatives.
+
+        .. [1] S. Frühwirth-Schnatter, "Data augmentation and dynamic linear models", Journal of
+           Time Series Analysis 15 (1994).
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> left_to_right = np.array([[[0.5, 0.5], [0.0, 1.0]]])
+        >>> x = np.log([[1.0, 1e-9], [1.0, 1.0], [1e-9, 1.0]])
+        >>> chain = LogChain(x, transitions=left_to_right)
+        >>> chain.sample(2, np.random.default_rng(0)).tolist()
+        [[0, 1, 1], [0, 0, 1]]
+        """
+        check_generator(rng)
+        num_samples = operator.index(num_samples)
+        if num_samples < 0:
+            raise ValueError(f"num_samples is {num_samples}; it must not be negative")
+        return self._undifferentiated("sample", lambda: self._sample(num_samples, rng))
+
+    def _sample(self, num_samples: int, rng: Any) -> Array:
+        ctx, chain = self._enter()
+        with quiet():
+            if chain.size == 0 or 0 in chain.batch or num_samples == 0:
+                shape = (num_samples, *chain.batch, chain.count)
+                out = ctx.xp.zeros(shape, dtype=ctx.index_dtype, device=ctx.device)
+            else:
+                segments = self.plan().segments
+                draw = uniforms(rng, ctx)
+                out = sampling.sample(ctx, chain, draw, num_samples, segments, self._workspace)
+        return ctx.hand_back(out)
+
     def expected_transitions(self) -> Array:
         """Return how often each transition is expected to be taken.
 
@@ -243,7 +421,7 @@ class LogChain:
         if "transitions" not in self.arrays and "log_transitions" not in self.arrays:
             raise ValueError("expected_transitions needs transitions or log_transitions")
         if is_differentiated(*self.arrays.values()):
-            return _differentiable().expected_transitions(self.arrays, self._asked_workspace)
+            return _differentiable().expected_transitions(*self._asked())
         ctx, chain = self._enter()
         with quiet():
             if chain.size == 0 or 0 in chain.batch or chain.count == 1:
@@ -258,7 +436,7 @@ class LogChain:
     def _states(self, name: str, compute: Callable[..., Array]) -> Array:
         """Return what `compute` makes of the chain for all states, [..., T, K]."""
         if is_differentiated(*self.arrays.values()):
-            return getattr(_differentiable(), name)(self.arrays, self._asked_workspace)
+            return getattr(_differentiable(), name)(*self._asked())
         ctx, chain = self._enter()
         with quiet():
             if chain.size == 0 or 0 in chain.batch:
@@ -267,9 +445,14 @@ class LogChain:
                 out = compute(ctx, chain, self.plan().segments, self._workspace)
         return ctx.hand_back(out)
 
-    @property
-    def _asked_workspace(self) -> int | None:
-        return None if self._keeps_states else self._workspace
+    def _undifferentiated(self, name: str, compute: Callable[[], Any]) -> Any:
+        if is_differentiated(*self.arrays.values()):
+            return _differentiable().undifferentiated(name, compute)
+        return compute()
+
+    def _asked(self) -> tuple[dict[str, Array], int | None, Any]:
+        """Return the arguments of the chain; the workspace only if one was asked for."""
+        return self.arrays, None if self._keeps_states else self._workspace, self.lengths
 
     def plan(self) -> Plan:
         """Return how the chain will be computed, from shapes alone; print it to read it.

@@ -14,7 +14,7 @@ from arraylogchain._arrays import SINGLE, Array, Context, Precision
 from arraylogchain._chain.matrices import Matrix
 from arraylogchain._chain.segments import in_segments, matrices_in_segments
 from arraylogchain._chain.states import scale_by_powers
-from arraylogchain._chain.steps import Chain, Steps
+from arraylogchain._chain.steps import Chain, Steps, first_matrices
 from arraylogchain._fold import Box, chunks, within
 
 
@@ -90,7 +90,7 @@ class GradientSums:
         ctx, x, matrices = self.ctx, self.potentials, self.transitions
         if len(part.batch) == len(self.chain.batch):
             x = None if x is None else x[..., : part.count, :]
-            matrices = None if matrices is None else matrices[..., : max(part.count - 1, 1), :, :]
+            matrices = None if matrices is None else first_matrices(matrices, part.count)
             return replace(self, chain=part, potentials=x, transitions=matrices)
         segments, length = part.batch[-1], part.count - 1
         if x is not None:

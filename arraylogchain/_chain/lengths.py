@@ -1,4 +1,4 @@
-"""How many steps of each chain are real: checked, and brought to where decisions are taken."""
+"""Whole numbers that callers give: lengths of rows, and states of paths."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from arraylogchain._arrays import Array
-from arraylogchain._fold import Shape
+from arraylogchain._arrays import Array, Context, on_host
+from arraylogchain._chain.steps import Chain
+from arraylogchain._fold import Shape, check_batches
 
 
 def check_lengths(
@@ -19,9 +20,8 @@ def check_lengths(
     """
     if lengths is None:
         return None
-    found = _on_host(lengths)
-    if found.dtype.kind not in "iu":
-        raise TypeError(f"lengths has dtype {found.dtype}; it must hold integers")
+    found = on_host("lengths", lengths)
+    check_integers("lengths", found.dtype)
     if found.shape != batch[len(batch) - found.ndim :] or found.ndim > len(batch):
         try:
             fits = np.broadcast_shapes(found.shape, batch) == batch
@@ -39,14 +39,39 @@ def check_lengths(
     return None if np.all(found == count) else found.astype(np.int64)
 
 
-def _on_host(x: Array | Sequence[int] | int) -> np.ndarray:
-    if hasattr(x, "get") and hasattr(x, "device"):  # CuPy, whose arrays do not convert themselves
-        return np.asarray(x.get())
-    if hasattr(x, "detach") and hasattr(x, "cpu"):
-        return np.asarray(x.detach().cpu())
-    if hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray):
-        return np.from_dlpack(x)
-    try:
-        return np.asarray(x)
-    except ValueError as error:
-        raise TypeError(f"lengths must be integers, got {x!r}: {error}") from None
+def check_states(ctx: Context, states: Array, chain: Chain) -> Array:
+    """Return paths [..., T] in the library that computes, 0 past the ends of their chains."""
+    if ctx.xp.__name__.endswith("numpy") or isinstance(states, (np.ndarray, Sequence)):
+        path = ctx.xp.asarray(on_host("states", states), device=ctx.device)
+    else:
+        path = states
+    check_integers("states", path.dtype)
+    check_path_shape(tuple(path.shape), chain.batch, chain.count)
+    path = ctx.xp.astype(path, ctx.index_dtype, copy=False)
+    if chain.lengths is not None:
+        lengths = ctx.xp.asarray(chain.lengths.tolist(), dtype=ctx.index_dtype, device=ctx.device)
+        times = ctx.xp.arange(chain.count, dtype=ctx.index_dtype, device=ctx.device)
+        real = lengths[..., None] > times
+        path = ctx.xp.where(real, path, ctx.xp.zeros_like(path))
+    if 0 not in path.shape:
+        check_range(int(ctx.xp.min(path)), int(ctx.xp.max(path)), chain.size)
+    return path
+
+
+def check_integers(name: str, dtype: object) -> None:
+    kind = str(getattr(dtype, "name", dtype)).rpartition(".")[2]
+    if not kind.startswith(("int", "uint")):
+        raise TypeError(f"{name} has dtype {kind}; it must hold integers")
+
+
+def check_path_shape(shape: Shape, batch: Shape, count: int) -> None:
+    if not shape or shape[-1] != count:
+        raise ValueError(f"states has shape {shape}; it must be [..., {count}], a state per step")
+    check_batches({"states": shape[:-1], "the chain": batch}, {"states": shape, "the chain": batch})
+
+
+def check_range(least: int, most: int, size: int) -> None:
+    if least < 0 or most >= size:
+        raise ValueError(
+            f"states has values from {least} to {most}; they must lie between 0 and {size - 1}"
+        )

@@ -109,13 +109,10 @@ class Chain:
     def head(self, count: int) -> Chain:
         """Return the chain of the first states."""
         matrices, potentials, lengths = self.transitions, self.potentials, self.lengths
-        if matrices is not None and int(matrices.shape[-3]) > 1:
-            # One is kept though there may be no product: batch axes are told from it.
-            matrices = matrices[..., : max(count - 1, 1), :, :]
         return replace(
             self,
             count=count,
-            transitions=matrices,
+            transitions=None if matrices is None else first_matrices(matrices, count),
             potentials=None if potentials is None else potentials[..., : count - self.lead, :],
             lengths=None if lengths is None else np.clip(lengths, 1, count),
         )
@@ -178,6 +175,12 @@ class Chain:
                     yield box, steps
                 else:
                     yield from ((box, bucket) for bucket in steps.in_buckets(box))
+
+
+def first_matrices(x: Array, count: int) -> Array:
+    """Return the matrices of a chain's first `count` states, of [..., steps or 1, K, K]."""
+    # One is kept though there may be no product: batch axes are told from it.
+    return x if int(x.shape[-3]) <= 1 else x[..., : max(count - 1, 1), :, :]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from arraylogchain._chain.lengths import check_integers, check_path_shape, check_range
 from arraylogchain._torch.functions import (
     Gradients,
     Memo,
@@ -21,9 +22,10 @@ from arraylogchain._torch.functions import (
 from arraylogchain._torch.partition import Partition, chain_batch
 
 Given = Mapping[str, Tensor]
+Options = tuple[bool, bool, int | None, Any]
 
 
-def log_partition(given: Given, budget: int | None) -> Tensor:
+def log_partition(given: Given, budget: int | None, lengths: Any) -> Tensor:
     """Return `LogChain.log_partition`, differentiable.
 
     Parameters
@@ -32,8 +34,9 @@ def log_partition(given: Given, budget: int | None) -> Tensor:
         The arguments of `LogChain` by name.
     budget : int, optional
         Its workspace, if one was asked for.
+    lengths : array [...], optional
     """
-    inputs, options = _inputs(given, budget)
+    inputs, options = _inputs(given, budget, lengths)
     if is_compiling():
         return operators().log_partition(*inputs, *options)
     # Under a transform the inputs of the gradients are shaped otherwise than those of the value.
@@ -41,18 +44,18 @@ def log_partition(given: Given, budget: int | None) -> Tensor:
     return apply(Value, Partition(*options), memo, *inputs)
 
 
-def marginals(given: Given, budget: int | None) -> Tensor:
+def marginals(given: Given, budget: int | None, lengths: Any) -> Tensor:
     """Return `LogChain.marginals`, differentiable: the gradient to each row's own potentials."""
-    inputs, options = _inputs(given, budget)
+    inputs, options = _inputs(given, budget, lengths)
     potentials, transitions, start = inputs
     batch = chain_batch(*inputs)
     potentials = potentials.expand(*batch, *potentials.shape[-2:])
     return _gradient(0, (potentials, transitions, start), batch, options)
 
 
-def expected_transitions(given: Given, budget: int | None) -> Tensor:
+def expected_transitions(given: Given, budget: int | None, lengths: Any) -> Tensor:
     """Return `LogChain.expected_transitions`, differentiable: the gradient to log transitions."""
-    inputs, options = _inputs(given, budget)
+    inputs, options = _inputs(given, budget, lengths)
     weights = given.get("transitions")
     gradient = _gradient(1, inputs, chain_batch(*inputs), options)
     if weights is None:
@@ -60,24 +63,127 @@ def expected_transitions(given: Given, budget: int | None) -> Tensor:
     return gradient.reshape(weights.shape) * weights
 
 
-def forward_messages(given: Given, budget: int | None) -> Tensor:
+def forward_messages(given: Given, budget: int | None, lengths: Any) -> Tensor:
     """Return `LogChain.forward_messages`; for the compiler only."""
-    return _messages("forward_messages", given, budget)
+    return _messages("forward_messages", given, budget, lengths)
 
 
-def backward_messages(given: Given, budget: int | None) -> Tensor:
+def backward_messages(given: Given, budget: int | None, lengths: Any) -> Tensor:
     """Return `LogChain.backward_messages`; for the compiler only."""
-    return _messages("backward_messages", given, budget)
+    return _messages("backward_messages", given, budget, lengths)
 
 
-def _messages(name: str, given: Given, budget: int | None) -> Tensor:
+def entropy(given: Given, budget: int | None, lengths: Any) -> Tensor:
+    """Return `LogChain.entropy`, differentiable: log Z minus its change along all logs.
+
+    All of it in float64, relative to the largest potentials of each step.
+    """
+    result = result_dtype(*given.values())
+    logs = {"log_potentials": (-1,), "log_transitions": (-2, -1), "log_initial": (-1,)}
+    wide = {
+        name: _below_largest(x.double(), logs[name]) if name in logs else x.double()
+        for name, x in given.items()
+    }
+    inputs, options = _inputs(wide, budget, lengths)
+    in_logs = (True, *options[:2])
+    directions = [
+        None if x is None else _log_weights(x, is_log)
+        for x, is_log in zip(inputs, in_logs, strict=True)
+    ]
+    operation = Partition(*options)
+    log_z = apply(Value, operation, None, *inputs)
+    expected = operation.apply_tangent(log_z, inputs, directions)
+    return torch.where(torch.isneginf(log_z), 0, log_z - expected).to(result)
+
+
+def _below_largest(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Return logs less the whole part of the largest: entropies stay the same."""
+    if 0 in x.shape:
+        return x
+    top = x.detach().amax(axes, keepdim=True).round()
+    return x - torch.where(torch.isfinite(top), top, 0)
+
+
+def _log_weights(x: Tensor, in_logs: bool) -> Tensor:
+    """Return how x changes as all weights are raised to a power; 0 for weights of zero."""
+    if in_logs:
+        return torch.where(torch.isfinite(x), x, 0)
+    return x * torch.where(x > 0, x, 1).log()
+
+
+def log_weight(
+    given: Given, budget: int | None, lengths: Any, states: Any, batch: tuple[int, ...]
+) -> Tensor:
+    """Return `LogChain.log_weight`, differentiable."""
+    check_tensors(**given)
+    potentials = given["log_potentials"]
+    count, size = potentials.shape[-2:]
+    states = torch.as_tensor(states, device=potentials.device)
+    check_integers("states", states.dtype)
+    check_path_shape(tuple(states.shape), batch, count)
+    states = states.long()
+    times = torch.arange(count, device=potentials.device)
+    real = torch.ones(count, dtype=torch.bool, device=potentials.device)
+    if lengths is not None:
+        real = torch.as_tensor(lengths, device=potentials.device)[..., None] > times
+        states = torch.where(real, states, 0)
+    if not torch.compiler.is_compiling() and states.numel():
+        check_range(int(states.min()), int(states.max()), size)
+    total: Any = 0.0
+    dead: Any = False
+    for name, x in given.items():
+        if name == "log_potentials":
+            entries = _entries(x, times, states)
+        elif name in ("transitions", "log_transitions"):
+            at = torch.zeros_like(times[1:]) if x.shape[-3] == 1 else times[:-1]
+            entries = _entries(x, at, states[..., :-1], states[..., 1:])
+        else:
+            entries = _entries(x, states[..., :1])
+        present = real[..., 1:] if name.endswith("transitions") else real[..., : entries.shape[-1]]
+        logs, zero = _logs(entries.double(), present, name.startswith("log_"))
+        total = total + logs.sum(-1)
+        dead = dead | zero.any(-1)
+    # Where the weight is 0, every derivative is.
+    return torch.where(dead, -torch.inf, total).to(result_dtype(*given.values()))
+
+
+def _entries(x: Tensor, *trailing: Tensor) -> Tensor:
+    """Return x[..., *trailing], where leading axes of x broadcast against those of paths."""
+    lead = x.shape[: x.ndim - len(trailing)]
+    along = [
+        torch.arange(n, device=x.device).reshape(-1, *(1,) * (len(lead) - axis))
+        for axis, n in enumerate(lead)
+    ]
+    return x[(*along, *trailing)]
+
+
+def _logs(entries: Tensor, present: Tensor, in_logs: bool) -> tuple[Tensor, Tensor]:
+    """Return logs of weights, 0 for those that are not present or zero, and which are zero."""
+    zero = torch.isneginf(entries) if in_logs else entries == 0
+    safe = torch.where(zero | ~present, 0.0 if in_logs else 1.0, entries)
+    return safe if in_logs else safe.log(), zero & present
+
+
+def undifferentiated(name: str, compute: Callable[[], Any]) -> Any:
+    """Call what has no derivatives, on tensors that may take part in autograd."""
+    if torch.compiler.is_compiling():
+        return torch.compiler.disable(compute)()
+    if torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(
+            f"{name}() has no derivatives and no vmap; call it outside of torch.func transforms, "
+            "on all rows at once"
+        )
+    return compute()
+
+
+def _messages(name: str, given: Given, budget: int | None, lengths: Any) -> Tensor:
     if not is_compiling():
         raise NotImplementedError(
             f"{name}() has no derivatives and no vmap; call it within torch.no_grad(), or on a "
             "chain of detached tensors; log_partition(), marginals() and expected_transitions() "
             "have both"
         )
-    inputs, options = _inputs(given, budget)
+    inputs, options = _inputs(given, budget, lengths)
     return getattr(operators(), name)(*inputs, *options)
 
 
@@ -92,7 +198,7 @@ def _gradient(which: int, inputs: Any, batch: Any, options: Any) -> Tensor:
     return result
 
 
-def _inputs(given: Given, budget: int | None) -> tuple[list[Any], tuple[bool, bool, int | None]]:
+def _inputs(given: Given, budget: int | None, lengths: Any) -> tuple[list[Any], Options]:
     """Return the inputs, and how they are to be read.
 
     They get equally many batch axes, so that an axis of vmap is one more in front.
@@ -108,4 +214,6 @@ def _inputs(given: Given, budget: int | None) -> tuple[list[Any], tuple[bool, bo
     for i, (x, n) in enumerate(zip(inputs, own, strict=True)):
         if x is not None and x.ndim - n < most:
             inputs[i] = x[(None,) * (most - x.ndim + n)]
-    return inputs, ("log_transitions" in given, "log_initial" in given, budget)
+    if is_compiling() and lengths is not None:
+        lengths = torch.as_tensor(lengths)
+    return inputs, ("log_transitions" in given, "log_initial" in given, budget, lengths)

@@ -188,7 +188,7 @@ maxplus_matmul.register_autograd(_maxplus_backward, setup_context=_save_maxplus)
 
 
 _CHAIN_INPUTS = ("Tensor log_potentials", "Tensor? transitions", "Tensor? initial")
-_CHAIN_OPTIONS = "bool transitions_in_logs, bool start_in_logs, int? budget"
+_CHAIN_OPTIONS = "bool transitions_in_logs, bool start_in_logs, int? budget, Tensor? lengths"
 
 
 def _empty_partition(*inputs: Tensor | None) -> Tensor:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from arraylogchain._product.tiling import check_workspace
@@ -63,7 +64,10 @@ class DualChain:
     ----------
     inputs, direction : sequence of tensor or None
         Log potentials, transitions and initial weights, with equally many batch axes.
-    transitions_in_logs, start_in_logs : bool
+    in_logs : tuple of bool
+        Which inputs are logs.
+    lengths : numpy.ndarray [...], optional
+        How many states of each row are real.
     budget : int, optional
     """
 
@@ -71,29 +75,58 @@ class DualChain:
         self,
         inputs: Tensors,
         direction: Tensors,
-        transitions_in_logs: bool,
-        start_in_logs: bool,
+        in_logs: tuple[bool, bool, bool],
+        lengths: np.ndarray | None,
         budget: int | None,
     ) -> None:
         potentials, transitions, start = inputs
-        self.in_logs = (True, transitions_in_logs, start_in_logs)
+        self.in_logs = in_logs
         self.multiply = Matmul(check_workspace(budget))
         self.count = potentials.shape[-2]
-        self.emissions, shift = Dual.of(potentials, direction[0]).exp((-1,))
-        self.offset = shift.sum((-1, -2))
-        self.matrices = self.start = None
+        self.lengths = None
+        if lengths is not None:
+            self.lengths = torch.as_tensor(lengths, device=potentials.device)
+        emissions = self._only_read(Dual.of(potentials, direction[0]), 0, 1)
+        self.emissions, shift = emissions.exp((-1,))
+        self.shifts = shift.squeeze(-1)  # [..., T], of the potentials
+        self.matrices = self.start = self.matrix_shifts = None
         if transitions is not None:
-            self.matrices = Dual.of(transitions, direction[1])
-            if transitions_in_logs:
+            self.matrices = self._only_read(Dual.of(transitions, direction[1]), 1, 2)
+            if in_logs[1]:
                 self.matrices, shift = self.matrices.exp((-1, -2))
-                repeats = self.count - 1 if shift.shape[-3] == 1 else 1
-                self.offset = self.offset + shift.sum((-1, -2, -3)) * repeats
+                self.matrix_shifts = shift.squeeze(-1).squeeze(-1)
+        self.start_shift = torch.zeros((), dtype=torch.float64, device=potentials.device)
         if start is not None:
             self.start = Dual.of(start, direction[2])
-            if start_in_logs:
+            if in_logs[2]:
                 self.start, shift = self.start.exp((-1,))
-                self.offset = self.offset + shift.squeeze(-1)
+                self.start_shift = shift.squeeze(-1)
         self._forward()
+
+    def _only_read(self, x: Dual, first: int, trailing: int) -> Dual:
+        """Return x [..., steps, *trailing axes] with ones for steps that no row reaches.
+
+        `first` is the number of the first state that needs one of them.
+        """
+        if self.lengths is None:
+            return x
+        steps = x.value.shape[-trailing - 1]
+        times = torch.arange(first, first + steps, device=self.lengths.device)
+        real = self.lengths[..., None] > times
+        own = x.value.shape[: x.value.ndim - trailing]
+        # Of rows that share x, the longest counts.
+        extra = real.ndim - len(own)
+        real = real.amax(tuple(range(extra))) if extra > 0 else real
+        shared = [a for a in range(-real.ndim, -1) if own[a] == 1]
+        real = real.amax(shared, keepdim=True) if shared else real
+        real = real[(..., *(None,) * trailing)]
+        return Dual(torch.where(real, x.value, 1), torch.where(real, x.change, 0))
+
+    def _advancing(self, step: int) -> Tensor | None:
+        """Tell which rows have a state of this number, [...]; None for all."""
+        if self.lengths is None or step == 0:
+            return None
+        return (self.lengths > step).expand(self.batch)
 
     def _matrix(self, step: int) -> Dual:
         """Return the matrices of a step, of which there may be one for all."""
@@ -118,10 +151,19 @@ class DualChain:
         state = state if self.start is None else state * self.start
         shape = (*self.batch, state.value.shape[-1])
         state, scale = Dual(state.value.expand(shape), state.change.expand(shape)).scaled()
-        self.states, log_scale = [state], self.offset + scale
+        self.states, log_scale = [state], self.start_shift + self.shifts[..., 0] + scale
         for step in range(1, self.count):
             arrived = self._times(state, self._matrix(step - 1)) * self.emissions[..., step, :]
-            state, scale = arrived.scaled()
+            arrived, scale = arrived.scaled()
+            scale = scale + self.shifts[..., step]
+            if self.matrix_shifts is not None:
+                at = min(step, self.matrix_shifts.shape[-1]) - 1
+                scale = scale + self.matrix_shifts[..., at]
+            advancing = self._advancing(step)
+            if advancing is not None:
+                arrived = _where(advancing[..., None], arrived, state)
+                scale = torch.where(advancing, scale, 0)
+            state = arrived
             self.states.append(state)
             log_scale = log_scale + scale
         total = state.sum()
@@ -136,7 +178,10 @@ class DualChain:
         after = Dual(torch.ones_like(self.states[0].value), torch.zeros_like(self.states[0].value))
         of_potentials = []
         of_matrices: list[Dual] = []
+        everyone = g
         for step in reversed(range(self.count)):
+            advancing = self._advancing(step)
+            g = everyone if advancing is None else torch.where(advancing[..., None], everyone, 0)
             shares = self.states[step] * after
             shares = _normalised(shares, shares, g)
             of_potentials.append(_summed_to(shares, self.emissions.value[..., 0, :].shape))
@@ -148,7 +193,8 @@ class DualChain:
             before = self._times(weighted, transposed)
             weighted = _normalised(weighted, self.states[step - 1] * before, g)
             of_matrices.append(self._outer(self.states[step - 1], weighted, matrix))
-            after, _ = before.scaled()
+            before, _ = before.scaled()
+            after = before if advancing is None else _where(advancing[..., None], before, after)
         results: list[Dual | None] = [_stacked(of_potentials[::-1], -2), None, None]
         if self.matrices is not None:
             if not of_matrices:
@@ -177,6 +223,12 @@ class DualChain:
 
         changed = product(rows.change, weighted.value) + product(rows.value, weighted.change)
         return Dual(product(rows.value, weighted.value), changed)
+
+
+def _where(condition: Tensor, x: Dual, y: Dual) -> Dual:
+    return Dual(
+        torch.where(condition, x.value, y.value), torch.where(condition, x.change, y.change)
+    )
 
 
 def _normalised(x: Dual, terms: Dual, g: Tensor) -> Dual:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from arraylogchain import vjp
+from arraylogchain._chain.lengths import check_lengths
 from arraylogchain._torch.dual import DualChain
 from arraylogchain._torch.functions import Memo, Operation, Tensor, Tensors, Wanted, cast, chosen
 from arraylogchain.chain import LogChain
@@ -30,10 +31,17 @@ class Partition(Operation):
 
     name = "log_partition"
 
-    def __init__(self, transitions_in_logs: bool, start_in_logs: bool, budget: int | None) -> None:
+    def __init__(
+        self,
+        transitions_in_logs: bool,
+        start_in_logs: bool,
+        budget: int | None,
+        lengths: Any = None,
+    ) -> None:
         self.transitions_in_logs = transitions_in_logs
         self.start_in_logs = start_in_logs
         self.budget = budget
+        self.lengths = lengths
 
     def chain(self, *inputs: Tensor) -> LogChain:
         """Return the chain of plain tensors."""
@@ -42,7 +50,7 @@ class Partition(Operation):
             "log_transitions" if self.transitions_in_logs else "transitions": transitions,
             "log_initial" if self.start_in_logs else "initial": start,
         }
-        return LogChain(potentials, workspace=self.budget, **options)
+        return LogChain(potentials, lengths=self.lengths, workspace=self.budget, **options)
 
     def value(self, memo: Memo | None, *inputs: Tensor) -> Tensor:
         chain = self.chain(*inputs)
@@ -92,9 +100,9 @@ class Partition(Operation):
         return chosen(cast((dual.tangent, *changes), (g, *inputs)), wanted)
 
     def _dual(self, inputs: Tensors, direction: Tensors) -> DualChain:
-        return DualChain(
-            inputs, direction, self.transitions_in_logs, self.start_in_logs, self.budget
-        )
+        in_logs = (True, self.transitions_in_logs, self.start_in_logs)
+        lengths = check_lengths(self.lengths, tuple(chain_batch(*inputs)), inputs[0].shape[-2])
+        return DualChain(inputs, direction, in_logs, lengths, self.budget)
 
     def _certified(self, inputs: Tensors, dual: DualChain, g: Tensor) -> Any:
         """Return gradients that are proved right, having compared the value."""

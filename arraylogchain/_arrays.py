@@ -138,6 +138,15 @@ class Context:
             for e in range(index.shape[0]):
                 target[int(index[e]), ...] += values[e, ...]
 
+    def pick(self, x: Array, index: Array, axis: int) -> Array:
+        """Return x's entries number `index` along an axis; reads no others.
+
+        NumPy's take first copies all of a view that is not contiguous.
+        """
+        if self.has_out:
+            return x[(slice(None),) * axis + (index,)]
+        return self.xp.take(x, index, axis=axis)
+
     def put(self, target: Array, index: tuple[Any, ...], values: Array, add: bool) -> None:
         """Write values to target[index], or add them; no place of target comes up twice.
 

@@ -17,7 +17,7 @@ from arraylogchain._arrays import (
     quiet,
     shape_of,
 )
-from arraylogchain._chain import entropy, evaluate, posterior, sampling
+from arraylogchain._chain import entropy, evaluate, posterior, sampling, solve
 from arraylogchain._chain.best_path import best_path
 from arraylogchain._chain.lengths import check_lengths, check_states
 from arraylogchain._chain.path_weight import path_log_weight
@@ -156,15 +156,15 @@ class LogChain:
             if chain.size == 0 or 0 in chain.batch:
                 out = ctx.xp.full(chain.batch, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
             else:
-                out = evaluate.log_partition(ctx, chain, self.plan().segments, self._workspace)
+                out = solve.solve(ctx, chain, self.plan(), evaluate.log_partition)
         return ctx.hand_back(out)
 
     def kept_log_partition(self) -> tuple[Context, Array, posterior.Pullback]:
         """Return what `vjp.log_partition` is made of; see `posterior.log_partition`."""
         ctx, chain = self._enter()
         with quiet():
-            out, pullback = posterior.log_partition(
-                ctx, chain, self.plan().segments, self._workspace, keep=self._keeps_states
+            out, pullback = solve.log_partition_and_pullback(
+                ctx, chain, self.plan(), self._keeps_states
             )
         return ctx, ctx.hand_back(out), pullback
 
@@ -188,7 +188,7 @@ class LogChain:
         >>> np.exp(chain.forward_messages()).round(6).tolist()
         [[1.0, 0.0], [0.5, 0.5], [0.25, 0.75]]
         """
-        return self._states("forward_messages", evaluate.forward_messages)
+        return self._states("forward_messages", evaluate.forward_messages, -math.inf)
 
     def backward_messages(self) -> Array:
         """Return the logs of the sums over all paths from each state on.
@@ -208,7 +208,7 @@ class LogChain:
         >>> np.exp(chain.backward_messages()).round(6).tolist()
         [[2.0, 3.0], [1.0, 1.0]]
         """
-        return self._states("backward_messages", evaluate.backward_messages)
+        return self._states("backward_messages", evaluate.backward_messages, -math.inf)
 
     def marginals(self) -> Array:
         """Return the posterior probability of each state at each step.
@@ -227,7 +227,7 @@ class LogChain:
         >>> LogChain(x, transitions=np.ones((1, 2, 2))).marginals().round(6).tolist()
         [[0.5, 0.5], [0.75, 0.25]]
         """
-        return self._states("marginals", posterior.marginals)
+        return self._states("marginals", posterior.marginals, 0.0)
 
     def entropy(self) -> Array:
         """Return the entropy of the posterior distribution over paths, in nats.
@@ -254,7 +254,7 @@ class LogChain:
             if chain.size == 0 or 0 in chain.batch:
                 out = ctx.xp.zeros(chain.batch, dtype=ctx.result_dtype, device=ctx.device)
             else:
-                out = entropy.entropy(ctx, chain, self.plan().segments, self._workspace)
+                out = solve.solve(ctx, chain, self.plan(), entropy.entropy)
         return ctx.hand_back(out)
 
     def viterbi(self) -> ChainPath:
@@ -390,9 +390,21 @@ class LogChain:
                 shape = (num_samples, *chain.batch, chain.count)
                 out = ctx.xp.zeros(shape, dtype=ctx.index_dtype, device=ctx.device)
             else:
-                segments = self.plan().segments
                 draw = uniforms(rng, ctx)
-                out = sampling.sample(ctx, chain, draw, num_samples, segments, self._workspace)
+
+                def compute(ctx: Context, chain: Chain, segments: int, workspace: int) -> Array:
+                    return sampling.sample(ctx, chain, draw, num_samples, segments, workspace)
+
+                out = solve.solve(
+                    ctx,
+                    chain,
+                    self.plan(),
+                    compute,
+                    trailing=(chain.count,),
+                    lead=(num_samples,),
+                    dtype=ctx.index_dtype,
+                    past_end=-1,
+                )
         return ctx.hand_back(out)
 
     def expected_transitions(self) -> Array:
@@ -428,12 +440,10 @@ class LogChain:
                 shape = shape_of(chain.transitions)
                 out = ctx.xp.zeros(shape, dtype=ctx.result_dtype, device=ctx.device)
             else:
-                out = posterior.expected_transitions(
-                    ctx, chain, self.plan().segments, self._workspace
-                )
+                out = solve.expected_transitions(ctx, chain, self.plan())
         return ctx.hand_back(out)
 
-    def _states(self, name: str, compute: Callable[..., Array]) -> Array:
+    def _states(self, name: str, compute: solve.Compute, past_end: float) -> Array:
         """Return what `compute` makes of the chain for all states, [..., T, K]."""
         if is_differentiated(*self.arrays.values()):
             return getattr(_differentiable(), name)(*self._asked())
@@ -442,7 +452,10 @@ class LogChain:
             if chain.size == 0 or 0 in chain.batch:
                 out = ctx.empty((*chain.batch, chain.count, chain.size), ctx.result_dtype)
             else:
-                out = compute(ctx, chain, self.plan().segments, self._workspace)
+                trailing = (chain.count, chain.size)
+                out = solve.solve(
+                    ctx, chain, self.plan(), compute, trailing=trailing, past_end=past_end
+                )
         return ctx.hand_back(out)
 
     def _undifferentiated(self, name: str, compute: Callable[[], Any]) -> Any:

@@ -12,10 +12,13 @@ from arraylogchain._text import amount
 
 # Seconds: of one step's handful of array operations on little data; for one entry of a state in
 # elementwise operations; for one multiply-add. Rough figures of a CPU core; they only pick a route.
-STEP = 2e-5
+_STEP = 2e-5
 _ENTRY = 5e-9
 _MULTIPLY_ADD = 4e-11
 _SMALL_MATRIX = 5e-7
+
+# Rows of different lengths that may be computed one by one.
+_MOST_ALONE = 64
 
 _ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -32,9 +35,10 @@ class Plan:
     dtype : str
     route : str
         'vector': one state after another, all rows at once. 'segments': time is cut, the segments'
-        products are computed side by side, and the few results are chained.
+        products are computed side by side, and the few results are chained. 'rows': rows of
+        different lengths one by one, each in segments of its own.
     segments : int
-        Number of segments, 1 for 'vector'.
+        Number of segments, 1 for 'vector'; for 'rows' that of the longest one.
     flops : int
         Multiplications and additions, and exponentials.
     bytes_read, bytes_written : int
@@ -66,6 +70,7 @@ class Plan:
                 f"segments: {self.segments} pieces of time side by side, "
                 f"as {self.states} x {self.states} products"
             ),
+            "rows": f"rows: one by one, in up to {self.segments} pieces of time side by side",
         }[self.route]
         lines = [
             ("chain", f"{rows} rows, {self.steps} steps, {self.states} states, {self.dtype}"),
@@ -107,20 +112,25 @@ def plan_chain(
         Elements of the inputs.
     """
     rows = math.prod(batch)
-    segments = 1
+    route, segments = "vector", 1
     if lengths is None:
         segments = best_segments(count, size, sizes, one_matrix, workspace)
+        route = "vector" if segments == 1 else "segments"
+    elif _are_better_alone(np.broadcast_to(lengths, batch), size, one_matrix, workspace):
+        segments = best_segments(int(lengths.max()), size, (1, 1), one_matrix, workspace)
+        route = "rows"
     # A product's rows are all the states that its segment can start from.
     lanes = rows if segments == 1 else rows * size
+    steps = rows * count if lengths is None else int(np.broadcast_to(lengths, batch).sum())
     item = _ITEMSIZE[dtype]
     return Plan(
         batch=batch,
         steps=count,
         states=size,
         dtype=dtype,
-        route="vector" if segments == 1 else "segments",
+        route=route,
         segments=segments,
-        flops=lanes * (count - 1) * (2 * size * size + size) + rows * count * size,
+        flops=lanes // max(rows, 1) * (steps - rows) * (2 * size * size + size) + steps * size,
         bytes_read=read * item,
         bytes_written=rows * item,
         workspace=workspace,
@@ -128,14 +138,30 @@ def plan_chain(
     )
 
 
+def _are_better_alone(lengths: np.ndarray, size: int, one_matrix: bool, workspace: int) -> bool:
+    """Tell whether rows of different lengths cost least one by one, in segments of their own."""
+    if not 0 < lengths.size <= _MOST_ALONE:
+        return False
+    together = int(lengths.max()) * _STEP + int(lengths.sum()) * state_seconds(size)
+    alone = sum(_least_cost(int(n), size, (1, 1), one_matrix, workspace)[1] for n in lengths.flat)
+    return alone < together
+
+
 def best_segments(
     count: int, size: int, sizes: tuple[int, int], one_matrix: bool, workspace: int
 ) -> int:
     """Return the number of segments that costs least; 1 for none."""
+    return _least_cost(count, size, sizes, one_matrix, workspace)[0]
+
+
+def _least_cost(
+    count: int, size: int, sizes: tuple[int, int], one_matrix: bool, workspace: int
+) -> tuple[int, float]:
+    """Return the number of segments that costs least, and about how many seconds that is."""
     groups, rows = sizes
     chains = max(groups * rows, 1)
     state = state_seconds(size)
-    best, least = 1, (count - 1) * (STEP + chains * state)
+    best, least = 1, (count - 1) * (_STEP + chains * state)
     # The segments' products are float64 and have to fit besides all else.
     most = min((count - 1) // 4, workspace // 8 // max(1, chains * size * size * 8))
     segments = 4
@@ -143,12 +169,12 @@ def best_segments(
         length = (count - 1) // segments
         # Matrices that differ from step to step are multiplied one by one.
         small = 0 if one_matrix else groups * segments * _SMALL_MATRIX
-        step = STEP + small + chains * segments * size * state
-        cost = length * step + segments * (STEP + chains * state)
+        step = _STEP + small + chains * segments * size * state
+        cost = length * step + segments * (_STEP + chains * state)
         if cost < least:
             best, least = segments, cost
         segments *= 2
-    return best
+    return best, least
 
 
 def state_seconds(size: int) -> float:

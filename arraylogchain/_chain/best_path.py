@@ -43,11 +43,10 @@ def plan_paths(
     """
     groups, rows = sizes
     state = size * itemsize
-    budget = workspace // 2 // state  # in states of one row
+    budget = workspace * 2 // 5 // state  # in states of one row
     useful = max(1, _USEFUL // size)
     fit = budget // count
-    # A state, and a dozen like it that one step makes, have to fit in any case.
-    lanes = min(useful, max(1, workspace // 2 // (12 * state)))
+    lanes = min(useful, max(1, workspace // 2 // step_bytes(size, itemsize)))
     if fit >= min(groups * rows, 64, useful):
         lanes = min(lanes, fit)
     else:
@@ -63,6 +62,11 @@ def plan_paths(
     return PathPlan(tile_groups, tile_rows, min(window, count))
 
 
+def step_bytes(size: int, itemsize: int) -> int:
+    """Return what one step of a row takes: a dozen states, and indices."""
+    return 12 * (size * itemsize + 16)
+
+
 def best_path(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     """Return a path of largest weight [*batch, count] and its log weight [*batch].
 
@@ -70,9 +74,8 @@ def best_path(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]
     chain's end states are -1. All states are 0 where no path has a positive weight.
     """
     xp = ctx.xp
-    states = ctx.empty((*chain.batch, chain.count), ctx.index_dtype)
-    if chain.lengths is not None:
-        states[...] = xp.full_like(states, -1)
+    shape = (*chain.batch, chain.count)
+    states = xp.full(shape, -1, dtype=ctx.index_dtype, device=ctx.device)
     view = chain.arrange(xp, states, trailing=1)
     sizes = chain.sizes
     plan = plan_paths(sizes, chain.size, chain.count, ctx.precision.itemsize, workspace)
@@ -92,10 +95,7 @@ class _TilePaths:
         self.best = BestSteps(ctx, steps, workspace // 4)
         self.windows = list(chunks(steps.count - 1, plan.window))
         self.alive: Array | None = None
-        self.segments = 1
-        if steps.chain.lengths is None and self.windows:
-            length = self.windows[0].stop
-            self.segments = best_segments(length, steps.groups * steps.rows, steps.chain.size)
+        self.most_segments = steps.count if steps.chain.lengths is None else 1
 
     def write(self) -> None:
         """Find the last state of each path, and go back from there."""
@@ -117,13 +117,17 @@ class _TilePaths:
 
     def _solved(self, start: Array, window: slice) -> PlainWindow | SegmentedWindow:
         """Return the states of a window: by segments, as long as that succeeds."""
-        while self.segments > 1:
-            segmented = SegmentedWindow(self.best, window, start, self.segments, self.workspace)
+        best = self.best
+        segments = best_segments(window.stop - window.start, best.groups * best.rows, best.size)
+        step = step_bytes(best.size, self.ctx.precision.itemsize) * best.groups * best.rows
+        segments = min(segments, self.most_segments, max(1, self.workspace // 6 // step))
+        while segments > 1:
+            segmented = SegmentedWindow(best, window, start, segments, self.workspace)
             if segmented.solve():
                 return segmented
             del segmented
-            self.segments = fewer_segments(self.segments)
-        return PlainWindow(self.best, window, start)
+            segments = self.most_segments = fewer_segments(segments)
+        return PlainWindow(best, window, start)
 
     def _place(self, first: int, values: Array) -> None:
         """Put the states number `first`, ... of all paths, [groups, rows, n], in place."""

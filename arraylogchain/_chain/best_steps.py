@@ -46,6 +46,8 @@ class BestSteps:
         self.rows_last = self.rows > self.size if rows_last is None else rows_last
         # Elements of matrices, as given, their logarithms, and once more transposed.
         self.limit = max(1, workspace // (8 * ctx.precision.itemsize))
+        # Sums in memory at a time.
+        self.block = max(1, min(ctx.block, workspace // (2 * ctx.precision.itemsize)))
         # Steps whose potentials are brought into the form of states together.
         self.together = max(1, min(ctx.block, self.limit) // math.prod(self.shape))
         self._logs: Array | None = None
@@ -130,7 +132,7 @@ class BestSteps:
         # [K, groups, 1, rows] or [K, groups, rows, 1]
         order = (1, 0, 2) if self.rows_last else (2, 0, 1)
         states = xp.expand_dims(xp.permute_dims(before, order), axis=axis)
-        together = max(1, ctx.block // math.prod(self.shape))
+        together = max(1, min(self.size, self.block // math.prod(self.shape)))
         terms = ctx.empty((together, *self.shape), out.dtype)
         first = True
         for part, logs in self._logs_at(i):

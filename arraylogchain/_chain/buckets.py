@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from arraylogchain.plan import STEP, state_seconds
+from arraylogchain.plan import state_seconds
+
+# Seconds of a step's array operations on little data, those of chains that are held among them.
+_STEP = 1e-4
 
 # Candidates for the ends of buckets.
 _CANDIDATES = 128
@@ -48,7 +51,7 @@ def buckets(lengths: np.ndarray, each: int, size: int) -> list[np.ndarray]:
     for j, end in enumerate(ends):
         before = np.concatenate([[0.0], least[:j]])
         units = below[j] - np.concatenate([[0], below[:j]])
-        costs = before + end * (STEP + units * chain)
+        costs = before + end * (_STEP + units * chain)
         cut[j] = np.argmin(costs)
         least[j] = costs[cut[j]]
     found, j = [], len(ends) - 1

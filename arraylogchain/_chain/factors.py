@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from arraylogchain._arrays import Array, Context, Precision, whole_maximum
 from arraylogchain._chain.states import State
@@ -29,12 +29,15 @@ class Factors:
         """Return a state times the factors of one step, its values written into `out`."""
         ctx.apply(ctx.xp.multiply, state.values, self.values[:, :, at, :], out=out)
         shift = None if self.offset is None else self.offset[:, :, at, :]
-        return replace(
-            state,
-            values=out,
-            offset=state.offset if shift is None else state.offset + shift,
+        return State(
+            out,
+            state.exponent,
+            state.offset if shift is None else state.offset + shift,
+            state.alive,
+            in_logs=False,
             low=state.low * self.least,
             high=state.high * self.largest,
+            lost=state.lost,
             shift=shift,
         )
 

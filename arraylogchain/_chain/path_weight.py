@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,11 +10,12 @@ import numpy as np
 
 from arraylogchain._arrays import Array, Context
 from arraylogchain._chain.steps import Chain
-from arraylogchain._fold import Box, boxes, within
+from arraylogchain._fold import Box, boxes, chunks, within
+from arraylogchain._fold import lengths as lengths_of
 
 # Bytes for each step of a path: two states, indices as the library arranges them, entries as given
 # and widened, their logarithms, masks.
-_POINT = 128
+_POINT = 256
 
 
 def path_log_weight(ctx: Context, chain: Chain, states: Array, workspace: int) -> Array:
@@ -41,18 +43,21 @@ def path_log_weight(ctx: Context, chain: Chain, states: Array, workspace: int) -
     if chain.lengths is not None:
         values = chain.lengths.tolist()
         lengths = xp.asarray(values, dtype=ctx.index_dtype, device=ctx.device)
-    # Whole parts, which add up exactly, and the rest: what is large and cancels leaves no rounding.
-    whole = xp.zeros(shape, dtype=ctx.dtype(ctx.widest), device=ctx.device)
-    rest = xp.zeros_like(whole)
+    out = ctx.empty(shape, ctx.result_dtype)
     limit = max(1, min(2 * ctx.block, workspace // _POINT))
-    for box in boxes((*shape, chain.count), limit):
-        lead = (*box[:-1], ...)
-        for values in _weights_in(ctx, chain, states, lengths, box):
-            rounded = xp.round(values)
-            rounded = xp.where(xp.isfinite(rounded), rounded, xp.zeros_like(rounded))
-            whole[lead] = whole[lead] + xp.sum(rounded, axis=-1)
-            rest[lead] = rest[lead] + xp.sum(values - rounded, axis=-1)
-    return xp.astype(whole + rest, ctx.result_dtype, copy=False)
+    for lead in boxes(shape, max(1, limit // chain.count)):
+        # Whole parts, which add up exactly, and the rest: what is large and cancels leaves no
+        # rounding.
+        whole = xp.zeros(lengths_of(lead), dtype=ctx.dtype(ctx.widest), device=ctx.device)
+        rest = whole
+        for steps in chunks(chain.count, max(1, limit // max(1, math.prod(whole.shape)))):
+            for values in _weights_in(ctx, chain, states, lengths, (*lead, steps)):
+                rounded = xp.round(values)
+                rounded = xp.where(xp.isfinite(rounded), rounded, xp.zeros_like(rounded))
+                whole = whole + xp.sum(rounded, axis=-1)
+                rest = rest + xp.sum(values - rounded, axis=-1)
+        out[(*lead, ...)] = xp.astype(whole + rest, ctx.result_dtype, copy=False)
+    return out
 
 
 def _weights_in(

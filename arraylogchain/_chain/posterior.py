@@ -119,7 +119,7 @@ def log_partition(
             tile.write_log_partition(view[(*tile.box, ...)])
 
     def pullback(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
-        given, sums = _arrays(chain), GradientSums(ctx, chain)
+        given, sums = arrays_of(chain), GradientSums(ctx, chain)
         # Taken before anything is written: what fails midway leaves nothing behind.
         stored = tiles[0][1].take_store() if "potentials" in wanted else None
         for name in wanted:
@@ -160,7 +160,8 @@ def _store(whole: Posterior) -> Array | None:
     return ctx.empty((*chain.sizes, chain.count, chain.size), x.dtype)
 
 
-def _arrays(chain: Chain) -> dict[str, Array]:
+def arrays_of(chain: Chain) -> dict[str, Array]:
+    """Return the arrays of a chain by the names of their gradients."""
     return {
         "potentials": chain.potentials,
         "transitions": chain.transitions,
@@ -174,7 +175,7 @@ def _nothing(ctx: Context, chain: Chain) -> tuple[Array, Pullback]:
     out = xp.full(chain.batch, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
 
     def pullback(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
-        return {name: xp.zeros_like(x) for name, x in _arrays(chain).items() if name in wanted}
+        return {name: xp.zeros_like(x) for name, x in arrays_of(chain).items() if name in wanted}
 
     return out, pullback
 

@@ -72,7 +72,7 @@ class ScaledForm:
         ceiling: int | None = None,
     ) -> None:
         self.ctx, self.precision, self.every_entry = ctx, precision, every_entry
-        self.panel, self.together = plan.panel, plan.together
+        self.panel, self.together = plan.panel, plan.together * plan.groups * plan.rows
         self.exponentials = Exponentials(ctx, precision)
         # Where products of all steps go, [count, groups, rows, K], if they will all be kept.
         self.slab: Array | None = None
@@ -107,7 +107,7 @@ class ScaledForm:
             chunk = slice(0, 0) if factors is None else block
         for i in range(block.start, block.stop):
             if i >= max(chunk.stop, steps.first_weighed):
-                chunk = slice(i, min(i + self.together, block.stop))
+                chunk = slice(i, min(i + self._together(steps), block.stop))
                 factors = self.exponentials.of_block(steps, chunk)
             at = i - chunk.start
             before = state
@@ -144,6 +144,10 @@ class ScaledForm:
                 history.append(state)
         assert state is not None
         return state, failed, history
+
+    def _together(self, steps: Steps) -> int:
+        """Return how many steps' potentials are exponentiated together."""
+        return max(1, self.together // (steps.groups_picked * steps.rows_picked))
 
     def ends_of(self, steps: Steps) -> Array | None:
         """Return the weights of what follows the last state, up to a factor of each row."""

@@ -32,6 +32,16 @@ from arraylogchain._arrays import Array, Context
 from arraylogchain._chain.buckets import buckets
 from arraylogchain._fold import Box, Shape, boxes, lengths, within
 
+# Axes of a chain's arrays that are not batch axes.
+_TRAILING = {
+    "transitions": 3,
+    "potentials": 2,
+    "start": 1,
+    "start_offset": 0,
+    "end": 1,
+    "end_offset": 0,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Chain:
@@ -106,6 +116,22 @@ class Chain:
         order = (*order, *range(len(self.batch), len(padded)))
         return xp.permute_dims(xp.reshape(x, padded), order)  # type: ignore[attr-defined]
 
+    def part(self, box: Box) -> Chain:
+        """Return the chains of a box of the batch, with as many batch axes."""
+
+        def cut(x: Any, trailing: int) -> Any:
+            if x is None:
+                return None
+            own = x.ndim - trailing
+            return x[(*within(box[len(box) - own :], tuple(x.shape)), ...)]
+
+        return replace(
+            self,
+            batch=lengths(box),
+            lengths=cut(self.lengths, 0),
+            **{name: cut(getattr(self, name), n) for name, n in _TRAILING.items()},
+        )
+
     def head(self, count: int) -> Chain:
         """Return the chain of the first states."""
         matrices, potentials, lengths = self.transitions, self.potentials, self.lengths
@@ -114,7 +140,7 @@ class Chain:
             count=count,
             transitions=None if matrices is None else first_matrices(matrices, count),
             potentials=None if potentials is None else potentials[..., : count - self.lead, :],
-            lengths=None if lengths is None else np.clip(lengths, 1, count),
+            lengths=_clipped(lengths, count),
         )
 
     def tail(self, first: int, start: Array, start_offset: Array) -> Chain:
@@ -134,7 +160,7 @@ class Chain:
             start_in_logs=True,
             start_offset=start_offset,
             lead=1,
-            lengths=None if lengths is None else np.clip(lengths - first, 1, count),
+            lengths=None if lengths is None else _clipped(lengths - first, count),
         )
 
     def tiles(self, ctx: Context, groups: int, rows: int) -> Iterator[tuple[Box, Steps]]:
@@ -143,17 +169,9 @@ class Chain:
         Chains of different lengths give several parts of the same box.
         """
         xp = ctx.xp
-        of = {
-            "transitions": 3,
-            "potentials": 2,
-            "start": 1,
-            "start_offset": 0,
-            "end": 1,
-            "end_offset": 0,
-        }
         views = {
             name: None if (x := getattr(self, name)) is None else self.arrange(xp, x, trailing)
-            for name, trailing in of.items()
+            for name, trailing in _TRAILING.items()
         }
         for of_groups in boxes(tuple(self.batch[axis] for axis in self.group_axes), groups):
             for of_rows in boxes(tuple(self.batch[axis] for axis in self.row_axes), rows):
@@ -175,6 +193,13 @@ class Chain:
                     yield box, steps
                 else:
                     yield from ((box, bucket) for bucket in steps.in_buckets(box))
+
+
+def _clipped(lengths: np.ndarray | None, count: int) -> np.ndarray | None:
+    """Return the lengths of chains that are cut to `count` states; None if all have as many."""
+    if lengths is None or np.all(lengths >= count):
+        return None
+    return lengths.clip(1, count)
 
 
 def first_matrices(x: Array, count: int) -> Array:
@@ -375,4 +400,4 @@ class Steps:
     def _picked(self, x: Array) -> Array:
         if self.picked is None:
             return x
-        return self.ctx.xp.take(x, self.picked, axis=self.select_axis)
+        return self.ctx.pick(x, self.picked, self.select_axis)

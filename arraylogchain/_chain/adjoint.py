@@ -29,13 +29,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from arraylogchain._arrays import Array, Precision
 from arraylogchain._chain.gradient_sums import PosteriorSums, bounded
 from arraylogchain._chain.scaled_form import ScaledForm
 from arraylogchain._chain.states import State, scale_by_powers
-from arraylogchain._chain.steps import Steps
+from arraylogchain._chain.steps import Steps, first_of
 from arraylogchain._fold import Box
 
 # Cotangents within 2**-_SMALLEST and 2**_LARGEST become part of lambda.
@@ -49,21 +48,23 @@ def adjoint_ceiling(precision: Precision, size: int) -> int:
     return int(precision.top - 1 - bits)
 
 
-@dataclass(slots=True)
 class ScaledAdjoint:
     """The backward pass for one tile, or some rows of it, block of steps by block of steps.
 
-    Attributes
+    Chains that end earlier come in on the way: at every step, `here` is the place of those that
+    have, among `everyone`, and the other attributes are theirs.
+
+    Parameters
     ----------
     form : ScaledForm
         What the forward pass was computed with.
-    steps : Steps
+    everyone : Steps
     box : tuple of slice
         The tile's place in the batch.
     sums : PosteriorSums
         Where gradients are added.
-    adjoint : array [groups, rows, 1 or K]
-        lambda of the last state that was not yet passed.
+    first : array [groups, rows, 1 or K]
+        lambda of the last state.
     late : array [groups, rows, 1] or None
         Cotangents that are too large or too small to be part of lambda.
     stored : array [groups, rows, count, K] or None
@@ -72,23 +73,38 @@ class ScaledAdjoint:
         Rows that the forward pass did not prove. Their adjoints are 0, their factors may be NaN.
     """
 
-    form: ScaledForm
-    steps: Steps
-    box: Box
-    sums: PosteriorSums
-    adjoint: Array
-    late: Array | None
-    stored: Array | None = None
-    failed: Array | None = None
+    def __init__(
+        self,
+        form: ScaledForm,
+        everyone: Steps,
+        box: Box,
+        sums: PosteriorSums,
+        first: Array,
+        late: Array | None,
+        stored: Array | None,
+        failed: Array | None,
+    ) -> None:
+        self.form, self.everyone, self.box, self.sums = form, everyone, box, sums
+        self.first, self.all_late, self.stored, self.all_failed = first, late, stored, failed
+        self.steps, self.late, self.failed = everyone, late, failed
+        # lambda of the last state that was not yet passed.
+        self.adjoint = first[first_of(0, everyone.select_axis)]
+        self.here = first_of(0, everyone.select_axis)
 
     def run(self, block: slice, before: State | None, history: Sequence[State]) -> None:
         """Go back through a block of steps, given its states and the one before it."""
         xp = self.form.ctx.xp
-        limit = 2.0 ** (self.form.precision.top - 16) / self.steps.chain.size
-        ahead_room, room = (xp.empty_like(history[0].values) for _ in range(2))
+        limit = 2.0 ** (self.form.precision.top - 16) / self.everyone.chain.size
+        axis = self.everyone.select_axis
+        rooms = tuple(xp.empty_like(history[0].values) for _ in range(2))
         for i in reversed(range(block.start, block.stop)):
             state = history[i - block.start]
             previous = history[i - block.start - 1] if i > block.start else before
+            units = int(state.values.shape[axis])
+            if units == 0:
+                continue
+            self._let_in(units)
+            ahead_room, room = (x[self.here] for x in rooms)
             weights = self._factors(i, state)
             ahead = self._ahead(state, weights, ahead_room, limit)
             advancing = self.steps.advancing(i)
@@ -103,6 +119,7 @@ class ScaledAdjoint:
                 self._start(state, ahead)
                 return
             assert state.matrix is not None
+            previous = previous.first(units, axis)
             size = int(state.values.shape[-1])
             if int(ahead.shape[-1]) < size:
                 ahead = xp.broadcast_to(ahead, (*ahead.shape[:-1], size))
@@ -113,6 +130,21 @@ class ScaledAdjoint:
             self._pairs(i - 1, state, previous, self._only(advancing, ahead))
             back = self._kept(state.matrix.multiply_transposed(ahead, room))
             self.adjoint = xp.where(advancing, back, ahead)
+
+    def _let_in(self, units: int) -> None:
+        """Go on with the first rows, or groups, which are more and more of them."""
+        xp, axis = self.form.ctx.xp, self.everyone.select_axis
+        here = first_of(units, axis)
+        if self.here == here:
+            return
+        known = int(self.adjoint.shape[axis])
+        entering = self.first[(slice(None),) * axis + (slice(known, units), ...)]
+        if known:
+            entering = xp.broadcast_to(entering, (*entering.shape[:-1], self.adjoint.shape[-1]))
+            entering = xp.concat([self.adjoint, entering], axis=axis)
+        self.here, self.adjoint, self.steps = here, entering, self.everyone.first(units)
+        self.late = None if self.all_late is None else self.all_late[here]
+        self.failed = None if self.all_failed is None else self.all_failed[here]
 
     def _only(self, advancing: Array | None, x: Array) -> Array:
         """Return x with zeros for chains that have ended."""

@@ -135,7 +135,7 @@ class _TilePaths:
         assert self.alive is not None
         values = xp.where(self.alive[..., None], values, xp.zeros_like(values))
         stop = first + int(values.shape[-1])
-        if steps.lengths is not None and stop > steps.shortest:
+        if steps.lengths is not None and steps.real(stop - 1) is not None:
             dtype = steps.lengths.dtype
             times = xp.arange(first, stop, dtype=dtype, device=self.ctx.device)
             values = xp.where(steps.lengths > times, values, xp.full_like(values, -1))

@@ -20,8 +20,9 @@ from arraylogchain._fold import chunks
 # Rough figures, see `plan`: seconds of a step's operations on little data, of each further
 # operation, and of one sum and its comparison, in short rows and in long ones.
 _STEP, _OPERATION, _SHORT, _LONG = 3e-5, 2e-6, 1e-9, 5e-10
-# Rows that make the best use of an operation; steps in which guesses are mostly forgotten.
-_ROWS, _SHORTEST = 4096, 32
+# Rows that make the best use of an operation; steps in which guesses are mostly forgotten. An odd
+# number: segments that are powers of two apart collide in caches.
+_ROWS, _SHORTEST = 4096, 33
 _FEWER = 16
 # As much as all segments, computed again this often, may be spent on segments taken up again.
 _PASSES = 3
@@ -37,7 +38,7 @@ def best_segments(length: int, rows: int, size: int) -> int:
     Examples
     --------
     >>> best_segments(100_000, 1, 32), best_segments(100, 1, 32), best_segments(100_000, 5000, 32)
-    (3125, 1, 1)
+    (3030, 1, 1)
     """
     segments = min(length // _SHORTEST, _ROWS // rows)
     if segments < 4:

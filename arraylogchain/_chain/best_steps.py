@@ -46,8 +46,10 @@ class BestSteps:
         self.rows_last = self.rows > self.size if rows_last is None else rows_last
         # Elements of matrices, as given, their logarithms, and once more transposed.
         self.limit = max(1, workspace // (8 * ctx.precision.itemsize))
-        # Sums in memory at a time.
-        self.block = max(1, min(ctx.block, workspace // (2 * ctx.precision.itemsize)))
+        # Sums of as many states before as are worth an operation.
+        block = min(ctx.block, self.limit)
+        some = max(1, min(self.size, block // math.prod(self.shape)))
+        self._terms = ctx.empty((some, *self.shape), ctx.dtype(ctx.precision))
         # Steps whose potentials are brought into the form of states together.
         self.together = max(1, min(ctx.block, self.limit) // math.prod(self.shape))
         self._logs: Array | None = None
@@ -55,11 +57,11 @@ class BestSteps:
         matrices = self.groups * self.size**2
         if steps.count > 1 and steps.is_one_matrix() and matrices <= self.limit:
             given = steps.matrix(0)
-            self._logs = self._to_logs(given, self._shift(given))
+            logs = self._to_logs(given, self._shift(given))
+            self._logs = self._arranged(logs)
             # [groups * K, K]: what leads to each state.
-            self._columns = ctx.xp.reshape(
-                ctx.transposed(self._logs, ctx.precision), (-1, self.size)
-            )
+            columns = ctx.transposed(logs, ctx.precision)
+            self._columns = ctx.xp.reshape(columns, (-1, self.size))
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -128,44 +130,45 @@ class BestSteps:
     def _multiply(self, before: Array, i: int, out: Array) -> None:
         """Write max_k before[k] + logs of matrix[k, :], some k at a time."""
         ctx, xp = self.ctx, self.ctx.xp
-        axis = -2 if self.rows_last else -1
         # [K, groups, 1, rows] or [K, groups, rows, 1]
-        order = (1, 0, 2) if self.rows_last else (2, 0, 1)
-        states = xp.expand_dims(xp.permute_dims(before, order), axis=axis)
-        together = max(1, min(self.size, self.block // math.prod(self.shape)))
-        terms = ctx.empty((together, *self.shape), out.dtype)
+        if self.rows_last:
+            states = xp.permute_dims(before, (1, 0, 2))[:, :, None, :]
+        else:
+            states = xp.permute_dims(before, (2, 0, 1))[..., None]
+        together = int(self._terms.shape[0])
         first = True
-        for part, logs in self._logs_at(i):
-            # [some, groups, K, 1] or [some, groups, 1, K]
-            matrix = xp.expand_dims(xp.permute_dims(logs, (1, 0, 2)), axis=-3 - axis)
-            of_part = states[part, ...]
+        for part, matrix in self._logs_at(i):
             for k in chunks(part.stop - part.start, together):
-                if first and together == 1:
-                    ctx.apply(xp.add, matrix[0, ...], of_part[0, ...], out=out)
-                elif together == 1:
-                    ctx.apply(
-                        xp.add, matrix[k.start, ...], of_part[k.start, ...], out=terms[0, ...]
-                    )
-                    ctx.apply(xp.maximum, out, terms[0, ...], out=out)
+                at = part.start + k.start
+                if together == 1:
+                    to = out if first else self._terms[0, ...]
+                    ctx.apply(xp.add, matrix[k.start, ...], states[at, ...], out=to)
+                    top = to
                 else:
-                    some = terms[: k.stop - k.start, ...]
-                    ctx.apply(xp.add, matrix[k, ...], of_part[k, ...], out=some)
+                    some = self._terms[: k.stop - k.start, ...]
+                    of_k = states[at : part.start + k.stop, ...]
+                    ctx.apply(xp.add, matrix[k, ...], of_k, out=some)
                     top = xp.max(some, axis=0)
-                    if first:
-                        out[...] = top
-                    else:
-                        ctx.apply(xp.maximum, out, top, out=out)
+                if not first:
+                    ctx.apply(xp.maximum, out, top, out=out)
+                elif top is not out:
+                    out[...] = top
                 first = False
 
     def _logs_at(self, i: int) -> Iterator[tuple[slice, Array]]:
-        """Yield the logs of some rows of product i's matrices, [groups, some, K]."""
+        """Yield the logs of some rows of product i's matrices; see `_arranged`."""
         if self._logs is not None:
             yield slice(0, self.size), self._logs
             return
         given = self.steps.matrix(i)
         shift = self._shift(given)
         for k in chunks(self.size, max(1, self.limit // (self.groups * self.size))):
-            yield k, self._to_logs(given[:, k, :], shift)
+            yield k, self._arranged(self._to_logs(given[:, k, :], shift))
+
+    def _arranged(self, logs: Array) -> Array:
+        """View [groups, some, K] as what goes with states: [some, groups, K, 1] or [..., 1, K]."""
+        logs = self.ctx.xp.permute_dims(logs, (1, 0, 2))
+        return logs[..., None] if self.rows_last else logs[:, :, None, :]
 
     def _weigh(self, out: Array, x: Array | None) -> None:
         """Add potentials, and take off the whole part of the largest sum."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from arraylogchain._arrays import Array, Context, Precision, whole_maximum
 from arraylogchain._chain.states import State
-from arraylogchain._chain.steps import Steps
+from arraylogchain._chain.steps import Steps, first_of
 from arraylogchain._fold import boxes
 
 # Potentials within these bounds of 0 need no shift.
@@ -24,6 +24,14 @@ class Factors:
     least: float  # bounds on the values
     largest: float
     positive: bool  # whether no value is zero
+
+    def first(self, n: int, axis: int) -> Factors:
+        """Return the factors of the first n rows (axis 1) or groups (axis 0)."""
+        if n == int(self.values.shape[axis]):
+            return self
+        where = first_of(n, axis)
+        offset = None if self.offset is None else self.offset[where]
+        return replace(self, given=self.given[where], values=self.values[where], offset=offset)
 
     def weigh(self, ctx: Context, state: State, at: int, out: Array) -> State:
         """Return a state times the factors of one step, its values written into `out`."""

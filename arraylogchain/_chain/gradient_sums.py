@@ -231,10 +231,11 @@ def in_tile(steps: Steps, x: Array) -> Array:
     count = steps.rows if axis else steps.groups
     picked = int(steps.picked.shape[0])
     everyone = xp.arange(count, dtype=steps.picked.dtype, device=ctx.device)
-    # Picked units are in ascending order.
-    place = xp.searchsorted(steps.picked, everyone)
-    found = xp.take(steps.picked, xp.clip(place, 0, picked - 1)) == everyone
-    place = xp.where(found, place, xp.full_like(place, picked))
+    order = xp.argsort(steps.picked)
+    ascending = xp.take(steps.picked, order)
+    place = xp.clip(xp.searchsorted(ascending, everyone), 0, picked - 1)
+    found = xp.take(ascending, place) == everyone
+    place = xp.where(found, xp.take(order, place), xp.full_like(place, picked))
     nothing_shape = tuple(1 if a == axis else int(n) for a, n in enumerate(x.shape))
     nothing = xp.zeros(nothing_shape, dtype=x.dtype, device=ctx.device)
     return xp.take(xp.concat([x, nothing], axis=axis), place, axis=axis)

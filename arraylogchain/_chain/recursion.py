@@ -86,9 +86,14 @@ class Recursion:
         """Take a part through a block; split off what its form does not prove."""
         form = self.forms[part.level]
         state, failed, history = form.run(part.steps, part.state, block, record)
+        axis, earlier = part.steps.select_axis, part.state
+        for i, after in enumerate(history):
+            # Chains that have ended keep their last state.
+            earlier = after if earlier is None else after.followed_by(self.ctx, earlier, axis)
+            history[i] = earlier
         if failed is None:
             return [(replace(part, state=state), history)]
-        xp, axis = self.ctx.xp, part.steps.select_axis
+        xp = self.ctx.xp
         # Groups stay whole where there are several: each has matrices of its own.
         bad = xp.any(failed, axis=1 - axis)[..., 0]
         proved, unproved = xp.nonzero(~bad)[0], xp.nonzero(bad)[0]

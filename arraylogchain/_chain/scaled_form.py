@@ -30,7 +30,7 @@ from arraylogchain._chain.factors import Exponentials, Factors
 from arraylogchain._chain.matrices import Matrix, prepare, spread
 from arraylogchain._chain.pieces import RecursionPlan
 from arraylogchain._chain.states import State, power_to, scale_by_powers
-from arraylogchain._chain.steps import Steps
+from arraylogchain._chain.steps import Steps, first_of
 
 # No row's largest entry is left above 2**_CEILING: up to the largest number there is room for what
 # a step can multiply it by, 2**13 entries, a matrix of LARGEST and exp(_NARROW).
@@ -92,7 +92,8 @@ class ScaledForm:
         failed : bool array [groups, rows, 1] or None
             Rows whose steps are not all proved; their values mean nothing.
         history : list of State
-            The states after each step, if `record`.
+            The states after each step, if `record`. Forward they are those of rows, or groups,
+            whose chain has not ended before.
         """
         ctx = self.ctx
         # Running a block again has to make the same choices again.
@@ -102,10 +103,23 @@ class ScaledForm:
         failed: Array | None = None
         history: list[State] = []
         chunk = slice(0, 0)
+        everyone, axis, done = steps, steps.select_axis, state
         if block.stop - block.start == steps.count:
             factors = self.exponentials.fill_store(steps)
             chunk = slice(0, 0) if factors is None else block
         for i in range(block.start, block.stop):
+            units = everyone.units_at(i)
+            if state is not None and not steps.backward and units < state.values.shape[axis]:
+                # The state of the others is the last one; it is complete in `done`.
+                done = state if done is None else state.followed_by(ctx, done, axis)
+                state, steps = state.first(units, axis), everyone.first(units)
+                factors = None if factors is None else factors.first(units, axis)
+                matrix = matrix if axis else None
+            if units == 0:
+                assert state is not None  # no chain ends before its first state
+                if record:
+                    history.append(state)
+                continue
             if i >= max(chunk.stop, steps.first_weighed):
                 chunk = slice(i, min(i + self._together(steps), block.stop))
                 factors = self.exponentials.of_block(steps, chunk)
@@ -119,7 +133,7 @@ class ScaledForm:
                     matrix = self._prepare(steps, i - 1)
                 if steps.backward and factors is not None:
                     before = self._weighted_ahead(before, factors, at)
-                out = None if self.slab is None else self.slab[i, ...]
+                out = None if self.slab is None else self.slab[i, ...][first_of(units, axis)]
                 state, losses = self._multiplied(before, matrix, out)
             if factors is not None and not steps.backward:
                 state = self._weighted(state, factors, at, losses)
@@ -138,12 +152,15 @@ class ScaledForm:
                     state.alive = _alive_where(ctx, advancing, state, before)
                 bad = self._settle(steps, state, losses, i, advancing)
                 if bad is not None:
-                    failed = bad if failed is None else failed | bad
+                    if failed is None:
+                        shape = (everyone.groups_picked, everyone.rows_picked, 1)
+                        failed = ctx.xp.zeros(shape, dtype=ctx.xp.bool, device=ctx.device)
+                    failed[first_of(units, axis)] |= bad
             if record:
                 state.matrix = matrix
                 history.append(state)
         assert state is not None
-        return state, failed, history
+        return state if done is None else state.followed_by(ctx, done, axis), failed, history
 
     def _together(self, steps: Steps) -> int:
         """Return how many steps' potentials are exponentiated together."""

@@ -14,8 +14,8 @@ Batch axes along which the matrices P differ are *groups*; the other batch axes 
 share their group's matrices. A state is an array [groups, rows, K], and a step is one batched
 product with matrices [groups, K, K]: nothing that is shared is copied.
 
-Where chains end after different numbers of steps, those of about the same length are computed
-together; a state that has reached its chain's end stays as it is while the others go on.
+Chains that end after different numbers of steps are sorted, the longest first, so that those that
+go on are the first of them at every step. A state that has reached its chain's end stays as it is.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from typing import Any
 import array_api_compat.numpy as host
 import numpy as np
 
-from arraylogchain._arrays import Array, Context
-from arraylogchain._chain.buckets import buckets
+from arraylogchain._arrays import Array, Context, on_host
 from arraylogchain._fold import Box, Shape, boxes, lengths, within
 
 # Axes of a chain's arrays that are not batch axes.
@@ -164,10 +163,7 @@ class Chain:
         )
 
     def tiles(self, ctx: Context, groups: int, rows: int) -> Iterator[tuple[Box, Steps]]:
-        """Yield parts of the batch, as boxes of its arranged axes, with their steps.
-
-        Chains of different lengths give several parts of the same box.
-        """
+        """Yield parts of the batch, as boxes of its arranged axes, with their steps."""
         xp = ctx.xp
         views = {
             name: None if (x := getattr(self, name)) is None else self.arrange(xp, x, trailing)
@@ -189,10 +185,12 @@ class Chain:
                     count=self.count,
                     **parts,
                 )
-                if self.lengths is None:
-                    yield box, steps
-                else:
-                    yield from ((box, bucket) for bucket in steps.in_buckets(box))
+                yield box, steps if self.lengths is None else steps.longest_first(box)
+
+
+def first_of(n: int, axis: int) -> tuple[Any, ...]:
+    """Return the index of the first n of rows (axis 1) or groups (axis 0)."""
+    return (*(slice(None),) * axis, slice(0, n), ...)
 
 
 def _clipped(lengths: np.ndarray | None, count: int) -> np.ndarray | None:
@@ -222,11 +220,11 @@ class Steps:
         Number of states of the longest chain.
     picked : array [n] or None
         Those of the tile's rows or, where there are several groups, groups that these are the
-        steps of, in ascending order.
+        steps of.
     lengths : array [groups, rows, 1] or None
         Numbers of states, of what is picked; None if all have `count`.
-    shortest : int
-        No length is below this.
+    unit_lengths : numpy.ndarray [n, m] or None
+        The same for each row (m = 1) or group that is picked, the longest first.
     """
 
     ctx: Context
@@ -243,7 +241,7 @@ class Steps:
     end_offset: Array | None
     picked: Array | None = None
     lengths: Array | None = None
-    shortest: int = 0
+    unit_lengths: np.ndarray | None = None
     backward: bool = False
 
     @property
@@ -265,30 +263,58 @@ class Steps:
 
     def pick(self, units: Array) -> Steps:
         """Return the steps of some rows or, where there are several groups, of some groups."""
-        lengths = self.lengths
-        if lengths is not None:
+        lengths, unit_lengths = self.lengths, self.unit_lengths
+        if unit_lengths is not None:
             lengths = self.ctx.xp.take(lengths, units, axis=self.select_axis)
+            unit_lengths = unit_lengths[on_host("units", units), :]
         if self.picked is not None:
             units = self.ctx.xp.take(self.picked, units)
-        return replace(self, picked=units, lengths=lengths)
+        return replace(self, picked=units, lengths=lengths, unit_lengths=unit_lengths)
 
-    def in_buckets(self, box: Box) -> Iterator[Steps]:
-        """Yield the steps of rows, or groups, of similar lengths; these are the steps of a box."""
-        chain = self.chain
+    def first(self, n: int) -> Steps:
+        """Return the steps of the first n rows or, where there are several groups, groups."""
+        if self.unit_lengths is None or n == len(self.unit_lengths):
+            return self
+        assert self.picked is not None
+        assert self.lengths is not None
+        return replace(
+            self,
+            picked=self.picked[:n],
+            lengths=self.lengths[first_of(n, self.select_axis)],
+            unit_lengths=self.unit_lengths[:n, :],
+        )
+
+    @property
+    def shortest(self) -> int:
+        """The smallest number of states of a chain."""
+        return self.count if self.unit_lengths is None else int(self.unit_lengths.min())
+
+    def units_at(self, time: int) -> int:
+        """Return how many rows, or groups, have a state of that number: the first ones.
+
+        Backward they all do.
+        """
+        if self.unit_lengths is None or self.backward:
+            return self.rows_picked if self.select_axis else self.groups_picked
+        return int(np.count_nonzero(self.unit_lengths.max(axis=1) > time))
+
+    def longest_first(self, box: Box) -> Steps:
+        """Return these steps, of a box of the batch, sorted by the lengths of rows or groups."""
+        chain, axis = self.chain, self.select_axis
         assert chain.lengths is not None
         arranged = chain.arrange(host, chain.lengths, trailing=0)
         own = arranged[within(box, arranged.shape)]
         own = np.broadcast_to(own, self.shape).reshape(self.groups, self.rows)
-        each = self.groups * self.rows // own.shape[self.select_axis]
-        for units in buckets(own.max(axis=1 - self.select_axis), each, chain.size):
-            some = np.take(own, units, axis=self.select_axis)
-            count, shortest = int(some.max()), int(some.min())
-            steps = replace(self, count=count, shortest=shortest)
-            if len(units) < own.shape[self.select_axis]:
-                steps = replace(steps, picked=self._on_device(units))
-            if shortest < count:
-                steps = replace(steps, lengths=self._on_device(some[..., None]))
-            yield steps
+        units = np.argsort(-own.max(axis=1 - axis), kind="stable")
+        own = np.take(own, units, axis=axis)
+        steps = replace(self, count=int(own.max()), picked=self._on_device(units))
+        if int(own.min()) == steps.count:
+            return steps
+        return replace(
+            steps,
+            lengths=self._on_device(own[..., None]),
+            unit_lengths=own if axis == 0 else own.T,
+        )
 
     def _on_device(self, x: np.ndarray) -> Array:
         ctx = self.ctx
@@ -296,9 +322,7 @@ class Steps:
 
     def real(self, time: int) -> Array | None:
         """Tell which chains have a state of that number, [groups, rows, 1]; None for all."""
-        if self.lengths is None or time < self.shortest:
-            return None
-        return self.lengths > time
+        return None if self.lengths is None or time < self.shortest else self.lengths > time
 
     def advancing(self, i: int) -> Array | None:
         """Tell which states number i come from those before, [groups, rows, 1]; None for all.
@@ -345,7 +369,7 @@ class Steps:
         stop = self.count - steps.start + 1 if self.backward else steps.stop
         x = self.potentials[..., stop - length - lead : stop - lead, :]
         x = self.expanded(x, (length, self.chain.size))
-        if self.lengths is not None and stop > self.shortest:
+        if self.lengths is not None and self.real(stop - 1) is not None:
             dtype = self.lengths.dtype
             times = xp.arange(stop - length, stop, dtype=dtype, device=self.ctx.device)
             # Past the end states are not weighed: exp(0) is 1.

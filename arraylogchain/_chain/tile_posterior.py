@@ -110,9 +110,10 @@ class TilePosterior:
             if found.failed is not None:
                 g = self.ctx.xp.where(found.failed, self.ctx.xp.zeros_like(g), g)
             first, late = first_adjoint(found.form, found.steps, found.last, g)
-            adjoint = ScaledAdjoint(found.form, found.steps, self.box, sums, first, late)
-            adjoint.failed = found.failed
-            adjoint.stored = stored if found.steps.picked is None else None
+            kept = stored if found.steps.picked is None else None
+            adjoint = ScaledAdjoint(
+                found.form, found.steps, self.box, sums, first, late, kept, found.failed
+            )
             blocks = list(self._blocks())
             for block, before in zip(reversed(blocks), reversed(found.before), strict=True):
                 history = found.history

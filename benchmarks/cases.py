@@ -1,6 +1,7 @@
 """What is measured: a table of cases, and for each the contestants that take part.
 
-The cases here are of values; those of gradients are in `gradient_cases`.
+The cases here are of values; those of gradients are in `gradient_cases`, those of what else is
+inferred about paths in `path_cases`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from benchmarks.definitions import (
     Contestant,
 )
 from benchmarks.gradient_cases import GRADIENT_CASES
+from benchmarks.path_cases import PATH_CASES
 
 AB = ("a", "b")
 
@@ -281,4 +283,4 @@ VALUE_CASES = (
     ),
 )
 
-CASES = (*VALUE_CASES, *GRADIENT_CASES)
+CASES = (*VALUE_CASES, *GRADIENT_CASES, *PATH_CASES)

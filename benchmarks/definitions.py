@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks import contestants as run
 from benchmarks.inputs import Inputs
-from benchmarks.references import Reference, SeveralReferences
+from benchmarks.references import AnyReference
 
 Sizes = Mapping[str, Any]
 
@@ -29,6 +29,7 @@ class Contestant:
     requires: tuple[str, ...] = ()  # modules besides the required ones
     is_yardstick: bool = False  # computes something else, to compare the time with
     is_ours: bool = False  # this library in another way than the first contestant
+    temporaries: Callable[..., int] | None = None  # for an allocator that cannot be traced
 
     def arguments(self, inputs: Inputs) -> tuple[Any, ...]:
         return tuple(self.convert(inputs[name]) for name in self.takes)
@@ -47,12 +48,14 @@ class Case:
     sizes: Sizes
     quick_sizes: Sizes  # to show that everything runs
     contestants: tuple[Contestant, ...]
-    reference: Callable[[Inputs], Reference | SeveralReferences]
+    reference: Callable[[Inputs], AnyReference]
     not_run: Mapping[str, str] = field(default_factory=dict)  # label and reason
     has_gradients: bool = False
+    has_paths: bool = False  # of what is inferred about paths: their own table in README
 
 
 OURS = "arraylogchain"
+IN_TORCH = f"{OURS}, torch"
 PLAIN = "exp, matmul, log in NumPy"
 NUMPY_LSE = "logsumexp in NumPy, blocks"
 SCIPY_LSE = "logsumexp of scipy, blocks"

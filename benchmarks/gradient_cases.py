@@ -12,6 +12,7 @@ from benchmarks import inputs as make
 from benchmarks.definitions import (
     FORUM,
     HMMLEARN,
+    IN_TORCH,
     OURS,
     SEMIRING,
     TORCH,
@@ -21,7 +22,6 @@ from benchmarks.definitions import (
     Sizes,
 )
 
-IN_TORCH = f"{OURS}, torch"
 ABG = ("a", "b", "g")
 XPG = ("x", "bulk", "p0", "g")
 XP = ("x", "P", "p0")

@@ -65,16 +65,32 @@ def forum_and_ones(rng: np.random.Generator, n: int, t: int, v: int, c: int) -> 
 
 
 def hidden_markov(
-    rng: np.random.Generator, steps: int, states: int, batch: Shape = (), dtype: str = "float64"
+    rng: np.random.Generator,
+    steps: int,
+    states: int,
+    batch: Shape = (),
+    dtype: str = "float64",
+    per_step: bool = False,
 ) -> Inputs:
-    """One set of transition probabilities for all steps, normal log potentials."""
-    transitions = rng.random((1, states, states))
+    """Transition probabilities, one set for all steps or one for each, normal log potentials."""
+    transitions = rng.random((steps - 1 if per_step else 1, states, states))
     initial = rng.random(states)
     return {
         "x": rng.standard_normal((*batch, steps, states)).astype(dtype),
         "P": (transitions / transitions.sum(axis=-1, keepdims=True)).astype(dtype),
         "p0": (initial / initial.sum()).astype(dtype),
     }
+
+
+def hidden_markov_and_seed(rng: np.random.Generator, **sizes: Any) -> Inputs:
+    """The same, and the seed of samples."""
+    return {**hidden_markov(rng, **sizes), "seed": rng.integers(2**31, size=())}
+
+
+def hidden_markov_and_lengths(rng: np.random.Generator, steps: int, **sizes: Any) -> Inputs:
+    """The same, and how many steps of each row are real: uniform between one and all."""
+    inputs = hidden_markov(rng, steps=steps, **sizes)
+    return {**inputs, "lengths": rng.integers(1, steps + 1, size=sizes["batch"])}
 
 
 def normal_stack(rng: np.random.Generator, count: int, d: int, dtype: str = "float64") -> Inputs:

@@ -17,6 +17,8 @@ _PACKAGES = (
     "torch",
     "torch-semiring-einsum",
     "hmmlearn",
+    "dynamax",
+    "jax",
 )
 
 

@@ -3,7 +3,8 @@
 Counted is what the library's allocator hands out: by tracemalloc for NumPy, and by torch's profiler
 for torch. Both are exact and need no estimate from the resident set; what a BLAS library keeps for
 itself is in neither. A contestant that takes tensors may use both allocators, as this library does
-on a CPU: there the two peaks are added, which is the most that both can hold together.
+on a CPU: there the two peaks are added, which is the most that both can hold together. A program of
+jax holds what its compiler has laid out.
 """
 
 from __future__ import annotations
@@ -48,3 +49,8 @@ def peak_of_torch(call: Callable[[], Any]) -> tuple[int, Any]:
         in_use += event["args"]["Bytes"]
         peak = max(peak, in_use)
     return of_numpy + peak, result
+
+
+def temporaries_of_jax(compiled: Any) -> int:
+    """Return the bytes that a compiled program of jax holds beyond inputs and output."""
+    return int(compiled.memory_analysis().temp_size_in_bytes)

@@ -7,7 +7,7 @@ errors of float64 contestants mean little, and the report says so.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,14 @@ _SAMPLES = 2000
 _ROWS = 8
 
 Wide = NDArray[np.longdouble]
+
+
+class AnyReference(Protocol):
+    """What the result of a contestant is compared with."""
+
+    def compare(self, value: Any, /) -> tuple[float | None, float]:
+        """Return the error, None if there is none to speak of, and the share that is wrong."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

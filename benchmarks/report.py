@@ -101,7 +101,13 @@ _HOW_TO_READ = (
     "as above, and of each gradient's: largest |out - exact| / largest |exact| of that gradient, "
     "against long double, or float64 where the case is in float32 and its sums are long; wrong: "
     "the largest share of any. A yardstick is of the value and gradients, or of the value alone "
-    "where its row says so."
+    "where its row says so.\n\n"
+    "Cases of paths: the error of a best path is how far its log weight, added up again in long "
+    "double, lies below the largest; of marginals it is the largest |out - exact|, against long "
+    "double, or float64 where the case is in float32; samples have none. Wrong: also what is no "
+    "path of positive weight. All rows share their matrices: one for each step, or one for all "
+    "where the title says so and in one chain. hmmlearn takes row after row in float64; dynamax is "
+    "compiled before it is timed, and its temporaries are what the compiler lays out."
 )
 
 
@@ -141,8 +147,9 @@ def _case_table(case: Json) -> Iterator[str]:
 def short_report(content: Json, path: Path) -> str:
     """Return one row per case: this library, the yardstick, and the fastest of the others."""
     name = path.resolve().relative_to(README.parent).with_suffix("").as_posix()
-    values = [case for case in content["cases"] if not case.get("has_gradients")]
     gradients = [case for case in content["cases"] if case.get("has_gradients")]
+    of_paths = [case for case in content["cases"] if case.get("has_paths")]
+    values = [case for case in content["cases"] if case not in gradients + of_paths]
     parts = [
         _conditions(content),
         "Medians of interleaved rounds; temporaries beyond inputs and output; errors against "
@@ -156,6 +163,8 @@ def short_report(content: Json, path: Path) -> str:
         parts.append("\n".join(_short_table(values)))
     if gradients:
         parts += [_GRADIENTS, "\n".join(_short_table(gradients))]
+    if of_paths:
+        parts += [_PATHS, "\n".join(_short_table(of_paths))]
     parts.append(f"![times relative to this library]({name}.png)")
     return "\n\n".join(parts)
 
@@ -166,6 +175,14 @@ _GRADIENTS = (
     "value's, as above, and of each gradient's, relative to the largest entry of that gradient, "
     "against long double or float64. × yardstick: for `logmatmulexp` in units of three "
     "bare matrix multiplies, for chains in units of those of the value alone."
+)
+
+_PATHS = (
+    "What is inferred about paths. Our figures are for NumPy / for torch. The error of a best path "
+    "is how far its log weight lies below the largest, relative beyond 1; that of marginals is "
+    "absolute, against long double or float64; samples have none. × yardstick: rows of different "
+    "lengths in units of our time for all steps of the padded rows. hmmlearn takes row after row "
+    "in float64; dynamax was compiled before."
 )
 
 
@@ -208,13 +225,17 @@ def _rival_cells(rivals: Sequence[Json], ours: Sequence[Json]) -> tuple[str, ...
 
 def _each(results: Sequence[Json], text: Callable[[Json], str]) -> str:
     """Return a figure of each of our results, in one cell."""
-    return " / ".join("not run" if result["not_run"] else text(result) for result in results)
+    texts = ["not run" if result["not_run"] else text(result) for result in results]
+    return " / ".join(texts) if any(texts) else ""
 
 
 def _error(result: Json) -> str:
-    text = f"{result['error']:.1e}"
     wrong = result["wrong_infinities"]
-    return f"{text}, {100 * wrong:.3g} % wrong" if wrong else text
+    parts = (
+        f"{result['error']:.1e}" if result["error"] is not None else "",
+        f"{100 * wrong:.3g} % wrong" if wrong else "",
+    )
+    return ", ".join(filter(None, parts))
 
 
 def _ratio(result: Json, unit: Json) -> str:

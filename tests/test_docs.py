@@ -1,0 +1,90 @@
+"""The user guide's examples run, and its reference lists everything public."""
+
+import ast
+import os
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+import arraylogchain as alc
+from tests.conftest import _import, _is_required
+
+DOCS = Path(__file__).parents[1] / "docs"
+EXAMPLES = [
+    pytest.param(page.name, example, id=f"{page.stem}-{number}")
+    for page in sorted(DOCS.glob("*.md"))
+    for number, example in enumerate(
+        re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    )
+]
+# Other libraries that examples convert from: required only by name, in ALC_REQUIRE_BACKENDS.
+PEERS = ("dynamax", "hmmlearn", "pomegranate", "torch_struct", "torchcrf")
+
+
+def imported(example):
+    """Return the names of the libraries that an example imports."""
+    names = set()
+    for node in ast.walk(ast.parse(example)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def import_or_skip(library):
+    """Import a library; where that fails, skip, or fail if it is required."""
+    found = _import(library)
+    if not isinstance(found, ImportError):
+        return
+    named = os.environ.get("ALC_REQUIRE_BACKENDS", "").replace(",", " ").split()
+    reason = f"{library} cannot be imported: {found}"
+    if library in named if library in PEERS else _is_required(library):
+        pytest.fail(f"{reason}; CI or ALC_REQUIRE_BACKENDS requires it")
+    pytest.skip(reason)
+
+
+@pytest.mark.parametrize(("page", "example"), EXAMPLES)
+def test_example_runs(page, example):
+    libraries = imported(example)
+    of_peers = not libraries.isdisjoint(PEERS)
+    with warnings.catch_warnings():
+        if of_peers:
+            warnings.simplefilter("ignore")  # theirs
+        for library in ("torch", *PEERS):
+            if library in libraries:
+                import_or_skip(library)
+        # The namespace is empty: every example stands on its own.
+        exec(compile(example, page, "exec"), {})
+
+
+def test_every_page_has_examples():
+    pages = {param.values[0] for param in EXAMPLES}
+    assert pages == {page.name for page in DOCS.glob("*.md")}
+
+
+def test_every_peer_is_shown():
+    assert set(PEERS) <= set().union(*(imported(param.values[1]) for param in EXAMPLES))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(n for n in alc.__all__ if n not in ("vjp", "__version__")),
+        *(f"arraylogchain.vjp.{n}" for n in alc.vjp.__all__),
+        *(n for n in vars(alc.LogChain) if not n.startswith(("_", "kept_"))),
+    ],
+)
+def test_reference_lists(name):
+    assert re.search(rf"\b{re.escape(name)}\b", (DOCS / "api.rst").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("page", sorted(p.name for p in DOCS.glob("*.md")))
+def test_images_and_links_exist(page):
+    text = (DOCS / page).read_text("utf-8")
+    for target in re.findall(r"\]\((?!https?:)([^)#]*)[^)]*\)", text):
+        assert (DOCS / target).exists(), target
+    for image in re.findall(r"^```\{figure\} (.*)$", text, re.MULTILINE):
+        assert (DOCS / image).exists(), image

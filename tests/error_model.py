@@ -249,3 +249,46 @@ def _finite(x: np.ndarray) -> np.ndarray:
 def _finite_max(x: np.ndarray, axis: int) -> np.ndarray:
     top = np.max(np.where(np.isfinite(x), x, -np.inf), axis=axis, keepdims=True, initial=-np.inf)
     return _finite(top)
+
+
+def path_bound(
+    exact: np.ndarray, gap: np.ndarray, steps: int | np.ndarray, K: int, dtype: str
+) -> np.ndarray:
+    """Return the bound for the log weights of single paths.
+
+    They are chains with one path, so the bound is theirs: every step adds its c, and its G, how far
+    the weights on the path lie below the largest of their step. A path is a sum of logs, whatever
+    the form that weights were given in; the logarithm of a linear one is rounded to eps of itself,
+    and `gap` counts it. What all paths have in common, however large, is not rounded at each step.
+    """
+    return chain_bound(exact, gap, steps, K, dtype)
+
+
+def entropy_bound(
+    exact: np.ndarray, gap: np.ndarray, steps: int | np.ndarray, K: int, dtype: str
+) -> np.ndarray:
+    """Return the bound for entropies of a posterior over paths.
+
+    The entropy H is that of the last state, and the sum over the other steps of h, the entropy of a
+    state given the next one, averaged with the next one's posterior p. Probabilities have a
+    relative error e of 2 * steps * c + G, as those of `posterior_bound`. With q log q for every q,
+    an error e of each of them changes h by at most e * sum(q * abs(log q + h)) <= 2 * e * h: what
+    all q have in common cancels. An error of p changes the average by at most e * h. All in all,
+    that is 3 * e * H; the reference sums the part of G in `gap`. Absolute: probabilities are
+    rounded to eps, or left out where they are smaller, which costs (1 + log K) c at each step.
+    """
+    count = roundings(K)
+    size = np.abs(_finite(exact))
+    error = 2 * size + 6 * steps * count * size + _finite(gap)
+    absolute = steps * count * (1 + math.log(max(K, 1)))
+    return eps_of(dtype) * (error + absolute) + half_ulp(exact, dtype)
+
+
+def log_recursion_bound(size: np.ndarray | float, steps: int, K: int, dtype: str) -> np.ndarray:
+    """Return what a plain recursion on logs may err by; other libraries are held to it.
+
+    It rounds a state at every step, at the size that log weights have by then: at most `size`.
+    Probabilities that are exponentials of a difference of three of its logs, forward and backward
+    messages and Z, err by at most three times that.
+    """
+    return eps_of(dtype) * steps * (2 * np.abs(np.asarray(size, np.longdouble)) + roundings(K))

@@ -234,3 +234,196 @@ def _log(total: mpmath.mpf) -> np.longdouble:
     if not total:
         return np.longdouble(-math.inf)
     return np.longdouble(mpmath.nstr(mpmath.log(total), 25))
+
+
+class Lattice(NamedTuple):
+    """Log weights of a chain with all batch axes and a matrix for every step, and their G.
+
+    Paths are compared by sums of logs: those of linear weights are rounded to eps of themselves, so
+    their size has a part in G, beside how far a weight lies below the largest of its step.
+    """
+
+    x: np.ndarray
+    edges: np.ndarray
+    initial: np.ndarray
+    x_gaps: np.ndarray
+    edge_gaps: np.ndarray
+    initial_gaps: np.ndarray
+
+
+def lattice(
+    x: np.ndarray,
+    log_transitions: np.ndarray | None = None,
+    log_initial: np.ndarray | None = None,
+    *,
+    edges_in_logs: bool = False,
+    initial_in_logs: bool = False,
+) -> Lattice:
+    x = wide(x)
+    T, K = x.shape[-2:]
+    edges = np.zeros((1, K, K), np.longdouble) if log_transitions is None else wide(log_transitions)
+    initial = np.zeros(K, np.longdouble) if log_initial is None else wide(log_initial)
+    edges = edges[..., np.minimum(np.arange(T - 1), edges.shape[-3] - 1), :, :]
+    batch = np.broadcast_shapes(x.shape[:-2], edges.shape[:-3], initial.shape[:-1])
+    edge_gaps, initial_gaps = _below_largest(edges, (-2, -1)), _below_largest(initial, -1)
+    if not edges_in_logs:
+        edge_gaps = edge_gaps + np.abs(_finite(edges))
+    if not initial_in_logs:
+        initial_gaps = initial_gaps + np.abs(_finite(initial))
+    parts = (x, edges, initial, _below_largest(x, -1), edge_gaps, initial_gaps)
+    axes = (2, 3, 1, 2, 3, 1)
+    return Lattice(
+        *(
+            np.broadcast_to(part, (*batch, *part.shape[part.ndim - n :]))
+            for part, n in zip(parts, axes, strict=True)
+        )
+    )
+
+
+def path_weights(states: np.ndarray, chain: Lattice) -> tuple[np.ndarray, np.ndarray]:
+    """Return the log weights of paths, [..., T] with axes that broadcast, and their G."""
+    weights = _along(states, chain.initial, chain.x, chain.edges)
+    gaps = _along(states, chain.initial_gaps, chain.x_gaps, chain.edge_gaps)
+    return weights, np.where(np.isfinite(weights), gaps, 0)
+
+
+def _along(states: np.ndarray, initial: np.ndarray, x: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Return the sums of what lies along paths."""
+    T, K = x.shape[-2:]
+    batch = np.broadcast_shapes(states.shape[:-1], x.shape[:-2])
+    states = np.broadcast_to(states, (*batch, T)).astype(np.int64)
+    total = np.zeros(batch, np.longdouble)
+    parts = (
+        (initial, states[..., :1]),
+        (x, states[..., None]),
+        (
+            edges.reshape(*edges.shape[:-2], K * K),
+            (states[..., :-1] * K + states[..., 1:])[..., None],
+        ),
+    )
+    for part, at in parts:
+        part = np.broadcast_to(part, (*batch, *part.shape[x.ndim - 2 :]))
+        taken = np.take_along_axis(part, at, axis=-1)
+        total = total + np.sum(taken, axis=tuple(range(len(batch), taken.ndim)))
+    return total
+
+
+def enumerate_paths(chain: Lattice) -> tuple[np.ndarray, np.ndarray]:
+    """Return all K**T paths in the order of their states, and their log weights [..., K**T]."""
+    T, K = chain.x.shape[-2:]
+    paths = np.array(list(itertools.product(range(K), repeat=T)), np.int64).reshape(K**T, T)
+    added = paths.reshape(K**T, *(1,) * (chain.x.ndim - 2), T)
+    return paths, np.moveaxis(path_weights(added, chain)[0], 0, -1)
+
+
+class BestPath(NamedTuple):
+    """A path of largest weight, and how far every state lies below the best of its step.
+
+    The recursion's numbers are relative to the best state of a step, and are rounded to eps of what
+    they are: so a path's G in it counts how far the path lies below the best one at each step.
+    """
+
+    states: np.ndarray
+    log_weight: np.ndarray
+    depths: np.ndarray
+
+
+def best_path(chain: Lattice) -> BestPath:
+    """Return the path that the recursion finds, ties going to the smallest state."""
+    T, batch = chain.x.shape[-2], chain.x.shape[:-2]
+    score = chain.initial + chain.x[..., 0, :]
+    depths, origins = [_below_largest(score, -1)], []
+    for i in range(T - 1):
+        terms = score[..., :, None] + chain.edges[..., i, :, :]
+        origins.append(np.argmax(terms, axis=-2))
+        score = np.max(terms, axis=-2) + chain.x[..., i + 1, :]
+        top = np.max(score, axis=-1, keepdims=True)
+        score = score - np.where(np.isfinite(top), top, 0)
+        depths.append(_below_largest(score, -1))
+    possible = np.max(score, axis=-1) > -np.inf
+    states = [np.argmax(score, axis=-1)]
+    for origin in reversed(origins):
+        states.append(np.take_along_axis(origin, states[-1][..., None], axis=-1)[..., 0])
+    path = np.where(possible[..., None], np.stack(states[::-1], axis=-1), 0)
+    weight = np.where(possible, path_weights(path, chain)[0], -np.inf).reshape(batch)
+    return BestPath(path, weight, np.stack(depths, axis=-2))
+
+
+class Entropy(NamedTuple):
+    """Entropies of the posteriors over paths, and their G: see error_model.entropy_bound."""
+
+    entropy: np.ndarray
+    gap: np.ndarray
+
+
+def entropy(
+    x: np.ndarray,
+    log_transitions: np.ndarray | None = None,
+    log_initial: np.ndarray | None = None,
+    **options: object,
+) -> Entropy:
+    """Return the entropy of a chain's paths; the arguments are those of `chain`.
+
+    It is that of the last state, and of each state given the next one, averaged over the posterior
+    of that. So it is a sum of nonnegative terms, none larger than log K.
+    """
+    x = wide(x)
+    T, K = x.shape[-2:]
+    # What all paths have in common changes no probability.
+    x = x - _finite(np.max(x, axis=-1, keepdims=True, initial=-np.inf))
+    forward = chain(x, log_transitions, log_initial, **options)
+    if log_transitions is None:
+        turned = np.zeros((1, K, K), np.longdouble)
+    else:
+        turned = np.swapaxes(np.flip(wide(log_transitions), axis=-3), -1, -2)
+    options = {**options, "initial_in_logs": False}
+    backward = chain(np.flip(x, axis=-2), turned, **options)
+    onward, onward_gaps = (np.flip(m, -2) for m in (backward.messages, backward.message_gaps))
+    given = lattice(x, log_transitions, log_initial, edges_in_logs=True)
+    batch = given.x.shape[:-2]
+    edge_gaps = given.edge_gaps if options.get("edges_in_logs") else np.zeros_like(given.edge_gaps)
+
+    p = _shares(forward.messages[..., -1, :])
+    total = _entropy(p)
+    gap = np.sum(p * np.abs(_log_of(p) + total[..., None]) * forward.message_gaps[..., -1, :], -1)
+    total, gap = np.broadcast_to(total, batch), np.broadcast_to(gap, batch)
+    for i in range(T - 1):
+        terms = forward.messages[..., i, :, None] + given.edges[..., i, :, :]  # from, to
+        q = np.swapaxes(_shares(np.swapaxes(terms, -1, -2)), -1, -2)
+        inner = _entropy(np.swapaxes(q, -1, -2))
+        through = logsumexp(terms, axis=-2) + onward[..., i + 1, :]
+        p = _shares(through)
+        q_gaps = forward.message_gaps[..., i, :, None] + edge_gaps[..., i, :, :]
+        inner_gap = np.sum(q * np.abs(_log_of(q) + inner[..., None, :]) * q_gaps, axis=-2)
+        p_gaps = np.sum(q * q_gaps, axis=-2) + onward_gaps[..., i + 1, :]
+        p_gaps = p_gaps + np.sum(p * p_gaps, axis=-1, keepdims=True)
+        total = total + np.sum(p * inner, axis=-1)
+        gap = gap + np.sum(p * (inner_gap + inner * p_gaps), axis=-1)
+    return Entropy(total, gap)
+
+
+def entropy_mp(log_weights: np.ndarray) -> np.longdouble:
+    """Return the entropy of paths with these log weights, by mpmath."""
+    with mpmath.workdps(60):
+        finite = [mpmath.mpf(float(w)) for w in log_weights if np.isfinite(w)]
+        top = max(finite, default=mpmath.mpf(0))
+        weights = [mpmath.exp(w - top) for w in finite]
+        total = mpmath.fsum(weights)
+        terms = (w / total * mpmath.log(total / w) for w in weights)
+        return np.longdouble(mpmath.nstr(mpmath.fsum(terms), 25))
+
+
+def _shares(logs: np.ndarray) -> np.ndarray:
+    """Return exp(logs) over their sum along the last axis, 0 where that is 0."""
+    top = _finite(np.max(logs, axis=-1, keepdims=True, initial=-np.inf))
+    weights = np.exp(logs - top)
+    total = np.sum(weights, axis=-1, keepdims=True)
+    return weights / np.where(total > 0, total, 1)
+
+
+def _log_of(p: np.ndarray) -> np.ndarray:
+    return np.log(np.where(p > 0, p, 1))
+
+
+def _entropy(p: np.ndarray) -> np.ndarray:
+    return -np.sum(p * _log_of(p), axis=-1)

@@ -9,6 +9,7 @@ import arraylogchain as alc
 
 PUBLIC = {
     "vjp",
+    "ChainPath",
     "LogChain",
     "MaxPlusProduct",
     "Plan",

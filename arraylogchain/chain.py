@@ -379,6 +379,8 @@ class LogChain:
         [(0, 0, 1), (0, 1, 1)]
         """
         check_generator(rng)
+        if not hasattr(num_samples, "__index__"):
+            raise TypeError(f"num_samples is {num_samples!r}; it must be a whole number")
         num_samples = operator.index(num_samples)
         if num_samples < 0:
             raise ValueError(f"num_samples is {num_samples}; it must not be negative")

@@ -22,10 +22,13 @@ from arraylogchain._chain.recursion import Recursion
 from arraylogchain._chain.segments import Cut, cut_time, over_segments, split_last_message
 from arraylogchain._chain.states import State
 from arraylogchain._chain.steps import Chain, Steps
-from arraylogchain._fold import chunks
+from arraylogchain._fold import boxes, chunks
 
 # Returns numbers of [0, 1) in the widest precision.
 Uniforms = Callable[[tuple[int, ...]], Array]
+
+# Stands for the states of chains without a path until all are drawn.
+_NO_PATH = -2
 
 # Lanes with which an array operation on states is worth its overhead.
 _LANES = 64
@@ -48,6 +51,9 @@ def sample(
         _Sampler(ctx, uniforms, workspace).write(chain, out)
     else:
         _sample_segments(ctx, cut, uniforms, out, workspace)
+    for box in boxes(tuple(out.shape), ctx.block):
+        part = out[box]
+        out[box] = ctx.xp.where(part == _NO_PATH, ctx.xp.zeros_like(part), part)
     return out
 
 
@@ -156,8 +162,12 @@ class _Sampler:
             if drawn is None:
                 weights = history[i].relative(self.ctx)[:, :, None, :]
                 drawn = self._draw(xp.broadcast_to(weights, (*shape, steps.chain.size)))
+                nothing = xp.all(weights == 0, axis=-1)
+                drawn = xp.where(nothing, xp.full_like(drawn, _NO_PATH), drawn)
             elif i + 1 < steps.count:
-                before = self._draw(_weights_before(self.ctx, steps, i, history[i], drawn))
+                after = xp.clip(drawn, min=0)
+                before = self._draw(_weights_before(self.ctx, steps, i, history[i], after))
+                before = xp.where(drawn < 0, drawn, before)
                 advancing = steps.advancing(i + 1)
                 # A chain that ends earlier has its last state until then.
                 drawn = before if advancing is None else xp.where(advancing, before, drawn)

@@ -60,7 +60,9 @@ def expected_transitions(given: Given, budget: int | None, lengths: Any) -> Tens
     gradient = _gradient(1, inputs, chain_batch(*inputs), options)
     if weights is None:
         return gradient.reshape(given["log_transitions"].shape)
-    return gradient.reshape(weights.shape) * weights
+    gradient = gradient.reshape(weights.shape)
+    # Matrices that no row reaches are not read.
+    return torch.where(gradient == 0, gradient, gradient * weights)
 
 
 def forward_messages(given: Given, budget: int | None, lengths: Any) -> Tensor:

@@ -9,6 +9,11 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
+# Processes side by side have one core each; the libraries read this as they are loaded.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(_name, "1")
+
 import array_api_compat
 import hypothesis
 import numpy as np

@@ -265,7 +265,12 @@ def path_bound(
 
 
 def entropy_bound(
-    exact: np.ndarray, gap: np.ndarray, steps: int | np.ndarray, K: int, dtype: str
+    exact: np.ndarray,
+    gap: np.ndarray,
+    depth: np.ndarray,
+    steps: int | np.ndarray,
+    K: int,
+    dtype: str,
 ) -> np.ndarray:
     """Return the bound for entropies of a posterior over paths.
 
@@ -275,12 +280,14 @@ def entropy_bound(
     an error e of each of them changes h by at most e * sum(q * abs(log q + h)) <= 2 * e * h: what
     all q have in common cancels. An error of p changes the average by at most e * h. All in all,
     that is 3 * e * H; the reference sums the part of G in `gap`. Absolute: probabilities are
-    rounded to eps, or left out where they are smaller, which costs (1 + log K) c at each step.
+    rounded to eps, or left out where they are smaller, which costs (1 + log K) c at each step. Sums
+    of w log w round at the size of the logs: `depth` sums, over steps, how far forward weights and
+    matrix entries on the paths lie below the largest, whose own log is 7 at most.
     """
     count = roundings(K)
     size = np.abs(_finite(exact))
     error = 2 * size + 6 * steps * count * size + _finite(gap)
-    absolute = steps * count * (1 + math.log(max(K, 1)))
+    absolute = count * (steps * (8 + math.log(max(K, 1))) + _finite(depth))
     return eps_of(dtype) * (error + absolute) + half_ulp(exact, dtype)
 
 

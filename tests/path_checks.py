@@ -121,9 +121,7 @@ class Case:
         """Compare the entropy with the reference."""
         found = self.read(self.chain.entropy())
         exact = reference.entropy(*self.arguments, **self.options)
-        bound = error_model.entropy_bound(
-            exact.entropy, exact.gap, self.steps, self.size, self.dtype
-        )
+        bound = error_model.entropy_bound(*exact, self.steps, self.size, self.dtype)
         assert_within(found, exact.entropy, bound)
         self.given.assert_unchanged()
         return found

@@ -146,7 +146,7 @@ class Ragged:
         for at, cut in self.rows():
             T, K = int(self.lengths[at]), self.size
             exact, lattice, best = _once(_exact_paths, cut, self.dtype)
-            bound = error_model.entropy_bound(exact.entropy, exact.gap, T, K, self.dtype)
+            bound = error_model.entropy_bound(*exact, T, K, self.dtype)
             assert_within(entropy[at], exact.entropy, bound)
             # The draws of the tests have one best path, by far more than rounding.
             np.testing.assert_array_equal(states[at][:T], best.states)

@@ -350,10 +350,11 @@ def best_path(chain: Lattice) -> BestPath:
 
 
 class Entropy(NamedTuple):
-    """Entropies of the posteriors over paths, and their G: see error_model.entropy_bound."""
+    """Entropies of the posteriors over paths, with their G and depths: see `entropy_bound`."""
 
     entropy: np.ndarray
     gap: np.ndarray
+    depth: np.ndarray
 
 
 def entropy(
@@ -387,6 +388,7 @@ def entropy(
     total = _entropy(p)
     gap = np.sum(p * np.abs(_log_of(p) + total[..., None]) * forward.message_gaps[..., -1, :], -1)
     total, gap = np.broadcast_to(total, batch), np.broadcast_to(gap, batch)
+    depth = np.zeros(batch, np.longdouble)
     for i in range(T - 1):
         terms = forward.messages[..., i, :, None] + given.edges[..., i, :, :]  # from, to
         q = np.swapaxes(_shares(np.swapaxes(terms, -1, -2)), -1, -2)
@@ -399,7 +401,10 @@ def entropy(
         p_gaps = p_gaps + np.sum(p * p_gaps, axis=-1, keepdims=True)
         total = total + np.sum(p * inner, axis=-1)
         gap = gap + np.sum(p * (inner_gap + inner * p_gaps), axis=-1)
-    return Entropy(total, gap)
+        below = _below_top(forward.messages[..., i, :], (-1,))[..., None]
+        below = below + _below_top(given.edges[..., i, :, :], (-2, -1))
+        depth = depth + np.sum(p * np.sum(q * below, axis=-2), axis=-1)
+    return Entropy(total, gap, depth)
 
 
 def entropy_mp(log_weights: np.ndarray) -> np.longdouble:
@@ -419,6 +424,12 @@ def _shares(logs: np.ndarray) -> np.ndarray:
     weights = np.exp(logs - top)
     total = np.sum(weights, axis=-1, keepdims=True)
     return weights / np.where(total > 0, total, 1)
+
+
+def _below_top(logs: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    """Return how far finite logs lie below the largest along some axes, and 0 for others."""
+    top = _finite(np.max(logs, axis=axes, keepdims=True, initial=-np.inf))
+    return _finite(top - logs)
 
 
 def _log_of(p: np.ndarray) -> np.ndarray:

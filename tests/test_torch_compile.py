@@ -140,7 +140,7 @@ def test_operators_of_chains(torch):
     import arraylogchain._torch  # noqa: F401
 
     ops = torch.ops.arraylogchain
-    inputs, options = chain_inputs(torch), (True, False, None)
+    inputs, options = chain_inputs(torch), (True, False, None, None)
     torch.library.opcheck(ops.log_partition, (*inputs, *options))
     g = torch.ones(2, 5, dtype=torch.float64, requires_grad=True)
     wanted = [True, True, False]

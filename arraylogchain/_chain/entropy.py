@@ -1,124 +1,111 @@
-"""The entropy of the posterior over paths: log Z minus the expected log weight of a path.
+"""The entropy of the posterior over paths.
 
-The expectation is a sum over steps of posterior weights times logs, collected as gradients are.
-Both it and log Z leave out the whole part of the largest potential of each step, and of log
-transitions: these cancel, and would take the entropy's digits with them where they are large.
+By the chain rule of entropy it is that of the last state, and for each step before it the mean of
+
+    h_j = log(S_j) - sum_k u_k F_kj log(u_k F_kj) / S_j,    S_j = sum_k u_k F_kj,
+
+the entropy of its state k if the next state is j: u are the forward weights, F the matrix between
+the two. None of it is negative, so nothing cancels between steps, and what all paths have in common
+does not show in h at all. The sums over k are three matrix products, with u, u log(u) and F log(F).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Self
 
-from arraylogchain._arrays import Array, Context, whole_maximum
-from arraylogchain._chain import evaluate
+from arraylogchain._arrays import Array, Context
 from arraylogchain._chain.gradient_sums import add_rows
-from arraylogchain._chain.log_form import to_logs
 from arraylogchain._chain.matrices import Matrix
 from arraylogchain._chain.posterior import add_posterior, prepare
 from arraylogchain._chain.segments import over_segments
+from arraylogchain._chain.states import State
 from arraylogchain._chain.steps import Chain, Steps
+from arraylogchain._chain.whole import write_last
 from arraylogchain._fold import Box, chunks, within
 
 
 def entropy(ctx: Context, chain: Chain, segments: int, workspace: int) -> Array:
     """Return the entropies [*batch] in nats; 0 where there is no path."""
-    xp = ctx.xp
-    # An entropy may be much smaller than what it is the difference of.
+    xp, dtype = ctx.xp, ctx.dtype(ctx.widest)
     wide = replace(ctx, precision=ctx.widest, result_name=ctx.widest.name)
-    sums = ExpectedLogWeight.zeros(wide, chain)
     whole = prepare(wide, chain, segments, workspace, keep=False)
+    sums = ConditionalEntropy(wide, chain, xp.zeros(chain.batch, dtype=dtype, device=ctx.device))
     add_posterior(whole, sums)
-    rest, inner = replace(chain, start_offset=-sums.whole), wide
-    if whole.cut is not None:
-        inner, over = over_segments(wide, whole.cut)
-        rest = replace(over, start_offset=over.start_offset - sums.whole)
-    log_z = evaluate.total(inner, rest, wide, chain.batch, workspace)
-    found = log_z - sums.rest
-    found = xp.where(found < 0, xp.zeros_like(found), found)
-    found = xp.where(log_z == -math.inf, xp.zeros_like(found), found)
-    found = xp.where(log_z == math.inf, xp.full_like(found, math.nan), found)
-    return xp.astype(found, ctx.result_dtype, copy=False)
+
+    _, last = (wide, chain) if whole.cut is None else over_segments(wide, whole.cut)
+    of_last = wide.empty(chain.batch, dtype)
+
+    def result(state: State) -> tuple[Array]:
+        return (_of_weights(wide, state.relative(wide)),)
+
+    write_last(wide, last, [of_last], workspace, result, every_entry=False)
+    sums.total += of_last
+    return xp.astype(sums.total, ctx.result_dtype, copy=False)
+
+
+def _of_weights(ctx: Context, weights: Array) -> Array:
+    """Return the entropies [...] of distributions in proportion to weights [..., K]."""
+    xp = ctx.xp
+    total = xp.sum(weights, axis=-1, keepdims=True)
+    p = weights / xp.where(total == 0, xp.ones_like(total), total)
+    return -xp.sum(p * _log(ctx, p), axis=-1)
+
+
+def _log(ctx: Context, x: Array) -> Array:
+    """Return the logarithms of nonnegative x, and 0 for that of 0."""
+    xp = ctx.xp
+    return xp.log(xp.where(x == 0, xp.ones_like(x), x))
 
 
 @dataclass(slots=True)
-class ExpectedLogWeight:
-    """Sums over steps of posterior weights times logs of weights, row by row.
-
-    See `PosteriorSums`.
+class ConditionalEntropy:
+    """Sums over steps of the entropy of a state, given the next one; see `PosteriorSums`.
 
     Attributes
     ----------
     chain : Chain
         The whole chain, or a part of it whose sums these are views of.
-    rest, whole : array [*batch]
-        What adds up to the expectation; the second in whole numbers.
-    present : array [groups, rows, 1]
-        Which chains have a posterior at the step at hand, 1 or 0.
+    total : array [*batch]
     """
 
     ctx: Context
     chain: Chain
-    rest: Array
-    whole: Array
+    total: Array
     start: None = None
-    present: Array = None
-
-    @classmethod
-    def zeros(cls, ctx: Context, chain: Chain) -> ExpectedLogWeight:
-        dtype = ctx.dtype(ctx.widest)
-        rest, whole = (ctx.xp.zeros(chain.batch, dtype=dtype, device=ctx.device) for _ in range(2))
-        return cls(ctx, chain, rest, whole)
 
     @property
     def wants_pairs(self) -> bool:
         return True
 
     def of_part(self, part: Chain) -> Self:
-        if len(part.batch) == len(self.chain.batch):
-            return replace(self, chain=part)
-        return replace(self, chain=part, rest=self.rest[..., None], whole=self.whole[..., None])
+        own = len(part.batch) == len(self.chain.batch)
+        return replace(self, chain=part, total=self.total if own else self.total[..., None])
 
     def add_potentials(self, steps: Steps, box: Box, i: int, a: Array, b: Array) -> None:
-        xp, posterior = self.ctx.xp, a * b
-        self.present = xp.round(xp.sum(posterior, axis=-1, keepdims=True))
-        if i < self.chain.lead:
-            return
-        given = steps.potentials_of(slice(i, i + 1))
-        if given is not None:
-            self._add(steps, box, posterior, self.ctx.load(given[:, :, 0, :], self.ctx.widest))
-        start = steps.start_of()
-        if i == 0 and start is not None:
-            logs = to_logs(self.ctx, start, self.chain.start_in_logs)
-            self._add(steps, box, posterior, logs)
+        pass  # all is said by pairs of states
 
     def add_start(self, steps: Steps, box: Box, a: Array, b: Array) -> None:
-        pass  # weights of first states are those that `add_potentials` is given
+        pass
 
     def add_pairs(
-        self,
-        steps: Steps,
-        box: Box,
-        i: int,
-        matrix: Matrix,
-        a: Array,
-        b: Array,
-        in_range: bool,
+        self, steps: Steps, box: Box, i: int, matrix: Matrix, a: Array, b: Array, in_range: bool
     ) -> None:
-        xp, ctx = self.ctx.xp, self.ctx
-        found = xp.zeros_like(self.present)
+        ctx, xp = self.ctx, self.ctx.xp
+        # Relative to the row's largest weight logs are small where it matters.
+        top = _log(ctx, xp.max(a, axis=-1, keepdims=True))
+        weighted = a * (_log(ctx, a) - top)
+        found = xp.zeros_like(top)
         for j in chunks(self.chain.size, matrix.width):
             factor = matrix.factor(j)
-            logs = to_logs(ctx, matrix.given[:, :, j], matrix.in_logs)
-            if matrix.shift is not None:
-                logs = logs - matrix.shift
-            terms = xp.where(factor == 0, xp.zeros_like(factor), factor * logs)
-            found = found + xp.sum(xp.matmul(a, terms) * b[:, :, j], axis=-1, keepdims=True)
-        self._put(steps, box, found, self.rest)
-        if matrix.shift is not None:
-            self._put(steps, box, self.present * matrix.shift, self.whole)
+            sums = xp.matmul(a, factor)
+            h = sums * (_log(ctx, sums) - top) - xp.matmul(weighted, factor)
+            h = xp.clip(h - xp.matmul(a, factor * _log(ctx, factor)), min=0.0)
+            ahead = b[:, :, j]
+            terms = xp.where(ahead == 0, xp.zeros_like(h), h * ahead)
+            found = found + xp.sum(terms, axis=-1, keepdims=True)
+        self._add(steps, box, found)
 
     def add_pairs_by_row(
         self,
@@ -128,28 +115,17 @@ class ExpectedLogWeight:
         j: slice,
         weights: Iterable[Array],
         edges: Array,
-        shift: Array,
     ) -> None:
-        xp = self.ctx.xp
-        found = xp.zeros_like(self.present)
-        in_logs = self.chain.transitions_in_logs
-        logs = edges if in_logs else to_logs(self.ctx, edges, in_logs=False)
-        for row, each in enumerate(weights):
-            posterior = each if in_logs else xp.where(each == 0, each, each * edges)
-            terms = xp.where(posterior == 0, posterior, posterior * logs)
-            found[:, row, 0] = xp.sum(terms, axis=(-2, -1))
-        self._put(steps, box, found, self.rest)
-        if in_logs and j.start == 0:
-            self._put(steps, box, self.present * shift, self.whole)
+        ctx, xp = self.ctx, self.ctx.xp
+        found = []
+        for each in weights:
+            p = each
+            if not self.chain.transitions_in_logs:
+                p = xp.where(each == 0, each, each * edges)
+            of_next = _log(ctx, xp.sum(p, axis=-2, keepdims=True))
+            found.append(xp.sum(p * (of_next - _log(ctx, p)), axis=(-2, -1)))
+        self._add(steps, box, xp.stack(found, axis=1)[..., None])
 
-    def _add(self, steps: Steps, box: Box, posterior: Array, logs: Array) -> None:
-        """Add sums of posterior weights [groups, rows, K] times logs."""
-        xp = self.ctx.xp
-        whole = whole_maximum(self.ctx, logs, -1, self.ctx.widest)
-        terms = xp.where(posterior == 0, xp.zeros_like(posterior), posterior * (logs - whole))
-        self._put(steps, box, xp.sum(terms, axis=-1, keepdims=True), self.rest)
-        self._put(steps, box, self.present * whole, self.whole)
-
-    def _put(self, steps: Steps, box: Box, values: Array, target: Array) -> None:
-        view = self.chain.arrange(self.ctx.xp, target[..., None], trailing=1)
+    def _add(self, steps: Steps, box: Box, values: Array) -> None:
+        view = self.chain.arrange(self.ctx.xp, self.total[..., None], trailing=1)
         add_rows(steps, view[(*within(box, view.shape), slice(None))], values)

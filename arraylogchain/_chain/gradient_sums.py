@@ -52,12 +52,11 @@ class PosteriorSums(Protocol):
         j: slice,
         weights: Iterable[Array],
         edges: Array,
-        shift: Array,
     ) -> None:
         """Add for weights [groups, K, cols] of each row, for columns j of step i.
 
-        With linear transitions these are derivatives by them, with logs the weights of pairs.
-        `edges` are those transitions; if they are logs, `shift` [groups, 1, 1] is left out.
+        With linear transitions, `edges`, these are derivatives by them, with logs the weights of
+        pairs.
         """
 
 
@@ -176,7 +175,6 @@ class GradientSums:
         j: slice,
         weights: Iterable[Array],
         edges: Array,
-        shift: Array,
     ) -> None:
         part = sum(weights, self.ctx.xp.zeros_like(edges))
         if self.as_counts and not self.chain.transitions_in_logs:

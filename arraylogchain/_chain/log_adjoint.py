@@ -120,7 +120,7 @@ class LogAdjoint:
                 return g[:, row, :, None] * self._exp(logs)
 
             by_row = (weights(row) for row in range(rows))
-            self.sums.add_pairs_by_row(self.steps, self.box, i, j, by_row, edges, shift)
+            self.sums.add_pairs_by_row(self.steps, self.box, i, j, by_row, edges)
 
     def _exp(self, logs: Array) -> Array:
         """Return exponentials that stay finite: beyond, only weights of impossible paths lie."""

@@ -11,9 +11,15 @@ import numpy as np
 from arraylogchain._arrays import Array, Context
 
 
-def check_generator(rng: Any) -> None:
-    """Raise TypeError unless `rng` is a generator of NumPy, CuPy or torch."""
-    if not isinstance(rng, np.random.Generator) and _library(rng) not in ("cupy", "torch"):
+def check_generator(rng: Any, x: Array) -> None:
+    """Raise TypeError unless `rng` is a generator of NumPy or CuPy, or of torch if x is a tensor."""
+    library = _library(rng)
+    if library == "torch" and _library(x) != "torch":
+        raise TypeError(
+            f"rng is a torch.Generator, which is for tensors only, and log_potentials is a "
+            f"{type(x).__name__}; np.random.default_rng(seed) makes a generator for any array"
+        )
+    if library not in ("cupy", "torch") and not isinstance(rng, np.random.Generator):
         raise TypeError(
             f"rng must be a numpy.random.Generator, a cupy.random.Generator or a torch.Generator, "
             f"got {type(rng).__name__}; np.random.default_rng(seed) makes one"

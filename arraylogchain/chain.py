@@ -378,7 +378,7 @@ class LogChain:
         >>> sorted(set(map(tuple, paths.tolist())))  # the only two that weigh something
         [(0, 0, 1), (0, 1, 1)]
         """
-        check_generator(rng)
+        check_generator(rng, self.arrays["log_potentials"])
         if not hasattr(num_samples, "__index__"):
             raise TypeError(f"num_samples is {num_samples!r}; it must be a whole number")
         num_samples = operator.index(num_samples)

@@ -285,7 +285,6 @@ def test_what_is_no_generator(backend, rng):
         case.chain.sample(3, rng)
 
 
-@pytest.mark.xfail(strict=True, reason="a torch.Generator is taken for any array")
 def test_torch_generator_is_for_tensors(np_backend, torch_backend):
     """NumPy's arrays come with NumPy's generators."""
     case = Case(np_backend, "float32", normal(2, 4, 3), transitions=uniform(1, 3, 3))

@@ -12,7 +12,7 @@ from arraylogchain._arrays import Array, Context
 
 
 def check_generator(rng: Any, x: Array) -> None:
-    """Raise TypeError unless `rng` is a generator of NumPy or CuPy, or of torch if x is a tensor."""
+    """Raise TypeError unless `rng` is NumPy's or CuPy's generator, or torch's and x a tensor."""
     library = _library(rng)
     if library == "torch" and _library(x) != "torch":
         raise TypeError(

@@ -119,7 +119,7 @@ class ScaledAdjoint:
                 self._start(state, ahead)
                 return
             assert state.matrix is not None
-            previous = previous.first(units, axis)
+            previous = previous.units(slice(0, units), axis)
             size = int(state.values.shape[-1])
             if int(ahead.shape[-1]) < size:
                 ahead = xp.broadcast_to(ahead, (*ahead.shape[:-1], size))

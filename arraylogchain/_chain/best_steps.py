@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from arraylogchain._arrays import Array, Context, whole_maximum
-from arraylogchain._chain.steps import Steps
+from arraylogchain._chain.steps import Steps, first_of
 from arraylogchain._fold import chunks
 
 # Steps of paths that are put in place together.
@@ -46,10 +47,11 @@ class BestSteps:
         self.rows_last = self.rows > self.size if rows_last is None else rows_last
         # Elements of matrices, as given, their logarithms, and once more transposed.
         self.limit = max(1, workspace // (8 * ctx.precision.itemsize))
-        # Sums of as many states before as are worth an operation.
-        block = min(ctx.block, self.limit)
-        some = max(1, min(self.size, block // math.prod(self.shape)))
-        self._terms = ctx.empty((some, *self.shape), ctx.dtype(ctx.precision))
+        # The largest sums so far, and those of as many states before as are worth an operation.
+        state, block = math.prod(self.shape), min(ctx.block, self.limit)
+        some = max(1, min(self.size, block // state))
+        self._largest = ctx.empty((state,), ctx.dtype(ctx.precision))
+        self._terms = ctx.empty((some * state,), ctx.dtype(ctx.precision))
         # Steps whose potentials are brought into the form of states together.
         self.together = max(1, min(ctx.block, self.limit) // math.prod(self.shape))
         self._logs: Array | None = None
@@ -90,11 +92,22 @@ class BestSteps:
         block = slice(first + 1, first + int(states.shape[0]))
         for i, x in enumerate(self._potentials(block), start=1):
             before, out, number = states[i - 1, ...], states[i, ...], first + i
-            self._multiply(before, number - 1, out)
-            self._weigh(out, x)
-            advancing = self.steps.advancing(number)
+            units = self.steps.units_at(number)
+            here, ended = self._units(slice(0, units)), self._units(slice(units, None))
+            # Chains that have ended keep their last state.
+            out[ended] = before[ended]
+            before, out = before[here], out[here]
+            steps = self.steps.first(units)
+            self._multiply(steps, before, number - 1, out)
+            self._weigh(out, None if x is None else x[here])
+            advancing = steps.advancing(number)
             if advancing is not None:
                 out[...] = self.ctx.xp.where(self.by_rows(advancing), out, before)
+
+    def _units(self, some: slice) -> tuple[Any, ...]:
+        """Return the index of some rows, or groups, of a state."""
+        axis = 0 if self.steps.select_axis == 0 else 2 if self.rows_last else 1
+        return (*(slice(None),) * axis, some, ...)
 
     def best(self, state: Array) -> tuple[Array, Array]:
         """Return the best states [groups, rows], the smallest on ties, and whether there are."""
@@ -105,29 +118,36 @@ class BestSteps:
 
     def back(self, before: Array, i: int, index: Array) -> Array:
         """Return from which states those of step i, [groups, rows], come; the smallest on ties."""
-        xp = self.ctx.xp
-        found = xp.argmax(self.by_rows(before) + self._columns_at(i - 1, index), axis=-1)
-        advancing = self.steps.advancing(i)
-        return found if advancing is None else xp.where(advancing[..., 0], found, index)
+        xp, axis, units = self.ctx.xp, self.steps.select_axis, self.steps.units_at(i)
+        here, steps = first_of(units, axis), self.steps.first(units)
+        before, own = self.by_rows(before[self._units(slice(0, units))]), index[here]
+        found = xp.argmax(before + self._columns_at(steps, i - 1, own), axis=-1)
+        advancing = steps.advancing(i)
+        if advancing is not None:
+            found = xp.where(advancing[..., 0], found, own)
+        if units < self.steps.units:
+            ended = index[(*(slice(None),) * axis, slice(units, None), ...)]
+            found = xp.concat([found, ended], axis=axis)
+        return found
 
-    def _columns_at(self, i: int, index: Array) -> Array:
-        """Return the logs of what leads to some states, [groups, rows, K]."""
+    def _columns_at(self, steps: Steps, i: int, index: Array) -> Array:
+        """Return the logs of what leads to states [groups, rows], [groups, rows, K]."""
         ctx, xp = self.ctx, self.ctx.xp
-        groups = xp.arange(self.groups, dtype=index.dtype, device=ctx.device)[:, None]
+        shape = (*index.shape, self.size)
+        groups = xp.arange(shape[0], dtype=index.dtype, device=ctx.device)[:, None]
         if self._columns is not None:
             if self.groups > 1:
                 index = index + groups * self.size
-            found = xp.take(self._columns, xp.reshape(index, (-1,)), axis=0)
-            return xp.reshape(found, (self.groups, self.rows, self.size))
+            return xp.reshape(xp.take(self._columns, xp.reshape(index, (-1,)), axis=0), shape)
         froms = xp.arange(self.size, dtype=index.dtype, device=ctx.device)
-        given = self.steps.matrix(i)[groups[..., None], froms, index[..., None]]
+        given = steps.matrix(i)[groups[..., None], froms, index[..., None]]
         # A shift of its own for each column: within one, only differences count.
         shift = 0.0
         if self.steps.chain.transitions_in_logs:
             shift = whole_maximum(ctx, given, -1, ctx.precision)
         return self._to_logs(given, shift)
 
-    def _multiply(self, before: Array, i: int, out: Array) -> None:
+    def _multiply(self, steps: Steps, before: Array, i: int, out: Array) -> None:
         """Write max_k before[k] + logs of matrix[k, :], some k at a time."""
         ctx, xp = self.ctx, self.ctx.xp
         # [K, groups, 1, rows] or [K, groups, rows, 1]
@@ -135,34 +155,39 @@ class BestSteps:
             states = xp.permute_dims(before, (1, 0, 2))[:, :, None, :]
         else:
             states = xp.permute_dims(before, (2, 0, 1))[..., None]
-        together = int(self._terms.shape[0])
+        # Contiguous also for some of the rows: operations then take one loop, not many short ones.
+        shape, state = tuple(out.shape), math.prod(out.shape)
+        together = int(self._terms.shape[0]) // max(1, state)
+        terms = xp.reshape(self._terms[: together * state], (together, *shape))
+        largest = xp.reshape(self._largest[:state], shape)
         first = True
-        for part, matrix in self._logs_at(i):
+        for part, matrix in self._logs_at(steps, i):
             for k in chunks(part.stop - part.start, together):
                 at = part.start + k.start
                 if together == 1:
-                    to = out if first else self._terms[0, ...]
+                    to = largest if first else terms[0, ...]
                     ctx.apply(xp.add, matrix[k.start, ...], states[at, ...], out=to)
                     top = to
                 else:
-                    some = self._terms[: k.stop - k.start, ...]
+                    some = terms[: k.stop - k.start, ...]
                     of_k = states[at : part.start + k.stop, ...]
                     ctx.apply(xp.add, matrix[k, ...], of_k, out=some)
                     top = xp.max(some, axis=0)
                 if not first:
-                    ctx.apply(xp.maximum, out, top, out=out)
-                elif top is not out:
-                    out[...] = top
+                    ctx.apply(xp.maximum, largest, top, out=largest)
+                elif top is not largest:
+                    largest[...] = top
                 first = False
+        out[...] = largest
 
-    def _logs_at(self, i: int) -> Iterator[tuple[slice, Array]]:
+    def _logs_at(self, steps: Steps, i: int) -> Iterator[tuple[slice, Array]]:
         """Yield the logs of some rows of product i's matrices; see `_arranged`."""
         if self._logs is not None:
-            yield slice(0, self.size), self._logs
+            yield slice(0, self.size), self._logs[:, : steps.groups_picked, ...]
             return
-        given = self.steps.matrix(i)
+        given = steps.matrix(i)
         shift = self._shift(given)
-        for k in chunks(self.size, max(1, self.limit // (self.groups * self.size))):
+        for k in chunks(self.size, max(1, self.limit // (steps.groups_picked * self.size))):
             yield k, self._arranged(self._to_logs(given[:, k, :], shift))
 
     def _arranged(self, logs: Array) -> Array:
@@ -187,12 +212,14 @@ class BestSteps:
             of_part = slice(block.start + part.start, block.start + part.stop)
             x = None
             if of_part.start >= self.steps.first_weighed:
-                x = self.steps.potentials_of(of_part)
+                units = self.steps.units_at(of_part.start)
+                x = self.steps.first(units).potentials_of(of_part)
             if x is None:
                 yield from [None] * count
                 continue
-            own = ctx.empty((count, *self.shape), ctx.dtype(ctx.precision))
-            own[...] = ctx.load(ctx.xp.permute_dims(x, order), ctx.precision)
+            x = ctx.xp.permute_dims(x, order)
+            own = ctx.empty(tuple(x.shape), ctx.dtype(ctx.precision))
+            own[...] = ctx.load(x, ctx.precision)
             # Their own shift first, so that large potentials do not swallow small differences.
             shift = whole_maximum(ctx, own, axis, ctx.precision)
             ctx.apply(ctx.xp.subtract, own, shift, out=own)

@@ -64,7 +64,8 @@ class Recursion:
         state : State
             After the block, rows in order; None unless it is the last one.
         history : list of State
-            The states of the block if `record`, rows in order.
+            The states of the block if `record`, rows in order. Forward, rows or groups whose chains
+            have ended may be left out: they are the last ones.
         """
         count = self.steps.count
         parts = [Part(0, None, self.steps, None)]
@@ -86,6 +87,8 @@ class Recursion:
         """Take a part through a block; split off what its form does not prove."""
         form = self.forms[part.level]
         state, failed, history = form.run(part.steps, part.state, block, record)
+        if failed is None and part.units is None:
+            return [(replace(part, state=state), history)]
         axis, earlier = part.steps.select_axis, part.state
         for i, after in enumerate(history):
             # Chains that have ended keep their last state.

@@ -2,8 +2,8 @@
 
 The last state is drawn from the forward weights of the last step. Given a state j that follows, the
 one before it is k with a probability in proportion to ``alpha[k] * P[k, j]``, whatever comes later.
-The weights are taken from their logarithms, relative to the largest of them, so that states that
-are negligible at their step, but lead to j alone, are drawn as often as they should be.
+Where that underflows it is taken from logarithms, so that states that are negligible at their step,
+but lead to j alone, are drawn as often as they should be.
 
 One long chain is cut into segments of time. The states at their ends are a chain of their own,
 whose matrices are the segments' products; between two ends that were drawn, segments are
@@ -155,25 +155,47 @@ class _Sampler:
     def _draw_paths(
         self, steps: Steps, history: list[State], view: Array, last: Array | None
     ) -> None:
-        """Draw paths backwards in time into a view [*shape of the tile, count, num_samples]."""
-        xp, shape = self.ctx.xp, (steps.groups_picked, steps.rows_picked, int(view.shape[-1]))
-        drawn = last
+        """Draw paths backwards in time into a view [*shape of the tile, count, num_samples].
+
+        Chains that end earlier come in on the way: those with a state of a number are the first.
+        """
+        xp, axis, samples = self.ctx.xp, steps.select_axis, int(view.shape[-1])
+        known, here, drawn = 0, steps, None
         for i in reversed(range(steps.count)):
-            if drawn is None:
-                weights = history[i].relative(self.ctx)[:, :, None, :]
-                drawn = self._draw(xp.broadcast_to(weights, (*shape, steps.chain.size)))
-                nothing = xp.all(weights == 0, axis=-1)
-                drawn = xp.where(nothing, xp.full_like(drawn, _NO_PATH), drawn)
-            elif i + 1 < steps.count:
-                after = xp.clip(drawn, min=0)
-                before = self._draw(_weights_before(self.ctx, steps, i, history[i], after))
-                before = xp.where(drawn < 0, drawn, before)
-                advancing = steps.advancing(i + 1)
+            if drawn is not None:
+                before = self._draw_before(here, i, history[i], drawn)
+                advancing = here.advancing(i + 1)
                 # A chain that ends earlier has its last state until then.
                 drawn = before if advancing is None else xp.where(advancing, before, drawn)
-            real = steps.real(i)
+            units = steps.units_at(i)
+            if units > known:
+                entering = slice(known, units)
+                if last is None:
+                    ends = self._draw_last(history[i].units(entering, axis), samples)
+                else:
+                    ends = last[(*(slice(None),) * axis, entering, ...)]
+                drawn = ends if drawn is None else xp.concat([drawn, ends], axis=axis)
+                known, here = units, steps.first(units)
+            real = here.real(i)
             written = drawn if real is None else xp.where(real, drawn, xp.full_like(drawn, -1))
-            steps.place(view[..., i, :], written)
+            here.place(view[..., i, :], written)
+
+    def _draw_last(self, state: State, samples: int) -> Array:
+        """Draw the last states of chains, [groups, rows, samples]."""
+        xp = self.ctx.xp
+        weights = state.relative(self.ctx)[:, :, None, :]
+        groups, rows, _, size = weights.shape
+        drawn = self._draw(xp.broadcast_to(weights, (groups, rows, samples, size)))
+        nothing = xp.all(weights == 0, axis=-1)
+        return xp.where(nothing, xp.full_like(drawn, _NO_PATH), drawn)
+
+    def _draw_before(self, steps: Steps, i: int, state: State, drawn: Array) -> Array:
+        """Draw states number i, given those that follow."""
+        xp, units = self.ctx.xp, slice(0, int(drawn.shape[steps.select_axis]))
+        state = state.units(units, steps.select_axis)
+        after = xp.clip(drawn, min=0)
+        before = self._draw(_weights_before(self.ctx, steps, i, state, after))
+        return xp.where(drawn < 0, drawn, before)
 
     def _draw(self, weights: Array) -> Array:
         """Draw one of the last axis for each of the others."""

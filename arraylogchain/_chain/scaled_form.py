@@ -29,7 +29,7 @@ from arraylogchain._arrays import Array, Context, Precision, whole_maximum
 from arraylogchain._chain.factors import Exponentials, Factors
 from arraylogchain._chain.matrices import Matrix, prepare, spread
 from arraylogchain._chain.pieces import RecursionPlan
-from arraylogchain._chain.states import State, power_to, scale_by_powers
+from arraylogchain._chain.states import State, merge, power_to, scale_by_powers
 from arraylogchain._chain.steps import Steps, first_of
 
 # No row's largest entry is left above 2**_CEILING: up to the largest number there is room for what
@@ -103,16 +103,17 @@ class ScaledForm:
         failed: Array | None = None
         history: list[State] = []
         chunk = slice(0, 0)
-        everyone, axis, done = steps, steps.select_axis, state
+        everyone, axis = steps, steps.select_axis
+        ended: list[State] = []  # of chains that have ended, the longest last
         if block.stop - block.start == steps.count:
             factors = self.exponentials.fill_store(steps)
             chunk = slice(0, 0) if factors is None else block
         for i in range(block.start, block.stop):
-            units = everyone.units_at(i)
-            if state is not None and not steps.backward and units < state.values.shape[axis]:
-                # The state of the others is the last one; it is complete in `done`.
-                done = state if done is None else state.followed_by(ctx, done, axis)
-                state, steps = state.first(units, axis), everyone.first(units)
+            units = everyone.units if steps.backward else everyone.units_at(i)
+            if state is not None and units < int(state.values.shape[axis]):
+                state = replace(state, values=ctx.load(state.values, self.precision))
+                ended.append(state.units(slice(units, None), axis))
+                state, steps = state.units(slice(0, units), axis), everyone.first(units)
                 factors = None if factors is None else factors.first(units, axis)
                 matrix = matrix if axis else None
             if units == 0:
@@ -160,7 +161,7 @@ class ScaledForm:
                 state.matrix = matrix
                 history.append(state)
         assert state is not None
-        return state if done is None else state.followed_by(ctx, done, axis), failed, history
+        return merge(ctx, [state, *reversed(ended)], axis), failed, history
 
     def _together(self, steps: Steps) -> int:
         """Return how many steps' potentials are exponentiated together."""

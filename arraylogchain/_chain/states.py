@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from arraylogchain._arrays import Array, Context, Precision, whole_maximum
-from arraylogchain._chain.steps import first_of
 
 if TYPE_CHECKING:
     from arraylogchain._chain.matrices import Matrix
@@ -73,42 +72,35 @@ class State:
             self.high,
         )
 
-    def first(self, n: int, axis: int) -> State:
-        """Return the state of the first n rows (axis 1) or groups (axis 0)."""
+    def units(self, some: slice, axis: int) -> State:
+        """Return the state of some rows (axis 1) or groups (axis 0) that lie side by side."""
+        own, n = (*(slice(None),) * axis, some, ...), int(self.values.shape[axis])
+        if some.indices(n) == (0, n, 1):
+            return self
 
         def part(x: Array | None) -> Array | None:
-            return x if x is None or int(x.shape[axis]) == 1 else x[first_of(n, axis)]
+            return x if x is None or int(x.shape[axis]) == 1 else x[own]
 
-        if n == int(self.values.shape[axis]):
-            return self
-        return replace(
-            self,
-            values=part(self.values),
-            exponent=part(self.exponent),
-            offset=part(self.offset),
-            alive=part(self.alive),
-            shift=part(self.shift),
-            power=part(self.power),
+        return State(
+            self.values[own],
+            self.exponent[own],
+            self.offset[own],
+            part(self.alive),
+            self.in_logs,
+            self.low,
+            self.high,
+            self.lost,
+            self.matrix,
+            part(self.shift),
+            part(self.power),
         )
 
     def followed_by(self, ctx: Context, other: State, axis: int) -> State:
         """Return this state with the rows (axis 1) or groups (axis 0) of another after it."""
-        n = int(self.values.shape[axis])
-        if n == int(other.values.shape[axis]):
+        rest = slice(int(self.values.shape[axis]), None)
+        if rest.start == int(other.values.shape[axis]):
             return self
-        rest = (slice(None),) * axis + (slice(n, None), ...)
-
-        def tail(x: Array | None) -> Array | None:
-            return x if x is None or int(x.shape[axis]) == 1 else x[rest]
-
-        after = replace(
-            other,
-            values=ctx.xp.astype(tail(other.values), self.values.dtype, copy=False),
-            exponent=tail(other.exponent),
-            offset=tail(other.offset),
-            alive=tail(other.alive),
-        )
-        return merge(ctx, [self, after], axis)
+        return merge(ctx, [self, other.units(rest, axis)], axis)
 
     def in_log_form(self, ctx: Context) -> State:
         """Return the same state in log form, in the widest precision."""

@@ -289,13 +289,15 @@ class Steps:
         """The smallest number of states of a chain."""
         return self.count if self.unit_lengths is None else int(self.unit_lengths.min())
 
-    def units_at(self, time: int) -> int:
-        """Return how many rows, or groups, have a state of that number: the first ones.
+    @property
+    def units(self) -> int:
+        """How many rows or, where there are several groups, groups these are the steps of."""
+        return self.rows_picked if self.select_axis else self.groups_picked
 
-        Backward they all do.
-        """
-        if self.unit_lengths is None or self.backward:
-            return self.rows_picked if self.select_axis else self.groups_picked
+    def units_at(self, time: int) -> int:
+        """Return how many rows, or groups, have a state of that number: the first ones."""
+        if self.unit_lengths is None:
+            return self.units
         return int(np.count_nonzero(self.unit_lengths.max(axis=1) > time))
 
     def longest_first(self, box: Box) -> Steps:

@@ -70,7 +70,7 @@ class TilePosterior:
             found = self._forward(form, rest)
             form.exponentials.store = None
             rest = self._unproved(found)
-            if rest is None or _units(rest) < _units(found.steps):
+            if rest is None or rest.units < found.steps.units:
                 self.passes.append(found)
             else:
                 # Nothing is proved, and nothing of this pass is of use.
@@ -169,11 +169,6 @@ class TilePosterior:
             block = max(1, self.plan.workspace // 4 // (8 * 4))
             adjoint = LogAdjoint(self.ctx, self.log_form, steps, self.box, sums, block)
             adjoint.run(_picked(steps, cotangent))
-
-
-def _units(steps: Steps) -> int:
-    """Return how many rows, or groups where there are several, steps are for."""
-    return steps.rows_picked if steps.select_axis else steps.groups_picked
 
 
 def _picked(steps: Steps, x: Array) -> Array:

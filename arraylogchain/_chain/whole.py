@@ -25,7 +25,7 @@ def write_all(
 ) -> None:
     """Write functions [groups, rows, n] of every state into arrays [*batch, count - lead, n].
 
-    Past a chain's end they are -inf.
+    Past a chain's end they are -inf, or not written where no chain of a row or group goes on.
     """
     views = [chain.arrange(ctx.xp, out, trailing=2) for out in outs]
     plan = plan_recursion(*chain.sizes, chain.size, chain.count, workspace, history=True)
@@ -36,11 +36,13 @@ def write_all(
                 time = steps.count - 1 - i if backward else i
                 if time < chain.lead:
                     continue
-                real = steps.real(time)
+                units = steps.units_at(time)
+                own, state = steps.first(units), state.units(slice(0, units), steps.select_axis)
+                real = own.real(time)
                 for view, values in zip(views, results(state), strict=True):
                     if real is not None:
                         values = ctx.xp.where(real, values, ctx.xp.full_like(values, -math.inf))
-                    steps.place(view[(*box, time - chain.lead, ...)], values)
+                    own.place(view[(*box, time - chain.lead, ...)], values)
 
 
 def write_last(

@@ -21,7 +21,7 @@ from arraylogchain._chain.pieces import RecursionPlan, plan_recursion
 from arraylogchain._chain.recursion import Recursion
 from arraylogchain._chain.segments import Cut, cut_time, over_segments, split_last_message
 from arraylogchain._chain.states import State
-from arraylogchain._chain.steps import Chain, Steps
+from arraylogchain._chain.steps import Chain, Steps, first_of
 from arraylogchain._fold import boxes, chunks
 
 # Returns numbers of [0, 1) in the widest precision.
@@ -128,12 +128,13 @@ class _Sampler:
             axes = (*range(1, last.ndim), 0)
             last = chain.arrange(xp, xp.permute_dims(last, axes), trailing=1)
         for box, steps in chain.tiles(ctx, groups, rows):
-            history = self._filtered(steps, plan)
+            history, state = self._filtered(steps, plan)
             lanes = steps.groups_picked * steps.rows_picked * chain.size
             together = max(1, self.workspace // 4 // (8 * 5 * lanes))
             for some in chunks(count, together):
-                ends = None
-                if last is not None:
+                if last is None:
+                    ends = self._draw_last(state, some.stop - some.start)
+                else:
                     ends = steps.expanded(last[(*box, some)], (some.stop - some.start,))
                 self._draw_paths(steps, history, view[(*box, ..., some)], ends)
 
@@ -145,37 +146,34 @@ class _Sampler:
         groups = min(plan.groups, lanes // rows) if rows == chain.sizes[1] else 1
         return groups, rows, plan
 
-    def _filtered(self, steps: Steps, plan: RecursionPlan) -> list[State]:
-        """Return the states of the forward pass."""
-        found = []
-        for _, _, history in Recursion(steps, True, plan).run(record=True):
+    def _filtered(self, steps: Steps, plan: RecursionPlan) -> tuple[list[State], State]:
+        """Return the states of the forward pass, and the last one of each chain."""
+        found, last = [], None
+        for _, last, history in Recursion(steps, True, plan).run(record=True):  # noqa: B007
             found += history
-        return found
+        assert last is not None
+        return found, last
 
-    def _draw_paths(
-        self, steps: Steps, history: list[State], view: Array, last: Array | None
-    ) -> None:
+    def _draw_paths(self, steps: Steps, history: list[State], view: Array, last: Array) -> None:
         """Draw paths backwards in time into a view [*shape of the tile, count, num_samples].
 
         Chains that end earlier come in on the way: those with a state of a number are the first.
         """
-        xp, axis, samples = self.ctx.xp, steps.select_axis, int(view.shape[-1])
-        known, here, drawn = 0, steps, None
+        xp, axis = self.ctx.xp, steps.select_axis
+        drawn = last[first_of(0, axis)]
+        here = steps.first(0)
         for i in reversed(range(steps.count)):
-            if drawn is not None:
+            known = int(drawn.shape[axis])
+            if known:
                 before = self._draw_before(here, i, history[i], drawn)
                 advancing = here.advancing(i + 1)
                 # A chain that ends earlier has its last state until then.
                 drawn = before if advancing is None else xp.where(advancing, before, drawn)
             units = steps.units_at(i)
             if units > known:
-                entering = slice(known, units)
-                if last is None:
-                    ends = self._draw_last(history[i].units(entering, axis), samples)
-                else:
-                    ends = last[(*(slice(None),) * axis, entering, ...)]
-                drawn = ends if drawn is None else xp.concat([drawn, ends], axis=axis)
-                known, here = units, steps.first(units)
+                entering = last[(*(slice(None),) * axis, slice(known, units), ...)]
+                drawn = xp.concat([drawn, entering], axis=axis) if known else entering
+                here = steps.first(units)
             real = here.real(i)
             written = drawn if real is None else xp.where(real, drawn, xp.full_like(drawn, -1))
             here.place(view[..., i, :], written)

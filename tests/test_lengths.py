@@ -105,6 +105,20 @@ def test_long_chains(np_backend, dtype, form, steps):
     check_all(Ragged(np_backend, dtype, x, [100, 1, 17, 70], **options))
 
 
+@pytest.mark.parametrize("per_row", [False, True], ids=["shared matrices", "matrices per row"])
+def test_rows_that_change_their_form_at_different_times(np_backend, dtype, per_row):
+    """They come together again in the order of their lengths."""
+    n, T, K, rng = 12, 130, 4, np.random.default_rng(3)
+    sd = np.where(
+        np.arange(T) < rng.integers(0, T, n)[:, None], 1, 40 if dtype == "float32" else 400
+    )
+    x = normal(n, T, K) * sd[..., None]
+    transitions = uniform(*((n,) if per_row else ()), T - 1, K, K, seed=1)
+    transitions *= rng.random(transitions.shape) > 0.3
+    lengths = rng.integers(1, T + 1, n)
+    Ragged(np_backend, dtype, x, lengths, transitions=transitions).check_sums()
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_without_a_path(backend, dtype, form):
     """A closed step ends a row's paths only if the row gets there."""

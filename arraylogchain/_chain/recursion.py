@@ -121,9 +121,8 @@ class Recursion:
             if len(same) == 1:
                 joined += same
                 continue
-            units = self.ctx.xp.concat([part.units for part in same])
-            states = [part.state for part in same if part.state is not None]
-            state = merge(self.ctx, states, same[0].steps.select_axis)
+            # Those with the longest chains stay the first.
+            units, state = self._sorted(same, [part.state for part in same])
             joined.append(Part(level, units, self.steps.pick(units), state))
         return joined
 
@@ -132,9 +131,14 @@ class Recursion:
         given = [state for state in states if state is not None]
         if len(given) == 1 and parts[0].units is None:
             return given[0]
-        axis = self.steps.select_axis
         if len(given) > 1:
             given = [state.in_log_form(self.ctx) for state in given]
-        merged = merge(self.ctx, given, axis)
-        order = self.ctx.xp.argsort(self.ctx.xp.concat([part.units for part in parts]))
-        return merged.pick(self.ctx, order, axis)
+        return self._sorted(parts, given)[1]
+
+    def _sorted(self, parts: Sequence[Part], states: Sequence[State | None]) -> tuple[Array, State]:
+        """Return the rows or groups of all parts in order, and their states in one."""
+        xp, axis = self.ctx.xp, self.steps.select_axis
+        units = xp.concat([part.units for part in parts])
+        order = xp.argsort(units)
+        merged = merge(self.ctx, [state for state in states if state is not None], axis)
+        return xp.take(units, order), merged.pick(self.ctx, order, axis)

@@ -193,6 +193,12 @@ def first_of(n: int, axis: int) -> tuple[Any, ...]:
     return (*(slice(None),) * axis, slice(0, n), ...)
 
 
+def _ends(lengths: np.ndarray, axis: int) -> np.ndarray:
+    """Return the `Steps.ends` of lengths [groups, rows], sorted along an axis."""
+    longest, shortest = lengths.max(axis=1 - axis), lengths.min(axis=1 - axis)
+    return np.stack([longest, np.minimum.accumulate(shortest)], axis=-1)
+
+
 def _clipped(lengths: np.ndarray | None, count: int) -> np.ndarray | None:
     """Return the lengths of chains that are cut to `count` states; None if all have as many."""
     if lengths is None or np.all(lengths >= count):
@@ -223,8 +229,9 @@ class Steps:
         steps of.
     lengths : array [groups, rows, 1] or None
         Numbers of states, of what is picked; None if all have `count`.
-    unit_lengths : numpy.ndarray [n, m] or None
-        The same for each row (m = 1) or group that is picked, the longest first.
+    ends : numpy.ndarray [n, 2] or None
+        For each row or group that is picked, those with the longest chains first: the largest of
+        its lengths, and the smallest of those up to it.
     """
 
     ctx: Context
@@ -241,7 +248,7 @@ class Steps:
     end_offset: Array | None
     picked: Array | None = None
     lengths: Array | None = None
-    unit_lengths: np.ndarray | None = None
+    ends: np.ndarray | None = None
     backward: bool = False
 
     @property
@@ -262,18 +269,21 @@ class Steps:
         return int(self.picked.shape[0])
 
     def pick(self, units: Array) -> Steps:
-        """Return the steps of some rows or, where there are several groups, of some groups."""
-        lengths, unit_lengths = self.lengths, self.unit_lengths
-        if unit_lengths is not None:
-            lengths = self.ctx.xp.take(lengths, units, axis=self.select_axis)
-            unit_lengths = unit_lengths[on_host("units", units), :]
+        """Return the steps of some rows or, where there are several groups, of some groups.
+
+        With chains of different lengths, their order has to stay as it is.
+        """
+        lengths, ends, axis = self.lengths, self.ends, self.select_axis
+        if ends is not None:
+            lengths = self.ctx.xp.take(lengths, units, axis=axis)
+            ends = _ends(on_host("lengths", lengths)[..., 0], axis)
         if self.picked is not None:
             units = self.ctx.xp.take(self.picked, units)
-        return replace(self, picked=units, lengths=lengths, unit_lengths=unit_lengths)
+        return replace(self, picked=units, lengths=lengths, ends=ends)
 
     def first(self, n: int) -> Steps:
         """Return the steps of the first n rows or, where there are several groups, groups."""
-        if self.unit_lengths is None or n == len(self.unit_lengths):
+        if self.ends is None or n == len(self.ends):
             return self
         assert self.picked is not None
         assert self.lengths is not None
@@ -281,13 +291,13 @@ class Steps:
             self,
             picked=self.picked[:n],
             lengths=self.lengths[first_of(n, self.select_axis)],
-            unit_lengths=self.unit_lengths[:n, :],
+            ends=self.ends[:n],
         )
 
     @property
     def shortest(self) -> int:
         """The smallest number of states of a chain."""
-        return self.count if self.unit_lengths is None else int(self.unit_lengths.min())
+        return self.count if self.ends is None else int(self.ends[-1, 1])
 
     @property
     def units(self) -> int:
@@ -296,9 +306,9 @@ class Steps:
 
     def units_at(self, time: int) -> int:
         """Return how many rows, or groups, have a state of that number: the first ones."""
-        if self.unit_lengths is None:
+        if self.ends is None:
             return self.units
-        return int(np.count_nonzero(self.unit_lengths.max(axis=1) > time))
+        return len(self.ends) - int(np.searchsorted(self.ends[::-1, 0], time, side="right"))
 
     def longest_first(self, box: Box) -> Steps:
         """Return these steps, of a box of the batch, sorted by the lengths of rows or groups."""
@@ -315,7 +325,7 @@ class Steps:
         return replace(
             steps,
             lengths=self._on_device(own[..., None]),
-            unit_lengths=own if axis == 0 else own.T,
+            ends=_ends(own, axis),
         )
 
     def _on_device(self, x: np.ndarray) -> Array:

@@ -87,6 +87,8 @@ class ScaledAdjoint:
         self.form, self.everyone, self.box, self.sums = form, everyone, box, sums
         self.first, self.all_late, self.stored, self.all_failed = first, late, stored, failed
         self.steps, self.late, self.failed = everyone, late, failed
+        # Memory for w and for lambda.
+        self.rooms: list[Array] = []
         # lambda of the last state that was not yet passed.
         self.adjoint = first[first_of(0, everyone.select_axis)]
         self.here = first_of(0, everyone.select_axis)
@@ -96,7 +98,9 @@ class ScaledAdjoint:
         xp = self.form.ctx.xp
         limit = 2.0 ** (self.form.precision.top - 16) / self.everyone.chain.size
         axis = self.everyone.select_axis
-        rooms = tuple(xp.empty_like(history[0].values) for _ in range(2))
+        if not self.rooms:
+            shape = (*self.first.shape[:2], self.everyone.chain.size)
+            self.rooms = [self.form.ctx.empty(shape, self.first.dtype) for _ in range(2)]
         for i in reversed(range(block.start, block.stop)):
             state = history[i - block.start]
             previous = history[i - block.start - 1] if i > block.start else before
@@ -104,7 +108,7 @@ class ScaledAdjoint:
             if units == 0:
                 continue
             self._let_in(units)
-            ahead_room, room = (x[self.here] for x in rooms)
+            ahead_room, room = (x[self.here] for x in self.rooms)
             weights = self._factors(i, state)
             ahead = self._ahead(state, weights, ahead_room, limit)
             advancing = self.steps.advancing(i)
@@ -123,26 +127,25 @@ class ScaledAdjoint:
             size = int(state.values.shape[-1])
             if int(ahead.shape[-1]) < size:
                 ahead = xp.broadcast_to(ahead, (*ahead.shape[:-1], size))
-            if advancing is None:
-                self._pairs(i - 1, state, previous, ahead)
-                self.adjoint = self._kept(state.matrix.multiply_transposed(ahead, room))
-                continue
             self._pairs(i - 1, state, previous, self._only(advancing, ahead))
-            back = self._kept(state.matrix.multiply_transposed(ahead, room))
-            self.adjoint = xp.where(advancing, back, ahead)
+            self.adjoint = state.matrix.multiply_transposed(ahead, room)
+            if self.failed is not None:
+                room[...] = self._kept(room)
+            if advancing is not None:
+                room[...] = xp.where(advancing, room, ahead)
 
     def _let_in(self, units: int) -> None:
         """Go on with the first rows, or groups, which are more and more of them."""
-        xp, axis = self.form.ctx.xp, self.everyone.select_axis
+        axis = self.everyone.select_axis
         here = first_of(units, axis)
         if self.here == here:
             return
         known = int(self.adjoint.shape[axis])
-        entering = self.first[(slice(None),) * axis + (slice(known, units), ...)]
-        if known:
-            entering = xp.broadcast_to(entering, (*entering.shape[:-1], self.adjoint.shape[-1]))
-            entering = xp.concat([self.adjoint, entering], axis=axis)
-        self.here, self.adjoint, self.steps = here, entering, self.everyone.first(units)
+        self.here, self.adjoint, self.steps = here, self.first, self.everyone.first(units)
+        if units < self.everyone.units or known:
+            entering = (*(slice(None),) * axis, slice(known, units), ...)
+            self.rooms[1][entering] = self.first[entering]
+            self.adjoint = self.rooms[1][here]
         self.late = None if self.all_late is None else self.all_late[here]
         self.failed = None if self.all_failed is None else self.all_failed[here]
 

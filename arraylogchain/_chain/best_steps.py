@@ -11,7 +11,10 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import array_api_compat.numpy as host
+
 from arraylogchain._arrays import Array, Context, whole_maximum
+from arraylogchain._chain.best_candidates import Candidates, pays
 from arraylogchain._chain.steps import Steps, first_of
 from arraylogchain._fold import chunks
 
@@ -56,11 +59,12 @@ class BestSteps:
         self.together = max(1, min(ctx.block, self.limit) // math.prod(self.shape))
         self._logs: Array | None = None
         self._columns: Array | None = None
+        self._candidates: Candidates | None = None
         matrices = self.groups * self.size**2
         if steps.count > 1 and steps.is_one_matrix() and matrices <= self.limit:
             given = steps.matrix(0)
             logs = self._to_logs(given, self._shift(given))
-            self._logs = self._arranged(logs)
+            self._logs = logs
             # [groups * K, K]: what leads to each state.
             columns = ctx.transposed(logs, ctx.precision)
             self._columns = ctx.xp.reshape(columns, (-1, self.size))
@@ -90,6 +94,7 @@ class BestSteps:
     def run(self, states: Array, first: int) -> None:
         """Write the states number `first` + 1, ... after that one; states[0] is there already."""
         block = slice(first + 1, first + int(states.shape[0]))
+        self._seek_candidates(block.stop - block.start)
         for i, x in enumerate(self._potentials(block), start=1):
             before, out, number = states[i - 1, ...], states[i, ...], first + i
             units = self.steps.units_at(number)
@@ -98,7 +103,8 @@ class BestSteps:
             out[ended] = before[ended]
             before, out = before[here], out[here]
             steps = self.steps.first(units)
-            self._multiply(steps, before, number - 1, out)
+            if not self._from_candidates(steps, before, number - 1, out):
+                self._multiply(steps, before, number - 1, out)
             self._weigh(out, None if x is None else x[here])
             advancing = steps.advancing(number)
             if advancing is not None:
@@ -147,6 +153,30 @@ class BestSteps:
             shift = whole_maximum(ctx, given, -1, ctx.precision)
         return self._to_logs(given, shift)
 
+    def _seek_candidates(self, steps: int) -> None:
+        """Prepare for products from few of the sums, where they may pay for so many steps.
+
+        They depend on the numbers at every turn, which devices would have to be waited for.
+        """
+        if self._candidates is not None or self.ctx.xp is not host:
+            return
+        if self.groups * self.size**2 <= self.limit and pays(self.size, self.rows, steps):
+            dtype = self.ctx.dtype(self.ctx.precision)
+            self._candidates = Candidates(self.size, self.rows, dtype, self._logs)
+
+    def _from_candidates(self, steps: Steps, before: Array, i: int, out: Array) -> bool:
+        """Write the product from few of the sums; False where all are needed."""
+        if self._candidates is None:
+            return False
+        if not self.rows_last:
+            before, out = (self.ctx.xp.matrix_transpose(x) for x in (before, out))
+
+        def logs() -> Array:
+            given = steps.matrix(i)
+            return self._to_logs(given, self._shift(given))
+
+        return self._candidates.multiply(before, out, logs)
+
     def _multiply(self, steps: Steps, before: Array, i: int, out: Array) -> None:
         """Write max_k before[k] + logs of matrix[k, :], some k at a time."""
         ctx, xp = self.ctx, self.ctx.xp
@@ -183,7 +213,7 @@ class BestSteps:
     def _logs_at(self, steps: Steps, i: int) -> Iterator[tuple[slice, Array]]:
         """Yield the logs of some rows of product i's matrices; see `_arranged`."""
         if self._logs is not None:
-            yield slice(0, self.size), self._logs[:, : steps.groups_picked, ...]
+            yield slice(0, self.size), self._arranged(self._logs[: steps.groups_picked, ...])
             return
         given = steps.matrix(i)
         shift = self._shift(given)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from arraylogchain._chain import best_candidates
-from arraylogchain._chain.best_candidates import Candidates, Ranks, SortedColumns, thresholds
+from arraylogchain._chain import best_ranks
+from arraylogchain._chain.best_candidates import Candidates
+from arraylogchain._chain.best_ranks import Ranks, SortedColumns, thresholds
 from arraylogchain._chain.best_steps import BestSteps
 from tests.conftest import make_backend
 from tests.test_workspace import SMALLEST, temporaries
@@ -129,7 +130,7 @@ def test_special_values_ask_for_all_sums(value, columns):
         assert multiplied(candidates, states, logs) is None
         # Not tried again for a while.
         assert candidates.ranks.columns == -1
-        assert candidates.ranks.steps_left == best_candidates._LOOK_AGAIN
+        assert candidates.ranks.steps_left == best_ranks._LOOK_AGAIN
         assert multiplied(candidates, *make("plain", groups=2)) is None
     candidates = Candidates(K, N, np.float32, logs)
     assert multiplied(candidates, states, logs) is None
@@ -151,7 +152,7 @@ def test_next_group_of_one_that_failed():
     states, logs = make("plain", groups=2)
     candidates = with_ranks(0, 0, logs)
     assert multiplied(candidates, states, logs) is None
-    assert candidates.ranks.rest == 2 * best_candidates._LOOK_AGAIN
+    assert candidates.ranks.rest == 2 * best_ranks._LOOK_AGAIN
 
 
 def test_no_ranks_for_few_rows():

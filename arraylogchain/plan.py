@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +18,24 @@ _ENTRY = 5e-9
 _MULTIPLY_ADD = 4e-11
 _SMALL_MATRIX = 5e-7
 
+# Steps of guessed segments: enough for most chains to forget what they began with. Rows that make
+# the best use of an operation. Passes over a chain that guessing takes, verification included.
+_GUESSED_LENGTH, _GUESSED_ROWS, _GUESSED_PASSES = 64, 4096, 2.5
+
 # Rows of different lengths that may be computed one by one.
 _MOST_ALONE = 64
+
+
+class Segments(NamedTuple):
+    """Numbers of segments that time is cut into, 1 for none.
+
+    `guessed` if what enters each one is guessed; `multiplied` if guesses fail, and their products
+    are taken.
+    """
+
+    guessed: int
+    multiplied: int
+
 
 _ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -34,11 +51,12 @@ class Plan:
         T and K.
     dtype : str
     route : str
-        'vector': one state after another, all rows at once. 'segments': time is cut, the segments'
-        products are computed side by side, and the few results are chained. 'rows': rows of
-        different lengths one by one, each in segments of its own.
-    segments : int
-        Number of segments, 1 for 'vector'; for 'rows' that of the longest one.
+        'vector': one state after another, all rows at once. 'segments': time is cut, and the
+        segments are computed side by side; what enters them is guessed and verified, or follows
+        from their products. 'rows': rows of different lengths one by one, each in segments of its
+        own.
+    segments : Segments
+        Numbers of segments, 1 for 'vector'; for 'rows' those of the longest one.
     flops : int
         Multiplications and additions, and exponentials.
     bytes_read, bytes_written : int
@@ -55,7 +73,7 @@ class Plan:
     states: int
     dtype: str
     route: str
-    segments: int
+    segments: Segments
     flops: int
     bytes_read: int
     bytes_written: int
@@ -66,11 +84,8 @@ class Plan:
         rows = math.prod(self.batch)
         route = {
             "vector": f"vector: {self.steps} states of [{rows}, {self.states}], one after another",
-            "segments": (
-                f"segments: {self.segments} pieces of time side by side, "
-                f"as {self.states} x {self.states} products"
-            ),
-            "rows": f"rows: one by one, in up to {self.segments} pieces of time side by side",
+            "segments": f"segments: {self._pieces()}",
+            "rows": f"rows: one by one, in up to {self._pieces()}",
         }[self.route]
         lines = [
             ("chain", f"{rows} rows, {self.steps} steps, {self.states} states, {self.dtype}"),
@@ -86,6 +101,14 @@ class Plan:
             ),
         ]
         return "\n".join(f"{name:<12}{text}" for name, text in lines)
+
+    def _pieces(self) -> str:
+        guessed, multiplied = self.segments
+        of_products = f"{multiplied} as {self.states} x {self.states} products"
+        if guessed == 1:
+            return f"pieces of time side by side, {of_products}"
+        otherwise = "one after another" if multiplied == 1 else of_products
+        return f"{guessed} pieces of time side by side, from verified guesses (else {otherwise})"
 
 
 def plan_chain(
@@ -112,15 +135,19 @@ def plan_chain(
         Elements of the inputs.
     """
     rows = math.prod(batch)
-    route, segments = "vector", 1
+    route, segments = "vector", Segments(1, 1)
     if lengths is None:
         segments = best_segments(count, size, sizes, one_matrix, workspace)
-        route = "vector" if segments == 1 else "segments"
+        route = "vector" if max(segments) == 1 else "segments"
     elif _are_better_alone(np.broadcast_to(lengths, batch), size, one_matrix, workspace):
         segments = best_segments(int(lengths.max()), size, (1, 1), one_matrix, workspace)
         route = "rows"
     # A product's rows are all the states that its segment can start from.
-    lanes = rows if segments == 1 else rows * size
+    lanes = float(rows)
+    if segments.guessed > 1:
+        lanes *= _GUESSED_PASSES
+    elif segments.multiplied > 1:
+        lanes *= size
     steps = rows * count if lengths is None else int(np.broadcast_to(lengths, batch).sum())
     item = _ITEMSIZE[dtype]
     return Plan(
@@ -130,7 +157,8 @@ def plan_chain(
         dtype=dtype,
         route=route,
         segments=segments,
-        flops=lanes // max(rows, 1) * (steps - rows) * (2 * size * size + size) + steps * size,
+        flops=round(lanes / max(rows, 1) * (steps - rows) * (2 * size * size + size))
+        + steps * size,
         bytes_read=read * item,
         bytes_written=rows * item,
         workspace=workspace,
@@ -149,32 +177,43 @@ def _are_better_alone(lengths: np.ndarray, size: int, one_matrix: bool, workspac
 
 def best_segments(
     count: int, size: int, sizes: tuple[int, int], one_matrix: bool, workspace: int
-) -> int:
-    """Return the number of segments that costs least; 1 for none."""
+) -> Segments:
+    """Return the numbers of segments that cost least."""
     return _least_cost(count, size, sizes, one_matrix, workspace)[0]
 
 
 def _least_cost(
     count: int, size: int, sizes: tuple[int, int], one_matrix: bool, workspace: int
-) -> tuple[int, float]:
-    """Return the number of segments that costs least, and about how many seconds that is."""
+) -> tuple[Segments, float]:
+    """Return the numbers of segments that cost least, and about how many seconds that is."""
     groups, rows = sizes
     chains = max(groups * rows, 1)
     state = state_seconds(size)
-    best, least = 1, (count - 1) * (_STEP + chains * state)
+
+    def seconds(segments: int, lanes: int) -> float:
+        """Return the time that segments take side by side, each with several rows."""
+        length = (count - 1) // segments
+        # Matrices that differ from step to step are multiplied one by one.
+        small = 0 if one_matrix else groups * segments * _SMALL_MATRIX
+        return length * (_STEP + small + chains * segments * lanes * state)
+
+    plain = (count - 1) * (_STEP + chains * state)
+    multiplied, least = 1, plain
     # The segments' products are float64 and have to fit besides all else.
     most = min((count - 1) // 4, workspace // 8 // max(1, chains * size * size * 8))
     segments = 4
     while segments <= most:
-        length = (count - 1) // segments
-        # Matrices that differ from step to step are multiplied one by one.
-        small = 0 if one_matrix else groups * segments * _SMALL_MATRIX
-        step = _STEP + small + chains * segments * size * state
-        cost = length * step + segments * (_STEP + chains * state)
+        cost = seconds(segments, size) + segments * (_STEP + chains * state)
         if cost < least:
-            best, least = segments, cost
+            multiplied, least = segments, cost
         segments *= 2
-    return best, least
+    # As many as fit, but none too short.
+    fit = min(_GUESSED_ROWS, workspace // 32 // (8 * size)) // chains
+    guessed = (count - 1) // max(_GUESSED_LENGTH, math.ceil((count - 1) / max(fit, 1)))
+    cost = _GUESSED_PASSES * seconds(guessed, 1) if guessed >= 4 else math.inf
+    if cost < least:
+        return Segments(guessed, multiplied), cost
+    return Segments(1, multiplied), least
 
 
 def state_seconds(size: int) -> float:

@@ -109,7 +109,8 @@ def chain_bound(
     G counts, as that of a product does, how far states lie below that at every step. The reference
     computes `gap`, their sum along a path, averaged over the paths by their weight: to first order
     the error of a log of a sum is the average of the errors of its terms. The result is rounded
-    once, so 2 * abs(exact) is not summed.
+    once, so 2 * abs(exact) is not summed. Segments of time that begin with guesses may add eps / 4
+    at each step, for which the 4 in c has room: a scaled step takes no logarithm.
     """
     magnitude = np.abs(_finite(exact))
     error = eps_of(dtype) * (2 * magnitude + _finite(gap) + steps * roundings(K))

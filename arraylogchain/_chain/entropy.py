@@ -19,14 +19,14 @@ from arraylogchain._arrays import Array, Context
 from arraylogchain._chain.gradient_sums import add_rows
 from arraylogchain._chain.matrices import Matrix
 from arraylogchain._chain.posterior import add_posterior, prepare
-from arraylogchain._chain.segments import over_segments
 from arraylogchain._chain.states import State
 from arraylogchain._chain.steps import Chain, Steps
 from arraylogchain._chain.whole import write_last
-from arraylogchain._fold import Box, chunks, within
+from arraylogchain._fold import Box, within
+from arraylogchain.plan import Segments
 
 
-def entropy(ctx: Context, chain: Chain, segments: int, workspace: int) -> Array:
+def entropy(ctx: Context, chain: Chain, segments: Segments, workspace: int) -> Array:
     """Return the entropies [*batch] in nats; 0 where there is no path."""
     xp, dtype = ctx.xp, ctx.dtype(ctx.widest)
     wide = replace(ctx, precision=ctx.widest, result_name=ctx.widest.name)
@@ -34,13 +34,15 @@ def entropy(ctx: Context, chain: Chain, segments: int, workspace: int) -> Array:
     sums = ConditionalEntropy(wide, chain, xp.zeros(chain.batch, dtype=dtype, device=ctx.device))
     add_posterior(whole, sums)
 
-    _, last = (wide, chain) if whole.cut is None else over_segments(wide, whole.cut)
+    if whole.cut is not None:
+        sums.total += _of_weights(wide, whole.cut.last(wide).relative(wide))
+        return xp.astype(sums.total, ctx.result_dtype, copy=False)
     of_last = wide.empty(chain.batch, dtype)
 
     def result(state: State) -> tuple[Array]:
         return (_of_weights(wide, state.relative(wide)),)
 
-    write_last(wide, last, [of_last], workspace, result, every_entry=False)
+    write_last(wide, chain, [of_last], workspace, result, every_entry=False)
     sums.total += of_last
     return xp.astype(sums.total, ctx.result_dtype, copy=False)
 
@@ -97,11 +99,11 @@ class ConditionalEntropy:
         top = _log(ctx, xp.max(a, axis=-1, keepdims=True))
         weighted = a * (_log(ctx, a) - top)
         found = xp.zeros_like(top)
-        for j in chunks(self.chain.size, matrix.width):
-            factor = matrix.factor(j)
-            sums = xp.matmul(a, factor)
-            h = sums * (_log(ctx, sums) - top) - xp.matmul(weighted, factor)
-            h = xp.clip(h - xp.matmul(a, factor * _log(ctx, factor)), min=0.0)
+        for k, j in matrix.blocks:
+            factor, here = matrix.factor(k, j), a[:, :, k]
+            sums = xp.matmul(here, factor)
+            h = sums * (_log(ctx, sums) - top) - xp.matmul(weighted[:, :, k], factor)
+            h = xp.clip(h - xp.matmul(here, factor * _log(ctx, factor)), min=0.0)
             ahead = b[:, :, j]
             terms = xp.where(ahead == 0, xp.zeros_like(h), h * ahead)
             found = found + xp.sum(terms, axis=-1, keepdims=True)

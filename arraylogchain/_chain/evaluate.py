@@ -5,58 +5,54 @@ from __future__ import annotations
 import math
 
 from arraylogchain._arrays import Array, Context
-from arraylogchain._chain.segments import (
-    cut_time,
-    enter_segments,
-    leave_segments,
-    over_segments,
-)
+from arraylogchain._chain.segments import Cut, cut_time
 from arraylogchain._chain.states import State
 from arraylogchain._chain.steps import Chain
 from arraylogchain._chain.whole import write_all, write_last
+from arraylogchain.plan import Segments
 
 
-def log_partition(ctx: Context, chain: Chain, segments: int, workspace: int) -> Array:
+def log_partition(ctx: Context, chain: Chain, segments: Segments, workspace: int) -> Array:
     """Return the logs of the sums over all paths, [*batch]."""
-    cut = cut_time(ctx, chain, segments, workspace)
-    inner, whole = (ctx, chain) if cut is None else over_segments(ctx, cut)
-    return total(inner, whole, ctx, chain.batch, workspace)
+    return total(ctx, chain, cut_time(ctx, chain, segments, workspace, forward=True), workspace)
 
 
-def total(
-    inner: Context, chain: Chain, ctx: Context, batch: tuple[int, ...], workspace: int
-) -> Array:
-    """Return the logs of the sums over all paths, computed in one context for another."""
-    out = ctx.empty(batch, ctx.result_dtype)
+def total(ctx: Context, chain: Chain, cut: Cut | None, workspace: int) -> Array:
+    """Return the logs of the sums over all paths of a chain that may be cut."""
+    if cut is not None:
+        return ctx.xp.astype(cut.last(ctx).log_total(ctx)[..., 0], ctx.result_dtype, copy=False)
+    out = ctx.empty(chain.batch, ctx.result_dtype)
 
     def result(state: State) -> tuple[Array]:
-        return (state.log_total(inner)[..., 0],)
+        return (state.log_total(ctx)[..., 0],)
 
-    write_last(inner, chain, [out], workspace, result, every_entry=False)
+    write_last(ctx, chain, [out], workspace, result, every_entry=False)
     return out
 
 
-def last_message(ctx: Context, chain: Chain, segments: int, workspace: int) -> Array:
+def last_message(ctx: Context, chain: Chain, segments: Segments, workspace: int) -> Array:
     """Return the logs of the weights after the last step, [*batch, K], each one right."""
-    out = ctx.empty((*chain.batch, chain.size), ctx.result_dtype)
-    cut = cut_time(ctx, chain, segments, workspace)
+    cut = cut_time(ctx, chain, segments, workspace, forward=True)
     if cut is not None:
-        ctx, chain = over_segments(ctx, cut)
+        return ctx.xp.astype(cut.last(ctx).logs(ctx), ctx.result_dtype, copy=False)
+    out = ctx.empty((*chain.batch, chain.size), ctx.result_dtype)
     write_last(ctx, chain, [out], workspace, lambda state: (state.logs(ctx),), every_entry=True)
     return out
 
 
-def forward_messages(ctx: Context, chain: Chain, segments: int, workspace: int) -> Array:
+def forward_messages(ctx: Context, chain: Chain, segments: Segments, workspace: int) -> Array:
     """Return the logs of the weights after every step, [*batch, count, K], each one right."""
     return _messages(ctx, chain, segments, workspace, backward=False)
 
 
-def backward_messages(ctx: Context, chain: Chain, segments: int, workspace: int) -> Array:
+def backward_messages(ctx: Context, chain: Chain, segments: Segments, workspace: int) -> Array:
     """Return the logs of the weights that follow each step, [*batch, count, K], each one right."""
     return _messages(ctx, chain, segments, workspace, backward=True)
 
 
-def _messages(ctx: Context, chain: Chain, segments: int, workspace: int, backward: bool) -> Array:
+def _messages(
+    ctx: Context, chain: Chain, segments: Segments, workspace: int, backward: bool
+) -> Array:
     out = ctx.empty((*chain.batch, chain.count, chain.size), ctx.result_dtype)
     if chain.lengths is not None:
         out[...] = -math.inf
@@ -64,13 +60,11 @@ def _messages(ctx: Context, chain: Chain, segments: int, workspace: int, backwar
     def result(state: State) -> tuple[Array]:
         return (state.logs(ctx),)
 
-    cut = cut_time(ctx, chain, segments, workspace)
+    cut = cut_time(ctx, chain, segments, workspace, forward=not backward, backward=backward)
     if cut is None:
         write_all(ctx, chain, [out], workspace, result, backward)
         return out
-    front, within = cut.front, enter_segments(ctx, cut, workspace // 2)
-    if backward:
-        front, within = leave_segments(ctx, cut, within, workspace // 2)
+    front, within = cut.left(cut.within()) if backward else (cut.front, cut.entered())
     first = front.count
     write_all(ctx, front, [out[..., :first, :]], workspace // 2, result, backward)
     shape = (*within.batch, cut.length, chain.size)

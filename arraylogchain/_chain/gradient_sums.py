@@ -15,7 +15,7 @@ from arraylogchain._chain.matrices import Matrix
 from arraylogchain._chain.segments import in_segments, matrices_in_segments
 from arraylogchain._chain.states import scale_by_powers
 from arraylogchain._chain.steps import Chain, Steps, first_matrices
-from arraylogchain._fold import Box, chunks, within
+from arraylogchain._fold import Box, within
 
 
 class PosteriorSums(Protocol):
@@ -156,16 +156,17 @@ class GradientSums:
             a = xp.reshape(a, (*shape, *a.shape[-2:]))
             ctx.apply(xp.matmul, a, xp.reshape(b, (*shape, *b.shape[-2:])), out=target)
             return
-        for j in chunks(chain.size, matrix.width):
-            part = xp.matmul(a, b[:, :, j])
+        # Counts are zero where weights are, derivatives by linear weights are not.
+        for k, j in matrix.blocks if by_logs else matrix.panels:
+            part = xp.matmul(a[:, k, :], b[:, :, j])
             if not in_range:
                 part = bounded(xp, part, matrix.precision)
             if by_logs:
-                weighted = part * matrix.factor(j)
+                weighted = part * matrix.factor(k, j)
                 part = weighted if in_range else xp.where(part == 0, part, weighted)
             elif matrix.power is not None:
                 part = scale_by_powers(ctx, part, matrix.power, matrix.precision)
-            self._add_columns(steps, target[..., j], part)
+            self._add_block(steps, target[..., k, j], part)
 
     def add_pairs_by_row(
         self,
@@ -179,14 +180,14 @@ class GradientSums:
         part = sum(weights, self.ctx.xp.zeros_like(edges))
         if self.as_counts and not self.chain.transitions_in_logs:
             part = self.ctx.xp.where(part == 0, part, part * edges)
-        self._add_columns(steps, self._matrix_target(box, i)[..., j], part)
+        self._add_block(steps, self._matrix_target(box, i)[..., j], part)
 
     def _matrix_target(self, box: Box, i: int) -> Array:
         view = self.chain.arrange(self.ctx.xp, self.transitions, trailing=3)
         at = 0 if int(view.shape[-3]) == 1 else i
         return view[(*within(box, view.shape), at, slice(None), slice(None))]
 
-    def _add_columns(self, steps: Steps, target: Array, values: Array) -> None:
+    def _add_block(self, steps: Steps, target: Array, values: Array) -> None:
         values = _narrowed(self.ctx, values, target)
         if steps.select_axis:
             xp = self.ctx.xp

@@ -1,17 +1,24 @@
-"""One step's matrices, multiplied with scaled states in panels of columns."""
+"""One step's matrices, multiplied with scaled states in blocks that hold all of their weights."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from arraylogchain._arrays import Array, Context, Precision, whole_maximum
+from arraylogchain._chain.blocks import SMALLEST, Block, find_blocks
 from arraylogchain._chain.states import power_to, scale_by_powers
 from arraylogchain._fold import chunks
 
 # Linear matrices are used as they are while their largest entry lies within these bounds.
 LARGEST = 2.0**4
 _LARGEST_AT_LEAST = 2.0**-10
+
+# Products of fewer terms are not worth several calls, nor is the search if all are fewer than that;
+# an exponential takes as long as so many terms.
+FEWEST_TERMS = 1_000_000
+TERMS_OF_SEARCH = 1 << 22
+_TERMS_OF_EXP = 128
 
 
 @dataclass(slots=True)
@@ -29,12 +36,16 @@ class Matrix:
         Bounds on the factors.
     positive : bool
         Whether every factor is a normal number above zero.
-    lossy : bool
-        Whether a factor of a positive weight is below the smallest normal number.
     invalid : bool
         Whether a weight may be negative; NaN then takes its place.
     width : int
         Columns of a panel; copies of a matrix are made by panels.
+    panels : list of Block
+        Blocks of all rows.
+    blocks : list of Block
+        They hold all nonzero weights: panels, until others have been found.
+    may_have_blocks : bool
+        Whether to look for them, once products have taken enough `terms`.
     """
 
     ctx: Context
@@ -47,8 +58,18 @@ class Matrix:
     least: float = 0.0
     most: float = LARGEST
     positive: bool = True
-    lossy: bool = False
     invalid: bool = False
+    may_have_blocks: bool = False
+    terms: int = 0
+    panels: list[Block] = field(init=False)
+    blocks: list[Block] = field(init=False)
+    _lossy: bool | None = None
+
+    def __post_init__(self) -> None:
+        _, inner, cols = self.given.shape
+        rows = slice(0, int(inner))
+        self.panels = [(rows, j) for j in chunks(int(cols), self.width)]
+        self.blocks = self.panels
 
     def multiply(self, values: Array, out: Array | None = None) -> Array:
         """Return values @ factor for values [groups, rows, K], in `out` if given."""
@@ -57,20 +78,50 @@ class Matrix:
         cols = int(self.given.shape[-1])
         if out is None:
             out = ctx.empty((groups, rows, cols), ctx.dtype(self.precision))
-        for j in chunks(cols, self.width):
-            ctx.apply(xp.matmul, values, self.factor(j), out=out[:, :, j])
+        for k, j in self._blocks_for(values):
+            ctx.apply(xp.matmul, values[:, :, k], self.factor(k, j), out=out[:, :, j])
         return out
 
     def multiply_transposed(self, values: Array, out: Array) -> Array:
         """Write values @ factor.T for values [groups, rows, cols] into `out`, and return it."""
         xp, ctx = self.ctx.xp, self.ctx
-        for j in chunks(int(self.given.shape[-1]), self.width):
-            turned = xp.matrix_transpose(self.factor(j))
-            if j.start == 0:
-                ctx.apply(xp.matmul, values[:, :, j], turned, out=out)
-            else:
-                ctx.apply(xp.add, out, xp.matmul(values[:, :, j], turned), out=out)
+        done = 0  # of the product's entries, so many have been written
+        for k, j in self._blocks_for(values):
+            turned, part = xp.matrix_transpose(self.factor(k, j)), values[:, :, j]
+            if k.start > done:
+                out[:, :, done : k.start] = 0.0
+                done = k.start
+            known = min(done, k.stop)
+            if k.start < known:
+                target = out[:, :, k.start : known]
+                product = xp.matmul(part, turned[:, :, : known - k.start])
+                ctx.apply(xp.add, target, product, out=target)
+            if known < k.stop:
+                target = out[:, :, known : k.stop]
+                ctx.apply(xp.matmul, part, turned[:, :, known - k.start :], out=target)
+                done = k.stop
         return out
+
+    def _blocks_for(self, values: Array) -> list[Block]:
+        """Return the blocks for a product with values [groups, rows, K].
+
+        They are looked for when this and earlier products have cost about as much as looking does.
+        """
+        if not self.may_have_blocks and self.blocks is self.panels:
+            return self.panels
+        groups, rows, inner = values.shape
+        # A factor that has to be computed costs as much as many products do.
+        terms = int(groups) * int(inner) ** 2 * (int(rows) + _TERMS_OF_EXP * self.in_logs)
+        if self.may_have_blocks:
+            self.terms += terms
+            if self.terms >= TERMS_OF_SEARCH:
+                self.blocks = self._find_blocks() or self.blocks
+                self.may_have_blocks = False
+        return self.blocks if terms >= FEWEST_TERMS else self.panels
+
+    def _find_blocks(self) -> list[Block]:
+        nothing = -math.inf if self.in_logs else 0.0
+        return find_blocks(self.ctx.xp, self.given, nothing, self.width)
 
     def reached(self, alive: Array | None) -> Array | None:
         """Return which entries of a product are nonzero, given which of its row are; None: all."""
@@ -81,29 +132,30 @@ class Matrix:
             reached = xp.any(alive, axis=-1, keepdims=True)
             return xp.broadcast_to(reached, (*alive.shape[:-1], self.given.shape[-1]))
         parts = []
-        for j in chunks(int(self.given.shape[-1]), self.width):
-            support = self._support(j)
+        for k, j in self.blocks:
+            support = self._support(k, j)
             if alive is None:
                 parts.append(xp.any(support, axis=-2, keepdims=True))
             else:
-                hits = xp.matmul(xp.astype(alive, dtype), xp.astype(support, dtype))
+                hits = xp.matmul(xp.astype(alive[:, :, k], dtype), xp.astype(support, dtype))
                 parts.append(hits > 0)
         return xp.concat(parts, axis=-1)
 
-    def smallest_positive(self) -> float:
-        """Return the smallest factor of a nonzero weight."""
-        xp = self.ctx.xp
-        smallest = math.inf
-        for j in chunks(int(self.given.shape[-1]), self.width):
-            factor = self.factor(j)
-            least = xp.min(xp.where(self._support(j), factor, xp.full_like(factor, math.inf)))
-            smallest = min(smallest, float(least))
-        return smallest
+    @property
+    def lossy(self) -> bool:
+        """Whether the factor of a positive weight is below the smallest normal number."""
+        if self._lossy is None:
+            lost = (
+                self._support(k, j) & (self.factor(k, j) < self.precision.tiny)
+                for k, j in ([] if self.positive else self.blocks)
+            )
+            self._lossy = any(bool(self.ctx.xp.any(x)) for x in lost)
+        return self._lossy
 
-    def factor(self, j: slice) -> Array:
-        """Return the factors of some columns, [groups, K, cols]."""
+    def factor(self, k: slice, j: slice) -> Array:
+        """Return the factors of some rows and columns, [groups, len(k), len(j)]."""
         xp = self.ctx.xp
-        factor = self.ctx.load(self.given[:, :, j], self.precision)
+        factor = self.ctx.load(self.given[:, k, j], self.precision)
         if self.in_logs:
             return xp.exp(factor - self.shift)
         if self.invalid:
@@ -112,8 +164,8 @@ class Matrix:
             factor = scale_by_powers(self.ctx, factor, self.power, self.precision)
         return factor
 
-    def _support(self, j: slice) -> Array:
-        given = self.given[:, :, j]
+    def _support(self, k: slice, j: slice) -> Array:
+        given = self.given[:, k, j]
         return given > -math.inf if self.in_logs else given != 0
 
 
@@ -142,8 +194,9 @@ def prepare(
         else:
             matrix.positive = low >= precision.tiny
             matrix.least, matrix.most = low, high
-    if not matrix.positive:
-        matrix.lossy = matrix.smallest_positive() < precision.tiny
+    # Neither NaN nor a negative weight is there if the smallest is zero: no number compares less.
+    nothing = -math.inf if in_logs else 0.0
+    matrix.may_have_blocks = low == nothing and min(inner, cols) >= SMALLEST
     return matrix
 
 

@@ -13,15 +13,10 @@ from arraylogchain._arrays import Array, Context
 from arraylogchain._chain import evaluate
 from arraylogchain._chain.gradient_sums import GradientSums, PosteriorSums
 from arraylogchain._chain.pieces import RecursionPlan, plan_posterior
-from arraylogchain._chain.segments import (
-    Cut,
-    cut_time,
-    enter_segments,
-    leave_segments,
-    over_segments,
-)
+from arraylogchain._chain.segments import Cut, cut_time
 from arraylogchain._chain.steps import Chain
 from arraylogchain._chain.tile_posterior import TilePosterior
+from arraylogchain.plan import Segments
 
 Pullback = Callable[[Array, frozenset[str]], dict[str, Array]]
 
@@ -74,19 +69,17 @@ class Posterior:
         tile.add_gradients(g, sums if part is self.chain else sums.of_part(part), stored)
 
 
-def prepare(ctx: Context, chain: Chain, segments: int, workspace: int, keep: bool) -> Posterior:
+def prepare(
+    ctx: Context, chain: Chain, segments: Segments, workspace: int, keep: bool
+) -> Posterior:
     """Make a chain ready for passes forward and back, in segments if there are several."""
-    cut = cut_time(ctx, chain, segments, workspace)
-    parts = [chain]
-    if cut is not None:
-        parts = list(
-            leave_segments(ctx, cut, enter_segments(ctx, cut, workspace // 2), workspace // 2)
-        )
+    cut = cut_time(ctx, chain, segments, workspace, forward=True, backward=True)
+    parts = [chain] if cut is None else list(cut.left(cut.entered()))
     return Posterior(ctx, chain, cut, parts, keep, workspace)
 
 
 def log_partition(
-    ctx: Context, chain: Chain, segments: int, workspace: int, keep: bool
+    ctx: Context, chain: Chain, segments: Segments, workspace: int, keep: bool
 ) -> tuple[Array, Pullback]:
     """Return the logs of the sums over all paths, [*batch], and their pullback.
 
@@ -111,7 +104,7 @@ def log_partition(
     tiles = [(part, tile) for part in whole.parts for tile in whole.tiles(part, store)]
     del store
     if whole.cut is not None:
-        out = evaluate.total(*over_segments(ctx, whole.cut), ctx, chain.batch, workspace)
+        out = evaluate.total(ctx, chain, whole.cut, workspace)
     else:
         out = ctx.empty(chain.batch, ctx.result_dtype)
         view = chain.arrange(ctx.xp, out, trailing=0)
@@ -198,7 +191,7 @@ def _accumulator(whole: Posterior, like: Array, name: str) -> Array:
     return out
 
 
-def marginals(ctx: Context, chain: Chain, segments: int, workspace: int) -> Array:
+def marginals(ctx: Context, chain: Chain, segments: Segments, workspace: int) -> Array:
     """Return the posterior probabilities of all states at all steps, [*batch, count, K]."""
     shape = (*chain.batch, chain.count, chain.size)
     sums = GradientSums(ctx, chain)
@@ -207,7 +200,7 @@ def marginals(ctx: Context, chain: Chain, segments: int, workspace: int) -> Arra
     return sums.potentials
 
 
-def expected_transitions(ctx: Context, chain: Chain, segments: int, workspace: int) -> Array:
+def expected_transitions(ctx: Context, chain: Chain, segments: Segments, workspace: int) -> Array:
     """Return expected counts in the shape of the transitions."""
     assert chain.transitions is not None
     sums = GradientSums(ctx, chain, as_counts=True)

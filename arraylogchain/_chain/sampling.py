@@ -19,10 +19,13 @@ from arraylogchain._arrays import Array, Context
 from arraylogchain._chain.log_form import to_logs
 from arraylogchain._chain.pieces import RecursionPlan, plan_recursion
 from arraylogchain._chain.recursion import Recursion
-from arraylogchain._chain.segments import Cut, cut_time, over_segments, split_last_message
+from arraylogchain._chain.segment_products import over_segments
+from arraylogchain._chain.segments import Cut, cut_time
 from arraylogchain._chain.states import State
 from arraylogchain._chain.steps import Chain, Steps, first_of
+from arraylogchain._chain.whole import split_last_message
 from arraylogchain._fold import boxes, chunks
+from arraylogchain.plan import Segments
 
 # Returns numbers of [0, 1) in the widest precision.
 Uniforms = Callable[[tuple[int, ...]], Array]
@@ -39,7 +42,7 @@ def sample(
     chain: Chain,
     uniforms: Uniforms,
     num_samples: int,
-    segments: int,
+    segments: Segments,
     workspace: int,
 ) -> Array:
     """Return paths [num_samples, *batch, count]; 0 where there is none, -1 past a chain's end."""

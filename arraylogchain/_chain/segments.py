@@ -1,7 +1,9 @@
 """Long chains with time cut into segments, which are computed side by side.
 
-The product of each segment comes first. Chained, the products give what enters and what leaves
-every segment; with that, all segments together are one batch of short chains.
+What enters and what leaves every segment comes first: its messages. With these, all segments
+together are one batch of short chains. They are guessed and verified, see `guesses`; chains that do
+not forget where they began take the products of all segments, one row for each state that a segment
+can start from, which are then chained.
 """
 
 from __future__ import annotations
@@ -9,11 +11,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from arraylogchain._arrays import Array, Context
+from arraylogchain._chain.guesses import guessed_messages
+from arraylogchain._chain.segment_products import Products, messages_of, multiplied
+from arraylogchain._chain.states import State
 from arraylogchain._chain.steps import Chain
-from arraylogchain._chain.whole import write_all, write_last
+from arraylogchain._chain.whole import split_last_message
+from arraylogchain.plan import Segments
+
+# Logs [*batch, segments + 1, K] at the end of the front and of each segment, and whole numbers
+# [*batch, segments + 1] to be added to them.
+Messages = tuple[Array, Array]
+
+# Segments that are worth another guess.
+_FEWEST = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,74 +33,125 @@ class Cut:
 
     A segment begins with a product. Without segments of their own, shared matrices have an axis of
     length 1.
+
+    Attributes
+    ----------
+    front : Chain
+    segments, length : int
+    matrices : array [..., segments or 1, length or 1, K, K]
+    potentials : array [..., segments, length, K] or None
+    start : array [*batch, K]
+        Logs of the weights after the front, but for `start_offset`.
+    start_offset : array [*batch]
+        Whole numbers.
+    products : Products or None
+    forward, backward : Messages or None
+        What enters the segments, and what follows them, as far as it was asked for.
     """
 
     front: Chain
     segments: int
     length: int
-    matrices: Array  # [..., segments or 1, length or 1, K, K]
-    potentials: Array | None  # [..., segments, length, K]
-    products: Array  # [..., segments, K, K], logs of the segments' products but for `offsets`
-    offsets: Array  # [..., segments], whole numbers
-    start: Array  # [*batch, K], logs of the weights after the front but for `start_offset`
-    start_offset: Array  # [*batch], whole numbers
+    matrices: Array
+    potentials: Array | None
+    start: Array
+    start_offset: Array
+    products: Products | None = None
+    forward: Messages | None = None
+    backward: Messages | None = None
+
+    def within(self) -> Chain:
+        """Return the segments as chains [*batch, segments]; their starts are yet to be given.
+
+        The first state has no potentials: it is the last one of the segment before.
+        """
+        return Chain(
+            batch=(*self.front.batch, self.segments),
+            count=self.length + 1,
+            size=self.front.size,
+            transitions=self.matrices,
+            potentials=self.potentials,
+            start=None,
+            transitions_in_logs=self.front.transitions_in_logs,
+            start_in_logs=True,
+            lead=1,
+        )
+
+    def entered(self) -> Chain:
+        """Return the segments as chains that begin with the state before them."""
+        assert self.forward is not None
+        logs, whole = self.forward
+        return replace(self.within(), start=logs[..., :-1, :], start_offset=whole[..., :-1])
+
+    def left(self, segments: Chain) -> tuple[Chain, Chain]:
+        """Return the front and the segments with the weights of what follows them."""
+        assert self.backward is not None
+        logs, whole = self.backward
+        front = replace(self.front, end=logs[..., 0, :], end_offset=whole[..., 0])
+        return front, replace(segments, end=logs[..., 1:, :], end_offset=whole[..., 1:])
+
+    def last(self, ctx: Context) -> State:
+        """Return the last state of all, [*batch, K]."""
+        assert self.forward is not None
+        logs, whole = self.forward
+        offset = whole[..., -1:]
+        return State(logs[..., -1, :], ctx.xp.zeros_like(offset), offset, None, in_logs=True)
 
 
-def cut_time(ctx: Context, chain: Chain, segments: int, workspace: int) -> Cut | None:
-    """Cut a chain, and multiply each segment out, one row for each state that it can start from.
+def cut_time(
+    ctx: Context,
+    chain: Chain,
+    segments: Segments,
+    workspace: int,
+    *,
+    forward: bool = False,
+    backward: bool = False,
+) -> Cut | None:
+    """Cut a chain, and find the messages at the segments' ends.
 
-    None if there is one segment only, or if +inf or NaN turn up: which sums they reach depends on
+    None if the plan has no segments, or if +inf or NaN turn up: which sums they reach depends on
     the states before.
+
+    Parameters
+    ----------
+    forward, backward : bool
+        Which messages are wanted; if none are, the products are.
     """
-    if segments == 1:
-        return None
-    xp = ctx.xp
+    half = workspace // 2
+    guessed = segments.guessed if forward or backward else 1
+    while guessed > 1:
+        cut = _cut(ctx, chain, guessed, half)
+        into, after, length = None, None, 0.0
+        if forward:
+            into, length = guessed_messages(ctx, cut, half, backward=False)
+        if backward and (into is not None or not forward):
+            after, length = guessed_messages(ctx, cut, half, backward=True)
+        if forward == (into is not None) and backward == (after is not None):
+            return replace(cut, forward=into, backward=after)
+        # Once more with longer segments, if enough of them are left.
+        longer = 0 if length == math.inf else (chain.count - 1) // math.ceil(length)
+        guessed = longer if _FEWEST <= longer <= guessed // 2 else 1
+    if segments.multiplied > 1:
+        cut = _cut(ctx, chain, segments.multiplied, half)
+        products = multiplied(ctx, cut, half)
+        if products is not None:
+            into = messages_of(ctx, cut, products, half, backward=False) if forward else None
+            after = messages_of(ctx, cut, products, half, backward=True) if backward else None
+            return replace(cut, products=products, forward=into, backward=after)
+    return None
+
+
+def _cut(ctx: Context, chain: Chain, segments: int, workspace: int) -> Cut:
     length = (chain.count - 1) // segments
     ahead = chain.count - 1 - segments * length
-    matrices, potentials = chain.transitions, chain.potentials
-    assert matrices is not None  # there are at least four products
-
-    front = chain.head(ahead + 1)
-    batch = tuple(matrices.shape[:-3])
-    inside = matrices_in_segments(ctx, matrices, segments, length)
-    if int(matrices.shape[-3]) == 1:
-        first, others = matrices, inside
-    else:
-        first, others = inside[..., 0, :, :], inside[..., 1:, :, :]
+    potentials = chain.potentials
     if potentials is not None:
-        batch = np.broadcast_shapes(batch, tuple(potentials.shape[:-2]))
         potentials = in_segments(ctx, potentials[..., ahead + 1 :, :], segments, length, 1)
-    operators = Chain(
-        batch=(*batch, segments, chain.size),
-        count=length,
-        size=chain.size,
-        transitions=others[..., None, :, :, :],
-        potentials=None if potentials is None else potentials[..., None, :, :],
-        start=first,
-        transitions_in_logs=chain.transitions_in_logs,
-        start_in_logs=chain.transitions_in_logs,
-    )
-    rows, whole = split_last_message(ctx, operators, workspace // 2)
-    # Rows without a path have no magnitude.
-    live = xp.any(rows > -math.inf, axis=-1)
-    offsets = xp.max(xp.where(live, whole, xp.full_like(whole, -math.inf)), axis=-1)
-    offsets = xp.where(xp.isfinite(offsets), offsets, xp.zeros_like(offsets))
-    below = xp.where(live, whole - offsets[..., None], xp.zeros_like(whole))
-    products = rows + below[..., None]
-    start, start_offset = split_last_message(ctx, front, workspace // 2)
-    if not bool(xp.all(products < math.inf)) or not bool(xp.all(start < math.inf)):
-        return None
-    return Cut(
-        front,
-        segments,
-        length,
-        inside,
-        potentials,
-        products,
-        offsets,
-        start,
-        start_offset,
-    )
+    assert chain.transitions is not None  # there are several products
+    front = chain.head(ahead + 1)
+    start, start_offset = split_last_message(ctx, front, workspace)
+    matrices = matrices_in_segments(ctx, chain.transitions, segments, length)
+    return Cut(front, segments, length, matrices, potentials, start, start_offset)
 
 
 def in_segments(ctx: Context, x: Array, segments: int, length: int, trailing: int) -> Array:
@@ -104,85 +166,3 @@ def matrices_in_segments(ctx: Context, x: Array, segments: int, length: int) -> 
     if int(x.shape[-3]) == 1:
         return x[..., None, :, :, :]
     return in_segments(ctx, x[..., -segments * length :, :, :], segments, length, 2)
-
-
-def over_segments(ctx: Context, cut: Cut) -> tuple[Context, Chain]:
-    """Return the chain of the segments' products, to be computed in the widest precision."""
-    chain = _of_products(cut)
-    # All offsets can be added at the start: they are factors that all paths have.
-    total = ctx.xp.sum(cut.offsets, axis=-1)
-    wide = replace(ctx, precision=ctx.widest)
-    return wide, replace(chain, start_offset=chain.start_offset + total)
-
-
-def _of_products(cut: Cut) -> Chain:
-    """Return the chain of the segments' products, without their offsets."""
-    return replace(
-        cut.front,
-        count=cut.segments + 1,
-        transitions=cut.products,
-        potentials=None,
-        start=cut.start,
-        transitions_in_logs=True,
-        start_in_logs=True,
-        start_offset=cut.start_offset,
-    )
-
-
-def enter_segments(ctx: Context, cut: Cut, workspace: int) -> Chain:
-    """Return the segments as chains [*batch, segments] that begin with the state before them.
-
-    That first state has no potentials: it is the last one of the segment before.
-    """
-    logs, whole = _between(ctx, cut, workspace, backward=False)
-    before = ctx.xp.cumulative_sum(cut.offsets, axis=-1) - cut.offsets
-    return Chain(
-        batch=(*cut.front.batch, cut.segments),
-        count=cut.length + 1,
-        size=cut.front.size,
-        transitions=cut.matrices,
-        potentials=cut.potentials,
-        start=logs[..., :-1, :],
-        transitions_in_logs=cut.front.transitions_in_logs,
-        start_in_logs=True,
-        start_offset=whole[..., :-1] + before,
-        lead=1,
-    )
-
-
-def leave_segments(ctx: Context, cut: Cut, segments: Chain, workspace: int) -> tuple[Chain, Chain]:
-    """Return the front and the segments as chains with the weights of what follows them."""
-    logs, whole = _between(ctx, cut, workspace, backward=True)
-    total = ctx.xp.cumulative_sum(cut.offsets, axis=-1)
-    after = total[..., -1:] - total
-    front = replace(cut.front, end=logs[..., 0, :], end_offset=whole[..., 0] + total[..., -1])
-    return front, replace(segments, end=logs[..., 1:, :], end_offset=whole[..., 1:] + after)
-
-
-def _between(ctx: Context, cut: Cut, workspace: int, backward: bool) -> tuple[Array, Array]:
-    """Return the messages at the ends of the front and of each segment, but for `offsets`.
-
-    Returns
-    -------
-    logs : array [*batch, segments + 1, K]
-    whole : array [*batch, segments + 1]
-        Whole numbers to be added to them.
-    """
-    chain = _of_products(cut)
-    wide = replace(ctx, precision=ctx.widest, result_name=ctx.widest.name)
-    shape = (*chain.batch, chain.count)
-    logs = ctx.empty((*shape, chain.size), ctx.dtype(ctx.widest))
-    whole = ctx.empty((*shape, 1), ctx.dtype(ctx.widest))
-    write_all(wide, chain, [logs, whole], workspace, lambda state: state.split_logs(ctx), backward)
-    return logs, whole[..., 0]
-
-
-def split_last_message(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
-    """Return the last message as logs [*batch, K] and whole numbers [*batch] to add to them."""
-    dtype = ctx.dtype(ctx.widest)
-    logs = ctx.empty((*chain.batch, chain.size), dtype)
-    whole = ctx.empty((*chain.batch, 1), dtype)
-    write_last(
-        ctx, chain, [logs, whole], workspace, lambda state: state.split_logs(ctx), every_entry=True
-    )
-    return logs, whole[..., 0]

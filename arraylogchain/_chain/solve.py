@@ -15,10 +15,10 @@ from arraylogchain._arrays import Array, Context
 from arraylogchain._chain import posterior
 from arraylogchain._chain.steps import Chain
 from arraylogchain._fold import Box, Shape, boxes, within
-from arraylogchain.plan import Plan, best_segments
+from arraylogchain.plan import Plan, Segments, best_segments
 
 # Computes something of a chain, in a number of segments and within a workspace.
-Compute = Callable[[Context, Chain, int, int], Array]
+Compute = Callable[[Context, Chain, Segments, int], Array]
 
 
 def solve(
@@ -91,7 +91,7 @@ def log_partition_and_pullback(
     return out, pullback
 
 
-def _rows(chain: Chain, plan: Plan) -> Iterator[tuple[Box, Chain, int]]:
+def _rows(chain: Chain, plan: Plan) -> Iterator[tuple[Box, Chain, Segments]]:
     """Yield every row of a chain, cut to its length: its place, itself and its segments."""
     assert chain.lengths is not None
     found = np.broadcast_to(chain.lengths, chain.batch)

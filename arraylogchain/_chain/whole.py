@@ -52,14 +52,31 @@ def write_last(
     workspace: int,
     results: Results,
     every_entry: bool,
+    backward: bool = False,
 ) -> None:
     """Write functions of the last state into arrays [*batch] or [*batch, n]."""
     trailing = [out.ndim - len(chain.batch) for out in outs]
     views = [chain.arrange(ctx.xp, out, n) for out, n in zip(outs, trailing, strict=True)]
     plan = plan_recursion(*chain.sizes, chain.size, chain.count, workspace, history=False)
     for box, steps in chain.tiles(ctx, plan.groups, plan.rows):
+        steps = replace(steps, backward=backward)
         for _, state, _ in Recursion(steps, every_entry, plan).run(record=False):
             if state is None:
                 continue
             for view, values in zip(views, results(state), strict=True):
                 steps.place(view[(*box, ...)], values)
+
+
+def split_last_message(
+    ctx: Context, chain: Chain, workspace: int, backward: bool = False
+) -> tuple[Array, Array]:
+    """Return the last message as logs [*batch, K] and whole numbers [*batch] to add to them."""
+    dtype = ctx.dtype(ctx.widest)
+    logs = ctx.empty((*chain.batch, chain.size), dtype)
+    whole = ctx.empty((*chain.batch, 1), dtype)
+
+    def results(state: State) -> tuple[Array, Array]:
+        return state.split_logs(ctx)
+
+    write_last(ctx, chain, [logs, whole], workspace, results, True, backward)
+    return logs, whole[..., 0]

@@ -1,0 +1,134 @@
+"""Messages at the ends of a long chain's segments, guessed and verified.
+
+Most chains forget: after some steps, what state they began with shows no more. So the message that
+enters a segment is nearly known, but for a factor, from the last steps of the segment before alone,
+whatever those began with. From these guesses all segments are computed side by side, and where they
+end, the guesses are verified. How much better results are than guesses tells how long segments have
+to be if they are too short. Guess and result have to agree, but for a factor, to
+
+    d(u, v) = max_k log(u_k / v_k) - min_k log(u_k / v_k) <= length / 4 eps,
+
+with zeros in the same places. No product with nonnegative matrices makes this distance grow [1]_,
+so that by induction the true messages, which the first segment is begun with, are no further from
+the results than eps / 4 for each step: less than steps round. The factors between guesses and
+results are the scale that is carried from segment to segment.
+
+.. [1] G. Birkhoff, "Extensions of Jentzsch's theorem", Trans. Amer. Math. Soc. 85 (1957).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from arraylogchain._arrays import Array, Context
+from arraylogchain._chain.steps import Chain
+from arraylogchain._chain.whole import split_last_message
+
+if TYPE_CHECKING:
+    from arraylogchain._chain.segments import Cut, Messages
+
+# The share of a segment that guesses are made with, and how often results are the next guesses.
+_SHARE = 0.5
+_TRIALS = 2
+
+
+def guessed_messages(
+    ctx: Context, cut: Cut, workspace: int, backward: bool
+) -> tuple[Messages | None, float]:
+    """Guess the messages at the ends of the front and of each segment.
+
+    Returns
+    -------
+    messages : Messages or None
+        None if the guesses fail.
+    length : float
+        Steps after which the chain has forgotten, about, if they do; infinity for never.
+    """
+    xp = ctx.xp
+    chain, first, first_whole = cut.within(), cut.start, cut.start_offset
+    if backward:
+        # Nothing follows the last segment, so all its states go on with a weight of one.
+        first, first_whole = xp.zeros_like(first), xp.zeros_like(first_whole)
+    guess, _ = split_last_message(ctx, _nearest(chain, backward), workspace, backward)
+    allowed = cut.length / 4 * ctx.precision.eps
+    distances = []
+    for _ in range(_TRIALS):
+        begun = _begun(ctx, chain, first, first_whole, guess, backward)
+        logs, whole = split_last_message(ctx, begun, workspace, backward)
+        factors, distance = _compared(ctx, logs, guess)
+        # No segment begins where the last one ends.
+        distance = distance[..., 1:] if backward else distance[..., :-1]
+        distances.append(float(xp.max(distance)))
+        if distances[-1] <= allowed and bool(xp.all(logs < math.inf)):
+            return _scaled(ctx, (first, first_whole), (logs, whole), factors, backward), math.inf
+        guess = logs
+    return None, _steps_to_forget(distances, cut.length, allowed)
+
+
+def _steps_to_forget(distances: list[float], length: int, allowed: float) -> float:
+    """Return after how many steps a distance is below what is allowed, if it falls as it did."""
+    first, second = distances[0], distances[-1]
+    if not math.isfinite(first) or not 0 < second < 0.9 * first:
+        return math.inf
+    return length + length * math.log(first / allowed) / math.log(first / second)
+
+
+def _nearest(chain: Chain, backward: bool) -> Chain:
+    """Return the last steps of segments, or the first ones, where backward steps end."""
+    count = math.ceil(_SHARE * (chain.count - 1))
+    own = slice(0, count) if backward else slice(chain.count - 1 - count, None)
+    matrices, potentials = chain.transitions, chain.potentials
+    assert matrices is not None  # segments begin with a product
+    return replace(
+        chain,
+        count=count + 1,
+        transitions=matrices if int(matrices.shape[-3]) == 1 else matrices[..., own, :, :],
+        potentials=None if potentials is None else potentials[..., own, :],
+    )
+
+
+def _begun(
+    ctx: Context, chain: Chain, first: Array, first_whole: Array, guess: Array, backward: bool
+) -> Chain:
+    """Return the segments, each begun with the guess [*batch, segments, K] of the one before."""
+    xp, nothing = ctx.xp, ctx.xp.zeros_like(guess[..., 1:, 0])
+    first, first_whole = first[..., None, :], first_whole[..., None]
+    if backward:
+        logs = xp.concat([guess[..., 1:, :], first], axis=-2)
+        return replace(chain, end=logs, end_offset=xp.concat([nothing, first_whole], axis=-1))
+    logs = xp.concat([first, guess[..., :-1, :]], axis=-2)
+    return replace(chain, start=logs, start_offset=xp.concat([first_whole, nothing], axis=-1))
+
+
+def _compared(ctx: Context, logs: Array, guess: Array) -> tuple[Array, Array]:
+    """Return the logs of the factors between guesses and results, and their distances.
+
+    Both are [*batch, segments]; distances are infinite where they have other zeros, NaN or +inf.
+    """
+    xp, inf = ctx.xp, math.inf
+    difference, dead = logs - guess, xp.maximum(logs, guess) == -inf
+    high = xp.max(xp.where(dead, xp.full_like(logs, -inf), difference), axis=-1)
+    low = xp.min(xp.where(dead, xp.full_like(logs, inf), difference), axis=-1)
+    no_path = xp.all(dead, axis=-1)
+    high, low = (xp.where(no_path, xp.zeros_like(x), x) for x in (high, low))
+    distance = high - low
+    return (high + low) / 2, xp.where(xp.isnan(distance), xp.full_like(distance, inf), distance)
+
+
+def _scaled(
+    ctx: Context, first: Messages, ends: Messages, factors: Array, backward: bool
+) -> Messages:
+    """Return the messages before and after all segments, in the scale of the first one."""
+    xp, (logs, whole) = ctx.xp, ends
+    if backward:
+        logs, whole, factors = (
+            xp.flip(x, axis=axis) for x, axis in ((logs, -2), (whole, -1), (factors, -1))
+        )
+    # Each segment has the factors of those before it; the first had the true message.
+    carried = xp.cumulative_sum(factors[..., :-1], axis=-1, include_initial=True)
+    steady = xp.round(carried)
+    logs = xp.concat([first[0][..., None, :], logs + (carried - steady)[..., None]], axis=-2)
+    whole = xp.concat([first[1][..., None], xp.cumulative_sum(whole, axis=-1) + steady], axis=-1)
+    return (xp.flip(logs, axis=-2), xp.flip(whole, axis=-1)) if backward else (logs, whole)

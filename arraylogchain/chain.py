@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from arraylogchain._arrays import (
     Array,
     Context,
+    _check_dtypes,
+    _dtype_name,
     detached,
     enter,
     is_differentiated,
     quiet,
     shape_of,
 )
-from arraylogchain._chain import entropy, evaluate, posterior, sampling, solve
+from arraylogchain._chain import arguments, entropy, evaluate, posterior, sampling, sequences, solve
 from arraylogchain._chain.best_path import best_path
 from arraylogchain._chain.lengths import check_lengths, check_states
 from arraylogchain._chain.path_weight import path_log_weight
 from arraylogchain._chain.steps import Chain
-from arraylogchain._fold import Shape, check_batches
+from arraylogchain._chain.summary import summary
 from arraylogchain._product.tiling import check_workspace
 from arraylogchain._random import check_generator, uniforms
-from arraylogchain.plan import Plan, plan_chain
+from arraylogchain.plan import Plan, Segments, plan_chain
 
 __all__ = ["ChainPath", "LogChain"]
 
@@ -46,13 +48,15 @@ class LogChain:
 
     Parameters
     ----------
-    log_potentials : array [..., T, K]
-        Logarithms of weights of being in a state at a step. Weights need not be normalised.
-    transitions : array [..., T - 1, K, K] or [..., 1, K, K], optional
-        Nonnegative weights of going [from, to]; one matrix stands for every step.
-    log_transitions : array, optional
+    log_potentials : array [..., T, K], or sequence of T arrays [..., K_i]
+        Logarithms of weights of being in a state at a step. Weights need not be normalised. Steps
+        may have different numbers of states if these and the transitions are lists or tuples.
+    transitions : array [..., T - 1, K, K] or [..., 1, K, K], or sequence, optional
+        Nonnegative weights of going [from, to]; one matrix stands for every step. A sequence has
+        T - 1 arrays [..., K_i, K_{i+1}].
+    log_transitions : array or sequence, optional
         Their logarithms instead, where -inf is an exact zero.
-    initial : array [..., K], optional
+    initial : array [..., K] or [..., K_0], optional
         Nonnegative weights of the first state. Default: all one.
     log_initial : array [..., K], optional
         Their logarithms instead.
@@ -75,20 +79,35 @@ class LogChain:
     anything of size K * K for each row, is ever made. Arrays are read when a method is called.
     A negative weight has no logarithm and gives NaN.
 
+    Arrays of sequences are read and copied when the chain is made: padded to the largest K_i with
+    states of weight zero, and to the batch axes that any of the sequence's arrays has. This is
+    memory besides `workspace`, and what is computed costs what a chain of max(K_i) states does,
+    some of which are impossible at each step. Messages, marginals and expected transitions are
+    then lists of arrays of the given sizes. Infinite weights give NaN in more places than the
+    given arrays alone would: wherever a state that was added meets them.
+
     Examples
     --------
     >>> import numpy as np
     >>> chain = LogChain(np.zeros((3, 2)), transitions=np.ones((1, 2, 2)))
     >>> round(float(np.exp(chain.log_partition())), 6)  # 2**3 paths of weight 1
     8.0
+
+    Two states, then three:
+
+    >>> chain = LogChain([np.zeros(2), np.zeros(3)], transitions=[np.ones((2, 3))])
+    >>> chain
+    LogChain(log_potentials=([2], [3]), transitions=([2, 3]), float64, numpy, route=vector)
+    >>> round(float(np.exp(chain.log_partition())), 6)
+    6.0
     """
 
     def __init__(
         self,
-        log_potentials: Array,
+        log_potentials: Array | Sequence[Array],
         *,
-        transitions: Array | None = None,
-        log_transitions: Array | None = None,
+        transitions: Array | Sequence[Array] | None = None,
+        log_transitions: Array | Sequence[Array] | None = None,
         initial: Array | None = None,
         log_initial: Array | None = None,
         lengths: Array | Sequence[int] | int | None = None,
@@ -97,29 +116,34 @@ class LogChain:
         self._workspace = check_workspace(workspace)
         # Only a bound that was asked for makes gradients keep less than every state.
         self._keeps_states = workspace is None
-        _check_only_one("transitions", transitions, "log_transitions", log_transitions)
-        _check_only_one("initial", initial, "log_initial", log_initial)
         options = {
-            "log_potentials": log_potentials,
             "transitions": transitions,
             "log_transitions": log_transitions,
             "initial": initial,
             "log_initial": log_initial,
         }
-        self.arrays = {
-            name: x for name, x in options.items() if x is not None or name == "log_potentials"
-        }
+        given = {name: x for name, x in options.items() if x is not None}
+        arguments.check_only_one(given, arguments.TRANSITIONS)
+        arguments.check_only_one(given, arguments.INITIAL)
+        self.arrays: dict[str, Array] = {"log_potentials": log_potentials, **given}
         self.lengths = lengths
+        # How to cut results back, where steps have different numbers of states.
+        self.sequences: sequences.Sequences | None = None
+        if arguments.are_sequences(self.arrays):
+            self.arrays, self.sequences = sequences.pad(self.arrays)
         if not is_differentiated(*self.arrays.values()):
             self._enter()
-        self._batch = _check_shapes({name: shape_of(x) for name, x in self.arrays.items()})
+        self._batch = arguments.check_shapes({name: shape_of(x) for name, x in self.arrays.items()})
 
     def _enter(self) -> tuple[Context, Chain]:
         """Return the context and the arrays to compute with; no part of autograd."""
         ctx, given = enter({name: detached(x) for name, x in self.arrays.items()})
+        return ctx, self._chain(given)
+
+    def _chain(self, given: Mapping[str, Array]) -> Chain:
         shapes = {name: shape_of(x) for name, x in given.items()}
-        batch = _check_shapes(shapes)
-        return ctx, Chain(
+        batch = arguments.check_shapes(shapes)
+        return Chain(
             batch=batch,
             count=shapes["log_potentials"][-2],
             size=shapes["log_potentials"][-1],
@@ -168,12 +192,18 @@ class LogChain:
             )
         return ctx, ctx.hand_back(out), pullback
 
-    def forward_messages(self) -> Array:
+    def kept_gradient(self, ctx: Context, name: str, x: Array) -> Any:
+        """Return the gradient of an argument as `vjp.log_partition` hands it back."""
+        if self.sequences is None:
+            return ctx.hand_back(x)
+        return self.sequences.hand_back_gradient(ctx, name, x)
+
+    def forward_messages(self) -> Array | list[Array]:
         """Return the logs of the sums over all paths up to each state.
 
         Returns
         -------
-        array [..., T, K]
+        array [..., T, K], or list of arrays [..., K_i]
             ``alpha[..., i, k]`` sums the weights of all paths of the first i + 1 steps that end
             in state k, the potential of step i included; -inf exactly where there is none. Every
             entry is right to rounding, however small it is beside the others.
@@ -190,12 +220,12 @@ class LogChain:
         """
         return self._states("forward_messages", evaluate.forward_messages, -math.inf)
 
-    def backward_messages(self) -> Array:
+    def backward_messages(self) -> Array | list[Array]:
         """Return the logs of the sums over all paths from each state on.
 
         Returns
         -------
-        array [..., T, K]
+        array [..., T, K], or list of arrays [..., K_i]
             ``beta[..., i, k]`` sums the weights of what follows state k of step i, on all paths:
             transitions and later potentials, but not the potential of step i. It is 0 at the last
             step, and -inf exactly where no path leads on. Every entry is right to rounding.
@@ -210,12 +240,12 @@ class LogChain:
         """
         return self._states("backward_messages", evaluate.backward_messages, -math.inf)
 
-    def marginals(self) -> Array:
+    def marginals(self) -> Array | list[Array]:
         """Return the posterior probability of each state at each step.
 
         Returns
         -------
-        array [..., T, K]
+        array [..., T, K], or list of arrays [..., K_i]
             The share that paths through state k at step i have in the sum over all paths: also the
             derivative of `log_partition` by the log potentials. Its error is a few eps of 1 for
             each step. Zeros where no path has a positive weight, or where weights are infinite.
@@ -296,6 +326,7 @@ class LogChain:
                 weight = xp.full(chain.batch, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
             else:
                 states, weight = best_path(ctx, chain, self._workspace)
+            states = self._within(states)
         return ChainPath(ctx.hand_back(states), ctx.hand_back(weight))
 
     def log_weight(self, states: Array) -> Array:
@@ -319,7 +350,7 @@ class LogChain:
         TypeError
             If the states are no integers.
         ValueError
-            If shapes do not fit, or a state is not among 0 ... K - 1.
+            If shapes do not fit, or a state is not among 0 ... K - 1 (K_i - 1 at step i).
 
         Examples
         --------
@@ -330,9 +361,12 @@ class LogChain:
         [0.81, 0.09]
         """
         if is_differentiated(*self.arrays.values()):
-            return _differentiable().log_weight(*self._asked(), states, self._batch)
+            sizes = None if self.sequences is None else self.sequences.sizes
+            return _differentiable().log_weight(*self._asked(), states, self._batch, sizes)
         ctx, chain = self._enter()
         path = check_states(ctx, states, chain)
+        if self.sequences is not None:
+            sequences.check_own(path, self.sequences.sizes)
         with quiet():
             out = path_log_weight(ctx, chain, path, self._workspace)
         return ctx.hand_back(out)
@@ -395,7 +429,9 @@ class LogChain:
             else:
                 draw = uniforms(rng, ctx)
 
-                def compute(ctx: Context, chain: Chain, segments: int, workspace: int) -> Array:
+                def compute(
+                    ctx: Context, chain: Chain, segments: Segments, workspace: int
+                ) -> Array:
                     return sampling.sample(ctx, chain, draw, num_samples, segments, workspace)
 
                 out = solve.solve(
@@ -408,14 +444,15 @@ class LogChain:
                     dtype=ctx.index_dtype,
                     past_end=-1,
                 )
+            out = self._within(out)
         return ctx.hand_back(out)
 
-    def expected_transitions(self) -> Array:
+    def expected_transitions(self) -> Array | list[Array]:
         """Return how often each transition is expected to be taken.
 
         Returns
         -------
-        array of the shape of transitions
+        array of the shape of transitions, or list of such arrays
             Posterior probabilities of going [from, to], summed over all rows that share a matrix,
             and over all steps if one matrix stands for all of them: also the derivatives of the sum
             of `log_partition` by the logarithms of the transitions.
@@ -436,7 +473,8 @@ class LogChain:
         if "transitions" not in self.arrays and "log_transitions" not in self.arrays:
             raise ValueError("expected_transitions needs transitions or log_transitions")
         if is_differentiated(*self.arrays.values()):
-            return _differentiable().expected_transitions(*self._asked())
+            out = _differentiable().expected_transitions(*self._asked())
+            return out if self.sequences is None else self.sequences.cut_transitions(out)
         ctx, chain = self._enter()
         with quiet():
             if chain.size == 0 or 0 in chain.batch or chain.count == 1:
@@ -444,12 +482,15 @@ class LogChain:
                 out = ctx.xp.zeros(shape, dtype=ctx.result_dtype, device=ctx.device)
             else:
                 out = solve.expected_transitions(ctx, chain, self.plan())
-        return ctx.hand_back(out)
+        if self.sequences is None:
+            return ctx.hand_back(out)
+        return sequences.hand_back(ctx, self.sequences.cut_transitions(out))
 
-    def _states(self, name: str, compute: solve.Compute, past_end: float) -> Array:
+    def _states(self, name: str, compute: solve.Compute, past_end: float) -> Any:
         """Return what `compute` makes of the chain for all states, [..., T, K]."""
         if is_differentiated(*self.arrays.values()):
-            return getattr(_differentiable(), name)(*self._asked())
+            out = getattr(_differentiable(), name)(*self._asked())
+            return out if self.sequences is None else self.sequences.cut_states(out)
         ctx, chain = self._enter()
         with quiet():
             if chain.size == 0 or 0 in chain.batch:
@@ -459,7 +500,12 @@ class LogChain:
                 out = solve.solve(
                     ctx, chain, self.plan(), compute, trailing=trailing, past_end=past_end
                 )
-        return ctx.hand_back(out)
+        if self.sequences is None:
+            return ctx.hand_back(out)
+        return sequences.hand_back(ctx, self.sequences.cut_states(out))
+
+    def _within(self, states: Array) -> Array:
+        return states if self.sequences is None else self.sequences.within(states)
 
     def _undifferentiated(self, name: str, compute: Callable[[], Any]) -> Any:
         if is_differentiated(*self.arrays.values()):
@@ -480,7 +526,8 @@ class LogChain:
         >>> chain.plan().route
         'segments'
         """
-        ctx, chain = self._enter()
+        # No more than shapes are read of these.
+        chain = self._chain(self.arrays)
         matrices = chain.transitions
         return plan_chain(
             batch=chain.batch,
@@ -494,16 +541,14 @@ class LogChain:
                 for x in (matrices, chain.potentials, chain.start)
                 if x is not None
             ),
-            dtype=ctx.result_name,
+            dtype=_check_dtypes({name: _dtype_name(x.dtype) for name, x in self.arrays.items()}),
             workspace=self._workspace,
         )
 
     def __repr__(self) -> str:
-        ctx, chain = self._enter()
-        return (
-            f"LogChain(batch={chain.batch}, steps={chain.count}, states={chain.size}, "
-            f"dtype={ctx.result_name}, route={self.plan().route})"
-        )
+        shapes = {name: shape_of(x) for name, x in self.arrays.items()}
+        given = shapes if self.sequences is None else self.sequences.shapes
+        return f"LogChain({summary(self.arrays, given, self.lengths, self.plan())})"
 
 
 def _differentiable() -> ModuleType:
@@ -511,43 +556,3 @@ def _differentiable() -> ModuleType:
     from arraylogchain._torch import chain
 
     return chain
-
-
-def _check_only_one(name: str, x: Array | None, other: str, y: Array | None) -> None:
-    if x is not None and y is not None:
-        raise ValueError(f"{name} and {other} are both given; give one of them")
-
-
-def _check_shapes(shapes: dict[str, Shape]) -> Shape:
-    """Check the shapes of a chain's arrays by name; return the broadcast batch axes."""
-    potentials = shapes["log_potentials"]
-    if len(potentials) < 2 or potentials[-2] == 0:
-        raise ValueError(
-            f"log_potentials has shape {potentials}; it must be [..., T, K] with at least one step"
-        )
-    count, size = potentials[-2:]
-    batches = {"log_potentials": potentials[:-2]}
-    for name in ("transitions", "log_transitions"):
-        if name in shapes:
-            shape = shapes[name]
-            if len(shape) < 3 or shape[-2:] != (size, size) or shape[-3] not in (count - 1, 1):
-                raise ValueError(
-                    f"{name} has shape {shape}; with log_potentials of shape {potentials} it must "
-                    f"be [..., {count - 1}, {size}, {size}], or [..., 1, {size}, {size}] for one "
-                    "matrix at every step"
-                )
-            batches[name] = shape[:-3]
-    if count > 1 and len(batches) == 1:
-        raise ValueError(
-            f"transitions or log_transitions must be given for a chain of {count} steps"
-        )
-    for name in ("initial", "log_initial"):
-        if name in shapes:
-            shape = shapes[name]
-            if not shape or shape[-1] != size:
-                raise ValueError(
-                    f"{name} has shape {shape}; with log_potentials of shape {potentials} it must "
-                    f"be [..., {size}]"
-                )
-            batches[name] = shape[:-1]
-    return check_batches(batches, shapes)

@@ -208,7 +208,7 @@ def _least_cost(
             multiplied, least = segments, cost
         segments *= 2
     # As many as fit, but none too short.
-    fit = min(_GUESSED_ROWS, workspace // 32 // (8 * size)) // chains
+    fit = min(_GUESSED_ROWS, workspace // 32 // (8 * max(size, 1))) // chains
     guessed = (count - 1) // max(_GUESSED_LENGTH, math.ceil((count - 1) / max(fit, 1)))
     cost = _GUESSED_PASSES * seconds(guessed, 1) if guessed >= 4 else math.inf
     if cost < least:

@@ -305,11 +305,11 @@ class ChainGradients(NamedTuple):
     """Gradients with respect to the arrays of a chain, None for what was not given or not wanted.
 
     `transitions` belongs to transitions or log_transitions, `initial` to initial or log_initial,
-    whichever the chain was given.
+    whichever the chain was given. Where it was given sequences of arrays, they are lists.
     """
 
-    log_potentials: Array | None
-    transitions: Array | None
+    log_potentials: Array | list[Array] | None
+    transitions: Array | list[Array] | None
     initial: Array | None
 
 
@@ -367,7 +367,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         "log_initial": "start",
         "initial": "start",
     }
-    has = {fields[name] for name in chain.arrays}
+    has = {fields[name]: name for name in chain.arrays}
 
     def pullback(
         cotangent: Array, wanted: Collection[str] = ChainGradients._fields
@@ -382,13 +382,9 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         _, _, g = _enter_pullback(inputs, value, cotangent)
         names = [fields[name] for name in ChainGradients._fields if name in wanted]
         with quiet():
-            found = raw(g, frozenset(has.intersection(names)))
-        return ChainGradients(
-            *(
-                ctx.hand_back(found[part]) if part in found else None
-                for part in ("potentials", "transitions", "start")
-            )
-        )
+            found = raw(g, frozenset(has).intersection(names))
+            given = {part: chain.kept_gradient(ctx, has[part], x) for part, x in found.items()}
+        return ChainGradients(*(given.get(part) for part in ("potentials", "transitions", "start")))
 
     return value, pullback
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from arraylogchain._chain.lengths import check_integers, check_path_shape, check_range
+from arraylogchain._chain.sequences import check_own
 from arraylogchain._torch.functions import (
     Gradients,
     Memo,
@@ -114,7 +115,12 @@ def _log_weights(x: Tensor, in_logs: bool) -> Tensor:
 
 
 def log_weight(
-    given: Given, budget: int | None, lengths: Any, states: Any, batch: tuple[int, ...]
+    given: Given,
+    budget: int | None,
+    lengths: Any,
+    states: Any,
+    batch: tuple[int, ...],
+    sizes: list[int] | None,
 ) -> Tensor:
     """Return `LogChain.log_weight`, differentiable."""
     check_tensors(**given)
@@ -131,6 +137,8 @@ def log_weight(
         states = torch.where(real, states, 0)
     if not torch.compiler.is_compiling() and states.numel():
         check_range(int(states.min()), int(states.max()), size)
+        if sizes is not None:
+            check_own(states, sizes)
     total: Any = 0.0
     dead: Any = False
     for name, x in given.items():

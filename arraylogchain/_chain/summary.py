@@ -1,0 +1,53 @@
+"""What a chain prints of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from arraylogchain._arrays import Array, _library, _namespace_of
+from arraylogchain._fold import Shape
+from arraylogchain.plan import Plan
+
+# Of longer sequences only the first and the last few shapes are printed.
+_MOST = 6
+
+
+def summary(
+    arrays: Mapping[str, Array],
+    shapes: Mapping[str, Shape | list[Shape]],
+    lengths: Any,
+    plan: Plan,
+) -> str:
+    """Return the shapes of a chain's arguments, the kind of its arrays and its route."""
+    parts = [f"{name}={_of_argument(name, shape)}" for name, shape in shapes.items()]
+    if lengths is not None:
+        parts.append(f"lengths={_of_shape(np.shape(lengths))}")
+    parts += [plan.dtype, _backend(arrays["log_potentials"])]
+    if any(getattr(x, "requires_grad", False) for x in arrays.values()):
+        parts.append("requires_grad=True")
+    return ", ".join([*parts, f"route={plan.route}"])
+
+
+def _of_argument(name: str, shape: Shape | list[Shape]) -> str:
+    if not isinstance(shape, list):
+        return _of_shape(shape)
+    if name.endswith("initial"):
+        return _of_shape(shape[0])
+    texts = [_of_shape(own) for own in shape]
+    if len(texts) > _MOST:
+        texts[2:-1] = [f"... {len(texts) - 3} more ..."]
+    return f"({', '.join(texts)})"
+
+
+def _of_shape(shape: Shape) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def _backend(x: Array) -> str:
+    """Return the library, and the device of one that has several."""
+    library = _library(_namespace_of("log_potentials", x))
+    return library if library == "numpy" else f"{library} {array_api_compat.device(x)}"

@@ -1,0 +1,297 @@
+"""Checks of chains given as sequences of arrays, against all paths of every row."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import arraylogchain as alc
+from tests import error_model, reference
+from tests.checks import Given
+from tests.conftest import Backend
+from tests.error_model import assert_within
+from tests.gradient_checks import _exact_posterior, _forward, _options, assert_gradient
+from tests.gradient_reference import Gradient
+from tests.ragged_checks import _index
+from tests.reference import logsumexp, wide
+
+
+class Row:
+    """One chain without batch axes, and what all of its paths add up to."""
+
+    def __init__(self, xs: list, edges: list, start: Any, logs: tuple[bool, bool], dtype: str):
+        self.xs, self.edges, self.start, self.logs, self.dtype = xs, edges, start, logs, dtype
+        self.sizes = [len(x) for x in xs]
+        self.steps = len(xs)
+        self.paths = np.array(list(itertools.product(*map(range, self.sizes))), np.int64)
+        self.paths = self.paths.reshape(-1, self.steps)
+        with np.errstate(divide="ignore"):
+            log_edges = edges if logs[0] else [np.log(wide(e)) for e in edges]
+            log_start = start if logs[1] or start is None else np.log(wide(start))
+        parts = [wide(x)[s] for x, s in zip(xs, self.paths.T, strict=True)]
+        pairs = itertools.pairwise(self.paths.T)
+        moves = [wide(e)[s, t] for e, (s, t) in zip(log_edges, pairs, strict=True)]
+        first = 0 if start is None else wide(log_start)[self.paths[:, 0]]
+        self.potentials, self.moves = np.array(parts), np.array(moves)
+        with np.errstate(invalid="ignore"):
+            self.weights = first + self.potentials.sum(0) + (self.moves.sum(0) if moves else 0)
+        self.first = first
+        self.log_z = logsumexp(self.weights, axis=-1)
+        possible = self.log_z > -np.inf
+        self.shares = (
+            np.exp(self.weights - self.log_z)
+            if possible
+            else np.zeros(len(self.paths), np.longdouble)
+        )
+
+    def messages(self, i: int) -> tuple[list, list]:
+        """Return the logs of sums over paths up to each state of a step, and from it on."""
+        before = self.first + self.potentials[: i + 1].sum(0) + self._moved(slice(0, i))
+        after = self.potentials[i + 1 :].sum(0) + self._moved(slice(i, None))
+        alpha, beta = [], []
+        for k in range(self.sizes[i]):
+            here = self.paths[:, i] == k
+            # Each beginning comes with every end; the ends in state 0 stand for all.
+            alpha.append(_log_sum(before[here & ~self.paths[:, i + 1 :].any(1)]))
+            beta.append(_log_sum(after[here & ~self.paths[:, :i].any(1)]))
+        return alpha, beta
+
+    def _moved(self, steps: slice) -> Any:
+        return self.moves[steps].sum(0) if len(self.moves) else 0
+
+    def marginals(self, i: int) -> list:
+        return [self.shares[self.paths[:, i] == k].sum() for k in range(self.sizes[i])]
+
+    def counts(self, i: int) -> np.ndarray:
+        total = np.zeros((self.sizes[i], self.sizes[i + 1]), np.longdouble)
+        np.add.at(total, (self.paths[:, i], self.paths[:, i + 1]), self.shares)
+        return total
+
+    def padded(self) -> list:
+        """Return the arguments of a chain of the largest size: x, and weights by their form."""
+        K = max(self.sizes)
+        x = np.full((self.steps, K), -np.inf)
+        edges = np.full((max(self.steps - 1, 1), K, K), -np.inf if self.logs[0] else 0.0)
+        start = np.full(K, -np.inf if self.logs[1] else 0.0)
+        for i, own in enumerate(self.xs):
+            x[i, : len(own)] = own
+        for i, own in enumerate(self.edges):
+            edges[i, : own.shape[0], : own.shape[1]] = own
+        start[: self.sizes[0]] = (
+            (0.0 if self.logs[1] else 1.0) if self.start is None else self.start
+        )
+        return [
+            x,
+            *((None, edges) if self.logs[0] else (edges, None)),
+            *((None, start) if self.logs[1] else (start, None)),
+        ]
+
+
+def _log_sum(logs: np.ndarray) -> np.longdouble:
+    return logsumexp(logs, axis=-1) if len(logs) else np.longdouble(-np.inf)
+
+
+class Case:
+    """A chain of sequences, handed to the library.
+
+    Parameters
+    ----------
+    xs, edges : list of array
+    start : array or None
+    logs : tuple of bool
+        Whether transitions and initial weights are given as logs.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        dtype: str,
+        xs: list,
+        edges: list,
+        start: Any = None,
+        logs: tuple[bool, bool] = (False, False),
+        **options: Any,
+    ) -> None:
+        self.backend, self.dtype, self.logs = backend, dtype, logs
+        self.steps, self.sizes = len(xs), [x.shape[-1] for x in xs]
+        self.given = Given(backend, dtype, *xs, *edges, start)
+        arrays, T = self.given.arrays, self.steps
+        names = ["log_transitions" if logs[0] else "transitions"]
+        options |= {names[0]: tuple(arrays[T:-1])}
+        if start is not None:
+            options["log_initial" if logs[1] else "initial"] = arrays[-1]
+        self.chain = alc.LogChain(arrays[:T], **options)
+        batches = [x.shape[:-1] for x in xs] + [e.shape[:-2] for e in edges]
+        self.batch = np.broadcast_shapes(*batches, () if start is None else start.shape[:-1])
+        lengths = options.get("lengths")
+        self.lengths = np.broadcast_to(T if lengths is None else lengths, self.batch)
+
+    def rows(self) -> Iterator[tuple[tuple[int, ...], Row]]:
+        *held, start = self.given.held
+        for at in np.ndindex(self.batch):
+            T = int(self.lengths[at])
+            xs = [x[_index(x.shape[:-1], at)] for x in held[:T]]
+            edges = [e[_index(e.shape[:-2], at)] for e in held[self.steps :][: T - 1]]
+            own = None if start is None else start[_index(start.shape[:-1], at)]
+            yield at, Row(xs, edges, own, self.logs, self.dtype)
+
+    def read(self, x: Any, dtype: str | None = None) -> np.ndarray:
+        return self.backend.read(x, dtype or self.dtype)
+
+    def read_all(self, xs: list, shapes: list) -> list[np.ndarray]:
+        assert type(xs) is list
+        found = [self.read(x) for x in xs]
+        assert [x.shape for x in found] == shapes
+        return found
+
+    def check_sums(self) -> None:
+        """Compare all that are sums over paths, and the gradients of log_partition by vjp."""
+        chain, dtype, held = self.chain, self.dtype, self.given.held
+        shapes = [(*self.batch, n) for n in self.sizes]
+        partition = self.read(chain.log_partition())
+        assert partition.shape == self.batch
+        names = ("forward_messages", "backward_messages", "marginals")
+        forward, backward, marginals = (
+            self.read_all(getattr(chain, name)(), shapes) for name in names
+        )
+        T, edges, start = self.steps, held[self.steps : -1], held[-1]
+        counts = self.read_all(chain.expected_transitions(), [e.shape for e in edges])
+        g = Given(self.backend, dtype, np.random.default_rng(0).normal(size=self.batch))
+        value, pullback = alc.vjp.log_partition(chain)
+        np.testing.assert_array_equal(self.read(value), partition)
+        gradients = pullback(g.arrays[0])
+        given = [*held[:T], *edges] + ([] if start is None else [start])
+        found = [*gradients.log_potentials, *gradients.transitions]
+        found += [] if start is None else [gradients.initial]
+        found = self.read_all(found, [x.shape for x in given])
+        assert (gradients.initial is None) == (start is None)
+
+        K = max(self.sizes)
+        count_sums = [_Sum(e, 2) for e in edges]
+        sums = [_Sum(x, 1) for x in held[:T]] + [_Sum(e, 2) for e in edges]
+        sums += [] if start is None else [_Sum(start, 1)]
+        for at, row in self.rows():
+            n = row.steps
+            cut = row.padded()
+            exact, posterior = _forward(cut, dtype), _exact_posterior(cut, dtype, g.held[0][at])
+            bound = error_model.chain_bound(row.log_z, exact.partition_gap, n, K, dtype)
+            assert_within(partition[at], row.log_z, bound)
+            for i in range(T):
+                size = slice(self.sizes[i])
+                if i >= n:
+                    assert np.all(forward[i][at] == -np.inf)
+                    assert np.all(backward[i][at] == -np.inf)
+                    assert np.all(marginals[i][at] == 0)
+                    continue
+                alpha, beta = (np.array(m) for m in row.messages(i))
+                gaps = exact.message_gaps[i, size], posterior.backward_gaps[i, size]
+                for ours, sum_, gap in zip((forward, backward), (alpha, beta), gaps, strict=True):
+                    bound = error_model.chain_bound(sum_, gap, n, K, dtype)
+                    assert_within(ours[i][at], sum_, bound)
+                p = _part(posterior.marginals, (i, size), np.array(row.marginals(i)))
+                bound = error_model.posterior_bound(p, n, K, dtype)
+                assert_gradient(marginals[i][at], p, bound)
+                sums[i].add(at, _part(posterior.log_potentials, (i, size)))
+                if i + 1 < n:
+                    pair = (i, size, slice(self.sizes[i + 1]))
+                    count_sums[i].add(at, _part(posterior.counts, pair, row.counts(i)))
+                    sums[T + i].add(at, _part(posterior.transitions, pair))
+            if start is not None:
+                sums[-1].add(at, _part(posterior.initial, (slice(self.sizes[0]),)))
+        for ours, expected in zip([*counts, *found], [*count_sums, *sums], strict=True):
+            total = expected.total()
+            bound = error_model.posterior_bound(total, T, K, dtype)
+            bound = bound + expected.rounded(dtype)
+            assert_gradient(ours, total, bound)
+        self.given.assert_unchanged()
+
+    def check_paths(self) -> None:
+        """Compare viterbi, log weights of all paths, their entropy, and samples."""
+        T, K, dtype = self.steps, max(self.sizes), self.dtype
+        path = self.chain.viterbi()
+        states, weight = self.read(path.states, "int64"), self.read(path.log_weight)
+        entropy = self.read(self.chain.entropy())
+        samples = self.read(self.chain.sample(30, np.random.default_rng(0)), "int64")
+        assert samples.shape == (30, *self.batch, T)
+        for at, row in self.rows():
+            n, possible = row.steps, row.log_z > -np.inf
+            arguments, options = _options(row.padded(), dtype)
+            exact = reference.entropy(*arguments, **options)
+            bound = error_model.entropy_bound(*exact, n, K, dtype)
+            brute = -np.sum(row.shares * np.log(np.where(row.shares > 0, row.shares, 1)))
+            assert_within(entropy[at], brute, bound)
+            options.pop("log_form_beyond")
+            lattice = reference.lattice(*arguments, **options)
+            for found in (states[at][None], samples[(slice(None), *at)]):
+                assert np.all(found[:, n:] == -1)
+                found = found[:, :n]
+                assert np.all(found < np.maximum(row.sizes, 1)), "a state that there is not"
+                if possible:
+                    weights, _ = reference.path_weights(found, lattice)
+                    assert np.all(np.isfinite(weights)), "a path of weight 0"
+                else:
+                    assert not np.any(found)
+            if not len(row.paths):
+                continue
+            best = row.paths[np.argmax(row.weights)] if possible else np.zeros(n, np.int64)
+            if possible:
+                np.testing.assert_array_equal(states[at][:n], best)
+            exact, gap = reference.path_weights(best, lattice)
+            exact = exact if possible else -np.inf
+            bound = error_model.path_bound(exact, gap, n, K, dtype)
+            assert_within(weight[at], np.asarray(exact, np.longdouble), bound)
+        self._check_log_weights()
+        self.given.assert_unchanged()
+
+    def _check_log_weights(self) -> None:
+        paths = np.array(list(itertools.product(*map(range, self.sizes))), np.int64)
+        if not len(paths):
+            return
+        lead = (len(paths), *(1 for _ in self.batch), self.steps)
+        given = self.backend.asarray(paths.reshape(lead))
+        found = self.read(self.chain.log_weight(given))
+        assert found.shape == (len(paths), *self.batch)
+        for at, row in self.rows():
+            arguments, options = _options(row.padded(), self.dtype)
+            options.pop("log_form_beyond")
+            own = paths[:, : row.steps]
+            _, gap = reference.path_weights(own, reference.lattice(*arguments, **options))
+            place = np.ravel_multi_index(tuple(own.T), row.sizes)
+            exact = row.weights[place]
+            bound = error_model.path_bound(exact, gap, row.steps, max(self.sizes), self.dtype)
+            assert_within(found[(slice(None), *at)], exact, bound)
+
+
+def _part(x: Gradient, place: tuple, exact: np.ndarray | None = None) -> Gradient:
+    """Return a part of a gradient, with its exact value if that is known better."""
+    parts = {name: getattr(x, name)[place] for name in ("exact", "mass", "gap", "scale")}
+    if exact is not None:
+        np.testing.assert_allclose(parts["exact"], exact, rtol=1e-12, atol=1e-14)
+        parts["exact"] = exact
+    return Gradient(**parts, terms=x.terms)
+
+
+class _Sum:
+    """Gradients of rows, added up where rows share an array."""
+
+    def __init__(self, array: np.ndarray, core: int) -> None:
+        self.batch = array.shape[: array.ndim - core]
+        self.parts = {
+            name: np.zeros(array.shape, np.longdouble) for name in ("exact", "mass", "gap", "scale")
+        }
+        self.terms = 0
+
+    def add(self, at: tuple[int, ...], row: Gradient) -> None:
+        for name, total in self.parts.items():
+            total[_index(self.batch, at)] += getattr(row, name)
+        self.terms += row.terms
+
+    def total(self) -> Gradient:
+        return Gradient(**self.parts, terms=max(self.terms, 1))
+
+    def rounded(self, dtype: str) -> Any:
+        """Return what it costs that half precisions are rounded before they are added up."""
+        return error_model.half_ulp(self.parts["mass"], dtype) * (2 if self.terms > 1 else 0)

@@ -23,7 +23,7 @@ hypothesis.settings.register_profile(
     "suite",
     deadline=None,
     derandomize=True,
-    max_examples=150,
+    max_examples=100,
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 hypothesis.settings.load_profile("suite")

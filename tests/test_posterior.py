@@ -250,7 +250,7 @@ def test_messages_meet_at_every_step(np_backend, dtype):
 
 
 @hypothesis.given(chain=chains(), dtype=DTYPES, workspace=WORKSPACES)
-@hypothesis.settings(max_examples=80)
+@hypothesis.settings(max_examples=50)
 def test_any_chain_with_logs(chain, dtype, workspace):
     x, edges, initial = chain
     check_posterior(
@@ -264,7 +264,7 @@ def test_any_chain_with_logs(chain, dtype, workspace):
 
 
 @hypothesis.given(chain=chains(), dtype=DTYPES, sharpness=st.sampled_from([0.01, 0.1, 1.0]))
-@hypothesis.settings(max_examples=80)
+@hypothesis.settings(max_examples=50)
 def test_any_chain_with_linear_weights(chain, dtype, sharpness):
     x, edges, initial = chain
     transitions, start = (None if w is None else linear(w, sharpness) for w in (edges, initial))

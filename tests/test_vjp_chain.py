@@ -311,7 +311,7 @@ def test_cotangent_of_another_library(torch_backend):
 @hypothesis.given(
     chain=chains(), kind=st.sampled_from(COTANGENTS), dtype=DTYPES, workspace=WORKSPACES
 )
-@hypothesis.settings(max_examples=80)
+@hypothesis.settings(max_examples=50)
 def test_any_chain_with_logs(chain, kind, dtype, workspace):
     x, edges, initial = chain
     check_vjp_chain(
@@ -326,7 +326,7 @@ def test_any_chain_with_logs(chain, kind, dtype, workspace):
 
 
 @hypothesis.given(chain=chains(), dtype=DTYPES, sharpness=st.sampled_from([0.01, 0.1, 1.0]))
-@hypothesis.settings(max_examples=80)
+@hypothesis.settings(max_examples=50)
 def test_any_chain_with_linear_weights(chain, dtype, sharpness):
     x, edges, initial = chain
     transitions, start = (None if w is None else linear(w, sharpness) for w in (edges, initial))
@@ -334,7 +334,7 @@ def test_any_chain_with_linear_weights(chain, dtype, sharpness):
 
 
 @hypothesis.given(chain=chains(), name=st.sampled_from(["strict", "strict-no_float64", "torch"]))
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=12)
 def test_any_chain_elsewhere(chain, name):
     x, edges, initial = chain
     check_vjp_chain(make_backend(name), "float32", x, log_transitions=edges, log_initial=initial)

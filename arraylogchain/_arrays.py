@@ -101,6 +101,10 @@ class Context:
         defaults = self.xp.__array_namespace_info__().default_dtypes(device=self.device)
         return defaults["indexing"]
 
+    def integers(self, x: np.ndarray) -> Array:
+        """Return whole numbers of the host as an array of the library."""
+        return self.xp.asarray(x.tolist(), dtype=self.index_dtype, device=self.device)
+
     def powers_of_two(self, precision: Precision) -> Array:
         """Return 2**-(top - 1) ... 2**top, built exactly: pow and exp2 need not round right."""
         if precision.name not in self.powers:
@@ -305,12 +309,20 @@ def is_differentiated(*arrays: Array | None) -> bool:
     tensors = [x for x in arrays if isinstance(x, torch.Tensor)]
     if not tensors:
         return False
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if is_traced():
         return True
     # Within autograd's own functions both modes are off, though the level is still entered.
     if torch._C._is_fwd_grad_enabled() and torch.autograd.forward_ad._current_level >= 0:
         return True
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def is_traced() -> bool:
+    """Tell whether torch compiles or transforms a computation; values are not at hand then."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    return bool(torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
 
 
 def detached(x: Array) -> Array:
@@ -399,7 +411,8 @@ def on_host(name: str, x: Any) -> np.ndarray:
     try:
         return np.from_dlpack(x) if hasattr(x, "__dlpack__") else np.asarray(x)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise TypeError(f"{name} must be an array of integers, got {x!r}: {error}") from None
+        kind = type(x).__name__
+        raise TypeError(f"{name} must be an array of integers, got a {kind}: {error}") from None
 
 
 def _has_float64(xp: Any, device: Any) -> bool:

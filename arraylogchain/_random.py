@@ -13,7 +13,7 @@ from arraylogchain._arrays import Array, Context
 
 def check_generator(rng: Any, x: Array) -> None:
     """Raise TypeError unless `rng` is NumPy's or CuPy's generator, or torch's and x a tensor."""
-    library = _library(rng)
+    library = _library(rng) if type(rng).__name__ == "Generator" else ""
     if library == "torch" and _library(x) != "torch":
         raise TypeError(
             f"rng is a torch.Generator, which is for tensors only, and log_potentials is a "

@@ -16,6 +16,7 @@ from arraylogchain._arrays import (
     detached,
     enter,
     is_differentiated,
+    is_traced,
     quiet,
     shape_of,
 )
@@ -62,16 +63,19 @@ class LogChain:
         Their logarithms instead.
     lengths : array [...] of integers, optional
         How many steps of each row are real, between 1 and T. What lies past them is never read.
+        They broadcast with the batch axes.
     workspace : int, optional
         Bytes that temporaries may take beyond inputs and output. Default: 64 MiB.
 
     Raises
     ------
     TypeError
-        If an argument is no array of real floating-point numbers, or libraries differ.
+        If an argument is no array of real floating-point numbers, if lengths are no integers, or
+        if libraries differ.
     ValueError
-        If shapes or devices do not fit, if transitions (or the initial weights) are given both
-        ways, if transitions are missing though T > 1, or if the workspace is too small.
+        If lengths are not between 1 and T, if shapes or devices do not fit, if transitions (or the
+        initial weights) are given both ways, if transitions are missing though T > 1, or if the
+        workspace is too small.
 
     Notes
     -----
@@ -131,7 +135,7 @@ class LogChain:
         self.sequences: sequences.Sequences | None = None
         if arguments.are_sequences(self.arrays):
             self.arrays, self.sequences = sequences.pad(self.arrays)
-        if not is_differentiated(*self.arrays.values()):
+        if not is_traced():
             self._enter()
         self._batch = arguments.check_shapes({name: shape_of(x) for name, x in self.arrays.items()})
 
@@ -325,7 +329,16 @@ class LogChain:
                 states = xp.zeros(shape, dtype=ctx.index_dtype, device=ctx.device)
                 weight = xp.full(chain.batch, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
             else:
-                states, weight = best_path(ctx, chain, self._workspace)
+                states = solve.solve(
+                    ctx,
+                    chain,
+                    self.plan(),
+                    best_path,
+                    trailing=(chain.count,),
+                    dtype=ctx.index_dtype,
+                    past_end=-1,
+                )
+                weight = path_log_weight(ctx, chain, states, self._workspace)
             states = self._within(states)
         return ChainPath(ctx.hand_back(states), ctx.hand_back(weight))
 
@@ -413,9 +426,11 @@ class LogChain:
         [(0, 0, 1), (0, 1, 1)]
         """
         check_generator(rng, self.arrays["log_potentials"])
-        if not hasattr(num_samples, "__index__"):
-            raise TypeError(f"num_samples is {num_samples!r}; it must be a whole number")
-        num_samples = operator.index(num_samples)
+        try:
+            num_samples = operator.index(num_samples)
+        except (TypeError, ValueError):
+            kind = f"{num_samples!r}, a {type(num_samples).__name__}"
+            raise TypeError(f"num_samples is {kind}; it must be a whole number") from None
         if num_samples < 0:
             raise ValueError(f"num_samples is {num_samples}; it must not be negative")
         return self._undifferentiated("sample", lambda: self._sample(num_samples, rng))

@@ -27,7 +27,7 @@ def guesses(monkeypatch):
 
     def spy(*args, **options):
         found = guess(*args, **options)
-        held.append(found[0] is not None)
+        held.append(not isinstance(found, float))
         return found
 
     def guessed(count, *_):
@@ -72,7 +72,7 @@ def test_elsewhere(guesses, backend, dtype, form):
     check_posterior(backend, dtype, x, **options)
     Case(backend, dtype, x, **options).check_entropy()
     # Without float64 logs round too much to be compared.
-    assert all(guesses) == ("float64" in backend.dtypes)
+    assert all(guesses)
 
 
 @pytest.mark.parametrize("stay", [0.5, 0.8, 0.9, 0.95, 0.99, 0.999, 0.9999999])
@@ -129,11 +129,13 @@ def test_chains_without_a_path(guesses, np_backend, dtype, at):
     check_posterior(np_backend, dtype, x, transitions=uniform(1, K, K))
 
 
-@pytest.mark.parametrize("sd", [30, 1000])
+@pytest.mark.parametrize("sd", [10, 30, 1000])
 def test_wide_ranges(guesses, np_backend, dtype, sd):
+    """Logs far below the largest are rounded to more than guesses may be off by."""
     x = normal(2, T, K, sd=sd)
     check_chain(np_backend, dtype, x, transitions=uniform(1, K, K))
     check_posterior(np_backend, dtype, x, transitions=uniform(1, K, K))
+    assert all(guesses) or sd > 10
 
 
 def test_sparse_transitions(guesses, np_backend, dtype):

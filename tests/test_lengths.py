@@ -186,6 +186,46 @@ def test_states_matter_within_the_length_only(backend):
             chain.log_weight(backend.asarray(states))
 
 
+def test_rows_in_log_form_a_few_at_a_time(np_backend):
+    """All rows need the log form, and its states do not fit the workspace together."""
+    n, T, K, rng = 64, 500, 4, np.random.default_rng(0)
+    x = np.where(rng.random((n, T, K)) < 0.5, -5000.0, 0.0)
+    lengths = rng.integers(T // 2, T + 1, n)
+    transitions = (np.eye(K) + np.eye(K, k=1))[None]
+    chain = alc.LogChain(x, transitions=transitions, lengths=lengths, workspace=1 << 20)
+    found, entropy = chain.marginals(), chain.entropy()
+    for row in (0, 17, n - 1):
+        alone = alc.LogChain(x[row, : lengths[row]], transitions=transitions)
+        np.testing.assert_allclose(found[row, : lengths[row]], alone.marginals(), atol=1e-9)
+        np.testing.assert_allclose(entropy[row], alone.entropy(), atol=1e-9)
+        assert not np.any(found[row, lengths[row] :])
+
+
+def test_samples_of_short_rows_beside_windows(np_backend):
+    """One long row is drawn in windows of time; those that have ended leave nothing in them."""
+    lengths = np.full(64, 3)
+    lengths[0] = 40
+    x = np.zeros((64, 40, 4))
+    chain = alc.LogChain(x, transitions=np.ones((1, 4, 4)), lengths=lengths, workspace=1 << 20)
+    states = chain.sample(3, np.random.default_rng(0))
+    real = np.arange(40) < lengths[:, None]
+    assert np.all((states >= 0) == real)
+
+
+def test_long_rows_are_cut_for_best_paths(np_backend):
+    """Rows of nearly all steps take the same road as those of all."""
+    T = 3_000
+    x, transitions = normal(2, T, 3), uniform(1, 3, 3)
+    chain = alc.LogChain(x, transitions=transitions, lengths=[T - 1, 40])
+    assert chain.plan().route == "rows"
+    states, weight = chain.viterbi()
+    for row, n in enumerate((T - 1, 40)):
+        alone = alc.LogChain(x[row, :n], transitions=transitions).viterbi()
+        np.testing.assert_array_equal(states[row, :n], alone.states)
+        np.testing.assert_allclose(weight[row], alone.log_weight, rtol=1e-14)
+        assert np.all(states[row, n:] == -1)
+
+
 def test_samples_past_the_end_are_no_states(backend, dtype):
     """Also beside rows without a path, whose states are 0 up to their end."""
     case = ragged(backend, dtype, SHAPES["rows"], ("linear", "linear"))

@@ -5,6 +5,8 @@ uses random numbers, a right one would fail one of them with a probability of at
 the at most 1000 tests in this file has a level of 1e-9.
 """
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -262,6 +264,21 @@ def test_no_samples(backend, dtype, shape):
     K = shape[-1]
     case = Case(backend, dtype, normal(*shape), transitions=uniform(1, K, K))
     assert draw(case, 0).size == 0
+
+
+@pytest.mark.parametrize(("T", "K"), [(20_000, 4), (2_000, 12)])
+def test_many_samples_of_one_chain_keep_to_the_workspace(np_backend, dtype, T, K):
+    x, transitions = normal(T, K).astype(dtype), uniform(1, K, K).astype(dtype)
+    chain = alc.LogChain(x, transitions=transitions, workspace=1 << 20)
+    assert chain.plan().route == "segments"
+    chain.sample(2, np.random.default_rng(0))
+    tracemalloc.start()
+    try:
+        states = chain.sample(20, np.random.default_rng(0))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak - states.nbytes <= 1 << 20
 
 
 def test_workspace_keeps_the_distribution(np_backend, dtype):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
+from tests.checks import mentions
 
 # torch 2.13 warns of its own code when forward mode is first used.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -346,6 +347,37 @@ def test_states_are_let_go_after_backward(torch):
 
 def test_tensors_and_arrays_do_not_mix(torch):
     x = torch.randn(3, 2, requires_grad=True)
-    chain = alc.LogChain(x, transitions=np.ones((1, 2, 2)))
     with pytest.raises(TypeError, match="transitions"):
-        chain.log_partition()
+        alc.LogChain(x, transitions=np.ones((1, 2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("lengths", [0, 1, 9], ValueError),
+        ("lengths", [1.5, 1, 5], TypeError),
+        ("lengths", [1, 5], ValueError),
+        ("transitions", np.ones((1, 4, 4)), TypeError),
+        ("transitions", np.ones((1, 4, 4), int), TypeError),
+    ],
+)
+def test_mistakes_are_told_when_a_chain_is_made(torch_backend, name, value, error):
+    """Also with tensors that require grad, whose values are looked at later."""
+    torch = torch_backend.xp
+    x = torch.zeros(3, 5, 4, requires_grad=True)
+    options = {"transitions": torch.ones(1, 4, 4), name: value}
+    with pytest.raises(error, match=mentions(name)):
+        alc.LogChain(x, **options)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weight_beside_a_zero_is_unknown(torch_backend, value):
+    torch = torch_backend.xp
+    x = torch.zeros(2, 2)
+    x[0, 0] = value
+    options = {"transitions": torch.tensor([[[1.0, 0.0], [1.0, 1.0]]])}
+    path = torch.tensor([0, 1])
+    plain = alc.LogChain(x, **options).log_weight(path)
+    followed = alc.LogChain(x.clone().requires_grad_(), **options).log_weight(path)
+    assert plain.isnan()
+    assert followed.isnan()

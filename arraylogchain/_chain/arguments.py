@@ -29,7 +29,8 @@ def are_sequences(given: Mapping[str, Any]) -> bool:
     what = " and ".join(f"{name} is of type {type(given[name]).__name__}" for name in per_step)
     raise TypeError(
         f"{what}; either both must be arrays, or both sequences of arrays: log_potentials one "
-        "array [..., K_i] for each step, and transitions one [..., K_i, K_{i+1}] between each two"
+        "array [..., K_i] for each step, and transitions one [..., K_i, K_{i+1}] between each two; "
+        "np.asarray(...) makes an array of nested lists"
     )
 
 
@@ -53,7 +54,9 @@ def check_shapes(shapes: Mapping[str, Shape]) -> Shape:
                 )
             batches[name] = shape[:-3]
     if count > 1 and len(batches) == 1:
-        raise _no_transitions(count)
+        raise _no_transitions(
+            f"[..., {count - 1}, {size}, {size}] or [..., 1, {size}, {size}]", count
+        )
     for name in INITIAL:
         if name in shapes:
             shape = shapes[name]
@@ -66,8 +69,10 @@ def check_shapes(shapes: Mapping[str, Shape]) -> Shape:
     return check_batches(batches, shapes)
 
 
-def _no_transitions(count: int) -> ValueError:
-    return ValueError(f"transitions or log_transitions must be given for a chain of {count} steps")
+def _no_transitions(shape: str, count: int) -> ValueError:
+    return ValueError(
+        f"transitions or log_transitions must be given for a chain of {count} steps: {shape}"
+    )
 
 
 def check_counts(given: Mapping[str, Sequence[Array] | Array]) -> None:
@@ -80,7 +85,7 @@ def check_counts(given: Mapping[str, Sequence[Array] | Array]) -> None:
         )
     found = {name: len(given[name]) for name in TRANSITIONS if name in given}
     if count > 1 and not found:
-        raise _no_transitions(count)
+        raise _no_transitions(f"a sequence of {count - 1} arrays [..., K_i, K_{{i+1}}]", count)
     for name, number in found.items():
         if number != count - 1:
             raise ValueError(

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from arraylogchain._arrays import Array, Context
 from arraylogchain._chain.best_segments import SegmentedWindow, best_segments, fewer_segments
 from arraylogchain._chain.best_steps import BestSteps, PlainWindow
-from arraylogchain._chain.path_weight import path_log_weight
 from arraylogchain._chain.steps import Chain, Steps
 from arraylogchain._fold import Box, chunks
+from arraylogchain.plan import Segments
 
 # Elements of a state beyond which more rows do not make a step cheaper for each.
 _USEFUL = 1 << 17
@@ -67,11 +67,12 @@ def step_bytes(size: int, itemsize: int) -> int:
     return 12 * (size * itemsize + 16)
 
 
-def best_path(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
-    """Return a path of largest weight [*batch, count] and its log weight [*batch].
+def best_path(ctx: Context, chain: Chain, segments: Segments, workspace: int) -> Array:
+    """Return a path of largest weight, [*batch, count].
 
     Of several the one with the smallest last state, and so on back to the first state. Past a
-    chain's end states are -1. All states are 0 where no path has a positive weight.
+    chain's end states are -1. All states are 0 where no path has a positive weight. Segments of
+    time are chosen here, tile by tile.
     """
     xp = ctx.xp
     shape = (*chain.batch, chain.count)
@@ -81,7 +82,7 @@ def best_path(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]
     plan = plan_paths(sizes, chain.size, chain.count, ctx.precision.itemsize, workspace)
     for box, steps in chain.tiles(ctx, plan.groups, plan.rows):
         _TilePaths(ctx, steps, plan, workspace, view, box).write()
-    return states, path_log_weight(ctx, chain, states, workspace)
+    return states
 
 
 class _TilePaths:

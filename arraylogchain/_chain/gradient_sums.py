@@ -188,7 +188,7 @@ class GradientSums:
         return view[(*within(box, view.shape), at, slice(None), slice(None))]
 
     def _add_block(self, steps: Steps, target: Array, values: Array) -> None:
-        values = _narrowed(self.ctx, values, target)
+        values = narrowed(self.ctx, values, target.dtype)
         if steps.select_axis:
             xp = self.ctx.xp
             target += xp.astype(xp.reshape(values, target.shape), target.dtype, copy=False)
@@ -200,17 +200,17 @@ def add_rows(steps: Steps, target: Array, values: Array) -> None:
     """Add values [groups, rows, n] to a view of their tile, summed where it has length 1."""
     ctx, xp, shape = steps.ctx, steps.ctx.xp, (*steps.shape, int(target.shape[-1]))
     if tuple(target.shape) == shape:
-        steps.place(target, _narrowed(ctx, values, target), add=True)
+        steps.place(target, narrowed(ctx, values, target.dtype), add=True)
         return
     values = xp.reshape(in_tile(steps, values), shape)
     broadcast = tuple(axis for axis, n in enumerate(target.shape) if n == 1 < shape[axis])
-    values = _narrowed(ctx, xp.sum(values, axis=broadcast, keepdims=True), target)
+    values = narrowed(ctx, xp.sum(values, axis=broadcast, keepdims=True), target.dtype)
     target += xp.astype(values, target.dtype, copy=False)
 
 
-def _narrowed(ctx: Context, values: Array, target: Array) -> Array:
-    """Return values that are finite in the dtype of `target`, and sums of some of them too."""
-    if values.dtype == target.dtype or target.dtype != ctx.xp.float32:
+def narrowed(ctx: Context, values: Array, dtype: Any) -> Array:
+    """Return values that are finite in a dtype, and sums of some of them too."""
+    if values.dtype == dtype or dtype != ctx.xp.float32:
         return values
     return bounded(ctx.xp, values, SINGLE)
 

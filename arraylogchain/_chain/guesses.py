@@ -8,10 +8,11 @@ to be if they are too short. Guess and result have to agree, but for a factor, t
 
     d(u, v) = max_k log(u_k / v_k) - min_k log(u_k / v_k) <= length / 4 eps,
 
-with zeros in the same places. No product with nonnegative matrices makes this distance grow [1]_,
-so that by induction the true messages, which the first segment is begun with, are no further from
-the results than eps / 4 for each step: less than steps round. The factors between guesses and
-results are the scale that is carried from segment to segment.
+with zeros in the same places; logs may differ by their own rounding besides. No product with
+nonnegative matrices makes this distance grow [1]_, so that by induction the true messages, which
+the first segment is begun with, are no further from the results than eps / 4 for each step: less
+than steps round. The factors between guesses and results are the scale that is carried from segment
+to segment.
 
 .. [1] G. Birkhoff, "Extensions of Jentzsch's theorem", Trans. Amer. Math. Soc. 85 (1957).
 """
@@ -34,17 +35,14 @@ _SHARE = 0.5
 _TRIALS = 2
 
 
-def guessed_messages(
-    ctx: Context, cut: Cut, workspace: int, backward: bool
-) -> tuple[Messages | None, float]:
+def guessed_messages(ctx: Context, cut: Cut, workspace: int, backward: bool) -> Messages | float:
     """Guess the messages at the ends of the front and of each segment.
 
     Returns
     -------
-    messages : Messages or None
-        None if the guesses fail.
-    length : float
-        Steps after which the chain has forgotten, about, if they do; infinity for never.
+    Messages or float
+        If the guesses fail, after how many steps the chain has forgotten, about: infinity for
+        never, NaN where +inf or NaN turn up.
     """
     xp = ctx.xp
     chain, first, first_whole = cut.within(), cut.start, cut.start_offset
@@ -61,10 +59,12 @@ def guessed_messages(
         # No segment begins where the last one ends.
         distance = distance[..., 1:] if backward else distance[..., :-1]
         distances.append(float(xp.max(distance)))
-        if distances[-1] <= allowed and bool(xp.all(logs < math.inf)):
-            return _scaled(ctx, (first, first_whole), (logs, whole), factors, backward), math.inf
+        if not bool(xp.all(logs < math.inf)):
+            return math.nan
+        if distances[-1] <= allowed:
+            return _scaled(ctx, (first, first_whole), (logs, whole), factors, backward)
         guess = logs
-    return None, _steps_to_forget(distances, cut.length, allowed)
+    return _steps_to_forget(distances, cut.length, allowed)
 
 
 def _steps_to_forget(distances: list[float], length: int, allowed: float) -> float:
@@ -106,11 +106,13 @@ def _compared(ctx: Context, logs: Array, guess: Array) -> tuple[Array, Array]:
     """Return the logs of the factors between guesses and results, and their distances.
 
     Both are [*batch, segments]; distances are infinite where they have other zeros, NaN or +inf.
+    What the logs themselves are rounded by, far below the largest, is no difference.
     """
     xp, inf = ctx.xp, math.inf
     difference, dead = logs - guess, xp.maximum(logs, guess) == -inf
-    high = xp.max(xp.where(dead, xp.full_like(logs, -inf), difference), axis=-1)
-    low = xp.min(xp.where(dead, xp.full_like(logs, inf), difference), axis=-1)
+    rounding = ctx.widest.eps * xp.maximum(xp.abs(logs), xp.abs(guess))
+    high = xp.max(xp.where(dead, xp.full_like(logs, -inf), difference - rounding), axis=-1)
+    low = xp.min(xp.where(dead, xp.full_like(logs, inf), difference + rounding), axis=-1)
     no_path = xp.all(dead, axis=-1)
     high, low = (xp.where(no_path, xp.zeros_like(x), x) for x in (high, low))
     distance = high - low

@@ -21,6 +21,10 @@ def check_lengths(
     if lengths is None:
         return None
     found = on_host("lengths", lengths)
+    if found.dtype == bool:
+        raise TypeError(
+            "lengths has dtype bool; it must hold integers, and mask.sum(-1) makes them of a mask"
+        )
     check_integers("lengths", found.dtype)
     if found.shape != batch[len(batch) - found.ndim :] or found.ndim > len(batch):
         try:
@@ -49,7 +53,7 @@ def check_states(ctx: Context, states: Array, chain: Chain) -> Array:
     check_path_shape(tuple(path.shape), chain.batch, chain.count)
     path = ctx.xp.astype(path, ctx.index_dtype, copy=False)
     if chain.lengths is not None:
-        lengths = ctx.xp.asarray(chain.lengths.tolist(), dtype=ctx.index_dtype, device=ctx.device)
+        lengths = ctx.integers(chain.lengths)
         times = ctx.xp.arange(chain.count, dtype=ctx.index_dtype, device=ctx.device)
         real = lengths[..., None] > times
         path = ctx.xp.where(real, path, ctx.xp.zeros_like(path))

@@ -107,8 +107,14 @@ class Matrix:
 
         They are looked for when this and earlier products have cost about as much as looking does.
         """
+        # What is used as it was given needs no panels.
+        is_given = not self.in_logs and self.power is None and not self.invalid
+        if is_given and self.given.dtype == getattr(self.ctx.xp, self.precision.name):
+            panels = [(self.panels[0][0], slice(0, int(self.given.shape[-1])))]
+        else:
+            panels = self.panels
         if not self.may_have_blocks and self.blocks is self.panels:
-            return self.panels
+            return panels
         groups, rows, inner = values.shape
         # A factor that has to be computed costs as much as many products do.
         terms = int(groups) * int(inner) ** 2 * (int(rows) + _TERMS_OF_EXP * self.in_logs)
@@ -117,7 +123,9 @@ class Matrix:
             if self.terms >= TERMS_OF_SEARCH:
                 self.blocks = self._find_blocks() or self.blocks
                 self.may_have_blocks = False
-        return self.blocks if terms >= FEWEST_TERMS else self.panels
+        if terms < FEWEST_TERMS or self.blocks is self.panels:
+            return panels
+        return self.blocks
 
     def _find_blocks(self) -> list[Block]:
         nothing = -math.inf if self.in_logs else 0.0

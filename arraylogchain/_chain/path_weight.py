@@ -39,10 +39,7 @@ def path_log_weight(ctx: Context, chain: Chain, states: Array, workspace: int) -
     xp = ctx.xp
     shape = np.broadcast_shapes(tuple(states.shape[:-1]), chain.batch)
     states = xp.broadcast_to(states, (*shape, chain.count))
-    lengths = None
-    if chain.lengths is not None:
-        values = chain.lengths.tolist()
-        lengths = xp.asarray(values, dtype=ctx.index_dtype, device=ctx.device)
+    lengths = None if chain.lengths is None else ctx.integers(chain.lengths)
     out = ctx.empty(shape, ctx.result_dtype)
     limit = max(1, min(2 * ctx.block, workspace // _POINT))
     for lead in boxes(shape, max(1, limit // chain.count)):

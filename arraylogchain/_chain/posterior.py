@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from arraylogchain._arrays import Array, Context
 from arraylogchain._chain import evaluate
-from arraylogchain._chain.gradient_sums import GradientSums, PosteriorSums
+from arraylogchain._chain.gradient_sums import GradientSums, PosteriorSums, narrowed
 from arraylogchain._chain.pieces import RecursionPlan, plan_posterior
 from arraylogchain._chain.segments import Cut, cut_time
 from arraylogchain._chain.steps import Chain
@@ -123,7 +123,9 @@ def log_partition(
         for part, tile in tiles:
             whole.add(part, tile, cotangent, sums, stored)
         return {
-            name: ctx.xp.astype(getattr(sums, name), given[name].dtype, copy=False)
+            name: ctx.xp.astype(
+                narrowed(ctx, getattr(sums, name), given[name].dtype), given[name].dtype, copy=False
+            )
             for name in wanted
         }
 

@@ -12,8 +12,11 @@ independent of each other, and are sampled side by side.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
+
+import numpy as np
 
 from arraylogchain._arrays import Array, Context
 from arraylogchain._chain.log_form import to_logs
@@ -46,17 +49,24 @@ def sample(
     workspace: int,
 ) -> Array:
     """Return paths [num_samples, *batch, count]; 0 where there is none, -1 past a chain's end."""
+    xp = ctx.xp
     out = ctx.empty((num_samples, *chain.batch, chain.count), ctx.index_dtype)
-    if chain.lengths is not None:
-        out[...] = -1
     cut = cut_time(ctx, chain, segments, workspace)
     if cut is None:
         _Sampler(ctx, uniforms, workspace).write(chain, out)
     else:
         _sample_segments(ctx, cut, uniforms, out, workspace)
-    for box in boxes(tuple(out.shape), ctx.block):
+    lengths = None
+    if chain.lengths is not None:
+        lengths = ctx.integers(np.broadcast_to(chain.lengths, chain.batch)[..., None])
+    times = ctx.integers(np.arange(chain.count))
+    for box in boxes(tuple(out.shape), ctx.block // 4):
         part = out[box]
-        out[box] = ctx.xp.where(part == _NO_PATH, ctx.xp.zeros_like(part), part)
+        part = xp.where(part == _NO_PATH, xp.zeros_like(part), part)
+        if lengths is not None:
+            real = times[box[-1]] < lengths[(*box[1:-1], ...)]
+            part = xp.where(real, part, xp.full_like(part, -1))
+        out[box] = part
     return out
 
 
@@ -64,32 +74,34 @@ def _sample_segments(
     ctx: Context, cut: Cut, uniforms: Uniforms, out: Array, workspace: int
 ) -> None:
     """Draw the states at the ends of segments, and then what lies between them."""
-    xp = ctx.xp
     wide, over = over_segments(ctx, cut)
     count, batch, front = int(out.shape[0]), cut.front.batch, cut.front
-    ends = ctx.empty((count, *batch, over.count), ctx.index_dtype)
-    _Sampler(wide, uniforms, workspace // 2).write(over, ends)
+    ends = out[..., front.count - 1 :: cut.length]
+    _Sampler(wide, uniforms, workspace // 4).write(over, ends)
 
-    sampler = _Sampler(ctx, uniforms, workspace // 2)
+    sampler = _Sampler(ctx, uniforms, workspace // 4)
     sampler.write(front, out[..., : front.count], ends[..., 0])
+    # Starts, in a few copies, and the paths through the segments.
+    each = 8 * math.prod(batch) * cut.segments * (4 * front.size + cut.length + 1)
+    for some in chunks(count, max(1, workspace // 8 // each)):
+        view = out[some, ..., front.count :]
+        _sample_within(ctx, cut, sampler, ends[some, ...], view)
+
+
+def _sample_within(ctx: Context, cut: Cut, sampler: _Sampler, ends: Array, out: Array) -> None:
+    """Draw what lies between the states at the ends of segments."""
+    xp, front, count = ctx.xp, cut.front, int(ends.shape[0])
     states = xp.arange(front.size, dtype=ends.dtype, device=ctx.device)
     is_first = ends[..., :-1, None] == states
-    logs = xp.zeros(is_first.shape, dtype=ctx.dtype(ctx.widest), device=ctx.device)
-    within = Chain(
-        batch=(count, *batch, cut.segments),
-        count=cut.length + 1,
-        size=front.size,
-        transitions=cut.matrices,
-        potentials=cut.potentials,
-        start=xp.where(is_first, logs, xp.full_like(logs, -float("inf"))),
-        transitions_in_logs=front.transitions_in_logs,
-        start_in_logs=True,
-        lead=1,
+    within = replace(
+        cut.within(),
+        batch=(count, *front.batch, cut.segments),
+        start=xp.astype(is_first, ctx.dtype(ctx.widest)),
+        start_in_logs=False,
     )
     inner = ctx.empty((1, *within.batch, within.count), ctx.index_dtype)
     sampler.write(within, inner, ends[None, ..., 1:])
-    view = xp.reshape(out[..., front.count :], (*within.batch, cut.length))
-    view[...] = inner[0, ..., 1:]
+    out[...] = xp.reshape(inner[0, ..., 1:], tuple(out.shape))
 
 
 class _Sampler:
@@ -177,9 +189,7 @@ class _Sampler:
                 entering = last[(*(slice(None),) * axis, slice(known, units), ...)]
                 drawn = xp.concat([drawn, entering], axis=axis) if known else entering
                 here = steps.first(units)
-            real = here.real(i)
-            written = drawn if real is None else xp.where(real, drawn, xp.full_like(drawn, -1))
-            here.place(view[..., i, :], written)
+            here.place(view[..., i, :], drawn)
 
     def _draw_last(self, state: State, samples: int) -> Array:
         """Draw the last states of chains, [groups, rows, samples]."""

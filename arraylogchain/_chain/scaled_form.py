@@ -186,7 +186,14 @@ class ScaledForm:
         xp, tiny = self.ctx.xp, self.precision.tiny
         total = xp.sum(last.values * self.ends_of(steps), axis=-1, keepdims=True)
         lost = tiny * (xp.sum(last.values, axis=-1, keepdims=True) + steps.chain.size)
-        return ~(total >= lost / self.precision.eps)
+        ends = replace(steps, backward=True).start_of()
+        assert ends is not None
+        possible = ends > -math.inf
+        if last.alive is not None:
+            possible = possible & last.alive
+        # A sum is zero for sure where no path leads through.
+        nothing = (total == 0) & ~xp.any(possible, axis=-1, keepdims=True)
+        return ~((total >= lost / self.precision.eps) | nothing)
 
     def _prepare(self, steps: Steps, i: int) -> Matrix:
         in_logs = steps.chain.transitions_in_logs

@@ -117,28 +117,45 @@ def cut_time(
     forward, backward : bool
         Which messages are wanted; if none are, the products are.
     """
-    half = workspace // 2
     guessed = segments.guessed if forward or backward else 1
     while guessed > 1:
-        cut = _cut(ctx, chain, guessed, half)
-        into, after, length = None, None, 0.0
-        if forward:
-            into, length = guessed_messages(ctx, cut, half, backward=False)
-        if backward and (into is not None or not forward):
-            after, length = guessed_messages(ctx, cut, half, backward=True)
-        if forward == (into is not None) and backward == (after is not None):
-            return replace(cut, forward=into, backward=after)
+        found = _guessed(
+            ctx, _cut(ctx, chain, guessed, workspace // 2), workspace, forward, backward
+        )
+        if isinstance(found, Cut):
+            return found
+        if math.isnan(found):
+            return None
         # Once more with longer segments, if enough of them are left.
-        longer = 0 if length == math.inf else (chain.count - 1) // math.ceil(length)
+        longer = 0 if found == math.inf else (chain.count - 1) // math.ceil(found)
         guessed = longer if _FEWEST <= longer <= guessed // 2 else 1
-    if segments.multiplied > 1:
-        cut = _cut(ctx, chain, segments.multiplied, half)
-        products = multiplied(ctx, cut, half)
-        if products is not None:
-            into = messages_of(ctx, cut, products, half, backward=False) if forward else None
-            after = messages_of(ctx, cut, products, half, backward=True) if backward else None
-            return replace(cut, products=products, forward=into, backward=after)
-    return None
+    if segments.multiplied == 1:
+        return None
+    cut = _cut(ctx, chain, segments.multiplied, workspace // 2)
+    products = multiplied(ctx, cut, workspace // 2)
+    if products is None:
+        return None
+
+    def messages(backward: bool) -> Messages:
+        return messages_of(ctx, cut, products, workspace // 2, backward)
+
+    return replace(
+        cut,
+        products=products,
+        forward=messages(backward=False) if forward else None,
+        backward=messages(backward=True) if backward else None,
+    )
+
+
+def _guessed(ctx: Context, cut: Cut, workspace: int, forward: bool, backward: bool) -> Cut | float:
+    """Return a cut with guessed messages, or what `guessed_messages` does where they fail."""
+    for wanted, name in ((forward, "forward"), (backward, "backward")):
+        if wanted:
+            found = guessed_messages(ctx, cut, workspace // 2, name == "backward")
+            if isinstance(found, float):
+                return found
+            cut = replace(cut, **{name: found})  # type: ignore[arg-type]
+    return cut
 
 
 def _cut(ctx: Context, chain: Chain, segments: int, workspace: int) -> Cut:

@@ -135,10 +135,10 @@ def pad(given: Mapping[str, Any]) -> tuple[dict[str, Array], Sequences]:
     for name in parts:
         xs = [ready[n] for n in names[name]]
         x = _padded(name, xs, size, ready["log_potentials[0]"], hand_back is None)
-        if name in INITIAL and x is xs[0]:
-            padded[name] = given[name]
-        else:
-            padded[name] = x if hand_back is None else hand_back(x)
+        if hand_back is not None and name in INITIAL and x is xs[0]:
+            # Like the others it is read now, and not later.
+            x = _namespace(x).asarray(x, copy=True)
+        padded[name] = x if hand_back is None else hand_back(x)
     return padded, sequences
 
 

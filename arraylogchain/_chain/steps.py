@@ -319,18 +319,14 @@ class Steps:
         own = np.broadcast_to(own, self.shape).reshape(self.groups, self.rows)
         units = np.argsort(-own.max(axis=1 - axis), kind="stable")
         own = np.take(own, units, axis=axis)
-        steps = replace(self, count=int(own.max()), picked=self._on_device(units))
+        steps = replace(self, count=int(own.max()), picked=self.ctx.integers(units))
         if int(own.min()) == steps.count:
             return steps
         return replace(
             steps,
-            lengths=self._on_device(own[..., None]),
+            lengths=self.ctx.integers(own[..., None]),
             ends=_ends(own, axis),
         )
-
-    def _on_device(self, x: np.ndarray) -> Array:
-        ctx = self.ctx
-        return ctx.xp.asarray(x.tolist(), dtype=ctx.index_dtype, device=ctx.device)
 
     def real(self, time: int) -> Array | None:
         """Tell which chains have a state of that number, [groups, rows, 1]; None for all."""

@@ -25,7 +25,8 @@ def summary(
     """Return the shapes of a chain's arguments, the kind of its arrays and its route."""
     parts = [f"{name}={_of_argument(name, shape)}" for name, shape in shapes.items()]
     if lengths is not None:
-        parts.append(f"lengths={_of_shape(np.shape(lengths))}")
+        shape = np.shape(lengths)
+        parts.append(f"lengths={_of_shape(shape) if shape else lengths}")
     parts += [plan.dtype, _backend(arrays["log_potentials"])]
     if any(getattr(x, "requires_grad", False) for x in arrays.values()):
         parts.append("requires_grad=True")

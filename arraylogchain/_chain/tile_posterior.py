@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from arraylogchain._arrays import DOUBLE, SINGLE, Array
 from arraylogchain._chain.adjoint import ScaledAdjoint, adjoint_ceiling, first_adjoint
 from arraylogchain._chain.gradient_sums import PosteriorSums
@@ -165,7 +167,7 @@ class TilePosterior:
         count = int(rest.picked.shape[0])
         each = 2 * 8 * rest.count * chain.size * (1 if axis else rest.rows)
         for part in chunks(count, max(1, self.plan.workspace // 4 // each)):
-            steps = replace(rest, picked=rest.picked[part])
+            steps = rest.pick(self.ctx.integers(np.arange(part.start, part.stop)))
             block = max(1, self.plan.workspace // 4 // (8 * 4))
             adjoint = LogAdjoint(self.ctx, self.log_form, steps, self.box, sums, block)
             adjoint.run(_picked(steps, cotangent))

@@ -153,8 +153,9 @@ def log_weight(
         logs, zero = _logs(entries.double(), present, name.startswith("log_"))
         total = total + logs.sum(-1)
         dead = dead | zero.any(-1)
-    # Where the weight is 0, every derivative is.
-    return torch.where(dead, -torch.inf, total).to(result_dtype(*given.values()))
+    # Where the weight is 0, every derivative is; beside NaN and +inf it is not 0 but unknown.
+    weight = torch.where(torch.isnan(total) | torch.isposinf(total), torch.nan, -torch.inf)
+    return torch.where(dead, weight, total).to(result_dtype(*given.values()))
 
 
 def _entries(x: Tensor, *trailing: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def sample(
     lengths = None
     if chain.lengths is not None:
         lengths = ctx.integers(np.broadcast_to(chain.lengths, chain.batch)[..., None])
-    times = ctx.integers(np.arange(chain.count))
+    times = xp.arange(chain.count, dtype=ctx.index_dtype, device=ctx.device)
     for box in boxes(tuple(out.shape), ctx.block // 4):
         part = out[box]
         part = xp.where(part == _NO_PATH, xp.zeros_like(part), part)
@@ -77,9 +77,9 @@ def _sample_segments(
     wide, over = over_segments(ctx, cut)
     count, batch, front = int(out.shape[0]), cut.front.batch, cut.front
     ends = out[..., front.count - 1 :: cut.length]
-    _Sampler(wide, uniforms, workspace // 4).write(over, ends)
+    _Sampler(wide, uniforms, workspace // 2).write(over, ends)
 
-    sampler = _Sampler(ctx, uniforms, workspace // 4)
+    sampler = _Sampler(ctx, uniforms, workspace // 2)
     sampler.write(front, out[..., : front.count], ends[..., 0])
     # Starts, in a few copies, and the paths through the segments.
     each = 8 * math.prod(batch) * cut.segments * (4 * front.size + cut.length + 1)

@@ -85,10 +85,10 @@ class LogChain:
 
     Arrays of sequences are read and copied when the chain is made: padded to the largest K_i with
     states of weight zero, and to the batch axes that any of the sequence's arrays has. This is
-    memory besides `workspace`, and what is computed costs what a chain of max(K_i) states does,
-    some of which are impossible at each step. Messages, marginals and expected transitions are
-    then lists of arrays of the given sizes. Infinite weights give NaN in more places than the
-    given arrays alone would: wherever a state that was added meets them.
+    memory besides `workspace`, and whether autograd follows is decided then, too. Such a chain
+    costs up to some four times what one of max(K_i) states does. Messages, marginals and expected
+    transitions are then lists of arrays of the given sizes. Infinite weights give NaN in more
+    places than the given arrays alone would: wherever a state that was added meets them.
 
     Examples
     --------

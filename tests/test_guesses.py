@@ -72,7 +72,7 @@ def test_elsewhere(guesses, backend, dtype, form):
     check_posterior(backend, dtype, x, **options)
     Case(backend, dtype, x, **options).check_entropy()
     # Without float64 logs round too much to be compared.
-    assert all(guesses)
+    assert all(guesses) == ("float64" in backend.dtypes)
 
 
 @pytest.mark.parametrize("stay", [0.5, 0.8, 0.9, 0.95, 0.99, 0.999, 0.9999999])

@@ -135,9 +135,11 @@ class LogChain:
         self.sequences: sequences.Sequences | None = None
         if arguments.are_sequences(self.arrays):
             self.arrays, self.sequences = sequences.pad(self.arrays)
-        if not is_traced():
-            self._enter()
-        self._batch = arguments.check_shapes({name: shape_of(x) for name, x in self.arrays.items()})
+        if is_traced():
+            shapes = {name: shape_of(x) for name, x in self.arrays.items()}
+            self._batch = arguments.check_shapes(shapes)
+        else:
+            self._batch = self._enter()[1].batch
 
     def _enter(self) -> tuple[Context, Chain]:
         """Return the context and the arrays to compute with; no part of autograd."""
@@ -184,7 +186,7 @@ class LogChain:
             if chain.size == 0 or 0 in chain.batch:
                 out = ctx.xp.full(chain.batch, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
             else:
-                out = solve.solve(ctx, chain, self.plan(), evaluate.log_partition)
+                out = solve.solve(ctx, chain, self._planned(chain), evaluate.log_partition)
         return ctx.hand_back(out)
 
     def kept_log_partition(self) -> tuple[Context, Array, posterior.Pullback]:
@@ -192,7 +194,7 @@ class LogChain:
         ctx, chain = self._enter()
         with quiet():
             out, pullback = solve.log_partition_and_pullback(
-                ctx, chain, self.plan(), self._keeps_states
+                ctx, chain, self._planned(chain), self._keeps_states
             )
         return ctx, ctx.hand_back(out), pullback
 
@@ -288,7 +290,7 @@ class LogChain:
             if chain.size == 0 or 0 in chain.batch:
                 out = ctx.xp.zeros(chain.batch, dtype=ctx.result_dtype, device=ctx.device)
             else:
-                out = solve.solve(ctx, chain, self.plan(), entropy.entropy)
+                out = solve.solve(ctx, chain, self._planned(chain), entropy.entropy)
         return ctx.hand_back(out)
 
     def viterbi(self) -> ChainPath:
@@ -332,7 +334,7 @@ class LogChain:
                 states = solve.solve(
                     ctx,
                     chain,
-                    self.plan(),
+                    self._planned(chain),
                     best_path,
                     trailing=(chain.count,),
                     dtype=ctx.index_dtype,
@@ -452,7 +454,7 @@ class LogChain:
                 out = solve.solve(
                     ctx,
                     chain,
-                    self.plan(),
+                    self._planned(chain),
                     compute,
                     trailing=(chain.count,),
                     lead=(num_samples,),
@@ -496,7 +498,7 @@ class LogChain:
                 shape = shape_of(chain.transitions)
                 out = ctx.xp.zeros(shape, dtype=ctx.result_dtype, device=ctx.device)
             else:
-                out = solve.expected_transitions(ctx, chain, self.plan())
+                out = solve.expected_transitions(ctx, chain, self._planned(chain))
         if self.sequences is None:
             return ctx.hand_back(out)
         return sequences.hand_back(ctx, self.sequences.cut_transitions(out))
@@ -513,7 +515,7 @@ class LogChain:
             else:
                 trailing = (chain.count, chain.size)
                 out = solve.solve(
-                    ctx, chain, self.plan(), compute, trailing=trailing, past_end=past_end
+                    ctx, chain, self._planned(chain), compute, trailing=trailing, past_end=past_end
                 )
         if self.sequences is None:
             return ctx.hand_back(out)
@@ -532,7 +534,7 @@ class LogChain:
         return self.arrays, None if self._keeps_states else self._workspace, self.lengths
 
     def plan(self) -> Plan:
-        """Return how the chain will be computed, from shapes alone; print it to read it.
+        """Return how the chain will be computed, from shapes and lengths alone; print it.
 
         Examples
         --------
@@ -541,8 +543,10 @@ class LogChain:
         >>> chain.plan().route
         'segments'
         """
-        # No more than shapes are read of these.
-        chain = self._chain(self.arrays)
+        # Of these arrays no more than shapes are read.
+        return self._planned(self._chain(self.arrays))
+
+    def _planned(self, chain: Chain) -> Plan:
         matrices = chain.transitions
         return plan_chain(
             batch=chain.batch,

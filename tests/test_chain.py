@@ -29,6 +29,21 @@ def given_as(form, transitions, initial=None):
         return {"log_transitions": np.log(transitions), "log_initial": logs}
 
 
+def wide_linear_weights(decades):
+    """Return potentials, and linear weights of many magnitudes."""
+    rng = np.random.default_rng(8)
+    transitions = 10.0 ** rng.uniform(-decades, decades, (9, 6, 6))
+    initial = 10.0 ** rng.uniform(-decades, decades, 6)
+    return normal(3, 10, 6), {"transitions": transitions, "initial": initial}
+
+
+def wide_log_weights(sd, steps):
+    """Return potentials, and logs of weights of many magnitudes, one of them closed."""
+    logs = normal(steps, 6, 6, sd=sd)
+    logs[:, 2, 3] = -INF
+    return normal(3, 10, 6), {"log_transitions": logs, "log_initial": normal(6, sd=sd)}
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("T", [1, 2, 3, 4, 8, 9])
 def test_agrees_with_all_paths(backend, dtype, form, T):
@@ -98,10 +113,8 @@ def test_potentials_of_any_magnitude(backend, dtype):
 @pytest.mark.parametrize("decades", [5, 15, 30])
 def test_wide_linear_transitions(backend, dtype, decades):
     """Weights need no normalisation; tiny and huge ones are used as they are."""
-    rng = np.random.default_rng(8)
-    transitions = 10.0 ** rng.uniform(-decades, decades, (9, 6, 6))
-    initial = 10.0 ** rng.uniform(-decades, decades, 6)
-    check_chain(backend, dtype, normal(3, 10, 6), transitions=transitions, initial=initial)
+    x, options = wide_linear_weights(decades)
+    check_chain(backend, dtype, x, **options)
 
 
 @pytest.mark.parametrize("sd", [1, 20, 100, 1000])

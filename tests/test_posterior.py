@@ -10,7 +10,7 @@ from tests import error_model, gradient_reference
 from tests.checks import CHAIN_SHAPES
 from tests.conftest import make_backend
 from tests.gradient_checks import check_posterior
-from tests.test_chain import FORMS, given_as, normal, uniform
+from tests.test_chain import FORMS, given_as, normal, uniform, wide_linear_weights, wide_log_weights
 from tests.test_properties import DTYPES, WORKSPACES, chains
 
 INF, NAN = np.inf, np.nan
@@ -73,20 +73,15 @@ def test_wide_potentials(backend, dtype, form, sd):
 @pytest.mark.parametrize("sd", [1, 20, 100, 1000])
 @pytest.mark.parametrize("steps", [1, 9])
 def test_wide_log_transitions(backend, dtype, sd, steps):
-    logs = normal(steps, 6, 6, sd=sd)
-    logs[:, 2, 3] = -INF
-    _, counts, _ = check_posterior(
-        backend, dtype, normal(3, 10, 6), log_transitions=logs, log_initial=normal(6, sd=sd)
-    )
+    x, options = wide_log_weights(sd, steps)
+    _, counts, _ = check_posterior(backend, dtype, x, **options)
     assert np.all(counts[:, 2, 3] == 0)
 
 
 @pytest.mark.parametrize("decades", [5, 15, 30])
 def test_wide_linear_transitions(backend, dtype, decades):
-    rng = np.random.default_rng(8)
-    transitions = 10.0 ** rng.uniform(-decades, decades, (9, 6, 6))
-    initial = 10.0 ** rng.uniform(-decades, decades, 6)
-    check_posterior(backend, dtype, normal(3, 10, 6), transitions=transitions, initial=initial)
+    x, options = wide_linear_weights(decades)
+    check_posterior(backend, dtype, x, **options)
 
 
 @pytest.mark.parametrize("centre", [1e4, -1e4])

@@ -12,7 +12,7 @@ from tests import reference
 from tests.checks import CHAIN_SHAPES
 from tests.conftest import make_backend
 from tests.path_checks import MIXED_FORMS, Case, given_in_forms
-from tests.test_chain import FORMS, given_as, normal, uniform
+from tests.test_chain import FORMS, given_as, normal, uniform, wide_linear_weights, wide_log_weights
 from tests.test_properties import DTYPES, WORKSPACES, chains
 
 INF = np.inf
@@ -146,20 +146,15 @@ def test_wide_potentials(backend, dtype, forms, sd):
 
 @pytest.mark.parametrize("decades", [5, 30])
 def test_wide_linear_transitions(backend, dtype, decades):
-    rng = np.random.default_rng(8)
-    transitions = 10.0 ** rng.uniform(-decades, decades, (9, 6, 6))
-    initial = 10.0 ** rng.uniform(-decades, decades, 6)
-    x = normal(3, 10, 6)
-    Case(backend, dtype, x, transitions=transitions, initial=initial).check_viterbi()
+    x, options = wide_linear_weights(decades)
+    Case(backend, dtype, x, **options).check_viterbi()
 
 
 @pytest.mark.parametrize("sd", [20, 1000])
 @pytest.mark.parametrize("steps", [1, 9])
 def test_wide_log_transitions(backend, dtype, sd, steps):
-    logs = normal(steps, 6, 6, sd=sd)
-    logs[:, 2, 3] = -INF
-    x, start = normal(3, 10, 6), normal(6, sd=sd)
-    Case(backend, dtype, x, log_transitions=logs, log_initial=start).check_viterbi()
+    x, options = wide_log_weights(sd, steps)
+    Case(backend, dtype, x, **options).check_viterbi()
 
 
 @pytest.mark.parametrize("centre", [1e4, -1e4])

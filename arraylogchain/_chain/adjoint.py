@@ -34,7 +34,7 @@ from arraylogchain._arrays import Array, Precision
 from arraylogchain._chain.gradient_sums import PosteriorSums, bounded
 from arraylogchain._chain.scaled_form import ScaledForm
 from arraylogchain._chain.states import State, scale_by_powers
-from arraylogchain._chain.steps import Steps, first_of
+from arraylogchain._chain.steps import Steps, first_of, of_units
 from arraylogchain._fold import Box
 
 # Cotangents within 2**-_SMALLEST and 2**_LARGEST become part of lambda.
@@ -87,8 +87,9 @@ class ScaledAdjoint:
         self.form, self.everyone, self.box, self.sums = form, everyone, box, sums
         self.first, self.all_late, self.stored, self.all_failed = first, late, stored, failed
         self.steps, self.late, self.failed = everyone, late, failed
-        # Memory for w and for lambda.
-        self.rooms: list[Array] = []
+        # Memory for w and for lambda; fresh memory at each step costs time.
+        shape = (*first.shape[:2], everyone.chain.size)
+        self.rooms = [form.ctx.empty(shape, first.dtype) for _ in range(2)]
         # lambda of the last state that was not yet passed.
         self.adjoint = first[first_of(0, everyone.select_axis)]
         self.here = first_of(0, everyone.select_axis)
@@ -98,9 +99,6 @@ class ScaledAdjoint:
         xp = self.form.ctx.xp
         limit = 2.0 ** (self.form.precision.top - 16) / self.everyone.chain.size
         axis = self.everyone.select_axis
-        if not self.rooms:
-            shape = (*self.first.shape[:2], self.everyone.chain.size)
-            self.rooms = [self.form.ctx.empty(shape, self.first.dtype) for _ in range(2)]
         for i in reversed(range(block.start, block.stop)):
             state = history[i - block.start]
             previous = history[i - block.start - 1] if i > block.start else before
@@ -143,7 +141,7 @@ class ScaledAdjoint:
         known = int(self.adjoint.shape[axis])
         self.here, self.adjoint, self.steps = here, self.first, self.everyone.first(units)
         if units < self.everyone.units or known:
-            entering = (*(slice(None),) * axis, slice(known, units), ...)
+            entering = of_units(slice(known, units), axis)
             self.rooms[1][entering] = self.first[entering]
             self.adjoint = self.rooms[1][here]
         self.late = None if self.all_late is None else self.all_late[here]

@@ -15,7 +15,7 @@ import array_api_compat.numpy as host
 
 from arraylogchain._arrays import Array, Context, whole_maximum
 from arraylogchain._chain.best_candidates import Candidates, pays
-from arraylogchain._chain.steps import Steps, first_of
+from arraylogchain._chain.steps import Steps, first_of, of_units
 from arraylogchain._fold import chunks
 
 # Steps of paths that are put in place together.
@@ -113,7 +113,7 @@ class BestSteps:
     def _units(self, some: slice) -> tuple[Any, ...]:
         """Return the index of some rows, or groups, of a state."""
         axis = 0 if self.steps.select_axis == 0 else 2 if self.rows_last else 1
-        return (*(slice(None),) * axis, some, ...)
+        return of_units(some, axis)
 
     def best(self, state: Array) -> tuple[Array, Array]:
         """Return the best states [groups, rows], the smallest on ties, and whether there are."""
@@ -132,7 +132,7 @@ class BestSteps:
         if advancing is not None:
             found = xp.where(advancing[..., 0], found, own)
         if units < self.steps.units:
-            ended = index[(*(slice(None),) * axis, slice(units, None), ...)]
+            ended = index[of_units(slice(units, None), axis)]
             found = xp.concat([found, ended], axis=axis)
         return found
 

@@ -78,15 +78,7 @@ def _steps_to_forget(distances: list[float], length: int, allowed: float) -> flo
 def _nearest(chain: Chain, backward: bool) -> Chain:
     """Return the last steps of segments, or the first ones, where backward steps end."""
     count = math.ceil(_SHARE * (chain.count - 1))
-    own = slice(0, count) if backward else slice(chain.count - 1 - count, None)
-    matrices, potentials = chain.transitions, chain.potentials
-    assert matrices is not None  # segments begin with a product
-    return replace(
-        chain,
-        count=count + 1,
-        transitions=matrices if int(matrices.shape[-3]) == 1 else matrices[..., own, :, :],
-        potentials=None if potentials is None else potentials[..., own, :],
-    )
+    return chain.head(count + 1) if backward else chain.tail(chain.count - 1 - count)
 
 
 def _begun(

@@ -25,7 +25,7 @@ from arraylogchain._chain.recursion import Recursion
 from arraylogchain._chain.segment_products import over_segments
 from arraylogchain._chain.segments import Cut, cut_time
 from arraylogchain._chain.states import State
-from arraylogchain._chain.steps import Chain, Steps, first_of
+from arraylogchain._chain.steps import Chain, Steps, first_of, of_units
 from arraylogchain._chain.whole import split_last_message
 from arraylogchain._fold import boxes, chunks
 from arraylogchain.plan import Segments
@@ -186,7 +186,7 @@ class _Sampler:
                 drawn = before if advancing is None else xp.where(advancing, before, drawn)
             units = steps.units_at(i)
             if units > known:
-                entering = last[(*(slice(None),) * axis, slice(known, units), ...)]
+                entering = last[of_units(slice(known, units), axis)]
                 drawn = xp.concat([drawn, entering], axis=axis) if known else entering
                 here = steps.first(units)
             here.place(view[..., i, :], drawn)

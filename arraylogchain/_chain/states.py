@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from arraylogchain._arrays import Array, Context, Precision, whole_maximum
+from arraylogchain._chain.steps import of_units
 
 if TYPE_CHECKING:
     from arraylogchain._chain.matrices import Matrix
@@ -74,7 +75,7 @@ class State:
 
     def units(self, some: slice, axis: int) -> State:
         """Return the state of some rows (axis 1) or groups (axis 0) that lie side by side."""
-        own, n = (*(slice(None),) * axis, some, ...), int(self.values.shape[axis])
+        own, n = of_units(some, axis), int(self.values.shape[axis])
         if some.indices(n) == (0, n, 1):
             return self
 

@@ -142,8 +142,10 @@ class Chain:
             lengths=_clipped(lengths, count),
         )
 
-    def tail(self, first: int, start: Array, start_offset: Array) -> Chain:
-        """Return the chain from state number `first` on, given the logs of that one.
+    def tail(
+        self, first: int, start: Array | None = None, start_offset: Array | None = None
+    ) -> Chain:
+        """Return the chain from state number `first` on, given the logs of that one, or ones.
 
         That first state has no potentials: they are part of it.
         """
@@ -188,9 +190,14 @@ class Chain:
                 yield box, steps if self.lengths is None else steps.longest_first(box)
 
 
+def of_units(some: slice, axis: int) -> tuple[Any, ...]:
+    """Return the index of some rows (axis 1) or groups (axis 0)."""
+    return (*(slice(None),) * axis, some, ...)
+
+
 def first_of(n: int, axis: int) -> tuple[Any, ...]:
     """Return the index of the first n of rows (axis 1) or groups (axis 0)."""
-    return (*(slice(None),) * axis, slice(0, n), ...)
+    return of_units(slice(0, n), axis)
 
 
 def _ends(lengths: np.ndarray, axis: int) -> np.ndarray:

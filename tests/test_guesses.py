@@ -6,7 +6,7 @@ import pytest
 import arraylogchain as alc
 from arraylogchain import plan
 from arraylogchain._chain import guesses as module
-from arraylogchain._chain import segments
+from arraylogchain._chain import posterior, segments
 from arraylogchain.plan import Segments
 from tests import reference
 from tests.checks import check_chain
@@ -16,7 +16,7 @@ from tests.path_checks import Case
 from tests.test_chain import FORMS, given_as, normal, uniform
 
 INF, NAN = np.inf, np.nan
-K, LENGTH = 5, 40
+K, LENGTH = 5, 50
 T = 5 * LENGTH + 10
 
 
@@ -33,8 +33,14 @@ def guesses(monkeypatch):
     def guessed(count, *_):
         return Segments(max(1, (count - 1) // LENGTH), 1)
 
-    guess = segments.guessed_messages
+    def spy_on_passes(*args):
+        last = verified(*args)
+        held.append(last is not None)
+        return last
+
+    guess, verified = segments.guessed_messages, posterior._add_and_verify
     monkeypatch.setattr(segments, "guessed_messages", spy)
+    monkeypatch.setattr(posterior, "_add_and_verify", spy_on_passes)
     monkeypatch.setattr(plan, "best_segments", guessed)
     return held
 
@@ -82,7 +88,7 @@ def test_chains_that_forget_slowly_are_right(guesses, np_backend, dtype, stay):
     check_chain(np_backend, dtype, x, **options)
     check_posterior(np_backend, dtype, x, **options)
     if stay < 0.7:
-        assert all(guesses)
+        assert guesses[0]
     if stay > 0.998:
         assert not any(guesses)
 
@@ -91,7 +97,7 @@ def test_chains_that_forget_slowly_are_right(guesses, np_backend, dtype, stay):
 def test_results_are_better_guesses(guesses, monkeypatch, np_backend, dtype, trials):
     """What the steps of a guess do not forget, a whole segment, or two, may."""
     monkeypatch.setattr(module, "_TRIALS", trials)
-    transitions = sticky(0.8 if dtype == "float32" else 0.6)
+    transitions = sticky(0.85 if dtype == "float32" else 0.68)
     check_chain(np_backend, dtype, np.zeros((T, K)), transitions=transitions, initial=np.eye(K)[0])
     assert all(guesses) == any(guesses) == (trials > 1)
 

@@ -18,7 +18,7 @@ from typing import Self
 from arraylogchain._arrays import Array, Context
 from arraylogchain._chain.gradient_sums import add_rows
 from arraylogchain._chain.matrices import Matrix
-from arraylogchain._chain.posterior import add_posterior, prepare
+from arraylogchain._chain.posterior import posterior_sums
 from arraylogchain._chain.states import State
 from arraylogchain._chain.steps import Chain, Steps
 from arraylogchain._chain.whole import write_last
@@ -30,12 +30,16 @@ def entropy(ctx: Context, chain: Chain, segments: Segments, workspace: int) -> A
     """Return the entropies [*batch] in nats; 0 where there is no path."""
     xp, dtype = ctx.xp, ctx.dtype(ctx.widest)
     wide = replace(ctx, precision=ctx.widest, result_name=ctx.widest.name)
-    whole = prepare(wide, chain, segments, workspace, keep=False)
-    sums = ConditionalEntropy(wide, chain, xp.zeros(chain.batch, dtype=dtype, device=ctx.device))
-    add_posterior(whole, sums)
 
-    if whole.cut is not None:
-        sums.total += _of_weights(wide, whole.cut.last(wide).relative(wide))
+    def empty() -> ConditionalEntropy:
+        zeros = xp.zeros(chain.batch, dtype=dtype, device=ctx.device)
+        return ConditionalEntropy(wide, chain, zeros)
+
+    sums, logs = posterior_sums(wide, chain, segments, workspace, empty)
+    if logs is not None:
+        top = xp.max(logs, axis=-1, keepdims=True)
+        weights = xp.exp(logs - xp.where(xp.isfinite(top), top, xp.zeros_like(top)))
+        sums.total += _of_weights(wide, weights)
         return xp.astype(sums.total, ctx.result_dtype, copy=False)
     of_last = wide.empty(chain.batch, dtype)
 

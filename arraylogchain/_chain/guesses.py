@@ -14,6 +14,9 @@ the first segment is begun with, are no further from the results than eps / 4 fo
 than steps round. The factors between guesses and results are the scale that is carried from segment
 to segment.
 
+Posterior weights do not know that scale, so passes that compute them may take guesses before they
+are verified: their own results at the segments' ends verify them.
+
 .. [1] G. Birkhoff, "Extensions of Jentzsch's theorem", Trans. Amer. Math. Soc. 85 (1957).
 """
 
@@ -45,26 +48,51 @@ def guessed_messages(ctx: Context, cut: Cut, workspace: int, backward: bool) -> 
         never, NaN where +inf or NaN turn up.
     """
     xp = ctx.xp
-    chain, first, first_whole = cut.within(), cut.start, cut.start_offset
-    if backward:
-        # Nothing follows the last segment, so all its states go on with a weight of one.
-        first, first_whole = xp.zeros_like(first), xp.zeros_like(first_whole)
-    guess, _ = split_last_message(ctx, _nearest(chain, backward), workspace, backward)
-    allowed = cut.length / 4 * ctx.precision.eps
+    chain, (first, first_whole) = cut.within(), _outermost(ctx, cut, backward)
+    guess = _guess(ctx, chain, workspace, backward)
     distances = []
     for _ in range(_TRIALS):
         begun = _begun(ctx, chain, first, first_whole, guess, backward)
         logs, whole = split_last_message(ctx, begun, workspace, backward)
-        factors, distance = _compared(ctx, logs, guess)
+        factors, distance = compared(ctx, logs, guess)
         # No segment begins where the last one ends.
         distance = distance[..., 1:] if backward else distance[..., :-1]
         distances.append(float(xp.max(distance)))
         if not bool(xp.all(logs < math.inf)):
             return math.nan
-        if distances[-1] <= allowed:
+        if distances[-1] <= allowed_distance(ctx, cut):
             return _scaled(ctx, (first, first_whole), (logs, whole), factors, backward)
         guess = logs
-    return _steps_to_forget(distances, cut.length, allowed)
+    return _steps_to_forget(distances, cut.length, allowed_distance(ctx, cut))
+
+
+def unverified_messages(ctx: Context, cut: Cut, workspace: int, backward: bool) -> Messages:
+    """Guess the messages at the ends of the front and of each segment, each but for a factor."""
+    xp = ctx.xp
+    first, first_whole = _outermost(ctx, cut, backward)
+    guess = _guess(ctx, cut.within(), workspace, backward)
+    pair = [guess, first[..., None, :]] if backward else [first[..., None, :], guess]
+    nothing = xp.zeros_like(guess[..., 0])
+    whole = [nothing, first_whole[..., None]] if backward else [first_whole[..., None], nothing]
+    return xp.concat(pair, axis=-2), xp.concat(whole, axis=-1)
+
+
+def allowed_distance(ctx: Context, cut: Cut) -> float:
+    """Return how far, in Birkhoff's distance, a guess may be from what a segment ends with."""
+    return cut.length / 4 * ctx.precision.eps
+
+
+def _outermost(ctx: Context, cut: Cut, backward: bool) -> tuple[Array, Array]:
+    """Return the message before the first segment, or after the last one."""
+    if not backward:
+        return cut.start, cut.start_offset
+    # Nothing follows the last segment, so all its states go on with a weight of one.
+    return ctx.xp.zeros_like(cut.start), ctx.xp.zeros_like(cut.start_offset)
+
+
+def _guess(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Array:
+    """Return logs [*batch, segments, K] of what each segment ends with, from its nearest steps."""
+    return split_last_message(ctx, _nearest(chain, backward), workspace, backward)[0]
 
 
 def _steps_to_forget(distances: list[float], length: int, allowed: float) -> float:
@@ -94,7 +122,7 @@ def _begun(
     return replace(chain, start=logs, start_offset=xp.concat([first_whole, nothing], axis=-1))
 
 
-def _compared(ctx: Context, logs: Array, guess: Array) -> tuple[Array, Array]:
+def compared(ctx: Context, logs: Array, guess: Array) -> tuple[Array, Array]:
     """Return the logs of the factors between guesses and results, and their distances.
 
     Both are [*batch, segments]; distances are infinite where they have other zeros, NaN or +inf.

@@ -83,9 +83,9 @@ def plan_posterior(
     if keep:
         plan = plan_recursion(groups, rows, size, count, workspace, history=False)
         return replace(plan, block=count)
-    plan = plan_recursion(groups, rows, size, count, workspace // 2, history=False)
+    plan = plan_recursion(groups, rows, size, count, 3 * workspace // 8, history=False)
     # A row's state: values, exponent, offset, shift and power. The objects of a step count as well.
-    state, objects, budget = 8 * size + 64, 2000, workspace // 2
+    state, objects, budget = 8 * size + 64, 2000, 5 * workspace // 8
     block, lanes = count, (budget // count - objects) // state
     if lanes < min(groups * rows, _CACHED // 4 // size + 1):
         block = math.isqrt(count) + 1

@@ -8,17 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from arraylogchain._arrays import Array, Context
 from arraylogchain._chain import evaluate
 from arraylogchain._chain.gradient_sums import GradientSums, PosteriorSums, narrowed
+from arraylogchain._chain.guesses import allowed_distance, compared
 from arraylogchain._chain.pieces import RecursionPlan, plan_posterior
-from arraylogchain._chain.segments import Cut, cut_time
+from arraylogchain._chain.segments import Cut, cut_time, cut_unverified
 from arraylogchain._chain.steps import Chain
 from arraylogchain._chain.tile_posterior import TilePosterior
 from arraylogchain.plan import Segments
 
 Pullback = Callable[[Array, frozenset[str]], dict[str, Array]]
+Sums = TypeVar("Sums", bound=PosteriorSums)
 
 
 @dataclass(slots=True)
@@ -45,7 +48,11 @@ class Posterior:
             yield TilePosterior(steps, box, plan, store)
 
     def plan(self, part: Chain) -> RecursionPlan:
-        workspace = self.workspace // len(self.parts)
+        workspace = self.workspace
+        if len(self.parts) > 1:
+            # There are far fewer steps before the segments than in them.
+            before = workspace // 8
+            workspace = before if part is self.parts[0] else workspace - before
         return plan_posterior(*part.sizes, part.size, part.count, workspace, self.keep)
 
     def add(
@@ -74,6 +81,10 @@ def prepare(
 ) -> Posterior:
     """Make a chain ready for passes forward and back, in segments if there are several."""
     cut = cut_time(ctx, chain, segments, workspace, forward=True, backward=True)
+    return _in_parts(ctx, chain, cut, workspace, keep)
+
+
+def _in_parts(ctx: Context, chain: Chain, cut: Cut | None, workspace: int, keep: bool) -> Posterior:
     parts = [chain] if cut is None else list(cut.left(cut.entered()))
     return Posterior(ctx, chain, cut, parts, keep, workspace)
 
@@ -119,7 +130,7 @@ def log_partition(
             if name == "potentials" and stored is not None:
                 sums.potentials = ctx.xp.reshape(stored, tuple(given[name].shape))
             else:
-                setattr(sums, name, _accumulator(whole, given[name], name))
+                setattr(sums, name, _accumulator(ctx, chain, workspace, given[name], name))
         for part, tile in tiles:
             whole.add(part, tile, cotangent, sums, stored)
         return {
@@ -175,16 +186,16 @@ def _nothing(ctx: Context, chain: Chain) -> tuple[Array, Pullback]:
     return out, pullback
 
 
-def _accumulator(whole: Posterior, like: Array, name: str) -> Array:
+def _accumulator(ctx: Context, chain: Chain, workspace: int, like: Array, name: str) -> Array:
     """Return zeros to add gradients to, of the shape of `like`.
 
     Wider than the computation where many steps are added up, if that is cheap; of the result's own
     dtype where nothing is.
     """
-    ctx, chain, shape = whole.ctx, whole.chain, tuple(like.shape)
+    shape = tuple(like.shape)
     dtype = ctx.dtype(ctx.precision)
     if name == "transitions" and shape[-3] == 1:
-        if 8 * math.prod(shape) <= whole.workspace // 8:
+        if 8 * math.prod(shape) <= workspace // 8:
             dtype = ctx.dtype(ctx.widest)
     elif name == "potentials" and shape[:-2] == chain.batch:
         dtype = like.dtype
@@ -196,24 +207,72 @@ def _accumulator(whole: Posterior, like: Array, name: str) -> Array:
 def marginals(ctx: Context, chain: Chain, segments: Segments, workspace: int) -> Array:
     """Return the posterior probabilities of all states at all steps, [*batch, count, K]."""
     shape = (*chain.batch, chain.count, chain.size)
-    sums = GradientSums(ctx, chain)
-    sums.potentials = ctx.xp.zeros(shape, dtype=ctx.result_dtype, device=ctx.device)
-    add_posterior(prepare(ctx, chain, segments, workspace, keep=False), sums)
-    return sums.potentials
+
+    def empty() -> GradientSums:
+        zeros = ctx.xp.zeros(shape, dtype=ctx.result_dtype, device=ctx.device)
+        return GradientSums(ctx, chain, potentials=zeros)
+
+    return posterior_sums(ctx, chain, segments, workspace, empty)[0].potentials
 
 
 def expected_transitions(ctx: Context, chain: Chain, segments: Segments, workspace: int) -> Array:
     """Return expected counts in the shape of the transitions."""
-    assert chain.transitions is not None
-    sums = GradientSums(ctx, chain, as_counts=True)
-    whole = prepare(ctx, chain, segments, workspace, keep=False)
-    sums.transitions = _accumulator(whole, chain.transitions, "transitions")
-    add_posterior(whole, sums)
+    given = chain.transitions
+    assert given is not None
+
+    def empty() -> GradientSums:
+        zeros = _accumulator(ctx, chain, workspace, given, "transitions")
+        return GradientSums(ctx, chain, transitions=zeros, as_counts=True)
+
+    sums, _ = posterior_sums(ctx, chain, segments, workspace, empty)
     return ctx.xp.astype(sums.transitions, ctx.result_dtype, copy=False)
 
 
-def add_posterior(whole: Posterior, sums: PosteriorSums) -> None:
-    """Add the gradients for cotangents of one, tile by tile, keeping nothing."""
+def posterior_sums(
+    ctx: Context, chain: Chain, segments: Segments, workspace: int, empty: Callable[[], Sums]
+) -> tuple[Sums, Array | None]:
+    """Return sums over the posterior, for cotangents of one.
+
+    Beside them, of chains cut in segments, logs of the last state [*batch, K], but for a factor.
+    """
+    if segments.guessed > 1:
+        cut = cut_unverified(ctx, chain, segments, workspace)
+        sums = empty()
+        last = _add_and_verify(_in_parts(ctx, chain, cut, workspace, keep=False), cut, sums)
+        if last is not None:
+            return sums, last
+        del sums
+    sums = empty()
+    whole = prepare(ctx, chain, segments, workspace, keep=False)
     for part in whole.parts:
         for tile in whole.tiles(part):
             whole.add(part, tile, None, sums)
+    return sums, None if whole.cut is None else whole.cut.last(ctx).values
+
+
+def _add_and_verify(whole: Posterior, cut: Cut, sums: PosteriorSums) -> Array | None:
+    """Add the posterior given guessed messages; return logs of the last state if they prove right.
+
+    These are [*batch, K], but for a factor; None if guesses fail.
+    """
+    ctx, xp = whole.ctx, whole.ctx.xp
+    within = whole.parts[1]
+    shape = (*within.batch, within.size)
+    ends = [ctx.empty(shape, ctx.dtype(ctx.widest)) for _ in range(2)]
+    views = [within.arrange(xp, x, trailing=1) for x in ends]
+    for part in whole.parts:
+        for tile in whole.tiles(part):
+            whole.add(part, tile, None, sums)
+            if part is within and not tile.write_ends(*(view[(*tile.box, ...)] for view in views)):
+                return None
+    assert cut.forward is not None
+    assert cut.backward is not None
+    last, entering = ends
+    # No segment begins where the last one ends.
+    for found, guess in (
+        (last[..., :-1, :], cut.forward[0][..., 1:-1, :]),
+        (entering, cut.backward[0][..., :-1, :]),
+    ):
+        if not bool(xp.all(compared(ctx, found, guess)[1] <= allowed_distance(ctx, cut))):
+            return None
+    return last[..., -1, :]

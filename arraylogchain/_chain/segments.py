@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 from arraylogchain._arrays import Array, Context
-from arraylogchain._chain.guesses import guessed_messages
+from arraylogchain._chain.guesses import guessed_messages, unverified_messages
 from arraylogchain._chain.segment_products import Products, messages_of, multiplied
 from arraylogchain._chain.states import State
 from arraylogchain._chain.steps import Chain
@@ -145,6 +145,15 @@ def cut_time(
         forward=messages(backward=False) if forward else None,
         backward=messages(backward=True) if backward else None,
     )
+
+
+def cut_unverified(ctx: Context, chain: Chain, segments: Segments, workspace: int) -> Cut:
+    """Cut a chain, with guesses for the messages at the segments' ends, each but for a factor."""
+    cut = _cut(ctx, chain, segments.guessed, workspace // 2)
+    forward, backward = (
+        unverified_messages(ctx, cut, workspace // 2, backward) for backward in (False, True)
+    )
+    return replace(cut, forward=forward, backward=backward)
 
 
 def _guessed(ctx: Context, cut: Cut, workspace: int, forward: bool, backward: bool) -> Cut | float:

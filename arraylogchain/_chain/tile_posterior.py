@@ -29,6 +29,7 @@ class _Pass:
     """A forward pass in one scaled form, over a tile or the rows of it that other forms left.
 
     `before` holds the states before each block, `history` those of the whole chain if it is kept.
+    `entering`, known after the way back, holds the derivatives by the first state.
     """
 
     form: ScaledForm
@@ -37,6 +38,7 @@ class _Pass:
     failed: Array | None
     before: list[State | None]
     history: list[State] | None
+    entering: Array | None = None
 
 
 class TilePosterior:
@@ -94,6 +96,20 @@ class TilePosterior:
         for steps, last in found:
             steps.place(view[..., None], last.log_total(self.ctx))
 
+    def write_ends(self, last: Array, entering: Array) -> bool:
+        """Write logs of the last state and of derivatives by the first one, each but for a factor.
+
+        They go into views of the tile's shape with one more axis, after `add_gradients`. Returns
+        whether there are any: only where a single pass proved all rows.
+        """
+        found = self.passes[0] if self.passes else None
+        if len(self.passes) > 1 or self.rest is not None or found is None:
+            return False
+        xp, dtype = self.ctx.xp, last.dtype
+        for view, x in ((last, found.last.values), (entering, found.entering)):
+            found.steps.place(view, xp.log(xp.astype(x, dtype, copy=False)))
+        return True
+
     def take_store(self) -> Array | None:
         """Hand over the kept exponentials, which from then on are computed again."""
         store, self.store = self.store, None
@@ -122,6 +138,7 @@ class TilePosterior:
                 if history is None:
                     _, _, history = found.form.run(found.steps, before, block, record=True)
                 adjoint.run(block, before, history)
+            found.entering = adjoint.adjoint
         if self.rest is not None:
             self._add_in_logs(self.rest, cotangent, sums)
 

@@ -182,12 +182,7 @@ class LogChain:
         if is_differentiated(*self.arrays.values()):
             return _differentiable().log_partition(*self._asked())
         ctx, chain = self._enter()
-        with quiet():
-            if chain.size == 0 or 0 in chain.batch:
-                out = ctx.xp.full(chain.batch, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
-            else:
-                out = solve.solve(ctx, chain, self._planned(chain), evaluate.log_partition)
-        return ctx.hand_back(out)
+        return ctx.hand_back(self._solved(ctx, chain, evaluate.log_partition, -math.inf))
 
     def kept_log_partition(self) -> tuple[Context, Array, posterior.Pullback]:
         """Return what `vjp.log_partition` is made of; see `posterior.log_partition`."""
@@ -286,12 +281,7 @@ class LogChain:
         if is_differentiated(*self.arrays.values()):
             return _differentiable().entropy(*self._asked())
         ctx, chain = self._enter()
-        with quiet():
-            if chain.size == 0 or 0 in chain.batch:
-                out = ctx.xp.zeros(chain.batch, dtype=ctx.result_dtype, device=ctx.device)
-            else:
-                out = solve.solve(ctx, chain, self._planned(chain), entropy.entropy)
-        return ctx.hand_back(out)
+        return ctx.hand_back(self._solved(ctx, chain, entropy.entropy, 0.0))
 
     def viterbi(self) -> ChainPath:
         """Return a path of largest weight.
@@ -325,24 +315,11 @@ class LogChain:
 
     def _viterbi(self) -> ChainPath:
         ctx, chain = self._enter()
+        trailing, dtype = (chain.count,), ctx.index_dtype
+        found = self._solved(ctx, chain, best_path, 0, trailing=trailing, dtype=dtype, past_end=-1)
         with quiet():
-            if chain.size == 0 or 0 in chain.batch:
-                shape, xp = (*chain.batch, chain.count), ctx.xp
-                states = xp.zeros(shape, dtype=ctx.index_dtype, device=ctx.device)
-                weight = xp.full(chain.batch, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
-            else:
-                states = solve.solve(
-                    ctx,
-                    chain,
-                    self._planned(chain),
-                    best_path,
-                    trailing=(chain.count,),
-                    dtype=ctx.index_dtype,
-                    past_end=-1,
-                )
-                weight = path_log_weight(ctx, chain, states, self._workspace)
-            states = self._within(states)
-        return ChainPath(ctx.hand_back(states), ctx.hand_back(weight))
+            weight = path_log_weight(ctx, chain, found, self._workspace)
+        return ChainPath(ctx.hand_back(self._within(found)), ctx.hand_back(weight))
 
     def log_weight(self, states: Array) -> Array:
         """Return the log weights of given paths.
@@ -375,6 +352,8 @@ class LogChain:
         >>> np.exp(chain.log_weight(np.array([[0, 0, 0], [0, 0, 1]]))).round(6).tolist()
         [0.81, 0.09]
         """
+        if isinstance(states, ChainPath):
+            raise TypeError("states is a ChainPath; pass its first field, path.states")
         if is_differentiated(*self.arrays.values()):
             sizes = None if self.sequences is None else self.sequences.sizes
             return _differentiable().log_weight(*self._asked(), states, self._batch, sizes)
@@ -439,30 +418,16 @@ class LogChain:
 
     def _sample(self, num_samples: int, rng: Any) -> Array:
         ctx, chain = self._enter()
-        with quiet():
-            if chain.size == 0 or 0 in chain.batch or num_samples == 0:
-                shape = (num_samples, *chain.batch, chain.count)
-                out = ctx.xp.zeros(shape, dtype=ctx.index_dtype, device=ctx.device)
-            else:
-                draw = uniforms(rng, ctx)
+        draw = uniforms(rng, ctx)
 
-                def compute(
-                    ctx: Context, chain: Chain, segments: Segments, workspace: int
-                ) -> Array:
-                    return sampling.sample(ctx, chain, draw, num_samples, segments, workspace)
+        def compute(ctx: Context, chain: Chain, segments: Segments, workspace: int) -> Array:
+            return sampling.sample(ctx, chain, draw, num_samples, segments, workspace)
 
-                out = solve.solve(
-                    ctx,
-                    chain,
-                    self._planned(chain),
-                    compute,
-                    trailing=(chain.count,),
-                    lead=(num_samples,),
-                    dtype=ctx.index_dtype,
-                    past_end=-1,
-                )
-            out = self._within(out)
-        return ctx.hand_back(out)
+        lead, trailing, dtype = (num_samples,), (chain.count,), ctx.index_dtype
+        out = self._solved(
+            ctx, chain, compute, 0, lead=lead, trailing=trailing, dtype=dtype, past_end=-1
+        )
+        return ctx.hand_back(self._within(out))
 
     def expected_transitions(self) -> Array | list[Array]:
         """Return how often each transition is expected to be taken.
@@ -509,17 +474,23 @@ class LogChain:
             out = getattr(_differentiable(), name)(*self._asked())
             return out if self.sequences is None else self.sequences.cut_states(out)
         ctx, chain = self._enter()
-        with quiet():
-            if chain.size == 0 or 0 in chain.batch:
-                out = ctx.empty((*chain.batch, chain.count, chain.size), ctx.result_dtype)
-            else:
-                trailing = (chain.count, chain.size)
-                out = solve.solve(
-                    ctx, chain, self._planned(chain), compute, trailing=trailing, past_end=past_end
-                )
+        trailing = (chain.count, chain.size)
+        out = self._solved(ctx, chain, compute, past_end, trailing=trailing, past_end=past_end)
         if self.sequences is None:
             return ctx.hand_back(out)
         return sequences.hand_back(ctx, self.sequences.cut_states(out))
+
+    def _solved(
+        self, ctx: Context, chain: Chain, compute: solve.Compute, nothing: float, **layout: Any
+    ) -> Array:
+        """Return what `compute` makes of the chain, and `nothing` where there are no paths at all.
+
+        See `solve.solve` for the layout of the result.
+        """
+        with quiet():
+            if chain.size == 0 or 0 in chain.batch or 0 in layout.get("lead", ()):
+                return solve.without_states(ctx, chain, nothing, **layout)
+            return solve.solve(ctx, chain, self._planned(chain), compute, **layout)
 
     def _within(self, states: Array) -> Array:
         return states if self.sequences is None else self.sequences.within(states)

@@ -280,3 +280,18 @@ def test_any_chain(chain, dtype, workspace, linear):
     options = dict(zip(names, (edges, initial), strict=True))
     case = Ragged(make_backend("numpy"), dtype, x, lengths, **options, workspace=workspace)
     case.check_sums()
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 0), (0, 4, 3)])
+def test_chains_without_states_end_as_well(backend, dtype, shape):
+    """What lies past an end is marked even where there are no states, or no rows."""
+    x, edges = np.zeros(shape, dtype), np.ones((1, shape[-1], shape[-1]), dtype)
+    lengths = np.asarray([2, 4])[: shape[0]]
+    chain = alc.LogChain(backend.asarray(x), transitions=backend.asarray(edges), lengths=lengths)
+    expected = np.where(np.arange(4) < lengths[:, None], 0, -1)
+    states, weight = chain.viterbi()
+    assert np.array_equal(backend.to_numpy(states), expected)
+    assert np.all(backend.read(weight, dtype) == -INF)
+    samples = backend.to_numpy(chain.sample(2, np.random.default_rng(0)))
+    assert np.array_equal(samples, np.broadcast_to(expected, (2, *expected.shape)))
+    assert backend.read(chain.marginals(), dtype).shape == shape

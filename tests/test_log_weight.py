@@ -126,6 +126,25 @@ def test_states_that_are_no_integers(backend, kind):
         case.chain.log_weight(backend.asarray(np.zeros((2, 5), kind)))
 
 
+def test_a_path_with_its_weight_is_no_array_of_states(backend):
+    case = Case(backend, "float32", normal(2, 5, 4), transitions=uniform(1, 4, 4))
+    with pytest.raises(TypeError, match=r"path\.states"):
+        case.chain.log_weight(case.chain.viterbi())
+
+
+@in_logs
+def test_what_is_large_and_cancels(torch_backend, logs):
+    """With gradients as without: offsets that add up to nothing leave no rounding."""
+    torch = torch_backend.xp
+    given = arguments(torch, ((6, 3), (5, 3, 3), (3,)), logs)
+    with torch.no_grad():
+        given["log_potentials"] += torch.tensor([1e15, -1e15] * 3)[:, None]
+    states = torch.from_numpy(some_states(4, 6, K=3))
+    detached = alc.LogChain(**{name: x.detach() for name, x in given.items()})
+    found = alc.LogChain(**given).log_weight(states).detach()
+    torch.testing.assert_close(found, detached.log_weight(states), rtol=1e-15, atol=1e-15)
+
+
 @chains
 @in_logs
 @pytest.mark.parametrize("more", [(), (5,)])

@@ -199,3 +199,16 @@ def test_sequence_with_sizes_that_vary(torch):
         shapes = (n, 4), (4, 6), (6, 1), (1, n)
         matrices = [normal(torch, *shape, seed=i).detach() for i, shape in enumerate(shapes)]
         torch.testing.assert_close(compiled(*matrices), alc.logchainexp(matrices))
+
+
+def test_weights_of_states_that_do_not_exist(torch):
+    """Compiled code cannot look at values, so that it raises nothing; no other state is taken."""
+    x, edges = normal(torch, 3, 4), normal(torch, 1, 4, 4, seed=1)
+
+    def model(x, edges, states):
+        return alc.LogChain(x, log_transitions=edges).log_weight(states)
+
+    states = torch.tensor([[0, 1, 3], [0, 1, -1], [0, 1, 4], [-4, 1, 2]])
+    compiled = torch.compile(model, fullgraph=True, backend="eager")(x, edges, states)
+    assert compiled.isnan().tolist() == [False, True, True, True]
+    torch.testing.assert_close(compiled[0], model(x, edges, states[0]))

@@ -25,7 +25,7 @@ def path_log_weight(ctx: Context, chain: Chain, states: Array, workspace: int) -
     ----------
     ctx : Context
     chain : Chain
-        Of at least one state; nothing of it is expanded.
+        Nothing of it is expanded. Without states there are no weights but -inf.
     states : integer array [..., T]
         Leading axes broadcast against the batch. What lies past a chain's end is ignored.
     workspace : int
@@ -40,6 +40,8 @@ def path_log_weight(ctx: Context, chain: Chain, states: Array, workspace: int) -
     shape = np.broadcast_shapes(tuple(states.shape[:-1]), chain.batch)
     states = xp.broadcast_to(states, (*shape, chain.count))
     lengths = None if chain.lengths is None else ctx.integers(chain.lengths)
+    if chain.size == 0:
+        return xp.full(shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
     out = ctx.empty(shape, ctx.result_dtype)
     limit = max(1, min(2 * ctx.block, workspace // _POINT))
     for lead in boxes(shape, max(1, limit // chain.count)):

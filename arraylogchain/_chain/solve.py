@@ -55,6 +55,26 @@ def solve(
     return out
 
 
+def without_states(
+    ctx: Context,
+    chain: Chain,
+    value: float,
+    trailing: Shape = (),
+    lead: Shape = (),
+    dtype: Any = None,
+    past_end: float = 0,
+) -> Array:
+    """Return a result like that of `solve`, all of one value up to the ends of rows."""
+    xp = ctx.xp
+    shape = (*lead, *chain.batch, *trailing)
+    out = xp.full(shape, value, dtype=dtype or ctx.result_dtype, device=ctx.device)
+    if chain.lengths is None or not trailing:
+        return out
+    times = xp.arange(chain.count, dtype=ctx.index_dtype, device=ctx.device)
+    real = ctx.integers(chain.lengths)[..., None] > times
+    return xp.where(xp.reshape(real, (*real.shape, *(1,) * (len(trailing) - 1))), out, past_end)
+
+
 def expected_transitions(ctx: Context, chain: Chain, plan: Plan) -> Array:
     """Return expected counts in the shape of the transitions."""
     if plan.route != "rows":

@@ -139,7 +139,11 @@ def log_weight(
         check_range(int(states.min()), int(states.max()), size)
         if sizes is not None:
             check_own(states, sizes)
-    total: Any = 0.0
+    # What the compiler sees cannot be checked: there, such states make NaN.
+    outside = ((states < 0) | (states >= size)).any(-1)
+    states = states.clamp(0, max(size - 1, 0))
+    whole: Any = 0.0
+    rest: Any = 0.0
     dead: Any = False
     for name, x in given.items():
         if name == "log_potentials":
@@ -151,8 +155,11 @@ def log_weight(
             entries = _entries(x, states[..., :1])
         present = real[..., 1:] if name.endswith("transitions") else real[..., : entries.shape[-1]]
         logs, zero = _logs(entries.double(), present, name.startswith("log_"))
-        total = total + logs.sum(-1)
+        # Whole parts add up exactly: what is large and cancels leaves no rounding.
+        rounded = torch.where(torch.isfinite(logs), logs, 0).detach().round()
+        whole, rest = whole + rounded.sum(-1), rest + (logs - rounded).sum(-1)
         dead = dead | zero.any(-1)
+    total = torch.where(outside, torch.nan, whole + rest)
     # Where the weight is 0, every derivative is; beside NaN and +inf it is not 0 but unknown.
     weight = torch.where(torch.isnan(total) | torch.isposinf(total), torch.nan, -torch.inf)
     return torch.where(dead, weight, total).to(result_dtype(*given.values()))

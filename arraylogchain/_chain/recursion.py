@@ -91,7 +91,7 @@ class Recursion:
             return [(replace(part, state=state), history)]
         axis, earlier = part.steps.select_axis, part.state
         for i, after in enumerate(history):
-            # Chains that have ended keep their last state.
+            # Chains that have ended keep their last state, those that have not begun their first.
             earlier = after if earlier is None else after.followed_by(self.ctx, earlier, axis)
             history[i] = earlier
         if failed is None:

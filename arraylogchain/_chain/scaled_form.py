@@ -92,38 +92,42 @@ class ScaledForm:
         failed : bool array [groups, rows, 1] or None
             Rows whose steps are not all proved; their values mean nothing.
         history : list of State
-            The states after each step, if `record`. Forward they are those of rows, or groups,
-            whose chain has not ended before.
+            The states after each step, if `record`: of the rows, or groups, whose chain has not
+            ended before, or backward, has begun by then.
         """
         ctx = self.ctx
         # Running a block again has to make the same choices again.
         self.exponentials.try_narrow = True
         matrix: Matrix | None = None
-        factors: Factors | None = None
+        of_chunk: Factors | None = None  # of steps whose potentials are exponentiated together
         failed: Array | None = None
         history: list[State] = []
         chunk = slice(0, 0)
         everyone, axis = steps, steps.select_axis
-        ended: list[State] = []  # of chains that have ended, the longest last
+        idle: list[State] = []  # of chains that have ended, or not begun, the longest last
         if block.stop - block.start == steps.count:
-            factors = self.exponentials.fill_store(steps)
-            chunk = slice(0, 0) if factors is None else block
+            of_chunk = self.exponentials.fill_store(steps)
+            chunk = slice(0, 0) if of_chunk is None else block
         for i in range(block.start, block.stop):
-            units = everyone.units if steps.backward else everyone.units_at(i)
+            units = everyone.units_advancing(i)
             if state is not None and units < int(state.values.shape[axis]):
                 state = replace(state, values=ctx.load(state.values, self.precision))
-                ended.append(state.units(slice(units, None), axis))
-                state, steps = state.units(slice(0, units), axis), everyone.first(units)
-                factors = None if factors is None else factors.first(units, axis)
+                idle.append(state.units(slice(units, None), axis))
+                state = state.units(slice(0, units), axis)
+            if units != steps.units:
+                steps = everyone.first(units)
                 matrix = matrix if axis else None
             if units == 0:
                 assert state is not None  # no chain ends before its first state
+                state = self._joined(everyone, state, idle, i)
                 if record:
                     history.append(state)
                 continue
             if i >= max(chunk.stop, steps.first_weighed):
                 chunk = slice(i, min(i + self._together(steps), block.stop))
-                factors = self.exponentials.of_block(steps, chunk)
+                most = max(units, everyone.units_advancing(chunk.stop - 1))
+                of_chunk = self.exponentials.of_block(everyone.first(most), chunk)
+            factors = None if of_chunk is None else of_chunk.first(units, axis)
             at = i - chunk.start
             before = state
             if before is None:
@@ -157,11 +161,24 @@ class ScaledForm:
                         shape = (everyone.groups_picked, everyone.rows_picked, 1)
                         failed = ctx.xp.zeros(shape, dtype=ctx.xp.bool, device=ctx.device)
                     failed[first_of(units, axis)] |= bad
+            state = self._joined(everyone, state, idle, i)
             if record:
                 state.matrix = matrix
                 history.append(state)
         assert state is not None
-        return merge(ctx, [state, *reversed(ended)], axis), failed, history
+        return merge(ctx, [state, *reversed(idle)], axis), failed, history
+
+    def _joined(self, everyone: Steps, state: State, idle: list[State], i: int) -> State:
+        """Return the state after step i with those of chains that begin there, backward."""
+        axis, units = everyone.select_axis, int(state.values.shape[everyone.select_axis])
+        if not (everyone.backward and idle):
+            return state
+        begin = everyone.units_at(everyone.count - 1 - i) - units
+        if begin == 0:
+            return state
+        (others,) = idle
+        idle[:] = [others.units(slice(begin, None), axis)]
+        return merge(self.ctx, [state, others.units(slice(0, begin), axis)], axis)
 
     def _together(self, steps: Steps) -> int:
         """Return how many steps' potentials are exponentiated together."""

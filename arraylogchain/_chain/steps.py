@@ -317,6 +317,10 @@ class Steps:
             return self.units
         return len(self.ends) - int(np.searchsorted(self.ends[::-1, 0], time, side="right"))
 
+    def units_advancing(self, i: int) -> int:
+        """Return how many rows, or groups, take part in making state number i: the first ones."""
+        return self.units if i == 0 else self.units_at(self.count - i if self.backward else i)
+
     def longest_first(self, box: Box) -> Steps:
         """Return these steps, of a box of the batch, sorted by the lengths of rows or groups."""
         chain, axis = self.chain, self.select_axis

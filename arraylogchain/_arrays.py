@@ -6,6 +6,7 @@ library. A few facts about the arrays at hand travel with every call in a `Conte
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +26,9 @@ Array = Any
 _CPU_BLOCK = 1 << 16
 # On a device every operation is a launch: blocks are as large as the workspace allows.
 _DEVICE_BLOCK = 1 << 26
+
+# Device types of DLPack: CUDA's own memory, and managed memory.
+_DLPACK_CUDA = (2, 13)
 
 _FLOATING = ("float16", "bfloat16", "float32", "float64")
 
@@ -66,6 +70,9 @@ class Context:
         Turns a result of `xp` into an array of the caller's library.
     has_out : bool
         Whether functions of `xp` take ``out=``.
+    kernels : object or None
+        Where CUDA kernels run on these arrays, a `Device` of `_cuda.device`; None where plain
+        array operations compute.
     powers : dict of str to array
         Tables of powers of two by precision, made when they are first needed.
     """
@@ -78,6 +85,7 @@ class Context:
     block: int
     hand_back: Callable[[Array], Array]
     has_out: bool
+    kernels: Any = None
     powers: dict[str, Array] = field(default_factory=dict)
 
     @property
@@ -232,6 +240,8 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
         return _numpy_context(result_name), {name: np.asarray(x) for name, x in given.items()}
     if _can_be_written(xp) and not _shares_memory_with_numpy(xp, device, names):
         return _context(xp, device, result_name, _same), given
+    if all(_is_on_cuda(x) for x in given.values()):
+        return _through_cupy(xp, given, result_name)
     hosted = {name: _to_numpy(name, x) for name, x in given.items()}
     # A library that can only export gets NumPy arrays back.
     hand_back = getattr(xp, "from_dlpack", _same)
@@ -273,7 +283,18 @@ def _context(
         block=_CPU_BLOCK if on_cpu else _DEVICE_BLOCK,
         hand_back=hand_back,
         has_out=_library(xp) in ("numpy", "cupy", "torch"),
+        kernels=_kernels_for(xp, device),
     )
+
+
+def _kernels_for(xp: Any, device: Any) -> Any:
+    """Return where kernels for the arrays of a device run, if it is one that they run on."""
+    if xp is numpy_namespace or "cuda" not in str(device).lower():
+        return None
+    from arraylogchain._cuda.device import find
+
+    found = find(_library(xp), device)
+    return None if isinstance(found, str) else found
 
 
 def _same(x: Array) -> Array:
@@ -390,6 +411,27 @@ def _can_be_written(xp: Any) -> bool:
 def _shares_memory_with_numpy(xp: Any, device: Any, names: Mapping[str, str]) -> bool:
     """Tell whether NumPy can read these arrays in place: torch CPU tensors, but for bfloat16."""
     return _library(xp) == "torch" and str(device) == "cpu" and "bfloat16" not in names.values()
+
+
+def _is_on_cuda(x: Array) -> bool:
+    return hasattr(x, "__dlpack_device__") and int(x.__dlpack_device__()[0]) in _DLPACK_CUDA
+
+
+def _through_cupy(
+    xp: Any, given: Mapping[str, Array], result_name: str
+) -> tuple[Context, Mapping[str, Array]]:
+    """Hand arrays of a library that can only export over to CuPy, on the device they are on."""
+    name, x = next(iter(given.items()))
+    try:
+        cupy = importlib.import_module("array_api_compat.cupy")
+        ready = {name: cupy.from_dlpack(x) for name, x in given.items()}
+    except ImportError as error:
+        raise TypeError(
+            f"{name}, a {type(x).__name__}, is on a CUDA device, where CuPy would compute; install "
+            f"the extra cuda12 or cuda13, or bring {name} to the CPU ({error})"
+        ) from error
+    device = array_api_compat.device(ready[name])
+    return _context(cupy, device, result_name, getattr(xp, "from_dlpack", _same)), ready
 
 
 def _to_numpy(name: str, x: Array) -> Array:

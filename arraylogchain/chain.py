@@ -20,12 +20,14 @@ from arraylogchain._arrays import (
     quiet,
     shape_of,
 )
-from arraylogchain._chain import arguments, entropy, evaluate, posterior, sampling, sequences, solve
-from arraylogchain._chain.best_path import best_path
-from arraylogchain._chain.lengths import check_lengths, check_states
+from arraylogchain._chain import evaluate, on_device, sampling, solve
+from arraylogchain._chain.given import arguments, sequences
+from arraylogchain._chain.given.lengths import check_lengths, check_states
+from arraylogchain._chain.given.summary import summary
 from arraylogchain._chain.path_weight import path_log_weight
+from arraylogchain._chain.posterior import entropy, results
 from arraylogchain._chain.steps import Chain
-from arraylogchain._chain.summary import summary
+from arraylogchain._chain.viterbi.path import best_path
 from arraylogchain._product.tiling import check_workspace
 from arraylogchain._random import check_generator, uniforms
 from arraylogchain.plan import Plan, Segments, plan_chain
@@ -182,14 +184,16 @@ class LogChain:
         if is_differentiated(*self.arrays.values()):
             return _differentiable().log_partition(*self._asked())
         ctx, chain = self._enter()
-        return ctx.hand_back(self._solved(ctx, chain, evaluate.log_partition, -math.inf))
+        by_kernel = on_device.log_partition
+        out = self._solved(ctx, chain, evaluate.log_partition, -math.inf, by_kernel=by_kernel)
+        return ctx.hand_back(out)
 
-    def kept_log_partition(self) -> tuple[Context, Array, posterior.Pullback]:
-        """Return what `vjp.log_partition` is made of; see `posterior.log_partition`."""
+    def kept_log_partition(self) -> tuple[Context, Array, results.Pullback]:
+        """Return what `vjp.log_partition` is made of; see `results.log_partition`."""
         ctx, chain = self._enter()
         with quiet():
             out, pullback = solve.log_partition_and_pullback(
-                ctx, chain, self._planned(chain), self._keeps_states
+                ctx, chain, self._planned(ctx, chain), self._keeps_states
             )
         return ctx, ctx.hand_back(out), pullback
 
@@ -219,7 +223,9 @@ class LogChain:
         >>> np.exp(chain.forward_messages()).round(6).tolist()
         [[1.0, 0.0], [0.5, 0.5], [0.25, 0.75]]
         """
-        return self._states("forward_messages", evaluate.forward_messages, -math.inf)
+        return self._states(
+            "forward_messages", evaluate.forward_messages, on_device.forward_messages, -math.inf
+        )
 
     def backward_messages(self) -> Array | list[Array]:
         """Return the logs of the sums over all paths from each state on.
@@ -239,7 +245,9 @@ class LogChain:
         >>> np.exp(chain.backward_messages()).round(6).tolist()
         [[2.0, 3.0], [1.0, 1.0]]
         """
-        return self._states("backward_messages", evaluate.backward_messages, -math.inf)
+        return self._states(
+            "backward_messages", evaluate.backward_messages, on_device.backward_messages, -math.inf
+        )
 
     def marginals(self) -> Array | list[Array]:
         """Return the posterior probability of each state at each step.
@@ -258,7 +266,7 @@ class LogChain:
         >>> LogChain(x, transitions=np.ones((1, 2, 2))).marginals().round(6).tolist()
         [[0.5, 0.5], [0.75, 0.25]]
         """
-        return self._states("marginals", posterior.marginals, 0.0)
+        return self._states("marginals", results.marginals, None, 0.0)
 
     def entropy(self) -> Array:
         """Return the entropy of the posterior distribution over paths, in nats.
@@ -463,19 +471,33 @@ class LogChain:
                 shape = shape_of(chain.transitions)
                 out = ctx.xp.zeros(shape, dtype=ctx.result_dtype, device=ctx.device)
             else:
-                out = solve.expected_transitions(ctx, chain, self._planned(chain))
+                out = solve.expected_transitions(ctx, chain, self._planned(ctx, chain))
         if self.sequences is None:
             return ctx.hand_back(out)
         return sequences.hand_back(ctx, self.sequences.cut_transitions(out))
 
-    def _states(self, name: str, compute: solve.Compute, past_end: float) -> Any:
+    def _states(
+        self,
+        name: str,
+        compute: solve.Compute,
+        by_kernel: solve.ByKernel | None,
+        past_end: float,
+    ) -> Any:
         """Return what `compute` makes of the chain for all states, [..., T, K]."""
         if is_differentiated(*self.arrays.values()):
             out = getattr(_differentiable(), name)(*self._asked())
             return out if self.sequences is None else self.sequences.cut_states(out)
         ctx, chain = self._enter()
         trailing = (chain.count, chain.size)
-        out = self._solved(ctx, chain, compute, past_end, trailing=trailing, past_end=past_end)
+        out = self._solved(
+            ctx,
+            chain,
+            compute,
+            past_end,
+            trailing=trailing,
+            past_end=past_end,
+            by_kernel=by_kernel,
+        )
         if self.sequences is None:
             return ctx.hand_back(out)
         return sequences.hand_back(ctx, self.sequences.cut_states(out))
@@ -490,7 +512,7 @@ class LogChain:
         with quiet():
             if chain.size == 0 or 0 in chain.batch or 0 in layout.get("lead", ()):
                 return solve.without_states(ctx, chain, nothing, **layout)
-            return solve.solve(ctx, chain, self._planned(chain), compute, **layout)
+            return solve.solve(ctx, chain, self._planned(ctx, chain), compute, **layout)
 
     def _within(self, states: Array) -> Array:
         return states if self.sequences is None else self.sequences.within(states)
@@ -505,7 +527,9 @@ class LogChain:
         return self.arrays, None if self._keeps_states else self._workspace, self.lengths
 
     def plan(self) -> Plan:
-        """Return how the chain will be computed, from shapes and lengths alone; print it.
+        """Return how the chain will be computed; print it.
+
+        This depends on shapes, lengths, dtypes and on where the arrays are: nothing else is read.
 
         Examples
         --------
@@ -514,10 +538,11 @@ class LogChain:
         >>> chain.plan().route
         'segments'
         """
-        # Of these arrays no more than shapes are read.
-        return self._planned(self._chain(self.arrays))
+        if is_traced():
+            return self._planned(None, self._chain(self.arrays))
+        return self._planned(*self._enter())
 
-    def _planned(self, chain: Chain) -> Plan:
+    def _planned(self, ctx: Context | None, chain: Chain) -> Plan:
         matrices = chain.transitions
         return plan_chain(
             batch=chain.batch,
@@ -533,6 +558,7 @@ class LogChain:
             ),
             dtype=_check_dtypes({name: _dtype_name(x.dtype) for name, x in self.arrays.items()}),
             workspace=self._workspace,
+            has_kernel=ctx is not None and on_device.has_kernel(ctx, chain),
         )
 
     def __repr__(self) -> str:

@@ -22,6 +22,10 @@ _SMALL_MATRIX = 5e-7
 # the best use of an operation. Passes over a chain that guessing takes, verification included.
 _GUESSED_LENGTH, _GUESSED_ROWS, _GUESSED_PASSES = 64, 4096, 2.5
 
+# Seconds of a step on a CUDA device: within a kernel, and as array operations of a few microseconds
+# each. Estimates, not measured; they only tell when long chains are better cut.
+_KERNEL_STEP, _DEVICE_STEP = 3e-6, 2e-4
+
 # Rows of different lengths that may be computed one by one.
 _MOST_ALONE = 64
 
@@ -54,9 +58,10 @@ class Plan:
         'vector': one state after another, all rows at once. 'segments': time is cut, and the
         segments are computed side by side; what enters them is guessed and verified, or follows
         from their products. 'rows': rows of different lengths one by one, each in segments of its
-        own.
+        own. 'kernel': one state after another, on chip, by a CUDA kernel.
     segments : Segments
-        Numbers of segments, 1 for 'vector'; for 'rows' those of the longest one.
+        Numbers of segments, 1 for 'vector'; for 'rows' those of the longest one; for 'kernel' those
+        of what there is no kernel for.
     flops : int
         Multiplications and additions, and exponentials.
     bytes_read, bytes_written : int
@@ -86,6 +91,7 @@ class Plan:
             "vector": f"vector: {self.steps} states of [{rows}, {self.states}], one after another",
             "segments": f"segments: {self._pieces()}",
             "rows": f"rows: one by one, in up to {self._pieces()}",
+            "kernel": f"kernel: {self.steps} states of [{rows}, {self.states}], on chip",
         }[self.route]
         lines = [
             ("chain", f"{rows} rows, {self.steps} steps, {self.states} states, {self.dtype}"),
@@ -122,6 +128,7 @@ def plan_chain(
     read: int,
     dtype: str,
     workspace: int,
+    has_kernel: bool = False,
 ) -> Plan:
     """Choose the route for a chain of `count` states of `size` entries.
 
@@ -133,6 +140,8 @@ def plan_chain(
         Whether all steps have the same matrix.
     read : int
         Elements of the inputs.
+    has_kernel : bool
+        Whether there is a CUDA kernel for such a chain, on the device that its arrays are on.
     """
     rows = math.prod(batch)
     route, segments = "vector", Segments(1, 1)
@@ -142,9 +151,13 @@ def plan_chain(
     elif _are_better_alone(np.broadcast_to(lengths, batch), size, one_matrix, workspace):
         segments = best_segments(int(lengths.max()), size, (1, 1), one_matrix, workspace)
         route = "rows"
+    if has_kernel and not _are_better_cut(count, segments):
+        route = "kernel"
     # A product's rows are all the states that its segment can start from.
     lanes = float(rows)
-    if segments.guessed > 1:
+    if route == "kernel":
+        pass
+    elif segments.guessed > 1:
         lanes *= _GUESSED_PASSES
     elif segments.multiplied > 1:
         lanes *= size
@@ -164,6 +177,12 @@ def plan_chain(
         workspace=workspace,
         pairwise_bytes=pairwise_bytes(rows, count, size, item),
     )
+
+
+def _are_better_cut(count: int, segments: Segments) -> bool:
+    """Tell whether array operations on guessed segments beat a kernel that takes step by step."""
+    steps = _GUESSED_PASSES * (count // segments.guessed)
+    return segments.guessed > 1 and steps * _DEVICE_STEP < count * _KERNEL_STEP
 
 
 def _are_better_alone(lengths: np.ndarray, size: int, one_matrix: bool, workspace: int) -> bool:

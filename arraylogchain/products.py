@@ -138,6 +138,11 @@ def _logmatmulexp(ctx: Context, a: Array, b: Array, budget: int) -> Array:
     layout = fold(shape_of(a), shape_of(b))
     if 0 in layout.sizes:
         return ctx.xp.full(layout.out_shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
+    if ctx.kernels is not None:
+        from arraylogchain._cuda import products
+
+        a, b = (ctx.xp.astype(x, ctx.result_dtype, copy=False) for x in (a, b))
+        return products.logmatmulexp(ctx.kernels, layout, a, b, ctx.result_name, budget)
     kernel = CertifiedKernel(ctx, layout.sizes, budget, layout.copies)
     return tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype])[0]
 

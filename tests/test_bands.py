@@ -8,7 +8,7 @@ import pytest
 
 import arraylogchain as alc
 from arraylogchain._arrays import enter
-from arraylogchain._chain import matrices
+from arraylogchain._chain.forms import matrices
 from tests.checks import check_chain
 from tests.gradient_checks import check_posterior, check_vjp_chain
 from tests.path_checks import Case

@@ -5,8 +5,9 @@ import pytest
 
 import arraylogchain as alc
 from arraylogchain import plan
-from arraylogchain._chain import guesses as module
-from arraylogchain._chain import posterior, segments
+from arraylogchain._chain.long import guesses as module
+from arraylogchain._chain.long import segments
+from arraylogchain._chain.posterior import results
 from arraylogchain.plan import Segments
 from tests import reference
 from tests.checks import check_chain
@@ -38,9 +39,9 @@ def guesses(monkeypatch):
         held.append(last is not None)
         return last
 
-    guess, verified = segments.guessed_messages, posterior._add_and_verify
+    guess, verified = segments.guessed_messages, results._add_and_verify
     monkeypatch.setattr(segments, "guessed_messages", spy)
-    monkeypatch.setattr(posterior, "_add_and_verify", spy_on_passes)
+    monkeypatch.setattr(results, "_add_and_verify", spy_on_passes)
     monkeypatch.setattr(plan, "best_segments", guessed)
     return held
 

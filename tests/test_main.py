@@ -5,6 +5,7 @@ import re
 import stat
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from scipy.special import logsumexp
 
 from arraylogchain.__main__ import main
 from arraylogchain._cli import environment, forum
+from arraylogchain._cuda.device import Unavailable
 
 T, K = 4, 3
 
@@ -95,6 +97,20 @@ def test_cuda_without_cupy_says_why(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert main(["--device", "cuda", "--size", "2,1,3,4"]) == 2
     assert "cupy" in one_sentence(capsys).lower()
+
+
+@pytest.mark.parametrize("reason", ["CuPy is not installed", None])
+def test_says_which_road_a_device_takes(monkeypatch, reason):
+    """With stand-ins for a torch that has a device, and for what is found about it."""
+    found = object() if reason is None else Unavailable(reason)
+    monkeypatch.setattr(environment, "find", lambda library, device: found)
+    cuda = types.SimpleNamespace(
+        is_available=lambda: True, device_count=lambda: 1, get_device_name=lambda: "NVIDIA X"
+    )
+    torch = types.SimpleNamespace(__version__="2.6", cuda=cuda, device=str)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    road = "CUDA kernels" if reason is None else f"array operations ({reason})"
+    assert environment._describe_torch() == f"2.6, NVIDIA X, {road}"
 
 
 @pytest.mark.parametrize("size", [(5, 1, 2, 60), (10, 1, 5, 40), (10, 1, 6, 40), (4, 2, 7, 50)])

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from arraylogchain._chain import best_ranks
-from arraylogchain._chain.best_candidates import Candidates
-from arraylogchain._chain.best_ranks import Ranks, SortedColumns, thresholds
-from arraylogchain._chain.best_steps import BestSteps
+from arraylogchain._chain.viterbi import ranks as best_ranks
+from arraylogchain._chain.viterbi.candidates import Candidates
+from arraylogchain._chain.viterbi.ranks import Ranks, SortedColumns, thresholds
+from arraylogchain._chain.viterbi.steps import BestSteps
 from tests.conftest import make_backend
 from tests.test_workspace import SMALLEST, temporaries
 

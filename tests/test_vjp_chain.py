@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 
 import arraylogchain as alc
-from arraylogchain._chain.gradient_sums import GradientSums
+from arraylogchain._chain.posterior.sums import GradientSums
 from tests import error_model, gradient_reference
 from tests.checks import CHAIN_SHAPES, mentions
 from tests.conftest import make_backend

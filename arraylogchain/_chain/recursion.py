@@ -2,7 +2,7 @@
 
 States are kept in *scaled* form, nonnegative numbers times a power of two: a step is a matrix
 multiply and a product with exp(potentials), without logarithms, and it errs by rounding alone
-unless something underflows. What underflow can cost is known (see `scaled_form`), so each step
+unless something underflows. What underflow can cost is known (see `forms.scaled`), so each step
 proves itself. Rows, or groups, with a step that does not are taken up again from before it: in
 float64, then in log form with the certified product, which needs no proof.
 """
@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from arraylogchain._arrays import DOUBLE, SINGLE, Array
-from arraylogchain._chain.log_form import LogForm
+from arraylogchain._chain.forms.logs import LogForm
+from arraylogchain._chain.forms.scaled import ScaledForm
+from arraylogchain._chain.forms.states import State, merge
 from arraylogchain._chain.pieces import RecursionPlan
-from arraylogchain._chain.scaled_form import ScaledForm
-from arraylogchain._chain.states import State, merge
 from arraylogchain._chain.steps import Steps
 
 

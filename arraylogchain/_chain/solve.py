@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._arrays import Array, Context
-from arraylogchain._chain import posterior
+from arraylogchain._chain.posterior import results
 from arraylogchain._chain.steps import Chain
 from arraylogchain._fold import Box, Shape, boxes, within
 from arraylogchain.plan import Plan, Segments, best_segments
 
 # Computes something of a chain, in a number of segments and within a workspace.
 Compute = Callable[[Context, Chain, Segments, int], Array]
+# The same by CUDA kernels, within a workspace.
+ByKernel = Callable[[Context, Chain, int], Array]
 
 
 def solve(
@@ -30,6 +32,7 @@ def solve(
     lead: Shape = (),
     dtype: Any = None,
     past_end: float = 0,
+    by_kernel: ByKernel | None = None,
 ) -> Array:
     """Return what is computed of a chain, [*lead, *batch, *trailing].
 
@@ -43,7 +46,11 @@ def solve(
         Of the result, by default the result's own.
     past_end : float
         What the result is past the ends of rows.
+    by_kernel : callable, optional
+        Computes the same where the plan is to use CUDA kernels.
     """
+    if plan.route == "kernel" and by_kernel is not None:
+        return by_kernel(ctx, chain, plan.workspace)
     if plan.route != "rows":
         return compute(ctx, chain, plan.segments, plan.workspace)
     shape = (*lead, *chain.batch, *trailing)
@@ -63,6 +70,7 @@ def without_states(
     lead: Shape = (),
     dtype: Any = None,
     past_end: float = 0,
+    by_kernel: ByKernel | None = None,
 ) -> Array:
     """Return a result like that of `solve`, all of one value up to the ends of rows."""
     xp = ctx.xp
@@ -78,32 +86,32 @@ def without_states(
 def expected_transitions(ctx: Context, chain: Chain, plan: Plan) -> Array:
     """Return expected counts in the shape of the transitions."""
     if plan.route != "rows":
-        return posterior.expected_transitions(ctx, chain, plan.segments, plan.workspace)
+        return results.expected_transitions(ctx, chain, plan.segments, plan.workspace)
     sums = _Sums(ctx, chain, frozenset({"transitions"}))
     for box, row, segments in _rows(chain, plan):
         if row.count > 1:
-            counts = posterior.expected_transitions(ctx, row, segments, plan.workspace)
+            counts = results.expected_transitions(ctx, row, segments, plan.workspace)
             sums.add(box, {"transitions": counts})
     return ctx.xp.astype(sums.found["transitions"], ctx.result_dtype, copy=False)
 
 
 def log_partition_and_pullback(
     ctx: Context, chain: Chain, plan: Plan, keep: bool
-) -> tuple[Array, posterior.Pullback]:
-    """Return the logs of the sums over all paths and their pullback; see `posterior`."""
+) -> tuple[Array, results.Pullback]:
+    """Return the logs of the sums over all paths and their pullback; see `results`."""
     if plan.route != "rows":
-        return posterior.log_partition(ctx, chain, plan.segments, plan.workspace, keep)
+        return results.log_partition(ctx, chain, plan.segments, plan.workspace, keep)
     out = ctx.empty(chain.batch, ctx.result_dtype)
     pullbacks = []
     for box, row, segments in _rows(chain, plan):
-        out[box], back = posterior.log_partition(ctx, row, segments, plan.workspace, keep)
+        out[box], back = results.log_partition(ctx, row, segments, plan.workspace, keep)
         pullbacks.append((box, back))
 
     def pullback(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
         sums = _Sums(ctx, chain, wanted)
         for box, back in pullbacks:
             sums.add(box, back(cotangent[box], wanted))
-        given = posterior.arrays_of(chain)
+        given = results.arrays_of(chain)
         return {
             name: ctx.xp.astype(x, given[name].dtype, copy=False) for name, x in sums.found.items()
         }
@@ -129,7 +137,7 @@ class _Sums:
 
     def __init__(self, ctx: Context, chain: Chain, wanted: frozenset[str]) -> None:
         self.ctx, self.axes = ctx, len(chain.batch)
-        given = posterior.arrays_of(chain)
+        given = results.arrays_of(chain)
         dtype = ctx.dtype(ctx.precision)
         self.found = {
             name: ctx.xp.zeros(tuple(given[name].shape), dtype=dtype, device=ctx.device)

@@ -17,6 +17,7 @@ import numpy as np
 
 from arraylogchain import __version__
 from arraylogchain._arrays import Array
+from arraylogchain._cuda.device import find
 
 
 class UnavailableError(RuntimeError):
@@ -116,7 +117,8 @@ def describe() -> str:
 def _describe_cupy() -> str:
     try:
         cupy = _import("cupy", "install the extra cuda12 or cuda13")
-        return f"{cupy.__version__}, {_cuda_name(_usable_cupy())}"
+        name = _cuda_name(_usable_cupy())
+        return f"{cupy.__version__}, {name}, {_road('cupy', cupy.cuda.Device())}"
     except UnavailableError as reason:
         return str(reason)
 
@@ -126,9 +128,16 @@ def _describe_torch() -> str:
         torch = _import("torch", "install the extra torch")
     except UnavailableError as reason:
         return str(reason)
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    cuda = torch.cuda.get_device_name(0) if devices else "CPU only"
-    return f"{torch.__version__}, {cuda}"
+    if not torch.cuda.is_available() or not torch.cuda.device_count():
+        return f"{torch.__version__}, CPU only"
+    name, road = torch.cuda.get_device_name(), _road("torch", torch.device("cuda"))
+    return f"{torch.__version__}, {name}, {road}"
+
+
+def _road(library: str, device: Any) -> str:
+    """Say what computes on a CUDA device, and why it is not the kernels if it is not."""
+    found = find(library, device)
+    return f"array operations ({found})" if isinstance(found, str) else "CUDA kernels"
 
 
 def _usable_cupy() -> Any:

@@ -1,6 +1,6 @@
 """The way back through chains: values with their pullbacks, posterior weights.
 
-A chain is computed tile by tile, whole or in segments of time; see `tile_posterior` for a tile.
+A chain is computed tile by tile, whole or in segments of time; see `tile` for a tile.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import TypeVar
 
 from arraylogchain._arrays import Array, Context
 from arraylogchain._chain import evaluate
-from arraylogchain._chain.gradient_sums import GradientSums, PosteriorSums, narrowed
-from arraylogchain._chain.guesses import allowed_distance, compared
+from arraylogchain._chain.long.guesses import allowed_distance, compared
+from arraylogchain._chain.long.segments import Cut, cut_time, cut_unverified
 from arraylogchain._chain.pieces import RecursionPlan, plan_posterior
-from arraylogchain._chain.segments import Cut, cut_time, cut_unverified
+from arraylogchain._chain.posterior.sums import GradientSums, PosteriorSums, narrowed
+from arraylogchain._chain.posterior.tile import TilePosterior
 from arraylogchain._chain.steps import Chain
-from arraylogchain._chain.tile_posterior import TilePosterior
 from arraylogchain.plan import Segments
 
 Pullback = Callable[[Array, frozenset[str]], dict[str, Array]]

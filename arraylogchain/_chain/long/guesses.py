@@ -31,7 +31,7 @@ from arraylogchain._chain.steps import Chain
 from arraylogchain._chain.whole import split_last_message
 
 if TYPE_CHECKING:
-    from arraylogchain._chain.segments import Cut, Messages
+    from arraylogchain._chain.long.segments import Cut, Messages
 
 # The share of a segment that guesses are made with, and how often results are the next guesses.
 _SHARE = 0.5

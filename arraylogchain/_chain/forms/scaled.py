@@ -26,10 +26,10 @@ import math
 from dataclasses import dataclass, replace
 
 from arraylogchain._arrays import Array, Context, Precision, whole_maximum
-from arraylogchain._chain.factors import Exponentials, Factors
-from arraylogchain._chain.matrices import Matrix, prepare, spread
+from arraylogchain._chain.forms.factors import Exponentials, Factors
+from arraylogchain._chain.forms.matrices import Matrix, prepare, spread
+from arraylogchain._chain.forms.states import State, merge, power_to, scale_by_powers
 from arraylogchain._chain.pieces import RecursionPlan
-from arraylogchain._chain.states import State, merge, power_to, scale_by_powers
 from arraylogchain._chain.steps import Steps, first_of
 
 # No row's largest entry is left above 2**_CEILING: up to the largest number there is room for what

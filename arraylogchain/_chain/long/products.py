@@ -13,7 +13,7 @@ from arraylogchain._chain.steps import Chain
 from arraylogchain._chain.whole import split_last_message, write_all
 
 if TYPE_CHECKING:
-    from arraylogchain._chain.segments import Cut, Messages
+    from arraylogchain._chain.long.segments import Cut, Messages
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from arraylogchain._arrays import DOUBLE, SINGLE, Array
-from arraylogchain._chain.adjoint import ScaledAdjoint, adjoint_ceiling, first_adjoint
-from arraylogchain._chain.gradient_sums import PosteriorSums
-from arraylogchain._chain.log_adjoint import LogAdjoint
-from arraylogchain._chain.log_form import LogForm
+from arraylogchain._chain.forms.logs import LogForm
+from arraylogchain._chain.forms.scaled import ScaledForm
+from arraylogchain._chain.forms.states import State
 from arraylogchain._chain.pieces import RecursionPlan
-from arraylogchain._chain.scaled_form import ScaledForm
-from arraylogchain._chain.states import State
+from arraylogchain._chain.posterior.adjoint import ScaledAdjoint, adjoint_ceiling, first_adjoint
+from arraylogchain._chain.posterior.log_adjoint import LogAdjoint
+from arraylogchain._chain.posterior.sums import PosteriorSums
 from arraylogchain._chain.steps import Steps
 from arraylogchain._fold import Box, chunks
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from arraylogchain._arrays import Array, Context, Precision, whole_maximum
-from arraylogchain._chain.states import State
+from arraylogchain._chain.forms.states import State
 from arraylogchain._chain.steps import Steps, first_of
 from arraylogchain._fold import boxes
 

@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass, replace
 
 from arraylogchain._arrays import Array, Context, whole_maximum
-from arraylogchain._chain.gradient_sums import PosteriorSums
-from arraylogchain._chain.log_form import LogForm
-from arraylogchain._chain.states import State, add_scale
+from arraylogchain._chain.forms.logs import LogForm
+from arraylogchain._chain.forms.states import State, add_scale
+from arraylogchain._chain.posterior.sums import PosteriorSums
 from arraylogchain._chain.steps import Steps
 from arraylogchain._fold import Box, chunks
 

@@ -31,9 +31,9 @@ import math
 from collections.abc import Sequence
 
 from arraylogchain._arrays import Array, Precision
-from arraylogchain._chain.gradient_sums import PosteriorSums, bounded
-from arraylogchain._chain.scaled_form import ScaledForm
-from arraylogchain._chain.states import State, scale_by_powers
+from arraylogchain._chain.forms.scaled import ScaledForm
+from arraylogchain._chain.forms.states import State, scale_by_powers
+from arraylogchain._chain.posterior.sums import PosteriorSums, bounded
 from arraylogchain._chain.steps import Steps, first_of, of_units
 from arraylogchain._fold import Box
 

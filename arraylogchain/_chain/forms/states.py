@@ -17,7 +17,7 @@ from arraylogchain._arrays import Array, Context, Precision, whole_maximum
 from arraylogchain._chain.steps import of_units
 
 if TYPE_CHECKING:
-    from arraylogchain._chain.matrices import Matrix
+    from arraylogchain._chain.forms.matrices import Matrix
 
 # log(2) in two parts. The first has 21 bits: times an exponent below 2**32 it is exact in float64.
 _LN2_HIGH = 1453634 / 2**21

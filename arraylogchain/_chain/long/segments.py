@@ -12,9 +12,9 @@ import math
 from dataclasses import dataclass, replace
 
 from arraylogchain._arrays import Array, Context
-from arraylogchain._chain.guesses import guessed_messages, unverified_messages
-from arraylogchain._chain.segment_products import Products, messages_of, multiplied
-from arraylogchain._chain.states import State
+from arraylogchain._chain.forms.states import State
+from arraylogchain._chain.long.guesses import guessed_messages, unverified_messages
+from arraylogchain._chain.long.products import Products, messages_of, multiplied
 from arraylogchain._chain.steps import Chain
 from arraylogchain._chain.whole import split_last_message
 from arraylogchain.plan import Segments

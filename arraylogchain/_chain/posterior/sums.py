@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 from arraylogchain._arrays import SINGLE, Array, Context, Precision
-from arraylogchain._chain.matrices import Matrix
-from arraylogchain._chain.segments import in_segments, matrices_in_segments
-from arraylogchain._chain.states import scale_by_powers
+from arraylogchain._chain.forms.matrices import Matrix
+from arraylogchain._chain.forms.states import scale_by_powers
+from arraylogchain._chain.long.segments import in_segments, matrices_in_segments
 from arraylogchain._chain.steps import Chain, Steps, first_matrices
 from arraylogchain._fold import Box, within
 

@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass
 
 from arraylogchain._arrays import Array, Context
-from arraylogchain._chain.best_segments import SegmentedWindow, best_segments, fewer_segments
-from arraylogchain._chain.best_steps import BestSteps, PlainWindow
 from arraylogchain._chain.steps import Chain, Steps
+from arraylogchain._chain.viterbi.segments import SegmentedWindow, best_segments, fewer_segments
+from arraylogchain._chain.viterbi.steps import BestSteps, PlainWindow
 from arraylogchain._fold import Box, chunks
 from arraylogchain.plan import Segments
 

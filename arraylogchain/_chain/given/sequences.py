@@ -28,7 +28,12 @@ from arraylogchain._arrays import (
     promote,
     shape_of,
 )
-from arraylogchain._chain.arguments import INITIAL, TRANSITIONS, check_counts, check_sequence_shapes
+from arraylogchain._chain.given.arguments import (
+    INITIAL,
+    TRANSITIONS,
+    check_counts,
+    check_sequence_shapes,
+)
 from arraylogchain._fold import Shape
 
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from arraylogchain._arrays import Array, Context
-from arraylogchain._chain.gradient_sums import add_rows
-from arraylogchain._chain.matrices import Matrix
-from arraylogchain._chain.posterior import posterior_sums
-from arraylogchain._chain.states import State
+from arraylogchain._chain.forms.matrices import Matrix
+from arraylogchain._chain.forms.states import State
+from arraylogchain._chain.posterior.results import posterior_sums
+from arraylogchain._chain.posterior.sums import add_rows
 from arraylogchain._chain.steps import Chain, Steps
 from arraylogchain._chain.whole import write_last
 from arraylogchain._fold import Box, within

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._chain.best_ranks import SORT, Ranks, SortedColumns, thresholds
+from arraylogchain._chain.viterbi.ranks import SORT, Ranks, SortedColumns, thresholds
 
 # Own ranks may become this many times as many as expected before all other sums are computed.
 _PATIENCE = 2

@@ -1,0 +1,1 @@
+"""Long chains with time cut into segments, which are computed side by side."""

@@ -1,0 +1,71 @@
+"""Chains by CUDA kernels, where `Context.kernels` runs them: the counterpart of `solve`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from arraylogchain._arrays import Array, Context
+from arraylogchain._chain.steps import Chain
+
+
+def has_kernel(ctx: Context, chain: Chain) -> bool:
+    """Tell whether there are kernels for a chain where its arrays are."""
+    if ctx.kernels is None or chain.size == 0 or 0 in chain.batch:
+        return False
+    from arraylogchain._cuda import chain_geometry, launch
+
+    kernels, item = ctx.kernels, ctx.precision.itemsize
+    sizes = kernels.multiprocessors, kernels.shared_memory
+    try:
+        chain_geometry.choose(chain.size, *chain.sizes, item, *sizes)
+    except ValueError:
+        return False
+    return len(chain.batch) <= launch.MAX_AXES
+
+
+def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
+    """Return the logs of the sums over all paths, [*batch]."""
+    from arraylogchain._cuda import chains
+
+    chain = _of_one_dtype(ctx, chain)
+    return chains.log_partition(ctx.kernels, chain, workspace, _lengths(ctx, chain))
+
+
+def forward_messages(ctx: Context, chain: Chain, workspace: int) -> Array:
+    """Return the logs of the weights after every step, [*batch, count, K]."""
+    return _messages(ctx, chain, workspace, backward=False)
+
+
+def backward_messages(ctx: Context, chain: Chain, workspace: int) -> Array:
+    """Return the logs of the weights that follow each step, [*batch, count, K]."""
+    return _messages(ctx, chain, workspace, backward=True)
+
+
+def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Array:
+    from arraylogchain._cuda import chains
+
+    chain = _of_one_dtype(ctx, chain)
+    lengths = _lengths(ctx, chain)
+    return chains.messages(ctx.kernels, chain, workspace, lengths, backward=backward)
+
+
+def _of_one_dtype(ctx: Context, chain: Chain) -> Chain:
+    """Return a chain whose arrays have the result's dtype, which is that of all of them."""
+
+    def cast(x: Array | None) -> Array | None:
+        return None if x is None else ctx.xp.astype(x, ctx.result_dtype, copy=False)
+
+    return replace(
+        chain,
+        potentials=cast(chain.potentials),
+        transitions=cast(chain.transitions),
+        start=cast(chain.start),
+    )
+
+
+def _lengths(ctx: Context, chain: Chain) -> Array | None:
+    """Return the lengths of all rows, in the kernels' order, on the device."""
+    from arraylogchain._cuda import chains
+
+    found = chains.row_lengths(chain)
+    return None if found is None else ctx.xp.asarray(found, device=ctx.device)

@@ -1,0 +1,1 @@
+"""The way back through chains: gradients, posterior weights, entropy."""

@@ -1,0 +1,199 @@
+"""CUDA devices as the launching code sees them: where memory comes from and where kernels run.
+
+Everything happens on the stream and in the memory pool of the library that the arrays are from, so
+that its own tools see the truth: torch's peak memory, CuPy's memory hooks, both libraries' streams,
+and graph capture. Nothing here waits for the device; only compiling does, when a kernel is first
+used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+
+from arraylogchain._arrays import Array
+from arraylogchain._cuda import modules
+from arraylogchain._cuda.launch import Launch
+
+OLDEST_ARCHITECTURE = 75
+
+_PROBE = 'extern "C" __global__ void probe() {}'
+
+
+class Device(Protocol):
+    """A place where kernels run, on arrays of one library.
+
+    Attributes
+    ----------
+    multiprocessors : int
+    shared_memory : int
+        Most bytes that a block may have.
+    architecture : int
+        The compute capability, 90 for 9.0.
+    """
+
+    multiprocessors: int
+    shared_memory: int
+    architecture: int
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
+        """Return new memory, from the library's own pool, for use on its current stream."""
+
+    def strides(self, x: Array) -> tuple[int, ...]:
+        """Return the strides of an array in elements."""
+
+    def dtype_name(self, x: Array) -> str:
+        """Return float16, bfloat16, float32, ..."""
+
+    def run(self, launch: Launch) -> None:
+        """Queue a kernel on the library's current stream; this does not wait for it."""
+
+
+class Unavailable(str):
+    """Why kernels cannot be used: a sentence without its full stop."""
+
+    __slots__ = ()
+
+
+def find(library: str, device: Any) -> Device | Unavailable:
+    """Return where kernels run for arrays of a library on one of its devices.
+
+    Parameters
+    ----------
+    library : {'cupy', 'torch'}
+        Whose memory and streams are used. CuPy compiles and starts the kernels of both.
+    device : object
+        A CUDA device, as the library names it.
+    """
+    if library not in ("cupy", "torch"):
+        return Unavailable(f"there are kernels for arrays of CuPy and torch, not of {library}")
+    index = device.id if library == "cupy" else device.index
+    if index is None:
+        index = sys.modules["torch"].cuda.current_device()
+    return _open(library, index)
+
+
+@cache
+def _open(library: str, index: int) -> Device | Unavailable:
+    """Return a device, having seen that it is there and that CuPy compiles for it."""
+    try:
+        cupy = importlib.import_module("cupy")
+    except ModuleNotFoundError:
+        return Unavailable(
+            "CuPy, which compiles the kernels, is not installed; install the extra cuda12 or cuda13"
+        )
+    except ImportError as error:
+        return Unavailable(f"CuPy, which compiles the kernels, cannot be imported: {error}")
+    if cupy.cuda.runtime.is_hip or (library == "torch" and sys.modules["torch"].version.hip):
+        return Unavailable("the kernels are for CUDA, and this is a ROCm device")
+    try:
+        with cupy.cuda.Device(index) as device:
+            architecture = int(device.compute_capability)
+    except RuntimeError as error:
+        return Unavailable(f"CuPy cannot use CUDA device {index}: {_first_line(error)}")
+    if architecture < OLDEST_ARCHITECTURE:
+        return Unavailable(
+            f"CUDA device {index} has compute capability {_dotted(architecture)}, "
+            f"and the kernels need {_dotted(OLDEST_ARCHITECTURE)} or newer"
+        )
+    try:
+        cupy.cuda.nvrtc.getVersion()
+    except RuntimeError as error:
+        return Unavailable(f"NVRTC, CUDA's compiler, cannot be loaded: {_first_line(error)}")
+    try:
+        with cupy.cuda.Device(index):
+            cupy.RawModule(code=_PROBE, options=modules.OPTIONS).get_function("probe")
+    # Headers that are missing, a driver too old for what was compiled, a cache not writable, ...
+    except Exception as error:
+        return Unavailable(f"CuPy cannot compile for CUDA device {index}: {_first_line(error)}")
+    if library == "cupy":
+        return CupyDevice(cupy, index)
+    return TorchDevice(cupy, sys.modules["torch"], index)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _dotted(architecture: int) -> str:
+    return f"{architecture // 10}.{architecture % 10}"
+
+
+class _CudaDevice:
+    """What both libraries have in common: CuPy's kernels, started with the device current."""
+
+    def __init__(self, cupy: Any, index: int) -> None:
+        self._cupy = cupy
+        self._index = index
+        self._current = cupy.cuda.Device(index)
+        attributes = self._current.attributes
+        self.multiprocessors = int(attributes["MultiProcessorCount"])
+        self.shared_memory = int(attributes["MaxSharedMemoryPerBlockOptin"])
+        self.architecture = int(self._current.compute_capability)
+
+    def _start(self, launch: Launch, arguments: tuple[Any, ...]) -> None:
+        kernel = modules.compiled(launch.source, launch.kernel, self._index, self.shared_memory)
+        kernel((launch.grid,), (launch.block,), arguments, shared_mem=launch.shared_memory)
+
+
+class CupyDevice(_CudaDevice):
+    """CuPy's memory pool, and the stream that is CuPy's current one on the device."""
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
+        if dtype == "bfloat16":
+            importlib.import_module("ml_dtypes")  # gives NumPy the name
+        with self._current:
+            return self._cupy.empty(shape, np.dtype(dtype))
+
+    def strides(self, x: Array) -> tuple[int, ...]:
+        return tuple(step // x.dtype.itemsize for step in x.strides)
+
+    def dtype_name(self, x: Array) -> str:
+        return str(x.dtype.name)
+
+    def run(self, launch: Launch) -> None:
+        with self._current:
+            self._start(launch, launch.arguments)
+
+
+class TorchDevice(_CudaDevice):
+    """torch's caching allocator, and the stream that is torch's current one on the device."""
+
+    def __init__(self, cupy: Any, torch: Any, index: int) -> None:
+        super().__init__(cupy, index)
+        self._torch = torch
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
+        device = self._torch.device("cuda", self._index)
+        return self._torch.empty(shape, dtype=getattr(self._torch, dtype), device=device)
+
+    def strides(self, x: Array) -> tuple[int, ...]:
+        return tuple(x.stride())
+
+    def dtype_name(self, x: Array) -> str:
+        return str(x.dtype).removeprefix("torch.")
+
+    def run(self, launch: Launch) -> None:
+        tensor = self._torch.Tensor
+        arguments = tuple(
+            np.uint64(x.data_ptr()) if isinstance(x, tensor) else x for x in launch.arguments
+        )
+        stream = _Stream(self._torch.cuda.current_stream(self._index).cuda_stream)
+        # A stream becomes current on the device that is current, so this order matters.
+        with self._current, self._cupy.cuda.Stream.from_external(stream):
+            self._start(launch, arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """A stream by CUDA's protocol, which not every version of torch speaks itself."""
+
+    pointer: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.pointer

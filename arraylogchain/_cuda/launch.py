@@ -1,0 +1,94 @@
+"""Launches of kernels as plain data, and index spaces packed for kernels to read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+MAX_AXES = 8
+MAX_OPERANDS = 3
+
+# struct Axes of axes.cuh, with the padding that a C++ compiler gives it.
+AXES = np.dtype(
+    [
+        ("count", np.int32),
+        ("extent", np.int64, (MAX_AXES,)),
+        ("stride", np.int64, (MAX_OPERANDS, MAX_AXES)),
+    ],
+    align=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch of one kernel.
+
+    Attributes
+    ----------
+    source : str
+        The file in this folder that has the kernel, e.g. "logmatmulexp.cu".
+    kernel : str
+        The kernel with its template arguments, e.g. "logmatmulexp<float, float, 128, 128>".
+    grid : int
+        Blocks, along one axis: the two others of CUDA's grids end at 65535.
+    block : int
+        Threads in a block, along one axis.
+    shared_memory : int
+        Bytes of dynamic shared memory for each block.
+    arguments : tuple
+        What the kernel is called with. NumPy scalars, of exactly the parameter's type, and
+        structured NumPy arrays of one entry are passed by value, None as a null pointer.
+        Arrays of the device's library are passed as pointers to their first entry, whatever
+        their strides.
+    """
+
+    source: str
+    kernel: str
+    grid: int
+    block: int
+    shared_memory: int
+    arguments: tuple[Any, ...]
+
+
+def is_struct(argument: Any) -> bool:
+    """Tell whether an argument is a struct, passed by value."""
+    return isinstance(argument, np.ndarray) and argument.dtype.names is not None
+
+
+def pack_axes(extents: Sequence[int], *strides: Sequence[int]) -> np.ndarray:
+    """Return the index space of several operands as the kernels' struct `Axes`.
+
+    Axes of length 1 are dropped. Neighbours that every operand steps through as through one
+    axis become one: a kernel spends a division on each.
+
+    Parameters
+    ----------
+    extents : sequence of int
+        Lengths of the axes, the slowest first.
+    *strides : sequence of int
+        For each operand, its strides in elements; 0 along an axis that it does not have.
+
+    Raises
+    ------
+    ValueError
+        If more than `MAX_AXES` axes remain.
+    """
+    merged: list[tuple[int, tuple[int, ...]]] = []
+    for extent, *steps in zip(extents, *strides, strict=True):
+        if extent == 1:
+            continue
+        if merged and merged[-1][1] == tuple(extent * step for step in steps):
+            extent *= merged.pop()[0]
+        merged.append((extent, tuple(steps)))
+    if len(merged) > MAX_AXES:
+        raise ValueError(f"{len(merged)} axes that cannot be merged; kernels take {MAX_AXES}")
+    axes = np.zeros((), AXES)
+    axes["count"] = len(merged)
+    axes["extent"] = 1
+    for axis, (length, step) in enumerate(merged):
+        axes["extent"][axis] = length
+        axes["stride"][: len(step), axis] = step
+    return axes

@@ -1,6 +1,5 @@
 """`workspace` bounds all temporaries, for any shape, and is never needed in full to be right."""
 
-import gc
 import tracemalloc
 
 import numpy as np
@@ -22,7 +21,6 @@ def uniform(*shape, seed=0, dtype="float32"):
 
 def temporaries(call):
     """Return the peak of what a call allocates beyond its result, in bytes."""
-    gc.collect()
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]

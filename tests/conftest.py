@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import warnings
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -31,12 +32,20 @@ hypothesis.settings.load_profile("suite")
 # (library, device) and the dtypes to test there. The device without float64 catches code that
 # silently counts on it. array-api-strict has a device without 64-bit integers as well, but its
 # own argmax, nonzero and count_nonzero fail there (2.6.1).
-BACKENDS = {
+CPU_BACKENDS = {
     "numpy": ("numpy", None, ("float16", "float32", "float64")),
     "strict": ("array_api_strict", "CPU_DEVICE", ("float32", "float64")),
     "strict-no_float64": ("array_api_strict", "no_float64", ("float32",)),
     "torch": ("torch", "cpu", ("float16", "bfloat16", "float32", "float64")),
 }
+# The same for a GPU. CuPy itself has no bfloat16.
+CUDA_BACKENDS = {
+    "cupy": ("cupy", 0, ("float16", "float32", "float64")),
+    "torch-cuda": ("torch", "cuda:0", ("float16", "bfloat16", "float32", "float64")),
+}
+ON_CUDA = os.environ.get("ALC_TEST_DEVICE") == "cuda"
+# What tests run on that ask for `backend`; all others stay where they are.
+BACKENDS = CUDA_BACKENDS if ON_CUDA else CPU_BACKENDS
 FULL_PRECISION = ("float32", "float64")
 
 
@@ -49,23 +58,32 @@ class Backend:
     device: Any
     dtypes: tuple[str, ...]
 
+    @property
+    def library(self) -> str:
+        return self.xp.__name__
+
     def asarray(self, x: Any, dtype: str | None = None) -> Any:
         """Return a new array of `dtype`, or of x's own; NumPy's are read-only."""
         host = np.array(x)
         dtype = dtype or host.dtype.name
-        if self.name == "torch":
-            return self.xp.from_numpy(host).to(getattr(self.xp, dtype))
+        if self.library == "torch":
+            return self.xp.from_numpy(host).to(self.device, getattr(self.xp, dtype))
         host = host.astype(dtype)
-        if self.name == "numpy":
+        if self.library == "numpy":
             host.flags.writeable = False
             return host
+        if self.library == "cupy":
+            with self.device:
+                return self.xp.asarray(host)
         return self.xp.asarray(host, device=self.device)
 
     def to_numpy(self, x: Any) -> np.ndarray:
-        if self.name == "numpy":
+        if self.library == "numpy":
             return x
-        if self.name == "torch" and x.dtype is self.xp.bfloat16:
-            x = x.float()
+        if self.library == "cupy":
+            return x.get()
+        if self.library == "torch":
+            x = (x.float() if x.dtype is self.xp.bfloat16 else x).cpu()
         return np.from_dlpack(x)
 
     def owns(self, x: Any) -> bool:
@@ -85,9 +103,12 @@ class Backend:
         return self.to_numpy(x)
 
 
+def _is_named(library: str) -> bool:
+    return library in os.environ.get("ALC_REQUIRE_BACKENDS", "").replace(",", " ").split()
+
+
 def _is_required(library: str) -> bool:
-    required = os.environ.get("ALC_REQUIRE_BACKENDS", "").replace(",", " ").split()
-    return library in required or bool(os.environ.get("CI"))
+    return _is_named(library) or bool(os.environ.get("CI"))
 
 
 @cache
@@ -99,17 +120,50 @@ def _import(library: str) -> ModuleType | ImportError:
 
 
 def make_backend(name: str) -> Backend:
-    """Return a backend; where its library cannot be imported, skip, or fail if it is required."""
-    library, device, dtypes = BACKENDS[name]
-    module = _import(library)
-    if isinstance(module, ImportError):
-        reason = f"{library} cannot be imported: {module}"
-        if _is_required(library):
-            pytest.fail(f"{reason}; CI or ALC_REQUIRE_BACKENDS requires it")
+    """Return a backend; where it is not there, skip, or fail if it is required."""
+    library, device, dtypes = (CPU_BACKENDS | CUDA_BACKENDS)[name]
+    if name in CUDA_BACKENDS:
+        reason, required = why_no_cuda(library), ON_CUDA or _is_named("cuda")
+        because = "ALC_TEST_DEVICE or ALC_REQUIRE_BACKENDS asks for CUDA"
+    else:
+        reason, required = why_not_there(library), _is_required(library)
+        because = "CI or ALC_REQUIRE_BACKENDS requires it"
+    if reason:
+        if required:
+            pytest.fail(f"{reason}; {because}")
         pytest.skip(reason)
-    if device is not None:
+    module = _import(library)
+    if library == "cupy":
+        device = module.cuda.Device(device)
+    elif device is not None:
         device = module.Device(device) if library == "array_api_strict" else module.device(device)
     return Backend(name, module, device, dtypes)
+
+
+def why_not_there(library: str) -> str | None:
+    """Return why a library cannot be used; None where it can."""
+    module = _import(library)
+    return f"{library} cannot be imported: {module}" if isinstance(module, ImportError) else None
+
+
+def why_no_cuda(library: str) -> str | None:
+    """Return why a library cannot use a CUDA device; None where it can."""
+    if reason := why_not_there(library):
+        return reason
+    with warnings.catch_warnings():
+        # torch warns where there is no driver, or one that is too old, and says no after all.
+        warnings.simplefilter("ignore")
+        there = _import(library).cuda.is_available()
+    return None if there else f"{library} finds no CUDA device"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    asked = os.environ.get("ALC_TEST_DEVICE", "cpu")
+    if asked not in ("cpu", "cuda"):
+        raise pytest.UsageError(f"ALC_TEST_DEVICE is {asked!r}; it can be cpu or cuda")
+    reasons = [why_no_cuda(library) for library, _, _ in CUDA_BACKENDS.values()] if ON_CUDA else []
+    if reasons and all(reasons):
+        raise pytest.UsageError(f"ALC_TEST_DEVICE asks for CUDA, but {' and '.join(reasons)}")
 
 
 @pytest.fixture
@@ -131,23 +185,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run tests that ask for `backend`, `dtype` or `half` on all there are, in all combinations.
 
     `dtype` is a full precision, `half` one of float16 and bfloat16, each where the device has it.
-    Tests that choose among them themselves are left alone.
+    Tests that choose among them themselves are left alone. Those in tests/gpu run on a GPU only.
     """
     chosen = metafunc.definition.iter_markers("parametrize")
     if any("backend" in mark.args[0] for mark in chosen):
         return
+    backends = CUDA_BACKENDS if metafunc.definition.path.parent.name == "gpu" else BACKENDS
     kinds = {"dtype": FULL_PRECISION, "half": ("float16", "bfloat16")}
     asked = [name for name in kinds if name in metafunc.fixturenames]
     if "backend" not in metafunc.fixturenames:
         for name in asked:
-            metafunc.parametrize(name, [d for d in kinds[name] if d in BACKENDS["numpy"][2]])
+            metafunc.parametrize(name, [d for d in kinds[name] if d in CPU_BACKENDS["numpy"][2]])
     elif not asked:
-        metafunc.parametrize("backend", list(BACKENDS), indirect=True)
+        metafunc.parametrize("backend", list(backends), indirect=True)
     else:
         (name,) = asked
         pairs = [
             (backend, dtype)
-            for backend, (_, _, dtypes) in BACKENDS.items()
+            for backend, (_, _, dtypes) in backends.items()
             for dtype in kinds[name]
             if dtype in dtypes
         ]

@@ -1,0 +1,54 @@
+"""Several devices: work is done where the arrays are, whichever device is current."""
+
+import numpy as np
+import pytest
+
+import arraylogchain as alc
+from tests.checks import mentions
+from tests.conftest import Backend
+from tests.gpu.calls import CALLS
+
+
+@pytest.fixture
+def second(backend):
+    """Return the same library on the second device, while the first one stays current."""
+    xp, is_cupy = backend.xp, backend.library == "cupy"
+    if (xp.cuda.runtime.getDeviceCount() if is_cupy else xp.cuda.device_count()) < 2:
+        pytest.skip("there is one CUDA device")
+    device = xp.cuda.Device(1) if is_cupy else xp.device("cuda:1")
+    return Backend(backend.name, xp, device, backend.dtypes)
+
+
+def current_device(backend):
+    cuda = backend.xp.cuda
+    return cuda.Device().id if backend.library == "cupy" else cuda.current_device()
+
+
+@pytest.mark.parametrize("name", list(CALLS))
+def test_arrays_on_a_device_that_is_not_current(backend, second, name):
+    call = CALLS[name]
+    expected = [backend.to_numpy(x) for x in call.run(*call.arguments(backend))]
+    outs = call.run(*call.arguments(second))
+    assert current_device(backend) == 0
+    for out, theirs in zip(outs, expected, strict=True):
+        assert second.owns(out)
+        np.testing.assert_allclose(second.to_numpy(out), theirs, rtol=2e-4, atol=1e-5)
+
+
+def test_devices_side_by_side(backend, second):
+    """Kernels, modules and tables are kept for each device, and never mixed up."""
+    call = CALLS["logmatmulexp, unproved"]
+    pairs = [(b, call.arguments(b)) for b in (backend, second) * 3]
+    outs = [call.run(*given)[0] for _, given in pairs]
+    first, *others = (b.to_numpy(out) for (b, _), out in zip(pairs, outs, strict=True))
+    for other in others:
+        np.testing.assert_allclose(other, first, rtol=1e-5)
+
+
+def test_arrays_on_different_devices(backend, second):
+    a, b = backend.asarray(np.ones((3, 3))), second.asarray(np.ones((3, 3)))
+    for pair in [(a, b), (b, a)]:
+        with pytest.raises(ValueError, match=mentions("a", "b", "devices")):
+            alc.logmatmulexp(*pair)
+    with pytest.raises(ValueError, match=mentions("transitions", "devices")):
+        alc.LogChain(a, transitions=b[None])

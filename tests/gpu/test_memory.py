@@ -1,0 +1,213 @@
+"""`workspace` bounds what calls take from the pool of the arrays' library, and all is returned."""
+
+import gc
+
+import numpy as np
+import pytest
+
+import arraylogchain as alc
+from tests.conftest import make_backend
+from tests.gpu.calls import CALLS
+from tests.gpu.memory import held, in_use, let_go, nbytes, peak
+
+MIB = 2**20
+WORKSPACES = [MIB, 10 * MIB, None]
+DEFAULT = 64 * MIB
+
+workspaces = pytest.mark.parametrize("workspace", WORKSPACES, ids=["1 MiB", "10 MiB", "default"])
+
+
+def normal(backend, *shape, dtype="float32", seed=0, sd=1.0):
+    return backend.asarray(np.random.default_rng(seed).normal(0, sd, shape), dtype)
+
+
+def uniform(backend, *shape, dtype="float32", seed=0):
+    return backend.asarray(np.random.default_rng(seed).random(shape), dtype)
+
+
+def assert_kept(backend, workspace, call):
+    """Fail if a call takes more than its results and its workspace.
+
+    What a library sets up once, such as cuBLAS's own workspace, is no temporary of a call.
+    """
+    call()
+    taken, results = peak(backend, call)
+    temporaries = taken - nbytes(*(results if isinstance(results, tuple) else (results,)))
+    assert temporaries <= (workspace or DEFAULT)
+
+
+# Every kind of shape: cubes, thin ones, many terms, many matrices, broadcast axes both ways.
+PRODUCTS = {
+    "cube": ((1500, 1500), (1500, 1500)),
+    "many terms": ((60, 200_000), (200_000, 50)),
+    "few rows": ((3, 4000), (4000, 5000)),
+    "matrix and vector": ((5000, 3000), (3000,)),
+    "small matrices": ((30_000, 16, 16), (30_000, 16, 16)),
+    "shared weights": ((512, 8, 1, 64), (8, 64, 64)),
+    "rows and columns of batches": ((300, 1, 30, 40), (200, 40, 10)),
+}
+
+
+@workspaces
+@pytest.mark.parametrize("sd", [1, 100])
+@pytest.mark.parametrize("shapes", PRODUCTS.values(), ids=list(PRODUCTS))
+@pytest.mark.parametrize("function", ["logmatmulexp", "maxplus_matmul", "matmul"])
+def test_products(backend, function, shapes, sd, workspace):
+    a, b = (normal(backend, *shape, sd=sd, seed=i) for i, shape in enumerate(shapes))
+    assert_kept(backend, workspace, lambda: getattr(alc, function)(a, b, workspace=workspace))
+
+
+@workspaces
+@pytest.mark.parametrize("sd", [1, 100])
+@pytest.mark.parametrize("function", ["logmatmulexp", "maxplus_matmul"])
+def test_gradients_of_products(backend, function, sd, workspace):
+    a, b = normal(backend, 700, 600, sd=sd), normal(backend, 600, 800, sd=sd, seed=1)
+
+    def gradients():
+        value, pullback = getattr(alc.vjp, function)(a, b, workspace=workspace)
+        parts = tuple(value) if isinstance(value, tuple) else (value,)
+        return *parts, *pullback(parts[0])
+
+    assert_kept(backend, workspace, gradients)
+
+
+@workspaces
+@pytest.mark.parametrize("sd", [1, 100])
+@pytest.mark.parametrize("steps", [1, 59], ids=["one matrix", "one for each step"])
+@pytest.mark.parametrize("logs", [False, True], ids=["linear", "logs"])
+@pytest.mark.parametrize("method", ["log_partition", "forward_messages", "marginals"])
+def test_chains(backend, method, logs, steps, sd, workspace):
+    x = normal(backend, 300, 60, 150, sd=sd)
+    weights = uniform(backend, steps, 150, 150)
+    options = {"log_transitions" if logs else "transitions": weights}
+    chain = alc.LogChain(x, **options, workspace=workspace)
+    assert_kept(backend, workspace, getattr(chain, method))
+
+
+@workspaces
+def test_gradients_of_a_chain(backend, workspace):
+    """Only a workspace that was asked for makes gradients keep less than every state."""
+    x, weights, initial = (
+        normal(backend, 300, 60, 100),
+        uniform(backend, 59, 100, 100),
+        uniform(backend, 100),
+    )
+    kept = 0 if workspace else 2 * nbytes(x)
+
+    def gradients():
+        chain = alc.LogChain(x, transitions=weights, initial=initial, workspace=workspace)
+        value, pullback = alc.vjp.log_partition(chain)
+        return value, *pullback(value)
+
+    assert_kept(backend, (workspace or DEFAULT) + kept, gradients)
+
+
+def test_forum_case(torch):
+    """Value and gradients of x, P and p0 by autograd, beyond these: at most three times x."""
+    backend = make_backend("torch-cuda")
+    x, P, p0 = (
+        normal(backend, 500, 1, 40, 200),
+        uniform(backend, 1, 39, 200, 200),
+        uniform(backend, 1, 200),
+    )
+    for leaf in (x, P, p0):
+        leaf.requires_grad_()
+
+    def value_and_gradients():
+        value = alc.LogChain(x, transitions=P, initial=p0).log_partition()
+        return value.detach(), *torch.autograd.grad(value.sum(), (x, P, p0))
+
+    value_and_gradients()
+    before = in_use(backend)
+    taken, results = peak(backend, value_and_gradients)
+    assert taken - nbytes(*results) <= 3 * nbytes(x)
+    # What torch reports is what was asked for and the unused rests of blocks.
+    assert torch.cuda.max_memory_allocated() - before <= taken + 16 * MIB
+
+
+def test_memory_comes_from_the_pool_of_the_arrays_library(backend):
+    """Calls on tensors take nothing from CuPy's pool, though CuPy compiles and starts kernels."""
+    other = make_backend("torch-cuda" if backend.name == "cupy" else "cupy")
+    for call in CALLS.values():
+        given = call.arguments(backend)
+        call.run(*given)
+        taken, _ = peak(other, lambda call=call, given=given: call.run(*given))
+        assert taken == 0
+
+
+@pytest.mark.parametrize("name", list(CALLS))
+def test_all_memory_is_returned(backend, name):
+    call = CALLS[name]
+    given = call.arguments(backend)
+    call.run(*given)
+    before = in_use(backend)
+    out = call.run(*given)
+    assert in_use(backend) > before
+    del out
+    assert in_use(backend) == before
+
+
+@pytest.mark.parametrize("name", list(CALLS))
+def test_repeated_calls_take_no_more(backend, name):
+    call = CALLS[name]
+    given = call.arguments(backend)
+    for _ in range(3):
+        call.run(*given)
+    before = in_use(backend), held(backend)
+    for _ in range(20):
+        call.run(*given)
+    assert (in_use(backend), held(backend)) == before
+
+
+class Scarcity:
+    """Lets a pool grow by so many bytes within a block."""
+
+    def __init__(self, backend, more):
+        self.backend, self.limit = backend, held(backend) + more
+
+    def __enter__(self):
+        xp = self.backend.xp
+        if self.backend.library == "cupy":
+            xp.get_default_memory_pool().set_limit(size=self.limit)
+            return xp.cuda.memory.OutOfMemoryError
+        total = xp.cuda.get_device_properties(0).total_memory
+        xp.cuda.set_per_process_memory_fraction(self.limit / total)
+        return xp.cuda.OutOfMemoryError
+
+    def __exit__(self, *_):
+        if self.backend.library == "cupy":
+            self.backend.xp.get_default_memory_pool().set_limit(size=0)
+        else:
+            self.backend.xp.cuda.set_per_process_memory_fraction(1.0)
+
+
+def product_that_needs_memory(backend):
+    a = normal(backend, 4096, 4096)
+    return lambda: alc.logmatmulexp(a, a), nbytes(a)
+
+
+def chain_that_needs_memory(backend):
+    x, P = normal(backend, 400, 100, 128), uniform(backend, 99, 128, 128)
+
+    def gradients():
+        value, pullback = alc.vjp.log_partition(alc.LogChain(x, transitions=P))
+        return pullback(value)
+
+    return gradients, nbytes(x)
+
+
+@pytest.mark.parametrize("make", [product_that_needs_memory, chain_that_needs_memory])
+def test_memory_is_returned_when_there_is_not_enough(backend, make):
+    """A call that fails midway leaves nothing behind, and works when it is repeated."""
+    call, size = make(backend)
+    small = CALLS["logmatmulexp"]
+    small.run(*small.arguments(backend))
+    call()
+    let_go(backend)
+    before = in_use(backend)
+    with Scarcity(backend, size + 2 * MIB) as error, pytest.raises(error):
+        call()
+    gc.collect()
+    assert in_use(backend) == before
+    assert peak(backend, call)[0] > size + 2 * MIB
+    assert in_use(backend) == before

@@ -31,6 +31,11 @@ class Contestant:
     is_ours: bool = False  # this library in another way than the first contestant
     temporaries: Callable[..., int] | None = None  # for an allocator that cannot be traced
 
+    @property
+    def library(self) -> str:
+        """The array library that it computes with."""
+        return next((name for name in ("torch", "cupy") if name in self.requires), "numpy")
+
     def arguments(self, inputs: Inputs) -> tuple[Any, ...]:
         return tuple(self.convert(inputs[name]) for name in self.takes)
 
@@ -52,6 +57,7 @@ class Case:
     not_run: Mapping[str, str] = field(default_factory=dict)  # label and reason
     has_gradients: bool = False
     has_paths: bool = False  # of what is inferred about paths: their own table in README
+    has_capacity: bool = False  # how large it may be, instead of how long it takes
 
 
 OURS = "arraylogchain"

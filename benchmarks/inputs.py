@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,28 @@ def normal_pair(
         "a": (sd * rng.standard_normal(a)).astype(dtype),
         "b": (sd * rng.standard_normal(b)).astype(dtype),
     }
+
+
+def drawn_pair(
+    rng: np.random.Generator, a: Shape, b: Shape, dtype: str = "float32", sd: float = 1.0
+) -> Inputs:
+    """Two operands with normal entries, drawn in float32 unless in float64: large ones in less.
+
+    Beside them ``moved``, half as large as both operands and their product together: a copy of it
+    moves as many bytes as a product must.
+    """
+    if dtype == "bfloat16":
+        import ml_dtypes  # noqa: F401  gives NumPy the name
+    drawn = np.float64 if dtype == "float64" else np.float32
+    pair = {}
+    for name, shape in (("a", a), ("b", b)):
+        x = rng.standard_normal(shape, dtype=drawn)
+        x *= sd
+        pair[name] = x.astype(dtype, copy=False)
+    batch = np.broadcast_shapes(a[:-2], b[:-2])
+    out = math.prod(batch) * a[-2] * b[-1]
+    size = (math.prod(a) + math.prod(b) + out) // 2
+    return {**pair, "moved": np.zeros(size, dtype=dtype)}
 
 
 def pair_and_cotangent(

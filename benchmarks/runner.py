@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-import importlib.util
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -15,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.definitions import Case, Contestant
+from benchmarks.device import Device
 from benchmarks.inputs import Inputs
-from benchmarks.memory import peak_of_numpy, peak_of_torch
 from benchmarks.references import AnyReference
 
 # A timing lasts at least this long: shorter calls are repeated within it.
@@ -24,6 +22,13 @@ _SHORTEST_TIMING = 5e-3
 _MOST_REPEATS = 2000
 # Tracing takes some seconds with torch; a call that took longer is not repeated for its time alone.
 _TRACED_IS_LONG = 1.0
+_LONGEST_REASON = 300
+
+Progress = Callable[[str], None]
+
+
+class BrokenDeviceError(RuntimeError):
+    """Nothing can be computed on the device any more, in this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,11 @@ class Result:
     error: float | None = None  # a yardstick computes something else, and samples have none
     wrong_infinities: float | None = None
     not_run: str | None = None
+    first_call: float | None = None  # with what it compiles, where that is at first use
+    device_seconds: list[float] = field(default_factory=list)  # had it not waited for the host
+    on_device: float | None = None  # their median
+    largest_batch: int | None = None  # of what fits into memory: see `capacity`
+    bytes_per_row: float | None = None
 
     def summarise(self) -> None:
         """Fill in what follows from the times."""
@@ -58,102 +68,156 @@ class Result:
         if len(self.seconds) > 1:
             lower, _, upper = statistics.quantiles(self.seconds, n=4, method="inclusive")
             self.spread = (upper - lower) / 2
+        if self.device_seconds:
+            self.on_device = statistics.median(self.device_seconds)
 
 
 @dataclass(slots=True)
 class Entry:
-    """A contestant who takes part, with its arguments for each set of inputs."""
+    """A contestant who takes part, with its arguments for each set of inputs, and copies."""
 
     contestant: Contestant
     result: Result
-    arguments: list[tuple[Any, ...]]
+    arguments: list[list[tuple[Any, ...]]] = field(default_factory=list)
     repeats: int = 1
 
-    def call(self, inputs: int) -> Any:
-        return self.contestant.call(*self.arguments[inputs])
+    def call(self, inputs: int, turn: int = 0) -> Any:
+        copies = self.arguments[inputs]
+        return self.contestant.call(*copies[turn % len(copies)])
 
 
-def run_case(case: Case, settings: Settings, progress: Callable[[str], None]) -> dict[str, Any]:
+def run_case(case: Case, settings: Settings, progress: Progress, device: Device) -> dict[str, Any]:
     """Measure all contestants of a case; return what goes into the JSON file."""
     sizes = case.quick_sizes if settings.quick else case.sizes
-    sets = [case.make(np.random.default_rng(seed), **sizes) for seed in range(settings.input_sets)]
+    device.begin()
+    progress("inputs and references")
+    sets = [case.make(np.random.default_rng(0), **sizes)]
+    for seed in range(1, device.sets(sets[0], settings.input_sets)):
+        sets.append(case.make(np.random.default_rng(seed), **sizes))
     references = [case.reference(inputs) for inputs in sets]
-    everyone = [_enter(case, contestant, sets) for contestant in case.contestants]
-    entries = [entry for entry in everyone if not entry.result.not_run]
+    everyone = [Entry(contestant, new_result(contestant)) for contestant in case.contestants]
     small = case.make(np.random.default_rng(0), **case.quick_sizes)
-    for entry in entries:
-        progress(f"warm-up: {entry.contestant.label}")
-        # What is imported late must not count as memory of the first call.
-        _attempt(entry, partial(entry.contestant.run, small))
-        if not entry.result.not_run:
-            _attempt(entry, partial(_warm_up, entry, references[0]))
-    for number in range(settings.rounds):
-        progress(f"round {number + 1} of {settings.rounds}")
-        _run_round(entries, number, references, settings)
-    for entry in entries:
+    try:
+        for entry in everyone:
+            progress(f"warm-up: {entry.contestant.label}")
+            _get_ready(case, entry, sets, references[0], small, device)
+            if entry.result.not_run:
+                progress(f"{entry.contestant.label}: {entry.result.not_run}")
+        entries = [entry for entry in everyone if not entry.result.not_run]
+        for number in range(settings.rounds):
+            progress(f"round {number + 1} of {settings.rounds}")
+            _run_round(entries, number, references, settings, device)
+    except BrokenDeviceError as error:
+        progress(str(error))
+        for entry in everyone:
+            if not (entry.result.seconds or entry.result.not_run):
+                entry.result.not_run = f"not reached: {error}"
+    for entry in everyone:
         if entry.result.seconds:
             entry.result.summarise()
+    return outcome(case, sizes, [entry.result for entry in everyone])
+
+
+def outcome(case: Case, sizes: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Any]:
+    """Return what goes into the JSON file about a case."""
     return {
         "name": case.name,
         "title": case.title,
         "has_gradients": case.has_gradients,
         "has_paths": case.has_paths,
+        "has_capacity": case.has_capacity,
         "sizes": dict(sizes),
-        "results": [asdict(entry.result) for entry in everyone],
+        "results": [asdict(result) for result in results],
     }
 
 
-def _enter(case: Case, contestant: Contestant, sets: list[Inputs]) -> Entry:
-    """Bring the inputs to a contestant, or note why it does not take part."""
-    result = Result(contestant.label, contestant.is_yardstick, contestant.is_ours)
-    result.not_run = _reason_not_to_run(case, contestant)
-    entry = Entry(contestant, result, [])
-    if not result.not_run:
-        for inputs in sets:
-            entry.arguments.append(contestant.arguments(inputs))
-    return entry
+def not_run_at_all(case: Case, reason: str) -> dict[str, Any]:
+    """Return what goes into the JSON file about a case of which nothing is known."""
+    results = [new_result(contestant) for contestant in case.contestants]
+    for result in results:
+        result.not_run = reason
+    return outcome(case, {}, results)
 
 
-def _reason_not_to_run(case: Case, contestant: Contestant) -> str | None:
-    if contestant.label in case.not_run:
-        return case.not_run[contestant.label]
-    missing = [name for name in contestant.requires if importlib.util.find_spec(name) is None]
-    return f"{missing[0]} is not installed" if missing else None
+def new_result(contestant: Contestant) -> Result:
+    return Result(contestant.label, contestant.is_yardstick, contestant.is_ours)
 
 
-def _attempt(entry: Entry, action: Callable[[], None]) -> None:
+def _get_ready(
+    case: Case,
+    entry: Entry,
+    sets: list[Inputs],
+    reference: AnyReference,
+    small: Inputs,
+    device: Device,
+) -> None:
+    """Bring the inputs to a contestant and warm it up, or note why it does not take part."""
+    contestant, result = entry.contestant, entry.result
+    result.not_run = case.not_run.get(contestant.label) or device.lacks(contestant)
+
+    def bring() -> None:
+        entry.arguments.extend(device.bring(contestant, inputs) for inputs in sets)
+
+    steps: list[Callable[[], object]] = [bring]
+    if device.runs_small_first:
+        # What is imported late must not count as memory of the first call.
+        steps.append(partial(contestant.run, small))
+    steps.append(partial(_warm_up, entry, reference, device))
+    for step in steps:
+        if not result.not_run:
+            attempt(result, step, device)
+
+
+def attempt(result: Result, action: Callable[[], object], device: Device) -> None:
     """Run; note a failure in the result instead of stopping everyone else."""
     try:
         with np.errstate(all="ignore"):
             action()
-    except (ArithmeticError, MemoryError, RuntimeError, TypeError, ValueError) as error:
-        entry.result.not_run = f"failed: {type(error).__name__}: {error}"
+    # Compilers and drivers raise whatever they like.
+    except Exception as error:
+        message = " ".join(str(error).split())
+        result.not_run = f"failed: {type(error).__name__}: {message[:_LONGEST_REASON]}"
+    if result.not_run:
+        fault = device.fault()
+        if fault:
+            raise BrokenDeviceError(f"{result.label}: {result.not_run}; since then: {fault}")
+        device.rest()
 
 
-def _warm_up(entry: Entry, reference: AnyReference) -> None:
+def _warm_up(entry: Entry, reference: AnyReference, device: Device) -> None:
     """Run untimed, for memory, and find out how often a timing must repeat the call."""
-    if entry.contestant.temporaries:
-        entry.result.temporaries = entry.contestant.temporaries(*entry.arguments[0])
+    contestant, result = entry.contestant, entry.result
+    if contestant.temporaries:
+        result.temporaries = contestant.temporaries(*entry.arguments[0][0])
         value, seconds = entry.call(0), 0.0  # this call compiles
     else:
-        measure = peak_of_torch if "torch" in entry.contestant.requires else peak_of_numpy
+        first = device.first(contestant, partial(entry.call, 0))
         start = time.perf_counter()
-        peak, value = measure(lambda: entry.call(0))
+        peak, value = device.peak(contestant, partial(entry.call, 0))
         seconds = time.perf_counter() - start
-        entry.result.temporaries = max(0, peak - _bytes_of(value))
-    _compare(entry, value, reference)
+        result.temporaries = max(0, peak - device.size(value))
+        if first is not None:
+            result.first_call = first.seconds
+            result.temporaries += first.kept
+    _compare(entry, device.readable(contestant, value), reference)
+    del value
     if seconds < _TRACED_IS_LONG:
-        start = time.perf_counter()
-        entry.call(0)
-        seconds = max(time.perf_counter() - start, 1e-7)
+        timing = device.time(contestant, partial(entry.call, 0), 1)
+        seconds = max(timing.seconds, 1e-7)
     entry.repeats = min(_MOST_REPEATS, math.ceil(_SHORTEST_TIMING / seconds))
 
 
 def _run_round(
-    entries: list[Entry], number: int, references: list[AnyReference], settings: Settings
+    entries: list[Entry],
+    number: int,
+    references: list[AnyReference],
+    settings: Settings,
+    device: Device,
 ) -> None:
     """Let all contestants run in turn on the same inputs, a different one first in each round."""
     which = number % len(references)
+    # Each set of inputs once, and at the end again: an error that moves is a race.
+    compare = number < len(references) or number == settings.rounds - 1
     first = number % max(1, len(entries))
     for entry in entries[first:] + entries[:first]:
         spent = sum(entry.result.seconds) * entry.repeats
@@ -161,21 +225,19 @@ def _run_round(
             continue
         # Threads of the one before keep spinning for some milliseconds after their last work.
         time.sleep(settings.pause)
-        _attempt(entry, partial(_time_once, entry, which, references[which]))
+        reference = references[which] if compare else None
+        action = partial(_time_once, entry, which, reference, device)
+        attempt(entry.result, action, device)
+        device.rest()
 
 
-def _time_once(entry: Entry, which: int, reference: AnyReference) -> None:
-    if entry.repeats > 1:
-        entry.call(which)
-    gc.disable()
-    try:
-        start = time.perf_counter()
-        for _ in range(entry.repeats):
-            value = entry.call(which)
-        entry.result.seconds.append((time.perf_counter() - start) / entry.repeats)
-    finally:
-        gc.enable()
-    _compare(entry, value, reference)
+def _time_once(entry: Entry, which: int, reference: AnyReference | None, device: Device) -> None:
+    timing = device.time(entry.contestant, partial(entry.call, which), entry.repeats)
+    entry.result.seconds.append(timing.seconds)
+    if timing.on_device is not None:
+        entry.result.device_seconds.append(timing.on_device)
+    if reference is not None:
+        _compare(entry, device.readable(entry.contestant, timing.value), reference)
 
 
 def _compare(entry: Entry, value: Any, reference: AnyReference) -> None:
@@ -187,10 +249,3 @@ def _compare(entry: Entry, value: Any, reference: AnyReference) -> None:
     if error is not None:
         result.error = max(error, result.error or 0.0)
     result.wrong_infinities = max(wrong, result.wrong_infinities or 0.0)
-
-
-def _bytes_of(value: Any) -> int:
-    """Return the size of a result, which may be a tuple of a value and its gradients."""
-    if isinstance(value, tuple):
-        return sum(map(_bytes_of, value))
-    return int(np.asarray(value).nbytes)

@@ -239,7 +239,9 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
         # Subclasses may give operators another meaning, as numpy.matrix does.
         return _numpy_context(result_name), {name: np.asarray(x) for name, x in given.items()}
     if _can_be_written(xp) and not _shares_memory_with_numpy(xp, device, names):
-        return _context(xp, device, result_name, _same), given
+        # Kernels read memory, where torch may hold negated numbers.
+        ready = {k: x.resolve_neg() if hasattr(x, "resolve_neg") else x for k, x in given.items()}
+        return _context(xp, device, result_name, _same), ready
     if all(_is_on_cuda(x) for x in given.values()):
         return _through_cupy(xp, given, result_name)
     hosted = {name: _to_numpy(name, x) for name, x in given.items()}

@@ -266,7 +266,7 @@ class LogChain:
         >>> LogChain(x, transitions=np.ones((1, 2, 2))).marginals().round(6).tolist()
         [[0.5, 0.5], [0.75, 0.25]]
         """
-        return self._states("marginals", results.marginals, None, 0.0)
+        return self._states("marginals", results.marginals, on_device.marginals, 0.0)
 
     def entropy(self) -> Array:
         """Return the entropy of the posterior distribution over paths, in nats.

@@ -197,6 +197,11 @@ def _maxplus_matmul(ctx: Context, a: Array, b: Array, budget: int) -> tuple[Arra
             xp.full(layout.out_shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device),
             xp.full(layout.out_shape, -1, dtype=index_dtype, device=ctx.device),
         )
+    if ctx.kernels is not None:
+        from arraylogchain._cuda import maxplus
+
+        a, b = (ctx.xp.astype(x, ctx.result_dtype, copy=False) for x in (a, b))
+        return maxplus.maxplus(ctx.kernels, layout, a, b, ctx.result_name, budget)
     kernel = MaxPlusKernel(ctx, layout.sizes, budget, layout.copies)
     values, indices = tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype, index_dtype])
     return values, indices

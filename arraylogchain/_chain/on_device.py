@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from arraylogchain._arrays import Array, Context
+from arraylogchain._chain.posterior.results import Pullback, arrays_of
 from arraylogchain._chain.steps import Chain
 
 
@@ -39,6 +40,42 @@ def forward_messages(ctx: Context, chain: Chain, workspace: int) -> Array:
 def backward_messages(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the logs of the weights that follow each step, [*batch, count, K]."""
     return _messages(ctx, chain, workspace, backward=True)
+
+
+def marginals(ctx: Context, chain: Chain, workspace: int) -> Array:
+    """Return the posterior probabilities of all states at all steps, [*batch, count, K]."""
+    from arraylogchain._cuda import chain_gradients
+
+    chain = _of_one_dtype(ctx, chain)
+    return chain_gradients.marginals(ctx.kernels, chain, workspace, _lengths(ctx, chain))
+
+
+def expected_transitions(ctx: Context, chain: Chain, workspace: int) -> Array:
+    """Return expected counts in the shape of the transitions."""
+    from arraylogchain._cuda import chain_gradients
+
+    chain = _of_one_dtype(ctx, chain)
+    return chain_gradients.expected_transitions(ctx.kernels, chain, workspace, _lengths(ctx, chain))
+
+
+def log_partition_and_pullback(
+    ctx: Context, chain: Chain, workspace: int, keep: bool
+) -> tuple[Array, Pullback]:
+    """Return the logs of the sums over all paths and their pullback; see `results`."""
+    from arraylogchain._cuda import chain_gradients
+
+    given, xp = arrays_of(chain), ctx.xp
+    chain = _of_one_dtype(ctx, chain)
+    out, kept = chain_gradients.forward_pass(
+        ctx.kernels, chain, workspace, _lengths(ctx, chain), keep=keep
+    )
+
+    def pullback(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
+        cotangent = xp.astype(cotangent, ctx.result_dtype, copy=False)
+        found = chain_gradients.gradients(kept, cotangent, wanted)
+        return {name: xp.astype(x, given[name].dtype, copy=False) for name, x in found.items()}
+
+    return out, pullback
 
 
 def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Array:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._arrays import Array, Context
+from arraylogchain._chain import on_device
 from arraylogchain._chain.posterior import results
 from arraylogchain._chain.steps import Chain
 from arraylogchain._fold import Box, Shape, boxes, within
@@ -85,6 +86,8 @@ def without_states(
 
 def expected_transitions(ctx: Context, chain: Chain, plan: Plan) -> Array:
     """Return expected counts in the shape of the transitions."""
+    if plan.route == "kernel":
+        return on_device.expected_transitions(ctx, chain, plan.workspace)
     if plan.route != "rows":
         return results.expected_transitions(ctx, chain, plan.segments, plan.workspace)
     sums = _Sums(ctx, chain, frozenset({"transitions"}))
@@ -99,6 +102,8 @@ def log_partition_and_pullback(
     ctx: Context, chain: Chain, plan: Plan, keep: bool
 ) -> tuple[Array, results.Pullback]:
     """Return the logs of the sums over all paths and their pullback; see `results`."""
+    if plan.route == "kernel":
+        return on_device.log_partition_and_pullback(ctx, chain, plan.workspace, keep)
     if plan.route != "rows":
         return results.log_partition(ctx, chain, plan.segments, plan.workspace, keep)
     out = ctx.empty(chain.batch, ctx.result_dtype)

@@ -104,7 +104,10 @@ def _open(library: str, index: int) -> Device | Unavailable:
     try:
         cupy.cuda.nvrtc.getVersion()
     except RuntimeError as error:
-        return Unavailable(f"NVRTC, CUDA's compiler, cannot be loaded: {_first_line(error)}")
+        return Unavailable(
+            f"NVRTC, CUDA's compiler, cannot be loaded; pip install 'cupy-cuda13x[ctk]' brings it "
+            f"(cupy-cuda12x for CUDA 12): {_first_line(error)}"
+        )
     try:
         with cupy.cuda.Device(index):
             cupy.RawModule(code=_PROBE, options=modules.OPTIONS).get_function("probe")

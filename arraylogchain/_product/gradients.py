@@ -70,12 +70,42 @@ def logmatmulexp_gradients(
     They are added up in the precision of the computation: for half precisions in arrays of their
     own. A NaN in an operand shows in them; with `spoils` False it has no gradient instead, as +inf.
     """
+    if ctx.kernels is not None:
+        return _by_kernels(ctx, a, b, out, g, budget, wanted, spoils)
     walk = _Walk(ctx, a, b, out, budget, copies=2, spoils=spoils)
     totals = walk.totals(wanted)
     g = walk.of_product(g)
     for tile, at in walk.tiles():
         tile.push(walk.read(g, at, "out"), None, walk.sums(totals, at))
     return walk.finish(totals)
+
+
+def _by_kernels(
+    ctx: Context,
+    a: Array,
+    b: Array,
+    out: Array,
+    g: Array,
+    budget: int,
+    wanted: tuple[bool, bool],
+    spoils: bool,
+) -> Pair:
+    """Return the same by CUDA kernels, whose arrays are of one dtype."""
+    from arraylogchain._cuda.gradients import logmatmulexp_gradients
+
+    xp, layout = ctx.xp, fold(shape_of(a), shape_of(b))
+    if 0 in layout.sizes:
+        zeros = (xp.zeros_like(x) if want else None for x, want in zip((a, b), wanted, strict=True))
+        return tuple(zeros)  # type: ignore[return-value]
+    left, right, out, g = (xp.astype(x, ctx.result_dtype, copy=False) for x in (a, b, out, g))
+    found = logmatmulexp_gradients(
+        ctx.kernels, layout, left, right, out, g, ctx.result_name, budget, wanted, spoils
+    )
+    of_a, of_b = (
+        None if x is None else xp.astype(x, like.dtype, copy=False)
+        for x, like in zip(found, (a, b), strict=True)
+    )
+    return of_a, of_b
 
 
 def logmatmulexp_tangent(

@@ -1,0 +1,140 @@
+"""How a chain's kernel is laid out over blocks, warps and lanes: arithmetic on shapes alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# R and C of chain.cu that there are, by the size of a number. Few of both for a few rows, or
+# states; many for what is limited by the multiplier, and by how often matrices are read.
+TILES = {
+    4: ((1, 1), (4, 1), (4, 4), (8, 7), (16, 4)),
+    8: ((1, 1), (4, 1), (4, 4), (8, 4)),
+}
+MAX_WARPS = 8  # kMaxThreads of chain.cu
+# Numbers that one load from shared memory takes, by the size of a number.
+PACK = {4: 4, 8: 2}
+# sizeof(Row<T>) of chain_rows.cuh.
+ROW_BYTES = {4: 96, 8: 120}
+
+# One multiprocessor in a clock cycle: numbers multiplied and added, bytes from the L2 cache; and
+# bytes that the cache gives to all of them.
+FMA = {4: 128, 8: 64}
+L2_BYTES, L2_BYTES_IN_ALL = 64, 3100
+# Cycles of a step that are not its product: barriers and latencies, and what a warp needs for each
+# entry of a state.
+STEP, PER_ENTRY = 1200, 6
+# From this many states on, blocks may share the columns of the same rows.
+SLICED_FROM = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """How the kernel `chain` is launched.
+
+    Attributes
+    ----------
+    rows, columns : int
+        The kernel's R and C.
+    column_warps : int
+        Warps of a block that lie side by side.
+    parts : int
+        How many of those there are, each for a part of the terms of a sum.
+    slices : int
+        Blocks that share the columns of the same rows; with several, a launch is one step.
+    """
+
+    rows: int
+    columns: int
+    column_warps: int
+    parts: int
+    slices: int = 1
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.column_warps * self.parts
+
+    def columns_of(self, size: int) -> int:
+        """Return how many columns a block adds up, those beyond the last one included."""
+        tiles = _ceil(size, 32 * self.columns)
+        return _ceil(tiles, self.slices) * 32 * self.columns
+
+    def shared_memory(self, size: int, item: int) -> int:
+        """Return the bytes of shared memory of a block."""
+        padded = _ceil(size, PACK[item]) * PACK[item]
+        numbers = 5 * self.rows * padded + self.parts * self.rows * self.columns_of(size)
+        return _ceil(self.rows * ROW_BYTES[item], 16) * 16 + item * numbers
+
+
+def _ceil(n: int, by: int) -> int:
+    return -(-n // by)
+
+
+def choose(
+    size: int, groups: int, rows: int, item: int, multiprocessors: int, shared_memory: int
+) -> Geometry:
+    """Return the geometry that should take the least time.
+
+    Parameters
+    ----------
+    size : int
+        K.
+    groups, rows : int
+        Groups, and rows that share the matrices of one.
+    item : int
+        Bytes of a number.
+    multiprocessors, shared_memory : int
+        What the device has.
+
+    Raises
+    ------
+    ValueError
+        If not even one row of states fits the shared memory.
+    """
+    found = [_with_tile(tile, size, groups, rows, item, multiprocessors) for tile in TILES[item]]
+    fitting = [g for g in found if g.shared_memory(size, item) <= shared_memory]
+    if not fitting:
+        raise ValueError(f"{size} states are more than the device's shared memory holds")
+    return min(fitting, key=lambda g: cycles(g, size, groups, rows, item, multiprocessors))
+
+
+def _with_tile(
+    tile: tuple[int, int], size: int, groups: int, rows: int, item: int, multiprocessors: int
+) -> Geometry:
+    n, columns = tile
+    tiles = _ceil(size, 32 * columns)
+    slices = 1
+    if size >= SLICED_FROM:
+        slices = max(1, min(tiles, multiprocessors // (groups * _ceil(rows, n))))
+    column_warps = min(_ceil(tiles, slices), MAX_WARPS)
+    packs = _ceil(size, PACK[item])
+    # Warps beyond one for two packs, or for two rows, would have nothing to do.
+    limit = max(1, min(MAX_WARPS // column_warps, max(packs // 2, n // 2)))
+    parts = min(range(1, limit + 1), key=lambda p: (_ceil(packs, p), p))
+    return Geometry(n, columns, column_warps, max(parts, min(limit, n // 2)), slices)
+
+
+def cycles(
+    geometry: Geometry, size: int, groups: int, rows: int, item: int, multiprocessors: int
+) -> float:
+    """Return the clock cycles of one step, roughly.
+
+    What limits the product is multiplying, reading the matrix into one multiprocessor, or reading
+    it into all of them: more rows a block mean fewer blocks that read it.
+    """
+    blocks = groups * _ceil(rows, geometry.rows) * geometry.slices
+    columns = geometry.columns_of(size)
+    warps = geometry.threads // 32
+    # Warps that lie side by side take turns if there are more tiles than warps.
+    turns = _ceil(columns // (32 * geometry.columns), geometry.column_warps)
+    terms = _ceil(_ceil(size, PACK[item]), geometry.parts) * PACK[item]
+    at_once = min(blocks, multiprocessors)
+    read = min(columns, size) * size * item
+    product = max(
+        # A warp by itself does not fill the multipliers of its multiprocessor.
+        max(warps, 4) * geometry.rows * turns * 32 * geometry.columns * terms / FMA[item],
+        read / L2_BYTES,
+        at_once * read / L2_BYTES_IN_ALL,
+    )
+    rows_each = _ceil(geometry.rows, warps)
+    other = STEP + PER_ENTRY * rows_each * min(columns, size)
+    return _ceil(blocks, multiprocessors) * (product + other)

@@ -1,0 +1,23 @@
+// Plain loops over contiguous arrays that kernels need before or after them.
+#include "numbers.cuh"
+
+constexpr int THREADS = 256;
+
+// Rounds sums to the dtype of a result.
+template <class Out>
+__global__ void __launch_bounds__(THREADS)
+rounded(const ComputeOf<Out>* x, Out* out, long long count) {
+    const long long step = (long long)gridDim.x * THREADS;
+    for (long long i = (long long)blockIdx.x * THREADS + threadIdx.x; i < count; i += step) {
+        store(out + i, x[i]);
+    }
+}
+
+template <class T>
+__global__ void __launch_bounds__(THREADS)
+zeros(T* out, long long count) {
+    const long long step = (long long)gridDim.x * THREADS;
+    for (long long i = (long long)blockIdx.x * THREADS + threadIdx.x; i < count; i += step) {
+        out[i] = T(0);
+    }
+}

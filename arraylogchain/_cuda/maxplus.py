@@ -1,0 +1,164 @@
+"""The max-plus product and its gradients on CUDA devices."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from arraylogchain._cuda.elementwise import THREADS, blocks_for, rounded, zeros
+from arraylogchain._cuda.launch import Launch
+from arraylogchain._cuda.operands import (
+    C_TYPES,
+    Array,
+    Device,
+    compute_type,
+    operand_a,
+    operand_b,
+    product,
+    product_view,
+    strided_product_view,
+)
+from arraylogchain._cuda.panels import (
+    Panels,
+    Prepared,
+    Tile,
+    choose_tile,
+    factors_kernel,
+    tiles_of,
+)
+from arraylogchain._fold import Fold
+
+# Values and indices take two registers for each entry of a tile.
+TILES = {
+    "float32": (Tile(128, 64, 8, 8, 4), Tile(64, 64, 16, 4, 4), Tile(16, 128, 16, 4, 4)),
+    "float64": (Tile(64, 64, 8, 4, 4), Tile(64, 64, 8, 4, 4), Tile(32, 64, 8, 4, 4)),
+}
+
+INSTANTIATIONS = {
+    "maxplus.cu": [
+        f"maxplus<{c}, {tile}>"
+        for dtype, c in C_TYPES.items()
+        for tile in dict.fromkeys(TILES[compute_type(dtype)])
+    ],
+    "factors.cu": [factors_kernel(dtype, shifted=False) for dtype in C_TYPES],
+    "maxplus_gradients.cu": [f"maxplus_gradients<{c}>" for c in C_TYPES.values()],
+}
+HOT = frozenset({"maxplus", "factors"})
+
+
+def maxplus(
+    device: Device, layout: Fold, a: Array, b: Array, result_dtype: str, workspace: int
+) -> tuple[Array, Array]:
+    """Return max_k a[i, k] + b[k, j] and the smallest such k, arrays of layout.out_shape.
+
+    Parameters
+    ----------
+    device : Device
+    layout : Fold
+        Of the operands' shapes; none of its sizes is 0.
+    a, b : array
+        Of dtype `result_dtype`, with any strides.
+    result_dtype : str
+        One of `C_TYPES`; the indices are of dtype int64.
+    workspace : int
+        Bytes that temporaries may take.
+    """
+    values = device.empty(layout.out_shape, result_dtype)
+    indices = device.empty(layout.out_shape, "int64")
+    whole = product(device, layout, a, b, values, result_dtype)
+    whole = whole.turned_if_thin()
+    panels = Panels(whole, workspace)
+    prepared = Prepared(device, whole, panels, shifted=False)
+    tiles = TILES[compute_type(result_dtype)]
+    tile = choose_tile(device, tiles, panels.batches, panels.rows, panels.columns)
+    for panel in panels:
+        prepared.start(panel)
+        for first, terms in panels.chunks():
+            prepared.factors(panel, first, terms)
+            left, right = prepared.sides
+            device.run(
+                Launch(
+                    source="maxplus.cu",
+                    kernel=f"maxplus<{C_TYPES[result_dtype]}, {tile}>",
+                    grid=tiles_of(panel, tile.rows, tile.columns),
+                    block=tile.threads,
+                    shared_memory=0,
+                    arguments=(
+                        left.array,
+                        np.int64(left.pitch),
+                        right.array,
+                        np.int64(right.pitch),
+                        np.int32(terms),
+                        np.int64(first),
+                        panel,
+                        prepared.partial,
+                        np.int32(first > 0),
+                        values,
+                        indices,
+                        whole.view,
+                    ),
+                )
+            )
+    return values, indices
+
+
+def maxplus_gradients(
+    device: Device,
+    layout: Fold,
+    a: Array,
+    b: Array,
+    values: Array,
+    indices: Array,
+    g: Array,
+    result_dtype: str,
+    wanted: tuple[bool, bool] = (True, True),
+) -> tuple[Array | None, Array | None]:
+    """Return the gradients of sum(g * values), each of its operand's shape and dtype.
+
+    Parameters
+    ----------
+    device : Device
+    layout : Fold
+        Of the operands' shapes; none of its sizes is 0.
+    a, b : array
+        Their shapes are what counts.
+    values, indices : array
+        As `maxplus` returned them: contiguous.
+    g : array
+        Cotangents, of dtype `result_dtype` as values are, with any strides.
+    result_dtype : str
+        One of `C_TYPES`. Gradients of half precisions are summed in arrays of float32.
+    wanted : tuple of bool
+        Which gradients to compute.
+    """
+    dtype = compute_type(result_dtype)
+    sums = [
+        zeros(device, tuple(x.shape), dtype) if want else None
+        for x, want in zip((a, b), wanted, strict=True)
+    ]
+    batches, rows, columns, _ = layout.sizes
+    arguments = []
+    for x, like, make in zip(sums, (a, b), (operand_a, operand_b), strict=True):
+        arguments += [x, make(device, layout, like if x is None else x).view]
+    device.run(
+        Launch(
+            source="maxplus_gradients.cu",
+            kernel=f"maxplus_gradients<{C_TYPES[result_dtype]}>",
+            grid=blocks_for(math.prod(layout.full_shape)),
+            block=THREADS,
+            shared_memory=0,
+            arguments=(
+                values,
+                indices,
+                product_view(layout),
+                g,
+                strided_product_view(device, layout, g, a, b),
+                np.int64(batches),
+                np.int64(rows),
+                np.int64(columns),
+                *arguments,
+            ),
+        )
+    )
+    return rounded(device, sums[0], result_dtype), rounded(device, sums[1], result_dtype)

@@ -1,0 +1,202 @@
+"""Arrays as the product kernels see them: strides, sorted by what a fold makes of their axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from arraylogchain._cuda.launch import AXES, Launch, pack_axes
+from arraylogchain._fold import Fold, Shape
+
+Array = Any
+
+C_TYPES = {
+    "float16": "__half",
+    "bfloat16": "__nv_bfloat16",
+    "float32": "float",
+    "float64": "double",
+}
+
+# Up to this many rows a product counts as thin.
+THIN = 32
+
+# The structs of view.cuh and panel.cuh.
+VIEW = np.dtype(
+    [
+        ("batch", AXES),
+        ("lines", AXES),
+        ("step", np.int64),
+        ("count", np.int64),
+        ("terms_adjoin", np.int32),
+    ],
+    align=True,
+)
+PART = np.dtype([(name, np.int64) for name in (
+    "first_batch", "batches", "first_line", "lines", "pitch", "blocks"
+)])  # fmt: skip
+PRODUCT_VIEW = np.dtype([("batch", AXES), ("rows", AXES), ("columns", AXES)], align=True)
+PANEL = np.dtype(
+    [(name, np.int64) for name in ("first_batch", "first_row", "first_column")]
+    + [(name, np.int32) for name in ("batches", "rows", "columns")],
+    align=True,
+)
+
+
+class Device(Protocol):
+    """Where arrays live and launches run."""
+
+    multiprocessors: int
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Array: ...
+
+    def strides(self, x: Array) -> tuple[int, ...]: ...
+
+    def dtype_name(self, x: Array) -> str: ...
+
+    def run(self, launch: Launch) -> None: ...
+
+
+def compute_type(dtype: str) -> str:
+    """Return the dtype that entries of `dtype` are computed in."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def itemsize(dtype: str) -> int:
+    return {"float64": 8, "float32": 4}.get(dtype, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One side of a product: an array, and where its lines and terms lie."""
+
+    array: Array
+    view: np.ndarray
+    lines: int
+
+    @property
+    def terms_adjoin(self) -> bool:
+        return bool(self.view["terms_adjoin"])
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product's operands, and where its entries go."""
+
+    left: Operand
+    right: Operand
+    out: Array
+    view: np.ndarray
+    dtype: str
+    batches: int
+    terms: int
+
+    @property
+    def adjoin(self) -> bool:
+        """Whether four neighbouring columns, from a multiple of 4 on, are neighbours in memory."""
+        columns = self.view["columns"]
+        inner = int(columns["count"]) - 1
+        if inner < 0 or columns["stride"][0, inner] != 1 or columns["extent"][inner] % 4:
+            return False
+        strides = [self.view[group]["stride"][0] for group in ("batch", "rows")]
+        strides.append(columns["stride"][0, :inner])
+        return not any(np.any(s % 4) for s in strides)
+
+    def turned(self) -> Product:
+        """Return the product of the transposed operands: its rows are this one's columns."""
+        view = self.view.copy()
+        view["rows"], view["columns"] = self.view["columns"], self.view["rows"]
+        return Product(self.right, self.left, self.out, view, self.dtype, self.batches, self.terms)
+
+    def turned_if_thin(self) -> Product:
+        """Return this product, turned where that makes few columns few rows."""
+        few = self.right.lines <= THIN and self.right.lines < self.left.lines
+        return self.turned() if few else self
+
+
+def product(device: Device, layout: Fold, a: Array, b: Array, out: Array, dtype: str) -> Product:
+    """Return the product of two arrays, to be written into an array of layout.out_shape."""
+    batches, _, _, terms = layout.sizes
+    left, right = operand_a(device, layout, a), operand_b(device, layout, b)
+    return Product(left, right, out, product_view(layout), dtype, batches, terms)
+
+
+def operand_a(device: Device, layout: Fold, a: Array) -> Operand:
+    """Return the left operand: its lines are rows."""
+    steps = device.strides(a)
+    steps = _padded((0, *steps) if len(steps) == 1 else steps, len(layout.a_shape))
+    line_steps = [*(steps[axis] for axis in layout.row_axes), steps[-2]]
+    return _operand(a, layout, steps, layout.rows, line_steps, steps[-1])
+
+
+def operand_b(device: Device, layout: Fold, b: Array) -> Operand:
+    """Return the right operand: its lines are columns."""
+    steps = device.strides(b)
+    steps = _padded((*steps, 0) if len(steps) == 1 else steps, len(layout.b_shape))
+    line_steps = [*(steps[axis] for axis in layout.col_axes), steps[-1]]
+    return _operand(b, layout, steps, layout.cols, line_steps, steps[-2])
+
+
+def product_view(layout: Fold, steps: Sequence[int] | None = None) -> np.ndarray:
+    """Return where the entries of an array of the product's shape lie.
+
+    Parameters
+    ----------
+    layout : Fold
+    steps : sequence of int, optional
+        The array's strides along layout.full_shape; those of a contiguous array without.
+    """
+    steps = _contiguous(layout.full_shape) if steps is None else steps
+    view = np.zeros((), PRODUCT_VIEW)
+    groups = {
+        "batch": (layout.batch, layout.batch_axes),
+        "rows": (layout.rows, (*layout.row_axes, -2)),
+        "columns": (layout.cols, (*layout.col_axes, -1)),
+    }
+    for name, (extents, axes) in groups.items():
+        view[name] = pack_axes(extents, [steps[axis] for axis in axes])
+    return view
+
+
+def strided_product_view(device: Device, layout: Fold, x: Array, a: Array, b: Array) -> np.ndarray:
+    """Return where the entries of x, of the shape of the product of a and b, lie."""
+    steps = list(device.strides(x))
+    if len(device.strides(b)) == 1:
+        steps.append(0)
+    if len(device.strides(a)) == 1:
+        steps.insert(len(steps) - 1, 0)
+    return product_view(layout, steps)
+
+
+def _operand(
+    array: Array,
+    layout: Fold,
+    steps: tuple[int, ...],
+    lines: Shape,
+    line_steps: list[int],
+    step: int,
+) -> Operand:
+    view = np.zeros((), VIEW)
+    view["batch"] = pack_axes(layout.batch, [steps[axis] for axis in layout.batch_axes])
+    view["lines"] = packed = pack_axes(lines, line_steps)
+    view["step"] = step
+    view["count"] = count = int(np.prod(lines, dtype=np.int64))
+    inner = int(packed["count"]) - 1
+    # Neighbours in memory are read by neighbouring threads.
+    view["terms_adjoin"] = layout.sizes[3] > 1 and (
+        inner < 0 or abs(step) < abs(int(packed["stride"][0, inner]))
+    )
+    return Operand(array, view, count)
+
+
+def _padded(steps: tuple[int, ...], axes: int) -> tuple[int, ...]:
+    return (0,) * (axes - len(steps)) + steps
+
+
+def _contiguous(shape: Shape) -> list[int]:
+    steps = [1]
+    for n in reversed(shape[1:]):
+        steps.append(steps[-1] * max(n, 1))
+    return steps[::-1]

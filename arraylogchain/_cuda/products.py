@@ -1,0 +1,222 @@
+"""Products on CUDA devices: which kernels run, on which part, in which order.
+
+Large products are computed panel by panel, as workspace allows: maxima.cu and factors.cu prepare
+exponentials of both operands, logmatmulexp.cu multiplies and proves, exact.cu computes what is not
+proved. Products with few rows or columns, and small ones, are computed in one launch each.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from arraylogchain._cuda.launch import Launch
+from arraylogchain._cuda.operands import C_TYPES, Array, Device, Product, compute_type, product
+from arraylogchain._cuda.panels import (
+    Panels,
+    Prepared,
+    Tile,
+    blocks_of,
+    choose_tile,
+    factors_kernel,
+    tiles_of,
+)
+from arraylogchain._fold import Fold
+
+# Large tiles need the fewest reads for a sum; smaller ones keep all multiprocessors at work. The
+# last is for products with few rows.
+TILES = {
+    "float32": (Tile(128, 128, 8, 8, 8), Tile(64, 64, 16, 4, 4), Tile(16, 128, 16, 4, 4)),
+    "float64": (Tile(128, 64, 8, 8, 4), Tile(64, 64, 8, 4, 4), Tile(32, 64, 8, 4, 4)),
+}
+# Up to this many, the right operand is read once and every term costs an exponential.
+THIN_ROWS = (1, 2, 4)
+# Largest extents of products that one warp computes, and warps of a block.
+SMALL = {8: 4, 16: 4, 32: 4}
+
+_THIN_THREADS = 512
+_EXACT_THREADS = 256
+_EXACT_SIDE = 64
+_MAX_GRID = 2**31 - 1
+
+# Kernels whose loops must not spill registers.
+HOT = frozenset({"logmatmulexp", "maxima", "factors", "small", "thin"})
+
+
+def _small_warps(dtype: str, side: int) -> int:
+    # Two tiles of float64 for each of four warps would be more than the 48 KiB of a plain launch.
+    return 2 if dtype == "float64" and side == 32 else SMALL[side]
+
+
+def _instantiations() -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {
+        source: []
+        for source in (
+            "maxima.cu",
+            "factors.cu",
+            "logmatmulexp.cu",
+            "exact.cu",
+            "thin.cu",
+            "small.cu",
+        )
+    }
+    for dtype, c in C_TYPES.items():
+        names["maxima.cu"].append(f"maxima<{c}>")
+        names["factors.cu"].append(factors_kernel(dtype, shifted=True))
+        names["exact.cu"].append(f"exact<{c}>")
+        names["thin.cu"] += [f"thin<{c}, {rows}>" for rows in THIN_ROWS]
+        names["small.cu"] += [f"small<{c}, {n}, {_small_warps(dtype, n)}>" for n in SMALL]
+        names["logmatmulexp.cu"] += [
+            f"logmatmulexp<{c}, {tile}>" for tile in TILES[compute_type(dtype)]
+        ]
+    return names
+
+
+INSTANTIATIONS = _instantiations()
+
+
+def logmatmulexp(
+    device: Device, layout: Fold, a: Array, b: Array, result_dtype: str, workspace: int
+) -> Array:
+    """Return log(exp(a) @ exp(b)), an array of layout.out_shape.
+
+    Parameters
+    ----------
+    device : Device
+    layout : Fold
+        Of the operands' shapes; none of its sizes is 0.
+    a, b : array
+        Of dtype `result_dtype`, with any strides.
+    result_dtype : str
+        One of `C_TYPES`.
+    workspace : int
+        Bytes that temporaries may take.
+    """
+    out = device.empty(layout.out_shape, result_dtype)
+    whole = product(device, layout, a, b, out, result_dtype)
+    rows, columns, terms = whole.left.lines, whole.right.lines, whole.terms
+    if max(rows, columns, terms) <= max(SMALL):
+        _run_small(device, whole)
+        return out
+    whole = whole.turned_if_thin()
+    if min(rows, columns) <= max(THIN_ROWS):
+        _run_thin(device, whole)
+    else:
+        _run_tiled(device, whole, workspace)
+    return out
+
+
+def _run_small(device: Device, whole: Product) -> None:
+    side = min(n for n in SMALL if n >= max(whole.left.lines, whole.right.lines, whole.terms))
+    warps = _small_warps(whole.dtype, side)
+    for first in range(0, whole.batches, _MAX_GRID * warps):
+        batches = min(whole.batches - first, _MAX_GRID * warps)
+        device.run(
+            Launch(
+                source="small.cu",
+                kernel=f"small<{C_TYPES[whole.dtype]}, {side}, {warps}>",
+                grid=blocks_of(batches, warps),
+                block=32 * warps,
+                shared_memory=0,
+                arguments=(
+                    *_operands(whole),
+                    np.int32(whole.terms),
+                    np.int64(first),
+                    np.int64(batches),
+                    whole.out,
+                    whole.view,
+                ),
+            )
+        )
+
+
+def _run_thin(device: Device, whole: Product) -> None:
+    rows = min(n for n in THIN_ROWS if n >= whole.left.lines)
+    across = 32
+    if whole.right.terms_adjoin:
+        few = blocks_of(whole.right.lines, 16) * whole.batches < device.multiprocessors
+        across = 1 if few else _THIN_THREADS // 32
+    blocks = whole.batches * blocks_of(whole.right.lines, across)
+    for first in range(0, blocks, _MAX_GRID):
+        device.run(
+            Launch(
+                source="thin.cu",
+                kernel=f"thin<{C_TYPES[whole.dtype]}, {rows}>",
+                grid=min(blocks - first, _MAX_GRID),
+                block=_THIN_THREADS,
+                shared_memory=0,
+                arguments=(
+                    *_operands(whole),
+                    np.int64(whole.terms),
+                    whole.out,
+                    whole.view,
+                    np.int32(across),
+                    np.int64(first),
+                ),
+            )
+        )
+
+
+def _run_tiled(device: Device, whole: Product, workspace: int) -> None:
+    panels = Panels(whole, workspace)
+    prepared = Prepared(device, whole, panels)
+    tiles = TILES[compute_type(whole.dtype)]
+    tile = choose_tile(device, tiles, panels.batches, panels.rows, panels.columns)
+    flags = device.empty((panels.batches * panels.tiles(tile.rows, tile.columns),), "uint8")
+    for panel in panels:
+        prepared.start(panel)
+        row_shifts, column_shifts = prepared.shifts
+        for first, terms in panels.chunks():
+            prepared.factors(panel, first, terms)
+            left, right = prepared.sides
+            device.run(
+                Launch(
+                    source="logmatmulexp.cu",
+                    kernel=f"logmatmulexp<{C_TYPES[whole.dtype]}, {tile}>",
+                    grid=tiles_of(panel, tile.rows, tile.columns),
+                    block=tile.threads,
+                    shared_memory=0,
+                    arguments=(
+                        left.array,
+                        np.int64(left.pitch),
+                        right.array,
+                        np.int64(right.pitch),
+                        np.int32(terms),
+                        np.int64(whole.terms),
+                        panel,
+                        row_shifts,
+                        column_shifts,
+                        prepared.partial,
+                        np.int32(first > 0),
+                        np.int32(first + terms == whole.terms),
+                        whole.out,
+                        whole.view,
+                        np.int32(whole.adjoin),
+                        flags,
+                    ),
+                )
+            )
+        device.run(
+            Launch(
+                source="exact.cu",
+                kernel=f"exact<{C_TYPES[whole.dtype]}>",
+                grid=tiles_of(panel, _EXACT_SIDE, _EXACT_SIDE),
+                block=_EXACT_THREADS,
+                shared_memory=0,
+                arguments=(
+                    *_operands(whole),
+                    np.int64(whole.terms),
+                    panel,
+                    row_shifts,
+                    column_shifts,
+                    whole.out,
+                    whole.view,
+                    flags,
+                    np.int32(tile.rows),
+                    np.int32(tile.columns),
+                ),
+            )
+        )
+
+
+def _operands(whole: Product) -> tuple[Array, ...]:
+    return whole.left.array, whole.left.view, whole.right.array, whole.right.view

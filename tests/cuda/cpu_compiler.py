@@ -1,0 +1,135 @@
+"""Kernels compiled for the CPU: the package's source text, behind tests/cuda/cuda_shim.h."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from arraylogchain._cuda import modules
+
+HERE = Path(__file__).parent
+COMPILER = "g++"
+FLAGS = (
+    "-std=c++17",
+    "-fPIC",
+    "-w",
+    "-fno-strict-aliasing",  # kernels read memory through other types
+    "-ffp-contract=off",  # kernels say where they fuse
+    "-fvisibility=hidden",
+    # Otherwise the libraries of several kernels would share the state of one scheduler.
+    "-fno-gnu-unique",
+)
+# Its run-time library must be there before Python is: test_memory_errors.py starts such processes.
+SANITIZED = "ALC_SHIM_SANITIZED"
+SANITIZER_FLAGS = ("-fsanitize=address", "-fsanitize-sections=alc_shared", "-O1", "-g")
+
+_DYNAMIC_SHARED = re.compile(
+    r"extern\s+__shared__\s+(?:(?:__align__|alignas)\s*\([^)]*\)\s*)?"
+    r"(?P<type>\w[\w\s:]*?)\s+(?P<name>\w+)\s*\[\s*\]\s*;"
+)
+_LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\s*\(")
+
+
+class KernelError(RuntimeError):
+    """A kernel does not compile, does not take its arguments, or waits for ever."""
+
+
+def compile_for_cpu(
+    source: str, kernel: str, options: tuple[str, ...] = (), folder: Path = modules.FOLDER
+) -> Path:
+    """Compile one instantiation of a kernel; what has been compiled before is found on disk."""
+    optimise = SANITIZER_FLAGS if os.environ.get(SANITIZED) else ("-O2", *_fused_multiply_add())
+    command = (COMPILER, *FLAGS, *optimise)
+    text = _for_the_shim(modules.source_text(source, folder))
+    # The compiler takes a precompiled header only before everything else.
+    text = f'#include "cuda_shim.h"\nnamespace {{\n{text}}}\nSHIM_ENTRY({kernel})\n'
+    return _build((*command, *options, "-shared", *_includes(command)), text, "kernel.so")
+
+
+def _build(command: tuple[str, ...], text: str, name: str) -> Path:
+    """Compile a text that begins with the shim to a file, if that has not been done before."""
+    key = hashlib.sha256(repr((command, text, _shim_text())).encode()).hexdigest()[:32]
+    folder = cache_folder() / key
+    target = folder / name
+    if target.exists():
+        return target
+    folder.mkdir(exist_ok=True)
+    # Others may build the same: each under a name of its own, and the last one stays.
+    own, own_text = folder / f"{os.getpid()}", folder / f"{os.getpid()}.cpp"
+    own_text.write_text(text, encoding="utf-8")
+    kind = "c++-header" if name.endswith(".gch") else "c++"
+    done = subprocess.run(
+        [*command, "-x", kind, str(own_text), "-o", str(own)],
+        # The sanitizer is for the kernels, not for the compiler.
+        env={k: v for k, v in os.environ.items() if k != "LD_PRELOAD"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    own_text.unlink()
+    if done.returncode:
+        raise KernelError(f"this does not compile:\n{done.stderr[-4000:]}")
+    own.replace(target)
+    return target
+
+
+@cache
+def _includes(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return where the shim is, first of all as a precompiled header: it takes most of the time."""
+    plain = ("-I", str(HERE), "-I", str(HERE / "shim"))
+    # In each folder the compiler looks for cuda_shim.h.gch before it looks for cuda_shim.h.
+    header = _build((*command, *plain), (HERE / "cuda_shim.h").read_text(), "cuda_shim.h.gch")
+    return ("-I", str(header.parent), *plain)
+
+
+def _for_the_shim(text: str) -> str:
+    """Rewrite what macros cannot: the two things that CUDA says in places of its own."""
+    text = _DYNAMIC_SHARED.sub(
+        r"\g<type>* const \g<name> = reinterpret_cast<\g<type>*>(shim::dynamic_shared_memory);",
+        text,
+    )
+    pieces, done = [], 0
+    for found in _LAUNCH_BOUNDS.finditer(text):
+        bounds_end = _closing(text, found.end())
+        # Behind the bounds: the kernel's name, its parameters in parentheses, its body.
+        parameters_end = _closing(text, text.index("(", bounds_end) + 1)
+        body = text.index("{", parameters_end) + 1
+        bounds = text[found.end() : bounds_end - 1]
+        pieces += [text[done:body], f" shim::launch_bounds({bounds});"]
+        done = body
+    return "".join([*pieces, text[done:]])
+
+
+def _closing(text: str, start: int) -> int:
+    """Return where the parenthesis that was opened before `start` has been closed."""
+    depth = 1
+    for position in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[position], 0)
+        if depth == 0:
+            return position + 1
+    raise KernelError("a parenthesis behind __launch_bounds__ is not closed")
+
+
+def cache_folder() -> Path:
+    """Return where compiled kernels are kept between runs."""
+    user = getattr(os, "getuid", int)()  # Windows has none
+    folder = Path(tempfile.gettempdir()) / f"arraylogchain-kernels-{user}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+@cache
+def _shim_text() -> str:
+    return "".join(p.read_text() for p in sorted([HERE / "cuda_shim.h", *HERE.glob("shim/*.h")]))
+
+
+@cache
+def _fused_multiply_add() -> tuple[str, ...]:
+    """Return the flag without which fma is a call of a function, where this CPU has it."""
+    facts = Path("/proc/cpuinfo")
+    return ("-mfma",) if facts.exists() and " fma " in facts.read_text() else ()

@@ -1,0 +1,4 @@
+#pragma once
+#include "included_too.cuh"
+
+constexpr unsigned kAllLanes = 0xffffffffu;

@@ -1,0 +1,136 @@
+"""Products of the CUDA kernels against the references, within the bounds of the error model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from arraylogchain._cuda import gradients, maxplus, products
+from arraylogchain._fold import fold
+from tests import error_model, gradient_reference, reference
+from tests.cuda.cpu_device import CpuDevice, bfloat16, from_bfloat16
+from tests.gradient_checks import assert_gradient, cotangent, product_shape
+
+INF, NAN = np.inf, np.nan
+WORKSPACE = 1 << 22
+
+
+def normal(*shape: int, sd: float = 1.0, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, sd, shape)
+
+
+def on_device(x: Any, dtype: str) -> np.ndarray:
+    """Return x in `dtype`: itself, with its strides, where it is so already."""
+    return bfloat16(x) if dtype == "bfloat16" else np.asarray(x).astype(dtype, copy=False)
+
+
+def from_device(x: np.ndarray, dtype: str) -> np.ndarray:
+    return from_bfloat16(x) if dtype == "bfloat16" else x
+
+
+def half_flushed(n: int = 40) -> tuple[np.ndarray, np.ndarray]:
+    """Return operands whose sums keep one term, and lose 37 to underflow, each exp(-2) of it."""
+    a, b = np.full((n, n), -44.0), np.full((n, n), -44.0)
+    a[:, 0], a[:, 1], a[:, -1] = 0, -200, -43
+    b[0], b[1], b[-1] = -200, 0, -43  # what is kept comes last: a sum above tiny loses nothing
+    return a, b
+
+
+def check_logmatmulexp(
+    device: CpuDevice, dtype: str, a: Any, b: Any, *, workspace: int = WORKSPACE
+) -> np.ndarray:
+    a, b = on_device(a, dtype), on_device(b, dtype)
+    before = a.copy(), b.copy()
+    out = products.logmatmulexp(device, fold(a.shape, b.shape), a, b, dtype, workspace)
+    out = from_device(out, dtype)
+    held = from_device(a, dtype), from_device(b, dtype)
+    exact = reference.logmatmulexp(*held)
+    error_model.assert_within(out, exact, error_model.product_bound(*held, exact, dtype))
+    for x, y in zip((a, b), before, strict=True):
+        np.testing.assert_array_equal(x, y)
+    return out
+
+
+def kernels(device: CpuDevice) -> list[str]:
+    """Return the names of the kernels that have been launched, in order."""
+    return [launch.kernel.partition("<")[0] for launch in device.launches]
+
+
+class Allocations(CpuDevice):
+    """A device that counts the bytes it is asked for."""
+
+    allocated = 0
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        array = super().empty(shape, dtype)
+        self.allocated += array.nbytes
+        return array
+
+
+def check_maxplus(
+    device: CpuDevice, dtype: str, a: Any, b: Any, *, workspace: int = WORKSPACE
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compare values, which are exact, and indices, the first that numpy.argmax finds."""
+    a, b = on_device(a, dtype), on_device(b, dtype)
+    values, indices = maxplus.maxplus(device, fold(a.shape, b.shape), a, b, dtype, workspace)
+    values = from_device(values, dtype)
+    left, right = from_device(a, dtype), from_device(b, dtype)
+    computed = error_model.compute_dtype(dtype)
+    exact = reference.maxplus(left, right, computed)
+    error_model.assert_within(values, exact, error_model.half_ulp(exact, dtype))
+    left, right = left.astype(computed), right.astype(computed)
+    with np.errstate(invalid="ignore", over="ignore"):
+        terms = (
+            np.atleast_2d(left)[..., :, :, None]
+            + (right[:, None] if right.ndim == 1 else right)[..., None, :, :]
+        )
+    np.testing.assert_array_equal(indices, np.argmax(terms, axis=-2).reshape(indices.shape))
+    return values, indices
+
+
+def check_gradients(
+    device: CpuDevice,
+    dtype: str,
+    a: Any,
+    b: Any,
+    g: Any = "normal",
+    *,
+    workspace: int = WORKSPACE,
+) -> list[np.ndarray]:
+    """Compare the gradients of logmatmulexp with the reference."""
+    a, b = on_device(a, dtype), on_device(b, dtype)
+    g = cotangent(g, product_shape(a, b), dtype) if isinstance(g, str) else g
+    g = on_device(g, dtype)
+    layout = fold(a.shape, b.shape)
+    out = products.logmatmulexp(CpuDevice(), layout, a, b, dtype, workspace)
+    found = gradients.logmatmulexp_gradients(device, layout, a, b, out, g, dtype, workspace)
+    held = [from_device(x, dtype) for x in (a, b, g)]
+    exact = gradient_reference.logmatmulexp(*held)
+    results = []
+    for x, expected in zip(found, exact, strict=True):
+        assert x is not None
+        results.append(from_device(x, dtype))
+        bound = error_model.product_gradient_bound(expected, a.shape[-1], dtype)
+        assert_gradient(results[-1], expected, bound)
+    return results
+
+
+def check_maxplus_gradients(
+    device: CpuDevice, dtype: str, a: Any, b: Any, g: Any = "normal"
+) -> list[np.ndarray]:
+    """Compare the gradients of maxplus_matmul with the reference."""
+    a, b = on_device(a, dtype), on_device(b, dtype)
+    g = cotangent(g, product_shape(a, b), dtype) if isinstance(g, str) else g
+    g = on_device(g, dtype)
+    layout = fold(a.shape, b.shape)
+    values, indices = maxplus.maxplus(CpuDevice(), layout, a, b, dtype, WORKSPACE)
+    found = maxplus.maxplus_gradients(device, layout, a, b, values, indices, g, dtype)
+    held = [from_device(x, dtype) for x in (a, b)]
+    exact = gradient_reference.maxplus(*held, indices, from_device(g, dtype))
+    results = []
+    for x, expected in zip(found, exact, strict=True):
+        assert x is not None
+        results.append(from_device(x, dtype))
+        assert_gradient(results[-1], expected, error_model.summation_bound(expected, dtype))
+    return results

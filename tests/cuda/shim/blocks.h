@@ -1,0 +1,153 @@
+// Launches: one block after another, its threads in an order given by a seed.
+#pragma once
+#include <algorithm>
+#include <climits>
+#include <new>
+#include <random>
+
+#include "fibers.h"
+
+namespace shim {
+
+// One launch, as tests/cuda/cpu_device.py lays it out.
+struct Launch {
+    long long grid, block, shared_memory, shared_memory_of_device, seed, flush_to_zero;
+};
+
+// Shared memory begins as NaN: what nobody wrote shows in the result.
+__attribute__((no_sanitize("address"), noinline)) inline void fill_with_nan(
+    unsigned char* begin, const unsigned char* end) {
+#if defined(__SANITIZE_ADDRESS__)
+    // memset would be told off for what the sanitizer has put between the variables.
+    for (volatile unsigned char* byte = begin; byte < end; ++byte) *byte = 0xff;
+#else
+    if (begin) std::memset(begin, 0xff, end - begin);
+#endif
+}
+
+// A kernel's __launch_bounds__; cpu_device.py puts the call at the beginning of its body.
+inline void launch_bounds(long long threads, long long = 0) {
+    if (block_size.x > threads)
+        fail("blocks of " + std::to_string(block_size.x) + " threads, and __launch_bounds__(" +
+             std::to_string(threads) + ")");
+}
+
+// The order of threads. Even seeds: a warp runs up to its barrier before another one starts. Odd
+// seeds: all lanes of the block take turns. From seed 2 on, everything is shuffled.
+struct Order {
+    int group;
+    std::vector<int> threads, groups;
+
+    Order(int count, long long seed, std::mt19937_64& random) : group(seed % 2 ? count : kWarp) {
+        for (int i = 0; i < count; ++i) threads.push_back(i);
+        for (int g = 0; g * group < count; ++g) groups.push_back(g);
+        if (seed == 1) std::reverse(threads.begin(), threads.end());
+        if (seed < 2) return;
+        std::shuffle(groups.begin(), groups.end(), random);
+        for (int i = 0; i < count; i += group)
+            std::shuffle(threads.begin() + i, threads.begin() + std::min(i + group, count), random);
+    }
+};
+
+inline bool run_group(const Order& order, int group) {
+    const int begin = group * order.group;
+    const int end = std::min<int>(begin + order.group, order.threads.size());
+    bool ran = false;
+    for (bool again = true; again && !failed;) {
+        again = false;
+        for (int i = begin; i < end && !failed; ++i) {
+            Fiber& fiber = fibers[order.threads[i]];
+            if (fiber.state != State::kReady) continue;
+            current = &fiber;
+            switch_fibers(scheduler, fiber);
+            ran = again = true;
+        }
+    }
+    return ran;
+}
+
+inline void report_deadlock() {
+    failed = true;
+    failure = "deadlock:";
+    for (const Fiber& fiber : fibers) {
+        if (fiber.state == State::kDone) continue;
+        failure += " thread " + std::to_string(fiber.index) + " waits in " + fiber.site.text();
+        break;
+    }
+    failure += ", " + std::to_string(alive) + " threads have not returned, " +
+               std::to_string(arrived) + " of them at the block's barrier";
+}
+
+inline void run_block(const Launch& launch, std::mt19937_64& random) {
+    const int count = static_cast<int>(launch.block);
+    const Order order(count, launch.seed, random);
+    fill_with_nan(dynamic_shared_memory, dynamic_shared_memory + launch.shared_memory);
+    fill_with_nan(__start_alc_shared, __stop_alc_shared);
+    alive = count;
+    arrived = votes = 0;
+    for (int i = 0; i < count; ++i) start(fibers[i], i);
+    while (alive && !failed) {
+        bool ran = false;
+        for (int group : order.groups) ran |= run_group(order, group);
+        if (!ran && !failed) report_deadlock();
+    }
+    if (failed) failure += ", block " + std::to_string(block_position.x);
+}
+
+// Says what a device would refuse; returns whether there is anything.
+inline bool refuse(const Launch& launch) {
+    failure.clear();
+    if (launch.block < 1 || launch.block > 1024)
+        failure = "blocks of " + std::to_string(launch.block) + " threads";
+    if (launch.grid < 1 || launch.grid > INT_MAX)
+        failure = "a grid of " + std::to_string(launch.grid) + " blocks";
+#if !defined(__SANITIZE_ADDRESS__)  // which puts more between the variables
+    const long long fixed = __stop_alc_shared - __start_alc_shared;
+    if (fixed > 48 << 10 || fixed + launch.shared_memory > launch.shared_memory_of_device)
+        failure = std::to_string(fixed) + " bytes of static and " +
+                  std::to_string(launch.shared_memory) + " of dynamic shared memory";
+#endif
+#if !defined(__x86_64__)
+    if (launch.flush_to_zero) failure = "the shim can flush to zero on x86 alone";
+#endif
+    return !failure.empty();
+}
+
+inline int run(const Launch& launch, const std::function<void()>& body) {
+    if (refuse(launch)) return 1;
+#if defined(__SANITIZE_ADDRESS__)
+    pthread_attr_t attributes;
+    void* lowest;
+    size_t size;
+    pthread_getattr_np(pthread_self(), &attributes);
+    pthread_attr_getstack(&attributes, &lowest, &size);
+    pthread_attr_destroy(&attributes);
+    scheduler.stack = static_cast<char*>(lowest) + size - kStackBytes;
+#endif
+#if defined(__x86_64__)
+    const unsigned mode = _mm_getcsr();
+    if (launch.flush_to_zero) _mm_setcsr(mode | 0x8040);  // results and operands
+#endif
+    std::mt19937_64 random(launch.seed);
+    failed = false;
+    kernel = &body;
+    grid_size.x = static_cast<unsigned>(launch.grid);
+    block_size.x = static_cast<unsigned>(launch.block);
+    for (size_t i = launch.block; i < fibers.size(); ++i) munmap(fibers[i].stack, kStackBytes);
+    fibers.resize(launch.block);
+    // Exactly as long as asked for, so that AddressSanitizer sees what goes beyond.
+    dynamic_shared_memory =
+        static_cast<unsigned char*>(::operator new(launch.shared_memory, std::align_val_t(128)));
+    for (long long block = 0; block < launch.grid && !failed; ++block) {
+        // Nothing may depend on the order of blocks: odd seeds run them from the last.
+        block_position.x = launch.seed % 2 ? launch.grid - 1 - block : block;
+        run_block(launch, random);
+    }
+    ::operator delete(dynamic_shared_memory, std::align_val_t(128));
+#if defined(__x86_64__)
+    _mm_setcsr(mode);
+#endif
+    return failed;
+}
+
+}  // namespace shim

@@ -1,0 +1,3 @@
+// What kernels include by this name is in halves.h here.
+#pragma once
+#include "halves.h"

@@ -1,0 +1,82 @@
+"""Every kernel compiles for every architecture, and those that matter for speed do not spill."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from arraylogchain._cuda import modules
+from tests.cuda import nvrtc
+
+KERNELS = Path(__file__).parent / "kernels"
+
+needs_nvrtc = pytest.mark.usefixtures("nvrtc_library")
+
+
+# Compiled by each run of the tests. For the others, the record of what was compiled will do as
+# long as sources and compiler are those that it is of: all take a quarter of an hour of one core.
+COMPILED = (90,)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
+@pytest.mark.parametrize("source", sorted(nvrtc.instantiations()))
+def test_every_kernel_compiles_and_hot_ones_do_not_spill(source: str, architecture: int) -> None:
+    usage = None if architecture in COMPILED else nvrtc.recorded(source, architecture)
+    if usage is None:
+        usage = nvrtc.compile_source(source, nvrtc.instantiations()[source], architecture)
+    spilled = {kernel: u.spills for kernel, u in usage.items() if nvrtc.is_hot(kernel) and u.spills}
+    assert not spilled
+
+
+@needs_nvrtc
+def test_the_table_is_of_the_present_sources() -> None:
+    stale = [
+        (source, architecture)
+        for source in nvrtc.instantiations()
+        for architecture in nvrtc.ARCHITECTURES
+        if nvrtc.recorded(source, architecture) is None
+    ]
+    assert not stale, "run python -m tests.cuda.nvrtc"
+
+
+def test_every_source_file_is_launched() -> None:
+    assert {path.name for path in modules.FOLDER.glob("*.cu")} == set(nvrtc.instantiations())
+
+
+@pytest.mark.parametrize("path", sorted(modules.FOLDER.glob("*.cu")), ids=lambda p: p.name)
+def test_every_kernel_bounds_its_blocks(path: Path) -> None:
+    # Without the bounds, registers may run out when a kernel is launched. The shim holds launches
+    # to them.
+    unbounded = re.findall(r"__global__(?!\s+void\s+__launch_bounds__)[^(]*", path.read_text())
+    assert unbounded == []
+
+
+def test_hot_kernels_exist() -> None:
+    known = {k.partition("<")[0] for kernels in nvrtc.instantiations().values() for k in kernels}
+    assert nvrtc.hot_kernels() <= known
+
+
+@needs_nvrtc
+def test_spills_and_shared_memory_are_seen() -> None:
+    usage = nvrtc.compile_source("spills.cu", ("spilling", "frugal"), 90, KERNELS)
+    assert usage["spilling"].spills > 0
+    assert usage["frugal"] == nvrtc.Usage(usage["frugal"].registers, 256, 0, 0)
+    assert 0 < usage["frugal"].registers < usage["spilling"].registers
+
+
+@needs_nvrtc
+def test_an_error_names_file_and_line() -> None:
+    from cupy.cuda.compiler import CompileException
+
+    with pytest.raises(CompileException, match=r"faults\.cu\(10\): error: .*NEIGHBOUR"):
+        nvrtc.compile_source("faults.cu", ("trapped",), 90, KERNELS)
+
+
+@needs_nvrtc
+def test_the_sources_that_the_tests_run_on_the_cpu_are_cuda() -> None:
+    kernels = ("block_sums<double>", "round_trip<float, __half>", "collectives", "parameters")
+    usage = nvrtc.compile_source("features.cu", kernels, 90, KERNELS)
+    assert set(usage) == set(kernels)

@@ -1,0 +1,282 @@
+"""How CuPy and torch are asked for memory and to run kernels.
+
+No device is needed: all tests but the last are about stand-ins for the two libraries, which note
+what they are asked. That the libraries then do it is for tests on a device to show.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from arraylogchain._cuda import device as device_module
+from arraylogchain._cuda import modules
+from arraylogchain._cuda.device import CupyDevice, TorchDevice, Unavailable, find
+from arraylogchain._cuda.launch import Launch, pack_axes
+
+
+class FakeFunction:
+    """A kernel: notes where it was started and with what."""
+
+    shared_size_bytes = 1024
+
+    def __init__(self, cupy: FakeCupy, name: str) -> None:
+        self.cupy, self.name = cupy, name
+        self.max_dynamic_shared_size_bytes = 0
+
+    def __call__(self, grid: Any, block: Any, arguments: Any, *, shared_mem: int) -> None:
+        where = (self.cupy.devices[-1], self.cupy.streams[-1])
+        self.cupy.launches.append((self, where, grid, block, arguments, shared_mem))
+
+
+class FakeCupy(ModuleType):
+    """What of CuPy is used, with two devices."""
+
+    def __init__(self) -> None:
+        super().__init__("cupy")
+        self.devices, self.streams = [0], ["CuPy's"]
+        self.compiled: list[tuple[str, int]] = []
+        self.launches: list[Any] = []
+        self.made: list[Any] = []
+        self.compute_capability = "90"
+        fake = self
+
+        class Device:
+            def __init__(self, index: int) -> None:
+                self.id = index
+                self.attributes = {
+                    "MultiProcessorCount": 132,
+                    "MaxSharedMemoryPerBlockOptin": 232448,
+                }
+
+            def __enter__(self) -> Device:
+                fake.devices.append(self.id)
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                fake.devices.pop()
+
+            @property
+            def compute_capability(self) -> str:
+                return fake.compute_capability
+
+        class Stream:
+            def __init__(self, name: str) -> None:
+                self.name = name
+
+            @classmethod
+            def from_external(cls, stream: Any) -> Stream:
+                version, pointer = stream.__cuda_stream__()
+                assert version == 0
+                return cls(f"stream {pointer} of device {fake.devices[-1]}")
+
+            def __enter__(self) -> None:
+                fake.streams.append(self.name)
+
+            def __exit__(self, *_: object) -> None:
+                fake.streams.pop()
+
+        self.cuda = SimpleNamespace(
+            Device=Device,
+            Stream=Stream,
+            runtime=SimpleNamespace(is_hip=False),
+            nvrtc=SimpleNamespace(getVersion=lambda: (13, 0)),
+        )
+
+    def RawModule(self, *, code: str, options: Any, name_expressions: Any = None) -> Any:  # noqa: N802
+        def get_function(name: str) -> FakeFunction:
+            self.compiled.append((name, self.devices[-1]))
+            return FakeFunction(self, name)
+
+        return SimpleNamespace(get_function=get_function)
+
+    def empty(self, shape: Any, dtype: Any) -> Any:
+        self.made.append((shape, dtype, self.devices[-1]))
+        return np.empty(shape, dtype)
+
+
+@dataclass
+class FakeTensor:
+    pointer: int
+    dtype: str = "torch.bfloat16"
+
+    def data_ptr(self) -> int:
+        return self.pointer
+
+    def stride(self) -> tuple[int, ...]:
+        return (0, -3, 1)
+
+
+@dataclass
+class FakeTorch(ModuleType):
+    """What of torch is used."""
+
+    made: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__("torch")
+        self.Tensor = FakeTensor
+        self.float32, self.bfloat16 = "torch.float32", "torch.bfloat16"
+        self.version = SimpleNamespace(hip=None)
+        self.cuda = SimpleNamespace(
+            current_device=lambda: 1,
+            current_stream=lambda index: SimpleNamespace(cuda_stream=700 + index),
+        )
+
+    def device(self, kind: str, index: int) -> Any:
+        return SimpleNamespace(type=kind, index=index)
+
+    def empty(self, shape: Any, *, dtype: Any, device: Any) -> Any:
+        self.made.append((shape, dtype, device.type, device.index))
+        return FakeTensor(5000)
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """Let no test find the devices and kernels of another."""
+    for clear in (device_module._open.cache_clear, modules.compiled.cache_clear):
+        clear()
+    yield
+    for clear in (device_module._open.cache_clear, modules.compiled.cache_clear):
+        clear()
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
+    fake = FakeCupy()
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setattr(modules, "source_text", lambda source: f"text of {source}")
+    return fake
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
+    fake = FakeTorch()
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    return fake
+
+
+def launch(*arguments: Any, kernel: str = "f<float>") -> Launch:
+    return Launch("f.cu", kernel, 70000, 256, 100, arguments)
+
+
+def test_what_a_device_can_do(cupy: FakeCupy) -> None:
+    found = find("cupy", cupy.cuda.Device(1))
+    assert isinstance(found, CupyDevice)
+    assert (found.multiprocessors, found.shared_memory, found.architecture) == (132, 232448, 90)
+    assert find("cupy", cupy.cuda.Device(1)) is found
+
+
+def test_cupy_s_memory_comes_from_the_arrays_device(cupy: FakeCupy) -> None:
+    found = find("cupy", cupy.cuda.Device(1))
+    x = found.empty((2, 3), "float16")
+    assert cupy.made == [((2, 3), np.float16, 1)]
+    assert cupy.devices == [0]
+    assert found.strides(x.T[::-1]) == (-1, 3)
+    assert found.dtype_name(x) == "float16"
+
+
+def test_cupy_s_kernels_run_on_the_arrays_device_and_cupy_s_stream(cupy: FakeCupy) -> None:
+    found = find("cupy", cupy.cuda.Device(1))
+    arguments = (np.zeros(3), np.int32(5), pack_axes((3,), (1,)), None)
+    found.run(launch(*arguments))
+    ((kernel, where, grid, block, given, shared),) = cupy.launches
+    assert (kernel.name, where) == ("f<float>", (1, "CuPy's"))
+    assert (grid, block, shared) == ((70000,), (256,), 100)
+    assert all(a is b for a, b in zip(given, arguments, strict=True))
+    assert cupy.devices == [0]
+
+
+def test_kernels_are_compiled_once_for_each_device(cupy: FakeCupy) -> None:
+    for index in (0, 1, 1, 0):
+        found = find("cupy", cupy.cuda.Device(index))
+        for kernel in ("f<float>", "f<double>"):
+            found.run(launch(kernel=kernel))
+    compiled = [entry for entry in cupy.compiled if entry[0] != "probe"]
+    assert compiled == [("f<float>", 0), ("f<double>", 0), ("f<float>", 1), ("f<double>", 1)]
+    # Static shared memory is part of what a block may have.
+    assert {k.max_dynamic_shared_size_bytes for k, *_ in cupy.launches} == {232448 - 1024}
+
+
+def test_torch_s_memory_and_stream_are_used(cupy: FakeCupy, torch: FakeTorch) -> None:
+    found = find("torch", torch.device("cuda", 1))
+    assert isinstance(found, TorchDevice)
+    x = found.empty((2, 3), "bfloat16")
+    assert torch.made == [((2, 3), "torch.bfloat16", "cuda", 1)]
+    assert cupy.made == []
+    assert (found.strides(x), found.dtype_name(x)) == ((0, -3, 1), "bfloat16")
+
+    found.run(launch(x, np.float32(2)))
+    ((_, where, _, _, given, _),) = cupy.launches
+    # Made current after the device was: CuPy keeps a current stream for each device.
+    assert where == (1, "stream 701 of device 1")
+    assert [(type(a), a) for a in given] == [(np.uint64, 5000), (np.float32, 2)]
+    assert (cupy.devices, cupy.streams) == ([0], ["CuPy's"])
+
+
+def test_a_torch_device_without_a_number_is_the_current_one(
+    cupy: FakeCupy, torch: FakeTorch
+) -> None:
+    assert find("torch", torch.device("cuda", None)) is find("torch", torch.device("cuda", 1))
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def function(*_: object, **__: object) -> Any:
+        raise error
+
+    return function
+
+
+def test_reasons(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reason() -> str:
+        device_module._open.cache_clear()
+        found = find("cupy", SimpleNamespace(id=0))
+        assert isinstance(found, Unavailable)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cupy, "compute_capability", "70")
+        assert reason() == (
+            "CUDA device 0 has compute capability 7.0, and the kernels need 7.5 or newer"
+        )
+    with monkeypatch.context() as patch:
+        patch.setattr(cupy.cuda, "Device", raising(RuntimeError("cudaErrorNoDevice: none\nmore")))
+        assert reason() == "CuPy cannot use CUDA device 0: cudaErrorNoDevice: none"
+    with monkeypatch.context() as patch:
+        patch.setattr(cupy.cuda.nvrtc, "getVersion", raising(RuntimeError("no libnvrtc.so")))
+        assert reason().startswith("NVRTC, CUDA's compiler, cannot be loaded")
+        assert "[ctk]" in reason()
+        assert reason().endswith(": no libnvrtc.so")
+    with monkeypatch.context() as patch:
+        patch.setattr(cupy, "RawModule", raising(OSError("no space left")))
+        assert reason() == "CuPy cannot compile for CUDA device 0: no space left"
+    with monkeypatch.context() as patch:
+        patch.setattr(cupy.cuda.runtime, "is_hip", True)
+        assert "ROCm" in reason()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "cupy", None)
+        assert reason() == (
+            "CuPy, which compiles the kernels, is not installed; install the extra cuda12 or cuda13"
+        )
+    assert find("dask", None) == "there are kernels for arrays of CuPy and torch, not of dask"
+
+
+def test_torch_for_rocm_has_no_kernels(cupy: FakeCupy, torch: FakeTorch) -> None:
+    torch.version.hip = "6.0"
+    assert "ROCm" in find("torch", torch.device("cuda", 0))
+
+
+@pytest.mark.usefixtures("nvrtc_library")
+def test_without_a_device_cupy_itself_is_the_reason() -> None:
+    if importlib.import_module("cupy").cuda.is_available():
+        pytest.skip("there is a device")
+    found = find("cupy", SimpleNamespace(id=0))
+    assert isinstance(found, Unavailable)
+    assert found.startswith("CuPy cannot use CUDA device 0: cudaError")

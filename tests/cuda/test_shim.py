@@ -1,0 +1,289 @@
+"""The CPU as a device: it computes what CUDA would, and finds the faults that it is there for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from arraylogchain._cuda import modules
+from arraylogchain._cuda.launch import Launch
+from tests.conftest import Backend
+from tests.cuda.conftest import SEEDS
+from tests.cuda.cpu_device import CpuDevice, KernelError, bfloat16, from_bfloat16
+
+KERNELS = Path(__file__).parent / "kernels"
+
+pytestmark = pytest.mark.usefixtures("compiler")
+
+
+def run(
+    kernel: str,
+    *arguments: Any,
+    threads: int = 32,
+    blocks: int = 1,
+    shared: int = 0,
+    source: str = "features.cu",
+    seed: int = 0,
+    **options: Any,
+) -> None:
+    device = CpuDevice(seed, folder=KERNELS, **options)
+    device.run(Launch(source, kernel, blocks, threads, shared, arguments))
+
+
+def run_fault(kernel: str, *arguments: Any, **options: Any) -> None:
+    run(kernel, *arguments, source="faults.cu", **{"options": ["-DNEIGHBOUR=1"], **options})
+
+
+@pytest.mark.sanitized
+@pytest.mark.parametrize("seed", SEEDS)
+def test_blocks_work_together(seed: int, dtype: str) -> None:
+    x = np.arange(1000, dtype=dtype)
+    sums = np.zeros(8, dtype)
+    kernel = f"block_sums<{'float' if dtype == 'float32' else 'double'}>"
+    shared = 128 * x.itemsize
+    run(kernel, x, sums, np.int32(1000), threads=128, blocks=8, shared=shared, seed=seed)
+    assert sums.tolist() == [x[128 * b : 128 * (b + 1)].sum() for b in range(8)]
+
+
+def test_strided_views_are_pointers_to_their_first_entry() -> None:
+    memory = np.arange(100, dtype=np.float32)
+    sums = np.zeros(3, np.float32)
+    run("block_sums<float>", memory[90::-1], sums[2:], np.int32(10), shared=128)
+    assert sums.tolist() == [0, 0, sum(range(90, 100))]
+
+
+@pytest.mark.sanitized
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("lanes", [32, 20])
+def test_collectives(seed: int, lanes: int) -> None:
+    out = np.full((10, 32), -1, np.int32)
+    run("collectives", out, np.int32(lanes), seed=seed)
+    lane = np.arange(lanes)
+    third = sum(1 << i for i in range(0, lanes, 3))
+    expected = [
+        np.full(lanes, 30),
+        10 * np.maximum(lane - 1, 0),
+        10 * np.where(lane % 4 + 2 < 4, lane + 2, lane),
+        10 * (lane // 4 * 4 + 1),
+        np.full(lanes, third),
+        np.full(lanes, 1),
+        np.full(lanes, 1),
+        np.full(lanes, 10 * (lanes - 1)),
+        np.full(lanes, 5 * lanes * (lanes - 1)),
+        10 * (lane ^ 1),
+    ]
+    assert (out[:, :lanes].astype(np.uint32) == np.array(expected).astype(np.uint32)).all()
+    assert (out[:, lanes:] == -1).all()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_votes_without_threads_that_returned(seed: int) -> None:
+    out = np.zeros(4, np.int32)
+    run("votes", out, np.int32(10), threads=96, seed=seed)
+    assert out.tolist() == [43, 1, 1, 0]
+
+
+def test_atomics() -> None:
+    f, d = np.zeros(1, np.float32), np.zeros(1)
+    largest, count = np.zeros(1, np.int32), np.zeros(1, np.uint64)
+    run("atomics", f, d, largest, count, blocks=5)
+    assert (f[0], d[0], largest[0], count[0]) == (160, 80, 159, 160)
+
+
+def test_matrix_product_of_a_warp() -> None:
+    rng = np.random.default_rng(0)
+    a, b, d = (rng.integers(-9, 9, n).astype(np.float32) for n in [(16, 8), (8, 8), (16, 8)])
+    expected = d + a @ b
+    # Behind the tenth bit nothing counts: this leaves whole numbers as they are.
+    run("matrix_product", a * np.float32(1 + 2.0**-20), b, d)
+    assert (d == expected).all()
+
+
+def test_approximations_err_as_documented_and_no_less() -> None:
+    x = np.random.default_rng(0).uniform(0.3, 100, 1000).astype(np.float32)
+    exp2, log2 = np.zeros((2, 1000), np.float32)
+    run("approximations", x, exp2, log2, np.int32(1000), threads=1000)
+    wide = x.astype(np.float64)
+    relative = abs(exp2 / np.exp2(wide) - 1)
+    absolute = abs(log2 - np.log2(wide)) / np.maximum(1, abs(np.log2(wide)))
+    for error in (relative, absolute):
+        # The result is rounded to float32 as well.
+        assert 0.9 * 2.0**-22 < error.max() <= 2.0**-22 + 2.0**-24
+
+
+def test_float16_rounds_as_numpy_does(dtype: str) -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(dtype)
+    rng = np.random.default_rng(0)
+    finite = every[np.isfinite(every)]
+    ties = (finite[:-1] + finite[1:]) / 2
+    near = [np.nextafter(ties, s * np.inf, dtype=dtype) for s in (-1, 1)]
+    random = (rng.standard_normal(10_000) * 10.0 ** rng.uniform(-9, 6, 10_000)).astype(dtype)
+    x = np.concatenate([every, ties, *near, random])
+    y = np.zeros(x.size, np.float32)
+    kernel = f"round_trip<{'float' if dtype == 'float32' else 'double'}, __half>"
+    run(kernel, x, y, np.int32(x.size), threads=1024, blocks=-(-x.size // 1024))
+    with np.errstate(over="ignore"):
+        expected = x.astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(y, expected)
+    assert (np.signbit(y) == np.signbit(expected))[~np.isnan(y)].all()
+
+
+def numbers_for_bfloat16() -> np.ndarray:
+    """Return all numbers of the format, those halfway between neighbours, and random bits."""
+    every = from_bfloat16(np.arange(1 << 16, dtype=np.uint16))
+    bits = np.random.default_rng(0).integers(0, 1 << 32, 10_000, dtype=np.uint32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        ties = (every[:-1].astype(np.float64) + every[1:]).astype(np.float32) / 2
+    return np.concatenate([every, ties, bits.view(np.float32)])
+
+
+def test_bfloat16_rounds_to_nearest_even() -> None:
+    x = numbers_for_bfloat16()
+    y = np.zeros(x.size, np.float32)
+    kernel = "round_trip<float, __nv_bfloat16>"
+    run(kernel, x, y, np.int32(x.size), threads=1024, blocks=-(-x.size // 1024))
+    np.testing.assert_array_equal(y, from_bfloat16(bfloat16(x)))
+
+
+def test_conversions_of_tests_round_as_torch_does(torch_backend: Backend) -> None:
+    torch = torch_backend.xp
+    x = numbers_for_bfloat16()
+    rounded = torch.from_numpy(x).to(torch.bfloat16).float().numpy()
+    np.testing.assert_array_equal(from_bfloat16(bfloat16(x)), rounded)
+
+
+def test_parameters_of_every_kind() -> None:
+    pair = np.zeros((), np.dtype([("small", np.int32), ("large", np.int64, (2,))], align=True))
+    pair["small"], pair["large"] = 7, (8, 9)
+    out = np.zeros(6)
+    arguments = (np.int8(-3), pair, np.float32(0.5), None, np.int64(1 << 40), out)
+    run("parameters", *arguments, threads=1)
+    assert out.tolist() == [-3, 7, 9, 0.5, 1, 1 << 40]
+
+
+def test_arguments_of_another_size_are_refused() -> None:
+    x = np.zeros(32, np.float32)
+    with pytest.raises(KernelError, match=r"do not fit .* sizes: 8 8 4"):
+        run("block_sums<float>", x, x, np.int64(32), shared=128)
+    with pytest.raises(KernelError, match="use a NumPy scalar"):
+        run("block_sums<float>", x, x, 32, shared=128)
+
+
+@pytest.mark.parametrize("change", [{"threads": 1025}, {"blocks": 0}, {"shared": 1 << 20}])
+def test_launches_that_cuda_refuses(change: dict[str, int]) -> None:
+    with pytest.raises(KernelError, match=r"blocks|bytes"):
+        run("halve", np.zeros(32, np.float32), np.zeros(32, np.float32), **change)
+
+
+def test_kernels_that_no_table_lists_are_refused() -> None:
+    source = sorted(modules.FOLDER.glob("*.cu"))[0].name
+    with pytest.raises(KernelError, match=f"unheard_of<1> of {source} is in no INSTANTIATIONS"):
+        CpuDevice().run(Launch(source, "unheard_of<1>", 1, 32, 0, ()))
+
+
+def test_blocks_are_held_to_their_launch_bounds() -> None:
+    y = np.zeros(96, np.float32)
+    run_fault("bounded<2>", y, None, threads=64)
+    with pytest.raises(KernelError, match=r"blocks of 96 threads, and __launch_bounds__\(64\)"):
+        run_fault("bounded<2>", y, None, threads=96)
+    assert y.tolist() == [1] * 64 + [0] * 32
+
+
+def test_static_shared_memory_counts() -> None:
+    y = np.ones(32, np.float32)
+    most = CpuDevice.shared_memory - (40 << 10)
+    run_fault("much_static_shared_memory", y, shared=most)
+    assert (y == 2).all()
+    with pytest.raises(KernelError, match="40960 bytes of static and 191489 of dynamic"):
+        run_fault("much_static_shared_memory", y, shared=most + 1)
+
+
+def test_fibers_of_the_c_library() -> None:
+    sums = np.zeros(1, np.float32)
+    x = np.ones(128, np.float32)
+    options = ["-DSHIM_UCONTEXT"]
+    run("block_sums<float>", x, sums, np.int32(128), threads=128, shared=512, options=options)
+    assert sums[0] == 128
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_subnormal_numbers_are_kept_or_flushed(flush: bool) -> None:
+    tiny = np.finfo(np.float32).tiny
+    x = np.full(32, tiny, np.float32)
+    y = np.ones(32, np.float32)
+    run("halve", x, y, flush_to_zero=flush)
+    assert (y == (0 if flush else tiny / 2)).all()
+    # The thread that called computes as before.
+    assert x[0] * np.float32(0.5) > 0
+
+
+def test_errors_of_the_compiler_name_file_and_line() -> None:
+    with pytest.raises(KernelError, match=r"faults\.cu:10:\d+: error"):
+        run_fault("trapped", options=["-DNEIGHBOUR=+"])
+
+
+@pytest.mark.parametrize("neighbour", [1, 32])
+def test_some_order_of_threads_shows_a_missing_barrier(neighbour: int) -> None:
+    x = np.arange(64, dtype=np.float32)
+    expected = x[np.arange(64) ^ neighbour]
+
+    def is_right(seed: int, *options: str) -> bool:
+        y = np.zeros(64, np.float32)
+        flags = [f"-DNEIGHBOUR={neighbour}", *options]
+        run_fault("missing_barrier", x, y, threads=64, seed=seed, options=flags)
+        return bool((y == expected).all())
+
+    assert all(is_right(seed, "-DWITH_BARRIER") for seed in SEEDS)
+    assert not any(is_right(seed) for seed in SEEDS)
+
+
+def test_some_order_of_threads_shows_a_missing_second_barrier() -> None:
+    expected = 3 * (np.arange(64) ^ 1) + 3
+
+    def is_right(seed: int, *options: str) -> bool:
+        y = np.zeros(64, np.float32)
+        flags = ["-DNEIGHBOUR=1", *options]
+        run_fault("missing_second_barrier", y, np.int32(3), threads=64, seed=seed, options=flags)
+        return bool((y == expected).all())
+
+    assert all(is_right(seed, "-DWITH_BARRIER") for seed in SEEDS)
+    assert not any(is_right(seed) for seed in SEEDS)
+
+
+FAULTS = {
+    "barrier_in_a_branch": r"deadlock: thread 0 waits in __syncthreads at faults\.cu:\d+, .* 40 of",
+    "two_barriers": r"__syncthreads at faults\.cu:\d+, while others .* __syncthreads at faults",
+    "collective_without_a_lane": r"__ballot_sync at faults\.cu:\d+: a lane .* returned, thread \d+",
+    "lane_outside_its_mask": r"__shfl_sync at faults\.cu:\d+: the mask does not name",
+    "trapped": r"__trap at faults\.cu:\d+, thread 3, block 0",
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("kernel", list(FAULTS))
+def test_faults_are_reported_with_their_lines(kernel: str, seed: int) -> None:
+    with pytest.raises(KernelError, match=f"{kernel}: {FAULTS[kernel]}"):
+        run_fault(kernel, threads=64, seed=seed)
+
+
+def test_values_from_nowhere_are_nan() -> None:
+    y = np.zeros(32, np.float32)
+    run_fault("shuffle_from_a_lane_outside", y)
+    assert np.isnan(y[:16]).tolist() == [False] * 12 + [True] * 4
+    y = np.zeros((2, 4, 2), np.float32)
+    run_fault("unwritten_shared_memory", y, blocks=2, threads=4, shared=16)
+    assert (y[0] == 1).all()
+    assert np.isnan(y[1]).all()
+
+
+def test_seeds_run_blocks_in_both_orders() -> None:
+    orders = []
+    for seed in (0, 1):
+        y = np.zeros(3, np.int32)
+        count = np.zeros(1, np.int32)
+        run_fault("depends_on_earlier_blocks", count, y, blocks=3, threads=1, seed=seed)
+        orders.append(y.tolist())
+    assert orders == [[0, 1, 2], [2, 1, 0]]

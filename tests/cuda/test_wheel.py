@@ -1,0 +1,55 @@
+"""An installed package has its kernels' sources."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from arraylogchain._cuda import modules
+from tests.cuda.conftest import need
+
+ROOT = Path(__file__).parents[2]
+
+EXPAND_ALL = """
+import json
+from arraylogchain._cuda import modules
+
+files = sorted(p.name for p in modules.FOLDER.iterdir() if p.suffix in (".cu", ".cuh"))
+print(json.dumps([str(modules.FOLDER), {name: modules.source_text(name) for name in files}]))
+"""
+
+
+def python(*arguments: str, cwd: Path, path: str = "") -> str:
+    """Run Python and return what it prints."""
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_the_wheel_has_every_source_file(tmp_path: Path) -> None:
+    # Without the build tool's own environment, which would have to be downloaded.
+    has_tool = importlib.util.find_spec("hatchling") is not None
+    need("hatchling", has_tool, "hatchling is not installed")
+    python("-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "wheel"), cwd=ROOT)
+    (wheel,) = (tmp_path / "wheel").iterdir()
+    target = tmp_path / "installed"
+    pip = ("-m", "pip", "install", "--no-deps", "--no-index", "--target", str(target), str(wheel))
+    python(*pip, cwd=tmp_path)
+
+    folder, found = json.loads(python("-c", EXPAND_ALL, cwd=tmp_path, path=str(target)))
+    assert Path(folder).is_relative_to(target)
+    here = [p.name for p in modules.FOLDER.iterdir() if p.suffix in (".cu", ".cuh")]
+    assert found == {name: modules.source_text(name) for name in here}
+    assert any(name.endswith(".cu") for name in here)

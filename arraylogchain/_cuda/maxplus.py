@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from arraylogchain._cuda.elementwise import THREADS, blocks_for, rounded, zeros
+from arraylogchain._cuda.elementwise import THREADS, blocks_for, zeros
 from arraylogchain._cuda.launch import Launch
 from arraylogchain._cuda.operands import (
     C_TYPES,
@@ -27,7 +27,7 @@ from arraylogchain._cuda.panels import (
     factors_kernel,
     tiles_of,
 )
-from arraylogchain._fold import Fold
+from arraylogchain._fold import Fold, Shape
 
 # Values and indices take two registers for each entry of a tile.
 TILES = {
@@ -106,41 +106,32 @@ def maxplus(
 def maxplus_gradients(
     device: Device,
     layout: Fold,
-    a: Array,
-    b: Array,
-    values: Array,
+    a_shape: Shape,
+    b_shape: Shape,
+    values: Array | None,
     indices: Array,
     g: Array,
     result_dtype: str,
-    wanted: tuple[bool, bool] = (True, True),
-) -> tuple[Array | None, Array | None]:
-    """Return the gradients of sum(g * values), each of its operand's shape and dtype.
+) -> tuple[Array, Array]:
+    """Return the gradients of sum(g * values), of the operands' shapes, in the compute type.
 
     Parameters
     ----------
     device : Device
     layout : Fold
         Of the operands' shapes; none of its sizes is 0.
-    a, b : array
-        Their shapes are what counts.
+    a_shape, b_shape : tuple of int
     values, indices : array
-        As `maxplus` returned them: contiguous.
+        As `maxplus` returned them: contiguous. There is no gradient through values that are not
+        finite, or where the index is negative; without values, only the latter.
     g : array
         Cotangents, of dtype `result_dtype` as values are, with any strides.
     result_dtype : str
-        One of `C_TYPES`. Gradients of half precisions are summed in arrays of float32.
-    wanted : tuple of bool
-        Which gradients to compute.
+        One of `C_TYPES`.
     """
     dtype = compute_type(result_dtype)
-    sums = [
-        zeros(device, tuple(x.shape), dtype) if want else None
-        for x, want in zip((a, b), wanted, strict=True)
-    ]
+    of_a, of_b = (zeros(device, shape, dtype) for shape in (a_shape, b_shape))
     batches, rows, columns, _ = layout.sizes
-    arguments = []
-    for x, like, make in zip(sums, (a, b), (operand_a, operand_b), strict=True):
-        arguments += [x, make(device, layout, like if x is None else x).view]
     device.run(
         Launch(
             source="maxplus_gradients.cu",
@@ -153,12 +144,15 @@ def maxplus_gradients(
                 indices,
                 product_view(layout),
                 g,
-                strided_product_view(device, layout, g, a, b),
+                strided_product_view(device, layout, g, of_a, of_b),
                 np.int64(batches),
                 np.int64(rows),
                 np.int64(columns),
-                *arguments,
+                of_a,
+                operand_a(device, layout, of_a).view,
+                of_b,
+                operand_b(device, layout, of_b).view,
             ),
         )
     )
-    return rounded(device, sums[0], result_dtype), rounded(device, sums[1], result_dtype)
+    return of_a, of_b

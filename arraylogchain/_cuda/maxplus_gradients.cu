@@ -6,8 +6,8 @@
 constexpr int THREADS = 256;
 
 // values, indices: the product, in the layout of value_view. h: cotangents, in that of h_view.
-// left, right: sums to add to, or null. There is no gradient through a value that is not finite, or
-// whose index is negative.
+// left, right: sums to add to. There is no gradient through a value that is not finite, or whose
+// index is negative; values may be null, and then only the latter counts.
 template <class In>
 __global__ void __launch_bounds__(THREADS)
 maxplus_gradients(const In* values, const long long* indices, ProductView value_view,
@@ -23,19 +23,15 @@ maxplus_gradients(const In* values, const long long* indices, ProductView value_
                              offset_of<0>(value_view.rows, row) +
                              offset_of<0>(value_view.columns, column);
         const long long k = indices[at];
-        if (k < 0 || !is_finite(load(values + at))) continue;
+        if (k < 0 || (values && !is_finite(load(values + at)))) continue;
         const auto cotangent =
             load(h + offset_of<0>(h_view.batch, batch) + offset_of<0>(h_view.rows, row) +
                  offset_of<0>(h_view.columns, column));
-        if (left) {
-            atomicAdd(left + offset_of<0>(left_view.batch, batch) +
-                          offset_of<0>(left_view.lines, row) + k * left_view.step,
-                      cotangent);
-        }
-        if (right) {
-            atomicAdd(right + offset_of<0>(right_view.batch, batch) +
-                          offset_of<0>(right_view.lines, column) + k * right_view.step,
-                      cotangent);
-        }
+        atomicAdd(left + offset_of<0>(left_view.batch, batch) +
+                      offset_of<0>(left_view.lines, row) + k * left_view.step,
+                  cotangent);
+        atomicAdd(right + offset_of<0>(right_view.batch, batch) +
+                      offset_of<0>(right_view.lines, column) + k * right_view.step,
+                  cotangent);
     }
 }

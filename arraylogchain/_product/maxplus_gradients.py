@@ -36,6 +36,16 @@ def maxplus_gradients(
     """
     xp = ctx.xp
     layout = fold(a_shape, b_shape)
+    if ctx.kernels is not None and 0 not in layout.sizes:
+        from arraylogchain._cuda import maxplus
+
+        if values is not None:
+            values = xp.reshape(xp.astype(values, ctx.result_dtype, copy=False), (-1,))
+        g = xp.astype(g, ctx.result_dtype, copy=False)
+        indices = xp.reshape(indices, (-1,))
+        return maxplus.maxplus_gradients(
+            ctx.kernels, layout, a_shape, b_shape, values, indices, g, ctx.result_name
+        )
     dtype = ctx.dtype(ctx.precision)
     totals = [xp.zeros(shape, dtype=dtype, device=ctx.device) for shape in (a_shape, b_shape)]
     flat = [xp.reshape(total, (-1,)) for total in totals]

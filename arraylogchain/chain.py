@@ -480,7 +480,7 @@ class LogChain:
         self,
         name: str,
         compute: solve.Compute,
-        by_kernel: solve.ByKernel | None,
+        by_kernel: solve.ByKernel,
         past_end: float,
     ) -> Any:
         """Return what `compute` makes of the chain for all states, [..., T, K]."""
@@ -494,16 +494,22 @@ class LogChain:
             chain,
             compute,
             past_end,
+            by_kernel,
             trailing=trailing,
             past_end=past_end,
-            by_kernel=by_kernel,
         )
         if self.sequences is None:
             return ctx.hand_back(out)
         return sequences.hand_back(ctx, self.sequences.cut_states(out))
 
     def _solved(
-        self, ctx: Context, chain: Chain, compute: solve.Compute, nothing: float, **layout: Any
+        self,
+        ctx: Context,
+        chain: Chain,
+        compute: solve.Compute,
+        nothing: float,
+        by_kernel: solve.ByKernel | None = None,
+        **layout: Any,
     ) -> Array:
         """Return what `compute` makes of the chain, and `nothing` where there are no paths at all.
 
@@ -512,7 +518,8 @@ class LogChain:
         with quiet():
             if chain.size == 0 or 0 in chain.batch or 0 in layout.get("lead", ()):
                 return solve.without_states(ctx, chain, nothing, **layout)
-            return solve.solve(ctx, chain, self._planned(ctx, chain), compute, **layout)
+            plan = self._planned(ctx, chain)
+            return solve.solve(ctx, chain, plan, compute, by_kernel=by_kernel, **layout)
 
     def _within(self, states: Array) -> Array:
         return states if self.sequences is None else self.sequences.within(states)
@@ -529,7 +536,7 @@ class LogChain:
     def plan(self) -> Plan:
         """Return how the chain will be computed; print it.
 
-        This depends on shapes, lengths, dtypes and on where the arrays are: nothing else is read.
+        This depends on shapes, lengths, dtypes and on where the arrays are, not on their values.
 
         Examples
         --------

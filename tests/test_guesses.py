@@ -183,3 +183,26 @@ def test_a_long_chain_guesses_by_itself(dtype):
     chain = alc.LogChain(x, transitions=uniform(1, 8, 8).astype(dtype))
     assert chain.plan().segments.guessed > 100
     assert "guesses" in str(chain.plan())
+
+
+@pytest.mark.parametrize("method", ["marginals", "expected_transitions", "entropy"])
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("which", [1, 2, -2])
+def test_a_wrong_guess_does_not_hold(guesses, monkeypatch, np_backend, which, backward, method):
+    """One entry of any message that a pass begins with, off by a thousandth."""
+
+    def spoilt(ctx, cut, workspace, is_backward):
+        logs, whole = unverified(ctx, cut, workspace, is_backward)
+        if is_backward == backward:
+            logs[which - backward, 2] += 1e-3
+        return logs, whole
+
+    x, transitions = normal(T, K), uniform(1, K, K)
+    chain = alc.LogChain(x, transitions=transitions)
+    right = getattr(chain, method)()
+    assert guesses == [True]
+    unverified = segments.unverified_messages
+    monkeypatch.setattr(segments, "unverified_messages", spoilt)
+    found = getattr(chain, method)()
+    assert guesses[1:] == [False, True, True]
+    np.testing.assert_allclose(found, right, rtol=1e-11, atol=1e-11)

@@ -71,7 +71,6 @@ def without_states(
     lead: Shape = (),
     dtype: Any = None,
     past_end: float = 0,
-    by_kernel: ByKernel | None = None,
 ) -> Array:
     """Return a result like that of `solve`, all of one value up to the ends of rows."""
     xp = ctx.xp

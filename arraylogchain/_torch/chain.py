@@ -140,7 +140,8 @@ def log_weight(
         if sizes is not None:
             check_own(states, sizes)
     # What the compiler sees cannot be checked: there, such states make NaN.
-    outside = ((states < 0) | (states >= size)).any(-1)
+    own = size if sizes is None else torch.as_tensor(sizes, device=potentials.device).clamp(min=1)
+    outside = ((states < 0) | (states >= own)).any(-1)
     states = states.clamp(0, max(size - 1, 0))
     whole: Any = 0.0
     rest: Any = 0.0

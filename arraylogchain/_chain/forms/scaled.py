@@ -119,14 +119,13 @@ class ScaledForm:
                 matrix = matrix if axis else None
             if units == 0:
                 assert state is not None  # no chain ends before its first state
-                state = self._joined(everyone, state, idle, i)
+                state = self._with_beginners(everyone, state, idle, i)
                 if record:
                     history.append(state)
                 continue
             if i >= max(chunk.stop, steps.first_weighed):
-                chunk = slice(i, min(i + self._together(steps), block.stop))
-                most = max(units, everyone.units_advancing(chunk.stop - 1))
-                of_chunk = self.exponentials.of_block(everyone.first(most), chunk)
+                chunk, among = self._chunk(everyone, i, block.stop)
+                of_chunk = self.exponentials.of_block(among, chunk)
             factors = None if of_chunk is None else of_chunk.first(units, axis)
             at = i - chunk.start
             before = state
@@ -161,28 +160,40 @@ class ScaledForm:
                         shape = (everyone.groups_picked, everyone.rows_picked, 1)
                         failed = ctx.xp.zeros(shape, dtype=ctx.xp.bool, device=ctx.device)
                     failed[first_of(units, axis)] |= bad
-            state = self._joined(everyone, state, idle, i)
+            state = self._with_beginners(everyone, state, idle, i)
             if record:
                 state.matrix = matrix
                 history.append(state)
         assert state is not None
         return merge(ctx, [state, *reversed(idle)], axis), failed, history
 
-    def _joined(self, everyone: Steps, state: State, idle: list[State], i: int) -> State:
-        """Return the state after step i with those of chains that begin there, backward."""
+    def _with_beginners(self, everyone: Steps, state: State, idle: list[State], i: int) -> State:
+        """Return the state after step i with those of chains that begin there, backward.
+
+        These are taken out of `idle`.
+        """
         axis, units = everyone.select_axis, int(state.values.shape[everyone.select_axis])
         if not (everyone.backward and idle):
             return state
         begin = everyone.units_at(everyone.count - 1 - i) - units
         if begin == 0:
             return state
+        # Backward, chains are set aside before a block's first step only.
         (others,) = idle
         idle[:] = [others.units(slice(begin, None), axis)]
         return merge(self.ctx, [state, others.units(slice(0, begin), axis)], axis)
 
-    def _together(self, steps: Steps) -> int:
-        """Return how many steps' potentials are exponentiated together."""
-        return max(1, self.together // (steps.groups_picked * steps.rows_picked))
+    def _chunk(self, everyone: Steps, first: int, stop: int) -> tuple[slice, Steps]:
+        """Return the next steps whose potentials are exponentiated together, and of which rows."""
+
+        def count(steps: Steps) -> int:
+            return max(1, self.together // (steps.groups_picked * steps.rows_picked))
+
+        here = everyone.first(everyone.units_advancing(first))
+        last = min(first + count(here), stop) - 1
+        # Backward, more and more rows take part.
+        among = everyone.first(max(here.units, everyone.units_advancing(last)))
+        return slice(first, min(first + count(among), stop)), among
 
     def ends_of(self, steps: Steps) -> Array | None:
         """Return the weights of what follows the last state, up to a factor of each row."""

@@ -15,7 +15,9 @@ than steps round. The factors between guesses and results are the scale that is 
 to segment.
 
 Posterior weights do not know that scale, so passes that compute them may take guesses before they
-are verified: their own results at the segments' ends verify them.
+are verified: their own results at the segments' ends verify them. Backward, these are derivatives
+by the state that a segment begins with. They are proved right as far as they matter beside that
+state, and so does the guess for them in the segment before: it ends with that state.
 
 .. [1] G. Birkhoff, "Extensions of Jentzsch's theorem", Trans. Amer. Math. Soc. 85 (1957).
 """

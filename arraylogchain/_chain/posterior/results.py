@@ -236,9 +236,8 @@ def posterior_sums(
     Beside them, of chains cut in segments, logs of the last state [*batch, K], but for a factor.
     """
     if segments.guessed > 1:
-        cut = cut_unverified(ctx, chain, segments, workspace)
         sums = empty()
-        last = _add_and_verify(_in_parts(ctx, chain, cut, workspace, keep=False), cut, sums)
+        last = _add_and_verify(ctx, chain, segments, workspace, sums)
         if last is not None:
             return sums, last
         del sums
@@ -247,32 +246,46 @@ def posterior_sums(
     for part in whole.parts:
         for tile in whole.tiles(part):
             whole.add(part, tile, None, sums)
+            del tile  # before the states of the next one are kept
     return sums, None if whole.cut is None else whole.cut.last(ctx).values
 
 
-def _add_and_verify(whole: Posterior, cut: Cut, sums: PosteriorSums) -> Array | None:
+def _add_and_verify(
+    ctx: Context, chain: Chain, segments: Segments, workspace: int, sums: PosteriorSums
+) -> Array | None:
     """Add the posterior given guessed messages; return logs of the last state if they prove right.
 
     These are [*batch, K], but for a factor; None if guesses fail.
     """
-    ctx, xp = whole.ctx, whole.ctx.xp
-    within = whole.parts[1]
-    shape = (*within.batch, within.size)
-    ends = [ctx.empty(shape, ctx.dtype(ctx.widest)) for _ in range(2)]
-    views = [within.arrange(xp, x, trailing=1) for x in ends]
-    for part in whole.parts:
-        for tile in whole.tiles(part):
-            whole.add(part, tile, None, sums)
-            if part is within and not tile.write_ends(*(view[(*tile.box, ...)] for view in views)):
-                return None
+    cut = cut_unverified(ctx, chain, segments, workspace)
     assert cut.forward is not None
     assert cut.backward is not None
-    last, entering = ends
-    # No segment begins where the last one ends.
-    for found, guess in (
-        (last[..., :-1, :], cut.forward[0][..., 1:-1, :]),
-        (entering, cut.backward[0][..., :-1, :]),
-    ):
-        if not bool(xp.all(compared(ctx, found, guess)[1] <= allowed_distance(ctx, cut))):
+    whole = _in_parts(ctx, chain, cut, workspace, keep=False)
+    front, within = whole.parts
+    # What is not known yet is as it was guessed.
+    last = ctx.xp.asarray(cut.forward[0][..., 1:, :], copy=True)
+    entering = ctx.xp.asarray(cut.backward[0][..., :-1, :], copy=True)
+    views = [within.arrange(ctx.xp, x, trailing=1) for x in (last, entering)]
+    for tile in whole.tiles(within):
+        to_last, to_entering = (view[(*tile.box, ...)] for view in views)
+        # No segment begins where the last one ends.
+        if not tile.write_last(to_last) or not _agree(
+            ctx, cut, last[..., :-1, :], cut.forward[0][..., 1:-1, :]
+        ):
             return None
+        whole.add(within, tile, None, sums)
+        tile.write_entering(to_entering)
+        del tile, to_last, to_entering  # before the states of the next one are kept
+    # Derivatives by a state are right where they are multiplied with the state, and what they lack
+    # elsewhere has no weight: not even in the segment before, which ends with that very state.
+    if not _agree(ctx, cut, entering, cut.backward[0][..., :-1, :]):
+        return None
+    for tile in whole.tiles(front):
+        whole.add(front, tile, None, sums)
+        del tile
     return last[..., -1, :]
+
+
+def _agree(ctx: Context, cut: Cut, found: Array, guess: Array) -> bool:
+    distance = compared(ctx, found, guess)[1]
+    return bool(ctx.xp.all(distance <= allowed_distance(ctx, cut)))

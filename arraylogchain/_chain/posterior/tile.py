@@ -96,19 +96,24 @@ class TilePosterior:
         for steps, last in found:
             steps.place(view[..., None], last.log_total(self.ctx))
 
-    def write_ends(self, last: Array, entering: Array) -> bool:
-        """Write logs of the last state and of derivatives by the first one, each but for a factor.
+    def write_last(self, view: Array) -> bool:
+        """Write logs of the last state, but for a factor, into a view of the tile's shape and K.
 
-        They go into views of the tile's shape with one more axis, after `add_gradients`. Returns
-        whether there are any: only where a single pass proved all rows.
+        Returns whether a single pass proved all rows; nothing is written if not.
         """
-        found = self.passes[0] if self.passes else None
-        if len(self.passes) > 1 or self.rest is not None or found is None:
+        if self.rest is not None or len(self.passes) != 1:
             return False
-        xp, dtype = self.ctx.xp, last.dtype
-        for view, x in ((last, found.last.values), (entering, found.entering)):
-            found.steps.place(view, xp.log(xp.astype(x, dtype, copy=False)))
+        self._write_logs(view, self.passes[0].last.values)
         return True
+
+    def write_entering(self, view: Array) -> None:
+        """Write logs of derivatives by the first state likewise, after `add_gradients`."""
+        self._write_logs(view, self.passes[0].entering)
+
+    def _write_logs(self, view: Array, x: Array) -> None:
+        xp = self.ctx.xp
+        logs = xp.log(xp.astype(x, view.dtype, copy=False))
+        self.passes[0].steps.place(view, logs)
 
     def take_store(self) -> Array | None:
         """Hand over the kept exponentials, which from then on are computed again."""

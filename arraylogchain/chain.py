@@ -140,8 +140,11 @@ class LogChain:
         if is_traced():
             shapes = {name: shape_of(x) for name, x in self.arrays.items()}
             self._batch = arguments.check_shapes(shapes)
+            self._has_kernel = False
         else:
-            self._batch = self._enter()[1].batch
+            ctx, chain = self._enter()
+            self._batch = chain.batch
+            self._has_kernel = on_device.has_kernel(ctx, chain)
 
     def _enter(self) -> tuple[Context, Chain]:
         """Return the context and the arrays to compute with; no part of autograd."""
@@ -193,7 +196,7 @@ class LogChain:
         ctx, chain = self._enter()
         with quiet():
             out, pullback = solve.log_partition_and_pullback(
-                ctx, chain, self._planned(ctx, chain), self._keeps_states
+                ctx, chain, self._planned(chain), self._keeps_states
             )
         return ctx, ctx.hand_back(out), pullback
 
@@ -471,7 +474,7 @@ class LogChain:
                 shape = shape_of(chain.transitions)
                 out = ctx.xp.zeros(shape, dtype=ctx.result_dtype, device=ctx.device)
             else:
-                out = solve.expected_transitions(ctx, chain, self._planned(ctx, chain))
+                out = solve.expected_transitions(ctx, chain, self._planned(chain))
         if self.sequences is None:
             return ctx.hand_back(out)
         return sequences.hand_back(ctx, self.sequences.cut_transitions(out))
@@ -518,7 +521,7 @@ class LogChain:
         with quiet():
             if chain.size == 0 or 0 in chain.batch or 0 in layout.get("lead", ()):
                 return solve.without_states(ctx, chain, nothing, **layout)
-            plan = self._planned(ctx, chain)
+            plan = self._planned(chain)
             return solve.solve(ctx, chain, plan, compute, by_kernel=by_kernel, **layout)
 
     def _within(self, states: Array) -> Array:
@@ -545,11 +548,10 @@ class LogChain:
         >>> chain.plan().route
         'segments'
         """
-        if is_traced():
-            return self._planned(None, self._chain(self.arrays))
-        return self._planned(*self._enter())
+        # Of these arrays no more than shapes are read.
+        return self._planned(self._chain(self.arrays))
 
-    def _planned(self, ctx: Context | None, chain: Chain) -> Plan:
+    def _planned(self, chain: Chain) -> Plan:
         matrices = chain.transitions
         return plan_chain(
             batch=chain.batch,
@@ -565,7 +567,7 @@ class LogChain:
             ),
             dtype=_check_dtypes({name: _dtype_name(x.dtype) for name, x in self.arrays.items()}),
             workspace=self._workspace,
-            has_kernel=ctx is not None and on_device.has_kernel(ctx, chain),
+            has_kernel=self._has_kernel,
         )
 
     def __repr__(self) -> str:

@@ -62,11 +62,14 @@ def write(path: Path) -> str:
 def write_readme(paths: Sequence[Path]) -> None:
     """Replace what stands between README's marks by what the files hold, one after another.
 
-    There is a block for each device. That of CUDA says so where no GPU has run anything yet.
+    There is a block for each device. That of CUDA says so where no GPU has run anything yet. Of
+    cases that several files have, the last is shown.
     """
     blocks: dict[str, list[str]] = {device: [] for device in MARKS}
-    for path in paths:
-        content = json.loads(path.read_text(encoding="utf-8"))
+    contents = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    for number, (path, content) in enumerate(zip(paths, contents, strict=True)):
+        later = {case["name"] for other in contents[number + 1 :] for case in other["cases"]}
+        content["cases"] = [case for case in content["cases"] if case["name"] not in later]
         if content["quick"]:
             raise SystemExit(
                 f"{path.name} is of a quick run; its figures do not belong into README"

@@ -45,10 +45,10 @@ def test_agrees_with_all_paths(backend, dtype, forms, T):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("x", "transitions", "initial"), CHAIN_SHAPES)
-def test_batch_axes(backend, dtype, form, x, transitions, initial):
+def test_batch_axes(np_backend, dtype, form, x, transitions, initial):
     start = None if initial is None else uniform(*initial)
     options = given_as(form, uniform(*transitions, seed=1), start)
-    found = Case(backend, dtype, normal(*x), **options).check_entropy()
+    found = Case(np_backend, dtype, normal(*x), **options).check_entropy()
     batch = np.broadcast_shapes(x[:-2], transitions[:-3], () if initial is None else initial[:-1])
     assert found.shape == batch
 

@@ -42,11 +42,11 @@ def test_agrees_with_all_paths(backend, dtype, form, T):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("x", "transitions", "initial"), CHAIN_SHAPES)
-def test_batch_axes(backend, dtype, form, x, transitions, initial):
+def test_batch_axes(np_backend, dtype, form, x, transitions, initial):
     """Marginals have all batch axes; counts have the shape of the transitions."""
     start = None if initial is None else uniform(*initial)
     marginals, counts, backward = check_posterior(
-        backend, dtype, normal(*x), **given_as(form, uniform(*transitions, seed=1), start)
+        np_backend, dtype, normal(*x), **given_as(form, uniform(*transitions, seed=1), start)
     )
     batch = np.broadcast_shapes(x[:-2], transitions[:-3], () if initial is None else initial[:-1])
     assert marginals.shape == backward.shape == (*batch, *x[-2:])

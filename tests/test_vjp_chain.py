@@ -39,11 +39,11 @@ def test_agrees_with_all_paths(backend, dtype, form, T):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("x", "transitions", "initial"), CHAIN_SHAPES)
-def test_batch_axes(backend, dtype, form, x, transitions, initial):
+def test_batch_axes(np_backend, dtype, form, x, transitions, initial):
     """What rows or steps share has the sum of their gradients, and its own shape."""
     start = None if initial is None else uniform(*initial)
     found = check_vjp_chain(
-        backend, dtype, normal(*x), **given_as(form, uniform(*transitions, seed=1), start)
+        np_backend, dtype, normal(*x), **given_as(form, uniform(*transitions, seed=1), start)
     )
     for gradient, shape in zip(found, (x, transitions, initial), strict=True):
         assert (gradient is None and shape is None) or gradient.shape == shape

@@ -43,7 +43,7 @@ def compile_for_cpu(
     source: str, kernel: str, options: tuple[str, ...] = (), folder: Path = modules.FOLDER
 ) -> Path:
     """Compile one instantiation of a kernel; what has been compiled before is found on disk."""
-    optimise = SANITIZER_FLAGS if os.environ.get(SANITIZED) else ("-O2", *_fused_multiply_add())
+    optimise = SANITIZER_FLAGS if os.environ.get(SANITIZED) else ("-O1", *_fused_multiply_add())
     command = (COMPILER, *FLAGS, *optimise)
     text = _for_the_shim(modules.source_text(source, folder))
     # The compiler takes a precompiled header only before everything else.

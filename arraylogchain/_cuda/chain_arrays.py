@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from arraylogchain._arrays import Array
 from arraylogchain._chain.steps import Chain
+from arraylogchain._cuda import operands
+from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.launch import pack_axes
 
 # DType of any_dtype.cuh, in its order.
-DTYPES = ("float16", "bfloat16", "float32", "float64")
-COMPUTE = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
-C_TYPES = {"float32": "float", "float64": "double"}
-ITEM = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+DTYPES = tuple(operands.C_TYPES)
+# What chains are computed in: their kernels find out about the dtypes of arrays as they run.
+C_TYPES = {dtype: operands.C_TYPES[dtype] for dtype in ("float32", "float64")}
 
 # Numbers of a Scale and of a Total, all double.
 SCALE, TOTAL = 3, 5
@@ -55,13 +55,13 @@ class ChainArrays:
         `chains.row_lengths` of the chain, on the device.
     """
 
-    def __init__(self, device: Any, chain: Chain, lengths: Array | None = None) -> None:
+    def __init__(self, device: Device, chain: Chain, lengths: Array | None = None) -> None:
         assert chain.potentials is not None
         assert chain.lead == 0
         self.device, self.chain, self.lengths = device, chain, lengths
         self.dtype = device.dtype_name(chain.potentials)
-        self.compute = COMPUTE[self.dtype]
-        self.item = ITEM[self.compute]
+        self.compute = operands.compute_type(self.dtype)
+        self.item = operands.itemsize(self.compute)
         self.groups, self.rows = chain.sizes
         self.number = self.groups * self.rows
         self.order = (*chain.group_axes, *chain.row_axes)

@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from arraylogchain._arrays import Array
 from arraylogchain._chain.steps import Chain
@@ -21,6 +20,7 @@ from arraylogchain._cuda.chain_geometry import Geometry
 from arraylogchain._cuda.chain_matrices import steps_at_once
 from arraylogchain._cuda.chain_sums import FACTOR, SIDE, GradientSums
 from arraylogchain._cuda.chains import ChainRun, Outputs
+from arraylogchain._cuda.device import Device
 
 # Rows that are worth a block of their own.
 ROWS_OF_A_SPLIT = 64
@@ -51,7 +51,7 @@ class ForwardPass:
 
 
 def forward_pass(
-    device: Any,
+    device: Device,
     chain: Chain,
     workspace: int,
     lengths: Array | None = None,
@@ -124,7 +124,7 @@ def gradients(
 
 
 def marginals(
-    device: Any,
+    device: Device,
     chain: Chain,
     workspace: int,
     lengths: Array | None = None,
@@ -138,7 +138,7 @@ def marginals(
 
 
 def expected_transitions(
-    device: Any,
+    device: Device,
     chain: Chain,
     workspace: int,
     lengths: Array | None = None,

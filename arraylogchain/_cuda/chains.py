@@ -7,7 +7,6 @@ block in one launch, its states on chip.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from arraylogchain._cuda import chain_geometry, chain_matrices
 from arraylogchain._cuda.chain_arrays import C_TYPES, DTYPES, ChainArrays, History
 from arraylogchain._cuda.chain_geometry import TILES, Geometry
 from arraylogchain._cuda.chain_matrices import Prepared
+from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.launch import Launch, pack_axes
 
 # struct Recursion of chain_rows.cuh.
@@ -81,7 +81,7 @@ class ChainRun(ChainArrays):
 
     def __init__(
         self,
-        device: Any,
+        device: Device,
         chain: Chain,
         workspace: int,
         lengths: Array | None = None,
@@ -233,7 +233,7 @@ class ChainRun(ChainArrays):
 
 
 def log_partition(
-    device: Any,
+    device: Device,
     chain: Chain,
     workspace: int,
     lengths: Array | None = None,
@@ -247,7 +247,7 @@ def log_partition(
 
 
 def messages(
-    device: Any,
+    device: Device,
     chain: Chain,
     workspace: int,
     lengths: Array | None = None,

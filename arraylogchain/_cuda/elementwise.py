@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
+from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.launch import Launch
-from arraylogchain._cuda.operands import C_TYPES, Array, Device, compute_type
+from arraylogchain._cuda.operands import C_TYPES, Array, compute_type
 
 INSTANTIATIONS = {
     "elementwise.cu": [

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from arraylogchain._cuda import products
+from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.elementwise import rounded
 from arraylogchain._cuda.launch import Launch
 from arraylogchain._cuda.operands import (
     C_TYPES,
     Array,
-    Device,
     Operand,
     Product,
     compute_type,

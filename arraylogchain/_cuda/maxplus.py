@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
+from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.elementwise import THREADS, blocks_for, zeros
 from arraylogchain._cuda.launch import Launch
 from arraylogchain._cuda.operands import (
     C_TYPES,
     Array,
-    Device,
     compute_type,
     operand_a,
     operand_b,

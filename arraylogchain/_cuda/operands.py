@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from arraylogchain._cuda.launch import AXES, Launch, pack_axes
+from arraylogchain._cuda.device import Device
+from arraylogchain._cuda.launch import AXES, pack_axes
 from arraylogchain._fold import Fold, Shape
 
 Array = Any
@@ -43,20 +44,6 @@ PANEL = np.dtype(
     + [(name, np.int32) for name in ("batches", "rows", "columns")],
     align=True,
 )
-
-
-class Device(Protocol):
-    """Where arrays live and launches run."""
-
-    multiprocessors: int
-
-    def empty(self, shape: tuple[int, ...], dtype: str) -> Array: ...
-
-    def strides(self, x: Array) -> tuple[int, ...]: ...
-
-    def dtype_name(self, x: Array) -> str: ...
-
-    def run(self, launch: Launch) -> None: ...
 
 
 def compute_type(dtype: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.launch import Launch
 from arraylogchain._cuda.operands import (
     C_TYPES,
@@ -15,7 +16,6 @@ from arraylogchain._cuda.operands import (
     PART,
     THIN,
     Array,
-    Device,
     Operand,
     Product,
     compute_type,

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.launch import Launch
-from arraylogchain._cuda.operands import C_TYPES, Array, Device, Product, compute_type, product
+from arraylogchain._cuda.operands import C_TYPES, Array, Product, compute_type, product
 from arraylogchain._cuda.panels import (
     Panels,
     Prepared,

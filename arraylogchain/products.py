@@ -139,10 +139,10 @@ def _logmatmulexp(ctx: Context, a: Array, b: Array, budget: int) -> Array:
     if 0 in layout.sizes:
         return ctx.xp.full(layout.out_shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
     if ctx.kernels is not None:
-        from arraylogchain._cuda import products
+        from arraylogchain._cuda.products import logmatmulexp as road
 
         a, b = (ctx.xp.astype(x, ctx.result_dtype, copy=False) for x in (a, b))
-        return products.logmatmulexp(ctx.kernels, layout, a, b, ctx.result_name, budget)
+        return road.logmatmulexp(ctx.kernels, layout, a, b, ctx.result_name, budget)
     kernel = CertifiedKernel(ctx, layout.sizes, budget, layout.copies)
     return tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype])[0]
 
@@ -198,7 +198,7 @@ def _maxplus_matmul(ctx: Context, a: Array, b: Array, budget: int) -> tuple[Arra
             xp.full(layout.out_shape, -1, dtype=index_dtype, device=ctx.device),
         )
     if ctx.kernels is not None:
-        from arraylogchain._cuda import maxplus
+        from arraylogchain._cuda.products import maxplus
 
         a, b = (ctx.xp.astype(x, ctx.result_dtype, copy=False) for x in (a, b))
         return maxplus.maxplus(ctx.kernels, layout, a, b, ctx.result_name, budget)

@@ -13,12 +13,13 @@ def has_kernel(ctx: Context, chain: Chain) -> bool:
     """Tell whether there are kernels for a chain where its arrays are."""
     if ctx.kernels is None or chain.size == 0 or 0 in chain.batch:
         return False
-    from arraylogchain._cuda import chain_geometry, launch
+    from arraylogchain._cuda import launch
+    from arraylogchain._cuda.chains import geometry
 
     kernels, item = ctx.kernels, ctx.precision.itemsize
     sizes = kernels.multiprocessors, kernels.shared_memory
     try:
-        chain_geometry.choose(chain.size, *chain.sizes, item, *sizes)
+        geometry.choose(chain.size, *chain.sizes, item, *sizes)
     except ValueError:
         return False
     return len(chain.batch) <= launch.MAX_AXES
@@ -26,10 +27,10 @@ def has_kernel(ctx: Context, chain: Chain) -> bool:
 
 def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the logs of the sums over all paths, [*batch]."""
-    from arraylogchain._cuda import chains
+    from arraylogchain._cuda.chains import recursion
 
     chain = _of_one_dtype(ctx, chain)
-    return chains.log_partition(ctx.kernels, chain, workspace, _lengths(ctx, chain))
+    return recursion.log_partition(ctx.kernels, chain, workspace, _lengths(ctx, chain))
 
 
 def forward_messages(ctx: Context, chain: Chain, workspace: int) -> Array:
@@ -44,46 +45,46 @@ def backward_messages(ctx: Context, chain: Chain, workspace: int) -> Array:
 
 def marginals(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the posterior probabilities of all states at all steps, [*batch, count, K]."""
-    from arraylogchain._cuda import chain_gradients
+    from arraylogchain._cuda.chains import gradients
 
     chain = _of_one_dtype(ctx, chain)
-    return chain_gradients.marginals(ctx.kernels, chain, workspace, _lengths(ctx, chain))
+    return gradients.marginals(ctx.kernels, chain, workspace, _lengths(ctx, chain))
 
 
 def expected_transitions(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return expected counts in the shape of the transitions."""
-    from arraylogchain._cuda import chain_gradients
+    from arraylogchain._cuda.chains import gradients
 
     chain = _of_one_dtype(ctx, chain)
-    return chain_gradients.expected_transitions(ctx.kernels, chain, workspace, _lengths(ctx, chain))
+    return gradients.expected_transitions(ctx.kernels, chain, workspace, _lengths(ctx, chain))
 
 
 def log_partition_and_pullback(
     ctx: Context, chain: Chain, workspace: int, keep: bool
 ) -> tuple[Array, Pullback]:
     """Return the logs of the sums over all paths and their pullback; see `results`."""
-    from arraylogchain._cuda import chain_gradients
+    from arraylogchain._cuda.chains import gradients
 
     given, xp = arrays_of(chain), ctx.xp
     chain = _of_one_dtype(ctx, chain)
-    out, kept = chain_gradients.forward_pass(
+    out, kept = gradients.forward_pass(
         ctx.kernels, chain, workspace, _lengths(ctx, chain), keep=keep
     )
 
     def pullback(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
         cotangent = xp.astype(cotangent, ctx.result_dtype, copy=False)
-        found = chain_gradients.gradients(kept, cotangent, wanted)
+        found = gradients.gradients(kept, cotangent, wanted)
         return {name: xp.astype(x, given[name].dtype, copy=False) for name, x in found.items()}
 
     return out, pullback
 
 
 def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Array:
-    from arraylogchain._cuda import chains
+    from arraylogchain._cuda.chains import recursion
 
     chain = _of_one_dtype(ctx, chain)
     lengths = _lengths(ctx, chain)
-    return chains.messages(ctx.kernels, chain, workspace, lengths, backward=backward)
+    return recursion.messages(ctx.kernels, chain, workspace, lengths, backward=backward)
 
 
 def _of_one_dtype(ctx: Context, chain: Chain) -> Chain:
@@ -102,7 +103,7 @@ def _of_one_dtype(ctx: Context, chain: Chain) -> Chain:
 
 def _lengths(ctx: Context, chain: Chain) -> Array | None:
     """Return the lengths of all rows, in the kernels' order, on the device."""
-    from arraylogchain._cuda import chains
+    from arraylogchain._cuda.chains import recursion
 
-    found = chains.row_lengths(chain)
+    found = recursion.row_lengths(chain)
     return None if found is None else ctx.xp.asarray(found, device=ctx.device)

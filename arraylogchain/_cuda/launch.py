@@ -29,7 +29,7 @@ class Launch:
     Attributes
     ----------
     source : str
-        The file in this folder that has the kernel, e.g. "logmatmulexp.cu".
+        The file that has the kernel, e.g. "products/logmatmulexp.cu", relative to this folder.
     kernel : str
         The kernel with its template arguments, e.g. "logmatmulexp<float, float, 128, 128>".
     grid : int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 FOLDER = Path(__file__).parent
@@ -23,28 +23,36 @@ def source_text(source: str, folder: Path = FOLDER) -> str:
     Parameters
     ----------
     source : str
-        Name of the file.
+        Name of the file within `folder`.
     folder : Path
-        Where it is; headers that are not there are taken from this package.
+        Headers are looked for beside the file, then here, then in this package.
     """
     seen: set[str] = set()
 
-    def expand(name: str) -> list[str]:
+    def expand(name: str, path: Path) -> list[str]:
         seen.add(name)
-        path = folder / name
-        lines = (path if path.exists() else FOLDER / name).read_text(encoding="utf-8").splitlines()
         text = [f'#line 1 "{name}"']
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
             include = _INCLUDE.match(line)
             if include is None:
                 text.append("" if line.strip() == "#pragma once" else line)
                 continue
-            if include[1] not in seen:
-                text.extend(expand(include[1]))
+            header, found = _find(include[1], name, folder)
+            if header not in seen:
+                text.extend(expand(header, found))
             text.append(f'#line {number + 1} "{name}"')
         return text
 
-    return "\n".join(expand(source)) + "\n"
+    return "\n".join(expand(source, folder / source)) + "\n"
+
+
+def _find(header: str, includer: str, folder: Path) -> tuple[str, Path]:
+    """Return a header's name, relative to the folder of kernels that it is in, and its path."""
+    beside = (PurePosixPath(includer).parent / header).as_posix()
+    for name, place in ((beside, folder), (header, folder), (header, FOLDER)):
+        if (place / name).exists():
+            return name, place / name
+    raise FileNotFoundError(f"{includer} includes {header}, which is not there")
 
 
 @cache

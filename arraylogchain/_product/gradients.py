@@ -91,7 +91,7 @@ def _by_kernels(
     spoils: bool,
 ) -> Pair:
     """Return the same by CUDA kernels, whose arrays are of one dtype."""
-    from arraylogchain._cuda.gradients import logmatmulexp_gradients
+    from arraylogchain._cuda.products.gradients import logmatmulexp_gradients
 
     xp, layout = ctx.xp, fold(shape_of(a), shape_of(b))
     if 0 in layout.sizes:

@@ -37,7 +37,7 @@ def maxplus_gradients(
     xp = ctx.xp
     layout = fold(a_shape, b_shape)
     if ctx.kernels is not None and 0 not in layout.sizes:
-        from arraylogchain._cuda import maxplus
+        from arraylogchain._cuda.products import maxplus
 
         if values is not None:
             values = xp.reshape(xp.astype(values, ctx.result_dtype, copy=False), (-1,))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._chain.steps import Chain
-from arraylogchain._cuda import chain_gradients, chains
-from arraylogchain._cuda.chain_geometry import Geometry
+from arraylogchain._cuda.chains import gradients, recursion
+from arraylogchain._cuda.chains.geometry import Geometry
 from tests import error_model, gradient_reference, reference
 from tests.cuda.cpu_device import CpuDevice, bfloat16, from_bfloat16
 from tests.error_model import assert_within
@@ -134,10 +134,10 @@ def check(
     """Compare log_partition and messages of both directions with the references; return them."""
     case = make(dtype, x, **given)
     device.flush_to_zero = dtype != "float64"  # as CuPy compiles kernels
-    common = (case.chain, workspace, chains.row_lengths(case.chain), geometry)
-    partition = as_numbers(chains.log_partition(device, *common))
-    forward = as_numbers(chains.messages(device, *common, backward=False))
-    backward = as_numbers(chains.messages(device, *common, backward=True))
+    common = (case.chain, workspace, recursion.row_lengths(case.chain), geometry)
+    partition = as_numbers(recursion.log_partition(device, *common))
+    forward = as_numbers(recursion.messages(device, *common, backward=False))
+    backward = as_numbers(recursion.messages(device, *common, backward=True))
     if case.lengths is None:
         assert_right(case, partition, forward, backward if has_backward_reference else None)
         return partition, forward, backward
@@ -190,17 +190,17 @@ def check_gradients(
     case = make(dtype, x, **given)
     device.flush_to_zero = dtype != "float64"  # as CuPy compiles kernels
     chain = case.chain
-    common = (chain, workspace, chains.row_lengths(chain), geometry)
+    common = (chain, workspace, recursion.row_lengths(chain), geometry)
     g = as_given(cotangent(g, chain.batch, dtype) if isinstance(g, str) else g, dtype)
     wanted = {"potentials", "transitions", "start"}
     wanted -= {"transitions"} if chain.transitions is None else set()
     wanted -= {"start"} if chain.start is None else set()
 
-    _, kept = chain_gradients.forward_pass(device, *common, keep=keep)
-    found = chain_gradients.gradients(kept, g, wanted)
-    found["marginals"] = chain_gradients.marginals(device, *common)
+    _, kept = gradients.forward_pass(device, *common, keep=keep)
+    found = gradients.gradients(kept, g, wanted)
+    found["marginals"] = gradients.marginals(device, *common)
     if chain.transitions is not None:
-        found["counts"] = chain_gradients.expected_transitions(device, *common)
+        found["counts"] = gradients.expected_transitions(device, *common)
     found = {name: as_numbers(value) for name, value in found.items()}
     exact = exact_gradients(case, as_numbers(g))
     T, K = chain.count, chain.size

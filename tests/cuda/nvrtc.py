@@ -28,6 +28,8 @@ ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 TABLE = Path(__file__).parents[2] / "docs" / "kernels.md"
 RECORD = Path(__file__).with_name("kernels.json")
 
+_NO_CODE = re.compile(r"^#line .*\n|[ \t]*//.*|^[ \t]*\n", re.MULTILINE)
+
 
 @dataclass(frozen=True)
 class Usage:
@@ -59,10 +61,10 @@ def compile_source(
 def digest(
     source: str, kernels: tuple[str, ...], architecture: int, folder: Path = modules.FOLDER
 ) -> str:
-    """Return a short text that changes with whatever the compiler is given."""
+    """Return a short text that changes with all of what the compiler is given that is code."""
     from cupy_backends.cuda.libs import nvrtc
 
-    text = modules.source_text(source, folder)
+    text = _NO_CODE.sub("", modules.source_text(source, folder))
     key = repr((text, kernels, architecture, modules.OPTIONS, nvrtc.getVersion()))
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
@@ -119,8 +121,8 @@ def _usage(log: str, symbol: str) -> Usage:
 
 
 def _launch_modules() -> Iterator[ModuleType]:
-    for info in pkgutil.iter_modules(_cuda.__path__):
-        module = importlib.import_module(f"{_cuda.__name__}.{info.name}")
+    for info in pkgutil.walk_packages(_cuda.__path__, f"{_cuda.__name__}."):
+        module = importlib.import_module(info.name)
         if hasattr(module, "INSTANTIATIONS"):
             yield module
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._cuda import gradients, maxplus, products
-from arraylogchain._cuda.operands import compute_type
+from arraylogchain._cuda.dtypes import compute_type
+from arraylogchain._cuda.products import gradients, logmatmulexp, maxplus
 from arraylogchain._fold import fold
 from tests import error_model, gradient_reference, reference
 from tests.cuda.cpu_device import CpuDevice, bfloat16, from_bfloat16
@@ -43,7 +43,7 @@ def check_logmatmulexp(
 ) -> np.ndarray:
     a, b = on_device(a, dtype), on_device(b, dtype)
     before = a.copy(), b.copy()
-    out = products.logmatmulexp(device, fold(a.shape, b.shape), a, b, dtype, workspace)
+    out = logmatmulexp.logmatmulexp(device, fold(a.shape, b.shape), a, b, dtype, workspace)
     out = from_device(out, dtype)
     held = from_device(a, dtype), from_device(b, dtype)
     exact = reference.logmatmulexp(*held)
@@ -104,7 +104,7 @@ def check_gradients(
     g = cotangent(g, product_shape(a, b), dtype) if isinstance(g, str) else g
     g = on_device(g, dtype)
     layout = fold(a.shape, b.shape)
-    out = products.logmatmulexp(CpuDevice(), layout, a, b, dtype, workspace)
+    out = logmatmulexp.logmatmulexp(CpuDevice(), layout, a, b, dtype, workspace)
     found = gradients.logmatmulexp_gradients(device, layout, a, b, out, g, dtype, workspace)
     held = [from_device(x, dtype) for x in (a, b, g)]
     exact = gradient_reference.logmatmulexp(*held)

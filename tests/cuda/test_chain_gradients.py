@@ -6,8 +6,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from arraylogchain._cuda import chain_gradients, chains
-from arraylogchain._cuda.chain_geometry import Geometry
+from arraylogchain._cuda.chains import gradients, recursion
+from arraylogchain._cuda.chains.geometry import Geometry
 from tests.checks import CHAIN_SHAPES
 from tests.cuda.chain_checks import SMALL, check_gradients, make
 from tests.cuda.cpu_device import CpuDevice
@@ -199,10 +199,10 @@ def test_workspace_is_kept(form, steps):
     case = make("float32", normal(4, 300, 6), **given_as(form, uniform(steps, 6, 6)))
     workspace = 40_000
     for call in (
-        chains.log_partition,
-        partial(chains.messages, backward=True),
-        chain_gradients.marginals,
-        chain_gradients.expected_transitions,
+        recursion.log_partition,
+        partial(recursion.messages, backward=True),
+        gradients.marginals,
+        gradients.expected_transitions,
     ):
         device = CountingDevice(seed=3)
         out = call(device, case.chain, workspace, None, SMALL)

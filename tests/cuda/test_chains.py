@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from arraylogchain._cuda import chain_geometry, chains
-from arraylogchain._cuda.chain_geometry import Geometry
+from arraylogchain._cuda.chains import geometry as geometries
+from arraylogchain._cuda.chains import recursion
+from arraylogchain._cuda.chains.geometry import Geometry
 from tests.checks import CHAIN_SHAPES
 from tests.cuda.chain_checks import SMALL, check, make
 from tests.cuda.cpu_device import CpuDevice
@@ -243,9 +244,9 @@ def test_broadcast_views(cpu):
     x = np.broadcast_to(normal(6, 4).astype(np.float32), (3, 6, 4))
     case = make("float32", x, transitions=one, layout=lambda y: y)
     chain = make("float32", x[:1], transitions=one[:1]).chain
-    found = chains.log_partition(cpu, case.chain, 1 << 20, None, SMALL)
+    found = recursion.log_partition(cpu, case.chain, 1 << 20, None, SMALL)
     np.testing.assert_array_equal(
-        found, np.repeat(chains.log_partition(cpu, chain, 1 << 20, None, SMALL), 3)
+        found, np.repeat(recursion.log_partition(cpu, chain, 1 << 20, None, SMALL), 3)
     )
 
 
@@ -257,7 +258,7 @@ def test_small_workspace_cuts_time(cpu, dtype, form, workspace):
     check(cpu, dtype, x, workspace=workspace, **given_as(form, edges, uniform(5)))
     lengths = np.array([9, 4, 1])
     check(cpu, dtype, x, workspace=workspace, lengths=lengths, **given_as(form, edges))
-    assert sum(launch.source == "chain.cu" for launch in cpu.launches) >= 12
+    assert sum(launch.source == "chains/chain.cu" for launch in cpu.launches) >= 12
 
 
 GEOMETRIES = [
@@ -275,7 +276,7 @@ def test_geometries(cpu, geometry, K):
 
 def test_many_states(cpu):
     """The forum's number of states, in the geometry that is chosen for it."""
-    geometry = chain_geometry.choose(200, 1, 500, 4, 132, 227 << 10)
+    geometry = geometries.choose(200, 1, 500, 4, 132, 227 << 10)
     assert geometry.columns == 7
     x, edges = normal(9, 3, 200, sd=5), uniform(2, 200, 200)
     edges[:, :, 77] = 0
@@ -296,10 +297,10 @@ def test_blocks_that_share_rows(device, form):
 @pytest.mark.parametrize("size", [1, 16, 32, 33, 200, 224, 225, 512, 1000, 2048, 4500])
 @pytest.mark.parametrize(("groups", "rows"), [(1, 1), (1, 500), (500, 1), (3, 10**6)])
 def test_chosen_geometries_fit(size, groups, rows, item):
-    geometry = chain_geometry.choose(size, groups, rows, item, 132, 227 << 10)
-    assert geometry.threads <= 32 * chain_geometry.MAX_WARPS
+    geometry = geometries.choose(size, groups, rows, item, 132, 227 << 10)
+    assert geometry.threads <= 32 * geometries.MAX_WARPS
     assert geometry.shared_memory(size, item) <= 227 << 10
     name = f"chain<{'float' if item == 4 else 'double'}, {geometry.rows}, {geometry.columns}>"
-    assert name in chains.INSTANTIATIONS["chain.cu"]
+    assert name in recursion.INSTANTIATIONS["chains/chain.cu"]
     tiles = -(-size // (32 * geometry.columns))
     assert geometry.column_warps <= -(-tiles // geometry.slices)

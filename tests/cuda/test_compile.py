@@ -39,11 +39,15 @@ def test_the_table_is_of_the_present_sources() -> None:
     assert not stale, "run python -m tests.cuda.nvrtc"
 
 
+def _name(path: Path) -> str:
+    return path.relative_to(modules.FOLDER).as_posix()
+
+
 def test_every_source_file_is_launched() -> None:
-    assert {path.name for path in modules.FOLDER.glob("*.cu")} == set(nvrtc.instantiations())
+    assert set(map(_name, modules.FOLDER.rglob("*.cu"))) == set(nvrtc.instantiations())
 
 
-@pytest.mark.parametrize("path", sorted(modules.FOLDER.glob("*.cu")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted(modules.FOLDER.rglob("*.cu")), ids=_name)
 def test_every_kernel_bounds_its_blocks(path: Path) -> None:
     # Without the bounds, registers may run out when a kernel is launched. The shim holds launches
     # to them.

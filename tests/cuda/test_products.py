@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from arraylogchain._cuda import products
 from arraylogchain._cuda.launch import Launch
-from arraylogchain._cuda.panels import choose_tile
+from arraylogchain._cuda.products import logmatmulexp
+from arraylogchain._cuda.products.panels import choose_tile
 from arraylogchain._fold import fold
 from tests import error_model
 from tests.cuda.cpu_device import CpuDevice
@@ -116,13 +116,13 @@ def test_every_tile_is_chosen() -> None:
     for rows, columns in [(200, 260), (64, 64), (16, 130)]:
         check_logmatmulexp(device, "float32", normal(rows, 34), normal(34, columns, seed=1))
     chosen = [x.kernel for x in device.launches if x.kernel.startswith("logmatmulexp<")]
-    assert chosen == [f"logmatmulexp<float, {tile}>" for tile in products.TILES["float32"]]
+    assert chosen == [f"logmatmulexp<float, {tile}>" for tile in logmatmulexp.TILES["float32"]]
 
 
 def test_tiles_are_not_larger_than_what_they_cover() -> None:
     """Many products of 64 x 64 keep a device at work, but fill only a fourth of large tiles."""
     device = CpuDevice()
-    tiles = products.TILES["float32"]
+    tiles = logmatmulexp.TILES["float32"]
     assert choose_tile(device, tiles, 1000, 64, 64) == tiles[1]
     assert choose_tile(device, tiles, 1, 4096, 64) == tiles[1]
     assert choose_tile(device, tiles, 1000, 128, 128) == tiles[0]
@@ -302,7 +302,7 @@ def test_workspace_of_batches() -> None:
 def test_columns_that_stay_are_prepared_once() -> None:
     device = CpuDevice()
     check_logmatmulexp(device, "float32", normal(400, 30), normal(30, 40), workspace=40_000)
-    blocks = [x.grid for x in device.launches if x.source == "factors.cu"]
+    blocks = [x.grid for x in device.launches if x.source == "products/factors.cu"]
     assert len(blocks) > 1
     assert len(set(blocks[1:-1])) <= 1
     assert blocks[1] < blocks[0]
@@ -311,7 +311,7 @@ def test_columns_that_stay_are_prepared_once() -> None:
 def test_default_workspace_takes_one_panel() -> None:
     x = np.broadcast_to(np.zeros((), "float32"), (2048, 2048))
     device = Recorder()
-    products.logmatmulexp(device, fold(x.shape, x.shape), x, x, "float32", 64 << 20)
+    logmatmulexp.logmatmulexp(device, fold(x.shape, x.shape), x, x, "float32", 64 << 20)
     assert kernels(device) == TILED
 
 
@@ -319,7 +319,7 @@ class WithoutExact(CpuDevice):
     """Leaves out what repairs entries that are not proved."""
 
     def run(self, launch: Launch) -> None:
-        if launch.source != "exact.cu":
+        if launch.source != "products/exact.cu":
             super().run(launch)
 
 

@@ -18,7 +18,7 @@ EXPAND_ALL = """
 import json
 from arraylogchain._cuda import modules
 
-files = sorted(p.name for p in modules.FOLDER.iterdir() if p.suffix in (".cu", ".cuh"))
+files = sorted(str(p.relative_to(modules.FOLDER)) for p in modules.FOLDER.rglob("*.cu*"))
 print(json.dumps([str(modules.FOLDER), {name: modules.source_text(name) for name in files}]))
 """
 
@@ -50,6 +50,6 @@ def test_the_wheel_has_every_source_file(tmp_path: Path) -> None:
 
     folder, found = json.loads(python("-c", EXPAND_ALL, cwd=tmp_path, path=str(target)))
     assert Path(folder).is_relative_to(target)
-    here = [p.name for p in modules.FOLDER.iterdir() if p.suffix in (".cu", ".cuh")]
+    here = [str(p.relative_to(modules.FOLDER)) for p in modules.FOLDER.rglob("*.cu*")]
     assert found == {name: modules.source_text(name) for name in here}
     assert any(name.endswith(".cu") for name in here)

@@ -14,13 +14,6 @@ from arraylogchain._fold import Fold, Shape
 
 Array = Any
 
-C_TYPES = {
-    "float16": "__half",
-    "bfloat16": "__nv_bfloat16",
-    "float32": "float",
-    "float64": "double",
-}
-
 # Up to this many rows a product counts as thin.
 THIN = 32
 
@@ -44,15 +37,6 @@ PANEL = np.dtype(
     + [(name, np.int32) for name in ("batches", "rows", "columns")],
     align=True,
 )
-
-
-def compute_type(dtype: str) -> str:
-    """Return the dtype that entries of `dtype` are computed in."""
-    return "float64" if dtype == "float64" else "float32"
-
-
-def itemsize(dtype: str) -> int:
-    return {"float64": 8, "float32": 4}.get(dtype, 2)
 
 
 @dataclass(frozen=True, slots=True)

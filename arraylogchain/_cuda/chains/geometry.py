@@ -13,7 +13,7 @@ TILES = {
 MAX_WARPS = 8  # kMaxThreads of chain.cu
 # Numbers that one load from shared memory takes, by the size of a number.
 PACK = {4: 4, 8: 2}
-# sizeof(Row<T>) of chain_rows.cuh.
+# sizeof(Row<T>) of rows.cuh.
 ROW_BYTES = {4: 96, 8: 120}
 
 # One multiprocessor in a clock cycle: numbers multiplied and added, bytes from the L2 cache; and

@@ -7,19 +7,18 @@ import math
 import numpy as np
 
 from arraylogchain._cuda.device import Device
+from arraylogchain._cuda.dtypes import C_TYPES, compute_type
 from arraylogchain._cuda.elementwise import THREADS, blocks_for, zeros
 from arraylogchain._cuda.launch import Launch
-from arraylogchain._cuda.operands import (
-    C_TYPES,
+from arraylogchain._cuda.products.operands import (
     Array,
-    compute_type,
     operand_a,
     operand_b,
     product,
     product_view,
     strided_product_view,
 )
-from arraylogchain._cuda.panels import (
+from arraylogchain._cuda.products.panels import (
     Panels,
     Prepared,
     Tile,
@@ -36,13 +35,13 @@ TILES = {
 }
 
 INSTANTIATIONS = {
-    "maxplus.cu": [
+    "products/maxplus.cu": [
         f"maxplus<{c}, {tile}>"
         for dtype, c in C_TYPES.items()
         for tile in dict.fromkeys(TILES[compute_type(dtype)])
     ],
-    "factors.cu": [factors_kernel(dtype, shifted=False) for dtype in C_TYPES],
-    "maxplus_gradients.cu": [f"maxplus_gradients<{c}>" for c in C_TYPES.values()],
+    "products/factors.cu": [factors_kernel(dtype, shifted=False) for dtype in C_TYPES],
+    "products/maxplus_gradients.cu": [f"maxplus_gradients<{c}>" for c in C_TYPES.values()],
 }
 HOT = frozenset({"maxplus", "factors"})
 
@@ -79,7 +78,7 @@ def maxplus(
             left, right = prepared.sides
             device.run(
                 Launch(
-                    source="maxplus.cu",
+                    source="products/maxplus.cu",
                     kernel=f"maxplus<{C_TYPES[result_dtype]}, {tile}>",
                     grid=tiles_of(panel, tile.rows, tile.columns),
                     block=tile.threads,
@@ -134,7 +133,7 @@ def maxplus_gradients(
     batches, rows, columns, _ = layout.sizes
     device.run(
         Launch(
-            source="maxplus_gradients.cu",
+            source="products/maxplus_gradients.cu",
             kernel=f"maxplus_gradients<{C_TYPES[result_dtype]}>",
             grid=blocks_for(math.prod(layout.full_shape)),
             block=THREADS,

@@ -6,7 +6,7 @@
 // input. Template parameter T: what the input is, and is added up in.
 #include "any_dtype.cuh"
 #include "axes.cuh"
-#include "chain_sums.cuh"
+#include "sums.cuh"
 
 constexpr int kWidth = 32, kParts = 8;
 

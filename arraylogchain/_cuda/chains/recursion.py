@@ -12,14 +12,15 @@ import numpy as np
 
 from arraylogchain._arrays import Array
 from arraylogchain._chain.steps import Chain
-from arraylogchain._cuda import chain_geometry, chain_matrices
-from arraylogchain._cuda.chain_arrays import C_TYPES, DTYPES, ChainArrays, History
-from arraylogchain._cuda.chain_geometry import TILES, Geometry
-from arraylogchain._cuda.chain_matrices import Prepared
+from arraylogchain._cuda.chains import geometry as geometries
+from arraylogchain._cuda.chains import matrices
+from arraylogchain._cuda.chains.arrays import C_TYPES, DTYPES, ChainArrays, History
+from arraylogchain._cuda.chains.geometry import TILES, Geometry
+from arraylogchain._cuda.chains.matrices import Prepared
 from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.launch import Launch, pack_axes
 
-# struct Recursion of chain_rows.cuh.
+# struct Recursion of rows.cuh.
 RECURSION = np.dtype(
     [
         *((name, np.int32) for name in ("size", "count", "first", "last", "backward")),
@@ -34,7 +35,7 @@ RECURSION = np.dtype(
     align=True,
 )
 INSTANTIATIONS: dict[str, list[str]] = {
-    "chain.cu": [
+    "chains/chain.cu": [
         f"chain<{t}, {rows}, {columns}>"
         for t, item in zip(C_TYPES.values(), TILES, strict=True)
         for rows, columns in TILES[item]
@@ -89,7 +90,7 @@ class ChainRun(ChainArrays):
     ) -> None:
         super().__init__(device, chain, lengths)
         self.workspace = workspace
-        self.geometry = geometry or chain_geometry.choose(
+        self.geometry = geometry or geometries.choose(
             chain.size,
             self.groups,
             self.rows,
@@ -100,7 +101,7 @@ class ChainRun(ChainArrays):
 
     def blocks(self) -> list[tuple[int, int]]:
         """Return the steps whose matrices are made ready together."""
-        count, at_once = self.chain.count, chain_matrices.steps_at_once(self, self.workspace)
+        count, at_once = self.chain.count, matrices.steps_at_once(self, self.workspace)
         return [(i, min(i + at_once, count)) for i in range(0, count, at_once)]
 
     def run(self, outputs: Outputs, backward: bool = False) -> None:
@@ -122,7 +123,7 @@ class ChainRun(ChainArrays):
 
         They may take the place of the given ones, unless these are kept.
         """
-        ready = chain_matrices.prepare(self, first, last, backward)
+        ready = matrices.prepare(self, first, last, backward)
         if self.geometry.slices == 1:
             more = last < self.chain.count
             after = state
@@ -189,7 +190,7 @@ class ChainRun(ChainArrays):
         total_log, history, forward = outputs.total_log, outputs.history, outputs.forward
         device.run(
             Launch(
-                "chain.cu",
+                "chains/chain.cu",
                 f"chain<{C_TYPES[self.compute]}, {geometry.rows}, {geometry.columns}>",
                 self.groups * -(-self.rows // geometry.rows) * slices,
                 geometry.threads,

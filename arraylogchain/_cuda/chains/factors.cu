@@ -1,5 +1,5 @@
 // What rows' posterior weights are multiplied by, and the gradient of a chain's initial weights.
-#include "chain_pairs.cuh"
+#include "pairs.cuh"
 
 constexpr int kThreads = 256;
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from arraylogchain._arrays import Array
-from arraylogchain._cuda.chain_arrays import C_TYPES, DTYPES, SCALE, ChainArrays
+from arraylogchain._cuda.chains.arrays import C_TYPES, DTYPES, SCALE, ChainArrays
 from arraylogchain._cuda.launch import Launch
 
 INSTANTIATIONS: dict[str, list[str]] = {
-    "chain_prepare.cu": [f"chain_prepare<{t}>" for t in C_TYPES.values()],
+    "chains/prepare.cu": [f"chain_prepare<{t}>" for t in C_TYPES.values()],
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Matrices made ready for some steps; see chain_prepare.cu."""
+    """Matrices made ready for some steps; see prepare.cu."""
 
     matrix: Array
     group_strides: tuple[int, ...]
@@ -73,7 +73,7 @@ def prepare(of: ChainArrays, first: int, last: int, backward: bool) -> Prepared 
     copy = device.empty((*shape, size), of.compute) if _copies(of, backward) else None
     device.run(
         Launch(
-            "chain_prepare.cu",
+            "chains/prepare.cu",
             f"chain_prepare<{C_TYPES[of.compute]}>",
             of.groups * matrices * -(-size // 32),
             256,

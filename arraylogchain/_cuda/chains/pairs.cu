@@ -10,7 +10,7 @@
 // So a sum S is proved if abs(S) >= 8 n tiny / eps; terms of either sign only make S smaller. With
 // P, a posterior that is off by less than an eps of the largest cotangent is right as it is. What
 // is not proved is computed again from the extended numbers, by a warp for each entry.
-#include "chain_pairs.cuh"
+#include "pairs.cuh"
 
 constexpr int kSide = 64, kThreads = 256, kRowsAtOnce = 16, kEach = 4;
 

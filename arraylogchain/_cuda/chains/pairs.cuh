@@ -1,10 +1,10 @@
 // Pairs of states of successive steps: what a launch has to know, and the factors of rows.
 #pragma once
 #include "axes.cuh"
-#include "chain_rows.cuh"
-#include "chain_sums.cuh"
+#include "rows.cuh"
+#include "sums.cuh"
 
-// Plain numbers of a launch; chain_gradients.py's PAIRS.
+// Plain numbers of a launch; sums.py's PAIRS.
 struct Pairs {
     int size;                    // K
     int first, times;            // steps of time t whose pairs (t, t + 1) are summed

@@ -142,7 +142,7 @@ struct Columns {
 //
 //   sums        of the first column, the parts of each a distance of `part_stride` apart
 //   line, least, smallest
-//               see chain_prepare.cu and Row
+//               see prepare.cu and Row
 //
 // Returns two bits: 1 if some entry is open, 2 if some weight of these columns is NaN or negative.
 template <class T>

@@ -1,11 +1,11 @@
 // The rows of one block at one step: what follows the product.
 //
-// A warp takes an owned row through stages, some of them in chain_rows.cuh, each a loop over the
+// A warp takes an owned row through stages, some of them in rows.cuh, each a loop over the
 // row's columns. What one leaves for the next lies in shared memory, so that none has the code of
 // another in it.
 #pragma once
 #include "axes.cuh"
-#include "chain_rows.cuh"
+#include "rows.cuh"
 
 // Compiled once: the division of large numbers takes many instructions.
 template <int Operand>

@@ -9,18 +9,9 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._cuda.device import Device
+from arraylogchain._cuda.dtypes import C_TYPES, compute_type, itemsize
 from arraylogchain._cuda.launch import Launch
-from arraylogchain._cuda.operands import (
-    C_TYPES,
-    PANEL,
-    PART,
-    THIN,
-    Array,
-    Operand,
-    Product,
-    compute_type,
-    itemsize,
-)
+from arraylogchain._cuda.products.operands import PANEL, PART, THIN, Array, Operand, Product
 
 # Parts of an operand are cut to multiples of this: of every tile's sides.
 _LINES = 128
@@ -220,7 +211,7 @@ class Prepared:
             arguments += [operand.array, operand.view, part, self.shifts[side], np.int32(lines)]
         self.device.run(
             Launch(
-                source="maxima.cu",
+                source="products/maxima.cu",
                 kernel=f"maxima<{C_TYPES[self.whole.dtype]}>",
                 grid=sum(int(part["blocks"]) for part in parts),
                 block=_MAXIMA_WARPS * 32,
@@ -242,7 +233,7 @@ class Prepared:
             arguments.append(self.sides[side].array)
         self.device.run(
             Launch(
-                source="factors.cu",
+                source="products/factors.cu",
                 kernel=factors_kernel(self.whole.dtype, shifted=self.shifted),
                 grid=sum(int(part["blocks"]) for part in parts),
                 block=_FACTORS_THREADS,

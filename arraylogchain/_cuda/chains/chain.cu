@@ -3,7 +3,7 @@
 //
 // A state is held as extended numbers. For a step it is scaled to ordinary numbers s, the largest
 // near 2^kTop, and multiplied by the matrix: sums S[j] of s[k] P[k][j] by FMA. An entry is proved
-// if S[j] reaches its column's line (chain_prepare.cu), or if it is 0 and no product can have
+// if S[j] reaches its column's line (prepare.cu), or if it is 0 and no product can have
 // underflowed: no s became 0, and the smallest s times the smallest P[k][j] is a normal number.
 // Whatever is not proved is computed again from the extended numbers, by the whole warp.
 //
@@ -14,8 +14,8 @@
 //
 // Warps are column_warps side by side, and as many of those as there are share the terms of sums.
 // A warp owns the rows r = warp, warp + warps, ... of what is not the product.
-#include "chain_product.cuh"
-#include "chain_step.cuh"
+#include "product.cuh"
+#include "step.cuh"
 
 constexpr int kMaxThreads = 256;
 

@@ -13,14 +13,14 @@ import numpy as np
 
 from arraylogchain._arrays import Array
 from arraylogchain._chain.steps import Chain
-from arraylogchain._cuda import operands
+from arraylogchain._cuda import dtypes
 from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.launch import pack_axes
 
 # DType of any_dtype.cuh, in its order.
-DTYPES = tuple(operands.C_TYPES)
+DTYPES = tuple(dtypes.C_TYPES)
 # What chains are computed in: their kernels find out about the dtypes of arrays as they run.
-C_TYPES = {dtype: operands.C_TYPES[dtype] for dtype in ("float32", "float64")}
+C_TYPES = {dtype: dtypes.C_TYPES[dtype] for dtype in ("float32", "float64")}
 
 # Numbers of a Scale and of a Total, all double.
 SCALE, TOTAL = 3, 5
@@ -60,8 +60,8 @@ class ChainArrays:
         assert chain.lead == 0
         self.device, self.chain, self.lengths = device, chain, lengths
         self.dtype = device.dtype_name(chain.potentials)
-        self.compute = operands.compute_type(self.dtype)
-        self.item = operands.itemsize(self.compute)
+        self.compute = dtypes.compute_type(self.dtype)
+        self.item = dtypes.itemsize(self.compute)
         self.groups, self.rows = chain.sizes
         self.number = self.groups * self.rows
         self.order = (*chain.group_axes, *chain.row_axes)

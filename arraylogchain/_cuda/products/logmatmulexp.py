@@ -10,9 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from arraylogchain._cuda.device import Device
+from arraylogchain._cuda.dtypes import C_TYPES, compute_type
 from arraylogchain._cuda.launch import Launch
-from arraylogchain._cuda.operands import C_TYPES, Array, Product, compute_type, product
-from arraylogchain._cuda.panels import (
+from arraylogchain._cuda.products.operands import Array, Product, product
+from arraylogchain._cuda.products.panels import (
     Panels,
     Prepared,
     Tile,
@@ -52,21 +53,21 @@ def _instantiations() -> dict[str, list[str]]:
     names: dict[str, list[str]] = {
         source: []
         for source in (
-            "maxima.cu",
-            "factors.cu",
-            "logmatmulexp.cu",
-            "exact.cu",
-            "thin.cu",
-            "small.cu",
+            "products/maxima.cu",
+            "products/factors.cu",
+            "products/logmatmulexp.cu",
+            "products/exact.cu",
+            "products/thin.cu",
+            "products/small.cu",
         )
     }
     for dtype, c in C_TYPES.items():
-        names["maxima.cu"].append(f"maxima<{c}>")
-        names["factors.cu"].append(factors_kernel(dtype, shifted=True))
-        names["exact.cu"].append(f"exact<{c}>")
-        names["thin.cu"] += [f"thin<{c}, {rows}>" for rows in THIN_ROWS]
-        names["small.cu"] += [f"small<{c}, {n}, {_small_warps(dtype, n)}>" for n in SMALL]
-        names["logmatmulexp.cu"] += [
+        names["products/maxima.cu"].append(f"maxima<{c}>")
+        names["products/factors.cu"].append(factors_kernel(dtype, shifted=True))
+        names["products/exact.cu"].append(f"exact<{c}>")
+        names["products/thin.cu"] += [f"thin<{c}, {rows}>" for rows in THIN_ROWS]
+        names["products/small.cu"] += [f"small<{c}, {n}, {_small_warps(dtype, n)}>" for n in SMALL]
+        names["products/logmatmulexp.cu"] += [
             f"logmatmulexp<{c}, {tile}>" for tile in TILES[compute_type(dtype)]
         ]
     return names
@@ -113,7 +114,7 @@ def _run_small(device: Device, whole: Product) -> None:
         batches = min(whole.batches - first, _MAX_GRID * warps)
         device.run(
             Launch(
-                source="small.cu",
+                source="products/small.cu",
                 kernel=f"small<{C_TYPES[whole.dtype]}, {side}, {warps}>",
                 grid=blocks_of(batches, warps),
                 block=32 * warps,
@@ -140,7 +141,7 @@ def _run_thin(device: Device, whole: Product) -> None:
     for first in range(0, blocks, _MAX_GRID):
         device.run(
             Launch(
-                source="thin.cu",
+                source="products/thin.cu",
                 kernel=f"thin<{C_TYPES[whole.dtype]}, {rows}>",
                 grid=min(blocks - first, _MAX_GRID),
                 block=_THIN_THREADS,
@@ -171,7 +172,7 @@ def _run_tiled(device: Device, whole: Product, workspace: int) -> None:
             left, right = prepared.sides
             device.run(
                 Launch(
-                    source="logmatmulexp.cu",
+                    source="products/logmatmulexp.cu",
                     kernel=f"logmatmulexp<{C_TYPES[whole.dtype]}, {tile}>",
                     grid=tiles_of(panel, tile.rows, tile.columns),
                     block=tile.threads,
@@ -198,7 +199,7 @@ def _run_tiled(device: Device, whole: Product, workspace: int) -> None:
             )
         device.run(
             Launch(
-                source="exact.cu",
+                source="products/exact.cu",
                 kernel=f"exact<{C_TYPES[whole.dtype]}>",
                 grid=tiles_of(panel, _EXACT_SIDE, _EXACT_SIDE),
                 block=_EXACT_THREADS,

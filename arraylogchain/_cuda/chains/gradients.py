@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 
 from arraylogchain._arrays import Array
 from arraylogchain._chain.steps import Chain
-from arraylogchain._cuda.chain_arrays import SCALE, History
-from arraylogchain._cuda.chain_geometry import Geometry
-from arraylogchain._cuda.chain_matrices import steps_at_once
-from arraylogchain._cuda.chain_sums import FACTOR, SIDE, GradientSums
-from arraylogchain._cuda.chains import ChainRun, Outputs
+from arraylogchain._cuda.chains.arrays import SCALE, History
+from arraylogchain._cuda.chains.geometry import Geometry
+from arraylogchain._cuda.chains.matrices import steps_at_once
+from arraylogchain._cuda.chains.recursion import ChainRun, Outputs
+from arraylogchain._cuda.chains.sums import FACTOR, SIDE, GradientSums
 from arraylogchain._cuda.device import Device
 
 # Rows that are worth a block of their own.

@@ -7,10 +7,10 @@ import math
 import numpy as np
 
 from arraylogchain._arrays import Array
-from arraylogchain._cuda.chain_arrays import C_TYPES, DTYPES, ChainArrays, History
+from arraylogchain._cuda.chains.arrays import C_TYPES, DTYPES, ChainArrays, History
 from arraylogchain._cuda.launch import Launch, pack_axes
 
-# struct Pairs of chain_pairs.cu.
+# struct Pairs of pairs.cuh.
 PAIRS = np.dtype(
     [
         *((name, np.int32) for name in ("size", "first", "times", "dtype", "out_dtype")),
@@ -22,14 +22,14 @@ PAIRS = np.dtype(
     ],
     align=True,
 )
-# Of chain_pairs.cu and chain_sum.cu.
+# Of pairs.cu and sum.cu.
 SIDE, THREADS, FACTOR, SUM_WIDTH = 64, 256, 3, 32
 INSTANTIATIONS: dict[str, list[str]] = {
-    "chain_factors.cu": [
+    "chains/factors.cu": [
         f"{kernel}<{t}>" for t in C_TYPES.values() for kernel in ("chain_factors", "chain_start")
     ],
-    "chain_pairs.cu": [f"chain_pairs<{t}>" for t in C_TYPES.values()],
-    "chain_sum.cu": [f"chain_sum<{t}>" for t in C_TYPES.values()],
+    "chains/pairs.cu": [f"chain_pairs<{t}>" for t in C_TYPES.values()],
+    "chains/sum.cu": [f"chain_sum<{t}>" for t in C_TYPES.values()],
 }
 
 
@@ -101,7 +101,7 @@ class GradientSums:
             return
         self.device.run(
             Launch(
-                "chain_sum.cu",
+                "chains/sum.cu",
                 f"chain_sum<{C_TYPES[self.of.compute]}>",
                 count * -(-width // SUM_WIDTH),
                 THREADS,
@@ -136,7 +136,7 @@ class GradientSums:
         run = self.of
         self.device.run(
             Launch(
-                "chain_factors.cu",
+                "chains/factors.cu",
                 f"chain_factors<{C_TYPES[self.of.compute]}>",
                 -(-times * self.of.number // THREADS),
                 THREADS,
@@ -210,7 +210,7 @@ class GradientSums:
         slots = count if parts is None else time_splits
         device.run(
             Launch(
-                "chain_pairs.cu",
+                "chains/pairs.cu",
                 f"chain_pairs<{C_TYPES[self.of.compute]}>",
                 tiles * tiles * row_splits * slots * run.groups,
                 THREADS,
@@ -249,7 +249,7 @@ class GradientSums:
         c["start_stride"] = device.strides(chain.start)[-1]
         device.run(
             Launch(
-                "chain_factors.cu",
+                "chains/factors.cu",
                 f"chain_start<{C_TYPES[self.of.compute]}>",
                 -(-self.of.number * chain.size // THREADS),
                 THREADS,

@@ -12,23 +12,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arraylogchain._cuda import products
 from arraylogchain._cuda.device import Device
+from arraylogchain._cuda.dtypes import C_TYPES, compute_type, itemsize
 from arraylogchain._cuda.elementwise import rounded
 from arraylogchain._cuda.launch import Launch
-from arraylogchain._cuda.operands import (
-    C_TYPES,
+from arraylogchain._cuda.products import logmatmulexp
+from arraylogchain._cuda.products.operands import (
     Array,
     Operand,
     Product,
-    compute_type,
-    itemsize,
     operand_a,
     operand_b,
     product,
     strided_product_view,
 )
-from arraylogchain._cuda.panels import (
+from arraylogchain._cuda.products.panels import (
     Panels,
     Prepared,
     Tile,
@@ -40,26 +38,26 @@ from arraylogchain._cuda.panels import (
 from arraylogchain._fold import Fold
 
 # Sides are multiples of 64, so that tiles of the exact kernels do not reach over those with flags.
-TILES = {dtype: tiles[:2] for dtype, tiles in products.TILES.items()}
+TILES = {dtype: tiles[:2] for dtype, tiles in logmatmulexp.TILES.items()}
 
 _EXACT_THREADS = 256
 _EXACT_SIDE = 64
 _EXACT_SUMS_SIDE = 32
 
 INSTANTIATIONS: dict[str, list[str]] = {
-    "posterior_weights.cu": [
+    "products/posterior_weights.cu": [
         f"posterior_weights<{c}, {tile}>"
         for dtype, c in C_TYPES.items()
         for tile in TILES[compute_type(dtype)]
     ],
-    "posterior_sums.cu": [
+    "products/posterior_sums.cu": [
         f"posterior_sums<{C_TYPES[dtype]}, {tile}, {of_left}>"
         for dtype, tiles in TILES.items()
         for tile in tiles
         for of_left in ("true", "false")
     ],
-    "exact_posterior.cu": [f"exact_posterior<{c}>" for c in C_TYPES.values()],
-    "exact_posterior_sums.cu": [
+    "products/exact_posterior.cu": [f"exact_posterior<{c}>" for c in C_TYPES.values()],
+    "products/exact_posterior_sums.cu": [
         f"exact_posterior_sums<{c}, {of_left}>"
         for c in C_TYPES.values()
         for of_left in ("true", "false")
@@ -168,7 +166,7 @@ def _run_weights(
     first, terms = chunk
     device.run(
         Launch(
-            source="posterior_weights.cu",
+            source="products/posterior_weights.cu",
             kernel=f"posterior_weights<{C_TYPES[whole.dtype]}, {work.tile}>",
             grid=tiles_of(panel, work.tile.rows, work.tile.columns),
             block=work.tile.threads,
@@ -203,7 +201,7 @@ def _run_exact(
 ) -> None:
     device.run(
         Launch(
-            source="exact_posterior.cu",
+            source="products/exact_posterior.cu",
             kernel=f"exact_posterior<{C_TYPES[whole.dtype]}>",
             grid=tiles_of(panel, _EXACT_SIDE, _EXACT_SIDE),
             block=_EXACT_THREADS,
@@ -246,7 +244,7 @@ def _run_sums(
     adds = int(panel["first_column" if of_left else "first_row"]) > 0
     device.run(
         Launch(
-            source="posterior_sums.cu",
+            source="products/posterior_sums.cu",
             kernel=f"posterior_sums<{C_TYPES[dtype]}, {tile}, {str(of_left).lower()}>",
             grid=batches * blocks_of(down, tile.rows) * blocks_of(across, tile.columns),
             block=tile.threads,
@@ -284,7 +282,7 @@ def _run_exact_sums(
     blocks = blocks_of(lines, _EXACT_SUMS_SIDE) * blocks_of(whole.terms, _EXACT_SUMS_SIDE)
     device.run(
         Launch(
-            source="exact_posterior_sums.cu",
+            source="products/exact_posterior_sums.cu",
             kernel=f"exact_posterior_sums<{C_TYPES[whole.dtype]}, {str(of_left).lower()}>",
             grid=int(panel["batches"]) * blocks,
             block=_EXACT_THREADS,

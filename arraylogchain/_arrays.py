@@ -10,14 +10,19 @@ import importlib
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import array_api_compat
 import array_api_compat.numpy as numpy_namespace
 import numpy as np
+
+from arraylogchain._cuda.launch import MAX_AXES
+
+if TYPE_CHECKING:
+    from arraylogchain._fold import Fold
 
 # An array of whatever library the caller uses; the array API standard has no common base class.
 Array = Any
@@ -100,6 +105,21 @@ class Context:
         """Return `x` in the given precision: a copy only where the dtype differs."""
         dtype = getattr(self.xp, precision.name)
         return x if x.dtype == dtype else self.xp.astype(x, dtype)
+
+    def to_result(self, x: Array) -> Array:
+        """Return `x` in the dtype of the result: a copy only where that differs."""
+        return self.xp.astype(x, self.result_dtype, copy=False)
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Return what everything that is done to arrays is done within."""
+        return _on_cupy_device(self.device) if _library(self.xp) == "cupy" else quiet()
+
+    def takes_kernels(self, layout: Fold) -> bool:
+        """Tell whether kernels compute a product: one that has entries, and few enough axes."""
+        groups = (layout.batch, layout.rows, layout.cols)
+        return (
+            self.kernels is not None and 0 not in layout.sizes and max(map(len, groups)) <= MAX_AXES
+        )
 
     @property
     def index_dtype(self) -> Any:
@@ -195,6 +215,13 @@ def quiet() -> Iterator[None]:
             yield
 
 
+@contextmanager
+def _on_cupy_device(device: Any) -> Iterator[None]:
+    """Make a device the current one: CuPy computes there, wherever the arrays are."""
+    with quiet(), device:
+        yield
+
+
 def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     """Check the arguments of a call and make them ready to compute with.
 
@@ -219,7 +246,7 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     """
     if all(type(x) is np.ndarray for x in given.values()):
         names = {name: _dtype_name(x.dtype) for name, x in given.items()}
-        return _numpy_context(_check_dtypes(names)), given
+        return _numpy_context(check_dtypes(names, numpy_namespace)), given
     torch = sys.modules.get("torch")
     if torch is not None and all(_is_plain_tensor(torch, x) for x in given.values()):
         # The same as below, with less to ask: small calls spend most of their time at this door.
@@ -232,8 +259,9 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     _check_same("library", {name: _library(xp) for name, xp in namespaces.items()})
     _check_same("device", {name: array_api_compat.device(x) for name, x in given.items()})
     names = {name: _dtype_name(x.dtype) for name, x in given.items()}
-    result_name = _check_dtypes(names)
     xp = next(iter(namespaces.values()))
+    # What only exports has its arrays computed with by another library.
+    result_name = check_dtypes(names, xp if _can_be_written(xp) else None)
     device = array_api_compat.device(next(iter(given.values())))
     if _library(xp) == "numpy":
         # Subclasses may give operators another meaning, as numpy.matrix does.
@@ -389,10 +417,19 @@ def _dtype_name(dtype: Any) -> str:
     return str(getattr(dtype, "name", dtype)).rpartition(".")[2]
 
 
-def _check_dtypes(names: Mapping[str, str]) -> str:
+def check_dtypes(names: Mapping[str, str], xp: Any) -> str:
+    """Return the dtype of what is computed of arrays of these dtypes, by a library if it is known.
+
+    Raises
+    ------
+    TypeError
+        For a dtype that is not real floating, or that the library does not have.
+    """
+    known = [dtype for dtype in _FLOATING if xp is None or hasattr(xp, dtype)]
     for name, dtype in names.items():
-        if dtype not in _FLOATING:
-            raise TypeError(f"{name} has dtype {dtype}; use one of {', '.join(_FLOATING)}")
+        if dtype not in known:
+            library = f", which {_library(xp)} lacks" if dtype in _FLOATING else ""
+            raise TypeError(f"{name} has dtype {dtype}{library}; use one of {', '.join(known)}")
     return promote(names.values())
 
 
@@ -422,7 +459,12 @@ def _is_on_cuda(x: Array) -> bool:
 def _through_cupy(
     xp: Any, given: Mapping[str, Array], result_name: str
 ) -> tuple[Context, Mapping[str, Array]]:
-    """Hand arrays of a library that can only export over to CuPy, on the device they are on."""
+    """Hand arrays of a library that can only export over to CuPy, on the device they are on.
+
+    CuPy's stream waits for the library's, and the library's for CuPy's when the results are handed
+    back, before the caller can let go of the arguments: their memory is not in use any more when
+    the library gives it to something else.
+    """
     name, x = next(iter(given.items()))
     try:
         cupy = importlib.import_module("array_api_compat.cupy")
@@ -432,6 +474,7 @@ def _through_cupy(
             f"{name}, a {type(x).__name__}, is on a CUDA device, where CuPy would compute; install "
             f"the extra cuda12 or cuda13, or bring {name} to the CPU ({error})"
         ) from error
+    check_dtypes({name: _dtype_name(x.dtype) for name, x in ready.items()}, cupy)
     device = array_api_compat.device(ready[name])
     return _context(cupy, device, result_name, getattr(xp, "from_dlpack", _same)), ready
 

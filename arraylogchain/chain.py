@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from arraylogchain._arrays import (
     Array,
     Context,
-    _check_dtypes,
     _dtype_name,
     detached,
     enter,
     is_differentiated,
     is_traced,
-    quiet,
+    on_host,
+    promote,
     shape_of,
 )
 from arraylogchain._chain import evaluate, on_device, sampling, solve
@@ -142,6 +142,9 @@ class LogChain:
             self._batch = arguments.check_shapes(shapes)
             self._has_kernel = False
         else:
+            if lengths is not None:
+                # Once: calls would wait for what is on a device.
+                self.lengths = on_host("lengths", lengths)
             ctx, chain = self._enter()
             self._batch = chain.batch
             self._has_kernel = on_device.has_kernel(ctx, chain)
@@ -194,7 +197,7 @@ class LogChain:
     def kept_log_partition(self) -> tuple[Context, Array, results.Pullback]:
         """Return what `vjp.log_partition` is made of; see `results.log_partition`."""
         ctx, chain = self._enter()
-        with quiet():
+        with ctx.computing():
             out, pullback = solve.log_partition_and_pullback(
                 ctx, chain, self._planned(chain), self._keeps_states
             )
@@ -328,9 +331,9 @@ class LogChain:
         ctx, chain = self._enter()
         trailing, dtype = (chain.count,), ctx.index_dtype
         found = self._solved(ctx, chain, best_path, 0, trailing=trailing, dtype=dtype, past_end=-1)
-        with quiet():
+        with ctx.computing():
             weight = path_log_weight(ctx, chain, found, self._workspace)
-        return ChainPath(ctx.hand_back(self._within(found)), ctx.hand_back(weight))
+            return ChainPath(ctx.hand_back(self._within(found)), ctx.hand_back(weight))
 
     def log_weight(self, states: Array) -> Array:
         """Return the log weights of given paths.
@@ -369,12 +372,11 @@ class LogChain:
             sizes = None if self.sequences is None else self.sequences.sizes
             return _differentiable().log_weight(*self._asked(), states, self._batch, sizes)
         ctx, chain = self._enter()
-        path = check_states(ctx, states, chain)
-        if self.sequences is not None:
-            sequences.check_own(path, self.sequences.sizes)
-        with quiet():
-            out = path_log_weight(ctx, chain, path, self._workspace)
-        return ctx.hand_back(out)
+        with ctx.computing():
+            path = check_states(ctx, states, chain)
+            if self.sequences is not None:
+                sequences.check_own(path, self.sequences.sizes)
+            return ctx.hand_back(path_log_weight(ctx, chain, path, self._workspace))
 
     def sample(self, num_samples: int, rng: Any) -> Array:
         """Draw paths from their posterior distribution.
@@ -438,7 +440,8 @@ class LogChain:
         out = self._solved(
             ctx, chain, compute, 0, lead=lead, trailing=trailing, dtype=dtype, past_end=-1
         )
-        return ctx.hand_back(self._within(out))
+        with ctx.computing():
+            return ctx.hand_back(self._within(out))
 
     def expected_transitions(self) -> Array | list[Array]:
         """Return how often each transition is expected to be taken.
@@ -469,15 +472,15 @@ class LogChain:
             out = _differentiable().expected_transitions(*self._asked())
             return out if self.sequences is None else self.sequences.cut_transitions(out)
         ctx, chain = self._enter()
-        with quiet():
+        with ctx.computing():
             if chain.size == 0 or 0 in chain.batch or chain.count == 1:
                 shape = shape_of(chain.transitions)
                 out = ctx.xp.zeros(shape, dtype=ctx.result_dtype, device=ctx.device)
             else:
                 out = solve.expected_transitions(ctx, chain, self._planned(chain))
-        if self.sequences is None:
-            return ctx.hand_back(out)
-        return sequences.hand_back(ctx, self.sequences.cut_transitions(out))
+            if self.sequences is None:
+                return ctx.hand_back(out)
+            return sequences.hand_back(ctx, self.sequences.cut_transitions(out))
 
     def _states(
         self,
@@ -503,7 +506,8 @@ class LogChain:
         )
         if self.sequences is None:
             return ctx.hand_back(out)
-        return sequences.hand_back(ctx, self.sequences.cut_states(out))
+        with ctx.computing():
+            return sequences.hand_back(ctx, self.sequences.cut_states(out))
 
     def _solved(
         self,
@@ -518,7 +522,7 @@ class LogChain:
 
         See `solve.solve` for the layout of the result.
         """
-        with quiet():
+        with ctx.computing():
             if chain.size == 0 or 0 in chain.batch or 0 in layout.get("lead", ()):
                 return solve.without_states(ctx, chain, nothing, **layout)
             plan = self._planned(chain)
@@ -565,7 +569,7 @@ class LogChain:
                 for x in (matrices, chain.potentials, chain.start)
                 if x is not None
             ),
-            dtype=_check_dtypes({name: _dtype_name(x.dtype) for name, x in self.arrays.items()}),
+            dtype=promote(_dtype_name(x.dtype) for x in self.arrays.values()),
             workspace=self._workspace,
             has_kernel=self._has_kernel,
         )

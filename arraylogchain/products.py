@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import NamedTuple
 
-from arraylogchain._arrays import Array, Context, enter, is_differentiated, quiet, shape_of
+from arraylogchain._arrays import Array, Context, enter, is_differentiated, shape_of
 from arraylogchain._chain.evaluate import last_message
 from arraylogchain._chain.steps import Chain
 from arraylogchain._fold import Shape, check_batches, fold
@@ -68,7 +68,7 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Array:
     if is_differentiated(a, b):
         return _differentiable().matmul(a, b, budget)
     ctx, given = enter({"a": a, "b": b})
-    with quiet():
+    with ctx.computing():
         return ctx.hand_back(_matmul(ctx, given["a"], given["b"], budget))
 
 
@@ -130,7 +130,7 @@ def logmatmulexp(a: Array, b: Array, /, *, workspace: int | None = None) -> Arra
     if is_differentiated(a, b):
         return _differentiable().logmatmulexp(a, b, budget)
     ctx, given = enter({"a": a, "b": b})
-    with quiet():
+    with ctx.computing():
         return ctx.hand_back(_logmatmulexp(ctx, given["a"], given["b"], budget))
 
 
@@ -138,10 +138,10 @@ def _logmatmulexp(ctx: Context, a: Array, b: Array, budget: int) -> Array:
     layout = fold(shape_of(a), shape_of(b))
     if 0 in layout.sizes:
         return ctx.xp.full(layout.out_shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
-    if ctx.kernels is not None:
+    if ctx.takes_kernels(layout):
         from arraylogchain._cuda.products import logmatmulexp as road
 
-        a, b = (ctx.xp.astype(x, ctx.result_dtype, copy=False) for x in (a, b))
+        a, b = ctx.to_result(a), ctx.to_result(b)
         return road.logmatmulexp(ctx.kernels, layout, a, b, ctx.result_name, budget)
     kernel = CertifiedKernel(ctx, layout.sizes, budget, layout.copies)
     return tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype])[0]
@@ -184,7 +184,7 @@ def maxplus_matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Ma
     if is_differentiated(a, b):
         return MaxPlusProduct(*_differentiable().maxplus_matmul(a, b, budget))
     ctx, given = enter({"a": a, "b": b})
-    with quiet():
+    with ctx.computing():
         values, indices = _maxplus_matmul(ctx, given["a"], given["b"], budget)
         return MaxPlusProduct(ctx.hand_back(values), ctx.hand_back(indices))
 
@@ -197,10 +197,10 @@ def _maxplus_matmul(ctx: Context, a: Array, b: Array, budget: int) -> tuple[Arra
             xp.full(layout.out_shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device),
             xp.full(layout.out_shape, -1, dtype=index_dtype, device=ctx.device),
         )
-    if ctx.kernels is not None:
+    if ctx.takes_kernels(layout):
         from arraylogchain._cuda.products import maxplus
 
-        a, b = (ctx.xp.astype(x, ctx.result_dtype, copy=False) for x in (a, b))
+        a, b = ctx.to_result(a), ctx.to_result(b)
         return maxplus.maxplus(ctx.kernels, layout, a, b, ctx.result_name, budget)
     kernel = MaxPlusKernel(ctx, layout.sizes, budget, layout.copies)
     values, indices = tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype, index_dtype])
@@ -245,7 +245,7 @@ def logchainexp(matrices: Array | Sequence[Array], /, *, workspace: int | None =
         return _differentiable().logchainexp_stack(matrices, budget)
     ctx, given = enter({"matrices": matrices})
     check_stack(shape_of(given["matrices"]))
-    with quiet():
+    with ctx.computing():
         return ctx.hand_back(_stack_product(ctx, given["matrices"], budget))
 
 
@@ -294,7 +294,7 @@ def _sequence_product(matrices: Sequence[Array], budget: int) -> Array:
         return _differentiable().logchainexp_sequence(given, budget)
     ctx, given = enter(given)
     check_sequence({name: shape_of(x) for name, x in given.items()})
-    with quiet():
+    with ctx.computing():
         product = multiply_sequence(
             ctx, list(given.values()), lambda inner, a, b: _logmatmulexp(inner, a, b, budget)
         )

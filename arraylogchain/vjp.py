@@ -23,7 +23,6 @@ from arraylogchain._arrays import (
     detached,
     enter,
     promote,
-    quiet,
     refuse_gradients,
     shape_of,
 )
@@ -88,7 +87,7 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> tuple[Arra
 
     def pullback(cotangent: Array) -> tuple[Array, Array]:
         ctx, given, g = _enter_pullback({"a": a, "b": b}, value, cotangent)
-        with quiet():
+        with ctx.computing():
             found = gradients.matmul_gradients(ctx, given["a"], given["b"], g, budget)
             return _hand_back(ctx, found)
 
@@ -147,7 +146,7 @@ def logmatmulexp(
 
     def pullback(cotangent: Array) -> tuple[Array, Array]:
         ctx, given, g = _enter_pullback({"a": a, "b": b}, value, cotangent)
-        with quiet():
+        with ctx.computing():
             found = gradients.logmatmulexp_gradients(
                 ctx, given["a"], given["b"], given["value"], g, budget
             )
@@ -202,7 +201,7 @@ def maxplus_matmul(
 
     def pullback(cotangent: Array) -> tuple[Array, Array]:
         ctx, given, g = _enter_pullback({"a": a, "b": b}, value.values, cotangent)
-        with quiet():
+        with ctx.computing():
             found = maxplus_gradients(
                 ctx,
                 shape_of(a),
@@ -279,7 +278,7 @@ def logchainexp(
     def multiply(inner: Context, a: Array, b: Array) -> Array:
         return products._logmatmulexp(inner, a, b, budget)
 
-    with quiet():
+    with ctx.computing():
         if is_sequence:
             product, tape = chain_gradients.multiply_recorded(ctx, list(ready.values()), multiply)
         else:
@@ -289,7 +288,7 @@ def logchainexp(
     def pullback(cotangent: Array) -> tuple[Any]:
         inner, again, g = _enter_pullback(given, value, cotangent)
         xs = [again[name] for name in given]
-        with quiet():
+        with ctx.computing():
             g = chain_gradients.through_finite(inner, again["value"], g)
             if is_sequence:
                 found = chain_gradients.sequence_gradients(inner, xs, tape, g, budget)
@@ -381,7 +380,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         inputs = {name: detached(x) for name, x in chain.arrays.items()}
         _, _, g = _enter_pullback(inputs, value, cotangent)
         names = [fields[name] for name in ChainGradients._fields if name in wanted]
-        with quiet():
+        with ctx.computing():
             found = raw(g, frozenset(has).intersection(names))
             given = {part: chain.kept_gradient(ctx, has[part], x) for part, x in found.items()}
         return ChainGradients(*(given.get(part) for part in ("potentials", "transitions", "start")))

@@ -40,9 +40,28 @@ def library(monkeypatch):
     return module
 
 
+class CurrentDevice(str):
+    """NumPy's only device, which like those of CuPy can be made the current one."""
+
+    entered = 0
+
+    def __enter__(self):
+        CurrentDevice.entered += 1
+
+    def __exit__(self, *_):
+        pass
+
+
 @pytest.fixture
 def cupy(monkeypatch):
-    """NumPy under the name of CuPy, but for what arrays are read from."""
+    """NumPy under the name of CuPy, but for what arrays are read from, and for devices."""
+    device = array_api_compat.device
+    monkeypatch.setattr(CurrentDevice, "entered", 0)
+    monkeypatch.setattr(
+        array_api_compat,
+        "device",
+        lambda x: CurrentDevice("cpu") if type(x) is np.ndarray else device(x),
+    )
     module = types.ModuleType("array_api_compat.cupy")
     vars(module).update({k: v for k, v in vars(array_api_compat.numpy).items() if k[:2] != "__"})
     module.__array_namespace_info__ = array_api_compat.numpy.__array_namespace_info__
@@ -58,6 +77,8 @@ def test_arrays_go_to_cupy_and_back():
     out = alc.logmatmulexp(Exported(a), Exported(b))
     assert isinstance(out, Exported)
     np.testing.assert_allclose(out.x, alc.logmatmulexp(a, b))
+    # CuPy computes on the device that is current, wherever the arrays are.
+    assert CurrentDevice.entered == 1
     chain = alc.LogChain(Exported(a), transitions=Exported(np.exp(b[None, :4, :4])))
     np.testing.assert_allclose(
         chain.log_partition().x,

@@ -20,7 +20,7 @@ def log_partition(ctx: Context, chain: Chain, segments: Segments, workspace: int
 def total(ctx: Context, chain: Chain, cut: Cut | None, workspace: int) -> Array:
     """Return the logs of the sums over all paths of a chain that may be cut."""
     if cut is not None:
-        return ctx.xp.astype(cut.last(ctx).log_total(ctx)[..., 0], ctx.result_dtype, copy=False)
+        return ctx.to_result(cut.last(ctx).log_total(ctx)[..., 0])
     out = ctx.empty(chain.batch, ctx.result_dtype)
 
     def result(state: State) -> tuple[Array]:
@@ -34,7 +34,7 @@ def last_message(ctx: Context, chain: Chain, segments: Segments, workspace: int)
     """Return the logs of the weights after the last step, [*batch, K], each one right."""
     cut = cut_time(ctx, chain, segments, workspace, forward=True)
     if cut is not None:
-        return ctx.xp.astype(cut.last(ctx).logs(ctx), ctx.result_dtype, copy=False)
+        return ctx.to_result(cut.last(ctx).logs(ctx))
     out = ctx.empty((*chain.batch, chain.size), ctx.result_dtype)
     write_last(ctx, chain, [out], workspace, lambda state: (state.logs(ctx),), every_entry=True)
     return out

@@ -55,7 +55,7 @@ def path_log_weight(ctx: Context, chain: Chain, states: Array, workspace: int) -
                 rounded = xp.where(xp.isfinite(rounded), rounded, xp.zeros_like(rounded))
                 whole = whole + xp.sum(rounded, axis=-1)
                 rest = rest + xp.sum(values - rounded, axis=-1)
-        out[(*lead, ...)] = xp.astype(whole + rest, ctx.result_dtype, copy=False)
+        out[(*lead, ...)] = ctx.to_result(whole + rest)
     return out
 
 

@@ -94,7 +94,7 @@ def expected_transitions(ctx: Context, chain: Chain, plan: Plan) -> Array:
         if row.count > 1:
             counts = results.expected_transitions(ctx, row, segments, plan.workspace)
             sums.add(box, {"transitions": counts})
-    return ctx.xp.astype(sums.found["transitions"], ctx.result_dtype, copy=False)
+    return ctx.to_result(sums.found["transitions"])
 
 
 def log_partition_and_pullback(

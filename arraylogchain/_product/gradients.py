@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 
 from arraylogchain._arrays import Array, Context, shape_of
-from arraylogchain._fold import Box, Shape, boxes, fold, lengths
+from arraylogchain._fold import Box, Fold, Shape, boxes, fold, lengths
 from arraylogchain._product.linear import Axes, contract
 from arraylogchain._product.posterior import Moments, Operand, operand
 from arraylogchain._product.sums import Sums
@@ -70,8 +70,9 @@ def logmatmulexp_gradients(
     They are added up in the precision of the computation: for half precisions in arrays of their
     own. A NaN in an operand shows in them; with `spoils` False it has no gradient instead, as +inf.
     """
-    if ctx.kernels is not None:
-        return _by_kernels(ctx, a, b, out, g, budget, wanted, spoils)
+    layout = fold(shape_of(a), shape_of(b))
+    if ctx.takes_kernels(layout):
+        return _by_kernels(ctx, layout, a, b, out, g, budget, wanted, spoils)
     walk = _Walk(ctx, a, b, out, budget, copies=2, spoils=spoils)
     totals = walk.totals(wanted)
     g = walk.of_product(g)
@@ -82,6 +83,7 @@ def logmatmulexp_gradients(
 
 def _by_kernels(
     ctx: Context,
+    layout: Fold,
     a: Array,
     b: Array,
     out: Array,
@@ -93,16 +95,12 @@ def _by_kernels(
     """Return the same by CUDA kernels, whose arrays are of one dtype."""
     from arraylogchain._cuda.products.gradients import logmatmulexp_gradients
 
-    xp, layout = ctx.xp, fold(shape_of(a), shape_of(b))
-    if 0 in layout.sizes:
-        zeros = (xp.zeros_like(x) if want else None for x, want in zip((a, b), wanted, strict=True))
-        return tuple(zeros)  # type: ignore[return-value]
-    left, right, out, g = (xp.astype(x, ctx.result_dtype, copy=False) for x in (a, b, out, g))
+    left, right, out, g = (ctx.to_result(x) for x in (a, b, out, g))
     found = logmatmulexp_gradients(
         ctx.kernels, layout, left, right, out, g, ctx.result_name, budget, wanted, spoils
     )
     of_a, of_b = (
-        None if x is None else xp.astype(x, like.dtype, copy=False)
+        None if x is None else ctx.xp.astype(x, like.dtype, copy=False)
         for x, like in zip(found, (a, b), strict=True)
     )
     return of_a, of_b

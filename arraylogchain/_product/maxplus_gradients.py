@@ -36,12 +36,12 @@ def maxplus_gradients(
     """
     xp = ctx.xp
     layout = fold(a_shape, b_shape)
-    if ctx.kernels is not None and 0 not in layout.sizes:
+    if ctx.takes_kernels(layout):
         from arraylogchain._cuda.products import maxplus
 
         if values is not None:
-            values = xp.reshape(xp.astype(values, ctx.result_dtype, copy=False), (-1,))
-        g = xp.astype(g, ctx.result_dtype, copy=False)
+            values = xp.reshape(ctx.to_result(values), (-1,))
+        g = ctx.to_result(g)
         indices = xp.reshape(indices, (-1,))
         return maxplus.maxplus_gradients(
             ctx.kernels, layout, a_shape, b_shape, values, indices, g, ctx.result_name

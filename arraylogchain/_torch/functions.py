@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from arraylogchain._arrays import enter, is_differentiated, quiet
+from arraylogchain._arrays import enter, is_differentiated
 
 Tensor = Any
 Tensors = Sequence[Any]
@@ -144,7 +144,7 @@ def on_arrays(function: Callable[..., Any], **tensors: Tensor | None) -> Any:
             "these tensors hold no values that can be read; is_grads_batched=True is not "
             "supported, torch.func.vmap and torch.func.jacrev are"
         ) from error
-    with quiet():
+    with ctx.computing():
         result = function(ctx, *(ready.get(name) for name in tensors))
     if isinstance(result, tuple):
         return tuple(None if x is None else ctx.hand_back(x) for x in result)

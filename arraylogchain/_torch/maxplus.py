@@ -9,7 +9,7 @@ import torch
 from torch.autograd import Function
 
 from arraylogchain import products
-from arraylogchain._arrays import enter, quiet
+from arraylogchain._arrays import enter
 from arraylogchain._fold import Shape
 from arraylogchain._product import maxplus_gradients as rules
 from arraylogchain._torch.functions import (
@@ -148,7 +148,7 @@ def _with_indices(function: Any, indices: Tensor, **tensors: Tensor) -> Any:
     given = list(ready.values())
     # `enter` takes floating-point numbers alone; indices follow where it has put those.
     at = indices if isinstance(given[0], torch.Tensor) else indices.numpy()
-    with quiet():
+    with ctx.computing():
         result = function(ctx, at, *given)
     if isinstance(result, tuple):
         return tuple(ctx.hand_back(x) for x in result)

@@ -11,6 +11,7 @@ import numpy as np
 from arraylogchain._chain.steps import Chain
 from arraylogchain._cuda.chains import gradients, recursion
 from arraylogchain._cuda.chains.geometry import Geometry
+from arraylogchain._cuda.chains.recursion import ChainRun
 from tests import error_model, gradient_reference, reference
 from tests.cuda.cpu_device import CpuDevice, bfloat16, from_bfloat16
 from tests.error_model import assert_within
@@ -134,10 +135,10 @@ def check(
     """Compare log_partition and messages of both directions with the references; return them."""
     case = make(dtype, x, **given)
     device.flush_to_zero = dtype != "float64"  # as CuPy compiles kernels
-    common = (case.chain, workspace, recursion.row_lengths(case.chain), geometry)
-    partition = as_numbers(recursion.log_partition(device, *common))
-    forward = as_numbers(recursion.messages(device, *common, backward=False))
-    backward = as_numbers(recursion.messages(device, *common, backward=True))
+    run = ChainRun(device, case.chain, workspace, geometry)
+    partition = as_numbers(recursion.log_partition(run))
+    forward = as_numbers(recursion.messages(run, backward=False))
+    backward = as_numbers(recursion.messages(run, backward=True))
     if case.lengths is None:
         assert_right(case, partition, forward, backward if has_backward_reference else None)
         return partition, forward, backward
@@ -190,17 +191,17 @@ def check_gradients(
     case = make(dtype, x, **given)
     device.flush_to_zero = dtype != "float64"  # as CuPy compiles kernels
     chain = case.chain
-    common = (chain, workspace, recursion.row_lengths(chain), geometry)
+    run = ChainRun(device, chain, workspace, geometry)
     g = as_given(cotangent(g, chain.batch, dtype) if isinstance(g, str) else g, dtype)
     wanted = {"potentials", "transitions", "start"}
     wanted -= {"transitions"} if chain.transitions is None else set()
     wanted -= {"start"} if chain.start is None else set()
 
-    _, kept = gradients.forward_pass(device, *common, keep=keep)
+    _, kept = gradients.forward_pass(run, keep=keep)
     found = gradients.gradients(kept, g, wanted)
-    found["marginals"] = gradients.marginals(device, *common)
+    found["marginals"] = gradients.marginals(run)
     if chain.transitions is not None:
-        found["counts"] = gradients.expected_transitions(device, *common)
+        found["counts"] = gradients.expected_transitions(run)
     found = {name: as_numbers(value) for name, value in found.items()}
     exact = exact_gradients(case, as_numbers(g))
     T, K = chain.count, chain.size

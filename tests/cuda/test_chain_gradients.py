@@ -8,6 +8,7 @@ import pytest
 
 from arraylogchain._cuda.chains import gradients, recursion
 from arraylogchain._cuda.chains.geometry import Geometry
+from arraylogchain._cuda.chains.recursion import ChainRun
 from tests.checks import CHAIN_SHAPES
 from tests.cuda.chain_checks import SMALL, check_gradients, make
 from tests.cuda.cpu_device import CpuDevice
@@ -205,7 +206,7 @@ def test_workspace_is_kept(form, steps):
         gradients.expected_transitions,
     ):
         device = CountingDevice(seed=3)
-        out = call(device, case.chain, workspace, None, SMALL)
+        out = call(ChainRun(device, case.chain, workspace, SMALL))
         assert device.peak - out.nbytes <= workspace
         assert device.live == out.nbytes
     assert 2 * workspace < 4 * 300 * (2 * 6 * 4 + 3 * 8)

@@ -1,11 +1,15 @@
 """The chain's kernels: log_partition and messages, right entry by entry on every range."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from arraylogchain._cuda.chains import geometry as geometries
 from arraylogchain._cuda.chains import recursion
 from arraylogchain._cuda.chains.geometry import Geometry
+from arraylogchain._cuda.chains.lengths import row_lengths
+from arraylogchain._cuda.chains.recursion import ChainRun
 from tests.checks import CHAIN_SHAPES
 from tests.cuda.chain_checks import SMALL, check, make
 from tests.cuda.cpu_device import CpuDevice
@@ -244,9 +248,9 @@ def test_broadcast_views(cpu):
     x = np.broadcast_to(normal(6, 4).astype(np.float32), (3, 6, 4))
     case = make("float32", x, transitions=one, layout=lambda y: y)
     chain = make("float32", x[:1], transitions=one[:1]).chain
-    found = recursion.log_partition(cpu, case.chain, 1 << 20, None, SMALL)
+    found = recursion.log_partition(ChainRun(cpu, case.chain, 1 << 20, SMALL))
     np.testing.assert_array_equal(
-        found, np.repeat(recursion.log_partition(cpu, chain, 1 << 20, None, SMALL), 3)
+        found, np.repeat(recursion.log_partition(ChainRun(cpu, chain, 1 << 20, SMALL)), 3)
     )
 
 
@@ -291,6 +295,17 @@ def test_blocks_that_share_rows(device, form):
     check(device, "float32", x, geometry=geometry, **given_as(form, edges, uniform(40)))
     lengths = np.array([4, 1, 3, 2, 1])
     check(device, "float32", x, geometry=geometry, lengths=lengths, **given_as(form, edges))
+
+
+@pytest.mark.parametrize("axes", [(0, 1), (1, 0)])
+def test_lengths_of_more_rows_than_a_launch_takes(cpu, axes):
+    """In the kernels' order; they travel as arguments, so that nothing waits and graphs can."""
+    lengths = np.random.default_rng(0).integers(1, 5, (3, 700))
+    chain = replace(make("float32", normal(3, 700, 4, 2)).chain, lengths=lengths)
+    on_device = row_lengths(cpu, chain, axes)
+    assert on_device.dtype == np.int64
+    np.testing.assert_array_equal(on_device, lengths.transpose(axes).ravel())
+    assert [launch.source for launch in cpu.launches] == ["chains/lengths.cu"] * 3
 
 
 @pytest.mark.parametrize("item", [4, 8])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,9 @@ from array_api_compat import array_namespace
 from arraylogchain._arrays import (
     Array,
     Context,
-    _check_dtypes,
     _check_same,
     _dtype_name,
+    check_dtypes,
     detached,
     enter,
     is_differentiated,
@@ -122,13 +122,21 @@ def pad(given: Mapping[str, Any]) -> tuple[dict[str, Array], Sequences]:
         for name, xs in parts.items()
     }
     flat = {n: x for name in parts for n, x in zip(names[name], parts[name], strict=True)}
-    hand_back = None
     if is_differentiated(*flat.values()):
         _check_tensors(flat)
-        ready: Mapping[str, Array] = flat
-    else:
-        ctx, ready = enter({n: detached(x) for n, x in flat.items()})
-        hand_back = ctx.hand_back
+        return _pad(parts, names, flat, None)
+    ctx, ready = enter({n: detached(x) for n, x in flat.items()})
+    with ctx.computing():
+        return _pad(parts, names, ready, ctx.hand_back)
+
+
+def _pad(
+    parts: Mapping[str, Any],
+    names: Mapping[str, list[str]],
+    ready: Mapping[str, Array],
+    hand_back: Callable[[Array], Array] | None,
+) -> tuple[dict[str, Array], Sequences]:
+    """Return the same from arrays by their names; without `hand_back`, autograd follows it."""
     shapes = {n: shape_of(x) for n, x in ready.items()}
     check_sequence_shapes(shapes, len(parts["log_potentials"]))
     sequences = Sequences(
@@ -151,7 +159,8 @@ def _check_tensors(given: Mapping[str, Any]) -> None:
     """Check what `enter` does, for tensors whose values may not be readable."""
     if not all(hasattr(x, "requires_grad") for x in given.values()):
         enter({name: detached(x) for name, x in given.items()})
-    _check_dtypes({name: _dtype_name(x.dtype) for name, x in given.items()})
+    xp = _namespace(next(iter(given.values())))
+    check_dtypes({name: _dtype_name(x.dtype) for name, x in given.items()}, xp)
     _check_same("device", {name: x.device for name, x in given.items()})
 
 

@@ -40,7 +40,7 @@ def entropy(ctx: Context, chain: Chain, segments: Segments, workspace: int) -> A
         top = xp.max(logs, axis=-1, keepdims=True)
         weights = xp.exp(logs - xp.where(xp.isfinite(top), top, xp.zeros_like(top)))
         sums.total += _of_weights(wide, weights)
-        return xp.astype(sums.total, ctx.result_dtype, copy=False)
+        return ctx.to_result(sums.total)
     of_last = wide.empty(chain.batch, dtype)
 
     def result(state: State) -> tuple[Array]:
@@ -48,7 +48,7 @@ def entropy(ctx: Context, chain: Chain, segments: Segments, workspace: int) -> A
 
     write_last(wide, chain, [of_last], workspace, result, every_entry=False)
     sums.total += of_last
-    return xp.astype(sums.total, ctx.result_dtype, copy=False)
+    return ctx.to_result(sums.total)
 
 
 def _of_weights(ctx: Context, weights: Array) -> Array:

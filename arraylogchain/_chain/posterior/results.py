@@ -225,7 +225,7 @@ def expected_transitions(ctx: Context, chain: Chain, segments: Segments, workspa
         return GradientSums(ctx, chain, transitions=zeros, as_counts=True)
 
     sums, _ = posterior_sums(ctx, chain, segments, workspace, empty)
-    return ctx.xp.astype(sums.transitions, ctx.result_dtype, copy=False)
+    return ctx.to_result(sums.transitions)
 
 
 def posterior_sums(

@@ -14,6 +14,7 @@ import numpy as np
 from arraylogchain._arrays import Array
 from arraylogchain._chain.steps import Chain
 from arraylogchain._cuda import dtypes
+from arraylogchain._cuda.chains.lengths import row_lengths
 from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.launch import pack_axes
 
@@ -51,20 +52,24 @@ class ChainArrays:
     device : Device
     chain : Chain
         Arrays of the device's library; no batch axis and no state axis of length 0.
-    lengths : array, optional
-        `chains.row_lengths` of the chain, on the device.
+
+    Attributes
+    ----------
+    lengths : array or None
+        See `row_lengths`.
     """
 
-    def __init__(self, device: Device, chain: Chain, lengths: Array | None = None) -> None:
+    def __init__(self, device: Device, chain: Chain) -> None:
         assert chain.potentials is not None
         assert chain.lead == 0
-        self.device, self.chain, self.lengths = device, chain, lengths
+        self.device, self.chain = device, chain
         self.dtype = device.dtype_name(chain.potentials)
         self.compute = dtypes.compute_type(self.dtype)
         self.item = dtypes.itemsize(self.compute)
         self.groups, self.rows = chain.sizes
         self.number = self.groups * self.rows
         self.order = (*chain.group_axes, *chain.row_axes)
+        self.lengths = row_lengths(device, chain, self.order)
 
     @property
     def is_one_matrix(self) -> bool:

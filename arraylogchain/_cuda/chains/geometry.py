@@ -71,8 +71,8 @@ def _ceil(n: int, by: int) -> int:
 
 def choose(
     size: int, groups: int, rows: int, item: int, multiprocessors: int, shared_memory: int
-) -> Geometry:
-    """Return the geometry that should take the least time.
+) -> Geometry | None:
+    """Return the geometry that should take the least time; None if no row fits shared memory.
 
     Parameters
     ----------
@@ -84,17 +84,14 @@ def choose(
         Bytes of a number.
     multiprocessors, shared_memory : int
         What the device has.
-
-    Raises
-    ------
-    ValueError
-        If not even one row of states fits the shared memory.
     """
     found = [_with_tile(tile, size, groups, rows, item, multiprocessors) for tile in TILES[item]]
     fitting = [g for g in found if g.shared_memory(size, item) <= shared_memory]
-    if not fitting:
-        raise ValueError(f"{size} states are more than the device's shared memory holds")
-    return min(fitting, key=lambda g: cycles(g, size, groups, rows, item, multiprocessors))
+    return min(
+        fitting,
+        key=lambda g: cycles(g, size, groups, rows, item, multiprocessors),
+        default=None,
+    )
 
 
 def _with_tile(

@@ -14,13 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from arraylogchain._arrays import Array
-from arraylogchain._chain.steps import Chain
 from arraylogchain._cuda.chains.arrays import SCALE, History
-from arraylogchain._cuda.chains.geometry import Geometry
 from arraylogchain._cuda.chains.matrices import steps_at_once
 from arraylogchain._cuda.chains.recursion import ChainRun, Outputs
 from arraylogchain._cuda.chains.sums import FACTOR, SIDE, GradientSums
-from arraylogchain._cuda.device import Device
 
 # Rows that are worth a block of their own.
 ROWS_OF_A_SPLIT = 64
@@ -50,22 +47,17 @@ class ForwardPass:
     before: dict[int, History]
 
 
-def forward_pass(
-    device: Device,
-    chain: Chain,
-    workspace: int,
-    lengths: Array | None = None,
-    geometry: Geometry | None = None,
-    *,
-    keep: bool = True,
-) -> tuple[Array, ForwardPass]:
+def forward_pass(run: ChainRun, *, keep: bool = True) -> tuple[Array, ForwardPass]:
     """Return the logs of the sums over all paths, [*batch], and what gradients are made from.
 
-    The parameters are those of `ChainRun`, and `keep`: whether every state is kept though that
-    takes more than a part of the workspace.
+    Parameters
+    ----------
+    run : ChainRun
+    keep : bool
+        Whether every state is kept though that takes more than a part of the workspace.
     """
-    run = ChainRun(device, chain, workspace, lengths, geometry)
-    out = device.empty(chain.batch, run.dtype)
+    chain, workspace = run.chain, run.workspace
+    out = run.device.empty(chain.batch, run.dtype)
     each = run.number * (2 * chain.size * run.item + 8 * SCALE)
     history = None
     if keep or each * chain.count <= workspace // 4:
@@ -123,29 +115,17 @@ def gradients(
     return _WayBack(kept, cotangent, frozenset(wanted)).run()
 
 
-def marginals(
-    device: Device,
-    chain: Chain,
-    workspace: int,
-    lengths: Array | None = None,
-    geometry: Geometry | None = None,
-) -> Array:
+def marginals(run: ChainRun) -> Array:
     """Return the posterior probabilities of all states at all steps, [*batch, T, K]."""
-    _, kept = forward_pass(device, chain, workspace, lengths, geometry, keep=False)
-    out = device.empty((*chain.batch, chain.count, chain.size), kept.run.dtype)
+    _, kept = forward_pass(run, keep=False)
+    out = run.device.empty((*run.chain.batch, run.chain.count, run.chain.size), run.dtype)
     _WayBack(kept, None, frozenset()).run(out)
     return out
 
 
-def expected_transitions(
-    device: Device,
-    chain: Chain,
-    workspace: int,
-    lengths: Array | None = None,
-    geometry: Geometry | None = None,
-) -> Array:
+def expected_transitions(run: ChainRun) -> Array:
     """Return expected counts in the shape of the transitions."""
-    _, kept = forward_pass(device, chain, workspace, lengths, geometry, keep=False)
+    _, kept = forward_pass(run, keep=False)
     way = _WayBack(kept, None, frozenset({"transitions"}), as_counts=True)
     return way.run()["transitions"]
 

@@ -44,15 +44,6 @@ INSTANTIATIONS: dict[str, list[str]] = {
 HOT = frozenset({"chain"})
 
 
-def row_lengths(chain: Chain) -> np.ndarray | None:
-    """Return a chain's lengths as the kernels take them, int64 [groups * rows]; None if equal."""
-    if chain.lengths is None:
-        return None
-    order = (*chain.group_axes, *chain.row_axes)
-    full = np.broadcast_to(chain.lengths, chain.batch).transpose(order)
-    return np.ascontiguousarray(full.reshape(-1), np.int64)
-
-
 @dataclass(frozen=True, slots=True)
 class Outputs:
     """What the recursion is to write; see chain.cu. `out_time` is where marginals begin."""
@@ -73,7 +64,7 @@ class ChainRun(ChainArrays):
 
     Parameters
     ----------
-    device, chain, lengths
+    device, chain
         As for `ChainArrays`.
     workspace : int
         Bytes for matrices that are made ready, and for states between launches.
@@ -85,19 +76,15 @@ class ChainRun(ChainArrays):
         device: Device,
         chain: Chain,
         workspace: int,
-        lengths: Array | None = None,
         geometry: Geometry | None = None,
     ) -> None:
-        super().__init__(device, chain, lengths)
+        super().__init__(device, chain)
         self.workspace = workspace
-        self.geometry = geometry or geometries.choose(
-            chain.size,
-            self.groups,
-            self.rows,
-            self.item,
-            device.multiprocessors,
-            device.shared_memory,
-        )
+        sizes = (chain.size, self.groups, self.rows, self.item)
+        limits = (device.multiprocessors, device.shared_memory)
+        chosen = geometry or geometries.choose(*sizes, *limits)
+        assert chosen is not None, "chains that fit no block take another road"
+        self.geometry = chosen
 
     def blocks(self) -> list[tuple[int, int]]:
         """Return the steps whose matrices are made ready together."""
@@ -233,31 +220,16 @@ class ChainRun(ChainArrays):
         )
 
 
-def log_partition(
-    device: Device,
-    chain: Chain,
-    workspace: int,
-    lengths: Array | None = None,
-    geometry: Geometry | None = None,
-) -> Array:
-    """Return the logs of the sums over all paths, [*batch]; see `ChainRun` for the parameters."""
-    run = ChainRun(device, chain, workspace, lengths, geometry)
-    out = device.empty(chain.batch, run.dtype)
+def log_partition(run: ChainRun) -> Array:
+    """Return the logs of the sums over all paths, [*batch]."""
+    out = run.device.empty(run.chain.batch, run.dtype)
     run.run(Outputs(total_log=out, total=run.new_total()))
     return out
 
 
-def messages(
-    device: Device,
-    chain: Chain,
-    workspace: int,
-    lengths: Array | None = None,
-    geometry: Geometry | None = None,
-    *,
-    backward: bool,
-) -> Array:
-    """Return forward or backward messages, [*batch, T, K]; see `ChainRun` for the parameters."""
-    run = ChainRun(device, chain, workspace, lengths, geometry)
-    out = device.empty((*chain.batch, chain.count, chain.size), run.dtype)
+def messages(run: ChainRun, *, backward: bool) -> Array:
+    """Return forward or backward messages, [*batch, T, K]."""
+    chain = run.chain
+    out = run.device.empty((*chain.batch, chain.count, chain.size), run.dtype)
     run.run(Outputs(messages=out), backward)
     return out

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from arraylogchain._arrays import (
     Array,
     Context,
@@ -144,7 +146,7 @@ class LogChain:
         else:
             if lengths is not None:
                 # Once: calls would wait for what is on a device.
-                self.lengths = on_host("lengths", lengths)
+                self.lengths = np.array(on_host("lengths", lengths))
             ctx, chain = self._enter()
             self._batch = chain.batch
             self._has_kernel = on_device.has_kernel(ctx, chain)

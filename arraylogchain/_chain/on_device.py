@@ -6,7 +6,7 @@ What launches kernels is imported when it is needed: most who use the library ha
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from arraylogchain._arrays import Array, Context
 from arraylogchain._chain.posterior.results import Pullback, arrays_of

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +21,12 @@ from arraylogchain._cuda.launch import Launch
 
 OLDEST_ARCHITECTURE = 75
 
-_PROBE = 'extern "C" __global__ void probe() {}'
+# What kernels include of CUDA's own has to be there, too.
+_PROBE = """
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+extern "C" __global__ void probe() {}
+"""
 
 
 class Device(Protocol):
@@ -53,11 +57,27 @@ class Device(Protocol):
     def run(self, launch: Launch) -> None:
         """Queue a kernel on the library's current stream; this does not wait for it."""
 
+    def uses(self, *arrays: Array) -> None:
+        """Say that what is queued next reads arrays that may have been made on another stream.
+
+        Their memory is then not given to others before that has passed, as far as the library
+        sees to it: torch does, CuPy's users do.
+        """
+
 
 class Unavailable(str):
     """Why kernels cannot be used: a sentence without its full stop."""
 
     __slots__ = ()
+
+
+class NotNow(Unavailable):
+    """A reason that may have passed by the next call."""
+
+    __slots__ = ()
+
+
+_known: dict[tuple[str, int], Device | Unavailable] = {}
 
 
 def find(library: str, device: Any) -> Device | Unavailable:
@@ -75,10 +95,14 @@ def find(library: str, device: Any) -> Device | Unavailable:
     index = device.id if library == "cupy" else device.index
     if index is None:
         index = sys.modules["torch"].cuda.current_device()
-    return _open(library, index)
+    if (library, index) in _known:
+        return _known[library, index]
+    found = _open(library, index)
+    if not isinstance(found, NotNow):
+        _known[library, index] = found
+    return found
 
 
-@cache
 def _open(library: str, index: int) -> Device | Unavailable:
     """Return a device, having seen that it is there and that CuPy compiles for it."""
     try:
@@ -95,7 +119,7 @@ def _open(library: str, index: int) -> Device | Unavailable:
         with cupy.cuda.Device(index) as device:
             architecture = int(device.compute_capability)
     except RuntimeError as error:
-        return Unavailable(f"CuPy cannot use CUDA device {index}: {_first_line(error)}")
+        return NotNow(f"CuPy cannot use CUDA device {index}: {_first_line(error)}")
     if architecture < OLDEST_ARCHITECTURE:
         return Unavailable(
             f"CUDA device {index} has compute capability {_dotted(architecture)}, "
@@ -113,7 +137,9 @@ def _open(library: str, index: int) -> Device | Unavailable:
             cupy.RawModule(code=_PROBE, options=modules.OPTIONS).get_function("probe")
     # Headers that are missing, a driver too old for what was compiled, a cache not writable, ...
     except Exception as error:
-        return Unavailable(f"CuPy cannot compile for CUDA device {index}: {_first_line(error)}")
+        # A compiler that is there and refuses will do so again, which takes its time.
+        kind = Unavailable if type(error).__name__ == "CompileException" else NotNow
+        return kind(f"CuPy cannot compile for CUDA device {index}: {_first_line(error)}")
     if library == "cupy":
         return CupyDevice(cupy, index)
     return TorchDevice(cupy, sys.modules["torch"], index)
@@ -163,6 +189,9 @@ class CupyDevice(_CudaDevice):
         with self._current:
             self._start(launch, launch.arguments)
 
+    def uses(self, *arrays: Array) -> None:
+        pass
+
 
 class TorchDevice(_CudaDevice):
     """torch's caching allocator, and the stream that is torch's current one on the device."""
@@ -190,6 +219,11 @@ class TorchDevice(_CudaDevice):
         # A stream becomes current on the device that is current, so this order matters.
         with self._current, self._cupy.cuda.Stream.from_external(stream):
             self._start(launch, arguments)
+
+    def uses(self, *arrays: Array) -> None:
+        stream = self._torch.cuda.current_stream(self._index)
+        for x in arrays:
+            x.record_stream(stream)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ class CpuDevice:
         self.flush_to_zero = flush_to_zero
         self.folder = folder
         self.launches: list[Launch] = []
+        self.used: list[Any] = []
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         """Return an array of NaN: what no kernel has written shows."""
@@ -69,6 +70,9 @@ class CpuDevice:
 
     def dtype_name(self, x: np.ndarray) -> str:
         return "bfloat16" if x.dtype == np.uint16 else x.dtype.name
+
+    def uses(self, *arrays: Any) -> None:
+        self.used += arrays
 
     def run(self, launch: Launch) -> None:
         """Run a launch to its end; raise KernelError where a device would hang or refuse it."""

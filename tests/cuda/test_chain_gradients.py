@@ -193,6 +193,23 @@ class CountingDevice(CpuDevice):
         self.peak = max(self.peak, self.live)
 
 
+def test_a_pullback_says_what_it_reads(cpu):
+    """It may run on another stream, after which the library must not hand the memory out."""
+    case = make("float32", normal(3, 20, 4), transitions=uniform(19, 4, 4), lengths=[20, 1, 7])
+    for keep, workspace in ((True, 1 << 20), (False, 2000)):
+        cpu.used.clear()
+        _, kept = gradients.forward_pass(ChainRun(cpu, case.chain, workspace, SMALL), keep=keep)
+        assert (kept.history is None) == (not keep)
+        gradients.gradients(kept, None, {"potentials"})
+        states = [kept.history] if keep else list(kept.before.values())
+        expected = [
+            kept.total,
+            kept.run.lengths,
+            *(x for s in states for x in (s.states, s.scales)),
+        ]
+        assert {id(x) for x in cpu.used} == {id(x) for x in expected}
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("steps", [1, 299])
 def test_workspace_is_kept(form, steps):

@@ -106,6 +106,10 @@ class FakeCupy(ModuleType):
 class FakeTensor:
     pointer: int
     dtype: str = "torch.bfloat16"
+    streams: list[int] = field(default_factory=list)
+
+    def record_stream(self, stream: Any) -> None:
+        self.streams.append(stream.cuda_stream)
 
     def data_ptr(self) -> int:
         return self.pointer
@@ -141,10 +145,10 @@ class FakeTorch(ModuleType):
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """Let no test find the devices and kernels of another."""
-    for clear in (device_module._open.cache_clear, modules.compiled.cache_clear):
+    for clear in (device_module._known.clear, modules.compiled.cache_clear):
         clear()
     yield
-    for clear in (device_module._open.cache_clear, modules.compiled.cache_clear):
+    for clear in (device_module._known.clear, modules.compiled.cache_clear):
         clear()
 
 
@@ -236,7 +240,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 def test_reasons(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
     def reason() -> str:
-        device_module._open.cache_clear()
+        device_module._known.clear()
         found = find("cupy", SimpleNamespace(id=0))
         assert isinstance(found, Unavailable)
         return found
@@ -266,6 +270,35 @@ def test_reasons(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
             "CuPy, which compiles the kernels, is not installed; install the extra cuda12 or cuda13"
         )
     assert find("dask", None) == "there are kernels for arrays of CuPy and torch, not of dask"
+
+
+def test_reasons_that_may_pass_are_looked_at_again(
+    cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(cupy, "RawModule", raising(OSError("no space left")))
+        assert isinstance(find("cupy", SimpleNamespace(id=0)), Unavailable)
+    assert isinstance(find("cupy", SimpleNamespace(id=0)), CupyDevice)
+
+
+class CompileException(Exception):  # noqa: N818
+    """As CuPy's."""
+
+
+def test_a_compiler_that_refuses_is_not_asked_at_every_call(
+    cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(cupy, "RawModule", raising(CompileException("no cuda_fp16.h")))
+        reason = find("cupy", SimpleNamespace(id=0))
+        assert reason == "CuPy cannot compile for CUDA device 0: no cuda_fp16.h"
+    assert find("cupy", SimpleNamespace(id=0)) is reason
+
+
+def test_torch_hears_of_other_streams(cupy: FakeCupy, torch: FakeTorch) -> None:
+    x = FakeTensor(5000)
+    find("torch", torch.device("cuda", 1)).uses(x)
+    assert x.streams == [701]
 
 
 def test_torch_for_rocm_has_no_kernels(cupy: FakeCupy, torch: FakeTorch) -> None:

@@ -38,6 +38,28 @@ def test_logmatmulexp(kernels, np_backend, dtype, a, b, sd):
     assert bool(kernels.launches) == (0 not in a)
 
 
+def test_more_axes_than_kernels_take(kernels, np_backend):
+    """Array operations compute: the product, its gradients, and chains."""
+    axes = (2,) * 9
+    a, b = normal(*axes, 3, 4), normal(*axes, 4, 2, seed=1)
+    check_logmatmulexp(np_backend, "float32", a, b)
+    check_vjp_logmatmulexp(np_backend, "float32", a, b)
+    check_vjp_maxplus(np_backend, "float32", a, b)
+    chain = alc.LogChain(a, transitions=uniform(1, 4, 4))
+    assert chain.plan().route != "kernel"
+    assert not kernels.launches
+
+
+def test_lengths(kernels, np_backend):
+    """They are read once, when the chain is made."""
+    lengths = np.array([6, 1, 4])
+    chain = alc.LogChain(normal(3, 6, 4), transitions=uniform(5, 4, 4), lengths=lengths)
+    before = chain.log_partition()
+    lengths[...] = 6
+    np.testing.assert_array_equal(chain.log_partition(), before)
+    assert {launch.source for launch in kernels.launches} >= {"chains/lengths.cu"}
+
+
 def test_mixed_dtypes(kernels):
     a, b = normal(3, 4).astype("float32"), normal(4, 5)
     np.testing.assert_allclose(

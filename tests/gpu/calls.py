@@ -54,22 +54,26 @@ def _product_gradients(function: Callable[..., Any]) -> Callable[..., tuple[Any,
     return run
 
 
-def _chain(method: str, **options: Any) -> Callable[..., tuple[Any, ...]]:
+def _chain(method: str, **given: Any) -> Callable[..., tuple[Any, ...]]:
     def run(x: Any, transitions: Any, initial: Any) -> tuple[Any, ...]:
-        out = getattr(alc.LogChain(x, transitions=transitions, initial=initial), method)(**options)
+        chain = alc.LogChain(x, transitions=transitions, initial=initial, **given)
+        out = getattr(chain, method)()
         return out if isinstance(out, tuple) else (out,)
 
     return run
 
 
-def _chain_gradients(x: Any, transitions: Any, initial: Any) -> tuple[Any, ...]:
-    value, pullback = alc.vjp.log_partition(
-        alc.LogChain(x, transitions=transitions, initial=initial)
-    )
-    return value, *pullback(value)
+def _chain_gradients(**given: Any) -> Callable[..., tuple[Any, ...]]:
+    def run(x: Any, transitions: Any, initial: Any) -> tuple[Any, ...]:
+        chain = alc.LogChain(x, transitions=transitions, initial=initial, **given)
+        value, pullback = alc.vjp.log_partition(chain)
+        return value, *pullback(value)
+
+    return run
 
 
 _CHAIN = ((70, 12, 40), (11, 40, 40), (40,))
+_LENGTHS = {"lengths": np.arange(70) % 12 + 1}
 _CHAIN_OF_ONE_MATRIX = ((3, 30, 9, 150), (1, 150, 150), (150,))
 
 CALLS = {
@@ -97,7 +101,12 @@ CALLS = {
     "backward_messages": Call(_chain("backward_messages"), _CHAIN, linear=(1, 2)),
     "marginals": Call(_chain("marginals"), _CHAIN, linear=(1, 2)),
     "expected_transitions": Call(_chain("expected_transitions"), _CHAIN, linear=(1, 2)),
-    "gradients of log_partition": Call(_chain_gradients, _CHAIN, linear=(1, 2)),
+    "gradients of log_partition": Call(_chain_gradients(), _CHAIN, linear=(1, 2)),
+    "log_partition, lengths": Call(_chain("log_partition", **_LENGTHS), _CHAIN, linear=(1, 2)),
+    "marginals, lengths": Call(_chain("marginals", **_LENGTHS), _CHAIN, linear=(1, 2)),
+    "gradients of log_partition, lengths": Call(
+        _chain_gradients(**_LENGTHS), _CHAIN, linear=(1, 2)
+    ),
     "viterbi": Call(_chain("viterbi"), _CHAIN, linear=(1, 2), waits=True),
     "entropy": Call(_chain("entropy"), _CHAIN, linear=(1, 2), waits=True),
 }

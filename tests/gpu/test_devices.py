@@ -35,6 +35,24 @@ def test_arrays_on_a_device_that_is_not_current(backend, second, name):
         np.testing.assert_allclose(second.to_numpy(out), theirs, rtol=2e-4, atol=1e-5)
 
 
+def test_mixed_dtypes_on_a_device_that_is_not_current(backend, second):
+    """Casts and array operations take place there as well."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(40, 50)), rng.normal(size=(50, 60))
+    single, double = second.asarray(a, "float32"), second.asarray(b, "float64")
+    out = alc.logmatmulexp(single, double)
+    expected = alc.logmatmulexp(a.astype("float32"), b)
+    np.testing.assert_allclose(second.to_numpy(out), expected, rtol=1e-12)
+    value, pullback = alc.vjp.logmatmulexp(single, double)
+    for ours, theirs in zip(pullback(value), (a, b), strict=True):
+        assert second.owns(ours)
+        assert ours.shape == theirs.shape
+    chain = alc.LogChain(single, transitions=second.asarray(rng.random((1, 50, 50)), "float64"))
+    assert second.owns(chain.viterbi().states)
+    assert second.owns(chain.sample(3, 0))
+    assert current_device(backend) == 0
+
+
 def test_devices_side_by_side(backend, second):
     """Kernels, modules and tables are kept for each device, and never mixed up."""
     call = CALLS["logmatmulexp, unproved"]

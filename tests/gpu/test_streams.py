@@ -137,6 +137,37 @@ def test_backward_of_autograd(torch, name):
         torch.testing.assert_close(ours, 2 * theirs, rtol=2e-4, atol=1e-5)
 
 
+def test_pullback_on_another_stream(torch):
+    """What it reads was made on the value's stream, which must not give that memory away."""
+    backend = make_backend("torch-cuda")
+    streams, call = streams_of(backend), CALLS["gradients of log_partition"]
+    x, transitions, initial = call.arguments(backend)
+    _, *expected = call.run(x, transitions, initial)
+    first, second = streams.new(), streams.new()
+
+    def gradients(busy_ms):
+        with streams.current(first):
+            chain = alc.LogChain(x, transitions=transitions, initial=initial)
+            value, pullback = alc.vjp.log_partition(chain)
+        second.wait_stream(first)
+        with streams.current(second):
+            streams.spin(busy_ms)
+            found = pullback(value)
+        del pullback
+        with streams.current(first):
+            # Were the memory of states free, these would get it, and change it at once.
+            for size in (x.numel(), 2 * x.numel(), 24 * x.shape[0] * x.shape[1]):
+                for _ in range(4):
+                    torch.full((size,), torch.nan, device=x.device)
+        streams.wait()
+        return found
+
+    for busy_ms in (1, BUSY_MS):
+        found = gradients(busy_ms)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=1e-5)
+
+
 def test_current_streams_and_devices_stay_as_they_are(backend, streams):
     a, b = CALLS["logmatmulexp"].arguments(backend)
     cupy, torch = make_backend("cupy").xp, make_backend("torch-cuda").xp

@@ -46,6 +46,13 @@ class ForwardPass:
     history: History | None
     before: dict[int, History]
 
+    @property
+    def arrays(self) -> list[Array]:
+        """All of what is kept on the device."""
+        histories = [*self.before.values(), *([] if self.history is None else [self.history])]
+        kept = [x for history in histories for x in (history.states, history.scales)]
+        return [self.total, *kept, *([] if self.run.lengths is None else [self.run.lengths])]
+
 
 def forward_pass(run: ChainRun, *, keep: bool = True) -> tuple[Array, ForwardPass]:
     """Return the logs of the sums over all paths, [*batch], and what gradients are made from.
@@ -112,6 +119,8 @@ def gradients(
     wanted : iterable of str
         Of 'potentials', 'transitions' and 'start'.
     """
+    # A pullback may be called on another stream than the value was.
+    kept.run.device.uses(*kept.arrays)
     return _WayBack(kept, cotangent, frozenset(wanted)).run()
 
 

@@ -7,25 +7,16 @@ library. A few facts about the arrays at hand travel with every call in a `Conte
 from __future__ import annotations
 
 import importlib
-import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import array_api_compat
 import array_api_compat.numpy as numpy_namespace
 import numpy as np
 
-from arraylogchain._cuda.launch import MAX_AXES
-
-if TYPE_CHECKING:
-    from arraylogchain._fold import Fold
-
-# An array of whatever library the caller uses; the array API standard has no common base class.
-Array = Any
+from arraylogchain._context import DOUBLE, SINGLE, Array, Context, library_name
 
 # Elements of a temporary with which a chain of elementwise operations stays in a CPU's L2.
 _CPU_BLOCK = 1 << 16
@@ -36,190 +27,6 @@ _DEVICE_BLOCK = 1 << 26
 _DLPACK_CUDA = (2, 13)
 
 _FLOATING = ("float16", "bfloat16", "float32", "float64")
-
-
-@dataclass(frozen=True, slots=True)
-class Precision:
-    """A format that we compute in: float32 or float64, by what the error analysis needs of it."""
-
-    name: str
-    itemsize: int
-    eps: float  # distance from 1 to the next number
-    tiny: float  # smallest normal number
-    top: int  # exponent of the largest power of two
-
-
-SINGLE = Precision("float32", 4, 2.0**-23, 2.0**-126, 127)
-DOUBLE = Precision("float64", 8, 2.0**-52, 2.0**-1022, 1023)
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What a computation needs to know of the arrays it was given.
-
-    Attributes
-    ----------
-    xp : namespace
-        The array API namespace that computes.
-    device : object
-        Where results are made.
-    result_name : str
-        The dtype of the result, one of float16, bfloat16, float32, float64.
-    precision : Precision
-        What is computed in: float64 for float64, else float32.
-    widest : Precision
-        float64 where the device has it, else float32.
-    block : int
-        Elements in one elementwise step.
-    hand_back : callable
-        Turns a result of `xp` into an array of the caller's library.
-    has_out : bool
-        Whether functions of `xp` take ``out=``.
-    kernels : object or None
-        Where CUDA kernels run on these arrays, a `Device` of `_cuda.device`; None where plain
-        array operations compute.
-    powers : dict of str to array
-        Tables of powers of two by precision, made when they are first needed.
-    """
-
-    xp: Any
-    device: Any
-    result_name: str
-    precision: Precision
-    widest: Precision
-    block: int
-    hand_back: Callable[[Array], Array]
-    has_out: bool
-    kernels: Any = None
-    powers: dict[str, Array] = field(default_factory=dict)
-
-    @property
-    def result_dtype(self) -> Any:
-        return getattr(self.xp, self.result_name)
-
-    def dtype(self, precision: Precision) -> Any:
-        """Return the namespace's own name for a precision."""
-        return getattr(self.xp, precision.name)
-
-    def load(self, x: Array, precision: Precision) -> Array:
-        """Return `x` in the given precision: a copy only where the dtype differs."""
-        dtype = getattr(self.xp, precision.name)
-        return x if x.dtype == dtype else self.xp.astype(x, dtype)
-
-    def to_result(self, x: Array) -> Array:
-        """Return `x` in the dtype of the result: a copy only where that differs."""
-        return self.xp.astype(x, self.result_dtype, copy=False)
-
-    def computing(self) -> AbstractContextManager[None]:
-        """Return what everything that is done to arrays is done within."""
-        return _on_cupy_device(self.device) if _library(self.xp) == "cupy" else quiet()
-
-    def takes_kernels(self, layout: Fold) -> bool:
-        """Tell whether kernels compute a product: one that has entries, and few enough axes."""
-        groups = (layout.batch, layout.rows, layout.cols)
-        return (
-            self.kernels is not None and 0 not in layout.sizes and max(map(len, groups)) <= MAX_AXES
-        )
-
-    @property
-    def index_dtype(self) -> Any:
-        """Return int64, or int32 on devices without 64-bit integers."""
-        if self.xp is numpy_namespace:
-            return np.int64
-        defaults = self.xp.__array_namespace_info__().default_dtypes(device=self.device)
-        return defaults["indexing"]
-
-    def integers(self, x: np.ndarray) -> Array:
-        """Return whole numbers of the host as an array of the library."""
-        return self.xp.asarray(x.tolist(), dtype=self.index_dtype, device=self.device)
-
-    def powers_of_two(self, precision: Precision) -> Array:
-        """Return 2**-(top - 1) ... 2**top, built exactly: pow and exp2 need not round right."""
-        if precision.name not in self.powers:
-            values = [math.ldexp(1.0, k) for k in range(-precision.top + 1, precision.top + 1)]
-            self.powers[precision.name] = self.xp.asarray(
-                values, dtype=self.dtype(precision), device=self.device
-            )
-        return self.powers[precision.name]
-
-    def transposed(self, x: Array, precision: Precision) -> Array:
-        """Return a copy of x [batch, m, n] as a contiguous [batch, n, m]."""
-        batch, m, n = x.shape
-        copy = self.empty((batch, n, m), self.dtype(precision))
-        copy[...] = self.load(self.xp.matrix_transpose(x), precision)
-        return copy
-
-    def apply(self, function: Callable[..., Array], *args: Any, out: Array) -> None:
-        """Write `function(*args)` into `out`, without a temporary where the library can."""
-        if self.has_out:
-            function(*args, out=out)
-        else:
-            out[...] = function(*args)
-
-    def add_at(self, target: Array, index: Array, values: Array) -> None:
-        """Add values[e, ...] to target[index[e], ...], in place; an index may occur repeatedly.
-
-        The standard has no such function, and every library has one of its own.
-        """
-        add = self.xp.add
-        if hasattr(add, "at"):
-            add.at(target, index, values)
-        elif hasattr(target, "index_add_"):
-            target.index_add_(0, index, values)
-        else:
-            for e in range(index.shape[0]):
-                target[int(index[e]), ...] += values[e, ...]
-
-    def pick(self, x: Array, index: Array, axis: int) -> Array:
-        """Return x's entries number `index` along an axis; reads no others.
-
-        NumPy's take first copies all of a view that is not contiguous.
-        """
-        if self.has_out:
-            return x[(slice(None),) * axis + (index,)]
-        return self.xp.take(x, index, axis=axis)
-
-    def put(self, target: Array, index: tuple[Any, ...], values: Array, add: bool) -> None:
-        """Write values to target[index], or add them; no place of target comes up twice.
-
-        The standard assigns to slices only, libraries to arrays of indices as well.
-        """
-        arrays = [i for i in index if not isinstance(i, int) and i is not ...]
-        if not self.has_out and arrays:
-            for e in range(int(arrays[0].shape[0])):
-                at = tuple(int(i[e]) if any(i is a for a in arrays) else i for i in index)
-                target[at] = target[at] + values[e, ...] if add else values[e, ...]
-        elif add:
-            target[index] += values
-        else:
-            target[index] = values
-
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        return self.xp.empty(shape, dtype=dtype, device=self.device)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Compute without NumPy's floating-point warnings and without torch's autocast.
-
-    Infinities and NaN are values here, no accidents. Autocast would let matrix multiplies of
-    float32 tensors drop to half precision behind our back.
-    """
-    with np.errstate(all="ignore"):
-        torch = sys.modules.get("torch")
-        kinds = [k for k in ("cpu", "cuda") if torch is not None and torch.is_autocast_enabled(k)]
-        with ExitStack() as stack:
-            for kind in kinds:
-                assert torch is not None
-                stack.enter_context(torch.autocast(kind, enabled=False))
-            yield
-
-
-@contextmanager
-def _on_cupy_device(device: Any) -> Iterator[None]:
-    """Make a device the current one: CuPy computes there, wherever the arrays are."""
-    with quiet(), device:
-        yield
 
 
 def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
@@ -245,25 +52,25 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
         For arrays on different devices.
     """
     if all(type(x) is np.ndarray for x in given.values()):
-        names = {name: _dtype_name(x.dtype) for name, x in given.items()}
+        names = {name: dtype_name(x.dtype) for name, x in given.items()}
         return _numpy_context(check_dtypes(names, numpy_namespace)), given
     torch = sys.modules.get("torch")
     if torch is not None and all(_is_plain_tensor(torch, x) for x in given.values()):
         # The same as below, with less to ask: small calls spend most of their time at this door.
         refuse_gradients(given)
-        result_name = promote(_dtype_name(x.dtype) for x in given.values())
+        result_name = promote(dtype_name(x.dtype) for x in given.values())
         return _tensor_context(result_name), {name: x.detach().numpy() for name, x in given.items()}
 
-    namespaces = {name: _namespace_of(name, x) for name, x in given.items()}
+    namespaces = {name: namespace_of(name, x) for name, x in given.items()}
     refuse_gradients(given)
-    _check_same("library", {name: _library(xp) for name, xp in namespaces.items()})
-    _check_same("device", {name: array_api_compat.device(x) for name, x in given.items()})
-    names = {name: _dtype_name(x.dtype) for name, x in given.items()}
+    check_same("library", {name: library_name(xp) for name, xp in namespaces.items()})
+    check_same("device", {name: array_api_compat.device(x) for name, x in given.items()})
+    names = {name: dtype_name(x.dtype) for name, x in given.items()}
     xp = next(iter(namespaces.values()))
     # What only exports has its arrays computed with by another library.
     result_name = check_dtypes(names, xp if _can_be_written(xp) else None)
     device = array_api_compat.device(next(iter(given.values())))
-    if _library(xp) == "numpy":
+    if library_name(xp) == "numpy":
         # Subclasses may give operators another meaning, as numpy.matrix does.
         return _numpy_context(result_name), {name: np.asarray(x) for name, x in given.items()}
     if _can_be_written(xp) and not _shares_memory_with_numpy(xp, device, names):
@@ -312,7 +119,7 @@ def _context(
         widest=DOUBLE if has_double else SINGLE,
         block=_CPU_BLOCK if on_cpu else _DEVICE_BLOCK,
         hand_back=hand_back,
-        has_out=_library(xp) in ("numpy", "cupy", "torch"),
+        has_out=library_name(xp) in ("numpy", "cupy", "torch"),
         kernels=_kernels_for(xp, device),
     )
 
@@ -323,7 +130,7 @@ def _kernels_for(xp: Any, device: Any) -> Any:
         return None
     from arraylogchain._cuda.device import find
 
-    found = find(_library(xp), device)
+    found = find(library_name(xp), device)
     return None if isinstance(found, str) else found
 
 
@@ -331,7 +138,7 @@ def _same(x: Array) -> Array:
     return x
 
 
-def _namespace_of(name: str, x: Array) -> Any:
+def namespace_of(name: str, x: Array) -> Any:
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(
             f"{name} is a masked array, whose mask would be lost; "
@@ -395,12 +202,7 @@ def refuse_gradients(given: Mapping[str, Array]) -> None:
             )
 
 
-def _library(xp: Any) -> str:
-    name = str(xp.__name__)
-    return name.removeprefix("array_api_compat.").partition(".")[0]
-
-
-def _check_same(what: str, values: Mapping[str, Any]) -> None:
+def check_same(what: str, values: Mapping[str, Any]) -> None:
     (first, expected), *others = values.items()
     for name, value in others:
         if value != expected:
@@ -412,7 +214,7 @@ def _check_same(what: str, values: Mapping[str, Any]) -> None:
             )
 
 
-def _dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: Any) -> str:
     """Return 'float32' for numpy.dtype('float32'), torch.float32, array_api_strict.float32, ..."""
     return str(getattr(dtype, "name", dtype)).rpartition(".")[2]
 
@@ -428,7 +230,7 @@ def check_dtypes(names: Mapping[str, str], xp: Any) -> str:
     known = [dtype for dtype in _FLOATING if xp is None or hasattr(xp, dtype)]
     for name, dtype in names.items():
         if dtype not in known:
-            library = f", which {_library(xp)} lacks" if dtype in _FLOATING else ""
+            library = f", which {library_name(xp)} lacks" if dtype in _FLOATING else ""
             raise TypeError(f"{name} has dtype {dtype}{library}; use one of {', '.join(known)}")
     return promote(names.values())
 
@@ -444,12 +246,12 @@ def promote(names: Any) -> str:
 
 def _can_be_written(xp: Any) -> bool:
     """Tell libraries with item assignment from those of immutable or deferred arrays."""
-    return _library(xp) in ("numpy", "cupy", "torch", "array_api_strict")
+    return library_name(xp) in ("numpy", "cupy", "torch", "array_api_strict")
 
 
 def _shares_memory_with_numpy(xp: Any, device: Any, names: Mapping[str, str]) -> bool:
     """Tell whether NumPy can read these arrays in place: torch CPU tensors, but for bfloat16."""
-    return _library(xp) == "torch" and str(device) == "cpu" and "bfloat16" not in names.values()
+    return library_name(xp) == "torch" and str(device) == "cpu" and "bfloat16" not in names.values()
 
 
 def _is_on_cuda(x: Array) -> bool:
@@ -474,7 +276,7 @@ def _through_cupy(
             f"{name}, a {type(x).__name__}, is on a CUDA device, where CuPy would compute; install "
             f"the extra cuda12 or cuda13, or bring {name} to the CPU ({error})"
         ) from error
-    check_dtypes({name: _dtype_name(x.dtype) for name, x in ready.items()}, cupy)
+    check_dtypes({name: dtype_name(x.dtype) for name, x in ready.items()}, cupy)
     device = array_api_compat.device(ready[name])
     return _context(cupy, device, result_name, getattr(xp, "from_dlpack", _same)), ready
 
@@ -504,22 +306,3 @@ def on_host(name: str, x: Any) -> np.ndarray:
 
 def _has_float64(xp: Any, device: Any) -> bool:
     return "float64" in xp.__array_namespace_info__().dtypes(device=device)
-
-
-def shape_of(x: Array) -> tuple[int, ...]:
-    return tuple(int(n) for n in x.shape)
-
-
-def is_transposed(x: Array) -> bool:
-    """Tell whether the last axis but one is the contiguous one; False where strides are hidden."""
-    strides = getattr(x, "strides", None) or (x.stride() if hasattr(x, "stride") else None)
-    return strides is not None and 0 < abs(strides[-2]) < abs(strides[-1])
-
-
-def whole_maximum(
-    ctx: Context, x: Array, axis: int | tuple[int, ...], precision: Precision
-) -> Array:
-    """Return maxima rounded to whole numbers, 0 where they are not finite; axes are kept."""
-    xp = ctx.xp
-    top = xp.round(ctx.load(xp.max(x, axis=axis, keepdims=True), precision))
-    return xp.where(xp.isfinite(top), top, xp.zeros_like(top))

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from arraylogchain._arrays import Array
+from arraylogchain._context import Array
 
 Box = tuple[slice, ...]
 Shape = tuple[int, ...]

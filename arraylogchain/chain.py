@@ -11,16 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from arraylogchain._arrays import (
-    Array,
-    Context,
-    _dtype_name,
     detached,
+    dtype_name,
     enter,
     is_differentiated,
     is_traced,
     on_host,
     promote,
-    shape_of,
 )
 from arraylogchain._chain import evaluate, on_device, sampling, solve
 from arraylogchain._chain.given import arguments, sequences
@@ -30,6 +27,7 @@ from arraylogchain._chain.path_weight import path_log_weight
 from arraylogchain._chain.posterior import entropy, results
 from arraylogchain._chain.steps import Chain
 from arraylogchain._chain.viterbi.path import best_path
+from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._product.tiling import check_workspace
 from arraylogchain._random import check_generator, uniforms
 from arraylogchain.plan import Plan, Segments, plan_chain
@@ -571,7 +569,7 @@ class LogChain:
                 for x in (matrices, chain.potentials, chain.start)
                 if x is not None
             ),
-            dtype=promote(_dtype_name(x.dtype) for x in self.arrays.values()),
+            dtype=promote(dtype_name(x.dtype) for x in self.arrays.values()),
             workspace=self._workspace,
             has_kernel=self._has_kernel,
         )

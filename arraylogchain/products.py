@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import NamedTuple
 
-from arraylogchain._arrays import Array, Context, enter, is_differentiated, shape_of
+from arraylogchain._arrays import enter, is_differentiated
 from arraylogchain._chain.evaluate import last_message
 from arraylogchain._chain.steps import Chain
+from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._fold import Shape, check_batches, fold
 from arraylogchain._product import linear, tiled
 from arraylogchain._product.certified import CertifiedKernel

@@ -14,18 +14,8 @@ from typing import Any, NamedTuple
 from array_api_compat import array_namespace
 
 from arraylogchain import products
-from arraylogchain._arrays import (
-    DOUBLE,
-    SINGLE,
-    Array,
-    Context,
-    _dtype_name,
-    detached,
-    enter,
-    promote,
-    refuse_gradients,
-    shape_of,
-)
+from arraylogchain._arrays import detached, dtype_name, enter, promote, refuse_gradients
+from arraylogchain._context import DOUBLE, SINGLE, Array, Context, shape_of
 from arraylogchain._product import chain_gradients, gradients
 from arraylogchain._product.maxplus_gradients import maxplus_gradients
 from arraylogchain._product.tiling import check_workspace
@@ -413,7 +403,7 @@ def _enter_pullback(
         raise ValueError(
             f"cotangent has shape {shape_of(g)}; it must have that of the value, {shape_of(value)}"
         )
-    result_name = _dtype_name(value.dtype)
+    result_name = dtype_name(value.dtype)
     if result_name != ctx.result_name:
         precision = DOUBLE if result_name == "float64" else SINGLE
         ctx = replace(ctx, result_name=result_name, precision=precision)
@@ -426,11 +416,11 @@ def _readable(cotangent: Array, value: Array) -> Array:
     NumPy computes for libraries whose arrays it can read, but has no bfloat16: a cotangent in it
     would move the pullback to another library than what is kept of the value.
     """
-    name = _dtype_name(getattr(cotangent, "dtype", None))
-    if name != "bfloat16" or _dtype_name(value.dtype) == name:
+    name = dtype_name(getattr(cotangent, "dtype", None))
+    if name != "bfloat16" or dtype_name(value.dtype) == name:
         return cotangent
     xp = array_namespace(cotangent)
-    return xp.astype(cotangent, getattr(xp, promote((name, _dtype_name(value.dtype)))))
+    return xp.astype(cotangent, getattr(xp, promote((name, dtype_name(value.dtype)))))
 
 
 def _indices(ctx: Context, indices: Array) -> Array:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from arraylogchain._arrays import Array, Context
 from arraylogchain._chain.forms.states import State
 from arraylogchain._chain.long.segments import Cut, cut_time
 from arraylogchain._chain.steps import Chain
 from arraylogchain._chain.whole import write_all, write_last
+from arraylogchain._context import Array, Context
 from arraylogchain.plan import Segments
 
 

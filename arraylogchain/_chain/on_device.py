@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from arraylogchain._arrays import Array, Context
 from arraylogchain._chain.posterior.results import Pullback, arrays_of
 from arraylogchain._chain.steps import Chain
+from arraylogchain._context import Array, Context
 
 if TYPE_CHECKING:
     from arraylogchain._cuda.chains.recursion import ChainRun

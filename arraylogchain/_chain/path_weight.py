@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._arrays import Array, Context
 from arraylogchain._chain.steps import Chain
+from arraylogchain._context import Array, Context
 from arraylogchain._fold import Box, boxes, chunks, within
 from arraylogchain._fold import lengths as lengths_of
 

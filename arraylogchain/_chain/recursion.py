@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from arraylogchain._arrays import DOUBLE, SINGLE, Array
 from arraylogchain._chain.forms.logs import LogForm
 from arraylogchain._chain.forms.scaled import ScaledForm
 from arraylogchain._chain.forms.states import State, merge
 from arraylogchain._chain.pieces import RecursionPlan
 from arraylogchain._chain.steps import Steps
+from arraylogchain._context import DOUBLE, SINGLE, Array
 
 
 @dataclass(slots=True)

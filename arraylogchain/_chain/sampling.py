@@ -18,7 +18,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from arraylogchain._arrays import Array, Context
 from arraylogchain._chain.forms.logs import to_logs
 from arraylogchain._chain.forms.states import State
 from arraylogchain._chain.long.products import over_segments
@@ -27,6 +26,7 @@ from arraylogchain._chain.pieces import RecursionPlan, plan_recursion
 from arraylogchain._chain.recursion import Recursion
 from arraylogchain._chain.steps import Chain, Steps, first_of, of_units
 from arraylogchain._chain.whole import split_last_message
+from arraylogchain._context import Array, Context
 from arraylogchain._fold import boxes, chunks
 from arraylogchain.plan import Segments
 

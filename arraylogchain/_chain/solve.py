@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._arrays import Array, Context
 from arraylogchain._chain import on_device
 from arraylogchain._chain.posterior import results
 from arraylogchain._chain.steps import Chain
+from arraylogchain._context import Array, Context
 from arraylogchain._fold import Box, Shape, boxes, within
 from arraylogchain.plan import Plan, Segments, best_segments
 

@@ -28,7 +28,8 @@ from typing import Any
 import array_api_compat.numpy as host
 import numpy as np
 
-from arraylogchain._arrays import Array, Context, on_host
+from arraylogchain._arrays import on_host
+from arraylogchain._context import Array, Context
 from arraylogchain._fold import Box, Shape, boxes, lengths, within
 
 # Axes of a chain's arrays that are not batch axes.

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from arraylogchain._arrays import Array, Context
 from arraylogchain._chain.forms.states import State
 from arraylogchain._chain.pieces import plan_recursion
 from arraylogchain._chain.recursion import Recursion
 from arraylogchain._chain.steps import Chain
+from arraylogchain._context import Array, Context
 
 Results = Callable[[State], tuple[Array, ...]]
 

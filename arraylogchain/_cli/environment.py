@@ -16,7 +16,7 @@ import array_api_compat
 import numpy as np
 
 from arraylogchain import __version__
-from arraylogchain._arrays import Array
+from arraylogchain._context import Array
 from arraylogchain._cuda.device import find
 
 

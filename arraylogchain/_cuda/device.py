@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from arraylogchain._arrays import Array
+from arraylogchain._context import Array
 from arraylogchain._cuda import modules
 from arraylogchain._cuda.launch import Launch
 

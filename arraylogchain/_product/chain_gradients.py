@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from arraylogchain._arrays import Array, Context, shape_of, whole_maximum
+from arraylogchain._context import Array, Context, shape_of, whole_maximum
 from arraylogchain._product.gradients import logmatmulexp_gradients
 from arraylogchain._product.sequence import multiplication_order, multiply_sequence
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from arraylogchain._arrays import Array, Context, Precision
+from arraylogchain._context import Array, Context, Precision
 from arraylogchain._fold import blocks, boxes, chunks, within
 
 # Above this share of entries asked for, all are computed: gathering costs more than it saves.

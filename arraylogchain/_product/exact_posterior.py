@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from arraylogchain._arrays import Array, Context, Precision
+from arraylogchain._context import Array, Context, Precision
 from arraylogchain._fold import chunks
 from arraylogchain._product import exact
 from arraylogchain._product.posterior import Moments, Operand

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arraylogchain._arrays import Array, Context, Precision, is_transposed
+from arraylogchain._context import Array, Context, Precision, is_transposed
 from arraylogchain._fold import boxes, within
 
 _LOST_PER_TERM = 5.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from arraylogchain._arrays import Array, Context, shape_of
+from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._fold import Box, Fold, Shape, boxes, fold, lengths
 from arraylogchain._product.linear import Axes, contract
 from arraylogchain._product.posterior import Moments, Operand, operand

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arraylogchain._arrays import Array, Context
+from arraylogchain._context import Array, Context
 from arraylogchain._fold import blocks, chunks
 from arraylogchain._product.exact import maximum
 from arraylogchain._product.tiling import tile_product

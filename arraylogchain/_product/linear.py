@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from arraylogchain._arrays import Array, Context, shape_of
+from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._fold import Box, Shape, boxes, fold, lengths
 from arraylogchain._product.tiling import Tiling, tile_product
 

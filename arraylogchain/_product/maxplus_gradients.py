@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from arraylogchain._arrays import Array, Context, shape_of
+from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._fold import Box, Fold, Shape, boxes, fold
 from arraylogchain._product.tiling import DEFAULT_WORKSPACE
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from arraylogchain._arrays import Array, Context, Precision, whole_maximum
+from arraylogchain._context import Array, Context, Precision, whole_maximum
 from arraylogchain._fold import boxes, chunks, within
 from arraylogchain._product.factors import exponentials, provable_from
 from arraylogchain._product.sums import Sums

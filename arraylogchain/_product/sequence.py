@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from arraylogchain._arrays import Array, Context, whole_maximum
+from arraylogchain._context import Array, Context, whole_maximum
 
 # Finding the best order of n matrices takes time in proportion to n**3.
 _LONGEST_OPTIMUM = 64

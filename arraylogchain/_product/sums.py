@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from arraylogchain._arrays import Array, Context
+from arraylogchain._context import Array, Context
 from arraylogchain._fold import Box
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from arraylogchain._arrays import Array, Context
+from arraylogchain._context import Array, Context
 from arraylogchain._fold import Box, boxes, within
 from arraylogchain._product.exact_posterior import Exact
 from arraylogchain._product.posterior import Moments, Operand, Scaled, operand

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from arraylogchain._arrays import Array, Context
+from arraylogchain._context import Array, Context
 from arraylogchain._fold import Fold, boxes, lengths
 from arraylogchain._product.tiling import Tiling
 

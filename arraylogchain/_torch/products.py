@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from arraylogchain import products
-from arraylogchain._arrays import shape_of
+from arraylogchain._context import shape_of
 from arraylogchain._fold import Shape, fold
 from arraylogchain._product.sequence import multiplication_order
 from arraylogchain._torch import maxplus

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._arrays import Array, is_transposed, on_host
+from arraylogchain._arrays import on_host
+from arraylogchain._context import Array, is_transposed
 from arraylogchain._fold import chunks
 
 # Rows and columns of a matrix. Blocks have disjoint columns, all of them together, and no row is

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from arraylogchain._arrays import Array, Context, Precision, whole_maximum
 from arraylogchain._chain.forms.states import State
 from arraylogchain._chain.steps import Steps, first_of
+from arraylogchain._context import Array, Context, Precision, whole_maximum
 from arraylogchain._fold import boxes
 
 # Potentials within these bounds of 0 need no shift.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from arraylogchain._arrays import Array, Context, whole_maximum
 from arraylogchain._chain.forms.states import State, power_to, scale_by_powers
 from arraylogchain._chain.steps import Steps
+from arraylogchain._context import Array, Context, whole_maximum
 from arraylogchain._fold import chunks
 from arraylogchain._product.certified import CertifiedKernel
 

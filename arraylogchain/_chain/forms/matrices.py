@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from arraylogchain._arrays import Array, Context, Precision, whole_maximum
 from arraylogchain._chain.forms.blocks import SMALLEST, Block, find_blocks
 from arraylogchain._chain.forms.states import power_to, scale_by_powers
+from arraylogchain._context import Array, Context, Precision, whole_maximum
 from arraylogchain._fold import chunks
 
 # Linear matrices are used as they are while their largest entry lies within these bounds.

@@ -25,12 +25,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from arraylogchain._arrays import Array, Context, Precision, whole_maximum
 from arraylogchain._chain.forms.factors import Exponentials, Factors
 from arraylogchain._chain.forms.matrices import Matrix, prepare, spread
 from arraylogchain._chain.forms.states import State, merge, power_to, scale_by_powers
 from arraylogchain._chain.pieces import RecursionPlan
 from arraylogchain._chain.steps import Steps, first_of
+from arraylogchain._context import Array, Context, Precision, whole_maximum
 
 # No row's largest entry is left above 2**_CEILING: up to the largest number there is room for what
 # a step can multiply it by, 2**13 entries, a matrix of LARGEST and exp(_NARROW).

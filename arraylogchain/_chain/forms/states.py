@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from arraylogchain._arrays import Array, Context, Precision, whole_maximum
 from arraylogchain._chain.steps import of_units
+from arraylogchain._context import Array, Context, Precision, whole_maximum
 
 if TYPE_CHECKING:
     from arraylogchain._chain.forms.matrices import Matrix

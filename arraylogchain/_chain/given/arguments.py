@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._arrays import Array
+from arraylogchain._context import Array
 from arraylogchain._fold import Shape, check_batches
 
 TRANSITIONS = ("transitions", "log_transitions")

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from arraylogchain._arrays import Array, Context, on_host
+from arraylogchain._arrays import on_host
 from arraylogchain._chain.steps import Chain
+from arraylogchain._context import Array, Context
 from arraylogchain._fold import Shape, check_batches
 
 

@@ -17,16 +17,13 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from arraylogchain._arrays import (
-    Array,
-    Context,
-    _check_same,
-    _dtype_name,
     check_dtypes,
+    check_same,
     detached,
+    dtype_name,
     enter,
     is_differentiated,
     promote,
-    shape_of,
 )
 from arraylogchain._chain.given.arguments import (
     INITIAL,
@@ -34,6 +31,7 @@ from arraylogchain._chain.given.arguments import (
     check_counts,
     check_sequence_shapes,
 )
+from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._fold import Shape
 
 
@@ -141,7 +139,7 @@ def _pad(
     check_sequence_shapes(shapes, len(parts["log_potentials"]))
     sequences = Sequences(
         {name: [shapes[n] for n in names[name]] for name in parts},
-        {name: [_dtype_name(ready[n].dtype) for n in names[name]] for name in parts},
+        {name: [dtype_name(ready[n].dtype) for n in names[name]] for name in parts},
     )
     size = max(sequences.sizes)
     padded = {}
@@ -160,8 +158,8 @@ def _check_tensors(given: Mapping[str, Any]) -> None:
     if not all(hasattr(x, "requires_grad") for x in given.values()):
         enter({name: detached(x) for name, x in given.items()})
     xp = _namespace(next(iter(given.values())))
-    check_dtypes({name: _dtype_name(x.dtype) for name, x in given.items()}, xp)
-    _check_same("device", {name: x.device for name, x in given.items()})
+    check_dtypes({name: dtype_name(x.dtype) for name, x in given.items()}, xp)
+    check_same("device", {name: x.device for name, x in given.items()})
 
 
 def _padded(name: str, xs: list[Array], size: int, like: Array, functional: bool) -> Array:
@@ -175,7 +173,7 @@ def _padded(name: str, xs: list[Array], size: int, like: Array, functional: bool
     if name in INITIAL:
         return _grown(xp, xs[0], (size,), fill)
     own = (size, size) if name in TRANSITIONS else (size,)
-    dtype = promote(_dtype_name(x.dtype) for x in xs or [like])
+    dtype = promote(dtype_name(x.dtype) for x in xs or [like])
     xs = [_cast(x, dtype) for x in xs]
     batch = np.broadcast_shapes(*(shape_of(x)[: x.ndim - len(own)] for x in xs))
     if functional and xs:
@@ -216,7 +214,7 @@ def hand_back(ctx: Context, parts: list[Array]) -> list[Array]:
 
 def _cast(x: Array, dtype: str) -> Array:
     """Return x in another dtype; only arrays of mixed dtypes, promoted to one, need that."""
-    if _dtype_name(x.dtype) == dtype:
+    if dtype_name(x.dtype) == dtype:
         return x
     xp = _namespace(x)
     return xp.astype(x, getattr(xp, dtype))

@@ -8,7 +8,8 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from arraylogchain._arrays import Array, _library, _namespace_of
+from arraylogchain._arrays import namespace_of
+from arraylogchain._context import Array, library_name
 from arraylogchain._fold import Shape
 from arraylogchain.plan import Plan
 
@@ -50,5 +51,5 @@ def _of_shape(shape: Shape) -> str:
 
 def _backend(x: Array) -> str:
     """Return the library, and the device of one that has several."""
-    library = _library(_namespace_of("log_potentials", x))
+    library = library_name(namespace_of("log_potentials", x))
     return library if library == "numpy" else f"{library} {array_api_compat.device(x)}"

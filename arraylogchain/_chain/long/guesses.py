@@ -28,9 +28,9 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from arraylogchain._arrays import Array, Context
 from arraylogchain._chain.steps import Chain
 from arraylogchain._chain.whole import split_last_message
+from arraylogchain._context import Array, Context
 
 if TYPE_CHECKING:
     from arraylogchain._chain.long.segments import Cut, Messages

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from arraylogchain._arrays import Array, Context
 from arraylogchain._chain.steps import Chain
 from arraylogchain._chain.whole import split_last_message, write_all
+from arraylogchain._context import Array, Context
 
 if TYPE_CHECKING:
     from arraylogchain._chain.long.segments import Cut, Messages

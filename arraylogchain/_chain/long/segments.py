@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from arraylogchain._arrays import Array, Context
 from arraylogchain._chain.forms.states import State
 from arraylogchain._chain.long.guesses import guessed_messages, unverified_messages
 from arraylogchain._chain.long.products import Products, messages_of, multiplied
 from arraylogchain._chain.steps import Chain
 from arraylogchain._chain.whole import split_last_message
+from arraylogchain._context import Array, Context
 from arraylogchain.plan import Segments
 
 # Logs [*batch, segments + 1, K] at the end of the front and of each segment, and whole numbers

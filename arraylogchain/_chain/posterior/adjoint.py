@@ -30,11 +30,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from arraylogchain._arrays import Array, Precision
 from arraylogchain._chain.forms.scaled import ScaledForm
 from arraylogchain._chain.forms.states import State, scale_by_powers
 from arraylogchain._chain.posterior.sums import PosteriorSums, bounded
 from arraylogchain._chain.steps import Steps, first_of, of_units
+from arraylogchain._context import Array, Precision
 from arraylogchain._fold import Box
 
 # Cotangents within 2**-_SMALLEST and 2**_LARGEST become part of lambda.

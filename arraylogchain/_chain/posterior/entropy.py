@@ -15,13 +15,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Self
 
-from arraylogchain._arrays import Array, Context
 from arraylogchain._chain.forms.matrices import Matrix
 from arraylogchain._chain.forms.states import State
 from arraylogchain._chain.posterior.results import posterior_sums
 from arraylogchain._chain.posterior.sums import add_rows
 from arraylogchain._chain.steps import Chain, Steps
 from arraylogchain._chain.whole import write_last
+from arraylogchain._context import Array, Context
 from arraylogchain._fold import Box, within
 from arraylogchain.plan import Segments
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from arraylogchain._arrays import Array, Context, whole_maximum
 from arraylogchain._chain.forms.logs import LogForm
 from arraylogchain._chain.forms.states import State, add_scale
 from arraylogchain._chain.posterior.sums import PosteriorSums
 from arraylogchain._chain.steps import Steps
+from arraylogchain._context import Array, Context, whole_maximum
 from arraylogchain._fold import Box, chunks
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from arraylogchain._arrays import Array, Context
 from arraylogchain._chain import evaluate
 from arraylogchain._chain.long.guesses import allowed_distance, compared
 from arraylogchain._chain.long.segments import Cut, cut_time, cut_unverified
@@ -18,6 +17,7 @@ from arraylogchain._chain.pieces import RecursionPlan, plan_posterior
 from arraylogchain._chain.posterior.sums import GradientSums, PosteriorSums, narrowed
 from arraylogchain._chain.posterior.tile import TilePosterior
 from arraylogchain._chain.steps import Chain
+from arraylogchain._context import Array, Context
 from arraylogchain.plan import Segments
 
 Pullback = Callable[[Array, frozenset[str]], dict[str, Array]]

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
-from arraylogchain._arrays import SINGLE, Array, Context, Precision
 from arraylogchain._chain.forms.matrices import Matrix
 from arraylogchain._chain.forms.states import scale_by_powers
 from arraylogchain._chain.long.segments import in_segments, matrices_in_segments
 from arraylogchain._chain.steps import Chain, Steps, first_matrices
+from arraylogchain._context import SINGLE, Array, Context, Precision
 from arraylogchain._fold import Box, within
 
 

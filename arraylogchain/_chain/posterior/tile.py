@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from arraylogchain._arrays import DOUBLE, SINGLE, Array
 from arraylogchain._chain.forms.logs import LogForm
 from arraylogchain._chain.forms.scaled import ScaledForm
 from arraylogchain._chain.forms.states import State
@@ -21,6 +20,7 @@ from arraylogchain._chain.posterior.adjoint import ScaledAdjoint, adjoint_ceilin
 from arraylogchain._chain.posterior.log_adjoint import LogAdjoint
 from arraylogchain._chain.posterior.sums import PosteriorSums
 from arraylogchain._chain.steps import Steps
+from arraylogchain._context import DOUBLE, SINGLE, Array
 from arraylogchain._fold import Box, chunks
 
 

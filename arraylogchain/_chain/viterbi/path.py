@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from arraylogchain._arrays import Array, Context
 from arraylogchain._chain.steps import Chain, Steps
 from arraylogchain._chain.viterbi.segments import SegmentedWindow, best_segments, fewer_segments
 from arraylogchain._chain.viterbi.steps import BestSteps, PlainWindow
+from arraylogchain._context import Array, Context
 from arraylogchain._fold import Box, chunks
 from arraylogchain.plan import Segments
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from arraylogchain._arrays import Array
 from arraylogchain._chain.long.segments import in_segments, matrices_in_segments
 from arraylogchain._chain.viterbi.steps import BestSteps, Place, PlainWindow
+from arraylogchain._context import Array
 from arraylogchain._fold import chunks
 
 # Rough figures, see `plan`: seconds of a step's operations on little data, of each further

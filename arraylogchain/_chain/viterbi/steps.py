@@ -13,9 +13,9 @@ from typing import Any
 
 import array_api_compat.numpy as host
 
-from arraylogchain._arrays import Array, Context, whole_maximum
 from arraylogchain._chain.steps import Steps, first_of, of_units
 from arraylogchain._chain.viterbi.candidates import Candidates, pays
+from arraylogchain._context import Array, Context, whole_maximum
 from arraylogchain._fold import chunks
 
 # Steps of paths that are put in place together.

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arraylogchain._arrays import Array
 from arraylogchain._chain.steps import Chain
+from arraylogchain._context import Array
 from arraylogchain._cuda import dtypes
 from arraylogchain._cuda.chains.lengths import row_lengths
 from arraylogchain._cuda.device import Device

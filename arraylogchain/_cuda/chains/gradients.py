@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from arraylogchain._arrays import Array
+from arraylogchain._context import Array
 from arraylogchain._cuda.chains.arrays import SCALE, History
 from arraylogchain._cuda.chains.matrices import steps_at_once
 from arraylogchain._cuda.chains.recursion import ChainRun, Outputs

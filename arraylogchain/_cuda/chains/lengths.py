@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from arraylogchain._arrays import Array
 from arraylogchain._chain.steps import Chain
+from arraylogchain._context import Array
 from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.launch import Launch
 

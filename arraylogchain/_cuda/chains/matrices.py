@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arraylogchain._arrays import Array
+from arraylogchain._context import Array
 from arraylogchain._cuda.chains.arrays import C_TYPES, DTYPES, SCALE, ChainArrays
 from arraylogchain._cuda.launch import Launch
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arraylogchain._arrays import Array
 from arraylogchain._chain.steps import Chain
+from arraylogchain._context import Array
 from arraylogchain._cuda.chains import geometry as geometries
 from arraylogchain._cuda.chains import matrices
 from arraylogchain._cuda.chains.arrays import C_TYPES, DTYPES, ChainArrays, History

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from arraylogchain._arrays import Array
+from arraylogchain._context import Array
 from arraylogchain._cuda.chains.arrays import C_TYPES, DTYPES, ChainArrays, History
 from arraylogchain._cuda.launch import Launch, pack_axes
 

@@ -1,0 +1,229 @@
+"""What a computation knows of the arrays at hand: their library, device and precision."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import array_api_compat.numpy as numpy_namespace
+import numpy as np
+
+from arraylogchain._cuda.launch import MAX_AXES
+
+if TYPE_CHECKING:
+    from arraylogchain._fold import Fold
+
+# An array of whatever library the caller uses; the array API standard has no common base class.
+Array = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """A format that we compute in: float32 or float64, by what the error analysis needs of it."""
+
+    name: str
+    itemsize: int
+    eps: float  # distance from 1 to the next number
+    tiny: float  # smallest normal number
+    top: int  # exponent of the largest power of two
+
+
+SINGLE = Precision("float32", 4, 2.0**-23, 2.0**-126, 127)
+DOUBLE = Precision("float64", 8, 2.0**-52, 2.0**-1022, 1023)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a computation needs to know of the arrays it was given.
+
+    Attributes
+    ----------
+    xp : namespace
+        The array API namespace that computes.
+    device : object
+        Where results are made.
+    result_name : str
+        The dtype of the result, one of float16, bfloat16, float32, float64.
+    precision : Precision
+        What is computed in: float64 for float64, else float32.
+    widest : Precision
+        float64 where the device has it, else float32.
+    block : int
+        Elements in one elementwise step.
+    hand_back : callable
+        Turns a result of `xp` into an array of the caller's library.
+    has_out : bool
+        Whether functions of `xp` take ``out=``.
+    kernels : object or None
+        Where CUDA kernels run on these arrays, a `Device` of `_cuda.device`; None where plain
+        array operations compute.
+    powers : dict of str to array
+        Tables of powers of two by precision, made when they are first needed.
+    """
+
+    xp: Any
+    device: Any
+    result_name: str
+    precision: Precision
+    widest: Precision
+    block: int
+    hand_back: Callable[[Array], Array]
+    has_out: bool
+    kernels: Any = None
+    powers: dict[str, Array] = field(default_factory=dict)
+
+    @property
+    def result_dtype(self) -> Any:
+        return getattr(self.xp, self.result_name)
+
+    def dtype(self, precision: Precision) -> Any:
+        """Return the namespace's own name for a precision."""
+        return getattr(self.xp, precision.name)
+
+    def load(self, x: Array, precision: Precision) -> Array:
+        """Return `x` in the given precision: a copy only where the dtype differs."""
+        dtype = getattr(self.xp, precision.name)
+        return x if x.dtype == dtype else self.xp.astype(x, dtype)
+
+    def to_result(self, x: Array) -> Array:
+        """Return `x` in the dtype of the result: a copy only where that differs."""
+        return self.xp.astype(x, self.result_dtype, copy=False)
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Return what everything that is done to arrays is done within."""
+        return _on_cupy_device(self.device) if library_name(self.xp) == "cupy" else quiet()
+
+    def takes_kernels(self, layout: Fold) -> bool:
+        """Tell whether kernels compute a product: one that has entries, and few enough axes."""
+        groups = (layout.batch, layout.rows, layout.cols)
+        return (
+            self.kernels is not None and 0 not in layout.sizes and max(map(len, groups)) <= MAX_AXES
+        )
+
+    @property
+    def index_dtype(self) -> Any:
+        """Return int64, or int32 on devices without 64-bit integers."""
+        if self.xp is numpy_namespace:
+            return np.int64
+        defaults = self.xp.__array_namespace_info__().default_dtypes(device=self.device)
+        return defaults["indexing"]
+
+    def integers(self, x: np.ndarray) -> Array:
+        """Return whole numbers of the host as an array of the library."""
+        return self.xp.asarray(x.tolist(), dtype=self.index_dtype, device=self.device)
+
+    def powers_of_two(self, precision: Precision) -> Array:
+        """Return 2**-(top - 1) ... 2**top, built exactly: pow and exp2 need not round right."""
+        if precision.name not in self.powers:
+            values = [math.ldexp(1.0, k) for k in range(-precision.top + 1, precision.top + 1)]
+            self.powers[precision.name] = self.xp.asarray(
+                values, dtype=self.dtype(precision), device=self.device
+            )
+        return self.powers[precision.name]
+
+    def transposed(self, x: Array, precision: Precision) -> Array:
+        """Return a copy of x [batch, m, n] as a contiguous [batch, n, m]."""
+        batch, m, n = x.shape
+        copy = self.empty((batch, n, m), self.dtype(precision))
+        copy[...] = self.load(self.xp.matrix_transpose(x), precision)
+        return copy
+
+    def apply(self, function: Callable[..., Array], *args: Any, out: Array) -> None:
+        """Write `function(*args)` into `out`, without a temporary where the library can."""
+        if self.has_out:
+            function(*args, out=out)
+        else:
+            out[...] = function(*args)
+
+    def add_at(self, target: Array, index: Array, values: Array) -> None:
+        """Add values[e, ...] to target[index[e], ...], in place; an index may occur repeatedly.
+
+        The standard has no such function, and every library has one of its own.
+        """
+        add = self.xp.add
+        if hasattr(add, "at"):
+            add.at(target, index, values)
+        elif hasattr(target, "index_add_"):
+            target.index_add_(0, index, values)
+        else:
+            for e in range(index.shape[0]):
+                target[int(index[e]), ...] += values[e, ...]
+
+    def pick(self, x: Array, index: Array, axis: int) -> Array:
+        """Return x's entries number `index` along an axis; reads no others.
+
+        NumPy's take first copies all of a view that is not contiguous.
+        """
+        if self.has_out:
+            return x[(slice(None),) * axis + (index,)]
+        return self.xp.take(x, index, axis=axis)
+
+    def put(self, target: Array, index: tuple[Any, ...], values: Array, add: bool) -> None:
+        """Write values to target[index], or add them; no place of target comes up twice.
+
+        The standard assigns to slices only, libraries to arrays of indices as well.
+        """
+        arrays = [i for i in index if not isinstance(i, int) and i is not ...]
+        if not self.has_out and arrays:
+            for e in range(int(arrays[0].shape[0])):
+                at = tuple(int(i[e]) if any(i is a for a in arrays) else i for i in index)
+                target[at] = target[at] + values[e, ...] if add else values[e, ...]
+        elif add:
+            target[index] += values
+        else:
+            target[index] = values
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return self.xp.empty(shape, dtype=dtype, device=self.device)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Compute without NumPy's floating-point warnings and without torch's autocast.
+
+    Infinities and NaN are values here, no accidents. Autocast would let matrix multiplies of
+    float32 tensors drop to half precision behind our back.
+    """
+    with np.errstate(all="ignore"):
+        torch = sys.modules.get("torch")
+        kinds = [k for k in ("cpu", "cuda") if torch is not None and torch.is_autocast_enabled(k)]
+        with ExitStack() as stack:
+            for kind in kinds:
+                assert torch is not None
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            yield
+
+
+@contextmanager
+def _on_cupy_device(device: Any) -> Iterator[None]:
+    """Make a device the current one: CuPy computes there, wherever the arrays are."""
+    with quiet(), device:
+        yield
+
+
+def library_name(xp: Any) -> str:
+    name = str(xp.__name__)
+    return name.removeprefix("array_api_compat.").partition(".")[0]
+
+
+def shape_of(x: Array) -> tuple[int, ...]:
+    return tuple(int(n) for n in x.shape)
+
+
+def is_transposed(x: Array) -> bool:
+    """Tell whether the last axis but one is the contiguous one; False where strides are hidden."""
+    strides = getattr(x, "strides", None) or (x.stride() if hasattr(x, "stride") else None)
+    return strides is not None and 0 < abs(strides[-2]) < abs(strides[-1])
+
+
+def whole_maximum(
+    ctx: Context, x: Array, axis: int | tuple[int, ...], precision: Precision
+) -> Array:
+    """Return maxima rounded to whole numbers, 0 where they are not finite; axes are kept."""
+    xp = ctx.xp
+    top = xp.round(ctx.load(xp.max(x, axis=axis, keepdims=True), precision))
+    return xp.where(xp.isfinite(top), top, xp.zeros_like(top))

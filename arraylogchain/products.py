@@ -15,6 +15,7 @@ from arraylogchain._fold import Shape, check_batches, fold
 from arraylogchain._product import linear, tiled
 from arraylogchain._product.certified import CertifiedKernel
 from arraylogchain._product.kernels import MaxPlusKernel
+from arraylogchain._product.levels import most_matrices, multiply_stack
 from arraylogchain._product.sequence import multiply_sequence
 from arraylogchain._product.tiling import check_workspace
 from arraylogchain.plan import best_segments
@@ -272,6 +273,15 @@ def _stack_product(ctx: Context, stack: Array, budget: int) -> Array:
         )
     if count == 1:
         return xp.asarray(stack[..., 0, :, :], copy=True)
+    if ctx.takes_kernels(fold(shape_of(stack), shape_of(stack))):
+        if count == 2:
+            return _logmatmulexp(ctx, stack[..., 0, :, :], stack[..., 1, :, :], budget)
+        # Half is for the products' own workspace.
+        half = budget // 2
+        if most_matrices(size, ctx, half) >= 3:
+            return multiply_stack(
+                ctx, stack, lambda inner, a, b: _logmatmulexp(inner, a, b, half), half
+            )
     chain = Chain(
         batch=(*batch, size),
         count=count,

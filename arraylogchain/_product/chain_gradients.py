@@ -7,15 +7,15 @@ constant for the gradient, which is that with respect to the product before and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from arraylogchain._context import Array, Context, shape_of, whole_maximum
+from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._product.gradients import logmatmulexp_gradients
+from arraylogchain._product.levels import Multiply, next_level, pairs_of, without_whole_part
 from arraylogchain._product.sequence import multiplication_order, multiply_sequence
 
-Multiply = Callable[[Context, Array, Array], Array]
 Step = tuple[Array, Array, Array]  # the factors of a product as they were multiplied, the product
 
 
@@ -70,15 +70,12 @@ def multiply_levels(ctx: Context, stack: Array, multiply: Multiply) -> tuple[Arr
         return xp.asarray(whole, copy=True), [stack]
     if count == 1 or 0 in shape:
         return xp.asarray(stack[..., 0, :, :], copy=True), [stack]
-    inner = replace(ctx, result_name=ctx.precision.name)
     levels = [stack]
     offset = xp.zeros((*batch, 1, 1, 1), dtype=ctx.dtype(ctx.widest), device=ctx.device)
     while levels[-1].shape[-3] > 1:
-        x, shift = _without_whole_part(ctx, levels[-1])
-        offset = offset + xp.sum(ctx.load(shift, ctx.widest), axis=-3, keepdims=True)
-        left, right, rest = _pairs(x)
-        product = multiply(inner, left, right)
-        levels.append(xp.concat((product, rest), axis=-3))
+        above, total = next_level(ctx, levels[-1], multiply)
+        offset = offset + total
+        levels.append(above)
     result = ctx.load(levels[-1], ctx.widest) + offset
     return xp.astype(result[..., 0, :, :], ctx.result_dtype), levels
 
@@ -92,8 +89,8 @@ def stack_gradient(ctx: Context, stack: Array, levels: list[Array], g: Array, bu
     g = g[..., None, :, :]
     spoils = _has_nan(ctx, stack)
     for level, above in zip(reversed(levels[:-1]), reversed(levels[1:]), strict=True):
-        x, _ = _without_whole_part(ctx, level)
-        left, right, _ = _pairs(x)
+        x, _ = without_whole_part(ctx, level)
+        left, right, _ = pairs_of(x)
         pairs = left.shape[-3]
         of_pairs, of_rest = g[..., :pairs, :, :], g[..., pairs:, :, :]
         da, db = logmatmulexp_gradients(
@@ -106,20 +103,9 @@ def stack_gradient(ctx: Context, stack: Array, levels: list[Array], g: Array, bu
     return _result(ctx, g, stack)
 
 
-def _without_whole_part(ctx: Context, x: Array) -> tuple[Array, Array]:
-    shift = whole_maximum(ctx, x, (-2, -1), ctx.precision)
-    return ctx.load(x, ctx.precision) - shift, shift
-
-
 def _has_nan(ctx: Context, x: Array) -> bool:
     """Tell whether a NaN was given: products have one as well where +inf meets -inf."""
     return 0 not in x.shape and math.isnan(float(ctx.xp.max(x)))
-
-
-def _pairs(x: Array) -> tuple[Array, Array, Array]:
-    """Return the left and the right factors of a level, and the one that is left over."""
-    even = int(x.shape[-3]) // 2 * 2
-    return x[..., 0:even:2, :, :], x[..., 1:even:2, :, :], x[..., even:, :, :]
 
 
 def _result(ctx: Context, g: Array | None, like: Array) -> Array:

@@ -14,6 +14,8 @@ from tests.gradient_checks import (
     check_vjp_maxplus,
 )
 from tests.test_chain import FORMS, given_as, normal, uniform
+from tests.test_logchainexp import check_stack
+from tests.test_workspace import temporaries
 
 
 @pytest.fixture
@@ -36,6 +38,26 @@ def kernels(monkeypatch, compiler):
 def test_logmatmulexp(kernels, np_backend, dtype, a, b, sd):
     check_logmatmulexp(np_backend, dtype, normal(*a, sd=sd), normal(*b, sd=sd, seed=1))
     assert bool(kernels.launches) == (0 not in a)
+
+
+@pytest.mark.parametrize("n", [2, 3, 7, 20])
+@pytest.mark.parametrize("workspace", [1 << 20, None])
+def test_stacks_of_matrices(kernels, np_backend, dtype, n, workspace):
+    """By pairs of neighbours, in groups of matrices and parts of the batch that fit."""
+    check_stack(np_backend, dtype, normal(3, n, 33, 33, sd=30), workspace)
+    assert kernels.launches
+
+
+@pytest.mark.parametrize("workspace", [1 << 20, 1 << 22])
+def test_workspace_of_stacks(kernels, monkeypatch, workspace):
+    def run(launch, run=kernels.run):
+        run(launch)
+        kernels.launches.clear()  # they hold on to their arrays
+
+    monkeypatch.setattr(kernels, "run", run)
+    stack = normal(3, 40, 64, 64)
+    assert stack.nbytes > 3 * (1 << 20)
+    assert temporaries(lambda: alc.logchainexp(stack, workspace=workspace)) <= workspace
 
 
 def test_more_axes_than_kernels_take(kernels, np_backend):

@@ -99,10 +99,10 @@ class Context:
 
     def takes_kernels(self, layout: Fold) -> bool:
         """Tell whether kernels compute a product: one that has entries, and few enough axes."""
+        if self.kernels is None or 0 in layout.sizes:
+            return False
         groups = (layout.batch, layout.rows, layout.cols)
-        return (
-            self.kernels is not None and 0 not in layout.sizes and max(map(len, groups)) <= MAX_AXES
-        )
+        return all(sum(n > 1 for n in group) <= MAX_AXES for group in groups)
 
     @property
     def index_dtype(self) -> Any:

@@ -25,7 +25,7 @@ def has_kernel(ctx: Context, chain: Chain) -> bool:
 
     limits = (ctx.kernels.multiprocessors, ctx.kernels.shared_memory)
     fits = geometry.choose(chain.size, *chain.sizes, ctx.precision.itemsize, *limits) is not None
-    return fits and len(chain.batch) <= MAX_AXES
+    return fits and sum(n > 1 for n in chain.batch) <= MAX_AXES
 
 
 def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:

@@ -53,7 +53,8 @@ def compile_source(
     path = cache_folder() / f"{digest(source, kernels, architecture, folder)}.json"
     if not path.exists():
         text = modules.source_text(source, folder)
-        usage = _compile(source, text, kernels, architecture)
+        _, symbols, log = _compile(source, text, kernels, architecture)
+        usage = {name: _usage(log, symbol) for name, symbol in symbols.items()}
         path.write_text(json.dumps({name: asdict(u) for name, u in usage.items()}))
     return {name: Usage(**u) for name, u in json.loads(path.read_text()).items()}
 
@@ -84,9 +85,16 @@ def recorded(source: str, architecture: int) -> dict[str, Usage] | None:
     return {name: Usage(**usage) for name, usage in found["usage"].items()}
 
 
+def machine_code(source: str, kernel: str, architecture: int) -> bytes:
+    """Return a kernel compiled as CuPy does, as the contents of a .cubin file."""
+    binary, _, _ = _compile(source, modules.source_text(source), (kernel,), architecture)
+    return binary + b"\0"  # which CuPy takes off
+
+
 def _compile(
     source: str, text: str, kernels: tuple[str, ...], architecture: int
-) -> dict[str, Usage]:
+) -> tuple[bytes, dict[str, str], str]:
+    """Return machine code, the symbols of the kernels in it, and what the assembler reports."""
     from cupy._core.core import assemble_cupy_compiler_options
     from cupy.cuda.compiler import _NVRTCProgram
 
@@ -100,8 +108,8 @@ def _compile(
     )
     log = io.StringIO()
     program = _NVRTCProgram(text, source, name_expressions=kernels, method="cubin")
-    _, symbols = program.compile(options, log)
-    return {name: _usage(log.getvalue(), symbol) for name, symbol in symbols.items()}
+    binary, symbols = program.compile(options, log)
+    return binary, symbols, log.getvalue()
 
 
 def _usage(log: str, symbol: str) -> Usage:

@@ -70,6 +70,9 @@ def test_more_axes_than_kernels_take(kernels, np_backend):
     chain = alc.LogChain(a, transitions=uniform(1, 4, 4))
     assert chain.plan().route != "kernel"
     assert not kernels.launches
+    ones = (1,) * 9
+    check_logmatmulexp(np_backend, "float32", normal(*ones, 3, 4), normal(*ones, 4, 2, seed=1))
+    assert kernels.launches
 
 
 def test_lengths(kernels, np_backend):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from arraylogchain._cuda.launch import Launch
-from arraylogchain._cuda.products import gradients, logmatmulexp
+from arraylogchain._cuda.products import gradients, logmatmulexp, small
 from arraylogchain._fold import fold
 from tests.cuda.cpu_device import CpuDevice, bfloat16
 from tests.cuda.product_checks import (
@@ -304,7 +304,14 @@ class Recorder(CpuDevice):
         self.launches.append(launch)
 
 
-def test_batches_beyond_one_grid() -> None:
+def test_several_grids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small, "_MAX_GRID", 1)
+    device = CpuDevice()
+    check_gradients(device, "float32", *pair((7, 5, 3), batch=(9,)))
+    assert kernels(device) == 3 * ["small_gradients"]
+
+
+def test_batches_beyond_the_largest_grid() -> None:
     count = 5 * 2**32
     x = np.broadcast_to(np.zeros((), "float32"), (count, 1, 1))
     device = Recorder()

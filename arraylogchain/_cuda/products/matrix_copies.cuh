@@ -55,7 +55,7 @@ template <class T, class In> struct Write {
         Neighbours<In, N> entries;
         #pragma unroll
         for (int n = 0; n < N; ++n) store(entries.at + n, values.at[n]);
-        *reinterpret_cast<Neighbours<In, N>*>(x) = entries;
+        write_at_once(x, entries);
     }
 };
 
@@ -96,7 +96,12 @@ __device__ __forceinline__ void copy_matrix(const Copy& copy, Element* x, const 
             (((unsigned long long)x | (unsigned long long)outer_step * sizeof(Element)) % BYTES |
              unsigned(inner) % VECTOR) == 0;
         if (aligned && inner_step == 1) {
-            copy_even<VECTOR, P>(copy, x, 1, outer_step, inner, outer, inner_place, outer_place);
+            // With places that are known, a vector is also written at once.
+            if (turned) {
+                copy_even<VECTOR, P>(copy, x, 1, outer_step, inner, outer, PITCH, 1);
+            } else {
+                copy_even<VECTOR, P>(copy, x, 1, outer_step, inner, outer, 1, PITCH);
+            }
         } else {
             copy_even<1, P>(copy, x, inner_step, outer_step, inner, outer, inner_place,
                             outer_place);

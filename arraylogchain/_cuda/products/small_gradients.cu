@@ -107,12 +107,16 @@ __device__ __forceinline__ void add_open(SmallProduct<T, P>& product, int rows, 
     }
 }
 
+// Blocks that registers must leave room for on a multiprocessor: without a number the assembler uses
+// more of them for 16 x 16 than pays.
+template <class T, int P> constexpr int room_for() { return sizeof(T) == 4 && P == 16 ? 6 : 1; }
+
 // P: rows, columns and terms at most; WARPS: of a block.
 //
 // product, h: results of the product, and cotangents. spoils: as in posterior_weights.cu.
 // left_out, right_out: gradients, null for one that is not wanted.
 template <class In, int P, int WARPS>
-__global__ void __launch_bounds__(32 * WARPS, 1)
+__global__ void __launch_bounds__(32 * WARPS, room_for<ComputeOf<In>, P>())
 small_gradients(const In* left, View left_view, const In* right, View right_view, int terms,
                 long long first_batch, long long batches, const In* product,
                 ProductView product_view, const In* h, ProductView h_view, int spoils, In* left_out,

@@ -162,6 +162,16 @@ CASES = (
         contestants=lineups.SMALL_LOG_PRODUCT,
         reference=references.log_product,
     ),
+    Case(
+        name="gradients-logmatmulexp-many-16",
+        title="logmatmulexp 100,000 × 16³, float32, with gradients",
+        make=make.pairs_and_cotangents,
+        sizes=_shapes((100_000,), 16, 16, 16),
+        quick_sizes=_shapes((50,), 16, 16, 16),
+        contestants=lineups.SMALL_LOG_PRODUCT_GRADIENTS,
+        reference=gradient_references.log_products,
+        has_gradients=True,
+    ),
     *(_square(n, "float32") for n in (256, 1024, 2048, 8192)),
     *(_square(n, "float64") for n in (256, 1024, 2048)),
     Case(

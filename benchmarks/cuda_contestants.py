@@ -24,7 +24,7 @@ def matmul(a: Any, b: Any) -> Any:
 
 def three_products(a: Any, b: Any, g: Any) -> tuple[Any, Any, Any]:
     """The matrix products of a value and two gradients, and nothing else."""
-    return a @ b, g @ b.T, a.T @ g
+    return a @ b, g @ b.swapaxes(-1, -2), a.swapaxes(-1, -2) @ g
 
 
 def copy(moved: Any) -> Any:

@@ -70,6 +70,7 @@ LOG_PRODUCT_GRADIENTS = (
     ),
     Contestant(COMPILED, grad.by_autograd(cuda.compiled(cuda.torch_logsumexp)), ABG, **TORCH),
 )
+SMALL_LOG_PRODUCT_GRADIENTS = (*LOG_PRODUCT_GRADIENTS[:2], COPY, *LOG_PRODUCT_GRADIENTS[2:])
 
 _BARE = "v - 1 bare cupy.matmul"
 _EAGER = "vector recursion in torch"

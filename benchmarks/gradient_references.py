@@ -24,9 +24,7 @@ Floats = NDArray[Any]
 
 
 def log_product(inputs: Inputs) -> SeveralReferences:
-    a, b, g = (inputs[name].astype(np.longdouble) for name in ("a", "b", "g"))
-    da = _gradient_rows(a, b, g)
-    db = _gradient_rows(b.T, a.T, g.T).T
+    da, db = _first_gradients(*(inputs[name] for name in ("a", "b", "g")))
     return SeveralReferences(
         (
             references.log_product(inputs),
@@ -34,6 +32,24 @@ def log_product(inputs: Inputs) -> SeveralReferences:
             Reference(np.s_[:, :_ROWS], db, is_gradient=True),
         )
     )
+
+
+def log_products(inputs: Inputs) -> SeveralReferences:
+    """Values of a batch of products; gradients of the last one."""
+    da, db = _first_gradients(*(inputs[name][-1] for name in ("a", "b", "g")))
+    return SeveralReferences(
+        (
+            references.log_product(inputs),
+            Reference(np.s_[-1, :_ROWS], da, is_gradient=True),
+            Reference(np.s_[-1, :, :_ROWS], db, is_gradient=True),
+        )
+    )
+
+
+def _first_gradients(*given: Floats) -> tuple[Floats, Floats]:
+    """Return the first rows of the left gradient, and the first columns of the right one."""
+    a, b, g = (x.astype(np.longdouble) for x in given)
+    return _gradient_rows(a, b, g), _gradient_rows(b.T, a.T, g.T).T
 
 
 def _gradient_rows(a: Floats, b: Floats, g: Floats) -> Floats:

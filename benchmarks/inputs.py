@@ -56,6 +56,19 @@ def pair_and_cotangent(
     return {**normal_pair(rng, a, b, dtype, sd), "g": g}
 
 
+def pairs_and_cotangents(
+    rng: np.random.Generator, a: Shape, b: Shape, dtype: str = "float32", sd: float = 1.0
+) -> Inputs:
+    """Many pairs of operands, and cotangents of their products, all with normal entries.
+
+    Beside them ``moved``: a copy of it moves as many bytes as the products and their gradients
+    must, which read operands twice and cotangents once.
+    """
+    given = pair_and_cotangent(rng, a, b, dtype, sd)
+    size = (3 * (given["a"].size + given["b"].size) + 2 * given["g"].size) // 2
+    return {**given, "moved": np.zeros(size, dtype=dtype)}
+
+
 def pair_and_ones(
     rng: np.random.Generator, a: Shape, b: Shape, dtype: str = "float32", sd: float = 1.0
 ) -> Inputs:

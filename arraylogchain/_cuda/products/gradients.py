@@ -3,20 +3,17 @@
 They are sums over its posterior, as in `_product.posterior`: posterior_weights.cu divides the
 cotangents by the product's sums, and posterior_sums.cu multiplies the quotients with the factors of
 either operand. What the first cannot prove it leaves open; that is added up last, by
-exact_posterior.cu and exact_posterior_sums.cu.
+exact_posterior.cu and exact_posterior_sums.cu. For small products small_gradients.cu does it all.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from arraylogchain._cuda.device import Device
-from arraylogchain._cuda.dtypes import C_TYPES, compute_type, itemsize
+from arraylogchain._cuda.dtypes import compute_type, itemsize
 from arraylogchain._cuda.elementwise import rounded
-from arraylogchain._cuda.launch import Launch
-from arraylogchain._cuda.products import logmatmulexp
+from arraylogchain._cuda.products import small
 from arraylogchain._cuda.products.operands import (
     Array,
     Operand,
@@ -26,55 +23,16 @@ from arraylogchain._cuda.products.operands import (
     product,
     strided_product_view,
 )
-from arraylogchain._cuda.products.panels import (
-    Panels,
-    Prepared,
-    Tile,
-    blocks_of,
-    choose_tile,
-    pitch_of,
-    tiles_of,
+from arraylogchain._cuda.products.panels import Panels, Prepared, choose_tile, pitch_of
+from arraylogchain._cuda.products.posterior import (
+    TILES,
+    Weights,
+    run_exact,
+    run_exact_sums,
+    run_sums,
+    run_weights,
 )
 from arraylogchain._fold import Fold
-
-# Sides are multiples of 64, so that tiles of the exact kernels do not reach over those with flags.
-TILES = {dtype: tiles[:2] for dtype, tiles in logmatmulexp.TILES.items()}
-
-_EXACT_THREADS = 256
-_EXACT_SIDE = 64
-_EXACT_SUMS_SIDE = 32
-
-INSTANTIATIONS: dict[str, list[str]] = {
-    "products/posterior_weights.cu": [
-        f"posterior_weights<{c}, {tile}>"
-        for dtype, c in C_TYPES.items()
-        for tile in TILES[compute_type(dtype)]
-    ],
-    "products/posterior_sums.cu": [
-        f"posterior_sums<{C_TYPES[dtype]}, {tile}, {of_left}>"
-        for dtype, tiles in TILES.items()
-        for tile in tiles
-        for of_left in ("true", "false")
-    ],
-    "products/exact_posterior.cu": [f"exact_posterior<{c}>" for c in C_TYPES.values()],
-    "products/exact_posterior_sums.cu": [
-        f"exact_posterior_sums<{c}, {of_left}>"
-        for c in C_TYPES.values()
-        for of_left in ("true", "false")
-    ],
-}
-HOT = frozenset({"posterior_weights", "posterior_sums"})
-
-
-@dataclass(frozen=True, slots=True)
-class _Weights:
-    """Arrays [batches, rows, pitch] of the panel at hand, and the flags of its tiles."""
-
-    weights: Array
-    open: Array
-    tops: Array
-    flags: Array
-    tile: Tile
 
 
 def logmatmulexp_gradients(
@@ -101,7 +59,8 @@ def logmatmulexp_gradients(
         The product, and the cotangents, of its shape. All arrays are of dtype `result_dtype`, with
         any strides.
     result_dtype : str
-        One of `C_TYPES`. Gradients of half precisions are summed in arrays of float32.
+        One of `C_TYPES`. Where products are not small, gradients of half precisions are summed in
+        arrays of float32.
     workspace : int
         Bytes that temporaries may take beside those.
     wanted : tuple of bool
@@ -112,20 +71,38 @@ def logmatmulexp_gradients(
     whole = product(device, layout, a, b, out, result_dtype)
     whole.view[...] = strided_product_view(device, layout, out, a, b)
     h_view = strided_product_view(device, layout, g, a, b)
-    dtype = compute_type(result_dtype)
-    sums = [
+    is_small = small.is_small(whole)
+    dtype = result_dtype if is_small else compute_type(result_dtype)
+    found = [
         device.empty(tuple(x.shape), dtype) if want else None
         for x, want in zip((a, b), wanted, strict=True)
     ]
-    targets = [
+    of_a, of_b = (
         None if x is None else make(device, layout, x)
-        for x, make in zip(sums, (operand_a, operand_b), strict=True)
-    ]
+        for x, make in zip(found, (operand_a, operand_b), strict=True)
+    )
+    if is_small:
+        small.run_gradients(device, whole, g, h_view, (of_a, of_b), spoils)
+        return found[0], found[1]
+    _run_tiled(device, whole, g, h_view, (of_a, of_b), workspace, spoils)
+    return rounded(device, found[0], result_dtype), rounded(device, found[1], result_dtype)
+
+
+def _run_tiled(
+    device: Device,
+    whole: Product,
+    g: Array,
+    h_view: np.ndarray,
+    targets: tuple[Operand | None, Operand | None],
+    workspace: int,
+    spoils: bool,
+) -> None:
+    dtype = compute_type(whole.dtype)
     panels = Panels(whole, workspace, 3 * itemsize(dtype))
     prepared = Prepared(device, whole, panels, keeps_sums=False)
     tile = choose_tile(device, TILES[dtype], panels.batches, panels.rows, panels.columns)
     entries = panels.batches * panels.rows * pitch_of(panels.columns)
-    work = _Weights(
+    work = Weights(
         weights=device.empty((entries,), dtype),
         open=device.empty((entries,), dtype),
         tops=device.empty((entries,), dtype),
@@ -137,173 +114,14 @@ def logmatmulexp_gradients(
         prepared.start(panel)
         for first, terms in chunks:
             prepared.factors(panel, first, terms)
-            _run_weights(device, whole, prepared, panel, (first, terms), work, g, h_view, spoils)
-        _run_exact(device, whole, prepared, panel, work)
+            run_weights(device, whole, prepared, panel, (first, terms), work, g, h_view, spoils)
+        run_exact(device, whole, prepared, panel, work)
         for first, terms in chunks:
             if len(chunks) > 1:
                 prepared.factors(panel, first, terms)
             for target, of_left in zip(targets, (True, False), strict=True):
                 if target is not None:
-                    _run_sums(device, prepared, panel, (first, terms), work, target, of_left)
+                    run_sums(device, prepared, panel, (first, terms), work, target, of_left)
         for target, of_left in zip(targets, (True, False), strict=True):
             if target is not None:
-                _run_exact_sums(device, whole, prepared, panel, work, target, of_left)
-    return rounded(device, sums[0], result_dtype), rounded(device, sums[1], result_dtype)
-
-
-def _run_weights(
-    device: Device,
-    whole: Product,
-    prepared: Prepared,
-    panel: np.ndarray,
-    chunk: tuple[int, int],
-    work: _Weights,
-    g: Array,
-    h_view: np.ndarray,
-    spoils: bool,
-) -> None:
-    left, right = prepared.sides
-    first, terms = chunk
-    device.run(
-        Launch(
-            source="products/posterior_weights.cu",
-            kernel=f"posterior_weights<{C_TYPES[whole.dtype]}, {work.tile}>",
-            grid=tiles_of(panel, work.tile.rows, work.tile.columns),
-            block=work.tile.threads,
-            shared_memory=0,
-            arguments=(
-                left.array,
-                np.int64(left.pitch),
-                right.array,
-                np.int64(right.pitch),
-                np.int32(terms),
-                np.int64(whole.terms),
-                panel,
-                *prepared.shifts,
-                np.int32(first > 0),
-                np.int32(first + terms == whole.terms),
-                whole.out,
-                whole.view,
-                g,
-                h_view,
-                np.int32(spoils),
-                work.weights,
-                work.open,
-                np.int64(pitch_of(int(panel["columns"]))),
-                work.flags,
-            ),
-        )
-    )
-
-
-def _run_exact(
-    device: Device, whole: Product, prepared: Prepared, panel: np.ndarray, work: _Weights
-) -> None:
-    device.run(
-        Launch(
-            source="products/exact_posterior.cu",
-            kernel=f"exact_posterior<{C_TYPES[whole.dtype]}>",
-            grid=tiles_of(panel, _EXACT_SIDE, _EXACT_SIDE),
-            block=_EXACT_THREADS,
-            shared_memory=0,
-            arguments=(
-                whole.left.array,
-                whole.left.view,
-                whole.right.array,
-                whole.right.view,
-                np.int64(whole.terms),
-                panel,
-                *prepared.shifts,
-                work.open,
-                work.tops,
-                np.int64(pitch_of(int(panel["columns"]))),
-                work.flags,
-                np.int32(work.tile.rows),
-                np.int32(work.tile.columns),
-            ),
-        )
-    )
-
-
-def _run_sums(
-    device: Device,
-    prepared: Prepared,
-    panel: np.ndarray,
-    chunk: tuple[int, int],
-    work: _Weights,
-    target: Operand,
-    of_left: bool,
-) -> None:
-    own, other = prepared.sides if of_left else prepared.sides[::-1]
-    first, terms = chunk
-    dtype = compute_type(device.dtype_name(target.array))
-    batches, rows, columns = (int(panel[name]) for name in ("batches", "rows", "columns"))
-    down, across = (rows, terms) if of_left else (terms, columns)
-    tile = choose_tile(device, TILES[dtype], batches, down, across)
-    # What other columns, or rows, have added before stays.
-    adds = int(panel["first_column" if of_left else "first_row"]) > 0
-    device.run(
-        Launch(
-            source="products/posterior_sums.cu",
-            kernel=f"posterior_sums<{C_TYPES[dtype]}, {tile}, {str(of_left).lower()}>",
-            grid=batches * blocks_of(down, tile.rows) * blocks_of(across, tile.columns),
-            block=tile.threads,
-            shared_memory=0,
-            arguments=(
-                work.weights,
-                np.int64(pitch_of(columns)),
-                own.array,
-                np.int64(own.pitch),
-                other.array,
-                np.int64(other.pitch),
-                panel,
-                np.int64(first),
-                np.int32(terms),
-                target.array,
-                target.view,
-                np.int32(adds),
-            ),
-        )
-    )
-
-
-def _run_exact_sums(
-    device: Device,
-    whole: Product,
-    prepared: Prepared,
-    panel: np.ndarray,
-    work: _Weights,
-    target: Operand,
-    of_left: bool,
-) -> None:
-    sides = list(zip((whole.left, whole.right), prepared.shifts, strict=True))
-    (own, own_shifts), (other, other_shifts) = sides if of_left else sides[::-1]
-    lines = int(panel["rows" if of_left else "columns"])
-    blocks = blocks_of(lines, _EXACT_SUMS_SIDE) * blocks_of(whole.terms, _EXACT_SUMS_SIDE)
-    device.run(
-        Launch(
-            source="products/exact_posterior_sums.cu",
-            kernel=f"exact_posterior_sums<{C_TYPES[whole.dtype]}, {str(of_left).lower()}>",
-            grid=int(panel["batches"]) * blocks,
-            block=_EXACT_THREADS,
-            shared_memory=0,
-            arguments=(
-                own.array,
-                own.view,
-                own_shifts,
-                other.array,
-                other.view,
-                other_shifts,
-                np.int64(whole.terms),
-                panel,
-                work.open,
-                work.tops,
-                np.int64(pitch_of(int(panel["columns"]))),
-                work.flags,
-                np.int32(work.tile.rows),
-                np.int32(work.tile.columns),
-                target.array,
-                target.view,
-            ),
-        )
-    )
+                run_exact_sums(device, whole, prepared, panel, work, target, of_left)

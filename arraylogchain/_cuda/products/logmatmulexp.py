@@ -12,6 +12,7 @@ import numpy as np
 from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.dtypes import C_TYPES, compute_type
 from arraylogchain._cuda.launch import Launch
+from arraylogchain._cuda.products import small
 from arraylogchain._cuda.products.operands import Array, Product, product
 from arraylogchain._cuda.products.panels import (
     Panels,
@@ -32,8 +33,6 @@ TILES = {
 }
 # Up to this many, the right operand is read once and every term costs an exponential.
 THIN_ROWS = (1, 2, 4)
-# Largest extents of products that one warp computes, and warps of a block.
-SMALL = {8: 4, 16: 4, 32: 4}
 
 _THIN_THREADS = 512
 _EXACT_THREADS = 256
@@ -41,12 +40,7 @@ _EXACT_SIDE = 64
 _MAX_GRID = 2**31 - 1
 
 # Kernels whose loops must not spill registers.
-HOT = frozenset({"logmatmulexp", "maxima", "factors", "small", "thin"})
-
-
-def _small_warps(dtype: str, side: int) -> int:
-    # Two tiles of float64 for each of four warps would be more than the 48 KiB of a plain launch.
-    return 2 if dtype == "float64" and side == 32 else SMALL[side]
+HOT = frozenset({"logmatmulexp", "maxima", "factors", "thin"})
 
 
 def _instantiations() -> dict[str, list[str]]:
@@ -58,7 +52,6 @@ def _instantiations() -> dict[str, list[str]]:
             "products/logmatmulexp.cu",
             "products/exact.cu",
             "products/thin.cu",
-            "products/small.cu",
         )
     }
     for dtype, c in C_TYPES.items():
@@ -66,7 +59,6 @@ def _instantiations() -> dict[str, list[str]]:
         names["products/factors.cu"].append(factors_kernel(dtype, shifted=True))
         names["products/exact.cu"].append(f"exact<{c}>")
         names["products/thin.cu"] += [f"thin<{c}, {rows}>" for rows in THIN_ROWS]
-        names["products/small.cu"] += [f"small<{c}, {n}, {_small_warps(dtype, n)}>" for n in SMALL]
         names["products/logmatmulexp.cu"] += [
             f"logmatmulexp<{c}, {tile}>" for tile in TILES[compute_type(dtype)]
         ]
@@ -95,40 +87,15 @@ def logmatmulexp(
     """
     out = device.empty(layout.out_shape, result_dtype)
     whole = product(device, layout, a, b, out, result_dtype)
-    rows, columns, terms = whole.left.lines, whole.right.lines, whole.terms
-    if max(rows, columns, terms) <= max(SMALL):
-        _run_small(device, whole)
+    if small.is_small(whole):
+        small.run(device, whole)
         return out
     whole = whole.turned_if_thin()
-    if min(rows, columns) <= max(THIN_ROWS):
+    if min(whole.left.lines, whole.right.lines) <= max(THIN_ROWS):
         _run_thin(device, whole)
     else:
         _run_tiled(device, whole, workspace)
     return out
-
-
-def _run_small(device: Device, whole: Product) -> None:
-    side = min(n for n in SMALL if n >= max(whole.left.lines, whole.right.lines, whole.terms))
-    warps = _small_warps(whole.dtype, side)
-    for first in range(0, whole.batches, _MAX_GRID * warps):
-        batches = min(whole.batches - first, _MAX_GRID * warps)
-        device.run(
-            Launch(
-                source="products/small.cu",
-                kernel=f"small<{C_TYPES[whole.dtype]}, {side}, {warps}>",
-                grid=blocks_of(batches, warps),
-                block=32 * warps,
-                shared_memory=0,
-                arguments=(
-                    *_operands(whole),
-                    np.int32(whole.terms),
-                    np.int64(first),
-                    np.int64(batches),
-                    whole.out,
-                    whole.view,
-                ),
-            )
-        )
 
 
 def _run_thin(device: Device, whole: Product) -> None:

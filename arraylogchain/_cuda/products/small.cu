@@ -2,11 +2,7 @@
 // their proof, and what is left to compute exactly, all on chip.
 #include "certificate.cuh"
 #include "panel.cuh"
-
-// Neighbours in shared memory, read at once.
-template <class T, int N> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Neighbours {
-    T at[N];
-};
+#include "small.cuh"
 
 // The raw entries of one operand, [term, line]. 4 more than P: vectors stay aligned, and what lanes
 // write turned lies in different banks.

@@ -39,11 +39,18 @@ def half_flushed(n: int = 40) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_logmatmulexp(
-    device: CpuDevice, dtype: str, a: Any, b: Any, *, workspace: int = WORKSPACE
+    device: CpuDevice,
+    dtype: str,
+    a: Any,
+    b: Any,
+    *,
+    workspace: int = WORKSPACE,
+    tensor_cores: bool | None = None,
 ) -> np.ndarray:
     a, b = on_device(a, dtype), on_device(b, dtype)
     before = a.copy(), b.copy()
-    out = logmatmulexp.logmatmulexp(device, fold(a.shape, b.shape), a, b, dtype, workspace)
+    layout = fold(a.shape, b.shape)
+    out = logmatmulexp.logmatmulexp(device, layout, a, b, dtype, workspace, tensor_cores)
     out = from_device(out, dtype)
     held = from_device(a, dtype), from_device(b, dtype)
     exact = reference.logmatmulexp(*held)

@@ -3,6 +3,7 @@
 #include <cuda_fp16.h>
 
 #include "included.cuh"
+#include "products/tensor_cores.cuh"
 
 // Rounds numbers to T and back.
 template <class In, class T>
@@ -66,18 +67,14 @@ __global__ void atomics(float* f, double* d, int* largest, unsigned long long* c
     atomicAdd(count, 1ull);
 }
 
-// One warp: d [16, 8] += a [16, 8] b [8, 8].
-__global__ void matrix_product(const float* a, const float* b, float* d) {
+// One warp: d [16, 8] += a [16, 8] b [8, 8], by tensor cores.
+template <class T> __global__ void matrix_product(const T* a, const T* b, T* d) {
     const int g = threadIdx.x / 4, t = threadIdx.x % 4;
-    float own[4];
+    const T left[4] = {a[g * 8 + t], a[(g + 8) * 8 + t], a[g * 8 + t + 4], a[(g + 8) * 8 + t + 4]};
+    const T right[2] = {b[t * 8 + g], b[(t + 4) * 8 + g]};
+    T own[4];
     for (int i = 0; i < 4; ++i) own[i] = d[(g + i / 2 * 8) * 8 + 2 * t + i % 2];
-    const unsigned left[4] = {__float_as_uint(a[g * 8 + t]), __float_as_uint(a[(g + 8) * 8 + t]),
-                              __float_as_uint(a[g * 8 + t + 4]),
-                              __float_as_uint(a[(g + 8) * 8 + t + 4])};
-    const unsigned right[2] = {__float_as_uint(b[t * 8 + g]), __float_as_uint(b[(t + 4) * 8 + g])};
-#ifdef ALC_CPU_SHIM
-    shim::mma_m16n8k8_tf32(own, left, right);
-#endif
+    multiply_add(own, left, right);
     for (int i = 0; i < 4; ++i) d[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = own[i];
 }
 

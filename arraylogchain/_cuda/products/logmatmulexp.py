@@ -28,7 +28,7 @@ from arraylogchain._fold import Fold
 # these are computed in. What is here must be proved accurate, which docs/numerics.md does for both
 # dtypes from 8.0 on, and measured to be faster; nobody has measured it yet.
 TENSOR_CORES: dict[int, frozenset[str]] = {}
-_FIRST_WITH_TENSOR_CORES = 80
+FIRST_WITH_TENSOR_CORES = 80
 
 # Large tiles need the fewest reads for a sum; smaller ones keep all multiprocessors at work. The
 # last is for products with few rows.
@@ -143,7 +143,7 @@ def logmatmulexp(
 def _tiles_for(device: Device, dtype: str, tensor_cores: bool | None) -> tuple[Tile, ...]:
     if tensor_cores is None:
         tensor_cores = dtype in TENSOR_CORES.get(device.architecture, ())
-    if tensor_cores and device.architecture < _FIRST_WITH_TENSOR_CORES:
+    if tensor_cores and device.architecture < FIRST_WITH_TENSOR_CORES:
         raise ValueError(
             f"tensor_cores is True, and the device's compute capability is "
             f"{device.architecture / 10}; it takes 8.0 or newer"
@@ -202,9 +202,7 @@ def _run_thin(device: Device, whole: Product) -> None:
         )
 
 
-def _run_tiled(
-    device: Device, whole: Product, workspace: int, tiles: tuple[Tile, ...]
-) -> None:
+def _run_tiled(device: Device, whole: Product, workspace: int, tiles: tuple[Tile, ...]) -> None:
     panels = Panels(whole, workspace)
     prepared = Prepared(device, whole, panels)
     tile = choose_tile(device, tiles, panels.batches, panels.rows, panels.columns)

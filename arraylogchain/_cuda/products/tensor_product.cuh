@@ -13,9 +13,9 @@ template <class T, int BM, int BN, int BK, int TM, int TN> struct TensorProduct 
     // Blocks that registers must leave room for on a multiprocessor.
     static constexpr int BLOCKS = THREADS > 128 ? 1 : 2;
     static constexpr int PIECE = 16 / sizeof(T);  // neighbours that one instruction moves
-    // Lines of shared memory that the 8 groups of a warp read at once, a piece each. Four lanes of a
-    // group read the pieces of different terms. Of the 8 lanes that shared memory serves together,
-    // two groups lie half a span apart and four terms a piece further each: all banks, each once.
+    // Lines that the 8 groups of a warp read at once, a piece each; the four lanes of a group read
+    // those of four terms. Shared memory serves 8 lanes at a time: two groups, half a span apart, at
+    // four terms, a piece further each. Those are 8 different pieces of all banks: no conflicts.
     static constexpr int SPAN = 8 * PIECE;
     static constexpr int M_PITCH = BM + PIECE, N_PITCH = BN + PIECE;
     static constexpr int ROW_TILES = TM / 2, COLUMN_TILES = TN / 2;  // 16 x 8 entries each
@@ -24,8 +24,9 @@ template <class T, int BM, int BN, int BK, int TM, int TN> struct TensorProduct 
     static_assert(BM % (8 * TM) == 0 && BN % (4 * TN) == 0, "warps own whole tiles");
     static_assert(BM % SPAN == 0 && BN % SPAN == 0, "pitches are a piece above whole spans");
     // Tensor cores cut float32 sums off, so that errors do not cancel but grow with each product
-    // that is added. Sums of BK terms are theirs; the sums of those are rounded.
-    static_assert(BK % 8 == 0 && BK <= 32, "whole products, and few of them in a sum");
+    // that is added. Sums of BK terms are theirs, 16 as docs/numerics.md counts; the sums of those
+    // are rounded.
+    static_assert(BK % 8 == 0 && BK <= 16, "whole products, and few of them in a sum");
 
     struct Shared {
         alignas(16) T left[2][BK * M_PITCH];

@@ -38,9 +38,9 @@ def _missing(contestants: tuple[Contestant, ...], dtype: str) -> dict[str, str]:
 def _square(n: int, dtype: str, sd: float = 1.0) -> Case:
     wide = f"-sd{sd:g}" if sd != 1 else ""
     contestants = (
-        (*lineups.LOG_PRODUCT, lineups.TORCH_MATMUL)
+        (*lineups.SQUARE_LOG_PRODUCT, lineups.TORCH_MATMUL)
         if dtype.endswith("16")
-        else lineups.LOG_PRODUCT
+        else lineups.SQUARE_LOG_PRODUCT
     )
     return Case(
         name=f"logmatmulexp-{dtype}-{n}{wide}",

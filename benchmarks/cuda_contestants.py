@@ -11,8 +11,28 @@ from typing import Any
 
 from array_api_compat import array_namespace
 
+import arraylogchain as alc
+from arraylogchain._arrays import enter
+from arraylogchain._cuda.products.logmatmulexp import logmatmulexp
+from arraylogchain._fold import fold
+from arraylogchain._product.tiling import check_workspace
+
 # Terms in memory at a time where a formulation works in blocks: half a gigabyte in float32.
 BLOCK = 1 << 27
+
+
+# --- this library, in a way that nobody gets without asking ---------------------------------------
+
+
+def over_tensor_cores(a: Any, b: Any) -> Any:
+    """Take tensor cores, whatever was measured; fail on a device that has none."""
+    context, given = enter({"a": a, "b": b})
+    if context.kernels is None:  # the tests have no device
+        return alc.logmatmulexp(a, b)
+    arguments = (fold(a.shape, b.shape), *given.values(), context.result_name)
+    workspace = check_workspace(None)
+    out = logmatmulexp(context.kernels, *arguments, workspace, tensor_cores=True)
+    return context.hand_back(out)
 
 
 # --- CuPy -----------------------------------------------------------------------------------------

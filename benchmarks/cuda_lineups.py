@@ -49,6 +49,10 @@ LOG_PRODUCT = (
     Contestant(BLOCKED, cuda.logsumexp_in_blocks, AB, **CUPY),
     Contestant(COMPILED, cuda.compiled(cuda.torch_logsumexp), AB, **TORCH),
 )
+TENSOR_CORES = Contestant(
+    f"{IN_TORCH}, tensor cores", cuda.over_tensor_cores, AB, is_ours=True, **TORCH
+)
+SQUARE_LOG_PRODUCT = (*LOG_PRODUCT[:2], TENSOR_CORES, *LOG_PRODUCT[2:])
 # Where bytes and not operations are the limit, the first yardstick is a copy.
 SMALL_LOG_PRODUCT = (*LOG_PRODUCT[:2], COPY, *LOG_PRODUCT[2:])
 MAXPLUS = (

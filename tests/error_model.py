@@ -51,6 +51,19 @@ def roundings(K: int) -> float:
     return 4.0 + 2.0 * math.sqrt(K)
 
 
+def roundings_of_tensor_cores(K: int) -> float:
+    """Return c where tensor cores multiply float32 numbers, if they are as bad as can be.
+
+    They are held to `roundings`, as all else: typically they err by less. This is for inputs that
+    are made to show the worst, which only a device without guard bits would. 4 as there. Splitting
+    a factor costs an eps, and the product of the small parts, left out, 2: that makes 4 for a term.
+    A product of 8 terms is added to a sum by cutting everything off to a multiple of eps times the
+    largest number's power of two. The largest loses nothing, 8 others less than an eps each: 16
+    for the 16 terms that are summed up so. What these come to is rounded, once per 16 terms.
+    """
+    return 4 + 4 + 16 + math.ceil(K / 16) / 2
+
+
 def certificate(dtype: str) -> float:
     """Return the largest G of an entry that a shifted product can prove right.
 
@@ -73,8 +86,10 @@ def half_ulp(exact: np.ndarray, dtype: str) -> np.ndarray | float:
     return np.maximum(half, subnormal / 2) * 1.001
 
 
-def product_bound(a: np.ndarray, b: np.ndarray, exact: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the bound for the entries of ``log(exp(a) @ exp(b))``."""
+def product_bound(
+    a: np.ndarray, b: np.ndarray, exact: np.ndarray, dtype: str, count: float | None = None
+) -> np.ndarray:
+    """Return the bound for the entries of ``log(exp(a) @ exp(b))``; c is `count` if given."""
     a = np.asarray(a, np.longdouble)
     b = np.asarray(b, np.longdouble)
     r = _finite_max(a[None] if a.ndim == 1 else a, axis=-1)
@@ -85,7 +100,7 @@ def product_bound(a: np.ndarray, b: np.ndarray, exact: np.ndarray, dtype: str) -
     magnitude = _finite(exact)
     gap = np.maximum(total - magnitude, 0)
     gap = np.where(gap > certificate(dtype), 0, gap)
-    count = roundings(a.shape[-1])
+    count = roundings(a.shape[-1]) if count is None else count
     return eps_of(dtype) * (2 * np.abs(magnitude) + gap + count) + half_ulp(exact, dtype)
 
 

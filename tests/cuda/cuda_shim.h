@@ -27,6 +27,7 @@
 #include "shim/halves.h"
 #include "shim/instructions.h"
 #include "shim/intrinsics.h"
+#include "shim/tensor_cores.h"
 #include "shim/warps.h"
 
 #define ALC_CPU_SHIM 1

@@ -77,7 +77,17 @@ def test_an_error_names_file_and_line() -> None:
 
 
 @needs_nvrtc
-def test_the_sources_that_the_tests_run_on_the_cpu_are_cuda() -> None:
-    kernels = ("block_sums<double>", "round_trip<float, __half>", "collectives", "parameters")
-    usage = nvrtc.compile_source("features.cu", kernels, 90, KERNELS)
-    assert set(usage) == set(kernels)
+@pytest.mark.parametrize(
+    ("source", "kernels"),
+    [
+        (
+            "features.cu",
+            ("block_sums<double>", "round_trip<float, __half>", "collectives", "parameters"),
+        ),
+        ("tensor_cores.cu", ("matrix_product<float>", "matrix_product<double>")),
+    ],
+)
+def test_the_sources_that_the_tests_run_on_the_cpu_are_cuda(
+    source: str, kernels: tuple[str, ...]
+) -> None:
+    assert set(nvrtc.compile_source(source, kernels, 90, KERNELS)) == set(kernels)

@@ -19,6 +19,7 @@ from tests.cuda.product_checks import (
     INF,
     NAN,
     Allocations,
+    WithoutExact,
     check_logmatmulexp,
     half_flushed,
     kernels,
@@ -313,14 +314,6 @@ def test_default_workspace_takes_one_panel() -> None:
     device = Recorder()
     logmatmulexp.logmatmulexp(device, fold(x.shape, x.shape), x, x, "float32", 64 << 20)
     assert kernels(device) == TILED
-
-
-class WithoutExact(CpuDevice):
-    """Leaves out what repairs entries that are not proved."""
-
-    def run(self, launch: Launch) -> None:
-        if launch.source != "products/exact.cu":
-            super().run(launch)
 
 
 class Recorder(CpuDevice):

@@ -93,13 +93,54 @@ def test_atomics() -> None:
     assert (f[0], d[0], largest[0], count[0]) == (160, 80, 159, 160)
 
 
-def test_matrix_product_of_a_warp() -> None:
+def matrix_product(a: np.ndarray, b: np.ndarray, d: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Return d + a @ b as tensor cores compute it."""
+    out = d.copy()
+    c_type = {"float32": "float", "float64": "double"}[a.dtype.name]
+    run(f"matrix_product<{c_type}>", a, b, out, seed=seed, source="tensor_cores.cu")
+    return out
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_matrix_product_of_a_warp(seed: int, dtype: str) -> None:
     rng = np.random.default_rng(0)
-    a, b, d = (rng.integers(-9, 9, n).astype(np.float32) for n in [(16, 8), (8, 8), (16, 8)])
-    expected = d + a @ b
-    # Behind the tenth bit nothing counts: this leaves whole numbers as they are.
-    run("matrix_product", a * np.float32(1 + 2.0**-20), b, d)
-    assert (d == expected).all()
+    a, b, d = (rng.integers(-9, 9, n).astype(dtype) for n in [(16, 8), (8, 8), (16, 8)])
+    assert (matrix_product(a, b, d, seed) == d + a @ b).all()
+
+
+def test_tensor_cores_read_11_bits_of_float32() -> None:
+    a, b, d = np.ones((16, 8), "float32"), np.ones((8, 8), "float32"), np.zeros((16, 8), "float32")
+    assert (matrix_product(a * np.float32(1 + 1.9 * 2.0**-10), b, d) == 8 * (1 + 2.0**-10)).all()
+    assert (matrix_product(a, -b * np.float32(2 - 2.0**-20), d) == -8 * (2 - 2.0**-10)).all()
+
+
+def test_tensor_cores_cut_off_what_is_small_beside_the_largest_number() -> None:
+    a, b, d = np.zeros((16, 8), "float32"), np.ones((8, 8), "float32"), np.ones((16, 8), "float32")
+    eps = np.float32(2.0**-23)
+    a[:, :7] = eps  # is the last bit of 1
+    assert (matrix_product(a, b, d) == 1 + 7 * eps).all()
+    a[:, :7] = eps / 2 * np.float32(1.5)  # rounded, each would be an eps; their sum is 5.25
+    assert (matrix_product(a, b, d) == 1).all()
+    assert (matrix_product(a, -b, -d) == -1).all()
+    # The largest number may be a product as well; and the sum is cut off once more.
+    a[:, 7] = 1
+    assert (matrix_product(a, b, 0 * d) == 1).all()
+    assert (matrix_product(a, b, d * (1 + eps)) == 2).all()
+
+
+def test_tensor_cores_and_special_values() -> None:
+    a, b, d = np.ones((16, 8), "float32"), np.ones((8, 8), "float32"), np.ones((16, 8), "float32")
+    a[3, 4], b[2, 5], d[1, 1] = np.inf, np.nan, -np.inf
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(matrix_product(a, b, d), d + a @ b)
+    b[...] = 1
+    assert (matrix_product(0 * b.repeat(2, axis=0), b, np.zeros_like(d)) == 0).all()
+
+
+def test_tensor_cores_fuse_multiplications_and_additions_of_float64() -> None:
+    a, b, d = np.zeros((16, 8)), np.zeros((8, 8)), np.full((16, 8), -1.0)
+    a[:, 5], b[5] = 1 + 2.0**-30, 1 - 2.0**-30
+    assert (matrix_product(a, b, d) == -(2.0**-60)).all()
 
 
 def test_approximations_err_as_documented_and_no_less() -> None:
@@ -257,6 +298,7 @@ FAULTS = {
     "barrier_in_a_branch": r"deadlock: thread 0 waits in __syncthreads at faults\.cu:\d+, .* 40 of",
     "two_barriers": r"__syncthreads at faults\.cu:\d+, while others .* __syncthreads at faults",
     "collective_without_a_lane": r"__ballot_sync at faults\.cu:\d+: a lane .* returned, thread \d+",
+    "matrix_product_without_a_lane": r"mma\.m8n8k4 at faults\.cu:\d+: a lane .* returned, thread",
     "lane_outside_its_mask": r"__shfl_sync at faults\.cu:\d+: the mask does not name",
     "trapped": r"__trap at faults\.cu:\d+, thread 3, block 0",
 }

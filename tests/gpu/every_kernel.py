@@ -4,21 +4,31 @@ Each array is an allocation of its own: within a pool, an access that leaves one
 the next one.
 """
 
+from collections.abc import Iterable
+
 import cupy
 
 from tests.conftest import make_backend
-from tests.gpu.calls import CALLS
+from tests.gpu.calls import CALLS, Call
+from tests.gpu.tensor_cores import tensor_cores
 
 
 def main() -> None:
     cupy.cuda.set_allocator(None)
+    count = run(CALLS.values())
+    with tensor_cores():
+        count += run(call for name, call in CALLS.items() if name.startswith("logmatmulexp"))
+    print(f"{count} calls have returned")
+
+
+def run(calls: Iterable[Call]) -> int:
     backend, count = make_backend("cupy"), 0
-    for dtype in backend.dtypes:
-        for call in CALLS.values():
+    for call in calls:
+        for dtype in backend.dtypes:
             call.run(*call.arguments(backend, dtype))
             cupy.cuda.Device().synchronize()
             count += 1
-    print(f"{count} calls have returned")
+    return count
 
 
 if __name__ == "__main__":

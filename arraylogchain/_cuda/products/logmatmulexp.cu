@@ -4,26 +4,39 @@
 // NaN, and sets the flag of its tile; exact.cu comes right after.
 #include "certificate.cuh"
 #include "panel.cuh"
+#include "tensor_product.cuh"
 #include "tile_product.cuh"
 
+// The loop of a tile. EXTRA_TERMS count in the line of the certificate beside those of the sums:
+// splitting numbers for tensor cores can lose a little more to underflow (docs/numerics.md).
+template <class T, int BM, int BN, int BK, int TM, int TN, bool TensorCores>
+struct LogTile : PlainTile<T, BM, BN, BK, TM, TN> {
+    static constexpr int EXTRA_TERMS = 0;
+};
+template <class T, int BM, int BN, int BK, int TM, int TN>
+struct LogTile<T, BM, BN, BK, TM, TN, true> : TensorProduct<T, BM, BN, BK, TM, TN> {
+    static constexpr int EXTRA_TERMS = sizeof(T) > 4 ? 0 : 2;
+};
+
 // In, BM, BN, BK, TM, TN: dtype of the result; tile, terms at a time, and a thread's part of the
-// tile, see tile_product.cuh.
+// tile, see tile_product.cuh. TensorCores: whether they multiply, see tensor_product.cuh.
 //
 // left [batches, terms, left_pitch], right [batches, terms, right_pitch]: factors of the panel.
 // partial [batches, rows, columns] or null: sums over the terms of launches before (`resumed`), or
 // for the launches after this one (unless `finishes`).
 // all_terms: of the whole sums. flags: a byte for each tile.
 // adjoin: whether columns of the result adjoin, and its other strides are multiples of 4.
-template <class In, int BM, int BN, int BK, int TM, int TN>
-__global__ void __launch_bounds__((BM / TM) * (BN / TN),
-                                  PlainTile<ComputeOf<In>, BM, BN, BK, TM, TN>::BLOCKS)
+template <class In, int BM, int BN, int BK, int TM, int TN, bool TensorCores = false>
+__global__ void
+__launch_bounds__((BM / TM) * (BN / TN),
+                  LogTile<ComputeOf<In>, BM, BN, BK, TM, TN, TensorCores>::BLOCKS)
 logmatmulexp(const ComputeOf<In>* left, long long left_pitch, const ComputeOf<In>* right,
              long long right_pitch, int terms, long long all_terms, Panel panel,
              const ComputeOf<In>* row_shifts, const ComputeOf<In>* column_shifts,
              ComputeOf<In>* partial, int resumed, int finishes, In* out, ProductView view,
              int adjoin, unsigned char* flags) {
     using T = ComputeOf<In>;
-    using Tile = PlainTile<T, BM, BN, BK, TM, TN>;
+    using Tile = LogTile<T, BM, BN, BK, TM, TN, TensorCores>;
     __shared__ typename Tile::Shared shared;
     __shared__ long long row_offsets[BM], column_offsets[BN];
     __shared__ T row_shift[BM], column_shift[BN];
@@ -55,7 +68,7 @@ logmatmulexp(const ComputeOf<In>* left, long long left_pitch, const ComputeOf<In
     struct alignas(PIECE * sizeof(In)) OutPiece {
         In at[PIECE];
     };
-    const T line = provable_from<T>(all_terms);
+    const T line = provable_from<T>(all_terms + Tile::EXTRA_TERMS);
     out += offset_of<0>(view.batch, panel.first_batch + place.batch);
     const bool whole_pieces = adjoin && reinterpret_cast<size_t>(out) % sizeof(OutPiece) == 0;
     bool unproved = false;

@@ -25,11 +25,30 @@ from arraylogchain._cuda.products.panels import (
 )
 from arraylogchain._fold import Fold
 
+# Devices, by compute capability, whose tensor cores multiply large products, and the dtypes that
+# these are computed in. What is here must be proved accurate, which docs/numerics.md does for both
+# dtypes from 8.0 on, and measured to be faster; nobody has measured it yet.
+TENSOR_CORES: dict[int, frozenset[str]] = {}
+FIRST_WITH_TENSOR_CORES = 80
+
 # Large tiles need the fewest reads for a sum; smaller ones keep all multiprocessors at work. The
 # last is for products with few rows.
 TILES = {
     "float32": (Tile(128, 128, 8, 8, 8), Tile(64, 64, 16, 4, 4), Tile(16, 128, 16, 4, 4)),
     "float64": (Tile(128, 64, 8, 8, 4), Tile(64, 64, 8, 4, 4), Tile(32, 64, 8, 4, 4)),
+}
+# The same for tensor cores; products with few rows would leave them without work.
+TENSOR_TILES = {
+    "float32": (
+        Tile(128, 128, 16, 8, 8, tensor_cores=True),
+        Tile(64, 64, 16, 4, 8, tensor_cores=True),
+        TILES["float32"][2],
+    ),
+    "float64": (
+        Tile(128, 64, 8, 8, 8, tensor_cores=True),
+        Tile(64, 64, 8, 4, 8, tensor_cores=True),
+        TILES["float64"][2],
+    ),
 }
 # Up to this many, the right operand is read once and every term costs an exponential.
 THIN_ROWS = (1, 2, 4)
@@ -59,9 +78,8 @@ def _instantiations() -> dict[str, list[str]]:
         names["products/factors.cu"].append(factors_kernel(dtype, shifted=True))
         names["products/exact.cu"].append(f"exact<{c}>")
         names["products/thin.cu"] += [f"thin<{c}, {rows}>" for rows in THIN_ROWS]
-        names["products/logmatmulexp.cu"] += [
-            f"logmatmulexp<{c}, {tile}>" for tile in TILES[compute_type(dtype)]
-        ]
+        tiles = dict.fromkeys(TILES[compute_type(dtype)] + TENSOR_TILES[compute_type(dtype)])
+        names["products/logmatmulexp.cu"] += [f"logmatmulexp<{c}, {tile}>" for tile in tiles]
     return names
 
 
@@ -69,7 +87,13 @@ INSTANTIATIONS = _instantiations()
 
 
 def logmatmulexp(
-    device: Device, layout: Fold, a: Array, b: Array, result_dtype: str, workspace: int
+    device: Device,
+    layout: Fold,
+    a: Array,
+    b: Array,
+    result_dtype: str,
+    workspace: int,
+    tensor_cores: bool | None = None,
 ) -> Array:
     """Return log(exp(a) @ exp(b)), an array of layout.out_shape.
 
@@ -84,7 +108,16 @@ def logmatmulexp(
         One of `C_TYPES`.
     workspace : int
         Bytes that temporaries may take.
+    tensor_cores : bool, optional
+        Whether they multiply products that are large enough for tiles. Default: as `TENSOR_CORES`
+        says.
+
+    Raises
+    ------
+    ValueError
+        If `tensor_cores` is true and the device has none that would do.
     """
+    tiles = _tiles_for(device, compute_type(result_dtype), tensor_cores)
     out = device.empty(layout.out_shape, result_dtype)
     whole = product(device, layout, a, b, out, result_dtype)
     if small.is_small(whole):
@@ -94,8 +127,19 @@ def logmatmulexp(
     if min(whole.left.lines, whole.right.lines) <= max(THIN_ROWS):
         _run_thin(device, whole)
     else:
-        _run_tiled(device, whole, workspace)
+        _run_tiled(device, whole, workspace, tiles)
     return out
+
+
+def _tiles_for(device: Device, dtype: str, tensor_cores: bool | None) -> tuple[Tile, ...]:
+    if tensor_cores is None:
+        tensor_cores = dtype in TENSOR_CORES.get(device.architecture, ())
+    if tensor_cores and device.architecture < FIRST_WITH_TENSOR_CORES:
+        raise ValueError(
+            f"tensor_cores is True, and the device's compute capability is "
+            f"{device.architecture / 10}; it takes 8.0 or newer"
+        )
+    return TENSOR_TILES[dtype] if tensor_cores else TILES[dtype]
 
 
 def _run_thin(device: Device, whole: Product) -> None:
@@ -125,10 +169,9 @@ def _run_thin(device: Device, whole: Product) -> None:
         )
 
 
-def _run_tiled(device: Device, whole: Product, workspace: int) -> None:
+def _run_tiled(device: Device, whole: Product, workspace: int, tiles: tuple[Tile, ...]) -> None:
     panels = Panels(whole, workspace)
     prepared = Prepared(device, whole, panels)
-    tiles = TILES[compute_type(whole.dtype)]
     tile = choose_tile(device, tiles, panels.batches, panels.rows, panels.columns)
     flags = device.empty((panels.batches * panels.tiles(tile.rows, tile.columns),), "uint8")
     for panel in panels:

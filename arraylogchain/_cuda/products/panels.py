@@ -36,22 +36,25 @@ def pitch_of(lines: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Template arguments of tile_product.cuh: a block's tile, and a thread's part of it."""
+    """Template arguments of tile_product.cuh: a block's tile, and a thread's part of it.
+
+    With `tensor_cores` those of tensor_product.cuh.
+    """
 
     rows: int
     columns: int
     terms: int
     thread_rows: int
     thread_columns: int
+    tensor_cores: bool = False
 
     @property
     def threads(self) -> int:
         return self.rows // self.thread_rows * (self.columns // self.thread_columns)
 
     def __str__(self) -> str:
-        return (
-            f"{self.rows}, {self.columns}, {self.terms}, {self.thread_rows}, {self.thread_columns}"
-        )
+        sizes = (self.rows, self.columns, self.terms, self.thread_rows, self.thread_columns)
+        return ", ".join(map(str, sizes)) + ", true" * self.tensor_cores
 
 
 def factors_kernel(dtype: str, *, shifted: bool) -> str:

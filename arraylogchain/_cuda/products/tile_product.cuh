@@ -1,18 +1,6 @@
 // The loop that all tiled products share: a block's tile of a matrix product, in registers.
 #pragma once
-#include "numbers.cuh"
-
-// A matrix of factors, or of weights, that one side of a product is read from.
-template <class T> struct Side {
-    const T* entries;
-    long long pitch;  // a multiple of 4, and entries beyond the last line are zeros
-    int lines;        // that exist, from the tile's first on
-};
-
-// Four neighbours, read and written at once.
-template <class T> struct alignas(16) Four {
-    T at[4];
-};
+#include "tile_loader.cuh"
 
 // BM x BN entries of a product in blocks of (BM / TM) x (BN / TN) threads, BK terms at a time; each
 // thread holds TM x TN sums. A side lies as [terms, lines], or, turned, as [lines, terms].
@@ -48,71 +36,8 @@ struct TileProduct {
         alignas(16) T right[2][BK * N_PITCH];
     };
 
-    // What one thread brings of a side's next tile.
-    template <int B, bool Turned> struct Loader {
-        static constexpr int FOURS = B * BK / 4;
-        static constexpr int EACH = (FOURS + THREADS - 1) / THREADS;
-        static constexpr int PITCH = B + 4;
-        Four<T> held[EACH];
-        const T* next[EACH];  // null where there is nothing to read
-        long long step;
-        int left;  // terms that are still to come
-
-        // Line and term of the first of four.
-        static __device__ __forceinline__ int line(int i) {
-            const int four = threadIdx.x + i * THREADS;
-            return Turned ? four / (BK / 4) : four % (B / 4) * 4;
-        }
-        static __device__ __forceinline__ int term(int i) {
-            const int four = threadIdx.x + i * THREADS;
-            return Turned ? four % (BK / 4) * 4 : four / (B / 4);
-        }
-        static __device__ __forceinline__ bool is_mine(int i) {
-            return FOURS % THREADS == 0 || int(threadIdx.x) + i * THREADS < FOURS;
-        }
-
-        __device__ __forceinline__ Loader(const Side<T>& side, int terms)
-            : step(Turned ? BK : BK * side.pitch), left(terms) {
-            #pragma unroll
-            for (int i = 0; i < EACH; ++i) {
-                const long long at = Turned ? line(i) * side.pitch + term(i)
-                                            : term(i) * side.pitch + line(i);
-                // Padding ends lines or terms at a multiple of 4.
-                next[i] = is_mine(i) && line(i) < side.lines ? side.entries + at : nullptr;
-            }
-        }
-        __device__ __forceinline__ void fetch() {
-            #pragma unroll
-            for (int i = 0; i < EACH; ++i) {
-                held[i] = Four<T>{};
-                if (next[i] && term(i) < left) held[i] = *reinterpret_cast<const Four<T>*>(next[i]);
-                if (next[i]) next[i] += step;
-            }
-            left -= BK;
-        }
-        __device__ __forceinline__ bool has_nan_or_infinity() const {
-            bool has = false;
-            #pragma unroll
-            for (int i = 0; i < EACH; ++i) {
-                #pragma unroll
-                for (int v = 0; v < 4; ++v) has = has || !(held[i].at[v] < Number<T>::infinity());
-            }
-            return has;
-        }
-        __device__ __forceinline__ void put(T* tile) const {
-            #pragma unroll
-            for (int i = 0; i < EACH; ++i) {
-                if (!is_mine(i)) continue;
-                T* at = tile + term(i) * PITCH + line(i);
-                if constexpr (Turned) {
-                    #pragma unroll
-                    for (int v = 0; v < 4; ++v) at[v * PITCH] = held[i].at[v];
-                } else {
-                    *reinterpret_cast<Four<T>*>(at) = held[i];
-                }
-            }
-        }
-    };
+    template <int B, bool Turned>
+    using Loader = TileLoader<T, B, BK, THREADS, B + 4, Turned>;
 
     T sums[TM][TN] = {};
     int m_thread, n_thread;
@@ -157,16 +82,7 @@ struct TileProduct {
                                         int terms) {
         Loader<BM, LeftTurned> of_left(left, terms);
         Loader<BN, RightTurned> of_right(right, terms);
-        of_left.fetch();
-        of_right.fetch();
-        of_left.put(shared.left[0]);
-        of_right.put(shared.right[0]);
-        __syncthreads();
-        int now = 0;
-        for (int k0 = 0; k0 < terms; k0 += BK) {
-            // The next tile is on its way while this one is worked on. Past the end it is zeros.
-            of_left.fetch();
-            of_right.fetch();
+        for_each_tile<BK>(shared.left, shared.right, of_left, of_right, terms, [&](int now) {
             #pragma unroll
             for (int k = 0; k < BK; ++k) {
                 alignas(16) T x[TM], y[TN];
@@ -179,12 +95,7 @@ struct TileProduct {
                     }
                 }
             }
-            // The other buffer was read up to the barrier before this tile.
-            now ^= 1;
-            of_left.put(shared.left[now]);
-            of_right.put(shared.right[now]);
-            __syncthreads();
-        }
+        });
     }
 };
 

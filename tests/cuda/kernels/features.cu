@@ -66,21 +66,6 @@ __global__ void atomics(float* f, double* d, int* largest, unsigned long long* c
     atomicAdd(count, 1ull);
 }
 
-// One warp: d [16, 8] += a [16, 8] b [8, 8].
-__global__ void matrix_product(const float* a, const float* b, float* d) {
-    const int g = threadIdx.x / 4, t = threadIdx.x % 4;
-    float own[4];
-    for (int i = 0; i < 4; ++i) own[i] = d[(g + i / 2 * 8) * 8 + 2 * t + i % 2];
-    const unsigned left[4] = {__float_as_uint(a[g * 8 + t]), __float_as_uint(a[(g + 8) * 8 + t]),
-                              __float_as_uint(a[g * 8 + t + 4]),
-                              __float_as_uint(a[(g + 8) * 8 + t + 4])};
-    const unsigned right[2] = {__float_as_uint(b[t * 8 + g]), __float_as_uint(b[(t + 4) * 8 + g])};
-#ifdef ALC_CPU_SHIM
-    shim::mma_m16n8k8_tf32(own, left, right);
-#endif
-    for (int i = 0; i < 4; ++i) d[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = own[i];
-}
-
 __global__ void approximations(const float* x, float* exp2, float* log2, int count) {
     const int i = threadIdx.x;
     if (i >= count) return;

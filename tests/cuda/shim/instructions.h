@@ -27,43 +27,6 @@ inline float lg2_approx(float x) {
     return static_cast<float>(exact + 0x1p-22 * double(noise(x)) * max(1.0, std::fabs(exact)));
 }
 
-// cvt.rna.tf32.f32: 10 bits behind the point; a tie goes away from zero.
-inline unsigned to_tf32(float x) {
-    const unsigned bits = bit_cast<unsigned>(x);
-    return std::isfinite(x) ? (bits + 0x1000u) & 0xffffe000u : bits;
-}
-
-// mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32, d = a b + d, with the fragments of the PTX
-// manual. Of what stands behind the 10th bit the hardware takes no notice.
-inline void mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2],
-                             SHIM_CALLER) {
-    struct Fragments {
-        float* d;
-        const unsigned *a, *b;
-    };
-    const Fragments own{d, a, b};
-    const Site site{"mma.m16n8k8", file, line};
-    collective(site, ~0u, reinterpret_cast<uint64_t>(&own), 0, [](Fiber* warp, unsigned, int) {
-        float A[16][8], B[8][8], D[16][8];
-        const auto number = [](unsigned bits) { return bit_cast<float>(bits & 0xffffe000u); };
-        for (int lane = 0; lane < kWarp; ++lane) {
-            const Fragments& x = *reinterpret_cast<const Fragments*>(warp[lane].value);
-            const int g = lane / 4, t = lane % 4;
-            for (int i = 0; i < 4; ++i) A[g + i % 2 * 8][t + i / 2 * 4] = number(x.a[i]);
-            for (int i = 0; i < 2; ++i) B[t + i * 4][g] = number(x.b[i]);
-            for (int i = 0; i < 4; ++i) D[g + i / 2 * 8][2 * t + i % 2] = x.d[i];
-        }
-        for (int i = 0; i < 16; ++i)
-            for (int k = 0; k < 8; ++k)
-                for (int j = 0; j < 8; ++j) D[i][j] += A[i][k] * B[k][j];
-        for (int lane = 0; lane < kWarp; ++lane) {
-            const Fragments& x = *reinterpret_cast<const Fragments*>(warp[lane].value);
-            const int g = lane / 4, t = lane % 4;
-            for (int i = 0; i < 4; ++i) x.d[i] = D[g + i / 2 * 8][2 * t + i % 2];
-        }
-    });
-}
-
 }  // namespace shim
 
 // The fast functions are made of the approximate instructions.

@@ -13,7 +13,8 @@ TILES = {
 MAX_WARPS = 8  # kMaxThreads of chain.cu
 # Numbers that one load from shared memory takes, by the size of a number.
 PACK = {4: 4, 8: 2}
-# sizeof(Row<T>) of rows.cuh.
+# sizeof(ChainBlock<T>) of step.cuh, up to where rows begin; sizeof(Row<T>) of rows.cuh.
+BLOCK_BYTES = 320
 ROW_BYTES = {4: 96, 8: 120}
 
 # One multiprocessor in a clock cycle: numbers multiplied and added, bytes from the L2 cache; and
@@ -62,7 +63,7 @@ class Geometry:
         """Return the bytes of shared memory of a block."""
         padded = _ceil(size, PACK[item]) * PACK[item]
         numbers = 5 * self.rows * padded + self.parts * self.rows * self.columns_of(size)
-        return _ceil(self.rows * ROW_BYTES[item], 16) * 16 + item * numbers
+        return BLOCK_BYTES + _ceil(self.rows * ROW_BYTES[item], 16) * 16 + item * numbers
 
 
 def _ceil(n: int, by: int) -> int:

@@ -5,7 +5,7 @@ import pytest
 
 from arraylogchain._cuda.chains import geometry as geometries
 from arraylogchain._cuda.chains import recursion
-from arraylogchain._cuda.chains.geometry import Geometry
+from arraylogchain._cuda.chains.geometry import Geometry, SmallGeometry
 from tests.checks import CHAIN_SHAPES
 from tests.cuda.chain_checks import SMALL, check, make
 from tests.cuda.cpu_device import CpuDevice
@@ -300,7 +300,11 @@ def test_chosen_geometries_fit(size, groups, rows, item):
     geometry = geometries.choose(size, groups, rows, item, 132, 227 << 10)
     assert geometry.threads <= 32 * geometries.MAX_WARPS
     assert geometry.shared_memory(size, item) <= 227 << 10
-    name = f"chain<{'float' if item == 4 else 'double'}, {geometry.rows}, {geometry.columns}>"
-    assert name in recursion.INSTANTIATIONS["chains/chain.cu"]
+    name = geometry.kernel("float" if item == 4 else "double")
+    assert name in recursion.INSTANTIATIONS[geometry.source]
+    if isinstance(geometry, SmallGeometry):
+        assert geometry.lanes >= size
+        assert geometry.blocks(groups, rows) * geometry.threads >= groups * rows * geometry.lanes
+        return
     tiles = -(-size // (32 * geometry.columns))
     assert geometry.column_warps <= -(-tiles // geometry.slices)

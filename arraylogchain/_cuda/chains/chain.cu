@@ -19,8 +19,8 @@
 
 constexpr int kMaxThreads = 256;
 // What geometry.py counts on: BLOCK_BYTES and ROW_BYTES.
-static_assert(sizeof(ChainBlock<float>) == 312 && sizeof(ChainBlock<double>) == 312, "BLOCK_BYTES");
-static_assert(sizeof(Row<float>) == 96 && sizeof(Row<double>) == 120, "ROW_BYTES");
+static_assert(sizeof(ChainBlock<float>) == 304 && sizeof(ChainBlock<double>) == 304, "BLOCK_BYTES");
+static_assert(sizeof(Row<float>) == 104 && sizeof(Row<double>) == 128, "ROW_BYTES");
 
 template <class T, int R, int C>
 __global__ void __launch_bounds__(kMaxThreads, 1)
@@ -29,7 +29,7 @@ chain(const __grid_constant__ Recursion c, const __grid_constant__ Axes rows,
       const T* __restrict__ matrix, const T* __restrict__ line, const T* __restrict__ least,
       const T* __restrict__ shift, const void* __restrict__ logs,
       const void* __restrict__ potentials, const void* __restrict__ start,
-      const long long* __restrict__ lengths, const T* state_in, const Scale* scale_in,
+      const long long* __restrict__ lengths, const long long* __restrict__ order, const T* state_in, const Scale* scale_in,
       T* state_out, Scale* scale_out, T* history, Scale* history_scale, void* messages,
       void* total_log, Total* total, const T* __restrict__ forward,
       const Scale* __restrict__ forward_scale, const void* __restrict__ cotangent,
@@ -43,8 +43,8 @@ chain(const __grid_constant__ Recursion c, const __grid_constant__ Axes rows,
     const int tile0 = min(slice * each, tiles), tile1 = min(tile0 + each, tiles);
     const Columns own_columns = {tile0 * kWidth, min(tile1 * kWidth, c.size)};
     const long long chunks = (c.rows + R - 1) / R, chunk = blockIdx.x / c.slices;
-    const long long group = chunk / chunks, row0 = chunk % chunks * R;
-    const int count_here = (int)min((long long)R, c.rows - row0);
+    const long long group = chunk / chunks, row0 = group * c.rows + chunk % chunks * R;
+    const int count_here = (int)min((long long)R, (group + 1) * c.rows - row0);
     const long long matrix_at = row_offset<0>(groups, group);
     const long long logs_at = row_offset<1>(groups, group);
 
@@ -64,7 +64,6 @@ chain(const __grid_constant__ Recursion c, const __grid_constant__ Axes rows,
         block.rows = &rows;
         block.outputs = &outputs;
         block.own = own_columns;
-        block.row0 = group * c.rows + row0;
         block.row = own_rows;
         block.states = states;
         block.padded = padded;
@@ -76,20 +75,22 @@ chain(const __grid_constant__ Recursion c, const __grid_constant__ Axes rows,
         for (int k = lane; k < 4 * padded; k += 32) block.state(r, 0).m[k] = T(0);
         for (int k = lane; k < padded; k += 32) scaled[r * padded + k] = T(0);
         const bool is_there = r < count_here;
+        const long long at = is_there ? row0 + r : row0, number = order ? order[at] : at;
         if (lane == 0) {
+            own.number = number;
             own.length = !is_there            ? 0
                          : lengths == nullptr ? c.count
-                                              : (int)lengths[block.number(r)];
+                                              : (int)lengths[number];
             // One of the blocks that share a row keeps what they all find.
             own.broken = is_there && slice == 0 && c.first > 0 && total != nullptr &&
-                         total[block.number(r)].broken != 0.0;
-            own.scale = is_there && c.first > 0 ? scale_in[block.number(r)] : Scale{};
-            own.potentials_at = is_there ? row_offset<0>(rows, block.number(r)) : 0;
-            own.out_at = is_there ? row_offset<1>(outputs, block.number(r)) : 0;
+                         total[number].broken != 0.0;
+            own.scale = is_there && c.first > 0 ? scale_in[number] : Scale{};
+            own.potentials_at = row_offset<0>(rows, number);
+            own.out_at = row_offset<1>(outputs, number);
         }
         __syncwarp();
         if (is_there && c.first > 0) {
-            const T* in = state_in + block.number(r) * 2 * c.size;
+            const T* in = state_in + number * 2 * c.size;
             for (int k = lane; k < c.size; k += 32) {
                 block.state(r, 0).set(k, {in[k], in[c.size + k]});
             }
@@ -177,7 +178,7 @@ chain(const __grid_constant__ Recursion c, const __grid_constant__ Axes rows,
             if (i == 0 || (c.backward && t == own.length - 1)) {
                 begin(r, t, lane, to);
             } else {
-                if (lane == 0) set_scales_here(r, t, false, own.matrix_shift);
+                if (lane == 0) set_scales_here<T>(r, t, false, own.matrix_shift);
                 const int found = prove(all_sums + r * columns, parts, R * columns,
                                         line + facts_at, least + facts_at, own.smallest,
                                         own_columns, lane, to);
@@ -206,7 +207,7 @@ chain(const __grid_constant__ Recursion c, const __grid_constant__ Axes rows,
     }
     for (int r = warp; r < count_here; r += warps) {
         const Row<T>& own = own_rows[r];
-        const long long number = block.number(r);
+        const long long number = own.number;
         if (state_out != nullptr) {
             write_state(block.state(r, now), own_columns, c.size, lane,
                         state_out + number * 2 * c.size);
@@ -219,7 +220,7 @@ chain(const __grid_constant__ Recursion c, const __grid_constant__ Axes rows,
         }
         const Extended<T> sum = sum_of(block.state(r, now), c.size, lane);
         if (lane == 0) {
-            write_total(own, sum, total + number, total_log, row_offset<0>(outputs, number),
+            write_total(own.scale, own.broken, sum, total + number, total_log, row_offset<0>(outputs, number),
                         c.dtype);
         }
     }

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from arraylogchain._arrays import Array
 from arraylogchain._chain.steps import Chain
 from arraylogchain._cuda.chains.arrays import SCALE, History
-from arraylogchain._cuda.chains.geometry import Geometry
+from arraylogchain._cuda.chains.geometry import Geometry, SmallGeometry
 from arraylogchain._cuda.chains.matrices import steps_at_once
 from arraylogchain._cuda.chains.recursion import ChainRun, Outputs
 from arraylogchain._cuda.chains.sums import FACTOR, SIDE, GradientSums
@@ -55,7 +55,7 @@ def forward_pass(
     chain: Chain,
     workspace: int,
     lengths: Array | None = None,
-    geometry: Geometry | None = None,
+    geometry: Geometry | SmallGeometry | None = None,
     *,
     keep: bool = True,
 ) -> tuple[Array, ForwardPass]:
@@ -128,7 +128,7 @@ def marginals(
     chain: Chain,
     workspace: int,
     lengths: Array | None = None,
-    geometry: Geometry | None = None,
+    geometry: Geometry | SmallGeometry | None = None,
 ) -> Array:
     """Return the posterior probabilities of all states at all steps, [*batch, T, K]."""
     _, kept = forward_pass(device, chain, workspace, lengths, geometry, keep=False)
@@ -142,7 +142,7 @@ def expected_transitions(
     chain: Chain,
     workspace: int,
     lengths: Array | None = None,
-    geometry: Geometry | None = None,
+    geometry: Geometry | SmallGeometry | None = None,
 ) -> Array:
     """Return expected counts in the shape of the transitions."""
     _, kept = forward_pass(device, chain, workspace, lengths, geometry, keep=False)

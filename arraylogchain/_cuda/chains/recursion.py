@@ -15,12 +15,12 @@ from arraylogchain._chain.steps import Chain
 from arraylogchain._cuda.chains import geometry as geometries
 from arraylogchain._cuda.chains import matrices
 from arraylogchain._cuda.chains.arrays import C_TYPES, DTYPES, ChainArrays, History
-from arraylogchain._cuda.chains.geometry import TILES, Geometry
+from arraylogchain._cuda.chains.geometry import LANES, TILES, Geometry, SmallGeometry
 from arraylogchain._cuda.chains.matrices import Prepared
 from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.launch import Launch, pack_axes
 
-# struct Recursion of rows.cuh.
+# struct Recursion of entries.cuh.
 RECURSION = np.dtype(
     [
         *((name, np.int32) for name in ("size", "count", "first", "last", "backward")),
@@ -40,17 +40,25 @@ INSTANTIATIONS: dict[str, list[str]] = {
         for t, item in zip(C_TYPES.values(), TILES, strict=True)
         for rows, columns in TILES[item]
     ],
+    "chains/small.cu": [f"chain_small<{t}, {n}>" for t in C_TYPES.values() for n in LANES],
 }
-HOT = frozenset({"chain"})
+HOT = frozenset({"chain", "chain_small"})
 
 
 def row_lengths(chain: Chain) -> np.ndarray | None:
-    """Return a chain's lengths as the kernels take them, int64 [groups * rows]; None if equal."""
+    """Return what the kernels take for a chain's lengths, int64 [2, rows of all groups].
+
+    The lengths, and in which order kernels take the rows: those of a group with the longest first,
+    so that blocks and warps have rows that end at about the same step. None if all are equal.
+    """
     if chain.lengths is None:
         return None
     order = (*chain.group_axes, *chain.row_axes)
     full = np.broadcast_to(chain.lengths, chain.batch).transpose(order)
-    return np.ascontiguousarray(full.reshape(-1), np.int64)
+    lengths = full.reshape(chain.sizes).astype(np.int64)
+    by_length = np.argsort(-lengths, axis=1, kind="stable")
+    numbers = by_length + lengths.shape[1] * np.arange(lengths.shape[0])[:, None]
+    return np.stack([lengths.reshape(-1), numbers.reshape(-1)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,7 @@ class ChainRun(ChainArrays):
         As for `ChainArrays`.
     workspace : int
         Bytes for matrices that are made ready, and for states between launches.
-    geometry : Geometry, optional
+    geometry : Geometry or SmallGeometry, optional
     """
 
     def __init__(
@@ -86,7 +94,7 @@ class ChainRun(ChainArrays):
         chain: Chain,
         workspace: int,
         lengths: Array | None = None,
-        geometry: Geometry | None = None,
+        geometry: Geometry | SmallGeometry | None = None,
     ) -> None:
         super().__init__(device, chain, lengths)
         self.workspace = workspace
@@ -190,9 +198,9 @@ class ChainRun(ChainArrays):
         total_log, history, forward = outputs.total_log, outputs.history, outputs.forward
         device.run(
             Launch(
-                "chains/chain.cu",
-                f"chain<{C_TYPES[self.compute]}, {geometry.rows}, {geometry.columns}>",
-                self.groups * -(-self.rows // geometry.rows) * slices,
+                geometry.source,
+                geometry.kernel(C_TYPES[self.compute]),
+                geometry.blocks(self.groups, self.rows) * slices,
                 geometry.threads,
                 geometry.shared_memory(chain.size, self.item),
                 (
@@ -214,7 +222,8 @@ class ChainRun(ChainArrays):
                     logs,
                     x,
                     start,
-                    self.lengths,
+                    None if self.lengths is None else self.lengths[0],
+                    None if self.lengths is None else self.lengths[1],
                     None if state is None else state.states,
                     None if state is None else state.scales,
                     None if after is None else after.states,
@@ -238,7 +247,7 @@ def log_partition(
     chain: Chain,
     workspace: int,
     lengths: Array | None = None,
-    geometry: Geometry | None = None,
+    geometry: Geometry | SmallGeometry | None = None,
 ) -> Array:
     """Return the logs of the sums over all paths, [*batch]; see `ChainRun` for the parameters."""
     run = ChainRun(device, chain, workspace, lengths, geometry)
@@ -252,7 +261,7 @@ def messages(
     chain: Chain,
     workspace: int,
     lengths: Array | None = None,
-    geometry: Geometry | None = None,
+    geometry: Geometry | SmallGeometry | None = None,
     *,
     backward: bool,
 ) -> Array:

@@ -5,14 +5,7 @@
 // does what all of them know: handed over as arguments it would take a stack, which the driver
 // reserves for every thread that a device can have.
 #pragma once
-#include "axes.cuh"
 #include "rows.cuh"
-
-// Compiled once: the division of large numbers takes many instructions.
-template <int Operand>
-__device__ __noinline__ long long row_offset(const Axes& axes, long long index) {
-    return offset_of<Operand>(axes, index);
-}
 
 // The arrays that stages read and write. Those that are not wanted are null.
 template <class T>
@@ -34,13 +27,12 @@ struct ChainBlock {
     Recursion c;
     ChainArrays<T> arrays;
     const Axes *rows, *outputs;
-    Columns own;     // the columns of this slice
-    long long row0;  // the number of its first row, counted through all groups
+    Columns own;  // the columns of this slice
     Row<T>* row;
     T* states;
-    int padded;      // numbers of a state, those beyond the last one included
+    int padded;  // numbers of a state, those beyond the last one included
 
-    __device__ __forceinline__ long long number(int r) const { return row0 + r; }
+    __device__ __forceinline__ long long number(int r) const { return row[r].number; }
     // Two states of each row: the present one, and where the next one goes.
     __device__ __forceinline__ Entries<T> state(int r, int which) const {
         return {states + (2 * r + which) * 2 * padded, padded};
@@ -57,18 +49,23 @@ __device__ __forceinline__ ChainBlock<T>& chain_block() {
     return *reinterpret_cast<ChainBlock<T>*>(shared_memory);
 }
 
-// Set the scales of row r after a step, by lane 0.
+// Set the scales of row r after a step, by lane 0: the one it begins with, or one that goes on, by
+// `shift` nats.
 template <class T>
-__device__ __forceinline__ void set_scales_here(int r, int t, bool begins, T shift) {
+__device__ __noinline__ void set_scales_here(int r, int t, bool begins, T shift) {
     const ChainBlock<T>& block = chain_block<T>();
     Row<T>& row = block.row[r];
-    set_scales(row, begins, shift);
+    if (begins) row.scale = {0.0, 0.0, 0.0};
+    if (!begins) row.scale.bits += row.top;
+    row.scale.add_nats(shift);
+    row.bare = row.scale;
+    row.scale.add_nats(row.potential_shift);
     if (block.arrays.history_scale != nullptr && block.own.first == 0) {
         block.arrays.history_scale[block.place(t, block.c.history_time, r)] = row.scale;
     }
     if (block.arrays.marginals != nullptr) {
-        set_posterior(row, block.arrays.forward_scale[block.place(t, block.c.other_time, r)],
-                      block.arrays.total[block.number(r)]);
+        const Scale& forward = block.arrays.forward_scale[block.place(t, block.c.other_time, r)];
+        row.posterior = posterior<T>(forward, row.bare, block.arrays.total[block.number(r)]);
     }
 }
 
@@ -95,8 +92,7 @@ __device__ __noinline__ void begin(int r, int t, int lane, const Entries<T> to) 
     #pragma unroll 1
     for (int j = lane; j < c.size; j += 32) {
         Extended<T> v = {T(1), T(0)};
-        if (form == kLogs) v = times_exp(v, given(j) - shift);
-        if (form == kWeights) v = split(given(j));
+        if (form != kOnes) v = first_weight(form, given(j), shift);
         has_nan |= is_nan(v.m);
         if (j >= block.own.first && j < block.own.last) to.set(j, v);
     }
@@ -126,17 +122,12 @@ __device__ __forceinline__ Extended<T> exact_sum(const T* matrix, long long logs
     #pragma unroll 1
     for (int k = lane; k < c.size; k += 32) {
         const Extended<T> s = from.get(k);
-        Extended<T> p;
-        if (c.in_logs) {
-            const long long at = logs_at + k * c.logs_row_stride + j * c.logs_column_stride;
-            p = times_exp<T>({T(1), T(0)}, load_any<T>(block.arrays.logs, at, c.dtype) - shift);
-        } else {
-            p = split(matrix[k * c.matrix_row_stride + j]);
-        }
+        const Extended<T> p =
+            weight_of(c, matrix, block.arrays.logs, logs_at, shift, k, j);
         sum.add(s.m * p.m, s.e + p.e);
     }
     T value, exponent;
-    sum.over_warp(value, exponent);
+    sum.over_lanes(value, exponent);
     return extended(value, exponent);
 }
 
@@ -181,7 +172,7 @@ __device__ __noinline__ void write_marginals(int r, int t, long long out_at, int
     const ChainBlock<T>& block = chain_block<T>();
     const Recursion& c = block.c;
     const T* forward = block.arrays.forward + block.place(t, c.other_time, r) * 2 * c.size;
-    const T factor = block.row[r].factor, power = block.row[r].power;
+    const Posterior<T> posterior = block.row[r].posterior;
     T g = T(1);
     if (block.arrays.cotangent != nullptr) {
         const long long at = row_offset<2>(*block.outputs, block.number(r));
@@ -189,14 +180,7 @@ __device__ __noinline__ void write_marginals(int r, int t, long long out_at, int
     }
     #pragma unroll 1
     for (int j = block.own.first + lane; j < block.own.last; j += 32) {
-        const Extended<T> v = back.get(j);
-        // The factor is 0 where nothing has a gradient, though states may be infinite. It is
-        // NaN where all gradients are.
-        T p = is_nan(factor) ? factor : T(0);
-        if (!is_nan(factor) && factor != T(0) && forward[j] != T(0) && v.m != T(0)) {
-            const T exponent = forward[c.size + j] + v.e + power;
-            p = forward[j] * v.m * power_of_two<T>(exponent) * factor;
-        }
+        const T p = posterior.of(forward[j], forward[c.size + j], back.get(j));
         store_any<T>(block.arrays.marginals, out_at + j * c.out_stride, c.out_dtype,
                      p == T(0) ? T(0) : g * p);
     }

@@ -10,7 +10,7 @@ import numpy as np
 
 from arraylogchain._chain.steps import Chain
 from arraylogchain._cuda.chains import gradients, recursion
-from arraylogchain._cuda.chains.geometry import Geometry
+from arraylogchain._cuda.chains.geometry import LANES, Geometry, SmallGeometry
 from arraylogchain._cuda.chains.recursion import ChainRun
 from tests import error_model, gradient_reference, reference
 from tests.cuda.cpu_device import CpuDevice, bfloat16, from_bfloat16
@@ -20,11 +20,20 @@ from tests.gradient_reference import Gradient
 
 # Four rows a block, and two parts of every sum: for K up to 32. Each geometry is compiled once.
 SMALL = Geometry(rows=4, columns=1, column_warps=1, parts=2)
+AnyGeometry = Geometry | SmallGeometry
 WORKSPACE = 1 << 20
 NAMES = ("transitions", "log_transitions", "initial", "log_initial")
 TRAILING = {"x": 2, "transitions": 3, "log_transitions": 3, "initial": 1, "log_initial": 1}
 
+
+def both(size: int) -> tuple[AnyGeometry, ...]:
+    """Return a geometry of each of the two kernels that there are for few states."""
+    return SMALL, SmallGeometry(next(n for n in LANES if n >= size), 2)
+
+
 Layout = Callable[[np.ndarray], np.ndarray]
+# log_partition, forward and backward messages.
+Results = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def as_given(x: Any, dtype: str) -> np.ndarray:
@@ -127,46 +136,53 @@ def check(
     dtype: str,
     x: Any,
     *,
-    geometry: Geometry | None = SMALL,
+    geometry: Geometry | None = None,
     workspace: int = WORKSPACE,
     has_backward_reference: bool = True,
     **given: Any,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compare log_partition and messages of both directions with the references; return them."""
+) -> Results:
+    """Compare log_partition and messages of both directions with the references; return them.
+
+    They are computed by `both` kernels, the reference once; or in the given geometry.
+    """
     case = make(dtype, x, **given)
     device.flush_to_zero = dtype != "float64"  # as CuPy compiles kernels
-    run = ChainRun(device, case.chain, workspace, geometry)
-    partition = as_numbers(recursion.log_partition(run))
-    forward = as_numbers(recursion.messages(run, backward=False))
-    backward = as_numbers(recursion.messages(run, backward=True))
+    found = []
+    for own in both(case.chain.size) if geometry is None else (geometry,):
+        run = ChainRun(device, case.chain, workspace, own)
+        partition = as_numbers(recursion.log_partition(run))
+        forward = as_numbers(recursion.messages(run, backward=False))
+        backward = as_numbers(recursion.messages(run, backward=True))
+        found.append((partition, forward, backward))
     if case.lengths is None:
-        assert_right(case, partition, forward, backward if has_backward_reference else None)
-        return partition, forward, backward
+        assert_right(case, found, has_backward_reference)
+        return found[0]
     for index, length, row in case.rows():
-        own = (m[index][:length] for m in (forward, backward))
-        assert_right(row, partition[index], *own)
-        for m in (forward, backward):
-            assert np.all(np.isneginf(m[index][length:]))
-    return partition, forward, backward
+        own_results = [(z[index], a[index][:length], b[index][:length]) for z, a, b in found]
+        assert_right(row, own_results)
+        for _, *messages in found:
+            assert all(np.all(np.isneginf(m[index][length:])) for m in messages)
+    return found[0]
 
 
-def assert_right(
-    case: Case, partition: np.ndarray, forward: np.ndarray, backward: np.ndarray | None
-) -> None:
+def assert_right(case: Case, found: list[Results], has_backward_reference: bool = True) -> None:
     """Compare with the references, whose G has no part for states that are kept as logs."""
     x, edges, start = case.references()
     dtype, (T, K) = case.dtype, x.shape[-2:]
     exact = reference.chain(x, edges, start, **case.options)
     bound = error_model.chain_bound(exact.log_partition, exact.partition_gap, T, K, dtype)
-    assert_within(partition, rounded(exact.log_partition, dtype), bound)
+    for partition, _, _ in found:
+        assert_within(partition, rounded(exact.log_partition, dtype), bound)
     steps = np.arange(1, T + 1)[:, None]
     bound = error_model.chain_bound(exact.messages, exact.message_gaps, steps, K, dtype)
-    assert_within(forward, rounded(exact.messages, dtype), bound)
-    if backward is None:
+    for _, forward, _ in found:
+        assert_within(forward, rounded(exact.messages, dtype), bound)
+    if not has_backward_reference:
         return
     back = gradient_reference.chain(x, edges, start, **case.options)
     bound = error_model.chain_bound(back.backward, back.backward_gaps, steps[::-1], K, dtype)
-    assert_within(backward, rounded(back.backward, dtype), bound)
+    for _, _, backward in found:
+        assert_within(backward, rounded(back.backward, dtype), bound)
 
 
 def rounded(exact: np.ndarray, dtype: str) -> np.ndarray:
@@ -182,37 +198,42 @@ def check_gradients(
     x: Any,
     g: Any = "normal",
     *,
-    geometry: Geometry | None = SMALL,
+    geometry: Geometry | None = None,
     workspace: int = WORKSPACE,
     keep: bool = True,
     **given: Any,
 ) -> dict[str, np.ndarray]:
-    """Compare marginals, counts and gradients of log_partition with the reference; return them."""
+    """Compare marginals, counts and gradients of log_partition with the reference; return them.
+
+    They are computed by `both` kernels, the reference once; or in the given geometry.
+    """
     case = make(dtype, x, **given)
     device.flush_to_zero = dtype != "float64"  # as CuPy compiles kernels
     chain = case.chain
-    run = ChainRun(device, chain, workspace, geometry)
     g = as_given(cotangent(g, chain.batch, dtype) if isinstance(g, str) else g, dtype)
     wanted = {"potentials", "transitions", "start"}
     wanted -= {"transitions"} if chain.transitions is None else set()
     wanted -= {"start"} if chain.start is None else set()
 
-    _, kept = gradients.forward_pass(run, keep=keep)
-    found = gradients.gradients(kept, g, wanted)
-    found["marginals"] = gradients.marginals(run)
-    if chain.transitions is not None:
-        found["counts"] = gradients.expected_transitions(run)
-    found = {name: as_numbers(value) for name, value in found.items()}
+    results = []
+    for own in both(chain.size) if geometry is None else (geometry,):
+        run = ChainRun(device, chain, workspace, own)
+        _, kept = gradients.forward_pass(run, keep=keep)
+        found = gradients.gradients(kept, g, wanted)
+        found["marginals"] = gradients.marginals(run)
+        if chain.transitions is not None:
+            found["counts"] = gradients.expected_transitions(run)
+        results.append({name: as_numbers(value) for name, value in found.items()})
     exact = exact_gradients(case, as_numbers(g))
     T, K = chain.count, chain.size
     largest = error_model.LARGEST_DERIVATIVE[error_model.compute_dtype(dtype)]
     size = float(np.max(np.abs(as_numbers(g)), initial=0))
-    for name, ours in found.items():
+    for name, ours in ((name, ours) for found in results for name, ours in found.items()):
         expected = exact[name]
         bound = error_model.posterior_bound(expected, T, K, dtype)
         linear = {"transitions": "transitions", "start": "initial"}.get(name) in case.held
         assert_gradient(ours, expected, bound, largest * size if linear else np.inf)
-    return found
+    return results[0]
 
 
 def exact_gradients(case: Case, g: np.ndarray) -> dict[str, Gradient]:

@@ -16,6 +16,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from arraylogchain._cuda.chains.geometry import Geometry, choose
+from arraylogchain._cuda.products import logmatmulexp, maxplus, posterior
+from arraylogchain._cuda.products.panels import Tile
 from arraylogchain._text import duration
 from tests.cuda import nvrtc
 
@@ -33,7 +36,8 @@ SCHEDULERS, WARPS, REGISTERS, SHARED = 4, 64, 65536, 227 << 10
 UNITS = {
     "FFMA": ("FFMA",),
     "DFMA": ("DFMA",),
-    "tensor": ("HMMA", "DMMA"),
+    "HMMA": ("HMMA",),
+    "DMMA": ("DMMA",),
     "FADD": ("FADD", "FMUL", "DADD", "DMUL", "FMNMX", "FSETP", "FSEL", "DSETP"),
     "MUFU": ("MUFU",),
     "LDS": ("LDS", "LDSM"),
@@ -41,7 +45,9 @@ UNITS = {
     "STS": ("STS",),
 }
 # Cycles that a scheduler's own unit is busy with one instruction of a warp, where it is not one.
-CYCLES = {"DFMA": 2, "MUFU": 8}
+# For tensor cores that is of one product of 16 x 8 x 8: of TF32 at 60 % of their peak, which is
+# said to be what this way of calling them reaches, of float64 at their peak.
+CYCLES = {"DFMA": 2.0, "MUFU": 8.0, "HMMA": 6.5, "DMMA": 32.0}
 
 
 @dataclass(frozen=True)
@@ -53,8 +59,8 @@ class Loop:
     source, kernel : str
         As in `Launch`.
     work : str
-        Of the loops without another in them, the one with the most of these opcodes is meant; all
-        of the kernel if there is none in a loop.
+        The loop with the most of these opcodes is meant, without loops in it; all of the kernel if
+        there are none in a loop.
     case : str
         What is predicted.
     threads, shared_memory : int
@@ -80,8 +86,7 @@ class Loop:
     def count(self) -> Counter[str]:
         """Return the instructions of a pass by unit."""
         text = disassembled(self.source, self.kernel)
-        loops = list(innermost_loops(text))
-        opcodes = max(loops, key=self._work_in, default=[])
+        opcodes = max(loops(text), key=self._work_in, default=[])
         return by_unit(opcodes if self._work_in(opcodes) else list(all_opcodes(text)))
 
     def _work_in(self, opcodes: list[str]) -> int:
@@ -104,6 +109,69 @@ class Loop:
         return max(waves * per_block * cycles / SCHEDULERS / CLOCK, self.bytes / BANDWIDTH)
 
 
+def _cube(kernel: str, tile: Tile, work: str, template: str = "", n: int = 4096) -> Loop:
+    """Return the loop of a product of n x n x n, which takes a tile's terms in a pass."""
+    blocks = (n // tile.rows) * (n // tile.columns)
+    passes = blocks * (tile.threads // 32) * n / tile.terms
+    number = "double" if work in ("DFMA", "DMMA") else "float"
+    name = f"{kernel}<{number}, {tile}{template}>"
+    return Loop(f"products/{kernel}.cu", name, work, f"{n}³", tile.threads, 0, blocks, passes)
+
+
+def _chain(size: int, count: int, rows: int) -> Loop:
+    """Return the loop of a chain's value in float32, all rows with the same matrices."""
+    geometry = choose(size, 1, rows, 4, MULTIPROCESSORS, SHARED)
+    assert geometry is not None
+    blocks = geometry.blocks(1, rows)
+    # Either two parts of four terms a pass, or all terms of a step.
+    split = isinstance(geometry, Geometry)
+    each = geometry.column_warps * -(-size // 4) / 2 if split else geometry.threads / 32
+    return Loop(
+        geometry.source,
+        geometry.kernel("float"),
+        "FFMA",
+        f"log_partition, {rows} rows, {count} steps, {size} states",
+        geometry.threads,
+        geometry.shared_memory(size, 4),
+        blocks,
+        blocks * (count - 1) * each,
+        4.0 * rows * count * size,
+    )
+
+
+def _many(kernel: str, batch: int, size: int, arrays: int) -> Loop:
+    """Return the loop of many small products in float32, a warp for each of them."""
+    name = f"{kernel}<float, {size}, 4>"
+    case, moved = f"{batch} of {size}³", 4.0 * batch * arrays * size**2
+    return Loop(f"products/{kernel}.cu", name, "FFMA", case, 128, 0, batch // 4, batch, moved)
+
+
+_PLAIN, _TENSOR = logmatmulexp.TILES, logmatmulexp.TENSOR_TILES
+LOOPS = (
+    _cube("logmatmulexp", _PLAIN["float32"][0], "FFMA"),
+    _cube("logmatmulexp", _TENSOR["float32"][0], "HMMA"),
+    _cube("logmatmulexp", _PLAIN["float64"][0], "DFMA"),
+    _cube("logmatmulexp", _TENSOR["float64"][0], "DMMA"),
+    _cube("maxplus", maxplus.TILES["float32"][0], "FADD"),
+    _cube("posterior_weights", posterior.TILES["float32"][0], "FFMA"),
+    _cube("posterior_sums", posterior.TILES["float32"][0], "FFMA", ", true"),
+    _cube("posterior_sums", posterior.TILES["float32"][0], "FFMA", ", false"),
+    _many("small", 100_000, 16, 3),
+    _many("small_gradients", 100_000, 16, 5),
+    _chain(200, 40, 500),
+    _chain(8, 100, 100_000),
+)
+
+NOTES = """\
+A scheduler starts one instruction of a warp a cycle, and there are four in each of the 132
+multiprocessors; the clock is taken as 1.755 GHz, the bandwidth as the 4.3 TB/s of a copy. Longer
+than a cycle take instructions of float64 (2), exponentials and the like (8), products of TF32 on
+tensor cores (6.5 for one of 16 x 8 x 8: 60 % of their peak, which is said to be what this way of
+calling them reaches) and of float64 (32). Blocks are taken in whole waves. What comes before and
+after a loop is not in it: for small products, exponentials, logarithms and the proof, which are
+more than the loop."""
+
+
 def disassembled(source: str, kernel: str) -> str:
     """Return the instructions of a kernel, as text."""
     binary = nvrtc.machine_code(source, kernel, ARCHITECTURE)
@@ -121,7 +189,9 @@ def _disassembler() -> str:
     return "nvdisasm"
 
 
-_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<opcode>[A-Z][\w.]*)(?P<rest>.*)")
+_INSTRUCTION = re.compile(
+    r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<opcode>[A-Z][\w.]*)(?P<rest>.*)"
+)
 _LABEL = re.compile(r"^(?P<label>\.L_x_\d+):")
 
 
@@ -138,23 +208,26 @@ def all_opcodes(text: str) -> Iterable[str]:
     return (name for name, _ in _lines(text) if not name.startswith(".L"))
 
 
-def innermost_loops(text: str) -> Iterable[list[str]]:
-    """Yield the opcodes of each loop that has no other in it: what a branch back jumps over."""
+def loops(text: str) -> Iterable[list[str]]:
+    """Yield the opcodes of each loop, what a branch back jumps over, without loops in it."""
     opcodes: list[str] = []
     places: dict[str, int] = {}
-    last_end = 0
+    found: list[tuple[int, int]] = []
     for name, rest in _lines(text):
         if name.startswith(".L"):
             places[name] = len(opcodes)
             continue
         opcodes.append(name)
         target = re.search(r"\.L_x_\d+", rest) if name == "BRA" else None
-        if target is None or target[0] not in places:
-            continue
-        start = places[target[0]]
-        if start >= last_end:
-            yield opcodes[start:]
-        last_end = len(opcodes)
+        if target is not None and target[0] in places:
+            found.append((places[target[0]], len(opcodes)))
+    for start, end in found:
+        within = [
+            range(*other)
+            for other in found
+            if other != (start, end) and start <= other[0] and other[1] <= end
+        ]
+        yield [opcodes[i] for i in range(start, end) if not any(i in inner for inner in within)]
 
 
 def by_unit(opcodes: Iterable[str]) -> Counter[str]:
@@ -184,12 +257,10 @@ def page() -> str:
         "# Hot loops",
         "",
         "Instructions of one pass through the hot loop of a kernel, by what executes them, in code "
-        f"for compute capability {ARCHITECTURE // 10}.{ARCHITECTURE % 10}; blocks that a "
-        "multiprocessor holds; and the time of a case on an H200 if nothing limits it but the start "
-        "of instructions (one a cycle for each of four schedulers), units that take longer for "
-        "one (float64: 2 cycles, exponentials: 8, tensor cores: see below), and the bytes that are "
-        "read and written at the bandwidth of a copy. What comes before and after the loop is not in "
-        "it. **Predicted, not measured.** Written by `python -m tests.cuda.loops`.",
+        f"for compute capability {ARCHITECTURE // 10}.{ARCHITECTURE % 10}; the blocks that a "
+        "multiprocessor holds; and the time of a case on an H200 if nothing limits it but the "
+        "start of instructions, units that take longer for one, and the bytes that are read and "
+        "written. **Predicted, not measured.** Written by `python -m tests.cuda.loops`.",
         "",
         f"| kernel | {' | '.join(UNITS)} | other | blocks | case | predicted |",
         f"|---|{'--:|' * (len(UNITS) + 2)}---|--:|",
@@ -201,7 +272,7 @@ def page() -> str:
         numbers.append(str(loop.blocks_at_once(nvrtc.Usage(**usage))))
         time = duration(loop.seconds(counts))
         lines.append(f"| `{loop.kernel}` | {' | '.join(numbers)} | {loop.case} | {time} |")
-    return "\n".join([*lines, "", *NOTES, ""])
+    return "\n".join([*lines, "", NOTES, ""])
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ def instantiations() -> dict[str, tuple[str, ...]]:
 
 @cache
 def hot_kernels() -> frozenset[str]:
-    """Return the names, without template arguments, of the kernels that may not spill."""
+    """Return the names, without template arguments, of the kernels that may have no stack."""
     return frozenset().union(*(getattr(m, "HOT", ()) for m in _launch_modules()))
 
 

@@ -7,11 +7,11 @@ import pytest
 
 from arraylogchain._cuda.chains import geometry as geometries
 from arraylogchain._cuda.chains import recursion
-from arraylogchain._cuda.chains.geometry import Geometry
+from arraylogchain._cuda.chains.geometry import Geometry, SmallGeometry
 from arraylogchain._cuda.chains.lengths import row_lengths
 from arraylogchain._cuda.chains.recursion import ChainRun
 from tests.checks import CHAIN_SHAPES
-from tests.cuda.chain_checks import SMALL, check, make
+from tests.cuda.chain_checks import SMALL, both, check, make
 from tests.cuda.cpu_device import CpuDevice
 from tests.error_model import EPS
 from tests.test_chain import (
@@ -224,6 +224,39 @@ def test_lengths(device, form):
     check(device, "float32", x, lengths=lengths, **shared)
 
 
+def test_rows_are_taken_in_the_order_of_their_lengths(cpu):
+    lengths = np.array([[6, 1, 3, 3, 5], [4, 4, 1, 2, 2]])
+    case = make("float32", normal(2, 5, 6, 4), lengths=lengths, transitions=uniform(2, 1, 5, 4, 4))
+    found, order = row_lengths(cpu, case.chain)
+    np.testing.assert_array_equal(found, lengths.reshape(-1))
+    np.testing.assert_array_equal(order, [0, 4, 2, 3, 1, 5, 6, 8, 9, 7])
+    shared = make("float32", normal(2, 5, 6, 4), lengths=lengths, transitions=uniform(5, 4, 4))
+    np.testing.assert_array_equal(row_lengths(cpu, shared.chain)[1], [0, 4, 5, 6, 2, 3, 8, 9, 1, 7])
+
+
+def test_lengths_of_more_rows_than_a_launch_takes(cpu):
+    """They travel as arguments, so that no call waits and a graph can be replayed."""
+    lengths = np.random.default_rng(0).integers(1, 5, 2100)
+    chain = replace(make("float32", normal(2100, 4, 2)).chain, lengths=lengths)
+    found, order = row_lengths(cpu, chain)
+    np.testing.assert_array_equal(found, lengths)
+    np.testing.assert_array_equal(order, np.argsort(-lengths, kind="stable"))
+    assert [launch.source for launch in cpu.launches] == ["chains/lengths.cu"] * 6
+
+
+@pytest.mark.parametrize("geometry", both(4))
+def test_an_order_says_which_rows_are_computed(cpu, geometry):
+    """So that the launches do take the order that they are given."""
+    lengths = np.array([3, 1, 6, 2, 4, 5])
+    case = make("float32", normal(6, 6, 4), lengths=lengths, transitions=uniform(5, 4, 4))
+    run = ChainRun(cpu, case.chain, 1 << 20, geometry)
+    expected = recursion.log_partition(run)
+    run.lengths[1] = [5, 1, 1, 5, 1, 5]
+    found = recursion.log_partition(run)
+    expected[[0, 2, 3, 4]] = NAN
+    np.testing.assert_array_equal(found, expected)
+
+
 def reversed_views(x):
     """The same array, every axis stored backwards."""
     turned = (slice(None, None, -1),) * x.ndim
@@ -297,25 +330,29 @@ def test_blocks_that_share_rows(device, form):
     check(device, "float32", x, geometry=geometry, lengths=lengths, **given_as(form, edges))
 
 
-@pytest.mark.parametrize("axes", [(0, 1), (1, 0)])
-def test_lengths_of_more_rows_than_a_launch_takes(cpu, axes):
-    """In the kernels' order; they travel as arguments, so that nothing waits and graphs can."""
-    lengths = np.random.default_rng(0).integers(1, 5, (3, 700))
-    chain = replace(make("float32", normal(3, 700, 4, 2)).chain, lengths=lengths)
-    on_device = row_lengths(cpu, chain, axes)
-    assert on_device.dtype == np.int64
-    np.testing.assert_array_equal(on_device, lengths.transpose(axes).ravel())
-    assert [launch.source for launch in cpu.launches] == ["chains/lengths.cu"] * 3
+@pytest.mark.sanitized
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("K", [1, 4, 8, 16, 32])
+def test_as_many_lanes_as_states(cpu, form, K):
+    """No lane is left over for a state, though some are for rows."""
+    geometry = SmallGeometry(max(K, 4), 2)
+    x, edges = normal(150 // K + 3, 4, K, sd=30), uniform(3, K, K)
+    edges[:, :, ::3] = 0
+    check(cpu, "float32", x, geometry=geometry, **given_as(form, edges, uniform(K)))
 
 
 @pytest.mark.parametrize("item", [4, 8])
-@pytest.mark.parametrize("size", [1, 16, 32, 33, 200, 224, 225, 512, 1000, 2048, 4500])
+@pytest.mark.parametrize("size", [1, 4, 5, 16, 32, 33, 200, 224, 225, 512, 1000, 2048, 4500])
 @pytest.mark.parametrize(("groups", "rows"), [(1, 1), (1, 500), (500, 1), (3, 10**6)])
 def test_chosen_geometries_fit(size, groups, rows, item):
     geometry = geometries.choose(size, groups, rows, item, 132, 227 << 10)
     assert geometry.threads <= 32 * geometries.MAX_WARPS
     assert geometry.shared_memory(size, item) <= 227 << 10
-    name = f"chain<{'float' if item == 4 else 'double'}, {geometry.rows}, {geometry.columns}>"
-    assert name in recursion.INSTANTIATIONS["chains/chain.cu"]
+    name = geometry.kernel("float" if item == 4 else "double")
+    assert name in recursion.INSTANTIATIONS[geometry.source]
+    if isinstance(geometry, SmallGeometry):
+        assert geometry.lanes >= size
+        assert geometry.blocks(groups, rows) * geometry.threads >= groups * rows * geometry.lanes
+        return
     tiles = -(-size // (32 * geometry.columns))
     assert geometry.column_warps <= -(-tiles // geometry.slices)

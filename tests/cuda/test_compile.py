@@ -1,4 +1,4 @@
-"""Every kernel compiles for every architecture, and those that matter for speed do not spill."""
+"""Every kernel compiles for every architecture; those that matter for speed have no stack."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ needs_nvrtc = pytest.mark.usefixtures("nvrtc_library")
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
 @pytest.mark.parametrize("source", sorted(nvrtc.instantiations()))
-def test_every_kernel_compiles_and_hot_ones_do_not_spill(source: str, architecture: int) -> None:
+def test_every_kernel_compiles_and_hot_ones_need_no_stack(source: str, architecture: int) -> None:
     # The record will do as long as sources and compiler are those that it is of: to compile
     # everything takes a quarter of an hour of one core.
     usage = nvrtc.recorded(source, architecture)
     if usage is None:
         usage = nvrtc.compile_source(source, nvrtc.instantiations()[source], architecture)
-    spilled = {kernel: u.spills for kernel, u in usage.items() if nvrtc.is_hot(kernel) and u.spills}
-    assert not spilled
+    # A stack costs more than time: the driver reserves it for every thread that the device can
+    # have at once, outside all pools of memory, 270 KB for each byte on an H200.
+    on_stack = {
+        kernel: u for kernel, u in usage.items() if nvrtc.is_hot(kernel) and (u.spills or u.stack)
+    }
+    assert not on_stack
 
 
 @needs_nvrtc

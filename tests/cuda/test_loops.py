@@ -29,11 +29,12 @@ TEXT = """
 """
 
 
-def test_innermost_loops() -> None:
-    first, second = loops.innermost_loops(TEXT)
-    assert first == ["FFMA", "FFMA", "MUFU", "BRA"]
-    assert second == ["FFMA", "BRA"]
-    assert loops.by_unit(first) == {"FFMA": 2, "MUFU": 1, "other": 1}
+def test_loops_are_taken_without_those_in_them() -> None:
+    inner, outer, last = loops.loops(TEXT)
+    assert inner == ["FFMA", "FFMA", "MUFU", "BRA"]
+    assert outer == ["LDS", "BRA", "BRA"]
+    assert last == ["FFMA", "BRA"]
+    assert loops.by_unit(inner) == {"FFMA": 2, "MUFU": 1, "other": 1}
     assert len(list(loops.all_opcodes(TEXT))) == 11
 
 

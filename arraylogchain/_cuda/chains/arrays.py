@@ -69,7 +69,7 @@ class ChainArrays:
         self.groups, self.rows = chain.sizes
         self.number = self.groups * self.rows
         self.order = (*chain.group_axes, *chain.row_axes)
-        self.lengths = row_lengths(device, chain, self.order)
+        self.lengths = row_lengths(device, chain)
 
     @property
     def is_one_matrix(self) -> bool:

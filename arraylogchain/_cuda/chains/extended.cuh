@@ -146,12 +146,13 @@ struct ExtendedSum {
         }
     }
 
-    // The sum over all lanes of a warp, the same in each: `value` times 2^`exponent`.
-    __device__ __forceinline__ void over_warp(T& value, T& exponent) const {
+    // The sum over neighbouring lanes, the same in each: `value` times 2^`exponent`.
+    template <int Lanes = 32>
+    __device__ __forceinline__ void over_lanes(T& value, T& exponent) const {
         T top = any ? e : -Number<T>::infinity();
-        for (int o = 16; o > 0; o >>= 1) top = fmax(top, __shfl_xor_sync(kAllLanes, top, o));
+        for (int o = Lanes / 2; o > 0; o >>= 1) top = fmax(top, __shfl_xor_sync(kAllLanes, top, o));
         T part = any ? sum * power_of_two<T>(e - top) : T(0), odd = special;
-        for (int o = 16; o > 0; o >>= 1) {
+        for (int o = Lanes / 2; o > 0; o >>= 1) {
             part += __shfl_xor_sync(kAllLanes, part, o);
             odd += __shfl_xor_sync(kAllLanes, odd, o);
         }

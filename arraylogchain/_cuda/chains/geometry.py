@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 # R and C of chain.cu that there are, by the size of a number. Few of both for a few rows, or
 # states; many for what is limited by the multiplier, and by how often matrices are read.
@@ -10,11 +11,14 @@ TILES = {
     4: ((1, 1), (4, 1), (4, 4), (8, 7), (16, 4)),
     8: ((1, 1), (4, 1), (4, 4), (8, 4)),
 }
-MAX_WARPS = 8  # kMaxThreads of chain.cu
+# G of small.cu: lanes that have a state each. It is for all chains of so few states.
+LANES = (4, 8, 16, 32)
+MAX_WARPS = 8  # kMaxThreads of chain.cu and small.cu
 # Numbers that one load from shared memory takes, by the size of a number.
 PACK = {4: 4, 8: 2}
-# sizeof(Row<T>) of rows.cuh.
-ROW_BYTES = {4: 96, 8: 120}
+# sizeof(ChainBlock<T>) of step.cuh, up to where rows begin; sizeof(Row<T>) of rows.cuh.
+BLOCK_BYTES = 304
+ROW_BYTES = {4: 104, 8: 128}
 
 # One multiprocessor in a clock cycle: numbers multiplied and added, bytes from the L2 cache; and
 # bytes that the cache gives to all of them.
@@ -49,9 +53,19 @@ class Geometry:
     parts: int
     slices: int = 1
 
+    source: ClassVar[str] = "chains/chain.cu"
+
+    def kernel(self, number: str) -> str:
+        """Return the kernel's name, for numbers of a type of C."""
+        return f"chain<{number}, {self.rows}, {self.columns}>"
+
     @property
     def threads(self) -> int:
         return 32 * self.column_warps * self.parts
+
+    def blocks(self, groups: int, rows: int) -> int:
+        """Return how many blocks there are for so many rows of each group, but for slices."""
+        return groups * _ceil(rows, self.rows)
 
     def columns_of(self, size: int) -> int:
         """Return how many columns a block adds up, those beyond the last one included."""
@@ -62,7 +76,43 @@ class Geometry:
         """Return the bytes of shared memory of a block."""
         padded = _ceil(size, PACK[item]) * PACK[item]
         numbers = 5 * self.rows * padded + self.parts * self.rows * self.columns_of(size)
-        return _ceil(self.rows * ROW_BYTES[item], 16) * 16 + item * numbers
+        return BLOCK_BYTES + _ceil(self.rows * ROW_BYTES[item], 16) * 16 + item * numbers
+
+
+@dataclass(frozen=True, slots=True)
+class SmallGeometry:
+    """How the kernel `chain_small` is launched.
+
+    Attributes
+    ----------
+    lanes : int
+        The kernel's G, at least as many as there are states.
+    warps : int
+        Warps of a block.
+    """
+
+    lanes: int
+    warps: int
+
+    source: ClassVar[str] = "chains/small.cu"
+    slices: ClassVar[int] = 1
+    column_warps: ClassVar[int] = 1
+
+    def kernel(self, number: str) -> str:
+        """Return the kernel's name, for numbers of a type of C."""
+        return f"chain_small<{number}, {self.lanes}>"
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    def blocks(self, groups: int, rows: int) -> int:
+        """Return how many blocks there are for so many rows of each group."""
+        return _ceil(groups * rows * self.lanes, self.threads)
+
+    def shared_memory(self, size: int, item: int) -> int:
+        """Return the bytes of shared memory of a block."""
+        return item * self.threads
 
 
 def _ceil(n: int, by: int) -> int:
@@ -71,7 +121,7 @@ def _ceil(n: int, by: int) -> int:
 
 def choose(
     size: int, groups: int, rows: int, item: int, multiprocessors: int, shared_memory: int
-) -> Geometry | None:
+) -> Geometry | SmallGeometry | None:
     """Return the geometry that should take the least time; None if no row fits shared memory.
 
     Parameters
@@ -85,6 +135,11 @@ def choose(
     multiprocessors, shared_memory : int
         What the device has.
     """
+    if size <= LANES[-1]:
+        lanes = next(n for n in LANES if n >= size)
+        # Few rows are spread over all multiprocessors: warps need nothing of each other.
+        warps = _ceil(groups * rows * lanes, 32) // multiprocessors
+        return SmallGeometry(lanes, max(1, min(MAX_WARPS, warps)))
     found = [_with_tile(tile, size, groups, rows, item, multiprocessors) for tile in TILES[item]]
     fitting = [g for g in found if g.shared_memory(size, item) <= shared_memory]
     return min(

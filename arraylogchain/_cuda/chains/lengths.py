@@ -1,8 +1,6 @@
-"""The lengths of a chain's rows on the device, in the kernels' order."""
+"""The lengths of a chain's rows on the device, and the order in which kernels take the rows."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,29 +10,42 @@ from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.launch import Launch
 
 # Of lengths.cu.
-ROWS, THREADS = 1000, 256
-LENGTHS = np.dtype([("at", np.int32, (ROWS,))], align=True)
+COUNT, THREADS = 1000, 256
+NUMBERS = np.dtype([("at", np.int32, (COUNT,))], align=True)
 INSTANTIATIONS: dict[str, list[str]] = {"chains/lengths.cu": ["chain_lengths"]}
 
 
-def row_lengths(device: Device, chain: Chain, order: Sequence[int]) -> Array | None:
-    """Return a chain's lengths, int64 [rows], its batch axes in the given order; None if equal."""
+def row_lengths(device: Device, chain: Chain) -> Array | None:
+    """Return what kernels take for a chain's lengths, int64 [2, rows of all groups].
+
+    The lengths, and in which order kernels take the rows: those of a group with the longest first,
+    so that blocks and warps have rows that end at about the same step. None if all are equal.
+    """
     if chain.lengths is None:
         return None
-    rows = np.broadcast_to(chain.lengths, chain.batch).transpose(order).reshape(-1)
-    out = device.empty((rows.size,), "int64")
-    for first in range(0, rows.size, ROWS):
-        part = rows[first : first + ROWS]
-        lengths = np.zeros((), LENGTHS)
-        lengths["at"][: part.size] = part
-        device.run(
-            Launch(
-                source="chains/lengths.cu",
-                kernel="chain_lengths",
-                grid=1,
-                block=THREADS,
-                shared_memory=0,
-                arguments=(lengths, np.int32(part.size), out[first:]),
+    order = (*chain.group_axes, *chain.row_axes)
+    lengths = np.broadcast_to(chain.lengths, chain.batch).transpose(order).reshape(chain.sizes)
+    by_length = np.argsort(-lengths, axis=1, kind="stable")
+    numbers = by_length + lengths.shape[1] * np.arange(lengths.shape[0])[:, None]
+    return _sent(device, np.stack([lengths.reshape(-1), numbers.reshape(-1)]))
+
+
+def _sent(device: Device, values: np.ndarray) -> Array:
+    """Return a copy of whole numbers on the device, without a copy that a call would wait for."""
+    out = device.empty(values.shape, "int64")
+    for row, of_row in zip(values, out, strict=True):
+        for first in range(0, row.size, COUNT):
+            part = row[first : first + COUNT]
+            argument = np.zeros((), NUMBERS)
+            argument["at"][: part.size] = part
+            device.run(
+                Launch(
+                    source="chains/lengths.cu",
+                    kernel="chain_lengths",
+                    grid=1,
+                    block=THREADS,
+                    shared_memory=0,
+                    arguments=(argument, np.int32(part.size), of_row[first:]),
+                )
             )
-        )
     return out

@@ -47,7 +47,7 @@ __device__ __forceinline__ void exact_pair(const PairStep<T>& step, int k, int j
         const Extended<T> left = step.left(r, factor, k), right = step.right(r, j);
         sum.add(left.m * right.m, left.e + right.e);
     }
-    sum.over_warp(m, e);
+    sum.over_lanes(m, e);
 }
 
 // A thread's entry, from its sum m and the exponents that were taken off: proved, or made again.

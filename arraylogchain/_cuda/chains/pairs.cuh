@@ -1,7 +1,6 @@
 // Pairs of states of successive steps: what a launch has to know, and the factors of rows.
 #pragma once
-#include "axes.cuh"
-#include "rows.cuh"
+#include "entries.cuh"
 #include "sums.cuh"
 
 // Plain numbers of a launch; sums.py's PAIRS.

@@ -15,12 +15,12 @@ from arraylogchain._context import Array
 from arraylogchain._cuda.chains import geometry as geometries
 from arraylogchain._cuda.chains import matrices
 from arraylogchain._cuda.chains.arrays import C_TYPES, DTYPES, ChainArrays, History
-from arraylogchain._cuda.chains.geometry import TILES, Geometry
+from arraylogchain._cuda.chains.geometry import LANES, TILES, Geometry, SmallGeometry
 from arraylogchain._cuda.chains.matrices import Prepared
 from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.launch import Launch, pack_axes
 
-# struct Recursion of rows.cuh.
+# struct Recursion of entries.cuh.
 RECURSION = np.dtype(
     [
         *((name, np.int32) for name in ("size", "count", "first", "last", "backward")),
@@ -40,8 +40,9 @@ INSTANTIATIONS: dict[str, list[str]] = {
         for t, item in zip(C_TYPES.values(), TILES, strict=True)
         for rows, columns in TILES[item]
     ],
+    "chains/small.cu": [f"chain_small<{t}, {n}>" for t in C_TYPES.values() for n in LANES],
 }
-HOT = frozenset({"chain"})
+HOT = frozenset({"chain", "chain_small"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class ChainRun(ChainArrays):
         As for `ChainArrays`.
     workspace : int
         Bytes for matrices that are made ready, and for states between launches.
-    geometry : Geometry, optional
+    geometry : Geometry or SmallGeometry, optional
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class ChainRun(ChainArrays):
         device: Device,
         chain: Chain,
         workspace: int,
-        geometry: Geometry | None = None,
+        geometry: Geometry | SmallGeometry | None = None,
     ) -> None:
         super().__init__(device, chain)
         self.workspace = workspace
@@ -177,9 +178,9 @@ class ChainRun(ChainArrays):
         total_log, history, forward = outputs.total_log, outputs.history, outputs.forward
         device.run(
             Launch(
-                "chains/chain.cu",
-                f"chain<{C_TYPES[self.compute]}, {geometry.rows}, {geometry.columns}>",
-                self.groups * -(-self.rows // geometry.rows) * slices,
+                geometry.source,
+                geometry.kernel(C_TYPES[self.compute]),
+                geometry.blocks(self.groups, self.rows) * slices,
                 geometry.threads,
                 geometry.shared_memory(chain.size, self.item),
                 (
@@ -201,7 +202,8 @@ class ChainRun(ChainArrays):
                     logs,
                     x,
                     start,
-                    self.lengths,
+                    None if self.lengths is None else self.lengths[0],
+                    None if self.lengths is None else self.lengths[1],
                     None if state is None else state.states,
                     None if state is None else state.scales,
                     None if after is None else after.states,

@@ -1,63 +1,19 @@
-// The rows of a chain that a block has in shared memory, and what a warp does with one of them.
+// What a block has in shared memory, and what a warp does with one of its rows.
 #pragma once
-#include "any_dtype.cuh"
-#include "extended.cuh"
-
-// The form of the weights that a chain begins with.
-enum StartForm { kOnes, kWeights, kLogs };
-
-// Plain numbers of a launch; chains.py's RECURSION. Strides are in numbers.
-struct Recursion {
-    int size;           // K
-    int count;          // T
-    int first, last;    // steps of this launch, in the order in which they are computed
-    int backward;       // whether that is from the last step of time to the first one
-    int start_form;     // of steps that go forward
-    int dtype;          // of what is given, and of sums over all paths
-    int out_dtype;      // of messages or marginals
-    int in_logs;        // whether matrices are given as logs
-    int slices;         // blocks that share the columns of the same rows
-    int column_warps;   // warps of a block side by side; the others share the sums' terms
-    int matrices;       // made ready in each group
-    int first_matrix;   // the step that the first of them is for
-    long long rows;     // in each group
-    long long groups;
-    long long matrix_stride, matrix_row_stride;       // of what is multiplied
-    long long logs_stride, logs_row_stride, logs_column_stride;
-    long long potentials_time_stride, potentials_stride, start_stride;
-    long long out_time_stride, out_stride;            // of messages or marginals
-    long long out_time, history_time, other_time;     // the steps of time that those begin at
-};
-
-// Sums over all paths, m times a scale; whether something of the row was NaN or negative.
-struct Total {
-    Scale scale;
-    double m, broken;
-};
+#include "entries.cuh"
 
 // What is known of a row, in shared memory.
 template <class T>
 struct Row {
     Scale scale, bare;  // of its state, and of the state before its potentials
+    long long number;   // counted through all groups
     T top;              // the largest exponent
     T smallest;         // the smallest scaled entry that is not 0; 0 if one became 0
     T potential_shift, matrix_shift;
-    T factor, power;    // a forward times a backward entry, times factor * 2^power, is a posterior
+    Posterior<T> posterior;
     int length, broken;
     long long potentials_at, out_at;  // where its potentials, and messages or marginals, begin
 };
-
-template <class T>
-__device__ __forceinline__ T warp_max(T x) {
-    for (int o = 16; o > 0; o >>= 1) x = fmax(x, __shfl_xor_sync(kAllLanes, x, o));
-    return x;
-}
-
-template <class T>
-__device__ __forceinline__ T warp_min(T x) {
-    for (int o = 16; o > 0; o >>= 1) x = fmin(x, __shfl_xor_sync(kAllLanes, x, o));
-    return x;
-}
 
 template <class T>
 struct WholeMaximum {
@@ -79,8 +35,7 @@ __device__ __noinline__ WholeMaximum<T> whole_maximum(const void* logs, long lon
         nan |= is_nan(x);
     }
     nan = __any_sync(kAllLanes, nan);
-    top = rint(warp_max(top));
-    return {is_finite(top) ? top : T(0), nan};
+    return {shift_for(warp_max(top)), nan};
 }
 
 // A row's state: `size` mantissas, and their exponents after them at a distance of `stride`.
@@ -122,16 +77,12 @@ __device__ __noinline__ void scale_row(Row<T>& row, const Entries<T> state, int 
         }
         scaled[k] = s;
     }
-    smallest = warp_min(smallest);
+    smallest = lanes_min<32>(smallest);
     if (lane == 0) {
         row.top = top;
         row.smallest = smallest;
     }
 }
-
-// Entries that are not proved have this mantissa until they are computed again.
-template <class T>
-constexpr T kOpen = T(-1);
 
 // What is to be known of a column range of one row.
 struct Columns {
@@ -173,14 +124,7 @@ __device__ __noinline__ int prove(const T* sums, int parts, int part_stride, con
             const int j = j0 + 32 * u;
             if (j >= columns.last) break;
             is_broken |= is_nan(own_line[u]);
-            Extended<T> v = {kOpen<T>, T(0)};
-            if (total[u] >= own_line[u] && total[u] <= Format<T>::kLargest) {
-                v = split_normal(total[u]);
-                v.e -= T(Format<T>::kTop);
-            } else if (total[u] == T(0) && (least[j] > Format<T>::kLargest ||
-                                            smallest * least[j] >= Number<T>::tiny)) {
-                v.m = T(0);
-            }
+            const Extended<T> v = proved(total[u], own_line[u], least + j, smallest);
             is_open |= v.m == kOpen<T>;
             to.set(j, v);
         }
@@ -195,7 +139,7 @@ __device__ __noinline__ void put_back_shifts(const T* shifts, T common, Columns 
                                              const Entries<T> to) {
     #pragma unroll 1
     for (int j = columns.first + lane; j < columns.last; j += 32) {
-        if (is_finite(shifts[j])) to.set(j, times_exp(to.get(j), shifts[j] - common));
+        to.set(j, put_back(to.get(j), shifts[j], common));
     }
 }
 
@@ -221,32 +165,8 @@ __device__ __noinline__ Extended<T> sum_of(const Entries<T> state, int size, int
         sum.add(v.m, v.e);
     }
     T value, exponent;
-    sum.over_warp(value, exponent);
+    sum.over_lanes(value, exponent);
     return extended(value, exponent);
-}
-
-// How forward and backward entries at one step make posteriors: see Row.
-template <class T>
-__device__ __noinline__ void set_posterior(Row<T>& row, const Scale& forward,
-                                           const Total& total) {
-    const Scale& back = row.bare;
-    const double nats = (forward.nats - total.scale.nats) + back.nats +
-                        ((forward.rest - total.scale.rest) + back.rest);
-    const Power<double> power(nats);
-    const bool is_valid = total.m != 0.0 && is_finite(total.m);
-    row.factor = is_valid ? T(power.factor / total.m)
-                 : total.broken != 0.0 ? Number<T>::nan() : T(0);
-    row.power = is_valid ? T((forward.bits - total.scale.bits) + back.bits + power.n) : T(0);
-}
-
-// The scales of a row after a step: the one it begins with, or one that goes on by `shift` nats.
-template <class T>
-__device__ __noinline__ void set_scales(Row<T>& row, bool begins, T shift) {
-    if (begins) row.scale = {0.0, 0.0, 0.0};
-    if (!begins) row.scale.bits += row.top;
-    row.scale.add_nats(shift);
-    row.bare = row.scale;
-    row.scale.add_nats(row.potential_shift);
 }
 
 // Copy a part of a state, or of a history, to where mantissas lie beside each other.
@@ -259,12 +179,4 @@ __device__ __noinline__ void write_state(const Entries<T> from, Columns columns,
         to[j] = v.m;
         to[size + j] = v.e;
     }
-}
-
-// Write a row's sum over paths and its log; lane 0. `sum` goes with the scale of the row's state.
-template <class T>
-__device__ __noinline__ void write_total(const Row<T>& row, Extended<T> sum, Total* total,
-                                         void* log, long long at, int dtype) {
-    *total = {{row.scale.bits + sum.e, row.scale.nats, row.scale.rest}, sum.m, double(row.broken)};
-    if (log != nullptr) store_any<T>(log, at, dtype, log_of(sum, row.scale));
 }

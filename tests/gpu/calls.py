@@ -74,6 +74,7 @@ def _chain_gradients(**given: Any) -> Callable[..., tuple[Any, ...]]:
 
 _CHAIN = ((70, 12, 40), (11, 40, 40), (40,))
 _LENGTHS = {"lengths": np.arange(70) % 12 + 1}
+_CHAIN_OF_FEW_STATES = ((300, 12, 6), (11, 6, 6), (6,))
 _CHAIN_OF_ONE_MATRIX = ((3, 30, 9, 150), (1, 150, 150), (150,))
 
 CALLS = {
@@ -97,6 +98,9 @@ CALLS = {
     "log_partition": Call(_chain("log_partition"), _CHAIN, linear=(1, 2)),
     "log_partition, unproved": Call(_chain("log_partition"), _CHAIN, linear=(1, 2), sd=100),
     "log_partition, one matrix": Call(_chain("log_partition"), _CHAIN_OF_ONE_MATRIX, linear=(1, 2)),
+    "log_partition, few states": Call(
+        _chain("log_partition"), _CHAIN_OF_FEW_STATES, linear=(1, 2), sd=100
+    ),
     "forward_messages": Call(_chain("forward_messages"), _CHAIN, linear=(1, 2)),
     "backward_messages": Call(_chain("backward_messages"), _CHAIN, linear=(1, 2)),
     "marginals": Call(_chain("marginals"), _CHAIN, linear=(1, 2)),
@@ -106,6 +110,9 @@ CALLS = {
     "marginals, lengths": Call(_chain("marginals", **_LENGTHS), _CHAIN, linear=(1, 2)),
     "gradients of log_partition, lengths": Call(
         _chain_gradients(**_LENGTHS), _CHAIN, linear=(1, 2)
+    ),
+    "gradients of log_partition, few states": Call(
+        _chain_gradients(), _CHAIN_OF_FEW_STATES, linear=(1, 2)
     ),
     "viterbi": Call(_chain("viterbi"), _CHAIN, linear=(1, 2), waits=True),
     "entropy": Call(_chain("entropy"), _CHAIN, linear=(1, 2), waits=True),

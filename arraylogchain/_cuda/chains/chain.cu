@@ -29,11 +29,11 @@ chain(const __grid_constant__ Recursion c, const __grid_constant__ Axes rows,
       const T* __restrict__ matrix, const T* __restrict__ line, const T* __restrict__ least,
       const T* __restrict__ shift, const void* __restrict__ logs,
       const void* __restrict__ potentials, const void* __restrict__ start,
-      const long long* __restrict__ lengths, const long long* __restrict__ order, const T* state_in, const Scale* scale_in,
-      T* state_out, Scale* scale_out, T* history, Scale* history_scale, void* messages,
-      void* total_log, Total* total, const T* __restrict__ forward,
-      const Scale* __restrict__ forward_scale, const void* __restrict__ cotangent,
-      void* marginals) {
+      const long long* __restrict__ lengths, const long long* __restrict__ order,
+      const T* state_in, const Scale* scale_in, T* state_out, Scale* scale_out, T* history,
+      Scale* history_scale, void* messages, void* total_log, Total* total,
+      const T* __restrict__ forward, const Scale* __restrict__ forward_scale,
+      const void* __restrict__ cotangent, void* marginals) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     constexpr int V = Pack<T>::kNumbers, kWidth = 32 * C;
     const int padded = (c.size + V - 1) / V * V;
@@ -75,7 +75,8 @@ chain(const __grid_constant__ Recursion c, const __grid_constant__ Axes rows,
         for (int k = lane; k < 4 * padded; k += 32) block.state(r, 0).m[k] = T(0);
         for (int k = lane; k < padded; k += 32) scaled[r * padded + k] = T(0);
         const bool is_there = r < count_here;
-        const long long at = is_there ? row0 + r : row0, number = order ? order[at] : at;
+        const long long at = is_there ? row0 + r : row0;
+        const long long number = order == nullptr ? at : order[at];
         if (lane == 0) {
             own.number = number;
             own.length = !is_there            ? 0
@@ -220,8 +221,8 @@ chain(const __grid_constant__ Recursion c, const __grid_constant__ Axes rows,
         }
         const Extended<T> sum = sum_of(block.state(r, now), c.size, lane);
         if (lane == 0) {
-            write_total(own.scale, own.broken, sum, total + number, total_log, row_offset<0>(outputs, number),
-                        c.dtype);
+            write_total(own.scale, own.broken, sum, total + number, total_log,
+                        row_offset<0>(outputs, number), c.dtype);
         }
     }
 }

@@ -1,5 +1,5 @@
 // One entry of a state, and what is known of its row: the mathematics of a chain's recursion, for
-// kernels that have the entries of a row in shared memory (chain.cu) or one in each lane (small.cu).
+// kernels that have the entries of a row in shared memory (chain.cu) or in registers (small.cu).
 #pragma once
 #include "any_dtype.cuh"
 #include "axes.cuh"
@@ -112,7 +112,8 @@ __device__ __forceinline__ Extended<T> put_back(Extended<T> v, T shift, T common
 }
 
 // A forward times a backward entry, times factor * 2^power, is a posterior probability. The factor
-// is 0 where nothing has a gradient, though states may be infinite, and NaN where all gradients are.
+// is 0 where nothing has a gradient, though states may be infinite, and NaN where all gradients
+// are.
 template <class T>
 struct Posterior {
     T factor, power;

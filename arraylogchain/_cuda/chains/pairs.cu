@@ -96,6 +96,8 @@ chain_pairs(const __grid_constant__ Pairs c, const __grid_constant__ Axes groups
             const void* __restrict__ matrices, const T* __restrict__ forward,
             const T* __restrict__ back, const T* __restrict__ all_factors, void* out) {
     __shared__ __align__(16) T a[kRowsAtOnce][kSide], b[kRowsAtOnce][kSide];
+    // Handed over as an argument it would take a stack.
+    __shared__ PairStep<T> step;
     __shared__ T tops[2][kThreads / kSide][kSide], sizes[kThreads / 32];
     const int tid = threadIdx.x;
     const int tiles = (c.size + kSide - 1) / kSide;
@@ -119,15 +121,17 @@ chain_pairs(const __grid_constant__ Pairs c, const __grid_constant__ Axes groups
     #pragma unroll 1
     for (int i = time0; i < time1; ++i) {
         const long long t = c.first + i;
-        PairStep<T> step;
-        step.c = &c;
-        step.matrices = matrices;
-        step.matrix = offset_of<0>(groups, group) + t * c.matrix_stride;
-        step.forward = forward + ((t - c.forward_time) * number + first_row) * 2 * c.size;
-        step.back = back + ((t + 1 - c.back_time) * number + first_row) * 2 * c.size;
-        step.factors = reinterpret_cast<const Factor<T>*>(all_factors) + i * number + first_row;
-        step.row0 = row_split * rows_each;
-        step.row1 = min(step.row0 + rows_each, c.rows);
+        if (tid == 0) {
+            step.c = &c;
+            step.matrices = matrices;
+            step.matrix = offset_of<0>(groups, group) + t * c.matrix_stride;
+            step.forward = forward + ((t - c.forward_time) * number + first_row) * 2 * c.size;
+            step.back = back + ((t + 1 - c.back_time) * number + first_row) * 2 * c.size;
+            step.factors = reinterpret_cast<const Factor<T>*>(all_factors) + i * number + first_row;
+            step.row0 = row_split * rows_each;
+            step.row1 = min(step.row0 + rows_each, c.rows);
+        }
+        __syncthreads();
 
         // The largest exponents over the rows, and the largest cotangent.
         const int column = tid % kSide, part = tid / kSide;
@@ -157,7 +161,7 @@ chain_pairs(const __grid_constant__ Pairs c, const __grid_constant__ Axes groups
             for (int p = 1; p < kThreads / kSide; ++p) own[0] = fmax(own[0], own[p * kSide]);
         }
         for (int warp = 0; warp < kThreads / 32; ++warp) size = fmax(size, sizes[warp]);
-        step.size = size;
+        if (tid == 0) step.size = size;
         __syncthreads();
 
         T sums[kEach][kEach] = {};

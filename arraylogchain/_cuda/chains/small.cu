@@ -1,9 +1,9 @@
-// A chain's recursion over time for few states: each lane has one entry of one row's state, and goes
-// through all steps of the launch without a barrier of its block.
+// A chain's recursion over time for few states: each lane has one entry of one row's state, and
+// goes through all steps of the launch without a barrier of its block.
 //
-// What is computed, and what proves it, is as in chain.cu. Lanes of a row hand each other the scaled
-// states through shared memory; everything else stays in registers, the lane's column of the matrix
-// among it. An entry that is not proved is computed again by its own lane.
+// What is computed, and what proves it, is as in chain.cu. Lanes of a row hand each other the
+// scaled states through shared memory; everything else stays in registers, the lane's column of the
+// matrix among it. An entry that is not proved is computed again by its own lane.
 //
 // Template parameters:
 //   T    what is computed in, float or double
@@ -188,8 +188,9 @@ chain_small(const __grid_constant__ Recursion c, const __grid_constant__ Axes ro
                     const T m = __shfl_sync(kAllLanes, v.m, k, G);
                     const T e = __shfl_sync(kAllLanes, v.e, k, G);
                     if (!is_open) continue;
-                    const Extended<T> p = weight_of(c, matrix_of(i) - j, logs,
-                                                    logs_at + step * c.logs_stride, own_shift, k, j);
+                    const Extended<T> p =
+                        weight_of(c, matrix_of(i) - j, logs, logs_at + step * c.logs_stride,
+                                  own_shift, k, j);
                     exact.add(m * p.m, e + p.e);
                 }
                 T value, exponent;

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from tests.cuda import loops, nvrtc
-from tests.cuda.conftest import needs_nvrtc
+
+needs_nvrtc = pytest.mark.usefixtures("nvrtc_library")
 
 TEXT = """
 .text.kernel:

@@ -92,6 +92,9 @@ CALLS = {
     "gradients of logmatmulexp, unproved": Call(
         _product_gradients(alc.vjp.logmatmulexp), ((150, 96), (96, 130)), sd=100
     ),
+    "gradients of logmatmulexp, small": Call(
+        _product_gradients(alc.vjp.logmatmulexp), ((900, 16, 16), (900, 16, 16)), sd=30
+    ),
     "gradients of maxplus_matmul": Call(
         _product_gradients(alc.vjp.maxplus_matmul), ((150, 96), (96, 130))
     ),

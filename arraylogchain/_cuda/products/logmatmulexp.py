@@ -158,7 +158,7 @@ def _run_thin(device: Device, whole: Product) -> None:
                 block=_THIN_THREADS,
                 shared_memory=0,
                 arguments=(
-                    *_operands(whole),
+                    *whole.operands,
                     np.int64(whole.terms),
                     whole.out,
                     whole.view,
@@ -179,7 +179,6 @@ def _run_tiled(device: Device, whole: Product, workspace: int, tiles: tuple[Tile
         row_shifts, column_shifts = prepared.shifts
         for first, terms in panels.chunks():
             prepared.factors(panel, first, terms)
-            left, right = prepared.sides
             device.run(
                 Launch(
                     source="products/logmatmulexp.cu",
@@ -188,10 +187,7 @@ def _run_tiled(device: Device, whole: Product, workspace: int, tiles: tuple[Tile
                     block=tile.threads,
                     shared_memory=0,
                     arguments=(
-                        left.array,
-                        np.int64(left.pitch),
-                        right.array,
-                        np.int64(right.pitch),
+                        *prepared.factor_arguments,
                         np.int32(terms),
                         np.int64(whole.terms),
                         panel,
@@ -215,7 +211,7 @@ def _run_tiled(device: Device, whole: Product, workspace: int, tiles: tuple[Tile
                 block=_EXACT_THREADS,
                 shared_memory=0,
                 arguments=(
-                    *_operands(whole),
+                    *whole.operands,
                     np.int64(whole.terms),
                     panel,
                     row_shifts,
@@ -228,7 +224,3 @@ def _run_tiled(device: Device, whole: Product, workspace: int, tiles: tuple[Tile
                 ),
             )
         )
-
-
-def _operands(whole: Product) -> tuple[Array, ...]:
-    return whole.left.array, whole.left.view, whole.right.array, whole.right.view

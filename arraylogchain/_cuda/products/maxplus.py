@@ -75,7 +75,6 @@ def maxplus(
         prepared.start(panel)
         for first, terms in panels.chunks():
             prepared.factors(panel, first, terms)
-            left, right = prepared.sides
             device.run(
                 Launch(
                     source="products/maxplus.cu",
@@ -84,10 +83,7 @@ def maxplus(
                     block=tile.threads,
                     shared_memory=0,
                     arguments=(
-                        left.array,
-                        np.int64(left.pitch),
-                        right.array,
-                        np.int64(right.pitch),
+                        *prepared.factor_arguments,
                         np.int32(terms),
                         np.int64(first),
                         panel,

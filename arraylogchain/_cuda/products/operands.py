@@ -75,6 +75,11 @@ class Product:
         strides.append(columns["stride"][0, :inner])
         return not any(np.any(s % 4) for s in strides)
 
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """Both operands as kernels take them."""
+        return self.left.array, self.left.view, self.right.array, self.right.view
+
     def turned(self) -> Product:
         """Return the product of the transposed operands: its rows are this one's columns."""
         view = self.view.copy()

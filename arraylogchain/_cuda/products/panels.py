@@ -192,6 +192,12 @@ class Prepared:
         self._at: list[tuple[int, ...] | None] = [None, None]
         self._stale = [True, True]
 
+    @property
+    def factor_arguments(self) -> tuple[Any, ...]:
+        """The factors of both sides as kernels take them."""
+        left, right = self.sides
+        return left.array, np.int64(left.pitch), right.array, np.int64(right.pitch)
+
     def start(self, panel: np.ndarray) -> None:
         """Compute the shifts of a panel's rows and columns; what the last panel shared stays."""
         parts = self._parts(panel)

@@ -71,7 +71,6 @@ def run_weights(
     h_view: np.ndarray,
     spoils: bool,
 ) -> None:
-    left, right = prepared.sides
     first, terms = chunk
     device.run(
         Launch(
@@ -81,10 +80,7 @@ def run_weights(
             block=work.tile.threads,
             shared_memory=0,
             arguments=(
-                left.array,
-                np.int64(left.pitch),
-                right.array,
-                np.int64(right.pitch),
+                *prepared.factor_arguments,
                 np.int32(terms),
                 np.int64(whole.terms),
                 panel,
@@ -116,10 +112,7 @@ def run_exact(
             block=_EXACT_THREADS,
             shared_memory=0,
             arguments=(
-                whole.left.array,
-                whole.left.view,
-                whole.right.array,
-                whole.right.view,
+                *whole.operands,
                 np.int64(whole.terms),
                 panel,
                 *prepared.shifts,

@@ -64,7 +64,7 @@ def run(device: Device, whole: Product) -> None:
                 block=32 * warps,
                 shared_memory=0,
                 arguments=(
-                    *_operands(whole),
+                    *whole.operands,
                     np.int32(whole.terms),
                     np.int64(first),
                     np.int64(batches),
@@ -117,7 +117,7 @@ def run_gradients(
                 block=32 * warps,
                 shared_memory=0,
                 arguments=(
-                    *_operands(whole),
+                    *whole.operands,
                     np.int32(whole.terms),
                     np.int64(first),
                     np.int64(batches),
@@ -145,7 +145,3 @@ def _launches(whole: Product, warps: int) -> Iterator[tuple[int, int]]:
     most = _MAX_GRID * warps
     for first in range(0, whole.batches, most):
         yield first, min(whole.batches - first, most)
-
-
-def _operands(whole: Product) -> tuple[Array, ...]:
-    return whole.left.array, whole.left.view, whole.right.array, whole.right.view

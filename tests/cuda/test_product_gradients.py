@@ -185,3 +185,15 @@ def test_one_gradient_alone(wanted: tuple[bool, bool]) -> None:
             np.testing.assert_array_equal(x, y)
         else:
             assert x is None
+
+
+@pytest.mark.parametrize("value", [-0.123, -0.321, -0.7])
+def test_many_equal_terms(value):
+    """Added to one sum, they are rounded to the same side again and again."""
+    M, K, N = 5, 40, 3000
+    a, b = np.full((M, K), value), np.full((K, N), value)
+    a[:, 0] = b[0] = 0  # so that the others are no ones beside it
+    for left, right in ((a, b), (b.T, a.T)):
+        device = CpuDevice(seed=1, flush_to_zero=True)
+        g = np.full((len(left), right.shape[1]), 0.7)
+        check_gradients(device, "float32", left, right, g, workspace=1 << 26)

@@ -124,11 +124,13 @@ def test_tiles_are_not_larger_than_what_they_cover() -> None:
     """Many products of 64 x 64 keep a device at work, but fill only a fourth of large tiles."""
     device = CpuDevice()
     tiles = logmatmulexp.TILES["float32"]
-    assert choose_tile(device, tiles, 1000, 64, 64) == tiles[1]
-    assert choose_tile(device, tiles, 1, 4096, 64) == tiles[1]
-    assert choose_tile(device, tiles, 1000, 128, 128) == tiles[0]
-    assert choose_tile(device, tiles, 1, 4096, 4096) == tiles[0]
-    assert choose_tile(device, tiles, 1, 128, 128) == tiles[1]
+    assert choose_tile(device, tiles, "float32", 1000, 64, 64) == tiles[1]
+    assert choose_tile(device, tiles, "float32", 1, 4096, 64) == tiles[1]
+    assert choose_tile(device, tiles, "float32", 1000, 128, 128) == tiles[0]
+    assert choose_tile(device, tiles, "float32", 1, 4096, 4096) == tiles[0]
+    assert choose_tile(device, tiles, "float32", 1, 128, 128) == tiles[1]
+    device.shared_memory = 64 << 10  # as of compute capability 7.5: room for no large tile's totals
+    assert choose_tile(device, tiles, "float32", 1, 4096, 4096) == tiles[1]
 
 
 @pytest.mark.parametrize("low", [-10, -60, -80, -110, -400, -1e4, -1e30])
@@ -324,3 +326,18 @@ class Recorder(CpuDevice):
 
     def run(self, launch: Launch) -> None:
         self.launches.append(launch)
+
+
+@pytest.mark.parametrize("kind", ["factors", "exact"])
+@pytest.mark.parametrize("shape", [(130, 1024, 130), (64, 1100, 64), (10, 1500, 130)])
+def test_many_equal_terms(shape, kind):
+    """Added to one sum, they are rounded to the same side again and again."""
+    M, K, N = shape
+    device = CpuDevice(seed=1, flush_to_zero=True)
+    device.multiprocessors = 1
+    a, b = np.full((M, K), -0.123, np.float32), np.full((K, N), -0.321, np.float32)
+    a[:, 0] = b[0] = 0  # so that the others are no ones beside it
+    if kind == "exact":
+        a[:, 1], b[2] = 200, 200  # maxima that do not meet: no entry is proved
+        a[:, 2] = b[1] = -np.inf
+    check_logmatmulexp(device, "float32", a, b, workspace=1 << 24)

@@ -19,16 +19,20 @@ __device__ __forceinline__ T settled(T sum, T row_shift, T column_shift, T line,
 // log(sum of exp(terms)), one term at a time, relative to about the largest of them.
 //
 // Only a term that is much larger than `top` takes its place: each time, the sum is rounded once
-// more, but what it was before then weighs little. A NaN term makes the sum NaN.
+// more, but what it was before then weighs little. A NaN term makes the sum NaN. What
+// rounding adds to the sum is taken off the next term (Kahan): terms may be many, and equal.
 template <class T> struct LogSum {
-    T top = -Number<T>::infinity(), sum = 0;
+    T top = -Number<T>::infinity(), sum = 0, excess = 0;
 
     __device__ __forceinline__ void add(T term) {
         const T above = term - top;
         const bool replaces = above > T(8);
         T y = exponential(replaces ? -above : above);  // 0 for a difference of equal infinities
         y = is_nan(term) ? term : y;
-        sum = replaces ? fma(sum, y, T(1)) : sum + y;
+        const T corrected = y - excess;
+        const T next = sum + corrected;
+        excess = replaces ? T(0) : (next - sum) - corrected;
+        sum = replaces ? fma(sum, y, T(1)) : next;
         top = replaces ? term : top;
     }
     __device__ __forceinline__ void merge(T other_top, T other_sum) {

@@ -100,7 +100,7 @@ def _run_tiled(
     dtype = compute_type(whole.dtype)
     panels = Panels(whole, workspace, 3 * itemsize(dtype))
     prepared = Prepared(device, whole, panels, keeps_sums=False)
-    tile = choose_tile(device, TILES[dtype], panels.batches, panels.rows, panels.columns)
+    tile = choose_tile(device, TILES[dtype], dtype, panels.batches, panels.rows, panels.columns)
     entries = panels.batches * panels.rows * pitch_of(panels.columns)
     work = Weights(
         weights=device.empty((entries,), dtype),

@@ -172,7 +172,8 @@ def _run_thin(device: Device, whole: Product) -> None:
 def _run_tiled(device: Device, whole: Product, workspace: int, tiles: tuple[Tile, ...]) -> None:
     panels = Panels(whole, workspace)
     prepared = Prepared(device, whole, panels)
-    tile = choose_tile(device, tiles, panels.batches, panels.rows, panels.columns)
+    dtype = compute_type(whole.dtype)
+    tile = choose_tile(device, tiles, dtype, panels.batches, panels.rows, panels.columns)
     flags = device.empty((panels.batches * panels.tiles(tile.rows, tile.columns),), "uint8")
     for panel in panels:
         prepared.start(panel)
@@ -185,7 +186,7 @@ def _run_tiled(device: Device, whole: Product, workspace: int, tiles: tuple[Tile
                     kernel=f"logmatmulexp<{C_TYPES[whole.dtype]}, {tile}>",
                     grid=tiles_of(panel, tile.rows, tile.columns),
                     block=tile.threads,
-                    shared_memory=0,
+                    shared_memory=tile.totals(dtype, terms),
                     arguments=(
                         *prepared.factor_arguments,
                         np.int32(terms),

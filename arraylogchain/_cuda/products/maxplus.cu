@@ -33,8 +33,8 @@ maxplus(const ComputeOf<In>* left, long long left_pitch, const ComputeOf<In>* ri
                             rows};
     const Side<T> right_side{right + (long long)place.batch * terms * right_pitch + column0,
                              right_pitch, columns};
-    typename Tile::template Loader<BM, false> of_left(left_side, terms);
-    typename Tile::template Loader<BN, false> of_right(right_side, terms);
+    typename Tile::template Loader<BM, false> of_left(left_side);
+    typename Tile::template Loader<BN, false> of_right(right_side);
 
     Tile tile;  // its sums are the largest terms so far
     int found[TM][TN];
@@ -48,19 +48,19 @@ maxplus(const ComputeOf<In>* left, long long left_pitch, const ComputeOf<In>* ri
         }
     }
     int now = 0;
-    const auto bring = [&] {
-        of_left.fetch();
-        of_right.fetch();
+    const auto bring = [&](int left_terms) {
+        of_left.fetch(left_terms);
+        of_right.fetch(left_terms);
     };
     const auto put = [&] {
         of_left.put(shared.left[now]);
         of_right.put(shared.right[now]);
         return __syncthreads_or(of_left.has_nan_or_infinity() || of_right.has_nan_or_infinity());
     };
-    bring();
+    bring(terms);
     bool special = put();
     for (int k0 = 0; k0 < terms; k0 += BK) {
-        bring();
+        bring(terms - k0 - BK);
         if (!special && k0 + BK <= terms) {
             #pragma unroll
             for (int k = 0; k < BK; ++k) {

@@ -70,7 +70,9 @@ def maxplus(
     panels = Panels(whole, workspace)
     prepared = Prepared(device, whole, panels, shifted=False)
     tiles = TILES[compute_type(result_dtype)]
-    tile = choose_tile(device, tiles, panels.batches, panels.rows, panels.columns)
+    tile = choose_tile(
+        device, tiles, compute_type(result_dtype), panels.batches, panels.rows, panels.columns
+    )
     for panel in panels:
         prepared.start(panel)
         for first, terms in panels.chunks():

@@ -18,6 +18,7 @@ struct TilePlace {
     int batch, tile_row, tile_column;  // within the panel
     long long number;                  // of the tile, in row-major order
 
+    TilePlace() = default;
     __device__ __forceinline__ TilePlace(const Panel& panel, int BM, int BN, unsigned block) {
         constexpr unsigned GROUP = 8;  // rows of tiles that are walked together
         const unsigned down = unsigned(panel.rows + BM - 1) / BM;

@@ -19,6 +19,7 @@ _LINES = 128
 # than a fourth of the workspace. 2048 x 2048 sums are tiles for the largest devices.
 _SIDES = (2048, 1024, 512, 256, 128, 64, 32)
 
+_SHORT = 64  # SHORT of tile_product.cuh
 _MAXIMA_WARPS = 16
 _FACTORS_SIDE = 32
 _FACTORS_THREADS = 256
@@ -51,6 +52,19 @@ class Tile:
     @property
     def threads(self) -> int:
         return self.rows // self.thread_rows * (self.columns // self.thread_columns)
+
+    def totals(self, dtype: str, terms: int) -> int:
+        """Return the bytes of dynamic shared memory that TileProduct::run takes for its totals."""
+        if self.tensor_cores or terms <= _SHORT:
+            return 0
+        return self.rows * self.columns * itemsize(dtype)
+
+    def fits(self, device: Device, dtype: str) -> bool:
+        """Tell whether a block of any kernel with this tile finds its shared memory on a device."""
+        buffers = 2 * self.terms * (self.rows + self.columns + 8) * itemsize(dtype)
+        per_line = 48  # offsets and shifts, of all kernels the most
+        used = buffers + per_line * (self.rows + self.columns) + self.totals(dtype, _SHORT + 1)
+        return used <= device.shared_memory
 
     def __str__(self) -> str:
         sizes = (self.rows, self.columns, self.terms, self.thread_rows, self.thread_columns)
@@ -274,7 +288,7 @@ def tiles_of(panel: np.ndarray, rows: int, columns: int) -> int:
 
 
 def choose_tile(
-    device: Device, tiles: Sequence[Tile], batches: int, rows: int, columns: int
+    device: Device, tiles: Sequence[Tile], dtype: str, batches: int, rows: int, columns: int
 ) -> Tile:
     """Return the tile for `batches` products of this many rows and columns.
 
@@ -284,6 +298,8 @@ def choose_tile(
     tiles : sequence of Tile
         A large one, which is taken where it leaves no multiprocessor without work and little of
         itself beyond the edges; a smaller one; and where there is a third, one for few rows.
+    dtype : str
+        That is computed in.
     batches, rows, columns : int
     """
     large, medium, *thin = tiles
@@ -295,4 +311,5 @@ def choose_tile(
     )
     covered = blocks * large.rows * large.columns
     fits = 4 * covered <= 5 * smaller * medium.rows * medium.columns
+    fits = fits and large.fits(device, dtype)
     return large if fits and blocks >= device.multiprocessors else medium

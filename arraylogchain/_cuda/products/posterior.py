@@ -78,7 +78,7 @@ def run_weights(
             kernel=f"posterior_weights<{C_TYPES[whole.dtype]}, {work.tile}>",
             grid=tiles_of(panel, work.tile.rows, work.tile.columns),
             block=work.tile.threads,
-            shared_memory=0,
+            shared_memory=work.tile.totals(compute_type(whole.dtype), terms),
             arguments=(
                 *prepared.factor_arguments,
                 np.int32(terms),
@@ -141,7 +141,7 @@ def run_sums(
     dtype = compute_type(device.dtype_name(target.array))
     batches, rows, columns = (int(panel[name]) for name in ("batches", "rows", "columns"))
     down, across = (rows, terms) if of_left else (terms, columns)
-    tile = choose_tile(device, TILES[dtype], batches, down, across)
+    tile = choose_tile(device, TILES[dtype], dtype, batches, down, across)
     # What other columns, or rows, have added before stays.
     adds = int(panel["first_column" if of_left else "first_row"]) > 0
     device.run(
@@ -150,7 +150,7 @@ def run_sums(
             kernel=f"posterior_sums<{C_TYPES[dtype]}, {tile}, {str(of_left).lower()}>",
             grid=batches * blocks_of(down, tile.rows) * blocks_of(across, tile.columns),
             block=tile.threads,
-            shared_memory=0,
+            shared_memory=tile.totals(dtype, columns if of_left else rows),
             arguments=(
                 work.weights,
                 np.int64(pitch_of(columns)),

@@ -19,22 +19,23 @@ posterior_sums(const T* weights, long long weight_pitch, const T* own, long long
     using Tile = TileProduct<T, BM, BN, BK, TM, TN, true, OfLeft>;
     __shared__ typename Tile::Shared shared;
     __shared__ long long offsets[OfLeft ? BM : BN];
+    __shared__ TilePlace place_after;  // for what follows the loop, which needs all registers
 
     Panel tiles = panel;  // how tiles lie in the result
     tiles.rows = OfLeft ? panel.rows : terms;
     tiles.columns = OfLeft ? terms : panel.columns;
     const TilePlace place(tiles, BM, BN, blockIdx.x);
-    const int row0 = place.tile_row * BM, column0 = place.tile_column * BN;
-    const int rows = min(tiles.rows - row0, BM), columns = min(tiles.columns - column0, BN);
-    const int line0 = OfLeft ? row0 : column0, lines = OfLeft ? rows : columns;
+    if (threadIdx.x == 0) place_after = place;
+    int row0 = place.tile_row * BM, column0 = place.tile_column * BN;
+    int rows = min(tiles.rows - row0, BM), columns = min(tiles.columns - column0, BN);
+    int line0 = OfLeft ? row0 : column0;
+    const int lines = OfLeft ? rows : columns;
     const long long first_line = (OfLeft ? panel.first_row : panel.first_column) + line0;
     for (int i = threadIdx.x; i < lines; i += Tile::THREADS) {
         offsets[i] = offset_of<0>(view.lines, first_line + i);
     }
     weights += (long long)place.batch * panel.rows * weight_pitch;
-    own += (long long)place.batch * terms * own_pitch;
     other += (long long)place.batch * terms * other_pitch;
-    out += offset_of<0>(view.batch, panel.first_batch + place.batch);
 
     Tile tile;
     if constexpr (OfLeft) {
@@ -44,6 +45,11 @@ posterior_sums(const T* weights, long long weight_pitch, const T* own, long long
         tile.run(shared, {other + row0 * other_pitch, other_pitch, rows},
                  {weights + column0, weight_pitch, columns}, panel.rows);
     }
+    row0 = place_after.tile_row * BM, column0 = place_after.tile_column * BN;
+    rows = min(tiles.rows - row0, BM), columns = min(tiles.columns - column0, BN);
+    line0 = OfLeft ? row0 : column0;
+    own += (long long)place_after.batch * terms * own_pitch;
+    out += offset_of<0>(view.batch, panel.first_batch + place_after.batch);
     #pragma unroll
     for (int i = 0; i < TM; ++i) {
         const int row = tile.row(i);

@@ -27,10 +27,12 @@ posterior_weights(const ComputeOf<In>* left, long long left_pitch, const Compute
     __shared__ typename Tile::Shared shared;
     __shared__ long long product_rows[BM], product_columns[BN], h_rows[BM], h_columns[BN];
     __shared__ bool row_is_nan[BM], column_is_nan[BN];
+    __shared__ TilePlace place_after;  // for what follows the loop, which needs all registers
 
     const TilePlace place(panel, BM, BN, blockIdx.x);
-    const int row0 = place.tile_row * BM, column0 = place.tile_column * BN;
-    const int rows = min(panel.rows - row0, BM), columns = min(panel.columns - column0, BN);
+    if (threadIdx.x == 0) place_after = place;
+    int row0 = place.tile_row * BM, column0 = place.tile_column * BN;
+    int rows = min(panel.rows - row0, BM), columns = min(panel.columns - column0, BN);
     for (int i = threadIdx.x; i < BM + BN; i += Tile::THREADS) {
         if (i < rows) {
             const long long row = panel.first_row + row0 + i;
@@ -46,11 +48,6 @@ posterior_weights(const ComputeOf<In>* left, long long left_pitch, const Compute
                 is_nan(column_shifts[(long long)place.batch * panel.columns + column0 + j]);
         }
     }
-    product += offset_of<0>(product_view.batch, panel.first_batch + place.batch);
-    h += offset_of<0>(h_view.batch, panel.first_batch + place.batch);
-    const long long first = ((long long)place.batch * panel.rows + row0) * pitch + column0;
-    weights += first;
-    open += first;
 
     Tile tile;
     tile.run(shared,
@@ -58,6 +55,14 @@ posterior_weights(const ComputeOf<In>* left, long long left_pitch, const Compute
              {right + (long long)place.batch * terms * right_pitch + column0, right_pitch, columns},
              terms);
 
+    const int batch = place_after.batch;
+    row0 = place_after.tile_row * BM, column0 = place_after.tile_column * BN;
+    rows = min(panel.rows - row0, BM), columns = min(panel.columns - column0, BN);
+    product += offset_of<0>(product_view.batch, panel.first_batch + batch);
+    h += offset_of<0>(h_view.batch, panel.first_batch + batch);
+    const long long first = ((long long)batch * panel.rows + row0) * pitch + column0;
+    weights += first;
+    open += first;
     const T line = provable_from<T>(all_terms);
     // Times factors, up to 2, and summed over 2^25 of them, weights must stay finite.
     const T limit = T(1) / (Number<T>::tiny * T(1 << 30));
@@ -97,7 +102,7 @@ posterior_weights(const ComputeOf<In>* left, long long left_pitch, const Compute
     }
     if (!finishes) return;
     any_open = __syncthreads_or(any_open);
-    if (threadIdx.x == 0) flags[place.number] = any_open;
+    if (threadIdx.x == 0) flags[place_after.number] = any_open;
     if (!any_open) return;
     #pragma unroll
     for (int i = 0; i < TM; ++i) {

@@ -182,10 +182,10 @@ template <class T, int BM, int BN, int BK, int TM, int TN> struct TensorProduct 
     // Adds the products of `terms` terms to the sums. The shared memory is free again afterwards.
     __device__ __forceinline__ void run(Shared& shared, const Side<T>& left, const Side<T>& right,
                                         int terms) {
-        TileLoader<T, BM, BK, THREADS, M_PITCH, false> of_left(left, terms);
-        TileLoader<T, BN, BK, THREADS, N_PITCH, false> of_right(right, terms);
+        TileLoader<T, BM, BK, THREADS, M_PITCH, false> of_left(left);
+        TileLoader<T, BN, BK, THREADS, N_PITCH, false> of_right(right);
         for_each_tile<BK>(shared.left, shared.right, of_left, of_right, terms, [&](int now) {
             multiply(shared.left[now] + m_warp, shared.right[now] + n_warp);
-        });
+        }, [](int) {});
     }
 };

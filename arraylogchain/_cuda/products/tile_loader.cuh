@@ -25,7 +25,6 @@ template <class T, int B, int BK, int THREADS, int PITCH, bool Turned> struct Ti
     Four<T> held[EACH];
     const T* next[EACH];  // null where there is nothing to read
     long long step;
-    int left;  // terms that are still to come
 
     // Line and term of the first of four.
     static __device__ __forceinline__ int line(int i) {
@@ -40,8 +39,8 @@ template <class T, int B, int BK, int THREADS, int PITCH, bool Turned> struct Ti
         return FOURS % THREADS == 0 || int(threadIdx.x) + i * THREADS < FOURS;
     }
 
-    __device__ __forceinline__ TileLoader(const Side<T>& side, int terms)
-        : step(Turned ? BK : BK * side.pitch), left(terms) {
+    __device__ __forceinline__ explicit TileLoader(const Side<T>& side)
+        : step(Turned ? BK : BK * side.pitch) {
         #pragma unroll
         for (int i = 0; i < EACH; ++i) {
             const long long at = Turned ? line(i) * side.pitch + term(i)
@@ -50,14 +49,14 @@ template <class T, int B, int BK, int THREADS, int PITCH, bool Turned> struct Ti
             next[i] = is_mine(i) && line(i) < side.lines ? side.entries + at : nullptr;
         }
     }
-    __device__ __forceinline__ void fetch() {
+    // Reads the next BK terms, of which `left` are there; the others are zeros.
+    __device__ __forceinline__ void fetch(int left) {
         #pragma unroll
         for (int i = 0; i < EACH; ++i) {
             held[i] = Four<T>{};
             if (next[i] && term(i) < left) held[i] = *reinterpret_cast<const Four<T>*>(next[i]);
             if (next[i]) next[i] += step;
         }
-        left -= BK;
     }
     __device__ __forceinline__ bool has_nan_or_infinity() const {
         bool has = false;
@@ -84,25 +83,29 @@ template <class T, int B, int BK, int THREADS, int PITCH, bool Turned> struct Ti
 };
 
 // Calls multiply(buffer) for each BK of the terms, once their tiles lie in that buffer of `left`
-// and `right`. The shared memory is free again afterwards.
-template <int BK, class T, int M, int N, class OfLeft, class OfRight, class Multiply>
+// and `right`, and then finish(terms that are left), while the loaders hold nothing in registers.
+// The shared memory is free again afterwards.
+template <int BK, class T, int M, int N, class OfLeft, class OfRight, class Multiply, class Finish>
 __device__ __forceinline__ void for_each_tile(T (&left)[2][M], T (&right)[2][N], OfLeft& of_left,
-                                              OfRight& of_right, int terms, Multiply multiply) {
-    of_left.fetch();
-    of_right.fetch();
+                                              OfRight& of_right, int terms, Multiply multiply,
+                                              Finish finish) {
+    of_left.fetch(terms);
+    of_right.fetch(terms);
     of_left.put(left[0]);
     of_right.put(right[0]);
     __syncthreads();
     int now = 0;
-    for (int k0 = 0; k0 < terms; k0 += BK) {
+    while (terms > 0) {
+        terms -= BK;
         // The next tile is on its way while this one is worked on. Past the end it is zeros.
-        of_left.fetch();
-        of_right.fetch();
+        of_left.fetch(terms);
+        of_right.fetch(terms);
         multiply(now);
         // The other buffer was read up to the barrier before this tile.
         now ^= 1;
         of_left.put(left[now]);
         of_right.put(right[now]);
         __syncthreads();
+        finish(terms);
     }
 }

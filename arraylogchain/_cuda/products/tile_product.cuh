@@ -9,10 +9,10 @@ struct TileProduct {
     static constexpr int THREADS = (BM / TM) * (BN / TN);
     // Blocks that registers must leave room for on a multiprocessor. Without any number the
     // assembler aims at more, and spills for it.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
-    static constexpr bool IS_TIGHT = true;  // as the assembler reports
-#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-    static constexpr bool IS_TIGHT = LeftTurned || RightTurned;
+#ifdef __CUDA_ARCH__  // which of these are tight, the assembler reports
+    static constexpr bool IS_TIGHT =
+        __CUDA_ARCH__ < 800 || __CUDA_ARCH__ >= 1200 ||
+        ((LeftTurned || RightTurned) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1000));
 #else
     static constexpr bool IS_TIGHT = false;
 #endif
@@ -77,11 +77,41 @@ struct TileProduct {
         }
     }
 
-    // Adds the products of `terms` terms to the sums. The shared memory is free again afterwards.
+    // Adds to what this thread has in dynamic shared memory for each of its sums, which start again.
+    __device__ __forceinline__ void put_by(Piece* totals) {
+        #pragma unroll
+        for (int i = 0; i < TM; ++i) {
+            #pragma unroll
+            for (int p = 0; p < N_PIECES; ++p) {
+                Piece& total = totals[(i * N_PIECES + p) * THREADS + threadIdx.x];
+                Piece piece = total;
+                #pragma unroll
+                for (int v = 0; v < PIECE; ++v) {
+                    piece.at[v] += sums[i][p * PIECE + v];
+                    sums[i][p * PIECE + v] = T(0);
+                }
+                total = piece;
+            }
+        }
+    }
+
+    // Sets the sums to those of `terms` products. The shared memory is free again afterwards.
+    //
+    // Terms that are about equal, added to one sum, are rounded to the same side again and again. So
+    // the sums of SHORT terms are added up apart, where there are more: in TM * TN numbers for each
+    // thread of dynamic shared memory.
+    static constexpr int SHORT = 64;
     __device__ __forceinline__ void run(Shared& shared, const Side<T>& left, const Side<T>& right,
                                         int terms) {
-        Loader<BM, LeftTurned> of_left(left, terms);
-        Loader<BN, RightTurned> of_right(right, terms);
+        extern __shared__ __align__(16) unsigned char dynamic_memory[];
+        Piece* totals = reinterpret_cast<Piece*>(dynamic_memory);
+        const bool is_long = terms > SHORT;
+        if (is_long) {
+            #pragma unroll
+            for (int i = 0; i < TM * N_PIECES; ++i) totals[i * THREADS + threadIdx.x] = Piece{};
+        }
+        Loader<BM, LeftTurned> of_left(left);
+        Loader<BN, RightTurned> of_right(right);
         for_each_tile<BK>(shared.left, shared.right, of_left, of_right, terms, [&](int now) {
             #pragma unroll
             for (int k = 0; k < BK; ++k) {
@@ -95,7 +125,18 @@ struct TileProduct {
                     }
                 }
             }
+        }, [&](int left) {
+            // Once in SHORT terms.
+            if (is_long && unsigned(left) % SHORT < BK) put_by(totals);
         });
+        if (!is_long) return;
+        #pragma unroll
+        for (int i = 0; i < TM; ++i) {
+            #pragma unroll
+            for (int j = 0; j < TN; ++j) {
+                sums[i][j] += totals[(i * N_PIECES + j / PIECE) * THREADS + threadIdx.x].at[j % PIECE];
+            }
+        }
     }
 };
 

@@ -220,6 +220,13 @@ def test_lengths(device, form):
     check(device, "float32", x, lengths=lengths, **shared)
 
 
+def test_scales_of_rows_that_begin_later(cpu, dtype):
+    """Backward, the scale of a row has no part of the matrices behind its end."""
+    edges = normal(5, 4, 4, sd=3) + 50 * np.arange(1, 6)[:, None, None]
+    lengths = np.array([6, 3, 1, 4, 6])
+    check(cpu, dtype, normal(5, 6, 4), lengths=lengths, log_transitions=edges)
+
+
 def test_rows_are_taken_in_the_order_of_their_lengths():
     lengths = np.array([[6, 1, 3, 3, 5], [4, 4, 1, 2, 2]])
     case = make("float32", normal(2, 5, 6, 4), lengths=lengths, transitions=uniform(2, 1, 5, 4, 4))

@@ -13,7 +13,7 @@ from arraylogchain._cuda.chains.recursion import ChainRun
 from tests.checks import CHAIN_SHAPES
 from tests.cuda.chain_checks import SMALL, both, check, make
 from tests.cuda.cpu_device import CpuDevice
-from tests.error_model import EPS
+from tests.error_model import EPS, assert_within, chain_bound
 from tests.test_chain import (
     FORMS,
     given_as,
@@ -222,6 +222,23 @@ def test_lengths(device, form):
     check(device, "float32", x, lengths=lengths, **options)
     shared = given_as(form, uniform(5, 4, 4), uniform(4))
     check(device, "float32", x, lengths=lengths, **shared)
+
+
+def test_many_equal_terms(cpu):
+    """Added to one sum, they are rounded to the same side again and again."""
+    K, value = 2000, np.float32(1.9876708984375)
+    case = make("float32", np.zeros((1, 2, K)), transitions=np.full((1, K, K), value))
+    cpu.flush_to_zero = True
+    found = recursion.log_partition(ChainRun(cpu, case.chain, 1 << 20, Geometry(1, 1, 8, 1)))
+    exact = np.log(np.array([K], np.longdouble) ** 2 * value)
+    assert_within(found, exact, chain_bound(exact, 0.0, 2, K, "float32"))
+
+
+def test_scales_of_rows_that_begin_later(cpu, dtype):
+    """Backward, the scale of a row has no part of the matrices behind its end."""
+    edges = normal(5, 4, 4, sd=3) + 50 * np.arange(1, 6)[:, None, None]
+    lengths = np.array([6, 3, 1, 4, 6])
+    check(cpu, dtype, normal(5, 6, 4), lengths=lengths, log_transitions=edges)
 
 
 def test_rows_are_taken_in_the_order_of_their_lengths(cpu):

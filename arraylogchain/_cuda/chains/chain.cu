@@ -18,6 +18,7 @@
 #include "step.cuh"
 
 constexpr int kMaxThreads = 256;
+constexpr int kShort = 128;
 // What geometry.py counts on: BLOCK_BYTES and ROW_BYTES.
 static_assert(sizeof(ChainBlock<float>) == 304 && sizeof(ChainBlock<double>) == 304, "BLOCK_BYTES");
 static_assert(sizeof(Row<float>) == 104 && sizeof(Row<double>) == 128, "ROW_BYTES");
@@ -134,14 +135,21 @@ chain(const __grid_constant__ Recursion c, const __grid_constant__ Axes rows,
                 bool inside[C];
                 #pragma unroll
                 for (int k = 0; k < C; ++k) inside[k] = column + 32 * k < c.size;
-                T sums[R][C];
-                multiply<T, R, C>(own_matrix + column, c.matrix_row_stride, c.size, inside,
-                                  scaled, padded, begin, end, sums);
                 T* to = all_sums + part * R * columns + column - own_columns.first;
-                #pragma unroll
-                for (int r = 0; r < R; ++r) {
+                // Terms that are about equal, added to one sum, are rounded to the same side again
+                // and again: those of kShort terms are added up apart.
+                for (int first = begin; first < end || first == begin; first += kShort) {
+                    T sums[R][C];
+                    multiply<T, R, C>(own_matrix + column, c.matrix_row_stride, c.size, inside,
+                                      scaled, padded, first, min(first + kShort, end), sums);
                     #pragma unroll
-                    for (int k = 0; k < C; ++k) to[r * columns + 32 * k] = sums[r][k];
+                    for (int r = 0; r < R; ++r) {
+                        #pragma unroll
+                        for (int k = 0; k < C; ++k) {
+                            T& sum = to[r * columns + 32 * k];
+                            sum = first == begin ? sums[r][k] : sum + sums[r][k];
+                        }
+                    }
                 }
             }
         }

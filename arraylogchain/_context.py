@@ -97,6 +97,16 @@ class Context:
         """Return what everything that is done to arrays is done within."""
         return _on_cupy_device(self.device) if library_name(self.xp) == "cupy" else quiet()
 
+    def uses(self, *arrays: Array) -> None:
+        """Say that what is queued next reads arrays that may have been made on another stream.
+
+        torch does not give their memory to others before that has passed. CuPy has no such means.
+        """
+        if library_name(self.xp) == "torch" and "cuda" in str(self.device):
+            stream = sys.modules["torch"].cuda.current_stream(self.device)
+            for x in arrays:
+                x.record_stream(stream)
+
     def takes_kernels(self, layout: Fold) -> bool:
         """Tell whether kernels compute a product: one that has entries, and few enough axes."""
         if self.kernels is None or 0 in layout.sizes:

@@ -13,8 +13,8 @@ from arraylogchain._context import Array, Context
 
 def check_generator(rng: Any, x: Array) -> None:
     """Raise TypeError unless `rng` is NumPy's or CuPy's generator, or torch's and x a tensor."""
-    library = library_name(rng) if type(rng).__name__ == "Generator" else ""
-    if library == "torch" and library_name(x) != "torch":
+    library = _package_of(rng) if type(rng).__name__ == "Generator" else ""
+    if library == "torch" and _package_of(x) != "torch":
         raise TypeError(
             f"rng is a torch.Generator, which is for tensors only, and log_potentials is a "
             f"{type(x).__name__}; np.random.default_rng(seed) makes a generator for any array"
@@ -31,19 +31,19 @@ def uniforms(rng: Any, ctx: Context) -> Callable[[tuple[int, ...]], Array]:
     dtype = ctx.dtype(ctx.widest)
 
     def draw(shape: tuple[int, ...]) -> Array:
-        if library_name(rng) == "torch":
+        if _package_of(rng) == "torch":
             torch = sys.modules["torch"]
             x = torch.rand(shape, generator=rng, dtype=torch.float64, device=rng.device)
             # For tensors on a CPU it is NumPy that computes.
             x = x if ctx.xp.__name__.endswith("torch") else x.cpu().numpy()
         else:
             x = rng.random(shape)
-        if ctx.xp.__name__.endswith("cupy") == (library_name(x) == "cupy"):
+        if ctx.xp.__name__.endswith("cupy") == (_package_of(x) == "cupy"):
             return ctx.xp.asarray(x, dtype=dtype, device=ctx.device)
         return ctx.xp.asarray(x.get() if hasattr(x, "get") else x, dtype=dtype, device=ctx.device)
 
     return draw
 
 
-def library_name(x: Any) -> str:
+def _package_of(x: Any) -> str:
     return type(x).__module__.partition(".")[0] if hasattr(type(x), "__module__") else ""

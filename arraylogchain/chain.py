@@ -191,8 +191,9 @@ class LogChain:
             return _differentiable().log_partition(*self._asked())
         ctx, chain = self._enter()
         by_kernel = on_device.log_partition
-        out = self._solved(ctx, chain, evaluate.log_partition, -math.inf, by_kernel=by_kernel)
-        return ctx.hand_back(out)
+        with ctx.computing():
+            out = self._solved(ctx, chain, evaluate.log_partition, -math.inf, by_kernel=by_kernel)
+            return ctx.hand_back(out)
 
     def kept_log_partition(self) -> tuple[Context, Array, results.Pullback]:
         """Return what `vjp.log_partition` is made of; see `results.log_partition`."""
@@ -201,7 +202,7 @@ class LogChain:
             out, pullback = solve.log_partition_and_pullback(
                 ctx, chain, self._planned(chain), self._keeps_states
             )
-        return ctx, ctx.hand_back(out), pullback
+            return ctx, ctx.hand_back(out), pullback
 
     def kept_gradient(self, ctx: Context, name: str, x: Array) -> Any:
         """Return the gradient of an argument as `vjp.log_partition` hands it back."""
@@ -295,7 +296,8 @@ class LogChain:
         if is_differentiated(*self.arrays.values()):
             return _differentiable().entropy(*self._asked())
         ctx, chain = self._enter()
-        return ctx.hand_back(self._solved(ctx, chain, entropy.entropy, 0.0))
+        with ctx.computing():
+            return ctx.hand_back(self._solved(ctx, chain, entropy.entropy, 0.0))
 
     def viterbi(self) -> ChainPath:
         """Return a path of largest weight.
@@ -504,9 +506,9 @@ class LogChain:
             trailing=trailing,
             past_end=past_end,
         )
-        if self.sequences is None:
-            return ctx.hand_back(out)
         with ctx.computing():
+            if self.sequences is None:
+                return ctx.hand_back(out)
             return sequences.hand_back(ctx, self.sequences.cut_states(out))
 
     def _solved(

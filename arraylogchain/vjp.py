@@ -281,9 +281,11 @@ def logchainexp(
         with ctx.computing():
             g = chain_gradients.through_finite(inner, again["value"], g)
             if is_sequence:
+                inner.uses(*(x for step in tape for x in step))
                 found = chain_gradients.sequence_gradients(inner, xs, tape, g, budget)
                 return ([inner.hand_back(x) for x in found],)
             (x,) = xs
+            inner.uses(*levels)
             found = chain_gradients.stack_gradient(inner, x, levels, g, budget)
             return (inner.hand_back(found),)
 
@@ -399,6 +401,7 @@ def _enter_pullback(
         cotangent = _readable(cotangent, value)
         ctx, given = enter({**inputs, "value": value, "cotangent": cotangent})
         g = given["cotangent"]
+    ctx.uses(given["value"])
     if shape_of(g) != shape_of(value):
         raise ValueError(
             f"cotangent has shape {shape_of(g)}; it must have that of the value, {shape_of(value)}"

@@ -73,6 +73,7 @@ def log_partition_and_pullback(
     out, kept = gradients.forward_pass(_run(ctx, chain, workspace), keep=keep)
 
     def pullback(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
+        ctx.uses(*kept.arrays)
         found = gradients.gradients(kept, ctx.to_result(cotangent), wanted)
         return {name: xp.astype(x, given[name].dtype, copy=False) for name, x in found.items()}
 

@@ -57,11 +57,10 @@ class Device(Protocol):
     def run(self, launch: Launch) -> None:
         """Queue a kernel on the library's current stream; this does not wait for it."""
 
-    def uses(self, *arrays: Array) -> None:
-        """Say that what is queued next reads arrays that may have been made on another stream.
+    def copied(self, numbers: np.ndarray) -> Array | None:
+        """Queue a copy of whole numbers of the host; this does not wait for it.
 
-        Their memory is then not given to others before that has passed, as far as the library
-        sees to it: torch does, CuPy's users do.
+        None while a graph is captured: what it copies later need not be there any more.
         """
 
 
@@ -174,8 +173,6 @@ class CupyDevice(_CudaDevice):
     """CuPy's memory pool, and the stream that is CuPy's current one on the device."""
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
-        if dtype == "bfloat16":
-            importlib.import_module("ml_dtypes")  # gives NumPy the name
         with self._current:
             return self._cupy.empty(shape, np.dtype(dtype))
 
@@ -189,8 +186,11 @@ class CupyDevice(_CudaDevice):
         with self._current:
             self._start(launch, launch.arguments)
 
-    def uses(self, *arrays: Array) -> None:
-        pass
+    def copied(self, numbers: np.ndarray) -> Array | None:
+        with self._current:
+            if self._cupy.cuda.get_current_stream().is_capturing():
+                return None
+            return self._cupy.asarray(numbers)  # by way of pinned memory
 
 
 class TorchDevice(_CudaDevice):
@@ -220,10 +220,13 @@ class TorchDevice(_CudaDevice):
         with self._current, self._cupy.cuda.Stream.from_external(stream):
             self._start(launch, arguments)
 
-    def uses(self, *arrays: Array) -> None:
-        stream = self._torch.cuda.current_stream(self._index)
-        for x in arrays:
-            x.record_stream(stream)
+    def copied(self, numbers: np.ndarray) -> Array | None:
+        device = self._torch.device("cuda", self._index)
+        with self._torch.cuda.device(device):
+            if self._torch.cuda.is_current_stream_capturing():
+                return None
+            pinned = self._torch.from_numpy(numbers).pin_memory()
+            return pinned.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ class CpuDevice:
     multiprocessors = 4
     shared_memory = 227 << 10
     architecture = 90
+    captures = False  # a graph, for which nothing is copied
 
     def __init__(
         self,
@@ -57,7 +58,6 @@ class CpuDevice:
         self.flush_to_zero = flush_to_zero
         self.folder = folder
         self.launches: list[Launch] = []
-        self.used: list[Any] = []
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         """Return an array of NaN: what no kernel has written shows."""
@@ -71,8 +71,8 @@ class CpuDevice:
     def dtype_name(self, x: np.ndarray) -> str:
         return "bfloat16" if x.dtype == np.uint16 else x.dtype.name
 
-    def uses(self, *arrays: Any) -> None:
-        self.used += arrays
+    def copied(self, numbers: np.ndarray) -> np.ndarray | None:
+        return None if self.captures else numbers.copy()
 
     def run(self, launch: Launch) -> None:
         """Run a launch to its end; raise KernelError where a device would hang or refuse it."""

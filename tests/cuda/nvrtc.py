@@ -28,7 +28,7 @@ ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 TABLE = Path(__file__).parents[2] / "docs" / "kernels.md"
 RECORD = Path(__file__).with_name("kernels.json")
 
-_NO_CODE = re.compile(r"^#line .*\n|[ \t]*//.*|^[ \t]*\n", re.MULTILINE)
+_NO_CODE = re.compile(r"^#line .*\n|^[ \t]*(?://.*)?\n|[ \t]*//.*", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,14 @@ def digest(
     """Return a short text that changes with all of what the compiler is given that is code."""
     from cupy_backends.cuda.libs import nvrtc
 
-    text = _NO_CODE.sub("", modules.source_text(source, folder))
+    text = code_of(modules.source_text(source, folder))
     key = repr((text, kernels, architecture, modules.OPTIONS, nvrtc.getVersion()))
     return hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+def code_of(text: str) -> str:
+    """Return a source text without comments, empty lines and line directives."""
+    return _NO_CODE.sub("", text)
 
 
 @cache

@@ -261,6 +261,18 @@ def test_lengths_of_more_rows_than_a_launch_takes(cpu):
     assert [launch.source for launch in cpu.launches] == ["chains/lengths.cu"] * 6
 
 
+@pytest.mark.parametrize("captures", [True, False])
+def test_lengths_of_very_many_rows_are_copied(cpu, captures):
+    """But not into a graph, which would copy once more when they are gone."""
+    lengths = np.random.default_rng(0).integers(1, 3, 5000)
+    chain = replace(make("float32", normal(5000, 2, 2)).chain, lengths=lengths)
+    cpu.captures = captures
+    found, order = row_lengths(cpu, chain)
+    np.testing.assert_array_equal(found, lengths)
+    np.testing.assert_array_equal(order, np.argsort(-lengths, kind="stable"))
+    assert len(cpu.launches) == (10 if captures else 0)
+
+
 @pytest.mark.parametrize("geometry", both(4))
 def test_an_order_says_which_rows_are_computed(cpu, geometry):
     """So that the launches do take the order that they are given."""

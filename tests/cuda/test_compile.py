@@ -95,3 +95,10 @@ def test_the_sources_that_the_tests_run_on_the_cpu_are_cuda(
     source: str, kernels: tuple[str, ...]
 ) -> None:
     assert set(nvrtc.compile_source(source, kernels, 90, KERNELS)) == set(kernels)
+
+
+def test_records_do_not_change_with_comments() -> None:
+    plain = "int x;\nint y;  \n"
+    commented = '#line 1 "a.cu"\n// What x is.\nint x;  // here\n\n    // more\nint y;  \n'
+    assert nvrtc.code_of(commented) == nvrtc.code_of(plain)
+    assert nvrtc.code_of(plain) != nvrtc.code_of(plain.replace("y", "z"))

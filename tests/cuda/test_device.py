@@ -9,13 +9,15 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from arraylogchain import _arrays
 from arraylogchain._cuda import device as device_module
 from arraylogchain._cuda import modules
 from arraylogchain._cuda.device import CupyDevice, TorchDevice, Unavailable, find
@@ -46,6 +48,7 @@ class FakeCupy(ModuleType):
         self.launches: list[Any] = []
         self.made: list[Any] = []
         self.compute_capability = "90"
+        self.captures = False
         fake = self
 
         class Device:
@@ -86,6 +89,7 @@ class FakeCupy(ModuleType):
         self.cuda = SimpleNamespace(
             Device=Device,
             Stream=Stream,
+            get_current_stream=lambda: SimpleNamespace(is_capturing=lambda: fake.captures),
             runtime=SimpleNamespace(is_hip=False),
             nvrtc=SimpleNamespace(getVersion=lambda: (13, 0)),
         )
@@ -97,6 +101,9 @@ class FakeCupy(ModuleType):
 
         return SimpleNamespace(get_function=get_function)
 
+    def asarray(self, numbers: Any) -> Any:
+        return "copy", self.devices[-1]
+
     def empty(self, shape: Any, dtype: Any) -> Any:
         self.made.append((shape, dtype, self.devices[-1]))
         return np.empty(shape, dtype)
@@ -106,10 +113,6 @@ class FakeCupy(ModuleType):
 class FakeTensor:
     pointer: int
     dtype: str = "torch.bfloat16"
-    streams: list[int] = field(default_factory=list)
-
-    def record_stream(self, stream: Any) -> None:
-        self.streams.append(stream.cuda_stream)
 
     def data_ptr(self) -> int:
         return self.pointer
@@ -129,13 +132,22 @@ class FakeTorch(ModuleType):
         self.Tensor = FakeTensor
         self.float32, self.bfloat16 = "torch.float32", "torch.bfloat16"
         self.version = SimpleNamespace(hip=None)
+        self.captures = False
         self.cuda = SimpleNamespace(
             current_device=lambda: 1,
+            device=lambda device: nullcontext(),
+            is_current_stream_capturing=lambda: self.captures,
             current_stream=lambda index: SimpleNamespace(cuda_stream=700 + index),
         )
 
     def device(self, kind: str, index: int) -> Any:
         return SimpleNamespace(type=kind, index=index)
+
+    def from_numpy(self, numbers: Any) -> Any:
+        def to(device: Any, *, non_blocking: bool) -> Any:
+            return "pinned", device.type, device.index, non_blocking
+
+        return SimpleNamespace(pin_memory=lambda: SimpleNamespace(to=to))
 
     def empty(self, shape: Any, *, dtype: Any, device: Any) -> Any:
         self.made.append((shape, dtype, device.type, device.index))
@@ -295,10 +307,32 @@ def test_a_compiler_that_refuses_is_not_asked_at_every_call(
     assert find("cupy", SimpleNamespace(id=0)) is reason
 
 
-def test_torch_hears_of_other_streams(cupy: FakeCupy, torch: FakeTorch) -> None:
-    x = FakeTensor(5000)
-    find("torch", torch.device("cuda", 1)).uses(x)
-    assert x.streams == [701]
+def test_copies_wait_for_nothing(cupy: FakeCupy, torch: FakeTorch) -> None:
+    numbers = np.arange(5)
+    for device in (torch.device("cuda", 1), torch.device("cuda", 0)):
+        copy = find("torch", device).copied(numbers)
+        assert copy == ("pinned", "cuda", device.index, True)
+    assert find("cupy", SimpleNamespace(id=1)).copied(numbers) == ("copy", 1)
+
+
+def test_nothing_is_copied_into_a_graph(cupy: FakeCupy, torch: FakeTorch) -> None:
+    cupy.captures = torch.captures = True
+    assert find("torch", torch.device("cuda", 1)).copied(np.arange(5)) is None
+    assert find("cupy", SimpleNamespace(id=1)).copied(np.arange(5)) is None
+
+
+def test_torch_hears_which_stream_reads(torch: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    x = SimpleNamespace(record_stream=lambda stream: read.append(stream.cuda_stream))
+    context = _arrays._numpy_context("float32")
+    context.uses(x)
+    assert read == []
+    names = SimpleNamespace(__name__="array_api_compat.torch")
+    replace(context, xp=names, device=1).uses(x)
+    assert read == []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=7))
+    replace(context, xp=names, device="cuda:1").uses(x, x)
+    assert read == [7, 7]
 
 
 def test_torch_for_rocm_has_no_kernels(cupy: FakeCupy, torch: FakeTorch) -> None:

@@ -48,10 +48,12 @@ class ForwardPass:
 
     @property
     def arrays(self) -> list[Array]:
-        """All of what is kept on the device."""
+        """All of what the way back reads."""
         histories = [*self.before.values(), *([] if self.history is None else [self.history])]
         kept = [x for history in histories for x in (history.states, history.scales)]
-        return [self.total, *kept, *([] if self.run.lengths is None else [self.run.lengths])]
+        chain = self.run.chain
+        given = [chain.potentials, chain.transitions, chain.start, self.run.lengths]
+        return [self.total, *kept, *(x for x in given if x is not None)]
 
 
 def forward_pass(run: ChainRun, *, keep: bool = True) -> tuple[Array, ForwardPass]:
@@ -119,8 +121,6 @@ def gradients(
     wanted : iterable of str
         Of 'potentials', 'transitions' and 'start'.
     """
-    # A pullback may be called on another stream than the value was.
-    kept.run.device.uses(*kept.arrays)
     return _WayBack(kept, cotangent, frozenset(wanted)).run()
 
 

@@ -11,6 +11,8 @@ from arraylogchain._cuda.launch import Launch
 
 # Of lengths.cu.
 COUNT, THREADS = 1000, 256
+# More numbers than are handed over as arguments, unless there is no other way.
+MOST = 8 * COUNT
 NUMBERS = np.dtype([("at", np.int32, (COUNT,))], align=True)
 INSTANTIATIONS: dict[str, list[str]] = {"chains/lengths.cu": ["chain_lengths"]}
 
@@ -19,19 +21,23 @@ def row_lengths(device: Device, chain: Chain) -> Array | None:
     """Return what kernels take for a chain's lengths, int64 [2, rows of all groups].
 
     The lengths, and in which order kernels take the rows: those of a group with the longest first,
-    so that blocks and warps have rows that end at about the same step. None if all are equal.
+    so that blocks and warps have rows that end at about the same step. None if all have every step.
     """
     if chain.lengths is None:
         return None
     order = (*chain.group_axes, *chain.row_axes)
     lengths = np.broadcast_to(chain.lengths, chain.batch).transpose(order).reshape(chain.sizes)
-    by_length = np.argsort(-lengths, axis=1, kind="stable")
+    # Small numbers are sorted by their digits.
+    keys = (-lengths).astype(np.int16 if chain.count < 1 << 15 else np.int64)
+    by_length = np.argsort(keys, axis=1, kind="stable")
     numbers = by_length + lengths.shape[1] * np.arange(lengths.shape[0])[:, None]
     return _sent(device, np.stack([lengths.reshape(-1), numbers.reshape(-1)]))
 
 
 def _sent(device: Device, values: np.ndarray) -> Array:
-    """Return a copy of whole numbers on the device, without a copy that a call would wait for."""
+    """Return a copy of whole numbers on the device, which no call waits for."""
+    if values.size > MOST and (copy := device.copied(values)) is not None:
+        return copy
     out = device.empty(values.shape, "int64")
     for row, of_row in zip(values, out, strict=True):
         for first in range(0, row.size, COUNT):

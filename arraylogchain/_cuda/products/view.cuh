@@ -3,7 +3,7 @@
 #include "axes.cuh"
 
 // The lines of an operand are what the other one meets: the rows of the left operand, the columns
-// of the right one. Along each line lie the terms of the sums. `VIEW` in products.py fills it in.
+// of the right one. Along each line lie the terms of the sums. `VIEW` in operands.py fills it in.
 struct View {
     Axes batch;
     Axes lines;

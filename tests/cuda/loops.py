@@ -18,7 +18,7 @@ from pathlib import Path
 
 from arraylogchain._cuda.chains.geometry import Geometry, choose
 from arraylogchain._cuda.products import logmatmulexp, maxplus, posterior
-from arraylogchain._cuda.products.panels import Tile
+from arraylogchain._cuda.products.tiles import Tile
 from arraylogchain._text import duration
 from tests.cuda import nvrtc
 

@@ -11,7 +11,7 @@ import pytest
 
 from arraylogchain._cuda.launch import Launch
 from arraylogchain._cuda.products import logmatmulexp
-from arraylogchain._cuda.products.panels import choose_tile
+from arraylogchain._cuda.products.tiles import choose_tile
 from arraylogchain._fold import fold
 from tests import error_model
 from tests.cuda.cpu_device import CpuDevice

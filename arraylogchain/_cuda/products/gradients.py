@@ -23,7 +23,7 @@ from arraylogchain._cuda.products.operands import (
     product,
     strided_product_view,
 )
-from arraylogchain._cuda.products.panels import Panels, Prepared, choose_tile, pitch_of
+from arraylogchain._cuda.products.panels import Panels, Prepared, pitch_of
 from arraylogchain._cuda.products.posterior import (
     TILES,
     Weights,
@@ -32,6 +32,7 @@ from arraylogchain._cuda.products.posterior import (
     run_sums,
     run_weights,
 )
+from arraylogchain._cuda.products.tiles import choose_tile
 from arraylogchain._fold import Fold
 
 

@@ -14,15 +14,8 @@ from arraylogchain._cuda.dtypes import C_TYPES, compute_type
 from arraylogchain._cuda.launch import Launch
 from arraylogchain._cuda.products import small
 from arraylogchain._cuda.products.operands import Array, Product, product
-from arraylogchain._cuda.products.panels import (
-    Panels,
-    Prepared,
-    Tile,
-    blocks_of,
-    choose_tile,
-    factors_kernel,
-    tiles_of,
-)
+from arraylogchain._cuda.products.panels import Panels, Prepared, factors_kernel
+from arraylogchain._cuda.products.tiles import Tile, blocks_of, choose_tile, tiles_of
 from arraylogchain._fold import Fold
 
 # Devices, by compute capability, whose tensor cores multiply large products, and the dtypes that

@@ -18,14 +18,8 @@ from arraylogchain._cuda.products.operands import (
     product_view,
     strided_product_view,
 )
-from arraylogchain._cuda.products.panels import (
-    Panels,
-    Prepared,
-    Tile,
-    choose_tile,
-    factors_kernel,
-    tiles_of,
-)
+from arraylogchain._cuda.products.panels import Panels, Prepared, factors_kernel
+from arraylogchain._cuda.products.tiles import Tile, choose_tile, tiles_of
 from arraylogchain._fold import Fold, Shape
 
 # Values and indices take two registers for each entry of a tile.

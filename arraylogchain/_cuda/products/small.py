@@ -11,7 +11,7 @@ from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.dtypes import C_TYPES, itemsize
 from arraylogchain._cuda.launch import Launch
 from arraylogchain._cuda.products.operands import VIEW, Array, Operand, Product
-from arraylogchain._cuda.products.panels import blocks_of
+from arraylogchain._cuda.products.tiles import blocks_of
 
 # Largest extents of products that one warp computes.
 SIDES = (8, 16, 32)

@@ -1,0 +1,89 @@
+"""Tiles of products: what a block computes, and which tile is for which product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from arraylogchain._cuda.device import Device
+from arraylogchain._cuda.dtypes import itemsize
+from arraylogchain._cuda.products.operands import THIN
+
+_SHORT = 64  # SHORT of tile_product.cuh
+
+
+def blocks_of(n: int, size: int) -> int:
+    """Return how many blocks of `size` cover n."""
+    return -(-n // size)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Template arguments of tile_product.cuh: a block's tile, and a thread's part of it.
+
+    With `tensor_cores` those of tensor_product.cuh.
+    """
+
+    rows: int
+    columns: int
+    terms: int
+    thread_rows: int
+    thread_columns: int
+    tensor_cores: bool = False
+
+    @property
+    def threads(self) -> int:
+        return self.rows // self.thread_rows * (self.columns // self.thread_columns)
+
+    def totals(self, dtype: str, terms: int) -> int:
+        """Return the bytes of dynamic shared memory that TileProduct::run takes for its totals."""
+        if self.tensor_cores or terms <= _SHORT:
+            return 0
+        return self.rows * self.columns * itemsize(dtype)
+
+    def fits(self, device: Device, dtype: str) -> bool:
+        """Tell whether a block of any kernel with this tile finds its shared memory on a device."""
+        buffers = 2 * self.terms * (self.rows + self.columns + 8) * itemsize(dtype)
+        per_line = 48  # offsets and shifts, of all kernels the most
+        used = buffers + per_line * (self.rows + self.columns) + self.totals(dtype, _SHORT + 1)
+        return used <= device.shared_memory
+
+    def __str__(self) -> str:
+        sizes = (self.rows, self.columns, self.terms, self.thread_rows, self.thread_columns)
+        return ", ".join(map(str, sizes)) + ", true" * self.tensor_cores
+
+
+def tiles_of(panel: np.ndarray, rows: int, columns: int) -> int:
+    """Return how many tiles of these sides cover a panel."""
+    across = blocks_of(int(panel["columns"]), columns)
+    return int(panel["batches"]) * blocks_of(int(panel["rows"]), rows) * across
+
+
+def choose_tile(
+    device: Device, tiles: Sequence[Tile], dtype: str, batches: int, rows: int, columns: int
+) -> Tile:
+    """Return the tile for `batches` products of this many rows and columns.
+
+    Parameters
+    ----------
+    device : Device
+    tiles : sequence of Tile
+        A large one, which is taken where it leaves no multiprocessor without work and little of
+        itself beyond the edges; a smaller one; and where there is a third, one for few rows.
+    dtype : str
+        That is computed in.
+    batches, rows, columns : int
+    """
+    large, medium, *thin = tiles
+    if thin and rows <= THIN:
+        return thin[0]
+    blocks, smaller = (
+        batches * blocks_of(rows, tile.rows) * blocks_of(columns, tile.columns)
+        for tile in (large, medium)
+    )
+    covered = blocks * large.rows * large.columns
+    fits = 4 * covered <= 5 * smaller * medium.rows * medium.columns
+    fits = fits and large.fits(device, dtype)
+    return large if fits and blocks >= device.multiprocessors else medium

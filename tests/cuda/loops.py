@@ -18,7 +18,7 @@ from pathlib import Path
 
 from arraylogchain._cuda.chains.geometry import Geometry, choose
 from arraylogchain._cuda.products import logmatmulexp, maxplus, posterior
-from arraylogchain._cuda.products.tiles import Tile
+from arraylogchain._cuda.products.tiles import SHORT, Tile
 from arraylogchain._text import duration
 from tests.cuda import nvrtc
 
@@ -71,6 +71,8 @@ class Loop:
         How often a warp goes through the loop, all warps of the case together.
     bytes : float
         That the case reads and writes.
+    seldom : float
+        In what share of passes instructions are executed that a branch jumps over.
     """
 
     source: str
@@ -82,15 +84,15 @@ class Loop:
     blocks: int
     passes: float
     bytes: float = 0
+    seldom: float = 1.0
 
     def count(self) -> Counter[str]:
         """Return the instructions of a pass by unit."""
         text = disassembled(self.source, self.kernel)
-        opcodes = max(loops(text), key=self._work_in, default=[])
-        return by_unit(opcodes if self._work_in(opcodes) else list(all_opcodes(text)))
-
-    def _work_in(self, opcodes: list[str]) -> int:
-        return by_unit(opcodes)[self.work]
+        body = max(loops(text), key=lambda body: body.counts()[self.work], default=None)
+        if body is None or not body.counts()[self.work]:
+            return by_unit(all_opcodes(text))
+        return body.counts(self.seldom)
 
     def blocks_at_once(self, usage: nvrtc.Usage) -> int:
         """Return how many blocks a multiprocessor holds."""
@@ -115,7 +117,19 @@ def _cube(kernel: str, tile: Tile, work: str, template: str = "", n: int = 4096)
     passes = blocks * (tile.threads // 32) * n / tile.terms
     number = "double" if work in ("DFMA", "DMMA") else "float"
     name = f"{kernel}<{number}, {tile}{template}>"
-    return Loop(f"products/{kernel}.cu", name, work, f"{n}³", tile.threads, 0, blocks, passes)
+    # Sums are put by once in so many terms.
+    seldom = tile.terms / SHORT if tile.totals("float32", n) and kernel != "maxplus" else 1.0
+    return Loop(
+        f"products/{kernel}.cu",
+        name,
+        work,
+        f"{n}³",
+        tile.threads,
+        tile.totals("float64" if number == "double" else "float32", n),
+        blocks,
+        passes,
+        seldom=seldom,
+    )
 
 
 def _chain(size: int, count: int, rows: int) -> Loop:
@@ -167,9 +181,9 @@ A scheduler starts one instruction of a warp a cycle, and there are four in each
 multiprocessors; the clock is taken as 1.755 GHz, the bandwidth as the 4.3 TB/s of a copy. Longer
 than a cycle take instructions of float64 (2), exponentials and the like (8), products of TF32 on
 tensor cores (6.5 for one of 16 x 8 x 8: 60 % of their peak, which is said to be what this way of
-calling them reaches) and of float64 (32). Blocks are taken in whole waves. What comes before and
-after a loop is not in it: for small products, exponentials, logarithms and the proof, which are
-more than the loop."""
+calling them reaches) and of float64 (32). Blocks are taken in whole waves. What the loop of a
+product does once in 64 terms counts as an eighth. What comes before and after a loop is not in it:
+for small products, exponentials, logarithms and the proof, which are more than the loop."""
 
 
 def disassembled(source: str, kernel: str) -> str:
@@ -208,26 +222,51 @@ def all_opcodes(text: str) -> Iterable[str]:
     return (name for name, _ in _lines(text) if not name.startswith(".L"))
 
 
-def loops(text: str) -> Iterable[list[str]]:
-    """Yield the opcodes of each loop, what a branch back jumps over, without loops in it."""
+@dataclass(frozen=True)
+class Body:
+    """The opcodes of a loop, without those of loops in it."""
+
+    always: list[str]
+    jumped_over: list[str]  # by a branch forward, some of the time
+
+    def counts(self, share: float = 1.0) -> Counter[str]:
+        """Return how many instructions a pass has, of what is jumped over a share."""
+        counts, seldom = by_unit(self.always), by_unit(self.jumped_over)
+        return counts + Counter({unit: round(share * n) for unit, n in seldom.items()})
+
+
+def loops(text: str) -> Iterable[Body]:
+    """Yield the loops of a kernel: what branches back jump over."""
     opcodes: list[str] = []
     places: dict[str, int] = {}
-    found: list[tuple[int, int]] = []
+    branches: list[tuple[int, str]] = []
     for name, rest in _lines(text):
         if name.startswith(".L"):
             places[name] = len(opcodes)
             continue
         opcodes.append(name)
         target = re.search(r"\.L_x_\d+", rest) if name == "BRA" else None
-        if target is not None and target[0] in places:
-            found.append((places[target[0]], len(opcodes)))
-    for start, end in found:
-        within = [
-            range(*other)
-            for other in found
+        if target is not None:
+            branches.append((len(opcodes), target[0]))
+    spans = [(at, places[target]) for at, target in branches if target in places]
+    back = [(start, end) for end, start in spans if start < end]
+    for start, end in back:
+        inner = {
+            i
+            for other in back
             if other != (start, end) and start <= other[0] and other[1] <= end
-        ]
-        yield [opcodes[i] for i in range(start, end) if not any(i in inner for inner in within)]
+            for i in range(*other)
+        }
+        jumped = {
+            i
+            for after, target in spans
+            if start <= after < target <= end
+            for i in range(after, target)
+        }
+        own = [i for i in range(start, end) if i not in inner]
+        yield Body(
+            [opcodes[i] for i in own if i not in jumped], [opcodes[i] for i in own if i in jumped]
+        )
 
 
 def by_unit(opcodes: Iterable[str]) -> Counter[str]:

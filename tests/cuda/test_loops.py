@@ -32,11 +32,24 @@ TEXT = """
 
 def test_loops_are_taken_without_those_in_them() -> None:
     inner, outer, last = loops.loops(TEXT)
-    assert inner == ["FFMA", "FFMA", "MUFU", "BRA"]
-    assert outer == ["LDS", "BRA", "BRA"]
-    assert last == ["FFMA", "BRA"]
-    assert loops.by_unit(inner) == {"FFMA": 2, "MUFU": 1, "other": 1}
+    assert inner.always == ["FFMA", "FFMA", "MUFU", "BRA"]
+    assert outer.always == ["LDS", "BRA", "BRA"]
+    assert last.always == ["FFMA", "BRA"]
+    assert loops.by_unit(inner.always) == {"FFMA": 2, "MUFU": 1, "other": 1}
     assert len(list(loops.all_opcodes(TEXT))) == 11
+
+
+def test_what_is_jumped_over_counts_as_often_as_it_is_executed() -> None:
+    text = TEXT.replace(
+        "              @!P0 MUFU",
+        "               @P2 BRA `(.L_x_5) ;\n" + 8 * " " + "/*0048*/                   MUFU",
+    )
+    text = text.replace("        /*0050*/", ".L_x_5:\n        /*0050*/")
+    inner, *_ = loops.loops(text)
+    assert inner.always == ["FFMA", "FFMA", "BRA", "BRA"]
+    assert inner.jumped_over == ["MUFU"]
+    assert inner.counts(0.0) == {"FFMA": 2, "other": 2}
+    assert inner.counts() == {"FFMA": 2, "other": 2, "MUFU": 1}
 
 
 def test_what_limits_a_case() -> None:

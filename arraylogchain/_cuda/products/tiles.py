@@ -11,7 +11,7 @@ from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.dtypes import itemsize
 from arraylogchain._cuda.products.operands import THIN
 
-_SHORT = 64  # SHORT of tile_product.cuh
+SHORT = 64  # SHORT of tile_product.cuh
 
 
 def blocks_of(n: int, size: int) -> int:
@@ -39,7 +39,7 @@ class Tile:
 
     def totals(self, dtype: str, terms: int) -> int:
         """Return the bytes of dynamic shared memory that TileProduct::run takes for its totals."""
-        if self.tensor_cores or terms <= _SHORT:
+        if self.tensor_cores or terms <= SHORT:
             return 0
         return self.rows * self.columns * itemsize(dtype)
 
@@ -47,7 +47,7 @@ class Tile:
         """Tell whether a block of any kernel with this tile finds its shared memory on a device."""
         buffers = 2 * self.terms * (self.rows + self.columns + 8) * itemsize(dtype)
         per_line = 48  # offsets and shifts, of all kernels the most
-        used = buffers + per_line * (self.rows + self.columns) + self.totals(dtype, _SHORT + 1)
+        used = buffers + per_line * (self.rows + self.columns) + self.totals(dtype, SHORT + 1)
         return used <= device.shared_memory
 
     def __str__(self) -> str:

@@ -192,11 +192,13 @@ def maxplus_matmul(
     def pullback(cotangent: Array) -> tuple[Array, Array]:
         ctx, given, g = _enter_pullback({"a": a, "b": b}, value.values, cotangent)
         with ctx.computing():
+            indices = _indices(ctx, value.indices)
+            ctx.uses(indices)
             found = maxplus_gradients(
                 ctx,
                 shape_of(a),
                 shape_of(b),
-                _indices(ctx, value.indices),
+                indices,
                 g,
                 given["value"],
                 budget,
@@ -401,7 +403,7 @@ def _enter_pullback(
         cotangent = _readable(cotangent, value)
         ctx, given = enter({**inputs, "value": value, "cotangent": cotangent})
         g = given["cotangent"]
-    ctx.uses(given["value"])
+    ctx.uses(*given.values())
     if shape_of(g) != shape_of(value):
         raise ValueError(
             f"cotangent has shape {shape_of(g)}; it must have that of the value, {shape_of(value)}"

@@ -12,6 +12,7 @@ from arraylogchain._cuda.chains.recursion import ChainRun
 from tests.checks import CHAIN_SHAPES
 from tests.cuda.chain_checks import SMALL, check_gradients, make
 from tests.cuda.cpu_device import CpuDevice
+from tests.error_model import EPS, roundings
 from tests.gradient_checks import COTANGENTS
 from tests.test_chain import (
     FORMS,
@@ -250,3 +251,16 @@ def test_blocks_that_share_rows(cpu):
     check_gradients(cpu, "float32", x, geometry=geometry, transitions=edges, initial=uniform(40))
     edges[1, 3, 38] = NAN
     check_gradients(cpu, "float32", x, geometry=geometry, transitions=edges)
+
+
+def test_many_equal_rows(cpu):
+    """Their terms, added to one sum, are rounded to the same side again and again."""
+    rows, x, edges = 10_000, normal(2, 4), uniform(1, 4, 4)
+    one = gradients.expected_transitions(
+        ChainRun(cpu, make("float64", x, transitions=edges).chain, 1 << 20)
+    )
+    cpu.multiprocessors = 1
+    many = gradients.expected_transitions(
+        ChainRun(cpu, make("float32", np.tile(x, (rows, 1, 1)), transitions=edges).chain, 1 << 24)
+    )
+    np.testing.assert_allclose(many, rows * one, rtol=EPS["float32"] * roundings(rows))

@@ -197,3 +197,11 @@ def test_many_equal_terms(value):
         device = CpuDevice(seed=1, flush_to_zero=True)
         g = np.full((len(left), right.shape[1]), 0.7)
         check_gradients(device, "float32", left, right, g, workspace=1 << 26)
+
+
+def test_many_equal_terms_that_are_left_open():
+    a, b = normal(1, 6, seed=3), np.repeat(normal(6, 1, seed=12), 20_000, axis=1)
+    a[:, 0], b[1] = 200, 200  # maxima that do not meet
+    a[:, 1] = b[0] = -np.inf
+    g = np.full((1, 20_000), 0.7)
+    check_gradients(CpuDevice(seed=1, flush_to_zero=True), "float32", a, b, g, workspace=1 << 26)

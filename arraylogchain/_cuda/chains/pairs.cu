@@ -13,6 +13,9 @@
 #include "pairs.cuh"
 
 constexpr int kSide = 64, kThreads = 256, kRowsAtOnce = 16, kEach = 4;
+// Terms that are about equal, added to one sum, are rounded to the same side again and again. So the
+// sums of so many rows are added up apart, where there are more.
+constexpr int kShort = 128;
 
 // What a block's entries have in common at one step of time.
 template <class T>
@@ -88,10 +91,17 @@ __device__ __noinline__ T settled(const PairStep<T>& step, int k, int j, T m, T 
     return !is_there || m == T(0) || p.m == T(0) ? T(0) : ordinary(m * p.m, e + p.e);
 }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int kBlocks = 1;  // with more, registers run out
+#else
+constexpr int kBlocks = 2;
+#endif
+
 // Template parameter T: what is computed in. Each block has 64 x 64 entries of one matrix, each
 // thread 4 x 4 of them; of the rows, and of steps that are added up, it has those of its split.
+// Dynamic shared memory: a number for each entry, if the split has more than kShort rows.
 template <class T>
-__global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1)
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? kBlocks : 1)
 chain_pairs(const __grid_constant__ Pairs c, const __grid_constant__ Axes groups,
             const void* __restrict__ matrices, const T* __restrict__ forward,
             const T* __restrict__ back, const T* __restrict__ all_factors, void* out) {
@@ -115,6 +125,10 @@ chain_pairs(const __grid_constant__ Pairs c, const __grid_constant__ Axes groups
     const int time0 = slot * times_each, time1 = min(time0 + times_each, c.times);
     const long long rows_each = (c.rows + c.row_splits - 1) / c.row_splits;
     const long long number = c.groups * c.rows, first_row = group * c.rows;
+
+    extern __shared__ __align__(16) unsigned char dynamic_memory[];
+    T* const wholes = reinterpret_cast<T*>(dynamic_memory) + tid;  // this thread's, kThreads apart
+    const bool is_long = rows_each > kShort;
 
     T total[kEach][kEach] = {}, rest[kEach][kEach] = {};  // what sums rounded off is added at last
     const int y = tid / 16 * kEach, x = tid % 16 * kEach;
@@ -165,6 +179,10 @@ chain_pairs(const __grid_constant__ Pairs c, const __grid_constant__ Axes groups
         __syncthreads();
 
         T sums[kEach][kEach] = {};
+        if (is_long) {
+            #pragma unroll
+            for (int e = 0; e < kEach * kEach; ++e) wholes[e * kThreads] = T(0);
+        }
         #pragma unroll 1
         for (long long r0 = step.row0; r0 < step.row1; r0 += kRowsAtOnce) {
             #pragma unroll
@@ -201,6 +219,17 @@ chain_pairs(const __grid_constant__ Pairs c, const __grid_constant__ Axes groups
                 }
             }
             __syncthreads();
+            const bool is_last = r0 + kRowsAtOnce >= step.row1;
+            if (!is_long || (!is_last && (r0 - step.row0 + kRowsAtOnce) % kShort != 0)) continue;
+            #pragma unroll
+            for (int u = 0; u < kEach; ++u) {
+                #pragma unroll
+                for (int v = 0; v < kEach; ++v) {
+                    T& whole = wholes[(u * kEach + v) * kThreads];
+                    whole += sums[u][v];
+                    sums[u][v] = is_last ? whole : T(0);
+                }
+            }
         }
         #pragma unroll
         for (int u = 0; u < kEach; ++u) {

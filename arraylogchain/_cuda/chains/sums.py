@@ -23,7 +23,7 @@ PAIRS = np.dtype(
     align=True,
 )
 # Of pairs.cu and sum.cu.
-SIDE, THREADS, FACTOR, SUM_WIDTH = 64, 256, 3, 32
+SIDE, THREADS, FACTOR, SUM_WIDTH, SHORT = 64, 256, 3, 32, 128
 INSTANTIATIONS: dict[str, list[str]] = {
     "chains/factors.cu": [
         f"{kernel}<{t}>" for t in C_TYPES.values() for kernel in ("chain_factors", "chain_start")
@@ -208,13 +208,16 @@ class GradientSums:
         stride, c["row_stride"], c["column_stride"] = device.strides(given)[-3:]
         c["matrix_stride"] = 0 if run.is_one_matrix else stride
         slots = count if parts is None else time_splits
+        # Sums of many rows take a number for each of a block's entries as well.
+        is_long = -(-run.rows // row_splits) > SHORT
+        own = SIDE * SIDE * run.item if is_long else 0
         device.run(
             Launch(
                 "chains/pairs.cu",
                 f"chain_pairs<{C_TYPES[self.of.compute]}>",
                 tiles * tiles * row_splits * slots * run.groups,
                 THREADS,
-                0,
+                own,
                 (
                     c,
                     run.axes(chain.group_axes, (given, 3)),

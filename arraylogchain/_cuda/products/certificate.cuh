@@ -41,6 +41,7 @@ template <class T> struct LogSum {
         const T y = is_finite(highest) ? exponential(top - highest) : T(1);
         const T other_y = is_finite(highest) ? exponential(other_top - highest) : T(1);
         sum = sum * y + other_sum * other_y;
+        excess = 0;
         top = highest;
     }
     __device__ __forceinline__ T value() const {

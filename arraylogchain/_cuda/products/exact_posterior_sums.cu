@@ -89,14 +89,16 @@ exact_posterior_sums(const In* own, View own_view, const ComputeOf<In>* own_shif
         #pragma unroll
         for (int i = 0; i < LINES; ++i) {
             const int l = warp * LINES + i;
+            T sum = 0;  // apart: equal terms added to one sum are always rounded to the same side
             #pragma unroll 2
             for (int m = 0; m < others; ++m) {
                 const T weight = open_tile[l][m];
                 if (weight == T(0)) continue;
                 const T p = exponential(entry[i] + entries[m][lane] - top_tile[l][m]);
                 // Nothing weighs nothing, even times infinity.
-                sums[i] += p > T(0) ? weight * p : T(0);
+                sum += p > T(0) ? weight * p : T(0);
             }
+            sums[i] += sum;
         }
     }
     if (!found || term >= terms) return;

@@ -9,10 +9,11 @@ struct TileProduct {
     static constexpr int THREADS = (BM / TM) * (BN / TN);
     // Blocks that registers must leave room for on a multiprocessor. Without any number the
     // assembler aims at more, and spills for it.
-#ifdef __CUDA_ARCH__  // which of these are tight, the assembler reports
+    // The totals of `run` leave room in shared memory for one block of the large tile before 9.0.
+#ifdef __CUDA_ARCH__  // where it is tight from 10.0 on, the assembler reports
     static constexpr bool IS_TIGHT =
-        __CUDA_ARCH__ < 800 || __CUDA_ARCH__ >= 1200 ||
-        ((LeftTurned || RightTurned) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1000));
+        (__CUDA_ARCH__ < 900 && BM * BN >= 128 * 128) || __CUDA_ARCH__ >= 1200 ||
+        ((LeftTurned || RightTurned) && __CUDA_ARCH__ >= 1000);
 #else
     static constexpr bool IS_TIGHT = false;
 #endif
@@ -125,9 +126,9 @@ struct TileProduct {
                     }
                 }
             }
-        }, [&](int left) {
+        }, [&](int remaining) {
             // Once in SHORT terms.
-            if (is_long && unsigned(left) % SHORT < BK) put_by(totals);
+            if (is_long && unsigned(remaining) % SHORT < BK) put_by(totals);
         });
         if (!is_long) return;
         #pragma unroll

@@ -91,7 +91,7 @@ __device__ __noinline__ T settled(const PairStep<T>& step, int k, int j, T m, T 
     return !is_there || m == T(0) || p.m == T(0) ? T(0) : ordinary(m * p.m, e + p.e);
 }
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr int kBlocks = 1;  // with more, registers run out
 #else
 constexpr int kBlocks = 2;

@@ -293,6 +293,8 @@ def _to_numpy(name: str, x: Array) -> Array:
 
 def on_host(name: str, x: Any) -> np.ndarray:
     """Return numbers that decisions depend on as a NumPy array."""
+    if isinstance(x, np.ndarray):
+        return x
     if hasattr(x, "detach") and hasattr(x, "cpu"):
         return np.asarray(x.detach().cpu())
     if hasattr(x, "get") and hasattr(x, "device"):  # CuPy

@@ -167,7 +167,7 @@ def test_lengths_that_do_not_fit(backend, lengths):
 )
 def test_lengths_that_are_no_integers(backend, lengths):
     x, transitions = (backend.asarray(a, "float32") for a in (normal(3, 6, 4), uniform(1, 4, 4)))
-    with pytest.raises(TypeError, match=mentions("lengths")):
+    with pytest.raises(TypeError, match=mentions("lengths", "must hold integers")):
         alc.LogChain(x, transitions=transitions, lengths=lengths).log_partition()
 
 

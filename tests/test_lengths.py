@@ -188,7 +188,7 @@ def test_states_matter_within_the_length_only(backend):
 
 def test_rows_in_log_form_a_few_at_a_time(np_backend):
     """All rows need the log form, and its states do not fit the workspace together."""
-    n, T, K, rng = 64, 500, 4, np.random.default_rng(0)
+    n, T, K, rng = 64, 300, 4, np.random.default_rng(0)
     x = np.where(rng.random((n, T, K)) < 0.5, -5000.0, 0.0)
     lengths = rng.integers(T // 2, T + 1, n)
     transitions = (np.eye(K) + np.eye(K, k=1))[None]

@@ -274,7 +274,7 @@ def test_many_samples_of_one_chain_keep_to_the_workspace(np_backend, dtype, T, K
     chain.sample(2, np.random.default_rng(0))
     tracemalloc.start()
     try:
-        states = chain.sample(20, np.random.default_rng(0))
+        states = chain.sample(10, np.random.default_rng(0))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

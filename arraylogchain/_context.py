@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import array_api_compat.numpy as numpy_namespace
 import numpy as np
 
-from arraylogchain._cuda.launch import MAX_AXES
+from arraylogchain._cuda.launch import are_packable
 
 if TYPE_CHECKING:
     from arraylogchain._fold import Fold
@@ -112,7 +112,7 @@ class Context:
         if self.kernels is None or 0 in layout.sizes:
             return False
         groups = (layout.batch, layout.rows, layout.cols)
-        return all(sum(n > 1 for n in group) <= MAX_AXES for group in groups)
+        return all(map(are_packable, groups))
 
     @property
     def index_dtype(self) -> Any:

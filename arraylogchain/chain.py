@@ -332,8 +332,9 @@ class LogChain:
     def _viterbi(self) -> ChainPath:
         ctx, chain = self._enter()
         trailing, dtype = (chain.count,), ctx.index_dtype
-        found = self._solved(ctx, chain, best_path, 0, trailing=trailing, dtype=dtype, past_end=-1)
+        layout = {"trailing": trailing, "dtype": dtype, "past_end": -1}
         with ctx.computing():
+            found = self._solved(ctx, chain, best_path, 0, **layout)
             weight = path_log_weight(ctx, chain, found, self._workspace)
             return ChainPath(ctx.hand_back(self._within(found)), ctx.hand_back(weight))
 
@@ -439,10 +440,9 @@ class LogChain:
             return sampling.sample(ctx, chain, draw, num_samples, segments, workspace)
 
         lead, trailing, dtype = (num_samples,), (chain.count,), ctx.index_dtype
-        out = self._solved(
-            ctx, chain, compute, 0, lead=lead, trailing=trailing, dtype=dtype, past_end=-1
-        )
+        layout = {"lead": lead, "trailing": trailing, "dtype": dtype, "past_end": -1}
         with ctx.computing():
+            out = self._solved(ctx, chain, compute, 0, **layout)
             return ctx.hand_back(self._within(out))
 
     def expected_transitions(self) -> Array | list[Array]:
@@ -496,17 +496,9 @@ class LogChain:
             out = getattr(_differentiable(), name)(*self._asked())
             return out if self.sequences is None else self.sequences.cut_states(out)
         ctx, chain = self._enter()
-        trailing = (chain.count, chain.size)
-        out = self._solved(
-            ctx,
-            chain,
-            compute,
-            past_end,
-            by_kernel,
-            trailing=trailing,
-            past_end=past_end,
-        )
+        layout = {"trailing": (chain.count, chain.size), "past_end": past_end}
         with ctx.computing():
+            out = self._solved(ctx, chain, compute, past_end, by_kernel, **layout)
             if self.sequences is None:
                 return ctx.hand_back(out)
             return sequences.hand_back(ctx, self.sequences.cut_states(out))
@@ -522,13 +514,12 @@ class LogChain:
     ) -> Array:
         """Return what `compute` makes of the chain, and `nothing` where there are no paths at all.
 
-        See `solve.solve` for the layout of the result.
+        See `solve.solve` for the layout of the result. Callers are within `Context.computing`.
         """
-        with ctx.computing():
-            if chain.size == 0 or 0 in chain.batch or 0 in layout.get("lead", ()):
-                return solve.without_states(ctx, chain, nothing, **layout)
-            plan = self._planned(chain)
-            return solve.solve(ctx, chain, plan, compute, by_kernel=by_kernel, **layout)
+        if chain.size == 0 or 0 in chain.batch or 0 in layout.get("lead", ()):
+            return solve.without_states(ctx, chain, nothing, **layout)
+        plan = self._planned(chain)
+        return solve.solve(ctx, chain, plan, compute, by_kernel=by_kernel, **layout)
 
     def _within(self, states: Array) -> Array:
         return states if self.sequences is None else self.sequences.within(states)

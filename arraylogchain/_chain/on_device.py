@@ -21,11 +21,11 @@ def has_kernel(ctx: Context, chain: Chain) -> bool:
     if ctx.kernels is None or chain.size == 0 or 0 in chain.batch:
         return False
     from arraylogchain._cuda.chains import geometry
-    from arraylogchain._cuda.launch import MAX_AXES
+    from arraylogchain._cuda.launch import are_packable
 
     limits = (ctx.kernels.multiprocessors, ctx.kernels.shared_memory)
     fits = geometry.choose(chain.size, *chain.sizes, ctx.precision.itemsize, *limits) is not None
-    return fits and sum(n > 1 for n in chain.batch) <= MAX_AXES
+    return fits and are_packable(chain.batch)
 
 
 def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:

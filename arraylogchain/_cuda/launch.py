@@ -58,6 +58,11 @@ def is_struct(argument: Any) -> bool:
     return isinstance(argument, np.ndarray) and argument.dtype.names is not None
 
 
+def are_packable(extents: Sequence[int]) -> bool:
+    """Tell whether `pack_axes` takes axes of these lengths, whatever their strides."""
+    return sum(n != 1 for n in extents) <= MAX_AXES
+
+
 def pack_axes(extents: Sequence[int], *strides: Sequence[int]) -> np.ndarray:
     """Return the index space of several operands as the kernels' struct `Axes`.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -55,24 +54,8 @@ def run(device: Device, whole: Product) -> None:
     """Compute a small product."""
     side = _side(whole)
     warps = _warps(whole.dtype, side)
-    for first, batches in _launches(whole, warps):
-        device.run(
-            Launch(
-                source="products/small.cu",
-                kernel=f"small<{C_TYPES[whole.dtype]}, {side}, {warps}>",
-                grid=blocks_of(batches, warps),
-                block=32 * warps,
-                shared_memory=0,
-                arguments=(
-                    *whole.operands,
-                    np.int32(whole.terms),
-                    np.int64(first),
-                    np.int64(batches),
-                    whole.out,
-                    whole.view,
-                ),
-            )
-        )
+    kernel = f"small<{C_TYPES[whole.dtype]}, {side}, {warps}>"
+    _launch(device, "products/small.cu", kernel, whole, warps)
 
 
 def run_gradients(
@@ -108,28 +91,9 @@ def run_gradients(
     for target in targets:
         nowhere = None, np.zeros((), VIEW)
         outputs += nowhere if target is None else (target.array, target.view)
-    for first, batches in _launches(whole, warps):
-        device.run(
-            Launch(
-                source="products/small_gradients.cu",
-                kernel=f"small_gradients<{C_TYPES[whole.dtype]}, {side}, {warps}>",
-                grid=blocks_of(batches, warps),
-                block=32 * warps,
-                shared_memory=0,
-                arguments=(
-                    *whole.operands,
-                    np.int32(whole.terms),
-                    np.int64(first),
-                    np.int64(batches),
-                    whole.out,
-                    whole.view,
-                    g,
-                    g_view,
-                    np.int32(spoils),
-                    *outputs,
-                ),
-            )
-        )
+    kernel = f"small_gradients<{C_TYPES[whole.dtype]}, {side}, {warps}>"
+    more = (g, g_view, np.int32(spoils), *outputs)
+    _launch(device, "products/small_gradients.cu", kernel, whole, warps, *more)
 
 
 def _extent(whole: Product) -> int:
@@ -140,8 +104,28 @@ def _side(whole: Product) -> int:
     return min(side for side in SIDES if side >= _extent(whole))
 
 
-def _launches(whole: Product, warps: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and the number of the products that fit into one grid."""
+def _launch(
+    device: Device, source: str, kernel: str, whole: Product, warps: int, *more: Any
+) -> None:
+    """Launch a kernel with a warp for each product, as many as fit into a grid at a time."""
     most = _MAX_GRID * warps
     for first in range(0, whole.batches, most):
-        yield first, min(whole.batches - first, most)
+        batches = min(whole.batches - first, most)
+        device.run(
+            Launch(
+                source=source,
+                kernel=kernel,
+                grid=blocks_of(batches, warps),
+                block=32 * warps,
+                shared_memory=0,
+                arguments=(
+                    *whole.operands,
+                    np.int32(whole.terms),
+                    np.int64(first),
+                    np.int64(batches),
+                    whole.out,
+                    whole.view,
+                    *more,
+                ),
+            )
+        )

@@ -20,15 +20,15 @@ from arraylogchain._arrays import (
     promote,
 )
 from arraylogchain._chain import evaluate, on_device, sampling, solve
-from arraylogchain._chain.given import arguments, sequences
-from arraylogchain._chain.given.lengths import check_lengths, check_states
-from arraylogchain._chain.given.summary import summary
+from arraylogchain._inputs import arguments, sequences
+from arraylogchain._inputs.lengths import check_lengths, check_states
+from arraylogchain._inputs.summary import summary
 from arraylogchain._chain.path_weight import path_log_weight
 from arraylogchain._chain.posterior import entropy, results
 from arraylogchain._chain.steps import Chain
 from arraylogchain._chain.viterbi.path import best_path
 from arraylogchain._context import Array, Context, shape_of
-from arraylogchain._product.tiling import check_workspace
+from arraylogchain._array.products.tiling import check_workspace
 from arraylogchain._random import check_generator, uniforms
 from arraylogchain.plan import Plan, Segments, plan_chain
 

@@ -12,12 +12,12 @@ from arraylogchain._chain.evaluate import last_message
 from arraylogchain._chain.steps import Chain
 from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._fold import Shape, check_batches, fold
-from arraylogchain._product import linear, tiled
-from arraylogchain._product.certified import CertifiedKernel
-from arraylogchain._product.kernels import MaxPlusKernel
-from arraylogchain._product.levels import most_matrices, multiply_stack
-from arraylogchain._product.sequence import multiply_sequence
-from arraylogchain._product.tiling import check_workspace
+from arraylogchain._array.products import linear, tiled
+from arraylogchain._array.products.certified import CertifiedKernel
+from arraylogchain._array.products.kernels import MaxPlusKernel
+from arraylogchain._array.products.levels import most_matrices, multiply_stack
+from arraylogchain._array.products.sequence import multiply_sequence
+from arraylogchain._array.products.tiling import check_workspace
 from arraylogchain.plan import best_segments
 
 __all__ = ["MaxPlusProduct", "logchainexp", "logmatmulexp", "matmul", "maxplus_matmul"]

@@ -16,9 +16,9 @@ from array_api_compat import array_namespace
 from arraylogchain import products
 from arraylogchain._arrays import detached, dtype_name, enter, promote, refuse_gradients
 from arraylogchain._context import DOUBLE, SINGLE, Array, Context, shape_of
-from arraylogchain._product import chain_gradients, gradients
-from arraylogchain._product.maxplus_gradients import maxplus_gradients
-from arraylogchain._product.tiling import check_workspace
+from arraylogchain._array.products import chain_gradients, gradients
+from arraylogchain._array.products.maxplus_gradients import maxplus_gradients
+from arraylogchain._array.products.tiling import check_workspace
 from arraylogchain.chain import LogChain
 from arraylogchain.products import MaxPlusProduct
 

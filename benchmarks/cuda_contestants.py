@@ -15,7 +15,7 @@ import arraylogchain as alc
 from arraylogchain._arrays import enter
 from arraylogchain._cuda.products.logmatmulexp import logmatmulexp
 from arraylogchain._fold import fold
-from arraylogchain._product.tiling import check_workspace
+from arraylogchain._array.products.tiling import check_workspace
 
 # Terms in memory at a time where a formulation works in blocks: half a gigabyte in float32.
 BLOCK = 1 << 27

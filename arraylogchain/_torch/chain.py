@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from arraylogchain._chain.given.lengths import check_integers, check_path_shape, check_range
-from arraylogchain._chain.given.sequences import check_own
+from arraylogchain._inputs.lengths import check_integers, check_path_shape, check_range
+from arraylogchain._inputs.sequences import check_own
 from arraylogchain._torch.functions import (
     Gradients,
     Memo,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from arraylogchain._product.tiling import check_workspace
+from arraylogchain._array.products.tiling import check_workspace
 from arraylogchain._torch.functions import Tensor, Tensors
 from arraylogchain._torch.operations import Matmul
 

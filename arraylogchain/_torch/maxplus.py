@@ -11,7 +11,7 @@ from torch.autograd import Function
 from arraylogchain import products
 from arraylogchain._arrays import enter
 from arraylogchain._fold import Shape
-from arraylogchain._product import maxplus_gradients as rules
+from arraylogchain._array.products import maxplus_gradients as rules
 from arraylogchain._torch.functions import (
     Tensor,
     apply,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from arraylogchain import products
-from arraylogchain._product import gradients as rules
+from arraylogchain._array.products import gradients as rules
 from arraylogchain._torch.functions import (
     Gradients,
     Memo,

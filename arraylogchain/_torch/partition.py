@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from arraylogchain import vjp
-from arraylogchain._chain.given.lengths import check_lengths
+from arraylogchain._inputs.lengths import check_lengths
 from arraylogchain._torch.dual import DualChain
 from arraylogchain._torch.functions import Memo, Operation, Tensor, Tensors, Wanted, cast, chosen
 from arraylogchain.chain import LogChain

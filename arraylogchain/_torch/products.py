@@ -11,7 +11,7 @@ import torch
 from arraylogchain import products
 from arraylogchain._context import shape_of
 from arraylogchain._fold import Shape, fold
-from arraylogchain._product.sequence import multiplication_order
+from arraylogchain._array.products.sequence import multiplication_order
 from arraylogchain._torch import maxplus
 from arraylogchain._torch.functions import (
     Tensor,

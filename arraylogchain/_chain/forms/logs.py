@@ -8,7 +8,7 @@ from arraylogchain._chain.forms.states import State, power_to, scale_by_powers
 from arraylogchain._chain.steps import Steps
 from arraylogchain._context import Array, Context, whole_maximum
 from arraylogchain._fold import chunks
-from arraylogchain._product.certified import CertifiedKernel
+from arraylogchain._array.products.certified import CertifiedKernel
 
 
 class LogForm:

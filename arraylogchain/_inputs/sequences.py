@@ -25,7 +25,7 @@ from arraylogchain._arrays import (
     is_differentiated,
     promote,
 )
-from arraylogchain._chain.given.arguments import (
+from arraylogchain._inputs.arguments import (
     INITIAL,
     TRANSITIONS,
     check_counts,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._fold import Box, Fold, Shape, boxes, fold
-from arraylogchain._product.tiling import DEFAULT_WORKSPACE
+from arraylogchain._array.products.tiling import DEFAULT_WORKSPACE
 
 
 def maxplus_gradients(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._fold import Box, Shape, boxes, fold, lengths
-from arraylogchain._product.tiling import Tiling, tile_product
+from arraylogchain._array.products.tiling import Tiling, tile_product
 
 # Copied boxes take at most this many times the elements of one elementwise step: 2 MB on a CPU.
 _COPIED_BLOCKS = 8

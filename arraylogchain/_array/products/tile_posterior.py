@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import Box, boxes, within
-from arraylogchain._product.exact_posterior import Exact
-from arraylogchain._product.posterior import Moments, Operand, Scaled, operand
-from arraylogchain._product.sums import Sums
-from arraylogchain._product.tiling import tile_product
+from arraylogchain._array.products.exact_posterior import Exact
+from arraylogchain._array.products.posterior import Moments, Operand, Scaled, operand
+from arraylogchain._array.products.sums import Sums
+from arraylogchain._array.products.tiling import tile_product
 
 # One entry on the exact road costs about as much as this many on a matrix multiply.
 _EXACT_COST = 64

@@ -7,9 +7,9 @@ from typing import Any
 
 from arraylogchain._context import Array, Context, Precision
 from arraylogchain._fold import chunks
-from arraylogchain._product import exact
-from arraylogchain._product.posterior import Moments, Operand
-from arraylogchain._product.sums import Sums
+from arraylogchain._array.products import exact
+from arraylogchain._array.products.posterior import Moments, Operand
+from arraylogchain._array.products.sums import Sums
 
 
 class Exact:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import Fold, boxes, lengths
-from arraylogchain._product.tiling import Tiling
+from arraylogchain._array.products.tiling import Tiling
 
 
 class TileKernel(Protocol):

@@ -1,0 +1,1 @@
+"""Implementations in array operations, which run everywhere and define what is right."""

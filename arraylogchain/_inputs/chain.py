@@ -1,0 +1,103 @@
+"""A chain as implementations see it: checked arrays, and how they are to be read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from arraylogchain._arrays import detached, enter
+from arraylogchain._context import Array, Context, shape_of
+from arraylogchain._fold import Shape
+from arraylogchain._inputs.arguments import check_shapes
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Arrays of whole chains, checked, with batch axes as given; None stands for all ones.
+
+    Attributes
+    ----------
+    batch : tuple of int
+        The batch axes of the arrays, broadcast together.
+    num_steps, num_states : int
+        T and K.
+    potentials : array [..., T, K]
+        Logarithms.
+    transitions : array [..., 1 or T - 1, K, K] or None
+        None only if there is one step.
+    initial, final : array [..., K] or None
+    transitions_in_logs, initial_in_logs, final_in_logs : bool
+        Whether those arrays hold logarithms.
+    lengths : numpy.ndarray [...] or None
+        How many steps of each row are real, T at most; what lies past them is never read.
+    """
+
+    batch: Shape
+    num_steps: int
+    num_states: int
+    potentials: Array
+    transitions: Array | None = None
+    initial: Array | None = None
+    final: Array | None = None
+    transitions_in_logs: bool = False
+    initial_in_logs: bool = False
+    final_in_logs: bool = False
+    lengths: np.ndarray | None = None
+
+    @property
+    def has_one_matrix(self) -> bool:
+        """Whether one matrix stands for every step."""
+        return self.transitions is not None and int(self.transitions.shape[-3]) == 1
+
+    @property
+    def num_rows(self) -> int:
+        return math.prod(self.batch)
+
+    @property
+    def group_axes(self) -> Shape:
+        """Batch axes along which the transition matrices differ."""
+        if self.transitions is None:
+            return ()
+        own = self.transitions.shape[:-3]
+        skipped = len(self.batch) - len(own)
+        return tuple(skipped + axis for axis, n in enumerate(own) if n > 1)
+
+    @property
+    def row_axes(self) -> Shape:
+        """The other batch axes: rows along them share the matrices of their group."""
+        groups = self.group_axes
+        return tuple(axis for axis in range(len(self.batch)) if axis not in groups)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Numbers of groups and of rows in each."""
+        groups = math.prod(self.batch[axis] for axis in self.group_axes)
+        return groups, math.prod(self.batch) // max(groups, 1)
+
+
+def enter_chain(arrays: Mapping[str, Array], lengths: np.ndarray | None) -> tuple[Context, Chain]:
+    """Return the context and the chain of `LogChain`'s arguments by name; no part of autograd.
+
+    `lengths` have been checked.
+    """
+    ctx, given = enter({name: detached(x) for name, x in arrays.items()})
+    return ctx, make_chain(given, lengths)
+
+
+def make_chain(given: Mapping[str, Array], lengths: np.ndarray | None) -> Chain:
+    """Return the chain of arrays by the names of `LogChain`'s arguments."""
+    shapes = {name: shape_of(x) for name, x in given.items()}
+    return Chain(
+        batch=check_shapes(shapes),
+        num_steps=shapes["log_potentials"][-2],
+        num_states=shapes["log_potentials"][-1],
+        potentials=given["log_potentials"],
+        transitions=given.get("transitions", given.get("log_transitions")),
+        initial=given.get("initial", given.get("log_initial")),
+        transitions_in_logs="log_transitions" in given,
+        initial_in_logs="log_initial" in given,
+        lengths=lengths,
+    )

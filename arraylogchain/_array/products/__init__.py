@@ -10,3 +10,5 @@ derivatives.
 `posterior` weights in factors, over `exact_posterior` ones entry by entry, put together in
 `tile_posterior`. `maxplus_gradients` and `chain_gradients` have those of the other products.
 """
+
+from arraylogchain._array.products.temporary import logmatmulexp as logmatmulexp

@@ -1,0 +1,31 @@
+"""Chains in array operations: one sweep over time, on tiles of rows.
+
+`tiles` arranges what a sweep reads, `states` what it carries along. A stepper (`scaled`, `logs`)
+takes a state one step further and says which rows it did not prove; `sweep` hands those on to the
+next stepper, and keeps the history that passes from the last step to the first need. What comes of
+it is in `values`, `posterior` (with `accumulate`), `entropy`, `viterbi`, `sampling`.
+"""
+
+from arraylogchain._array.chains.entropy import entropy
+from arraylogchain._array.chains.log_weight import log_weight
+from arraylogchain._array.chains.posterior import (
+    expected_transitions,
+    marginals,
+    value_and_pullback,
+)
+from arraylogchain._array.chains.sampling import sample
+from arraylogchain._array.chains.values import backward_messages, forward_messages, log_partition
+from arraylogchain._array.chains.viterbi import viterbi
+
+__all__ = [
+    "backward_messages",
+    "entropy",
+    "expected_transitions",
+    "forward_messages",
+    "log_partition",
+    "log_weight",
+    "marginals",
+    "sample",
+    "value_and_pullback",
+    "viterbi",
+]

@@ -1,0 +1,162 @@
+"""The entropy of the posterior over paths, by a recursion forward.
+
+H_t(j), the entropy of what leads to state j of step t, follows from that of the step before,
+
+    H_t(j) = sum_k p(k | j) (H_{t-1}(k) - log p(k | j)),    p(k | j) = u_k F_kj / S_j,
+
+u being the forward weights, F the matrix between the two steps and S = u @ F. With w = H - log(u)
+this is two more matrix products, ``((u w) @ F - u @ (F log F)) / S + log(S)``. Nothing cancels from
+step to step, and what all paths have in common does not show at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from arraylogchain._array.chains.accumulate import in_tile
+from arraylogchain._array.chains.logs import in_widest
+from arraylogchain._array.chains.matrices import Matrix, prepare
+from arraylogchain._array.chains.plans import Pieces, cut_chain
+from arraylogchain._array.chains.scaled import Options
+from arraylogchain._array.chains.states import State, log_sum
+from arraylogchain._array.chains.sweep import Part, Sweep, logs_of_all, proving_levels
+from arraylogchain._array.chains.tiles import Tile, arrange, tiles
+from arraylogchain._context import Array, Context
+from arraylogchain._fold import chunks
+from arraylogchain._inputs.chain import Chain
+
+
+def entropy(ctx: Context, chain: Chain, workspace: int) -> Array:
+    """Return the entropies [*batch] in nats; 0 where there is no path."""
+    out = ctx.empty(chain.batch, ctx.result_dtype)
+    view = arrange(ctx.xp, chain, out, trailing=0)
+    pieces = cut_chain(chain, workspace)
+    for tile in tiles(in_widest(ctx), chain, pieces.groups, pieces.rows):
+        found = _TileEntropy(tile, pieces, workspace).run()
+        tile.place(view[(*tile.box, ...)][..., None], found)
+    return out
+
+
+class _TileEntropy:
+    """The recursion for one tile of chains."""
+
+    def __init__(self, tile: Tile, pieces: Pieces, workspace: int) -> None:
+        self.tile, self.ctx, self.panel = tile, tile.ctx, pieces.panel
+        self.block = max(1, workspace // (8 * 32))
+        options = Options(
+            together=pieces.together, panel=pieces.panel, workspace=workspace // 4
+        )
+        self.sweep = Sweep(tile, proving_levels(tile.ctx, options))
+        self._matrix: Matrix | None = None
+        self._weighted: Array | None = None
+
+    def run(self) -> Array:
+        """Return the entropies, [groups, rows, 1]."""
+        xp, tile = self.ctx.xp, self.tile
+        before = self._kept(self.sweep.advance())
+        entropies = xp.zeros_like(before[0].state.values)  # type: ignore[union-attr]
+        for i in range(1, tile.num_steps):
+            now = self.sweep.advance()
+            after = self._scaled(i, before, entropies)
+            gone = now[0].gone
+            if gone is not None:
+                lanes = xp.any(gone, axis=1 - tile.select_axis)[..., 0]
+                (index,) = xp.nonzero(lanes)
+                after = xp.where(gone, self._in_logs(i, before, entropies, index), after)
+            moves = tile.moves(i)
+            entropies = after if moves is None else xp.where(moves, after, entropies)
+            before = self._kept(now)
+        return self._of_last(before, entropies)
+
+    def _kept(self, parts: Sequence[Part]) -> list[Part]:
+        """Return parts as they are now: the sweep goes on with its own."""
+        return [replace(part) for part in parts]
+
+    def _scaled(self, i: int, before: Sequence[Part], entropies: Array) -> Array:
+        """Return the next entropies of all rows, right for those whose states are scaled."""
+        xp, state, matrix = self.ctx.xp, before[0].state, self._matrix_of(i)
+        assert state is not None
+        u = state.values
+        top = _log(xp, xp.max(u, axis=-1, keepdims=True))
+        # Relative to the row's largest weight logs are small where it matters.
+        left = u * (entropies - (_log(xp, u) - top))
+        found = []
+        for j in matrix.panels:
+            factor = matrix.factor(j)
+            sums = xp.matmul(u, factor)
+            if self._weighted is None or len(matrix.panels) > 1:
+                self._weighted = factor * _log(xp, factor)
+            terms = xp.matmul(left, factor) - xp.matmul(u, self._weighted)
+            divisor = xp.where(sums == 0, xp.ones_like(sums), sums)
+            found.append(xp.clip(terms / divisor + (_log(xp, sums) - top), min=0.0))
+        return found[0] if len(found) == 1 else xp.concat(found, axis=-1)
+
+    def _matrix_of(self, i: int) -> Matrix:
+        tile = self.tile
+        if self._matrix is None or not tile.chain.has_one_matrix or tile.masks_matrices:
+            in_logs = tile.chain.transitions_in_logs
+            given = tile.matrix(i)
+            self._matrix = prepare(self.ctx, given, in_logs, self.ctx.precision, self.panel)
+            self._weighted = None
+        return self._matrix
+
+    def _in_logs(self, i: int, before: Sequence[Part], entropies: Array, index: Array) -> Array:
+        """Return the next entropies of all rows, right for some of them."""
+        ctx, xp, axis = self.ctx, self.ctx.xp, self.tile.select_axis
+        tile = self.tile.select(index)
+        logs = logs_of_all(self.tile, before).select(ctx, index, axis).values
+        own = xp.take(entropies, index, axis=axis)
+        matrix = Matrix(
+            ctx, tile.matrix(i), tile.chain.transitions_in_logs, ctx.widest, []
+        )
+        groups, rows, size = (int(n) for n in logs.shape)
+        out = ctx.empty((groups, rows, size), logs.dtype)
+        width = max(1, min(size, self.block // (groups * size)))
+        for j in chunks(size, width):
+            edges, _ = matrix.logs(j, ctx.widest)
+            for r in chunks(rows, max(1, self.block // (groups * size * width))):
+                joint = logs[:, r, :, None] + edges[:, None, :, :]
+                p = _normalised(ctx, xp.matrix_transpose(joint))
+                terms = xp.where(p == 0, p, p * (own[:, r, None, :] - _log(xp, p)))
+                out[:, r, j] = xp.sum(terms, axis=-1)
+        return in_tile(tile, out)
+
+    def _of_last(self, parts: Sequence[Part], entropies: Array) -> Array:
+        xp, ctx = self.ctx.xp, self.ctx
+        state = parts[0].state if len(parts) == 1 else logs_of_all(self.tile, parts)
+        assert state is not None
+        state = self._with_final(state)
+        p = state.relative(ctx)
+        total = xp.sum(p, axis=-1, keepdims=True)
+        p = p / xp.where(total == 0, xp.ones_like(total), total)
+        infinite = _is_infinite(xp, state)
+        terms = xp.where(p == 0, p, p * (entropies - _log(xp, p)))
+        found = xp.sum(terms, axis=-1, keepdims=True)
+        return xp.where(infinite, xp.full_like(found, xp.nan), found)
+
+    def _with_final(self, state: State) -> State:
+        """Return the last state times the final weights."""
+        final, ctx = self.tile.reversed().start(), self.ctx
+        if final is None:
+            return state
+        final = ctx.load(final, ctx.widest)
+        logs = final if self.tile.chain.final_in_logs else ctx.xp.log(final)
+        state = state.in_log_form(ctx)
+        return replace(state, values=state.values + logs)
+
+
+def _is_infinite(xp: object, state: State) -> Array:
+    top = xp.max(state.values, axis=-1, keepdims=True)  # type: ignore[attr-defined]
+    return top == xp.inf  # type: ignore[attr-defined]
+
+
+def _normalised(ctx: Context, logs: Array) -> Array:
+    """Return probabilities in proportion to exponentials along the last axis; 0 for none."""
+    xp, total = ctx.xp, log_sum(ctx, logs)
+    return xp.exp(logs - xp.where(total == -xp.inf, xp.zeros_like(total), total))
+
+
+def _log(xp: object, x: Array) -> Array:
+    """Return the logarithms of nonnegative x, and 0 for that of 0."""
+    return xp.log(xp.where(x == 0, xp.ones_like(x), x))  # type: ignore[attr-defined]

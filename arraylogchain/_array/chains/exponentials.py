@@ -1,0 +1,99 @@
+"""Exponentials of potentials, which scaled states are weighted with, a few steps at a time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from arraylogchain._array.chains.tiles import Tile
+from arraylogchain._context import Array, Precision, whole_maximum
+
+# Potentials within these bounds of 0 need no shift.
+_NARROW = {"float32": 20.0, "float64": 200.0}
+
+
+@dataclass(slots=True)
+class Factors:
+    """exp(potentials) of some steps, as ``values * exp(offset)``."""
+
+    steps: slice
+    given: Array  # the potentials, [groups, rows, steps, K]
+    values: Array
+    offset: Array | None  # [groups, rows, steps, 1], integers; None for zero
+    least: float  # bounds on the values
+    largest: float
+    positive: bool  # whether no value is zero
+
+
+class Exponentials:
+    """Makes factors for the steps of a tile, in one precision.
+
+    Parameters
+    ----------
+    tile : Tile
+    precision : Precision
+    together : int
+        Steps whose potentials are exponentiated together.
+    store : array [groups, rows, T, K], optional
+        Where the factors of all steps of a sweep forward are kept; see `all_factors`.
+    """
+
+    def __init__(
+        self, tile: Tile, precision: Precision, together: int, store: Array | None = None
+    ) -> None:
+        self.tile, self.precision, self.together, self.store = tile, precision, together, store
+        self.ctx = tile.ctx
+        self.buffer: Array | None = None
+        self.current: Factors | None = None
+        # Those of all steps, in the order of time, if they have been kept.
+        self.known: Factors | None = None
+        self.try_narrow = True
+        self.least, self.largest = math.inf, 1.0
+
+    def at(self, i: int) -> tuple[Factors, int]:
+        """Return factors that have step i of a sweep, and its place among them."""
+        if self.known is not None:
+            return self.known, self.tile.time(i)
+        if self.current is None or not self.current.steps.start <= i < self.current.steps.stop:
+            stop = min(i + self.together, self.tile.num_steps)
+            self.current = self._of(slice(i, stop))
+        return self.current, i - self.current.steps.start
+
+    def all_factors(self) -> Factors | None:
+        """Return what the store holds, after the last step; None if some factors needed a shift."""
+        if self.store is None or not self.try_narrow:
+            return None
+        steps = slice(0, self.tile.num_steps)
+        return Factors(steps, self.store, self.store, None, self.least, self.largest, positive=True)
+
+    def _of(self, steps: slice) -> Factors:
+        xp, ctx, precision = self.ctx.xp, self.ctx, self.precision
+        given = self.tile.potentials_of(steps)
+        x = ctx.load(given, precision)
+        values = self._room(x, steps)
+        if self.try_narrow:
+            ctx.apply(xp.exp, x, out=values)
+            # Looked at after the exponential, which leaves contiguous arrays. NaN compares False.
+            low, high = float(xp.min(values)), float(xp.max(values))
+            bound = math.exp(_NARROW[precision.name])
+            if 1.0 / bound <= low and high <= bound:
+                self.least, self.largest = min(self.least, low), max(self.largest, high)
+                return Factors(steps, given, values, None, low, max(1.0, high), positive=True)
+            self.try_narrow = False
+        shift = whole_maximum(ctx, x, -1, precision)
+        ctx.apply(xp.subtract, x, shift, out=values)
+        ctx.apply(xp.exp, values, out=values)
+        positive = float(xp.min(values)) >= precision.tiny
+        if not positive:
+            # Subnormal numbers have lost digits.
+            values[...] = xp.where(values < precision.tiny, xp.zeros_like(values), values)
+        offset = ctx.load(shift, ctx.widest)
+        return Factors(steps, given, values, offset, 0.0, math.exp(0.5), positive)
+
+    def _room(self, x: Array, steps: slice) -> Array:
+        """Return where factors go, reusing memory: fresh memory costs time."""
+        if self.store is not None:
+            return self.store[:, :, steps, :]
+        if self.buffer is None or tuple(self.buffer.shape) != tuple(x.shape):
+            self.buffer = self.ctx.empty(tuple(x.shape), self.ctx.dtype(self.precision))
+        return self.buffer

@@ -1,0 +1,82 @@
+"""Steps of the max-plus recursion: the log of the largest weight of all paths up to each state."""
+
+from __future__ import annotations
+
+from arraylogchain._array.chains.states import State
+from arraylogchain._array.chains.tiles import Tile
+from arraylogchain._context import Array, whole_maximum
+from arraylogchain._fold import chunks
+
+
+class MaxPlusStepper:
+    """Advances states in logs by their largest sums; see `ScaledStepper`. All steps are proved.
+
+    Integer shifts are taken off, and forgotten: paths are told apart by differences alone.
+    """
+
+    def __init__(self, tile: Tile, panel: int) -> None:
+        self.tile, self.ctx, self.panel = tile, tile.ctx, panel
+        self._logs: Array | None = None
+
+    def admit(self, state: State) -> State:
+        return state
+
+    def advance(
+        self, before: State | None, i: int, ignored: Array | None, out: Array | None
+    ) -> tuple[State, State, None]:
+        xp, ctx = self.ctx.xp, self.ctx
+        if out is None:
+            out = ctx.empty(self.tile.state_shape, ctx.dtype(ctx.precision))
+        if before is None:
+            self._start(out)
+        else:
+            self._multiply(before.values, i, out)
+            moves = self.tile.moves(i)
+            if moves is not None:
+                out[...] = xp.where(moves, out, before.values)
+        x = ctx.load(self.tile.potentials_of(slice(i, i + 1))[:, :, 0, :], ctx.precision)
+        # Their own shift first, so that large potentials do not swallow small differences.
+        ctx.apply(xp.add, out, x - whole_maximum(ctx, x, -1, ctx.precision), out=out)
+        ctx.apply(xp.subtract, out, whole_maximum(ctx, out, -1, ctx.precision), out=out)
+        nothing = xp.zeros_like(out[..., :1])
+        state = State(out, nothing, nothing, None, in_logs=True)
+        return state, state, None
+
+    def _start(self, out: Array) -> None:
+        ctx, xp, start = self.ctx, self.ctx.xp, self.tile.start()
+        if start is None:
+            out[...] = 0.0
+            return
+        logs = ctx.load(start, ctx.precision)
+        logs = logs if self.tile.start_in_logs else xp.log(logs)
+        out[...] = logs - whole_maximum(ctx, logs, -1, ctx.precision)
+
+    def _multiply(self, before: Array, i: int, out: Array) -> None:
+        """Write max_k before[k] + logs of matrix[k, :] into `out`, some k at a time."""
+        ctx, xp = self.ctx, self.ctx.xp
+        groups, rows, size = (int(n) for n in out.shape)
+        together = max(1, min(size, ctx.block // (groups * rows * size)))
+        for some in chunks(size, max(1, self.panel // (groups * size))):
+            logs = self.logs_of(i, some)
+            for k in chunks(some.stop - some.start, together):
+                of_k = before[:, :, some.start + k.start : some.start + k.stop, None]
+                top = xp.max(of_k + logs[:, None, k, :], axis=-2)
+                if some.start + k.start:
+                    ctx.apply(xp.maximum, out, top, out=out)
+                else:
+                    out[...] = top
+
+    def logs_of(self, i: int, k: slice) -> Array:
+        """Return the logs of some rows of the matrices that lead to step i, but for a shift."""
+        ctx, tile, whole = self.ctx, self.tile, slice(0, self.tile.chain.num_states)
+        if self._logs is not None:
+            return self._logs[:, k, :]
+        given = tile.matrix(i)
+        logs = ctx.load(given[:, k, :], ctx.precision)
+        if tile.chain.transitions_in_logs:
+            logs = logs - whole_maximum(ctx, given, (-2, -1), ctx.precision)
+        else:
+            logs = ctx.xp.log(logs)
+        if k == whole and tile.chain.has_one_matrix and not tile.masks_matrices:
+            self._logs = logs
+        return logs

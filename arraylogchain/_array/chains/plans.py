@@ -1,0 +1,78 @@
+"""How a chain is cut into tiles and blocks of steps that fit a workspace, from sizes alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from arraylogchain._inputs.chain import Chain
+
+# Elements of potentials that are worth an array operation, and still profit from a CPU's caches.
+_CACHED = 1 << 17
+_MOST_TOGETHER = 32
+# Bytes of the objects that hold one step of a history.
+_OBJECTS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Sizes of the pieces of a sweep.
+
+    Attributes
+    ----------
+    groups, rows : int
+        Of a tile.
+    block : int
+        Steps whose states are in memory at a time, where a history is wanted.
+    together : int
+        Steps whose potentials are exponentiated together.
+    panel : int
+        Elements of a step's matrices that may be copied at a time.
+    """
+
+    groups: int
+    rows: int
+    block: int
+    together: int
+    panel: int
+
+
+def cut_chain(chain: Chain, workspace: int, history: bool = False, keep: bool = False) -> Pieces:
+    """Choose tiles.
+
+    All sizes are counted in float64, because that is what rows may be taken up again in.
+
+    Parameters
+    ----------
+    history : bool
+        Whether all states of a tile are wanted, from the last to the first: they fit in the
+        workspace, every one of them or, if tiles would get too small for that, one in about
+        sqrt(T).
+    keep : bool
+        Whether states are kept besides the workspace.
+    """
+    (groups, rows), size, count = chain.sizes, max(chain.num_states, 1), chain.num_steps
+    states = 5 * workspace // 8 if history and not keep else 0
+    budget = (workspace - states) // 2
+    # A row of a tile: states before and after, products, masks, what the log form takes; each step
+    # of potentials: as given, shifted, exponentiated.
+    row, step = 8 * size * 20, 8 * size * 8
+    panel = max(size, (workspace - states) // 6 // (8 * 6))
+    most = max(1, min(groups * rows, budget // (row + step)))
+    block = count
+    if states:
+        # A state: values, exponent, offset, and its share of what holds a step.
+        own = 8 * size + 32
+        fitting = (states // count - _OBJECTS) // own
+        if fitting < min(most, _CACHED // 4 // size + 1):
+            block = math.isqrt(count) + 1
+            fitting = (states // (count // block + 1 + block) - _OBJECTS) // own
+        most = max(1, min(most, fitting))
+    tile_rows = min(rows, most)
+    tile_groups = 1
+    if tile_rows == rows:
+        tile_groups = max(1, min(groups, most // max(rows, 1), panel // (size * size)))
+    lanes = tile_groups * tile_rows
+    left = max(0, budget // lanes - row)
+    together = min(count, _MOST_TOGETHER, max(1, _CACHED // (lanes * size)), 1 + left // step // 2)
+    return Pieces(tile_groups, tile_rows, block, together, panel)

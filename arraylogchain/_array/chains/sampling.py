@@ -1,0 +1,142 @@
+"""Exact samples of paths: forward filtering, backward sampling.
+
+The last state is drawn from the forward weights of the last step. Given a state j that follows, the
+one before it is k with a probability in proportion to ``alpha[k] * P[k, j]``, whatever comes later.
+Where that underflows it is taken from logarithms, so that states that are negligible at their step,
+but lead to j alone, are drawn as often as they should be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from arraylogchain._array.chains.plans import Pieces, cut_chain
+from arraylogchain._array.chains.scaled import Options
+from arraylogchain._array.chains.states import State
+from arraylogchain._array.chains.sweep import History, Part, Sweep, logs_of_all, proving_levels
+from arraylogchain._array.chains.tiles import Tile, arrange, tiles
+from arraylogchain._array.chains.viterbi import Columns
+from arraylogchain._context import Array, Context
+from arraylogchain._fold import chunks
+from arraylogchain._inputs.chain import Chain
+
+# Stands for the states of chains without a path until all are drawn.
+_NO_PATH = -2
+
+
+def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Array) -> None:
+    """Write paths into `out`, [num_samples, *batch, T]; 0 where there is none, -1 past the end.
+
+    `uniforms` are numbers in [0, 1) of the same shape, which may share the memory of `out`: that of
+    a step is read before its state is written.
+    """
+    xp = ctx.xp
+    order = (*range(1, out.ndim), 0)
+    views = [
+        arrange(xp, chain, xp.permute_dims(x, order), trailing=2) for x in (out, uniforms)
+    ]
+    pieces = cut_chain(chain, workspace // 2, history=True)
+    for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
+        sampler = _TileSampler(tile, pieces, workspace)
+        sampler.draw(*(view[(*tile.box, ...)] for view in views))
+        del sampler  # before the states of the next tile are kept
+
+
+class _TileSampler:
+    """Draws the paths of one tile of chains, within a workspace."""
+
+    def __init__(self, tile: Tile, pieces: Pieces, workspace: int) -> None:
+        self.tile, self.ctx, self.columns = tile, tile.ctx, Columns(tile)
+        options = Options(
+            together=pieces.together, panel=pieces.panel, workspace=workspace // 8
+        )
+        self.history = History(Sweep(tile, proving_levels(tile.ctx, options)), pieces.block)
+        entries = 8 * 6 * tile.state_shape[0] * tile.state_shape[1] * tile.state_shape[2]
+        self.together = max(1, workspace // 4 // entries)
+
+    def draw(self, out: Array, uniforms: Array) -> None:
+        """Draw paths backwards in time into a view [*shape, T, num_samples]."""
+        tile, xp = self.tile, self.ctx.xp
+        drawn: list[Array] = []
+        some = list(chunks(int(out.shape[-1]), self.together))
+        for i, parts in self.history.back():
+            state = self._state(parts)
+            last, drawn = drawn, []
+            for n, samples in enumerate(some):
+                shape = (samples.stop - samples.start,)
+                u = tile.expanded(uniforms[..., i, samples], shape)
+                u = self.ctx.load(u, self.ctx.widest)
+                now = self._draw_before(i, state, last[n], u) if last else self._last(state, u)
+                drawn.append(now)
+                found, real = xp.where(now < 0, xp.zeros_like(now), now), tile.has_step(i)
+                if real is not None:
+                    found = xp.where(real, found, xp.full_like(found, -1))
+                tile.place(out[..., i, samples], found)
+
+    def _state(self, parts: Sequence[Part]) -> State:
+        state = parts[0].state if len(parts) == 1 else logs_of_all(self.tile, parts)
+        assert state is not None
+        return state
+
+    def _last(self, state: State, uniforms: Array) -> Array:
+        """Draw the last states of chains, [groups, rows, samples]."""
+        xp, ctx = self.ctx.xp, self.ctx
+        final = self.tile.reversed().start()
+        if final is not None:
+            final = ctx.load(final, ctx.widest)
+            logs = final if self.tile.chain.final_in_logs else xp.log(final)
+            state = state.in_log_form(ctx)
+            state = State(state.values + logs, state.exponent, state.offset, None, in_logs=True)
+        weights = state.relative(ctx)[:, :, None, :]
+        groups, rows, samples = uniforms.shape
+        drawn = self._draw(
+            xp.broadcast_to(weights, (groups, rows, samples, weights.shape[-1])), uniforms
+        )
+        nothing = xp.all(weights == 0, axis=-1)
+        return xp.where(nothing, xp.full_like(drawn, _NO_PATH), drawn)
+
+    def _draw_before(self, i: int, state: State, drawn: Array, uniforms: Array) -> Array:
+        """Draw states number i, given those that follow."""
+        xp = self.ctx.xp
+        groups, rows, samples = (int(n) for n in drawn.shape)
+        after = xp.reshape(xp.clip(drawn, min=0), (groups, rows * samples))
+        edges = self.columns.weights_into(i + 1, after)
+        edges = xp.reshape(edges, (groups, rows, samples, edges.shape[-1]))
+        before = self._draw(self._weights(state, edges), uniforms)
+        moves = self.tile.moves(i + 1)
+        # A chain that ends earlier has its last state until then.
+        keeps = drawn < 0 if moves is None else (drawn < 0) | ~moves
+        return xp.where(keeps, drawn, before)
+
+    def _weights(self, state: State, edges: Array) -> Array:
+        """Return the weights of states, [groups, rows, samples, K], up to factors.
+
+        None of them lost more than rounding to underflow, beside their sum.
+        """
+        ctx, xp, wide = self.ctx, self.ctx.xp, self.ctx.widest
+        in_logs, edges = self.tile.chain.transitions_in_logs, ctx.load(edges, wide)
+        linear = _exp(ctx, edges) if in_logs else edges
+        weights = state.relative(ctx)[:, :, None, :] * linear
+        # Products and factors below tiny are what can be lost: at most 2 K tiny of a sum.
+        threshold = 2.0 * int(edges.shape[-1]) * wide.tiny / wide.eps
+        if bool(xp.all(xp.sum(weights, axis=-1) >= threshold)):
+            return weights
+        logs = edges if in_logs else xp.log(edges)
+        return _exp(ctx, state.in_log_form(ctx).values[:, :, None, :] + logs)
+
+    def _draw(self, weights: Array, uniforms: Array) -> Array:
+        """Draw one of the last axis for each of the others."""
+        xp = self.ctx.xp
+        below = xp.cumulative_sum(weights, axis=-1)
+        total = below[..., -1:]
+        level = uniforms[..., None] * total
+        # The first state whose sum is above the level adds something to it, so that its weight is
+        # not 0; should the level be rounded up to the total, it is the last that adds something.
+        return xp.argmax(xp.astype((below > level) | (below == total), xp.uint8), axis=-1)
+
+
+def _exp(ctx: Context, logs: Array) -> Array:
+    """Return exponentials relative to the largest of the last axis."""
+    xp = ctx.xp
+    top = xp.max(logs, axis=-1, keepdims=True)
+    return xp.exp(logs - xp.where(xp.isfinite(top), top, xp.zeros_like(top)))

@@ -1,0 +1,159 @@
+"""States of a recursion over time, and exact bookkeeping of their scale.
+
+A state stands for nonnegative weights ``w(values) * 2**exponent * exp(offset)``, with one exponent
+and one offset for each row. Both are integers, so they add up exactly, while they stay below 2**53
+(2**24 on devices without float64). In *scaled* form w(values) is the values themselves, in *log*
+form their exponential.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from arraylogchain._context import Array, Context, Precision, whole_maximum
+
+# log(2) in two parts. The first has 21 bits: times an exponent below 2**32 it is exact in float64.
+_LN2_HIGH = 1453634 / 2**21
+_LN2_LOW = 4.7493250390316726e-07
+
+
+@dataclass(slots=True)
+class State:
+    """Weights of K states in each row.
+
+    Attributes
+    ----------
+    values : array [groups, rows, K]
+    exponent, offset : array [groups, rows, 1]
+        In the widest precision of the device.
+    support : bool array [groups, rows, K] or None
+        Which weights are not exactly zero; None where all are positive.
+    in_logs : bool
+    low, high : float
+        Bounds on the values, if scaled.
+    """
+
+    values: Array
+    exponent: Array
+    offset: Array
+    support: Array | None
+    in_logs: bool
+    low: float = 0.0
+    high: float = math.inf
+
+    def select(self, ctx: Context, index: Array, axis: int) -> State:
+        """Return the state of some rows (axis 1) or groups (axis 0)."""
+        take, support = ctx.xp.take, self.support
+        return replace(
+            self,
+            values=take(self.values, index, axis=axis),
+            exponent=take(self.exponent, index, axis=axis),
+            offset=take(self.offset, index, axis=axis),
+            support=None if support is None else take(support, index, axis=axis),
+        )
+
+    def in_log_form(self, ctx: Context) -> State:
+        """Return the same state in log form, in the widest precision."""
+        if self.in_logs:
+            return replace(self, values=ctx.load(self.values, ctx.widest), support=None)
+        logs, power = self._split(ctx)
+        # What the row's largest entry has goes to the exponent, so that its logarithm is small.
+        top = ctx.xp.max(power, axis=-1, keepdims=True)
+        logs = logs + (power - top) * math.log(2.0)
+        return State(logs, self.exponent + top, self.offset, None, in_logs=True)
+
+    def logs(self, ctx: Context) -> Array:
+        """Return the logarithms of the weights, in the widest precision, [groups, rows, K]."""
+        if self.in_logs:
+            return add_scale(ctx.load(self.values, ctx.widest), self.exponent, self.offset)
+        logs, power = self._split(ctx)
+        return add_scale(logs, self.exponent + power, self.offset)
+
+    def relative(self, ctx: Context) -> Array:
+        """Return the weights up to a factor of each row, 1 at most, in the widest precision."""
+        xp, values = ctx.xp, ctx.load(self.values, ctx.widest)
+        top = xp.max(values, axis=-1, keepdims=True)
+        if self.in_logs:
+            return xp.exp(values - xp.where(xp.isfinite(top), top, xp.zeros_like(top)))
+        return values / xp.where(top > 0, top, xp.ones_like(top))
+
+    def _split(self, ctx: Context) -> tuple[Array, Array]:
+        """Return log(m) and p for values m * 2**p with m about 1, in the widest precision."""
+        values = ctx.load(self.values, ctx.widest)
+        if values is not self.values:
+            # Logarithms in a wider format are right to rounding as they are.
+            return ctx.xp.log(values), ctx.xp.zeros_like(self.exponent)
+        power = -power_to(ctx, values, 0)
+        return ctx.xp.log(scale_by_powers(ctx, values, -power, ctx.widest)), power
+
+    def log_total(self, ctx: Context) -> Array:
+        """Return the logarithms of the rows' sums, in the widest precision, [groups, rows, 1]."""
+        values = ctx.load(self.values, ctx.widest)
+        if self.in_logs:
+            return add_scale(log_sum(ctx, values), self.exponent, self.offset)
+        total = ctx.xp.sum(values, axis=-1, keepdims=True)
+        return replace(self, values=total).logs(ctx)
+
+
+def log_sum(ctx: Context, logs: Array) -> Array:
+    """Return the logs of the sums of exponentials along the last axis, which is kept."""
+    xp = ctx.xp
+    top = xp.max(logs, axis=-1, keepdims=True)
+    shift = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
+    total = xp.sum(xp.exp(logs - shift), axis=-1, keepdims=True)
+    return xp.where(xp.isfinite(top), shift + xp.log(total), top)
+
+
+def add_scale(logs: Array, exponent: Array, offset: Array) -> Array:
+    """Return logs + exponent * log(2) + offset; the large parts are summed first, exactly."""
+    return (offset + exponent * _LN2_HIGH) + (logs + exponent * _LN2_LOW)
+
+
+def concat(ctx: Context, parts: Sequence[State], axis: int) -> State:
+    """Join states in one form, of disjoint rows (axis 1) or groups (axis 0)."""
+    xp = ctx.xp
+    if len(parts) == 1:
+        return parts[0]
+
+    def joined(arrays: list[Array]) -> Array:
+        return xp.concat(arrays, axis=axis)
+
+    supports = [
+        xp.ones_like(part.values, dtype=xp.bool) if part.support is None else part.support
+        for part in parts
+    ]
+    return State(
+        joined([part.values for part in parts]),
+        joined([part.exponent for part in parts]),
+        joined([part.offset for part in parts]),
+        None if all(part.support is None for part in parts) else joined(supports),
+        parts[0].in_logs,
+        min(part.low for part in parts),
+        max(part.high for part in parts),
+    )
+
+
+def scale_by_powers(ctx: Context, x: Array, power: Array, precision: Precision) -> Array:
+    """Return x * 2**power, exact unless it leaves the range; powers are integers."""
+    xp = ctx.xp
+    table = ctx.powers_of_two(precision)
+
+    def times(x: Array, power: Array) -> Array:
+        index = xp.astype(power, ctx.index_dtype) + (precision.top - 1)
+        return x * xp.reshape(xp.take(table, xp.reshape(index, (-1,)), axis=0), power.shape)
+
+    limit = precision.top - 1
+    if float(xp.max(xp.abs(power))) <= limit:
+        return times(x, power)
+    # In two steps, because 2**power alone is out of range.
+    first = xp.clip(power, -limit, limit)
+    return times(times(x, first), xp.clip(power - first, -limit, limit))
+
+
+def power_to(ctx: Context, x: Array, target: float) -> Array:
+    """Return the integer power of two that takes positive finite x to about 2**target, else 0."""
+    xp = ctx.xp
+    power = target - xp.floor(xp.log2(x))
+    return xp.where(xp.isfinite(power), power, xp.zeros_like(power))

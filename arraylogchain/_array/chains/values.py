@@ -1,0 +1,97 @@
+"""Values and messages of chains, step by step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from arraylogchain._array.chains.plans import cut_chain
+from arraylogchain._array.chains.scaled import Options
+from arraylogchain._array.chains.states import State, add_scale, log_sum
+from arraylogchain._array.chains.sweep import Part, Sweep, proving_levels
+from arraylogchain._array.chains.tiles import Tile, arrange, tiles
+from arraylogchain._context import Array, Context
+from arraylogchain._inputs.chain import Chain
+
+
+def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
+    """Return the logs of the sums over all paths, [*batch]."""
+    out = ctx.empty(chain.batch, ctx.result_dtype)
+    view = arrange(ctx.xp, chain, out, trailing=0)
+    pieces = cut_chain(chain, workspace)
+    options = Options(
+        # A sum over paths is the one over all states only where nothing follows.
+        every_entry=chain.final is not None,
+        together=pieces.together,
+        panel=pieces.panel,
+        workspace=workspace // 4,
+    )
+    levels = proving_levels(ctx, options)
+    for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
+        sweep = Sweep(tile, levels)
+        for _ in range(tile.num_steps):
+            parts = sweep.advance()
+        write_totals(tile, parts, view[(*tile.box, ...)])
+    return out
+
+
+def write_totals(tile: Tile, parts: Sequence[Part], view: Array) -> None:
+    """Write the logs of the sums over all paths, given the last states, into a view of a tile."""
+    for part in parts:
+        assert part.state is not None
+        own = tile if part.index is None else tile.select(part.index)
+        total = log_total(own, part.state)
+        # What one part did not prove, the next one writes again.
+        own.place(view[..., None], total)
+
+
+def log_total(tile: Tile, last: State) -> Array:
+    """Return the logs of the sums over all paths, [groups, rows, 1], of a tile's last states."""
+    ctx, final = tile.ctx, tile.reversed().start()
+    if final is None:
+        return last.log_total(ctx)
+    last = last.in_log_form(ctx)
+    final = ctx.load(final, ctx.widest)
+    logs = final if tile.chain.final_in_logs else ctx.xp.log(final)
+    return add_scale(log_sum(ctx, last.values + logs), last.exponent, last.offset)
+
+
+def forward_messages(ctx: Context, chain: Chain, workspace: int) -> Array:
+    """Return the logs of the weights after every step, [*batch, T, K], each one right."""
+    return _messages(ctx, chain, workspace, backward=False)
+
+
+def backward_messages(ctx: Context, chain: Chain, workspace: int) -> Array:
+    """Return the logs of the weights that follow each step, [*batch, T, K], each one right."""
+    return _messages(ctx, chain, workspace, backward=True)
+
+
+def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Array:
+    xp = ctx.xp
+    out = ctx.empty((*chain.batch, chain.num_steps, chain.num_states), ctx.result_dtype)
+    if chain.lengths is not None:
+        out[...] = -math.inf
+    view = arrange(xp, chain, out, trailing=2)
+    pieces = cut_chain(chain, workspace)
+    options = Options(
+        keeps_products=backward,
+        proves_products=backward,
+        together=pieces.together,
+        panel=pieces.panel,
+        workspace=workspace // 4,
+    )
+    levels = proving_levels(ctx, options)
+    for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
+        read = tile.reversed() if backward else tile
+        sweep = Sweep(read, levels)
+        for i in range(tile.num_steps):
+            target = view[(*tile.box, read.time(i), ...)]
+            for part in sweep.advance():
+                state = part.product if backward else part.state
+                assert state is not None
+                own = read if part.index is None else read.select(part.index)
+                logs, real = state.logs(ctx), own.has_step(i)
+                if real is not None:
+                    logs = xp.where(real, logs, xp.full_like(logs, -math.inf))
+                own.place(target, logs)
+    return out

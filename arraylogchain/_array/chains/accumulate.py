@@ -61,6 +61,18 @@ class ChainSums:
         room = self.ctx.xp.reshape(target, tuple(like.shape))
         return room if self._shares_memory(room, target) else None
 
+    def room_of_pairs(self, tile: Tile, number: int, j: slice, like: Array) -> Array | None:
+        """Return memory of the result that is a matrix' gradient, if one product is all of it."""
+        chain, x = self.chain, self.transitions
+        is_all = tile.selected is None and tile.rows == chain.sizes[1] and tile.lengths is None
+        if not is_all or chain.num_steps == 2 or chain.has_one_matrix or x.dtype != like.dtype:
+            return None
+        view = arrange(self.ctx.xp, chain, x, trailing=3)
+        target = view[(*within(tile.box, view.shape), number, slice(None), j)]
+        shape = (tile.groups, *tuple(target.shape)[-2:])
+        room = self.ctx.xp.reshape(target, shape)
+        return room if self._shares_memory(room, target) else None
+
     def _shares_memory(self, room: Array, target: Array) -> bool:
         """Tell whether axes could be merged without a copy; only for libraries that say so."""
         if hasattr(room, "data_ptr"):

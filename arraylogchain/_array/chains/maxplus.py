@@ -56,12 +56,17 @@ class MaxPlusStepper:
         ctx, xp = self.ctx, self.ctx.xp
         groups, rows, size = (int(n) for n in out.shape)
         together = max(1, min(size, ctx.block // (groups * rows * size)))
+        terms = ctx.empty((groups, rows, together, size), out.dtype)
         for some in chunks(size, max(1, self.panel // (groups * size))):
-            logs = self.logs_of(i, some)
+            logs = self.logs_of(i, some)[:, None, ...]
             for k in chunks(some.stop - some.start, together):
-                of_k = before[:, :, some.start + k.start : some.start + k.stop, None]
-                top = xp.max(of_k + logs[:, None, k, :], axis=-2)
-                if some.start + k.start:
+                at = some.start + k.start
+                room = terms[:, :, : k.stop - k.start, :]
+                of_k = before[:, :, at : at + k.stop - k.start, None]
+                ctx.apply(xp.add, of_k, logs[:, :, k, :], out=room)
+                # A maximum of one would be a slow copy.
+                top = room[:, :, 0, :] if together == 1 else xp.max(room, axis=-2)
+                if at:
                     ctx.apply(xp.maximum, out, top, out=out)
                 else:
                     out[...] = top

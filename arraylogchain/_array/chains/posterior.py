@@ -28,7 +28,7 @@ from arraylogchain._array.chains.logs import in_widest
 from arraylogchain._array.chains.matrices import Matrix, prepare
 from arraylogchain._array.chains.plans import Pieces, cut_chain
 from arraylogchain._array.chains.scaled import Options, ScaledStepper, pair_ceiling
-from arraylogchain._array.chains.states import add_scale, log_sum, scale_by_powers
+from arraylogchain._array.chains.states import State, add_scale, log_sum, scale_by_powers
 from arraylogchain._array.chains.sweep import History, Part, Sweep, logs_of_all, proving_levels
 from arraylogchain._array.chains.tiles import Tile, arrange, tiles
 from arraylogchain._array.chains.values import log_total, write_totals
@@ -168,6 +168,8 @@ class TilePosterior:
             workspace=workspace // 4,
         )
         self._of_step: tuple[Matrix, int] | None = None
+        self._products: Array | None = None
+        self._least, self._most = 0.0, math.inf  # bounds on the sizes of cotangents
         sweep = Sweep(tile, proving_levels(tile.ctx, self.options, store))
         self.history = History(sweep, pieces.block)
         stepper = sweep.parts[0].stepper
@@ -204,6 +206,8 @@ class TilePosterior:
             assert isinstance(stepper, ScaledStepper)
             stepper.exponentials.known = factors
         g = self._cotangent(cotangent)
+        sizes = xp.abs(g)
+        self._least, self._most = float(xp.min(sizes)), float(xp.max(sizes))
         ahead: list[Part] | None = None
         for time, forward in self.history.back():
             now = sweep.advance()
@@ -229,39 +233,51 @@ class TilePosterior:
         assert a is not None
         assert b is not None
         room = sums.room_of_step(tile, step.time, a.values)
-        out = ctx.empty(tuple(a.values.shape), a.values.dtype) if room is None else room
+        out = self._room(a.values) if room is None else room
         ctx.apply(xp.multiply, a.values, b.values, out=out)
         total = xp.sum(out, axis=-1, keepdims=True)
-        largest = xp.max(a.values, axis=-1, keepdims=True)
         real = tile.has_step(step.time)
         g = g if real is None else xp.where(real, g, xp.zeros_like(g))
-        slow = self._unproved(step, total, largest, g)
-        is_slow = bool(xp.any(slow))
-        nothing = (g == 0) | slow
-        # Rows that contribute nothing have finite states, but their sum may be zero.
-        scale = xp.where(nothing, xp.zeros_like(g), g / xp.where(nothing, xp.ones_like(g), total))
+        slow = self._unproved(step, total, a, g)
+        if slow is None:
+            scale = g / total
+        else:
+            # Rows that contribute nothing have finite states, but their sum may be zero.
+            nothing = (g == 0) | slow
+            zero, one = xp.zeros_like(g), xp.ones_like(g)
+            scale = xp.where(nothing, zero, g / xp.where(nothing, one, total))
         if sums.potentials is not None:
             ctx.apply(xp.multiply, out, scale, out=out)
             if room is None:
                 sums.add_potentials(tile, step.time, out)
         if sums.transitions is not None and step.ahead is not None:
             self._add_pairs(step, scale, sums)
-        if is_slow:
+        if slow is not None and bool(xp.any(slow)):
             lanes = xp.any(slow, axis=1 - tile.select_axis)[..., 0]
             self._add_in_logs(step, xp.nonzero(lanes)[0], g, sums)
 
-    def _unproved(self, step: _Step, total: Array, largest: Array, g: Array) -> Array:
-        """Tell which rows are not proved by their scaled states, [groups, rows, 1]."""
+    def _room(self, like: Array) -> Array:
+        """Return memory for one step's products, the same at each: fresh memory costs time."""
+        if self._products is None:
+            self._products = self.ctx.empty(tuple(like.shape), like.dtype)
+        return self._products
+
+    def _unproved(self, step: _Step, total: Array, a: State, g: Array) -> Array | None:
+        """Tell which rows are not proved by their scaled states; None if all of them are."""
         xp, precision, size = self.ctx.xp, self.ctx.precision, self.tile.chain.num_states
-        lost = (2.0 * size * precision.tiny / precision.eps) * (1.0 + largest)
+        lost = 2.0 * size * precision.tiny / precision.eps
         # What is multiplied for pairs stays in range, whatever the weight of its edge.
         limit = 2.0 ** (precision.top - self.ceiling - _SPARE)
-        size_of_g = xp.abs(g)
-        proved = (total >= lost) & (largest * size_of_g <= limit * total)
+        gone = [p.gone for p in (step.forward[0], step.backward[0]) if p.gone is not None]
+        low, high = float(xp.min(total)), float(xp.max(total))
+        if not gone and low >= lost * (1.0 + a.high) and a.high * self._most <= limit * low:
+            if self._least >= precision.tiny * high:
+                return None
+        largest, size_of_g = xp.max(a.values, axis=-1, keepdims=True), xp.abs(g)
+        proved = (total >= lost * (1.0 + largest)) & (largest * size_of_g <= limit * total)
         proved = proved & (size_of_g >= precision.tiny * total)
-        for part in (step.forward[0], step.backward[0]):
-            if part.gone is not None:
-                proved = proved & ~part.gone
+        for rows in gone:
+            proved = proved & ~rows
         slow = ~proved & (g != 0)
         if self.tile.select_axis == 0:
             slow = xp.broadcast_to(xp.any(slow, axis=1, keepdims=True), tuple(slow.shape))
@@ -278,8 +294,16 @@ class TilePosterior:
         if moves is not None:
             scale = xp.where(moves, scale, xp.zeros_like(scale))
         matrix, number = self._matrix(step.time + 1)
-        left = xp.matrix_transpose(a.values * scale)
+        left = self._room(a.values)
+        ctx.apply(xp.multiply, a.values, scale, out=left)
+        left = xp.matrix_transpose(left)
         for j in matrix.panels:
+            room = sums.room_of_pairs(tile, number, j, left)
+            if room is not None and matrix.power is None:
+                ctx.apply(xp.matmul, left, d.values[:, :, j], out=room)
+                if sums.by_logs:
+                    ctx.apply(xp.multiply, room, matrix.factor(j), out=room)
+                continue
             part = xp.matmul(left, d.values[:, :, j])
             if sums.by_logs:
                 part = part * matrix.factor(j)

@@ -108,6 +108,7 @@ class ScaledStepper:
         self.matrix: Matrix | None = None
         self.matrix_number = -1
         self._rooms: list[Array] = []
+        self._product: Array | None = None
 
     def admit(self, state: State) -> State:
         """Return a state that another stepper did not prove, in this one's form."""
@@ -151,7 +152,7 @@ class ScaledStepper:
             moves = matrix = None
         else:
             matrix, moves = self._matrix(i), self.tile.moves(i)
-            room = ctx.empty(tuple(out.shape), out.dtype) if keeps else out
+            room = self._product_room(out) if keeps else out
             product, losses = self._multiplied(before, matrix, room)
             if moves is not None:
                 self._hold(product, before, moves)
@@ -176,6 +177,12 @@ class ScaledStepper:
             self._rooms = [self.ctx.empty(shape, dtype) for _ in range(2)]
         self._rooms.reverse()
         return self._rooms[0]
+
+    def _product_room(self, like: Array) -> Array:
+        """Return memory for products, the same at each step: fresh memory costs time."""
+        if self._product is None:
+            self._product = self.ctx.empty(tuple(like.shape), like.dtype)
+        return self._product
 
     def _matrix(self, i: int) -> Matrix:
         """Return the matrices of a step, made ready once if they are those of all steps."""

@@ -11,7 +11,10 @@ from tests.pad_checks import Case
 from tests.test_chain import normal, uniform
 
 # torch 2.13 warns of its own code when forward mode is first used.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.chains,
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
 
 INF = np.inf
 FORMS = [(False, False), (True, True), (False, True), (True, False)]

@@ -2,6 +2,7 @@
 
 from arraylogchain import vjp
 from arraylogchain.chain import ChainPath, LogChain
+from arraylogchain.padding import PaddedStates, pad_states
 from arraylogchain.plan import Plan
 from arraylogchain.products import (
     MaxPlusProduct,
@@ -17,11 +18,13 @@ __all__ = [
     "ChainPath",
     "LogChain",
     "MaxPlusProduct",
+    "PaddedStates",
     "Plan",
     "__version__",
     "logchainexp",
     "logmatmulexp",
     "matmul",
     "maxplus_matmul",
+    "pad_states",
     "vjp",
 ]

@@ -283,6 +283,12 @@ def _through_cupy(
 
 def _to_numpy(name: str, x: Array) -> Array:
     source = x.detach() if hasattr(x, "detach") else x
+    if not hasattr(source, "__dlpack__"):
+        kind = f"{type(x).__module__.partition('.')[0]} {type(x).__name__}"
+        raise TypeError(
+            f"{name} is a {kind}, and such arrays are not supported; np.asarray({name}) makes a "
+            "NumPy array of one that fits into memory"
+        )
     try:
         return np.from_dlpack(source)
     except (BufferError, RuntimeError, TypeError) as error:

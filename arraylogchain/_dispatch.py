@@ -13,6 +13,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+# Whether compiled loops may be picked; tests of the array implementation switch them off.
+COMPILED: bool = True
+
 PRODUCTS = {
     "matmul": ("array",),
     "matmul_gradients": ("array",),

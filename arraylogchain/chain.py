@@ -20,7 +20,8 @@ from arraylogchain._arrays import (
     promote,
 )
 from arraylogchain._chain import evaluate, on_device, sampling, solve
-from arraylogchain._inputs import arguments, sequences
+from arraylogchain._inputs import arguments
+from arraylogchain._inputs.chain import make_chain
 from arraylogchain._inputs.lengths import check_lengths, check_states
 from arraylogchain._inputs.summary import summary
 from arraylogchain._chain.path_weight import path_log_weight
@@ -51,15 +52,14 @@ class LogChain:
 
     Parameters
     ----------
-    log_potentials : array [..., T, K], or sequence of T arrays [..., K_i]
-        Logarithms of weights of being in a state at a step. Weights need not be normalised. Steps
-        may have different numbers of states if these and the transitions are lists or tuples.
-    transitions : array [..., T - 1, K, K] or [..., 1, K, K], or sequence, optional
-        Nonnegative weights of going [from, to]; one matrix stands for every step. A sequence has
-        T - 1 arrays [..., K_i, K_{i+1}].
-    log_transitions : array or sequence, optional
+    log_potentials : array [..., T, K]
+        Logarithms of weights of being in a state at a step. Weights need not be normalised. For
+        steps of different numbers of states, see `pad_states`.
+    transitions : array [..., T - 1, K, K] or [..., 1, K, K], optional
+        Nonnegative weights of going [from, to]; one matrix stands for every step.
+    log_transitions : array, optional
         Their logarithms instead, where -inf is an exact zero.
-    initial : array [..., K] or [..., K_0], optional
+    initial : array [..., K], optional
         Nonnegative weights of the first state. Default: all one.
     log_initial : array [..., K], optional
         Their logarithms instead.
@@ -85,35 +85,20 @@ class LogChain:
     anything of size K * K for each row, is ever made. Arrays are read when a method is called.
     A negative weight has no logarithm and gives NaN.
 
-    Arrays of sequences are read and copied when the chain is made: padded to the largest K_i with
-    states of weight zero, and to the batch axes that any of the sequence's arrays has. This is
-    memory besides `workspace`, and whether autograd follows is decided then, too. Such a chain
-    costs up to some four times what one of max(K_i) states does. Messages, marginals and expected
-    transitions are then lists of arrays of the given sizes. Infinite weights give NaN in more
-    places than the given arrays alone would: wherever a state that was added meets them.
-
     Examples
     --------
     >>> import numpy as np
     >>> chain = LogChain(np.zeros((3, 2)), transitions=np.ones((1, 2, 2)))
     >>> round(float(np.exp(chain.log_partition())), 6)  # 2**3 paths of weight 1
     8.0
-
-    Two states, then three:
-
-    >>> chain = LogChain([np.zeros(2), np.zeros(3)], transitions=[np.ones((2, 3))])
-    >>> chain
-    LogChain(log_potentials=([2], [3]), transitions=([2, 3]), float64, numpy, route=vector)
-    >>> round(float(np.exp(chain.log_partition())), 6)
-    6.0
     """
 
     def __init__(
         self,
-        log_potentials: Array | Sequence[Array],
+        log_potentials: Array,
         *,
-        transitions: Array | Sequence[Array] | None = None,
-        log_transitions: Array | Sequence[Array] | None = None,
+        transitions: Array | None = None,
+        log_transitions: Array | None = None,
         initial: Array | None = None,
         log_initial: Array | None = None,
         lengths: Array | Sequence[int] | int | None = None,
@@ -133,10 +118,7 @@ class LogChain:
         arguments.check_only_one(given, arguments.INITIAL)
         self.arrays: dict[str, Array] = {"log_potentials": log_potentials, **given}
         self.lengths = lengths
-        # How to cut results back, where steps have different numbers of states.
-        self.sequences: sequences.Sequences | None = None
-        if arguments.are_sequences(self.arrays):
-            self.arrays, self.sequences = sequences.pad(self.arrays)
+        arguments.refuse_lists(self.arrays)
         if is_traced():
             shapes = {name: shape_of(x) for name, x in self.arrays.items()}
             self._batch = arguments.check_shapes(shapes)
@@ -204,18 +186,12 @@ class LogChain:
             )
             return ctx, ctx.hand_back(out), pullback
 
-    def kept_gradient(self, ctx: Context, name: str, x: Array) -> Any:
-        """Return the gradient of an argument as `vjp.log_partition` hands it back."""
-        if self.sequences is None:
-            return ctx.hand_back(x)
-        return self.sequences.hand_back_gradient(ctx, name, x)
-
-    def forward_messages(self) -> Array | list[Array]:
+    def forward_messages(self) -> Array:
         """Return the logs of the sums over all paths up to each state.
 
         Returns
         -------
-        array [..., T, K], or list of arrays [..., K_i]
+        array [..., T, K]
             ``alpha[..., i, k]`` sums the weights of all paths of the first i + 1 steps that end
             in state k, the potential of step i included; -inf exactly where there is none. Every
             entry is right to rounding, however small it is beside the others.
@@ -234,12 +210,12 @@ class LogChain:
             "forward_messages", evaluate.forward_messages, on_device.forward_messages, -math.inf
         )
 
-    def backward_messages(self) -> Array | list[Array]:
+    def backward_messages(self) -> Array:
         """Return the logs of the sums over all paths from each state on.
 
         Returns
         -------
-        array [..., T, K], or list of arrays [..., K_i]
+        array [..., T, K]
             ``beta[..., i, k]`` sums the weights of what follows state k of step i, on all paths:
             transitions and later potentials, but not the potential of step i. It is 0 at the last
             step, and -inf exactly where no path leads on. Every entry is right to rounding.
@@ -256,12 +232,12 @@ class LogChain:
             "backward_messages", evaluate.backward_messages, on_device.backward_messages, -math.inf
         )
 
-    def marginals(self) -> Array | list[Array]:
+    def marginals(self) -> Array:
         """Return the posterior probability of each state at each step.
 
         Returns
         -------
-        array [..., T, K], or list of arrays [..., K_i]
+        array [..., T, K]
             The share that paths through state k at step i have in the sum over all paths: also the
             derivative of `log_partition` by the log potentials. Its error is a few eps of 1 for
             each step. Zeros where no path has a positive weight, or where weights are infinite.
@@ -336,7 +312,7 @@ class LogChain:
         with ctx.computing():
             found = self._solved(ctx, chain, best_path, 0, **layout)
             weight = path_log_weight(ctx, chain, found, self._workspace)
-            return ChainPath(ctx.hand_back(self._within(found)), ctx.hand_back(weight))
+            return ChainPath(ctx.hand_back(found), ctx.hand_back(weight))
 
     def log_weight(self, states: Array) -> Array:
         """Return the log weights of given paths.
@@ -359,7 +335,7 @@ class LogChain:
         TypeError
             If the states are no integers.
         ValueError
-            If shapes do not fit, or a state is not among 0 ... K - 1 (K_i - 1 at step i).
+            If shapes do not fit, or a state is not among 0 ... K - 1.
 
         Examples
         --------
@@ -372,13 +348,10 @@ class LogChain:
         if isinstance(states, ChainPath):
             raise TypeError("states is a ChainPath; pass its first field, path.states")
         if is_differentiated(*self.arrays.values()):
-            sizes = None if self.sequences is None else self.sequences.sizes
-            return _differentiable().log_weight(*self._asked(), states, self._batch, sizes)
+            return _differentiable().log_weight(*self._asked(), states, self._batch)
         ctx, chain = self._enter()
         with ctx.computing():
-            path = check_states(ctx, states, chain)
-            if self.sequences is not None:
-                sequences.check_own(path, self.sequences.sizes)
+            path = check_states(ctx, states, make_chain(self.arrays, chain.lengths))
             return ctx.hand_back(path_log_weight(ctx, chain, path, self._workspace))
 
     def sample(self, num_samples: int, rng: Any) -> Array:
@@ -443,14 +416,14 @@ class LogChain:
         layout = {"lead": lead, "trailing": trailing, "dtype": dtype, "past_end": -1}
         with ctx.computing():
             out = self._solved(ctx, chain, compute, 0, **layout)
-            return ctx.hand_back(self._within(out))
+            return ctx.hand_back(out)
 
-    def expected_transitions(self) -> Array | list[Array]:
+    def expected_transitions(self) -> Array:
         """Return how often each transition is expected to be taken.
 
         Returns
         -------
-        array of the shape of transitions, or list of such arrays
+        array of the shape of transitions
             Posterior probabilities of going [from, to], summed over all rows that share a matrix,
             and over all steps if one matrix stands for all of them: also the derivatives of the sum
             of `log_partition` by the logarithms of the transitions.
@@ -471,8 +444,7 @@ class LogChain:
         if "transitions" not in self.arrays and "log_transitions" not in self.arrays:
             raise ValueError("expected_transitions needs transitions or log_transitions")
         if is_differentiated(*self.arrays.values()):
-            out = _differentiable().expected_transitions(*self._asked())
-            return out if self.sequences is None else self.sequences.cut_transitions(out)
+            return _differentiable().expected_transitions(*self._asked())
         ctx, chain = self._enter()
         with ctx.computing():
             if chain.size == 0 or 0 in chain.batch or chain.count == 1:
@@ -480,9 +452,7 @@ class LogChain:
                 out = ctx.xp.zeros(shape, dtype=ctx.result_dtype, device=ctx.device)
             else:
                 out = solve.expected_transitions(ctx, chain, self._planned(chain))
-            if self.sequences is None:
-                return ctx.hand_back(out)
-            return sequences.hand_back(ctx, self.sequences.cut_transitions(out))
+            return ctx.hand_back(out)
 
     def _states(
         self,
@@ -493,15 +463,12 @@ class LogChain:
     ) -> Any:
         """Return what `compute` makes of the chain for all states, [..., T, K]."""
         if is_differentiated(*self.arrays.values()):
-            out = getattr(_differentiable(), name)(*self._asked())
-            return out if self.sequences is None else self.sequences.cut_states(out)
+            return getattr(_differentiable(), name)(*self._asked())
         ctx, chain = self._enter()
         layout = {"trailing": (chain.count, chain.size), "past_end": past_end}
         with ctx.computing():
             out = self._solved(ctx, chain, compute, past_end, by_kernel, **layout)
-            if self.sequences is None:
-                return ctx.hand_back(out)
-            return sequences.hand_back(ctx, self.sequences.cut_states(out))
+            return ctx.hand_back(out)
 
     def _solved(
         self,
@@ -520,9 +487,6 @@ class LogChain:
             return solve.without_states(ctx, chain, nothing, **layout)
         plan = self._planned(chain)
         return solve.solve(ctx, chain, plan, compute, by_kernel=by_kernel, **layout)
-
-    def _within(self, states: Array) -> Array:
-        return states if self.sequences is None else self.sequences.within(states)
 
     def _undifferentiated(self, name: str, compute: Callable[[], Any]) -> Any:
         if is_differentiated(*self.arrays.values()):
@@ -569,8 +533,7 @@ class LogChain:
 
     def __repr__(self) -> str:
         shapes = {name: shape_of(x) for name, x in self.arrays.items()}
-        given = shapes if self.sequences is None else self.sequences.shapes
-        return f"LogChain({summary(self.arrays, given, self.lengths, self.plan())})"
+        return f"LogChain({summary(self.arrays, shapes, self.lengths, self.plan())})"
 
 
 def _differentiable() -> ModuleType:

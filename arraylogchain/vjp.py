@@ -298,11 +298,11 @@ class ChainGradients(NamedTuple):
     """Gradients with respect to the arrays of a chain, None for what was not given or not wanted.
 
     `transitions` belongs to transitions or log_transitions, `initial` to initial or log_initial,
-    whichever the chain was given. Where it was given sequences of arrays, they are lists.
+    whichever the chain was given.
     """
 
-    log_potentials: Array | list[Array] | None
-    transitions: Array | list[Array] | None
+    log_potentials: Array | None
+    transitions: Array | None
     initial: Array | None
 
 
@@ -376,7 +376,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         names = [fields[name] for name in ChainGradients._fields if name in wanted]
         with ctx.computing():
             found = raw(g, frozenset(has).intersection(names))
-            given = {part: chain.kept_gradient(ctx, has[part], x) for part, x in found.items()}
+            given = {part: ctx.hand_back(x) for part, x in found.items()}
         return ChainGradients(*(given.get(part) for part in ("potentials", "transitions", "start")))
 
     return value, pullback

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
+import shutil
 import warnings
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 # Processes side by side have one core each; the libraries read this as they are loaded.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -19,6 +21,8 @@ import array_api_compat
 import hypothesis
 import numpy as np
 import pytest
+
+from arraylogchain import _dispatch
 
 hypothesis.settings.register_profile(
     "suite",
@@ -47,6 +51,8 @@ ON_CUDA = os.environ.get("ALC_TEST_DEVICE") == "cuda"
 # What tests run on that ask for `backend`; all others stay where they are.
 BACKENDS = CUDA_BACKENDS if ON_CUDA else CPU_BACKENDS
 FULL_PRECISION = ("float32", "float64")
+# Without Numba, chains run on the array implementation anyway.
+HAS_NUMBA = importlib.util.find_spec("numba") is not None
 
 
 @dataclass(frozen=True)
@@ -103,12 +109,24 @@ class Backend:
         return self.to_numpy(x)
 
 
-def _is_named(library: str) -> bool:
-    return library in os.environ.get("ALC_REQUIRE_BACKENDS", "").replace(",", " ").split()
+def required() -> list[str]:
+    """Return what must not be missing: libraries, ``g++``, or ``cuda`` for a CUDA device."""
+    return os.environ.get("ALC_REQUIRE_BACKENDS", "").replace(",", " ").split()
 
 
-def _is_required(library: str) -> bool:
-    return _is_named(library) or bool(os.environ.get("CI"))
+def skip_or_fail(name: str, reason: str) -> NoReturn:
+    """Skip a test for which something is missing; fail if that is required."""
+    if name in required():
+        pytest.fail(f"{reason}; ALC_REQUIRE_BACKENDS requires it")
+    pytest.skip(reason)
+
+
+def import_or_skip(library: str) -> ModuleType:
+    """Import a library; where that fails, skip, or fail if it is required."""
+    module = _import(library)
+    if isinstance(module, ImportError):
+        skip_or_fail(library.partition(".")[0], f"{library} cannot be imported: {module}")
+    return module
 
 
 @cache
@@ -122,17 +140,11 @@ def _import(library: str) -> ModuleType | ImportError:
 def make_backend(name: str) -> Backend:
     """Return a backend; where it is not there, skip, or fail if it is required."""
     library, device, dtypes = (CPU_BACKENDS | CUDA_BACKENDS)[name]
-    if name in CUDA_BACKENDS:
-        reason, required = why_no_cuda(library), ON_CUDA or _is_named("cuda")
-        because = "ALC_TEST_DEVICE or ALC_REQUIRE_BACKENDS asks for CUDA"
-    else:
-        reason, required = why_not_there(library), _is_required(library)
-        because = "CI or ALC_REQUIRE_BACKENDS requires it"
-    if reason:
-        if required:
-            pytest.fail(f"{reason}; {because}")
-        pytest.skip(reason)
-    module = _import(library)
+    if name in CUDA_BACKENDS and (reason := why_no_cuda(library)):
+        if ON_CUDA:
+            pytest.fail(f"{reason}; ALC_TEST_DEVICE asks for CUDA")
+        skip_or_fail("cuda", reason)
+    module = import_or_skip(library)
     if library == "cupy":
         device = module.cuda.Device(device)
     elif device is not None:
@@ -144,6 +156,13 @@ def why_not_there(library: str) -> str | None:
     """Return why a library cannot be used; None where it can."""
     module = _import(library)
     return f"{library} cannot be imported: {module}" if isinstance(module, ImportError) else None
+
+
+def why_missing(name: str) -> str | None:
+    """Return why a library, or the compiler g++, is not there; None where it is."""
+    if name == "g++":
+        return None if shutil.which(name) else "g++ is not installed"
+    return why_not_there(name)
 
 
 def why_no_cuda(library: str) -> str | None:
@@ -158,6 +177,17 @@ def why_no_cuda(library: str) -> str | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "exhaustive: takes long; left out by default, see CONTRIBUTING"
+    )
+    config.addinivalue_line(
+        "markers", "chains: of chains; runs on compiled loops, and on the array implementation"
+    )
+    if not hasattr(config, "workerinput"):
+        reasons = [why_missing(name) for name in required() if name != "cuda"]
+        if any(reasons):
+            missing = " and ".join(reason for reason in reasons if reason)
+            raise pytest.UsageError(f"{missing}; ALC_REQUIRE_BACKENDS requires it")
     asked = os.environ.get("ALC_TEST_DEVICE", "cpu")
     if asked not in ("cpu", "cuda"):
         raise pytest.UsageError(f"ALC_TEST_DEVICE is {asked!r}; it can be cpu or cuda")
@@ -169,6 +199,13 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def backend(request: pytest.FixtureRequest) -> Backend:
     return make_backend(request.param)
+
+
+@pytest.fixture(autouse=True)
+def chains_on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let chains run on compiled loops where they pay, or on the array implementation alone."""
+    if getattr(request, "param", "compiled") == "array":
+        monkeypatch.setattr(_dispatch, "COMPILED", False)
 
 
 @pytest.fixture
@@ -186,24 +223,40 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     `dtype` is a full precision, `half` one of float16 and bfloat16, each where the device has it.
     Tests that choose among them themselves are left alone. Those in tests/gpu run on a GPU only.
+
+    Tests of chains run on compiled loops and on the array implementation: those that ask for
+    `backend` have one more, "numpy-array"; the others run a second time, as exhaustive tests.
     """
-    chosen = metafunc.definition.iter_markers("parametrize")
-    if any("backend" in mark.args[0] for mark in chosen):
-        return
     backends = CUDA_BACKENDS if metafunc.definition.path.parent.name == "gpu" else BACKENDS
+    is_chain = metafunc.definition.get_closest_marker("chains") is not None
+    on_both = is_chain and HAS_NUMBA and backends is CPU_BACKENDS
+    chosen = metafunc.definition.iter_markers("parametrize")
+    chooses = any("backend" in mark.args[0] for mark in chosen)
+    asks = "backend" in metafunc.fixturenames and not chooses
+    if on_both and not asks:
+        array = pytest.param("array", marks=pytest.mark.exhaustive)
+        metafunc.parametrize("chains_on", ["compiled", array], indirect=True)
+    if chooses:
+        return
     kinds = {"dtype": FULL_PRECISION, "half": ("float16", "bfloat16")}
     asked = [name for name in kinds if name in metafunc.fixturenames]
-    if "backend" not in metafunc.fixturenames:
+    if not asks:
         for name in asked:
             metafunc.parametrize(name, [d for d in kinds[name] if d in CPU_BACKENDS["numpy"][2]])
-    elif not asked:
-        metafunc.parametrize("backend", list(backends), indirect=True)
-    else:
-        (name,) = asked
-        pairs = [
-            (backend, dtype)
-            for backend, (_, _, dtypes) in backends.items()
-            for dtype in kinds[name]
-            if dtype in dtypes
-        ]
-        metafunc.parametrize(("backend", name), pairs, indirect=["backend"])
+        return
+    runs = [(name, "compiled", name) for name in backends]
+    if on_both:
+        runs.insert(1, ("numpy", "array", "numpy-array"))
+    indirect = ["backend", "chains_on"]
+    if not asked:
+        rows = [pytest.param(backend, way, id=label) for backend, way, label in runs]
+        metafunc.parametrize(indirect, rows, indirect=True)
+        return
+    (name,) = asked
+    rows = [
+        pytest.param(backend, way, dtype, id=f"{label}-{dtype}")
+        for backend, way, label in runs
+        for dtype in kinds[name]
+        if dtype in backends[backend][2]
+    ]
+    metafunc.parametrize([*indirect, name], rows, indirect=indirect)

@@ -15,6 +15,8 @@ from tests.path_checks import Case
 from tests.ragged_checks import Ragged
 from tests.test_chain import FORMS, given_as, normal
 
+pytestmark = pytest.mark.chains
+
 INF, NAN = np.inf, np.nan
 
 

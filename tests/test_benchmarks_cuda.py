@@ -7,7 +7,6 @@ GPU runs: only `benchmarks.cuda_libraries` is replaced. What torch would compile
 import contextlib
 import dataclasses
 import gc
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -34,6 +33,7 @@ from benchmarks import cuda_libraries as libraries
 from benchmarks.cuda_device import Cuda
 from benchmarks.definitions import Case, Contestant
 from benchmarks.references import Reference
+from tests.conftest import import_or_skip, skip_or_fail
 
 SETTINGS = runner.Settings(
     rounds=1, input_sets=2, seconds_per_contestant=1.0, pause=0.0, quick=True
@@ -149,7 +149,7 @@ def run(case, device):
 @pytest.mark.parametrize("case", TIMED, ids=[case.name for case in TIMED])
 def test_case_runs(case, device):
     if case.quick_sizes.get("dtype") == "bfloat16":
-        pytest.importorskip("ml_dtypes")
+        import_or_skip("ml_dtypes")
     for result in run(case, device):
         if result["label"] in case.not_run:
             assert result["not_run"] == case.not_run[result["label"]]
@@ -427,20 +427,19 @@ def test_readme_gets_its_block(recorded):
 
 
 def test_plot(recorded):
-    pytest.importorskip("matplotlib")
+    import_or_skip("matplotlib")
     report.write(recorded)
     assert recorded.with_suffix(".png").stat().st_size > 10_000
 
 
 def test_what_keeps_the_device_busy_compiles():
     """By CUDA's own compiler, where it is installed; it needs no device."""
-    if importlib.util.find_spec("cupy") is None:
-        pytest.skip("CuPy is not installed")
+    import_or_skip("cupy")
     from cupy.cuda import nvrtc
 
     try:
         program = nvrtc.createProgram(libraries._SPIN, "spin.cu", (), ())
     except RuntimeError as error:
-        pytest.skip(f"NVRTC cannot be loaded: {error}")
+        skip_or_fail("cupy", f"NVRTC cannot be loaded: {error}")
     nvrtc.compileProgram(program, ("--gpu-architecture=compute_90",))
     assert "spin" in str(nvrtc.getPTX(program))

@@ -8,6 +8,8 @@ from tests import reference
 from tests.checks import CHAIN_SHAPES, check_chain
 from tests.error_model import assert_within, chain_bound
 
+pytestmark = pytest.mark.chains
+
 INF = np.inf
 FORMS = ("linear", "logs")
 

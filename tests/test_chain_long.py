@@ -14,6 +14,8 @@ from tests import reference
 from tests.checks import check_chain
 from tests.error_model import assert_within, chain_bound
 
+pytestmark = pytest.mark.chains
+
 T, K = 100_000, 4
 
 
@@ -127,6 +129,7 @@ def test_hard_cases(np_backend, dtype, case, form):
     check_chain(np_backend, dtype, x, **options)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", ["sparse and wide", "special values"])
 def test_hard_cases_elsewhere(backend, dtype, case):
     x, transitions = HARD_CASES[case]

@@ -1,7 +1,6 @@
 """The user guide's examples run, and its reference lists everything public."""
 
 import ast
-import os
 import re
 import warnings
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import arraylogchain as alc
-from tests.conftest import _import, _is_required
+from tests.conftest import import_or_skip
 
 DOCS = Path(__file__).parents[1] / "docs"
 EXAMPLES = [
@@ -19,7 +18,7 @@ EXAMPLES = [
         re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     )
 ]
-# Other libraries that examples convert from: required only by name, in ALC_REQUIRE_BACKENDS.
+# Other libraries that examples convert from.
 PEERS = ("dynamax", "hmmlearn", "pomegranate", "torch_struct", "torchcrf")
 
 
@@ -32,18 +31,6 @@ def imported(example):
         elif isinstance(node, ast.ImportFrom):
             names.add(node.module.partition(".")[0])
     return names
-
-
-def import_or_skip(library):
-    """Import a library; where that fails, skip, or fail if it is required."""
-    found = _import(library)
-    if not isinstance(found, ImportError):
-        return
-    named = os.environ.get("ALC_REQUIRE_BACKENDS", "").replace(",", " ").split()
-    reason = f"{library} cannot be imported: {found}"
-    if library in named if library in PEERS else _is_required(library):
-        pytest.fail(f"{reason}; CI or ALC_REQUIRE_BACKENDS requires it")
-    pytest.skip(reason)
 
 
 @pytest.mark.parametrize(("page", "example"), EXAMPLES)

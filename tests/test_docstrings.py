@@ -7,7 +7,10 @@ import pkgutil
 import pytest
 
 import arraylogchain
+from tests.conftest import import_or_skip
 
+# What optional parts of the package import.
+OPTIONAL = {"_compiled": "numba", "_torch": "torch"}
 MODULES = [
     name
     for _, name, _ in pkgutil.walk_packages(arraylogchain.__path__, "arraylogchain.")
@@ -17,6 +20,9 @@ MODULES = [
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name):
+    part = name.split(".")[1]
+    if part in OPTIONAL:
+        import_or_skip(OPTIONAL[part])
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
@@ -31,6 +37,7 @@ def test_examples(name):
         arraylogchain.LogChain.log_partition,
         arraylogchain.LogChain.forward_messages,
         arraylogchain.LogChain.plan,
+        arraylogchain.pad_states,
     ],
 )
 def test_public_docstrings_have_an_example(documented):

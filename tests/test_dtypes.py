@@ -30,6 +30,7 @@ def test_half_matmul_adds_in_single_precision(backend, half):
     assert total == pytest.approx(5000, rel=2.0 ** -error_model.HALVES[half][0])
 
 
+@pytest.mark.chains
 @pytest.mark.parametrize("sd", [1, 30])
 def test_half_chain(backend, half, sd):
     transitions = np.random.default_rng(0).random((5, 4, 4))
@@ -80,6 +81,7 @@ def test_mixed_precisions_promote(backend, function, first, second, expected):
         )
 
 
+@pytest.mark.chains
 @pytest.mark.parametrize("backend", ["numpy", "strict", "torch"], indirect=True)
 def test_mixed_precisions_of_a_chain(backend):
     x, transitions = normal(5, 3), np.random.default_rng(0).random((4, 3, 3))

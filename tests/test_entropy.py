@@ -16,7 +16,10 @@ from tests.test_properties import chains as any_chains
 from tests.test_torch_chain import INF, SHAPES, arguments, chains, in_logs, method
 
 # torch 2.13 warns of its own code when forward mode is first used.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.chains,
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
 
 
 @pytest.mark.parametrize("sd", [1, 10, 300])

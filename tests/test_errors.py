@@ -1,5 +1,7 @@
 """Every error names the argument, what it is, and what would do."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -208,3 +210,26 @@ def test_errors_come_before_any_work():
         alc.LogChain(ones(5, 3), transitions=ones(3, 3, 3))
     with pytest.raises(ValueError, match=mentions("workspace", "100")):
         alc.LogChain(ones(5, 3), transitions=ones(4, 3, 3), workspace=100)
+
+
+class Lazy:
+    """An array of a library that has a namespace, and no values that could be read, as Dask's."""
+
+    device = "cpu"
+
+    def __init__(self, *shape):
+        self.shape, self.ndim, self.dtype = shape, len(shape), np.dtype("float64")
+
+    def __array_namespace__(self, api_version=None):
+        return types.ModuleType("lazy")
+
+
+@pytest.mark.parametrize("function", [*PRODUCTS, "logchainexp", "LogChain", "pad_states"])
+def test_libraries_that_cannot_be_computed_with(function):
+    name, operands, options = {
+        "logchainexp": ("matrices", [Lazy(2, 3, 3)], {}),
+        "LogChain": ("log_potentials", [Lazy(3, 2)], {"transitions": Lazy(1, 2, 2)}),
+        "pad_states": ("log_potentials[0]", [[Lazy(2)]], {}),
+    }.get(function, ("a", [Lazy(3, 3), Lazy(3, 3)], {}))
+    with pytest.raises(TypeError, match=mentions(name, "Lazy", "not supported", "np.asarray")):
+        getattr(alc, function)(*operands, **options)

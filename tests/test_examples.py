@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.conftest import required
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -19,8 +21,8 @@ def load(name):
 
 @pytest.fixture
 def picture(tmp_path):
-    """Return where to draw, or None without matplotlib."""
-    if importlib.util.find_spec("matplotlib") is None:
+    """Return where to draw, or None without matplotlib, unless it is required."""
+    if "matplotlib" not in required() and importlib.util.find_spec("matplotlib") is None:
         return None
     return tmp_path / "picture.png"
 

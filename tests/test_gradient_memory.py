@@ -79,6 +79,7 @@ def test_products_save_little_for_their_gradients(shapes):
         del pullback
 
 
+@pytest.mark.chains
 @pytest.mark.parametrize("method", ["marginals", "expected_transitions", "backward_messages"])
 @pytest.mark.parametrize("case", list(CHAINS))
 def test_posteriors_save_only_messages(case, method):
@@ -93,6 +94,7 @@ def test_posteriors_save_only_messages(case, method):
     assert temporaries(lambda: getattr(chain, method)()) <= SMALLEST + 2 * messages
 
 
+@pytest.mark.chains
 def test_the_forums_case():
     """n, t, v, c = 500, 1, 40, 200, value and all gradients: within three times the potentials."""
     n, v, c = 500, 40, 200

@@ -16,6 +16,8 @@ from tests.gradient_checks import check_posterior
 from tests.path_checks import Case
 from tests.test_chain import FORMS, given_as, normal, uniform
 
+pytestmark = pytest.mark.chains
+
 INF, NAN = np.inf, np.nan
 K, LENGTH = 5, 50
 T = 5 * LENGTH + 10
@@ -72,6 +74,7 @@ def test_chains_that_forget(guesses, np_backend, dtype, shapes, form):
     assert all(guesses)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", FORMS)
 def test_elsewhere(guesses, backend, dtype, form):
     x, options = normal(2, T, 3), given_as(form, uniform(1, 3, 3), uniform(3))

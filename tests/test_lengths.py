@@ -14,6 +14,8 @@ from tests.ragged_checks import Ragged
 from tests.test_chain import FORMS, given_as, normal, uniform
 from tests.test_properties import DTYPES, WORKSPACES, entries
 
+pytestmark = pytest.mark.chains
+
 INF = np.inf
 
 # Shapes of potentials, transitions and initial weights, and lengths that broadcast with them.
@@ -186,6 +188,7 @@ def test_states_matter_within_the_length_only(backend):
             chain.log_weight(backend.asarray(states))
 
 
+@pytest.mark.exhaustive
 def test_rows_in_log_form_a_few_at_a_time(np_backend):
     """All rows need the log form, and its states do not fit the workspace together."""
     n, T, K, rng = 64, 300, 4, np.random.default_rng(0)

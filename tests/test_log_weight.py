@@ -11,7 +11,10 @@ from tests.test_chain import FORMS, given_as, normal, uniform
 from tests.test_torch_chain import INF, arguments, chains, in_logs
 
 # torch 2.13 warns of its own code when forward mode is first used.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.chains,
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
 
 
 def some_states(*shape, K, seed=3):

@@ -95,6 +95,7 @@ def test_shapes(backend, dtype, shape):
     check_logmatmulexp(backend, dtype, a, b)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("workspace", [1 << 20, 1 << 22, 1 << 24])
 @pytest.mark.parametrize("sd", [1, 25, 1000])
 def test_workspace_changes_no_answer(np_backend, dtype, workspace, sd):

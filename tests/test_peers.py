@@ -9,20 +9,16 @@ import pytest
 from scipy import stats
 
 import arraylogchain as alc
-from tests.conftest import _import, _is_required
+from tests.conftest import import_or_skip
 from tests.error_model import assert_within, log_recursion_bound
 from tests.test_chain import normal, uniform
+
+pytestmark = pytest.mark.chains
 
 
 def peer(library, *needs):
     """Import a library and what it needs here; skip, or fail if it is required."""
-    modules = [_import(name) for name in (library, *needs)]
-    for module in modules:
-        if isinstance(module, ImportError):
-            reason = f"{library} cannot be imported: {module}"
-            if _is_required(library):
-                pytest.fail(f"{reason}; CI or ALC_REQUIRE_BACKENDS requires it")
-            pytest.skip(reason)
+    modules = [import_or_skip(name) for name in (library, *needs)]
     return modules[0] if not needs else modules[1]
 
 
@@ -90,7 +86,7 @@ def test_hmmlearn(K, closed, implementation):
 def jax_and_dynamax():
     """dynamax, and jax in double precision for as long as the test runs."""
     hmm = peer("dynamax", "dynamax.hidden_markov_model")
-    jax = _import("jax")
+    jax = import_or_skip("jax")
     before = jax.config.jax_enable_x64
     jax.config.update("jax_enable_x64", True)
     yield jax, hmm

@@ -13,6 +13,8 @@ from tests.gradient_checks import check_posterior
 from tests.test_chain import FORMS, given_as, normal, uniform, wide_linear_weights, wide_log_weights
 from tests.test_properties import DTYPES, WORKSPACES, chains
 
+pytestmark = pytest.mark.chains
+
 INF, NAN = np.inf, np.nan
 
 

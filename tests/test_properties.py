@@ -2,6 +2,7 @@
 
 import hypothesis.extra.numpy as hnp
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,6 +105,7 @@ def chains(draw):
     return x, edges, initial
 
 
+@pytest.mark.chains
 @given(chain=chains(), dtype=DTYPES, workspace=WORKSPACES)
 def test_chain_with_logs(chain, dtype, workspace):
     x, edges, initial = chain
@@ -117,6 +119,7 @@ def test_chain_with_logs(chain, dtype, workspace):
     )
 
 
+@pytest.mark.chains
 @given(chain=chains(), dtype=DTYPES, sharpness=st.sampled_from([0.01, 0.1, 1.0]))
 def test_chain_with_linear_weights(chain, dtype, sharpness):
     """Weights from 0 over tiny to large ones, as far as the dtype has them."""
@@ -138,6 +141,7 @@ def test_logchainexp(data, n, K, dtype):
     assert_within(alc.logchainexp(list(stack)), exact, bound)
 
 
+@pytest.mark.chains
 @given(data=st.data(), T=st.integers(2, 7), K=st.integers(1, 4))
 def test_chain_is_a_product_of_its_matrices(data, T, K):
     """log_partition by the recursion and by logchainexp, two roads through the library."""

@@ -12,12 +12,14 @@ PUBLIC = {
     "ChainPath",
     "LogChain",
     "MaxPlusProduct",
+    "PaddedStates",
     "Plan",
     "__version__",
     "logchainexp",
     "logmatmulexp",
     "matmul",
     "maxplus_matmul",
+    "pad_states",
 }
 
 

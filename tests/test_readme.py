@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import arraylogchain as alc
+from tests.conftest import import_or_skip
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
@@ -14,7 +15,7 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
 def test_example_runs(example):
     if "import torch" in example:
-        pytest.importorskip("torch")
+        import_or_skip("torch")
     # The namespace is empty: every example stands on its own.
     exec(compile(example, "README.md", "exec"), {})
 

@@ -17,6 +17,8 @@ from tests.checks import CHAIN_SHAPES, mentions
 from tests.path_checks import MIXED_FORMS, Case, given_in_forms
 from tests.test_chain import FORMS, given_as, normal, uniform
 
+pytestmark = pytest.mark.chains
+
 INF = np.inf
 LEVEL = 1e-9
 # Fewer are expected in a cell of a chi-square test at the least; others are put together.
@@ -266,6 +268,7 @@ def test_no_samples(backend, dtype, shape):
     assert draw(case, 0).size == 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("T", "K"), [(20_000, 4), (2_000, 12)])
 def test_many_samples_of_one_chain_keep_to_the_workspace(np_backend, dtype, T, K):
     x, transitions = normal(T, K).astype(dtype), uniform(1, K, K).astype(dtype)

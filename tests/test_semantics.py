@@ -125,6 +125,7 @@ def test_zero_size_axes(backend, dtype, a_shape, b_shape):
     assert np.all(out == -INF)
 
 
+@pytest.mark.chains
 @pytest.mark.parametrize("given_in_logs", [False, True])
 @pytest.mark.parametrize("value", [INF, NAN, -INF])
 def test_chain_potentials(backend, dtype, value, given_in_logs):
@@ -143,6 +144,7 @@ def test_chain_potentials(backend, dtype, value, given_in_logs):
     assert np.isfinite(partition[1]) == (value == -INF)
 
 
+@pytest.mark.chains
 @pytest.mark.parametrize("value", [INF, NAN])
 def test_chain_transitions(backend, dtype, value):
     rng = np.random.default_rng(6)
@@ -156,6 +158,7 @@ def test_chain_transitions(backend, dtype, value):
     check_chain(backend, dtype, normal(2, 6, 3), log_transitions=logs)
 
 
+@pytest.mark.chains
 def test_chain_without_any_path(backend, dtype):
     """Where nothing can be reached, everything after is exactly -inf."""
     x = normal(2, 5, 3)
@@ -168,6 +171,7 @@ def test_chain_without_any_path(backend, dtype):
     assert np.all(np.isfinite(messages[1, :4]))
 
 
+@pytest.mark.chains
 def test_chain_that_starts_nowhere(backend, dtype):
     partition, messages = check_chain(
         backend, dtype, normal(4, 3), transitions=np.ones((3, 3, 3)), initial=np.zeros(3)

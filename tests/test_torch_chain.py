@@ -7,7 +7,10 @@ import arraylogchain as alc
 from tests.checks import mentions
 
 # torch 2.13 warns of its own code when forward mode is first used.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.chains,
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
 
 # Shapes of log potentials, transitions and initial weights.
 SHAPES = {

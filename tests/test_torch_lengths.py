@@ -9,7 +9,10 @@ from tests.test_lengths import FEW, SHAPES, ragged
 from tests.test_torch_chain import in_logs
 
 # torch 2.13 warns of its own code when forward mode is first used.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.chains,
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
 
 
 def torch_case(torch, shapes, logs, dtype="float64"):

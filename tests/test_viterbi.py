@@ -15,6 +15,8 @@ from tests.path_checks import MIXED_FORMS, Case, given_in_forms
 from tests.test_chain import FORMS, given_as, normal, uniform, wide_linear_weights, wide_log_weights
 from tests.test_properties import DTYPES, WORKSPACES, chains
 
+pytestmark = pytest.mark.chains
+
 INF = np.inf
 
 

@@ -13,6 +13,8 @@ from arraylogchain._chain.viterbi.steps import BestSteps
 from tests.conftest import make_backend
 from tests.test_workspace import SMALLEST, temporaries
 
+pytestmark = pytest.mark.chains
+
 INF = np.inf
 K, N = 24, 70
 KINDS = ["plain", "wide states", "wide matrix", "left to right", "sparse", "dead column", "ties"]

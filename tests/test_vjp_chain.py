@@ -15,6 +15,8 @@ from tests.test_chain import FORMS, given_as, normal, uniform
 from tests.test_posterior import linear
 from tests.test_properties import DTYPES, WORKSPACES, chains
 
+pytestmark = pytest.mark.chains
+
 INF, NAN = np.inf, np.nan
 
 

@@ -366,6 +366,7 @@ def test_maxplus_has_no_gradient_through_what_is_not_finite(backend, dtype):
     assert backend.to_numpy(db).tolist() == [[0, 0], [1, 1]]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("workspace", [1 << 20, 1 << 22])
 @pytest.mark.parametrize("sd", [1, 25, 1000])

@@ -143,6 +143,7 @@ CHAINS = {
 }
 
 
+@pytest.mark.chains
 @pytest.mark.parametrize("workspace", SIZES)
 @pytest.mark.parametrize("method", ["log_partition", "forward_messages"])
 @pytest.mark.parametrize("case", list(CHAINS))
@@ -171,6 +172,7 @@ def test_logchainexp(case, workspace):
     assert temporaries(lambda: alc.logchainexp(matrices, workspace=workspace)) <= workspace
 
 
+@pytest.mark.chains
 def test_default_of_the_forums_case():
     """n, t, v, c = 500, 1, 40, 200: nothing of size n * c * c, nor of n * t * v * c once more.
 
@@ -205,6 +207,7 @@ def test_smallest_workspace_is_accepted_everywhere(backend, function):
         np.testing.assert_allclose(backend.to_numpy(x), backend.to_numpy(y), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("product", [alc.matmul, alc.logmatmulexp, alc.maxplus_matmul])
 @pytest.mark.parametrize("shapes", [((8, 50_000), (4, 50_000, 10)), ((6, 1171), (1, 4, 1171, 40))])
 def test_merged_axes_with_many_terms(product, shapes):
@@ -221,6 +224,7 @@ def test_merged_axes_with_many_terms(product, shapes):
     assert peak - size <= SMALLEST
 
 
+@pytest.mark.chains
 def test_kept_states_of_one_tile_at_a_time():
     """Two tiles, each of which keeps all of its states for the way back."""
     x, transitions = normal(200, 100, 512, dtype="float64"), uniform(1, 512, 512, dtype="float64")

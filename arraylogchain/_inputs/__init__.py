@@ -1,1 +1,1 @@
-"""What callers give: checks, lengths, steps of different numbers of states, and what is printed."""
+"""What callers give: checks, lengths, lists of arrays to pad, and what is printed."""

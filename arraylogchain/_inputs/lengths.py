@@ -1,4 +1,4 @@
-"""Whole numbers that callers give: lengths of rows, and states of paths."""
+"""Integers that callers give: lengths of rows, and states of paths."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from arraylogchain._arrays import on_host
-from arraylogchain._chain.steps import Chain
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import Shape, check_batches
+from arraylogchain._inputs.chain import Chain
 
 
 def check_lengths(
-    lengths: Array | Sequence[int] | int | None, batch: Shape, count: int
+    lengths: Array | Sequence[int] | int | None, batch: Shape, num_steps: int
 ) -> np.ndarray | None:
-    """Return lengths [...] as a NumPy array; None if all chains have `count` steps.
+    """Return lengths [...] as a NumPy array; None if all chains have `num_steps` steps.
 
     The cost of everything depends on them, so that they are read on the host.
     """
@@ -36,12 +36,12 @@ def check_lengths(
             raise ValueError(
                 f"lengths has shape {found.shape}; it must broadcast to the batch axes {batch}"
             )
-    if found.size and not (found.min() >= 1 and found.max() <= count):
+    if found.size and not (found.min() >= 1 and found.max() <= num_steps):
         raise ValueError(
             f"lengths has values from {found.min()} to {found.max()}; they must lie between 1 and "
-            f"{count}, the number of steps of log_potentials"
+            f"{num_steps}, the number of steps of log_potentials"
         )
-    return None if np.all(found == count) else found.astype(np.int64)
+    return None if np.all(found == num_steps) else found.astype(np.int64)
 
 
 def check_states(ctx: Context, states: Array, chain: Chain) -> Array:
@@ -51,15 +51,15 @@ def check_states(ctx: Context, states: Array, chain: Chain) -> Array:
     else:
         path = states
     check_integers("states", path.dtype)
-    check_path_shape(tuple(path.shape), chain.batch, chain.count)
+    check_path_shape(tuple(path.shape), chain.batch, chain.num_steps)
     path = ctx.xp.astype(path, ctx.index_dtype, copy=False)
     if chain.lengths is not None:
         lengths = ctx.integers(chain.lengths)
-        times = ctx.xp.arange(chain.count, dtype=ctx.index_dtype, device=ctx.device)
+        times = ctx.xp.arange(chain.num_steps, dtype=ctx.index_dtype, device=ctx.device)
         real = lengths[..., None] > times
         path = ctx.xp.where(real, path, ctx.xp.zeros_like(path))
     if 0 not in path.shape:
-        check_range(int(ctx.xp.min(path)), int(ctx.xp.max(path)), chain.size)
+        check_range(int(ctx.xp.min(path)), int(ctx.xp.max(path)), chain.num_states)
     return path
 
 
@@ -69,14 +69,17 @@ def check_integers(name: str, dtype: object) -> None:
         raise TypeError(f"{name} has dtype {kind}; it must hold integers")
 
 
-def check_path_shape(shape: Shape, batch: Shape, count: int) -> None:
-    if not shape or shape[-1] != count:
-        raise ValueError(f"states has shape {shape}; it must be [..., {count}], a state per step")
+def check_path_shape(shape: Shape, batch: Shape, num_steps: int) -> None:
+    if not shape or shape[-1] != num_steps:
+        raise ValueError(
+            f"states has shape {shape}; it must be [..., {num_steps}], a state for each step"
+        )
     check_batches({"states": shape[:-1], "the chain": batch}, {"states": shape, "the chain": batch})
 
 
-def check_range(least: int, most: int, size: int) -> None:
-    if least < 0 or most >= size:
+def check_range(least: int, most: int, num_states: int) -> None:
+    if least < 0 or most >= num_states:
         raise ValueError(
-            f"states has values from {least} to {most}; they must lie between 0 and {size - 1}"
+            f"states has values from {least} to {most}; they must lie between 0 and "
+            f"{num_states - 1}"
         )

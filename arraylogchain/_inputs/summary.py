@@ -13,18 +13,15 @@ from arraylogchain._context import Array, library_name
 from arraylogchain._fold import Shape
 from arraylogchain.plan import Plan
 
-# Of longer sequences only the first and the last few shapes are printed.
-_MOST = 6
-
 
 def summary(
     arrays: Mapping[str, Array],
-    shapes: Mapping[str, Shape | list[Shape]],
+    shapes: Mapping[str, Shape],
     lengths: Any,
     plan: Plan,
 ) -> str:
     """Return the shapes of a chain's arguments, the kind of its arrays and its route."""
-    parts = [f"{name}={_of_argument(name, shape)}" for name, shape in shapes.items()]
+    parts = [f"{name}={_of_shape(shape)}" for name, shape in shapes.items()]
     if lengths is not None:
         shape = np.shape(lengths)
         parts.append(f"lengths={_of_shape(shape) if shape else lengths}")
@@ -32,17 +29,6 @@ def summary(
     if any(getattr(x, "requires_grad", False) for x in arrays.values()):
         parts.append("requires_grad=True")
     return ", ".join([*parts, f"route={plan.route}"])
-
-
-def _of_argument(name: str, shape: Shape | list[Shape]) -> str:
-    if not isinstance(shape, list):
-        return _of_shape(shape)
-    if name.endswith("initial"):
-        return _of_shape(shape[0])
-    texts = [_of_shape(own) for own in shape]
-    if len(texts) > _MOST:
-        texts[2:-1] = [f"... {len(texts) - 3} more ..."]
-    return f"({', '.join(texts)})"
 
 
 def _of_shape(shape: Shape) -> str:

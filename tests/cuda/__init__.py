@@ -16,6 +16,6 @@ A test of a kernel takes `device` from conftest.py and calls what the package ca
 ``CpuDevice(seed=...)`` itself. bfloat16 arrays are uint16 arrays there: `bfloat16` and
 `from_bfloat16` of cpu_device.py convert.
 
-In CI, or where ALC_REQUIRE_BACKENDS has ``g++``, ``cupy`` or ``hatchling``, tests that need these
+Where ALC_REQUIRE_BACKENDS has ``g++``, ``cupy`` or ``hatchling``, tests that need these
 fail without them; elsewhere they are skipped.
 """

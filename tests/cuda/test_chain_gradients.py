@@ -159,6 +159,7 @@ def test_layouts(cpu, form, layout):
     check_gradients(cpu, "float32", normal(3, 6, 4), layout=layout, **options)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("steps", [1, 8])
 @pytest.mark.parametrize("workspace", [0, 6000])
@@ -211,6 +212,7 @@ def value_and_gradients(run):
     return [value, *gradients.gradients(kept, None, {"potentials", "transitions"}).values()]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("steps", [1, 299])
 def test_workspace_is_kept(form, steps):

@@ -33,6 +33,7 @@ def test_ragged_edges(shape: tuple[int, int, int]) -> None:
     check_maxplus(CpuDevice(seed=3), "float32", normal(rows, terms), normal(terms, columns, seed=1))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("precision", ["float64", "float16"])
 def test_other_precisions(precision: str) -> None:
     check_maxplus(CpuDevice(), precision, normal(40, 21), normal(21, 35, seed=1))

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cuda.conftest import need
+from tests.conftest import skip_or_fail
 from tests.cuda.cpu_compiler import COMPILER, SANITIZED
+
+pytestmark = pytest.mark.exhaustive
 
 HERE = Path(__file__).parent
 MARKED = [
@@ -42,7 +44,8 @@ def libraries() -> tuple[str, ...]:
 
 def run_sanitized(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python with kernels compiled for AddressSanitizer."""
-    need("g++", bool(libraries()), f"{COMPILER} comes without AddressSanitizer's library")
+    if not libraries():
+        skip_or_fail("g++", f"{COMPILER} comes without AddressSanitizer's library")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     environment |= {
         SANITIZED: "1",

@@ -62,6 +62,7 @@ def test_sums_that_have_lost_most_of_their_terms_are_not_proved() -> None:
         check_gradients(CpuDevice(flush_to_zero=True), "float32", *half_flushed(), g)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sd", [1, 1000])
 @pytest.mark.parametrize("precision", ["float64", "float16"])
 def test_other_precisions(precision: str, sd: float) -> None:

@@ -71,6 +71,7 @@ def test_normal_entries(sd: float, kind: str) -> None:
         check_gradients(CpuDevice(), "float32", *pair(shape, sd), kind)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("precision", ["float64", "float16", "bfloat16"])
 def test_other_precisions(precision: str) -> None:
     for shape in SHAPES:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -10,7 +9,7 @@ import sys
 from pathlib import Path
 
 from arraylogchain._cuda import modules
-from tests.cuda.conftest import need
+from tests.conftest import import_or_skip
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,8 +39,7 @@ def python(*arguments: str, cwd: Path, path: str = "") -> str:
 
 def test_the_wheel_has_every_source_file(tmp_path: Path) -> None:
     # Without the build tool's own environment, which would have to be downloaded.
-    has_tool = importlib.util.find_spec("hatchling") is not None
-    need("hatchling", has_tool, "hatchling is not installed")
+    import_or_skip("hatchling")
     python("-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "wheel"), cwd=ROOT)
     (wheel,) = (tmp_path / "wheel").iterdir()
     target = tmp_path / "installed"

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.conftest import Backend, _is_named, make_backend, why_no_cuda
+from tests.conftest import Backend, make_backend, required, why_no_cuda
 from tests.gpu.streams import Streams, streams_of
 
 
@@ -27,7 +27,7 @@ class WithoutDevice(pytest.Module):
 def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> pytest.Module | None:
-    if _is_named("cuda") or not (why_no_cuda("cupy") and why_no_cuda("torch")):
+    if "cuda" in required() or not (why_no_cuda("cupy") and why_no_cuda("torch")):
         return None
     return WithoutDevice.from_parent(parent, path=module_path)
 

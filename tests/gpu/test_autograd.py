@@ -20,8 +20,8 @@ MODULES = [
     "test_broadcast",
     "test_entropy",
     "test_log_weight",
+    "test_pad_states",
     "test_sampling",
-    "test_sequences",
     "test_torch_chain",
     "test_torch_compile",
     "test_torch_products",
@@ -31,7 +31,6 @@ MODULES = [
 OF_THE_CPU = {
     "test_errors",
     "test_model_with_a_chain",
-    "test_print_of_tensors_that_require_grad",
     "test_tangent_of_wide_entries_far_from_zero",
     "test_tensors_that_do_not_fit",
     "test_torch_generator_is_for_tensors",

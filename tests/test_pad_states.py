@@ -1,4 +1,4 @@
-"""Chains whose number of states changes from step to step, given as sequences of arrays."""
+"""Chains whose number of states changes from step to step, padded by `pad_states`."""
 
 import itertools
 
@@ -7,15 +7,17 @@ import pytest
 
 import arraylogchain as alc
 from tests.checks import mentions
-from tests.sequence_checks import Case
+from tests.pad_checks import Case
 from tests.test_chain import normal, uniform
 
 # torch 2.13 warns of its own code when forward mode is first used.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.chains,
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
 
 INF = np.inf
 FORMS = [(False, False), (True, True), (False, True), (True, False)]
-STATES = ("forward_messages", "backward_messages", "marginals")
 
 
 def arrays(sizes, x_batches=((),), edge_batches=((),), start_batch=(), logs=(False, False), sd=1.0):
@@ -109,43 +111,32 @@ def test_half_precisions(backend, half):
 def test_steps_without_states(backend, dtype, sizes):
     """There is no path through them."""
     case = Case(backend, dtype, *arrays(sizes, [(2,)]))
-    assert np.all(case.read(case.chain.log_partition()) == -INF)
+    case.check_padding()
+    chain, T, K = case.chain, len(sizes), max(sizes)
+    assert np.all(case.read(chain.log_partition()) == -INF)
     for name in ("marginals", "forward_messages", "backward_messages"):
-        case.read_all(getattr(case.chain, name)(), [(2, n) for n in sizes])
-    counts = case.chain.expected_transitions()
-    counts = case.read_all(counts, [(m, n) for m, n in itertools.pairwise(sizes)])
-    assert not any(np.any(c) for c in counts)
-    assert not np.any(case.read(case.chain.viterbi().states, "int64"))
-    assert not np.any(case.read(case.chain.sample(2, np.random.default_rng(0)), "int64"))
+        assert case.read(getattr(chain, name)()).shape == (2, T, K)
+    assert not np.any(case.read(chain.marginals()))
+    assert not np.any(case.read(chain.expected_transitions()))
+    assert not np.any(case.read(chain.viterbi().states, "int64"))
+    assert not np.any(case.read(chain.sample(2, np.random.default_rng(0)), "int64"))
 
 
 @pytest.mark.parametrize("logs", FORMS[:2], ids=["linear", "logs"])
-def test_equal_sizes_are_an_ordinary_chain(backend, dtype, logs):
-    """Bit by bit, arrays that are views of the ordinary chain's included."""
+def test_equal_sizes_change_nothing(backend, dtype, logs):
+    """Bit by bit, of arrays that are views of the ordinary chain's."""
     x, edges, start = normal(5, 6, 4), uniform(5, 4, 4), uniform(4)
     edges, start = (np.log(edges), np.log(start)) if logs[0] else (edges, start)
     prefix = "log_" if logs[0] else ""
     x, edges, start = (backend.asarray(a, dtype) for a in (x, edges, start))
-    initial = {f"{prefix}initial": start}
-    whole = alc.LogChain(x, **{f"{prefix}transitions": edges}, **initial)
-    parts = [edges[i, ...] for i in range(5)]
-    ours = alc.LogChain(
-        [x[:, i, :] for i in range(6)], **{f"{prefix}transitions": parts}, **initial
-    )
-    for name in ("log_partition", "entropy"):
-        found, expected = (backend.read(getattr(c, name)(), dtype) for c in (ours, whole))
-        np.testing.assert_array_equal(found, expected)
-    for name in (*STATES, "expected_transitions"):
-        axis = -3 if name == "expected_transitions" else -2
-        found = [backend.read(m, dtype) for m in getattr(ours, name)()]
-        expected = backend.read(getattr(whole, name)(), dtype)
-        np.testing.assert_array_equal(np.stack(found, axis=axis), expected)
-    found, expected = (backend.to_numpy(c.viterbi().states) for c in (ours, whole))
-    np.testing.assert_array_equal(found, expected)
-    found, expected = (
-        backend.to_numpy(c.sample(5, np.random.default_rng(0))) for c in (ours, whole)
-    )
-    np.testing.assert_array_equal(found, expected)
+    weights = {
+        f"{prefix}transitions": [edges[i, ...] for i in range(5)],
+        f"{prefix}initial": start,
+    }
+    padded = alc.pad_states([x[:, i, :] for i in range(6)], **weights)
+    assert np.all(backend.read(padded.mask, "bool"))
+    for ours, theirs in zip(padded, (x, edges, start), strict=False):
+        np.testing.assert_array_equal(backend.read(ours, dtype), backend.to_numpy(theirs))
 
 
 def test_long_chains(np_backend, dtype):
@@ -153,16 +144,15 @@ def test_long_chains(np_backend, dtype):
     rng = np.random.default_rng(0)
     sizes = [*rng.integers(1, 4, 399), 3]
     xs, edges, _ = arrays(sizes)
-    chain = alc.LogChain(
+    padded = alc.pad_states(
         [x.astype(dtype) for x in xs], transitions=[e.astype(dtype) for e in edges]
     )
+    chain = alc.LogChain(padded.log_potentials, transitions=padded.transitions)
     tolerance = 2e-5 if dtype == "float32" else 1e-12
-    alpha, beta = chain.forward_messages(), chain.backward_messages()
-    assert [m.shape[-1] for m in alpha] == sizes
-    log_z = chain.log_partition()
-    for a, b, p in zip(alpha, beta, chain.marginals(), strict=True):
-        assert np.logaddexp.reduce(a + b) == pytest.approx(float(log_z), rel=tolerance)
-        assert p.sum() == pytest.approx(1, rel=20 * tolerance)
+    alpha, beta, log_z = chain.forward_messages(), chain.backward_messages(), chain.log_partition()
+    sums = np.logaddexp.reduce(np.where(padded.mask, alpha + beta, -np.inf), axis=-1)
+    np.testing.assert_allclose(sums, float(log_z), rtol=tolerance)
+    np.testing.assert_allclose(chain.marginals().sum(-1), 1, rtol=20 * tolerance)
     states = np.concatenate([chain.sample(20, rng), chain.viterbi().states[None]])
     assert np.all(states < sizes)
     total, state = 0.0, np.exp(xs[0].astype(np.longdouble))
@@ -173,46 +163,39 @@ def test_long_chains(np_backend, dtype):
 
 
 def test_mixed_dtypes(torch_backend):
-    """Gradients have the dtypes of the arrays, everything else has the widest."""
+    """The arrays of a list get the widest dtype among them, their gradients their own."""
     torch = torch_backend.xp
     dtypes = [torch.float32, torch.float64, torch.bfloat16]
     xs, edges, start = arrays((2, 3, 2), [(4,)])
-    xs = [torch.from_numpy(x).to(t) for x, t in zip(xs, dtypes, strict=True)]
-    edges = [torch.from_numpy(e).to(t) for e, t in zip(edges, dtypes[1:], strict=True)]
-    chain = alc.LogChain(xs, transitions=edges, initial=torch.from_numpy(start).half())
-    assert {m.dtype for m in chain.marginals()} == {torch.float64}
-    value, pullback = alc.vjp.log_partition(chain)
-    gradients = pullback(torch.ones_like(value))
-    assert [d.dtype for d in gradients.log_potentials] == dtypes
-    assert [d.dtype for d in gradients.transitions] == dtypes[1:]
-    assert gradients.initial.dtype == torch.float16
+    leaves = [torch.from_numpy(x).to(t) for x, t in zip(xs, dtypes, strict=True)]
+    edges = [torch.from_numpy(e).float() for e in edges]
+    for requires_grad in (False, True):
+        for x in leaves:
+            x.requires_grad_(requires_grad)
+        padded = alc.pad_states(leaves, transitions=edges, initial=torch.from_numpy(start).half())
+        expected = torch.float64, torch.float32, torch.float16, torch.bool
+        assert tuple(x.dtype for x in padded) == expected
+    padded.log_potentials.sum(2).nan_to_num(neginf=0).sum().backward()
+    assert [x.grad.dtype for x in leaves] == dtypes
 
 
-def test_wanted_gradients():
-    xs, edges, _ = arrays((2, 3, 2), start_batch=None)
-    _, pullback = alc.vjp.log_partition(alc.LogChain(xs, transitions=edges))
-    gradients = pullback(1.0, wanted=["transitions"])
-    assert gradients.log_potentials is None
-    assert gradients.initial is None
-    assert [g.shape for g in gradients.transitions] == [(2, 3), (3, 2)]
+def test_arrays_are_copied():
+    xs, edges, start = arrays((2, 2), start_batch=())
+    padded = alc.pad_states(xs, transitions=edges, initial=start)
+    for x in (*xs, *edges, start):
+        assert not any(np.shares_memory(x, ours) for ours in padded)
 
 
-def test_infinite_weights_give_states_that_there_are():
-    xs, edges, _ = arrays((2, 2, 3))
-    xs[0][1] = INF
-    chain = alc.LogChain(xs, transitions=edges)
-    assert np.all(chain.viterbi().states < [2, 2, 3])
-    assert np.all(chain.sample(9, np.random.default_rng(0)) < [2, 2, 3])
-
-
-def test_arrays_are_read_when_the_chain_is_made():
-    xs, edges, _ = arrays((2, 3))
-    chain = alc.LogChain(xs, transitions=edges)
-    before = chain.log_partition()
-    xs[0][...] = edges[0][...] = np.nan
-    assert chain.log_partition() == before
-    assert all(p.flags.owndata for p in chain.marginals())
-    assert all(p.flags.owndata for p in chain.expected_transitions())
+def test_states_that_a_step_does_not_have(backend, dtype):
+    """Paths through them have weight zero; past the end they may be anything."""
+    xs, edges, _ = arrays((2, 3, 4))
+    xs, edges = ([backend.asarray(a, dtype) for a in given] for given in (xs, edges))
+    padded = alc.pad_states(xs, transitions=edges)
+    chain = alc.LogChain(padded.log_potentials, transitions=padded.transitions)
+    paths = backend.asarray(np.array([[1, 2, 3], [2, 0, 0], [1, 3, 3]]))
+    weights = backend.read(chain.log_weight(paths), dtype)
+    np.testing.assert_array_equal(np.isfinite(weights), [True, False, False])
+    assert np.all(weights[1:] == -INF)
 
 
 # ------------------------------------------------------------------------------------------ torch
@@ -228,8 +211,9 @@ def tensors(torch, logs, batches=((),), dtype="float64"):
 
 def chain_of(logs, *leaves, **options):
     names = "log_transitions" if logs[0] else "transitions", "log_initial" if logs[1] else "initial"
-    options |= {names[0]: leaves[3:5], names[1]: leaves[5]}
-    return alc.LogChain(leaves[:3], **options)
+    weights = dict(zip(names, (leaves[3:5], leaves[5]), strict=True))
+    potentials, *rest, _ = alc.pad_states(leaves[:3], **weights)
+    return alc.LogChain(potentials, **dict(zip(names, rest, strict=True)), **options)
 
 
 @pytest.mark.parametrize(
@@ -244,8 +228,7 @@ def test_derivatives(torch_backend, logs, name, lengths):
     arguments = [torch.tensor([[0, 0, 2], [1, 0, 1]])] if name == "log_weight" else []
 
     def f(*leaves):
-        found = getattr(chain_of(logs, *leaves, lengths=lengths), name)(*arguments)
-        return tuple(found) if isinstance(found, list) else found
+        return getattr(chain_of(logs, *leaves, lengths=lengths), name)(*arguments)
 
     # Marginals and expected transitions are derivatives already, so that these are second ones.
     forward = name == "log_partition"
@@ -254,24 +237,26 @@ def test_derivatives(torch_backend, logs, name, lengths):
 
 @pytest.mark.parametrize("logs", FORMS[:2], ids=["linear", "logs"])
 def test_autograd_agrees_with_vjp(torch_backend, logs, dtype):
+    """Gradients reach the arrays of the lists, summed over what was broadcast."""
     torch = torch_backend.xp
     leaves = tensors(torch, logs, [(2,), ()], dtype)
-    chain = chain_of(logs, *leaves)
-    for _ in range(2):  # a chain may be used repeatedly
-        found = torch.autograd.grad(chain.log_partition().sum(), leaves)
+    found = torch.autograd.grad(chain_of(logs, *leaves).log_partition().sum(), leaves)
     plain = chain_of(logs, *(x.detach() for x in leaves))
+    assert not any(x.requires_grad for x in plain.arrays.values())
     value, pullback = alc.vjp.log_partition(plain)
     x, edges, start = pullback(torch.ones_like(value))
-    for ours, theirs in zip(found, [*x, *edges, start], strict=True):
+    expected = [
+        *(x[:, i, :n] for i, n in enumerate((2, 1, 3))),
+        edges[..., 0, :2, :1],
+        edges[..., 1, :1, :3],
+        start[..., :2],
+    ]
+    for ours, theirs in zip(found, expected, strict=True):
+        theirs = theirs.sum_to_size(ours.shape)
         torch.testing.assert_close(ours, theirs, check_device=False)
+    assert chain_of(logs, *leaves).marginals().requires_grad
     with torch.no_grad():
-        for name in STATES:
-            for ours, theirs in zip(getattr(chain, name)(), getattr(plain, name)(), strict=True):
-                torch.testing.assert_close(ours, theirs)
-    assert not any(m.requires_grad for m in plain.marginals())
-    assert all(m.requires_grad for m in chain.marginals())
-    with pytest.raises(NotImplementedError, match="requires grad"):
-        alc.vjp.log_partition(chain)
+        assert not chain_of(logs, *leaves).arrays["log_potentials"].requires_grad
 
 
 def test_only_some_require_grad(torch_backend):
@@ -295,7 +280,7 @@ def test_transforms(torch_backend):
     rows = [
         chain_of(
             FORMS[0], x, leaves[1][0], leaves[2][0], leaves[3], leaves[4][0], leaves[5]
-        ).marginals()[0]
+        ).marginals()[0, :2]
         for x in leaves[0]
     ]
     torch.testing.assert_close(found, torch.stack(rows))
@@ -307,7 +292,7 @@ def test_compile(torch_backend):
 
     def loss(*leaves):
         chain = chain_of(FORMS[0], *leaves)
-        return chain.log_partition().sum() + sum(m.sin().sum() for m in chain.marginals())
+        return chain.log_partition().sum() + chain.marginals().sin().sum()
 
     leaves = tensors(torch, FORMS[0], [(2,), ()])
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
@@ -347,23 +332,20 @@ P = [ones(2, 3), ones(3, 4)]
         ([ones(5, 2), ones(3), ones(6, 4)], {"transitions": P}, ["log_potentials[2]", 5, 6]),
         ([ones(5, 2), *X[1:]], {"transitions": [P[0], ones(6, 3, 4)]}, ["transitions[1]", 5, 6]),
         ([ones(5, 2), *X[1:]], {"transitions": P, "initial": ones(6, 2)}, ["initial", 5, 6]),
-        (X, {"transitions": P, "lengths": 4}, ["lengths", 4, 3]),
-        (X, {"transitions": P, "lengths": [1, 2]}, ["lengths", "(2,)"]),
     ],
     ids=str,
 )
 def test_shapes_that_do_not_fit(x, options, words):
     with pytest.raises(ValueError, match=mentions(*words)):
-        alc.LogChain(x, **options)
+        alc.pad_states(x, **options)
 
 
 @pytest.mark.parametrize(
     ("x", "options", "words"),
     [
-        (X, {"transitions": ones(2, 3, 3)}, ["log_potentials", "list", "transitions", "ndarray"]),
-        (tuple(X), {"log_transitions": ones(1, 3, 3)}, ["tuple", "log_transitions", "ndarray"]),
-        (ones(3, 3), {"transitions": [ones(3, 3)] * 2}, ["ndarray", "transitions", "list"]),
-        (ones(1, 3), {"transitions": []}, ["log_potentials", "ndarray", "transitions", "list"]),
+        (X, {"transitions": ones(2, 3, 3)}, ["transitions", "ndarray", "list", "K_{i+1}"]),
+        (tuple(X), {"log_transitions": ones(1, 3, 3)}, ["log_transitions", "ndarray"]),
+        (ones(3, 3), {"transitions": [ones(3, 3)] * 2}, ["log_potentials", "ndarray", "list"]),
         ([[1.0, 2.0], ones(3)], {"transitions": P[:1]}, ["log_potentials[0]", "list"]),
         (X, {"transitions": [P[0], None]}, ["transitions[1]", "NoneType"]),
         (X, {"transitions": [P[0].astype(int), P[1]]}, ["transitions[0]", "int64", "float64"]),
@@ -374,7 +356,7 @@ def test_shapes_that_do_not_fit(x, options, words):
 )
 def test_what_is_no_sequence_of_real_arrays(x, options, words):
     with pytest.raises(TypeError, match=mentions(*words)):
-        alc.LogChain(x, **options)
+        alc.pad_states(x, **options)
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -384,101 +366,29 @@ def test_tensors_that_do_not_fit(torch_backend, grad):
     p = torch.ones(2, 3)
     for wrong, words in [(p.numpy(), "torch"), (p.long(), "int64"), ([[1.0] * 3] * 2, "list")]:
         with pytest.raises(TypeError, match=mentions("transitions[0]", words)):
-            alc.LogChain(x, transitions=[wrong])
+            alc.pad_states(x, transitions=[wrong])
     with pytest.raises(ValueError, match=mentions("transitions[0]", "(3, 2)", "2, 3")):
-        alc.LogChain(x, transitions=[p.mT])
+        alc.pad_states(x, transitions=[p.mT])
     with pytest.raises(ValueError, match=mentions("devices", "meta")):
-        alc.LogChain(x, transitions=[p.to("meta")])
+        alc.pad_states(x, transitions=[p.to("meta")])
 
 
 def test_mixed_libraries(backend):
-    other = "float64" if backend.name == "numpy" else None
+    other = "float64" if backend.library == "numpy" else None
     xs = [backend.asarray(ones(2), "float32"), np.ones(3)]
     if other:
-        assert np.isfinite(alc.LogChain(xs, transitions=[ones(2, 3)]).log_partition())
+        assert alc.pad_states(xs, transitions=[ones(2, 3)]).log_potentials.dtype == other
         return
     with pytest.raises(TypeError, match=mentions("log_potentials[0]", "log_potentials[1]")):
-        alc.LogChain(xs, transitions=[backend.asarray(ones(2, 3), "float32")])
+        alc.pad_states(xs, transitions=[backend.asarray(ones(2, 3), "float32")])
 
 
-@pytest.mark.parametrize(
-    ("states", "words"),
-    [
-        ([2, 0, 0], ["states", 2, "step 0", "0 to 1"]),
-        ([[1, 2, 3], [1, 3, 3]], ["states", 3, "step 1", "0 to 2"]),
-        ([0, 0, 4], ["states", 4]),
-        ([0, -1, 0], ["states", -1]),
-        ([0, 0], ["states", "(2,)"]),
-    ],
-)
-def test_states_that_a_step_does_not_have(backend, states, words):
-    xs, edges = ([backend.asarray(a, "float32") for a in given] for given in (X, P))
-    states = backend.asarray(np.array(states))
-    with pytest.raises(ValueError, match=mentions(*words)):
-        alc.LogChain(xs, transitions=edges).log_weight(states)
-    # Past the end they may be anything.
-    past = backend.asarray(np.array([1, 7, -9]))
-    assert float(alc.LogChain(xs, transitions=edges, lengths=1).log_weight(past)) == 1
-    if backend.name == "torch":
-        xs[0].requires_grad_()
-        with pytest.raises(ValueError, match=mentions(*words)):
-            alc.LogChain(xs, transitions=edges).log_weight(states)
-        weight = alc.LogChain(xs, transitions=edges, lengths=1).log_weight(past)
-        assert weight.item() == 1
-
-
-# ------------------------------------------------------------------------------------------ print
-
-
-def test_print_of_arrays():
-    x, options = np.zeros((5, 6, 4), np.float32), {"transitions": np.ones((1, 4, 4), np.float32)}
-    assert repr(alc.LogChain(x, **options)) == (
-        "LogChain(log_potentials=[5, 6, 4], transitions=[1, 4, 4], float32, numpy, route=vector)"
-    )
-    chain = alc.LogChain(x, **options, log_initial=np.zeros(4), lengths=[6, 1, 2, 3, 4])
-    assert repr(chain) == (
-        "LogChain(log_potentials=[5, 6, 4], transitions=[1, 4, 4], log_initial=[4], lengths=[5], "
-        f"float64, numpy, route={chain.plan().route})"
-    )
-
-
-def test_print_of_sequences():
-    xs, edges, start = arrays((2, 3, 4), [(5,)])
-    chain = alc.LogChain(xs, transitions=edges, initial=start)
-    assert repr(chain) == (
-        "LogChain(log_potentials=([5, 2], [5, 3], [5, 4]), transitions=([2, 3], [3, 4]), "
-        "initial=[2], float64, numpy, route=vector)"
-    )
-    xs, edges, _ = arrays([2, 3] * 20)
-    text = repr(alc.LogChain(xs, transitions=edges))
-    assert "log_potentials=([2], [3], ... 37 more ..., [3])" in text
-
-
-def test_print_elsewhere(backend):
-    x, transitions = (backend.asarray(a, "float32") for a in (normal(3, 2), uniform(1, 2, 2)))
-    text = repr(alc.LogChain(x, transitions=transitions))
-    assert "float32" in text
-    assert backend.xp.__name__ in text
-    assert backend.device is None or str(backend.device) in text
-
-
-def test_print_of_tensors_that_require_grad(torch_backend, monkeypatch):
-    """Nothing is computed, and no values are read: those of a transform have none."""
-    torch = torch_backend.xp
-    x, transitions = torch.zeros(5, 3, 2, requires_grad=True), torch.ones(1, 2, 2)
-    chain = alc.LogChain(x, transitions=transitions)
-    monkeypatch.setattr(alc.LogChain, "_enter", None)
-    expected = (
-        "LogChain(log_potentials=[5, 3, 2], transitions=[1, 2, 2], float32, torch cpu, "
-        "requires_grad=True, route=vector)"
-    )
-    assert repr(chain) == expected
-    seen = []
-
-    def value(x):
-        chain = alc.LogChain(x, transitions=transitions)
-        seen.append(repr(chain))
-        return x.sum()
-
-    torch.func.vmap(value)(x.detach())
-    assert seen == [expected.replace("[5, 3, 2]", "[3, 2]").replace("requires_grad=True, ", "")]
+@pytest.mark.parametrize("name", ["log_potentials", "transitions", "log_transitions", "initial"])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_chains_take_no_lists(name, kind):
+    given = {"log_potentials": ones(2, 3), "transitions": ones(1, 3, 3)}
+    if name == "log_transitions":
+        given[name] = given.pop("transitions")
+    given[name] = kind([ones(3)] * 2)
+    with pytest.raises(TypeError, match=mentions(name, kind.__name__, "pad_states", "np.asarray")):
+        alc.LogChain(**given)

@@ -1,8 +1,9 @@
-"""Checks of chains given as sequences of arrays, against all paths of every row."""
+"""Checks of chains padded by `pad_states`, against all paths of the lists before padding."""
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -95,7 +96,7 @@ def _log_sum(logs: np.ndarray) -> np.longdouble:
 
 
 class Case:
-    """A chain of sequences, handed to the library.
+    """A chain given as lists of arrays, padded by the library.
 
     Parameters
     ----------
@@ -119,13 +120,21 @@ class Case:
         self.steps, self.sizes = len(xs), [x.shape[-1] for x in xs]
         self.given = Given(backend, dtype, *xs, *edges, start)
         arrays, T = self.given.arrays, self.steps
-        names = ["log_transitions" if logs[0] else "transitions"]
-        options |= {names[0]: tuple(arrays[T:-1])}
-        if start is not None:
-            options["log_initial" if logs[1] else "initial"] = arrays[-1]
-        self.chain = alc.LogChain(arrays[:T], **options)
-        batches = [x.shape[:-1] for x in xs] + [e.shape[:-2] for e in edges]
-        self.batch = np.broadcast_shapes(*batches, () if start is None else start.shape[:-1])
+        names = [
+            "log_transitions" if logs[0] else "transitions",
+            "log_initial" if logs[1] else "initial",
+        ]
+        weights = dict(zip(names, (tuple(arrays[T:-1]), arrays[-1]), strict=True))
+        self.padded = alc.pad_states(arrays[:T], **weights)
+        weights = dict(zip(names, self.padded[1:3], strict=True))
+        self.chain = alc.LogChain(self.padded.log_potentials, **weights, **options)
+        # Batch axes of potentials, transitions and initial weights, and of all together.
+        self.batches = (
+            np.broadcast_shapes(*(x.shape[:-1] for x in xs)),
+            np.broadcast_shapes(*(e.shape[:-2] for e in edges)),
+            None if start is None else start.shape[:-1],
+        )
+        self.batch = np.broadcast_shapes(*self.batches[:2], self.batches[2] or ())
         lengths = options.get("lengths")
         self.lengths = np.broadcast_to(T if lengths is None else lengths, self.batch)
 
@@ -141,71 +150,77 @@ class Case:
     def read(self, x: Any, dtype: str | None = None) -> np.ndarray:
         return self.backend.read(x, dtype or self.dtype)
 
-    def read_all(self, xs: list, shapes: list) -> list[np.ndarray]:
-        assert type(xs) is list
-        found = [self.read(x) for x in xs]
-        assert [x.shape for x in found] == shapes
-        return found
+    def check_padding(self) -> None:
+        """Compare the padded arrays with the lists, bit by bit."""
+        sizes, T, K, logs = self.sizes, self.steps, max(self.sizes), (True, *self.logs)
+        mask = self.read(self.padded.mask, "bool")
+        np.testing.assert_array_equal(mask, np.arange(K) < np.array(sizes)[:, None])
+        held = self.given.held
+        parts = held[:T], held[T:-1], [held[-1]]
+        for x, xs, batch, in_logs in zip(self.padded[:3], parts, self.batches, logs, strict=True):
+            if batch is None:
+                assert x is None
+                continue
+            core = (K, K) if xs is parts[1] else (K,)
+            expected = np.full((*batch, len(xs), *core), -np.inf if in_logs else 0.0)
+            for i, part in enumerate(xs):
+                own = part.shape[part.ndim - len(core) :]
+                expected[(..., i, *map(slice, own))] = part
+            expected = expected[..., 0, :] if xs is parts[2] else expected
+            np.testing.assert_array_equal(self.read(x), expected.astype(self.read(x).dtype))
 
     def check_sums(self) -> None:
         """Compare all that are sums over paths, and the gradients of log_partition by vjp."""
-        chain, dtype, held = self.chain, self.dtype, self.given.held
-        shapes = [(*self.batch, n) for n in self.sizes]
+        self.check_padding()
+        chain, dtype, T, K = self.chain, self.dtype, self.steps, max(self.sizes)
         partition = self.read(chain.log_partition())
         assert partition.shape == self.batch
         names = ("forward_messages", "backward_messages", "marginals")
-        forward, backward, marginals = (
-            self.read_all(getattr(chain, name)(), shapes) for name in names
-        )
-        T, edges, start = self.steps, held[self.steps : -1], held[-1]
-        counts = self.read_all(chain.expected_transitions(), [e.shape for e in edges])
+        forward, backward, marginals = (self.read(getattr(chain, name)()) for name in names)
+        counts = self.read(chain.expected_transitions())
         g = Given(self.backend, dtype, np.random.default_rng(0).normal(size=self.batch))
         value, pullback = alc.vjp.log_partition(chain)
         np.testing.assert_array_equal(self.read(value), partition)
-        gradients = pullback(g.arrays[0])
-        given = [*held[:T], *edges] + ([] if start is None else [start])
-        found = [*gradients.log_potentials, *gradients.transitions]
-        found += [] if start is None else [gradients.initial]
-        found = self.read_all(found, [x.shape for x in given])
-        assert (gradients.initial is None) == (start is None)
-
-        K = max(self.sizes)
-        count_sums = [_Sum(e, 2) for e in edges]
-        sums = [_Sum(x, 1) for x in held[:T]] + [_Sum(e, 2) for e in edges]
-        sums += [] if start is None else [_Sum(start, 1)]
+        gradients = [x if x is None else self.read(x) for x in pullback(g.arrays[0])]
+        sums = [
+            None if x is None else _Sum(x.shape, batch)
+            for x, batch in zip(gradients, self.batches, strict=True)
+        ]
+        count_sum = _Sum(counts.shape, self.batches[1])
         for at, row in self.rows():
             n = row.steps
             cut = row.padded()
             exact, posterior = _forward(cut, dtype), _exact_posterior(cut, dtype, g.held[0][at])
             bound = error_model.chain_bound(row.log_z, exact.partition_gap, n, K, dtype)
             assert_within(partition[at], row.log_z, bound)
-            for i in range(T):
-                size = slice(self.sizes[i])
-                if i >= n:
-                    assert np.all(forward[i][at] == -np.inf)
-                    assert np.all(backward[i][at] == -np.inf)
-                    assert np.all(marginals[i][at] == 0)
-                    continue
+            assert np.all(forward[at][n:] == -np.inf)
+            assert np.all(backward[at][n:] == -np.inf)
+            assert np.all(marginals[at][n:] == 0)
+            for i in range(n):
+                own = slice(self.sizes[i])
                 alpha, beta = (np.array(m) for m in row.messages(i))
-                gaps = exact.message_gaps[i, size], posterior.backward_gaps[i, size]
+                gaps = exact.message_gaps[i, own], posterior.backward_gaps[i, own]
                 for ours, sum_, gap in zip((forward, backward), (alpha, beta), gaps, strict=True):
                     bound = error_model.chain_bound(sum_, gap, n, K, dtype)
-                    assert_within(ours[i][at], sum_, bound)
-                p = _part(posterior.marginals, (i, size), np.array(row.marginals(i)))
+                    assert_within(ours[at][i, own], sum_, bound)
+                assert np.all(forward[at][i, self.sizes[i] :] == -np.inf)
+                p = _part(posterior.marginals, (i, own), np.array(row.marginals(i)))
                 bound = error_model.posterior_bound(p, n, K, dtype)
-                assert_gradient(marginals[i][at], p, bound)
-                sums[i].add(at, _part(posterior.log_potentials, (i, size)))
+                assert_gradient(marginals[at][i, own], p, bound)
+                assert not np.any(marginals[at][i, self.sizes[i] :])
+                sums[0].add(at, _part(posterior.log_potentials, (i, own)), (i, own))
                 if i + 1 < n:
-                    pair = (i, size, slice(self.sizes[i + 1]))
-                    count_sums[i].add(at, _part(posterior.counts, pair, row.counts(i)))
-                    sums[T + i].add(at, _part(posterior.transitions, pair))
-            if start is not None:
-                sums[-1].add(at, _part(posterior.initial, (slice(self.sizes[0]),)))
-        for ours, expected in zip([*counts, *found], [*count_sums, *sums], strict=True):
-            total = expected.total()
-            bound = error_model.posterior_bound(total, T, K, dtype)
-            bound = bound + expected.rounded(dtype)
-            assert_gradient(ours, total, bound)
+                    place = (i, own, slice(self.sizes[i + 1]))
+                    count_sum.add(at, _part(posterior.counts, place, row.counts(i)), place)
+                    sums[1].add(at, _part(posterior.transitions, place), place)
+            if sums[2] is not None:
+                first = (slice(self.sizes[0]),)
+                sums[2].add(at, _part(posterior.initial, first), first)
+        for ours, expected in zip([counts, *gradients], [count_sum, *sums], strict=True):
+            if expected is not None:
+                total = expected.total()
+                bound = error_model.posterior_bound(total, T, K, dtype)
+                assert_gradient(ours, total, bound + expected.rounded(dtype))
         self.given.assert_unchanged()
 
     def check_paths(self) -> None:
@@ -275,23 +290,28 @@ def _part(x: Gradient, place: tuple, exact: np.ndarray | None = None) -> Gradien
 
 
 class _Sum:
-    """Gradients of rows, added up where rows share an array."""
+    """Gradients of rows, added up where rows share an array; 0 for states that do not exist."""
 
-    def __init__(self, array: np.ndarray, core: int) -> None:
-        self.batch = array.shape[: array.ndim - core]
+    def __init__(self, shape: tuple[int, ...], batch: tuple[int, ...]) -> None:
+        self.batch = batch
         self.parts = {
-            name: np.zeros(array.shape, np.longdouble) for name in ("exact", "mass", "gap", "scale")
+            name: np.zeros(shape, np.longdouble) for name in ("exact", "mass", "gap", "scale")
         }
-        self.terms = 0
+        # By step: each has sums of its own.
+        self.terms: Counter[str] = Counter()
 
-    def add(self, at: tuple[int, ...], row: Gradient) -> None:
+    def add(self, at: tuple[int, ...], row: Gradient, place: tuple) -> None:
         for name, total in self.parts.items():
-            total[_index(self.batch, at)] += getattr(row, name)
-        self.terms += row.terms
+            total[_index(self.batch, at)][place] += getattr(row, name)
+        self.terms[str(place)] += row.terms
 
     def total(self) -> Gradient:
-        return Gradient(**self.parts, terms=max(self.terms, 1))
+        return Gradient(**self.parts, terms=self._most_terms)
+
+    @property
+    def _most_terms(self) -> int:
+        return max(self.terms.values(), default=1)
 
     def rounded(self, dtype: str) -> Any:
         """Return what it costs that half precisions are rounded before they are added up."""
-        return error_model.half_ulp(self.parts["mass"], dtype) * (2 if self.terms > 1 else 0)
+        return error_model.half_ulp(self.parts["mass"], dtype) * (2 if self._most_terms > 1 else 0)

@@ -1,0 +1,48 @@
+"""What a chain prints."""
+
+import numpy as np
+
+import arraylogchain as alc
+from tests.test_chain import normal, uniform
+
+
+def test_print_of_arrays():
+    x, options = np.zeros((5, 6, 4), np.float32), {"transitions": np.ones((1, 4, 4), np.float32)}
+    assert repr(alc.LogChain(x, **options)) == (
+        "LogChain(log_potentials=[5, 6, 4], transitions=[1, 4, 4], float32, numpy, route=vector)"
+    )
+    chain = alc.LogChain(x, **options, log_initial=np.zeros(4), lengths=[6, 1, 2, 3, 4])
+    assert repr(chain) == (
+        "LogChain(log_potentials=[5, 6, 4], transitions=[1, 4, 4], log_initial=[4], lengths=[5], "
+        f"float64, numpy, route={chain.plan().route})"
+    )
+
+
+def test_print_elsewhere(backend):
+    x, transitions = (backend.asarray(a, "float32") for a in (normal(3, 2), uniform(1, 2, 2)))
+    text = repr(alc.LogChain(x, transitions=transitions))
+    assert "float32" in text
+    assert backend.xp.__name__ in text
+    assert backend.device is None or str(backend.device) in text
+
+
+def test_print_of_tensors_that_require_grad(torch_backend, monkeypatch):
+    """Nothing is computed, and no values are read: those of a transform have none."""
+    torch = torch_backend.xp
+    x, transitions = torch.zeros(5, 3, 2, requires_grad=True), torch.ones(1, 2, 2)
+    chain = alc.LogChain(x, transitions=transitions)
+    monkeypatch.setattr(alc.LogChain, "_enter", None)
+    expected = (
+        "LogChain(log_potentials=[5, 3, 2], transitions=[1, 2, 2], float32, torch cpu, "
+        "requires_grad=True, route=vector)"
+    )
+    assert repr(chain) == expected
+    seen = []
+
+    def value(x):
+        chain = alc.LogChain(x, transitions=transitions)
+        seen.append(repr(chain))
+        return x.sum()
+
+    torch.func.vmap(value)(x.detach())
+    assert seen == [expected.replace("[5, 3, 2]", "[3, 2]").replace("requires_grad=True, ", "")]

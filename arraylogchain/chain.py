@@ -20,7 +20,9 @@ from arraylogchain._arrays import (
     promote,
 )
 from arraylogchain._chain import evaluate, on_device, sampling, solve
+from arraylogchain._chain_calls import Pullback, value_and_pullback
 from arraylogchain._inputs import arguments, sequences
+from arraylogchain._inputs.chain import enter_chain
 from arraylogchain._inputs.lengths import check_lengths, check_states
 from arraylogchain._inputs.summary import summary
 from arraylogchain._chain.path_weight import path_log_weight
@@ -195,13 +197,13 @@ class LogChain:
             out = self._solved(ctx, chain, evaluate.log_partition, -math.inf, by_kernel=by_kernel)
             return ctx.hand_back(out)
 
-    def kept_log_partition(self) -> tuple[Context, Array, results.Pullback]:
-        """Return what `vjp.log_partition` is made of; see `results.log_partition`."""
-        ctx, chain = self._enter()
+    def kept_log_partition(self) -> tuple[Context, Array, Pullback]:
+        """Return what `vjp.log_partition` is made of; see `_chain_calls.value_and_pullback`."""
+        num_steps = self.arrays["log_potentials"].shape[-2]
+        lengths = check_lengths(self.lengths, self._batch, num_steps)
+        ctx, chain = enter_chain(self.arrays, lengths)
         with ctx.computing():
-            out, pullback = solve.log_partition_and_pullback(
-                ctx, chain, self._planned(chain), self._keeps_states
-            )
+            out, pullback = value_and_pullback(ctx, chain, self._workspace, self._keeps_states)
             return ctx, ctx.hand_back(out), pullback
 
     def kept_gradient(self, ctx: Context, name: str, x: Array) -> Any:

@@ -357,8 +357,8 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         "log_potentials": "potentials",
         "log_transitions": "transitions",
         "transitions": "transitions",
-        "log_initial": "start",
-        "initial": "start",
+        "log_initial": "initial",
+        "initial": "initial",
     }
     has = {fields[name]: name for name in chain.arrays}
 
@@ -377,7 +377,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         with ctx.computing():
             found = raw(g, frozenset(has).intersection(names))
             given = {part: chain.kept_gradient(ctx, has[part], x) for part, x in found.items()}
-        return ChainGradients(*(given.get(part) for part in ("potentials", "transitions", "start")))
+        return ChainGradients(*(given.get(part) for part in ("potentials", "transitions", "initial")))
 
     return value, pullback
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -84,61 +83,54 @@ class Partition(Operation):
         return chosen(pullback(g, wanted), wanted)
 
     def tangent(self, out: Tensor, inputs: Tensors, tangents: Tensors) -> Tensor:
-        """Return the derivative by g of the gradients' product with the tangents."""
         g = torch.ones(chain_batch(*inputs), dtype=torch.float64, device=inputs[0].device)
-        tangent, *_ = self._second(g, inputs, tangents, of_inputs=False)
+        # The product with the Jacobian is the derivative of that with its transpose.
+        tangent = self._second(g, inputs, tangents, of_inputs=False)[0]
         return tangent.to(result_dtype(*(x for x in inputs if x is not None)))
 
     def second(
         self, wanted: Wanted, out: Tensor, g: Tensor, inputs: Tensors, cotangents: Tensors
     ) -> Tensors:
-        found = self._second(g.detach().double(), inputs, cotangents, of_inputs=True)
+        found = self._second(g, inputs, cotangents, of_inputs=True)
         return chosen(cast(found, (g, *inputs)), wanted)
 
-    def _second(
-        self, g: Tensor, inputs: Tensors, cotangents: Tensors, of_inputs: bool
-    ) -> list[Tensor]:
+    def _second(self, g: Tensor, inputs: Tensors, cotangents: Tensors, of_inputs: bool) -> Tensors:
         """Return the gradients of `sum(cotangents * gradients)` to g and, if asked, to the inputs.
 
         Raises
         ------
         FloatingPointError
-            Where the recursion's own value or gradients are not those that are certified.
+            Where the recursion's value or gradients are not those that are certified.
         """
-        given = {name: x.double() for name, x in self._given(inputs).items()}
         lengths = self._lengths(inputs)
-
-        def value(given: Mapping[str, Tensor]) -> Tensor:
-            return recursion.log_partition(make_chain(given, lengths))
-
-        def gradients(given: Mapping[str, Tensor], g: Tensor) -> tuple[Any, Tensor]:
-            out, pullback = torch.func.vjp(value, given)
-            return pullback(g)[0], out
-
-        # The derivative of products with the transposed Jacobian by g are products with it.
-        if of_inputs:
-            found, pullback, out = torch.func.vjp(gradients, given, g, has_aux=True)
-        else:
-            found, pullback, out = torch.func.vjp(partial(gradients, given), g, has_aux=True)
-        self._check(given, g, out, found)
-        directions = dict(zip(self.names, cotangents, strict=True))
-        *changes, of_g = pullback(
-            {
-                name: torch.zeros_like(x) if directions[name] is None else directions[name].double()
-                for name, x in given.items()
-            }
-        )
-        of_given = changes[0] if changes else {}
-        return [of_g, *(of_given.get(name) for name in self.names)]
+        # Within operators that the compiler sees, autograd is left out unless asked for.
+        autograd = torch._C.DispatchKey.AutogradFunctionality
+        with torch.enable_grad(), torch._C._SetExcludeDispatchKeyGuard(autograd, False):
+            g = g.detach().double().requires_grad_()
+            given = {name: x.double().requires_grad_() for name, x in self._given(inputs).items()}
+            out = recursion.log_partition(make_chain(given, lengths))
+            leaves = tuple(given.values())
+            found = torch.autograd.grad(out, leaves, g, create_graph=True, materialize_grads=True)
+            gradients = dict(zip(given, found, strict=True))
+            self._check(given, g, out, gradients)
+            product = 0 * g.sum()
+            for name, direction in zip(self.names, cotangents, strict=True):
+                if name in gradients and direction is not None:
+                    product = product + (gradients[name] * direction.detach()).sum()
+            leaves = (g, *leaves) if of_inputs else (g,)
+            of_g, *others = torch.autograd.grad(product, leaves, materialize_grads=True)
+        of_inputs_by_name = dict(zip(given, others, strict=False))
+        return [of_g, *(of_inputs_by_name.get(name) for name in self.names)]
 
     def _check(
-        self, given: Mapping[str, Tensor], g: Tensor, out: Tensor, found: Mapping[str, Tensor]
+        self, given: Mapping[str, Tensor], g: Tensor, out: Tensor, gradients: Mapping[str, Tensor]
     ) -> None:
         inputs = [given.get(name) for name in self.names]
         certified, pullback = self._value_and_pullback(inputs)
         known = pullback(g, tuple(x is not None for x in inputs))
-        agree = _agree(certified, out, 1.0) and all(
-            _agree(x, found[name]) for name, x in zip(self.names, known, strict=True) if x is not None
+        pairs = [(x, gradients.get(name)) for name, x in zip(self.names, known, strict=True)]
+        agree = _agree(certified, out.detach(), 1.0) and all(
+            found is None or _agree(x, found.detach()) for x, found in pairs
         )
         if not agree:
             raise FloatingPointError(

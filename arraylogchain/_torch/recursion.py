@@ -24,7 +24,7 @@ def log_partition(chain: Chain) -> Tensor:
     """
     potentials = chain.potentials
     if 0 in (*chain.batch, chain.num_states):
-        return torch.full(chain.batch, -math.inf, dtype=torch.float64, device=potentials.device)
+        return potentials.sum() - potentials.new_full(chain.batch, math.inf)
     real = _real_steps(chain)
     # What lies past the ends may be NaN, and must have no part in gradients either.
     potentials = torch.where(real[..., None], _by_group(chain, potentials, 2), 0)

@@ -28,7 +28,7 @@ def log_partition(chain: Chain) -> Tensor:
     real = _real_steps(chain)
     # What lies past the ends may be NaN, and must have no part in gradients either.
     potentials = torch.where(real[..., None], _by_group(chain, potentials, 2), 0)
-    weights, shifts = _exponentials(potentials, (-1,))
+    weights, shifts = _weights(potentials, (-1,), in_logs=True)
     log_scale = shifts.sum((-2, -1))
     matrices: Any = ()
     if chain.num_steps > 1:
@@ -38,19 +38,17 @@ def log_partition(chain: Chain) -> Tensor:
     state, *others = weights.unbind(-2)
     if chain.initial is not None:
         initial = _by_group(chain, chain.initial, 1)
-        if chain.initial_in_logs:
-            initial, shift = _exponentials(initial, (-1,))
-            log_scale = log_scale + shift[..., 0]
-        state = state * initial
-    state, scale = _rescaled(state)
-    scales = [scale]
+        initial, shift = _weights(initial, (-1,), chain.initial_in_logs)
+        state, log_scale = state * initial, log_scale + shift[..., 0]
+    state, shift = _weights(state, (-1,), in_logs=False)
+    log_scales = [shift]
     for step, weight in enumerate(others, 1):
         arrived = state @ matrices[min(step, len(matrices)) - 1] * weight
         if chain.lengths is not None:
             arrived = torch.where(real[..., step, None], arrived, state)
-        state, scale = _rescaled(arrived)
-        scales.append(scale)
-    log_scale = log_scale + torch.cat(scales, -1).log().sum(-1)
+        state, shift = _weights(arrived, (-1,), in_logs=False)
+        log_scales.append(shift)
+    log_scale = log_scale + torch.cat(log_scales, -1).sum(-1)
     total = state.sum(-1)
     has_path = total != 0
     logs = torch.where(has_path, total, 1).log() + log_scale
@@ -71,26 +69,19 @@ def _matrices(chain: Chain, real: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     if chain.lengths is not None:
         is_used = real.any(1)[:, 1 : 1 + matrices.shape[1]]
         matrices = torch.where(is_used[..., None, None], matrices, 0)
-    if chain.transitions_in_logs:
-        matrices, shifts = _exponentials(matrices, (-2, -1))
-    else:
-        shifts = torch.zeros_like(matrices[:, :, :1, :1])
+    matrices, shifts = _weights(matrices, (-2, -1), chain.transitions_in_logs)
     return matrices.unbind(1), shifts[..., 0, 0]
 
 
-def _exponentials(logs: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return exponentials, and the maxima along the axes that are left out of them."""
-    top = logs.detach().amax(axes, keepdim=True)
+def _weights(x: Tensor, axes: tuple[int, ...], in_logs: bool) -> tuple[Tensor, Tensor]:
+    """Return weights divided by their largest along the axes, and the log of that."""
+    top = x.detach().amax(axes, keepdim=True)
+    if not in_logs:
+        top = torch.where((top > 0) & torch.isfinite(top), top, 1)
+        return x / top, top.log()
     top = torch.where(torch.isfinite(top), top, 0)
     # A weight of zero has no derivative, whatever the direction.
-    return (logs.masked_fill(torch.isneginf(logs), -math.inf) - top).exp(), top
-
-
-def _rescaled(state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a state divided by its largest entry, and that, [..., 1]."""
-    top = state.detach().amax(-1, keepdim=True)
-    top = torch.where((top > 0) & torch.isfinite(top), top, 1)
-    return state / top, top
+    return (x.masked_fill(torch.isneginf(x), -math.inf) - top).exp(), top
 
 
 def _by_group(chain: Chain, x: Tensor, trailing: int, expand: bool = True) -> Tensor:

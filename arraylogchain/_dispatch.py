@@ -13,6 +13,12 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import array_api_compat.numpy as numpy_namespace
+
+from arraylogchain._context import Context
+from arraylogchain._inputs.chain import Chain
+from arraylogchain.plan import choose, sizes_of
+
 # Whether compiled loops may be picked; tests of the array implementation switch them off.
 COMPILED: bool = True
 
@@ -38,9 +44,39 @@ CHAINS = {
 }
 
 
+# The backend that takes a plan's route.
+ROUTES = {"vector": "array", "segments": "array", "compiled": "compiled", "kernel": "cuda"}
+
+
 @cache
 def implementation(operation: str, backend: str) -> Callable[..., Any]:
-    """Return the function that computes an operation on a backend; imported when first asked for."""
+    """Return the function that computes an operation on a backend, imported when it is wanted."""
     area = "products" if operation in PRODUCTS else "chains"
     module = importlib.import_module(f"arraylogchain._{backend}.{area}")
     return getattr(module, operation)  # type: ignore[no-any-return]
+
+
+def for_chain(operation: str, ctx: Context, chain: Chain, workspace: int) -> Callable[..., Any]:
+    """Return the function that computes an operation on a chain."""
+    route = choose(operation, sizes_of(chain), backends(operation, ctx, chain), workspace).route
+    return implementation(operation, ROUTES[route])
+
+
+def backends(operation: str, ctx: Context, chain: Chain) -> tuple[str, ...]:
+    """Return which implementations of an operation can be had for a chain."""
+    table = CHAINS[operation]
+    if ctx.kernels is not None and "cuda" in table:
+        return (
+            ("array", "cuda") if implementation("has_kernels", "cuda")(ctx, chain) else ("array",)
+        )
+    if ctx.xp is numpy_namespace and COMPILED and "compiled" in table and compiled_reason() is None:
+        return ("array", "compiled")
+    return ("array",)
+
+
+@cache
+def compiled_reason() -> str | None:
+    """Return why there are no compiled loops, in one line; None if there are."""
+    from arraylogchain import _compiled
+
+    return _compiled.why_not()

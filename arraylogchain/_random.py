@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,23 +25,43 @@ def check_generator(rng: Any, x: Array) -> None:
         )
 
 
-def uniforms(rng: Any, ctx: Context) -> Callable[[tuple[int, ...]], Array]:
-    """Return a function from shapes to arrays of numbers in [0, 1), in the widest precision."""
+def room_for_samples(ctx: Context, rng: Any, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """Return an array of integers for samples, and numbers in [0, 1) to draw them with.
+
+    The numbers take the integers' memory, where libraries have views of another dtype: each is read
+    before a sample takes its place. They come in the order of the result's entries, so that a
+    generator gives the same samples whatever computes them.
+    """
+    xp = ctx.xp
+    out = ctx.empty(shape, ctx.index_dtype)
     dtype = ctx.dtype(ctx.widest)
+    if ctx.has_out and out.dtype == xp.int64 and ctx.widest.itemsize == 8:
+        numbers = out.view(dtype)
+    else:
+        numbers = ctx.empty(shape, dtype)
+    _fill(ctx, rng, numbers)
+    return out, numbers
 
-    def draw(shape: tuple[int, ...]) -> Array:
-        if _package_of(rng) == "torch":
-            torch = sys.modules["torch"]
-            x = torch.rand(shape, generator=rng, dtype=torch.float64, device=rng.device)
-            # For tensors on a CPU it is NumPy that computes.
-            x = x if ctx.xp.__name__.endswith("torch") else x.cpu().numpy()
-        else:
-            x = rng.random(shape)
-        if ctx.xp.__name__.endswith("cupy") == (_package_of(x) == "cupy"):
-            return ctx.xp.asarray(x, dtype=dtype, device=ctx.device)
-        return ctx.xp.asarray(x.get() if hasattr(x, "get") else x, dtype=dtype, device=ctx.device)
 
-    return draw
+def _fill(ctx: Context, rng: Any, numbers: Array) -> None:
+    """Write random numbers into a contiguous array."""
+    shape, numpy_computes = tuple(numbers.shape), isinstance(numbers, np.ndarray)
+    if _package_of(rng) == "torch":
+        torch = sys.modules["torch"]
+        here = torch.from_numpy(numbers) if numpy_computes else numbers
+        if here.device == rng.device and here.dtype == torch.float64:
+            here.uniform_(generator=rng)
+            return
+        x = torch.rand(shape, generator=rng, dtype=torch.float64, device=rng.device)
+        here[...] = x.to(here.device, here.dtype)
+        return
+    if numpy_computes and isinstance(rng, np.random.Generator):
+        rng.random(out=numbers)
+        return
+    x = rng.random(shape)
+    if _package_of(x) == "cupy" and _package_of(numbers) != "cupy":
+        x = x.get()
+    numbers[...] = ctx.xp.asarray(x, dtype=numbers.dtype, device=ctx.device)
 
 
 def _package_of(x: Any) -> str:

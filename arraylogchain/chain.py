@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraylogchain._arrays import (
-    detached,
-    dtype_name,
-    enter,
-    is_differentiated,
-    is_traced,
-    on_host,
-    promote,
-)
-from arraylogchain._chain import evaluate, on_device, sampling, solve
+from arraylogchain import _chain_calls, _dispatch
+from arraylogchain._array.products.tiling import check_workspace
+from arraylogchain._arrays import dtype_name, is_differentiated, is_traced, on_host, promote
+from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._inputs import arguments
-from arraylogchain._inputs.chain import make_chain
+from arraylogchain._inputs.chain import Chain, enter_chain, make_chain
 from arraylogchain._inputs.lengths import check_lengths, check_states
 from arraylogchain._inputs.summary import summary
-from arraylogchain._chain.path_weight import path_log_weight
-from arraylogchain._chain.posterior import entropy, results
-from arraylogchain._chain.steps import Chain
-from arraylogchain._chain.viterbi.path import best_path
-from arraylogchain._context import Array, Context, shape_of
-from arraylogchain._array.products.tiling import check_workspace
-from arraylogchain._random import check_generator, uniforms
-from arraylogchain.plan import Plan, Segments, plan_chain
+from arraylogchain._random import check_generator, room_for_samples
+from arraylogchain.plan import Plan, plan_chain
 
 __all__ = ["ChainPath", "LogChain"]
 
@@ -119,37 +106,31 @@ class LogChain:
         self.arrays: dict[str, Array] = {"log_potentials": log_potentials, **given}
         self.lengths = lengths
         arguments.refuse_lists(self.arrays)
+        shapes = {name: shape_of(x) for name, x in self.arrays.items()}
+        self._batch = arguments.check_shapes(shapes)
         if is_traced():
-            shapes = {name: shape_of(x) for name, x in self.arrays.items()}
-            self._batch = arguments.check_shapes(shapes)
-            self._has_kernel = False
-        else:
-            if lengths is not None:
-                # Once: calls would wait for what is on a device.
-                self.lengths = np.array(on_host("lengths", lengths))
-            ctx, chain = self._enter()
-            self._batch = chain.batch
-            self._has_kernel = on_device.has_kernel(ctx, chain)
+            # Values, those of lengths included, are not at hand.
+            return
+        if lengths is not None:
+            # Once: calls would wait for what is on a device.
+            found = np.array(on_host("lengths", lengths))
+            self.lengths = found
+            check_lengths(found, self._batch, shapes["log_potentials"][-2])
+        enter_chain(self.arrays, None)
 
     def _enter(self) -> tuple[Context, Chain]:
         """Return the context and the arrays to compute with; no part of autograd."""
-        ctx, given = enter({name: detached(x) for name, x in self.arrays.items()})
-        return ctx, self._chain(given)
+        num_steps = int(self.arrays["log_potentials"].shape[-2])
+        return enter_chain(self.arrays, check_lengths(self.lengths, self._batch, num_steps))
 
-    def _chain(self, given: Mapping[str, Array]) -> Chain:
-        shapes = {name: shape_of(x) for name, x in given.items()}
-        batch = arguments.check_shapes(shapes)
-        return Chain(
-            batch=batch,
-            count=shapes["log_potentials"][-2],
-            size=shapes["log_potentials"][-1],
-            transitions=given.get("transitions", given.get("log_transitions")),
-            potentials=given["log_potentials"],
-            start=given.get("initial", given.get("log_initial")),
-            transitions_in_logs="log_transitions" in given,
-            start_in_logs="log_initial" in given,
-            lengths=check_lengths(self.lengths, batch, shapes["log_potentials"][-2]),
-        )
+    def _compute(self, operation: str) -> Array:
+        """Return what an operation that gives one array makes of the chain."""
+        if is_differentiated(*self.arrays.values()):
+            return getattr(_differentiable(), operation)(*self._asked())
+        ctx, chain = self._enter()
+        with ctx.computing():
+            out = _chain_calls.compute(operation, ctx, chain, self._workspace)
+            return ctx.hand_back(out)
 
     def log_partition(self) -> Array:
         """Return the log of the sum of the weights of all paths.
@@ -169,22 +150,7 @@ class LogChain:
         >>> round(float(np.exp(LogChain(x, transitions=stay).log_partition())), 6)
         0.55
         """
-        if is_differentiated(*self.arrays.values()):
-            return _differentiable().log_partition(*self._asked())
-        ctx, chain = self._enter()
-        by_kernel = on_device.log_partition
-        with ctx.computing():
-            out = self._solved(ctx, chain, evaluate.log_partition, -math.inf, by_kernel=by_kernel)
-            return ctx.hand_back(out)
-
-    def kept_log_partition(self) -> tuple[Context, Array, results.Pullback]:
-        """Return what `vjp.log_partition` is made of; see `results.log_partition`."""
-        ctx, chain = self._enter()
-        with ctx.computing():
-            out, pullback = solve.log_partition_and_pullback(
-                ctx, chain, self._planned(chain), self._keeps_states
-            )
-            return ctx, ctx.hand_back(out), pullback
+        return self._compute("log_partition")
 
     def forward_messages(self) -> Array:
         """Return the logs of the sums over all paths up to each state.
@@ -206,9 +172,7 @@ class LogChain:
         >>> np.exp(chain.forward_messages()).round(6).tolist()
         [[1.0, 0.0], [0.5, 0.5], [0.25, 0.75]]
         """
-        return self._states(
-            "forward_messages", evaluate.forward_messages, on_device.forward_messages, -math.inf
-        )
+        return self._compute("forward_messages")
 
     def backward_messages(self) -> Array:
         """Return the logs of the sums over all paths from each state on.
@@ -228,9 +192,7 @@ class LogChain:
         >>> np.exp(chain.backward_messages()).round(6).tolist()
         [[2.0, 3.0], [1.0, 1.0]]
         """
-        return self._states(
-            "backward_messages", evaluate.backward_messages, on_device.backward_messages, -math.inf
-        )
+        return self._compute("backward_messages")
 
     def marginals(self) -> Array:
         """Return the posterior probability of each state at each step.
@@ -249,7 +211,7 @@ class LogChain:
         >>> LogChain(x, transitions=np.ones((1, 2, 2))).marginals().round(6).tolist()
         [[0.5, 0.5], [0.75, 0.25]]
         """
-        return self._states("marginals", results.marginals, on_device.marginals, 0.0)
+        return self._compute("marginals")
 
     def entropy(self) -> Array:
         """Return the entropy of the posterior distribution over paths, in nats.
@@ -269,11 +231,7 @@ class LogChain:
         >>> round(float(chain.entropy() / np.log(2)), 6)  # 2**10 paths of the same weight
         10.0
         """
-        if is_differentiated(*self.arrays.values()):
-            return _differentiable().entropy(*self._asked())
-        ctx, chain = self._enter()
-        with ctx.computing():
-            return ctx.hand_back(self._solved(ctx, chain, entropy.entropy, 0.0))
+        return self._compute("entropy")
 
     def viterbi(self) -> ChainPath:
         """Return a path of largest weight.
@@ -307,12 +265,13 @@ class LogChain:
 
     def _viterbi(self) -> ChainPath:
         ctx, chain = self._enter()
-        trailing, dtype = (chain.count,), ctx.index_dtype
-        layout = {"trailing": trailing, "dtype": dtype, "past_end": -1}
         with ctx.computing():
-            found = self._solved(ctx, chain, best_path, 0, **layout)
-            weight = path_log_weight(ctx, chain, found, self._workspace)
-            return ChainPath(ctx.hand_back(found), ctx.hand_back(weight))
+            states = _chain_calls.compute("viterbi", ctx, chain, self._workspace)
+            path = states
+            if chain.lengths is not None:
+                path = ctx.xp.where(states < 0, ctx.xp.zeros_like(states), states)
+            weight = _chain_calls.log_weight(ctx, chain, self._workspace, path)
+            return ChainPath(ctx.hand_back(states), ctx.hand_back(weight))
 
     def log_weight(self, states: Array) -> Array:
         """Return the log weights of given paths.
@@ -351,8 +310,9 @@ class LogChain:
             return _differentiable().log_weight(*self._asked(), states, self._batch)
         ctx, chain = self._enter()
         with ctx.computing():
-            path = check_states(ctx, states, make_chain(self.arrays, chain.lengths))
-            return ctx.hand_back(path_log_weight(ctx, chain, path, self._workspace))
+            path = check_states(ctx, states, chain)
+            out = _chain_calls.log_weight(ctx, chain, self._workspace, path)
+            return ctx.hand_back(out)
 
     def sample(self, num_samples: int, rng: Any) -> Array:
         """Draw paths from their posterior distribution.
@@ -407,15 +367,10 @@ class LogChain:
 
     def _sample(self, num_samples: int, rng: Any) -> Array:
         ctx, chain = self._enter()
-        draw = uniforms(rng, ctx)
-
-        def compute(ctx: Context, chain: Chain, segments: Segments, workspace: int) -> Array:
-            return sampling.sample(ctx, chain, draw, num_samples, segments, workspace)
-
-        lead, trailing, dtype = (num_samples,), (chain.count,), ctx.index_dtype
-        layout = {"lead": lead, "trailing": trailing, "dtype": dtype, "past_end": -1}
         with ctx.computing():
-            out = self._solved(ctx, chain, compute, 0, **layout)
+            shape = (num_samples, *chain.batch, chain.num_steps)
+            out, uniforms = room_for_samples(ctx, rng, shape)
+            _chain_calls.sample(ctx, chain, self._workspace, out, uniforms)
             return ctx.hand_back(out)
 
     def expected_transitions(self) -> Array:
@@ -443,50 +398,16 @@ class LogChain:
         """
         if "transitions" not in self.arrays and "log_transitions" not in self.arrays:
             raise ValueError("expected_transitions needs transitions or log_transitions")
-        if is_differentiated(*self.arrays.values()):
-            return _differentiable().expected_transitions(*self._asked())
+        return self._compute("expected_transitions")
+
+    def _value_and_pullback(self) -> tuple[Context, Array, _chain_calls.Pullback]:
+        """Return what `vjp.log_partition` is made of."""
         ctx, chain = self._enter()
         with ctx.computing():
-            if chain.size == 0 or 0 in chain.batch or chain.count == 1:
-                shape = shape_of(chain.transitions)
-                out = ctx.xp.zeros(shape, dtype=ctx.result_dtype, device=ctx.device)
-            else:
-                out = solve.expected_transitions(ctx, chain, self._planned(chain))
-            return ctx.hand_back(out)
-
-    def _states(
-        self,
-        name: str,
-        compute: solve.Compute,
-        by_kernel: solve.ByKernel,
-        past_end: float,
-    ) -> Any:
-        """Return what `compute` makes of the chain for all states, [..., T, K]."""
-        if is_differentiated(*self.arrays.values()):
-            return getattr(_differentiable(), name)(*self._asked())
-        ctx, chain = self._enter()
-        layout = {"trailing": (chain.count, chain.size), "past_end": past_end}
-        with ctx.computing():
-            out = self._solved(ctx, chain, compute, past_end, by_kernel, **layout)
-            return ctx.hand_back(out)
-
-    def _solved(
-        self,
-        ctx: Context,
-        chain: Chain,
-        compute: solve.Compute,
-        nothing: float,
-        by_kernel: solve.ByKernel | None = None,
-        **layout: Any,
-    ) -> Array:
-        """Return what `compute` makes of the chain, and `nothing` where there are no paths at all.
-
-        See `solve.solve` for the layout of the result. Callers are within `Context.computing`.
-        """
-        if chain.size == 0 or 0 in chain.batch or 0 in layout.get("lead", ()):
-            return solve.without_states(ctx, chain, nothing, **layout)
-        plan = self._planned(chain)
-        return solve.solve(ctx, chain, plan, compute, by_kernel=by_kernel, **layout)
+            value, pullback = _chain_calls.value_and_pullback(
+                ctx, chain, self._workspace, self._keeps_states
+            )
+            return ctx, ctx.hand_back(value), pullback
 
     def _undifferentiated(self, name: str, compute: Callable[[], Any]) -> Any:
         if is_differentiated(*self.arrays.values()):
@@ -497,39 +418,40 @@ class LogChain:
         """Return the arguments of the chain; the workspace only if one was asked for."""
         return self.arrays, None if self._keeps_states else self._workspace, self.lengths
 
-    def plan(self) -> Plan:
-        """Return how the chain will be computed; print it.
+    def plan(self, operation: str = "log_partition") -> Plan:
+        """Return how a method will compute; print it.
 
         This depends on shapes, lengths, dtypes and on where the arrays are, not on their values.
+
+        Parameters
+        ----------
+        operation : str
+            The name of the method, such as ``"viterbi"``.
+
+        Raises
+        ------
+        ValueError
+            If there is no such method.
 
         Examples
         --------
         >>> import numpy as np
-        >>> chain = LogChain(np.zeros((100_000, 8)), transitions=np.ones((1, 8, 8)))
+        >>> chain = LogChain(np.zeros((100_000, 64)), transitions=np.ones((1, 64, 64)))
         >>> chain.plan().route
         'segments'
         """
-        # Of these arrays no more than shapes are read.
-        return self._planned(self._chain(self.arrays))
-
-    def _planned(self, chain: Chain) -> Plan:
-        matrices = chain.transitions
-        return plan_chain(
-            batch=chain.batch,
-            count=chain.count,
-            size=chain.size,
-            sizes=chain.sizes,
-            one_matrix=matrices is not None and int(matrices.shape[-3]) == 1,
-            lengths=chain.lengths,
-            read=sum(
-                math.prod(x.shape)
-                for x in (matrices, chain.potentials, chain.start)
-                if x is not None
-            ),
-            dtype=promote(dtype_name(x.dtype) for x in self.arrays.values()),
-            workspace=self._workspace,
-            has_kernel=self._has_kernel,
-        )
+        if operation not in _dispatch.CHAINS:
+            names = ", ".join(_dispatch.CHAINS)
+            raise ValueError(f"operation is {operation!r}; it must be one of {names}")
+        backends: tuple[str, ...] = ("array",)
+        if is_traced():
+            # Of these arrays no more than shapes are read.
+            chain = make_chain(self.arrays, None)
+        else:
+            ctx, chain = self._enter()
+            backends = _dispatch.backends(operation, ctx, chain)
+        dtype = promote(dtype_name(x.dtype) for x in self.arrays.values())
+        return plan_chain(operation, chain, dtype, backends, self._workspace)
 
     def __repr__(self) -> str:
         shapes = {name: shape_of(x) for name, x in self.arrays.items()}

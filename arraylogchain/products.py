@@ -7,18 +7,15 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import NamedTuple
 
-from arraylogchain._arrays import enter, is_differentiated
-from arraylogchain._chain.evaluate import last_message
-from arraylogchain._chain.steps import Chain
-from arraylogchain._context import Array, Context, shape_of
-from arraylogchain._fold import Shape, check_batches, fold
 from arraylogchain._array.products import linear, tiled
 from arraylogchain._array.products.certified import CertifiedKernel
 from arraylogchain._array.products.kernels import MaxPlusKernel
 from arraylogchain._array.products.levels import most_matrices, multiply_stack
 from arraylogchain._array.products.sequence import multiply_sequence
 from arraylogchain._array.products.tiling import check_workspace
-from arraylogchain.plan import best_segments
+from arraylogchain._arrays import enter, is_differentiated
+from arraylogchain._context import Array, Context, shape_of
+from arraylogchain._fold import Shape, check_batches, fold
 
 __all__ = ["MaxPlusProduct", "logchainexp", "logmatmulexp", "matmul", "maxplus_matmul"]
 
@@ -282,18 +279,9 @@ def _stack_product(ctx: Context, stack: Array, budget: int) -> Array:
             return multiply_stack(
                 ctx, stack, lambda inner, a, b: _logmatmulexp(inner, a, b, half), half
             )
-    chain = Chain(
-        batch=(*batch, size),
-        count=count,
-        size=size,
-        transitions=stack[..., None, 1:, :, :],
-        potentials=None,
-        start=stack[..., 0, :, :],
-        transitions_in_logs=True,
-        start_in_logs=True,
+    return multiply_stack(
+        ctx, stack, lambda inner, a, b: _logmatmulexp(inner, a, b, budget), budget
     )
-    segments = best_segments(count, size, chain.sizes, one_matrix=False, workspace=budget)
-    return last_message(ctx, chain, segments, budget)
 
 
 def _sequence_product(matrices: Sequence[Array], budget: int) -> Array:

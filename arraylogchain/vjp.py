@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from array_api_compat import array_namespace
 
 from arraylogchain import products
-from arraylogchain._arrays import detached, dtype_name, enter, promote, refuse_gradients
-from arraylogchain._context import DOUBLE, SINGLE, Array, Context, shape_of
 from arraylogchain._array.products import chain_gradients, gradients
 from arraylogchain._array.products.maxplus_gradients import maxplus_gradients
 from arraylogchain._array.products.tiling import check_workspace
+from arraylogchain._arrays import detached, dtype_name, enter, promote, refuse_gradients
+from arraylogchain._context import DOUBLE, SINGLE, Array, Context, shape_of
 from arraylogchain.chain import LogChain
 from arraylogchain.products import MaxPlusProduct
 
@@ -352,13 +352,13 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     if not isinstance(chain, LogChain):
         raise TypeError(f"chain must be a LogChain, got {type(chain).__name__}")
     refuse_gradients(chain.arrays)
-    ctx, value, raw = chain.kept_log_partition()
+    ctx, value, raw = chain._value_and_pullback()
     fields = {
         "log_potentials": "potentials",
         "log_transitions": "transitions",
         "transitions": "transitions",
-        "log_initial": "start",
-        "initial": "start",
+        "log_initial": "initial",
+        "initial": "initial",
     }
     has = {fields[name]: name for name in chain.arrays}
 
@@ -377,7 +377,9 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         with ctx.computing():
             found = raw(g, frozenset(has).intersection(names))
             given = {part: ctx.hand_back(x) for part, x in found.items()}
-        return ChainGradients(*(given.get(part) for part in ("potentials", "transitions", "start")))
+        return ChainGradients(
+            *(given.get(part) for part in ("potentials", "transitions", "initial"))
+        )
 
     return value, pullback
 

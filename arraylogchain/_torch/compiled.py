@@ -206,7 +206,7 @@ def _define_messages(name: str) -> Any:
     schema = f"({', '.join(_CHAIN_INPUTS)}, {_CHAIN_OPTIONS}) -> Tensor"
 
     def compute(*args: Any) -> Tensor:
-        return getattr(Partition(*args[3:]).chain(*args[:3]), name)().contiguous()
+        return Partition(*args[3:]).compute(name, *args[:3]).contiguous()
 
     def empty(*args: Any) -> Tensor:
         values = _empty_partition(*args[:3])

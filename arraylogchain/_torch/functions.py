@@ -9,7 +9,8 @@ not given are None throughout.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -137,18 +138,25 @@ def _classic(function: Any) -> Any:
 
 def on_arrays(function: Callable[..., Any], **tensors: Tensor | None) -> Any:
     """Call an array-level function on tensors by name, and hand its results back."""
-    try:
+    with needing_values():
         ctx, ready = enter({name: x for name, x in tensors.items() if x is not None})
-    except RuntimeError as error:
-        raise NotImplementedError(
-            "these tensors hold no values that can be read; is_grads_batched=True is not "
-            "supported, torch.func.vmap and torch.func.jacrev are"
-        ) from error
     with ctx.computing():
         result = function(ctx, *(ready.get(name) for name in tensors))
     if isinstance(result, tuple):
         return tuple(None if x is None else ctx.hand_back(x) for x in result)
     return ctx.hand_back(result)
+
+
+@contextmanager
+def needing_values() -> Iterator[None]:
+    """Say what would do, where tensors are read that have no values."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise NotImplementedError(
+            "these tensors hold no values that can be read; is_grads_batched=True is not "
+            "supported, torch.func.vmap and torch.func.jacrev are"
+        ) from error
 
 
 def check_tensors(**given: Any) -> None:

@@ -9,9 +9,9 @@ import torch
 from torch.autograd import Function
 
 from arraylogchain import products
+from arraylogchain._array.products import maxplus_gradients as rules
 from arraylogchain._arrays import enter
 from arraylogchain._fold import Shape
-from arraylogchain._array.products import maxplus_gradients as rules
 from arraylogchain._torch.functions import (
     Tensor,
     apply,

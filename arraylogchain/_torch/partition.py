@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-import math
-from functools import reduce
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from arraylogchain import vjp
+from arraylogchain._array.products.tiling import check_workspace
+from arraylogchain._chain_calls import compute, value_and_pullback
+from arraylogchain._context import Context
+from arraylogchain._inputs.chain import Chain, enter_chain, make_chain
 from arraylogchain._inputs.lengths import check_lengths
-from arraylogchain._torch.dual import DualChain
-from arraylogchain._torch.functions import Memo, Operation, Tensor, Tensors, Wanted, cast, chosen
-from arraylogchain.chain import LogChain
+from arraylogchain._torch import recursion
+from arraylogchain._torch.functions import (
+    Memo,
+    Operation,
+    Tensor,
+    Tensors,
+    Wanted,
+    cast,
+    chosen,
+    needing_values,
+    result_dtype,
+)
 
-# How far the form that gives second derivatives may be off before it is refused.
+# How far the recursion that gives second derivatives may be off before it is refused.
 _TOLERANCE = 1e-6
 
+_FIELDS = ("potentials", "transitions", "initial")
 
-def chain_batch(potentials: Tensor, transitions: Tensor | None, start: Tensor | None) -> Any:
+
+def chain_batch(potentials: Tensor, transitions: Tensor | None, initial: Tensor | None) -> Any:
     """Return the batch axes of a chain's inputs broadcast together."""
-    batches = [potentials.shape[:-2]]
-    batches += [] if transitions is None else [transitions.shape[:-3]]
-    batches += [] if start is None else [start.shape[:-1]]
-    return torch.broadcast_shapes(*batches)
+    given = ((potentials, 2), (transitions, 3), (initial, 1))
+    return torch.broadcast_shapes(*(x.shape[: x.ndim - n] for x, n in given if x is not None))
 
 
 class Partition(Operation):
@@ -34,30 +45,30 @@ class Partition(Operation):
     def __init__(
         self,
         transitions_in_logs: bool,
-        start_in_logs: bool,
+        initial_in_logs: bool,
         budget: int | None,
         lengths: Any = None,
     ) -> None:
-        self.transitions_in_logs = transitions_in_logs
-        self.start_in_logs = start_in_logs
-        self.budget = budget
+        self.names = (
+            "log_potentials",
+            "log_transitions" if transitions_in_logs else "transitions",
+            "log_initial" if initial_in_logs else "initial",
+        )
+        # Only a bound that was asked for makes gradients keep less than every state.
+        self.workspace, self.keeps_states = check_workspace(budget), budget is None
         self.lengths = lengths
 
-    def chain(self, *inputs: Tensor) -> LogChain:
-        """Return the chain of plain tensors."""
-        potentials, transitions, start = (x if x is None else x.detach() for x in inputs)
-        options = {
-            "log_transitions" if self.transitions_in_logs else "transitions": transitions,
-            "log_initial" if self.start_in_logs else "initial": start,
-        }
-        return LogChain(potentials, lengths=self.lengths, workspace=self.budget, **options)
-
     def value(self, memo: Memo | None, *inputs: Tensor) -> Tensor:
-        chain = self.chain(*inputs)
         if memo is None:
-            return chain.log_partition()
-        value, memo.pullback = vjp.log_partition(chain)
+            return self.compute("log_partition", *inputs)
+        value, memo.pullback = self._value_and_pullback(inputs)
         return value
+
+    def compute(self, operation: str, *inputs: Tensor) -> Tensor:
+        """Return what has no derivatives, or whose derivatives are not of interest."""
+        ctx, chain = self._enter(inputs)
+        with ctx.computing():
+            return ctx.hand_back(compute(operation, ctx, chain, self.workspace))
 
     def gradients(
         self, memo: Memo | None, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Tensor
@@ -68,78 +79,103 @@ class Partition(Operation):
             # is kept for another time, they are computed again.
             pullback, memo.pullback = memo.pullback, None
         if pullback is None:
-            _, pullback = vjp.log_partition(self.chain(*inputs))
-        names = chosen(vjp.ChainGradients._fields, wanted)
-        return chosen(pullback(g.detach(), names), wanted)
+            _, pullback = self._value_and_pullback(inputs)
+        return chosen(pullback(g, wanted), wanted)
 
     def tangent(self, out: Tensor, inputs: Tensors, tangents: Tensors) -> Tensor:
-        if _is_empty(inputs):
-            return torch.zeros_like(self.chain(*inputs).log_partition())
-        dual = self._dual(inputs, tangents)
-        gradients = self._certified(inputs, dual, torch.ones_like(dual.log_partition))
-        # All directions at once: the certified gradients know the sum of the changes.
-        pairs = [(x, dx) for x, dx in zip(gradients, tangents, strict=True) if dx is not None]
-        known = [(x * dx).nan_to_num() for x, dx in pairs]
-        scale = sum(float(x.abs().sum()) for x in known)
-        error = abs(float(dual.tangent.sum()) - sum(float(x.sum()) for x in known))
-        if math.isfinite(error) and error > _TOLERANCE * scale:
-            _refuse()
-        return dual.tangent.to(_dtype(inputs))
+        g = torch.ones(chain_batch(*inputs), dtype=torch.float64, device=inputs[0].device)
+        # The product with the Jacobian is the derivative of that with its transpose.
+        tangent = self._second(g, inputs, tangents, of_inputs=False)[0]
+        return tangent.to(result_dtype(*(x for x in inputs if x is not None)))
 
     def second(
         self, wanted: Wanted, out: Tensor, g: Tensor, inputs: Tensors, cotangents: Tensors
     ) -> Tensors:
-        if _is_empty(inputs):
-            return chosen([x if x is None else torch.zeros_like(x) for x in (g, *inputs)], wanted)
-        dual = self._dual(inputs, cotangents)
-        results = dual.gradients(g)
-        for known, result in zip(self._certified(inputs, dual, g), results, strict=True):
-            if result is not None and not _agree(known, result.value):
-                _refuse()
-        changes = [None if x is None else x.change for x in results]
-        return chosen(cast((dual.tangent, *changes), (g, *inputs)), wanted)
+        found = self._second(g, inputs, cotangents, of_inputs=True)
+        return chosen(cast(found, (g, *inputs)), wanted)
 
-    def _dual(self, inputs: Tensors, direction: Tensors) -> DualChain:
-        in_logs = (True, self.transitions_in_logs, self.start_in_logs)
-        lengths = check_lengths(self.lengths, tuple(chain_batch(*inputs)), inputs[0].shape[-2])
-        return DualChain(inputs, direction, in_logs, lengths, self.budget)
+    def _second(self, g: Tensor, inputs: Tensors, cotangents: Tensors, of_inputs: bool) -> Tensors:
+        """Return the gradients of `sum(cotangents * gradients)` to g and, if asked, to the inputs.
 
-    def _certified(self, inputs: Tensors, dual: DualChain, g: Tensor) -> Any:
-        """Return gradients that are proved right, having compared the value."""
-        wide = [None if x is None else x.detach().double() for x in inputs]
-        value, pullback = vjp.log_partition(self.chain(*wide))
-        if not _agree(value, dual.log_partition, 1.0):
-            _refuse()
-        return pullback(g.detach().double())
+        Raises
+        ------
+        FloatingPointError
+            Where the recursion's value or gradients are not those that are certified.
+        """
+        lengths = self._lengths(inputs)
+        # Within operators that the compiler sees, autograd is left out unless asked for.
+        autograd = torch._C.DispatchKey.AutogradFunctionality
+        with torch.enable_grad(), torch._C._SetExcludeDispatchKeyGuard(autograd, False):
+            g = g.detach().double().requires_grad_()
+            given = {name: x.double().requires_grad_() for name, x in self._given(inputs).items()}
+            out = recursion.log_partition(make_chain(given, lengths))
+            leaves = tuple(given.values())
+            found = torch.autograd.grad(out, leaves, g, create_graph=True, materialize_grads=True)
+            gradients = dict(zip(given, found, strict=True))
+            self._check(given, g, out, gradients)
+            product = 0 * g.sum()
+            for name, direction in zip(self.names, cotangents, strict=True):
+                if name in gradients and direction is not None:
+                    product = product + (gradients[name] * direction.detach()).sum()
+            leaves = (g, *leaves) if of_inputs else (g,)
+            of_g, *others = torch.autograd.grad(product, leaves, materialize_grads=True)
+        of_inputs_by_name = dict(zip(given, others, strict=False))
+        return [of_g, *(of_inputs_by_name.get(name) for name in self.names)]
+
+    def _check(
+        self, given: Mapping[str, Tensor], g: Tensor, out: Tensor, gradients: Mapping[str, Tensor]
+    ) -> None:
+        inputs = [given.get(name) for name in self.names]
+        certified, pullback = self._value_and_pullback(inputs)
+        known = pullback(g, tuple(x is not None for x in inputs))
+        pairs = [(x, gradients.get(name)) for name, x in zip(self.names, known, strict=True)]
+        agree = _agree(certified, out.detach(), 1.0) and all(
+            found is None or _agree(x, found.detach()) for x, found in pairs
+        )
+        if not agree:
+            raise FloatingPointError(
+                "second derivatives and forward-mode derivatives of a chain are computed on "
+                "float64 weights without logarithms, and the weights of this chain range too "
+                "widely for that (beyond 1e300 at one step); first derivatives by backward() are "
+                "right on any range"
+            )
+
+    def _value_and_pullback(self, inputs: Tensors) -> tuple[Tensor, Callable[..., Any]]:
+        """Return the value and what makes gradients of a cotangent, None for those not wanted."""
+        ctx, chain = self._enter(inputs)
+        with ctx.computing():
+            value, raw = value_and_pullback(ctx, chain, self.workspace, self.keeps_states)
+            value = ctx.hand_back(value)
+
+        def pullback(g: Tensor, wanted: Wanted) -> list[Tensor | None]:
+            with needing_values():
+                g = ctx.xp.asarray(g.detach().resolve_neg())
+            ctx.uses(g)
+            names = frozenset(chosen(_FIELDS, wanted))
+            with ctx.computing():
+                found = raw(g, names)
+                return [ctx.hand_back(found[x]) if x in names else None for x in _FIELDS]
+
+        return value, pullback
+
+    def _enter(self, inputs: Tensors) -> tuple[Context, Chain]:
+        return enter_chain(self._given(inputs), self._lengths(inputs))
+
+    def _given(self, inputs: Tensors) -> dict[str, Tensor]:
+        pairs = zip(self.names, inputs, strict=True)
+        return {name: x.detach() for name, x in pairs if x is not None}
+
+    def _lengths(self, inputs: Tensors) -> Any:
+        if self.lengths is None:
+            return None
+        return check_lengths(self.lengths, tuple(chain_batch(*inputs)), inputs[0].shape[-2])
 
 
-def _agree(known: Tensor, result: Tensor, least: float = 0.0) -> bool:
+def _agree(known: Tensor, found: Tensor, least: float = 0.0) -> bool:
     """Tell whether results agree where they are numbers, relative to the largest of them."""
     if not known.numel():
         return True
     numbers = torch.isfinite(known)
-    known = torch.where(numbers, known, 0)
-    scale = max(least, float(known.abs().max()))
-    error = torch.where(numbers, result - known, 0).abs()
-    return not bool((error > _TOLERANCE * (known.abs() + 1e-3 * scale)).any())
-
-
-def _refuse() -> None:
-    raise FloatingPointError(
-        "second derivatives and forward-mode derivatives of a chain are computed on float64 "
-        "weights without logarithms, and the weights of this chain range too widely for that "
-        "(beyond 1e300 at one step); first derivatives by backward() are right on any range"
-    )
-
-
-def _is_empty(inputs: Tensors) -> bool:
-    """Tell whether there are no chains or no states; a chain of one step has no transitions."""
-    potentials, transitions, start = inputs
-    own = [potentials.shape, () if start is None else start.shape]
-    if transitions is not None:
-        own.append((*transitions.shape[:-3], *transitions.shape[-2:]))
-    return any(0 in shape for shape in own)
-
-
-def _dtype(inputs: Tensors) -> Any:
-    return reduce(torch.promote_types, (x.dtype for x in inputs if x is not None))
+    known, found = (torch.where(numbers, x, 0) for x in (known, found))
+    allowed = _TOLERANCE * (known.abs() + 1e-3 * max(least, float(known.abs().max())))
+    return bool(((found - known).abs() <= allowed).all())

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from arraylogchain import products
+from arraylogchain._array.products.sequence import multiplication_order
 from arraylogchain._context import shape_of
 from arraylogchain._fold import Shape, fold
-from arraylogchain._array.products.sequence import multiplication_order
 from arraylogchain._torch import maxplus
 from arraylogchain._torch.functions import (
     Tensor,

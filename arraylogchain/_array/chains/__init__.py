@@ -8,13 +8,14 @@ it is in `values`, `posterior` (with `accumulate`), `entropy`, `viterbi`, `sampl
 
 from arraylogchain._array.chains.entropy import entropy
 from arraylogchain._array.chains.log_weight import log_weight
+from arraylogchain._array.chains.messages import backward_messages, forward_messages
 from arraylogchain._array.chains.posterior import (
     expected_transitions,
     marginals,
     value_and_pullback,
 )
 from arraylogchain._array.chains.sampling import sample
-from arraylogchain._array.chains.values import backward_messages, forward_messages, log_partition
+from arraylogchain._array.chains.values import log_partition
 from arraylogchain._array.chains.viterbi import viterbi
 
 __all__ = [

@@ -44,9 +44,7 @@ class _TileEntropy:
     def __init__(self, tile: Tile, pieces: Pieces, workspace: int) -> None:
         self.tile, self.ctx, self.panel = tile, tile.ctx, pieces.panel
         self.block = max(1, workspace // (8 * 32))
-        options = Options(
-            together=pieces.together, panel=pieces.panel, workspace=workspace // 4
-        )
+        options = Options(together=pieces.together, panel=pieces.panel, workspace=workspace // 4)
         self.sweep = Sweep(tile, proving_levels(tile.ctx, options))
         self._matrix: Matrix | None = None
         self._weighted: Array | None = None
@@ -107,9 +105,7 @@ class _TileEntropy:
         tile = self.tile.select(index)
         logs = logs_of_all(self.tile, before).select(ctx, index, axis).values
         own = xp.take(entropies, index, axis=axis)
-        matrix = Matrix(
-            ctx, tile.matrix(i), tile.chain.transitions_in_logs, ctx.widest, []
-        )
+        matrix = Matrix(ctx, tile.matrix(i), tile.chain.transitions_in_logs, ctx.widest, [])
         groups, rows, size = (int(n) for n in logs.shape)
         out = ctx.empty((groups, rows, size), logs.dtype)
         width = max(1, min(size, self.block // (groups * size)))

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._inputs.chain import Chain
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import Box, boxes, chunks, within
 from arraylogchain._fold import lengths as lengths_of
+from arraylogchain._inputs.chain import Chain
 
 # Bytes for each step of a path: two states, indices as the library arranges them, entries as given
 # and widened, their logarithms, masks.

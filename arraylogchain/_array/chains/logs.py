@@ -47,20 +47,14 @@ class LogStepper:
         groups, rows, size = self.tile.state_shape
         dtype = ctx.dtype(ctx.widest)
         zeros = xp.zeros((groups, rows, 1), dtype=dtype, device=ctx.device)
-        exponent = zeros
         if start is None:
             values = xp.zeros((groups, rows, size), dtype=dtype, device=ctx.device)
         elif self.tile.start_in_logs:
             values = ctx.load(start, ctx.widest)
         else:
-            values, _ = self._logs_of(start[..., None, :], in_logs=False)
-            values = values[..., 0, :]
-        return self._rescaled(State(values, exponent, zeros, None, in_logs=True), None)
-
-    def _logs_of(self, given: Array, in_logs: bool) -> tuple[Array, Array]:
-        """Return logs of weights [..., m, n], and the integers to add to them."""
-        matrix = Matrix(self.ctx, given, in_logs, self.ctx.widest, [])
-        return matrix.logs(slice(0, int(given.shape[-1])), self.ctx.widest)
+            # As if the rows were those of matrices.
+            values, _ = Matrix(ctx, start, False, ctx.widest, []).logs(slice(0, size), ctx.widest)
+        return self._rescaled(State(values, zeros, zeros, None, in_logs=True), None)
 
     def _multiplied(self, state: State, i: int) -> State:
         ctx = self.ctx

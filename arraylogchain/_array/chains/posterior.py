@@ -185,9 +185,7 @@ class TilePosterior:
         factors, self._factors = self._factors, None
         return factors
 
-    def add(
-        self, cotangent: Array | None, sums: ChainSums, factors: Factors | None = None
-    ) -> None:
+    def add(self, cotangent: Array | None, sums: ChainSums, factors: Factors | None = None) -> None:
         """Add the gradients for a cotangent [*batch] of log Z, or of ones.
 
         `factors` may lie in the memory of ``sums.potentials``: the exponentials of each step are
@@ -270,9 +268,9 @@ class TilePosterior:
         limit = 2.0 ** (precision.top - self.ceiling - _SPARE)
         gone = [p.gone for p in (step.forward[0], step.backward[0]) if p.gone is not None]
         low, high = float(xp.min(total)), float(xp.max(total))
-        if not gone and low >= lost * (1.0 + a.high) and a.high * self._most <= limit * low:
-            if self._least >= precision.tiny * high:
-                return None
+        in_range = self._least >= precision.tiny * high and a.high * self._most <= limit * low
+        if not gone and in_range and low >= lost * (1.0 + a.high):
+            return None
         largest, size_of_g = xp.max(a.values, axis=-1, keepdims=True), xp.abs(g)
         proved = (total >= lost * (1.0 + largest)) & (largest * size_of_g <= limit * total)
         proved = proved & (size_of_g >= precision.tiny * total)

@@ -32,9 +32,7 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
     """
     xp = ctx.xp
     order = (*range(1, out.ndim), 0)
-    views = [
-        arrange(xp, chain, xp.permute_dims(x, order), trailing=2) for x in (out, uniforms)
-    ]
+    views = [arrange(xp, chain, xp.permute_dims(x, order), trailing=2) for x in (out, uniforms)]
     pieces = cut_chain(chain, workspace // 2, history=True)
     for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
         sampler = _TileSampler(tile, pieces, workspace)
@@ -47,9 +45,7 @@ class _TileSampler:
 
     def __init__(self, tile: Tile, pieces: Pieces, workspace: int) -> None:
         self.tile, self.ctx, self.columns = tile, tile.ctx, Columns(tile)
-        options = Options(
-            together=pieces.together, panel=pieces.panel, workspace=workspace // 8
-        )
+        options = Options(together=pieces.together, panel=pieces.panel, workspace=workspace // 8)
         self.history = History(Sweep(tile, proving_levels(tile.ctx, options)), pieces.block)
         entries = 8 * 6 * tile.state_shape[0] * tile.state_shape[1] * tile.state_shape[2]
         self.together = max(1, workspace // 4 // entries)

@@ -144,7 +144,7 @@ class ScaledStepper:
         unproved : bool array [groups, rows, 1] or None
             Rows whose step is not proved; their values mean nothing.
         """
-        xp, ctx = self.ctx.xp, self.ctx
+        xp = self.ctx.xp
         keeps = self.options.keeps_products
         out = self._room(before) if out is None else out
         if before is None:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from arraylogchain._context import Array, Context, Precision, whole_maximum
+from arraylogchain._context import Array, Context, Precision
 
 # log(2) in two parts. The first has 21 bits: times an exponent below 2**32 it is exact in float64.
 _LN2_HIGH = 1453634 / 2**21

@@ -1,10 +1,10 @@
-"""Values and messages of chains, step by step."""
+"""The sum over all paths of chains, step by step or in segments of time."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
+from arraylogchain._array.chains import time_parallel
 from arraylogchain._array.chains.plans import cut_chain
 from arraylogchain._array.chains.scaled import Options
 from arraylogchain._array.chains.states import State, add_scale, log_sum
@@ -12,10 +12,16 @@ from arraylogchain._array.chains.sweep import Part, Sweep, proving_levels
 from arraylogchain._array.chains.tiles import Tile, arrange, tiles
 from arraylogchain._context import Array, Context
 from arraylogchain._inputs.chain import Chain
+from arraylogchain.plan import count_segments, sizes_of
 
 
 def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the logs of the sums over all paths, [*batch]."""
+    segments = count_segments("log_partition", sizes_of(chain), workspace)
+    if segments > 1 and chain.final is None:
+        found = time_parallel.log_partition(ctx, chain, segments, workspace)
+        if found is not None:
+            return found
     out = ctx.empty(chain.batch, ctx.result_dtype)
     view = arrange(ctx.xp, chain, out, trailing=0)
     pieces = cut_chain(chain, workspace)
@@ -54,44 +60,3 @@ def log_total(tile: Tile, last: State) -> Array:
     final = ctx.load(final, ctx.widest)
     logs = final if tile.chain.final_in_logs else ctx.xp.log(final)
     return add_scale(log_sum(ctx, last.values + logs), last.exponent, last.offset)
-
-
-def forward_messages(ctx: Context, chain: Chain, workspace: int) -> Array:
-    """Return the logs of the weights after every step, [*batch, T, K], each one right."""
-    return _messages(ctx, chain, workspace, backward=False)
-
-
-def backward_messages(ctx: Context, chain: Chain, workspace: int) -> Array:
-    """Return the logs of the weights that follow each step, [*batch, T, K], each one right."""
-    return _messages(ctx, chain, workspace, backward=True)
-
-
-def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Array:
-    xp = ctx.xp
-    out = ctx.empty((*chain.batch, chain.num_steps, chain.num_states), ctx.result_dtype)
-    if chain.lengths is not None:
-        out[...] = -math.inf
-    view = arrange(xp, chain, out, trailing=2)
-    pieces = cut_chain(chain, workspace)
-    options = Options(
-        keeps_products=backward,
-        proves_products=backward,
-        together=pieces.together,
-        panel=pieces.panel,
-        workspace=workspace // 4,
-    )
-    levels = proving_levels(ctx, options)
-    for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
-        read = tile.reversed() if backward else tile
-        sweep = Sweep(read, levels)
-        for i in range(tile.num_steps):
-            target = view[(*tile.box, read.time(i), ...)]
-            for part in sweep.advance():
-                state = part.product if backward else part.state
-                assert state is not None
-                own = read if part.index is None else read.select(part.index)
-                logs, real = state.logs(ctx), own.has_step(i)
-                if real is not None:
-                    logs = xp.where(real, logs, xp.full_like(logs, -math.inf))
-                own.place(target, logs)
-    return out

@@ -25,11 +25,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from arraylogchain._context import Array, Context, Precision, whole_maximum
-from arraylogchain._fold import boxes, chunks, within
 from arraylogchain._array.products import exact
 from arraylogchain._array.products.factors import exponentials, provable_from
 from arraylogchain._array.products.tiling import Tiling, tile_product
+from arraylogchain._context import Array, Context, Precision, whole_maximum
+from arraylogchain._fold import boxes, chunks, within
 
 # exp(2 * 36) times _NARROW_TERMS, and exp(-2 * 36), are normal numbers in float32, and so are those
 # of 340 in float64.

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._array.products.gradients import logmatmulexp_gradients
 from arraylogchain._array.products.levels import Multiply, next_level, pairs_of, without_whole_part
 from arraylogchain._array.products.sequence import multiplication_order, multiply_sequence
+from arraylogchain._context import Array, Context, shape_of
 
 Step = tuple[Array, Array, Array]  # the factors of a product as they were multiplied, the product
 

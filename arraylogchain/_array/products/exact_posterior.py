@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from arraylogchain._context import Array, Context, Precision
-from arraylogchain._fold import chunks
 from arraylogchain._array.products import exact
 from arraylogchain._array.products.posterior import Moments, Operand
 from arraylogchain._array.products.sums import Sums
+from arraylogchain._context import Array, Context, Precision
+from arraylogchain._fold import chunks
 
 
 class Exact:

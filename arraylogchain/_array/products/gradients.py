@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from arraylogchain._context import Array, Context, shape_of
-from arraylogchain._fold import Box, Fold, Shape, boxes, fold, lengths
 from arraylogchain._array.products.linear import Axes, contract
 from arraylogchain._array.products.posterior import Moments, Operand, operand
 from arraylogchain._array.products.sums import Sums
 from arraylogchain._array.products.tile_posterior import Tile
 from arraylogchain._array.products.tiling import Tiling, tile_product
+from arraylogchain._context import Array, Context, shape_of
+from arraylogchain._fold import Box, Fold, Shape, boxes, fold, lengths
 
 # Rows and columns of a tile where they fit: what is added up over tiles is written once per tile.
 _SIDE = 1024

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from arraylogchain._context import Array, Context
-from arraylogchain._fold import blocks, chunks
 from arraylogchain._array.products.exact import maximum
 from arraylogchain._array.products.tiling import tile_product
+from arraylogchain._context import Array, Context
+from arraylogchain._fold import blocks, chunks
 
 
 class MaxPlusKernel:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from arraylogchain._array.products.tiling import Tiling, tile_product
 from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._fold import Box, Shape, boxes, fold, lengths
-from arraylogchain._array.products.tiling import Tiling, tile_product
 
 # Copied boxes take at most this many times the elements of one elementwise step: 2 MB on a CPU.
 _COPIED_BLOCKS = 8

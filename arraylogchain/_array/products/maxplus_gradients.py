@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from arraylogchain._array.products.tiling import DEFAULT_WORKSPACE
 from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._fold import Box, Fold, Shape, boxes, fold
-from arraylogchain._array.products.tiling import DEFAULT_WORKSPACE
 
 
 def maxplus_gradients(

@@ -20,10 +20,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from arraylogchain._context import Array, Context, Precision, whole_maximum
-from arraylogchain._fold import boxes, chunks, within
 from arraylogchain._array.products.factors import exponentials, provable_from
 from arraylogchain._array.products.sums import Sums
+from arraylogchain._context import Array, Context, Precision, whole_maximum
+from arraylogchain._fold import boxes, chunks, within
 
 # Where the entries of each operand span at most this, every one of K terms is at least exp(-61),
 # or exp(-661), and their sum is above the line, 5 K tiny / eps, whatever K.

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from arraylogchain._context import Array, Context
-from arraylogchain._fold import Box, boxes, within
 from arraylogchain._array.products.exact_posterior import Exact
 from arraylogchain._array.products.posterior import Moments, Operand, Scaled, operand
 from arraylogchain._array.products.sums import Sums
 from arraylogchain._array.products.tiling import tile_product
+from arraylogchain._context import Array, Context
+from arraylogchain._fold import Box, boxes, within
 
 # One entry on the exact road costs about as much as this many on a matrix multiply.
 _EXACT_COST = 64

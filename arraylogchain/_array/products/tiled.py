@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from arraylogchain._array.products.tiling import Tiling
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import Fold, boxes, lengths
-from arraylogchain._array.products.tiling import Tiling
 
 
 class TileKernel(Protocol):

@@ -1,1 +1,0 @@
-"""States, and steps from one to the next, in scaled form and in logs."""

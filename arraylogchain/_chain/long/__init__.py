@@ -1,1 +1,0 @@
-"""Long chains with time cut into segments, which are computed side by side."""

@@ -1,1 +1,0 @@
-"""The way back through chains: gradients, posterior weights, entropy."""

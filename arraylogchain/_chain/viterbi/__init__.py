@@ -1,1 +1,0 @@
-"""Paths of largest weight."""

@@ -1,0 +1,86 @@
+"""Operations on chains, each by the implementation that the plan picks.
+
+What `LogChain`, `vjp` and torch call; callers are within `Context.computing`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from arraylogchain import _dispatch
+from arraylogchain._context import Array, Context, shape_of
+from arraylogchain._inputs.chain import Chain
+
+# Takes a cotangent [*batch] and which of 'potentials', 'transitions' and 'initial' are wanted;
+# returns their gradients by name, in the shapes and dtypes of the chain's arrays.
+Pullback = Callable[[Array, frozenset[str]], dict[str, Array]]
+
+
+def compute(operation: str, ctx: Context, chain: Chain, workspace: int) -> Array:
+    """Return 'log_partition', 'forward_messages', ...: an operation that gives one array."""
+    if _is_empty(chain) or (operation == "expected_transitions" and chain.num_steps == 1):
+        return _of_nothing(operation, ctx, chain)
+    function = _dispatch.for_chain(operation, ctx, chain, workspace)
+    return function(ctx, chain, workspace)
+
+
+def value_and_pullback(
+    ctx: Context, chain: Chain, workspace: int, keep: bool
+) -> tuple[Array, Pullback]:
+    """Return the logs of the sums over all paths, [*batch], and their pullback.
+
+    With `keep`, every state is kept for the pullback though that takes more than `workspace`, and
+    not only one in about sqrt(T).
+    """
+    if not _is_empty(chain):
+        function = _dispatch.for_chain("value_and_pullback", ctx, chain, workspace)
+        value, pullback = function(ctx, chain, workspace, keep)
+        return value, pullback
+
+    def zeros(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
+        return {name: ctx.xp.zeros_like(getattr(chain, name)) for name in wanted}
+
+    return _of_nothing("log_partition", ctx, chain), zeros
+
+
+def log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> Array:
+    """Return the log weights of paths [..., T]; those past a row's length are ignored."""
+    function = _dispatch.for_chain("log_weight", ctx, chain, workspace)
+    return function(ctx, chain, workspace, states)
+
+
+def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Array) -> None:
+    """Write paths into `out`, [num_samples, *batch, T], from numbers in [0, 1)."""
+    if 0 in out.shape:
+        return
+    if chain.num_states == 0:
+        out[...] = _of_nothing("viterbi", ctx, chain)
+        return
+    function = _dispatch.for_chain("sample", ctx, chain, workspace)
+    function(ctx, chain, workspace, out, uniforms)
+
+
+def _is_empty(chain: Chain) -> bool:
+    """Tell whether there are no chains, or no paths because there are no states."""
+    return chain.num_states == 0 or 0 in chain.batch
+
+
+def _of_nothing(operation: str, ctx: Context, chain: Chain) -> Array:
+    """Return the result for chains without states, or for no chain."""
+    xp, dtype = ctx.xp, ctx.result_dtype
+    if operation == "expected_transitions":
+        return xp.zeros(shape_of(chain.transitions), dtype=dtype, device=ctx.device)
+    value: Any = -math.inf if operation == "log_partition" else 0.0
+    shape = chain.batch
+    if operation == "viterbi":
+        value, dtype, shape = 0, ctx.index_dtype, (*shape, chain.num_steps)
+    elif operation not in ("log_partition", "entropy"):
+        shape = (*shape, chain.num_steps, chain.num_states)
+    out = xp.full(shape, value, dtype=dtype, device=ctx.device)
+    if operation == "viterbi" and chain.lengths is not None:
+        times = xp.arange(chain.num_steps, dtype=dtype, device=ctx.device)
+        real = ctx.integers(chain.lengths)[..., None] > times
+        out = xp.where(real, out, xp.full_like(out, -1))
+    return out

@@ -374,8 +374,7 @@ class LogChain:
         if isinstance(states, ChainPath):
             raise TypeError("states is a ChainPath; pass its first field, path.states")
         if is_differentiated(*self.arrays.values()):
-            sizes = None if self.sequences is None else self.sequences.sizes
-            return _differentiable().log_weight(*self._asked(), states, self._batch, sizes)
+            return _differentiable().log_weight(*self._asked(), states, self._batch)
         ctx, chain = self._enter()
         with ctx.computing():
             path = check_states(ctx, states, chain)

@@ -212,12 +212,3 @@ def test_weights_of_states_that_do_not_exist(torch):
     compiled = torch.compile(model, fullgraph=True, backend="eager")(x, edges, states)
     assert compiled.isnan().tolist() == [False, True, True, True]
     torch.testing.assert_close(compiled[0], model(x, edges, states[0]))
-
-    matrices = [torch.ones(2, 3)]
-    padded = torch.compile(
-        lambda x, y, states: alc.LogChain([x, y], transitions=matrices).log_weight(states),
-        fullgraph=True,
-        backend="eager",
-    )
-    found = padded(torch.zeros(2), torch.zeros(3), torch.tensor([[1, 2], [2, 0]]))
-    assert found.isnan().tolist() == [False, True]

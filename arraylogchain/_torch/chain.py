@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from arraylogchain._inputs.lengths import check_integers, check_path_shape, check_range
-from arraylogchain._inputs.sequences import check_own
 from arraylogchain._torch.functions import (
     Gradients,
     Memo,
@@ -120,7 +119,6 @@ def log_weight(
     lengths: Any,
     states: Any,
     batch: tuple[int, ...],
-    sizes: list[int] | None,
 ) -> Tensor:
     """Return `LogChain.log_weight`, differentiable."""
     check_tensors(**given)
@@ -137,11 +135,8 @@ def log_weight(
         states = torch.where(real, states, 0)
     if not torch.compiler.is_compiling() and states.numel():
         check_range(int(states.min()), int(states.max()), size)
-        if sizes is not None:
-            check_own(states, sizes)
     # What the compiler sees cannot be checked: there, such states make NaN.
-    own = size if sizes is None else torch.as_tensor(sizes, device=potentials.device).clamp(min=1)
-    outside = ((states < 0) | (states >= own)).any(-1)
+    outside = ((states < 0) | (states >= size)).any(-1)
     states = states.clamp(0, max(size - 1, 0))
     whole: Any = 0.0
     rest: Any = 0.0

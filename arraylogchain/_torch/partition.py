@@ -87,7 +87,7 @@ class Partition(Operation):
         g = torch.ones(chain_batch(*inputs), dtype=torch.float64, device=inputs[0].device)
         # The product with the Jacobian is the derivative of that with its transpose.
         (tangent,) = self._second((True, False, False, False), g, inputs, tangents)
-        return tangent.to(result_dtype(*(x for x in inputs if x is not None)))
+        return tangent.to(result_dtype(*inputs))
 
     def second(
         self, wanted: Wanted, out: Tensor, g: Tensor, inputs: Tensors, cotangents: Tensors
@@ -108,8 +108,8 @@ class Partition(Operation):
         autograd = torch._C.DispatchKey.AutogradFunctionality
         with torch.enable_grad(), torch._C._SetExcludeDispatchKeyGuard(autograd, False):
             g = g.detach().double().requires_grad_()
-            given = {name: x.double().requires_grad_() for name, x in self._given(inputs).items()}
-            leaves = [given.get(name) for name in self.names]
+            leaves = [x if x is None else x.detach().double().requires_grad_() for x in inputs]
+            given = self._given(leaves)
             out = recursion.log_partition(make_chain(given, lengths))
             found = torch.autograd.grad(
                 out, tuple(given.values()), g, create_graph=True, materialize_grads=True
@@ -160,7 +160,7 @@ class Partition(Operation):
 
     def _given(self, inputs: Tensors) -> dict[str, Tensor]:
         pairs = zip(self.names, inputs, strict=True)
-        return {name: x.detach() for name, x in pairs if x is not None}
+        return {name: x for name, x in pairs if x is not None}
 
     def _lengths(self, inputs: Tensors) -> Any:
         if self.lengths is None:

@@ -73,9 +73,9 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Array:
 
 def _differentiable() -> ModuleType:
     """Return the functions for tensors that autograd follows; torch is loaded by then."""
-    from arraylogchain import _torch
+    from arraylogchain._torch import products
 
-    return _torch
+    return products
 
 
 def _matmul(ctx: Context, a: Array, b: Array, budget: int) -> Array:

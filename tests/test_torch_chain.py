@@ -1,5 +1,7 @@
 """Derivatives of chains of torch tensors: autograd, forward mode, transforms."""
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -279,6 +281,56 @@ def test_wide_ranges(torch):
             (x.detach(),),
             (torch.ones_like(x),),
         )
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e308])
+def test_second_derivatives_of_large_and_small_weights(torch, scale):
+    """A factor of all transitions adds to the value, and changes no derivative."""
+    given = arguments(torch, ((2, 4, 3), (1, 3, 3), None), logs=False, grad=False)
+    x, P = given.values()
+    P = P / P.max()
+
+    def product(P):
+        """Return a product with the matrix of second derivatives."""
+        f = lambda x: alc.LogChain(x, transitions=P).log_partition().sum()  # noqa: E731
+        return torch.func.jvp(torch.func.grad(f), (x,), (x.cos(),))[1]
+
+    torch.testing.assert_close(product(P * scale), product(P))
+
+
+def test_infinite_weights_have_no_second_derivatives(torch):
+    given = arguments(torch, ((2, 4, 3), (1, 3, 3), None), logs=True, grad=False)
+    given["log_potentials"][1, 2, 0] = INF
+    given["log_potentials"].requires_grad_()
+    z = alc.LogChain(**given).log_partition()
+    (grad,) = torch.autograd.grad(z.sum(), given["log_potentials"], create_graph=True)
+    assert (grad[1] == 0).all()
+    with pytest.raises(FloatingPointError, match="range too widely"):
+        grad.sin().sum().backward()
+
+
+@in_logs
+def test_no_derivative_expands_shared_matrices(torch, logs):
+    rows, T, K = 50, 4, 20
+    given = arguments(torch, ((rows, T, K), (T - 1, K, K), (K,)), logs)
+    args = tuple(given.values())
+    largest = 0
+
+    class Sizes(importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            for x in out if isinstance(out, (tuple, list)) else (out,):
+                if isinstance(x, torch.Tensor):
+                    largest = max(largest, x.untyped_storage().nbytes() // x.element_size())
+            return out
+
+    f = method("log_partition", given)
+    with Sizes():
+        first = torch.autograd.grad(f(*args).sin().sum(), args, create_graph=True)
+        torch.autograd.grad([x.sin().sum() for x in first], args)
+        torch.func.jvp(f, tuple(x.detach() for x in args), args)
+    assert rows * T * K <= largest < rows * K * K
 
 
 def test_soft_masks(torch):

@@ -15,11 +15,10 @@ from arraylogchain._torch.functions import (
     Value,
     apply,
     check_tensors,
-    is_compiling,
-    operators,
     result_dtype,
 )
 from arraylogchain._torch.partition import Partition, chain_batch
+from arraylogchain._torch.tracing import is_compiling, operators
 
 Given = Mapping[str, Tensor]
 Options = tuple[bool, bool, int | None, Any]
@@ -203,7 +202,7 @@ def _messages(name: str, given: Given, budget: int | None, lengths: Any) -> Tens
 
 def _gradient(which: int, inputs: Any, batch: Any, options: Any) -> Tensor:
     wanted = tuple(i == which for i in range(len(inputs)))
-    dtype = result_dtype(*(x for x in inputs if x is not None))
+    dtype = result_dtype(*inputs)
     ones = torch.ones(batch, dtype=dtype, device=inputs[0].device)
     if is_compiling():
         (result,) = operators().log_partition_gradients(*inputs, None, ones, list(wanted), *options)

@@ -13,7 +13,7 @@ import torch
 from torch.library import custom_op
 
 from arraylogchain._torch import maxplus
-from arraylogchain._torch.functions import Operation, Tensor, Tensors, apply, result_dtype, spread
+from arraylogchain._torch.functions import Operation, Tensor, Tensors, result_dtype, spread
 from arraylogchain._torch.operations import LogMatmulExp, Matmul
 from arraylogchain._torch.partition import Partition, chain_batch
 
@@ -49,34 +49,46 @@ def define(
     n = len(inputs)
     of_inputs = ", ".join(inputs)
     of_gradients = f"{of_inputs}, Tensor? out, Tensor g, bool[] wanted"
-    cotangents = ", ".join(f"Tensor? cotangent{i}" for i in range(n))
-
-    def operator(suffix: str, arguments: str, returns: str, compute: Any, empty: Any) -> Any:
-        schema = f"({arguments}, {options}) -> {returns}"
-        return _operator(f"{name}{suffix}", schema, compute, empty)
+    of_second = ", ".join((of_gradients, *(f"Tensor? cotangent{i}" for i in range(n))))
 
     def compute_value(*args: Any) -> Tensor:
         return make(*args[n:]).value(None, *args[:n]).contiguous()
 
     def compute_gradients(*args: Any) -> list[Tensor]:
-        given, (out, g, wanted), rest = args[:n], args[n : n + 3], args[n + 3 :]
+        given, out, g, wanted, *rest = args[:n], *args[n:]
         return _contiguous(make(*rest).gradients(None, tuple(wanted), out, g, *given))
+
+    def compute_second(*args: Any) -> list[Tensor]:
+        given, out, g, wanted, *rest = args[:n], *args[n:]
+        return _contiguous(make(*rest[n:]).apply_second(tuple(wanted), out, g, given, rest[:n]))
+
+    def empty_value(*args: Any) -> Tensor:
+        return fake(*args[:n])
 
     def empty_gradients(*args: Any) -> list[Tensor]:
         return _like(args[:n], args[n + 2])
 
-    def compute_second(*args: Any) -> list[Tensor]:
-        given, (out, g, wanted), rest = args[:n], args[n : n + 3], args[n + 3 :]
-        return _contiguous(make(*rest[n:]).apply_second(tuple(wanted), out, g, given, rest[:n]))
-
     def empty_second(*args: Any) -> list[Tensor]:
         return _like((args[n + 1], *args[:n]), args[n + 2])
 
-    value = operator("", of_inputs, "Tensor", compute_value, lambda *args: fake(*args[:n]))
-    gradients = operator("_gradients", of_gradients, "Tensor[]", compute_gradients, empty_gradients)
-    second = operator(
-        "_second", f"{of_gradients}, {cotangents}", "Tensor[]", compute_second, empty_second
+    def schema(arguments: str, returns: str) -> str:
+        return f"({arguments}, {options}) -> {returns}"
+
+    value = _operator(name, schema(of_inputs, "Tensor"), compute_value, empty_value)
+    gradients = _operator(
+        f"{name}_gradients", schema(of_gradients, "Tensor[]"), compute_gradients, empty_gradients
     )
+    second = _operator(
+        f"{name}_second", schema(of_second, "Tensor[]"), compute_second, empty_second
+    )
+    _register_autograd(make, n, value, gradients, second)
+    return value, gradients
+
+
+def _register_autograd(
+    make: Callable[..., Operation], n: int, value: Any, gradients: Any, second: Any
+) -> None:
+    """Say what the derivatives of an operator of n inputs and of its gradients are."""
 
     def save(ctx: Any, inputs: Any, output: Tensor) -> None:
         ctx.options = inputs[n:]
@@ -89,23 +101,20 @@ def define(
         grads = gradients(*given, out, g, wanted, *ctx.options)
         return (*spread(grads, wanted), *(None for _ in ctx.options))
 
-    value.register_autograd(backward, setup_context=save)
-
     def save_gradients(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.wanted, *ctx.options = inputs[n + 2 :]
         ctx.save_for_backward(*inputs[: n + 2])
 
     def backward_of_gradients(ctx: Any, cotangents: Any) -> Any:
         *given, out, g = ctx.saved_tensors
-        of_inputs, of_g = ctx.needs_input_grad[:n], ctx.needs_input_grad[n + 1]
-        needs = [of_g, *of_inputs]
-        given_cotangents = spread(cotangents, ctx.wanted)
-        grads = second(*given, out, g, needs, *given_cotangents, *ctx.options)
+        needs = [ctx.needs_input_grad[n + 1], *ctx.needs_input_grad[:n]]
+        cotangents = spread(cotangents, ctx.wanted)
+        grads = second(*given, out, g, needs, *cotangents, *ctx.options)
         of_g, *of_inputs = spread(grads, needs)
         return (*of_inputs, None, of_g, None, *(None for _ in ctx.options))
 
+    value.register_autograd(backward, setup_context=save)
     gradients.register_autograd(backward_of_gradients, setup_context=save_gradients)
-    return value, gradients
 
 
 def _operator(
@@ -191,9 +200,8 @@ _CHAIN_INPUTS = ("Tensor log_potentials", "Tensor? transitions", "Tensor? initia
 _CHAIN_OPTIONS = "bool transitions_in_logs, bool start_in_logs, int? budget, Tensor? lengths"
 
 
-def _empty_partition(*inputs: Tensor | None) -> Tensor:
-    given = [x for x in inputs if x is not None]
-    return given[0].new_empty(chain_batch(*inputs), dtype=result_dtype(*given))
+def _empty_partition(*inputs: Tensor) -> Tensor:
+    return inputs[0].new_empty(chain_batch(*inputs), dtype=result_dtype(*inputs))
 
 
 log_partition, log_partition_gradients = define(
@@ -217,9 +225,3 @@ def _define_messages(name: str) -> Any:
 
 forward_messages = _define_messages("forward_messages")
 backward_messages = _define_messages("backward_messages")
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def apply_uncompiled(function: Any, *args: Any) -> Any:
-    """Call a function for autograd where the compiler cannot look into it."""
-    return apply(function, *args)

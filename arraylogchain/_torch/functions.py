@@ -11,8 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from types import ModuleType
+from functools import cache, reduce
 from typing import Any
 
 import torch
@@ -23,25 +22,6 @@ from arraylogchain._arrays import enter, is_differentiated
 Tensor = Any
 Tensors = Sequence[Any]
 Wanted = tuple[bool, ...]
-
-
-def is_compiling() -> bool:
-    """Tell whether the compiler should see operators in this call.
-
-    Not in forward mode, where the tangents of operators would be zero without an error, nor under
-    `torch.func`, which cannot differentiate them.
-    """
-    transformed = (
-        torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
-    )
-    return torch.compiler.is_compiling() and not transformed
-
-
-def operators() -> ModuleType:
-    """Return the operators that the compiler sees; nobody else needs them."""
-    from arraylogchain._torch import compiled
-
-    return compiled
 
 
 class uncompiled:  # noqa: N801
@@ -59,11 +39,8 @@ class uncompiled:  # noqa: N801
         return self.function(*args)
 
 
-def result_dtype(*tensors: Tensor) -> Any:
-    dtype = tensors[0].dtype
-    for x in tensors[1:]:
-        dtype = torch.promote_types(dtype, x.dtype)
-    return dtype
+def result_dtype(*tensors: Tensor | None) -> Any:
+    return reduce(torch.promote_types, (x.dtype for x in tensors if x is not None))
 
 
 class Memo:
@@ -113,7 +90,8 @@ class Operation:
 def apply(function: Any, *args: Any) -> Any:
     """Call one of the functions below on the road that costs least here."""
     if torch.compiler.is_compiling():
-        return operators().apply_uncompiled(function, *args)
+        # Autograd's functions are more than the compiler can look into.
+        return torch.compiler.disable(apply)(function, *args)
     if torch._C._are_functorch_transforms_active():
         return function.apply(*args)
     if not is_differentiated(*args):

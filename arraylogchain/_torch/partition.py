@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from arraylogchain._torch.functions import (
     chosen,
     needing_values,
     result_dtype,
+    spread,
 )
 
 # How far the recursion that gives second derivatives may be off before it is refused.
@@ -85,17 +86,17 @@ class Partition(Operation):
     def tangent(self, out: Tensor, inputs: Tensors, tangents: Tensors) -> Tensor:
         g = torch.ones(chain_batch(*inputs), dtype=torch.float64, device=inputs[0].device)
         # The product with the Jacobian is the derivative of that with its transpose.
-        tangent = self._second(g, inputs, tangents, of_inputs=False)[0]
-        return tangent.to(result_dtype(*(x for x in inputs if x is not None)))
+        (tangent,) = self._second((True, False, False, False), g, inputs, tangents)
+        return tangent.to(result_dtype(*inputs))
 
     def second(
         self, wanted: Wanted, out: Tensor, g: Tensor, inputs: Tensors, cotangents: Tensors
     ) -> Tensors:
-        found = self._second(g, inputs, cotangents, of_inputs=True)
-        return chosen(cast(found, (g, *inputs)), wanted)
+        found = self._second(wanted, g, inputs, cotangents)
+        return cast(found, chosen((g, *inputs), wanted))
 
-    def _second(self, g: Tensor, inputs: Tensors, cotangents: Tensors, of_inputs: bool) -> Tensors:
-        """Return the gradients of `sum(cotangents * gradients)` to g and, if asked, to the inputs.
+    def _second(self, wanted: Wanted, g: Tensor, inputs: Tensors, cotangents: Tensors) -> Tensors:
+        """Return what `second` does, in float64.
 
         Raises
         ------
@@ -107,30 +108,26 @@ class Partition(Operation):
         autograd = torch._C.DispatchKey.AutogradFunctionality
         with torch.enable_grad(), torch._C._SetExcludeDispatchKeyGuard(autograd, False):
             g = g.detach().double().requires_grad_()
-            given = {name: x.double().requires_grad_() for name, x in self._given(inputs).items()}
+            leaves = [x if x is None else x.detach().double().requires_grad_() for x in inputs]
+            given = self._given(leaves)
             out = recursion.log_partition(make_chain(given, lengths))
-            leaves = tuple(given.values())
-            found = torch.autograd.grad(out, leaves, g, create_graph=True, materialize_grads=True)
-            gradients = dict(zip(given, found, strict=True))
-            self._check(given, g, out, gradients)
+            found = torch.autograd.grad(
+                out, tuple(given.values()), g, create_graph=True, materialize_grads=True
+            )
+            gradients = spread(found, [x is not None for x in leaves])
+            self._check(leaves, g, out, gradients)
             product = 0 * g.sum()
-            for name, direction in zip(self.names, cotangents, strict=True):
-                if name in gradients and direction is not None:
-                    product = product + (gradients[name] * direction.detach()).sum()
-            leaves = (g, *leaves) if of_inputs else (g,)
-            of_g, *others = torch.autograd.grad(product, leaves, materialize_grads=True)
-        of_inputs_by_name = dict(zip(given, others, strict=False))
-        return [of_g, *(of_inputs_by_name.get(name) for name in self.names)]
+            for x, direction in zip(gradients, cotangents, strict=True):
+                if direction is not None:
+                    product = product + (x * direction.detach()).sum()
+            asked = chosen((g, *leaves), wanted)
+            return torch.autograd.grad(product, asked, materialize_grads=True)  # type: ignore[no-any-return]
 
-    def _check(
-        self, given: Mapping[str, Tensor], g: Tensor, out: Tensor, gradients: Mapping[str, Tensor]
-    ) -> None:
-        inputs = [given.get(name) for name in self.names]
-        certified, pullback = self._value_and_pullback(inputs)
+    def _check(self, inputs: Tensors, g: Tensor, out: Tensor, gradients: Tensors) -> None:
+        value, pullback = self._value_and_pullback(inputs)
         known = pullback(g, tuple(x is not None for x in inputs))
-        pairs = [(x, gradients.get(name)) for name, x in zip(self.names, known, strict=True)]
-        agree = _agree(certified, out.detach(), 1.0) and all(
-            found is None or _agree(x, found.detach()) for x, found in pairs
+        agree = _agree(value, out.detach(), 1.0) and all(
+            x is None or _agree(x, y.detach()) for x, y in zip(known, gradients, strict=True)
         )
         if not agree:
             raise FloatingPointError(
@@ -163,7 +160,7 @@ class Partition(Operation):
 
     def _given(self, inputs: Tensors) -> dict[str, Tensor]:
         pairs = zip(self.names, inputs, strict=True)
-        return {name: x.detach() for name, x in pairs if x is not None}
+        return {name: x for name, x in pairs if x is not None}
 
     def _lengths(self, inputs: Tensors) -> Any:
         if self.lengths is None:
@@ -177,5 +174,5 @@ def _agree(known: Tensor, found: Tensor, least: float = 0.0) -> bool:
         return True
     numbers = torch.isfinite(known)
     known, found = (torch.where(numbers, x, 0) for x in (known, found))
-    allowed = _TOLERANCE * (known.abs() + 1e-3 * max(least, float(known.abs().max())))
+    allowed = _TOLERANCE * (known.abs() + 1e-3 * known.abs().max().clamp(min=least))
     return bool(((found - known).abs() <= allowed).all())

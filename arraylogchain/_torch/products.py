@@ -18,10 +18,9 @@ from arraylogchain._torch.functions import (
     Value,
     apply,
     check_tensors,
-    is_compiling,
-    operators,
 )
 from arraylogchain._torch.operations import LogMatmulExp, Matmul
+from arraylogchain._torch.tracing import is_compiling, operators
 
 
 def matmul(a: Tensor, b: Tensor, budget: int) -> Tensor:

@@ -216,7 +216,7 @@ def test_samples_of_short_rows_beside_windows(np_backend):
 
 
 def test_long_rows_are_cut_for_best_paths(np_backend):
-    """Rows of nearly all steps take the same road as those of all."""
+    """Rows of nearly all steps are computed as those of all."""
     T = 3_000
     x, transitions = normal(2, T, 3), uniform(1, 3, 3)
     chain = alc.LogChain(x, transitions=transitions, lengths=[T - 1, 40])

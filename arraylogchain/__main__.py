@@ -108,7 +108,7 @@ def _size(text: str) -> Size:
         n = t = v = c = 0
     if min(n, t, v, c) < 1:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not four whole numbers of at least 1, like 500,1,40,200"
+            f"{text!r} is not four integers of at least 1, like 500,1,40,200"
         )
     return n, t, v, c
 

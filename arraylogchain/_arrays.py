@@ -47,7 +47,7 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     Raises
     ------
     TypeError
-        For what is no array, a dtype that is not real floating, or a mixture of libraries.
+        For what is not an array, a dtype that is not real floating, or a mixture of libraries.
     ValueError
         For arrays on different devices.
     """
@@ -196,7 +196,7 @@ def refuse_gradients(given: Mapping[str, Array]) -> None:
     for name, x in given.items():
         if getattr(x, "requires_grad", False):
             raise NotImplementedError(
-                f"{name} requires grad, and arraylogchain.vjp is no part of autograd; call the "
+                f"{name} requires grad, and arraylogchain.vjp is not part of autograd; call the "
                 f"function of the same name in arraylogchain itself, which autograd follows, "
                 f"or pass {name}.detach()"
             )

@@ -45,7 +45,7 @@ def draw(content: Json, path: Path) -> None:
     axes.margins(y=0.01)
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
-    axes.set_xlabel("time relative to arraylogchain; hollow: wrong answers; bars: yardsticks")
+    axes.set_xlabel("time relative to arraylogchain; hollow: wrong answers; bars: baselines")
     machine = content["machine"]
     gpu = machine.get("gpu")
     where = gpu["name"] if gpu else f"{machine['cpu']}, {machine['cores']} cores"

@@ -214,7 +214,7 @@ def short_report(content: Json, path: Path) -> str:
 
 def _short_table(cases: Sequence[Json]) -> Iterator[str]:
     yield (
-        "| case | time | temporaries | error | × yardstick | fastest other | × ours | its error "
+        "| case | time | temporaries | error | × baseline | fastest other | × ours | its error "
         "| temporaries of others |"
     )
     yield "|---|--:|--:|--:|--:|---|--:|--:|--:|"

@@ -11,7 +11,7 @@ HOW_TO_READ = {
         "Cases with gradients: value and all gradients in one call. Error: the largest of the "
         "value's, as above, and of each gradient's: largest |out - exact| / largest |exact| of "
         "that gradient, against long double, or float64 where the case is in float32 and its sums "
-        "are long; wrong: the largest share of any. A yardstick is of the value and gradients, or "
+        "are long; wrong: the largest share of any. A baseline is of the value and gradients, or "
         "of the value alone where its row says so.\n\n"
         "Cases of paths: the error of a best path is how far its log weight, added up again in "
         "long double, lies below the largest; of marginals it is the largest |out - exact|, "
@@ -41,7 +41,7 @@ SHORT = {
     "cpu": (
         "Medians of interleaved rounds; temporaries beyond inputs and output; errors against long "
         "double, relative beyond 1, with the share of wrong infinities and NaN where there are "
-        "any. × yardstick: our time in units of the bare matrix multiplies of the same shapes. "
+        "any. × baseline: our time in units of the bare matrix multiplies of the same shapes. "
         "Fastest other: of all that were run, right or wrong. × ours: its time in units of ours; "
         "below 1 it is faster. All contestants, with spread and memory: "
     ),
@@ -50,7 +50,7 @@ SHORT = {
         "stream, of calls one after another; in parentheses without the time that the device "
         "waited for the host, where that is shorter. Temporaries beyond inputs and output; errors "
         "against long double, relative beyond 1, with the share of wrong infinities and NaN where "
-        "there are any. × yardstick: our time in units of `cupy.matmul` of the same shapes without "
+        "there are any. × baseline: our time in units of `cupy.matmul` of the same shapes without "
         "TF32, for thin and small matrices of a copy of as many bytes. Fastest other: of all that "
         "were run, right or wrong. × ours: its time in units of ours; below 1 it is faster. All "
         "contestants, with spread and memory: "
@@ -62,14 +62,14 @@ GRADIENTS = {
         "Values and all gradients in one call. Our figures are for NumPy, through `vjp` / for "
         "torch, through autograd. Temporaries are beyond gradients, too. The error is the largest "
         "of the value's, as above, and of each gradient's, relative to the largest entry of that "
-        "gradient, against long double or float64. × yardstick: for `logmatmulexp` in units of "
+        "gradient, against long double or float64. × baseline: for `logmatmulexp` in units of "
         "three bare matrix multiplies, for chains in units of those of the value alone."
     ),
     "cuda": (
         "Values and all gradients in one call, on CuPy through `vjp` / on torch through autograd. "
         "Temporaries are beyond gradients, too. The error is the largest of the value's, as above, "
         "and of each gradient's, relative to the largest entry of that gradient, against long "
-        "double or float64. × yardstick: for `logmatmulexp` in units of three bare matrix "
+        "double or float64. × baseline: for `logmatmulexp` in units of three bare matrix "
         "multiplies, for chains in units of those of the value alone."
     ),
 }
@@ -77,7 +77,7 @@ GRADIENTS = {
 PATHS = (
     "What is inferred about paths. Our figures are for NumPy / for torch. The error of a best path "
     "is how far its log weight lies below the largest, relative beyond 1; that of marginals is "
-    "absolute, against long double or float64; samples have none. × yardstick: rows of different "
+    "absolute, against long double or float64; samples have none. × baseline: rows of different "
     "lengths in units of our time for all steps of the padded rows. hmmlearn takes row after row "
     "in float64; dynamax was compiled before."
 )

@@ -1,4 +1,4 @@
-"""References, computed on other roads than the library's and in higher precision.
+"""References, computed in other ways than the library's and in higher precision.
 
 The workhorse is NumPy's long double (64 bits of mantissa on x86), where each sum is shifted by its
 own maximum. mpmath checks the workhorse, and adds up all paths of small chains one by one.

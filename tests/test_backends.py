@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from arraylogchain import _dispatch
 from tests import conftest
 
 
@@ -48,3 +49,17 @@ def test_other_libraries_and_devices_are_told_apart(backend):
     )
     with pytest.raises(AssertionError):
         backend.read(backend.asarray(np.zeros(2), "float32"), "float64")
+
+
+@pytest.mark.chains
+def test_chains_run_on_the_array_implementation_too(backend, request):
+    assert _dispatch.COMPILED is ("numpy-array" not in request.node.name)
+
+
+@pytest.mark.chains
+def test_chains_on_numpy_alone_run_twice(request):
+    assert _dispatch.COMPILED is ("[array]" not in request.node.name)
+
+
+def test_compiled_loops_are_on_elsewhere():
+    assert _dispatch.COMPILED

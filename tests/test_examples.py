@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def load(name):
-    """Return an example as a module; it is a script and no part of a package."""
+    """Return an example as a module; it is a script and not part of a package."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -90,7 +90,7 @@ def test_bad_size(size, capsys):
     with pytest.raises(SystemExit) as exit_info:
         main(["--size", size])
     assert exit_info.value.code == 2
-    assert "four whole numbers" in capsys.readouterr().err
+    assert "four integers" in capsys.readouterr().err
 
 
 def test_cuda_without_cupy_says_why(capsys, monkeypatch):
@@ -109,8 +109,8 @@ def test_says_which_road_a_device_takes(monkeypatch, reason):
     )
     torch = types.SimpleNamespace(__version__="2.6", cuda=cuda, device=str)
     monkeypatch.setitem(sys.modules, "torch", torch)
-    road = "CUDA kernels" if reason is None else f"array operations ({reason})"
-    assert environment._describe_torch() == f"2.6, NVIDIA X, {road}"
+    by = "CUDA kernels" if reason is None else f"array operations ({reason})"
+    assert environment._describe_torch() == f"2.6, NVIDIA X, {by}"
 
 
 @pytest.mark.parametrize("size", [(5, 1, 2, 60), (10, 1, 5, 40), (10, 1, 6, 40), (4, 2, 7, 50)])

@@ -144,7 +144,7 @@ def test_logchainexp(data, n, K, dtype):
 @pytest.mark.chains
 @given(data=st.data(), T=st.integers(2, 7), K=st.integers(1, 4))
 def test_chain_is_a_product_of_its_matrices(data, T, K):
-    """log_partition by the recursion and by logchainexp, two roads through the library."""
+    """log_partition by the recursion and by logchainexp, two ways through the library."""
     x = data.draw(entries((T, K)))
     edges = data.draw(entries((T - 1, K, K)))
     partition = alc.LogChain(x, log_transitions=edges).log_partition()

@@ -226,7 +226,7 @@ def test_merged_axes_with_many_terms(product, shapes):
 
 @pytest.mark.chains
 def test_kept_states_of_one_tile_at_a_time():
-    """Two tiles, each of which keeps all of its states for the way back."""
+    """Two tiles, each of which keeps all of its states for the backward pass."""
     x, transitions = normal(200, 100, 512, dtype="float64"), uniform(1, 512, 512, dtype="float64")
     chain = alc.LogChain(x, transitions=transitions)
     assert temporaries(chain.marginals) <= 64 << 20

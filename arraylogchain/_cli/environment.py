@@ -118,7 +118,7 @@ def _describe_cupy() -> str:
     try:
         cupy = _import("cupy", "install the extra cuda12 or cuda13")
         name = _cuda_name(_usable_cupy())
-        return f"{cupy.__version__}, {name}, {_road('cupy', cupy.cuda.Device())}"
+        return f"{cupy.__version__}, {name}, {_what_computes('cupy', cupy.cuda.Device())}"
     except UnavailableError as reason:
         return str(reason)
 
@@ -130,11 +130,11 @@ def _describe_torch() -> str:
         return str(reason)
     if not torch.cuda.is_available() or not torch.cuda.device_count():
         return f"{torch.__version__}, CPU only"
-    name, road = torch.cuda.get_device_name(), _road("torch", torch.device("cuda"))
-    return f"{torch.__version__}, {name}, {road}"
+    name, by = torch.cuda.get_device_name(), _what_computes("torch", torch.device("cuda"))
+    return f"{torch.__version__}, {name}, {by}"
 
 
-def _road(library: str, device: Any) -> str:
+def _what_computes(library: str, device: Any) -> str:
     """Say what computes on a CUDA device, and why it is not the kernels if it is not."""
     found = find(library, device)
     return f"array operations ({found})" if isinstance(found, str) else "CUDA kernels"

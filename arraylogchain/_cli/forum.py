@@ -48,7 +48,7 @@ def random_problem(size: tuple[int, int, int, int], seed: int) -> Problem:
 
 
 def multiply_in_pairs(problem: Problem) -> Floats:
-    """Solve a problem the forum's way: neighbouring matrices multiplied in pairs until one is left.
+    """Solve a problem by pairwise reduction: multiply neighbouring matrices until one is left.
 
     Kept with what is wrong in it, to be measured: every matrix is expanded to [n, t, c, c], small
     exponentials are clamped, and an odd number of matrices is filled up with a matrix of zeros,

@@ -79,7 +79,7 @@ class Chain:
 
 
 def enter_chain(arrays: Mapping[str, Array], lengths: np.ndarray | None) -> tuple[Context, Chain]:
-    """Return the context and the chain of `LogChain`'s arguments by name; no part of autograd.
+    """Return the context and the chain of `LogChain`'s arguments by name; not part of autograd.
 
     `lengths` have been checked.
     """

@@ -13,22 +13,25 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import array_api_compat.numpy as numpy_namespace
-
-from arraylogchain._context import Context
+from arraylogchain._context import Array, Context
+from arraylogchain._fold import Fold
 from arraylogchain._inputs.chain import Chain
 from arraylogchain.plan import choose, sizes_of
 
 # Whether compiled loops may be picked; tests of the array implementation switch them off.
-COMPILED: bool = True
+COMPILED: bool = False
 
 PRODUCTS = {
     "matmul": ("array",),
     "matmul_gradients": ("array",),
     "logmatmulexp": ("array", "cuda"),
     "logmatmulexp_gradients": ("array", "cuda"),
+    "logmatmulexp_tangent": ("array",),
+    "logmatmulexp_second": ("array",),
     "maxplus_matmul": ("array", "cuda"),
     "maxplus_gradients": ("array", "cuda"),
+    "maxplus_tangent": ("array",),
+    "logsumexp_where": ("array", "compiled"),
 }
 CHAINS = {
     "log_partition": ("array", "compiled", "cuda"),
@@ -50,7 +53,7 @@ ROUTES = {"vector": "array", "segments": "array", "compiled": "compiled", "kerne
 
 @cache
 def implementation(operation: str, backend: str) -> Callable[..., Any]:
-    """Return the function that computes an operation on a backend, imported when it is wanted."""
+    """Return the function for an operation on a backend; imported when first asked for."""
     area = "products" if operation in PRODUCTS else "chains"
     module = importlib.import_module(f"arraylogchain._{backend}.{area}")
     return getattr(module, operation)  # type: ignore[no-any-return]
@@ -66,17 +69,39 @@ def backends(operation: str, ctx: Context, chain: Chain) -> tuple[str, ...]:
     """Return which implementations of an operation can be had for a chain."""
     table = CHAINS[operation]
     if ctx.kernels is not None and "cuda" in table:
-        return (
-            ("array", "cuda") if implementation("has_kernels", "cuda")(ctx, chain) else ("array",)
-        )
-    if ctx.xp is numpy_namespace and COMPILED and "compiled" in table and compiled_reason() is None:
-        return ("array", "compiled")
-    return ("array",)
+        has_kernels = implementation("has_kernels", "cuda")(ctx, chain)
+        return ("array", "cuda") if has_kernels else ("array",)
+    has_loops = "compiled" in table and _has_loops(ctx)
+    return ("array", "compiled") if has_loops else ("array",)
 
 
-@cache
-def compiled_reason() -> str | None:
-    """Return why there are no compiled loops, in one line; None if there are."""
+def _has_loops(ctx: Context) -> bool:
+    """Tell whether compiled loops can compute with these arrays."""
+    if not (ctx.is_numpy and COMPILED):
+        return False
     from arraylogchain import _compiled
 
-    return _compiled.why_not()
+    return _compiled.why_not() is None
+
+
+def product(operation: str, ctx: Context, layout: Fold, *args: Any, **options: Any) -> Any:
+    """Compute an operation on a product of two operands, which `layout` is the fold of."""
+    backend = "array"
+    if ctx.kernels is not None and "cuda" in PRODUCTS[operation] and _kernels_take(layout):
+        backend = "cuda"
+    return implementation(operation, backend)(ctx, layout, *args, **options)
+
+
+def logsumexp_where(ctx: Context, *args: Any) -> Array:
+    """Compute chosen entries of a log product one by one: in a compiled loop if there is one."""
+    backend = "compiled" if _has_loops(ctx) else "array"
+    return implementation("logsumexp_where", backend)(ctx, *args)
+
+
+def _kernels_take(layout: Fold) -> bool:
+    """Tell whether kernels compute a product: one that has entries, and few enough axes."""
+    from arraylogchain._cuda.launch import are_packable
+
+    return 0 not in layout.sizes and all(
+        map(are_packable, (layout.batch, layout.rows, layout.cols))
+    )

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
+from arraylogchain._context import Array
 from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.dtypes import C_TYPES, compute_type
 from arraylogchain._cuda.launch import Launch
-from arraylogchain._cuda.products.operands import Array
 
 INSTANTIATIONS = {
     "elementwise.cu": [

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from arraylogchain._cuda.launch import Launch
-from arraylogchain._cuda.products import logmatmulexp
+from arraylogchain._cuda.products import log_product
 from arraylogchain._cuda.products.tiles import choose_tile
 from arraylogchain._fold import fold
 from tests import error_model
@@ -117,13 +117,13 @@ def test_every_tile_is_chosen() -> None:
     for rows, columns in [(200, 260), (64, 64), (16, 130)]:
         check_logmatmulexp(device, "float32", normal(rows, 34), normal(34, columns, seed=1))
     chosen = [x.kernel for x in device.launches if x.kernel.startswith("logmatmulexp<")]
-    assert chosen == [f"logmatmulexp<float, {tile}>" for tile in logmatmulexp.TILES["float32"]]
+    assert chosen == [f"logmatmulexp<float, {tile}>" for tile in log_product.TILES["float32"]]
 
 
 def test_tiles_are_not_larger_than_what_they_cover() -> None:
     """Many products of 64 x 64 keep a device at work, but fill only a fourth of large tiles."""
     device = CpuDevice()
-    tiles = logmatmulexp.TILES["float32"]
+    tiles = log_product.TILES["float32"]
     assert choose_tile(device, tiles, "float32", 1000, 64, 64) == tiles[1]
     assert choose_tile(device, tiles, "float32", 1, 4096, 64) == tiles[1]
     assert choose_tile(device, tiles, "float32", 1000, 128, 128) == tiles[0]
@@ -314,7 +314,7 @@ def test_columns_that_stay_are_prepared_once() -> None:
 def test_default_workspace_takes_one_panel() -> None:
     x = np.broadcast_to(np.zeros((), "float32"), (2048, 2048))
     device = Recorder()
-    logmatmulexp.logmatmulexp(device, fold(x.shape, x.shape), x, x, "float32", 64 << 20)
+    log_product.logmatmulexp(device, fold(x.shape, x.shape), x, x, "float32", 64 << 20)
     assert kernels(device) == TILED
 
 

@@ -65,7 +65,7 @@ class ChainSums:
         """Return memory of the result that is a matrix' gradient, if one product is all of it."""
         chain, x = self.chain, self.transitions
         is_all = tile.selected is None and tile.rows == chain.sizes[1] and tile.lengths is None
-        if not is_all or chain.num_steps == 2 or chain.has_one_matrix or x.dtype != like.dtype:
+        if x is None or not is_all or chain.has_one_matrix or x.dtype != like.dtype:
             return None
         view = arrange(self.ctx.xp, chain, x, trailing=3)
         target = view[(*within(tile.box, view.shape), number, slice(None), j)]

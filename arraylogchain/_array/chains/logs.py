@@ -9,8 +9,8 @@ from arraylogchain._array.chains.scaled import Options
 from arraylogchain._array.chains.states import State, power_to
 from arraylogchain._array.chains.tiles import Tile
 from arraylogchain._array.products import logmatmulexp
-from arraylogchain._context import Array, Context, whole_maximum
-from arraylogchain._fold import chunks
+from arraylogchain._context import Array, Context, shape_of, whole_maximum
+from arraylogchain._fold import chunks, fold
 
 
 class LogStepper:
@@ -72,7 +72,7 @@ class LogStepper:
         shift = None
         for j in chunks(inner, max(1, self.options.panel // (groups * inner))):
             logs, shift = matrix.logs(j, ctx.widest)
-            values[:, :, j] = logmatmulexp(self.wide, state.values, logs, self.options.workspace)
+            values[:, :, j] = log_product(self.wide, state.values, logs, self.options.workspace)
         if shift is not None:
             offset = offset + shift
         return self._rescaled(State(values, exponent, offset, None, in_logs=True), None)
@@ -90,3 +90,8 @@ class LogStepper:
 def in_widest(ctx: Context) -> Context:
     """Return a context that computes in the widest precision, and whose results are in it."""
     return replace(ctx, precision=ctx.widest, result_name=ctx.widest.name)
+
+
+def log_product(ctx: Context, a: Array, b: Array, workspace: int) -> Array:
+    """Return the log of exp(a) @ exp(b), certified."""
+    return logmatmulexp(ctx, fold(shape_of(a), shape_of(b)), a, b, workspace)

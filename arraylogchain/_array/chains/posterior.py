@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from arraylogchain._array.chains.accumulate import ChainSums, bounded, zeros_for
 from arraylogchain._array.chains.exponentials import Factors
-from arraylogchain._array.chains.logs import in_widest
+from arraylogchain._array.chains.logs import in_widest, log_product
 from arraylogchain._array.chains.matrices import Matrix, prepare
 from arraylogchain._array.chains.plans import Pieces, cut_chain
 from arraylogchain._array.chains.scaled import Options, ScaledStepper, pair_ceiling
@@ -32,7 +32,6 @@ from arraylogchain._array.chains.states import State, add_scale, log_sum, scale_
 from arraylogchain._array.chains.sweep import History, Part, Sweep, logs_of_all, proving_levels
 from arraylogchain._array.chains.tiles import Tile, arrange, tiles
 from arraylogchain._array.chains.values import log_total, write_totals
-from arraylogchain._array.products import logmatmulexp
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import chunks
 from arraylogchain._inputs.chain import Chain
@@ -366,7 +365,7 @@ class TilePosterior:
             logs = xp.where(chosen, logs, xp.full_like(logs, -math.inf))
             left = xp.matrix_transpose(logs)
             for j in chunks(size, max(1, self.options.panel // (int(given.shape[0]) * size))):
-                pairs = logmatmulexp(wide, left, ahead[:, :, j], self.workspace)
+                pairs = log_product(wide, left, ahead[:, :, j], self.workspace)
                 if sums.by_logs:
                     edges, shift = matrix.logs(j, ctx.widest)
                     pairs = xp.where(edges == -math.inf, edges, pairs + edges + shift)

@@ -9,13 +9,13 @@ import numpy as np
 from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.dtypes import C_TYPES, compute_type
 from arraylogchain._cuda.launch import Launch
-from arraylogchain._cuda.products import logmatmulexp
+from arraylogchain._cuda.products import log_product
 from arraylogchain._cuda.products.operands import Array, Operand, Product
 from arraylogchain._cuda.products.panels import Prepared, pitch_of
 from arraylogchain._cuda.products.tiles import Tile, blocks_of, choose_tile, tiles_of
 
 # Sides are multiples of 64, so that tiles of the exact kernels do not reach over those with flags.
-TILES = {dtype: tiles[:2] for dtype, tiles in logmatmulexp.TILES.items()}
+TILES = {dtype: tiles[:2] for dtype, tiles in log_product.TILES.items()}
 
 _EXACT_THREADS = 256
 _EXACT_SIDE = 64

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from arraylogchain._inputs.lengths import check_integers, check_path_shape, check_range
+from arraylogchain._inputs.lengths import check_integers
+from arraylogchain._inputs.paths import check_path_shape, check_range
 from arraylogchain._torch.functions import (
     Gradients,
     Memo,

@@ -443,11 +443,11 @@ class LogChain:
             names = ", ".join(_dispatch.CHAINS)
             raise ValueError(f"operation is {operation!r}; it must be one of {names}")
         backends: tuple[str, ...] = ("array",)
-        if is_traced():
-            # Of these arrays no more than shapes are read.
+        if self._entered is None:
+            # Of arrays that are traced no more than shapes are read.
             chain = make_chain(self.arrays, None)
         else:
-            ctx, chain = self._enter()
+            ctx, chain = self._entered
             backends = _dispatch.backends(operation, ctx, chain)
         dtype = promote(dtype_name(x.dtype) for x in self.arrays.values())
         return plan_chain(operation, chain, dtype, backends, self._workspace)

@@ -46,22 +46,27 @@ def log_partition(given: Given, budget: int | None, lengths: Any) -> Tensor:
 def marginals(given: Given, budget: int | None, lengths: Any) -> Tensor:
     """Return `LogChain.marginals`, differentiable: the gradient to each row's own potentials."""
     inputs, options = _inputs(given, budget, lengths)
-    potentials, transitions, start = inputs
     batch = chain_batch(*inputs)
-    potentials = potentials.expand(*batch, *potentials.shape[-2:])
-    return _gradient(0, (potentials, transitions, start), batch, options)
+    inputs[0] = inputs[0].expand(*batch, *inputs[0].shape[-2:])
+    return _gradient(0, inputs, batch, options)
 
 
 def expected_transitions(given: Given, budget: int | None, lengths: Any) -> Tensor:
     """Return `LogChain.expected_transitions`, differentiable: the gradient to log transitions."""
     inputs, options = _inputs(given, budget, lengths)
-    weights = given.get("transitions")
-    gradient = _gradient(1, inputs, chain_batch(*inputs), options)
-    if weights is None:
+    batch = chain_batch(*inputs)
+    gradient = _gradient(1, inputs, batch, options)
+    if "log_transitions" in given:
         return gradient.reshape(given["log_transitions"].shape)
-    gradient = gradient.reshape(weights.shape)
     # Matrices that no row reaches are not read.
-    return torch.where(gradient == 0, gradient, gradient * weights)
+    counts = torch.where(gradient == 0, gradient, gradient * inputs[1])
+    # Beside small weights gradients can be beyond the dtype's range: counts come from logarithms,
+    # and from the product no more than their derivatives, which are right beside zeros.
+    detached: list[Any] = [x if x is None else x.detach() for x in inputs]
+    detached[1] = detached[1].log()
+    exact = _gradient(1, detached, batch, (True, *options[1:]))
+    change = torch.where(torch.isfinite(counts), counts - counts.detach(), 0)
+    return (exact + change).reshape(given["transitions"].shape)
 
 
 def forward_messages(given: Given, budget: int | None, lengths: Any) -> Tensor:

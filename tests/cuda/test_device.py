@@ -140,7 +140,7 @@ class FakeTorch(ModuleType):
     def __post_init__(self) -> None:
         super().__init__("torch")
         self.Tensor = FakeTensor
-        self.float32, self.bfloat16 = "torch.float32", "torch.bfloat16"
+        self.float32, self.bfloat16, self.int64 = "torch.float32", "torch.bfloat16", "torch.int64"
         self.version = SimpleNamespace(hip=None)
         self.captures = False
         self.cuda = SimpleNamespace(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from arraylogchain._context import Array
 from arraylogchain._cuda.device import Device
-from arraylogchain._cuda.launch import AXES, pack_axes
+from arraylogchain._cuda.launch import AXES, pack, pack_axes
 from arraylogchain._fold import Fold, Shape
-
-Array = Any
 
 # Up to this many rows a product counts as thin.
 THIN = 32
@@ -40,7 +40,7 @@ PANEL = np.dtype(
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class StridedOperand:
     """One side of a product: an array, and where its lines and terms lie."""
 
     array: Array
@@ -56,8 +56,8 @@ class Operand:
 class Product:
     """A product's operands, and where its entries go."""
 
-    left: Operand
-    right: Operand
+    left: StridedOperand
+    right: StridedOperand
     out: Array
     view: np.ndarray
     dtype: str
@@ -76,30 +76,33 @@ class Product:
         return not any(np.any(s % 4) for s in strides)
 
     @property
+    def sides(self) -> tuple[StridedOperand, StridedOperand]:
+        return self.left, self.right
+
+    @property
     def operands(self) -> tuple[Any, ...]:
         """Both operands as kernels take them."""
         return self.left.array, self.left.view, self.right.array, self.right.view
 
-    def turned(self) -> Product:
-        """Return the product of the transposed operands: its rows are this one's columns."""
+    def transposed_if_thin(self) -> Product:
+        """Return this product, or that of the transposed operands if its rows are few then."""
+        if self.right.lines > THIN or self.right.lines >= self.left.lines:
+            return self
         view = self.view.copy()
         view["rows"], view["columns"] = self.view["columns"], self.view["rows"]
-        return Product(self.right, self.left, self.out, view, self.dtype, self.batches, self.terms)
-
-    def turned_if_thin(self) -> Product:
-        """Return this product, turned where that makes few columns few rows."""
-        few = self.right.lines <= THIN and self.right.lines < self.left.lines
-        return self.turned() if few else self
+        return replace(self, left=self.right, right=self.left, view=view)
 
 
-def product(device: Device, layout: Fold, a: Array, b: Array, out: Array, dtype: str) -> Product:
+def make_product(
+    device: Device, layout: Fold, a: Array, b: Array, out: Array, dtype: str
+) -> Product:
     """Return the product of two arrays, to be written into an array of layout.out_shape."""
     batches, _, _, terms = layout.sizes
     left, right = operand_a(device, layout, a), operand_b(device, layout, b)
     return Product(left, right, out, product_view(layout), dtype, batches, terms)
 
 
-def operand_a(device: Device, layout: Fold, a: Array) -> Operand:
+def operand_a(device: Device, layout: Fold, a: Array) -> StridedOperand:
     """Return the left operand: its lines are rows."""
     steps = device.strides(a)
     steps = _padded((0, *steps) if len(steps) == 1 else steps, len(layout.a_shape))
@@ -107,7 +110,7 @@ def operand_a(device: Device, layout: Fold, a: Array) -> Operand:
     return _operand(a, layout, steps, layout.rows, line_steps, steps[-1])
 
 
-def operand_b(device: Device, layout: Fold, b: Array) -> Operand:
+def operand_b(device: Device, layout: Fold, b: Array) -> StridedOperand:
     """Return the right operand: its lines are columns."""
     steps = device.strides(b)
     steps = _padded((*steps, 0) if len(steps) == 1 else steps, len(layout.b_shape))
@@ -125,15 +128,12 @@ def product_view(layout: Fold, steps: Sequence[int] | None = None) -> np.ndarray
         The array's strides along layout.full_shape; those of a contiguous array without.
     """
     steps = _contiguous(layout.full_shape) if steps is None else steps
-    view = np.zeros((), PRODUCT_VIEW)
-    groups = {
-        "batch": (layout.batch, layout.batch_axes),
-        "rows": (layout.rows, (*layout.row_axes, -2)),
-        "columns": (layout.cols, (*layout.col_axes, -1)),
-    }
-    for name, (extents, axes) in groups.items():
-        view[name] = pack_axes(extents, [steps[axis] for axis in axes])
-    return view
+    return pack(
+        PRODUCT_VIEW,
+        batch=pack_axes(layout.batch, [steps[axis] for axis in layout.batch_axes]),
+        rows=pack_axes(layout.rows, [steps[axis] for axis in (*layout.row_axes, -2)]),
+        columns=pack_axes(layout.cols, [steps[axis] for axis in (*layout.col_axes, -1)]),
+    )
 
 
 def strided_product_view(device: Device, layout: Fold, x: Array, a: Array, b: Array) -> np.ndarray:
@@ -153,18 +153,20 @@ def _operand(
     lines: Shape,
     line_steps: list[int],
     step: int,
-) -> Operand:
-    view = np.zeros((), VIEW)
-    view["batch"] = pack_axes(layout.batch, [steps[axis] for axis in layout.batch_axes])
-    view["lines"] = packed = pack_axes(lines, line_steps)
-    view["step"] = step
-    view["count"] = count = int(np.prod(lines, dtype=np.int64))
+) -> StridedOperand:
+    packed = pack_axes(lines, line_steps)
     inner = int(packed["count"]) - 1
-    # Neighbours in memory are read by neighbouring threads.
-    view["terms_adjoin"] = layout.sizes[3] > 1 and (
-        inner < 0 or abs(step) < abs(int(packed["stride"][0, inner]))
+    view = pack(
+        VIEW,
+        batch=pack_axes(layout.batch, [steps[axis] for axis in layout.batch_axes]),
+        lines=packed,
+        step=step,
+        count=math.prod(lines),
+        # Neighbours in memory are read by neighbouring threads.
+        terms_adjoin=layout.sizes[3] > 1
+        and (inner < 0 or abs(step) < abs(int(packed["stride"][0, inner]))),
     )
-    return Operand(array, view, count)
+    return StridedOperand(array, view, math.prod(lines))
 
 
 def _padded(steps: tuple[int, ...], axes: int) -> tuple[int, ...]:

@@ -1,24 +1,23 @@
-"""Sums over the posterior of a log product in panels, on CUDA devices: one function a launch."""
+"""Sums over the posterior of a log product in panels, on CUDA devices."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from arraylogchain._context import Array
 from arraylogchain._cuda.device import Device
-from arraylogchain._cuda.dtypes import C_TYPES, compute_type
-from arraylogchain._cuda.launch import Launch
-from arraylogchain._cuda.products import logmatmulexp
-from arraylogchain._cuda.products.operands import Array, Operand, Product
-from arraylogchain._cuda.products.panels import Prepared, pitch_of
-from arraylogchain._cuda.products.tiles import Tile, blocks_of, choose_tile, tiles_of
+from arraylogchain._cuda.dtypes import C_TYPES, compute_type, itemsize
+from arraylogchain._cuda.launch import Launch, ceil_div
+from arraylogchain._cuda.products.operands import Product, StridedOperand
+from arraylogchain._cuda.products.panels import THREADS, TiledProduct, pitch_of
+from arraylogchain._cuda.products.tiles import PRODUCT_TILES, choose_tile
 
 # Sides are multiples of 64, so that tiles of the exact kernels do not reach over those with flags.
-TILES = {dtype: tiles[:2] for dtype, tiles in logmatmulexp.TILES.items()}
+TILES = {dtype: tiles[:2] for dtype, tiles in PRODUCT_TILES.items()}
 
-_EXACT_THREADS = 256
-_EXACT_SIDE = 64
 _EXACT_SUMS_SIDE = 32
 
 INSTANTIATIONS: dict[str, list[str]] = {
@@ -43,163 +42,141 @@ INSTANTIATIONS: dict[str, list[str]] = {
 HOT = frozenset({"posterior_weights", "posterior_sums"})
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Arrays [batches, rows, pitch] of the panel at hand, and the flags of its tiles."""
+class TiledPosterior:
+    """Gradients of a product panel by panel: the launches, and workspace that all panels share.
 
-    weights: Array
-    open: Array
-    tops: Array
-    flags: Array
-    tile: Tile
+    Parameters
+    ----------
+    device : Device
+    product : Product
+        With its results.
+    g : array
+        Cotangents.
+    g_view : numpy.ndarray
+        Where they lie.
+    workspace : int
+        Bytes that temporaries may take.
+    propagates_nan : bool
+        Whether a NaN in an operand shows in the gradients.
+    """
 
+    def __init__(
+        self,
+        device: Device,
+        product: Product,
+        g: Array,
+        g_view: np.ndarray,
+        workspace: int,
+        propagates_nan: bool,
+    ) -> None:
+        dtype = compute_type(product.dtype)
+        entry_bytes = 3 * itemsize(dtype)
+        self.tiled = TiledProduct(device, product, workspace, TILES[dtype], entry_bytes=entry_bytes)
+        self.device, self.product, self.dtype = device, product, dtype
+        self.cotangents = (g, g_view, np.int32(propagates_nan))
+        panels = self.tiled.panels
+        entries = panels.batches * panels.rows * pitch_of(panels.columns)
+        # Arrays [batches, rows, pitch] of the panel at hand: weights that are proved, cotangents
+        # whose weights are left open, and what these are shifted by.
+        self.weights, self.open, self.tops = (device.empty((entries,), dtype) for _ in range(3))
+        self.flags = self.tiled.new_flags()
 
-def run_weights(
-    device: Device,
-    whole: Product,
-    prepared: Prepared,
-    panel: np.ndarray,
-    chunk: tuple[int, int],
-    work: Weights,
-    g: Array,
-    h_view: np.ndarray,
-    spoils: bool,
-) -> None:
-    first, terms = chunk
-    device.run(
-        Launch(
-            source="products/posterior_weights.cu",
-            kernel=f"posterior_weights<{C_TYPES[whole.dtype]}, {work.tile}>",
-            grid=tiles_of(panel, work.tile.rows, work.tile.columns),
-            block=work.tile.threads,
-            shared_memory=work.tile.totals(compute_type(whole.dtype), terms),
-            arguments=(
-                *prepared.factor_arguments,
-                np.int32(terms),
-                np.int64(whole.terms),
-                panel,
-                *prepared.shifts,
-                np.int32(first > 0),
-                np.int32(first + terms == whole.terms),
-                whole.out,
-                whole.view,
-                g,
-                h_view,
-                np.int32(spoils),
-                work.weights,
-                work.open,
-                np.int64(pitch_of(int(panel["columns"]))),
-                work.flags,
-            ),
+    def run(self, targets: Sequence[StridedOperand | None]) -> None:
+        """Write the gradients of the left and the right operand; None for one not wanted."""
+        wanted = [
+            (target, of_left)
+            for target, of_left in zip(targets, (True, False), strict=True)
+            if target is not None
+        ]
+        chunks = list(self.tiled.panels.chunks())
+        for panel in self.tiled:
+            for first, terms in self.tiled.chunks(panel):
+                self._run_weights(panel, first, terms)
+            self.tiled.run_exact("exact_posterior", panel, *self._open_weights(panel))
+            for first, terms in chunks:
+                if len(chunks) > 1:
+                    self.tiled.compute_factors(panel, first, terms)
+                for target, of_left in wanted:
+                    self._run_sums(panel, first, terms, target, of_left)
+            for target, of_left in wanted:
+                self._run_exact_sums(panel, target, of_left)
+
+    def _open_weights(self, panel: np.ndarray) -> tuple[Any, ...]:
+        """Return what is left open as kernels take it."""
+        pitch, tile = pitch_of(int(panel["columns"])), self.tiled.tile
+        sides = np.int32(tile.rows), np.int32(tile.columns)
+        return self.open, self.tops, np.int64(pitch), self.flags, *sides
+
+    def _run_weights(self, panel: np.ndarray, first: int, terms: int) -> None:
+        product = self.product
+        self.tiled.run_tiles(
+            "posterior_weights",
+            panel,
+            terms,
+            np.int64(product.terms),
+            panel,
+            *self.tiled.shifts,
+            np.int32(first > 0),
+            np.int32(first + terms == product.terms),
+            product.out,
+            product.view,
+            *self.cotangents,
+            self.weights,
+            self.open,
+            np.int64(pitch_of(int(panel["columns"]))),
+            self.flags,
         )
-    )
 
-
-def run_exact(
-    device: Device, whole: Product, prepared: Prepared, panel: np.ndarray, work: Weights
-) -> None:
-    device.run(
-        Launch(
-            source="products/exact_posterior.cu",
-            kernel=f"exact_posterior<{C_TYPES[whole.dtype]}>",
-            grid=tiles_of(panel, _EXACT_SIDE, _EXACT_SIDE),
-            block=_EXACT_THREADS,
-            shared_memory=0,
-            arguments=(
-                *whole.operands,
-                np.int64(whole.terms),
-                panel,
-                *prepared.shifts,
-                work.open,
-                work.tops,
-                np.int64(pitch_of(int(panel["columns"]))),
-                work.flags,
-                np.int32(work.tile.rows),
-                np.int32(work.tile.columns),
-            ),
+    def _run_sums(
+        self, panel: np.ndarray, first: int, terms: int, target: StridedOperand, of_left: bool
+    ) -> None:
+        own, other = self.tiled.sides if of_left else self.tiled.sides[::-1]
+        dtype = self.dtype
+        batches, rows, columns = (int(panel[name]) for name in ("batches", "rows", "columns"))
+        down, across = (rows, terms) if of_left else (terms, columns)
+        tile = choose_tile(self.device, TILES[dtype], dtype, batches, down, across)
+        arguments = (
+            self.weights,
+            np.int64(pitch_of(columns)),
+            own.array,
+            np.int64(own.pitch),
+            other.array,
+            np.int64(other.pitch),
+            panel,
+            np.int64(first),
+            np.int32(terms),
+            target.array,
+            target.view,
+            # What other columns, or rows, have added before stays.
+            np.int32(int(panel["first_column" if of_left else "first_row"]) > 0),
         )
-    )
-
-
-def run_sums(
-    device: Device,
-    prepared: Prepared,
-    panel: np.ndarray,
-    chunk: tuple[int, int],
-    work: Weights,
-    target: Operand,
-    of_left: bool,
-) -> None:
-    own, other = prepared.sides if of_left else prepared.sides[::-1]
-    first, terms = chunk
-    dtype = compute_type(device.dtype_name(target.array))
-    batches, rows, columns = (int(panel[name]) for name in ("batches", "rows", "columns"))
-    down, across = (rows, terms) if of_left else (terms, columns)
-    tile = choose_tile(device, TILES[dtype], dtype, batches, down, across)
-    # What other columns, or rows, have added before stays.
-    adds = int(panel["first_column" if of_left else "first_row"]) > 0
-    device.run(
-        Launch(
-            source="products/posterior_sums.cu",
-            kernel=f"posterior_sums<{C_TYPES[dtype]}, {tile}, {str(of_left).lower()}>",
-            grid=batches * blocks_of(down, tile.rows) * blocks_of(across, tile.columns),
-            block=tile.threads,
-            shared_memory=tile.totals(dtype, columns if of_left else rows),
-            arguments=(
-                work.weights,
-                np.int64(pitch_of(columns)),
-                own.array,
-                np.int64(own.pitch),
-                other.array,
-                np.int64(other.pitch),
-                panel,
-                np.int64(first),
-                np.int32(terms),
-                target.array,
-                target.view,
-                np.int32(adds),
-            ),
+        self.device.run(
+            Launch(
+                "products/posterior_sums.cu",
+                f"posterior_sums<{C_TYPES[dtype]}, {tile}, {str(of_left).lower()}>",
+                batches * ceil_div(down, tile.rows) * ceil_div(across, tile.columns),
+                tile.threads,
+                arguments,
+                tile.totals(dtype, columns if of_left else rows),
+            )
         )
-    )
 
-
-def run_exact_sums(
-    device: Device,
-    whole: Product,
-    prepared: Prepared,
-    panel: np.ndarray,
-    work: Weights,
-    target: Operand,
-    of_left: bool,
-) -> None:
-    sides = list(zip((whole.left, whole.right), prepared.shifts, strict=True))
-    (own, own_shifts), (other, other_shifts) = sides if of_left else sides[::-1]
-    lines = int(panel["rows" if of_left else "columns"])
-    blocks = blocks_of(lines, _EXACT_SUMS_SIDE) * blocks_of(whole.terms, _EXACT_SUMS_SIDE)
-    device.run(
-        Launch(
-            source="products/exact_posterior_sums.cu",
-            kernel=f"exact_posterior_sums<{C_TYPES[whole.dtype]}, {str(of_left).lower()}>",
-            grid=int(panel["batches"]) * blocks,
-            block=_EXACT_THREADS,
-            shared_memory=0,
-            arguments=(
-                own.array,
-                own.view,
-                own_shifts,
-                other.array,
-                other.view,
-                other_shifts,
-                np.int64(whole.terms),
-                panel,
-                work.open,
-                work.tops,
-                np.int64(pitch_of(int(panel["columns"]))),
-                work.flags,
-                np.int32(work.tile.rows),
-                np.int32(work.tile.columns),
-                target.array,
-                target.view,
-            ),
+    def _run_exact_sums(self, panel: np.ndarray, target: StridedOperand, of_left: bool) -> None:
+        product = self.product
+        sides = list(zip(product.sides, self.tiled.shifts, strict=True))
+        (own, own_shifts), (other, other_shifts) = sides if of_left else sides[::-1]
+        lines = int(panel["rows" if of_left else "columns"])
+        blocks = ceil_div(lines, _EXACT_SUMS_SIDE) * ceil_div(product.terms, _EXACT_SUMS_SIDE)
+        kernel = f"exact_posterior_sums<{C_TYPES[product.dtype]}, {str(of_left).lower()}>"
+        arguments = (
+            *(own.array, own.view, own_shifts),
+            *(other.array, other.view, other_shifts),
+            np.int64(product.terms),
+            panel,
+            *self._open_weights(panel),
+            target.array,
+            target.view,
         )
-    )
+        blocks *= int(panel["batches"])
+        source = "products/exact_posterior_sums.cu"
+        self.device.run(Launch(source, kernel, blocks, THREADS, arguments))

@@ -12,7 +12,13 @@ MAX_AXES = 8
 MAX_OPERANDS = 3
 MAX_GRID = 2**31 - 1  # along the first axis
 
-# struct Axes of axes.cuh, with the padding that a C++ compiler gives it.
+
+def struct(*fields: tuple[Any, str]) -> np.dtype:
+    """Return a struct of the kernels: types, and names of fields; with the padding of C++."""
+    return np.dtype([(name, kind) for kind, names in fields for name in names.split()], align=True)
+
+
+# struct Axes of axes.cuh.
 AXES = np.dtype(
     [
         ("count", np.int32),

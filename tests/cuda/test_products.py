@@ -11,7 +11,7 @@ import pytest
 
 from arraylogchain._cuda.launch import Launch
 from arraylogchain._cuda.products import logmatmulexp
-from arraylogchain._cuda.products.tiles import choose_tile
+from arraylogchain._cuda.products.tiles import PRODUCT_TILES, choose_tile
 from arraylogchain._fold import fold
 from tests import error_model
 from tests.cuda.cpu_device import CpuDevice
@@ -117,13 +117,13 @@ def test_every_tile_is_chosen() -> None:
     for rows, columns in [(200, 260), (64, 64), (16, 130)]:
         check_logmatmulexp(device, "float32", normal(rows, 34), normal(34, columns, seed=1))
     chosen = [x.kernel for x in device.launches if x.kernel.startswith("logmatmulexp<")]
-    assert chosen == [f"logmatmulexp<float, {tile}>" for tile in logmatmulexp.TILES["float32"]]
+    assert chosen == [f"logmatmulexp<float, {tile}>" for tile in PRODUCT_TILES["float32"]]
 
 
 def test_tiles_are_not_larger_than_what_they_cover() -> None:
     """Many products of 64 x 64 keep a device at work, but fill only a fourth of large tiles."""
     device = CpuDevice()
-    tiles = logmatmulexp.TILES["float32"]
+    tiles = PRODUCT_TILES["float32"]
     assert choose_tile(device, tiles, "float32", 1000, 64, 64) == tiles[1]
     assert choose_tile(device, tiles, "float32", 1, 4096, 64) == tiles[1]
     assert choose_tile(device, tiles, "float32", 1000, 128, 128) == tiles[0]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from arraylogchain._context import Array
 from arraylogchain._cuda.chains.arrays import History
 from arraylogchain._cuda.chains.matrices import steps_at_once
-from arraylogchain._cuda.chains.recursion import ChainRun, Outputs, cut_steps
+from arraylogchain._cuda.chains.recursion import ChainRun, Sweep, cut_steps
 from arraylogchain._cuda.chains.reductions import FACTOR, Reductions, TransitionGradient
 
 
@@ -68,7 +68,7 @@ def forward_pass(run: ChainRun, *, keep: bool = True) -> tuple[Array, ForwardPas
     if keep or run.state_bytes * num_steps <= workspace // 4:
         history = run.new_history(num_steps)
     kept = ForwardPass(run, run.new_total(), _blocks(run, history is None), history, {})
-    outputs = Outputs(total_log=out, total=kept.total, history=history)
+    sweep = Sweep(total_log=out, total=kept.total, history=history)
     starts = {0}
     if history is None:
         # States are kept before the step that a block's first pair of states begins with.
@@ -77,7 +77,7 @@ def forward_pass(run: ChainRun, *, keep: bool = True) -> tuple[Array, ForwardPas
     for first, last in itertools.pairwise([*sorted(starts), num_steps]):
         if state is not None:
             kept.before[first] = state
-        state = run.advance(first, last, outputs, state, workspace, keeps_state=True)
+        state = run.advance(first, last, sweep, state, workspace, keeps_state=True)
     return out, kept
 
 
@@ -182,8 +182,8 @@ class _BackwardPass:
             return kept.history
         first = max(low - 1, 0)
         history = replace(run.new_history(high - first), first=first)
-        before, outputs = kept.before.get(first), Outputs(history=history)
-        run.advance(first, high, outputs, before, self.workspace, keeps_state=True)
+        before, sweep = kept.before.get(first), Sweep(history=history)
+        run.advance(first, high, sweep, before, self.workspace, keeps_state=True)
         return history
 
     def _step_back(
@@ -197,7 +197,8 @@ class _BackwardPass:
     ) -> History | None:
         """Run the recursion through a block of steps, in its order."""
         run, low, size = self.chain_run, self.chain.num_steps - last, self.chain.num_states
-        outputs = Outputs(
+        sweep = Sweep(
+            backward=True,
             total=self.kept.total,
             history=history,
             marginals=gradient,
@@ -206,9 +207,9 @@ class _BackwardPass:
         )
         if self.sums_potentials:
             wide = self.device.empty((run.all_rows, last - first, size), run.compute)
-            outputs = replace(outputs, marginals=wide, by_number=True, out_time=low)
-        state = run.advance(first, last, outputs, state, self.workspace, backward=True)
+            sweep = replace(sweep, marginals=wide, by_number=True, out_time=low)
+        state = run.advance(first, last, sweep, state, self.workspace)
         if gradient is not None and self.sums_potentials:
             width, own = (last - first) * size, gradient[..., low:, :]
-            self.reductions.over_rows(outputs.marginals, width, self.chain.potentials, 2, own)
+            self.reductions.over_rows(sweep.marginals, width, self.chain.potentials, 2, own)
         return state

@@ -17,22 +17,17 @@ from arraylogchain._cuda.chains.arrays import C_TYPES, DTYPES, ChainArrays, Hist
 from arraylogchain._cuda.chains.geometry import LANES, TILES, Geometry, SmallGeometry, choose
 from arraylogchain._cuda.chains.matrices import ReadyMatrices, prepare, steps_at_once
 from arraylogchain._cuda.device import Device
-from arraylogchain._cuda.launch import Launch, pack, pack_axes
+from arraylogchain._cuda.launch import Launch, pack, pack_axes, struct
 from arraylogchain._inputs.chain import Chain
 
 # struct Recursion of entries.cuh.
-RECURSION = np.dtype(
-    [
-        *((name, np.int32) for name in ("size", "count", "first", "last", "backward")),
-        *((name, np.int32) for name in ("start_form", "dtype", "out_dtype", "in_logs", "slices")),
-        *((name, np.int32) for name in ("column_warps", "matrices", "first_matrix")),
-        *((name, np.int64) for name in ("rows", "groups", "matrix_stride", "matrix_row_stride")),
-        *((name, np.int64) for name in ("logs_stride", "logs_row_stride", "logs_column_stride")),
-        *((name, np.int64) for name in ("potentials_time_stride", "potentials_stride")),
-        *((name, np.int64) for name in ("start_stride", "out_time_stride", "out_stride")),
-        *((name, np.int64) for name in ("out_time", "history_time", "other_time")),
-    ],
-    align=True,
+RECURSION = struct(
+    (np.int32, "size count first last backward start_form dtype out_dtype in_logs slices"),
+    (np.int32, "column_warps matrices first_matrix"),
+    (np.int64, "rows groups matrix_stride matrix_row_stride"),
+    (np.int64, "logs_stride logs_row_stride logs_column_stride"),
+    (np.int64, "potentials_time_stride potentials_stride start_stride"),
+    (np.int64, "out_time_stride out_stride out_time history_time other_time"),
 )
 INSTANTIATIONS: dict[str, list[str]] = {
     "chains/chain.cu": [
@@ -46,16 +41,17 @@ HOT = frozenset({"chain", "chain_small"})
 
 
 @dataclass(frozen=True, slots=True)
-class Outputs:
-    """What the recursion is to write; see chain.cu. `out_time` is where marginals begin."""
+class Sweep:
+    """A direction of time, and what the recursion is to write on the way; see chain.cu."""
 
+    backward: bool = False
     messages: Array | None = None
     total_log: Array | None = None
     total: Array | None = None
     history: History | None = None
     marginals: Array | None = None
     by_number: bool = False  # marginals are [rows, steps, K], and not [*batch, steps, K]
-    out_time: int = 0
+    out_time: int = 0  # where marginals begin
     forward: History | None = None  # for marginals
     cotangent: Array | None = None
 
@@ -64,9 +60,19 @@ class Outputs:
         """Messages or marginals, of which one at most is written."""
         return self.marginals if self.messages is None else self.messages
 
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The outputs as kernels take them."""
+        return (
+            *_pointers(self.history),
+            *(self.messages, self.total_log, self.total),
+            *_pointers(self.forward),
+            *(self.cotangent, self.marginals),
+        )
+
     def fields(self, device: Device) -> dict[str, int]:
         """Return what the struct Recursion says of the outputs."""
-        fields = {"out_time": self.out_time}
+        fields = {"backward": self.backward, "out_time": self.out_time}
         if self.history is not None:
             fields["history_time"] = self.history.first
         if self.forward is not None:
@@ -139,15 +145,14 @@ class ChainRun(ChainArrays):
     def log_partition(self) -> Array:
         """Return the logs of the sums over all paths, [*batch]."""
         out = self.device.empty(self.chain.batch, self.dtype)
-        outputs = Outputs(total_log=out, total=self.new_total())
-        self.advance(0, self.chain.num_steps, outputs, None, self.workspace)
+        sweep = Sweep(total_log=out, total=self.new_total())
+        self.advance(0, self.chain.num_steps, sweep, None, self.workspace)
         return out
 
     def messages(self, *, backward: bool) -> Array:
         """Return forward or backward messages, [*batch, T, K]."""
         out = self.new_per_state()
-        steps = (0, self.chain.num_steps)
-        self.advance(*steps, Outputs(messages=out), None, self.workspace, backward=backward)
+        self.advance(0, self.chain.num_steps, Sweep(backward, out), None, self.workspace)
         return out
 
     def new_per_state(self) -> Array:
@@ -159,11 +164,9 @@ class ChainRun(ChainArrays):
         self,
         first: int,
         last: int,
-        outputs: Outputs,
+        sweep: Sweep,
         state: History | None,
         workspace: int,
-        *,
-        backward: bool = False,
         keeps_state: bool = False,
     ) -> History | None:
         """Take states through some steps; return them if there are more steps to come.
@@ -171,35 +174,28 @@ class ChainRun(ChainArrays):
         They may take the place of the given ones, unless these are kept.
         """
         for at, stop in cut_steps(first, last, steps_at_once(self, workspace)):
-            keeps = keeps_state and at == first
-            state = self._advance_block(at, stop, outputs, state, backward, keeps)
+            state = self._advance_block(at, stop, sweep, state, keeps_state and at == first)
         return state
 
     def _advance_block(
-        self,
-        first: int,
-        last: int,
-        outputs: Outputs,
-        state: History | None,
-        backward: bool,
-        keeps_state: bool,
+        self, first: int, last: int, sweep: Sweep, state: History | None, keeps_state: bool
     ) -> History | None:
         """Take states through steps whose matrices are ready together, and then given back."""
-        ready = prepare(self, first, last, backward)
+        ready = prepare(self, first, last, sweep.backward)
         if self.geometry.slices == 1:
             after = state
             if keeps_state or state is None:
                 after = self.new_history(1) if last < self.chain.num_steps else None
-            self._launch(first, last, ready, outputs, state, after, backward)
+            self._launch(first, last, ready, sweep, state, after, 1)
             return after
         # Blocks that share a row meet only between launches, and none may write what one reads.
         pair = [self.new_history(1), self.new_history(1)]
         for i in range(first, last):
             after = pair[(i - first) % 2]
-            self._launch(i, i + 1, ready, outputs, state, after, backward)
+            self._launch(i, i + 1, ready, sweep, state, after, self.geometry.slices)
             state = after
-        if last == self.chain.num_steps and outputs.total is not None and not backward:
-            self._launch(last, last, ready, outputs, state, None, backward, slices=1)
+        if last == self.chain.num_steps and sweep.total is not None and not sweep.backward:
+            self._launch(last, last, ready, sweep, state, None, 1)
         return state
 
     def _launch(
@@ -207,21 +203,19 @@ class ChainRun(ChainArrays):
         first: int,
         last: int,
         ready: ReadyMatrices,
-        outputs: Outputs,
+        sweep: Sweep,
         state: History | None,
         after: History | None,
-        backward: bool,
-        slices: int | None = None,
+        slices: int,
     ) -> None:
         """Launch the kernel `chain`, or `chain_small`."""
         chain, geometry = self.chain, self.geometry
-        slices = slices or geometry.slices
-        fields = self._fields | ready.fields | outputs.fields(self.device)
-        fields |= {"first": first, "last": last, "backward": backward, "slices": slices}
+        fields = self._fields | ready.fields | sweep.fields(self.device)
+        fields |= {"first": first, "last": last, "slices": slices}
         arguments = (
             pack(RECURSION, **fields),
             self.axes(self.order, (chain.potentials, 2), (chain.initial, 1)),
-            outputs.axes(self),
+            sweep.axes(self),
             ready.axes,
             *ready.arguments,
             chain.potentials,
@@ -229,13 +223,7 @@ class ChainRun(ChainArrays):
             *((None, None) if self.lengths is None else (self.lengths[0], self.lengths[1])),
             *_pointers(state),
             *_pointers(after),
-            *_pointers(outputs.history),
-            outputs.messages,
-            outputs.total_log,
-            outputs.total,
-            *_pointers(outputs.forward),
-            outputs.cotangent,
-            outputs.marginals,
+            *sweep.arguments,
         )
         self.device.run(
             Launch(

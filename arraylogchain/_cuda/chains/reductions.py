@@ -9,19 +9,14 @@ import numpy as np
 
 from arraylogchain._context import Array
 from arraylogchain._cuda.chains.arrays import C_TYPES, DTYPES, THREADS, ChainArrays, History
-from arraylogchain._cuda.launch import ceil_div, pack, pack_axes
+from arraylogchain._cuda.launch import ceil_div, pack, pack_axes, struct
 
 # struct Pairs of pairs.cuh.
-PAIRS = np.dtype(
-    [
-        *((name, np.int32) for name in ("size", "first", "times", "dtype", "out_dtype")),
-        *((name, np.int32) for name in ("in_logs", "with_weights", "start_form")),
-        *((name, np.int32) for name in ("time_splits", "row_splits", "accumulate")),
-        *((name, np.int64) for name in ("rows", "groups", "matrix_stride", "row_stride")),
-        *((name, np.int64) for name in ("column_stride", "start_stride")),
-        *((name, np.int64) for name in ("forward_time", "back_time", "out_step", "out_split")),
-    ],
-    align=True,
+PAIRS = struct(
+    (np.int32, "size first times dtype out_dtype in_logs with_weights start_form"),
+    (np.int32, "time_splits row_splits accumulate"),
+    (np.int64, "rows groups matrix_stride row_stride column_stride start_stride"),
+    (np.int64, "forward_time back_time out_step out_split"),
 )
 # Of pairs.cu and sum.cu.
 SIDE, FACTOR, SUM_WIDTH, SHORT = 64, 3, 32, 128

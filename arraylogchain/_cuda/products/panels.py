@@ -250,7 +250,7 @@ class TiledProduct:
             *(left.array, np.int64(left.pitch), right.array, np.int64(right.pitch)),
             np.int32(terms),
             *arguments,
-            shared_memory=self.tile.totals(self.dtype, terms) if keeps_totals else 0,
+            shared=self.tile.totals(self.dtype, terms) if keeps_totals else 0,
         )
 
     def run_exact(self, kernel: str, panel: np.ndarray, *arguments: Any) -> None:
@@ -266,11 +266,10 @@ class TiledProduct:
         blocks: int,
         threads: int,
         *arguments: Any,
-        shared_memory: int = 0,
+        shared: int = 0,
     ) -> None:
         name = f"{kernel}<{C_TYPES[self.product.dtype]}{template}>"
-        launch = Launch(f"products/{kernel}.cu", name, blocks, threads, arguments, shared_memory)
-        self.device.run(launch)
+        self.device.run(Launch(f"products/{kernel}.cu", name, blocks, threads, arguments, shared))
 
     @staticmethod
     def _parts(panel: np.ndarray) -> list[np.ndarray]:

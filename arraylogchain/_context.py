@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import array_api_compat.numpy as numpy_namespace
 import numpy as np
 
-from arraylogchain._cuda.launch import are_packable
-
-if TYPE_CHECKING:
-    from arraylogchain._fold import Fold
+from arraylogchain import _threads
+from arraylogchain._fold import Box, boxes
 
 # An array of whatever library the caller uses; the array API standard has no common base class.
 Array = Any
+
+# Blocks of elementwise work from which it is worth waking other threads.
+_SHARED_FROM = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,10 @@ class Context:
     powers: dict[str, Array] = field(default_factory=dict)
 
     @property
+    def is_numpy(self) -> bool:
+        return self.xp is numpy_namespace
+
+    @property
     def result_dtype(self) -> Any:
         return getattr(self.xp, self.result_name)
 
@@ -107,17 +112,10 @@ class Context:
             for x in arrays:
                 x.record_stream(stream)
 
-    def takes_kernels(self, layout: Fold) -> bool:
-        """Tell whether kernels compute a product: one that has entries, and few enough axes."""
-        if self.kernels is None or 0 in layout.sizes:
-            return False
-        groups = (layout.batch, layout.rows, layout.cols)
-        return all(map(are_packable, groups))
-
     @property
     def index_dtype(self) -> Any:
         """Return int64, or int32 on devices without 64-bit integers."""
-        if self.xp is numpy_namespace:
+        if self.is_numpy:
             return np.int64
         defaults = self.xp.__array_namespace_info__().default_dtypes(device=self.device)
         return defaults["indexing"]
@@ -148,6 +146,38 @@ class Context:
             function(*args, out=out)
         else:
             out[...] = function(*args)
+
+    def in_blocks(self, work: Callable[[Box], None], shape: tuple[int, ...], block: int) -> None:
+        """Call `work` on boxes of at most `block` points, which threads share."""
+        if math.prod(shape) <= block:
+            work((slice(None),) * len(shape))
+        else:
+            self.share(work, list(boxes(shape, block)))
+
+    def share(self, work: Callable[[Any], None], items: Sequence[Any]) -> None:
+        """Call `work` on all items, which write to memory of their own; threads share many.
+
+        Only NumPy's functions let go of the interpreter and are not shared out already.
+        """
+        if len(items) < _SHARED_FROM or not self.is_numpy:
+            for item in items:
+                work(item)
+            return
+
+        def run(start: int, stop: int) -> None:
+            for item in items[start:stop]:
+                work(item)
+
+        _threads.share(run, len(items), 1)
+
+    def extremes(self, x: Array) -> tuple[float, float]:
+        """Return the largest and the smallest entry of an array that has any; NaN if it has one."""
+        if not self.is_numpy or x.size <= self.block:
+            return float(self.xp.max(x)), float(self.xp.min(x))
+        found: list[tuple[Any, Any]] = []
+        self.in_blocks(lambda box: found.append((x[box].max(), x[box].min())), x.shape, self.block)
+        tops, lows = np.asarray(found, x.dtype).T
+        return float(tops.max()), float(lows.min())
 
     def add_at(self, target: Array, index: Array, values: Array) -> None:
         """Add values[e, ...] to target[index[e], ...], in place; an index may occur repeatedly.
@@ -191,21 +221,31 @@ class Context:
         return self.xp.empty(shape, dtype=dtype, device=self.device)
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
+class quiet:  # noqa: N801
     """Compute without NumPy's floating-point warnings and without torch's autocast.
 
     Infinities and NaN are values here, no accidents. Autocast would let matrix multiplies of
     float32 tensors drop to half precision behind our back.
     """
-    with np.errstate(all="ignore"):
+
+    __slots__ = ("_autocasts", "_errors")
+
+    def __enter__(self) -> None:
+        self._errors = np.errstate(all="ignore")
+        self._errors.__enter__()
         torch = sys.modules.get("torch")
-        kinds = [k for k in ("cpu", "cuda") if torch is not None and torch.is_autocast_enabled(k)]
-        with ExitStack() as stack:
-            for kind in kinds:
-                assert torch is not None
-                stack.enter_context(torch.autocast(kind, enabled=False))
-            yield
+        self._autocasts = [
+            torch.autocast(kind, enabled=False)
+            for kind in ("cpu", "cuda")
+            if torch is not None and torch.is_autocast_enabled(kind)
+        ]
+        for autocast in self._autocasts:
+            autocast.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for autocast in reversed(self._autocasts):
+            autocast.__exit__(*error)
+        self._errors.__exit__(*error)
 
 
 @contextmanager
@@ -233,7 +273,12 @@ def is_transposed(x: Array) -> bool:
 def whole_maximum(
     ctx: Context, x: Array, axis: int | tuple[int, ...], precision: Precision
 ) -> Array:
-    """Return maxima rounded to whole numbers, 0 where they are not finite; axes are kept."""
+    """Return maxima rounded to integers, 0 where they are not finite; axes are kept."""
+    return whole_part(ctx, ctx.xp.max(x, axis=axis, keepdims=True), precision)
+
+
+def whole_part(ctx: Context, x: Array, precision: Precision) -> Array:
+    """Return x rounded to integers, 0 where it is not finite."""
     xp = ctx.xp
-    top = xp.round(ctx.load(xp.max(x, axis=axis, keepdims=True), precision))
-    return xp.where(xp.isfinite(top), top, xp.zeros_like(top))
+    x = xp.round(ctx.load(x, precision))
+    return xp.where(xp.isfinite(x), x, xp.zeros_like(x))

@@ -13,13 +13,20 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from arraylogchain._context import Array, Context
+from arraylogchain._fold import Fold
+
 PRODUCTS = {
     "matmul": ("array",),
     "matmul_gradients": ("array",),
     "logmatmulexp": ("array", "cuda"),
     "logmatmulexp_gradients": ("array", "cuda"),
+    "logmatmulexp_tangent": ("array",),
+    "logmatmulexp_second": ("array",),
     "maxplus_matmul": ("array", "cuda"),
     "maxplus_gradients": ("array", "cuda"),
+    "maxplus_tangent": ("array",),
+    "logsumexp_where": ("array", "compiled"),
 }
 CHAINS = {
     "log_partition": ("array", "compiled", "cuda"),
@@ -37,7 +44,32 @@ CHAINS = {
 
 @cache
 def implementation(operation: str, backend: str) -> Callable[..., Any]:
-    """Return the function that computes an operation on a backend; imported when first asked for."""
+    """Return the function for an operation on a backend; imported when first asked for."""
     area = "products" if operation in PRODUCTS else "chains"
     module = importlib.import_module(f"arraylogchain._{backend}.{area}")
     return getattr(module, operation)  # type: ignore[no-any-return]
+
+
+def product(operation: str, ctx: Context, layout: Fold, *args: Any, **options: Any) -> Any:
+    """Compute an operation on a product of two operands, which `layout` is the fold of."""
+    backend = "array"
+    if ctx.kernels is not None and "cuda" in PRODUCTS[operation] and _kernels_take(layout):
+        backend = "cuda"
+    return implementation(operation, backend)(ctx, layout, *args, **options)
+
+
+def logsumexp_where(ctx: Context, *args: Any) -> Array:
+    """Compute chosen entries of a log product one by one: in a compiled loop if there is one."""
+    from arraylogchain import _compiled
+
+    backend = "compiled" if ctx.is_numpy and _compiled.why_not() is None else "array"
+    return implementation("logsumexp_where", backend)(ctx, *args)
+
+
+def _kernels_take(layout: Fold) -> bool:
+    """Tell whether kernels compute a product: one that has entries, and few enough axes."""
+    from arraylogchain._cuda.launch import are_packable
+
+    return 0 not in layout.sizes and all(
+        map(are_packable, (layout.batch, layout.rows, layout.cols))
+    )

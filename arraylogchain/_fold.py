@@ -13,11 +13,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from arraylogchain._context import Array
-
+Array = Any
 Box = tuple[slice, ...]
 Shape = tuple[int, ...]
 
@@ -48,28 +48,28 @@ class Fold:
         """Whether the product comes out with its axes where they belong."""
         return not self.row_axes and not self.col_axes
 
-    def view_a(self, xp: object, a: Array) -> Array:
+    def view_a(self, xp: Any, a: Array) -> Array:
         return self._view(xp, a, self.a_shape, (*self.row_axes, -2, -1), drop=self.col_axes)
 
-    def view_b(self, xp: object, b: Array) -> Array:
+    def view_b(self, xp: Any, b: Array) -> Array:
         return self._view(xp, b, self.b_shape, (-2, *self.col_axes, -1), drop=self.row_axes)
 
-    def view_out(self, xp: object, out: Array) -> Array:
+    def view_out(self, xp: Any, out: Array) -> Array:
         """View an array of shape [*broadcast batch, M, N] as [*batch, *rows, *cols]."""
         if self.is_identity:
             return out
         nd = len(self.a_shape)
         order = (*self.batch_axes, *self.row_axes, nd - 2, *self.col_axes, nd - 1)
-        return xp.permute_dims(out, order)  # type: ignore[attr-defined]
+        return xp.permute_dims(out, order)
 
-    def _view(self, xp: object, x: Array, shape: Shape, last: Shape, drop: Shape) -> Array:
+    def _view(self, xp: Any, x: Array, shape: Shape, last: Shape, drop: Shape) -> Array:
         if x.shape != shape:
-            x = xp.reshape(x, shape)  # type: ignore[attr-defined]
+            x = xp.reshape(x, shape)
         if self.is_identity:
             return x
         nd = len(shape)
         order = (*drop, *self.batch_axes, *(axis % nd for axis in last))
-        x = xp.permute_dims(x, order)  # type: ignore[attr-defined]
+        x = xp.permute_dims(x, order)
         return x[(0,) * len(drop) + (...,)] if drop else x
 
 

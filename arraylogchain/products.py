@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import NamedTuple
 
-from arraylogchain._arrays import enter, is_differentiated
-from arraylogchain._chain.evaluate import last_message
-from arraylogchain._chain.steps import Chain
-from arraylogchain._context import Array, Context, shape_of
-from arraylogchain._fold import Shape, check_batches, fold
-from arraylogchain._array.products import linear, tiled
-from arraylogchain._array.products.certified import CertifiedKernel
-from arraylogchain._array.products.kernels import MaxPlusKernel
-from arraylogchain._array.products.levels import most_matrices, multiply_stack
-from arraylogchain._array.products.sequence import multiply_sequence
+from arraylogchain import _dispatch
+from arraylogchain._array.products.pair_tree import array_tree, multiply_stack
 from arraylogchain._array.products.tiling import check_workspace
-from arraylogchain.plan import best_segments
+from arraylogchain._arrays import enter, is_differentiated
+from arraylogchain._context import Array, shape_of
+from arraylogchain._fold import Shape, check_batches, fold
 
 __all__ = ["MaxPlusProduct", "logchainexp", "logmatmulexp", "matmul", "maxplus_matmul"]
 
@@ -70,8 +63,11 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Array:
     if is_differentiated(a, b):
         return _differentiable().matmul(a, b, budget)
     ctx, given = enter({"a": a, "b": b})
+    layout = fold(shape_of(given["a"]), shape_of(given["b"]))
     with ctx.computing():
-        return ctx.hand_back(_matmul(ctx, given["a"], given["b"], budget))
+        return ctx.hand_back(
+            _dispatch.product("matmul", ctx, layout, given["a"], given["b"], budget)
+        )
 
 
 def _differentiable() -> ModuleType:
@@ -79,10 +75,6 @@ def _differentiable() -> ModuleType:
     from arraylogchain import _torch
 
     return _torch
-
-
-def _matmul(ctx: Context, a: Array, b: Array, budget: int) -> Array:
-    return linear.multiply(ctx, a, b, budget)
 
 
 def logmatmulexp(a: Array, b: Array, /, *, workspace: int | None = None) -> Array:
@@ -132,21 +124,11 @@ def logmatmulexp(a: Array, b: Array, /, *, workspace: int | None = None) -> Arra
     if is_differentiated(a, b):
         return _differentiable().logmatmulexp(a, b, budget)
     ctx, given = enter({"a": a, "b": b})
+    layout = fold(shape_of(given["a"]), shape_of(given["b"]))
     with ctx.computing():
-        return ctx.hand_back(_logmatmulexp(ctx, given["a"], given["b"], budget))
-
-
-def _logmatmulexp(ctx: Context, a: Array, b: Array, budget: int) -> Array:
-    layout = fold(shape_of(a), shape_of(b))
-    if 0 in layout.sizes:
-        return ctx.xp.full(layout.out_shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
-    if ctx.takes_kernels(layout):
-        from arraylogchain._cuda.products import logmatmulexp as road
-
-        a, b = ctx.to_result(a), ctx.to_result(b)
-        return road.logmatmulexp(ctx.kernels, layout, a, b, ctx.result_name, budget)
-    kernel = CertifiedKernel(ctx, layout.sizes, budget, layout.copies)
-    return tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype])[0]
+        return ctx.hand_back(
+            _dispatch.product("logmatmulexp", ctx, layout, given["a"], given["b"], budget)
+        )
 
 
 def maxplus_matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> MaxPlusProduct:
@@ -186,27 +168,10 @@ def maxplus_matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Ma
     if is_differentiated(a, b):
         return MaxPlusProduct(*_differentiable().maxplus_matmul(a, b, budget))
     ctx, given = enter({"a": a, "b": b})
+    layout = fold(shape_of(given["a"]), shape_of(given["b"]))
     with ctx.computing():
-        values, indices = _maxplus_matmul(ctx, given["a"], given["b"], budget)
-        return MaxPlusProduct(ctx.hand_back(values), ctx.hand_back(indices))
-
-
-def _maxplus_matmul(ctx: Context, a: Array, b: Array, budget: int) -> tuple[Array, Array]:
-    layout = fold(shape_of(a), shape_of(b))
-    xp, index_dtype = ctx.xp, ctx.index_dtype
-    if 0 in layout.sizes:
-        return (
-            xp.full(layout.out_shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device),
-            xp.full(layout.out_shape, -1, dtype=index_dtype, device=ctx.device),
-        )
-    if ctx.takes_kernels(layout):
-        from arraylogchain._cuda.products import maxplus
-
-        a, b = ctx.to_result(a), ctx.to_result(b)
-        return maxplus.maxplus(ctx.kernels, layout, a, b, ctx.result_name, budget)
-    kernel = MaxPlusKernel(ctx, layout.sizes, budget, layout.copies)
-    values, indices = tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype, index_dtype])
-    return values, indices
+        found = _dispatch.product("maxplus_matmul", ctx, layout, given["a"], given["b"], budget)
+        return MaxPlusProduct(*map(ctx.hand_back, found))
 
 
 def logchainexp(matrices: Array | Sequence[Array], /, *, workspace: int | None = None) -> Array:
@@ -248,7 +213,7 @@ def logchainexp(matrices: Array | Sequence[Array], /, *, workspace: int | None =
     ctx, given = enter({"matrices": matrices})
     check_stack(shape_of(given["matrices"]))
     with ctx.computing():
-        return ctx.hand_back(_stack_product(ctx, given["matrices"], budget))
+        return ctx.hand_back(multiply_stack(ctx, given["matrices"], budget))
 
 
 def check_stack(shape: Sequence[int]) -> None:
@@ -257,43 +222,6 @@ def check_stack(shape: Sequence[int]) -> None:
         raise ValueError(
             f"matrices has shape {tuple(shape)}; it must be [..., n, K, K], or a sequence of arrays"
         )
-
-
-def _stack_product(ctx: Context, stack: Array, budget: int) -> Array:
-    """Multiply square matrices [..., n, K, K] as a chain whose rows are those of the first."""
-    xp = ctx.xp
-    *batch, count, size, _ = shape_of(stack)
-    out_shape = (*batch, size, size)
-    if 0 in out_shape:
-        return ctx.empty(out_shape, ctx.result_dtype)
-    if count == 0:
-        identity = xp.eye(size, dtype=ctx.dtype(ctx.precision), device=ctx.device)
-        return xp.asarray(
-            xp.broadcast_to(xp.astype(xp.log(identity), ctx.result_dtype), out_shape), copy=True
-        )
-    if count == 1:
-        return xp.asarray(stack[..., 0, :, :], copy=True)
-    if ctx.takes_kernels(fold(shape_of(stack), shape_of(stack))):
-        if count == 2:
-            return _logmatmulexp(ctx, stack[..., 0, :, :], stack[..., 1, :, :], budget)
-        # Half is for the products' own workspace.
-        half = budget // 2
-        if most_matrices(size, ctx, half) >= 3:
-            return multiply_stack(
-                ctx, stack, lambda inner, a, b: _logmatmulexp(inner, a, b, half), half
-            )
-    chain = Chain(
-        batch=(*batch, size),
-        count=count,
-        size=size,
-        transitions=stack[..., None, 1:, :, :],
-        potentials=None,
-        start=stack[..., 0, :, :],
-        transitions_in_logs=True,
-        start_in_logs=True,
-    )
-    segments = best_segments(count, size, chain.sizes, one_matrix=False, workspace=budget)
-    return last_message(ctx, chain, segments, budget)
 
 
 def _sequence_product(matrices: Sequence[Array], budget: int) -> Array:
@@ -306,9 +234,8 @@ def _sequence_product(matrices: Sequence[Array], budget: int) -> Array:
     ctx, given = enter(given)
     check_sequence({name: shape_of(x) for name, x in given.items()})
     with ctx.computing():
-        product = multiply_sequence(
-            ctx, list(given.values()), lambda inner, a, b: _logmatmulexp(inner, a, b, budget)
-        )
+        tree = array_tree(ctx, budget)
+        product = tree.whole(tree.sequence(list(given.values())), ctx.result_dtype)
         return ctx.hand_back(product)
 
 

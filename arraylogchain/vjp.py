@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 
 from array_api_compat import array_namespace
 
-from arraylogchain import products
+from arraylogchain import _dispatch, products
+from arraylogchain._array.products.pair_tree import Step, array_tree, identities
+from arraylogchain._array.products.pair_tree_gradients import sequence_gradients, stack_gradient
+from arraylogchain._array.products.tiling import check_workspace
 from arraylogchain._arrays import detached, dtype_name, enter, promote, refuse_gradients
 from arraylogchain._context import DOUBLE, SINGLE, Array, Context, shape_of
-from arraylogchain._array.products import chain_gradients, gradients
-from arraylogchain._array.products.maxplus_gradients import maxplus_gradients
-from arraylogchain._array.products.tiling import check_workspace
+from arraylogchain._fold import fold
 from arraylogchain.chain import LogChain
 from arraylogchain.products import MaxPlusProduct
 
@@ -78,7 +79,7 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> tuple[Arra
     def pullback(cotangent: Array) -> tuple[Array, Array]:
         ctx, given, g = _enter_pullback({"a": a, "b": b}, value, cotangent)
         with ctx.computing():
-            found = gradients.matmul_gradients(ctx, given["a"], given["b"], g, budget)
+            found = _product_gradients("matmul", ctx, given["a"], given["b"], g, budget)
             return _hand_back(ctx, found)
 
     return value, pullback
@@ -137,9 +138,8 @@ def logmatmulexp(
     def pullback(cotangent: Array) -> tuple[Array, Array]:
         ctx, given, g = _enter_pullback({"a": a, "b": b}, value, cotangent)
         with ctx.computing():
-            found = gradients.logmatmulexp_gradients(
-                ctx, given["a"], given["b"], given["value"], g, budget
-            )
+            arrays = (given["a"], given["b"], given["value"], g)
+            found = _product_gradients("logmatmulexp", ctx, *arrays, budget)
             return _hand_back(ctx, found)
 
     return value, pullback
@@ -194,14 +194,9 @@ def maxplus_matmul(
         with ctx.computing():
             indices = _indices(ctx, value.indices)
             ctx.uses(indices)
-            found = maxplus_gradients(
-                ctx,
-                shape_of(a),
-                shape_of(b),
-                indices,
-                g,
-                given["value"],
-                budget,
+            shapes = (shape_of(a), shape_of(b))
+            found = _dispatch.product(
+                "maxplus_gradients", ctx, fold(*shapes), shapes, indices, g, given["value"], budget
             )
             operands = (given["a"], given["b"])
             cast = (_cast(ctx, x, like) for x, like in zip(found, operands, strict=True))
@@ -267,29 +262,31 @@ def logchainexp(
     else:
         products.check_stack(shapes["matrices"])
 
-    def multiply(inner: Context, a: Array, b: Array) -> Array:
-        return products._logmatmulexp(inner, a, b, budget)
-
+    tape: list[Step] = []
+    xs = list(ready.values())
     with ctx.computing():
+        tree = array_tree(ctx, budget, tape)
         if is_sequence:
-            product, tape = chain_gradients.multiply_recorded(ctx, list(ready.values()), multiply)
+            product = tree.whole(tree.sequence(xs), ctx.result_dtype)
+        elif xs[0].shape[-3] == 0:
+            shape = (*xs[0].shape[:-3], *xs[0].shape[-2:])
+            product = identities(ctx.xp, shape, ctx.result_dtype, ctx.device)
         else:
-            product, levels = chain_gradients.multiply_levels(ctx, ready["matrices"], multiply)
+            product = tree.whole(tree.stack(tree.shifted(xs[0])), ctx.result_dtype)[..., 0, :, :]
         value = ctx.hand_back(product)
 
     def pullback(cotangent: Array) -> tuple[Any]:
         inner, again, g = _enter_pullback(given, value, cotangent)
         xs = [again[name] for name in given]
         with ctx.computing():
-            g = chain_gradients.through_finite(inner, again["value"], g)
+            inner.uses(*(x for left, right, out in tape for x in (left.values, right.values, out)))
+            xp = inner.xp
+            g = inner.load(g, inner.precision)
+            g = xp.where(xp.isinf(again["value"]), xp.zeros_like(g), g)
             if is_sequence:
-                inner.uses(*(x for step in tape for x in step))
-                found = chain_gradients.sequence_gradients(inner, xs, tape, g, budget)
+                found = sequence_gradients(inner, xs, tape, g, budget)
                 return ([inner.hand_back(x) for x in found],)
-            (x,) = xs
-            inner.uses(*levels)
-            found = chain_gradients.stack_gradient(inner, x, levels, g, budget)
-            return (inner.hand_back(found),)
+            return (inner.hand_back(stack_gradient(inner, xs[0], tape, g, budget)),)
 
     return value, pullback
 
@@ -380,6 +377,15 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         return ChainGradients(*(given.get(part) for part in ("potentials", "transitions", "start")))
 
     return value, pullback
+
+
+def _product_gradients(
+    name: str, ctx: Context, a: Array, b: Array, *args: Any
+) -> tuple[Array | None, ...]:
+    layout = fold(shape_of(a), shape_of(b))
+    operation = f"{name}_gradients"
+    found: tuple[Array | None, ...] = _dispatch.product(operation, ctx, layout, a, b, *args)
+    return found
 
 
 def _enter_pullback(

@@ -12,10 +12,10 @@ from typing import Any
 from array_api_compat import array_namespace
 
 import arraylogchain as alc
-from arraylogchain._arrays import enter
-from arraylogchain._cuda.products.logmatmulexp import logmatmulexp
-from arraylogchain._fold import fold
 from arraylogchain._array.products.tiling import check_workspace
+from arraylogchain._arrays import enter
+from arraylogchain._cuda.products.log_product import logmatmulexp
+from arraylogchain._fold import fold
 
 # Terms in memory at a time where a formulation works in blocks: half a gigabyte in float32.
 BLOCK = 1 << 27

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd import Function
 
-from arraylogchain import products
+from arraylogchain import _dispatch
 from arraylogchain._arrays import enter
-from arraylogchain._fold import Shape
-from arraylogchain._array.products import maxplus_gradients as rules
+from arraylogchain._context import shape_of
+from arraylogchain._fold import Shape, fold
 from arraylogchain._torch.functions import (
     Tensor,
     apply,
@@ -28,9 +27,11 @@ class Value(Function):  # type: ignore[misc]
     @staticmethod
     @uncompiled
     def forward(budget: int, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        values, indices = on_arrays(
-            lambda ctx, a, b: products._maxplus_matmul(ctx, a, b, budget), a=a, b=b
-        )
+        def compute(ctx: Any, a: Any, b: Any) -> Any:
+            layout = fold(shape_of(a), shape_of(b))
+            return _dispatch.product("maxplus_matmul", ctx, layout, a, b, budget)
+
+        values, indices = on_arrays(compute, a=a, b=b)
         return values, indices
 
     @staticmethod
@@ -70,7 +71,10 @@ class Gradients(Function):  # type: ignore[misc]
     @uncompiled
     def forward(budget: int, a_shape: Shape, b_shape: Shape, indices: Tensor, g: Tensor) -> Any:
         def both(ctx: Any, indices: Tensor, g: Tensor) -> Any:
-            return rules.maxplus_gradients(ctx, a_shape, b_shape, indices, g, budget=budget)
+            shapes = (a_shape, b_shape)
+            return _dispatch.product(
+                "maxplus_gradients", ctx, fold(*shapes), shapes, indices, g, None, budget
+            )
 
         return _with_indices(both, indices, g=g)
 
@@ -108,7 +112,10 @@ class Tangent(Function):  # type: ignore[misc]
     @staticmethod
     @uncompiled
     def forward(budget: int, indices: Tensor, da: Tensor, db: Tensor) -> Tensor:
-        tangent = partial(rules.maxplus_tangent, budget=budget)
+        def tangent(ctx: Any, indices: Any, da: Any, db: Any) -> Any:
+            layout = fold(shape_of(da), shape_of(db))
+            return _dispatch.product("maxplus_tangent", ctx, layout, da, db, indices, budget)
+
         return _with_indices(tangent, indices, da=da, db=db)
 
     @staticmethod

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from arraylogchain import products
-from arraylogchain._array.products import gradients as rules
+from arraylogchain import _dispatch
+from arraylogchain._context import shape_of
+from arraylogchain._fold import fold
 from arraylogchain._torch.functions import (
     Gradients,
     Memo,
@@ -23,6 +24,16 @@ from arraylogchain._torch.functions import (
 )
 
 
+def _computed(operation: str, *options: Any, **tensors: Tensor | None) -> Any:
+    """Compute an operation on a product of the first two tensors, which others belong to."""
+
+    def compute(ctx: Any, a: Any, b: Any, *others: Any) -> Any:
+        layout = fold(shape_of(a), shape_of(b))
+        return _dispatch.product(operation, ctx, layout, a, b, *others, *options)
+
+    return on_arrays(compute, **tensors)
+
+
 class Matmul(Operation):
     """Bilinear: its derivatives of every order are made of it and its gradients."""
 
@@ -33,17 +44,14 @@ class Matmul(Operation):
 
     def value(self, memo: Memo | None, *inputs: Tensor) -> Tensor:
         a, b = inputs
-        return on_arrays(lambda ctx, a, b: products._matmul(ctx, a, b, self.budget), a=a, b=b)
+        return _computed("matmul", self.budget, a=a, b=b)
 
     def gradients(
         self, memo: Memo | None, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Tensor
     ) -> Tensors:
-        def both(ctx: Any, a: Tensor, b: Tensor, g: Tensor) -> Any:
-            return rules.matmul_gradients(ctx, a, b, g, self.budget, pair)
-
-        pair = (wanted[0], wanted[1])
         a, b = inputs
-        return chosen(cast(on_arrays(both, a=a, b=b, g=g), inputs), wanted)
+        found = _computed("matmul_gradients", self.budget, wanted, a=a, b=b, g=g)
+        return chosen(cast(found, inputs), wanted)
 
     def apply_tangent(self, out: Tensor, inputs: Tensors, tangents: Tensors) -> Tensor:
         (a, b), (da, db) = inputs, tangents
@@ -78,33 +86,24 @@ class LogMatmulExp(Operation):
 
     def value(self, memo: Memo | None, *inputs: Tensor) -> Tensor:
         a, b = inputs
-        return on_arrays(lambda ctx, a, b: products._logmatmulexp(ctx, a, b, self.budget), a=a, b=b)
+        return _computed("logmatmulexp", self.budget, a=a, b=b)
 
     def gradients(
         self, memo: Memo | None, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Tensor
     ) -> Tensors:
-        def both(ctx: Any, a: Tensor, b: Tensor, out: Tensor, g: Tensor) -> Any:
-            return rules.logmatmulexp_gradients(ctx, a, b, out, g, self.budget, pair)
-
-        pair = (wanted[0], wanted[1])
         a, b = inputs
-        return chosen(cast(on_arrays(both, a=a, b=b, out=out, g=g), inputs), wanted)
+        found = _computed("logmatmulexp_gradients", self.budget, wanted, a=a, b=b, out=out, g=g)
+        return chosen(cast(found, inputs), wanted)
 
     def tangent(self, out: Tensor, inputs: Tensors, tangents: Tensors) -> Tensor:
-        def along(ctx: Any, *arrays: Any) -> Any:
-            a, b, out, da, db = arrays
-            return rules.logmatmulexp_tangent(ctx, a, b, out, da, db, self.budget)
-
         (a, b), (da, db) = inputs, tangents
-        return on_arrays(along, a=a, b=b, out=out, da=da, db=db).to(out.dtype)
+        found = _computed("logmatmulexp_tangent", self.budget, a=a, b=b, out=out, da=da, db=db)
+        return found.to(out.dtype)
 
     def second(
         self, wanted: Wanted, out: Tensor, g: Tensor, inputs: Tensors, cotangents: Tensors
     ) -> Tensors:
-        def of_gradients(ctx: Any, *arrays: Any) -> Any:
-            a, b, out, g, u, v = arrays
-            return rules.logmatmulexp_second(ctx, a, b, out, g, u, v, self.budget)
-
         (a, b), (u, v) = inputs, cotangents
-        of_a, of_b, of_g = on_arrays(of_gradients, a=a, b=b, out=out, g=g, u=u, v=v)
+        arrays = {"a": a, "b": b, "out": out, "g": g, "u": u, "v": v}
+        of_a, of_b, of_g = _computed("logmatmulexp_second", self.budget, **arrays)
         return chosen(cast((of_g, of_a, of_b), (g, a, b)), wanted)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import reduce
+from dataclasses import replace
 from typing import Any
 
+import array_api_compat.torch as torch_namespace
 import torch
 
 from arraylogchain import products
+from arraylogchain._array.products.pair_tree import PairTree, Shifted, identities
 from arraylogchain._context import shape_of
 from arraylogchain._fold import Shape, fold
-from arraylogchain._array.products.sequence import multiplication_order
 from arraylogchain._torch import maxplus
 from arraylogchain._torch.functions import (
     Tensor,
@@ -20,6 +21,7 @@ from arraylogchain._torch.functions import (
     check_tensors,
     is_compiling,
     operators,
+    result_dtype,
 )
 from arraylogchain._torch.operations import LogMatmulExp, Matmul
 
@@ -81,16 +83,12 @@ def matrices(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Shape]:
 def logchainexp_stack(stack: Tensor, budget: int) -> Tensor:
     """Multiply matrices [..., n, K, K] in neighbouring pairs, differentiably."""
     products.check_stack(stack.shape)
-    *batch, count, size, _ = stack.shape
-    if count == 0:
-        identity = torch.eye(size, dtype=stack.dtype, device=stack.device).log()
-        return identity.expand(*batch, size, size).clone()
+    if stack.shape[-3] == 0:
+        return identities(torch_namespace, stack[..., 0, :].shape, stack.dtype, stack.device)
     if stack.numel() == 0:
         return stack[..., 0, :, :].clone()
-    product = _Shifted(stack)
-    while product.rest.shape[-3] > 1:
-        product = product.in_pairs(budget)
-    return product.whole(stack.dtype)[..., 0, :, :]
+    tree = _tree(stack.dtype, stack.device, budget)
+    return _whole(tree, tree.stack(tree.shifted(stack)), stack.dtype)[..., 0, :, :]
 
 
 def logchainexp_sequence(given: Mapping[str, Tensor], budget: int) -> Tensor:
@@ -99,50 +97,25 @@ def logchainexp_sequence(given: Mapping[str, Tensor], budget: int) -> Tensor:
     if not is_compiling():
         products.check_sequence({name: shape_of(x) for name, x in given.items()})
     matrices = list(given.values())
-    dtype = reduce(torch.promote_types, (x.dtype for x in matrices))
-    held = [_Shifted(x) for x in matrices]
-    sizes = [int(matrices[0].shape[-2]), *(int(x.shape[-1]) for x in matrices)]
-    for i, j in multiplication_order(sizes):
-        held[i] = held[i].times(held[j], budget)
-    return held[0].whole(dtype)
+    dtype = result_dtype(*matrices)
+    tree = _tree(dtype, matrices[0].device, budget)
+    return _whole(tree, tree.sequence(matrices), dtype)
 
 
-class _Shifted:
-    """Matrices of logarithms without the whole part of their maxima, which are added up apart.
+def _tree(dtype: Any, device: Any, budget: int) -> PairTree:
+    computed = torch.promote_types(dtype, torch.float32)
+    widest = torch.float32 if device.type == "mps" else torch.float64
 
-    The rounding of a product then depends on the range of its entries, not on how large they are.
+    def multiply(a: Tensor, b: Tensor) -> Tensor:
+        return logmatmulexp(a, b, budget)
+
+    return PairTree(torch_namespace, computed, widest, multiply)
+
+
+def _whole(tree: PairTree, x: Shifted, dtype: Any) -> Tensor:
+    """Return matrices that have no gradient where they are infinite.
+
+    Of products this is so already; a single matrix is an operand.
     """
-
-    def __init__(self, x: Tensor, shift: Tensor | None = None) -> None:
-        x = x.float() if x.element_size() < 4 else x
-        if x.numel():
-            # A shift is a constant to the derivative: it is taken off, and added again.
-            top = x.detach().amax((-2, -1), keepdim=True).round()
-            top = torch.where(torch.isfinite(top), top, 0)
-        else:
-            top = x.new_zeros((*x.shape[:-2], 1, 1))
-        self.rest = x - top
-        top = top if x.device.type == "mps" else top.double()
-        self.shift = top if shift is None else top + shift
-
-    def times(self, other: _Shifted, budget: int) -> _Shifted:
-        return _Shifted(logmatmulexp(self.rest, other.rest, budget), self.shift + other.shift)
-
-    def in_pairs(self, budget: int) -> _Shifted:
-        even = self.rest.shape[-3] // 2 * 2
-        left, right = (self._every(slice(i, even, 2)) for i in (0, 1))
-        pairs = left.times(right, budget)
-        odd = self._every(slice(even, None))
-        pairs.rest = torch.cat((pairs.rest, odd.rest), -3)
-        pairs.shift = torch.cat((pairs.shift, odd.shift), -3)
-        return pairs
-
-    def _every(self, which: slice) -> _Shifted:
-        part = object.__new__(_Shifted)
-        part.rest, part.shift = self.rest[..., which, :, :], self.shift[..., which, :, :]
-        return part
-
-    def whole(self, dtype: Any) -> Tensor:
-        # Of products this is so already; a single matrix is an operand.
-        rest = torch.where(torch.isinf(self.rest), self.rest.detach(), self.rest)
-        return (rest + self.shift).to(dtype)
+    values = torch.where(torch.isinf(x.values), x.values.detach(), x.values)
+    return tree.whole(replace(x, values=values), dtype)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arraylogchain._cuda.chains.geometry import Geometry, choose
-from arraylogchain._cuda.products import gradients, logmatmulexp, maxplus
+from arraylogchain._cuda.products import gradients, log_product, maxplus
 from arraylogchain._cuda.products.tiles import PRODUCT_TILES, SHORT, TileShape
 from arraylogchain._text import duration
 from tests.cuda import nvrtc
@@ -160,7 +160,7 @@ def _many(kernel: str, batch: int, size: int, arrays: int) -> Loop:
     return Loop(f"products/{kernel}.cu", name, "FFMA", case, 128, 0, batch // 4, batch, moved)
 
 
-_PLAIN, _TENSOR = PRODUCT_TILES, logmatmulexp.TENSOR_TILES
+_PLAIN, _TENSOR = PRODUCT_TILES, log_product.TENSOR_TILES
 LOOPS = (
     _cube("logmatmulexp", _PLAIN["float32"][0], "FFMA"),
     _cube("logmatmulexp", _TENSOR["float32"][0], "HMMA"),

@@ -8,7 +8,7 @@ import numpy as np
 
 from arraylogchain._cuda.dtypes import compute_type
 from arraylogchain._cuda.launch import Launch
-from arraylogchain._cuda.products import gradients, logmatmulexp, maxplus
+from arraylogchain._cuda.products import gradients, log_product, maxplus
 from arraylogchain._fold import fold
 from tests import error_model, gradient_reference, reference
 from tests.cuda.cpu_device import CpuDevice, bfloat16, from_bfloat16
@@ -52,7 +52,7 @@ def check_logmatmulexp(
     a, b = on_device(a, dtype), on_device(b, dtype)
     before = a.copy(), b.copy()
     layout = fold(a.shape, b.shape)
-    out = logmatmulexp.logmatmulexp(device, layout, a, b, dtype, workspace, tensor_cores)
+    out = log_product.logmatmulexp(device, layout, a, b, dtype, workspace, tensor_cores)
     out = from_device(out, dtype)
     held = from_device(a, dtype), from_device(b, dtype)
     exact = reference.logmatmulexp(*held)
@@ -91,7 +91,7 @@ def check_maxplus(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compare values, which are exact, and indices, the first that numpy.argmax finds."""
     a, b = on_device(a, dtype), on_device(b, dtype)
-    values, indices = maxplus.maxplus(device, fold(a.shape, b.shape), a, b, dtype, workspace)
+    values, indices = maxplus.maxplus_matmul(device, fold(a.shape, b.shape), a, b, dtype, workspace)
     values = from_device(values, dtype)
     left, right = from_device(a, dtype), from_device(b, dtype)
     computed = error_model.compute_dtype(dtype)
@@ -121,7 +121,7 @@ def check_gradients(
     g = cotangent(g, product_shape(a, b), dtype) if isinstance(g, str) else g
     g = on_device(g, dtype)
     layout = fold(a.shape, b.shape)
-    out = logmatmulexp.logmatmulexp(CpuDevice(), layout, a, b, dtype, workspace)
+    out = log_product.logmatmulexp(CpuDevice(), layout, a, b, dtype, workspace)
     found = gradients.logmatmulexp_gradients(device, layout, a, b, out, g, dtype, workspace)
     held = [from_device(x, dtype) for x in (a, b, g)]
     exact = gradient_reference.logmatmulexp(*held)
@@ -142,7 +142,7 @@ def check_maxplus_gradients(
     g = cotangent(g, product_shape(a, b), dtype) if isinstance(g, str) else g
     g = on_device(g, dtype)
     layout = fold(a.shape, b.shape)
-    values, indices = maxplus.maxplus(CpuDevice(), layout, a, b, dtype, WORKSPACE)
+    values, indices = maxplus.maxplus_matmul(CpuDevice(), layout, a, b, dtype, WORKSPACE)
     found = maxplus.maxplus_gradients(device, layout, a.shape, b.shape, values, indices, g, dtype)
     held = [from_device(x, dtype) for x in (a, b)]
     exact = gradient_reference.maxplus(*held, indices, from_device(g, dtype))

@@ -229,7 +229,7 @@ def test_many_equal_terms(cpu):
     K, value = 2000, np.float32(1.9876708984375)
     case = make("float32", np.zeros((1, 2, K)), transitions=np.full((1, K, K), value))
     cpu.flush_to_zero = True
-    found = ChainRun(cpu, case.chain, 1 << 20, Geometry(1, 1, 8, 1).log_partition())
+    found = ChainRun(cpu, case.chain, 1 << 20, Geometry(1, 1, 8, 1)).log_partition()
     exact = np.log(np.array([K], np.longdouble) ** 2 * value)
     assert_within(found, exact, chain_bound(exact, 0.0, 2, K, "float32"))
 

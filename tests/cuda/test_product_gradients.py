@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from arraylogchain._cuda.products import gradients, logmatmulexp
+from arraylogchain._cuda.products import gradients, log_product
 from arraylogchain._fold import fold
 from tests.cuda.cpu_device import CpuDevice
 from tests.cuda.product_checks import (
@@ -116,7 +116,7 @@ def test_a_nan_that_does_not_spoil() -> None:
     a[2, 3] = NAN
     layout = fold(a.shape, b.shape)
     device = CpuDevice()
-    out = logmatmulexp.logmatmulexp(device, layout, a, b, "float32", 1 << 20)
+    out = log_product.logmatmulexp(device, layout, a, b, "float32", 1 << 20)
     g = np.ones_like(out)
     da, db = gradients.logmatmulexp_gradients(
         device, layout, a, b, out, g, "float32", 1 << 20, spoils=False
@@ -176,7 +176,7 @@ def test_workspace_is_kept(shape: tuple[int, int, int], sd: float) -> None:
 def test_one_gradient_alone(wanted: tuple[bool, bool]) -> None:
     a, b = (normal(40, 40, seed=s).astype("float32") for s in (0, 1))
     layout, device = fold(a.shape, b.shape), CpuDevice()
-    out = logmatmulexp.logmatmulexp(device, layout, a, b, "float32", 1 << 20)
+    out = log_product.logmatmulexp(device, layout, a, b, "float32", 1 << 20)
     arguments = (device, layout, a, b, out, np.ones_like(out), "float32", 1 << 20)
     found = gradients.logmatmulexp_gradients(*arguments, wanted)
     both = gradients.logmatmulexp_gradients(*arguments)

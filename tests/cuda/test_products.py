@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from arraylogchain._cuda.launch import Launch
-from arraylogchain._cuda.products import logmatmulexp
+from arraylogchain._cuda.products import log_product
 from arraylogchain._cuda.products.tiles import PRODUCT_TILES, choose_tile
 from arraylogchain._fold import fold
 from tests import error_model
@@ -314,7 +314,7 @@ def test_columns_that_stay_are_prepared_once() -> None:
 def test_default_workspace_takes_one_panel() -> None:
     x = np.broadcast_to(np.zeros((), "float32"), (2048, 2048))
     device = Recorder()
-    logmatmulexp.logmatmulexp(device, fold(x.shape, x.shape), x, x, "float32", 64 << 20)
+    log_product.logmatmulexp(device, fold(x.shape, x.shape), x, x, "float32", 64 << 20)
     assert kernels(device) == TILED
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from arraylogchain._cuda.launch import Launch
-from arraylogchain._cuda.products import gradients, logmatmulexp, small
+from arraylogchain._cuda.products import gradients, log_product, small
 from arraylogchain._fold import fold
 from tests.cuda.cpu_device import CpuDevice, bfloat16
 from tests.cuda.product_checks import (
@@ -41,7 +41,7 @@ def run(
     convert = bfloat16 if dtype == "bfloat16" else lambda x: np.asarray(x, dtype)
     a, b, g = convert(a), convert(b), convert(g)
     layout = fold(a.shape, b.shape)
-    out = logmatmulexp.logmatmulexp(CpuDevice(), layout, a, b, dtype, WORKSPACE)
+    out = log_product.logmatmulexp(CpuDevice(), layout, a, b, dtype, WORKSPACE)
     return gradients.logmatmulexp_gradients(
         device, layout, a, b, out, g, dtype, WORKSPACE, **options
     )

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from arraylogchain._cuda.products import logmatmulexp
+from arraylogchain._cuda.products import log_product
 from arraylogchain._fold import fold
 from tests import error_model
 from tests.cuda.cpu_device import CpuDevice
@@ -77,7 +77,7 @@ def test_every_tile_is_chosen(dtype: str) -> None:
     for rows, columns in [(200, 260), (64, 64), (16, 130)]:
         check(device, dtype, normal(rows, 34), normal(34, columns, seed=1))
     c_type = {"float32": "float", "float64": "double"}[dtype]
-    tiles = logmatmulexp.TENSOR_TILES[dtype]
+    tiles = log_product.TENSOR_TILES[dtype]
     assert chosen(device) == [f"{c_type}, {tile}" for tile in tiles]
     assert [tile.tensor_cores for tile in tiles] == [True, True, False]
 
@@ -153,7 +153,7 @@ def test_both_roads_agree(precision: str, sd: float) -> None:
     a, b = (normal(70, 90, sd=sd, seed=seed) for seed in (0, 1))
     a, b = a.astype(precision), b.T.astype(precision)
     road = partial(
-        logmatmulexp.logmatmulexp, CpuDevice(), fold(a.shape, b.shape), a, b, precision, WORKSPACE
+        log_product.logmatmulexp, CpuDevice(), fold(a.shape, b.shape), a, b, precision, WORKSPACE
     )
     by_fma = road(tensor_cores=False)
     bound = error_model.product_bound(a, b, by_fma, precision)
@@ -202,11 +202,11 @@ def test_the_table_decides_and_the_argument_decides_first(monkeypatch: pytest.Mo
         check_logmatmulexp(device, dtype, normal(64, 34), normal(34, 64, seed=1), **options)
         return chosen(device)[0].endswith("true")
 
-    monkeypatch.setattr(logmatmulexp, "TENSOR_CORES", {})
+    monkeypatch.setattr(log_product, "TENSOR_CORES", {})
     assert not takes_tensor_cores("float32")
     assert takes_tensor_cores("float32", tensor_cores=True)
     table = {CpuDevice.architecture: frozenset({"float32"})}
-    monkeypatch.setattr(logmatmulexp, "TENSOR_CORES", table)
+    monkeypatch.setattr(log_product, "TENSOR_CORES", table)
     assert takes_tensor_cores("float32")
     assert takes_tensor_cores("float16")
     assert not takes_tensor_cores("float64")
@@ -216,9 +216,9 @@ def test_the_table_decides_and_the_argument_decides_first(monkeypatch: pytest.Mo
 
 
 def test_the_table_has_no_device_without_tensor_cores() -> None:
-    for architecture, dtypes in logmatmulexp.TENSOR_CORES.items():
+    for architecture, dtypes in log_product.TENSOR_CORES.items():
         assert architecture >= 80
-        assert dtypes <= set(logmatmulexp.TENSOR_TILES)
+        assert dtypes <= set(log_product.TENSOR_TILES)
 
 
 @pytest.mark.parametrize("n", [2, 8, 64])

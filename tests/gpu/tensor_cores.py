@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from arraylogchain._cuda.products import logmatmulexp
+from arraylogchain._cuda.products import log_product
 
-EVERY = range(logmatmulexp.FIRST_WITH_TENSOR_CORES, 1000)
+EVERY = range(log_product.FIRST_WITH_TENSOR_CORES, 1000)
 
 
 @contextmanager
 def tensor_cores() -> Iterator[None]:
     """Let large log products take tensor cores in every dtype, where the device has them."""
-    everywhere = dict.fromkeys(EVERY, frozenset(logmatmulexp.TENSOR_TILES))
-    with patch.dict(logmatmulexp.TENSOR_CORES, everywhere):
+    everywhere = dict.fromkeys(EVERY, frozenset(log_product.TENSOR_TILES))
+    with patch.dict(log_product.TENSOR_CORES, everywhere):
         yield

@@ -1,12 +1,37 @@
-"""Matrix products and their derivatives, in tiles that fit a workspace.
+"""Matrix products and their derivatives on arrays, in tiles that fit a workspace.
 
-`tiling` chooses the tiles. `linear` multiplies over groups of axes where the operands lie. For the
-other products `tiled` walks over the tiles, and a kernel computes one: `certified` for the log
-product, with `exact` for what it cannot prove, `kernels` for the max-plus product. `sequence`
-orders and multiplies many rectangular matrices. `factors` has what the log product shares with its
-derivatives.
+The functions here are what `_dispatch` picks; all take the context and the fold of both operands.
 
-`gradients` has the derivatives of the linear and the log product; those of the latter are sums over
-`posterior` weights in factors, over `exact_posterior` ones entry by entry, put together in
-`tile_posterior`. `maxplus_gradients` and `chain_gradients` have those of the other products.
+`tiling` chooses the tiles, and `tiled` walks over them. `contraction` multiplies over groups of
+axes where the operands lie. `certified` computes tiles of the log product, with `exact` for what it
+cannot prove; `operand` has what it shares with derivatives. Those are sums over posterior weights,
+in factors (`posterior`) or entry by entry (`exact_posterior`), put together in `tile_posterior`.
+`pair_tree` multiplies many matrices.
 """
+
+from arraylogchain._array.products.certified import logmatmulexp
+from arraylogchain._array.products.contraction import matmul, matmul_gradients
+from arraylogchain._array.products.exact import logsumexp_where
+from arraylogchain._array.products.gradients import (
+    logmatmulexp_gradients,
+    logmatmulexp_second,
+    logmatmulexp_tangent,
+)
+from arraylogchain._array.products.maxplus import (
+    maxplus_gradients,
+    maxplus_matmul,
+    maxplus_tangent,
+)
+
+__all__ = [
+    "logmatmulexp",
+    "logmatmulexp_gradients",
+    "logmatmulexp_second",
+    "logmatmulexp_tangent",
+    "logsumexp_where",
+    "matmul",
+    "matmul_gradients",
+    "maxplus_gradients",
+    "maxplus_matmul",
+    "maxplus_tangent",
+]

@@ -16,185 +16,215 @@ and underflow shows in S itself:
 
     So S_ij >= 5 K tiny / eps proves that underflow cost S_ij less than one eps.
 
-Entries below that line are computed again: in float64 where that is wider, and where it does not
-help, exactly. Sums whose terms are all -inf are told apart by a multiply of 0/1 masks.
+Entries below that threshold are computed again: in float64 where that is wider, and where it does
+not help, exactly. Sums whose terms are all -inf are told apart by a multiply of 0/1 masks.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import replace
 
-from arraylogchain._context import Array, Context, Precision, whole_maximum
-from arraylogchain._fold import boxes, chunks, within
-from arraylogchain._array.products import exact
-from arraylogchain._array.products.factors import exponentials, provable_from
-from arraylogchain._array.products.tiling import Tiling, tile_product
+from arraylogchain import _dispatch, _threads
+from arraylogchain._array.products import tiled
+from arraylogchain._array.products.operand import (
+    Operand,
+    certificate_threshold,
+    exponentials,
+    shifted,
+)
+from arraylogchain._array.products.tiling import Tiling, elementwise_block, tile_product
+from arraylogchain._context import Array, Context
+from arraylogchain._fold import Box, Fold, boxes, chunks, within
 
 # exp(2 * 36) times _NARROW_TERMS, and exp(-2 * 36), are normal numbers in float32, and so are those
 # of 340 in float64.
 _NARROW = {"float32": 36.0, "float64": 340.0}
 _NARROW_TERMS = 2**22
-# One entry on the exact road costs about as much as this many on a matrix multiply.
-_EXACT_COST = 64
+# One entry in the exact form costs about as much as this many on a matrix multiply.
+EXACT_COST = 64
+# With this many terms or columns at the most, a multiply costs no more than its exponentials: tiles
+# are then so small that BLAS leaves them to one thread, and threads share them.
+_FEW = 16
+_ONE_THREAD = 1 << 18
 
 
-@dataclass(slots=True)
-class Panel:
-    """Columns of `b` that meet many tiles of `a`, with what is computed of them on the way."""
+def logmatmulexp(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) -> Array:
+    """Return log(exp(a) @ exp(b))."""
+    if 0 in layout.sizes:
+        return ctx.xp.full(layout.out_shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
+    narrow = _is_narrow(ctx, a, layout) and _is_narrow(ctx, b, layout)
+    kernel = CertifiedKernel(ctx, layout.sizes, budget, layout.copies, narrow)
+    return tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype])[0]
 
-    values: Array  # [batch, K, cols]
-    narrow: bool  # whether exp(values) needs no shift
-    shift: Array | None = None  # [batch, 1, cols]
-    factor: Array | None = None  # exp(values - shift)
+
+def _is_narrow(ctx: Context, x: Array, layout: Fold) -> bool:
+    """Tell whether exponentials of all entries, and their products and sums, are normal numbers."""
+    if layout.sizes[3] > _NARROW_TERMS:
+        return False
+    top, low = ctx.extremes(x)
+    limit = _NARROW[ctx.precision.name]
+    # False for NaN.
+    return top <= limit and low >= -limit
 
 
 class CertifiedKernel:
     """log(exp(a) @ exp(b)) for tiles a [batch, rows, K] and panels b [batch, K, cols].
 
     Entries that cannot be proved are repaired while the tile's factors are let go, so the two
-    stages share the workspace, except for the tile's entries.
+    stages share the workspace, except for the tile's entries. With `narrow`, which says that all
+    entries of both are within `_NARROW` of 0, nothing needs a shift or a proof.
     """
 
     def __init__(
-        self, ctx: Context, sizes: tuple[int, int, int, int], workspace: int, copies: bool
+        self,
+        ctx: Context,
+        sizes: tuple[int, int, int, int],
+        workspace: int,
+        copies: bool,
+        narrow: bool = False,
     ) -> None:
-        self.ctx = ctx
+        self.ctx, self.narrow = ctx, narrow
         self.precision = ctx.precision
-        self.line = provable_from(ctx.precision, sizes[3])
-        # Elementwise steps hold a few temporaries of a block.
-        self.block = max(1, min(ctx.block, workspace // (32 * ctx.precision.itemsize)))
+        self.workspace = workspace
+        self.dtypes = [ctx.dtype(ctx.precision)]
+        self.block, reserved = elementwise_block(ctx, workspace)
         item = ctx.precision.itemsize
-        budget = workspace - workspace // 4 - 4 * item * self.block
+        budget = workspace - workspace // 4 - reserved
+        batch, rows, cols, inner = sizes
         # Where axes cannot be merged in place, a tile of values is copied first.
         self.tiling = tile_product(sizes, budget, item, 3 * item + 2, copied_bytes=item * copies)
-        self.dtypes = [ctx.dtype(ctx.precision)]
-        self.workspace = workspace
-
-    def panel(self, b: Array) -> Panel:
-        return Panel(b, self._is_narrow(b))
-
-    def __call__(self, a: Array, panel: Panel, out: Array) -> None:
-        xp, chunk = self.ctx.xp, self.tiling.inner
-        if panel.narrow and self._is_narrow(a):
-            if panel.shift is not None:
-                panel.shift = panel.factor = None
-            self._sums(a, None, panel, self.precision, chunk, out)
-            self.ctx.apply(xp.log, out, out=out)
-            return
-        shift = whole_maximum(self.ctx, a, -1, self.precision)
-        if panel.shift is None:
-            panel.shift, panel.factor = (
-                whole_maximum(self.ctx, panel.values, -2, self.precision),
-                None,
+        fitting = _ONE_THREAD // (cols * inner)
+        self.shares_tiles = (
+            ctx.is_numpy and batch == 1 and min(cols, inner) <= _FEW and 0 < 4 * fitting < rows
+        )
+        if self.shares_tiles:
+            self.workspace = workspace // _threads.num_workers()
+            small = tile_product(
+                sizes, self.workspace // 2, item, 3 * item + 2, copied_bytes=item * copies
             )
-        self._sums(a, shift, panel, self.precision, chunk, out)
-        # A NaN makes this comparison False as well.
-        proved = bool(xp.min(out) >= self.line)
-        unproved = None if proved else ~(out >= self.line)
-        self._to_logs(out, shift, panel.shift)
+            self.tiling = replace(small, rows=min(small.rows, fitting))
+
+    def panel(self, b: Array) -> Operand:
+        """Return columns of `b`, which meet many tiles of `a`, with their exponentials."""
+        panel = self._operand(b, -2)
+        if self.tiling.inner >= b.shape[-2]:
+            panel.factor = self._factor(panel, slice(None))
+        return panel
+
+    def __call__(self, a: Array, panel: Operand, out: Array) -> None:
+        left = self._operand(a, -1)
+        self._sums(left, panel, self.tiling.inner, out)
+        if self.narrow:
+            self.ctx.in_blocks(lambda box: self._log(out[box]), tuple(out.shape), self.block)
+            return
+        unproved = self._to_logs(out, left, panel)
         if unproved is not None:
-            panel.factor = None
-            self._repair(out, a, panel.values, unproved)
+            self._repair(out, left, panel, unproved)
 
-    def _is_narrow(self, x: Array) -> bool:
-        xp, limit = self.ctx.xp, _NARROW[self.precision.name]
-        if x.shape[-1] > _NARROW_TERMS or x.shape[-2] > _NARROW_TERMS:
-            return False
-        # False for NaN.
-        return bool(xp.max(x) <= limit) and bool(xp.min(x) >= -limit)
+    def _operand(self, x: Array, axis: int) -> Operand:
+        return Operand(x) if self.narrow else shifted(self.ctx, x, axis, self.precision)
 
-    def _to_logs(self, sums: Array, row_shift: Array, col_shift: Array) -> None:
-        """Turn sums into log(sums) + row_shift + col_shift, in place, in blocks."""
+    def _log(self, part: Array) -> None:
+        self.ctx.apply(self.ctx.xp.log, part, out=part)
+
+    def _to_logs(self, sums: Array, left: Operand, right: Operand) -> Array | None:
+        """Turn sums into log(sums) + shifts in place; return which are not proved, if any."""
         xp, ctx = self.ctx.xp, self.ctx
-        for box in boxes(tuple(sums.shape), self.block):
+        threshold = certificate_threshold(self.precision, int(left.values.shape[-1]))
+        failed: list[tuple[Box, Array]] = []
+
+        def convert(box: Box) -> None:
             part = sums[box]
-            ctx.apply(xp.log, part, out=part)
+            # A NaN makes this comparison False as well.
+            if not xp.min(part) >= threshold:
+                failed.append((box, ~(part >= threshold)))
+            self._log(part)
             # The shifts are integers, so their sum is exact: one rounding instead of two.
-            total = (
-                row_shift[within(box, row_shift.shape)] + col_shift[within(box, col_shift.shape)]
-            )
-            ctx.apply(xp.add, part, total, out=part)
+            shift = left.shift[within(box, left.shift.shape)]
+            shift = shift + right.shift[within(box, right.shift.shape)]
+            ctx.apply(xp.add, part, shift, out=part)
 
-    def _sums(
-        self,
-        a: Array,
-        a_shift: Array | None,
-        panel: Panel,
-        precision: Precision,
-        chunk: int,
-        out: Array,
-    ) -> None:
-        """Write exp(a - a_shift) @ exp(b - b_shift) into `out`, the terms in chunks."""
+        ctx.in_blocks(convert, tuple(sums.shape), self.block)
+        if not failed:
+            return None
+        unproved = xp.zeros(sums.shape, dtype=xp.bool, device=ctx.device)
+        for box, mask in failed:
+            unproved[box] = mask
+        return unproved
+
+    def _sums(self, left: Operand, right: Operand, chunk: int, out: Array) -> None:
+        """Write the product of the exponentials into `out`, the terms in chunks."""
         xp, ctx = self.ctx.xp, self.ctx
-        inner = int(a.shape[-1])
-        if chunk >= inner:
-            if panel.factor is None:
-                panel.factor = self._factor(panel.values, panel.shift, precision)
-            ctx.apply(xp.matmul, self._factor(a, a_shift, precision), panel.factor, out=out)
-            return
-        for k in chunks(inner, chunk):
-            part = xp.matmul(
-                self._factor(a[..., k], a_shift, precision),
-                self._factor(panel.values[..., k, :], panel.shift, precision),
-            )
-            out[...] = part if k.start == 0 else out + part
+        for k in chunks(int(left.values.shape[-1]), chunk):
+            of_a = self._factor(left, k, rows=True)
+            of_b = right.factor if right.factor is not None else self._factor(right, k)
+            if k.start == 0:
+                ctx.apply(xp.matmul, of_a, of_b, out=out)
+            else:
+                ctx.apply(xp.add, out, xp.matmul(of_a, of_b), out=out)
 
-    def _factor(self, x: Array, shift: Array | None, precision: Precision) -> Array:
-        return exponentials(self.ctx, x, shift, precision, self.block)
+    def _factor(self, x: Operand, k: slice, rows: bool = False) -> Array:
+        values = x.values[..., k] if rows else x.values[..., k, :]
+        return exponentials(self.ctx, values, x.shift, self.precision, self.block)
 
-    def _repair(self, out: Array, a: Array, b: Array, unproved: Array) -> None:
+    def _repair(self, out: Array, left: Operand, right: Operand, unproved: Array) -> None:
         """Compute the unproved entries of `out` again, in place, in tiles of their own."""
         xp = self.ctx.xp
-        a_top = xp.max(a, axis=-1, keepdims=True)
-        b_top = xp.max(b, axis=-2, keepdims=True)
         # A NaN operand has made its whole row or column NaN, as it should be.
-        unproved = unproved & ~(xp.isnan(a_top) | xp.isnan(b_top))
+        unproved = unproved & ~(xp.isnan(left.maxima) | xp.isnan(right.maxima))
         batch, rows, cols = unproved.shape
         # Masks and factors in float64, a transposed copy; indices, sums and logs in float64.
-        tiling = tile_product(
-            (batch, rows, cols, int(a.shape[-1])), self.workspace // 4, 24, 64, side=128
-        )
+        sizes = (batch, rows, cols, int(left.values.shape[-1]))
+        tiling = tile_product(sizes, self.workspace // 4, 24, 64, side=128)
+        whole = slice(None)
         for at, of_rows in boxes((batch, rows), tiling.batch * tiling.rows):
             for (of_cols,) in boxes((cols,), tiling.cols):
                 box = (at, of_rows, of_cols)
-                if not bool(xp.any(unproved[box])):
-                    continue
-                # -inf or NaN maxima cannot be mistaken for +inf here.
-                infinite = (a_top[at, of_rows, :] == math.inf) | (b_top[at, :, of_cols] == math.inf)
-                out[box] = self._repaired(
-                    out[box],
-                    a[at, of_rows, :],
-                    b[at, :, of_cols],
-                    unproved[box],
-                    infinite,
-                    tiling,
-                )
+                if bool(xp.any(unproved[box])):
+                    a, b = left.part((at, of_rows, whole)), right.part((at, whole, of_cols))
+                    out[box] = self._repaired(out[box], a, b, unproved[box], tiling)
 
     def _repaired(
-        self, out: Array, a: Array, b: Array, unproved: Array, infinite: Array, tiling: Tiling
+        self, out: Array, left: Operand, right: Operand, unproved: Array, tiling: Tiling
     ) -> Array:
         """Return one tile with its unproved entries computed again."""
         xp, ctx = self.ctx.xp, self.ctx
-        many = math.prod(unproved.shape) // _EXACT_COST
+        a, b = left.values, right.values
+        many = math.prod(unproved.shape) // EXACT_COST
         if int(xp.count_nonzero(unproved)) > many:
+            # -inf maxima cannot be mistaken for +inf here.
+            infinite = (left.maxima == math.inf) | (right.maxima == math.inf)
             have_terms = infinite | self._have_terms(a, b, tiling.inner)
             out = xp.where(unproved & ~have_terms, xp.full_like(out, -math.inf), out)
             unproved = unproved & have_terms
         if ctx.widest is not self.precision and int(xp.count_nonzero(unproved)) > many:
-            wide = ctx.widest
-            panel = Panel(b, False, whole_maximum(ctx, b, -2, wide))
-            shift = whole_maximum(ctx, a, -1, wide)
-            sums = ctx.empty(tuple(out.shape), ctx.dtype(wide))
-            self._sums(a, shift, panel, wide, tiling.inner, sums)
-            still = unproved & ~(sums >= provable_from(wide, int(a.shape[-1])))
-            self._to_logs(sums, shift, panel.shift)
+            sums, still = self._widened().entries(a, b, tiling.inner)
             out = xp.where(unproved, xp.astype(sums, out.dtype), out)
-            unproved = still
+            unproved = unproved & still
         if not bool(xp.any(unproved)):
             return out
         block = max(1, min(2 * ctx.block, self.workspace // 128))
-        return exact.logsumexp_where(ctx, out, a, b, unproved, self.precision, block, tiling.inner)
+        return _dispatch.logsumexp_where(
+            ctx, out, a, b, unproved, self.precision, block, tiling.inner
+        )
+
+    def _widened(self) -> CertifiedKernel:
+        """Return the same in the widest precision."""
+        wide = copy(self)
+        wide.precision = self.ctx.widest
+        return wide
+
+    def entries(self, a: Array, b: Array, chunk: int) -> tuple[Array, Array]:
+        """Return all entries of a tile in the kernel's precision, and which are not proved."""
+        left = shifted(self.ctx, a, -1, self.precision)
+        right = shifted(self.ctx, b, -2, self.precision)
+        shape = (*a.shape[:-1], b.shape[-1])
+        sums = self.ctx.empty(shape, self.ctx.dtype(self.precision))
+        self._sums(left, right, chunk, sums)
+        unproved = self._to_logs(sums, left, right)
+        return sums, False if unproved is None else unproved
 
     def _have_terms(self, a: Array, b: Array, chunk: int) -> Array:
         """Tell which sums have a term other than -inf, as a product of 0/1 matrices."""

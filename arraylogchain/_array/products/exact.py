@@ -1,4 +1,4 @@
-"""The slow road of the products: every output entry with its own maximum, in bounded blocks.
+"""The exact form of the products: every output entry with its own maximum, in bounded blocks.
 
 Here no entry can underflow against another one, so the result is right whatever the range; it
 costs one addition, one comparison and up to one exponential for each term of each sum.
@@ -106,7 +106,7 @@ class Entries(Protocol):
     def reader(self, a: Array, b: Array) -> Callable[[Any], Array]:
         """Return a function from an index to the sums a[i, k] + b[k, j] there, as they are."""
 
-    def pick(self, x: Array) -> Array:
+    def select(self, x: Array) -> Array:
         """Return x [batch, rows, cols] in this arrangement."""
 
     def put(self, values: Array, out: Array) -> Array:
@@ -162,7 +162,7 @@ class _AllEntries:
 
         return read
 
-    def pick(self, x: Array) -> Array:
+    def select(self, x: Array) -> Array:
         return x
 
     def put(self, values: Array, out: Array) -> Array:
@@ -181,7 +181,7 @@ class _AllEntries:
 
 
 class _SomeEntries:
-    """Entries picked by a mask, as a list."""
+    """Entries selected by a mask, as a list."""
 
     def __init__(
         self, ctx: Context, wanted: Array, precision: Precision, limit: int, shifts: Shifts
@@ -217,7 +217,7 @@ class _SomeEntries:
 
         return read
 
-    def pick(self, x: Array) -> Array:
+    def select(self, x: Array) -> Array:
         return x[self.wanted]
 
     def put(self, values: Array, out: Array) -> Array:

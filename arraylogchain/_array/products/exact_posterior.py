@@ -1,18 +1,18 @@
-"""Posterior weights of single entries, each with its own maximum: the slow road of `posterior`."""
+"""Posterior weights of single entries, each with its own maximum: what `posterior` cannot prove."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from arraylogchain._array.products import exact
+from arraylogchain._array.products.operand import Operand
+from arraylogchain._array.products.posterior import Moments, Sums
 from arraylogchain._context import Array, Context, Precision
 from arraylogchain._fold import chunks
-from arraylogchain._array.products import exact
-from arraylogchain._array.products.posterior import Moments, Operand
-from arraylogchain._array.products.sums import Sums
 
 
-class Exact:
+class ExactPosterior:
     """The posterior of the wanted entries of one tile.
 
     Parameters
@@ -87,21 +87,17 @@ class Exact:
         result = xp.zeros(self.wanted.shape, dtype=dtype, device=ctx.device)
         return self.entries.put(found, result)
 
-    def push(
-        self,
-        h: Array,
-        moments: Moments | None,
-        to_a: Sums | None,
-        to_b: Sums | None,
+    def accumulate(
+        self, h: Array, moments: Moments | None, to_a: Sums | None, to_b: Sums | None
     ) -> None:
-        """Hand over the sums of h p (u + v - q) over columns, and over rows, chunk by chunk."""
+        """Add the sums of h p (u + v - q) over columns, and over rows, chunk by chunk."""
         xp, ctx = self.ctx.xp, self.ctx
         dtype = ctx.dtype(self.precision)
         batch, rows, cols = self.wanted.shape
-        h = self.entries.pick(ctx.load(h, self.precision))
+        h = self.entries.select(ctx.load(h, self.precision))
         q = None
         if moments is not None:
-            q = self.entries.pick(ctx.load(moments.q, self.precision))
+            q = self.entries.select(ctx.load(moments.q, self.precision))
         for k in chunks(self.inner, self.chunk):
             size = k.stop - k.start
             over_cols = xp.zeros((batch, rows, size), dtype=dtype, device=ctx.device)

@@ -1,4 +1,4 @@
-"""Derivatives of the products, from arrays that `enter` has made ready.
+"""Derivatives of the log product: sums over posterior weights, tile by tile.
 
 Everything is summed over broadcast axes by the fold: with operands [*batch, *rows, K] and
 [*batch, K, *cols], the gradient of the first sums over columns and that of the second over rows.
@@ -6,16 +6,14 @@ Everything is summed over broadcast axes by the fold: with operands [*batch, *ro
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
+from arraylogchain._array.products.posterior import Moments, Sums, posterior_operand
+from arraylogchain._array.products.tile_posterior import PosteriorTile
+from arraylogchain._array.products.tiled import Place, panels
+from arraylogchain._array.products.tiling import Tiling, elementwise_block, tile_product
 from arraylogchain._context import Array, Context, shape_of
-from arraylogchain._fold import Box, Fold, Shape, boxes, fold, lengths
-from arraylogchain._array.products.linear import Axes, contract
-from arraylogchain._array.products.posterior import Moments, Operand, operand
-from arraylogchain._array.products.sums import Sums
-from arraylogchain._array.products.tile_posterior import Tile
-from arraylogchain._array.products.tiling import Tiling, tile_product
+from arraylogchain._fold import Fold
 
 # Rows and columns of a tile where they fit: what is added up over tiles is written once per tile.
 _SIDE = 1024
@@ -23,65 +21,7 @@ _SIDE = 1024
 Pair = tuple[Array | None, Array | None]
 
 
-def matmul_gradients(
-    ctx: Context,
-    a: Array,
-    b: Array,
-    g: Array,
-    budget: int,
-    wanted: tuple[bool, bool] = (True, True),
-) -> Pair:
-    """Return the gradients of sum(g * (a @ b)), each of its operand's shape and dtype."""
-    xp = ctx.xp
-    layout = fold(shape_of(a), shape_of(b))
-    batch, rows, cols, inner = layout.batch, layout.rows, layout.cols, (layout.sizes[3],)
-    g_view = layout.view_out(xp, xp.reshape(g, layout.full_shape))
-    nb, nr, nc = len(batch), len(rows), len(cols)
-    grad_a = grad_b = None
-    if wanted[0]:
-        grad_a = ctx.empty(layout.a_shape, a.dtype)
-        b_view = layout.view_b(xp, b)
-        turned = xp.permute_dims(b_view, (*range(nb), *range(nb + 1, nb + 1 + nc), nb))
-        axes = Axes(batch, rows, cols, inner)
-        contract(ctx, g_view, turned, layout.view_a(xp, grad_a), axes, budget)
-        grad_a = xp.reshape(grad_a, shape_of(a))
-    if wanted[1]:
-        grad_b = ctx.empty(layout.b_shape, b.dtype)
-        a_view = layout.view_a(xp, a)
-        turned = xp.permute_dims(a_view, (*range(nb), nb + nr, *range(nb, nb + nr)))
-        axes = Axes(batch, inner, rows, cols)
-        contract(ctx, turned, g_view, layout.view_b(xp, grad_b), axes, budget)
-        grad_b = xp.reshape(grad_b, shape_of(b))
-    return grad_a, grad_b
-
-
 def logmatmulexp_gradients(
-    ctx: Context,
-    a: Array,
-    b: Array,
-    out: Array,
-    g: Array,
-    budget: int,
-    wanted: tuple[bool, bool] = (True, True),
-    spoils: bool = True,
-) -> Pair:
-    """Return the gradients of sum(g * logmatmulexp(a, b)), each of its operand's shape and dtype.
-
-    They are added up in the precision of the computation: for half precisions in arrays of their
-    own. A NaN in an operand shows in them; with `spoils` False it has no gradient instead, as +inf.
-    """
-    layout = fold(shape_of(a), shape_of(b))
-    if ctx.takes_kernels(layout):
-        return _by_kernels(ctx, layout, a, b, out, g, budget, wanted, spoils)
-    walk = _Walk(ctx, a, b, out, budget, copies=2, spoils=spoils)
-    totals = walk.totals(wanted)
-    g = walk.of_product(g)
-    for tile, at in walk.tiles():
-        tile.push(walk.read(g, at, "out"), None, walk.sums(totals, at))
-    return walk.finish(totals)
-
-
-def _by_kernels(
     ctx: Context,
     layout: Fold,
     a: Array,
@@ -89,43 +29,50 @@ def _by_kernels(
     out: Array,
     g: Array,
     budget: int,
-    wanted: tuple[bool, bool],
-    spoils: bool,
+    wanted: tuple[bool, bool] = (True, True),
+    propagates_nan: bool = True,
 ) -> Pair:
-    """Return the same by CUDA kernels, whose arrays are of one dtype."""
-    from arraylogchain._cuda.products.gradients import logmatmulexp_gradients
+    """Return the gradients of sum(g * logmatmulexp(a, b)), each of its operand's shape and dtype.
 
-    left, right, out, g = (ctx.to_result(x) for x in (a, b, out, g))
-    found = logmatmulexp_gradients(
-        ctx.kernels, layout, left, right, out, g, ctx.result_name, budget, wanted, spoils
-    )
-    of_a, of_b = (
-        None if x is None else ctx.xp.astype(x, like.dtype, copy=False)
-        for x, like in zip(found, (a, b), strict=True)
-    )
-    return of_a, of_b
+    They are added up in the precision of the computation: for half precisions in arrays of their
+    own. A NaN in an operand shows in them; with `propagates_nan` False it has no gradient instead,
+    as +inf.
+    """
+    walk = _Walk(ctx, layout, a, b, out, budget, copies=2)
+    totals = walk.totals(wanted)
+    g = walk.of_product(g)
+    for tile, at in walk.tiles(propagates_nan):
+        tile.accumulate(at.read(ctx.xp, g, "out"), None, walk.sums(totals, at))
+    return walk.finish(totals)
 
 
 def logmatmulexp_tangent(
-    ctx: Context, a: Array, b: Array, out: Array, da: Array | None, db: Array | None, budget: int
+    ctx: Context,
+    layout: Fold,
+    a: Array,
+    b: Array,
+    out: Array,
+    da: Array | None,
+    db: Array | None,
+    budget: int,
 ) -> Array:
     """Return q_ij = sum_k p_ikj (da_ik + db_kj), the change of `out` with those of a and b."""
     xp = ctx.xp
-    walk = _Walk(ctx, a, b, out, budget, copies=3)
-    layout = walk.layout
+    walk = _Walk(ctx, layout, a, b, out, budget, copies=3)
     result = xp.zeros(layout.full_shape, dtype=out.dtype, device=ctx.device)
     view = layout.view_out(xp, result)
     u = None if da is None else layout.view_a(xp, da)
     v = None if db is None else layout.view_b(xp, db)
     for tile, at in walk.tiles():
-        of_u = None if u is None else walk.read(u, at, "a")
-        of_v = None if v is None else walk.read(v, at, "b")
+        of_u = None if u is None else at.read(xp, u, "a")
+        of_v = None if v is None else at.read(xp, v, "b")
         at.write(ctx, view, tile.terms(of_u, of_v))
     return xp.reshape(result, layout.out_shape)
 
 
 def logmatmulexp_second(
     ctx: Context,
+    layout: Fold,
     a: Array,
     b: Array,
     out: Array,
@@ -141,8 +88,7 @@ def logmatmulexp_second(
     and v, the first two are the sums of ``g_ij p_ikj (u_ik + v_kj - q_ij)``, and the last is q.
     """
     xp = ctx.xp
-    walk = _Walk(ctx, a, b, out, budget, copies=5)
-    layout = walk.layout
+    walk = _Walk(ctx, layout, a, b, out, budget, copies=5)
     totals = walk.totals((True, True))
     result = xp.zeros(layout.full_shape, dtype=g.dtype, device=ctx.device)
     view = layout.view_out(xp, result)
@@ -152,52 +98,30 @@ def logmatmulexp_second(
     v = xp.broadcast_to(zero, layout.b_shape) if v is None else v
     u, v = layout.view_a(xp, u), layout.view_b(xp, v)
     for tile, at in walk.tiles():
-        of_u, of_v = walk.read(u, at, "a"), walk.read(v, at, "b")
+        of_u, of_v = at.read(xp, u, "a"), at.read(xp, v, "b")
         q = tile.terms(of_u, of_v)
         at.write(ctx, view, q)
         # Where the product is not finite, nothing is summed; a NaN is seen to by itself.
         q = xp.where(xp.isfinite(tile.out), q, xp.zeros_like(q))
-        tile.push(walk.read(g, at, "out"), Moments(of_u, of_v, q), walk.sums(totals, at))
+        tile.accumulate(at.read(xp, g, "out"), Moments(of_u, of_v, q), walk.sums(totals, at))
     grad_a, grad_b = walk.finish(totals)
     return grad_a, grad_b, xp.reshape(result, layout.out_shape)
-
-
-class _Place:
-    """Where a tile lies: its box along the axes of each group, and along the groups as one."""
-
-    def __init__(self, groups: tuple[Box, Box, Box], flat: tuple[slice, slice, slice]) -> None:
-        self.groups, self.flat = groups, flat
-
-    def write(self, ctx: Context, view: Array, x: Array) -> None:
-        """Put x [batch, rows, cols] into a view [*batch, *rows, *cols]."""
-        of_batch, of_rows, of_cols = self.groups
-        target = view[(*of_batch, *of_rows, *of_cols)]
-        x = ctx.xp.reshape(x, target.shape)
-        target[...] = x if x.dtype == target.dtype else ctx.xp.astype(x, target.dtype)
 
 
 class _Walk:
     """The tiles of a folded log product, and arrays that hold sums over them."""
 
     def __init__(
-        self,
-        ctx: Context,
-        a: Array,
-        b: Array,
-        out: Array,
-        budget: int,
-        copies: int,
-        spoils: bool = True,
+        self, ctx: Context, layout: Fold, a: Array, b: Array, out: Array, budget: int, copies: int
     ) -> None:
         xp = ctx.xp
-        self.ctx, self.a, self.b, self.budget, self.spoils = ctx, a, b, budget, spoils
-        self.layout = layout = fold(shape_of(a), shape_of(b))
+        self.ctx, self.layout, self.a, self.b, self.budget = ctx, layout, a, b, budget
         self.a_view, self.b_view = layout.view_a(xp, a), layout.view_b(xp, b)
         self.out_view = self.of_product(out)
         item = ctx.precision.itemsize
-        self.block = max(1, min(ctx.block, budget // (32 * item)))
+        self.block, reserved = elementwise_block(ctx, budget)
         # Factors and products of their size; quotients, sums, masks, and copies of entries.
-        room = budget - budget // 4 - 4 * item * self.block
+        room = budget - budget // 4 - reserved
         entry = (copies + 2 * layout.copies) * item + 2
         self.tiling = Tiling(1, 1, 1, 1)
         if 0 not in layout.sizes:
@@ -213,34 +137,29 @@ class _Walk:
         xp = self.ctx.xp
         return self.layout.view_out(xp, xp.reshape(x, self.layout.full_shape))
 
-    def tiles(self) -> Iterator[tuple[Tile, _Place]]:
+    def tiles(self, propagates_nan: bool = True) -> Iterator[tuple[PosteriorTile, Place]]:
         """Yield tiles, those of a panel of columns together."""
         if 0 in self.layout.sizes:
             return
-        ctx, layout, tiling = self.ctx, self.layout, self.tiling
-        for of_batch, batch in _numbered(layout.batch, tiling.batch):
-            for of_cols, cols in _numbered(layout.cols, tiling.cols):
-                panel: Operand | None = None
-                for of_rows, rows in _numbered(layout.rows, tiling.rows):
-                    at = _Place((of_batch, of_rows, of_cols), (batch, rows, cols))
-                    if panel is None:
-                        panel = operand(ctx, self.read(self.b_view, at, "b"), -2, ctx.precision)
-                    a = operand(ctx, self.read(self.a_view, at, "a"), -1, ctx.precision)
-                    out = self.read(self.out_view, at, "out")
-                    chunk, budget = tiling.inner, self.budget
-                    yield Tile(ctx, a, panel, out, chunk, self.block, budget, self.spoils), at
-
-    def read(self, view: Array, at: _Place, kind: str) -> Array:
-        """Return a tile of an array, as [batch, m, n]."""
-        of_batch, of_rows, of_cols = at.groups
-        inner: Box = (slice(0, self.layout.sizes[3]),)
-        first, second = {
-            "a": (of_rows, inner),
-            "b": (inner, of_cols),
-            "out": (of_rows, of_cols),
-        }[kind]
-        shape = tuple(math.prod(lengths(group)) for group in (of_batch, first, second))
-        return self.ctx.xp.reshape(view[(*of_batch, *first, *second)], shape)
+        ctx, xp, precision = self.ctx, self.ctx.xp, self.ctx.precision
+        for places in panels(self.layout, self.tiling):
+            panel = None
+            for at in places:
+                if panel is None:
+                    panel = posterior_operand(ctx, at.read(xp, self.b_view, "b"), -2, precision)
+                yield (
+                    PosteriorTile(
+                        ctx,
+                        posterior_operand(ctx, at.read(xp, self.a_view, "a"), -1, precision),
+                        panel,
+                        at.read(xp, self.out_view, "out"),
+                        self.tiling.inner,
+                        self.block,
+                        self.budget,
+                        propagates_nan,
+                    ),
+                    at,
+                )
 
     def totals(self, wanted: tuple[bool, bool]) -> dict[bool, tuple[Array, Array]]:
         """Return arrays for gradients, in the shapes of the result and of tiles, by operand."""
@@ -267,7 +186,7 @@ class _Walk:
         whole = xp.reshape(zeros, tuple(padded[axis] for axis in order))
         return xp.permute_dims(whole, tuple(order.index(axis) for axis in range(nd))), zeros
 
-    def sums(self, totals: dict[bool, tuple[Array, Array]], at: _Place) -> list[Sums]:
+    def sums(self, totals: dict[bool, tuple[Array, Array]], at: Place) -> list[Sums]:
         """Return where a tile's sums go."""
         batch, rows, cols = at.flat
         found = []
@@ -288,12 +207,3 @@ class _Walk:
             total = xp.reshape(totals[of_a][0], shape_of(x))
             results.append(total if total.dtype == x.dtype else xp.astype(total, x.dtype))
         return results[0], results[1]
-
-
-def _numbered(shape: Shape, limit: int) -> Iterator[tuple[Box, slice]]:
-    """Yield boxes of a group of axes, and the same entries along the group as one axis."""
-    start = 0
-    for box in boxes(shape, limit):
-        stop = start + math.prod(lengths(box))
-        yield box, slice(start, stop)
-        start = stop

@@ -1,14 +1,62 @@
-"""Run a product tile by tile: fold the axes, walk over the tiles, put the results in place."""
+"""Tiles of a folded product: where they lie in its operands and its result."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
-from arraylogchain._context import Array, Context
-from arraylogchain._fold import Fold, boxes, lengths
 from arraylogchain._array.products.tiling import Tiling
+from arraylogchain._context import Array, Context
+from arraylogchain._fold import Box, Fold, Shape, boxes, lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tile lies: its box along the axes of each group, and along each group as one axis."""
+
+    batch: Box
+    rows: Box
+    cols: Box
+    flat: tuple[slice, slice, slice]
+
+    def read(self, xp: Any, view: Array, kind: str) -> Array:
+        """Return the tile of a view of operand "a", "b" or of the product, as [batch, m, n]."""
+        whole: Box = (slice(None),)
+        first = whole if kind == "b" else self.rows
+        second = whole if kind == "a" else self.cols
+        tile = view[(*self.batch, *first, *second)]
+        inner = int(view.shape[len(self.batch)] if kind == "b" else view.shape[-1])
+        m = inner if kind == "b" else math.prod(lengths(first))
+        n = inner if kind == "a" else math.prod(lengths(second))
+        return xp.reshape(tile, (-1, m, n))
+
+    def write(self, ctx: Context, view: Array, x: Array) -> None:
+        """Put x [batch, rows, cols] into a view [*batch, *rows, *cols] of a product."""
+        target = view[(*self.batch, *self.rows, *self.cols)]
+        x = ctx.xp.reshape(x, target.shape)
+        target[...] = x if x.dtype == target.dtype else ctx.xp.astype(x, target.dtype)
+
+
+def panels(layout: Fold, tiling: Tiling) -> Iterator[Iterator[Place]]:
+    """Yield, for every panel of columns, the places of its tiles."""
+    for batch, of_batch in _numbered(layout.batch, tiling.batch):
+        for cols, of_cols in _numbered(layout.cols, tiling.cols):
+            yield (
+                Place(batch, rows, cols, (of_batch, of_rows, of_cols))
+                for rows, of_rows in _numbered(layout.rows, tiling.rows)
+            )
+
+
+def _numbered(shape: Shape, limit: int) -> Iterator[tuple[Box, slice]]:
+    """Yield boxes of a group of axes, and the same entries along the group as one axis."""
+    start = 0
+    for box in boxes(shape, limit):
+        stop = start + math.prod(lengths(box))
+        yield box, slice(start, stop)
+        start = stop
 
 
 class TileKernel(Protocol):
@@ -16,6 +64,7 @@ class TileKernel(Protocol):
 
     tiling: Tiling
     dtypes: list[Any]
+    shares_tiles: bool  # whether threads may share the tiles of a panel
 
     def panel(self, b: Array) -> Any:
         """Prepare columns b [batch, K, cols] that will meet several tiles of rows."""
@@ -27,53 +76,35 @@ class TileKernel(Protocol):
 def run(
     ctx: Context, layout: Fold, a: Array, b: Array, kernel: TileKernel, dtypes: Sequence[Any]
 ) -> list[Array]:
-    """Apply a kernel to all tiles of a folded product.
+    """Apply a kernel to all tiles of a folded product, none of whose sizes is zero.
 
-    Parameters
-    ----------
-    ctx : Context
-    layout : Fold
-        Made from the shapes of `a` and `b`; no size is zero.
-    a, b : array
-        As the caller gave them.
-    kernel : TileKernel
-    dtypes : sequence of dtype
-        One for each result of the kernel.
-
-    Returns
-    -------
-    list of array
-        Of shape ``layout.out_shape``, contiguous.
+    Returns one contiguous array of shape ``layout.out_shape`` and each of the dtypes.
     """
     xp = ctx.xp
-    tiling = kernel.tiling
     a_view, b_view = layout.view_a(xp, a), layout.view_b(xp, b)
-    inner = layout.sizes[3]
     outs = [ctx.empty(layout.full_shape, dtype) for dtype in dtypes]
     views = [layout.view_out(xp, out) for out in outs]
     # Kernels write straight into the result where its tiles are what they compute.
-    direct = not layout.copies and dtypes == kernel.dtypes
-    for of_batch in boxes(layout.batch, tiling.batch):
-        for of_cols in boxes(layout.cols, tiling.cols):
-            b_tile = b_view[(*of_batch, slice(None), *of_cols)]
-            width = math.prod(lengths(of_cols))
-            panel = kernel.panel(xp.reshape(b_tile, (-1, inner, width)))
-            for of_rows in boxes(layout.rows, tiling.rows):
-                a_tile = a_view[(*of_batch, *of_rows, slice(None))]
-                height = math.prod(lengths(of_rows))
-                a_tile = xp.reshape(a_tile, (-1, height, inner))
-                box = (*of_batch, *of_rows, *of_cols)
-                tiles = [view[box] for view in views]
-                shape = (a_tile.shape[0], height, width)
-                if direct:
-                    kernel(a_tile, panel, *(xp.reshape(tile, shape) for tile in tiles))
-                    continue
-                results = [ctx.empty(shape, dtype) for dtype in kernel.dtypes]
-                kernel(a_tile, panel, *results)
-                for tile, x in zip(tiles, results, strict=True):
-                    tile[...] = _as(xp, xp.reshape(x, tile.shape), tile.dtype)
+    direct = not layout.copies and list(dtypes) == kernel.dtypes
+
+    def compute(panel: Any, place: Place) -> None:
+        tile = place.read(xp, a_view, "a")
+        if direct:
+            kernel(tile, panel, *(place.read(xp, view, "out") for view in views))
+            return
+        shape = tuple(s.stop - s.start for s in place.flat)
+        results = [ctx.empty(shape, dtype) for dtype in kernel.dtypes]
+        kernel(tile, panel, *results)
+        for view, x in zip(views, results, strict=True):
+            place.write(ctx, view, x)
+
+    for places in panels(layout, kernel.tiling):
+        first = next(places)
+        panel = kernel.panel(first.read(xp, b_view, "b"))
+        compute(panel, first)
+        if kernel.shares_tiles:
+            ctx.share(partial(compute, panel), list(places))
+        else:
+            for place in places:
+                compute(panel, place)
     return [xp.reshape(out, layout.out_shape) for out in outs]
-
-
-def _as(xp: Any, x: Array, dtype: Any) -> Array:
-    return x if x.dtype == dtype else xp.astype(x, dtype)

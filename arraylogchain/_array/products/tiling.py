@@ -9,6 +9,9 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+from arraylogchain import _threads
+from arraylogchain._context import Context
+
 DEFAULT_WORKSPACE = 64 * 2**20
 # NumPy's own buffers for mixed dtypes take up to a few hundred kilobytes.
 SMALLEST_WORKSPACE = 2**20
@@ -89,6 +92,17 @@ def tile_product(
         fitting = min(factors // one, entries // (rows * cols))
         tile_batch = max(1, min(batch, fitting, _CACHED // max(one, rows * cols)))
     return Tiling(tile_batch, tile_rows, tile_cols, inner)
+
+
+def elementwise_block(ctx: Context, workspace: int) -> tuple[int, int]:
+    """Return the elements of one elementwise step, and the bytes that all threads' steps take.
+
+    A step holds two temporaries of a block.
+    """
+    workers = _threads.num_workers() if ctx.is_numpy else 1
+    bytes_each = 2 * ctx.precision.itemsize * workers
+    block = max(1, min(ctx.block, workspace // (16 * bytes_each)))
+    return block, block * bytes_each
 
 
 def check_workspace(workspace: int | None) -> int:

@@ -68,7 +68,7 @@ def logmatmulexp_gradients(
     result_dtype: str,
     workspace: int,
     wanted: tuple[bool, bool] = (True, True),
-    spoils: bool = True,
+    propagates_nan: bool = True,
 ) -> tuple[Array | None, Array | None]:
     """Return the gradients of sum(g * logmatmulexp(a, b)), each of its operand's shape and dtype.
 
@@ -88,7 +88,7 @@ def logmatmulexp_gradients(
         Bytes that temporaries may take beside those.
     wanted : tuple of bool
         Which gradients to compute.
-    spoils : bool
+    propagates_nan : bool
         Whether a NaN in an operand shows in the gradients; else it has none, as +inf.
     """
     product = make_product(device, layout, a, b, out, result_dtype)
@@ -105,9 +105,9 @@ def logmatmulexp_gradients(
         None if of_b is None else operand_b(device, layout, of_b),
     )
     if is_small:
-        small.run_gradients(device, product, g, g_view, targets, spoils)
+        small.run_gradients(device, product, g, g_view, targets, propagates_nan)
         return of_a, of_b
-    TiledPosterior(device, product, g, g_view, workspace, spoils).run(targets)
+    TiledPosterior(device, product, g, g_view, workspace, propagates_nan).run(targets)
     return rounded(device, of_a, result_dtype), rounded(device, of_b, result_dtype)
 
 

@@ -43,7 +43,7 @@ INSTANTIATIONS = {
 HOT = frozenset({"maxplus"})
 
 
-def maxplus(
+def maxplus_matmul(
     device: Device, layout: Fold, a: Array, b: Array, result_dtype: str, workspace: int
 ) -> tuple[Array, Array]:
     """Return max_k a[i, k] + b[k, j] and the smallest such k, arrays of layout.out_shape.
@@ -103,8 +103,8 @@ def maxplus_gradients(
         Of the operands' shapes; none of its sizes is 0.
     a_shape, b_shape : tuple of int
     values, indices : array
-        As `maxplus` returned them: contiguous. There is no gradient through values that are not
-        finite, or where the index is negative; without values, only the latter.
+        As `maxplus_matmul` returned them: contiguous. There is no gradient through values that are
+        not finite, or where the index is negative; without values, only the latter.
     g : array
         Cotangents, of dtype `result_dtype` as values are, with any strides.
     result_dtype : str

@@ -1,29 +1,92 @@
-"""Derivatives of the max-plus product: each entry hangs on the one term that was reported."""
+"""The max-plus product, and its derivatives: each entry hangs on the one term that was reported."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
-from arraylogchain._context import Array, Context, shape_of
-from arraylogchain._fold import Box, Fold, Shape, boxes, fold
-from arraylogchain._array.products.tiling import DEFAULT_WORKSPACE
+from arraylogchain._array.products import tiled
+from arraylogchain._array.products.exact import maximum
+from arraylogchain._array.products.tiling import tile_product
+from arraylogchain._context import Array, Context
+from arraylogchain._fold import Box, Fold, Shape, blocks, boxes, chunks
+
+
+def maxplus_matmul(
+    ctx: Context, layout: Fold, a: Array, b: Array, budget: int
+) -> tuple[Array, Array]:
+    """Return max_k a[i, k] + b[k, j] and the smallest such k."""
+    dtypes = [ctx.result_dtype, ctx.index_dtype]
+    if 0 in layout.sizes:
+        values, indices = (
+            ctx.xp.full(layout.out_shape, nothing, dtype=dtype, device=ctx.device)
+            for nothing, dtype in zip((-math.inf, -1), dtypes, strict=True)
+        )
+    else:
+        kernel = MaxPlusKernel(ctx, layout.sizes, budget, layout.copies)
+        values, indices = tiled.run(ctx, layout, a, b, kernel, dtypes)
+    return values, indices
+
+
+class MaxPlusKernel:
+    """max_k a[i, k] + b[k, j] and its k, for tiles a [batch, rows, K], b [batch, K, cols]."""
+
+    shares_tiles = False
+
+    def __init__(
+        self, ctx: Context, sizes: tuple[int, int, int, int], workspace: int, copies: bool
+    ) -> None:
+        self.ctx = ctx
+        item = ctx.precision.itemsize
+        # Values and indices of a tile, those of a further chunk, and a mask.
+        self.tiling = tile_product(
+            sizes, workspace // 2, item, 2 * (item + 8) + 1, copied_bytes=item * copies
+        )
+        self.dtypes = [ctx.dtype(ctx.precision), ctx.index_dtype]
+        # A block holds sums, and gathered operands.
+        self.block = max(1, min(2 * ctx.block, workspace // (12 * item)))
+
+    def panel(self, b: Array) -> Array:
+        return b
+
+    def __call__(self, a: Array, panel: Array, values: Array, indices: Array) -> None:
+        ctx, xp = self.ctx, self.ctx.xp
+        shape = tuple(values.shape)
+        inner = int(a.shape[-1])
+        chunk = min(inner, self.tiling.inner, self.block)
+        for k in chunks(inner, chunk):
+            # With the terms last, maxima over them are fastest.
+            transposed = ctx.transposed(panel[:, k, :], ctx.precision)
+            for box in blocks(shape, max(1, self.block // chunk)):
+                batch, rows, cols = box
+                of_a = ctx.load(a[batch, rows, k], ctx.precision)
+                terms = of_a[:, :, None, :] + transposed[batch, cols, :][:, None, :, :]
+                top, where = maximum(ctx, terms)
+                if k.start:
+                    where = where + k.start
+                    # A NaN stays; on ties the earlier index does.
+                    keep = xp.isnan(values[box]) | (values[box] >= top)
+                    top = xp.where(keep, values[box], top)
+                    where = xp.where(keep, indices[box], where)
+                values[box], indices[box] = top, where
 
 
 def maxplus_gradients(
     ctx: Context,
-    a_shape: Shape,
-    b_shape: Shape,
+    layout: Fold,
+    shapes: tuple[Shape, Shape],
     indices: Array,
     g: Array,
-    values: Array | None = None,
-    budget: int = DEFAULT_WORKSPACE,
+    values: Array | None,
+    budget: int,
 ) -> tuple[Array, Array]:
     """Return the gradients of sum(g * values), in the precision of the computation.
 
     Parameters
     ----------
     ctx : Context
-    a_shape, b_shape : tuple of int
+    layout : Fold
+    shapes : tuple of tuple of int
         Of the operands.
     indices : array
         As the product reported them; there is no gradient through a negative one.
@@ -35,19 +98,8 @@ def maxplus_gradients(
         Bytes that temporaries may take.
     """
     xp = ctx.xp
-    layout = fold(a_shape, b_shape)
-    if ctx.takes_kernels(layout):
-        from arraylogchain._cuda.products import maxplus
-
-        if values is not None:
-            values = xp.reshape(ctx.to_result(values), (-1,))
-        g = ctx.to_result(g)
-        indices = xp.reshape(indices, (-1,))
-        return maxplus.maxplus_gradients(
-            ctx.kernels, layout, a_shape, b_shape, values, indices, g, ctx.result_name
-        )
     dtype = ctx.dtype(ctx.precision)
-    totals = [xp.zeros(shape, dtype=dtype, device=ctx.device) for shape in (a_shape, b_shape)]
+    totals = [xp.zeros(shape, dtype=dtype, device=ctx.device) for shape in shapes]
     flat = [xp.reshape(total, (-1,)) for total in totals]
     g = xp.reshape(g, layout.full_shape)
     if values is not None:
@@ -65,14 +117,13 @@ def maxplus_gradients(
 
 
 def maxplus_tangent(
-    ctx: Context, indices: Array, da: Array, db: Array, budget: int = DEFAULT_WORKSPACE
+    ctx: Context, layout: Fold, da: Array, db: Array, indices: Array, budget: int
 ) -> Array:
     """Return da[i, k] + db[k, j] at the reported k: how the values change with the operands.
 
     It is 0 where the index is negative.
     """
     xp = ctx.xp
-    layout = fold(shape_of(da), shape_of(db))
     result = xp.zeros(layout.full_shape, dtype=ctx.result_dtype, device=ctx.device)
     flat = [xp.reshape(da, (-1,)), xp.reshape(db, (-1,))]
     for box, at, of_a, of_b in _pieces(ctx, layout, indices, budget):
@@ -85,7 +136,7 @@ def maxplus_tangent(
             total += xp.reshape(ctx.load(taken, ctx.precision), at.shape)
         # Not multiplied by 0: a tangent may be infinite.
         total = xp.where(known, total, xp.zeros_like(total))
-        result[box] = total if total.dtype == result.dtype else xp.astype(total, result.dtype)
+        result[box] = xp.astype(total, result.dtype, copy=False)
     return xp.reshape(result, layout.out_shape)
 
 

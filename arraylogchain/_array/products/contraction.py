@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from arraylogchain._context import Array, Context, shape_of
-from arraylogchain._fold import Box, Shape, boxes, fold, lengths
 from arraylogchain._array.products.tiling import Tiling, tile_product
+from arraylogchain._context import Array, Context, shape_of
+from arraylogchain._fold import Box, Fold, Shape, boxes, lengths
 
 # Copied boxes take at most this many times the elements of one elementwise step: 2 MB on a CPU.
 _COPIED_BLOCKS = 8
@@ -39,15 +39,46 @@ class Axes:
         )
 
 
-def multiply(ctx: Context, a: Array, b: Array, budget: int) -> Array:
+def matmul(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) -> Array:
     """Return a @ b."""
     xp = ctx.xp
-    layout = fold(shape_of(a), shape_of(b))
     out = ctx.empty(layout.full_shape, ctx.result_dtype)
     axes = Axes(layout.batch, layout.rows, (layout.sizes[3],), layout.cols)
     a, b = layout.view_a(xp, a), layout.view_b(xp, b)
     contract(ctx, a, b, layout.view_out(xp, out), axes, budget)
     return xp.reshape(out, layout.out_shape)
+
+
+def matmul_gradients(
+    ctx: Context,
+    layout: Fold,
+    a: Array,
+    b: Array,
+    g: Array,
+    budget: int,
+    wanted: tuple[bool, bool] = (True, True),
+) -> tuple[Array | None, Array | None]:
+    """Return the gradients of sum(g * (a @ b)), each of its operand's shape and dtype."""
+    xp = ctx.xp
+    batch, rows, cols, inner = layout.batch, layout.rows, layout.cols, (layout.sizes[3],)
+    g_view = layout.view_out(xp, xp.reshape(g, layout.full_shape))
+    nb, nr, nc = len(batch), len(rows), len(cols)
+    grad_a = grad_b = None
+    if wanted[0]:
+        grad_a = ctx.empty(layout.a_shape, a.dtype)
+        turned = xp.permute_dims(
+            layout.view_b(xp, b), (*range(nb), *range(nb + 1, nb + 1 + nc), nb)
+        )
+        axes = Axes(batch, rows, cols, inner)
+        contract(ctx, g_view, turned, layout.view_a(xp, grad_a), axes, budget)
+        grad_a = xp.reshape(grad_a, shape_of(a))
+    if wanted[1]:
+        grad_b = ctx.empty(layout.b_shape, b.dtype)
+        turned = xp.permute_dims(layout.view_a(xp, a), (*range(nb), nb + nr, *range(nb, nb + nr)))
+        axes = Axes(batch, inner, rows, cols)
+        contract(ctx, turned, g_view, layout.view_b(xp, grad_b), axes, budget)
+        grad_b = xp.reshape(grad_b, shape_of(b))
+    return grad_a, grad_b
 
 
 def contract(ctx: Context, a: Array, b: Array, out: Array, axes: Axes, budget: int) -> None:
@@ -95,14 +126,10 @@ def contract(ctx: Context, a: Array, b: Array, out: Array, axes: Axes, budget: i
                         _write_product(ctx, left, right, ctx.xp.reshape(target, shape))
                         continue
                     part = ctx.xp.matmul(left, right)
-                    if total is None:
-                        total = part
-                    else:
-                        ctx.apply(ctx.xp.add, total, part, out=total)
+                    total = part if total is None else total + part
                 if total is not None:
                     total = ctx.xp.reshape(total, target.shape)
-                    same = total.dtype == target.dtype
-                    target[...] = total if same else ctx.xp.astype(total, target.dtype)
+                    target[...] = ctx.xp.astype(total, target.dtype, copy=False)
 
 
 def _write_product(ctx: Context, left: Array, right: Array, out: Array) -> None:

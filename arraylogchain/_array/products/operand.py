@@ -1,0 +1,66 @@
+"""An operand of a log product and its exponentials: what the value and the gradients share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from arraylogchain._context import Array, Context, Precision, is_transposed, whole_part
+from arraylogchain._fold import Box, within
+
+_LOST_PER_TERM = 5.0
+
+
+def certificate_threshold(precision: Precision, inner: int) -> float:
+    """Return from where on a sum of `inner` terms is proved right to rounding; see `certified`."""
+    return _LOST_PER_TERM * inner * precision.tiny / precision.eps
+
+
+@dataclass(slots=True)
+class Operand:
+    """A factor's logarithms [batch, m, n], and what exp needs of them."""
+
+    values: Array
+    maxima: Array = None  # along the axis of the terms; None if not needed
+    shift: Array = None  # integers, along that axis or one for all; None is 0
+    narrow: bool = False  # whether all entries are finite and close to each other
+    clean: bool = True  # whether there is no +inf or NaN; unknown where gradients need not know
+    factor: Array | None = None  # exp(values - shift), where it is kept
+
+    def part(self, box: Box) -> Operand:
+        """Return a part of the values with their maxima and shift."""
+
+        def along(x: Array | None) -> Array | None:
+            return None if x is None else x[within(box, x.shape)]
+
+        return Operand(self.values[box], along(self.maxima), along(self.shift))
+
+
+def shifted(ctx: Context, x: Array, axis: int, precision: Precision) -> Operand:
+    """Return an operand whose terms lie along `axis`, shifted by their maxima."""
+    maxima = ctx.xp.max(x, axis=axis, keepdims=True)
+    return Operand(x, maxima, whole_part(ctx, maxima, precision))
+
+
+def exponentials(
+    ctx: Context, x: Array, shift: Array | None, precision: Precision, block: int
+) -> Array:
+    """Return exp(x - shift) for x [batch, m, n], in blocks that stay in cache."""
+    xp = ctx.xp
+    if is_transposed(x):
+        # Keep the memory order: strided access would cost more than the exponentials.
+        turned = None if shift is None else xp.matrix_transpose(shift)
+        return xp.matrix_transpose(
+            exponentials(ctx, xp.matrix_transpose(x), turned, precision, block)
+        )
+    factor = ctx.empty(tuple(x.shape), ctx.dtype(precision))
+
+    def fill(box: Box) -> None:
+        part = factor[box]
+        values = ctx.load(x[box], precision)
+        if shift is not None:
+            ctx.apply(xp.subtract, values, shift[within(box, shift.shape)], out=part)
+            values = part
+        ctx.apply(xp.exp, values, out=part)
+
+    ctx.in_blocks(fill, tuple(x.shape), block)
+    return factor

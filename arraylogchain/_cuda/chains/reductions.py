@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,6 +30,24 @@ INSTANTIATIONS: dict[str, list[str]] = {
     "chains/pairs.cu": [f"chain_pairs<{t}>" for t in C_TYPES.values()],
     "chains/sum.cu": [f"chain_sum<{t}>" for t in C_TYPES.values()],
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Pairs of states at t and t + 1, for some steps t.
+
+    Attributes
+    ----------
+    first, times : int
+        The first t, -1 before the first step, and how many there are.
+    forward, backward : History
+        States at t, and at t + 1.
+    """
+
+    first: int
+    times: int
+    forward: History | None
+    backward: History
 
 
 class Reductions:
@@ -98,35 +117,33 @@ class Reductions:
             np.int32(DTYPES.index(self.device.dtype_name(out))),
         )
 
-    def pairs(
-        self, first: int, times: int, forward: History | None, backward: History, **more: int
-    ) -> np.ndarray:
-        """Return the struct Pairs for some steps from `first` on."""
+    def packed(self, pairs: Pairs, **more: int) -> np.ndarray:
+        """Return the struct Pairs."""
         return pack(
             PAIRS,
             size=self.chain.num_states,
-            first=first,
-            times=times,
+            first=pairs.first,
+            times=pairs.times,
             dtype=DTYPES.index(self.arrays.dtype),
             rows=self.arrays.rows,
             groups=self.arrays.groups,
-            forward_time=0 if forward is None else forward.first,
-            back_time=backward.first,
+            forward_time=0 if pairs.forward is None else pairs.forward.first,
+            back_time=pairs.backward.first,
             **more,
         )
 
-    def factors(self, first: int, times: int, forward: History | None, backward: History) -> Array:
-        """Return what pairs from `first` on are multiplied by, [times, rows, FACTOR]."""
+    def factors(self, pairs: Pairs) -> Array:
+        """Return what pairs of states are multiplied by, [times, rows, FACTOR]."""
         arrays = self.arrays
-        factors = self.device.empty((times, arrays.all_rows, FACTOR), arrays.compute)
+        factors = self.device.empty((pairs.times, arrays.all_rows, FACTOR), arrays.compute)
         arrays.launch(
             "chains/factors.cu",
             "chain_factors",
-            ceil_div(times * arrays.all_rows, THREADS),
-            self.pairs(first, times, forward, backward),
+            ceil_div(pairs.times * arrays.all_rows, THREADS),
+            self.packed(pairs),
             arrays.axes(arrays.order, (self.cotangent, 0)),
-            None if forward is None else forward.scales,
-            backward.scales,
+            None if pairs.forward is None else pairs.forward.scales,
+            pairs.backward.scales,
             self.total,
             arrays.lengths,
             self.cotangent,
@@ -137,14 +154,15 @@ class Reductions:
     def initial_gradient(self, backward: History, out: Array) -> None:
         """Write the gradient of the initial weights, from the states of the first step."""
         arrays, initial, size = self.arrays, self.chain.initial, self.chain.num_states
-        factors = self.factors(-1, 1, None, backward)
+        pairs = Pairs(-1, 1, None, backward)
+        factors = self.factors(pairs)
         rows = self.device.empty((arrays.all_rows, size), arrays.compute)
         form, stride = 2 if self.chain.initial_in_logs else 1, self.device.strides(initial)[-1]
         arrays.launch(
             "chains/factors.cu",
             "chain_start",
             ceil_div(arrays.all_rows * size, THREADS),
-            self.pairs(-1, 1, None, backward, start_form=form, start_stride=stride),
+            self.packed(pairs, start_form=form, start_stride=stride),
             arrays.axes(arrays.order, (initial, 1)),
             initial,
             backward.states,
@@ -196,54 +214,33 @@ class TransitionGradient:
         return times, min(max(1, missing // times), ceil_div(arrays.rows, ROWS_OF_A_SPLIT))
 
     def add(self, first: int, stop: int, forward: History, backward: History) -> None:
-        """Add the pairs of states at t and t + 1, for t from `first` to `stop` - 1.
-
-        Parameters
-        ----------
-        first, stop : int
-        forward, backward : History
-            States at t, and at t + 1.
-        """
-        arrays, chain, device = self.arrays, self.arrays.chain, self.arrays.device
-        times, entries = stop - first, chain.num_states**2
-        if times <= 0:
+        """Add pairs of states at t and t + 1, for t from `first` to `stop` - 1."""
+        arrays, chain = self.arrays, self.arrays.chain
+        pairs, entries = Pairs(first, stop - first, forward, backward), chain.num_states**2
+        if pairs.times <= 0:
             return
-        factors = self.reductions.factors(first, times, forward, backward)
-        of_steps = self.out[..., first:, :, :]
-        step = int(self.out.shape[-3]) * entries  # from one group to the next
-        slots, time_splits, target, split = times, 0, of_steps, None
-        out = {"out_step": step}
-        if self.parts is not None:
-            slots = time_splits = self.time_splits
-            target = self.parts
-        elif self.row_splits > 1:
-            shape = (self.row_splits, arrays.groups, times, chain.num_states, chain.num_states)
-            target = split = device.empty(shape, arrays.compute)
-            out = {"out_step": times * entries, "out_split": arrays.groups * times * entries}
-        stride, row_stride, column_stride = device.strides(chain.transitions)[-3:]
+        factors = self.reductions.factors(pairs)
+        out = self.out[..., first:, :, :]
+        target, fields = self._target(out, pairs.times)
+        stride, fields["row_stride"], fields["column_stride"] = arrays.device.strides(
+            chain.transitions
+        )[-3:]
+        slots = self.time_splits if self.adds_steps else pairs.times
         # Sums of many rows take a number for each of a block's entries as well.
         is_long = ceil_div(arrays.rows, self.row_splits) > SHORT
-        tiles = ceil_div(chain.num_states, SIDE) ** 2
+        packed = self.reductions.packed(
+            pairs,
+            in_logs=chain.transitions_in_logs,
+            with_weights=self.with_weights,
+            row_splits=self.row_splits,
+            matrix_stride=0 if arrays.is_one_matrix else stride,
+            **fields,
+        )
         arrays.launch(
             "chains/pairs.cu",
             "chain_pairs",
-            tiles * self.row_splits * slots * arrays.groups,
-            self.reductions.pairs(
-                first,
-                times,
-                forward,
-                backward,
-                out_dtype=DTYPES.index(device.dtype_name(target)),
-                in_logs=chain.transitions_in_logs,
-                with_weights=self.with_weights,
-                time_splits=time_splits,
-                row_splits=self.row_splits,
-                accumulate=self.parts is not None and self.has_begun,
-                matrix_stride=0 if arrays.is_one_matrix else stride,
-                row_stride=row_stride,
-                column_stride=column_stride,
-                **out,
-            ),
+            ceil_div(chain.num_states, SIDE) ** 2 * self.row_splits * slots * arrays.groups,
+            packed,
             arrays.axes(chain.group_axes, (chain.transitions, 3)),
             chain.transitions,
             forward.states,
@@ -253,10 +250,27 @@ class TransitionGradient:
             shared_memory=SIDE * SIDE * arrays.itemsize if is_long else 0,
         )
         self.has_begun = True
-        if split is not None:
-            width = times * entries
+        if not self.adds_steps and self.row_splits > 1:
+            width = pairs.times * entries
+            kept = (arrays.groups, width, int(self.out.shape[-3]) * entries)
             summed = (self.row_splits, arrays.groups * width)
-            self.reductions.sum(split, width, [(arrays.groups, width, step)], [summed], of_steps)
+            self.reductions.sum(target, width, [kept], [summed], out)
+
+    def _target(self, out: Array, times: int) -> tuple[Array, dict[str, int]]:
+        """Return where a block's sums go, and what the struct Pairs says of it."""
+        arrays, size = self.arrays, self.arrays.chain.num_states
+        fields = {"out_step": int(self.out.shape[-3]) * size * size}
+        target = out
+        if self.parts is not None:
+            target = self.parts
+            fields |= {"time_splits": self.time_splits, "accumulate": self.has_begun}
+        elif self.row_splits > 1:
+            shape = (self.row_splits, arrays.groups, times, size, size)
+            target = arrays.device.empty(shape, arrays.compute)
+            fields["out_step"] = times * size * size
+            fields["out_split"] = arrays.groups * fields["out_step"]
+        fields["out_dtype"] = DTYPES.index(arrays.device.dtype_name(target))
+        return target, fields
 
     def finish(self) -> None:
         """Write what is not in place yet."""

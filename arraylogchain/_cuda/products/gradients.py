@@ -207,15 +207,12 @@ class TiledPosterior:
         arguments = (
             self.weights,
             np.int64(pitch_of(columns)),
-            own.array,
-            np.int64(own.pitch),
-            other.array,
-            np.int64(other.pitch),
+            *own.arguments,
+            *other.arguments,
             panel,
             np.int64(first),
             np.int32(terms),
-            target.array,
-            target.view,
+            *target.arguments,
             # What other columns, or rows, have added before stays.
             np.int32(int(panel["first_column" if of_left else "first_row"]) > 0),
         )
@@ -238,13 +235,14 @@ class TiledPosterior:
         blocks = ceil_div(lines, _EXACT_SUMS_SIDE) * ceil_div(product.terms, _EXACT_SUMS_SIDE)
         kernel = f"exact_posterior_sums<{C_TYPES[product.dtype]}, {str(of_left).lower()}>"
         arguments = (
-            *(own.array, own.view, own_shifts),
-            *(other.array, other.view, other_shifts),
+            *own.arguments,
+            own_shifts,
+            *other.arguments,
+            other_shifts,
             np.int64(product.terms),
             panel,
             *self._open_weights(panel),
-            target.array,
-            target.view,
+            *target.arguments,
         )
         blocks *= int(panel["batches"])
         source = "products/exact_posterior_sums.cu"

@@ -16,7 +16,7 @@ from arraylogchain._cuda.launch import MAX_GRID, Launch, ceil_div
 from arraylogchain._cuda.products import small
 from arraylogchain._cuda.products.operands import Product, make_product
 from arraylogchain._cuda.products.panels import TiledProduct
-from arraylogchain._cuda.products.tiles import PRODUCT_TILES, TileShape
+from arraylogchain._cuda.products.tiles import PRODUCT_TILES, TileShape, tile_shapes
 from arraylogchain._fold import Fold
 
 # Devices, by compute capability, whose tensor cores multiply large products, and the dtypes that
@@ -28,13 +28,11 @@ FIRST_WITH_TENSOR_CORES = 80
 # As `PRODUCT_TILES`, for tensor cores; products with few rows would leave them without work.
 TENSOR_TILES = {
     "float32": (
-        TileShape(128, 128, 16, 8, 8, tensor_cores=True),
-        TileShape(64, 64, 16, 4, 8, tensor_cores=True),
+        *tile_shapes((128, 128, 16, 8, 8), (64, 64, 16, 4, 8), tensor_cores=True),
         PRODUCT_TILES["float32"][2],
     ),
     "float64": (
-        TileShape(128, 64, 8, 8, 8, tensor_cores=True),
-        TileShape(64, 64, 8, 4, 8, tensor_cores=True),
+        *tile_shapes((128, 64, 8, 8, 8), (64, 64, 8, 4, 8), tensor_cores=True),
         PRODUCT_TILES["float64"][2],
     ),
 }

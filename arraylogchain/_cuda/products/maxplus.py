@@ -19,17 +19,13 @@ from arraylogchain._cuda.products.operands import (
     strided_product_view,
 )
 from arraylogchain._cuda.products.panels import TiledProduct
-from arraylogchain._cuda.products.tiles import TileShape
+from arraylogchain._cuda.products.tiles import tile_shapes
 from arraylogchain._fold import Fold, Shape
 
 # Values and indices take two registers for each entry of a tile.
 TILES = {
-    "float32": (
-        TileShape(128, 64, 8, 8, 4),
-        TileShape(64, 64, 16, 4, 4),
-        TileShape(16, 128, 16, 4, 4),
-    ),
-    "float64": (TileShape(64, 64, 8, 4, 4), TileShape(64, 64, 8, 4, 4), TileShape(32, 64, 8, 4, 4)),
+    "float32": tile_shapes((128, 64, 8, 8, 4), (64, 64, 16, 4, 4), (16, 128, 16, 4, 4)),
+    "float64": tile_shapes((64, 64, 8, 4, 4), (64, 64, 8, 4, 4), (32, 64, 8, 4, 4)),
 }
 
 INSTANTIATIONS = {
@@ -120,10 +116,8 @@ def maxplus_gradients(
         g,
         strided_product_view(device, layout, g, of_a, of_b),
         *map(np.int64, (batches, rows, columns)),
-        of_a,
-        operand_a(device, layout, of_a).view,
-        of_b,
-        operand_b(device, layout, of_b).view,
+        *operand_a(device, layout, of_a).arguments,
+        *operand_b(device, layout, of_b).arguments,
     )
     kernel = f"maxplus_gradients<{C_TYPES[result_dtype]}>"
     blocks = blocks_for(math.prod(layout.full_shape))

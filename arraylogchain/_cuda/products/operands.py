@@ -33,6 +33,11 @@ class StridedOperand:
     lines: int
 
     @property
+    def arguments(self) -> tuple[Array, np.ndarray]:
+        """The operand as kernels take it."""
+        return self.array, self.view
+
+    @property
     def terms_adjoin(self) -> bool:
         return bool(self.view["terms_adjoin"])
 
@@ -67,7 +72,7 @@ class Product:
     @property
     def operands(self) -> tuple[Any, ...]:
         """Both operands as kernels take them."""
-        return self.left.array, self.left.view, self.right.array, self.right.view
+        return *self.left.arguments, *self.right.arguments
 
     def transposed_if_thin(self) -> Product:
         """Return this product, or that of the transposed operands if its rows are few then."""

@@ -120,6 +120,11 @@ class FactorBuffer:
     array: Array
     pitch: int = 0
 
+    @property
+    def arguments(self) -> tuple[Array, np.int64]:
+        """The factors as kernels take them."""
+        return self.array, np.int64(self.pitch)
+
 
 class TiledProduct:
     """A product panel by panel: the launches, and workspace that all panels share.
@@ -215,9 +220,9 @@ class TiledProduct:
                 lines = 1 if few else _MAXIMA_WARPS
             blocks = int(part["batches"]) * ceil_div(int(part["lines"]), lines)
             part["blocks"] = blocks if self._stale[side] else 0
-            arguments += [operand.array, operand.view, part, self.shifts[side], np.int32(lines)]
+            arguments += [*operand.arguments, part, self.shifts[side], np.int32(lines)]
         arguments.append(np.int64(self.product.terms))
-        self._run("maxima", "", _blocks(parts), _MAXIMA_WARPS * 32, *arguments)
+        self._run("maxima", "", _blocks(parts), _MAXIMA_WARPS * 32, arguments)
 
     def compute_factors(self, panel: np.ndarray, first: int, terms: int) -> None:
         """Compute the factors of some terms of a panel whose shifts are known."""
@@ -228,11 +233,11 @@ class TiledProduct:
             stale = self._stale[side] or self._cuts_terms
             part["blocks"] = int(part["batches"]) * tiles if stale else 0
             self.sides[side].pitch = int(part["pitch"])
-            arguments += [operand.array, operand.view, self.shifts[side], part]
-            arguments.append(self.sides[side].array)
+            array = self.sides[side].array
+            arguments += [*operand.arguments, self.shifts[side], part, array]
         arguments += [np.int64(first), np.int64(terms)]
         shifted = f", {str(self.shifted).lower()}"
-        self._run("factors", shifted, _blocks(parts), THREADS, *arguments)
+        self._run("factors", shifted, _blocks(parts), THREADS, arguments)
 
     def run_tiles(
         self, kernel: str, panel: np.ndarray, terms: int, *arguments: Any, keeps_totals: bool = True
@@ -242,22 +247,21 @@ class TiledProduct:
         It may keep totals in shared memory.
         """
         left, right = self.sides
+        shared = self.tile.totals(self.dtype, terms) if keeps_totals else 0
         self._run(
             kernel,
             f", {self.tile}",
             tiles_of(panel, self.tile.rows, self.tile.columns),
             self.tile.threads,
-            *(left.array, np.int64(left.pitch), right.array, np.int64(right.pitch)),
-            np.int32(terms),
-            *arguments,
-            shared=self.tile.totals(self.dtype, terms) if keeps_totals else 0,
+            (*left.arguments, *right.arguments, np.int32(terms), *arguments),
+            shared,
         )
 
     def run_exact(self, kernel: str, panel: np.ndarray, *arguments: Any) -> None:
         """Launch a kernel that computes what is not proved."""
         product = self.product
         given = (*product.operands, np.int64(product.terms), panel, *self.shifts, *arguments)
-        self._run(kernel, "", tiles_of(panel, EXACT_SIDE, EXACT_SIDE), THREADS, *given)
+        self._run(kernel, "", tiles_of(panel, EXACT_SIDE, EXACT_SIDE), THREADS, given)
 
     def _run(
         self,
@@ -265,11 +269,12 @@ class TiledProduct:
         template: str,
         blocks: int,
         threads: int,
-        *arguments: Any,
+        arguments: Sequence[Any],
         shared: int = 0,
     ) -> None:
         name = f"{kernel}<{C_TYPES[self.product.dtype]}{template}>"
-        self.device.run(Launch(f"products/{kernel}.cu", name, blocks, threads, arguments, shared))
+        launch = Launch(f"products/{kernel}.cu", name, blocks, threads, tuple(arguments), shared)
+        self.device.run(launch)
 
     @staticmethod
     def _parts(panel: np.ndarray) -> list[np.ndarray]:

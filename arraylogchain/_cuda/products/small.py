@@ -84,7 +84,7 @@ def run_gradients(
     """
     outputs: list[Any] = []
     for target in targets:
-        outputs += (None, pack(VIEW)) if target is None else (target.array, target.view)
+        outputs += (None, pack(VIEW)) if target is None else target.arguments
     arguments = (g, g_view, np.int32(propagates_nan), *outputs)
     _launch(device, "small_gradients", product, _gradient_warps, *arguments)
 

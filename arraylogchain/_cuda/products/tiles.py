@@ -51,19 +51,17 @@ class TileShape:
         return ", ".join(map(str, sizes)) + ", true" * self.tensor_cores
 
 
+def tile_shapes(
+    *sizes: tuple[int, int, int, int, int], tensor_cores: bool = False
+) -> tuple[TileShape, ...]:
+    return tuple(TileShape(*of_one, tensor_cores) for of_one in sizes)
+
+
 # Large tiles need the fewest reads for a sum; smaller ones keep all multiprocessors at work. The
 # last is for products with few rows.
 PRODUCT_TILES = {
-    "float32": (
-        TileShape(128, 128, 8, 8, 8),
-        TileShape(64, 64, 16, 4, 4),
-        TileShape(16, 128, 16, 4, 4),
-    ),
-    "float64": (
-        TileShape(128, 64, 8, 8, 4),
-        TileShape(64, 64, 8, 4, 4),
-        TileShape(32, 64, 8, 4, 4),
-    ),
+    "float32": tile_shapes((128, 128, 8, 8, 8), (64, 64, 16, 4, 4), (16, 128, 16, 4, 4)),
+    "float64": tile_shapes((128, 64, 8, 8, 4), (64, 64, 8, 4, 4), (32, 64, 8, 4, 4)),
 }
 
 

@@ -307,7 +307,7 @@ class Recorder(CpuDevice):
 
 
 def test_several_grids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small, "_MAX_GRID", 1)
+    monkeypatch.setattr(small, "MAX_GRID", 1)
     device = CpuDevice()
     check_gradients(device, "float32", *pair((7, 5, 3), batch=(9,)))
     assert kernels(device) == 3 * ["small_gradients"]

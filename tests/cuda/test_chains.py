@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from arraylogchain import _arrays
 from arraylogchain._cuda.chains import geometry as geometries
-from arraylogchain._cuda.chains import recursion
+from arraylogchain._cuda.chains import has_kernels, recursion
 from arraylogchain._cuda.chains.geometry import Geometry, SmallGeometry
 from arraylogchain._cuda.chains.recursion import ChainRun
 from arraylogchain._cuda.chains.row_lengths import row_lengths
@@ -284,6 +285,15 @@ def test_an_order_says_which_rows_are_computed(cpu, geometry):
     found = run.log_partition()
     expected[[0, 2, 3, 4]] = NAN
     np.testing.assert_array_equal(found, expected)
+
+
+def test_which_chains_have_kernels(cpu):
+    """Not those whose last states have weights, which no kernel takes into account."""
+    ctx = replace(_arrays._numpy_context("float32"), kernels=cpu)
+    chain = make("float32", normal(3, 6, 4), transitions=uniform(5, 4, 4)).chain
+    assert has_kernels(ctx, chain)
+    assert not has_kernels(replace(ctx, kernels=None), chain)
+    assert not has_kernels(ctx, replace(chain, final=np.ones(4, "float32")))
 
 
 def reversed_views(x):

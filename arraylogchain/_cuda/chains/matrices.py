@@ -85,7 +85,10 @@ def prepare(arrays: ChainArrays, first: int, last: int, backward: bool) -> Ready
         arrays.axes(chain.group_axes, (given, 2)),
         *map(np.int64, (step, row, column)),
         *map(np.int32, (count, size, chain.transitions_in_logs)),
-        *(copy, line, least, shift),
+        copy,
+        line,
+        least,
+        shift,
     )
     fields = {"matrices": count, "first_matrix": first}
     fields |= {"matrix_stride": step, "matrix_row_stride": row}

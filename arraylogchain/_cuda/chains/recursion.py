@@ -65,9 +65,12 @@ class Sweep:
         """The outputs as kernels take them."""
         return (
             *_pointers(self.history),
-            *(self.messages, self.total_log, self.total),
+            self.messages,
+            self.total_log,
+            self.total,
             *_pointers(self.forward),
-            *(self.cotangent, self.marginals),
+            self.cotangent,
+            self.marginals,
         )
 
     def fields(self, device: Device) -> dict[str, int]:
@@ -102,7 +105,7 @@ def cut_steps(first: int, last: int, at_once: int) -> Iterator[tuple[int, int]]:
 
 
 class ChainRun(ChainArrays):
-    """Launches of one chain, as a whole and in one direction of time.
+    """Launches of one chain, over all steps or some, in either direction of time.
 
     Parameters
     ----------

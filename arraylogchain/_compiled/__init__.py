@@ -1,0 +1,30 @@
+"""Chains on the CPU as loops that Numba compiles; imported only where they are used."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+
+# The first release that works with NumPy 2.
+OLDEST = (0, 60)
+
+
+@cache
+def why_not() -> str | None:
+    """Return None if Numba can be used, else one line that says why it cannot."""
+    try:
+        version = str(importlib.import_module("numba").__version__)
+    except ModuleNotFoundError as error:
+        if error.name == "numba":
+            return "Numba is not installed; the extra cpu has it"
+        return f"Numba cannot be imported: {_line(error)}"
+    except Exception as error:  # its libraries may be broken in any way
+        return f"Numba cannot be imported: {_line(error)}"
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if numbers < OLDEST:
+        return f"Numba {version} is too old; {'.'.join(map(str, OLDEST))} or newer is needed"
+    return None
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,0 +1,24 @@
+"""Chains of NumPy arrays, row by row, by compiled loops.
+
+What this exports has the names and signatures of `_array.chains`.
+"""
+
+from arraylogchain._compiled.chains.messages import (
+    backward_messages,
+    forward_messages,
+    log_partition,
+)
+from arraylogchain._compiled.chains.posterior import (
+    expected_transitions,
+    marginals,
+    value_and_pullback,
+)
+
+__all__ = [
+    "backward_messages",
+    "expected_transitions",
+    "forward_messages",
+    "log_partition",
+    "marginals",
+    "value_and_pullback",
+]

@@ -1,0 +1,68 @@
+"""How loops are compiled: once, for arrays of one kind, and kept in Numba's cache.
+
+No fastmath, which would change what is proved of rounding, infinities and NaN; and not Numba's
+parallel runtime, which aborts when two threads enter it or a process that uses it is forked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit, types
+from numba.extending import intrinsic
+
+F = TypeVar("F", bound=Callable[..., Any])
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+
+# Loops have the functions that they call compiled into them. Numba knows of changes to the file of a
+# loop itself only.
+_SOURCES = [path.stat() for path in sorted(Path(__file__).parent.glob("*.py"))]
+_STAMP = (max(source.st_mtime for source in _SOURCES), sum(source.st_size for source in _SOURCES))
+
+
+def compiled(function: F) -> F:
+    """Compile a function that Python calls, when it first does, letting go of the GIL."""
+    return _compiled(function)
+
+
+def inner(function: F) -> F:
+    """Compile a function that only compiled ones call: into them, with no entry from Python."""
+    return _compiled(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+def _compiled(function: F, **options: bool) -> F:
+    options = {"nogil": True, **options}
+    try:
+        dispatcher = njit(cache=True, error_model="numpy", **options)(function)
+    except RuntimeError:  # there is no folder to keep it in
+        return cast(F, njit(error_model="numpy", **options)(function))
+    index = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
+    if hasattr(index, "_source_stamp"):
+        index._source_stamp = _STAMP
+    return cast(F, dispatcher)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def bits_of(context: Any, x: Any) -> Any:
+    """Return the 64 bits of a number as an integer."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], context.get_value_type(types.int64))
+
+    return types.int64(types.float64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def number_of(context: Any, bits: Any) -> Any:
+    """Return the number that 64 bits stand for."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], context.get_value_type(types.float64))
+
+    return types.float64(types.int64), generate

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+
+import numpy as np
 from arraylogchain._compiled.compiling import Floats, Integers, compiled, inner
 from arraylogchain._compiled.numbers import LEAST_EXPONENT, exp
 from arraylogchain._compiled.steps import LARGE, LOGS, LOST, SMALL, SPECIAL
@@ -80,3 +82,34 @@ def find_bands(P: Floats, band: Integers) -> None:
         while end > first and P[k, end - 1] == 0.0:
             end -= 1
         band[k, 0], band[k, 1] = first, end
+
+
+@compiled
+def prepare_logs(
+    given: Floats, in_logs: bool, L: Floats, flags: Integers, bands: Integers, with_bands: bool
+) -> None:
+    """Write the logarithms of matrices [groups, steps, K, K], but for what all of one have in common.
+
+    Bands are the first entry of a row that is not -inf, and the end of what is not.
+    """
+    groups, steps, K, _ = given.shape
+    for g in range(groups):
+        for s in range(steps):
+            top = -math.inf
+            special = 0
+            for k in range(K):
+                for j in range(K):
+                    p = given[g, s, k, j]
+                    top = p if p > top else top
+                    special += not p < math.inf or (p < 0.0 and not in_logs)
+            flags[g, s] = SPECIAL if special > 0 else 0
+            shift = np.rint(top) if in_logs and -math.inf < top < math.inf else 0.0
+            for k in range(K):
+                first, end = K, 0
+                for j in range(K):
+                    p = given[g, s, k, j]
+                    L[g, s, k, j] = p - shift if in_logs else math.log(p)
+                    if L[g, s, k, j] != -math.inf:
+                        first, end = min(first, j), j + 1
+                if with_bands:
+                    bands[g, s, k, 0], bands[g, s, k, 1] = min(first, end), end

@@ -98,7 +98,14 @@ def add_states(
 
 @inner
 def add_by_weight(
-    a: Floats, a_e: Floats, power: float, b: Floats, b_e: Floats, g: float, out: Floats, i: int,
+    a: Floats,
+    a_e: Floats,
+    power: float,
+    b: Floats,
+    b_e: Floats,
+    g: float,
+    out: Floats,
+    i: int,
     scratch: Floats,
 ) -> None:
     """Add g * b / sum(a * b) to out[i, 0], derivatives by weights a * 2**power; all are wide."""
@@ -158,7 +165,22 @@ def add_pairs(
                         out[i, step, j, k] += c * a[k] * P[s, j, k]
             return
     add_wide_pairs(
-        a, a_e, a_wide, b, b_e, b_wide, w, w_e, w_wide, matrices, s, by_weight, g, out, i, step,
+        a,
+        a_e,
+        a_wide,
+        b,
+        b_e,
+        b_wide,
+        w,
+        w_e,
+        w_wide,
+        matrices,
+        s,
+        by_weight,
+        g,
+        out,
+        i,
+        step,
         work,
     )
 
@@ -317,8 +339,23 @@ def posterior(
                 multiply(m, e, scale, moves, s, scratch)
                 if len(to_P) > 0:
                     add_pairs(
-                        a, a_e, a_wide, b, b_e, b_wide, m, e, scale[WIDE] != 0.0, moves, s,
-                        by_weight, g, to_P, at_P, to_step * (t - to_P_begin), work,
+                        a,
+                        a_e,
+                        a_wide,
+                        b,
+                        b_e,
+                        b_wide,
+                        m,
+                        e,
+                        scale[WIDE] != 0.0,
+                        moves,
+                        s,
+                        by_weight,
+                        g,
+                        to_P,
+                        at_P,
+                        to_step * (t - to_P_begin),
+                        work,
                     )
             if len(to_x) > 0:
                 add_states(

@@ -42,8 +42,8 @@ from arraylogchain._compiled.steps import (
 # Which map is that of which array.
 POTENTIALS, MATRICES, INITIAL, FINAL, LENGTHS = range(5)
 # And of sums over the posterior, and of what they are weighed with.
-COTANGENT, TO_POTENTIALS, TO_TRANSITIONS, TO_INITIAL, TO_FINAL = range(5, 10)
-NUM_MAPS = 10
+BATCH, COTANGENT, TO_POTENTIALS, TO_TRANSITIONS, TO_INITIAL, TO_FINAL = range(5, 11)
+NUM_MAPS = 11
 
 
 @inner

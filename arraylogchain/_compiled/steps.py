@@ -197,10 +197,12 @@ def sum_products(m: Floats, P: Floats, s: int, bands: Integers, b: int, out: Flo
     while k + 3 < K:
         m0, m1, m2, m3 = m[k], m[k + 1], m[k + 2], m[k + 3]
         if m0 != 0.0 or m1 != 0.0 or m2 != 0.0 or m3 != 0.0:
-            low = min(min(bands[b, k, 0], bands[b, k + 1, 0]),
-                      min(bands[b, k + 2, 0], bands[b, k + 3, 0]))
-            high = max(max(bands[b, k, 1], bands[b, k + 1, 1]),
-                       max(bands[b, k + 2, 1], bands[b, k + 3, 1]))
+            low = min(
+                min(bands[b, k, 0], bands[b, k + 1, 0]), min(bands[b, k + 2, 0], bands[b, k + 3, 0])
+            )
+            high = max(
+                max(bands[b, k, 1], bands[b, k + 1, 1]), max(bands[b, k + 2, 1], bands[b, k + 3, 1])
+            )
             # Numba vectorises loops over unsigned numbers, which need no check of their sign.
             for j in range(np.uint64(low), np.uint64(high)):
                 pair = m0 * P[s, k, j] + m1 * P[s, k + 1, j]

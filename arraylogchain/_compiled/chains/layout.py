@@ -9,6 +9,7 @@ import numpy as np
 
 from arraylogchain._compiled.compiling import Integers
 from arraylogchain._compiled.recursion import (
+    BATCH,
     COTANGENT,
     FINAL,
     INITIAL,
@@ -56,7 +57,7 @@ class Layout:
             ((INITIAL, TO_INITIAL), initial),
             ((FINAL, TO_FINAL), final),
             ((LENGTHS,), lengths),
-            ((COTANGENT,), batch),
+            ((BATCH, COTANGENT), batch),
         ):
             for kind in kinds:
                 self.maps[kind, :-1] = self.steps(shape)

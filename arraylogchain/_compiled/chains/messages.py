@@ -47,7 +47,8 @@ def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Arr
         out = np.full(shape, -math.inf, ctx.result_dtype)
     if out.size == 0:
         return out
-    sweep = Sweep(chain, workspace, backward)
+    forms = (None, "transposed") if backward else ("weights", None)
+    sweep = Sweep(chain, workspace, *forms)
     flat = out.reshape(-1, *shape[-2:])
     written = out.dtype == np.float64 and sweep.layout.in_order
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,25 +46,30 @@ class Forward:
 
 
 class Posterior:
-    """A chain whose forward states meet its backward recursion."""
+    """A chain whose forward states are met on the way back."""
 
-    def __init__(self, chain: Chain, workspace: int) -> None:
-        self.sweep = Sweep(chain, workspace, backward=True)
+    def __init__(self, chain: Chain, workspace: int, backward: str | None = "transposed") -> None:
+        self.sweep = Sweep(chain, workspace, "weights", backward)
         self.step_bytes = 16 * self.sweep.K + 1
         self.row_bytes = min(self.sweep.T * self.step_bytes, self.sweep.budget)
 
     def forward(self, rows: range, keep: bool = False) -> Forward:
         """Run the forward pass of a tile; `keep` says to keep all states, whatever they take."""
-        sweep, T = self.sweep, self.sweep.T
-        fitting = sweep.budget // (self.step_bytes * len(rows))
-        length = T if keep or fitting >= T else max(math.isqrt(T) + 1, fitting // 2)
-        windows = [range(start, min(start + length, T)) for start in range(0, T, length)]
+        sweep = self.sweep
+        windows = [range(sweep.T)] if keep else sweep.windows(rows, self.step_bytes)
         totals, state, starts = np.empty(len(rows)), sweep.state(rows), []
         for window in windows[:-1]:
             starts.append((state[0].copy(), state[1].copy(), state[2].copy()))
             sweep.run(rows, window, state, totals=totals)
         history = self._window(rows, windows[-1], state, totals)
         return Forward(rows, totals, state[2][:, NAN].copy(), windows, starts, history)
+
+    def windows(self, forward: Forward) -> Iterator[tuple[range, History]]:
+        """Yield windows and their states, the last one first."""
+        yield forward.windows[-1], forward.history
+        for window, start in zip(forward.windows[-2::-1], forward.starts[::-1], strict=True):
+            again = (start[0].copy(), start[1].copy(), start[2].copy())
+            yield window, self._window(forward.rows, window, again, np.empty(len(forward.totals)))
 
     def _window(self, rows: range, window: range, state: State, totals: Floats) -> History:
         history = History.empty(rows, window, self.sweep.K)
@@ -79,12 +84,9 @@ class Posterior:
     def add(self, forward: Forward, cotangents: Floats, by_weight: bool, sums: Any) -> None:
         """Add the derivatives of a tile's totals, times cotangents, to sums by name."""
         sweep, rows = self.sweep, forward.rows
-        state, history, last = sweep.state(rows), forward.history, len(forward.windows) - 1
+        state = sweep.state(rows)
         step_bytes = sum(each.step_bytes for each in sums.values())
-        for i, window in reversed(list(enumerate(forward.windows))):
-            if i < last:
-                again = forward.starts[i]
-                history = self._window(rows, window, again, np.empty(len(rows)))
+        for window, history in self.windows(forward):
             for block in reversed(list(sweep.blocks(rows, window, step_bytes))):
                 self._add_block(forward, block, state, history, cotangents, by_weight, sums)
 
@@ -212,7 +214,9 @@ def value_and_pullback(
         'final'. Returns gradients by name, in the shapes and dtypes of the chain's arrays.
     """
     out = np.full(chain.batch, -math.inf, ctx.result_dtype)
-    given = {name: getattr(chain, name) for name in ("potentials", "transitions", "initial", "final")}
+    given = {
+        name: getattr(chain, name) for name in ("potentials", "transitions", "initial", "final")
+    }
     if chain.num_states == 0 or out.size == 0:
 
         def nothing(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from arraylogchain._compiled.chains.layout import Layout
 from arraylogchain._compiled.compiling import Floats, Integers
-from arraylogchain._compiled.matrices import prepare
+from arraylogchain._compiled.matrices import prepare, prepare_logs
 from arraylogchain._fold import Shape
 
 # From this many states on, and uses of a matrix, its bands are looked for.
@@ -90,7 +90,11 @@ class Matrices:
         Of the rows.
     budget : int
         Bytes that copies of all matrices may take.
-    transposed : bool
+    form : str
+        "weights" as `recursion.recursion` takes them, "transposed" ones, "logs" as
+        `paths.best_weights` takes them, or as they are "given".
+    more : int
+        Numbers that a caller makes of each entry.
     """
 
     def __init__(
@@ -101,18 +105,21 @@ class Matrices:
         num_states: int,
         steps: int,
         budget: int,
-        transposed: bool,
+        form: str = "weights",
+        more: int = 0,
     ) -> None:
         if array is None or array.shape[-3] == 0:
             array, in_logs = np.zeros((1, num_states, num_states)), False
         self.array, self.in_logs = array, in_logs
-        self.transposed = transposed
+        self.form = form
         self.own: Shape = array.shape[:-3]
         self.is_one = int(array.shape[-3]) == 1
-        is_read = can_be_read(array) and not transposed
+        is_read = can_be_read(array) and form != "transposed"
         # As given in parts, converted or transposed, exponentials, and what is known of each.
         copied = 0 if is_read else 8 + array.itemsize
-        self.matrix_bytes = num_states**2 * (copied + 8 * in_logs) + 16 * num_states + 16
+        written = form == "logs" or (in_logs and form != "given")
+        copied += 8 * (written + more)
+        self.matrix_bytes = num_states**2 * copied + 16 * num_states + 16
         self.groups = max(1, array.size // max(1, array.shape[-3] * num_states**2))
         uses = layout.rows_per_group * (steps if self.is_one else 1)
         self.with_bands = num_states >= _STATES and uses >= _USES
@@ -131,19 +138,25 @@ class Matrices:
     def _prepared(self, groups: range, steps: range) -> tuple[Any, ...]:
         K = self.array.shape[-1]
         given = self.given(groups, steps)
-        P = np.empty(given.shape if self.in_logs else (0, 0, K, K))
-        shape = given.shape[:2]
-        shifts, flags = np.empty(shape), np.empty(shape, np.int64)
+        shape, in_logs = given.shape[:2], self.in_logs
+        shifts, flags = np.zeros(shape), np.zeros(shape, np.int64)
+        if self.form == "given":
+            return given, given, shifts, flags, _full_band(K), steps.start
         bands = np.empty((*shape, K, 2), np.int64) if self.with_bands else _full_band(K)
-        prepare(given, self.in_logs, P, shifts, flags, bands, self.with_bands)
-        return frozen(P) if self.in_logs else given, given, shifts, flags, bands, steps.start
+        if self.form == "logs":
+            P = np.empty(given.shape)
+            prepare_logs(given, in_logs, P, flags, bands, self.with_bands)
+            return frozen(P), given, shifts, flags, bands, steps.start
+        P = np.empty(given.shape if in_logs else (0, 0, K, K))
+        prepare(given, in_logs, P, shifts, flags, bands, self.with_bands)
+        return frozen(P) if in_logs else given, given, shifts, flags, bands, steps.start
 
     def given(self, groups: range, steps: range) -> Floats:
         """Return matrices as they are given, [groups, steps, K, K]."""
         part = self.array[..., steps.start : steps.stop, :, :]
         if len(groups) < self.groups:
             part = part[np.unravel_index(np.arange(groups.start, groups.stop), self.own)]
-        if self.transposed:
+        if self.form == "transposed":
             part = np.swapaxes(part, -1, -2)
         part = np.ascontiguousarray(part, np.float64)
         return frozen(part.reshape(len(groups), len(steps), *part.shape[-2:]))

@@ -133,7 +133,5 @@ def lanes_of(sums: list[Sum], tiles: int, budget: int) -> tuple[int, list[bool]]
     shared = [8 * math.prod(each.shape) for each in sums if not each.is_apart]
     lanes = max(1, min(_LANES, tiles, budget // max(1, sum(shared))))
     fits = lanes * sum(shared) <= budget
-    doubles = [
-        each.dtype == np.float64 or (fits and not each.is_apart) for each in sums
-    ]
+    doubles = [each.dtype == np.float64 or (fits and not each.is_apart) for each in sums]
     return lanes, doubles

@@ -6,6 +6,7 @@ Blocks are short enough for Python to notice an interruption between two of them
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,7 @@ _WORK = 1 << 22
 _STATE_WORK, _STEP_WORK = 16, 64
 
 # Tiles that share the workspace.
-_TILES = 16
+TILES = 16
 
 State = tuple[Floats, Floats, Floats]
 _NO_ROWS = np.empty((0, 0, 0))
@@ -74,11 +75,20 @@ class Sweep:
     chain : Chain
         It has states, and rows.
     workspace : int
-    backward : bool
-        Whether matrices are wanted transposed as well.
+    forward, backward : str or None
+        In which form matrices are wanted; see `Matrices`.
+    more : int
+        Numbers that a caller makes of each entry of the matrices.
     """
 
-    def __init__(self, chain: Chain, workspace: int, backward: bool = False) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        workspace: int,
+        forward: str | None = "weights",
+        backward: str | None = None,
+        more: int = 0,
+    ) -> None:
         self.chain = chain
         self.layout = layout = layout_of(chain)
         self.T, self.K = T, K = chain.num_steps, chain.num_states
@@ -88,9 +98,11 @@ class Sweep:
         self.potentials = Rows(chain.potentials, layout, POTENTIALS, part)
         self.initial = self._ends(chain.initial, INITIAL, part)
         self.final = self._ends(chain.final, FINAL, part)
-        self._given = (chain.transitions, chain.transitions_in_logs, layout, K, T, part)
-        self.matrices = Matrices(*self._given, False)
-        self.transposed = Matrices(*self._given, True) if backward else self.matrices
+        given = (chain.transitions, chain.transitions_in_logs, layout, K, T, part)
+        self.matrices: dict[bool, Matrices] = {}
+        for is_backward, form in ((False, forward), (True, backward)):
+            if form is not None:
+                self.matrices[is_backward] = Matrices(*given, form, more)
         lengths = np.array([T]) if chain.lengths is None else chain.lengths
         self.lengths = np.ascontiguousarray(lengths, np.int64).reshape(-1)
         self.lengths = frozen(self.lengths)
@@ -113,25 +125,35 @@ class Sweep:
         How rows are cut does not depend on the number of threads.
         """
         row_bytes += 16 * self.K + 8 * SCALE + 64
-        budget = max(self.budget // _TILES, min(self.budget, row_bytes))
+        budget = max(self.budget // TILES, min(self.budget, row_bytes))
         by_work = max(1, _WORK // (self.T * self.step_work))
         rows = min(self.layout.num_rows, by_work, max(1, budget // row_bytes))
         return rows, max(1, min(num_workers(), self.budget // budget))
+
+    def windows(self, rows: range, step_bytes: int) -> list[range]:
+        """Cut all steps into windows, one of which can be kept beside the states that they begin with.
+
+        Each step of a row takes so many bytes.
+        """
+        T, fitting = self.T, self.budget // (step_bytes * len(rows))
+        length = T if fitting >= T else max(math.isqrt(T) + 1, fitting // 2)
+        return [range(start, min(start + length, T)) for start in range(0, T, length)]
 
     def blocks(self, rows: range, steps: range, step_bytes: int = 0) -> Iterator[range]:
         """Cut steps into blocks, each step of a row taking so many bytes beside its potentials."""
         by_work = _WORK // (len(rows) * self.step_work)
         needed = len(rows) * (self.potentials.step_bytes + step_bytes)
-        if self.matrices.whole is None and not self.matrices.is_one:
-            needed += len(self.groups(rows)) * self.matrices.matrix_bytes
-        tiles = min(_TILES, -(-self.layout.num_rows // len(rows)))
+        for matrices in self.matrices.values():
+            if matrices.whole is None and not matrices.is_one:
+                needed += len(self.groups(rows)) * matrices.matrix_bytes
+        tiles = min(TILES, -(-self.layout.num_rows // len(rows)))
         length = max(1, min(by_work, self.budget // 4 // tiles // max(1, needed)))
         for start in range(steps.start, steps.stop, length):
             yield range(start, min(start + length, steps.stop))
 
     def groups(self, rows: range) -> range:
         """Return the groups of rows."""
-        if self.matrices.groups == 1:
+        if all(matrices.groups == 1 for matrices in self.matrices.values()):
             return range(1)
         each = self.layout.rows_per_group
         return range(rows.start // each, -(-rows.stop // each))
@@ -141,17 +163,23 @@ class Sweep:
         last = max(self.T - 2, 0)
         if backward:
             return range(min(steps.start, last), min(steps.stop, last + 1))
-        return range(max(steps.start - 1, 0), max(steps.stop - 1, 1))
+        first = min(max(steps.start - 1, 0), last)
+        return range(first, min(max(steps.stop - 1, first + 1), last + 1))
 
-    def read(self, rows: range, steps: range, backward: bool = False) -> tuple[Any, ...]:
+    def read(
+        self,
+        rows: range,
+        steps: range,
+        backward: bool = False,
+        with_potentials: bool = True,
+    ) -> tuple[Any, ...]:
         """Return rows, potentials, matrices and ends as loops take them, of a block of steps.
 
         Backward, matrices are transposed, and those of later transitions.
         """
         maps, moves = self.maps.copy(), self.moves(steps, backward)
-        matrices = self.transposed if backward else self.matrices
-        potentials = self.potentials.read(rows, steps, maps)
-        found = matrices.read(self.groups(rows), moves, maps, MATRICES)
+        potentials = self.potentials.read(rows, steps, maps) if with_potentials else None
+        found = self.matrices[backward].read(self.groups(rows), moves, maps, MATRICES)
         initial, _ = self.initial.read(rows, range(1), maps)
         final, _ = self.final.read(rows, range(1), maps)
         chain = self.chain
@@ -181,7 +209,16 @@ class Sweep:
         for block in reversed(blocks) if backward else blocks:
             place, potentials, matrices, ends = self.read(rows, block, backward)
             lacks |= recursion(
-                place, potentials, matrices, ends, block.start, block.stop, backward, state,
-                kept, messages, totals,
+                place,
+                potentials,
+                matrices,
+                ends,
+                block.start,
+                block.stop,
+                backward,
+                state,
+                kept,
+                messages,
+                totals,
             )
         return lacks

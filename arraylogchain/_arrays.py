@@ -27,6 +27,7 @@ _DEVICE_BLOCK = 1 << 26
 _DLPACK_CUDA = (2, 13)
 
 _FLOATING = ("float16", "bfloat16", "float32", "float64")
+_NUMPY = {np.dtype(name): name for name in ("float16", "float32", "float64")}
 
 
 def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
@@ -52,6 +53,9 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
         For arrays on different devices.
     """
     if all(type(x) is np.ndarray for x in given.values()):
+        dtypes = [x.dtype for x in given.values()]
+        if all(dtype is dtypes[0] for dtype in dtypes) and dtypes[0] in _NUMPY:
+            return _numpy_context(_NUMPY[dtypes[0]]), given
         names = {name: dtype_name(x.dtype) for name, x in given.items()}
         return _numpy_context(check_dtypes(names, numpy_namespace)), given
     torch = sys.modules.get("torch")
@@ -306,5 +310,7 @@ def on_host(name: str, x: Any) -> np.ndarray:
         raise TypeError(f"{name} must be an array of integers, got a {kind}: {error}") from None
 
 
+@lru_cache(maxsize=64)
 def _has_float64(xp: Any, device: Any) -> bool:
+    """Ask once for each device: CuPy makes arrays to find out."""
     return "float64" in xp.__array_namespace_info__().dtypes(device=device)

@@ -27,6 +27,7 @@ _DEVICE_BLOCK = 1 << 26
 _DLPACK_CUDA = (2, 13)
 
 _FLOATING = ("float16", "bfloat16", "float32", "float64")
+_known_float64: dict[tuple[str, str], bool] = {}
 _NUMPY = {np.dtype(name): name for name in ("float16", "float32", "float64")}
 
 
@@ -310,7 +311,9 @@ def on_host(name: str, x: Any) -> np.ndarray:
         raise TypeError(f"{name} must be an array of integers, got a {kind}: {error}") from None
 
 
-@lru_cache(maxsize=64)
 def _has_float64(xp: Any, device: Any) -> bool:
-    """Ask once for each device: CuPy makes arrays to find out."""
-    return "float64" in xp.__array_namespace_info__().dtypes(device=device)
+    """Tell whether a device computes in float64; asked once, as CuPy makes arrays to find out."""
+    key = (library_name(xp), str(device))
+    if key not in _known_float64:
+        _known_float64[key] = "float64" in xp.__array_namespace_info__().dtypes(device=device)
+    return _known_float64[key]

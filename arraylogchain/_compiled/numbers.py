@@ -10,6 +10,8 @@ import math
 
 import numpy as np
 
+import numpy as np
+
 from arraylogchain._compiled.compiling import bits_of, inner, number_of
 
 TINY = 2.0**-1022

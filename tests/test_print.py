@@ -31,7 +31,7 @@ def test_print_of_tensors_that_require_grad(torch_backend, monkeypatch):
     torch = torch_backend.xp
     x, transitions = torch.zeros(5, 3, 2, requires_grad=True), torch.ones(1, 2, 2)
     chain = alc.LogChain(x, transitions=transitions)
-    monkeypatch.setattr(alc.LogChain, "_enter", None)
+    monkeypatch.setattr(alc.LogChain, "_compute", None)
     expected = (
         "LogChain(log_potentials=[5, 3, 2], transitions=[1, 2, 2], float32, torch cpu, "
         "requires_grad=True, route=vector)"

@@ -27,6 +27,8 @@ _DEVICE_BLOCK = 1 << 26
 _DLPACK_CUDA = (2, 13)
 
 _FLOATING = ("float16", "bfloat16", "float32", "float64")
+_known_float64: dict[tuple[str, str], bool] = {}
+_NUMPY = {np.dtype(name): name for name in ("float16", "float32", "float64")}
 
 
 def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
@@ -52,6 +54,9 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
         For arrays on different devices.
     """
     if all(type(x) is np.ndarray for x in given.values()):
+        dtypes = [x.dtype for x in given.values()]
+        if all(dtype is dtypes[0] for dtype in dtypes) and dtypes[0] in _NUMPY:
+            return _numpy_context(_NUMPY[dtypes[0]]), given
         names = {name: dtype_name(x.dtype) for name, x in given.items()}
         return _numpy_context(check_dtypes(names, numpy_namespace)), given
     torch = sys.modules.get("torch")
@@ -313,4 +318,8 @@ def on_host(name: str, x: Any) -> np.ndarray:
 
 
 def _has_float64(xp: Any, device: Any) -> bool:
-    return "float64" in xp.__array_namespace_info__().dtypes(device=device)
+    """Tell whether a device computes in float64; asked once, as CuPy makes arrays to find out."""
+    key = (library_name(xp), str(device))
+    if key not in _known_float64:
+        _known_float64[key] = "float64" in xp.__array_namespace_info__().dtypes(device=device)
+    return _known_float64[key]

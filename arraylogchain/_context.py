@@ -91,7 +91,7 @@ class Context:
 
     def load(self, x: Array, precision: Precision) -> Array:
         """Return `x` in the given precision: a copy only where the dtype differs."""
-        dtype = getattr(self.xp, precision.name)
+        dtype = self.dtype(precision)
         return x if x.dtype == dtype else self.xp.astype(x, dtype)
 
     def to_result(self, x: Array) -> Array:
@@ -172,8 +172,10 @@ class Context:
 
     def extremes(self, x: Array) -> tuple[float, float]:
         """Return the largest and the smallest entry of an array that has any; NaN if it has one."""
-        if not self.is_numpy or x.size <= self.block:
+        if not self.is_numpy:
             return float(self.xp.max(x)), float(self.xp.min(x))
+        if x.size <= self.block:
+            return float(x.max()), float(x.min())
         found: list[tuple[Any, Any]] = []
         self.in_blocks(lambda box: found.append((x[box].max(), x[box].min())), x.shape, self.block)
         tops, lows = np.asarray(found, x.dtype).T
@@ -218,6 +220,8 @@ class Context:
             target[index] = values
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        if self.is_numpy:
+            return np.empty(shape, dtype)
         return self.xp.empty(shape, dtype=dtype, device=self.device)
 
 

@@ -19,7 +19,7 @@ from arraylogchain._inputs.chain import Chain
 from arraylogchain.plan import choose, sizes_of
 
 # Whether compiled loops may be picked; tests of the array implementation switch them off.
-COMPILED: bool = False
+COMPILED: bool = True
 
 PRODUCTS = {
     "matmul": ("array",),

@@ -15,7 +15,7 @@ from arraylogchain._arrays import dtype_name, is_differentiated, is_traced, on_h
 from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._inputs import arguments
 from arraylogchain._inputs.chain import Chain, enter_chain, make_chain
-from arraylogchain._inputs.lengths import check_lengths, check_states
+from arraylogchain._inputs.paths import check_states
 from arraylogchain._inputs.summary import summary
 from arraylogchain._random import check_generator, room_for_samples
 from arraylogchain.plan import Plan, plan_chain
@@ -106,22 +106,21 @@ class LogChain:
         self.arrays: dict[str, Array] = {"log_potentials": log_potentials, **given}
         self.lengths = lengths
         arguments.refuse_lists(self.arrays)
-        shapes = {name: shape_of(x) for name, x in self.arrays.items()}
-        self._batch = arguments.check_shapes(shapes)
+        self._entered: tuple[Context, Chain] | None = None
         if is_traced():
             # Values, those of lengths included, are not at hand.
+            shapes = {name: shape_of(x) for name, x in self.arrays.items()}
+            self._batch = arguments.check_shapes(shapes)
             return
         if lengths is not None:
             # Once: calls would wait for what is on a device.
-            found = np.array(on_host("lengths", lengths))
-            self.lengths = found
-            check_lengths(found, self._batch, shapes["log_potentials"][-2])
-        enter_chain(self.arrays, None)
+            self.lengths = np.array(on_host("lengths", lengths))
+        self._entered = enter_chain(self.arrays, self.lengths)
+        self._batch = self._entered[1].batch
 
     def _enter(self) -> tuple[Context, Chain]:
         """Return the context and the arrays to compute with; no part of autograd."""
-        num_steps = int(self.arrays["log_potentials"].shape[-2])
-        return enter_chain(self.arrays, check_lengths(self.lengths, self._batch, num_steps))
+        return self._entered or enter_chain(self.arrays, self.lengths)
 
     def _compute(self, operation: str) -> Array:
         """Return what an operation that gives one array makes of the chain."""
@@ -444,11 +443,11 @@ class LogChain:
             names = ", ".join(_dispatch.CHAINS)
             raise ValueError(f"operation is {operation!r}; it must be one of {names}")
         backends: tuple[str, ...] = ("array",)
-        if is_traced():
-            # Of these arrays no more than shapes are read.
+        if self._entered is None:
+            # Of arrays that are traced no more than shapes are read.
             chain = make_chain(self.arrays, None)
         else:
-            ctx, chain = self._enter()
+            ctx, chain = self._entered
             backends = _dispatch.backends(operation, ctx, chain)
         dtype = promote(dtype_name(x.dtype) for x in self.arrays.values())
         return plan_chain(operation, chain, dtype, backends, self._workspace)

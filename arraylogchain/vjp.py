@@ -374,9 +374,8 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         with ctx.computing():
             found = raw(g, frozenset(has).intersection(names))
             given = {part: ctx.hand_back(x) for part, x in found.items()}
-        return ChainGradients(
-            *(given.get(part) for part in ("potentials", "transitions", "initial"))
-        )
+        parts = ("potentials", "transitions", "initial")
+        return ChainGradients(*(given.get(part) for part in parts))
 
     return value, pullback
 

@@ -12,8 +12,6 @@ from tests.error_model import assert_within, chain_bound
 from tests.path_checks import Case
 from tests.test_chain import FORMS, given_as, normal, uniform
 
-pytestmark = pytest.mark.chains
-
 INF, NAN = np.inf, np.nan
 K, LENGTH = 5, 50
 T = 5 * LENGTH + 10

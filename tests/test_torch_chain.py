@@ -105,6 +105,17 @@ def test_expectations(torch, shapes, logs):
         assert torch.autograd.gradcheck(counts, args, check_forward_ad=True)
 
 
+@pytest.mark.parametrize(("kind", "weight"), [("float32", 1e-37), ("float64", 1e-307)])
+def test_counts_beside_gradients_that_overflow(torch, kind, weight):
+    """The gradient is count / weight, beyond the range of the dtype."""
+    T = 2001
+    given = arguments(torch, ((T, 1), (1, 1, 1), None), logs=False, dtype=kind)
+    with torch.no_grad():
+        given["transitions"].fill_(weight)
+    counts = alc.LogChain(**given).expected_transitions()
+    torch.testing.assert_close(counts, torch.full_like(counts, T - 1))
+
+
 @pytest.mark.parametrize("name", ["one chain", "one matrix", "rows share potentials"])
 @in_logs
 def test_transforms(torch, name, logs):

@@ -7,6 +7,7 @@ parallel runtime, which aborts when two threads enter it or a process that uses 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -19,13 +20,32 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 
+# Loops have the functions that they call compiled into them. Numba knows of changes to the file of a
+# loop itself only.
+_SOURCES = [path.stat() for path in sorted(Path(__file__).parent.glob("*.py"))]
+_STAMP = (max(source.st_mtime for source in _SOURCES), sum(source.st_size for source in _SOURCES))
+
+
 def compiled(function: F) -> F:
-    """Compile a function when it is first called, letting go of the GIL."""
-    options = {"nogil": True, "error_model": "numpy"}
+    """Compile a function that Python calls, when it first does, letting go of the GIL."""
+    return _compiled(function)
+
+
+def inner(function: F) -> F:
+    """Compile a function that only compiled ones call: into them, with no entry from Python."""
+    return _compiled(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+def _compiled(function: F, **options: bool) -> F:
+    options = {"nogil": True, **options}
     try:
-        return cast(F, njit(cache=True, **options)(function))
+        dispatcher = njit(cache=True, error_model="numpy", **options)(function)
     except RuntimeError:  # there is no folder to keep it in
-        return cast(F, njit(**options)(function))
+        return cast(F, njit(error_model="numpy", **options)(function))
+    index = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
+    if hasattr(index, "_source_stamp"):
+        index._source_stamp = _STAMP
+    return cast(F, dispatcher)
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -9,6 +9,7 @@ used.
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from arraylogchain._cuda import modules
 from arraylogchain._cuda.launch import Launch
 
 OLDEST_ARCHITECTURE = 75
+OLDEST_CUPY = (14, 2)  # the first whose cache on disk knows kernels by their template arguments
 
 # What kernels include of CUDA's own has to be there, too.
 _PROBE = """
@@ -57,8 +59,11 @@ class Device(Protocol):
     def run(self, launch: Launch) -> None:
         """Queue a kernel on the library's current stream; this does not wait for it."""
 
+    def load(self, source: str, kernel: str) -> None:
+        """Make a kernel ready to run: while a graph is captured, none can be loaded."""
+
     def copied(self, numbers: np.ndarray) -> Array | None:
-        """Queue a copy of whole numbers of the host; this does not wait for it.
+        """Queue a copy of integers of the host; this does not wait for it.
 
         None while a graph is captured: what it copies later need not be there any more.
         """
@@ -110,8 +115,13 @@ def _open(library: str, index: int) -> Device | Unavailable:
         return Unavailable(
             "CuPy, which compiles the kernels, is not installed; install the extra cuda12 or cuda13"
         )
-    except ImportError as error:
+    # It makes a folder for its cache, which may not be allowed, ...
+    except Exception as error:
         return Unavailable(f"CuPy, which compiles the kernels, cannot be imported: {error}")
+    if not _is_new_enough(cupy.__version__):
+        return Unavailable(
+            f"CuPy {_dotted(*OLDEST_CUPY)} or newer is needed, and this is {cupy.__version__}"
+        )
     if cupy.cuda.runtime.is_hip or (library == "torch" and sys.modules["torch"].version.hip):
         return Unavailable("the kernels are for CUDA, and this is a ROCm device")
     try:
@@ -121,8 +131,8 @@ def _open(library: str, index: int) -> Device | Unavailable:
         return NotNow(f"CuPy cannot use CUDA device {index}: {_first_line(error)}")
     if architecture < OLDEST_ARCHITECTURE:
         return Unavailable(
-            f"CUDA device {index} has compute capability {_dotted(architecture)}, "
-            f"and the kernels need {_dotted(OLDEST_ARCHITECTURE)} or newer"
+            f"CUDA device {index} has compute capability {_dotted(*divmod(architecture, 10))}, "
+            f"and the kernels need {_dotted(*divmod(OLDEST_ARCHITECTURE, 10))} or newer"
         )
     try:
         cupy.cuda.nvrtc.getVersion()
@@ -148,8 +158,13 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _dotted(architecture: int) -> str:
-    return f"{architecture // 10}.{architecture % 10}"
+def _dotted(major: int, minor: int) -> str:
+    return f"{major}.{minor}"
+
+
+def _is_new_enough(version: str) -> bool:
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return numbers is None or (int(numbers[1]), int(numbers[2])) >= OLDEST_CUPY
 
 
 class _CudaDevice:
@@ -164,8 +179,15 @@ class _CudaDevice:
         self.shared_memory = int(attributes["MaxSharedMemoryPerBlockOptin"])
         self.architecture = int(self._current.compute_capability)
 
+    def load(self, source: str, kernel: str) -> None:
+        with self._current:
+            self._kernel(source, kernel)
+
+    def _kernel(self, source: str, kernel: str) -> Any:
+        return modules.compiled(source, kernel, self._index, self.shared_memory)
+
     def _start(self, launch: Launch, arguments: tuple[Any, ...]) -> None:
-        kernel = modules.compiled(launch.source, launch.kernel, self._index, self.shared_memory)
+        kernel = self._kernel(launch.source, launch.kernel)
         kernel((launch.grid,), (launch.block,), arguments, shared_mem=launch.shared_memory)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from arraylogchain._context import Array
 from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.dtypes import C_TYPES, compute_type
-from arraylogchain._cuda.launch import Launch
+from arraylogchain._cuda.launch import Launch, ceil_div
 
 INSTANTIATIONS = {
     "elementwise.cu": [
@@ -25,7 +25,7 @@ _MAX_BLOCKS = 1 << 16
 
 def blocks_for(count: int) -> int:
     """Return how many blocks a loop over `count` entries takes."""
-    return max(1, min(-(-count // THREADS), _MAX_BLOCKS))
+    return max(1, min(ceil_div(count, THREADS), _MAX_BLOCKS))
 
 
 def rounded(device: Device, sums: Array | None, dtype: str) -> Array | None:
@@ -45,13 +45,5 @@ def zeros(device: Device, shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def _run(device: Device, kernel: str, count: int, *arrays: Array) -> None:
-    device.run(
-        Launch(
-            source="elementwise.cu",
-            kernel=kernel,
-            grid=blocks_for(count),
-            block=THREADS,
-            shared_memory=0,
-            arguments=(*arrays, np.int64(count)),
-        )
-    )
+    arguments = (*arrays, np.int64(count))
+    device.run(Launch("elementwise.cu", kernel, blocks_for(count), THREADS, arguments))

@@ -10,8 +10,15 @@ import numpy as np
 
 MAX_AXES = 8
 MAX_OPERANDS = 3
+MAX_GRID = 2**31 - 1  # along the first axis
 
-# struct Axes of axes.cuh, with the padding that a C++ compiler gives it.
+
+def struct(*fields: tuple[Any, str]) -> np.dtype:
+    """Return a struct of the kernels: types, and names of fields; with the padding of C++."""
+    return np.dtype([(name, kind) for kind, names in fields for name in names.split()], align=True)
+
+
+# struct Axes of axes.cuh.
 AXES = np.dtype(
     [
         ("count", np.int32),
@@ -36,26 +43,39 @@ class Launch:
         Blocks, along one axis: the two others of CUDA's grids end at 65535.
     block : int
         Threads in a block, along one axis.
-    shared_memory : int
-        Bytes of dynamic shared memory for each block.
     arguments : tuple
         What the kernel is called with. NumPy scalars, of exactly the parameter's type, and
         structured NumPy arrays of one entry are passed by value, None as a null pointer.
         Arrays of the device's library are passed as pointers to their first entry, whatever
         their strides.
+    shared_memory : int
+        Bytes of dynamic shared memory for each block.
     """
 
     source: str
     kernel: str
     grid: int
     block: int
-    shared_memory: int
     arguments: tuple[Any, ...]
+    shared_memory: int = 0
+
+
+def ceil_div(n: int, size: int) -> int:
+    """Return how many blocks of `size` cover n."""
+    return -(-n // size)
 
 
 def is_struct(argument: Any) -> bool:
     """Tell whether an argument is a struct, passed by value."""
     return isinstance(argument, np.ndarray) and argument.dtype.names is not None
+
+
+def pack(struct: np.dtype, **fields: Any) -> np.ndarray:
+    """Return a struct as kernels take it; fields that are not given are 0."""
+    packed = np.zeros((), struct)
+    for name, value in fields.items():
+        packed[name] = value
+    return packed
 
 
 def are_packable(extents: Sequence[int]) -> bool:

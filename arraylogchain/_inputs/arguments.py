@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from arraylogchain._fold import Shape, check_batches
@@ -29,6 +30,12 @@ def refuse_lists(given: Mapping[str, Any]) -> None:
 
 def check_shapes(shapes: Mapping[str, Shape]) -> Shape:
     """Check the shapes of a chain's arrays by name; return the broadcast batch axes."""
+    return _checked(tuple(shapes.items()))
+
+
+@lru_cache(maxsize=256)
+def _checked(given: tuple[tuple[str, Shape], ...]) -> Shape:
+    shapes = dict(given)
     potentials = shapes["log_potentials"]
     if len(potentials) < 2 or potentials[-2] == 0:
         raise ValueError(

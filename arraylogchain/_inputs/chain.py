@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from arraylogchain._arrays import detached, enter
 from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._fold import Shape
 from arraylogchain._inputs.arguments import check_shapes
+from arraylogchain._inputs.lengths import check_lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +80,24 @@ class Chain:
         return groups, math.prod(self.batch) // max(groups, 1)
 
 
-def enter_chain(arrays: Mapping[str, Array], lengths: np.ndarray | None) -> tuple[Context, Chain]:
-    """Return the context and the chain of `LogChain`'s arguments by name; not part of autograd.
-
-    `lengths` have been checked.
-    """
+def enter_chain(arrays: Mapping[str, Array], lengths: Any) -> tuple[Context, Chain]:
+    """Return the context and the chain of `LogChain`'s arguments by name; no part of autograd."""
     ctx, given = enter({name: detached(x) for name, x in arrays.items()})
     return ctx, make_chain(given, lengths)
 
 
-def make_chain(given: Mapping[str, Array], lengths: np.ndarray | None) -> Chain:
+def make_chain(given: Mapping[str, Array], lengths: Any) -> Chain:
     """Return the chain of arrays by the names of `LogChain`'s arguments."""
     shapes = {name: shape_of(x) for name, x in given.items()}
+    batch, (num_steps, num_states) = check_shapes(shapes), shapes["log_potentials"][-2:]
     return Chain(
-        batch=check_shapes(shapes),
-        num_steps=shapes["log_potentials"][-2],
-        num_states=shapes["log_potentials"][-1],
+        batch=batch,
+        num_steps=num_steps,
+        num_states=num_states,
         potentials=given["log_potentials"],
         transitions=given.get("transitions", given.get("log_transitions")),
         initial=given.get("initial", given.get("log_initial")),
         transitions_in_logs="log_transitions" in given,
         initial_in_logs="log_initial" in given,
-        lengths=lengths,
+        lengths=None if lengths is None else check_lengths(lengths, batch, num_steps),
     )

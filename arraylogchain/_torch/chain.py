@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from arraylogchain._inputs.lengths import check_integers, check_path_shape, check_range
+from arraylogchain._inputs.lengths import check_integers
+from arraylogchain._inputs.paths import check_path_shape, check_range
 from arraylogchain._torch.functions import (
     Gradients,
     Memo,
@@ -46,22 +47,27 @@ def log_partition(given: Given, budget: int | None, lengths: Any) -> Tensor:
 def marginals(given: Given, budget: int | None, lengths: Any) -> Tensor:
     """Return `LogChain.marginals`, differentiable: the gradient to each row's own potentials."""
     inputs, options = _inputs(given, budget, lengths)
-    potentials, transitions, start = inputs
     batch = chain_batch(*inputs)
-    potentials = potentials.expand(*batch, *potentials.shape[-2:])
-    return _gradient(0, (potentials, transitions, start), batch, options)
+    inputs[0] = inputs[0].expand(*batch, *inputs[0].shape[-2:])
+    return _gradient(0, inputs, batch, options)
 
 
 def expected_transitions(given: Given, budget: int | None, lengths: Any) -> Tensor:
     """Return `LogChain.expected_transitions`, differentiable: the gradient to log transitions."""
     inputs, options = _inputs(given, budget, lengths)
-    weights = given.get("transitions")
-    gradient = _gradient(1, inputs, chain_batch(*inputs), options)
-    if weights is None:
+    batch = chain_batch(*inputs)
+    gradient = _gradient(1, inputs, batch, options)
+    if "log_transitions" in given:
         return gradient.reshape(given["log_transitions"].shape)
-    gradient = gradient.reshape(weights.shape)
     # Matrices that no row reaches are not read.
-    return torch.where(gradient == 0, gradient, gradient * weights)
+    counts = torch.where(gradient == 0, gradient, gradient * inputs[1])
+    # Beside small weights gradients can be beyond the dtype's range: counts come from logarithms,
+    # and from the product no more than their derivatives, which are right beside zeros.
+    detached: list[Any] = [x if x is None else x.detach() for x in inputs]
+    detached[1] = detached[1].log()
+    exact = _gradient(1, detached, batch, (True, *options[1:]))
+    change = torch.where(torch.isfinite(counts), counts - counts.detach(), 0)
+    return (exact + change).reshape(given["transitions"].shape)
 
 
 def forward_messages(given: Given, budget: int | None, lengths: Any) -> Tensor:
@@ -98,7 +104,7 @@ def entropy(given: Given, budget: int | None, lengths: Any) -> Tensor:
 
 
 def _below_largest(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Return logs less the whole part of the largest: entropies stay the same."""
+    """Return logs less the largest, rounded to an integer: entropies stay the same."""
     if 0 in x.shape:
         return x
     top = x.detach().amax(axes, keepdim=True).round()
@@ -113,33 +119,29 @@ def _log_weights(x: Tensor, in_logs: bool) -> Tensor:
 
 
 def log_weight(
-    given: Given,
-    budget: int | None,
-    lengths: Any,
-    states: Any,
-    batch: tuple[int, ...],
+    given: Given, budget: int | None, lengths: Any, states: Any, batch: tuple[int, ...]
 ) -> Tensor:
     """Return `LogChain.log_weight`, differentiable."""
     check_tensors(**given)
     potentials = given["log_potentials"]
-    count, size = potentials.shape[-2:]
+    num_steps, num_states = potentials.shape[-2:]
     states = torch.as_tensor(states, device=potentials.device)
     check_integers("states", states.dtype)
-    check_path_shape(tuple(states.shape), batch, count)
+    check_path_shape(tuple(states.shape), batch, num_steps)
     states = states.long()
-    times = torch.arange(count, device=potentials.device)
-    real = torch.ones(count, dtype=torch.bool, device=potentials.device)
+    times = torch.arange(num_steps, device=potentials.device)
+    real = torch.ones(num_steps, dtype=torch.bool, device=potentials.device)
     if lengths is not None:
         real = torch.as_tensor(lengths, device=potentials.device)[..., None] > times
         states = torch.where(real, states, 0)
     if not torch.compiler.is_compiling() and states.numel():
-        check_range(int(states.min()), int(states.max()), size)
+        check_range(int(states.min()), int(states.max()), num_states)
     # What the compiler sees cannot be checked: there, such states make NaN.
-    outside = ((states < 0) | (states >= size)).any(-1)
-    states = states.clamp(0, max(size - 1, 0))
-    whole: Any = 0.0
+    outside = ((states < 0) | (states >= num_states)).any(-1)
+    states = states.clamp(0, max(num_states - 1, 0))
+    integers: Any = 0.0
     rest: Any = 0.0
-    dead: Any = False
+    has_zero: Any = False
     for name, x in given.items():
         if name == "log_potentials":
             entries = _entries(x, times, states)
@@ -150,14 +152,14 @@ def log_weight(
             entries = _entries(x, states[..., :1])
         present = real[..., 1:] if name.endswith("transitions") else real[..., : entries.shape[-1]]
         logs, zero = _logs(entries.double(), present, name.startswith("log_"))
-        # Whole parts add up exactly: what is large and cancels leaves no rounding.
+        # Integers add up exactly: what is large and cancels leaves no rounding.
         rounded = torch.where(torch.isfinite(logs), logs, 0).detach().round()
-        whole, rest = whole + rounded.sum(-1), rest + (logs - rounded).sum(-1)
-        dead = dead | zero.any(-1)
-    total = torch.where(outside, torch.nan, whole + rest)
+        integers, rest = integers + rounded.sum(-1), rest + (logs - rounded).sum(-1)
+        has_zero = has_zero | zero.any(-1)
+    total = torch.where(outside, torch.nan, integers + rest)
     # Where the weight is 0, every derivative is; beside NaN and +inf it is not 0 but unknown.
     weight = torch.where(torch.isnan(total) | torch.isposinf(total), torch.nan, -torch.inf)
-    return torch.where(dead, weight, total).to(result_dtype(*given.values()))
+    return torch.where(has_zero, weight, total).to(result_dtype(*given.values()))
 
 
 def _entries(x: Tensor, *trailing: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """What torch.compile sees: each computation is one operator, with the shapes of its results.
 
-Only the compiler takes this road. Operators cannot be differentiated in forward mode, nor under
+Only the compiler sees operators: they cannot be differentiated in forward mode, nor under
 `torch.func`; `functions` does all of that, and the compiler does not see into it.
 """
 

@@ -88,7 +88,7 @@ class Operation:
 
 
 def apply(function: Any, *args: Any) -> Any:
-    """Call one of the functions below on the road that costs least here."""
+    """Call one of the functions below in the way that costs least here."""
     if torch.compiler.is_compiling():
         # Autograd's functions are more than the compiler can look into.
         return torch.compiler.disable(apply)(function, *args)
@@ -138,7 +138,7 @@ def needing_values() -> Iterator[None]:
 
 
 def check_tensors(**given: Any) -> None:
-    """Raise where a tensor is mixed with something else, as on the plain road."""
+    """Raise where a tensor is mixed with something else, as without autograd."""
     if not all(isinstance(x, torch.Tensor) for x in given.values()):
         with torch.no_grad():
             enter(given)

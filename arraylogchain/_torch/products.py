@@ -77,7 +77,7 @@ def logchainexp_stack(stack: Tensor, budget: int) -> Tensor:
     """Multiply matrices [..., n, K, K] in neighbouring pairs, differentiably."""
     products.check_stack(stack.shape)
     if stack.shape[-3] == 0:
-        return identities(torch_namespace, stack[..., 0, :].shape, stack.dtype, stack.device)
+        return identities(torch_namespace, stack.sum(-3).shape, stack.dtype, stack.device)
     if stack.numel() == 0:
         return stack[..., 0, :, :].clone()
     tree = _tree(stack.dtype, stack.device, budget)

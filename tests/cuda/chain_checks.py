@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._chain.steps import Chain
-from arraylogchain._cuda.chains import gradients, recursion
+from arraylogchain._cuda.chains import backward_pass
 from arraylogchain._cuda.chains.geometry import LANES, Geometry, SmallGeometry
 from arraylogchain._cuda.chains.recursion import ChainRun
+from arraylogchain._inputs.chain import Chain
 from tests import error_model, gradient_reference, reference
 from tests.cuda.cpu_device import CpuDevice, bfloat16, from_bfloat16
 from tests.error_model import assert_within
@@ -82,7 +82,7 @@ class Case:
         """Return every row's index and length, and its own chain cut to that length."""
         out = []
         for index in np.ndindex(self.chain.batch):
-            count = self.chain.count
+            count = self.chain.num_steps
             lengths = self.lengths
             length = (
                 count if lengths is None else int(np.broadcast_to(lengths, self.chain.batch)[index])
@@ -119,13 +119,13 @@ def make(
         lengths = np.asarray(lengths, np.int64)
     chain = Chain(
         batch=batch,
-        count=arrays["x"].shape[-2],
-        size=arrays["x"].shape[-1],
-        transitions=arrays.get("transitions", arrays.get("log_transitions")),
+        num_steps=arrays["x"].shape[-2],
+        num_states=arrays["x"].shape[-1],
         potentials=arrays["x"],
-        start=arrays.get("initial", arrays.get("log_initial")),
+        transitions=arrays.get("transitions", arrays.get("log_transitions")),
+        initial=arrays.get("initial", arrays.get("log_initial")),
         transitions_in_logs="log_transitions" in arrays,
-        start_in_logs="log_initial" in arrays,
+        initial_in_logs="log_initial" in arrays,
         lengths=lengths,
     )
     return Case(chain, held, dtype, lengths)
@@ -148,11 +148,11 @@ def check(
     case = make(dtype, x, **given)
     device.flush_to_zero = dtype != "float64"  # as CuPy compiles kernels
     found = []
-    for own in both(case.chain.size) if geometry is None else (geometry,):
+    for own in both(case.chain.num_states) if geometry is None else (geometry,):
         run = ChainRun(device, case.chain, workspace, own)
-        partition = as_numbers(recursion.log_partition(run))
-        forward = as_numbers(recursion.messages(run, backward=False))
-        backward = as_numbers(recursion.messages(run, backward=True))
+        partition = as_numbers(run.log_partition())
+        forward = as_numbers(run.messages(backward=False))
+        backward = as_numbers(run.messages(backward=True))
         found.append((partition, forward, backward))
     if case.lengths is None:
         assert_right(case, found, has_backward_reference)
@@ -211,27 +211,27 @@ def check_gradients(
     device.flush_to_zero = dtype != "float64"  # as CuPy compiles kernels
     chain = case.chain
     g = as_given(cotangent(g, chain.batch, dtype) if isinstance(g, str) else g, dtype)
-    wanted = {"potentials", "transitions", "start"}
+    wanted = {"potentials", "transitions", "initial"}
     wanted -= {"transitions"} if chain.transitions is None else set()
-    wanted -= {"start"} if chain.start is None else set()
+    wanted -= {"initial"} if chain.initial is None else set()
 
     results = []
-    for own in both(chain.size) if geometry is None else (geometry,):
+    for own in both(chain.num_states) if geometry is None else (geometry,):
         run = ChainRun(device, chain, workspace, own)
-        _, kept = gradients.forward_pass(run, keep=keep)
-        found = gradients.gradients(kept, g, wanted)
-        found["marginals"] = gradients.marginals(run)
+        _, kept = backward_pass.forward_pass(run, keep=keep)
+        found = backward_pass.gradients(kept, g, wanted)
+        found["marginals"] = backward_pass.state_marginals(run)
         if chain.transitions is not None:
-            found["counts"] = gradients.expected_transitions(run)
+            found["counts"] = backward_pass.transition_counts(run)
         results.append({name: as_numbers(value) for name, value in found.items()})
     exact = exact_gradients(case, as_numbers(g))
-    T, K = chain.count, chain.size
+    T, K = chain.num_steps, chain.num_states
     largest = error_model.LARGEST_DERIVATIVE[error_model.compute_dtype(dtype)]
     size = float(np.max(np.abs(as_numbers(g)), initial=0))
     for name, ours in ((name, ours) for found in results for name, ours in found.items()):
         expected = exact[name]
         bound = error_model.posterior_bound(expected, T, K, dtype)
-        linear = {"transitions": "transitions", "start": "initial"}.get(name) in case.held
+        linear = {"transitions": "transitions", "initial": "initial"}.get(name) in case.held
         assert_gradient(ours, expected, bound, largest * size if linear else np.inf)
     return results[0]
 
@@ -245,15 +245,15 @@ def exact_gradients(case: Case, g: np.ndarray) -> dict[str, Gradient]:
             "counts": posterior.counts,
             "potentials": posterior.log_potentials,
             "transitions": posterior.transitions,
-            "start": posterior.initial,
+            "initial": posterior.initial,
         }
     shapes = {"potentials": case.held["x"].shape}
     shapes["marginals"] = (*case.chain.batch, *shapes["potentials"][-2:])
-    for name, key in (("transitions", "transitions"), ("start", "initial")):
+    for name, key in (("transitions", "transitions"), ("initial", "initial")):
         own = case.held.get(key, case.held.get(f"log_{key}"))
         shapes[name] = None if own is None else own.shape
     shapes["counts"] = shapes["transitions"]
-    trailing = {"potentials": 2, "marginals": 2, "transitions": 3, "counts": 3, "start": 1}
+    trailing = {"potentials": 2, "marginals": 2, "transitions": 3, "counts": 3, "initial": 1}
     parts = ("exact", "mass", "gap", "scale")
     sums = {
         name: {part: np.zeros(shape, np.longdouble) for part in parts}
@@ -277,5 +277,5 @@ def exact_gradients(case: Case, g: np.ndarray) -> dict[str, Gradient]:
                     whole[part][at] += value
                 else:
                     whole[part][at][: len(value)] += value
-    terms = int(np.prod(case.chain.batch)) * case.chain.count
+    terms = int(np.prod(case.chain.batch)) * case.chain.num_steps
     return {name: Gradient(**whole, terms=terms) for name, whole in sums.items()}

@@ -43,7 +43,7 @@ class CpuDevice:
     multiprocessors = 4
     shared_memory = 227 << 10
     architecture = 90
-    captures = False  # a graph, for which nothing is copied
+    captures = False  # a graph, for which nothing is copied and no kernel loaded
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class CpuDevice:
         self.flush_to_zero = flush_to_zero
         self.folder = folder
         self.launches: list[Launch] = []
+        self._loaded: set[tuple[str, str]] = set()
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         """Return an array of NaN: what no kernel has written shows."""
@@ -74,12 +75,18 @@ class CpuDevice:
     def copied(self, numbers: np.ndarray) -> np.ndarray | None:
         return None if self.captures else numbers.copy()
 
+    def load(self, source: str, kernel: str) -> None:
+        if self.captures and (source, kernel) not in self._loaded:
+            raise KernelError(f"{kernel} of {source} would be loaded while a graph is captured")
+        self._loaded.add((source, kernel))
+
     def run(self, launch: Launch) -> None:
         """Run a launch to its end; raise KernelError where a device would hang or refuse it."""
         known = instantiations().get(launch.source, ())
         if self.folder == modules.FOLDER and launch.kernel not in known:
             # test_compile.py would not have compiled it.
             raise KernelError(f"{launch.kernel} of {launch.source} is in no INSTANTIATIONS")
+        self.load(launch.source, launch.kernel)
         library = _library(launch.source, launch.kernel, self.options, self.folder)
         packed = [_pack(argument) for argument in launch.arguments]
         pointers = (ctypes.c_void_p * len(packed))(*(x.ctypes.data for x in packed))

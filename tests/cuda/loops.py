@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arraylogchain._cuda.chains.geometry import Geometry, choose
-from arraylogchain._cuda.products import log_product, maxplus, posterior
-from arraylogchain._cuda.products.tiles import SHORT, Tile
+from arraylogchain._cuda.products import gradients, log_product, maxplus
+from arraylogchain._cuda.products.tiles import PRODUCT_TILES, SHORT, TileShape
 from arraylogchain._text import duration
 from tests.cuda import nvrtc
 
@@ -111,7 +111,7 @@ class Loop:
         return max(waves * per_block * cycles / SCHEDULERS / CLOCK, self.bytes / BANDWIDTH)
 
 
-def _cube(kernel: str, tile: Tile, work: str, template: str = "", n: int = 4096) -> Loop:
+def _cube(kernel: str, tile: TileShape, work: str, template: str = "", n: int = 4096) -> Loop:
     """Return the loop of a product of n x n x n, which takes a tile's terms in a pass."""
     blocks = (n // tile.rows) * (n // tile.columns)
     passes = blocks * (tile.threads // 32) * n / tile.terms
@@ -160,16 +160,16 @@ def _many(kernel: str, batch: int, size: int, arrays: int) -> Loop:
     return Loop(f"products/{kernel}.cu", name, "FFMA", case, 128, 0, batch // 4, batch, moved)
 
 
-_PLAIN, _TENSOR = log_product.TILES, log_product.TENSOR_TILES
+_PLAIN, _TENSOR = PRODUCT_TILES, log_product.TENSOR_TILES
 LOOPS = (
     _cube("logmatmulexp", _PLAIN["float32"][0], "FFMA"),
     _cube("logmatmulexp", _TENSOR["float32"][0], "HMMA"),
     _cube("logmatmulexp", _PLAIN["float64"][0], "DFMA"),
     _cube("logmatmulexp", _TENSOR["float64"][0], "DMMA"),
     _cube("maxplus", maxplus.TILES["float32"][0], "FADD"),
-    _cube("posterior_weights", posterior.TILES["float32"][0], "FFMA"),
-    _cube("posterior_sums", posterior.TILES["float32"][0], "FFMA", ", true"),
-    _cube("posterior_sums", posterior.TILES["float32"][0], "FFMA", ", false"),
+    _cube("posterior_weights", gradients.TILES["float32"][0], "FFMA"),
+    _cube("posterior_sums", gradients.TILES["float32"][0], "FFMA", ", true"),
+    _cube("posterior_sums", gradients.TILES["float32"][0], "FFMA", ", false"),
     _many("small", 100_000, 16, 3),
     _many("small_gradients", 100_000, 16, 5),
     _chain(200, 40, 500),

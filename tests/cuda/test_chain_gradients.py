@@ -1,4 +1,4 @@
-"""The chain's kernels on the way back: marginals, expected transitions and derivatives."""
+"""The chain's kernels in the backward pass: marginals, expected transitions and derivatives."""
 
 import weakref
 from functools import partial
@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from arraylogchain._cuda.chains import gradients, recursion
+from arraylogchain._cuda.chains import backward_pass
 from arraylogchain._cuda.chains.geometry import Geometry
 from arraylogchain._cuda.chains.recursion import ChainRun
 from tests.checks import CHAIN_SHAPES
@@ -195,11 +195,11 @@ class CountingDevice(CpuDevice):
         self.peak = max(self.peak, self.live)
 
 
-def test_what_the_way_back_reads_is_known(cpu):
+def test_what_the_backward_pass_reads_is_known(cpu):
     """It may run on another stream, before which the library must not hand the memory out."""
     case = make("float32", normal(3, 20, 4), transitions=uniform(19, 4, 4), lengths=[20, 1, 7])
     for keep, workspace in ((True, 1 << 20), (False, 2000)):
-        _, kept = gradients.forward_pass(ChainRun(cpu, case.chain, workspace, SMALL), keep=keep)
+        _, kept = backward_pass.forward_pass(ChainRun(cpu, case.chain, workspace, SMALL), keep=keep)
         assert (kept.history is None) == (not keep)
         histories = [kept.history] if keep else list(kept.before.values())
         states = [x for history in histories for x in (history.states, history.scales)]
@@ -208,8 +208,8 @@ def test_what_the_way_back_reads_is_known(cpu):
 
 
 def value_and_gradients(run):
-    value, kept = gradients.forward_pass(run, keep=False)
-    return [value, *gradients.gradients(kept, None, {"potentials", "transitions"}).values()]
+    value, kept = backward_pass.forward_pass(run, keep=False)
+    return [value, *backward_pass.gradients(kept, None, {"potentials", "transitions"}).values()]
 
 
 @pytest.mark.exhaustive
@@ -220,10 +220,10 @@ def test_workspace_is_kept(form, steps):
     case = make("float32", normal(4, 300, 6), **given_as(form, uniform(steps, 6, 6)))
     workspace = 40_000
     for call in (
-        recursion.log_partition,
-        partial(recursion.messages, backward=True),
-        gradients.marginals,
-        gradients.expected_transitions,
+        ChainRun.log_partition,
+        partial(ChainRun.messages, backward=True),
+        backward_pass.state_marginals,
+        backward_pass.transition_counts,
         value_and_gradients,
     ):
         device = CountingDevice(seed=3)
@@ -258,11 +258,11 @@ def test_blocks_that_share_rows(cpu):
 def test_many_equal_rows(cpu):
     """Their terms, added to one sum, are rounded to the same side again and again."""
     rows, x, edges = 10_000, normal(2, 4), uniform(1, 4, 4)
-    one = gradients.expected_transitions(
+    one = backward_pass.transition_counts(
         ChainRun(cpu, make("float64", x, transitions=edges).chain, 1 << 20)
     )
     cpu.multiprocessors = 1
-    many = gradients.expected_transitions(
+    many = backward_pass.transition_counts(
         ChainRun(cpu, make("float32", np.tile(x, (rows, 1, 1)), transitions=edges).chain, 1 << 24)
     )
     np.testing.assert_allclose(many, rows * one, rtol=EPS["float32"] * roundings(rows))

@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from arraylogchain import _arrays
 from arraylogchain._cuda.chains import geometry as geometries
-from arraylogchain._cuda.chains import recursion
+from arraylogchain._cuda.chains import has_kernels, recursion
 from arraylogchain._cuda.chains.geometry import Geometry, SmallGeometry
-from arraylogchain._cuda.chains.lengths import row_lengths
 from arraylogchain._cuda.chains.recursion import ChainRun
+from arraylogchain._cuda.chains.row_lengths import row_lengths
 from tests.checks import CHAIN_SHAPES
 from tests.cuda.chain_checks import SMALL, both, check, make
 from tests.cuda.cpu_device import CpuDevice
@@ -229,7 +230,7 @@ def test_many_equal_terms(cpu):
     K, value = 2000, np.float32(1.9876708984375)
     case = make("float32", np.zeros((1, 2, K)), transitions=np.full((1, K, K), value))
     cpu.flush_to_zero = True
-    found = recursion.log_partition(ChainRun(cpu, case.chain, 1 << 20, Geometry(1, 1, 8, 1)))
+    found = ChainRun(cpu, case.chain, 1 << 20, Geometry(1, 1, 8, 1)).log_partition()
     exact = np.log(np.array([K], np.longdouble) ** 2 * value)
     assert_within(found, exact, chain_bound(exact, 0.0, 2, K, "float32"))
 
@@ -261,16 +262,16 @@ def test_lengths_of_more_rows_than_a_launch_takes(cpu):
     assert [launch.source for launch in cpu.launches] == ["chains/lengths.cu"] * 6
 
 
-@pytest.mark.parametrize("captures", [True, False])
-def test_lengths_of_very_many_rows_are_copied(cpu, captures):
+def test_lengths_of_very_many_rows_are_copied(cpu):
     """But not into a graph, which would copy once more when they are gone."""
     lengths = np.random.default_rng(0).integers(1, 3, 5000)
     chain = replace(make("float32", normal(5000, 2, 2)).chain, lengths=lengths)
-    cpu.captures = captures
-    found, order = row_lengths(cpu, chain)
-    np.testing.assert_array_equal(found, lengths)
-    np.testing.assert_array_equal(order, np.argsort(-lengths, kind="stable"))
-    assert len(cpu.launches) == (10 if captures else 0)
+    for captures in (False, True):
+        cpu.captures = captures
+        found, order = row_lengths(cpu, chain)
+        np.testing.assert_array_equal(found, lengths)
+        np.testing.assert_array_equal(order, np.argsort(-lengths, kind="stable"))
+        assert len(cpu.launches) == (10 if captures else 0)
 
 
 @pytest.mark.parametrize("geometry", both(4))
@@ -279,11 +280,20 @@ def test_an_order_says_which_rows_are_computed(cpu, geometry):
     lengths = np.array([3, 1, 6, 2, 4, 5])
     case = make("float32", normal(6, 6, 4), lengths=lengths, transitions=uniform(5, 4, 4))
     run = ChainRun(cpu, case.chain, 1 << 20, geometry)
-    expected = recursion.log_partition(run)
+    expected = run.log_partition()
     run.lengths[1] = [5, 1, 1, 5, 1, 5]
-    found = recursion.log_partition(run)
+    found = run.log_partition()
     expected[[0, 2, 3, 4]] = NAN
     np.testing.assert_array_equal(found, expected)
+
+
+def test_which_chains_have_kernels(cpu):
+    """Not those whose last states have weights, which no kernel takes into account."""
+    ctx = replace(_arrays._numpy_context("float32"), kernels=cpu)
+    chain = make("float32", normal(3, 6, 4), transitions=uniform(5, 4, 4)).chain
+    assert has_kernels(ctx, chain)
+    assert not has_kernels(replace(ctx, kernels=None), chain)
+    assert not has_kernels(ctx, replace(chain, final=np.ones(4, "float32")))
 
 
 def reversed_views(x):
@@ -310,9 +320,9 @@ def test_broadcast_views(cpu):
     x = np.broadcast_to(normal(6, 4).astype(np.float32), (3, 6, 4))
     case = make("float32", x, transitions=one, layout=lambda y: y)
     chain = make("float32", x[:1], transitions=one[:1]).chain
-    found = recursion.log_partition(ChainRun(cpu, case.chain, 1 << 20, SMALL))
+    found = ChainRun(cpu, case.chain, 1 << 20, SMALL).log_partition()
     np.testing.assert_array_equal(
-        found, np.repeat(recursion.log_partition(ChainRun(cpu, chain, 1 << 20, SMALL)), 3)
+        found, np.repeat(ChainRun(cpu, chain, 1 << 20, SMALL).log_partition(), 3)
     )
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -20,8 +21,10 @@ import pytest
 from arraylogchain import _arrays
 from arraylogchain._cuda import device as device_module
 from arraylogchain._cuda import modules
+from arraylogchain._cuda.chains.row_lengths import row_lengths
 from arraylogchain._cuda.device import CupyDevice, TorchDevice, Unavailable, find
 from arraylogchain._cuda.launch import Launch, pack_axes
+from arraylogchain._inputs.chain import Chain
 
 
 class FakeFunction:
@@ -43,6 +46,7 @@ class FakeCupy(ModuleType):
 
     def __init__(self) -> None:
         super().__init__("cupy")
+        self.__version__ = "14.2.0"
         self.devices, self.streams = [0], ["CuPy's"]
         self.compiled: list[tuple[str, int]] = []
         self.launches: list[Any] = []
@@ -120,6 +124,12 @@ class FakeTensor:
     def stride(self) -> tuple[int, ...]:
         return (0, -3, 1)
 
+    def __iter__(self) -> Iterator[FakeTensor]:
+        return iter((self, self))
+
+    def __getitem__(self, _: slice) -> FakeTensor:
+        return self
+
 
 @dataclass
 class FakeTorch(ModuleType):
@@ -130,7 +140,7 @@ class FakeTorch(ModuleType):
     def __post_init__(self) -> None:
         super().__init__("torch")
         self.Tensor = FakeTensor
-        self.float32, self.bfloat16 = "torch.float32", "torch.bfloat16"
+        self.float32, self.bfloat16, self.int64 = "torch.float32", "torch.bfloat16", "torch.int64"
         self.version = SimpleNamespace(hip=None)
         self.captures = False
         self.cuda = SimpleNamespace(
@@ -180,7 +190,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
 
 
 def launch(*arguments: Any, kernel: str = "f<float>") -> Launch:
-    return Launch("f.cu", kernel, 70000, 256, 100, arguments)
+    return Launch("f.cu", kernel, 70000, 256, arguments, 100)
 
 
 def test_what_a_device_can_do(cupy: FakeCupy) -> None:
@@ -281,7 +291,28 @@ def test_reasons(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
         assert reason() == (
             "CuPy, which compiles the kernels, is not installed; install the extra cuda12 or cuda13"
         )
+    for version in ("13.6.0", "14.1.2", "14.0.0rc1", "9.2"):
+        monkeypatch.setattr(cupy, "__version__", version)
+        assert reason() == f"CuPy 14.2 or newer is needed, and this is {version}"
     assert find("dask", None) == "there are kernels for arrays of CuPy and torch, not of dask"
+
+
+@pytest.mark.parametrize("version", ["14.2.0", "14.10.1", "15.0.0b1", "of somebody"])
+def test_later_versions_of_cupy_will_do(cupy: FakeCupy, version: str) -> None:
+    cupy.__version__ = version
+    assert isinstance(find("cupy", SimpleNamespace(id=0)), CupyDevice)
+
+
+def test_cupy_s_import_may_fail_in_any_way(
+    torch: FakeTorch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes the folder of its cache, which may not be allowed."""
+    (tmp_path / "cupy.py").write_text("raise PermissionError('no such luck')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    assert find("torch", torch.device("cuda", 1)) == (
+        "CuPy, which compiles the kernels, cannot be imported: no such luck"
+    )
 
 
 def test_reasons_that_may_pass_are_looked_at_again(
@@ -319,6 +350,23 @@ def test_nothing_is_copied_into_a_graph(cupy: FakeCupy, torch: FakeTorch) -> Non
     cupy.captures = torch.captures = True
     assert find("torch", torch.device("cuda", 1)).copied(np.arange(5)) is None
     assert find("cupy", SimpleNamespace(id=1)).copied(np.arange(5)) is None
+
+
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+def test_lengths_are_captured_after_a_first_call(
+    cupy: FakeCupy, torch: FakeTorch, library: str
+) -> None:
+    """Those of many rows come by a kernel then, and none can be loaded during a capture."""
+    chain = Chain((5000,), 2, 1, np.zeros((5000, 2, 1)), lengths=np.full(5000, 1))
+    device = find(library, SimpleNamespace(id=1, index=1))
+    assert not isinstance(device, Unavailable)
+    row_lengths(device, chain)
+    assert cupy.launches == []
+    loaded = list(cupy.compiled)
+    cupy.captures = torch.captures = True
+    row_lengths(device, chain)
+    assert len(cupy.launches) == 10
+    assert cupy.compiled == loaded
 
 
 def test_torch_hears_which_stream_reads(torch: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_too_many_axes_are_an_error() -> None:
 
 
 def test_a_launch_is_compared_by_what_it_says() -> None:
-    first, second = (Launch("a.cu", "f<1>", 1, 32, 0, (np.int32(1),)) for _ in range(2))
+    first, second = (Launch("a.cu", "f<1>", 1, 32, (np.int32(1),)) for _ in range(2))
     assert first == second
 
 

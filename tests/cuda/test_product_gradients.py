@@ -120,7 +120,7 @@ def test_a_nan_that_does_not_spoil() -> None:
     out = log_product.logmatmulexp(device, layout, a, b, "float32", 1 << 20)
     g = np.ones_like(out)
     da, db = gradients.logmatmulexp_gradients(
-        device, layout, a, b, out, g, "float32", 1 << 20, spoils=False
+        device, layout, a, b, out, g, "float32", 1 << 20, propagates_nan=False
     )
     assert da is not None
     assert db is not None

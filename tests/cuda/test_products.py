@@ -11,7 +11,7 @@ import pytest
 
 from arraylogchain._cuda.launch import Launch
 from arraylogchain._cuda.products import log_product
-from arraylogchain._cuda.products.tiles import choose_tile
+from arraylogchain._cuda.products.tiles import PRODUCT_TILES, choose_tile
 from arraylogchain._fold import fold
 from tests import error_model
 from tests.cuda.cpu_device import CpuDevice
@@ -35,13 +35,13 @@ SHAPES = {
     "thin": ((3, 70, 45), ["thin"]),
     "tiles": ((70, 37, 90), TILED),
 }
-ROADS = pytest.mark.parametrize("road", SHAPES)
+PATHS = pytest.mark.parametrize("path", SHAPES)
 
 
 @pytest.mark.parametrize("sd", [1, 10, 20, 30, 100, 1000])
-@ROADS
-def test_normal_entries(road: str, sd: float) -> None:
-    (rows, terms, columns), expected = SHAPES[road]
+@PATHS
+def test_normal_entries(path: str, sd: float) -> None:
+    (rows, terms, columns), expected = SHAPES[path]
     device = CpuDevice()
     a, b = normal(rows, terms, sd=sd), normal(terms, columns, sd=sd, seed=1)
     check_logmatmulexp(device, "float32", a, b)
@@ -72,10 +72,10 @@ def test_half_precisions(precision: str, shape: tuple[int, int, int], sd: float)
 
 
 @pytest.mark.sanitized
-@ROADS
-def test_any_order_of_threads(device: CpuDevice, road: str) -> None:
+@PATHS
+def test_any_order_of_threads(device: CpuDevice, path: str) -> None:
     """Proved entries beside entries that are not, in every part of ragged tiles."""
-    (rows, terms, columns), _ = SHAPES[road]
+    (rows, terms, columns), _ = SHAPES[path]
     a, b = normal(rows, terms), normal(terms, columns, seed=1)
     a[::4, 1:] -= 110
     b[:-1, ::3] -= 110
@@ -86,10 +86,10 @@ def test_any_order_of_threads(device: CpuDevice, road: str) -> None:
 
 
 @pytest.mark.parametrize("sd", [20, 30, 300])
-@ROADS
-def test_where_subnormal_numbers_are_flushed(road: str, sd: float) -> None:
+@PATHS
+def test_where_subnormal_numbers_are_flushed(path: str, sd: float) -> None:
     """CuPy compiles for float32 so; the certificate stands on the smallest normal number."""
-    (rows, terms, columns), _ = SHAPES[road]
+    (rows, terms, columns), _ = SHAPES[path]
     a, b = normal(rows, terms, sd=sd), normal(terms, columns, sd=sd, seed=1)
     check_logmatmulexp(CpuDevice(flush_to_zero=True), "float32", a, b)
 
@@ -117,13 +117,13 @@ def test_every_tile_is_chosen() -> None:
     for rows, columns in [(200, 260), (64, 64), (16, 130)]:
         check_logmatmulexp(device, "float32", normal(rows, 34), normal(34, columns, seed=1))
     chosen = [x.kernel for x in device.launches if x.kernel.startswith("logmatmulexp<")]
-    assert chosen == [f"logmatmulexp<float, {tile}>" for tile in log_product.TILES["float32"]]
+    assert chosen == [f"logmatmulexp<float, {tile}>" for tile in PRODUCT_TILES["float32"]]
 
 
 def test_tiles_are_not_larger_than_what_they_cover() -> None:
     """Many products of 64 x 64 keep a device at work, but fill only a fourth of large tiles."""
     device = CpuDevice()
-    tiles = log_product.TILES["float32"]
+    tiles = PRODUCT_TILES["float32"]
     assert choose_tile(device, tiles, "float32", 1000, 64, 64) == tiles[1]
     assert choose_tile(device, tiles, "float32", 1, 4096, 64) == tiles[1]
     assert choose_tile(device, tiles, "float32", 1000, 128, 128) == tiles[0]
@@ -145,9 +145,9 @@ def test_crossed_maxima(low: float) -> None:
         assert out == pytest.approx(expected, rel=4 * error_model.EPS["float32"])
 
 
-@ROADS
-def test_minus_infinity_is_an_exact_zero(road: str) -> None:
-    (rows, terms, columns), _ = SHAPES[road]
+@PATHS
+def test_minus_infinity_is_an_exact_zero(path: str) -> None:
+    (rows, terms, columns), _ = SHAPES[path]
     device = CpuDevice()
     for sd in (1, 1000):
         a, b = normal(rows, terms, sd=sd), normal(terms, columns, sd=sd, seed=1)
@@ -201,18 +201,18 @@ def test_special_values_among_many() -> None:
 
 @pytest.mark.parametrize("centre", [1e4, -1e4, 1e30])
 @pytest.mark.parametrize("sign", [1, -1])
-@ROADS
-def test_large_entries(road: str, centre: float, sign: int) -> None:
+@PATHS
+def test_large_entries(path: str, centre: float, sign: int) -> None:
     """Operands far from 0: where their sums cancel, nothing of the offset may be left."""
-    (rows, terms, columns), _ = SHAPES[road]
+    (rows, terms, columns), _ = SHAPES[path]
     a, b = normal(rows, terms, sd=30), normal(terms, columns, sd=30, seed=1)
     check_logmatmulexp(CpuDevice(), "float32", a + centre, b + sign * centre)
 
 
-@ROADS
-def test_largest_finite_entries(road: str) -> None:
+@PATHS
+def test_largest_finite_entries(path: str) -> None:
     top = 0.9 * float(np.finfo("float32").max)
-    (rows, _, columns), _ = SHAPES[road]
+    (rows, _, columns), _ = SHAPES[path]
     device = CpuDevice()
     for a, b in [([top, -top], [-top, top]), ([top, -INF], [-INF, top]), ([top, 0], [top, 0])]:
         check_logmatmulexp(device, "float32", np.tile(a, (rows, 1)), np.tile(b, (columns, 1)).T)
@@ -234,9 +234,9 @@ def test_errors_that_grow_with_the_distance_from_the_shift_are_corrected() -> No
 # --------------------------------------------------------------------------------------- layouts
 
 
-@ROADS
-def test_views(road: str) -> None:
-    (rows, terms, columns), _ = SHAPES[road]
+@PATHS
+def test_views(path: str) -> None:
+    (rows, terms, columns), _ = SHAPES[path]
     device = CpuDevice(seed=2)
     a = normal(2 * rows, 2 * terms, sd=20).astype("float32")[::2, ::2]
     b = normal(terms, columns, sd=20, seed=1).astype("float32")

@@ -1,4 +1,4 @@
-"""The public functions on the kernels' road: NumPy arrays as if they were on a device."""
+"""The public functions on the kernels' path: NumPy arrays as if they were on a device."""
 
 import numpy as np
 import pytest
@@ -127,7 +127,7 @@ def test_long_chains_are_cut(kernels):
 
 
 def test_tensors(kernels, torch_backend):
-    """Autograd's forward takes the same road."""
+    """Autograd's forward takes the same path."""
     torch = torch_backend.xp
     a = torch.from_numpy(normal(3, 4)).requires_grad_()
     b = torch.from_numpy(normal(4, 5, seed=1))

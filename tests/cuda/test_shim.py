@@ -30,7 +30,7 @@ def run(
     **options: Any,
 ) -> None:
     device = CpuDevice(seed, folder=KERNELS, **options)
-    device.run(Launch(source, kernel, blocks, threads, shared, arguments))
+    device.run(Launch(source, kernel, blocks, threads, arguments, shared))
 
 
 def run_fault(kernel: str, *arguments: Any, **options: Any) -> None:
@@ -222,7 +222,7 @@ def test_launches_that_cuda_refuses(change: dict[str, int]) -> None:
 def test_kernels_that_no_table_lists_are_refused() -> None:
     source = sorted(modules.FOLDER.glob("*.cu"))[0].name
     with pytest.raises(KernelError, match=f"unheard_of<1> of {source} is in no INSTANTIATIONS"):
-        CpuDevice().run(Launch(source, "unheard_of<1>", 1, 32, 0, ()))
+        CpuDevice().run(Launch(source, "unheard_of<1>", 1, 32, ()))
 
 
 def test_blocks_are_held_to_their_launch_bounds() -> None:

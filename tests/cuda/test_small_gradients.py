@@ -47,14 +47,16 @@ def run(
     )
 
 
-def assert_kinds_as_in_tiles(dtype: str, a: Any, b: Any, g: Any, *, spoils: bool = True) -> Pair:
+def assert_kinds_as_in_tiles(
+    dtype: str, a: Any, b: Any, g: Any, *, propagates_nan: bool = True
+) -> Pair:
     """Compare where NaN and infinities are with what more rows, without cotangents, lead to."""
     device = CpuDevice(seed=2)
-    found = run(device, dtype, a, b, g, spoils=spoils)
+    found = run(device, dtype, a, b, g, propagates_nan=propagates_nan)
     more = 33 - len(a)
     taller = [np.concatenate([x, np.zeros((more, x.shape[1]))]) for x in (a, g)]
     tiles = CpuDevice()
-    da, db = run(tiles, dtype, taller[0], b, taller[1], spoils=spoils)
+    da, db = run(tiles, dtype, taller[0], b, taller[1], propagates_nan=propagates_nan)
     assert kernels(device) == ["small_gradients"]
     assert "posterior_weights" in kernels(tiles)
     assert da is not None
@@ -162,8 +164,8 @@ def test_special_values(value: float, sd: float) -> None:
         check_gradients(CpuDevice(), "float32", a, b)
         b[4, 1], b[3, 7] = -INF, -INF
         check_gradients(CpuDevice(), "float32", a, b)
-        for spoils in (True, False):
-            assert_kinds_as_in_tiles("float32", a, b, g, spoils=spoils)
+        for propagates_nan in (True, False):
+            assert_kinds_as_in_tiles("float32", a, b, g, propagates_nan=propagates_nan)
         b[5, 6] = value
         check_gradients(CpuDevice(), "float32", a, b)
 
@@ -172,7 +174,7 @@ def test_a_nan_that_does_not_spoil() -> None:
     a, b = pair((20, 12, 17))
     a[2, 3] = NAN
     ones = np.ones((20, 17))
-    da, db = assert_kinds_as_in_tiles("float32", a, b, ones, spoils=False)
+    da, db = assert_kinds_as_in_tiles("float32", a, b, ones, propagates_nan=False)
     assert np.all(da[2] == 0)
     np.testing.assert_allclose(db.sum(axis=0), len(a) - 1, rtol=1e-5)
     da, db = assert_kinds_as_in_tiles("float32", a, b, ones)
@@ -306,7 +308,7 @@ class Recorder(CpuDevice):
 
 
 def test_several_grids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small, "_MAX_GRID", 1)
+    monkeypatch.setattr(small, "MAX_GRID", 1)
     device = CpuDevice()
     check_gradients(device, "float32", *pair((7, 5, 3), batch=(9,)))
     assert kernels(device) == 3 * ["small_gradients"]

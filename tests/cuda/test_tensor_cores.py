@@ -148,16 +148,16 @@ def test_workspace_is_kept(dtype: str) -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("sd", [1, 30])
-def test_both_roads_agree(precision: str, sd: float) -> None:
+def test_both_paths_agree(precision: str, sd: float) -> None:
     """Within what one of them may err by."""
     a, b = (normal(70, 90, sd=sd, seed=seed) for seed in (0, 1))
     a, b = a.astype(precision), b.T.astype(precision)
-    road = partial(
+    product_of = partial(
         log_product.logmatmulexp, CpuDevice(), fold(a.shape, b.shape), a, b, precision, WORKSPACE
     )
-    by_fma = road(tensor_cores=False)
+    by_fma = product_of(tensor_cores=False)
     bound = error_model.product_bound(a, b, by_fma, precision)
-    error_model.assert_within(road(tensor_cores=True), by_fma, bound)
+    error_model.assert_within(product_of(tensor_cores=True), by_fma, bound)
 
 
 def test_what_is_cut_off_does_not_add_up() -> None:

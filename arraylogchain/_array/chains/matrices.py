@@ -156,6 +156,8 @@ def prepare(
     else:
         width = max(1, min(cols, elements // (groups * inner)))
     matrix = Matrix(ctx, given, in_logs, precision, list(chunks(cols, width)))
+    # False for NaN.
+    matrix.most = LARGEST if high < math.inf else math.inf
     if in_logs:
         matrix.shift = whole_maximum(ctx, given, (-2, -1), precision)
         # Of several groups, each has its own shift, at most `high` + 1/2.

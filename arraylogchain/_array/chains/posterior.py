@@ -123,7 +123,7 @@ def _store(ctx: Context, chain: Chain) -> Array | None:
     """
     x, axes = chain.potentials, (*chain.group_axes, *chain.row_axes)
     fits = tuple(x.shape[:-2]) == chain.batch and x.dtype == ctx.dtype(ctx.precision)
-    if not fits or axes != tuple(range(len(chain.batch))):
+    if not ctx.has_out or not fits or axes != tuple(range(len(chain.batch))):
         return None
     return ctx.empty((*chain.sizes, chain.num_steps, chain.num_states), x.dtype)
 
@@ -295,15 +295,17 @@ class TilePosterior:
         ctx.apply(xp.multiply, a.values, scale, out=left)
         left = xp.matrix_transpose(left)
         for j in matrix.panels:
-            room = sums.room_of_pairs(tile, number, j, left)
-            if room is not None and matrix.power is None:
+            is_plain = matrix.power is None and matrix.most < math.inf
+            room = sums.room_of_pairs(tile, number, j, left) if is_plain else None
+            if room is not None:
                 ctx.apply(xp.matmul, left, d.values[:, :, j], out=room)
                 if sums.by_logs:
                     ctx.apply(xp.multiply, room, matrix.factor(j), out=room)
                 continue
             part = xp.matmul(left, d.values[:, :, j])
             if sums.by_logs:
-                part = part * matrix.factor(j)
+                # Where nothing passes, weights may be infinite.
+                part = xp.where(part == 0, part, part * matrix.factor(j))
             elif matrix.power is not None:
                 part = bounded(xp, part, matrix.precision)
                 part = scale_by_powers(ctx, part, matrix.power, matrix.precision)
@@ -342,18 +344,27 @@ class TilePosterior:
         if sums.transitions is None or step.ahead is None:
             return
         d = logs_of_all(self.tile, step.ahead).select(ctx, index, axis)
-        # In the scale of b, which is P @ d.
-        scale = add_scale(-total, d.exponent - b.exponent, d.offset - b.offset)
-        self._add_pairs_in_logs(tile, step.time + 1, a.values + scale, d.values, weights, sums)
+        in_logs = tile.chain.transitions_in_logs
+        matrix = Matrix(ctx, tile.matrix(step.time + 1), in_logs, ctx.widest, [])
+        # In the scale of b, which is P @ d. Integers cancel first, those of P's logs as well.
+        offset = d.offset - b.offset + matrix.logs(slice(0, 1), ctx.widest)[1]
+        scale = add_scale(-total, d.exponent - b.exponent, offset)
+        number = tile.matrix_number(step.time + 1)
+        self._add_pairs_in_logs(tile, matrix, number, a.values + scale, d.values, weights, sums)
 
     def _add_pairs_in_logs(
-        self, tile: Tile, i: int, before: Array, ahead: Array, g: Array, sums: ChainSums
+        self,
+        tile: Tile,
+        matrix: Matrix,
+        number: int,
+        before: Array,
+        ahead: Array,
+        g: Array,
+        sums: ChainSums,
     ) -> None:
         """Add sums over rows of g exp(before_k + ahead_j), with or without the matrix's weights."""
         ctx, xp, wide = self.ctx, self.ctx.xp, self.wide
-        given, in_logs = tile.matrix(i), tile.chain.transitions_in_logs
-        matrix = Matrix(ctx, given, in_logs, ctx.widest, [])
-        size = tile.chain.num_states
+        groups, size = int(matrix.given.shape[0]), tile.chain.num_states
         limit = math.log(2.0) * (ctx.widest.top + 1) - ctx.widest.eps * 1024
         for sign in (1.0, -1.0):
             chosen = sign * g > 0
@@ -364,13 +375,13 @@ class TilePosterior:
             logs = before + xp.log(xp.where(chosen, sign * g, xp.ones_like(g)))
             logs = xp.where(chosen, logs, xp.full_like(logs, -math.inf))
             left = xp.matrix_transpose(logs)
-            for j in chunks(size, max(1, self.options.panel // (int(given.shape[0]) * size))):
+            for j in chunks(size, max(1, self.options.panel // (groups * size))):
                 pairs = log_product(wide, left, ahead[:, :, j], self.workspace)
                 if sums.by_logs:
-                    edges, shift = matrix.logs(j, ctx.widest)
-                    pairs = xp.where(edges == -math.inf, edges, pairs + edges + shift)
+                    edges, _ = matrix.logs(j, ctx.widest)
+                    pairs = xp.where(edges == -math.inf, edges, pairs + edges)
                 pairs = sign * xp.exp(xp.clip(pairs, max=limit))
-                sums.add_pairs(tile, tile.matrix_number(i), j, pairs)
+                sums.add_pairs(tile, number, j, pairs)
 
     def _add_initial(self, first: list[Part], g: Array, sums: ChainSums) -> None:
         """Add derivatives with respect to the initial weights, given what follows each of them."""

@@ -144,7 +144,6 @@ class ScaledStepper:
         unproved : bool array [groups, rows, 1] or None
             Rows whose step is not proved; their values mean nothing.
         """
-        xp = self.ctx.xp
         keeps = self.options.keeps_products
         out = self._room(before) if out is None else out
         if before is None:
@@ -166,9 +165,19 @@ class ScaledStepper:
             unproved = bad if unproved is None else unproved
         else:
             unproved = unproved | bad
-        if unproved is not None:
-            state.values[...] = xp.where(unproved, xp.ones_like(state.values), state.values)
+        self._reset(state, product, unproved, ignored)
         return state, product, unproved
+
+    def _reset(
+        self, state: State, product: State, unproved: Array | None, ignored: Array | None
+    ) -> None:
+        """Set rows whose values mean nothing to ones, in place: what they meet stays finite."""
+        rows = [x for x in (unproved, ignored) if x is not None]
+        if not rows:
+            return
+        xp, which = self.ctx.xp, rows[0] if len(rows) == 1 else rows[0] | rows[1]
+        for values in (state.values, product.values):
+            values[...] = xp.where(which, xp.ones_like(values), values)
 
     def _room(self, before: State | None) -> Array:
         """Return memory for the values of a state that is not that of the one before."""

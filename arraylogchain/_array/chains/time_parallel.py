@@ -102,7 +102,9 @@ def log_partition(ctx: Context, chain: Chain, segments: int, workspace: int) -> 
         if bool(xp.all(distance[..., :-1] <= cut.within.num_steps / 4 * ctx.precision.eps)):
             integers = first_whole + xp.sum(whole, axis=-1) + xp.sum(shift, axis=-1)
             rest = xp.sum(factors[..., :-1], axis=-1) + log_sum(ctx, logs[..., -1, :])[..., 0]
-            return ctx.to_result(integers + rest)
+            out = ctx.empty(chain.batch, ctx.result_dtype)
+            out[...] = ctx.to_result(xp.asarray(integers + rest))
+            return out
         guess = logs
     return None
 

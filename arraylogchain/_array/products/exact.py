@@ -15,8 +15,6 @@ from arraylogchain._fold import blocks, boxes, chunks, within
 
 # Above this share of entries asked for, all are computed: gathering costs more than it saves.
 _GATHER_BELOW = 0.25
-# Above this share of terms near the maximum, all exponentials are taken.
-_SPARSE_BELOW = 0.125
 
 Shifts = tuple[Array, Array] | None  # of `a` and of `b`
 
@@ -57,15 +55,8 @@ def logsumexp_where(
     inner = int(a.shape[-1])
     chunk = min(inner, chunk, block)
     entries = choose_entries(ctx, wanted, precision, max(1, block // chunk))
-    values = ctx.empty(entries.shape, ctx.dtype(precision))
-    if chunk == inner:
-        for where, terms in entries.terms(a, b):
-            values[where] = logsumexp(ctx, terms, precision)
-    else:
-        top, total = tops_and_totals(ctx, entries, a, b, chunk)
-        shift = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
-        values = xp.where(xp.isfinite(top), shift + xp.log(total), top)
-    return entries.put(values, out)
+    top, total = tops_and_totals(ctx, entries, a, b, chunk)
+    return entries.put(xp.where(xp.isfinite(top), top + xp.log(total), top), out)
 
 
 def tops_and_totals(
@@ -73,20 +64,29 @@ def tops_and_totals(
 ) -> tuple[Array, Array]:
     """Return the maxima of the entries' terms, and the sums of exp(term - maximum).
 
-    The terms are computed twice, `chunk` of each sum at a time. Where a maximum is not finite,
+    Where a sum's terms are taken in chunks, they are computed twice. Where a maximum is not finite,
     nothing is taken off.
     """
     xp = ctx.xp
     inner = int(a.shape[-1])
     top = xp.full(entries.shape, -math.inf, dtype=ctx.dtype(entries.precision), device=ctx.device)
+    total = xp.zeros_like(top)
+
+    def add(where: Any, terms: Array) -> None:
+        shift = xp.where(xp.isfinite(top[where]), top[where], xp.zeros_like(top[where]))
+        ctx.apply(xp.subtract, terms, shift[..., None], out=terms)
+        ctx.apply(xp.exp, terms, out=terms)
+        total[where] += xp.sum(terms, axis=-1)
+
     for k in chunks(inner, chunk):
         for where, terms in entries.terms(a[..., k], b[:, k, :]):
             top[where] = xp.maximum(top[where], xp.max(terms, axis=-1))
-    shift = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
-    total = xp.zeros_like(top)
-    for k in chunks(inner, chunk):
-        for where, terms in entries.terms(a[..., k], b[:, k, :]):
-            total[where] += xp.sum(xp.exp(terms - shift[where][..., None]), axis=-1)
+            if chunk >= inner:
+                add(where, terms)
+    if chunk < inner:
+        for k in chunks(inner, chunk):
+            for where, terms in entries.terms(a[..., k], b[:, k, :]):
+                add(where, terms)
     return top, total
 
 
@@ -238,39 +238,6 @@ def _transposed(ctx: Context, b: Array, precision: Precision, shifts: Shifts) ->
     if shifts is not None:
         ctx.apply(ctx.xp.subtract, copy, ctx.xp.matrix_transpose(shifts[1]), out=copy)
     return copy
-
-
-def logsumexp(ctx: Context, terms: Array, precision: Precision) -> Array:
-    """Return the log of the sum of exp(terms) over the last axis, with each sum's own maximum.
-
-    Terms more than log(K / eps) + 1 below their maximum cannot change the sum by eps / 2, all K of
-    them together. On wide ranges hardly any other term is left beside the maximum, and then the
-    exponentials, the costliest step, are taken only of the rows that need them.
-    """
-    xp = ctx.xp
-    top = maximum(ctx, terms)[0]
-    inner = int(terms.shape[-1])
-    # A NaN threshold selects nothing: infinite and NaN maxima are their own answer.
-    finite = xp.isfinite(top)
-    reach = math.log(inner / precision.eps) + 1.0
-    threshold = xp.where(finite, top - reach, xp.full_like(top, math.nan))
-    near = terms >= threshold[..., None]
-    count = int(xp.count_nonzero(near))
-    if count == int(xp.count_nonzero(finite)):
-        return top
-    if count > _SPARSE_BELOW * math.prod(terms.shape):
-        shift = xp.where(finite, top, xp.zeros_like(top))
-        total = xp.sum(xp.exp(terms - shift[..., None]), axis=-1)
-        return xp.where(finite, top + xp.log(total), top)
-    owner = xp.nonzero(xp.reshape(near, (-1,)))[0] // inner
-    result = xp.asarray(xp.reshape(top, (-1,)), copy=True)
-    ends = xp.searchsorted(owner, xp.arange(result.shape[0] + 1, device=ctx.device))
-    is_crowded = ends[1:] - ends[:-1] > 1
-    crowded = xp.nonzero(is_crowded)[0]
-    tops = xp.take(result, crowded)
-    rows = xp.take(xp.reshape(terms, (-1, inner)), crowded, axis=0)
-    result[is_crowded] = tops + xp.log(xp.sum(xp.exp(rows - tops[:, None]), axis=-1))
-    return xp.reshape(result, top.shape)
 
 
 def maximum(ctx: Context, terms: Array) -> tuple[Array, Array]:

@@ -156,7 +156,6 @@ def _pieces(
     for box in boxes(shape, max(1, min(ctx.block // 2, budget // 128))):
         starts = []
         for operand, own in ((layout.a_shape, len(shape) - 2), (layout.b_shape, len(shape) - 1)):
-            steps = _steps(operand)
             start = xp.zeros((1,) * len(shape), dtype=indices.dtype, device=ctx.device)
             for axis in (*range(len(shape) - 2), own):
                 if operand[axis] > 1:
@@ -165,14 +164,8 @@ def _pieces(
                     number = xp.arange(
                         box[axis].start, box[axis].stop, dtype=indices.dtype, device=ctx.device
                     )
-                    start = start + xp.reshape(number * steps[axis], tuple(along))
+                    start = start + xp.reshape(
+                        number * math.prod(operand[axis + 1 :]), tuple(along)
+                    )
             starts.append(start)
         yield box, indices[box], starts[0], starts[1]
-
-
-def _steps(shape: Shape) -> list[int]:
-    """Return how far neighbours along each axis lie apart in a contiguous array."""
-    steps = [1]
-    for n in reversed(shape[1:]):
-        steps.append(steps[-1] * n)
-    return steps[::-1]

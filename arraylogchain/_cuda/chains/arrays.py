@@ -1,22 +1,23 @@
 """The arrays of a chain as its kernels take them: batch axes in their order, strides, dtypes.
 
-Rows are numbered as `Chain.arrange` arranges the batch axes, those of groups first; every array
-keeps its own strides.
+Batch axes along which matrices differ come first, then those along which rows share them; rows are
+numbered in this order, and every array keeps its own strides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from arraylogchain._chain.steps import Chain
 from arraylogchain._context import Array
 from arraylogchain._cuda import dtypes
-from arraylogchain._cuda.chains.lengths import row_lengths
+from arraylogchain._cuda.chains.row_lengths import row_lengths
 from arraylogchain._cuda.device import Device
-from arraylogchain._cuda.launch import pack_axes
+from arraylogchain._cuda.launch import Launch, pack_axes
+from arraylogchain._inputs.chain import Chain
 
 # DType of any_dtype.cuh, in its order.
 DTYPES = tuple(dtypes.C_TYPES)
@@ -25,6 +26,8 @@ C_TYPES = {dtype: dtypes.C_TYPES[dtype] for dtype in ("float32", "float64")}
 
 # Numbers of a Scale and of a Total, all double.
 SCALE, TOTAL = 3, 5
+# Of a block of every kernel but those of the recursion.
+THREADS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +58,38 @@ class ChainArrays:
 
     Attributes
     ----------
+    groups, rows, all_rows : int
+        Groups, rows of a group, and rows of all groups.
+    order : tuple of int
+        The batch axes, those of groups first.
     lengths : array or None
         See `row_lengths`.
     """
 
     def __init__(self, device: Device, chain: Chain) -> None:
-        assert chain.potentials is not None
-        assert chain.lead == 0
         self.device, self.chain = device, chain
         self.dtype = device.dtype_name(chain.potentials)
         self.compute = dtypes.compute_type(self.dtype)
-        self.item = dtypes.itemsize(self.compute)
+        self.itemsize = dtypes.itemsize(self.compute)
         self.groups, self.rows = chain.sizes
-        self.number = self.groups * self.rows
+        self.all_rows = self.groups * self.rows
         self.order = (*chain.group_axes, *chain.row_axes)
         self.lengths = row_lengths(device, chain)
 
     @property
     def is_one_matrix(self) -> bool:
         x = self.chain.transitions
-        return x is None or int(x.shape[-3]) == 1 or self.device.strides(x)[-3] == 0
+        return x is None or self.chain.has_one_matrix or self.device.strides(x)[-3] == 0
 
-    def batch_strides(self, x: Array | None, trailing: int, order: Sequence[int]) -> list[int]:
+    @property
+    def state_bytes(self) -> int:
+        """What the states of one step take."""
+        return self.all_rows * (2 * self.chain.num_states * self.itemsize + 8 * SCALE)
+
+    def extents(self, order: Sequence[int]) -> list[int]:
+        return [self.chain.batch[axis] for axis in order]
+
+    def strides(self, x: Array | None, trailing: int, order: Sequence[int]) -> list[int]:
         """Return an array's strides along some batch axes of the chain, 0 where it has none."""
         if x is None:
             return [0 for _ in order]
@@ -87,26 +100,33 @@ class ChainArrays:
             for axis in order
         ]
 
-    def number_strides(self, stride: int) -> list[int]:
-        """Return the strides along all batch axes of what has a row's number times `stride`."""
+    def dense_strides(self, stride: int, order: Sequence[int]) -> list[int]:
+        """Return the strides along some batch axes of an array that has these alone."""
         strides = []
-        for axis in reversed(self.order):
+        for extent in reversed(self.extents(order)):
             strides.append(stride)
-            stride *= self.chain.batch[axis]
+            stride *= extent
         return strides[::-1]
 
     def axes(self, order: Sequence[int], *operands: tuple[Array | None, int]) -> np.ndarray:
         """Return batch axes with the strides of arrays that have so many other axes."""
-        extents = [self.chain.batch[axis] for axis in order]
-        return pack_axes(extents, *(self.batch_strides(x, n, order) for x, n in operands))
+        strides = (self.strides(x, trailing, order) for x, trailing in operands)
+        return pack_axes(self.extents(order), *strides)
 
     def new_history(self, steps: int) -> History:
         """Return memory for the states of some steps."""
         return History(
-            self.device.empty((steps, self.number, 2, self.chain.size), self.compute),
-            self.device.empty((steps, self.number, SCALE), "float64"),
+            self.device.empty((steps, self.all_rows, 2, self.chain.num_states), self.compute),
+            self.device.empty((steps, self.all_rows, SCALE), "float64"),
         )
 
     def new_total(self) -> Array:
         """Return memory for the sums over all paths."""
-        return self.device.empty((self.number, TOTAL), "float64")
+        return self.device.empty((self.all_rows, TOTAL), "float64")
+
+    def launch(
+        self, source: str, kernel: str, blocks: int, *arguments: Any, shared_memory: int = 0
+    ) -> None:
+        """Launch a kernel that computes in the chain's precision."""
+        kernel = f"{kernel}<{C_TYPES[self.compute]}>"
+        self.device.run(Launch(source, kernel, blocks, THREADS, arguments, shared_memory))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from arraylogchain._cuda.launch import ceil_div
+
 # R and C of chain.cu that there are, by the size of a number. Few of both for a few rows, or
 # states; many for what is limited by the multiplier, and by how often matrices are read.
 TILES = {
@@ -65,18 +67,18 @@ class Geometry:
 
     def blocks(self, groups: int, rows: int) -> int:
         """Return how many blocks there are for so many rows of each group, but for slices."""
-        return groups * _ceil(rows, self.rows)
+        return groups * ceil_div(rows, self.rows)
 
     def columns_of(self, size: int) -> int:
         """Return how many columns a block adds up, those beyond the last one included."""
-        tiles = _ceil(size, 32 * self.columns)
-        return _ceil(tiles, self.slices) * 32 * self.columns
+        tiles = ceil_div(size, 32 * self.columns)
+        return ceil_div(tiles, self.slices) * 32 * self.columns
 
     def shared_memory(self, size: int, item: int) -> int:
         """Return the bytes of shared memory of a block."""
-        padded = _ceil(size, PACK[item]) * PACK[item]
+        padded = ceil_div(size, PACK[item]) * PACK[item]
         numbers = 5 * self.rows * padded + self.parts * self.rows * self.columns_of(size)
-        return BLOCK_BYTES + _ceil(self.rows * ROW_BYTES[item], 16) * 16 + item * numbers
+        return BLOCK_BYTES + ceil_div(self.rows * ROW_BYTES[item], 16) * 16 + item * numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +110,11 @@ class SmallGeometry:
 
     def blocks(self, groups: int, rows: int) -> int:
         """Return how many blocks there are for so many rows of each group."""
-        return _ceil(groups * rows * self.lanes, self.threads)
+        return ceil_div(groups * rows * self.lanes, self.threads)
 
     def shared_memory(self, size: int, item: int) -> int:
         """Return the bytes of shared memory of a block."""
         return item * self.threads
-
-
-def _ceil(n: int, by: int) -> int:
-    return -(-n // by)
 
 
 def choose(
@@ -138,7 +136,7 @@ def choose(
     if size <= LANES[-1]:
         lanes = next(n for n in LANES if n >= size)
         # Few rows are spread over all multiprocessors: warps need nothing of each other.
-        warps = _ceil(groups * rows * lanes, 32) // multiprocessors
+        warps = ceil_div(groups * rows * lanes, 32) // multiprocessors
         return SmallGeometry(lanes, max(1, min(MAX_WARPS, warps)))
     found = [_with_tile(tile, size, groups, rows, item, multiprocessors) for tile in TILES[item]]
     fitting = [g for g in found if g.shared_memory(size, item) <= shared_memory]
@@ -153,15 +151,15 @@ def _with_tile(
     tile: tuple[int, int], size: int, groups: int, rows: int, item: int, multiprocessors: int
 ) -> Geometry:
     n, columns = tile
-    tiles = _ceil(size, 32 * columns)
+    tiles = ceil_div(size, 32 * columns)
     slices = 1
     if size >= SLICED_FROM:
-        slices = max(1, min(tiles, multiprocessors // (groups * _ceil(rows, n))))
-    column_warps = min(_ceil(tiles, slices), MAX_WARPS)
-    packs = _ceil(size, PACK[item])
+        slices = max(1, min(tiles, multiprocessors // (groups * ceil_div(rows, n))))
+    column_warps = min(ceil_div(tiles, slices), MAX_WARPS)
+    packs = ceil_div(size, PACK[item])
     # Warps beyond one for two packs, or for two rows, would have nothing to do.
     limit = max(1, min(MAX_WARPS // column_warps, max(packs // 2, n // 2)))
-    parts = min(range(1, limit + 1), key=lambda p: (_ceil(packs, p), p))
+    parts = min(range(1, limit + 1), key=lambda p: (ceil_div(packs, p), p))
     return Geometry(n, columns, column_warps, max(parts, min(limit, n // 2)), slices)
 
 
@@ -173,12 +171,12 @@ def cycles(
     What limits the product is multiplying, reading the matrix into one multiprocessor, or reading
     it into all of them: more rows a block mean fewer blocks that read it.
     """
-    blocks = groups * _ceil(rows, geometry.rows) * geometry.slices
+    blocks = groups * ceil_div(rows, geometry.rows) * geometry.slices
     columns = geometry.columns_of(size)
     warps = geometry.threads // 32
     # Warps that lie side by side take turns if there are more tiles than warps.
-    turns = _ceil(columns // (32 * geometry.columns), geometry.column_warps)
-    terms = _ceil(_ceil(size, PACK[item]), geometry.parts) * PACK[item]
+    turns = ceil_div(columns // (32 * geometry.columns), geometry.column_warps)
+    terms = ceil_div(ceil_div(size, PACK[item]), geometry.parts) * PACK[item]
     at_once = min(blocks, multiprocessors)
     read = min(columns, size) * size * item
     product = max(
@@ -187,6 +185,6 @@ def cycles(
         read / L2_BYTES,
         at_once * read / L2_BYTES_IN_ALL,
     )
-    rows_each = _ceil(geometry.rows, warps)
+    rows_each = ceil_div(geometry.rows, warps)
     other = STEP + PER_ENTRY * rows_each * min(columns, size)
-    return _ceil(blocks, multiprocessors) * (product + other)
+    return ceil_div(blocks, multiprocessors) * (product + other)

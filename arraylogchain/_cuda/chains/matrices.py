@@ -3,105 +3,103 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from arraylogchain._context import Array
-from arraylogchain._cuda.chains.arrays import C_TYPES, DTYPES, SCALE, ChainArrays
-from arraylogchain._cuda.launch import Launch
+from arraylogchain._cuda.chains.arrays import C_TYPES, DTYPES, ChainArrays
+from arraylogchain._cuda.launch import ceil_div, pack_axes
 
-INSTANTIATIONS: dict[str, list[str]] = {
-    "chains/prepare.cu": [f"chain_prepare<{t}>" for t in C_TYPES.values()],
-}
+SOURCE = "chains/prepare.cu"
+INSTANTIATIONS: dict[str, list[str]] = {SOURCE: [f"chain_prepare<{t}>" for t in C_TYPES.values()]}
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """Matrices made ready for some steps; see prepare.cu."""
+class ReadyMatrices:
+    """Matrices of some steps as the recursion's kernels take them.
 
-    matrix: Array
-    group_strides: tuple[int, ...]
-    stride: int
-    row_stride: int
-    matrices: int
-    given_at: int  # which of the given ones is the first
-    line: Array
-    least: Array
-    shift: Array | None
+    Attributes
+    ----------
+    fields : dict of str to int
+        Of the struct Recursion.
+    axes : numpy.ndarray
+        The group axes, with the strides of the matrices and of their logs.
+    arguments : tuple
+        Matrices, then what prepare.cu says of them, then their logs.
+    """
+
+    fields: dict[str, int]
+    axes: np.ndarray
+    arguments: tuple[Any, ...]
 
 
-def steps_at_once(of: ChainArrays, workspace: int) -> int:
+NO_MATRICES = ReadyMatrices({}, pack_axes((), (), ()), (None,) * 5)
+
+
+def steps_at_once(arrays: ChainArrays, workspace: int) -> int:
     """Return how many steps' matrices the workspace holds."""
-    if of.is_one_matrix or of.chain.count == 1:
-        return of.chain.count
-    states = 2 * of.number * (2 * of.chain.size * of.item + 8 * SCALE)
-    each = 3 * of.groups * of.chain.size * of.item
-    if _copies(of, False) or _copies(of, True):
-        each += of.groups * of.chain.size**2 * of.item
-    return max(1, (workspace - states) // each)
+    chain = arrays.chain
+    if arrays.is_one_matrix or chain.num_steps == 1:
+        return chain.num_steps
+    each = 3 * arrays.groups * chain.num_states * arrays.itemsize
+    if _copies(arrays, False) or _copies(arrays, True):
+        each += arrays.groups * chain.num_states**2 * arrays.itemsize
+    return max(1, (workspace - 2 * arrays.state_bytes) // each)
 
 
-def _copies(of: ChainArrays, backward: bool) -> bool:
+def _copies(arrays: ChainArrays, backward: bool) -> bool:
     """Tell whether the weights that are multiplied are not the given ones as they lie."""
-    strides = of.device.strides(of.chain.transitions)
+    strides = arrays.device.strides(arrays.chain.transitions)
     column = strides[-2] if backward else strides[-1]
     return (
-        of.chain.transitions_in_logs
-        or of.dtype != of.compute
-        or (column != 1 and of.chain.size > 1)
+        arrays.chain.transitions_in_logs
+        or arrays.dtype != arrays.compute
+        or (column != 1 and arrays.chain.num_states > 1)
     )
 
 
-def prepare(of: ChainArrays, first: int, last: int, backward: bool) -> Prepared | None:
-    """Make the matrices of steps ready, in the order of computation; None if there is none."""
-    chain, device, size = of.chain, of.device, of.chain.size
-    given = chain.transitions
-    steps = last - max(first, 1)
-    if given is None or chain.count == 1 or steps <= 0:
-        return None
-    stride, row, column = device.strides(given)[-3:]
-    one = of.is_one_matrix
-    matrices = 1 if one else steps
-    at = 0 if one else chain.count - 1 - max(first, 1) if backward else max(first, 1) - 1
-    start = given[..., at, :, :]
-    stride = 0 if one else -stride if backward else stride
+def prepare(arrays: ChainArrays, first: int, last: int, backward: bool) -> ReadyMatrices:
+    """Make the matrices of steps ready, in the order of computation."""
+    chain, device, size = arrays.chain, arrays.device, arrays.chain.num_states
+    first = max(first, 1)
+    if chain.transitions is None or chain.num_steps == 1 or last <= first:
+        return NO_MATRICES
+    time = chain.num_steps - 1 - first if backward else first - 1
+    step, row, column = device.strides(chain.transitions)[-3:]
     if backward:
-        row, column = column, row
-    shape = (of.groups, matrices, size)
-    line, least = device.empty(shape, of.compute), device.empty(shape, of.compute)
-    shift = device.empty(shape, of.compute) if chain.transitions_in_logs else None
-    copy = device.empty((*shape, size), of.compute) if _copies(of, backward) else None
-    device.run(
-        Launch(
-            "chains/prepare.cu",
-            f"chain_prepare<{C_TYPES[of.compute]}>",
-            of.groups * matrices * -(-size // 32),
-            256,
-            0,
-            (
-                start,
-                np.int32(DTYPES.index(of.dtype)),
-                of.axes(chain.group_axes, (start, 2)),
-                np.int64(stride),
-                np.int64(row),
-                np.int64(column),
-                np.int32(matrices),
-                np.int32(size),
-                np.int32(chain.transitions_in_logs),
-                copy,
-                line,
-                least,
-                shift,
-            ),
-        )
+        step, row, column = -step, column, row
+    count = last - first
+    if arrays.is_one_matrix:
+        time, step, count = 0, 0, 1
+    given = chain.transitions[..., time, :, :]
+    shape = (arrays.groups, count, size)
+    line, least = (device.empty(shape, arrays.compute) for _ in range(2))
+    shift = device.empty(shape, arrays.compute) if chain.transitions_in_logs else None
+    copy = device.empty((*shape, size), arrays.compute) if _copies(arrays, backward) else None
+    arrays.launch(
+        SOURCE,
+        "chain_prepare",
+        arrays.groups * count * ceil_div(size, 32),
+        given,
+        np.int32(DTYPES.index(arrays.dtype)),
+        arrays.axes(chain.group_axes, (given, 2)),
+        *map(np.int64, (step, row, column)),
+        *map(np.int32, (count, size, chain.transitions_in_logs)),
+        copy,
+        line,
+        least,
+        shift,
     )
-    if copy is None:
-        strides = tuple(of.batch_strides(start, 2, chain.group_axes))
-        return Prepared(start, strides, stride, row, matrices, at, line, least, shift)
-    whole, dense = matrices * size * size, []
-    for axis in reversed(chain.group_axes):
-        dense.append(whole)
-        whole *= chain.batch[axis]
-    stride = 0 if one else size * size
-    strides = tuple(reversed(dense))
-    return Prepared(copy, strides, stride, size, matrices, at, line, least, shift)
+    fields = {"matrices": count, "first_matrix": first}
+    fields |= {"matrix_stride": step, "matrix_row_stride": row}
+    strides, log_strides, logs = arrays.strides(given, 2, chain.group_axes), None, None
+    if chain.transitions_in_logs:
+        fields |= {"logs_stride": step, "logs_row_stride": row, "logs_column_stride": column}
+        log_strides, logs = strides, given
+    if copy is not None:
+        dense = 0 if arrays.is_one_matrix else size * size
+        fields |= {"matrix_stride": dense, "matrix_row_stride": size}
+        strides = arrays.dense_strides(count * size * size, chain.group_axes)
+    axes = pack_axes(arrays.extents(chain.group_axes), strides, log_strides or [0] * len(strides))
+    matrix = given if copy is None else copy
+    return ReadyMatrices(fields, axes, (matrix, line, least, shift, logs))

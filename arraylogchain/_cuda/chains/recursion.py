@@ -6,33 +6,28 @@ block in one launch, its states on chip.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from arraylogchain._chain.steps import Chain
 from arraylogchain._context import Array
-from arraylogchain._cuda.chains import geometry as geometries
-from arraylogchain._cuda.chains import matrices
 from arraylogchain._cuda.chains.arrays import C_TYPES, DTYPES, ChainArrays, History
-from arraylogchain._cuda.chains.geometry import LANES, TILES, Geometry, SmallGeometry
-from arraylogchain._cuda.chains.matrices import Prepared
+from arraylogchain._cuda.chains.geometry import LANES, TILES, Geometry, SmallGeometry, choose
+from arraylogchain._cuda.chains.matrices import ReadyMatrices, prepare, steps_at_once
 from arraylogchain._cuda.device import Device
-from arraylogchain._cuda.launch import Launch, pack_axes
+from arraylogchain._cuda.launch import Launch, pack, pack_axes, struct
+from arraylogchain._inputs.chain import Chain
 
 # struct Recursion of entries.cuh.
-RECURSION = np.dtype(
-    [
-        *((name, np.int32) for name in ("size", "count", "first", "last", "backward")),
-        *((name, np.int32) for name in ("start_form", "dtype", "out_dtype", "in_logs", "slices")),
-        *((name, np.int32) for name in ("column_warps", "matrices", "first_matrix")),
-        *((name, np.int64) for name in ("rows", "groups", "matrix_stride", "matrix_row_stride")),
-        *((name, np.int64) for name in ("logs_stride", "logs_row_stride", "logs_column_stride")),
-        *((name, np.int64) for name in ("potentials_time_stride", "potentials_stride")),
-        *((name, np.int64) for name in ("start_stride", "out_time_stride", "out_stride")),
-        *((name, np.int64) for name in ("out_time", "history_time", "other_time")),
-    ],
-    align=True,
+RECURSION = struct(
+    (np.int32, "size count first last backward start_form dtype out_dtype in_logs slices"),
+    (np.int32, "column_warps matrices first_matrix"),
+    (np.int64, "rows groups matrix_stride matrix_row_stride"),
+    (np.int64, "logs_stride logs_row_stride logs_column_stride"),
+    (np.int64, "potentials_time_stride potentials_stride start_stride"),
+    (np.int64, "out_time_stride out_stride out_time history_time other_time"),
 )
 INSTANTIATIONS: dict[str, list[str]] = {
     "chains/chain.cu": [
@@ -46,22 +41,71 @@ HOT = frozenset({"chain", "chain_small"})
 
 
 @dataclass(frozen=True, slots=True)
-class Outputs:
-    """What the recursion is to write; see chain.cu. `out_time` is where marginals begin."""
+class Sweep:
+    """A direction of time, and what the recursion is to write on the way; see chain.cu."""
 
+    backward: bool = False
     messages: Array | None = None
     total_log: Array | None = None
     total: Array | None = None
     history: History | None = None
     marginals: Array | None = None
     by_number: bool = False  # marginals are [rows, steps, K], and not [*batch, steps, K]
-    out_time: int = 0
+    out_time: int = 0  # where marginals begin
     forward: History | None = None  # for marginals
     cotangent: Array | None = None
 
+    @property
+    def per_state(self) -> Array | None:
+        """Messages or marginals, of which one at most is written."""
+        return self.marginals if self.messages is None else self.messages
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The outputs as kernels take them."""
+        return (
+            *_pointers(self.history),
+            self.messages,
+            self.total_log,
+            self.total,
+            *_pointers(self.forward),
+            self.cotangent,
+            self.marginals,
+        )
+
+    def fields(self, device: Device) -> dict[str, int]:
+        """Return what the struct Recursion says of the outputs."""
+        fields = {"backward": self.backward, "out_time": self.out_time}
+        if self.history is not None:
+            fields["history_time"] = self.history.first
+        if self.forward is not None:
+            fields["other_time"] = self.forward.first
+        if self.per_state is not None:
+            fields["out_dtype"] = DTYPES.index(device.dtype_name(self.per_state))
+            fields["out_time_stride"], fields["out_stride"] = device.strides(self.per_state)[-2:]
+        return fields
+
+    def axes(self, arrays: ChainArrays) -> np.ndarray:
+        """Return the batch axes, with the strides of the outputs."""
+        x, order = self.per_state, arrays.order
+        if self.by_number:
+            strides = arrays.dense_strides(arrays.device.strides(x)[0], order)
+        else:
+            strides = arrays.strides(x, 2, order)
+        of_total, of_cotangent = (
+            arrays.strides(x, 0, order) for x in (self.total_log, self.cotangent)
+        )
+        return pack_axes(arrays.extents(order), of_total, strides, of_cotangent)
+
+
+def cut_steps(first: int, last: int, at_once: int) -> Iterator[tuple[int, int]]:
+    """Yield blocks of steps: the first, and the first that is not in it."""
+    for i in range(first, last, at_once):
+        yield i, min(i + at_once, last)
+
 
 class ChainRun(ChainArrays):
-    """Launches of one chain, as a whole and in one direction of time.
+    """Launches of one chain, over all steps or some, in either direction of time.
 
     Parameters
     ----------
@@ -81,157 +125,120 @@ class ChainRun(ChainArrays):
     ) -> None:
         super().__init__(device, chain)
         self.workspace = workspace
-        sizes = (chain.size, self.groups, self.rows, self.item)
-        limits = (device.multiprocessors, device.shared_memory)
-        chosen = geometry or geometries.choose(*sizes, *limits)
-        assert chosen is not None, "chains that fit no block take another road"
+        sizes = (chain.num_states, self.groups, self.rows, self.itemsize)
+        chosen = geometry or choose(*sizes, device.multiprocessors, device.shared_memory)
+        assert chosen is not None, "chains that fit no block have no kernels"
         self.geometry = chosen
+        time_stride, stride = device.strides(chain.potentials)[-2:]
+        initial_stride = 0 if chain.initial is None else device.strides(chain.initial)[-1]
+        self._fields: dict[str, int] = {
+            "size": chain.num_states,
+            "count": chain.num_steps,
+            "rows": self.rows,
+            "groups": self.groups,
+            "dtype": DTYPES.index(self.dtype),
+            "in_logs": chain.transitions_in_logs,
+            "column_warps": chosen.column_warps,
+            "potentials_time_stride": time_stride,
+            "potentials_stride": stride,
+            "start_form": 0 if chain.initial is None else 2 if chain.initial_in_logs else 1,
+            "start_stride": initial_stride,
+        }
 
-    def blocks(self) -> list[tuple[int, int]]:
-        """Return the steps whose matrices are made ready together."""
-        count, at_once = self.chain.count, matrices.steps_at_once(self, self.workspace)
-        return [(i, min(i + at_once, count)) for i in range(0, count, at_once)]
+    def log_partition(self) -> Array:
+        """Return the logs of the sums over all paths, [*batch]."""
+        out = self.device.empty(self.chain.batch, self.dtype)
+        sweep = Sweep(total_log=out, total=self.new_total())
+        self.advance(0, self.chain.num_steps, sweep, None, self.workspace)
+        return out
 
-    def run(self, outputs: Outputs, backward: bool = False) -> None:
-        """Take all states through all steps, writing what is asked for."""
-        state: History | None = None
-        for first, last in self.blocks():
-            state = self.steps(first, last, outputs, state, backward)
+    def messages(self, *, backward: bool) -> Array:
+        """Return forward or backward messages, [*batch, T, K]."""
+        out = self.new_per_state()
+        self.advance(0, self.chain.num_steps, Sweep(backward, out), None, self.workspace)
+        return out
 
-    def steps(
+    def new_per_state(self) -> Array:
+        """Return memory for a number for each state, [*batch, T, K]."""
+        chain = self.chain
+        return self.device.empty((*chain.batch, chain.num_steps, chain.num_states), self.dtype)
+
+    def advance(
         self,
         first: int,
         last: int,
-        outputs: Outputs,
+        sweep: Sweep,
         state: History | None,
-        backward: bool = False,
+        workspace: int,
         keeps_state: bool = False,
     ) -> History | None:
         """Take states through some steps; return them if there are more steps to come.
 
         They may take the place of the given ones, unless these are kept.
         """
-        ready = matrices.prepare(self, first, last, backward)
+        for at, stop in cut_steps(first, last, steps_at_once(self, workspace)):
+            state = self._advance_block(at, stop, sweep, state, keeps_state and at == first)
+        return state
+
+    def _advance_block(
+        self, first: int, last: int, sweep: Sweep, state: History | None, keeps_state: bool
+    ) -> History | None:
+        """Take states through steps whose matrices are ready together, and then given back."""
+        ready = prepare(self, first, last, sweep.backward)
         if self.geometry.slices == 1:
-            more = last < self.chain.count
             after = state
             if keeps_state or state is None:
-                after = self.new_history(1) if more else None
-            self._launch((first, last), (first, ready), outputs, state, after, backward)
+                after = self.new_history(1) if last < self.chain.num_steps else None
+            self._launch(first, last, ready, sweep, state, after, 1)
             return after
         # Blocks that share a row meet only between launches, and none may write what one reads.
         pair = [self.new_history(1), self.new_history(1)]
         for i in range(first, last):
             after = pair[(i - first) % 2]
-            self._launch((i, i + 1), (first, ready), outputs, state, after, backward)
+            self._launch(i, i + 1, ready, sweep, state, after, self.geometry.slices)
             state = after
-        if last == self.chain.count and outputs.total is not None and not backward:
-            self._launch((last, last), (first, ready), outputs, state, None, backward, slices=1)
+        if last == self.chain.num_steps and sweep.total is not None and not sweep.backward:
+            self._launch(last, last, ready, sweep, state, None, 1)
         return state
 
     def _launch(
         self,
-        steps: tuple[int, int],
-        prepared: tuple[int, Prepared | None],
-        outputs: Outputs,
+        first: int,
+        last: int,
+        ready: ReadyMatrices,
+        sweep: Sweep,
         state: History | None,
         after: History | None,
-        backward: bool,
-        slices: int | None = None,
+        slices: int,
     ) -> None:
-        """Launch the kernel `chain`; `prepared` says for which step the first matrix is."""
-        chain, device, geometry = self.chain, self.device, self.geometry
-        slices = slices or geometry.slices
-        ready_from, ready = prepared
-        x, start, logs = chain.potentials, chain.start, None
-        result = outputs.messages if outputs.messages is not None else outputs.marginals
-        c = np.zeros((), RECURSION)
-        c["size"], c["count"], c["backward"] = chain.size, chain.count, backward
-        c["first"], c["last"] = steps
-        c["start_form"] = 0 if start is None else 2 if chain.start_in_logs else 1
-        c["dtype"], c["in_logs"] = DTYPES.index(self.dtype), chain.transitions_in_logs
-        c["slices"], c["column_warps"] = slices, geometry.column_warps
-        c["rows"], c["groups"] = self.rows, self.groups
-        c["potentials_time_stride"], c["potentials_stride"] = device.strides(x)[-2:]
-        c["start_stride"] = 0 if start is None else device.strides(start)[-1]
-        if result is not None:
-            c["out_dtype"] = DTYPES.index(device.dtype_name(result))
-            c["out_time_stride"], c["out_stride"] = device.strides(result)[-2:]
-        c["out_time"] = outputs.out_time
-        c["history_time"] = 0 if outputs.history is None else outputs.history.first
-        c["other_time"] = 0 if outputs.forward is None else outputs.forward.first
-        group_axes = pack_axes((1,), (0,), (0,))
-        if ready is not None:
-            c["matrix_stride"], c["matrix_row_stride"] = ready.stride, ready.row_stride
-            c["matrices"], c["first_matrix"] = ready.matrices, max(ready_from, 1)
-            extents = [chain.batch[axis] for axis in chain.group_axes]
-            of_logs = [0 for _ in extents]
-            if chain.transitions_in_logs:
-                assert chain.transitions is not None
-                logs = chain.transitions[..., ready.given_at, :, :]
-                of_logs = self.batch_strides(logs, 2, chain.group_axes)
-                stride, row, column = device.strides(chain.transitions)[-3:]
-                row, column = (column, row) if backward else (row, column)
-                c["logs_stride"] = 0 if self.is_one_matrix else -stride if backward else stride
-                c["logs_row_stride"], c["logs_column_stride"] = row, column
-            group_axes = pack_axes(extents, ready.group_strides, of_logs)
-        total_log, history, forward = outputs.total_log, outputs.history, outputs.forward
-        device.run(
+        """Launch the kernel `chain`, or `chain_small`."""
+        chain, geometry = self.chain, self.geometry
+        fields = self._fields | ready.fields | sweep.fields(self.device)
+        fields |= {"first": first, "last": last, "slices": slices}
+        arguments = (
+            pack(RECURSION, **fields),
+            self.axes(self.order, (chain.potentials, 2), (chain.initial, 1)),
+            sweep.axes(self),
+            ready.axes,
+            *ready.arguments,
+            chain.potentials,
+            chain.initial,
+            *((None, None) if self.lengths is None else (self.lengths[0], self.lengths[1])),
+            *_pointers(state),
+            *_pointers(after),
+            *sweep.arguments,
+        )
+        self.device.run(
             Launch(
                 geometry.source,
                 geometry.kernel(C_TYPES[self.compute]),
                 geometry.blocks(self.groups, self.rows) * slices,
                 geometry.threads,
-                geometry.shared_memory(chain.size, self.item),
-                (
-                    c,
-                    self.axes(self.order, (x, 2), (start, 1)),
-                    pack_axes(
-                        [chain.batch[axis] for axis in self.order],
-                        self.batch_strides(total_log, 0, self.order),
-                        self.number_strides(device.strides(result)[0])
-                        if result is not None and outputs.by_number
-                        else self.batch_strides(result, 2, self.order),
-                        self.batch_strides(outputs.cotangent, 0, self.order),
-                    ),
-                    group_axes,
-                    None if ready is None else ready.matrix,
-                    None if ready is None else ready.line,
-                    None if ready is None else ready.least,
-                    None if ready is None else ready.shift,
-                    logs,
-                    x,
-                    start,
-                    None if self.lengths is None else self.lengths[0],
-                    None if self.lengths is None else self.lengths[1],
-                    None if state is None else state.states,
-                    None if state is None else state.scales,
-                    None if after is None else after.states,
-                    None if after is None else after.scales,
-                    None if history is None else history.states,
-                    None if history is None else history.scales,
-                    outputs.messages,
-                    total_log,
-                    outputs.total,
-                    None if forward is None else forward.states,
-                    None if forward is None else forward.scales,
-                    outputs.cotangent,
-                    outputs.marginals,
-                ),
+                arguments,
+                geometry.shared_memory(chain.num_states, self.itemsize),
             )
         )
 
 
-def log_partition(run: ChainRun) -> Array:
-    """Return the logs of the sums over all paths, [*batch]."""
-    out = run.device.empty(run.chain.batch, run.dtype)
-    run.run(Outputs(total_log=out, total=run.new_total()))
-    return out
-
-
-def messages(run: ChainRun, *, backward: bool) -> Array:
-    """Return forward or backward messages, [*batch, T, K]."""
-    chain = run.chain
-    out = run.device.empty((*chain.batch, chain.count, chain.size), run.dtype)
-    run.run(Outputs(messages=out), backward)
-    return out
+def _pointers(history: History | None) -> tuple[Any, Any]:
+    return (None, None) if history is None else (history.states, history.scales)

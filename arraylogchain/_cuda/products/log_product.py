@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from arraylogchain._context import Array
 from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.dtypes import C_TYPES, compute_type
-from arraylogchain._cuda.launch import Launch
+from arraylogchain._cuda.launch import MAX_GRID, Launch, ceil_div
 from arraylogchain._cuda.products import small
-from arraylogchain._cuda.products.operands import Array, Product, product
-from arraylogchain._cuda.products.panels import Panels, Prepared, factors_kernel
-from arraylogchain._cuda.products.tiles import Tile, blocks_of, choose_tile, tiles_of
+from arraylogchain._cuda.products.operands import Product, make_product
+from arraylogchain._cuda.products.panels import TiledProduct
+from arraylogchain._cuda.products.tiles import PRODUCT_TILES, TileShape, tile_shapes
 from arraylogchain._fold import Fold
 
 # Devices, by compute capability, whose tensor cores multiply large products, and the dtypes that
@@ -24,59 +25,35 @@ from arraylogchain._fold import Fold
 TENSOR_CORES: dict[int, frozenset[str]] = {}
 FIRST_WITH_TENSOR_CORES = 80
 
-# Large tiles need the fewest reads for a sum; smaller ones keep all multiprocessors at work. The
-# last is for products with few rows.
-TILES = {
-    "float32": (Tile(128, 128, 8, 8, 8), Tile(64, 64, 16, 4, 4), Tile(16, 128, 16, 4, 4)),
-    "float64": (Tile(128, 64, 8, 8, 4), Tile(64, 64, 8, 4, 4), Tile(32, 64, 8, 4, 4)),
-}
-# The same for tensor cores; products with few rows would leave them without work.
+# As `PRODUCT_TILES`, for tensor cores; products with few rows would leave them without work.
 TENSOR_TILES = {
     "float32": (
-        Tile(128, 128, 16, 8, 8, tensor_cores=True),
-        Tile(64, 64, 16, 4, 8, tensor_cores=True),
-        TILES["float32"][2],
+        *tile_shapes((128, 128, 16, 8, 8), (64, 64, 16, 4, 8), tensor_cores=True),
+        PRODUCT_TILES["float32"][2],
     ),
     "float64": (
-        Tile(128, 64, 8, 8, 8, tensor_cores=True),
-        Tile(64, 64, 8, 4, 8, tensor_cores=True),
-        TILES["float64"][2],
+        *tile_shapes((128, 64, 8, 8, 8), (64, 64, 8, 4, 8), tensor_cores=True),
+        PRODUCT_TILES["float64"][2],
     ),
 }
 # Up to this many, the right operand is read once and every term costs an exponential.
 THIN_ROWS = (1, 2, 4)
 
 _THIN_THREADS = 512
-_EXACT_THREADS = 256
-_EXACT_SIDE = 64
-_MAX_GRID = 2**31 - 1
 
-# Kernels whose loops must not spill registers.
-HOT = frozenset({"logmatmulexp", "maxima", "factors", "thin"})
-
-
-def _instantiations() -> dict[str, list[str]]:
-    names: dict[str, list[str]] = {
-        source: []
-        for source in (
-            "products/maxima.cu",
-            "products/factors.cu",
-            "products/logmatmulexp.cu",
-            "products/exact.cu",
-            "products/thin.cu",
+INSTANTIATIONS = {
+    "products/logmatmulexp.cu": [
+        f"logmatmulexp<{c}, {tile}>"
+        for dtype, c in C_TYPES.items()
+        for tile in dict.fromkeys(
+            PRODUCT_TILES[compute_type(dtype)] + TENSOR_TILES[compute_type(dtype)]
         )
-    }
-    for dtype, c in C_TYPES.items():
-        names["products/maxima.cu"].append(f"maxima<{c}>")
-        names["products/factors.cu"].append(factors_kernel(dtype, shifted=True))
-        names["products/exact.cu"].append(f"exact<{c}>")
-        names["products/thin.cu"] += [f"thin<{c}, {rows}>" for rows in THIN_ROWS]
-        tiles = dict.fromkeys(TILES[compute_type(dtype)] + TENSOR_TILES[compute_type(dtype)])
-        names["products/logmatmulexp.cu"] += [f"logmatmulexp<{c}, {tile}>" for tile in tiles]
-    return names
-
-
-INSTANTIATIONS = _instantiations()
+    ],
+    "products/exact.cu": [f"exact<{c}>" for c in C_TYPES.values()],
+    "products/thin.cu": [f"thin<{c}, {rows}>" for c in C_TYPES.values() for rows in THIN_ROWS],
+}
+# Kernels whose loops must not spill registers.
+HOT = frozenset({"logmatmulexp", "thin"})
 
 
 def logmatmulexp(
@@ -112,19 +89,19 @@ def logmatmulexp(
     """
     tiles = _tiles_for(device, compute_type(result_dtype), tensor_cores)
     out = device.empty(layout.out_shape, result_dtype)
-    whole = product(device, layout, a, b, out, result_dtype)
-    if small.is_small(whole):
-        small.run(device, whole)
+    product = make_product(device, layout, a, b, out, result_dtype)
+    if small.is_small(product):
+        small.run(device, product)
         return out
-    whole = whole.turned_if_thin()
-    if min(whole.left.lines, whole.right.lines) <= max(THIN_ROWS):
-        _run_thin(device, whole)
+    product = product.transposed_if_thin()
+    if min(product.left.lines, product.right.lines) <= max(THIN_ROWS):
+        _run_thin(device, product)
     else:
-        _run_tiled(device, whole, workspace, tiles)
+        _run_tiled(TiledProduct(device, product, workspace, tiles))
     return out
 
 
-def _tiles_for(device: Device, dtype: str, tensor_cores: bool | None) -> tuple[Tile, ...]:
+def _tiles_for(device: Device, dtype: str, tensor_cores: bool | None) -> tuple[TileShape, ...]:
     if tensor_cores is None:
         tensor_cores = dtype in TENSOR_CORES.get(device.architecture, ())
     if tensor_cores and device.architecture < FIRST_WITH_TENSOR_CORES:
@@ -132,89 +109,49 @@ def _tiles_for(device: Device, dtype: str, tensor_cores: bool | None) -> tuple[T
             f"tensor_cores is True, and the device's compute capability is "
             f"{device.architecture / 10}; it takes 8.0 or newer"
         )
-    return TENSOR_TILES[dtype] if tensor_cores else TILES[dtype]
+    return TENSOR_TILES[dtype] if tensor_cores else PRODUCT_TILES[dtype]
 
 
-def _run_thin(device: Device, whole: Product) -> None:
-    rows = min(n for n in THIN_ROWS if n >= whole.left.lines)
+def _run_thin(device: Device, product: Product) -> None:
+    rows = min(n for n in THIN_ROWS if n >= product.left.lines)
+    kernel = f"thin<{C_TYPES[product.dtype]}, {rows}>"
     across = 32
-    if whole.right.terms_adjoin:
-        few = blocks_of(whole.right.lines, 16) * whole.batches < device.multiprocessors
+    if product.right.terms_adjoin:
+        few = ceil_div(product.right.lines, 16) * product.batches < device.multiprocessors
         across = 1 if few else _THIN_THREADS // 32
-    blocks = whole.batches * blocks_of(whole.right.lines, across)
-    for first in range(0, blocks, _MAX_GRID):
-        device.run(
-            Launch(
-                source="products/thin.cu",
-                kernel=f"thin<{C_TYPES[whole.dtype]}, {rows}>",
-                grid=min(blocks - first, _MAX_GRID),
-                block=_THIN_THREADS,
-                shared_memory=0,
-                arguments=(
-                    *whole.operands,
-                    np.int64(whole.terms),
-                    whole.out,
-                    whole.view,
-                    np.int32(across),
-                    np.int64(first),
-                ),
-            )
+    blocks = product.batches * ceil_div(product.right.lines, across)
+    for first in range(0, blocks, MAX_GRID):
+        arguments = (
+            *product.operands,
+            np.int64(product.terms),
+            product.out,
+            product.view,
+            np.int32(across),
+            np.int64(first),
         )
+        grid = min(blocks - first, MAX_GRID)
+        device.run(Launch("products/thin.cu", kernel, grid, _THIN_THREADS, arguments))
 
 
-def _run_tiled(device: Device, whole: Product, workspace: int, tiles: tuple[Tile, ...]) -> None:
-    panels = Panels(whole, workspace)
-    prepared = Prepared(device, whole, panels)
-    dtype = compute_type(whole.dtype)
-    tile = choose_tile(device, tiles, dtype, panels.batches, panels.rows, panels.columns)
-    flags = device.empty((panels.batches * panels.tiles(tile.rows, tile.columns),), "uint8")
-    for panel in panels:
-        prepared.start(panel)
-        row_shifts, column_shifts = prepared.shifts
-        for first, terms in panels.chunks():
-            prepared.factors(panel, first, terms)
-            device.run(
-                Launch(
-                    source="products/logmatmulexp.cu",
-                    kernel=f"logmatmulexp<{C_TYPES[whole.dtype]}, {tile}>",
-                    grid=tiles_of(panel, tile.rows, tile.columns),
-                    block=tile.threads,
-                    shared_memory=tile.totals(dtype, terms),
-                    arguments=(
-                        *prepared.factor_arguments,
-                        np.int32(terms),
-                        np.int64(whole.terms),
-                        panel,
-                        row_shifts,
-                        column_shifts,
-                        prepared.partial,
-                        np.int32(first > 0),
-                        np.int32(first + terms == whole.terms),
-                        whole.out,
-                        whole.view,
-                        np.int32(whole.adjoin),
-                        flags,
-                    ),
-                )
+def _run_tiled(tiled: TiledProduct) -> None:
+    product, tile = tiled.product, tiled.tile
+    flags = tiled.new_flags()
+    for panel in tiled:
+        for first, terms in tiled.chunks(panel):
+            tiled.run_tiles(
+                "logmatmulexp",
+                panel,
+                terms,
+                np.int64(product.terms),
+                panel,
+                *tiled.shifts,
+                tiled.partial,
+                np.int32(first > 0),
+                np.int32(first + terms == product.terms),
+                product.out,
+                product.view,
+                np.int32(product.adjoin),
+                flags,
             )
-        device.run(
-            Launch(
-                source="products/exact.cu",
-                kernel=f"exact<{C_TYPES[whole.dtype]}>",
-                grid=tiles_of(panel, _EXACT_SIDE, _EXACT_SIDE),
-                block=_EXACT_THREADS,
-                shared_memory=0,
-                arguments=(
-                    *whole.operands,
-                    np.int64(whole.terms),
-                    panel,
-                    row_shifts,
-                    column_shifts,
-                    whole.out,
-                    whole.view,
-                    flags,
-                    np.int32(tile.rows),
-                    np.int32(tile.columns),
-                ),
-            )
-        )
+        sides = np.int32(tile.rows), np.int32(tile.columns)
+        tiled.run_exact("exact", panel, product.out, product.view, flags, *sides)

@@ -6,26 +6,26 @@ import math
 
 import numpy as np
 
+from arraylogchain._context import Array
 from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.dtypes import C_TYPES, compute_type
 from arraylogchain._cuda.elementwise import THREADS, blocks_for, zeros
 from arraylogchain._cuda.launch import Launch
 from arraylogchain._cuda.products.operands import (
-    Array,
+    make_product,
     operand_a,
     operand_b,
-    product,
     product_view,
     strided_product_view,
 )
-from arraylogchain._cuda.products.panels import Panels, Prepared, factors_kernel
-from arraylogchain._cuda.products.tiles import Tile, choose_tile, tiles_of
+from arraylogchain._cuda.products.panels import TiledProduct
+from arraylogchain._cuda.products.tiles import tile_shapes
 from arraylogchain._fold import Fold, Shape
 
 # Values and indices take two registers for each entry of a tile.
 TILES = {
-    "float32": (Tile(128, 64, 8, 8, 4), Tile(64, 64, 16, 4, 4), Tile(16, 128, 16, 4, 4)),
-    "float64": (Tile(64, 64, 8, 4, 4), Tile(64, 64, 8, 4, 4), Tile(32, 64, 8, 4, 4)),
+    "float32": tile_shapes((128, 64, 8, 8, 4), (64, 64, 16, 4, 4), (16, 128, 16, 4, 4)),
+    "float64": tile_shapes((64, 64, 8, 4, 4), (64, 64, 8, 4, 4), (32, 64, 8, 4, 4)),
 }
 
 INSTANTIATIONS = {
@@ -34,10 +34,9 @@ INSTANTIATIONS = {
         for dtype, c in C_TYPES.items()
         for tile in dict.fromkeys(TILES[compute_type(dtype)])
     ],
-    "products/factors.cu": [factors_kernel(dtype, shifted=False) for dtype in C_TYPES],
     "products/maxplus_gradients.cu": [f"maxplus_gradients<{c}>" for c in C_TYPES.values()],
 }
-HOT = frozenset({"maxplus", "factors"})
+HOT = frozenset({"maxplus"})
 
 
 def maxplus_matmul(
@@ -59,37 +58,24 @@ def maxplus_matmul(
     """
     values = device.empty(layout.out_shape, result_dtype)
     indices = device.empty(layout.out_shape, "int64")
-    whole = product(device, layout, a, b, values, result_dtype)
-    whole = whole.turned_if_thin()
-    panels = Panels(whole, workspace)
-    prepared = Prepared(device, whole, panels, shifted=False)
-    tiles = TILES[compute_type(result_dtype)]
-    tile = choose_tile(
-        device, tiles, compute_type(result_dtype), panels.batches, panels.rows, panels.columns
+    product = make_product(device, layout, a, b, values, result_dtype).transposed_if_thin()
+    tiled = TiledProduct(
+        device, product, workspace, TILES[compute_type(result_dtype)], shifted=False
     )
-    for panel in panels:
-        prepared.start(panel)
-        for first, terms in panels.chunks():
-            prepared.factors(panel, first, terms)
-            device.run(
-                Launch(
-                    source="products/maxplus.cu",
-                    kernel=f"maxplus<{C_TYPES[result_dtype]}, {tile}>",
-                    grid=tiles_of(panel, tile.rows, tile.columns),
-                    block=tile.threads,
-                    shared_memory=0,
-                    arguments=(
-                        *prepared.factor_arguments,
-                        np.int32(terms),
-                        np.int64(first),
-                        panel,
-                        prepared.partial,
-                        np.int32(first > 0),
-                        values,
-                        indices,
-                        whole.view,
-                    ),
-                )
+    for panel in tiled:
+        for first, terms in tiled.chunks(panel):
+            tiled.run_tiles(
+                "maxplus",
+                panel,
+                terms,
+                np.int64(first),
+                panel,
+                tiled.partial,
+                np.int32(first > 0),
+                values,
+                indices,
+                product.view,
+                keeps_totals=False,
             )
     return values, indices
 
@@ -123,27 +109,17 @@ def maxplus_gradients(
     dtype = compute_type(result_dtype)
     of_a, of_b = (zeros(device, shape, dtype) for shape in (a_shape, b_shape))
     batches, rows, columns, _ = layout.sizes
-    device.run(
-        Launch(
-            source="products/maxplus_gradients.cu",
-            kernel=f"maxplus_gradients<{C_TYPES[result_dtype]}>",
-            grid=blocks_for(math.prod(layout.full_shape)),
-            block=THREADS,
-            shared_memory=0,
-            arguments=(
-                values,
-                indices,
-                product_view(layout),
-                g,
-                strided_product_view(device, layout, g, of_a, of_b),
-                np.int64(batches),
-                np.int64(rows),
-                np.int64(columns),
-                of_a,
-                operand_a(device, layout, of_a).view,
-                of_b,
-                operand_b(device, layout, of_b).view,
-            ),
-        )
+    arguments = (
+        values,
+        indices,
+        product_view(layout),
+        g,
+        strided_product_view(device, layout, g, of_a, of_b),
+        *map(np.int64, (batches, rows, columns)),
+        *operand_a(device, layout, of_a).arguments,
+        *operand_b(device, layout, of_b).arguments,
     )
+    kernel = f"maxplus_gradients<{C_TYPES[result_dtype]}>"
+    blocks = blocks_for(math.prod(layout.full_shape))
+    device.run(Launch("products/maxplus_gradients.cu", kernel, blocks, THREADS, arguments))
     return of_a, of_b

@@ -2,50 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from arraylogchain._context import Array
 from arraylogchain._cuda.device import Device
-from arraylogchain._cuda.launch import AXES, pack_axes
+from arraylogchain._cuda.launch import AXES, pack, pack_axes, struct
 from arraylogchain._fold import Fold, Shape
-
-Array = Any
 
 # Up to this many rows a product counts as thin.
 THIN = 32
 
 # The structs of view.cuh and panel.cuh.
-VIEW = np.dtype(
-    [
-        ("batch", AXES),
-        ("lines", AXES),
-        ("step", np.int64),
-        ("count", np.int64),
-        ("terms_adjoin", np.int32),
-    ],
-    align=True,
-)
-PART = np.dtype([(name, np.int64) for name in (
-    "first_batch", "batches", "first_line", "lines", "pitch", "blocks"
-)])  # fmt: skip
-PRODUCT_VIEW = np.dtype([("batch", AXES), ("rows", AXES), ("columns", AXES)], align=True)
-PANEL = np.dtype(
-    [(name, np.int64) for name in ("first_batch", "first_row", "first_column")]
-    + [(name, np.int32) for name in ("batches", "rows", "columns")],
-    align=True,
-)
+VIEW = struct((AXES, "batch lines"), (np.int64, "step count"), (np.int32, "terms_adjoin"))
+PART = struct((np.int64, "first_batch batches first_line lines pitch blocks"))
+PRODUCT_VIEW = struct((AXES, "batch rows columns"))
+PANEL = struct((np.int64, "first_batch first_row first_column"), (np.int32, "batches rows columns"))
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class StridedOperand:
     """One side of a product: an array, and where its lines and terms lie."""
 
     array: Array
     view: np.ndarray
     lines: int
+
+    @property
+    def arguments(self) -> tuple[Array, np.ndarray]:
+        """The operand as kernels take it."""
+        return self.array, self.view
 
     @property
     def terms_adjoin(self) -> bool:
@@ -56,8 +46,8 @@ class Operand:
 class Product:
     """A product's operands, and where its entries go."""
 
-    left: Operand
-    right: Operand
+    left: StridedOperand
+    right: StridedOperand
     out: Array
     view: np.ndarray
     dtype: str
@@ -76,43 +66,42 @@ class Product:
         return not any(np.any(s % 4) for s in strides)
 
     @property
+    def sides(self) -> tuple[StridedOperand, StridedOperand]:
+        return self.left, self.right
+
+    @property
     def operands(self) -> tuple[Any, ...]:
         """Both operands as kernels take them."""
-        return self.left.array, self.left.view, self.right.array, self.right.view
+        return *self.left.arguments, *self.right.arguments
 
-    def turned(self) -> Product:
-        """Return the product of the transposed operands: its rows are this one's columns."""
+    def transposed_if_thin(self) -> Product:
+        """Return this product, or that of the transposed operands if its rows are few then."""
+        if self.right.lines > THIN or self.right.lines >= self.left.lines:
+            return self
         view = self.view.copy()
         view["rows"], view["columns"] = self.view["columns"], self.view["rows"]
-        return Product(self.right, self.left, self.out, view, self.dtype, self.batches, self.terms)
-
-    def turned_if_thin(self) -> Product:
-        """Return this product, turned where that makes few columns few rows."""
-        few = self.right.lines <= THIN and self.right.lines < self.left.lines
-        return self.turned() if few else self
+        return replace(self, left=self.right, right=self.left, view=view)
 
 
-def product(device: Device, layout: Fold, a: Array, b: Array, out: Array, dtype: str) -> Product:
+def make_product(
+    device: Device, layout: Fold, a: Array, b: Array, out: Array, dtype: str
+) -> Product:
     """Return the product of two arrays, to be written into an array of layout.out_shape."""
     batches, _, _, terms = layout.sizes
     left, right = operand_a(device, layout, a), operand_b(device, layout, b)
     return Product(left, right, out, product_view(layout), dtype, batches, terms)
 
 
-def operand_a(device: Device, layout: Fold, a: Array) -> Operand:
+def operand_a(device: Device, layout: Fold, a: Array) -> StridedOperand:
     """Return the left operand: its lines are rows."""
-    steps = device.strides(a)
-    steps = _padded((0, *steps) if len(steps) == 1 else steps, len(layout.a_shape))
-    line_steps = [*(steps[axis] for axis in layout.row_axes), steps[-2]]
-    return _operand(a, layout, steps, layout.rows, line_steps, steps[-1])
+    steps = _strides(device, layout, a, terms=-1)
+    return _operand(a, layout, steps, layout.rows, (*layout.row_axes, -2), steps[-1])
 
 
-def operand_b(device: Device, layout: Fold, b: Array) -> Operand:
+def operand_b(device: Device, layout: Fold, b: Array) -> StridedOperand:
     """Return the right operand: its lines are columns."""
-    steps = device.strides(b)
-    steps = _padded((*steps, 0) if len(steps) == 1 else steps, len(layout.b_shape))
-    line_steps = [*(steps[axis] for axis in layout.col_axes), steps[-1]]
-    return _operand(b, layout, steps, layout.cols, line_steps, steps[-2])
+    steps = _strides(device, layout, b, terms=-2)
+    return _operand(b, layout, steps, layout.cols, (*layout.col_axes, -1), steps[-2])
 
 
 def product_view(layout: Fold, steps: Sequence[int] | None = None) -> np.ndarray:
@@ -125,15 +114,12 @@ def product_view(layout: Fold, steps: Sequence[int] | None = None) -> np.ndarray
         The array's strides along layout.full_shape; those of a contiguous array without.
     """
     steps = _contiguous(layout.full_shape) if steps is None else steps
-    view = np.zeros((), PRODUCT_VIEW)
-    groups = {
-        "batch": (layout.batch, layout.batch_axes),
-        "rows": (layout.rows, (*layout.row_axes, -2)),
-        "columns": (layout.cols, (*layout.col_axes, -1)),
-    }
-    for name, (extents, axes) in groups.items():
-        view[name] = pack_axes(extents, [steps[axis] for axis in axes])
-    return view
+    return pack(
+        PRODUCT_VIEW,
+        batch=_packed(layout.batch, steps, layout.batch_axes),
+        rows=_packed(layout.rows, steps, (*layout.row_axes, -2)),
+        columns=_packed(layout.cols, steps, (*layout.col_axes, -1)),
+    )
 
 
 def strided_product_view(device: Device, layout: Fold, x: Array, a: Array, b: Array) -> np.ndarray:
@@ -146,33 +132,31 @@ def strided_product_view(device: Device, layout: Fold, x: Array, a: Array, b: Ar
     return product_view(layout, steps)
 
 
+def _strides(device: Device, layout: Fold, x: Array, terms: int) -> tuple[int, ...]:
+    """Return the strides of an operand along the axes of layout.a_shape, or of b_shape."""
+    steps = device.strides(x)
+    if len(steps) == 1:
+        steps = (0, *steps) if terms == -1 else (*steps, 0)
+    return (0,) * (len(layout.a_shape) - len(steps)) + steps
+
+
 def _operand(
-    array: Array,
-    layout: Fold,
-    steps: tuple[int, ...],
-    lines: Shape,
-    line_steps: list[int],
-    step: int,
-) -> Operand:
-    view = np.zeros((), VIEW)
-    view["batch"] = pack_axes(layout.batch, [steps[axis] for axis in layout.batch_axes])
-    view["lines"] = packed = pack_axes(lines, line_steps)
-    view["step"] = step
-    view["count"] = count = int(np.prod(lines, dtype=np.int64))
+    x: Array, layout: Fold, steps: Sequence[int], lines: Shape, line_axes: Shape, step: int
+) -> StridedOperand:
+    packed = _packed(lines, steps, line_axes)
     inner = int(packed["count"]) - 1
     # Neighbours in memory are read by neighbouring threads.
-    view["terms_adjoin"] = layout.sizes[3] > 1 and (
+    terms_adjoin = layout.sizes[3] > 1 and (
         inner < 0 or abs(step) < abs(int(packed["stride"][0, inner]))
     )
-    return Operand(array, view, count)
+    batch, count = _packed(layout.batch, steps, layout.batch_axes), math.prod(lines)
+    view = pack(VIEW, batch=batch, lines=packed, step=step, count=count, terms_adjoin=terms_adjoin)
+    return StridedOperand(x, view, count)
 
 
-def _padded(steps: tuple[int, ...], axes: int) -> tuple[int, ...]:
-    return (0,) * (axes - len(steps)) + steps
+def _packed(extents: Shape, steps: Sequence[int], axes: Shape) -> np.ndarray:
+    return pack_axes(extents, [steps[axis] for axis in axes])
 
 
 def _contiguous(shape: Shape) -> list[int]:
-    steps = [1]
-    for n in reversed(shape[1:]):
-        steps.append(steps[-1] * max(n, 1))
-    return steps[::-1]
+    return [math.prod(max(n, 1) for n in shape[axis + 1 :]) for axis in range(len(shape))]

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from arraylogchain._context import Array
 from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.dtypes import C_TYPES, itemsize
-from arraylogchain._cuda.launch import Launch
-from arraylogchain._cuda.products.operands import VIEW, Array, Operand, Product
-from arraylogchain._cuda.products.tiles import blocks_of
+from arraylogchain._cuda.launch import MAX_GRID, Launch, ceil_div, pack
+from arraylogchain._cuda.products.operands import VIEW, Product, StridedOperand
 
 # Largest extents of products that one warp computes.
 SIDES = (8, 16, 32)
 
 _WARPS = 4
-_MAX_GRID = 2**31 - 1
 
 
 def _warps(dtype: str, side: int) -> int:
@@ -45,26 +45,23 @@ INSTANTIATIONS = {
 HOT = frozenset({"small", "small_gradients"})
 
 
-def is_small(whole: Product) -> bool:
+def is_small(product: Product) -> bool:
     """Tell whether all extents of a product are those of small ones."""
-    return _extent(whole) <= max(SIDES)
+    return _extent(product) <= max(SIDES)
 
 
-def run(device: Device, whole: Product) -> None:
+def run(device: Device, product: Product) -> None:
     """Compute a small product."""
-    side = _side(whole)
-    warps = _warps(whole.dtype, side)
-    kernel = f"small<{C_TYPES[whole.dtype]}, {side}, {warps}>"
-    _launch(device, "products/small.cu", kernel, whole, warps)
+    _launch(device, "small", product, _warps)
 
 
 def run_gradients(
     device: Device,
-    whole: Product,
+    product: Product,
     g: Array,
     g_view: np.ndarray,
-    targets: tuple[Operand | None, Operand | None],
-    spoils: bool,
+    targets: Sequence[StridedOperand | None],
+    propagates_nan: bool,
 ) -> None:
     """Compute the gradients of a small product.
 
@@ -74,58 +71,50 @@ def run_gradients(
     Parameters
     ----------
     device : Device
-    whole : Product
+    product : Product
         With its results.
     g : array
         Cotangents.
     g_view : array
         Where they lie.
-    targets : tuple of Operand
+    targets : sequence of StridedOperand
         Where gradients go, of the dtype and shape of either operand; None for one not wanted.
-    spoils : bool
-        As in `gradients.logmatmulexp_gradients`.
+    propagates_nan : bool
+        Whether a NaN in an operand shows in the gradients.
     """
-    side = _side(whole)
-    warps = _gradient_warps(whole.dtype, side)
     outputs: list[Any] = []
     for target in targets:
-        nowhere = None, np.zeros((), VIEW)
-        outputs += nowhere if target is None else (target.array, target.view)
-    kernel = f"small_gradients<{C_TYPES[whole.dtype]}, {side}, {warps}>"
-    more = (g, g_view, np.int32(spoils), *outputs)
-    _launch(device, "products/small_gradients.cu", kernel, whole, warps, *more)
+        outputs += (None, pack(VIEW)) if target is None else target.arguments
+    arguments = (g, g_view, np.int32(propagates_nan), *outputs)
+    _launch(device, "small_gradients", product, _gradient_warps, *arguments)
 
 
-def _extent(whole: Product) -> int:
-    return max(whole.left.lines, whole.right.lines, whole.terms)
-
-
-def _side(whole: Product) -> int:
-    return min(side for side in SIDES if side >= _extent(whole))
+def _extent(product: Product) -> int:
+    return max(product.left.lines, product.right.lines, product.terms)
 
 
 def _launch(
-    device: Device, source: str, kernel: str, whole: Product, warps: int, *more: Any
+    device: Device,
+    kernel: str,
+    product: Product,
+    warps_of: Callable[[str, int], int],
+    *more: Any,
 ) -> None:
     """Launch a kernel with a warp for each product, as many as fit into a grid at a time."""
-    most = _MAX_GRID * warps
-    for first in range(0, whole.batches, most):
-        batches = min(whole.batches - first, most)
-        device.run(
-            Launch(
-                source=source,
-                kernel=kernel,
-                grid=blocks_of(batches, warps),
-                block=32 * warps,
-                shared_memory=0,
-                arguments=(
-                    *whole.operands,
-                    np.int32(whole.terms),
-                    np.int64(first),
-                    np.int64(batches),
-                    whole.out,
-                    whole.view,
-                    *more,
-                ),
-            )
+    side = min(side for side in SIDES if side >= _extent(product))
+    warps = warps_of(product.dtype, side)
+    name = f"{kernel}<{C_TYPES[product.dtype]}, {side}, {warps}>"
+    at_once = MAX_GRID * warps
+    for first in range(0, product.batches, at_once):
+        batches = min(product.batches - first, at_once)
+        arguments = (
+            *product.operands,
+            np.int32(product.terms),
+            np.int64(first),
+            np.int64(batches),
+            product.out,
+            product.view,
+            *more,
         )
+        blocks = ceil_div(batches, warps)
+        device.run(Launch(f"products/{kernel}.cu", name, blocks, 32 * warps, arguments))

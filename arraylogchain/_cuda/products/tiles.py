@@ -9,18 +9,14 @@ import numpy as np
 
 from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.dtypes import itemsize
+from arraylogchain._cuda.launch import ceil_div
 from arraylogchain._cuda.products.operands import THIN
 
 SHORT = 64  # SHORT of tile_product.cuh
 
 
-def blocks_of(n: int, size: int) -> int:
-    """Return how many blocks of `size` cover n."""
-    return -(-n // size)
-
-
 @dataclass(frozen=True, slots=True)
-class Tile:
+class TileShape:
     """Template arguments of tile_product.cuh: a block's tile, and a thread's part of it.
 
     With `tensor_cores` those of tensor_product.cuh.
@@ -55,21 +51,35 @@ class Tile:
         return ", ".join(map(str, sizes)) + ", true" * self.tensor_cores
 
 
+def tile_shapes(
+    *sizes: tuple[int, int, int, int, int], tensor_cores: bool = False
+) -> tuple[TileShape, ...]:
+    return tuple(TileShape(*of_one, tensor_cores) for of_one in sizes)
+
+
+# Large tiles need the fewest reads for a sum; smaller ones keep all multiprocessors at work. The
+# last is for products with few rows.
+PRODUCT_TILES = {
+    "float32": tile_shapes((128, 128, 8, 8, 8), (64, 64, 16, 4, 4), (16, 128, 16, 4, 4)),
+    "float64": tile_shapes((128, 64, 8, 8, 4), (64, 64, 8, 4, 4), (32, 64, 8, 4, 4)),
+}
+
+
 def tiles_of(panel: np.ndarray, rows: int, columns: int) -> int:
     """Return how many tiles of these sides cover a panel."""
-    across = blocks_of(int(panel["columns"]), columns)
-    return int(panel["batches"]) * blocks_of(int(panel["rows"]), rows) * across
+    across = ceil_div(int(panel["columns"]), columns)
+    return int(panel["batches"]) * ceil_div(int(panel["rows"]), rows) * across
 
 
 def choose_tile(
-    device: Device, tiles: Sequence[Tile], dtype: str, batches: int, rows: int, columns: int
-) -> Tile:
+    device: Device, tiles: Sequence[TileShape], dtype: str, batches: int, rows: int, columns: int
+) -> TileShape:
     """Return the tile for `batches` products of this many rows and columns.
 
     Parameters
     ----------
     device : Device
-    tiles : sequence of Tile
+    tiles : sequence of TileShape
         A large one, which is taken where it leaves no multiprocessor without work and little of
         itself beyond the edges; a smaller one; and where there is a third, one for few rows.
     dtype : str
@@ -80,7 +90,7 @@ def choose_tile(
     if thin and rows <= THIN:
         return thin[0]
     blocks, smaller = (
-        batches * blocks_of(rows, tile.rows) * blocks_of(columns, tile.columns)
+        batches * ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns)
         for tile in (large, medium)
     )
     covered = blocks * large.rows * large.columns

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from arraylogchain._chain.steps import Chain
 from arraylogchain._context import Array
 from arraylogchain._cuda.device import Device
-from arraylogchain._cuda.launch import Launch
+from arraylogchain._cuda.launch import Launch, pack
+from arraylogchain._inputs.chain import Chain
 
 # Of lengths.cu.
 COUNT, THREADS = 1000, 256
+SOURCE, KERNEL = "chains/lengths.cu", "chain_lengths"
+NUMBERS = np.dtype([("at", np.int32, (COUNT,))], align=True)
+INSTANTIATIONS: dict[str, list[str]] = {SOURCE: [KERNEL]}
 # More numbers than are handed over as arguments, unless there is no other way.
 MOST = 8 * COUNT
-NUMBERS = np.dtype([("at", np.int32, (COUNT,))], align=True)
-INSTANTIATIONS: dict[str, list[str]] = {"chains/lengths.cu": ["chain_lengths"]}
 
 
 def row_lengths(device: Device, chain: Chain) -> Array | None:
@@ -28,30 +29,23 @@ def row_lengths(device: Device, chain: Chain) -> Array | None:
     order = (*chain.group_axes, *chain.row_axes)
     lengths = np.broadcast_to(chain.lengths, chain.batch).transpose(order).reshape(chain.sizes)
     # Small numbers are sorted by their digits.
-    keys = (-lengths).astype(np.int16 if chain.count < 1 << 15 else np.int64)
+    keys = (-lengths).astype(np.int16 if chain.num_steps < 1 << 15 else np.int64)
     by_length = np.argsort(keys, axis=1, kind="stable")
     numbers = by_length + lengths.shape[1] * np.arange(lengths.shape[0])[:, None]
     return _sent(device, np.stack([lengths.reshape(-1), numbers.reshape(-1)]))
 
 
 def _sent(device: Device, values: np.ndarray) -> Array:
-    """Return a copy of whole numbers on the device, which no call waits for."""
+    """Return a copy of integers on the device, which no call waits for."""
     if values.size > MOST and (copy := device.copied(values)) is not None:
+        # While a graph is captured nothing is copied, and no kernel may be loaded.
+        device.load(SOURCE, KERNEL)
         return copy
     out = device.empty(values.shape, "int64")
     for row, of_row in zip(values, out, strict=True):
         for first in range(0, row.size, COUNT):
             part = row[first : first + COUNT]
-            argument = np.zeros((), NUMBERS)
-            argument["at"][: part.size] = part
-            device.run(
-                Launch(
-                    source="chains/lengths.cu",
-                    kernel="chain_lengths",
-                    grid=1,
-                    block=THREADS,
-                    shared_memory=0,
-                    arguments=(argument, np.int32(part.size), of_row[first:]),
-                )
-            )
+            numbers = pack(NUMBERS, at=np.pad(part, (0, COUNT - part.size)))
+            arguments = (numbers, np.int32(part.size), of_row[first:])
+            device.run(Launch(SOURCE, KERNEL, 1, THREADS, arguments))
     return out

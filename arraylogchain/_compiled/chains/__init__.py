@@ -1,0 +1,30 @@
+"""Chains of NumPy arrays, row by row, by compiled loops.
+
+What this exports has the names and signatures of `_array.chains`.
+"""
+
+from arraylogchain._compiled.chains.entropy import entropy
+from arraylogchain._compiled.chains.messages import (
+    backward_messages,
+    forward_messages,
+    log_partition,
+)
+from arraylogchain._compiled.chains.paths import log_weight, sample, viterbi
+from arraylogchain._compiled.chains.posterior import (
+    expected_transitions,
+    marginals,
+    value_and_pullback,
+)
+
+__all__ = [
+    "backward_messages",
+    "entropy",
+    "expected_transitions",
+    "forward_messages",
+    "log_partition",
+    "log_weight",
+    "marginals",
+    "sample",
+    "value_and_pullback",
+    "viterbi",
+]

@@ -1,0 +1,70 @@
+"""The log of the sum over all paths, and messages."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from arraylogchain._compiled.chains.sweep import Sweep
+from arraylogchain._context import Array, Context
+from arraylogchain._inputs.chain import Chain
+
+
+def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
+    """Return the logs of the sums over all paths, [*batch]."""
+    out = np.full(chain.batch, -math.inf, ctx.result_dtype)
+    if chain.num_states == 0 or out.size == 0:
+        return out
+    sweep = Sweep(chain, workspace)
+    flat = out.reshape(-1)
+
+    def work(rows: range) -> None:
+        totals = np.empty(len(rows))
+        sweep.run(rows, range(sweep.T), sweep.state(rows), totals=totals)
+        flat[sweep.layout.positions(rows)] = totals
+
+    sweep.share(work)
+    return out
+
+
+def forward_messages(ctx: Context, chain: Chain, workspace: int) -> Array:
+    """Return the logs of the sums over all paths up to each state, [*batch, T, K]."""
+    return _messages(ctx, chain, workspace, backward=False)
+
+
+def backward_messages(ctx: Context, chain: Chain, workspace: int) -> Array:
+    """Return the logs of the sums over all paths from each state on, [*batch, T, K]."""
+    return _messages(ctx, chain, workspace, backward=True)
+
+
+def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Array:
+    shape = (*chain.batch, chain.num_steps, chain.num_states)
+    if chain.lengths is None:
+        out: Any = np.empty(shape, ctx.result_dtype)
+    else:
+        out = np.full(shape, -math.inf, ctx.result_dtype)
+    if out.size == 0:
+        return out
+    forms = (None, "transposed") if backward else ("weights", None)
+    sweep = Sweep(chain, workspace, *forms)
+    flat = out.reshape(-1, *shape[-2:])
+    written = out.dtype == np.float64 and sweep.layout.in_order
+
+    def work(rows: range) -> None:
+        state = sweep.state(rows)
+        if written:
+            messages = (flat, rows.start, 0)
+            sweep.run(rows, range(sweep.T), state, backward=backward, messages=messages)
+            return
+        places = sweep.layout.positions(rows)
+        blocks = list(sweep.blocks(rows, range(sweep.T), 8 * sweep.K))
+        for block in reversed(blocks) if backward else blocks:
+            buffer = np.full((len(rows), len(block), sweep.K), -math.inf)
+            messages = (buffer, 0, block.start)
+            sweep.run(rows, block, state, backward=backward, messages=messages)
+            flat[places, block.start : block.stop] = buffer
+
+    sweep.share(work)
+    return out

@@ -1,0 +1,162 @@
+"""The arrays of a chain as loops read them: float64, contiguous, in parts where that is a copy."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from arraylogchain._compiled.chains.layout import Layout
+from arraylogchain._compiled.compiling import Floats, Integers
+from arraylogchain._compiled.matrices import prepare, prepare_logs
+from arraylogchain._fold import Shape
+
+# From this many states on, and uses of a matrix, its bands are looked for.
+_STATES, _USES = 8, 8
+
+
+def can_be_read(array: Any) -> bool:
+    """Tell whether loops read an array as it is."""
+    return bool(array.dtype == np.float64 and array.flags.c_contiguous and array.flags.aligned)
+
+
+def frozen(array: Any) -> Any:
+    """Return a view that cannot be written to: what callers give may be such, and is compiled for."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+class Rows:
+    """An array [..., steps, K] of weights of the rows.
+
+    Parameters
+    ----------
+    array : array
+    layout : Layout
+    kind : int
+        Which map of the layout is that of the array.
+    budget : int
+        Bytes that a copy of all of it may take.
+    """
+
+    def __init__(self, array: Any, layout: Layout, kind: int, budget: int) -> None:
+        self.array, self.layout, self.kind = array, layout, kind
+        self.whole: Floats | None = None
+        if can_be_read(array) or 8 * array.size <= budget:
+            whole = np.ascontiguousarray(array, np.float64)
+            self.whole = frozen(whole.reshape(-1, *array.shape[-2:]))
+
+    def read(self, rows: range, steps: range, maps: Integers) -> tuple[Floats, int]:
+        """Return the weights of rows and steps, with the number of the first; enter their map."""
+        if self.whole is not None:
+            return self.whole, 0
+        maps[self.kind] = self.layout.local(rows.start)
+        index = self.layout.index(self.array.shape[:-2], rows)
+        part = self.array[..., steps.start : steps.stop, :]
+        shape = (len(rows), len(steps), self.array.shape[-1])
+        out = np.empty(shape)
+        out[...] = part[index] if index else part
+        return frozen(out), steps.start
+
+    @property
+    def step_bytes(self) -> int:
+        """What a step of a row takes."""
+        size = int(self.array.shape[-1])
+        return 0 if self.whole is not None else size * (8 + self.array.itemsize)
+
+
+@lru_cache(maxsize=16)
+def ones(K: int) -> Floats:
+    """Return weights of rows for which none are given; never written to."""
+    return frozen(np.ones((1, 1, K)))  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=16)
+def _full_band(K: int) -> Integers:
+    return np.full((1, 1, K, 2), (0, K), np.int64)
+
+
+class Matrices:
+    """Transitions [..., 1 or T - 1, K, K], prepared for steps.
+
+    Parameters
+    ----------
+    array : array or None
+    in_logs : bool
+    layout : Layout
+    steps : int
+        Of the rows.
+    budget : int
+        Bytes that copies of all matrices may take.
+    form : str
+        "weights" as `recursion.recursion` takes them, "transposed" ones, "logs" as
+        `paths.best_weights` takes them, or as they are "given".
+    more : int
+        Numbers that a caller makes of each entry.
+    """
+
+    def __init__(
+        self,
+        array: Any,
+        in_logs: bool,
+        layout: Layout,
+        num_states: int,
+        steps: int,
+        budget: int,
+        form: str = "weights",
+        more: int = 0,
+    ) -> None:
+        if array is None or array.shape[-3] == 0:
+            array, in_logs = np.zeros((1, num_states, num_states)), False
+        self.array, self.in_logs = array, in_logs
+        self.form = form
+        self.own: Shape = array.shape[:-3]
+        self.is_one = int(array.shape[-3]) == 1
+        is_read = can_be_read(array) and form != "transposed"
+        # As given in parts, converted or transposed, exponentials, and what is known of each.
+        copied = 0 if is_read else 8 + array.itemsize
+        written = form == "logs" or (in_logs and form != "given")
+        copied += 8 * (written + more)
+        self.matrix_bytes = num_states**2 * copied + 16 * num_states + 16
+        self.groups = max(1, array.size // max(1, array.shape[-3] * num_states**2))
+        uses = layout.rows_per_group * (steps if self.is_one else 1)
+        self.with_bands = num_states >= _STATES and uses >= _USES
+        self.whole: tuple[Any, ...] | None = None
+        count = self.groups * int(array.shape[-3])
+        if count * self.matrix_bytes <= budget:
+            self.whole = self._prepared(range(self.groups), range(int(array.shape[-3])))
+
+    def read(self, groups: range, steps: range, maps: Integers, kind: int) -> tuple[Any, ...]:
+        """Return prepared matrices, with the number of the first step; enter their map."""
+        if self.whole is not None:
+            return self.whole
+        maps[kind, -1] = -groups.start
+        return self._prepared(groups, range(1) if self.is_one else steps)
+
+    def _prepared(self, groups: range, steps: range) -> tuple[Any, ...]:
+        K = self.array.shape[-1]
+        given = self.given(groups, steps)
+        shape, in_logs = given.shape[:2], self.in_logs
+        shifts, flags = np.zeros(shape), np.zeros(shape, np.int64)
+        if self.form == "given":
+            return given, given, shifts, flags, _full_band(K), steps.start
+        bands = np.empty((*shape, K, 2), np.int64) if self.with_bands else _full_band(K)
+        if self.form == "logs":
+            P = np.empty(given.shape)
+            prepare_logs(given, in_logs, P, flags, bands, self.with_bands)
+            return frozen(P), given, shifts, flags, bands, steps.start
+        P = np.empty(given.shape if in_logs else (0, 0, K, K))
+        prepare(given, in_logs, P, shifts, flags, bands, self.with_bands)
+        return frozen(P) if in_logs else given, given, shifts, flags, bands, steps.start
+
+    def given(self, groups: range, steps: range) -> Floats:
+        """Return matrices as they are given, [groups, steps, K, K]."""
+        part = self.array[..., steps.start : steps.stop, :, :]
+        if len(groups) < self.groups:
+            part = part[np.unravel_index(np.arange(groups.start, groups.stop), self.own)]
+        if self.form == "transposed":
+            part = np.swapaxes(part, -1, -2)
+        part = np.ascontiguousarray(part, np.float64)
+        return frozen(part.reshape(len(groups), len(steps), *part.shape[-2:]))

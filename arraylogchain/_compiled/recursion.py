@@ -1,0 +1,146 @@
+"""Forward and backward recursions of many rows, in one call.
+
+All loops over rows take the same tuples:
+
+rows : (first, count, dims, maps, lengths)
+    `count` rows of the batch with axes `dims`, from number `first` on. `maps` has, for each kind of
+    array, the steps that axes take in it and where it begins: see `place`.
+potentials : (x, begin)
+    [n, steps, K], the first of which is step number `begin`.
+matrices : (P, L, shifts, flags, bands, begin)
+    Matrices [n, steps or 1, K, K] and what is known of them; see `steps.multiply`. The first is that
+    of transition number `begin`.
+ends : (initial, initial_in_logs, final, final_in_logs)
+    Weights [n, 1, K].
+state : (m, e, scale)
+    A state for each of the rows, which goes on from call to call.
+history : (m, e, wide, begin)
+    States [count, steps, K] of the steps from `begin` on. Where e has no rows, wide states cannot be
+    kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from arraylogchain._compiled.compiling import Floats, Integers, compiled, inner
+from arraylogchain._compiled.numbers import log_of
+from arraylogchain._compiled.steps import (
+    HIGH,
+    LOW,
+    POWER,
+    WIDE,
+    load,
+    multiply,
+    rescale,
+    weigh,
+    weighted_total,
+)
+
+# Which map is that of which array.
+POTENTIALS, MATRICES, INITIAL, FINAL, LENGTHS = range(5)
+# And of sums over the posterior, and of what they are weighed with.
+BATCH, COTANGENT, TO_POTENTIALS, TO_TRANSITIONS, TO_INITIAL, TO_FINAL = range(5, 11)
+NUM_MAPS = 11
+
+
+@inner
+def place(q: int, dims: Integers, steps: Integers) -> int:
+    """Return where an array has what belongs to row q of the batch."""
+    at = steps[-1]
+    for axis in range(len(dims) - 1, -1, -1):
+        at += q % dims[axis] * steps[axis]
+        q //= dims[axis]
+    return at
+
+
+@inner
+def matrices_of(matrices: Any, g: int) -> Any:
+    """Return the matrices of group g."""
+    P, L, shifts, flags, bands, _ = matrices
+    return P[g], L[g], shifts[g], flags[g], bands[min(g, len(bands) - 1)]
+
+
+@inner
+def record(state: Any, r: int, t: int, history: Any, messages: Any) -> bool:
+    """Keep the state of row r at step t, or its logarithms; return whether it cannot be kept."""
+    m, e, scale = state
+    kept, kept_e, kept_wide, begin = history
+    out, out_row, out_step = messages
+    is_wide = scale[WIDE] != 0.0
+    lacks = is_wide and len(kept) > 0 and len(kept_e) == 0
+    if len(kept) > 0:
+        kept_wide[r, t - begin] = is_wide
+    for k in range(len(m)):
+        if len(kept) > 0:
+            kept[r, t - begin, k] = m[k]
+            if is_wide and not lacks:
+                kept_e[r, t - begin, k] = e[k]
+        if len(out) > 0:
+            n = scale[POWER] + (e[k] if is_wide else 0.0)
+            out[r + out_row, t - out_step, k] = log_of(m[k], n, scale[HIGH], scale[LOW])
+    return lacks
+
+
+@compiled
+def recursion(
+    rows: Any,
+    potentials: Any,
+    matrices: Any,
+    ends: Any,
+    start: int,
+    stop: int,
+    backward: bool,
+    states: Any,
+    history: Any,
+    messages: Any,
+    totals: Floats,
+) -> bool:
+    """Go through steps start ... stop - 1 of rows, forward or backward.
+
+    Backward, matrices are transposed, and what a call leaves as a state has been weighed for the
+    step before. Messages (out, row, step) are written as logarithms, from that row and step of `out`
+    on, and forward, the logarithms of rows' totals.
+
+    Returns
+    -------
+    bool
+        Whether a wide state could not be kept.
+    """
+    first, count, dims, maps, lengths = rows
+    x, x_begin = potentials
+    initial, initial_in_logs, final, final_in_logs = ends
+    begin = matrices[5]
+    scratch = np.empty((4, x.shape[2]))
+    # One matrix stands for all steps; forward it is that of the step before.
+    step = 0 if matrices[0].shape[1] == 1 else 1
+    earlier = begin if backward else begin + 1
+    lacks = False
+    for r in range(count):
+        q = first + r
+        m, e, scale = states[0][r], states[1][r], states[2][r]
+        state = (m, e, scale)
+        own = x[place(q, dims, maps[POTENTIALS])]
+        moves = matrices_of(matrices, place(q, dims, maps[MATRICES]))
+        given = final[place(q, dims, maps[FINAL])]
+        length = lengths[place(q, dims, maps[LENGTHS])]
+        end = min(stop, length)
+        for i in range(end - start):
+            t = end - 1 - i if backward else start + i
+            if t == (length - 1 if backward else 0):
+                in_logs = final_in_logs if backward else initial_in_logs
+                values = given if backward else initial[place(q, dims, maps[INITIAL])]
+                load(values, in_logs, m, e, scale)
+            else:
+                multiply(m, e, scale, moves, step * (t - earlier), scratch)
+            if backward:
+                lacks |= record(state, r, t, history, messages)
+            weigh(m, e, scale, own, t - x_begin, scratch)
+            rescale(m, e, scale)
+            if not backward:
+                lacks |= record(state, r, t, history, messages)
+        if not backward and start < length <= stop and len(totals) > 0:
+            totals[r] = weighted_total(m, e, scale, given, final_in_logs, scratch)
+    return lacks

@@ -1,0 +1,215 @@
+"""Gradients of chains on a CUDA device: marginals, expected transitions, derivatives.
+
+The forward pass keeps the states of all steps, or of a few of them from which the others are
+computed again. The backward pass goes through time in blocks of steps: the recursion writes the
+marginals of a block and keeps its states, from which follow the sums over pairs of neighbouring
+states. Sums that go over several blocks are kept in the precision of the computation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from arraylogchain._context import Array
+from arraylogchain._cuda.chains.arrays import History
+from arraylogchain._cuda.chains.matrices import steps_at_once
+from arraylogchain._cuda.chains.recursion import ChainRun, Sweep, cut_steps
+from arraylogchain._cuda.chains.reductions import FACTOR, Reductions, TransitionGradient
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPass:
+    """What a forward pass keeps for the backward pass.
+
+    Attributes
+    ----------
+    run : ChainRun
+    total : array
+        The sums over all paths.
+    blocks : list of tuple of int
+        The steps that the backward pass takes together, in its order.
+    history : History or None
+        All states, if they are kept.
+    before : dict of int to History
+        Otherwise the states before some steps, from which the others are computed again.
+    """
+
+    run: ChainRun
+    total: Array
+    blocks: list[tuple[int, int]]
+    history: History | None
+    before: dict[int, History]
+
+    @property
+    def arrays(self) -> list[Array]:
+        """All of what the backward pass reads."""
+        histories = [*self.before.values(), *([] if self.history is None else [self.history])]
+        kept = [x for history in histories for x in (history.states, history.scales)]
+        chain = self.run.chain
+        given = [chain.potentials, chain.transitions, chain.initial, self.run.lengths]
+        return [self.total, *kept, *(x for x in given if x is not None)]
+
+
+def forward_pass(run: ChainRun, *, keep: bool = True) -> tuple[Array, ForwardPass]:
+    """Return the logs of the sums over all paths, [*batch], and what gradients are made from.
+
+    Parameters
+    ----------
+    run : ChainRun
+    keep : bool
+        Whether every state is kept though that takes more than a part of the workspace.
+    """
+    num_steps, workspace = run.chain.num_steps, run.workspace
+    out = run.device.empty(run.chain.batch, run.dtype)
+    history = None
+    if keep or run.state_bytes * num_steps <= workspace // 4:
+        history = run.new_history(num_steps)
+    kept = ForwardPass(run, run.new_total(), _blocks(run, history is None), history, {})
+    sweep = Sweep(total_log=out, total=kept.total, history=history)
+    starts = {0}
+    if history is None:
+        # States are kept before the step that a block's first pair of states begins with.
+        starts = {max(num_steps - last - 1, 0) for _, last in kept.blocks}
+    state: History | None = None
+    for first, last in itertools.pairwise([*sorted(starts), num_steps]):
+        if state is not None:
+            kept.before[first] = state
+        state = run.advance(first, last, sweep, state, workspace, keeps_state=True)
+    return out, kept
+
+
+def _blocks(run: ChainRun, again: bool) -> list[tuple[int, int]]:
+    """Return blocks of steps, in the order of the backward pass.
+
+    Half of the workspace is for matrices, a quarter for states of the block's steps, of both
+    directions if those of the forward pass are computed `again`, and a quarter for parts of sums.
+    """
+    num_steps, part = run.chain.num_steps, run.workspace // 4
+    each = (2 if again else 1) * run.state_bytes
+    each += run.all_rows * (FACTOR + run.chain.num_states) * run.itemsize
+    at_once = min(steps_at_once(run, part), max(1, part // each))
+    if again:
+        # Fewer blocks than steps in one: each costs a state that is kept.
+        at_once = max(at_once, math.isqrt(num_steps))
+    return list(cut_steps(0, num_steps, at_once))
+
+
+def gradients(
+    kept: ForwardPass, cotangent: Array | None, wanted: Iterable[str]
+) -> dict[str, Array]:
+    """Return gradients by name, in the shapes and the dtype of the arrays they belong to.
+
+    Parameters
+    ----------
+    kept : ForwardPass
+    cotangent : array [*batch] or None
+        Of the logs of the sums over all paths; None for ones.
+    wanted : iterable of str
+        Of 'potentials', 'transitions' and 'initial'.
+    """
+    return _BackwardPass(kept, cotangent, wanted).run()
+
+
+def state_marginals(run: ChainRun) -> Array:
+    """Return the posterior probabilities of all states at all steps, [*batch, T, K]."""
+    _, kept = forward_pass(run, keep=False)
+    out = run.new_per_state()
+    _BackwardPass(kept, None, ()).run(out)
+    return out
+
+
+def transition_counts(run: ChainRun) -> Array:
+    """Return expected counts in the shape of the transitions."""
+    _, kept = forward_pass(run, keep=False)
+    return _BackwardPass(kept, None, ["transitions"], as_counts=True).run()["transitions"]
+
+
+class _BackwardPass:
+    """The launches from the last step to the first, for the gradients that are wanted."""
+
+    def __init__(
+        self,
+        kept: ForwardPass,
+        cotangent: Array | None,
+        wanted: Iterable[str],
+        as_counts: bool = False,
+    ) -> None:
+        self.kept, self.cotangent = kept, cotangent
+        self.wanted, self.as_counts = tuple(wanted), as_counts
+        self.chain_run, self.chain, self.device = kept.run, kept.run.chain, kept.run.device
+        # A quarter for matrices of either direction, another for parts of sums.
+        self.workspace = kept.run.workspace // 4
+        self.reductions = Reductions(kept.run, kept.total, cotangent)
+        sums_rows = tuple(self.chain.potentials.shape[:-2]) != self.chain.batch
+        self.sums_potentials = "potentials" in self.wanted and sums_rows
+
+    def run(self, marginals: Array | None = None) -> dict[str, Array]:
+        """Return the wanted gradients, and write marginals if they are asked for."""
+        out = {}
+        for name in self.wanted:
+            shape = tuple(getattr(self.chain, name).shape)
+            out[name] = self.device.empty(shape, self.chain_run.dtype)
+        of_states = out.get("potentials", marginals)
+        transitions = None
+        if "transitions" in out:
+            transitions = TransitionGradient(
+                self.reductions, self.workspace, out["transitions"], as_counts=self.as_counts
+            )
+        blocks, history, state = self.kept.blocks, None, None
+        if transitions is not None or "initial" in out:
+            history = self.chain_run.new_history(max(last - first for first, last in blocks))
+        for first, last in blocks:
+            low, high = self.chain.num_steps - last, self.chain.num_steps - first
+            if history is not None:
+                history = replace(history, first=low)
+            forward = self._forward(low, high)
+            state = self._step_back(first, last, of_states, forward, history, state)
+            if transitions is not None and history is not None:
+                transitions.add(max(low - 1, 0), high - 1, forward, history)
+        if transitions is not None:
+            transitions.finish()
+        if "initial" in out and history is not None:
+            self.reductions.initial_gradient(history, out["initial"])
+        return out
+
+    def _forward(self, low: int, high: int) -> History:
+        """Return the forward pass's states from the step before `low` on, up to `high`."""
+        run, kept = self.chain_run, self.kept
+        if kept.history is not None:
+            return kept.history
+        first = max(low - 1, 0)
+        history = replace(run.new_history(high - first), first=first)
+        before, sweep = kept.before.get(first), Sweep(history=history)
+        run.advance(first, high, sweep, before, self.workspace, keeps_state=True)
+        return history
+
+    def _step_back(
+        self,
+        first: int,
+        last: int,
+        gradient: Array | None,
+        forward: History,
+        history: History | None,
+        state: History | None,
+    ) -> History | None:
+        """Run the recursion through a block of steps, in its order."""
+        run, low, size = self.chain_run, self.chain.num_steps - last, self.chain.num_states
+        sweep = Sweep(
+            backward=True,
+            total=self.kept.total,
+            history=history,
+            marginals=gradient,
+            forward=forward,
+            cotangent=self.cotangent,
+        )
+        if self.sums_potentials:
+            wide = self.device.empty((run.all_rows, last - first, size), run.compute)
+            sweep = replace(sweep, marginals=wide, by_number=True, out_time=low)
+        state = run.advance(first, last, sweep, state, self.workspace)
+        if gradient is not None and self.sums_potentials:
+            width, own = (last - first) * size, gradient[..., low:, :]
+            self.reductions.over_rows(sweep.marginals, width, self.chain.potentials, 2, own)
+        return state

@@ -1,0 +1,282 @@
+"""Sums of gradients over rows and steps: the launches beside the recursion in the backward pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from arraylogchain._context import Array
+from arraylogchain._cuda.chains.arrays import C_TYPES, DTYPES, THREADS, ChainArrays, History
+from arraylogchain._cuda.launch import ceil_div, pack, pack_axes, struct
+
+# struct Pairs of pairs.cuh.
+PAIRS = struct(
+    (np.int32, "size first times dtype out_dtype in_logs with_weights start_form"),
+    (np.int32, "time_splits row_splits accumulate"),
+    (np.int64, "rows groups matrix_stride row_stride column_stride start_stride"),
+    (np.int64, "forward_time back_time out_step out_split"),
+)
+# Of pairs.cu and sum.cu.
+SIDE, FACTOR, SUM_WIDTH, SHORT = 64, 3, 32, 128
+# Rows that are worth a block of their own.
+ROWS_OF_A_SPLIT = 64
+INSTANTIATIONS: dict[str, list[str]] = {
+    "chains/factors.cu": [
+        f"{kernel}<{t}>" for t in C_TYPES.values() for kernel in ("chain_factors", "chain_start")
+    ],
+    "chains/pairs.cu": [f"chain_pairs<{t}>" for t in C_TYPES.values()],
+    "chains/sum.cu": [f"chain_sum<{t}>" for t in C_TYPES.values()],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Pairs of states at t and t + 1, for some steps t.
+
+    Attributes
+    ----------
+    first, times : int
+        The first t, -1 before the first step, and how many there are.
+    forward, backward : History
+        States at t, and at t + 1.
+    """
+
+    first: int
+    times: int
+    forward: History | None
+    backward: History
+
+
+class Reductions:
+    """Sums of what the rows of a chain add to its gradients.
+
+    Parameters
+    ----------
+    arrays : ChainArrays
+    total : array
+        Sums over all paths.
+    cotangent : array [*batch] or None
+        Of their logs; None for ones.
+    """
+
+    def __init__(self, arrays: ChainArrays, total: Array, cotangent: Array | None) -> None:
+        self.arrays, self.total, self.cotangent = arrays, total, cotangent
+        self.device, self.chain = arrays.device, arrays.chain
+
+    def over_rows(self, rows: Array, width: int, like: Array, trailing: int, out: Array) -> None:
+        """Add up numbers [rows, width] over the batch axes that an array `like` has not."""
+        arrays, order = self.arrays, self.arrays.order
+        skipped = len(self.chain.batch) + trailing - len(like.shape)
+        strides = arrays.dense_strides(width, order)
+        kept, summed = [], []
+        for axis, extent, stride, of_out in zip(
+            order, arrays.extents(order), strides, arrays.strides(out, trailing, order), strict=True
+        ):
+            if axis >= skipped and int(like.shape[axis - skipped]) > 1:
+                kept.append((extent, stride, of_out))
+            else:
+                summed.append((extent, stride))
+        self.sum(rows, width, kept, summed, out)
+
+    def sum(
+        self,
+        parts: Array,
+        width: int,
+        kept: Sequence[tuple[int, int, int]],
+        summed: Sequence[tuple[int, int]],
+        out: Array,
+        terms: int | None = None,
+    ) -> None:
+        """Add up parts, each `width` neighbouring numbers.
+
+        Parameters
+        ----------
+        kept : sequence of tuple
+            Axes of the sums: extent, and strides of parts and of `out`.
+        summed : sequence of tuple
+            Axes that are summed over: extent, and stride of parts.
+        terms : int, optional
+            How many terms a sum has, if not all of these.
+        """
+        if width == 0:
+            return
+        self.arrays.launch(
+            "chains/sum.cu",
+            "chain_sum",
+            math.prod(n for n, _, _ in kept) * ceil_div(width, SUM_WIDTH),
+            parts,
+            pack_axes(*([axis[i] for axis in kept] for i in range(3))),
+            pack_axes(*([axis[i] for axis in summed] for i in range(2))),
+            np.int64(math.prod(n for n, _ in summed) if terms is None else terms),
+            np.int64(width),
+            np.int64(1),
+            out,
+            np.int32(DTYPES.index(self.device.dtype_name(out))),
+        )
+
+    def packed(self, pairs: Pairs, **more: int) -> np.ndarray:
+        """Return the struct Pairs."""
+        return pack(
+            PAIRS,
+            size=self.chain.num_states,
+            first=pairs.first,
+            times=pairs.times,
+            dtype=DTYPES.index(self.arrays.dtype),
+            rows=self.arrays.rows,
+            groups=self.arrays.groups,
+            forward_time=0 if pairs.forward is None else pairs.forward.first,
+            back_time=pairs.backward.first,
+            **more,
+        )
+
+    def factors(self, pairs: Pairs) -> Array:
+        """Return what pairs of states are multiplied by, [times, rows, FACTOR]."""
+        arrays = self.arrays
+        factors = self.device.empty((pairs.times, arrays.all_rows, FACTOR), arrays.compute)
+        arrays.launch(
+            "chains/factors.cu",
+            "chain_factors",
+            ceil_div(pairs.times * arrays.all_rows, THREADS),
+            self.packed(pairs),
+            arrays.axes(arrays.order, (self.cotangent, 0)),
+            None if pairs.forward is None else pairs.forward.scales,
+            pairs.backward.scales,
+            self.total,
+            arrays.lengths,
+            self.cotangent,
+            factors,
+        )
+        return factors
+
+    def initial_gradient(self, backward: History, out: Array) -> None:
+        """Write the gradient of the initial weights, from the states of the first step."""
+        arrays, initial, size = self.arrays, self.chain.initial, self.chain.num_states
+        pairs = Pairs(-1, 1, None, backward)
+        factors = self.factors(pairs)
+        rows = self.device.empty((arrays.all_rows, size), arrays.compute)
+        form, stride = 2 if self.chain.initial_in_logs else 1, self.device.strides(initial)[-1]
+        arrays.launch(
+            "chains/factors.cu",
+            "chain_start",
+            ceil_div(arrays.all_rows * size, THREADS),
+            self.packed(pairs, start_form=form, start_stride=stride),
+            arrays.axes(arrays.order, (initial, 1)),
+            initial,
+            backward.states,
+            factors,
+            rows,
+        )
+        self.over_rows(rows, size, initial, 1, out)
+
+
+class TransitionGradient:
+    """The gradient of the transitions, or expected counts, added up block by block of steps.
+
+    Parameters
+    ----------
+    reductions : Reductions
+    workspace : int
+        Bytes for parts of sums.
+    out : array
+        Of the shape of the transitions.
+    as_counts : bool
+        Whether sums are multiplied by linear weights.
+    """
+
+    def __init__(
+        self, reductions: Reductions, workspace: int, out: Array, *, as_counts: bool
+    ) -> None:
+        self.reductions, self.arrays, self.out = reductions, reductions.arrays, out
+        arrays, chain = self.arrays, self.arrays.chain
+        self.with_weights = as_counts or chain.transitions_in_logs
+        # One matrix for all steps has one gradient; a view of one as many has as many.
+        self.adds_steps = chain.has_one_matrix and chain.num_steps > 2
+        self.time_splits, self.row_splits = self._splits(workspace)
+        self.parts: Array | None = None
+        if self.adds_steps:
+            splits = self.time_splits * self.row_splits
+            shape = (splits, arrays.groups, chain.num_states, chain.num_states)
+            self.parts = arrays.device.empty(shape, arrays.compute)
+        self.has_begun = False
+
+    def _splits(self, workspace: int) -> tuple[int, int]:
+        """Return how many blocks share a sum over steps, and over rows."""
+        arrays, chain = self.arrays, self.arrays.chain
+        slots = 1 if self.adds_steps else max(1, chain.num_steps - 1)
+        blocks = ceil_div(chain.num_states, SIDE) ** 2 * arrays.groups * slots
+        missing = ceil_div(2 * arrays.device.multiprocessors, blocks)
+        each = arrays.groups * slots * chain.num_states**2 * arrays.itemsize
+        missing = max(1, min(missing, workspace // each))
+        times = min(missing, chain.num_steps - 1) if self.adds_steps else 1
+        return times, min(max(1, missing // times), ceil_div(arrays.rows, ROWS_OF_A_SPLIT))
+
+    def add(self, first: int, stop: int, forward: History, backward: History) -> None:
+        """Add pairs of states at t and t + 1, for t from `first` to `stop` - 1."""
+        arrays, chain = self.arrays, self.arrays.chain
+        pairs, entries = Pairs(first, stop - first, forward, backward), chain.num_states**2
+        if pairs.times <= 0:
+            return
+        factors = self.reductions.factors(pairs)
+        out = self.out[..., first:, :, :]
+        target, fields = self._target(out, pairs.times)
+        stride, fields["row_stride"], fields["column_stride"] = arrays.device.strides(
+            chain.transitions
+        )[-3:]
+        slots = self.time_splits if self.adds_steps else pairs.times
+        # Sums of many rows take a number for each of a block's entries as well.
+        is_long = ceil_div(arrays.rows, self.row_splits) > SHORT
+        packed = self.reductions.packed(
+            pairs,
+            in_logs=chain.transitions_in_logs,
+            with_weights=self.with_weights,
+            row_splits=self.row_splits,
+            matrix_stride=0 if arrays.is_one_matrix else stride,
+            **fields,
+        )
+        arrays.launch(
+            "chains/pairs.cu",
+            "chain_pairs",
+            ceil_div(chain.num_states, SIDE) ** 2 * self.row_splits * slots * arrays.groups,
+            packed,
+            arrays.axes(chain.group_axes, (chain.transitions, 3)),
+            chain.transitions,
+            forward.states,
+            backward.states,
+            factors,
+            target,
+            shared_memory=SIDE * SIDE * arrays.itemsize if is_long else 0,
+        )
+        self.has_begun = True
+        if not self.adds_steps and self.row_splits > 1:
+            width = pairs.times * entries
+            kept = (arrays.groups, width, int(self.out.shape[-3]) * entries)
+            summed = (self.row_splits, arrays.groups * width)
+            self.reductions.sum(target, width, [kept], [summed], out)
+
+    def _target(self, out: Array, times: int) -> tuple[Array, dict[str, int]]:
+        """Return where a block's sums go, and what the struct Pairs says of it."""
+        arrays, size = self.arrays, self.arrays.chain.num_states
+        fields = {"out_step": int(self.out.shape[-3]) * size * size}
+        target = out
+        if self.parts is not None:
+            target = self.parts
+            fields |= {"time_splits": self.time_splits, "accumulate": self.has_begun}
+        elif self.row_splits > 1:
+            shape = (self.row_splits, arrays.groups, times, size, size)
+            target = arrays.device.empty(shape, arrays.compute)
+            fields["out_step"] = times * size * size
+            fields["out_split"] = arrays.groups * fields["out_step"]
+        fields["out_dtype"] = DTYPES.index(arrays.device.dtype_name(target))
+        return target, fields
+
+    def finish(self) -> None:
+        """Write what is not in place yet."""
+        if self.arrays.chain.num_steps == 1:
+            # Zeros, as a sum of nothing.
+            self.reductions.sum(self.out, math.prod(self.out.shape), [], [], self.out, terms=0)
+        if self.parts is not None:
+            count, width = int(self.parts.shape[0]), math.prod(self.parts.shape[1:])
+            self.reductions.sum(self.parts, width, [], [(count, width)], self.out)

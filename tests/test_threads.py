@@ -1,0 +1,185 @@
+"""The pool of threads: every block once, whatever is called from where, and nothing left behind."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+from arraylogchain import _threads
+from arraylogchain._threads import num_workers, share
+
+
+@pytest.fixture(autouse=True)
+def _fresh_pool():
+    yield
+    if _threads._pool is not None:
+        _threads._pool.shutdown()
+    _threads._after_fork()
+
+
+def blocks_of(count, block, workers=None):
+    """Return the blocks that are run, in order, and the threads that ran them."""
+    found, threads = [], set()
+
+    def work(start, stop):
+        time.sleep(0.001)
+        found.append((start, stop))
+        threads.add(threading.get_ident())
+
+    share(work, count, block, workers)
+    return sorted(found), threads
+
+
+@pytest.mark.parametrize("workers", [None, 1, 2, 3, 8])
+@pytest.mark.parametrize(("count", "block"), [(0, 4), (1, 4), (4, 4), (5, 4), (23, 4), (23, 1)])
+def test_every_block_once(count, block, workers):
+    found, threads = blocks_of(count, block, workers)
+    assert found == [(i, min(i + block, count)) for i in range(0, count, block)]
+    assert len(threads) <= max(1, workers or num_workers())
+
+
+def test_all_workers_take_part():
+    barrier = threading.Barrier(3, timeout=10)
+    share(lambda start, stop: barrier.wait(), 3, 1, workers=3)
+
+
+@pytest.mark.parametrize(("count", "workers"), [(4, 8), (100, 1)])
+def test_small_work_touches_no_pool(count, workers):
+    share(lambda start, stop: None, count, 4, workers)
+    assert _threads._pool is None
+
+
+def test_error_states_reach_all_threads():
+    out = np.empty(400)
+    with warnings.catch_warnings(), np.errstate(divide="ignore"):
+        warnings.simplefilter("error")
+        barrier = threading.Barrier(2, timeout=10)
+
+        def work(start, stop):
+            barrier.wait()
+            np.log(np.zeros(stop - start), out=out[start:stop])
+
+        share(work, 400, 200, workers=2)
+    assert np.all(out == -np.inf)
+
+
+@pytest.mark.parametrize("error", [ValueError, IndexError, KeyboardInterrupt])
+@pytest.mark.parametrize("raised_by", ["caller", "helper"])
+def test_exceptions_propagate_and_leave_nothing_behind(error, raised_by):
+    here, running, done = threading.get_ident(), set(), []
+    barrier = threading.Barrier(2, timeout=10)
+
+    def work(start, stop):
+        running.add(start)
+        if start < 2:
+            barrier.wait()
+            if (threading.get_ident() == here) == (raised_by == "caller"):
+                raise error("from a block")
+            time.sleep(0.05)
+        else:
+            time.sleep(0.01)
+        done.append(start)
+        running.discard(start)
+
+    with pytest.raises(error, match="from a block"):
+        share(work, 1000, 1, workers=2)
+    assert len(running) == 1  # the block that raised
+    assert len(done) < 500
+    assert blocks_of(6, 2)[0] == [(0, 2), (2, 4), (4, 6)]
+
+
+def test_calls_from_many_threads_and_from_within():
+    total = np.zeros((8, 64), np.int64)
+
+    def call(i):
+        def outer(start, stop):
+            def inner(first, last):
+                total[i, start * 8 + first : start * 8 + last] += 1
+
+            share(inner, 8, 1, workers=4)
+
+        for _ in range(20):
+            share(outer, 8, 1, workers=4)
+
+    callers = [threading.Thread(target=call, args=(i,), daemon=True) for i in range(8)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(timeout=30)
+        assert not caller.is_alive()
+    assert np.all(total == 20)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_after_fork():
+    blocks_of(4, 1, workers=2)
+    assert _threads._pool is not None
+    child = multiprocessing.get_context("fork").Process(target=_in_child)
+    child.start()
+    child.join(timeout=30)
+    assert child.exitcode == 0
+
+
+def _in_child():
+    barrier = threading.Barrier(2, timeout=10)
+    share(lambda start, stop: barrier.wait(), 2, 1, workers=2)
+
+
+def test_at_exit_of_the_interpreter():
+    code = """
+import atexit
+from arraylogchain._threads import share
+found = []
+share(lambda i, j: None, 8, 1, workers=2)
+def last():
+    share(lambda i, j: found.append(i), 8, 1, workers=2)
+    assert sorted(found) == list(range(8))
+    print("done")
+atexit.register(last)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.parametrize(("value", "most"), [("1", 1), ("1,4", 1), ("x", None), ("", None)])
+def test_size_follows_the_environment(monkeypatch, value, most):
+    num_workers.cache_clear()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    free = num_workers()
+    num_workers.cache_clear()
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert num_workers() == (most or free)
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "expected"),
+    [
+        ("0::/a/b", {"/sys/fs/cgroup/a/cpu.max": "150000 100000"}, [1.5]),
+        ("0::/", {"/sys/fs/cgroup/cpu.max": "max 100000"}, []),
+        (
+            "3:cpu,cpuacct:/of/the/host\n2:memory:/x",
+            {
+                "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000",
+                "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            [3.0],
+        ),
+        ("3:cpu:/", {"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1"}, []),
+    ],
+)
+def test_quotas_of_control_groups(monkeypatch, membership, files, expected):
+    def read_text(path):
+        try:
+            return {"/proc/self/cgroup": membership, **files}[str(path)]
+        except KeyError:
+            raise FileNotFoundError(path) from None
+
+    monkeypatch.setattr(_threads.Path, "read_text", read_text)
+    assert list(_threads._cgroup_quotas()) == expected

@@ -60,7 +60,7 @@ def one_sentence(capsys):
 def test_demo_shows_what_is_available_and_a_row_per_size(capsys):
     assert main(["--size", "20,1,4,8", "--seed", "3"]) == 0
     out = capsys.readouterr().out
-    for library in ("numpy", "array-api-compat", "cupy", "torch"):
+    for library in ("numpy", "array-api-compat", "numba", "cupy", "torch"):
         assert re.search(rf"^  {library} +\S", out, re.MULTILINE)
     rows = {line[:17].strip(): line for line in out.splitlines() if re.match(r" *\d+, ", line)}
     assert list(rows) == ["10, 1, 5, 40", "10, 1, 6, 40", "20, 1, 4, 8"]
@@ -93,6 +93,14 @@ def test_bad_size(size, capsys):
     assert "four integers" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("reason", ["Numba is not installed", None])
+def test_says_what_computes_on_the_cpu(monkeypatch, reason):
+    monkeypatch.setattr("arraylogchain._compiled.why_not", lambda: reason)
+    monkeypatch.setitem(sys.modules, "numba", types.SimpleNamespace(__version__="0.60"))
+    expected = f"array operations ({reason})" if reason else "0.60, compiled loops for chains"
+    assert environment._describe_numba() == expected
+
+
 def test_cuda_without_cupy_says_why(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert main(["--device", "cuda", "--size", "2,1,3,4"]) == 2
@@ -100,7 +108,7 @@ def test_cuda_without_cupy_says_why(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("reason", ["CuPy is not installed", None])
-def test_says_which_road_a_device_takes(monkeypatch, reason):
+def test_says_what_computes_on_a_device(monkeypatch, reason):
     """With stand-ins for a torch that has a device, and for what is found about it."""
     found = object() if reason is None else Unavailable(reason)
     monkeypatch.setattr(environment, "find", lambda library, device: found)

@@ -15,7 +15,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from arraylogchain import __version__
+from arraylogchain import __version__, _compiled
 from arraylogchain._context import Array
 from arraylogchain._cuda.device import find
 
@@ -98,10 +98,11 @@ def _trace_cuda(cupy: Any) -> Iterator[Peak]:
 
 
 def describe() -> str:
-    """Say what is available here. Imports CuPy and torch where they are installed."""
+    """Say what is available here. Imports optional libraries where they are installed."""
     libraries = {
         "numpy": np.__version__,
         "array-api-compat": array_api_compat.__version__,
+        "numba": _describe_numba(),
         "cupy": _describe_cupy(),
         "torch": _describe_torch(),
     }
@@ -112,6 +113,12 @@ def describe() -> str:
         *(f"  {name:<{width}}  {text}" for name, text in libraries.items()),
     ]
     return "\n".join(lines)
+
+
+def _describe_numba() -> str:
+    if reason := _compiled.why_not():
+        return f"array operations ({reason})"
+    return f"{importlib.import_module('numba').__version__}, compiled loops for chains"
 
 
 def _describe_cupy() -> str:

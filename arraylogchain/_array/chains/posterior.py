@@ -177,7 +177,7 @@ class TilePosterior:
         last = self.history.last
         state = last[0].state if len(last) == 1 else logs_of_all(tile, last)
         assert state is not None
-        self._finite = ~self.ctx.xp.isinf(log_total(tile, state))
+        self._total = log_total(tile, state)
 
     def take_factors(self) -> Factors | None:
         """Hand over the kept exponentials, which from then on are computed again."""
@@ -215,14 +215,15 @@ class TilePosterior:
             self._add_initial(ahead, g, sums)
 
     def _cotangent(self, cotangent: Array | None) -> Array:
-        """Return the cotangents [groups, rows, 1], 0 for rows whose sum is infinite."""
-        tile, ctx, xp = self.tile, self.ctx, self.ctx.xp
+        """Return the cotangents [groups, rows, 1], 0 for sums that are infinite, NaN for NaN."""
+        tile, ctx, xp, total = self.tile, self.ctx, self.ctx.xp, self._total
         if cotangent is None:
-            g = xp.ones_like(self._finite, dtype=ctx.dtype(ctx.precision))
+            g = xp.ones_like(total, dtype=ctx.dtype(ctx.precision))
         else:
             view = arrange(xp, tile.chain, cotangent, trailing=0)[(*tile.box, ...)]
             g = ctx.load(tile.expanded(view[..., None], (1,)), ctx.precision)
-        return xp.where(self._finite, g, xp.zeros_like(g))
+        g = xp.where(xp.isinf(total), xp.zeros_like(g), g)
+        return xp.where(xp.isnan(total), xp.full_like(g, math.nan), g)
 
     def _add_step(self, step: _Step, g: Array, sums: ChainSums) -> None:
         ctx, xp, tile = self.ctx, self.ctx.xp, self.tile
@@ -379,7 +380,7 @@ class TilePosterior:
                 pairs = log_product(wide, left, ahead[:, :, j], self.workspace)
                 if sums.by_logs:
                     edges, _ = matrix.logs(j, ctx.widest)
-                    pairs = xp.where(edges == -math.inf, edges, pairs + edges)
+                    pairs = pairs + edges
                 pairs = sign * xp.exp(xp.clip(pairs, max=limit))
                 sums.add_pairs(tile, number, j, pairs)
 

@@ -19,7 +19,7 @@ from logarithms, as rows are whose states are in log form.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from arraylogchain._array.chains.accumulate import ChainSums, bounded, zeros_for
@@ -295,7 +295,7 @@ class TilePosterior:
         left = self._room(a.values)
         ctx.apply(xp.multiply, a.values, scale, out=left)
         left = xp.matrix_transpose(left)
-        for j in matrix.panels:
+        for j in self._columns(int(left.shape[0])):
             is_plain = matrix.power is None and matrix.most < math.inf
             room = sums.room_of_pairs(tile, number, j, left) if is_plain else None
             if room is not None:
@@ -311,6 +311,11 @@ class TilePosterior:
                 part = bounded(xp, part, matrix.precision)
                 part = scale_by_powers(ctx, part, matrix.power, matrix.precision)
             sums.add_pairs(tile, number, j, part)
+
+    def _columns(self, groups: int) -> Iterator[slice]:
+        """Yield the columns of pairs of states that are in memory at a time."""
+        size = self.tile.chain.num_states
+        return chunks(size, max(1, self.options.panel // (groups * size)))
 
     def _matrix(self, i: int) -> tuple[Matrix, int]:
         """Return the matrices that lead to a step, and their number."""
@@ -365,7 +370,7 @@ class TilePosterior:
     ) -> None:
         """Add sums over rows of g exp(before_k + ahead_j), with or without the matrix's weights."""
         ctx, xp, wide = self.ctx, self.ctx.xp, self.wide
-        groups, size = int(matrix.given.shape[0]), tile.chain.num_states
+        groups = int(matrix.given.shape[0])
         limit = math.log(2.0) * (ctx.widest.top + 1) - ctx.widest.eps * 1024
         for sign in (1.0, -1.0):
             chosen = sign * g > 0
@@ -376,7 +381,7 @@ class TilePosterior:
             logs = before + xp.log(xp.where(chosen, sign * g, xp.ones_like(g)))
             logs = xp.where(chosen, logs, xp.full_like(logs, -math.inf))
             left = xp.matrix_transpose(logs)
-            for j in chunks(size, max(1, self.options.panel // (groups * size))):
+            for j in self._columns(groups):
                 pairs = log_product(wide, left, ahead[:, :, j], self.workspace)
                 if sums.by_logs:
                     edges, _ = matrix.logs(j, ctx.widest)

@@ -130,7 +130,7 @@ def _store(ctx: Context, chain: Chain, pieces: Pieces, out: Array | None = None)
     Their gradient takes its place later, so they have to be potentials of the whole batch, in the
     precision of the computation, and of a single tile.
     """
-    x, axes, dtype = chain.potentials, (*chain.group_axes, *chain.row_axes)
+    x, axes = chain.potentials, (*chain.group_axes, *chain.row_axes)
     dtype = ctx.dtype(ctx.precision)
     is_whole = (pieces.groups, pieces.rows) == chain.sizes and chain.lengths is None
     fits = tuple(x.shape[:-2]) == chain.batch and x.dtype == dtype == ctx.result_dtype

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._compiled.compiling import Floats, compiled, inner
+from arraylogchain._compiled.compiling import Floats, Integers, compiled, inner
 from arraylogchain._compiled.numbers import power_of_two
 from arraylogchain._compiled.recursion import (
     FINAL,
@@ -62,20 +62,33 @@ def entropy_of_terms(H: Floats, top: float, scratch: Floats) -> float:
 
 @inner
 def given_next(
-    m: Floats, e: Floats, scale: Floats, H: Floats, matrices: Any, logs: Any, s: int, work: Any
+    m: Floats,
+    e: Floats,
+    scale: Floats,
+    H: Floats,
+    P: Floats,
+    L: Floats,
+    shift: float,
+    flag: int,
+    bands: Integers,
+    s: int,
+    Q: Floats,
+    largest: float,
+    sums: Floats,
+    means: Floats,
+    others: Floats,
+    weights: Floats,
+    scratch: Floats,
 ) -> None:
     """Multiply the state by matrix s, and make H that of the next step.
 
-    Logs (Q, tops) are the products -F log(F / top) of the matrices' entries.
+    Q are the products -F log(F / largest) of the matrices' entries.
     """
-    P, L, shifts, flags, bands = matrices
-    Q, tops = logs
-    sums, means, others, weights, scratch = work
     K, band = len(m), min(s, len(bands) - 1)
-    add_to_scale(scale, shifts[s])
-    if scale[WIDE] == 0.0 and not flags[s] & SPECIAL:
+    add_to_scale(scale, shift)
+    if scale[WIDE] == 0.0 and not flag & SPECIAL:
         sum_products(m, P, s, bands, band, sums)
-        if prove(m, P, L, s, flags[s], sums):
+        if prove(m, P, L, s, flag, sums):
             top = 0.0
             for k in range(K):
                 top = max(top, m[k])
@@ -87,12 +100,12 @@ def given_next(
                 H[j] = 0.0
                 if sums[0, j] > 0.0:
                     h = (means[0, j] + others[0, j]) / sums[0, j]
-                    H[j] = max(h + math.log(sums[0, j] / top / tops[s]), 0.0)
+                    H[j] = max(h + math.log(sums[0, j] / top / largest), 0.0)
             copy(sums, 0, m)
             return
     widen(m, e, scale)
     for j in range(K):
-        top, special = column_terms(m, e, matrices, s, j, scratch)
+        top, special = column_terms(m, e, P, L, shift, flag, s, j, scratch)
         means[0, j] = special
         others[0, j] = 0.0
         weights[j] = 0.0
@@ -126,23 +139,44 @@ def entropies(
     Q, tops = logs
     K = x.shape[2]
     scratch = np.empty((4, K))
-    work = (np.empty((1, K)), np.empty((1, K)), np.empty((1, K)), np.empty(K), scratch)
+    sums, means, others = np.empty((1, K)), np.empty((1, K)), np.empty((1, K))
+    weights = np.empty(K)
     final_m, final_e, final_scale = np.empty(K), np.empty(K), np.empty(SCALE)
+    begin = matrices[5]
     step = 0 if Q.shape[1] == 1 else 1
     for r in range(count):
         q = first + r
         m, e, scale, H = states[0][r], states[1][r], states[2][r], states[3][r]
         own = x[place(q, dims, maps[POTENTIALS])]
         g = place(q, dims, maps[MATRICES])
-        moves, of_moves = matrices_of(matrices, g), (Q[g], tops[g])
+        P, L, shifts, flags, bands = matrices_of(matrices, g)
+        own_Q, own_tops = Q[g], tops[g]
         length = lengths[place(q, dims, maps[LENGTHS])]
         for t in range(start, min(stop, length)):
             if t == 0:
                 load(initial[place(q, dims, maps[INITIAL])], initial_in_logs, m, e, scale)
                 H[:] = 0.0
             else:
-                s = step * (t - 1 - matrices[5])
-                given_next(m, e, scale, H, moves, of_moves, s, work)
+                s = step * (t - 1 - begin)
+                given_next(
+                    m,
+                    e,
+                    scale,
+                    H,
+                    P,
+                    L,
+                    shifts[s],
+                    flags[s],
+                    bands,
+                    s,
+                    own_Q,
+                    own_tops[s],
+                    sums,
+                    means,
+                    others,
+                    weights,
+                    scratch,
+                )
             weigh(m, e, scale, own, t - x_begin, scratch)
             rescale(m, e, scale)
         if start < length <= stop:

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from arraylogchain._compiled.compiling import bits_of, inner, number_of
+from arraylogchain._compiled.compiling import bits_of, inlined, inner, number_of
 
 TINY = 2.0**-1022
 LOG2_E = 1.4426950408889634
@@ -23,7 +23,7 @@ ROUNDER = 1.5 * 2.0**52
 LEAST_EXPONENT = -708.0
 
 
-@inner
+@inlined
 def exp_near_zero(r: float) -> float:
     """Return exp(r) for abs(r) <= log(2) / 2, to an ulp: a Taylor series, added up in pairs."""
     r2 = r * r
@@ -34,7 +34,7 @@ def exp_near_zero(r: float) -> float:
     return 1.0 + (r + r2 * (low + r4 * (middle + r4 * high)))
 
 
-@inner
+@inlined
 def exp(y: float) -> float:
     """Return exp(y) for y <= 0, and 0 below `LEAST_EXPONENT`; loops over it are vectorised."""
     shifted = y * LOG2_E + ROUNDER
@@ -55,7 +55,7 @@ def wide_exp(y: float) -> tuple[float, float]:
     return exp_near_zero((y - n * LN2_HIGH) - n * LN2_LOW), n
 
 
-@inner
+@inlined
 def power_of_two(n: float) -> float:
     """Return 2**n of a whole number n <= 1023, and 0 where that is no normal number."""
     return number_of((int(n) + 1023) << 52) if n >= -1022 else 0.0
@@ -87,7 +87,7 @@ def join(m: float, e: float) -> float:
     return math.ldexp(math.ldexp(m, int(half)), int(e - half))
 
 
-@inner
+@inlined
 def two_sum(a: float, b: float) -> tuple[float, float]:
     """Return a + b, and what its rounding left out (Knuth)."""
     s = a + b

@@ -102,6 +102,7 @@ def best_weights(
     initial, initial_in_logs, _, _ = ends
     K = x.shape[2]
     scratch = np.empty((1, K))
+    begin = matrices[5]
     step = 0 if matrices[0].shape[1] == 1 else 1
     for r in range(count):
         q = first + r
@@ -110,7 +111,7 @@ def best_weights(
         L, _, _, flags, bands = matrices_of(matrices, place(q, dims, maps[MATRICES]))
         given = initial[place(q, dims, maps[INITIAL])]
         for t in range(start, min(stop, lengths[place(q, dims, maps[LENGTHS])])):
-            s = step * (t - 1 - matrices[5])
+            s = step * (t - 1 - begin)
             if t == 0:
                 for j in range(K):
                     scratch[0, j] = log_weight_of(given, j, initial_in_logs)
@@ -156,6 +157,7 @@ def trace_back(
     first, count, dims, maps, lengths = rows
     _, _, final, final_in_logs = ends
     K = kept.shape[2]
+    begin = matrices[5]
     step = 0 if matrices[0].shape[1] == 1 else 1
     for r in range(count):
         q = first + r
@@ -166,7 +168,7 @@ def trace_back(
         for t in range(min(stop, length) - 1, start - 1, -1):
             largest, state = -math.inf, 0
             if t == length - 1 or possible[r]:
-                s = step * (t - matrices[5])
+                s = step * (t - begin)
                 for k in range(K):
                     v = kept[r, t - kept_begin, k]
                     if t == length - 1:
@@ -219,23 +221,24 @@ def draw_back(
     """Draw paths backward, out [samples, *batch, T] holding uniform numbers, as bits, until then."""
     first, count, dims, maps, lengths = rows
     _, _, final, final_in_logs = ends
-    K = history[0].shape[2]
+    kept, kept_e, kept_wide, kept_begin = history
+    K = kept.shape[2]
     a, a_e, scale = np.empty(K), np.empty(K), np.empty(SCALE)
     wide_a, wide_a_e, b, b_e = np.empty(K), np.empty(K), np.empty(K), np.empty(K)
     scratch = np.empty((4, K))
+    begin = matrices[5]
     step = 0 if matrices[0].shape[1] == 1 else 1
     for r in range(count):
         q = first + r
         at = place(q, dims, maps[BATCH])
-        moves = matrices_of(matrices, place(q, dims, maps[MATRICES]))
-        P, flags = moves[0], moves[3]
+        P, L, shifts, flags, _ = matrices_of(matrices, place(q, dims, maps[MATRICES]))
         length = lengths[place(q, dims, maps[LENGTHS])]
         for t in range(min(stop, length) - 1, start - 1, -1):
             if not math.isfinite(totals[r]):
                 out[:, at, t] = 0
                 continue
-            is_wide = recall(history, r, t, a, a_e)
-            s = step * (t - matrices[5])
+            is_wide = recall(kept, kept_e, kept_wide, r, t - kept_begin, a, a_e)
+            s = step * (t - begin)
             widened = False
             lost = 0.0
             if t < length - 1 and flags[s] & LOST:
@@ -261,7 +264,7 @@ def draw_back(
                 if not widened:
                     as_wide(a, a_e, is_wide, wide_a, wide_a_e)
                     widened = True
-                top, _ = column_terms(wide_a, wide_a_e, moves, s, j, scratch)
+                top, _ = column_terms(wide_a, wide_a_e, P, L, shifts[s], flags[s], s, j, scratch)
                 out[i, at, t] = draw_from_wide(top, scratch, u)
 
 

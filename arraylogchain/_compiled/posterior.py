@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._compiled.compiling import Floats, compiled, inner
+from arraylogchain._compiled.compiling import Floats, Integers, compiled, inner
 from arraylogchain._compiled.numbers import TINY, join, power_of_two, split, wide_exp
 from arraylogchain._compiled.recursion import (
     COTANGENT,
@@ -128,7 +128,11 @@ def add_pairs(
     w: Floats,
     w_e: Floats,
     w_wide: bool,
-    matrices: Any,
+    P: Floats,
+    L: Floats,
+    shift: float,
+    flag: int,
+    bands: Integers,
     s: int,
     by_weight: bool,
     g: float,
@@ -141,9 +145,8 @@ def add_pairs(
 
     w is the product of P and b. By weight, derivatives by entries of P are added instead.
     """
-    P, _, _, flags, bands = matrices
     K = len(a)
-    if not (a_wide or b_wide or w_wide or flags[s] & LARGE):
+    if not (a_wide or b_wide or w_wide or flag & LARGE):
         total, top, least = 0.0, 0.0, math.inf
         for k in range(K):
             total += a[k] * w[k]
@@ -174,7 +177,10 @@ def add_pairs(
         w,
         w_e,
         w_wide,
-        matrices,
+        P,
+        L,
+        shift,
+        flag,
         s,
         by_weight,
         g,
@@ -196,7 +202,10 @@ def add_wide_pairs(
     w: Floats,
     w_e: Floats,
     w_wide: bool,
-    matrices: Any,
+    P: Floats,
+    L: Floats,
+    shift: float,
+    flag: int,
     s: int,
     by_weight: bool,
     g: float,
@@ -206,7 +215,6 @@ def add_wide_pairs(
     work: Any,
 ) -> None:
     """Do what `add_pairs` does, pair by pair."""
-    P, L, shifts, flags, _ = matrices
     wide_a, wide_a_e, wide_b, wide_b_e, scratch = work
     K = len(a)
     as_wide(a, a_e, a_wide, wide_a, wide_a_e)
@@ -218,8 +226,8 @@ def add_wide_pairs(
         for k in range(K):
             m, n = wide_a[k] * wide_b[j], wide_a_e[k] + wide_b_e[j] - rest
             if m != 0.0 and not by_weight:
-                if flags[s] & LOGS:
-                    p, p_e = wide_exp(L[s, j, k] - shifts[s])
+                if flag & LOGS:
+                    p, p_e = wide_exp(L[s, j, k] - shift)
                 else:
                     p, p_e = split(P[s, j, k])
                 m, n = m * p, n + p_e
@@ -229,14 +237,15 @@ def add_wide_pairs(
 
 
 @inner
-def recall(history: Any, r: int, t: int, a: Floats, a_e: Floats) -> bool:
-    """Copy the state of row r at step t; return whether it is wide."""
-    kept, kept_e, kept_wide, begin = history
-    is_wide = kept_wide[r, t - begin] != 0
+def recall(
+    kept: Floats, kept_e: Floats, kept_wide: Any, r: int, i: int, a: Floats, a_e: Floats
+) -> bool:
+    """Copy a kept state; return whether it is wide."""
+    is_wide = kept_wide[r, i] != 0
     for k in range(len(a)):
-        a[k] = kept[r, t - begin, k]
+        a[k] = kept[r, i, k]
         if is_wide:
-            a_e[k] = kept_e[r, t - begin, k]
+            a_e[k] = kept_e[r, i, k]
     return is_wide
 
 
@@ -304,11 +313,13 @@ def posterior(
     first, count, dims, maps, lengths = rows
     x, x_begin = potentials
     initial, initial_in_logs, final, final_in_logs = ends
+    kept, kept_e, kept_wide, kept_begin = history
     to_x, to_x_begin, to_P, to_P_begin, to_initial, to_final = sums
     K = x.shape[2]
     scratch = np.empty((4, K))
     work = (np.empty(K), np.empty(K), np.empty(K), np.empty(K), scratch)
     a, a_e, b, b_e = np.empty(K), np.empty(K), np.empty(K), np.empty(K)
+    begin = matrices[5]
     step = 0 if matrices[0].shape[1] == 1 else 1
     to_step = 0 if to_P.shape[1] == 1 else 1
     for r in range(count):
@@ -318,7 +329,7 @@ def posterior(
             continue
         m, e, scale = states[0][r], states[1][r], states[2][r]
         own = x[place(q, dims, maps[POTENTIALS])]
-        moves = matrices_of(matrices, place(q, dims, maps[MATRICES]))
+        P, L, shifts, flags, bands = matrices_of(matrices, place(q, dims, maps[MATRICES]))
         length = lengths[place(q, dims, maps[LENGTHS])]
         at_x, at_P = place(q, dims, maps[TO_POTENTIALS]), place(q, dims, maps[TO_TRANSITIONS])
         at_initial, at_final = place(q, dims, maps[TO_INITIAL]), place(q, dims, maps[TO_FINAL])
@@ -326,17 +337,18 @@ def posterior(
             if math.isnan(totals[r]):
                 add_nan(sums, (at_x, at_P, at_initial, at_final), t, length)
                 continue
-            a_wide = recall(history, r, t, a, a_e)
+            a_wide = recall(kept, kept_e, kept_wide, r, t - kept_begin, a, a_e)
             if t == length - 1:
                 given = final[place(q, dims, maps[FINAL])]
                 load(given, final_in_logs, m, e, scale)
                 if len(to_final) > 0:
                     add_ends(a, a_e, a_wide, given, final_in_logs, g, to_final, at_final, work)
             else:
-                b[:], b_e[:] = m, e
+                for k in range(K):
+                    b[k], b_e[k] = m[k], e[k]
                 b_wide = scale[WIDE] != 0.0
-                s = step * (t - matrices[5])
-                multiply(m, e, scale, moves, s, scratch)
+                s = step * (t - begin)
+                multiply(m, e, scale, P, L, shifts[s], flags[s], bands, s, scratch)
                 if len(to_P) > 0:
                     add_pairs(
                         a,
@@ -348,7 +360,11 @@ def posterior(
                         m,
                         e,
                         scale[WIDE] != 0.0,
-                        moves,
+                        P,
+                        L,
+                        shifts[s],
+                        flags[s],
+                        bands,
                         s,
                         by_weight,
                         g,

@@ -14,11 +14,10 @@ power of two.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from arraylogchain._compiled.compiling import Floats, Integers, inner
+from arraylogchain._compiled.compiling import Floats, Integers, inlined, inner
 from arraylogchain._compiled.numbers import (
     TINY,
     exp,
@@ -48,7 +47,7 @@ SPAN = 900.0
 RAISED = 200.0
 
 
-@inner
+@inlined
 def largest_finite(x: Floats, i: int) -> tuple[float, bool]:
     """Return the largest of row i, 0 where it is not finite, and whether +inf or NaN is in it."""
     top = -math.inf
@@ -59,13 +58,13 @@ def largest_finite(x: Floats, i: int) -> tuple[float, bool]:
     return (0.0 if special or top == -math.inf else top), special
 
 
-@inner
+@inlined
 def add_to_scale(scale: Floats, shift: float) -> None:
     scale[HIGH], rest = two_sum(scale[HIGH], shift)
     scale[LOW] += rest
 
 
-@inner
+@inlined
 def copy(source: Floats, i: int, target: Floats) -> None:
     """Copy row i."""
     for j in range(len(target)):
@@ -81,21 +80,25 @@ def widen(m: Floats, e: Floats, scale: Floats) -> None:
         scale[WIDE] = 1.0
 
 
-@inner
+@inlined
 def rescale(m: Floats, e: Floats, scale: Floats) -> None:
     """Bring weights into range; make them linear, or wide, where that serves."""
-    K = len(m)
     if scale[WIDE] == 0.0:
         large, some = 0, 0
-        for k in range(K):
+        for k in range(len(m)):
             large += m[k] > LARGEST
             some += m[k] > 1 / LARGEST
         if large == 0 and some > 0:
             return
-        widen(m, e, scale)
+    rescale_wide(m, e, scale)
+
+
+@inner
+def rescale_wide(m: Floats, e: Floats, scale: Floats) -> None:
+    widen(m, e, scale)
     top, least = -math.inf, math.inf
     special = False
-    for k in range(K):
+    for k in range(len(m)):
         if m[k] != 0.0:
             special |= not m[k] < math.inf
             top, least = max(top, e[k]), min(least, e[k])
@@ -106,7 +109,7 @@ def rescale(m: Floats, e: Floats, scale: Floats) -> None:
     raised = top - RAISED if linear else top
     scale[POWER] += raised
     scale[WIDE] = 0.0 if linear else 1.0
-    for k in range(K):
+    for k in range(len(m)):
         if m[k] != 0.0 and m[k] < math.inf:
             e[k] -= raised
             if linear:
@@ -130,15 +133,13 @@ def load(values: Floats, in_logs: bool, m: Floats, e: Floats, scale: Floats) -> 
         scale[HIGH] = top
 
 
-@inner
+@inlined
 def weigh(m: Floats, e: Floats, scale: Floats, x: Floats, i: int, scratch: Floats) -> None:
     """Multiply by exp(x[i])."""
     K = len(m)
     top, special = largest_finite(x, i)
     add_to_scale(scale, top)
-    if special:
-        widen(m, e, scale)
-    if scale[WIDE] == 0.0:
+    if scale[WIDE] == 0.0 and not special:
         unproved = 0
         for k in range(K):
             w = exp(x[i, k] - top) * m[k]
@@ -148,8 +149,13 @@ def weigh(m: Floats, e: Floats, scale: Floats, x: Floats, i: int, scratch: Float
         if unproved == 0:
             copy(scratch, 0, m)
             return
-        widen(m, e, scale)
-    for k in range(K):
+    weigh_wide(m, e, scale, x, i, top)
+
+
+@inner
+def weigh_wide(m: Floats, e: Floats, scale: Floats, x: Floats, i: int, top: float) -> None:
+    widen(m, e, scale)
+    for k in range(len(m)):
         f, n = wide_exp(x[i, k] - top)
         m[k] *= f
         e[k] = e[k] + n if 0.0 < m[k] < math.inf else 0.0
@@ -157,22 +163,46 @@ def weigh(m: Floats, e: Floats, scale: Floats, x: Floats, i: int, scratch: Float
             scale[NAN] = 1.0
 
 
-@inner
-def multiply(m: Floats, e: Floats, scale: Floats, matrices: Any, s: int, scratch: Floats) -> None:
+@inlined
+def multiply(
+    m: Floats,
+    e: Floats,
+    scale: Floats,
+    P: Floats,
+    L: Floats,
+    shift: float,
+    flag: int,
+    bands: Integers,
+    s: int,
+    scratch: Floats,
+) -> None:
     """Multiply by matrix s, P[s] or exp(L[s] - shift), the shift going to the scale."""
-    P, L, shifts, flags, bands = matrices
-    flag = flags[s]
     if flag & LOGS:
-        add_to_scale(scale, shifts[s])
+        add_to_scale(scale, shift)
     if scale[WIDE] == 0.0 and not flag & SPECIAL:
         sum_products(m, P, s, bands, min(s, len(bands) - 1), scratch)
         if prove(m, P, L, s, flag, scratch):
             copy(scratch, 0, m)
             return
+    multiply_wide(m, e, scale, P, L, shift, flag, s, scratch)
+
+
+@inner
+def multiply_wide(
+    m: Floats,
+    e: Floats,
+    scale: Floats,
+    P: Floats,
+    L: Floats,
+    shift: float,
+    flag: int,
+    s: int,
+    scratch: Floats,
+) -> None:
     widen(m, e, scale)
     K = len(m)
     for j in range(K):
-        top, special = column_terms(m, e, matrices, s, j, scratch)
+        top, special = column_terms(m, e, P, L, shift, flag, s, j, scratch)
         if special != 0.0:
             scratch[0, j], scratch[1, j] = special, 0.0
         else:
@@ -187,7 +217,53 @@ def multiply(m: Floats, e: Floats, scale: Floats, matrices: Any, s: int, scratch
     copy(scratch, 1, e)
 
 
-@inner
+@inlined
+def step_forward(
+    m: Floats,
+    scale: Floats,
+    P: Floats,
+    shift: float,
+    flag: int,
+    bands: Integers,
+    s: int,
+    x: Floats,
+    i: int,
+    scratch: Floats,
+) -> bool:
+    """Multiply by matrix s and by exp(x[i]) in one go.
+
+    Returns
+    -------
+    bool
+        Whether all of it is linear, proved and in range; else nothing has been done.
+    """
+    if scale[WIDE] != 0.0 or flag & (SPECIAL | LOST):
+        return False
+    K = len(m)
+    sum_products(m, P, s, bands, min(s, len(bands) - 1), scratch)
+    top, special = largest_finite(x, i)
+    least = 2 * K * TINY
+    unproved, zeros, large, some = 0, 0, 0, 0
+    for j in range(K):
+        v = scratch[0, j]
+        w = v * exp(x[i, j] - top)
+        scratch[1, j] = w
+        zeros += v == 0.0
+        wrong = (v < least) | (v > 2.0**1000) | ((w < TINY) & (x[i, j] > -math.inf))
+        unproved += wrong & (v != 0.0)
+        large += w > LARGEST
+        some += w > 1 / LARGEST
+    # Products of normal weights and entries that are not small do not vanish.
+    if unproved or large or special or not some or (zeros and flag & SMALL):
+        return False
+    copy(scratch, 1, m)
+    if flag & LOGS:
+        add_to_scale(scale, shift)
+    add_to_scale(scale, top)
+    return True
+
+
+@inlined
 def sum_products(m: Floats, P: Floats, s: int, bands: Integers, b: int, out: Floats) -> None:
     """Write m @ P[s] to out[0]: four rows at a time, within their bands."""
     K = len(m)
@@ -214,7 +290,7 @@ def sum_products(m: Floats, P: Floats, s: int, bands: Integers, b: int, out: Flo
         k += 1
 
 
-@inner
+@inlined
 def prove(m: Floats, P: Floats, L: Floats, s: int, flag: int, out: Floats) -> bool:
     """Tell whether all of m @ P[s] are right, and set those to 0 that nothing leads to."""
     K = len(m)
@@ -228,8 +304,15 @@ def prove(m: Floats, P: Floats, L: Floats, s: int, flag: int, out: Floats) -> bo
     unproved = 0
     for j in range(K):
         unproved += not (least <= out[0, j] <= 2.0**1000)
-    if unproved == 0:
-        return True
+    return unproved == 0 or are_zeros(m, P, L, s, flag, out, least)
+
+
+@inner
+def are_zeros(
+    m: Floats, P: Floats, L: Floats, s: int, flag: int, out: Floats, least: float
+) -> bool:
+    """Tell whether nothing leads to the states that are not proved, and make zeros of them."""
+    K = len(m)
     for j in range(K):
         if least <= out[0, j] <= 2.0**1000:
             continue
@@ -244,7 +327,15 @@ def prove(m: Floats, P: Floats, L: Floats, s: int, flag: int, out: Floats) -> bo
 
 @inner
 def column_terms(
-    m: Floats, e: Floats, matrices: Any, s: int, j: int, scratch: Floats
+    m: Floats,
+    e: Floats,
+    P: Floats,
+    L: Floats,
+    shift: float,
+    flag: int,
+    s: int,
+    j: int,
+    scratch: Floats,
 ) -> tuple[float, float]:
     """Write the products of wide weights with column j of matrix s, wide, to scratch[2] and [3].
 
@@ -255,14 +346,13 @@ def column_terms(
     special : float
         The sum of the terms that are infinite or NaN, else 0.
     """
-    P, L, shifts, flags, _ = matrices
     top, special = -math.inf, 0.0
     for k in range(len(m)):
         scratch[2, k] = 0.0
-        if m[k] == 0.0 and not flags[s] & SPECIAL:
+        if m[k] == 0.0 and not flag & SPECIAL:
             continue
-        if flags[s] & LOGS:
-            p, n = wide_exp(L[s, k, j] - shifts[s])
+        if flag & LOGS:
+            p, n = wide_exp(L[s, k, j] - shift)
         else:
             p, n = split(P[s, k, j])
         term = m[k] * p

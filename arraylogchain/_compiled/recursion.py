@@ -11,7 +11,7 @@ matrices : (P, L, shifts, flags, bands, begin)
     Matrices [n, steps or 1, K, K] and what is known of them; see `steps.multiply`. The first is that
     of transition number `begin`.
 ends : (initial, initial_in_logs, final, final_in_logs)
-    Weights [n, 1, K].
+    Weights [n, K].
 state : (m, e, scale)
     A state for each of the rows, which goes on from call to call.
 history : (m, e, wide, begin)
@@ -31,11 +31,11 @@ from arraylogchain._compiled.steps import (
     HIGH,
     LOW,
     POWER,
+    ROWS,
     WIDE,
     load,
-    multiply,
     rescale,
-    step_forward,
+    step,
     weigh,
     weighted_total,
 )
@@ -109,9 +109,8 @@ def recursion(
 ) -> bool:
     """Go through steps start ... stop - 1 of rows, forward or backward.
 
-    Backward, matrices are transposed, and what a call leaves as a state has been weighed for the
-    step before. Messages (out, row, step) are written as logarithms, from that row and step of `out`
-    on, and forward, the logarithms of rows' totals.
+    Backward, matrices are transposed. Messages (out, row, step) are written as logarithms, from that
+    row and step of `out` on, and forward, the logarithms of rows' totals.
 
     Returns
     -------
@@ -124,44 +123,38 @@ def recursion(
     kept, kept_e, kept_wide, kept_begin = history
     out, out_row, out_step = messages
     begin = matrices[5]
-    scratch = np.empty((4, x.shape[2]))
-    # One matrix stands for all steps; forward it is that of the step before.
-    step = 0 if matrices[0].shape[1] == 1 else 1
-    earlier = begin if backward else begin + 1
+    scratch = np.empty((ROWS, x.shape[2]))
+    # One matrix stands for all steps. Forward, that of the step before is what leads to a step, and
+    # backward, weights of the step behind come with those of the transition.
+    is_each = matrices[0].shape[1] > 1
+    before = 0 if backward else 1
     lacks = False
     for r in range(count):
         q = first + r
         m, e, scale = states[0][r], states[1][r], states[2][r]
         own = x[place(q, dims, maps[POTENTIALS])]
         P, L, shifts, flags, bands = matrices_of(matrices, place(q, dims, maps[MATRICES]))
-        given = final[place(q, dims, maps[FINAL])]
+        at_initial, at_final = place(q, dims, maps[INITIAL]), place(q, dims, maps[FINAL])
         length = lengths[place(q, dims, maps[LENGTHS])]
-        end = min(stop, length)
-        for i in range(end - start):
-            t = end - 1 - i if backward else start + i
-            is_first = t == (length - 1 if backward else 0)
-            s = step * (t - earlier)
-            if is_first:
-                in_logs = final_in_logs if backward else initial_in_logs
-                values = given if backward else initial[place(q, dims, maps[INITIAL])]
-                load(values, in_logs, m, e, scale)
-            if (
-                is_first
-                or backward
-                or not step_forward(
-                    m, scale, P, shifts[s], flags[s], bands, s, own, t - x_begin, scratch
-                )
-            ):
-                if not is_first:
-                    multiply(m, e, scale, P, L, shifts[s], flags[s], bands, s, scratch)
-                if backward and len(out) > 0:
-                    write_logs(m, e, scale, out, r + out_row, t - out_step)
-                weigh(m, e, scale, own, t - x_begin, scratch)
+        end = stop if stop < length else length
+        for n in range(end - start):
+            t = end - 1 - n if backward else start + n
+            i = t + 1 - before - x_begin
+            if backward and t == length - 1:
+                load(final, at_final, final_in_logs, m, e, scale)
+            elif not backward and t == 0:
+                load(initial, at_initial, initial_in_logs, m, e, scale)
+                weigh(m, e, scale, own, i)
                 rescale(m, e, scale)
-            if not backward and len(out) > 0:
+            else:
+                s = t - before - begin if is_each else 0
+                step(m, e, scale, P, L, shifts[s], flags[s], bands, s, own, i, backward, scratch)
+            if len(out) > 0:
                 write_logs(m, e, scale, out, r + out_row, t - out_step)
             if len(kept) > 0:
                 lacks |= keep(m, e, scale, kept, kept_e, kept_wide, r, t - kept_begin)
+            if backward:
+                rescale(m, e, scale)
         if not backward and start < length <= stop and len(totals) > 0:
-            totals[r] = weighted_total(m, e, scale, given, final_in_logs, scratch)
+            totals[r] = weighted_total(m, e, scale, final, at_final, final_in_logs, scratch)
     return lacks

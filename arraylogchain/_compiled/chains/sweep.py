@@ -175,15 +175,16 @@ class Sweep:
     ) -> tuple[Any, ...]:
         """Return rows, potentials, matrices and ends as loops take them, of a block of steps.
 
-        Backward, matrices are transposed, and those of later transitions.
+        Backward, potentials are those of one step more, and matrices are transposed.
         """
         maps, moves = self.maps.copy(), self.moves(steps, backward)
-        potentials = self.potentials.read(rows, steps, maps) if with_potentials else None
+        weighed = range(steps.start, min(steps.stop + 1, self.T)) if backward else steps
+        potentials = self.potentials.read(rows, weighed, maps) if with_potentials else None
         found = self.matrices[backward].read(self.groups(rows), moves, maps, MATRICES)
         initial, _ = self.initial.read(rows, range(1), maps)
         final, _ = self.final.read(rows, range(1), maps)
         chain = self.chain
-        ends = (initial, chain.initial_in_logs, final, chain.final_in_logs)
+        ends = (initial[:, 0], chain.initial_in_logs, final[:, 0], chain.final_in_logs)
         place = (rows.start, len(rows), self.layout.dims, maps, self.lengths)
         return place, potentials, found, ends
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from arraylogchain._compiled.compiling import Floats, Integers, compiled, inner
 from arraylogchain._compiled.numbers import INF, LEAST_EXPONENT, ROUNDER, exp
 from arraylogchain._compiled.steps import LARGE, LOGS, LOST, SMALL, SPECIAL
@@ -72,9 +70,9 @@ def prepare(
 def prepare_logs(
     given: Floats, in_logs: bool, L: Floats, flags: Integers, bands: Integers, with_bands: bool
 ) -> None:
-    """Write the logarithms of matrices [groups, steps, K, K].
+    """Look through matrices [groups, steps, K, K]; write logarithms that are given to L.
 
-    Those that are given are made relative to about the largest of their matrix: what all paths have
+    They are made relative to about the largest of their matrix: what all paths have
     in common has no part in what is best. Bands are what is not -inf of rows.
     """
     groups, steps, K, _ = given.shape
@@ -89,9 +87,8 @@ def prepare_logs(
                     special += not ((p >= 0.0 or in_logs) and p < INF)
             flags[g, s] = SPECIAL if special else 0
             shift = (top + ROUNDER) - ROUNDER if in_logs and -(2.0**50) < top < 2.0**50 else 0.0
-            for k in range(K):
+            for k in range(K if in_logs else 0):
                 for j in range(K):
-                    p = given[g, s, k, j]
-                    L[g, s, k, j] = p - shift if in_logs else math.log(p)
+                    L[g, s, k, j] = given[g, s, k, j] - shift
             if with_bands:
                 find_bands(given, g, s, -INF if in_logs else 0.0, bands)

@@ -32,8 +32,6 @@ from arraylogchain._compiled.steps import (
     EXPONENTS,
     LARGE,
     LOGS,
-    NAN,
-    POWER,
     ROWS,
     SCALE,
     TERMS,

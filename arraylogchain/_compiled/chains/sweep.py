@@ -33,6 +33,9 @@ _WORK = 1 << 22
 # What a step costs beside its products, for each state and in all.
 _STATE_WORK, _STEP_WORK = 16, 64
 
+# Rows for which it pays to make a matrix ready.
+_ROWS_PER_MATRIX = 64
+
 # Tiles that share the workspace.
 TILES = 16
 
@@ -127,6 +130,9 @@ class Sweep:
         row_bytes += 16 * self.K + 8 * SCALE + 64
         budget = max(self.budget // TILES, min(self.budget, row_bytes))
         by_work = max(1, _WORK // (self.T * self.step_work))
+        if any(each.whole is None and not each.is_one for each in self.matrices.values()):
+            # Matrices are made ready for each tile again: that is to pay for many rows.
+            by_work = max(by_work, _ROWS_PER_MATRIX)
         rows = min(self.layout.num_rows, by_work, max(1, budget // row_bytes))
         return rows, max(1, min(num_workers(), self.budget // budget))
 

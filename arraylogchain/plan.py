@@ -13,11 +13,11 @@ from arraylogchain._text import amount
 
 # Seconds, rough figures of a CPU; they only pick a route. Array operations: of one step on little
 # data; for an entry of a state, and for a multiply-add, in float32.
-_STEP = 4e-5
+_STEP = 3e-5
 _ENTRY = 2e-9
 _MULTIPLY_ADD = 1.5e-11
 # Compiled loops, on two threads: of one step of one row, for an entry, for a multiply-add.
-_LOOP_STEP = 3e-8
+_LOOP_STEP = 5e-8
 _LOOP_ENTRY = 4e-9
 _LOOP_MULTIPLY_ADD = 6e-11
 _LOOP_CALL = 2e-5

@@ -1,26 +1,29 @@
-"""The table of implementations: of products, every folder has the same operations."""
+"""The table of implementations: every folder has the same operations, with the same results."""
 
 import inspect
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from arraylogchain import _compiled, _dispatch
 from arraylogchain._arrays import enter
-from tests.error_model import assert_within, product_bound
+from arraylogchain._inputs.chain import enter_chain
+from tests.error_model import assert_within, chain_bound, product_bound
 from tests.reference import logmatmulexp
 
+TABLE = _dispatch.PRODUCTS | _dispatch.CHAINS
 LATER = [
     (operation, backend)
-    for operation, backends in _dispatch.PRODUCTS.items()
+    for operation, backends in TABLE.items()
     for backend in backends
     if backend != "array"
 ]
 
 
-@pytest.mark.parametrize("operation", list(_dispatch.PRODUCTS))
-def test_arrays_compute_every_product(operation):
-    assert "array" in _dispatch.PRODUCTS[operation]
+@pytest.mark.parametrize("operation", list(TABLE))
+def test_arrays_compute_everything(operation):
+    assert "array" in TABLE[operation]
     assert _dispatch.implementation(operation, "array").__name__ == operation
 
 
@@ -30,9 +33,56 @@ def test_one_signature(operation, backend):
         pytest.skip(_compiled.why_not())
     found = _dispatch.implementation(operation, backend)
     assert found.__name__ == operation
-    assert inspect.signature(found) == inspect.signature(
-        _dispatch.implementation(operation, "array")
-    )
+    first = _dispatch.implementation(operation, "array")
+    assert list(inspect.signature(found).parameters) == list(inspect.signature(first).parameters)
+
+
+@pytest.mark.parametrize("sd", [1, 30, 1000])
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("final", [False, True])
+@pytest.mark.parametrize("operation", [op for op, b in _dispatch.CHAINS.items() if "compiled" in b])
+def test_compiled_chains(operation, sd, ragged, final):
+    """Loops against array operations: within the roundings of both, and the same paths."""
+    if _compiled.why_not() is not None:
+        pytest.skip(_compiled.why_not())
+    rng, T, K = np.random.default_rng(sd), 7, 4
+    lengths = np.array([7, 2, 5]) if ragged else None
+    given = {
+        "log_potentials": rng.normal(0, sd, (3, T, K)),
+        "transitions": rng.random((T - 1, K, K)) * (rng.random((T - 1, K, K)) < 0.8),
+        "initial": rng.random(K),
+    }
+    ctx, chain = enter_chain(given, lengths)
+    chain = replace(chain, final=rng.random((3, K)) if final else None)
+    results = []
+    for backend in ("compiled", "array"):
+        compute = _dispatch.implementation(operation, backend)
+        with ctx.computing():
+            results.append(np.asarray(_result(operation, compute, ctx, chain)))
+    found, expected = results
+    if expected.dtype == np.int64:
+        np.testing.assert_array_equal(found, expected)
+    else:
+        gap = np.sum(np.ptp(given["log_potentials"]))
+        assert_within(found, expected, 2 * chain_bound(expected, T * gap, T, K, "float64"))
+
+
+def _result(operation, compute, ctx, chain):
+    rng = np.random.default_rng(0)
+    if operation == "value_and_pullback":
+        _, pullback = compute(ctx, chain, 1 << 20, True)
+        found = pullback(np.array([1.0, -2.0, 0.0]), frozenset({"potentials", "initial"}))
+        return np.concatenate([found[name].ravel() for name in ("potentials", "initial")])
+    if operation == "log_weight":
+        states = rng.integers(0, chain.num_states, (5, *chain.batch, chain.num_steps))
+        return compute(ctx, chain, 1 << 20, states)
+    if operation == "sample":
+        out = np.empty((20, *chain.batch, chain.num_steps), np.int64)
+        uniforms = out.view(np.float64)
+        rng.random(out=uniforms)
+        compute(ctx, chain, 1 << 20, out, uniforms)
+        return out
+    return compute(ctx, chain, 1 << 20)
 
 
 @pytest.mark.parametrize("sd", [1, 100, 3000])

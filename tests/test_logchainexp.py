@@ -164,3 +164,10 @@ def test_long_products(np_backend, dtype):
 @pytest.mark.parametrize("workspace", [1 << 20, 1 << 22])
 def test_workspace_changes_no_answer(np_backend, dtype, workspace):
     check_stack(np_backend, dtype, normal(6, 11, 12, 12, sd=10), workspace=workspace)
+
+
+@pytest.mark.parametrize("sd", [1, 100])
+def test_large_matrices_in_little_memory(np_backend, dtype, sd):
+    """Strips of rows times strips of columns, far from 0 as well."""
+    stack = normal(2, 3, 110, 110, sd=sd) + np.array([1e4, -2e4, 1e4])[:, None, None]
+    check_stack(np_backend, dtype, stack, workspace=1 << 20)

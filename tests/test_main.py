@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
-from arraylogchain import _compiled, _dispatch, _threads
+from arraylogchain import _dispatch, _threads
 from arraylogchain.__main__ import main
 from arraylogchain._cli import demo, environment, forum
 from arraylogchain._cuda.device import Unavailable
@@ -86,18 +86,6 @@ def test_demo_shows_the_route_of_each_row(capsys, monkeypatch, has_loops):
     assert re.search(rf"^The route of the last row is {route}: \w.*\.$", out, re.MULTILINE)
 
 
-def test_says_why_there_are_no_compiled_loops(monkeypatch):
-    monkeypatch.setattr(_compiled, "why_not", lambda: "Numba is not installed")
-    described = environment.describe()
-    assert re.search(r"^  numba +no compiled loops: Numba is not installed$", described, re.M)
-
-
-def test_says_which_numba_compiles_loops():
-    version = import_or_skip("numba").__version__
-    described = environment.describe()
-    assert re.search(rf"^  numba +{re.escape(version)}, compiled loops$", described, re.M)
-
-
 def test_says_how_many_threads_there_are(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     _threads.num_workers.cache_clear()
@@ -139,6 +127,14 @@ def test_bad_size(size, capsys):
         main(["--size", size])
     assert exit_info.value.code == 2
     assert "four integers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("reason", ["Numba is not installed", None])
+def test_says_what_computes_on_the_cpu(monkeypatch, reason):
+    monkeypatch.setattr("arraylogchain._compiled.why_not", lambda: reason)
+    monkeypatch.setitem(sys.modules, "numba", types.SimpleNamespace(__version__="0.60"))
+    expected = f"array operations ({reason})" if reason else "0.60, compiled loops for chains"
+    assert environment._describe_numba() == expected
 
 
 def test_cuda_without_cupy_says_why(capsys, monkeypatch):

@@ -41,6 +41,8 @@ def _everything_imported():
     alc.matmul(x, x)
     alc.maxplus_matmul(x, x)
     alc.logchainexp([x, x, x])
+    wide = normal(40, 40, sd=1000)
+    alc.logmatmulexp(wide, wide)  # where Numba is installed, the loop is compiled now
     alc.LogChain(x, transitions=uniform(2, 3, 3)).log_partition()
 
 
@@ -159,6 +161,8 @@ MATRIX_CHAINS = {
     "batch": lambda: normal(40, 9, 8, 8),
     "wide range": lambda: normal(20, 7, 8, 8, sd=1000),
     "long": lambda: normal(3000, 3, 3),
+    "large": lambda: normal(4, 300, 300, dtype="float64"),
+    "large, wide range": lambda: normal(2, 4, 200, 200, sd=100),
     "float16": lambda: normal(30, 12, 12, dtype="float16"),
     "rectangular": lambda: [normal(10, 30), normal(30, 5), normal(5, 40), normal(40, 8)],
     "broadcast": lambda: [normal(20, 1, 4, 6), normal(10, 6, 6), normal(6, 5)],

@@ -118,10 +118,9 @@ def describe() -> str:
 
 
 def _describe_numba() -> str:
-    reason = _compiled.why_not()
-    if reason is not None:
-        return f"no compiled loops: {reason}"
-    return f"{importlib.import_module('numba').__version__}, compiled loops"
+    if reason := _compiled.why_not():
+        return f"array operations ({reason})"
+    return f"{importlib.import_module('numba').__version__}, compiled loops for chains"
 
 
 def _describe_cupy() -> str:

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
+import numpy as np
+
 from arraylogchain._compiled.compiling import bits_of, inner, number_of
 
 TINY = 2.0**-1022
@@ -47,7 +51,7 @@ def wide_exp(y: float) -> tuple[float, float]:
     """Return exp(y) as a wide number, m being in [0.7, 1.5); y may be any number."""
     if not math.isfinite(y):
         return (0.0 if y == -math.inf else y), 0.0
-    n = math.floor(y * LOG2_E + 0.5)
+    n = np.floor(y * LOG2_E + 0.5)
     if abs(y) > 2.0**50:  # y itself is rounded to more than the rest
         return 1.0, n
     return exp_near_zero((y - n * LN2_HIGH) - n * LN2_LOW), n
@@ -81,7 +85,7 @@ def join(m: float, e: float) -> float:
     if m == 0.0 or not math.isfinite(m):
         return m
     e = min(max(e, -2200.0), 2200.0)
-    half = math.floor(e / 2)
+    half = np.floor(e / 2)
     return math.ldexp(math.ldexp(m, int(half)), int(e - half))
 
 
@@ -105,7 +109,7 @@ def log_of(m: float, e: float, high: float, low: float) -> float:
         m, n = 2 * m, n - 1
     n += e
     # In two parts, so that products with the higher part of log(2) are exact.
-    large = math.floor(n * 2.0**-20) * 2.0**20
+    large = np.floor(n * 2.0**-20) * 2.0**20
     s, rest = two_sum(high, large * LN2_HIGH)
     s, more = two_sum(s, (n - large) * LN2_HIGH)
     return s + (rest + more + low + n * LN2_LOW + math.log(m))

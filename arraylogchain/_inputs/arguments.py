@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from arraylogchain._arrays import is_traced
 from arraylogchain._fold import Shape, check_batches
 
 TRANSITIONS = ("transitions", "log_transitions")
@@ -30,10 +31,11 @@ def refuse_lists(given: Mapping[str, Any]) -> None:
 
 def check_shapes(shapes: Mapping[str, Shape]) -> Shape:
     """Check the shapes of a chain's arrays by name; return the broadcast batch axes."""
-    return _checked(tuple(shapes.items()))
+    # torch's compiler looks through a cache, and warns of it.
+    check = _checked if is_traced() else _checked_before
+    return check(tuple(shapes.items()))
 
 
-@lru_cache(maxsize=256)
 def _checked(given: tuple[tuple[str, Shape], ...]) -> Shape:
     shapes = dict(given)
     potentials = shapes["log_potentials"]
@@ -65,6 +67,9 @@ def _checked(given: tuple[tuple[str, Shape], ...]) -> Shape:
                 )
             batches[name] = shape[:-1]
     return check_batches(batches, shapes)
+
+
+_checked_before = lru_cache(maxsize=256)(_checked)
 
 
 def no_transitions(expected: str, num_steps: int) -> ValueError:

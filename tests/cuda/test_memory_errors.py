@@ -46,7 +46,7 @@ def run_sanitized(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python with kernels compiled for AddressSanitizer."""
     if not libraries():
         skip_or_fail("g++", f"{COMPILER} comes without AddressSanitizer's library")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("ALC_", "PYTEST_"))}
     environment |= {
         SANITIZED: "1",
         "LD_PRELOAD": " ".join(libraries()),

@@ -67,11 +67,12 @@ def _weights_in(
     stop = min(box[-1].stop + 1, chain.num_steps)
     path = xp.astype(states[(*lead, slice(start, stop))], ctx.index_dtype, copy=False)
     times = xp.arange(start, stop, dtype=ctx.index_dtype, device=ctx.device)
-    real = None
+    real, end = None, chain.num_steps
     if lengths is not None:
         # Lengths may have fewer axes than paths, and axes of length 1.
         own = lengths[within(lead[len(lead) - lengths.ndim :], tuple(lengths.shape))]
-        real = own[..., None] > times
+        end = own[..., None]
+        real = end > times
         path = xp.where(real, path, xp.zeros_like(path))
 
     def logs(x: Array, in_logs: bool, at: tuple[Array, ...], first: int) -> Array:
@@ -92,6 +93,9 @@ def _weights_in(
         yield logs(chain.transitions, chain.transitions_in_logs, moves, 1)
     if start == 0 and chain.initial is not None:
         yield logs(chain.initial, chain.initial_in_logs, (path[..., :1],), 0)
+    if chain.final is not None:
+        values = logs(chain.final, chain.final_in_logs, (path[..., :count],), 0)
+        yield xp.where(times[:count] == end - 1, values, xp.zeros_like(values))
 
 
 def _entries(ctx: Context, x: Array, lead: Box, trailing: tuple[Array, ...]) -> Array:

@@ -63,6 +63,10 @@ class _TileSampler:
                 u = tile.expanded(uniforms[..., i, samples], shape)
                 u = self.ctx.load(u, self.ctx.widest)
                 now = self._draw_before(i, state, last[n], u) if last else self._last(state, u)
+                moves = tile.moves(i + 1) if last else None
+                if moves is not None:
+                    # A chain that ends earlier still has its last state.
+                    now = xp.where(moves, now, self._last(state, u))
                 drawn.append(now)
                 found, real = xp.where(now < 0, xp.zeros_like(now), now), tile.has_step(i)
                 if real is not None:
@@ -99,10 +103,7 @@ class _TileSampler:
         edges = self.columns.weights_into(i + 1, after)
         edges = xp.reshape(edges, (groups, rows, samples, edges.shape[-1]))
         before = self._draw(self._weights(state, edges), uniforms)
-        moves = self.tile.moves(i + 1)
-        # A chain that ends earlier has its last state until then.
-        keeps = drawn < 0 if moves is None else (drawn < 0) | ~moves
-        return xp.where(keeps, drawn, before)
+        return xp.where(drawn < 0, drawn, before)
 
     def _weights(self, state: State, edges: Array) -> Array:
         """Return the weights of states, [groups, rows, samples, K], up to factors.

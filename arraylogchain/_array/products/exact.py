@@ -55,8 +55,14 @@ def logsumexp_where(
     inner = int(a.shape[-1])
     chunk = min(inner, chunk, block)
     entries = choose_entries(ctx, wanted, precision, max(1, block // chunk))
-    top, total = tops_and_totals(ctx, entries, a, b, chunk)
-    return entries.put(xp.where(xp.isfinite(top), top + xp.log(total), top), out)
+    if chunk < inner:
+        top, total = tops_and_totals(ctx, entries, a, b, chunk)
+        return entries.put(xp.where(xp.isfinite(top), top + xp.log(total), top), out)
+    values = ctx.empty(entries.shape, ctx.dtype(precision))
+    for where, terms in entries.terms(a, b):
+        top = xp.max(terms, axis=-1)
+        values[where] = xp.where(xp.isfinite(top), top + xp.log(_total(ctx, terms, top)), top)
+    return entries.put(values, out)
 
 
 def tops_and_totals(
@@ -64,30 +70,28 @@ def tops_and_totals(
 ) -> tuple[Array, Array]:
     """Return the maxima of the entries' terms, and the sums of exp(term - maximum).
 
-    Where a sum's terms are taken in chunks, they are computed twice. Where a maximum is not finite,
-    nothing is taken off.
+    The terms are computed twice, `chunk` of each sum at a time.
     """
     xp = ctx.xp
     inner = int(a.shape[-1])
     top = xp.full(entries.shape, -math.inf, dtype=ctx.dtype(entries.precision), device=ctx.device)
-    total = xp.zeros_like(top)
-
-    def add(where: Any, terms: Array) -> None:
-        shift = xp.where(xp.isfinite(top[where]), top[where], xp.zeros_like(top[where]))
-        ctx.apply(xp.subtract, terms, shift[..., None], out=terms)
-        ctx.apply(xp.exp, terms, out=terms)
-        total[where] += xp.sum(terms, axis=-1)
-
     for k in chunks(inner, chunk):
         for where, terms in entries.terms(a[..., k], b[:, k, :]):
             top[where] = xp.maximum(top[where], xp.max(terms, axis=-1))
-            if chunk >= inner:
-                add(where, terms)
-    if chunk < inner:
-        for k in chunks(inner, chunk):
-            for where, terms in entries.terms(a[..., k], b[:, k, :]):
-                add(where, terms)
+    total = xp.zeros_like(top)
+    for k in chunks(inner, chunk):
+        for where, terms in entries.terms(a[..., k], b[:, k, :]):
+            total[where] += _total(ctx, terms, top[where])
     return top, total
+
+
+def _total(ctx: Context, terms: Array, top: Array) -> Array:
+    """Return the sums of exp(terms - top), which write over the terms; an infinite top is 0."""
+    xp = ctx.xp
+    shift = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
+    ctx.apply(xp.subtract, terms, shift[..., None], out=terms)
+    ctx.apply(xp.exp, terms, out=terms)
+    return xp.sum(terms, axis=-1)
 
 
 class Entries(Protocol):

@@ -149,7 +149,7 @@ def multiply_stack(ctx: Context, stack: Array, budget: int) -> Array:
     most = room // (_COPIES * size)
     at_once = min(count, most - 1)
     out = ctx.empty(shape, ctx.result_dtype)
-    for box in boxes(tuple(batch), max(1, most // (at_once + 1))):
+    for box in boxes(tuple(batch), max(1, most // max(2, at_once + 1))):
         if at_once < 2:
             _in_strips(ctx, tree, stack[(*box, ...)], room // _COPIES, out[(*box, ...)])
         else:

@@ -24,14 +24,14 @@ class Place:
 
     def read(self, xp: Any, view: Array, kind: str) -> Array:
         """Return the tile of a view of operand "a", "b" or of the product, as [batch, m, n]."""
-        whole: Box = (slice(None),)
-        first = whole if kind == "b" else self.rows
-        second = whole if kind == "a" else self.cols
-        tile = view[(*self.batch, *first, *second)]
-        inner = int(view.shape[len(self.batch)] if kind == "b" else view.shape[-1])
-        m = inner if kind == "b" else math.prod(lengths(first))
-        n = inner if kind == "a" else math.prod(lengths(second))
-        return xp.reshape(tile, (-1, m, n))
+        batch, rows, cols = (s.stop - s.start for s in self.flat)
+        if kind == "a":
+            tile = view[(*self.batch, *self.rows, slice(None))]
+            return xp.reshape(tile, (batch, rows, tile.shape[-1]))
+        if kind == "b":
+            tile = view[(*self.batch, slice(None), *self.cols)]
+            return xp.reshape(tile, (batch, tile.shape[len(self.batch)], cols))
+        return xp.reshape(view[(*self.batch, *self.rows, *self.cols)], (batch, rows, cols))
 
     def write(self, ctx: Context, view: Array, x: Array) -> None:
         """Put x [batch, rows, cols] into a view [*batch, *rows, *cols] of a product."""

@@ -24,9 +24,9 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> Array:
     chain's end states are -1. All states are 0 where no path has a positive weight.
     """
     shape = (*chain.batch, chain.num_steps)
-    out = np.zeros(shape, ctx.index_dtype)
+    out = np.zeros(shape, np.int64)
     if chain.lengths is not None:
-        out[...] = np.where(np.arange(shape[-1]) < chain.lengths[..., None], 0, -1)
+        np.copyto(out, -1, where=np.arange(shape[-1]) >= chain.lengths[..., None])
     if chain.num_states == 0 or out.size == 0:
         return out
     sweep = Sweep(chain, workspace, "logs")
@@ -103,12 +103,17 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Integers, uniforms: 
     uniforms : array
         Numbers of [0, 1), the one for each state in its place: the same memory as `out`.
     """
-    assert np.shares_memory(out, uniforms)
-    if out.size == 0:
-        return
     if chain.num_states == 0:
         out[...] = 0
-        return
+    elif out.size > 0:
+        _sample(chain, workspace, out)
+    if chain.lengths is not None:
+        past = np.arange(chain.num_steps) >= chain.lengths[..., None]
+        for each in out:
+            np.copyto(each, -1, where=past)
+
+
+def _sample(chain: Chain, workspace: int, out: Integers) -> None:
     whole = Posterior(chain, workspace, backward=None)
     sweep = whole.sweep
     flat = out.reshape(len(out), -1, chain.num_steps)
@@ -131,10 +136,6 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Integers, uniforms: 
                 )
 
     sweep.share(work, whole.row_bytes)
-    if chain.lengths is not None:
-        past = np.arange(chain.num_steps) >= chain.lengths[..., None]
-        for each in out:
-            np.copyto(each, -1, where=past)
 
 
 def log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> Array:

@@ -19,7 +19,7 @@ from logarithms, as rows are whose states are in log form.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from arraylogchain._array.chains.accumulate import ChainSums, bounded, zeros_for
@@ -177,7 +177,7 @@ class TilePosterior:
         last = self.history.last
         state = last[0].state if len(last) == 1 else logs_of_all(tile, last)
         assert state is not None
-        self._finite = ~self.ctx.xp.isinf(log_total(tile, state))
+        self._total = log_total(tile, state)
 
     def take_factors(self) -> Factors | None:
         """Hand over the kept exponentials, which from then on are computed again."""
@@ -215,14 +215,15 @@ class TilePosterior:
             self._add_initial(ahead, g, sums)
 
     def _cotangent(self, cotangent: Array | None) -> Array:
-        """Return the cotangents [groups, rows, 1], 0 for rows whose sum is infinite."""
-        tile, ctx, xp = self.tile, self.ctx, self.ctx.xp
+        """Return the cotangents [groups, rows, 1], 0 for sums that are infinite, NaN for NaN."""
+        tile, ctx, xp, total = self.tile, self.ctx, self.ctx.xp, self._total
         if cotangent is None:
-            g = xp.ones_like(self._finite, dtype=ctx.dtype(ctx.precision))
+            g = xp.ones_like(total, dtype=ctx.dtype(ctx.precision))
         else:
             view = arrange(xp, tile.chain, cotangent, trailing=0)[(*tile.box, ...)]
             g = ctx.load(tile.expanded(view[..., None], (1,)), ctx.precision)
-        return xp.where(self._finite, g, xp.zeros_like(g))
+        g = xp.where(xp.isinf(total), xp.zeros_like(g), g)
+        return xp.where(xp.isnan(total), xp.full_like(g, math.nan), g)
 
     def _add_step(self, step: _Step, g: Array, sums: ChainSums) -> None:
         ctx, xp, tile = self.ctx, self.ctx.xp, self.tile
@@ -294,7 +295,7 @@ class TilePosterior:
         left = self._room(a.values)
         ctx.apply(xp.multiply, a.values, scale, out=left)
         left = xp.matrix_transpose(left)
-        for j in matrix.panels:
+        for j in self._columns(int(left.shape[0])):
             is_plain = matrix.power is None and matrix.most < math.inf
             room = sums.room_of_pairs(tile, number, j, left) if is_plain else None
             if room is not None:
@@ -310,6 +311,11 @@ class TilePosterior:
                 part = bounded(xp, part, matrix.precision)
                 part = scale_by_powers(ctx, part, matrix.power, matrix.precision)
             sums.add_pairs(tile, number, j, part)
+
+    def _columns(self, groups: int) -> Iterator[slice]:
+        """Yield the columns of pairs of states that are in memory at a time."""
+        size = self.tile.chain.num_states
+        return chunks(size, max(1, self.options.panel // (groups * size)))
 
     def _matrix(self, i: int) -> tuple[Matrix, int]:
         """Return the matrices that lead to a step, and their number."""
@@ -364,7 +370,7 @@ class TilePosterior:
     ) -> None:
         """Add sums over rows of g exp(before_k + ahead_j), with or without the matrix's weights."""
         ctx, xp, wide = self.ctx, self.ctx.xp, self.wide
-        groups, size = int(matrix.given.shape[0]), tile.chain.num_states
+        groups = int(matrix.given.shape[0])
         limit = math.log(2.0) * (ctx.widest.top + 1) - ctx.widest.eps * 1024
         for sign in (1.0, -1.0):
             chosen = sign * g > 0
@@ -375,11 +381,11 @@ class TilePosterior:
             logs = before + xp.log(xp.where(chosen, sign * g, xp.ones_like(g)))
             logs = xp.where(chosen, logs, xp.full_like(logs, -math.inf))
             left = xp.matrix_transpose(logs)
-            for j in chunks(size, max(1, self.options.panel // (groups * size))):
+            for j in self._columns(groups):
                 pairs = log_product(wide, left, ahead[:, :, j], self.workspace)
                 if sums.by_logs:
                     edges, _ = matrix.logs(j, ctx.widest)
-                    pairs = xp.where(edges == -math.inf, edges, pairs + edges)
+                    pairs = pairs + edges
                 pairs = sign * xp.exp(xp.clip(pairs, max=limit))
                 sums.add_pairs(tile, number, j, pairs)
 

@@ -14,7 +14,6 @@ from arraylogchain._compiled.chains.sweep import History, State, Sweep
 from arraylogchain._compiled.compiling import Floats
 from arraylogchain._compiled.posterior import posterior
 from arraylogchain._compiled.recursion import COTANGENT
-from arraylogchain._compiled.steps import NAN
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import Shape
 from arraylogchain._inputs.chain import Chain
@@ -30,7 +29,7 @@ class Forward:
     Attributes
     ----------
     nan : array
-        Whether a NaN was among the inputs of each row.
+        Whether the total of each row is NaN.
     starts : list of State
         The state before each window, if there are several.
     history : History
@@ -62,7 +61,7 @@ class Posterior:
             starts.append((state[0].copy(), state[1].copy(), state[2].copy()))
             sweep.run(rows, window, state, totals=totals)
         history = self._window(rows, windows[-1], state, totals)
-        return Forward(rows, totals, state[2][:, NAN].copy(), windows, starts, history)
+        return Forward(rows, totals, np.isnan(totals).astype(np.float64), windows, starts, history)
 
     def windows(self, forward: Forward) -> Iterator[tuple[range, History]]:
         """Yield windows and their states, the last one first."""

@@ -72,9 +72,9 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Array:
 
 def _differentiable() -> ModuleType:
     """Return the functions for tensors that autograd follows; torch is loaded by then."""
-    from arraylogchain import _torch
+    from arraylogchain._torch import products
 
-    return _torch
+    return products
 
 
 def logmatmulexp(a: Array, b: Array, /, *, workspace: int | None = None) -> Array:

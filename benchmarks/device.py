@@ -48,10 +48,13 @@ class Device(Protocol):
     name : str
     runs_small_first : bool
         Whether a call on small inputs comes first, for what is imported late.
+    records_routes : bool
+        Whether it is noted which routes chains take.
     """
 
     name: str
     runs_small_first: bool
+    records_routes: bool
 
     def describe(self) -> dict[str, Any]:
         """Return what a measurement depends on, besides the host."""
@@ -95,6 +98,7 @@ class Cpu:
 
     name = "cpu"
     runs_small_first = True
+    records_routes = True
 
     def describe(self) -> dict[str, Any]:
         return {}

@@ -12,6 +12,7 @@ import numpy as np
 
 _PACKAGES = (
     "numpy",
+    "numba",
     "array-api-compat",
     "scipy",
     "cupy-cuda13x",
@@ -25,8 +26,12 @@ _PACKAGES = (
 )
 
 
+# Make OpenBLAS take kernels, or blocks, that it would not choose for this processor.
+_OVERRIDES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+
+
 def describe_machine() -> dict[str, Any]:
-    """Return the processor, its cores, and the BLAS library that NumPy calls."""
+    """Return the processor, its cores, and the BLAS library that NumPy calls, with its kernels."""
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     return {
         "cpu": _cpu_model(),
@@ -35,6 +40,8 @@ def describe_machine() -> dict[str, Any]:
         else os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "blas": f"{blas['name']} {blas['version']}",
+        "blas kernels": _blas_kernels(),
+        "blas overrides": {name: os.environ[name] for name in _OVERRIDES if name in os.environ},
         "threads": {k: v for k, v in os.environ.items() if k.endswith("_NUM_THREADS")},
         "long double bits": int(np.finfo(np.longdouble).nmant),
     }
@@ -51,6 +58,20 @@ def describe_versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def _blas_kernels() -> list[str]:
+    """Return what each loaded BLAS library runs, and on how many threads."""
+    try:
+        from threadpoolctl import threadpool_info
+    except ModuleNotFoundError:
+        return []
+    return sorted(
+        f"{each['internal_api']} {each['version']}, kernels for {each.get('architecture', '?')}, "
+        f"{each['num_threads']} threads"
+        for each in threadpool_info()
+        if each["user_api"] == "blas"
+    )
 
 
 def _cpu_model() -> str:

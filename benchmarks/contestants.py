@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,29 +54,6 @@ def numpy_elementwise(name: str) -> Callable[..., Array]:
         return result
 
     return call
-
-
-def one_thread(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function use one thread, of BLAS and of this library's pool."""
-
-    def call(*given: Any) -> Any:
-        from arraylogchain._threads import num_workers
-
-        with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"), _threads_of_blas().limit(limits=1):
-            num_workers.cache_clear()
-            try:
-                return function(*given)
-            finally:
-                num_workers.cache_clear()
-
-    return call
-
-
-@lru_cache
-def _threads_of_blas() -> Any:
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()
 
 
 # --- products in NumPy ----------------------------------------------------------------------------

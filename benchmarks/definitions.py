@@ -30,6 +30,7 @@ class Contestant:
     requires: tuple[str, ...] = ()  # modules besides the required ones
     is_yardstick: bool = False  # computes something else, to compare the time with
     is_ours: bool = False  # this library in another way than the first contestant
+    threads: int | None = None  # instead of as many as there are
     temporaries: Callable[..., int] | None = None  # for an allocator that cannot be traced
 
     @property
@@ -91,8 +92,9 @@ def in_one_thread(call: Callable[..., Any], takes: tuple[str, ...]) -> Contestan
     """Return this library with one thread, to compare its time with."""
     return Contestant(
         f"{OURS}, one thread",
-        run.one_thread(call),
+        call,
         takes,
         requires=("threadpoolctl",),
         is_yardstick=True,
+        threads=1,
     )

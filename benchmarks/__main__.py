@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = _QUICK if args.quick else _ON_CUDA if args.device == "cuda" else _THOROUGH
     path = args.into or _new_file(args.output, args.device, args.quick)
     if args.device == "cpu":
+        for name, value in describe_machine()["blas overrides"].items():
+            print(f"benchmarks: {name}={value} is set: unset it for real figures", file=sys.stderr)
         code = measure(cases, settings, path, Cpu(), args.stop_after)
     elif args.into:
         return _measure_on_cuda(cases, settings, path, args.stop_after)

@@ -1,7 +1,7 @@
 """What is measured: a table of cases, and for each the contestants that take part.
 
 The cases here are of values; those of gradients are in `gradient_cases`, those of what else is
-inferred about paths in `path_cases`.
+inferred about paths in `path_cases`, and those of chains of all sizes in `chain_cases`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import arraylogchain as alc
 from benchmarks import contestants as run
 from benchmarks import inputs as make
 from benchmarks import references
+from benchmarks.chain_cases import CHAIN_CASES, LOG_Z
 from benchmarks.definitions import (
     FORUM,
-    HMMLEARN,
     NUMPY_LSE,
     OURS,
     PLAIN,
@@ -27,6 +27,7 @@ from benchmarks.definitions import (
     WITH_SEMIRING,
     Case,
     Contestant,
+    in_one_thread,
 )
 from benchmarks.gradient_cases import GRADIENT_CASES
 from benchmarks.path_cases import PATH_CASES
@@ -47,6 +48,7 @@ BANDED = (
     *LOG_PRODUCT,
     Contestant("arraylogchain, dense operand", alc.logmatmulexp, ("a", "dense"), is_yardstick=True),
 )
+WITH_THREADS = (*LOG_PRODUCT, in_one_thread(alc.logmatmulexp, AB))
 MAXPLUS = (
     Contestant(OURS, run.maxplus_values, AB),
     Contestant("maximum in NumPy, blocks", run.numpy_maxplus, AB),
@@ -58,15 +60,6 @@ FORUM_CHAIN = (
     Contestant("vector recursion in NumPy", run.numpy_recursion_of_sets, ("x", "bulk", "p0")),
     Contestant("vector recursion in torch", run.torch_recursion, ("x", "bulk", "p0"), **TORCH),
     Contestant(FORUM, run.torch_pairs, ("x", "bulk", "p0"), **TORCH),
-)
-BATCHED_CHAIN = (
-    Contestant(OURS, run.chain, ("x", "P", "p0")),
-    Contestant("vector recursion in NumPy", run.numpy_recursion, ("x", "P", "p0")),
-)
-LONG_CHAIN = (
-    *BATCHED_CHAIN,
-    Contestant("hmmlearn, log", run.hmmlearn_log, ("x", "P", "p0"), **HMMLEARN),
-    Contestant("hmmlearn, scaling", run.hmmlearn_scaling, ("x", "P", "p0"), **HMMLEARN),
 )
 MATRIX_CHAIN = (
     Contestant(OURS, alc.logchainexp, ("matrices",)),
@@ -156,15 +149,23 @@ def _forum_case(
     )
 
 
-def _long_case(steps: int, states: int) -> Case:
+def _elementwise_case(name: str, operands: tuple[str, ...]) -> Case:
+    takes = (*operands, "out")
+    ours = run.elementwise(getattr(np, name))
+    in_torch = run.torch_elementwise(name)
     return Case(
-        name=f"chain-{steps}-{states}",
-        title=f"one chain, T = {steps:,}, K = {states}, float64",
-        make=make.hidden_markov,
-        sizes={"steps": steps, "states": states},
-        quick_sizes={"steps": steps // 100, "states": states},
-        contestants=LONG_CHAIN,
-        reference=references.chain,
+        name=f"elementwise-{name}",
+        title=f"np.{name} of 16 million numbers, float32, as within the library",
+        make=make.normal_arrays,
+        sizes={"size": 1 << 24},
+        quick_sizes={"size": 1 << 12},
+        contestants=(
+            Contestant(OURS, ours, takes),
+            in_one_thread(ours, takes),
+            Contestant(f"np.{name}", run.numpy_elementwise(name), takes),
+            Contestant(f"torch.{name}", in_torch, takes, **TORCH),
+        ),
+        reference=references.elementwise(getattr(np, name), *operands),
     )
 
 
@@ -190,6 +191,17 @@ VALUE_CASES = (
         contestants=LOG_PRODUCT,
         reference=references.log_product,
     ),
+    Case(
+        name="logmatmulexp-thin-8",
+        title="logmatmulexp [1000000, 8] @ [8, 8], float32, and one thread",
+        make=make.normal_pair,
+        sizes={"a": (1_000_000, 8), "b": (8, 8)},
+        quick_sizes={"a": (1024, 8), "b": (8, 8)},
+        contestants=WITH_THREADS,
+        reference=references.log_product,
+    ),
+    _elementwise_case("exp", ("a",)),
+    _elementwise_case("multiply", AB),
     Case(
         name="logmatmulexp-8",
         title="logmatmulexp 8³, float32: cost of a call",
@@ -222,15 +234,13 @@ VALUE_CASES = (
     ),
     _forum_case((6, 1, 40, 200), (2, 1, 5, 20)),
     _forum_case((10, 1, 6, 40), (10, 1, 6, 40)),
-    *(_long_case(100_000, states) for states in (8, 32)),
-    _long_case(50_000, 4),
     Case(
         name="chain-batch",
         title="200 chains, T = 50, K = 50, float32",
         make=make.hidden_markov,
         sizes={"batch": (200,), "steps": 50, "states": 50, "dtype": "float32"},
         quick_sizes={"batch": (8,), "steps": 5, "states": 5, "dtype": "float32"},
-        contestants=BATCHED_CHAIN,
+        contestants=LOG_Z,
         reference=references.chain,
     ),
     *(
@@ -283,4 +293,4 @@ VALUE_CASES = (
     ),
 )
 
-CASES = (*VALUE_CASES, *GRADIENT_CASES, *PATH_CASES)
+CASES = (*VALUE_CASES, *CHAIN_CASES, *GRADIENT_CASES, *PATH_CASES)

@@ -29,6 +29,33 @@ def chain(x: Any, transitions: Any, initial: Any) -> Any:
     return alc.LogChain(x, transitions=transitions, initial=initial).log_partition()
 
 
+def elementwise(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Make a contestant of a pass over large arrays, as the library makes them: see `Context`."""
+
+    def call(*given: Array) -> Array:
+        from arraylogchain._arrays import enter
+
+        *operands, out = given
+        ctx, _ = enter({"out": out})
+
+        def work(box: Any) -> None:
+            ctx.apply(function, *(x[box] for x in operands), out=out[box])
+
+        ctx.in_blocks(work, out.shape, ctx.block)
+        return out
+
+    return call
+
+
+def numpy_elementwise(name: str) -> Callable[..., Array]:
+    def call(*given: Array) -> Array:
+        *operands, out = given
+        result: Array = getattr(np, name)(*operands, out=out)
+        return result
+
+    return call
+
+
 # --- products in NumPy ----------------------------------------------------------------------------
 
 
@@ -157,6 +184,16 @@ def torch_einsum(subscripts: str) -> Callable[[Any, Any], Any]:
     return call
 
 
+def torch_elementwise(name: str) -> Callable[..., Any]:
+    def call(*given: Any) -> Any:
+        import torch
+
+        *operands, out = given
+        return getattr(torch, name)(*operands, out=out)
+
+    return call
+
+
 def torch_recursion(x: Any, bulk: Any, p0: Any) -> Any:
     """A vector of logarithms per row, on the forum's shapes."""
     import torch
@@ -204,15 +241,32 @@ def _equation(ndim: int) -> Any:
     return compile_equation("ik,kj->ij" if ndim == 2 else "bik,bkj->bij")
 
 
-# --- hmmlearn -------------------------------------------------------------------------------------
+# --- hmmlearn, which has one matrix and one row, in float64 ---------------------------------------
 
 
+def to_float64(x: Array) -> Array:
+    return x.astype(np.float64)
+
+
+def row_by_row(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Make a function of one row take many."""
+
+    def call(x: Array, *parameters: Array) -> Array:
+        if x.ndim == 2:
+            return function(x, *parameters)
+        return np.stack([function(row, *parameters) for row in x])
+
+    return call
+
+
+@row_by_row
 def hmmlearn_log(x: Array, transitions: Array, initial: Array) -> Array:
     from hmmlearn import _hmmc
 
     return np.asarray(_hmmc.forward_log(initial, transitions[0], x)[0])
 
 
+@row_by_row
 def hmmlearn_scaling(x: Array, transitions: Array, initial: Array) -> Array:
     """Its scaled recursion, which takes weights: each step's largest is made 1."""
     from hmmlearn import _hmmc

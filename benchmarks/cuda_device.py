@@ -67,6 +67,7 @@ class Cuda:
 
     name = "cuda"
     runs_small_first = False
+    records_routes = False  # what torch has compiled would be compiled again
 
     def __init__(
         self,

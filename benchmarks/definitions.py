@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks import contestants as run
+from benchmarks import dynamax_contestants as dynamax
 from benchmarks.inputs import Inputs
 from benchmarks.references import AnyReference
 
@@ -29,6 +30,7 @@ class Contestant:
     requires: tuple[str, ...] = ()  # modules besides the required ones
     is_yardstick: bool = False  # computes something else, to compare the time with
     is_ours: bool = False  # this library in another way than the first contestant
+    threads: int | None = None  # instead of as many as there are
     temporaries: Callable[..., int] | None = None  # for an allocator that cannot be traced
 
     @property
@@ -72,4 +74,27 @@ FORUM = "forum's code in torch"
 
 TORCH: dict[str, Any] = {"convert": run.to_torch, "requires": ("torch",)}
 WITH_SEMIRING = TORCH | {"requires": ("torch", "torch_semiring_einsum")}
-HMMLEARN: dict[str, Any] = {"requires": ("hmmlearn",)}
+HMMLEARN: dict[str, Any] = {"requires": ("hmmlearn",), "convert": run.to_float64}
+
+
+def in_dynamax(call: dynamax.Dynamax, takes: tuple[str, ...]) -> Contestant:
+    return Contestant(
+        "dynamax, compiled",
+        call,
+        takes,
+        convert=dynamax.to_jax,
+        requires=("dynamax", "jax"),
+        temporaries=call.temporaries,
+    )
+
+
+def in_one_thread(call: Callable[..., Any], takes: tuple[str, ...]) -> Contestant:
+    """Return this library with one thread, to compare its time with."""
+    return Contestant(
+        f"{OURS}, one thread",
+        call,
+        takes,
+        requires=("threadpoolctl",),
+        is_yardstick=True,
+        threads=1,
+    )

@@ -17,6 +17,7 @@ import numpy as np
 
 from benchmarks.definitions import Contestant
 from benchmarks.inputs import Inputs
+from benchmarks.machine import limit_threads
 from benchmarks.memory import peak_of_numpy, peak_of_torch
 
 # Of a contestant, with the number of the call, which picks one of several copies of its inputs.
@@ -48,10 +49,13 @@ class Device(Protocol):
     name : str
     runs_small_first : bool
         Whether a call on small inputs comes first, for what is imported late.
+    records_routes : bool
+        Whether it is noted which routes chains take.
     """
 
     name: str
     runs_small_first: bool
+    records_routes: bool
 
     def describe(self) -> dict[str, Any]:
         """Return what a measurement depends on, besides the host."""
@@ -95,6 +99,7 @@ class Cpu:
 
     name = "cpu"
     runs_small_first = True
+    records_routes = True
 
     def describe(self) -> dict[str, Any]:
         return {}
@@ -117,12 +122,13 @@ class Cpu:
 
     def peak(self, contestant: Contestant, call: Callable[[], Any]) -> tuple[int, Any]:
         measure = peak_of_torch if contestant.library == "torch" else peak_of_numpy
-        return measure(call)
+        with limit_threads(contestant.threads):
+            return measure(call)
 
     def time(self, contestant: Contestant, call: Call, repeats: int) -> Timing:
-        if repeats > 1:
-            call(0)
-        with no_collection():
+        with limit_threads(contestant.threads), no_collection():
+            if repeats > 1:
+                call(0)
             start = time.perf_counter()
             for turn in range(repeats):
                 value = call(turn)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 import arraylogchain as alc
-from benchmarks.contestants import Array, bare_products
+from benchmarks.contestants import Array, bare_products, row_by_row
+from benchmarks.gradient_references import forward_backward
 
 # --- the two ways to a gradient -------------------------------------------------------------------
 
@@ -85,6 +86,14 @@ def bare_forward_products(x: Array, bulk: Array, p0: Array, g: Array) -> Array:
     return bare_products(x, bulk)
 
 
+def numpy_chain(x: Array, transitions: Array, initial: Array, g: Array) -> tuple[Array, ...]:
+    """Forward and backward on weights, which are normalised at every step; `g` is all ones."""
+    rows = x.reshape(-1, *x.shape[-2:])
+    value, dx, dtransitions, dinitial = forward_backward(rows, transitions, initial)
+    return value.reshape(x.shape[:-2]), dx.reshape(x.shape), dtransitions, dinitial
+
+
+@row_by_row
 def hmmlearn_posteriors_log(x: Array, transitions: Array, initial: Array) -> Array:
     from hmmlearn import _hmmc
     from hmmlearn.utils import log_normalize
@@ -95,6 +104,7 @@ def hmmlearn_posteriors_log(x: Array, transitions: Array, initial: Array) -> Arr
     return np.exp(log_posterior)
 
 
+@row_by_row
 def hmmlearn_posteriors_scaling(x: Array, transitions: Array, initial: Array) -> Array:
     """Its scaled recursions, which take weights: each step's largest is made 1."""
     from hmmlearn import _hmmc
@@ -105,3 +115,46 @@ def hmmlearn_posteriors_scaling(x: Array, transitions: Array, initial: Array) ->
     posterior = forward * _hmmc.backward_scaling(initial, transitions[0], weights, scales)
     normalize(posterior, axis=1)
     return posterior
+
+
+def hmmlearn_log(x: Array, transitions: Array, initial: Array, g: Array) -> tuple[Array, ...]:
+    """Its expectation step: posteriors, and counts of transitions; `g` is all ones."""
+    from hmmlearn import _hmmc
+
+    P = transitions[0]
+
+    def expect(row: Array) -> tuple[Array, ...]:
+        value, forward = _hmmc.forward_log(initial, P, row)
+        backward = _hmmc.backward_log(initial, P, row)
+        posterior = np.exp(forward + backward - value)
+        return value, posterior, np.exp(_hmmc.compute_log_xi_sum(forward, P, backward, row))
+
+    return _gradients_of_counts(expect, x, transitions, initial)
+
+
+def hmmlearn_scaling(x: Array, transitions: Array, initial: Array, g: Array) -> tuple[Array, ...]:
+    """The same on weights: each step's largest is made 1."""
+    from hmmlearn import _hmmc
+
+    P = transitions[0]
+
+    def expect(row: Array) -> tuple[Array, ...]:
+        top = row.max(axis=-1, keepdims=True)
+        weights = np.exp(row - top)
+        value, forward, scales = _hmmc.forward_scaling(initial, P, weights)
+        backward = _hmmc.backward_scaling(initial, P, weights, scales)
+        counts = _hmmc.compute_scaling_xi_sum(forward, P, backward, weights)
+        return value + top.sum(), forward * backward / scales[:, None], counts
+
+    return _gradients_of_counts(expect, x, transitions, initial)
+
+
+def _gradients_of_counts(
+    expect: Callable[[Array], tuple[Array, ...]], x: Array, transitions: Array, initial: Array
+) -> tuple[Array, ...]:
+    """Return log Z and its gradients from log Z, posteriors and counts of each row."""
+    rows = x.reshape(-1, *x.shape[-2:])
+    values, posteriors, counts = map(np.stack, zip(*map(expect, rows), strict=True))
+    dtransitions = counts.sum(axis=0) / transitions
+    dinitial = posteriors[:, 0].sum(axis=0) / initial
+    return values.reshape(x.shape[:-2]), posteriors.reshape(x.shape), dtransitions, dinitial

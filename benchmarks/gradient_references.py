@@ -97,6 +97,17 @@ def forum(inputs: Inputs) -> SeveralReferences:
     return SeveralReferences((Reference(np.s_[:, 0], value), *gradients))
 
 
+def chain(inputs: Inputs) -> SeveralReferences:
+    """All of log Z and its gradients, with a cotangent of ones."""
+    wide = np.float64 if inputs["x"].dtype == np.float32 else np.longdouble
+    x, transitions, initial = (inputs[name].astype(wide) for name in ("x", "P", "p0"))
+    rows = x.reshape(-1, *x.shape[-2:])
+    value, dx, *others = forward_backward(rows, transitions, initial)
+    gradients = (dx.reshape(x.shape), *others)
+    parts = (Reference((), part, is_gradient=True) for part in gradients)
+    return SeveralReferences((Reference((), value.reshape(x.shape[:-2])), *parts))
+
+
 def marginals(inputs: Inputs) -> Reference:
     x, transitions, initial = (inputs[name].astype(np.longdouble) for name in ("x", "P", "p0"))
     _, posterior, *_ = forward_backward(x[None], transitions, initial)

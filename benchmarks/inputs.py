@@ -118,15 +118,45 @@ def hidden_markov(
     }
 
 
+def left_to_right(rng: np.random.Generator, steps: int, states: int) -> Inputs:
+    """A model whose states come one after the other, each for some steps or for none.
+
+    The `dense` matrix beside it has no zeros.
+    """
+    inputs = hidden_markov(rng, steps, states)
+    dense = inputs["P"]
+    banded = np.triu(np.tril(dense, 2))
+    initial = np.zeros(states)
+    initial[0] = 1
+    return {
+        "x": inputs["x"],
+        "P": banded / banded.sum(axis=-1, keepdims=True),
+        "dense": dense,
+        "p0": initial,
+    }
+
+
+def hidden_markov_and_ones(rng: np.random.Generator, **sizes: Any) -> Inputs:
+    """The same as `hidden_markov`, and g, a cotangent of ones."""
+    inputs = hidden_markov(rng, **sizes)
+    return {**inputs, "g": np.ones(inputs["x"].shape[:-2], dtype=inputs["x"].dtype)}
+
+
 def hidden_markov_and_seed(rng: np.random.Generator, **sizes: Any) -> Inputs:
-    """The same, and the seed of samples."""
+    """The same as `hidden_markov`, and the seed of samples."""
     return {**hidden_markov(rng, **sizes), "seed": rng.integers(2**31, size=())}
 
 
 def hidden_markov_and_lengths(rng: np.random.Generator, steps: int, **sizes: Any) -> Inputs:
-    """The same, and how many steps of each row are real: uniform between one and all."""
+    """The same as `hidden_markov`, and how many steps of each row are real: between one and all."""
     inputs = hidden_markov(rng, steps=steps, **sizes)
     return {**inputs, "lengths": rng.integers(1, steps + 1, size=sizes["batch"])}
+
+
+def normal_arrays(rng: np.random.Generator, size: int) -> Inputs:
+    """Two vectors of normal entries in float32, and room for another."""
+    a, b = rng.standard_normal((2, size), dtype=np.float32)
+    return {"a": a, "b": b, "out": np.zeros(size, dtype=np.float32)}
 
 
 def normal_stack(rng: np.random.Generator, count: int, d: int, dtype: str = "float64") -> Inputs:

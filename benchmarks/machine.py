@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 _PACKAGES = (
     "numpy",
+    "numba",
     "array-api-compat",
     "scipy",
     "cupy-cuda13x",
@@ -25,8 +29,12 @@ _PACKAGES = (
 )
 
 
+# Make OpenBLAS take kernels, or blocks, that it would not choose for this processor.
+_OVERRIDES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+
+
 def describe_machine() -> dict[str, Any]:
-    """Return the processor, its cores, and the BLAS library that NumPy calls."""
+    """Return the processor, its cores, and the BLAS library that NumPy calls, with its kernels."""
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     return {
         "cpu": _cpu_model(),
@@ -35,9 +43,30 @@ def describe_machine() -> dict[str, Any]:
         else os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "blas": f"{blas['name']} {blas['version']}",
+        "blas kernels": _blas_kernels(),
+        "blas overrides": {name: os.environ[name] for name in _OVERRIDES if name in os.environ},
         "threads": {k: v for k, v in os.environ.items() if k.endswith("_NUM_THREADS")},
         "long double bits": int(np.finfo(np.longdouble).nmant),
     }
+
+
+@contextmanager
+def limit_threads(count: int | None) -> Iterator[None]:
+    """Let BLAS and this library use so many threads; None changes nothing."""
+    if count is None:
+        yield
+        return
+    from threadpoolctl import threadpool_limits
+
+    from arraylogchain._threads import num_workers
+
+    with mock.patch.dict(os.environ, OMP_NUM_THREADS=str(count)), threadpool_limits(count):
+        num_workers.cache_clear()  # it reads the variable again
+        num_workers()
+        try:
+            yield
+        finally:
+            num_workers.cache_clear()
 
 
 def describe_versions() -> dict[str, str]:
@@ -51,6 +80,20 @@ def describe_versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def _blas_kernels() -> list[str]:
+    """Return what each loaded BLAS library runs, and on how many threads."""
+    try:
+        from threadpoolctl import threadpool_info
+    except ModuleNotFoundError:
+        return []
+    return sorted(
+        f"{each['internal_api']} {each['version']}, kernels for {each.get('architecture', '?')}, "
+        f"{each['num_threads']} threads"
+        for each in threadpool_info()
+        if each["user_api"] == "blas"
+    )
 
 
 def _cpu_model() -> str:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+from benchmarks import dynamax_contestants as dynamax
+from benchmarks import gradient_contestants as grad
 from benchmarks import inputs as make
 from benchmarks import path_contestants as run
 from benchmarks import path_references as references
-from benchmarks.definitions import HMMLEARN, IN_TORCH, OURS, TORCH, Case, Contestant, Sizes
+from benchmarks.definitions import (
+    HMMLEARN,
+    IN_TORCH,
+    OURS,
+    TORCH,
+    Case,
+    Contestant,
+    Sizes,
+    in_dynamax,
+)
 from benchmarks.inputs import Inputs
 from benchmarks.references import AnyReference
 
@@ -19,50 +30,37 @@ RAGGED = (*XP, "lengths")
 IN_NUMPY = "recursion in NumPy"
 RIVAL_IN_TORCH = "recursion in torch"
 
-WITH_FLOAT64 = HMMLEARN | {"convert": run.to_float64}
-
 # --- contestants ----------------------------------------------------------------------------------
 
 
-def _dynamax(call: run.Dynamax, takes: tuple[str, ...]) -> Contestant:
-    return Contestant(
-        "dynamax, compiled",
-        call,
-        takes,
-        convert=run.to_jax,
-        requires=("dynamax", "jax"),
-        temporaries=call.temporaries,
-    )
-
-
-BATCHED_VITERBI = (
+WIDE_VITERBI = (
     Contestant(OURS, run.viterbi, XP),
     Contestant(IN_TORCH, run.viterbi, XP, is_ours=True, **TORCH),
     Contestant("sums in NumPy, blocks", run.numpy_viterbi, XP),
     Contestant("sums in torch, blocks", run.torch_viterbi, XP, **TORCH),
-    _dynamax(run.dynamax_viterbi, XP),
+    in_dynamax(dynamax.viterbi, XP),
 )
-LONG_VITERBI = (
+VITERBI = (
     Contestant(OURS, run.viterbi, XP),
     Contestant(IN_TORCH, run.viterbi, XP, is_ours=True, **TORCH),
     Contestant(IN_NUMPY, run.numpy_viterbi, XP),
-    Contestant("hmmlearn", run.hmmlearn_viterbi, XP, **WITH_FLOAT64),
-    _dynamax(run.dynamax_viterbi, XP),
+    Contestant("hmmlearn", run.hmmlearn_viterbi, XP, **HMMLEARN),
+    in_dynamax(dynamax.viterbi, XP),
 )
 MARGINALS = (
     Contestant(OURS, run.marginals, XP),
     Contestant(IN_TORCH, run.marginals, XP, is_ours=True, **TORCH),
     Contestant(IN_NUMPY, run.numpy_marginals, XP),
     Contestant(RIVAL_IN_TORCH, run.torch_marginals, XP, **TORCH),
-    Contestant("hmmlearn, log", run.hmmlearn_posteriors_log, XP, **WITH_FLOAT64),
-    Contestant("hmmlearn, scaling", run.hmmlearn_posteriors_scaling, XP, **WITH_FLOAT64),
-    _dynamax(run.dynamax_marginals, XP),
+    Contestant("hmmlearn, log", grad.hmmlearn_posteriors_log, XP, **HMMLEARN),
+    Contestant("hmmlearn, scaling", grad.hmmlearn_posteriors_scaling, XP, **HMMLEARN),
+    in_dynamax(dynamax.marginals, XP),
 )
 SAMPLE = (
     Contestant(OURS, run.sample, SEEDED),
     Contestant(IN_TORCH, run.sample_in_torch, SEEDED, is_ours=True, **TORCH),
     Contestant("cumulative sums in NumPy", run.numpy_sample, SEEDED),
-    _dynamax(run.dynamax_sample, SEEDED),
+    in_dynamax(dynamax.sample, SEEDED),
 )
 ENTROPY = (
     Contestant(OURS, run.entropy, XP),
@@ -113,42 +111,12 @@ def _batched_case(
     )
 
 
-def _long_case(
-    name: str,
-    title: str,
-    contestants: tuple[Contestant, ...],
-    reference: Callable[[Inputs], AnyReference],
-    make: Callable[..., Inputs] = make.hidden_markov,
-    not_run: Mapping[str, str] | None = None,
-) -> Case:
-    return Case(
-        name=f"paths-{name}-100000-32",
-        title=f"{title} one chain, T = 100,000, K = 32, float64",
-        make=make,
-        sizes={"steps": 100_000, "states": 32},
-        quick_sizes={"steps": 1000, "states": 32},
-        contestants=contestants,
-        reference=reference,
-        not_run=not_run or {},
-        has_paths=True,
-    )
-
-
 PATH_CASES = (
-    _batched_case("viterbi", "best paths,", BATCHED_VITERBI, references.viterbi),
-    _long_case("viterbi", "best path of", LONG_VITERBI, references.viterbi),
+    _batched_case("viterbi", "best paths,", WIDE_VITERBI, references.viterbi),
     _batched_case("marginals", "marginals,", MARGINALS, references.marginals, per_step=False),
-    _long_case(
-        "marginals",
-        "marginals of",
-        MARGINALS,
-        references.marginals,
-        not_run={RIVAL_IN_TORCH: "over a million small operations, too many to trace"},
-    ),
     _batched_case(
         "sample", "a sample each,", SAMPLE, references.sample, make.hidden_markov_and_seed
     ),
-    _long_case("sample", "a sample of", SAMPLE, references.sample, make.hidden_markov_and_seed),
     _batched_case("entropy", "entropy,", ENTROPY, references.entropy),
     *(
         _batched_case(

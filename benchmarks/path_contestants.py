@@ -6,16 +6,12 @@ then a seed or lengths where the case has them. Past a row's length marginals ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 import arraylogchain as alc
-from benchmarks import gradient_contestants as grad
-from benchmarks.contestants import BLOCK, Array
-from benchmarks.memory import temporaries_of_jax
+from benchmarks.contestants import BLOCK, Array, row_by_row
 
 # --- this library ---------------------------------------------------------------------------------
 
@@ -170,16 +166,18 @@ def numpy_entropy(x: Array, transitions: Array, initial: Array) -> Array:
 # --- recursions in torch --------------------------------------------------------------------------
 
 
-def torch_log_partition(x: Any, transitions: Any, initial: Any, lengths: Any) -> Any:
+def torch_log_partition(x: Any, transitions: Any, initial: Any, lengths: Any = None) -> Any:
     """A vector of logarithms per row, which stays as it is past the row's end."""
     import torch
 
-    log_alpha = initial.log() + x[:, 0]
-    for i in range(1, x.shape[1]):
-        top = log_alpha.amax(-1, keepdim=True)
+    log_alpha = initial.log() + x[..., 0, :]
+    for i in range(1, x.shape[-2]):
+        top = log_alpha.detach().amax(-1, keepdim=True)
         alpha = (log_alpha - top).exp() @ _at(transitions, i)
-        following = alpha.log() + top + x[:, i]
-        log_alpha = torch.where((lengths > i)[:, None], following, log_alpha)
+        following = alpha.log() + top + x[..., i, :]
+        if lengths is not None:
+            following = torch.where((lengths > i)[:, None], following, log_alpha)
+        log_alpha = following
     return torch.logsumexp(log_alpha, -1)
 
 
@@ -189,20 +187,20 @@ def torch_marginals(x: Any, transitions: Any, initial: Any, lengths: Any = None)
 
     weights = (x - x.amax(-1, keepdim=True)).exp()
     posterior = torch.empty_like(x)
-    state = initial * weights[:, 0]
-    posterior[:, 0] = state / state.sum(-1, keepdim=True)
-    for i in range(1, x.shape[1]):
-        state = (posterior[:, i - 1] @ _at(transitions, i)) * weights[:, i]
-        posterior[:, i] = state / state.sum(-1, keepdim=True)
-    beta = torch.ones_like(x[:, 0])
-    for i in range(x.shape[1] - 1, 0, -1):
-        message = (weights[:, i] * beta) @ _at(transitions, i).T
+    state = initial * weights[..., 0, :]
+    posterior[..., 0, :] = state / state.sum(-1, keepdim=True)
+    for i in range(1, x.shape[-2]):
+        state = (posterior[..., i - 1, :] @ _at(transitions, i)) * weights[..., i, :]
+        posterior[..., i, :] = state / state.sum(-1, keepdim=True)
+    beta = torch.ones_like(x[..., 0, :])
+    for i in range(x.shape[-2] - 1, 0, -1):
+        message = (weights[..., i, :] * beta) @ _at(transitions, i).T
         message = message / message.sum(-1, keepdim=True)
         beta = message if lengths is None else torch.where((lengths > i)[:, None], message, beta)
-        joint = posterior[:, i - 1] * beta
-        posterior[:, i - 1] = joint / joint.sum(-1, keepdim=True)
+        joint = posterior[..., i - 1, :] * beta
+        posterior[..., i - 1, :] = joint / joint.sum(-1, keepdim=True)
     if lengths is not None:
-        posterior[torch.arange(x.shape[1]) >= lengths[:, None]] = 0
+        posterior[torch.arange(x.shape[-2]) >= lengths[:, None]] = 0
     return posterior
 
 
@@ -260,100 +258,11 @@ def _at(matrices: Any, step: int) -> Any:
     return matrices[min(step, len(matrices)) - 1]
 
 
-# --- hmmlearn, which has one matrix and one row, in float64 ---------------------------------------
+# --- hmmlearn -------------------------------------------------------------------------------------
 
 
-def to_float64(x: Array) -> Array:
-    return x.astype(np.float64)
-
-
+@row_by_row
 def hmmlearn_viterbi(x: Array, transitions: Array, initial: Array) -> Array:
     from hmmlearn import _hmmc
 
     return np.asarray(_hmmc.viterbi(initial, transitions[0], x)[1])
-
-
-def hmmlearn_posteriors_log(x: Array, transitions: Array, initial: Array) -> Array:
-    return _row_by_row(grad.hmmlearn_posteriors_log, x, transitions, initial)
-
-
-def hmmlearn_posteriors_scaling(x: Array, transitions: Array, initial: Array) -> Array:
-    return _row_by_row(grad.hmmlearn_posteriors_scaling, x, transitions, initial)
-
-
-def _row_by_row(function: Callable[..., Array], x: Array, *parameters: Array) -> Array:
-    if x.ndim == 2:
-        return function(x, *parameters)
-    return np.stack([function(row, *parameters) for row in x])
-
-
-# --- dynamax --------------------------------------------------------------------------------------
-
-
-def to_jax(x: Array) -> Any:
-    """Return an array of jax, which has float64 only where it is told to."""
-    import jax
-
-    if x.dtype.kind == "f":
-        jax.config.update("jax_enable_x64", x.dtype == np.float64)
-    return jax.numpy.asarray(x)
-
-
-class Dynamax:
-    """A function of dynamax for one row, compiled for one or many."""
-
-    def __init__(self, infer: Callable[..., Any]) -> None:
-        self._infer = infer
-
-    def __call__(self, x: Any, transitions: Any, initial: Any, *seed: Any) -> Any:
-        self._set_precision(x)
-        return self._compiled(x, transitions, initial, *seed).block_until_ready()
-
-    def temporaries(self, x: Any, transitions: Any, initial: Any, *seed: Any) -> int:
-        self._set_precision(x)
-        lowered = self._compiled.lower(x, transitions, initial, *seed)
-        return temporaries_of_jax(lowered.compile())
-
-    def _set_precision(self, x: Any) -> None:
-        import jax
-
-        # Else its own constants would make float64 of a case in float32.
-        jax.config.update("jax_enable_x64", x.dtype == np.float64)
-
-    @cached_property
-    def _compiled(self) -> Any:
-        import jax
-
-        def call(x: Any, transitions: Any, initial: Any, *seed: Any) -> Any:
-            given = (initial, transitions[0] if len(transitions) == 1 else transitions)
-            keys = [jax.random.key(s) for s in seed]
-            if x.ndim == 2:
-                return self._infer(*given, x, *keys)
-            keys = [jax.random.split(key, len(x)) for key in keys]
-            return jax.vmap(lambda *row: self._infer(*given, *row))(x, *keys)
-
-        return jax.jit(call)
-
-
-def _dynamax_viterbi(initial: Any, transitions: Any, x: Any) -> Any:
-    from dynamax.hidden_markov_model import hmm_posterior_mode
-
-    return hmm_posterior_mode(initial, transitions, x)
-
-
-def _dynamax_marginals(initial: Any, transitions: Any, x: Any) -> Any:
-    from dynamax.hidden_markov_model import hmm_smoother
-
-    # What else it returns is not computed: the compiler leaves it out.
-    return hmm_smoother(initial, transitions, x).smoothed_probs
-
-
-def _dynamax_sample(initial: Any, transitions: Any, x: Any, key: Any) -> Any:
-    from dynamax.hidden_markov_model import hmm_posterior_sample
-
-    return hmm_posterior_sample(key, initial, transitions, x)[1]
-
-
-dynamax_viterbi = Dynamax(_dynamax_viterbi)
-dynamax_marginals = Dynamax(_dynamax_marginals)
-dynamax_sample = Dynamax(_dynamax_sample)

@@ -6,6 +6,7 @@ errors of float64 contestants mean little, and the report says so.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -82,6 +83,18 @@ def maxplus_product(inputs: Inputs) -> Reference:
 def product(inputs: Inputs) -> Reference:
     index, terms = _sample(inputs["a"], inputs["b"])
     return Reference(index, (terms[0] * terms[1]).sum(axis=-1))
+
+
+def elementwise(function: Callable[..., Wide], *names: str) -> Callable[[Inputs], Reference]:
+    """Return the reference of a pass over arrays, at entries drawn at random."""
+
+    def reference(inputs: Inputs) -> Reference:
+        drawn = np.random.default_rng(0).integers(inputs[names[0]].size, size=_SAMPLES)
+        given = (inputs[name].reshape(-1)[drawn].astype(np.longdouble) for name in names)
+        index = np.unravel_index(drawn, inputs[names[0]].shape)
+        return Reference(index, function(*given))
+
+    return reference
 
 
 def chain(inputs: Inputs) -> Reference:

@@ -120,11 +120,15 @@ def _conditions(content: Json) -> str:
     machine, versions = content["machine"], content["versions"]
     listed = ", ".join(f"{name} {number}" for name, number in versions.items())
     threads = ", ".join(f"{name}={number}" for name, number in machine["threads"].items())
+    blas = "; ".join(machine.get("blas kernels") or [machine["blas"]])
+    overrides = ", ".join(f"{k}={v}" for k, v in machine.get("blas overrides", {}).items())
     gpu = f"{_gpu(machine['gpu'])}, " if "gpu" in machine else ""
     lines = [
         f"{content['date']}, {gpu}{machine['cpu']}, {machine['cores']} cores, "
-        f"{machine['system']}, {machine['blas']}{', ' + threads if threads else ''}; {listed}."
+        f"{machine['system']}, {blas}{', ' + threads if threads else ''}; {listed}."
     ]
+    if overrides:
+        lines.append(f"**{overrides}: NumPy's matrix multiplies are not what they usually are.**")
     if content["quick"]:
         lines.append("**A quick run: sizes are reduced and the figures mean nothing.**")
     if "running" in content:
@@ -162,8 +166,9 @@ def _case_table(case: Json, *, on_device: bool) -> Iterator[str]:
             yield f"| {result['label']} | {reason} | | | | |{' |' * len(more)}"
             continue
         spread = f" ± {duration(result['spread'])}" if result["spread"] is not None else ""
+        routes = ", ".join(result.get("routes", ()))
         cells = [
-            result["label"],
+            result["label"] + (f" ({routes})" if routes else ""),
             duration(result["median"]) + spread,
             _ratio(result, ours),
             amount(result["temporaries"]),

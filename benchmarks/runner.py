@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
+from arraylogchain import _dispatch
 from benchmarks.definitions import Case, Contestant
 from benchmarks.device import Device
 from benchmarks.inputs import Inputs
@@ -61,6 +64,7 @@ class Result:
     on_device: float | None = None  # their median
     largest_batch: int | None = None  # of what fits into memory: see `capacity`
     bytes_per_row: float | None = None
+    routes: list[str] = field(default_factory=list)  # that plans have taken for its chains
 
     def summarise(self) -> None:
         """Fill in what follows from the times."""
@@ -193,7 +197,9 @@ def _warm_up(entry: Entry, reference: AnyReference, device: Device) -> None:
     else:
         first = device.first(contestant, partial(entry.call, 0))
         start = time.perf_counter()
-        peak, value = device.peak(contestant, partial(entry.call, 0))
+        with _taken_routes() if device.records_routes else nullcontext([]) as routes:
+            peak, value = device.peak(contestant, partial(entry.call, 0))
+        result.routes = sorted(set(routes))
         seconds = time.perf_counter() - start
         result.temporaries = max(0, peak - device.size(value))
         if first is not None:
@@ -205,6 +211,21 @@ def _warm_up(entry: Entry, reference: AnyReference, device: Device) -> None:
         timing = device.time(contestant, partial(entry.call, 0), 1)
         seconds = max(timing.seconds, 1e-7)
     entry.repeats = min(_MOST_REPEATS, math.ceil(_SHORTEST_TIMING / seconds))
+
+
+@contextmanager
+def _taken_routes() -> Iterator[list[str]]:
+    """Collect the routes that are chosen for chains."""
+    routes: list[str] = []
+    choose = _dispatch.choose
+
+    def choose_and_tell(*given: Any) -> Any:
+        choice = choose(*given)
+        routes.append(choice.route)
+        return choice
+
+    with mock.patch.object(_dispatch, "choose", choose_and_tell):
+        yield routes
 
 
 def _run_round(

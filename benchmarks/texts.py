@@ -7,7 +7,8 @@ HOW_TO_READ = {
         "beyond inputs, output and gradients, by tracemalloc for NumPy, and for torch by its "
         "profiler, to which NumPy's are added. Error: largest |out - exact| / max(1, |exact|) "
         "against long double at up to 2000 entries drawn at random; wrong: share of these that "
-        "are infinite or NaN where they should not be, or the reverse.\n\n"
+        "are infinite or NaN where they should not be, or the reverse. In parentheses: the route "
+        "that `LogChain.plan` names.\n\n"
         "Cases with gradients: value and all gradients in one call. Error: the largest of the "
         "value's, as above, and of each gradient's: largest |out - exact| / largest |exact| of "
         "that gradient, against long double, or float64 where the case is in float32 and its sums "
@@ -19,7 +20,11 @@ HOW_TO_READ = {
         "also what is no path of positive weight. All rows share their matrices: one for each "
         "step, or one for all where the title says so and in one chain. hmmlearn takes row after "
         "row in float64; dynamax is compiled before it is timed, and its temporaries are what the "
-        "compiler lays out."
+        "compiler lays out.\n\n"
+        "Processes of their own: the time of a whole process, Python's start and imports included, "
+        "which finds loops compiled by an earlier one, or has an empty cache and compiles them; "
+        "the baseline makes the chain and computes nothing. Their memory is not measured: "
+        "temporaries are those of the process that waits."
     ),
     "cuda": (
         "Time: by events on the stream, of calls one after another as a program makes them, what "

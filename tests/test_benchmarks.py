@@ -1,0 +1,114 @@
+"""The benchmark on the CPU: cases of chains run at small sizes, and what is recorded with them."""
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from arraylogchain import LogChain
+from arraylogchain._threads import num_workers
+from benchmarks import compare, first_calls, machine, report, runner
+from benchmarks.cases import CASES
+from benchmarks.device import Cpu
+from tests.conftest import import_or_skip
+
+SETTINGS = runner.Settings(
+    rounds=1, input_sets=1, seconds_per_contestant=1.0, pause=0.0, quick=True
+)
+ROOT = Path(__file__).parents[1]
+BY_NAME = {case.name: case for case in CASES}
+SMALL = [
+    f"{prefix}-{size}"
+    for prefix in ("chain", "gradients-chain-value", "paths-marginals", "paths-sample")
+    for size in ("100-3", "32-50-10")
+]
+
+
+def test_names_are_unique():
+    assert len(BY_NAME) == len(CASES)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *SMALL,
+        "paths-viterbi-1000-100-5",
+        "chain-left-to-right-20000-40",
+        "paths-viterbi-left-to-right-20000-40",
+        "elementwise-multiply",
+    ],
+)
+def test_case_runs(name):
+    """With all contestants that need nothing but what the tests need."""
+    case = BY_NAME[name]
+    known = {"scipy", "numba"}
+    some = tuple(each for each in case.contestants if known.issuperset(each.requires))
+    case = dataclasses.replace(case, contestants=some)
+    found = runner.run_case(case, SETTINGS, lambda text: None, Cpu())
+    for result in json.loads(json.dumps(found))["results"]:
+        assert result["not_run"] is None
+        assert result["median"] > 0
+        if not result["is_yardstick"]:
+            assert (result["error"] or 0) < 1e-5
+            assert result["wrong_infinities"] == 0
+
+
+def test_routes_are_recorded():
+    case = BY_NAME["paths-viterbi-100-3"]
+    found = runner.run_case(case, SETTINGS, lambda text: None, Cpu())
+    ours, *_, other = found["results"]
+    chain = LogChain(np.zeros((10, 3)), transitions=np.ones((1, 3, 3)))
+    assert ours["routes"] == [chain.plan("viterbi").route]
+    assert other["routes"] == []
+    content = {"cases": [found], "machine": machine.describe_machine(), "versions": {}}
+    text = report.full_report(content | {"date": "today", "quick": False}, "plot.png")
+    assert f"| arraylogchain ({ours['routes'][0]}) |" in text
+
+
+def test_override_of_blas_is_told(monkeypatch):
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    content = {"machine": machine.describe_machine(), "versions": {}, "date": "", "quick": False}
+    assert "**OPENBLAS_CORETYPE=Haswell: " in report._conditions(content)
+    monkeypatch.delenv("OPENBLAS_CORETYPE")
+    assert machine.describe_machine()["blas overrides"] == {}
+
+
+def test_threads_are_limited():
+    threadpoolctl = import_or_skip("threadpoolctl")
+    before = num_workers(), os.environ.get("OMP_NUM_THREADS")
+    with machine.limit_threads(1):
+        assert num_workers() == 1
+        assert {each["num_threads"] for each in threadpoolctl.threadpool_info()} == {1}
+    assert (num_workers(), os.environ.get("OMP_NUM_THREADS")) == before
+
+
+def test_first_call_is_made_in_a_process():
+    inputs = BY_NAME["first-log-partition"].make(np.random.default_rng(0), steps=5, states=2)
+    x, transitions, initial = (inputs[name] for name in ("x", "P", "p0"))
+    expected = LogChain(x, transitions=transitions, initial=initial).log_partition()
+    given = (x, transitions, initial)
+    np.testing.assert_allclose(first_calls.warm("log_partition")(*given), expected)
+    assert first_calls.warm("nothing")(*given) is None
+
+
+def test_checkouts_are_compared(tmp_path, capsys):
+    """With a copy that lacks a function."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    copy = shutil.copytree(ROOT / "arraylogchain", tmp_path / "arraylogchain", ignore=ignored)
+    with (copy / "products.py").open("a") as file:
+        file.write("\n\ndef maxplus_matmul(a, b):\n    raise AttributeError('not yet there')\n")
+    given = [str(tmp_path), "--quick", "--only", "logmatmulexp-8", "maxplus-thin"]
+    assert compare.main(given) == 0
+    out = capsys.readouterr().out
+    assert out.count("logmatmulexp-8, arraylogchain\n") == 1
+    assert "not run: 1\nmaxplus-thin, arraylogchain: " in out
+    assert "AttributeError: not yet there" in out
+
+
+def test_other_has_to_be_a_checkout(tmp_path):
+    with pytest.raises(SystemExit):
+        compare.main([str(tmp_path), "--quick", "--only", "logmatmulexp-8"])

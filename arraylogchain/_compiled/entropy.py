@@ -35,13 +35,12 @@ from arraylogchain._compiled.steps import (
     SCALE,
     SUMS,
     TERMS,
-    WEIGHED,
     WIDE,
     as_wide,
     column_terms,
+    forward_step,
     load,
     rescale,
-    step,
     sum_products,
     sum_terms,
     weigh,
@@ -64,6 +63,7 @@ def entropy_of_terms(H: Floats, top: float, scratch: Floats) -> float:
 
 @inner
 def linear_entropies(
+    m: Floats,
     H: Floats,
     P: Floats,
     Q: Floats,
@@ -72,21 +72,21 @@ def linear_entropies(
     s: int,
     scratch: Floats,
     work: Floats,
+    weights: Floats,
 ) -> None:
-    """Make H that of the next step, after a linear step by matrix s, what it summed being in scratch.
+    """Make H that of the next step, after a linear step from m by matrix s, with sums in scratch.
 
     Q are the products -F log(F / largest) of the matrix's entries.
     """
     top = 0.0
-    for k in range(len(H)):
-        top = scratch[WEIGHED, k] if scratch[WEIGHED, k] > top else top
-    for k in range(len(H)):
-        m = scratch[WEIGHED, k]
-        work[WEIGHED, k] = m * (H[k] - math.log(m / top)) if m > 0.0 else 0.0
-    sum_products(work, P, s, bands, work)
+    for k in range(len(m)):
+        top = m[k] if m[k] > top else top
+    for k in range(len(m)):
+        weights[k] = m[k] * (H[k] - math.log(m[k] / top)) if m[k] > 0.0 else 0.0
+    sum_products(weights, P, s, bands, work)
     for j in range(len(H)):
         H[j] = work[SUMS, j]
-    sum_products(scratch, Q, s, bands, work)
+    sum_products(m, Q, s, bands, work)
     for j in range(len(H)):
         sums = scratch[SUMS, j]
         h = (H[j] + work[SUMS, j]) / sums + math.log(sums / top / largest) if sums > 0.0 else 0.0
@@ -135,6 +135,7 @@ def entropies(
     K = x.shape[2]
     scratch, work = np.empty((ROWS, K)), np.empty((ROWS, K))
     factors, factors_e, factors_scale = np.empty(K), np.empty(K), np.empty(SCALE)
+    before, before_e, weights = np.empty(K), np.empty(K), np.empty(K)
     begin = matrices[5]
     is_each = Q.shape[1] > 1
     for r in range(count):
@@ -155,10 +156,14 @@ def entropies(
                 H[:] = 0.0
                 continue
             s = t - 1 - begin if is_each else 0
-            as_wide(m, e, scale[WIDE] != 0.0, work)
-            if step(m, e, scale, P, L, shifts[s], flags[s], bands, s, own, i, False, scratch):
-                linear_entropies(H, P, own_Q, own_tops[s], bands, s, scratch, work)
+            for k in range(K):
+                before[k], before_e[k] = m[k], e[k]
+            was_wide = scale[WIDE] != 0.0
+            if forward_step(m, e, scale, P, L, shifts[s], flags[s], bands, s, own, i, scratch):
+                largest = own_tops[s]
+                linear_entropies(before, H, P, own_Q, largest, bands, s, scratch, work, weights)
             else:
+                as_wide(before, before_e, was_wide, work)
                 wide_entropies(H, P, L, shifts[s], flags[s], s, work)
         if start < length <= stop:
             at = place(q, dims, maps[FINAL])

@@ -26,32 +26,33 @@ LEAST_EXPONENT = -708.0
 
 
 @inlined
-def exp_near_zero(r: float) -> float:
-    """Return exp(r) for abs(r) <= log(2) / 2, to an ulp: a Taylor series, added up in pairs."""
+def wide_exp(y: float) -> tuple[float, float]:
+    """Return exp(y) as a wide number, m being in [0.7, 1.5), for abs(y) < 2**50.
+
+    The rest of y, at most log(2) / 2, is taken by a Taylor series that is added up in pairs.
+    """
+    n = (y * LOG2_E + ROUNDER) - ROUNDER
+    r = (y - n * LN2_HIGH) - n * LN2_LOW
     r2 = r * r
     r4 = r2 * r2
     low = (1 / 2 + r * (1 / 6)) + (1 / 24 + r * (1 / 120)) * r2
     middle = (1 / 720 + r * (1 / 5040)) + (1 / 40320 + r * (1 / 362880)) * r2
     high = (1 / 3628800 + r * (1 / 39916800)) + (1 / 479001600 + r * (1 / 6227020800)) * r2
-    return 1.0 + (r + r2 * (low + r4 * (middle + r4 * high)))
+    return 1.0 + (r + r2 * (low + r4 * (middle + r4 * high))), n
 
 
 @inlined
 def exp(y: float) -> float:
     """Return exp(y) for y <= 0, and 0 below `LEAST_EXPONENT`; loops over it are vectorised."""
-    shifted = y * LOG2_E + ROUNDER
-    n = shifted - ROUNDER
-    r = (y - n * LN2_HIGH) - n * LN2_LOW
-    power = number_of((bits_of(shifted) + 1023) << 52)
-    return exp_near_zero(r) * power if y >= LEAST_EXPONENT else 0.0
+    m, n = wide_exp(y)
+    return m * number_of((bits_of(n + ROUNDER) + 1023) << 52) if y >= LEAST_EXPONENT else 0.0
 
 
 @inner
-def wide_exp(y: float) -> tuple[float, float]:
-    """Return exp(y) as a wide number, m being in [0.7, 1.5); y may be any number."""
+def any_wide_exp(y: float) -> tuple[float, float]:
+    """Return exp(y) as a wide number, whatever y is."""
     if -(2.0**50) < y < 2.0**50:
-        n = (y * LOG2_E + ROUNDER) - ROUNDER
-        return exp_near_zero((y - n * LN2_HIGH) - n * LN2_LOW), n
+        return wide_exp(y)
     if -INF < y < INF:  # it is rounded to more than the rest
         return 1.0, y * LOG2_E
     return (0.0 if y == -INF else y), 0.0

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._compiled.compiling import Floats, Integers, compiled, inlined, inner
-from arraylogchain._compiled.numbers import INF, TINY, join, power_of_two, split, wide_exp
+from arraylogchain._compiled.numbers import INF, TINY, any_wide_exp, join, power_of_two, split
 from arraylogchain._compiled.recursion import (
     COTANGENT,
     FINAL,
@@ -38,13 +38,13 @@ from arraylogchain._compiled.steps import (
     WEIGHED,
     WEIGHED_EXPONENTS,
     WIDE,
+    as_wide,
+    backward_step,
+    bring_into_range,
     load,
-    rescale,
-    step,
     sum_terms,
     weigh,
     wide_products,
-    widen,
 )
 
 LARGEST_NUMBER = 1.7976931348623157e308
@@ -166,18 +166,19 @@ def add_pairs(
     out: Floats,
     i: int,
     t: int,
+    weighed: Floats,
     scratch: Floats,
 ) -> None:
     """Add g times the probabilities of pairs, in proportion to a_k P_kj b_j, to out[i, t, j, k].
 
-    b is the weighed state in the scratch, and w the product of P and b. By weight, derivatives by
+    w is the product of P and b, the weighed state: see `backward_step`. By weight, derivatives by
     entries of P are added instead.
     """
     K = len(a)
     total, top, least = 0.0, 0.0, INF
     if not (a_wide or w_wide or flag & LARGE):
         for k in range(K):
-            b = scratch[WEIGHED, k]
+            b = weighed[k]
             total += a[k] * w[k]
             top = b if b > top else top
             least = b if 0.0 < b < least else least
@@ -186,13 +187,15 @@ def add_pairs(
     size = (g if g > 0.0 else -g) / total
     in_range = top * size <= 2.0**400 and (not by_weight or least * size >= 2.0**-700)
     if not (2 * K * TINY <= total <= 2.0**1000 and in_range):
+        if not w_wide:
+            as_wide(weighed, weighed, False, scratch)
         add_wide_pairs(
             a, a_e, a_wide, w, w_e, w_wide, P, L, shift, flag, s, by_weight, g, out, i, t, scratch
         )
         return
     band = s if len(bands) > 1 else 0
     for j in range(K):
-        c = g * (scratch[WEIGHED, j] / total)
+        c = g * (weighed[j] / total)
         if c != 0.0 and by_weight:
             for k in range(K):
                 out[i, t, j, k] += c * a[k]
@@ -221,18 +224,16 @@ def add_wide_pairs(
     t: int,
     scratch: Floats,
 ) -> None:
-    """Do what `add_pairs` does, pair by pair; b is wide if w is."""
+    """Do what `add_pairs` does, pair by pair."""
     top, _ = wide_products(a, a_e, a_wide, w, w_e, w_wide, scratch)
     total, rest = sum_terms(scratch, top)
     for j in range(len(a)):
         b, b_e = scratch[WEIGHED, j], scratch[WEIGHED_EXPONENTS, j]
-        if not w_wide:
-            b, b_e = split(b)
         for k in range(len(a)):
             m, n = (a[k], a_e[k]) if a_wide else split(a[k])
             m, n = m * b, n + b_e - rest
             if not by_weight:
-                p, p_e = wide_exp(L[s, j, k] - shift) if flag & LOGS else split(P[s, j, k])
+                p, p_e = any_wide_exp(L[s, j, k] - shift) if flag & LOGS else split(P[s, j, k])
                 m, n = m * p, n + p_e
             if m != 0.0:
                 value = clipped(g * clipped(join(m / total, n)))
@@ -284,7 +285,7 @@ def posterior(
     to_x, to_x_begin, to_P, to_P_begin, to_initial, to_final = sums
     K = x.shape[2]
     scratch = np.empty((ROWS, K))
-    a, a_e = np.empty(K), np.empty(K)
+    a, a_e, weighed = np.empty(K), np.empty(K), np.empty(K)
     begin = matrices[5]
     is_each, to_each = matrices[0].shape[1] > 1, to_P.shape[1] > 1
     for r in range(count):
@@ -311,7 +312,9 @@ def posterior(
                     add_ends(a, a_e, a_wide, final, at, final_in_logs, g, to_final, to, scratch)
             else:
                 s, i = t - begin if is_each else 0, t + 1 - x_begin
-                step(m, e, scale, P, L, shifts[s], flags[s], bands, s, own, i, True, scratch)
+                backward_step(
+                    m, e, scale, P, L, shifts[s], flags[s], bands, s, own, i, weighed, scratch
+                )
                 if len(to_P) > 0:
                     is_wide, to = scale[WIDE] != 0.0, t - to_P_begin if to_each else 0
                     add_pairs(
@@ -332,14 +335,14 @@ def posterior(
                         to_P,
                         at_P,
                         to,
+                        weighed,
                         scratch,
                     )
             if len(to_x) > 0:
                 is_wide, to = scale[WIDE] != 0.0, t - to_x_begin
                 add_states(a, a_e, a_wide, m, e, is_wide, g, to_x, at_x, to, scratch)
-            rescale(m, e, scale)
+            bring_into_range(m, e, scale)
             if t == 0 and len(to_initial) > 0:
-                widen(m, e, scale)
                 weigh(m, e, scale, own, t - x_begin)
                 at, to = place(q, dims, maps[INITIAL]), place(q, dims, maps[TO_INITIAL])
                 add_ends(m, e, True, initial, at, initial_in_logs, g, to_initial, to, scratch)

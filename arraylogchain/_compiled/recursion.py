@@ -33,9 +33,11 @@ from arraylogchain._compiled.steps import (
     POWER,
     ROWS,
     WIDE,
+    backward_step,
+    bring_into_range,
+    forward_step,
     load,
     rescale,
-    step,
     weigh,
     weighted_total,
 )
@@ -65,28 +67,6 @@ def matrices_of(matrices: Any, g: int) -> Any:
 
 
 @inner
-def keep(
-    m: Floats,
-    e: Floats,
-    scale: Floats,
-    kept: Floats,
-    kept_e: Floats,
-    kept_wide: Any,
-    r: int,
-    i: int,
-) -> bool:
-    """Keep a state; return whether its exponents cannot be kept."""
-    is_wide = scale[WIDE] != 0.0
-    lacks = is_wide and len(kept_e) == 0
-    kept_wide[r, i] = is_wide
-    for k in range(len(m)):
-        kept[r, i, k] = m[k]
-        if is_wide and not lacks:
-            kept_e[r, i, k] = e[k]
-    return lacks
-
-
-@inner
 def write_logs(m: Floats, e: Floats, scale: Floats, out: Floats, r: int, i: int) -> None:
     for k in range(len(m)):
         n = scale[POWER] + (e[k] if scale[WIDE] != 0.0 else 0.0)
@@ -94,23 +74,22 @@ def write_logs(m: Floats, e: Floats, scale: Floats, out: Floats, r: int, i: int)
 
 
 @compiled
-def recursion(
+def forward(
     rows: Any,
     potentials: Any,
     matrices: Any,
     ends: Any,
     start: int,
     stop: int,
-    backward: bool,
     states: Any,
     history: Any,
     messages: Any,
     totals: Floats,
 ) -> bool:
-    """Go through steps start ... stop - 1 of rows, forward or backward.
+    """Go forward through steps start ... stop - 1 of rows.
 
-    Backward, matrices are transposed. Messages (out, row, step) are written as logarithms, from that
-    row and step of `out` on, and forward, the logarithms of rows' totals.
+    Messages (out, row, step) are written as logarithms, from that row and step of `out` on; and
+    where rows end, the logarithms of their totals.
 
     Returns
     -------
@@ -123,38 +102,73 @@ def recursion(
     kept, kept_e, kept_wide, kept_begin = history
     out, out_row, out_step = messages
     begin = matrices[5]
+    is_each = matrices[0].shape[1] > 1  # else one matrix stands for all steps
     scratch = np.empty((ROWS, x.shape[2]))
-    # One matrix stands for all steps. Forward, that of the step before is what leads to a step, and
-    # backward, weights of the step behind come with those of the transition.
-    is_each = matrices[0].shape[1] > 1
-    before = 0 if backward else 1
     lacks = False
     for r in range(count):
         q = first + r
         m, e, scale = states[0][r], states[1][r], states[2][r]
         own = x[place(q, dims, maps[POTENTIALS])]
         P, L, shifts, flags, bands = matrices_of(matrices, place(q, dims, maps[MATRICES]))
-        at_initial, at_final = place(q, dims, maps[INITIAL]), place(q, dims, maps[FINAL])
         length = lengths[place(q, dims, maps[LENGTHS])]
-        end = stop if stop < length else length
-        for n in range(end - start):
-            t = end - 1 - n if backward else start + n
-            i = t + 1 - before - x_begin
-            if backward and t == length - 1:
-                load(final, at_final, final_in_logs, m, e, scale)
-            elif not backward and t == 0:
-                load(initial, at_initial, initial_in_logs, m, e, scale)
-                weigh(m, e, scale, own, i)
+        for t in range(start, stop if stop < length else length):
+            if t == 0:
+                load(initial, place(q, dims, maps[INITIAL]), initial_in_logs, m, e, scale)
+                weigh(m, e, scale, own, t - x_begin)
                 rescale(m, e, scale)
             else:
-                s = t - before - begin if is_each else 0
-                step(m, e, scale, P, L, shifts[s], flags[s], bands, s, own, i, backward, scratch)
+                s, i = t - 1 - begin if is_each else 0, t - x_begin
+                forward_step(m, e, scale, P, L, shifts[s], flags[s], bands, s, own, i, scratch)
             if len(out) > 0:
                 write_logs(m, e, scale, out, r + out_row, t - out_step)
             if len(kept) > 0:
-                lacks |= keep(m, e, scale, kept, kept_e, kept_wide, r, t - kept_begin)
-            if backward:
-                rescale(m, e, scale)
-        if not backward and start < length <= stop and len(totals) > 0:
-            totals[r] = weighted_total(m, e, scale, final, at_final, final_in_logs, scratch)
+                is_wide, i = scale[WIDE] != 0.0, t - kept_begin
+                kept_wide[r, i] = is_wide
+                for k in range(len(m)):
+                    kept[r, i, k] = m[k]
+                if is_wide and len(kept_e) > 0:
+                    for k in range(len(m)):
+                        kept_e[r, i, k] = e[k]
+                elif is_wide:
+                    lacks = True
+        if start < length <= stop and len(totals) > 0:
+            at = place(q, dims, maps[FINAL])
+            totals[r] = weighted_total(m, e, scale, final, at, final_in_logs, scratch)
     return lacks
+
+
+@compiled
+def backward(
+    rows: Any,
+    potentials: Any,
+    matrices: Any,
+    ends: Any,
+    start: int,
+    stop: int,
+    states: Any,
+    messages: Any,
+) -> None:
+    """Go back through steps start ... stop - 1 of rows, by transposed matrices; see `forward`."""
+    first, count, dims, maps, lengths = rows
+    x, x_begin = potentials
+    _, _, final, final_in_logs = ends
+    out, out_row, out_step = messages
+    begin = matrices[5]
+    is_each = matrices[0].shape[1] > 1
+    weighed, scratch = np.empty(x.shape[2]), np.empty((ROWS, x.shape[2]))
+    for r in range(count):
+        q = first + r
+        m, e, scale = states[0][r], states[1][r], states[2][r]
+        own = x[place(q, dims, maps[POTENTIALS])]
+        P, L, shifts, flags, bands = matrices_of(matrices, place(q, dims, maps[MATRICES]))
+        length = lengths[place(q, dims, maps[LENGTHS])]
+        for t in range((stop if stop < length else length) - 1, start - 1, -1):
+            if t == length - 1:
+                load(final, place(q, dims, maps[FINAL]), final_in_logs, m, e, scale)
+            else:
+                s, i = t - begin if is_each else 0, t + 1 - x_begin
+                backward_step(
+                    m, e, scale, P, L, shifts[s], flags[s], bands, s, own, i, weighed, scratch
+                )
+            write_logs(m, e, scale, out, r + out_row, t - out_step)
+            bring_into_range(m, e, scale)

@@ -13,20 +13,18 @@ power of two.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from arraylogchain._compiled.compiling import Floats, Integers, inlined, inner
 from arraylogchain._compiled.numbers import (
     INF,
     TINY,
+    any_wide_exp,
     exp,
     log_of,
     power_of_two,
     split,
     two_sum,
-    wide_exp,
 )
 
 # What is where in a scale: logarithm, power of two, whether weights are wide, whether a NaN was
@@ -70,27 +68,13 @@ def add_to_scale(scale: Floats, shift: float) -> None:
 
 
 @inner
-def widen(m: Floats, e: Floats, scale: Floats) -> None:
-    """Make a state wide."""
-    if scale[WIDE] == 0.0:
-        scale[WIDE] = 1.0
-        for k in range(len(m)):
-            m[k], e[k] = split(m[k])
-
-
-@inner
 def rescale(m: Floats, e: Floats, scale: Floats) -> None:
     """Bring weights into range; make them linear, or wide, where that serves."""
-    if scale[WIDE] == 0.0:
-        top = 0.0
-        for k in range(len(m)):
-            top = m[k] if m[k] > top else top
-        if 1 / LARGEST <= top <= LARGEST:
-            return
-    widen(m, e, scale)
     top, least = -INF, INF
     special = False
     for k in range(len(m)):
+        if scale[WIDE] == 0.0:
+            m[k], e[k] = split(m[k])
         if m[k] != 0.0:
             special |= not m[k] < INF
             top = e[k] if e[k] > top else top
@@ -106,6 +90,16 @@ def rescale(m: Floats, e: Floats, scale: Floats) -> None:
     scale[WIDE] = 0.0 if linear else 1.0
 
 
+@inlined
+def bring_into_range(m: Floats, e: Floats, scale: Floats) -> None:
+    """Rescale weights if they need it."""
+    top = 0.0
+    for k in range(len(m)):
+        top = m[k] if m[k] > top else top
+    if scale[WIDE] != 0.0 or not 1 / LARGEST <= top <= LARGEST:
+        rescale(m, e, scale)
+
+
 @inner
 def load(values: Floats, i: int, in_logs: bool, m: Floats, e: Floats, scale: Floats) -> None:
     """Begin with the weights values[i], or their logarithms, as a wide state."""
@@ -114,13 +108,13 @@ def load(values: Floats, i: int, in_logs: bool, m: Floats, e: Floats, scale: Flo
     scale[HIGH] = top if in_logs else 0.0
     scale[WIDE] = 1.0
     for k in range(len(m)):
-        m[k], e[k] = wide_exp(values[i, k] - top) if in_logs else split(values[i, k])
-        if math.isnan(m[k]):
+        m[k], e[k] = any_wide_exp(values[i, k] - top) if in_logs else split(values[i, k])
+        if m[k] != m[k]:
             scale[NAN] = 1.0
 
 
 @inlined
-def step(
+def forward_step(
     m: Floats,
     e: Floats,
     scale: Floats,
@@ -132,28 +126,49 @@ def step(
     s: int,
     x: Floats,
     i: int,
-    backward: bool,
     scratch: Floats,
 ) -> bool:
-    """Multiply by matrix s and by exp(x[i]): in this order, or backward in the other one.
-
-    The matrix is P[s], or exp(L[s] - shift), the shift going to the scale. Backward, the weighed
-    state before the product stays in scratch, and the caller rescales.
+    """Multiply by matrix s, P[s] or exp(L[s] - shift), and by exp(x[i]); the shift goes to the scale.
 
     Returns
     -------
     bool
         Whether the step was linear.
     """
-    if scale[WIDE] == 0.0 and not flag & SPECIAL:
-        if linear_step(m, e, scale, P, L, shift, flag, bands, s, x, i, backward, scratch):
-            return True
-    wide_step(m, e, scale, P, L, shift, flag, s, x, i, backward, scratch)
-    return False
+    K = len(m)
+    unproved = scale[WIDE] != 0.0 or flag & SPECIAL != 0
+    if not unproved:
+        least = least_sum(m, flag)
+        sum_products(m, P, s, bands, scratch)
+        top, unproved = largest_finite(x, i)
+        wrong, zeros, large, some = 0, 0, 0, 0
+        for j in range(K):
+            v = scratch[SUMS, j]
+            w = v * exp(x[i, j] - top)
+            scratch[RESULT, j] = w
+            zeros += v == 0.0
+            # A sum that is too small or too large, or a weight that is neither normal nor zero.
+            out = (v < least) | (v > 2.0**1000) | ((w < TINY) & (x[i, j] > -INF))
+            wrong += out & (v != 0.0)
+            large += w > LARGEST
+            some += w > 1 / LARGEST
+        unproved |= wrong > 0
+        if zeros > 0 and flag & (LOST | SMALL) and not unproved:
+            unproved = not are_zeros(m, P, L, s, flag, scratch)
+    if unproved:
+        wide_step(m, e, scale, P, L, shift, flag, s, x, i, False, scratch)
+        return False
+    for k in range(K):
+        m[k] = scratch[RESULT, k]
+    add_to_scale(scale, top)
+    add_to_scale(scale, shift)
+    if large > 0 or some == 0:
+        rescale(m, e, scale)
+    return True
 
 
 @inlined
-def linear_step(
+def backward_step(
     m: Floats,
     e: Floats,
     scale: Floats,
@@ -165,61 +180,62 @@ def linear_step(
     s: int,
     x: Floats,
     i: int,
-    backward: bool,
+    weighed: Floats,
     scratch: Floats,
-) -> bool:
-    """Take a linear step, unless it is not proved."""
+) -> None:
+    """Multiply by exp(x[i]), which gives the weighed state, and then by matrix s.
+
+    The weighed state is left in `weighed` if the step is linear, else wide in the scratch. What is
+    in range is left to the caller.
+    """
     K = len(m)
-    top, special = largest_finite(x, i)
-    unproved, zeros, large, some = 0, 0, 0, 0
-    total = 0.0
-    for k in range(K):
-        w = exp(x[i, k] - top) * m[k] if backward else m[k]
-        scratch[WEIGHED, k] = w
-        # Neither normal nor zero, or by a factor that is taken for 0.
-        unproved += (w < TINY) & (m[k] != 0.0) & (x[i, k] > -INF)
-    least = 2 * K * TINY
-    if flag & LOST:
-        # What is taken for 0 is at most 2**-1021, and has no part in a sum that rounds it off.
+    unproved = scale[WIDE] != 0.0 or flag & SPECIAL != 0
+    if not unproved:
+        top, unproved = largest_finite(x, i)
+        wrong, zeros = 0, 0
         for k in range(K):
-            total += scratch[WEIGHED, k]
-        least += total * 2.0**-967
-    sum_products(scratch, P, s, bands, scratch)
-    for j in range(K):
-        v = scratch[SUMS, j]
-        w = v if backward else v * exp(x[i, j] - top)
-        scratch[RESULT, j] = w
-        zeros += v == 0.0
-        wrong = (v < least) | (v > 2.0**1000) | ((w < TINY) & (x[i, j] > -INF))
-        unproved += wrong & (v != 0.0)
-        large += w > LARGEST
-        some += w > 1 / LARGEST
-    if special or unproved:
-        return False
-    # Products of normal weights and entries that are not small do not vanish.
-    if zeros and flag & (LOST | SMALL) and not are_zeros(P, L, s, flag, scratch):
-        return False
+            w = exp(x[i, k] - top) * m[k]
+            weighed[k] = w
+            wrong += (w < TINY) & (m[k] != 0.0) & (x[i, k] > -INF)
+        least = least_sum(weighed, flag)
+        sum_products(weighed, P, s, bands, scratch)
+        for j in range(K):
+            v = scratch[SUMS, j]
+            zeros += v == 0.0
+            wrong += ((v < least) | (v > 2.0**1000)) & (v != 0.0)
+        unproved |= wrong > 0
+        if zeros > 0 and flag & (LOST | SMALL) and not unproved:
+            unproved = not are_zeros(weighed, P, L, s, flag, scratch)
+    if unproved:
+        wide_step(m, e, scale, P, L, shift, flag, s, x, i, True, scratch)
+        return
     for k in range(K):
-        m[k] = scratch[RESULT, k]
+        m[k] = scratch[SUMS, k]
     add_to_scale(scale, top)
-    if flag & LOGS:
-        add_to_scale(scale, shift)
-    if not backward and (large or not some):
-        rescale(m, e, scale)
-    return True
+    add_to_scale(scale, shift)
 
 
 @inlined
-def sum_products(source: Floats, P: Floats, s: int, bands: Integers, out: Floats) -> None:
-    """Write source[WEIGHED] @ P[s] to out[SUMS]: four rows at a time, within their bands."""
-    K = source.shape[1]
+def least_sum(m: Floats, flag: int) -> float:
+    """Return what sums of products with m have to reach to be proved."""
+    least = 2 * len(m) * TINY
+    if flag & LOST:
+        # What is taken for 0 is at most 2**-1021, and has no part in a sum that rounds it off.
+        for k in range(len(m)):
+            least += m[k] * 2.0**-967
+    return least
+
+
+@inlined
+def sum_products(m: Floats, P: Floats, s: int, bands: Integers, out: Floats) -> None:
+    """Write m @ P[s] to out[SUMS]: four rows at a time, within their bands."""
+    K = len(m)
     b = s if len(bands) > 1 else 0
     for j in range(K):
         out[SUMS, j] = 0.0
     k = 0
     while k + 3 < K:
-        m0, m1 = source[WEIGHED, k], source[WEIGHED, k + 1]
-        m2, m3 = source[WEIGHED, k + 2], source[WEIGHED, k + 3]
+        m0, m1, m2, m3 = m[k], m[k + 1], m[k + 2], m[k + 3]
         if m0 + m1 + m2 + m3 > 0.0:
             # Loops over unsigned numbers need no check of their sign, and so are vectorised.
             for j in range(np.uint64(bands[b, k, 0]), np.uint64(bands[b, k, 1])):
@@ -227,20 +243,22 @@ def sum_products(source: Floats, P: Floats, s: int, bands: Integers, out: Floats
                 out[SUMS, j] += pair + (m2 * P[s, k + 2, j] + m3 * P[s, k + 3, j])
         k += 4
     while k < K:
-        m0 = source[WEIGHED, k]
         for j in range(np.uint64(bands[b, k, 0]), np.uint64(bands[b, k, 1])):
-            out[SUMS, j] += m0 * P[s, k, j]
+            out[SUMS, j] += m[k] * P[s, k, j]
         k += 1
 
 
 @inner
-def are_zeros(P: Floats, L: Floats, s: int, flag: int, scratch: Floats) -> bool:
-    """Tell whether nothing leads to the states whose sums are 0."""
-    for j in range(scratch.shape[1]):
+def are_zeros(m: Floats, P: Floats, L: Floats, s: int, flag: int, scratch: Floats) -> bool:
+    """Tell whether nothing leads to the states whose sums are 0.
+
+    Of a matrix without small entries nothing else is 0: products with normal weights do not vanish.
+    """
+    for j in range(len(m)):
         if scratch[SUMS, j] == 0.0:
-            for k in range(scratch.shape[1]):
+            for k in range(len(m)):
                 is_open = L[s, k, j] > -INF if flag & LOGS else P[s, k, j] != 0.0
-                if is_open and scratch[WEIGHED, k] != 0.0:
+                if is_open and m[k] != 0.0:
                     return False
     return True
 
@@ -262,12 +280,11 @@ def wide_step(
 ) -> None:
     """Take a step in wide numbers."""
     K = len(m)
-    widen(m, e, scale)
     if backward:
         weigh(m, e, scale, x, i)
-    as_wide(m, e, True, scratch)
-    if flag & LOGS:
-        add_to_scale(scale, shift)
+    as_wide(m, e, scale[WIDE] != 0.0, scratch)
+    scale[WIDE] = 1.0
+    add_to_scale(scale, shift)
     for j in range(K):
         top, special = column_terms(scratch, P, L, shift, flag, s, j)
         m[j], e[j] = sum_terms(scratch, top)
@@ -276,7 +293,7 @@ def wide_step(
     if flag & SPECIAL:
         for k in range(K):
             for j in range(K):
-                if math.isnan(L[s, k, j]) or (L[s, k, j] < 0.0 and not flag & LOGS):
+                if L[s, k, j] != L[s, k, j] or (L[s, k, j] < 0.0 and not flag & LOGS):
                     scale[NAN] = 1.0
     if not backward:
         weigh(m, e, scale, x, i)
@@ -285,15 +302,18 @@ def wide_step(
 
 @inner
 def weigh(m: Floats, e: Floats, scale: Floats, x: Floats, i: int) -> None:
-    """Multiply a wide state by exp(x[i])."""
+    """Multiply a state by exp(x[i]); it becomes wide."""
     top, _ = largest_finite(x, i)
     add_to_scale(scale, top)
     for k in range(len(m)):
-        f, n = wide_exp(x[i, k] - top)
+        if scale[WIDE] == 0.0:
+            m[k], e[k] = split(m[k])
+        f, n = any_wide_exp(x[i, k] - top)
         m[k] *= f
         e[k] = e[k] + n if 0.0 < m[k] < INF else 0.0
-        if math.isnan(x[i, k]):
+        if x[i, k] != x[i, k]:
             scale[NAN] = 1.0
+    scale[WIDE] = 1.0
 
 
 @inner
@@ -313,7 +333,7 @@ def column_terms(
     for k in range(scratch.shape[1]):
         scratch[TERMS, k] = 0.0
         if scratch[WEIGHED, k] != 0.0 or flag & SPECIAL:
-            p, n = wide_exp(L[s, k, j] - shift) if flag & LOGS else split(P[s, k, j])
+            p, n = any_wide_exp(L[s, k, j] - shift) if flag & LOGS else split(P[s, k, j])
             term = scratch[WEIGHED, k] * p
             if not term < INF:
                 special += term

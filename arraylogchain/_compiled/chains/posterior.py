@@ -59,7 +59,7 @@ class Posterior:
         totals, state, starts = np.empty(len(rows)), sweep.state(rows), []
         for window in windows[:-1]:
             starts.append((state[0].copy(), state[1].copy(), state[2].copy()))
-            sweep.run(rows, window, state, totals=totals)
+            sweep.forward(rows, window, state, totals=totals)
         history = self._window(rows, windows[-1], state, totals)
         return Forward(rows, totals, np.isnan(totals).astype(np.float64), windows, starts, history)
 
@@ -73,11 +73,11 @@ class Posterior:
     def _window(self, rows: range, window: range, state: State, totals: Floats) -> History:
         history = History.empty(rows, window, self.sweep.K)
         start = [x.copy() for x in state]
-        if self.sweep.run(rows, window, state, history=history, totals=totals):
+        if self.sweep.forward(rows, window, state, history=history, totals=totals):
             history.make_wide()
             for x, before in zip(state, start, strict=True):
                 x[...] = before
-            self.sweep.run(rows, window, state, history=history, totals=totals)
+            self.sweep.forward(rows, window, state, history=history, totals=totals)
         return history
 
     def add(self, forward: Forward, cotangents: Floats, by_weight: bool, sums: Any) -> None:
@@ -233,7 +233,7 @@ def value_and_pullback(
             totals = kept[rows.start].totals
         else:
             totals = np.empty(len(rows))
-            sweep.run(rows, range(sweep.T), sweep.state(rows), totals=totals)
+            sweep.forward(rows, range(sweep.T), sweep.state(rows), totals=totals)
         flat[sweep.layout.positions(rows)] = totals
 
     sweep.share(work, whole.row_bytes)

@@ -13,16 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from arraylogchain._compiled import recursion
 from arraylogchain._compiled.chains.layout import layout_of
 from arraylogchain._compiled.chains.sources import Matrices, Rows, frozen, ones
 from arraylogchain._compiled.compiling import Floats
-from arraylogchain._compiled.recursion import (
-    FINAL,
-    INITIAL,
-    MATRICES,
-    POTENTIALS,
-    recursion,
-)
+from arraylogchain._compiled.recursion import FINAL, INITIAL, MATRICES, POTENTIALS
 from arraylogchain._compiled.steps import SCALE
 from arraylogchain._inputs.chain import Chain
 from arraylogchain._threads import num_workers, share
@@ -198,13 +193,12 @@ class Sweep:
         n = len(rows)
         return np.empty((n, self.K)), np.empty((n, self.K)), np.zeros((n, SCALE))
 
-    def run(
+    def forward(
         self,
         rows: range,
         steps: range,
         state: State,
         *,
-        backward: bool = False,
         history: History | None = None,
         messages: Any = _NO_MESSAGES,
         totals: Floats = _NO_TOTALS,
@@ -212,20 +206,13 @@ class Sweep:
         """Take a tile through some steps; return whether a wide state could not be kept."""
         kept = _NO_HISTORY if history is None else history.arrays
         lacks = False
-        blocks = list(self.blocks(rows, steps))
-        for block in reversed(blocks) if backward else blocks:
-            place, potentials, matrices, ends = self.read(rows, block, backward)
-            lacks |= recursion(
-                place,
-                potentials,
-                matrices,
-                ends,
-                block.start,
-                block.stop,
-                backward,
-                state,
-                kept,
-                messages,
-                totals,
-            )
+        for block in self.blocks(rows, steps):
+            arrays, span = self.read(rows, block), (block.start, block.stop)
+            lacks |= recursion.forward(*arrays, *span, state, kept, messages, totals)
         return lacks
+
+    def backward(self, rows: range, steps: range, state: State, messages: Any) -> None:
+        """Take a tile back through some steps."""
+        for block in reversed(list(self.blocks(rows, steps))):
+            arrays, span = self.read(rows, block, backward=True), (block.start, block.stop)
+            recursion.backward(*arrays, *span, state, messages)

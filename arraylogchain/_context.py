@@ -121,7 +121,7 @@ class Context:
         return defaults["indexing"]
 
     def integers(self, x: np.ndarray) -> Array:
-        """Return whole numbers of the host as an array of the library."""
+        """Return integers of the host as an array of the library."""
         return self.xp.asarray(x.tolist(), dtype=self.index_dtype, device=self.device)
 
     def powers_of_two(self, precision: Precision) -> Array:

@@ -59,7 +59,7 @@ class LogChain:
     Raises
     ------
     TypeError
-        If an argument is no array of real floating-point numbers, if lengths are no integers, or
+        If an argument is not an array of real floating-point numbers, if lengths are not integers, or
         if libraries differ.
     ValueError
         If lengths are not between 1 and T, if shapes or devices do not fit, if transitions (or the
@@ -119,7 +119,7 @@ class LogChain:
         self._batch = self._entered[1].batch
 
     def _enter(self) -> tuple[Context, Chain]:
-        """Return the context and the arrays to compute with; no part of autograd."""
+        """Return the context and the arrays to compute with; not part of autograd."""
         return self._entered or enter_chain(self.arrays, self.lengths)
 
     def _compute(self, operation: str) -> Array:
@@ -199,9 +199,9 @@ class LogChain:
         Returns
         -------
         array [..., T, K]
-            The share that paths through state k at step i have in the sum over all paths: also the
-            derivative of `log_partition` by the log potentials. Its error is a few eps of 1 for
-            each step. Zeros where no path has a positive weight, or where weights are infinite.
+            The posterior probability of state k at step i: also the derivative of `log_partition`
+            with respect to the log potentials. Its error is a few eps of 1 for each step. Zeros
+            where no path has a positive weight, or where the sum over all paths is infinite.
 
         Examples
         --------
@@ -291,7 +291,7 @@ class LogChain:
         Raises
         ------
         TypeError
-            If the states are no integers.
+            If the states are not integers.
         ValueError
             If shapes do not fit, or a state is not among 0 ... K - 1.
 
@@ -327,13 +327,12 @@ class LogChain:
         array [num_samples, ..., T] of integers
             Independent paths, each drawn with a probability in proportion to its weight: one of
             weight 0 never is. A row without a path of positive weight has states 0. Past a row's
-            length they are -1. The same state of the generator gives the same samples, if the
-            arguments of the chain are the same, `workspace` included.
+            length they are -1. The same state of the generator gives the same samples.
 
         Raises
         ------
         TypeError
-            If `rng` is no generator.
+            If `rng` is not a generator.
         ValueError
             If `num_samples` is negative.
 
@@ -359,7 +358,7 @@ class LogChain:
             num_samples = operator.index(num_samples)
         except (TypeError, ValueError):
             kind = f"{num_samples!r}, a {type(num_samples).__name__}"
-            raise TypeError(f"num_samples is {kind}; it must be a whole number") from None
+            raise TypeError(f"num_samples is {kind}; it must be an integer") from None
         if num_samples < 0:
             raise ValueError(f"num_samples is {num_samples}; it must not be negative")
         return self._undifferentiated("sample", lambda: self._sample(num_samples, rng))
@@ -380,7 +379,7 @@ class LogChain:
         array of the shape of transitions
             Posterior probabilities of going [from, to], summed over all rows that share a matrix,
             and over all steps if one matrix stands for all of them: also the derivatives of the sum
-            of `log_partition` by the logarithms of the transitions.
+            of `log_partition` with respect to the logarithms of the transitions.
 
         Raises
         ------

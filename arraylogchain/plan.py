@@ -78,12 +78,13 @@ def choose(operation: str, sizes: Sizes, backends: tuple[str, ...], workspace: i
     segments = count_segments(operation, sizes, workspace)
     route = "segments" if segments > 1 else "vector"
     if "compiled" not in backends:
-        return Choice(route, "array operations run everywhere", segments)
+        return Choice(route, "there are no compiled loops for these arrays", segments)
     if 32 * sizes.num_states**2 > workspace:
         return Choice(route, "loops' copies of a matrix would not fit the workspace", segments)
     loops, arrays = _loop_seconds(sizes), _array_seconds(sizes, segments)
-    # Max-plus steps, samples and weights of paths make no use of matrix multiplies.
-    if operation in ("viterbi", "sample", "log_weight") or loops <= arrays:
+    if operation in ("viterbi", "sample", "log_weight"):
+        return Choice("compiled", "there is no matrix multiply in it")
+    if loops <= arrays:
         return Choice("compiled", "few states or few rows")
     return Choice(route, "matrix multiplies pay for many states and rows", segments)
 

@@ -46,7 +46,7 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Array:
     Raises
     ------
     TypeError
-        If an operand is no array of real floating-point numbers, or their libraries differ.
+        If an operand is not an array of real floating-point numbers, or their libraries differ.
     ValueError
         If shapes or devices do not fit, or the workspace is too small.
 
@@ -103,7 +103,7 @@ def logmatmulexp(a: Array, b: Array, /, *, workspace: int | None = None) -> Arra
     Raises
     ------
     TypeError
-        If an operand is no array of real floating-point numbers, or their libraries differ.
+        If an operand is not an array of real floating-point numbers, or their libraries differ.
     ValueError
         If shapes or devices do not fit, or the workspace is too small.
 
@@ -153,7 +153,7 @@ def maxplus_matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Ma
     Raises
     ------
     TypeError
-        If an operand is no array of real floating-point numbers, or their libraries differ.
+        If an operand is not an array of real floating-point numbers, or their libraries differ.
     ValueError
         If shapes or devices do not fit, or the workspace is too small.
 
@@ -194,7 +194,7 @@ def logchainexp(matrices: Array | Sequence[Array], /, *, workspace: int | None =
     Raises
     ------
     TypeError
-        If an operand is no array of real floating-point numbers, or their libraries differ.
+        If an operand is not an array of real floating-point numbers, or their libraries differ.
     ValueError
         If shapes or devices do not fit, a sequence is empty, or the workspace is too small.
 

@@ -60,7 +60,7 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> tuple[Arra
     Raises
     ------
     TypeError
-        If an operand is no array of real floating-point numbers, or their libraries differ.
+        If an operand is not an array of real floating-point numbers, or their libraries differ.
     ValueError
         If shapes or devices do not fit, or the workspace is too small.
 
@@ -112,7 +112,7 @@ def logmatmulexp(
     Raises
     ------
     TypeError
-        If an operand is no array of real floating-point numbers, or their libraries differ.
+        If an operand is not an array of real floating-point numbers, or their libraries differ.
     ValueError
         If shapes or devices do not fit, or the workspace is too small.
 
@@ -173,7 +173,7 @@ def maxplus_matmul(
     Raises
     ------
     TypeError
-        If an operand is no array of real floating-point numbers, or their libraries differ.
+        If an operand is not an array of real floating-point numbers, or their libraries differ.
     ValueError
         If shapes or devices do not fit, or the workspace is too small.
 
@@ -232,7 +232,7 @@ def logchainexp(
     Raises
     ------
     TypeError
-        If an operand is no array of real floating-point numbers, or their libraries differ.
+        If an operand is not an array of real floating-point numbers, or their libraries differ.
     ValueError
         If shapes or devices do not fit, a sequence is empty, or the workspace is too small.
 
@@ -324,7 +324,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     Raises
     ------
     TypeError
-        If `chain` is no `LogChain`.
+        If `chain` is not a `LogChain`.
 
     Notes
     -----

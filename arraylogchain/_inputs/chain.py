@@ -81,7 +81,7 @@ class Chain:
 
 
 def enter_chain(arrays: Mapping[str, Array], lengths: Any) -> tuple[Context, Chain]:
-    """Return the context and the chain of `LogChain`'s arguments by name; no part of autograd."""
+    """Return the context and the chain of `LogChain`'s arguments by name; not part of autograd."""
     ctx, given = enter({name: detached(x) for name, x in arrays.items()})
     return ctx, make_chain(given, lengths)
 

@@ -111,7 +111,7 @@ def check_workspace(workspace: int | None) -> int:
         return DEFAULT_WORKSPACE
     if isinstance(workspace, bool) or not hasattr(workspace, "__index__"):
         raise TypeError(
-            f"workspace must be a whole number of bytes or None, got {type(workspace).__name__}"
+            f"workspace must be an integer number of bytes or None, got {type(workspace).__name__}"
         )
     size = workspace.__index__()
     if size < SMALLEST_WORKSPACE:

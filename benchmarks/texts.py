@@ -48,8 +48,8 @@ SHORT = {
         "double, relative beyond 1, with the share of wrong infinities and NaN where there are "
         "any. × baseline: our time in units of the bare matrix multiplies of the same shapes; of "
         "our own with one thread, with a dense matrix, or of a process without the call, where the "
-        "title speaks of that. Fastest other: of all that were run, right or wrong. × ours: its time in units of ours; "
-        "below 1 it is faster. All contestants, with spread and memory: "
+        "title speaks of that. Fastest other: of all that were run, right or wrong. × ours: its "
+        "time in units of ours; below 1 it is faster. All contestants, with spread and memory: "
     ),
     "cuda": (
         "Our figures are for CuPy / for torch. Medians of interleaved rounds, by events on the "

@@ -13,11 +13,11 @@ from arraylogchain._text import amount
 
 # Seconds, rough figures of a CPU; they only pick a route. Array operations: of one step on little
 # data; for an entry of a state, and for a multiply-add, in float32.
-_STEP = 4e-5
+_STEP = 3e-5
 _ENTRY = 2e-9
 _MULTIPLY_ADD = 1.5e-11
 # Compiled loops, on two threads: of one step of one row, for an entry, for a multiply-add.
-_LOOP_STEP = 3e-8
+_LOOP_STEP = 5e-8
 _LOOP_ENTRY = 4e-9
 _LOOP_MULTIPLY_ADD = 6e-11
 _LOOP_CALL = 2e-5
@@ -79,6 +79,8 @@ def choose(operation: str, sizes: Sizes, backends: tuple[str, ...], workspace: i
     route = "segments" if segments > 1 else "vector"
     if "compiled" not in backends:
         return Choice(route, "array operations run everywhere", segments)
+    if 32 * sizes.num_states**2 > workspace:
+        return Choice(route, "loops' copies of a matrix would not fit the workspace", segments)
     loops, arrays = _loop_seconds(sizes), _array_seconds(sizes, segments)
     # Max-plus steps, samples and weights of paths make no use of matrix multiplies.
     if operation in ("viterbi", "sample", "log_weight") or loops <= arrays:

@@ -69,6 +69,36 @@ def test_reference_lists(name):
     assert re.search(rf"\b{re.escape(name)}\b", (DOCS / "api.rst").read_text("utf-8"))
 
 
+def listed_in_layout():
+    """Yield folders of the package, and the files and folders that CONTRIBUTING says they have."""
+    text = (DOCS.parent / "CONTRIBUTING.md").read_text("utf-8")
+    for folder, table in re.findall(
+        r"^\| in `([\w/]+)/` \| \|\n\|---\|---\|\n((?:\|.*\n)+)", text, re.M
+    ):
+        first_cells = (row.split("|")[1] for row in table.splitlines())
+        yield folder, [name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)]
+
+
+@pytest.mark.parametrize(("folder", "listed"), list(listed_in_layout()))
+def test_layout_lists_every_file(folder, listed):
+    ignored = ("__init__.py", "__pycache__")
+    found = [p for p in (DOCS.parent / folder).iterdir() if p.name not in ignored]
+    names = [f"{p.name}/" for p in found if p.is_dir()] + [
+        p.name for p in found if p.suffix == ".py"
+    ]
+    assert sorted(listed) == sorted(names)
+
+
+def test_layout_lists_every_folder():
+    folders = {p.parent for p in (DOCS.parent / "arraylogchain").rglob("*.py")}
+    # These only have folders, or are described as a whole.
+    folders -= {
+        DOCS.parent / "arraylogchain" / name
+        for name in ("_array", "_cuda/products", "_cuda/chains")
+    }
+    assert {DOCS.parent / folder for folder, _ in listed_in_layout()} == folders
+
+
 @pytest.mark.parametrize("page", sorted(p.name for p in DOCS.glob("*.md")))
 def test_images_and_links_exist(page):
     text = (DOCS / page).read_text("utf-8")

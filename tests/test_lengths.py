@@ -228,6 +228,19 @@ def test_long_rows_are_cut_for_best_paths(np_backend):
         assert np.all(states[row, n:] == -1)
 
 
+@pytest.mark.parametrize("rows", [2, 3000])
+def test_samples_where_no_row_has_all_steps(backend, dtype, rows):
+    """Past the longest row of all, and past that of each bucket of similar lengths."""
+    lengths = 1 + np.arange(rows) % 4
+    x = backend.asarray(np.zeros((rows, 6, 8)), dtype)
+    transitions = backend.asarray(np.ones((1, 8, 8)), dtype)
+    chain = alc.LogChain(x, transitions=transitions, lengths=lengths)
+    states = backend.read(chain.sample(3, np.random.default_rng(0)), "int64")
+    real = np.arange(6) < lengths[:, None]
+    assert np.all(states[:, ~real] == -1)
+    assert np.all((states[:, real] >= 0) & (states[:, real] < 8))
+
+
 def test_samples_past_the_end_are_no_states(backend, dtype):
     """Also beside rows without a path, whose states are 0 up to their end."""
     case = ragged(backend, dtype, SHAPES["rows"], ("linear", "linear"))

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
+from arraylogchain import _dispatch, _threads
 from arraylogchain.__main__ import main
-from arraylogchain._cli import environment, forum
+from arraylogchain._cli import demo, environment, forum
 from arraylogchain._cuda.device import Unavailable
+from tests.conftest import import_or_skip
 
 T, K = 4, 3
 
@@ -60,8 +62,8 @@ def one_sentence(capsys):
 def test_demo_shows_what_is_available_and_a_row_per_size(capsys):
     assert main(["--size", "20,1,4,8", "--seed", "3"]) == 0
     out = capsys.readouterr().out
-    for library in ("numpy", "array-api-compat", "numba", "cupy", "torch"):
-        assert re.search(rf"^  {library} +\S", out, re.MULTILINE)
+    for name in ("numpy", "array-api-compat", "numba", "cupy", "torch", "threads"):
+        assert re.search(rf"^  {name} +\S", out, re.MULTILINE)
     rows = {line[:17].strip(): line for line in out.splitlines() if re.match(r" *\d+, ", line)}
     assert list(rows) == ["10, 1, 5, 40", "10, 1, 6, 40", "20, 1, 4, 8"]
     errors = {
@@ -70,6 +72,40 @@ def test_demo_shows_what_is_available_and_a_row_per_size(capsys):
     }
     assert errors["10, 1, 5, 40"] < 1e-5  # 4 matrices: right
     assert errors["10, 1, 6, 40"] > 1  # 5 matrices: wrong
+
+
+@pytest.mark.parametrize("has_loops", [True, False])
+def test_demo_shows_the_route_of_each_row(capsys, monkeypatch, has_loops):
+    if has_loops:
+        import_or_skip("numba")
+    monkeypatch.setattr(_dispatch, "COMPILED", has_loops)
+    assert main(["--size", "10,1,5,40"]) == 0
+    out = capsys.readouterr().out
+    route = "compiled" if has_loops else "vector"
+    assert len(re.findall(rf"^ *10, 1, [56], 40  {route} +\d", out, re.MULTILINE)) == 2
+    assert re.search(rf"^The route of the last row is {route}: \w.*\.$", out, re.MULTILINE)
+
+
+def test_says_how_many_threads_there_are(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    _threads.num_workers.cache_clear()
+    try:
+        described = environment.describe()
+    finally:
+        _threads.num_workers.cache_clear()
+    assert re.search(rf"^  threads +1 of {os.cpu_count()} CPU cores$", described, re.M)
+
+
+def test_compiling_is_not_measured():
+    """The first call may load and compile; its time and memory are not those of the chain."""
+    held = []
+
+    def call():
+        held.append(bytearray(10**7 if not held else 1000))
+        return np.zeros(1)
+
+    measured = demo._measure(call, environment.open_device("cpu"), np.zeros(1))
+    assert measured.peak < 10**6
 
 
 def test_demo_computes_what_it_does_not_run(capsys, monkeypatch):

@@ -54,17 +54,18 @@ def _run(code: str) -> str:
 
 
 def test_import_brings_in_no_optional_library():
-    """Nor does solving something with NumPy arrays."""
+    """Nor does solving something with NumPy arrays, but for Numba, which brings SciPy in."""
     code = """
 import sys
 import numpy as np
 import arraylogchain as alc
+print(sorted({"numba", "torch", "cupy", "scipy", "array_api_strict"} & set(sys.modules)))
 x = np.zeros((2, 3, 3))
 alc.logmatmulexp(x, x), alc.matmul(x, x), alc.maxplus_matmul(x, x), alc.logchainexp(x)
 alc.LogChain(np.zeros((3, 3)), transitions=x).log_partition()
-print(sorted({"torch", "cupy", "scipy", "array_api_strict"} & set(sys.modules)))
+print(sorted({"torch", "cupy", "array_api_strict"} & set(sys.modules)))
 """
-    assert _run(code).strip() == "[]"
+    assert _run(code).split() == ["[]", "[]"]
 
 
 def test_package_is_typed():

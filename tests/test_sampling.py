@@ -208,7 +208,9 @@ class Extreme(np.random.Generator):
     value = 0.0
 
     def random(self, size=None, dtype=np.float64, out=None):
-        return np.full(size, self.value, dtype)
+        out = np.empty(size, dtype) if out is None else out
+        out[...] = self.value
+        return out
 
 
 @pytest.mark.parametrize("value", [0.0, 1 - 2.0**-53, 2.0**-53])

@@ -32,8 +32,9 @@ _SAFE_BYTES = 200_000_000
 _MOST_RUNS = 7
 _TIME_LIMIT = 2.0
 _LEGEND = """
-n, t, v, c: batch, parameter sets, steps, states. time: median of a few runs. memory: peak beyond
-the inputs. error: largest distance of log Z from a recursion in float64, in nats.
+n, t, v, c: batch, parameter sets, steps, states. route: what computes, see LogChain.plan.
+time: median of a few runs. memory: peak beyond the inputs. error: largest distance of log Z from
+a recursion in float64, in nats.
 ~ computed, not run: time in proportion to n, memory by counting the arrays alive at once.
 The forum's formulation multiplies the v - 1 matrices in pairs and completes an odd number with
 a matrix of ones, so it is right only where v - 1 is a power of two."""
@@ -59,14 +60,17 @@ def print_demo(size: Size, seed: int, device_name: str) -> None:
         f"on {device.name}\n"
     )
     columns = f"{'time':>9} {'memory':>9} {'error':>9}"
-    print(f"{'':17}  {'arraylogchain':^29}    {'formulation of the forum':^29}")
-    print(f"{'n, t, v, c':>17}  {columns}    {columns}")
+    print(f"{'':17}  {'arraylogchain':^39}    {'formulation of the forum':^29}")
+    print(f"{'n, t, v, c':>17}  {'route':<8}  {columns}    {columns}", flush=True)
     seconds_per_row: float | None = None
     for row_size in _row_sizes(size):
         problem = random_problem(row_size, seed)
         exact = recursion_in_float64(problem)
-        ours = _measure(_library_call(problem, device), device, exact)
-        print(f"{', '.join(map(str, row_size)):>17}  {_columns(ours)}", end="    ", flush=True)
+        chain = _chain_of(problem, device)
+        plan = chain.plan()
+        ours = _measure(chain.log_partition, device, exact)
+        print(f"{', '.join(map(str, row_size)):>17}  {plan.route:<8}", end="  ")
+        print(_columns(ours), end="    ", flush=True)
         if row_size[2] > 1 and count_temporaries(row_size) <= _SAFE_BYTES:
             theirs = _measure(partial(multiply_in_pairs, problem), open_device("cpu"), exact)
             print(_columns(theirs))
@@ -74,6 +78,7 @@ def print_demo(size: Size, seed: int, device_name: str) -> None:
                 seconds_per_row = theirs.seconds / row_size[0]
         else:
             print(_estimate(row_size, seconds_per_row))
+    print(f"\nThe route of the last row is {plan.route}: {plan.reason}.")
     print(_LEGEND)
 
 
@@ -89,25 +94,21 @@ def _row_sizes(size: Size) -> Iterator[Size]:
     yield size
 
 
-def _library_call(problem: Problem, device: Device) -> Callable[[], Floats]:
+def _chain_of(problem: Problem, device: Device) -> LogChain:
     x, bulk, p0 = (device.put(a) for a in (problem.x, problem.bulk, problem.p0))
-
-    def call() -> Floats:
-        result: Floats = LogChain(x, transitions=bulk, initial=p0).log_partition()
-        device.wait()
-        return result
-
-    return call
+    return LogChain(x, transitions=bulk, initial=p0)
 
 
 def _measure(call: Callable[[], Floats], device: Device, exact: Floats) -> Measurement:
-    """Run once to trace memory, then a few times for the median time."""
+    """Run once to compile what is used, once to trace memory, then a few times for the time."""
+    call()
     with device.trace() as peak:
         result = device.get(call())
     times: list[float] = []
     while len(times) < _MOST_RUNS and sum(times) < _TIME_LIMIT:
         start = time.perf_counter()
         call()
+        device.wait()
         times.append(time.perf_counter() - start)
     error = float(np.max(np.abs(result - exact), initial=0.0))
     return Measurement(statistics.median(times), peak.size, error)

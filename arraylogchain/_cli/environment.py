@@ -18,6 +18,7 @@ import numpy as np
 from arraylogchain import __version__, _compiled
 from arraylogchain._context import Array
 from arraylogchain._cuda.device import find
+from arraylogchain._threads import num_workers
 
 
 class UnavailableError(RuntimeError):
@@ -98,19 +99,20 @@ def _trace_cuda(cupy: Any) -> Iterator[Peak]:
 
 
 def describe() -> str:
-    """Say what is available here. Imports optional libraries where they are installed."""
-    libraries = {
+    """Say what computes here. Imports Numba, CuPy and torch where they are installed."""
+    found = {
         "numpy": np.__version__,
         "array-api-compat": array_api_compat.__version__,
         "numba": _describe_numba(),
         "cupy": _describe_cupy(),
         "torch": _describe_torch(),
+        "threads": f"{num_workers()} of {os.cpu_count()} CPU cores",
     }
-    width = max(map(len, libraries))
+    width = max(map(len, found))
     lines = [
         f"arraylogchain {__version__} on Python {platform.python_version()}, "
-        f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
-        *(f"  {name:<{width}}  {text}" for name, text in libraries.items()),
+        f"{platform.system()} {platform.machine()}",
+        *(f"  {name:<{width}}  {text}" for name, text in found.items()),
     ]
     return "\n".join(lines)
 

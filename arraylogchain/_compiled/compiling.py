@@ -32,8 +32,13 @@ def compiled(function: F) -> F:
 
 
 def inner(function: F) -> F:
-    """Compile a function that only compiled ones call: into them, with no entry from Python."""
+    """Compile a function that only compiled ones call."""
     return _compiled(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+def inlined(function: F) -> F:
+    """Compile a function into those that call it: arrays are passed as a dozen numbers each."""
+    return _compiled(function, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def _compiled(function: F, **options: bool) -> F:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._compiled.compiling import Floats, compiled, inner
+from arraylogchain._compiled.compiling import Floats, Integers, compiled, inner
 from arraylogchain._compiled.numbers import power_of_two
 from arraylogchain._compiled.recursion import (
     FINAL,
@@ -30,78 +30,86 @@ from arraylogchain._compiled.recursion import (
     place,
 )
 from arraylogchain._compiled.steps import (
+    EXPONENTS,
+    ROWS,
     SCALE,
-    SPECIAL,
+    SUMS,
+    TERMS,
     WIDE,
-    add_to_scale,
+    as_wide,
     column_terms,
-    copy,
+    forward_step,
     load,
-    prove,
     rescale,
     sum_products,
     sum_terms,
     weigh,
     wide_products,
-    widen,
 )
 
 
 @inner
 def entropy_of_terms(H: Floats, top: float, scratch: Floats) -> float:
-    """Return sum(p * (H - log p)) for p in proportion to the wide numbers in scratch[2] and [3]."""
+    """Return sum(p * (H - log p)) for p in proportion to the wide numbers in scratch."""
     total, rest = sum_terms(scratch, top)
     h = 0.0
     for k in range(len(H)):
-        if scratch[2, k] != 0.0:
-            p = scratch[2, k] / total * power_of_two(scratch[3, k] - rest)
+        if scratch[TERMS, k] != 0.0:
+            p = scratch[TERMS, k] / total * power_of_two(scratch[EXPONENTS, k] - rest)
             if p > 0.0:
                 h += p * (H[k] - math.log(p))
-    return max(h, 0.0)
+    return h if h > 0.0 else 0.0
 
 
 @inner
-def given_next(
-    m: Floats, e: Floats, scale: Floats, H: Floats, matrices: Any, logs: Any, s: int, work: Any
+def linear_entropies(
+    m: Floats,
+    H: Floats,
+    P: Floats,
+    Q: Floats,
+    largest: float,
+    bands: Integers,
+    s: int,
+    scratch: Floats,
+    work: Floats,
+    weights: Floats,
 ) -> None:
-    """Multiply the state by matrix s, and make H that of the next step.
+    """Make H that of the next step, after a linear step from m by matrix s, with sums in scratch.
 
-    Logs (Q, tops) are the products -F log(F / top) of the matrices' entries.
+    Q are the products -F log(F / largest) of the matrix's entries.
     """
-    P, L, shifts, flags, bands = matrices
-    Q, tops = logs
-    sums, means, others, weights, scratch = work
-    K, band = len(m), min(s, len(bands) - 1)
-    add_to_scale(scale, shifts[s])
-    if scale[WIDE] == 0.0 and not flags[s] & SPECIAL:
-        sum_products(m, P, s, bands, band, sums)
-        if prove(m, P, L, s, flags[s], sums):
-            top = 0.0
-            for k in range(K):
-                top = max(top, m[k])
-            for k in range(K):
-                weights[k] = m[k] * (H[k] - math.log(m[k] / top)) if m[k] > 0.0 else 0.0
-            sum_products(weights, P, s, bands, band, means)
-            sum_products(m, Q, s, bands, band, others)
-            for j in range(K):
-                H[j] = 0.0
-                if sums[0, j] > 0.0:
-                    h = (means[0, j] + others[0, j]) / sums[0, j]
-                    H[j] = max(h + math.log(sums[0, j] / top / tops[s]), 0.0)
-            copy(sums, 0, m)
-            return
-    widen(m, e, scale)
-    for j in range(K):
-        top, special = column_terms(m, e, matrices, s, j, scratch)
-        means[0, j] = special
-        others[0, j] = 0.0
-        weights[j] = 0.0
-        if special == 0.0 and top > -math.inf:
-            means[0, j], others[0, j] = sum_terms(scratch, top)
-            weights[j] = entropy_of_terms(H, top, scratch)
-    copy(means, 0, m)
-    copy(others, 0, e)
-    H[:] = weights
+    top = 0.0
+    for k in range(len(m)):
+        top = m[k] if m[k] > top else top
+    for k in range(len(m)):
+        weights[k] = m[k] * (H[k] - math.log(m[k] / top)) if m[k] > 0.0 else 0.0
+    sum_products(weights, P, s, bands, work)
+    for j in range(len(H)):
+        H[j] = work[SUMS, j]
+    sum_products(m, Q, s, bands, work)
+    for j in range(len(H)):
+        sums = scratch[SUMS, j]
+        h = (H[j] + work[SUMS, j]) / sums + math.log(sums / top / largest) if sums > 0.0 else 0.0
+        H[j] = h if h > 0.0 else 0.0
+
+
+@inner
+def wide_entropies(
+    H: Floats,
+    P: Floats,
+    L: Floats,
+    shift: float,
+    flag: int,
+    s: int,
+    work: Floats,
+) -> None:
+    """Make H that of the next step, the state before being in work."""
+    for j in range(len(H)):
+        top, special = column_terms(work, P, L, shift, flag, s, j)
+        is_sum = special == 0.0 and top > -math.inf
+        work[SUMS, j] = entropy_of_terms(H, top, work) if is_sum else 0.0
+    for j in range(len(H)):
+        H[j] = work[SUMS, j]
 
 
 @compiled
@@ -125,31 +133,43 @@ def entropies(
     initial, initial_in_logs, final, final_in_logs = ends
     Q, tops = logs
     K = x.shape[2]
-    scratch = np.empty((4, K))
-    work = (np.empty((1, K)), np.empty((1, K)), np.empty((1, K)), np.empty(K), scratch)
-    final_m, final_e, final_scale = np.empty(K), np.empty(K), np.empty(SCALE)
-    step = 0 if Q.shape[1] == 1 else 1
+    scratch, work = np.empty((ROWS, K)), np.empty((ROWS, K))
+    factors, factors_e, factors_scale = np.empty(K), np.empty(K), np.empty(SCALE)
+    before, before_e, weights = np.empty(K), np.empty(K), np.empty(K)
+    begin = matrices[5]
+    is_each = Q.shape[1] > 1
     for r in range(count):
         q = first + r
         m, e, scale, H = states[0][r], states[1][r], states[2][r], states[3][r]
         own = x[place(q, dims, maps[POTENTIALS])]
         g = place(q, dims, maps[MATRICES])
-        moves, of_moves = matrices_of(matrices, g), (Q[g], tops[g])
+        P, L, shifts, flags, bands = matrices_of(matrices, g)
+        own_Q, own_tops = Q[g], tops[g]
         length = lengths[place(q, dims, maps[LENGTHS])]
-        for t in range(start, min(stop, length)):
+        end = stop if stop < length else length
+        for t in range(start, end):
+            i = t - x_begin
             if t == 0:
-                load(initial[place(q, dims, maps[INITIAL])], initial_in_logs, m, e, scale)
+                load(initial, place(q, dims, maps[INITIAL]), initial_in_logs, m, e, scale)
+                weigh(m, e, scale, own, i)
+                rescale(m, e, scale)
                 H[:] = 0.0
+                continue
+            s = t - 1 - begin if is_each else 0
+            for k in range(K):
+                before[k], before_e[k] = m[k], e[k]
+            was_wide = scale[WIDE] != 0.0
+            if forward_step(m, e, scale, P, L, shifts[s], flags[s], bands, s, own, i, scratch):
+                largest = own_tops[s]
+                linear_entropies(before, H, P, own_Q, largest, bands, s, scratch, work, weights)
             else:
-                s = step * (t - 1 - matrices[5])
-                given_next(m, e, scale, H, moves, of_moves, s, work)
-            weigh(m, e, scale, own, t - x_begin, scratch)
-            rescale(m, e, scale)
+                as_wide(before, before_e, was_wide, work)
+                wide_entropies(H, P, L, shifts[s], flags[s], s, work)
         if start < length <= stop:
-            load(final[place(q, dims, maps[FINAL])], final_in_logs, final_m, final_e, final_scale)
-            widen(m, e, scale)
-            top, special = wide_products(m, e, final_m, final_e, scratch)
+            at = place(q, dims, maps[FINAL])
+            load(final, at, final_in_logs, factors, factors_e, factors_scale)
+            is_wide = scale[WIDE] != 0.0
+            top, special = wide_products(m, e, is_wide, factors, factors_e, True, scratch)
+            out[r] = entropy_of_terms(H, top, scratch) if top > -math.inf else 0.0
             if special != 0.0:
                 out[r] = math.nan
-            else:
-                out[r] = entropy_of_terms(H, top, scratch) if top > -math.inf else 0.0

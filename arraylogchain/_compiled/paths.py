@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._compiled.compiling import Floats, Integers, compiled, inner, number_of
-from arraylogchain._compiled.numbers import TINY, log_of, power_of_two, split, two_sum
-from arraylogchain._compiled.posterior import as_wide, recall
+from arraylogchain._compiled.compiling import Floats, Integers, compiled, inlined, inner, number_of
+from arraylogchain._compiled.numbers import INF, ROUNDER, TINY, log_of, power_of_two, split
+from arraylogchain._compiled.posterior import recall
 from arraylogchain._compiled.recursion import (
     BATCH,
     FINAL,
@@ -21,21 +21,19 @@ from arraylogchain._compiled.recursion import (
     place,
 )
 from arraylogchain._compiled.steps import (
+    EXPONENTS,
     LOST,
+    ROWS,
     SCALE,
     SPECIAL,
+    TERMS,
+    add_to_scale,
+    as_wide,
     column_terms,
     largest_finite,
     load,
     wide_products,
 )
-
-
-@inner
-def rounded_largest(x: Floats, i: int) -> tuple[float, bool]:
-    """Return the largest of row i as a whole number, and whether +inf or NaN is in it."""
-    top, special = largest_finite(x, i)
-    return np.rint(top), special
 
 
 @inner
@@ -45,26 +43,27 @@ def beats(a: float, b: float) -> bool:
 
 
 @inner
-def log_weight_of(values: Floats, k: int, in_logs: bool) -> float:
-    return values[0, k] if in_logs else math.log(values[0, k])
+def log_weight_of(values: Floats, i: int, k: int, in_logs: bool) -> float:
+    return values[i, k] if in_logs else math.log(values[i, k])
 
 
-@inner
-def largest_sums(m: Floats, L: Floats, s: int, bands: Integers, b: int, out: Floats) -> None:
+@inlined
+def rounded(x: float) -> float:
+    """Return a whole number near x."""
+    return (x + ROUNDER) - ROUNDER if -(2.0**50) < x < 2.0**50 else x
+
+
+@inlined
+def largest_sums(m: Floats, L: Floats, s: int, bands: Integers, out: Floats) -> None:
     """Write max_k m[k] + L[s, k] to out[0]: four rows at a time, within their bands."""
     K = len(m)
+    b = s if len(bands) > 1 else 0
     for j in range(K):
-        out[0, j] = -math.inf
+        out[0, j] = -INF
     k = 0
     while k + 3 < K:
         m0, m1, m2, m3 = m[k], m[k + 1], m[k + 2], m[k + 3]
-        low = min(
-            min(bands[b, k, 0], bands[b, k + 1, 0]), min(bands[b, k + 2, 0], bands[b, k + 3, 0])
-        )
-        high = max(
-            max(bands[b, k, 1], bands[b, k + 1, 1]), max(bands[b, k + 2, 1], bands[b, k + 3, 1])
-        )
-        for j in range(np.uint64(low), np.uint64(high)):
+        for j in range(np.uint64(bands[b, k, 0]), np.uint64(bands[b, k, 1])):
             v0, v1 = m0 + L[s, k, j], m1 + L[s, k + 1, j]
             v2, v3 = m2 + L[s, k + 2, j], m3 + L[s, k + 3, j]
             v0 = v0 if v0 > v1 else v1
@@ -73,10 +72,21 @@ def largest_sums(m: Floats, L: Floats, s: int, bands: Integers, b: int, out: Flo
             out[0, j] = v0 if v0 > out[0, j] else out[0, j]
         k += 4
     while k < K:
+        m0 = m[k]
         for j in range(np.uint64(bands[b, k, 0]), np.uint64(bands[b, k, 1])):
-            v = m[k] + L[s, k, j]
-            out[0, j] = v if v > out[0, j] else out[0, j]
+            v0 = m0 + L[s, k, j]
+            out[0, j] = v0 if v0 > out[0, j] else out[0, j]
         k += 1
+
+
+@inner
+def largest_sums_with_nan(m: Floats, L: Floats, s: int, out: Floats) -> None:
+    """Do so where there may be NaN, which is larger than all numbers."""
+    for j in range(len(m)):
+        out[0, j] = -INF
+        for k in range(len(m)):
+            if beats(m[k] + L[s, k, j], out[0, j]):
+                out[0, j] = m[k] + L[s, k, j]
 
 
 @compiled
@@ -102,39 +112,45 @@ def best_weights(
     initial, initial_in_logs, _, _ = ends
     K = x.shape[2]
     scratch = np.empty((1, K))
-    step = 0 if matrices[0].shape[1] == 1 else 1
+    begin = matrices[5]
+    is_each = matrices[0].shape[1] > 1
     for r in range(count):
         q = first + r
         m = best[r]
         own = x[place(q, dims, maps[POTENTIALS])]
         L, _, _, flags, bands = matrices_of(matrices, place(q, dims, maps[MATRICES]))
-        given = initial[place(q, dims, maps[INITIAL])]
-        for t in range(start, min(stop, lengths[place(q, dims, maps[LENGTHS])])):
-            s = step * (t - 1 - matrices[5])
+        length = lengths[place(q, dims, maps[LENGTHS])]
+        for t in range(start, stop if stop < length else length):
+            s = t - 1 - begin if is_each else 0
             if t == 0:
+                at, top = place(q, dims, maps[INITIAL]), -INF
+                special[r] = 0
                 for j in range(K):
-                    scratch[0, j] = log_weight_of(given, j, initial_in_logs)
-                top, odd = rounded_largest(scratch, 0)
-                special[r] = odd
+                    v = log_weight_of(initial, at, j, initial_in_logs)
+                    scratch[0, j] = v
+                    special[r] |= not v < INF
+                    top = v if v > top else top
+                top = 0.0 if special[r] or top == -INF else rounded(top)
                 for j in range(K):
                     scratch[0, j] -= top
             elif special[r] or flags[s] & SPECIAL:
                 special[r] = 1
-                for j in range(K):
-                    scratch[0, j] = -math.inf
-                    for k in range(K):
-                        if beats(m[k] + L[s, k, j], scratch[0, j]):
-                            scratch[0, j] = m[k] + L[s, k, j]
+                largest_sums_with_nan(m, L, s, scratch)
             else:
-                largest_sums(m, L, s, bands, min(s, len(bands) - 1), scratch)
-            top, odd = rounded_largest(own, t - x_begin)
+                largest_sums(m, L, s, bands, scratch)
+            i = t - x_begin
+            shift, odd = largest_finite(own, i)
             special[r] |= odd
+            shift, top = rounded(shift), -INF
             for j in range(K):
-                scratch[0, j] += own[t - x_begin, j] - top
-            top, _ = rounded_largest(scratch, 0)
+                v = scratch[0, j] + (own[i, j] - shift)
+                scratch[0, j] = v
+                top = v if v > top else top
+            top = rounded(top) if -INF < top < INF else 0.0
             for j in range(K):
-                m[j] = scratch[0, j] - top
-                kept[r, t - kept_begin, j] = m[j]
+                v = scratch[0, j] - top
+                m[j] = v
+                kept[r, t - kept_begin, j] = v
 
 
 @compiled
@@ -156,38 +172,38 @@ def trace_back(
     first, count, dims, maps, lengths = rows
     _, _, final, final_in_logs = ends
     K = kept.shape[2]
-    step = 0 if matrices[0].shape[1] == 1 else 1
+    begin = matrices[5]
+    is_each = matrices[0].shape[1] > 1
     for r in range(count):
         q = first + r
         at = place(q, dims, maps[BATCH])
         L = matrices_of(matrices, place(q, dims, maps[MATRICES]))[0]
-        given = final[place(q, dims, maps[FINAL])]
+        at_final = place(q, dims, maps[FINAL])
         length = lengths[place(q, dims, maps[LENGTHS])]
-        for t in range(min(stop, length) - 1, start - 1, -1):
-            largest, state = -math.inf, 0
+        for t in range((stop if stop < length else length) - 1, start - 1, -1):
+            largest, state = -INF, 0
             if t == length - 1 or possible[r]:
-                s = step * (t - matrices[5])
+                s = t - begin if is_each else 0
                 for k in range(K):
                     v = kept[r, t - kept_begin, k]
                     if t == length - 1:
-                        v += log_weight_of(given, k, final_in_logs)
+                        v += log_weight_of(final, at_final, k, final_in_logs)
                     else:
                         v += L[s, k, out[at, t + 1]]
                     if beats(v, largest):
                         largest, state = v, k
             if t == length - 1:
-                possible[r] = largest > -math.inf or math.isnan(largest)
+                possible[r] = largest > -INF or math.isnan(largest)
             out[at, t] = state
 
 
 @inner
-def draw(weights: Floats, i: int, total: float, u: float) -> int:
-    """Return the first k whose sum of weights[i, :k + 1] is above u * total, at the latest the last
-    one with a weight."""
+def draw(weights: Floats, total: float, u: float) -> int:
+    """Return the first k up to which weights sum up to more than u * total, or the last with any."""
     below, last = 0.0, 0
-    for k in range(weights.shape[1]):
-        if weights[i, k] > 0.0:
-            below += weights[i, k]
+    for k in range(len(weights)):
+        if weights[k] > 0.0:
+            below += weights[k]
             last = k
             if below > u * total:
                 break
@@ -195,14 +211,15 @@ def draw(weights: Floats, i: int, total: float, u: float) -> int:
 
 
 @inner
-def draw_from_wide(top: float, scratch: Floats, u: float) -> int:
-    """Do so with the wide numbers in scratch[2] and [3]."""
+def draw_wide(top: float, scratch: Floats, weights: Floats, u: float) -> int:
+    """Draw in proportion to the wide numbers in the scratch."""
     total = 0.0
-    for k in range(scratch.shape[1]):
-        if scratch[2, k] != 0.0:
-            scratch[2, k] *= power_of_two(scratch[3, k] - top)
-            total += scratch[2, k]
-    return draw(scratch, 2, total, u)
+    for k in range(len(weights)):
+        weights[k] = 0.0
+        if scratch[TERMS, k] != 0.0:
+            weights[k] = scratch[TERMS, k] * power_of_two(scratch[EXPONENTS, k] - top)
+            total += weights[k]
+    return draw(weights, total, u)
 
 
 @compiled
@@ -219,68 +236,67 @@ def draw_back(
     """Draw paths backward, out [samples, *batch, T] holding uniform numbers, as bits, until then."""
     first, count, dims, maps, lengths = rows
     _, _, final, final_in_logs = ends
-    K = history[0].shape[2]
-    a, a_e, scale = np.empty(K), np.empty(K), np.empty(SCALE)
-    wide_a, wide_a_e, b, b_e = np.empty(K), np.empty(K), np.empty(K), np.empty(K)
-    scratch = np.empty((4, K))
-    step = 0 if matrices[0].shape[1] == 1 else 1
+    kept, kept_e, kept_wide, kept_begin = history
+    K = kept.shape[2]
+    a, a_e, weights = np.empty(K), np.empty(K), np.empty(K)
+    b, b_e, b_scale, scratch = np.empty(K), np.empty(K), np.empty(SCALE), np.empty((ROWS, K))
+    begin = matrices[5]
+    is_each = matrices[0].shape[1] > 1
     for r in range(count):
         q = first + r
         at = place(q, dims, maps[BATCH])
-        moves = matrices_of(matrices, place(q, dims, maps[MATRICES]))
-        P, flags = moves[0], moves[3]
+        P, L, shifts, flags, _ = matrices_of(matrices, place(q, dims, maps[MATRICES]))
         length = lengths[place(q, dims, maps[LENGTHS])]
-        for t in range(min(stop, length) - 1, start - 1, -1):
+        for t in range((stop if stop < length else length) - 1, start - 1, -1):
             if not math.isfinite(totals[r]):
                 out[:, at, t] = 0
                 continue
-            is_wide = recall(history, r, t, a, a_e)
-            s = step * (t - matrices[5])
-            widened = False
-            lost = 0.0
-            if t < length - 1 and flags[s] & LOST:
+            is_wide = recall(kept, kept_e, kept_wide, r, t - kept_begin, a, a_e)
+            s = t - begin if is_each else 0
+            least, top = 2 * K * TINY, -INF
+            if t == length - 1:
+                load(final, place(q, dims, maps[FINAL]), final_in_logs, b, b_e, b_scale)
+                top, _ = wide_products(a, a_e, is_wide, b, b_e, True, scratch)
+            elif flags[s] & LOST:
+                # See `steps.linear_step`.
                 for k in range(K):
-                    lost += a[k] * 2.0**-967
+                    least += a[k] * 2.0**-967
             for i in range(out.shape[0]):
                 u = number_of(out[i, at, t])
                 if t == length - 1:
-                    load(final[place(q, dims, maps[FINAL])], final_in_logs, b, b_e, scale)
-                    as_wide(a, a_e, is_wide, wide_a, wide_a_e)
-                    top, _ = wide_products(wide_a, wide_a_e, b, b_e, scratch)
-                    out[i, at, t] = draw_from_wide(top, scratch, u)
+                    out[i, at, t] = draw_wide(top, scratch, weights, u)
                     continue
                 j = out[i, at, t + 1]
+                total = 0.0
                 if not is_wide:
-                    total = 0.0
                     for k in range(K):
-                        scratch[0, k] = a[k] * P[s, k, j]
-                        total += scratch[0, k]
-                    if max(2 * K * TINY, lost) <= total <= 2.0**1000:
-                        out[i, at, t] = draw(scratch, 0, total, u)
-                        continue
-                if not widened:
-                    as_wide(a, a_e, is_wide, wide_a, wide_a_e)
-                    widened = True
-                top, _ = column_terms(wide_a, wide_a_e, moves, s, j, scratch)
-                out[i, at, t] = draw_from_wide(top, scratch, u)
+                        weights[k] = a[k] * P[s, k, j]
+                        total += weights[k]
+                if least <= total <= 2.0**1000:
+                    out[i, at, t] = draw(weights, total, u)
+                else:
+                    as_wide(a, a_e, is_wide, scratch)
+                    top, _ = column_terms(scratch, P, L, shifts[s], flags[s], s, j)
+                    out[i, at, t] = draw_wide(top, scratch, weights, u)
 
 
 @inner
-def add_factor(w: Floats, value: float, in_logs: bool) -> None:
-    """Multiply a path's weight (high, low, m, e, special) by a weight, or by exp(value)."""
+def add_factor(w: Floats, special: float, value: float, in_logs: bool) -> float:
+    """Multiply a path's weight (high, low, m, e) by a weight, or by exp(value).
+
+    Infinities and NaN are summed up as logarithms apart from that; the sum is returned.
+    """
     if in_logs:
-        if math.isfinite(value):
-            w[0], rest = two_sum(w[0], value)
-            w[1] += rest
-        else:
-            w[4] += value
-        return
+        if not math.isfinite(value):
+            return special + value
+        add_to_scale(w, value)
+        return special
     p, n = split(value)
-    if p == 0.0 or not p < math.inf:
-        w[4] += -math.inf if p == 0.0 else p
-    else:
-        w[2], more = split(w[2] * p)
-        w[3] += n + more
+    if not 0.0 < p < INF:
+        return special + (-INF if p == 0.0 else p)
+    w[2], more = split(w[2] * p)
+    w[3] += n + more
+    return special
 
 
 @compiled
@@ -306,26 +322,32 @@ def weights_of_paths(
     x, x_begin = potentials
     initial, initial_in_logs, final, final_in_logs = ends
     given, begin = matrices[1], matrices[5]
-    step = 0 if given.shape[1] == 1 else 1
+    is_each = given.shape[1] > 1
     for r in range(count):
         q = first + r
         own = x[place(q, dims, maps[POTENTIALS])]
         P = given[place(q, dims, maps[MATRICES])]
+        at_initial, at_final = place(q, dims, maps[INITIAL]), place(q, dims, maps[FINAL])
         length = lengths[place(q, dims, maps[LENGTHS])]
         for i in range(states.shape[1]):
             w = weights[r, i]
-            for t in range(start, min(stop, length)):
+            special = w[4]
+            for t in range(start, stop if stop < length else length):
                 k = states[r, i, t - states_begin]
                 if t == 0:
                     w[:] = 0.0
                     w[2] = 1.0
-                    value = initial[place(q, dims, maps[INITIAL]), 0, k]
-                    add_factor(w, value, initial_in_logs)
+                    special = add_factor(w, 0.0, initial[at_initial, k], initial_in_logs)
                 else:
                     before = states[r, i, t - 1 - states_begin]
-                    add_factor(w, P[step * (t - 1 - begin), before, k], in_logs)
-                add_factor(w, own[t - x_begin, k], True)
+                    s = t - 1 - begin if is_each else 0
+                    special = add_factor(w, special, P[s, before, k], in_logs)
+                value = own[t - x_begin, k]
+                if math.isfinite(value):
+                    add_to_scale(w, value)
+                else:
+                    special += value
                 if t == length - 1:
-                    value = final[place(q, dims, maps[FINAL]), 0, k]
-                    add_factor(w, value, final_in_logs)
-                    out[r, i] = w[4] if w[4] != 0.0 else log_of(w[2], w[3], w[0], w[1])
+                    special = add_factor(w, special, final[at_final, k], final_in_logs)
+                    out[r, i] = log_of(w[2], w[3], w[0], w[1]) if special == 0.0 else special
+            w[4] = special

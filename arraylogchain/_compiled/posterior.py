@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._compiled.compiling import Floats, compiled, inner
-from arraylogchain._compiled.numbers import TINY, join, power_of_two, split, wide_exp
+from arraylogchain._compiled.compiling import Floats, Integers, compiled, inlined, inner
+from arraylogchain._compiled.numbers import INF, TINY, any_wide_exp, join, power_of_two, split
 from arraylogchain._compiled.recursion import (
     COTANGENT,
     FINAL,
@@ -29,15 +29,19 @@ from arraylogchain._compiled.recursion import (
     place,
 )
 from arraylogchain._compiled.steps import (
+    EXPONENTS,
     LARGE,
     LOGS,
-    NAN,
-    POWER,
+    ROWS,
     SCALE,
+    TERMS,
+    WEIGHED,
+    WEIGHED_EXPONENTS,
     WIDE,
+    as_wide,
+    backward_step,
+    bring_into_range,
     load,
-    multiply,
-    rescale,
     sum_terms,
     weigh,
     wide_products,
@@ -46,22 +50,27 @@ from arraylogchain._compiled.steps import (
 LARGEST_NUMBER = 1.7976931348623157e308
 
 
-@inner
-def as_wide(m: Floats, e: Floats, is_wide: bool, out: Floats, out_e: Floats) -> None:
-    """Write weights as wide numbers."""
-    for k in range(len(m)):
-        if is_wide:
-            out[k], out_e[k] = m[k], e[k]
-        else:
-            out[k], out_e[k] = split(m[k])
-
-
-@inner
+@inlined
 def clipped(x: float) -> float:
-    return min(max(x, -LARGEST_NUMBER), LARGEST_NUMBER)
+    x = LARGEST_NUMBER if x > LARGEST_NUMBER else x
+    return -LARGEST_NUMBER if x < -LARGEST_NUMBER else x
 
 
-@inner
+@inlined
+def recall(
+    kept: Floats, kept_e: Floats, kept_wide: Any, r: int, i: int, a: Floats, a_e: Floats
+) -> bool:
+    """Copy a kept state; return whether it is wide."""
+    is_wide = kept_wide[r, i] != 0
+    for k in range(len(a)):
+        a[k] = kept[r, i, k]
+    if is_wide:
+        for k in range(len(a)):
+            a_e[k] = kept_e[r, i, k]
+    return is_wide
+
+
+@inlined
 def add_states(
     a: Floats,
     a_e: Floats,
@@ -72,187 +81,43 @@ def add_states(
     g: float,
     out: Floats,
     i: int,
-    step: int,
-    work: Any,
-) -> None:
-    """Add g times the probabilities of states, in proportion to a * b, to out[i, step]."""
-    K = len(a)
-    if not (a_wide or b_wide):
-        total = 0.0
-        for k in range(K):
-            total += a[k] * b[k]
-        if 2 * K * TINY <= total <= 2.0**1000:
-            inverse = 1 / total
-            for k in range(K):
-                out[i, step, k] += g * (a[k] * b[k] * inverse)
-            return
-    wide_a, wide_a_e, wide_b, wide_b_e, scratch = work
-    as_wide(a, a_e, a_wide, wide_a, wide_a_e)
-    as_wide(b, b_e, b_wide, wide_b, wide_b_e)
-    top, _ = wide_products(wide_a, wide_a_e, wide_b, wide_b_e, scratch)
-    total, rest = sum_terms(scratch, top)
-    for k in range(K):
-        if scratch[2, k] != 0.0:
-            out[i, step, k] += g * (scratch[2, k] / total * power_of_two(scratch[3, k] - rest))
-
-
-@inner
-def add_by_weight(
-    a: Floats,
-    a_e: Floats,
-    power: float,
-    b: Floats,
-    b_e: Floats,
-    g: float,
-    out: Floats,
-    i: int,
+    t: int,
     scratch: Floats,
 ) -> None:
-    """Add g * b / sum(a * b) to out[i, 0], derivatives by weights a * 2**power; all are wide."""
-    top, _ = wide_products(a, a_e, b, b_e, scratch)
-    total, rest = sum_terms(scratch, top)
-    for k in range(len(a)):
-        if b[k] != 0.0:
-            p = clipped(g * clipped(join(b[k] / total, b_e[k] - rest - power)))
-            out[i, 0, k] = clipped(out[i, 0, k] + p)
+    """Add g times the probabilities of states, in proportion to a * b, to out[i, t]."""
+    K = len(a)
+    total = 0.0
+    if not (a_wide or b_wide):
+        for k in range(K):
+            total += a[k] * b[k]
+    if 2 * K * TINY <= total <= 2.0**1000:
+        inverse = 1 / total
+        for k in range(K):
+            out[i, t, k] += g * (a[k] * b[k] * inverse)
+    else:
+        add_wide_states(a, a_e, a_wide, b, b_e, b_wide, g, out, i, t, scratch)
 
 
 @inner
-def add_pairs(
+def add_wide_states(
     a: Floats,
     a_e: Floats,
     a_wide: bool,
     b: Floats,
     b_e: Floats,
     b_wide: bool,
-    w: Floats,
-    w_e: Floats,
-    w_wide: bool,
-    matrices: Any,
-    s: int,
-    by_weight: bool,
     g: float,
     out: Floats,
     i: int,
-    step: int,
-    work: Any,
+    t: int,
+    scratch: Floats,
 ) -> None:
-    """Add g times the probabilities of pairs, in proportion to a_k P_kj b_j, to out[i, step, j, k].
-
-    w is the product of P and b. By weight, derivatives by entries of P are added instead.
-    """
-    P, _, _, flags, bands = matrices
-    K = len(a)
-    if not (a_wide or b_wide or w_wide or flags[s] & LARGE):
-        total, top, least = 0.0, 0.0, math.inf
-        for k in range(K):
-            total += a[k] * w[k]
-            top = max(top, b[k])
-            least = b[k] if 0.0 < b[k] < least else least
-        # Nothing overflows, as a is at most 2**300 and P at most 2**200; nor does anything vanish
-        # that a could make large again.
-        size = abs(g) / total
-        in_range = top * size <= 2.0**400 and (not by_weight or least * size >= 2.0**-700)
-        if 2 * K * TINY <= total <= 2.0**1000 and in_range:
-            band = min(s, len(bands) - 1)
-            for j in range(K):
-                c = g * (b[j] / total)
-                if c != 0.0 and by_weight:
-                    for k in range(K):
-                        out[i, step, j, k] += c * a[k]
-                elif c != 0.0:
-                    for k in range(np.uint64(bands[band, j, 0]), np.uint64(bands[band, j, 1])):
-                        out[i, step, j, k] += c * a[k] * P[s, j, k]
-            return
-    add_wide_pairs(
-        a,
-        a_e,
-        a_wide,
-        b,
-        b_e,
-        b_wide,
-        w,
-        w_e,
-        w_wide,
-        matrices,
-        s,
-        by_weight,
-        g,
-        out,
-        i,
-        step,
-        work,
-    )
-
-
-@inner
-def add_wide_pairs(
-    a: Floats,
-    a_e: Floats,
-    a_wide: bool,
-    b: Floats,
-    b_e: Floats,
-    b_wide: bool,
-    w: Floats,
-    w_e: Floats,
-    w_wide: bool,
-    matrices: Any,
-    s: int,
-    by_weight: bool,
-    g: float,
-    out: Floats,
-    i: int,
-    step: int,
-    work: Any,
-) -> None:
-    """Do what `add_pairs` does, pair by pair."""
-    P, L, shifts, flags, _ = matrices
-    wide_a, wide_a_e, wide_b, wide_b_e, scratch = work
-    K = len(a)
-    as_wide(a, a_e, a_wide, wide_a, wide_a_e)
-    as_wide(w, w_e, w_wide, wide_b, wide_b_e)
-    top, _ = wide_products(wide_a, wide_a_e, wide_b, wide_b_e, scratch)
+    top, _ = wide_products(a, a_e, a_wide, b, b_e, b_wide, scratch)
     total, rest = sum_terms(scratch, top)
-    as_wide(b, b_e, b_wide, wide_b, wide_b_e)
-    for j in range(K):
-        for k in range(K):
-            m, n = wide_a[k] * wide_b[j], wide_a_e[k] + wide_b_e[j] - rest
-            if m != 0.0 and not by_weight:
-                if flags[s] & LOGS:
-                    p, p_e = wide_exp(L[s, j, k] - shifts[s])
-                else:
-                    p, p_e = split(P[s, j, k])
-                m, n = m * p, n + p_e
-            if m != 0.0:
-                value = clipped(g * clipped(join(m / total, n)))
-                out[i, step, j, k] = clipped(out[i, step, j, k] + value)
-
-
-@inner
-def recall(history: Any, r: int, t: int, a: Floats, a_e: Floats) -> bool:
-    """Copy the state of row r at step t; return whether it is wide."""
-    kept, kept_e, kept_wide, begin = history
-    is_wide = kept_wide[r, t - begin] != 0
     for k in range(len(a)):
-        a[k] = kept[r, t - begin, k]
-        if is_wide:
-            a_e[k] = kept_e[r, t - begin, k]
-    return is_wide
-
-
-@inner
-def add_nan(sums: Any, places: Any, t: int, length: int) -> None:
-    """Make NaN of the derivatives of a row at step t."""
-    to_x, x_begin, to_P, P_begin, to_initial, to_final = sums
-    at_x, at_P, at_initial, at_final = places
-    if len(to_x) > 0:
-        to_x[at_x, t - x_begin] = math.nan
-    if len(to_P) > 0 and t < length - 1:
-        to_P[at_P, 0 if to_P.shape[1] == 1 else t - P_begin] = math.nan
-    if len(to_initial) > 0 and t == 0:
-        to_initial[at_initial] = math.nan
-    if len(to_final) > 0 and t == length - 1:
-        to_final[at_final] = math.nan
+        if scratch[TERMS, k] != 0.0:
+            p = scratch[TERMS, k] / total * power_of_two(scratch[EXPONENTS, k] - rest)
+            out[i, t, k] += g * p
 
 
 @inner
@@ -261,21 +126,133 @@ def add_ends(
     a_e: Floats,
     a_wide: bool,
     given: Floats,
+    at: int,
     in_logs: bool,
     g: float,
     out: Floats,
     i: int,
-    work: Any,
+    scratch: Floats,
 ) -> None:
-    """Add derivatives by the weights of the first or the last state, the rest of paths being a."""
+    """Add g times derivatives by the weights of first or last states, the rest of paths being a."""
+    b, b_e, scale = np.empty(len(a)), np.empty(len(a)), np.empty(SCALE)
+    load(given, at, in_logs, b, b_e, scale)
+    top, _ = wide_products(a, a_e, a_wide, b, b_e, True, scratch)
+    total, rest = sum_terms(scratch, top)
+    for k in range(len(a)):
+        if in_logs and scratch[TERMS, k] != 0.0:
+            p = scratch[TERMS, k] / total * power_of_two(scratch[EXPONENTS, k] - rest)
+            out[i, 0, k] += g * p
+        elif not in_logs:
+            p, n = (a[k], a_e[k]) if a_wide else split(a[k])
+            out[i, 0, k] = clipped(out[i, 0, k] + clipped(g * clipped(join(p / total, n - rest))))
+
+
+@inlined
+def add_pairs(
+    a: Floats,
+    a_e: Floats,
+    a_wide: bool,
+    w: Floats,
+    w_e: Floats,
+    w_wide: bool,
+    P: Floats,
+    L: Floats,
+    shift: float,
+    flag: int,
+    bands: Integers,
+    s: int,
+    by_weight: bool,
+    g: float,
+    out: Floats,
+    i: int,
+    t: int,
+    weighed: Floats,
+    scratch: Floats,
+) -> None:
+    """Add g times the probabilities of pairs, in proportion to a_k P_kj b_j, to out[i, t, j, k].
+
+    w is the product of P and b, the weighed state: see `backward_step`. By weight, derivatives by
+    entries of P are added instead.
+    """
     K = len(a)
-    b, b_e, scale = np.empty(K), np.empty(K), np.empty(SCALE)
-    load(given, in_logs, b, b_e, scale)
-    if in_logs:
-        add_states(a, a_e, a_wide, b, b_e, True, g, out, i, 0, work)
-    else:
-        as_wide(a, a_e, a_wide, work[0], work[1])
-        add_by_weight(b, b_e, scale[POWER], work[0], work[1], g, out, i, work[4])
+    total, top, least = 0.0, 0.0, INF
+    if not (a_wide or w_wide or flag & LARGE):
+        for k in range(K):
+            b = weighed[k]
+            total += a[k] * w[k]
+            top = b if b > top else top
+            least = b if 0.0 < b < least else least
+    # Nothing overflows, as a is at most 2**300 and P at most 2**200; nor does anything vanish that a
+    # could make large again.
+    size = (g if g > 0.0 else -g) / total
+    in_range = top * size <= 2.0**400 and (not by_weight or least * size >= 2.0**-700)
+    if not (2 * K * TINY <= total <= 2.0**1000 and in_range):
+        if not w_wide:
+            as_wide(weighed, weighed, False, scratch)
+        add_wide_pairs(
+            a, a_e, a_wide, w, w_e, w_wide, P, L, shift, flag, s, by_weight, g, out, i, t, scratch
+        )
+        return
+    band = s if len(bands) > 1 else 0
+    for j in range(K):
+        c = g * (weighed[j] / total)
+        if c != 0.0 and by_weight:
+            for k in range(K):
+                out[i, t, j, k] += c * a[k]
+        elif c != 0.0:
+            for k in range(np.uint64(bands[band, j, 0]), np.uint64(bands[band, j, 1])):
+                out[i, t, j, k] += c * a[k] * P[s, j, k]
+
+
+@inner
+def add_wide_pairs(
+    a: Floats,
+    a_e: Floats,
+    a_wide: bool,
+    w: Floats,
+    w_e: Floats,
+    w_wide: bool,
+    P: Floats,
+    L: Floats,
+    shift: float,
+    flag: int,
+    s: int,
+    by_weight: bool,
+    g: float,
+    out: Floats,
+    i: int,
+    t: int,
+    scratch: Floats,
+) -> None:
+    """Do what `add_pairs` does, pair by pair."""
+    top, _ = wide_products(a, a_e, a_wide, w, w_e, w_wide, scratch)
+    total, rest = sum_terms(scratch, top)
+    for j in range(len(a)):
+        b, b_e = scratch[WEIGHED, j], scratch[WEIGHED_EXPONENTS, j]
+        for k in range(len(a)):
+            m, n = (a[k], a_e[k]) if a_wide else split(a[k])
+            m, n = m * b, n + b_e - rest
+            if not by_weight:
+                p, p_e = any_wide_exp(L[s, j, k] - shift) if flag & LOGS else split(P[s, j, k])
+                m, n = m * p, n + p_e
+            if m != 0.0:
+                value = clipped(g * clipped(join(m / total, n)))
+                out[i, t, j, k] = clipped(out[i, t, j, k] + value)
+
+
+@inner
+def add_nan(sums: Any, maps: Any, dims: Any, q: int, t: int, length: int) -> None:
+    """Make NaN of the derivatives of a row at step t."""
+    to_x, x_begin, to_P, P_begin, to_initial, to_final = sums
+    if len(to_x) > 0:
+        to_x[place(q, dims, maps[TO_POTENTIALS]), t - x_begin] = math.nan
+    if len(to_P) > 0 and t < length - 1:
+        i = t - P_begin if to_P.shape[1] > 1 else 0
+        to_P[place(q, dims, maps[TO_TRANSITIONS]), i] = math.nan
+    if len(to_initial) > 0 and t == 0:
+        to_initial[place(q, dims, maps[TO_INITIAL])] = math.nan
+    if len(to_final) > 0 and t == length - 1:
+        to_final[place(q, dims, maps[TO_FINAL])] = math.nan
 
 
 @compiled
@@ -304,66 +281,68 @@ def posterior(
     first, count, dims, maps, lengths = rows
     x, x_begin = potentials
     initial, initial_in_logs, final, final_in_logs = ends
+    kept, kept_e, kept_wide, kept_begin = history
     to_x, to_x_begin, to_P, to_P_begin, to_initial, to_final = sums
     K = x.shape[2]
-    scratch = np.empty((4, K))
-    work = (np.empty(K), np.empty(K), np.empty(K), np.empty(K), scratch)
-    a, a_e, b, b_e = np.empty(K), np.empty(K), np.empty(K), np.empty(K)
-    step = 0 if matrices[0].shape[1] == 1 else 1
-    to_step = 0 if to_P.shape[1] == 1 else 1
+    scratch = np.empty((ROWS, K))
+    a, a_e, weighed = np.empty(K), np.empty(K), np.empty(K)
+    begin = matrices[5]
+    is_each, to_each = matrices[0].shape[1] > 1, to_P.shape[1] > 1
     for r in range(count):
         q = first + r
         g = cotangents[place(q, dims, maps[COTANGENT])]
-        if g == 0.0 or not (math.isfinite(totals[r]) or (math.isnan(totals[r]) and nan[r] != 0.0)):
+        is_nan = math.isnan(totals[r])
+        if g == 0.0 or (nan[r] == 0.0 if is_nan else math.isinf(totals[r])):
             continue
         m, e, scale = states[0][r], states[1][r], states[2][r]
         own = x[place(q, dims, maps[POTENTIALS])]
-        moves = matrices_of(matrices, place(q, dims, maps[MATRICES]))
-        length = lengths[place(q, dims, maps[LENGTHS])]
+        P, L, shifts, flags, bands = matrices_of(matrices, place(q, dims, maps[MATRICES]))
         at_x, at_P = place(q, dims, maps[TO_POTENTIALS]), place(q, dims, maps[TO_TRANSITIONS])
-        at_initial, at_final = place(q, dims, maps[TO_INITIAL]), place(q, dims, maps[TO_FINAL])
-        for t in range(min(stop, length) - 1, start - 1, -1):
-            if math.isnan(totals[r]):
-                add_nan(sums, (at_x, at_P, at_initial, at_final), t, length)
+        length = lengths[place(q, dims, maps[LENGTHS])]
+        for t in range((stop if stop < length else length) - 1, start - 1, -1):
+            if is_nan:
+                add_nan(sums, maps, dims, q, t, length)
                 continue
-            a_wide = recall(history, r, t, a, a_e)
+            a_wide = recall(kept, kept_e, kept_wide, r, t - kept_begin, a, a_e)
             if t == length - 1:
-                given = final[place(q, dims, maps[FINAL])]
-                load(given, final_in_logs, m, e, scale)
+                at = place(q, dims, maps[FINAL])
+                load(final, at, final_in_logs, m, e, scale)
                 if len(to_final) > 0:
-                    add_ends(a, a_e, a_wide, given, final_in_logs, g, to_final, at_final, work)
+                    to = place(q, dims, maps[TO_FINAL])
+                    add_ends(a, a_e, a_wide, final, at, final_in_logs, g, to_final, to, scratch)
             else:
-                b[:], b_e[:] = m, e
-                b_wide = scale[WIDE] != 0.0
-                s = step * (t - matrices[5])
-                multiply(m, e, scale, moves, s, scratch)
+                s, i = t - begin if is_each else 0, t + 1 - x_begin
+                backward_step(
+                    m, e, scale, P, L, shifts[s], flags[s], bands, s, own, i, weighed, scratch
+                )
                 if len(to_P) > 0:
+                    is_wide, to = scale[WIDE] != 0.0, t - to_P_begin if to_each else 0
                     add_pairs(
                         a,
                         a_e,
                         a_wide,
-                        b,
-                        b_e,
-                        b_wide,
                         m,
                         e,
-                        scale[WIDE] != 0.0,
-                        moves,
+                        is_wide,
+                        P,
+                        L,
+                        shifts[s],
+                        flags[s],
+                        bands,
                         s,
                         by_weight,
                         g,
                         to_P,
                         at_P,
-                        to_step * (t - to_P_begin),
-                        work,
+                        to,
+                        weighed,
+                        scratch,
                     )
             if len(to_x) > 0:
-                add_states(
-                    a, a_e, a_wide, m, e, scale[WIDE] != 0.0, g, to_x, at_x, t - to_x_begin, work
-                )
-            weigh(m, e, scale, own, t - x_begin, scratch)
-            rescale(m, e, scale)
+                is_wide, to = scale[WIDE] != 0.0, t - to_x_begin
+                add_states(a, a_e, a_wide, m, e, is_wide, g, to_x, at_x, to, scratch)
+            bring_into_range(m, e, scale)
             if t == 0 and len(to_initial) > 0:
-                given = initial[place(q, dims, maps[INITIAL])]
-                is_wide = scale[WIDE] != 0.0
-                add_ends(m, e, is_wide, given, initial_in_logs, g, to_initial, at_initial, work)
+                weigh(m, e, scale, own, t - x_begin)
+                at, to = place(q, dims, maps[INITIAL]), place(q, dims, maps[TO_INITIAL])
+                add_ends(m, e, True, initial, at, initial_in_logs, g, to_initial, to, scratch)

@@ -11,7 +11,7 @@ matrices : (P, L, shifts, flags, bands, begin)
     Matrices [n, steps or 1, K, K] and what is known of them; see `steps.multiply`. The first is that
     of transition number `begin`.
 ends : (initial, initial_in_logs, final, final_in_logs)
-    Weights [n, 1, K].
+    Weights [n, K].
 state : (m, e, scale)
     A state for each of the rows, which goes on from call to call.
 history : (m, e, wide, begin)
@@ -25,15 +25,18 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._compiled.compiling import Floats, Integers, compiled, inner
+from arraylogchain._compiled.compiling import Floats, Integers, compiled, inlined, inner
 from arraylogchain._compiled.numbers import log_of
 from arraylogchain._compiled.steps import (
     HIGH,
     LOW,
     POWER,
+    ROWS,
     WIDE,
+    backward_step,
+    bring_into_range,
+    forward_step,
     load,
-    multiply,
     rescale,
     weigh,
     weighted_total,
@@ -46,7 +49,7 @@ BATCH, COTANGENT, TO_POTENTIALS, TO_TRANSITIONS, TO_INITIAL, TO_FINAL = range(5,
 NUM_MAPS = 11
 
 
-@inner
+@inlined
 def place(q: int, dims: Integers, steps: Integers) -> int:
     """Return where an array has what belongs to row q of the batch."""
     at = steps[-1]
@@ -58,51 +61,35 @@ def place(q: int, dims: Integers, steps: Integers) -> int:
 
 @inner
 def matrices_of(matrices: Any, g: int) -> Any:
-    """Return the matrices of group g."""
+    """Return the matrices of group g, to be unpacked once: that counts references."""
     P, L, shifts, flags, bands, _ = matrices
     return P[g], L[g], shifts[g], flags[g], bands[min(g, len(bands) - 1)]
 
 
 @inner
-def record(state: Any, r: int, t: int, history: Any, messages: Any) -> bool:
-    """Keep the state of row r at step t, or its logarithms; return whether it cannot be kept."""
-    m, e, scale = state
-    kept, kept_e, kept_wide, begin = history
-    out, out_row, out_step = messages
-    is_wide = scale[WIDE] != 0.0
-    lacks = is_wide and len(kept) > 0 and len(kept_e) == 0
-    if len(kept) > 0:
-        kept_wide[r, t - begin] = is_wide
+def write_logs(m: Floats, e: Floats, scale: Floats, out: Floats, r: int, i: int) -> None:
     for k in range(len(m)):
-        if len(kept) > 0:
-            kept[r, t - begin, k] = m[k]
-            if is_wide and not lacks:
-                kept_e[r, t - begin, k] = e[k]
-        if len(out) > 0:
-            n = scale[POWER] + (e[k] if is_wide else 0.0)
-            out[r + out_row, t - out_step, k] = log_of(m[k], n, scale[HIGH], scale[LOW])
-    return lacks
+        n = scale[POWER] + (e[k] if scale[WIDE] != 0.0 else 0.0)
+        out[r, i, k] = log_of(m[k], n, scale[HIGH], scale[LOW])
 
 
 @compiled
-def recursion(
+def forward(
     rows: Any,
     potentials: Any,
     matrices: Any,
     ends: Any,
     start: int,
     stop: int,
-    backward: bool,
     states: Any,
     history: Any,
     messages: Any,
     totals: Floats,
 ) -> bool:
-    """Go through steps start ... stop - 1 of rows, forward or backward.
+    """Go forward through steps start ... stop - 1 of rows.
 
-    Backward, matrices are transposed, and what a call leaves as a state has been weighed for the
-    step before. Messages (out, row, step) are written as logarithms, from that row and step of `out`
-    on, and forward, the logarithms of rows' totals.
+    Messages (out, row, step) are written as logarithms, from that row and step of `out` on; and
+    where rows end, the logarithms of their totals.
 
     Returns
     -------
@@ -112,35 +99,76 @@ def recursion(
     first, count, dims, maps, lengths = rows
     x, x_begin = potentials
     initial, initial_in_logs, final, final_in_logs = ends
+    kept, kept_e, kept_wide, kept_begin = history
+    out, out_row, out_step = messages
     begin = matrices[5]
-    scratch = np.empty((4, x.shape[2]))
-    # One matrix stands for all steps; forward it is that of the step before.
-    step = 0 if matrices[0].shape[1] == 1 else 1
-    earlier = begin if backward else begin + 1
+    is_each = matrices[0].shape[1] > 1  # else one matrix stands for all steps
+    scratch = np.empty((ROWS, x.shape[2]))
     lacks = False
     for r in range(count):
         q = first + r
         m, e, scale = states[0][r], states[1][r], states[2][r]
-        state = (m, e, scale)
         own = x[place(q, dims, maps[POTENTIALS])]
-        moves = matrices_of(matrices, place(q, dims, maps[MATRICES]))
-        given = final[place(q, dims, maps[FINAL])]
+        P, L, shifts, flags, bands = matrices_of(matrices, place(q, dims, maps[MATRICES]))
         length = lengths[place(q, dims, maps[LENGTHS])]
-        end = min(stop, length)
-        for i in range(end - start):
-            t = end - 1 - i if backward else start + i
-            if t == (length - 1 if backward else 0):
-                in_logs = final_in_logs if backward else initial_in_logs
-                values = given if backward else initial[place(q, dims, maps[INITIAL])]
-                load(values, in_logs, m, e, scale)
+        for t in range(start, stop if stop < length else length):
+            if t == 0:
+                load(initial, place(q, dims, maps[INITIAL]), initial_in_logs, m, e, scale)
+                weigh(m, e, scale, own, t - x_begin)
+                rescale(m, e, scale)
             else:
-                multiply(m, e, scale, moves, step * (t - earlier), scratch)
-            if backward:
-                lacks |= record(state, r, t, history, messages)
-            weigh(m, e, scale, own, t - x_begin, scratch)
-            rescale(m, e, scale)
-            if not backward:
-                lacks |= record(state, r, t, history, messages)
-        if not backward and start < length <= stop and len(totals) > 0:
-            totals[r] = weighted_total(m, e, scale, given, final_in_logs, scratch)
+                s, i = t - 1 - begin if is_each else 0, t - x_begin
+                forward_step(m, e, scale, P, L, shifts[s], flags[s], bands, s, own, i, scratch)
+            if len(out) > 0:
+                write_logs(m, e, scale, out, r + out_row, t - out_step)
+            if len(kept) > 0:
+                is_wide, i = scale[WIDE] != 0.0, t - kept_begin
+                kept_wide[r, i] = is_wide
+                for k in range(len(m)):
+                    kept[r, i, k] = m[k]
+                if is_wide and len(kept_e) > 0:
+                    for k in range(len(m)):
+                        kept_e[r, i, k] = e[k]
+                elif is_wide:
+                    lacks = True
+        if start < length <= stop and len(totals) > 0:
+            at = place(q, dims, maps[FINAL])
+            totals[r] = weighted_total(m, e, scale, final, at, final_in_logs, scratch)
     return lacks
+
+
+@compiled
+def backward(
+    rows: Any,
+    potentials: Any,
+    matrices: Any,
+    ends: Any,
+    start: int,
+    stop: int,
+    states: Any,
+    messages: Any,
+) -> None:
+    """Go back through steps start ... stop - 1 of rows, by transposed matrices; see `forward`."""
+    first, count, dims, maps, lengths = rows
+    x, x_begin = potentials
+    _, _, final, final_in_logs = ends
+    out, out_row, out_step = messages
+    begin = matrices[5]
+    is_each = matrices[0].shape[1] > 1
+    weighed, scratch = np.empty(x.shape[2]), np.empty((ROWS, x.shape[2]))
+    for r in range(count):
+        q = first + r
+        m, e, scale = states[0][r], states[1][r], states[2][r]
+        own = x[place(q, dims, maps[POTENTIALS])]
+        P, L, shifts, flags, bands = matrices_of(matrices, place(q, dims, maps[MATRICES]))
+        length = lengths[place(q, dims, maps[LENGTHS])]
+        for t in range((stop if stop < length else length) - 1, start - 1, -1):
+            if t == length - 1:
+                load(final, place(q, dims, maps[FINAL]), final_in_logs, m, e, scale)
+            else:
+                s, i = t - begin if is_each else 0, t + 1 - x_begin
+                backward_step(
+                    m, e, scale, P, L, shifts[s], flags[s], bands, s, own, i, weighed, scratch
+                )
+            write_logs(m, e, scale, out, r + out_row, t - out_step)
+            bring_into_range(m, e, scale)

@@ -13,20 +13,18 @@ power of two.
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import numpy as np
 
-from arraylogchain._compiled.compiling import Floats, Integers, inner
+from arraylogchain._compiled.compiling import Floats, Integers, inlined, inner
 from arraylogchain._compiled.numbers import (
+    INF,
     TINY,
+    any_wide_exp,
     exp,
     log_of,
     power_of_two,
     split,
     two_sum,
-    wide_exp,
 )
 
 # What is where in a scale: logarithm, power of two, whether weights are wide, whether a NaN was
@@ -42,211 +40,287 @@ LARGE = 8  # some entries are above 2**200
 LOGS = 16  # the matrix was given as logarithms
 
 # The largest linear weight is kept between 2**-300 and 2**300. Linear weights are made of wide ones
-# that span less than 2**900, the largest being about 2**200 then.
+# that span less than 2**1200, the largest being about 2**200 then.
 LARGEST = 2.0**300
-SPAN = 900.0
+SPAN = 1200.0
 RAISED = 200.0
 
+# Rows of the scratch of a step, [ROWS, K].
+SUMS, RESULT, TERMS, EXPONENTS, WEIGHED, WEIGHED_EXPONENTS = range(6)
+ROWS = 6
 
-@inner
+
+@inlined
 def largest_finite(x: Floats, i: int) -> tuple[float, bool]:
     """Return the largest of row i, 0 where it is not finite, and whether +inf or NaN is in it."""
-    top = -math.inf
+    top = -INF
     special = False
     for j in range(x.shape[1]):
         top = x[i, j] if x[i, j] > top else top
-        special |= not x[i, j] < math.inf
-    return (0.0 if special or top == -math.inf else top), special
+        special |= not x[i, j] < INF
+    return (0.0 if special or top == -INF else top), special
 
 
-@inner
+@inlined
 def add_to_scale(scale: Floats, shift: float) -> None:
     scale[HIGH], rest = two_sum(scale[HIGH], shift)
     scale[LOW] += rest
 
 
 @inner
-def copy(source: Floats, i: int, target: Floats) -> None:
-    """Copy row i."""
-    for j in range(len(target)):
-        target[j] = source[i, j]
-
-
-@inner
-def widen(m: Floats, e: Floats, scale: Floats) -> None:
-    """Make a state wide."""
-    if scale[WIDE] == 0.0:
-        for k in range(len(m)):
-            m[k], e[k] = split(m[k])
-        scale[WIDE] = 1.0
-
-
-@inner
 def rescale(m: Floats, e: Floats, scale: Floats) -> None:
     """Bring weights into range; make them linear, or wide, where that serves."""
-    K = len(m)
-    if scale[WIDE] == 0.0:
-        large, some = 0, 0
-        for k in range(K):
-            large += m[k] > LARGEST
-            some += m[k] > 1 / LARGEST
-        if large == 0 and some > 0:
-            return
-        widen(m, e, scale)
-    top, least = -math.inf, math.inf
+    top, least = -INF, INF
     special = False
-    for k in range(K):
-        if m[k] != 0.0:
-            special |= not m[k] < math.inf
-            top, least = max(top, e[k]), min(least, e[k])
-    if top == -math.inf:
-        scale[WIDE] = 0.0
-        return
-    linear = not special and top - least < SPAN
-    raised = top - RAISED if linear else top
-    scale[POWER] += raised
-    scale[WIDE] = 0.0 if linear else 1.0
-    for k in range(K):
-        if m[k] != 0.0 and m[k] < math.inf:
-            e[k] -= raised
-            if linear:
-                m[k] *= power_of_two(e[k])
-
-
-@inner
-def load(values: Floats, in_logs: bool, m: Floats, e: Floats, scale: Floats) -> None:
-    """Begin with given weights values[0], or their logarithms, as a wide state."""
-    scale[:] = 0.0
-    scale[WIDE] = 1.0
-    top, _ = largest_finite(values, 0)
     for k in range(len(m)):
-        if in_logs:
-            m[k], e[k] = wide_exp(values[0, k] - top)
-        else:
-            m[k], e[k] = split(values[0, k])
-        if math.isnan(m[k]):
-            scale[NAN] = 1.0
-    if in_logs:
-        scale[HIGH] = top
+        if scale[WIDE] == 0.0:
+            m[k], e[k] = split(m[k])
+        if m[k] != 0.0:
+            special |= not m[k] < INF
+            top = e[k] if e[k] > top else top
+            least = e[k] if e[k] < least else least
+    linear = not special and not top - least >= SPAN
+    raised = top - RAISED if linear else top
+    if top > -INF:
+        scale[POWER] += raised
+        for k in range(len(m)):
+            if 0.0 < m[k] < INF:
+                e[k] -= raised
+                m[k] *= power_of_two(e[k]) if linear else 1.0
+    scale[WIDE] = 0.0 if linear else 1.0
+
+
+@inlined
+def bring_into_range(m: Floats, e: Floats, scale: Floats) -> None:
+    """Rescale weights if they need it."""
+    top = 0.0
+    for k in range(len(m)):
+        top = m[k] if m[k] > top else top
+    if scale[WIDE] != 0.0 or not 1 / LARGEST <= top <= LARGEST:
+        rescale(m, e, scale)
 
 
 @inner
-def weigh(m: Floats, e: Floats, scale: Floats, x: Floats, i: int, scratch: Floats) -> None:
-    """Multiply by exp(x[i])."""
+def load(values: Floats, i: int, in_logs: bool, m: Floats, e: Floats, scale: Floats) -> None:
+    """Begin with the weights values[i], or their logarithms, as a wide state."""
+    top, _ = largest_finite(values, i)
+    scale[:] = 0.0
+    scale[HIGH] = top if in_logs else 0.0
+    scale[WIDE] = 1.0
+    for k in range(len(m)):
+        m[k], e[k] = any_wide_exp(values[i, k] - top) if in_logs else split(values[i, k])
+        if m[k] != m[k]:
+            scale[NAN] = 1.0
+
+
+@inlined
+def forward_step(
+    m: Floats,
+    e: Floats,
+    scale: Floats,
+    P: Floats,
+    L: Floats,
+    shift: float,
+    flag: int,
+    bands: Integers,
+    s: int,
+    x: Floats,
+    i: int,
+    scratch: Floats,
+) -> bool:
+    """Multiply by matrix s, P[s] or exp(L[s] - shift), and by exp(x[i]); the shift goes to the scale.
+
+    Returns
+    -------
+    bool
+        Whether the step was linear.
+    """
     K = len(m)
-    top, special = largest_finite(x, i)
+    unproved = scale[WIDE] != 0.0 or flag & SPECIAL != 0
+    if not unproved:
+        least = least_sum(m, flag)
+        sum_products(m, P, s, bands, scratch)
+        top, unproved = largest_finite(x, i)
+        wrong, zeros, large, some = 0, 0, 0, 0
+        for j in range(K):
+            v = scratch[SUMS, j]
+            w = v * exp(x[i, j] - top)
+            scratch[RESULT, j] = w
+            zeros += v == 0.0
+            # A sum that is too small or too large, or a weight that is neither normal nor zero.
+            out = (v < least) | (v > 2.0**1000) | ((w < TINY) & (x[i, j] > -INF))
+            wrong += out & (v != 0.0)
+            large += w > LARGEST
+            some += w > 1 / LARGEST
+        unproved |= wrong > 0
+        if zeros > 0 and flag & (LOST | SMALL) and not unproved:
+            unproved = not are_zeros(m, P, L, s, flag, scratch)
+    if unproved:
+        wide_step(m, e, scale, P, L, shift, flag, s, x, i, False, scratch)
+        return False
+    for k in range(K):
+        m[k] = scratch[RESULT, k]
     add_to_scale(scale, top)
-    if special:
-        widen(m, e, scale)
-    if scale[WIDE] == 0.0:
-        unproved = 0
+    add_to_scale(scale, shift)
+    if large > 0 or some == 0:
+        rescale(m, e, scale)
+    return True
+
+
+@inlined
+def backward_step(
+    m: Floats,
+    e: Floats,
+    scale: Floats,
+    P: Floats,
+    L: Floats,
+    shift: float,
+    flag: int,
+    bands: Integers,
+    s: int,
+    x: Floats,
+    i: int,
+    weighed: Floats,
+    scratch: Floats,
+) -> None:
+    """Multiply by exp(x[i]), which gives the weighed state, and then by matrix s.
+
+    The weighed state is left in `weighed` if the step is linear, else wide in the scratch. What is
+    in range is left to the caller.
+    """
+    K = len(m)
+    unproved = scale[WIDE] != 0.0 or flag & SPECIAL != 0
+    if not unproved:
+        top, unproved = largest_finite(x, i)
+        wrong, zeros = 0, 0
         for k in range(K):
             w = exp(x[i, k] - top) * m[k]
-            scratch[0, k] = w
-            # Neither normal nor zero, or by a factor that is taken for 0.
-            unproved += (w < TINY) & (m[k] != 0.0) & (x[i, k] > -math.inf)
-        if unproved == 0:
-            copy(scratch, 0, m)
-            return
-        widen(m, e, scale)
+            weighed[k] = w
+            wrong += (w < TINY) & (m[k] != 0.0) & (x[i, k] > -INF)
+        least = least_sum(weighed, flag)
+        sum_products(weighed, P, s, bands, scratch)
+        for j in range(K):
+            v = scratch[SUMS, j]
+            zeros += v == 0.0
+            wrong += ((v < least) | (v > 2.0**1000)) & (v != 0.0)
+        unproved |= wrong > 0
+        if zeros > 0 and flag & (LOST | SMALL) and not unproved:
+            unproved = not are_zeros(weighed, P, L, s, flag, scratch)
+    if unproved:
+        wide_step(m, e, scale, P, L, shift, flag, s, x, i, True, scratch)
+        return
     for k in range(K):
-        f, n = wide_exp(x[i, k] - top)
-        m[k] *= f
-        e[k] = e[k] + n if 0.0 < m[k] < math.inf else 0.0
-        if math.isnan(x[i, k]):
-            scale[NAN] = 1.0
+        m[k] = scratch[SUMS, k]
+    add_to_scale(scale, top)
+    add_to_scale(scale, shift)
 
 
-@inner
-def multiply(m: Floats, e: Floats, scale: Floats, matrices: Any, s: int, scratch: Floats) -> None:
-    """Multiply by matrix s, P[s] or exp(L[s] - shift), the shift going to the scale."""
-    P, L, shifts, flags, bands = matrices
-    flag = flags[s]
-    if flag & LOGS:
-        add_to_scale(scale, shifts[s])
-    if scale[WIDE] == 0.0 and not flag & SPECIAL:
-        sum_products(m, P, s, bands, min(s, len(bands) - 1), scratch)
-        if prove(m, P, L, s, flag, scratch):
-            copy(scratch, 0, m)
-            return
-    widen(m, e, scale)
+@inlined
+def least_sum(m: Floats, flag: int) -> float:
+    """Return what sums of products with m have to reach to be proved."""
+    least = 2 * len(m) * TINY
+    if flag & LOST:
+        # What is taken for 0 is at most 2**-1021, and has no part in a sum that rounds it off.
+        for k in range(len(m)):
+            least += m[k] * 2.0**-967
+    return least
+
+
+@inlined
+def sum_products(m: Floats, P: Floats, s: int, bands: Integers, out: Floats) -> None:
+    """Write m @ P[s] to out[SUMS]: four rows at a time, within their bands."""
     K = len(m)
+    b = s if len(bands) > 1 else 0
     for j in range(K):
-        top, special = column_terms(m, e, matrices, s, j, scratch)
-        if special != 0.0:
-            scratch[0, j], scratch[1, j] = special, 0.0
-        else:
-            scratch[0, j], scratch[1, j] = sum_terms(scratch, top)
-    if flag & SPECIAL:
-        for k in range(K):
-            for j in range(K):
-                p = L[s, k, j]
-                if math.isnan(p) or (p < 0.0 and not flag & LOGS):
-                    scale[NAN] = 1.0
-    copy(scratch, 0, m)
-    copy(scratch, 1, e)
-
-
-@inner
-def sum_products(m: Floats, P: Floats, s: int, bands: Integers, b: int, out: Floats) -> None:
-    """Write m @ P[s] to out[0]: four rows at a time, within their bands."""
-    K = len(m)
-    for j in range(K):
-        out[0, j] = 0.0
+        out[SUMS, j] = 0.0
     k = 0
     while k + 3 < K:
         m0, m1, m2, m3 = m[k], m[k + 1], m[k + 2], m[k + 3]
-        if m0 != 0.0 or m1 != 0.0 or m2 != 0.0 or m3 != 0.0:
-            low = min(
-                min(bands[b, k, 0], bands[b, k + 1, 0]), min(bands[b, k + 2, 0], bands[b, k + 3, 0])
-            )
-            high = max(
-                max(bands[b, k, 1], bands[b, k + 1, 1]), max(bands[b, k + 2, 1], bands[b, k + 3, 1])
-            )
-            # Numba vectorises loops over unsigned numbers, which need no check of their sign.
-            for j in range(np.uint64(low), np.uint64(high)):
+        if m0 + m1 + m2 + m3 > 0.0:
+            # Loops over unsigned numbers need no check of their sign, and so are vectorised.
+            for j in range(np.uint64(bands[b, k, 0]), np.uint64(bands[b, k, 1])):
                 pair = m0 * P[s, k, j] + m1 * P[s, k + 1, j]
-                out[0, j] += pair + (m2 * P[s, k + 2, j] + m3 * P[s, k + 3, j])
+                out[SUMS, j] += pair + (m2 * P[s, k + 2, j] + m3 * P[s, k + 3, j])
         k += 4
     while k < K:
         for j in range(np.uint64(bands[b, k, 0]), np.uint64(bands[b, k, 1])):
-            out[0, j] += m[k] * P[s, k, j]
+            out[SUMS, j] += m[k] * P[s, k, j]
         k += 1
 
 
 @inner
-def prove(m: Floats, P: Floats, L: Floats, s: int, flag: int, out: Floats) -> bool:
-    """Tell whether all of m @ P[s] are right, and set those to 0 that nothing leads to."""
-    K = len(m)
-    least = 2 * K * TINY
-    if flag & LOST:
-        # What is taken for 0 is at most 2**-1021, and has no part in a sum that rounds it off.
-        total = 0.0
-        for k in range(K):
-            total += m[k]
-        least = max(least, total * 2.0**-967)
-    unproved = 0
-    for j in range(K):
-        unproved += not (least <= out[0, j] <= 2.0**1000)
-    if unproved == 0:
-        return True
-    for j in range(K):
-        if least <= out[0, j] <= 2.0**1000:
-            continue
-        # Products of normal weights and entries that are not small do not vanish.
-        if out[0, j] != 0.0 or flag & (LOST | SMALL):
-            for k in range(K):
-                if m[k] != 0.0 and (L[s, k, j] > -math.inf if flag & LOGS else P[s, k, j] != 0.0):
+def are_zeros(m: Floats, P: Floats, L: Floats, s: int, flag: int, scratch: Floats) -> bool:
+    """Tell whether nothing leads to the states whose sums are 0.
+
+    Of a matrix without small entries nothing else is 0: products with normal weights do not vanish.
+    """
+    for j in range(len(m)):
+        if scratch[SUMS, j] == 0.0:
+            for k in range(len(m)):
+                is_open = L[s, k, j] > -INF if flag & LOGS else P[s, k, j] != 0.0
+                if is_open and m[k] != 0.0:
                     return False
-        out[0, j] = 0.0
     return True
 
 
 @inner
+def wide_step(
+    m: Floats,
+    e: Floats,
+    scale: Floats,
+    P: Floats,
+    L: Floats,
+    shift: float,
+    flag: int,
+    s: int,
+    x: Floats,
+    i: int,
+    backward: bool,
+    scratch: Floats,
+) -> None:
+    """Take a step in wide numbers."""
+    K = len(m)
+    if backward:
+        weigh(m, e, scale, x, i)
+    as_wide(m, e, scale[WIDE] != 0.0, scratch)
+    scale[WIDE] = 1.0
+    add_to_scale(scale, shift)
+    for j in range(K):
+        top, special = column_terms(scratch, P, L, shift, flag, s, j)
+        m[j], e[j] = sum_terms(scratch, top)
+        if special != 0.0:
+            m[j], e[j] = special, 0.0
+    if flag & SPECIAL:
+        for k in range(K):
+            for j in range(K):
+                if L[s, k, j] != L[s, k, j] or (L[s, k, j] < 0.0 and not flag & LOGS):
+                    scale[NAN] = 1.0
+    if not backward:
+        weigh(m, e, scale, x, i)
+        rescale(m, e, scale)
+
+
+@inner
+def weigh(m: Floats, e: Floats, scale: Floats, x: Floats, i: int) -> None:
+    """Multiply a state by exp(x[i]); it becomes wide."""
+    top, _ = largest_finite(x, i)
+    add_to_scale(scale, top)
+    for k in range(len(m)):
+        if scale[WIDE] == 0.0:
+            m[k], e[k] = split(m[k])
+        f, n = any_wide_exp(x[i, k] - top)
+        m[k] *= f
+        e[k] = e[k] + n if 0.0 < m[k] < INF else 0.0
+        if x[i, k] != x[i, k]:
+            scale[NAN] = 1.0
+    scale[WIDE] = 1.0
+
+
+@inner
 def column_terms(
-    m: Floats, e: Floats, matrices: Any, s: int, j: int, scratch: Floats
+    scratch: Floats, P: Floats, L: Floats, shift: float, flag: int, s: int, j: int
 ) -> tuple[float, float]:
-    """Write the products of wide weights with column j of matrix s, wide, to scratch[2] and [3].
+    """Write the products of the weighed state, wide, with column j of matrix s, as wide numbers.
 
     Returns
     -------
@@ -255,67 +329,78 @@ def column_terms(
     special : float
         The sum of the terms that are infinite or NaN, else 0.
     """
-    P, L, shifts, flags, _ = matrices
-    top, special = -math.inf, 0.0
-    for k in range(len(m)):
-        scratch[2, k] = 0.0
-        if m[k] == 0.0 and not flags[s] & SPECIAL:
-            continue
-        if flags[s] & LOGS:
-            p, n = wide_exp(L[s, k, j] - shifts[s])
-        else:
-            p, n = split(P[s, k, j])
-        term = m[k] * p
-        if term == 0.0:
-            continue
-        if not term < math.inf:
-            special += term
-            continue
-        scratch[2, k], rest = split(term)
-        scratch[3, k] = e[k] + n + rest
-        top = max(top, scratch[3, k])
+    top, special = -INF, 0.0
+    for k in range(scratch.shape[1]):
+        scratch[TERMS, k] = 0.0
+        if scratch[WEIGHED, k] != 0.0 or flag & SPECIAL:
+            p, n = any_wide_exp(L[s, k, j] - shift) if flag & LOGS else split(P[s, k, j])
+            term = scratch[WEIGHED, k] * p
+            if not term < INF:
+                special += term
+            elif term != 0.0:
+                scratch[TERMS, k] = term
+                n += scratch[WEIGHED_EXPONENTS, k]
+                scratch[EXPONENTS, k] = n
+                top = n if n > top else top
     return top, special
 
 
 @inner
+def as_wide(m: Floats, e: Floats, is_wide: bool, scratch: Floats) -> None:
+    """Write weights to the scratch as a weighed state, wide."""
+    for k in range(len(m)):
+        if is_wide:
+            scratch[WEIGHED, k], scratch[WEIGHED_EXPONENTS, k] = m[k], e[k]
+        else:
+            scratch[WEIGHED, k], scratch[WEIGHED_EXPONENTS, k] = split(m[k])
+
+
+@inner
 def sum_terms(scratch: Floats, top: float) -> tuple[float, float]:
-    """Return the sum of the wide numbers in scratch[2] and [3] as one."""
+    """Return the sum of the wide numbers in the scratch as one."""
     total = 0.0
     for k in range(scratch.shape[1]):
-        if scratch[2, k] != 0.0:
-            total += scratch[2, k] * power_of_two(scratch[3, k] - top)
+        if scratch[TERMS, k] != 0.0:
+            total += scratch[TERMS, k] * power_of_two(scratch[EXPONENTS, k] - top)
     total, n = split(total)
     return total, (n + top if total != 0.0 else 0.0)
 
 
 @inner
 def wide_products(
-    a: Floats, a_e: Floats, b: Floats, b_e: Floats, scratch: Floats
+    a: Floats, a_e: Floats, a_wide: bool, b: Floats, b_e: Floats, b_wide: bool, scratch: Floats
 ) -> tuple[float, float]:
-    """Write the products of wide weights; see `column_terms`."""
-    top, special = -math.inf, 0.0
+    """Write products of weights as wide numbers to the scratch; return what `column_terms` does."""
+    top, special = -INF, 0.0
     for k in range(len(a)):
-        term = a[k] * b[k]
-        scratch[2, k] = 0.0
-        if not term < math.inf:
-            special += term
-        elif term != 0.0:
-            scratch[2, k], rest = split(term)
-            scratch[3, k] = a_e[k] + b_e[k] + rest
-            top = max(top, scratch[3, k])
+        p, n = (a[k], a_e[k]) if a_wide else split(a[k])
+        q, more = (b[k], b_e[k]) if b_wide else split(b[k])
+        scratch[TERMS, k] = 0.0
+        if not p * q < INF:
+            special += p * q
+        elif p * q != 0.0:
+            n += more
+            scratch[TERMS, k], scratch[EXPONENTS, k] = p * q, n
+            top = n if n > top else top
     return top, special
 
 
 @inner
 def weighted_total(
-    m: Floats, e: Floats, scale: Floats, values: Floats, in_logs: bool, scratch: Floats
+    m: Floats,
+    e: Floats,
+    scale: Floats,
+    values: Floats,
+    i: int,
+    in_logs: bool,
+    scratch: Floats,
 ) -> float:
-    """Return the log of the sum of all weights, each times values[0]; the state becomes wide."""
+    """Return the log of the sum of all weights, each times values[i]."""
     factors, factors_e, own = np.empty(len(m)), np.empty(len(m)), np.empty(SCALE)
-    load(values, in_logs, factors, factors_e, own)
-    widen(m, e, scale)
-    top, special = wide_products(m, e, factors, factors_e, scratch)
-    scale[NAN] = max(scale[NAN], own[NAN])
+    load(values, i, in_logs, factors, factors_e, own)
+    is_wide = scale[WIDE] != 0.0
+    top, special = wide_products(m, e, is_wide, factors, factors_e, True, scratch)
+    scale[NAN] += own[NAN]
     if special != 0.0:
         return special
     total, n = sum_terms(scratch, top)

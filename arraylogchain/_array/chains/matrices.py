@@ -83,13 +83,13 @@ class Matrix:
         return self._lossy
 
     def factor(self, j: slice) -> Array:
-        """Return the factors of some columns, [groups, K, len(j)]; all of them are kept."""
-        if self._factor is None:
-            factor = self._computed(j)
-            if len(self.panels) > 1:
-                return factor
+        """Return the factors of some columns, [groups, K, len(j)]; if they fit, all are kept."""
+        if self._factor is not None:
+            return self._factor[:, :, j]
+        factor = self._computed(j)
+        if j == self.panels[0] and len(self.panels) == 1:
             self._factor = factor
-        return self._factor if j == self.panels[0] else self._factor[:, :, j]
+        return factor
 
     def _computed(self, j: slice) -> Array:
         xp = self.ctx.xp

@@ -19,7 +19,7 @@ from logarithms, as rows are whose states are in log form.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from arraylogchain._array.chains.accumulate import ChainSums, bounded, zeros_for
@@ -38,32 +38,42 @@ from arraylogchain._inputs.chain import Chain
 
 # Bits of room for sums over rows.
 _SPARE = 20
+# Sums that are so many eps from one need no division.
+_NEAR = 16
 
 Pullback = Callable[[Array, frozenset[str]], dict[str, Array]]
 
 
 def marginals(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the posterior probabilities of all states at all steps, [*batch, T, K]."""
-    shape = (*chain.batch, chain.num_steps, chain.num_states)
-    zeros = ctx.xp.zeros(shape, dtype=ctx.result_dtype, device=ctx.device)
-    sums = ChainSums(ctx, chain, potentials=zeros)
-    _add_all(ctx, chain, workspace, sums)
-    return sums.potentials
+    out = ctx.empty((*chain.batch, chain.num_steps, chain.num_states), ctx.result_dtype)
+    pieces = cut_chain(chain, workspace, history=True)
+    store = _store(ctx, chain, pieces, out)
+    if store is None:
+        out[...] = 0.0
+    _add_all(ctx, chain, workspace, pieces, ChainSums(ctx, chain, potentials=out), store)
+    return out
 
 
 def expected_transitions(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return expected counts in the shape of the transitions."""
     zeros = zeros_for(ctx, chain, "transitions", workspace)
     sums = ChainSums(ctx, chain, transitions=zeros, as_counts=True)
-    _add_all(ctx, chain, workspace, sums)
+    _add_all(ctx, chain, workspace, cut_chain(chain, workspace, history=True), sums)
     return ctx.to_result(sums.transitions)
 
 
-def _add_all(ctx: Context, chain: Chain, workspace: int, sums: ChainSums) -> None:
-    pieces = cut_chain(chain, workspace, history=True)
+def _add_all(
+    ctx: Context,
+    chain: Chain,
+    workspace: int,
+    pieces: Pieces,
+    sums: ChainSums,
+    store: Array | None = None,
+) -> None:
     for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
-        posterior = TilePosterior(tile, pieces, workspace)
-        posterior.add(None, sums)
+        posterior = TilePosterior(tile, pieces, workspace, store)
+        posterior.add(None, sums, posterior.take_factors())
         del posterior  # before the states of the next one are kept
 
 
@@ -89,8 +99,7 @@ def value_and_pullback(
     states = chain.num_rows * chain.num_steps * chain.num_states * ctx.precision.itemsize
     keep = keep or states <= workspace
     pieces = cut_chain(chain, workspace, history=True, keep=keep)
-    whole = (pieces.groups, pieces.rows) == chain.sizes and chain.lengths is None
-    store = _store(ctx, chain) if whole and keep else None
+    store = _store(ctx, chain, pieces) if keep else None
     out = ctx.empty(chain.batch, ctx.result_dtype)
     view = arrange(xp, chain, out, trailing=0)
     kept = []
@@ -115,17 +124,20 @@ def value_and_pullback(
     return out, pullback
 
 
-def _store(ctx: Context, chain: Chain) -> Array | None:
-    """Return memory for the exponentials of all potentials, [groups, rows, T, K].
+def _store(ctx: Context, chain: Chain, pieces: Pieces, out: Array | None = None) -> Array | None:
+    """Return memory for the exponentials of all potentials, [groups, rows, T, K], that of `out`.
 
     Their gradient takes its place later, so they have to be potentials of the whole batch, in the
-    precision of the computation.
+    precision of the computation, and of a single tile.
     """
     x, axes = chain.potentials, (*chain.group_axes, *chain.row_axes)
-    fits = tuple(x.shape[:-2]) == chain.batch and x.dtype == ctx.dtype(ctx.precision)
-    if not ctx.has_out or not fits or axes != tuple(range(len(chain.batch))):
+    dtype = ctx.dtype(ctx.precision)
+    is_whole = (pieces.groups, pieces.rows) == chain.sizes and chain.lengths is None
+    fits = tuple(x.shape[:-2]) == chain.batch and x.dtype == dtype == ctx.result_dtype
+    if not (ctx.has_out and is_whole and fits and axes == tuple(range(len(chain.batch)))):
         return None
-    return ctx.empty((*chain.sizes, chain.num_steps, chain.num_states), x.dtype)
+    shape = (*chain.sizes, chain.num_steps, chain.num_states)
+    return ctx.empty(shape, dtype) if out is None else ctx.xp.reshape(out, shape)
 
 
 @dataclass(slots=True)
@@ -177,7 +189,7 @@ class TilePosterior:
         last = self.history.last
         state = last[0].state if len(last) == 1 else logs_of_all(tile, last)
         assert state is not None
-        self._finite = ~self.ctx.xp.isinf(log_total(tile, state))
+        self._total = log_total(tile, state)
 
     def take_factors(self) -> Factors | None:
         """Hand over the kept exponentials, which from then on are computed again."""
@@ -215,14 +227,15 @@ class TilePosterior:
             self._add_initial(ahead, g, sums)
 
     def _cotangent(self, cotangent: Array | None) -> Array:
-        """Return the cotangents [groups, rows, 1], 0 for rows whose sum is infinite."""
-        tile, ctx, xp = self.tile, self.ctx, self.ctx.xp
+        """Return the cotangents [groups, rows, 1], 0 for sums that are infinite, NaN for NaN."""
+        tile, ctx, xp, total = self.tile, self.ctx, self.ctx.xp, self._total
         if cotangent is None:
-            g = xp.ones_like(self._finite, dtype=ctx.dtype(ctx.precision))
+            g = xp.ones_like(total, dtype=ctx.dtype(ctx.precision))
         else:
             view = arrange(xp, tile.chain, cotangent, trailing=0)[(*tile.box, ...)]
             g = ctx.load(tile.expanded(view[..., None], (1,)), ctx.precision)
-        return xp.where(self._finite, g, xp.zeros_like(g))
+        g = xp.where(xp.isinf(total), xp.zeros_like(g), g)
+        return xp.where(xp.isnan(total), xp.full_like(g, math.nan), g)
 
     def _add_step(self, step: _Step, g: Array, sums: ChainSums) -> None:
         ctx, xp, tile = self.ctx, self.ctx.xp, self.tile
@@ -231,20 +244,18 @@ class TilePosterior:
         assert b is not None
         room = sums.room_of_step(tile, step.time, a.values)
         out = self._room(a.values) if room is None else room
-        ctx.apply(xp.multiply, a.values, b.values, out=out)
-        total = xp.sum(out, axis=-1, keepdims=True)
+        if sums.potentials is None:
+            total = xp.vecdot(a.values, b.values)[..., None]
+        else:
+            ctx.apply(xp.multiply, a.values, b.values, out=out)
+            total = xp.sum(out, axis=-1, keepdims=True)
         real = tile.has_step(step.time)
         g = g if real is None else xp.where(real, g, xp.zeros_like(g))
         slow = self._unproved(step, total, a, g)
-        if slow is None:
-            scale = g / total
-        else:
-            # Rows that contribute nothing have finite states, but their sum may be zero.
-            nothing = (g == 0) | slow
-            zero, one = xp.zeros_like(g), xp.ones_like(g)
-            scale = xp.where(nothing, zero, g / xp.where(nothing, one, total))
+        scale = self._scale(step, total, g, slow)
         if sums.potentials is not None:
-            ctx.apply(xp.multiply, out, scale, out=out)
+            if scale is not None:
+                ctx.apply(xp.multiply, out, scale, out=out)
             if room is None:
                 sums.add_potentials(tile, step.time, out)
         if sums.transitions is not None and step.ahead is not None:
@@ -252,6 +263,27 @@ class TilePosterior:
         if slow is not None and bool(xp.any(slow)):
             lanes = xp.any(slow, axis=1 - tile.select_axis)[..., 0]
             self._add_in_logs(step, xp.nonzero(lanes)[0], g, sums)
+
+    def _scale(self, step: _Step, total: Array, g: Array, slow: Array | None) -> Array | None:
+        """Return what makes weights of a * b, [groups, rows, 1]; None for ones.
+
+        Where it is none of these, the state of the sweep backward is divided by the sum: until a
+        state is rescaled, the sums of the steps before are one then, but for rounding.
+        """
+        xp, ctx = self.ctx.xp, self.ctx
+        if slow is not None:
+            # Rows that contribute nothing have finite states, but their sum may be zero.
+            nothing = (g == 0) | slow
+            zero, one = xp.zeros_like(g), xp.ones_like(g)
+            return xp.where(nothing, zero, g / xp.where(nothing, one, total))
+        if self._least == self._most == 1.0 and self.tile.lengths is None:
+            if float(xp.max(xp.abs(total - 1.0))) <= _NEAR * ctx.precision.eps:
+                return None
+            state = step.backward[0].state
+            assert state is not None
+            ctx.apply(xp.multiply, state.values, 1.0 / total, out=state.values)
+            state.low, state.high = 0.0, math.inf
+        return g / total
 
     def _room(self, like: Array) -> Array:
         """Return memory for one step's products, the same at each: fresh memory costs time."""
@@ -280,7 +312,7 @@ class TilePosterior:
             slow = xp.broadcast_to(xp.any(slow, axis=1, keepdims=True), tuple(slow.shape))
         return slow
 
-    def _add_pairs(self, step: _Step, scale: Array, sums: ChainSums) -> None:
+    def _add_pairs(self, step: _Step, scale: Array | None, sums: ChainSums) -> None:
         """Add the weights of pairs of states, or the derivatives with respect to weights."""
         ctx, xp, tile = self.ctx, self.ctx.xp, self.tile
         assert step.ahead is not None
@@ -288,13 +320,15 @@ class TilePosterior:
         assert a is not None
         assert d is not None
         moves = tile.moves(step.time + 1)
-        if moves is not None:
+        if moves is not None and scale is not None:
             scale = xp.where(moves, scale, xp.zeros_like(scale))
         matrix, number = self._matrix(step.time + 1)
-        left = self._room(a.values)
-        ctx.apply(xp.multiply, a.values, scale, out=left)
+        left = a.values
+        if scale is not None:
+            left = self._room(a.values)
+            ctx.apply(xp.multiply, a.values, scale, out=left)
         left = xp.matrix_transpose(left)
-        for j in matrix.panels:
+        for j in self._columns(int(left.shape[0])):
             is_plain = matrix.power is None and matrix.most < math.inf
             room = sums.room_of_pairs(tile, number, j, left) if is_plain else None
             if room is not None:
@@ -310,6 +344,11 @@ class TilePosterior:
                 part = bounded(xp, part, matrix.precision)
                 part = scale_by_powers(ctx, part, matrix.power, matrix.precision)
             sums.add_pairs(tile, number, j, part)
+
+    def _columns(self, groups: int) -> Iterator[slice]:
+        """Yield the columns of pairs of states that are in memory at a time."""
+        size = self.tile.chain.num_states
+        return chunks(size, max(1, self.options.panel // (groups * size)))
 
     def _matrix(self, i: int) -> tuple[Matrix, int]:
         """Return the matrices that lead to a step, and their number."""
@@ -364,7 +403,7 @@ class TilePosterior:
     ) -> None:
         """Add sums over rows of g exp(before_k + ahead_j), with or without the matrix's weights."""
         ctx, xp, wide = self.ctx, self.ctx.xp, self.wide
-        groups, size = int(matrix.given.shape[0]), tile.chain.num_states
+        groups = int(matrix.given.shape[0])
         limit = math.log(2.0) * (ctx.widest.top + 1) - ctx.widest.eps * 1024
         for sign in (1.0, -1.0):
             chosen = sign * g > 0
@@ -375,11 +414,11 @@ class TilePosterior:
             logs = before + xp.log(xp.where(chosen, sign * g, xp.ones_like(g)))
             logs = xp.where(chosen, logs, xp.full_like(logs, -math.inf))
             left = xp.matrix_transpose(logs)
-            for j in chunks(size, max(1, self.options.panel // (groups * size))):
+            for j in self._columns(groups):
                 pairs = log_product(wide, left, ahead[:, :, j], self.workspace)
                 if sums.by_logs:
                     edges, _ = matrix.logs(j, ctx.widest)
-                    pairs = xp.where(edges == -math.inf, edges, pairs + edges)
+                    pairs = pairs + edges
                 pairs = sign * xp.exp(xp.clip(pairs, max=limit))
                 sums.add_pairs(tile, number, j, pairs)
 

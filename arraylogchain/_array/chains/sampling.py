@@ -55,6 +55,7 @@ class _TileSampler:
         tile, xp = self.tile, self.ctx.xp
         drawn: list[Array] = []
         some = list(chunks(int(out.shape[-1]), self.together))
+        self._end(out, some)
         for i, parts in self.history.back():
             state = self._state(parts)
             last, drawn = drawn, []
@@ -72,6 +73,17 @@ class _TileSampler:
                 if real is not None:
                     found = xp.where(real, found, xp.full_like(found, -1))
                 tile.place(out[..., i, samples], found)
+
+    def _end(self, out: Array, some: Sequence[slice]) -> None:
+        """Write -1 past the end of the longest row of the tile."""
+        tile, ctx = self.tile, self.ctx
+        for i in range(tile.num_steps, int(out.shape[-2])):
+            for samples in some:
+                nothing = ctx.empty(
+                    (*tile.state_shape[:2], samples.stop - samples.start), out.dtype
+                )
+                nothing[...] = -1
+                tile.place(out[..., i, samples], nothing)
 
     def _state(self, parts: Sequence[Part]) -> State:
         state = parts[0].state if len(parts) == 1 else logs_of_all(self.tile, parts)

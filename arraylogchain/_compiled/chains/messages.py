@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._compiled.chains.sweep import Sweep
+from arraylogchain._compiled.chains.sweep import State, Sweep
 from arraylogchain._context import Array, Context
 from arraylogchain._inputs.chain import Chain
 
@@ -22,7 +22,7 @@ def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
 
     def work(rows: range) -> None:
         totals = np.empty(len(rows))
-        sweep.run(rows, range(sweep.T), sweep.state(rows), totals=totals)
+        sweep.forward(rows, range(sweep.T), sweep.state(rows), totals=totals)
         flat[sweep.layout.positions(rows)] = totals
 
     sweep.share(work)
@@ -52,18 +52,22 @@ def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Arr
     flat = out.reshape(-1, *shape[-2:])
     written = out.dtype == np.float64 and sweep.layout.in_order
 
+    def run(rows: range, steps: range, state: State, messages: Any) -> None:
+        if backward:
+            sweep.backward(rows, steps, state, messages)
+        else:
+            sweep.forward(rows, steps, state, messages=messages)
+
     def work(rows: range) -> None:
         state = sweep.state(rows)
         if written:
-            messages = (flat, rows.start, 0)
-            sweep.run(rows, range(sweep.T), state, backward=backward, messages=messages)
+            run(rows, range(sweep.T), state, (flat, rows.start, 0))
             return
         places = sweep.layout.positions(rows)
         blocks = list(sweep.blocks(rows, range(sweep.T), 8 * sweep.K))
         for block in reversed(blocks) if backward else blocks:
             buffer = np.full((len(rows), len(block), sweep.K), -math.inf)
-            messages = (buffer, 0, block.start)
-            sweep.run(rows, block, state, backward=backward, messages=messages)
+            run(rows, block, state, (buffer, 0, block.start))
             flat[places, block.start : block.stop] = buffer
 
     sweep.share(work)

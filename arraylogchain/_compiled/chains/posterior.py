@@ -14,7 +14,6 @@ from arraylogchain._compiled.chains.sweep import History, State, Sweep
 from arraylogchain._compiled.compiling import Floats
 from arraylogchain._compiled.posterior import posterior
 from arraylogchain._compiled.recursion import COTANGENT
-from arraylogchain._compiled.steps import NAN
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import Shape
 from arraylogchain._inputs.chain import Chain
@@ -30,7 +29,7 @@ class Forward:
     Attributes
     ----------
     nan : array
-        Whether a NaN was among the inputs of each row.
+        Whether the total of each row is NaN.
     starts : list of State
         The state before each window, if there are several.
     history : History
@@ -60,9 +59,9 @@ class Posterior:
         totals, state, starts = np.empty(len(rows)), sweep.state(rows), []
         for window in windows[:-1]:
             starts.append((state[0].copy(), state[1].copy(), state[2].copy()))
-            sweep.run(rows, window, state, totals=totals)
+            sweep.forward(rows, window, state, totals=totals)
         history = self._window(rows, windows[-1], state, totals)
-        return Forward(rows, totals, state[2][:, NAN].copy(), windows, starts, history)
+        return Forward(rows, totals, np.isnan(totals).astype(np.float64), windows, starts, history)
 
     def windows(self, forward: Forward) -> Iterator[tuple[range, History]]:
         """Yield windows and their states, the last one first."""
@@ -74,11 +73,11 @@ class Posterior:
     def _window(self, rows: range, window: range, state: State, totals: Floats) -> History:
         history = History.empty(rows, window, self.sweep.K)
         start = [x.copy() for x in state]
-        if self.sweep.run(rows, window, state, history=history, totals=totals):
+        if self.sweep.forward(rows, window, state, history=history, totals=totals):
             history.make_wide()
             for x, before in zip(state, start, strict=True):
                 x[...] = before
-            self.sweep.run(rows, window, state, history=history, totals=totals)
+            self.sweep.forward(rows, window, state, history=history, totals=totals)
         return history
 
     def add(self, forward: Forward, cotangents: Floats, by_weight: bool, sums: Any) -> None:
@@ -234,7 +233,7 @@ def value_and_pullback(
             totals = kept[rows.start].totals
         else:
             totals = np.empty(len(rows))
-            sweep.run(rows, range(sweep.T), sweep.state(rows), totals=totals)
+            sweep.forward(rows, range(sweep.T), sweep.state(rows), totals=totals)
         flat[sweep.layout.positions(rows)] = totals
 
     sweep.share(work, whole.row_bytes)

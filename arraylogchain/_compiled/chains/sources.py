@@ -145,6 +145,10 @@ class Matrices:
         bands = np.empty((*shape, K, 2), np.int64) if self.with_bands else _full_band(K)
         if self.form == "logs":
             P = np.empty(given.shape)
+            if not in_logs:
+                # NumPy's logarithms of many numbers are several times faster than those of loops.
+                with np.errstate(all="ignore"):
+                    np.log(given, out=P)
             prepare_logs(given, in_logs, P, flags, bands, self.with_bands)
             return frozen(P), given, shifts, flags, bands, steps.start
         P = np.empty(given.shape if in_logs else (0, 0, K, K))

@@ -13,16 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from arraylogchain._compiled import recursion
 from arraylogchain._compiled.chains.layout import layout_of
 from arraylogchain._compiled.chains.sources import Matrices, Rows, frozen, ones
 from arraylogchain._compiled.compiling import Floats
-from arraylogchain._compiled.recursion import (
-    FINAL,
-    INITIAL,
-    MATRICES,
-    POTENTIALS,
-    recursion,
-)
+from arraylogchain._compiled.recursion import FINAL, INITIAL, MATRICES, POTENTIALS
 from arraylogchain._compiled.steps import SCALE
 from arraylogchain._inputs.chain import Chain
 from arraylogchain._threads import num_workers, share
@@ -32,6 +27,9 @@ from arraylogchain._threads import num_workers, share
 _WORK = 1 << 22
 # What a step costs beside its products, for each state and in all.
 _STATE_WORK, _STEP_WORK = 16, 64
+
+# Rows for which it pays to make a matrix ready.
+_ROWS_PER_MATRIX = 64
 
 # Tiles that share the workspace.
 TILES = 16
@@ -127,6 +125,9 @@ class Sweep:
         row_bytes += 16 * self.K + 8 * SCALE + 64
         budget = max(self.budget // TILES, min(self.budget, row_bytes))
         by_work = max(1, _WORK // (self.T * self.step_work))
+        if any(each.whole is None and not each.is_one for each in self.matrices.values()):
+            # Matrices are made ready for each tile again: that is to pay for many rows.
+            by_work = max(by_work, _ROWS_PER_MATRIX)
         rows = min(self.layout.num_rows, by_work, max(1, budget // row_bytes))
         return rows, max(1, min(num_workers(), self.budget // budget))
 
@@ -175,15 +176,16 @@ class Sweep:
     ) -> tuple[Any, ...]:
         """Return rows, potentials, matrices and ends as loops take them, of a block of steps.
 
-        Backward, matrices are transposed, and those of later transitions.
+        Backward, potentials are those of one step more, and matrices are transposed.
         """
         maps, moves = self.maps.copy(), self.moves(steps, backward)
-        potentials = self.potentials.read(rows, steps, maps) if with_potentials else None
+        weighed = range(steps.start, min(steps.stop + 1, self.T)) if backward else steps
+        potentials = self.potentials.read(rows, weighed, maps) if with_potentials else None
         found = self.matrices[backward].read(self.groups(rows), moves, maps, MATRICES)
         initial, _ = self.initial.read(rows, range(1), maps)
         final, _ = self.final.read(rows, range(1), maps)
         chain = self.chain
-        ends = (initial, chain.initial_in_logs, final, chain.final_in_logs)
+        ends = (initial[:, 0], chain.initial_in_logs, final[:, 0], chain.final_in_logs)
         place = (rows.start, len(rows), self.layout.dims, maps, self.lengths)
         return place, potentials, found, ends
 
@@ -191,13 +193,12 @@ class Sweep:
         n = len(rows)
         return np.empty((n, self.K)), np.empty((n, self.K)), np.zeros((n, SCALE))
 
-    def run(
+    def forward(
         self,
         rows: range,
         steps: range,
         state: State,
         *,
-        backward: bool = False,
         history: History | None = None,
         messages: Any = _NO_MESSAGES,
         totals: Floats = _NO_TOTALS,
@@ -205,20 +206,13 @@ class Sweep:
         """Take a tile through some steps; return whether a wide state could not be kept."""
         kept = _NO_HISTORY if history is None else history.arrays
         lacks = False
-        blocks = list(self.blocks(rows, steps))
-        for block in reversed(blocks) if backward else blocks:
-            place, potentials, matrices, ends = self.read(rows, block, backward)
-            lacks |= recursion(
-                place,
-                potentials,
-                matrices,
-                ends,
-                block.start,
-                block.stop,
-                backward,
-                state,
-                kept,
-                messages,
-                totals,
-            )
+        for block in self.blocks(rows, steps):
+            arrays, span = self.read(rows, block), (block.start, block.stop)
+            lacks |= recursion.forward(*arrays, *span, state, kept, messages, totals)
         return lacks
+
+    def backward(self, rows: range, steps: range, state: State, messages: Any) -> None:
+        """Take a tile back through some steps."""
+        for block in reversed(list(self.blocks(rows, steps))):
+            arrays, span = self.read(rows, block, backward=True), (block.start, block.stop)
+            recursion.backward(*arrays, *span, state, messages)

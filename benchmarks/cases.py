@@ -155,7 +155,7 @@ def _elementwise_case(name: str, operands: tuple[str, ...]) -> Case:
     in_torch = run.torch_elementwise(name)
     return Case(
         name=f"elementwise-{name}",
-        title=f"np.{name} of 16 million numbers, float32, as within the library",
+        title=f"np.{name} of 16 million numbers, float32, as within the library, and one thread",
         make=make.normal_arrays,
         sizes={"size": 1 << 24},
         quick_sizes={"size": 1 << 12},

@@ -62,7 +62,7 @@ class Operation(NamedTuple):
     make: Callable[..., Inputs] = make.hidden_markov
 
     @property
-    def table(self) -> dict[str, bool]:
+    def table(self) -> dict[str, Any]:
         """Return in which of the report's tables the cases are."""
         return {
             "has_gradients": self.name == "value_and_gradients",

@@ -46,9 +46,10 @@ SHORT = {
     "cpu": (
         "Medians of interleaved rounds; temporaries beyond inputs and output; errors against long "
         "double, relative beyond 1, with the share of wrong infinities and NaN where there are "
-        "any. × baseline: our time in units of the bare matrix multiplies of the same shapes. "
-        "Fastest other: of all that were run, right or wrong. × ours: its time in units of ours; "
-        "below 1 it is faster. All contestants, with spread and memory: "
+        "any. × baseline: our time in units of the bare matrix multiplies of the same shapes; of "
+        "our own with one thread, with a dense matrix, or of a process without the call, where the "
+        "title speaks of that. Fastest other: of all that were run, right or wrong. × ours: its "
+        "time in units of ours; below 1 it is faster. All contestants, with spread and memory: "
     ),
     "cuda": (
         "Our figures are for CuPy / for torch. Medians of interleaved rounds, by events on the "
@@ -83,8 +84,9 @@ PATHS = (
     "What is inferred about paths. Our figures are for NumPy / for torch. The error of a best path "
     "is how far its log weight lies below the largest, relative beyond 1; that of marginals is "
     "absolute, against long double or float64; samples have none. × baseline: rows of different "
-    "lengths in units of our time for all steps of the padded rows. hmmlearn takes row after row "
-    "in float64; dynamax was compiled before."
+    "lengths in units of our time for all steps of the padded rows, chains from left to right in "
+    "units of that for a dense matrix, processes of their own in units of one without the call. "
+    "hmmlearn takes row after row in float64; dynamax was compiled before."
 )
 
 CAPACITY = (

@@ -8,7 +8,7 @@ import numpy as np
 
 from arraylogchain import _threads
 from arraylogchain._array.products import exact
-from arraylogchain._compiled.compiling import Floats, compiled
+from arraylogchain._compiled.loops.compiling import Floats, compiled
 from arraylogchain._context import DOUBLE, Array, Context, Precision
 
 # Terms in a block that threads share.

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._compiled.chains.sweep import Sweep
-from arraylogchain._compiled.compiling import Floats
-from arraylogchain._compiled.entropy import entropies
+from arraylogchain._compiled.loops.compiling import Floats
+from arraylogchain._compiled.loops.entropy import entropies
 from arraylogchain._context import Array, Context
 from arraylogchain._inputs.chain import Chain
 

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from arraylogchain._compiled.compiling import Integers
-from arraylogchain._compiled.recursion import (
+from arraylogchain._compiled.loops.compiling import Integers
+from arraylogchain._compiled.loops.recursion import (
     BATCH,
     COTANGENT,
     FINAL,

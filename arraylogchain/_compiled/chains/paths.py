@@ -8,8 +8,13 @@ import numpy as np
 
 from arraylogchain._compiled.chains.posterior import Posterior
 from arraylogchain._compiled.chains.sweep import TILES, Sweep
-from arraylogchain._compiled.compiling import Floats, Integers
-from arraylogchain._compiled.paths import best_weights, draw_back, trace_back, weights_of_paths
+from arraylogchain._compiled.loops.compiling import Floats, Integers
+from arraylogchain._compiled.loops.paths import (
+    best_weights,
+    draw_back,
+    trace_back,
+    weights_of_paths,
+)
 from arraylogchain._context import Array, Context
 from arraylogchain._inputs.chain import Chain
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from arraylogchain._compiled.chains.sums import Sum, lanes_of
 from arraylogchain._compiled.chains.sweep import History, State, Sweep
-from arraylogchain._compiled.compiling import Floats
-from arraylogchain._compiled.posterior import posterior
-from arraylogchain._compiled.recursion import COTANGENT
+from arraylogchain._compiled.loops.compiling import Floats
+from arraylogchain._compiled.loops.posterior import posterior
+from arraylogchain._compiled.loops.recursion import COTANGENT
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import Shape
 from arraylogchain._inputs.chain import Chain
@@ -100,8 +100,8 @@ class Posterior:
         sums: Any,
     ) -> None:
         sweep, rows = self.sweep, forward.rows
-        place, potentials, matrices, ends = sweep.read(rows, block, backward=True)
-        groups, moves, maps = sweep.groups(rows), sweep.moves(block, backward=True), place[3]
+        arrays = sweep.read(rows, block, backward=True)
+        groups, moves, maps = sweep.groups(rows), sweep.moves(block, backward=True), arrays[0][3]
         if cotangents is _ONE:
             maps[COTANGENT] = 0
         opened = {
@@ -111,21 +111,10 @@ class Posterior:
         to_x, x_begin = opened.get("potentials", (_NOTHING, 0))
         to_P, P_begin = opened.get("transitions", (_NO_MATRICES, 0))
         to_initial, to_final = (opened.get(name, (_NOTHING, 0))[0] for name in ("initial", "final"))
-        posterior(
-            place,
-            potentials,
-            matrices,
-            ends,
-            block.start,
-            block.stop,
-            state,
-            history.arrays,
-            forward.totals,
-            forward.nan,
-            cotangents,
-            by_weight,
-            (to_x, x_begin, to_P, P_begin, to_initial, to_final),
-        )
+        of_rows = (forward.totals, forward.nan, cotangents)
+        to = (to_x, x_begin, to_P, P_begin, to_initial, to_final)
+        span = (block.start, block.stop)
+        posterior(*arrays, *span, state, history.arrays, of_rows, by_weight, to)
         for name, each in sums.items():
             each.close(rows, groups, moves if name == "transitions" else block)
 

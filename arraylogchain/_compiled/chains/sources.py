@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._compiled.chains.layout import Layout
-from arraylogchain._compiled.compiling import Floats, Integers
-from arraylogchain._compiled.matrices import prepare, prepare_logs
+from arraylogchain._compiled.loops.compiling import Floats, Integers
+from arraylogchain._compiled.loops.matrices import prepare, prepare_logs
 from arraylogchain._fold import Shape
 
 # From this many states on, and uses of a matrix, its bands are looked for.
@@ -22,7 +22,7 @@ def can_be_read(array: Any) -> bool:
 
 
 def frozen(array: Any) -> Any:
-    """Return a view that cannot be written to: what callers give may be such, and is compiled for."""
+    """Return a view that cannot be written to: loops take such arrays, as callers do."""
     view = array.view()
     view.flags.writeable = False
     return view
@@ -163,4 +163,5 @@ class Matrices:
         if self.form == "transposed":
             part = np.swapaxes(part, -1, -2)
         part = np.ascontiguousarray(part, np.float64)
-        return frozen(part.reshape(len(groups), len(steps), *part.shape[-2:]))
+        shape = (len(groups), len(steps), *part.shape[-2:])
+        return frozen(part.reshape(shape))  # type: ignore[no-any-return]

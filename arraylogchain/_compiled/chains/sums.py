@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._compiled.chains.layout import Layout
-from arraylogchain._compiled.compiling import Floats, Integers
-from arraylogchain._compiled.recursion import (
+from arraylogchain._compiled.loops.compiling import Floats, Integers
+from arraylogchain._compiled.loops.recursion import (
     TO_FINAL,
     TO_INITIAL,
     TO_POTENTIALS,
@@ -96,7 +96,8 @@ class Sum:
             self.total[rows.start : rows.stop, at] += self.buffer
         elif self.own:
             index = np.ravel_multi_index(self.layout.index(self.own, rows), self.own)
-            np.add.at(self.total, (index, at), self.buffer)
+            where: Any = (index, at)
+            np.add.at(self.total, where, self.buffer)
         else:
             self.total[0, at] += self.buffer.sum(0)
         self.buffer = None

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._compiled import recursion
 from arraylogchain._compiled.chains.layout import layout_of
 from arraylogchain._compiled.chains.sources import Matrices, Rows, frozen, ones
-from arraylogchain._compiled.compiling import Floats
-from arraylogchain._compiled.recursion import FINAL, INITIAL, MATRICES, POTENTIALS
-from arraylogchain._compiled.steps import SCALE
+from arraylogchain._compiled.loops import recursion
+from arraylogchain._compiled.loops.compiling import Floats
+from arraylogchain._compiled.loops.recursion import FINAL, INITIAL, MATRICES, POTENTIALS
+from arraylogchain._compiled.loops.steps import SCALE
 from arraylogchain._inputs.chain import Chain
 from arraylogchain._threads import num_workers, share
 
@@ -132,7 +132,7 @@ class Sweep:
         return rows, max(1, min(num_workers(), self.budget // budget))
 
     def windows(self, rows: range, step_bytes: int) -> list[range]:
-        """Cut all steps into windows, one of which can be kept beside the states that they begin with.
+        """Cut all steps into windows: one can be kept, beside the states that all begin with.
 
         Each step of a row takes so many bytes.
         """
@@ -168,11 +168,7 @@ class Sweep:
         return range(first, min(max(steps.stop - 1, first + 1), last + 1))
 
     def read(
-        self,
-        rows: range,
-        steps: range,
-        backward: bool = False,
-        with_potentials: bool = True,
+        self, rows: range, steps: range, backward: bool = False, with_potentials: bool = True
     ) -> tuple[Any, ...]:
         """Return rows, potentials, matrices and ends as loops take them, of a block of steps.
 

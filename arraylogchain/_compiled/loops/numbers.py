@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from arraylogchain._compiled.compiling import bits_of, inlined, inner, number_of
+from arraylogchain._compiled.loops.compiling import bits_of, inlined, inner, number_of
 
 INF = math.inf
 TINY = 2.0**-1022
@@ -26,7 +26,7 @@ LEAST_EXPONENT = -708.0
 
 
 @inlined
-def wide_exp(y: float) -> tuple[float, float]:
+def wide_exp(y):
     """Return exp(y) as a wide number, m being in [0.7, 1.5), for abs(y) < 2**50.
 
     The rest of y, at most log(2) / 2, is taken by a Taylor series that is added up in pairs.
@@ -42,14 +42,14 @@ def wide_exp(y: float) -> tuple[float, float]:
 
 
 @inlined
-def exp(y: float) -> float:
+def exp(y):
     """Return exp(y) for y <= 0, and 0 below `LEAST_EXPONENT`; loops over it are vectorised."""
     m, n = wide_exp(y)
     return m * number_of((bits_of(n + ROUNDER) + 1023) << 52) if y >= LEAST_EXPONENT else 0.0
 
 
 @inner
-def any_wide_exp(y: float) -> tuple[float, float]:
+def any_wide_exp(y):
     """Return exp(y) as a wide number, whatever y is."""
     if -(2.0**50) < y < 2.0**50:
         return wide_exp(y)
@@ -59,13 +59,13 @@ def any_wide_exp(y: float) -> tuple[float, float]:
 
 
 @inlined
-def power_of_two(n: float) -> float:
+def power_of_two(n):
     """Return 2**n of a whole number n <= 1023, and 0 where that is no normal number."""
     return number_of((int(n) + 1023) << 52) if n >= -1022.0 else 0.0
 
 
 @inner
-def split(x: float) -> tuple[float, float]:
+def split(x):
     """Return x as a wide number; a negative x, which has no logarithm, as NaN."""
     if TINY <= x < INF:
         bits = bits_of(x)
@@ -79,7 +79,7 @@ def split(x: float) -> tuple[float, float]:
 
 
 @inner
-def join(m: float, e: float) -> float:
+def join(m, e):
     """Return a wide number m * 2**e as a float64, rounded, or infinite where it is too large."""
     if m == 0.0 or e < -1100.0:
         return 0.0
@@ -90,7 +90,7 @@ def join(m: float, e: float) -> float:
 
 
 @inlined
-def two_sum(a: float, b: float) -> tuple[float, float]:
+def two_sum(a, b):
     """Return a + b, and what its rounding left out (Knuth)."""
     s = a + b
     v = s - a
@@ -98,7 +98,7 @@ def two_sum(a: float, b: float) -> tuple[float, float]:
 
 
 @inner
-def log_of(m: float, e: float, high: float, low: float) -> float:
+def log_of(m, e, high, low):
     """Return log(m * 2**e) + high + low, rounded about once, however much of it cancels."""
     m, n = split(m)
     if not 0.0 < m < INF:

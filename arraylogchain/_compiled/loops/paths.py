@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from arraylogchain._compiled.compiling import Floats, Integers, compiled, inlined, inner, number_of
-from arraylogchain._compiled.numbers import INF, ROUNDER, TINY, log_of, power_of_two, split
-from arraylogchain._compiled.posterior import recall
-from arraylogchain._compiled.recursion import (
+from arraylogchain._compiled.loops.compiling import compiled, inlined, inner, number_of
+from arraylogchain._compiled.loops.numbers import INF, ROUNDER, TINY, log_of, power_of_two, split
+from arraylogchain._compiled.loops.posterior import recall
+from arraylogchain._compiled.loops.recursion import (
     BATCH,
     FINAL,
     INITIAL,
@@ -20,7 +19,7 @@ from arraylogchain._compiled.recursion import (
     matrices_of,
     place,
 )
-from arraylogchain._compiled.steps import (
+from arraylogchain._compiled.loops.steps import (
     EXPONENTS,
     LOST,
     ROWS,
@@ -37,24 +36,24 @@ from arraylogchain._compiled.steps import (
 
 
 @inner
-def beats(a: float, b: float) -> bool:
+def beats(a, b):
     """Tell whether a is larger; NaN is larger than all numbers."""
     return a > b or (math.isnan(a) and not math.isnan(b))
 
 
 @inner
-def log_weight_of(values: Floats, i: int, k: int, in_logs: bool) -> float:
+def log_weight_of(values, i, k, in_logs):
     return values[i, k] if in_logs else math.log(values[i, k])
 
 
 @inlined
-def rounded(x: float) -> float:
+def rounded(x):
     """Return a whole number near x."""
     return (x + ROUNDER) - ROUNDER if -(2.0**50) < x < 2.0**50 else x
 
 
 @inlined
-def largest_sums(m: Floats, L: Floats, s: int, bands: Integers, out: Floats) -> None:
+def largest_sums(m, L, s, bands, out):
     """Write max_k m[k] + L[s, k] to out[0]: four rows at a time, within their bands."""
     K = len(m)
     b = s if len(bands) > 1 else 0
@@ -80,7 +79,7 @@ def largest_sums(m: Floats, L: Floats, s: int, bands: Integers, out: Floats) -> 
 
 
 @inner
-def largest_sums_with_nan(m: Floats, L: Floats, s: int, out: Floats) -> None:
+def largest_sums_with_nan(m, L, s, out):
     """Do so where there may be NaN, which is larger than all numbers."""
     for j in range(len(m)):
         out[0, j] = -INF
@@ -90,22 +89,12 @@ def largest_sums_with_nan(m: Floats, L: Floats, s: int, out: Floats) -> None:
 
 
 @compiled
-def best_weights(
-    rows: Any,
-    potentials: Any,
-    matrices: Any,
-    ends: Any,
-    start: int,
-    stop: int,
-    best: Floats,
-    special: Integers,
-    kept: Floats,
-    kept_begin: int,
-) -> None:
+def best_weights(rows, potentials, matrices, ends, start, stop, best, special, kept, kept_begin):
     """Go forward, keeping for each state the log of the largest weight that leads to it.
 
     Matrices are logarithms. Whole numbers are taken off, which roundings hardly notice: weights are
-    relative to about the largest of their step. `special` says whose weights may be infinite or NaN.
+    relative to about the largest of their step. `special` says which rows may have infinities or
+    NaN among them.
     """
     first, count, dims, maps, lengths = rows
     x, x_begin = potentials
@@ -154,17 +143,7 @@ def best_weights(
 
 
 @compiled
-def trace_back(
-    rows: Any,
-    matrices: Any,
-    ends: Any,
-    start: int,
-    stop: int,
-    kept: Floats,
-    kept_begin: int,
-    possible: Integers,
-    out: Integers,
-) -> None:
+def trace_back(rows, matrices, ends, start, stop, kept, kept_begin, possible, out):
     """Go back along the best paths, and write their states to out [*batch, T].
 
     Of several states the smallest is taken. Rows that are found not to be possible stay at 0.
@@ -198,8 +177,8 @@ def trace_back(
 
 
 @inner
-def draw(weights: Floats, total: float, u: float) -> int:
-    """Return the first k up to which weights sum up to more than u * total, or the last with any."""
+def draw(weights, total, u):
+    """Return the first k up to which weights sum up to more than u * total, or the last of any."""
     below, last = 0.0, 0
     for k in range(len(weights)):
         if weights[k] > 0.0:
@@ -211,7 +190,7 @@ def draw(weights: Floats, total: float, u: float) -> int:
 
 
 @inner
-def draw_wide(top: float, scratch: Floats, weights: Floats, u: float) -> int:
+def draw_wide(top, scratch, weights, u):
     """Draw in proportion to the wide numbers in the scratch."""
     total = 0.0
     for k in range(len(weights)):
@@ -223,17 +202,8 @@ def draw_wide(top: float, scratch: Floats, weights: Floats, u: float) -> int:
 
 
 @compiled
-def draw_back(
-    rows: Any,
-    matrices: Any,
-    ends: Any,
-    start: int,
-    stop: int,
-    history: Any,
-    totals: Floats,
-    out: Integers,
-) -> None:
-    """Draw paths backward, out [samples, *batch, T] holding uniform numbers, as bits, until then."""
+def draw_back(rows, matrices, ends, start, stop, history, totals, out):
+    """Draw paths backward into out [samples, *batch, T], which holds uniform numbers, as bits."""
     first, count, dims, maps, lengths = rows
     _, _, final, final_in_logs = ends
     kept, kept_e, kept_wide, kept_begin = history
@@ -281,7 +251,7 @@ def draw_back(
 
 
 @inner
-def add_factor(w: Floats, special: float, value: float, in_logs: bool) -> float:
+def add_factor(w, special, value, in_logs):
     """Multiply a path's weight (high, low, m, e) by a weight, or by exp(value).
 
     Infinities and NaN are summed up as logarithms apart from that; the sum is returned.
@@ -301,18 +271,8 @@ def add_factor(w: Floats, special: float, value: float, in_logs: bool) -> float:
 
 @compiled
 def weights_of_paths(
-    rows: Any,
-    potentials: Any,
-    matrices: Any,
-    in_logs: bool,
-    ends: Any,
-    start: int,
-    stop: int,
-    states: Integers,
-    states_begin: int,
-    weights: Floats,
-    out: Floats,
-) -> None:
+    rows, potentials, matrices, in_logs, ends, start, stop, states, states_begin, weights, out
+):
     """Multiply what steps start ... stop - 1 give to the weights [rows, paths, 5] of paths.
 
     States are [rows, paths, steps]; matrices are as given, logarithms or not. Where a row ends, the

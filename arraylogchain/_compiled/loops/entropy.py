@@ -14,13 +14,12 @@ that loops vectorise,
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from arraylogchain._compiled.compiling import Floats, Integers, compiled, inner
-from arraylogchain._compiled.numbers import power_of_two
-from arraylogchain._compiled.recursion import (
+from arraylogchain._compiled.loops.compiling import compiled, inner
+from arraylogchain._compiled.loops.numbers import power_of_two
+from arraylogchain._compiled.loops.recursion import (
     FINAL,
     INITIAL,
     LENGTHS,
@@ -29,7 +28,7 @@ from arraylogchain._compiled.recursion import (
     matrices_of,
     place,
 )
-from arraylogchain._compiled.steps import (
+from arraylogchain._compiled.loops.steps import (
     EXPONENTS,
     ROWS,
     SCALE,
@@ -49,7 +48,7 @@ from arraylogchain._compiled.steps import (
 
 
 @inner
-def entropy_of_terms(H: Floats, top: float, scratch: Floats) -> float:
+def entropy_of_terms(H, top, scratch):
     """Return sum(p * (H - log p)) for p in proportion to the wide numbers in scratch."""
     total, rest = sum_terms(scratch, top)
     h = 0.0
@@ -62,18 +61,7 @@ def entropy_of_terms(H: Floats, top: float, scratch: Floats) -> float:
 
 
 @inner
-def linear_entropies(
-    m: Floats,
-    H: Floats,
-    P: Floats,
-    Q: Floats,
-    largest: float,
-    bands: Integers,
-    s: int,
-    scratch: Floats,
-    work: Floats,
-    weights: Floats,
-) -> None:
+def linear_entropies(m, H, P, Q, largest, bands, s, scratch, work, weights):
     """Make H that of the next step, after a linear step from m by matrix s, with sums in scratch.
 
     Q are the products -F log(F / largest) of the matrix's entries.
@@ -94,15 +82,7 @@ def linear_entropies(
 
 
 @inner
-def wide_entropies(
-    H: Floats,
-    P: Floats,
-    L: Floats,
-    shift: float,
-    flag: int,
-    s: int,
-    work: Floats,
-) -> None:
+def wide_entropies(H, P, L, shift, flag, s, work):
     """Make H that of the next step, the state before being in work."""
     for j in range(len(H)):
         top, special = column_terms(work, P, L, shift, flag, s, j)
@@ -113,17 +93,7 @@ def wide_entropies(
 
 
 @compiled
-def entropies(
-    rows: Any,
-    potentials: Any,
-    matrices: Any,
-    logs: Any,
-    ends: Any,
-    start: int,
-    stop: int,
-    states: Any,
-    out: Floats,
-) -> None:
+def entropies(rows, potentials, matrices, logs, ends, start, stop, states, out):
     """Go through steps start ... stop - 1 of rows; states (m, e, scale, H) go on from call to call.
 
     Where a row ends, its entropy is written: 0 if it has no path, NaN if its weights are infinite.

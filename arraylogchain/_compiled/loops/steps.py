@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from arraylogchain._compiled.compiling import Floats, Integers, inlined, inner
-from arraylogchain._compiled.numbers import (
+from arraylogchain._compiled.loops.compiling import inlined, inner
+from arraylogchain._compiled.loops.numbers import (
     INF,
     TINY,
     any_wide_exp,
@@ -51,7 +51,7 @@ ROWS = 6
 
 
 @inlined
-def largest_finite(x: Floats, i: int) -> tuple[float, bool]:
+def largest_finite(x, i):
     """Return the largest of row i, 0 where it is not finite, and whether +inf or NaN is in it."""
     top = -INF
     special = False
@@ -62,13 +62,13 @@ def largest_finite(x: Floats, i: int) -> tuple[float, bool]:
 
 
 @inlined
-def add_to_scale(scale: Floats, shift: float) -> None:
+def add_to_scale(scale, shift):
     scale[HIGH], rest = two_sum(scale[HIGH], shift)
     scale[LOW] += rest
 
 
 @inner
-def rescale(m: Floats, e: Floats, scale: Floats) -> None:
+def rescale(m, e, scale):
     """Bring weights into range; make them linear, or wide, where that serves."""
     top, least = -INF, INF
     special = False
@@ -91,7 +91,7 @@ def rescale(m: Floats, e: Floats, scale: Floats) -> None:
 
 
 @inlined
-def bring_into_range(m: Floats, e: Floats, scale: Floats) -> None:
+def bring_into_range(m, e, scale):
     """Rescale weights if they need it."""
     top = 0.0
     for k in range(len(m)):
@@ -101,7 +101,7 @@ def bring_into_range(m: Floats, e: Floats, scale: Floats) -> None:
 
 
 @inner
-def load(values: Floats, i: int, in_logs: bool, m: Floats, e: Floats, scale: Floats) -> None:
+def load(values, i, in_logs, m, e, scale):
     """Begin with the weights values[i], or their logarithms, as a wide state."""
     top, _ = largest_finite(values, i)
     scale[:] = 0.0
@@ -114,21 +114,8 @@ def load(values: Floats, i: int, in_logs: bool, m: Floats, e: Floats, scale: Flo
 
 
 @inlined
-def forward_step(
-    m: Floats,
-    e: Floats,
-    scale: Floats,
-    P: Floats,
-    L: Floats,
-    shift: float,
-    flag: int,
-    bands: Integers,
-    s: int,
-    x: Floats,
-    i: int,
-    scratch: Floats,
-) -> bool:
-    """Multiply by matrix s, P[s] or exp(L[s] - shift), and by exp(x[i]); the shift goes to the scale.
+def forward_step(m, e, scale, P, L, shift, flag, bands, s, x, i, scratch):
+    """Multiply by matrix s, P[s] or exp(L[s] - shift), and by exp(x[i]). Shifts go to the scale.
 
     Returns
     -------
@@ -168,21 +155,7 @@ def forward_step(
 
 
 @inlined
-def backward_step(
-    m: Floats,
-    e: Floats,
-    scale: Floats,
-    P: Floats,
-    L: Floats,
-    shift: float,
-    flag: int,
-    bands: Integers,
-    s: int,
-    x: Floats,
-    i: int,
-    weighed: Floats,
-    scratch: Floats,
-) -> None:
+def backward_step(m, e, scale, P, L, shift, flag, bands, s, x, i, weighed, scratch):
     """Multiply by exp(x[i]), which gives the weighed state, and then by matrix s.
 
     The weighed state is left in `weighed` if the step is linear, else wide in the scratch. What is
@@ -216,7 +189,7 @@ def backward_step(
 
 
 @inlined
-def least_sum(m: Floats, flag: int) -> float:
+def least_sum(m, flag):
     """Return what sums of products with m have to reach to be proved."""
     least = 2 * len(m) * TINY
     if flag & LOST:
@@ -227,7 +200,7 @@ def least_sum(m: Floats, flag: int) -> float:
 
 
 @inlined
-def sum_products(m: Floats, P: Floats, s: int, bands: Integers, out: Floats) -> None:
+def sum_products(m, P, s, bands, out):
     """Write m @ P[s] to out[SUMS]: four rows at a time, within their bands."""
     K = len(m)
     b = s if len(bands) > 1 else 0
@@ -249,7 +222,7 @@ def sum_products(m: Floats, P: Floats, s: int, bands: Integers, out: Floats) -> 
 
 
 @inner
-def are_zeros(m: Floats, P: Floats, L: Floats, s: int, flag: int, scratch: Floats) -> bool:
+def are_zeros(m, P, L, s, flag, scratch):
     """Tell whether nothing leads to the states whose sums are 0.
 
     Of a matrix without small entries nothing else is 0: products with normal weights do not vanish.
@@ -264,20 +237,7 @@ def are_zeros(m: Floats, P: Floats, L: Floats, s: int, flag: int, scratch: Float
 
 
 @inner
-def wide_step(
-    m: Floats,
-    e: Floats,
-    scale: Floats,
-    P: Floats,
-    L: Floats,
-    shift: float,
-    flag: int,
-    s: int,
-    x: Floats,
-    i: int,
-    backward: bool,
-    scratch: Floats,
-) -> None:
+def wide_step(m, e, scale, P, L, shift, flag, s, x, i, backward, scratch):
     """Take a step in wide numbers."""
     K = len(m)
     if backward:
@@ -301,7 +261,7 @@ def wide_step(
 
 
 @inner
-def weigh(m: Floats, e: Floats, scale: Floats, x: Floats, i: int) -> None:
+def weigh(m, e, scale, x, i):
     """Multiply a state by exp(x[i]); it becomes wide."""
     top, _ = largest_finite(x, i)
     add_to_scale(scale, top)
@@ -317,9 +277,7 @@ def weigh(m: Floats, e: Floats, scale: Floats, x: Floats, i: int) -> None:
 
 
 @inner
-def column_terms(
-    scratch: Floats, P: Floats, L: Floats, shift: float, flag: int, s: int, j: int
-) -> tuple[float, float]:
+def column_terms(scratch, P, L, shift, flag, s, j):
     """Write the products of the weighed state, wide, with column j of matrix s, as wide numbers.
 
     Returns
@@ -346,7 +304,7 @@ def column_terms(
 
 
 @inner
-def as_wide(m: Floats, e: Floats, is_wide: bool, scratch: Floats) -> None:
+def as_wide(m, e, is_wide, scratch):
     """Write weights to the scratch as a weighed state, wide."""
     for k in range(len(m)):
         if is_wide:
@@ -356,7 +314,7 @@ def as_wide(m: Floats, e: Floats, is_wide: bool, scratch: Floats) -> None:
 
 
 @inner
-def sum_terms(scratch: Floats, top: float) -> tuple[float, float]:
+def sum_terms(scratch, top):
     """Return the sum of the wide numbers in the scratch as one."""
     total = 0.0
     for k in range(scratch.shape[1]):
@@ -367,9 +325,7 @@ def sum_terms(scratch: Floats, top: float) -> tuple[float, float]:
 
 
 @inner
-def wide_products(
-    a: Floats, a_e: Floats, a_wide: bool, b: Floats, b_e: Floats, b_wide: bool, scratch: Floats
-) -> tuple[float, float]:
+def wide_products(a, a_e, a_wide, b, b_e, b_wide, scratch):
     """Write products of weights as wide numbers to the scratch; return what `column_terms` does."""
     top, special = -INF, 0.0
     for k in range(len(a)):
@@ -386,15 +342,7 @@ def wide_products(
 
 
 @inner
-def weighted_total(
-    m: Floats,
-    e: Floats,
-    scale: Floats,
-    values: Floats,
-    i: int,
-    in_logs: bool,
-    scratch: Floats,
-) -> float:
+def weighted_total(m, e, scale, values, i, in_logs, scratch):
     """Return the log of the sum of all weights, each times values[i]."""
     factors, factors_e, own = np.empty(len(m)), np.empty(len(m)), np.empty(SCALE)
     load(values, i, in_logs, factors, factors_e, own)

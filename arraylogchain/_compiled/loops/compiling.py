@@ -8,66 +8,61 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit, types
 from numba.extending import intrinsic
 
-F = TypeVar("F", bound=Callable[..., Any])
+Function = Callable[..., Any]
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
-
-# Loops have the functions that they call compiled into them. Numba knows of changes to the file of a
-# loop itself only.
+# Loops have the functions that they call compiled into them, but Numba knows of changes to the file
+# of a loop itself only.
 _SOURCES = [path.stat() for path in sorted(Path(__file__).parent.glob("*.py"))]
 _STAMP = (max(source.st_mtime for source in _SOURCES), sum(source.st_size for source in _SOURCES))
 
 
-def compiled(function: F) -> F:
+def compiled(function: Function) -> Function:
     """Compile a function that Python calls, when it first does, letting go of the GIL."""
     return _compiled(function)
 
 
-def inner(function: F) -> F:
+def inner(function: Function) -> Function:
     """Compile a function that only compiled ones call."""
     return _compiled(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
-def inlined(function: F) -> F:
+def inlined(function: Function) -> Function:
     """Compile a function into those that call it: arrays are passed as a dozen numbers each."""
     return _compiled(function, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
-def _compiled(function: F, **options: bool) -> F:
-    options = {"nogil": True, **options}
+def _compiled(function: Function, **more: bool) -> Function:
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", **more}
     try:
-        dispatcher = njit(cache=True, error_model="numpy", **options)(function)
+        dispatcher: Any = njit(cache=True, **options)(function)
     except RuntimeError:  # there is no folder to keep it in
-        return cast(F, njit(error_model="numpy", **options)(function))
-    index = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
+        return cast(Function, njit(**options)(function))
+    index: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
     if hasattr(index, "_source_stamp"):
         index._source_stamp = _STAMP
-    return cast(F, dispatcher)
+    return cast(Function, dispatcher)
+
+
+def _bitcast(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    return builder.bitcast(args[0], context.get_value_type(signature.return_type))
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def bits_of(context: Any, x: Any) -> Any:
     """Return the 64 bits of a number as an integer."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], context.get_value_type(types.int64))
-
-    return types.int64(types.float64), generate
+    return types.int64(types.float64), _bitcast
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def number_of(context: Any, bits: Any) -> Any:
     """Return the number that 64 bits stand for."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], context.get_value_type(types.float64))
-
-    return types.float64(types.int64), generate
+    return types.float64(types.int64), _bitcast

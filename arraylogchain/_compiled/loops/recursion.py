@@ -8,26 +8,24 @@ rows : (first, count, dims, maps, lengths)
 potentials : (x, begin)
     [n, steps, K], the first of which is step number `begin`.
 matrices : (P, L, shifts, flags, bands, begin)
-    Matrices [n, steps or 1, K, K] and what is known of them; see `steps.multiply`. The first is that
-    of transition number `begin`.
+    Matrices [n, steps or 1, K, K] and what is known of them; see `matrices.prepare`. The first is
+    that of transition number `begin`.
 ends : (initial, initial_in_logs, final, final_in_logs)
     Weights [n, K].
 state : (m, e, scale)
     A state for each of the rows, which goes on from call to call.
 history : (m, e, wide, begin)
-    States [count, steps, K] of the steps from `begin` on. Where e has no rows, wide states cannot be
-    kept.
+    States [count, steps, K] of the steps from `begin` on. Where e has no rows, wide states cannot
+    be kept.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from arraylogchain._compiled.compiling import Floats, Integers, compiled, inlined, inner
-from arraylogchain._compiled.numbers import log_of
-from arraylogchain._compiled.steps import (
+from arraylogchain._compiled.loops.compiling import compiled, inlined, inner
+from arraylogchain._compiled.loops.numbers import log_of
+from arraylogchain._compiled.loops.steps import (
     HIGH,
     LOW,
     POWER,
@@ -50,7 +48,7 @@ NUM_MAPS = 11
 
 
 @inlined
-def place(q: int, dims: Integers, steps: Integers) -> int:
+def place(q, dims, steps):
     """Return where an array has what belongs to row q of the batch."""
     at = steps[-1]
     for axis in range(len(dims) - 1, -1, -1):
@@ -60,32 +58,21 @@ def place(q: int, dims: Integers, steps: Integers) -> int:
 
 
 @inner
-def matrices_of(matrices: Any, g: int) -> Any:
+def matrices_of(matrices, g):
     """Return the matrices of group g, to be unpacked once: that counts references."""
     P, L, shifts, flags, bands, _ = matrices
     return P[g], L[g], shifts[g], flags[g], bands[min(g, len(bands) - 1)]
 
 
 @inner
-def write_logs(m: Floats, e: Floats, scale: Floats, out: Floats, r: int, i: int) -> None:
+def write_logs(m, e, scale, out, r, i):
     for k in range(len(m)):
         n = scale[POWER] + (e[k] if scale[WIDE] != 0.0 else 0.0)
         out[r, i, k] = log_of(m[k], n, scale[HIGH], scale[LOW])
 
 
 @compiled
-def forward(
-    rows: Any,
-    potentials: Any,
-    matrices: Any,
-    ends: Any,
-    start: int,
-    stop: int,
-    states: Any,
-    history: Any,
-    messages: Any,
-    totals: Floats,
-) -> bool:
+def forward(rows, potentials, matrices, ends, start, stop, states, history, messages, totals):
     """Go forward through steps start ... stop - 1 of rows.
 
     Messages (out, row, step) are written as logarithms, from that row and step of `out` on; and
@@ -138,16 +125,7 @@ def forward(
 
 
 @compiled
-def backward(
-    rows: Any,
-    potentials: Any,
-    matrices: Any,
-    ends: Any,
-    start: int,
-    stop: int,
-    states: Any,
-    messages: Any,
-) -> None:
+def backward(rows, potentials, matrices, ends, start, stop, states, messages):
     """Go back through steps start ... stop - 1 of rows, by transposed matrices; see `forward`."""
     first, count, dims, maps, lengths = rows
     x, x_begin = potentials

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from arraylogchain._compiled.compiling import Floats, Integers, compiled, inner
-from arraylogchain._compiled.numbers import INF, LEAST_EXPONENT, ROUNDER, exp
-from arraylogchain._compiled.steps import LARGE, LOGS, LOST, SMALL, SPECIAL
+from arraylogchain._compiled.loops.compiling import compiled, inner
+from arraylogchain._compiled.loops.numbers import INF, LEAST_EXPONENT, ROUNDER, exp
+from arraylogchain._compiled.loops.steps import LARGE, LOGS, LOST, SMALL, SPECIAL
 
 
 @inner
-def find_bands(given: Floats, g: int, s: int, zero: float, bands: Integers) -> None:
+def find_bands(given, g, s, zero, bands):
     """Write the first entry that is not zero, and the end of those, of four rows together."""
     K = given.shape[2]
     for k in range(K):
@@ -24,15 +24,7 @@ def find_bands(given: Floats, g: int, s: int, zero: float, bands: Integers) -> N
 
 
 @compiled
-def prepare(
-    given: Floats,
-    in_logs: bool,
-    P: Floats,
-    shifts: Floats,
-    flags: Integers,
-    bands: Integers,
-    with_bands: bool,
-) -> None:
+def prepare(given, in_logs, P, shifts, flags, bands, with_bands):
     """Look through matrices [groups, steps, K, K]; write exponentials to P if they are logarithms.
 
     These are relative to the largest of their matrix, the shift. Bands are what is not 0 of rows.
@@ -67,9 +59,7 @@ def prepare(
 
 
 @compiled
-def prepare_logs(
-    given: Floats, in_logs: bool, L: Floats, flags: Integers, bands: Integers, with_bands: bool
-) -> None:
+def prepare_logs(given, in_logs, L, flags, bands, with_bands):
     """Look through matrices [groups, steps, K, K]; write logarithms that are given to L.
 
     They are made relative to about the largest of their matrix: what all paths have

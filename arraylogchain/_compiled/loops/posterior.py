@@ -8,13 +8,12 @@ weights may leave the range they are taken in wide numbers, pair by pair.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from arraylogchain._compiled.compiling import Floats, Integers, compiled, inlined, inner
-from arraylogchain._compiled.numbers import INF, TINY, any_wide_exp, join, power_of_two, split
-from arraylogchain._compiled.recursion import (
+from arraylogchain._compiled.loops.compiling import compiled, inlined, inner
+from arraylogchain._compiled.loops.numbers import INF, TINY, any_wide_exp, join, power_of_two, split
+from arraylogchain._compiled.loops.recursion import (
     COTANGENT,
     FINAL,
     INITIAL,
@@ -28,7 +27,7 @@ from arraylogchain._compiled.recursion import (
     matrices_of,
     place,
 )
-from arraylogchain._compiled.steps import (
+from arraylogchain._compiled.loops.steps import (
     EXPONENTS,
     LARGE,
     LOGS,
@@ -51,15 +50,13 @@ LARGEST_NUMBER = 1.7976931348623157e308
 
 
 @inlined
-def clipped(x: float) -> float:
+def clipped(x):
     x = LARGEST_NUMBER if x > LARGEST_NUMBER else x
     return -LARGEST_NUMBER if x < -LARGEST_NUMBER else x
 
 
 @inlined
-def recall(
-    kept: Floats, kept_e: Floats, kept_wide: Any, r: int, i: int, a: Floats, a_e: Floats
-) -> bool:
+def recall(kept, kept_e, kept_wide, r, i, a, a_e):
     """Copy a kept state; return whether it is wide."""
     is_wide = kept_wide[r, i] != 0
     for k in range(len(a)):
@@ -71,19 +68,7 @@ def recall(
 
 
 @inlined
-def add_states(
-    a: Floats,
-    a_e: Floats,
-    a_wide: bool,
-    b: Floats,
-    b_e: Floats,
-    b_wide: bool,
-    g: float,
-    out: Floats,
-    i: int,
-    t: int,
-    scratch: Floats,
-) -> None:
+def add_states(a, a_e, a_wide, b, b_e, b_wide, g, out, i, t, scratch):
     """Add g times the probabilities of states, in proportion to a * b, to out[i, t]."""
     K = len(a)
     total = 0.0
@@ -99,19 +84,7 @@ def add_states(
 
 
 @inner
-def add_wide_states(
-    a: Floats,
-    a_e: Floats,
-    a_wide: bool,
-    b: Floats,
-    b_e: Floats,
-    b_wide: bool,
-    g: float,
-    out: Floats,
-    i: int,
-    t: int,
-    scratch: Floats,
-) -> None:
+def add_wide_states(a, a_e, a_wide, b, b_e, b_wide, g, out, i, t, scratch):
     top, _ = wide_products(a, a_e, a_wide, b, b_e, b_wide, scratch)
     total, rest = sum_terms(scratch, top)
     for k in range(len(a)):
@@ -121,19 +94,11 @@ def add_wide_states(
 
 
 @inner
-def add_ends(
-    a: Floats,
-    a_e: Floats,
-    a_wide: bool,
-    given: Floats,
-    at: int,
-    in_logs: bool,
-    g: float,
-    out: Floats,
-    i: int,
-    scratch: Floats,
-) -> None:
+def add_ends(a, a_e, a_wide, given, out, scratch, numbers):
     """Add g times derivatives by the weights of first or last states, the rest of paths being a."""
+    if len(out) == 0:
+        return
+    at, in_logs, g, i = numbers
     b, b_e, scale = np.empty(len(a)), np.empty(len(a)), np.empty(SCALE)
     load(given, at, in_logs, b, b_e, scale)
     top, _ = wide_products(a, a_e, a_wide, b, b_e, True, scratch)
@@ -148,56 +113,44 @@ def add_ends(
 
 
 @inlined
-def add_pairs(
-    a: Floats,
-    a_e: Floats,
-    a_wide: bool,
-    w: Floats,
-    w_e: Floats,
-    w_wide: bool,
-    P: Floats,
-    L: Floats,
-    shift: float,
-    flag: int,
-    bands: Integers,
-    s: int,
-    by_weight: bool,
-    g: float,
-    out: Floats,
-    i: int,
-    t: int,
-    weighed: Floats,
-    scratch: Floats,
-) -> None:
-    """Add g times the probabilities of pairs, in proportion to a_k P_kj b_j, to out[i, t, j, k].
+def inverse_total(a, w, weighed, g, by_weight):
+    """Return 1 / sum(a * w), w being what the weighed state became; 0 where that may not do.
 
-    w is the product of P and b, the weighed state: see `backward_step`. By weight, derivatives by
-    entries of P are added instead.
+    Nothing overflows, as a is at most 2**300 and P at most 2**200; nor does anything vanish that a
+    could make large again.
     """
-    K = len(a)
     total, top, least = 0.0, 0.0, INF
-    if not (a_wide or w_wide or flag & LARGE):
-        for k in range(K):
-            b = weighed[k]
-            total += a[k] * w[k]
-            top = b if b > top else top
-            least = b if 0.0 < b < least else least
-    # Nothing overflows, as a is at most 2**300 and P at most 2**200; nor does anything vanish that a
-    # could make large again.
+    for k in range(len(a)):
+        b = weighed[k]
+        total += a[k] * w[k]
+        top = b if b > top else top
+        least = b if 0.0 < b < least else least
     size = (g if g > 0.0 else -g) / total
     in_range = top * size <= 2.0**400 and (not by_weight or least * size >= 2.0**-700)
-    if not (2 * K * TINY <= total <= 2.0**1000 and in_range):
+    return 1 / total if in_range and 2 * len(a) * TINY <= total <= 2.0**1000 else 0.0
+
+
+@inlined
+def add_pairs(a, a_e, a_wide, w, w_e, w_wide, weighed, P, L, bands, out, scratch, numbers):
+    """Add g times the probabilities of pairs, in proportion to a_k P_kj b_j, to out[i, t, j, k].
+
+    b is the weighed state, and w the product of P and b. By weight, derivatives by entries of P are
+    added instead.
+    """
+    _, flag, s, by_weight, g, i, t = numbers
+    inverse = 0.0
+    if not (a_wide or w_wide or flag & LARGE):
+        inverse = inverse_total(a, w, weighed, g, by_weight)
+    if inverse == 0.0:
         if not w_wide:
             as_wide(weighed, weighed, False, scratch)
-        add_wide_pairs(
-            a, a_e, a_wide, w, w_e, w_wide, P, L, shift, flag, s, by_weight, g, out, i, t, scratch
-        )
+        add_wide_pairs(a, a_e, a_wide, w, w_e, w_wide, P, L, out, scratch, numbers)
         return
     band = s if len(bands) > 1 else 0
-    for j in range(K):
-        c = g * (weighed[j] / total)
+    for j in range(len(a)):
+        c = g * (weighed[j] * inverse)
         if c != 0.0 and by_weight:
-            for k in range(K):
+            for k in range(len(a)):
                 out[i, t, j, k] += c * a[k]
         elif c != 0.0:
             for k in range(np.uint64(bands[band, j, 0]), np.uint64(bands[band, j, 1])):
@@ -205,26 +158,9 @@ def add_pairs(
 
 
 @inner
-def add_wide_pairs(
-    a: Floats,
-    a_e: Floats,
-    a_wide: bool,
-    w: Floats,
-    w_e: Floats,
-    w_wide: bool,
-    P: Floats,
-    L: Floats,
-    shift: float,
-    flag: int,
-    s: int,
-    by_weight: bool,
-    g: float,
-    out: Floats,
-    i: int,
-    t: int,
-    scratch: Floats,
-) -> None:
-    """Do what `add_pairs` does, pair by pair."""
+def add_wide_pairs(a, a_e, a_wide, w, w_e, w_wide, P, L, out, scratch, numbers):
+    """Do what `add_pairs` does, pair by pair; the weighed state is in the scratch, wide."""
+    shift, flag, s, by_weight, g, i, t = numbers
     top, _ = wide_products(a, a_e, a_wide, w, w_e, w_wide, scratch)
     total, rest = sum_terms(scratch, top)
     for j in range(len(a)):
@@ -241,47 +177,38 @@ def add_wide_pairs(
 
 
 @inner
-def add_nan(sums: Any, maps: Any, dims: Any, q: int, t: int, length: int) -> None:
-    """Make NaN of the derivatives of a row at step t."""
+def add_nan(sums, places, start, stop, length):
+    """Make NaN of the derivatives of a row at some steps."""
     to_x, x_begin, to_P, P_begin, to_initial, to_final = sums
-    if len(to_x) > 0:
-        to_x[place(q, dims, maps[TO_POTENTIALS]), t - x_begin] = math.nan
-    if len(to_P) > 0 and t < length - 1:
-        i = t - P_begin if to_P.shape[1] > 1 else 0
-        to_P[place(q, dims, maps[TO_TRANSITIONS]), i] = math.nan
-    if len(to_initial) > 0 and t == 0:
-        to_initial[place(q, dims, maps[TO_INITIAL])] = math.nan
-    if len(to_final) > 0 and t == length - 1:
-        to_final[place(q, dims, maps[TO_FINAL])] = math.nan
+    at_x, at_P, at_initial, at_final = places
+    for t in range(start, stop if stop < length else length):
+        if len(to_x) > 0:
+            to_x[at_x, t - x_begin] = math.nan
+        if len(to_P) > 0 and t < length - 1:
+            to_P[at_P, t - P_begin if to_P.shape[1] > 1 else 0] = math.nan
+        if len(to_initial) > 0 and t == 0:
+            to_initial[at_initial] = math.nan
+        if len(to_final) > 0 and t == length - 1:
+            to_final[at_final] = math.nan
 
 
 @compiled
 def posterior(
-    rows: Any,
-    potentials: Any,
-    matrices: Any,
-    ends: Any,
-    start: int,
-    stop: int,
-    states: Any,
-    history: Any,
-    totals: Floats,
-    nan: Floats,
-    cotangents: Floats,
-    by_weight: bool,
-    sums: Any,
-) -> None:
+    rows, potentials, matrices, ends, start, stop, states, history, of_rows, by_weight, sums
+):
     """Go back through steps start ... stop - 1 of rows, whose forward states are in `history`.
 
     Matrices are transposed. Sums (potentials, step of the first, transitions, step of the first,
     initial, final) are what cotangents times derivatives of `totals` are added to, those by
     transitions transposed; empty ones are not wanted. Derivatives by transitions are by weight, or
-    by logarithms. Rows whose total is infinite have none; `nan` says which are NaN for an input.
+    by logarithms. Of rows (totals, nan, cotangents) are given: those whose total is infinite have
+    no derivatives, and `nan` says which are NaN for an input.
     """
     first, count, dims, maps, lengths = rows
     x, x_begin = potentials
     initial, initial_in_logs, final, final_in_logs = ends
     kept, kept_e, kept_wide, kept_begin = history
+    totals, nan, cotangents = of_rows
     to_x, to_x_begin, to_P, to_P_begin, to_initial, to_final = sums
     K = x.shape[2]
     scratch = np.empty((ROWS, K))
@@ -291,58 +218,38 @@ def posterior(
     for r in range(count):
         q = first + r
         g = cotangents[place(q, dims, maps[COTANGENT])]
-        is_nan = math.isnan(totals[r])
-        if g == 0.0 or (nan[r] == 0.0 if is_nan else math.isinf(totals[r])):
+        length = lengths[place(q, dims, maps[LENGTHS])]
+        at_x, at_P = place(q, dims, maps[TO_POTENTIALS]), place(q, dims, maps[TO_TRANSITIONS])
+        at_initial, at_final = place(q, dims, maps[TO_INITIAL]), place(q, dims, maps[TO_FINAL])
+        if g == 0.0 or not math.isfinite(totals[r]):
+            if g != 0.0 and math.isnan(totals[r]) and nan[r] != 0.0:
+                add_nan(sums, (at_x, at_P, at_initial, at_final), start, stop, length)
             continue
         m, e, scale = states[0][r], states[1][r], states[2][r]
         own = x[place(q, dims, maps[POTENTIALS])]
         P, L, shifts, flags, bands = matrices_of(matrices, place(q, dims, maps[MATRICES]))
-        at_x, at_P = place(q, dims, maps[TO_POTENTIALS]), place(q, dims, maps[TO_TRANSITIONS])
-        length = lengths[place(q, dims, maps[LENGTHS])]
         for t in range((stop if stop < length else length) - 1, start - 1, -1):
-            if is_nan:
-                add_nan(sums, maps, dims, q, t, length)
-                continue
             a_wide = recall(kept, kept_e, kept_wide, r, t - kept_begin, a, a_e)
             if t == length - 1:
-                at = place(q, dims, maps[FINAL])
-                load(final, at, final_in_logs, m, e, scale)
-                if len(to_final) > 0:
-                    to = place(q, dims, maps[TO_FINAL])
-                    add_ends(a, a_e, a_wide, final, at, final_in_logs, g, to_final, to, scratch)
+                is_wide = True
+                numbers = (place(q, dims, maps[FINAL]), final_in_logs, g, at_final)
+                load(final, numbers[0], final_in_logs, m, e, scale)
+                add_ends(a, a_e, a_wide, final, to_final, scratch, numbers)
             else:
                 s, i = t - begin if is_each else 0, t + 1 - x_begin
-                backward_step(
-                    m, e, scale, P, L, shifts[s], flags[s], bands, s, own, i, weighed, scratch
-                )
+                flag, shift = flags[s], shifts[s]
+                backward_step(m, e, scale, P, L, shift, flag, bands, s, own, i, weighed, scratch)
+                is_wide = scale[WIDE] != 0.0
                 if len(to_P) > 0:
-                    is_wide, to = scale[WIDE] != 0.0, t - to_P_begin if to_each else 0
+                    of = (shift, flag, s, by_weight, g, at_P, t - to_P_begin if to_each else 0)
                     add_pairs(
-                        a,
-                        a_e,
-                        a_wide,
-                        m,
-                        e,
-                        is_wide,
-                        P,
-                        L,
-                        shifts[s],
-                        flags[s],
-                        bands,
-                        s,
-                        by_weight,
-                        g,
-                        to_P,
-                        at_P,
-                        to,
-                        weighed,
-                        scratch,
+                        a, a_e, a_wide, m, e, is_wide, weighed, P, L, bands, to_P, scratch, of
                     )
             if len(to_x) > 0:
-                is_wide, to = scale[WIDE] != 0.0, t - to_x_begin
+                to = t - to_x_begin
                 add_states(a, a_e, a_wide, m, e, is_wide, g, to_x, at_x, to, scratch)
             bring_into_range(m, e, scale)
             if t == 0 and len(to_initial) > 0:
                 weigh(m, e, scale, own, t - x_begin)
-                at, to = place(q, dims, maps[INITIAL]), place(q, dims, maps[TO_INITIAL])
-                add_ends(m, e, True, initial, at, initial_in_logs, g, to_initial, to, scratch)
+                numbers = (place(q, dims, maps[INITIAL]), initial_in_logs, g, at_initial)
+                add_ends(m, e, True, initial, to_initial, scratch, numbers)

@@ -59,8 +59,8 @@ class LogChain:
     Raises
     ------
     TypeError
-        If an argument is not an array of real floating-point numbers, if lengths are not integers, or
-        if libraries differ.
+        If an argument is not an array of real floating-point numbers, if lengths are not
+        integers, or if libraries differ.
     ValueError
         If lengths are not between 1 and T, if shapes or devices do not fit, if transitions (or the
         initial weights) are given both ways, if transitions are missing though T > 1, or if the

@@ -22,6 +22,10 @@ _LOOP_ENTRY = 4e-9
 _LOOP_MULTIPLY_ADD = 6e-11
 _LOOP_CALL = 2e-5
 
+# Of a step on a CUDA device: within a kernel, and as array operations of a few microseconds each.
+# Estimates, not measured; they only tell when long chains are better cut.
+_KERNEL_STEP, _DEVICE_STEP = 3e-6, 2e-4
+
 # Segments of time: their least length, enough for most chains to forget what they began with; most
 # rows side by side; passes over a chain that guessing takes, verification included; what it costs
 # besides, in steps.
@@ -73,9 +77,12 @@ class Choice(NamedTuple):
 @lru_cache(maxsize=1024)
 def choose(operation: str, sizes: Sizes, backends: tuple[str, ...], workspace: int) -> Choice:
     """Choose the route for an operation among the implementations that there are."""
-    if "cuda" in backends:
-        return Choice("kernel", "the arrays are on a CUDA device")
     segments = count_segments(operation, sizes, workspace)
+    if "cuda" in backends:
+        steps = _SEGMENT_PASSES * (sizes.num_steps // segments)
+        if segments > 1 and steps * _DEVICE_STEP < sizes.num_steps * _KERNEL_STEP:
+            return Choice("segments", "a kernel would take step by step", segments)
+        return Choice("kernel", "the arrays are on a CUDA device")
     route = "segments" if segments > 1 else "vector"
     if "compiled" not in backends:
         return Choice(route, "there are no compiled loops for these arrays", segments)

@@ -40,7 +40,7 @@ class ChainSums:
 
     @property
     def by_logs(self) -> bool:
-        """Whether sums over pairs of states are weights of pairs, not derivatives with respect to weights."""
+        """Whether sums over pairs are those of weights, not derivatives with respect to them."""
         return self.as_counts or self.chain.transitions_in_logs
 
     def target_of_step(self, tile: Tile, time: int) -> Array | None:

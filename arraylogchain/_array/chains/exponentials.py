@@ -49,6 +49,7 @@ class Exponentials:
         self.known: Factors | None = None
         self.try_narrow = True
         self.least, self.largest = math.inf, 1.0
+        self.stored = 0  # steps that the store has
 
     def at(self, i: int) -> tuple[Factors, int]:
         """Return factors that have step i of a sweep, and its place among them."""
@@ -60,8 +61,8 @@ class Exponentials:
         return self.current, i - self.current.steps.start
 
     def all_factors(self) -> Factors | None:
-        """Return what the store holds, after the last step; None if some factors needed a shift."""
-        if self.store is None or not self.try_narrow:
+        """Return what the store holds; None if that is not all, or if some needed a shift."""
+        if self.store is None or self.stored < self.tile.num_steps:
             return None
         steps = slice(0, self.tile.num_steps)
         return Factors(steps, self.store, self.store, None, self.least, self.largest, positive=True)
@@ -78,6 +79,7 @@ class Exponentials:
             bound = math.exp(_NARROW[precision.name])
             if 1.0 / bound <= low and high <= bound:
                 self.least, self.largest = min(self.least, low), max(self.largest, high)
+                self.stored += steps.stop - steps.start
                 return Factors(steps, given, values, None, low, max(1.0, high), positive=True)
             self.try_narrow = False
         shift = whole_maximum(ctx, x, -1, precision)

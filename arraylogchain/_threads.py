@@ -43,6 +43,10 @@ def share(work: Work, count: int, block: int, workers: int | None = None) -> Non
         Whatever `work` raises first; blocks that have not begun by then are left out, and none is
         running any more.
     """
+    if count <= block:
+        if count > 0:
+            work(0, count)
+        return
     limit = num_workers() if workers is None else workers
     helpers = min(limit, -(-count // block)) - 1
     starts = deque(range(0, count, block))

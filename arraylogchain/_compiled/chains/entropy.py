@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from arraylogchain._compiled.chains.sweep import Sweep
 from arraylogchain._compiled.loops.compiling import Floats
-from arraylogchain._compiled.loops.entropy import entropies
+from arraylogchain._compiled.loops.entropy import entropies, surprisals
 from arraylogchain._context import Array, Context
 from arraylogchain._inputs.chain import Chain
 
@@ -38,13 +36,7 @@ def entropy(ctx: Context, chain: Chain, workspace: int) -> Array:
     return out
 
 
-def _logs(P: Floats) -> tuple[Any, Floats]:
-    """Return -P * log(P / top) of matrices, and the largest entries, the tops."""
-    tops = P.max((-2, -1))
-    tops[~(tops > 0)] = 1.0
-    out = P / tops[..., None, None]
-    np.log(out, out=out)
-    out *= P
-    np.negative(out, out=out)
-    np.copyto(out, 0.0, where=P == 0)
-    return out, tops
+def _logs(P: Floats) -> tuple[Floats, Floats]:
+    Q, tops = np.empty(P.shape), np.empty(P.shape[:2])
+    surprisals(P, Q, tops)
+    return Q, tops

@@ -14,9 +14,9 @@ from arraylogchain._inputs.chain import Chain
 
 def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the logs of the sums over all paths, [*batch]."""
-    out = np.full(chain.batch, -math.inf, ctx.result_dtype)
-    if chain.num_states == 0 or out.size == 0:
-        return out
+    if chain.num_states == 0 or chain.num_rows == 0:
+        return np.full(chain.batch, -math.inf, ctx.result_dtype)
+    out = np.empty(chain.batch, ctx.result_dtype)
     sweep = Sweep(chain, workspace)
     flat = out.reshape(-1)
 

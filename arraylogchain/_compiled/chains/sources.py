@@ -22,7 +22,7 @@ def can_be_read(array: Any) -> bool:
 
 
 def frozen(array: Any) -> Any:
-    """Return a view that cannot be written to: loops take such arrays, as callers do."""
+    """Return a view that cannot be written to. Callers may give such, and loops take no others."""
     view = array.view()
     view.flags.writeable = False
     return view
@@ -34,14 +34,15 @@ class Rows:
     Parameters
     ----------
     array : array
-    layout : Layout
+    layout : Layout or None
+        None for what is read as a whole.
     kind : int
         Which map of the layout is that of the array.
     budget : int
         Bytes that a copy of all of it may take.
     """
 
-    def __init__(self, array: Any, layout: Layout, kind: int, budget: int) -> None:
+    def __init__(self, array: Any, layout: Layout | None, kind: int, budget: int) -> None:
         self.array, self.layout, self.kind = array, layout, kind
         self.whole: Floats | None = None
         if can_be_read(array) or 8 * array.size <= budget:
@@ -52,6 +53,7 @@ class Rows:
         """Return the weights of rows and steps, with the number of the first; enter their map."""
         if self.whole is not None:
             return self.whole, 0
+        assert self.layout is not None
         maps[self.kind] = self.layout.local(rows.start)
         index = self.layout.index(self.array.shape[:-2], rows)
         part = self.array[..., steps.start : steps.stop, :]
@@ -68,9 +70,9 @@ class Rows:
 
 
 @lru_cache(maxsize=16)
-def ones(K: int) -> Floats:
-    """Return weights of rows for which none are given; never written to."""
-    return frozen(np.ones((1, 1, K)))  # type: ignore[no-any-return]
+def ones(K: int) -> Rows:
+    """Return weights of rows for which none are given."""
+    return Rows(np.ones((1, K)), None, 0, 0)
 
 
 @lru_cache(maxsize=16)

@@ -108,7 +108,8 @@ class Sweep:
         self.step_work = K * K + _STATE_WORK * K + _STEP_WORK
 
     def _ends(self, array: Any, kind: int, budget: int) -> Rows:
-        array = ones(self.K)[0, 0] if array is None else array
+        if array is None:
+            return ones(self.K)
         return Rows(array[..., None, :], self.layout, kind, budget)
 
     def share(self, work: Callable[[range], None], row_bytes: int = 0) -> None:

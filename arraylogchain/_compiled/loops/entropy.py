@@ -18,7 +18,7 @@ import math
 import numpy as np
 
 from arraylogchain._compiled.loops.compiling import compiled, inner
-from arraylogchain._compiled.loops.numbers import power_of_two
+from arraylogchain._compiled.loops.numbers import log_of, power_of_two, split
 from arraylogchain._compiled.loops.recursion import (
     FINAL,
     INITIAL,
@@ -61,6 +61,30 @@ def entropy_of_terms(H, top, scratch):
 
 
 @inner
+def log_ratio(a, b, c):
+    """Return log(a / (b * c)), rounded about once."""
+    a, a_e = split(a)
+    b, b_e = split(b)
+    c, c_e = split(c)
+    return log_of(a / (b * c), a_e - b_e - c_e, 0.0, 0.0)
+
+
+@compiled
+def surprisals(P, Q, tops):
+    """Write -P * log(P / top) of matrices [groups, steps, K, K], and the largest entries, tops."""
+    for g in range(P.shape[0]):
+        for s in range(P.shape[1]):
+            top = 0.0
+            for p in P[g, s].flat:
+                top = p if p > top else top
+            tops[g, s] = top
+            for k in range(P.shape[2]):
+                for j in range(P.shape[2]):
+                    p = P[g, s, k, j]
+                    Q[g, s, k, j] = -p * log_ratio(p, top, 1.0) if 0.0 < p < math.inf else 0.0
+
+
+@inner
 def linear_entropies(m, H, P, Q, largest, bands, s, scratch, work, weights):
     """Make H that of the next step, after a linear step from m by matrix s, with sums in scratch.
 
@@ -70,14 +94,15 @@ def linear_entropies(m, H, P, Q, largest, bands, s, scratch, work, weights):
     for k in range(len(m)):
         top = m[k] if m[k] > top else top
     for k in range(len(m)):
-        weights[k] = m[k] * (H[k] - math.log(m[k] / top)) if m[k] > 0.0 else 0.0
+        weights[k] = m[k] * (H[k] - log_ratio(m[k], top, 1.0)) if m[k] > 0.0 else 0.0
     sum_products(weights, P, s, bands, work)
     for j in range(len(H)):
         H[j] = work[SUMS, j]
     sum_products(m, Q, s, bands, work)
     for j in range(len(H)):
-        sums = scratch[SUMS, j]
-        h = (H[j] + work[SUMS, j]) / sums + math.log(sums / top / largest) if sums > 0.0 else 0.0
+        sums, h = scratch[SUMS, j], 0.0
+        if sums > 0.0:
+            h = (H[j] + work[SUMS, j]) / sums + log_ratio(sums, top, largest)
         H[j] = h if h > 0.0 else 0.0
 
 

@@ -210,10 +210,9 @@ def posterior(
     kept, kept_e, kept_wide, kept_begin = history
     totals, nan, cotangents = of_rows
     to_x, to_x_begin, to_P, to_P_begin, to_initial, to_final = sums
-    K = x.shape[2]
+    K, begin = x.shape[2], matrices[5]
     scratch = np.empty((ROWS, K))
     a, a_e, weighed = np.empty(K), np.empty(K), np.empty(K)
-    begin = matrices[5]
     is_each, to_each = matrices[0].shape[1] > 1, to_P.shape[1] > 1
     for r in range(count):
         q = first + r
@@ -246,8 +245,7 @@ def posterior(
                         a, a_e, a_wide, m, e, is_wide, weighed, P, L, bands, to_P, scratch, of
                     )
             if len(to_x) > 0:
-                to = t - to_x_begin
-                add_states(a, a_e, a_wide, m, e, is_wide, g, to_x, at_x, to, scratch)
+                add_states(a, a_e, a_wide, m, e, is_wide, g, to_x, at_x, t - to_x_begin, scratch)
             bring_into_range(m, e, scale)
             if t == 0 and len(to_initial) > 0:
                 weigh(m, e, scale, own, t - x_begin)

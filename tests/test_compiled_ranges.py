@@ -1,0 +1,112 @@
+"""Compiled loops: weights over hundreds of powers of ten, which a forgotten certificate loses."""
+
+import numpy as np
+import pytest
+
+import arraylogchain as alc
+from arraylogchain._compiled import why_not
+from tests import reference
+from tests.checks import check_chain
+from tests.conftest import make_backend
+from tests.error_model import EPS
+from tests.gradient_checks import check_posterior, check_vjp_chain
+from tests.path_checks import Case
+
+if why_not() is not None:
+    pytest.skip(why_not(), allow_module_level=True)
+
+from tests.compiled_chain import CompiledChain, value_and_gradients
+
+NUMPY = make_backend("numpy")
+
+
+@pytest.fixture(autouse=True)
+def _compiled(monkeypatch):
+    monkeypatch.setattr(alc, "LogChain", CompiledChain)
+    monkeypatch.setattr(alc.vjp, "log_partition", value_and_gradients)
+
+
+def adversarial(seed):
+    """Return weights and potentials spread over up to 600 powers of ten, with zeros, few states."""
+    rng = np.random.default_rng(seed)
+    T, K = rng.integers(1, 9), rng.integers(1, 6)
+    x = rng.normal(size=(T, K)) * 10.0 ** rng.uniform(-2, 3.5)
+    x[rng.random(x.shape) < rng.choice([0, 0.3])] = -np.inf
+    steps = rng.choice([1, max(T - 1, 1)])
+    P = 10.0 ** (rng.uniform(-1, 1, size=(steps, K, K)) * rng.choice([1, 20, 150, 300]))
+    P[rng.random(P.shape) < rng.choice([0, 0.5])] = 0
+    p0 = 10.0 ** (rng.uniform(-1, 1, size=K) * rng.choice([1, 300]))
+    return x, (P if T > 1 else P[:1]), p0
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_log_partition(block):
+    """Within roundings of the sizes of what is summed."""
+    for seed in range(200 * block, 200 * (block + 1)):
+        x, P, p0 = adversarial(seed)
+        with np.errstate(divide="ignore"):
+            exact = reference.chain(x, np.log(reference.wide(P)), np.log(reference.wide(p0)))
+        found = CompiledChain(x, transitions=P, initial=p0).log_partition()
+        if np.isinf(exact.log_partition):
+            assert found == exact.log_partition, seed
+            continue
+        size = np.abs(np.where(np.isfinite(x), x, 0)).max() + 700
+        bound = EPS["float64"] * (abs(exact.log_partition) + len(x) * size)
+        assert abs(found - exact.log_partition) <= bound, seed
+
+
+@pytest.mark.parametrize("in_logs", [False, True])
+@pytest.mark.parametrize("block", range(6))
+def test_every_operation(block, in_logs):
+    for seed in range(15 * block, 15 * (block + 1)):
+        x, P, p0 = adversarial(seed)
+        with np.errstate(divide="ignore"):
+            if in_logs:
+                options = {"log_transitions": np.log(P), "log_initial": np.log(p0)}
+            else:
+                options = {"transitions": P, "initial": p0}
+        check_chain(NUMPY, "float64", x, **options)
+        _, counts, _ = check_posterior(NUMPY, "float64", x, **options)
+        case = Case(NUMPY, "float64", x, **options)
+        if np.isfinite(case.chain.log_partition()):
+            np.testing.assert_allclose(counts.sum(), len(x) - 1, rtol=1e-12)
+        check_vjp_chain(NUMPY, "float64", x, "ones", **options)
+        case.check_viterbi()
+        case.check_entropy()
+        states = case.chain.sample(20, np.random.default_rng(seed))
+        weights = case.check_log_weight(states)
+        assert np.all(np.isfinite(weights) == np.isfinite(case.chain.log_partition()))
+
+
+def test_counts_of_weights_whose_gradients_are_huge():
+    x = np.array([[0, -2000.0], [0, 0], [0, -2000]])
+    for tiny in (1e-300, 1e-304, 1e-306, 1e-308):
+        chain = CompiledChain(x, transitions=np.array([[[tiny, 0], [0, 1]]]))
+        np.testing.assert_allclose(chain.expected_transitions(), [[[2, 0], [0, 0]]], rtol=1e-14)
+        _, pullback = value_and_gradients(chain)
+        gradient = pullback(np.array(1.0)).transitions
+        np.testing.assert_allclose(gradient[0, 0, 0], min(2 / tiny, np.finfo(float).max))
+    chain = CompiledChain(x, transitions=np.array([[[5e-324, 0], [0, 1]]]))
+    np.testing.assert_allclose(chain.expected_transitions(), [[[2, 0], [0, 0]]], rtol=1e-14)
+    gradient = value_and_gradients(chain)[1](np.array(-1.0)).transitions
+    assert gradient[0, 0, 0] == -np.finfo(float).max
+    float32 = CompiledChain(x.astype("f4"), transitions=np.array([[[1e-44, 0], [0, 1]]], "f4"))
+    gradient = value_and_gradients(float32)[1](np.array(1.0)).transitions
+    assert gradient.dtype == np.float32
+    assert gradient[0, 0, 0] == np.finfo(np.float32).max
+
+
+@pytest.mark.parametrize("K", [1, 3, 4, 7, 30])
+@pytest.mark.parametrize("T", [600])
+def test_long_products_that_leave_the_range(K, T):
+    """Steps by 1e-30 and 1e30, and rows whose states drift apart and come back."""
+    rng = np.random.default_rng(K)
+    x = rng.normal(size=(3, T, K))
+    P = rng.random((T - 1, K, K)) * 10.0 ** rng.choice([-30, 0, 30], (T - 1, 1, 1))
+    check_chain(NUMPY, "float64", x, transitions=P)
+    x[1, :300, :1] -= 5
+    x[1, 300:, :1] += 5
+    x[2, 10:, -1] -= np.linspace(0, 3000, T - 10)
+    mostly_kept = np.eye(K)[None] + 1e-12
+    check_chain(NUMPY, "float64", x, transitions=mostly_kept)
+    check_posterior(NUMPY, "float64", x[:, ::4], transitions=mostly_kept)

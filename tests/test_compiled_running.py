@@ -1,0 +1,272 @@
+"""Compiled loops: workspace, threads, interruption, compilation, and what happens without Numba."""
+
+import os
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from arraylogchain import _compiled, _threads
+from arraylogchain._compiled import why_not
+
+if why_not() is not None:
+    pytest.skip(why_not(), allow_module_level=True)
+
+from arraylogchain._compiled.chains import sums, sweep
+from arraylogchain._compiled.loops import posterior, recursion
+from tests.compiled_chain import CompiledChain
+
+OPERATIONS = (
+    "log_partition",
+    "forward_messages",
+    "backward_messages",
+    "marginals",
+    "expected_transitions",
+    "entropy",
+    "viterbi",
+)
+
+
+def normal(*shape, sd=1.0, dtype="float64"):
+    return np.random.default_rng(0).normal(0, sd, shape).astype(dtype)
+
+
+def uniform(*shape, dtype="float64"):
+    return np.random.default_rng(1).random(shape).astype(dtype)
+
+
+CHAINS = {
+    "long": lambda t: (normal(60_000, 3, dtype=t), {"transitions": uniform(1, 3, 3, dtype=t)}),
+    "long, wide": lambda t: (
+        normal(9_000, 3, sd=1000, dtype=t),
+        {"transitions": uniform(1, 3, 3, dtype=t)},
+    ),
+    "many rows": lambda t: (
+        normal(3000, 12, 5, dtype=t),
+        {"transitions": uniform(11, 5, 5, dtype=t), "initial": uniform(5, dtype=t)},
+    ),
+    "matrices per row": lambda t: (
+        normal(300, 30, 8, dtype=t),
+        {"log_transitions": np.log(uniform(300, 29, 8, 8, dtype=t))},
+    ),
+    "groups behind rows": lambda t: (
+        normal(40, 9, 20, 6, dtype=t),
+        {"transitions": uniform(9, 19, 6, 6, dtype=t)},
+    ),
+    "shared potentials": lambda t: (
+        normal(40, 12, dtype=t),
+        {"transitions": uniform(100, 1, 12, 12, dtype=t)},
+    ),
+    "a matrix per step": lambda t: (
+        normal(2, 20_000, 4, dtype=t),
+        {"log_transitions": np.log(uniform(19_999, 4, 4, dtype=t))},
+    ),
+    "time axis first": lambda t: (
+        np.moveaxis(normal(40, 700, 10, dtype=t), 0, 1),
+        {"transitions": uniform(39, 10, 10, dtype=t)},
+    ),
+}
+
+
+def results(chain):
+    """Return what all operations find, by name."""
+    found = {name: chain.run(name) for name in OPERATIONS}
+    found["log_weight"] = chain.log_weight(found["viterbi"])
+    found["sample"] = chain.sample(2, np.random.default_rng(0))
+    value, pullback = chain.run("value_and_pullback", chain.keep)
+    wanted = frozenset(
+        name
+        for name in ("potentials", "transitions", "initial")
+        if getattr(chain.chain, name) is not None
+    )
+    gradients = pullback(np.random.default_rng(2).normal(size=value.shape), wanted)
+    return {**found, "value": value, **{f"d {name}": x for name, x in gradients.items()}}
+
+
+@pytest.mark.parametrize("case", list(CHAINS))
+def test_workspace_changes_no_answer(case, dtype):
+    x, options = CHAINS[case](dtype)
+    whole = results(CompiledChain(x, **options))
+    small = results(CompiledChain(x, **options, workspace=1 << 20))
+    rtol = 1e-4 if dtype == "float32" else 1e-9
+    for name, expected in whole.items():
+        if name in ("viterbi", "sample"):
+            np.testing.assert_array_equal(small[name], expected)
+        else:
+            np.testing.assert_allclose(small[name], expected, rtol=rtol, atol=rtol, err_msg=name)
+
+
+def temporaries(call):
+    call()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        result = call()
+        peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    parts = result.values() if isinstance(result, dict) else (result,)
+    return peak - sum(part.nbytes for part in parts)
+
+
+@pytest.mark.parametrize("workspace", [1 << 20, 3_000_000])
+@pytest.mark.parametrize("case", list(CHAINS))
+def test_workspace_is_kept(case, dtype, workspace):
+    x, options = CHAINS[case](dtype)
+    chain = CompiledChain(x, **options, workspace=workspace)
+    states = chain.run("viterbi")
+    out = np.empty((2, *states.shape), np.int64)
+    calls = {name: lambda name=name: chain.run(name) for name in OPERATIONS}
+    calls["log_weight"] = lambda: chain.log_weight(states)
+
+    def sample():
+        out.view(np.float64)[...] = 0.5
+        chain.run("sample", out, out.view(np.float64))
+        return np.empty(0)
+
+    calls["sample"] = sample
+    value, pullback = chain.run("value_and_pullback", False)
+    ones = np.ones(value.shape)
+    calls["pullback"] = lambda: pullback(ones, frozenset(["potentials", "transitions"]))
+    used = {name: temporaries(call) for name, call in calls.items()}
+    assert {name: n for name, n in used.items() if n > workspace} == {}
+
+
+def test_states_that_are_kept_are_no_copies():
+    """Gradients keep the forward states, and nothing else of the size of potentials."""
+    x = normal(50_000, 4)
+    chain = CompiledChain(x, transitions=uniform(1, 4, 4))
+    chain.run("value_and_pullback", True)
+    tracemalloc.start()
+    try:
+        kept = chain.run("value_and_pullback", True)
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held <= 1.1 * x.nbytes
+    del kept
+
+
+@pytest.mark.parametrize("case", ["many rows", "matrices per row", "groups behind rows"])
+def test_threads_change_no_bit(monkeypatch, case, dtype):
+    x, options = CHAINS[case](dtype)
+    monkeypatch.setattr(sweep, "_WORK", 1 << 15)
+    found = []
+    for workers in (1, 2, 5):
+        monkeypatch.setattr(sweep, "num_workers", lambda workers=workers: workers)
+        found.append(results(CompiledChain(x, **options)))
+    _threads._pool.shutdown()
+    _threads._after_fork()
+    for other in found[1:]:
+        for name, expected in found[0].items():
+            np.testing.assert_array_equal(other[name], expected, err_msg=name)
+
+
+def test_what_rows_share_is_added_up_in_lanes(monkeypatch):
+    monkeypatch.setattr(sweep, "_WORK", 1 << 15)
+    x, options = CHAINS["many rows"]("float64")
+    counts = CompiledChain(x, **options).expected_transitions()
+    monkeypatch.setattr(sums, "_LANES", 1)
+    one = CompiledChain(x, **options).expected_transitions()
+    np.testing.assert_allclose(counts, one, rtol=1e-13)
+    assert np.any(counts != one)
+
+
+def test_interruption(monkeypatch):
+    """Between two blocks; the next call finds nothing of it."""
+    chain = CompiledChain(normal(100_000, 4), transitions=uniform(1, 4, 4))
+    expected = chain.marginals()
+    monkeypatch.setattr(sweep, "_WORK", 1 << 18)
+    calls, forward = [], recursion.forward
+
+    def interrupted(*arguments):
+        calls.append(arguments[4:6])
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return forward(*arguments)
+
+    monkeypatch.setattr(recursion, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        chain.marginals()
+    monkeypatch.setattr(recursion, "forward", forward)
+    assert max(stop - start for start, stop in calls) < 5000
+    np.testing.assert_allclose(chain.marginals(), expected, rtol=1e-12, atol=1e-15)
+
+
+def test_one_compilation_for_all_kinds_of_arrays():
+    """Layouts, dtypes, arrays that cannot be written to, linear or not: loops see the same."""
+    for case, make in CHAINS.items():
+        for dtype in ("float16", "float32", "float64"):
+            if case in ("many rows", "groups behind rows", "a matrix per step"):
+                x, options = make(dtype)
+                x.flags.writeable = False
+                results(CompiledChain(x, **options))
+    for loop in (recursion.forward, recursion.backward, posterior.posterior):
+        assert len(loop.signatures) == 1, loop.__name__
+
+
+def run_python(code, **environment):
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **environment},
+        cwd=Path(__file__).parents[1],
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+def test_import_leaves_numba_alone():
+    code = "import sys, arraylogchain, arraylogchain._compiled; print('numba' in sys.modules)"
+    assert run_python(code) == "False"
+
+
+def test_without_a_folder_for_the_cache():
+    """Numba then raises where a function is decorated: it is compiled without a cache."""
+    code = """
+from numba.core import caching
+def fail(*args):
+    raise RuntimeError("cannot cache function: no locator available")
+caching.FunctionCache.__init__ = fail
+from arraylogchain._compiled.loops.numbers import split
+from arraylogchain._compiled.loops.compiling import compiled
+@compiled
+def both(x):
+    m, e = split(x)
+    return m + e
+print(both(6.0))
+"""
+    assert run_python(code) == "3.75"
+
+
+def test_a_change_of_any_source_is_noticed():
+    """Numba alone asks only for the file of the loop itself, not for those it has compiled in."""
+    from arraylogchain._compiled.loops import compiling
+
+    newest = max(path.stat().st_mtime for path in Path(compiling.__file__).parent.glob("*.py"))
+    assert recursion.forward._cache._cache_file._source_stamp[0] == newest
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise ModuleNotFoundError(\"No module named 'numba'\", name='numba')", "not installed"),
+        ("raise ImportError('Numba needs NumPy 2.0 or less')", "NumPy 2.0 or less"),
+        ("raise OSError('libLLVM\\nis broken')", "libLLVM is broken"),
+        ("__version__ = '0.59.1'", "0.59.1 is too old"),
+        ("__version__ = '0.60.0rc1'", None),
+    ],
+)
+def test_why_not(monkeypatch, tmp_path, code, words):
+    (tmp_path / "numba.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [n for n in sys.modules if n.partition(".")[0] == "numba"]:
+        monkeypatch.delitem(sys.modules, name)
+    found = _compiled.why_not.__wrapped__()
+    assert found is None if words is None else words in found
+    assert "\n" not in (found or "")

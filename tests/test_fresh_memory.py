@@ -48,9 +48,7 @@ def test_chains(poisoned, case):
         chain = chains()[case]
         names = [n for n in _dispatch.CHAINS if n not in ("value_and_pullback", "sample")]
         found = {
-            name: getattr(chain, name)()
-            for name in names
-            if name not in ("log_weight", "viterbi")
+            name: getattr(chain, name)() for name in names if name not in ("log_weight", "viterbi")
         }
         found["viterbi"], weight = chain.viterbi()
         found["log_weight"] = weight

@@ -15,6 +15,9 @@ from arraylogchain._compiled.loops.compiling import bits_of, inlined, inner, num
 
 INF = math.inf
 TINY = 2.0**-1022
+# Sums of at least this for each term round off what their terms lose to underflow, TINY each where
+# the processor flushes it to zero.
+SAFE = TINY * 2.0**54
 LOG2_E = 1.4426950408889634
 # The logarithm of 2 in two parts; whole numbers below 2**21 times the first are exact.
 LN2_HIGH = 6.93147180369123816490e-01

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from arraylogchain._compiled.loops.compiling import compiled, inlined, inner, number_of
-from arraylogchain._compiled.loops.numbers import INF, ROUNDER, TINY, log_of, power_of_two, split
+from arraylogchain._compiled.loops.numbers import INF, ROUNDER, SAFE, log_of, power_of_two, split
 from arraylogchain._compiled.loops.posterior import recall
 from arraylogchain._compiled.loops.recursion import (
     BATCH,
@@ -223,7 +223,7 @@ def draw_back(rows, matrices, ends, start, stop, history, totals, out):
                 continue
             is_wide = recall(kept, kept_e, kept_wide, r, t - kept_begin, a, a_e)
             s = t - begin if is_each else 0
-            least, top = 2 * K * TINY, -INF
+            least, top = K * SAFE, -INF
             if t == length - 1:
                 load(final, place(q, dims, maps[FINAL]), final_in_logs, b, b_e, b_scale)
                 top, _ = wide_products(a, a_e, is_wide, b, b_e, True, scratch)

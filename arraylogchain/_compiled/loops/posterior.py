@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from arraylogchain._compiled.loops.compiling import compiled, inlined, inner
-from arraylogchain._compiled.loops.numbers import INF, TINY, any_wide_exp, join, power_of_two, split
+from arraylogchain._compiled.loops.numbers import INF, SAFE, any_wide_exp, join, power_of_two, split
 from arraylogchain._compiled.loops.recursion import (
     COTANGENT,
     FINAL,
@@ -75,7 +75,7 @@ def add_states(a, a_e, a_wide, b, b_e, b_wide, g, out, i, t, scratch):
     if not (a_wide or b_wide):
         for k in range(K):
             total += a[k] * b[k]
-    if 2 * K * TINY <= total <= 2.0**1000:
+    if K * SAFE <= total <= 2.0**1000:
         inverse = 1 / total
         for k in range(K):
             out[i, t, k] += g * (a[k] * b[k] * inverse)
@@ -127,7 +127,7 @@ def inverse_total(a, w, weighed, g, by_weight):
         least = b if 0.0 < b < least else least
     size = (g if g > 0.0 else -g) / total
     in_range = top * size <= 2.0**400 and (not by_weight or least * size >= 2.0**-700)
-    return 1 / total if in_range and 2 * len(a) * TINY <= total <= 2.0**1000 else 0.0
+    return 1 / total if in_range and len(a) * SAFE <= total <= 2.0**1000 else 0.0
 
 
 @inlined

@@ -2,9 +2,9 @@
 
 A state is `m`, `e` [K] and `scale`. As long as it serves, the state is *linear*: weights are m, and
 e has no part. Every weight is a normal number, or exactly zero, and so is every factor; so a step
-errs by the rounding of its products and sums alone. A sum of K products may lose 2**-1075 to
-underflow for each of them, which is less than its rounding if the sum is at least K * TINY: below,
-and where something overflows, the step is taken again in *wide* numbers m * 2**e, which have no
+errs by the rounding of its products and sums alone. A sum of K products may lose TINY to underflow
+for each of them (a processor that is told to flush takes all of a subnormal number), which is less
+than its rounding if the sum is at least K * SAFE: below, and where something overflows, the step is taken again in *wide* numbers m * 2**e, which have no
 range to leave. As soon as they fit, weights are linear again.
 
 What all weights have in common is in `scale`: a logarithm in two parts, whose sum is exact, and a
@@ -18,6 +18,7 @@ import numpy as np
 from arraylogchain._compiled.loops.compiling import inlined, inner
 from arraylogchain._compiled.loops.numbers import (
     INF,
+    SAFE,
     TINY,
     any_wide_exp,
     exp,
@@ -140,7 +141,7 @@ def forward_step(m, e, scale, P, L, shift, flag, bands, s, x, i, scratch):
             large += w > LARGEST
             some += w > 1 / LARGEST
         unproved |= wrong > 0
-        if zeros > 0 and flag & (LOST | SMALL) and not unproved:
+        if zeros > 0 and not unproved and (flag & (LOST | SMALL) or has_small(m)):
             unproved = not are_zeros(m, P, L, s, flag, scratch)
     if unproved:
         wide_step(m, e, scale, P, L, shift, flag, s, x, i, False, scratch)
@@ -177,7 +178,7 @@ def backward_step(m, e, scale, P, L, shift, flag, bands, s, x, i, weighed, scrat
             zeros += v == 0.0
             wrong += ((v < least) | (v > 2.0**1000)) & (v != 0.0)
         unproved |= wrong > 0
-        if zeros > 0 and flag & (LOST | SMALL) and not unproved:
+        if zeros > 0 and not unproved and (flag & (LOST | SMALL) or has_small(weighed)):
             unproved = not are_zeros(weighed, P, L, s, flag, scratch)
     if unproved:
         wide_step(m, e, scale, P, L, shift, flag, s, x, i, True, scratch)
@@ -191,7 +192,7 @@ def backward_step(m, e, scale, P, L, shift, flag, bands, s, x, i, weighed, scrat
 @inlined
 def least_sum(m, flag):
     """Return what sums of products with m have to reach to be proved."""
-    least = 2 * len(m) * TINY
+    least = len(m) * SAFE
     if flag & LOST:
         # What is taken for 0 is at most 2**-1021, and has no part in a sum that rounds it off.
         for k in range(len(m)):
@@ -222,10 +223,19 @@ def sum_products(m, P, s, bands, out):
 
 
 @inner
+def has_small(m):
+    """Tell whether a weight is so small that its products with entries may be flushed to zero."""
+    small = 0
+    for k in range(len(m)):
+        small += 0.0 < m[k] < 2.0**-900
+    return small > 0
+
+
+@inner
 def are_zeros(m, P, L, s, flag, scratch):
     """Tell whether nothing leads to the states whose sums are 0.
 
-    Of a matrix without small entries nothing else is 0: products with normal weights do not vanish.
+    Of a matrix without small entries nothing else is 0, unless weights are small themselves.
     """
     for j in range(len(m)):
         if scratch[SUMS, j] == 0.0:

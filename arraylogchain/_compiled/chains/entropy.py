@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from arraylogchain._compiled.chains.sources import frozen
 from arraylogchain._compiled.chains.sweep import Sweep
 from arraylogchain._compiled.loops.compiling import Floats
 from arraylogchain._compiled.loops.entropy import entropies, surprisals
@@ -39,4 +40,4 @@ def entropy(ctx: Context, chain: Chain, workspace: int) -> Array:
 def _logs(P: Floats) -> tuple[Floats, Floats]:
     Q, tops = np.empty(P.shape), np.empty(P.shape[:2])
     surprisals(P, Q, tops)
-    return Q, tops
+    return frozen(Q), tops

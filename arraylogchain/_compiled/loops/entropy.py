@@ -164,7 +164,8 @@ def entropies(rows, potentials, matrices, logs, ends, start, stop, states, out):
             at = place(q, dims, maps[FINAL])
             load(final, at, final_in_logs, factors, factors_e, factors_scale)
             is_wide = scale[WIDE] != 0.0
-            top, special = wide_products(m, e, is_wide, factors, factors_e, True, scratch)
+            too = factors_scale[WIDE] != 0.0
+            top, special = wide_products(m, e, is_wide, factors, factors_e, too, scratch)
             out[r] = entropy_of_terms(H, top, scratch) if top > -math.inf else 0.0
             if special != 0.0:
                 out[r] = math.nan

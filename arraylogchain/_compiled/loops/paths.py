@@ -26,6 +26,7 @@ from arraylogchain._compiled.loops.steps import (
     SCALE,
     SPECIAL,
     TERMS,
+    WIDE,
     add_to_scale,
     as_wide,
     column_terms,
@@ -226,7 +227,7 @@ def draw_back(rows, matrices, ends, start, stop, history, totals, out):
             least, top = K * SAFE, -INF
             if t == length - 1:
                 load(final, place(q, dims, maps[FINAL]), final_in_logs, b, b_e, b_scale)
-                top, _ = wide_products(a, a_e, is_wide, b, b_e, True, scratch)
+                top, _ = wide_products(a, a_e, is_wide, b, b_e, b_scale[WIDE] != 0.0, scratch)
             elif flags[s] & LOST:
                 # See `steps.linear_step`.
                 for k in range(K):

@@ -101,7 +101,7 @@ def add_ends(a, a_e, a_wide, given, out, scratch, numbers):
     at, in_logs, g, i = numbers
     b, b_e, scale = np.empty(len(a)), np.empty(len(a)), np.empty(SCALE)
     load(given, at, in_logs, b, b_e, scale)
-    top, _ = wide_products(a, a_e, a_wide, b, b_e, True, scratch)
+    top, _ = wide_products(a, a_e, a_wide, b, b_e, scale[WIDE] != 0.0, scratch)
     total, rest = sum_terms(scratch, top)
     for k in range(len(a)):
         if in_logs and scratch[TERMS, k] != 0.0:
@@ -143,7 +143,7 @@ def add_pairs(a, a_e, a_wide, w, w_e, w_wide, weighed, P, L, bands, out, scratch
         inverse = inverse_total(a, w, weighed, g, by_weight)
     if inverse == 0.0:
         if not w_wide:
-            as_wide(weighed, weighed, False, scratch)
+            as_wide(weighed, weighed, w_wide, scratch)
         add_wide_pairs(a, a_e, a_wide, w, w_e, w_wide, P, L, out, scratch, numbers)
         return
     band = s if len(bands) > 1 else 0
@@ -230,7 +230,6 @@ def posterior(
         for t in range((stop if stop < length else length) - 1, start - 1, -1):
             a_wide = recall(kept, kept_e, kept_wide, r, t - kept_begin, a, a_e)
             if t == length - 1:
-                is_wide = True
                 numbers = (place(q, dims, maps[FINAL]), final_in_logs, g, at_final)
                 load(final, numbers[0], final_in_logs, m, e, scale)
                 add_ends(a, a_e, a_wide, final, to_final, scratch, numbers)
@@ -244,10 +243,11 @@ def posterior(
                     add_pairs(
                         a, a_e, a_wide, m, e, is_wide, weighed, P, L, bands, to_P, scratch, of
                     )
+            is_wide = scale[WIDE] != 0.0
             if len(to_x) > 0:
                 add_states(a, a_e, a_wide, m, e, is_wide, g, to_x, at_x, t - to_x_begin, scratch)
             bring_into_range(m, e, scale)
             if t == 0 and len(to_initial) > 0:
                 weigh(m, e, scale, own, t - x_begin)
                 numbers = (place(q, dims, maps[INITIAL]), initial_in_logs, g, at_initial)
-                add_ends(m, e, True, initial, to_initial, scratch, numbers)
+                add_ends(m, e, scale[WIDE] != 0.0, initial, to_initial, scratch, numbers)

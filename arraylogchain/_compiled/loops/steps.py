@@ -144,7 +144,9 @@ def forward_step(m, e, scale, P, L, shift, flag, bands, s, x, i, scratch):
         if zeros > 0 and not unproved and (flag & (LOST | SMALL) or has_small(m)):
             unproved = not are_zeros(m, P, L, s, flag, scratch)
     if unproved:
-        wide_step(m, e, scale, P, L, shift, flag, s, x, i, False, scratch)
+        wide_product(m, e, scale, P, L, shift, flag, s, scratch)
+        weigh(m, e, scale, x, i)
+        rescale(m, e, scale)
         return False
     for k in range(K):
         m[k] = scratch[RESULT, k]
@@ -181,7 +183,8 @@ def backward_step(m, e, scale, P, L, shift, flag, bands, s, x, i, weighed, scrat
         if zeros > 0 and not unproved and (flag & (LOST | SMALL) or has_small(weighed)):
             unproved = not are_zeros(weighed, P, L, s, flag, scratch)
     if unproved:
-        wide_step(m, e, scale, P, L, shift, flag, s, x, i, True, scratch)
+        weigh(m, e, scale, x, i)
+        wide_product(m, e, scale, P, L, shift, flag, s, scratch)
         return
     for k in range(K):
         m[k] = scratch[SUMS, k]
@@ -247,11 +250,9 @@ def are_zeros(m, P, L, s, flag, scratch):
 
 
 @inner
-def wide_step(m, e, scale, P, L, shift, flag, s, x, i, backward, scratch):
-    """Take a step in wide numbers."""
+def wide_product(m, e, scale, P, L, shift, flag, s, scratch):
+    """Multiply by matrix s in wide numbers; the state before that is left in the scratch."""
     K = len(m)
-    if backward:
-        weigh(m, e, scale, x, i)
     as_wide(m, e, scale[WIDE] != 0.0, scratch)
     scale[WIDE] = 1.0
     add_to_scale(scale, shift)
@@ -265,9 +266,6 @@ def wide_step(m, e, scale, P, L, shift, flag, s, x, i, backward, scratch):
             for j in range(K):
                 if L[s, k, j] != L[s, k, j] or (L[s, k, j] < 0.0 and not flag & LOGS):
                     scale[NAN] = 1.0
-    if not backward:
-        weigh(m, e, scale, x, i)
-        rescale(m, e, scale)
 
 
 @inner
@@ -356,8 +354,8 @@ def weighted_total(m, e, scale, values, i, in_logs, scratch):
     """Return the log of the sum of all weights, each times values[i]."""
     factors, factors_e, own = np.empty(len(m)), np.empty(len(m)), np.empty(SCALE)
     load(values, i, in_logs, factors, factors_e, own)
-    is_wide = scale[WIDE] != 0.0
-    top, special = wide_products(m, e, is_wide, factors, factors_e, True, scratch)
+    is_wide, too = scale[WIDE] != 0.0, own[WIDE] != 0.0
+    top, special = wide_products(m, e, is_wide, factors, factors_e, too, scratch)
     scale[NAN] += own[NAN]
     if special != 0.0:
         return special

@@ -110,3 +110,31 @@ def test_long_products_that_leave_the_range(K, T):
     mostly_kept = np.eye(K)[None] + 1e-12
     check_chain(NUMPY, "float64", x, transitions=mostly_kept)
     check_posterior(NUMPY, "float64", x[:, ::4], transitions=mostly_kept)
+
+
+def test_flushing_to_zero(request):
+    """Processors may be told to take subnormal numbers for zero, as torch can."""
+    torch = pytest.importorskip("torch")
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush")
+    request.addfinalizer(lambda: torch.set_flush_denormal(False))
+    x = np.zeros((3, 2))
+    x[0, 1] = x[1, 0] = -709.0
+    for power in (-1000, -300, 0):
+        P = np.array([[[1.0, 0.0], [0.0, 2.0**power]]])
+        check_chain(NUMPY, "float64", x, transitions=P, initial=np.array([2.0**-30, 1.0]))
+    for seed in range(200):
+        x, P, p0 = adversarial(seed)
+        if np.all((P == 0) | (P >= 2.0**-1022)) and np.all(p0 >= 2.0**-1022):
+            torch.set_flush_denormal(False)
+            with np.errstate(divide="ignore"):
+                exact = reference.chain(
+                    x, np.log(reference.wide(P)), np.log(reference.wide(p0))
+                ).log_partition
+            torch.set_flush_denormal(True)
+            found = alc.LogChain(x, transitions=P, initial=p0).log_partition()
+            if np.isinf(exact):
+                assert found == exact
+            else:
+                size = np.max(np.abs(np.where(np.isfinite(x), x, 0))) + 700
+                assert abs(found - exact) <= 4 * EPS["float64"] * (abs(exact) + len(x) * size)

@@ -118,11 +118,16 @@ def test_flushing_to_zero(request):
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor does not flush")
     request.addfinalizer(lambda: torch.set_flush_denormal(False))
-    x = np.zeros((3, 2))
-    x[0, 1] = x[1, 0] = -709.0
-    for power in (-1000, -300, 0):
-        P = np.array([[[1.0, 0.0], [0.0, 2.0**power]]])
-        check_chain(NUMPY, "float64", x, transitions=P, initial=np.array([2.0**-30, 1.0]))
+    # Subnormal products beside one that is not; then such a product alone.
+    for weights in ([2.0**-114, 2.0**-118, 2.0**-118], [2.0**-30, 0, 0]):
+        for bits in range(480, 630):
+            x, P = np.zeros((3, 4)), np.zeros((2, 4, 4))
+            x[:2, 1:] = -np.log(2) * np.array([[600], [bits]])
+            P[0], P[1, 0, 0], P[1, 1:, 1] = np.eye(4), 1.0, weights
+            torch.set_flush_denormal(True)
+            found = alc.LogChain(x, transitions=P).forward_messages()[2, 1]
+            torch.set_flush_denormal(False)
+            assert abs(found - np.log(sum(weights)) + (600 + bits) * np.log(2)) < 1e-12
     for seed in range(200):
         x, P, p0 = adversarial(seed)
         if np.all((P == 0) | (P >= 2.0**-1022)) and np.all(p0 >= 2.0**-1022):

@@ -4,8 +4,9 @@ A state is `m`, `e` [K] and `scale`. As long as it serves, the state is *linear*
 e has no part. Every weight is a normal number, or exactly zero, and so is every factor; so a step
 errs by the rounding of its products and sums alone. A sum of K products may lose TINY to underflow
 for each of them (a processor that is told to flush takes all of a subnormal number), which is less
-than its rounding if the sum is at least K * SAFE: below, and where something overflows, the step is taken again in *wide* numbers m * 2**e, which have no
-range to leave. As soon as they fit, weights are linear again.
+than its rounding if the sum is at least K * SAFE: below, and where something overflows, the step is
+taken again in *wide* numbers m * 2**e, which have no range to leave. As soon as they fit, weights
+are linear again.
 
 What all weights have in common is in `scale`: a logarithm in two parts, whose sum is exact, and a
 power of two.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from arraylogchain._array.chains.tiles import Tile, arrange
-from arraylogchain._context import SINGLE, Array, Context, Precision
+from arraylogchain._context import DOUBLE, SINGLE, Array, Context, Precision
 from arraylogchain._fold import within
 from arraylogchain._inputs.chain import Chain
 
@@ -109,6 +109,9 @@ class ChainSums:
         for name in _TRAILING:
             total, dtype = getattr(self, name), getattr(getattr(self.chain, name), "dtype", None)
             if total is not None:
+                # Sums of what is as large as it can be are no larger.
+                precision = SINGLE if total.dtype == self.ctx.xp.float32 else DOUBLE
+                total = total if name == "potentials" else bounded(self.ctx.xp, total, precision)
                 total = narrowed(self.ctx, total, dtype)
                 found[name] = self.ctx.xp.astype(total, dtype, copy=False)
         return found

@@ -15,7 +15,7 @@ from arraylogchain._compiled import why_not
 if why_not() is not None:
     pytest.skip(why_not(), allow_module_level=True)
 
-from arraylogchain._compiled.chains import sums, sweep
+from arraylogchain._compiled.chains import least_workspace, sums, sweep
 from arraylogchain._compiled.loops import posterior, recursion
 from tests.compiled_chain import CompiledChain
 
@@ -112,10 +112,24 @@ def temporaries(call):
     return peak - sum(part.nbytes for part in parts)
 
 
+LARGE = {
+    "many states": lambda t: (
+        normal(2, 3, 300, dtype=t),
+        {"log_transitions": normal(2, 300, 300, dtype=t)},
+    ),
+    "long, many states": lambda t: (
+        normal(2000, 60, dtype=t),
+        {"transitions": uniform(1, 60, 60, dtype=t)},
+    ),
+}
+
+
 @pytest.mark.parametrize("workspace", [1 << 20, 3_000_000])
-@pytest.mark.parametrize("case", list(CHAINS))
+@pytest.mark.parametrize("case", [*CHAINS, *LARGE])
 def test_workspace_is_kept(case, dtype, workspace):
-    x, options = CHAINS[case](dtype)
+    x, options = {**CHAINS, **LARGE}[case](dtype)
+    if case in LARGE:
+        workspace = least_workspace(*x.shape[-2:])
     chain = CompiledChain(x, **options, workspace=workspace)
     states = chain.run("viterbi")
     out = np.empty((2, *states.shape), np.int64)

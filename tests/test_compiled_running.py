@@ -15,8 +15,8 @@ from arraylogchain._compiled import why_not
 if why_not() is not None:
     pytest.skip(why_not(), allow_module_level=True)
 
-from arraylogchain._compiled.chains import sums, sweep
-from arraylogchain._compiled.loops import posterior, recursion
+from arraylogchain._compiled.chains import least_workspace, sums, sweep
+from arraylogchain._compiled.loops import entropy, matrices, paths, posterior, recursion
 from tests.compiled_chain import CompiledChain
 
 OPERATIONS = (
@@ -112,10 +112,24 @@ def temporaries(call):
     return peak - sum(part.nbytes for part in parts)
 
 
+LARGE = {
+    "many states": lambda t: (
+        normal(2, 3, 300, dtype=t),
+        {"log_transitions": normal(2, 300, 300, dtype=t)},
+    ),
+    "long, many states": lambda t: (
+        normal(2000, 60, dtype=t),
+        {"transitions": uniform(1, 60, 60, dtype=t)},
+    ),
+}
+
+
 @pytest.mark.parametrize("workspace", [1 << 20, 3_000_000])
-@pytest.mark.parametrize("case", list(CHAINS))
+@pytest.mark.parametrize("case", [*CHAINS, *LARGE])
 def test_workspace_is_kept(case, dtype, workspace):
-    x, options = CHAINS[case](dtype)
+    x, options = {**CHAINS, **LARGE}[case](dtype)
+    if case in LARGE:
+        workspace = least_workspace(*x.shape[-2:])
     chain = CompiledChain(x, **options, workspace=workspace)
     states = chain.run("viterbi")
     out = np.empty((2, *states.shape), np.int64)
@@ -198,14 +212,30 @@ def test_interruption(monkeypatch):
 
 def test_one_compilation_for_all_kinds_of_arrays():
     """Layouts, dtypes, arrays that cannot be written to, linear or not: loops see the same."""
-    for case, make in CHAINS.items():
+    for case in ("many rows", "groups behind rows", "a matrix per step", "shared potentials"):
         for dtype in ("float16", "float32", "float64"):
-            if case in ("many rows", "groups behind rows", "a matrix per step"):
-                x, options = make(dtype)
-                x.flags.writeable = False
-                results(CompiledChain(x, **options))
-    for loop in (recursion.forward, recursion.backward, posterior.posterior):
-        assert len(loop.signatures) == 1, loop.__name__
+            x, options = CHAINS[case](dtype)
+            results(CompiledChain(x, **options))
+            x.flags.writeable = False
+            chain = CompiledChain(x[..., :5, :], lengths=4, **first_steps(options, 4))
+            states = results(chain)["viterbi"]
+            states.flags.writeable = False
+            chain.log_weight(states)
+            value, pullback = chain.run("value_and_pullback", True)
+            pullback(np.broadcast_to(np.ones(()), value.shape), frozenset(["potentials"]))
+    results(CompiledChain(normal(5, 3), transitions=uniform(1, 3, 3)))
+    loops = (matrices, recursion, posterior, paths, entropy)
+    found = [vars(loop).values() for loop in loops]
+    kernels = {f for values in found for f in values if hasattr(f, "signatures")}
+    assert {f.__name__: len(f.signatures) for f in kernels if len(f.signatures) > 1} == {}
+
+
+def first_steps(options, count):
+    """Return options for the first steps of a chain."""
+    return {
+        name: w if w.ndim < 3 or w.shape[-3] == 1 else w[..., :count, :, :]
+        for name, w in options.items()
+    }
 
 
 def run_python(code, **environment):

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from arraylogchain._compiled.chains.posterior import Posterior
+from arraylogchain._compiled.chains.sources import frozen
 from arraylogchain._compiled.chains.sweep import TILES, Sweep
 from arraylogchain._compiled.loops.compiling import Floats, Integers
 from arraylogchain._compiled.loops.paths import (
@@ -201,7 +202,7 @@ class _Paths:
         for block in sweep.blocks(rows, range(sweep.T), 24 * count):
             begin = max(block.start - 1, 0)
             states = self.states[..., begin : block.stop][index].astype(np.int64, copy=False)
-            states = np.ascontiguousarray(states).reshape(len(rows), count, -1)
+            states = frozen(np.ascontiguousarray(states).reshape(len(rows), count, -1))
             place, potentials, matrices, ends = sweep.read(rows, block)
             weights_of_paths(
                 place,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from arraylogchain._compiled.chains.sources import frozen
 from arraylogchain._compiled.chains.sums import Sum, lanes_of
 from arraylogchain._compiled.chains.sweep import History, State, Sweep
 from arraylogchain._compiled.loops.compiling import Floats
@@ -156,7 +157,7 @@ class Posterior:
         return {name: each.finish(others[name]) for name, each in first.items()}
 
 
-_ONE = np.ones(1)
+_ONE = frozen(np.ones(1))
 _NOTHING = np.empty((0, 0, 0))
 _NO_MATRICES = np.empty((0, 0, 0, 0))
 
@@ -232,7 +233,7 @@ def value_and_pullback(
 
     def pullback(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
         shapes = {name: (given[name].shape, given[name].dtype) for name in given if name in wanted}
-        cotangents = np.ascontiguousarray(cotangent, np.float64).reshape(-1)
+        cotangents = frozen(np.ascontiguousarray(cotangent, np.float64).reshape(-1))
         by_weight = not chain.transitions_in_logs
         return whole.sums(forward, shapes, cotangents, by_weight, workspace)
 

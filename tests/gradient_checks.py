@@ -13,16 +13,16 @@ from tests.conftest import Backend
 from tests.error_model import assert_within
 from tests.gradient_reference import Gradient
 
-# Cotangents as they come: from a plain sum, a loss of any sign, one that ignores much, and one
-# whose parts differ by more than a dtype resolves.
-COTANGENTS = ("ones", "normal", "sparse", "mixed")
+# Cotangents as they come: from a plain sum, from less of one, a loss of any sign, one that ignores
+# much, and one whose parts differ by more than a dtype resolves.
+COTANGENTS = ("ones", "minus ones", "normal", "sparse", "mixed")
 
 
 def cotangent(kind: str, shape: tuple[int, ...], dtype: str = "float32", seed: int = 0) -> Any:
     rng = np.random.default_rng(seed)
     normal = rng.normal(size=shape)
-    if kind == "ones":
-        return np.ones(shape)
+    if kind in ("ones", "minus ones"):
+        return np.ones(shape) if kind == "ones" else -np.ones(shape)
     if kind == "sparse":
         return normal * (rng.random(shape) < 0.3)
     if kind == "mixed":

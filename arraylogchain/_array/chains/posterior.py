@@ -182,6 +182,7 @@ class TilePosterior:
         self._of_step: tuple[Matrix, int] | None = None
         self._products: Array | None = None
         self._least, self._most = 0.0, math.inf  # bounds on the sizes of cotangents
+        self._are_ones = False
         sweep = Sweep(tile, proving_levels(tile.ctx, self.options, store))
         self.history = History(sweep, pieces.block)
         stepper = sweep.parts[0].stepper
@@ -218,6 +219,7 @@ class TilePosterior:
         g = self._cotangent(cotangent)
         sizes = xp.abs(g)
         self._least, self._most = float(xp.min(sizes)), float(xp.max(sizes))
+        self._are_ones = bool(xp.all(g == 1))
         ahead: list[Part] | None = None
         for time, forward in self.history.back():
             now = sweep.advance()
@@ -277,7 +279,7 @@ class TilePosterior:
             nothing = (g == 0) | slow
             zero, one = xp.zeros_like(g), xp.ones_like(g)
             return xp.where(nothing, zero, g / xp.where(nothing, one, total))
-        if self._least == self._most == 1.0 and self.tile.lengths is None:
+        if self._are_ones and self.tile.lengths is None:
             if float(xp.max(xp.abs(total - 1.0))) <= _NEAR * ctx.precision.eps:
                 return None
             state = step.backward[0].state

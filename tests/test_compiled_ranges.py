@@ -117,3 +117,24 @@ def test_flushing_to_zero(request):
             else:
                 size = np.max(np.abs(np.where(np.isfinite(x), x, 0))) + 700
                 assert abs(found - exact) <= 4 * EPS["float64"] * (abs(exact) + len(x) * size)
+
+
+def test_pairs_whose_weights_are_hardly_numbers():
+    """The only path leads through weights whose products in linear space lose their last digits."""
+    x = np.array([[-460.3 * np.log(2), 0], [-689.7, 0], [0, 0]])
+    chain = CompiledChain(x, transitions=np.array([[[1.0, 0], [0, 0]]]))
+    np.testing.assert_allclose(chain.expected_transitions(), [[[2, 0], [0, 0]]], rtol=1e-14)
+    np.testing.assert_allclose(chain.marginals(), [[1, 0]] * 3, rtol=1e-14)
+    chain = CompiledChain(x, log_transitions=np.array([[[0, -np.inf], [-np.inf, -np.inf]]]))
+    gradients = value_and_gradients(chain)[1](np.array(1e-300))
+    np.testing.assert_allclose(gradients.transitions * 1e300, [[[2, 0], [0, 0]]], rtol=1e-14)
+
+
+def test_samples_of_weights_that_are_hardly_numbers():
+    """1 to 1.3, of which subnormal numbers would make the same."""
+    x = np.array([[-260 * np.log(2), np.log(1.3) - 260 * np.log(2), 0], [0, -np.inf, -np.inf]])
+    transitions = np.zeros((1, 3, 3))
+    transitions[0, :2, 0] = 1e-305
+    states = CompiledChain(x, transitions=transitions).sample(100_000, np.random.default_rng(0))
+    share = (states[:, 0] == 0).mean()
+    assert share == pytest.approx(1 / 2.3, abs=5 * 0.5 / np.sqrt(100_000))

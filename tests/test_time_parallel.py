@@ -66,8 +66,8 @@ def test_chains_that_forget(guesses, np_backend, dtype, shapes, form):
 def test_elsewhere(guesses, backend, dtype, form):
     x, options = normal(2, T, 3), given_as(form, uniform(1, 3, 3), uniform(3))
     check_chain(backend, dtype, x, **options)
-    # Without float64 logs round too much to be compared.
-    assert all(guesses) == ("float64" in backend.dtypes)
+    # Without float64 logs may round too much to be compared.
+    assert all(guesses) or "float64" not in backend.dtypes
 
 
 @pytest.mark.parametrize("stay", [0.5, 0.8, 0.9, 0.95, 0.99, 0.999, 0.9999999])

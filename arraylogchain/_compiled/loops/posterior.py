@@ -125,8 +125,10 @@ def inverse_total(a, w, weighed, g, by_weight):
         total += a[k] * w[k]
         top = b if b > top else top
         least = b if 0.0 < b < least else least
-    size = (g if g > 0.0 else -g) / total
-    in_range = top * size <= 2.0**400 and (not by_weight or least * size >= 2.0**-700)
+    g = g if g > 0.0 else -g
+    size = g / total
+    all_count = by_weight or g < 2.0**-300
+    in_range = top * size <= 2.0**400 and (not all_count or least * size >= 2.0**-700)
     return 1 / total if in_range and len(a) * SAFE <= total <= 2.0**1000 else 0.0
 
 

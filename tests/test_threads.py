@@ -118,7 +118,9 @@ def test_calls_from_many_threads_and_from_within():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")
 def test_after_fork():
+    """Other libraries that are loaded, and Python itself, may warn of forks."""
     blocks_of(4, 1, workers=2)
     assert _threads._pool is not None
     child = multiprocessing.get_context("fork").Process(target=_in_child)

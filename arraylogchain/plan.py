@@ -17,8 +17,8 @@ _STEP = 3e-5
 _ENTRY = 2e-9
 _MULTIPLY_ADD = 1.5e-11
 # Compiled loops, on two threads: of one step of one row, for an entry, for a multiply-add.
-_LOOP_STEP = 5e-8
-_LOOP_ENTRY = 4e-9
+_LOOP_STEP = 2.5e-8
+_LOOP_ENTRY = 2e-9
 _LOOP_MULTIPLY_ADD = 6e-11
 _LOOP_CALL = 2e-5
 

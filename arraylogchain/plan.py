@@ -44,7 +44,6 @@ class Sizes(NamedTuple):
     num_states: int
     num_real: int
     is_ragged: bool
-    has_one_matrix: bool
 
 
 def sizes_of(chain: Chain) -> Sizes:
@@ -55,15 +54,8 @@ def sizes_of(chain: Chain) -> Sizes:
         num_real = groups * rows * chain.num_steps
     else:
         num_real = int(lengths.sum()) * (chain.num_rows // max(1, lengths.size))
-    return Sizes(
-        groups,
-        rows,
-        chain.num_steps,
-        chain.num_states,
-        num_real,
-        lengths is not None,
-        chain.has_one_matrix,
-    )
+    steps, states = chain.num_steps, chain.num_states
+    return Sizes(groups, rows, steps, states, num_real, lengths is not None)
 
 
 class Choice(NamedTuple):
@@ -86,14 +78,23 @@ def choose(operation: str, sizes: Sizes, backends: tuple[str, ...], workspace: i
     route = "segments" if segments > 1 else "vector"
     if "compiled" not in backends:
         return Choice(route, "there are no compiled loops for these arrays", segments)
-    if 32 * sizes.num_states**2 > workspace:
-        return Choice(route, "loops' copies of a matrix would not fit the workspace", segments)
-    loops, arrays = _loop_seconds(sizes), _array_seconds(sizes, segments)
+    if least_workspace(sizes.num_steps, sizes.num_states) > workspace:
+        return Choice(route, "what loops hold would not fit the workspace", segments)
     if operation in ("viterbi", "sample", "log_weight"):
         return Choice("compiled", "there is no matrix multiply in it")
-    if loops <= arrays:
+    if _loop_seconds(sizes) <= _array_seconds(sizes, segments):
         return Choice("compiled", "few states or few rows")
     return Choice(route, "matrix multiplies pay for many states and rows", segments)
+
+
+def least_workspace(num_steps: int, num_states: int) -> int:
+    """Return the bytes that compiled loops need at least to keep to a workspace.
+
+    A matrix as it is given, converted, transposed and exponentiated; and for one row, the states of
+    about sqrt(T) steps, beside as many from which to compute the others again.
+    """
+    window = 2 * (math.isqrt(num_steps) + 2)
+    return 2 * window * (16 * num_states + 1) + 64 * num_states**2 + (1 << 16)
 
 
 def _loop_seconds(sizes: Sizes) -> float:
@@ -227,8 +228,13 @@ def _written(operation: str, chain: Chain) -> int:
     """Return how many numbers an operation returns for one sample or path of each row."""
     if operation == "expected_transitions":
         return 0 if chain.transitions is None else math.prod(chain.transitions.shape)
-    each = {"log_partition": 1, "entropy": 1, "log_weight": 1, "sample": chain.num_steps}
-    each["viterbi"] = chain.num_steps
+    each = {
+        "log_partition": 1,
+        "entropy": 1,
+        "log_weight": 1,
+        "sample": chain.num_steps,
+        "viterbi": chain.num_steps,
+    }
     return chain.num_rows * each.get(operation, chain.num_steps * chain.num_states)
 
 

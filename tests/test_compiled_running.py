@@ -15,8 +15,9 @@ from arraylogchain._compiled import why_not
 if why_not() is not None:
     pytest.skip(why_not(), allow_module_level=True)
 
-from arraylogchain._compiled.chains import least_workspace, sums, sweep
+from arraylogchain._compiled.chains import sums, sweep
 from arraylogchain._compiled.loops import entropy, matrices, paths, posterior, recursion
+from arraylogchain.plan import least_workspace
 from tests.compiled_chain import CompiledChain
 
 OPERATIONS = (

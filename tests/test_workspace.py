@@ -1,5 +1,6 @@
 """`workspace` bounds all temporaries, for any shape, and is never needed in full to be right."""
 
+import importlib
 import tracemalloc
 
 import numpy as np
@@ -44,6 +45,7 @@ def _everything_imported():
     wide = normal(40, 40, sd=1000)
     alc.logmatmulexp(wide, wide)  # where Numba is installed, the loop is compiled now
     alc.LogChain(x, transitions=uniform(2, 3, 3)).log_partition()
+    importlib.import_module("arraylogchain._array.chains")  # where that took a loop
 
 
 def test_the_meter_works():
@@ -153,6 +155,20 @@ def test_chains(case, method, workspace):
     x, options = CHAINS[case]()
     used = temporaries(lambda: getattr(alc.LogChain(x, **options, workspace=workspace), method)())
     assert used <= workspace
+
+
+@pytest.mark.chains
+@pytest.mark.parametrize("operation", ["log_partition", "marginals", "entropy", "viterbi"])
+@pytest.mark.parametrize("K", [110, 140, 180])
+def test_chains_where_loops_begin_not_to_fit(K, operation):
+    chain = alc.LogChain(normal(2000, K), log_transitions=normal(1, K, K), workspace=SMALLEST)
+    getattr(chain, operation)()  # where Numba is installed, loops are compiled now
+
+    def call():
+        found = getattr(chain, operation)()
+        return tuple(found) if operation == "viterbi" else found
+
+    assert temporaries(call) <= SMALLEST
 
 
 MATRIX_CHAINS = {

@@ -15,14 +15,12 @@ from arraylogchain._compiled.chains.posterior import (
     marginals,
     value_and_pullback,
 )
-from arraylogchain._compiled.chains.sweep import least_workspace
 
 __all__ = [
     "backward_messages",
     "entropy",
     "expected_transitions",
     "forward_messages",
-    "least_workspace",
     "log_partition",
     "log_weight",
     "marginals",

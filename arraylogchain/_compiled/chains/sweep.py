@@ -65,16 +65,6 @@ _NO_MESSAGES = (_NO_ROWS, 0, 0)
 _NO_TOTALS = np.empty(0)
 
 
-def least_workspace(num_steps: int, num_states: int) -> int:
-    """Return the bytes that loops need at least to keep to a workspace.
-
-    A matrix as it is given, converted, transposed and exponentiated; and for one row, the states of
-    about sqrt(T) steps, beside as many from which to compute the others again.
-    """
-    window = 2 * (math.isqrt(num_steps) + 2)
-    return 2 * window * (16 * num_states + 1) + 64 * num_states**2 + (1 << 16)
-
-
 class Sweep:
     """A chain, its arrays, and how it is cut.
 

@@ -143,7 +143,7 @@ def forward_step(m, e, scale, P, L, shift, flag, bands, s, x, i, scratch):
         if zeros > 0 and flag & (LOST | SMALL) and not unproved:
             unproved = not are_zeros(m, P, L, s, flag, scratch)
     if unproved:
-        wide_product(m, e, scale, P, L, shift, flag, s, scratch)
+        wide_product(m, e, scale, P, L, shift, flag, bands, s, scratch)
         weigh(m, e, scale, x, i)
         rescale(m, e, scale)
         return False
@@ -183,7 +183,7 @@ def backward_step(m, e, scale, P, L, shift, flag, bands, s, x, i, weighed, scrat
             unproved = not are_zeros(weighed, P, L, s, flag, scratch)
     if unproved:
         weigh(m, e, scale, x, i)
-        wide_product(m, e, scale, P, L, shift, flag, s, scratch)
+        wide_product(m, e, scale, P, L, shift, flag, bands, s, scratch)
         return
     for k in range(K):
         m[k] = scratch[SUMS, k]
@@ -240,17 +240,35 @@ def are_zeros(m, P, L, s, flag, scratch):
 
 
 @inner
-def wide_product(m, e, scale, P, L, shift, flag, s, scratch):
+def wide_product(m, e, scale, P, L, shift, flag, bands, s, scratch):
     """Multiply by matrix s in wide numbers; the state before that is left in the scratch."""
     K = len(m)
     as_wide(m, e, scale[WIDE] != 0.0, scratch)
     scale[WIDE] = 1.0
     add_to_scale(scale, shift)
     for j in range(K):
-        top, special = column_terms(scratch, P, L, shift, flag, s, j)
-        m[j], e[j] = sum_terms(scratch, top)
-        if special != 0.0:
-            m[j], e[j] = special, 0.0
+        # Sums relative to their largest exponent so far, and those of infinities and NaN.
+        m[j], e[j], scratch[SUMS, j] = 0.0, -INF, 0.0
+    b = s if len(bands) > 1 else 0
+    for k in range(K):
+        if scratch[WEIGHED, k] == 0.0 and not flag & SPECIAL:
+            continue
+        first, end = (0, K) if flag & SPECIAL else (bands[b, k, 0], bands[b, k, 1])
+        for j in range(first, end):
+            p, n = any_wide_exp(L[s, k, j] - shift) if flag & LOGS else split(P[s, k, j])
+            term = scratch[WEIGHED, k] * p
+            n += scratch[WEIGHED_EXPONENTS, k]
+            if not term < INF:
+                scratch[SUMS, j] += term
+            elif term != 0.0 and n > e[j]:
+                m[j], e[j] = m[j] * power_of_two(e[j] - n) + term, n
+            elif term != 0.0:
+                m[j] += term * power_of_two(n - e[j])
+    for j in range(K):
+        m[j], n = split(m[j])
+        e[j] = e[j] + n if m[j] != 0.0 else 0.0
+        if scratch[SUMS, j] != 0.0:
+            m[j], e[j] = scratch[SUMS, j], 0.0
     if flag & SPECIAL:
         for k in range(K):
             for j in range(K):

@@ -28,8 +28,8 @@ _WORK = 1 << 22
 # What a step costs beside its products, for each state and in all.
 _STATE_WORK, _STEP_WORK = 16, 64
 
-# Rows for which it pays to make a matrix ready.
-_ROWS_PER_MATRIX = 64
+# Rows to share matrices that are prepared for each block.
+_ROWS_OF_A_BLOCK = 192
 
 # Tiles that share the workspace.
 TILES = 16
@@ -90,12 +90,12 @@ class Sweep:
         self.chain = chain
         self.layout = layout = layout_of(chain)
         self.T, self.K = T, K = chain.num_steps, chain.num_states
-        # An eighth each for copies of arrays as a whole, half for what belongs to tiles.
+        # A half for what belongs to tiles, less than that for copies of arrays as a whole.
         self.budget = workspace // 2
-        part = workspace // 8
-        self.potentials = Rows(chain.potentials, layout, POTENTIALS, part)
-        self.initial = self._ends(chain.initial, INITIAL, part)
-        self.final = self._ends(chain.final, FINAL, part)
+        self.potentials = Rows(chain.potentials, layout, POTENTIALS, workspace // 8)
+        self.initial = self._ends(chain.initial, INITIAL, workspace // 32)
+        self.final = self._ends(chain.final, FINAL, workspace // 32)
+        part = workspace // 4 if forward is None or backward is None else workspace // 8
         given = (chain.transitions, chain.transitions_in_logs, layout, K, T, part)
         self.matrices: dict[bool, Matrices] = {}
         for is_backward, form in ((False, forward), (True, backward)):
@@ -124,12 +124,14 @@ class Sweep:
         How rows are cut does not depend on the number of threads.
         """
         row_bytes += 16 * self.K + 8 * SCALE + 64
-        budget = max(self.budget // TILES, min(self.budget, row_bytes))
-        by_work = max(1, _WORK // (self.T * self.step_work))
+        together = max(1, _WORK // (self.T * self.step_work))
+        least = 1
         if any(each.whole is None and not each.is_one for each in self.matrices.values()):
-            # Matrices are made ready for each tile again: that is to pay for many rows.
-            by_work = max(by_work, _ROWS_PER_MATRIX)
-        rows = min(self.layout.num_rows, by_work, max(1, budget // row_bytes))
+            # Many rows of a group share what it takes to prepare the matrices of a block.
+            least = min(_ROWS_OF_A_BLOCK, self.layout.rows_per_group)
+        together = min(self.layout.num_rows, max(together, least))
+        budget = min(self.budget, max(self.budget // TILES, least * row_bytes))
+        rows = min(together, max(1, budget // row_bytes))
         return rows, max(1, min(num_workers(), self.budget // budget))
 
     def windows(self, rows: range, step_bytes: int) -> list[range]:

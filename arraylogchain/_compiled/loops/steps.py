@@ -29,10 +29,9 @@ from arraylogchain._compiled.loops.numbers import (
     two_sum,
 )
 
-# What is where in a scale: logarithm, power of two, whether weights are wide, whether a NaN was
-# among what they were made of.
-HIGH, LOW, POWER, WIDE, NAN = range(5)
-SCALE = 5
+# What is where in a scale: logarithm, power of two, whether weights are wide.
+HIGH, LOW, POWER, WIDE = range(4)
+SCALE = 4
 
 # What is known of a matrix.
 SPECIAL = 1  # some entries are NaN, infinite or negative
@@ -111,8 +110,6 @@ def load(values, i, in_logs, m, e, scale):
     scale[WIDE] = 1.0
     for k in range(len(m)):
         m[k], e[k] = any_wide_exp(values[i, k] - top) if in_logs else split(values[i, k])
-        if m[k] != m[k]:
-            scale[NAN] = 1.0
 
 
 @inlined
@@ -145,7 +142,7 @@ def forward_step(m, e, scale, P, L, shift, flag, bands, s, x, i, scratch):
         if zeros > 0 and not unproved and (flag & (LOST | SMALL) or has_small(m)):
             unproved = not are_zeros(m, P, L, s, flag, scratch)
     if unproved:
-        wide_product(m, e, scale, P, L, shift, flag, s, scratch)
+        wide_product(m, e, scale, P, L, shift, flag, bands, s, scratch)
         weigh(m, e, scale, x, i)
         rescale(m, e, scale)
         return False
@@ -185,7 +182,7 @@ def backward_step(m, e, scale, P, L, shift, flag, bands, s, x, i, weighed, scrat
             unproved = not are_zeros(weighed, P, L, s, flag, scratch)
     if unproved:
         weigh(m, e, scale, x, i)
-        wide_product(m, e, scale, P, L, shift, flag, s, scratch)
+        wide_product(m, e, scale, P, L, shift, flag, bands, s, scratch)
         return
     for k in range(K):
         m[k] = scratch[SUMS, k]
@@ -251,22 +248,37 @@ def are_zeros(m, P, L, s, flag, scratch):
 
 
 @inner
-def wide_product(m, e, scale, P, L, shift, flag, s, scratch):
+def wide_product(m, e, scale, P, L, shift, flag, bands, s, scratch):
     """Multiply by matrix s in wide numbers; the state before that is left in the scratch."""
     K = len(m)
     as_wide(m, e, scale[WIDE] != 0.0, scratch)
     scale[WIDE] = 1.0
     add_to_scale(scale, shift)
     for j in range(K):
-        top, special = column_terms(scratch, P, L, shift, flag, s, j)
-        m[j], e[j] = sum_terms(scratch, top)
-        if special != 0.0:
-            m[j], e[j] = special, 0.0
-    if flag & SPECIAL:
-        for k in range(K):
-            for j in range(K):
-                if L[s, k, j] != L[s, k, j] or (L[s, k, j] < 0.0 and not flag & LOGS):
-                    scale[NAN] = 1.0
+        # Sums relative to their largest exponent so far, and those of infinities and NaN.
+        m[j], e[j], scratch[SUMS, j] = 0.0, -INF, 0.0
+    b = s if len(bands) > 1 else 0
+    for k in range(K):
+        if scratch[WEIGHED, k] == 0.0 and not flag & SPECIAL:
+            continue
+        first, end = bands[b, k, 0], bands[b, k, 1]
+        if flag & SPECIAL or not scratch[WEIGHED, k] < INF:
+            first, end = 0, K  # infinity times zero is NaN
+        for j in range(first, end):
+            p, n = any_wide_exp(L[s, k, j] - shift) if flag & LOGS else split(P[s, k, j])
+            term = scratch[WEIGHED, k] * p
+            n += scratch[WEIGHED_EXPONENTS, k]
+            if not term < INF:
+                scratch[SUMS, j] += term
+            elif term != 0.0 and n > e[j]:
+                m[j], e[j] = m[j] * power_of_two(e[j] - n) + term, n
+            elif term != 0.0:
+                m[j] += term * power_of_two(n - e[j])
+    for j in range(K):
+        m[j], n = split(m[j])
+        e[j] = e[j] + n if m[j] != 0.0 else 0.0
+        if scratch[SUMS, j] != 0.0:
+            m[j], e[j] = scratch[SUMS, j], 0.0
 
 
 @inner
@@ -280,8 +292,6 @@ def weigh(m, e, scale, x, i):
         f, n = any_wide_exp(x[i, k] - top)
         m[k] *= f
         e[k] = e[k] + n if 0.0 < m[k] < INF else 0.0
-        if x[i, k] != x[i, k]:
-            scale[NAN] = 1.0
     scale[WIDE] = 1.0
 
 
@@ -357,7 +367,6 @@ def weighted_total(m, e, scale, values, i, in_logs, scratch):
     load(values, i, in_logs, factors, factors_e, own)
     is_wide, too = scale[WIDE] != 0.0, own[WIDE] != 0.0
     top, special = wide_products(m, e, is_wide, factors, factors_e, too, scratch)
-    scale[NAN] += own[NAN]
     if special != 0.0:
         return special
     total, n = sum_terms(scratch, top)

@@ -79,13 +79,13 @@ def _ours(patterns: Sequence[str]) -> Iterator[tuple[Case, Contestant]]:
 
 
 def _take_turns(sides: tuple[Side, Side], rounds: int) -> list[float]:
-    """Return the median time of each side; another one is first in each round."""
+    """Return the median time of each side."""
     times: list[list[float]] = [[], []]
     begin = time.monotonic()
     for number in range(rounds):
-        for i in (0, 1) if number % 2 else (1, 0):
+        for side, seconds in zip(sides, times, strict=True):
             time.sleep(_PAUSE)
-            times[i].append(sides[i].ask())
+            seconds.append(side.ask())
         if number >= 2 and time.monotonic() - begin > _SECONDS:
             break
     return [statistics.median(each) for each in times]
@@ -165,6 +165,7 @@ class Timer:
     def run(self, **request: Any) -> float:
         if request:
             self._prepare(**request)
+        self._call(0)  # caches and threads are those of the other side
         return self._device.time(self._contestant, self._call, self._repeats).seconds
 
     def _prepare(self, case: str, label: str, quick: bool) -> None:

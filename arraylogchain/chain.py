@@ -266,10 +266,7 @@ class LogChain:
         ctx, chain = self._enter()
         with ctx.computing():
             states = _chain_calls.compute("viterbi", ctx, chain, self._workspace)
-            path = states
-            if chain.lengths is not None:
-                path = ctx.xp.where(states < 0, ctx.xp.zeros_like(states), states)
-            weight = _chain_calls.log_weight(ctx, chain, self._workspace, path)
+            weight = _chain_calls.log_weight(ctx, chain, self._workspace, states)
             return ChainPath(ctx.hand_back(states), ctx.hand_back(weight))
 
     def log_weight(self, states: Array) -> Array:

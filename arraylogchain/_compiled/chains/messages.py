@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from arraylogchain._compiled.chains.sweep import State, Sweep
+from arraylogchain._compiled.chains.sweep import Sweep
+from arraylogchain._compiled.loops import recursion
 from arraylogchain._context import Array, Context
 from arraylogchain._inputs.chain import Chain
 
 
 def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the logs of the sums over all paths, [*batch]."""
-    if chain.num_states == 0 or chain.num_rows == 0:
-        return np.full(chain.batch, -math.inf, ctx.result_dtype)
     out = np.empty(chain.batch, ctx.result_dtype)
     sweep = Sweep(chain, workspace)
     flat = out.reshape(-1)
@@ -41,34 +39,26 @@ def backward_messages(ctx: Context, chain: Chain, workspace: int) -> Array:
 
 def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Array:
     shape = (*chain.batch, chain.num_steps, chain.num_states)
-    if chain.lengths is None:
-        out: Any = np.empty(shape, ctx.result_dtype)
-    else:
-        out = np.full(shape, -math.inf, ctx.result_dtype)
-    if out.size == 0:
-        return out
-    forms = (None, "transposed") if backward else ("weights", None)
-    sweep = Sweep(chain, workspace, *forms)
+    out = np.empty(shape, ctx.result_dtype)
+    if chain.lengths is not None:
+        out[...] = -math.inf
+    sweep = Sweep(chain, workspace, *((None, "transposed") if backward else ("weights", None)))
     flat = out.reshape(-1, *shape[-2:])
-    written = out.dtype == np.float64 and sweep.layout.in_order
-
-    def run(rows: range, steps: range, state: State, messages: Any) -> None:
-        if backward:
-            sweep.backward(rows, steps, state, messages)
-        else:
-            sweep.forward(rows, steps, state, messages=messages)
+    in_place = out.dtype == np.float64 and sweep.layout.in_order
 
     def work(rows: range) -> None:
-        state = sweep.state(rows)
-        if written:
-            run(rows, range(sweep.T), state, (flat, rows.start, 0))
-            return
-        places = sweep.layout.positions(rows)
-        blocks = list(sweep.blocks(rows, range(sweep.T), 8 * sweep.K))
-        for block in reversed(blocks) if backward else blocks:
-            buffer = np.full((len(rows), len(block), sweep.K), -math.inf)
-            run(rows, block, state, (buffer, 0, block.start))
-            flat[places, block.start : block.stop] = buffer
+        states, places = sweep.state(rows), sweep.layout.positions(rows)
+        blocks = list(sweep.blocks(rows, range(sweep.T), 0 if in_place else 8 * sweep.K))
+        for steps in reversed(blocks) if backward else blocks:
+            messages = flat, rows.start, 0
+            if not in_place:
+                messages = np.full((len(rows), len(steps), sweep.K), -math.inf), 0, steps.start
+            if backward:
+                recursion.backward(sweep.read(rows, steps, backward=True), states, messages)
+            else:
+                sweep.forward(rows, steps, states, messages=messages)
+            if not in_place:
+                flat[places, steps.start : steps.stop] = messages[0]
 
     sweep.share(work)
     return out

@@ -10,15 +10,16 @@ certified product, A = exp(a - r) and B = exp(b - c), and their sums S = exp(out
 
     sum_j h_ij p_ikj = A_ik sum_j (h_ij / S_ij) B_kj,
 
-a matrix multiply. It is right to rounding under the same condition as the product itself: S above
-`certificate_threshold`. Entries below that are left to float64, where it is wider, and to `exact`;
-so are those whose h / S would overflow. Entries that are infinite have no posterior: p is 0 there.
+a matrix multiply; factors A or B may be multiplied by weights of their terms. It is right to
+rounding under the same condition as the product itself: S above `certificate_threshold`. Entries
+below that are left to float64, where it is wider, and then to `exact_posterior`; so are those whose
+h / S would overflow. Entries that are infinite have no posterior: p is 0 there.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from arraylogchain._array.products.operand import (
     Operand,
@@ -58,21 +59,39 @@ def posterior_operand(ctx: Context, x: Array, axis: int, precision: Precision) -
     return operand
 
 
-@dataclass(frozen=True, slots=True)
-class Moments:
-    """What a sum over p is weighted by beside h: ``u_ik + v_kj - q_ij``."""
+Pair = tuple[Array | None, Array | None]  # something of the first operand, and of the second
 
-    u: Array
-    v: Array
-    q: Array
 
-    def part(self, box: Box) -> Moments:
-        at, rows, cols = box
-        return Moments(self.u[at, rows, :], self.v[at, :, cols], self.q[box])
+class Weights(NamedTuple):
+    """What the terms of sums are multiplied by: u_ik and v_kj, each in one of two ways.
 
-    def magnitude(self, ctx: Context) -> float:
-        """Return the largest magnitude of all; NaN counts for nothing."""
-        return max(abs(x) for array in (self.u, self.v, self.q) for x in ctx.extremes(array))
+    ``own_ik sum_j h_ij p_ikj other_kj`` goes to the first operand, and likewise to the second.
+    """
+
+    own: Pair = (None, None)
+    other: Pair = (None, None)
+
+    def part(self, box: Box) -> Weights:
+        """Return the weights for a part of a tile."""
+        return Weights(*((part_of(u, box, 0), part_of(v, box, 1)) for u, v in self))
+
+
+UNWEIGHTED = Weights()
+
+
+def terms_of(x: Array | None, k: slice, side: int) -> Array | None:
+    """Return some terms of an array like the first operand (side 0) or the second (side 1)."""
+    if x is None:
+        return None
+    return x[..., k, :] if side else x[..., k]
+
+
+def part_of(x: Array | None, box: Box, side: int) -> Array | None:
+    """Return what a box [batch, rows, cols] of a tile has of an array like one of the operands."""
+    if x is None:
+        return None
+    batch, rows, cols = box
+    return x[batch, :, cols] if side else x[batch, rows, :]
 
 
 class Sums:
@@ -82,28 +101,22 @@ class Sums:
     ----------
     ctx : Context
     target : array [batch, rows, K] or [batch, K, cols]
-    of_a : bool
-        Which of the two.
+    side : int
+        Which of the two: 0 or 1.
     fresh : bool
         Whether the first sums that arrive are written instead of being added.
     """
 
-    def __init__(self, ctx: Context, target: Array, of_a: bool, fresh: bool) -> None:
-        self.ctx, self.target, self.of_a, self.fresh = ctx, target, of_a, fresh
+    def __init__(self, ctx: Context, target: Array, side: int, fresh: bool) -> None:
+        self.ctx, self.target, self.side, self.fresh = ctx, target, side, fresh
 
     def part(self, box: Box) -> Sums:
         """Return the sums for a part of the tile [batch, rows, cols]."""
-        at, rows, cols = box
-        inner = slice(None)
-        where = (at, rows, inner) if self.of_a else (at, inner, cols)
-        return Sums(self.ctx, self.target[where], self.of_a, self.fresh)
-
-    def _chunk(self, k: slice) -> Array:
-        return self.target[..., k] if self.of_a else self.target[..., k, :]
+        return Sums(self.ctx, part_of(self.target, box, self.side), self.side, self.fresh)
 
     def add(self, k: slice, x: Array) -> None:
         """Add the sums of a chunk of terms."""
-        target = self._chunk(k)
+        target = terms_of(self.target, k, self.side)
         if x.dtype != target.dtype:
             x = self.ctx.xp.astype(x, target.dtype)
         if self.fresh:
@@ -114,7 +127,7 @@ class Sums:
     def add_product(self, k: slice, left: Array, right: Array, factor: Array) -> None:
         """Add factor * (left @ right), the sums of a chunk of terms."""
         xp, ctx = self.ctx.xp, self.ctx
-        target = self._chunk(k)
+        target = terms_of(self.target, k, self.side)
         if self.fresh and factor.dtype == target.dtype:
             ctx.apply(xp.matmul, left, right, out=target)
             ctx.in_blocks(
@@ -130,7 +143,7 @@ class Sums:
     def propagate_nan(self, nan: Array) -> None:
         """Make NaN of what a NaN in the product [batch, rows, cols] came from."""
         xp = self.ctx.xp
-        hit = xp.any(nan, axis=-1 if self.of_a else -2, keepdims=True)
+        hit = xp.any(nan, axis=-2 if self.side else -1, keepdims=True)
         nans = xp.zeros(hit.shape, dtype=self.target.dtype, device=self.ctx.device)
         nans[hit] = math.nan
         self.target[...] += nans
@@ -166,16 +179,43 @@ class ScaledPosterior:
         bool array [batch, rows, cols] or None
             Finite entries that are asked for and not proved, where there are any.
         """
-        self.weights = self.ctx.empty(self.shape, self.ctx.dtype(self.precision))
+        xp, ctx = self.ctx.xp, self.ctx
+        self.weights = ctx.empty(self.shape, ctx.dtype(self.precision))
         limit = 2.0**self.precision.top / _ROOM / max(scale, 1.0)
+        largest = 1.0 / certificate_threshold(self.precision, self.inner)
         precise = self._is_precise(out)
         if not precise:
-            for k in chunks(self.inner, self.chunk):
-                self._add_product(self.weights, *self._factors(k), first=k.start == 0)
-        everywhere = precise and self.a.narrow and self.b.narrow and among is None
-        if everywhere and self._divide_all(out, h, limit):
-            return None
-        return self._divide(out, h, among, limit, summed=not precise)
+            self._multiply(self.weights)
+        left = ctx.empty(self.shape, xp.bool)
+        found: list[Box] = []
+
+        def divide(box: Box) -> None:
+            part = self.weights[box]
+            if precise:
+                total = self.a.shift[within(box, self.a.shift.shape)]
+                total = total + self.b.shift[within(box, self.b.shift.shape)]
+                ctx.apply(xp.subtract, total, out[box], out=part)
+                ctx.apply(xp.exp, part, out=part)
+            else:
+                ctx.apply(xp.divide, xp.ones_like(part), part, out=part)
+            proved = part <= largest
+            if h is not None:
+                ctx.apply(xp.multiply, part, ctx.load(h[box], self.precision), out=part)
+                # A NaN in h stays.
+                proved = proved & ~(xp.abs(part) > limit)
+            left[box] = ~proved
+            if among is None and bool(xp.all(proved)):
+                return
+            asked = xp.isfinite(out[box])
+            if among is not None:
+                asked = asked & among[box]
+            part[...] = xp.where(asked & proved, part, xp.zeros_like(part))
+            left[box] = asked & ~proved
+            if bool(xp.any(left[box])):
+                found.append(box)
+
+        ctx.in_blocks(divide, self.shape, self.block)
+        return left if found else None
 
     def _is_precise(self, out: Array) -> bool:
         """Tell whether S can be read off the product: finite entries round to within 8 eps."""
@@ -192,132 +232,58 @@ class ScaledPosterior:
                 return False
         return True
 
-    def _invert(self, box: tuple[slice, ...], out: Array, part: Array) -> None:
-        """Write 1 / S, read off the product, into `part`."""
-        xp = self.ctx.xp
-        total = self.a.shift[within(box, self.a.shift.shape)]
-        total = total + self.b.shift[within(box, self.b.shift.shape)]
-        self.ctx.apply(xp.subtract, total, out[box], out=part)
-        self.ctx.apply(xp.exp, part, out=part)
+    def _factors(self, k: slice, *weights: Pair) -> list[list[Array]]:
+        """Return the chunk k of both factors, times each pair of weights of both."""
+        found: list[list[Array]] = [[] for _ in weights]
+        for side, x in enumerate((self.a, self.b)):
+            factor = self._factor(x, k, side)
+            for pair, weighted in zip(weights, found, strict=True):
+                weight = terms_of(pair[side], k, side)
+                weighted.append(
+                    factor if weight is None else factor * self.ctx.load(weight, self.precision)
+                )
+        return found
 
-    def _divide_all(self, out: Array, h: Array | None, limit: float) -> bool:
-        """Compute h / S everywhere; return False where that overflows, or `out` is not finite."""
-        xp, ctx = self.ctx.xp, self.ctx
-        failed: list[Box] = []
-
-        def divide(box: Box) -> None:
-            part = self.weights[box]
-            self._invert(box, out, part)
-            if h is not None:
-                ctx.apply(xp.multiply, part, ctx.load(h[box], self.precision), out=part)
-            if not (float(xp.max(part)) <= limit and float(xp.min(part)) >= -limit):
-                failed.append(box)
-
-        ctx.in_blocks(divide, self.shape, self.block)
-        return not failed
-
-    def _divide(
-        self, out: Array, h: Array | None, among: Array | None, limit: float, summed: bool
-    ) -> Array | None:
-        """Turn sums in the weights into h / S where proved, else into 0."""
-        xp, ctx = self.ctx.xp, self.ctx
-        largest = 1.0 / certificate_threshold(self.precision, self.inner)
-        left = ctx.empty(self.shape, xp.bool)
-        found: list[Box] = []
-
-        def divide(box: Box) -> None:
-            part = self.weights[box]
-            if summed:
-                ctx.apply(xp.divide, xp.ones_like(part), part, out=part)
-            else:
-                self._invert(box, out, part)
-            asked = xp.isfinite(out[box])
-            if among is not None:
-                asked = asked & among[box]
-            proved = asked & (part <= largest)
-            if h is not None:
-                ctx.apply(xp.multiply, part, ctx.load(h[box], self.precision), out=part)
-                # A NaN in h stays.
-                proved = proved & ~(xp.abs(part) > limit)
-            part[...] = xp.where(proved, part, xp.zeros_like(part))
-            left[box] = asked & ~proved
-            if bool(xp.any(left[box])):
-                found.append(box)
-
-        ctx.in_blocks(divide, self.shape, self.block)
-        return left if found else None
-
-    def _factors(self, k: slice) -> tuple[Array, Array]:
-        """Return the chunk k of both factors; whole ones are kept."""
-        if self.chunk < self.inner:
-            left, right = self.a.values[..., k], self.b.values[..., k, :]
-            return self._factor(self.a, left), self._factor(self.b, right)
-        pair = []
-        for x in (self.a, self.b):
-            if x.factor is None:
-                x.factor = self._factor(x, x.values)
-            pair.append(x.factor)
-        return pair[0], pair[1]
-
-    def _factor(self, x: Operand, values: Array) -> Array:
-        xp = self.ctx.xp
+    def _factor(self, x: Operand, k: slice, side: int) -> Array:
+        """Return the chunk k of a factor; a whole one is kept."""
+        if x.factor is not None:
+            return x.factor
+        values = terms_of(x.values, k, side)
         factor = exponentials(self.ctx, values, x.shift, self.precision, self.block)
         if not x.clean:
             # What is infinite or NaN itself.
-            factor[xp.isnan(factor)] = 0.0
+            factor[self.ctx.xp.isnan(factor)] = 0.0
+        if self.chunk == self.inner:
+            x.factor = factor
         return factor
 
-    def _add_product(self, out: Array, left: Array, right: Array, first: bool) -> None:
-        xp = self.ctx.xp
-        if first:
-            self.ctx.apply(xp.matmul, left, right, out=out)
-        else:
-            self.ctx.apply(xp.add, out, xp.matmul(left, right), out=out)
-
-    def terms(self, u: Array | None, v: Array | None) -> Array:
-        """Return sum_k p_ikj (u_ik + v_kj), where the weights are 1 / S; 0 where those are."""
-        xp, ctx, inverse = self.ctx.xp, self.ctx, self.weights
-        total = xp.zeros_like(inverse)
+    def _multiply(self, out: Array, weights: Pair = (None, None)) -> None:
+        """Write the product of the weighted factors into `out`."""
+        xp, ctx = self.ctx.xp, self.ctx
         for k in chunks(self.inner, self.chunk):
-            left, right = self._factors(k)
-            if u is not None:
-                u_k = ctx.load(u[..., k], self.precision)
-                self._add_product(total, left * u_k, right, first=False)
-            if v is not None:
-                v_k = ctx.load(v[..., k, :], self.precision)
-                self._add_product(total, left, right * v_k, first=False)
+            ((left, right),) = self._factors(k, weights)
+            if k.start == 0:
+                ctx.apply(xp.matmul, left, right, out=out)
+            else:
+                ctx.apply(xp.add, out, xp.matmul(left, right), out=out)
+
+    def tangent(self, u: Array | None, v: Array | None) -> Array:
+        """Return sum_k p_ikj (u_ik + v_kj), where the weights are 1 / S; 0 where those are."""
+        xp, inverse = self.ctx.xp, self.weights
+        total, part = xp.zeros_like(inverse), xp.empty_like(inverse)
+        for weights in ((u, None), (None, v)):
+            if any(x is not None for x in weights):
+                self._multiply(part, weights)
+                self.ctx.apply(xp.add, total, part, out=total)
         return xp.where(inverse == 0, inverse, inverse * total)
 
-    def accumulate(
-        self, h: Array, moments: Moments | None, to_a: Sums | None, to_b: Sums | None
-    ) -> None:
-        """Add the sums of h p (u + v - q) over columns, and over rows, chunk by chunk."""
-        xp, ctx, weights = self.ctx.xp, self.ctx, self.weights
-        less = None
-        if moments is not None:
-            less = weights * ctx.load(moments.q, self.precision)
+    def accumulate(self, h: Array, weights: Weights, sums: list[Sums]) -> None:
+        """Add the sums of h p times the weights, chunk by chunk; h is in the proved weights."""
+        transpose = self.ctx.xp.matrix_transpose
         for k in chunks(self.inner, self.chunk):
-            left, right = self._factors(k)
-            right_t, left_t = xp.matrix_transpose(right), xp.matrix_transpose(left)
-            if moments is None:
-                if to_a is not None:
-                    to_a.add_product(k, weights, right_t, left)
-                if to_b is not None:
-                    to_b.add_product(k, left_t, weights, right)
-                continue
-            u = ctx.load(moments.u[..., k], self.precision)
-            v = ctx.load(moments.v[..., k, :], self.precision)
-            if to_a is not None:
-                part = u * xp.matmul(weights, right_t)
-                part += xp.matmul(weights, xp.matrix_transpose(right * v))
-                part -= xp.matmul(less, right_t)
-                to_a.add(k, self._scaled(part, left))
-            if to_b is not None:
-                part = v * xp.matmul(left_t, weights)
-                part += xp.matmul(xp.matrix_transpose(left * u), weights)
-                part -= xp.matmul(left_t, less)
-                to_b.add(k, self._scaled(part, right))
-
-    def _scaled(self, sums: Array, factor: Array) -> Array:
-        self.ctx.apply(self.ctx.xp.multiply, sums, factor, out=sums)
-        return sums
+            own, other = self._factors(k, *weights)
+            for s in sums:
+                if s.side == 0:
+                    s.add_product(k, self.weights, transpose(other[1]), own[0])
+                else:
+                    s.add_product(k, transpose(other[0]), self.weights, own[1])

@@ -11,12 +11,9 @@ in factors (`posterior`) or entry by entry (`exact_posterior`), put together in 
 
 from arraylogchain._array.products.certified import logmatmulexp
 from arraylogchain._array.products.contraction import matmul, matmul_gradients
+from arraylogchain._array.products.derivatives import logmatmulexp_second, logmatmulexp_tangent
 from arraylogchain._array.products.exact import logsumexp_where
-from arraylogchain._array.products.gradients import (
-    logmatmulexp_gradients,
-    logmatmulexp_second,
-    logmatmulexp_tangent,
-)
+from arraylogchain._array.products.gradients import logmatmulexp_gradients
 from arraylogchain._array.products.maxplus import (
     maxplus_gradients,
     maxplus_matmul,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from arraylogchain._array.products.exact import Entries
-from arraylogchain._array.products.operand import Operand
-from arraylogchain._array.products.posterior import Sums, Weights, terms_of
+from arraylogchain._array.products.operand import Operand, terms_of
+from arraylogchain._array.products.posterior import Sums
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import chunks
 
@@ -73,50 +73,23 @@ class ExactPosterior:
             ctx.apply(xp.divide, p, xp.where(total > 0, total, xp.ones_like(total)), out=p)
             yield box, p
 
-    def tangent(self, u: Array | None, v: Array | None) -> Array:
-        """Return sum_k p_ikj (u_ik + v_kj) [batch, rows, cols]; 0 where it is not wanted."""
+    def accumulate(self, h: Array, sums: list[Sums]) -> None:
+        """Add the sums of h p over columns and over rows, chunk by chunk."""
         xp, ctx, entries = self.ctx.xp, self.ctx, self.entries
-        dtype = ctx.dtype(self.precision)
-        found = xp.zeros(entries.shape, dtype=dtype, device=ctx.device)
+        # To what is not wanted nothing is added, not even NaN.
+        h = entries.select(xp.where(entries.wanted, ctx.load(h, self.precision), 0.0))
         for k in self.chunks:
-            readers = [
-                entries.reader(terms_of(x, k, side), side)
-                for side, x in enumerate((u, v))
-                if x is not None
-            ]
-            for box, p in self._posteriors(k):
-                for read in readers:
-                    found[box] += xp.sum(_times(xp, p, read(box)), axis=-1)
-        return entries.put(found, xp.zeros(entries.wanted.shape, dtype=dtype, device=ctx.device))
-
-    def accumulate(self, h: Array, weights: Weights, sums: list[Sums]) -> None:
-        """Add the sums of h p times the weights, chunk by chunk."""
-        xp, ctx, entries = self.ctx.xp, self.ctx, self.entries
-        # Of an entry that is not wanted, nothing is added, not even NaN.
-        h = xp.where(entries.wanted, ctx.load(h, self.precision), 0.0)
-        h = entries.select(h)
-        for k in self.chunks:
-            targets, readers = [], []
+            targets = []
             for s in sums:
-                size = (*self.operands[s.side].values.shape[:-2], entries.wanted.shape[1 + s.side])
-                shape = (*size, k.stop - k.start)
-                targets.append(xp.zeros(shape, dtype=ctx.dtype(self.precision), device=ctx.device))
-                other = terms_of(weights.other[1 - s.side], k, 1 - s.side)
-                readers.append(None if other is None else entries.reader(other, 1 - s.side))
+                size = (entries.wanted.shape[0], entries.wanted.shape[1 + s.side], k.stop - k.start)
+                targets.append(xp.zeros(size, dtype=ctx.dtype(self.precision), device=ctx.device))
             for box, p in self._posteriors(k):
-                p = _times(xp, p, h[box][..., None])
-                for s, target, read in zip(sums, targets, readers, strict=True):
-                    x = p if read is None else _times(xp, p, read(box))
-                    entries.add(box, x, s.side, target)
+                of_h = h[box][..., None]
+                product = p * of_h
+                if bool(xp.any(xp.isinf(of_h))):
+                    # Nothing weighs nothing, even infinitely often; NaN stays.
+                    product = xp.where((p == 0) & ~xp.isnan(of_h), 0.0, product)
+                for s, target in zip(sums, targets, strict=True):
+                    entries.add(box, product, s.side, target)
             for s, x in zip(sums, targets, strict=True):
-                own = terms_of(weights.own[s.side], k, s.side)
-                x = xp.matrix_transpose(x) if s.side else x
-                s.add(k, x if own is None else x * ctx.load(own, self.precision))
-
-
-def _times(xp: Any, p: Array, x: Array) -> Array:
-    """Return p * x, where nothing weighs nothing even times infinity; NaN stays."""
-    product = p * x
-    if bool(xp.any(xp.isinf(x))):
-        product = xp.where((p == 0) & ~xp.isnan(x), xp.zeros_like(product), product)
-    return product
+                s.add(k, xp.matrix_transpose(x) if s.side else x)

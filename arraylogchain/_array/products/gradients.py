@@ -1,4 +1,4 @@
-"""Derivatives of the log product: sums over posterior weights, tile by tile.
+"""Gradients of the log product: sums over posterior weights, tile by tile.
 
 Everything is summed over broadcast axes by the fold: with operands [*batch, *rows, K] and
 [*batch, K, *cols], the gradient of the first sums over columns and that of the second over rows.
@@ -6,19 +6,14 @@ Everything is summed over broadcast axes by the fold: with operands [*batch, *ro
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from arraylogchain._array.products.exact_posterior import ExactPosterior
-from arraylogchain._array.products.operand import Operand
+from arraylogchain._array.products.operand import Operand, part_of
 from arraylogchain._array.products.posterior import (
-    UNWEIGHTED,
-    Pair,
     ScaledPosterior,
     Sums,
-    Weights,
-    part_of,
     posterior_operand,
 )
 from arraylogchain._array.products.tiled import Place, panels
@@ -28,6 +23,8 @@ from arraylogchain._fold import Box, Fold, boxes
 
 # Rows and columns of a tile where they fit: what is added up over tiles is written once per tile.
 _SIDE = 1024
+
+Pair = tuple[Array | None, Array | None]
 
 
 def logmatmulexp_gradients(
@@ -47,7 +44,7 @@ def logmatmulexp_gradients(
     own. A NaN in an operand shows in them; with `propagates_nan` False it has no gradient instead,
     as +inf.
     """
-    walk = _Walk(ctx, layout, a, b, out, budget, copies=2)
+    walk = _Walk(ctx, layout, a, b, out, budget)
     totals = walk.totals(wanted)
     g = walk.of_product(g)
     for tile, at in walk.tiles():
@@ -56,66 +53,6 @@ def logmatmulexp_gradients(
         if propagates_nan:
             tile.propagate_nan(sums)
     return walk.finish(totals)
-
-
-def logmatmulexp_tangent(
-    ctx: Context,
-    layout: Fold,
-    a: Array,
-    b: Array,
-    out: Array,
-    da: Array | None,
-    db: Array | None,
-    budget: int,
-) -> Array:
-    """Return q_ij = sum_k p_ikj (da_ik + db_kj), the change of `out` with those of a and b."""
-    xp = ctx.xp
-    walk = _Walk(ctx, layout, a, b, out, budget, copies=3)
-    result = ctx.empty(layout.full_shape, out.dtype)
-    view = layout.view_out(xp, result)
-    for tile, at in walk.tiles():
-        at.write(ctx, view, tile.tangent(*walk.weights(da, db, at)))
-    return xp.reshape(result, layout.out_shape)
-
-
-def logmatmulexp_second(
-    ctx: Context,
-    layout: Fold,
-    a: Array,
-    b: Array,
-    out: Array,
-    g: Array,
-    u: Array | None,
-    v: Array | None,
-    budget: int,
-) -> tuple[Array | None, Array | None, Array]:
-    """Return the gradients of `logmatmulexp_gradients` itself.
-
-    With (da, db) the gradients of sum(g * out), these are the gradients of sum(u * da) +
-    sum(v * db) with respect to a, b and g; u or v may be None, for zeros. With q the tangent of u
-    and v, the first two are the sums of ``g_ij p_ikj (u_ik + v_kj - q_ij)``, and the last is q.
-    """
-    xp = ctx.xp
-    zero = xp.zeros((1,) * len(layout.a_shape), dtype=ctx.dtype(ctx.precision), device=ctx.device)
-    u = xp.broadcast_to(zero, layout.a_shape) if u is None else u
-    v = xp.broadcast_to(zero, layout.b_shape) if v is None else v
-    walk = _Walk(ctx, layout, a, b, out, budget, copies=5)
-    totals = walk.totals((True, True))
-    result = ctx.empty(layout.full_shape, g.dtype)
-    view = layout.view_out(xp, result)
-    g = walk.of_product(g)
-    for tile, at in walk.tiles():
-        of_u, of_v = walk.weights(u, v, at)
-        q = tile.tangent(of_u, of_v)
-        at.write(ctx, view, q)
-        # Where the product is not finite, nothing is summed; a NaN is seen to by itself.
-        q = xp.where(xp.isfinite(tile.out), q, xp.zeros_like(q))
-        h, sums = ctx.load(at.read(xp, g, "out"), ctx.precision), walk.sums(totals, at)
-        tile.accumulate(-h * q, sums)
-        tile.accumulate(h, sums, Weights(own=(of_u, of_v)))
-        tile.accumulate(h, sums, Weights(other=(of_u, of_v)))
-        tile.propagate_nan(sums)
-    return *walk.finish(totals), xp.reshape(result, layout.out_shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,24 +67,12 @@ class _Tile:
     block: int
     workspace: int
 
-    def accumulate(self, h: Array, sums: list[Sums], weights: Weights = UNWEIGHTED) -> None:
-        """Add the sums of h p times the weights, over columns and over rows."""
-        given = [x for pair in weights for x in pair if x is not None]
-        scale = max(1.0, *(abs(x) for array in given for x in self.ctx.extremes(array)), 1.0)
-        for box, posterior in self._posteriors(h, scale):
-            posterior.accumulate(h[box], weights.part(box), [s.part(box) for s in sums])
+    def accumulate(self, h: Array, sums: list[Sums]) -> None:
+        """Add the sums of h p over columns and over rows."""
+        for box, posterior in self._posteriors(h):
+            posterior.accumulate(h[box], [s.part(box) for s in sums])
             for s in sums:
                 s.fresh = False
-
-    def tangent(self, u: Array | None, v: Array | None) -> Array:
-        """Return q_ij = sum_k p_ikj (u_ik + v_kj)."""
-        xp = self.ctx.xp
-        result = xp.zeros_like(self.out)
-        for box, posterior in self._posteriors(None, 1.0):
-            found = posterior.tangent(part_of(u, box, 0), part_of(v, box, 1))
-            result[box] += xp.astype(found, result.dtype, copy=False)
-        nan = self._nan()
-        return result if nan is None else xp.where(nan, xp.full_like(result, math.nan), result)
 
     def propagate_nan(self, sums: list[Sums]) -> None:
         """Make NaN of the sums that a NaN took part in."""
@@ -156,13 +81,11 @@ class _Tile:
             for s in sums:
                 s.propagate_nan(nan)
 
-    def _posteriors(
-        self, h: Array | None, scale: float
-    ) -> Iterator[tuple[Box, ScaledPosterior | ExactPosterior]]:
+    def _posteriors(self, h: Array) -> Iterator[tuple[Box, ScaledPosterior | ExactPosterior]]:
         """Yield boxes of the tile and posteriors of entries there; of each entry there is one."""
         ctx, every = self.ctx, slice(None)
         posterior = ScaledPosterior(ctx, self.a, self.b, ctx.precision, self.chunk, self.block)
-        left = posterior.prove(self.out, h, None, scale)
+        left = posterior.prove(self.out, h, None)
         yield (every, every, every), posterior
         if left is None:
             return
@@ -179,15 +102,14 @@ class _Tile:
                 rest: Array | None = left[box]
                 if not bool(ctx.xp.any(rest)):
                     continue
-                a, b = self.a.part((at, of_rows, every)), self.b.part((at, every, of_cols))
+                a, b = self.a.part(box, 0), self.b.part(box, 1)
                 if ctx.widest is not ctx.precision:
                     operands = (
-                        posterior_operand(ctx, x.values, axis, ctx.widest)
-                        for x, axis in ((a, -1), (b, -2))
+                        posterior_operand(ctx, x.values, side, ctx.widest)
+                        for side, x in enumerate((a, b))
                     )
                     wide = ScaledPosterior(ctx, *operands, ctx.widest, tiling.inner, self.block)
-                    part = None if h is None else h[box]
-                    rest = wide.prove(self.out[box], part, rest, scale)
+                    rest = wide.prove(self.out[box], h[box], rest)
                     yield box, wide
                     wide.weights = None
                 if rest is not None:
@@ -209,7 +131,7 @@ class _Walk:
     """The tiles of a folded log product, and arrays that hold sums over them."""
 
     def __init__(
-        self, ctx: Context, layout: Fold, a: Array, b: Array, out: Array, budget: int, copies: int
+        self, ctx: Context, layout: Fold, a: Array, b: Array, out: Array, budget: int
     ) -> None:
         xp = ctx.xp
         self.ctx, self.layout, self.a, self.b, self.budget = ctx, layout, a, b, budget
@@ -217,16 +139,14 @@ class _Walk:
         self.out_view = self.of_product(out)
         item = ctx.precision.itemsize
         self.block, reserved = elementwise_block(ctx, budget)
-        # Factors and products of their size; quotients, sums, masks, and copies of entries.
+        # Two factors, one product of their size; quotients, masks, and copies of entries.
         room = budget - budget // 4 - reserved
-        entry = (copies + 2 * layout.copies) * item + 2
+        entry = (2 + 2 * layout.copies) * item + 2
         self.tiling = Tiling(1, 1, 1, 1)
         if 0 not in layout.sizes:
-            held = item * layout.copies * (1 if copies == 2 else 2)
-            # Of the products of the factors' size, gradients hold one at a time.
-            factor = item * (2 if copies == 2 else 1 + copies)
+            copied = item * layout.copies
             self.tiling = tile_product(
-                layout.sizes, room, factor, entry, side=_SIDE, copied_bytes=held
+                layout.sizes, room, 2 * item, entry, side=_SIDE, copied_bytes=copied
             )
 
     def of_product(self, x: Array) -> Array:
@@ -244,17 +164,9 @@ class _Walk:
             panel = None
             for at in places:
                 if panel is None:
-                    panel = posterior_operand(ctx, at.read(xp, self.b_view, "b"), -2, precision)
-                rows = posterior_operand(ctx, at.read(xp, self.a_view, "a"), -1, precision)
+                    panel = posterior_operand(ctx, at.read(xp, self.b_view, "b"), 1, precision)
+                rows = posterior_operand(ctx, at.read(xp, self.a_view, "a"), 0, precision)
                 yield _Tile(ctx, rows, panel, at.read(xp, self.out_view, "out"), *limits), at
-
-    def weights(self, u: Array | None, v: Array | None, at: Place) -> Pair:
-        """Return what a tile reads of arrays of the operands' shapes."""
-        xp, layout = self.ctx.xp, self.layout
-        return (
-            None if u is None else at.read(xp, layout.view_a(xp, u), "a"),
-            None if v is None else at.read(xp, layout.view_b(xp, v), "b"),
-        )
 
     def totals(self, wanted: tuple[bool, bool]) -> dict[int, Array]:
         """Return arrays for gradients, by operand, in the shapes that tiles have."""

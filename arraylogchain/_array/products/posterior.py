@@ -10,22 +10,23 @@ certified product, A = exp(a - r) and B = exp(b - c), and their sums S = exp(out
 
     sum_j h_ij p_ikj = A_ik sum_j (h_ij / S_ij) B_kj,
 
-a matrix multiply; factors A or B may be multiplied by weights of their terms. It is right to
-rounding under the same condition as the product itself: S above `certificate_threshold`. Entries
-below that are left to float64, where it is wider, and then to `exact_posterior`; so are those whose
-h / S would overflow. Entries that are infinite have no posterior: p is 0 there.
+a matrix multiply. It is right to rounding under the same condition as the product itself: S above
+`certificate_threshold`. Entries below that are left to float64, where it is wider, and then to
+`exact_posterior`; so are those whose h / S would overflow. Entries that are infinite have no
+posterior: p is 0 there.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 from arraylogchain._array.products.operand import (
     Operand,
     certificate_threshold,
     exponentials,
+    part_of,
     shifted,
+    terms_of,
 )
 from arraylogchain._context import Array, Context, Precision
 from arraylogchain._fold import Box, boxes, chunks, within
@@ -39,8 +40,8 @@ _PRECISE = 16.0
 _ROOM = 2.0**27
 
 
-def posterior_operand(ctx: Context, x: Array, axis: int, precision: Precision) -> Operand:
-    """Return an operand whose terms lie along `axis`; `narrow` if its entries span `_SPAN` at most.
+def posterior_operand(ctx: Context, x: Array, side: int, precision: Precision) -> Operand:
+    """Return an operand of the product; `narrow` if its entries span `_SPAN` at most.
 
     All results that +inf or NaN take part in are infinite or NaN and have no posterior. So the
     shift of a row or column with one of them is +inf, which makes zeros of its exponentials.
@@ -51,47 +52,12 @@ def posterior_operand(ctx: Context, x: Array, axis: int, precision: Precision) -
         dtype = ctx.dtype(precision)
         shift = xp.full((1, 1, 1), float(round(top)), dtype=dtype, device=ctx.device)
         return Operand(x, shift=shift, narrow=True)
-    operand = shifted(ctx, x, axis, precision)
+    operand = shifted(ctx, x, side, precision)
     if not top < math.inf:
         unusable = ~(operand.maxima < math.inf)
         operand.shift = xp.where(unusable, xp.full_like(operand.shift, math.inf), operand.shift)
         operand.clean = False
     return operand
-
-
-Pair = tuple[Array | None, Array | None]  # something of the first operand, and of the second
-
-
-class Weights(NamedTuple):
-    """What the terms of sums are multiplied by: u_ik and v_kj, each in one of two ways.
-
-    ``own_ik sum_j h_ij p_ikj other_kj`` goes to the first operand, and likewise to the second.
-    """
-
-    own: Pair = (None, None)
-    other: Pair = (None, None)
-
-    def part(self, box: Box) -> Weights:
-        """Return the weights for a part of a tile."""
-        return Weights(*((part_of(u, box, 0), part_of(v, box, 1)) for u, v in self))
-
-
-UNWEIGHTED = Weights()
-
-
-def terms_of(x: Array | None, k: slice, side: int) -> Array | None:
-    """Return some terms of an array like the first operand (side 0) or the second (side 1)."""
-    if x is None:
-        return None
-    return x[..., k, :] if side else x[..., k]
-
-
-def part_of(x: Array | None, box: Box, side: int) -> Array | None:
-    """Return what a box [batch, rows, cols] of a tile has of an array like one of the operands."""
-    if x is None:
-        return None
-    batch, rows, cols = box
-    return x[batch, :, cols] if side else x[batch, rows, :]
 
 
 class Sums:
@@ -116,13 +82,12 @@ class Sums:
 
     def add(self, k: slice, x: Array) -> None:
         """Add the sums of a chunk of terms."""
-        target = terms_of(self.target, k, self.side)
-        if x.dtype != target.dtype:
-            x = self.ctx.xp.astype(x, target.dtype)
+        xp, target = self.ctx.xp, terms_of(self.target, k, self.side)
+        x = xp.astype(x, target.dtype, copy=False)
         if self.fresh:
             target[...] = x
         else:
-            self.ctx.apply(self.ctx.xp.add, target, x, out=target)
+            self.ctx.apply(xp.add, target, x, out=target)
 
     def add_product(self, k: slice, left: Array, right: Array, factor: Array) -> None:
         """Add factor * (left @ right), the sums of a chunk of terms."""
@@ -161,18 +126,16 @@ class ScaledPosterior:
         self.shape = (a.values.shape[0], a.values.shape[1], b.values.shape[2])
         self.weights: Array = None
 
-    def prove(self, out: Array, h: Array | None, among: Array | None, scale: float) -> Array | None:
-        """Compute the weights h / S (1 / S without h) where they are proved; 0 elsewhere.
+    def prove(self, out: Array, h: Array, among: Array | None) -> Array | None:
+        """Compute the weights h / S where they are proved; 0 elsewhere.
 
         Parameters
         ----------
         out : array [batch, rows, cols]
             The product.
-        h : array [batch, rows, cols], optional
+        h : array [batch, rows, cols]
         among : bool array [batch, rows, cols], optional
             Entries that are asked for; all without it.
-        scale : float
-            The largest number that the weights will be multiplied by.
 
         Returns
         -------
@@ -181,11 +144,16 @@ class ScaledPosterior:
         """
         xp, ctx = self.ctx.xp, self.ctx
         self.weights = ctx.empty(self.shape, ctx.dtype(self.precision))
-        limit = 2.0**self.precision.top / _ROOM / max(scale, 1.0)
+        limit = 2.0**self.precision.top / _ROOM
         largest = 1.0 / certificate_threshold(self.precision, self.inner)
         precise = self._is_precise(out)
         if not precise:
-            self._multiply(self.weights)
+            for k in chunks(self.inner, self.chunk):
+                left, right = self._factors(k)
+                if k.start == 0:
+                    ctx.apply(xp.matmul, left, right, out=self.weights)
+                else:
+                    ctx.apply(xp.add, self.weights, xp.matmul(left, right), out=self.weights)
         left = ctx.empty(self.shape, xp.bool)
         found: list[Box] = []
 
@@ -199,10 +167,9 @@ class ScaledPosterior:
             else:
                 ctx.apply(xp.divide, xp.ones_like(part), part, out=part)
             proved = part <= largest
-            if h is not None:
-                ctx.apply(xp.multiply, part, ctx.load(h[box], self.precision), out=part)
-                # A NaN in h stays.
-                proved = proved & ~(xp.abs(part) > limit)
+            ctx.apply(xp.multiply, part, ctx.load(h[box], self.precision), out=part)
+            # A NaN in h stays.
+            proved = proved & ~(xp.abs(part) > limit)
             left[box] = ~proved
             if among is None and bool(xp.all(proved)):
                 return
@@ -232,17 +199,9 @@ class ScaledPosterior:
                 return False
         return True
 
-    def _factors(self, k: slice, *weights: Pair) -> list[list[Array]]:
-        """Return the chunk k of both factors, times each pair of weights of both."""
-        found: list[list[Array]] = [[] for _ in weights]
-        for side, x in enumerate((self.a, self.b)):
-            factor = self._factor(x, k, side)
-            for pair, weighted in zip(weights, found, strict=True):
-                weight = terms_of(pair[side], k, side)
-                weighted.append(
-                    factor if weight is None else factor * self.ctx.load(weight, self.precision)
-                )
-        return found
+    def _factors(self, k: slice) -> list[Array]:
+        """Return the chunk k of both factors."""
+        return [self._factor(x, k, side) for side, x in enumerate((self.a, self.b))]
 
     def _factor(self, x: Operand, k: slice, side: int) -> Array:
         """Return the chunk k of a factor; a whole one is kept."""
@@ -257,33 +216,11 @@ class ScaledPosterior:
             x.factor = factor
         return factor
 
-    def _multiply(self, out: Array, weights: Pair = (None, None)) -> None:
-        """Write the product of the weighted factors into `out`."""
-        xp, ctx = self.ctx.xp, self.ctx
+    def accumulate(self, h: Array, sums: list[Sums]) -> None:
+        """Add the sums of h p over columns and over rows; the h are those that were proved."""
         for k in chunks(self.inner, self.chunk):
-            ((left, right),) = self._factors(k, weights)
-            if k.start == 0:
-                ctx.apply(xp.matmul, left, right, out=out)
-            else:
-                ctx.apply(xp.add, out, xp.matmul(left, right), out=out)
-
-    def tangent(self, u: Array | None, v: Array | None) -> Array:
-        """Return sum_k p_ikj (u_ik + v_kj), where the weights are 1 / S; 0 where those are."""
-        xp, inverse = self.ctx.xp, self.weights
-        total, part = xp.zeros_like(inverse), xp.empty_like(inverse)
-        for weights in ((u, None), (None, v)):
-            if any(x is not None for x in weights):
-                self._multiply(part, weights)
-                self.ctx.apply(xp.add, total, part, out=total)
-        return xp.where(inverse == 0, inverse, inverse * total)
-
-    def accumulate(self, h: Array, weights: Weights, sums: list[Sums]) -> None:
-        """Add the sums of h p times the weights, chunk by chunk; h is in the proved weights."""
-        transpose = self.ctx.xp.matrix_transpose
-        for k in chunks(self.inner, self.chunk):
-            own, other = self._factors(k, *weights)
+            factors = self._factors(k)
             for s in sums:
-                if s.side == 0:
-                    s.add_product(k, self.weights, transpose(other[1]), own[0])
-                else:
-                    s.add_product(k, transpose(other[0]), self.weights, own[1])
+                other = self.ctx.xp.matrix_transpose(factors[1 - s.side])
+                pair = (other, self.weights) if s.side else (self.weights, other)
+                s.add_product(k, *pair, factors[s.side])

@@ -4,9 +4,9 @@ The functions here are what `_dispatch` picks; all take the context and the fold
 
 `tiling` chooses the tiles, and `tiled` walks over them. `contraction` multiplies over groups of
 axes where the operands lie. `certified` computes tiles of the log product, with `exact` for what it
-cannot prove; `operand` has what it shares with derivatives. Those are sums over posterior weights,
-in factors (`posterior`) or entry by entry (`exact_posterior`), put together in `tile_posterior`.
-`pair_tree` multiplies many matrices.
+cannot prove; `operand` has what it shares with `gradients`, which are sums over posterior weights,
+in factors (`posterior`) or entry by entry (`exact_posterior`). `derivatives` makes tangents and
+second derivatives of both. `pair_tree` multiplies many matrices.
 """
 
 from arraylogchain._array.products.certified import logmatmulexp

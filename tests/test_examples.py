@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import arraylogchain as alc
 from tests.conftest import required
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -50,6 +51,25 @@ def test_forum_model(torch_alone, picture):
     assert found.error_at_start > 0.1
     assert found.error < 0.05
     assert_drawn(picture)
+
+
+def test_forum_formulation(capsys):
+    """Right where v - 1 is a power of two, and only there; the library always is."""
+    errors = load("forum_formulation").main([(3, 2, v, 5) for v in (2, 3, 4, 5, 6)])
+    assert max(errors["library"]) < 1e-5
+    assert [error < 1e-5 for error in errors["pairs"]] == [True, True, False, True, False]
+    assert len(capsys.readouterr().out.splitlines()) == 11
+
+
+@pytest.mark.parametrize("size", [(5, 1, 2, 60), (10, 1, 5, 40), (10, 1, 6, 40), (4, 2, 7, 50)])
+def test_memory_of_the_forum_formulation_is_counted_right(size):
+    """What `Plan.pairwise_bytes` says."""
+    example = load("forum_formulation")
+    problem = example.random_problem(*size)
+    plan = alc.LogChain(problem[0], transitions=problem[1], initial=problem[2]).plan()
+    _, _, peak = example.measure(lambda: example.multiply_in_pairs(*problem))
+    # The vectors that are not counted, and Python's own objects, are small beside the matrices.
+    assert 1.0 <= peak / plan.pairwise_bytes < 1.1
 
 
 def test_forum_model_is_a_chain(torch_alone):

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 
 from arraylogchain._array.products import tiled
-from arraylogchain._array.products.exact import maximum
 from arraylogchain._array.products.tiling import tile_product
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import Box, Fold, Shape, blocks, boxes, chunks
@@ -61,7 +60,9 @@ class MaxPlusKernel:
                 batch, rows, cols = box
                 of_a = ctx.load(a[batch, rows, k], ctx.precision)
                 terms = of_a[:, :, None, :] + transposed[batch, cols, :][:, None, :, :]
-                top, where = maximum(ctx, terms)
+                where = xp.argmax(terms, axis=-1, keepdims=True)  # the smallest, on ties
+                top = xp.take_along_axis(terms, where, axis=-1)[..., 0]
+                where = where[..., 0]
                 if k.start:
                     where = where + k.start
                     # A NaN stays; on ties the earlier index does.

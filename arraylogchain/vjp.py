@@ -72,17 +72,7 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> tuple[Arra
     >>> da.shape, db.shape
     ((1000, 8, 1, 64), (8, 64, 32))
     """
-    budget = check_workspace(workspace)
-    refuse_gradients({"a": a, "b": b})
-    value = products.matmul(a, b, workspace=workspace)
-
-    def pullback(cotangent: Array) -> tuple[Array, Array]:
-        ctx, given, g = _enter_pullback({"a": a, "b": b}, value, cotangent)
-        with ctx.computing():
-            found = _product_gradients("matmul", ctx, given["a"], given["b"], g, budget)
-            return _hand_back(ctx, found)
-
-    return value, pullback
+    return _product(products.matmul, "matmul_gradients", a, b, workspace)
 
 
 def logmatmulexp(
@@ -131,18 +121,7 @@ def logmatmulexp(
     (array([[0.5, 0.5]]), array([[0.5],
            [0.5]]))
     """
-    budget = check_workspace(workspace)
-    refuse_gradients({"a": a, "b": b})
-    value = products.logmatmulexp(a, b, workspace=workspace)
-
-    def pullback(cotangent: Array) -> tuple[Array, Array]:
-        ctx, given, g = _enter_pullback({"a": a, "b": b}, value, cotangent)
-        with ctx.computing():
-            arrays = (given["a"], given["b"], given["value"], g)
-            found = _product_gradients("logmatmulexp", ctx, *arrays, budget)
-            return _hand_back(ctx, found)
-
-    return value, pullback
+    return _product(products.logmatmulexp, "logmatmulexp_gradients", a, b, workspace)
 
 
 def maxplus_matmul(
@@ -185,22 +164,35 @@ def maxplus_matmul(
     (array([[1., 0.]]), array([[1.],
            [0.]]))
     """
+    return _product(products.maxplus_matmul, "maxplus_gradients", a, b, workspace)
+
+
+def _product(
+    function: Callable[..., Any], gradients: str, a: Array, b: Array, workspace: int | None
+) -> tuple[Any, PairPullback]:
+    """Return a product of two operands and the pullback that an operation for gradients makes."""
     budget = check_workspace(workspace)
-    refuse_gradients({"a": a, "b": b})
-    value = products.maxplus_matmul(a, b, workspace=workspace)
+    inputs = {"a": a, "b": b}
+    refuse_gradients(inputs)
+    value = function(a, b, workspace=workspace)
+    known, indices = value if isinstance(value, MaxPlusProduct) else (value, None)
 
     def pullback(cotangent: Array) -> tuple[Array, Array]:
-        ctx, given, g = _enter_pullback({"a": a, "b": b}, value.values, cotangent)
+        ctx, given, g = _enter_pullback(inputs, known, cotangent)
+        operands = (given["a"], given["b"])
+        shapes = (shape_of(a), shape_of(b))
         with ctx.computing():
-            indices = _indices(ctx, value.indices)
-            ctx.uses(indices)
-            shapes = (shape_of(a), shape_of(b))
-            found = _dispatch.product(
-                "maxplus_gradients", ctx, fold(*shapes), shapes, indices, g, given["value"], budget
-            )
-            operands = (given["a"], given["b"])
-            cast = (_cast(ctx, x, like) for x, like in zip(found, operands, strict=True))
-            return _hand_back(ctx, tuple(cast))
+            arguments: tuple[Any, ...] = (*operands, g)
+            if indices is not None:
+                at = _indices(ctx, indices)
+                ctx.uses(at)
+                arguments = (shapes, at, g, given["value"])
+            elif gradients == "logmatmulexp_gradients":
+                arguments = (*operands, given["value"], g)
+            found = _dispatch.product(gradients, ctx, fold(*shapes), *arguments, budget)
+            pairs = zip(found, operands, strict=True)
+            da, db = (ctx.hand_back(ctx.xp.astype(x, y.dtype, copy=False)) for x, y in pairs)
+            return da, db
 
     return value, pullback
 
@@ -380,15 +372,6 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     return value, pullback
 
 
-def _product_gradients(
-    name: str, ctx: Context, a: Array, b: Array, *args: Any
-) -> tuple[Array | None, ...]:
-    layout = fold(shape_of(a), shape_of(b))
-    operation = f"{name}_gradients"
-    found: tuple[Array | None, ...] = _dispatch.product(operation, ctx, layout, a, b, *args)
-    return found
-
-
 def _enter_pullback(
     inputs: Mapping[str, Array], value: Array, cotangent: Array
 ) -> tuple[Context, Mapping[str, Array], Array]:
@@ -440,12 +423,3 @@ def _indices(ctx: Context, indices: Array) -> Array:
     if type(indices) is type(ctx.empty((1,), ctx.index_dtype)):
         return indices
     return ctx.xp.from_dlpack(indices)
-
-
-def _cast(ctx: Context, x: Array, like: Array) -> Array:
-    return x if x.dtype == like.dtype else ctx.xp.astype(x, like.dtype)
-
-
-def _hand_back(ctx: Context, found: tuple[Array | None, ...]) -> tuple[Array, Array]:
-    da, db = found
-    return ctx.hand_back(da), ctx.hand_back(db)

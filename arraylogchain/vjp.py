@@ -20,6 +20,7 @@ from arraylogchain._array.products.tiling import check_workspace
 from arraylogchain._arrays import detached, dtype_name, enter, promote, refuse_gradients
 from arraylogchain._context import DOUBLE, SINGLE, Array, Context, shape_of
 from arraylogchain._fold import fold
+from arraylogchain._inputs.chain import PARTS
 from arraylogchain.chain import LogChain
 from arraylogchain.products import MaxPlusProduct
 
@@ -286,13 +287,14 @@ def logchainexp(
 class ChainGradients(NamedTuple):
     """Gradients with respect to the arrays of a chain, None for what was not given or not wanted.
 
-    `transitions` belongs to transitions or log_transitions, `initial` to initial or log_initial,
-    whichever the chain was given.
+    `transitions` belongs to transitions or log_transitions, whichever the chain was given, and
+    likewise `initial` and `final`.
     """
 
     log_potentials: Array | None
     transitions: Array | None
     initial: Array | None
+    final: Array | None
 
 
 def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradients]]:
@@ -342,32 +344,25 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         raise TypeError(f"chain must be a LogChain, got {type(chain).__name__}")
     refuse_gradients(chain.arrays)
     ctx, value, raw = chain._value_and_pullback()
-    fields = {
-        "log_potentials": "potentials",
-        "log_transitions": "transitions",
-        "transitions": "transitions",
-        "log_initial": "initial",
-        "initial": "initial",
-    }
-    has = {fields[name]: name for name in chain.arrays}
+    fields = dict(zip(ChainGradients._fields, PARTS, strict=True))
 
     def pullback(
         cotangent: Array, wanted: Collection[str] = ChainGradients._fields
     ) -> ChainGradients:
-        unknown = set(wanted).difference(ChainGradients._fields)
+        unknown = set(wanted).difference(fields)
         if isinstance(wanted, str) or unknown:
             raise ValueError(
-                f"wanted is {wanted!r}; it must be a collection of names among "
-                f"{', '.join(ChainGradients._fields)}"
+                f"wanted is {wanted!r}; it must be a collection of names among {', '.join(fields)}"
             )
         inputs = {name: detached(x) for name, x in chain.arrays.items()}
         _, _, g = _enter_pullback(inputs, value, cotangent)
-        names = [fields[name] for name in ChainGradients._fields if name in wanted]
+        given = {name.removeprefix("log_") for name in inputs}
         with ctx.computing():
-            found = raw(g, frozenset(has).intersection(names))
-            given = {part: ctx.hand_back(x) for part, x in found.items()}
-        parts = ("potentials", "transitions", "initial")
-        return ChainGradients(*(given.get(part) for part in parts))
+            found = raw(g, frozenset(given.intersection(fields[name] for name in wanted)))
+            gradients = {part: ctx.hand_back(x) for part, x in found.items()}
+        if "transitions" in gradients:
+            gradients["transitions"] = chain._like_transitions(gradients["transitions"])
+        return ChainGradients(*map(gradients.get, PARTS))
 
     return value, pullback
 

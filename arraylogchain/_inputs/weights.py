@@ -30,7 +30,7 @@ def check_weights(ctx: Context, chain: Chain) -> None:
 
 def _on_host(ctx: Context, x: Array) -> np.ndarray:
     """Return a NumPy array without waiting for a device, one without entries if that cannot be."""
-    if ctx.is_numpy:
-        return x
-    # torch has formats that NumPy lacks.
-    return x.float().numpy() if str(ctx.device) == "cpu" else np.empty(0)
+    if not ctx.is_numpy:
+        # torch has formats that NumPy lacks.
+        x = x.float().numpy() if str(ctx.device) == "cpu" else np.empty(0)
+    return np.asarray(x)

@@ -7,6 +7,7 @@ Only the compiler sees operators: they cannot be differentiated in forward mode,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.library import custom_op
 
 from arraylogchain._torch.functions import Operation, Tensor, Tensors, result_dtype, spread
 from arraylogchain._torch.operations import LogMatmulExp, Matmul, MaxPlus
-from arraylogchain._torch.partition import Partition, chain_batch
+from arraylogchain._torch.partition import Filtered, Partition, chain_batch
 
 
 def define(
@@ -155,17 +156,28 @@ logmatmulexp, _ = define(LogMatmulExp, _OPERANDS, "int budget", _empty_product)
 maxplus_matmul, _ = define(MaxPlus, _OPERANDS, "int budget", _empty_maxplus)
 
 
-_CHAIN_INPUTS = ("Tensor log_potentials", "Tensor? transitions", "Tensor? initial")
-_CHAIN_OPTIONS = "bool transitions_in_logs, bool start_in_logs, int? budget, Tensor? lengths"
+_CHAIN_INPUTS = (
+    "Tensor log_potentials",
+    "Tensor? transitions",
+    "Tensor? initial",
+    "Tensor? final",
+)
+_CHAIN_OPTIONS = "bool[] in_logs, int? budget, Tensor? lengths"
 
 
 def _empty_partition(*inputs: Tensor) -> Tensor:
     return inputs[0].new_empty(chain_batch(*inputs), dtype=result_dtype(*inputs))
 
 
+def _empty_per_state(*inputs: Tensor, more: int = 0) -> Tensor:
+    values, (steps, states) = _empty_partition(*inputs), inputs[0].shape[-2:]
+    return values.new_empty((*values.shape, steps, states + more))
+
+
 log_partition, log_partition_gradients = define(
     Partition, _CHAIN_INPUTS, _CHAIN_OPTIONS, _empty_partition
 )
+filtered, _ = define(Filtered, _CHAIN_INPUTS, _CHAIN_OPTIONS, partial(_empty_per_state, more=1))
 
 
 def _define_messages(name: str) -> Any:
@@ -173,13 +185,9 @@ def _define_messages(name: str) -> Any:
     schema = f"({', '.join(_CHAIN_INPUTS)}, {_CHAIN_OPTIONS}) -> Tensor"
 
     def compute(*args: Any) -> Tensor:
-        return Partition(*args[3:]).compute(name, *args[:3]).contiguous()
+        return Partition(*args[4:]).compute(name, *args[:4]).contiguous()
 
-    def empty(*args: Any) -> Tensor:
-        values = _empty_partition(*args[:3])
-        return values.new_empty((*values.shape, *args[0].shape[-2:]))
-
-    return _operator(name, schema, compute, empty)
+    return _operator(name, schema, compute, lambda *args: _empty_per_state(*args[:4]))
 
 
 forward_messages = _define_messages("forward_messages")

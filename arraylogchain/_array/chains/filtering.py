@@ -47,7 +47,8 @@ def _filter(tile: Tile, sweep: Sweep, views: list[Array]) -> None:
             assert part.state is not None
             own = tile if part.index is None else tile.select(part.index)
             total = _total(ctx, part.state)
-            last = State(*(own.expanded(x, (1,)) for x in before), None, in_logs=True)
+            values, exponent, offset = (own.expanded(x, (1,)) for x in before)
+            last = State(values, exponent, offset, None, in_logs=True)
             found = (_shares(ctx, part.state, total), _ratio(ctx, total, last))
             real = own.has_step(i)
             for view, values in zip(views, found, strict=True):

@@ -141,4 +141,4 @@ def _to_batch(chain: Chain, x: Tensor) -> Tensor:
     own = x.shape[2:]
     x = x.reshape([chain.batch[axis] for axis in order] + list(own))
     count = len(order)
-    return x.permute(*(order.index(axis) for axis in range(count)), *range(count, x.ndim))
+    return x.permute([*(order.index(axis) for axis in range(count)), *range(count, x.ndim)])

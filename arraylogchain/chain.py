@@ -418,7 +418,7 @@ class LogChain:
         >>> chain.expected_transitions().round(6).tolist()
         [[[4.5, 0.5], [0.5, 4.5]]]
         """
-        if not self._has_transitions:
+        if arguments.one_of(self.arrays, arguments.TRANSITIONS) is None:
             raise ValueError("expected_transitions needs transitions or log_transitions")
         counts = self._compute("expected_transitions")
         return self._like_transitions(counts)
@@ -497,10 +497,6 @@ class LogChain:
         with ctx.computing():
             found = _chain_calls.filtered(ctx, chain, self._workspace)
             return FilteredChain(*map(ctx.hand_back, found))
-
-    @property
-    def _has_transitions(self) -> bool:
-        return not self.arrays.keys().isdisjoint(arguments.TRANSITIONS)
 
     def _like_transitions(self, x: Array) -> Array:
         """Return what belongs to the transitions in the shape that they were given in."""

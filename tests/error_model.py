@@ -291,12 +291,12 @@ def filtered_bounds(
     have in common cancels, and so `steps` need not be the number of those before, but of those that
     the chain has not forgotten. A normaliser is the sum of one step over that of the step before.
     """
-    count = roundings(K)
-    shares = exact.probabilities * (exact.gaps + exact.gap_of_sum[..., None] + 2 * steps * count)
+    count = 2 * np.asarray(steps) * roundings(K)
+    shares = exact.probabilities * (exact.gaps + (exact.gap_of_sum + count)[..., None])
     before = np.concatenate([0 * exact.gap_of_sum[..., :1], exact.gap_of_sum[..., :-1]], -1)
     logs = 2 * np.abs(_finite(exact.log_normalizers)) + exact.gap_of_sum + before
     tiny = SMALLEST_NORMAL[compute_dtype(dtype)]
-    bounds = (eps_of(dtype) * _finite(shares) + tiny, eps_of(dtype) * (logs + 2 * steps * count))
+    bounds = (eps_of(dtype) * _finite(shares) + tiny, eps_of(dtype) * (logs + count))
     halves = (half_ulp(x, dtype) for x in (exact.probabilities, exact.log_normalizers))
     first, second = (bound + half for bound, half in zip(bounds, halves, strict=True))
     return first, second

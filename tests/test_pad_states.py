@@ -212,7 +212,7 @@ def tensors(torch, logs, batches=((),), dtype="float64"):
 def chain_of(logs, *leaves, **options):
     names = "log_transitions" if logs[0] else "transitions", "log_initial" if logs[1] else "initial"
     weights = dict(zip(names, (leaves[3:5], leaves[5]), strict=True))
-    potentials, *rest, _ = alc.pad_states(leaves[:3], **weights)
+    potentials, *rest = alc.pad_states(leaves[:3], **weights)[:3]
     return alc.LogChain(potentials, **dict(zip(names, rest, strict=True)), **options)
 
 
@@ -329,6 +329,8 @@ P = [ones(2, 3), ones(3, 4)]
         (X, {"log_transitions": [P[0], ones(4, 3)]}, ["log_transitions[1]", "(4, 3)", "3, 4"]),
         (X, {"transitions": P, "initial": ones(4)}, ["initial", "(4,)", "log_potentials[0]", 2]),
         (X, {"transitions": P, "log_initial": ones()}, ["log_initial", "()", 2]),
+        (X, {"transitions": P, "final": ones(2)}, ["final", "(2,)", "log_potentials[2]", 4]),
+        (X, {"transitions": P, "final": ones(4), "log_final": ones(4)}, ["final", "both"]),
         ([ones(5, 2), ones(3), ones(6, 4)], {"transitions": P}, ["log_potentials[2]", 5, 6]),
         ([ones(5, 2), *X[1:]], {"transitions": [P[0], ones(6, 3, 4)]}, ["transitions[1]", 5, 6]),
         ([ones(5, 2), *X[1:]], {"transitions": P, "initial": ones(6, 2)}, ["initial", 5, 6]),

@@ -8,6 +8,7 @@ import numpy as np
 
 from arraylogchain._compiled.chains.sweep import Sweep
 from arraylogchain._compiled.loops import recursion
+from arraylogchain._compiled.loops.filtering import filter_steps
 from arraylogchain._context import Array, Context
 from arraylogchain._inputs.chain import Chain
 
@@ -62,3 +63,26 @@ def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Arr
 
     sweep.share(work)
     return out
+
+
+def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
+    """Return state probabilities given the steps so far, and the logs of what normalises them."""
+    shape = (*chain.batch, chain.num_steps)
+    normalizers = np.zeros(shape, ctx.result_dtype)
+    probabilities = np.zeros((*shape, chain.num_states), ctx.result_dtype)
+    sweep = Sweep(chain, workspace)
+    results = (
+        probabilities.reshape(-1, *probabilities.shape[-2:]),
+        normalizers.reshape(-1, sweep.T),
+    )
+
+    def work(rows: range) -> None:
+        states, places = sweep.state(rows), sweep.layout.positions(rows)
+        for steps in sweep.blocks(rows, range(sweep.T), 8 * (sweep.K + 1)):
+            found = np.zeros((len(rows), len(steps), sweep.K)), np.zeros((len(rows), len(steps)))
+            filter_steps(sweep.read(rows, steps), states, *found)
+            for out, values in zip(results, found, strict=True):
+                out[places, steps.start : steps.stop] = values
+
+    sweep.share(work)
+    return probabilities, normalizers

@@ -11,7 +11,7 @@ from arraylogchain._compiled.chains.sources import frozen
 from arraylogchain._compiled.chains.sums import Sum, lanes_of
 from arraylogchain._compiled.chains.sweep import NO_STATES, Sweep
 from arraylogchain._compiled.loops.compiling import Floats
-from arraylogchain._compiled.loops.posterior import posterior
+from arraylogchain._compiled.loops.posterior import posterior as add_posterior
 from arraylogchain._compiled.loops.recursion import COTANGENT
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import Shape
@@ -79,7 +79,7 @@ class Posterior:
                     *opened.get("transitions", (_NO_MATRICES, 0)),
                     *(opened.get(name, (NO_STATES, 0))[0] for name in ("initial", "final")),
                 )
-                posterior(block, states, history, totals, cotangents, by_weight, to)
+                add_posterior(block, states, history, totals, cotangents, by_weight, to)
                 for name, each in sums.items():
                     each.close(rows, groups, moves if name == "transitions" else steps)
 
@@ -141,6 +141,24 @@ def _posterior_sum(ctx: Context, chain: Chain, workspace: int, name: str, shape:
     whole = Posterior(chain, workspace)
     wanted = {name: (shape, ctx.result_dtype)}
     return whole.sums(whole.forward, wanted, _ONE, False, workspace)[name]
+
+
+def posterior(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array, Array | None]:
+    """Return log Z [*batch], marginals [*batch, T, K], and expected counts or None."""
+    totals = np.empty(chain.batch, ctx.result_dtype)
+    shape = (*chain.batch, chain.num_steps, chain.num_states)
+    wanted: dict[str, tuple[Shape, Any]] = {"potentials": (shape, ctx.result_dtype)}
+    if chain.transitions is not None:
+        wanted["transitions"] = (chain.transitions.shape, ctx.result_dtype)
+    whole, flat = Posterior(chain, workspace), totals.reshape(-1)
+
+    def forward(rows: range) -> Forward:
+        found = whole.forward(rows)
+        flat[whole.sweep.layout.positions(rows)] = found[0]
+        return found
+
+    sums = whole.sums(forward, wanted, _ONE, False, workspace)
+    return totals, sums["potentials"], sums.get("transitions")
 
 
 def value_and_pullback(

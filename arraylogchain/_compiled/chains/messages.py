@@ -41,25 +41,20 @@ def backward_messages(ctx: Context, chain: Chain, workspace: int) -> Array:
 def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Array:
     shape = (*chain.batch, chain.num_steps, chain.num_states)
     out = np.empty(shape, ctx.result_dtype)
-    if chain.lengths is not None:
-        out[...] = -math.inf
     sweep = Sweep(chain, workspace, *((None, "transposed") if backward else ("weights", None)))
     flat = out.reshape(-1, *shape[-2:])
-    in_place = out.dtype == np.float64 and sweep.layout.in_order
 
     def work(rows: range) -> None:
         states, places = sweep.state(rows), sweep.layout.positions(rows)
-        blocks = list(sweep.blocks(rows, range(sweep.T), 0 if in_place else 8 * sweep.K))
+        blocks = list(sweep.blocks(rows, range(sweep.T), 8 * sweep.K))
         for steps in reversed(blocks) if backward else blocks:
-            messages = flat, rows.start, 0
-            if not in_place:
-                messages = np.full((len(rows), len(steps), sweep.K), -math.inf), 0, steps.start
+            found = np.full((len(rows), len(steps), sweep.K), -math.inf)
             if backward:
-                recursion.backward(sweep.read(rows, steps, backward=True), states, messages)
+                block = sweep.read(rows, steps, backward=True)
+                recursion.backward(block, states, (found, steps.start))
             else:
-                sweep.forward(rows, steps, states, messages=messages)
-            if not in_place:
-                flat[places, steps.start : steps.stop] = messages[0]
+                sweep.forward(rows, steps, states, messages=(found, steps.start))
+            flat[places, steps.start : steps.stop] = found
 
     sweep.share(work)
     return out

@@ -39,7 +39,7 @@ _AHEAD = 256
 _NO_WEIGHTS = (frozen(np.empty((0, 0, 0))), 0)
 NO_STATES = np.empty((0, 0, 0))
 _NO_HISTORY = (NO_STATES, NO_STATES, np.empty((0, 0), np.uint8), 0)
-_NO_MESSAGES = (NO_STATES, 0, 0)
+_NO_MESSAGES = (NO_STATES, 0)
 _NO_TOTALS = np.empty(0)
 
 

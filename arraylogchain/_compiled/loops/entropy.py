@@ -19,7 +19,6 @@ from arraylogchain._compiled.loops.compiling import compiled, inner
 from arraylogchain._compiled.loops.numbers import log_of, split
 from arraylogchain._compiled.loops.recursion import (
     MATRICES,
-    NONE,
     begin_row,
     matrix_of,
     place,
@@ -36,8 +35,8 @@ from arraylogchain._compiled.loops.steps import (
     share_of,
     sum_products,
     sum_terms,
+    terms_with,
     weights_of,
-    wide_ends,
 )
 
 
@@ -122,8 +121,9 @@ def entropies(block, logs, states, entropies_of_states, out):
     Q, tops = logs
     scratch, begin = room[0], matrices[5]
     for r in range(rows[1]):
-        row, state, first = row_of(block, r), state_of(states, r), NONE
-        H, g = entropies_of_states[r], place(rows, r, MATRICES)
+        row, state = row_of(block, r), state_of(states, r)
+        first = row.start - len(room[3])
+        H, g = entropies_of_states[r], place(rows, r, rows[3][MATRICES])
         for t in range(row.start, row.stop):
             if t == 0:
                 begin_row(row, ends[1], state)
@@ -139,7 +139,7 @@ def entropies(block, logs, states, entropies_of_states, out):
             else:
                 wide_entropies(H, matrix, scratch)
         if row.start < row.length == row.stop:
-            top, special, _ = wide_ends(weights_of(state), row.final, ends[3], scratch)
+            top, special, _ = terms_with(weights_of(state), row.final, ends[3], scratch)
             out[r] = entropy_of_terms(H, top, scratch) if top > -math.inf else 0.0
             if special != 0.0:
                 out[r] = math.nan

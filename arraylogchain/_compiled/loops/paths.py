@@ -17,13 +17,10 @@ from arraylogchain._compiled.loops.steps import (
     SPECIAL,
     SUMS,
     TERMS,
-    Matrix,
     add_to_scale,
-    as_wide,
-    column_terms,
     largest_finite,
     least_sum,
-    wide_ends,
+    terms_with,
 )
 
 
@@ -82,10 +79,13 @@ def largest_sums_with_nan(m, matrix, out):
 @inner
 def begin_path(row, in_logs, out):
     """Write the logs of initial weights; return whether infinities or NaN are among them."""
+    top, special = -INF, False
     for j in range(len(out)):
-        out[j] = log_weight_of(row.initial, j, in_logs)
-    top, special = largest_finite(out)
-    top = rounded(top)
+        v = log_weight_of(row.initial, j, in_logs)
+        out[j] = v
+        special |= not v < INF
+        top = v if v > top else top
+    top = 0.0 if special or top == -INF else rounded(top)
     for j in range(len(out)):
         out[j] -= top
     return special
@@ -139,7 +139,7 @@ def trace_back(block, kept, kept_begin, possible, out):
     """
     rows, _, _, ends, _, _ = block
     for r in range(rows[1]):
-        row, path = row_of(block, r), out[place(rows, r, BATCH)]
+        row, path = row_of(block, r), out[place(rows, r, rows[3][BATCH])]
         for t in range(row.stop - 1, row.start - 1, -1):
             best = kept[r, t - kept_begin]
             largest, state = -INF, 0
@@ -207,9 +207,7 @@ def draw_before(a, matrix, least, j, u, scratch):
         total = sum_of(weights)
     if least <= total <= LARGEST_SUM:
         return draw(weights, u * total)
-    as_wide(a, scratch)
-    columns = Matrix(matrix.P.T, matrix.L.T, matrix.shift, matrix.flag, matrix.bands)
-    top, _ = column_terms(columns, j, scratch)
+    top, _, _ = terms_with(a, matrix.L[j], matrix.flag & LOGS != 0, scratch)
     return draw_wide(top, u, scratch)
 
 
@@ -221,14 +219,14 @@ def draw_back(block, history, totals, out):
     """
     rows, _, _, ends, _, (scratch, _, _, _) = block
     for r in range(rows[1]):
-        row, at = row_of(block, r), place(rows, r, BATCH)
+        row, at = row_of(block, r), place(rows, r, rows[3][BATCH])
         for t in range(row.stop - 1, row.start - 1, -1):
             if not math.isfinite(totals[r]):
                 out[:, at, t] = 0
                 continue
             a = recall(history, r, t)
             if t == row.length - 1:
-                top, _, _ = wide_ends(a, row.final, ends[3], scratch)
+                top, _, _ = terms_with(a, row.final, ends[3], scratch)
                 for i in range(out.shape[0]):
                     out[i, at, t] = draw_wide(top, number_of(out[i, at, t]), scratch)
             else:
@@ -240,16 +238,22 @@ def draw_back(block, history, totals, out):
 
 
 @inner
-def add_factor(w, special, value, in_logs):
-    """Multiply a path's weight (high, low, m, e) by a weight, or by exp(value).
+def add_log(w, special, value):
+    """Multiply a path's weight (high, low, m, e) by exp(value).
 
     Infinities and NaN are summed up as logarithms apart from that; the sum is returned.
     """
+    if not math.isfinite(value):
+        return special + value
+    add_to_scale(w, value)
+    return special
+
+
+@inner
+def add_factor(w, special, value, in_logs):
+    """Multiply a path's weight by a weight, or by its exponential; see `add_log`."""
     if in_logs:
-        if not math.isfinite(value):
-            return special + value
-        add_to_scale(w, value)
-        return special
+        return add_log(w, special, value)
     p, n = split(value)
     if not 0.0 < p < INF:
         return special + (-INF if p == 0.0 else p)
@@ -278,7 +282,7 @@ def weights_of_paths(block, states, states_begin, weights, out):
             else:
                 matrix, before = matrix_of(row, t - 1), path[t - 1 - states_begin]
                 special = add_factor(w, special, matrix.L[before, k], matrix.flag & LOGS != 0)
-            special = add_factor(w, special, row.x[t - row.x_begin, k], True)
+            special = add_log(w, special, row.x[t - row.x_begin, k])
             if t == row.length - 1:
                 special = add_factor(w, special, row.final[k], ends[3])
                 out[r] = log_of(w[2], w[3], w[0], w[1]) if special == 0.0 else special

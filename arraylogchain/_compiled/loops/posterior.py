@@ -15,7 +15,6 @@ from arraylogchain._compiled.loops.compiling import compiled, inlined, inner
 from arraylogchain._compiled.loops.numbers import INF, SAFE, join
 from arraylogchain._compiled.loops.recursion import (
     COTANGENT,
-    NONE,
     TO_FINAL,
     TO_INITIAL,
     TO_POTENTIALS,
@@ -38,9 +37,9 @@ from arraylogchain._compiled.loops.steps import (
     load,
     share_of,
     sum_terms,
+    terms_with,
     weigh,
     weights_of,
-    wide_ends,
     wide_entry,
     wide_products,
     wide_weight,
@@ -81,7 +80,7 @@ def add_wide_states(a, b, g, out, scratch):
 @inner
 def add_ends(a, values, in_logs, g, out, scratch):
     """Add g times derivatives by the weights of first or last states, the rest of paths being a."""
-    top, _, _ = wide_ends(a, values, in_logs, scratch)
+    top, _, _ = terms_with(a, values, in_logs, scratch)
     total, rest = sum_terms(scratch, top)
     for k in range(len(out)):
         if in_logs:
@@ -182,17 +181,17 @@ def posterior(block, states, history, totals, cotangents, by_weight, sums):
     """
     rows, _, _, (_, initial_in_logs, _, final_in_logs), _, room = block
     to_x, x_begin, to_P, P_begin, to_initial, to_final = sums
-    scratch = room[0]
+    maps, scratch = rows[3], room[0]
     for r in range(rows[1]):
-        g = cotangents[place(rows, r, COTANGENT)]
-        row, first = row_of(block, r), NONE
-        at_x, at_P = place(rows, r, TO_POTENTIALS), place(rows, r, TO_TRANSITIONS)
-        at_initial, at_final = place(rows, r, TO_INITIAL), place(rows, r, TO_FINAL)
+        g = cotangents[place(rows, r, maps[COTANGENT])]
+        row = row_of(block, r)
+        at_x, at_P = place(rows, r, maps[TO_POTENTIALS]), place(rows, r, maps[TO_TRANSITIONS])
+        at_initial, at_final = place(rows, r, maps[TO_INITIAL]), place(rows, r, maps[TO_FINAL])
         if g == 0.0 or not math.isfinite(totals[r]):
             if g != 0.0 and math.isnan(totals[r]):
                 add_nan(sums, (at_x, at_P, at_initial, at_final), row)
             continue
-        state = state_of(states, r)
+        state, first = state_of(states, r), row.stop + 1
         for t in range(row.stop - 1, row.start - 1, -1):
             a = recall(history, r, t)
             if t == row.length - 1:

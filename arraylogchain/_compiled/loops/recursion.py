@@ -57,8 +57,6 @@ POTENTIALS, MATRICES, INITIAL, FINAL, LENGTHS = range(5)
 # And of sums over the posterior, and of what they are weighed with.
 BATCH, COTANGENT, TO_POTENTIALS, TO_TRANSITIONS, TO_INITIAL, TO_FINAL = range(5, 11)
 NUM_MAPS = 11
-# The first step in `room`, if there is none.
-NONE = -1
 
 
 class Row(NamedTuple):
@@ -74,34 +72,34 @@ class Row(NamedTuple):
     final: Any
 
 
-@inlined
-def place(rows, r, kind):
-    """Return where an array of some kind has what belongs to a row of a block."""
-    first, _, dims, maps, _ = rows
-    q = first + r
-    at = maps[kind, len(dims)]
+@inner
+def place(rows, r, steps):
+    """Return where an array has what belongs to a row of a block, by the array's map."""
+    q, dims = rows[0] + r, rows[2]
+    at = steps[-1]
     for axis in range(len(dims) - 1, -1, -1):
-        at += q % dims[axis] * maps[kind, axis]
+        at += q % dims[axis] * steps[axis]
         q //= dims[axis]
     return at
 
 
-@inlined
+@inner
 def row_of(block, r):
     """Return what a block has of a row."""
     rows, (x, x_begin), (P, L, shifts, flags, bands, begin), ends, (start, stop), _ = block
-    length = rows[4][place(rows, r, LENGTHS)]
-    g = place(rows, r, MATRICES)
+    _, _, _, maps, lengths = rows
+    length = lengths[place(rows, r, maps[LENGTHS])]
+    g = place(rows, r, maps[MATRICES])
     matrices = (P[g], L[g], shifts[g], flags[g], bands[g if len(bands) > 1 else 0], begin)
     return Row(
         start,
         stop if stop < length else length,
         length,
-        x[place(rows, r, POTENTIALS)],
+        x[place(rows, r, maps[POTENTIALS])],
         x_begin,
         matrices,
-        ends[0][place(rows, r, INITIAL)],
-        ends[2][place(rows, r, FINAL)],
+        ends[0][place(rows, r, maps[INITIAL])],
+        ends[2][place(rows, r, maps[FINAL])],
     )
 
 
@@ -120,7 +118,7 @@ def state_of(states, r):
     return State(states[r, :K], states[r, K : 2 * K], states[r, 2 * K : 2 * K + SCALE])
 
 
-@inlined
+@inner
 def begin_row(row, in_logs, state):
     """Make the state of a row's first step."""
     load(row.initial, in_logs, state)
@@ -132,10 +130,10 @@ def begin_row(row, in_logs, state):
 def step_forward(row, t, state, first, room):
     """Take a row to step t; return the first step in `room`, and whether the step was linear.
 
-    `first` is what the step before returned, or `NONE`.
+    `first` is what the step before returned; where there was none, so that none is in `room`.
     """
     scratch, factors, flat, tops = room
-    if t >= first + len(tops) or first == NONE:
+    if t >= first + len(tops):
         first, stop = t, t + len(tops)
         stop = stop if stop < row.stop else row.stop
         exponentials(row.x, t - row.x_begin, stop - row.x_begin, flat, tops)
@@ -147,7 +145,7 @@ def step_forward(row, t, state, first, room):
 def step_backward(row, t, state, first, room):
     """Take a row back to step t; return the first step in `room`."""
     scratch, factors, flat, tops = room
-    if t + 1 < first or first == NONE:
+    if t + 1 < first:
         first = t + 2 - len(tops)
         first = first if first > row.start + 1 else row.start + 1
         exponentials(row.x, first - row.x_begin, t + 2 - row.x_begin, flat, tops)
@@ -176,8 +174,8 @@ def recall(history, r, t):
 def forward(block, states, history, messages, totals):
     """Go forward through the steps of a block.
 
-    Messages (out, row, step) are written as logarithms, from that row and step of `out` on; and
-    where rows end, the logarithms of their totals.
+    Messages (out, begin) are written as logarithms to out [rows, steps, K], the first of which is
+    step number `begin`; and where rows end, the logarithms of their totals.
 
     Returns
     -------
@@ -186,17 +184,18 @@ def forward(block, states, history, messages, totals):
     """
     rows, _, _, ends, _, room = block
     kept, kept_e, kept_wide, kept_begin = history
-    out, out_row, out_step = messages
+    out, out_begin = messages
     lacks = False
     for r in range(rows[1]):
-        row, state, first = row_of(block, r), state_of(states, r), NONE
+        row, state = row_of(block, r), state_of(states, r)
+        first = row.start - len(room[3])
         for t in range(row.start, row.stop):
             if t == 0:
                 begin_row(row, ends[1], state)
             else:
                 first, _ = step_forward(row, t, state, first, room)
             if len(out) > 0:
-                write_logs(state, out[r + out_row, t - out_step])
+                write_logs(state, out[r, t - out_begin])
             if len(kept) > 0:
                 is_wide, i = state.scale[WIDE] != 0.0, t - kept_begin
                 kept_wide[r, i] = is_wide
@@ -216,13 +215,14 @@ def forward(block, states, history, messages, totals):
 def backward(block, states, messages):
     """Go back through the steps of a block, by transposed matrices; see `forward`."""
     rows, _, _, ends, _, room = block
-    out, out_row, out_step = messages
+    out, out_begin = messages
     for r in range(rows[1]):
-        row, state, first = row_of(block, r), state_of(states, r), NONE
+        row, state = row_of(block, r), state_of(states, r)
+        first = row.stop + 1
         for t in range(row.stop - 1, row.start - 1, -1):
             if t == row.length - 1:
                 load(row.final, ends[3], state)
             else:
                 first = step_backward(row, t, state, first, room)
-            write_logs(state, out[r + out_row, t - out_step])
+            write_logs(state, out[r, t - out_begin])
             bring_into_range(state)

@@ -52,7 +52,9 @@ RAISED = 200.0
 LARGEST_SUM = 2.0**1000
 
 # Rows of the scratch of a step, [ROWS, K].
-SUMS, RESULT, TERMS, EXPONENTS, WEIGHED, WEIGHED_EXPONENTS, ENDS, END_EXPONENTS, SAVED = range(9)
+SUMS, RESULT, TERMS, EXPONENTS, WEIGHED, WEIGHED_EXPONENTS, OTHERS, OTHERS_EXPONENTS, SAVED = range(
+    9
+)
 ROWS = 9
 
 
@@ -147,7 +149,7 @@ def load_wide(values, in_logs, m, e):
     return shift
 
 
-@inlined
+@inner
 def load(values, in_logs, state):
     """Begin with weights, or with their logarithms, as a wide state."""
     state.scale[:] = 0.0
@@ -155,7 +157,7 @@ def load(values, in_logs, state):
     state.scale[WIDE] = 1.0
 
 
-@inlined
+@inner
 def exponentials(x, start, stop, factors, tops):
     """Write exp(x[t] - top) for t = start ... stop - 1, top being the largest of x[t].
 
@@ -301,10 +303,15 @@ def are_sums(sums, least, m, matrix):
     for j in range(len(m)):
         if sums[j] == 0.0:
             for k in range(len(m)):
-                is_open = matrix.L[k, j] > -INF if matrix.flag & LOGS else matrix.P[k, j] != 0.0
-                if is_open and m[k] != 0.0:
+                if m[k] != 0.0 and is_open(matrix, k, j):
                     return False
     return True
+
+
+@inlined
+def is_open(matrix, k, j):
+    """Tell whether an entry of a matrix is not 0."""
+    return matrix.L[k, j] > -INF if matrix.flag & LOGS else matrix.P[k, j] != 0.0
 
 
 @inlined
@@ -330,9 +337,12 @@ def wide_product(state, matrix, scratch):
         if scratch[WEIGHED, k] == 0.0 and not flag & SPECIAL:
             continue
         first, end = matrix.bands[k, 0], matrix.bands[k, 1]
-        if flag & SPECIAL or not scratch[WEIGHED, k] < INF:
+        takes_all = flag & SPECIAL or not scratch[WEIGHED, k] < INF
+        if takes_all:
             first, end = 0, len(m)  # infinity times zero is NaN
         for j in range(first, end):
+            if not (takes_all or is_open(matrix, k, j)):
+                continue
             p, n = wide_entry(matrix, k, j)
             term = scratch[WEIGHED, k] * p
             n += scratch[WEIGHED_EXPONENTS, k]
@@ -442,8 +452,8 @@ def share_of(k, total, rest, scratch):
 
 
 @inner
-def wide_ends(weights, values, in_logs, scratch):
-    """Write weights times those of first or last states as wide numbers to the scratch.
+def terms_with(weights, values, in_logs, scratch):
+    """Write weights times others, or times exponentials, as wide numbers to the scratch.
 
     Returns
     -------
@@ -452,16 +462,16 @@ def wide_ends(weights, values, in_logs, scratch):
     shift : float
         A logarithm to be added to those of the products.
     """
-    ends = Weights(scratch[ENDS], scratch[END_EXPONENTS], True)
-    shift = load_wide(values, in_logs, ends.m, ends.e)
-    top, special = wide_products(weights, ends, scratch)
+    others = Weights(scratch[OTHERS], scratch[OTHERS_EXPONENTS], True)
+    shift = load_wide(values, in_logs, others.m, others.e)
+    top, special = wide_products(weights, others, scratch)
     return top, special, shift
 
 
 @inner
 def weighted_total(state, values, in_logs, scratch):
     """Return the log of the sum of all weights, each times one of `values`."""
-    top, special, shift = wide_ends(weights_of(state), values, in_logs, scratch)
+    top, special, shift = terms_with(weights_of(state), values, in_logs, scratch)
     if special != 0.0:
         return special
     total, n = sum_terms(scratch, top)

@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -117,9 +118,9 @@ def test_calls_from_many_threads_and_from_within():
     assert np.all(total == 20)
 
 
-def test_helpers_that_never_begin_keep_nothing_alive(monkeypatch):
+def test_helpers_that_never_begin_keep_nothing_alive():
     """They stay in the queue of a pool that is busy; a workspace would not be kept."""
-    monkeypatch.setattr(_threads, "num_workers", lambda: 2)  # a pool of one
+    _threads._pool, _threads._pool_size = ThreadPoolExecutor(1, "arraylogchain"), 1
     begun, done = threading.Event(), threading.Event()
 
     def long_work(start, stop):

@@ -23,6 +23,7 @@ not help, exactly. Sums whose terms are all -inf are told apart by a multiply of
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import replace
 
 from arraylogchain import _dispatch, _threads
@@ -35,8 +36,8 @@ from arraylogchain._array.products.operand import (
     terms_of,
 )
 from arraylogchain._array.products.tiling import Tiling, elementwise_block, tile_product
-from arraylogchain._context import Array, Context, shape_of
-from arraylogchain._fold import Box, Fold, boxes, chunks, fold, within
+from arraylogchain._context import Array, Context
+from arraylogchain._fold import Box, Fold, boxes, chunks, within
 
 # exp(2 * 36) times _NARROW_TERMS, and exp(-2 * 36), are normal numbers in float32, and so are those
 # of 340 in float64.
@@ -87,6 +88,7 @@ class CertifiedKernel:
         narrow: bool = False,
     ) -> None:
         self.ctx, self.narrow = ctx, narrow
+        self.precision = ctx.precision
         self.workspace = workspace
         self.dtypes = [ctx.dtype(ctx.precision)]
         self.block, reserved = elementwise_block(ctx, workspace)
@@ -124,7 +126,7 @@ class CertifiedKernel:
             self._repair(out, left, panel, unproved)
 
     def _operand(self, x: Array, side: int) -> Operand:
-        return Operand(x) if self.narrow else shifted(self.ctx, x, side, self.ctx.precision)
+        return Operand(x) if self.narrow else shifted(self.ctx, x, side, self.precision)
 
     def _log(self, part: Array) -> None:
         self.ctx.apply(self.ctx.xp.log, part, out=part)
@@ -132,7 +134,7 @@ class CertifiedKernel:
     def _to_logs(self, sums: Array, left: Operand, right: Operand) -> Array | None:
         """Turn sums into log(sums) + shifts in place; return which are not proved, if any."""
         xp, ctx = self.ctx.xp, self.ctx
-        threshold = certificate_threshold(self.ctx.precision, int(left.values.shape[-1]))
+        threshold = certificate_threshold(self.precision, int(left.values.shape[-1]))
         failed: list[tuple[Box, Array]] = []
 
         def convert(box: Box) -> None:
@@ -167,7 +169,7 @@ class CertifiedKernel:
 
     def _factor(self, x: Operand, k: slice, side: int) -> Array:
         values = terms_of(x.values, k, side)
-        return exponentials(self.ctx, values, x.shift, self.ctx.precision, self.block)
+        return exponentials(self.ctx, values, x.shift, self.precision, self.block)
 
     def _repair(self, out: Array, left: Operand, right: Operand, unproved: Array) -> None:
         """Compute the unproved entries of `out` again, in place, in tiles of their own."""
@@ -198,17 +200,22 @@ class CertifiedKernel:
             have_terms = infinite | self._have_terms(a, b, tiling.inner)
             out = xp.where(unproved & ~have_terms, xp.full_like(out, -math.inf), out)
             unproved = unproved & have_terms
-        left_over = int(xp.count_nonzero(unproved))
-        if left_over > many and ctx.widest is not ctx.precision:
-            wide = replace(ctx, result_name=ctx.widest.name, precision=ctx.widest)
-            layout = fold(shape_of(a), shape_of(b))
-            found = logmatmulexp(wide, layout, a, b, self.workspace // 4)
-            return xp.where(unproved, xp.astype(found, out.dtype), out)
-        if not left_over:
+        if ctx.widest is not self.precision and int(xp.count_nonzero(unproved)) > many:
+            wide = copy(self)
+            wide.precision = ctx.widest
+            sums = ctx.empty(out.shape, ctx.dtype(ctx.widest))
+            operands = shifted(ctx, a, 0, ctx.widest), shifted(ctx, b, 1, ctx.widest)
+            wide._sums(*operands, tiling.inner, sums)
+            still = wide._to_logs(sums, *operands)
+            out = xp.where(unproved, xp.astype(sums, out.dtype), out)
+            if still is None:
+                return out
+            unproved = unproved & still
+        if not bool(xp.any(unproved)):
             return out
         block = max(1, min(2 * ctx.block, self.workspace // 128))
         return _dispatch.logsumexp_where(
-            ctx, out, a, b, unproved, ctx.precision, block, tiling.inner
+            ctx, out, a, b, unproved, self.precision, block, tiling.inner
         )
 
     def _have_terms(self, a: Array, b: Array, chunk: int) -> Array:

@@ -51,14 +51,12 @@ def matmul_gradients(
         turned = xp.permute_dims(
             layout.view_b(xp, b), (*range(nb), *range(nb + 1, nb + 1 + nc), nb)
         )
-        groups = (batch, rows, cols, inner)
-        contract(ctx, g_view, turned, layout.view_a(xp, grad_a), groups, budget)
+        contract(ctx, g_view, turned, layout.view_a(xp, grad_a), (batch, rows, cols, inner), budget)
         grad_a = xp.reshape(grad_a, shape_of(a))
     if wanted[1]:
         grad_b = ctx.empty(layout.b_shape, b.dtype)
         turned = xp.permute_dims(layout.view_a(xp, a), (*range(nb), nb + nr, *range(nb, nb + nr)))
-        groups = (batch, inner, rows, cols)
-        contract(ctx, turned, g_view, layout.view_b(xp, grad_b), groups, budget)
+        contract(ctx, turned, g_view, layout.view_b(xp, grad_b), (batch, inner, rows, cols), budget)
         grad_b = xp.reshape(grad_b, shape_of(b))
     return grad_a, grad_b
 

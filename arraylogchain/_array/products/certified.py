@@ -201,8 +201,15 @@ class CertifiedKernel:
             out = xp.where(unproved & ~have_terms, xp.full_like(out, -math.inf), out)
             unproved = unproved & have_terms
         if ctx.widest is not self.precision and int(xp.count_nonzero(unproved)) > many:
-            sums, still = self._widened().entries(a, b, tiling.inner)
+            wide = copy(self)
+            wide.precision = ctx.widest
+            sums = ctx.empty(out.shape, ctx.dtype(ctx.widest))
+            operands = shifted(ctx, a, 0, ctx.widest), shifted(ctx, b, 1, ctx.widest)
+            wide._sums(*operands, tiling.inner, sums)
+            still = wide._to_logs(sums, *operands)
             out = xp.where(unproved, xp.astype(sums, out.dtype), out)
+            if still is None:
+                return out
             unproved = unproved & still
         if not bool(xp.any(unproved)):
             return out
@@ -210,22 +217,6 @@ class CertifiedKernel:
         return _dispatch.logsumexp_where(
             ctx, out, a, b, unproved, self.precision, block, tiling.inner
         )
-
-    def _widened(self) -> CertifiedKernel:
-        """Return the same in the widest precision."""
-        wide = copy(self)
-        wide.precision = self.ctx.widest
-        return wide
-
-    def entries(self, a: Array, b: Array, chunk: int) -> tuple[Array, Array]:
-        """Return all entries of a tile in the kernel's precision, and which are not proved."""
-        left = shifted(self.ctx, a, 0, self.precision)
-        right = shifted(self.ctx, b, 1, self.precision)
-        shape = (*a.shape[:-1], b.shape[-1])
-        sums = self.ctx.empty(shape, self.ctx.dtype(self.precision))
-        self._sums(left, right, chunk, sums)
-        unproved = self._to_logs(sums, left, right)
-        return sums, False if unproved is None else unproved
 
     def _have_terms(self, a: Array, b: Array, chunk: int) -> Array:
         """Tell which sums have a term other than -inf, as a product of 0/1 matrices."""

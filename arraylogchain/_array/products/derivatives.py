@@ -38,7 +38,7 @@ def logmatmulexp_tangent(
 ) -> Array:
     """Return q_ij = sum_k p_ikj (da_ik + db_kj), the change of `out` with those of a and b."""
     product = _Product(ctx, layout, a, b, budget)
-    q = product.nothing
+    q: Array = product.nothing
     for *_, w in product.weighted((da, db)):
         q = q + w
     return q
@@ -62,16 +62,17 @@ def logmatmulexp_second(
     and v, the first two are the sums of ``g_ij p_ikj (u_ik + v_kj - q_ij)``, and the last is q.
     """
     product = _Product(ctx, layout, a, b, budget)
-    g = ctx.load(g, ctx.widest)
-    q, sums = product.nothing, [0.0, 0.0]
+    g = ctx.load(g, ctx.precision)
+    q: Array = product.nothing
+    sums: list[Array] = [0.0, 0.0]
     for side, operands, value, w in product.weighted((u, v)):
         q = q + w
         wanted = (side == 1, side == 0)
-        sums[1 - side] += product.gradients(*operands, value, g * w, wanted)[1 - side]
-    plain = product.gradients(*product.operands, product.value, g)
-    less = product.gradients(*product.operands, product.value, g * q)
+        sums[1 - side] += product.gradients(operands, value, g * w, wanted)[1 - side]
+    plain = product.gradients(product.operands, product.value, g, (True, True))
+    less = product.gradients(product.operands, product.value, g * q, (True, True))
     for side, x in enumerate((u, v)):
-        own = 0.0 if x is None else ctx.load(x, ctx.widest) * plain[side]
+        own = 0.0 if x is None else ctx.load(x, ctx.precision) * plain[side]
         sums[side] = sums[side] + own - less[side]
     return sums[0], sums[1], q
 
@@ -81,16 +82,16 @@ class _Product:
 
     def __init__(self, ctx: Context, layout: Fold, a: Array, b: Array, budget: int) -> None:
         xp = ctx.xp
-        self.ctx = replace(ctx, result_name=ctx.widest.name, precision=ctx.widest)
+        self.ctx = replace(ctx, result_name=ctx.precision.name)
         self.layout, self.budget = layout, budget
-        given = [ctx.load(x, ctx.widest) for x in (a, b)]
+        given = [ctx.load(x, ctx.precision) for x in (a, b)]
         tops = [
             (xp.max if x.shape[axis] else xp.sum)(x, axis=axis, keepdims=True)
             for x, axis in zip(given, (-1, -2), strict=True)
         ]
         # What entries have in common is taken off: results are then small, and so are roundings.
         self.operands = [
-            x - whole_part(ctx, top, ctx.widest) for x, top in zip(given, tops, strict=True)
+            x - whole_part(ctx, top, ctx.precision) for x, top in zip(given, tops, strict=True)
         ]
         self.value = self._multiply(*self.operands)
         # Through NaN the derivatives are NaN, unless it is +inf that met -inf.
@@ -101,11 +102,12 @@ class _Product:
         return _dispatch.product("logmatmulexp", self.ctx, self.layout, a, b, self.budget)
 
     def gradients(
-        self, a: Array, b: Array, value: Array, g: Array, wanted: tuple[bool, bool] = (True, True)
-    ) -> Pair:
+        self, operands: list[Array], value: Array, g: Array, wanted: tuple[bool, bool]
+    ) -> tuple[Array, Array]:
         """Return the gradients of a product for the cotangent g."""
-        found: Pair = _dispatch.product(
-            "logmatmulexp_gradients", self.ctx, self.layout, a, b, value, g, self.budget, wanted
+        arguments = (*operands, value, g, self.budget, wanted)
+        found: tuple[Array, Array] = _dispatch.product(
+            "logmatmulexp_gradients", self.ctx, self.layout, *arguments
         )
         return found
 

@@ -104,11 +104,11 @@ class _Tile:
                     continue
                 a, b = self.a.part(box, 0), self.b.part(box, 1)
                 if ctx.widest is not ctx.precision:
-                    operands = (
+                    of_a, of_b = (
                         posterior_operand(ctx, x.values, side, ctx.widest)
                         for side, x in enumerate((a, b))
                     )
-                    wide = ScaledPosterior(ctx, *operands, ctx.widest, tiling.inner, self.block)
+                    wide = ScaledPosterior(ctx, of_a, of_b, ctx.widest, tiling.inner, self.block)
                     rest = wide.prove(self.out[box], h[box], rest)
                     yield box, wide
                     wide.weights = None

@@ -38,9 +38,11 @@ KINDS = {
     "log_partition": "forward",
     "forward_messages": "forward",
     "backward_messages": "forward",
+    "filtered": "forward",
     "entropy": "posterior",
     "marginals": "posterior",
     "expected_transitions": "posterior",
+    "posterior": "posterior",
     "value_and_pullback": "posterior",
 }
 

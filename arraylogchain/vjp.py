@@ -294,7 +294,7 @@ class ChainGradients(NamedTuple):
     log_potentials: Array | None
     transitions: Array | None
     initial: Array | None
-    final: Array | None
+    final: Array | None = None
 
 
 def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradients]]:

@@ -266,9 +266,9 @@ def test_workspace_changes_no_answer(np_backend, workspace):
     results = [
         alc.LogChain(x, transitions=P, final=final, workspace=size) for size in (None, workspace)
     ]
-    for method in ("posterior", "filtered"):
-        for one, other in zip(*(getattr(chain, method)() for chain in results), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
+    found = [(*c.posterior(), *c.filtered(), c.marginals()) for c in results]
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
 
 
 def test_posterior_is_differentiable(torch_backend):

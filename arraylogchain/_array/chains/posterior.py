@@ -151,11 +151,13 @@ def _store(ctx: Context, chain: Chain, pieces: Pieces, out: Array | None = None)
     """Return memory for the exponentials of all potentials, [groups, rows, T, K], that of `out`.
 
     Their gradient takes its place later, so they have to be potentials of the whole batch, in the
-    precision of the computation, and of a single tile.
+    precision of the computation, and of a single tile whose states are all kept: where states are
+    computed again, so are exponentials, and they would write over gradients.
     """
     x, axes = chain.potentials, (*chain.group_axes, *chain.row_axes)
     dtype = ctx.dtype(ctx.precision)
     is_whole = (pieces.groups, pieces.rows) == chain.sizes and chain.lengths is None
+    is_whole = is_whole and pieces.block >= chain.num_steps
     fits = tuple(x.shape[:-2]) == chain.batch and x.dtype == dtype == ctx.result_dtype
     if not (ctx.has_out and is_whole and fits and axes == tuple(range(len(chain.batch)))):
         return None

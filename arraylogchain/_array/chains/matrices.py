@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from arraylogchain._array.chains.states import power_to, scale_by_powers
+from arraylogchain._array.chains.tiles import Tile
 from arraylogchain._context import Array, Context, Precision, whole_maximum
 from arraylogchain._fold import chunks
 
@@ -171,3 +172,19 @@ def prepare(
         matrix.power = power_to(ctx, top, 0.0)
         matrix.positive = False
     return matrix
+
+
+class Matrices:
+    """The matrices of a tile's steps; those of all steps are made ready once."""
+
+    def __init__(self, tile: Tile, precision: Precision, panel: int) -> None:
+        self.tile, self.precision, self.panel = tile, precision, panel
+        self._current: tuple[int, Matrix] | None = None
+
+    def at(self, i: int) -> Matrix:
+        """Return the matrices that lead to step i of a sweep."""
+        tile, number = self.tile, self.tile.matrix_number(i)
+        if self._current is None or self._current[0] != number or tile.masks_matrices:
+            in_logs, given = tile.chain.transitions_in_logs, tile.matrix(i)
+            self._current = number, prepare(tile.ctx, given, in_logs, self.precision, self.panel)
+        return self._current[1]

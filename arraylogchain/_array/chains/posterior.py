@@ -26,13 +26,13 @@ from dataclasses import dataclass, replace
 from arraylogchain._array.chains.accumulate import ChainSums, bounded, zeros_for
 from arraylogchain._array.chains.exponentials import Factors
 from arraylogchain._array.chains.logs import in_widest, log_product
-from arraylogchain._array.chains.matrices import Matrix, prepare
+from arraylogchain._array.chains.matrices import Matrices, Matrix
 from arraylogchain._array.chains.plans import Pieces, cut_chain
 from arraylogchain._array.chains.scaled import Options, ScaledStepper, pair_ceiling
 from arraylogchain._array.chains.states import State, add_scale, log_sum, scale_by_powers
 from arraylogchain._array.chains.sweep import History, Part, Sweep, logs_of_all, proving_levels
 from arraylogchain._array.chains.tiles import Tile, arrange, tiles
-from arraylogchain._array.chains.values import log_total, write_totals
+from arraylogchain._array.chains.values import log_totals
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import chunks
 from arraylogchain._inputs.chain import Chain
@@ -106,7 +106,7 @@ def value_and_pullback(
     kept = []
     for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
         kept.append(TilePosterior(tile, pieces, workspace, store))
-        write_totals(tile, kept[-1].history.last, view[(*tile.box, ...)])
+        tile.place(view[(*tile.box, ...)][..., None], kept[-1].total)
     del store
 
     def pullback(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
@@ -179,7 +179,7 @@ class TilePosterior:
             panel=pieces.panel,
             workspace=workspace // 4,
         )
-        self._of_step: tuple[Matrix, int] | None = None
+        self.matrices = Matrices(tile, tile.ctx.precision, pieces.panel)
         self._products: Array | None = None
         self._least, self._most = 0.0, math.inf  # bounds on the sizes of cotangents
         self._are_ones = False
@@ -188,10 +188,7 @@ class TilePosterior:
         stepper = sweep.parts[0].stepper
         assert isinstance(stepper, ScaledStepper)
         self._factors = stepper.exponentials.all_factors()
-        last = self.history.last
-        state = last[0].state if len(last) == 1 else logs_of_all(tile, last)
-        assert state is not None
-        self._total = log_total(tile, state)
+        self.total = log_totals(tile, self.history.last)
 
     def take_factors(self) -> Factors | None:
         """Hand over the kept exponentials, which from then on are computed again."""
@@ -231,7 +228,7 @@ class TilePosterior:
 
     def _cotangent(self, cotangent: Array | None) -> Array:
         """Return the cotangents [groups, rows, 1], 0 for sums that are infinite, NaN for NaN."""
-        tile, ctx, xp, total = self.tile, self.ctx, self.ctx.xp, self._total
+        tile, ctx, xp, total = self.tile, self.ctx, self.ctx.xp, self.total
         if cotangent is None:
             g = xp.ones_like(total, dtype=ctx.dtype(ctx.precision))
         else:
@@ -325,7 +322,7 @@ class TilePosterior:
         moves = tile.moves(step.time + 1)
         if moves is not None and scale is not None:
             scale = xp.where(moves, scale, xp.zeros_like(scale))
-        matrix, number = self._matrix(step.time + 1)
+        matrix, number = self.matrices.at(step.time + 1), tile.matrix_number(step.time + 1)
         left = a.values
         if scale is not None:
             left = self._room(a.values)
@@ -352,16 +349,6 @@ class TilePosterior:
         """Yield the columns of pairs of states that are in memory at a time."""
         size = self.tile.chain.num_states
         return chunks(size, max(1, self.options.panel // (groups * size)))
-
-    def _matrix(self, i: int) -> tuple[Matrix, int]:
-        """Return the matrices that lead to a step, and their number."""
-        tile, number = self.tile, self.tile.matrix_number(i)
-        if self._of_step is None or self._of_step[1] != number or tile.masks_matrices:
-            in_logs, precision = tile.chain.transitions_in_logs, self.ctx.precision
-            given = tile.matrix(i)
-            matrix = prepare(self.ctx, given, in_logs, precision, self.options.panel)
-            self._of_step = matrix, number
-        return self._of_step
 
     def _add_in_logs(self, step: _Step, index: Array, g: Array, sums: ChainSums) -> None:
         """Add what some rows, or groups, contribute at a step, from the logs of their states."""

@@ -12,8 +12,14 @@ from collections.abc import Sequence
 
 from arraylogchain._array.chains.plans import Pieces, cut_chain
 from arraylogchain._array.chains.scaled import Options
-from arraylogchain._array.chains.states import State
-from arraylogchain._array.chains.sweep import History, Part, Sweep, logs_of_all, proving_levels
+from arraylogchain._array.chains.states import State, relative
+from arraylogchain._array.chains.sweep import (
+    History,
+    Sweep,
+    proving_levels,
+    states_of_all,
+    with_final,
+)
 from arraylogchain._array.chains.tiles import Tile, arrange, tiles
 from arraylogchain._array.chains.viterbi import Columns
 from arraylogchain._context import Array, Context
@@ -57,7 +63,7 @@ class _TileSampler:
         some = list(chunks(int(out.shape[-1]), self.together))
         self._end(out, some)
         for i, parts in self.history.back():
-            state = self._state(parts)
+            state = states_of_all(tile, parts)
             last, drawn = drawn, []
             for n, samples in enumerate(some):
                 shape = (samples.stop - samples.start,)
@@ -85,21 +91,10 @@ class _TileSampler:
                 nothing[...] = -1
                 tile.place(out[..., i, samples], nothing)
 
-    def _state(self, parts: Sequence[Part]) -> State:
-        state = parts[0].state if len(parts) == 1 else logs_of_all(self.tile, parts)
-        assert state is not None
-        return state
-
     def _last(self, state: State, uniforms: Array) -> Array:
         """Draw the last states of chains, [groups, rows, samples]."""
         xp, ctx = self.ctx.xp, self.ctx
-        final = self.tile.reversed().start()
-        if final is not None:
-            final = ctx.load(final, ctx.widest)
-            logs = final if self.tile.chain.final_in_logs else xp.log(final)
-            state = state.in_log_form(ctx)
-            state = State(state.values + logs, state.exponent, state.offset, None, in_logs=True)
-        weights = state.relative(ctx)[:, :, None, :]
+        weights = with_final(self.tile, state).relative(ctx)[:, :, None, :]
         groups, rows, samples = uniforms.shape
         drawn = self._draw(
             xp.broadcast_to(weights, (groups, rows, samples, weights.shape[-1])), uniforms
@@ -124,14 +119,14 @@ class _TileSampler:
         """
         ctx, xp, wide = self.ctx, self.ctx.xp, self.ctx.widest
         in_logs, edges = self.tile.chain.transitions_in_logs, ctx.load(edges, wide)
-        linear = _exp(ctx, edges) if in_logs else edges
+        linear = relative(ctx.xp, edges) if in_logs else edges
         weights = state.relative(ctx)[:, :, None, :] * linear
         # Products and factors below tiny are what can be lost: at most 2 K tiny of a sum.
         threshold = 2.0 * int(edges.shape[-1]) * wide.tiny / wide.eps
         if bool(xp.all(xp.sum(weights, axis=-1) >= threshold)):
             return weights
         logs = edges if in_logs else xp.log(edges)
-        return _exp(ctx, state.in_log_form(ctx).values[:, :, None, :] + logs)
+        return relative(xp, state.in_log_form(ctx).values[:, :, None, :] + logs)
 
     def _draw(self, weights: Array, uniforms: Array) -> Array:
         """Draw one of the last axis for each of the others."""
@@ -142,10 +137,3 @@ class _TileSampler:
         # The first state whose sum is above the level adds something to it, so that its weight is
         # not 0; should the level be rounded up to the total, it is the last that adds something.
         return xp.argmax(xp.astype((below > level) | (below == total), xp.uint8), axis=-1)
-
-
-def _exp(ctx: Context, logs: Array) -> Array:
-    """Return exponentials relative to the largest of the last axis."""
-    xp = ctx.xp
-    top = xp.max(logs, axis=-1, keepdims=True)
-    return xp.exp(logs - xp.where(xp.isfinite(top), top, xp.zeros_like(top)))

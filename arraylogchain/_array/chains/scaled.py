@@ -23,7 +23,7 @@ import math
 from dataclasses import dataclass
 
 from arraylogchain._array.chains.exponentials import Exponentials, Factors
-from arraylogchain._array.chains.matrices import Matrix, prepare
+from arraylogchain._array.chains.matrices import Matrices, Matrix
 from arraylogchain._array.chains.states import State, power_to, scale_by_powers
 from arraylogchain._array.chains.tiles import Tile
 from arraylogchain._context import Array, Precision, whole_maximum
@@ -105,8 +105,7 @@ class ScaledStepper:
         self.ceiling = _CEILING[precision.name]
         if options.for_pairs:
             self.ceiling = min(self.ceiling, pair_ceiling(precision, tile.chain.num_states))
-        self.matrix: Matrix | None = None
-        self.matrix_number = -1
+        self.matrices = Matrices(tile, precision, options.panel)
         self._rooms: list[Array] = []
         self._product: Array | None = None
 
@@ -150,7 +149,7 @@ class ScaledStepper:
             product, losses = self._start()
             moves = matrix = None
         else:
-            matrix, moves = self._matrix(i), self.tile.moves(i)
+            matrix, moves = self.matrices.at(i), self.tile.moves(i)
             room = self._product_room(out) if keeps else out
             product, losses = self._multiplied(before, matrix, room)
             if moves is not None:
@@ -192,17 +191,6 @@ class ScaledStepper:
         if self._product is None:
             self._product = self.ctx.empty(tuple(like.shape), like.dtype)
         return self._product
-
-    def _matrix(self, i: int) -> Matrix:
-        """Return the matrices of a step, made ready once if they are those of all steps."""
-        number = self.tile.matrix_number(i)
-        if self.matrix is None or number != self.matrix_number or self.tile.masks_matrices:
-            self.matrix, self.matrix_number = self._prepared(i), number
-        return self.matrix
-
-    def _prepared(self, i: int) -> Matrix:
-        in_logs = self.tile.chain.transitions_in_logs
-        return prepare(self.ctx, self.tile.matrix(i), in_logs, self.precision, self.options.panel)
 
     def _start(self) -> tuple[State, Losses]:
         """Return the state before the first potentials."""
@@ -368,12 +356,6 @@ class ScaledStepper:
         xp, ctx = self.ctx.xp, self.ctx
         lost = ctx.load(loss, ctx.widest) * self.tile.chain.num_states
         if i + 1 < self.tile.num_steps:
-            lost = lost * self._matrix_ahead(i + 1).spread()
+            lost = lost * self.matrices.at(i + 1).spread()
         total = xp.sum(values, axis=-1, keepdims=True)
         return lost <= (self.precision.eps / 4) * ctx.load(total, ctx.widest)
-
-    def _matrix_ahead(self, i: int) -> Matrix:
-        """Return the matrices of a later step, without taking the place of this one's."""
-        if self.matrix is not None and self.tile.chain.has_one_matrix:
-            return self._matrix(i)
-        return self._prepared(i)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from arraylogchain._context import Array, Context, Precision
 
@@ -74,9 +75,9 @@ class State:
     def relative(self, ctx: Context) -> Array:
         """Return the weights up to a factor of each row, 1 at most, in the widest precision."""
         xp, values = ctx.xp, ctx.load(self.values, ctx.widest)
-        top = xp.max(values, axis=-1, keepdims=True)
         if self.in_logs:
-            return xp.exp(values - xp.where(xp.isfinite(top), top, xp.zeros_like(top)))
+            return relative(xp, values)
+        top = xp.max(values, axis=-1, keepdims=True)
         return values / xp.where(top > 0, top, xp.ones_like(top))
 
     def _split(self, ctx: Context) -> tuple[Array, Array]:
@@ -95,6 +96,12 @@ class State:
             return add_scale(log_sum(ctx, values), self.exponent, self.offset)
         total = ctx.xp.sum(values, axis=-1, keepdims=True)
         return replace(self, values=total).logs(ctx)
+
+
+def relative(xp: Any, logs: Array) -> Array:
+    """Return exponentials relative to the largest of the last axis."""
+    top = xp.max(logs, axis=-1, keepdims=True)
+    return xp.exp(logs - xp.where(xp.isfinite(top), top, xp.zeros_like(top)))
 
 
 def log_sum(ctx: Context, logs: Array) -> Array:

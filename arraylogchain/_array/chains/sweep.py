@@ -198,6 +198,24 @@ def logs_of_all(tile: Tile, parts: Sequence[Part], products: bool = False) -> St
     return concat(ctx, logs, axis).select(ctx, order, axis)
 
 
+def states_of_all(tile: Tile, parts: Sequence[Part]) -> State:
+    """Return the states of all rows of a tile, in log form if there are several parts."""
+    state = parts[0].state if len(parts) == 1 else logs_of_all(tile, parts)
+    assert state is not None
+    return state
+
+
+def with_final(tile: Tile, last: State) -> State:
+    """Return the last states of all rows of a tile times the final weights."""
+    ctx, final = tile.ctx, tile.reversed().start()
+    if final is None:
+        return last
+    final = ctx.load(final, ctx.widest)
+    logs = final if tile.chain.final_in_logs else ctx.xp.log(final)
+    last = last.in_log_form(ctx)
+    return replace(last, values=last.values + logs)
+
+
 class History:
     """The states of a sweep, from the last step to the first.
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from arraylogchain._array.chains.maxplus import MaxPlusStepper
 from arraylogchain._array.chains.plans import cut_chain
-from arraylogchain._array.chains.sweep import History, Sweep
+from arraylogchain._array.chains.sweep import History, Sweep, with_final
 from arraylogchain._array.chains.tiles import Tile, arrange, tiles
 from arraylogchain._context import Array, Context, whole_maximum
 from arraylogchain._inputs.chain import Chain
@@ -46,7 +46,7 @@ def _trace(tile: Tile, history: History, view: Array) -> None:
         assert parts[0].state is not None
         best = parts[0].state.values
         if index is None:
-            best = _with_final(tile, best)
+            best = with_final(tile, parts[0].state).values
             index = xp.argmax(best, axis=-1)
             # NaN is not -inf.
             alive = xp.max(best, axis=-1) != -math.inf
@@ -58,14 +58,6 @@ def _trace(tile: Tile, history: History, view: Array) -> None:
         if real is not None:
             states = xp.where(real[..., 0], states, xp.full_like(states, -1))
         tile.place(view[..., i : i + 1], ctx.xp.astype(states[..., None], view.dtype, copy=False))
-
-
-def _with_final(tile: Tile, best: Array) -> Array:
-    final, ctx = tile.reversed().start(), tile.ctx
-    if final is None:
-        return best
-    logs = ctx.load(final, ctx.precision)
-    return best + (logs if tile.chain.final_in_logs else ctx.xp.log(logs))
 
 
 class Columns:

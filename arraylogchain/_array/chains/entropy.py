@@ -15,12 +15,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from arraylogchain._array.chains.accumulate import in_tile
 from arraylogchain._array.chains.logs import in_widest
 from arraylogchain._array.chains.matrices import Matrices, Matrix
 from arraylogchain._array.chains.plans import Pieces, cut_chain
 from arraylogchain._array.chains.scaled import Options
-from arraylogchain._array.chains.states import log_sum
+from arraylogchain._array.chains.states import log_sum, part_of
 from arraylogchain._array.chains.sweep import (
     Part,
     Sweep,
@@ -59,19 +58,20 @@ class _TileEntropy:
 
     def run(self) -> Array:
         """Return the entropies, [groups, rows, 1]."""
-        xp, tile = self.ctx.xp, self.tile
+        ctx, xp, tile, axis = self.ctx, self.ctx.xp, self.tile, self.tile.select_axis
         before = self._kept(self.sweep.advance())
         entropies = xp.zeros_like(before[0].state.values)  # type: ignore[union-attr]
         for i in range(1, tile.num_steps):
             now = self.sweep.advance()
-            after = self._scaled(i, before, entropies)
-            gone = now[0].gone
-            if gone is not None:
-                lanes = xp.any(gone, axis=1 - tile.select_axis)[..., 0]
-                (index,) = xp.nonzero(lanes)
-                after = xp.where(gone, self._in_logs(i, before, entropies, index), after)
-            moves = tile.moves(i)
-            entropies = after if moves is None else xp.where(moves, after, entropies)
+            moved = slice(tile.count_moves(i))
+            after = self._scaled(i, before, part_of(entropies, moved, axis))
+            if now[0].gone is not None:
+                gone = part_of(xp.any(now[0].gone, axis=1 - axis)[..., 0], moved, 0)
+                (index,) = xp.nonzero(gone)
+                where = (index, ...) if axis == 0 else (0, index, ...)
+                own = self._in_logs(i, before, entropies, index)
+                ctx.put(after, where, own if axis == 0 else own[0, ...], add=False)
+            part_of(entropies, moved, axis)[...] = after
             before = self._kept(now)
         return self._of_last(before, entropies)
 
@@ -83,7 +83,7 @@ class _TileEntropy:
         """Return the next entropies of all rows, right for those whose states are scaled."""
         xp, state, matrix = self.ctx.xp, before[0].state, self.matrices.at(i)
         assert state is not None
-        u = state.values
+        u = state.part(slice(self.tile.count_moves(i)), self.tile.select_axis).values
         top = _log(xp, xp.max(u, axis=-1, keepdims=True))
         # Relative to the row's largest weight logs are small where it matters.
         left = u * (entropies - (_log(xp, u) - top))
@@ -99,7 +99,7 @@ class _TileEntropy:
         return found[0] if len(found) == 1 else xp.concat(found, axis=-1)
 
     def _in_logs(self, i: int, before: Sequence[Part], entropies: Array, index: Array) -> Array:
-        """Return the next entropies of all rows, right for some of them."""
+        """Return the next entropies of some rows."""
         ctx, xp, axis = self.ctx, self.ctx.xp, self.tile.select_axis
         tile = self.tile.select(index)
         logs = logs_of_all(self.tile, before).select(ctx, index, axis).values
@@ -115,7 +115,7 @@ class _TileEntropy:
                 p = _normalised(ctx, xp.matrix_transpose(joint))
                 terms = xp.where(p == 0, p, p * (own[:, r, None, :] - _log(xp, p)))
                 out[:, r, j] = xp.sum(terms, axis=-1)
-        return in_tile(tile, out)
+        return out
 
     def _of_last(self, parts: Sequence[Part], entropies: Array) -> Array:
         xp, ctx = self.ctx.xp, self.ctx

@@ -179,12 +179,13 @@ class Matrices:
 
     def __init__(self, tile: Tile, precision: Precision, panel: int) -> None:
         self.tile, self.precision, self.panel = tile, precision, panel
-        self._current: tuple[int, Matrix] | None = None
+        self._current: tuple[tuple[int, int], Matrix] | None = None
 
     def at(self, i: int) -> Matrix:
         """Return the matrices that lead to step i of a sweep."""
-        tile, number = self.tile, self.tile.matrix_number(i)
-        if self._current is None or self._current[0] != number or tile.masks_matrices:
+        tile = self.tile
+        which = tile.matrix_number(i), 0 if tile.select_axis else tile.count_moves(i)
+        if self._current is None or self._current[0] != which:
             in_logs, given = tile.chain.transitions_in_logs, tile.matrix(i)
-            self._current = number, prepare(tile.ctx, given, in_logs, self.precision, self.panel)
+            self._current = which, prepare(tile.ctx, given, in_logs, self.precision, self.panel)
         return self._current[1]

@@ -31,7 +31,6 @@ def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Arr
     pieces = cut_chain(chain, workspace)
     options = Options(
         keeps_products=backward,
-        proves_products=backward,
         together=pieces.together,
         panel=pieces.panel,
         workspace=workspace // 4,
@@ -46,10 +45,10 @@ def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Arr
                 state = part.product if backward else part.state
                 assert state is not None
                 own = read if part.index is None else read.select(part.index)
-                logs, real = state.logs(ctx), own.has_step(i)
-                if real is not None:
-                    logs = xp.where(real, logs, xp.full_like(logs, -math.inf))
-                own.place(target, logs)
+                lanes = slice(own.count(i))
+                if lanes.stop:
+                    logs = state.part(lanes, own.select_axis).logs(ctx)
+                    own.part(lanes).place(target, logs)
     return out
 
 

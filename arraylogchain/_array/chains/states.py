@@ -55,6 +55,15 @@ class State:
             support=None if support is None else take(support, index, axis=axis),
         )
 
+    def part(self, lanes: slice, axis: int) -> State:
+        """Return views of the state of some rows (axis 1) or groups (axis 0)."""
+        if lanes.start is None and lanes.stop == self.values.shape[axis]:
+            return self
+        support = None if self.support is None else part_of(self.support, lanes, axis)
+        scale = (part_of(x, lanes, axis) for x in (self.exponent, self.offset))
+        values = part_of(self.values, lanes, axis)
+        return State(values, *scale, support, self.in_logs, self.low, self.high)
+
     def in_log_form(self, ctx: Context) -> State:
         """Return the same state in log form, in the widest precision."""
         if self.in_logs:
@@ -98,6 +107,11 @@ class State:
         return replace(self, values=total).logs(ctx)
 
 
+def part_of(x: Array, lanes: slice, axis: int) -> Array:
+    """Return a view of some rows (axis 1) or groups (axis 0) of an array."""
+    return x[lanes, ...] if axis == 0 else x[:, lanes, ...]
+
+
 def relative(xp: Any, logs: Array) -> Array:
     """Return exponentials relative to the largest of the last axis."""
     top = xp.max(logs, axis=-1, keepdims=True)
@@ -118,8 +132,25 @@ def add_scale(logs: Array, exponent: Array, offset: Array) -> Array:
     return (offset + exponent * _LN2_HIGH) + (logs + exponent * _LN2_LOW)
 
 
-def concat(ctx: Context, parts: Sequence[State], axis: int) -> State:
-    """Join states in one form, of disjoint rows (axis 1) or groups (axis 0)."""
+def held(ctx: Context, state: State, before: State, axis: int, room: Array | None = None) -> State:
+    """Return the state of all rows, given that of the first few: the others are as before.
+
+    With `room` these are written to it, behind those of `state`, which are there already.
+    """
+    lanes = slice(int(state.values.shape[axis]), None)
+    if lanes.start == before.values.shape[axis]:
+        return state
+    others = before.part(lanes, axis)
+    if room is not None and room is not before.values:
+        part_of(room, lanes, axis)[...] = others.values
+    return concat(ctx, [state, others], axis, room)
+
+
+def concat(ctx: Context, parts: Sequence[State], axis: int, values: Array | None = None) -> State:
+    """Join states in one form, of disjoint rows (axis 1) or groups (axis 0).
+
+    `values` are theirs, if they have been joined already.
+    """
     xp = ctx.xp
     if len(parts) == 1:
         return parts[0]
@@ -132,7 +163,7 @@ def concat(ctx: Context, parts: Sequence[State], axis: int) -> State:
         for part in parts
     ]
     return State(
-        joined([part.values for part in parts]),
+        joined([part.values for part in parts]) if values is None else values,
         joined([part.exponent for part in parts]),
         joined([part.offset for part in parts]),
         None if all(part.support is None for part in parts) else joined(supports),

@@ -27,10 +27,15 @@ _LOOP_CALL = 2e-5
 _KERNEL_STEP, _DEVICE_STEP = 3e-6, 2e-4
 
 # Segments of time: their least length, enough for most chains to forget what they began with; most
-# rows side by side; passes over a chain that guessing takes, verification included; what it costs
-# besides, in steps.
-_SEGMENT_STEPS, _SEGMENT_ROWS, _SEGMENT_PASSES, _SEGMENT_OVERHEAD = 64, 4096, 1.75, 200
-_SEGMENTED = ("log_partition",)
+# rows side by side; what they cost besides, in steps; and by operation, how many times the work of
+# going step by step they take, guesses and their verification included.
+_SEGMENT_STEPS, _SEGMENT_ROWS, _SEGMENT_OVERHEAD = 64, 4096, 200
+_SEGMENT_PASSES = {
+    "log_partition": 1.75,
+    "marginals": 2.5,
+    "expected_transitions": 2.5,
+    "value_and_pullback": 2.5,
+}
 
 _ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -71,7 +76,7 @@ def choose(operation: str, sizes: Sizes, backends: tuple[str, ...], workspace: i
     """Choose the route for an operation among the implementations that there are."""
     segments = count_segments(operation, sizes, workspace)
     if "cuda" in backends:
-        steps = _SEGMENT_PASSES * (sizes.num_steps // segments)
+        steps = _SEGMENT_PASSES.get(operation, 1.0) * (sizes.num_steps // segments)
         if segments > 1 and steps * _DEVICE_STEP < sizes.num_steps * _KERNEL_STEP:
             return Choice("segments", "a kernel would take step by step", segments)
         return Choice("kernel", "the arrays are on a CUDA device")
@@ -82,7 +87,7 @@ def choose(operation: str, sizes: Sizes, backends: tuple[str, ...], workspace: i
         return Choice(route, "what loops hold would not fit the workspace", segments)
     if operation in ("viterbi", "sample", "log_weight"):
         return Choice("compiled", "there is no matrix multiply in it")
-    if _loop_seconds(sizes) <= _array_seconds(sizes, segments):
+    if _loop_seconds(sizes) <= _array_seconds(operation, sizes, segments):
         return Choice("compiled", "few states or few rows")
     return Choice(route, "matrix multiplies pay for many states and rows", segments)
 
@@ -105,24 +110,26 @@ def _loop_seconds(sizes: Sizes) -> float:
     return _LOOP_CALL + sizes.num_real * step * 2 / threads
 
 
-def _array_seconds(sizes: Sizes, segments: int) -> float:
+def _array_seconds(operation: str, sizes: Sizes, segments: int) -> float:
     size = sizes.num_states
     state = size * (_ENTRY + size * _MULTIPLY_ADD)
     if segments > 1:
         length = sizes.num_steps / segments
-        steps = _SEGMENT_PASSES * length + _SEGMENT_OVERHEAD
-        return steps * _STEP + _SEGMENT_PASSES * sizes.num_real * state
+        passes = _SEGMENT_PASSES[operation]
+        return (passes * length + _SEGMENT_OVERHEAD) * _STEP + passes * sizes.num_real * state
     return sizes.num_steps * _STEP + sizes.num_real * state
 
 
 def count_segments(operation: str, sizes: Sizes, workspace: int) -> int:
     """Return how many segments of time pay for array operations, 1 for none."""
     chains, count = sizes.groups * sizes.rows, sizes.num_steps - 1
-    if operation not in _SEGMENTED or sizes.is_ragged or chains > 64:
+    if operation not in _SEGMENT_PASSES or sizes.is_ragged or chains > 64:
         return 1
     fit = min(_SEGMENT_ROWS, workspace // 32 // (8 * max(sizes.num_states, 1))) // max(chains, 1)
     segments = count // max(_SEGMENT_STEPS, math.ceil(count / max(fit, 1)))
-    if segments < 4 or _array_seconds(sizes, segments) >= _array_seconds(sizes, 1):
+    if segments < 4 or _array_seconds(operation, sizes, segments) >= _array_seconds(
+        operation, sizes, 1
+    ):
         return 1
     return segments
 
@@ -206,7 +213,7 @@ def plan_chain(
     choice = choose(operation, sizes, backends, workspace)
     given = (chain.transitions, chain.potentials, chain.initial, chain.final)
     products = (sizes.num_real - chain.num_rows) * (2 * size * size + size)
-    passes = _SEGMENT_PASSES if choice.segments > 1 else 1
+    passes = _SEGMENT_PASSES[operation] if choice.segments > 1 else 1
     return Plan(
         operation=operation,
         batch=chain.batch,

@@ -39,6 +39,10 @@ class ChainSums:
     as_counts: bool = False
 
     @property
+    def is_empty(self) -> bool:
+        return self.potentials is self.transitions is self.initial is None
+
+    @property
     def by_logs(self) -> bool:
         """Whether sums over pairs are those of weights, not derivatives with respect to them."""
         return self.as_counts or self.chain.transitions_in_logs

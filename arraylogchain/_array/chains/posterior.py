@@ -31,6 +31,7 @@ from arraylogchain._array.chains.scaled import Options, pair_ceiling
 from arraylogchain._array.chains.states import State, add_scale, log_sum, part_of, scale_by_powers
 from arraylogchain._array.chains.sweep import History, Part, Sweep, logs_of_all, proving_levels
 from arraylogchain._array.chains.tiles import Tile, arrange, tiles
+from arraylogchain._array.chains.time_parallel import Cut, cut_in_segments
 from arraylogchain._array.chains.values import log_totals
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import chunks
@@ -47,7 +48,9 @@ def marginals(ctx: Context, chain: Chain, workspace: int) -> Array:
     out = ctx.empty((*chain.batch, chain.num_steps, chain.num_states), ctx.result_dtype)
     if chain.lengths is not None:
         out[...] = 0.0
-    _add_all(ctx, chain, workspace, ChainSums(ctx, chain, potentials=out))
+    sums = ChainSums(ctx, chain, potentials=out)
+    found = cut_in_segments("marginals", ctx, chain, workspace)
+    _add_all(ctx, chain if found is None else found[1], workspace, sums)
     return out
 
 
@@ -55,15 +58,29 @@ def expected_transitions(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return expected counts in the shape of the transitions."""
     zeros = zeros_for(ctx, chain, "transitions", workspace)
     sums = ChainSums(ctx, chain, transitions=zeros, as_counts=True)
-    _add_all(ctx, chain, workspace, sums)
+    found = cut_in_segments("expected_transitions", ctx, chain, workspace)
+    _add_all(ctx, chain if found is None else found[1], workspace, sums)
     return ctx.to_result(sums.transitions)
 
 
-def _add_all(ctx: Context, chain: Chain, workspace: int, sums: ChainSums) -> None:
+def _add_all(
+    ctx: Context, chain: Chain | Cut, workspace: int, sums: ChainSums, g: Array | None = None
+) -> None:
+    """Add the gradients for a cotangent [*batch] of log Z, or of ones."""
+    if isinstance(chain, Cut):
+        for part, own in zip(chain.chains, chain.sums(sums), strict=True):
+            of_part = g
+            if g is not None and len(part.batch) > g.ndim:
+                of_part = ctx.xp.broadcast_to(g[..., None], part.batch)
+            # The rest is for the messages between segments.
+            _add_all(ctx, part, workspace // 4 * 3, own, of_part)
+        return
+    if sums.is_empty:
+        return
     pieces = cut_chain(chain, workspace, history=True)
     for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
         posterior = TilePosterior(tile, pieces, workspace)
-        posterior.add(None, sums)
+        posterior.add(g, sums)
         del posterior  # before the states of the next one are kept
 
 
@@ -85,20 +102,26 @@ def value_and_pullback(
         Takes a cotangent [*batch] and the names of wanted gradients, of 'potentials',
         'transitions' and 'initial'. Returns them by name, in the chain's shapes and dtypes.
     """
-    states = chain.num_rows * chain.num_steps * chain.num_states * ctx.precision.itemsize
-    keep = keep or states <= workspace
-    pieces = cut_chain(chain, workspace, history=True, keep=keep)
-    out = ctx.empty(chain.batch, ctx.result_dtype)
-    view = arrange(ctx.xp, chain, out, trailing=0)
-    kept = []
-    for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
-        kept.append(TilePosterior(tile, pieces, workspace))
-        tile.place(view[(*tile.box, ...)][..., None], kept[-1].total)
+    kept: list[TilePosterior] = []
+    found = cut_in_segments("value_and_pullback", ctx, chain, workspace)
+    if found is not None:
+        out, cut = found
+    else:
+        states = chain.num_rows * chain.num_steps * chain.num_states * ctx.precision.itemsize
+        keep = keep or states <= workspace
+        pieces, cut = cut_chain(chain, workspace, history=True, keep=keep), None
+        out = ctx.empty(chain.batch, ctx.result_dtype)
+        view = arrange(ctx.xp, chain, out, trailing=0)
+        for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
+            kept.append(TilePosterior(tile, pieces, workspace))
+            tile.place(view[(*tile.box, ...)][..., None], kept[-1].total)
 
     def pullback(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
         sums = ChainSums(ctx, chain)
         for name in wanted:
             setattr(sums, name, zeros_for(ctx, chain, name, workspace))
+        if cut is not None:
+            _add_all(ctx, cut, workspace, sums, cotangent)
         for posterior in kept:
             posterior.add(cotangent, sums)
         return sums.results()

@@ -17,16 +17,13 @@ from arraylogchain._array.chains.sweep import (
 from arraylogchain._array.chains.tiles import Tile, arrange, tiles
 from arraylogchain._context import Array, Context
 from arraylogchain._inputs.chain import Chain
-from arraylogchain.plan import count_segments, sizes_of
 
 
 def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the logs of the sums over all paths, [*batch]."""
-    segments = count_segments("log_partition", sizes_of(chain), workspace)
-    if segments > 1 and chain.final is None:
-        found = time_parallel.log_partition(ctx, chain, segments, workspace)
-        if found is not None:
-            return found
+    found = time_parallel.cut_in_segments("log_partition", ctx, chain, workspace)
+    if found is not None:
+        return found[0]
     out = ctx.empty(chain.batch, ctx.result_dtype)
     view = arrange(ctx.xp, chain, out, trailing=0)
     pieces = cut_chain(chain, workspace)

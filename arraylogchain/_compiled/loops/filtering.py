@@ -5,7 +5,6 @@ from __future__ import annotations
 from arraylogchain._compiled.loops.compiling import compiled, inner
 from arraylogchain._compiled.loops.numbers import INF, log_of, power_of_two, two_sum
 from arraylogchain._compiled.loops.recursion import (
-    NONE,
     begin_row,
     row_of,
     state_of,
@@ -40,8 +39,9 @@ def filter_steps(block, states, shares, logs):
     """
     rows, _, _, ends, (start, _), room = block
     for r in range(rows[1]):
-        row, state, first = row_of(block, r), state_of(states, r), NONE
+        row, state = row_of(block, r), state_of(states, r)
         m, e, scale = state
+        first = row.start - len(room[3])
         for t in range(row.start, row.stop):
             before, n, high, low = 1.0, 0.0, 0.0, 0.0
             if t == 0:

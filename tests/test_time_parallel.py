@@ -1,11 +1,13 @@
 """Segments of long chains that begin with guessed messages: verified, or not used at all."""
 
+import importlib
+
 import numpy as np
 import pytest
 
 import arraylogchain as alc
 from arraylogchain import _dispatch
-from arraylogchain._array.chains import posterior, time_parallel
+from arraylogchain._array.chains import time_parallel
 from tests import reference
 from tests.checks import check_chain
 from tests.error_model import assert_within, chain_bound
@@ -32,6 +34,8 @@ def guesses(monkeypatch):
         return max(1, (sizes.num_steps - 1) // LENGTH)
 
     compute = time_parallel.cut_in_segments
+    # The package has a function of that name.
+    posterior = importlib.import_module("arraylogchain._array.chains.posterior")
     for module in (time_parallel, posterior):
         monkeypatch.setattr(module, "cut_in_segments", spy)
     monkeypatch.setattr(time_parallel, "count_segments", segments)

@@ -10,7 +10,8 @@ A test of a kernel takes `device` from conftest.py and calls what the package ca
 
     @pytest.mark.sanitized  # runs once more under AddressSanitizer
     def test_product(device):
-        out = log_product.logmatmulexp(device, fold(a.shape, b.shape), a, b, "float32", 1 << 20)
+        ctx = context(device, "float32")
+        out = log_product.logmatmulexp(ctx, fold(a.shape, b.shape), a, b, 1 << 20)
 
 `device` comes with several orders of the threads; a test that only needs one makes
 ``CpuDevice(seed=...)`` itself. bfloat16 arrays are uint16 arrays there: `bfloat16` and

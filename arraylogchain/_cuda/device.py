@@ -119,9 +119,7 @@ def _open(library: str, index: int) -> Device | Unavailable:
     except Exception as error:
         return Unavailable(f"CuPy, which compiles the kernels, cannot be imported: {error}")
     if not _is_new_enough(cupy.__version__):
-        return Unavailable(
-            f"CuPy {_dotted(*OLDEST_CUPY)} or newer is needed, and this is {cupy.__version__}"
-        )
+        return Unavailable(f"CuPy 14.2 or newer is needed, and this is {cupy.__version__}")
     if cupy.cuda.runtime.is_hip or (library == "torch" and sys.modules["torch"].version.hip):
         return Unavailable("the kernels are for CUDA, and this is a ROCm device")
     try:
@@ -131,8 +129,8 @@ def _open(library: str, index: int) -> Device | Unavailable:
         return NotNow(f"CuPy cannot use CUDA device {index}: {_first_line(error)}")
     if architecture < OLDEST_ARCHITECTURE:
         return Unavailable(
-            f"CUDA device {index} has compute capability {_dotted(*divmod(architecture, 10))}, "
-            f"and the kernels need {_dotted(*divmod(OLDEST_ARCHITECTURE, 10))} or newer"
+            f"CUDA device {index} has compute capability {architecture / 10}, "
+            f"and the kernels need {OLDEST_ARCHITECTURE / 10} or newer"
         )
     try:
         cupy.cuda.nvrtc.getVersion()
@@ -156,10 +154,6 @@ def _open(library: str, index: int) -> Device | Unavailable:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _dotted(major: int, minor: int) -> str:
-    return f"{major}.{minor}"
 
 
 def _is_new_enough(version: str) -> bool:

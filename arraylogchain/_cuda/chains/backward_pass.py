@@ -77,7 +77,7 @@ def forward_pass(run: ChainRun, *, keep: bool = True) -> tuple[Array, ForwardPas
     for first, last in itertools.pairwise([*sorted(starts), num_steps]):
         if state is not None:
             kept.before[first] = state
-        state = run.advance(first, last, sweep, state, workspace, keeps_state=True)
+        state = run.advance(first, last, sweep, state, workspace)
     return out, kept
 
 
@@ -183,7 +183,7 @@ class _BackwardPass:
         first = max(low - 1, 0)
         history = replace(run.new_history(high - first), first=first)
         before, sweep = kept.before.get(first), Sweep(history=history)
-        run.advance(first, high, sweep, before, self.workspace, keeps_state=True)
+        run.advance(first, high, sweep, before, self.workspace)
         return history
 
     def _step_back(

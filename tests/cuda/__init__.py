@@ -3,8 +3,7 @@
 Two things are checked. What kernels compute: `cpu_device.CpuDevice` runs the launches of the
 package's own code with the kernels' own source, compiled for the CPU behind cuda_shim.h, which says
 what it finds and what it cannot. That they compile for every architecture: `nvrtc` asks NVRTC with
-CuPy's options, for all kernels that the modules of arraylogchain._cuda list as ``INSTANTIATIONS``;
-those named in ``HOT`` may have no stack.
+CuPy's options, for all kernels that `instantiations` lists; those that are hot may have no stack.
 
 A test of a kernel takes `device` from conftest.py and calls what the package calls::
 

@@ -13,7 +13,7 @@ import numpy as np
 from arraylogchain._cuda import modules
 from arraylogchain._cuda.launch import Launch, is_struct
 from tests.cuda.cpu_compiler import KernelError, compile_for_cpu
-from tests.cuda.nvrtc import instantiations
+from tests.cuda.instantiations import INSTANTIATIONS
 
 
 class CpuDevice:
@@ -82,7 +82,7 @@ class CpuDevice:
 
     def run(self, launch: Launch) -> None:
         """Run a launch to its end; raise KernelError where a device would hang or refuse it."""
-        known = instantiations().get(launch.source, ())
+        known = INSTANTIATIONS.get(launch.source, ())
         if self.folder == modules.FOLDER and launch.kernel not in known:
             # test_compile.py would not have compiled it.
             raise KernelError(f"{launch.kernel} of {launch.source} is in no INSTANTIATIONS")

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._cuda.chains.arrays import C_TYPES, DTYPES, ChainArrays
+from arraylogchain._cuda.chains.arrays import DTYPES, ChainArrays
 from arraylogchain._cuda.launch import ceil_div, pack_axes
 
 SOURCE = "chains/prepare.cu"
-INSTANTIATIONS: dict[str, list[str]] = {SOURCE: [f"chain_prepare<{t}>" for t in C_TYPES.values()]}
 
 
 @dataclass(frozen=True, slots=True)

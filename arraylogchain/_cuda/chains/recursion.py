@@ -14,7 +14,7 @@ import numpy as np
 
 from arraylogchain._context import Array
 from arraylogchain._cuda.chains.arrays import C_TYPES, DTYPES, ChainArrays, History
-from arraylogchain._cuda.chains.geometry import LANES, TILES, Geometry, SmallGeometry, choose
+from arraylogchain._cuda.chains.geometry import Geometry, SmallGeometry, choose
 from arraylogchain._cuda.chains.matrices import ReadyMatrices, prepare, steps_at_once
 from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.launch import Launch, pack, pack_axes, struct
@@ -29,15 +29,6 @@ RECURSION = struct(
     (np.int64, "potentials_time_stride potentials_stride start_stride"),
     (np.int64, "out_time_stride out_stride out_time history_time other_time"),
 )
-INSTANTIATIONS: dict[str, list[str]] = {
-    "chains/chain.cu": [
-        f"chain<{t}, {rows}, {columns}>"
-        for t, item in zip(C_TYPES.values(), TILES, strict=True)
-        for rows, columns in TILES[item]
-    ],
-    "chains/small.cu": [f"chain_small<{t}, {n}>" for t in C_TYPES.values() for n in LANES],
-}
-HOT = frozenset({"chain", "chain_small"})
 
 
 @dataclass(frozen=True, slots=True)

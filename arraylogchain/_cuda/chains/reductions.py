@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from arraylogchain._context import Array
-from arraylogchain._cuda.chains.arrays import C_TYPES, DTYPES, THREADS, ChainArrays, History
+from arraylogchain._cuda.chains.arrays import DTYPES, THREADS, ChainArrays, History
 from arraylogchain._cuda.launch import ceil_div, pack, pack_axes, struct
 
 # struct Pairs of pairs.cuh.
@@ -23,13 +23,6 @@ PAIRS = struct(
 SIDE, FACTOR, SUM_WIDTH, SHORT = 64, 3, 32, 128
 # Rows that are worth a block of their own.
 ROWS_OF_A_SPLIT = 64
-INSTANTIATIONS: dict[str, list[str]] = {
-    "chains/factors.cu": [
-        f"{kernel}<{t}>" for t in C_TYPES.values() for kernel in ("chain_factors", "chain_start")
-    ],
-    "chains/pairs.cu": [f"chain_pairs<{t}>" for t in C_TYPES.values()],
-    "chains/sum.cu": [f"chain_sum<{t}>" for t in C_TYPES.values()],
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from arraylogchain._inputs.chain import Chain
 COUNT, THREADS = 1000, 256
 SOURCE, KERNEL = "chains/lengths.cu", "chain_lengths"
 NUMBERS = np.dtype([("at", np.int32, (COUNT,))], align=True)
-INSTANTIATIONS: dict[str, list[str]] = {SOURCE: [KERNEL]}
 # More numbers than are handed over as arguments, unless there is no other way.
 MOST = 8 * COUNT
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._context import Array, Context
-from arraylogchain._cuda.dtypes import C_TYPES, HALVES, compute_type
+from arraylogchain._cuda.dtypes import C_TYPES
 from arraylogchain._cuda.launch import ceil_div
 from arraylogchain._cuda.products import small
 from arraylogchain._cuda.products.operands import (
@@ -33,28 +33,6 @@ from arraylogchain._fold import Fold
 TILES = {dtype: tiles[:2] for dtype, tiles in PRODUCT_TILES.items()}
 
 _EXACT_SUMS_SIDE = 32
-
-INSTANTIATIONS = {
-    "products/posterior_weights.cu": [
-        f"posterior_weights<{c}, {tile}>"
-        for dtype, c in C_TYPES.items()
-        for tile in TILES[compute_type(dtype)]
-    ],
-    "products/posterior_sums.cu": [
-        f"posterior_sums<{C_TYPES[dtype]}, {tile}, {of_left}>"
-        for dtype, tiles in TILES.items()
-        for tile in tiles
-        for of_left in ("true", "false")
-    ],
-    "products/exact_posterior.cu": [f"exact_posterior<{c}>" for c in C_TYPES.values()],
-    "products/exact_posterior_sums.cu": [
-        f"exact_posterior_sums<{c}, {of_left}>"
-        for c in C_TYPES.values()
-        for of_left in ("true", "false")
-    ],
-    "products/rounded.cu": [f"rounded<{C_TYPES[half]}>" for half in HALVES],
-}
-HOT = frozenset({"posterior_weights", "posterior_sums"})
 
 
 def logmatmulexp_gradients(

@@ -11,7 +11,6 @@ import numpy as np
 
 from arraylogchain._context import Array, Context
 from arraylogchain._cuda.device import Device
-from arraylogchain._cuda.dtypes import C_TYPES, compute_type
 from arraylogchain._cuda.launch import MAX_GRID, ceil_div
 from arraylogchain._cuda.products import small
 from arraylogchain._cuda.products.operands import Product, make_product
@@ -40,20 +39,6 @@ TENSOR_TILES = {
 THIN_ROWS = (1, 2, 4)
 
 _THIN_THREADS = 512
-
-INSTANTIATIONS = {
-    "products/logmatmulexp.cu": [
-        f"logmatmulexp<{c}, {tile}>"
-        for dtype, c in C_TYPES.items()
-        for tile in dict.fromkeys(
-            PRODUCT_TILES[compute_type(dtype)] + TENSOR_TILES[compute_type(dtype)]
-        )
-    ],
-    "products/exact.cu": [f"exact<{c}>" for c in C_TYPES.values()],
-    "products/thin.cu": [f"thin<{c}, {rows}>" for c in C_TYPES.values() for rows in THIN_ROWS],
-}
-# Kernels whose loops must not spill registers.
-HOT = frozenset({"logmatmulexp", "thin"})
 
 
 def logmatmulexp(

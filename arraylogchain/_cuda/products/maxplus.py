@@ -7,7 +7,6 @@ import math
 import numpy as np
 
 from arraylogchain._context import Array, Context
-from arraylogchain._cuda.dtypes import C_TYPES, compute_type
 from arraylogchain._cuda.products.operands import make_product, product_view
 from arraylogchain._cuda.products.panels import THREADS, TiledProduct, blocks_for
 from arraylogchain._cuda.products.tiles import tile_shapes
@@ -18,16 +17,6 @@ TILES = {
     "float32": tile_shapes((128, 64, 8, 8, 4), (64, 64, 16, 4, 4), (16, 128, 16, 4, 4)),
     "float64": tile_shapes((64, 64, 8, 4, 4), (64, 64, 8, 4, 4), (32, 64, 8, 4, 4)),
 }
-
-INSTANTIATIONS = {
-    "products/maxplus.cu": [
-        f"maxplus<{c}, {tile}>"
-        for dtype, c in C_TYPES.items()
-        for tile in dict.fromkeys(TILES[compute_type(dtype)])
-    ],
-    "products/maxplus_gradients.cu": [f"maxplus_gradients<{c}>" for c in C_TYPES.values()],
-}
-HOT = frozenset({"maxplus"})
 
 
 def maxplus_matmul(

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._context import Array
-from arraylogchain._cuda.dtypes import C_TYPES
 from arraylogchain._cuda.launch import ceil_div, pack
 from arraylogchain._cuda.products.operands import PANEL, PART, Product
 from arraylogchain._cuda.products.tiles import TileShape, choose_tile, tiles_of
@@ -26,15 +25,6 @@ EXACT_SIDE = 64
 THREADS = 256  # of the kernels that have no tile
 # A loop over single entries keeps any device busy with this many blocks; longer ones take turns.
 _MAX_BLOCKS = 1 << 16
-
-INSTANTIATIONS = {
-    "products/maxima.cu": [f"maxima<{c}>" for c in C_TYPES.values()],
-    "products/factors.cu": [
-        f"factors<{c}, {shifted}>" for shifted in ("true", "false") for c in C_TYPES.values()
-    ],
-}
-# Kernels whose loops must not spill registers.
-HOT = frozenset({"maxima", "factors"})
 
 
 def pitch_of(lines: int) -> int:

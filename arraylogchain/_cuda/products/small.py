@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._cuda.dtypes import C_TYPES
 from arraylogchain._cuda.launch import MAX_GRID, ceil_div, pack
 from arraylogchain._cuda.products.operands import VIEW, Operand, Product
 
@@ -17,30 +16,15 @@ SIDES = (8, 16, 32)
 _WARPS = 4
 
 
-def _warps(dtype: str, side: int) -> int:
+def warps(dtype: str, side: int) -> int:
     """Return the warps of a block of small.cu."""
     # Two tiles of float64 for each of four warps would be more than the 48 KiB of a plain launch.
     return 2 if dtype == "float64" and side == 32 else _WARPS
 
 
-def _gradient_warps(dtype: str, side: int) -> int:
+def gradient_warps(dtype: str, side: int) -> int:
     """Return the warps of a block of small_gradients.cu: each has three tiles."""
     return _WARPS if side < 32 else 1 if dtype == "float64" else 2
-
-
-INSTANTIATIONS = {
-    "products/small.cu": [
-        f"small<{c}, {side}, {_warps(dtype, side)}>"
-        for dtype, c in C_TYPES.items()
-        for side in SIDES
-    ],
-    "products/small_gradients.cu": [
-        f"small_gradients<{c}, {side}, {_gradient_warps(dtype, side)}>"
-        for dtype, c in C_TYPES.items()
-        for side in SIDES
-    ],
-}
-HOT = frozenset({"small", "small_gradients"})
 
 
 def is_small(product: Product) -> bool:
@@ -50,7 +34,7 @@ def is_small(product: Product) -> bool:
 
 def run(product: Product) -> None:
     """Compute a small product."""
-    _launch("small", product, _warps)
+    _launch("small", product, warps)
 
 
 def run_gradients(
@@ -75,7 +59,7 @@ def run_gradients(
     outputs: list[Any] = []
     for target in targets:
         outputs += (None, pack(VIEW)) if target is None else target.arguments
-    _launch("small_gradients", product, _gradient_warps, *cotangents, *outputs)
+    _launch("small_gradients", product, gradient_warps, *cotangents, *outputs)
 
 
 def _extent(product: Product) -> int:

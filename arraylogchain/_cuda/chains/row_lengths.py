@@ -36,10 +36,10 @@ def row_lengths(device: Device, chain: Chain) -> Array | None:
 
 def _sent(device: Device, values: np.ndarray) -> Array:
     """Return a copy of integers on the device, which no call waits for."""
-    if values.size > MOST and (copy := device.copied(values)) is not None:
+    if values.size > MOST and not device.is_capturing():
         # While a graph is captured nothing is copied, and no kernel may be loaded.
         device.load(SOURCE, KERNEL)
-        return copy
+        return device.copied(values)
     out = device.empty(values.shape, "int64")
     for row, of_row in zip(values, out, strict=True):
         for first in range(0, row.size, COUNT):

@@ -61,7 +61,6 @@ SPOILT = {
     "chains/small.cu": ("return even + odd;", "return even;", "backward_messages"),
     "chains/sum.cu": ("int i = 1; i < kParts", "int i = 2; i < kParts", "value_and_pullback"),
 }
-QUICK = ("products/small.cu", "products/thin.cu", "chains/lengths.cu", "chains/small.cu")
 
 
 def spoil(folder, source):
@@ -83,10 +82,7 @@ def test_all_sources_are_spoilt():
     assert set(SPOILT) == set(INSTANTIATIONS)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [pytest.param(s, marks=() if s in QUICK else pytest.mark.exhaustive) for s in SPOILT],
-)
+@pytest.mark.parametrize("source", SPOILT)
 def test_spoilt_kernels_are_caught(tmp_path, source):
     dtype = "float16" if source == "products/rounded.cu" else "float32"
     own = {kernel for kernel in ALL if kernel.source == source}

@@ -146,6 +146,9 @@ def table(found: dict[str, dict[str, Usage]]) -> str:
         f"there because registers ran out. Compiled by NVRTC {version} with CuPy's options; "
         "written by `python -m tests.cuda.nvrtc`.",
         "",
+        "Each of them is in a case of the [check](backends.md#self-check) that kernels go through "
+        "on the device where they run, before their first results are handed out.",
+        "",
     ]
     for source, kernels in sorted(INSTANTIATIONS.items()):
         usage = {a: found[f"{source}, {a}"] for a in ARCHITECTURES}

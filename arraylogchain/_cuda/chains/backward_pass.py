@@ -143,8 +143,8 @@ class _BackwardPass:
             if name == "marginals":
                 out[name] = self.chain_run.new_per_state()
             else:
-                of = chain.transitions if name == "counts" else getattr(chain, name)
-                out[name] = self.device.empty(tuple(of.shape), self.chain_run.dtype)
+                of_array = getattr(chain, "transitions" if name == "counts" else name)
+                out[name] = self.device.empty(tuple(of_array.shape), self.chain_run.dtype)
         of_states = out.get("potentials", out.get("marginals"))
         transitions = None
         if (of_transitions := out.get("transitions", out.get("counts"))) is not None:

@@ -14,6 +14,7 @@ from tests.error_model import assert_within, chain_bound
 from tests.gradient_checks import check_posterior, check_vjp_chain
 from tests.path_checks import Case
 from tests.test_chain import FORMS, given_as, normal, uniform
+from tests.test_workspace import temporaries
 
 INF, NAN = np.inf, np.nan
 K, LENGTH = 5, 50
@@ -189,8 +190,8 @@ def test_a_wrong_guess_does_not_hold(guesses, monkeypatch, np_backend, segment):
     """One entry of a guess, off by a thousandth: what segments end with tells, and is right."""
     calls = []
 
-    def spoilt(*args):
-        logs, whole = last_message(*args)
+    def spoilt(*args, **options):
+        logs, whole = last_message(*args, **options)
         calls.append(args)
         if len(calls) == 3:
             logs[segment, 2] += 1e-3
@@ -207,3 +208,44 @@ def test_a_wrong_guess_does_not_hold(guesses, monkeypatch, np_backend, segment):
     monkeypatch.setattr(time_parallel, "_TRIALS", 1)
     np.testing.assert_allclose(chain.log_partition(), right, rtol=1e-14)
     assert guesses == [True, True, False]
+
+
+@pytest.mark.parametrize("segment", [1, 3])
+def test_a_wrong_guess_backward_does_not_hold(guesses, monkeypatch, np_backend, segment):
+    calls = []
+
+    def spoilt(*args, **options):
+        logs, whole = last_message(*args, **options)
+        calls.append(args)
+        if len(calls) == 6:
+            logs[segment, 2] += 1e-3
+        return logs, whole
+
+    chain = alc.LogChain(normal(T, K), transitions=1 + uniform(1, K, K))
+    right = chain.marginals()
+    last_message = time_parallel.last_message
+    monkeypatch.setattr(time_parallel, "last_message", spoilt)
+    np.testing.assert_allclose(chain.marginals(), right, rtol=1e-13)
+    # Forward as above, once; backward guesses, twice what lies between and within, and the front.
+    assert len(calls) == 5 + 6
+    calls.clear()
+    monkeypatch.setattr(time_parallel, "_TRIALS", 1)
+    np.testing.assert_allclose(chain.marginals(), right, rtol=1e-13)
+    assert guesses == [True, True, False]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("workspace", [1 << 20, 1 << 22])
+def test_segments_keep_to_the_workspace(monkeypatch, workspace, shared):
+    monkeypatch.setattr(_dispatch, "COMPILED", False)
+    x, transitions = normal(20_000, 8), uniform(1 if shared else 19_999, 8, 8)
+    chain = alc.LogChain(x, transitions=transitions, workspace=workspace)
+    assert chain.plan("marginals").segments > 10
+    assert temporaries(chain.marginals) <= workspace
+    assert temporaries(chain.expected_transitions) <= workspace
+
+    def gradients():
+        value, pullback = alc.vjp.log_partition(chain)
+        return value, *pullback(np.asarray(1.0))[:2]
+
+    assert temporaries(gradients) <= workspace

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from arraylogchain._array.chains.tiles import Tile, arrange
-from arraylogchain._context import DOUBLE, SINGLE, Array, Context, Precision
-from arraylogchain._fold import within
+from arraylogchain._context import DOUBLE, SINGLE, Array, Context, Precision, shape_of
+from arraylogchain._fold import Box, within
 from arraylogchain._inputs.chain import Chain
 
 _TRAILING = {"potentials": 2, "transitions": 3, "initial": 1, "final": 1}
@@ -83,12 +83,20 @@ class ChainSums:
         for name in _TRAILING:
             total, dtype = getattr(self, name), getattr(getattr(self.chain, name), "dtype", None)
             if total is not None:
-                # Sums of what is as large as it can be are no larger.
-                precision = SINGLE if total.dtype == self.ctx.xp.float32 else DOUBLE
-                total = total if name == "potentials" else bounded(self.ctx.xp, total, precision)
+                if name != "potentials":
+                    self._bound(total)
                 total = narrowed(self.ctx, total, dtype)
                 found[name] = self.ctx.xp.astype(total, dtype, copy=False)
         return found
+
+    def _bound(self, total: Array) -> None:
+        """Keep sums of what is as large as it can be no larger, in place."""
+        precision = SINGLE if total.dtype == self.ctx.xp.float32 else DOUBLE
+
+        def work(box: Box) -> None:
+            total[box] = bounded(self.ctx.xp, total[box], precision)
+
+        self.ctx.in_blocks(work, shape_of(total), self.ctx.block // 8)
 
 
 def zeros_for(ctx: Context, chain: Chain, name: str, workspace: int) -> Array:

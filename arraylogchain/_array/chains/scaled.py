@@ -149,9 +149,9 @@ class ScaledStepper:
         now = product.part(slice(tile.count(i)), axis)
         if keeps and self.options.every_entry and before is not None:
             unproved.append(self._unproved(now, losses, i))
+            product = held(self.ctx, now, product, axis, product.values)
         state = self._weighted(now, i, losses, out)
         unproved.append(self._unproved(state, losses, i))
-        product = held(self.ctx, now, product, axis, product.values)
         state = held(self.ctx, state, product, axis, out)
         bad = self._of_all([x for x in unproved if x is not None], ignored)
         self._reset(state, product, bad, ignored)

@@ -159,15 +159,16 @@ def concat(ctx: Context, parts: Sequence[State], axis: int, values: Array | None
     def joined(arrays: list[Array]) -> Array:
         return xp.concat(arrays, axis=axis)
 
-    supports = [
-        xp.ones_like(part.values, dtype=xp.bool) if part.support is None else part.support
-        for part in parts
-    ]
+    support = None
+    if any(part.support is not None for part in parts):
+        every = [xp.ones_like(part.values, dtype=xp.bool) for part in parts]
+        own = [part.support for part in parts]
+        support = joined([y if x is None else x for x, y in zip(own, every, strict=True)])
     return State(
         joined([part.values for part in parts]) if values is None else values,
         joined([part.exponent for part in parts]),
         joined([part.offset for part in parts]),
-        None if all(part.support is None for part in parts) else joined(supports),
+        support,
         parts[0].in_logs,
         min(part.low for part in parts),
         max(part.high for part in parts),

@@ -19,6 +19,8 @@ from arraylogchain._array.products.pair_tree_gradients import sequence_gradients
 from arraylogchain._array.products.tiling import check_workspace
 from arraylogchain._arrays import detached, dtype_name, enter, promote, refuse_gradients
 from arraylogchain._context import DOUBLE, SINGLE, Array, Context, shape_of
+from arraylogchain._einsum.equations import contractions
+from arraylogchain._einsum.evaluation import evaluate
 from arraylogchain._fold import fold
 from arraylogchain.chain import LogChain
 from arraylogchain.products import MaxPlusProduct
@@ -27,6 +29,7 @@ __all__ = [
     "ChainGradients",
     "log_partition",
     "logchainexp",
+    "logeinsumexp",
     "logmatmulexp",
     "matmul",
     "maxplus_matmul",
@@ -287,6 +290,70 @@ def logchainexp(
                 found = sequence_gradients(inner, xs, tape, g, budget)
                 return ([inner.hand_back(x) for x in found],)
             return (inner.hand_back(stack_gradient(inner, xs[0], tape, g, budget)),)
+
+    return value, pullback
+
+
+def logeinsumexp(
+    equation: str, *operands: Array, optimize: Any = "auto", workspace: int | None = None
+) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
+    """Return `arraylogchain.logeinsumexp` and its pullback.
+
+    The pullback keeps all results in between.
+
+    Parameters
+    ----------
+    equation : str
+        As `numpy.einsum` takes it.
+    *operands : array
+        Logarithms, of one library and device; -inf is an exact zero.
+    optimize : str, bool, sequence of tuples of int, or optimizer
+        The order of contraction, as `opt_einsum.contract_path` takes it.
+    workspace : int, optional
+        Bytes that temporaries of each product may take, in each of the value and a call of the
+        pullback. Default: 64 MiB.
+
+    Returns
+    -------
+    value : array
+    pullback : callable
+        Takes a cotangent of the value's shape, library and device; returns a tuple of the gradients
+        of the operands, of their shapes and dtypes.
+
+    Raises
+    ------
+    TypeError
+        If an operand is not an array of real floating-point numbers, or their libraries differ.
+    ValueError
+        If the equation, shapes or devices do not fit, or the workspace is too small.
+    ImportError
+        If there are more than two operands, and opt_einsum is not installed (extra ``einsum``).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> value, pullback = logeinsumexp("i,i->", np.zeros(2), np.log([0.25, 0.75]))
+    >>> tuple(g.tolist() for g in pullback(1.0))
+    ([0.25, 0.75], [0.25, 0.75])
+    """
+    check_workspace(workspace)
+    plan = contractions(equation, operands, optimize)
+    given = {f"operands[{i}]": x for i, x in enumerate(operands)}
+    refuse_gradients(given)
+    ctx, ready = enter(given)
+
+    def multiply(a: Array, b: Array) -> tuple[Array, PairPullback]:
+        return logmatmulexp(a, b, workspace=workspace)
+
+    with ctx.computing():
+        out, pull = evaluate(ctx.xp, plan, list(ready.values()), multiply)
+        value = ctx.hand_back(ctx.xp.asarray(out))
+
+    def pullback(cotangent: Array) -> tuple[Array, ...]:
+        inner, again, g = _enter_pullback(given, value, cotangent)
+        with inner.computing():
+            g = inner.xp.where(inner.xp.isinf(again["value"]), inner.xp.zeros_like(g), g)
+            return tuple(map(inner.hand_back, pull(g)))
 
     return value, pullback
 

@@ -188,6 +188,12 @@ def is_traced() -> bool:
     return bool(torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
 
 
+def is_lazy(*arrays: Any) -> bool:
+    """Tell whether there is a Dask array: values are not at hand, and only workers compute."""
+    dask = sys.modules.get("dask.array")
+    return dask is not None and any(isinstance(x, dask.Array) for x in arrays)
+
+
 def detached(x: Array) -> Array:
     """Return a tensor without its part in autograd, and any other array as it is."""
     return x.detach() if hasattr(x, "detach") else x

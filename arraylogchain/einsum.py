@@ -8,7 +8,7 @@ from typing import Any
 
 from arraylogchain import products
 from arraylogchain._array.products.tiling import check_workspace
-from arraylogchain._arrays import dtype_name, enter, is_differentiated, promote
+from arraylogchain._arrays import dtype_name, enter, is_differentiated, is_lazy, promote
 from arraylogchain._context import Array
 from arraylogchain._einsum.equations import Contraction, contractions
 from arraylogchain._einsum.evaluation import evaluate
@@ -191,6 +191,10 @@ def _einsum(
     def product(a: Array, b: Array) -> tuple[Array, None]:
         return multiply(a, b, workspace=workspace), None
 
+    if is_lazy(*operands):
+        from arraylogchain._dask.products import einsum
+
+        return einsum(given, plan, product)
     if is_differentiated(*operands):
         import array_api_compat.torch as xp
 

@@ -17,7 +17,7 @@ from arraylogchain import _dispatch, products
 from arraylogchain._array.products.pair_tree import Step, array_tree, identities
 from arraylogchain._array.products.pair_tree_gradients import sequence_gradients, stack_gradient
 from arraylogchain._array.products.tiling import check_workspace
-from arraylogchain._arrays import detached, dtype_name, enter, promote, refuse_gradients
+from arraylogchain._arrays import detached, dtype_name, enter, is_lazy, promote, refuse_gradients
 from arraylogchain._context import DOUBLE, SINGLE, Array, Context, shape_of
 from arraylogchain._einsum.equations import contractions
 from arraylogchain._einsum.evaluation import evaluate
@@ -415,6 +415,10 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     """
     if not isinstance(chain, LogChain):
         raise TypeError(f"chain must be a LogChain, got {type(chain).__name__}")
+    if is_lazy(*chain.arrays.values(), chain.lengths):
+        from arraylogchain._dask.chain import value_and_pullback
+
+        return value_and_pullback(chain)
     refuse_gradients(chain.arrays)
     ctx, value, raw = chain._value_and_pullback()
     fields = {
@@ -429,12 +433,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     def pullback(
         cotangent: Array, wanted: Collection[str] = ChainGradients._fields
     ) -> ChainGradients:
-        unknown = set(wanted).difference(ChainGradients._fields)
-        if isinstance(wanted, str) or unknown:
-            raise ValueError(
-                f"wanted is {wanted!r}; it must be a collection of names among "
-                f"{', '.join(ChainGradients._fields)}"
-            )
+        check_wanted(wanted)
         inputs = {name: detached(x) for name, x in chain.arrays.items()}
         _, _, g = _enter_pullback(inputs, value, cotangent)
         names = [fields[name] for name in ChainGradients._fields if name in wanted]
@@ -445,6 +444,16 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         return ChainGradients(*(given.get(part) for part in parts))
 
     return value, pullback
+
+
+def check_wanted(wanted: Collection[str]) -> None:
+    """Raise where a pullback is asked for gradients that there are not."""
+    unknown = set(wanted).difference(ChainGradients._fields)
+    if isinstance(wanted, str) or unknown:
+        raise ValueError(
+            f"wanted is {wanted!r}; it must be a collection of names among "
+            f"{', '.join(ChainGradients._fields)}"
+        )
 
 
 def _product_gradients(

@@ -1,0 +1,183 @@
+"""Chains whose time is cut into chunks, which are computed side by side from verified guesses.
+
+Most chains forget: the message that enters a chunk is nearly known, but for a factor, from the last
+steps of the chunk before. From such a guess every chunk computes the message that leaves it. Then a
+small task for each chunk, one after another, compares the guess with the message that really
+enters, with the proof of `_array.chains.time_parallel`: where they agree, but for a factor, to what
+steps round anyway, the result stands; where they do not, the chunk is computed again. Once messages
+from both sides are known, a chunk is a chain of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import dask.array as da
+
+from arraylogchain._dask import pieces
+from arraylogchain._dask.blocks import AXES, STATES, STEPS, Axes, batch_axes, of_blocks, whole
+
+if TYPE_CHECKING:
+    from arraylogchain._dask.chain import LazyChain
+
+OPERATIONS = (
+    "log_partition",
+    "marginals",
+    "forward_messages",
+    "backward_messages",
+    "expected_transitions",
+)
+
+# The numbers of a message.
+_NUMBERS = 200
+# The part of a chunk from which messages are guessed, and its least number of steps.
+_SHARE, _LEAST = 8, 64
+
+Args = list[tuple[da.Array, Axes]]
+
+
+def log_partition(chain: LazyChain) -> da.Array:
+    """Return the logs of the sums over all paths."""
+    args = [_of_message(_messages(chain, backward=False)[-1])]
+    axes = batch_axes(len(chain._batch))
+    return of_blocks(pieces.total, axes, args, chain.dtype, kind=chain.dtype)
+
+
+def forward_messages(chain: LazyChain) -> da.Array:
+    """Return the logs of the sums over all paths up to each state."""
+    return _within(chain, "forward_messages", before=_messages(chain, backward=False))
+
+
+def backward_messages(chain: LazyChain) -> da.Array:
+    """Return the logs of the sums over all paths from each state on."""
+    return _within(chain, "backward_messages", after=_messages(chain, backward=True))
+
+
+def marginals(chain: LazyChain) -> da.Array:
+    """Return the posterior probability of each state at each step."""
+    before, after = (_messages(chain, backward) for backward in (False, True))
+    return _within(chain, "marginals", before, after)
+
+
+def expected_transitions(chain: LazyChain) -> da.Array:
+    """Return how often each transition is expected to be taken."""
+    before, after = (_messages(chain, backward) for backward in (False, True))
+    counts = []
+    for chunk in _chunks(chain):
+        args, names = _with_messages(chunk, before, after)
+        packed = of_blocks(pieces.counts, batch_axes(len(chain._batch)), args, object, names=names)
+        counts.append(chain.summed(packed, 0, chunk.name, chunk.matrices, chain.dtype))
+    if chunk.is_shared:
+        return sum(counts[1:], start=counts[0])
+    return da.concatenate(counts, axis=-3)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """A chunk of time.
+
+    `matrices` are those that lead into its steps, from the chunk before on, or one for all.
+    """
+
+    index: int
+    args: Args
+    names: tuple[str, ...]
+    name: str
+    matrices: da.Array
+    is_shared: bool
+
+
+def _chunks(chain: LazyChain) -> list[_Chunk]:
+    potentials = chain.given["log_potentials"]
+    name = next(name for name in chain.given if name.endswith("transitions"))
+    matrices = chain.given[name]
+    is_shared = matrices.shape[-3] == 1
+    found, first = [], 0
+    for index, count in enumerate(potentials.chunks[-2]):
+        x = potentials[..., first : first + count, :]
+        own = matrices if is_shared else matrices[..., max(first - 1, 0) : first + count - 1, :, :]
+        own = whole(own, 3)
+        given = {"log_potentials": x, name: own}
+        if index == 0:
+            given |= {key: y for key, y in chain.given.items() if key.endswith("initial")}
+        args = [(y, _axes(y, AXES[key])) for key, y in given.items()]
+        found.append(_Chunk(index, args, tuple(given), name, own, is_shared))
+        first += count
+    return found
+
+
+def _axes(x: da.Array, core: Axes) -> Axes:
+    return (*batch_axes(x.ndim - len(core)), *core)
+
+
+def _messages(chain: LazyChain, backward: bool) -> list[da.Array]:
+    """Return the messages that leave each chunk, in the order in which they are computed."""
+    chunks = _chunks(chain)[:: -1 if backward else 1]
+    options: dict[str, Any] = {"backward": backward}
+
+    def message(function: Callable[..., Any], args: Args, names: Sequence[str], **own: Any) -> Any:
+        axes = (*batch_axes(len(chain._batch)), _NUMBERS)
+        new = {_NUMBERS: chain.num_states + pieces.MORE}
+        return of_blocks(function, axes, args, "float64", new=new, names=names, **options, **own)
+
+    out = [message(pieces.leaving, chunks[0].args, chunks[0].names)]
+    for before, chunk in itertools.pairwise(chunks):
+        guess = message(pieces.leaving, *_beginning(before, backward))
+        args = [*chunk.args, _of_message(guess)]
+        result = message(pieces.leaving, args, (*chunk.names, "message"))
+        args = [*chunk.args, *map(_of_message, (out[-1], guess, result))]
+        names = (*chunk.names, "message", "guess", "result")
+        out.append(message(pieces.verified, args, names, eps=pieces.eps_of(chain.dtype)))
+    return out
+
+
+def _of_message(x: da.Array) -> tuple[da.Array, Axes]:
+    return x, _axes(x, (_NUMBERS,))
+
+
+def _beginning(chunk: _Chunk, backward: bool) -> tuple[Args, tuple[str, ...]]:
+    """Return the steps from which the message that leaves a chunk is guessed."""
+    (x, axes), (matrices, others) = chunk.args[:2]
+    count = min(x.shape[-2], max(_LEAST, x.shape[-2] // _SHARE))
+    if backward:
+        x = x[..., :count, :]
+        matrices = matrices if chunk.is_shared else matrices[..., :count, :, :]
+    else:
+        first = x.shape[-2] - count
+        x = x[..., first:, :]
+        if not chunk.is_shared:
+            matrices = matrices[..., matrices.shape[-3] - (count - 1) :, :, :]
+    return [(x, axes), (whole(matrices, 3), others)], chunk.names[:2]
+
+
+def _with_messages(
+    chunk: _Chunk, before: Sequence[da.Array], after: Sequence[da.Array]
+) -> tuple[Args, tuple[str, ...]]:
+    """Return a chunk's arrays and the messages that enter it from both sides, if it has any."""
+    args, names = list(chunk.args), chunk.names
+    if before and chunk.index > 0:
+        args.append(_of_message(before[chunk.index - 1]))
+        names = (*names, "before")
+    if after and chunk.index < len(after) - 1:
+        args.append(_of_message(after[len(after) - 2 - chunk.index]))
+        names = (*names, "after")
+    return args, names
+
+
+def _within(
+    chain: LazyChain,
+    operation: str,
+    before: Sequence[da.Array] = (),
+    after: Sequence[da.Array] = (),
+) -> da.Array:
+    """Return an operation [..., T, K] on each chunk, put together."""
+    out = []
+    axes = (*batch_axes(len(chain._batch)), STEPS, STATES)
+    for chunk in _chunks(chain):
+        args, names = _with_messages(chunk, before, after)
+        options = {"names": names, "operation": operation, "kind": chain.dtype}
+        out.append(of_blocks(pieces.within, axes, args, chain.dtype, **options))
+    return da.concatenate(out, axis=-2)

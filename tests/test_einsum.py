@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 import arraylogchain as alc
 from tests import reference
 from tests.checks import mentions
-from tests.conftest import import_or_skip, make_backend
+from tests.conftest import make_backend
 from tests.error_model import assert_within, einsum_bound, einsum_gradient_bound
 from tests.gradient_reference import Gradient
 from tests.test_properties import entries
 from tests.test_workspace import temporaries
 
-opt_einsum = import_or_skip("opt_einsum")
+opt_einsum = pytest.importorskip("opt_einsum")
 
 # Equations of torch-semiring-einsum's documentation and tests, and of numpy.einsum's.
 EQUATIONS = [

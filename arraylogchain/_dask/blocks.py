@@ -33,7 +33,10 @@ AXES: dict[str, Axes] = {
     "initial": (FIRST,),
     "log_initial": (FIRST,),
     "lengths": (),
+    "batch": (FIRST,),
 }
+# Names in `vjp.ChainGradients`.
+FIELD_OF = {name: name if name == "log_potentials" else name.removeprefix("log_") for name in AXES}
 
 
 def to_lazy(given: Mapping[str, Any]) -> tuple[dict[str, da.Array], str]:
@@ -161,6 +164,7 @@ def field(
         packed,
         axes,
         i=i,
+        kind=dtype,
         new_axes=dict(core),
         adjust_chunks=dict.fromkeys(sums, 1),
         dtype=dtype,
@@ -168,5 +172,5 @@ def field(
     )
 
 
-def _pick(found: tuple[Any, ...], i: int) -> Any:
-    return found[i]
+def _pick(found: tuple[Any, ...], i: int, kind: Any) -> Any:
+    return found[i].astype(kind, copy=False)

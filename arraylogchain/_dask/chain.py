@@ -12,8 +12,10 @@ import numpy as np
 from arraylogchain import vjp
 from arraylogchain._arrays import dtype_name, is_lazy
 from arraylogchain._context import shape_of
+from arraylogchain._dask import pieces, time
 from arraylogchain._dask.blocks import (
     AXES,
+    FIELD_OF,
     FIRST,
     PAIRS,
     SAMPLES,
@@ -33,8 +35,6 @@ from arraylogchain._text import amount
 from arraylogchain.chain import ChainPath, LogChain
 from arraylogchain.plan import Plan
 
-# Of `vjp.ChainGradients`.
-FIELDS = {name: name if name == "log_potentials" else name.removeprefix("log_") for name in AXES}
 # Results without axes of their own.
 _TOTALS = ("log_partition", "entropy")
 
@@ -45,7 +45,7 @@ class LazyChain(LogChain):
     def __init__(self, log_potentials: Any, **options: Any) -> None:
         super().__init__(log_potentials, **options)
         self.given, self.dtype = to_lazy(self.arrays)
-        self.cuts_time = self.given["log_potentials"].numblocks[-2] > 1
+        self.cuts_time = self.given["log_potentials"].numblocks[-2] > 1 and self.num_states > 0
         for name, x in self.given.items():
             self._check_states(name, x)
             # Chunks of time make their own cuts.
@@ -124,17 +124,16 @@ class LazyChain(LogChain):
         count, own = len(self._batch), x.ndim - len(AXES[name])
         shared = [j for j in range(count) if j >= own or x.shape[own - 1 - j] == 1]
         core = dict(zip(AXES[name], x.shape[own:], strict=True))
-        parts = field(packed, i, (), core, dtype, x, shared)
+        # Sums of many blocks are rounded once.
+        parts = field(packed, i, (), core, np.float64 if shared else dtype, x, shared)
         total = parts
         if shared:
             axes = tuple(count - 1 - j for j in shared)
-            total = parts.sum(axis=axes, keepdims=True, dtype=np.float64)
+            total = parts.sum(axis=axes, keepdims=True)
         return total[(0,) * (count - own)].astype(dtype)
 
     def _compute(self, operation: str) -> da.Array:
         if self.cuts_time:
-            from arraylogchain._dask import time
-
             if operation not in time.OPERATIONS:
                 raise self.without_cuts(f"{operation}()")
             return getattr(time, operation)(self)
@@ -224,9 +223,7 @@ def _call(
 
 def _value(chain: LogChain, operation: str) -> tuple[Any]:
     out = getattr(chain, operation)()
-    if operation == "expected_transitions":
-        out = out[(None,) * (len(chain._batch) + 3 - out.ndim)]
-    return (out,)
+    return (pieces.with_batch(chain, "transitions", out) if "transitions" in operation else out,)
 
 
 def _path(chain: LogChain) -> tuple[Any, Any]:
@@ -243,21 +240,16 @@ def _samples(chain: LogChain, *starts: Any, num_samples: int, root: int) -> tupl
 def _gradients(chain: LogChain, g: Any, wanted: Sequence[str]) -> tuple[Any, ...]:
     """Return gradients with respect to arrays, with all batch axes."""
     _, pullback = vjp.log_partition(chain)
-    found = pullback(g, [FIELDS[name] for name in wanted])
-    out = (getattr(found, FIELDS[name]) for name in wanted)
-    return tuple(
-        x[(None,) * (len(chain._batch) + len(AXES[name]) - x.ndim)]
-        for name, x in zip(wanted, out, strict=True)
-    )
+    found = pullback(g, [FIELD_OF[name] for name in wanted])
+    return tuple(pieces.with_batch(chain, name, getattr(found, FIELD_OF[name])) for name in wanted)
 
 
 def value_and_pullback(
-    chain: LazyChain,
+    chain: LogChain,
 ) -> tuple[da.Array, Callable[..., vjp.ChainGradients]]:
     """Return `vjp.log_partition` of Dask arrays; the pullback computes blocks anew."""
+    assert isinstance(chain, LazyChain)
     value = chain.log_partition()
-    if chain.cuts_time:
-        raise chain.without_cuts("vjp.log_partition")
 
     def pullback(
         cotangent: Any, wanted: Collection[str] = vjp.ChainGradients._fields
@@ -268,12 +260,18 @@ def value_and_pullback(
             raise ValueError(
                 f"cotangent has shape {g.shape}; it must have that of the value, {value.shape}"
             )
-        names = tuple(name for name in chain.arrays if FIELDS[name] in wanted)
-        packed = chain._blocks(_gradients, [(g, batch_axes(g.ndim))], wanted=names)
-        found = {
-            FIELDS[name]: chain.summed(packed, i, name, chain.given[name], chain.given[name].dtype)
-            for i, name in enumerate(names)
-        }
+        names = tuple(name for name in chain.arrays if FIELD_OF[name] in wanted)
+        extra = [(g, batch_axes(g.ndim))]
+        if chain.cuts_time:
+            found = time.gradients(chain, names, pieces.gradients, extra)
+        else:
+            packed = chain._blocks(_gradients, extra, wanted=names)
+            arrays = ((name, chain.given[name]) for name in names)
+            found = {
+                name: chain.summed(packed, i, name, x, x.dtype)
+                for i, (name, x) in enumerate(arrays)
+            }
+        found = {FIELD_OF[name]: x for name, x in found.items()}
         return vjp.ChainGradients(*(found.get(part) for part in vjp.ChainGradients._fields))
 
     return value, pullback

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
+from arraylogchain import vjp
 from arraylogchain._context import DOUBLE, SINGLE, Array
+from arraylogchain._dask.blocks import AXES, FIELD_OF
 from arraylogchain.chain import LogChain
 
 # Numbers of a message beside those of the states.
@@ -31,13 +33,16 @@ def leaving(*blocks: Array, names: Sequence[str], backward: bool) -> Array:
     arrays = dict(zip(names, blocks, strict=True))
     x, message = arrays["log_potentials"], arrays.get("message")
     xp, count = array_namespace(x), x.shape[-2]
-    vector = None if message is None else message[..., :-MORE]
+    vector: Any = None if message is None else message[..., :-MORE]
     scale: Any = 0.0 if message is None else message[..., -2]
     size: Any = 0.0
     for first in sorted(range(0, count, _BLOCK), reverse=backward):
         part = slice(first, min(first + _BLOCK, count))
         if backward:
-            chain, shift = _chain(arrays, part, xp.zeros_like(x[..., 0, :]), vector)
+            in_front = xp.zeros_like(x[..., 0, :])
+            if "batch" in arrays:
+                in_front = in_front + xp.zeros_like(arrays["batch"])
+            chain, shift = _chain(arrays, part, in_front, vector)
             vector = chain.backward_messages()[..., 0, :]
         else:
             chain, shift = _chain(arrays, part, vector, None)
@@ -88,19 +93,21 @@ def total(message: Array, kind: str) -> Array:
 def within(*blocks: Array, names: Sequence[str], operation: str, kind: str) -> Array:
     """Return marginals or messages of a chunk, between the messages that enter it."""
     arrays = dict(zip(names, blocks, strict=True))
-    before, after = arrays.get("before"), arrays.get("after")
     x = arrays["log_potentials"]
-    xp, steps = array_namespace(x), slice(0, x.shape[-2])
-    vectors = (m if m is None else m[..., :-MORE] for m in (before, after))
-    chain, shift = _chain(arrays, steps, *vectors)
+    xp = array_namespace(x)
+    chain, shift = _between(arrays)
     out = getattr(chain, operation)()[..., chain_start(chain, x) :, :]
     shifts = xp.cumulative_sum(shift, axis=-1)
     if operation == "forward_messages":
-        out = out + (shifts + (0.0 if before is None else before[..., -2:-1]))[..., None]
+        out = (
+            out
+            + (shifts + (arrays["before"][..., -2:-1] if "before" in arrays else 0.0))[..., None]
+        )
     elif operation == "backward_messages":
-        if after is not None:
-            out[..., -1, :] = after[..., :-MORE]
-        shifts = shifts[..., -1:] - shifts + (0.0 if after is None else after[..., -2:-1])
+        shifts = shifts[..., -1:] - shifts
+        if "after" in arrays:
+            out[..., -1, :] = arrays["after"][..., :-MORE]
+            shifts = shifts + arrays["after"][..., -2:-1]
         out = out + shifts[..., None]
     return out.astype(kind)
 
@@ -110,15 +117,53 @@ def chain_start(chain: LogChain, x: Array) -> int:
     return int(chain.arrays["log_potentials"].shape[-2] - x.shape[-2])
 
 
-def counts(*blocks: Array, names: Sequence[str]) -> tuple[Array]:
+def counts(*blocks: Array, names: Sequence[str], wanted: Sequence[str]) -> tuple[Array]:
     """Return expected transitions into the steps of a chunk, with all batch axes."""
-    arrays = dict(zip(names, blocks, strict=True))
+    chain, _ = _between(dict(zip(names, blocks, strict=True)))
+    return (with_batch(chain, wanted[0], chain.expected_transitions()),)
+
+
+def gradients(*blocks: Array, names: Sequence[str], wanted: Sequence[str]) -> tuple[Array, ...]:
+    """Return gradients with respect to arrays of a chunk, with all batch axes.
+
+    The last block is the cotangent.
+    """
+    *blocks_of_chunk, g = blocks
+    arrays = dict(zip(names, blocks_of_chunk, strict=True))
+    (chain, _), x = _between(arrays), arrays["log_potentials"]
+    _, pullback = vjp.log_partition(chain)
+    found = dict(
+        zip(
+            vjp.ChainGradients._fields,
+            pullback(g, [FIELD_OF[name] for name in wanted]),
+            strict=True,
+        )
+    )
+    out = []
+    for name in wanted:
+        y = found[FIELD_OF[name]]
+        if name == "log_potentials":
+            y = y[..., chain_start(chain, x) :, :]
+            y = y[(None,) * (len(chain._batch) + 2 - y.ndim)]
+            # Messages may have expanded axes that rows share.
+            own = (1,) * (y.ndim - x.ndim) + x.shape
+            axes = tuple(i for i, n in enumerate(own) if n != y.shape[i])
+            y = y.sum(axis=axes, keepdims=True) if axes else y
+        out.append(with_batch(chain, name, y))
+    return tuple(out)
+
+
+def with_batch(chain: LogChain, name: str, x: Array) -> Array:
+    """Return an array of a chain with all of its batch axes."""
+    return x[(None,) * (len(chain._batch) + len(AXES[name]) - x.ndim)]
+
+
+def _between(arrays: dict[str, Array]) -> tuple[LogChain, Array]:
+    """Return a whole chunk, between the messages that enter it; and as `_chain` does."""
     vectors = (
         None if name not in arrays else arrays[name][..., :-MORE] for name in ("before", "after")
     )
-    chain, _ = _chain(arrays, slice(0, arrays["log_potentials"].shape[-2]), *vectors)
-    out = chain.expected_transitions()
-    return (out[(None,) * (len(chain._batch) + 3 - out.ndim)],)
+    return _chain(arrays, slice(0, arrays["log_potentials"].shape[-2]), *vectors)
 
 
 def _chain(
@@ -157,6 +202,8 @@ def _chain(
         options["log_initial"] = before
     elif steps.start == 0:
         options = {key: y for key, y in arrays.items() if key.endswith("initial")}
+    if not options and "batch" in arrays:
+        options["log_initial"] = xp.zeros_like(arrays["batch"])
     return LogChain(x, **{name: matrices}, **options), top[..., 0]
 
 

@@ -13,15 +13,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dask.array as da
 
 from arraylogchain._dask import pieces
 from arraylogchain._dask.blocks import AXES, STATES, STEPS, Axes, batch_axes, of_blocks, whole
 
-if TYPE_CHECKING:
-    from arraylogchain._dask.chain import LazyChain
+# A `LazyChain`, which imports this module.
+LazyChain = Any
 
 OPERATIONS = (
     "log_partition",
@@ -64,15 +64,42 @@ def marginals(chain: LazyChain) -> da.Array:
 
 def expected_transitions(chain: LazyChain) -> da.Array:
     """Return how often each transition is expected to be taken."""
+    name = next(name for name in chain.given if name.endswith("transitions"))
+    return gradients(chain, (name,), pieces.counts, [])[name].astype(chain.dtype)
+
+
+def gradients(
+    chain: LazyChain, names: Sequence[str], function: Callable[..., Any], extra: Args
+) -> dict[str, da.Array]:
+    """Return arrays of the shapes of the chain's, put together from what a function gives.
+
+    Of a chunk, it gives one for each of `names` that the chunk has.
+    """
     before, after = (_messages(chain, backward) for backward in (False, True))
-    counts = []
+    parts: dict[str, list[da.Array]] = {name: [] for name in names}
     for chunk in _chunks(chain):
-        args, names = _with_messages(chunk, before, after)
-        packed = of_blocks(pieces.counts, batch_axes(len(chain._batch)), args, object, names=names)
-        counts.append(chain.summed(packed, 0, chunk.name, chunk.matrices, chain.dtype))
-    if chunk.is_shared:
-        return sum(counts[1:], start=counts[0])
-    return da.concatenate(counts, axis=-3)
+        args, own = _with_messages(chunk, before, after)
+        wanted = [name for name in names if name in chunk.names]
+        packed = of_blocks(
+            function,
+            batch_axes(len(chain._batch)),
+            [*args, *extra],
+            object,
+            names=own,
+            wanted=wanted,
+        )
+        for i, name in enumerate(wanted):
+            x = chunk.args[chunk.names.index(name)][0]
+            parts[name].append(chain.summed(packed, i, name, x, x.dtype))
+    return {name: _together(name, found, chain) for name, found in parts.items()}
+
+
+def _together(name: str, parts: Sequence[da.Array], chain: LazyChain) -> da.Array:
+    if len(parts) == 1:
+        return parts[0]
+    if name == "log_potentials" or chain.given[name].shape[-3] > 1:
+        return da.concatenate(parts, axis=-len(AXES[name]))
+    return da.stack(parts).sum(axis=0, dtype="float64").astype(parts[0].dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +128,10 @@ def _chunks(chain: LazyChain) -> list[_Chunk]:
         own = matrices if is_shared else matrices[..., max(first - 1, 0) : first + count - 1, :, :]
         own = whole(own, 3)
         given = {"log_potentials": x, name: own}
-        if index == 0:
-            given |= {key: y for key, y in chain.given.items() if key.endswith("initial")}
+        for key, y in chain.given.items():
+            if key.endswith("initial"):
+                # Beyond the first step its batch axes still count.
+                given["batch" if index else key] = y
         args = [(y, _axes(y, AXES[key])) for key, y in given.items()]
         found.append(_Chunk(index, args, tuple(given), name, own, is_shared))
         first += count
@@ -115,7 +144,9 @@ def _axes(x: da.Array, core: Axes) -> Axes:
 
 def _messages(chain: LazyChain, backward: bool) -> list[da.Array]:
     """Return the messages that leave each chunk, in the order in which they are computed."""
-    chunks = _chunks(chain)[:: -1 if backward else 1]
+    chunks = _chunks(chain)
+    if backward:
+        chunks = chunks[:0:-1]  # nothing is in front of the first one
     options: dict[str, Any] = {"backward": backward}
 
     def message(function: Callable[..., Any], args: Args, names: Sequence[str], **own: Any) -> Any:
@@ -150,7 +181,8 @@ def _beginning(chunk: _Chunk, backward: bool) -> tuple[Args, tuple[str, ...]]:
         x = x[..., first:, :]
         if not chunk.is_shared:
             matrices = matrices[..., matrices.shape[-3] - (count - 1) :, :, :]
-    return [(x, axes), (whole(matrices, 3), others)], chunk.names[:2]
+    batch = ("batch",) * (len(chunk.names) - 2)
+    return [(x, axes), (whole(matrices, 3), others), *chunk.args[2:]], (*chunk.names[:2], *batch)
 
 
 def _with_messages(
@@ -161,8 +193,8 @@ def _with_messages(
     if before and chunk.index > 0:
         args.append(_of_message(before[chunk.index - 1]))
         names = (*names, "before")
-    if after and chunk.index < len(after) - 1:
-        args.append(_of_message(after[len(after) - 2 - chunk.index]))
+    if after and chunk.index < len(after):
+        args.append(_of_message(after[len(after) - 1 - chunk.index]))
         names = (*names, "after")
     return args, names
 

@@ -54,15 +54,28 @@ def leaving(*blocks: Array, names: Sequence[str], backward: bool) -> Array:
     return xp.concat([vector, scale, size], axis=-1)
 
 
+def guessed(
+    *blocks: Array, names: Sequence[str], names_before: Sequence[str], backward: bool
+) -> Array:
+    """Return a guess of the message that enters a chunk, and the message that leaves it then."""
+    own, before = blocks[: len(names) - 1], blocks[len(names) - 1 :]
+    guess = leaving(*before, names=names_before, backward=backward)
+    result = leaving(*own, guess, names=names, backward=backward)
+    return array_namespace(guess).concat([guess, result], axis=-1)
+
+
 def verified(*blocks: Array, names: Sequence[str], backward: bool, eps: float) -> Array:
     """Return the message that leaves a chunk: what a guess resulted in, if the guess holds.
+
+    The last block is the guess and its result.
 
     It holds where, up to a factor, it agrees with the message that enters to eps / 4 for each step,
     beside the rounding of both, and has its zeros in the same places.
     """
-    arrays = dict(zip(names, blocks, strict=True))
-    result, guess = arrays.pop("result"), arrays.pop("guess")
+    *own, pair = blocks
+    arrays = dict(zip(names, own, strict=True))
     message = arrays["message"]
+    guess, result = pair[..., : message.shape[-1]], pair[..., message.shape[-1] :]
     xp, steps = array_namespace(message), arrays["log_potentials"].shape[-2]
     true, other = (x[..., :-MORE] for x in (message, guess))
     dead = xp.maximum(true, other) == -np.inf
@@ -75,7 +88,7 @@ def verified(*blocks: Array, names: Sequence[str], backward: bool, eps: float) -
         rounding = 2 * DOUBLE.eps * (message[..., -1] + guess[..., -1])
         holds = xp.all(high - low <= steps * eps / 4 + rounding)
     if not bool(holds):
-        return leaving(*arrays.values(), names=tuple(arrays), backward=backward)
+        return leaving(*own, names=names, backward=backward)
     factor = message[..., -2] + (high + low) / 2 - guess[..., -2]
     return xp.concat(
         [result[..., :-MORE], (result[..., -2] + factor)[..., None], result[..., -1:]], axis=-1
@@ -185,7 +198,8 @@ def _chain(
     x = arrays["log_potentials"]
     xp, count = array_namespace(x), x.shape[-2]
     name = next(name for name in arrays if name.endswith("transitions"))
-    matrices, options = arrays[name], {}
+    options: dict[str, Any] = {}
+    matrices = arrays[name]
     if matrices.shape[-3] != 1:
         missing = count - matrices.shape[-3]  # 1 where none leads into the first step
         first = steps.start - missing + (before is None)

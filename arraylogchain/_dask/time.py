@@ -18,7 +18,7 @@ from typing import Any
 import dask.array as da
 
 from arraylogchain._dask import pieces
-from arraylogchain._dask.blocks import AXES, STATES, STEPS, Axes, batch_axes, of_blocks, whole
+from arraylogchain._dask.blocks import AXES, CORE, STATES, STEPS, Axes, batch_axes, of_blocks, whole
 
 # A `LazyChain`, which imports this module.
 LazyChain = Any
@@ -31,8 +31,10 @@ OPERATIONS = (
     "expected_transitions",
 )
 
-# The numbers of a message.
-_NUMBERS = 200
+# The numbers of a message, and of a guess with what results from it.
+_NUMBERS, _PAIR = CORE + 20, CORE + 21
+# Added to the axes of the steps from which a message is guessed.
+_APART = 50
 # The part of a chunk from which messages are guessed, and its least number of steps.
 _SHARE, _LEAST = 8, 64
 
@@ -147,21 +149,21 @@ def _messages(chain: LazyChain, backward: bool) -> list[da.Array]:
     chunks = _chunks(chain)
     if backward:
         chunks = chunks[:0:-1]  # nothing is in front of the first one
-    options: dict[str, Any] = {"backward": backward}
+    size = chain.num_states + pieces.MORE
 
-    def message(function: Callable[..., Any], args: Args, names: Sequence[str], **own: Any) -> Any:
-        axes = (*batch_axes(len(chain._batch)), _NUMBERS)
-        new = {_NUMBERS: chain.num_states + pieces.MORE}
-        return of_blocks(function, axes, args, "float64", new=new, names=names, **options, **own)
+    def messages(function: Callable[..., Any], args: Args, count: int, **options: Any) -> Any:
+        axes, new = (*batch_axes(len(chain._batch)), _NUMBERS), {_NUMBERS: count * size}
+        return of_blocks(function, axes, args, "float64", new=new, backward=backward, **options)
 
-    out = [message(pieces.leaving, chunks[0].args, chunks[0].names)]
+    out = [messages(pieces.leaving, chunks[0].args, 1, names=chunks[0].names)]
     for before, chunk in itertools.pairwise(chunks):
-        guess = message(pieces.leaving, *_beginning(before, backward))
-        args = [*chunk.args, _of_message(guess)]
-        result = message(pieces.leaving, args, (*chunk.names, "message"))
-        args = [*chunk.args, *map(_of_message, (out[-1], guess, result))]
-        names = (*chunk.names, "message", "guess", "result")
-        out.append(message(pieces.verified, args, names, eps=pieces.eps_of(chain.dtype)))
+        names = (*chunk.names, "message")
+        beginning, names_before = _beginning(before, backward)
+        args = [*chunk.args, *beginning]
+        guessed = messages(pieces.guessed, args, 2, names=names, names_before=names_before)
+        args = [*chunk.args, _of_message(out[-1]), (guessed, _axes(guessed, (_PAIR,)))]
+        eps = pieces.eps_of(chain.dtype)
+        out.append(messages(pieces.verified, args, 1, names=names, eps=eps))
     return out
 
 
@@ -182,7 +184,10 @@ def _beginning(chunk: _Chunk, backward: bool) -> tuple[Args, tuple[str, ...]]:
         if not chunk.is_shared:
             matrices = matrices[..., matrices.shape[-3] - (count - 1) :, :, :]
     batch = ("batch",) * (len(chunk.names) - 2)
-    return [(x, axes), (whole(matrices, 3), others), *chunk.args[2:]], (*chunk.names[:2], *batch)
+    args = [(x, axes), (whole(matrices, 3), others), *chunk.args[2:]]
+    # Their steps are not those of the chunk whose task they are given to.
+    apart = [(y, tuple(i + _APART * (i >= CORE) for i in axes)) for y, axes in args]
+    return apart, (*chunk.names[:2], *batch)
 
 
 def _with_messages(

@@ -10,11 +10,12 @@ import dask.array as da
 import numpy as np
 
 from arraylogchain import vjp
-from arraylogchain._arrays import dtype_name, is_lazy
+from arraylogchain._arrays import dtype_name, is_lazy, on_host
 from arraylogchain._context import shape_of
 from arraylogchain._dask import pieces, time
 from arraylogchain._dask.blocks import (
     AXES,
+    CORE,
     FIELD_OF,
     FIRST,
     PAIRS,
@@ -72,7 +73,7 @@ class LazyChain(LogChain):
             raise self.without_cuts("lengths")
         if not is_lazy(lengths):
             check_lengths(lengths, self._batch, self.num_steps)
-            return da.from_array(np.asarray(lengths), chunks=-1)
+            return da.from_array(np.asarray(on_host("lengths", lengths)), chunks=-1)
         check_integers("lengths", lengths.dtype)
         check_lengths(np.broadcast_to(1, shape_of(lengths)), self._batch, self.num_steps)
         return lengths
@@ -103,9 +104,10 @@ class LazyChain(LogChain):
         self, function: Callable[..., Any], extra: Sequence[tuple[da.Array, Axes]], **options: Any
     ) -> da.Array:
         """Return what a function makes of the chain of each block: tuples of arrays."""
+        count = max([len(self._batch), *(sum(axis < CORE for axis in axes) for _, axes in extra)])
         return of_blocks(
             _call,
-            batch_axes(len(self._batch)),
+            batch_axes(count),
             [*self.args(), *extra],
             object,
             method=function,
@@ -114,10 +116,10 @@ class LazyChain(LogChain):
             **options,
         )
 
-    def _field(self, packed: da.Array, i: int, core: Axes, dtype: Any, lead: Axes = ()) -> da.Array:
+    def _field(self, packed: da.Array, i: int, core: Axes, dtype: Any) -> da.Array:
         sizes = {STEPS: self.num_steps, STATES: self.num_states}
         lengths = {axis: sizes[axis] for axis in core}
-        return field(packed, i, lead, lengths, dtype, self.given["log_potentials"])
+        return field(packed, i, (), lengths, dtype, self.given["log_potentials"])
 
     def summed(self, packed: da.Array, i: int, name: str, x: da.Array, dtype: Any) -> da.Array:
         """Return gradients with respect to x, summed over the blocks that share its entries."""
@@ -126,11 +128,9 @@ class LazyChain(LogChain):
         core = dict(zip(AXES[name], x.shape[own:], strict=True))
         # Sums of many blocks are rounded once.
         parts = field(packed, i, (), core, np.float64 if shared else dtype, x, shared)
-        total = parts
         if shared:
-            axes = tuple(count - 1 - j for j in shared)
-            total = parts.sum(axis=axes, keepdims=True)
-        return total[(0,) * (count - own)].astype(dtype)
+            parts = parts.sum(axis=tuple(count - 1 - j for j in shared), keepdims=True)
+        return parts[(0,) * (count - own)].astype(dtype)
 
     def _compute(self, operation: str) -> da.Array:
         if self.cuts_time:
@@ -179,16 +179,8 @@ class LazyChain(LogChain):
         if self.cuts_time:
             raise self.without_cuts("log_weight()")
         states = whole(states, 1)
-        count = max(len(self._batch), states.ndim - 1)
-        return of_blocks(
-            _call,
-            batch_axes(count),
-            [*self.args(), (states, (*batch_axes(states.ndim - 1), STEPS))],
-            self.dtype,
-            method=LogChain.log_weight,
-            names=tuple(self.given),
-            workspace=None if self._keeps_states else self._workspace,
-        )
+        extra = [(states, (*batch_axes(states.ndim - 1), STEPS))]
+        return self._field(self._blocks(_weights, extra), 0, (), self.dtype)
 
     def plan(self, operation: str = "log_partition") -> Plan:
         """Return how a method will compute the largest block; see `LogChain.plan`."""
@@ -231,6 +223,10 @@ def _path(chain: LogChain) -> tuple[Any, Any]:
     return states, weight
 
 
+def _weights(chain: LogChain, states: Any) -> tuple[Any]:
+    return (chain.log_weight(states),)
+
+
 def _samples(chain: LogChain, *starts: Any, num_samples: int, root: int) -> tuple[Any]:
     where = [int(x[0]) if x.size else 0 for x in starts]
     rng = np.random.default_rng(np.random.SeedSequence(root, spawn_key=where))
@@ -260,18 +256,17 @@ def value_and_pullback(
             raise ValueError(
                 f"cotangent has shape {g.shape}; it must have that of the value, {value.shape}"
             )
-        names = tuple(name for name in chain.arrays if FIELD_OF[name] in wanted)
+        arrays = {name: chain.given[name] for name in chain.arrays if FIELD_OF[name] in wanted}
         extra = [(g, batch_axes(g.ndim))]
         if chain.cuts_time:
-            found = time.gradients(chain, names, pieces.gradients, extra)
+            found = time.gradients(chain, tuple(arrays), pieces.gradients, extra)
         else:
-            packed = chain._blocks(_gradients, extra, wanted=names)
-            arrays = ((name, chain.given[name]) for name in names)
+            packed = chain._blocks(_gradients, extra, wanted=tuple(arrays))
             found = {
                 name: chain.summed(packed, i, name, x, x.dtype)
-                for i, (name, x) in enumerate(arrays)
+                for i, (name, x) in enumerate(arrays.items())
             }
-        found = {FIELD_OF[name]: x for name, x in found.items()}
-        return vjp.ChainGradients(*(found.get(part) for part in vjp.ChainGradients._fields))
+        fields = {FIELD_OF[name]: x for name, x in found.items()}
+        return vjp.ChainGradients(*map(fields.get, vjp.ChainGradients._fields))
 
     return value, pullback

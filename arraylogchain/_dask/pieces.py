@@ -154,7 +154,7 @@ def gradients(*blocks: Array, names: Sequence[str], wanted: Sequence[str]) -> tu
     )
     out = []
     for name in wanted:
-        y = found[FIELD_OF[name]]
+        y: Any = found[FIELD_OF[name]]
         if name == "log_potentials":
             y = y[..., chain_start(chain, x) :, :]
             y = y[(None,) * (len(chain._batch) + 2 - y.ndim)]

@@ -200,7 +200,13 @@ def detached(x: Array) -> Array:
 
 
 def refuse_gradients(given: Mapping[str, Array]) -> None:
-    """Raise rather than return a result that silently carries no gradient."""
+    """Raise rather than return a result that silently carries no gradient, or fail on Dask."""
+    for name, x in given.items():
+        if is_lazy(x):
+            raise TypeError(
+                f"{name} is a Dask array, and is needed in memory here; {name}.compute() brings it "
+                "there, and vjp.log_partition has gradients of Dask arrays"
+            )
     torch = sys.modules.get("torch")
     if torch is None or not torch.is_grad_enabled():
         return

@@ -32,6 +32,8 @@ AXES: dict[str, Axes] = {
     "log_transitions": (PAIRS, FROM, TO),
     "initial": (FIRST,),
     "log_initial": (FIRST,),
+    "final": (FIRST,),
+    "log_final": (FIRST,),
     "lengths": (),
     "batch": (FIRST,),
 }

@@ -47,6 +47,8 @@ class LazyChain(LogChain):
         super().__init__(log_potentials, **options)
         self.given, self.dtype = to_lazy(self.arrays)
         self.cuts_time = self.given["log_potentials"].numblocks[-2] > 1 and self.num_states > 0
+        if self.cuts_time and not {"final", "log_final"}.isdisjoint(self.given):
+            raise self.without_cuts("weights of the last state")
         for name, x in self.given.items():
             self._check_states(name, x)
             # Chunks of time make their own cuts.

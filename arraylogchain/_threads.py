@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path, PurePosixPath
 
@@ -74,6 +75,17 @@ def share(work: Work, count: int, block: int, workers: int | None = None) -> Non
         held.clear()
     for future in running:
         future.result()
+
+
+@contextmanager
+def single() -> Iterator[None]:
+    """Let this thread work alone, as one of many that somebody else has started."""
+    before = getattr(_thread, "is_helper", False)
+    _thread.is_helper = True
+    try:
+        yield
+    finally:
+        _thread.is_helper = before
 
 
 @cache

@@ -40,7 +40,7 @@ def test_example_runs(page, example):
     with warnings.catch_warnings():
         if of_peers:
             warnings.simplefilter("ignore")  # theirs
-        for library in ("torch", *PEERS):
+        for library in ("dask", "torch", *PEERS):
             if library in libraries:
                 import_or_skip(library)
         # The namespace is empty: every example stands on its own.

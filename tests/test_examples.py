@@ -106,6 +106,21 @@ def test_numpy_training_has_the_gradient_of_its_loss():
     assert gradient @ direction == pytest.approx((above - below) / 2e-5, abs=1e-9)
 
 
+def test_em_out_of_core(picture):
+    dask = pytest.importorskip("dask")
+    pytest.importorskip("zarr")
+    with dask.config.set(scheduler="threads"):
+        found = load("em_out_of_core").main(
+            blocks=4, rows=50, steps=60, states=3, kinds=5, iterations=8, plot=picture
+        )
+    # A step of EM never makes the likelihood smaller, but for the float32 of the potentials.
+    assert np.all(np.diff(found.log_likelihoods) > -1e-6)
+    assert found.log_likelihoods[-1] > found.log_likelihoods[0] + 0.01
+    for probabilities in found.model:
+        np.testing.assert_allclose(probabilities.sum(-1), 1)
+    assert_drawn(picture)
+
+
 def test_batched_linear(torch_alone):
     found = load("batched_linear").main(n=1024, heads=4, d=32, e=32, steps=60)
     assert found.losses[-1] < found.losses[0] / 10

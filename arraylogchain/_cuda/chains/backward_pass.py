@@ -127,10 +127,9 @@ def transition_counts(run: ChainRun) -> Array:
 def posterior_of(run: ChainRun) -> tuple[Array, Array, Array | None]:
     """Return the logs of the sums over all paths, marginals, and expected counts or None."""
     total, kept = forward_pass(run, keep=False)
-    out = run.new_per_state()
-    wanted = [] if run.chain.transitions is None else ["transitions"]
-    found = _BackwardPass(kept, None, wanted, as_counts=True).run(out)
-    return total, out, found.get("transitions")
+    wanted = ["marginals"] if run.chain.transitions is None else ["marginals", "counts"]
+    found = gradients(kept, None, wanted)
+    return total, found["marginals"], found.get("counts")
 
 
 class _BackwardPass:

@@ -23,7 +23,7 @@ STYLES = {
 }
 # Parts of contestants' labels, where these do not begin with the library's name.
 _SIGNS = {"np.": "NumPy", "scipy": "SciPy", "torch": "torch", "NumPy": "NumPy"}
-_LIMITS = (1 / 30, 300)
+_LIMITS = (1 / 50, 500)
 
 
 def library(label: str) -> str | None:
@@ -65,6 +65,7 @@ def _draw_group(axes: Any, title: str, cases: Sequence[Json]) -> set[str]:
     """Draw a row for each case; return the libraries in it."""
     shown = set()
     for row, case in enumerate(cases):
+        told: set[float] = set()  # limits where a number says how far beyond them points lie
         for name, result in _points(case):
             colour, marker = STYLES[name]
             ratio = result["median"] / ours(case)["median"]
@@ -73,15 +74,15 @@ def _draw_group(axes: Any, title: str, cases: Sequence[Json]) -> set[str]:
             axes.plot(
                 held, row, marker, color=colour, markerfacecolor=face, clip_on=False, zorder=3
             )
-            if held != ratio:
-                side = {"ha": "right", "xytext": (-6, 0)} if held < ratio else {"xytext": (6, 0)}
+            if held != ratio and held not in told:
+                told.add(held)
                 axes.annotate(
                     f"{two_digits(ratio)} ×",
                     (held, row),
                     textcoords="offset points",
                     fontsize=7,
                     va="center",
-                    **side,
+                    xytext=(6, 0),
                 )
             shown.add(name)
     axes.set_title(title, loc="left", fontsize=10, weight="bold")
@@ -141,7 +142,7 @@ def draw_range(cases: Sequence[Json], path: Path) -> None:
         axes.set_xlabel("standard deviation of the entries")
         axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=len(labels), fontsize=9, frameon=False)
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
 
 
@@ -162,7 +163,9 @@ def _pyplot() -> Any:
 
     mpl.use("agg")
     # The same data give the same file.
-    mpl.rcParams.update({"svg.hashsalt": "arraylogchain", "savefig.dpi": 110})
+    mpl.rcParams.update(
+        {"svg.hashsalt": "arraylogchain", "svg.fonttype": "none", "savefig.dpi": 100}
+    )
     from matplotlib import pyplot
 
     return pyplot

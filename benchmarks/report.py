@@ -28,7 +28,7 @@ from benchmarks.showcase import RANGE, grouped
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
-_BLOCK = re.compile(
+BLOCK = re.compile(
     r"(?P<begin><!-- benchmarks(?P<kind>-all|-conditions)?:(?P<names>[^>]*)-->\n)"
     r".*?(?P<end><!-- /benchmarks -->)",
     re.DOTALL,
@@ -112,7 +112,7 @@ def write_pages(path: Path) -> list[Path]:
     written = []
     for page in pages():
         text = page.read_text(encoding="utf-8")
-        if _BLOCK.search(text):
+        if BLOCK.search(text):
             page.write_text(filled(text, content), encoding="utf-8")
             written.append(page)
     spreads = dict(grouped(content["cases"])).get(RANGE)
@@ -142,7 +142,7 @@ def filled(text: str, content: Json) -> str:
             shown = tables.overview(cases)
         return f"{match['begin']}{shown}\n{match['end']}"
 
-    return _BLOCK.sub(block, text)
+    return BLOCK.sub(block, text)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ FIGURE = re.compile(r"\d[\d.,]*(?:e-?\d+)?\s?(?:(?:ns|µs|ms|s|[kMGT]i?B)\b|×(?
 COMPUTED = {
     "14.3 GB": 179 * 500 * 200 * 200 * 4 / 1e9,
     "16 MB": 500 * 40 * 200 * 4 / 1e6,
+    "1.07 GB": 8192 * 8 * 64 * 64 * 4 / 1e9,  # weights that a product expands
     "64 MiB": 64.0,  # the default of `workspace`
     "10.75 GiB": 10.75,  # the forum's GPU
 }

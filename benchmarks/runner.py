@@ -145,8 +145,8 @@ def _record(result: Result) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    """Keep four digits of a float."""
-    return float(f"{value:.3e}") if isinstance(value, float) else value
+    """Keep seven digits of a float."""
+    return float(f"{value:.6e}") if isinstance(value, float) else value
 
 
 def not_run_at_all(case: Case, reason: str) -> dict[str, Any]:

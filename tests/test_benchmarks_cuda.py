@@ -332,13 +332,14 @@ def test_run_that_was_cut_off_goes_on(device, monkeypatch, tmp_path, capsys):
     cases = [case_of(double), *list(TIMED)[:1]]
     path = tmp_path / "found.json"
     codes = iter([-9, 0])
+    begun = command._new_content(SETTINGS, device) | {"running": "a-case"}
 
     def run_process(arguments, check):
         assert arguments[:3] == [sys.executable, "-m", "benchmarks"]
         assert "--stop-after" in arguments
         code = next(codes)
         if code:
-            supervisor.save(path, command._new_content(SETTINGS, device) | {"running": "a-case"})
+            supervisor.save(path, begun)
         else:
             command.measure(cases, SETTINGS, path, device)
         return subprocess.CompletedProcess(arguments, code)

@@ -1,5 +1,6 @@
 """Settings of the documentation: ``sphinx-build -W --keep-going -b html docs docs/_build``."""
 
+import logging
 import os
 from pathlib import Path
 
@@ -32,6 +33,7 @@ nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 nb_output_stderr = "warn"
+logging.getLogger("traitlets").setLevel(logging.WARNING)  # else it names every kernel
 os.environ["MATPLOTLIBRC"] = str(HERE / "matplotlibrc")
 
 # Docstrings follow numpydoc; their types are prose, such as "array [..., T, K]".

@@ -33,6 +33,7 @@ nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 nb_output_stderr = "warn"
+nb_merge_streams = True
 logging.getLogger("traitlets").setLevel(logging.WARNING)  # else it names every kernel
 os.environ["MATPLOTLIBRC"] = str(HERE / "matplotlibrc")
 

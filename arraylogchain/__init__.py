@@ -1,7 +1,7 @@
 """Long products of matrices in log space: exact, fast and within a memory bound."""
 
 from arraylogchain import vjp
-from arraylogchain.chain import ChainPath, LogChain
+from arraylogchain.chain import ChainPath, ChainPosterior, FilteredChain, LogChain
 from arraylogchain.padding import PaddedStates, pad_states
 from arraylogchain.plan import Plan
 from arraylogchain.products import (
@@ -16,6 +16,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ChainPath",
+    "ChainPosterior",
+    "FilteredChain",
     "LogChain",
     "MaxPlusProduct",
     "PaddedStates",

@@ -40,6 +40,8 @@ CHAINS = {
     "backward_messages": ("array", "compiled", "cuda"),
     "marginals": ("array", "compiled", "cuda"),
     "expected_transitions": ("array", "compiled", "cuda"),
+    "posterior": ("array", "compiled", "cuda"),
+    "filtered": ("array", "compiled"),
     "entropy": ("array", "compiled"),
     "viterbi": ("array", "compiled"),
     "sample": ("array", "compiled"),

@@ -38,9 +38,11 @@ KINDS = {
     "log_partition": "forward",
     "forward_messages": "forward",
     "backward_messages": "forward",
+    "filtered": "forward",
     "entropy": "posterior",
     "marginals": "posterior",
     "expected_transitions": "posterior",
+    "posterior": "posterior",
     "value_and_pullback": "posterior",
 }
 
@@ -99,7 +101,9 @@ def choose(operation: str, sizes: Sizes, backends: tuple[str, ...], workspace: i
         return Choice("kernel", "the arrays are on a CUDA device")
     route = "segments" if segments > 1 else "vector"
     if "compiled" not in backends:
-        return Choice(route, "there are no compiled loops for these arrays", segments)
+        return Choice(
+            route, "there is no compiled loop or kernel for this chain of these arrays", segments
+        )
     if least_workspace(sizes.num_steps, sizes.num_states) > workspace:
         return Choice(route, "what loops hold would not fit the workspace", segments)
     if operation not in KINDS:
@@ -253,8 +257,9 @@ def plan_chain(
 
 def _written(operation: str, chain: Chain) -> int:
     """Return how many numbers an operation returns for one sample or path of each row."""
+    counts = 0 if chain.transitions is None else math.prod(chain.transitions.shape)
     if operation == "expected_transitions":
-        return 0 if chain.transitions is None else math.prod(chain.transitions.shape)
+        return counts
     each = {
         "log_partition": 1,
         "entropy": 1,
@@ -262,7 +267,9 @@ def _written(operation: str, chain: Chain) -> int:
         "sample": chain.num_steps,
         "viterbi": chain.num_steps,
     }
-    return chain.num_rows * each.get(operation, chain.num_steps * chain.num_states)
+    written = chain.num_rows * each.get(operation, chain.num_steps * chain.num_states)
+    more = {"posterior": chain.num_rows + counts, "filtered": chain.num_rows * chain.num_steps}
+    return written + more.get(operation, 0)
 
 
 def pairwise_bytes(rows: int, num_steps: int, size: int, itemsize: int) -> int:

@@ -20,6 +20,7 @@ from arraylogchain._array.products.tiling import check_workspace
 from arraylogchain._arrays import detached, dtype_name, enter, promote, refuse_gradients
 from arraylogchain._context import DOUBLE, SINGLE, Array, Context, shape_of
 from arraylogchain._fold import fold
+from arraylogchain._inputs.chain import PARTS
 from arraylogchain.chain import LogChain
 from arraylogchain.products import MaxPlusProduct
 
@@ -72,17 +73,7 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> tuple[Arra
     >>> da.shape, db.shape
     ((1000, 8, 1, 64), (8, 64, 32))
     """
-    budget = check_workspace(workspace)
-    refuse_gradients({"a": a, "b": b})
-    value = products.matmul(a, b, workspace=workspace)
-
-    def pullback(cotangent: Array) -> tuple[Array, Array]:
-        ctx, given, g = _enter_pullback({"a": a, "b": b}, value, cotangent)
-        with ctx.computing():
-            found = _product_gradients("matmul", ctx, given["a"], given["b"], g, budget)
-            return _hand_back(ctx, found)
-
-    return value, pullback
+    return _product(products.matmul, "matmul_gradients", a, b, workspace)
 
 
 def logmatmulexp(
@@ -131,18 +122,7 @@ def logmatmulexp(
     (array([[0.5, 0.5]]), array([[0.5],
            [0.5]]))
     """
-    budget = check_workspace(workspace)
-    refuse_gradients({"a": a, "b": b})
-    value = products.logmatmulexp(a, b, workspace=workspace)
-
-    def pullback(cotangent: Array) -> tuple[Array, Array]:
-        ctx, given, g = _enter_pullback({"a": a, "b": b}, value, cotangent)
-        with ctx.computing():
-            arrays = (given["a"], given["b"], given["value"], g)
-            found = _product_gradients("logmatmulexp", ctx, *arrays, budget)
-            return _hand_back(ctx, found)
-
-    return value, pullback
+    return _product(products.logmatmulexp, "logmatmulexp_gradients", a, b, workspace)
 
 
 def maxplus_matmul(
@@ -185,22 +165,35 @@ def maxplus_matmul(
     (array([[1., 0.]]), array([[1.],
            [0.]]))
     """
+    return _product(products.maxplus_matmul, "maxplus_gradients", a, b, workspace)
+
+
+def _product(
+    function: Callable[..., Any], gradients: str, a: Array, b: Array, workspace: int | None
+) -> tuple[Any, PairPullback]:
+    """Return a product of two operands and the pullback that an operation for gradients makes."""
     budget = check_workspace(workspace)
-    refuse_gradients({"a": a, "b": b})
-    value = products.maxplus_matmul(a, b, workspace=workspace)
+    inputs = {"a": a, "b": b}
+    refuse_gradients(inputs)
+    value = function(a, b, workspace=workspace)
+    known, indices = value if isinstance(value, MaxPlusProduct) else (value, None)
 
     def pullback(cotangent: Array) -> tuple[Array, Array]:
-        ctx, given, g = _enter_pullback({"a": a, "b": b}, value.values, cotangent)
+        ctx, given, g = _enter_pullback(inputs, known, cotangent)
+        operands = (given["a"], given["b"])
+        shapes = (shape_of(a), shape_of(b))
         with ctx.computing():
-            indices = _indices(ctx, value.indices)
-            ctx.uses(indices)
-            shapes = (shape_of(a), shape_of(b))
-            found = _dispatch.product(
-                "maxplus_gradients", ctx, fold(*shapes), shapes, indices, g, given["value"], budget
-            )
-            operands = (given["a"], given["b"])
-            cast = (_cast(ctx, x, like) for x, like in zip(found, operands, strict=True))
-            return _hand_back(ctx, tuple(cast))
+            arguments: tuple[Any, ...] = (*operands, g)
+            if indices is not None:
+                at = _indices(ctx, indices)
+                ctx.uses(at)
+                arguments = (shapes, at, g, given["value"])
+            elif gradients == "logmatmulexp_gradients":
+                arguments = (*operands, given["value"], g)
+            found = _dispatch.product(gradients, ctx, fold(*shapes), *arguments, budget)
+            pairs = zip(found, operands, strict=True)
+            da, db = (ctx.hand_back(ctx.xp.astype(x, y.dtype, copy=False)) for x, y in pairs)
+            return da, db
 
     return value, pullback
 
@@ -294,13 +287,14 @@ def logchainexp(
 class ChainGradients(NamedTuple):
     """Gradients with respect to the arrays of a chain, None for what was not given or not wanted.
 
-    `transitions` belongs to transitions or log_transitions, `initial` to initial or log_initial,
-    whichever the chain was given.
+    `transitions` belongs to transitions or log_transitions, whichever the chain was given, and
+    likewise `initial` and `final`.
     """
 
     log_potentials: Array | None
     transitions: Array | None
     initial: Array | None
+    final: Array | None = None
 
 
 def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradients]]:
@@ -350,43 +344,27 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         raise TypeError(f"chain must be a LogChain, got {type(chain).__name__}")
     refuse_gradients(chain.arrays)
     ctx, value, raw = chain._value_and_pullback()
-    fields = {
-        "log_potentials": "potentials",
-        "log_transitions": "transitions",
-        "transitions": "transitions",
-        "log_initial": "initial",
-        "initial": "initial",
-    }
-    has = {fields[name]: name for name in chain.arrays}
+    fields = dict(zip(ChainGradients._fields, PARTS, strict=True))
 
     def pullback(
         cotangent: Array, wanted: Collection[str] = ChainGradients._fields
     ) -> ChainGradients:
-        unknown = set(wanted).difference(ChainGradients._fields)
+        unknown = set(wanted).difference(fields)
         if isinstance(wanted, str) or unknown:
             raise ValueError(
-                f"wanted is {wanted!r}; it must be a collection of names among "
-                f"{', '.join(ChainGradients._fields)}"
+                f"wanted is {wanted!r}; it must be a collection of names among {', '.join(fields)}"
             )
         inputs = {name: detached(x) for name, x in chain.arrays.items()}
         _, _, g = _enter_pullback(inputs, value, cotangent)
-        names = [fields[name] for name in ChainGradients._fields if name in wanted]
+        given = {name.removeprefix("log_") for name in inputs}
         with ctx.computing():
-            found = raw(g, frozenset(has).intersection(names))
-            given = {part: ctx.hand_back(x) for part, x in found.items()}
-        parts = ("potentials", "transitions", "initial")
-        return ChainGradients(*(given.get(part) for part in parts))
+            found = raw(g, frozenset(given.intersection(fields[name] for name in wanted)))
+            gradients = {part: ctx.hand_back(x) for part, x in found.items()}
+        if "transitions" in gradients:
+            gradients["transitions"] = chain._like_transitions(gradients["transitions"])
+        return ChainGradients(*map(gradients.get, PARTS))
 
     return value, pullback
-
-
-def _product_gradients(
-    name: str, ctx: Context, a: Array, b: Array, *args: Any
-) -> tuple[Array | None, ...]:
-    layout = fold(shape_of(a), shape_of(b))
-    operation = f"{name}_gradients"
-    found: tuple[Array | None, ...] = _dispatch.product(operation, ctx, layout, a, b, *args)
-    return found
 
 
 def _enter_pullback(
@@ -440,12 +418,3 @@ def _indices(ctx: Context, indices: Array) -> Array:
     if type(indices) is type(ctx.empty((1,), ctx.index_dtype)):
         return indices
     return ctx.xp.from_dlpack(indices)
-
-
-def _cast(ctx: Context, x: Array, like: Array) -> Array:
-    return x if x.dtype == like.dtype else ctx.xp.astype(x, like.dtype)
-
-
-def _hand_back(ctx: Context, found: tuple[Array | None, ...]) -> tuple[Array, Array]:
-    da, db = found
-    return ctx.hand_back(da), ctx.hand_back(db)

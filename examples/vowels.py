@@ -95,7 +95,7 @@ def train_by_gradient(
     def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
         model = unpack(parameters)
         log_z, pullback = alc.vjp.log_partition(model.chain(letters))
-        by_potentials, by_transitions, _ = pullback(np.full_like(log_z, -1 / letters.size))
+        by_potentials, by_transitions, *_ = pullback(np.full_like(log_z, -1 / letters.size))
         by_logs = (by_transitions, count_letters(letters, by_potentials))
         # Through log_softmax: the total of a row moves in proportion to its probabilities.
         by_logits = [

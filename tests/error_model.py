@@ -19,6 +19,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from tests.gradient_reference import Gradient
+    from tests.reference import Filtered as FilteredReference
 
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
 SMALLEST_NORMAL = {"float32": 2.0**-126, "float64": 2.0**-1022}
@@ -278,6 +279,27 @@ def path_bound(
     and `gap` counts it. What all paths have in common, however large, is not rounded at each step.
     """
     return chain_bound(exact, gap, steps, K, dtype)
+
+
+def filtered_bounds(
+    exact: FilteredReference, steps: int | np.ndarray, K: int, dtype: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bounds for state probabilities given the steps so far, and for log normalisers.
+
+    A probability is a forward message over the sum of all of its step: it errs relatively by what
+    these two do, `chain_bound` without the rounding of a logarithm. What all messages of a step
+    have in common cancels, and so `steps` need not be the number of those before, but of those that
+    the chain has not forgotten. A normaliser is the sum of one step over that of the step before.
+    """
+    count = 2 * np.asarray(steps) * roundings(K)
+    shares = exact.probabilities * (exact.gaps + (exact.gap_of_sum + count)[..., None])
+    before = np.concatenate([0 * exact.gap_of_sum[..., :1], exact.gap_of_sum[..., :-1]], -1)
+    logs = 2 * np.abs(_finite(exact.log_normalizers)) + exact.gap_of_sum + before
+    tiny = SMALLEST_NORMAL[compute_dtype(dtype)]
+    bounds = (eps_of(dtype) * _finite(shares) + tiny, eps_of(dtype) * (logs + count))
+    halves = (half_ulp(x, dtype) for x in (exact.probabilities, exact.log_normalizers))
+    first, second = (bound + half for bound, half in zip(bounds, halves, strict=True))
+    return first, second
 
 
 def entropy_bound(

@@ -10,6 +10,8 @@ import arraylogchain as alc
 PUBLIC = {
     "vjp",
     "ChainPath",
+    "ChainPosterior",
+    "FilteredChain",
     "LogChain",
     "MaxPlusProduct",
     "PaddedStates",

@@ -207,6 +207,21 @@ def test_what_the_backward_pass_reads_is_known(cpu):
         assert {id(x) for x in kept.arrays} == {id(x) for x in [kept.total, *states, *given]}
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("steps", [1, 5])
+def test_posterior_is_what_its_parts_are(cpu, form, steps):
+    case = make("float32", normal(3, 6, 7, sd=9), **given_as(form, uniform(steps, 7, 7)))
+    run = ChainRun(cpu, case.chain, 1 << 20, SMALL)
+    total, marginals, counts = backward_pass.posterior_of(run)
+    np.testing.assert_array_equal(total, run.log_partition())
+    np.testing.assert_array_equal(marginals, backward_pass.state_marginals(run))
+    np.testing.assert_array_equal(counts, backward_pass.transition_counts(run))
+    alone = make("float32", normal(3, 1, 7))
+    _, marginals, counts = backward_pass.posterior_of(ChainRun(cpu, alone.chain, 1 << 20, SMALL))
+    assert counts is None
+    np.testing.assert_allclose(marginals.sum(-1), 1, rtol=1e-5)
+
+
 def value_and_gradients(run):
     value, kept = backward_pass.forward_pass(run, keep=False)
     return [value, *backward_pass.gradients(kept, None, {"potentials", "transitions"}).values()]

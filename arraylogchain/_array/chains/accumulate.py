@@ -15,7 +15,7 @@ from arraylogchain._context import DOUBLE, SINGLE, Array, Context, Precision
 from arraylogchain._fold import within
 from arraylogchain._inputs.chain import Chain
 
-_TRAILING = {"potentials": 2, "transitions": 3, "initial": 1}
+_TRAILING = {"potentials": 2, "transitions": 3, "initial": 1, "final": 1}
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class ChainSums:
     ----------
     potentials : array [..., T, K] or None
     transitions : array [..., 1 or T - 1, K, K] or None
-    initial : array [..., K] or None
+    initial, final : array [..., K] or None
     as_counts : bool
         Whether `transitions` collects expected counts: derivatives with respect to the logarithms.
     """
@@ -36,6 +36,7 @@ class ChainSums:
     potentials: Array | None = None
     transitions: Array | None = None
     initial: Array | None = None
+    final: Array | None = None
     as_counts: bool = False
 
     @property
@@ -87,10 +88,10 @@ class ChainSums:
         if target is not None:
             add_rows(tile, target, values)
 
-    def add_initial(self, tile: Tile, values: Array) -> None:
-        if self.initial is not None:
-            view = arrange(self.ctx.xp, self.chain, self.initial, trailing=1)
-            add_rows(tile, view[(*within(tile.box, view.shape), slice(None))], values)
+    def add_end(self, name: str, tile: Tile, values: Array) -> None:
+        """Add to the gradient of 'initial' or 'final'."""
+        view = arrange(self.ctx.xp, self.chain, getattr(self, name), trailing=1)
+        add_rows(tile, view[(*within(tile.box, view.shape), slice(None))], values)
 
     def add_pairs(self, tile: Tile, number: int, j: slice, values: Array) -> None:
         """Add [groups, K, len(j)] to the gradient of some columns of a matrix."""

@@ -64,6 +64,22 @@ def expected_transitions(ctx: Context, chain: Chain, workspace: int) -> Array:
     return ctx.to_result(sums.transitions)
 
 
+def posterior(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array, Array | None]:
+    """Return log Z [*batch], marginals [*batch, T, K], and expected counts or None."""
+    totals = ctx.empty(chain.batch, ctx.result_dtype)
+    out = ctx.empty((*chain.batch, chain.num_steps, chain.num_states), ctx.result_dtype)
+    pieces = cut_chain(chain, workspace, history=True)
+    store = _store(ctx, chain, pieces, out)
+    if store is None:
+        out[...] = 0.0
+    sums = ChainSums(ctx, chain, potentials=out, as_counts=True)
+    if chain.transitions is not None:
+        sums.transitions = zeros_for(ctx, chain, "transitions", workspace)
+    _add_all(ctx, chain, workspace, pieces, sums, store, totals)
+    counts = sums.transitions
+    return totals, out, None if counts is None else ctx.to_result(counts)
+
+
 def _add_all(
     ctx: Context,
     chain: Chain,
@@ -71,11 +87,16 @@ def _add_all(
     pieces: Pieces,
     sums: ChainSums,
     store: Array | None = None,
+    totals: Array | None = None,
 ) -> None:
+    """Add the posterior of all rows to sums, and write log Z to `totals` if they are given."""
+    view = None if totals is None else arrange(ctx.xp, chain, totals, trailing=0)
     for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
-        posterior = TilePosterior(tile, pieces, workspace, store)
-        posterior.add(None, sums, posterior.take_factors())
-        del posterior  # before the states of the next one are kept
+        own = TilePosterior(tile, pieces, workspace, store)
+        if view is not None:
+            write_totals(tile, own.history.last, view[(*tile.box, ...)])
+        own.add(None, sums, own.take_factors())
+        del own  # before the states of the next one are kept
 
 
 def value_and_pullback(
@@ -94,7 +115,8 @@ def value_and_pullback(
     value : array [*batch]
     pullback : callable
         Takes a cotangent [*batch] and the names of wanted gradients, of 'potentials',
-        'transitions' and 'initial'. Returns them by name, in the chain's shapes and dtypes.
+        'transitions', 'initial' and 'final'. Returns them by name, in the chain's shapes and
+        dtypes.
     """
     xp = ctx.xp
     states = chain.num_rows * chain.num_steps * chain.num_states * ctx.precision.itemsize
@@ -129,11 +151,13 @@ def _store(ctx: Context, chain: Chain, pieces: Pieces, out: Array | None = None)
     """Return memory for the exponentials of all potentials, [groups, rows, T, K], that of `out`.
 
     Their gradient takes its place later, so they have to be potentials of the whole batch, in the
-    precision of the computation, and of a single tile.
+    precision of the computation, and of a single tile whose states are all kept: where states are
+    computed again, so are exponentials, and they would write over gradients.
     """
     x, axes = chain.potentials, (*chain.group_axes, *chain.row_axes)
     dtype = ctx.dtype(ctx.precision)
     is_whole = (pieces.groups, pieces.rows) == chain.sizes and chain.lengths is None
+    is_whole = is_whole and pieces.block >= chain.num_steps
     fits = tuple(x.shape[:-2]) == chain.batch and x.dtype == dtype == ctx.result_dtype
     if not (ctx.has_out and is_whole and fits and axes == tuple(range(len(chain.batch)))):
         return None
@@ -220,6 +244,8 @@ class TilePosterior:
         sizes = xp.abs(g)
         self._least, self._most = float(xp.min(sizes)), float(xp.max(sizes))
         self._are_ones = bool(xp.all(g == 1))
+        if sums.final is not None:
+            self._add_end("final", tile.reversed(), self.history.last, g, sums)
         ahead: list[Part] | None = None
         for time, forward in self.history.back():
             now = sweep.advance()
@@ -227,7 +253,7 @@ class TilePosterior:
             ahead = [replace(part, stepper=None) for part in now]
         assert ahead is not None
         if sums.initial is not None:
-            self._add_initial(ahead, g, sums)
+            self._add_end("initial", tile, ahead, g, sums)
 
     def _cotangent(self, cotangent: Array | None) -> Array:
         """Return the cotangents [groups, rows, 1], 0 for sums that are infinite, NaN for NaN."""
@@ -425,10 +451,13 @@ class TilePosterior:
                 pairs = sign * xp.exp(xp.clip(pairs, max=limit))
                 sums.add_pairs(tile, number, j, pairs)
 
-    def _add_initial(self, first: list[Part], g: Array, sums: ChainSums) -> None:
-        """Add derivatives with respect to the initial weights, given what follows each of them."""
-        ctx, xp, tile = self.ctx, self.ctx.xp, self.tile
-        d = logs_of_all(tile.reversed(), first).values
+    def _add_end(self, name: str, tile: Tile, found: list[Part], g: Array, sums: ChainSums) -> None:
+        """Add derivatives with respect to what a sweep over the tile starts with.
+
+        `found` is the last state of the sweep that comes from the other end.
+        """
+        ctx, xp = self.ctx, self.ctx.xp
+        d = logs_of_all(tile.reversed(), found).values
         start = tile.start()
         assert start is not None
         logs, shift = _logs_of(ctx, start, tile.start_in_logs)
@@ -437,11 +466,11 @@ class TilePosterior:
         relative = d - xp.where(nothing, xp.zeros_like(total), total)
         limit = math.log(2.0) * (ctx.widest.top + 1) - ctx.widest.eps * 1024
         if tile.start_in_logs:
-            found = xp.exp(relative + logs)
+            weights = xp.exp(relative + logs)
         else:
-            found = xp.exp(xp.clip(relative - shift, max=limit))
-        found = xp.where(nothing, xp.zeros_like(found), found * ctx.load(g, ctx.widest))
-        sums.add_initial(tile, bounded(xp, found, ctx.widest))
+            weights = xp.exp(xp.clip(relative - shift, max=limit))
+        weights = xp.where(nothing, xp.zeros_like(weights), weights * ctx.load(g, ctx.widest))
+        sums.add_end(name, tile, bounded(xp, weights, ctx.widest))
 
 
 def _logs_of(ctx: Context, x: Array, in_logs: bool) -> tuple[Array, Array]:

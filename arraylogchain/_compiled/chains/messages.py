@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._compiled.chains.sweep import State, Sweep
+from arraylogchain._compiled.loops.filtering import filter_steps
+from arraylogchain._compiled.loops.steps import ROWS
 from arraylogchain._context import Array, Context
 from arraylogchain._inputs.chain import Chain
 
@@ -72,3 +74,31 @@ def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Arr
 
     sweep.share(work)
     return out
+
+
+def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
+    """Return state probabilities given the steps so far, and the logs of what normalises them."""
+    shape = (*chain.batch, chain.num_steps)
+    normalizers = np.zeros(shape, ctx.result_dtype)
+    probabilities = np.zeros((*shape, chain.num_states), ctx.result_dtype)
+    sweep = Sweep(chain, workspace)
+    results = (
+        probabilities.reshape(-1, *probabilities.shape[-2:]),
+        normalizers.reshape(-1, sweep.T),
+    )
+
+    def work(rows: range) -> None:
+        state, places = sweep.state(rows), sweep.layout.positions(rows)
+        scratch = np.empty((ROWS, sweep.K))
+        for block in sweep.blocks(rows, range(sweep.T), 8 * (sweep.K + 1)):
+            shares, logs = (
+                np.zeros((len(rows), len(block), sweep.K)),
+                np.zeros((len(rows), len(block))),
+            )
+            span = (block.start, block.stop)
+            filter_steps(*sweep.read(rows, block), *span, state, shares, logs, scratch)
+            for out, found in zip(results, (shares, logs), strict=True):
+                out[places, block.start : block.stop] = found
+
+    sweep.share(work)
+    return probabilities, normalizers

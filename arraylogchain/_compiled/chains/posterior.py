@@ -13,7 +13,7 @@ from arraylogchain._compiled.chains.sources import frozen
 from arraylogchain._compiled.chains.sums import Sum, lanes_of
 from arraylogchain._compiled.chains.sweep import History, State, Sweep
 from arraylogchain._compiled.loops.compiling import Floats
-from arraylogchain._compiled.loops.posterior import posterior
+from arraylogchain._compiled.loops.posterior import posterior as add_posterior
 from arraylogchain._compiled.loops.recursion import COTANGENT
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import Shape
@@ -115,7 +115,7 @@ class Posterior:
         of_rows = (forward.totals, forward.nan, cotangents)
         to = (to_x, x_begin, to_P, P_begin, to_initial, to_final)
         span = (block.start, block.stop)
-        posterior(*arrays, *span, state, history.arrays, of_rows, by_weight, to)
+        add_posterior(*arrays, *span, state, history.arrays, of_rows, by_weight, to)
         for name, each in sums.items():
             each.close(rows, groups, moves if name == "transitions" else block)
 
@@ -180,6 +180,24 @@ def _posterior_sum(ctx: Context, chain: Chain, workspace: int, name: str, shape:
     whole = Posterior(chain, workspace)
     wanted = {name: (shape, ctx.result_dtype)}
     return whole.sums(whole.forward, wanted, _ONE, False, workspace)[name]
+
+
+def posterior(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array, Array | None]:
+    """Return log Z [*batch], marginals [*batch, T, K], and expected counts or None."""
+    totals = np.empty(chain.batch, ctx.result_dtype)
+    shape = (*chain.batch, chain.num_steps, chain.num_states)
+    wanted: dict[str, tuple[Shape, Any]] = {"potentials": (shape, ctx.result_dtype)}
+    if chain.transitions is not None:
+        wanted["transitions"] = (chain.transitions.shape, ctx.result_dtype)
+    whole, flat = Posterior(chain, workspace), totals.reshape(-1)
+
+    def forward(rows: range) -> Forward:
+        found = whole.forward(rows)
+        flat[whole.sweep.layout.positions(rows)] = found.totals
+        return found
+
+    sums = whole.sums(forward, wanted, _ONE, False, workspace)
+    return totals, sums["potentials"], sums.get("transitions")
 
 
 def value_and_pullback(

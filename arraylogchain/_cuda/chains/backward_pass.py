@@ -127,6 +127,15 @@ def transition_counts(run: ChainRun) -> Array:
     return _BackwardPass(kept, None, ["transitions"], as_counts=True).run()["transitions"]
 
 
+def posterior_of(run: ChainRun) -> tuple[Array, Array, Array | None]:
+    """Return the logs of the sums over all paths, marginals, and expected counts or None."""
+    total, kept = forward_pass(run, keep=False)
+    out = run.new_per_state()
+    wanted = [] if run.chain.transitions is None else ["transitions"]
+    found = _BackwardPass(kept, None, wanted, as_counts=True).run(out)
+    return total, out, found.get("transitions")
+
+
 class _BackwardPass:
     """The launches from the last step to the first, for the gradients that are wanted."""
 

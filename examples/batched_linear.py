@@ -93,7 +93,12 @@ class Outcome(NamedTuple):
 
 
 def main(
-    n: int = 2048, heads: int = 8, d: int = 64, e: int = 64, steps: int = 40, plot: str | None = None
+    n: int = 2048,
+    heads: int = 8,
+    d: int = 64,
+    e: int = 64,
+    steps: int = 40,
+    plot: str | None = None,
 ) -> Outcome:
     """Train with batches of 64, then measure batches of up to n."""
     torch.manual_seed(0)

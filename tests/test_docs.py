@@ -46,7 +46,9 @@ PROVIDES = {
     ".": {"arraylogchain", "numpy"},
     "cpu": {"numba"},
     "cuda13": {"cupy"},
+    "dask": {"distributed"},
     "dynamax": {"jax"},
+    "einsum": {"opt_einsum"},
     "pytorch-crf": {"torchcrf"},
     "torch-struct": {"torch_struct"},
 }
@@ -68,7 +70,7 @@ def imported(example):
 def installed(page):
     """Return the names of the libraries that a page says to install."""
     found = set(PROVIDES["."])
-    for line in re.findall(r"pip install ([^`#\n]*)", page.read_text("utf-8")):
+    for line in re.findall(r"pip install\s+([^`#\n]*)", page.read_text("utf-8")):
         for word in re.findall(r"[\w-]+", line):
             found |= {word, *PROVIDES.get(word, ())}
     return found
@@ -91,7 +93,7 @@ def test_example_runs(page, example):
     with warnings.catch_warnings():
         if of_peers:
             warnings.simplefilter("ignore")  # theirs
-        for library in ("torch", *PEERS):
+        for library in ("dask", "torch", *PEERS):
             if library in libraries:
                 import_or_skip(library)
         # The namespace is empty: every example stands on its own.

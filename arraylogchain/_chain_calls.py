@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from arraylogchain import _dispatch
 from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._inputs.chain import Chain
 
-# Takes a cotangent [*batch] and which of 'potentials', 'transitions' and 'initial' are wanted;
-# returns their gradients by name, in the shapes and dtypes of the chain's arrays.
+# Takes a cotangent [*batch] and which of 'potentials', 'transitions', 'initial' and 'final'
+# are wanted; returns their gradients by name, in the shapes and dtypes of the chain's arrays.
 Pullback = Callable[[Array, frozenset[str]], dict[str, Array]]
 
 
@@ -45,8 +48,46 @@ def value_and_pullback(
     return _of_nothing("log_partition", ctx, chain), zeros
 
 
+def posterior(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array, Array | None]:
+    """Return log Z [*batch], marginals [*batch, T, K] and counts in the shape of transitions."""
+    counts = None
+    if chain.transitions is not None and chain.num_steps == 1:
+        counts = _of_nothing("expected_transitions", ctx, chain)
+        chain = replace(chain, transitions=None)
+    if _is_empty(chain):
+        if chain.transitions is not None:
+            counts = _of_nothing("expected_transitions", ctx, chain)
+        log_z, marginals = (_of_nothing(x, ctx, chain) for x in ("log_partition", "marginals"))
+        return log_z, marginals, counts
+    function = _dispatch.for_chain("posterior", ctx, chain, workspace)
+    log_z, marginals, found = function(ctx, chain, workspace)
+    return log_z, marginals, found if counts is None else counts
+
+
+def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
+    """Return probabilities [*batch, T, K] given the steps so far, and log normalisers [*batch, T].
+
+    Past the ends of rows both are 0.
+    """
+    if not _is_empty(chain):
+        function = _dispatch.for_chain("filtered", ctx, chain, workspace)
+        probabilities, normalizers = function(ctx, chain, workspace)
+        return probabilities, normalizers
+    shape = (*chain.batch, chain.num_steps)
+    xp, dtype = ctx.xp, ctx.result_dtype
+    normalizers = xp.full(shape, -math.inf, dtype=dtype, device=ctx.device)
+    if chain.lengths is not None:
+        times = xp.arange(chain.num_steps, dtype=ctx.index_dtype, device=ctx.device)
+        real = ctx.integers(chain.lengths)[..., None] > times
+        normalizers = xp.where(real, normalizers, xp.zeros_like(normalizers))
+    return _of_nothing("marginals", ctx, chain), normalizers
+
+
 def log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> Array:
     """Return the log weights of paths [..., T]; those past a row's length are ignored."""
+    shape = np.broadcast_shapes(shape_of(states)[:-1], chain.batch)
+    if chain.num_states == 0 or 0 in shape:
+        return ctx.xp.full(shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
     function = _dispatch.for_chain("log_weight", ctx, chain, workspace)
     return function(ctx, chain, workspace, states)
 

@@ -11,16 +11,39 @@ import numpy as np
 
 from arraylogchain import _chain_calls, _dispatch
 from arraylogchain._array.products.tiling import check_workspace
-from arraylogchain._arrays import dtype_name, is_differentiated, is_traced, on_host, promote
+from arraylogchain._arrays import (
+    dtype_name,
+    is_differentiated,
+    is_lazy,
+    is_traced,
+    on_host,
+    promote,
+)
 from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._inputs import arguments
 from arraylogchain._inputs.chain import Chain, enter_chain, make_chain
 from arraylogchain._inputs.paths import check_states
 from arraylogchain._inputs.summary import summary
+from arraylogchain._inputs.weights import check_weights
 from arraylogchain._random import check_generator, room_for_samples
 from arraylogchain.plan import Plan, plan_chain
 
-__all__ = ["ChainPath", "LogChain"]
+__all__ = ["ChainPath", "ChainPosterior", "FilteredChain", "LogChain"]
+
+
+class ChainPosterior(NamedTuple):
+    """What `LogChain.posterior` returns; the counts are None for a chain without transitions."""
+
+    log_partition: Array
+    marginals: Array
+    expected_transitions: Array | None
+
+
+class FilteredChain(NamedTuple):
+    """State probabilities given the steps so far, and the logs of what normalises them."""
+
+    probabilities: Array
+    log_normalizers: Array
 
 
 class ChainPath(NamedTuple):
@@ -34,21 +57,25 @@ class LogChain:
     """Paths through T steps of K states, weighted by potentials and transitions.
 
     The weight of a path s is ``initial[s_0] * prod_i transitions[i, s_i, s_{i+1}] *
-    prod_i exp(log_potentials[i, s_i])``. Hidden Markov models, linear-chain CRFs and products
-    ``p0 · D_0 · P_1 · D_1 · ... · x`` of matrices and diagonals are chains.
+    prod_i exp(log_potentials[i, s_i]) * final[s_{T-1}]``. Hidden Markov models, linear-chain CRFs
+    and products ``p0 · D_0 · P_1 · D_1 · ... · x`` of matrices and diagonals are chains.
 
     Parameters
     ----------
     log_potentials : array [..., T, K]
         Logarithms of weights of being in a state at a step. Weights need not be normalised. For
         steps of different numbers of states, see `pad_states`.
-    transitions : array [..., T - 1, K, K] or [..., 1, K, K], optional
+    transitions : array [..., T - 1, K, K], [..., 1, K, K] or [K, K], optional
         Nonnegative weights of going [from, to]; one matrix stands for every step.
     log_transitions : array, optional
         Their logarithms instead, where -inf is an exact zero.
     initial : array [..., K], optional
         Nonnegative weights of the first state. Default: all one.
     log_initial : array [..., K], optional
+        Their logarithms instead.
+    final : array [..., K], optional
+        Nonnegative weights of the last state, the last real one of each row. Default: all one.
+    log_final : array [..., K], optional
         Their logarithms instead.
     lengths : array [...] of integers, optional
         How many steps of each row are real, between 1 and T. What lies past them is never read.
@@ -62,15 +89,16 @@ class LogChain:
         If an argument is not an array of real floating-point numbers, if lengths are not
         integers, or if libraries differ.
     ValueError
-        If lengths are not between 1 and T, if shapes or devices do not fit, if transitions (or the
-        initial weights) are given both ways, if transitions are missing though T > 1, or if the
-        workspace is too small.
+        If lengths are not between 1 and T, if shapes or devices do not fit, if transitions (or
+        initial or final weights) are given both ways, if transitions are missing though T > 1, if
+        linear weights are negative, or if the workspace is too small.
 
     Notes
     -----
     Batch axes broadcast and are never expanded: neither the transitions that rows share, nor
-    anything of size K * K for each row, is ever made. Arrays are read when a method is called.
-    A negative weight has no logarithm and gives NaN.
+    anything of size K * K for each row, is ever made. Arrays are read when a method is called;
+    linear weights are also read when the chain is made, to find negative ones, except on a device
+    and where torch traces the call: there they give NaN.
 
     Examples
     --------
@@ -80,6 +108,14 @@ class LogChain:
     8.0
     """
 
+    def __new__(cls, log_potentials: Array = None, **options: Any) -> LogChain:
+        """Make a chain of Dask arrays where there is one."""
+        if is_lazy(log_potentials, *options.values()):
+            from arraylogchain._dask.chain import LazyChain
+
+            cls = LazyChain
+        return super().__new__(cls)
+
     def __init__(
         self,
         log_potentials: Array,
@@ -88,6 +124,8 @@ class LogChain:
         log_transitions: Array | None = None,
         initial: Array | None = None,
         log_initial: Array | None = None,
+        final: Array | None = None,
+        log_final: Array | None = None,
         lengths: Array | Sequence[int] | int | None = None,
         workspace: int | None = None,
     ) -> None:
@@ -99,15 +137,15 @@ class LogChain:
             "log_transitions": log_transitions,
             "initial": initial,
             "log_initial": log_initial,
+            "final": final,
+            "log_final": log_final,
         }
-        given = {name: x for name, x in options.items() if x is not None}
-        arguments.check_only_one(given, arguments.TRANSITIONS)
-        arguments.check_only_one(given, arguments.INITIAL)
+        given = arguments.check_given(options)
         self.arrays: dict[str, Array] = {"log_potentials": log_potentials, **given}
         self.lengths = lengths
         arguments.refuse_lists(self.arrays)
         self._entered: tuple[Context, Chain] | None = None
-        if is_traced():
+        if is_traced() or is_lazy(*self.arrays.values(), lengths):
             # Values, those of lengths included, are not at hand.
             shapes = {name: shape_of(x) for name, x in self.arrays.items()}
             self._batch = arguments.check_shapes(shapes)
@@ -116,6 +154,7 @@ class LogChain:
             # Once: calls would wait for what is on a device.
             self.lengths = np.array(on_host("lengths", lengths))
         self._entered = enter_chain(self.arrays, self.lengths)
+        check_weights(*self._entered)
         self._batch = self._entered[1].batch
 
     def _enter(self) -> tuple[Context, Chain]:
@@ -266,10 +305,7 @@ class LogChain:
         ctx, chain = self._enter()
         with ctx.computing():
             states = _chain_calls.compute("viterbi", ctx, chain, self._workspace)
-            path = states
-            if chain.lengths is not None:
-                path = ctx.xp.where(states < 0, ctx.xp.zeros_like(states), states)
-            weight = _chain_calls.log_weight(ctx, chain, self._workspace, path)
+            weight = _chain_calls.log_weight(ctx, chain, self._workspace, states)
             return ChainPath(ctx.hand_back(states), ctx.hand_back(weight))
 
     def log_weight(self, states: Array) -> Array:
@@ -394,9 +430,90 @@ class LogChain:
         >>> chain.expected_transitions().round(6).tolist()
         [[[4.5, 0.5], [0.5, 4.5]]]
         """
-        if "transitions" not in self.arrays and "log_transitions" not in self.arrays:
+        if arguments.one_of(self.arrays, arguments.TRANSITIONS) is None:
             raise ValueError("expected_transitions needs transitions or log_transitions")
-        return self._compute("expected_transitions")
+        counts = self._compute("expected_transitions")
+        return self._like_transitions(counts)
+
+    def posterior(self) -> ChainPosterior:
+        """Return `log_partition`, `marginals` and `expected_transitions` together.
+
+        One pass forward and one back give all three: the E-step of expectation maximisation.
+
+        Returns
+        -------
+        log_partition : array [...]
+        marginals : array [..., T, K]
+        expected_transitions : array of the shape of transitions, or None
+            None if the chain has no transitions.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> x = np.log([[0.5, 0.5], [0.9, 0.3]])
+        >>> posterior = LogChain(x, transitions=np.ones((2, 2))).posterior()
+        >>> round(float(np.exp(posterior.log_partition)), 6)
+        1.2
+        >>> posterior.marginals.round(6).tolist()
+        [[0.5, 0.5], [0.75, 0.25]]
+        >>> posterior.expected_transitions.round(6).tolist()
+        [[0.375, 0.125], [0.375, 0.125]]
+        """
+        if is_differentiated(*self.arrays.values()):
+            log_z, marginals, counts = _differentiable().posterior(*self._asked())
+        else:
+            ctx, chain = self._enter()
+            with ctx.computing():
+                found = _chain_calls.posterior(ctx, chain, self._workspace)
+                log_z, marginals, counts = (x if x is None else ctx.hand_back(x) for x in found)
+        return ChainPosterior(
+            log_z, marginals, None if counts is None else self._like_transitions(counts)
+        )
+
+    def filtered(self) -> FilteredChain:
+        """Return the probabilities of states given the steps so far, however long the chain.
+
+        They are the forward messages, normalised at every step.
+
+        Returns
+        -------
+        probabilities : array [..., T, K]
+            ``p[..., i, k]`` is the share of paths that end in state k in the weight of all paths
+            of the first i + 1 steps. From the first step on that no state can explain, and past a
+            row's length, they are 0.
+        log_normalizers : array [..., T]
+            How much each step adds to the log of that weight: in a hidden Markov model the log
+            probability of an observation given those before it. Their sum is `log_partition` or,
+            with final weights, lacks ``log(sum(p[..., -1, :] * final))``. From the first step on
+            that no state can explain they are -inf; past a row's length they are 0.
+
+        Notes
+        -----
+        Neither depends on what follows a step, so that final weights have no part in them. Errors
+        are those of the forward messages of a few steps, and do not grow with log Z.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> stay = np.array([[0.9, 0.1], [0.1, 0.9]])
+        >>> x = np.log([[0.8, 0.2], [0.3, 0.6]])
+        >>> filtered = LogChain(x, transitions=stay, initial=np.array([0.5, 0.5])).filtered()
+        >>> filtered.probabilities.round(3).tolist()
+        [[0.8, 0.2], [0.587, 0.413]]
+        >>> np.exp(filtered.log_normalizers).round(3).tolist()
+        [0.5, 0.378]
+        """
+        if is_differentiated(*self.arrays.values()):
+            return FilteredChain(*_differentiable().filtered(*self._asked()))
+        ctx, chain = self._enter()
+        with ctx.computing():
+            found = _chain_calls.filtered(ctx, chain, self._workspace)
+            return FilteredChain(*map(ctx.hand_back, found))
+
+    def _like_transitions(self, x: Array) -> Array:
+        """Return what belongs to the transitions in the shape that they were given in."""
+        given = arguments.one_of(self.arrays, arguments.TRANSITIONS)
+        return x[0, ...] if len(given.shape) < len(x.shape) else x
 
     def _value_and_pullback(self) -> tuple[Context, Array, _chain_calls.Pullback]:
         """Return what `vjp.log_partition` is made of."""

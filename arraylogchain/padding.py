@@ -14,7 +14,7 @@ from arraylogchain._arrays import (
     is_differentiated,
 )
 from arraylogchain._context import Array
-from arraylogchain._inputs.arguments import INITIAL, TRANSITIONS, check_only_one
+from arraylogchain._inputs.arguments import check_given
 from arraylogchain._inputs.parts import check_parts, name_of, pad
 
 __all__ = ["PaddedStates", "pad_states"]
@@ -23,13 +23,14 @@ __all__ = ["PaddedStates", "pad_states"]
 class PaddedStates(NamedTuple):
     """Arrays for `LogChain`, and which of their states exist.
 
-    `transitions` holds what was given as transitions or log_transitions, `initial` what was given
-    as initial or log_initial; None stands for what was not given.
+    `transitions` holds what was given as transitions or log_transitions, and likewise `initial` and
+    `final`; None stands for what was not given.
     """
 
     log_potentials: Array
     transitions: Array | None
     initial: Array | None
+    final: Array | None
     mask: Array
 
 
@@ -40,6 +41,8 @@ def pad_states(
     log_transitions: Sequence[Array] | None = None,
     initial: Array | None = None,
     log_initial: Array | None = None,
+    final: Array | None = None,
+    log_final: Array | None = None,
 ) -> PaddedStates:
     """Pad steps of different numbers of states to arrays that `LogChain` takes.
 
@@ -58,6 +61,10 @@ def pad_states(
         Nonnegative weights of the first state.
     log_initial : array [..., K_0], optional
         Their logarithms instead.
+    final : array [..., K_{T-1}], optional
+        Nonnegative weights of the last state.
+    log_final : array [..., K_{T-1}], optional
+        Their logarithms instead.
 
     Returns
     -------
@@ -66,6 +73,8 @@ def pad_states(
         Logarithms if `log_transitions` were given.
     initial : array [..., max(K_i)] or None
         Logarithms if `log_initial` was given.
+    final : array [..., max(K_i)] or None
+        Logarithms if `log_final` was given.
     mask : array [T, max(K_i)] of bool
         True for states that exist.
 
@@ -75,8 +84,8 @@ def pad_states(
         If potentials or transitions are not lists or tuples of arrays of real floating-point
         numbers, or if libraries differ.
     ValueError
-        If shapes, numbers of arrays or devices do not fit, if transitions (or the initial weights)
-        are given both ways, or if transitions are missing though T > 1.
+        If shapes, numbers of arrays or devices do not fit, if transitions (or
+        initial or final weights) are given both ways, or if transitions are missing though T > 1.
 
     Notes
     -----
@@ -102,11 +111,10 @@ def pad_states(
         "log_transitions": log_transitions,
         "initial": initial,
         "log_initial": log_initial,
+        "final": final,
+        "log_final": log_final,
     }
-    given = {name: x for name, x in options.items() if x is not None}
-    check_only_one(given, TRANSITIONS)
-    check_only_one(given, INITIAL)
-    parts = check_parts(given)
+    parts = check_parts(check_given(options))
     named = {name_of(name, i): x for name, xs in parts.items() for i, x in enumerate(xs)}
     if is_differentiated(*named.values()):
         return PaddedStates(*pad(_check_tensors(named), parts))

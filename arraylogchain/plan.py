@@ -38,9 +38,11 @@ KINDS = {
     "log_partition": "forward",
     "forward_messages": "forward",
     "backward_messages": "forward",
+    "filtered": "forward",
     "entropy": "posterior",
     "marginals": "posterior",
     "expected_transitions": "posterior",
+    "posterior": "posterior",
     "value_and_pullback": "posterior",
 }
 
@@ -49,10 +51,16 @@ KINDS = {
 _KERNEL_STEP, _DEVICE_STEP = 3e-6, 2e-4
 
 # Segments of time: their least length, enough for most chains to forget what they began with; most
-# rows side by side; passes over a chain that guessing takes, verification included; what it costs
-# besides, in steps.
-_SEGMENT_STEPS, _SEGMENT_ROWS, _SEGMENT_PASSES, _SEGMENT_OVERHEAD = 64, 4096, 1.75, 200
-_SEGMENTED = ("log_partition",)
+# rows side by side; what they cost besides, in steps; and by operation, how many times the work of
+# going step by step they take, guesses and their verification included.
+_SEGMENT_STEPS, _SEGMENT_ROWS, _SEGMENT_OVERHEAD = 64, 4096, 200
+_SEGMENT_PASSES = {
+    "log_partition": 1.75,
+    "marginals": 2.5,
+    "expected_transitions": 2.5,
+    "posterior": 2.5,
+    "value_and_pullback": 2.5,
+}
 
 _ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -93,13 +101,15 @@ def choose(operation: str, sizes: Sizes, backends: tuple[str, ...], workspace: i
     """Choose the route for an operation among the implementations that there are."""
     segments = count_segments(operation, sizes, workspace)
     if "cuda" in backends:
-        steps = _SEGMENT_PASSES * (sizes.num_steps // segments)
+        steps = _SEGMENT_PASSES.get(operation, 1.0) * (sizes.num_steps // segments)
         if segments > 1 and steps * _DEVICE_STEP < sizes.num_steps * _KERNEL_STEP:
             return Choice("segments", "a kernel would take step by step", segments)
         return Choice("kernel", "the arrays are on a CUDA device")
     route = "segments" if segments > 1 else "vector"
     if "compiled" not in backends:
-        return Choice(route, "there are no compiled loops for these arrays", segments)
+        return Choice(
+            route, "there is no compiled loop or kernel for this chain of these arrays", segments
+        )
     if least_workspace(sizes.num_steps, sizes.num_states) > workspace:
         return Choice(route, "what loops hold would not fit the workspace", segments)
     if operation not in KINDS:
@@ -122,10 +132,14 @@ def least_workspace(num_steps: int, num_states: int) -> int:
 def seconds(operation: str, backend: str, sizes: Sizes, segments: int = 1) -> float:
     """Predict the time of an operation."""
     cost = COSTS[KINDS[operation]][backend]
-    return math.fsum(a * b for a, b in zip(cost, terms(backend, sizes, segments), strict=True))
+    return math.fsum(
+        a * b for a, b in zip(cost, terms(operation, backend, sizes, segments), strict=True)
+    )
 
 
-def terms(backend: str, sizes: Sizes, segments: int = 1) -> tuple[float, float, float, float]:
+def terms(
+    operation: str, backend: str, sizes: Sizes, segments: int = 1
+) -> tuple[float, float, float, float]:
     """Return how often there is what `Cost` has the seconds of."""
     steps: float = sizes.num_steps
     passes = 1.0
@@ -134,7 +148,7 @@ def terms(backend: str, sizes: Sizes, segments: int = 1) -> tuple[float, float, 
         passes = 2.0 if sizes.groups * sizes.rows == 1 else 1.0
         steps = passes * sizes.num_real
     elif segments > 1:
-        passes = _SEGMENT_PASSES
+        passes = _SEGMENT_PASSES[operation]
         steps = passes * sizes.num_steps / segments + _SEGMENT_OVERHEAD
     entries = passes * sizes.num_real * sizes.num_states
     return 1.0, steps, entries, entries * sizes.num_states
@@ -143,7 +157,7 @@ def terms(backend: str, sizes: Sizes, segments: int = 1) -> tuple[float, float, 
 def count_segments(operation: str, sizes: Sizes, workspace: int) -> int:
     """Return how many segments of time pay for array operations, 1 for none."""
     chains, count = sizes.groups * sizes.rows, sizes.num_steps - 1
-    if operation not in _SEGMENTED or sizes.is_ragged or chains > 64:
+    if operation not in _SEGMENT_PASSES or sizes.is_ragged or chains > 64:
         return 1
     fit = min(_SEGMENT_ROWS, workspace // 32 // (8 * max(sizes.num_states, 1))) // max(chains, 1)
     segments = count // max(_SEGMENT_STEPS, math.ceil(count / max(fit, 1)))
@@ -233,7 +247,7 @@ def plan_chain(
     choice = choose(operation, sizes, backends, workspace)
     given = (chain.transitions, chain.potentials, chain.initial, chain.final)
     products = (sizes.num_real - chain.num_rows) * (2 * size * size + size)
-    passes = _SEGMENT_PASSES if choice.segments > 1 else 1
+    passes = _SEGMENT_PASSES[operation] if choice.segments > 1 else 1
     return Plan(
         operation=operation,
         batch=chain.batch,
@@ -253,8 +267,9 @@ def plan_chain(
 
 def _written(operation: str, chain: Chain) -> int:
     """Return how many numbers an operation returns for one sample or path of each row."""
+    counts = 0 if chain.transitions is None else math.prod(chain.transitions.shape)
     if operation == "expected_transitions":
-        return 0 if chain.transitions is None else math.prod(chain.transitions.shape)
+        return counts
     each = {
         "log_partition": 1,
         "entropy": 1,
@@ -262,7 +277,9 @@ def _written(operation: str, chain: Chain) -> int:
         "sample": chain.num_steps,
         "viterbi": chain.num_steps,
     }
-    return chain.num_rows * each.get(operation, chain.num_steps * chain.num_states)
+    written = chain.num_rows * each.get(operation, chain.num_steps * chain.num_states)
+    more = {"posterior": chain.num_rows + counts, "filtered": chain.num_rows * chain.num_steps}
+    return written + more.get(operation, 0)
 
 
 def pairwise_bytes(rows: int, num_steps: int, size: int, itemsize: int) -> int:

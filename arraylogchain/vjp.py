@@ -17,9 +17,12 @@ from arraylogchain import _dispatch, products
 from arraylogchain._array.products.pair_tree import Step, array_tree, identities
 from arraylogchain._array.products.pair_tree_gradients import sequence_gradients, stack_gradient
 from arraylogchain._array.products.tiling import check_workspace
-from arraylogchain._arrays import detached, dtype_name, enter, promote, refuse_gradients
+from arraylogchain._arrays import detached, dtype_name, enter, is_lazy, promote, refuse_gradients
 from arraylogchain._context import DOUBLE, SINGLE, Array, Context, shape_of
+from arraylogchain._einsum.equations import contractions
+from arraylogchain._einsum.evaluation import evaluate
 from arraylogchain._fold import fold
+from arraylogchain._inputs.chain import PARTS
 from arraylogchain.chain import LogChain
 from arraylogchain.products import MaxPlusProduct
 
@@ -27,6 +30,7 @@ __all__ = [
     "ChainGradients",
     "log_partition",
     "logchainexp",
+    "logeinsumexp",
     "logmatmulexp",
     "matmul",
     "maxplus_matmul",
@@ -72,17 +76,7 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> tuple[Arra
     >>> da.shape, db.shape
     ((1000, 8, 1, 64), (8, 64, 32))
     """
-    budget = check_workspace(workspace)
-    refuse_gradients({"a": a, "b": b})
-    value = products.matmul(a, b, workspace=workspace)
-
-    def pullback(cotangent: Array) -> tuple[Array, Array]:
-        ctx, given, g = _enter_pullback({"a": a, "b": b}, value, cotangent)
-        with ctx.computing():
-            found = _product_gradients("matmul", ctx, given["a"], given["b"], g, budget)
-            return _hand_back(ctx, found)
-
-    return value, pullback
+    return _product(products.matmul, "matmul_gradients", a, b, workspace)
 
 
 def logmatmulexp(
@@ -131,18 +125,7 @@ def logmatmulexp(
     (array([[0.5, 0.5]]), array([[0.5],
            [0.5]]))
     """
-    budget = check_workspace(workspace)
-    refuse_gradients({"a": a, "b": b})
-    value = products.logmatmulexp(a, b, workspace=workspace)
-
-    def pullback(cotangent: Array) -> tuple[Array, Array]:
-        ctx, given, g = _enter_pullback({"a": a, "b": b}, value, cotangent)
-        with ctx.computing():
-            arrays = (given["a"], given["b"], given["value"], g)
-            found = _product_gradients("logmatmulexp", ctx, *arrays, budget)
-            return _hand_back(ctx, found)
-
-    return value, pullback
+    return _product(products.logmatmulexp, "logmatmulexp_gradients", a, b, workspace)
 
 
 def maxplus_matmul(
@@ -185,22 +168,35 @@ def maxplus_matmul(
     (array([[1., 0.]]), array([[1.],
            [0.]]))
     """
+    return _product(products.maxplus_matmul, "maxplus_gradients", a, b, workspace)
+
+
+def _product(
+    function: Callable[..., Any], gradients: str, a: Array, b: Array, workspace: int | None
+) -> tuple[Any, PairPullback]:
+    """Return a product of two operands and the pullback that an operation for gradients makes."""
     budget = check_workspace(workspace)
-    refuse_gradients({"a": a, "b": b})
-    value = products.maxplus_matmul(a, b, workspace=workspace)
+    inputs = {"a": a, "b": b}
+    refuse_gradients(inputs)
+    value = function(a, b, workspace=workspace)
+    known, indices = value if isinstance(value, MaxPlusProduct) else (value, None)
 
     def pullback(cotangent: Array) -> tuple[Array, Array]:
-        ctx, given, g = _enter_pullback({"a": a, "b": b}, value.values, cotangent)
+        ctx, given, g = _enter_pullback(inputs, known, cotangent)
+        operands = (given["a"], given["b"])
+        shapes = (shape_of(a), shape_of(b))
         with ctx.computing():
-            indices = _indices(ctx, value.indices)
-            ctx.uses(indices)
-            shapes = (shape_of(a), shape_of(b))
-            found = _dispatch.product(
-                "maxplus_gradients", ctx, fold(*shapes), shapes, indices, g, given["value"], budget
-            )
-            operands = (given["a"], given["b"])
-            cast = (_cast(ctx, x, like) for x, like in zip(found, operands, strict=True))
-            return _hand_back(ctx, tuple(cast))
+            arguments: tuple[Any, ...] = (*operands, g)
+            if indices is not None:
+                at = _indices(ctx, indices)
+                ctx.uses(at)
+                arguments = (shapes, at, g, given["value"])
+            elif gradients == "logmatmulexp_gradients":
+                arguments = (*operands, given["value"], g)
+            found = _dispatch.product(gradients, ctx, fold(*shapes), *arguments, budget)
+            pairs = zip(found, operands, strict=True)
+            da, db = (ctx.hand_back(ctx.xp.astype(x, y.dtype, copy=False)) for x, y in pairs)
+            return da, db
 
     return value, pullback
 
@@ -291,16 +287,81 @@ def logchainexp(
     return value, pullback
 
 
+def logeinsumexp(
+    equation: str, *operands: Array, optimize: Any = "auto", workspace: int | None = None
+) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
+    """Return `arraylogchain.logeinsumexp` and its pullback.
+
+    The pullback keeps all results in between.
+
+    Parameters
+    ----------
+    equation : str
+        As `numpy.einsum` takes it.
+    *operands : array
+        Logarithms, of one library and device; -inf is an exact zero.
+    optimize : str, bool, sequence of tuples of int, or optimizer
+        The order of contraction, as `opt_einsum.contract_path` takes it.
+    workspace : int, optional
+        Bytes that temporaries of each product may take, in each of the value and a call of the
+        pullback. Default: 64 MiB.
+
+    Returns
+    -------
+    value : array
+    pullback : callable
+        Takes a cotangent of the value's shape, library and device; returns a tuple of the gradients
+        of the operands, of their shapes and dtypes.
+
+    Raises
+    ------
+    TypeError
+        If an operand is not an array of real floating-point numbers, or their libraries differ.
+    ValueError
+        If the equation, shapes or devices do not fit, or the workspace is too small.
+    ImportError
+        If there are more than two operands, and opt_einsum is not installed (extra ``einsum``).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> value, pullback = logeinsumexp("i,i->", np.zeros(2), np.log([0.25, 0.75]))
+    >>> tuple(g.tolist() for g in pullback(1.0))
+    ([0.25, 0.75], [0.25, 0.75])
+    """
+    check_workspace(workspace)
+    plan = contractions(equation, operands, optimize)
+    given = {f"operands[{i}]": x for i, x in enumerate(operands)}
+    refuse_gradients(given)
+    ctx, ready = enter(given)
+
+    def multiply(a: Array, b: Array) -> tuple[Array, PairPullback]:
+        return logmatmulexp(a, b, workspace=workspace)
+
+    with ctx.computing():
+        out, pull = evaluate(ctx.xp, plan, list(ready.values()), multiply)
+        value = ctx.hand_back(ctx.xp.asarray(out))
+
+    def pullback(cotangent: Array) -> tuple[Array, ...]:
+        inner, again, g = _enter_pullback(given, value, cotangent)
+        with inner.computing():
+            g = inner.xp.where(inner.xp.isinf(again["value"]), inner.xp.zeros_like(g), g)
+            return tuple(map(inner.hand_back, pull(g)))
+
+    return value, pullback
+
+
 class ChainGradients(NamedTuple):
     """Gradients with respect to the arrays of a chain, None for what was not given or not wanted.
 
-    `transitions` belongs to transitions or log_transitions, `initial` to initial or log_initial,
-    whichever the chain was given.
+    `transitions` belongs to transitions or log_transitions, whichever the chain was given, and
+    likewise `initial` and `final`.
     """
 
     log_potentials: Array | None
     transitions: Array | None
     initial: Array | None
+    final: Array | None = None
 
 
 def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradients]]:
@@ -348,45 +409,39 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     """
     if not isinstance(chain, LogChain):
         raise TypeError(f"chain must be a LogChain, got {type(chain).__name__}")
+    if is_lazy(*chain.arrays.values(), chain.lengths):
+        from arraylogchain._dask.chain import value_and_pullback
+
+        return value_and_pullback(chain)
     refuse_gradients(chain.arrays)
     ctx, value, raw = chain._value_and_pullback()
-    fields = {
-        "log_potentials": "potentials",
-        "log_transitions": "transitions",
-        "transitions": "transitions",
-        "log_initial": "initial",
-        "initial": "initial",
-    }
-    has = {fields[name]: name for name in chain.arrays}
+    fields = dict(zip(ChainGradients._fields, PARTS, strict=True))
 
     def pullback(
         cotangent: Array, wanted: Collection[str] = ChainGradients._fields
     ) -> ChainGradients:
-        unknown = set(wanted).difference(ChainGradients._fields)
-        if isinstance(wanted, str) or unknown:
-            raise ValueError(
-                f"wanted is {wanted!r}; it must be a collection of names among "
-                f"{', '.join(ChainGradients._fields)}"
-            )
+        check_wanted(wanted)
         inputs = {name: detached(x) for name, x in chain.arrays.items()}
         _, _, g = _enter_pullback(inputs, value, cotangent)
-        names = [fields[name] for name in ChainGradients._fields if name in wanted]
+        given = {name.removeprefix("log_") for name in inputs}
         with ctx.computing():
-            found = raw(g, frozenset(has).intersection(names))
-            given = {part: ctx.hand_back(x) for part, x in found.items()}
-        parts = ("potentials", "transitions", "initial")
-        return ChainGradients(*(given.get(part) for part in parts))
+            found = raw(g, frozenset(given.intersection(fields[name] for name in wanted)))
+            gradients = {part: ctx.hand_back(x) for part, x in found.items()}
+        if "transitions" in gradients:
+            gradients["transitions"] = chain._like_transitions(gradients["transitions"])
+        return ChainGradients(*map(gradients.get, PARTS))
 
     return value, pullback
 
 
-def _product_gradients(
-    name: str, ctx: Context, a: Array, b: Array, *args: Any
-) -> tuple[Array | None, ...]:
-    layout = fold(shape_of(a), shape_of(b))
-    operation = f"{name}_gradients"
-    found: tuple[Array | None, ...] = _dispatch.product(operation, ctx, layout, a, b, *args)
-    return found
+def check_wanted(wanted: Collection[str]) -> None:
+    """Raise where a pullback is asked for gradients that there are not."""
+    unknown = set(wanted).difference(ChainGradients._fields)
+    if isinstance(wanted, str) or unknown:
+        raise ValueError(
+            f"wanted is {wanted!r}; it must be a collection of names among "
+            f"{', '.join(ChainGradients._fields)}"
+        )
 
 
 def _enter_pullback(
@@ -440,12 +495,3 @@ def _indices(ctx: Context, indices: Array) -> Array:
     if type(indices) is type(ctx.empty((1,), ctx.index_dtype)):
         return indices
     return ctx.xp.from_dlpack(indices)
-
-
-def _cast(ctx: Context, x: Array, like: Array) -> Array:
-    return x if x.dtype == like.dtype else ctx.xp.astype(x, like.dtype)
-
-
-def _hand_back(ctx: Context, found: tuple[Array | None, ...]) -> tuple[Array, Array]:
-    da, db = found
-    return ctx.hand_back(da), ctx.hand_back(db)

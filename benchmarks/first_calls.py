@@ -32,7 +32,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 
 def _value_and_gradients(chain: alc.LogChain, cotangent: Any) -> tuple[Any, ...]:
     value, pullback = alc.vjp.log_partition(chain)
-    return (value, *pullback(cotangent))
+    return (value, *(x for x in pullback(cotangent) if x is not None))
 
 
 def cold(operation: str) -> Callable[..., Any]:

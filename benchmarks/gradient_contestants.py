@@ -23,7 +23,7 @@ def by_pullback(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
     def call(*given: Any) -> tuple[Any, ...]:
         *inputs, cotangent = given
         value, pullback = function(*inputs)
-        return (value, *pullback(cotangent))
+        return (value, *(x for x in pullback(cotangent) if x is not None))
 
     return call
 

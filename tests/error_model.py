@@ -19,6 +19,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from tests.gradient_reference import Gradient
+    from tests.reference import Filtered as FilteredReference
 
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
 SMALLEST_NORMAL = {"float32": 2.0**-126, "float64": 2.0**-1022}
@@ -143,20 +144,51 @@ def product_chain_bound(matrices: list[np.ndarray], exact: np.ndarray, dtype: st
 
 
 def _of_products(matrices: list[np.ndarray], dtype: str) -> tuple[int, float]:
-    """Return the number of products of a list of matrices, and what each may err by, in eps.
+    """Return the number of products of a list of matrices, and what each may err by, in eps."""
+    products = len(matrices) - 1
+    K = max(max(m.shape[-2:]) for m in matrices)
+    return products, _of_each(matrices, products, K, dtype)
+
+
+def _of_each(operands: list[np.ndarray], products: int, K: int, dtype: str) -> float:
+    """Return what each of some products of K terms in a sum may err by, in eps.
 
     Every product rounds entries of its own: on the deciding paths these lie, on average over the
     paths, within the sum of the factors' magnitudes and the entropy of the inner paths. Their G is
     below the certificate, and below the spread of the entries.
     """
-    finite = [m[np.isfinite(m)].astype(np.longdouble) for m in matrices]
+    finite = [m[np.isfinite(m)].astype(np.longdouble) for m in operands]
     largest = sum(np.max(np.abs(m), initial=0) for m in finite)
     spread = sum(np.ptp(m) for m in finite if m.size)
-    K = max(max(m.shape[-2:]) for m in matrices)
-    products = len(matrices) - 1
     entropy = products * math.log(max(K, 1))
     gap = min(certificate(dtype), float(2 * spread + entropy))
-    return products, 2 * (largest + entropy) + gap + roundings(K)
+    return 2 * (largest + entropy) + gap + roundings(K)
+
+
+def einsum_bound(
+    operands: list[np.ndarray], exact: np.ndarray, K: int, dtype: str
+) -> np.ndarray | float:
+    """Return the bound for ``logeinsumexp`` of sums with at most K terms each.
+
+    Operands are summed one by one and multiplied in pairs: that many products, in any order.
+    """
+    steps = 2 * len(operands) - 1
+    each = _of_each(operands, steps, K, dtype)
+    return eps_of(dtype) * (2 * np.abs(_finite(exact)) + steps * each) + half_ulp(exact, dtype)
+
+
+def einsum_gradient_bound(
+    operands: list[np.ndarray], gradient: Gradient, K: int, dtype: str
+) -> np.ndarray:
+    """Return the bound for the gradients of ``logeinsumexp``.
+
+    A probability is the product of those of the steps, each of which errs as the sums that it is
+    the ratio of.
+    """
+    steps = 2 * len(operands) - 1
+    each = _of_each(operands, steps, K, dtype)
+    count = 2 * (steps + 1) * each + roundings(gradient.terms) + 32
+    return _gradient_bound(gradient, count, absolute=2 * steps * roundings(K), inner=K, dtype=dtype)
 
 
 # Gradients are sums of cotangents times probabilities p = exp(term - log of the sum), and take part
@@ -278,6 +310,27 @@ def path_bound(
     and `gap` counts it. What all paths have in common, however large, is not rounded at each step.
     """
     return chain_bound(exact, gap, steps, K, dtype)
+
+
+def filtered_bounds(
+    exact: FilteredReference, steps: int | np.ndarray, K: int, dtype: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bounds for state probabilities given the steps so far, and for log normalisers.
+
+    A probability is a forward message over the sum of all of its step: it errs relatively by what
+    these two do, `chain_bound` without the rounding of a logarithm. What all messages of a step
+    have in common cancels, and so `steps` need not be the number of those before, but of those that
+    the chain has not forgotten. A normaliser is the sum of one step over that of the step before.
+    """
+    count = 2 * np.asarray(steps) * roundings(K)
+    shares = exact.probabilities * (exact.gaps + (exact.gap_of_sum + count)[..., None])
+    before = np.concatenate([0 * exact.gap_of_sum[..., :1], exact.gap_of_sum[..., :-1]], -1)
+    logs = 2 * np.abs(_finite(exact.log_normalizers)) + exact.gap_of_sum + before
+    tiny = SMALLEST_NORMAL[compute_dtype(dtype)]
+    bounds = (eps_of(dtype) * _finite(shares) + tiny, eps_of(dtype) * (logs + count))
+    halves = (half_ulp(x, dtype) for x in (exact.probabilities, exact.log_normalizers))
+    first, second = (bound + half for bound, half in zip(bounds, halves, strict=True))
+    return first, second
 
 
 def entropy_bound(

@@ -181,7 +181,7 @@ class Case:
         g = Given(self.backend, dtype, np.random.default_rng(0).normal(size=self.batch))
         value, pullback = alc.vjp.log_partition(chain)
         np.testing.assert_array_equal(self.read(value), partition)
-        gradients = [x if x is None else self.read(x) for x in pullback(g.arrays[0])]
+        gradients = [x if x is None else self.read(x) for x in pullback(g.arrays[0])[:3]]
         sums = [
             None if x is None else _Sum(x.shape, batch)
             for x, batch in zip(gradients, self.batches, strict=True)

@@ -123,7 +123,7 @@ class Ragged:
                 total.add(at, part, gradient)
         if edges is not None:
             self._assert_gradient(self.read(chain.expected_transitions()), counts)
-        for found, expected in zip(gradients, sums, strict=True):
+        for found, expected in zip(gradients[:3], sums, strict=True):
             if expected.shape is None:
                 assert found is None
             else:

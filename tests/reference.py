@@ -129,6 +129,41 @@ def chain(
     )
 
 
+class Filtered(NamedTuple):
+    """Shares of forward messages in their sums, logs of the sums' ratios, and their G."""
+
+    probabilities: np.ndarray
+    log_normalizers: np.ndarray
+    gaps: np.ndarray
+    gap_of_sum: np.ndarray
+
+
+def filtered(messages: np.ndarray, gaps: np.ndarray) -> Filtered:
+    """Return what the forward messages [..., T, K] of `chain` say of each step."""
+    totals = logsumexp(messages, axis=-1)
+    shares = _shares(messages)
+    with np.errstate(invalid="ignore"):
+        logs = np.diff(totals, axis=-1, prepend=0)
+    logs = np.where(np.isfinite(totals), logs, totals)
+    return Filtered(shares, logs, gaps, np.sum(shares * gaps, axis=-1))
+
+
+def long_filtered(x: np.ndarray, transitions: np.ndarray, initial: np.ndarray) -> Filtered:
+    """Return the same of a long chain of moderate range with one linear matrix [K, K]."""
+    x, transitions = wide(x), wide(transitions)
+    top = np.max(x, axis=-1, keepdims=True)
+    emissions = np.exp(x - top)
+    shares, logs, state = np.empty_like(x), np.empty_like(x[:, 0]), None
+    for i in range(len(x)):
+        state = (wide(initial) if state is None else state @ transitions) * emissions[i]
+        total = state.sum()
+        state = state / total
+        shares[i], logs[i] = state, np.log(total) + top[i, 0]
+    # Errors of steps that are not forgotten: the G of a few steps, whatever state they were in.
+    gaps = np.broadcast_to(np.max(top - np.min(x, axis=-1, keepdims=True)), x.shape)
+    return Filtered(shares, logs, gaps, gaps[:, 0])
+
+
 def long_chain(x: np.ndarray, transitions: np.ndarray, initial: np.ndarray) -> np.longdouble:
     """Return log_partition of one long chain of moderate range, with linear transitions.
 

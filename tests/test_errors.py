@@ -171,12 +171,22 @@ def test_logchainexp_names_the_factor():
         ({"transitions": ones(0, 3, 3)}, ["transitions", "(0, 3, 3)", "4"]),
         ({"transitions": ones(4, 3, 2)}, ["transitions", "(4, 3, 2)"]),
         ({"transitions": ones(4, 2, 2)}, ["transitions", "(4, 2, 2)", "3"]),
-        ({"transitions": ones(3, 3)}, ["transitions", "(3, 3)"]),
+        ({"transitions": ones(2, 2)}, ["transitions", "(2, 2)", "[3, 3]"]),
+        ({"transitions": ones(3, 2)}, ["transitions", "(3, 2)", "[3, 3]"]),
         ({"log_transitions": ones(3, 3, 3)}, ["log_transitions", "(3, 3, 3)", "4"]),
         ({"log_transitions": ones(3)}, ["log_transitions", "(3,)"]),
         ({"transitions": ones(4, 3, 3), "initial": ones(2)}, ["initial", "(2,)", "3"]),
         ({"transitions": ones(4, 3, 3), "initial": ones()}, ["initial", "()"]),
         ({"transitions": ones(4, 3, 3), "log_initial": ones(4)}, ["log_initial", "(4,)", "3"]),
+        ({"transitions": ones(3, 3), "final": ones(2)}, ["final", "(2,)", "3"]),
+        (
+            {"transitions": ones(3, 3), "final": ones(3), "log_final": ones(3)},
+            ["log_final", "both"],
+        ),
+        (
+            {"x": ones(2, 5, 3), "transitions": ones(3, 3), "final": ones(4, 3)},
+            ["log_potentials", "final", 2, 4],
+        ),
         (
             {"x": ones(2, 5, 3), "transitions": ones(4, 4, 3, 3)},
             ["log_potentials", "transitions", 2, 4],
@@ -193,7 +203,7 @@ def test_chain_shapes_and_options(options, words):
         chain(**options)
 
 
-@pytest.mark.parametrize("name", ["log_potentials", "transitions", "initial", "log_initial"])
+@pytest.mark.parametrize("name", ["log_potentials", "transitions", "initial", "log_final"])
 @pytest.mark.parametrize("kind", ["list", "int64", "bool", "complex128"])
 def test_chain_arguments_that_are_no_real_arrays(name, kind):
     given = {"log_potentials": ones(5, 3), "transitions": ones(4, 3, 3)}
@@ -202,6 +212,66 @@ def test_chain_arguments_that_are_no_real_arrays(name, kind):
     x = given.pop("log_potentials")
     with pytest.raises(TypeError, match=mentions(name, kind)):
         chain(x, **given)
+
+
+def negative(*shape):
+    x = ones(*shape)
+    x[-1, ...] = -0.5
+    return x
+
+
+NEGATIVE = pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("transitions", negative(3, 3)),
+        ("transitions", negative(4, 3, 3)),
+        ("initial", negative(3)),
+        ("final", negative(2, 3)),
+    ],
+)
+
+
+@NEGATIVE
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+def test_negative_weights(name, value, kind):
+    given = {"log_potentials": ones(5, 3), "transitions": ones(3, 3), name: value}
+    with pytest.raises(ValueError, match=mentions(name, f"log_{name}", "negative")):
+        alc.LogChain(**{key: x.astype(kind) for key, x in given.items()})
+    given.pop(name)
+    given = {**given, f"log_{name}": value}
+    assert np.isfinite(chain(given.pop("log_potentials"), **given)).all()
+
+
+@NEGATIVE
+@pytest.mark.parametrize("kind", ["bfloat16", "float32"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_negative_weights_of_tensors(torch_backend, name, value, kind, grad):
+    given = {"log_potentials": ones(5, 3), "transitions": ones(3, 3), name: value}
+    tensors = {key: torch_backend.asarray(x, kind) for key, x in given.items()}
+    tensors[name].requires_grad_(grad)
+    with pytest.raises(ValueError, match=mentions(name, f"log_{name}", "negative")):
+        alc.LogChain(**tensors)
+
+
+def test_what_no_row_reads_may_be_negative():
+    weights = ones(2, 4, 3, 3)
+    weights[0, 2:], weights[1, 3:] = -1.0, np.nan
+    x = ones(2, 5, 3)
+    good = alc.LogChain(x, transitions=weights, lengths=[3, 4]).log_partition()
+    assert np.all(np.isfinite(good))
+    with pytest.raises(ValueError, match=mentions("transitions", "log_transitions")):
+        alc.LogChain(x, transitions=weights, lengths=[4, 4])
+    alc.LogChain(x, transitions=-ones(3, 3), lengths=1)
+    with pytest.raises(ValueError, match=mentions("transitions", "log_transitions")):
+        alc.LogChain(x, transitions=-ones(3, 3), lengths=[1, 2])
+    weights[1, 0, 0, 0] = -1.0  # beside NaN
+    with pytest.raises(ValueError, match=mentions("transitions", "log_transitions")):
+        alc.LogChain(x, transitions=weights, lengths=[3, 4])
+
+
+def test_sequences_of_different_lengths():
+    with pytest.raises(TypeError, match=mentions("log_potentials", "lengths", "padded")):
+        alc.LogChain([ones(5, 3), ones(4, 3)], transitions=ones(3, 3))
 
 
 def test_errors_come_before_any_work():

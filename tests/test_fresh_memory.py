@@ -60,7 +60,7 @@ def test_chains(poisoned, case):
     expected = results()
     poisoned()
     for name, found in results().items():
-        np.testing.assert_array_equal(found, expected[name], err_msg=name)
+        np.testing.assert_equal(found, expected[name], err_msg=name)
 
 
 @pytest.mark.parametrize("sd", [1, 40, 2000])

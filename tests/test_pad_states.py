@@ -174,7 +174,7 @@ def test_mixed_dtypes(torch_backend):
             x.requires_grad_(requires_grad)
         padded = alc.pad_states(leaves, transitions=edges, initial=torch.from_numpy(start).half())
         expected = torch.float64, torch.float32, torch.float16, torch.bool
-        assert tuple(x.dtype for x in padded) == expected
+        assert tuple(x.dtype for x in padded if x is not None) == expected
     padded.log_potentials.sum(2).nan_to_num(neginf=0).sum().backward()
     assert [x.grad.dtype for x in leaves] == dtypes
 
@@ -183,7 +183,7 @@ def test_arrays_are_copied():
     xs, edges, start = arrays((2, 2), start_batch=())
     padded = alc.pad_states(xs, transitions=edges, initial=start)
     for x in (*xs, *edges, start):
-        assert not any(np.shares_memory(x, ours) for ours in padded)
+        assert not any(np.shares_memory(x, ours) for ours in padded if ours is not None)
 
 
 def test_states_that_a_step_does_not_have(backend, dtype):
@@ -212,7 +212,7 @@ def tensors(torch, logs, batches=((),), dtype="float64"):
 def chain_of(logs, *leaves, **options):
     names = "log_transitions" if logs[0] else "transitions", "log_initial" if logs[1] else "initial"
     weights = dict(zip(names, (leaves[3:5], leaves[5]), strict=True))
-    potentials, *rest, _ = alc.pad_states(leaves[:3], **weights)
+    potentials, *rest = alc.pad_states(leaves[:3], **weights)[:3]
     return alc.LogChain(potentials, **dict(zip(names, rest, strict=True)), **options)
 
 
@@ -244,7 +244,7 @@ def test_autograd_agrees_with_vjp(torch_backend, logs, dtype):
     plain = chain_of(logs, *(x.detach() for x in leaves))
     assert not any(x.requires_grad for x in plain.arrays.values())
     value, pullback = alc.vjp.log_partition(plain)
-    x, edges, start = pullback(torch.ones_like(value))
+    x, edges, start, _ = pullback(torch.ones_like(value))
     expected = [
         *(x[:, i, :n] for i, n in enumerate((2, 1, 3))),
         edges[..., 0, :2, :1],
@@ -329,6 +329,8 @@ P = [ones(2, 3), ones(3, 4)]
         (X, {"log_transitions": [P[0], ones(4, 3)]}, ["log_transitions[1]", "(4, 3)", "3, 4"]),
         (X, {"transitions": P, "initial": ones(4)}, ["initial", "(4,)", "log_potentials[0]", 2]),
         (X, {"transitions": P, "log_initial": ones()}, ["log_initial", "()", 2]),
+        (X, {"transitions": P, "final": ones(2)}, ["final", "(2,)", "log_potentials[2]", 4]),
+        (X, {"transitions": P, "final": ones(4), "log_final": ones(4)}, ["final", "both"]),
         ([ones(5, 2), ones(3), ones(6, 4)], {"transitions": P}, ["log_potentials[2]", 5, 6]),
         ([ones(5, 2), *X[1:]], {"transitions": [P[0], ones(6, 3, 4)]}, ["transitions[1]", 5, 6]),
         ([ones(5, 2), *X[1:]], {"transitions": P, "initial": ones(6, 2)}, ["initial", 5, 6]),

@@ -10,16 +10,22 @@ import arraylogchain as alc
 PUBLIC = {
     "vjp",
     "ChainPath",
+    "ChainPosterior",
+    "FilteredChain",
+    "EinsumPlan",
     "LogChain",
     "MaxPlusProduct",
     "PaddedStates",
     "Plan",
     "__version__",
     "logchainexp",
+    "logeinsumexp",
     "logmatmulexp",
     "matmul",
+    "maxplus_einsum",
     "maxplus_matmul",
     "pad_states",
+    "plan_einsum",
 }
 
 

@@ -105,10 +105,26 @@ def test_other_methods_of_a_chain(torch):
         torch.compile(messages, fullgraph=True, backend="eager")(x, P).sum().backward()
 
 
+def test_posterior_and_filtered(torch):
+    x, P = normal(torch, 2, 4, 3), normal(torch, 3, 3, seed=1)
+    final = normal(torch, 2, 3, seed=2)
+    lengths = torch.tensor([4, 2])
+
+    def model(x, P, final):
+        chain = alc.LogChain(x, log_transitions=P, log_final=final, lengths=lengths)
+        posterior, filtered = chain.posterior(), chain.filtered()
+        parts = (*posterior, *filtered, chain.log_weight(torch.zeros(4, dtype=torch.int64)))
+        return torch.cat([part.sin().flatten() for part in parts])
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    expected = gradients(torch, model, x, P, final)
+    torch.testing.assert_close(gradients(torch, compiled, x, P, final), expected)
+
+
 def chain_inputs(torch):
     x = normal(torch, 2, 1, 4, 3, dtype="float64")
     P = normal(torch, 1, 5, 1, 3, 3, dtype="float64")
-    return x, P, None
+    return x, P, None, normal(torch, 3, dtype="float64")
 
 
 @pytest.mark.parametrize("name", ["matmul", "logmatmulexp", "maxplus_matmul"])
@@ -121,14 +137,10 @@ def test_operators_of_products(torch, name, dtypes):
     a = normal(torch, 2, 1, 3, 4, dtype=dtypes[0])
     b = normal(torch, 1, 5, 4, 2, seed=1, dtype=dtypes[1])
     torch.library.opcheck(getattr(ops, name), (a, b, 1 << 20))
-    out = getattr(ops, name)(a, b, 1 << 20)
+    out = kept = getattr(ops, name)(a, b, 1 << 20)
     if name == "maxplus_matmul":
-        values, indices = (x.detach() for x in out)
-        torch.library.opcheck(
-            ops.maxplus_matmul_gradients, (a.detach(), b.detach(), indices, values, 1 << 20)
-        )
-        return
-    given = (a, b, out.detach() if name == "logmatmulexp" else None, torch.ones_like(out))
+        out, kept = out
+    given = (a, b, None if name == "matmul" else kept.detach(), torch.ones_like(out))
     for wanted in ([True, False], [True, True]):
         torch.library.opcheck(getattr(ops, f"{name}_gradients"), (*given, wanted, 1 << 20))
     plain = [x if x is None else x.detach() for x in (*given, *given[:2])]
@@ -140,14 +152,15 @@ def test_operators_of_chains(torch):
     import arraylogchain._torch  # noqa: F401
 
     ops = torch.ops.arraylogchain
-    inputs, options = chain_inputs(torch), (True, False, None, None)
+    inputs, options = chain_inputs(torch), ([True, False, True], None, None)
     torch.library.opcheck(ops.log_partition, (*inputs, *options))
     g = torch.ones(2, 5, dtype=torch.float64, requires_grad=True)
-    wanted = [True, True, False]
+    wanted = [True, True, False, True]
     torch.library.opcheck(ops.log_partition_gradients, (*inputs, None, g, wanted, *options))
     plain = [x if x is None else x.detach() for x in inputs]
-    arguments = (*plain, None, g.detach(), [True, True, True, False], *plain, *options)
+    arguments = (*plain, None, g.detach(), [True, True, True, False, True], *plain, *options)
     torch.library.opcheck(ops.log_partition_second, arguments)
+    torch.library.opcheck(ops.filtered, (*inputs, *options))
     for name in ("forward_messages", "backward_messages"):
         torch.library.opcheck(getattr(ops, name), (*plain, *options))
 

@@ -249,9 +249,9 @@ def test_pullback_can_be_called_again(backend, dtype, sd):
     x, transitions, initial = (backend.asarray(v, dtype) for v in arrays)
     _, pullback = alc.vjp.log_partition(alc.LogChain(x, transitions=transitions, initial=initial))
     g, other = (backend.asarray(normal(4, seed=i), dtype) for i in (1, 2))
-    first = [backend.to_numpy(d).copy() for d in pullback(g)]
+    first = [backend.to_numpy(d).copy() for d in pullback(g)[:3]]
     pullback(other)
-    for d, again in zip(first, pullback(g), strict=True):
+    for d, again in zip(first, pullback(g)[:3], strict=True):
         np.testing.assert_array_equal(d, backend.to_numpy(again))
 
 
@@ -384,7 +384,7 @@ def test_large_cotangent_and_a_state_out_of_reach(dtype, form):
         alc.LogChain(x, **{n: v.astype(dtype) for n, v in given.items()})
     )
     gradients = pullback(np.array([1e9, 1], dtype))
-    assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
+    assert all(np.all(np.isfinite(gradient)) for gradient in gradients[:3])
     np.testing.assert_allclose(gradients.log_potentials[0, :, 0], 1e9, rtol=1e-5)
 
 
@@ -398,7 +398,7 @@ def test_infinite_transition_has_no_gradient(backend, dtype, form, shared):
     arrays = {name: backend.asarray(value, dtype) for name, value in given.items()}
     chain = alc.LogChain(backend.asarray(rng.normal(size=(2, 4, 3)), dtype), **arrays)
     value, pullback = alc.vjp.log_partition(chain)
-    results = [*pullback(backend.asarray(np.ones(2), dtype)), chain.marginals()]
+    results = [*pullback(backend.asarray(np.ones(2), dtype))[:3], chain.marginals()]
     results.append(chain.expected_transitions())
     assert not any(np.any(np.isnan(backend.to_numpy(x))) for x in results)
     infinite = np.isinf(backend.to_numpy(value))

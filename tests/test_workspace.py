@@ -149,7 +149,7 @@ CHAINS = {
 
 @pytest.mark.chains
 @pytest.mark.parametrize("workspace", SIZES)
-@pytest.mark.parametrize("method", ["log_partition", "forward_messages"])
+@pytest.mark.parametrize("method", ["log_partition", "forward_messages", "filtered"])
 @pytest.mark.parametrize("case", list(CHAINS))
 def test_chains(case, method, workspace):
     x, options = CHAINS[case]()

@@ -11,21 +11,32 @@ from arraylogchain._fold import Shape, check_batches
 
 TRANSITIONS = ("transitions", "log_transitions")
 INITIAL = ("initial", "log_initial")
+FINAL = ("final", "log_final")
+ENDS = (*INITIAL, *FINAL)
 
 
-def check_only_one(given: Mapping[str, Any], names: tuple[str, str]) -> None:
-    name, other = names
-    if name in given and other in given:
-        raise ValueError(f"{name} and {other} are both given; give one of them")
+def check_given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are given; raise where one is given both ways."""
+    given = {name: x for name, x in options.items() if x is not None}
+    for name, other in (TRANSITIONS, INITIAL, FINAL):
+        if name in given and other in given:
+            raise ValueError(f"{name} and {other} are both given; give one of them")
+    return given
+
+
+def one_of(given: Mapping[str, Any], names: tuple[str, str]) -> Any:
+    """Return what was given as weights or as their logarithms, or None."""
+    return given.get(names[0], given.get(names[1]))
 
 
 def refuse_lists(given: Mapping[str, Any]) -> None:
     for name, x in given.items():
         if isinstance(x, (list, tuple)):
             raise TypeError(
-                f"{name} is a {type(x).__name__}, and LogChain takes arrays; pad_states makes them "
-                "of lists of arrays, for steps of different numbers of states, and np.asarray of "
-                "nested lists"
+                f"{name} is a {type(x).__name__}, and LogChain takes arrays: np.asarray makes one "
+                "of nested lists; sequences of different lengths are padded to [n, T, K], with "
+                "lengths= their numbers of steps; pad_states pads steps of different numbers of "
+                "states"
             )
 
 
@@ -45,27 +56,25 @@ def _checked(given: tuple[tuple[str, Shape], ...]) -> Shape:
         )
     T, K = potentials[-2:]
     batches = {"log_potentials": potentials[:-2]}
-    for name in TRANSITIONS:
-        if name in shapes:
-            shape = shapes[name]
-            if len(shape) < 3 or shape[-2:] != (K, K) or shape[-3] not in (T - 1, 1):
+    for name, shape in shapes.items():
+        if name in TRANSITIONS:
+            is_one = len(shape) == 2
+            if shape[-2:] != (K, K) or not (is_one or shape[-3:-2] in ((T - 1,), (1,))):
                 raise ValueError(
                     f"{name} has shape {shape}; with log_potentials of shape {potentials} it must "
-                    f"be [..., {T - 1}, {K}, {K}], or [..., 1, {K}, {K}] for one "
+                    f"be [..., {T - 1}, {K}, {K}], or [{K}, {K}] or [..., 1, {K}, {K}] for one "
                     "matrix at every step"
                 )
             batches[name] = shape[:-3]
-    if T > 1 and len(batches) == 1:
-        raise no_transitions(f"[..., {T - 1}, {K}, {K}] or [..., 1, {K}, {K}]", T)
-    for name in INITIAL:
-        if name in shapes:
-            shape = shapes[name]
+        elif name in ENDS:
             if not shape or shape[-1] != K:
                 raise ValueError(
                     f"{name} has shape {shape}; with log_potentials of shape {potentials} it must "
                     f"be [..., {K}]"
                 )
             batches[name] = shape[:-1]
+    if T > 1 and not shapes.keys() & set(TRANSITIONS):
+        raise no_transitions(f"[{K}, {K}], [..., 1, {K}, {K}] or [..., {T - 1}, {K}, {K}]", T)
     return check_batches(batches, shapes)
 
 

@@ -12,8 +12,11 @@ import numpy as np
 from arraylogchain._arrays import detached, enter
 from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._fold import Shape
-from arraylogchain._inputs.arguments import check_shapes
+from arraylogchain._inputs.arguments import FINAL, INITIAL, TRANSITIONS, check_shapes, one_of
 from arraylogchain._inputs.lengths import check_lengths
+
+# The arrays of a chain, in the order in which gradients come.
+PARTS = ("potentials", "transitions", "initial", "final")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +93,19 @@ def make_chain(given: Mapping[str, Array], lengths: Any) -> Chain:
     """Return the chain of arrays by the names of `LogChain`'s arguments."""
     shapes = {name: shape_of(x) for name, x in given.items()}
     batch, (num_steps, num_states) = check_shapes(shapes), shapes["log_potentials"][-2:]
+    transitions = one_of(given, TRANSITIONS)
+    if transitions is not None and len(transitions.shape) == 2:
+        transitions = transitions[None, ...]
     return Chain(
         batch=batch,
         num_steps=num_steps,
         num_states=num_states,
         potentials=given["log_potentials"],
-        transitions=given.get("transitions", given.get("log_transitions")),
-        initial=given.get("initial", given.get("log_initial")),
+        transitions=transitions,
+        initial=one_of(given, INITIAL),
+        final=one_of(given, FINAL),
         transitions_in_logs="log_transitions" in given,
         initial_in_logs="log_initial" in given,
+        final_in_logs="log_final" in given,
         lengths=None if lengths is None else check_lengths(lengths, batch, num_steps),
     )

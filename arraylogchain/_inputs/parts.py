@@ -11,19 +11,19 @@ import numpy as np
 from arraylogchain._arrays import dtype_name, promote
 from arraylogchain._context import Array, shape_of
 from arraylogchain._fold import Shape
-from arraylogchain._inputs.arguments import INITIAL, TRANSITIONS, no_transitions
+from arraylogchain._inputs.arguments import ENDS, FINAL, TRANSITIONS, no_transitions
 
-# By the argument's name; initial weights are a single part.
+# By the argument's name; initial and final weights are a single part.
 Parts = Mapping[str, Sequence[Array]]
 
 
 def name_of(argument: str, i: int) -> str:
-    return argument if argument in INITIAL else f"{argument}[{i}]"
+    return argument if argument in ENDS else f"{argument}[{i}]"
 
 
 def check_parts(given: Mapping[str, Any]) -> Parts:
     """Return the arguments as lists; raise unless each has the right number of parts."""
-    parts = {name: [x] if name in INITIAL else _as_list(name, x) for name, x in given.items()}
+    parts = {name: [x] if name in ENDS else _as_list(name, x) for name, x in given.items()}
     num_steps = len(parts["log_potentials"])
     if num_steps == 0:
         raise ValueError("log_potentials is empty; it must have an array [..., K_i] for each step")
@@ -48,22 +48,24 @@ def _as_list(name: str, x: Any) -> list[Array]:
     raise TypeError(f"{name} is of type {type(x).__name__}; it must be a list of arrays {shape}")
 
 
-def pad(xp: Any, parts: Parts) -> tuple[Array, Array | None, Array | None, Array]:
+def pad(xp: Any, parts: Parts) -> tuple[Array | None, ...]:
     """Return the fields of `PaddedStates`, of arrays whose library and dtypes have been checked."""
     sizes = _check_shapes(parts)
     like = parts["log_potentials"][0]
     core = (max(sizes),)
-    transitions = initial = None
+    transitions = initial = final = None
     for name, xs in parts.items():
         fill = -math.inf if name.startswith("log_") else 0.0
         if name in TRANSITIONS:
             transitions = _stack(xp, xs, core * 2, fill, like)
-        elif name in INITIAL:
+        elif name in FINAL:
+            final = _stack(xp, xs, core, fill, like)[..., 0, :]
+        elif name in ENDS:
             initial = _stack(xp, xs, core, fill, like)[..., 0, :]
     states = xp.arange(max(sizes), device=like.device)
     mask = states < xp.asarray(sizes, dtype=states.dtype, device=like.device)[:, None]
     potentials = _stack(xp, parts["log_potentials"], core, -math.inf, like)
-    return potentials, transitions, initial, mask
+    return potentials, transitions, initial, final, mask
 
 
 def _check_shapes(parts: Parts) -> list[int]:
@@ -78,6 +80,7 @@ def _check_shapes(parts: Parts) -> list[int]:
     for name, xs in parts.items():
         for i, x in enumerate(xs):
             steps = (i, i + 1) if name in TRANSITIONS else (i,)
+            steps = (len(sizes) - 1,) if name in FINAL else steps
             batch = _check_shape(name_of(name, i), shape_of(x), steps, sizes, batch)
     return sizes
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from arraylogchain._inputs.arguments import FINAL, INITIAL, TRANSITIONS, one_of
+from arraylogchain._inputs.chain import PARTS
 from arraylogchain._inputs.lengths import check_integers
 from arraylogchain._inputs.paths import check_path_shape, check_range
 from arraylogchain._torch.functions import (
@@ -18,11 +20,11 @@ from arraylogchain._torch.functions import (
     check_tensors,
     result_dtype,
 )
-from arraylogchain._torch.partition import Partition, chain_batch
+from arraylogchain._torch.partition import OWN_AXES, Filtered, Partition, chain_batch
 from arraylogchain._torch.tracing import is_compiling, operators
 
 Given = Mapping[str, Tensor]
-Options = tuple[bool, bool, int | None, Any]
+Options = tuple[tuple[bool, ...], int | None, Any]
 
 
 def log_partition(given: Given, budget: int | None, lengths: Any) -> Tensor:
@@ -37,26 +39,48 @@ def log_partition(given: Given, budget: int | None, lengths: Any) -> Tensor:
     lengths : array [...], optional
     """
     inputs, options = _inputs(given, budget, lengths)
-    if is_compiling():
-        return operators().log_partition(*inputs, *options)
-    # Under a transform the inputs of the gradients are shaped otherwise than those of the value.
-    memo = None if torch._C._are_functorch_transforms_active() else Memo()
-    return apply(Value, Partition(*options), memo, *inputs)
+    return _value(inputs, options, _memo())
 
 
 def marginals(given: Given, budget: int | None, lengths: Any) -> Tensor:
     """Return `LogChain.marginals`, differentiable: the gradient to each row's own potentials."""
-    inputs, options = _inputs(given, budget, lengths)
-    batch = chain_batch(*inputs)
-    inputs[0] = inputs[0].expand(*batch, *inputs[0].shape[-2:])
-    return _gradient(0, inputs, batch, options)
+    inputs, options, batch = _inputs_per_row(given, budget, lengths)
+    (result,) = _gradients(("potentials",), inputs, batch, options)
+    return result
 
 
 def expected_transitions(given: Given, budget: int | None, lengths: Any) -> Tensor:
     """Return `LogChain.expected_transitions`, differentiable: the gradient to log transitions."""
     inputs, options = _inputs(given, budget, lengths)
     batch = chain_batch(*inputs)
-    gradient = _gradient(1, inputs, batch, options)
+    (gradient,) = _gradients(("transitions",), inputs, batch, options)
+    return _counts(given, gradient, inputs, batch, options)
+
+
+def posterior(given: Given, budget: int | None, lengths: Any) -> tuple[Tensor | None, ...]:
+    """Return `LogChain.posterior`, differentiable."""
+    inputs, options, batch = _inputs_per_row(given, budget, lengths)
+    memo = _memo()
+    log_z = _value(inputs, options, memo)
+    if inputs[1] is None:
+        return log_z, *_gradients(("potentials",), inputs, batch, options, memo), None
+    wanted = ("potentials", "transitions")
+    of_states, gradient = _gradients(wanted, inputs, batch, options, memo)
+    return log_z, of_states, _counts(given, gradient, inputs, batch, options)
+
+
+def filtered(given: Given, budget: int | None, lengths: Any) -> tuple[Tensor, Tensor]:
+    """Return `LogChain.filtered`, differentiable."""
+    inputs, options = _inputs(given, budget, lengths)
+    if is_compiling():
+        found = operators().filtered(*inputs, *options)
+    else:
+        found = apply(Value, Filtered(*options), None, *inputs)
+    return found[..., :-1], found[..., -1]
+
+
+def _counts(given: Given, gradient: Tensor, inputs: Any, batch: Any, options: Options) -> Tensor:
+    """Return expected counts, given the gradient to the transitions as they are given."""
     if "log_transitions" in given:
         return gradient.reshape(given["log_transitions"].shape)
     # Matrices that no row reaches are not read.
@@ -65,7 +89,8 @@ def expected_transitions(given: Given, budget: int | None, lengths: Any) -> Tens
     # and from the product no more than their derivatives, which are right beside zeros.
     detached: list[Any] = [x if x is None else x.detach() for x in inputs]
     detached[1] = detached[1].log()
-    exact = _gradient(1, detached, batch, (True, *options[1:]))
+    (_, *in_logs), *others = options
+    (exact,) = _gradients(("transitions",), detached, batch, ((True, *in_logs), *others))
     change = torch.where(torch.isfinite(counts), counts - counts.detach(), 0)
     return (exact + change).reshape(given["transitions"].shape)
 
@@ -86,13 +111,13 @@ def entropy(given: Given, budget: int | None, lengths: Any) -> Tensor:
     All of it in float64, relative to the largest potentials of each step.
     """
     result = result_dtype(*given.values())
-    logs = {"log_potentials": (-1,), "log_transitions": (-2, -1), "log_initial": (-1,)}
-    wide = {
-        name: _below_largest(x.double(), logs[name]) if name in logs else x.double()
-        for name, x in given.items()
-    }
+    wide = {name: x.double() for name, x in given.items()}
+    for name in wide:
+        if name.startswith("log_"):
+            axes = (-2, -1) if name == "log_transitions" else (-1,)
+            wide[name] = _below_largest(wide[name], axes)
     inputs, options = _inputs(wide, budget, lengths)
-    in_logs = (True, *options[:2])
+    in_logs = (True, *options[0])
     directions = [
         None if x is None else _log_weights(x, is_log)
         for x, is_log in zip(inputs, in_logs, strict=True)
@@ -145,7 +170,11 @@ def log_weight(
     for name, x in given.items():
         if name == "log_potentials":
             entries = _entries(x, times, states)
-        elif name in ("transitions", "log_transitions"):
+        elif name in FINAL:
+            ends = real.sum(-1, keepdim=True).expand(*states.shape[:-1], 1) - 1
+            entries = _entries(x, states.gather(-1, ends))
+        elif name in TRANSITIONS:
+            x = x[None] if x.ndim == 2 else x
             at = torch.zeros_like(times[1:]) if x.shape[-3] == 1 else times[:-1]
             entries = _entries(x, at, states[..., :-1], states[..., 1:])
         else:
@@ -202,15 +231,26 @@ def _messages(name: str, given: Given, budget: int | None, lengths: Any) -> Tens
     return getattr(operators(), name)(*inputs, *options)
 
 
-def _gradient(which: int, inputs: Any, batch: Any, options: Any) -> Tensor:
-    wanted = tuple(i == which for i in range(len(inputs)))
-    dtype = result_dtype(*inputs)
-    ones = torch.ones(batch, dtype=dtype, device=inputs[0].device)
+def _memo() -> Memo | None:
+    # Under a transform the inputs of the gradients are shaped otherwise than those of the value.
+    return None if torch._C._are_functorch_transforms_active() else Memo()
+
+
+def _value(inputs: Any, options: Options, memo: Memo | None) -> Tensor:
     if is_compiling():
-        (result,) = operators().log_partition_gradients(*inputs, None, ones, list(wanted), *options)
-    else:
-        (result,) = apply(Gradients, Partition(*options), None, wanted, None, ones, *inputs)
-    return result
+        return operators().log_partition(*inputs, *options)
+    return apply(Value, Partition(*options), memo, *inputs)
+
+
+def _gradients(
+    names: tuple[str, ...], inputs: Any, batch: Any, options: Options, memo: Memo | None = None
+) -> Any:
+    """Return the gradients of the sum of log Z to some inputs."""
+    wanted = tuple(name in names for name in PARTS)
+    ones = torch.ones(batch, dtype=result_dtype(*inputs), device=inputs[0].device)
+    if is_compiling():
+        return operators().log_partition_gradients(*inputs, None, ones, list(wanted), *options)
+    return apply(Gradients, Partition(*options), memo, wanted, None, ones, *inputs)
 
 
 def _inputs(given: Given, budget: int | None, lengths: Any) -> tuple[list[Any], Options]:
@@ -219,16 +259,22 @@ def _inputs(given: Given, budget: int | None, lengths: Any) -> tuple[list[Any], 
     They get equally many batch axes, so that an axis of vmap is one more in front.
     """
     check_tensors(**given)
-    inputs = [
-        given["log_potentials"],
-        given.get("transitions", given.get("log_transitions")),
-        given.get("initial", given.get("log_initial")),
-    ]
-    own = (2, 3, 1)  # axes that are not batch axes
-    most = max(x.ndim - n for x, n in zip(inputs, own, strict=True) if x is not None)
-    for i, (x, n) in enumerate(zip(inputs, own, strict=True)):
+    pairs = (TRANSITIONS, INITIAL, FINAL)
+    inputs = [given["log_potentials"], *(one_of(given, pair) for pair in pairs)]
+    most = max(x.ndim - n for x, n in zip(inputs, OWN_AXES, strict=True) if x is not None)
+    for i, (x, n) in enumerate(zip(inputs, OWN_AXES, strict=True)):
         if x is not None and x.ndim - n < most:
             inputs[i] = x[(None,) * (most - x.ndim + n)]
     if is_compiling() and lengths is not None:
         lengths = torch.as_tensor(lengths)
-    return inputs, ("log_transitions" in given, "log_initial" in given, budget, lengths)
+    return inputs, (tuple(pair[1] in given for pair in pairs), budget, lengths)
+
+
+def _inputs_per_row(
+    given: Given, budget: int | None, lengths: Any
+) -> tuple[list[Any], Options, tuple[int, ...]]:
+    """Return the same with potentials of each row's own, and the batch axes."""
+    inputs, options = _inputs(given, budget, lengths)
+    batch = chain_batch(*inputs)
+    inputs[0] = inputs[0].expand(*batch, *inputs[0].shape[-2:])
+    return inputs, options, batch

@@ -7,31 +7,29 @@ Only the compiler sees operators: they cannot be differentiated in forward mode,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.library import custom_op
 
-from arraylogchain._torch import maxplus
 from arraylogchain._torch.functions import Operation, Tensor, Tensors, result_dtype, spread
-from arraylogchain._torch.operations import LogMatmulExp, Matmul
-from arraylogchain._torch.partition import Partition, chain_batch
+from arraylogchain._torch.operations import LogMatmulExp, Matmul, MaxPlus
+from arraylogchain._torch.partition import Filtered, Partition, chain_batch
 
 
 def define(
-    make: Callable[..., Operation],
-    name: str,
+    make: type[Operation],
     inputs: Sequence[str],
     options: str,
-    fake: Callable[..., Tensor],
+    fake: Callable[..., Any],
 ) -> tuple[Any, Any]:
     """Define operators for an operation, its gradients, and their gradients.
 
     Parameters
     ----------
-    make : callable
-        Makes the operation from its options.
-    name : str
+    make : type of Operation
+        Made from its options.
     inputs : sequence of str
         Their declarations, such as ``"Tensor a"``.
     options : str
@@ -46,13 +44,14 @@ def define(
     gradients : operator
         Of (*inputs, out, g, wanted, *options); see `Operation.gradients`.
     """
-    n = len(inputs)
+    n, name = len(inputs), make.name
     of_inputs = ", ".join(inputs)
     of_gradients = f"{of_inputs}, Tensor? out, Tensor g, bool[] wanted"
     of_second = ", ".join((of_gradients, *(f"Tensor? cotangent{i}" for i in range(n))))
 
-    def compute_value(*args: Any) -> Tensor:
-        return make(*args[n:]).value(None, *args[:n]).contiguous()
+    def compute_value(*args: Any) -> Any:
+        out = make(*args[n:]).value(None, *args[:n])
+        return tuple(_contiguous(out)) if make.has_integers else out.contiguous()
 
     def compute_gradients(*args: Any) -> list[Tensor]:
         given, out, g, wanted, *rest = args[:n], *args[n:]
@@ -62,7 +61,7 @@ def define(
         given, out, g, wanted, *rest = args[:n], *args[n:]
         return _contiguous(make(*rest[n:]).apply_second(tuple(wanted), out, g, given, rest[:n]))
 
-    def empty_value(*args: Any) -> Tensor:
+    def empty_value(*args: Any) -> Any:
         return fake(*args[:n])
 
     def empty_gradients(*args: Any) -> list[Tensor]:
@@ -74,7 +73,8 @@ def define(
     def schema(arguments: str, returns: str) -> str:
         return f"({arguments}, {options}) -> {returns}"
 
-    value = _operator(name, schema(of_inputs, "Tensor"), compute_value, empty_value)
+    returns = "(Tensor, Tensor)" if make.has_integers else "Tensor"
+    value = _operator(name, schema(of_inputs, returns), compute_value, empty_value)
     gradients = _operator(
         f"{name}_gradients", schema(of_gradients, "Tensor[]"), compute_gradients, empty_gradients
     )
@@ -86,16 +86,17 @@ def define(
 
 
 def _register_autograd(
-    make: Callable[..., Operation], n: int, value: Any, gradients: Any, second: Any
+    make: type[Operation], n: int, value: Any, gradients: Any, second: Any
 ) -> None:
     """Say what the derivatives of an operator of n inputs and of its gradients are."""
 
-    def save(ctx: Any, inputs: Any, output: Tensor) -> None:
+    def save(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.options = inputs[n:]
-        keeps = make(*ctx.options).keeps_value
-        ctx.save_for_backward(output if keeps else None, *inputs[:n])
+        if make.has_integers:
+            ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(make(*ctx.options).kept(output), *inputs[:n])
 
-    def backward(ctx: Any, g: Tensor) -> Any:
+    def backward(ctx: Any, g: Tensor, *_: Any) -> Any:
         out, *given = ctx.saved_tensors
         wanted = list(ctx.needs_input_grad[:n])
         grads = gradients(*given, out, g, wanted, *ctx.options)
@@ -144,69 +145,39 @@ def _empty_product(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty(_product_shape(a, b), dtype=result_dtype(a, b))
 
 
-matmul, _ = define(Matmul, "matmul", ("Tensor a", "Tensor b"), "int budget", _empty_product)
-logmatmulexp, _ = define(
-    LogMatmulExp, "logmatmulexp", ("Tensor a", "Tensor b"), "int budget", _empty_product
-)
-
-
-def _compute_maxplus(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
-    values, indices = _contiguous(maxplus.Value.forward(budget, a, b))
-    return values, indices
-
-
-def _empty_maxplus(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
+def _empty_maxplus(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     values = _empty_product(a, b)
     return values, values.new_empty(values.shape, dtype=torch.int64)
 
 
-def _compute_maxplus_gradients(
-    a: Tensor, b: Tensor, indices: Tensor, g: Tensor, budget: int
-) -> Any:
-    """Return both gradients, which need no more of the operands than their shapes."""
-    shapes = tuple(a.shape), tuple(b.shape)
-    of_a, of_b = maxplus.Gradients.forward(budget, *shapes, indices, g)
-    return of_a.to(a.dtype).contiguous(), of_b.to(b.dtype).contiguous()
+_OPERANDS = ("Tensor a", "Tensor b")
+matmul, _ = define(Matmul, _OPERANDS, "int budget", _empty_product)
+logmatmulexp, _ = define(LogMatmulExp, _OPERANDS, "int budget", _empty_product)
+maxplus_matmul, _ = define(MaxPlus, _OPERANDS, "int budget", _empty_maxplus)
 
 
-maxplus_matmul = _operator(
-    "maxplus_matmul",
-    "(Tensor a, Tensor b, int budget) -> (Tensor, Tensor)",
-    _compute_maxplus,
-    _empty_maxplus,
+_CHAIN_INPUTS = (
+    "Tensor log_potentials",
+    "Tensor? transitions",
+    "Tensor? initial",
+    "Tensor? final",
 )
-_maxplus_gradients = _operator(
-    "maxplus_matmul_gradients",
-    "(Tensor a, Tensor b, Tensor indices, Tensor g, int budget) -> (Tensor, Tensor)",
-    _compute_maxplus_gradients,
-    lambda a, b, indices, g, budget: tuple(_like((a, b), (True, True))),
-)
-
-
-def _save_maxplus(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.mark_non_differentiable(output[1])
-    *operands, ctx.budget = inputs
-    ctx.save_for_backward(*operands, maxplus.differentiable(*output))
-
-
-def _maxplus_backward(ctx: Any, g: Tensor, _: Tensor | None) -> Any:
-    return (*_maxplus_gradients(*ctx.saved_tensors, g, ctx.budget), None)
-
-
-maxplus_matmul.register_autograd(_maxplus_backward, setup_context=_save_maxplus)
-
-
-_CHAIN_INPUTS = ("Tensor log_potentials", "Tensor? transitions", "Tensor? initial")
-_CHAIN_OPTIONS = "bool transitions_in_logs, bool start_in_logs, int? budget, Tensor? lengths"
+_CHAIN_OPTIONS = "bool[] in_logs, int? budget, Tensor? lengths"
 
 
 def _empty_partition(*inputs: Tensor) -> Tensor:
     return inputs[0].new_empty(chain_batch(*inputs), dtype=result_dtype(*inputs))
 
 
+def _empty_per_state(*inputs: Tensor, more: int = 0) -> Tensor:
+    values, (steps, states) = _empty_partition(*inputs), inputs[0].shape[-2:]
+    return values.new_empty((*values.shape, steps, states + more))
+
+
 log_partition, log_partition_gradients = define(
-    Partition, "log_partition", _CHAIN_INPUTS, _CHAIN_OPTIONS, _empty_partition
+    Partition, _CHAIN_INPUTS, _CHAIN_OPTIONS, _empty_partition
 )
+filtered, _ = define(Filtered, _CHAIN_INPUTS, _CHAIN_OPTIONS, partial(_empty_per_state, more=1))
 
 
 def _define_messages(name: str) -> Any:
@@ -214,13 +185,9 @@ def _define_messages(name: str) -> Any:
     schema = f"({', '.join(_CHAIN_INPUTS)}, {_CHAIN_OPTIONS}) -> Tensor"
 
     def compute(*args: Any) -> Tensor:
-        return Partition(*args[3:]).compute(name, *args[:3]).contiguous()
+        return Partition(*args[4:]).compute(name, *args[:4]).contiguous()
 
-    def empty(*args: Any) -> Tensor:
-        values = _empty_partition(*args[:3])
-        return values.new_empty((*values.shape, *args[0].shape[-2:]))
-
-    return _operator(name, schema, compute, empty)
+    return _operator(name, schema, compute, lambda *args: _empty_per_state(*args[:4]))
 
 
 forward_messages = _define_messages("forward_messages")

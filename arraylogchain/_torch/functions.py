@@ -52,15 +52,21 @@ class Memo:
 class Operation:
     """A function of tensors to one tensor whose axes to the left are batch axes.
 
-    Gradients have the shapes and dtypes of the inputs. Methods get plain tensors, unless they say
-    otherwise, and return one result for every True of `wanted`.
+    Beside it, there may be integers. Gradients have the shapes and dtypes of the inputs. Methods
+    get plain tensors, unless they say otherwise, and return one result for every True of `wanted`.
     """
 
     name: str
-    keeps_value = False  # whether gradients use the value
+    has_integers = False
+    is_linear = False  # where the integers stay the same
 
-    def value(self, memo: Memo | None, *inputs: Tensor) -> Tensor:
+    def value(self, memo: Memo | None, *inputs: Tensor) -> Any:
+        """Return the tensor, or a pair of it and the integers."""
         raise NotImplementedError
+
+    def kept(self, output: Any) -> Tensor | None:
+        """Return what derivatives need of the output; they get it as `out`."""
+        return None
 
     def gradients(
         self, memo: Memo | None, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Tensor
@@ -116,8 +122,13 @@ def _classic(function: Any) -> Any:
 
 def on_arrays(function: Callable[..., Any], **tensors: Tensor | None) -> Any:
     """Call an array-level function on tensors by name, and hand its results back."""
+    given = {name: x for name, x in tensors.items() if x is not None}
+    # `enter` takes floating-point numbers alone; these integers follow where it has put those.
+    indices = given.pop("indices", None)
     with needing_values():
-        ctx, ready = enter({name: x for name, x in tensors.items() if x is not None})
+        ctx, ready = enter(given)
+        if indices is not None:
+            ready = {**ready, "indices": indices.numpy() if ctx.is_numpy else indices}
     with ctx.computing():
         result = function(ctx, *(ready.get(name) for name in tensors))
     if isinstance(result, tuple):
@@ -195,10 +206,12 @@ class Value(Function):  # type: ignore[misc]
     @staticmethod
     def setup_context(ctx: Any, inputs: Tensors, output: Tensor) -> None:
         ctx.op, ctx.memo, *tensors = inputs
-        save(ctx, output if ctx.op.keeps_value else None, *tensors)
+        if ctx.op.has_integers:
+            ctx.mark_non_differentiable(output[1])
+        save(ctx, ctx.op.kept(output), *tensors)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None) -> Any:
+    def backward(ctx: Any, g: Tensor | None, *_: Any) -> Any:
         wanted = ctx.needs_input_grad[2:]
         if g is None:
             return (None, None, *(None for _ in wanted))
@@ -208,14 +221,15 @@ class Value(Function):  # type: ignore[misc]
         return (None, None, *spread(grads, wanted))
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
         out, *inputs = ctx.saved_tensors
-        return ctx.op.apply_tangent(out, inputs, tangents[2:])
+        tangent = ctx.op.apply_tangent(out, inputs, tangents[2:])
+        return (tangent, None) if ctx.op.has_integers else tangent
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, op: Operation, memo: Any, *inputs: Tensor) -> Any:
         ready = batched(info.batch_size, in_dims[2:], inputs, [False] * len(inputs))
-        return apply(Value, op, None, *ready), 0
+        return apply(Value, op, None, *ready), (0, 0) if op.has_integers else 0
 
 
 class Gradients(Function):  # type: ignore[misc]
@@ -298,6 +312,10 @@ class Tangent(Function):  # type: ignore[misc]
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        if ctx.op.is_linear:
+            n = len(tangents) // 2
+            out, *inputs = ctx.saved_tensors[: n + 1]
+            return ctx.op.apply_tangent(out, inputs, tangents[-n:])
         raise NotImplementedError(
             f"{ctx.op.name} has no forward-mode derivative of its forward-mode derivative; "
             "torch.func.jacfwd(torch.func.jacrev(f)) gives second derivatives"

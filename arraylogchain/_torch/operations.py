@@ -21,6 +21,7 @@ from arraylogchain._torch.functions import (
     cast,
     chosen,
     on_arrays,
+    result_dtype,
 )
 
 
@@ -34,17 +35,21 @@ def _computed(operation: str, *options: Any, **tensors: Tensor | None) -> Any:
     return on_arrays(compute, **tensors)
 
 
-class Matmul(Operation):
-    """Bilinear: its derivatives of every order are made of it and its gradients."""
-
-    name = "matmul"
+class Product(Operation):
+    """A product of two operands, by the name of its operation."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
 
-    def value(self, memo: Memo | None, *inputs: Tensor) -> Tensor:
+    def value(self, memo: Memo | None, *inputs: Tensor) -> Any:
         a, b = inputs
-        return _computed("matmul", self.budget, a=a, b=b)
+        return _computed(self.name, self.budget, a=a, b=b)
+
+
+class Matmul(Product):
+    """Bilinear: its derivatives of every order are made of it and its gradients."""
+
+    name = "matmul"
 
     def gradients(
         self, memo: Memo | None, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Tensor
@@ -75,18 +80,13 @@ class Matmul(Operation):
         return apply(Gradients, self, None, wanted, None, g, a, b)[0]
 
 
-class LogMatmulExp(Operation):
+class LogMatmulExp(Product):
     """Its gradients are sums of g times the share that a term has in its entry."""
 
     name = "logmatmulexp"
-    keeps_value = True
 
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-
-    def value(self, memo: Memo | None, *inputs: Tensor) -> Tensor:
-        a, b = inputs
-        return _computed("logmatmulexp", self.budget, a=a, b=b)
+    def kept(self, output: Tensor) -> Tensor:
+        return output
 
     def gradients(
         self, memo: Memo | None, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Tensor
@@ -107,3 +107,45 @@ class LogMatmulExp(Operation):
         arrays = {"a": a, "b": b, "out": out, "g": g, "u": u, "v": v}
         of_a, of_b, of_g = _computed("logmatmulexp_second", self.budget, **arrays)
         return chosen(cast((of_g, of_a, of_b), (g, a, b)), wanted)
+
+
+class MaxPlus(Product):
+    """It takes one term of each sum, and is linear in the operands there."""
+
+    name = "maxplus_matmul"
+    has_integers = is_linear = True
+
+    def kept(self, output: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the indices to differentiate by: -1 where a value is infinite or NaN.
+
+        They are what is kept, not the values, which a caller may go on to change in place.
+        """
+        values, indices = output
+        return torch.where(torch.isfinite(values.detach()), indices, -1)
+
+    def gradients(
+        self, memo: Memo | None, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Tensor
+    ) -> Tensors:
+        shapes = tuple(shape_of(x) for x in inputs)
+
+        def both(ctx: Any, indices: Any, g: Any) -> Any:
+            layout = fold(*shapes)
+            arguments = (ctx, layout, shapes, indices, g, None, self.budget)
+            return _dispatch.product("maxplus_gradients", *arguments)
+
+        return chosen(cast(on_arrays(both, indices=out, g=g), inputs), wanted)
+
+    def tangent(self, out: Tensor, inputs: Tensors, tangents: Tensors) -> Tensor:
+        dtype = result_dtype(*inputs)
+        da, db = (
+            x.new_zeros(()).expand(x.shape) if dx is None else dx
+            for x, dx in zip(inputs, tangents, strict=True)
+        )
+        found = _computed("maxplus_tangent", self.budget, da=da, db=db, indices=out)
+        return found.to(dtype)
+
+    def apply_second(
+        self, wanted: Wanted, out: Tensor, g: Tensor, inputs: Tensors, cotangents: Tensors
+    ) -> Tensors:
+        of_g = self.apply_tangent(out, inputs, cotangents).to(g.dtype) if wanted[0] else None
+        return chosen((of_g, *map(torch.zeros_like, inputs)), wanted)

@@ -13,9 +13,8 @@ from arraylogchain import products
 from arraylogchain._array.products.pair_tree import PairTree, Shifted, identities
 from arraylogchain._context import shape_of
 from arraylogchain._fold import Shape, fold
-from arraylogchain._torch import maxplus
 from arraylogchain._torch.functions import Tensor, Value, apply, check_tensors, result_dtype
-from arraylogchain._torch.operations import LogMatmulExp, Matmul
+from arraylogchain._torch.operations import LogMatmulExp, Matmul, MaxPlus, Product
 from arraylogchain._torch.tracing import is_compiling, operators
 
 
@@ -31,20 +30,18 @@ def logmatmulexp(a: Tensor, b: Tensor, budget: int) -> Tensor:
 
 def maxplus_matmul(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     """Return `arraylogchain.maxplus_matmul` of tensors, differentiable."""
-    a, b, lacking = matrices(a, b)
-    if is_compiling():
-        values, indices = operators().maxplus_matmul(a, b, budget)
-    else:
-        values, indices = apply(maxplus.Value, budget, a, b)
-    return drop(values, lacking), drop(indices, lacking)
+    values, indices = _product(MaxPlus, a, b, budget)
+    return values, indices
 
 
-def _product(operation: type[Matmul | LogMatmulExp], a: Tensor, b: Tensor, budget: int) -> Tensor:
+def _product(operation: type[Product], a: Tensor, b: Tensor, budget: int) -> Any:
     a, b, lacking = matrices(a, b)
     if is_compiling():
         out = getattr(operators(), operation.name)(a, b, budget)
     else:
         out = apply(Value, operation(budget), None, a, b)
+    if operation.has_integers:
+        return tuple(drop(x, lacking) for x in out)
     return drop(out, lacking)
 
 

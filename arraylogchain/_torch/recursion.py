@@ -22,37 +22,75 @@ def log_partition(chain: Chain) -> Tensor:
 
     Rows that share a matrix are multiplied by it together: nothing of size K * K is made for each.
     """
-    potentials = chain.potentials
     if 0 in (*chain.batch, chain.num_states):
-        return potentials.sum() - potentials.new_full(chain.batch, math.inf)
+        return chain.potentials.sum() - chain.potentials.new_full(chain.batch, math.inf)
+    states, shifts = _forward(chain, _real_steps(chain))
+    last, log_scale = states[-1], shifts.sum(-1)
+    if chain.final is not None:
+        final, shift = _weights(_by_group(chain, chain.final, 1), (-1,), chain.final_in_logs)
+        last, log_scale = last * final, log_scale + shift[..., 0]
+    has_path, logs = _logs(last.sum(-1))
+    return _to_batch(chain, torch.where(has_path, logs + log_scale, -math.inf))
+
+
+def filtered(chain: Chain) -> tuple[Tensor, Tensor]:
+    """Return state probabilities given the steps so far, and log normalisers [*batch, T, 1]."""
+    shape = (*chain.batch, chain.num_steps)
+    if 0 in (*chain.batch, chain.num_states):
+        nothing = chain.potentials.sum()
+        return nothing.expand(*shape, chain.num_states), nothing - nothing.new_full(
+            (*shape, 1), math.inf
+        )
     real = _real_steps(chain)
+    states, shifts = _forward(chain, real)
+    weights = torch.stack(states, -2)
+    total = weights.sum(-1)
+    has_path, logs = _logs(total)
+    shares = weights / torch.where(has_path, total, 1)[..., None]
+    normalizers = shifts + torch.diff(logs, dim=-1, prepend=torch.zeros_like(logs[..., :1]))
+    normalizers = torch.where(has_path, normalizers, -math.inf)
+    found = (torch.where(real[..., None], x, 0) for x in (shares, normalizers[..., None]))
+    shares, normalizers = (_to_batch(chain, x) for x in found)
+    return shares, normalizers
+
+
+def _forward(chain: Chain, real: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Return states [groups, rows, K] after each step, and the logs left out at it [..., T].
+
+    Past the ends of rows states stay the same, and nothing is left out.
+    """
     # What lies past the ends may be NaN, and must have no part in gradients either.
-    potentials = torch.where(real[..., None], _by_group(chain, potentials, 2), 0)
-    weights, shifts = _weights(potentials, (-1,), in_logs=True)
-    log_scale = shifts.sum((-2, -1))
+    potentials = torch.where(real[..., None], _by_group(chain, chain.potentials, 2), 0)
+    weights, tops = _weights(potentials, (-1,), in_logs=True)
+    log_scale = tops[..., 0]
     matrices: Any = ()
     if chain.num_steps > 1:
-        matrices, shifts = _matrices(chain, real)
-        log_scale = log_scale + torch.where(real[..., 1:], shifts[:, None], 0).sum(-1)
+        matrices, tops = _matrices(chain, real)
+        more = torch.where(real[..., 1:], tops[:, None], 0)
+        log_scale = log_scale + torch.nn.functional.pad(more, (1, 0))
     # Indexing would make the gradient of every step as large as the whole.
     state, *others = weights.unbind(-2)
+    first: Any = 0.0
     if chain.initial is not None:
         initial = _by_group(chain, chain.initial, 1)
-        initial, shift = _weights(initial, (-1,), chain.initial_in_logs)
-        state, log_scale = state * initial, log_scale + shift[..., 0]
-    state, shift = _weights(state, (-1,), in_logs=False)
-    log_scales = [shift]
+        initial, first = _weights(initial, (-1,), chain.initial_in_logs)
+        state = state * initial
+    state, top = _weights(state, (-1,), in_logs=False)
+    states, tops = [state], [top + first]
     for step, weight in enumerate(others, 1):
         arrived = state @ matrices[min(step, len(matrices)) - 1] * weight
         if chain.lengths is not None:
             arrived = torch.where(real[..., step, None], arrived, state)
-        state, shift = _weights(arrived, (-1,), in_logs=False)
-        log_scales.append(shift)
-    log_scale = log_scale + torch.cat(log_scales, -1).sum(-1)
-    total = state.sum(-1)
+        state, top = _weights(arrived, (-1,), in_logs=False)
+        states.append(state)
+        tops.append(top)
+    return states, log_scale + torch.cat(tops, -1)
+
+
+def _logs(total: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which totals are not 0, and their logarithms; 0 for the others."""
     has_path = total != 0
-    logs = torch.where(has_path, total, 1).log() + log_scale
-    return _to_batch(chain, torch.where(has_path, logs, -math.inf))
+    return has_path, torch.where(has_path, total, 1).log()
 
 
 def _real_steps(chain: Chain) -> Tensor:
@@ -98,7 +136,9 @@ def _by_group(chain: Chain, x: Tensor, trailing: int, expand: bool = True) -> Te
 
 
 def _to_batch(chain: Chain, x: Tensor) -> Tensor:
-    """Return [groups, rows] as [*batch]."""
+    """Return [groups, rows, ...] as [*batch, ...]."""
     order = (*chain.group_axes, *chain.row_axes)
-    x = x.reshape([chain.batch[axis] for axis in order])
-    return x.permute([order.index(axis) for axis in range(len(order))])
+    own = x.shape[2:]
+    x = x.reshape([chain.batch[axis] for axis in order] + list(own))
+    count = len(order)
+    return x.permute([*(order.index(axis) for axis in range(count)), *range(count, x.ndim)])

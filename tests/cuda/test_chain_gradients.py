@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from arraylogchain._cuda.chains import backward_pass
+from arraylogchain._cuda.chains import backward_pass, matrices
 from arraylogchain._cuda.chains.geometry import Geometry
 from arraylogchain._cuda.chains.recursion import ChainRun
 from tests.checks import CHAIN_SHAPES
@@ -207,6 +207,21 @@ def test_what_the_backward_pass_reads_is_known(cpu):
         assert {id(x) for x in kept.arrays} == {id(x) for x in [kept.total, *states, *given]}
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("steps", [1, 5])
+def test_posterior_is_what_its_parts_are(cpu, form, steps):
+    case = make("float32", normal(3, 6, 7, sd=9), **given_as(form, uniform(steps, 7, 7)))
+    run = ChainRun(cpu, case.chain, 1 << 20, SMALL)
+    total, marginals, counts = backward_pass.posterior_of(run)
+    np.testing.assert_array_equal(total, run.log_partition())
+    np.testing.assert_array_equal(marginals, backward_pass.state_marginals(run))
+    np.testing.assert_array_equal(counts, backward_pass.transition_counts(run))
+    alone = make("float32", normal(3, 1, 7))
+    _, marginals, counts = backward_pass.posterior_of(ChainRun(cpu, alone.chain, 1 << 20, SMALL))
+    assert counts is None
+    np.testing.assert_allclose(marginals.sum(-1), 1, rtol=1e-5)
+
+
 def value_and_gradients(run):
     value, kept = backward_pass.forward_pass(run, keep=False)
     return [value, *backward_pass.gradients(kept, None, {"potentials", "transitions"}).values()]
@@ -266,3 +281,14 @@ def test_many_equal_rows(cpu):
         ChainRun(cpu, make("float32", np.tile(x, (rows, 1, 1)), transitions=edges).chain, 1 << 24)
     )
     np.testing.assert_allclose(many, rows * one, rtol=EPS["float32"] * roundings(rows))
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_launches_are_short(cpu, monkeypatch, count):
+    """Devices with a screen end those that take seconds."""
+    monkeypatch.setattr(matrices, "MAX_STEPS", 4)
+    x, edges = normal(3, 10, 4, sd=9), uniform(count, 4, 4)
+    check_gradients(cpu, "float32", x, transitions=edges, initial=uniform(4))
+    for source in ("chains/chain.cu", "chains/small.cu"):
+        packed = [launch.arguments[0] for launch in cpu.launches if launch.source == source]
+        assert max(int(c["last"] - c["first"]) for c in packed) == 4

@@ -67,7 +67,7 @@ def _chain_gradients(**given: Any) -> Callable[..., tuple[Any, ...]]:
     def run(x: Any, transitions: Any, initial: Any) -> tuple[Any, ...]:
         chain = alc.LogChain(x, transitions=transitions, initial=initial, **given)
         value, pullback = alc.vjp.log_partition(chain)
-        return value, *pullback(value)
+        return value, *(x for x in pullback(value) if x is not None)
 
     return run
 

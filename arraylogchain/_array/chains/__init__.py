@@ -3,15 +3,17 @@
 `tiles` arranges what a sweep reads, `states` what it carries along. A stepper (`scaled`, `logs`)
 takes a state one step further and says which rows it did not prove; `sweep` hands those on to the
 next stepper, and keeps the history that passes from the last step to the first need. What comes of
-it is in `values`, `posterior` (with `accumulate`), `entropy`, `viterbi`, `sampling`.
+it is in `values`, `filtering`, `posterior` (with `accumulate`), `entropy`, `viterbi`, `sampling`.
 """
 
 from arraylogchain._array.chains.entropy import entropy
+from arraylogchain._array.chains.filtering import filtered
 from arraylogchain._array.chains.log_weight import log_weight
 from arraylogchain._array.chains.messages import backward_messages, forward_messages
 from arraylogchain._array.chains.posterior import (
     expected_transitions,
     marginals,
+    posterior,
     value_and_pullback,
 )
 from arraylogchain._array.chains.sampling import sample
@@ -22,10 +24,12 @@ __all__ = [
     "backward_messages",
     "entropy",
     "expected_transitions",
+    "filtered",
     "forward_messages",
     "log_partition",
     "log_weight",
     "marginals",
+    "posterior",
     "sample",
     "value_and_pullback",
     "viterbi",

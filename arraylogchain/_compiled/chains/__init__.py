@@ -6,6 +6,7 @@ What this exports has the names and signatures of `_array.chains`.
 from arraylogchain._compiled.chains.entropy import entropy
 from arraylogchain._compiled.chains.messages import (
     backward_messages,
+    filtered,
     forward_messages,
     log_partition,
 )
@@ -13,6 +14,7 @@ from arraylogchain._compiled.chains.paths import log_weight, sample, viterbi
 from arraylogchain._compiled.chains.posterior import (
     expected_transitions,
     marginals,
+    posterior,
     value_and_pullback,
 )
 
@@ -20,10 +22,12 @@ __all__ = [
     "backward_messages",
     "entropy",
     "expected_transitions",
+    "filtered",
     "forward_messages",
     "log_partition",
     "log_weight",
     "marginals",
+    "posterior",
     "sample",
     "value_and_pullback",
     "viterbi",

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from arraylogchain._compiled.chains.sweep import State, Sweep
+from arraylogchain._compiled.chains.sweep import Sweep
+from arraylogchain._compiled.loops import recursion
+from arraylogchain._compiled.loops.filtering import filter_steps
 from arraylogchain._context import Array, Context
 from arraylogchain._inputs.chain import Chain
 
 
 def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the logs of the sums over all paths, [*batch]."""
-    if chain.num_states == 0 or chain.num_rows == 0:
-        return np.full(chain.batch, -math.inf, ctx.result_dtype)
     out = np.empty(chain.batch, ctx.result_dtype)
     sweep = Sweep(chain, workspace)
     flat = out.reshape(-1)
@@ -41,34 +40,44 @@ def backward_messages(ctx: Context, chain: Chain, workspace: int) -> Array:
 
 def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Array:
     shape = (*chain.batch, chain.num_steps, chain.num_states)
-    if chain.lengths is None:
-        out: Any = np.empty(shape, ctx.result_dtype)
-    else:
-        out = np.full(shape, -math.inf, ctx.result_dtype)
-    if out.size == 0:
-        return out
-    forms = (None, "transposed") if backward else ("weights", None)
-    sweep = Sweep(chain, workspace, *forms)
+    out = np.empty(shape, ctx.result_dtype)
+    sweep = Sweep(chain, workspace, *((None, "transposed") if backward else ("weights", None)))
     flat = out.reshape(-1, *shape[-2:])
-    written = out.dtype == np.float64 and sweep.layout.in_order
-
-    def run(rows: range, steps: range, state: State, messages: Any) -> None:
-        if backward:
-            sweep.backward(rows, steps, state, messages)
-        else:
-            sweep.forward(rows, steps, state, messages=messages)
 
     def work(rows: range) -> None:
-        state = sweep.state(rows)
-        if written:
-            run(rows, range(sweep.T), state, (flat, rows.start, 0))
-            return
-        places = sweep.layout.positions(rows)
+        states, places = sweep.state(rows), sweep.layout.positions(rows)
         blocks = list(sweep.blocks(rows, range(sweep.T), 8 * sweep.K))
-        for block in reversed(blocks) if backward else blocks:
-            buffer = np.full((len(rows), len(block), sweep.K), -math.inf)
-            run(rows, block, state, (buffer, 0, block.start))
-            flat[places, block.start : block.stop] = buffer
+        for steps in reversed(blocks) if backward else blocks:
+            found = np.full((len(rows), len(steps), sweep.K), -math.inf)
+            if backward:
+                block = sweep.read(rows, steps, backward=True)
+                recursion.backward(block, states, (found, steps.start))
+            else:
+                sweep.forward(rows, steps, states, messages=(found, steps.start))
+            flat[places, steps.start : steps.stop] = found
 
     sweep.share(work)
     return out
+
+
+def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
+    """Return state probabilities given the steps so far, and the logs of what normalises them."""
+    shape = (*chain.batch, chain.num_steps)
+    normalizers = np.zeros(shape, ctx.result_dtype)
+    probabilities = np.zeros((*shape, chain.num_states), ctx.result_dtype)
+    sweep = Sweep(chain, workspace)
+    results = (
+        probabilities.reshape(-1, *probabilities.shape[-2:]),
+        normalizers.reshape(-1, sweep.T),
+    )
+
+    def work(rows: range) -> None:
+        states, places = sweep.state(rows), sweep.layout.positions(rows)
+        for steps in sweep.blocks(rows, range(sweep.T), 8 * (sweep.K + 1)):
+            found = np.zeros((len(rows), len(steps), sweep.K)), np.zeros((len(rows), len(steps)))
+            filter_steps(sweep.read(rows, steps), states, *found)
+            for out, values in zip(results, found, strict=True):
+                out[places, steps.start : steps.stop] = values
+
+    sweep.share(work)
+    return probabilities, normalizers

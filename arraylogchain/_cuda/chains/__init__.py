@@ -9,6 +9,7 @@ from arraylogchain._context import Array, Context
 from arraylogchain._cuda.chains.backward_pass import (
     forward_pass,
     gradients,
+    posterior_of,
     state_marginals,
     transition_counts,
 )
@@ -54,6 +55,11 @@ def marginals(ctx: Context, chain: Chain, workspace: int) -> Array:
 def expected_transitions(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return expected counts in the shape of the transitions."""
     return transition_counts(_run(ctx, chain, workspace))
+
+
+def posterior(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array, Array | None]:
+    """Return log Z [*batch], marginals [*batch, T, K], and expected counts or None."""
+    return posterior_of(_run(ctx, chain, workspace))
 
 
 def value_and_pullback(

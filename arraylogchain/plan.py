@@ -11,16 +11,38 @@ from arraylogchain._fold import Shape
 from arraylogchain._inputs.chain import Chain
 from arraylogchain._text import amount
 
-# Seconds, rough figures of a CPU; they only pick a route. Array operations: of one step on little
-# data; for an entry of a state, and for a multiply-add, in float32.
-_STEP = 3e-5
-_ENTRY = 2e-9
-_MULTIPLY_ADD = 1.5e-11
-# Compiled loops, on two threads: of one step of one row, for an entry, for a multiply-add.
-_LOOP_STEP = 2.5e-8
-_LOOP_ENTRY = 2e-9
-_LOOP_MULTIPLY_ADD = 6e-11
-_LOOP_CALL = 2e-5
+
+class Cost(NamedTuple):
+    """Seconds on a CPU of two cores: of a call; of a step; for an entry; for a multiply-add."""
+
+    call: float
+    step: float
+    entry: float
+    multiply_add: float
+
+
+# Fitted by `benchmarks.crossover`; they only pick an implementation. A step is one of all rows in
+# array operations, and one of one row in loops.
+COSTS = {
+    "forward": {
+        "array": Cost(1e-4, 1.6e-5, 2e-9, 1.5e-11),
+        "compiled": Cost(5e-5, 3e-8, 4e-9, 4e-11),
+    },
+    "posterior": {
+        "array": Cost(6.7e-4, 6.4e-5, 1.5e-8, 1.2e-11),
+        "compiled": Cost(7.6e-5, 1.9e-7, 7.5e-9, 1.9e-10),
+    },
+}
+# What else there is has no matrix multiply in it: loops serve better.
+KINDS = {
+    "log_partition": "forward",
+    "forward_messages": "forward",
+    "backward_messages": "forward",
+    "entropy": "posterior",
+    "marginals": "posterior",
+    "expected_transitions": "posterior",
+    "value_and_pullback": "posterior",
+}
 
 # Of a step on a CUDA device: within a kernel, and as array operations of a few microseconds each.
 # Estimates, not measured; they only tell when long chains are better cut.
@@ -80,9 +102,9 @@ def choose(operation: str, sizes: Sizes, backends: tuple[str, ...], workspace: i
         return Choice(route, "there are no compiled loops for these arrays", segments)
     if least_workspace(sizes.num_steps, sizes.num_states) > workspace:
         return Choice(route, "what loops hold would not fit the workspace", segments)
-    if operation in ("viterbi", "sample", "log_weight"):
+    if operation not in KINDS:
         return Choice("compiled", "there is no matrix multiply in it")
-    if _loop_seconds(sizes) <= _array_seconds(sizes, segments):
+    if seconds(operation, "compiled", sizes) <= seconds(operation, "array", sizes, segments):
         return Choice("compiled", "few states or few rows")
     return Choice(route, "matrix multiplies pay for many states and rows", segments)
 
@@ -97,22 +119,25 @@ def least_workspace(num_steps: int, num_states: int) -> int:
     return 2 * window * (16 * num_states + 1) + 64 * num_states**2 + (1 << 16)
 
 
-def _loop_seconds(sizes: Sizes) -> float:
-    size = sizes.num_states
-    step = _LOOP_STEP + size * (_LOOP_ENTRY + size * _LOOP_MULTIPLY_ADD)
-    # A single row has one thread.
-    threads = 1 if sizes.groups * sizes.rows == 1 else 2
-    return _LOOP_CALL + sizes.num_real * step * 2 / threads
+def seconds(operation: str, backend: str, sizes: Sizes, segments: int = 1) -> float:
+    """Predict the time of an operation."""
+    cost = COSTS[KINDS[operation]][backend]
+    return math.fsum(a * b for a, b in zip(cost, terms(backend, sizes, segments), strict=True))
 
 
-def _array_seconds(sizes: Sizes, segments: int) -> float:
-    size = sizes.num_states
-    state = size * (_ENTRY + size * _MULTIPLY_ADD)
-    if segments > 1:
-        length = sizes.num_steps / segments
-        steps = _SEGMENT_PASSES * length + _SEGMENT_OVERHEAD
-        return steps * _STEP + _SEGMENT_PASSES * sizes.num_real * state
-    return sizes.num_steps * _STEP + sizes.num_real * state
+def terms(backend: str, sizes: Sizes, segments: int = 1) -> tuple[float, float, float, float]:
+    """Return how often there is what `Cost` has the seconds of."""
+    steps: float = sizes.num_steps
+    passes = 1.0
+    if backend == "compiled":
+        # A single row has one thread.
+        passes = 2.0 if sizes.groups * sizes.rows == 1 else 1.0
+        steps = passes * sizes.num_real
+    elif segments > 1:
+        passes = _SEGMENT_PASSES
+        steps = passes * sizes.num_steps / segments + _SEGMENT_OVERHEAD
+    entries = passes * sizes.num_real * sizes.num_states
+    return 1.0, steps, entries, entries * sizes.num_states
 
 
 def count_segments(operation: str, sizes: Sizes, workspace: int) -> int:
@@ -122,7 +147,9 @@ def count_segments(operation: str, sizes: Sizes, workspace: int) -> int:
         return 1
     fit = min(_SEGMENT_ROWS, workspace // 32 // (8 * max(sizes.num_states, 1))) // max(chains, 1)
     segments = count // max(_SEGMENT_STEPS, math.ceil(count / max(fit, 1)))
-    if segments < 4 or _array_seconds(sizes, segments) >= _array_seconds(sizes, 1):
+    if segments < 4 or (
+        seconds(operation, "array", sizes, segments) >= seconds(operation, "array", sizes)
+    ):
         return 1
     return segments
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from arraylogchain import LogChain
+from arraylogchain._compiled import why_not
 from arraylogchain._threads import num_workers
-from benchmarks import compare, first_calls, machine, report, runner
+from benchmarks import compare, crossover, first_calls, machine, report, runner
 from benchmarks.cases import CASES
 from benchmarks.device import Cpu
 from tests.conftest import import_or_skip
@@ -111,6 +112,17 @@ def test_first_call_is_made_in_a_process():
 def test_process_without_the_call():
     given = np.zeros((5, 2)), np.ones((1, 2, 2)), np.ones(2)
     assert first_calls.warm("nothing")(*given) is None
+
+
+@pytest.mark.skipif(why_not() is not None, reason="needs compiled loops")
+def test_loops_and_array_operations_are_compared(tmp_path, capsys):
+    output = tmp_path / "crossover.json"
+    given = ["--quick", "--operations", "log_partition", "marginals", "--output", str(output)]
+    assert crossover.main(given) == 0
+    record = json.loads(output.read_text())
+    assert len(record["seconds"]) == 2 * 2 * 4
+    assert set(record["fits"]) == {"forward", "posterior"}
+    assert "chosen / faster: median" in capsys.readouterr().out
 
 
 def test_checkouts_are_compared(tmp_path, capsys):

@@ -31,7 +31,7 @@ _STATE_WORK, _STEP_WORK = 16, 64
 _ROWS_OF_A_BLOCK = 192
 
 # Tiles that share the workspace.
-TILES = 16
+_TILES = 16
 
 # Potentials whose exponentials are taken together.
 _AHEAD = 256
@@ -107,7 +107,7 @@ class Sweep:
             # Many rows of a group share what it takes to prepare the matrices of a block.
             least = min(_ROWS_OF_A_BLOCK, self.layout.rows_per_group)
         together = min(self.layout.num_rows, max(together, least))
-        budget = min(self.budget, max(self.budget // TILES, least * row_bytes))
+        budget = min(self.budget, max(self.budget // _TILES, least * row_bytes))
         rows = min(together, max(1, budget // row_bytes))
         return rows, max(1, min(num_workers(), self.budget // budget))
 
@@ -147,7 +147,7 @@ class Sweep:
         for matrices in self.matrices.values():
             if matrices.whole is None and not matrices.is_one:
                 needed += len(self.groups(rows)) * matrices.matrix_bytes
-        tiles = min(TILES, -(-self.layout.num_rows // len(rows)))
+        tiles = min(_TILES, -(-self.layout.num_rows // len(rows)))
         length = max(1, min(by_work, self.budget // 4 // tiles // max(1, needed)))
         for start in range(steps.start, steps.stop, length):
             yield range(start, min(start + length, steps.stop))

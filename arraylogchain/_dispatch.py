@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -63,10 +64,23 @@ def implementation(operation: str, backend: str) -> Callable[..., Any]:
 
 def for_chain(operation: str, ctx: Context, chain: Chain, workspace: int) -> Callable[..., Any]:
     """Return the function that computes an operation on a chain."""
-    route = choose(operation, sizes_of(chain), backends(operation, ctx, chain), workspace).route
+    found = backends(operation, ctx, chain)
+    route = choose(operation, sizes_of(chain), found, workspace).route
     if route == "kernel":
         return partial(_by_kernels, operation)
+    if route == "segments" and "compiled" in found:
+        return partial(_in_segments, operation)
     return implementation(operation, ROUTES[route])
+
+
+def _in_segments(operation: str, ctx: Context, chain: Chain, *args: Any) -> Any:
+    """Return what array operations compute in segments of time; where guesses fail, loops."""
+    from arraylogchain._array.chains.time_parallel import GuessesFailedError
+
+    try:
+        return implementation(operation, "array")(ctx, replace(chain, else_loops=True), *args)
+    except GuessesFailedError:
+        return implementation(operation, "compiled")(ctx, chain, *args)
 
 
 def backends(operation: str, ctx: Context, chain: Chain) -> tuple[str, ...]:

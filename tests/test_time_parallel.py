@@ -8,6 +8,8 @@ import pytest
 import arraylogchain as alc
 from arraylogchain import _dispatch
 from arraylogchain._array.chains import time_parallel
+from arraylogchain._compiled import why_not
+from arraylogchain.plan import Choice
 from tests import reference
 from tests.checks import check_chain
 from tests.error_model import assert_within, chain_bound
@@ -249,3 +251,20 @@ def test_segments_keep_to_the_workspace(monkeypatch, workspace, shared):
         return value, *pullback(np.asarray(1.0))[:2]
 
     assert temporaries(gradients) <= workspace
+
+
+@pytest.mark.skipif(why_not() is not None, reason="needs compiled loops")
+def test_loops_take_over_where_guesses_fail(monkeypatch):
+    x, left_to_right = normal(T, K), np.triu(uniform(K, K))[None]
+    chain = alc.LogChain(x, transitions=left_to_right)
+    expected, backends, find = chain.log_partition(), [], _dispatch.implementation
+
+    def spy(operation, backend):
+        backends.append(backend)
+        return find(operation, backend)
+
+    monkeypatch.setattr(_dispatch, "implementation", spy)
+    monkeypatch.setattr(_dispatch, "choose", lambda *_: Choice("segments", "forced", 4))
+    monkeypatch.setattr(time_parallel, "count_segments", lambda *_: 4)
+    assert chain.log_partition() == expected
+    assert backends == ["array", "compiled"]

@@ -38,6 +38,8 @@ class Chain:
         Whether those arrays hold logarithms.
     lengths : numpy.ndarray [...] or None
         How many steps of each row are real, T at most; what lies past them is never read.
+    else_loops : bool
+        Whether array operations leave the chain to compiled loops where its time cannot be cut.
     """
 
     batch: Shape
@@ -51,6 +53,7 @@ class Chain:
     initial_in_logs: bool = False
     final_in_logs: bool = False
     lengths: np.ndarray | None = None
+    else_loops: bool = False
 
     @property
     def has_one_matrix(self) -> bool:

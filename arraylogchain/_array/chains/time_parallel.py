@@ -37,6 +37,10 @@ from arraylogchain.plan import count_segments, sizes_of
 _TRIALS = 2
 
 
+class GuessesFailedError(Exception):
+    """Guessed messages could not be verified."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """A chain whose time is cut into equal segments, after a front of what does not fill one.
@@ -81,10 +85,19 @@ def cut_in_segments(
     """Return the logs of the sums over all paths, and chains that have the posterior of the whole.
 
     None where segments of time do not pay, or guesses fail, or infinite weights or NaN turn up.
+    What fails raises GuessesFailedError if compiled loops can take over.
     """
     segments = count_segments(operation, sizes_of(chain), workspace)
-    if segments == 1:
-        return None
+    found = None if segments == 1 else _guessed(operation, ctx, chain, segments, workspace)
+    if found is None and segments > 1 and chain.else_loops:
+        raise GuessesFailedError
+    return found
+
+
+def _guessed(
+    operation: str, ctx: Context, chain: Chain, segments: int, workspace: int
+) -> tuple[Array, Cut] | None:
+    """Return what `cut_in_segments` does, None where guesses fail."""
     xp, cut = ctx.xp, _cut(ctx, chain, segments)
     first, shift = last_message(ctx, cut.front, workspace)
     link = _first(cut.between)

@@ -7,13 +7,14 @@ size too. ``alc.matmul`` folds the batch into rows instead, in both directions:
     return alc.matmul(x, self.weight) + self.bias
 
 The layer is trained to imitate another, and then the memory of one forward and backward pass is
-measured both ways.
+measured both ways, for batches of several sizes.
 
-    python examples/batched_linear.py
+    python examples/batched_linear.py --plot memory.png
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import tempfile
@@ -49,7 +50,7 @@ class BatchedLinear(torch.nn.Module):
 def train(layer: BatchedLinear, target: BatchedLinear, n: int, steps: int) -> list[float]:
     """Make a layer imitate another on random inputs; return the mean squared error of each step."""
     heads, d, _ = layer.weight.shape
-    optimizer = torch.optim.Adam(layer.parameters(), lr=0.03)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
     losses = []
     for _ in range(steps):
         x = torch.randn(n, heads, 1, d)
@@ -83,38 +84,70 @@ def peak_bytes(layer: BatchedLinear, x: torch.Tensor) -> int:
 
 
 class Outcome(NamedTuple):
-    """Errors while training, and bytes of a forward and backward pass."""
+    """Errors while training; and bytes of a forward and backward pass by size of the batch."""
 
     losses: list[float]
-    peak: int
-    peak_of_torch: int
+    sizes: list[int]
+    peaks: dict[str, list[int]]
     difference: float  # between gradients of the weights both ways, relative to the largest
 
 
-def main(n: int = 2048, heads: int = 8, d: int = 64, e: int = 64, steps: int = 100) -> Outcome:
-    """Train, then measure."""
+def main(
+    n: int = 2048,
+    heads: int = 8,
+    d: int = 64,
+    e: int = 64,
+    steps: int = 40,
+    plot: str | None = None,
+) -> Outcome:
+    """Train with batches of 64, then measure batches of up to n."""
     torch.manual_seed(0)
     layer = BatchedLinear(heads, d, e)
-    losses = train(layer, BatchedLinear(heads, d, e), n // 8, steps)
+    losses = train(layer, BatchedLinear(heads, d, e), 64, steps)
     print(f"mean squared error: {losses[0]:.3f} at first, {losses[-1]:.5f} after {steps} steps")
 
     plain = BatchedLinear(heads, d, e, torch.matmul)
     plain.load_state_dict(layer.state_dict())
-    x = torch.randn(n, heads, 1, d, requires_grad=True)
-    peaks, gradients = [], []
-    for candidate in (layer, plain):
-        candidate.zero_grad()
-        x.grad = None
-        peaks.append(peak_bytes(candidate, x))
-        gradients.append(candidate.weight.grad)
-    difference = (gradients[0] - gradients[1]).abs().max() / gradients[1].abs().max()
+    layers = {"alc.matmul": layer, "torch.matmul": plain}
+    sizes = [n // 8, n // 4, n // 2, n]
+    peaks: dict[str, list[int]] = {name: [] for name in layers}
+    for size in sizes:
+        x = torch.randn(size, heads, 1, d, requires_grad=True)
+        for name, candidate in layers.items():
+            candidate.zero_grad()
+            x.grad = None
+            peaks[name].append(peak_bytes(candidate, x))
+    ours, theirs = layer.weight.grad, plain.weight.grad
+    difference = float((ours - theirs).abs().max() / theirs.abs().max())
 
-    print(f"forward and backward of {tuple(x.shape)} @ {tuple(layer.weight.shape)}:")
-    for name, peak in zip(("alc.matmul", "torch.matmul"), peaks, strict=True):
-        print(f"  {name:12} {peak / 1e6:8.1f} MB")
+    print(f"forward and backward of ({n}, {heads}, 1, {d}) @ {tuple(layer.weight.shape)}:")
+    for name, found in peaks.items():
+        print(f"  {name:12} {found[-1] / 1e6:8.1f} MB")
     print(f"  gradients of the weights differ by {difference:.1e} of the largest")
-    return Outcome(losses, *peaks, difference.item())
+    if plot:
+        draw_peaks(sizes, peaks, plot)
+    return Outcome(losses, sizes, peaks, difference)
+
+
+def draw_peaks(sizes: list[int], peaks: dict[str, list[int]], path: str) -> None:
+    """Write a picture of the memory against the size of the batch."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot(
+        title="Memory of a linear layer per head, forward and backward",
+        xlabel="rows in the batch",
+        ylabel="peak, MB",
+    )
+    for name, found in peaks.items():
+        axes.loglog(sizes, [peak / 1e6 for peak in found], "o-", label=name)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.minorticks_off()
+    axes.legend()
+    figure.savefig(path)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--plot", metavar="FILE", help="write a picture of the memory")
+    main(**vars(parser.parse_args()))

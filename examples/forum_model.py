@@ -80,7 +80,7 @@ class Outcome(NamedTuple):
 
 
 def main(
-    n: int = 5000, v: int = 20, c: int = 4, steps: int = 150, plot: str | None = None
+    n: int = 2000, v: int = 20, c: int = 4, steps: int = 120, plot: str | None = None
 ) -> Outcome:
     """Draw n sequences of v symbols, train the model on them, and compare it with the truth."""
     torch.manual_seed(0)
@@ -119,7 +119,11 @@ def draw_losses(losses: list[float], true_loss: float, path: str) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.add_subplot(xlabel="step", ylabel="negative log-likelihood per sequence")
+    axes = figure.add_subplot(
+        title="Training the forum's model",
+        xlabel="step",
+        ylabel="negative log-likelihood per sequence",
+    )
     axes.plot(losses, label="model")
     axes.axhline(true_loss, color="gray", linestyle="--", label="true probabilities")
     axes.legend()

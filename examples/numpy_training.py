@@ -21,7 +21,7 @@ import arraylogchain as alc
 
 
 def softmax_gradient(probabilities: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-    """Return the gradient by the logits, given that by the softmax of them along the last axis."""
+    """Return the gradient with respect to logits, given that with respect to their softmax."""
     mean = np.sum(probabilities * gradient, axis=-1, keepdims=True)
     return probabilities * (gradient - mean)
 
@@ -41,16 +41,15 @@ class Loss:
     def __call__(self, parameters: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the loss and its gradient."""
         transitions, initial = self.unpack(parameters)
-        chain = alc.LogChain(self.log_potentials, transitions=transitions[None], initial=initial)
+        chain = alc.LogChain(self.log_potentials, transitions=transitions, initial=initial)
         log_z, pullback = alc.vjp.log_partition(chain)
 
         scale = -1 / self.log_potentials[..., 0].size
-        # The data are no parameters: their gradient is not asked for. Gradients of what all
-        # sequences share come back summed over them.
+        # Data need no gradient. Gradients of what all sequences share come back summed over them.
         wanted = pullback(np.full_like(log_z, scale), wanted=("transitions", "initial"))
         gradient = np.vstack(
             [
-                softmax_gradient(transitions, wanted.transitions[0]),
+                softmax_gradient(transitions, wanted.transitions),
                 softmax_gradient(initial, wanted.initial),
             ]
         )
@@ -121,7 +120,11 @@ def draw_losses(losses: list[float], true_loss: float, path: str) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.add_subplot(xlabel="iteration", ylabel="negative log-likelihood per step")
+    axes = figure.add_subplot(
+        title="A hidden Markov model, trained by L-BFGS",
+        xlabel="iteration",
+        ylabel="negative log-likelihood per step",
+    )
     axes.plot(range(1, len(losses) + 1), losses, label="model")
     axes.axhline(true_loss, color="gray", linestyle="--", label="true probabilities")
     axes.legend()

@@ -8,8 +8,8 @@ as it can, in two ways:
 - by EM: what is expected to happen under the posterior, normalised, is the next model;
 - by the gradient of the log-likelihood, with L-BFGS.
 
-Both need the same posterior: `LogChain.marginals` and `expected_transitions` are also the gradients
-by log potentials and log transitions. The text is cut into pieces, which are one batch.
+Both need the same posterior: marginals and expected transitions are also the gradients with respect
+to log potentials and log transitions. The text is cut into pieces, which are one batch.
 
     python examples/vowels.py --plot vowels.png
 """
@@ -48,7 +48,7 @@ class Model(NamedTuple):
         """Return the paths of hidden states that may have shown the letters of each piece."""
         return alc.LogChain(
             self.emission.T[letters],  # [pieces, length, 2]
-            log_transitions=self.transitions[None],
+            log_transitions=self.transitions,
             initial=np.array([0.5, 0.5]),
         )
 
@@ -75,11 +75,8 @@ def train_by_em(model: Model, letters: np.ndarray, iterations: int) -> tuple[Mod
     """Return the model and the log-likelihood per letter after each iteration."""
     history = []
     for _ in range(iterations):
-        chain = model.chain(letters)
-        counts = (
-            chain.expected_transitions()[0],
-            count_letters(letters, chain.marginals()),
-        )
+        posterior = model.chain(letters).posterior()
+        counts = posterior.expected_transitions, count_letters(letters, posterior.marginals)
         model = Model(*(np.log(x / x.sum(axis=-1, keepdims=True)) for x in counts))
         history.append(float(model.chain(letters).log_partition().sum()) / letters.size)
     return model, history
@@ -99,7 +96,7 @@ def train_by_gradient(
         model = unpack(parameters)
         log_z, pullback = alc.vjp.log_partition(model.chain(letters))
         by_potentials, by_transitions, *_ = pullback(np.full_like(log_z, -1 / letters.size))
-        by_logs = (by_transitions[0], count_letters(letters, by_potentials))
+        by_logs = (by_transitions, count_letters(letters, by_potentials))
         # Through log_softmax: the total of a row moves in proportion to its probabilities.
         by_logits = [
             g - np.exp(x) * g.sum(axis=-1, keepdims=True)
@@ -131,14 +128,14 @@ class Outcome(NamedTuple):
 
 
 def main(
-    pieces: int = 3000, length: int = 100, iterations: int = 100, plot: str | None = None
+    pieces: int = 1000, length: int = 100, iterations: int = 100, plot: str | None = None
 ) -> Outcome:
     """Train both ways from the same start and print what they found."""
     letters = read_pieces(pieces, length)
     print(f"{len(letters)} pieces of {length} letters")
-    ways = {"EM": train_by_em, "gradient": train_by_gradient}
+    trainers = {"EM": train_by_em, "gradient": train_by_gradient}
     models, history = {}, {}
-    for name, train in ways.items():
+    for name, train in trainers.items():
         models[name], history[name] = train(random_model(0), letters, iterations)
         print(
             f"by {name}: {history[name][-1]:.5f} per letter after {len(history[name])} iterations"
@@ -151,7 +148,7 @@ def main(
 
 
 def draw(model: Model, history: dict[str, list[float]], path: str) -> None:
-    """Write a picture: the share that the state of e has in each letter, and the likelihoods."""
+    """Write a picture: the letters that each state shows, and the likelihoods."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4), layout="constrained")
@@ -160,11 +157,16 @@ def draw(model: Model, history: dict[str, list[float]], path: str) -> None:
     bars = np.exp(model.emission[[state, 1 - state]])
     for offset, label, heights in zip((-0.2, 0.2), ("state of e", "other"), bars, strict=True):
         left.bar(np.arange(len(ALPHABET)) + offset, heights, 0.4, label=label)
-    left.set(xticks=range(len(ALPHABET)), xticklabels=ALPHABET, ylabel="probability of the letter")
+    left.set(
+        title="What each state shows",
+        xticks=range(len(ALPHABET)),
+        xticklabels=ALPHABET,
+        ylabel="probability of the letter",
+    )
     left.legend()
     for name, values in history.items():
         right.plot(range(1, len(values) + 1), values, label=name)
-    right.set(xlabel="iteration", ylabel="log-likelihood per letter")
+    right.set(title="Training", xlabel="iteration", ylabel="log-likelihood per letter")
     right.legend()
     figure.savefig(path)
 

@@ -1,7 +1,8 @@
-"""The user guide's examples run, and its reference lists everything public."""
+"""The documentation's examples run with what their pages install, and the reference is complete."""
 
 import ast
 import re
+import sys
 import warnings
 from pathlib import Path
 
@@ -11,15 +12,48 @@ import arraylogchain as alc
 from tests.conftest import import_or_skip
 
 DOCS = Path(__file__).parents[1] / "docs"
+# Records that scripts write, and a page that includes another file.
+WITHOUT_EXAMPLES = ("contributing.md", "hot_loops.md", "kernels.md")
+PAGES = [p for p in sorted(DOCS.rglob("*.md")) if "_build" not in p.parts]
+
+
+def name_of(page):
+    return page.relative_to(DOCS).as_posix()
+
+
+def fences(page):
+    """Return the snippets of a page that stand on their own."""
+    return re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
+
+
+def cells(page):
+    """Return the code that is executed, in one namespace, when the documentation is built."""
+    text = page.read_text("utf-8")
+    found = re.findall(r"^```\{code-cell\}.*\n(?:---\n(?:.*\n)*?---\n)?((?:.*\n)*?)```", text, re.M)
+    return "\n".join(re.sub(r"^:[\w-]+:.*$", "", cell, flags=re.M) for cell in found)
+
+
 EXAMPLES = [
-    pytest.param(page.name, example, id=f"{page.stem}-{number}")
-    for page in sorted(DOCS.glob("*.md"))
-    for number, example in enumerate(
-        re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    )
+    pytest.param(page, example, id=f"{page.stem}-{number}")
+    for page in PAGES
+    for number, example in enumerate(fences(page))
 ]
+NOTEBOOKS = [pytest.param(page, id=page.stem) for page in PAGES if cells(page)]
 # Other libraries that examples convert from.
 PEERS = ("dynamax", "hmmlearn", "pomegranate", "torch_struct", "torchcrf")
+# What can be imported once something is installed, beside a module of its own name.
+PROVIDES = {
+    ".": {"arraylogchain", "numpy"},
+    "cpu": {"numba"},
+    "cuda13": {"cupy"},
+    "dask": {"distributed"},
+    "dynamax": {"jax"},
+    "einsum": {"opt_einsum"},
+    "pytorch-crf": {"torchcrf"},
+    "torch-struct": {"torch_struct"},
+}
+# A page about GPUs: the same code on the CPU.
+ON_CPU = {'"cuda"': '"cpu"', "import cupy as cp": "import numpy as cp"}
 
 
 def imported(example):
@@ -33,6 +67,25 @@ def imported(example):
     return names
 
 
+def installed(page):
+    """Return the names of the libraries that a page says to install."""
+    found = set(PROVIDES["."])
+    for line in re.findall(r"pip install\s+([^`#\n]*)", page.read_text("utf-8")):
+        for word in re.findall(r"[\w-]+", line):
+            found |= {word, *PROVIDES.get(word, ())}
+    return found
+
+
+def run(example, page, namespace):
+    if page.name == "gpu.md":
+        for old, new in ON_CPU.items():
+            example = example.replace(old, new)
+    code = compile(example, name_of(page), "exec")
+    if "torch.cuda." in example and not import_or_skip("torch").cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    exec(code, namespace)
+
+
 @pytest.mark.parametrize(("page", "example"), EXAMPLES)
 def test_example_runs(page, example):
     libraries = imported(example)
@@ -40,17 +93,38 @@ def test_example_runs(page, example):
     with warnings.catch_warnings():
         if of_peers:
             warnings.simplefilter("ignore")  # theirs
-        for library in ("torch", *PEERS):
+        for library in ("dask", "torch", *PEERS):
             if library in libraries:
                 import_or_skip(library)
         # The namespace is empty: every example stands on its own.
-        exec(compile(example, page, "exec"), {})
+        run(example, page, {})
+
+
+@pytest.mark.exhaustive  # building the documentation executes them as well
+@pytest.mark.parametrize("page", NOTEBOOKS)
+def test_notebook_runs(page, monkeypatch):
+    code = cells(page)
+    for library in imported(code).intersection(("torch", "matplotlib")):
+        import_or_skip(library)
+    if "matplotlib" in imported(code):
+        import matplotlib as mpl
+
+        mpl.use("agg")
+        import matplotlib.pyplot as plt
+
+        monkeypatch.setattr(plt, "show", lambda: plt.close("all"))
+    run(code, page, {})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_page_says_what_to_install(page):
+    needed = set().union(*map(imported, [*fences(page), cells(page)]))
+    assert needed - set(sys.stdlib_module_names) <= installed(page)
 
 
 def test_every_page_has_examples():
-    pages = {param.values[0] for param in EXAMPLES}
-    # One page is a table that a script writes.
-    assert pages == {page.name for page in DOCS.glob("*.md")} - {"kernels.md", "hot_loops.md"}
+    pages = {name_of(page) for page in PAGES if fences(page) or cells(page)}
+    assert pages == {name_of(page) for page in PAGES} - set(WITHOUT_EXAMPLES)
 
 
 def test_every_peer_is_shown():
@@ -99,10 +173,7 @@ def test_layout_lists_every_folder():
     assert {DOCS.parent / folder for folder, _ in listed_in_layout()} == folders
 
 
-@pytest.mark.parametrize("page", sorted(p.name for p in DOCS.glob("*.md")))
-def test_images_and_links_exist(page):
-    text = (DOCS / page).read_text("utf-8")
-    for target in re.findall(r"\]\((?!https?:)([^)#]*)[^)]*\)", text):
-        assert (DOCS / target).exists(), target
-    for image in re.findall(r"^```\{figure\} (.*)$", text, re.MULTILINE):
-        assert (DOCS / image).exists(), image
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_exist(page):
+    for target in re.findall(r"\]\((?!https?:)([^)#]*)[^)]*\)", page.read_text("utf-8")):
+        assert (page.parent / target).exists(), target

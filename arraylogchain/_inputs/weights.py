@@ -5,14 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from arraylogchain._context import Array, Context
-from arraylogchain._inputs.chain import PARTS, Chain
+from arraylogchain._inputs.chain import Chain
 
 
 def check_weights(ctx: Context, chain: Chain) -> None:
     """Raise where a linear weight is negative. On a device it gives NaN."""
-    for name in PARTS[1:]:
-        x = getattr(chain, name)
-        if x is None or getattr(chain, f"{name}_in_logs"):
+    weights = (
+        ("transitions", chain.transitions, chain.transitions_in_logs),
+        ("initial", chain.initial, chain.initial_in_logs),
+        ("final", chain.final, chain.final_in_logs),
+    )
+    for name, x, in_logs in weights:
+        if x is None or in_logs:
             continue
         x = _on_host(ctx, x)
         # The minimum is NaN if there is one, and may be of what is past the ends.

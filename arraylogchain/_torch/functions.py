@@ -73,19 +73,21 @@ class Operation:
     ) -> Tensors:
         raise NotImplementedError
 
-    def tangent(self, out: Tensor, inputs: Tensors, tangents: Tensors) -> Tensor:
-        raise NotImplementedError
-
     def second(
-        self, wanted: Wanted, out: Tensor, g: Tensor, inputs: Tensors, cotangents: Tensors
+        self, wanted: Wanted, out: Tensor, g: Tensor | None, inputs: Tensors, cotangents: Tensors
     ) -> Tensors:
-        """Return the gradients of `sum(cotangents * gradients)` to g and to the inputs."""
+        """Return the gradients of `sum(cotangents * gradients)` to g and to the inputs.
+
+        The first is the tangent of the value; g is None where no other is wanted.
+        """
         raise NotImplementedError
 
     # What follows takes tensors as they come, and is differentiable itself.
 
     def apply_tangent(self, out: Tensor, inputs: Tensors, tangents: Tensors) -> Tensor:
-        return apply(Tangent, self, out, *inputs, *tangents)
+        wanted = (True, *(False for _ in inputs))
+        (tangent,) = apply(Second, self, wanted, out, None, *inputs, *tangents)
+        return tangent
 
     def apply_second(
         self, wanted: Wanted, out: Tensor, g: Tensor, inputs: Tensors, cotangents: Tensors
@@ -279,56 +281,12 @@ class Gradients(Function):  # type: ignore[misc]
         return apply(Gradients, op, None, wanted, *ready), (0,) * sum(wanted)
 
 
-class Tangent(Function):  # type: ignore[misc]
-    """(op, out, *inputs, *tangents) to the tangent of the value."""
-
-    @staticmethod
-    @uncompiled
-    def forward(op: Operation, out: Tensor, *rest: Tensor) -> Tensor:
-        n = len(rest) // 2
-        return op.tangent(out, rest[:n], rest[n:])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Tensors, output: Tensor) -> None:
-        ctx.op, *tensors = inputs
-        save(ctx, *tensors)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor | None) -> Any:
-        needs = ctx.needs_input_grad[2:]
-        if g is None:
-            return (None,) * (2 + len(needs))
-        n = len(needs) // 2
-        out, *rest = ctx.saved_tensors
-        inputs, tangents = rest[:n], rest[n:]
-        of_inputs = of_tangents = (None,) * n
-        if any(needs[n:]):
-            grads = apply(Gradients, ctx.op, None, needs[n:], out, g, *inputs)
-            of_tangents = spread(grads, needs[n:])
-        if any(needs[:n]):
-            grads = ctx.op.apply_second((False, *needs[:n]), out, g, inputs, tangents)
-            of_inputs = spread(grads, needs[:n])
-        return (None, None, *of_inputs, *of_tangents)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-        if ctx.op.is_linear:
-            n = len(tangents) // 2
-            out, *inputs = ctx.saved_tensors[: n + 1]
-            return ctx.op.apply_tangent(out, inputs, tangents[-n:])
-        raise NotImplementedError(
-            f"{ctx.op.name} has no forward-mode derivative of its forward-mode derivative; "
-            "torch.func.jacfwd(torch.func.jacrev(f)) gives second derivatives"
-        )
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, op: Operation, *tensors: Tensor) -> Any:
-        ready = batched(info.batch_size, in_dims[1:], tensors, [True] * len(tensors))
-        return apply(Tangent, op, *ready), 0
-
-
 class Second(Function):  # type: ignore[misc]
-    """(op, wanted, out, g, *inputs, *cotangents) to the gradients of the gradients."""
+    """(op, wanted, out, g, *inputs, *cotangents) to the gradients of the gradients.
+
+    That to g is the tangent of the value, where the cotangents are tangents of the inputs. Alone,
+    it has derivatives.
+    """
 
     @staticmethod
     @uncompiled
@@ -340,18 +298,43 @@ class Second(Function):  # type: ignore[misc]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Tensors, output: Tensors) -> None:
-        ctx.op = inputs[0]
+        ctx.op, wanted, out, _, *rest = inputs
+        ctx.is_tangent = wanted[0] and not any(wanted[1:])
+        if ctx.is_tangent:
+            save(ctx, out, *rest)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        raise NotImplementedError(
-            f"third derivatives of {ctx.op.name} are not implemented; for products with second "
-            "derivatives, torch.autograd.functional.vhp and torch.func need no third ones"
-        )
+        if not ctx.is_tangent:
+            raise NotImplementedError(
+                f"third derivatives of {ctx.op.name} are not implemented; for products with second "
+                "derivatives, torch.autograd.functional.vhp and torch.func need no third ones"
+            )
+        (g,) = cotangents
+        out, *rest = ctx.saved_tensors
+        n, needs = len(rest) // 2, ctx.needs_input_grad[4:]
+        inputs, tangents = rest[:n], rest[n:]
+        of_inputs = of_tangents = (None,) * n
+        if g is not None and any(needs[n:]):
+            grads = apply(Gradients, ctx.op, None, needs[n:], out, g, *inputs)
+            of_tangents = spread(grads, needs[n:])
+        if g is not None and any(needs[:n]):
+            grads = ctx.op.apply_second((False, *needs[:n]), out, g, inputs, tangents)
+            of_inputs = spread(grads, needs[:n])
+        return (None, None, None, None, *of_inputs, *of_tangents)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-        raise NotImplementedError(f"third derivatives of {ctx.op.name} are not implemented")
+        if not ctx.is_tangent:
+            raise NotImplementedError(f"third derivatives of {ctx.op.name} are not implemented")
+        if ctx.op.is_linear:
+            n = len(tangents[4:]) // 2
+            out, *inputs = ctx.saved_tensors[: n + 1]
+            return (ctx.op.apply_tangent(out, inputs, tangents[-n:]),)
+        raise NotImplementedError(
+            f"{ctx.op.name} has no forward-mode derivative of its forward-mode derivative; "
+            "torch.func.jacfwd(torch.func.jacrev(f)) gives second derivatives"
+        )
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, op: Operation, wanted: Wanted, *tensors: Tensor) -> Any:

@@ -95,15 +95,13 @@ class LogMatmulExp(Product):
         found = _computed("logmatmulexp_gradients", self.budget, wanted, a=a, b=b, out=out, g=g)
         return chosen(cast(found, inputs), wanted)
 
-    def tangent(self, out: Tensor, inputs: Tensors, tangents: Tensors) -> Tensor:
-        (a, b), (da, db) = inputs, tangents
-        found = _computed("logmatmulexp_tangent", self.budget, a=a, b=b, out=out, da=da, db=db)
-        return found.to(out.dtype)
-
     def second(
-        self, wanted: Wanted, out: Tensor, g: Tensor, inputs: Tensors, cotangents: Tensors
+        self, wanted: Wanted, out: Tensor, g: Tensor | None, inputs: Tensors, cotangents: Tensors
     ) -> Tensors:
         (a, b), (u, v) = inputs, cotangents
+        if g is None:
+            given = {"a": a, "b": b, "out": out, "da": u, "db": v}
+            return (_computed("logmatmulexp_tangent", self.budget, **given).to(out.dtype),)
         arrays = {"a": a, "b": b, "out": out, "g": g, "u": u, "v": v}
         of_a, of_b, of_g = _computed("logmatmulexp_second", self.budget, **arrays)
         return chosen(cast((of_g, of_a, of_b), (g, a, b)), wanted)
@@ -135,14 +133,15 @@ class MaxPlus(Product):
 
         return chosen(cast(on_arrays(both, indices=out, g=g), inputs), wanted)
 
-    def tangent(self, out: Tensor, inputs: Tensors, tangents: Tensors) -> Tensor:
-        dtype = result_dtype(*inputs)
+    def second(
+        self, wanted: Wanted, out: Tensor, g: Tensor | None, inputs: Tensors, cotangents: Tensors
+    ) -> Tensors:
         da, db = (
             x.new_zeros(()).expand(x.shape) if dx is None else dx
-            for x, dx in zip(inputs, tangents, strict=True)
+            for x, dx in zip(inputs, cotangents, strict=True)
         )
         found = _computed("maxplus_tangent", self.budget, da=da, db=db, indices=out)
-        return found.to(dtype)
+        return (found.to(result_dtype(*inputs)),)
 
     def apply_second(
         self, wanted: Wanted, out: Tensor, g: Tensor, inputs: Tensors, cotangents: Tensors

@@ -74,21 +74,10 @@ class ChainOperation(Operation):
         with ctx.computing():
             return ctx.hand_back(_chain_calls.compute(operation, ctx, chain, self.workspace))
 
-    def tangent(self, out: Tensor, inputs: Tensors, tangents: Tensors) -> Tensor:
-        # The product with the Jacobian is the derivative of that with its transpose.
-        (tangent,) = self._second((True, *(False for _ in inputs)), None, inputs, tangents)
-        return tangent.to(result_dtype(*inputs))
-
     def second(
-        self, wanted: Wanted, out: Tensor, g: Tensor, inputs: Tensors, cotangents: Tensors
+        self, wanted: Wanted, out: Tensor, g: Tensor | None, inputs: Tensors, cotangents: Tensors
     ) -> Tensors:
-        found = self._second(wanted, g, inputs, cotangents)
-        return cast(found, chosen((g, *inputs), wanted))
-
-    def _second(
-        self, wanted: Wanted, g: Tensor | None, inputs: Tensors, cotangents: Tensors
-    ) -> Tensors:
-        """Return what `second` does, in float64; g is ones by default.
+        """Return what every operation does.
 
         Raises
         ------
@@ -96,16 +85,18 @@ class ChainOperation(Operation):
             Where the recursion's value or gradients are not those that are certified.
         """
         with _recording():
-            leaves, out = self._recorded(inputs)
-            g = torch.ones_like(out) if g is None else g.double()
-            g = g.detach().requires_grad_()
-            gradients = self._gradients(leaves, out, g, create_graph=True)
-            product = 0 * g.sum()
+            leaves, written = self._recorded(inputs)
+            weights = torch.ones_like(written) if g is None else g.double()
+            weights = weights.detach().requires_grad_()
+            gradients = self._gradients(leaves, written, weights, create_graph=True)
+            product = 0 * weights.sum()
             for x, direction in zip(gradients, cotangents, strict=True):
                 if direction is not None:
                     product = product + (x * direction.detach()).sum()
-            asked = chosen((g, *leaves), wanted)
-            return torch.autograd.grad(product, asked, materialize_grads=True)  # type: ignore[no-any-return]
+            asked = chosen((weights, *leaves), wanted)
+            found = torch.autograd.grad(product, asked, materialize_grads=True)
+        like = written.new_empty(0, dtype=result_dtype(*inputs)) if g is None else g
+        return cast(found, chosen((like, *inputs), wanted))
 
     def _recorded(self, inputs: Tensors) -> tuple[Tensors, Tensor]:
         """Return float64 copies of the inputs, and what the recursion makes of them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from arraylogchain._compiled.loops.compiling import compiled, inner
-from arraylogchain._compiled.loops.numbers import INF, log_of, power_of_two, two_sum
+from arraylogchain._compiled.loops.numbers import INF, log_of, power_of_two
 from arraylogchain._compiled.loops.recursion import (
     begin_row,
     row_of,
@@ -58,8 +58,8 @@ def filter_steps(block, states, shares, logs):
                     w *= power_of_two(e[k] - more)
                 shares[r, t - start, k] = w / total if 0.0 < total < INF else nothing
             if 0.0 < total < INF:
-                high, rest = two_sum(scale[HIGH], -high)
                 more += scale[POWER] - n
-                logs[r, t - start] = log_of(total / before, more, high, scale[LOW] - low + rest)
+                high, low = scale[HIGH] - high, scale[LOW] - low
+                logs[r, t - start] = log_of(total / before, more, high, low)
             else:  # after 0 or infinity it is the same at all later steps
                 logs[r, t - start] = -INF if total == 0.0 else total

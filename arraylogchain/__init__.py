@@ -2,6 +2,7 @@
 
 from arraylogchain import vjp
 from arraylogchain.chain import ChainPath, ChainPosterior, FilteredChain, LogChain
+from arraylogchain.einsum import EinsumPlan, logeinsumexp, maxplus_einsum, plan_einsum
 from arraylogchain.padding import PaddedStates, pad_states
 from arraylogchain.plan import Plan
 from arraylogchain.products import (
@@ -17,6 +18,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ChainPath",
     "ChainPosterior",
+    "EinsumPlan",
     "FilteredChain",
     "LogChain",
     "MaxPlusProduct",
@@ -24,9 +26,12 @@ __all__ = [
     "Plan",
     "__version__",
     "logchainexp",
+    "logeinsumexp",
     "logmatmulexp",
     "matmul",
+    "maxplus_einsum",
     "maxplus_matmul",
     "pad_states",
+    "plan_einsum",
     "vjp",
 ]

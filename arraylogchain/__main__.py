@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from arraylogchain import __version__
-from arraylogchain._cli.demo import Size, print_demo
+from arraylogchain._cli.demo import FULL_SIZE, Size, print_demo
 from arraylogchain._cli.environment import UnavailableError, describe
 from arraylogchain._cli.files import FileProblemError, solve
-from arraylogchain._cli.forum import FULL_SIZE
 
 _EXIT_USAGE = 2
 _EXIT_INTERRUPTED = 130

@@ -188,13 +188,25 @@ def is_traced() -> bool:
     return bool(torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
 
 
+def is_lazy(*arrays: Any) -> bool:
+    """Tell whether there is a Dask array: values are not at hand, and only workers compute."""
+    dask = sys.modules.get("dask.array")
+    return dask is not None and any(isinstance(x, dask.Array) for x in arrays)
+
+
 def detached(x: Array) -> Array:
     """Return a tensor without its part in autograd, and any other array as it is."""
     return x.detach() if hasattr(x, "detach") else x
 
 
 def refuse_gradients(given: Mapping[str, Array]) -> None:
-    """Raise rather than return a result that silently carries no gradient."""
+    """Raise rather than return a result that silently carries no gradient, or fail on Dask."""
+    for name, x in given.items():
+        if is_lazy(x):
+            raise TypeError(
+                f"{name} is a Dask array, and is needed in memory here; {name}.compute() brings it "
+                "there, and vjp.log_partition has gradients of Dask arrays"
+            )
     torch = sys.modules.get("torch")
     if torch is None or not torch.is_grad_enabled():
         return

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from arraylogchain import _dispatch
 from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._inputs.chain import Chain
@@ -83,6 +85,9 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
 
 def log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> Array:
     """Return the log weights of paths [..., T]; those past a row's length are ignored."""
+    shape = np.broadcast_shapes(shape_of(states)[:-1], chain.batch)
+    if chain.num_states == 0 or 0 in shape:
+        return ctx.xp.full(shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
     function = _dispatch.for_chain("log_weight", ctx, chain, workspace)
     return function(ctx, chain, workspace, states)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from arraylogchain._context import Array, Context
@@ -64,6 +64,8 @@ def implementation(operation: str, backend: str) -> Callable[..., Any]:
 def for_chain(operation: str, ctx: Context, chain: Chain, workspace: int) -> Callable[..., Any]:
     """Return the function that computes an operation on a chain."""
     route = choose(operation, sizes_of(chain), backends(operation, ctx, chain), workspace).route
+    if route == "kernel":
+        return partial(_by_kernels, operation)
     return implementation(operation, ROUTES[route])
 
 
@@ -72,6 +74,7 @@ def backends(operation: str, ctx: Context, chain: Chain) -> tuple[str, ...]:
     table = CHAINS[operation]
     if ctx.kernels is not None and "cuda" in table:
         has_kernels = implementation("has_kernels", "cuda")(ctx, chain)
+        has_kernels = has_kernels and not _have_failed(operation, ctx)
         return ("array", "cuda") if has_kernels else ("array",)
     has_loops = "compiled" in table and _has_loops(ctx)
     return ("array", "compiled") if has_loops else ("array",)
@@ -88,10 +91,27 @@ def _has_loops(ctx: Context) -> bool:
 
 def product(operation: str, ctx: Context, layout: Fold, *args: Any, **options: Any) -> Any:
     """Compute an operation on a product of two operands, which `layout` is the fold of."""
-    backend = "array"
-    if ctx.kernels is not None and "cuda" in PRODUCTS[operation] and _kernels_take(layout):
-        backend = "cuda"
-    return implementation(operation, backend)(ctx, layout, *args, **options)
+    has_kernels = ctx.kernels is not None and "cuda" in PRODUCTS[operation]
+    if has_kernels and _kernels_take(layout) and not _have_failed(operation, ctx):
+        return _by_kernels(operation, ctx, layout, *args, **options)
+    return implementation(operation, "array")(ctx, layout, *args, **options)
+
+
+def _have_failed(operation: str, ctx: Context) -> bool:
+    """Tell whether kernels were found to be wrong on this device."""
+    from arraylogchain._cuda import self_check
+
+    return self_check.has_failed(ctx.kernels, operation)
+
+
+def _by_kernels(operation: str, ctx: Context, *args: Any, **options: Any) -> Any:
+    """Return what kernels compute; if they prove to be wrong, what array operations do."""
+    from arraylogchain._cuda import self_check
+
+    found = implementation(operation, "cuda")(ctx, *args, **options)
+    if self_check.is_trusted(ctx, operation):
+        return found
+    return implementation(operation, "array")(ctx, *args, **options)
 
 
 def logsumexp_where(ctx: Context, *args: Any) -> Array:

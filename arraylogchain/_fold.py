@@ -49,10 +49,10 @@ class Fold:
         return not self.row_axes and not self.col_axes
 
     def view_a(self, xp: Any, a: Array) -> Array:
-        return self._view(xp, a, self.a_shape, (*self.row_axes, -2, -1), drop=self.col_axes)
+        return self._view(xp, a, 0)
 
     def view_b(self, xp: Any, b: Array) -> Array:
-        return self._view(xp, b, self.b_shape, (-2, *self.col_axes, -1), drop=self.row_axes)
+        return self._view(xp, b, 1)
 
     def view_out(self, xp: Any, out: Array) -> Array:
         """View an array of shape [*broadcast batch, M, N] as [*batch, *rows, *cols]."""
@@ -62,15 +62,31 @@ class Fold:
         order = (*self.batch_axes, *self.row_axes, nd - 2, *self.col_axes, nd - 1)
         return xp.permute_dims(out, order)
 
-    def _view(self, xp: Any, x: Array, shape: Shape, last: Shape, drop: Shape) -> Array:
+    def _view(self, xp: Any, x: Array, side: int) -> Array:
+        shape = (self.a_shape, self.b_shape)[side]
         if x.shape != shape:
             x = xp.reshape(x, shape)
         if self.is_identity:
             return x
-        nd = len(shape)
-        order = (*drop, *self.batch_axes, *(axis % nd for axis in last))
+        dropped, order = self._order(side)
         x = xp.permute_dims(x, order)
-        return x[(0,) * len(drop) + (...,)] if drop else x
+        return x[(0,) * dropped + (...,)] if dropped else x
+
+    def restored(self, xp: Any, x: Array, side: int) -> Array:
+        """Return what has the elements of `view_a` (side 0) or `view_b` (1) as their operand."""
+        shape = (self.a_shape, self.b_shape)[side]
+        _, order = self._order(side)
+        x = xp.reshape(x, tuple(shape[axis] for axis in order))
+        return xp.permute_dims(x, tuple(order.index(axis) for axis in range(len(order))))
+
+    def _order(self, side: int) -> tuple[int, Shape]:
+        """Return an operand's axes in the order of its view, and how many of them are left out."""
+        nd = len(self.a_shape)
+        if side == 0:
+            own = (*self.batch_axes, *self.row_axes, nd - 2, nd - 1)
+            return len(self.col_axes), (*self.col_axes, *own)
+        own = (*self.batch_axes, nd - 2, *self.col_axes, nd - 1)
+        return len(self.row_axes), (*self.row_axes, *own)
 
 
 @lru_cache(maxsize=256)

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path, PurePosixPath
 
@@ -50,6 +51,8 @@ def share(work: Work, count: int, block: int, workers: int | None = None) -> Non
     limit = num_workers() if workers is None else workers
     helpers = min(limit, -(-count // block)) - 1
     starts = deque(range(0, count, block))
+    # Emptied at the end: helpers that never began stay in the pool's queue until a thread is free.
+    held = [work]
 
     def take_blocks() -> None:
         try:
@@ -58,7 +61,7 @@ def share(work: Work, count: int, block: int, workers: int | None = None) -> Non
                     start = starts.popleft()
                 except IndexError:
                     return
-                work(start, min(start + block, count))
+                held[0](start, min(start + block, count))
         except BaseException:
             starts.clear()
             raise
@@ -69,8 +72,20 @@ def share(work: Work, count: int, block: int, workers: int | None = None) -> Non
     finally:
         running = [future for future in futures if not future.cancel()]
         wait(running)
+        held.clear()
     for future in running:
         future.result()
+
+
+@contextmanager
+def single() -> Iterator[None]:
+    """Let this thread work alone, as one of many that somebody else has started."""
+    before = getattr(_thread, "is_helper", False)
+    _thread.is_helper = True
+    try:
+        yield
+    finally:
+        _thread.is_helper = before
 
 
 @cache

@@ -11,7 +11,14 @@ import numpy as np
 
 from arraylogchain import _chain_calls, _dispatch
 from arraylogchain._array.products.tiling import check_workspace
-from arraylogchain._arrays import dtype_name, is_differentiated, is_traced, on_host, promote
+from arraylogchain._arrays import (
+    dtype_name,
+    is_differentiated,
+    is_lazy,
+    is_traced,
+    on_host,
+    promote,
+)
 from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._inputs import arguments
 from arraylogchain._inputs.chain import Chain, enter_chain, make_chain
@@ -101,6 +108,14 @@ class LogChain:
     8.0
     """
 
+    def __new__(cls, log_potentials: Array = None, **options: Any) -> LogChain:
+        """Make a chain of Dask arrays where there is one."""
+        if is_lazy(log_potentials, *options.values()):
+            from arraylogchain._dask.chain import LazyChain
+
+            cls = LazyChain
+        return super().__new__(cls)
+
     def __init__(
         self,
         log_potentials: Array,
@@ -130,7 +145,7 @@ class LogChain:
         self.lengths = lengths
         arguments.refuse_lists(self.arrays)
         self._entered: tuple[Context, Chain] | None = None
-        if is_traced():
+        if is_traced() or is_lazy(*self.arrays.values(), lengths):
             # Values, those of lengths included, are not at hand.
             shapes = {name: shape_of(x) for name, x in self.arrays.items()}
             self._batch = arguments.check_shapes(shapes)
@@ -290,10 +305,7 @@ class LogChain:
         ctx, chain = self._enter()
         with ctx.computing():
             states = _chain_calls.compute("viterbi", ctx, chain, self._workspace)
-            path = states
-            if chain.lengths is not None:
-                path = ctx.xp.where(states < 0, ctx.xp.zeros_like(states), states)
-            weight = _chain_calls.log_weight(ctx, chain, self._workspace, path)
+            weight = _chain_calls.log_weight(ctx, chain, self._workspace, states)
             return ChainPath(ctx.hand_back(states), ctx.hand_back(weight))
 
     def log_weight(self, states: Array) -> Array:

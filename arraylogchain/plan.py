@@ -51,10 +51,16 @@ KINDS = {
 _KERNEL_STEP, _DEVICE_STEP = 3e-6, 2e-4
 
 # Segments of time: their least length, enough for most chains to forget what they began with; most
-# rows side by side; passes over a chain that guessing takes, verification included; what it costs
-# besides, in steps.
-_SEGMENT_STEPS, _SEGMENT_ROWS, _SEGMENT_PASSES, _SEGMENT_OVERHEAD = 64, 4096, 1.75, 200
-_SEGMENTED = ("log_partition",)
+# rows side by side; what they cost besides, in steps; and by operation, how many times the work of
+# going step by step they take, guesses and their verification included.
+_SEGMENT_STEPS, _SEGMENT_ROWS, _SEGMENT_OVERHEAD = 64, 4096, 200
+_SEGMENT_PASSES = {
+    "log_partition": 1.75,
+    "marginals": 2.5,
+    "expected_transitions": 2.5,
+    "posterior": 2.5,
+    "value_and_pullback": 2.5,
+}
 
 _ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -95,7 +101,7 @@ def choose(operation: str, sizes: Sizes, backends: tuple[str, ...], workspace: i
     """Choose the route for an operation among the implementations that there are."""
     segments = count_segments(operation, sizes, workspace)
     if "cuda" in backends:
-        steps = _SEGMENT_PASSES * (sizes.num_steps // segments)
+        steps = _SEGMENT_PASSES.get(operation, 1.0) * (sizes.num_steps // segments)
         if segments > 1 and steps * _DEVICE_STEP < sizes.num_steps * _KERNEL_STEP:
             return Choice("segments", "a kernel would take step by step", segments)
         return Choice("kernel", "the arrays are on a CUDA device")
@@ -126,10 +132,14 @@ def least_workspace(num_steps: int, num_states: int) -> int:
 def seconds(operation: str, backend: str, sizes: Sizes, segments: int = 1) -> float:
     """Predict the time of an operation."""
     cost = COSTS[KINDS[operation]][backend]
-    return math.fsum(a * b for a, b in zip(cost, terms(backend, sizes, segments), strict=True))
+    return math.fsum(
+        a * b for a, b in zip(cost, terms(operation, backend, sizes, segments), strict=True)
+    )
 
 
-def terms(backend: str, sizes: Sizes, segments: int = 1) -> tuple[float, float, float, float]:
+def terms(
+    operation: str, backend: str, sizes: Sizes, segments: int = 1
+) -> tuple[float, float, float, float]:
     """Return how often there is what `Cost` has the seconds of."""
     steps: float = sizes.num_steps
     passes = 1.0
@@ -138,7 +148,7 @@ def terms(backend: str, sizes: Sizes, segments: int = 1) -> tuple[float, float, 
         passes = 2.0 if sizes.groups * sizes.rows == 1 else 1.0
         steps = passes * sizes.num_real
     elif segments > 1:
-        passes = _SEGMENT_PASSES
+        passes = _SEGMENT_PASSES[operation]
         steps = passes * sizes.num_steps / segments + _SEGMENT_OVERHEAD
     entries = passes * sizes.num_real * sizes.num_states
     return 1.0, steps, entries, entries * sizes.num_states
@@ -147,7 +157,7 @@ def terms(backend: str, sizes: Sizes, segments: int = 1) -> tuple[float, float, 
 def count_segments(operation: str, sizes: Sizes, workspace: int) -> int:
     """Return how many segments of time pay for array operations, 1 for none."""
     chains, count = sizes.groups * sizes.rows, sizes.num_steps - 1
-    if operation not in _SEGMENTED or sizes.is_ragged or chains > 64:
+    if operation not in _SEGMENT_PASSES or sizes.is_ragged or chains > 64:
         return 1
     fit = min(_SEGMENT_ROWS, workspace // 32 // (8 * max(sizes.num_states, 1))) // max(chains, 1)
     segments = count // max(_SEGMENT_STEPS, math.ceil(count / max(fit, 1)))
@@ -237,7 +247,7 @@ def plan_chain(
     choice = choose(operation, sizes, backends, workspace)
     given = (chain.transitions, chain.potentials, chain.initial, chain.final)
     products = (sizes.num_real - chain.num_rows) * (2 * size * size + size)
-    passes = _SEGMENT_PASSES if choice.segments > 1 else 1
+    passes = _SEGMENT_PASSES[operation] if choice.segments > 1 else 1
     return Plan(
         operation=operation,
         batch=chain.batch,

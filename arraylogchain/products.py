@@ -9,7 +9,7 @@ from typing import NamedTuple
 from arraylogchain import _dispatch
 from arraylogchain._array.products.pair_tree import array_tree, multiply_stack
 from arraylogchain._array.products.tiling import check_workspace
-from arraylogchain._arrays import enter, is_differentiated
+from arraylogchain._arrays import enter, is_differentiated, is_lazy
 from arraylogchain._context import Array, shape_of
 from arraylogchain._fold import Shape, check_batches, fold
 
@@ -60,6 +60,8 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Array:
     (1000, 8, 1, 32)
     """
     budget = check_workspace(workspace)
+    if is_lazy(a, b):
+        return _lazy().matmul(a, b, budget)
     if is_differentiated(a, b):
         return _differentiable().matmul(a, b, budget)
     ctx, given = enter({"a": a, "b": b})
@@ -73,6 +75,13 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Array:
 def _differentiable() -> ModuleType:
     """Return the functions for tensors that autograd follows; torch is loaded by then."""
     from arraylogchain._torch import products
+
+    return products
+
+
+def _lazy() -> ModuleType:
+    """Return the functions for Dask arrays; Dask is loaded by then."""
+    from arraylogchain._dask import products
 
     return products
 
@@ -121,6 +130,8 @@ def logmatmulexp(a: Array, b: Array, /, *, workspace: int | None = None) -> Arra
     array([[-799.30685282]])
     """
     budget = check_workspace(workspace)
+    if is_lazy(a, b):
+        return _lazy().logmatmulexp(a, b, budget)
     if is_differentiated(a, b):
         return _differentiable().logmatmulexp(a, b, budget)
     ctx, given = enter({"a": a, "b": b})
@@ -165,6 +176,8 @@ def maxplus_matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Ma
     (array([[5.]]), array([[0]]))
     """
     budget = check_workspace(workspace)
+    if is_lazy(a, b):
+        return MaxPlusProduct(*_lazy().maxplus_matmul(a, b, budget))
     if is_differentiated(a, b):
         return MaxPlusProduct(*_differentiable().maxplus_matmul(a, b, budget))
     ctx, given = enter({"a": a, "b": b})
@@ -208,6 +221,8 @@ def logchainexp(matrices: Array | Sequence[Array], /, *, workspace: int | None =
     budget = check_workspace(workspace)
     if isinstance(matrices, (list, tuple)):
         return _sequence_product(matrices, budget)
+    if is_lazy(matrices):
+        return _lazy().logchainexp_stack(matrices, budget)
     if is_differentiated(matrices):
         return _differentiable().logchainexp_stack(matrices, budget)
     ctx, given = enter({"matrices": matrices})
@@ -229,6 +244,8 @@ def _sequence_product(matrices: Sequence[Array], budget: int) -> Array:
     if not matrices:
         raise ValueError("matrices is an empty sequence; the product of none has no shape")
     given: Mapping[str, Array] = {f"matrices[{i}]": x for i, x in enumerate(matrices)}
+    if is_lazy(*matrices):
+        return _lazy().logchainexp_sequence(given, budget)
     if is_differentiated(*matrices):
         return _differentiable().logchainexp_sequence(given, budget)
     ctx, given = enter(given)

@@ -17,8 +17,10 @@ from arraylogchain import _dispatch, products
 from arraylogchain._array.products.pair_tree import Step, array_tree, identities
 from arraylogchain._array.products.pair_tree_gradients import sequence_gradients, stack_gradient
 from arraylogchain._array.products.tiling import check_workspace
-from arraylogchain._arrays import detached, dtype_name, enter, promote, refuse_gradients
+from arraylogchain._arrays import detached, dtype_name, enter, is_lazy, promote, refuse_gradients
 from arraylogchain._context import DOUBLE, SINGLE, Array, Context, shape_of
+from arraylogchain._einsum.equations import contractions
+from arraylogchain._einsum.evaluation import evaluate
 from arraylogchain._fold import fold
 from arraylogchain._inputs.chain import PARTS
 from arraylogchain.chain import LogChain
@@ -28,6 +30,7 @@ __all__ = [
     "ChainGradients",
     "log_partition",
     "logchainexp",
+    "logeinsumexp",
     "logmatmulexp",
     "matmul",
     "maxplus_matmul",
@@ -284,6 +287,70 @@ def logchainexp(
     return value, pullback
 
 
+def logeinsumexp(
+    equation: str, *operands: Array, optimize: Any = "auto", workspace: int | None = None
+) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
+    """Return `arraylogchain.logeinsumexp` and its pullback.
+
+    The pullback keeps all results in between.
+
+    Parameters
+    ----------
+    equation : str
+        As `numpy.einsum` takes it.
+    *operands : array
+        Logarithms, of one library and device; -inf is an exact zero.
+    optimize : str, bool, sequence of tuples of int, or optimizer
+        The order of contraction, as `opt_einsum.contract_path` takes it.
+    workspace : int, optional
+        Bytes that temporaries of each product may take, in each of the value and a call of the
+        pullback. Default: 64 MiB.
+
+    Returns
+    -------
+    value : array
+    pullback : callable
+        Takes a cotangent of the value's shape, library and device; returns a tuple of the gradients
+        of the operands, of their shapes and dtypes.
+
+    Raises
+    ------
+    TypeError
+        If an operand is not an array of real floating-point numbers, or their libraries differ.
+    ValueError
+        If the equation, shapes or devices do not fit, or the workspace is too small.
+    ImportError
+        If there are more than two operands, and opt_einsum is not installed (extra ``einsum``).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> value, pullback = logeinsumexp("i,i->", np.zeros(2), np.log([0.25, 0.75]))
+    >>> tuple(g.tolist() for g in pullback(1.0))
+    ([0.25, 0.75], [0.25, 0.75])
+    """
+    check_workspace(workspace)
+    plan = contractions(equation, operands, optimize)
+    given = {f"operands[{i}]": x for i, x in enumerate(operands)}
+    refuse_gradients(given)
+    ctx, ready = enter(given)
+
+    def multiply(a: Array, b: Array) -> tuple[Array, PairPullback]:
+        return logmatmulexp(a, b, workspace=workspace)
+
+    with ctx.computing():
+        out, pull = evaluate(ctx.xp, plan, list(ready.values()), multiply)
+        value = ctx.hand_back(ctx.xp.asarray(out))
+
+    def pullback(cotangent: Array) -> tuple[Array, ...]:
+        inner, again, g = _enter_pullback(given, value, cotangent)
+        with inner.computing():
+            g = inner.xp.where(inner.xp.isinf(again["value"]), inner.xp.zeros_like(g), g)
+            return tuple(map(inner.hand_back, pull(g)))
+
+    return value, pullback
+
+
 class ChainGradients(NamedTuple):
     """Gradients with respect to the arrays of a chain, None for what was not given or not wanted.
 
@@ -342,6 +409,10 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     """
     if not isinstance(chain, LogChain):
         raise TypeError(f"chain must be a LogChain, got {type(chain).__name__}")
+    if is_lazy(*chain.arrays.values(), chain.lengths):
+        from arraylogchain._dask.chain import value_and_pullback
+
+        return value_and_pullback(chain)
     refuse_gradients(chain.arrays)
     ctx, value, raw = chain._value_and_pullback()
     fields = dict(zip(ChainGradients._fields, PARTS, strict=True))
@@ -349,11 +420,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     def pullback(
         cotangent: Array, wanted: Collection[str] = ChainGradients._fields
     ) -> ChainGradients:
-        unknown = set(wanted).difference(fields)
-        if isinstance(wanted, str) or unknown:
-            raise ValueError(
-                f"wanted is {wanted!r}; it must be a collection of names among {', '.join(fields)}"
-            )
+        check_wanted(wanted)
         inputs = {name: detached(x) for name, x in chain.arrays.items()}
         _, _, g = _enter_pullback(inputs, value, cotangent)
         given = {name.removeprefix("log_") for name in inputs}
@@ -365,6 +432,16 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         return ChainGradients(*map(gradients.get, PARTS))
 
     return value, pullback
+
+
+def check_wanted(wanted: Collection[str]) -> None:
+    """Raise where a pullback is asked for gradients that there are not."""
+    unknown = set(wanted).difference(ChainGradients._fields)
+    if isinstance(wanted, str) or unknown:
+        raise ValueError(
+            f"wanted is {wanted!r}; it must be a collection of names among "
+            f"{', '.join(ChainGradients._fields)}"
+        )
 
 
 def _enter_pullback(

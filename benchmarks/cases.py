@@ -31,6 +31,7 @@ from benchmarks.definitions import (
 )
 from benchmarks.gradient_cases import GRADIENT_CASES
 from benchmarks.path_cases import PATH_CASES
+from benchmarks.range_cases import RANGE_CASES
 
 AB = ("a", "b")
 
@@ -41,7 +42,7 @@ LOG_PRODUCT = (
     Contestant("np.matmul, same shape", np.matmul, AB, is_yardstick=True),
     Contestant(PLAIN, run.exp_matmul_log, AB),
     Contestant(NUMPY_LSE, run.numpy_logsumexp, AB),
-    Contestant(SCIPY_LSE, run.blocked_scipy_logsumexp, AB),
+    Contestant(SCIPY_LSE, run.blocked_scipy_logsumexp, AB, requires=("scipy",)),
     Contestant(SEMIRING, run.semiring_product, AB, **WITH_SEMIRING),
 )
 BANDED = (
@@ -293,4 +294,4 @@ VALUE_CASES = (
     ),
 )
 
-CASES = (*VALUE_CASES, *CHAIN_CASES, *GRADIENT_CASES, *PATH_CASES)
+CASES = (*VALUE_CASES, *CHAIN_CASES, *GRADIENT_CASES, *PATH_CASES, *RANGE_CASES)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp as scipy_logsumexp
 
 import arraylogchain as alc
 
@@ -80,7 +79,9 @@ def numpy_logsumexp(a: Array, b: Array) -> Array:
 
 
 def blocked_scipy_logsumexp(a: Array, b: Array) -> Array:
-    return _in_blocks(a, b, lambda terms: scipy_logsumexp(terms, axis=-1))
+    from scipy.special import logsumexp
+
+    return _in_blocks(a, b, lambda terms: logsumexp(terms, axis=-1))
 
 
 def numpy_maxplus(a: Array, b: Array) -> Array:

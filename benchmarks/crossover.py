@@ -158,7 +158,7 @@ def fit(rows: Sequence[Row], kind: str, backend: str) -> dict[str, float]:
     for row in rows:
         if plan.KINDS[row.operation] == kind:
             segments = plan.count_segments(row.operation, row.sizes, DEFAULT_WORKSPACE)
-            terms.append(plan.terms(backend, row.sizes, segments))
+            terms.append(plan.terms(row.operation, backend, row.sizes, segments))
             seconds.append(getattr(row, backend))
     scaled = np.asarray(terms) / np.asarray(seconds)[:, None]
     found = nnls(scaled, np.ones(len(seconds)))[0]

@@ -29,9 +29,8 @@ def over_tensor_cores(a: Any, b: Any) -> Any:
     context, given = enter({"a": a, "b": b})
     if context.kernels is None:  # the tests have no device
         return alc.logmatmulexp(a, b)
-    arguments = (fold(a.shape, b.shape), *given.values(), context.result_name)
-    workspace = check_workspace(None)
-    out = logmatmulexp(context.kernels, *arguments, workspace, tensor_cores=True)
+    layout, workspace = fold(a.shape, b.shape), check_workspace(None)
+    out = logmatmulexp(context, layout, *given.values(), workspace, tensor_cores=True)
     return context.hand_back(out)
 
 

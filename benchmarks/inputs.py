@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from arraylogchain._cli.forum import random_problem
+from arraylogchain._cli.demo import random_problem
 
 Inputs = dict[str, NDArray[Any]]
 Shape = Sequence[int]
@@ -91,8 +91,8 @@ def banded_pair(rng: np.random.Generator, n: int, zeros: float) -> Inputs:
 
 def forum(rng: np.random.Generator, n: int, t: int, v: int, c: int) -> Inputs:
     """The forum's model: x, bulk and p0."""
-    problem = random_problem((n, t, v, c), seed=int(rng.integers(2**31)))
-    return {"x": problem.x, "bulk": problem.bulk, "p0": problem.p0}
+    x, bulk, p0 = random_problem((n, t, v, c), seed=int(rng.integers(2**31)))
+    return {"x": x, "bulk": bulk, "p0": p0}
 
 
 def forum_and_ones(rng: np.random.Generator, n: int, t: int, v: int, c: int) -> Inputs:

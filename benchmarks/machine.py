@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -80,6 +81,18 @@ def describe_versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def describe_commit() -> str:
+    """Return the commit of this checkout, and whether files differ from it."""
+    command = ["git", "describe", "--always", "--dirty", "--match="]
+    try:
+        found = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return found.stdout.strip()
 
 
 def _blas_kernels() -> list[str]:

@@ -124,15 +124,29 @@ def run_case(case: Case, settings: Settings, progress: Progress, device: Device)
 
 def outcome(case: Case, sizes: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Any]:
     """Return what goes into the JSON file about a case."""
+    reduced = dict(sizes) != dict(case.sizes)
     return {
         "name": case.name,
-        "title": case.title,
+        "title": f"{case.name}, reduced" if reduced else case.title,
         "has_gradients": case.has_gradients,
         "has_paths": case.has_paths,
         "has_capacity": case.has_capacity,
         "sizes": dict(sizes),
-        "results": [asdict(result) for result in results],
+        "results": [_record(result) for result in results],
     }
+
+
+def _record(result: Result) -> dict[str, Any]:
+    """Return what is kept of a result: of its times their number and what they sum up to."""
+    kept = asdict(result)
+    kept["rounds"] = len(kept.pop("seconds"))
+    del kept["device_seconds"]
+    return {name: _rounded(value) for name, value in kept.items()}
+
+
+def _rounded(value: Any) -> Any:
+    """Keep seven digits of a float."""
+    return float(f"{value:.6e}") if isinstance(value, float) else value
 
 
 def not_run_at_all(case: Case, reason: str) -> dict[str, Any]:

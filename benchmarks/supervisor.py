@@ -77,5 +77,9 @@ def load(path: Path) -> dict[str, Any]:
 def save(path: Path, content: dict[str, Any]) -> None:
     """Write a file of results, whole at any moment."""
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    rest = {key: value for key, value in content.items() if key != "cases"}
+    cases = ",\n".join(json.dumps(case, ensure_ascii=False) for case in content["cases"])
+    head = json.dumps(rest, indent=1, ensure_ascii=False).removesuffix("\n}")
+    # A case on each line.
+    part.write_text(f'{head},\n "cases": [\n{cases}\n]}}\n', encoding="utf-8")
     part.replace(path)

@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from tests import reference
 from tests.checks import check_chain
 from tests.conftest import make_backend
+from tests.error_model import EPS
 from tests.gradient_checks import check_posterior, check_vjp_chain
 from tests.path_checks import Case
 
@@ -21,6 +23,34 @@ def adversarial(seed):
     P[rng.random(P.shape) < rng.choice([0, 0.5])] = 0
     p0 = 10.0 ** (rng.uniform(-1, 1, size=K) * rng.choice([1, 300]))
     return x, (P if T > 1 else P[:1]), p0
+
+
+def check_sum_and_counts(make_chain, seed):
+    """Check the sum, within roundings of the sizes of what is summed, and the number of moves."""
+    x, P, p0 = adversarial(seed)
+    with np.errstate(divide="ignore"):
+        exact = reference.chain(x, np.log(reference.wide(P)), np.log(reference.wide(p0)))
+    chain = make_chain(x, transitions=P, initial=p0)
+    found = chain.log_partition()
+    if np.isinf(exact.log_partition):
+        assert found == exact.log_partition, seed
+        return
+    size = np.abs(np.where(np.isfinite(x), x, 0)).max() + 700
+    bound = EPS["float64"] * (abs(exact.log_partition) + len(x) * size)
+    assert abs(found - exact.log_partition) <= bound, seed
+    moves = len(x) - 1
+    assert abs(chain.expected_transitions().sum() - moves) <= 4 * moves * bound, seed
+
+
+def check_huge_gradients(make_chain, value_and_gradients, rtol):
+    """Check counts of weights whose gradients are huge, and these gradients."""
+    x = np.array([[0, -2000.0], [0, 0], [0, -2000]])
+    for tiny in (1e-300, 1e-304, 1e-306, 1e-308):
+        chain = make_chain(x, transitions=np.array([[[tiny, 0], [0, 1]]]))
+        np.testing.assert_allclose(chain.expected_transitions(), [[[2, 0], [0, 0]]], rtol=rtol)
+        gradient = value_and_gradients(chain)[1](np.array(1.0)).transitions[0, 0, 0]
+        assert gradient == np.finfo(float).max or abs(gradient * tiny / 2 - 1) <= rtol
+        assert (gradient == np.finfo(float).max) == (2 / tiny > np.finfo(float).max)
 
 
 def check_every_operation(seed, in_logs):

@@ -1,13 +1,21 @@
 """Chains computed by compiled loops, in the place of `LogChain`: shared checks then check these."""
 
+from functools import partial
+from unittest.mock import patch
+
 import numpy as np
 
 import arraylogchain as alc
-from arraylogchain._compiled import chains
+from arraylogchain import _chain_calls, _dispatch
 from arraylogchain._context import quiet
 from arraylogchain._inputs.chain import enter_chain
 
 WORKSPACE = 64 << 20
+
+
+def compiled(operation, ctx, chain, workspace):
+    """Select the compiled implementation, in the place of `_dispatch.for_chain`."""
+    return _dispatch.implementation(operation, "compiled")
 
 
 class CompiledChain:
@@ -25,9 +33,9 @@ class CompiledChain:
             object.__setattr__(self.chain, "final", final)
 
     def run(self, operation, *arguments):
-        with quiet():
-            function = getattr(chains, operation)
-            return function(self.ctx, self.chain, self.workspace, *arguments)
+        call = getattr(_chain_calls, operation, partial(_chain_calls.compute, operation))
+        with quiet(), patch.object(_dispatch, "for_chain", compiled):
+            return call(self.ctx, self.chain, self.workspace, *arguments)
 
     def log_partition(self):
         return self.run("log_partition")

@@ -144,20 +144,51 @@ def product_chain_bound(matrices: list[np.ndarray], exact: np.ndarray, dtype: st
 
 
 def _of_products(matrices: list[np.ndarray], dtype: str) -> tuple[int, float]:
-    """Return the number of products of a list of matrices, and what each may err by, in eps.
+    """Return the number of products of a list of matrices, and what each may err by, in eps."""
+    products = len(matrices) - 1
+    K = max(max(m.shape[-2:]) for m in matrices)
+    return products, _of_each(matrices, products, K, dtype)
+
+
+def _of_each(operands: list[np.ndarray], products: int, K: int, dtype: str) -> float:
+    """Return what each of some products of K terms in a sum may err by, in eps.
 
     Every product rounds entries of its own: on the deciding paths these lie, on average over the
     paths, within the sum of the factors' magnitudes and the entropy of the inner paths. Their G is
     below the certificate, and below the spread of the entries.
     """
-    finite = [m[np.isfinite(m)].astype(np.longdouble) for m in matrices]
+    finite = [m[np.isfinite(m)].astype(np.longdouble) for m in operands]
     largest = sum(np.max(np.abs(m), initial=0) for m in finite)
     spread = sum(np.ptp(m) for m in finite if m.size)
-    K = max(max(m.shape[-2:]) for m in matrices)
-    products = len(matrices) - 1
     entropy = products * math.log(max(K, 1))
     gap = min(certificate(dtype), float(2 * spread + entropy))
-    return products, 2 * (largest + entropy) + gap + roundings(K)
+    return 2 * (largest + entropy) + gap + roundings(K)
+
+
+def einsum_bound(
+    operands: list[np.ndarray], exact: np.ndarray, K: int, dtype: str
+) -> np.ndarray | float:
+    """Return the bound for ``logeinsumexp`` of sums with at most K terms each.
+
+    Operands are summed one by one and multiplied in pairs: that many products, in any order.
+    """
+    steps = 2 * len(operands) - 1
+    each = _of_each(operands, steps, K, dtype)
+    return eps_of(dtype) * (2 * np.abs(_finite(exact)) + steps * each) + half_ulp(exact, dtype)
+
+
+def einsum_gradient_bound(
+    operands: list[np.ndarray], gradient: Gradient, K: int, dtype: str
+) -> np.ndarray:
+    """Return the bound for the gradients of ``logeinsumexp``.
+
+    A probability is the product of those of the steps, each of which errs as the sums that it is
+    the ratio of.
+    """
+    steps = 2 * len(operands) - 1
+    each = _of_each(operands, steps, K, dtype)
+    count = 2 * (steps + 1) * each + roundings(gradient.terms) + 32
+    return _gradient_bound(gradient, count, absolute=2 * steps * roundings(K), inner=K, dtype=dtype)
 
 
 # Gradients are sums of cotangents times probabilities p = exp(term - log of the sum), and take part

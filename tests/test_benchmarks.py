@@ -4,6 +4,8 @@ import dataclasses
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,8 @@ import pytest
 from arraylogchain import LogChain
 from arraylogchain._compiled import why_not
 from arraylogchain._threads import num_workers
-from benchmarks import compare, crossover, first_calls, machine, report, runner
+from benchmarks import __main__ as command
+from benchmarks import compare, crossover, first_calls, machine, runner, showcase, tables
 from benchmarks.cases import CASES
 from benchmarks.device import Cpu
 from tests.conftest import import_or_skip
@@ -33,6 +36,11 @@ def test_names_are_unique():
     assert len(BY_NAME) == len(CASES)
 
 
+def test_showcase_names_cases():
+    assert set(showcase.PATTERNS) <= set(BY_NAME)
+    assert len(set(showcase.PATTERNS)) == len(showcase.PATTERNS)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -41,6 +49,7 @@ def test_names_are_unique():
         "chain-left-to-right-20000-40",
         "paths-viterbi-left-to-right-20000-40",
         "elementwise-multiply",
+        "range-1",
     ],
 )
 def test_case_runs(name):
@@ -67,15 +76,13 @@ def test_routes_are_recorded():
     chain = LogChain(np.zeros((10, 3)), transitions=np.ones((1, 3, 3)))
     assert ours["routes"] == [chain.plan("viterbi").route]
     assert other["routes"] == []
-    content = {"cases": [found], "machine": machine.describe_machine(), "versions": {}}
-    text = report.full_report(content | {"date": "today", "quick": False}, "plot.png")
-    assert f"| arraylogchain ({ours['routes'][0]}) |" in text
+    assert f"| arraylogchain ({ours['routes'][0]}) |" in tables.all_contestants(found)
 
 
 def test_override_of_blas_is_told(monkeypatch):
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
-    content = {"machine": machine.describe_machine(), "versions": {}, "date": "", "quick": False}
-    assert "**OPENBLAS_CORETYPE=Haswell: " in report._conditions(content)
+    content = {"machine": machine.describe_machine(), "versions": {}, "date": "", "commit": ""}
+    assert "**OPENBLAS_CORETYPE=Haswell: " in tables.conditions(content | {"quick": False})
     monkeypatch.delenv("OPENBLAS_CORETYPE")
     assert machine.describe_machine()["blas overrides"] == {}
 
@@ -142,3 +149,62 @@ def test_checkouts_are_compared(tmp_path, capsys):
 def test_other_has_to_be_a_checkout(tmp_path):
     with pytest.raises(SystemExit):
         compare.main([str(tmp_path), "--quick", "--only", "logmatmulexp-8"])
+
+
+# the command -------------------------------------------------------------------------------------
+
+# Runs a module where only the required libraries can be imported.
+_BARE = """
+import importlib.machinery, runpy, sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in MISSING:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+MISSING = {"scipy", "torch", "hmmlearn", "dynamax", "jax", "matplotlib", "threadpoolctl",
+           "torch_semiring_einsum", "numba", "cupy"}
+sys.meta_path.insert(0, Missing())
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *a: None if name in MISSING else find(name, *a)
+sys.argv[0] = "benchmarks"
+runpy.run_module("benchmarks", run_name="__main__")
+"""
+
+
+def run_without_extras(*arguments):
+    return subprocess.run(
+        [sys.executable, "-c", _BARE, *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+
+
+def test_list_needs_only_what_is_required():
+    found = run_without_extras("--list")
+    assert found.returncode == 0, found.stderr
+    assert [line.split()[0] for line in found.stdout.splitlines()] == [c.name for c in CASES]
+    assert "not installed, and left out: dynamax, hmmlearn, jax, scipy," in found.stderr
+    assert 'pip install -e ".[bench]"' in found.stderr
+
+
+def test_quick_run_ends_with_a_table(tmp_path):
+    given = ("--quick", "--only", "logmatmulexp-8", "chain-100-3", "--output", str(tmp_path))
+    found = run_without_extras(*given)
+    assert found.returncode == 0, found.stderr
+    table = found.stdout.splitlines()
+    head = next(line for line in table if line.lstrip().startswith("arraylogchain"))
+    assert "fastest other" in head
+    assert any(line.startswith("chain-100-3, reduced") for line in table)
+    assert "A quick run" in found.stdout
+    assert "no plot: matplotlib is not installed" in found.stderr
+    assert len(found.stderr.splitlines()) < 12
+
+
+def test_record_says_which_commit(tmp_path):
+    path = tmp_path / "record.json"
+    assert command.measure([BY_NAME["logmatmulexp-8"]], SETTINGS, path, Cpu()) == 0
+    record = json.loads(path.read_text())
+    assert record["commit"] == machine.describe_commit() != ""
+    (case,) = record["cases"]
+    assert case["results"][0]["rounds"] == SETTINGS.rounds
+    assert "seconds" not in case["results"][0]

@@ -8,12 +8,10 @@ import contextlib
 import dataclasses
 import gc
 import json
-import shutil
 import subprocess
 import sys
 import time
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +25,7 @@ from benchmarks import (
     report,
     runner,
     supervisor,
-    texts,
+    tables,
 )
 from benchmarks import cuda_libraries as libraries
 from benchmarks.cuda_device import Cuda
@@ -38,7 +36,6 @@ from tests.conftest import import_or_skip, skip_or_fail
 SETTINGS = runner.Settings(
     rounds=1, input_sets=2, seconds_per_contestant=1.0, pause=0.0, quick=True
 )
-ROOT = Path(__file__).parents[1]
 # At small sizes, some cases are the same.
 TIMED = {
     (case.make, repr(case.quick_sizes), tuple(each.label for each in case.contestants)): case
@@ -335,13 +332,14 @@ def test_run_that_was_cut_off_goes_on(device, monkeypatch, tmp_path, capsys):
     cases = [case_of(double), *list(TIMED)[:1]]
     path = tmp_path / "found.json"
     codes = iter([-9, 0])
+    begun = command._new_content(SETTINGS, device) | {"running": "a-case"}
 
     def run_process(arguments, check):
         assert arguments[:3] == [sys.executable, "-m", "benchmarks"]
         assert "--stop-after" in arguments
         code = next(codes)
         if code:
-            supervisor.save(path, command._new_content(SETTINGS, device) | {"running": "a-case"})
+            supervisor.save(path, begun)
         else:
             command.measure(cases, SETTINGS, path, device)
         return subprocess.CompletedProcess(arguments, code)
@@ -371,59 +369,29 @@ def test_no_case_is_begun_late(device, tmp_path, capsys):
 
 
 @pytest.fixture
-def recorded(device, tmp_path, monkeypatch, capsys):
-    """The results of a run in a copy of the repository's README and folder of results."""
+def recorded(device, tmp_path, capsys):
+    """The record of a run."""
     names = ("forum-500-1-40-200", "maxplus-1024")
     cases = [case for case in cuda_cases.CASES if case.name in names]
     (limited,) = (case for case in cuda_cases.CASES if case.has_capacity)
     first, *_ = limited.contestants
     cases += [dataclasses.replace(limited, contestants=(first,)), case_of(refuse, double)]
-    results = tmp_path / "benchmarks" / "results"
-    results.mkdir(parents=True)
-    path = results / "2026-01-01-0000-cuda.json"
+    path = tmp_path / "2026-01-01-0000-cuda.json"
     device._description |= {"multiprocessors": 132, "CUDA runtime": 13000, "clocks.sm": "9 MHz"}
     device._description["copy, bytes per second"] = 3.1e12
     command.measure(cases, SETTINGS, path, device)
-    content = json.loads(path.read_text()) | {"quick": False}
-    supervisor.save(path, content)
-    readme = tmp_path / "README.md"
-    shutil.copy(ROOT / "README.md", readme)
-    monkeypatch.setattr(report, "README", readme)
-    monkeypatch.setattr(report, "RESULTS", results)
     return path
 
 
 def test_report(recorded):
-    content = json.loads(recorded.read_text())
+    content = report.read(recorded)
     text = report.full_report(content, "plot.png")
     assert "132 multiprocessors, copies at 3.1 TB/s, CUDA 13.0" in text
-    assert "| | time | × | temporaries | error | wrong | on device | first call |" in text
+    assert "| | time | × | temporaries | error | on device | first call |" in text
     assert "| | rows | a row takes |" in text
     widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
-    assert widths == {4, 9}
-    short = report.short_report(content, recorded)
-    assert "Largest n in 10.75 GiB, t, v, c = 1, 40, 200, with gradients." in short
-
-
-def test_readme_gets_its_block(recorded):
-    begin, end = report.MARKS["cuda"]
-    before = report.README.read_text()
-    if begin not in before:
-        with pytest.raises(SystemExit, match="lacks <!-- benchmarks-cuda"):
-            report.write_readme([recorded])
-        before = f"{before}\n{begin}\n{end}\n"
-        report.README.write_text(before)
-    report.write_readme([recorded])
-    after = report.README.read_text()
-    block = after.partition(begin)[2].partition(end)[0]
-    assert "forum's case n, t, v, c = 500, 1, 40, 200 |" in block
-    assert after.partition(begin)[0] == before.partition(begin)[0]
-    # Where there is a record, reports of other devices leave the block alone.
-    report.write_readme([])
-    assert report.README.read_text() == after
-    recorded.unlink()
-    report.write_readme([])
-    assert f"{begin}\n{texts.NO_GPU_YET}\n{end}" in report.README.read_text()
+    assert widths == {4, 8, 9}
+    assert "| forum-500-1-40-200, reduced |" in tables.overview(content["cases"])
 
 
 def test_plot(recorded):

@@ -10,7 +10,7 @@ import arraylogchain
 from tests.conftest import import_or_skip
 
 # What optional parts of the package import.
-OPTIONAL = {"_compiled": "numba", "_torch": "torch"}
+OPTIONAL = {"_compiled": "numba", "_dask": "dask.array", "_torch": "torch"}
 MODULES = [
     name
     for _, name, _ in pkgutil.walk_packages(arraylogchain.__path__, "arraylogchain.")

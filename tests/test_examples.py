@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import arraylogchain as alc
 from tests.conftest import required
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -52,6 +53,25 @@ def test_forum_model(torch_alone, picture):
     assert_drawn(picture)
 
 
+def test_forum_formulation(capsys):
+    """Right where v - 1 is a power of two, and only there; the library always is."""
+    errors = load("forum_formulation").main([(3, 2, v, 5) for v in (2, 3, 4, 5, 6)])
+    assert max(errors["library"]) < 1e-5
+    assert [error < 1e-5 for error in errors["pairs"]] == [True, True, False, True, False]
+    assert len(capsys.readouterr().out.splitlines()) == 11
+
+
+@pytest.mark.parametrize("size", [(5, 1, 2, 60), (10, 1, 5, 40), (10, 1, 6, 40), (4, 2, 7, 50)])
+def test_memory_of_the_forum_formulation_is_counted_right(size):
+    """What `Plan.pairwise_bytes` says."""
+    example = load("forum_formulation")
+    problem = example.random_problem(*size)
+    plan = alc.LogChain(problem[0], transitions=problem[1], initial=problem[2]).plan()
+    _, _, peak = example.measure(lambda: example.multiply_in_pairs(*problem))
+    # The vectors that are not counted, and Python's own objects, are small beside the matrices.
+    assert 1.0 <= peak / plan.pairwise_bytes < 1.1
+
+
 def test_forum_model_is_a_chain(torch_alone):
     """The module's forward is the formula that the docstring names."""
     model = load("forum_model").ForumModel(t=2, v=3, c=4)
@@ -84,6 +104,21 @@ def test_numpy_training_has_the_gradient_of_its_loss():
     above, below = (loss(parameters + h * direction)[0] for h in (1e-5, -1e-5))
     # Central differences: h² of the third derivative, and eps / h of the loss.
     assert gradient @ direction == pytest.approx((above - below) / 2e-5, abs=1e-9)
+
+
+def test_em_out_of_core(picture):
+    dask = pytest.importorskip("dask")
+    pytest.importorskip("zarr")
+    with dask.config.set(scheduler="threads"):
+        found = load("em_out_of_core").main(
+            blocks=4, rows=50, steps=60, states=3, kinds=5, iterations=8, plot=picture
+        )
+    # A step of EM never makes the likelihood smaller, but for the float32 of the potentials.
+    assert np.all(np.diff(found.log_likelihoods) > -1e-6)
+    assert found.log_likelihoods[-1] > found.log_likelihoods[0] + 0.01
+    for probabilities in found.model:
+        np.testing.assert_allclose(probabilities.sum(-1), 1)
+    assert_drawn(picture)
 
 
 def test_batched_linear(torch_alone, picture):

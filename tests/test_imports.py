@@ -10,7 +10,12 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "arraylogchain"
 # Imported within functions, when a call needs them; they may import whoever calls them.
-LAZY = ("arraylogchain._compiled", "arraylogchain._cuda", "arraylogchain._torch")
+LAZY = (
+    "arraylogchain._compiled",
+    "arraylogchain._cuda",
+    "arraylogchain._dask",
+    "arraylogchain._torch",
+)
 MOST_LINES = 50
 
 

@@ -230,7 +230,7 @@ def test_long_rows_are_cut_for_best_paths(np_backend):
 
 @pytest.mark.parametrize("rows", [2, 3000])
 def test_samples_where_no_row_has_all_steps(backend, dtype, rows):
-    """Past the longest row of all, and past that of each bucket of similar lengths."""
+    """Past the longest row of all, and past that of each tile."""
     lengths = 1 + np.arange(rows) % 4
     x = backend.asarray(np.zeros((rows, 6, 8)), dtype)
     transitions = backend.asarray(np.ones((1, 8, 8)), dtype)

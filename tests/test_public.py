@@ -12,16 +12,20 @@ PUBLIC = {
     "ChainPath",
     "ChainPosterior",
     "FilteredChain",
+    "EinsumPlan",
     "LogChain",
     "MaxPlusProduct",
     "PaddedStates",
     "Plan",
     "__version__",
     "logchainexp",
+    "logeinsumexp",
     "logmatmulexp",
     "matmul",
+    "maxplus_einsum",
     "maxplus_matmul",
     "pad_states",
+    "plan_einsum",
 }
 
 

@@ -1,11 +1,14 @@
 """The pool of threads: every block once, whatever is called from where, and nothing left behind."""
 
+import gc
 import os
 import subprocess
 import sys
 import threading
 import time
 import warnings
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -113,6 +116,32 @@ def test_calls_from_many_threads_and_from_within():
         caller.join(timeout=30)
         assert not caller.is_alive()
     assert np.all(total == 20)
+
+
+def test_helpers_that_never_begin_keep_nothing_alive():
+    """They stay in the queue of a pool that is busy; a workspace would not be kept."""
+    _threads._pool, _threads._pool_size = ThreadPoolExecutor(1, "arraylogchain"), 1
+    begun, done = threading.Event(), threading.Event()
+
+    def long_work(start, stop):
+        if threading.current_thread().name.startswith("arraylogchain"):
+            begun.set()
+        else:
+            begun.wait(10)
+        done.wait(10)
+
+    other = threading.Thread(target=share, args=(long_work, 2, 1, 2))
+    other.start()
+    begun.wait(10)
+    array = np.zeros(3)
+    kept = weakref.ref(array)
+    share(lambda start, stop, array=array: None, 4, 1, workers=2)
+    del array
+    gc.collect()
+    alive = kept() is not None
+    done.set()
+    other.join(10)
+    assert not alive
 
 
 def run_python(code):

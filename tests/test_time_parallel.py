@@ -1,16 +1,20 @@
 """Segments of long chains that begin with guessed messages: verified, or not used at all."""
 
+import importlib
+
 import numpy as np
 import pytest
 
 import arraylogchain as alc
 from arraylogchain import _dispatch
-from arraylogchain._array.chains import time_parallel, values
+from arraylogchain._array.chains import time_parallel
 from tests import reference
 from tests.checks import check_chain
 from tests.error_model import assert_within, chain_bound
+from tests.gradient_checks import check_posterior, check_vjp_chain
 from tests.path_checks import Case
 from tests.test_chain import FORMS, given_as, normal, uniform
+from tests.test_workspace import temporaries
 
 INF, NAN = np.inf, np.nan
 K, LENGTH = 5, 50
@@ -30,9 +34,12 @@ def guesses(monkeypatch):
     def segments(operation, sizes, workspace):
         return max(1, (sizes.num_steps - 1) // LENGTH)
 
-    compute = time_parallel.log_partition
-    monkeypatch.setattr(time_parallel, "log_partition", spy)
-    monkeypatch.setattr(values, "count_segments", segments)
+    compute = time_parallel.cut_in_segments
+    # The package has a function of that name.
+    posterior = importlib.import_module("arraylogchain._array.chains.posterior")
+    for module in (time_parallel, posterior):
+        monkeypatch.setattr(module, "cut_in_segments", spy)
+    monkeypatch.setattr(time_parallel, "count_segments", segments)
     monkeypatch.setattr(_dispatch, "COMPILED", False)
     return held
 
@@ -40,6 +47,13 @@ def guesses(monkeypatch):
 def sticky(stay):
     """Return a matrix that stays in each state with a given probability."""
     return (stay * np.eye(K) + (1 - stay) / (K - 1) * (1 - np.eye(K)))[None]
+
+
+def check(backend, dtype, x, **options):
+    """Check sums, posteriors and gradients."""
+    check_chain(backend, dtype, x, **options)
+    check_posterior(backend, dtype, x, **options)
+    check_vjp_chain(backend, dtype, x, **options)
 
 
 SHAPES = {
@@ -57,15 +71,15 @@ SHAPES = {
 def test_chains_that_forget(guesses, np_backend, dtype, shapes, form):
     x, transitions, initial = shapes
     options = given_as(form, uniform(*transitions), None if initial is None else uniform(*initial))
-    check_chain(np_backend, dtype, normal(*x), **options)
-    assert guesses == [True]
+    check(np_backend, dtype, normal(*x), **options)
+    assert all(guesses)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("form", FORMS)
 def test_elsewhere(guesses, backend, dtype, form):
     x, options = normal(2, T, 3), given_as(form, uniform(1, 3, 3), uniform(3))
-    check_chain(backend, dtype, x, **options)
+    check(backend, dtype, x, **options)
     # Without float64 logs may round too much to be compared.
     assert all(guesses) or "float64" not in backend.dtypes
 
@@ -74,7 +88,7 @@ def test_elsewhere(guesses, backend, dtype, form):
 def test_chains_that_forget_slowly_are_right(guesses, np_backend, dtype, stay):
     """Whether a guess holds depends on the dtype; what is returned does not depend on that."""
     x, options = normal(T, K, sd=0.1), {"transitions": sticky(stay), "initial": uniform(K)}
-    check_chain(np_backend, dtype, x, **options)
+    check(np_backend, dtype, x, **options)
     if stay < 0.7:
         assert guesses[0]
     if stay > 0.998:
@@ -99,7 +113,7 @@ def test_chains_that_never_forget(guesses, np_backend, dtype, kind):
         "two halves": np.kron(np.eye(2), np.ones((3, 3)))[:K, :K],
     }[kind]
     options = {"transitions": transitions[None], "initial": np.arange(1.0, K + 1)}
-    check_chain(np_backend, dtype, normal(T, K), **options)
+    check(np_backend, dtype, normal(T, K), **options)
     assert not any(guesses)
 
 
@@ -109,7 +123,7 @@ def test_special_values(guesses, np_backend, dtype, value, at):
     """A closed state is guessed right; +inf and NaN are not, wherever they are."""
     x = normal(T, K)
     x[at, 1] = value
-    check_chain(np_backend, dtype, x, transitions=uniform(1, K, K))
+    check(np_backend, dtype, x, transitions=uniform(1, K, K))
     if value == -INF:
         assert all(guesses)
 
@@ -118,14 +132,14 @@ def test_special_values(guesses, np_backend, dtype, value, at):
 def test_chains_without_a_path(guesses, np_backend, dtype, at):
     x = normal(2, T, K)
     x[0, at] = -INF
-    check_chain(np_backend, dtype, x, transitions=uniform(1, K, K))
+    check(np_backend, dtype, x, transitions=uniform(1, K, K))
 
 
 @pytest.mark.parametrize("sd", [10, 30, 1000])
 def test_wide_ranges(guesses, np_backend, dtype, sd):
     """Logs far below the largest are rounded to more than guesses may be off by."""
     x = normal(2, T, K, sd=sd)
-    check_chain(np_backend, dtype, x, transitions=uniform(1, K, K))
+    check(np_backend, dtype, x, transitions=uniform(1, K, K))
     assert all(guesses) or sd > 10
 
 
@@ -133,7 +147,7 @@ def test_sparse_transitions(guesses, np_backend, dtype):
     """Zeros in the same places, at the guesses' ends and the results'."""
     rng = np.random.default_rng(5)
     transitions = uniform(T - 1, K, K) * (rng.random((T - 1, K, K)) < 0.6)
-    check_chain(np_backend, dtype, normal(T, K), transitions=transitions)
+    check(np_backend, dtype, normal(T, K), transitions=transitions)
 
 
 def test_scale_is_carried_exactly(guesses, np_backend):
@@ -155,6 +169,15 @@ def test_a_long_chain_guesses_by_itself(monkeypatch, dtype):
     assert "guesses" in str(plan)
 
 
+@pytest.mark.parametrize("operation", ["marginals", "expected_transitions"])
+def test_plans_of_posteriors(monkeypatch, operation):
+    monkeypatch.setattr(_dispatch, "COMPILED", False)
+    chain = alc.LogChain(normal(20_000, 8), transitions=uniform(1, 8, 8))
+    plan = chain.plan(operation)
+    assert plan.segments > 100
+    assert plan.flops > chain.plan().flops
+
+
 @pytest.mark.parametrize("T", [17, 40, 100, 300])
 def test_short_chains_are_not_cut(monkeypatch, T):
     """Guessing costs a few hundred steps: it does not pay before."""
@@ -167,10 +190,10 @@ def test_a_wrong_guess_does_not_hold(guesses, monkeypatch, np_backend, segment):
     """One entry of a guess, off by a thousandth: what segments end with tells, and is right."""
     calls = []
 
-    def spoilt(ctx, chain, workspace):
-        logs, whole = last_message(ctx, chain, workspace)
-        calls.append(chain)
-        if len(calls) == 2:
+    def spoilt(*args, **options):
+        logs, whole = last_message(*args, **options)
+        calls.append(args)
+        if len(calls) == 3:
             logs[segment, 2] += 1e-3
         return logs, whole
 
@@ -179,8 +202,50 @@ def test_a_wrong_guess_does_not_hold(guesses, monkeypatch, np_backend, segment):
     last_message = time_parallel.last_message
     monkeypatch.setattr(time_parallel, "last_message", spoilt)
     np.testing.assert_allclose(chain.log_partition(), right, rtol=1e-14)
-    assert len(calls) == 6  # front, guess, twice what lies between segments and within
+    # The front, what leads on from it, guesses; twice what lies between segments and within.
+    assert len(calls) == 7
     calls.clear()
     monkeypatch.setattr(time_parallel, "_TRIALS", 1)
     np.testing.assert_allclose(chain.log_partition(), right, rtol=1e-14)
     assert guesses == [True, True, False]
+
+
+@pytest.mark.parametrize("segment", [1, 3])
+def test_a_wrong_guess_backward_does_not_hold(guesses, monkeypatch, np_backend, segment):
+    calls = []
+
+    def spoilt(*args, **options):
+        logs, whole = last_message(*args, **options)
+        calls.append(args)
+        if len(calls) == 6:
+            logs[segment, 2] += 1e-3
+        return logs, whole
+
+    chain = alc.LogChain(normal(T, K), transitions=1 + uniform(1, K, K))
+    right = chain.marginals()
+    last_message = time_parallel.last_message
+    monkeypatch.setattr(time_parallel, "last_message", spoilt)
+    np.testing.assert_allclose(chain.marginals(), right, rtol=1e-13)
+    # Forward as above, once; backward guesses, twice what lies between and within, and the front.
+    assert len(calls) == 5 + 6
+    calls.clear()
+    monkeypatch.setattr(time_parallel, "_TRIALS", 1)
+    np.testing.assert_allclose(chain.marginals(), right, rtol=1e-13)
+    assert guesses == [True, True, False]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("workspace", [1 << 20, 1 << 22])
+def test_segments_keep_to_the_workspace(monkeypatch, workspace, shared):
+    monkeypatch.setattr(_dispatch, "COMPILED", False)
+    x, transitions = normal(20_000, 8), uniform(1 if shared else 19_999, 8, 8)
+    chain = alc.LogChain(x, transitions=transitions, workspace=workspace)
+    assert chain.plan("marginals").segments > 10
+    assert temporaries(chain.marginals) <= workspace
+    assert temporaries(chain.expected_transitions) <= workspace
+
+    def gradients():
+        value, pullback = alc.vjp.log_partition(chain)
+        return value, *pullback(np.asarray(1.0))[:2]
+
+    assert temporaries(gradients) <= workspace

@@ -374,7 +374,9 @@ def test_tangent_of_wide_entries_far_from_zero(torch, name, offset):
     a_below, b_below = wide(a) - wide(a).max(1)[:, None], wide(b) - wide(b).max(0)
     gap = 2 * np.abs(a_below[:, :, None] + b_below)
     count = error_model.roundings(12) + 32
-    bound = error_model.EPS[name] * (p * np.abs(tangents) * (gap + count) + 2).sum(axis=1)
+    # The parts of both operands are summed apart.
+    size = np.abs(wide(da))[:, :, None] + np.abs(wide(db))
+    bound = error_model.EPS[name] * (p * size * (gap + count) + 2).sum(axis=1)
     error_model.assert_within(found.numpy(), exact, bound)
 
 

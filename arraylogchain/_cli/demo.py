@@ -1,127 +1,82 @@
-"""`python -m arraylogchain`: the forum's case, beside the formulation that ran out of memory."""
+"""`python -m arraylogchain`: the case that started the project, with time, memory and error.
+
+A model computes ``p0 · D_0 · P_1 · D_1 · … · P_{v-1} · x_{v-1}`` in log space for each of n rows:
+``x`` [n, t, v, c] holds log weights, D_i is the diagonal matrix of exp(x_i), ``bulk``
+[1, t, v-1, c, c] holds the matrices P_i, and ``p0`` [1, t, c] the initial weights.
+"""
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from arraylogchain._cli.environment import Device, open_device
-from arraylogchain._cli.forum import (
-    Floats,
-    Problem,
-    count_temporaries,
-    multiply_in_pairs,
-    random_problem,
-    recursion_in_float64,
-)
+from arraylogchain._cli.environment import open_device
 from arraylogchain._text import amount, duration
 from arraylogchain.chain import LogChain
 
 Size = tuple[int, int, int, int]
+Floats = NDArray[np.floating[Any]]
 
-# Sizes at which the forum's user had tested: 4 matrices, a power of two, and 5.
-_SMALL_SIZES = ((10, 1, 5, 40), (10, 1, 6, 40))
-# The forum's formulation is run where its temporaries stay below this many bytes.
-_SAFE_BYTES = 200_000_000
+# The sizes n, t, v, c at which the forum's user ran out of memory.
+FULL_SIZE = (500, 1, 40, 200)
 _MOST_RUNS = 7
 _TIME_LIMIT = 2.0
-_LEGEND = """
-n, t, v, c: batch, parameter sets, steps, states. route: what computes, see LogChain.plan.
-time: median of a few runs. memory: peak beyond the inputs. error: largest distance of log Z from
-a recursion in float64, in nats.
-~ computed, not run: time in proportion to n, memory by counting the arrays alive at once.
-The forum's formulation multiplies the v - 1 matrices in pairs and completes an odd number with
-a matrix of ones, so it is right only where v - 1 is a power of two."""
-# From this error on a result is called wrong: about 10 % in the weights themselves.
-_WRONG_FROM = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """How long a computation took, what it held at most, and how far off it was."""
-
-    seconds: float
-    peak: int
-    error: float
+def random_problem(size: Size, seed: int) -> tuple[Floats, Floats, Floats]:
+    """Draw x, bulk and p0 in float32, from the distributions that the forum used."""
+    n, t, v, c = size
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((n, t, v, c), dtype=np.float32) - np.float32(2)
+    bulk = rng.random((1, t, v - 1, c, c), dtype=np.float32)
+    return x, bulk, rng.random((1, t, c), dtype=np.float32)
 
 
 def print_demo(size: Size, seed: int, device_name: str) -> None:
-    """Solve the forum's case at a given size and smaller ones; print a row for each."""
+    """Solve the forum's case at a given size; print what it took."""
     device = open_device(device_name)
     n, t, v, c = size
+    problem = random_problem(size, seed)
+    x, bulk, p0 = (device.put(array) for array in problem)
+    chain = LogChain(x, transitions=bulk, initial=p0)
+    plan = chain.plan()
     print(
         f"The forum's case: {n * t} chains of {v} steps with {c} states, float32, seed {seed}, "
-        f"on {device.name}\n"
+        f"on {device.name}",
+        flush=True,
     )
-    columns = f"{'time':>9} {'memory':>9} {'error':>9}"
-    print(f"{'':17}  {'arraylogchain':^39}    {'formulation of the forum':^29}")
-    print(f"{'n, t, v, c':>17}  {'route':<8}  {columns}    {columns}", flush=True)
-    seconds_per_row: float | None = None
-    for row_size in _row_sizes(size):
-        problem = random_problem(row_size, seed)
-        exact = recursion_in_float64(problem)
-        chain = _chain_of(problem, device)
-        plan = chain.plan()
-        ours = _measure(chain.log_partition, device, exact)
-        print(f"{', '.join(map(str, row_size)):>17}  {plan.route:<8}", end="  ")
-        print(_columns(ours), end="    ", flush=True)
-        if row_size[2] > 1 and count_temporaries(row_size) <= _SAFE_BYTES:
-            theirs = _measure(partial(multiply_in_pairs, problem), open_device("cpu"), exact)
-            print(_columns(theirs))
-            if row_size[1:] == size[1:]:
-                seconds_per_row = theirs.seconds / row_size[0]
-        else:
-            print(_estimate(row_size, seconds_per_row))
-    print(f"\nThe route of the last row is {plan.route}: {plan.reason}.")
-    print(_LEGEND)
-
-
-def _row_sizes(size: Size) -> Iterator[Size]:
-    """Yield sizes that are safe for the forum's formulation, then the one that was asked for."""
-    yield from (small for small in _SMALL_SIZES if small != size)
-    _, t, v, c = size
-    if v > 1:
-        fitting = _SAFE_BYTES // count_temporaries((1, t, v, c))
-        power_of_two = 1 << int(math.log2(v - 1))
-        reduced = ((fitting, t, power_of_two + 1, c), (fitting, t, v, c))
-        yield from (s for s in dict.fromkeys(reduced) if 0 < fitting < size[0])
-    yield size
-
-
-def _chain_of(problem: Problem, device: Device) -> LogChain:
-    x, bulk, p0 = (device.put(a) for a in (problem.x, problem.bulk, problem.p0))
-    return LogChain(x, transitions=bulk, initial=p0)
-
-
-def _measure(call: Callable[[], Floats], device: Device, exact: Floats) -> Measurement:
-    """Run once to compile what is used, once to trace memory, then a few times for the time."""
-    call()
+    # Once to compile what is used, once to trace memory, then a few times for the time.
+    chain.log_partition()
     with device.trace() as peak:
-        result = device.get(call())
+        result = device.get(chain.log_partition())
     times: list[float] = []
     while len(times) < _MOST_RUNS and sum(times) < _TIME_LIMIT:
         start = time.perf_counter()
-        call()
+        chain.log_partition()
         device.wait()
         times.append(time.perf_counter() - start)
-    error = float(np.max(np.abs(result - exact), initial=0.0))
-    return Measurement(statistics.median(times), peak.size, error)
+    error = float(np.max(np.abs(result - recursion_in_float64(*problem)), initial=0.0))
+    pairs = f"; expanded matrices, multiplied in pairs, take {amount(plan.pairwise_bytes)}"
+    print(f"  time    {duration(statistics.median(times))}, median of {len(times)} runs")
+    print(f"  memory  {amount(peak.size)} beyond the inputs{pairs if plan.pairwise_bytes else ''}")
+    print(f"  error   {error:.1e} nats at most, against a recursion in float64")
+    print(f"  route   {plan.route}: {plan.reason}")
 
 
-def _columns(m: Measurement) -> str:
-    error = f"{m.error:.1e}" if m.error < _WRONG_FROM else f"{m.error:.3g}"
-    return f"{duration(m.seconds):>9} {amount(m.peak):>9} {error:>9}"
-
-
-def _estimate(size: Size, seconds_per_row: float | None) -> str:
-    needed = count_temporaries(size)
-    if not needed:
-        return f"{'nothing to multiply':>29}"
-    took = "" if seconds_per_row is None else f"~ {duration(seconds_per_row * size[0])}"
-    return f"{took:>9} {'~ ' + amount(needed):>9} {'not run':>9}"
+def recursion_in_float64(x: Floats, bulk: Floats, p0: Floats) -> Floats:
+    """Return log Z by plain NumPy in float64 with a vector per row, to compare with."""
+    x, bulk, p0 = (array.astype(np.float64) for array in (x, bulk, p0))
+    with np.errstate(divide="ignore"):
+        log_alpha = np.log(p0) + x[..., 0, :]
+        for i in range(1, x.shape[-2]):
+            shift = log_alpha.max(axis=-1, keepdims=True)
+            # [t, n, c] @ [t, c, c]: rows that share their matrices make one product.
+            alpha = np.moveaxis(np.exp(log_alpha - shift), 0, 1) @ bulk[0, :, i - 1]
+            log_alpha = np.log(np.moveaxis(alpha, 1, 0)) + shift + x[..., i, :]
+    shift = log_alpha.max(axis=-1, keepdims=True)
+    total: Floats = np.log(np.sum(np.exp(log_alpha - shift), axis=-1)) + shift[..., 0]
+    return total

@@ -43,7 +43,8 @@ def logsumexp_where(
     for n in range(wanted.shape[0]):
 
         def compute(start: int, stop: int, n: int = n) -> None:
-            _logsumexps(left[n, start:stop], right[n], reach, found[n, start:stop])
+            buffers = np.empty((2, right.shape[-1]))
+            _logsumexps(left[n, start:stop], right[n], reach, buffers, found[n, start:stop])
 
         rows, cols = wanted.shape[1:]
         _threads.share(compute, rows, max(1, _BLOCK // (inner * cols)))
@@ -51,7 +52,7 @@ def logsumexp_where(
 
 
 @compiled
-def _logsumexps(a: Floats, b: Floats, reach: float, out: Floats) -> None:
+def _logsumexps(a: Floats, b: Floats, reach: float, buffers: Floats, out: Floats) -> None:
     """Write the logs of the sums over k of exp(a[i, k] + b[k, j]), which are not NaN.
 
     All terms that are left out, more than `reach` below the largest, cannot change a sum. On wide
@@ -59,7 +60,7 @@ def _logsumexps(a: Floats, b: Floats, reach: float, out: Floats) -> None:
     that the compiler makes vector instructions of.
     """
     inner, cols = b.shape
-    least, count = np.empty(cols), np.empty(cols)
+    least, count = buffers
     for i in range(out.shape[0]):
         top = out[i]
         top[:] = -np.inf

@@ -18,7 +18,7 @@ import numpy as np
 
 from arraylogchain._context import Array
 from arraylogchain._cuda import modules
-from arraylogchain._cuda.launch import Launch
+from arraylogchain._cuda.launch import Kernel, Launch
 
 OLDEST_ARCHITECTURE = 75
 OLDEST_CUPY = (14, 2)  # the first whose cache on disk knows kernels by their template arguments
@@ -41,11 +41,20 @@ class Device(Protocol):
         Most bytes that a block may have.
     architecture : int
         The compute capability, 90 for 9.0.
+    identity : str
+        Its model, the driver's version, CuPy's version.
+    launched : set of Kernel
+    checked : dict of str to int
+        How many kernels had been launched when an operation was last found right; see
+        `self_check`.
     """
 
     multiprocessors: int
     shared_memory: int
     architecture: int
+    identity: str
+    launched: set[Kernel]
+    checked: dict[str, int]
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Return new memory, from the library's own pool, for use on its current stream."""
@@ -62,10 +71,13 @@ class Device(Protocol):
     def load(self, source: str, kernel: str) -> None:
         """Make a kernel ready to run: while a graph is captured, none can be loaded."""
 
-    def copied(self, numbers: np.ndarray) -> Array | None:
+    def is_capturing(self) -> bool:
+        """Tell whether a graph is captured, on the library's current stream."""
+
+    def copied(self, numbers: np.ndarray) -> Array:
         """Queue a copy of integers of the host; this does not wait for it.
 
-        None while a graph is captured: what it copies later need not be there any more.
+        Not while a graph is captured: what it copies later need not be there any more.
         """
 
 
@@ -119,9 +131,7 @@ def _open(library: str, index: int) -> Device | Unavailable:
     except Exception as error:
         return Unavailable(f"CuPy, which compiles the kernels, cannot be imported: {error}")
     if not _is_new_enough(cupy.__version__):
-        return Unavailable(
-            f"CuPy {_dotted(*OLDEST_CUPY)} or newer is needed, and this is {cupy.__version__}"
-        )
+        return Unavailable(f"CuPy 14.2 or newer is needed, and this is {cupy.__version__}")
     if cupy.cuda.runtime.is_hip or (library == "torch" and sys.modules["torch"].version.hip):
         return Unavailable("the kernels are for CUDA, and this is a ROCm device")
     try:
@@ -131,8 +141,8 @@ def _open(library: str, index: int) -> Device | Unavailable:
         return NotNow(f"CuPy cannot use CUDA device {index}: {_first_line(error)}")
     if architecture < OLDEST_ARCHITECTURE:
         return Unavailable(
-            f"CUDA device {index} has compute capability {_dotted(*divmod(architecture, 10))}, "
-            f"and the kernels need {_dotted(*divmod(OLDEST_ARCHITECTURE, 10))} or newer"
+            f"CUDA device {index} has compute capability {architecture / 10}, "
+            f"and the kernels need {OLDEST_ARCHITECTURE / 10} or newer"
         )
     try:
         cupy.cuda.nvrtc.getVersion()
@@ -158,10 +168,6 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _dotted(major: int, minor: int) -> str:
-    return f"{major}.{minor}"
-
-
 def _is_new_enough(version: str) -> bool:
     numbers = re.match(r"(\d+)\.(\d+)", version)
     return numbers is None or (int(numbers[1]), int(numbers[2])) >= OLDEST_CUPY
@@ -178,6 +184,12 @@ class _CudaDevice:
         self.multiprocessors = int(attributes["MultiProcessorCount"])
         self.shared_memory = int(attributes["MaxSharedMemoryPerBlockOptin"])
         self.architecture = int(self._current.compute_capability)
+        runtime = cupy.cuda.runtime
+        name = runtime.getDeviceProperties(index)["name"].decode()
+        driver = runtime.driverGetVersion()
+        self.identity = f"{name}, driver {driver}, CuPy {cupy.__version__}"
+        self.launched: set[Kernel] = set()
+        self.checked: dict[str, int] = {}
 
     def load(self, source: str, kernel: str) -> None:
         with self._current:
@@ -188,6 +200,7 @@ class _CudaDevice:
 
     def _start(self, launch: Launch, arguments: tuple[Any, ...]) -> None:
         kernel = self._kernel(launch.source, launch.kernel)
+        self.launched.add(Kernel(launch.source, launch.kernel))
         kernel((launch.grid,), (launch.block,), arguments, shared_mem=launch.shared_memory)
 
 
@@ -208,10 +221,12 @@ class CupyDevice(_CudaDevice):
         with self._current:
             self._start(launch, launch.arguments)
 
-    def copied(self, numbers: np.ndarray) -> Array | None:
+    def is_capturing(self) -> bool:
         with self._current:
-            if self._cupy.cuda.get_current_stream().is_capturing():
-                return None
+            return bool(self._cupy.cuda.get_current_stream().is_capturing())
+
+    def copied(self, numbers: np.ndarray) -> Array:
+        with self._current:
             return self._cupy.asarray(numbers)  # by way of pinned memory
 
 
@@ -242,13 +257,13 @@ class TorchDevice(_CudaDevice):
         with self._current, self._cupy.cuda.Stream.from_external(stream):
             self._start(launch, arguments)
 
-    def copied(self, numbers: np.ndarray) -> Array | None:
-        device = self._torch.device("cuda", self._index)
-        with self._torch.cuda.device(device):
-            if self._torch.cuda.is_current_stream_capturing():
-                return None
-            pinned = self._torch.from_numpy(numbers).pin_memory()
-            return pinned.to(device, non_blocking=True)
+    def is_capturing(self) -> bool:
+        with self._torch.cuda.device(self._index):
+            return bool(self._torch.cuda.is_current_stream_capturing())
+
+    def copied(self, numbers: np.ndarray) -> Array:
+        pinned = self._torch.from_numpy(numbers).pin_memory()
+        return pinned.to(self._torch.device("cuda", self._index), non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)

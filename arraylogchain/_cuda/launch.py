@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,13 @@ AXES = np.dtype(
     ],
     align=True,
 )
+
+
+class Kernel(NamedTuple):
+    """A kernel: the file that has it, and its name with its template arguments."""
+
+    source: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,14 @@
 Two things are checked. What kernels compute: `cpu_device.CpuDevice` runs the launches of the
 package's own code with the kernels' own source, compiled for the CPU behind cuda_shim.h, which says
 what it finds and what it cannot. That they compile for every architecture: `nvrtc` asks NVRTC with
-CuPy's options, for all kernels that the modules of arraylogchain._cuda list as ``INSTANTIATIONS``;
-those named in ``HOT`` may have no stack.
+CuPy's options, for all kernels that `instantiations` lists; those that are hot may have no stack.
 
 A test of a kernel takes `device` from conftest.py and calls what the package calls::
 
     @pytest.mark.sanitized  # runs once more under AddressSanitizer
     def test_product(device):
-        out = log_product.logmatmulexp(device, fold(a.shape, b.shape), a, b, "float32", 1 << 20)
+        ctx = context(device, "float32")
+        out = log_product.logmatmulexp(ctx, fold(a.shape, b.shape), a, b, 1 << 20)
 
 `device` comes with several orders of the threads; a test that only needs one makes
 ``CpuDevice(seed=...)`` itself. bfloat16 arrays are uint16 arrays there: `bfloat16` and

@@ -22,6 +22,12 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+@pytest.fixture(autouse=True)
+def no_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are what is tested here, and take their time on a CPU; but see test_self_check.py."""
+    monkeypatch.setenv("ARRAYLOGCHAIN_SELF_CHECK", "0")
+
+
 @pytest.fixture
 def compiler() -> None:
     if sys.platform != "linux" or shutil.which(COMPILER) is None:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._cuda import modules
-from arraylogchain._cuda.launch import Launch, is_struct
+from arraylogchain._cuda.launch import Kernel, Launch, is_struct
 from tests.cuda.cpu_compiler import KernelError, compile_for_cpu
-from tests.cuda.nvrtc import instantiations
+from tests.cuda.instantiations import INSTANTIATIONS
 
 
 class CpuDevice:
@@ -43,6 +43,7 @@ class CpuDevice:
     multiprocessors = 4
     shared_memory = 227 << 10
     architecture = 90
+    identity = "a CPU"
     captures = False  # a graph, for which nothing is copied and no kernel loaded
 
     def __init__(
@@ -58,6 +59,8 @@ class CpuDevice:
         self.flush_to_zero = flush_to_zero
         self.folder = folder
         self.launches: list[Launch] = []
+        self.launched: set[Kernel] = set()
+        self.checked: dict[str, int] = {}
         self._loaded: set[tuple[str, str]] = set()
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -72,8 +75,11 @@ class CpuDevice:
     def dtype_name(self, x: np.ndarray) -> str:
         return "bfloat16" if x.dtype == np.uint16 else x.dtype.name
 
-    def copied(self, numbers: np.ndarray) -> np.ndarray | None:
-        return None if self.captures else numbers.copy()
+    def is_capturing(self) -> bool:
+        return self.captures
+
+    def copied(self, numbers: np.ndarray) -> np.ndarray:
+        return numbers.copy()
 
     def load(self, source: str, kernel: str) -> None:
         if self.captures and (source, kernel) not in self._loaded:
@@ -82,7 +88,7 @@ class CpuDevice:
 
     def run(self, launch: Launch) -> None:
         """Run a launch to its end; raise KernelError where a device would hang or refuse it."""
-        known = instantiations().get(launch.source, ())
+        known = INSTANTIATIONS.get(launch.source, ())
         if self.folder == modules.FOLDER and launch.kernel not in known:
             # test_compile.py would not have compiled it.
             raise KernelError(f"{launch.kernel} of {launch.source} is in no INSTANTIATIONS")
@@ -100,6 +106,7 @@ class CpuDevice:
             self.flush_to_zero,
         )
         self.launches.append(launch)
+        self.launched.add(Kernel(launch.source, launch.kernel))
         if library.shim_launch(header, pointers, len(packed), sizes):
             raise KernelError(f"{launch.kernel}: {library.shim_failure().decode()}")
 

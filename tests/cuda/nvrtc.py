@@ -7,22 +7,18 @@ docs/kernels.md and kernels.json, the record of which sources gave these figures
 from __future__ import annotations
 
 import hashlib
-import importlib
 import io
 import json
-import pkgutil
 import re
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from multiprocessing import Pool
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from arraylogchain import _cuda
 from arraylogchain._cuda import modules
 from tests.cuda.cpu_compiler import cache_folder
+from tests.cuda.instantiations import HOT, INSTANTIATIONS
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 TABLE = Path(__file__).parents[2] / "docs" / "kernels.md"
@@ -85,7 +81,7 @@ def record() -> dict[str, dict[str, Any]]:
 def recorded(source: str, architecture: int) -> dict[str, Usage] | None:
     """Return what all kernels of a file need, if it was recorded for them as they are now."""
     found = record().get(f"{source}, {architecture}")
-    if found is None or found["digest"] != digest(source, instantiations()[source], architecture):
+    if found is None or found["digest"] != digest(source, INSTANTIATIONS[source], architecture):
         return None
     return {name: Usage(**usage) for name, usage in found["usage"].items()}
 
@@ -133,31 +129,8 @@ def _usage(log: str, symbol: str) -> Usage:
     )
 
 
-def _launch_modules() -> Iterator[ModuleType]:
-    for info in pkgutil.walk_packages(_cuda.__path__, f"{_cuda.__name__}."):
-        module = importlib.import_module(info.name)
-        if hasattr(module, "INSTANTIATIONS"):
-            yield module
-
-
-@cache
-def instantiations() -> dict[str, tuple[str, ...]]:
-    """Return every kernel that the package can launch, by source file."""
-    found: dict[str, dict[str, None]] = {}
-    for module in _launch_modules():
-        for source, kernels in module.INSTANTIATIONS.items():
-            found.setdefault(source, {}).update(dict.fromkeys(kernels))
-    return {source: tuple(kernels) for source, kernels in found.items()}
-
-
-@cache
-def hot_kernels() -> frozenset[str]:
-    """Return the names, without template arguments, of the kernels that may have no stack."""
-    return frozenset().union(*(getattr(m, "HOT", ()) for m in _launch_modules()))
-
-
 def is_hot(kernel: str) -> bool:
-    return kernel.partition("<")[0] in hot_kernels()
+    return kernel.partition("<")[0] in HOT
 
 
 def table(found: dict[str, dict[str, Usage]]) -> str:
@@ -173,8 +146,11 @@ def table(found: dict[str, dict[str, Usage]]) -> str:
         f"there because registers ran out. Compiled by NVRTC {version} with CuPy's options; "
         "written by `python -m tests.cuda.nvrtc`.",
         "",
+        "Each of them is in a case of the [check](backends.md#self-check) that kernels go through "
+        "on the device where they run, before their first results are handed out.",
+        "",
     ]
-    for source, kernels in sorted(instantiations().items()):
+    for source, kernels in sorted(INSTANTIATIONS.items()):
         usage = {a: found[f"{source}, {a}"] for a in ARCHITECTURES}
         lines += [
             f"## {source}",
@@ -200,14 +176,14 @@ def _cell(usage: Usage) -> str:
 
 def _compile_all(task: tuple[str, int]) -> tuple[str, str, dict[str, Usage]]:
     source, architecture = task
-    kernels = instantiations()[source]
+    kernels = INSTANTIATIONS[source]
     usage = compile_source(source, kernels, architecture)
     return f"{source}, {architecture}", digest(source, kernels, architecture), usage
 
 
 def main() -> None:
     """Compile everything; write the table and the record."""
-    tasks = [(source, a) for source in sorted(instantiations()) for a in ARCHITECTURES]
+    tasks = [(source, a) for source in sorted(INSTANTIATIONS) for a in ARCHITECTURES]
     with Pool() as pool:
         done = pool.map(_compile_all, tasks, chunksize=1)
     TABLE.write_text(table({name: usage for name, _, usage in done}), encoding="utf-8")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import array_api_compat.numpy
 import numpy as np
 
+from arraylogchain import _arrays
+from arraylogchain._context import Context
 from arraylogchain._cuda.dtypes import compute_type
 from arraylogchain._cuda.launch import Launch
 from arraylogchain._cuda.products import gradients, log_product, maxplus
@@ -31,6 +36,16 @@ def from_device(x: np.ndarray, dtype: str) -> np.ndarray:
     return from_bfloat16(x) if dtype == "bfloat16" else x
 
 
+# What kernels ask a library for, with bfloat16 as the device has it.
+_NAMESPACE = SimpleNamespace(**vars(array_api_compat.numpy), bfloat16=np.uint16)
+
+
+def context(device: CpuDevice, dtype: str) -> Context:
+    """Return the context of arrays of one dtype on a device."""
+    ctx = _arrays._numpy_context("float64" if dtype == "float64" else "float32")
+    return replace(ctx, xp=_NAMESPACE, kernels=device, result_name=dtype)
+
+
 def half_flushed(n: int = 40) -> tuple[np.ndarray, np.ndarray]:
     """Return operands whose sums keep one term, and lose 37 to underflow, each exp(-2) of it."""
     a, b = np.full((n, n), -44.0), np.full((n, n), -44.0)
@@ -52,7 +67,7 @@ def check_logmatmulexp(
     a, b = on_device(a, dtype), on_device(b, dtype)
     before = a.copy(), b.copy()
     layout = fold(a.shape, b.shape)
-    out = log_product.logmatmulexp(device, layout, a, b, dtype, workspace, tensor_cores)
+    out = log_product.logmatmulexp(context(device, dtype), layout, a, b, workspace, tensor_cores)
     out = from_device(out, dtype)
     held = from_device(a, dtype), from_device(b, dtype)
     exact = reference.logmatmulexp(*held)
@@ -91,7 +106,8 @@ def check_maxplus(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compare values, which are exact, and indices, the first that numpy.argmax finds."""
     a, b = on_device(a, dtype), on_device(b, dtype)
-    values, indices = maxplus.maxplus_matmul(device, fold(a.shape, b.shape), a, b, dtype, workspace)
+    ctx, layout = context(device, dtype), fold(a.shape, b.shape)
+    values, indices = maxplus.maxplus_matmul(ctx, layout, a, b, workspace)
     values = from_device(values, dtype)
     left, right = from_device(a, dtype), from_device(b, dtype)
     computed = error_model.compute_dtype(dtype)
@@ -121,8 +137,9 @@ def check_gradients(
     g = cotangent(g, product_shape(a, b), dtype) if isinstance(g, str) else g
     g = on_device(g, dtype)
     layout = fold(a.shape, b.shape)
-    out = log_product.logmatmulexp(CpuDevice(), layout, a, b, dtype, workspace)
-    found = gradients.logmatmulexp_gradients(device, layout, a, b, out, g, dtype, workspace)
+    out = log_product.logmatmulexp(context(CpuDevice(), dtype), layout, a, b, workspace)
+    ctx = context(device, dtype)
+    found = gradients.logmatmulexp_gradients(ctx, layout, a, b, out, g, workspace)
     held = [from_device(x, dtype) for x in (a, b, g)]
     exact = gradient_reference.logmatmulexp(*held)
     results = []
@@ -142,8 +159,10 @@ def check_maxplus_gradients(
     g = cotangent(g, product_shape(a, b), dtype) if isinstance(g, str) else g
     g = on_device(g, dtype)
     layout = fold(a.shape, b.shape)
-    values, indices = maxplus.maxplus_matmul(CpuDevice(), layout, a, b, dtype, WORKSPACE)
-    found = maxplus.maxplus_gradients(device, layout, a.shape, b.shape, values, indices, g, dtype)
+    ctx = context(CpuDevice(), dtype)
+    values, indices = maxplus.maxplus_matmul(ctx, layout, a, b, WORKSPACE)
+    ctx, shapes = context(device, dtype), (a.shape, b.shape)
+    found = maxplus.maxplus_gradients(ctx, layout, shapes, indices, g, values, WORKSPACE)
     held = [from_device(x, dtype) for x in (a, b)]
     exact = gradient_reference.maxplus(*held, indices, from_device(g, dtype))
     results = []

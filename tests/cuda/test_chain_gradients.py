@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from arraylogchain._cuda.chains import backward_pass
+from arraylogchain._cuda.chains import backward_pass, matrices
 from arraylogchain._cuda.chains.geometry import Geometry
 from arraylogchain._cuda.chains.recursion import ChainRun
 from tests.checks import CHAIN_SHAPES
@@ -281,3 +281,14 @@ def test_many_equal_rows(cpu):
         ChainRun(cpu, make("float32", np.tile(x, (rows, 1, 1)), transitions=edges).chain, 1 << 24)
     )
     np.testing.assert_allclose(many, rows * one, rtol=EPS["float32"] * roundings(rows))
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_launches_are_short(cpu, monkeypatch, count):
+    """Devices with a screen end those that take seconds."""
+    monkeypatch.setattr(matrices, "MAX_STEPS", 4)
+    x, edges = normal(3, 10, 4, sd=9), uniform(count, 4, 4)
+    check_gradients(cpu, "float32", x, transitions=edges, initial=uniform(4))
+    for source in ("chains/chain.cu", "chains/small.cu"):
+        packed = [launch.arguments[0] for launch in cpu.launches if launch.source == source]
+        assert max(int(c["last"] - c["first"]) for c in packed) == 4

@@ -7,13 +7,14 @@ import pytest
 
 from arraylogchain import _arrays
 from arraylogchain._cuda.chains import geometry as geometries
-from arraylogchain._cuda.chains import has_kernels, recursion
+from arraylogchain._cuda.chains import has_kernels
 from arraylogchain._cuda.chains.geometry import Geometry, SmallGeometry
 from arraylogchain._cuda.chains.recursion import ChainRun
 from arraylogchain._cuda.chains.row_lengths import row_lengths
 from tests.checks import CHAIN_SHAPES
 from tests.cuda.chain_checks import SMALL, both, check, make
 from tests.cuda.cpu_device import CpuDevice
+from tests.cuda.instantiations import INSTANTIATIONS
 from tests.error_model import EPS, assert_within, chain_bound
 from tests.test_chain import (
     FORMS,
@@ -339,7 +340,7 @@ def test_small_workspace_cuts_time(cpu, dtype, form, workspace):
 
 GEOMETRIES = [
     Geometry(1, 1, 1, 1),
-    Geometry(4, 4, 2, 3),  # a warp more than there are columns for, and idle parts
+    Geometry(4, 1, 2, 3),  # a warp more than there are columns for, and idle parts
 ]
 
 
@@ -388,7 +389,7 @@ def test_chosen_geometries_fit(size, groups, rows, item):
     assert geometry.threads <= 32 * geometries.MAX_WARPS
     assert geometry.shared_memory(size, item) <= 227 << 10
     name = geometry.kernel("float" if item == 4 else "double")
-    assert name in recursion.INSTANTIATIONS[geometry.source]
+    assert name in INSTANTIATIONS[geometry.source]
     if isinstance(geometry, SmallGeometry):
         assert geometry.lanes >= size
         assert geometry.blocks(groups, rows) * geometry.threads >= groups * rows * geometry.lanes

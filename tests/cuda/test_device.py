@@ -94,7 +94,11 @@ class FakeCupy(ModuleType):
             Device=Device,
             Stream=Stream,
             get_current_stream=lambda: SimpleNamespace(is_capturing=lambda: fake.captures),
-            runtime=SimpleNamespace(is_hip=False),
+            runtime=SimpleNamespace(
+                is_hip=False,
+                getDeviceProperties=lambda index: {"name": b"NVIDIA H%d" % index},
+                driverGetVersion=lambda: 13000,
+            ),
             nvrtc=SimpleNamespace(getVersion=lambda: (13, 0)),
         )
 
@@ -197,6 +201,7 @@ def test_what_a_device_can_do(cupy: FakeCupy) -> None:
     found = find("cupy", cupy.cuda.Device(1))
     assert isinstance(found, CupyDevice)
     assert (found.multiprocessors, found.shared_memory, found.architecture) == (132, 232448, 90)
+    assert found.identity == "NVIDIA H1, driver 13000, CuPy 14.2.0"
     assert find("cupy", cupy.cuda.Device(1)) is found
 
 
@@ -245,6 +250,7 @@ def test_torch_s_memory_and_stream_are_used(cupy: FakeCupy, torch: FakeTorch) ->
     assert where == (1, "stream 701 of device 1")
     assert [(type(a), a) for a in given] == [(np.uint64, 5000), (np.float32, 2)]
     assert (cupy.devices, cupy.streams) == ([0], ["CuPy's"])
+    assert found.launched == {("f.cu", "f<float>")}
 
 
 def test_a_torch_device_without_a_number_is_the_current_one(
@@ -346,10 +352,12 @@ def test_copies_wait_for_nothing(cupy: FakeCupy, torch: FakeTorch) -> None:
     assert find("cupy", SimpleNamespace(id=1)).copied(numbers) == ("copy", 1)
 
 
-def test_nothing_is_copied_into_a_graph(cupy: FakeCupy, torch: FakeTorch) -> None:
+def test_captures_are_seen(cupy: FakeCupy, torch: FakeTorch) -> None:
+    """Nothing is copied into a graph, and no kernel is checked."""
+    devices = find("torch", torch.device("cuda", 1)), find("cupy", SimpleNamespace(id=1))
+    assert not any(device.is_capturing() for device in devices)
     cupy.captures = torch.captures = True
-    assert find("torch", torch.device("cuda", 1)).copied(np.arange(5)) is None
-    assert find("cupy", SimpleNamespace(id=1)).copied(np.arange(5)) is None
+    assert all(device.is_capturing() for device in devices)
 
 
 @pytest.mark.parametrize("library", ["cupy", "torch"])

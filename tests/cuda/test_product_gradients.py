@@ -13,6 +13,7 @@ from tests.cuda.product_checks import (
     NAN,
     Allocations,
     check_gradients,
+    context,
     half_flushed,
     kernels,
     normal,
@@ -117,10 +118,11 @@ def test_a_nan_that_does_not_spoil() -> None:
     a[2, 3] = NAN
     layout = fold(a.shape, b.shape)
     device = CpuDevice()
-    out = log_product.logmatmulexp(device, layout, a, b, "float32", 1 << 20)
+    ctx = context(device, "float32")
+    out = log_product.logmatmulexp(ctx, layout, a, b, 1 << 20)
     g = np.ones_like(out)
     da, db = gradients.logmatmulexp_gradients(
-        device, layout, a, b, out, g, "float32", 1 << 20, propagates_nan=False
+        ctx, layout, a, b, out, g, 1 << 20, propagates_nan=False
     )
     assert da is not None
     assert db is not None
@@ -177,8 +179,9 @@ def test_workspace_is_kept(shape: tuple[int, int, int], sd: float) -> None:
 def test_one_gradient_alone(wanted: tuple[bool, bool]) -> None:
     a, b = (normal(40, 40, seed=s).astype("float32") for s in (0, 1))
     layout, device = fold(a.shape, b.shape), CpuDevice()
-    out = log_product.logmatmulexp(device, layout, a, b, "float32", 1 << 20)
-    arguments = (device, layout, a, b, out, np.ones_like(out), "float32", 1 << 20)
+    ctx = context(device, "float32")
+    out = log_product.logmatmulexp(ctx, layout, a, b, 1 << 20)
+    arguments = (ctx, layout, a, b, out, np.ones_like(out), 1 << 20)
     found = gradients.logmatmulexp_gradients(*arguments, wanted)
     both = gradients.logmatmulexp_gradients(*arguments)
     for x, y, want in zip(found, both, wanted, strict=True):

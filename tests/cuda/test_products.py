@@ -21,6 +21,7 @@ from tests.cuda.product_checks import (
     Allocations,
     WithoutExact,
     check_logmatmulexp,
+    context,
     half_flushed,
     kernels,
     normal,
@@ -302,19 +303,10 @@ def test_workspace_of_batches() -> None:
     assert 1 < kernels(device).count("maxima") < 7
 
 
-def test_columns_that_stay_are_prepared_once() -> None:
-    device = CpuDevice()
-    check_logmatmulexp(device, "float32", normal(400, 30), normal(30, 40), workspace=40_000)
-    blocks = [x.grid for x in device.launches if x.source == "products/factors.cu"]
-    assert len(blocks) > 1
-    assert len(set(blocks[1:-1])) <= 1
-    assert blocks[1] < blocks[0]
-
-
 def test_default_workspace_takes_one_panel() -> None:
     x = np.broadcast_to(np.zeros((), "float32"), (2048, 2048))
     device = Recorder()
-    log_product.logmatmulexp(device, fold(x.shape, x.shape), x, x, "float32", 64 << 20)
+    log_product.logmatmulexp(context(device, "float32"), fold(x.shape, x.shape), x, x, 64 << 20)
     assert kernels(device) == TILED
 
 

@@ -16,6 +16,7 @@ from tests.cuda.product_checks import (
     NAN,
     WORKSPACE,
     check_gradients,
+    context,
     half_flushed,
     kernels,
     normal,
@@ -41,10 +42,9 @@ def run(
     convert = bfloat16 if dtype == "bfloat16" else lambda x: np.asarray(x, dtype)
     a, b, g = convert(a), convert(b), convert(g)
     layout = fold(a.shape, b.shape)
-    out = log_product.logmatmulexp(CpuDevice(), layout, a, b, dtype, WORKSPACE)
-    return gradients.logmatmulexp_gradients(
-        device, layout, a, b, out, g, dtype, WORKSPACE, **options
-    )
+    out = log_product.logmatmulexp(context(CpuDevice(), dtype), layout, a, b, WORKSPACE)
+    ctx = context(device, dtype)
+    return gradients.logmatmulexp_gradients(ctx, layout, a, b, out, g, WORKSPACE, **options)
 
 
 def assert_kinds_as_in_tiles(
@@ -318,9 +318,8 @@ def test_batches_beyond_the_largest_grid() -> None:
     count = 5 * 2**32
     x = np.broadcast_to(np.zeros((), "float32"), (count, 1, 1))
     device = Recorder()
-    gradients.logmatmulexp_gradients(
-        device, fold(x.shape, x.shape), x, x, x, x, "float32", WORKSPACE
-    )
+    ctx, layout = context(device, "float32"), fold(x.shape, x.shape)
+    gradients.logmatmulexp_gradients(ctx, layout, x, x, x, x, WORKSPACE)
     following = 0
     for launch in device.launches:
         first, batches = launch.arguments[5:7]

@@ -21,6 +21,7 @@ from tests.cuda.product_checks import (
     Allocations,
     WithoutExact,
     check_logmatmulexp,
+    context,
     half_flushed,
     kernels,
     normal,
@@ -153,7 +154,12 @@ def test_both_paths_agree(precision: str, sd: float) -> None:
     a, b = (normal(70, 90, sd=sd, seed=seed) for seed in (0, 1))
     a, b = a.astype(precision), b.T.astype(precision)
     product_of = partial(
-        log_product.logmatmulexp, CpuDevice(), fold(a.shape, b.shape), a, b, precision, WORKSPACE
+        log_product.logmatmulexp,
+        context(CpuDevice(), precision),
+        fold(a.shape, b.shape),
+        a,
+        b,
+        WORKSPACE,
     )
     by_fma = product_of(tensor_cores=False)
     bound = error_model.product_bound(a, b, by_fma, precision)

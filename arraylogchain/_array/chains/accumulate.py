@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from arraylogchain._array.chains.tiles import Tile, arrange
-from arraylogchain._context import DOUBLE, SINGLE, Array, Context, Precision
-from arraylogchain._fold import within
+from arraylogchain._context import DOUBLE, SINGLE, Array, Context, Precision, shape_of
+from arraylogchain._fold import Box, within
 from arraylogchain._inputs.chain import Chain
 
 _TRAILING = {"potentials": 2, "transitions": 3, "initial": 1, "final": 1}
@@ -40,6 +40,10 @@ class ChainSums:
     as_counts: bool = False
 
     @property
+    def is_empty(self) -> bool:
+        return self.potentials is self.transitions is self.initial is self.final is None
+
+    @property
     def by_logs(self) -> bool:
         """Whether sums over pairs are those of weights, not derivatives with respect to them."""
         return self.as_counts or self.chain.transitions_in_logs
@@ -51,42 +55,11 @@ class ChainSums:
         view = arrange(self.ctx.xp, self.chain, self.potentials, trailing=2)
         return view[(*within(tile.box, view.shape), time, slice(None))]
 
-    def room_of_step(self, tile: Tile, time: int, like: Array) -> Array | None:
-        """Return memory of the result that a step's gradients can be written to, if there is."""
-        target = self.target_of_step(tile, time)
-        if target is None or tile.selected is not None or tile.lengths is not None:
-            return None
-        shape = (*tile.shape, tile.chain.num_states)
-        if tuple(target.shape) != shape or target.dtype != like.dtype:
-            return None
-        room = self.ctx.xp.reshape(target, tuple(like.shape))
-        return room if self._shares_memory(room, target) else None
-
-    def room_of_pairs(self, tile: Tile, number: int, j: slice, like: Array) -> Array | None:
-        """Return memory of the result that is a matrix' gradient, if one product is all of it."""
-        chain, x = self.chain, self.transitions
-        is_all = tile.selected is None and tile.rows == chain.sizes[1] and tile.lengths is None
-        if x is None or not is_all or chain.has_one_matrix or x.dtype != like.dtype:
-            return None
-        view = arrange(self.ctx.xp, chain, x, trailing=3)
-        target = view[(*within(tile.box, view.shape), number, slice(None), j)]
-        shape = (tile.groups, *tuple(target.shape)[-2:])
-        room = self.ctx.xp.reshape(target, shape)
-        return room if self._shares_memory(room, target) else None
-
-    def _shares_memory(self, room: Array, target: Array) -> bool:
-        """Tell whether axes could be merged without a copy; only for libraries that say so."""
-        if hasattr(room, "data_ptr"):
-            return bool(room.data_ptr() == target.data_ptr())
-        if hasattr(room, "data") and hasattr(room.data, "ptr"):
-            return bool(room.data.ptr == target.data.ptr)
-        pointer = getattr(room, "__array_interface__", None)
-        return pointer is not None and pointer["data"] == target.__array_interface__["data"]
-
-    def add_potentials(self, tile: Tile, time: int, values: Array) -> None:
+    def add_potentials(self, tile: Tile, time: int, values: Array, add: bool = True) -> None:
+        """Add to the potentials' gradient of a step, or write what is the first of it."""
         target = self.target_of_step(tile, time)
         if target is not None:
-            add_rows(tile, target, values)
+            add_rows(tile, target, values, add)
 
     def add_end(self, name: str, tile: Tile, values: Array) -> None:
         """Add to the gradient of 'initial' or 'final'."""
@@ -110,12 +83,20 @@ class ChainSums:
         for name in _TRAILING:
             total, dtype = getattr(self, name), getattr(getattr(self.chain, name), "dtype", None)
             if total is not None:
-                # Sums of what is as large as it can be are no larger.
-                precision = SINGLE if total.dtype == self.ctx.xp.float32 else DOUBLE
-                total = total if name == "potentials" else bounded(self.ctx.xp, total, precision)
+                if name != "potentials":
+                    self._bound(total)
                 total = narrowed(self.ctx, total, dtype)
                 found[name] = self.ctx.xp.astype(total, dtype, copy=False)
         return found
+
+    def _bound(self, total: Array) -> None:
+        """Keep sums of what is as large as it can be no larger, in place."""
+        precision = SINGLE if total.dtype == self.ctx.xp.float32 else DOUBLE
+
+        def work(box: Box) -> None:
+            total[box] = bounded(self.ctx.xp, total[box], precision)
+
+        self.ctx.in_blocks(work, shape_of(total), self.ctx.block // 8)
 
 
 def zeros_for(ctx: Context, chain: Chain, name: str, workspace: int) -> Array:
@@ -135,33 +116,23 @@ def zeros_for(ctx: Context, chain: Chain, name: str, workspace: int) -> Array:
     return out
 
 
-def add_rows(tile: Tile, target: Array, values: Array) -> None:
-    """Add values [groups, rows, n] to a view of their tile, summed where it has length 1."""
+def add_rows(tile: Tile, target: Array, values: Array, add: bool = True) -> None:
+    """Add values [groups, rows, n] to a view of their tile, summed where it has length 1.
+
+    Where nothing is summed, they are written if not `add`.
+    """
     ctx, xp, shape = tile.ctx, tile.ctx.xp, (*tile.shape, int(target.shape[-1]))
     if tuple(target.shape) == shape:
-        tile.place(target, narrowed(ctx, values, target.dtype), add=True)
+        tile.place(target, narrowed(ctx, values, target.dtype), add)
         return
-    values = xp.reshape(in_tile(tile, values), shape)
+    every = values
+    if tile.selected is not None:
+        every = xp.zeros(shape, dtype=values.dtype, device=ctx.device)
+        tile.place(every, values)
+    every = xp.reshape(every, shape)
     broadcast = tuple(axis for axis, n in enumerate(target.shape) if n == 1 < shape[axis])
-    values = narrowed(ctx, xp.sum(values, axis=broadcast, keepdims=True), target.dtype)
+    values = narrowed(ctx, xp.sum(every, axis=broadcast, keepdims=True), target.dtype)
     target += xp.astype(values, target.dtype, copy=False)
-
-
-def in_tile(tile: Tile, x: Array) -> Array:
-    """Return x with its rows or groups where they belong in the whole tile, zeros elsewhere."""
-    if tile.selected is None:
-        return x
-    ctx, xp, axis = tile.ctx, tile.ctx.xp, tile.select_axis
-    count, own = (tile.rows if axis else tile.groups), int(tile.selected.shape[0])
-    everyone = xp.arange(count, dtype=tile.selected.dtype, device=ctx.device)
-    order = xp.argsort(tile.selected)
-    ascending = xp.take(tile.selected, order)
-    place = xp.clip(xp.searchsorted(ascending, everyone), 0, own - 1)
-    found = xp.take(ascending, place) == everyone
-    place = xp.where(found, xp.take(order, place), xp.full_like(place, own))
-    shape = tuple(1 if a == axis else int(n) for a, n in enumerate(x.shape))
-    nothing = xp.zeros(shape, dtype=x.dtype, device=ctx.device)
-    return xp.take(xp.concat([x, nothing], axis=axis), place, axis=axis)
 
 
 def narrowed(ctx: Context, values: Array, dtype: Any) -> Array:

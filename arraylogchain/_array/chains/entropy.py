@@ -13,14 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from arraylogchain._array.chains.accumulate import in_tile
 from arraylogchain._array.chains.logs import in_widest
-from arraylogchain._array.chains.matrices import Matrix, prepare
+from arraylogchain._array.chains.matrices import Matrices, Matrix
 from arraylogchain._array.chains.plans import Pieces, cut_chain
 from arraylogchain._array.chains.scaled import Options
-from arraylogchain._array.chains.states import State, log_sum
-from arraylogchain._array.chains.sweep import Part, Sweep, logs_of_all, proving_levels
+from arraylogchain._array.chains.states import log_sum, part_of
+from arraylogchain._array.chains.sweep import (
+    Part,
+    Sweep,
+    logs_of_all,
+    proving_levels,
+    states_of_all,
+    with_final,
+)
 from arraylogchain._array.chains.tiles import Tile, arrange, tiles
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import chunks
@@ -42,28 +49,29 @@ class _TileEntropy:
     """The recursion for one tile of chains."""
 
     def __init__(self, tile: Tile, pieces: Pieces, workspace: int) -> None:
-        self.tile, self.ctx, self.panel = tile, tile.ctx, pieces.panel
+        self.tile, self.ctx = tile, tile.ctx
         self.block = max(1, workspace // (8 * 32))
         options = Options(together=pieces.together, panel=pieces.panel, workspace=workspace // 4)
         self.sweep = Sweep(tile, proving_levels(tile.ctx, options))
-        self._matrix: Matrix | None = None
-        self._weighted: Array | None = None
+        self.matrices = Matrices(tile, tile.ctx.precision, pieces.panel)
+        self._weighted: tuple[Matrix, Array] | None = None
 
     def run(self) -> Array:
         """Return the entropies, [groups, rows, 1]."""
-        xp, tile = self.ctx.xp, self.tile
+        ctx, xp, tile, axis = self.ctx, self.ctx.xp, self.tile, self.tile.select_axis
         before = self._kept(self.sweep.advance())
         entropies = xp.zeros_like(before[0].state.values)  # type: ignore[union-attr]
         for i in range(1, tile.num_steps):
             now = self.sweep.advance()
-            after = self._scaled(i, before, entropies)
-            gone = now[0].gone
-            if gone is not None:
-                lanes = xp.any(gone, axis=1 - tile.select_axis)[..., 0]
-                (index,) = xp.nonzero(lanes)
-                after = xp.where(gone, self._in_logs(i, before, entropies, index), after)
-            moves = tile.moves(i)
-            entropies = after if moves is None else xp.where(moves, after, entropies)
+            moved = slice(tile.count_moves(i))
+            after = self._scaled(i, before, part_of(entropies, moved, axis))
+            if now[0].gone is not None:
+                gone = part_of(xp.any(now[0].gone, axis=1 - axis)[..., 0], moved, 0)
+                (index,) = xp.nonzero(gone)
+                where = (index, ...) if axis == 0 else (0, index, ...)
+                own = self._in_logs(i, before, entropies, index)
+                ctx.put(after, where, own if axis == 0 else own[0, ...], add=False)
+            part_of(entropies, moved, axis)[...] = after
             before = self._kept(now)
         return self._of_last(before, entropies)
 
@@ -73,9 +81,9 @@ class _TileEntropy:
 
     def _scaled(self, i: int, before: Sequence[Part], entropies: Array) -> Array:
         """Return the next entropies of all rows, right for those whose states are scaled."""
-        xp, state, matrix = self.ctx.xp, before[0].state, self._matrix_of(i)
+        xp, state, matrix = self.ctx.xp, before[0].state, self.matrices.at(i)
         assert state is not None
-        u = state.values
+        u = state.part(slice(self.tile.count_moves(i)), self.tile.select_axis).values
         top = _log(xp, xp.max(u, axis=-1, keepdims=True))
         # Relative to the row's largest weight logs are small where it matters.
         left = u * (entropies - (_log(xp, u) - top))
@@ -83,24 +91,15 @@ class _TileEntropy:
         for j in matrix.panels:
             factor = matrix.factor(j)
             sums = xp.matmul(u, factor)
-            if self._weighted is None or len(matrix.panels) > 1:
-                self._weighted = factor * _log(xp, factor)
-            terms = xp.matmul(left, factor) - xp.matmul(u, self._weighted)
+            if len(matrix.panels) > 1 or self._weighted is None or self._weighted[0] is not matrix:
+                self._weighted = matrix, factor * _log(xp, factor)
+            terms = xp.matmul(left, factor) - xp.matmul(u, self._weighted[1])
             divisor = xp.where(sums == 0, xp.ones_like(sums), sums)
             found.append(xp.clip(terms / divisor + (_log(xp, sums) - top), min=0.0))
         return found[0] if len(found) == 1 else xp.concat(found, axis=-1)
 
-    def _matrix_of(self, i: int) -> Matrix:
-        tile = self.tile
-        if self._matrix is None or not tile.chain.has_one_matrix or tile.masks_matrices:
-            in_logs = tile.chain.transitions_in_logs
-            given = tile.matrix(i)
-            self._matrix = prepare(self.ctx, given, in_logs, self.ctx.precision, self.panel)
-            self._weighted = None
-        return self._matrix
-
     def _in_logs(self, i: int, before: Sequence[Part], entropies: Array, index: Array) -> Array:
-        """Return the next entropies of all rows, right for some of them."""
+        """Return the next entropies of some rows."""
         ctx, xp, axis = self.ctx, self.ctx.xp, self.tile.select_axis
         tile = self.tile.select(index)
         logs = logs_of_all(self.tile, before).select(ctx, index, axis).values
@@ -116,35 +115,18 @@ class _TileEntropy:
                 p = _normalised(ctx, xp.matrix_transpose(joint))
                 terms = xp.where(p == 0, p, p * (own[:, r, None, :] - _log(xp, p)))
                 out[:, r, j] = xp.sum(terms, axis=-1)
-        return in_tile(tile, out)
+        return out
 
     def _of_last(self, parts: Sequence[Part], entropies: Array) -> Array:
         xp, ctx = self.ctx.xp, self.ctx
-        state = parts[0].state if len(parts) == 1 else logs_of_all(self.tile, parts)
-        assert state is not None
-        state = self._with_final(state)
+        state = with_final(self.tile, states_of_all(self.tile, parts))
         p = state.relative(ctx)
         total = xp.sum(p, axis=-1, keepdims=True)
         p = p / xp.where(total == 0, xp.ones_like(total), total)
-        infinite = _is_infinite(xp, state)
+        infinite = xp.max(state.values, axis=-1, keepdims=True) == xp.inf
         terms = xp.where(p == 0, p, p * (entropies - _log(xp, p)))
         found = xp.sum(terms, axis=-1, keepdims=True)
         return xp.where(infinite, xp.full_like(found, xp.nan), found)
-
-    def _with_final(self, state: State) -> State:
-        """Return the last state times the final weights."""
-        final, ctx = self.tile.reversed().start(), self.ctx
-        if final is None:
-            return state
-        final = ctx.load(final, ctx.widest)
-        logs = final if self.tile.chain.final_in_logs else ctx.xp.log(final)
-        state = state.in_log_form(ctx)
-        return replace(state, values=state.values + logs)
-
-
-def _is_infinite(xp: object, state: State) -> Array:
-    top = xp.max(state.values, axis=-1, keepdims=True)  # type: ignore[attr-defined]
-    return top == xp.inf  # type: ignore[attr-defined]
 
 
 def _normalised(ctx: Context, logs: Array) -> Array:
@@ -153,6 +135,6 @@ def _normalised(ctx: Context, logs: Array) -> Array:
     return xp.exp(logs - xp.where(total == -xp.inf, xp.zeros_like(total), total))
 
 
-def _log(xp: object, x: Array) -> Array:
+def _log(xp: Any, x: Array) -> Array:
     """Return the logarithms of nonnegative x, and 0 for that of 0."""
-    return xp.log(xp.where(x == 0, xp.ones_like(x), x))  # type: ignore[attr-defined]
+    return xp.log(xp.where(x == 0, xp.ones_like(x), x))

@@ -34,52 +34,33 @@ class Exponentials:
     precision : Precision
     together : int
         Steps whose potentials are exponentiated together.
-    store : array [groups, rows, T, K], optional
-        Where the factors of all steps of a sweep forward are kept; see `all_factors`.
     """
 
-    def __init__(
-        self, tile: Tile, precision: Precision, together: int, store: Array | None = None
-    ) -> None:
-        self.tile, self.precision, self.together, self.store = tile, precision, together, store
+    def __init__(self, tile: Tile, precision: Precision, together: int) -> None:
+        self.tile, self.precision, self.together = tile, precision, together
         self.ctx = tile.ctx
         self.buffer: Array | None = None
         self.current: Factors | None = None
-        # Those of all steps, in the order of time, if they have been kept.
-        self.known: Factors | None = None
         self.try_narrow = True
-        self.least, self.largest = math.inf, 1.0
-        self.stored = 0  # steps that the store has
 
     def at(self, i: int) -> tuple[Factors, int]:
         """Return factors that have step i of a sweep, and its place among them."""
-        if self.known is not None:
-            return self.known, self.tile.time(i)
         if self.current is None or not self.current.steps.start <= i < self.current.steps.stop:
             stop = min(i + self.together, self.tile.num_steps)
             self.current = self._of(slice(i, stop))
         return self.current, i - self.current.steps.start
 
-    def all_factors(self) -> Factors | None:
-        """Return what the store holds; None if that is not all, or if some needed a shift."""
-        if self.store is None or self.stored < self.tile.num_steps:
-            return None
-        steps = slice(0, self.tile.num_steps)
-        return Factors(steps, self.store, self.store, None, self.least, self.largest, positive=True)
-
     def _of(self, steps: slice) -> Factors:
         xp, ctx, precision = self.ctx.xp, self.ctx, self.precision
         given = self.tile.potentials_of(steps)
         x = ctx.load(given, precision)
-        values = self._room(x, steps)
+        values = self._room(x)
         if self.try_narrow:
             ctx.apply(xp.exp, x, out=values)
             # Looked at after the exponential, which leaves contiguous arrays. NaN compares False.
             low, high = float(xp.min(values)), float(xp.max(values))
             bound = math.exp(_NARROW[precision.name])
             if 1.0 / bound <= low and high <= bound:
-                self.least, self.largest = min(self.least, low), max(self.largest, high)
-                self.stored += steps.stop - steps.start
                 return Factors(steps, given, values, None, low, max(1.0, high), positive=True)
             self.try_narrow = False
         shift = whole_maximum(ctx, x, -1, precision)
@@ -92,10 +73,8 @@ class Exponentials:
         offset = ctx.load(shift, ctx.widest)
         return Factors(steps, given, values, offset, 0.0, math.exp(0.5), positive)
 
-    def _room(self, x: Array, steps: slice) -> Array:
+    def _room(self, x: Array) -> Array:
         """Return where factors go, reusing memory: fresh memory costs time."""
-        if self.store is not None:
-            return self.store[:, :, steps, :]
         if self.buffer is None or tuple(self.buffer.shape) != tuple(x.shape):
             self.buffer = self.ctx.empty(tuple(x.shape), self.ctx.dtype(self.precision))
         return self.buffer

@@ -46,18 +46,19 @@ def _filter(tile: Tile, sweep: Sweep, views: list[Array]) -> None:
         for part in sweep.advance():
             assert part.state is not None
             own = tile if part.index is None else tile.select(part.index)
-            total = _total(ctx, part.state)
+            real = slice(own.count(i))
+            if not real.stop:
+                continue
+            state, own = part.state.part(real, own.select_axis), own.part(real)
+            total = _total(ctx, state)
             values, exponent, offset = (own.expanded(x, (1,)) for x in before)
             last = State(values, exponent, offset, None, in_logs=True)
-            found = (_shares(ctx, part.state, total), _ratio(ctx, total, last))
-            real = own.has_step(i)
+            found = (_shares(ctx, state, total), _ratio(ctx, total, last))
             for view, values in zip(views, found, strict=True):
-                kept = values if real is None else xp.where(real, values, xp.zeros_like(values))
-                own.place(view[(*tile.box, i, ...)], kept)
+                own.place(view[(*tile.box, i, ...)], values)
             # What this part did not prove, the next one writes again.
-            for room, values in zip(
-                after, (total.values, total.exponent, total.offset), strict=True
-            ):
+            scale = (total.values, total.exponent, total.offset)
+            for room, values in zip(after, scale, strict=True):
                 own.place(room, values)
         before = after
 

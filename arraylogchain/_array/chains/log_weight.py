@@ -25,7 +25,7 @@ def log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> Arr
     ----------
     ctx : Context
     chain : Chain
-        Nothing of it is expanded. Without states there are no weights but -inf.
+        Nothing of it is expanded.
     workspace : int
         Bytes for temporaries.
     states : integer array [..., T]
@@ -40,8 +40,6 @@ def log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> Arr
     shape = np.broadcast_shapes(tuple(states.shape[:-1]), chain.batch)
     states = xp.broadcast_to(states, (*shape, chain.num_steps))
     lengths = None if chain.lengths is None else ctx.integers(chain.lengths)
-    if chain.num_states == 0:
-        return xp.full(shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
     out = ctx.empty(shape, ctx.result_dtype)
     limit = max(1, min(2 * ctx.block, workspace // _POINT))
     for lead in boxes(shape, max(1, limit // chain.num_steps)):

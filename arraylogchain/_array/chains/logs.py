@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from arraylogchain._array.chains.matrices import Matrix
 from arraylogchain._array.chains.scaled import Options
-from arraylogchain._array.chains.states import State, power_to
+from arraylogchain._array.chains.states import State, held, power_to
 from arraylogchain._array.chains.tiles import Tile
 from arraylogchain._array.products import logmatmulexp
 from arraylogchain._context import Array, Context, shape_of, whole_maximum
@@ -26,21 +26,16 @@ class LogStepper:
     def advance(
         self, before: State | None, i: int, ignored: Array | None, out: Array | None
     ) -> tuple[State, State, None]:
-        ctx, xp = self.ctx, self.ctx.xp
+        ctx, tile, axis = self.ctx, self.tile, self.tile.select_axis
         if before is None:
             product = self._start()
         else:
-            product, moves = self._multiplied(before, i), self.tile.moves(i)
-            if moves is not None:
-                product = State(
-                    xp.where(moves, product.values, before.values),
-                    xp.where(moves, product.exponent, before.exponent),
-                    xp.where(moves, product.offset, before.offset),
-                    None,
-                    in_logs=True,
-                )
-        x = self.tile.potentials_of(slice(i, i + 1))[:, :, 0, :]
-        return self._rescaled(product, ctx.load(x, ctx.widest)), product, None
+            moved = slice(tile.count_moves(i))
+            product = self._multiplied(before.part(moved, axis), i) if moved.stop else before
+            product = held(ctx, product, before, axis)
+        x = ctx.load(tile.potentials_of(slice(i, i + 1))[:, :, 0, :], ctx.widest)
+        state = self._rescaled(product.part(slice(tile.count(i)), axis), x)
+        return held(ctx, state, product, axis), product, None
 
     def _start(self) -> State:
         xp, ctx, start = self.ctx.xp, self.ctx, self.tile.start()

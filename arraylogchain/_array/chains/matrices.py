@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from arraylogchain._array.chains.states import power_to, scale_by_powers
+from arraylogchain._array.chains.tiles import Tile
 from arraylogchain._context import Array, Context, Precision, whole_maximum
 from arraylogchain._fold import chunks
 
@@ -171,3 +172,20 @@ def prepare(
         matrix.power = power_to(ctx, top, 0.0)
         matrix.positive = False
     return matrix
+
+
+class Matrices:
+    """The matrices of a tile's steps; those of all steps are made ready once."""
+
+    def __init__(self, tile: Tile, precision: Precision, panel: int) -> None:
+        self.tile, self.precision, self.panel = tile, precision, panel
+        self._current: tuple[tuple[int, int], Matrix] | None = None
+
+    def at(self, i: int) -> Matrix:
+        """Return the matrices that lead to step i of a sweep."""
+        tile = self.tile
+        which = tile.matrix_number(i), 0 if tile.select_axis else tile.count_moves(i)
+        if self._current is None or self._current[0] != which:
+            in_logs, given = tile.chain.transitions_in_logs, tile.matrix(i)
+            self._current = which, prepare(tile.ctx, given, in_logs, self.precision, self.panel)
+        return self._current[1]

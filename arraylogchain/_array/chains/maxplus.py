@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arraylogchain._array.chains.states import State
+from arraylogchain._array.chains.states import State, held, part_of
 from arraylogchain._array.chains.tiles import Tile
 from arraylogchain._context import Array, whole_maximum
 from arraylogchain._fold import chunks
@@ -24,22 +24,23 @@ class MaxPlusStepper:
     def advance(
         self, before: State | None, i: int, ignored: Array | None, out: Array | None
     ) -> tuple[State, State, None]:
-        xp, ctx = self.ctx.xp, self.ctx
+        xp, ctx, axis = self.ctx.xp, self.ctx, self.tile.select_axis
         if out is None:
             out = ctx.empty(self.tile.state_shape, ctx.dtype(ctx.precision))
+        lanes = slice(self.tile.count(i))
+        now = part_of(out, lanes, axis)
         if before is None:
             self._start(out)
         else:
-            self._multiply(before.values, i, out)
-            moves = self.tile.moves(i)
-            if moves is not None:
-                out[...] = xp.where(moves, out, before.values)
+            self._multiply(part_of(before.values, lanes, axis), i, now)
         x = ctx.load(self.tile.potentials_of(slice(i, i + 1))[:, :, 0, :], ctx.precision)
         # Their own shift first, so that large potentials do not swallow small differences.
-        ctx.apply(xp.add, out, x - whole_maximum(ctx, x, -1, ctx.precision), out=out)
-        ctx.apply(xp.subtract, out, whole_maximum(ctx, out, -1, ctx.precision), out=out)
-        nothing = xp.zeros_like(out[..., :1])
-        state = State(out, nothing, nothing, None, in_logs=True)
+        ctx.apply(xp.add, now, x - whole_maximum(ctx, x, -1, ctx.precision), out=now)
+        ctx.apply(xp.subtract, now, whole_maximum(ctx, now, -1, ctx.precision), out=now)
+        nothing = xp.zeros_like(now[..., :1])
+        state = State(now, nothing, nothing, None, in_logs=True)
+        if before is not None:
+            state = held(ctx, state, before, axis, out)
         return state, state, None
 
     def _start(self, out: Array) -> None:
@@ -76,12 +77,12 @@ class MaxPlusStepper:
         ctx, tile, whole = self.ctx, self.tile, slice(0, self.tile.chain.num_states)
         if self._logs is not None:
             return self._logs[:, k, :]
-        given = tile.matrix(i)
+        given, ragged = tile.matrix(i), tile.lengths is not None
         logs = ctx.load(given[:, k, :], ctx.precision)
         if tile.chain.transitions_in_logs:
             logs = logs - whole_maximum(ctx, given, (-2, -1), ctx.precision)
         else:
             logs = ctx.xp.log(logs)
-        if k == whole and tile.chain.has_one_matrix and not tile.masks_matrices:
+        if k == whole and tile.chain.has_one_matrix and (tile.select_axis or not ragged):
             self._logs = logs
         return logs

@@ -31,7 +31,6 @@ def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Arr
     pieces = cut_chain(chain, workspace)
     options = Options(
         keeps_products=backward,
-        proves_products=backward,
         together=pieces.together,
         panel=pieces.panel,
         workspace=workspace // 4,
@@ -46,25 +45,31 @@ def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Arr
                 state = part.product if backward else part.state
                 assert state is not None
                 own = read if part.index is None else read.select(part.index)
-                logs, real = state.logs(ctx), own.has_step(i)
-                if real is not None:
-                    logs = xp.where(real, logs, xp.full_like(logs, -math.inf))
-                own.place(target, logs)
+                lanes = slice(own.count(i))
+                if lanes.stop:
+                    logs = state.part(lanes, own.select_axis).logs(ctx)
+                    own.part(lanes).place(target, logs)
     return out
 
 
-def last_message(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
-    """Return the last message as logs [*batch, K] and integers [*batch] to add to them."""
+def last_message(
+    ctx: Context, chain: Chain, workspace: int, backward: bool = False
+) -> tuple[Array, Array]:
+    """Return the weights after the last step, or backward from the first step on.
+
+    They are logs [*batch, K] and integers [*batch] to add to them.
+    """
     xp, dtype = ctx.xp, ctx.dtype(ctx.widest)
     logs, whole = (ctx.empty((*chain.batch, n), dtype) for n in (chain.num_states, 1))
     views = [arrange(xp, chain, x, trailing=1) for x in (logs, whole)]
     pieces = cut_chain(chain, workspace)
     options = Options(together=pieces.together, panel=pieces.panel, workspace=workspace // 4)
     for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
-        sweep = Sweep(tile, proving_levels(ctx, options))
+        read = tile.reversed() if backward else tile
+        sweep = Sweep(read, proving_levels(ctx, options))
         for _ in range(tile.num_steps):
             parts = sweep.advance()
-        own = logs_of_all(tile, parts)
+        own = logs_of_all(read, parts)
         # The logs are small in each row's largest entries, so that storing them costs no accuracy.
         shift = whole_maximum(ctx, own.logs(ctx), -1, ctx.widest)
         own.offset = own.offset - shift

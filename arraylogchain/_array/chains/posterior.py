@@ -24,23 +24,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from arraylogchain._array.chains.accumulate import ChainSums, bounded, zeros_for
-from arraylogchain._array.chains.exponentials import Factors
 from arraylogchain._array.chains.logs import in_widest, log_product
-from arraylogchain._array.chains.matrices import Matrix, prepare
+from arraylogchain._array.chains.matrices import Matrices, Matrix
 from arraylogchain._array.chains.plans import Pieces, cut_chain
-from arraylogchain._array.chains.scaled import Options, ScaledStepper, pair_ceiling
-from arraylogchain._array.chains.states import State, add_scale, log_sum, scale_by_powers
+from arraylogchain._array.chains.scaled import Options, pair_ceiling
+from arraylogchain._array.chains.states import State, add_scale, log_sum, part_of, scale_by_powers
 from arraylogchain._array.chains.sweep import History, Part, Sweep, logs_of_all, proving_levels
 from arraylogchain._array.chains.tiles import Tile, arrange, tiles
-from arraylogchain._array.chains.values import log_total, write_totals
+from arraylogchain._array.chains.time_parallel import Cut, cut_in_segments
+from arraylogchain._array.chains.values import log_totals
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import chunks
 from arraylogchain._inputs.chain import Chain
 
 # Bits of room for sums over rows.
 _SPARE = 20
-# Sums that are so many eps from one need no division.
-_NEAR = 16
 
 Pullback = Callable[[Array, frozenset[str]], dict[str, Array]]
 
@@ -48,11 +46,11 @@ Pullback = Callable[[Array, frozenset[str]], dict[str, Array]]
 def marginals(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the posterior probabilities of all states at all steps, [*batch, T, K]."""
     out = ctx.empty((*chain.batch, chain.num_steps, chain.num_states), ctx.result_dtype)
-    pieces = cut_chain(chain, workspace, history=True)
-    store = _store(ctx, chain, pieces, out)
-    if store is None:
+    if chain.lengths is not None:
         out[...] = 0.0
-    _add_all(ctx, chain, workspace, pieces, ChainSums(ctx, chain, potentials=out), store)
+    sums = ChainSums(ctx, chain, potentials=out)
+    found = cut_in_segments("marginals", ctx, chain, workspace)
+    _add_all(ctx, chain if found is None else found[1], workspace, sums)
     return out
 
 
@@ -60,43 +58,56 @@ def expected_transitions(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return expected counts in the shape of the transitions."""
     zeros = zeros_for(ctx, chain, "transitions", workspace)
     sums = ChainSums(ctx, chain, transitions=zeros, as_counts=True)
-    _add_all(ctx, chain, workspace, cut_chain(chain, workspace, history=True), sums)
+    found = cut_in_segments("expected_transitions", ctx, chain, workspace)
+    _add_all(ctx, chain if found is None else found[1], workspace, sums)
     return ctx.to_result(sums.transitions)
 
 
 def posterior(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array, Array | None]:
     """Return log Z [*batch], marginals [*batch, T, K], and expected counts or None."""
-    totals = ctx.empty(chain.batch, ctx.result_dtype)
     out = ctx.empty((*chain.batch, chain.num_steps, chain.num_states), ctx.result_dtype)
-    pieces = cut_chain(chain, workspace, history=True)
-    store = _store(ctx, chain, pieces, out)
-    if store is None:
+    if chain.lengths is not None:
         out[...] = 0.0
     sums = ChainSums(ctx, chain, potentials=out, as_counts=True)
     if chain.transitions is not None:
         sums.transitions = zeros_for(ctx, chain, "transitions", workspace)
-    _add_all(ctx, chain, workspace, pieces, sums, store, totals)
+    found = cut_in_segments("posterior", ctx, chain, workspace)
+    totals = ctx.empty(chain.batch, ctx.result_dtype) if found is None else found[0]
+    if found is None:
+        _add_all(ctx, chain, workspace, sums, totals=totals)
+    else:
+        _add_all(ctx, found[1], workspace, sums)
     counts = sums.transitions
     return totals, out, None if counts is None else ctx.to_result(counts)
 
 
 def _add_all(
     ctx: Context,
-    chain: Chain,
+    chain: Chain | Cut,
     workspace: int,
-    pieces: Pieces,
     sums: ChainSums,
-    store: Array | None = None,
+    g: Array | None = None,
     totals: Array | None = None,
 ) -> None:
-    """Add the posterior of all rows to sums, and write log Z to `totals` if they are given."""
+    """Add the gradients for a cotangent [*batch] of log Z, or of ones; write log Z if wanted."""
+    if isinstance(chain, Cut):
+        for part, own in zip(chain.chains, chain.sums(sums), strict=True):
+            of_part = g
+            if g is not None and len(part.batch) > g.ndim:
+                of_part = ctx.xp.broadcast_to(g[..., None], part.batch)
+            # The rest is for the messages between segments.
+            _add_all(ctx, part, workspace // 4 * 3, own, of_part)
+        return
+    if sums.is_empty:
+        return
+    pieces = cut_chain(chain, workspace, history=True)
     view = None if totals is None else arrange(ctx.xp, chain, totals, trailing=0)
     for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
-        own = TilePosterior(tile, pieces, workspace, store)
+        of_tile = TilePosterior(tile, pieces, workspace)
         if view is not None:
-            write_totals(tile, own.history.last, view[(*tile.box, ...)])
-        own.add(None, sums, own.take_factors())
-        del own  # before the states of the next one are kept
+            tile.place(view[(*tile.box, ...)][..., None], of_tile.total)
+        of_tile.add(g, sums)
+        del of_tile  # before the states of the next one are kept
 
 
 def value_and_pullback(
@@ -118,51 +129,34 @@ def value_and_pullback(
         'transitions', 'initial' and 'final'. Returns them by name, in the chain's shapes and
         dtypes.
     """
-    xp = ctx.xp
-    states = chain.num_rows * chain.num_steps * chain.num_states * ctx.precision.itemsize
-    keep = keep or states <= workspace
-    pieces = cut_chain(chain, workspace, history=True, keep=keep)
-    store = _store(ctx, chain, pieces) if keep else None
-    out = ctx.empty(chain.batch, ctx.result_dtype)
-    view = arrange(xp, chain, out, trailing=0)
-    kept = []
-    for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
-        kept.append(TilePosterior(tile, pieces, workspace, store))
-        write_totals(tile, kept[-1].history.last, view[(*tile.box, ...)])
-    del store
+    kept: list[TilePosterior] = []
+    # Segments do not tell final weights from what is handed back to them.
+    found = None
+    if chain.final is None:
+        found = cut_in_segments("value_and_pullback", ctx, chain, workspace)
+    if found is not None:
+        out, cut = found
+    else:
+        states = chain.num_rows * chain.num_steps * chain.num_states * ctx.precision.itemsize
+        keep = keep or states <= workspace
+        pieces, cut = cut_chain(chain, workspace, history=True, keep=keep), None
+        out = ctx.empty(chain.batch, ctx.result_dtype)
+        view = arrange(ctx.xp, chain, out, trailing=0)
+        for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
+            kept.append(TilePosterior(tile, pieces, workspace))
+            tile.place(view[(*tile.box, ...)][..., None], kept[-1].total)
 
     def pullback(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
         sums = ChainSums(ctx, chain)
-        # Taken before anything is written: what fails midway leaves nothing behind.
-        factors = kept[0].take_factors() if "potentials" in wanted and kept else None
         for name in wanted:
-            if name == "potentials" and factors is not None:
-                sums.potentials = xp.reshape(factors.values, tuple(chain.potentials.shape))
-            else:
-                setattr(sums, name, zeros_for(ctx, chain, name, workspace))
+            setattr(sums, name, zeros_for(ctx, chain, name, workspace))
+        if cut is not None:
+            _add_all(ctx, cut, workspace, sums, cotangent)
         for posterior in kept:
-            posterior.add(cotangent, sums, factors)
+            posterior.add(cotangent, sums)
         return sums.results()
 
     return out, pullback
-
-
-def _store(ctx: Context, chain: Chain, pieces: Pieces, out: Array | None = None) -> Array | None:
-    """Return memory for the exponentials of all potentials, [groups, rows, T, K], that of `out`.
-
-    Their gradient takes its place later, so they have to be potentials of the whole batch, in the
-    precision of the computation, and of a single tile whose states are all kept: where states are
-    computed again, so are exponentials, and they would write over gradients.
-    """
-    x, axes = chain.potentials, (*chain.group_axes, *chain.row_axes)
-    dtype = ctx.dtype(ctx.precision)
-    is_whole = (pieces.groups, pieces.rows) == chain.sizes and chain.lengths is None
-    is_whole = is_whole and pieces.block >= chain.num_steps
-    fits = tuple(x.shape[:-2]) == chain.batch and x.dtype == dtype == ctx.result_dtype
-    if not (ctx.has_out and is_whole and fits and axes == tuple(range(len(chain.batch)))):
-        return None
-    shape = (*chain.sizes, chain.num_steps, chain.num_states)
-    return ctx.empty(shape, dtype) if out is None else ctx.xp.reshape(out, shape)
 
 
 @dataclass(slots=True)
@@ -186,13 +180,9 @@ class TilePosterior:
     tile : Tile
     pieces : Pieces
     workspace : int
-    store : array, optional
-        Where the exponentials of the potentials are kept.
     """
 
-    def __init__(
-        self, tile: Tile, pieces: Pieces, workspace: int, store: Array | None = None
-    ) -> None:
+    def __init__(self, tile: Tile, pieces: Pieces, workspace: int) -> None:
         self.tile, self.ctx = tile, tile.ctx
         self.wide, self.workspace = in_widest(tile.ctx), workspace // 4
         self.ceiling = pair_ceiling(tile.ctx.precision, tile.chain.num_states)
@@ -203,49 +193,24 @@ class TilePosterior:
             panel=pieces.panel,
             workspace=workspace // 4,
         )
-        self._of_step: tuple[Matrix, int] | None = None
-        self._products: Array | None = None
-        self._least, self._most = 0.0, math.inf  # bounds on the sizes of cotangents
-        self._are_ones = False
-        sweep = Sweep(tile, proving_levels(tile.ctx, self.options, store))
-        self.history = History(sweep, pieces.block)
-        stepper = sweep.parts[0].stepper
-        assert isinstance(stepper, ScaledStepper)
-        self._factors = stepper.exponentials.all_factors()
-        last = self.history.last
-        state = last[0].state if len(last) == 1 else logs_of_all(tile, last)
-        assert state is not None
-        self._total = log_total(tile, state)
+        self.matrices = Matrices(tile, tile.ctx.precision, pieces.panel)
+        # Memory for one step's products, the same at each: fresh memory costs time.
+        self._room = tile.ctx.empty(tile.state_shape, tile.ctx.dtype(tile.ctx.precision))
+        self.history = History(Sweep(tile, proving_levels(tile.ctx, self.options)), pieces.block)
+        self.total = log_totals(tile, self.history.last)
 
-    def take_factors(self) -> Factors | None:
-        """Hand over the kept exponentials, which from then on are computed again."""
-        factors, self._factors = self._factors, None
-        return factors
-
-    def add(self, cotangent: Array | None, sums: ChainSums, factors: Factors | None = None) -> None:
-        """Add the gradients for a cotangent [*batch] of log Z, or of ones.
-
-        `factors` may lie in the memory of ``sums.potentials``: the exponentials of each step are
-        read before gradients take their place.
-        """
-        tile, xp = self.tile, self.ctx.xp
+    def add(self, cotangent: Array | None, sums: ChainSums) -> None:
+        """Add the gradients for a cotangent [*batch] of log Z, or of ones."""
         backward = replace(
             self.options,
             keeps_products=True,
             every_entry=False,
-            proves_last=tile.chain.initial is not None,
+            proves_last=self.tile.chain.initial is not None,
         )
-        sweep = Sweep(tile.reversed(), proving_levels(self.ctx, backward))
-        if factors is not None:
-            stepper = sweep.parts[0].stepper
-            assert isinstance(stepper, ScaledStepper)
-            stepper.exponentials.known = factors
+        sweep = Sweep(self.tile.reversed(), proving_levels(self.ctx, backward))
         g = self._cotangent(cotangent)
-        sizes = xp.abs(g)
-        self._least, self._most = float(xp.min(sizes)), float(xp.max(sizes))
-        self._are_ones = bool(xp.all(g == 1))
         if sums.final is not None:
-            self._add_end("final", tile.reversed(), self.history.last, g, sums)
+            self._add_end("final", self.tile.reversed(), self.history.last, g, sums)
         ahead: list[Part] | None = None
         for time, forward in self.history.back():
             now = sweep.advance()
@@ -253,11 +218,11 @@ class TilePosterior:
             ahead = [replace(part, stepper=None) for part in now]
         assert ahead is not None
         if sums.initial is not None:
-            self._add_end("initial", tile, ahead, g, sums)
+            self._add_end("initial", self.tile, ahead, g, sums)
 
     def _cotangent(self, cotangent: Array | None) -> Array:
         """Return the cotangents [groups, rows, 1], 0 for sums that are infinite, NaN for NaN."""
-        tile, ctx, xp, total = self.tile, self.ctx, self.ctx.xp, self._total
+        tile, ctx, xp, total = self.tile, self.ctx, self.ctx.xp, self.total
         if cotangent is None:
             g = xp.ones_like(total, dtype=ctx.dtype(ctx.precision))
         else:
@@ -267,127 +232,80 @@ class TilePosterior:
         return xp.where(xp.isnan(total), xp.full_like(g, math.nan), g)
 
     def _add_step(self, step: _Step, g: Array, sums: ChainSums) -> None:
-        ctx, xp, tile = self.ctx, self.ctx.xp, self.tile
+        ctx, xp, axis = self.ctx, self.ctx.xp, self.tile.select_axis
+        here = slice(self.tile.count(step.time))
         a, b = step.forward[0].state, step.backward[0].product
         assert a is not None
         assert b is not None
-        room = sums.room_of_step(tile, step.time, a.values)
-        out = self._room(a.values) if room is None else room
+        a, b, g = a.part(here, axis), b.part(here, axis), part_of(g, here, axis)
+        out = part_of(self._room, here, axis)
         if sums.potentials is None:
             total = xp.vecdot(a.values, b.values)[..., None]
         else:
             ctx.apply(xp.multiply, a.values, b.values, out=out)
             total = xp.sum(out, axis=-1, keepdims=True)
-        real = tile.has_step(step.time)
-        g = g if real is None else xp.where(real, g, xp.zeros_like(g))
         slow = self._unproved(step, total, a, g)
-        scale = self._scale(step, total, g, slow)
+        # Rows that contribute nothing have finite states, but their sum may be zero.
+        scale = xp.where(slow | (g == 0), xp.zeros_like(g), g / total)
         if sums.potentials is not None:
-            if scale is not None:
-                ctx.apply(xp.multiply, out, scale, out=out)
-            if room is None:
-                sums.add_potentials(tile, step.time, out)
+            ctx.apply(xp.multiply, out, scale, out=out)
+            sums.add_potentials(self.tile.part(here), step.time, out, add=False)
         if sums.transitions is not None and step.ahead is not None:
             self._add_pairs(step, scale, sums)
-        if slow is not None and bool(xp.any(slow)):
-            lanes = xp.any(slow, axis=1 - tile.select_axis)[..., 0]
-            self._add_in_logs(step, xp.nonzero(lanes)[0], g, sums)
+        if bool(xp.any(slow)):
+            (index,) = xp.nonzero(xp.any(slow, axis=1 - axis)[..., 0])
+            self._add_in_logs(step, index, g, sums)
 
-    def _scale(self, step: _Step, total: Array, g: Array, slow: Array | None) -> Array | None:
-        """Return what makes weights of a * b, [groups, rows, 1]; None for ones.
-
-        Where it is none of these, the state of the sweep backward is divided by the sum: until a
-        state is rescaled, the sums of the steps before are one then, but for rounding.
-        """
-        xp, ctx = self.ctx.xp, self.ctx
-        if slow is not None:
-            # Rows that contribute nothing have finite states, but their sum may be zero.
-            nothing = (g == 0) | slow
-            zero, one = xp.zeros_like(g), xp.ones_like(g)
-            return xp.where(nothing, zero, g / xp.where(nothing, one, total))
-        if self._are_ones and self.tile.lengths is None:
-            if float(xp.max(xp.abs(total - 1.0))) <= _NEAR * ctx.precision.eps:
-                return None
-            state = step.backward[0].state
-            assert state is not None
-            ctx.apply(xp.multiply, state.values, 1.0 / total, out=state.values)
-            state.low, state.high = 0.0, math.inf
-        return g / total
-
-    def _room(self, like: Array) -> Array:
-        """Return memory for one step's products, the same at each: fresh memory costs time."""
-        if self._products is None:
-            self._products = self.ctx.empty(tuple(like.shape), like.dtype)
-        return self._products
-
-    def _unproved(self, step: _Step, total: Array, a: State, g: Array) -> Array | None:
-        """Tell which rows are not proved by their scaled states; None if all of them are."""
+    def _unproved(self, step: _Step, total: Array, a: State, g: Array) -> Array:
+        """Tell which rows, of those that contribute, are not proved by their scaled states."""
         xp, precision, size = self.ctx.xp, self.ctx.precision, self.tile.chain.num_states
         lost = 2.0 * size * precision.tiny / precision.eps
         # What is multiplied for pairs stays in range, whatever the weight of its edge.
         limit = 2.0 ** (precision.top - self.ceiling - _SPARE)
-        gone = [p.gone for p in (step.forward[0], step.backward[0]) if p.gone is not None]
-        low, high = float(xp.min(total)), float(xp.max(total))
-        in_range = self._least >= precision.tiny * high and a.high * self._most <= limit * low
-        if not gone and in_range and low >= lost * (1.0 + a.high):
-            return None
-        largest, size_of_g = xp.max(a.values, axis=-1, keepdims=True), xp.abs(g)
-        proved = (total >= lost * (1.0 + largest)) & (largest * size_of_g <= limit * total)
+        size_of_g, axis = xp.abs(g), self.tile.select_axis
+
+        def are_proved(largest: Array | float) -> Array:
+            return (total >= lost * (1.0 + largest)) & (largest * size_of_g <= limit * total)
+
+        proved = are_proved(a.high)
+        if not bool(xp.all(proved)):
+            proved = are_proved(xp.max(a.values, axis=-1, keepdims=True))
         proved = proved & (size_of_g >= precision.tiny * total)
-        for rows in gone:
-            proved = proved & ~rows
+        for part in (step.forward[0], step.backward[0]):
+            if part.gone is not None:
+                proved = proved & ~part_of(part.gone, slice(int(g.shape[axis])), axis)
         slow = ~proved & (g != 0)
-        if self.tile.select_axis == 0:
+        if axis == 0:
             slow = xp.broadcast_to(xp.any(slow, axis=1, keepdims=True), tuple(slow.shape))
         return slow
 
-    def _add_pairs(self, step: _Step, scale: Array | None, sums: ChainSums) -> None:
+    def _add_pairs(self, step: _Step, scale: Array, sums: ChainSums) -> None:
         """Add the weights of pairs of states, or the derivatives with respect to weights."""
-        ctx, xp, tile = self.ctx, self.ctx.xp, self.tile
+        ctx, xp, axis = self.ctx, self.ctx.xp, self.tile.select_axis
+        moved = slice(self.tile.count_moves(step.time + 1))
         assert step.ahead is not None
         a, d = step.forward[0].state, step.ahead[0].state
         assert a is not None
         assert d is not None
-        moves = tile.moves(step.time + 1)
-        if moves is not None and scale is not None:
-            scale = xp.where(moves, scale, xp.zeros_like(scale))
-        matrix, number = self._matrix(step.time + 1)
-        left = a.values
-        if scale is not None:
-            left = self._room(a.values)
-            ctx.apply(xp.multiply, a.values, scale, out=left)
+        left = part_of(self._room, moved, axis)
+        a_values, d_values = (part_of(state.values, moved, axis) for state in (a, d))
+        ctx.apply(xp.multiply, a_values, part_of(scale, moved, axis), out=left)
         left = xp.matrix_transpose(left)
+        tile, matrix = self.tile.part(moved), self.matrices.at(step.time + 1)
         for j in self._columns(int(left.shape[0])):
-            is_plain = matrix.power is None and matrix.most < math.inf
-            room = sums.room_of_pairs(tile, number, j, left) if is_plain else None
-            if room is not None:
-                ctx.apply(xp.matmul, left, d.values[:, :, j], out=room)
-                if sums.by_logs:
-                    ctx.apply(xp.multiply, room, matrix.factor(j), out=room)
-                continue
-            part = xp.matmul(left, d.values[:, :, j])
+            pairs = xp.matmul(left, d_values[:, :, j])
             if sums.by_logs:
                 # Where nothing passes, weights may be infinite.
-                part = xp.where(part == 0, part, part * matrix.factor(j))
+                pairs = xp.where(pairs == 0, pairs, pairs * matrix.factor(j))
             elif matrix.power is not None:
-                part = bounded(xp, part, matrix.precision)
-                part = scale_by_powers(ctx, part, matrix.power, matrix.precision)
-            sums.add_pairs(tile, number, j, part)
+                pairs = bounded(xp, pairs, matrix.precision)
+                pairs = scale_by_powers(ctx, pairs, matrix.power, matrix.precision)
+            sums.add_pairs(tile, tile.matrix_number(step.time + 1), j, pairs)
 
     def _columns(self, groups: int) -> Iterator[slice]:
         """Yield the columns of pairs of states that are in memory at a time."""
         size = self.tile.chain.num_states
         return chunks(size, max(1, self.options.panel // (groups * size)))
-
-    def _matrix(self, i: int) -> tuple[Matrix, int]:
-        """Return the matrices that lead to a step, and their number."""
-        tile, number = self.tile, self.tile.matrix_number(i)
-        if self._of_step is None or self._of_step[1] != number or tile.masks_matrices:
-            in_logs, precision = tile.chain.transitions_in_logs, self.ctx.precision
-            given = tile.matrix(i)
-            matrix = prepare(self.ctx, given, in_logs, precision, self.options.panel)
-            self._of_step = matrix, number
-        return self._of_step
 
     def _add_in_logs(self, step: _Step, index: Array, g: Array, sums: ChainSums) -> None:
         """Add what some rows, or groups, contribute at a step, from the logs of their states."""
@@ -397,28 +315,26 @@ class TilePosterior:
         a = logs_of_all(self.tile, step.forward).select(ctx, index, axis)
         b = logs_of_all(self.tile, step.backward, products=True).select(ctx, index, axis)
         total = log_sum(ctx, a.values + b.values)
-        real = tile.has_step(step.time)
         nothing = (total == -math.inf) | (g == 0)
         total = xp.where(nothing, xp.zeros_like(total), total)
-        weights = xp.where(nothing, xp.zeros_like(g), g)
-        own = weights if real is None else xp.where(real, weights, xp.zeros_like(weights))
-        posterior = xp.exp(a.values + b.values - total) * own
-        posterior = xp.where(own == 0, xp.zeros_like(posterior), posterior)
+        g = xp.where(nothing, xp.zeros_like(g), g)
         if sums.potentials is not None:
+            posterior = xp.exp(a.values + b.values - total) * g
+            posterior = xp.where(nothing, xp.zeros_like(posterior), posterior)
             sums.add_potentials(tile, step.time, posterior)
-        moves = tile.moves(step.time + 1) if step.ahead is not None else None
-        if moves is not None:
-            weights = xp.where(moves, weights, xp.zeros_like(weights))
-        if sums.transitions is None or step.ahead is None:
+        moved = slice(0 if step.ahead is None else tile.count_moves(step.time + 1))
+        if sums.transitions is None or step.ahead is None or not moved.stop:
             return
         d = logs_of_all(self.tile, step.ahead).select(ctx, index, axis)
-        in_logs = tile.chain.transitions_in_logs
+        a, b, d = (state.part(moved, axis) for state in (a, b, d))
+        total, g = (part_of(x, moved, axis) for x in (total, g))
+        in_logs, tile = tile.chain.transitions_in_logs, tile.part(moved)
         matrix = Matrix(ctx, tile.matrix(step.time + 1), in_logs, ctx.widest, [])
         # In the scale of b, which is P @ d. Integers cancel first, those of P's logs as well.
         offset = d.offset - b.offset + matrix.logs(slice(0, 1), ctx.widest)[1]
         scale = add_scale(-total, d.exponent - b.exponent, offset)
         number = tile.matrix_number(step.time + 1)
-        self._add_pairs_in_logs(tile, matrix, number, a.values + scale, d.values, weights, sums)
+        self._add_pairs_in_logs(tile, matrix, number, a.values + scale, d.values, g, sums)
 
     def _add_pairs_in_logs(
         self,

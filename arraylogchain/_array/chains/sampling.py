@@ -12,8 +12,14 @@ from collections.abc import Sequence
 
 from arraylogchain._array.chains.plans import Pieces, cut_chain
 from arraylogchain._array.chains.scaled import Options
-from arraylogchain._array.chains.states import State
-from arraylogchain._array.chains.sweep import History, Part, Sweep, logs_of_all, proving_levels
+from arraylogchain._array.chains.states import State, part_of, relative
+from arraylogchain._array.chains.sweep import (
+    History,
+    Sweep,
+    proving_levels,
+    states_of_all,
+    with_final,
+)
 from arraylogchain._array.chains.tiles import Tile, arrange, tiles
 from arraylogchain._array.chains.viterbi import Columns
 from arraylogchain._context import Array, Context
@@ -52,54 +58,47 @@ class _TileSampler:
 
     def draw(self, out: Array, uniforms: Array) -> None:
         """Draw paths backwards in time into a view [*shape, T, num_samples]."""
-        tile, xp = self.tile, self.ctx.xp
+        whole, axis, xp = self.tile, self.tile.select_axis, self.ctx.xp
         drawn: list[Array] = []
         some = list(chunks(int(out.shape[-1]), self.together))
         self._end(out, some)
         for i, parts in self.history.back():
-            state = self._state(parts)
             last, drawn = drawn, []
+            # Those that have this step, and among them those for which it is the last.
+            here = slice(whole.count(i))
+            ended = slice(whole.count_moves(i + 1) if last else 0, here.stop)
+            state, tile = states_of_all(whole, parts).part(here, axis), whole.part(here)
             for n, samples in enumerate(some):
                 shape = (samples.stop - samples.start,)
                 u = tile.expanded(uniforms[..., i, samples], shape)
                 u = self.ctx.load(u, self.ctx.widest)
-                now = self._draw_before(i, state, last[n], u) if last else self._last(state, u)
-                moves = tile.moves(i + 1) if last else None
-                if moves is not None:
-                    # A chain that ends earlier still has its last state.
-                    now = xp.where(moves, now, self._last(state, u))
-                drawn.append(now)
-                found, real = xp.where(now < 0, xp.zeros_like(now), now), tile.has_step(i)
-                if real is not None:
-                    found = xp.where(real, found, xp.full_like(found, -1))
+                now = [self._draw_before(i, state, last[n], u)] if last else []
+                if ended.start < ended.stop:
+                    now.append(self._last(ended, state, u))
+                drawn.append(now[0] if len(now) == 1 else xp.concat(now, axis=axis))
+                found = xp.where(drawn[-1] < 0, xp.zeros_like(drawn[-1]), drawn[-1])
                 tile.place(out[..., i, samples], found)
 
     def _end(self, out: Array, some: Sequence[slice]) -> None:
-        """Write -1 past the end of the longest row of the tile."""
+        """Write -1 past the end of each row."""
         tile, ctx = self.tile, self.ctx
-        for i in range(tile.num_steps, int(out.shape[-2])):
+        for i in range(int(out.shape[-2])):
+            count = tile.count(i) if i < tile.num_steps else 0
+            if count == tile.state_shape[tile.select_axis]:
+                continue
+            ended = tile.part(slice(count, None))
             for samples in some:
-                nothing = ctx.empty(
-                    (*tile.state_shape[:2], samples.stop - samples.start), out.dtype
+                shape = (*ended.state_shape[:2], samples.stop - samples.start)
+                ended.place(
+                    out[..., i, samples], ctx.xp.full(shape, -1, dtype=out.dtype, device=ctx.device)
                 )
-                nothing[...] = -1
-                tile.place(out[..., i, samples], nothing)
 
-    def _state(self, parts: Sequence[Part]) -> State:
-        state = parts[0].state if len(parts) == 1 else logs_of_all(self.tile, parts)
-        assert state is not None
-        return state
-
-    def _last(self, state: State, uniforms: Array) -> Array:
-        """Draw the last states of chains, [groups, rows, samples]."""
-        xp, ctx = self.ctx.xp, self.ctx
-        final = self.tile.reversed().start()
-        if final is not None:
-            final = ctx.load(final, ctx.widest)
-            logs = final if self.tile.chain.final_in_logs else xp.log(final)
-            state = state.in_log_form(ctx)
-            state = State(state.values + logs, state.exponent, state.offset, None, in_logs=True)
-        weights = state.relative(ctx)[:, :, None, :]
+    def _last(self, ended: slice, state: State, uniforms: Array) -> Array:
+        """Draw the last states of some rows, or groups, [groups, rows, samples]."""
+        xp, ctx, axis = self.ctx.xp, self.ctx, self.tile.select_axis
+        uniforms = part_of(uniforms, ended, axis)
+        last = with_final(self.tile.part(ended), state.part(ended, axis))
+        weights = last.relative(ctx)[:, :, None, :]
         groups, rows, samples = uniforms.shape
         drawn = self._draw(
             xp.broadcast_to(weights, (groups, rows, samples, weights.shape[-1])), uniforms
@@ -109,7 +108,9 @@ class _TileSampler:
 
     def _draw_before(self, i: int, state: State, drawn: Array, uniforms: Array) -> Array:
         """Draw states number i, given those that follow."""
-        xp = self.ctx.xp
+        xp, axis = self.ctx.xp, self.tile.select_axis
+        moved = slice(int(drawn.shape[axis]))
+        state, uniforms = state.part(moved, axis), part_of(uniforms, moved, axis)
         groups, rows, samples = (int(n) for n in drawn.shape)
         after = xp.reshape(xp.clip(drawn, min=0), (groups, rows * samples))
         edges = self.columns.weights_into(i + 1, after)
@@ -124,14 +125,14 @@ class _TileSampler:
         """
         ctx, xp, wide = self.ctx, self.ctx.xp, self.ctx.widest
         in_logs, edges = self.tile.chain.transitions_in_logs, ctx.load(edges, wide)
-        linear = _exp(ctx, edges) if in_logs else edges
+        linear = relative(ctx.xp, edges) if in_logs else edges
         weights = state.relative(ctx)[:, :, None, :] * linear
         # Products and factors below tiny are what can be lost: at most 2 K tiny of a sum.
         threshold = 2.0 * int(edges.shape[-1]) * wide.tiny / wide.eps
         if bool(xp.all(xp.sum(weights, axis=-1) >= threshold)):
             return weights
         logs = edges if in_logs else xp.log(edges)
-        return _exp(ctx, state.in_log_form(ctx).values[:, :, None, :] + logs)
+        return relative(xp, state.in_log_form(ctx).values[:, :, None, :] + logs)
 
     def _draw(self, weights: Array, uniforms: Array) -> Array:
         """Draw one of the last axis for each of the others."""
@@ -142,10 +143,3 @@ class _TileSampler:
         # The first state whose sum is above the level adds something to it, so that its weight is
         # not 0; should the level be rounded up to the total, it is the last that adds something.
         return xp.argmax(xp.astype((below > level) | (below == total), xp.uint8), axis=-1)
-
-
-def _exp(ctx: Context, logs: Array) -> Array:
-    """Return exponentials relative to the largest of the last axis."""
-    xp = ctx.xp
-    top = xp.max(logs, axis=-1, keepdims=True)
-    return xp.exp(logs - xp.where(xp.isfinite(top), top, xp.zeros_like(top)))

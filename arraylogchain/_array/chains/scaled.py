@@ -20,11 +20,11 @@ entries, and so rows with entries below the threshold are proved just as well.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from arraylogchain._array.chains.exponentials import Exponentials, Factors
-from arraylogchain._array.chains.matrices import Matrix, prepare
-from arraylogchain._array.chains.states import State, power_to, scale_by_powers
+from arraylogchain._array.chains.exponentials import Exponentials
+from arraylogchain._array.chains.matrices import Matrices
+from arraylogchain._array.chains.states import State, held, part_of, power_to, scale_by_powers
 from arraylogchain._array.chains.tiles import Tile
 from arraylogchain._context import Array, Precision, whole_maximum
 
@@ -44,11 +44,10 @@ class Options:
     Attributes
     ----------
     every_entry : bool
-        Whether every entry has to be right, or only the sums over whole paths.
+        Whether every entry has to be right, those of products as well, or only the sums over whole
+        paths.
     keeps_products : bool
         Whether the product before potentials is wanted as well, in memory of its own.
-    proves_products : bool
-        Whether every entry of that has to be right.
     proves_last : bool
         Whether every entry has to be right at the last step, though not before.
     for_pairs : bool
@@ -63,7 +62,6 @@ class Options:
 
     every_entry: bool = True
     keeps_products: bool = False
-    proves_products: bool = False
     proves_last: bool = False
     for_pairs: bool = False
     together: int = 1
@@ -92,22 +90,19 @@ class ScaledStepper:
     tile : Tile
     precision : Precision
     options : Options
-    store : array, optional
-        See `Exponentials`.
     """
 
-    def __init__(
-        self, tile: Tile, precision: Precision, options: Options, store: Array | None = None
-    ) -> None:
+    def __init__(self, tile: Tile, precision: Precision, options: Options) -> None:
         self.tile, self.ctx, self.precision, self.options = tile, tile.ctx, precision, options
-        self.exponentials = Exponentials(tile, precision, options.together, store)
+        self.exponentials = Exponentials(tile, precision, options.together)
         self.floor = _FLOOR[precision.name]
         self.ceiling = _CEILING[precision.name]
         if options.for_pairs:
             self.ceiling = min(self.ceiling, pair_ceiling(precision, tile.chain.num_states))
-        self.matrix: Matrix | None = None
-        self.matrix_number = -1
+        self.matrices = Matrices(tile, precision, options.panel)
         self._rooms: list[Array] = []
+        dtype, shape = self.ctx.dtype(self.ctx.widest), (*tile.state_shape[:2], 1)
+        self._zeros = self.ctx.xp.zeros(shape, dtype=dtype, device=self.ctx.device)
         self._product: Array | None = None
 
     def admit(self, state: State) -> State:
@@ -144,29 +139,39 @@ class ScaledStepper:
         unproved : bool array [groups, rows, 1] or None
             Rows whose step is not proved; their values mean nothing.
         """
-        keeps = self.options.keeps_products
-        out = self._room(before) if out is None else out
+        tile, axis, keeps = self.tile, self.tile.select_axis, self.options.keeps_products
+        out = self._room() if out is None else out
         if before is None:
             product, losses = self._start()
-            moves = matrix = None
         else:
-            matrix, moves = self._matrix(i), self.tile.moves(i)
-            room = self._product_room(out) if keeps else out
-            product, losses = self._multiplied(before, matrix, room)
-            if moves is not None:
-                self._hold(product, before, moves)
-        unproved = None
-        if keeps and self.options.proves_products and before is not None:
-            unproved = self._proved(product, losses, i, moves, before, matrix, None, ignored)
-        factors, at = self.exponentials.at(i)
-        state = self._weighted(product, factors, at, losses, out)
-        bad = self._proved(state, losses, i, moves, before, matrix, (factors, at), ignored)
-        if unproved is None or bad is None:
-            unproved = bad if unproved is None else unproved
-        else:
-            unproved = unproved | bad
-        self._reset(state, product, unproved, ignored)
-        return state, product, unproved
+            product, losses = self._multiplied(before, i, self._product_room(out) if keeps else out)
+        unproved = []
+        now = product.part(slice(tile.count(i)), axis)
+        if keeps and self.options.every_entry and before is not None:
+            unproved.append(self._unproved(now, losses, i))
+            product = held(self.ctx, now, product, axis, product.values)
+        state = self._weighted(now, i, losses, out)
+        unproved.append(self._unproved(state, losses, i))
+        state = held(self.ctx, state, product, axis, out)
+        bad = self._of_all([x for x in unproved if x is not None], ignored)
+        self._reset(state, product, bad, ignored)
+        return state, product, bad
+
+    def _of_all(self, unproved: list[Array], ignored: Array | None) -> Array | None:
+        """Return which of all rows are in one of some masks, which may be those of the first few.
+
+        None if there is none.
+        """
+        if not unproved:
+            return None
+        xp, axis = self.ctx.xp, self.tile.select_axis
+        bad = unproved[0] if len(unproved) == 1 else unproved[0] | unproved[1]
+        rest = self.tile.state_shape[axis] - int(bad.shape[axis])
+        if rest:
+            others = xp.zeros_like(part_of(self._zeros, slice(rest), axis), dtype=xp.bool)
+            bad = xp.concat([bad, others], axis=axis)
+        bad = bad if ignored is None else bad & ~ignored
+        return bad if bool(xp.any(bad)) else None
 
     def _reset(
         self, state: State, product: State, unproved: Array | None, ignored: Array | None
@@ -179,7 +184,7 @@ class ScaledStepper:
         for values in (state.values, product.values):
             values[...] = xp.where(which, xp.ones_like(values), values)
 
-    def _room(self, before: State | None) -> Array:
+    def _room(self) -> Array:
         """Return memory for the values of a state that is not that of the one before."""
         if not self._rooms:
             shape, dtype = self.tile.state_shape, self.ctx.dtype(self.precision)
@@ -193,24 +198,11 @@ class ScaledStepper:
             self._product = self.ctx.empty(tuple(like.shape), like.dtype)
         return self._product
 
-    def _matrix(self, i: int) -> Matrix:
-        """Return the matrices of a step, made ready once if they are those of all steps."""
-        number = self.tile.matrix_number(i)
-        if self.matrix is None or number != self.matrix_number or self.tile.masks_matrices:
-            self.matrix, self.matrix_number = self._prepared(i), number
-        return self.matrix
-
-    def _prepared(self, i: int) -> Matrix:
-        in_logs = self.tile.chain.transitions_in_logs
-        return prepare(self.ctx, self.tile.matrix(i), in_logs, self.precision, self.options.panel)
-
     def _start(self) -> tuple[State, Losses]:
         """Return the state before the first potentials."""
         xp, ctx, precision, start = self.ctx.xp, self.ctx, self.precision, self.tile.start()
         groups, rows, size = self.tile.state_shape
-        dtype = ctx.dtype(ctx.widest)
-        zeros = xp.zeros((groups, rows, 1), dtype=dtype, device=ctx.device)
-        losses = Losses(size * precision.tiny)
+        zeros, losses = self._zeros, Losses(2.0 * size * precision.tiny)
         if start is None:
             shape = (groups, rows, size)
             ones = xp.ones(shape, dtype=ctx.dtype(precision), device=ctx.device)
@@ -221,77 +213,59 @@ class ScaledStepper:
             wide = ctx.load(start, ctx.widest)
             shift = whole_maximum(ctx, wide, -1, ctx.widest)
             values = xp.exp(ctx.load(wide - shift, precision))
-            state = State(values, zeros, zeros + shift, support, in_logs=False)
-        else:
-            support = start != 0
-            x = ctx.load(start, precision)
-            power = power_to(ctx, xp.max(x, axis=-1, keepdims=True), 0)
-            values = scale_by_powers(ctx, x, power, precision)
-            values = xp.where(values < 0, xp.full_like(values, math.nan), values)
-            state = State(values, -ctx.load(power, ctx.widest), zeros, support, in_logs=False)
-        if bool(xp.any((state.values < precision.tiny) & support)):
-            losses.per_entry *= 2.0
-        return state, losses
+            return State(values, zeros, zeros + shift, support, in_logs=False), losses
+        support = start != 0
+        x = ctx.load(start, precision)
+        power = power_to(ctx, xp.max(x, axis=-1, keepdims=True), 0)
+        values = scale_by_powers(ctx, x, power, precision)
+        values = xp.where(values < 0, xp.full_like(values, math.nan), values)
+        return State(values, -ctx.load(power, ctx.widest), zeros, support, in_logs=False), losses
 
-    def _multiplied(self, state: State, matrix: Matrix, out: Array) -> tuple[State, Losses]:
-        ctx = self.ctx
-        values = matrix.multiply(ctx.load(state.values, self.precision), out)
+    def _multiplied(self, before: State, i: int, room: Array) -> tuple[State, Losses]:
+        """Return the states times the matrices, in `room`; rows that do not move are as before."""
+        ctx, axis, lanes = self.ctx, self.tile.select_axis, slice(self.tile.count_moves(i))
+        size, tiny = self.tile.chain.num_states, self.precision.tiny
+        if not lanes.stop:
+            room[...] = before.values
+            return replace(before, values=room), Losses(2.0 * size * tiny)
+        matrix, state = self.matrices.at(i), before.part(lanes, axis)
+        values = matrix.multiply(state.values, part_of(room, lanes, axis))
         exponent, offset = state.exponent, state.offset
         if matrix.power is not None:
             exponent = exponent - ctx.load(matrix.power, ctx.widest)
         if matrix.shift is not None:
             offset = offset + ctx.load(matrix.shift, ctx.widest)
+        support = matrix.reached(state.support)
+        if support is not None:
+            support = ctx.xp.broadcast_to(support, tuple(values.shape))
         # Half and twice leave room for rounding.
-        size = self.tile.chain.num_states
         low = 0.5 * size * state.low * matrix.least
         high = 2.0 * size * state.high * matrix.most
         largest = float(ctx.xp.max(state.values)) if matrix.lossy else 0.0
-        losses = Losses(size * self.precision.tiny * (1.0 + largest))
-        return State(values, exponent, offset, None, False, low, high), losses
+        product = State(values, exponent, offset, support, False, low, high)
+        # Those that begin here lost no more than twice the least.
+        return held(ctx, product, before, axis, room), Losses(size * tiny * (2.0 + largest))
 
-    def _hold(self, state: State, before: State, moves: Array) -> None:
-        """Undo a step, in place, for rows that do not take part in it."""
-        xp = self.ctx.xp
-        held = self.ctx.load(before.values, self.precision)
-        state.values[...] = xp.where(moves, state.values, held)
-        state.exponent = xp.where(moves, state.exponent, before.exponent)
-        state.offset = xp.where(moves, state.offset, before.offset)
-        state.low, state.high = min(state.low, before.low), max(state.high, before.high)
-
-    def _weighted(
-        self, product: State, factors: Factors, at: int, losses: Losses, out: Array
-    ) -> State:
-        """Return a product times one step's factors."""
-        xp, ctx = self.ctx.xp, self.ctx
+    def _weighted(self, product: State, i: int, losses: Losses, out: Array) -> State:
+        """Return the products of the first few rows times one step's factors, in `out`."""
+        xp, ctx, axis = self.ctx.xp, self.ctx, self.tile.select_axis
+        factors, at = self.exponentials.at(i)
+        lanes, support, offset = slice(self.tile.count(i)), product.support, product.offset
         if not factors.positive:
             top = xp.max(product.values, axis=-1, keepdims=True)
             losses.per_sum = top * self.precision.tiny
+            finite = part_of(factors.given, lanes, axis)[:, :, at, :] > -math.inf
+            support = finite if support is None else support & finite
         losses.per_entry *= factors.largest
-        ctx.apply(xp.multiply, product.values, factors.values[:, :, at, :], out=out)
-        offset = product.offset
+        out = part_of(out, lanes, axis)
+        weights = part_of(factors.values, lanes, axis)[:, :, at, :]
+        ctx.apply(xp.multiply, product.values, weights, out=out)
         if factors.offset is not None:
-            offset = offset + factors.offset[:, :, at, :]
-        return State(
-            out,
-            product.exponent,
-            offset,
-            product.support,
-            in_logs=False,
-            low=product.low * factors.least,
-            high=product.high * factors.largest,
-        )
+            offset = offset + part_of(factors.offset, lanes, axis)[:, :, at, :]
+        low, high = product.low * factors.least, product.high * factors.largest
+        return State(out, product.exponent, offset, support, False, low, high)
 
-    def _proved(
-        self,
-        state: State,
-        losses: Losses,
-        i: int,
-        moves: Array | None,
-        before: State | None,
-        matrix: Matrix | None,
-        weights: tuple[Factors, int] | None,
-        ignored: Array | None,
-    ) -> Array | None:
+    def _unproved(self, state: State, losses: Losses, i: int) -> Array | None:
         """Rescale a state where it has to be, in place; return the rows that are not proved."""
         xp = self.ctx.xp
         threshold = max(self.floor, losses.per_entry / self.precision.eps)
@@ -302,33 +276,7 @@ class ScaledStepper:
         if state.low >= threshold and state.high <= limit:
             state.support = None
             return None
-        state.support = self._support(state, moves, before, matrix, weights)
-        bad = self._rescaled(state, losses, i)
-        if bad is not None and ignored is not None:
-            bad = bad & ~ignored
-        return None if bad is None or not bool(xp.any(bad)) else bad
-
-    def _support(
-        self,
-        state: State,
-        moves: Array | None,
-        before: State | None,
-        matrix: Matrix | None,
-        weights: tuple[Factors, int] | None,
-    ) -> Array | None:
-        """Return which weights of a state are not exactly zero; None for all."""
-        xp, shape = self.ctx.xp, tuple(state.values.shape)
-        support = state.support
-        if before is not None and matrix is not None:
-            support = matrix.reached(before.support)
-            if moves is not None and not (support is None and before.support is None):
-                every = xp.ones(shape, dtype=xp.bool, device=self.ctx.device)
-                held = every if before.support is None else before.support
-                support = xp.where(moves, every if support is None else support, held)
-        if weights is not None and not weights[0].positive:
-            finite = weights[0].given[:, :, weights[1], :] > -math.inf
-            support = finite if support is None else support & finite
-        return None if support is None else xp.broadcast_to(support, shape)
+        return self._rescaled(state, losses, i)
 
     def _rescaled(self, state: State, losses: Losses, i: int) -> Array | None:
         """Rescale the rows, in place, and return those that are not proved, if any."""
@@ -368,12 +316,8 @@ class ScaledStepper:
         xp, ctx = self.ctx.xp, self.ctx
         lost = ctx.load(loss, ctx.widest) * self.tile.chain.num_states
         if i + 1 < self.tile.num_steps:
-            lost = lost * self._matrix_ahead(i + 1).spread()
+            spread = self.matrices.at(i + 1).spread()
+            # Of groups, the first may have another step.
+            lost[: int(spread.shape[0]), ...] *= spread
         total = xp.sum(values, axis=-1, keepdims=True)
         return lost <= (self.precision.eps / 4) * ctx.load(total, ctx.widest)
-
-    def _matrix_ahead(self, i: int) -> Matrix:
-        """Return the matrices of a later step, without taking the place of this one's."""
-        if self.matrix is not None and self.tile.chain.has_one_matrix:
-            return self._matrix(i)
-        return self._prepared(i)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from arraylogchain._context import Array, Context, Precision
 
@@ -54,6 +55,16 @@ class State:
             support=None if support is None else take(support, index, axis=axis),
         )
 
+    def part(self, lanes: slice, axis: int) -> State:
+        """Return views of the state of some rows (axis 1) or groups (axis 0)."""
+        if lanes.start is None and lanes.stop == self.values.shape[axis]:
+            return self
+        support = None if self.support is None else part_of(self.support, lanes, axis)
+        values, exponent, offset = (
+            part_of(x, lanes, axis) for x in (self.values, self.exponent, self.offset)
+        )
+        return replace(self, values=values, exponent=exponent, offset=offset, support=support)
+
     def in_log_form(self, ctx: Context) -> State:
         """Return the same state in log form, in the widest precision."""
         if self.in_logs:
@@ -74,9 +85,9 @@ class State:
     def relative(self, ctx: Context) -> Array:
         """Return the weights up to a factor of each row, 1 at most, in the widest precision."""
         xp, values = ctx.xp, ctx.load(self.values, ctx.widest)
-        top = xp.max(values, axis=-1, keepdims=True)
         if self.in_logs:
-            return xp.exp(values - xp.where(xp.isfinite(top), top, xp.zeros_like(top)))
+            return relative(xp, values)
+        top = xp.max(values, axis=-1, keepdims=True)
         return values / xp.where(top > 0, top, xp.ones_like(top))
 
     def _split(self, ctx: Context) -> tuple[Array, Array]:
@@ -97,6 +108,17 @@ class State:
         return replace(self, values=total).logs(ctx)
 
 
+def part_of(x: Array, lanes: slice, axis: int) -> Array:
+    """Return a view of some rows (axis 1) or groups (axis 0) of an array."""
+    return x[lanes, ...] if axis == 0 else x[:, lanes, ...]
+
+
+def relative(xp: Any, logs: Array) -> Array:
+    """Return exponentials relative to the largest of the last axis."""
+    top = xp.max(logs, axis=-1, keepdims=True)
+    return xp.exp(logs - xp.where(xp.isfinite(top), top, xp.zeros_like(top)))
+
+
 def log_sum(ctx: Context, logs: Array) -> Array:
     """Return the logs of the sums of exponentials along the last axis, which is kept."""
     xp = ctx.xp
@@ -111,8 +133,25 @@ def add_scale(logs: Array, exponent: Array, offset: Array) -> Array:
     return (offset + exponent * _LN2_HIGH) + (logs + exponent * _LN2_LOW)
 
 
-def concat(ctx: Context, parts: Sequence[State], axis: int) -> State:
-    """Join states in one form, of disjoint rows (axis 1) or groups (axis 0)."""
+def held(ctx: Context, state: State, before: State, axis: int, room: Array | None = None) -> State:
+    """Return the state of all rows, given that of the first few: the others are as before.
+
+    With `room` these are written to it, behind those of `state`, which are there already.
+    """
+    lanes = slice(int(state.values.shape[axis]), None)
+    if lanes.start == before.values.shape[axis]:
+        return state
+    others = before.part(lanes, axis)
+    if room is not None and room is not before.values:
+        part_of(room, lanes, axis)[...] = others.values
+    return concat(ctx, [state, others], axis, room)
+
+
+def concat(ctx: Context, parts: Sequence[State], axis: int, values: Array | None = None) -> State:
+    """Join states in one form, of disjoint rows (axis 1) or groups (axis 0).
+
+    `values` are theirs, if they have been joined already.
+    """
     xp = ctx.xp
     if len(parts) == 1:
         return parts[0]
@@ -120,15 +159,16 @@ def concat(ctx: Context, parts: Sequence[State], axis: int) -> State:
     def joined(arrays: list[Array]) -> Array:
         return xp.concat(arrays, axis=axis)
 
-    supports = [
-        xp.ones_like(part.values, dtype=xp.bool) if part.support is None else part.support
-        for part in parts
-    ]
+    support = None
+    if any(part.support is not None for part in parts):
+        every = [xp.ones_like(part.values, dtype=xp.bool) for part in parts]
+        own = [part.support for part in parts]
+        support = joined([y if x is None else x for x, y in zip(own, every, strict=True)])
     return State(
-        joined([part.values for part in parts]),
+        joined([part.values for part in parts]) if values is None else values,
         joined([part.exponent for part in parts]),
         joined([part.offset for part in parts]),
-        None if all(part.support is None for part in parts) else joined(supports),
+        support,
         parts[0].in_logs,
         min(part.low for part in parts),
         max(part.high for part in parts),

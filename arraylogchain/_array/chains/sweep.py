@@ -23,6 +23,8 @@ from arraylogchain._fold import chunks
 class Stepper(Protocol):
     """Advances the states of a tile by one step at a time."""
 
+    tile: Tile
+
     def admit(self, state: State) -> State:
         """Return a state of another stepper in this one's form."""
 
@@ -35,13 +37,12 @@ class Stepper(Protocol):
 Level = Callable[[Tile], Stepper]
 
 
-def proving_levels(ctx: Context, options: Options, store: Array | None = None) -> list[Level]:
-    """Return what makes steppers for sums over paths; `store` is that of `Exponentials`."""
+def proving_levels(ctx: Context, options: Options) -> list[Level]:
+    """Return what makes steppers for sums over paths."""
     precisions = [SINGLE, DOUBLE] if ctx.widest is DOUBLE else [SINGLE]
-    first, *others = precisions[precisions.index(ctx.precision) :]
+    precisions = precisions[precisions.index(ctx.precision) :]
     return [
-        partial(ScaledStepper, precision=first, options=options, store=store),
-        *(partial(ScaledStepper, precision=other, options=options) for other in others),
+        *(partial(ScaledStepper, precision=each, options=options) for each in precisions),
         partial(LogStepper, options=options),
     ]
 
@@ -101,6 +102,8 @@ class Sweep:
             if part is None or part.is_idle:
                 continue
             assert part.stepper is not None
+            if not part.stepper.tile.count(i):
+                continue
             before = part.state
             room = out if level == 0 else None
             part.state, part.product, bad = part.stepper.advance(before, i, part.gone, room)
@@ -147,9 +150,11 @@ class Sweep:
         assert part.state is not None
         assert before is not None  # a part that is there has taken a step
         assert part.index is not None
-        states = [part.state, part.stepper.admit(before)]
-        self._reselect(part, level, self.ctx.xp.concat([part.index, index]))
-        part.state = concat(self.ctx, states, self.tile.select_axis)
+        state = concat(self.ctx, [part.state, part.stepper.admit(before)], self.tile.select_axis)
+        index = self.ctx.xp.concat([part.index, index])
+        order = self.ctx.xp.argsort(index)
+        self._reselect(part, level, self.ctx.xp.take(index, order))
+        part.state = state.select(self.ctx, order, self.tile.select_axis)
 
     def _reselect(self, part: Part, level: int, index: Array) -> None:
         part.index, part.stepper = index, self.levels[level](self.tile.select(index))
@@ -196,6 +201,24 @@ def logs_of_all(tile: Tile, parts: Sequence[Part], products: bool = False) -> St
     order = xp.argsort(xp.concat(index))
     logs = [state.in_log_form(ctx) for state in states]
     return concat(ctx, logs, axis).select(ctx, order, axis)
+
+
+def states_of_all(tile: Tile, parts: Sequence[Part]) -> State:
+    """Return the states of all rows of a tile, in log form if there are several parts."""
+    state = parts[0].state if len(parts) == 1 else logs_of_all(tile, parts)
+    assert state is not None
+    return state
+
+
+def with_final(tile: Tile, last: State) -> State:
+    """Return the last states of all rows of a tile times the final weights."""
+    ctx, final = tile.ctx, tile.reversed().start()
+    if final is None:
+        return last
+    final = ctx.load(final, ctx.widest)
+    logs = final if tile.chain.final_in_logs else ctx.xp.log(final)
+    last = last.in_log_form(ctx)
+    return replace(last, values=last.values + logs)
 
 
 class History:

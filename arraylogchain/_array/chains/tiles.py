@@ -12,8 +12,8 @@ Batch axes along which the matrices differ are *groups*; the other batch axes ho
 share their group's matrices. A state is an array [groups, rows, K], and a step is one batched
 product with matrices [groups, K, K]: nothing that is shared is copied.
 
-Rows of different lengths are sorted into buckets of similar lengths, each a tile of its own. Within
-a tile a mask tells which rows take part in a step; the others keep their state.
+Rows of different lengths are sorted, the longest first: the rows that have a step are the first so
+many, and only these are read and computed. The others keep their state.
 """
 
 from __future__ import annotations
@@ -27,13 +27,8 @@ import array_api_compat.numpy as host
 import numpy as np
 
 from arraylogchain._context import Array, Context
-from arraylogchain._fold import Box, Shape, boxes, chunks, lengths, within
+from arraylogchain._fold import Box, Shape, boxes, lengths, within
 from arraylogchain._inputs.chain import Chain
-
-# Rows of different lengths are cut into at most so many buckets, each of at least so many entries
-# of a state: more buckets save steps, and fewer make better use of each operation.
-_MOST_BUCKETS = 8
-_BUCKET_ENTRIES = 1 << 13
 
 
 def arrange(xp: Any, chain: Chain, x: Array, trailing: int) -> Array:
@@ -60,10 +55,8 @@ class Tile:
         Steps of the longest row.
     selected : array [n] or None
         The rows or, where there are several groups, the groups that these are; None for all.
-    lengths : array [groups, rows, 1] or None
-        Numbers of steps, of what is selected; None if all have `num_steps`.
-    shortest : int
-        The smallest of them.
+    lengths : numpy.ndarray [n] or None
+        Numbers of steps, of what is selected, the largest first; None if all have `num_steps`.
     """
 
     ctx: Context
@@ -78,8 +71,7 @@ class Tile:
     initial: Array | None
     final: Array | None
     selected: Array | None = None
-    lengths: Array | None = None
-    shortest: int = 0
+    lengths: np.ndarray | None = None
     backward: bool = False
 
     @property
@@ -99,36 +91,47 @@ class Tile:
         return replace(self, backward=not self.backward)
 
     def select(self, index: Array) -> Tile:
-        """Return a tile of some of the rows or, where there are several groups, of some groups."""
+        """Return a tile of some of the rows or, where there are several groups, of some groups.
+
+        Their numbers are in ascending order.
+        """
         own = self.lengths
         if own is not None:
-            own = self.ctx.xp.take(own, index, axis=self.select_axis)
+            own = own[[int(index[n]) for n in range(index.shape[0])]]
         if self.selected is not None:
             index = self.ctx.xp.take(self.selected, index)
         return replace(self, selected=index, lengths=own)
+
+    def part(self, lanes: slice) -> Tile:
+        """Return a tile of a slice of the rows or, where there are several groups, of groups."""
+        count = self.state_shape[self.select_axis]
+        if lanes.start is None and lanes.stop == count:
+            return self
+        index = self.selected
+        if index is None:
+            index = self.ctx.xp.arange(count, dtype=self.ctx.index_dtype, device=self.ctx.device)
+        own = None if self.lengths is None else self.lengths[lanes]
+        return replace(self, selected=index[lanes], lengths=own)
 
     def time(self, i: int) -> int:
         """Return the number of the chain's step that a sweep takes as number i."""
         return self.num_steps - 1 - i if self.backward else i
 
-    def has_step(self, i: int) -> Array | None:
-        """Tell which rows have step i of a sweep, [groups, rows, 1]; None for all."""
+    def count(self, i: int) -> int:
+        """Return how many of the rows, or groups, have step i of a sweep."""
         return self._longer_than(self.time(i))
 
-    def moves(self, i: int) -> Array | None:
-        """Tell which rows have a transition that leads to step i of a sweep; None for all.
+    def count_moves(self, i: int) -> int:
+        """Return how many have a transition that leads to step i of a sweep, from the one before.
 
         The others have ended or, backward, have not begun.
         """
         return self._longer_than(self.num_steps - i if self.backward else i)
 
-    def _longer_than(self, time: int) -> Array | None:
-        return None if self.lengths is None or time < self.shortest else self.lengths > time
-
-    @property
-    def masks_matrices(self) -> bool:
-        """Whether some matrices are past the ends of all rows that they belong to."""
-        return self.lengths is not None and not self.select_axis
+    def _longer_than(self, time: int) -> int:
+        if self.lengths is None:
+            return self.state_shape[self.select_axis]
+        return len(self.lengths) - int(self.lengths[::-1].searchsorted(time, side="right"))
 
     def matrix_number(self, i: int) -> int:
         """Return which matrix leads to step i of a sweep."""
@@ -137,32 +140,36 @@ class Tile:
         return self.time(i) if self.backward else i - 1
 
     def matrix(self, i: int) -> Array:
-        """Return the matrices that lead to step i of a sweep, as given, [groups, K, K]."""
+        """Return the matrices that lead to step i of a sweep, as given, [groups, K, K].
+
+        They are those of groups that have such a transition.
+        """
         xp, size = self.ctx.xp, self.chain.num_states
         assert self.transitions is not None  # there are several steps
         matrix = self.transitions[..., self.matrix_number(i), :, :]
         matrix = xp.reshape(matrix, (self.groups, size, size))
         if not self.select_axis:
-            matrix = self._selected(matrix)
-            moves = self.moves(i)
-            if self.masks_matrices and moves is not None:
-                # Matrices past the end of all rows of a group are not to be read.
-                matrix = xp.where(xp.any(moves, axis=1)[..., None], matrix, xp.ones_like(matrix))
+            matrix = self._selected(matrix)[: self.count_moves(i), ...]
         return xp.matrix_transpose(matrix) if self.backward else matrix
 
     def potentials_of(self, steps: slice) -> Array:
-        """Return the potentials of some steps of a sweep, [groups, rows, len(steps), K]."""
+        """Return the potentials of some steps of a sweep, [groups, rows, len(steps), K].
+
+        They are those of rows, or groups, that have one of the steps, and 0 past the end of each.
+        """
         xp, count = self.ctx.xp, steps.stop - steps.start
         first = self.num_steps - steps.stop if self.backward else steps.start
-        x = self.expanded(
+        here = self.part(slice(self._longer_than(first)))
+        x = here.expanded(
             self.potentials[..., first : first + count, :], (count, self.chain.num_states)
         )
-        if self.lengths is not None and first + count > self.shortest:
+        if here.lengths is not None and here.lengths[-1] < first + count:
             times = xp.arange(
-                first, first + count, dtype=self.lengths.dtype, device=self.ctx.device
+                first, first + count, dtype=self.ctx.index_dtype, device=self.ctx.device
             )
-            real = self.lengths[..., None] > times[:, None]
-            # Past the end states are not weighted: exp(0) is 1.
+            ends = self.ctx.integers(here.lengths)
+            real = ends[:, None, None] > times[:, None]
+            real = real[None, ...] if self.select_axis else real[:, None, ...]
             x = xp.where(real, x, xp.zeros_like(x))
         return xp.flip(x, axis=-2) if self.backward else x
 
@@ -218,7 +225,11 @@ def tiles(ctx: Context, chain: Chain, groups: int, rows: int) -> Iterator[Tile]:
         name: None if (x := getattr(chain, name)) is None else arrange(xp, chain, x, n)
         for name, n in trailing.items()
     }
-    ends = None if chain.lengths is None else arrange(host, chain, chain.lengths, 0)
+    ends = None
+    if chain.lengths is not None:
+        ends = arrange(host, chain, chain.lengths, 0)
+        # Rows are sorted within their group.
+        groups = groups if chain.sizes[1] == 1 else 1
     for of_groups in boxes(tuple(chain.batch[axis] for axis in chain.group_axes), groups):
         for of_rows in boxes(tuple(chain.batch[axis] for axis in chain.row_axes), rows):
             box = (*of_groups, *of_rows)
@@ -240,27 +251,14 @@ def tiles(ctx: Context, chain: Chain, groups: int, rows: int) -> Iterator[Tile]:
                 yield tile
             else:
                 own = np.broadcast_to(ends[within(box, ends.shape)], tile.shape)
-                yield from _buckets(tile, own.reshape(tile.groups, tile.rows))
+                yield _sorted(tile, own.reshape(-1))
 
 
-def _buckets(tile: Tile, own: np.ndarray) -> Iterator[Tile]:
-    """Cut a tile into rows, or groups, of similar lengths."""
-    axis, entries = tile.select_axis, math.prod(tile.state_shape)
-    longest = own.max(axis=1 - axis)
-    order = np.argsort(-longest, kind="stable")
-    number = min(_MOST_BUCKETS, entries // _BUCKET_ENTRIES, len(order))
-    if longest.min() == longest.max():
-        number = 1
-    for some in chunks(len(order), -(-len(order) // max(1, number))):
-        index = order[some]
-        ends = np.take(own, index, axis=axis)
-        count = int(ends.max())
-        part = replace(tile, num_steps=count)
-        if len(index) < len(order):
-            part = replace(part, selected=tile.ctx.integers(index))
-        else:
-            ends = own
-        if int(ends.min()) < count:
-            masked = tile.ctx.integers(np.ascontiguousarray(ends)[..., None])
-            part = replace(part, lengths=masked, shortest=int(ends.min()))
-        yield part
+def _sorted(tile: Tile, own: np.ndarray) -> Tile:
+    """Return a tile whose rows, or groups, are sorted by their lengths, the longest first."""
+    order = np.argsort(-own, kind="stable")
+    ends = own[order]
+    tile = replace(tile, num_steps=int(ends[0]))
+    if ends[0] == ends[-1]:
+        return tile
+    return replace(tile, selected=tile.ctx.integers(order), lengths=ends)

@@ -13,6 +13,10 @@ the first segment is begun with, are no further from the results than eps / 4 fo
 than steps round. The factors between guesses and results are the scale that is carried from segment
 to segment.
 
+Messages backward, which enter segments from their ends, are found in the same way. With what enters
+it from both sides as its initial and final weights, each segment is a chain of its own, and its
+posterior is that of the whole.
+
 .. [1] G. Birkhoff, "Extensions of Jentzsch's theorem", Trans. Amer. Math. Soc. 85 (1957).
 """
 
@@ -20,11 +24,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+from arraylogchain._array.chains.accumulate import ChainSums
 from arraylogchain._array.chains.messages import last_message
 from arraylogchain._array.chains.states import log_sum
 from arraylogchain._context import Array, Context
 from arraylogchain._inputs.chain import Chain
+from arraylogchain.plan import count_segments, sizes_of
 
 # How often results are the next guesses.
 _TRIALS = 2
@@ -38,84 +45,189 @@ class Cut:
     ----------
     front : Chain
         The first steps, at least one.
-    within : Chain
-        The segments, [*batch, segments]; what they begin and end with is not given.
     between : Chain
         Two steps for each segment: the last one before it, and its first one, without potentials.
+    within : Chain
+        The segments, [*batch, segments].
     """
 
     front: Chain
-    within: Chain
     between: Chain
+    within: Chain
+
+    @property
+    def chains(self) -> tuple[Chain, Chain, Chain]:
+        return self.front, self.between, self.within
+
+    def sums(self, sums: ChainSums) -> list[ChainSums]:
+        """Return where the gradients of the chains go, views of those of the whole."""
+        xp, within = sums.ctx.xp, self.within
+        sizes = self.front.num_steps, within.batch[-1], within.num_steps
+        found = [replace(sums, chain=chain) for chain in self.chains]
+        if sums.potentials is not None:
+            of_front, of_within = _cut_steps(xp, sums.potentials, sizes)
+            for own, view in zip(found, (of_front, None, of_within), strict=True):
+                own.potentials = view
+        if sums.transitions is not None:
+            for own, view in zip(found, _cut_matrices(xp, sums.transitions, sizes), strict=True):
+                own.transitions = view
+        found[1].initial = found[2].initial = None
+        return found
 
 
-def _cut(ctx: Context, chain: Chain, segments: int) -> Cut:
-    """Cut a chain of one length for all rows."""
-    xp, count = ctx.xp, chain.num_steps
-    length = (count - 1) // segments
-    first = count - segments * length
-    x, matrices = chain.potentials, chain.transitions
-    assert matrices is not None  # there are several steps
-    steps = tuple(int(n) for n in x.shape[:-2])
-    own = xp.reshape(x[..., first:, :], (*steps, segments, length, chain.num_states))
-    if chain.has_one_matrix:
-        head = matrices
-        inner = entering = matrices[..., None, :, :, :]
-    else:
-        head = matrices[..., : max(first - 1, 1), :, :]
-        shape = (*matrices.shape[:-3], segments, length, *matrices.shape[-2:])
-        every = xp.reshape(matrices[..., first - 1 :, :, :], shape)
-        entering, inner = every[..., :1, :, :], every[..., 1:, :, :]
-    batch = (*chain.batch, segments)
-    nothing = xp.zeros((2, chain.num_states), dtype=x.dtype, device=ctx.device)
-    plain = replace(chain, initial=None, final=None, batch=batch)
-    return Cut(
-        front=replace(
-            chain, num_steps=first, potentials=x[..., :first, :], transitions=head, final=None
-        ),
-        within=replace(plain, num_steps=length, potentials=own, transitions=inner),
-        between=replace(plain, num_steps=2, potentials=nothing, transitions=entering),
+def cut_in_segments(
+    operation: str, ctx: Context, chain: Chain, workspace: int
+) -> tuple[Array, Cut] | None:
+    """Return the logs of the sums over all paths, and chains that have the posterior of the whole.
+
+    None where segments of time do not pay, or guesses fail, or infinite weights or NaN turn up.
+    """
+    segments = count_segments(operation, sizes_of(chain), workspace)
+    if segments == 1:
+        return None
+    xp, cut = ctx.xp, _cut(ctx, chain, segments)
+    first, shift = last_message(ctx, cut.front, workspace)
+    link = _first(cut.between)
+    begun, begun_shift = last_message(ctx, _with_ends(link, initial=first), workspace)
+    forward = _verified(ctx, cut, begun, workspace, backward=False)
+    if forward is None:
+        return None
+    end = _final_logs(ctx, chain)
+    last = log_sum(ctx, forward.leaving[..., -1, :] + end)[..., 0]
+    total = ctx.empty(chain.batch, ctx.result_dtype)
+    total[...] = ctx.to_result(shift + begun_shift + forward.shift + (forward.factor + last))
+    if operation == "log_partition":
+        return total, cut
+    backward = _verified(ctx, cut, end, workspace, backward=True)
+    if backward is None:
+        return None
+    link = _with_ends(link, final=backward.leaving[..., 0, :])
+    after_front, _ = last_message(ctx, link, workspace, backward=True)
+    left = xp.concat([first[..., None, :], forward.leaving[..., :-1, :]], axis=-2)
+    return total, Cut(
+        front=_with_ends(cut.front, final=after_front),
+        between=_with_ends(cut.between, left, backward.leaving),
+        within=_with_ends(cut.within, forward.entering, backward.entering),
     )
 
 
-def _begun(chain: Chain, initial: Array) -> Chain:
-    return replace(chain, initial=initial, initial_in_logs=True)
+def _cut(ctx: Context, chain: Chain, segments: int) -> Cut:
+    """Cut a chain of one length for all rows; what parts begin and end with is not given."""
+    xp, count = ctx.xp, chain.num_steps
+    length = (count - 1) // segments
+    first = count - segments * length
+    sizes = first, segments, length
+    of_front, of_within = _cut_steps(xp, chain.potentials, sizes)
+    head, entering, inner = _cut_matrices(xp, chain.transitions, sizes)
+    nothing = xp.zeros((2, chain.num_states), dtype=of_front.dtype, device=ctx.device)
+    plain = replace(chain, initial=None, final=None, batch=(*chain.batch, segments))
+    return Cut(
+        front=replace(chain, num_steps=first, potentials=of_front, transitions=head, final=None),
+        between=replace(plain, num_steps=2, potentials=nothing, transitions=entering),
+        within=replace(plain, num_steps=length, potentials=of_within, transitions=inner),
+    )
 
 
-def log_partition(ctx: Context, chain: Chain, segments: int, workspace: int) -> Array | None:
-    """Return the logs of the sums over all paths, [*batch].
+def _cut_steps(xp: Any, x: Array, sizes: tuple[int, int, int]) -> tuple[Array, Array]:
+    """Return views of the steps [..., T, K] of the front and of the segments."""
+    first, segments, length = sizes
+    shape = (*tuple(x.shape)[:-2], segments, length, int(x.shape[-1]))
+    return x[..., :first, :], xp.reshape(x[..., first:, :], shape)
 
-    None if the guesses fail, or if infinite weights or NaN turn up.
+
+def _cut_matrices(xp: Any, x: Array, sizes: tuple[int, int, int]) -> tuple[Array, Array, Array]:
+    """Return views of the matrices of the front, of those into segments and of those within."""
+    first, segments, length = sizes
+    if int(x.shape[-3]) == 1:
+        return x, x[..., None, :, :, :], x[..., None, :, :, :]
+    shape = (*tuple(x.shape)[:-3], segments, length, *tuple(x.shape)[-2:])
+    every = xp.reshape(x[..., first - 1 :, :, :], shape)
+    # There is one even where the front, of one step, reads none.
+    return x[..., : max(first - 1, 1), :, :], every[..., :1, :, :], every[..., 1:, :, :]
+
+
+def _final_logs(ctx: Context, chain: Chain) -> Array:
+    """Return the logs of the final weights, [*batch, K]."""
+    shape = (*chain.batch, chain.num_states)
+    if chain.final is None:
+        return ctx.xp.zeros(shape, dtype=ctx.dtype(ctx.widest), device=ctx.device)
+    final = ctx.load(chain.final, ctx.widest)
+    return ctx.xp.broadcast_to(final if chain.final_in_logs else ctx.xp.log(final), shape)
+
+
+def _with_ends(chain: Chain, initial: Array | None = None, final: Array | None = None) -> Chain:
+    """Return a chain with initial and final weights, in logs, in the place of its own if given."""
+    if initial is not None:
+        chain = replace(chain, initial=initial, initial_in_logs=True)
+    return chain if final is None else replace(chain, final=final, final_in_logs=True)
+
+
+class Messages(NamedTuple):
+    """Verified messages of one direction, as logs [*batch, segments, K].
+
+    `leaving` has them after each segment, in that direction; `shift` and `factor` [*batch] add up
+    to the logs of what those have left out, but for the last segment's own factor.
     """
-    xp, cut = ctx.xp, _cut(ctx, chain, segments)
-    first, first_whole = last_message(ctx, cut.front, workspace)
-    half = _last_steps(cut.within, math.ceil(cut.within.num_steps / 2))
-    guess = last_message(ctx, half, workspace)[0]
+
+    entering: Array
+    leaving: Array
+    shift: Array
+    factor: Array
+
+
+def _verified(
+    ctx: Context, cut: Cut, begin: Array, workspace: int, backward: bool
+) -> Messages | None:
+    """Return the messages of all segments, given the one that enters the first in a direction."""
+    xp, within = ctx.xp, cut.within
+    name = "final" if backward else "initial"
+    # Of segments that others follow, in this direction, and of what leads to these.
+    some = slice(1, None) if backward else slice(None, -1)
+    links = _some(cut.between, slice(1, None))
+    guess, _ = last_message(ctx, _half(within, backward), workspace, backward)
+    guess = guess[..., some, :]
     for _ in range(_TRIALS):
-        before = xp.concat([first[..., None, :], guess[..., :-1, :]], axis=-2)
-        entering, shift = last_message(ctx, _begun(cut.between, before), workspace)
-        logs, whole = last_message(ctx, _begun(cut.within, entering), workspace)
+        given = _with_ends(links, **{name: guess})
+        entering, shift = last_message(ctx, given, workspace, backward)
+        both = [entering, begin[..., None, :]] if backward else [begin[..., None, :], entering]
+        entering = xp.concat(both, axis=-2)
+        given = _with_ends(within, **{name: entering})
+        logs, whole = last_message(ctx, given, workspace, backward)
         if not bool(xp.all(logs < math.inf)):
             return None
-        factors, distance = _compared(ctx, logs, guess)
-        # No segment begins where the last one ends.
-        if bool(xp.all(distance[..., :-1] <= cut.within.num_steps / 4 * ctx.precision.eps)):
-            integers = first_whole + xp.sum(whole, axis=-1) + xp.sum(shift, axis=-1)
-            rest = xp.sum(factors[..., :-1], axis=-1) + log_sum(ctx, logs[..., -1, :])[..., 0]
-            out = ctx.empty(chain.batch, ctx.result_dtype)
-            out[...] = ctx.to_result(xp.asarray(integers + rest))
-            return out
-        guess = logs
+        factors, distance = _compared(ctx, logs[..., some, :], guess)
+        if bool(xp.all(distance <= within.num_steps / 4 * ctx.precision.eps)):
+            shift = xp.sum(whole, axis=-1) + xp.sum(shift, axis=-1)
+            return Messages(entering, logs, shift, xp.sum(factors, axis=-1))
+        guess = logs[..., some, :]
     return None
 
 
-def _last_steps(chain: Chain, count: int) -> Chain:
-    first = chain.num_steps - count
+def _first(chain: Chain) -> Chain:
+    """Return the first segment of a chain [*batch, segments]."""
+    assert chain.transitions is not None
+    return replace(chain, batch=chain.batch[:-1], transitions=chain.transitions[..., 0, :, :, :])
+
+
+def _some(chain: Chain, which: slice) -> Chain:
+    """Return some of the segments of a chain [*batch, segments]."""
     matrices = chain.transitions
     assert matrices is not None
+    if int(matrices.shape[-4]) > 1:
+        matrices = matrices[..., which, :, :, :]
+    count = len(range(*which.indices(chain.batch[-1])))
+    return replace(chain, batch=(*chain.batch[:-1], count), transitions=matrices)
+
+
+def _half(chain: Chain, backward: bool) -> Chain:
+    """Return the steps of the half of each segment that a direction ends with."""
+    count = math.ceil(chain.num_steps / 2)
+    steps = slice(count) if backward else slice(chain.num_steps - count, None)
+    x, matrices = chain.potentials[..., steps, :], chain.transitions
+    assert matrices is not None
     if not chain.has_one_matrix:
-        matrices = matrices[..., first:, :, :]
-    x = chain.potentials[..., first:, :]
+        steps = slice(count - 1) if backward else steps
+        matrices = matrices[..., steps, :, :]
     return replace(chain, num_steps=count, potentials=x, transitions=matrices)
 
 

@@ -7,21 +7,23 @@ from collections.abc import Sequence
 from arraylogchain._array.chains import time_parallel
 from arraylogchain._array.chains.plans import cut_chain
 from arraylogchain._array.chains.scaled import Options
-from arraylogchain._array.chains.states import State, add_scale, log_sum
-from arraylogchain._array.chains.sweep import Part, Sweep, proving_levels
+from arraylogchain._array.chains.sweep import (
+    Part,
+    Sweep,
+    proving_levels,
+    states_of_all,
+    with_final,
+)
 from arraylogchain._array.chains.tiles import Tile, arrange, tiles
 from arraylogchain._context import Array, Context
 from arraylogchain._inputs.chain import Chain
-from arraylogchain.plan import count_segments, sizes_of
 
 
 def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the logs of the sums over all paths, [*batch]."""
-    segments = count_segments("log_partition", sizes_of(chain), workspace)
-    if segments > 1 and chain.final is None:
-        found = time_parallel.log_partition(ctx, chain, segments, workspace)
-        if found is not None:
-            return found
+    found = time_parallel.cut_in_segments("log_partition", ctx, chain, workspace)
+    if found is not None:
+        return found[0]
     out = ctx.empty(chain.batch, ctx.result_dtype)
     view = arrange(ctx.xp, chain, out, trailing=0)
     pieces = cut_chain(chain, workspace)
@@ -37,26 +39,10 @@ def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
         sweep = Sweep(tile, levels)
         for _ in range(tile.num_steps):
             parts = sweep.advance()
-        write_totals(tile, parts, view[(*tile.box, ...)])
+        tile.place(view[(*tile.box, ...)][..., None], log_totals(tile, parts))
     return out
 
 
-def write_totals(tile: Tile, parts: Sequence[Part], view: Array) -> None:
-    """Write the logs of the sums over all paths, given the last states, into a view of a tile."""
-    for part in parts:
-        assert part.state is not None
-        own = tile if part.index is None else tile.select(part.index)
-        total = log_total(own, part.state)
-        # What one part did not prove, the next one writes again.
-        own.place(view[..., None], total)
-
-
-def log_total(tile: Tile, last: State) -> Array:
-    """Return the logs of the sums over all paths, [groups, rows, 1], of a tile's last states."""
-    ctx, final = tile.ctx, tile.reversed().start()
-    if final is None:
-        return last.log_total(ctx)
-    last = last.in_log_form(ctx)
-    final = ctx.load(final, ctx.widest)
-    logs = final if tile.chain.final_in_logs else ctx.xp.log(final)
-    return add_scale(log_sum(ctx, last.values + logs), last.exponent, last.offset)
+def log_totals(tile: Tile, parts: Sequence[Part]) -> Array:
+    """Return the logs of the sums over all paths, [groups, rows, 1], given the last states."""
+    return with_final(tile, states_of_all(tile, parts)).log_total(tile.ctx)

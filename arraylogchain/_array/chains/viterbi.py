@@ -12,7 +12,8 @@ from functools import partial
 
 from arraylogchain._array.chains.maxplus import MaxPlusStepper
 from arraylogchain._array.chains.plans import cut_chain
-from arraylogchain._array.chains.sweep import History, Sweep
+from arraylogchain._array.chains.states import part_of
+from arraylogchain._array.chains.sweep import History, Sweep, with_final
 from arraylogchain._array.chains.tiles import Tile, arrange, tiles
 from arraylogchain._context import Array, Context, whole_maximum
 from arraylogchain._inputs.chain import Chain
@@ -39,33 +40,26 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> Array:
 
 def _trace(tile: Tile, history: History, view: Array) -> None:
     """Write the best paths of a tile into a view [*shape, T]."""
-    xp, ctx = tile.ctx.xp, tile.ctx
+    xp, axis = tile.ctx.xp, tile.select_axis
     columns = Columns(tile)
     index = alive = None
     for i, parts in history.back():
         assert parts[0].state is not None
         best = parts[0].state.values
         if index is None:
-            best = _with_final(tile, best)
+            # Rows that ended earlier still have their last state.
+            best = with_final(tile, parts[0].state).values
             index = xp.argmax(best, axis=-1)
             # NaN is not -inf.
             alive = xp.max(best, axis=-1) != -math.inf
         else:
-            found = xp.argmax(best + columns.logs_into(i + 1, index), axis=-1)
-            moves = tile.moves(i + 1)
-            index = found if moves is None else xp.where(moves[..., 0], found, index)
-        states, real = xp.where(alive, index, xp.zeros_like(index)), tile.has_step(i)
-        if real is not None:
-            states = xp.where(real[..., 0], states, xp.full_like(states, -1))
-        tile.place(view[..., i : i + 1], ctx.xp.astype(states[..., None], view.dtype, copy=False))
-
-
-def _with_final(tile: Tile, best: Array) -> Array:
-    final, ctx = tile.reversed().start(), tile.ctx
-    if final is None:
-        return best
-    logs = ctx.load(final, ctx.precision)
-    return best + (logs if tile.chain.final_in_logs else ctx.xp.log(logs))
+            moved = slice(tile.count_moves(i + 1))
+            before = part_of(index, moved, axis)
+            best = part_of(best, moved, axis) + columns.logs_into(i + 1, before)
+            before[...] = xp.argmax(best, axis=-1)
+        lanes = slice(tile.count(i))
+        states = part_of(xp.where(alive, index, xp.zeros_like(index)), lanes, axis)
+        tile.part(lanes).place(view[..., i : i + 1], states[..., None])
 
 
 class Columns:
@@ -76,9 +70,8 @@ class Columns:
 
     def weights_into(self, i: int, states: Array) -> Array:
         """Return the weights, as given, into states [groups, rows] of step i, [..., K]."""
-        xp, tile = self.ctx.xp, self.tile
-        matrix, (groups, _, size) = tile.matrix(i), tile.state_shape
-        rows = int(states.shape[1])
+        xp, matrix = self.ctx.xp, self.tile.matrix(i)
+        (groups, size, _), rows = matrix.shape, int(states.shape[1])
         if groups == 1:
             columns = xp.take(matrix, xp.reshape(states, (-1,)), axis=2)
         else:

@@ -33,6 +33,7 @@ from arraylogchain._array.products.operand import (
     certificate_threshold,
     exponentials,
     shifted,
+    terms_of,
 )
 from arraylogchain._array.products.tiling import Tiling, elementwise_block, tile_product
 from arraylogchain._context import Array, Context
@@ -45,9 +46,10 @@ _NARROW_TERMS = 2**22
 # One entry in the exact form costs about as much as this many on a matrix multiply.
 EXACT_COST = 64
 # With this many terms or columns at the most, a multiply costs no more than its exponentials: tiles
-# are then so small that BLAS leaves them to one thread, and threads share them.
+# are then so small that BLAS leaves them to one thread (OpenBLAS adds one for each 2**18
+# multiplications), and threads share them.
 _FEW = 16
-_ONE_THREAD = 1 << 18
+_ONE_THREAD = (1 << 19) - 1
 
 
 def logmatmulexp(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) -> Array:
@@ -108,13 +110,13 @@ class CertifiedKernel:
 
     def panel(self, b: Array) -> Operand:
         """Return columns of `b`, which meet many tiles of `a`, with their exponentials."""
-        panel = self._operand(b, -2)
+        panel = self._operand(b, 1)
         if self.tiling.inner >= b.shape[-2]:
-            panel.factor = self._factor(panel, slice(None))
+            panel.factor = self._factor(panel, slice(None), 1)
         return panel
 
     def __call__(self, a: Array, panel: Operand, out: Array) -> None:
-        left = self._operand(a, -1)
+        left = self._operand(a, 0)
         self._sums(left, panel, self.tiling.inner, out)
         if self.narrow:
             self.ctx.in_blocks(lambda box: self._log(out[box]), tuple(out.shape), self.block)
@@ -123,8 +125,8 @@ class CertifiedKernel:
         if unproved is not None:
             self._repair(out, left, panel, unproved)
 
-    def _operand(self, x: Array, axis: int) -> Operand:
-        return Operand(x) if self.narrow else shifted(self.ctx, x, axis, self.precision)
+    def _operand(self, x: Array, side: int) -> Operand:
+        return Operand(x) if self.narrow else shifted(self.ctx, x, side, self.precision)
 
     def _log(self, part: Array) -> None:
         self.ctx.apply(self.ctx.xp.log, part, out=part)
@@ -158,15 +160,15 @@ class CertifiedKernel:
         """Write the product of the exponentials into `out`, the terms in chunks."""
         xp, ctx = self.ctx.xp, self.ctx
         for k in chunks(int(left.values.shape[-1]), chunk):
-            of_a = self._factor(left, k, rows=True)
-            of_b = right.factor if right.factor is not None else self._factor(right, k)
+            of_a = self._factor(left, k, 0)
+            of_b = right.factor if right.factor is not None else self._factor(right, k, 1)
             if k.start == 0:
                 ctx.apply(xp.matmul, of_a, of_b, out=out)
             else:
                 ctx.apply(xp.add, out, xp.matmul(of_a, of_b), out=out)
 
-    def _factor(self, x: Operand, k: slice, rows: bool = False) -> Array:
-        values = x.values[..., k] if rows else x.values[..., k, :]
+    def _factor(self, x: Operand, k: slice, side: int) -> Array:
+        values = terms_of(x.values, k, side)
         return exponentials(self.ctx, values, x.shift, self.precision, self.block)
 
     def _repair(self, out: Array, left: Operand, right: Operand, unproved: Array) -> None:
@@ -178,12 +180,11 @@ class CertifiedKernel:
         # Masks and factors in float64, a transposed copy; indices, sums and logs in float64.
         sizes = (batch, rows, cols, int(left.values.shape[-1]))
         tiling = tile_product(sizes, self.workspace // 4, 24, 64, side=128)
-        whole = slice(None)
         for at, of_rows in boxes((batch, rows), tiling.batch * tiling.rows):
             for (of_cols,) in boxes((cols,), tiling.cols):
                 box = (at, of_rows, of_cols)
                 if bool(xp.any(unproved[box])):
-                    a, b = left.part((at, of_rows, whole)), right.part((at, whole, of_cols))
+                    a, b = left.part(box, 0), right.part(box, 1)
                     out[box] = self._repaired(out[box], a, b, unproved[box], tiling)
 
     def _repaired(
@@ -200,8 +201,15 @@ class CertifiedKernel:
             out = xp.where(unproved & ~have_terms, xp.full_like(out, -math.inf), out)
             unproved = unproved & have_terms
         if ctx.widest is not self.precision and int(xp.count_nonzero(unproved)) > many:
-            sums, still = self._widened().entries(a, b, tiling.inner)
+            wide = copy(self)
+            wide.precision = ctx.widest
+            sums = ctx.empty(out.shape, ctx.dtype(ctx.widest))
+            operands = shifted(ctx, a, 0, ctx.widest), shifted(ctx, b, 1, ctx.widest)
+            wide._sums(*operands, tiling.inner, sums)
+            still = wide._to_logs(sums, *operands)
             out = xp.where(unproved, xp.astype(sums, out.dtype), out)
+            if still is None:
+                return out
             unproved = unproved & still
         if not bool(xp.any(unproved)):
             return out
@@ -209,22 +217,6 @@ class CertifiedKernel:
         return _dispatch.logsumexp_where(
             ctx, out, a, b, unproved, self.precision, block, tiling.inner
         )
-
-    def _widened(self) -> CertifiedKernel:
-        """Return the same in the widest precision."""
-        wide = copy(self)
-        wide.precision = self.ctx.widest
-        return wide
-
-    def entries(self, a: Array, b: Array, chunk: int) -> tuple[Array, Array]:
-        """Return all entries of a tile in the kernel's precision, and which are not proved."""
-        left = shifted(self.ctx, a, -1, self.precision)
-        right = shifted(self.ctx, b, -2, self.precision)
-        shape = (*a.shape[:-1], b.shape[-1])
-        sums = self.ctx.empty(shape, self.ctx.dtype(self.precision))
-        self._sums(left, right, chunk, sums)
-        unproved = self._to_logs(sums, left, right)
-        return sums, False if unproved is None else unproved
 
     def _have_terms(self, a: Array, b: Array, chunk: int) -> Array:
         """Tell which sums have a term other than -inf, as a product of 0/1 matrices."""

@@ -9,7 +9,6 @@ boxes first: otherwise NumPy would multiply it without BLAS, and other libraries
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from arraylogchain._array.products.tiling import Tiling, tile_product
 from arraylogchain._context import Array, Context, shape_of
@@ -19,33 +18,16 @@ from arraylogchain._fold import Box, Fold, Shape, boxes, lengths
 _COPIED_BLOCKS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Axes:
-    """Lengths of the axes of a contraction, in the groups that its operands have."""
-
-    batch: Shape
-    rows: Shape
-    inner: Shape
-    cols: Shape
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        """Return batch entries, rows, columns, terms, in the order that tilings take."""
-        return (
-            math.prod(self.batch),
-            math.prod(self.rows),
-            math.prod(self.cols),
-            math.prod(self.inner),
-        )
+Groups = tuple[Shape, Shape, Shape, Shape]  # lengths of axes: batch, rows, inner, columns
 
 
 def matmul(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) -> Array:
     """Return a @ b."""
     xp = ctx.xp
     out = ctx.empty(layout.full_shape, ctx.result_dtype)
-    axes = Axes(layout.batch, layout.rows, (layout.sizes[3],), layout.cols)
+    groups = (layout.batch, layout.rows, (layout.sizes[3],), layout.cols)
     a, b = layout.view_a(xp, a), layout.view_b(xp, b)
-    contract(ctx, a, b, layout.view_out(xp, out), axes, budget)
+    contract(ctx, a, b, layout.view_out(xp, out), groups, budget)
     return xp.reshape(out, layout.out_shape)
 
 
@@ -69,19 +51,17 @@ def matmul_gradients(
         turned = xp.permute_dims(
             layout.view_b(xp, b), (*range(nb), *range(nb + 1, nb + 1 + nc), nb)
         )
-        axes = Axes(batch, rows, cols, inner)
-        contract(ctx, g_view, turned, layout.view_a(xp, grad_a), axes, budget)
+        contract(ctx, g_view, turned, layout.view_a(xp, grad_a), (batch, rows, cols, inner), budget)
         grad_a = xp.reshape(grad_a, shape_of(a))
     if wanted[1]:
         grad_b = ctx.empty(layout.b_shape, b.dtype)
         turned = xp.permute_dims(layout.view_a(xp, a), (*range(nb), nb + nr, *range(nb, nb + nr)))
-        axes = Axes(batch, inner, rows, cols)
-        contract(ctx, turned, g_view, layout.view_b(xp, grad_b), axes, budget)
+        contract(ctx, turned, g_view, layout.view_b(xp, grad_b), (batch, inner, rows, cols), budget)
         grad_b = xp.reshape(grad_b, shape_of(b))
     return grad_a, grad_b
 
 
-def contract(ctx: Context, a: Array, b: Array, out: Array, axes: Axes, budget: int) -> None:
+def contract(ctx: Context, a: Array, b: Array, out: Array, groups: Groups, budget: int) -> None:
     """Write the sums over `inner` of a times b into `out`.
 
     Parameters
@@ -92,16 +72,17 @@ def contract(ctx: Context, a: Array, b: Array, out: Array, axes: Axes, budget: i
     b : array [*batch, *inner, *cols]
     out : array [*batch, *rows, *cols]
         Of any dtype; changed in place.
-    axes : Axes
+    groups : tuple of tuple of int
+        Lengths of the axes of batch, rows, inner and columns.
     budget : int
         Bytes that temporaries may take.
     """
-    sizes = axes.sizes
+    batch, rows, inner, cols = groups
+    sizes = (math.prod(batch), math.prod(rows), math.prod(cols), math.prod(inner))
     if 0 in sizes:
         out[...] = 0
         return
     item = ctx.precision.itemsize
-    groups = (axes.batch, axes.rows, axes.inner, axes.cols)
     nb, nr, ni, nc = (len(group) for group in groups)
     ready_out = _is_ready(ctx, out, (nb, nr, nc))
     if ready_out and _is_ready(ctx, a, (nb, nr, ni)) and _is_ready(ctx, b, (nb, ni, nc)):
@@ -111,13 +92,13 @@ def contract(ctx: Context, a: Array, b: Array, out: Array, axes: Axes, budget: i
         # A factor in half precision is held twice while it is converted; sums of a chunk and of
         # those before it.
         tiling = tile_product(sizes, limit, 2 * item, 3 * item)
-    for of_batch in boxes(axes.batch, tiling.batch):
-        for of_cols in boxes(axes.cols, tiling.cols):
+    for of_batch in boxes(batch, tiling.batch):
+        for of_cols in boxes(cols, tiling.cols):
             right: Array | None = None
-            for of_rows in boxes(axes.rows, tiling.rows):
+            for of_rows in boxes(rows, tiling.rows):
                 target = out[(*of_batch, *of_rows, *of_cols)]
                 total: Array | None = None
-                for of_inner in boxes(axes.inner, tiling.inner):
+                for of_inner in boxes(inner, tiling.inner):
                     if right is None or tiling.inner < sizes[3]:
                         right = _matrices(ctx, b, (of_batch, of_inner, of_cols))
                     left = _matrices(ctx, a, (of_batch, of_rows, of_inner))

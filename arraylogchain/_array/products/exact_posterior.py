@@ -1,19 +1,19 @@
-"""Posterior weights of single entries, each with its own maximum: what `posterior` cannot prove."""
+"""Posterior weights of single entries, each with its own maximum: what factors cannot prove."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from arraylogchain._array.products import exact
-from arraylogchain._array.products.operand import Operand
-from arraylogchain._array.products.posterior import Moments, Sums
-from arraylogchain._context import Array, Context, Precision
+from arraylogchain._array.products.exact import Entries
+from arraylogchain._array.products.operand import Operand, terms_of
+from arraylogchain._array.products.posterior import Sums
+from arraylogchain._context import Array, Context
 from arraylogchain._fold import chunks
 
 
 class ExactPosterior:
-    """The posterior of the wanted entries of one tile.
+    """The posterior of the wanted entries of one tile, in the widest precision.
 
     Parameters
     ----------
@@ -24,8 +24,6 @@ class ExactPosterior:
         Values [batch, K, cols].
     wanted : bool array [batch, rows, cols]
         Entries, at least one, whose product is finite.
-    precision : Precision
-        What to compute in.
     block : int
         Terms in memory at a time.
     chunk : int
@@ -33,116 +31,65 @@ class ExactPosterior:
     """
 
     def __init__(
-        self,
-        ctx: Context,
-        a: Operand,
-        b: Operand,
-        wanted: Array,
-        precision: Precision,
-        block: int,
-        chunk: int,
+        self, ctx: Context, a: Operand, b: Operand, wanted: Array, block: int, chunk: int
     ) -> None:
-        self.ctx, self.a, self.b, self.precision = ctx, a.values, b.values, precision
-        self.wanted = wanted
-        self.inner = int(self.a.shape[-1])
-        self.chunk = min(self.inner, chunk, block)
-        # What entries have in common is taken off first: a + b would be rounded to an eps of it.
-        shifts = (_bounded(ctx, a.shift, precision), _bounded(ctx, b.shift, precision))
-        limit = max(1, block // self.chunk)
-        self.entries = exact.choose_entries(ctx, wanted, precision, limit, shifts)
+        self.ctx, self.operands, self.precision = ctx, (a, b), ctx.widest
+        inner = int(a.values.shape[-1])
+        chunk = min(inner, chunk, block)
+        self.entries = Entries(ctx, wanted, self.precision, max(1, block // chunk))
+        self.chunks = list(chunks(inner, chunk))
         self.tops: Array | None = None
-        self.totals: Array | None = None
-        if self.chunk < self.inner:
-            self.tops, self.totals = exact.tops_and_totals(
-                ctx, self.entries, self.a, self.b, self.chunk
-            )
+        if len(self.chunks) > 1:
+            parts = (self._logs(k) for k in self.chunks)
+            self.tops, self.totals = self.entries.tops_and_totals(parts)
+
+    def _logs(self, k: slice) -> tuple[Array, Array]:
+        """Return the chunk k of both operands.
+
+        What entries have in common is taken off first: a + b would be rounded to an eps of it.
+        """
+        xp, ctx = self.ctx.xp, self.ctx
+        # A fourth of the distance between the largest numbers: they stay as they are.
+        limit = 2.0**self.precision.top * self.precision.eps / 4
+        found = []
+        for side, x in enumerate(self.operands):
+            shift = ctx.load(x.shift, self.precision)
+            shift = xp.where(xp.abs(shift) <= limit, shift, xp.zeros_like(shift))
+            found.append(ctx.load(terms_of(x.values, k, side), self.precision) - shift)
+        return found[0], found[1]
 
     def _posteriors(self, k: slice) -> Iterator[tuple[Any, Array]]:
-        """Yield (index, p[..., k]) of a few entries at a time."""
+        """Yield (box, p[..., k]) of a few entries at a time."""
         xp, ctx = self.ctx.xp, self.ctx
-        for where, p in self.entries.terms(self.a[..., k], self.b[:, k, :]):
-            if self.tops is None or self.totals is None:
-                top = xp.max(p, axis=-1, keepdims=True)
-                top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
-                ctx.apply(xp.subtract, p, top, out=p)
-                ctx.apply(xp.exp, p, out=p)
-                total = xp.sum(p, axis=-1, keepdims=True)
+        for box, p in self.entries.terms(*self._logs(k)):
+            if self.tops is None:
+                top, total = xp.max(p, axis=-1, keepdims=True), None
             else:
-                top = self.tops[where][..., None]
-                total = self.totals[where][..., None]
-                p = xp.exp(p - xp.where(xp.isfinite(top), top, xp.zeros_like(top)))
+                top, total = self.tops[box][..., None], self.totals[box][..., None]
+            ctx.apply(xp.subtract, p, xp.where(xp.isfinite(top), top, xp.zeros_like(top)), out=p)
+            ctx.apply(xp.exp, p, out=p)
+            total = xp.sum(p, axis=-1, keepdims=True) if total is None else total
             # Entries that are not wanted may have no finite term, or infinite ones.
             ctx.apply(xp.divide, p, xp.where(total > 0, total, xp.ones_like(total)), out=p)
-            yield where, p
+            yield box, p
 
-    def terms(self, u: Array | None, v: Array | None) -> Array:
-        """Return sum_k p_ikj (u_ik + v_kj) [batch, rows, cols]; 0 where it is not wanted."""
-        xp, ctx = self.ctx.xp, self.ctx
-        dtype = ctx.dtype(self.precision)
-        found = xp.zeros(self.entries.shape, dtype=dtype, device=ctx.device)
-        for k in chunks(self.inner, self.chunk):
-            gather = self._along(k, u, v)
-            for where, p in self._posteriors(k):
-                found[where] += xp.sum(_product(xp, p, gather(where)), axis=-1)
-        result = xp.zeros(self.wanted.shape, dtype=dtype, device=ctx.device)
-        return self.entries.put(found, result)
-
-    def accumulate(
-        self, h: Array, moments: Moments | None, to_a: Sums | None, to_b: Sums | None
-    ) -> None:
-        """Add the sums of h p (u + v - q) over columns, and over rows, chunk by chunk."""
-        xp, ctx = self.ctx.xp, self.ctx
-        dtype = ctx.dtype(self.precision)
-        batch, rows, cols = self.wanted.shape
-        h = self.entries.select(ctx.load(h, self.precision))
-        q = None
-        if moments is not None:
-            q = self.entries.select(ctx.load(moments.q, self.precision))
-        for k in chunks(self.inner, self.chunk):
-            size = k.stop - k.start
-            over_cols = xp.zeros((batch, rows, size), dtype=dtype, device=ctx.device)
-            over_rows = xp.zeros((batch, cols, size), dtype=dtype, device=ctx.device)
-            gather = None if moments is None else self._along(k, moments.u, moments.v)
-            for where, p in self._posteriors(k):
-                p = _product(xp, p, h[where][..., None])
-                if gather is not None and q is not None:
-                    p = _product(xp, p, gather(where) - q[where][..., None])
-                self.entries.scatter(
-                    where,
-                    p,
-                    over_cols if to_a is not None else None,
-                    over_rows if to_b is not None else None,
-                )
-            if to_a is not None:
-                to_a.add(k, over_cols)
-            if to_b is not None:
-                to_b.add(k, xp.matrix_transpose(over_rows))
-
-    def _along(self, k: slice, u: Array | None, v: Array | None) -> Callable[[Any], Array]:
-        """Return a function that gives u_ik + v_kj of a few entries."""
-        ctx = self.ctx
-
-        def zeros(x: Array) -> Array:
-            return ctx.xp.zeros(x.shape, dtype=ctx.dtype(self.precision), device=ctx.device)
-
-        a, b = self.a[..., k], self.b[:, k, :]
-        of_u = zeros(a) if u is None else u[..., k]
-        of_v = zeros(b) if v is None else v[:, k, :]
-        return self.entries.reader(of_u, of_v)
-
-
-def _bounded(ctx: Context, shift: Array, precision: Precision) -> Array:
-    """Return a shift that no finite number becomes infinite without; 0 where it might."""
-    xp = ctx.xp
-    shift = ctx.load(shift, precision)
-    # A fourth of the distance between the largest numbers: they stay as they are.
-    limit = 2.0**precision.top * precision.eps / 4
-    return xp.where(xp.abs(shift) <= limit, shift, xp.zeros_like(shift))
-
-
-def _product(xp: Any, p: Array, x: Array) -> Array:
-    """Return p * x, where nothing weighs nothing even times infinity; NaN stays."""
-    product = p * x
-    if bool(xp.any(xp.isinf(x))):
-        product = xp.where((p == 0) & ~xp.isnan(x), xp.zeros_like(product), product)
-    return product
+    def accumulate(self, h: Array, sums: list[Sums]) -> None:
+        """Add the sums of h p over columns and over rows, chunk by chunk."""
+        xp, ctx, entries = self.ctx.xp, self.ctx, self.entries
+        # To what is not wanted nothing is added, not even NaN.
+        h = entries.select(xp.where(entries.wanted, ctx.load(h, self.precision), 0.0))
+        for k in self.chunks:
+            targets = []
+            for s in sums:
+                size = (entries.wanted.shape[0], entries.wanted.shape[1 + s.side], k.stop - k.start)
+                targets.append(xp.zeros(size, dtype=ctx.dtype(self.precision), device=ctx.device))
+            for box, p in self._posteriors(k):
+                of_h = h[box][..., None]
+                product = p * of_h
+                if bool(xp.any(xp.isinf(of_h))):
+                    # Nothing weighs nothing, even infinitely often; NaN stays.
+                    product = xp.where((p == 0) & ~xp.isnan(of_h), 0.0, product)
+                for s, target in zip(sums, targets, strict=True):
+                    entries.add(box, product, s.side, target)
+            for s, x in zip(sums, targets, strict=True):
+                s.add(k, xp.matrix_transpose(x) if s.side else x)

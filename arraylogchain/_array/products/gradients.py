@@ -1,4 +1,4 @@
-"""Derivatives of the log product: sums over posterior weights, tile by tile.
+"""Gradients of the log product: sums over posterior weights, tile by tile.
 
 Everything is summed over broadcast axes by the fold: with operands [*batch, *rows, K] and
 [*batch, K, *cols], the gradient of the first sums over columns and that of the second over rows.
@@ -7,13 +7,19 @@ Everything is summed over broadcast axes by the fold: with operands [*batch, *ro
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from arraylogchain._array.products.posterior import Moments, Sums, posterior_operand
-from arraylogchain._array.products.tile_posterior import PosteriorTile
+from arraylogchain._array.products.exact_posterior import ExactPosterior
+from arraylogchain._array.products.operand import Operand, part_of
+from arraylogchain._array.products.posterior import (
+    ScaledPosterior,
+    Sums,
+    posterior_operand,
+)
 from arraylogchain._array.products.tiled import Place, panels
 from arraylogchain._array.products.tiling import Tiling, elementwise_block, tile_product
 from arraylogchain._context import Array, Context, shape_of
-from arraylogchain._fold import Fold
+from arraylogchain._fold import Box, Fold, boxes
 
 # Rows and columns of a tile where they fit: what is added up over tiles is written once per tile.
 _SIDE = 1024
@@ -38,81 +44,94 @@ def logmatmulexp_gradients(
     own. A NaN in an operand shows in them; with `propagates_nan` False it has no gradient instead,
     as +inf.
     """
-    walk = _Walk(ctx, layout, a, b, out, budget, copies=2)
+    walk = _Walk(ctx, layout, a, b, out, budget)
     totals = walk.totals(wanted)
     g = walk.of_product(g)
-    for tile, at in walk.tiles(propagates_nan):
-        tile.accumulate(at.read(ctx.xp, g, "out"), None, walk.sums(totals, at))
+    for tile, at in walk.tiles():
+        sums = walk.sums(totals, at)
+        tile.accumulate(at.read(ctx.xp, g, "out"), sums)
+        if propagates_nan:
+            tile.propagate_nan(sums)
     return walk.finish(totals)
 
 
-def logmatmulexp_tangent(
-    ctx: Context,
-    layout: Fold,
-    a: Array,
-    b: Array,
-    out: Array,
-    da: Array | None,
-    db: Array | None,
-    budget: int,
-) -> Array:
-    """Return q_ij = sum_k p_ikj (da_ik + db_kj), the change of `out` with those of a and b."""
-    xp = ctx.xp
-    walk = _Walk(ctx, layout, a, b, out, budget, copies=3)
-    result = xp.zeros(layout.full_shape, dtype=out.dtype, device=ctx.device)
-    view = layout.view_out(xp, result)
-    u = None if da is None else layout.view_a(xp, da)
-    v = None if db is None else layout.view_b(xp, db)
-    for tile, at in walk.tiles():
-        of_u = None if u is None else at.read(xp, u, "a")
-        of_v = None if v is None else at.read(xp, v, "b")
-        at.write(ctx, view, tile.terms(of_u, of_v))
-    return xp.reshape(result, layout.out_shape)
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """One tile of a log product, its operands and what may be spent on it."""
 
+    ctx: Context
+    a: Operand  # [batch, rows, K]
+    b: Operand  # [batch, K, cols]
+    out: Array  # [batch, rows, cols]
+    chunk: int  # terms of each sum that are worked on at a time
+    block: int
+    workspace: int
 
-def logmatmulexp_second(
-    ctx: Context,
-    layout: Fold,
-    a: Array,
-    b: Array,
-    out: Array,
-    g: Array,
-    u: Array | None,
-    v: Array | None,
-    budget: int,
-) -> tuple[Array, Array, Array]:
-    """Return the gradients of `logmatmulexp_gradients` itself.
+    def accumulate(self, h: Array, sums: list[Sums]) -> None:
+        """Add the sums of h p over columns and over rows."""
+        for box, posterior in self._posteriors(h):
+            posterior.accumulate(h[box], [s.part(box) for s in sums])
+            for s in sums:
+                s.fresh = False
 
-    With (da, db) the gradients of sum(g * out), these are the gradients of sum(u * da) +
-    sum(v * db) with respect to a, b and g; u or v may be None, for zeros. With q the tangent of u
-    and v, the first two are the sums of ``g_ij p_ikj (u_ik + v_kj - q_ij)``, and the last is q.
-    """
-    xp = ctx.xp
-    walk = _Walk(ctx, layout, a, b, out, budget, copies=5)
-    totals = walk.totals((True, True))
-    result = xp.zeros(layout.full_shape, dtype=g.dtype, device=ctx.device)
-    view = layout.view_out(xp, result)
-    g = walk.of_product(g)
-    zero = xp.zeros((1,) * len(layout.a_shape), dtype=ctx.dtype(ctx.precision), device=ctx.device)
-    u = xp.broadcast_to(zero, layout.a_shape) if u is None else u
-    v = xp.broadcast_to(zero, layout.b_shape) if v is None else v
-    u, v = layout.view_a(xp, u), layout.view_b(xp, v)
-    for tile, at in walk.tiles():
-        of_u, of_v = at.read(xp, u, "a"), at.read(xp, v, "b")
-        q = tile.terms(of_u, of_v)
-        at.write(ctx, view, q)
-        # Where the product is not finite, nothing is summed; a NaN is seen to by itself.
-        q = xp.where(xp.isfinite(tile.out), q, xp.zeros_like(q))
-        tile.accumulate(at.read(xp, g, "out"), Moments(of_u, of_v, q), walk.sums(totals, at))
-    grad_a, grad_b = walk.finish(totals)
-    return grad_a, grad_b, xp.reshape(result, layout.out_shape)
+    def propagate_nan(self, sums: list[Sums]) -> None:
+        """Make NaN of the sums that a NaN took part in."""
+        nan = self._nan()
+        if nan is not None:
+            for s in sums:
+                s.propagate_nan(nan)
+
+    def _posteriors(self, h: Array) -> Iterator[tuple[Box, ScaledPosterior | ExactPosterior]]:
+        """Yield boxes of the tile and posteriors of entries there; of each entry there is one."""
+        ctx, every = self.ctx, slice(None)
+        posterior = ScaledPosterior(ctx, self.a, self.b, ctx.precision, self.chunk, self.block)
+        left = posterior.prove(self.out, h, None)
+        yield (every, every, every), posterior
+        if left is None:
+            return
+        # Make room for the factors of parts.
+        posterior.weights = self.a.factor = self.b.factor = None
+        batch, rows, cols = (int(n) for n in left.shape)
+        # Factors and sums in float64, each two times; gathered rows; copies of parts.
+        sizes = (batch, rows, cols, int(self.a.values.shape[-1]))
+        tiling = tile_product(sizes, self.workspace // 4, 40, 64, side=128)
+        block = max(1, min(2 * ctx.block, self.workspace // 128))
+        for at, of_rows in boxes((batch, rows), tiling.batch * tiling.rows):
+            for (of_cols,) in boxes((cols,), tiling.cols):
+                box = (at, of_rows, of_cols)
+                rest: Array | None = left[box]
+                if not bool(ctx.xp.any(rest)):
+                    continue
+                a, b = self.a.part(box, 0), self.b.part(box, 1)
+                if ctx.widest is not ctx.precision:
+                    of_a, of_b = (
+                        posterior_operand(ctx, x.values, side, ctx.widest)
+                        for side, x in enumerate((a, b))
+                    )
+                    wide = ScaledPosterior(ctx, of_a, of_b, ctx.widest, tiling.inner, self.block)
+                    rest = wide.prove(self.out[box], h[box], rest)
+                    yield box, wide
+                    wide.weights = None
+                if rest is not None:
+                    yield box, ExactPosterior(ctx, a, b, rest, block, tiling.inner)
+
+    def _nan(self) -> Array | None:
+        """Tell where a NaN took part; where +inf met -inf, none did."""
+        if self.a.clean and self.b.clean:
+            return None
+        xp = self.ctx.xp
+        nan = xp.zeros(self.out.shape, dtype=xp.bool, device=self.ctx.device)
+        for operand in (self.a, self.b):
+            if not operand.clean:
+                nan = nan | xp.isnan(operand.maxima)
+        return nan
 
 
 class _Walk:
     """The tiles of a folded log product, and arrays that hold sums over them."""
 
     def __init__(
-        self, ctx: Context, layout: Fold, a: Array, b: Array, out: Array, budget: int, copies: int
+        self, ctx: Context, layout: Fold, a: Array, b: Array, out: Array, budget: int
     ) -> None:
         xp = ctx.xp
         self.ctx, self.layout, self.a, self.b, self.budget = ctx, layout, a, b, budget
@@ -120,16 +139,14 @@ class _Walk:
         self.out_view = self.of_product(out)
         item = ctx.precision.itemsize
         self.block, reserved = elementwise_block(ctx, budget)
-        # Factors and products of their size; quotients, sums, masks, and copies of entries.
+        # Two factors, one product of their size; quotients, masks, and copies of entries.
         room = budget - budget // 4 - reserved
-        entry = (copies + 2 * layout.copies) * item + 2
+        entry = (2 + 2 * layout.copies) * item + 2
         self.tiling = Tiling(1, 1, 1, 1)
         if 0 not in layout.sizes:
-            held = item * layout.copies * (1 if copies == 2 else 2)
-            # Of the products of the factors' size, gradients hold one at a time.
-            factor = item * (2 if copies == 2 else 1 + copies)
+            copied = item * layout.copies
             self.tiling = tile_product(
-                layout.sizes, room, factor, entry, side=_SIDE, copied_bytes=held
+                layout.sizes, room, 2 * item, entry, side=_SIDE, copied_bytes=copied
             )
 
     def of_product(self, x: Array) -> Array:
@@ -137,73 +154,43 @@ class _Walk:
         xp = self.ctx.xp
         return self.layout.view_out(xp, xp.reshape(x, self.layout.full_shape))
 
-    def tiles(self, propagates_nan: bool = True) -> Iterator[tuple[PosteriorTile, Place]]:
+    def tiles(self) -> Iterator[tuple[_Tile, Place]]:
         """Yield tiles, those of a panel of columns together."""
         if 0 in self.layout.sizes:
             return
         ctx, xp, precision = self.ctx, self.ctx.xp, self.ctx.precision
+        limits = (self.tiling.inner, self.block, self.budget)
         for places in panels(self.layout, self.tiling):
             panel = None
             for at in places:
                 if panel is None:
-                    panel = posterior_operand(ctx, at.read(xp, self.b_view, "b"), -2, precision)
-                yield (
-                    PosteriorTile(
-                        ctx,
-                        posterior_operand(ctx, at.read(xp, self.a_view, "a"), -1, precision),
-                        panel,
-                        at.read(xp, self.out_view, "out"),
-                        self.tiling.inner,
-                        self.block,
-                        self.budget,
-                        propagates_nan,
-                    ),
-                    at,
-                )
+                    panel = posterior_operand(ctx, at.read(xp, self.b_view, "b"), 1, precision)
+                rows = posterior_operand(ctx, at.read(xp, self.a_view, "a"), 0, precision)
+                yield _Tile(ctx, rows, panel, at.read(xp, self.out_view, "out"), *limits), at
 
-    def totals(self, wanted: tuple[bool, bool]) -> dict[bool, tuple[Array, Array]]:
-        """Return arrays for gradients, in the shapes of the result and of tiles, by operand."""
+    def totals(self, wanted: tuple[bool, bool]) -> dict[int, Array]:
+        """Return arrays for gradients, by operand, in the shapes that tiles have."""
+        batch, rows, cols, inner = self.layout.sizes
+        shapes = ((batch, rows, inner), (batch, inner, cols))
+        dtype, device = self.ctx.dtype(self.ctx.precision), self.ctx.device
         return {
-            of_a: self._total(of_a) for of_a, yes in zip((True, False), wanted, strict=True) if yes
+            side: self.ctx.xp.zeros(shapes[side], dtype=dtype, device=device)
+            for side in (0, 1)
+            if wanted[side]
         }
 
-    def _total(self, of_a: bool) -> tuple[Array, Array]:
-        xp, ctx, layout = self.ctx.xp, self.ctx, self.layout
-        batch, rows, cols, inner = layout.sizes
-        shape = (batch, rows, inner) if of_a else (batch, inner, cols)
-        padded = layout.a_shape if of_a else layout.b_shape
-        dtype = ctx.dtype(ctx.precision)
-        zeros = xp.zeros(shape if layout.copies else padded, dtype=dtype, device=ctx.device)
-        if not layout.copies:
-            view = layout.view_a(xp, zeros) if of_a else layout.view_b(xp, zeros)
-            return zeros, xp.reshape(view, shape)
-        # Axes that do not merge in the shape of the result: its elements are kept as tiles have
-        # them, and the result is a view of that.
-        nd = len(padded)
-        others = layout.col_axes if of_a else layout.row_axes
-        own = (*layout.row_axes, nd - 2, nd - 1) if of_a else (nd - 2, *layout.col_axes, nd - 1)
-        order = (*others, *layout.batch_axes, *own)
-        whole = xp.reshape(zeros, tuple(padded[axis] for axis in order))
-        return xp.permute_dims(whole, tuple(order.index(axis) for axis in range(nd))), zeros
+    def sums(self, totals: dict[int, Array], at: Place) -> list[Sums]:
+        """Return where a tile's sums go; the first panel and the first rows write them."""
+        return [
+            Sums(self.ctx, part_of(x, at.flat, side), side, at.flat[2 - side].start == 0)
+            for side, x in totals.items()
+        ]
 
-    def sums(self, totals: dict[bool, tuple[Array, Array]], at: Place) -> list[Sums]:
-        """Return where a tile's sums go."""
-        batch, rows, cols = at.flat
-        found = []
-        for of_a, (_, flat) in totals.items():
-            part = flat[batch, rows, :] if of_a else flat[batch, :, cols]
-            fresh = (cols if of_a else rows).start == 0
-            found.append(Sums(self.ctx, part, of_a, fresh))
-        return found
-
-    def finish(self, totals: dict[bool, tuple[Array, Array]]) -> Pair:
+    def finish(self, totals: dict[int, Array]) -> Pair:
         """Return the gradients, None for those that are not wanted."""
-        xp = self.ctx.xp
-        results: list[Array | None] = []
-        for of_a, x in ((True, self.a), (False, self.b)):
-            if of_a not in totals:
-                results.append(None)
-                continue
-            total = xp.reshape(totals[of_a][0], shape_of(x))
-            results.append(total if total.dtype == x.dtype else xp.astype(total, x.dtype))
-        return results[0], results[1]
+        xp, found = self.ctx.xp, [None, None]
+        for side, x in totals.items():
+            like = (self.a, self.b)[side]
+            x = xp.reshape(self.layout.restored(xp, x, side), shape_of(like))
+            found[side] = xp.astype(x, like.dtype, copy=False)
+        return found[0], found[1]

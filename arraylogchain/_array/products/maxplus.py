@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 
 from arraylogchain._array.products import tiled
-from arraylogchain._array.products.exact import maximum
 from arraylogchain._array.products.tiling import tile_product
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import Box, Fold, Shape, blocks, boxes, chunks
@@ -61,7 +60,9 @@ class MaxPlusKernel:
                 batch, rows, cols = box
                 of_a = ctx.load(a[batch, rows, k], ctx.precision)
                 terms = of_a[:, :, None, :] + transposed[batch, cols, :][:, None, :, :]
-                top, where = maximum(ctx, terms)
+                where = xp.argmax(terms, axis=-1, keepdims=True)  # the smallest, on ties
+                top = xp.take_along_axis(terms, where, axis=-1)[..., 0]
+                where = where[..., 0]
                 if k.start:
                     where = where + k.start
                     # A NaN stays; on ties the earlier index does.
@@ -100,19 +101,16 @@ def maxplus_gradients(
     xp = ctx.xp
     dtype = ctx.dtype(ctx.precision)
     totals = [xp.zeros(shape, dtype=dtype, device=ctx.device) for shape in shapes]
-    flat = [xp.reshape(total, (-1,)) for total in totals]
     g = xp.reshape(g, layout.full_shape)
     if values is not None:
         values = xp.reshape(values, layout.full_shape)
-    for box, at, of_a, of_b in _pieces(ctx, layout, indices, budget):
-        weights = ctx.load(g[box], ctx.precision)
+    for box, known, places in _boxes(ctx, layout, indices, budget):
         if values is not None:
-            weights = xp.where(xp.isfinite(values[box]), weights, xp.zeros_like(weights))
-        weights = xp.where(at < 0, xp.zeros_like(weights), weights)
-        at = xp.where(at < 0, xp.zeros_like(at), at)
-        weights = xp.reshape(weights, (-1,))
-        for total, first, step in ((flat[0], of_a, 1), (flat[1], of_b, layout.b_shape[-1])):
-            ctx.add_at(total, xp.reshape(first + at * step, (-1,)), weights)
+            known = known & xp.isfinite(values[box])
+        weights = ctx.load(g[box], ctx.precision)
+        weights = xp.reshape(xp.where(known, weights, xp.zeros_like(weights)), (-1,))
+        for total, place in zip(totals, places, strict=True):
+            ctx.add_at(xp.reshape(total, (-1,)), place, weights)
     return totals[0], totals[1]
 
 
@@ -125,47 +123,44 @@ def maxplus_tangent(
     """
     xp = ctx.xp
     result = xp.zeros(layout.full_shape, dtype=ctx.result_dtype, device=ctx.device)
-    flat = [xp.reshape(da, (-1,)), xp.reshape(db, (-1,))]
-    for box, at, of_a, of_b in _pieces(ctx, layout, indices, budget):
-        steps = (1, layout.b_shape[-1])
-        known = at >= 0
-        at = xp.where(known, at, xp.zeros_like(at))
-        total = xp.zeros(at.shape, dtype=ctx.dtype(ctx.precision), device=ctx.device)
-        for x, first, step in zip(flat, (of_a, of_b), steps, strict=True):
-            taken = xp.take(x, xp.reshape(first + at * step, (-1,)))
-            total += xp.reshape(ctx.load(taken, ctx.precision), at.shape)
+    for box, known, places in _boxes(ctx, layout, indices, budget):
+        total = xp.zeros(known.shape, dtype=ctx.dtype(ctx.precision), device=ctx.device)
+        for x, place in zip((da, db), places, strict=True):
+            taken = xp.take(xp.reshape(x, (-1,)), place)
+            total += xp.reshape(ctx.load(taken, ctx.precision), known.shape)
         # Not multiplied by 0: a tangent may be infinite.
         total = xp.where(known, total, xp.zeros_like(total))
         result[box] = xp.astype(total, result.dtype, copy=False)
     return xp.reshape(result, layout.out_shape)
 
 
-def _pieces(
+def _boxes(
     ctx: Context, layout: Fold, indices: Array, budget: int
-) -> Iterator[tuple[Box, Array, Array, Array]]:
-    """Yield boxes of the product: its indices there, and where terms of sums begin.
+) -> Iterator[tuple[Box, Array, list[Array]]]:
+    """Yield boxes of the product, whether an index is reported there, and the places of its terms.
 
-    The last two are the places, in the operands as one axis, of a[..., i, 0] and b[..., 0, j].
+    A place is that of a[..., i, k], or b[..., k, j], in the operand as one axis; of a[..., i, 0] or
+    b[..., 0, j] where no index is reported.
     """
     if 0 in layout.sizes:
         return
     xp = ctx.xp
     shape = layout.full_shape
     indices = xp.reshape(indices, shape)
+    own = len(shape) - 2
     # Three arrays of indices and two of numbers, and what adding at indices holds.
     for box in boxes(shape, max(1, min(ctx.block // 2, budget // 128))):
-        starts = []
-        for operand, own in ((layout.a_shape, len(shape) - 2), (layout.b_shape, len(shape) - 1)):
-            start = xp.zeros((1,) * len(shape), dtype=indices.dtype, device=ctx.device)
-            for axis in (*range(len(shape) - 2), own):
-                if operand[axis] > 1:
-                    along = [1] * len(shape)
-                    along[axis] = -1
-                    number = xp.arange(
-                        box[axis].start, box[axis].stop, dtype=indices.dtype, device=ctx.device
-                    )
-                    start = start + xp.reshape(
-                        number * math.prod(operand[axis + 1 :]), tuple(along)
-                    )
-            starts.append(start)
-        yield box, indices[box], starts[0], starts[1]
+        known = indices[box] >= 0
+        at = xp.where(known, indices[box], xp.zeros_like(indices[box]))
+        places = []
+        for operand, skipped, step in ((layout.a_shape, own + 1, 1), (layout.b_shape, own, None)):
+            place = at * (step or operand[-1])
+            for axis, part in enumerate(box):
+                if axis == skipped or operand[axis] == 1:
+                    continue
+                number = xp.arange(part.start, part.stop, dtype=at.dtype, device=ctx.device)
+                along = [1] * len(shape)
+                along[axis] = -1
+                place = place + xp.reshape(number * math.prod(operand[axis + 1 :]), tuple(along))
+            places.append(xp.reshape(place, (-1,)))
+        yield box, known, places

@@ -8,6 +8,7 @@ from arraylogchain._context import Array, Context, Precision, is_transposed, who
 from arraylogchain._fold import Box, within
 
 _LOST_PER_TERM = 5.0
+_EVERY = slice(None)
 
 
 def certificate_threshold(precision: Precision, inner: int) -> float:
@@ -26,8 +27,9 @@ class Operand:
     clean: bool = True  # whether there is no +inf or NaN; unknown where gradients need not know
     factor: Array | None = None  # exp(values - shift), where it is kept
 
-    def part(self, box: Box) -> Operand:
-        """Return a part of the values with their maxima and shift."""
+    def part(self, box: Box, side: int) -> Operand:
+        """Return what a box [batch, rows, cols] of the product needs of the operand on a side."""
+        box = (*box[:2], _EVERY) if side == 0 else (box[0], _EVERY, box[2])
 
         def along(x: Array | None) -> Array | None:
             return None if x is None else x[within(box, x.shape)]
@@ -35,9 +37,20 @@ class Operand:
         return Operand(self.values[box], along(self.maxima), along(self.shift))
 
 
-def shifted(ctx: Context, x: Array, axis: int, precision: Precision) -> Operand:
-    """Return an operand whose terms lie along `axis`, shifted by their maxima."""
-    maxima = ctx.xp.max(x, axis=axis, keepdims=True)
+def terms_of(x: Array, k: slice, side: int) -> Array:
+    """Return some terms of an array like the first operand (side 0) or the second (side 1)."""
+    return x[..., k, :] if side else x[..., k]
+
+
+def part_of(x: Array, box: Box, side: int) -> Array:
+    """Return what a box [batch, rows, cols] of the product needs of an array like an operand."""
+    batch, rows, cols = box
+    return x[batch, :, cols] if side else x[batch, rows, :]
+
+
+def shifted(ctx: Context, x: Array, side: int, precision: Precision) -> Operand:
+    """Return an operand shifted by its maxima over the terms."""
+    maxima = ctx.xp.max(x, axis=-2 if side else -1, keepdims=True)
     return Operand(x, maxima, whole_part(ctx, maxima, precision))
 
 

@@ -11,20 +11,22 @@ certified product, A = exp(a - r) and B = exp(b - c), and their sums S = exp(out
     sum_j h_ij p_ikj = A_ik sum_j (h_ij / S_ij) B_kj,
 
 a matrix multiply. It is right to rounding under the same condition as the product itself: S above
-`certificate_threshold`. Entries below that are left to float64, where it is wider, and to `exact`;
-so are those whose h / S would overflow. Entries that are infinite have no posterior: p is 0 there.
+`certificate_threshold`. Entries below that are left to float64, where it is wider, and then to
+`exact_posterior`; so are those whose h / S would overflow. Entries that are infinite have no
+posterior: p is 0 there.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from arraylogchain._array.products.operand import (
     Operand,
     certificate_threshold,
     exponentials,
+    part_of,
     shifted,
+    terms_of,
 )
 from arraylogchain._context import Array, Context, Precision
 from arraylogchain._fold import Box, boxes, chunks, within
@@ -38,8 +40,8 @@ _PRECISE = 16.0
 _ROOM = 2.0**27
 
 
-def posterior_operand(ctx: Context, x: Array, axis: int, precision: Precision) -> Operand:
-    """Return an operand whose terms lie along `axis`; `narrow` if its entries span `_SPAN` at most.
+def posterior_operand(ctx: Context, x: Array, side: int, precision: Precision) -> Operand:
+    """Return an operand of the product; `narrow` if its entries span `_SPAN` at most.
 
     All results that +inf or NaN take part in are infinite or NaN and have no posterior. So the
     shift of a row or column with one of them is +inf, which makes zeros of its exponentials.
@@ -50,29 +52,12 @@ def posterior_operand(ctx: Context, x: Array, axis: int, precision: Precision) -
         dtype = ctx.dtype(precision)
         shift = xp.full((1, 1, 1), float(round(top)), dtype=dtype, device=ctx.device)
         return Operand(x, shift=shift, narrow=True)
-    operand = shifted(ctx, x, axis, precision)
+    operand = shifted(ctx, x, side, precision)
     if not top < math.inf:
         unusable = ~(operand.maxima < math.inf)
         operand.shift = xp.where(unusable, xp.full_like(operand.shift, math.inf), operand.shift)
         operand.clean = False
     return operand
-
-
-@dataclass(frozen=True, slots=True)
-class Moments:
-    """What a sum over p is weighted by beside h: ``u_ik + v_kj - q_ij``."""
-
-    u: Array
-    v: Array
-    q: Array
-
-    def part(self, box: Box) -> Moments:
-        at, rows, cols = box
-        return Moments(self.u[at, rows, :], self.v[at, :, cols], self.q[box])
-
-    def magnitude(self, ctx: Context) -> float:
-        """Return the largest magnitude of all; NaN counts for nothing."""
-        return max(abs(x) for array in (self.u, self.v, self.q) for x in ctx.extremes(array))
 
 
 class Sums:
@@ -82,39 +67,32 @@ class Sums:
     ----------
     ctx : Context
     target : array [batch, rows, K] or [batch, K, cols]
-    of_a : bool
-        Which of the two.
+    side : int
+        Which of the two: 0 or 1.
     fresh : bool
         Whether the first sums that arrive are written instead of being added.
     """
 
-    def __init__(self, ctx: Context, target: Array, of_a: bool, fresh: bool) -> None:
-        self.ctx, self.target, self.of_a, self.fresh = ctx, target, of_a, fresh
+    def __init__(self, ctx: Context, target: Array, side: int, fresh: bool) -> None:
+        self.ctx, self.target, self.side, self.fresh = ctx, target, side, fresh
 
     def part(self, box: Box) -> Sums:
         """Return the sums for a part of the tile [batch, rows, cols]."""
-        at, rows, cols = box
-        inner = slice(None)
-        where = (at, rows, inner) if self.of_a else (at, inner, cols)
-        return Sums(self.ctx, self.target[where], self.of_a, self.fresh)
-
-    def _chunk(self, k: slice) -> Array:
-        return self.target[..., k] if self.of_a else self.target[..., k, :]
+        return Sums(self.ctx, part_of(self.target, box, self.side), self.side, self.fresh)
 
     def add(self, k: slice, x: Array) -> None:
         """Add the sums of a chunk of terms."""
-        target = self._chunk(k)
-        if x.dtype != target.dtype:
-            x = self.ctx.xp.astype(x, target.dtype)
+        xp, target = self.ctx.xp, terms_of(self.target, k, self.side)
+        x = xp.astype(x, target.dtype, copy=False)
         if self.fresh:
             target[...] = x
         else:
-            self.ctx.apply(self.ctx.xp.add, target, x, out=target)
+            self.ctx.apply(xp.add, target, x, out=target)
 
     def add_product(self, k: slice, left: Array, right: Array, factor: Array) -> None:
         """Add factor * (left @ right), the sums of a chunk of terms."""
         xp, ctx = self.ctx.xp, self.ctx
-        target = self._chunk(k)
+        target = terms_of(self.target, k, self.side)
         if self.fresh and factor.dtype == target.dtype:
             ctx.apply(xp.matmul, left, right, out=target)
             ctx.in_blocks(
@@ -130,7 +108,7 @@ class Sums:
     def propagate_nan(self, nan: Array) -> None:
         """Make NaN of what a NaN in the product [batch, rows, cols] came from."""
         xp = self.ctx.xp
-        hit = xp.any(nan, axis=-1 if self.of_a else -2, keepdims=True)
+        hit = xp.any(nan, axis=-2 if self.side else -1, keepdims=True)
         nans = xp.zeros(hit.shape, dtype=self.target.dtype, device=self.ctx.device)
         nans[hit] = math.nan
         self.target[...] += nans
@@ -148,34 +126,63 @@ class ScaledPosterior:
         self.shape = (a.values.shape[0], a.values.shape[1], b.values.shape[2])
         self.weights: Array = None
 
-    def prove(self, out: Array, h: Array | None, among: Array | None, scale: float) -> Array | None:
-        """Compute the weights h / S (1 / S without h) where they are proved; 0 elsewhere.
+    def prove(self, out: Array, h: Array, among: Array | None) -> Array | None:
+        """Compute the weights h / S where they are proved; 0 elsewhere.
 
         Parameters
         ----------
         out : array [batch, rows, cols]
             The product.
-        h : array [batch, rows, cols], optional
+        h : array [batch, rows, cols]
         among : bool array [batch, rows, cols], optional
             Entries that are asked for; all without it.
-        scale : float
-            The largest number that the weights will be multiplied by.
 
         Returns
         -------
         bool array [batch, rows, cols] or None
             Finite entries that are asked for and not proved, where there are any.
         """
-        self.weights = self.ctx.empty(self.shape, self.ctx.dtype(self.precision))
-        limit = 2.0**self.precision.top / _ROOM / max(scale, 1.0)
+        xp, ctx = self.ctx.xp, self.ctx
+        self.weights = ctx.empty(self.shape, ctx.dtype(self.precision))
+        limit = 2.0**self.precision.top / _ROOM
+        largest = 1.0 / certificate_threshold(self.precision, self.inner)
         precise = self._is_precise(out)
         if not precise:
             for k in chunks(self.inner, self.chunk):
-                self._add_product(self.weights, *self._factors(k), first=k.start == 0)
-        everywhere = precise and self.a.narrow and self.b.narrow and among is None
-        if everywhere and self._divide_all(out, h, limit):
-            return None
-        return self._divide(out, h, among, limit, summed=not precise)
+                left, right = self._factors(k)
+                if k.start == 0:
+                    ctx.apply(xp.matmul, left, right, out=self.weights)
+                else:
+                    ctx.apply(xp.add, self.weights, xp.matmul(left, right), out=self.weights)
+        left = ctx.empty(self.shape, xp.bool)
+        found: list[Box] = []
+
+        def divide(box: Box) -> None:
+            part = self.weights[box]
+            if precise:
+                total = self.a.shift[within(box, self.a.shift.shape)]
+                total = total + self.b.shift[within(box, self.b.shift.shape)]
+                ctx.apply(xp.subtract, total, out[box], out=part)
+                ctx.apply(xp.exp, part, out=part)
+            else:
+                ctx.apply(xp.divide, xp.ones_like(part), part, out=part)
+            proved = part <= largest
+            ctx.apply(xp.multiply, part, ctx.load(h[box], self.precision), out=part)
+            # A NaN in h stays.
+            proved = proved & ~(xp.abs(part) > limit)
+            left[box] = ~proved
+            if among is None and bool(xp.all(proved)):
+                return
+            asked = xp.isfinite(out[box])
+            if among is not None:
+                asked = asked & among[box]
+            part[...] = xp.where(asked & proved, part, xp.zeros_like(part))
+            left[box] = asked & ~proved
+            if bool(xp.any(left[box])):
+                found.append(box)
+
+        ctx.in_blocks(divide, self.shape, self.block)
+        return left if found else None
 
     def _is_precise(self, out: Array) -> bool:
         """Tell whether S can be read off the product: finite entries round to within 8 eps."""
@@ -192,132 +199,28 @@ class ScaledPosterior:
                 return False
         return True
 
-    def _invert(self, box: tuple[slice, ...], out: Array, part: Array) -> None:
-        """Write 1 / S, read off the product, into `part`."""
-        xp = self.ctx.xp
-        total = self.a.shift[within(box, self.a.shift.shape)]
-        total = total + self.b.shift[within(box, self.b.shift.shape)]
-        self.ctx.apply(xp.subtract, total, out[box], out=part)
-        self.ctx.apply(xp.exp, part, out=part)
+    def _factors(self, k: slice) -> list[Array]:
+        """Return the chunk k of both factors."""
+        return [self._factor(x, k, side) for side, x in enumerate((self.a, self.b))]
 
-    def _divide_all(self, out: Array, h: Array | None, limit: float) -> bool:
-        """Compute h / S everywhere; return False where that overflows, or `out` is not finite."""
-        xp, ctx = self.ctx.xp, self.ctx
-        failed: list[Box] = []
-
-        def divide(box: Box) -> None:
-            part = self.weights[box]
-            self._invert(box, out, part)
-            if h is not None:
-                ctx.apply(xp.multiply, part, ctx.load(h[box], self.precision), out=part)
-            if not (float(xp.max(part)) <= limit and float(xp.min(part)) >= -limit):
-                failed.append(box)
-
-        ctx.in_blocks(divide, self.shape, self.block)
-        return not failed
-
-    def _divide(
-        self, out: Array, h: Array | None, among: Array | None, limit: float, summed: bool
-    ) -> Array | None:
-        """Turn sums in the weights into h / S where proved, else into 0."""
-        xp, ctx = self.ctx.xp, self.ctx
-        largest = 1.0 / certificate_threshold(self.precision, self.inner)
-        left = ctx.empty(self.shape, xp.bool)
-        found: list[Box] = []
-
-        def divide(box: Box) -> None:
-            part = self.weights[box]
-            if summed:
-                ctx.apply(xp.divide, xp.ones_like(part), part, out=part)
-            else:
-                self._invert(box, out, part)
-            asked = xp.isfinite(out[box])
-            if among is not None:
-                asked = asked & among[box]
-            proved = asked & (part <= largest)
-            if h is not None:
-                ctx.apply(xp.multiply, part, ctx.load(h[box], self.precision), out=part)
-                # A NaN in h stays.
-                proved = proved & ~(xp.abs(part) > limit)
-            part[...] = xp.where(proved, part, xp.zeros_like(part))
-            left[box] = asked & ~proved
-            if bool(xp.any(left[box])):
-                found.append(box)
-
-        ctx.in_blocks(divide, self.shape, self.block)
-        return left if found else None
-
-    def _factors(self, k: slice) -> tuple[Array, Array]:
-        """Return the chunk k of both factors; whole ones are kept."""
-        if self.chunk < self.inner:
-            left, right = self.a.values[..., k], self.b.values[..., k, :]
-            return self._factor(self.a, left), self._factor(self.b, right)
-        pair = []
-        for x in (self.a, self.b):
-            if x.factor is None:
-                x.factor = self._factor(x, x.values)
-            pair.append(x.factor)
-        return pair[0], pair[1]
-
-    def _factor(self, x: Operand, values: Array) -> Array:
-        xp = self.ctx.xp
+    def _factor(self, x: Operand, k: slice, side: int) -> Array:
+        """Return the chunk k of a factor; a whole one is kept."""
+        if x.factor is not None:
+            return x.factor
+        values = terms_of(x.values, k, side)
         factor = exponentials(self.ctx, values, x.shift, self.precision, self.block)
         if not x.clean:
             # What is infinite or NaN itself.
-            factor[xp.isnan(factor)] = 0.0
+            factor[self.ctx.xp.isnan(factor)] = 0.0
+        if self.chunk == self.inner:
+            x.factor = factor
         return factor
 
-    def _add_product(self, out: Array, left: Array, right: Array, first: bool) -> None:
-        xp = self.ctx.xp
-        if first:
-            self.ctx.apply(xp.matmul, left, right, out=out)
-        else:
-            self.ctx.apply(xp.add, out, xp.matmul(left, right), out=out)
-
-    def terms(self, u: Array | None, v: Array | None) -> Array:
-        """Return sum_k p_ikj (u_ik + v_kj), where the weights are 1 / S; 0 where those are."""
-        xp, ctx, inverse = self.ctx.xp, self.ctx, self.weights
-        total = xp.zeros_like(inverse)
+    def accumulate(self, h: Array, sums: list[Sums]) -> None:
+        """Add the sums of h p over columns and over rows; the h are those that were proved."""
         for k in chunks(self.inner, self.chunk):
-            left, right = self._factors(k)
-            if u is not None:
-                u_k = ctx.load(u[..., k], self.precision)
-                self._add_product(total, left * u_k, right, first=False)
-            if v is not None:
-                v_k = ctx.load(v[..., k, :], self.precision)
-                self._add_product(total, left, right * v_k, first=False)
-        return xp.where(inverse == 0, inverse, inverse * total)
-
-    def accumulate(
-        self, h: Array, moments: Moments | None, to_a: Sums | None, to_b: Sums | None
-    ) -> None:
-        """Add the sums of h p (u + v - q) over columns, and over rows, chunk by chunk."""
-        xp, ctx, weights = self.ctx.xp, self.ctx, self.weights
-        less = None
-        if moments is not None:
-            less = weights * ctx.load(moments.q, self.precision)
-        for k in chunks(self.inner, self.chunk):
-            left, right = self._factors(k)
-            right_t, left_t = xp.matrix_transpose(right), xp.matrix_transpose(left)
-            if moments is None:
-                if to_a is not None:
-                    to_a.add_product(k, weights, right_t, left)
-                if to_b is not None:
-                    to_b.add_product(k, left_t, weights, right)
-                continue
-            u = ctx.load(moments.u[..., k], self.precision)
-            v = ctx.load(moments.v[..., k, :], self.precision)
-            if to_a is not None:
-                part = u * xp.matmul(weights, right_t)
-                part += xp.matmul(weights, xp.matrix_transpose(right * v))
-                part -= xp.matmul(less, right_t)
-                to_a.add(k, self._scaled(part, left))
-            if to_b is not None:
-                part = v * xp.matmul(left_t, weights)
-                part += xp.matmul(xp.matrix_transpose(left * u), weights)
-                part -= xp.matmul(left_t, less)
-                to_b.add(k, self._scaled(part, right))
-
-    def _scaled(self, sums: Array, factor: Array) -> Array:
-        self.ctx.apply(self.ctx.xp.multiply, sums, factor, out=sums)
-        return sums
+            factors = self._factors(k)
+            for s in sums:
+                other = self.ctx.xp.matrix_transpose(factors[1 - s.side])
+                pair = (other, self.weights) if s.side else (self.weights, other)
+                s.add_product(k, *pair, factors[s.side])

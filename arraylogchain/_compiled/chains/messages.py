@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from arraylogchain._compiled.chains.sweep import State, Sweep
+from arraylogchain._compiled.chains.sweep import Sweep
+from arraylogchain._compiled.loops import recursion
 from arraylogchain._compiled.loops.filtering import filter_steps
-from arraylogchain._compiled.loops.steps import ROWS
 from arraylogchain._context import Array, Context
 from arraylogchain._inputs.chain import Chain
 
 
 def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the logs of the sums over all paths, [*batch]."""
-    if chain.num_states == 0 or chain.num_rows == 0:
-        return np.full(chain.batch, -math.inf, ctx.result_dtype)
     out = np.empty(chain.batch, ctx.result_dtype)
     sweep = Sweep(chain, workspace)
     flat = out.reshape(-1)
@@ -43,34 +40,21 @@ def backward_messages(ctx: Context, chain: Chain, workspace: int) -> Array:
 
 def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Array:
     shape = (*chain.batch, chain.num_steps, chain.num_states)
-    if chain.lengths is None:
-        out: Any = np.empty(shape, ctx.result_dtype)
-    else:
-        out = np.full(shape, -math.inf, ctx.result_dtype)
-    if out.size == 0:
-        return out
-    forms = (None, "transposed") if backward else ("weights", None)
-    sweep = Sweep(chain, workspace, *forms)
+    out = np.empty(shape, ctx.result_dtype)
+    sweep = Sweep(chain, workspace, *((None, "transposed") if backward else ("weights", None)))
     flat = out.reshape(-1, *shape[-2:])
-    written = out.dtype == np.float64 and sweep.layout.in_order
-
-    def run(rows: range, steps: range, state: State, messages: Any) -> None:
-        if backward:
-            sweep.backward(rows, steps, state, messages)
-        else:
-            sweep.forward(rows, steps, state, messages=messages)
 
     def work(rows: range) -> None:
-        state = sweep.state(rows)
-        if written:
-            run(rows, range(sweep.T), state, (flat, rows.start, 0))
-            return
-        places = sweep.layout.positions(rows)
+        states, places = sweep.state(rows), sweep.layout.positions(rows)
         blocks = list(sweep.blocks(rows, range(sweep.T), 8 * sweep.K))
-        for block in reversed(blocks) if backward else blocks:
-            buffer = np.full((len(rows), len(block), sweep.K), -math.inf)
-            run(rows, block, state, (buffer, 0, block.start))
-            flat[places, block.start : block.stop] = buffer
+        for steps in reversed(blocks) if backward else blocks:
+            found = np.full((len(rows), len(steps), sweep.K), -math.inf)
+            if backward:
+                block = sweep.read(rows, steps, backward=True)
+                recursion.backward(block, states, (found, steps.start))
+            else:
+                sweep.forward(rows, steps, states, messages=(found, steps.start))
+            flat[places, steps.start : steps.stop] = found
 
     sweep.share(work)
     return out
@@ -88,17 +72,12 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     )
 
     def work(rows: range) -> None:
-        state, places = sweep.state(rows), sweep.layout.positions(rows)
-        scratch = np.empty((ROWS, sweep.K))
-        for block in sweep.blocks(rows, range(sweep.T), 8 * (sweep.K + 1)):
-            shares, logs = (
-                np.zeros((len(rows), len(block), sweep.K)),
-                np.zeros((len(rows), len(block))),
-            )
-            span = (block.start, block.stop)
-            filter_steps(*sweep.read(rows, block), *span, state, shares, logs, scratch)
-            for out, found in zip(results, (shares, logs), strict=True):
-                out[places, block.start : block.stop] = found
+        states, places = sweep.state(rows), sweep.layout.positions(rows)
+        for steps in sweep.blocks(rows, range(sweep.T), 8 * (sweep.K + 1)):
+            found = np.zeros((len(rows), len(steps), sweep.K)), np.zeros((len(rows), len(steps)))
+            filter_steps(sweep.read(rows, steps), states, *found)
+            for out, values in zip(results, found, strict=True):
+                out[places, steps.start : steps.stop] = values
 
     sweep.share(work)
     return probabilities, normalizers

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from arraylogchain._compiled.chains.sources import frozen
 from arraylogchain._compiled.chains.sums import Sum, lanes_of
-from arraylogchain._compiled.chains.sweep import History, State, Sweep
+from arraylogchain._compiled.chains.sweep import NO_STATES, Sweep
 from arraylogchain._compiled.loops.compiling import Floats
 from arraylogchain._compiled.loops.posterior import posterior as add_posterior
 from arraylogchain._compiled.loops.recursion import COTANGENT
@@ -21,103 +19,69 @@ from arraylogchain._inputs.chain import Chain
 from arraylogchain._threads import share
 
 Pullback = Callable[[Array, frozenset[str]], dict[str, Array]]
-
-
-@dataclass(slots=True)
-class Forward:
-    """The forward pass of a tile: totals, and the states of a window of steps.
-
-    Attributes
-    ----------
-    nan : array
-        Whether the total of each row is NaN.
-    starts : list of State
-        The state before each window, if there are several.
-    history : History
-        Of the last window.
-    """
-
-    rows: range
-    totals: Floats
-    nan: Floats
-    windows: list[range]
-    starts: list[State]
-    history: History
+# Totals of a tile, and windows of steps, the last one first, with the history of each.
+Forward = tuple[Floats, Iterable[tuple[range, Any]]]
 
 
 class Posterior:
     """A chain whose forward states are met on the way back."""
 
-    def __init__(self, chain: Chain, workspace: int, backward: str | None = "transposed") -> None:
-        self.sweep = Sweep(chain, workspace, "weights", backward)
+    def __init__(self, chain: Chain, workspace: int) -> None:
+        self.sweep = Sweep(chain, workspace, "weights", "transposed")
         self.step_bytes = 16 * self.sweep.K + 1
         self.row_bytes = min(self.sweep.T * self.step_bytes, self.sweep.budget)
 
     def forward(self, rows: range, keep: bool = False) -> Forward:
         """Run the forward pass of a tile; `keep` says to keep all states, whatever they take."""
         sweep = self.sweep
-        windows = [range(sweep.T)] if keep else sweep.windows(rows, self.step_bytes)
-        totals, state, starts = np.empty(len(rows)), sweep.state(rows), []
-        for window in windows[:-1]:
-            starts.append((state[0].copy(), state[1].copy(), state[2].copy()))
-            sweep.forward(rows, window, state, totals=totals)
-        history = self._window(rows, windows[-1], state, totals)
-        return Forward(rows, totals, np.isnan(totals).astype(np.float64), windows, starts, history)
+        length = sweep.T if keep else sweep.window(rows, self.step_bytes)
+        shape = (len(rows), length, sweep.K)
+        # Exponents have memory once there are wide states.
+        kept, exponents = (np.empty(shape), np.empty(shape[:2], np.uint8)), [NO_STATES]
+        totals = np.empty(len(rows))
 
-    def windows(self, forward: Forward) -> Iterator[tuple[range, History]]:
-        """Yield windows and their states, the last one first."""
-        yield forward.windows[-1], forward.history
-        for window, start in zip(forward.windows[-2::-1], forward.starts[::-1], strict=True):
-            again = (start[0].copy(), start[1].copy(), start[2].copy())
-            yield window, self._window(forward.rows, window, again, np.empty(len(forward.totals)))
+        def run(window: range, states: Floats) -> None:
+            start = states.copy()
+            if sweep.forward(rows, window, states, history=history(window), totals=totals):
+                exponents[0], states[...] = np.empty(shape), start
+                sweep.forward(rows, window, states, history=history(window), totals=totals)
 
-    def _window(self, rows: range, window: range, state: State, totals: Floats) -> History:
-        history = History.empty(rows, window, self.sweep.K)
-        start = [x.copy() for x in state]
-        if self.sweep.forward(rows, window, state, history=history, totals=totals):
-            history.make_wide()
-            for x, before in zip(state, start, strict=True):
-                x[...] = before
-            self.sweep.forward(rows, window, state, history=history, totals=totals)
-        return history
+        def history(window: range) -> tuple[Any, ...]:
+            return kept[0], exponents[0], kept[1], window.start
 
-    def add(self, forward: Forward, cotangents: Floats, by_weight: bool, sums: Any) -> None:
-        """Add the derivatives of a tile's totals, times cotangents, to sums by name."""
-        sweep, rows = self.sweep, forward.rows
-        state = sweep.state(rows)
-        step_bytes = sum(each.step_bytes for each in sums.values())
-        for window, history in self.windows(forward):
-            for block in reversed(list(sweep.blocks(rows, window, step_bytes))):
-                self._add_block(forward, block, state, history, cotangents, by_weight, sums)
+        windows = sweep.windows(length, sweep.state(rows), run)
+        return totals, ((window, history(window)) for window in windows)
 
-    def _add_block(
+    def add(
         self,
         forward: Forward,
-        block: range,
-        state: State,
-        history: History,
+        rows: range,
         cotangents: Floats,
         by_weight: bool,
-        sums: Any,
+        sums: dict[str, Sum],
     ) -> None:
-        sweep, rows = self.sweep, forward.rows
-        arrays = sweep.read(rows, block, backward=True)
-        groups, moves, maps = sweep.groups(rows), sweep.moves(block, backward=True), arrays[0][3]
-        if cotangents is _ONE:
-            maps[COTANGENT] = 0
-        opened = {
-            name: each.open(rows, groups, moves if name == "transitions" else block, maps)
-            for name, each in sums.items()
-        }
-        to_x, x_begin = opened.get("potentials", (_NOTHING, 0))
-        to_P, P_begin = opened.get("transitions", (_NO_MATRICES, 0))
-        to_initial, to_final = (opened.get(name, (_NOTHING, 0))[0] for name in ("initial", "final"))
-        of_rows = (forward.totals, forward.nan, cotangents)
-        to = (to_x, x_begin, to_P, P_begin, to_initial, to_final)
-        span = (block.start, block.stop)
-        add_posterior(*arrays, *span, state, history.arrays, of_rows, by_weight, to)
-        for name, each in sums.items():
-            each.close(rows, groups, moves if name == "transitions" else block)
+        """Add the derivatives of a tile's totals, times cotangents, to sums by name."""
+        sweep, (totals, windows) = self.sweep, forward
+        states, groups = sweep.state(rows), sweep.groups(rows)
+        step_bytes = sum(each.step_bytes for each in sums.values())
+        for window, history in windows:
+            for steps in reversed(list(sweep.blocks(rows, window, step_bytes))):
+                block = sweep.read(rows, steps, backward=True)
+                maps, moves = block[0][3], sweep.moves(steps, backward=True)
+                if cotangents is _ONE:
+                    maps[COTANGENT] = 0
+                opened = {
+                    name: each.open(rows, groups, moves if name == "transitions" else steps, maps)
+                    for name, each in sums.items()
+                }
+                to = (
+                    *opened.get("potentials", (NO_STATES, 0)),
+                    *opened.get("transitions", (_NO_MATRICES, 0)),
+                    *(opened.get(name, (NO_STATES, 0))[0] for name in ("initial", "final")),
+                )
+                add_posterior(block, states, history, totals, cotangents, by_weight, to)
+                for name, each in sums.items():
+                    each.close(rows, groups, moves if name == "transitions" else steps)
 
     def sums(
         self,
@@ -150,7 +114,7 @@ class Posterior:
             for lane in range(start, stop):
                 for i in range(lane * in_lane, min((lane + 1) * in_lane, tiles)):
                     rows = range(i * tile, min((i + 1) * tile, layout.num_rows))
-                    self.add(forward(rows), cotangents, by_weight, lanes[lane])
+                    self.add(forward(rows), rows, cotangents, by_weight, lanes[lane])
 
         share(work, count, 1, workers)
         others = {name: [lane[name] for lane in lanes[1:]] for name in wanted}
@@ -158,7 +122,6 @@ class Posterior:
 
 
 _ONE = frozen(np.ones(1))
-_NOTHING = np.empty((0, 0, 0))
 _NO_MATRICES = np.empty((0, 0, 0, 0))
 
 
@@ -175,8 +138,6 @@ def expected_transitions(ctx: Context, chain: Chain, workspace: int) -> Array:
 
 
 def _posterior_sum(ctx: Context, chain: Chain, workspace: int, name: str, shape: Shape) -> Array:
-    if 0 in shape or 0 in chain.batch:
-        return np.zeros(shape, ctx.result_dtype)
     whole = Posterior(chain, workspace)
     wanted = {name: (shape, ctx.result_dtype)}
     return whole.sums(whole.forward, wanted, _ONE, False, workspace)[name]
@@ -193,7 +154,7 @@ def posterior(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array,
 
     def forward(rows: range) -> Forward:
         found = whole.forward(rows)
-        flat[whole.sweep.layout.positions(rows)] = found.totals
+        flat[whole.sweep.layout.positions(rows)] = found[0]
         return found
 
     sums = whole.sums(forward, wanted, _ONE, False, workspace)
@@ -220,16 +181,9 @@ def value_and_pullback(
         Takes a cotangent [*batch] and names among 'potentials', 'transitions', 'initial' and
         'final'. Returns gradients by name, in the shapes and dtypes of the chain's arrays.
     """
-    out = np.full(chain.batch, -math.inf, ctx.result_dtype)
-    given = {
-        name: getattr(chain, name) for name in ("potentials", "transitions", "initial", "final")
-    }
-    if chain.num_states == 0 or out.size == 0:
-
-        def nothing(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
-            return {name: np.zeros_like(given[name]) for name in wanted}
-
-        return out, nothing
+    out = np.empty(chain.batch, ctx.result_dtype)
+    names = ("potentials", "transitions", "initial", "final")
+    given = {name: getattr(chain, name) for name in names}
     whole = Posterior(chain, workspace)
     sweep, flat = whole.sweep, out.reshape(-1)
     keep |= flat.size * sweep.T * whole.step_bytes <= workspace // 2
@@ -237,8 +191,8 @@ def value_and_pullback(
 
     def work(rows: range) -> None:
         if keep:
-            kept[rows.start] = whole.forward(rows, keep=True)
-            totals = kept[rows.start].totals
+            totals, windows = whole.forward(rows, keep=True)
+            kept[rows.start] = totals, list(windows)
         else:
             totals = np.empty(len(rows))
             sweep.forward(rows, range(sweep.T), sweep.state(rows), totals=totals)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -10,7 +11,10 @@ import numpy as np
 from arraylogchain._compiled.chains.layout import Layout
 from arraylogchain._compiled.loops.compiling import Floats, Integers
 from arraylogchain._compiled.loops.matrices import prepare, prepare_logs
+from arraylogchain._compiled.loops.recursion import MATRICES
+from arraylogchain._compiled.loops.steps import LOGS
 from arraylogchain._fold import Shape
+from arraylogchain._inputs.chain import Chain
 
 # From this many states on, and uses of a matrix, its bands are looked for.
 _STATES, _USES = 8, 8
@@ -81,67 +85,55 @@ def _full_band(K: int) -> Integers:
 
 
 class Matrices:
-    """Transitions [..., 1 or T - 1, K, K], prepared for steps.
+    """Transitions [..., 1 or T - 1, K, K] of a chain, prepared for steps.
 
     Parameters
     ----------
-    array : array or None
-    in_logs : bool
+    chain : Chain
     layout : Layout
-    steps : int
-        Of the rows.
     budget : int
         Bytes that copies of all matrices may take.
     form : str
-        "weights" as `recursion.recursion` takes them, "transposed" ones, "logs" as
+        "weights" as `recursion.forward` takes them, "transposed" ones, "logs" as
         `paths.best_weights` takes them, or as they are "given".
     more : int
         Numbers that a caller makes of each entry.
     """
 
-    def __init__(
-        self,
-        array: Any,
-        in_logs: bool,
-        layout: Layout,
-        num_states: int,
-        steps: int,
-        budget: int,
-        form: str = "weights",
-        more: int = 0,
-    ) -> None:
+    def __init__(self, chain: Chain, layout: Layout, budget: int, form: str, more: int) -> None:
+        array, in_logs, K = chain.transitions, chain.transitions_in_logs, chain.num_states
         if array is None or array.shape[-3] == 0:
-            array, in_logs = np.zeros((1, num_states, num_states)), False
+            array, in_logs = np.zeros((1, K, K)), False
         self.array, self.in_logs = array, in_logs
         self.form = form
         self.own: Shape = array.shape[:-3]
-        self.is_one = int(array.shape[-3]) == 1
+        steps = int(array.shape[-3])
+        self.is_one = steps == 1
         is_read = can_be_read(array) and form != "transposed"
         # As given in parts, converted or transposed, exponentials, and what is known of each.
         copied = 0 if is_read else 8 + array.itemsize
         written = form == "logs" or (in_logs and form != "given")
         copied += 8 * (written + more)
-        self.matrix_bytes = num_states**2 * copied + 16 * num_states + 16
-        self.groups = max(1, array.size // max(1, array.shape[-3] * num_states**2))
-        uses = layout.rows_per_group * (steps if self.is_one else 1)
-        self.with_bands = num_states >= _STATES and uses >= _USES
+        self.matrix_bytes = K**2 * copied + 16 * K + 16
+        self.groups = max(1, math.prod(self.own))
+        uses = layout.rows_per_group * (chain.num_steps if self.is_one else 1)
+        self.with_bands = K >= _STATES and uses >= _USES
         self.whole: tuple[Any, ...] | None = None
-        count = self.groups * int(array.shape[-3])
-        if count * self.matrix_bytes <= budget:
-            self.whole = self._prepared(range(self.groups), range(int(array.shape[-3])))
+        if self.groups * steps * self.matrix_bytes <= budget:
+            self.whole = self._prepared(range(self.groups), range(steps))
 
-    def read(self, groups: range, steps: range, maps: Integers, kind: int) -> tuple[Any, ...]:
+    def read(self, groups: range, steps: range, maps: Integers) -> tuple[Any, ...]:
         """Return prepared matrices, with the number of the first step; enter their map."""
         if self.whole is not None:
             return self.whole
-        maps[kind, -1] = -groups.start
+        maps[MATRICES, -1] = -groups.start
         return self._prepared(groups, range(1) if self.is_one else steps)
 
     def _prepared(self, groups: range, steps: range) -> tuple[Any, ...]:
-        K = self.array.shape[-1]
-        given = self.given(groups, steps)
-        shape, in_logs = given.shape[:2], self.in_logs
-        shifts, flags = np.zeros(shape), np.zeros(shape, np.int64)
+        given, in_logs, K = self._given(groups, steps), self.in_logs, self.array.shape[-1]
+        shape = given.shape[:2]
+        shifts = np.zeros(shape)
+        flags = np.full(shape, LOGS if in_logs else 0, np.int64)
         if self.form == "given":
             return given, given, shifts, flags, _full_band(K), steps.start
         bands = np.empty((*shape, K, 2), np.int64) if self.with_bands else _full_band(K)
@@ -157,7 +149,7 @@ class Matrices:
         prepare(given, in_logs, P, shifts, flags, bands, self.with_bands)
         return frozen(P) if in_logs else given, given, shifts, flags, bands, steps.start
 
-    def given(self, groups: range, steps: range) -> Floats:
+    def _given(self, groups: range, steps: range) -> Floats:
         """Return matrices as they are given, [groups, steps, K, K]."""
         part = self.array[..., steps.start : steps.stop, :, :]
         if len(groups) < self.groups:

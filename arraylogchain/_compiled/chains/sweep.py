@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from arraylogchain._compiled.chains.layout import layout_of
 from arraylogchain._compiled.chains.sources import Matrices, Rows, frozen, ones
 from arraylogchain._compiled.loops import recursion
 from arraylogchain._compiled.loops.compiling import Floats
-from arraylogchain._compiled.loops.recursion import FINAL, INITIAL, MATRICES, POTENTIALS
-from arraylogchain._compiled.loops.steps import SCALE
+from arraylogchain._compiled.loops.recursion import FINAL, INITIAL, POTENTIALS
+from arraylogchain._compiled.loops.steps import ROWS, SCALE
 from arraylogchain._inputs.chain import Chain
 from arraylogchain._threads import num_workers, share
 
@@ -34,34 +33,13 @@ _ROWS_OF_A_BLOCK = 192
 # Tiles that share the workspace.
 TILES = 16
 
-State = tuple[Floats, Floats, Floats]
-_NO_ROWS = np.empty((0, 0, 0))
+# Potentials whose exponentials are taken together.
+_AHEAD = 256
 
-
-@dataclass(slots=True)
-class History:
-    """States [rows, steps, K] of the steps from `begin` on; exponents only if some are wide."""
-
-    m: Floats
-    e: Floats
-    wide: Any
-    begin: int
-
-    @classmethod
-    def empty(cls, rows: range, steps: range, K: int) -> History:
-        shape = (len(rows), len(steps), K)
-        return cls(np.empty(shape), _NO_ROWS, np.zeros(shape[:2], np.uint8), steps.start)
-
-    def make_wide(self) -> None:
-        self.e = np.empty(self.m.shape)
-
-    @property
-    def arrays(self) -> tuple[Floats, Floats, Any, int]:
-        return self.m, self.e, self.wide, self.begin
-
-
-_NO_HISTORY = (_NO_ROWS, _NO_ROWS, np.empty((0, 0), np.uint8), 0)
-_NO_MESSAGES = (_NO_ROWS, 0, 0)
+_NO_WEIGHTS = (frozen(np.empty((0, 0, 0))), 0)
+NO_STATES = np.empty((0, 0, 0))
+_NO_HISTORY = (NO_STATES, NO_STATES, np.empty((0, 0), np.uint8), 0)
+_NO_MESSAGES = (NO_STATES, 0)
 _NO_TOTALS = np.empty(0)
 
 
@@ -95,16 +73,15 @@ class Sweep:
         self.potentials = Rows(chain.potentials, layout, POTENTIALS, workspace // 8)
         self.initial = self._ends(chain.initial, INITIAL, workspace // 32)
         self.final = self._ends(chain.final, FINAL, workspace // 32)
-        part = workspace // 4 if forward is None or backward is None else workspace // 8
-        given = (chain.transitions, chain.transitions_in_logs, layout, K, T, part)
-        self.matrices: dict[bool, Matrices] = {}
-        for is_backward, form in ((False, forward), (True, backward)):
-            if form is not None:
-                self.matrices[is_backward] = Matrices(*given, form, more)
+        forms = {False: forward, True: backward}
+        part = workspace // 4 if None in forms.values() else workspace // 8
+        self.matrices = {
+            is_backward: Matrices(chain, layout, part, form, more)
+            for is_backward, form in forms.items()
+            if form is not None
+        }
         lengths = np.array([T]) if chain.lengths is None else chain.lengths
-        self.lengths = np.ascontiguousarray(lengths, np.int64).reshape(-1)
-        self.lengths = frozen(self.lengths)
-        self.maps = layout.maps.copy()
+        self.lengths = frozen(np.ascontiguousarray(lengths, np.int64).reshape(-1))
         self.step_work = K * K + _STATE_WORK * K + _STEP_WORK
 
     def _ends(self, array: Any, kind: int, budget: int) -> Rows:
@@ -134,14 +111,34 @@ class Sweep:
         rows = min(together, max(1, budget // row_bytes))
         return rows, max(1, min(num_workers(), self.budget // budget))
 
-    def windows(self, rows: range, step_bytes: int) -> list[range]:
-        """Cut all steps into windows: one can be kept, beside the states that all begin with.
+    def window(self, rows: range, step_bytes: int) -> int:
+        """Return how many steps can be kept, beside the states that as many others begin with.
 
         Each step of a row takes so many bytes.
         """
-        T, fitting = self.T, self.budget // (step_bytes * len(rows))
-        length = T if fitting >= T else max(math.isqrt(T) + 1, fitting // 2)
-        return [range(start, min(start + length, T)) for start in range(0, T, length)]
+        fitting = self.budget // (step_bytes * len(rows))
+        return self.T if fitting >= self.T else max(math.isqrt(self.T) + 1, fitting // 2)
+
+    def windows(
+        self, length: int, state: Floats, keep: Callable[[range, Floats], None]
+    ) -> Iterator[range]:
+        """Return windows of steps, the last one first, each of which is kept when it is met.
+
+        `keep` takes a state through a window, and keeps what is to be known of its steps.
+        """
+        windows = [range(t, min(t + length, self.T)) for t in range(0, self.T, length)]
+        starts = []
+        for window in windows:
+            starts.append(state.copy())
+            keep(window, state)
+
+        def again() -> Iterator[range]:
+            yield windows[-1]
+            for window, start in zip(windows[-2::-1], starts[-2::-1], strict=True):
+                keep(window, start.copy())
+                yield window
+
+        return again()
 
     def blocks(self, rows: range, steps: range, step_bytes: int = 0) -> Iterator[range]:
         """Cut steps into blocks, each step of a row taking so many bytes beside its potentials."""
@@ -173,45 +170,41 @@ class Sweep:
     def read(
         self, rows: range, steps: range, backward: bool = False, with_potentials: bool = True
     ) -> tuple[Any, ...]:
-        """Return rows, potentials, matrices and ends as loops take them, of a block of steps.
+        """Return what loops read of a block of steps; see `loops.recursion`.
 
-        Backward, potentials are those of one step more, and matrices are transposed.
+        Backward, potentials are those of one step more, and matrices those that lead on from steps.
         """
-        maps, moves = self.maps.copy(), self.moves(steps, backward)
+        maps, moves = self.layout.maps.copy(), self.moves(steps, backward)
         weighed = range(steps.start, min(steps.stop + 1, self.T)) if backward else steps
-        potentials = self.potentials.read(rows, weighed, maps) if with_potentials else None
-        found = self.matrices[backward].read(self.groups(rows), moves, maps, MATRICES)
+        potentials = self.potentials.read(rows, weighed, maps) if with_potentials else _NO_WEIGHTS
+        form = self.matrices.get(backward) or self.matrices[False]
+        matrices = form.read(self.groups(rows), moves, maps)
         initial, _ = self.initial.read(rows, range(1), maps)
         final, _ = self.final.read(rows, range(1), maps)
         chain = self.chain
         ends = (initial[:, 0], chain.initial_in_logs, final[:, 0], chain.final_in_logs)
         place = (rows.start, len(rows), self.layout.dims, maps, self.lengths)
-        return place, potentials, found, ends
+        ahead = max(1, _AHEAD // self.K)
+        flat = np.empty(ahead * self.K)
+        room = (np.empty((ROWS, self.K)), flat.reshape(ahead, self.K), flat, np.empty(ahead))
+        return place, potentials, matrices, ends, (steps.start, steps.stop), room
 
-    def state(self, rows: range) -> State:
-        n = len(rows)
-        return np.empty((n, self.K)), np.empty((n, self.K)), np.zeros((n, SCALE))
+    def state(self, rows: range) -> Floats:
+        return np.empty((len(rows), 2 * self.K + SCALE))
 
     def forward(
         self,
         rows: range,
         steps: range,
-        state: State,
+        states: Floats,
         *,
-        history: History | None = None,
+        history: Any = _NO_HISTORY,
         messages: Any = _NO_MESSAGES,
         totals: Floats = _NO_TOTALS,
     ) -> bool:
         """Take a tile through some steps; return whether a wide state could not be kept."""
-        kept = _NO_HISTORY if history is None else history.arrays
         lacks = False
-        for block in self.blocks(rows, steps):
-            arrays, span = self.read(rows, block), (block.start, block.stop)
-            lacks |= recursion.forward(*arrays, *span, state, kept, messages, totals)
+        for steps_of_block in self.blocks(rows, steps):
+            block = self.read(rows, steps_of_block)
+            lacks |= recursion.forward(block, states, history, messages, totals)
         return lacks
-
-    def backward(self, rows: range, steps: range, state: State, messages: Any) -> None:
-        """Take a tile back through some steps."""
-        for block in reversed(list(self.blocks(rows, steps))):
-            arrays, span = self.read(rows, block, backward=True), (block.start, block.stop)
-            recursion.backward(*arrays, *span, state, messages)

@@ -15,35 +15,28 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from arraylogchain._compiled.loops.compiling import compiled, inner
-from arraylogchain._compiled.loops.numbers import log_of, power_of_two, split
+from arraylogchain._compiled.loops.numbers import log_of, split
 from arraylogchain._compiled.loops.recursion import (
-    FINAL,
-    INITIAL,
-    LENGTHS,
     MATRICES,
-    POTENTIALS,
-    matrices_of,
+    begin_row,
+    matrix_of,
     place,
+    row_of,
+    state_of,
+    step_forward,
 )
 from arraylogchain._compiled.loops.steps import (
-    EXPONENTS,
-    ROWS,
-    SCALE,
+    RESULT,
+    SAVED,
     SUMS,
-    TERMS,
-    WIDE,
-    as_wide,
+    WEIGHED,
     column_terms,
-    forward_step,
-    load,
-    rescale,
+    share_of,
     sum_products,
     sum_terms,
-    weigh,
-    wide_products,
+    terms_with,
+    weights_of,
 )
 
 
@@ -53,10 +46,9 @@ def entropy_of_terms(H, top, scratch):
     total, rest = sum_terms(scratch, top)
     h = 0.0
     for k in range(len(H)):
-        if scratch[TERMS, k] != 0.0:
-            p = scratch[TERMS, k] / total * power_of_two(scratch[EXPONENTS, k] - rest)
-            if p > 0.0:
-                h += p * (H[k] - math.log(p))
+        p = share_of(k, total, rest, scratch)
+        if p > 0.0:
+            h += p * (H[k] - math.log(p))
     return h if h > 0.0 else 0.0
 
 
@@ -75,8 +67,9 @@ def surprisals(P, Q, tops):
     for g in range(P.shape[0]):
         for s in range(P.shape[1]):
             top = 0.0
-            for p in P[g, s].flat:
-                top = p if p > top else top
+            for k in range(P.shape[2]):
+                for j in range(P.shape[2]):
+                    top = P[g, s, k, j] if P[g, s, k, j] > top else top
             tops[g, s] = top
             for k in range(P.shape[2]):
                 for j in range(P.shape[2]):
@@ -85,87 +78,68 @@ def surprisals(P, Q, tops):
 
 
 @inner
-def linear_entropies(m, H, P, Q, largest, bands, s, scratch, work, weights):
-    """Make H that of the next step, after a linear step from m by matrix s, with sums in scratch.
+def linear_entropies(H, matrix, Q, largest, scratch):
+    """Make H that of the next step, after a linear step from the weights that were saved.
 
     Q are the products -F log(F / largest) of the matrix's entries.
     """
+    m, sums, weighted, more = scratch[SAVED], scratch[SUMS], scratch[WEIGHED], scratch[RESULT]
     top = 0.0
-    for k in range(len(m)):
+    for k in range(len(H)):
         top = m[k] if m[k] > top else top
-    for k in range(len(m)):
-        weights[k] = m[k] * (H[k] - log_ratio(m[k], top, 1.0)) if m[k] > 0.0 else 0.0
-    sum_products(weights, P, s, bands, work)
+    for k in range(len(H)):
+        weighted[k] = m[k] * (H[k] - log_ratio(m[k], top, 1.0)) if m[k] > 0.0 else 0.0
+    sum_products(weighted, matrix.P, matrix.bands, H)
+    sum_products(m, Q, matrix.bands, more)
     for j in range(len(H)):
-        H[j] = work[SUMS, j]
-    sum_products(m, Q, s, bands, work)
-    for j in range(len(H)):
-        sums, h = scratch[SUMS, j], 0.0
-        if sums > 0.0:
-            h = (H[j] + work[SUMS, j]) / sums + log_ratio(sums, top, largest)
+        h = 0.0
+        if sums[j] > 0.0:
+            h = (H[j] + more[j]) / sums[j] + log_ratio(sums[j], top, largest)
         H[j] = h if h > 0.0 else 0.0
 
 
 @inner
-def wide_entropies(H, P, L, shift, flag, s, work):
-    """Make H that of the next step, the state before being in work."""
+def wide_entropies(H, matrix, scratch):
+    """Make H that of the next step, the state before being in the scratch, wide."""
+    new = scratch[RESULT]
     for j in range(len(H)):
-        top, special = column_terms(work, P, L, shift, flag, s, j)
+        top, special = column_terms(matrix, j, scratch)
         is_sum = special == 0.0 and top > -math.inf
-        work[SUMS, j] = entropy_of_terms(H, top, work) if is_sum else 0.0
+        new[j] = entropy_of_terms(H, top, scratch) if is_sum else 0.0
     for j in range(len(H)):
-        H[j] = work[SUMS, j]
+        H[j] = new[j]
 
 
 @compiled
-def entropies(rows, potentials, matrices, logs, ends, start, stop, states, out):
-    """Go through steps start ... stop - 1 of rows; states (m, e, scale, H) go on from call to call.
+def entropies(block, logs, states, entropies_of_states, out):
+    """Go through the steps of a block; entropies of states [rows, K] go on from call to call.
 
-    Where a row ends, its entropy is written: 0 if it has no path, NaN if its weights are infinite.
+    `logs` is what `surprisals` writes. Where a row ends, its entropy is written: 0 if it has no
+    path, NaN if its weights are infinite.
     """
-    first, count, dims, maps, lengths = rows
-    x, x_begin = potentials
-    initial, initial_in_logs, final, final_in_logs = ends
+    rows, _, matrices, ends, _, room = block
     Q, tops = logs
-    K = x.shape[2]
-    scratch, work = np.empty((ROWS, K)), np.empty((ROWS, K))
-    factors, factors_e, factors_scale = np.empty(K), np.empty(K), np.empty(SCALE)
-    before, before_e, weights = np.empty(K), np.empty(K), np.empty(K)
-    begin = matrices[5]
-    is_each = Q.shape[1] > 1
-    for r in range(count):
-        q = first + r
-        m, e, scale, H = states[0][r], states[1][r], states[2][r], states[3][r]
-        own = x[place(q, dims, maps[POTENTIALS])]
-        g = place(q, dims, maps[MATRICES])
-        P, L, shifts, flags, bands = matrices_of(matrices, g)
-        own_Q, own_tops = Q[g], tops[g]
-        length = lengths[place(q, dims, maps[LENGTHS])]
-        end = stop if stop < length else length
-        for t in range(start, end):
-            i = t - x_begin
+    scratch, begin = room[0], matrices[5]
+    for r in range(rows[1]):
+        row, state = row_of(block, r), state_of(states, r)
+        first = row.start - len(room[3])
+        H, g = entropies_of_states[r], place(rows, r, rows[3][MATRICES])
+        for t in range(row.start, row.stop):
             if t == 0:
-                load(initial, place(q, dims, maps[INITIAL]), initial_in_logs, m, e, scale)
-                weigh(m, e, scale, own, i)
-                rescale(m, e, scale)
+                begin_row(row, ends[1], state)
                 H[:] = 0.0
                 continue
-            s = t - 1 - begin if is_each else 0
-            for k in range(K):
-                before[k], before_e[k] = m[k], e[k]
-            was_wide = scale[WIDE] != 0.0
-            if forward_step(m, e, scale, P, L, shifts[s], flags[s], bands, s, own, i, scratch):
-                largest = own_tops[s]
-                linear_entropies(before, H, P, own_Q, largest, bands, s, scratch, work, weights)
+            for k in range(len(H)):
+                scratch[SAVED, k] = state.m[k]
+            matrix = matrix_of(row, t - 1)
+            first, is_linear = step_forward(row, t, state, first, room)
+            if is_linear:
+                s = t - 1 - begin if tops.shape[1] > 1 else 0
+                linear_entropies(H, matrix, Q[g, s], tops[g, s], scratch)
             else:
-                as_wide(before, before_e, was_wide, work)
-                wide_entropies(H, P, L, shifts[s], flags[s], s, work)
-        if start < length <= stop:
-            at = place(q, dims, maps[FINAL])
-            load(final, at, final_in_logs, factors, factors_e, factors_scale)
-            is_wide = scale[WIDE] != 0.0
-            too = factors_scale[WIDE] != 0.0
-            top, special = wide_products(m, e, is_wide, factors, factors_e, too, scratch)
+                wide_entropies(H, matrix, scratch)
+        if row.start < row.length == row.stop:
+            top, special, _ = terms_with(weights_of(state), row.final, ends[3], scratch)
             out[r] = entropy_of_terms(H, top, scratch) if top > -math.inf else 0.0
             if special != 0.0:
                 out[r] = math.nan

@@ -5,28 +5,18 @@ from __future__ import annotations
 from arraylogchain._compiled.loops.compiling import compiled, inner
 from arraylogchain._compiled.loops.numbers import INF, log_of, power_of_two, two_sum
 from arraylogchain._compiled.loops.recursion import (
-    INITIAL,
-    LENGTHS,
-    MATRICES,
-    POTENTIALS,
-    matrices_of,
-    place,
+    begin_row,
+    row_of,
+    state_of,
+    step_forward,
 )
-from arraylogchain._compiled.loops.steps import (
-    HIGH,
-    LOW,
-    POWER,
-    WIDE,
-    forward_step,
-    load,
-    rescale,
-    weigh,
-)
+from arraylogchain._compiled.loops.steps import HIGH, LOW, POWER, WIDE
 
 
 @inner
-def sum_of(m, e, scale):
+def sum_of(state):
     """Return the sum of a state's weights as number and exponent, but for its scale."""
+    m, e, scale = state
     total, top = 0.0, 0.0
     if scale[WIDE] == 0.0:
         for k in range(len(m)):
@@ -41,35 +31,26 @@ def sum_of(m, e, scale):
 
 
 @compiled
-def filter_steps(rows, potentials, matrices, ends, start, stop, states, shares, logs, scratch):
-    """Go forward through steps start ... stop - 1 of rows; see `recursion.forward`.
+def filter_steps(block, states, shares, logs):
+    """Go forward through the steps of a block; see `recursion`.
 
     Of each step, the shares of weights in their sum are written, and the log of the sum over that
     of the step before.
     """
-    first, count, dims, maps, lengths = rows
-    x, x_begin = potentials
-    initial, initial_in_logs = ends[0], ends[1]
-    begin = matrices[5]
-    is_each = matrices[0].shape[1] > 1  # else one matrix stands for all steps
-    for r in range(count):
-        q = first + r
-        m, e, scale = states[0][r], states[1][r], states[2][r]
-        own = x[place(q, dims, maps[POTENTIALS])]
-        P, L, shifts, flags, bands = matrices_of(matrices, place(q, dims, maps[MATRICES]))
-        length = lengths[place(q, dims, maps[LENGTHS])]
-        for t in range(start, stop if stop < length else length):
+    rows, _, _, ends, (start, _), room = block
+    for r in range(rows[1]):
+        row, state = row_of(block, r), state_of(states, r)
+        m, e, scale = state
+        first = row.start - len(room[3])
+        for t in range(row.start, row.stop):
             before, n, high, low = 1.0, 0.0, 0.0, 0.0
             if t == 0:
-                load(initial, place(q, dims, maps[INITIAL]), initial_in_logs, m, e, scale)
-                weigh(m, e, scale, own, t - x_begin)
-                rescale(m, e, scale)
+                begin_row(row, ends[1], state)
             else:
-                before, n = sum_of(m, e, scale)
+                before, n = sum_of(state)
                 n, high, low = n + scale[POWER], scale[HIGH], scale[LOW]
-                s, i = t - 1 - begin if is_each else 0, t - x_begin
-                forward_step(m, e, scale, P, L, shifts[s], flags[s], bands, s, own, i, scratch)
-            total, more = sum_of(m, e, scale)
+                first, _ = step_forward(row, t, state, first, room)
+            total, more = sum_of(state)
             nothing = total if total != total else 0.0  # NaN stays
             for k in range(len(m)):
                 w = m[k]

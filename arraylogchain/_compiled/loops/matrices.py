@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from arraylogchain._compiled.loops.compiling import compiled, inner
+from arraylogchain._compiled.loops.compiling import compiled, inlined, inner
 from arraylogchain._compiled.loops.numbers import INF, LEAST_EXPONENT, ROUNDER, exp
 from arraylogchain._compiled.loops.steps import LARGE, LOGS, LOST, SMALL, SPECIAL
 
 
+@inlined
+def survey(given, in_logs):
+    """Return the largest entry of a matrix, and whether some are NaN, infinite or negative."""
+    top, special = -INF, 0
+    for k in range(len(given)):
+        for j in range(len(given)):
+            p = given[k, j]
+            top = p if p > top else top
+            special += not ((p >= 0.0 or in_logs) and p < INF)
+    return top, SPECIAL if special else 0
+
+
 @inner
-def find_bands(given, g, s, zero, bands):
+def find_bands(given, in_logs, bands):
     """Write the first entry that is not zero, and the end of those, of four rows together."""
-    K = given.shape[2]
+    K = len(given)
+    zero = -INF if in_logs else 0.0
     for k in range(K):
         if k % 4 == 0 or k >= K // 4 * 4:
             first, end = K, 0
         for j in range(K):
-            if given[g, s, k, j] != zero:
+            if given[k, j] != zero:
                 first = j if j < first else first
                 end = j + 1 if j >= end else end
         for row in range(k // 4 * 4 if k < K // 4 * 4 else k, k + 1):
-            bands[g, s, row, 0] = first if first < end else end
-            bands[g, s, row, 1] = end
+            bands[row, 0] = first if first < end else end
+            bands[row, 1] = end
 
 
 @compiled
@@ -32,30 +45,25 @@ def prepare(given, in_logs, P, shifts, flags, bands, with_bands):
     groups, steps, K, _ = given.shape
     for g in range(groups):
         for s in range(steps):
-            top = -INF
-            special, lost, small, large = 0, 0, 0, 0
+            own = given[g, s]
+            top, flag = survey(own, in_logs)
+            top = top if in_logs and flag == 0 and top > -INF else 0.0
+            small, large, lost = 0, 0, 0
             for k in range(K):
                 for j in range(K):
-                    p = given[g, s, k, j]
-                    top = p if p > top else top
-                    special += not ((p >= 0.0 or in_logs) and p < INF)
-                    small += (p < 2.0**-52) & (p != 0.0)
-                    large += p > 2.0**200
-            flag = SPECIAL if special else 0
-            if in_logs:
-                top = 0.0 if special or top == -INF else top
-                small, large = 0, 0
-                for k in range(K):
-                    for j in range(K):
-                        p = given[g, s, k, j]
+                    p = own[k, j]
+                    if in_logs:
                         P[g, s, k, j] = exp(p - top)
                         small += (p - top < -36.0) & (p > -INF)
                         lost += (p - top < LEAST_EXPONENT) & (p > -INF)
-                flag |= LOGS | (LOST if lost else 0)
+                    else:
+                        small += (p < 2.0**-52) & (p != 0.0)
+                        large += p > 2.0**200
+            flag |= (LOGS if in_logs else 0) | (LOST if lost else 0)
             flags[g, s] = flag | (SMALL if small else 0) | (LARGE if large else 0)
-            shifts[g, s] = top if in_logs else 0.0
+            shifts[g, s] = top
             if with_bands:
-                find_bands(given, g, s, -INF if in_logs else 0.0, bands)
+                find_bands(own, in_logs, bands[g, s])
 
 
 @compiled
@@ -68,17 +76,11 @@ def prepare_logs(given, in_logs, L, flags, bands, with_bands):
     groups, steps, K, _ = given.shape
     for g in range(groups):
         for s in range(steps):
-            top = -INF
-            special = 0
-            for k in range(K):
-                for j in range(K):
-                    p = given[g, s, k, j]
-                    top = p if p > top else top
-                    special += not ((p >= 0.0 or in_logs) and p < INF)
-            flags[g, s] = SPECIAL if special else 0
+            own = given[g, s]
+            top, flags[g, s] = survey(own, in_logs)
             shift = (top + ROUNDER) - ROUNDER if in_logs and -(2.0**50) < top < 2.0**50 else 0.0
             for k in range(K if in_logs else 0):
                 for j in range(K):
-                    L[g, s, k, j] = given[g, s, k, j] - shift
+                    L[g, s, k, j] = own[k, j] - shift
             if with_bands:
-                find_bands(given, g, s, -INF if in_logs else 0.0, bands)
+                find_bands(own, in_logs, bands[g, s])

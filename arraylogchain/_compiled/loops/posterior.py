@@ -12,38 +12,37 @@ import math
 import numpy as np
 
 from arraylogchain._compiled.loops.compiling import compiled, inlined, inner
-from arraylogchain._compiled.loops.numbers import INF, SAFE, any_wide_exp, join, power_of_two, split
+from arraylogchain._compiled.loops.numbers import INF, SAFE, join
 from arraylogchain._compiled.loops.recursion import (
     COTANGENT,
-    FINAL,
-    INITIAL,
-    LENGTHS,
-    MATRICES,
-    POTENTIALS,
     TO_FINAL,
     TO_INITIAL,
     TO_POTENTIALS,
     TO_TRANSITIONS,
-    matrices_of,
+    matrix_of,
     place,
+    recall,
+    row_of,
+    state_of,
+    step_backward,
 )
 from arraylogchain._compiled.loops.steps import (
-    EXPONENTS,
     LARGE,
-    LOGS,
-    ROWS,
-    SCALE,
-    TERMS,
+    LARGEST_SUM,
     WEIGHED,
     WEIGHED_EXPONENTS,
-    WIDE,
+    Weights,
     as_wide,
-    backward_step,
     bring_into_range,
     load,
+    share_of,
     sum_terms,
+    terms_with,
     weigh,
+    weights_of,
+    wide_entry,
     wide_products,
+    wide_weight,
 )
 
 LARGEST_NUMBER = 1.7976931348623157e308
@@ -56,60 +55,39 @@ def clipped(x):
 
 
 @inlined
-def recall(kept, kept_e, kept_wide, r, i, a, a_e):
-    """Copy a kept state; return whether it is wide."""
-    is_wide = kept_wide[r, i] != 0
-    for k in range(len(a)):
-        a[k] = kept[r, i, k]
-    if is_wide:
-        for k in range(len(a)):
-            a_e[k] = kept_e[r, i, k]
-    return is_wide
-
-
-@inlined
-def add_states(a, a_e, a_wide, b, b_e, b_wide, g, out, i, t, scratch):
-    """Add g times the probabilities of states, in proportion to a * b, to out[i, t]."""
-    K = len(a)
+def add_states(a, b, g, out, scratch):
+    """Add g times the probabilities of states, in proportion to a * b."""
     total = 0.0
-    if not (a_wide or b_wide):
-        for k in range(K):
-            total += a[k] * b[k]
-    if K * SAFE <= total <= 2.0**1000:
+    if not (a.is_wide or b.is_wide):
+        for k in range(len(out)):
+            total += a.m[k] * b.m[k]
+    if len(out) * SAFE <= total <= LARGEST_SUM:
         inverse = 1 / total
-        for k in range(K):
-            out[i, t, k] += g * (a[k] * b[k] * inverse)
+        for k in range(len(out)):
+            out[k] += g * (a.m[k] * b.m[k] * inverse)
     else:
-        add_wide_states(a, a_e, a_wide, b, b_e, b_wide, g, out, i, t, scratch)
+        add_wide_states(a, b, g, out, scratch)
 
 
 @inner
-def add_wide_states(a, a_e, a_wide, b, b_e, b_wide, g, out, i, t, scratch):
-    top, _ = wide_products(a, a_e, a_wide, b, b_e, b_wide, scratch)
+def add_wide_states(a, b, g, out, scratch):
+    top, _ = wide_products(a, b, scratch)
     total, rest = sum_terms(scratch, top)
-    for k in range(len(a)):
-        if scratch[TERMS, k] != 0.0:
-            p = scratch[TERMS, k] / total * power_of_two(scratch[EXPONENTS, k] - rest)
-            out[i, t, k] += g * p
+    for k in range(len(out)):
+        out[k] += g * share_of(k, total, rest, scratch)
 
 
 @inner
-def add_ends(a, a_e, a_wide, given, out, scratch, numbers):
+def add_ends(a, values, in_logs, g, out, scratch):
     """Add g times derivatives by the weights of first or last states, the rest of paths being a."""
-    if len(out) == 0:
-        return
-    at, in_logs, g, i = numbers
-    b, b_e, scale = np.empty(len(a)), np.empty(len(a)), np.empty(SCALE)
-    load(given, at, in_logs, b, b_e, scale)
-    top, _ = wide_products(a, a_e, a_wide, b, b_e, scale[WIDE] != 0.0, scratch)
+    top, _, _ = terms_with(a, values, in_logs, scratch)
     total, rest = sum_terms(scratch, top)
-    for k in range(len(a)):
-        if in_logs and scratch[TERMS, k] != 0.0:
-            p = scratch[TERMS, k] / total * power_of_two(scratch[EXPONENTS, k] - rest)
-            out[i, 0, k] += g * p
-        elif not in_logs:
-            p, n = (a[k], a_e[k]) if a_wide else split(a[k])
-            out[i, 0, k] = clipped(out[i, 0, k] + clipped(g * clipped(join(p / total, n - rest))))
+    for k in range(len(out)):
+        if in_logs:
+            out[k] += g * share_of(k, total, rest, scratch)
+        else:
+            p, n = wide_weight(a, k)
+            out[k] = clipped(out[k] + clipped(g * clipped(join(p / total, n - rest))))
 
 
 @inlined
@@ -129,127 +107,106 @@ def inverse_total(a, w, weighed, g, by_weight):
     size = g / total
     all_count = by_weight or g < 2.0**-300
     in_range = top * size <= 2.0**400 and (not all_count or least * size >= 2.0**-700)
-    return 1 / total if in_range and len(a) * SAFE <= total <= 2.0**1000 else 0.0
+    return 1 / total if in_range and len(a) * SAFE <= total <= LARGEST_SUM else 0.0
 
 
 @inlined
-def add_pairs(a, a_e, a_wide, w, w_e, w_wide, weighed, P, L, bands, out, scratch, numbers):
-    """Add g times the probabilities of pairs, in proportion to a_k P_kj b_j, to out[i, t, j, k].
+def add_pairs(a, w, matrix, g, by_weight, out, scratch):
+    """Add g times the probabilities of pairs, in proportion to a_k P_jk b_j, to out[j, k].
 
-    b is the weighed state, and w the product of P and b. By weight, derivatives by entries of P are
-    added instead.
+    b is the weighed state, in the scratch, and w the product of P and b. By weight, derivatives by
+    entries of P are added instead.
     """
-    _, flag, s, by_weight, g, i, t = numbers
+    weighed = scratch[WEIGHED]
     inverse = 0.0
-    if not (a_wide or w_wide or flag & LARGE):
-        inverse = inverse_total(a, w, weighed, g, by_weight)
+    if not (a.is_wide or w.is_wide or matrix.flag & LARGE):
+        inverse = inverse_total(a.m, w.m, weighed, g, by_weight)
     if inverse == 0.0:
-        if not w_wide:
-            as_wide(weighed, weighed, w_wide, scratch)
-        add_wide_pairs(a, a_e, a_wide, w, w_e, w_wide, P, L, out, scratch, numbers)
+        add_wide_pairs(a, w, matrix, g, by_weight, out, scratch)
         return
-    band = s if len(bands) > 1 else 0
-    for j in range(len(a)):
+    for j in range(len(out)):
         c = g * (weighed[j] * inverse)
         if c != 0.0 and by_weight:
-            for k in range(len(a)):
-                out[i, t, j, k] += c * a[k]
+            for k in range(len(out)):
+                out[j, k] += c * a.m[k]
         elif c != 0.0:
-            for k in range(np.uint64(bands[band, j, 0]), np.uint64(bands[band, j, 1])):
-                out[i, t, j, k] += c * a[k] * P[s, j, k]
+            for k in range(np.uint64(matrix.bands[j, 0]), np.uint64(matrix.bands[j, 1])):
+                out[j, k] += c * a.m[k] * matrix.P[j, k]
 
 
 @inner
-def add_wide_pairs(a, a_e, a_wide, w, w_e, w_wide, P, L, out, scratch, numbers):
-    """Do what `add_pairs` does, pair by pair; the weighed state is in the scratch, wide."""
-    shift, flag, s, by_weight, g, i, t = numbers
-    top, _ = wide_products(a, a_e, a_wide, w, w_e, w_wide, scratch)
+def add_wide_pairs(a, w, matrix, g, by_weight, out, scratch):
+    """Do what `add_pairs` does, pair by pair."""
+    if not w.is_wide:
+        as_wide(Weights(scratch[WEIGHED], scratch[WEIGHED], w.is_wide), scratch)
+    top, _ = wide_products(a, w, scratch)
     total, rest = sum_terms(scratch, top)
-    for j in range(len(a)):
+    for j in range(len(out)):
         b, b_e = scratch[WEIGHED, j], scratch[WEIGHED_EXPONENTS, j]
-        for k in range(len(a)):
-            m, n = (a[k], a_e[k]) if a_wide else split(a[k])
+        for k in range(len(out)):
+            m, n = wide_weight(a, k)
             m, n = m * b, n + b_e - rest
             if not by_weight:
-                p, p_e = any_wide_exp(L[s, j, k] - shift) if flag & LOGS else split(P[s, j, k])
+                p, p_e = wide_entry(matrix, j, k)
                 m, n = m * p, n + p_e
             if m != 0.0:
                 value = clipped(g * clipped(join(m / total, n)))
-                out[i, t, j, k] = clipped(out[i, t, j, k] + value)
+                out[j, k] = clipped(out[j, k] + value)
 
 
 @inner
-def add_nan(sums, places, start, stop, length):
+def add_nan(sums, places, row):
     """Make NaN of the derivatives of a row at some steps."""
     to_x, x_begin, to_P, P_begin, to_initial, to_final = sums
     at_x, at_P, at_initial, at_final = places
-    for t in range(start, stop if stop < length else length):
+    for t in range(row.start, row.stop):
         if len(to_x) > 0:
             to_x[at_x, t - x_begin] = math.nan
-        if len(to_P) > 0 and t < length - 1:
+        if len(to_P) > 0 and t < row.length - 1:
             to_P[at_P, t - P_begin if to_P.shape[1] > 1 else 0] = math.nan
         if len(to_initial) > 0 and t == 0:
             to_initial[at_initial] = math.nan
-        if len(to_final) > 0 and t == length - 1:
+        if len(to_final) > 0 and t == row.length - 1:
             to_final[at_final] = math.nan
 
 
 @compiled
-def posterior(
-    rows, potentials, matrices, ends, start, stop, states, history, of_rows, by_weight, sums
-):
-    """Go back through steps start ... stop - 1 of rows, whose forward states are in `history`.
+def posterior(block, states, history, totals, cotangents, by_weight, sums):
+    """Go back through the steps of a block of rows, whose forward states are in `history`.
 
     Matrices are transposed. Sums (potentials, step of the first, transitions, step of the first,
     initial, final) are what cotangents times derivatives of `totals` are added to, those by
     transitions transposed; empty ones are not wanted. Derivatives by transitions are by weight, or
-    by logarithms. Of rows (totals, nan, cotangents) are given: those whose total is infinite have
-    no derivatives, and `nan` says which are NaN for an input.
+    by logarithms. Rows whose total is infinite have no derivatives; where it is NaN, so are they.
     """
-    first, count, dims, maps, lengths = rows
-    x, x_begin = potentials
-    initial, initial_in_logs, final, final_in_logs = ends
-    kept, kept_e, kept_wide, kept_begin = history
-    totals, nan, cotangents = of_rows
-    to_x, to_x_begin, to_P, to_P_begin, to_initial, to_final = sums
-    K, begin = x.shape[2], matrices[5]
-    scratch = np.empty((ROWS, K))
-    a, a_e, weighed = np.empty(K), np.empty(K), np.empty(K)
-    is_each, to_each = matrices[0].shape[1] > 1, to_P.shape[1] > 1
-    for r in range(count):
-        q = first + r
-        g = cotangents[place(q, dims, maps[COTANGENT])]
-        length = lengths[place(q, dims, maps[LENGTHS])]
-        at_x, at_P = place(q, dims, maps[TO_POTENTIALS]), place(q, dims, maps[TO_TRANSITIONS])
-        at_initial, at_final = place(q, dims, maps[TO_INITIAL]), place(q, dims, maps[TO_FINAL])
+    rows, _, _, (_, initial_in_logs, _, final_in_logs), _, room = block
+    to_x, x_begin, to_P, P_begin, to_initial, to_final = sums
+    maps, scratch = rows[3], room[0]
+    for r in range(rows[1]):
+        g = cotangents[place(rows, r, maps[COTANGENT])]
+        row = row_of(block, r)
+        at_x, at_P = place(rows, r, maps[TO_POTENTIALS]), place(rows, r, maps[TO_TRANSITIONS])
+        at_initial, at_final = place(rows, r, maps[TO_INITIAL]), place(rows, r, maps[TO_FINAL])
         if g == 0.0 or not math.isfinite(totals[r]):
-            if g != 0.0 and math.isnan(totals[r]) and nan[r] != 0.0:
-                add_nan(sums, (at_x, at_P, at_initial, at_final), start, stop, length)
+            if g != 0.0 and math.isnan(totals[r]):
+                add_nan(sums, (at_x, at_P, at_initial, at_final), row)
             continue
-        m, e, scale = states[0][r], states[1][r], states[2][r]
-        own = x[place(q, dims, maps[POTENTIALS])]
-        P, L, shifts, flags, bands = matrices_of(matrices, place(q, dims, maps[MATRICES]))
-        for t in range((stop if stop < length else length) - 1, start - 1, -1):
-            a_wide = recall(kept, kept_e, kept_wide, r, t - kept_begin, a, a_e)
-            if t == length - 1:
-                numbers = (place(q, dims, maps[FINAL]), final_in_logs, g, at_final)
-                load(final, numbers[0], final_in_logs, m, e, scale)
-                add_ends(a, a_e, a_wide, final, to_final, scratch, numbers)
+        state, first = state_of(states, r), row.stop + 1
+        for t in range(row.stop - 1, row.start - 1, -1):
+            a = recall(history, r, t)
+            if t == row.length - 1:
+                load(row.final, final_in_logs, state)
+                if len(to_final) > 0:
+                    add_ends(a, row.final, final_in_logs, g, to_final[at_final, 0], scratch)
             else:
-                s, i = t - begin if is_each else 0, t + 1 - x_begin
-                flag, shift = flags[s], shifts[s]
-                backward_step(m, e, scale, P, L, shift, flag, bands, s, own, i, weighed, scratch)
-                is_wide = scale[WIDE] != 0.0
+                first = step_backward(row, t, state, first, room)
                 if len(to_P) > 0:
-                    of = (shift, flag, s, by_weight, g, at_P, t - to_P_begin if to_each else 0)
-                    add_pairs(
-                        a, a_e, a_wide, m, e, is_wide, weighed, P, L, bands, to_P, scratch, of
-                    )
-            is_wide = scale[WIDE] != 0.0
+                    out = to_P[at_P, t - P_begin if to_P.shape[1] > 1 else 0]
+                    add_pairs(a, weights_of(state), matrix_of(row, t), g, by_weight, out, scratch)
             if len(to_x) > 0:
-                add_states(a, a_e, a_wide, m, e, is_wide, g, to_x, at_x, t - to_x_begin, scratch)
-            bring_into_range(m, e, scale)
+                add_states(a, weights_of(state), g, to_x[at_x, t - x_begin], scratch)
+            bring_into_range(state)
             if t == 0 and len(to_initial) > 0:
-                weigh(m, e, scale, own, t - x_begin)
-                numbers = (place(q, dims, maps[INITIAL]), initial_in_logs, g, at_initial)
-                add_ends(m, e, scale[WIDE] != 0.0, initial, to_initial, scratch, numbers)
+                weigh(state, row.x[0])
+                b = weights_of(state)
+                add_ends(b, row.initial, initial_in_logs, g, to_initial[at_initial, 0], scratch)

@@ -1,6 +1,6 @@
 """Forward and backward recursions of many rows, in one call.
 
-All loops over rows take the same tuples:
+All loops over rows take what they read as one block:
 
 rows : (first, count, dims, maps, lengths)
     `count` rows of the batch with axes `dims`, from number `first` on. `maps` has, for each kind of
@@ -12,16 +12,24 @@ matrices : (P, L, shifts, flags, bands, begin)
     that of transition number `begin`.
 ends : (initial, initial_in_logs, final, final_in_logs)
     Weights [n, K].
-state : (m, e, scale)
-    A state for each of the rows, which goes on from call to call.
+span : (start, stop)
+    The steps that are taken, start ... stop - 1.
+room : (scratch, factors, flat, tops)
+    Memory: see `steps.ROWS`; and what `steps.exponentials` writes of some steps, `flat` being
+    `factors` in one axis.
+
+And what goes on from call to call, or is written:
+
+states : array [rows, 2 * K + SCALE]
+    m, e and scale of each row.
 history : (m, e, wide, begin)
-    States [count, steps, K] of the steps from `begin` on. Where e has no rows, wide states cannot
-    be kept.
+    States [rows, steps, K] of the steps from `begin` on. Where e has no rows, wide states cannot be
+    kept.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any, NamedTuple
 
 from arraylogchain._compiled.loops.compiling import compiled, inlined, inner
 from arraylogchain._compiled.loops.numbers import log_of
@@ -29,10 +37,14 @@ from arraylogchain._compiled.loops.steps import (
     HIGH,
     LOW,
     POWER,
-    ROWS,
+    SCALE,
     WIDE,
+    Matrix,
+    State,
+    Weights,
     backward_step,
     bring_into_range,
+    exponentials,
     forward_step,
     load,
     rescale,
@@ -47,9 +59,23 @@ BATCH, COTANGENT, TO_POTENTIALS, TO_TRANSITIONS, TO_INITIAL, TO_FINAL = range(5,
 NUM_MAPS = 11
 
 
-@inlined
-def place(q, dims, steps):
-    """Return where an array has what belongs to row q of the batch."""
+class Row(NamedTuple):
+    """What a block has of a row, and the steps that it takes."""
+
+    start: Any
+    stop: Any
+    length: Any
+    x: Any
+    x_begin: Any
+    matrices: Any
+    initial: Any
+    final: Any
+
+
+@inner
+def place(rows, r, steps):
+    """Return where an array has what belongs to a row of a block, by the array's map."""
+    q, dims = rows[0] + r, rows[2]
     at = steps[-1]
     for axis in range(len(dims) - 1, -1, -1):
         at += q % dims[axis] * steps[axis]
@@ -58,95 +84,145 @@ def place(q, dims, steps):
 
 
 @inner
-def matrices_of(matrices, g):
-    """Return the matrices of group g, to be unpacked once: that counts references."""
-    P, L, shifts, flags, bands, _ = matrices
-    return P[g], L[g], shifts[g], flags[g], bands[min(g, len(bands) - 1)]
+def row_of(block, r):
+    """Return what a block has of a row."""
+    rows, (x, x_begin), (P, L, shifts, flags, bands, begin), ends, (start, stop), _ = block
+    _, _, _, maps, lengths = rows
+    length = lengths[place(rows, r, maps[LENGTHS])]
+    g = place(rows, r, maps[MATRICES])
+    matrices = (P[g], L[g], shifts[g], flags[g], bands[g if len(bands) > 1 else 0], begin)
+    return Row(
+        start,
+        stop if stop < length else length,
+        length,
+        x[place(rows, r, maps[POTENTIALS])],
+        x_begin,
+        matrices,
+        ends[0][place(rows, r, maps[INITIAL])],
+        ends[2][place(rows, r, maps[FINAL])],
+    )
+
+
+@inlined
+def matrix_of(row, i):
+    """Return the matrix of a row's transition number i."""
+    P, L, shifts, flags, bands, begin = row.matrices
+    s = i - begin if len(flags) > 1 else 0  # else one matrix stands for all steps
+    return Matrix(P[s], L[s], shifts[s], flags[s], bands[s if len(bands) > 1 else 0])
+
+
+@inlined
+def state_of(states, r):
+    """Return the state of a row, which loops change in place."""
+    K = (states.shape[1] - SCALE) // 2
+    return State(states[r, :K], states[r, K : 2 * K], states[r, 2 * K : 2 * K + SCALE])
 
 
 @inner
-def write_logs(m, e, scale, out, r, i):
+def begin_row(row, in_logs, state):
+    """Make the state of a row's first step."""
+    load(row.initial, in_logs, state)
+    weigh(state, row.x[0])
+    rescale(state)
+
+
+@inlined
+def step_forward(row, t, state, first, room):
+    """Take a row to step t; return the first step in `room`, and whether the step was linear.
+
+    `first` is what the step before returned; where there was none, so that none is in `room`.
+    """
+    scratch, factors, flat, tops = room
+    if t >= first + len(tops):
+        first, stop = t, t + len(tops)
+        stop = stop if stop < row.stop else row.stop
+        exponentials(row.x, t - row.x_begin, stop - row.x_begin, flat, tops)
+    x, i = row.x[t - row.x_begin], t - first
+    return first, forward_step(state, matrix_of(row, t - 1), x, factors[i], tops[i], scratch)
+
+
+@inlined
+def step_backward(row, t, state, first, room):
+    """Take a row back to step t; return the first step in `room`."""
+    scratch, factors, flat, tops = room
+    if t + 1 < first:
+        first = t + 2 - len(tops)
+        first = first if first > row.start + 1 else row.start + 1
+        exponentials(row.x, first - row.x_begin, t + 2 - row.x_begin, flat, tops)
+    x, i = row.x[t + 1 - row.x_begin], t + 1 - first
+    backward_step(state, matrix_of(row, t), x, factors[i], tops[i], scratch)
+    return first
+
+
+@inner
+def write_logs(state, out):
+    m, e, scale = state
     for k in range(len(m)):
         n = scale[POWER] + (e[k] if scale[WIDE] != 0.0 else 0.0)
-        out[r, i, k] = log_of(m[k], n, scale[HIGH], scale[LOW])
+        out[k] = log_of(m[k], n, scale[HIGH], scale[LOW])
+
+
+@inlined
+def recall(history, r, t):
+    """Return the weights of a state that was kept."""
+    kept, kept_e, kept_wide, begin = history
+    at = r if len(kept_e) > 0 else 0
+    return Weights(kept[r, t - begin], kept_e[at, t - begin], kept_wide[r, t - begin] != 0)
 
 
 @compiled
-def forward(rows, potentials, matrices, ends, start, stop, states, history, messages, totals):
-    """Go forward through steps start ... stop - 1 of rows.
+def forward(block, states, history, messages, totals):
+    """Go forward through the steps of a block.
 
-    Messages (out, row, step) are written as logarithms, from that row and step of `out` on; and
-    where rows end, the logarithms of their totals.
+    Messages (out, begin) are written as logarithms to out [rows, steps, K], the first of which is
+    step number `begin`; and where rows end, the logarithms of their totals.
 
     Returns
     -------
     bool
         Whether a wide state could not be kept.
     """
-    first, count, dims, maps, lengths = rows
-    x, x_begin = potentials
-    initial, initial_in_logs, final, final_in_logs = ends
+    rows, _, _, ends, _, room = block
     kept, kept_e, kept_wide, kept_begin = history
-    out, out_row, out_step = messages
-    begin = matrices[5]
-    is_each = matrices[0].shape[1] > 1  # else one matrix stands for all steps
-    scratch = np.empty((ROWS, x.shape[2]))
+    out, out_begin = messages
     lacks = False
-    for r in range(count):
-        q = first + r
-        m, e, scale = states[0][r], states[1][r], states[2][r]
-        own = x[place(q, dims, maps[POTENTIALS])]
-        P, L, shifts, flags, bands = matrices_of(matrices, place(q, dims, maps[MATRICES]))
-        length = lengths[place(q, dims, maps[LENGTHS])]
-        for t in range(start, stop if stop < length else length):
+    for r in range(rows[1]):
+        row, state = row_of(block, r), state_of(states, r)
+        first = row.start - len(room[3])
+        for t in range(row.start, row.stop):
             if t == 0:
-                load(initial, place(q, dims, maps[INITIAL]), initial_in_logs, m, e, scale)
-                weigh(m, e, scale, own, t - x_begin)
-                rescale(m, e, scale)
+                begin_row(row, ends[1], state)
             else:
-                s, i = t - 1 - begin if is_each else 0, t - x_begin
-                forward_step(m, e, scale, P, L, shifts[s], flags[s], bands, s, own, i, scratch)
+                first, _ = step_forward(row, t, state, first, room)
             if len(out) > 0:
-                write_logs(m, e, scale, out, r + out_row, t - out_step)
+                write_logs(state, out[r, t - out_begin])
             if len(kept) > 0:
-                is_wide, i = scale[WIDE] != 0.0, t - kept_begin
+                is_wide, i = state.scale[WIDE] != 0.0, t - kept_begin
                 kept_wide[r, i] = is_wide
-                for k in range(len(m)):
-                    kept[r, i, k] = m[k]
+                for k in range(len(state.m)):
+                    kept[r, i, k] = state.m[k]
                 if is_wide and len(kept_e) > 0:
-                    for k in range(len(m)):
-                        kept_e[r, i, k] = e[k]
+                    for k in range(len(state.m)):
+                        kept_e[r, i, k] = state.e[k]
                 elif is_wide:
                     lacks = True
-        if start < length <= stop and len(totals) > 0:
-            at = place(q, dims, maps[FINAL])
-            totals[r] = weighted_total(m, e, scale, final, at, final_in_logs, scratch)
+        if row.start < row.length == row.stop and len(totals) > 0:
+            totals[r] = weighted_total(state, row.final, ends[3], room[0])
     return lacks
 
 
 @compiled
-def backward(rows, potentials, matrices, ends, start, stop, states, messages):
-    """Go back through steps start ... stop - 1 of rows, by transposed matrices; see `forward`."""
-    first, count, dims, maps, lengths = rows
-    x, x_begin = potentials
-    _, _, final, final_in_logs = ends
-    out, out_row, out_step = messages
-    begin = matrices[5]
-    is_each = matrices[0].shape[1] > 1
-    weighed, scratch = np.empty(x.shape[2]), np.empty((ROWS, x.shape[2]))
-    for r in range(count):
-        q = first + r
-        m, e, scale = states[0][r], states[1][r], states[2][r]
-        own = x[place(q, dims, maps[POTENTIALS])]
-        P, L, shifts, flags, bands = matrices_of(matrices, place(q, dims, maps[MATRICES]))
-        length = lengths[place(q, dims, maps[LENGTHS])]
-        for t in range((stop if stop < length else length) - 1, start - 1, -1):
-            if t == length - 1:
-                load(final, place(q, dims, maps[FINAL]), final_in_logs, m, e, scale)
+def backward(block, states, messages):
+    """Go back through the steps of a block, by transposed matrices; see `forward`."""
+    rows, _, _, ends, _, room = block
+    out, out_begin = messages
+    for r in range(rows[1]):
+        row, state = row_of(block, r), state_of(states, r)
+        first = row.stop + 1
+        for t in range(row.stop - 1, row.start - 1, -1):
+            if t == row.length - 1:
+                load(row.final, ends[3], state)
             else:
-                s, i = t - begin if is_each else 0, t + 1 - x_begin
-                backward_step(
-                    m, e, scale, P, L, shifts[s], flags[s], bands, s, own, i, weighed, scratch
-                )
-            write_logs(m, e, scale, out, r + out_row, t - out_step)
-            bring_into_range(m, e, scale)
+                first = step_backward(row, t, state, first, room)
+            write_logs(state, out[r, t - out_begin])
+            bring_into_range(state)

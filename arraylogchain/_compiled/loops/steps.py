@@ -14,6 +14,9 @@ power of two.
 
 from __future__ import annotations
 
+import math
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from arraylogchain._compiled.loops.compiling import inlined, inner
@@ -45,20 +48,55 @@ LOGS = 16  # the matrix was given as logarithms
 LARGEST = 2.0**300
 SPAN = 1200.0
 RAISED = 200.0
+# No sum of products is to be larger.
+LARGEST_SUM = 2.0**1000
 
 # Rows of the scratch of a step, [ROWS, K].
-SUMS, RESULT, TERMS, EXPONENTS, WEIGHED, WEIGHED_EXPONENTS = range(6)
-ROWS = 6
+SUMS, RESULT, TERMS, EXPONENTS, WEIGHED, WEIGHED_EXPONENTS, OTHERS, OTHERS_EXPONENTS, SAVED = range(
+    9
+)
+ROWS = 9
+
+
+class State(NamedTuple):
+    """Weights m of a row's states, or m * 2**e, and their scale."""
+
+    m: Any
+    e: Any
+    scale: Any
+
+
+class Weights(NamedTuple):
+    """Weights m, or m * 2**e if they are wide."""
+
+    m: Any
+    e: Any
+    is_wide: Any
+
+
+class Matrix(NamedTuple):
+    """The matrix P [K, K] of a step, or exp(L - shift), and what is known of it."""
+
+    P: Any
+    L: Any
+    shift: Any
+    flag: Any
+    bands: Any
 
 
 @inlined
-def largest_finite(x, i):
-    """Return the largest of row i, 0 where it is not finite, and whether +inf or NaN is in it."""
+def weights_of(state):
+    return Weights(state.m, state.e, state.scale[WIDE] != 0.0)
+
+
+@inlined
+def largest_finite(x):
+    """Return the largest of x, 0 where it is not finite, and whether +inf or NaN is in it."""
     top = -INF
     special = False
-    for j in range(x.shape[1]):
-        top = x[i, j] if x[i, j] > top else top
-        special |= not x[i, j] < INF
+    for j in range(len(x)):
+        top = x[j] if x[j] > top else top
+        special |= not x[j] < INF
     return (0.0 if special or top == -INF else top), special
 
 
@@ -69,8 +107,9 @@ def add_to_scale(scale, shift):
 
 
 @inner
-def rescale(m, e, scale):
+def rescale(state):
     """Bring weights into range; make them linear, or wide, where that serves."""
+    m, e, scale = state
     top, least = -INF, INF
     special = False
     for k in range(len(m)):
@@ -92,102 +131,118 @@ def rescale(m, e, scale):
 
 
 @inlined
-def bring_into_range(m, e, scale):
+def bring_into_range(state):
     """Rescale weights if they need it."""
     top = 0.0
-    for k in range(len(m)):
-        top = m[k] if m[k] > top else top
-    if scale[WIDE] != 0.0 or not 1 / LARGEST <= top <= LARGEST:
-        rescale(m, e, scale)
+    for w in state.m:
+        top = w if w > top else top
+    if state.scale[WIDE] != 0.0 or not 1 / LARGEST <= top <= LARGEST:
+        rescale(state)
 
 
 @inner
-def load(values, i, in_logs, m, e, scale):
-    """Begin with the weights values[i], or their logarithms, as a wide state."""
-    top, _ = largest_finite(values, i)
-    scale[:] = 0.0
-    scale[HIGH] = top if in_logs else 0.0
-    scale[WIDE] = 1.0
+def load_wide(values, in_logs, m, e):
+    """Write weights, or exponentials of logarithms less a shift, as wide numbers; return it."""
+    shift = largest_finite(values)[0] if in_logs else 0.0
     for k in range(len(m)):
-        m[k], e[k] = any_wide_exp(values[i, k] - top) if in_logs else split(values[i, k])
+        m[k], e[k] = any_wide_exp(values[k] - shift) if in_logs else split(values[k])
+    return shift
+
+
+@inner
+def load(values, in_logs, state):
+    """Begin with weights, or with their logarithms, as a wide state."""
+    state.scale[:] = 0.0
+    state.scale[HIGH] = load_wide(values, in_logs, state.m, state.e)
+    state.scale[WIDE] = 1.0
+
+
+@inner
+def exponentials(x, start, stop, factors, tops):
+    """Write exp(x[t] - top) for t = start ... stop - 1, top being the largest of x[t].
+
+    It is NaN if +inf or NaN is among them. The exponentials of many short rows in one loop make the
+    best of vector instructions.
+    """
+    n = 0
+    for t in range(start, stop):
+        top, special = largest_finite(x[t])
+        tops[t - start] = math.nan if special else top
+        for k in range(x.shape[1]):
+            factors[n + k] = x[t, k] - top
+        n += x.shape[1]
+    for i in range(n):
+        factors[i] = exp(factors[i])
 
 
 @inlined
-def forward_step(m, e, scale, P, L, shift, flag, bands, s, x, i, scratch):
-    """Multiply by matrix s, P[s] or exp(L[s] - shift), and by exp(x[i]). Shifts go to the scale.
+def forward_step(state, matrix, x, factors, top, scratch):
+    """Multiply by a matrix, and by exp(x), which is factors * exp(top). Shifts go to the scale.
 
     Returns
     -------
     bool
-        Whether the step was linear.
+        Whether the step was linear. If not, the state before it is in the scratch, wide.
     """
-    K = len(m)
-    unproved = scale[WIDE] != 0.0 or flag & SPECIAL != 0
-    if not unproved:
-        least = least_sum(m, flag)
-        sum_products(m, P, s, bands, scratch)
-        top, unproved = largest_finite(x, i)
-        wrong, zeros, large, some = 0, 0, 0, 0
-        for j in range(K):
-            v = scratch[SUMS, j]
-            w = v * exp(x[i, j] - top)
-            scratch[RESULT, j] = w
-            zeros += v == 0.0
-            # A sum that is too small or too large, or a weight that is neither normal nor zero.
-            out = (v < least) | (v > 2.0**1000) | ((w < TINY) & (x[i, j] > -INF))
-            wrong += out & (v != 0.0)
-            large += w > LARGEST
+    m, scale = state.m, state.scale
+    sums, result = scratch[SUMS], scratch[RESULT]
+    is_linear = not (scale[WIDE] != 0.0 or matrix.flag & SPECIAL or math.isnan(top))
+    odd, some = 0, 0
+    if is_linear:
+        least = least_sum(m, matrix.flag)
+        sum_products(m, matrix.P, matrix.bands, sums)
+        for j in range(len(m)):
+            v = sums[j]
+            w = v * factors[j]
+            result[j] = w
+            odd += (v < least) | (v > LARGEST_SUM) | (w < TINY) | (w > LARGEST)
             some += w > 1 / LARGEST
-        unproved |= wrong > 0
-        if zeros > 0 and not unproved and (flag & (LOST | SMALL) or has_small(m)):
-            unproved = not are_zeros(m, P, L, s, flag, scratch)
-    if unproved:
-        wide_product(m, e, scale, P, L, shift, flag, bands, s, scratch)
-        weigh(m, e, scale, x, i)
-        rescale(m, e, scale)
+        is_linear = odd == 0 or (are_products(result, sums, x) and are_sums(sums, least, m, matrix))
+    if not is_linear:
+        wide_product(state, matrix, scratch)
+        weigh(state, x)
+        rescale(state)
         return False
-    for k in range(K):
-        m[k] = scratch[RESULT, k]
+    for k in range(len(m)):
+        m[k] = result[k]
     add_to_scale(scale, top)
-    add_to_scale(scale, shift)
-    if large > 0 or some == 0:
-        rescale(m, e, scale)
+    add_to_scale(scale, matrix.shift)
+    if odd > 0 or some == 0:
+        bring_into_range(state)
     return True
 
 
 @inlined
-def backward_step(m, e, scale, P, L, shift, flag, bands, s, x, i, weighed, scratch):
-    """Multiply by exp(x[i]), which gives the weighed state, and then by matrix s.
+def backward_step(state, matrix, x, factors, top, scratch):
+    """Multiply by exp(x), which gives the weighed state, and then by a matrix.
 
-    The weighed state is left in `weighed` if the step is linear, else wide in the scratch. What is
-    in range is left to the caller.
+    The weighed state is left in the scratch: wide if the state becomes wide. What is in range is
+    left to the caller.
     """
-    K = len(m)
-    unproved = scale[WIDE] != 0.0 or flag & SPECIAL != 0
-    if not unproved:
-        top, unproved = largest_finite(x, i)
-        wrong, zeros = 0, 0
-        for k in range(K):
-            w = exp(x[i, k] - top) * m[k]
+    m, scale = state.m, state.scale
+    sums, weighed = scratch[SUMS], scratch[WEIGHED]
+    is_linear = not (scale[WIDE] != 0.0 or matrix.flag & SPECIAL or math.isnan(top))
+    if is_linear:
+        odd = 0
+        for k in range(len(m)):
+            w = m[k] * factors[k]
             weighed[k] = w
-            wrong += (w < TINY) & (m[k] != 0.0) & (x[i, k] > -INF)
-        least = least_sum(weighed, flag)
-        sum_products(weighed, P, s, bands, scratch)
-        for j in range(K):
-            v = scratch[SUMS, j]
-            zeros += v == 0.0
-            wrong += ((v < least) | (v > 2.0**1000)) & (v != 0.0)
-        unproved |= wrong > 0
-        if zeros > 0 and not unproved and (flag & (LOST | SMALL) or has_small(weighed)):
-            unproved = not are_zeros(weighed, P, L, s, flag, scratch)
-    if unproved:
-        weigh(m, e, scale, x, i)
-        wide_product(m, e, scale, P, L, shift, flag, bands, s, scratch)
+            odd += w < TINY
+        least = least_sum(weighed, matrix.flag)
+        sum_products(weighed, matrix.P, matrix.bands, sums)
+        for j in range(len(m)):
+            odd += (sums[j] < least) | (sums[j] > LARGEST_SUM)
+        is_linear = odd == 0 or (
+            are_products(weighed, m, x) and are_sums(sums, least, weighed, matrix)
+        )
+    if not is_linear:
+        weigh(state, x)
+        wide_product(state, matrix, scratch)
         return
-    for k in range(K):
-        m[k] = scratch[SUMS, k]
+    for k in range(len(m)):
+        m[k] = sums[k]
     add_to_scale(scale, top)
-    add_to_scale(scale, shift)
+    add_to_scale(scale, matrix.shift)
 
 
 @inlined
@@ -202,70 +257,93 @@ def least_sum(m, flag):
 
 
 @inlined
-def sum_products(m, P, s, bands, out):
-    """Write m @ P[s] to out[SUMS]: four rows at a time, within their bands."""
+def sum_products(m, P, bands, out):
+    """Write m @ P to out: four rows at a time, within their bands."""
     K = len(m)
-    b = s if len(bands) > 1 else 0
     for j in range(K):
-        out[SUMS, j] = 0.0
+        out[j] = 0.0
     k = 0
     while k + 3 < K:
         m0, m1, m2, m3 = m[k], m[k + 1], m[k + 2], m[k + 3]
         if m0 + m1 + m2 + m3 > 0.0:
             # Loops over unsigned numbers need no check of their sign, and so are vectorised.
-            for j in range(np.uint64(bands[b, k, 0]), np.uint64(bands[b, k, 1])):
-                pair = m0 * P[s, k, j] + m1 * P[s, k + 1, j]
-                out[SUMS, j] += pair + (m2 * P[s, k + 2, j] + m3 * P[s, k + 3, j])
+            for j in range(np.uint64(bands[k, 0]), np.uint64(bands[k, 1])):
+                pair = m0 * P[k, j] + m1 * P[k + 1, j]
+                out[j] += pair + (m2 * P[k + 2, j] + m3 * P[k + 3, j])
         k += 4
     while k < K:
-        for j in range(np.uint64(bands[b, k, 0]), np.uint64(bands[b, k, 1])):
-            out[SUMS, j] += m[k] * P[s, k, j]
+        for j in range(np.uint64(bands[k, 0]), np.uint64(bands[k, 1])):
+            out[j] += m[k] * P[k, j]
         k += 1
 
 
 @inner
-def has_small(m):
-    """Tell whether a weight is so small that its products with entries may be flushed to zero."""
-    small = 0
-    for k in range(len(m)):
-        small += 0.0 < m[k] < 2.0**-900
-    return small > 0
+def are_products(w, v, x):
+    """Tell whether all v * exp(x) = w are normal numbers, or zeros for a reason."""
+    wrong = 0
+    for k in range(len(x)):
+        wrong += (w[k] < TINY) & (v[k] != 0.0) & (x[k] > -INF)
+    return wrong == 0
 
 
 @inner
-def are_zeros(m, P, L, s, flag, scratch):
-    """Tell whether nothing leads to the states whose sums are 0.
+def are_sums(sums, least, m, matrix):
+    """Tell whether all sums m @ P are proved, or 0 because nothing leads to a state.
 
-    Of a matrix without small entries nothing else is 0, unless weights are small themselves.
+    Of a matrix without small entries nothing else is 0, unless weights are small themselves: their
+    products with entries may be flushed to zero.
     """
+    wrong, zeros, small = 0, 0, 0
     for j in range(len(m)):
-        if scratch[SUMS, j] == 0.0:
+        wrong += ((sums[j] < least) | (sums[j] > LARGEST_SUM)) & (sums[j] != 0.0)
+        zeros += sums[j] == 0.0
+        small += (m[j] != 0.0) & (m[j] < 2.0**-900)
+    if wrong > 0 or zeros == 0 or not (matrix.flag & (LOST | SMALL) or small > 0):
+        return wrong == 0
+    for j in range(len(m)):
+        if sums[j] == 0.0:
             for k in range(len(m)):
-                is_open = L[s, k, j] > -INF if flag & LOGS else P[s, k, j] != 0.0
-                if is_open and m[k] != 0.0:
+                if m[k] != 0.0 and is_open(matrix, k, j):
                     return False
     return True
 
 
+@inlined
+def is_open(matrix, k, j):
+    """Tell whether an entry of a matrix is not 0."""
+    return matrix.L[k, j] > -INF if matrix.flag & LOGS else matrix.P[k, j] != 0.0
+
+
+@inlined
+def wide_entry(matrix, k, j):
+    """Return an entry of a matrix as a wide number."""
+    if matrix.flag & LOGS:
+        return any_wide_exp(matrix.L[k, j] - matrix.shift)
+    return split(matrix.P[k, j])
+
+
 @inner
-def wide_product(m, e, scale, P, L, shift, flag, bands, s, scratch):
-    """Multiply by matrix s in wide numbers; the state before that is left in the scratch."""
-    K = len(m)
-    as_wide(m, e, scale[WIDE] != 0.0, scratch)
+def wide_product(state, matrix, scratch):
+    """Multiply by a matrix in wide numbers; the state before that is left in the scratch."""
+    m, e, scale = state
+    flag = matrix.flag
+    as_wide(weights_of(state), scratch)
     scale[WIDE] = 1.0
-    add_to_scale(scale, shift)
-    for j in range(K):
+    add_to_scale(scale, matrix.shift)
+    for j in range(len(m)):
         # Sums relative to their largest exponent so far, and those of infinities and NaN.
         m[j], e[j], scratch[SUMS, j] = 0.0, -INF, 0.0
-    b = s if len(bands) > 1 else 0
-    for k in range(K):
+    for k in range(len(m)):
         if scratch[WEIGHED, k] == 0.0 and not flag & SPECIAL:
             continue
-        first, end = bands[b, k, 0], bands[b, k, 1]
-        if flag & SPECIAL or not scratch[WEIGHED, k] < INF:
-            first, end = 0, K  # infinity times zero is NaN
+        first, end = matrix.bands[k, 0], matrix.bands[k, 1]
+        takes_all = flag & SPECIAL or not scratch[WEIGHED, k] < INF
+        if takes_all:
+            first, end = 0, len(m)  # infinity times zero is NaN
         for j in range(first, end):
-            p, n = any_wide_exp(L[s, k, j] - shift) if flag & LOGS else split(P[s, k, j])
+            if not (takes_all or is_open(matrix, k, j)):
+                continue
+            p, n = wide_entry(matrix, k, j)
             term = scratch[WEIGHED, k] * p
             n += scratch[WEIGHED_EXPONENTS, k]
             if not term < INF:
@@ -274,7 +352,7 @@ def wide_product(m, e, scale, P, L, shift, flag, bands, s, scratch):
                 m[j], e[j] = m[j] * power_of_two(e[j] - n) + term, n
             elif term != 0.0:
                 m[j] += term * power_of_two(n - e[j])
-    for j in range(K):
+    for j in range(len(m)):
         m[j], n = split(m[j])
         e[j] = e[j] + n if m[j] != 0.0 else 0.0
         if scratch[SUMS, j] != 0.0:
@@ -282,22 +360,38 @@ def wide_product(m, e, scale, P, L, shift, flag, bands, s, scratch):
 
 
 @inner
-def weigh(m, e, scale, x, i):
-    """Multiply a state by exp(x[i]); it becomes wide."""
-    top, _ = largest_finite(x, i)
+def weigh(state, x):
+    """Multiply a state by exp(x); it becomes wide."""
+    m, e, scale = state
+    top, _ = largest_finite(x)
     add_to_scale(scale, top)
     for k in range(len(m)):
         if scale[WIDE] == 0.0:
             m[k], e[k] = split(m[k])
-        f, n = any_wide_exp(x[i, k] - top)
+        f, n = any_wide_exp(x[k] - top)
         m[k] *= f
         e[k] = e[k] + n if 0.0 < m[k] < INF else 0.0
     scale[WIDE] = 1.0
 
 
 @inner
-def column_terms(scratch, P, L, shift, flag, s, j):
-    """Write the products of the weighed state, wide, with column j of matrix s, as wide numbers.
+def as_wide(weights, scratch):
+    """Write weights to the scratch as a weighed state, wide."""
+    for k in range(len(weights.m)):
+        scratch[WEIGHED, k], scratch[WEIGHED_EXPONENTS, k] = wide_weight(weights, k)
+
+
+@inlined
+def wide_weight(weights, k):
+    """Return a weight as a wide number."""
+    if weights.is_wide:
+        return weights.m[k], weights.e[k]
+    return split(weights.m[k])
+
+
+@inner
+def column_terms(matrix, j, scratch):
+    """Write the products of the weighed state, wide, with column j of a matrix, as wide numbers.
 
     Returns
     -------
@@ -309,27 +403,33 @@ def column_terms(scratch, P, L, shift, flag, s, j):
     top, special = -INF, 0.0
     for k in range(scratch.shape[1]):
         scratch[TERMS, k] = 0.0
-        if scratch[WEIGHED, k] != 0.0 or flag & SPECIAL:
-            p, n = any_wide_exp(L[s, k, j] - shift) if flag & LOGS else split(P[s, k, j])
+        if scratch[WEIGHED, k] != 0.0 or matrix.flag & SPECIAL:
+            p, n = wide_entry(matrix, k, j)
             term = scratch[WEIGHED, k] * p
             if not term < INF:
                 special += term
             elif term != 0.0:
-                scratch[TERMS, k] = term
                 n += scratch[WEIGHED_EXPONENTS, k]
-                scratch[EXPONENTS, k] = n
+                scratch[TERMS, k], scratch[EXPONENTS, k] = term, n
                 top = n if n > top else top
     return top, special
 
 
 @inner
-def as_wide(m, e, is_wide, scratch):
-    """Write weights to the scratch as a weighed state, wide."""
-    for k in range(len(m)):
-        if is_wide:
-            scratch[WEIGHED, k], scratch[WEIGHED_EXPONENTS, k] = m[k], e[k]
-        else:
-            scratch[WEIGHED, k], scratch[WEIGHED_EXPONENTS, k] = split(m[k])
+def wide_products(a, b, scratch):
+    """Write products of weights as wide numbers to the scratch; return what `column_terms` does."""
+    top, special = -INF, 0.0
+    for k in range(len(a.m)):
+        p, n = wide_weight(a, k)
+        q, more = wide_weight(b, k)
+        scratch[TERMS, k] = 0.0
+        if not p * q < INF:
+            special += p * q
+        elif p * q != 0.0:
+            n += more
+            scratch[TERMS, k], scratch[EXPONENTS, k] = p * q, n
+            top = n if n > top else top
+    return top, special
 
 
 @inner
@@ -343,32 +443,37 @@ def sum_terms(scratch, top):
     return total, (n + top if total != 0.0 else 0.0)
 
 
-@inner
-def wide_products(a, a_e, a_wide, b, b_e, b_wide, scratch):
-    """Write products of weights as wide numbers to the scratch; return what `column_terms` does."""
-    top, special = -INF, 0.0
-    for k in range(len(a)):
-        p, n = (a[k], a_e[k]) if a_wide else split(a[k])
-        q, more = (b[k], b_e[k]) if b_wide else split(b[k])
-        scratch[TERMS, k] = 0.0
-        if not p * q < INF:
-            special += p * q
-        elif p * q != 0.0:
-            n += more
-            scratch[TERMS, k], scratch[EXPONENTS, k] = p * q, n
-            top = n if n > top else top
-    return top, special
+@inlined
+def share_of(k, total, rest, scratch):
+    """Return the share of a wide number in the scratch in their sum, total * 2**rest."""
+    if scratch[TERMS, k] == 0.0:
+        return 0.0
+    return scratch[TERMS, k] / total * power_of_two(scratch[EXPONENTS, k] - rest)
 
 
 @inner
-def weighted_total(m, e, scale, values, i, in_logs, scratch):
-    """Return the log of the sum of all weights, each times values[i]."""
-    factors, factors_e, own = np.empty(len(m)), np.empty(len(m)), np.empty(SCALE)
-    load(values, i, in_logs, factors, factors_e, own)
-    is_wide, too = scale[WIDE] != 0.0, own[WIDE] != 0.0
-    top, special = wide_products(m, e, is_wide, factors, factors_e, too, scratch)
+def terms_with(weights, values, in_logs, scratch):
+    """Write weights times others, or times exponentials, as wide numbers to the scratch.
+
+    Returns
+    -------
+    top, special : float
+        What `column_terms` returns.
+    shift : float
+        A logarithm to be added to those of the products.
+    """
+    others = Weights(scratch[OTHERS], scratch[OTHERS_EXPONENTS], True)
+    shift = load_wide(values, in_logs, others.m, others.e)
+    top, special = wide_products(weights, others, scratch)
+    return top, special, shift
+
+
+@inner
+def weighted_total(state, values, in_logs, scratch):
+    """Return the log of the sum of all weights, each times one of `values`."""
+    top, special, shift = terms_with(weights_of(state), values, in_logs, scratch)
     if special != 0.0:
         return special
     total, n = sum_terms(scratch, top)
-    high, low = two_sum(scale[HIGH], own[HIGH])
-    return log_of(total, n + scale[POWER] + own[POWER], high, low + scale[LOW])
+    high, low = two_sum(state.scale[HIGH], shift)
+    return log_of(total, n + state.scale[POWER], high, low + state.scale[LOW])

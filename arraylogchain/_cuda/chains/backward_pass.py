@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from arraylogchain._context import Array
@@ -77,7 +77,7 @@ def forward_pass(run: ChainRun, *, keep: bool = True) -> tuple[Array, ForwardPas
     for first, last in itertools.pairwise([*sorted(starts), num_steps]):
         if state is not None:
             kept.before[first] = state
-        state = run.advance(first, last, sweep, state, workspace, keeps_state=True)
+        state = run.advance(first, last, sweep, state, workspace)
     return out, kept
 
 
@@ -98,7 +98,7 @@ def _blocks(run: ChainRun, again: bool) -> list[tuple[int, int]]:
 
 
 def gradients(
-    kept: ForwardPass, cotangent: Array | None, wanted: Iterable[str]
+    kept: ForwardPass, cotangent: Array | None, wanted: Collection[str]
 ) -> dict[str, Array]:
     """Return gradients by name, in the shapes and the dtype of the arrays they belong to.
 
@@ -107,71 +107,64 @@ def gradients(
     kept : ForwardPass
     cotangent : array [*batch] or None
         Of the logs of the sums over all paths; None for ones.
-    wanted : iterable of str
-        Of 'potentials', 'transitions' and 'initial'.
+    wanted : collection of str
+        Of 'potentials', 'transitions' and 'initial'; or 'marginals', in place of the potentials'
+        sums over rows, and 'counts', in place of the transitions' derivatives.
     """
     return _BackwardPass(kept, cotangent, wanted).run()
 
 
 def state_marginals(run: ChainRun) -> Array:
     """Return the posterior probabilities of all states at all steps, [*batch, T, K]."""
-    _, kept = forward_pass(run, keep=False)
-    out = run.new_per_state()
-    _BackwardPass(kept, None, ()).run(out)
-    return out
+    return gradients(forward_pass(run, keep=False)[1], None, ["marginals"])["marginals"]
 
 
 def transition_counts(run: ChainRun) -> Array:
     """Return expected counts in the shape of the transitions."""
-    _, kept = forward_pass(run, keep=False)
-    return _BackwardPass(kept, None, ["transitions"], as_counts=True).run()["transitions"]
+    return gradients(forward_pass(run, keep=False)[1], None, ["counts"])["counts"]
 
 
 def posterior_of(run: ChainRun) -> tuple[Array, Array, Array | None]:
     """Return the logs of the sums over all paths, marginals, and expected counts or None."""
     total, kept = forward_pass(run, keep=False)
-    out = run.new_per_state()
-    wanted = [] if run.chain.transitions is None else ["transitions"]
-    found = _BackwardPass(kept, None, wanted, as_counts=True).run(out)
-    return total, out, found.get("transitions")
+    wanted = ["marginals"] if run.chain.transitions is None else ["marginals", "counts"]
+    found = gradients(kept, None, wanted)
+    return total, found["marginals"], found.get("counts")
 
 
 class _BackwardPass:
     """The launches from the last step to the first, for the gradients that are wanted."""
 
-    def __init__(
-        self,
-        kept: ForwardPass,
-        cotangent: Array | None,
-        wanted: Iterable[str],
-        as_counts: bool = False,
-    ) -> None:
-        self.kept, self.cotangent = kept, cotangent
-        self.wanted, self.as_counts = tuple(wanted), as_counts
+    def __init__(self, kept: ForwardPass, cotangent: Array | None, wanted: Collection[str]) -> None:
+        self.kept, self.cotangent, self.wanted = kept, cotangent, wanted
         self.chain_run, self.chain, self.device = kept.run, kept.run.chain, kept.run.device
         # A quarter for matrices of either direction, another for parts of sums.
         self.workspace = kept.run.workspace // 4
         self.reductions = Reductions(kept.run, kept.total, cotangent)
         sums_rows = tuple(self.chain.potentials.shape[:-2]) != self.chain.batch
-        self.sums_potentials = "potentials" in self.wanted and sums_rows
+        self.sums_potentials = "potentials" in wanted and sums_rows
 
-    def run(self, marginals: Array | None = None) -> dict[str, Array]:
-        """Return the wanted gradients, and write marginals if they are asked for."""
-        out = {}
+    def run(self) -> dict[str, Array]:
+        """Return what is wanted."""
+        chain, out = self.chain, {}
         for name in self.wanted:
-            shape = tuple(getattr(self.chain, name).shape)
-            out[name] = self.device.empty(shape, self.chain_run.dtype)
-        of_states = out.get("potentials", marginals)
+            if name == "marginals":
+                out[name] = self.chain_run.new_per_state()
+            else:
+                of_array = getattr(chain, "transitions" if name == "counts" else name)
+                out[name] = self.device.empty(tuple(of_array.shape), self.chain_run.dtype)
+        of_states = out.get("potentials", out.get("marginals"))
         transitions = None
-        if "transitions" in out:
+        if (of_transitions := out.get("transitions", out.get("counts"))) is not None:
+            as_counts = "counts" in out
             transitions = TransitionGradient(
-                self.reductions, self.workspace, out["transitions"], as_counts=self.as_counts
+                self.reductions, self.workspace, of_transitions, as_counts=as_counts
             )
         blocks, history, state = self.kept.blocks, None, None
         if transitions is not None or "initial" in out:
             history = self.chain_run.new_history(max(last - first for first, last in blocks))
         for first, last in blocks:
-            low, high = self.chain.num_steps - last, self.chain.num_steps - first
+            low, high = chain.num_steps - last, chain.num_steps - first
             if history is not None:
                 history = replace(history, first=low)
             forward = self._forward(low, high)
@@ -192,7 +185,7 @@ class _BackwardPass:
         first = max(low - 1, 0)
         history = replace(run.new_history(high - first), first=first)
         before, sweep = kept.before.get(first), Sweep(history=history)
-        run.advance(first, high, sweep, before, self.workspace, keeps_state=True)
+        run.advance(first, high, sweep, before, self.workspace)
         return history
 
     def _step_back(

@@ -10,8 +10,8 @@ from arraylogchain._cuda.launch import ceil_div
 # R and C of chain.cu that there are, by the size of a number. Few of both for a few rows, or
 # states; many for what is limited by the multiplier, and by how often matrices are read.
 TILES = {
-    4: ((1, 1), (4, 1), (4, 4), (8, 7), (16, 4)),
-    8: ((1, 1), (4, 1), (4, 4), (8, 4)),
+    4: ((1, 1), (4, 1), (8, 7), (16, 4)),
+    8: ((1, 1), (4, 1), (8, 4)),
 }
 # G of small.cu: lanes that have a state each. It is for all chains of so few states.
 LANES = (4, 8, 16, 32)

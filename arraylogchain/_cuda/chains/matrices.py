@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._cuda.chains.arrays import C_TYPES, DTYPES, ChainArrays
+from arraylogchain._cuda.chains.arrays import DTYPES, ChainArrays
 from arraylogchain._cuda.launch import ceil_div, pack_axes
 
 SOURCE = "chains/prepare.cu"
-INSTANTIATIONS: dict[str, list[str]] = {SOURCE: [f"chain_prepare<{t}>" for t in C_TYPES.values()]}
+# A launch with so many steps takes some tenths of a second; a device that has a screen ends those
+# that take longer than about two.
+MAX_STEPS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +39,14 @@ NO_MATRICES = ReadyMatrices({}, pack_axes((), (), ()), (None,) * 5)
 
 
 def steps_at_once(arrays: ChainArrays, workspace: int) -> int:
-    """Return how many steps' matrices the workspace holds."""
+    """Return how many steps a launch goes through: those whose matrices the workspace holds."""
     chain = arrays.chain
     if arrays.is_one_matrix or chain.num_steps == 1:
-        return chain.num_steps
+        return min(chain.num_steps, MAX_STEPS)
     each = 3 * arrays.groups * chain.num_states * arrays.itemsize
     if _copies(arrays, False) or _copies(arrays, True):
         each += arrays.groups * chain.num_states**2 * arrays.itemsize
-    return max(1, (workspace - 2 * arrays.state_bytes) // each)
+    return max(1, min((workspace - 2 * arrays.state_bytes) // each, MAX_STEPS))
 
 
 def _copies(arrays: ChainArrays, backward: bool) -> bool:

@@ -243,9 +243,7 @@ chain_pairs(const __grid_constant__ Pairs c, const __grid_constant__ Axes groups
         __syncthreads();
     }
     const long long out_at =
-        c.time_splits > 0
-            ? ((slot * c.row_splits + row_split) * c.groups + group) * c.size * c.size
-            : group * c.out_step + slot * (long long)c.size * c.size + row_split * c.out_split;
+        group * c.out_step + slot * (long long)c.size * c.size + row_split * c.out_split;
     #pragma unroll
     for (int u = 0; u < kEach; ++u) {
         #pragma unroll

@@ -3,7 +3,7 @@
 #include "entries.cuh"
 #include "sums.cuh"
 
-// Plain numbers of a launch; sums.py's PAIRS.
+// Plain numbers of a launch; reductions.py's PAIRS.
 struct Pairs {
     int size;                    // K
     int first, times;            // steps of time t whose pairs (t, t + 1) are summed
@@ -16,7 +16,7 @@ struct Pairs {
     long long rows, groups;
     long long matrix_stride, row_stride, column_stride, start_stride;
     long long forward_time, back_time;   // the steps of time that histories begin at
-    long long out_step, out_split;       // where a step's and a split's output begins
+    long long out_step, out_split;       // where a group's and a split of rows' output begins
 };
 
 // A row's factor: mantissa and exponent, and the size of its cotangent.

@@ -14,7 +14,7 @@ import numpy as np
 
 from arraylogchain._context import Array
 from arraylogchain._cuda.chains.arrays import C_TYPES, DTYPES, ChainArrays, History
-from arraylogchain._cuda.chains.geometry import LANES, TILES, Geometry, SmallGeometry, choose
+from arraylogchain._cuda.chains.geometry import Geometry, SmallGeometry, choose
 from arraylogchain._cuda.chains.matrices import ReadyMatrices, prepare, steps_at_once
 from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.launch import Launch, pack, pack_axes, struct
@@ -29,15 +29,6 @@ RECURSION = struct(
     (np.int64, "potentials_time_stride potentials_stride start_stride"),
     (np.int64, "out_time_stride out_stride out_time history_time other_time"),
 )
-INSTANTIATIONS: dict[str, list[str]] = {
-    "chains/chain.cu": [
-        f"chain<{t}, {rows}, {columns}>"
-        for t, item in zip(C_TYPES.values(), TILES, strict=True)
-        for rows, columns in TILES[item]
-    ],
-    "chains/small.cu": [f"chain_small<{t}, {n}>" for t in C_TYPES.values() for n in LANES],
-}
-HOT = frozenset({"chain", "chain_small"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,25 +161,19 @@ class ChainRun(ChainArrays):
         sweep: Sweep,
         state: History | None,
         workspace: int,
-        keeps_state: bool = False,
     ) -> History | None:
-        """Take states through some steps; return them if there are more steps to come.
-
-        They may take the place of the given ones, unless these are kept.
-        """
+        """Take states through some steps; return new ones if there are more steps to come."""
         for at, stop in cut_steps(first, last, steps_at_once(self, workspace)):
-            state = self._advance_block(at, stop, sweep, state, keeps_state and at == first)
+            state = self._advance_block(at, stop, sweep, state)
         return state
 
     def _advance_block(
-        self, first: int, last: int, sweep: Sweep, state: History | None, keeps_state: bool
+        self, first: int, last: int, sweep: Sweep, state: History | None
     ) -> History | None:
         """Take states through steps whose matrices are ready together, and then given back."""
         ready = prepare(self, first, last, sweep.backward)
         if self.geometry.slices == 1:
-            after = state
-            if keeps_state or state is None:
-                after = self.new_history(1) if last < self.chain.num_steps else None
+            after = self.new_history(1) if last < self.chain.num_steps else None
             self._launch(first, last, ready, sweep, state, after, 1)
             return after
         # Blocks that share a row meet only between launches, and none may write what one reads.

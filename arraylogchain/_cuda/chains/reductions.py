@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from arraylogchain._context import Array
-from arraylogchain._cuda.chains.arrays import C_TYPES, DTYPES, THREADS, ChainArrays, History
+from arraylogchain._cuda.chains.arrays import DTYPES, THREADS, ChainArrays, History
 from arraylogchain._cuda.launch import ceil_div, pack, pack_axes, struct
 
 # struct Pairs of pairs.cuh.
@@ -23,13 +23,6 @@ PAIRS = struct(
 SIDE, FACTOR, SUM_WIDTH, SHORT = 64, 3, 32, 128
 # Rows that are worth a block of their own.
 ROWS_OF_A_SPLIT = 64
-INSTANTIATIONS: dict[str, list[str]] = {
-    "chains/factors.cu": [
-        f"{kernel}<{t}>" for t in C_TYPES.values() for kernel in ("chain_factors", "chain_start")
-    ],
-    "chains/pairs.cu": [f"chain_pairs<{t}>" for t in C_TYPES.values()],
-    "chains/sum.cu": [f"chain_sum<{t}>" for t in C_TYPES.values()],
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +81,6 @@ class Reductions:
         kept: Sequence[tuple[int, int, int]],
         summed: Sequence[tuple[int, int]],
         out: Array,
-        terms: int | None = None,
     ) -> None:
         """Add up parts, each `width` neighbouring numbers.
 
@@ -98,8 +90,6 @@ class Reductions:
             Axes of the sums: extent, and strides of parts and of `out`.
         summed : sequence of tuple
             Axes that are summed over: extent, and stride of parts.
-        terms : int, optional
-            How many terms a sum has, if not all of these.
         """
         if width == 0:
             return
@@ -110,7 +100,7 @@ class Reductions:
             parts,
             pack_axes(*([axis[i] for axis in kept] for i in range(3))),
             pack_axes(*([axis[i] for axis in summed] for i in range(2))),
-            np.int64(math.prod(n for n, _ in summed) if terms is None else terms),
+            np.int64(math.prod(n for n, _ in summed)),
             np.int64(width),
             np.int64(1),
             out,
@@ -194,47 +184,55 @@ class TransitionGradient:
         self.with_weights = as_counts or chain.transitions_in_logs
         # One matrix for all steps has one gradient; a view of one as many has as many.
         self.adds_steps = chain.has_one_matrix and chain.num_steps > 2
-        self.time_splits, self.row_splits = self._splits(workspace)
+        self.slots, self.row_splits = self._splits(workspace)
+        # Sums over some of the steps and rows: a matrix for each slot, group and split of the rows.
         self.parts: Array | None = None
-        if self.adds_steps:
-            splits = self.time_splits * self.row_splits
-            shape = (splits, arrays.groups, chain.num_states, chain.num_states)
+        if self.adds_steps or self.row_splits > 1:
+            shape = (self.row_splits, arrays.groups, self.slots, *(2 * [chain.num_states]))
             self.parts = arrays.device.empty(shape, arrays.compute)
         self.has_begun = False
 
     def _splits(self, workspace: int) -> tuple[int, int]:
-        """Return how many blocks share a sum over steps, and over rows."""
+        """Return how many matrices there are in a sum's parts, and splits of its rows."""
         arrays, chain = self.arrays, self.arrays.chain
-        slots = 1 if self.adds_steps else max(1, chain.num_steps - 1)
+        steps = max(1, chain.num_steps - 1)
+        slots = 1 if self.adds_steps else steps
         blocks = ceil_div(chain.num_states, SIDE) ** 2 * arrays.groups * slots
         missing = ceil_div(2 * arrays.device.multiprocessors, blocks)
         each = arrays.groups * slots * chain.num_states**2 * arrays.itemsize
         missing = max(1, min(missing, workspace // each))
-        times = min(missing, chain.num_steps - 1) if self.adds_steps else 1
-        return times, min(max(1, missing // times), ceil_div(arrays.rows, ROWS_OF_A_SPLIT))
+        if self.adds_steps:
+            slots = min(missing, steps)
+            missing //= slots
+        return slots, min(missing, ceil_div(arrays.rows, ROWS_OF_A_SPLIT))
 
     def add(self, first: int, stop: int, forward: History, backward: History) -> None:
         """Add pairs of states at t and t + 1, for t from `first` to `stop` - 1."""
         arrays, chain = self.arrays, self.arrays.chain
-        pairs, entries = Pairs(first, stop - first, forward, backward), chain.num_states**2
+        pairs = Pairs(first, stop - first, forward, backward)
         if pairs.times <= 0:
             return
-        factors = self.reductions.factors(pairs)
-        out = self.out[..., first:, :, :]
-        target, fields = self._target(out, pairs.times)
-        stride, fields["row_stride"], fields["column_stride"] = arrays.device.strides(
-            chain.transitions
-        )[-3:]
-        slots = self.time_splits if self.adds_steps else pairs.times
+        step, row, column = arrays.device.strides(chain.transitions)[-3:]
+        target = self.out if self.parts is None else self.parts
+        of_group = self.slots * chain.num_states**2
+        if not self.adds_steps:
+            target = target[..., first:, :, :]
+        slots = self.slots if self.adds_steps else pairs.times
         # Sums of many rows take a number for each of a block's entries as well.
         is_long = ceil_div(arrays.rows, self.row_splits) > SHORT
         packed = self.reductions.packed(
             pairs,
             in_logs=chain.transitions_in_logs,
             with_weights=self.with_weights,
+            time_splits=slots if self.adds_steps else 0,
             row_splits=self.row_splits,
-            matrix_stride=0 if arrays.is_one_matrix else stride,
-            **fields,
+            accumulate=self.adds_steps and self.has_begun,
+            matrix_stride=0 if arrays.is_one_matrix else step,
+            row_stride=row,
+            column_stride=column,
+            out_dtype=DTYPES.index(arrays.device.dtype_name(target)),
+            out_step=of_group,
+            out_split=arrays.groups * of_group,
         )
         arrays.launch(
             "chains/pairs.cu",
@@ -245,38 +243,20 @@ class TransitionGradient:
             chain.transitions,
             forward.states,
             backward.states,
-            factors,
+            self.reductions.factors(pairs),
             target,
             shared_memory=SIDE * SIDE * arrays.itemsize if is_long else 0,
         )
         self.has_begun = True
-        if not self.adds_steps and self.row_splits > 1:
-            width = pairs.times * entries
-            kept = (arrays.groups, width, int(self.out.shape[-3]) * entries)
-            summed = (self.row_splits, arrays.groups * width)
-            self.reductions.sum(target, width, [kept], [summed], out)
-
-    def _target(self, out: Array, times: int) -> tuple[Array, dict[str, int]]:
-        """Return where a block's sums go, and what the struct Pairs says of it."""
-        arrays, size = self.arrays, self.arrays.chain.num_states
-        fields = {"out_step": int(self.out.shape[-3]) * size * size}
-        target = out
-        if self.parts is not None:
-            target = self.parts
-            fields |= {"time_splits": self.time_splits, "accumulate": self.has_begun}
-        elif self.row_splits > 1:
-            shape = (self.row_splits, arrays.groups, times, size, size)
-            target = arrays.device.empty(shape, arrays.compute)
-            fields["out_step"] = times * size * size
-            fields["out_split"] = arrays.groups * fields["out_step"]
-        fields["out_dtype"] = DTYPES.index(arrays.device.dtype_name(target))
-        return target, fields
 
     def finish(self) -> None:
         """Write what is not in place yet."""
+        groups, entries = self.arrays.groups, self.arrays.chain.num_states**2
         if self.arrays.chain.num_steps == 1:
             # Zeros, as a sum of nothing.
-            self.reductions.sum(self.out, math.prod(self.out.shape), [], [], self.out, terms=0)
-        if self.parts is not None:
-            count, width = int(self.parts.shape[0]), math.prod(self.parts.shape[1:])
-            self.reductions.sum(self.parts, width, [], [(count, width)], self.out)
+            self.reductions.sum(self.out, math.prod(self.out.shape), [], [(0, 0)], self.out)
+        elif self.parts is not None:
+            of_group, width = self.slots * entries, int(self.out.shape[-3]) * entries
+            summed = [(self.row_splits, groups * of_group), (of_group // width, entries)]
+            kept = [(groups, of_group, width)]
+            self.reductions.sum(self.parts, width, kept, summed, self.out)

@@ -13,7 +13,6 @@ from arraylogchain._inputs.chain import Chain
 COUNT, THREADS = 1000, 256
 SOURCE, KERNEL = "chains/lengths.cu", "chain_lengths"
 NUMBERS = np.dtype([("at", np.int32, (COUNT,))], align=True)
-INSTANTIATIONS: dict[str, list[str]] = {SOURCE: [KERNEL]}
 # More numbers than are handed over as arguments, unless there is no other way.
 MOST = 8 * COUNT
 
@@ -37,10 +36,10 @@ def row_lengths(device: Device, chain: Chain) -> Array | None:
 
 def _sent(device: Device, values: np.ndarray) -> Array:
     """Return a copy of integers on the device, which no call waits for."""
-    if values.size > MOST and (copy := device.copied(values)) is not None:
+    if values.size > MOST and not device.is_capturing():
         # While a graph is captured nothing is copied, and no kernel may be loaded.
         device.load(SOURCE, KERNEL)
-        return copy
+        return device.copied(values)
     out = device.empty(values.shape, "int64")
     for row, of_row in zip(values, out, strict=True):
         for first in range(0, row.size, COUNT):

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from arraylogchain._context import Array
+from arraylogchain._context import Array, Context
 from arraylogchain._cuda.device import Device
-from arraylogchain._cuda.dtypes import C_TYPES, compute_type
-from arraylogchain._cuda.launch import MAX_GRID, Launch, ceil_div
+from arraylogchain._cuda.launch import MAX_GRID, ceil_div
 from arraylogchain._cuda.products import small
 from arraylogchain._cuda.products.operands import Product, make_product
 from arraylogchain._cuda.products.panels import TiledProduct
@@ -41,63 +40,31 @@ THIN_ROWS = (1, 2, 4)
 
 _THIN_THREADS = 512
 
-INSTANTIATIONS = {
-    "products/logmatmulexp.cu": [
-        f"logmatmulexp<{c}, {tile}>"
-        for dtype, c in C_TYPES.items()
-        for tile in dict.fromkeys(
-            PRODUCT_TILES[compute_type(dtype)] + TENSOR_TILES[compute_type(dtype)]
-        )
-    ],
-    "products/exact.cu": [f"exact<{c}>" for c in C_TYPES.values()],
-    "products/thin.cu": [f"thin<{c}, {rows}>" for c in C_TYPES.values() for rows in THIN_ROWS],
-}
-# Kernels whose loops must not spill registers.
-HOT = frozenset({"logmatmulexp", "thin"})
-
 
 def logmatmulexp(
-    device: Device,
+    ctx: Context,
     layout: Fold,
     a: Array,
     b: Array,
-    result_dtype: str,
-    workspace: int,
+    budget: int,
     tensor_cores: bool | None = None,
 ) -> Array:
-    """Return log(exp(a) @ exp(b)), an array of layout.out_shape.
+    """Return log(exp(a) @ exp(b)).
 
-    Parameters
-    ----------
-    device : Device
-    layout : Fold
-        Of the operands' shapes; none of its sizes is 0.
-    a, b : array
-        Of dtype `result_dtype`, with any strides.
-    result_dtype : str
-        One of `C_TYPES`.
-    workspace : int
-        Bytes that temporaries may take.
-    tensor_cores : bool, optional
-        Whether they multiply products that are large enough for tiles. Default: as `TENSOR_CORES`
-        says.
-
-    Raises
-    ------
-    ValueError
-        If `tensor_cores` is true and the device has none that would do.
+    `tensor_cores` says whether they multiply products that are large enough for tiles. Default: as
+    `TENSOR_CORES` says; ValueError if the device has none that would do.
     """
-    tiles = _tiles_for(device, compute_type(result_dtype), tensor_cores)
-    out = device.empty(layout.out_shape, result_dtype)
-    product = make_product(device, layout, a, b, out, result_dtype)
+    tiles = _tiles_for(ctx.kernels, ctx.precision.name, tensor_cores)
+    out = ctx.kernels.empty(layout.out_shape, ctx.result_name)
+    product = make_product(ctx, layout, ctx.to_result(a), ctx.to_result(b), out)
     if small.is_small(product):
-        small.run(device, product)
+        small.run(product)
         return out
     product = product.transposed_if_thin()
     if min(product.left.lines, product.right.lines) <= max(THIN_ROWS):
-        _run_thin(device, product)
+        _run_thin(product)
     else:
-        _run_tiled(TiledProduct(device, product, workspace, tiles))
+        _run_tiled(TiledProduct(product, budget, tiles))
     return out
 
 
@@ -112,16 +79,18 @@ def _tiles_for(device: Device, dtype: str, tensor_cores: bool | None) -> tuple[T
     return TENSOR_TILES[dtype] if tensor_cores else PRODUCT_TILES[dtype]
 
 
-def _run_thin(device: Device, product: Product) -> None:
+def _run_thin(product: Product) -> None:
     rows = min(n for n in THIN_ROWS if n >= product.left.lines)
-    kernel = f"thin<{C_TYPES[product.dtype]}, {rows}>"
     across = 32
     if product.right.terms_adjoin:
-        few = ceil_div(product.right.lines, 16) * product.batches < device.multiprocessors
-        across = 1 if few else _THIN_THREADS // 32
+        blocks = ceil_div(product.right.lines, 16) * product.batches
+        across = 1 if blocks < product.ctx.kernels.multiprocessors else _THIN_THREADS // 32
     blocks = product.batches * ceil_div(product.right.lines, across)
     for first in range(0, blocks, MAX_GRID):
-        arguments = (
+        product.launch(
+            f"thin<{product.c_type}, {rows}>",
+            min(blocks - first, MAX_GRID),
+            _THIN_THREADS,
             *product.operands,
             np.int64(product.terms),
             product.out,
@@ -129,8 +98,6 @@ def _run_thin(device: Device, product: Product) -> None:
             np.int32(across),
             np.int64(first),
         )
-        grid = min(blocks - first, MAX_GRID)
-        device.run(Launch("products/thin.cu", kernel, grid, _THIN_THREADS, arguments))
 
 
 def _run_tiled(tiled: TiledProduct) -> None:

@@ -6,19 +6,9 @@ import math
 
 import numpy as np
 
-from arraylogchain._context import Array
-from arraylogchain._cuda.device import Device
-from arraylogchain._cuda.dtypes import C_TYPES, compute_type
-from arraylogchain._cuda.elementwise import THREADS, blocks_for, zeros
-from arraylogchain._cuda.launch import Launch
-from arraylogchain._cuda.products.operands import (
-    make_product,
-    operand_a,
-    operand_b,
-    product_view,
-    strided_product_view,
-)
-from arraylogchain._cuda.products.panels import TiledProduct
+from arraylogchain._context import Array, Context
+from arraylogchain._cuda.products.operands import make_product, product_view
+from arraylogchain._cuda.products.panels import THREADS, TiledProduct, blocks_for
 from arraylogchain._cuda.products.tiles import tile_shapes
 from arraylogchain._fold import Fold, Shape
 
@@ -28,40 +18,16 @@ TILES = {
     "float64": tile_shapes((64, 64, 8, 4, 4), (64, 64, 8, 4, 4), (32, 64, 8, 4, 4)),
 }
 
-INSTANTIATIONS = {
-    "products/maxplus.cu": [
-        f"maxplus<{c}, {tile}>"
-        for dtype, c in C_TYPES.items()
-        for tile in dict.fromkeys(TILES[compute_type(dtype)])
-    ],
-    "products/maxplus_gradients.cu": [f"maxplus_gradients<{c}>" for c in C_TYPES.values()],
-}
-HOT = frozenset({"maxplus"})
-
 
 def maxplus_matmul(
-    device: Device, layout: Fold, a: Array, b: Array, result_dtype: str, workspace: int
+    ctx: Context, layout: Fold, a: Array, b: Array, budget: int
 ) -> tuple[Array, Array]:
-    """Return max_k a[i, k] + b[k, j] and the smallest such k, arrays of layout.out_shape.
-
-    Parameters
-    ----------
-    device : Device
-    layout : Fold
-        Of the operands' shapes; none of its sizes is 0.
-    a, b : array
-        Of dtype `result_dtype`, with any strides.
-    result_dtype : str
-        One of `C_TYPES`; the indices are of dtype int64.
-    workspace : int
-        Bytes that temporaries may take.
-    """
-    values = device.empty(layout.out_shape, result_dtype)
-    indices = device.empty(layout.out_shape, "int64")
-    product = make_product(device, layout, a, b, values, result_dtype).transposed_if_thin()
-    tiled = TiledProduct(
-        device, product, workspace, TILES[compute_type(result_dtype)], shifted=False
-    )
+    """Return max_k a[i, k] + b[k, j] and the smallest such k."""
+    values = ctx.kernels.empty(layout.out_shape, ctx.result_name)
+    indices = ctx.kernels.empty(layout.out_shape, "int64")
+    product = make_product(ctx, layout, ctx.to_result(a), ctx.to_result(b), values)
+    product = product.transposed_if_thin()
+    tiled = TiledProduct(product, budget, TILES[ctx.precision.name], shifted=False)
     for panel in tiled:
         for first, terms in tiled.chunks(panel):
             tiled.run_tiles(
@@ -81,45 +47,39 @@ def maxplus_matmul(
 
 
 def maxplus_gradients(
-    device: Device,
+    ctx: Context,
     layout: Fold,
-    a_shape: Shape,
-    b_shape: Shape,
-    values: Array | None,
+    shapes: tuple[Shape, Shape],
     indices: Array,
     g: Array,
-    result_dtype: str,
+    values: Array | None,
+    budget: int,
 ) -> tuple[Array, Array]:
-    """Return the gradients of sum(g * values), of the operands' shapes, in the compute type.
+    """Return the gradients of sum(g * values), in the precision of the computation.
 
-    Parameters
-    ----------
-    device : Device
-    layout : Fold
-        Of the operands' shapes; none of its sizes is 0.
-    a_shape, b_shape : tuple of int
-    values, indices : array
-        As `maxplus_matmul` returned them: contiguous. There is no gradient through values that are
-        not finite, or where the index is negative; without values, only the latter.
-    g : array
-        Cotangents, of dtype `result_dtype` as values are, with any strides.
-    result_dtype : str
-        One of `C_TYPES`.
+    There is none through values that are not finite, nor where the index is negative.
     """
-    dtype = compute_type(result_dtype)
-    of_a, of_b = (zeros(device, shape, dtype) for shape in (a_shape, b_shape))
-    batches, rows, columns, _ = layout.sizes
-    arguments = (
+    dtype = ctx.dtype(ctx.precision)
+    of_a, of_b = (ctx.xp.zeros(shape, dtype=dtype, device=ctx.device) for shape in shapes)
+    indices, g = _contiguous(ctx, layout, indices), ctx.to_result(g)
+    if values is not None:
+        values = _contiguous(ctx, layout, ctx.to_result(values))
+    product = make_product(ctx, layout, of_a, of_b, indices)
+    product.launch(
+        f"maxplus_gradients<{product.c_type}>",
+        blocks_for(math.prod(layout.full_shape)),
+        THREADS,
         values,
         indices,
-        product_view(layout),
+        product.view,
         g,
-        strided_product_view(device, layout, g, of_a, of_b),
-        *map(np.int64, (batches, rows, columns)),
-        *operand_a(device, layout, of_a).arguments,
-        *operand_b(device, layout, of_b).arguments,
+        product_view(ctx.kernels, layout, g),
+        *map(np.int64, (product.batches, product.left.lines, product.right.lines)),
+        *product.operands,
     )
-    kernel = f"maxplus_gradients<{C_TYPES[result_dtype]}>"
-    blocks = blocks_for(math.prod(layout.full_shape))
-    device.run(Launch("products/maxplus_gradients.cu", kernel, blocks, THREADS, arguments))
     return of_a, of_b
+
+
+def _contiguous(ctx: Context, layout: Fold, x: Array) -> Array:
+    """Return an array of the product's shape whose entries lie one after another."""
+    return ctx.xp.reshape(ctx.xp.reshape(x, (-1,)), layout.out_shape)

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._context import Array
+from arraylogchain._context import Array, Context
 from arraylogchain._cuda.device import Device
-from arraylogchain._cuda.launch import AXES, pack, pack_axes, struct
+from arraylogchain._cuda.dtypes import C_TYPES
+from arraylogchain._cuda.launch import AXES, Launch, pack, pack_axes, struct
 from arraylogchain._fold import Fold, Shape
 
 # Up to this many rows a product counts as thin.
@@ -25,7 +26,7 @@ PANEL = struct((np.int64, "first_batch first_row first_column"), (np.int32, "bat
 
 
 @dataclass(frozen=True, slots=True)
-class StridedOperand:
+class Operand:
     """One side of a product: an array, and where its lines and terms lie."""
 
     array: Array
@@ -46,13 +47,18 @@ class StridedOperand:
 class Product:
     """A product's operands, and where its entries go."""
 
-    left: StridedOperand
-    right: StridedOperand
+    ctx: Context
+    left: Operand
+    right: Operand
     out: Array
     view: np.ndarray
-    dtype: str
     batches: int
     terms: int
+
+    @property
+    def c_type(self) -> str:
+        """The dtype of operands and result in CUDA."""
+        return C_TYPES[self.ctx.result_name]
 
     @property
     def adjoin(self) -> bool:
@@ -66,13 +72,20 @@ class Product:
         return not any(np.any(s % 4) for s in strides)
 
     @property
-    def sides(self) -> tuple[StridedOperand, StridedOperand]:
+    def sides(self) -> tuple[Operand, Operand]:
         return self.left, self.right
 
     @property
     def operands(self) -> tuple[Any, ...]:
         """Both operands as kernels take them."""
         return *self.left.arguments, *self.right.arguments
+
+    def launch(
+        self, kernel: str, blocks: int, threads: int, *arguments: Any, shared_memory: int = 0
+    ) -> None:
+        """Launch a kernel of the file that has its name; see `Launch`."""
+        source = f"products/{kernel.partition('<')[0]}.cu"
+        self.ctx.kernels.run(Launch(source, kernel, blocks, threads, arguments, shared_memory))
 
     def transposed_if_thin(self) -> Product:
         """Return this product, or that of the transposed operands if its rows are few then."""
@@ -83,37 +96,26 @@ class Product:
         return replace(self, left=self.right, right=self.left, view=view)
 
 
-def make_product(
-    device: Device, layout: Fold, a: Array, b: Array, out: Array, dtype: str
-) -> Product:
-    """Return the product of two arrays, to be written into an array of layout.out_shape."""
-    batches, _, _, terms = layout.sizes
-    left, right = operand_a(device, layout, a), operand_b(device, layout, b)
-    return Product(left, right, out, product_view(layout), dtype, batches, terms)
+def make_product(ctx: Context, layout: Fold, a: Array, b: Array, out: Array) -> Product:
+    """Return the product of two arrays, written into, or found in, one of layout.out_shape."""
+    left, right = operands(ctx.kernels, layout, a, b)
+    view = product_view(ctx.kernels, layout, out)
+    return Product(ctx, left, right, out, view, layout.sizes[0], layout.sizes[3])
 
 
-def operand_a(device: Device, layout: Fold, a: Array) -> StridedOperand:
-    """Return the left operand: its lines are rows."""
-    steps = _strides(device, layout, a, terms=-1)
-    return _operand(a, layout, steps, layout.rows, (*layout.row_axes, -2), steps[-1])
+def operands(device: Device, layout: Fold, a: Array, b: Array) -> tuple[Operand, Operand]:
+    """Return both operands: lines are rows of the left one and columns of the right one."""
+    of_a, of_b = _strides(device, a, layout.a_shape), _strides(device, b, layout.b_shape)
+    rows, columns = (*layout.row_axes, -2), (*layout.col_axes, -1)
+    return (
+        _operand(a, layout, of_a, layout.rows, rows, of_a[-1]),
+        _operand(b, layout, of_b, layout.cols, columns, of_b[-2]),
+    )
 
 
-def operand_b(device: Device, layout: Fold, b: Array) -> StridedOperand:
-    """Return the right operand: its lines are columns."""
-    steps = _strides(device, layout, b, terms=-2)
-    return _operand(b, layout, steps, layout.cols, (*layout.col_axes, -1), steps[-2])
-
-
-def product_view(layout: Fold, steps: Sequence[int] | None = None) -> np.ndarray:
-    """Return where the entries of an array of the product's shape lie.
-
-    Parameters
-    ----------
-    layout : Fold
-    steps : sequence of int, optional
-        The array's strides along layout.full_shape; those of a contiguous array without.
-    """
-    steps = _contiguous(layout.full_shape) if steps is None else steps
+def product_view(device: Device, layout: Fold, x: Array) -> np.ndarray:
+    """Return where the entries of an array of the product's shape lie."""
+    steps = _strides(device, x, layout.full_shape)
     return pack(
         PRODUCT_VIEW,
         batch=_packed(layout.batch, steps, layout.batch_axes),
@@ -122,27 +124,16 @@ def product_view(layout: Fold, steps: Sequence[int] | None = None) -> np.ndarray
     )
 
 
-def strided_product_view(device: Device, layout: Fold, x: Array, a: Array, b: Array) -> np.ndarray:
-    """Return where the entries of x, of the shape of the product of a and b, lie."""
-    steps = list(device.strides(x))
-    if len(device.strides(b)) == 1:
-        steps.append(0)
-    if len(device.strides(a)) == 1:
-        steps.insert(len(steps) - 1, 0)
-    return product_view(layout, steps)
-
-
-def _strides(device: Device, layout: Fold, x: Array, terms: int) -> tuple[int, ...]:
-    """Return the strides of an operand along the axes of layout.a_shape, or of b_shape."""
-    steps = device.strides(x)
-    if len(steps) == 1:
-        steps = (0, *steps) if terms == -1 else (*steps, 0)
-    return (0,) * (len(layout.a_shape) - len(steps)) + steps
+def _strides(device: Device, x: Array, shape: Shape) -> list[int]:
+    """Return strides along the axes of `shape`, which x has but for some of length 1."""
+    pairs = zip(device.strides(x), x.shape, strict=True)
+    steps = iter([step for step, extent in pairs if extent != 1])
+    return [0 if extent == 1 else next(steps) for extent in shape]
 
 
 def _operand(
     x: Array, layout: Fold, steps: Sequence[int], lines: Shape, line_axes: Shape, step: int
-) -> StridedOperand:
+) -> Operand:
     packed = _packed(lines, steps, line_axes)
     inner = int(packed["count"]) - 1
     # Neighbours in memory are read by neighbouring threads.
@@ -151,12 +142,8 @@ def _operand(
     )
     batch, count = _packed(layout.batch, steps, layout.batch_axes), math.prod(lines)
     view = pack(VIEW, batch=batch, lines=packed, step=step, count=count, terms_adjoin=terms_adjoin)
-    return StridedOperand(x, view, count)
+    return Operand(x, view, count)
 
 
 def _packed(extents: Shape, steps: Sequence[int], axes: Shape) -> np.ndarray:
     return pack_axes(extents, [steps[axis] for axis in axes])
-
-
-def _contiguous(shape: Shape) -> list[int]:
-    return [math.prod(max(n, 1) for n in shape[axis + 1 :]) for axis in range(len(shape))]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from arraylogchain._context import Array
-from arraylogchain._cuda.device import Device
-from arraylogchain._cuda.dtypes import C_TYPES, compute_type, itemsize
-from arraylogchain._cuda.launch import Launch, ceil_div, pack
+from arraylogchain._cuda.launch import ceil_div, pack
 from arraylogchain._cuda.products.operands import PANEL, PART, Product
 from arraylogchain._cuda.products.tiles import TileShape, choose_tile, tiles_of
 
@@ -25,20 +23,18 @@ _MAXIMA_WARPS = 16
 _FACTORS_SIDE = 32
 EXACT_SIDE = 64
 THREADS = 256  # of the kernels that have no tile
-
-INSTANTIATIONS = {
-    "products/maxima.cu": [f"maxima<{c}>" for c in C_TYPES.values()],
-    "products/factors.cu": [
-        f"factors<{c}, {shifted}>" for shifted in ("true", "false") for c in C_TYPES.values()
-    ],
-}
-# Kernels whose loops must not spill registers.
-HOT = frozenset({"maxima", "factors"})
+# A loop over single entries keeps any device busy with this many blocks; longer ones take turns.
+_MAX_BLOCKS = 1 << 16
 
 
 def pitch_of(lines: int) -> int:
     """Return the distance between terms of factors: lines padded to whole vectors."""
     return ceil_div(lines, 4) * 4
+
+
+def blocks_for(count: int) -> int:
+    """Return how many blocks a loop over `count` entries takes."""
+    return max(1, min(ceil_div(count, THREADS), _MAX_BLOCKS))
 
 
 class Panels:
@@ -67,7 +63,7 @@ class Panels:
     def __init__(self, product: Product, workspace: int, entry_bytes: int) -> None:
         self.product = product
         self.rows, self.columns, self.terms = product.left.lines, product.right.lines, product.terms
-        item = itemsize(compute_type(product.dtype))
+        item = product.ctx.precision.itemsize
         # The rest is for flags: a byte for a thousand entries, or for an entry of the batch.
         budget = workspace - workspace // 16
         self.batches = max(1, min(product.batches, budget // self._bytes(item, entry_bytes)))
@@ -113,25 +109,11 @@ class Panels:
             yield first, min(self.terms, self.product.terms - first)
 
 
-@dataclass(slots=True)
-class FactorBuffer:
-    """Factors of a part of an operand: [batches, terms, pitch]."""
-
-    array: Array
-    pitch: int = 0
-
-    @property
-    def arguments(self) -> tuple[Array, np.int64]:
-        """The factors as kernels take them."""
-        return self.array, np.int64(self.pitch)
-
-
 class TiledProduct:
     """A product panel by panel: the launches, and workspace that all panels share.
 
     Parameters
     ----------
-    device : Device
     product : Product
     workspace : int
         Bytes that temporaries may take.
@@ -145,20 +127,17 @@ class TiledProduct:
 
     Attributes
     ----------
-    dtype : str
-        What is computed in.
     tile : TileShape
     shifts : tuple of array
         Of the panel's rows, and of its columns; None unless `shifted`.
-    sides : tuple of FactorBuffer
-        The left and the right one.
+    factors : tuple of array
+        Of the left and the right operand, [batches, terms, pitch].
     partial : array or None
         Sums over some of the terms, where a panel's are not prepared all at once.
     """
 
     def __init__(
         self,
-        device: Device,
         product: Product,
         workspace: int,
         tiles: Sequence[TileShape],
@@ -166,25 +145,23 @@ class TiledProduct:
         shifted: bool = True,
         entry_bytes: int = 0,
     ) -> None:
-        self.device, self.product, self.shifted = device, product, shifted
-        self.dtype = dtype = compute_type(product.dtype)
+        self.product, self.shifted, self.device = product, shifted, product.ctx.kernels
         self.panels = panels = Panels(product, workspace, entry_bytes)
-        most = (panels.batches, panels.rows, panels.columns)
-        self.tile = choose_tile(device, tiles, dtype, *most)
         lines = (panels.rows, panels.columns)
+        dtype = product.ctx.precision.name
+        self.tile = choose_tile(self.device, tiles, dtype, panels.batches, *lines)
         self.shifts: tuple[Array, ...] = (None, None)
         if shifted:
-            self.shifts = tuple(device.empty((panels.batches * n,), dtype) for n in lines)
-        self.sides = tuple(
-            FactorBuffer(device.empty((panels.batches * panels.terms * pitch_of(n),), dtype))
-            for n in lines
-        )
-        self._cuts_terms = panels.terms < product.terms
+            self.shifts = tuple(self.new_array(n) for n in lines)
+        self.factors = tuple(self.new_array(panels.terms, pitch_of(n)) for n in lines)
         self.partial = None
-        if self._cuts_terms and not entry_bytes:
-            self.partial = device.empty((panels.batches * panels.rows * panels.columns,), dtype)
-        self._at: list[tuple[int, ...] | None] = [None, None]
-        self._stale = [True, True]
+        if panels.terms < product.terms and not entry_bytes:
+            self.partial = self.new_array(*lines)
+
+    def new_array(self, *shape: int) -> Array:
+        """Return memory for so many numbers for each batch entry of a panel."""
+        count = self.panels.batches * math.prod(shape)
+        return self.device.empty((count,), self.product.ctx.precision.name)
 
     def new_flags(self) -> Array:
         """Return memory for a flag for each tile of a panel."""
@@ -195,14 +172,8 @@ class TiledProduct:
     def __iter__(self) -> Iterator[np.ndarray]:
         """Yield the panels, with the shifts of their rows and columns computed."""
         for panel in self.panels:
-            parts = self._parts(panel)
-            for side, part in enumerate(parts):
-                # What the last panel shared stays.
-                at = tuple(int(part[name]) for name in ("first_batch", "first_line", "lines"))
-                self._stale[side] = at != self._at[side]
-                self._at[side] = at
             if self.shifted:
-                self._run_maxima(parts)
+                self._compute_maxima(panel)
             yield panel
 
     def chunks(self, panel: np.ndarray) -> Iterator[tuple[int, int]]:
@@ -211,33 +182,38 @@ class TiledProduct:
             self.compute_factors(panel, first, terms)
             yield first, terms
 
-    def _run_maxima(self, parts: list[np.ndarray]) -> None:
-        arguments: list[Any] = []
-        for side, (operand, part) in enumerate(zip(self.product.sides, parts, strict=True)):
+    def _compute_maxima(self, panel: np.ndarray) -> None:
+        product = self.product
+        parts, arguments = _parts(panel), []
+        for operand, part, shifts in zip(product.sides, parts, self.shifts, strict=True):
             lines = 32
             if operand.terms_adjoin:
                 few = int(part["batches"] * part["lines"]) < 2 * self.device.multiprocessors
                 lines = 1 if few else _MAXIMA_WARPS
-            blocks = int(part["batches"]) * ceil_div(int(part["lines"]), lines)
-            part["blocks"] = blocks if self._stale[side] else 0
-            arguments += [*operand.arguments, part, self.shifts[side], np.int32(lines)]
-        arguments.append(np.int64(self.product.terms))
-        self._run("maxima", "", _blocks(parts), _MAXIMA_WARPS * 32, arguments)
+            part["blocks"] = int(part["batches"]) * ceil_div(int(part["lines"]), lines)
+            arguments += [*operand.arguments, part, shifts, np.int32(lines)]
+        arguments.append(np.int64(product.terms))
+        blocks = sum(int(part["blocks"]) for part in parts)
+        product.launch(f"maxima<{product.c_type}>", blocks, _MAXIMA_WARPS * 32, *arguments)
 
     def compute_factors(self, panel: np.ndarray, first: int, terms: int) -> None:
         """Compute the factors of some terms of a panel whose shifts are known."""
-        parts = self._parts(panel)
-        arguments: list[Any] = []
-        for side, (operand, part) in enumerate(zip(self.product.sides, parts, strict=True)):
+        product = self.product
+        parts, arguments = _parts(panel), []
+        for operand, shifts, part, factors in zip(
+            product.sides, self.shifts, parts, self.factors, strict=True
+        ):
             tiles = ceil_div(int(part["pitch"]), _FACTORS_SIDE) * ceil_div(terms, _FACTORS_SIDE)
-            stale = self._stale[side] or self._cuts_terms
-            part["blocks"] = int(part["batches"]) * tiles if stale else 0
-            self.sides[side].pitch = int(part["pitch"])
-            array = self.sides[side].array
-            arguments += [*operand.arguments, self.shifts[side], part, array]
-        arguments += [np.int64(first), np.int64(terms)]
-        shifted = f", {str(self.shifted).lower()}"
-        self._run("factors", shifted, _blocks(parts), THREADS, arguments)
+            part["blocks"] = int(part["batches"]) * tiles
+            arguments += [*operand.arguments, shifts, part, factors]
+        blocks = sum(int(part["blocks"]) for part in parts)
+        kernel = f"factors<{product.c_type}, {str(self.shifted).lower()}>"
+        product.launch(kernel, blocks, THREADS, *arguments, np.int64(first), np.int64(terms))
+
+    def factors_of(self, panel: np.ndarray) -> list[tuple[Array, np.int64]]:
+        """Return the factors of either operand as kernels take them."""
+        lines = (int(panel["rows"]), int(panel["columns"]))
+        return [(x, np.int64(pitch_of(n))) for x, n in zip(self.factors, lines, strict=True)]
 
     def run_tiles(
         self, kernel: str, panel: np.ndarray, terms: int, *arguments: Any, keeps_totals: bool = True
@@ -246,51 +222,37 @@ class TiledProduct:
 
         It may keep totals in shared memory.
         """
-        left, right = self.sides
-        shared = self.tile.totals(self.dtype, terms) if keeps_totals else 0
-        self._run(
-            kernel,
-            f", {self.tile}",
-            tiles_of(panel, self.tile.rows, self.tile.columns),
-            self.tile.threads,
-            (*left.arguments, *right.arguments, np.int32(terms), *arguments),
-            shared,
+        product, tile = self.product, self.tile
+        left, right = self.factors_of(panel)
+        product.launch(
+            f"{kernel}<{product.c_type}, {tile}>",
+            tiles_of(panel, tile.rows, tile.columns),
+            tile.threads,
+            *left,
+            *right,
+            np.int32(terms),
+            *arguments,
+            shared_memory=tile.totals(product.ctx.precision.name, terms) if keeps_totals else 0,
         )
 
     def run_exact(self, kernel: str, panel: np.ndarray, *arguments: Any) -> None:
         """Launch a kernel that computes what is not proved."""
         product = self.product
         given = (*product.operands, np.int64(product.terms), panel, *self.shifts, *arguments)
-        self._run(kernel, "", tiles_of(panel, EXACT_SIDE, EXACT_SIDE), THREADS, given)
-
-    def _run(
-        self,
-        kernel: str,
-        template: str,
-        blocks: int,
-        threads: int,
-        arguments: Sequence[Any],
-        shared: int = 0,
-    ) -> None:
-        name = f"{kernel}<{C_TYPES[self.product.dtype]}{template}>"
-        launch = Launch(f"products/{kernel}.cu", name, blocks, threads, tuple(arguments), shared)
-        self.device.run(launch)
-
-    @staticmethod
-    def _parts(panel: np.ndarray) -> list[np.ndarray]:
-        """Return the parts of the operands that a panel is the product of."""
-        return [
-            pack(
-                PART,
-                first_batch=panel["first_batch"],
-                batches=panel["batches"],
-                first_line=panel[first],
-                lines=panel[lines],
-                pitch=pitch_of(int(panel[lines])),
-            )
-            for first, lines in (("first_row", "rows"), ("first_column", "columns"))
-        ]
+        blocks = tiles_of(panel, EXACT_SIDE, EXACT_SIDE)
+        product.launch(f"{kernel}<{product.c_type}>", blocks, THREADS, *given)
 
 
-def _blocks(parts: list[np.ndarray]) -> int:
-    return sum(int(part["blocks"]) for part in parts)
+def _parts(panel: np.ndarray) -> list[np.ndarray]:
+    """Return the parts of the operands that a panel is the product of."""
+    return [
+        pack(
+            PART,
+            first_batch=panel["first_batch"],
+            batches=panel["batches"],
+            first_line=panel[first],
+            lines=panel[lines],
+            pitch=pitch_of(int(panel[lines])),
+        )
+        for first, lines in (("first_row", "rows"), ("first_column", "columns"))
+    ]

@@ -7,11 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._context import Array
-from arraylogchain._cuda.device import Device
-from arraylogchain._cuda.dtypes import C_TYPES, itemsize
-from arraylogchain._cuda.launch import MAX_GRID, Launch, ceil_div, pack
-from arraylogchain._cuda.products.operands import VIEW, Product, StridedOperand
+from arraylogchain._cuda.launch import MAX_GRID, ceil_div, pack
+from arraylogchain._cuda.products.operands import VIEW, Operand, Product
 
 # Largest extents of products that one warp computes.
 SIDES = (8, 16, 32)
@@ -19,30 +16,15 @@ SIDES = (8, 16, 32)
 _WARPS = 4
 
 
-def _warps(dtype: str, side: int) -> int:
+def warps(dtype: str, side: int) -> int:
     """Return the warps of a block of small.cu."""
     # Two tiles of float64 for each of four warps would be more than the 48 KiB of a plain launch.
     return 2 if dtype == "float64" and side == 32 else _WARPS
 
 
-def _gradient_warps(dtype: str, side: int) -> int:
+def gradient_warps(dtype: str, side: int) -> int:
     """Return the warps of a block of small_gradients.cu: each has three tiles."""
-    return _WARPS if side < 32 else 1 if itemsize(dtype) == 8 else 2
-
-
-INSTANTIATIONS = {
-    "products/small.cu": [
-        f"small<{c}, {side}, {_warps(dtype, side)}>"
-        for dtype, c in C_TYPES.items()
-        for side in SIDES
-    ],
-    "products/small_gradients.cu": [
-        f"small_gradients<{c}, {side}, {_gradient_warps(dtype, side)}>"
-        for dtype, c in C_TYPES.items()
-        for side in SIDES
-    ],
-}
-HOT = frozenset({"small", "small_gradients"})
+    return _WARPS if side < 32 else 1 if dtype == "float64" else 2
 
 
 def is_small(product: Product) -> bool:
@@ -50,18 +32,15 @@ def is_small(product: Product) -> bool:
     return _extent(product) <= max(SIDES)
 
 
-def run(device: Device, product: Product) -> None:
+def run(product: Product) -> None:
     """Compute a small product."""
-    _launch(device, "small", product, _warps)
+    _launch("small", product, warps)
 
 
 def run_gradients(
-    device: Device,
     product: Product,
-    g: Array,
-    g_view: np.ndarray,
-    targets: Sequence[StridedOperand | None],
-    propagates_nan: bool,
+    cotangents: tuple[Any, ...],
+    targets: Sequence[Operand | None],
 ) -> None:
     """Compute the gradients of a small product.
 
@@ -70,44 +49,34 @@ def run_gradients(
 
     Parameters
     ----------
-    device : Device
     product : Product
         With its results.
-    g : array
-        Cotangents.
-    g_view : array
-        Where they lie.
-    targets : sequence of StridedOperand
+    cotangents : tuple
+        As for `TiledPosterior`.
+    targets : sequence of Operand
         Where gradients go, of the dtype and shape of either operand; None for one not wanted.
-    propagates_nan : bool
-        Whether a NaN in an operand shows in the gradients.
     """
     outputs: list[Any] = []
     for target in targets:
         outputs += (None, pack(VIEW)) if target is None else target.arguments
-    arguments = (g, g_view, np.int32(propagates_nan), *outputs)
-    _launch(device, "small_gradients", product, _gradient_warps, *arguments)
+    _launch("small_gradients", product, gradient_warps, *cotangents, *outputs)
 
 
 def _extent(product: Product) -> int:
     return max(product.left.lines, product.right.lines, product.terms)
 
 
-def _launch(
-    device: Device,
-    kernel: str,
-    product: Product,
-    warps_of: Callable[[str, int], int],
-    *more: Any,
-) -> None:
+def _launch(kernel: str, product: Product, warps_of: Callable[[str, int], int], *more: Any) -> None:
     """Launch a kernel with a warp for each product, as many as fit into a grid at a time."""
     side = min(side for side in SIDES if side >= _extent(product))
-    warps = warps_of(product.dtype, side)
-    name = f"{kernel}<{C_TYPES[product.dtype]}, {side}, {warps}>"
+    warps = warps_of(product.ctx.result_name, side)
     at_once = MAX_GRID * warps
     for first in range(0, product.batches, at_once):
         batches = min(product.batches - first, at_once)
-        arguments = (
+        product.launch(
+            f"{kernel}<{product.c_type}, {side}, {warps}>",
+            ceil_div(batches, warps),
+            32 * warps,
             *product.operands,
             np.int32(product.terms),
             np.int64(first),
@@ -116,5 +85,3 @@ def _launch(
             product.view,
             *more,
         )
-        blocks = ceil_div(batches, warps)
-        device.run(Launch(f"products/{kernel}.cu", name, blocks, 32 * warps, arguments))

@@ -133,7 +133,6 @@ inline int run(const Launch& launch, const std::function<void()>& body) {
     kernel = &body;
     grid_size.x = static_cast<unsigned>(launch.grid);
     block_size.x = static_cast<unsigned>(launch.block);
-    for (size_t i = launch.block; i < fibers.size(); ++i) munmap(fibers[i].stack, kStackBytes);
     fibers.resize(launch.block);
     // Exactly as long as asked for, so that AddressSanitizer sees what goes beyond.
     dynamic_shared_memory =
@@ -144,6 +143,9 @@ inline int run(const Launch& launch, const std::function<void()>& body) {
         run_block(launch, random);
     }
     ::operator delete(dynamic_shared_memory, std::align_val_t(128));
+    // Each library has its own: those of many would be more mappings than a process may have.
+    for (Fiber& fiber : fibers) munmap(fiber.stack, kStackBytes);
+    fibers.clear();
 #if defined(__x86_64__)
     _mm_setcsr(mode);
 #endif

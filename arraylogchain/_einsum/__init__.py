@@ -1,0 +1,1 @@
+"""Equations of einsum, and their evaluation in pairs of operands."""

@@ -1,0 +1,210 @@
+"""Einsum of logarithms: any equation, any number of operands, contracted in pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from arraylogchain import products
+from arraylogchain._array.products.tiling import check_workspace
+from arraylogchain._arrays import dtype_name, enter, is_differentiated, is_lazy, promote
+from arraylogchain._context import Array
+from arraylogchain._einsum.equations import Contraction, contractions
+from arraylogchain._einsum.evaluation import evaluate
+from arraylogchain._text import amount
+
+__all__ = ["EinsumPlan", "logeinsumexp", "maxplus_einsum", "plan_einsum"]
+
+
+def logeinsumexp(
+    equation: str, *operands: Array, optimize: Any = "auto", workspace: int | None = None
+) -> Array:
+    """Einsum in log space, ``log(einsum(equation, exp(a), exp(b), ...))``, exact on any range.
+
+    Parameters
+    ----------
+    equation : str
+        As `numpy.einsum` takes it: with or without ``->``, with ellipses and repeated indices.
+        Axes of length 1 broadcast, and are never expanded.
+    *operands : array
+        Logarithms, of one library and device; -inf is an exact zero. float16, bfloat16, float32 or
+        float64; half precisions are computed in float32.
+    optimize : str, bool, sequence of tuples of int, or optimizer
+        The order of contraction, as `opt_einsum.contract_path` takes it; of no effect with fewer
+        than three operands, which do not need opt_einsum.
+    workspace : int, optional
+        Bytes that temporaries of each product may take. Default: 64 MiB. Not counted: results in
+        between, see `plan_einsum`, and a copy of an operand of which several axes are summed that
+        do not lie side by side in memory.
+
+    Returns
+    -------
+    array
+        With the axes of the equation's output. Each contraction is as accurate as `logmatmulexp`.
+
+    Raises
+    ------
+    TypeError
+        If an operand is not an array of real floating-point numbers, or their libraries differ.
+    ValueError
+        If the equation, shapes or devices do not fit, or the workspace is too small.
+    ImportError
+        If there are more than two operands, and opt_einsum is not installed (extra ``einsum``).
+
+    Notes
+    -----
+    Repeated indices of an operand become a diagonal, and indices that no other operand has and the
+    output lacks are summed. Then operands are contracted in pairs, each by `logmatmulexp`, or
+    added where no index is summed. Tensors are differentiable as those are; for other arrays there
+    is `arraylogchain.vjp.logeinsumexp`. Gradients through infinite entries are 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> a, b = np.log([[0.5, 0.5]]), np.log([[0.2, 0.8], [0.4, 0.6]])
+    >>> np.exp(logeinsumexp("ij,jk->ik", a, b)).round(6)
+    array([[0.3, 0.7]])
+    >>> round(float(np.exp(logeinsumexp("ij,jk->", a, b))), 6)
+    1.0
+    """
+    return _einsum(products.logmatmulexp, equation, operands, optimize, workspace)
+
+
+def maxplus_einsum(
+    equation: str, *operands: Array, optimize: Any = "auto", workspace: int | None = None
+) -> Array:
+    """Einsum of the max-plus algebra: the largest term instead of the log of the sum.
+
+    Parameters
+    ----------
+    equation : str
+        As `logeinsumexp` takes it.
+    *operands : array
+        Of one library and device.
+    optimize : str, bool, sequence of tuples of int, or optimizer
+        As `logeinsumexp` takes it.
+    workspace : int, optional
+        As `logeinsumexp` takes it.
+
+    Returns
+    -------
+    array
+        The largest sums of entries; -inf where there is none, NaN where a term is NaN.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError
+        As `logeinsumexp`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> maxplus_einsum("ij,j->i", np.array([[0.0, 3.0], [2.0, 1.0]]), np.array([5.0, 1.0]))
+    array([5., 7.])
+    """
+
+    def multiply(a: Array, b: Array, *, workspace: int | None) -> Array:
+        return products.maxplus_matmul(a, b, workspace=workspace).values
+
+    return _einsum(multiply, equation, operands, optimize, workspace)
+
+
+def plan_einsum(equation: str, *operands: Array, optimize: Any = "auto") -> EinsumPlan:
+    """Return how `logeinsumexp` will contract operands, and what that takes; print it.
+
+    Parameters
+    ----------
+    equation : str
+        As `logeinsumexp` takes it.
+    *operands : array
+        Only their shapes and dtypes are read.
+    optimize : str, bool, sequence of tuples of int, or optimizer
+        As `logeinsumexp` takes it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> a, b = np.zeros((100, 2)), np.zeros((2, 100))
+    >>> plan = plan_einsum("ij,jk->ik", a, b)
+    >>> plan.flops, plan.largest_intermediate
+    (40000, 80000)
+    >>> print(plan)
+    ij,jk->ik  4e+04 FLOP, 80 kB
+    all        4e+04 FLOP, at most 80 kB
+    """
+    steps = contractions(equation, operands, optimize).steps
+    dtype = promote(dtype_name(x.dtype) for x in operands)
+    # A single product of half precisions is returned in them; others are made of float32.
+    itemsize = 8 if dtype == "float64" else 2 if "16" in dtype and len(steps) < 2 else 4
+    return EinsumPlan(equation, steps, itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class EinsumPlan:
+    """The order in which an equation's operands are contracted, and what that takes.
+
+    Attributes
+    ----------
+    equation : str
+    steps : tuple
+        Contractions of one or two operands, or of results of earlier steps.
+    itemsize : int
+        Bytes of a number of the results.
+    """
+
+    equation: str
+    steps: tuple[Contraction, ...]
+    itemsize: int
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of all steps."""
+        return sum(step.flops for step in self.steps)
+
+    @property
+    def largest_intermediate(self) -> int:
+        """Bytes of the largest result of a step, the output included."""
+        return self.itemsize * max((step.size for step in self.steps), default=0)
+
+    def __str__(self) -> str:
+        lines = [
+            (str(step), f"{step.flops:.3g} FLOP, {amount(step.size * self.itemsize)}")
+            for step in self.steps
+        ]
+        lines.append(("all", f"{self.flops:.3g} FLOP, at most {amount(self.largest_intermediate)}"))
+        width = max(len(name) for name, _ in lines) + 2
+        return "\n".join(f"{name:<{width}}{text}" for name, text in lines)
+
+
+def _einsum(
+    multiply: Callable[..., Array],
+    equation: str,
+    operands: Sequence[Array],
+    optimize: Any,
+    workspace: int | None,
+) -> Array:
+    check_workspace(workspace)
+    plan = contractions(equation, operands, optimize)
+    given = {f"operands[{i}]": x for i, x in enumerate(operands)}
+
+    def product(a: Array, b: Array) -> tuple[Array, None]:
+        return multiply(a, b, workspace=workspace), None
+
+    if is_lazy(*operands):
+        from arraylogchain._dask.products import einsum
+
+        return einsum(given, plan, product)
+    if is_differentiated(*operands):
+        import array_api_compat.torch as xp
+
+        from arraylogchain._torch.functions import check_tensors
+
+        check_tensors(**given)
+        out, _ = evaluate(xp, plan, operands, product)
+        # No gradient goes through what is infinite, as in products.
+        return xp.where(xp.isinf(out), out.detach(), out)
+    ctx, ready = enter(given)
+    with ctx.computing():
+        out, _ = evaluate(ctx.xp, plan, list(ready.values()), product)
+        return ctx.hand_back(ctx.xp.asarray(out))

@@ -1,0 +1,353 @@
+"""Dask arrays: the same results as in memory, lazily, in any chunks."""
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+import arraylogchain as alc
+from tests import error_model, reference
+from tests.checks import (
+    CHAIN_SHAPES,
+    check_chain,
+    check_logmatmulexp,
+    check_matmul,
+    check_maxplus,
+    mentions,
+)
+from tests.conftest import Backend, import_or_skip
+from tests.error_model import assert_within
+from tests.gradient_checks import check_posterior, check_vjp_chain
+from tests.test_einsum import check_einsum
+
+dask = pytest.importorskip("dask")
+da = pytest.importorskip("dask.array")
+
+pytestmark = pytest.mark.filterwarnings("ignore:Increasing number of chunks")
+
+
+class DaskBackend(Backend):
+    """Dask arrays of NumPy blocks of at most so many entries along their last axes."""
+
+    def __init__(self, *chunks, scheduler="sync"):
+        super().__init__("dask", np, None, ("float32", "float64"))
+        object.__setattr__(self, "chunks", chunks)
+        object.__setattr__(self, "scheduler", scheduler)
+
+    def asarray(self, x, dtype=None):
+        host = np.array(x, dtype)
+        missing = host.ndim - len(self.chunks)
+        sizes = (2,) * max(missing, 0) + self.chunks[max(-missing, 0) :]
+        return da.from_array(
+            host, chunks=tuple(min(n, m) for n, m in zip(sizes, host.shape, strict=True))
+        )
+
+    def to_numpy(self, x):
+        return x.compute(scheduler=self.scheduler)
+
+    def read(self, x, dtype):
+        assert isinstance(x, da.Array)
+        assert x.dtype == dtype
+        out = np.asarray(self.to_numpy(x))
+        assert out.dtype == dtype
+        assert out.shape == x.shape
+        return out
+
+
+PRODUCT_CHUNKS = [(9, 9, 9), (1, 2, 9), (2, 9, 3), (1, 1, 1)]
+PRODUCT_SHAPES = [
+    ((6, 5), (5, 7)),
+    ((3, 6, 5), (5, 7)),
+    ((3, 1, 6, 5), (4, 5, 7)),
+    ((5,), (2, 5, 3)),
+    ((2, 4, 5), (5,)),
+    ((5,), (5,)),
+    ((2, 3, 0), (0, 4)),
+]
+
+
+@pytest.mark.parametrize("chunks", PRODUCT_CHUNKS)
+@pytest.mark.parametrize("shapes", PRODUCT_SHAPES)
+@pytest.mark.parametrize("sd", [1, 1000])
+def test_products(chunks, shapes, sd):
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(0, sd, shape) for shape in shapes)
+    a[rng.random(a.shape) < 0.2] = -np.inf
+    backend = DaskBackend(*chunks)
+    check_logmatmulexp(backend, "float32", a, b)
+    check_maxplus(backend, "float32", a, b)
+    check_matmul(backend, "float64", np.nan_to_num(a, neginf=0), b)
+
+
+def test_maxplus_takes_the_first_of_equal_terms_and_the_first_nan():
+    a = np.zeros((2, 7))
+    a[1, 5] = a[1, 3] = np.nan
+    values, indices = alc.maxplus_matmul(da.from_array(a, chunks=(2, 2)), np.zeros((7, 1)))
+    np.testing.assert_array_equal(indices, [[0], [3]])
+    np.testing.assert_array_equal(values, [[0], [np.nan]])
+
+
+def test_partial_results_are_not_rounded_to_half_precision():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(3, 60)), rng.normal(size=(60, 4))
+    check_logmatmulexp(DaskBackend(3, 4), "float16", a, b)
+
+
+@pytest.mark.parametrize("chunks", [(9, 9, 9), (2, 9, 9), (1, 2, 1)])
+def test_logchainexp(chunks):
+    matrices = np.random.default_rng(0).normal(0, 30, (3, 7, 4, 4))
+    exact = reference.logchainexp(list(np.moveaxis(matrices, 1, 0)))
+    bound = error_model.product_chain_bound(list(np.moveaxis(matrices, 1, 0)), exact, "float64")
+    backend = DaskBackend(*chunks)
+    lazy = backend.asarray(matrices)
+    for given in (lazy, [lazy[:, i] for i in range(7)]):
+        assert_within(backend.read(alc.logchainexp(given), "float64"), exact, bound)
+    nothing = alc.logchainexp(lazy[:, :0])
+    np.testing.assert_array_equal(nothing, alc.logchainexp(matrices[:, :0]))
+
+
+@pytest.mark.parametrize("chunks", [(9, 9), (2, 3), (1, 1)])
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("ij,jk,kl->il", [(3, 4), (4, 5), (5, 2)]),
+        ("abik,bkj->ja", [(2, 3, 4, 5), (3, 5, 2)]),
+        ("iij,j", [(3, 3, 2), (2,)]),
+        ("ij,ij->ij", [(3, 4), (3, 4)]),
+        ("...i,...i", [(3, 1, 4), (5, 4)]),
+    ],
+)
+def test_einsum(equation, shapes, chunks):
+    rng = np.random.default_rng(0)
+    operands = [rng.normal(0, 100, shape) for shape in shapes]
+    check_einsum(DaskBackend(*chunks), "float64", equation, operands)
+
+
+CHAIN_CHUNKS = [(1, 9, 9), (2, 9, 2), (2, 3, 9), (9, 1, 9), (1, 5, 1)]
+
+
+@pytest.mark.parametrize("chunks", CHAIN_CHUNKS)
+@pytest.mark.parametrize("shapes", CHAIN_SHAPES)
+def test_chains(shapes, chunks):
+    """Batches and time in chunks: values, messages, posteriors and gradients."""
+    rng = np.random.default_rng(0)
+    x, transitions, initial = (None if s is None else rng.random(s) + 0.01 for s in shapes)
+    backend = DaskBackend(*chunks)
+    check_chain(backend, "float64", 9 * x, transitions=transitions, initial=initial)
+    options = {
+        "log_transitions": np.log(transitions),
+        "log_initial": None if initial is None else np.log(initial),
+    }
+    check_posterior(backend, "float32", 9 * x, **options)
+    check_vjp_chain(backend, "float64", 9 * x, transitions=transitions, initial=initial)
+
+
+@pytest.mark.parametrize("sd", [1, 50])
+@pytest.mark.parametrize("per_step", [False, True])
+@pytest.mark.parametrize("chunk", [200, 70])
+def test_long_chains(sd, per_step, chunk):
+    rng = np.random.default_rng(0)
+    x = rng.normal(0, sd, (2, 1000, 3))
+    transitions = rng.dirichlet(np.ones(3), (999 if per_step else 1, 3))
+    backend = DaskBackend(1, chunk, 3)
+    check_chain(backend, "float64", x, transitions=transitions)
+    check_posterior(backend, "float32", x, transitions=transitions)
+
+
+def test_chains_that_never_forget():
+    """No guess holds: what is computed again is right."""
+    x = np.random.default_rng(0).normal(0, 1, (300, 3))
+    stay = np.array([[[1, 0, 0], [0, 0.5, 0.5], [0, 0.5, 0.5]]])
+    check_chain(DaskBackend(100, 3), "float64", x, transitions=stay)
+    check_posterior(DaskBackend(100, 3), "float64", x, transitions=stay)
+
+
+def lazy_and_not(shape=(5, 4, 6, 3), chunks=(2, 3, 6, 3), lengths=None):
+    rng = np.random.default_rng(0)
+    x, transitions, initial = rng.normal(size=shape), rng.random((4, 1, 3, 3)), rng.random(3)
+    options = {"transitions": transitions, "initial": initial, "lengths": lengths}
+    lazy = alc.LogChain(da.from_array(x, chunks=chunks), **options)
+    return lazy, alc.LogChain(x, **{k: np.asarray(v) for k, v in options.items() if v is not None})
+
+
+LENGTHS = np.random.default_rng(1).integers(1, 7, (5, 4))
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [None, LENGTHS, LENGTHS[0], da.from_array(LENGTHS, chunks=(3, 2))],
+    ids=["none", "memory", "shared", "lazy"],
+)
+def test_paths_entropies_and_lengths(lengths):
+    """The rows of a block are a chain as any other: the same to rounding."""
+    lazy, chain = lazy_and_not(lengths=lengths)
+    states, weight = lazy.viterbi()
+    best = chain.viterbi()
+    np.testing.assert_array_equal(states, best.states)
+    samples = lazy.sample(3, np.random.default_rng(5))
+    for found, known in (
+        (weight, best.log_weight),
+        (lazy.log_weight(states), best.log_weight),
+        (lazy.log_weight(samples), chain.log_weight(samples.compute())),
+        *((getattr(lazy, name)(), getattr(chain, name)()) for name in ("entropy", "marginals")),
+    ):
+        assert found.dtype == known.dtype
+        assert found.shape == known.shape
+        scale = 2 * np.abs(known) + 6 * error_model.roundings(3)
+        assert_within(found.compute(), known, 4 * error_model.EPS["float64"] * scale)
+
+
+def test_samples_depend_on_generator_and_chunks_only():
+    lazy, _ = lazy_and_not()
+    first, again = (lazy.sample(4, np.random.default_rng(3)) for _ in range(2))
+    other = lazy.sample(4, np.random.default_rng(4))
+    assert first.shape == (4, 5, 4, 6)
+    np.testing.assert_array_equal(
+        first.compute(scheduler="sync"), again.compute(scheduler="threads")
+    )
+    assert np.any(first.compute() != other.compute())
+    blocks = first.compute()
+    assert np.any(blocks[:, :2, :3] != blocks[:, 2:4, :3])
+
+
+@pytest.mark.parametrize("chunks", [(2, 3, 6, 3), (5, 4, 2, 3)])
+def test_schedulers_give_the_same_bits(chunks):
+    lazy, _ = lazy_and_not(chunks=chunks)
+    gradients = alc.vjp.log_partition(lazy)[1](da.ones((5, 4)))
+    results = [lazy.log_partition(), lazy.marginals(), lazy.expected_transitions(), *gradients]
+    for x, y in zip(
+        dask.compute(*results, scheduler="sync"),
+        dask.compute(*results, scheduler="threads"),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_nothing_is_computed_when_a_graph_is_built():
+    def fail(block):
+        raise AssertionError("a block was computed")
+
+    x = da.zeros((4, 8, 3), chunks=(2, 4, 3)).map_blocks(
+        fail, dtype=float, meta=np.zeros((0, 0, 0))
+    )
+    for y in (x, x.rechunk({1: -1})):
+        chain = alc.LogChain(y, transitions=np.ones((1, 3, 3)))
+        assert chain.log_partition().shape == (4,)
+        assert chain.marginals().shape == (4, 8, 3)
+        assert chain.expected_transitions().shape == (1, 3, 3)
+        assert alc.vjp.log_partition(chain)[1](np.ones(4)).log_potentials.shape == (4, 8, 3)
+        assert "2 rows" in str(chain.plan())
+        assert "Dask" in repr(chain)
+    assert chain.viterbi().states.shape == (4, 8)
+    assert alc.logmatmulexp(x, x.transpose(0, 2, 1)).shape == (4, 8, 8)
+    assert alc.logeinsumexp("bij,bkj->ik", x, x).shape == (8, 8)
+
+
+def test_a_large_graph_is_built_quickly():
+    """Layers, not tasks, are what building takes time for: 1,000 blocks have as many as one."""
+    x = da.zeros((1000, 5, 3), chunks=(1, 5, 3))
+    chain = alc.LogChain(x, transitions=np.ones((1, 3, 3)))
+    assert len(chain.marginals().dask.layers) < 10
+    assert len(chain.expected_transitions().dask.layers) < 20
+
+
+def test_graphs_can_be_sent():
+    lazy, _ = lazy_and_not()
+    sent = pickle.loads(pickle.dumps(lazy.marginals()))
+    np.testing.assert_array_equal(sent, lazy.marginals())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda chain: chain.viterbi(),
+        lambda chain: chain.entropy(),
+        lambda chain: chain.sample(2, np.random.default_rng()),
+        lambda chain: chain.log_weight(np.zeros(8, int)),
+        lambda chain: alc.LogChain(**chain.arrays, lengths=3),
+    ],
+    ids=["viterbi", "entropy", "sample", "log_weight", "lengths"],
+)
+def test_what_takes_no_chunks_of_time(call):
+    chain = alc.LogChain(da.zeros((8, 3), chunks=(4, 3)), transitions=np.ones((1, 3, 3)))
+    with pytest.raises(TypeError, match=mentions("log_potentials", "time", "rechunk")):
+        call(chain)
+
+
+def test_errors():
+    x = da.zeros((6, 4), chunks=3)
+    unknown = x[da.arange(6, chunks=3) > 2]
+    with pytest.raises(ValueError, match=mentions("a", "unknown", "compute_chunk_sizes")):
+        alc.logmatmulexp(unknown, np.zeros((4, 2)))
+    with pytest.raises(TypeError, match=mentions("b", "array_api_strict", "NumPy or CuPy")):
+        alc.logmatmulexp(x, import_or_skip("array_api_strict").zeros((4, 2)))
+    with pytest.raises(TypeError, match=mentions("a", "int64")):
+        alc.matmul(x.astype(int), np.zeros((4, 2)))
+    with pytest.raises(ValueError, match=mentions("(6, 4)", "(5, 2)")):
+        alc.matmul(x, np.zeros((5, 2)))
+    with pytest.raises(ValueError, match=mentions("lengths", "(7,)")):
+        alc.LogChain(
+            da.zeros((3, 6, 4)), transitions=np.ones((1, 4, 4)), lengths=da.ones(7, dtype=int)
+        )
+    with pytest.raises(ValueError, match=mentions("log_potentials", "cut along", "workspace")):
+        alc.LogChain(
+            da.zeros((500, 400), chunks=(500, 100)),
+            transitions=np.ones((1, 400, 400)),
+            workspace=1 << 20,
+        )
+    with pytest.raises(TypeError, match=mentions("a", "Dask", "a.compute")):
+        alc.vjp.matmul(x, x.T)
+
+
+# ------------------------------------------------------------------------------- a real cluster
+
+
+@pytest.fixture(scope="module")
+def client():
+    distributed = import_or_skip("distributed")
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client
+
+
+def kill_once(block, flag):
+    """Kill the worker that comes here first."""
+    try:
+        with open(flag, "x"):  # noqa: PTH123
+            os._exit(1)
+    except FileExistsError:
+        return block
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_killed_worker_loses_nothing(client, tmp_path):
+    """A worker dies in the middle of everything; the bits are those without a cluster."""
+    zarr = import_or_skip("zarr")
+    rng = np.random.default_rng(0)
+    x, transitions = rng.normal(size=(8, 600, 3)), rng.random((1, 3, 3))
+    zarr.save_array(tmp_path / "x.zarr", x)
+    stored = da.from_zarr(tmp_path / "x.zarr")
+    for number, chunks in enumerate([(2, 600, 3), (4, 150, 3)]):
+        lazy = stored.rechunk(chunks)
+        chain = alc.LogChain(lazy, transitions=transitions)
+        known = dask.compute(chain.log_partition(), chain.marginals(), scheduler="sync")
+        flag = tmp_path / f"killed-{number}"
+        unlucky = lazy.map_blocks(kill_once, flag=flag, dtype=x.dtype, meta=np.zeros((0, 0, 0)))
+        chain = alc.LogChain(unlucky, transitions=transitions)
+        found = dask.compute(chain.log_partition(), chain.marginals())
+        assert flag.exists()
+        for y, z in zip(found, known, strict=True):
+            np.testing.assert_array_equal(y, z)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_results_go_to_zarr(client, tmp_path):
+    lazy, _ = lazy_and_not(chunks=(2, 2, 6, 3))
+    lazy.marginals().to_zarr(tmp_path / "out.zarr")
+    found = da.from_zarr(tmp_path / "out.zarr").compute()
+    np.testing.assert_array_equal(found, lazy.marginals().compute(scheduler="sync"))

@@ -1,0 +1,379 @@
+"""logeinsumexp, maxplus_einsum and their plan: any equation, against long double."""
+
+import importlib
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import arraylogchain as alc
+from tests import reference
+from tests.checks import mentions
+from tests.conftest import make_backend
+from tests.error_model import assert_within, einsum_bound, einsum_gradient_bound
+from tests.gradient_reference import Gradient
+from tests.test_properties import entries
+from tests.test_workspace import temporaries
+
+opt_einsum = pytest.importorskip("opt_einsum")
+
+# Equations of torch-semiring-einsum's documentation and tests, and of numpy.einsum's.
+EQUATIONS = [
+    ("a,a,a->a", [(3,), (3,), (3,)]),
+    ("a,ab,b->b", [(3,), (3, 4), (4,)]),
+    ("abc,bcd->ad", [(2, 3, 4), (3, 4, 5)]),
+    ("ijk,jil->kl", [(3, 4, 2), (4, 3, 5)]),
+    ("abc,adef,dgh,beg,cfh->abcdefgh", None),
+    ("bik,bkj->bij", [(2, 3, 4), (2, 4, 5)]),
+    ("bhqd,bhkd->bhqk", [(2, 3, 4, 5), (2, 3, 6, 5)]),
+    ("i,j->ij", [(3,), (4,)]),
+    ("ij,ij->", [(3, 4), (3, 4)]),
+    ("ii->i", [(4, 4)]),
+    ("iij,jk->k", [(3, 3, 2), (2, 5)]),
+    ("ii", [(4, 4)]),
+    ("ba", [(2, 3)]),
+    ("ij,jk", [(2, 3), (3, 4)]),
+    ("...ij,...jk", [(5, 1, 2, 3), (4, 3, 6)]),
+    ("i...->...", [(3, 4, 2)]),
+    ("...,ij...->j...", [(2,), (3, 4, 2)]),
+    ("ij,jk->ik", [(2, 1), (3, 4)]),
+    (",ij->ji", [(), (2, 3)]),
+    (",,->", [(), (), ()]),
+    ("ij,kl->", [(2, 3), (4, 5)]),
+    ("ab,bc,cd,de,ef,fg,gh,hi->ai", [(3, 3)] * 8),
+    ("ij,jk->ik", [(2, 0), (0, 3)]),
+    ("ij,jk->ik", [(0, 2), (2, 3)]),
+]
+SIZES = dict(zip("abcdefgh", (2, 3, 1, 2, 3, 2, 1, 2), strict=True))
+
+
+def all_terms(equation, operands):
+    """Return the sums of entries in long double over all indices, the output's in front."""
+    inputs, output, _ = opt_einsum.parser.parse_einsum_input((equation, *operands))
+    inputs = inputs.split(",")
+    indices = output + "".join(dict.fromkeys(c for c in "".join(inputs) if c not in output))
+    shape = [1] * len(indices)
+    total = np.zeros(shape, np.longdouble)
+    for term, x in zip(inputs, map(reference.wide, operands), strict=True):
+        for c in set(term):
+            while term.count(c) > 1:
+                first, second = [i for i, other in enumerate(term) if other == c][:2]
+                x = np.moveaxis(np.diagonal(x, 0, first, second), -1, first)
+                term = term[:second] + term[second + 1 :]
+        x = np.transpose(x, [term.index(c) for c in indices if c in term])
+        x = np.expand_dims(x, [i for i, c in enumerate(indices) if c not in term])
+        with np.errstate(invalid="ignore"):
+            total = total + x
+    return total, len(output)
+
+
+def check_einsum(backend, dtype, equation, operands, **options):
+    """Check values, of both kinds, and gradients; return nothing."""
+    operands = [np.asarray(x).astype(dtype if dtype != "bfloat16" else "float32") for x in operands]
+    arrays = [backend.asarray(x, dtype) for x in operands]
+    operands = [np.asarray(backend.to_numpy(x)) for x in arrays]
+    terms, count = all_terms(equation, operands)
+    axes = tuple(range(count, terms.ndim))
+    K = math.prod(terms.shape[count:])
+    exact = reference.logsumexp(terms, axes)
+    out = alc.logeinsumexp(equation, *arrays, **options)
+    assert_within(backend.read(out, dtype), exact, einsum_bound(operands, exact, K, dtype))
+    best = np.max(terms, axis=axes, initial=-np.inf)
+    best = np.where(np.any(np.isnan(terms), axis=axes), np.nan, best)
+    found = backend.read(alc.maxplus_einsum(equation, *arrays, **options), dtype)
+    assert_within(found, best, einsum_bound(operands, best, K, dtype))
+
+
+@pytest.mark.parametrize(("equation", "shapes"), EQUATIONS, ids=[e for e, _ in EQUATIONS])
+def test_equations(backend, dtype, equation, shapes):
+    shapes = shapes or [tuple(SIZES[c] for c in t) for t in equation.split("->")[0].split(",")]
+    rng = np.random.default_rng(0)
+    check_einsum(backend, dtype, equation, [rng.normal(0, 3, shape) for shape in shapes])
+
+
+def test_results_in_between_are_not_rounded_to_half_precision(backend, dtype):
+    rng = np.random.default_rng(0)
+    operands = [rng.normal(0, 3, shape) for shape in ((3, 40), (40, 50), (50, 20), (20, 3))]
+    check_einsum(backend, dtype, "ij,jk,kl,li->i", operands)
+
+
+@st.composite
+def problems(draw):
+    """Draw an equation and its operands, some axes of which broadcast."""
+    sizes = {c: draw(st.integers(0, 3)) for c in "abcd"}
+    common = draw(st.lists(st.integers(1, 2), max_size=2))
+    inputs, operands = [], []
+    for _ in range(draw(st.integers(1, 4))):
+        term = draw(st.text("abcd", max_size=3))
+        whole = {c: sizes[c] if draw(st.integers(0, 4)) else 1 for c in term}
+        shape = [whole[c] for c in term]
+        if common and draw(st.booleans()):
+            cut = draw(st.integers(0, len(term)))
+            own = [n if draw(st.booleans()) else 1 for n in common]
+            own = own[draw(st.integers(0, len(own))) :]
+            term, shape = f"{term[:cut]}...{term[cut:]}", shape[:cut] + own + shape[cut:]
+        inputs.append(term)
+        operands.append(draw(entries(tuple(shape))))
+    equation = ",".join(inputs)
+    if draw(st.booleans()):
+        letters = sorted(set(equation) - set(",."))
+        output = draw(st.permutations(letters))[: draw(st.integers(0, 3))]
+        equation = f"{equation}->{'...' if '...' in equation else ''}{''.join(output)}"
+    return equation, operands
+
+
+@given(problem=problems(), dtype=st.sampled_from(["float32", "float64"]))
+def test_any_equation(problem, dtype):
+    check_einsum(make_backend("numpy"), dtype, *problem)
+
+
+@given(problem=problems(), name=st.sampled_from(["strict", "strict-no_float64", "torch"]))
+def test_any_equation_elsewhere(problem, name):
+    check_einsum(make_backend(name), "float32", *problem)
+
+
+def test_wide_ranges_and_exact_zeros():
+    """What underflows in between decides the answer, and zeros stay exact."""
+    a = np.array([[0.0, -800.0], [-np.inf, -np.inf]])
+    b = np.array([[-800.0, -np.inf], [0.0, -np.inf]])
+    out = alc.logeinsumexp("ij,jk,kl->il", a, b, np.array([[-1e5], [0.0]]))
+    assert_within(out, np.array([[-1e5 - 800 + math.log(2)], [-np.inf]]), 1e-10)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_special_values_show_where_they_take_part(value):
+    x = np.zeros((3, 3))
+    x[1, 1] = value
+    out = alc.logeinsumexp("ij,jk,kl->il", x, np.zeros((3, 3)), np.zeros((3, 3)))
+    with np.errstate(all="ignore"):
+        assert_within(out, np.log(np.exp(x) @ np.ones((3, 3)) @ np.ones((3, 3))), 1e-14)
+
+
+# ------------------------------------------------------------------------------------- gradients
+
+
+def gradients_of(equation, operands, g):
+    """Return the gradients of sum(g * logeinsumexp), from posterior weights in long double."""
+    terms, count = all_terms(equation, operands)
+    axes = tuple(range(count, terms.ndim))
+    exact = reference.logsumexp(terms, axes)
+    with np.errstate(all="ignore"):
+        p = np.exp(terms - np.expand_dims(exact, axes))
+    p = np.where(np.isfinite(p), p, 0) * np.ones_like(terms)
+    inputs, output, _ = opt_einsum.parser.parse_einsum_input((equation, *operands))
+    indices = output + "".join(dict.fromkeys(c for c in inputs if c not in output + ","))
+    g = np.expand_dims(reference.wide(g), axes)
+    for term, x in zip(inputs.split(","), operands, strict=True):
+        sums = [np.einsum(f"{indices}->{''.join(dict.fromkeys(term))}", h * p) for h in (g, abs(g))]
+        unit = np.einsum(f"{indices}->{''.join(dict.fromkeys(term))}", abs(g) + 0 * p)
+        exact, mass, scale = (spread(y, term, x.shape) for y in (*sums, unit))
+        size = terms.size // max(x.size, 1)
+        yield Gradient(exact, mass, np.zeros_like(mass), scale, size)
+
+
+def spread(y, term, shape):
+    """Return gradients with respect to a diagonal, or to axes that broadcast, in x's own shape."""
+    unique = "".join(dict.fromkeys(term))
+    lengths = dict(zip(term, shape, strict=True))
+    summed = tuple(i for i, c in enumerate(unique) if lengths[c] != y.shape[i])
+    y = np.sum(y, axis=summed, keepdims=True)
+    out = np.zeros(shape, np.longdouble)
+    grid = dict(zip(unique, np.indices(y.shape, sparse=True), strict=True))
+    out[tuple(grid[c] for c in term)] = y
+    return out
+
+
+def check_gradients(backend, dtype, equation, operands):
+    arrays = [backend.asarray(x.astype(dtype)) for x in operands]
+    operands = [np.asarray(backend.to_numpy(x)) for x in arrays]
+    value, pullback = alc.vjp.logeinsumexp(equation, *arrays)
+    assert_within(
+        backend.read(value, dtype),
+        backend.to_numpy(alc.logeinsumexp(equation, *arrays)),
+        0,
+    )
+    g = np.random.default_rng(1).normal(size=value.shape).astype(dtype)
+    found = pullback(backend.asarray(g))
+    terms, count = all_terms(equation, operands)
+    K = math.prod(terms.shape[count:])
+    for x, out, exact in zip(operands, found, gradients_of(equation, operands, g), strict=True):
+        assert out.shape == x.shape
+        bound = einsum_gradient_bound(operands, exact, K, dtype)
+        assert_within(backend.read(out, dtype), exact.exact, bound)
+
+
+@pytest.mark.parametrize(("equation", "shapes"), EQUATIONS, ids=[e for e, _ in EQUATIONS])
+def test_gradients(backend, equation, shapes):
+    shapes = shapes or [tuple(SIZES[c] for c in t) for t in equation.split("->")[0].split(",")]
+    rng = np.random.default_rng(0)
+    operands = [rng.normal(0, 3, shape) for shape in shapes]
+    check_gradients(backend, "float32", equation, operands)
+
+
+@given(problem=problems(), dtype=st.sampled_from(["float32", "float64"]))
+def test_gradients_of_any_equation(problem, dtype):
+    check_gradients(make_backend("numpy"), dtype, *problem)
+
+
+def test_gradients_through_infinite_entries_are_zero(torch_backend):
+    torch = torch_backend.xp
+    for equation in ("i,i->i", "i,j->ij", "ij->ji", "ij,jk,kl->il"):
+        shapes = [(2,) * len(term) for term in equation.split("->")[0].split(",")]
+        arrays = [np.full(shape, -np.inf) for shape in shapes]
+        value, pullback = alc.vjp.logeinsumexp(equation, *arrays)
+        tensors = [torch.from_numpy(x).requires_grad_() for x in arrays]
+        alc.logeinsumexp(equation, *tensors).sum().backward()
+        for x, y in zip(tensors, pullback(np.ones(value.shape)), strict=True):
+            assert not np.any(y)
+            assert not x.grad.any()
+
+
+TORCH_EQUATIONS = [
+    ("ij,jk->ik", [(2, 3), (3, 2)]),
+    ("ii,ij,kj->k", [(2, 2), (2, 3), (2, 3)]),
+    ("i,j->ij", [(2,), (3,)]),
+    ("...ij,...j", [(2, 2, 3), (1, 3)]),
+]
+torch_equations = pytest.mark.parametrize(("equation", "shapes"), TORCH_EQUATIONS)
+forward_mode = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+
+def tensors(torch, shapes):
+    rng = np.random.default_rng(0)
+    return [torch.from_numpy(rng.normal(size=shape)).requires_grad_() for shape in shapes]
+
+
+@forward_mode
+@torch_equations
+@pytest.mark.parametrize("function", [alc.logeinsumexp, alc.maxplus_einsum])
+def test_autograd(torch_backend, function, equation, shapes):
+    torch = torch_backend.xp
+    operands = tensors(torch, shapes)
+
+    def f(*operands):
+        return function(equation, *operands)
+
+    assert torch.autograd.gradcheck(f, operands, check_forward_ad=function is alc.logeinsumexp)
+    assert torch.autograd.gradgradcheck(f, operands)
+
+
+@forward_mode
+@torch_equations
+def test_transforms(torch_backend, equation, shapes):
+    torch = torch_backend.xp
+    stacked = [x.detach() for x in tensors(torch, [(4, *shape) for shape in shapes])]
+
+    def f(*operands):
+        return alc.logeinsumexp(equation, *operands)
+
+    out = torch.func.vmap(torch.func.grad(lambda *x: f(*x).sum()))(*stacked)
+    for i in range(4):
+        row = [x[i].requires_grad_() for x in stacked]
+        (g,) = torch.autograd.grad(f(*row).sum(), row[:1])
+        torch.testing.assert_close(out[i], g)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning:torch")
+@torch_equations
+def test_compile(torch_backend, equation, shapes):
+    torch = torch_backend.xp
+    torch._dynamo.reset()
+    importlib.import_module("arraylogchain._torch.compiled")
+    operands = tensors(torch, shapes)
+
+    def f(*operands):
+        return alc.logeinsumexp(equation, *operands, optimize=[(0, 1)] * (len(operands) - 1))
+
+    out = torch.compile(f, fullgraph=True, backend="aot_eager")(*operands)
+    torch.testing.assert_close(out, f(*operands))
+    found, known = (torch.autograd.grad(y.sin().sum(), operands) for y in (out, f(*operands)))
+    torch.testing.assert_close(found, known)
+
+
+# ------------------------------------------------------------------- memory, plans and errors
+
+
+def test_broadcasts_are_not_expanded():
+    """[64, 300, 8, 1] and [8, 300, 40] share an axis each way; nothing of their product is made."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=s).astype("float32") for s in ((64, 300, 8, 1), (1, 300, 8, 40)))
+    used = temporaries(lambda: alc.logeinsumexp("akbx,xkbj->abj", a, b, workspace=1 << 20))
+    assert used <= (1 << 20) + a.nbytes + b.nbytes
+
+
+@pytest.mark.parametrize("sd", [1, 1000])
+def test_workspace_is_kept(sd):
+    rng = np.random.default_rng(0)
+    shapes = ((30, 200, 100), (100, 150), (150, 60))
+    operands = [rng.normal(0, sd, shape).astype("float32") for shape in shapes]
+    equation = "bij,jk,kl->bil"
+    plan = alc.plan_einsum(equation, *operands)
+    between = 4 * sum(step.size for step in plan.steps[:-1])
+
+    def call():
+        return alc.logeinsumexp(equation, *operands, workspace=1 << 20)
+
+    call()
+    assert temporaries(call) <= between + (1 << 20)
+
+
+def test_plan():
+    x = np.zeros((10, 10), np.float32)
+    plan = alc.plan_einsum("ab,bc,c->a", x, x, x[0])
+    assert [str(step) for step in plan.steps] == ["bc,c->b", "ab,b->a"]
+    assert plan.flops == 2 * 2 * 100
+    assert plan.largest_intermediate == 40
+    assert "bc,c->b" in str(plan)
+    assert "400 FLOP, at most 40 B" in str(plan)
+    assert str(alc.plan_einsum("ab->", x).steps[0]) == "ab->"
+    slow = alc.plan_einsum("ab,bc,c->a", x, x, x[0], optimize=[(0, 1), (0, 1)])
+    assert slow.flops == 2 * 1000 + 2 * 100
+
+
+@pytest.mark.parametrize("optimize", ["optimal", "greedy", False, [(0, 1, 2)], [(1, 2), (0, 1)]])
+def test_any_order_gives_the_same(optimize):
+    rng = np.random.default_rng(0)
+    operands = [rng.normal(size=shape) for shape in ((3, 4), (4, 5), (5, 2))]
+    check_einsum(make_backend("numpy"), "float64", "ab,bc,cd->ad", operands, optimize=optimize)
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes", "words"),
+    [
+        ("ij,jk->ik", [(2, 3), (4, 5)], ("operands[0]", "operands[1]", "'j'", "3 and 4")),
+        ("ij,jk->ik", [(2, 3)], ("2 operands", "1 are given")),
+        ("ijk->i", [(2, 3)], ("operands[0]", "(2, 3)", "'ijk'")),
+        ("i->i", [(2, 3)], ("operands[0]", "(2, 3)", "'i'")),
+        ("ii->i", [(2, 3)], ("operands[0]", "'i'", "[2, 3]")),
+        ("ij->ii", [(2, 3)], ("'i'", "2 times")),
+        ("ij->k", [(2, 3)], ("'k'", "no operand")),
+        ("i1->i", [(2, 3)], ("'i1'", "letters")),
+        ("...i->i", [(2, 3)], ("'...'", "output")),
+        ("i......->i", [(2, 3)], ("'i......'", "once")),
+    ],
+)
+def test_errors(equation, shapes, words):
+    operands = [np.zeros(shape) for shape in shapes]
+    for call in (alc.logeinsumexp, alc.maxplus_einsum, alc.plan_einsum, alc.vjp.logeinsumexp):
+        with pytest.raises(ValueError, match=mentions(*words)):
+            call(equation, *operands)
+
+
+def test_errors_about_what_is_no_array():
+    with pytest.raises(TypeError, match=mentions("equation", "string")):
+        alc.logeinsumexp(np.zeros(2), "i")
+    with pytest.raises(TypeError, match=mentions("operands[1]", "list")):
+        alc.logeinsumexp("i,i", np.zeros(2), [0.0, 1.0])
+    with pytest.raises(TypeError, match=mentions("operands[1]", "int64")):
+        alc.logeinsumexp("i,i", np.zeros(2), np.zeros(2, int))
+
+
+def test_without_opt_einsum(monkeypatch):
+    x = np.zeros((2, 2))
+    monkeypatch.setitem(importlib.sys.modules, "opt_einsum", None)
+    assert alc.logeinsumexp("ij,jk", x, x + 0.5).shape == (2, 2)
+    with pytest.raises(ImportError, match=mentions("3 operands", "extra einsum")):
+        alc.logeinsumexp("xy,yz,zw", x, x, x)

@@ -60,10 +60,13 @@ class State:
         if lanes.start is None and lanes.stop == self.values.shape[axis]:
             return self
         support = None if self.support is None else part_of(self.support, lanes, axis)
-        values, exponent, offset = (
-            part_of(x, lanes, axis) for x in (self.values, self.exponent, self.offset)
+        return replace(
+            self,
+            values=part_of(self.values, lanes, axis),
+            exponent=part_of(self.exponent, lanes, axis),
+            offset=part_of(self.offset, lanes, axis),
+            support=support,
         )
-        return replace(self, values=values, exponent=exponent, offset=offset, support=support)
 
     def in_log_form(self, ctx: Context) -> State:
         """Return the same state in log form, in the widest precision."""

@@ -14,7 +14,7 @@ from array_api_compat import array_namespace
 import arraylogchain as alc
 from arraylogchain._array.products.tiling import check_workspace
 from arraylogchain._arrays import enter
-from arraylogchain._cuda.products.log_product import logmatmulexp
+from arraylogchain._cuda.products.log_product import multiply
 from arraylogchain._fold import fold
 
 # Terms in memory at a time where a formulation works in blocks: half a gigabyte in float32.
@@ -30,7 +30,7 @@ def over_tensor_cores(a: Any, b: Any) -> Any:
     if context.kernels is None:  # the tests have no device
         return alc.logmatmulexp(a, b)
     layout, workspace = fold(a.shape, b.shape), check_workspace(None)
-    out = logmatmulexp(context, layout, *given.values(), workspace, tensor_cores=True)
+    out = multiply(context, layout, *given.values(), workspace, tensor_cores=True)
     return context.hand_back(out)
 
 

@@ -41,7 +41,12 @@ THIN_ROWS = (1, 2, 4)
 _THIN_THREADS = 512
 
 
-def logmatmulexp(
+def logmatmulexp(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) -> Array:
+    """Return log(exp(a) @ exp(b))."""
+    return multiply(ctx, layout, a, b, budget)
+
+
+def multiply(
     ctx: Context,
     layout: Fold,
     a: Array,

@@ -16,7 +16,7 @@ from typing import Any
 
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import Fold
-from arraylogchain._inputs.chain import Chain
+from arraylogchain._inputs.chain import Chain, GuessesFailedError
 from arraylogchain.plan import choose, sizes_of
 
 # Whether compiled loops may be picked; tests of the array implementation switch them off.
@@ -75,8 +75,6 @@ def for_chain(operation: str, ctx: Context, chain: Chain, workspace: int) -> Cal
 
 def _in_segments(operation: str, ctx: Context, chain: Chain, *args: Any) -> Any:
     """Return what array operations compute in segments of time; where guesses fail, loops."""
-    from arraylogchain._array.chains.time_parallel import GuessesFailedError
-
     try:
         return implementation(operation, "array")(ctx, replace(chain, else_loops=True), *args)
     except GuessesFailedError:

@@ -351,3 +351,30 @@ def test_results_go_to_zarr(client, tmp_path):
     lazy.marginals().to_zarr(tmp_path / "out.zarr")
     found = da.from_zarr(tmp_path / "out.zarr").compute()
     np.testing.assert_array_equal(found, lazy.marginals().compute(scheduler="sync"))
+
+
+@pytest.mark.parametrize("chunks", [(7, 30, 4), (20, 9, 4)])
+def test_one_matrix_and_what_comes_together(chunks):
+    rng = np.random.default_rng(0)
+    x, transitions, final = rng.normal(size=(20, 30, 4)), rng.random((4, 4)), rng.random(4)
+    cuts_time = chunks[1] < 30
+    options = {"transitions": transitions} | ({} if cuts_time else {"final": final})
+    whole = alc.LogChain(x, **options)
+    lazy = alc.LogChain(da.from_array(x, chunks=chunks), **options)
+    for found, expected in zip(lazy.posterior(), whole.posterior(), strict=True):
+        assert isinstance(found, da.Array)
+        np.testing.assert_allclose(found.compute(scheduler="sync"), expected, rtol=1e-11)
+    _, pullback = alc.vjp.log_partition(lazy)
+    gradients = pullback(np.ones(20), ["transitions", "final"])
+    expected = alc.vjp.log_partition(whole)[1](np.ones(20))
+    assert gradients.transitions.shape == (4, 4)
+    for found, other in zip(gradients[1:], expected[1:], strict=True):
+        if found is not None:
+            np.testing.assert_allclose(found.compute(scheduler="sync"), other, rtol=1e-11)
+    if cuts_time:
+        with pytest.raises(TypeError, match="filtered"):
+            lazy.filtered()
+        return
+    for found, other in zip(lazy.filtered(), whole.filtered(), strict=True):
+        np.testing.assert_array_equal(found.compute(scheduler="sync"), other)
+    assert "20 rows" not in str(lazy.plan("posterior"))

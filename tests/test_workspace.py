@@ -44,7 +44,9 @@ def _everything_imported():
     alc.logchainexp([x, x, x])
     wide = normal(40, 40, sd=1000)
     alc.logmatmulexp(wide, wide)  # where Numba is installed, the loop is compiled now
-    alc.LogChain(x, transitions=uniform(2, 3, 3)).log_partition()
+    chain = alc.LogChain(x, transitions=uniform(2, 3, 3))
+    chain.log_partition()
+    chain.filtered()
     importlib.import_module("arraylogchain._array.chains")  # where that took a loop
 
 

@@ -29,11 +29,12 @@ from arraylogchain._dask.blocks import (
     to_lazy,
     whole,
 )
+from arraylogchain._inputs.arguments import TRANSITIONS
 from arraylogchain._inputs.lengths import check_integers, check_lengths
 from arraylogchain._inputs.paths import check_path_shape
 from arraylogchain._random import check_generator
 from arraylogchain._text import amount
-from arraylogchain.chain import ChainPath, LogChain
+from arraylogchain.chain import ChainPath, ChainPosterior, FilteredChain, LogChain
 from arraylogchain.plan import Plan
 
 # Results without axes of their own.
@@ -50,6 +51,8 @@ class LazyChain(LogChain):
         if self.cuts_time and not {"final", "log_final"}.isdisjoint(self.given):
             raise self.without_cuts("weights of the last state")
         for name, x in self.given.items():
+            if name in TRANSITIONS and x.ndim == 2:
+                x = x[None]
             self._check_states(name, x)
             # Chunks of time make their own cuts.
             states = len(AXES[name]) - 1 if self.cuts_time and AXES[name] != (FIRST,) else 9
@@ -141,10 +144,36 @@ class LazyChain(LogChain):
             return getattr(time, operation)(self)
         packed = self._blocks(_value, (), operation=operation)
         if operation == "expected_transitions":
-            name = next(name for name in self.arrays if name.endswith("transitions"))
+            name = next(name for name in self.arrays if name in TRANSITIONS)
             return self.summed(packed, 0, name, self.given[name], self.dtype)
         core = () if operation in _TOTALS else (STEPS, STATES)
         return self._field(packed, 0, core, self.dtype)
+
+    def posterior(self) -> ChainPosterior:
+        """Return log Z, marginals and counts; see `LogChain.posterior`."""
+        name = next((name for name in self.arrays if name in TRANSITIONS), None)
+        if self.cuts_time:
+            counts = None if name is None else self.expected_transitions()
+            return ChainPosterior(self.log_partition(), self.marginals(), counts)
+        packed = self._blocks(_posterior, ())
+        total, marginals = (
+            self._field(packed, i, core, self.dtype) for i, core in enumerate([(), (STEPS, STATES)])
+        )
+        counts = None
+        if name is not None:
+            counts = self.summed(packed, 2, name, self.given[name], self.dtype)
+            counts = self._like_transitions(counts)
+        return ChainPosterior(total, marginals, counts)
+
+    def filtered(self) -> FilteredChain:
+        """Return normalised forward messages; see `LogChain.filtered`."""
+        if self.cuts_time:
+            raise self.without_cuts("filtered()")
+        packed = self._blocks(_filtered, ())
+        cores: list[Axes] = [(STEPS, STATES), (STEPS,)]
+        return FilteredChain(
+            *(self._field(packed, i, core, self.dtype) for i, core in enumerate(cores))
+        )
 
     def _viterbi(self) -> ChainPath:
         if self.cuts_time:
@@ -189,7 +218,8 @@ class LazyChain(LogChain):
         chunks = self._blocks(_value, (), operation=operation).chunks
         rows = [max(sizes, default=0) for sizes in chunks]
         stands_for = {}
-        for name, x in self.arrays.items():
+        for name in self.arrays:
+            x = self.given[name]
             own = x.ndim - len(AXES[name])
             lead = (
                 min(n, row) for n, row in zip(x.shape[:own], rows[len(rows) - own :], strict=True)
@@ -218,6 +248,17 @@ def _call(
 def _value(chain: LogChain, operation: str) -> tuple[Any]:
     out = getattr(chain, operation)()
     return (pieces.with_batch(chain, "transitions", out) if "transitions" in operation else out,)
+
+
+def _posterior(chain: LogChain) -> tuple[Any, ...]:
+    total, marginals, counts = chain.posterior()
+    if counts is None:
+        return total, marginals
+    return total, marginals, pieces.with_batch(chain, "transitions", counts)
+
+
+def _filtered(chain: LogChain) -> tuple[Any, ...]:
+    return tuple(chain.filtered())
 
 
 def _path(chain: LogChain) -> tuple[Any, Any]:
@@ -269,6 +310,8 @@ def value_and_pullback(
                 for i, (name, x) in enumerate(arrays.items())
             }
         fields = {FIELD_OF[name]: x for name, x in found.items()}
+        if "transitions" in fields:
+            fields["transitions"] = chain._like_transitions(fields["transitions"])
         return vjp.ChainGradients(*map(fields.get, vjp.ChainGradients._fields))
 
     return value, pullback

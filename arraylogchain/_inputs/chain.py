@@ -19,6 +19,10 @@ from arraylogchain._inputs.lengths import check_lengths
 PARTS = ("potentials", "transitions", "initial", "final")
 
 
+class GuessesFailedError(Exception):
+    """Segments of a chain's time could not be computed side by side; see `Chain.else_loops`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chain:
     """Arrays of whole chains, checked, with batch axes as given; None stands for all ones.
@@ -39,7 +43,8 @@ class Chain:
     lengths : numpy.ndarray [...] or None
         How many steps of each row are real, T at most; what lies past them is never read.
     else_loops : bool
-        Whether array operations leave the chain to compiled loops where its time cannot be cut.
+        Whether array operations leave the chain to compiled loops, by GuessesFailedError, where
+        segments of its time cannot be computed side by side.
     """
 
     batch: Shape

@@ -30,15 +30,11 @@ from arraylogchain._array.chains.accumulate import ChainSums
 from arraylogchain._array.chains.messages import last_message
 from arraylogchain._array.chains.states import log_sum
 from arraylogchain._context import Array, Context
-from arraylogchain._inputs.chain import Chain
+from arraylogchain._inputs.chain import Chain, GuessesFailedError
 from arraylogchain.plan import count_segments, sizes_of
 
 # How often results are the next guesses.
 _TRIALS = 2
-
-
-class GuessesFailedError(Exception):
-    """Guessed messages could not be verified."""
 
 
 @dataclass(frozen=True, slots=True)

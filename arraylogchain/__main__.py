@@ -18,19 +18,19 @@ from arraylogchain._cli.files import FileProblemError, solve
 
 _EXIT_USAGE = 2
 _EXIT_INTERRUPTED = 130
-_ARRAYS = ("transitions", "log_transitions", "initial", "log_initial")
+_ARRAYS = ("transitions", "log_transitions", "initial", "log_initial", "final", "log_final")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     parser = _parser()
     args = parser.parse_args(argv)
-    paths = {name: getattr(args, name) for name in ("log_potentials", *_ARRAYS)}
+    paths = {name: getattr(args, name) for name in ("log_potentials", *_ARRAYS, "lengths")}
     paths = {name: path for name, path in paths.items() if path is not None}
     _check_combination(parser, args, has_files=bool(paths))
     try:
         if paths:
-            solve(paths, args.output, args.device)
+            solve(paths, args.operation, args.output, args.device)
         else:
             print(describe(), end="\n\n", flush=True)
             print_demo(args.size or FULL_SIZE, args.seed or 0, args.device)
@@ -60,6 +60,8 @@ def _check_combination(
         parser.error("--size and --seed belong to the forum's case, not to files")
     if not has_files and args.output is not None:
         parser.error("-o needs a file of log potentials to solve")
+    if not has_files and args.operation != "log_partition":
+        parser.error(f"--{args.operation} needs a file of log potentials")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -67,7 +69,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m arraylogchain",
         description=(
             "Without files: print what is available here and solve the forum's case, with time, "
-            "memory and error. With files: print log_partition of your own chain."
+            "memory and error. With files: compute log_partition of your own chain, its marginals "
+            "or its best path."
         ),
     )
     parser.add_argument("--version", action="version", version=__version__)
@@ -84,19 +87,27 @@ def _parser() -> argparse.ArgumentParser:
     files.add_argument(
         "log_potentials", nargs="?", type=Path, metavar="x.npy", help="log potentials [..., T, K]"
     )
-    transitions = files.add_mutually_exclusive_group()
-    transitions.add_argument(
-        "--transitions", type=Path, metavar="P.npy", help="weights [..., T-1 or 1, K, K]"
-    )
-    transitions.add_argument("--log-transitions", type=Path, metavar="P.npy", help="their logs")
-    initial = files.add_mutually_exclusive_group()
-    initial.add_argument(
-        "--initial", type=Path, metavar="p0.npy", help="weights [..., K] (default: ones)"
-    )
-    initial.add_argument("--log-initial", type=Path, metavar="p0.npy", help="their logs")
+    for name, file, help_text in (
+        ("transitions", "P.npy", "weights [..., T-1 or 1, K, K] or [K, K]"),
+        ("initial", "p0.npy", "weights [..., K] (default: ones)"),
+        ("final", "p1.npy", "weights [..., K] (default: ones)"),
+    ):
+        either = files.add_mutually_exclusive_group()
+        either.add_argument(f"--{name}", type=Path, metavar=file, help=help_text)
+        either.add_argument(f"--log-{name}", type=Path, metavar=file, help="their logs")
     files.add_argument(
-        "-o", "--output", type=Path, metavar="out.npy", help="write log_partition there"
+        "--lengths", type=Path, metavar="n.npy", help="numbers of real steps [...] (default: all)"
     )
+    wanted = files.add_mutually_exclusive_group()
+    for name, help_text in (
+        ("marginals", "compute the probability of each state at each step"),
+        ("viterbi", "compute the states of the best path"),
+    ):
+        wanted.add_argument(
+            f"--{name}", dest="operation", action="store_const", const=name, help=help_text
+        )
+    parser.set_defaults(operation="log_partition")
+    files.add_argument("-o", "--output", type=Path, metavar="out.npy", help="write results there")
     return parser
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
-from arraylogchain import _dispatch, _threads
+from arraylogchain import LogChain, _dispatch, _threads
 from arraylogchain.__main__ import main
 from arraylogchain._cli import demo, environment
 from arraylogchain._cuda.device import Unavailable
@@ -157,6 +157,27 @@ def test_solves_files_of_logarithms(files, arrays):
     command = ["x.npy", "--log-transitions", "log_P.npy", "--log-initial", "log_p0.npy"]
     assert main([*command, "-o", "out.npy"]) == 0
     np.testing.assert_allclose(np.load("out.npy"), sum_over_paths(**arrays), rtol=1e-12)
+
+
+@pytest.mark.parametrize("option", ["marginals", "viterbi"])
+def test_other_operations_of_files(files, arrays, capsys, option):
+    lengths, final = np.full(len(arrays["x"]), 2), np.arange(1.0, 1 + K)
+    np.save("n.npy", lengths)
+    np.save("p1.npy", final)
+    command = ["x.npy", "--transitions", "P.npy", "--initial", "p0.npy", "--final", "p1.npy"]
+    assert main([*command, "--lengths", "n.npy", f"--{option}", "-o", "out.npy"]) == 0
+    chain = LogChain(
+        arrays["x"], transitions=arrays["P"], initial=arrays["p0"], final=final, lengths=lengths
+    )
+    expected = chain.viterbi().states if option == "viterbi" else chain.marginals()
+    np.testing.assert_array_equal(np.load("out.npy"), expected)
+    assert ("states" if option == "viterbi" else option) in capsys.readouterr().out
+
+
+def test_operations_need_files(capsys):
+    with pytest.raises(SystemExit):
+        main(["--viterbi"])
+    assert "--viterbi needs a file" in capsys.readouterr().err
 
 
 def test_initial_weights_may_be_left_out(files, arrays):

@@ -20,20 +20,22 @@ from arraylogchain.chain import LogChain
 
 # Up to this many results are printed one by one.
 _FEW = 8
-_LINEAR = ("transitions", "initial")
+_LINEAR = ("transitions", "initial", "final")
 
 
 class FileProblemError(Exception):
     """A file cannot be used; the message is one sentence that names it."""
 
 
-def solve(paths: Mapping[str, Path], output: Path | None, device_name: str) -> None:
-    """Compute log_partition of a chain stored in .npy files; print a summary.
+def solve(paths: Mapping[str, Path], operation: str, output: Path | None, device_name: str) -> None:
+    """Compute an operation on a chain stored in .npy files; print a summary.
 
     Parameters
     ----------
     paths : mapping of str to Path
         Files of the arguments of `LogChain`, by name.
+    operation : str
+        'log_partition', 'marginals' or 'viterbi', which gives states.
     output : Path or None
         The .npy file to write. It is replaced when the result is complete, or left as it is.
     device_name : str
@@ -48,14 +50,22 @@ def solve(paths: Mapping[str, Path], output: Path | None, device_name: str) -> N
             _refuse_negative(name, paths[name], arrays[name])
     start = time.perf_counter()
     try:
-        chain = LogChain(**{name: device.put(array) for name, array in arrays.items()})
+        lengths = arrays.pop("lengths", None)
+        put = {name: device.put(array) for name, array in arrays.items()}
+        chain = LogChain(**put, lengths=lengths)
     except (TypeError, ValueError) as error:
         raise FileProblemError(str(error)) from error
-    result = device.get(chain.log_partition())
+    found = getattr(chain, operation)()
+    result = device.get(found.states if operation == "viterbi" else found)
     seconds = time.perf_counter() - start
     if output is not None:
         _write(output, result)
-    print(_summary(result, arrays["log_potentials"].shape, seconds, device.name))
+    shape = arrays["log_potentials"].shape
+    print(f"chain          {shape[-2]} steps of {shape[-1]} states, batch {shape[:-2] or 'of one'}")
+    label = "states" if operation == "viterbi" else operation
+    timing = f"in {duration(seconds)} on {device.name}"
+    print(f"{label:<14} {result.dtype}, shape {result.shape}, {timing}")
+    print(_summary(device.get(found.log_weight) if operation == "viterbi" else result))
     if output is not None:
         print(f"written to {output}")
 
@@ -110,16 +120,12 @@ def _write(path: Path, array: NDArray[Any]) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def _summary(result: NDArray[Any], shape: tuple[int, ...], seconds: float, device: str) -> str:
-    """Describe the result in a few aligned lines."""
-    lines = [
-        f"chain          {shape[-2]} steps of {shape[-1]} states, batch {shape[:-2] or 'of one'}",
-        f"log_partition  {result.dtype}, shape {result.shape}, in {duration(seconds)} on {device}",
-    ]
+def _summary(result: NDArray[Any]) -> str:
+    """Describe numbers in a few aligned lines: those of a path are log weights."""
     if result.size <= _FEW:
         values = ", ".join(f"{value:.9g}" for value in result.ravel().tolist())
-        return "\n".join([*lines, f"values         {values or 'none'}"])
-    finite = result[np.isfinite(result)]
+        return f"values         {values or 'none'}"
+    lines, finite = [], result[np.isfinite(result)]
     if finite.size:
         lines.append(f"values         {finite.min():.9g} to {finite.max():.9g}")
     for label, count in (

@@ -35,6 +35,8 @@ def check_weights(ctx: Context, chain: Chain) -> None:
 def _on_host(ctx: Context, x: Array) -> np.ndarray:
     """Return a NumPy array without waiting for a device, one without entries if that cannot be."""
     if not ctx.is_numpy:
-        # torch has formats that NumPy lacks.
-        x = x.float().numpy() if str(ctx.device) == "cpu" else np.empty(0)
+        if str(ctx.device) != "cpu":
+            return np.empty(0)
+        # The one of torch's formats that NumPy lacks.
+        x = x.float() if str(x.dtype) == "torch.bfloat16" else x
     return np.asarray(x)

@@ -190,6 +190,8 @@ def test_potentials_that_are_not_finite(np_backend, dtype, monkeypatch, form, ba
 )
 @pytest.mark.parametrize("place", [(8, 9), (8, 60)])
 def test_invalid_weights(np_backend, dtype, monkeypatch, form, bad, place):
+    # Arrays may change once the chain is made.
+    monkeypatch.setattr("arraylogchain.chain.check_weights", lambda *_: None)
     options = given_as(form, masked(band(77, 2, 2), 3, 1))
     (weights,) = (w for w in options.values() if w is not None)
     weights[(1, 0, *place)] = bad

@@ -281,7 +281,8 @@ def _chain(
     logs = {"transitions_in_logs": in_logs, "initial_in_logs": in_logs}
     chain = Chain((rows,), steps, states, **arrays, **logs, lengths=lengths)
     if operation != "value_and_pullback":
-        return [function(ctx, chain, _WORKSPACE)]
+        results = function(ctx, chain, _WORKSPACE)
+        return list(results) if isinstance(results, tuple) else [results]
     value, pullback = function(ctx, chain, _WORKSPACE, True)
     found = pullback(_array(ctx, np.ones(rows)), frozenset(arrays))
     return [value, *(found[name] for name in arrays)]

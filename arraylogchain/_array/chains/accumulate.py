@@ -57,9 +57,11 @@ class ChainSums:
 
     def add_potentials(self, tile: Tile, time: int, values: Array, add: bool = True) -> None:
         """Add to the potentials' gradient of a step, or write what is the first of it."""
-        target = self.target_of_step(tile, time)
-        if target is not None:
-            add_rows(tile, target, values, add)
+        target, x = self.target_of_step(tile, time), self.potentials
+        if target is not None and x is not None:
+            # What rows share comes from several tiles.
+            is_shared = math.prod(x.shape[:-2]) != self.chain.num_rows
+            add_rows(tile, target, values, add or is_shared)
 
     def add_end(self, name: str, tile: Tile, values: Array) -> None:
         """Add to the gradient of 'initial' or 'final'."""

@@ -144,7 +144,13 @@ inline int run(const Launch& launch, const std::function<void()>& body) {
     }
     ::operator delete(dynamic_shared_memory, std::align_val_t(128));
     // Each library has its own: those of many would be more mappings than a process may have.
-    for (Fiber& fiber : fibers) munmap(fiber.stack, kStackBytes);
+    for (Fiber& fiber : fibers) {
+#if defined(__SANITIZE_ADDRESS__)
+        // What is mapped there next is not what was.
+        __asan_unpoison_memory_region(fiber.stack, kStackBytes);
+#endif
+        munmap(fiber.stack, kStackBytes);
+    }
     fibers.clear();
 #if defined(__x86_64__)
     _mm_setcsr(mode);

@@ -21,16 +21,20 @@ class Cost(NamedTuple):
     multiply_add: float
 
 
-# Fitted by `benchmarks.crossover`; they only pick an implementation. A step is one of all rows in
-# array operations, and one of one row in loops.
+# Fitted by `benchmarks.crossover`, see `benchmarks/crossover.json`; they only pick an implementation.
+# A step is one of all rows in array operations, and one of one row in loops.
 COSTS = {
     "forward": {
-        "array": Cost(1e-4, 1.6e-5, 2e-9, 1.5e-11),
-        "compiled": Cost(5e-5, 3e-8, 4e-9, 4e-11),
+        "array": Cost(5.2e-4, 8.6e-6, 2.2e-9, 1.1e-11),
+        "compiled": Cost(3.5e-5, 3.9e-8, 1.4e-9, 7.2e-11),
     },
     "posterior": {
-        "array": Cost(6.7e-4, 6.4e-5, 1.5e-8, 1.2e-11),
-        "compiled": Cost(7.6e-5, 1.9e-7, 7.5e-9, 1.9e-10),
+        "array": Cost(2.7e-3, 3.5e-5, 1.1e-8, 1.2e-11),
+        "compiled": Cost(1.1e-4, 6.2e-8, 5.9e-9, 1.5e-10),
+    },
+    "entropy": {
+        "array": Cost(4.9e-4, 5.9e-5, 1.7e-8, 7.3e-11),
+        "compiled": Cost(3.1e-5, 9.1e-8, 2.8e-8, 1.8e-10),
     },
 }
 # What else there is has no matrix multiply in it: loops serve better.
@@ -39,7 +43,7 @@ KINDS = {
     "forward_messages": "forward",
     "backward_messages": "forward",
     "filtered": "forward",
-    "entropy": "posterior",
+    "entropy": "entropy",
     "marginals": "posterior",
     "expected_transitions": "posterior",
     "posterior": "posterior",
@@ -54,6 +58,8 @@ _KERNEL_STEP, _DEVICE_STEP = 3e-6, 2e-4
 # rows side by side; what they cost besides, in steps; and by operation, how many times the work of
 # going step by step they take, guesses and their verification included.
 _SEGMENT_STEPS, _SEGMENT_ROWS, _SEGMENT_OVERHEAD = 64, 4096, 200
+# How many times faster than loops they have to be, as guesses may fail.
+_SEGMENT_MARGIN = 1.5
 _SEGMENT_PASSES = {
     "log_partition": 1.75,
     "marginals": 2.5,
@@ -114,7 +120,9 @@ def choose(operation: str, sizes: Sizes, backends: tuple[str, ...], workspace: i
         return Choice(route, "what loops hold would not fit the workspace", segments)
     if operation not in KINDS:
         return Choice("compiled", "there is no matrix multiply in it")
-    if seconds(operation, "compiled", sizes) <= seconds(operation, "array", sizes, segments):
+    margin = _SEGMENT_MARGIN if segments > 1 else 1.0
+    arrays = margin * seconds(operation, "array", sizes, segments)
+    if seconds(operation, "compiled", sizes) <= arrays:
         return Choice("compiled", "few states or few rows")
     return Choice(route, "matrix multiplies pay for many states and rows", segments)
 

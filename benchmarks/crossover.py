@@ -49,7 +49,7 @@ SIZES = (
     (200, 30, 100),
 )
 BACKENDS = ("compiled", "array")
-_SECONDS = 0.6  # of both on one chain, after which no round is begun but the third
+_SECONDS = 0.25  # of both on one chain, after which no round is begun but the third
 _ROUNDS = 7
 
 

@@ -21,8 +21,8 @@ class Cost(NamedTuple):
     multiply_add: float
 
 
-# Fitted by `benchmarks.crossover`, see `benchmarks/crossover.json`; they only pick an implementation.
-# A step is one of all rows in array operations, and one of one row in loops.
+# Fitted by `benchmarks.crossover` (`benchmarks/crossover.json`); they only pick an implementation. A
+# step is one of all rows in array operations, and one of one row in loops.
 COSTS = {
     "forward": {
         "array": Cost(5.2e-4, 8.6e-6, 2.2e-9, 1.1e-11),

@@ -21,8 +21,8 @@ class Cost(NamedTuple):
     multiply_add: float
 
 
-# Fitted by `benchmarks.crossover` (`benchmarks/crossover.json`); they only pick an implementation. A
-# step is one of all rows in array operations, and one of one row in loops.
+# Fitted by `benchmarks.crossover` (`benchmarks/crossover.json`); they only pick an implementation.
+# A step is one of all rows in array operations, and one of one row in loops.
 COSTS = {
     "forward": {
         "array": Cost(5.2e-4, 8.6e-6, 2.2e-9, 1.1e-11),
@@ -59,7 +59,7 @@ _KERNEL_STEP, _DEVICE_STEP = 3e-6, 2e-4
 # going step by step they take, guesses and their verification included.
 _SEGMENT_STEPS, _SEGMENT_ROWS, _SEGMENT_OVERHEAD = 64, 4096, 200
 # How many times faster than loops they have to be, as guesses may fail.
-_SEGMENT_MARGIN = 1.5
+_SEGMENT_MARGIN = 2.0
 _SEGMENT_PASSES = {
     "log_partition": 1.75,
     "marginals": 2.5,

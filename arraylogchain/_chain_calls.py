@@ -15,6 +15,7 @@ import numpy as np
 from arraylogchain import _dispatch
 from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._inputs.chain import Chain
+from arraylogchain._inputs.lengths import fill_past_ends
 
 # Takes a cotangent [*batch] and which of 'potentials', 'transitions', 'initial' and 'final'
 # are wanted; returns their gradients by name, in the shapes and dtypes of the chain's arrays.
@@ -76,10 +77,7 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     shape = (*chain.batch, chain.num_steps)
     xp, dtype = ctx.xp, ctx.result_dtype
     normalizers = xp.full(shape, -math.inf, dtype=dtype, device=ctx.device)
-    if chain.lengths is not None:
-        times = xp.arange(chain.num_steps, dtype=ctx.index_dtype, device=ctx.device)
-        real = ctx.integers(chain.lengths)[..., None] > times
-        normalizers = xp.where(real, normalizers, xp.zeros_like(normalizers))
+    normalizers = fill_past_ends(ctx, normalizers, chain.lengths, 0)
     return _of_nothing("marginals", ctx, chain), normalizers
 
 
@@ -120,8 +118,4 @@ def _of_nothing(operation: str, ctx: Context, chain: Chain) -> Array:
     elif operation not in ("log_partition", "entropy"):
         shape = (*shape, chain.num_steps, chain.num_states)
     out = xp.full(shape, value, dtype=dtype, device=ctx.device)
-    if operation == "viterbi" and chain.lengths is not None:
-        times = xp.arange(chain.num_steps, dtype=dtype, device=ctx.device)
-        real = ctx.integers(chain.lengths)[..., None] > times
-        out = xp.where(real, out, xp.full_like(out, -1))
-    return out
+    return fill_past_ends(ctx, out, chain.lengths, -1) if operation == "viterbi" else out

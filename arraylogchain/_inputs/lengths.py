@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from arraylogchain._arrays import on_host
-from arraylogchain._context import Array
+from arraylogchain._context import Array, Context
 from arraylogchain._fold import Shape
 
 
@@ -41,6 +41,15 @@ def check_lengths(
             f"{num_steps}, the number of steps of log_potentials"
         )
     return None if np.all(found == num_steps) else found.astype(np.int64)
+
+
+def fill_past_ends(ctx: Context, x: Array, lengths: np.ndarray | None, value: int) -> Array:
+    """Return x [..., T] with a value in the place of what lies past the ends of rows."""
+    if lengths is None:
+        return x
+    times = ctx.xp.arange(x.shape[-1], dtype=ctx.index_dtype, device=ctx.device)
+    real = ctx.integers(lengths)[..., None] > times
+    return ctx.xp.where(real, x, ctx.xp.full_like(x, value))
 
 
 def check_integers(name: str, dtype: object) -> None:

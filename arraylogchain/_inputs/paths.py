@@ -10,7 +10,7 @@ from arraylogchain._arrays import on_host
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import Shape, check_batches
 from arraylogchain._inputs.chain import Chain
-from arraylogchain._inputs.lengths import check_integers
+from arraylogchain._inputs.lengths import check_integers, fill_past_ends
 
 
 def check_states(ctx: Context, states: Array, chain: Chain) -> Array:
@@ -22,11 +22,7 @@ def check_states(ctx: Context, states: Array, chain: Chain) -> Array:
     check_integers("states", path.dtype)
     check_path_shape(tuple(path.shape), chain.batch, chain.num_steps)
     path = ctx.xp.astype(path, ctx.index_dtype, copy=False)
-    if chain.lengths is not None:
-        lengths = ctx.integers(chain.lengths)
-        times = ctx.xp.arange(chain.num_steps, dtype=ctx.index_dtype, device=ctx.device)
-        real = lengths[..., None] > times
-        path = ctx.xp.where(real, path, ctx.xp.zeros_like(path))
+    path = fill_past_ends(ctx, path, chain.lengths, 0)
     if 0 not in path.shape:
         check_range(int(ctx.xp.min(path)), int(ctx.xp.max(path)), chain.num_states)
     return path

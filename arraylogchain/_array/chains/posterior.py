@@ -130,10 +130,7 @@ def value_and_pullback(
         dtypes.
     """
     kept: list[TilePosterior] = []
-    # Segments do not tell final weights from what is handed back to them.
-    found = None
-    if chain.final is None:
-        found = cut_in_segments("value_and_pullback", ctx, chain, workspace)
+    found = cut_in_segments("value_and_pullback", ctx, chain, workspace)
     if found is not None:
         out, cut = found
     else:
@@ -161,7 +158,7 @@ def value_and_pullback(
 
 @dataclass(slots=True)
 class _Step:
-    """One step of the way back: the states of both directions, by parts.
+    """One step of the backward pass: the states of both directions, by parts.
 
     `ahead` holds those of the next step, after its potentials; None at the last one.
     """

@@ -84,7 +84,10 @@ def cut_in_segments(
     What fails raises GuessesFailedError if compiled loops can take over.
     """
     segments = count_segments(operation, sizes_of(chain), workspace)
-    found = None if segments == 1 else _guessed(operation, ctx, chain, segments, workspace)
+    found = None
+    # Segments do not tell final weights from what is handed back to them.
+    if segments > 1 and not (operation == "value_and_pullback" and chain.final is not None):
+        found = _guessed(operation, ctx, chain, segments, workspace)
     if found is None and segments > 1 and chain.else_loops:
         raise GuessesFailedError
     return found

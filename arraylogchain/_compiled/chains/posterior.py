@@ -1,4 +1,4 @@
-"""The way back through chains: posteriors, and values with their gradients."""
+"""The backward pass through chains: posteriors, and values with their gradients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Forward = tuple[Floats, Iterable[tuple[range, Any]]]
 
 
 class Posterior:
-    """A chain whose forward states are met on the way back."""
+    """A chain whose forward states are met on the backward pass."""
 
     def __init__(self, chain: Chain, workspace: int) -> None:
         self.sweep = Sweep(chain, workspace, "weights", "transposed")

@@ -155,7 +155,7 @@ class LazyChain(LogChain):
         if self.cuts_time:
             counts = None if name is None else self.expected_transitions()
             return ChainPosterior(self.log_partition(), self.marginals(), counts)
-        packed = self._blocks(_posterior, ())
+        packed = self._blocks(_value, (), operation="posterior")
         total, marginals = (
             self._field(packed, i, core, self.dtype) for i, core in enumerate([(), (STEPS, STATES)])
         )
@@ -169,7 +169,7 @@ class LazyChain(LogChain):
         """Return normalised forward messages; see `LogChain.filtered`."""
         if self.cuts_time:
             raise self.without_cuts("filtered()")
-        packed = self._blocks(_filtered, ())
+        packed = self._blocks(_value, (), operation="filtered")
         cores: list[Axes] = [(STEPS, STATES), (STEPS,)]
         return FilteredChain(
             *(self._field(packed, i, core, self.dtype) for i, core in enumerate(cores))
@@ -178,7 +178,7 @@ class LazyChain(LogChain):
     def _viterbi(self) -> ChainPath:
         if self.cuts_time:
             raise self.without_cuts("viterbi()")
-        packed = self._blocks(_path, ())
+        packed = self._blocks(_value, (), operation="viterbi")
         states = self._field(packed, 0, (STEPS,), np.int64)
         return ChainPath(states, self._field(packed, 1, (), self.dtype))
 
@@ -245,25 +245,14 @@ def _call(
     return method(LogChain(**arrays, workspace=workspace), *blocks[len(names) :], **options)
 
 
-def _value(chain: LogChain, operation: str) -> tuple[Any]:
-    out = getattr(chain, operation)()
-    return (pieces.with_batch(chain, "transitions", out) if "transitions" in operation else out,)
-
-
-def _posterior(chain: LogChain) -> tuple[Any, ...]:
-    total, marginals, counts = chain.posterior()
-    if counts is None:
-        return total, marginals
-    return total, marginals, pieces.with_batch(chain, "transitions", counts)
-
-
-def _filtered(chain: LogChain) -> tuple[Any, ...]:
-    return tuple(chain.filtered())
-
-
-def _path(chain: LogChain) -> tuple[Any, Any]:
-    states, weight = chain.viterbi()
-    return states, weight
+def _value(chain: LogChain, operation: str) -> tuple[Any, ...]:
+    """Return the arrays that a method returns, counts with all batch axes."""
+    found = getattr(chain, operation)()
+    if operation == "expected_transitions":
+        return (pieces.with_batch(chain, "transitions", found),)
+    if operation == "posterior" and found.expected_transitions is not None:
+        return (*found[:2], pieces.with_batch(chain, "transitions", found[2]))
+    return tuple(found) if isinstance(found, tuple) else (found,)
 
 
 def _weights(chain: LogChain, states: Any) -> tuple[Any]:

@@ -17,7 +17,7 @@ from typing import Any
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import Fold
 from arraylogchain._inputs.chain import Chain, GuessesFailedError
-from arraylogchain.plan import choose, sizes_of
+from arraylogchain.plan import KINDS, Choice, choose, sizes_of
 
 # Whether compiled loops may be picked; tests of the array implementation switch them off.
 COMPILED: bool = True
@@ -25,7 +25,7 @@ COMPILED: bool = True
 PRODUCTS = {
     "matmul": ("array",),
     "matmul_gradients": ("array",),
-    "logmatmulexp": ("array", "cuda"),
+    "logmatmulexp": ("array", "cuda", "cuda.tensor_cores"),
     "logmatmulexp_gradients": ("array", "cuda"),
     "logmatmulexp_tangent": ("array",),
     "logmatmulexp_second": ("array",),
@@ -64,13 +64,25 @@ def implementation(operation: str, backend: str) -> Callable[..., Any]:
 
 def for_chain(operation: str, ctx: Context, chain: Chain, workspace: int) -> Callable[..., Any]:
     """Return the function that computes an operation on a chain."""
-    found = backends(operation, ctx, chain)
-    route = choose(operation, sizes_of(chain), found, workspace).route
+    route = choice(operation, ctx, chain, workspace, measures=True).route
     if route == "kernel":
-        return partial(_by_kernels, operation)
-    if route == "segments" and "compiled" in found:
+        return partial(_by_kernels, operation, "cuda")
+    if route == "segments" and "compiled" in backends(operation, ctx, chain):
         return partial(_in_segments, operation)
     return implementation(operation, ROUTES[route])
+
+
+def choice(
+    operation: str, ctx: Context, chain: Chain, workspace: int, *, measures: bool = False
+) -> Choice:
+    """Return the route for an operation; with `measures`, a device may time those that it has."""
+    found, on_device = backends(operation, ctx, chain), None
+    # Kernels of what has no matrix multiply in it have nothing to be compared with.
+    if "cuda" in found and operation in KINDS:
+        from arraylogchain._cuda import tuning
+
+        on_device = tuning.chain_step(ctx, chain, workspace, measures=measures)
+    return choose(operation, sizes_of(chain), found, workspace, on_device)
 
 
 def _in_segments(operation: str, ctx: Context, chain: Chain, *args: Any) -> Any:
@@ -104,9 +116,14 @@ def _has_loops(ctx: Context) -> bool:
 def product(operation: str, ctx: Context, layout: Fold, *args: Any, **options: Any) -> Any:
     """Compute an operation on a product of two operands, which `layout` is the fold of."""
     has_kernels = ctx.kernels is not None and "cuda" in PRODUCTS[operation]
-    if has_kernels and _kernels_take(layout) and not _have_failed(operation, ctx):
-        return _by_kernels(operation, ctx, layout, *args, **options)
-    return implementation(operation, "array")(ctx, layout, *args, **options)
+    if not (has_kernels and _kernels_take(layout)) or _have_failed(operation, ctx):
+        return implementation(operation, "array")(ctx, layout, *args, **options)
+    backend = "cuda"
+    if operation == "logmatmulexp":
+        from arraylogchain._cuda import tuning
+
+        backend = tuning.product_backend(ctx, layout, *args)
+    return _by_kernels(operation, backend, ctx, layout, *args, **options)
 
 
 def _have_failed(operation: str, ctx: Context) -> bool:
@@ -116,12 +133,13 @@ def _have_failed(operation: str, ctx: Context) -> bool:
     return self_check.has_failed(ctx.kernels, operation)
 
 
-def _by_kernels(operation: str, ctx: Context, *args: Any, **options: Any) -> Any:
+def _by_kernels(operation: str, backend: str, ctx: Context, *args: Any, **options: Any) -> Any:
     """Return what kernels compute; if they prove to be wrong, what array operations do."""
-    from arraylogchain._cuda import self_check
+    from arraylogchain._cuda import first_use, self_check
 
-    found = implementation(operation, "cuda")(ctx, *args, **options)
-    if self_check.is_trusted(ctx, operation):
+    first_use.load_for(ctx, operation, backend, *args, **options)
+    found = implementation(operation, backend)(ctx, *args, **options)
+    if self_check.is_trusted(ctx, operation, backend):
         return found
     return implementation(operation, "array")(ctx, *args, **options)
 

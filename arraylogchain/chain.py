@@ -26,7 +26,7 @@ from arraylogchain._inputs.paths import check_states
 from arraylogchain._inputs.summary import summary
 from arraylogchain._inputs.weights import check_weights
 from arraylogchain._random import check_generator, room_for_samples
-from arraylogchain.plan import Plan, plan_chain
+from arraylogchain.plan import Plan, choose, plan_chain, sizes_of
 
 __all__ = ["ChainPath", "ChainPosterior", "FilteredChain", "LogChain"]
 
@@ -558,15 +558,15 @@ class LogChain:
         if operation not in _dispatch.CHAINS:
             names = ", ".join(_dispatch.CHAINS)
             raise ValueError(f"operation is {operation!r}; it must be one of {names}")
-        backends: tuple[str, ...] = ("array",)
         if self._entered is None:
             # Of arrays that are traced no more than shapes are read.
             chain = make_chain(self.arrays, None)
+            choice = choose(operation, sizes_of(chain), ("array",), self._workspace)
         else:
             ctx, chain = self._entered
-            backends = _dispatch.backends(operation, ctx, chain)
+            choice = _dispatch.choice(operation, ctx, chain, self._workspace)
         dtype = promote(dtype_name(x.dtype) for x in self.arrays.values())
-        return plan_chain(operation, chain, dtype, backends, self._workspace)
+        return plan_chain(operation, chain, dtype, choice, self._workspace)
 
     def __repr__(self) -> str:
         shapes = {name: shape_of(x) for name, x in self.arrays.items()}

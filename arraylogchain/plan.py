@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from arraylogchain._fold import Shape
 from arraylogchain._inputs.chain import Chain
-from arraylogchain._text import amount
+from arraylogchain._text import amount, duration
 
 
 class Cost(NamedTuple):
@@ -49,10 +49,6 @@ KINDS = {
     "posterior": "posterior",
     "value_and_pullback": "posterior",
 }
-
-# Of a step on a CUDA device: within a kernel, and as array operations of a few microseconds each.
-# Estimates, not measured; they only tell when long chains are better cut.
-_KERNEL_STEP, _DEVICE_STEP = 3e-6, 2e-4
 
 # Segments of time: their least length, enough for most chains to forget what they began with; most
 # rows side by side; what they cost besides, in steps; and by operation, how many times the work of
@@ -102,16 +98,41 @@ class Choice(NamedTuple):
     segments: int = 1
 
 
+class StepSeconds(NamedTuple):
+    """What a step of a chain takes on a CUDA device: by a kernel, and by array operations."""
+
+    kernel: float
+    arrays: float
+    is_measured: bool = False
+
+    def __str__(self) -> str:
+        source = "measured on this device" if self.is_measured else "estimated"
+        times = f"{duration(self.kernel)} by a kernel, {duration(self.arrays)} by array operations"
+        return f"a step takes {times} ({source})"
+
+
 @lru_cache(maxsize=1024)
-def choose(operation: str, sizes: Sizes, backends: tuple[str, ...], workspace: int) -> Choice:
-    """Choose the route for an operation among the implementations that there are."""
+def choose(
+    operation: str,
+    sizes: Sizes,
+    backends: tuple[str, ...],
+    workspace: int,
+    on_device: StepSeconds | None = None,
+) -> Choice:
+    """Choose the route for an operation among the implementations that there are.
+
+    Without `on_device`, there being a kernel is enough for it to be taken.
+    """
     segments = count_segments(operation, sizes, workspace)
-    if "cuda" in backends:
-        steps = _SEGMENT_PASSES.get(operation, 1.0) * (sizes.num_steps // segments)
-        if segments > 1 and steps * _DEVICE_STEP < sizes.num_steps * _KERNEL_STEP:
-            return Choice("segments", "a kernel would take step by step", segments)
-        return Choice("kernel", "the arrays are on a CUDA device")
     route = "segments" if segments > 1 else "vector"
+    if "cuda" in backends:
+        if on_device is None:
+            return Choice("kernel", "the arrays are on a CUDA device")
+        steps = _SEGMENT_PASSES.get(operation, 1.0) * (sizes.num_steps // segments)
+        if segments > 1 and steps * on_device.arrays < sizes.num_steps * on_device.kernel:
+            return Choice("segments", f"side by side; {on_device}", segments)
+        faster = route if on_device.arrays < on_device.kernel else "kernel"
+        return Choice(faster, str(on_device), 1 if faster == "kernel" else segments)
     if "compiled" not in backends:
         return Choice(
             route, "there is no compiled loop or kernel for this chain of these arrays", segments
@@ -247,12 +268,9 @@ class Plan:
         return "\n".join(f"{name:<12}{text}" for name, text in lines)
 
 
-def plan_chain(
-    operation: str, chain: Chain, dtype: str, backends: tuple[str, ...], workspace: int
-) -> Plan:
+def plan_chain(operation: str, chain: Chain, dtype: str, choice: Choice, workspace: int) -> Plan:
     """Return the plan for an operation on a chain, of whose arrays only shapes are read."""
     sizes, size, item = sizes_of(chain), chain.num_states, _ITEMSIZE[dtype]
-    choice = choose(operation, sizes, backends, workspace)
     given = (chain.transitions, chain.potentials, chain.initial, chain.final)
     products = (sizes.num_real - chain.num_rows) * (2 * size * size + size)
     passes = _SEGMENT_PASSES[operation] if choice.segments > 1 else 1

@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -44,9 +46,13 @@ class Device(Protocol):
     identity : str
         Its model, the driver's version, CuPy's version.
     launched : set of Kernel
-    checked : dict of str to int
+    loaded : set of tuple
+        Operations whose kernels have been compiled; see `first_use`.
+    checked : dict
         How many kernels had been launched when an operation was last found right; see
         `self_check`.
+    measured : dict
+        What implementations take; see `tuning`.
     """
 
     multiprocessors: int
@@ -54,7 +60,9 @@ class Device(Protocol):
     architecture: int
     identity: str
     launched: set[Kernel]
-    checked: dict[str, int]
+    loaded: set[tuple[str, ...]]
+    checked: dict[tuple[str, str], int]
+    measured: dict[str, dict[str, float] | None]
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Return new memory, from the library's own pool, for use on its current stream."""
@@ -70,6 +78,9 @@ class Device(Protocol):
 
     def load(self, source: str, kernel: str) -> None:
         """Make a kernel ready to run: while a graph is captured, none can be loaded."""
+
+    def seconds(self, run: Callable[[], object]) -> float:
+        """Return what the device takes for what a function queues; this waits for it."""
 
     def is_capturing(self) -> bool:
         """Tell whether a graph is captured, on the library's current stream."""
@@ -189,19 +200,43 @@ class _CudaDevice:
         driver = runtime.driverGetVersion()
         self.identity = f"{name}, driver {driver}, CuPy {cupy.__version__}"
         self.launched: set[Kernel] = set()
-        self.checked: dict[str, int] = {}
+        self.loaded: set[tuple[str, ...]] = set()
+        self.checked: dict[tuple[str, str], int] = {}
+        self.measured: dict[str, dict[str, float] | None] = {}
+
+    def _here(self) -> AbstractContextManager[Any]:
+        """Make the device current, and on it the stream that is the library's current one."""
+        return self._current  # type: ignore[no-any-return]
+
+    def run(self, launch: Launch) -> None:
+        name = Kernel(launch.source, launch.kernel)
+        with self._here():
+            kernel = modules.compiled(*name, self._index, self.shared_memory)
+            self.launched.add(name)
+            arguments = self._pointers(launch.arguments)
+            kernel((launch.grid,), (launch.block,), arguments, shared_mem=launch.shared_memory)
+
+    def _pointers(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return arguments as CuPy takes them."""
+        return arguments
 
     def load(self, source: str, kernel: str) -> None:
         with self._current:
-            self._kernel(source, kernel)
+            modules.compiled(source, kernel, self._index, self.shared_memory)
 
-    def _kernel(self, source: str, kernel: str) -> Any:
-        return modules.compiled(source, kernel, self._index, self.shared_memory)
+    def is_capturing(self) -> bool:
+        with self._here():
+            return bool(self._cupy.cuda.get_current_stream().is_capturing())
 
-    def _start(self, launch: Launch, arguments: tuple[Any, ...]) -> None:
-        kernel = self._kernel(launch.source, launch.kernel)
-        self.launched.add(Kernel(launch.source, launch.kernel))
-        kernel((launch.grid,), (launch.block,), arguments, shared_mem=launch.shared_memory)
+    def seconds(self, run: Callable[[], object]) -> float:
+        cuda = self._cupy.cuda
+        with self._here():
+            begin, end = cuda.Event(), cuda.Event()
+            begin.record()
+            run()
+            end.record()
+            end.synchronize()
+            return float(cuda.get_elapsed_time(begin, end)) / 1e3
 
 
 class CupyDevice(_CudaDevice):
@@ -216,14 +251,6 @@ class CupyDevice(_CudaDevice):
 
     def dtype_name(self, x: Array) -> str:
         return str(x.dtype.name)
-
-    def run(self, launch: Launch) -> None:
-        with self._current:
-            self._start(launch, launch.arguments)
-
-    def is_capturing(self) -> bool:
-        with self._current:
-            return bool(self._cupy.cuda.get_current_stream().is_capturing())
 
     def copied(self, numbers: np.ndarray) -> Array:
         with self._current:
@@ -247,19 +274,16 @@ class TorchDevice(_CudaDevice):
     def dtype_name(self, x: Array) -> str:
         return str(x.dtype).removeprefix("torch.")
 
-    def run(self, launch: Launch) -> None:
-        tensor = self._torch.Tensor
-        arguments = tuple(
-            np.uint64(x.data_ptr()) if isinstance(x, tensor) else x for x in launch.arguments
-        )
+    @contextmanager
+    def _here(self) -> Iterator[None]:
         stream = _Stream(self._torch.cuda.current_stream(self._index).cuda_stream)
         # A stream becomes current on the device that is current, so this order matters.
         with self._current, self._cupy.cuda.Stream.from_external(stream):
-            self._start(launch, arguments)
+            yield
 
-    def is_capturing(self) -> bool:
-        with self._torch.cuda.device(self._index):
-            return bool(self._torch.cuda.is_current_stream_capturing())
+    def _pointers(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        tensor = self._torch.Tensor
+        return tuple(np.uint64(x.data_ptr()) if isinstance(x, tensor) else x for x in arguments)
 
     def copied(self, numbers: np.ndarray) -> Array:
         pinned = self._torch.from_numpy(numbers).pin_memory()

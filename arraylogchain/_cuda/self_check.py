@@ -3,30 +3,28 @@
 When an operation has launched a kernel for the first time, small hard cases of the operation that
 launch it are computed by kernels and, on the host, by the array implementation in float64. Passed:
 that is remembered on disk, for the model of the device, its driver, CuPy and the kernel's source.
-Failed: a warning, and array operations compute from then on.
+Failed: a warning, and another implementation computes from then on.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import array_api_compat.numpy
 import numpy as np
 
-from arraylogchain import __version__, _arrays, _dispatch
+from arraylogchain import _arrays, _dispatch
 from arraylogchain._context import SINGLE, Array, Context
+from arraylogchain._cuda import records
 from arraylogchain._cuda.device import Device
-from arraylogchain._cuda.launch import Kernel, Launch
-from arraylogchain._cuda.modules import source_text
+from arraylogchain._cuda.first_use import Probe, load
+from arraylogchain._cuda.launch import Kernel
 from arraylogchain._fold import fold
 from arraylogchain._inputs.chain import Chain
 
@@ -55,107 +53,86 @@ _EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64"
 # The largest G of an entry that is proved: the logarithm of eps over the smallest normal number.
 _LARGEST_GAP = {"float32": 72, "float64": 673}
 
-_failed: set[tuple[str, str]] = set()
+# On which model of device which operation failed by which kernels.
+_failed: set[tuple[str, str, str]] = set()
 
 
-def has_failed(device: Device, operation: str) -> bool:
+class Finding(NamedTuple):
+    """The largest error of some cases, as a multiple of what is allowed, and what is wrong."""
+
+    error: float
+    problem: str | None
+
+
+def has_failed(device: Device, operation: str, backend: str = "cuda") -> bool:
     """Tell whether an operation's kernels have failed their check on this model of device."""
-    return (device.identity, operation) in _failed
+    return (device.identity, operation, backend) in _failed
 
 
-def is_trusted(ctx: Context, operation: str) -> bool:
+def is_trusted(ctx: Context, operation: str, backend: str = "cuda") -> bool:
     """Tell whether what an operation's kernels have computed can be handed out."""
     device = ctx.kernels
     count = len(device.launched)
-    if device.checked.get(operation) == count:
+    if device.checked.get((operation, backend)) == count:
         return True  # no kernel is new
     # While a graph is captured nothing can be read; the call before it has checked.
     if os.environ.get("ARRAYLOGCHAIN_SELF_CHECK") == "0" or device.is_capturing():
         return True
-    records = {kernel: _record(device, operation, kernel) for kernel in device.launched.copy()}
-    new = {kernel for kernel, record in records.items() if not _is_recorded(record)}
-    problem = check(ctx, operation, new) if new else None
+    subjects = {
+        kernel: (device.identity, f"{operation} by {kernel.name}", kernel.source)
+        for kernel in device.launched.copy()
+    }
+    new = {kernel for kernel, subject in subjects.items() if records.read(*subject) is None}
+    problem = check(ctx, operation, new, backend).problem if new else None
     if problem is not None:
-        _failed.add((device.identity, operation))
+        _failed.add((device.identity, operation, backend))
         warnings.warn(
             f"the CUDA kernels of {operation} failed their check on {device.identity}: {problem}; "
-            f"array operations take over from now on. Please report this, with what "
-            f"python -m arraylogchain prints",
+            f"others, or array operations, take over from now on. Please report this, with what "
+            f"python -m arraylogchain --device cuda --check prints",
             RuntimeWarning,
             stacklevel=2,
         )
         return False
     for kernel in new:
-        _remember(records[kernel])
-    device.checked[operation] = count
+        records.write(*subjects[kernel])
+    device.checked[operation, backend] = count
     return True
 
 
-def _record(device: Device, operation: str, kernel: Kernel) -> Path:
-    """Return the path of an empty file that says that a kernel has passed."""
-    key = (__version__, device.identity, operation, kernel, source_text(kernel.source))
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111
-    return folder / "arraylogchain" / "passed" / hashlib.sha256(repr(key).encode()).hexdigest()[:32]
-
-
-def _is_recorded(record: Path) -> bool:
+def check(
+    ctx: Context, operation: str, kernels: set[Kernel] | None = None, backend: str = "cuda"
+) -> Finding:
+    """Compare results of an operation's cases, those alone that some kernels take part in."""
+    cuda, array = (_dispatch.implementation(operation, name) for name in (backend, "array"))
+    device, host, largest = ctx.kernels, _host(), 0.0
     try:
-        return record.exists()
-    except OSError:
-        return False
-
-
-def _remember(record: Path) -> None:
-    """Make a file, if that can be done: several processes do not get into each other's way."""
-    # Where there is no room for it, the next process checks again.
-    with contextlib.suppress(OSError):
-        record.parent.mkdir(parents=True, exist_ok=True)
-        record.touch()
-
-
-def check(ctx: Context, operation: str, kernels: set[Kernel]) -> str | None:
-    """Return what is wrong with an operation's results from some kernels; None if nothing is."""
-    cuda, array = (_dispatch.implementation(operation, name) for name in ("cuda", "array"))
-    host = _host()
-    for case, reach in _cases(ctx, operation):
-        probe = _Probe(ctx.kernels)
-        on_device = replace(ctx, kernels=probe)
-        try:
-            case(cuda, on_device)
-            names = ", ".join(sorted(kernel.name for kernel in probe.seen))
-            if not probe.seen & kernels:
-                continue
+        chosen = []
+        for case, reach in _cases(ctx, operation):
+            # Cases choose the same launches wherever they run.
+            probe = Probe(device, multiprocessors=2)
+            case(cuda, replace(ctx, kernels=probe))
+            if kernels is None or probe.seen & kernels:
+                chosen.append((case, reach, probe))
+        load(device, {kernel for *_, probe in chosen for kernel in probe.seen})
+        for case, reach, probe in chosen:
             probe.runs = True
-            error = _largest_error(ctx, operation, reach, case(cuda, on_device), case(array, host))
-        except Exception as failure:  # a launch that the driver refuses, ...
-            return f"{type(failure).__name__}: {failure}"
-        if error > 0:
-            return f"{names} err by {error:.3g}"
-    return None
-
-
-@dataclass
-class _Probe:
-    """A device for which cases choose the same launches wherever they run, if they run."""
-
-    device: Device
-    runs: bool = False
-    seen: set[Kernel] = field(default_factory=set)
-
-    def __getattr__(self, name: str) -> Any:
-        return 2 if name == "multiprocessors" else getattr(self.device, name)
-
-    def run(self, launch: Launch) -> None:
-        self.seen.add(Kernel(launch.source, launch.kernel))
-        if self.runs:
-            self.device.run(launch)
+            found = case(cuda, replace(ctx, kernels=probe))
+            error, ratio = _largest_error(ctx, operation, reach, found, case(array, host))
+            largest = max(largest, ratio)
+            if ratio > 1:
+                names = ", ".join(sorted(kernel.name for kernel in probe.seen))
+                return Finding(largest, f"{names} err by {error:.3g}")
+    except Exception as failure:  # a launch that the driver refuses, ...
+        return Finding(np.inf, f"{type(failure).__name__}: {failure}")
+    return Finding(largest, None)
 
 
 def _largest_error(
     ctx: Context, operation: str, reach: float, found: list[Array], exact: list[np.ndarray]
-) -> float:
-    """Return the largest difference that the error model does not allow; 0 if there is none."""
-    largest, eps = 0.0, _EPS[ctx.precision.name]
+) -> tuple[float, float]:
+    """Return the error that is the largest multiple of what is allowed, and that multiple."""
+    worst, eps = (0.0, 0.0), _EPS[ctx.precision.name]
     # What lies beyond the dtype's range comes out as an infinity.
     limit = np.finfo("float16" if ctx.result_name == "float16" else ctx.precision.name).max
     for x, y in zip(found, exact, strict=True):
@@ -168,12 +145,12 @@ def _largest_error(
         error, size = np.abs(z - y), np.abs(y)
         # An absolute error in logarithms is a relative error of a posterior weight.
         units = 1.0 if operation in _LOGS else np.maximum(size, 1)
-        allowed = 2 * _EPS[ctx.result_name] * size + eps * reach * units
-        wrong = ~((z == y) | (np.isnan(z) & np.isnan(y)) | (error <= allowed))
-        largest = max(
-            largest, float(np.max(np.where(np.isnan(error), np.inf, error)[wrong], initial=0))
-        )
-    return largest
+        ratio = error / (2 * _EPS[ctx.result_name] * size + eps * reach * units)
+        right = (z == y) | (np.isnan(z) & np.isnan(y))
+        error, ratio = (np.where(right, 0, np.nan_to_num(n, nan=np.inf)) for n in (error, ratio))
+        if ratio.size and ratio.max() > worst[1]:
+            worst = float(error.flat[ratio.argmax()]), float(ratio.max())
+    return worst
 
 
 def _host() -> Context:

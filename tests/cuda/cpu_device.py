@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,10 @@ class CpuDevice:
         self.folder = folder
         self.launches: list[Launch] = []
         self.launched: set[Kernel] = set()
-        self.checked: dict[str, int] = {}
-        self._loaded: set[tuple[str, str]] = set()
+        self.loaded: set[tuple[str, ...]] = set()
+        self.checked: dict[tuple[str, str], int] = {}
+        self.measured: dict[str, dict[str, float] | None] = {}
+        self._ready: set[tuple[str, str]] = set()
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         """Return an array of NaN: what no kernel has written shows."""
@@ -82,9 +85,15 @@ class CpuDevice:
         return numbers.copy()
 
     def load(self, source: str, kernel: str) -> None:
-        if self.captures and (source, kernel) not in self._loaded:
+        if self.captures and (source, kernel) not in self._ready:
             raise KernelError(f"{kernel} of {source} would be loaded while a graph is captured")
-        self._loaded.add((source, kernel))
+        self._ready.add((source, kernel))
+
+    def seconds(self, run: Callable[[], object]) -> float:
+        """Return a second for each launch."""
+        before = len(self.launches)
+        run()
+        return float(len(self.launches) - before)
 
     def run(self, launch: Launch) -> None:
         """Run a launch to its end; raise KernelError where a device would hang or refuse it."""

@@ -61,13 +61,14 @@ def check_logmatmulexp(
     b: Any,
     *,
     workspace: int = WORKSPACE,
-    tensor_cores: bool | None = None,
+    tensor_cores: bool = False,
     count: float | None = None,
 ) -> np.ndarray:
     a, b = on_device(a, dtype), on_device(b, dtype)
     before = a.copy(), b.copy()
     layout = fold(a.shape, b.shape)
-    out = log_product.multiply(context(device, dtype), layout, a, b, workspace, tensor_cores)
+    given = (context(device, dtype), layout, a, b, workspace)
+    out = log_product.multiply(*given, tensor_cores=tensor_cores)
     out = from_device(out, dtype)
     held = from_device(a, dtype), from_device(b, dtype)
     exact = reference.logmatmulexp(*held)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -53,6 +52,7 @@ class FakeCupy(ModuleType):
         self.made: list[Any] = []
         self.compute_capability = "90"
         self.captures = False
+        self.recorded: list[Any] = []
         fake = self
 
         class Device:
@@ -93,6 +93,8 @@ class FakeCupy(ModuleType):
         self.cuda = SimpleNamespace(
             Device=Device,
             Stream=Stream,
+            Event=lambda: SimpleNamespace(record=self.record, synchronize=lambda: None),
+            get_elapsed_time=lambda begin, end: 1500.0,
             get_current_stream=lambda: SimpleNamespace(is_capturing=lambda: fake.captures),
             runtime=SimpleNamespace(
                 is_hip=False,
@@ -111,6 +113,9 @@ class FakeCupy(ModuleType):
 
     def asarray(self, numbers: Any) -> Any:
         return "copy", self.devices[-1]
+
+    def record(self) -> None:
+        self.recorded.append((self.devices[-1], self.streams[-1]))
 
     def empty(self, shape: Any, dtype: Any) -> Any:
         self.made.append((shape, dtype, self.devices[-1]))
@@ -146,11 +151,8 @@ class FakeTorch(ModuleType):
         self.Tensor = FakeTensor
         self.float32, self.bfloat16, self.int64 = "torch.float32", "torch.bfloat16", "torch.int64"
         self.version = SimpleNamespace(hip=None)
-        self.captures = False
         self.cuda = SimpleNamespace(
             current_device=lambda: 1,
-            device=lambda device: nullcontext(),
-            is_current_stream_capturing=lambda: self.captures,
             current_stream=lambda index: SimpleNamespace(cuda_stream=700 + index),
         )
 
@@ -356,8 +358,15 @@ def test_captures_are_seen(cupy: FakeCupy, torch: FakeTorch) -> None:
     """Nothing is copied into a graph, and no kernel is checked."""
     devices = find("torch", torch.device("cuda", 1)), find("cupy", SimpleNamespace(id=1))
     assert not any(device.is_capturing() for device in devices)
-    cupy.captures = torch.captures = True
+    cupy.captures = True
     assert all(device.is_capturing() for device in devices)
+
+
+def test_times_are_those_of_the_library_s_stream(cupy: FakeCupy, torch: FakeTorch) -> None:
+    for device in find("torch", torch.device("cuda", 1)), find("cupy", SimpleNamespace(id=1)):
+        assert not isinstance(device, Unavailable)
+        assert device.seconds(lambda: None) == 1.5
+    assert cupy.recorded == [(1, "stream 701 of device 1")] * 2 + [(1, "CuPy's")] * 2
 
 
 @pytest.mark.parametrize("library", ["cupy", "torch"])
@@ -371,7 +380,7 @@ def test_lengths_are_captured_after_a_first_call(
     row_lengths(device, chain)
     assert cupy.launches == []
     loaded = list(cupy.compiled)
-    cupy.captures = torch.captures = True
+    cupy.captures = True
     row_lengths(device, chain)
     assert len(cupy.launches) == 10
     assert cupy.compiled == loaded

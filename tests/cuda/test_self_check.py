@@ -2,7 +2,6 @@
 
 import shutil
 import warnings
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -10,10 +9,10 @@ import pytest
 import arraylogchain as alc
 from arraylogchain import _arrays, _dispatch
 from arraylogchain._context import quiet
-from arraylogchain._cuda import modules, self_check
+from arraylogchain._cuda import modules, records, self_check
 from arraylogchain._cuda.dtypes import C_TYPES
+from arraylogchain._cuda.first_use import Probe
 from arraylogchain._cuda.launch import Kernel
-from arraylogchain._cuda.products import log_product
 from tests.cuda.cpu_device import CpuDevice
 from tests.cuda.instantiations import INSTANTIATIONS
 from tests.cuda.product_checks import context, normal
@@ -22,7 +21,13 @@ from tests.test_chain import uniform
 pytestmark = pytest.mark.usefixtures("compiler")
 
 TABLES = (_dispatch.PRODUCTS, _dispatch.CHAINS)
-OPERATIONS = [name for table in TABLES for name, backends in table.items() if "cuda" in backends]
+OPERATIONS = [
+    pytest.param(name, backend, id=f"{name}-{backend}")
+    for table in TABLES
+    for name, backends in table.items()
+    for backend in backends
+    if backend.startswith("cuda")
+]
 ALL = {Kernel(source, name) for source, names in INSTANTIATIONS.items() for name in names}
 
 # What is changed in a source, and an operation and a dtype that have it.
@@ -73,9 +78,9 @@ def spoil(folder, source):
     return CpuDevice(seed=1, folder=folder)
 
 
-def problem(device, dtype, operation, kernels=frozenset(ALL)):
+def check(device, dtype, operation, kernels=None, backend="cuda"):
     with quiet():  # as all computing is done
-        return self_check.check(context(device, dtype), operation, kernels)
+        return self_check.check(context(device, dtype), operation, kernels, backend)
 
 
 def test_all_sources_are_spoilt():
@@ -86,35 +91,36 @@ def test_all_sources_are_spoilt():
 def test_spoilt_kernels_are_caught(tmp_path, source):
     dtype = "float16" if source == "products/rounded.cu" else "float32"
     own = {kernel for kernel in ALL if kernel.source == source}
-    found = problem(spoil(tmp_path / "kernels", source), dtype, SPOILT[source][2], own)
-    assert "err by" in found
-    assert any(kernel.name in found for kernel in own)
+    found = check(spoil(tmp_path / "kernels", source), dtype, SPOILT[source][2], own)
+    assert found.error > 1
+    assert "err by" in found.problem
+    assert any(kernel.name in found.problem for kernel in own)
 
 
 @pytest.mark.parametrize(
     "precision",
     ["float32", *(pytest.param(d, marks=pytest.mark.exhaustive) for d in ("float64", "float16"))],
 )
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_kernels_pass(precision, operation):
+@pytest.mark.parametrize(("operation", "backend"), OPERATIONS)
+def test_kernels_pass(precision, operation, backend):
     device = CpuDevice(seed=3, flush_to_zero=precision != "float64")
-    assert problem(device, precision, operation) is None
+    found = check(device, precision, operation, backend=backend)
+    assert found.problem is None
+    assert (found.error == 0) is operation.startswith("maxplus")
     assert device.launches
 
 
 def test_every_kernel_is_in_a_case():
-    """Those over tensor cores as well, where these are taken."""
     seen = set()
     for dtype in C_TYPES:
-        for tensor_cores in ({}, {90: {"float32", "float64"}}):
-            for operation in OPERATIONS:
-                probe = self_check._Probe(CpuDevice())
-                ctx = context(probe, dtype)
-                function = _dispatch.implementation(operation, "cuda")
-                with patch.dict(log_product.TENSOR_CORES, tensor_cores), quiet():
-                    for case, _ in self_check._cases(ctx, operation):
-                        case(function, ctx)
-                seen |= probe.seen
+        for operation, backend in (param.values for param in OPERATIONS):
+            probe = Probe(CpuDevice(), multiprocessors=2)
+            ctx = context(probe, dtype)
+            function = _dispatch.implementation(operation, backend)
+            with quiet():
+                for case, _ in self_check._cases(ctx, operation):
+                    case(function, ctx)
+            seen |= probe.seen
     assert seen == ALL
 
 
@@ -127,7 +133,7 @@ def cache(monkeypatch, tmp_path):
     monkeypatch.setenv("ARRAYLOGCHAIN_SELF_CHECK", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(self_check, "_failed", set())
-    return tmp_path / "arraylogchain" / "passed"
+    return tmp_path / "arraylogchain" / "devices"
 
 
 @pytest.fixture
@@ -184,7 +190,7 @@ def test_what_has_passed_is_remembered(cache, use):
 def test_other_sources_are_checked_again(cache, use, monkeypatch):
     use(CpuDevice())
     product()
-    monkeypatch.setattr(self_check, "source_text", lambda source: f"another {source}")
+    monkeypatch.setattr(records, "source_text", lambda source: f"another {source}")
     device = use(CpuDevice())
     product()
     assert len(device.launches) > 1

@@ -200,37 +200,3 @@ def test_small_products_are_added_before_large_ones() -> None:
     a, b = (np.concatenate([[[x] * 40, [-40.0 - x] * 40], factors[i]])
             for i, x in enumerate([0.0, -40.0]))  # fmt: skip
     check(WithoutExact(), "float32", a.T, b)
-
-
-def test_the_table_decides_and_the_argument_decides_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    def takes_tensor_cores(dtype: str, **options: bool) -> bool:
-        device = CpuDevice()
-        check_logmatmulexp(device, dtype, normal(64, 34), normal(34, 64, seed=1), **options)
-        return chosen(device)[0].endswith("true")
-
-    monkeypatch.setattr(log_product, "TENSOR_CORES", {})
-    assert not takes_tensor_cores("float32")
-    assert takes_tensor_cores("float32", tensor_cores=True)
-    table = {CpuDevice.architecture: frozenset({"float32"})}
-    monkeypatch.setattr(log_product, "TENSOR_CORES", table)
-    assert takes_tensor_cores("float32")
-    assert takes_tensor_cores("float16")
-    assert not takes_tensor_cores("float64")
-    assert not takes_tensor_cores("float32", tensor_cores=False)
-    monkeypatch.setattr(CpuDevice, "architecture", 80)
-    assert not takes_tensor_cores("float32")
-
-
-def test_the_table_has_no_device_without_tensor_cores() -> None:
-    for architecture, dtypes in log_product.TENSOR_CORES.items():
-        assert architecture >= 80
-        assert dtypes <= set(log_product.TENSOR_TILES)
-
-
-@pytest.mark.parametrize("n", [2, 8, 64])
-def test_devices_that_have_none(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-    monkeypatch.setattr(CpuDevice, "architecture", 75)
-    x = normal(n, n)
-    with pytest.raises(ValueError, match=r"tensor_cores is True, .* capability is 7\.5; it"):
-        check(CpuDevice(), "float32", x, x)
-    check_logmatmulexp(CpuDevice(), "float32", x, x)

@@ -1,17 +1,16 @@
-"""Public functions with products over tensor cores, which have to be asked for."""
+"""Public functions with products over tensor cores, whatever the device does faster."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from arraylogchain._cuda.products import log_product
+from arraylogchain._cuda import tuning
 
-EVERY = range(log_product.FIRST_WITH_TENSOR_CORES, 1000)
+EVERY = range(tuning.FIRST_WITH_TENSOR_CORES, 1000)
 
 
 @contextmanager
 def tensor_cores() -> Iterator[None]:
-    """Let large log products take tensor cores in every dtype, where the device has them."""
-    everywhere = dict.fromkeys(EVERY, frozenset(log_product.TENSOR_TILES))
-    with patch.dict(log_product.TENSOR_CORES, everywhere):
+    """Let log products that are large enough for tiles take tensor cores."""
+    with patch.object(tuning, "product_backend", lambda *_: "cuda.tensor_cores"):
         yield

@@ -7,25 +7,35 @@ import pytest
 import arraylogchain as alc
 from arraylogchain._arrays import enter
 from arraylogchain._cuda import self_check
-from tests.cuda.test_self_check import ALL, OPERATIONS, A, B
+from arraylogchain._cuda.tuning import FIRST_WITH_TENSOR_CORES
+from tests.cuda.test_self_check import OPERATIONS, A, B
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_kernels_pass(backend, dtype, operation):
+def skip_without_tensor_cores(ctx, kernels):
+    if kernels == "cuda.tensor_cores" and ctx.kernels.architecture < FIRST_WITH_TENSOR_CORES:
+        pytest.skip("the device has no tensor cores that would do")
+
+
+@pytest.mark.parametrize(("operation", "kernels"), OPERATIONS)
+def test_kernels_pass(backend, dtype, operation, kernels):
     ctx, _ = enter({"a": backend.asarray(A, dtype)})
+    skip_without_tensor_cores(ctx, kernels)
     with ctx.computing():
-        assert self_check.check(ctx, operation, ALL) is None  # compiles
+        assert self_check.check(ctx, operation, None, kernels).problem is None  # compiles
         begin = time.perf_counter()
-        assert self_check.check(ctx, operation, ALL) is None
+        assert self_check.check(ctx, operation, None, kernels).problem is None
     # By the case for each kernel; a call checks those alone that it launches.
     assert time.perf_counter() - begin < 1
 
 
-@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name in self_check._LOGS])
-def test_half_precisions_pass(backend, half, operation):
+@pytest.mark.parametrize(
+    ("operation", "kernels"), [x for x in OPERATIONS if x.values[0] in self_check._LOGS]
+)
+def test_half_precisions_pass(backend, half, operation, kernels):
     ctx, _ = enter({"a": backend.asarray(A, half)})
+    skip_without_tensor_cores(ctx, kernels)
     with ctx.computing():
-        assert self_check.check(ctx, operation, ALL) is None
+        assert self_check.check(ctx, operation, None, kernels).problem is None
 
 
 def test_a_first_call_checks(backend, monkeypatch, tmp_path, recwarn):
@@ -35,5 +45,5 @@ def test_a_first_call_checks(backend, monkeypatch, tmp_path, recwarn):
     ctx, _ = enter({"a": a})
     ctx.kernels.checked.clear()
     alc.logmatmulexp(a, b)
-    assert list((tmp_path / "arraylogchain" / "passed").iterdir())
+    assert list((tmp_path / "arraylogchain" / "devices").iterdir())
     assert not recwarn.list

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 from arraylogchain._cuda.launch import ceil_div
@@ -29,6 +30,12 @@ L2_BYTES, L2_BYTES_IN_ALL = 64, 3100
 # Cycles of a step that are not its product: barriers and latencies, and what a warp needs for each
 # entry of a state.
 STEP, PER_ENTRY = 1200, 6
+# Estimates, as nobody has measured them: cycles in a second, and bytes that memory gives in one;
+# seconds of a step of small.cu, of a launch, and of the array operations of a step.
+CLOCK, MEMORY_BYTES = 1.7e9, 2500
+SMALL_STEP, LAUNCH, ARRAY_STEP = 3e-6, 8e-6, 2e-4
+# Rows that a matrix multiply takes at least the time of.
+GEMM_ROWS = 32
 # From this many states on, blocks may share the columns of the same rows.
 SLICED_FROM = 512
 
@@ -117,6 +124,7 @@ class SmallGeometry:
         return item * self.threads
 
 
+@lru_cache(maxsize=1024)
 def choose(
     size: int, groups: int, rows: int, item: int, multiprocessors: int, shared_memory: int
 ) -> Geometry | SmallGeometry | None:
@@ -145,6 +153,23 @@ def choose(
         key=lambda g: cycles(g, size, groups, rows, item, multiprocessors),
         default=None,
     )
+
+
+def kernel_seconds(
+    size: int, groups: int, rows: int, item: int, multiprocessors: int, shared_memory: int
+) -> float:
+    """Return what a step takes by a kernel, roughly; see `choose`."""
+    sizes = (size, groups, rows, item, multiprocessors)
+    geometry = choose(*sizes, shared_memory)
+    if not isinstance(geometry, Geometry):
+        return SMALL_STEP
+    return cycles(geometry, *sizes) / CLOCK + (LAUNCH if geometry.slices > 1 else 0)
+
+
+def array_seconds(size: int, groups: int, rows: int, item: int, multiprocessors: int) -> float:
+    """Return what a step takes by array operations, a matrix multiply among them, roughly."""
+    multiplying = max(rows, GEMM_ROWS) / (FMA[item] * multiprocessors)
+    return groups * size**2 * max(multiplying, item / MEMORY_BYTES) / CLOCK + ARRAY_STEP
 
 
 def _with_tile(

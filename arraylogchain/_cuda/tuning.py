@@ -69,10 +69,8 @@ def chain_step(ctx: Context, chain: Chain, workspace: int, *, measures: bool) ->
     source = geometry.Geometry.source
     seconds = known(device, subject, source)
     if seconds is None and measures and chain.num_steps >= _STEPS and may_measure(device):
-        given = (ctx, _first_steps(chain), workspace)
-        seconds = measure(
-            device, subject, source, _runs("log_partition", ("cuda", "array"), *given)
-        )
+        runs = _runs("log_partition", ("cuda", "array"), ctx, _first_steps(chain), workspace)
+        seconds = measure(device, subject, source, runs)
     if seconds is None:
         return StepSeconds(kernel, arrays)
     return StepSeconds(seconds["cuda"] / _STEPS, seconds["array"] / _STEPS, is_measured=True)

@@ -16,6 +16,7 @@ from arraylogchain._cli.demo import FULL_SIZE, Size, print_demo
 from arraylogchain._cli.environment import UnavailableError, describe
 from arraylogchain._cli.files import FileProblemError, solve
 
+_EXIT_FAILED = 1
 _EXIT_USAGE = 2
 _EXIT_INTERRUPTED = 130
 _ARRAYS = ("transitions", "log_transitions", "initial", "log_initial", "final", "log_final")
@@ -29,6 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     paths = {name: path for name, path in paths.items() if path is not None}
     _check_combination(parser, args, has_files=bool(paths))
     try:
+        if args.check:
+            from arraylogchain._cli.check import print_check
+
+            return 0 if print_check() else _EXIT_FAILED
         if paths:
             solve(paths, args.operation, args.output, args.device)
         else:
@@ -54,6 +59,10 @@ def _check_combination(
     parser: argparse.ArgumentParser, args: argparse.Namespace, *, has_files: bool
 ) -> None:
     """Leave with a usage error where options of the two uses are mixed."""
+    if args.check and args.device != "cuda":
+        parser.error("--check is about kernels; it needs --device cuda")
+    if args.check and (has_files or args.size is not None or args.seed is not None):
+        parser.error("--check takes no other options than --device cuda")
     if has_files and args.log_potentials is None:
         parser.error("the file of log potentials is missing")
     if has_files and (args.size is not None or args.seed is not None):
@@ -75,6 +84,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="check and time the CUDA kernels, for a report; takes some minutes",
+    )
     demo = parser.add_argument_group("the forum's case")
     demo.add_argument(
         "--size",

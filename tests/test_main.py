@@ -113,8 +113,16 @@ def test_says_what_computes_on_the_cpu(monkeypatch, reason):
 
 def test_cuda_without_cupy_says_why(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    assert main(["--device", "cuda", "--size", "2,1,3,4"]) == 2
-    assert "cupy" in one_sentence(capsys).lower()
+    for options in (["--size", "2,1,3,4"], ["--check"]):
+        assert main(["--device", "cuda", *options]) == 2
+        assert "cupy" in one_sentence(capsys).lower()
+
+
+@pytest.mark.parametrize("options", [["--check"], ["--check", "--device", "cuda", "--seed", "1"]])
+def test_checks_are_of_kernels_alone(capsys, options):
+    with pytest.raises(SystemExit):
+        main(options)
+    assert "--device cuda" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("reason", ["CuPy is not installed", None])

@@ -17,7 +17,10 @@ import numpy as np
 
 from arraylogchain import __version__, _compiled
 from arraylogchain._context import Array
-from arraylogchain._cuda.device import find
+from arraylogchain._cuda import records
+from arraylogchain._cuda.device import Device as KernelDevice
+from arraylogchain._cuda.device import Unavailable, find
+from arraylogchain._text import duration
 from arraylogchain._threads import num_workers
 
 
@@ -126,8 +129,10 @@ def _describe_numba() -> str:
 def _describe_cupy() -> str:
     try:
         cupy = _import("cupy", "install the extra cuda12 or cuda13")
-        name = _cuda_name(_usable_cupy())
-        return f"{cupy.__version__}, {name}, {_what_computes('cupy', cupy.cuda.Device())}"
+        name, found = _cuda_name(_usable_cupy()), find("cupy", cupy.cuda.Device())
+        measured = [] if isinstance(found, Unavailable) else timings(found)
+        text = f"{cupy.__version__}, {name}, {_what_computes(found)}"
+        return "\n    measured: ".join([text, *measured])
     except UnavailableError as reason:
         return str(reason)
 
@@ -139,14 +144,24 @@ def _describe_torch() -> str:
         return str(reason)
     if not torch.cuda.is_available() or not torch.cuda.device_count():
         return f"{torch.__version__}, CPU only"
-    name, by = torch.cuda.get_device_name(), _what_computes("torch", torch.device("cuda"))
-    return f"{torch.__version__}, {name}, {by}"
+    found = find("torch", torch.device("cuda"))
+    return f"{torch.__version__}, {torch.cuda.get_device_name()}, {_what_computes(found)}"
 
 
-def _what_computes(library: str, device: Any) -> str:
+def _what_computes(found: KernelDevice | Unavailable) -> str:
     """Say what computes on a CUDA device, and why it is not the kernels if it is not."""
-    found = find(library, device)
-    return f"array operations ({found})" if isinstance(found, str) else "CUDA kernels"
+    return f"array operations ({found})" if isinstance(found, Unavailable) else "CUDA kernels"
+
+
+def timings(device: KernelDevice) -> list[str]:
+    """Return what implementations take on a device, which takes the fastest."""
+    names = {"cuda": "kernel", "cuda.tensor_cores": "tensor cores", "array": "array operations"}
+    return [
+        f"{fact['subject']}: "
+        + ", ".join(f"{names[key]} {duration(t)}" for key, t in fact["seconds"].items())
+        for fact in records.of_device(device.identity)
+        if "seconds" in fact
+    ]
 
 
 def _usable_cupy() -> Any:

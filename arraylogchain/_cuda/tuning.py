@@ -39,7 +39,7 @@ _RUNS = 3
 def product_backend(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) -> str:
     """Return which kernels compute a log product: over tensor cores, or 'cuda' for the others."""
     backend, device = "cuda.tensor_cores", ctx.kernels
-    if min(layout.sizes[1:]) < LARGE or device.architecture < FIRST_WITH_TENSOR_CORES:
+    if min(layout.sizes[1:]) < LARGE or not has_tensor_cores(device):
         return "cuda"
     if has_failed(device, "logmatmulexp", backend):
         return "cuda"
@@ -51,6 +51,11 @@ def product_backend(ctx: Context, layout: Fold, a: Array, b: Array, budget: int)
         given = (ctx, fold(*(tuple(x.shape) for x in parts)), *parts, budget)
         seconds = measure(device, subject, source, _runs("logmatmulexp", ("cuda", backend), *given))
     return "cuda" if seconds is None else min(seconds, key=seconds.__getitem__)
+
+
+def has_tensor_cores(device: Device) -> bool:
+    """Tell whether a device has tensor cores that would do."""
+    return device.architecture >= FIRST_WITH_TENSOR_CORES
 
 
 def chain_step(ctx: Context, chain: Chain, workspace: int, *, measures: bool) -> StepSeconds:

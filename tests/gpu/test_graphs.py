@@ -1,6 +1,6 @@
 """Calls on tensors can be captured in CUDA graphs: they wait for nothing and decide nothing.
 
-What was captured with easy inputs must be right for hard ones: a graph has no second road.
+What was captured with easy inputs must be right for hard ones: a graph has no second path.
 """
 
 from contextlib import contextmanager
@@ -43,7 +43,7 @@ def test_replay_with_other_inputs(torch, name):
 
 @pytest.mark.parametrize("sd", [30, 100, 1000])
 @pytest.mark.parametrize("shapes", [((150, 96), (96, 130)), ((2, 96), (96, 130)), ((16, 16),) * 2])
-def test_entries_that_need_another_road_after_capture(torch, shapes, sd):
+def test_entries_that_need_another_path_after_capture(torch, shapes, sd):
     backend, call = make_backend("torch-cuda"), CALLS["logmatmulexp"]
     rng = np.random.default_rng(3)
     easy = [backend.asarray(rng.normal(size=shape), "float32") for shape in shapes]
@@ -60,7 +60,7 @@ def test_entries_that_need_another_road_after_capture(torch, shapes, sd):
 
 
 @pytest.mark.parametrize("sd", [30, 1000])
-def test_chains_that_need_another_road_after_capture(torch, sd):
+def test_chains_that_need_another_path_after_capture(torch, sd):
     backend, call = make_backend("torch-cuda"), CALLS["log_partition"]
     arrays = call.arguments(backend)
     graph, (out,) = captured(torch, call.run, arrays)

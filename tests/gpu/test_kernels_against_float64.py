@@ -1,4 +1,4 @@
-"""Every kind of kernel against long double on the host, and against the plain road on NumPy.
+"""Every kind of kernel against long double on the host, and against array operations on NumPy.
 
 Sizes lie at, just below and just above those where another kernel or another tile is chosen.
 """
@@ -270,13 +270,13 @@ def test_any_products(operands, dtype, name):
     check_maxplus(make_backend(name), dtype, *operands)
 
 
-# ----------------------------------------------------------------- against the plain road on NumPy
+# ----------------------------------------------------------------- against array operations on NumPy
 
 
 @pytest.mark.parametrize("size", [(1024, 1024, 1024), (4, 3000, 2000), (3000, 17, 1500)], ids=str)
 @pytest.mark.parametrize("sd", [1, 25])
 def test_large_products_agree_with_numpy(backend, dtype, size, sd):
-    """Each road is within its bound of the exact result, so they are within two of each other."""
+    """Each path is within its bound of the exact result, so they are within two of each other."""
     m, k, n = size
     a, b = normal(m, k, sd=sd).astype(dtype), normal(k, n, sd=sd, seed=1).astype(dtype)
     out = backend.read(alc.logmatmulexp(*(backend.asarray(x) for x in (a, b))), dtype)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
+from arraylogchain._array.chains.log_weight import log_weight
 from arraylogchain._array.chains.maxplus import MaxPlusStepper
 from arraylogchain._array.chains.plans import cut_chain
 from arraylogchain._array.chains.states import part_of
@@ -19,8 +20,8 @@ from arraylogchain._context import Array, Context, whole_maximum
 from arraylogchain._inputs.chain import Chain
 
 
-def viterbi(ctx: Context, chain: Chain, workspace: int) -> Array:
-    """Return a path of largest weight, [*batch, T].
+def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
+    """Return a path of largest weight, [*batch, T], and the log of its weight, [*batch].
 
     Of several the one with the smallest last state, and so on back to the first state. Past a
     row's length states are -1. All states are 0 where no path has a positive weight.
@@ -35,7 +36,7 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> Array:
         history = History(sweep, pieces.block)
         _trace(tile, history, view[(*tile.box, ...)])
         del sweep, history  # before the states of the next tile are kept
-    return states
+    return states, log_weight(ctx, chain, workspace, states)
 
 
 def _trace(tile: Tile, history: History, view: Array) -> None:

@@ -70,6 +70,21 @@ def posterior(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array,
     return log_z, marginals, found if counts is None else counts
 
 
+def last_message(ctx: Context, chain: Chain, workspace: int, backward: bool) -> tuple[Array, Array]:
+    """Return the weights after the last step, or backward from the first step on.
+
+    They are logs [*batch, K], the largest of them near 0, and numbers [*batch] to add to them.
+    """
+    function = _dispatch.for_chain("last_message", ctx, chain, workspace)
+    logs, shift = function(ctx, chain, workspace, backward)
+    return logs, shift
+
+
+def best_message(ctx: Context, chain: Chain, workspace: int) -> Array:
+    """Return the logs of the largest weights after the last step, [*batch, K], but for a shift."""
+    return _dispatch.for_chain("best_message", ctx, chain, workspace)(ctx, chain, workspace)
+
+
 def log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> Array:
     """Return the log weights of paths [..., T]; what lies past a row's length is ignored."""
     states = check_states(ctx, states, chain)
@@ -83,12 +98,20 @@ def log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> Arr
 def sample(ctx: Context, chain: Chain, workspace: int, num_samples: int, rng: Any) -> Array:
     """Return paths [num_samples, *batch, T], drawn with a generator."""
     out, uniforms = room_for_samples(ctx, rng, (num_samples, *chain.batch, chain.num_steps))
+    draw(ctx, chain, workspace, out, uniforms)
+    return out
+
+
+def draw(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Array) -> None:
+    """Write paths into `out`, [num_samples, *batch, T], from numbers in [0, 1).
+
+    At a row's last step, -1 - k stands for state k.
+    """
     if chain.num_states == 0:
         out[...], _ = _of_nothing("viterbi", ctx, chain)
     elif 0 not in out.shape:
         function = _dispatch.for_chain("sample", ctx, chain, workspace)
         function(ctx, chain, workspace, out, uniforms)
-    return out
 
 
 def _is_empty(chain: Chain) -> bool:

@@ -48,6 +48,8 @@ CHAINS = {
     "sample": ("array", "compiled"),
     "log_weight": ("array", "compiled"),
 }
+# Of chains that are computed in pieces: what one piece hands on to the next.
+LAST = {"last_message": ("array", "compiled"), "best_message": ("array", "compiled")}
 
 
 # The backend that takes a plan's route.
@@ -95,7 +97,7 @@ def _in_segments(operation: str, ctx: Context, chain: Chain, *args: Any) -> Any:
 
 def backends(operation: str, ctx: Context, chain: Chain) -> tuple[str, ...]:
     """Return which implementations of an operation can be had for a chain."""
-    table = CHAINS[operation]
+    table = (CHAINS | LAST)[operation]
     if ctx.kernels is not None and "cuda" in table:
         has_kernels = implementation("has_kernels", "cuda")(ctx, chain)
         has_kernels = has_kernels and not _have_failed(operation, ctx)

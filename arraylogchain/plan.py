@@ -42,6 +42,7 @@ KINDS = {
     "log_partition": "forward",
     "forward_messages": "forward",
     "backward_messages": "forward",
+    "last_message": "forward",
     "filtered": "forward",
     "entropy": "entropy",
     "marginals": "posterior",

@@ -216,6 +216,7 @@ def test_schedulers_give_the_same_bits(chunks):
     lazy, _ = lazy_and_not(chunks=chunks)
     gradients = alc.vjp.log_partition(lazy)[1](da.ones((5, 4)))
     results = [lazy.log_partition(), lazy.marginals(), lazy.expected_transitions(), *gradients]
+    results += [lazy.viterbi().states, lazy.sample(3, np.random.default_rng(0)), lazy.entropy()]
     for x, y in zip(
         dask.compute(*results, scheduler="sync"),
         dask.compute(*results, scheduler="threads"),
@@ -239,7 +240,8 @@ def test_nothing_is_computed_when_a_graph_is_built():
         assert alc.vjp.log_partition(chain)[1](np.ones(4)).log_potentials.shape == (4, 8, 3)
         assert "2 rows" in str(chain.plan())
         assert "Dask" in repr(chain)
-    assert chain.viterbi().states.shape == (4, 8)
+        assert chain.viterbi().states.shape == (4, 8)
+        assert chain.sample(3, np.random.default_rng(0)).shape == (3, 4, 8)
     assert alc.logmatmulexp(x, x.transpose(0, 2, 1)).shape == (4, 8, 8)
     assert alc.logeinsumexp("bij,bkj->ik", x, x).shape == (8, 8)
 
@@ -258,21 +260,81 @@ def test_graphs_can_be_sent():
     np.testing.assert_array_equal(sent, lazy.marginals())
 
 
+def cut_chain(rng, T=300, sd=1.0, per_step=False, **options):
+    """Return a chain of three rows in chunks of rows and of time, and the same in memory."""
+    x = rng.normal(0, sd, (3, T, 4))
+    given = {"transitions": rng.random((T - 1 if per_step else 1, 4, 4)), **options}
+    lazy = alc.LogChain(da.from_array(x, chunks=(2, 90, 4)), **given)
+    return lazy, alc.LogChain(x, **given)
+
+
+def assert_same(lazy, chain):
+    """Check what chunks of time make of paths, entropies and normalised messages."""
+    best, samples = lazy.viterbi(), lazy.sample(5, np.random.default_rng(1))
+    np.testing.assert_array_equal(best.states, chain.viterbi().states)
+    past = np.asarray(chain.viterbi().states < 0)
+    np.testing.assert_array_equal(samples < 0, np.broadcast_to(past, samples.shape))
+    for found, known in (
+        (best.log_weight, chain.viterbi().log_weight),
+        (lazy.log_weight(samples), chain.log_weight(samples.compute())),
+        *((getattr(lazy, name)(), getattr(chain, name)()) for name in METHODS),
+        *zip(lazy.filtered(), chain.filtered(), strict=True),
+        *zip(lazy.posterior(), chain.posterior(), strict=True),
+    ):
+        assert (found.shape, found.dtype) == (known.shape, known.dtype)
+        scale = 2 * np.abs(known) + known.size * error_model.roundings(4)
+        assert_within(found.compute(), known, 4 * error_model.EPS["float64"] * scale)
+
+
+METHODS = ("log_partition", "forward_messages", "backward_messages", "marginals", "entropy")
+FINAL = np.array([0.0, 0.3, 0.0, 2.0])
+
+
 @pytest.mark.parametrize(
-    "call",
+    "options",
     [
-        lambda chain: chain.viterbi(),
-        lambda chain: chain.entropy(),
-        lambda chain: chain.sample(2, np.random.default_rng()),
-        lambda chain: chain.log_weight(np.zeros(8, int)),
-        lambda chain: alc.LogChain(**chain.arrays, lengths=3),
+        {},
+        {"per_step": True, "final": FINAL},
+        {"lengths": [300, 90, 1], "final": FINAL, "initial": FINAL},
+        {"lengths": [91, 1, 250]},
+        {"transitions": np.eye(4) + np.triu(np.ones((4, 4)), 1), "final": FINAL},  # never forgets
+        {"initial": np.zeros(4)},  # no path at all
     ],
-    ids=["viterbi", "entropy", "sample", "log_weight", "lengths"],
+    ids=["plain", "per step", "lengths", "short", "left to right", "impossible"],
 )
-def test_what_takes_no_chunks_of_time(call):
-    chain = alc.LogChain(da.zeros((8, 3), chunks=(4, 3)), transitions=np.ones((1, 3, 3)))
-    with pytest.raises(TypeError, match=mentions("log_potentials", "time", "rechunk")):
-        call(chain)
+def test_chunks_of_time(options):
+    assert_same(*cut_chain(np.random.default_rng(0), **options))
+
+
+@pytest.mark.parametrize("sd", [0, 2])
+def test_best_paths_of_equal_weight(sd):
+    """Of paths of the same weight it is the one that is found in memory."""
+    rng = np.random.default_rng(0)
+    x, logs = np.round(rng.normal(0, sd, (3, 300, 4))), rng.integers(0, 2, (4, 4)) * 1.0
+    lazy = alc.LogChain(da.from_array(x, chunks=(2, 70, 4)), log_transitions=logs)
+    states = alc.LogChain(x, log_transitions=logs).viterbi().states
+    np.testing.assert_array_equal(lazy.viterbi().states, states)
+
+
+def test_samples_do_not_depend_on_guesses(monkeypatch):
+    """Where guesses hold, samples are those that are drawn chunk after chunk."""
+    from arraylogchain._dask import pieces
+
+    lazy, _ = cut_chain(np.random.default_rng(0))
+    samples, held = lazy.sample(20, np.random.default_rng(1)), []
+    after = pieces.Paths.after
+    monkeypatch.setattr(pieces.Paths, "after", lambda *args: held.append(after(*args)) or held[-1])
+    found = samples.compute(scheduler="sync")
+    assert any(paths is not None for paths in held)
+    monkeypatch.setattr(pieces.Paths, "after", lambda *args: None)
+    np.testing.assert_array_equal(samples.compute(scheduler="sync"), found)
+
+
+def test_samples_of_cut_chains_have_the_marginals():
+    lazy, chain = cut_chain(np.random.default_rng(0), sd=0.3)
+    samples = lazy.sample(3000, np.random.default_rng(1)).compute()
+    shares = np.stack([(samples == k).mean(0) for k in range(4)], axis=-1)
+    assert np.max(np.abs(shares - chain.marginals())) < 5.5 * 0.5 / np.sqrt(3000)
 
 
 def test_errors():
@@ -357,8 +419,7 @@ def test_results_go_to_zarr(client, tmp_path):
 def test_one_matrix_and_what_comes_together(chunks):
     rng = np.random.default_rng(0)
     x, transitions, final = rng.normal(size=(20, 30, 4)), rng.random((4, 4)), rng.random(4)
-    cuts_time = chunks[1] < 30
-    options = {"transitions": transitions} | ({} if cuts_time else {"final": final})
+    options = {"transitions": transitions, "final": final}
     whole = alc.LogChain(x, **options)
     lazy = alc.LogChain(da.from_array(x, chunks=chunks), **options)
     for found, expected in zip(lazy.posterior(), whole.posterior(), strict=True):
@@ -368,13 +429,10 @@ def test_one_matrix_and_what_comes_together(chunks):
     gradients = pullback(np.ones(20), ["transitions", "final"])
     expected = alc.vjp.log_partition(whole)[1](np.ones(20))
     assert gradients.transitions.shape == (4, 4)
+    assert gradients.log_potentials is gradients.initial is None
     for found, other in zip(gradients[1:], expected[1:], strict=True):
         if found is not None:
             np.testing.assert_allclose(found.compute(scheduler="sync"), other, rtol=1e-11)
-    if cuts_time:
-        with pytest.raises(TypeError, match="filtered"):
-            lazy.filtered()
-        return
     for found, other in zip(lazy.filtered(), whole.filtered(), strict=True):
-        np.testing.assert_array_equal(found.compute(scheduler="sync"), other)
-    assert "20 rows" not in str(lazy.plan("posterior"))
+        np.testing.assert_allclose(found.compute(scheduler="sync"), other, rtol=1e-11)
+    assert ("20 rows" in str(lazy.plan("posterior"))) == (chunks[0] == 20)

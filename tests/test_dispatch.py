@@ -12,7 +12,7 @@ from arraylogchain._inputs.chain import enter_chain
 from tests.error_model import assert_within, chain_bound, product_bound
 from tests.reference import logmatmulexp
 
-TABLE = _dispatch.PRODUCTS | _dispatch.CHAINS
+TABLE = _dispatch.PRODUCTS | _dispatch.CHAINS | _dispatch.LAST
 LATER = [
     (operation, backend)
     for operation, backends in TABLE.items()
@@ -43,6 +43,17 @@ def test_one_signature(operation, backend):
 @pytest.mark.parametrize("operation", [op for op, b in _dispatch.CHAINS.items() if "compiled" in b])
 def test_compiled_chains(operation, sd, ragged, final):
     """Loops against array operations: within the roundings of both, and the same paths."""
+    check_compiled(operation, sd, ragged, final)
+
+
+@pytest.mark.parametrize("sd", [1, 1000])
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("operation", ["last_message", "last_message back", "best_message"])
+def test_compiled_last_messages(operation, sd, ragged):
+    check_compiled(operation, sd, ragged, final=True)
+
+
+def check_compiled(operation, sd, ragged, final):
     if _compiled.why_not() is not None:
         pytest.skip(_compiled.why_not())
     rng, T, K = np.random.default_rng(sd), 7, 4
@@ -56,7 +67,7 @@ def test_compiled_chains(operation, sd, ragged, final):
     chain = replace(chain, final=rng.random((3, K)) if final else None)
     results = []
     for backend in ("compiled", "array"):
-        compute = _dispatch.implementation(operation, backend)
+        compute = _dispatch.implementation(operation.split()[0], backend)
         with ctx.computing():
             results.append(np.asarray(_result(operation, compute, ctx, chain)))
     found, expected = results
@@ -76,6 +87,12 @@ def _result(operation, compute, ctx, chain):
         return np.concatenate([found[name].ravel() for name in names])
     if operation in ("posterior", "filtered", "viterbi"):
         return np.concatenate([x.ravel() for x in compute(ctx, chain, 1 << 20)])
+    if operation == "best_message":
+        logs = compute(ctx, chain, 1 << 20)
+        return logs - logs.max(-1, keepdims=True)
+    if operation.startswith("last_message"):
+        logs, shift = compute(ctx, chain, 1 << 20, operation.endswith("back"))
+        return logs + shift[..., None]
     if operation == "log_weight":
         states = rng.integers(0, chain.num_states, (5, *chain.batch, chain.num_steps))
         return compute(ctx, chain, 1 << 20, states)

@@ -7,12 +7,14 @@ broadcast against one another have the same number; others are numbered from `CO
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import array_api_compat
 import dask.array as da
+from dask._task_spec import convert_legacy_graph
 from dask.array.utils import meta_from_array
+from dask.highlevelgraph import HighLevelGraph
 
 from arraylogchain import _threads
 from arraylogchain._arrays import check_dtypes, check_same, dtype_name, namespace_of
@@ -35,10 +37,14 @@ AXES: dict[str, Axes] = {
     "final": (FIRST,),
     "log_final": (FIRST,),
     "lengths": (),
-    "batch": (FIRST,),
 }
 # Names in `vjp.ChainGradients`.
 FIELD_OF = {name: name if name == "log_potentials" else name.removeprefix("log_") for name in AXES}
+
+
+def name_of(given: Collection[str], names: Sequence[str]) -> str:
+    """Return which name an array was given by, "" for none."""
+    return next((name for name in names if name in given), "")
 
 
 def to_lazy(given: Mapping[str, Any]) -> tuple[dict[str, da.Array], str]:
@@ -73,6 +79,22 @@ def _known(name: str, x: Any) -> da.Array:
             f"{name} has chunks of unknown sizes; {name}.compute_chunk_sizes() finds them out"
         )
     return x
+
+
+def anew(x: da.Array) -> da.Array:
+    """Return an array whose blocks are not those of x, but made once more."""
+    given = x.dask.to_dict()
+    graph = convert_legacy_graph(given)
+    names = {key: _other_name(key) for key in graph}
+    tasks = {names[key]: task.substitute(names, key=names[key]) for key, task in graph.items()}
+    for key in given.keys() - graph.keys():  # what a cluster holds
+        tasks |= {key: given[key], _other_name(key): key}
+    name = f"again-{x.name}"
+    return da.Array(HighLevelGraph.from_collections(name, tasks), name, x.chunks, meta=x._meta)
+
+
+def _other_name(key: Any) -> Any:
+    return (f"again-{key[0]}", *key[1:]) if isinstance(key, tuple) else f"again-{key}"
 
 
 def batch_axes(count: int) -> Axes:
@@ -134,32 +156,28 @@ def _on_one_thread(*blocks: Any, function: Callable[..., Any], options: Mapping[
 def field(
     packed: da.Array,
     i: int,
-    lead: Axes,
-    core: Mapping[int, int],
+    out: Axes,
+    sizes: Mapping[int, Any],
     dtype: Any,
     like: da.Array,
-    sums: Sequence[int] = (),
 ) -> da.Array:
-    """Return one of the arrays that a function of blocks returned as a tuple.
+    """Return one of the arrays that a function of the blocks of chains returned as a tuple.
 
     Parameters
     ----------
     packed : array of tuples
-        One for each block of the batch axes, which are all that it has.
+        One for each block of the batch axes and of steps, which are all that it has.
     i : int
         Which one.
-    lead : tuple of int
-        Axes in front of the batch axes.
-    core : mapping of int to int
-        Lengths of axes that `packed` lacks, those in `lead` and those behind the batch axes.
+    out : tuple of int
+        Its axes.
+    sizes : mapping of int to int
+        Lengths of axes that `packed` lacks, and of blocks where they are others than there.
     dtype : dtype
     like : array
         Of the library of the blocks.
-    sums : sequence of int
-        Axes of which each block has length 1.
     """
-    axes = batch_axes(packed.ndim)
-    out = (*lead, *axes, *(axis for axis in core if axis not in lead))
+    axes = chain_axes(packed.ndim - 1)
     return da.blockwise(
         _pick,
         out,
@@ -167,8 +185,8 @@ def field(
         axes,
         i=i,
         kind=dtype,
-        new_axes=dict(core),
-        adjust_chunks=dict.fromkeys(sums, 1),
+        new_axes={axis: sizes[axis] for axis in out if axis not in axes},
+        adjust_chunks={axis: n for axis, n in sizes.items() if axis in axes},
         dtype=dtype,
         meta=meta_from_array(like._meta, ndim=len(out), dtype=dtype),
     )
@@ -176,3 +194,8 @@ def field(
 
 def _pick(found: tuple[Any, ...], i: int, kind: Any) -> Any:
     return found[i].astype(kind, copy=False)
+
+
+def chain_axes(count: int) -> Axes:
+    """Return so many batch axes, and that of steps."""
+    return (*batch_axes(count), STEPS)

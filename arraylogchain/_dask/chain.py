@@ -1,17 +1,19 @@
-"""Chains of Dask arrays: rows block by block, and time too, where it is cut (see `time`)."""
+"""Chains of Dask arrays, block by block: of rows, and where time is cut, of steps (see `time`)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
+from functools import cached_property, partial
 from typing import Any
 
 import dask.array as da
 import numpy as np
+from dask.array.core import unify_chunks
 
 from arraylogchain import vjp
 from arraylogchain._arrays import dtype_name, is_lazy, on_host
-from arraylogchain._context import shape_of
+from arraylogchain._context import DOUBLE, SINGLE, shape_of
 from arraylogchain._dask import pieces, time
 from arraylogchain._dask.blocks import (
     AXES,
@@ -23,13 +25,16 @@ from arraylogchain._dask.blocks import (
     STATES,
     STEPS,
     Axes,
+    anew,
     batch_axes,
+    chain_axes,
     field,
+    name_of,
     of_blocks,
     to_lazy,
-    whole,
 )
-from arraylogchain._inputs.arguments import TRANSITIONS
+from arraylogchain._dask.time import Extra
+from arraylogchain._inputs.arguments import FINAL, TRANSITIONS
 from arraylogchain._inputs.lengths import check_integers, check_lengths
 from arraylogchain._inputs.paths import check_path_shape
 from arraylogchain._random import check_generator
@@ -37,28 +42,65 @@ from arraylogchain._text import amount
 from arraylogchain.chain import ChainPath, ChainPosterior, FilteredChain, LogChain
 from arraylogchain.plan import Plan
 
-# Results without axes of their own.
-_TOTALS = ("log_partition", "entropy")
-
 
 class LazyChain(LogChain):
-    """A chain of Dask arrays, whose methods return Dask arrays."""
+    """A chain of Dask arrays, whose methods return Dask arrays.
+
+    Attributes
+    ----------
+    given : dict of str to (array, axes)
+        The arrays, all in the same blocks. Where time is cut there is a matrix for each step, the
+        first of which means nothing, or one for all; and the numbers of steps.
+    cuts_time : bool
+    chunks : dict of int to tuple of int
+        Sizes of the blocks along the batch axes and that of steps.
+    """
 
     def __init__(self, log_potentials: Any, **options: Any) -> None:
         super().__init__(log_potentials, **options)
-        self.given, self.dtype = to_lazy(self.arrays)
-        self.cuts_time = self.given["log_potentials"].numblocks[-2] > 1 and self.num_states > 0
-        if self.cuts_time and not {"final", "log_final"}.isdisjoint(self.given):
-            raise self.without_cuts("weights of the last state")
-        for name, x in self.given.items():
-            if name in TRANSITIONS and x.ndim == 2:
-                x = x[None]
+        given, self.dtype = to_lazy(self.arrays)
+        self.eps = (DOUBLE if self.dtype == "float64" else SINGLE).eps
+        self.workspace_of_blocks = None if self._keeps_states else self._workspace
+        self.name = name_of(given, TRANSITIONS)
+        if self.name and given[self.name].ndim == 2:
+            given[self.name] = given[self.name][None]
+        for name, x in given.items():
             self._check_states(name, x)
-            # Chunks of time make their own cuts.
-            states = len(AXES[name]) - 1 if self.cuts_time and AXES[name] != (FIRST,) else 9
-            self.given[name] = whole(x, min(states, len(AXES[name])))
         if self.lengths is not None:
-            self.given["lengths"] = self._lazy_lengths(self.lengths)
+            given["lengths"] = self._lazy_lengths(self.lengths)
+        steps = tuple(n for n in given["log_potentials"].chunks[-2] if n)
+        self.cuts_time = len(steps) > 1 and 0 not in (*self._batch, self.num_states)
+        self._align(given, steps)
+
+    def _align(self, given: dict[str, da.Array], steps: tuple[int, ...]) -> None:
+        """Cut all arrays into the same blocks."""
+        axes = {
+            name: (*batch_axes(x.ndim - len(AXES[name])), *AXES[name]) for name, x in given.items()
+        }
+        sizes = dict.fromkeys((STEPS, PAIRS), steps if self.cuts_time else -1)
+        if self.cuts_time:
+            matrices = given[self.name]
+            if matrices.shape[-3] > 1:
+                given[self.name] = da.concatenate([matrices[..., :1, :, :], matrices], axis=-3)
+            axes[self.name] = (*axes[self.name][:-3], STEPS, *AXES[self.name][1:])
+            given.setdefault("lengths", da.from_array(np.array(self.num_steps)))
+            axes.setdefault("lengths", ())
+            given["steps"] = da.arange(self.num_steps, chunks=(steps,))
+            axes["steps"] = (STEPS,)
+        for name, x in given.items():
+            own = enumerate(axes[name])
+            cut = {
+                i: sizes.get(axis, -1) if x.shape[i] > 1 else -1 for i, axis in own if axis >= CORE
+            }
+            given[name] = x.rechunk(cut)
+        pairs = [part for name, x in given.items() for part in (x, axes[name])]
+        self.chunks, arrays = unify_chunks(*pairs)
+        self.given = dict(zip(given, zip(arrays, axes.values(), strict=True), strict=True))
+
+    @cached_property
+    def again(self) -> Extra:
+        """The arrays, made anew: read twice, they need not be held meanwhile."""
+        return {name: (anew(x), axes) for name, (x, axes) in self.given.items()}
 
     def _check_states(self, name: str, x: da.Array) -> None:
         """Refuse axes of states that are cut and too large for one chunk."""
@@ -74,21 +116,12 @@ class LazyChain(LogChain):
             )
 
     def _lazy_lengths(self, lengths: Any) -> da.Array:
-        if self.cuts_time:
-            raise self.without_cuts("lengths")
         if not is_lazy(lengths):
             check_lengths(lengths, self._batch, self.num_steps)
             return da.from_array(np.asarray(on_host("lengths", lengths)), chunks=-1)
         check_integers("lengths", lengths.dtype)
         check_lengths(np.broadcast_to(1, shape_of(lengths)), self._batch, self.num_steps)
         return lengths
-
-    def without_cuts(self, what: str) -> TypeError:
-        """Return the error of what takes no chunks of time."""
-        return TypeError(
-            f"{what} cannot be had of log_potentials that are cut along time; "
-            "log_potentials.rechunk({-2: -1}) has all steps in one chunk, and other axes can be cut"
-        )
 
     @property
     def num_steps(self) -> int:
@@ -98,107 +131,151 @@ class LazyChain(LogChain):
     def num_states(self) -> int:
         return int(self.arrays["log_potentials"].shape[-1])
 
-    def args(self) -> list[tuple[da.Array, Axes]]:
-        """Return the arrays with the numbers of their axes."""
-        return [
-            (x, (*batch_axes(x.ndim - len(AXES[name])), *AXES[name]))
-            for name, x in self.given.items()
-        ]
+    def blocks(self, task: Callable[..., Any], arrays: Extra, **options: Any) -> da.Array:
+        """Return what a task makes of the arrays of each block: one object for each."""
+        count = max(len(self._batch), *(sum(i < CORE for i in axes) for _, axes in arrays.values()))
+        options["workspace"] = self.workspace_of_blocks
+        call = partial(pieces.call, task, tuple(arrays), options)
+        return of_blocks(call, chain_axes(count), list(arrays.values()), object)
 
-    def _blocks(
-        self, function: Callable[..., Any], extra: Sequence[tuple[da.Array, Axes]], **options: Any
-    ) -> da.Array:
-        """Return what a function makes of the chain of each block: tuples of arrays."""
-        count = max([len(self._batch), *(sum(axis < CORE for axis in axes) for _, axes in extra)])
-        return of_blocks(
-            _call,
-            batch_axes(count),
-            [*self.args(), *extra],
-            object,
-            method=function,
-            names=tuple(self.given),
-            workspace=None if self._keeps_states else self._workspace,
-            **options,
-        )
+    def _aligned(self, x: da.Array, *core: int) -> tuple[da.Array, Axes]:
+        """Return an array with batch axes in front of others, in the blocks of the chain."""
+        axes = (*batch_axes(x.ndim - len(core)), *core)
+        sizes = {i: self.chunks[axis] for i, axis in enumerate(axes) if axis in self.chunks}
+        return x.rechunk({i: n for i, n in sizes.items() if sum(n) == x.shape[i]}), axes
 
     def _field(self, packed: da.Array, i: int, core: Axes, dtype: Any) -> da.Array:
-        sizes = {STEPS: self.num_steps, STATES: self.num_states}
-        lengths = {axis: sizes[axis] for axis in core}
-        return field(packed, i, (), lengths, dtype, self.given["log_potentials"])
+        """Return one of the arrays with axes of steps, and others, that blocks make."""
+        sizes = {STATES: self.num_states}
+        out = (*batch_axes(packed.ndim - 1), *core)
+        return field(packed, i, out, sizes, dtype, self.given["log_potentials"][0])
 
-    def summed(self, packed: da.Array, i: int, name: str, x: da.Array, dtype: Any) -> da.Array:
-        """Return gradients with respect to x, summed over the blocks that share its entries."""
-        count, own = len(self._batch), x.ndim - len(AXES[name])
-        shared = [j for j in range(count) if j >= own or x.shape[own - 1 - j] == 1]
-        core = dict(zip(AXES[name], x.shape[own:], strict=True))
+    def _total(self, packed: da.Array, i: int, dtype: Any) -> da.Array:
+        """Return the sums of numbers that blocks of steps make for each row."""
+        out, like = chain_axes(packed.ndim - 1), self.given["log_potentials"][0]
+        if packed.numblocks[-1] == 1:
+            return field(packed, i, out, {STEPS: 1}, dtype, like)[..., 0]
+        return field(packed, i, out, {STEPS: 1}, "float64", like).sum(axis=-1).astype(dtype)
+
+    def _summed(self, packed: da.Array, i: int, name: str, dtype: Any) -> da.Array:
+        """Return gradients with respect to an array, summed over the blocks that share entries."""
+        (x, axes), core = self.given[name], AXES[name]
+        own = dict(zip(axes, x.shape, strict=True))
+        is_end = core == (FIRST,)
+        core = core if is_end else core[1:]
+        sizes = {axis: own[axis] for axis in core}
+        batch = chain_axes(packed.ndim - 1)
+        shared = [axis for axis in batch if own.get(axis, 1) == 1]
+        if PAIRS in own:
+            shared.remove(STEPS)
+            sizes[STEPS] = own[PAIRS]
+        sizes |= dict.fromkeys(shared, 1)
         # Sums of many blocks are rounded once.
-        parts = field(packed, i, (), core, np.float64 if shared else dtype, x, shared)
-        if shared:
-            parts = parts.sum(axis=tuple(count - 1 - j for j in shared), keepdims=True)
-        return parts[(0,) * (count - own)].astype(dtype)
+        parts = field(packed, i, (*batch, *core), sizes, np.float64 if shared else dtype, x)
+        parts = parts.sum(axis=tuple(map(batch.index, shared)), keepdims=True).astype(dtype)
+        parts = parts[..., 0, :] if is_end else parts
+        parts = parts[(0,) * (parts.ndim - x.ndim)]
+        has_first = name == self.name and STEPS in own and own[STEPS] > 1
+        return parts[..., 1:, :, :] if has_first else parts
 
     def _compute(self, operation: str) -> da.Array:
-        if self.cuts_time:
-            if operation not in time.OPERATIONS:
-                raise self.without_cuts(f"{operation}()")
-            return getattr(time, operation)(self)
-        packed = self._blocks(_value, (), operation=operation)
+        if operation == "log_partition" and self.cuts_time:
+            leaving = time.messages(self, pieces.sums)
+            return self._total(self._at_end(pieces.total, leaving, {}), 0, self.dtype)
+        packed = self._results(operation)
+        if operation in ("log_partition", "entropy"):
+            return self._total(packed, 0, self.dtype)
         if operation == "expected_transitions":
-            name = next(name for name in self.arrays if name in TRANSITIONS)
-            return self.summed(packed, 0, name, self.given[name], self.dtype)
-        core = () if operation in _TOTALS else (STEPS, STATES)
-        return self._field(packed, 0, core, self.dtype)
+            return self._counts(packed, 0)
+        return self._field(packed, 0, (STEPS, STATES), self.dtype)
+
+    def _results(self, operation: str) -> da.Array:
+        """Return the arrays that a method gives for each block."""
+        arrays = {**self.given, **time.between(self)}
+        return self.blocks(pieces.results, arrays, operation=operation)
+
+    def _at_end(
+        self, function: Callable[..., Any], leaving: da.Array, extra: Extra, **options: Any
+    ) -> da.Array:
+        """Return what a function makes of the messages that leave the last chunk of time."""
+        arrays = {"leaving": (leaving.blocks[..., -1:], chain_axes(leaving.ndim - 1)), **extra}
+        arrays |= {name: self.given[name] for name in FINAL if name in self.given}
+        return self.blocks(function, arrays, **options)
+
+    def _counts(self, packed: da.Array, i: int) -> da.Array:
+        return self._like_transitions(self._summed(packed, i, self.name, self.dtype))
+
+    def gradients(self, cotangent: da.Array, wanted: Collection[str]) -> dict[str, da.Array]:
+        """Return the gradients of log Z, times a cotangent, with respect to arrays by name."""
+        extra = {"cotangent": self._aligned(cotangent)}
+        ends = [name for name in wanted if self.cuts_time and name in FINAL]
+        names = [name for name in wanted if name not in ends]
+        arrays = {**self.given, **time.between(self), **extra}
+        arrays.pop("leaving", None)
+        packed = self.blocks(pieces.gradients, arrays, wanted=tuple(names))
+        found = {
+            name: self._summed(packed, i, name, self.arrays[name].dtype)
+            for i, name in enumerate(names)
+        }
+        if ends:
+            leaving = time.messages(self, pieces.sums)
+            packed = self._at_end(pieces.gradients, leaving, extra, wanted=tuple(ends))
+            found[ends[0]] = self._summed(packed, 0, ends[0], self.arrays[ends[0]].dtype)
+        return found
 
     def posterior(self) -> ChainPosterior:
         """Return log Z, marginals and counts; see `LogChain.posterior`."""
-        name = next((name for name in self.arrays if name in TRANSITIONS), None)
-        if self.cuts_time:
-            counts = None if name is None else self.expected_transitions()
-            return ChainPosterior(self.log_partition(), self.marginals(), counts)
-        packed = self._blocks(_value, (), operation="posterior")
-        total, marginals = (
-            self._field(packed, i, core, self.dtype) for i, core in enumerate([(), (STEPS, STATES)])
-        )
-        counts = None
-        if name is not None:
-            counts = self.summed(packed, 2, name, self.given[name], self.dtype)
-            counts = self._like_transitions(counts)
-        return ChainPosterior(total, marginals, counts)
+        packed = self._results("posterior")
+        log_z = self.log_partition() if self.cuts_time else self._total(packed, 0, self.dtype)
+        marginals = self._field(packed, 1, (STEPS, STATES), self.dtype)
+        return ChainPosterior(log_z, marginals, self._counts(packed, 2) if self.name else None)
 
     def filtered(self) -> FilteredChain:
         """Return normalised forward messages; see `LogChain.filtered`."""
-        if self.cuts_time:
-            raise self.without_cuts("filtered()")
-        packed = self._blocks(_value, (), operation="filtered")
+        packed = self._results("filtered")
         cores: list[Axes] = [(STEPS, STATES), (STEPS,)]
-        return FilteredChain(
-            *(self._field(packed, i, core, self.dtype) for i, core in enumerate(cores))
-        )
+        fields = (self._field(packed, i, core, self.dtype) for i, core in enumerate(cores))
+        return FilteredChain(*fields)
 
     def viterbi(self) -> ChainPath:
         """Return paths of largest weight; see `LogChain.viterbi`."""
-        if self.cuts_time:
-            raise self.without_cuts("viterbi()")
-        packed = self._blocks(_value, (), operation="viterbi")
-        states = self._field(packed, 0, (STEPS,), np.int64)
-        return ChainPath(states, self._field(packed, 1, (), self.dtype))
+        packed = self._paths(pieces.largest)
+        states = self._field(packed, 1, (STEPS,), np.int64)
+        weight = self.log_weight(states)
+        return ChainPath(self._possible(states, weight), weight)
 
     def _sample(self, num_samples: int, rng: Any) -> da.Array:
-        if self.cuts_time:
-            raise self.without_cuts("sample()")
-        # A block knows where its rows begin, and with that its seed.
-        starts = [
-            (da.arange(n, chunks=-1), (len(self._batch) - 1 - i,))
+        # A block knows where its rows and steps begin, and with that its seed.
+        count = len(self._batch)
+        axes = {
+            f"axis {i}": (da.arange(n, chunks=-1), (count - 1 - i,))
             for i, n in enumerate(self._batch)
-        ]
+        }
+        starts = {name: self._aligned(x, axis) for name, (x, (axis,)) in axes.items()}
         root = int(rng.integers(1 << 63))
-        packed = self._blocks(_samples, starts, num_samples=num_samples, root=root)
-        sizes = {SAMPLES: num_samples, STEPS: self.num_steps}
-        return field(packed, 0, (SAMPLES,), sizes, np.int64, self.given["log_potentials"])
+        packed = self._paths(pieces.sums, starts, num_samples=num_samples, root=root)
+        out = (SAMPLES, *chain_axes(count))
+        states = field(
+            packed, 1, out, {SAMPLES: num_samples}, np.int64, self.given["log_potentials"][0]
+        )
+        return self._possible(states, self.log_partition()) if self.cuts_time else states
+
+    def _paths(
+        self, function: Callable[..., Any], extra: Extra | None = None, **options: Any
+    ) -> da.Array:
+        """Return paths of all blocks, given what messages of a kind enter these."""
+        arrays = dict(extra or {})
+        if self.cuts_time:
+            arrays["before"] = time.entering(time.messages(self, function), 1)
+        return time.leaving(self, arrays, True, function=pieces.paths, eps=0.0, **options)
+
+    def _possible(self, states: da.Array, weight: da.Array) -> da.Array:
+        """Return states, 0 where no path has a positive weight."""
+        return da.where(weight[..., None] == -math.inf, da.minimum(states, 0), states)
 
     def sample(self, num_samples: int, rng: Any) -> da.Array:
         """Draw paths, reproducibly for a generator and a chunking; see `LogChain.sample`."""
-        check_generator(rng, self.given["log_potentials"]._meta)
+        check_generator(rng, self.given["log_potentials"][0]._meta)
         return super().sample(num_samples, rng)
 
     def log_weight(self, states: Any) -> da.Array:
@@ -208,69 +285,27 @@ class LazyChain(LogChain):
         states = states if is_lazy(states) else da.from_array(np.asarray(states), chunks=-1)
         check_integers("states", states.dtype)
         check_path_shape(shape_of(states), self._batch, self.num_steps)
+        arrays = {**self.given, "states": self._aligned(states, STEPS)}
         if self.cuts_time:
-            raise self.without_cuts("log_weight()")
-        states = whole(states, 1)
-        extra = [(states, (*batch_axes(states.ndim - 1), STEPS))]
-        return self._field(self._blocks(_weights, extra), 0, (), self.dtype)
+            arrays["in front"] = time.entering(self.blocks(pieces.last_states, arrays), 1)
+        return self._total(self.blocks(pieces.weights, arrays), 0, self.dtype)
 
     def plan(self, operation: str = "log_partition") -> Plan:
         """Return how a method will compute the largest block; see `LogChain.plan`."""
-        chunks = self._blocks(_value, (), operation=operation).chunks
-        rows = [max(sizes, default=0) for sizes in chunks]
         stands_for: dict[str, Any] = {}
         for name in self.arrays:
-            x = self.given[name]
-            own = x.ndim - len(AXES[name])
-            lead = (
-                min(n, row) for n, row in zip(x.shape[:own], rows[len(rows) - own :], strict=True)
-            )
-            shape = (*lead, *x.shape[own:])
+            x, _ = self.given[name]
+            sizes = (max(n, default=0) for n in x.chunks)
+            shape = [min(n, m) for n, m in zip(sizes, x.shape, strict=True)]
+            if name == self.name and self.cuts_time and x.shape[-3] > 1:
+                shape[-3] -= 1
             stands_for[name] = np.broadcast_to(np.zeros((), dtype_name(x.dtype)), shape)
         return LogChain(**stands_for, workspace=self._workspace).plan(operation)
 
     def __repr__(self) -> str:
-        arrays = (f"{name}={shape_of(x)} in {x.npartitions}" for name, x in self.given.items())
+        given = ((name, self.given[name][0]) for name in self.arrays)
+        arrays = (f"{name}={shape_of(x)} in {x.npartitions}" for name, x in given)
         return f"LogChain({', '.join(arrays)} blocks of Dask)"
-
-
-def _call(
-    *blocks: Any,
-    method: Callable[..., Any],
-    names: Sequence[str],
-    workspace: int | None,
-    **options: Any,
-) -> Any:
-    """Call a function of the chain of a block."""
-    arrays = dict(zip(names, blocks, strict=False))
-    return method(LogChain(**arrays, workspace=workspace), *blocks[len(names) :], **options)
-
-
-def _value(chain: LogChain, operation: str) -> tuple[Any, ...]:
-    """Return the arrays that a method returns, counts with all batch axes."""
-    found = getattr(chain, operation)()
-    if operation == "expected_transitions":
-        return (pieces.with_batch(chain, "transitions", found),)
-    if operation == "posterior" and found.expected_transitions is not None:
-        return (*found[:2], pieces.with_batch(chain, "transitions", found[2]))
-    return tuple(found) if isinstance(found, tuple) else (found,)
-
-
-def _weights(chain: LogChain, states: Any) -> tuple[Any]:
-    return (chain.log_weight(states),)
-
-
-def _samples(chain: LogChain, *starts: Any, num_samples: int, root: int) -> tuple[Any]:
-    where = [int(x[0]) if x.size else 0 for x in starts]
-    rng = np.random.default_rng(np.random.SeedSequence(root, spawn_key=where))
-    return (chain.sample(num_samples, rng),)
-
-
-def _gradients(chain: LogChain, g: Any, wanted: Sequence[str]) -> tuple[Any, ...]:
-    """Return gradients with respect to arrays, with all batch axes."""
-    _, pullback = vjp.log_partition(chain)
-    found = pullback(g, [FIELD_OF[name] for name in wanted])
-    return tuple(pieces.with_batch(chain, name, getattr(found, FIELD_OF[name])) for name in wanted)
 
 
 def value_and_pullback(
@@ -289,16 +324,7 @@ def value_and_pullback(
             raise ValueError(
                 f"cotangent has shape {g.shape}; it must have that of the value, {value.shape}"
             )
-        arrays = {name: chain.given[name] for name in chain.arrays if FIELD_OF[name] in wanted}
-        extra = [(g, batch_axes(g.ndim))]
-        if chain.cuts_time:
-            found = time.gradients(chain, tuple(arrays), pieces.gradients, extra)
-        else:
-            packed = chain._blocks(_gradients, extra, wanted=tuple(arrays))
-            found = {
-                name: chain.summed(packed, i, name, x, x.dtype)
-                for i, (name, x) in enumerate(arrays.items())
-            }
+        found = chain.gradients(g, [name for name in chain.arrays if FIELD_OF[name] in wanted])
         fields = {FIELD_OF[name]: x for name, x in found.items()}
         if "transitions" in fields:
             fields["transitions"] = chain._like_transitions(fields["transitions"])

@@ -9,7 +9,12 @@ it is in `values`, `filtering`, `posterior` (with `accumulate`), `entropy`, `vit
 from arraylogchain._array.chains.entropy import entropy
 from arraylogchain._array.chains.filtering import filtered
 from arraylogchain._array.chains.log_weight import log_weight
-from arraylogchain._array.chains.messages import backward_messages, forward_messages
+from arraylogchain._array.chains.messages import (
+    backward_messages,
+    best_message,
+    forward_messages,
+    last_message,
+)
 from arraylogchain._array.chains.posterior import (
     expected_transitions,
     marginals,
@@ -22,10 +27,12 @@ from arraylogchain._array.chains.viterbi import viterbi
 
 __all__ = [
     "backward_messages",
+    "best_message",
     "entropy",
     "expected_transitions",
     "filtered",
     "forward_messages",
+    "last_message",
     "log_partition",
     "log_weight",
     "marginals",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
-from arraylogchain._array.chains.plans import cut_chain
+from arraylogchain._array.chains.maxplus import MaxPlusStepper
+from arraylogchain._array.chains.plans import Pieces, cut_chain
 from arraylogchain._array.chains.scaled import Options
-from arraylogchain._array.chains.sweep import Sweep, logs_of_all, proving_levels
+from arraylogchain._array.chains.sweep import Level, Sweep, logs_of_all, proving_levels
 from arraylogchain._array.chains.tiles import arrange, tiles
 from arraylogchain._context import Array, Context, whole_maximum
 from arraylogchain._inputs.chain import Chain
@@ -59,14 +61,27 @@ def last_message(
 
     They are logs [*batch, K] and integers [*batch] to add to them.
     """
+    pieces = cut_chain(chain, workspace)
+    options = Options(together=pieces.together, panel=pieces.panel, workspace=workspace // 4)
+    return _last(ctx, chain, pieces, proving_levels(ctx, options), backward)
+
+
+def best_message(ctx: Context, chain: Chain, workspace: int) -> Array:
+    """Return the logs of the largest weights after the last step, [*batch, K], but for a shift."""
+    pieces = cut_chain(chain, workspace)
+    return _last(ctx, chain, pieces, [partial(MaxPlusStepper, panel=pieces.panel)], False)[0]
+
+
+def _last(
+    ctx: Context, chain: Chain, pieces: Pieces, levels: list[Level], backward: bool
+) -> tuple[Array, Array]:
+    """Return the states after the last step as `last_message` does."""
     xp, dtype = ctx.xp, ctx.dtype(ctx.widest)
     logs, whole = (ctx.empty((*chain.batch, n), dtype) for n in (chain.num_states, 1))
     views = [arrange(xp, chain, x, trailing=1) for x in (logs, whole)]
-    pieces = cut_chain(chain, workspace)
-    options = Options(together=pieces.together, panel=pieces.panel, workspace=workspace // 4)
     for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
         read = tile.reversed() if backward else tile
-        sweep = Sweep(read, proving_levels(ctx, options))
+        sweep = Sweep(read, levels)
         for _ in range(tile.num_steps):
             parts = sweep.advance()
         own = logs_of_all(read, parts)

@@ -34,7 +34,7 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
     """Write paths into `out`, [num_samples, *batch, T]; 0 where there is none, -1 past the end.
 
     `uniforms` are numbers in [0, 1) of the same shape, which may share the memory of `out`: that of
-    a step is read before its state is written.
+    a step is read before its state is written. At a row's last step, -1 - k stands for state k.
     """
     xp = ctx.xp
     order = (*range(1, out.ndim), 0)
@@ -103,6 +103,7 @@ class _TileSampler:
         drawn = self._draw(
             xp.broadcast_to(weights, (groups, rows, samples, weights.shape[-1])), uniforms
         )
+        drawn = xp.where(uniforms < 0, xp.astype(-1 - uniforms, drawn.dtype), drawn)
         nothing = xp.all(weights == 0, axis=-1)
         return xp.where(nothing, xp.full_like(drawn, _NO_PATH), drawn)
 

@@ -207,7 +207,7 @@ def _verified(
         logs, whole = last_message(ctx, given, workspace, backward)
         if not bool(xp.all(logs < math.inf)):
             return None
-        factors, distance = _compared(ctx, logs[..., some, :], guess)
+        factors, distance = compared(xp, logs[..., some, :], guess, ctx.widest.eps)
         if bool(xp.all(distance <= within.num_steps / 4 * ctx.precision.eps)):
             shift = xp.sum(whole, axis=-1) + xp.sum(shift, axis=-1)
             return Messages(entering, logs, shift, xp.sum(factors, axis=-1))
@@ -243,15 +243,15 @@ def _half(chain: Chain, backward: bool) -> Chain:
     return replace(chain, num_steps=count, potentials=x, transitions=matrices)
 
 
-def _compared(ctx: Context, logs: Array, guess: Array) -> tuple[Array, Array]:
-    """Return the logs of the factors between guesses and results, and their distances.
+def compared(xp: Any, logs: Array, guess: Array, eps: float) -> tuple[Array, Array]:
+    """Return the logs of the factors between messages [..., K] and guesses, and their distances.
 
-    Both are [*batch, segments]; distances are infinite where they have other zeros, NaN or +inf.
-    What the logs themselves are rounded by, far below the largest, is no difference.
+    Distances are infinite where they have other zeros, NaN or +inf. What the logs themselves are
+    rounded by, `eps` of them, is no difference: it counts far below the largest.
     """
-    xp, inf = ctx.xp, math.inf
+    inf = math.inf
     difference, dead = logs - guess, xp.maximum(logs, guess) == -inf
-    rounding = ctx.widest.eps * xp.maximum(xp.abs(logs), xp.abs(guess))
+    rounding = eps * xp.maximum(xp.abs(logs), xp.abs(guess))
     high = xp.max(xp.where(dead, xp.full_like(logs, -inf), difference - rounding), axis=-1)
     low = xp.min(xp.where(dead, xp.full_like(logs, inf), difference + rounding), axis=-1)
     no_path = xp.all(dead, axis=-1)

@@ -8,9 +8,10 @@ from arraylogchain._compiled.chains.messages import (
     backward_messages,
     filtered,
     forward_messages,
+    last_message,
     log_partition,
 )
-from arraylogchain._compiled.chains.paths import log_weight, sample, viterbi
+from arraylogchain._compiled.chains.paths import best_message, log_weight, sample, viterbi
 from arraylogchain._compiled.chains.posterior import (
     expected_transitions,
     marginals,
@@ -20,10 +21,12 @@ from arraylogchain._compiled.chains.posterior import (
 
 __all__ = [
     "backward_messages",
+    "best_message",
     "entropy",
     "expected_transitions",
     "filtered",
     "forward_messages",
+    "last_message",
     "log_partition",
     "log_weight",
     "marginals",

@@ -54,6 +54,23 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     return out, log_weights
 
 
+def best_message(ctx: Context, chain: Chain, workspace: int) -> Array:
+    """Return the logs of the largest weights after the last step, [*batch, K], but for a shift."""
+    sweep = Sweep(chain, workspace, "logs")
+    out = np.empty((*chain.batch, sweep.K))
+    flat, step_bytes = out.reshape(-1, sweep.K), 8 * sweep.K
+
+    def work(rows: range) -> None:
+        states = np.empty((len(rows), sweep.K + 1))
+        for steps in sweep.blocks(rows, range(sweep.T), step_bytes):
+            kept = np.empty((len(rows), len(steps), sweep.K))
+            best_weights(sweep.read(rows, steps), states, kept, steps.start)
+        flat[sweep.layout.positions(rows)] = states[:, :-1]
+
+    sweep.share(work)
+    return out
+
+
 def _mark_past(chain: Chain, out: Integers) -> None:
     """Make states [..., *batch, T] past the ends of chains -1."""
     if chain.lengths is not None:
@@ -71,7 +88,8 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Integers, uniforms: 
     out : array of int64, contiguous
         0 where no path has a positive weight, -1 past a chain's end.
     uniforms : array
-        Numbers of [0, 1), the one for each state in its place: the same memory as `out`.
+        Numbers of [0, 1), the one for each state in its place: the same memory as `out`. At a row's
+        last step, -1 - k stands for state k.
     """
     whole = Posterior(chain, workspace)
     sweep = whole.sweep

@@ -39,7 +39,7 @@ _AHEAD = 256
 _NO_WEIGHTS = (frozen(np.empty((0, 0, 0))), 0)
 NO_STATES = np.empty((0, 0, 0))
 _NO_HISTORY = (NO_STATES, NO_STATES, np.empty((0, 0), np.uint8), 0)
-_NO_MESSAGES = (NO_STATES, 0)
+NO_MESSAGES = (NO_STATES, 0)
 _NO_TOTALS = np.empty(0)
 
 
@@ -199,7 +199,7 @@ class Sweep:
         states: Floats,
         *,
         history: Any = _NO_HISTORY,
-        messages: Any = _NO_MESSAGES,
+        messages: Any = NO_MESSAGES,
         totals: Floats = _NO_TOTALS,
     ) -> bool:
         """Take a tile through some steps; return whether a wide state could not be kept."""

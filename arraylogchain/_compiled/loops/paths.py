@@ -188,7 +188,7 @@ def draw_before(a, matrix, least, j, u, scratch):
 def draw_back(block, history, totals, out):
     """Draw paths backward into out [samples, *batch, T], which holds uniform numbers, as bits.
 
-    Matrices are transposed.
+    Matrices are transposed. At a row's last step, -1 - k stands for state k.
     """
     rows, _, _, ends, _, (scratch, _, _, _) = block
     for r in range(rows[1]):
@@ -201,7 +201,8 @@ def draw_back(block, history, totals, out):
             if t == row.length - 1:
                 top, _, _ = terms_with(a, row.final, ends[3], scratch)
                 for i in range(out.shape[0]):
-                    out[i, at, t] = draw_wide(top, number_of(out[i, at, t]), scratch)
+                    u = number_of(out[i, at, t])
+                    out[i, at, t] = draw_wide(top, u, scratch) if u >= 0.0 else int(-1.0 - u)
             else:
                 matrix = matrix_of(row, t)
                 least = least_sum(a.m, matrix.flag)

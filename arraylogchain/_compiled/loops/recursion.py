@@ -224,5 +224,6 @@ def backward(block, states, messages):
                 load(row.final, ends[3], state)
             else:
                 first = step_backward(row, t, state, first, room)
-            write_logs(state, out[r, t - out_begin])
+            if len(out) > 0:
+                write_logs(state, out[r, t - out_begin])
             bring_into_range(state)

@@ -352,6 +352,11 @@ def test_errors():
         alc.LogChain(
             da.zeros((3, 6, 4)), transitions=np.ones((1, 4, 4)), lengths=da.ones(7, dtype=int)
         )
+    too_long = alc.LogChain(x, transitions=np.ones((4, 4)), lengths=da.full((), 7))
+    with pytest.raises(ValueError, match=mentions("lengths", "7", "between 1 and 6")):
+        too_long.log_partition().compute(scheduler="sync")
+    with pytest.raises(ValueError, match=mentions("log_potentials", "unknown")):
+        alc.LogChain(unknown, transitions=np.ones((4, 4)))
     with pytest.raises(ValueError, match=mentions("log_potentials", "cut along", "workspace")):
         alc.LogChain(
             da.zeros((500, 400), chunks=(500, 100)),

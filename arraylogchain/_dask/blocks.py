@@ -68,10 +68,11 @@ def to_lazy(given: Mapping[str, Any]) -> tuple[dict[str, da.Array], str]:
     check_same("library", libraries)
     dtypes = {name: dtype_name(x.dtype) for name, x in metas.items()}
     result = check_dtypes(dtypes, array_api_compat.array_namespace(*metas.values()))
-    return {name: _known(name, x) for name, x in given.items()}, result
+    return {name: known(name, x) for name, x in given.items()}, result
 
 
-def _known(name: str, x: Any) -> da.Array:
+def known(name: str, x: Any) -> da.Array:
+    """Return an array as a Dask array; raise ValueError if sizes of its chunks are unknown."""
     if not isinstance(x, da.Array):
         return da.from_array(x, chunks=-1)
     if any(math.isnan(n) for sizes in x.chunks for n in sizes):

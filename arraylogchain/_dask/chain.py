@@ -29,6 +29,7 @@ from arraylogchain._dask.blocks import (
     batch_axes,
     chain_axes,
     field,
+    known,
     name_of,
     of_blocks,
     to_lazy,
@@ -57,6 +58,9 @@ class LazyChain(LogChain):
     """
 
     def __init__(self, log_potentials: Any, **options: Any) -> None:
+        for name, x in {"log_potentials": log_potentials, **options}.items():
+            if is_lazy(x):
+                known(name, x)
         super().__init__(log_potentials, **options)
         given, self.dtype = to_lazy(self.arrays)
         self.eps = (DOUBLE if self.dtype == "float64" else SINGLE).eps
@@ -121,7 +125,7 @@ class LazyChain(LogChain):
             return da.from_array(np.asarray(on_host("lengths", lengths)), chunks=-1)
         check_integers("lengths", lengths.dtype)
         check_lengths(np.broadcast_to(1, shape_of(lengths)), self._batch, self.num_steps)
-        return lengths
+        return lengths.map_blocks(pieces.checked_lengths, self.num_steps, dtype=lengths.dtype)
 
     @property
     def num_steps(self) -> int:
@@ -282,7 +286,7 @@ class LazyChain(LogChain):
         """Return the log weights of given paths; see `LogChain.log_weight`."""
         if isinstance(states, ChainPath):
             return super().log_weight(states)
-        states = states if is_lazy(states) else da.from_array(np.asarray(states), chunks=-1)
+        states = known("states", states if is_lazy(states) else np.asarray(states))
         check_integers("states", states.dtype)
         check_path_shape(shape_of(states), self._batch, self.num_steps)
         arrays = {**self.given, "states": self._aligned(states, STEPS)}

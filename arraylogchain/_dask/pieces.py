@@ -20,6 +20,7 @@ from arraylogchain._context import DOUBLE, Array, Context
 from arraylogchain._dask.blocks import AXES, FIELD_OF, name_of
 from arraylogchain._inputs.arguments import FINAL, INITIAL, TRANSITIONS
 from arraylogchain._inputs.chain import Chain
+from arraylogchain._inputs.lengths import check_lengths
 from arraylogchain._random import room_for_samples
 from arraylogchain.chain import LogChain
 
@@ -70,6 +71,12 @@ def _lengths(arrays: Arrays) -> tuple[np.ndarray, int]:
     """Return how many steps rows have from a block's first one on, and how many the block has."""
     lengths = on_host("lengths", arrays["lengths"])
     return lengths - int(arrays["steps"][0]), int(arrays["log_potentials"].shape[-2])
+
+
+def checked_lengths(lengths: Array, num_steps: int) -> Array:
+    """Return lengths; raise ValueError if they are not between 1 and the number of steps."""
+    check_lengths(lengths, lengths.shape, num_steps)
+    return lengths
 
 
 def chain_of(arrays: Arrays, workspace: int | None) -> tuple[LogChain, int]:

@@ -48,20 +48,27 @@ class ChainSums:
         """Whether sums over pairs are those of weights, not derivatives with respect to them."""
         return self.as_counts or self.chain.transitions_in_logs
 
-    def target_of_step(self, tile: Tile, time: int) -> Array | None:
-        """Return where the potentials' gradient of a step goes, [*shape or 1, ..., K]."""
-        if self.potentials is None:
-            return None
-        view = arrange(self.ctx.xp, self.chain, self.potentials, trailing=2)
-        return view[(*within(tile.box, view.shape), time, slice(None))]
+    def add_potentials(
+        self, tile: Tile, time: int, values: Array, scale: Array | None = None
+    ) -> None:
+        """Add to the potentials' gradient of a step.
 
-    def add_potentials(self, tile: Tile, time: int, values: Array, add: bool = True) -> None:
-        """Add to the potentials' gradient of a step, or write what is the first of it."""
-        target, x = self.target_of_step(tile, time), self.potentials
-        if target is not None and x is not None:
-            # What rows share comes from several tiles.
-            is_shared = math.prod(x.shape[:-2]) != self.chain.num_rows
-            add_rows(tile, target, values, add or is_shared)
+        With `scale` the values, which it multiplies, are the first of rows that share no place:
+        those are written. The memory of `values` may be written over.
+        """
+        ctx, xp, x = self.ctx, self.ctx.xp, self.potentials
+        view = arrange(xp, self.chain, x, trailing=2)
+        target = view[(*within(tile.box, view.shape), time, slice(None))]
+        # What rows share comes from several tiles.
+        is_first = scale is not None and math.prod(x.shape[:-2]) == self.chain.num_rows
+        if is_first and tile.selected is None and target.dtype == values.dtype:
+            shape = tuple(target.shape)
+            scale = xp.reshape(scale, (*shape[:-1], 1))
+            ctx.apply(xp.multiply, xp.reshape(values, shape), scale, out=target)
+            return
+        if scale is not None:
+            ctx.apply(xp.multiply, values, scale, out=values)
+        add_rows(tile, target, values, add=not is_first)
 
     def add_end(self, name: str, tile: Tile, values: Array) -> None:
         """Add to the gradient of 'initial' or 'final'."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from arraylogchain._array.chains.states import State, held, part_of
+from arraylogchain._array.chains.scaled import Options
+from arraylogchain._array.chains.states import State, part_of
 from arraylogchain._array.chains.tiles import Tile
-from arraylogchain._context import Array, whole_maximum
+from arraylogchain._context import Array, Precision, whole_maximum
 from arraylogchain._fold import chunks
 
 
@@ -14,33 +15,29 @@ class MaxPlusStepper:
     Integer shifts are taken off, and forgotten: paths are told apart by differences alone.
     """
 
-    def __init__(self, tile: Tile, panel: int) -> None:
-        self.tile, self.ctx, self.panel = tile, tile.ctx, panel
+    def __init__(self, tile: Tile, precision: Precision, options: Options) -> None:
+        self.tile, self.ctx, self.precision = tile, tile.ctx, precision
+        self.panel = options.pieces.panel
         self._logs: Array | None = None
 
-    def admit(self, state: State) -> State:
-        return state
-
     def advance(
-        self, before: State | None, i: int, ignored: Array | None, out: Array | None
+        self, before: State | None, i: int, ignored: Array | None, keep: bool
     ) -> tuple[State, State, None]:
         xp, ctx, axis = self.ctx.xp, self.ctx, self.tile.select_axis
-        if out is None:
-            out = ctx.empty(self.tile.state_shape, ctx.dtype(ctx.precision))
+        out = ctx.empty(self.tile.state_shape, ctx.dtype(ctx.precision))
         lanes = slice(self.tile.count(i))
-        now = part_of(out, lanes, axis)
+        now, rest = (part_of(out, some, axis) for some in (lanes, slice(lanes.stop, None)))
         if before is None:
             self._start(out)
         else:
+            rest[...] = part_of(before.values, slice(lanes.stop, None), axis)
             self._multiply(part_of(before.values, lanes, axis), i, now)
         x = ctx.load(self.tile.potentials_of(slice(i, i + 1))[:, :, 0, :], ctx.precision)
         # Their own shift first, so that large potentials do not swallow small differences.
         ctx.apply(xp.add, now, x - whole_maximum(ctx, x, -1, ctx.precision), out=now)
         ctx.apply(xp.subtract, now, whole_maximum(ctx, now, -1, ctx.precision), out=now)
-        nothing = xp.zeros_like(now[..., :1])
-        state = State(now, nothing, nothing, None, in_logs=True)
-        if before is not None:
-            state = held(ctx, state, before, axis, out)
+        nothing = xp.zeros_like(out[..., :1])
+        state = State(out, nothing, nothing, None, in_logs=True)
         return state, state, None
 
     def _start(self, out: Array) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-from arraylogchain._array.chains.plans import cut_chain
-from arraylogchain._array.chains.scaled import Options
-from arraylogchain._array.chains.sweep import Sweep, logs_of_all, proving_levels
-from arraylogchain._array.chains.tiles import arrange, tiles
+from arraylogchain._array.chains.sweep import last_step, sweeps
+from arraylogchain._array.chains.tiles import arrange
 from arraylogchain._context import Array, Context, whole_maximum
 from arraylogchain._inputs.chain import Chain
 
@@ -23,32 +21,17 @@ def backward_messages(ctx: Context, chain: Chain, workspace: int) -> Array:
 
 
 def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Array:
-    xp = ctx.xp
     out = ctx.empty((*chain.batch, chain.num_steps, chain.num_states), ctx.result_dtype)
     if chain.lengths is not None:
         out[...] = -math.inf
-    view = arrange(xp, chain, out, trailing=2)
-    pieces = cut_chain(chain, workspace)
-    options = Options(
-        keeps_products=backward,
-        together=pieces.together,
-        panel=pieces.panel,
-        workspace=workspace // 4,
-    )
-    levels = proving_levels(ctx, options)
-    for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
-        read = tile.reversed() if backward else tile
-        sweep = Sweep(read, levels)
+    view = arrange(ctx.xp, chain, out, trailing=2)
+    proof = {"keeps_products": backward, "every_product": backward}
+    for tile, sweep in sweeps(ctx, chain, workspace, backward, **proof):
         for i in range(tile.num_steps):
-            target = view[(*tile.box, read.time(i), ...)]
-            for part in sweep.advance():
-                state = part.product if backward else part.state
-                assert state is not None
-                own = read if part.index is None else read.select(part.index)
-                lanes = slice(own.count(i))
-                if lanes.stop:
-                    logs = state.part(lanes, own.select_axis).logs(ctx)
-                    own.part(lanes).place(target, logs)
+            step, here = sweep.advance(), slice(tile.count(i))
+            if here.stop:
+                state = step.of_all(tile, products=backward).part(here, tile.select_axis)
+                tile.part(here).place(view[(*tile.box, tile.time(i), ...)], state.logs(ctx))
     return out
 
 
@@ -59,20 +42,14 @@ def last_message(
 
     They are logs [*batch, K] and integers [*batch] to add to them.
     """
-    xp, dtype = ctx.xp, ctx.dtype(ctx.widest)
+    dtype = ctx.dtype(ctx.widest)
     logs, whole = (ctx.empty((*chain.batch, n), dtype) for n in (chain.num_states, 1))
-    views = [arrange(xp, chain, x, trailing=1) for x in (logs, whole)]
-    pieces = cut_chain(chain, workspace)
-    options = Options(together=pieces.together, panel=pieces.panel, workspace=workspace // 4)
-    for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
-        read = tile.reversed() if backward else tile
-        sweep = Sweep(read, proving_levels(ctx, options))
-        for _ in range(tile.num_steps):
-            parts = sweep.advance()
-        own = logs_of_all(read, parts)
+    views = [arrange(ctx.xp, chain, x, trailing=1) for x in (logs, whole)]
+    for tile, sweep in sweeps(ctx, chain, workspace, backward):
+        last = last_step(sweep).in_log_form(tile)
         # The logs are small in each row's largest entries, so that storing them costs no accuracy.
-        shift = whole_maximum(ctx, own.logs(ctx), -1, ctx.widest)
-        own.offset = own.offset - shift
-        for view, values in zip(views, (own.logs(ctx), shift), strict=True):
+        shift = whole_maximum(ctx, last.logs(ctx), -1, ctx.widest)
+        last.offset = last.offset - shift
+        for view, values in zip(views, (last.logs(ctx), shift), strict=True):
             tile.place(view[(*tile.box, ...)], values)
     return logs, whole[..., 0]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from arraylogchain._fold import chunks
 from arraylogchain._inputs.chain import Chain
 
 # Elements of potentials that are worth an array operation, and still profit from a CPU's caches.
@@ -28,6 +30,8 @@ class Pieces:
         Steps whose potentials are exponentiated together.
     panel : int
         Elements of a step's matrices that may be copied at a time.
+    workspace : int
+        Bytes for products in logs.
     """
 
     groups: int
@@ -35,6 +39,11 @@ class Pieces:
     block: int
     together: int
     panel: int
+    workspace: int
+
+    def columns(self, groups: int, size: int) -> Iterator[slice]:
+        """Yield the columns of matrices [groups, size, size] that may be copied at a time."""
+        return chunks(size, max(1, self.panel // (groups * size)))
 
 
 def cut_chain(chain: Chain, workspace: int, history: bool = False, keep: bool = False) -> Pieces:
@@ -75,4 +84,4 @@ def cut_chain(chain: Chain, workspace: int, history: bool = False, keep: bool = 
     lanes = tile_groups * tile_rows
     left = max(0, budget // lanes - row)
     together = min(count, _MOST_TOGETHER, max(1, _CACHED // (lanes * size)), 1 + left // step // 2)
-    return Pieces(tile_groups, tile_rows, block, together, panel)
+    return Pieces(tile_groups, tile_rows, block, together, panel, workspace // 4)

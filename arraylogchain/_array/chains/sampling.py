@@ -13,13 +13,7 @@ from collections.abc import Sequence
 from arraylogchain._array.chains.plans import Pieces, cut_chain
 from arraylogchain._array.chains.scaled import Options
 from arraylogchain._array.chains.states import State, part_of, relative
-from arraylogchain._array.chains.sweep import (
-    History,
-    Sweep,
-    proving_levels,
-    states_of_all,
-    with_final,
-)
+from arraylogchain._array.chains.sweep import History, Sweep, with_final
 from arraylogchain._array.chains.tiles import Tile, arrange, tiles
 from arraylogchain._array.chains.viterbi import Columns
 from arraylogchain._context import Array, Context
@@ -51,8 +45,7 @@ class _TileSampler:
 
     def __init__(self, tile: Tile, pieces: Pieces, workspace: int) -> None:
         self.tile, self.ctx, self.columns = tile, tile.ctx, Columns(tile)
-        options = Options(together=pieces.together, panel=pieces.panel, workspace=workspace // 8)
-        self.history = History(Sweep(tile, proving_levels(tile.ctx, options)), pieces.block)
+        self.history = History(Sweep(tile, Options(pieces)), pieces)
         entries = 8 * 6 * tile.state_shape[0] * tile.state_shape[1] * tile.state_shape[2]
         self.together = max(1, workspace // 4 // entries)
 
@@ -62,12 +55,12 @@ class _TileSampler:
         drawn: list[Array] = []
         some = list(chunks(int(out.shape[-1]), self.together))
         self._end(out, some)
-        for i, parts in self.history.back():
+        for i, step in self.history.back():
             last, drawn = drawn, []
             # Those that have this step, and among them those for which it is the last.
             here = slice(whole.count(i))
             ended = slice(whole.count_moves(i + 1) if last else 0, here.stop)
-            state, tile = states_of_all(whole, parts).part(here, axis), whole.part(here)
+            state, tile = step.of_all(whole).part(here, axis), whole.part(here)
             for n, samples in enumerate(some):
                 shape = (samples.stop - samples.start,)
                 u = tile.expanded(uniforms[..., i, samples], shape)

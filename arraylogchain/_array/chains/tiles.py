@@ -192,6 +192,13 @@ class Tile:
     def _selected(self, x: Array) -> Array:
         return x if self.selected is None else self.ctx.pick(x, self.selected, self.select_axis)
 
+    def put_lanes(self, target: Array, index: Array, values: Array) -> None:
+        """Write the values of some rows, or groups, into an array [groups, rows, ...] of all."""
+        if self.select_axis:
+            self.ctx.put(target, (0, index, ...), values[0, ...], add=False)
+        else:
+            self.ctx.put(target, (index, ...), values, add=False)
+
     def place(self, view: Array, values: Array, add: bool = False) -> None:
         """Write values [groups, rows, ...], or add them, where they belong in a view of the tile.
 

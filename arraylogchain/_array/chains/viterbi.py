@@ -8,10 +8,10 @@ comparisons more.
 from __future__ import annotations
 
 import math
-from functools import partial
 
 from arraylogchain._array.chains.maxplus import MaxPlusStepper
 from arraylogchain._array.chains.plans import cut_chain
+from arraylogchain._array.chains.scaled import Options
 from arraylogchain._array.chains.states import part_of
 from arraylogchain._array.chains.sweep import History, Sweep, with_final
 from arraylogchain._array.chains.tiles import Tile, arrange, tiles
@@ -31,10 +31,9 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> Array:
     view = arrange(xp, chain, states, trailing=1)
     pieces = cut_chain(chain, workspace, history=True)
     for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
-        sweep = Sweep(tile, [partial(MaxPlusStepper, panel=pieces.panel)])
-        history = History(sweep, pieces.block)
+        history = History(Sweep(tile, Options(pieces), MaxPlusStepper), pieces)
         _trace(tile, history, view[(*tile.box, ...)])
-        del sweep, history  # before the states of the next tile are kept
+        del history  # before the states of the next tile are kept
     return states
 
 
@@ -43,12 +42,11 @@ def _trace(tile: Tile, history: History, view: Array) -> None:
     xp, axis = tile.ctx.xp, tile.select_axis
     columns = Columns(tile)
     index = alive = None
-    for i, parts in history.back():
-        assert parts[0].state is not None
-        best = parts[0].state.values
+    for i, step in history.back():
+        best = step.state.values
         if index is None:
             # Rows that ended earlier still have their last state.
-            best = with_final(tile, parts[0].state).values
+            best = with_final(tile, step.state).values
             index = xp.argmax(best, axis=-1)
             # NaN is not -inf.
             alive = xp.max(best, axis=-1) != -math.inf

@@ -75,10 +75,10 @@ class ChainSums:
         view = arrange(self.ctx.xp, self.chain, getattr(self, name), trailing=1)
         add_rows(tile, view[(*within(tile.box, view.shape), slice(None))], values)
 
-    def add_pairs(self, tile: Tile, number: int, j: slice, values: Array) -> None:
-        """Add [groups, K, len(j)] to the gradient of some columns of a matrix."""
+    def add_pairs(self, tile: Tile, number: int, place: Box, values: Array) -> None:
+        """Add values [groups, ...] to the gradient of some rows and columns of a matrix."""
         view = arrange(self.ctx.xp, self.chain, self.transitions, trailing=3)
-        target = view[(*within(tile.box, view.shape), number, slice(None), j)]
+        target = view[(*within(tile.box, view.shape), number, *place)]
         values = narrowed(self.ctx, values, target.dtype)
         if tile.select_axis:
             xp = self.ctx.xp

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from arraylogchain._array.chains.logs import joint_logs
 from arraylogchain._array.chains.matrices import Matrix
 from arraylogchain._array.chains.states import part_of, relative
 from arraylogchain._array.chains.sweep import Step, Sweep, sweeps, with_final
 from arraylogchain._array.chains.tiles import Tile, arrange
 from arraylogchain._context import Array, Context, whole_maximum
-from arraylogchain._fold import chunks
 from arraylogchain._inputs.chain import Chain
 
 
@@ -28,7 +28,7 @@ def entropy(ctx: Context, chain: Chain, workspace: int) -> Array:
     out = ctx.empty(chain.batch, ctx.result_dtype)
     view = arrange(ctx.xp, chain, out, trailing=0)
     for tile, sweep in sweeps(ctx, chain, workspace, keeps_products=True):
-        found = _TileEntropy(tile, sweep, workspace).run()
+        found = _TileEntropy(tile, sweep).run()
         tile.place(view[(*tile.box, ...)][..., None], found)
     return out
 
@@ -36,9 +36,8 @@ def entropy(ctx: Context, chain: Chain, workspace: int) -> Array:
 class _TileEntropy:
     """The recursion for one tile of chains."""
 
-    def __init__(self, tile: Tile, sweep: Sweep, workspace: int) -> None:
+    def __init__(self, tile: Tile, sweep: Sweep) -> None:
         self.tile, self.ctx, self.sweep = tile, tile.ctx, sweep
-        self.block = max(1, workspace // (8 * 32))
         self._weighted: tuple[Matrix, Array] | None = None
 
     def run(self) -> Array:
@@ -90,15 +89,10 @@ class _TileEntropy:
         logs = xp.take(state.values, index, axis=tile.select_axis)
         own = ctx.load(entropies, ctx.widest)
         matrix = Matrix(ctx, tile.matrix(i), tile.chain.transitions_in_logs, ctx.widest, [])
-        groups, rows, size = (int(n) for n in logs.shape)
-        out = ctx.empty((groups, rows, size), logs.dtype)
-        width = max(1, min(size, self.block // (groups * size)))
-        for j in chunks(size, width):
-            edges, _ = matrix.logs(j, ctx.widest)
-            for r in chunks(rows, max(1, self.block // (groups * size * width))):
-                joint = xp.matrix_transpose(logs[:, r, :, None] + edges[:, None, :, :])
-                p = relative(xp, joint)
-                out[:, r, j] = _mean_surprise(xp, p, own[:, r, None, :])[..., 0]
+        out = xp.empty_like(logs)
+        for r, j, joint in joint_logs(ctx, logs, matrix, self.sweep.options.pieces):
+            p = relative(xp, xp.matrix_transpose(joint))
+            out[:, r, j] = _mean_surprise(xp, p, own[:, r, None, :])[..., 0]
         return out
 
     def _of_last(self, last: Step, entropies: Array) -> Array:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from arraylogchain._array.chains.matrices import Matrix
+from arraylogchain._array.chains.plans import Pieces
 from arraylogchain._array.chains.scaled import Options
 from arraylogchain._array.chains.states import State, power_to
 from arraylogchain._array.chains.tiles import Tile
 from arraylogchain._array.products import logmatmulexp
 from arraylogchain._context import Array, Context, shape_of, whole_maximum
-from arraylogchain._fold import fold
+from arraylogchain._fold import chunks, fold
 
 
 class LogStepper:
@@ -56,7 +58,7 @@ class LogStepper:
 
     def _multiply(self, state: State, i: int) -> None:
         """Multiply states by the matrices that lead to step i, in place."""
-        ctx, xp = self.ctx, self.ctx.xp
+        ctx, xp, pieces = self.ctx, self.ctx.xp, self.options.pieces
         given, in_logs = self.tile.matrix(i), self.tile.chain.transitions_in_logs
         matrix = Matrix(ctx, given, in_logs, ctx.widest, [])
         if not in_logs:
@@ -66,9 +68,11 @@ class LogStepper:
             state.exponent[...] -= matrix.power
         before, shift = xp.asarray(state.values, copy=True), None
         groups, _, size = before.shape
-        for j in self.options.pieces.columns(groups, size):
+        wide = replace(ctx, precision=ctx.widest, result_name=ctx.widest.name)
+        for j in pieces.columns(groups, size):
             logs, shift = matrix.logs(j, ctx.widest)
-            state.values[:, :, j] = log_product(ctx, before, logs, self.options.pieces.workspace)
+            layout = fold(shape_of(before), shape_of(logs))
+            state.values[:, :, j] = logmatmulexp(wide, layout, before, logs, pieces.workspace)
         if shift is not None:
             state.offset[...] += shift
         self._rescale(state)
@@ -80,11 +84,17 @@ class LogStepper:
         state.offset[...] += shift
 
 
-def in_widest(ctx: Context) -> Context:
-    """Return a context that computes in the widest precision, and whose results are in it."""
-    return replace(ctx, precision=ctx.widest, result_name=ctx.widest.name)
+def joint_logs(
+    ctx: Context, before: Array, matrix: Matrix | None, pieces: Pieces
+) -> Iterator[tuple[slice, slice, Array]]:
+    """Yield some rows r, columns j, and the logs before[r, k] + matrix[k, j] of all pairs.
 
-
-def log_product(ctx: Context, a: Array, b: Array, workspace: int) -> Array:
-    """Return the log of exp(a) @ exp(b) in the widest precision, certified."""
-    return logmatmulexp(in_widest(ctx), fold(shape_of(a), shape_of(b)), a, b, workspace)
+    They are [groups, len(r), K, len(j)], or [groups, len(r), K, 1] without a matrix.
+    """
+    groups, rows, size = (int(n) for n in before.shape)
+    block = max(1, pieces.workspace // (8 * 8) // (groups * size))
+    for j in chunks(size, block):
+        edges = None if matrix is None else matrix.logs(j, ctx.widest)[0]
+        for r in chunks(rows, max(1, block // (j.stop - j.start))):
+            joint = before[:, r, :, None]
+            yield r, j, joint if edges is None else joint + edges[:, None, :, :]

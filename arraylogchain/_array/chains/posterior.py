@@ -23,8 +23,8 @@ import math
 from collections.abc import Callable
 
 from arraylogchain._array.chains.accumulate import ChainSums, bounded, zeros_for
-from arraylogchain._array.chains.logs import log_product
-from arraylogchain._array.chains.matrices import Matrices, Matrix
+from arraylogchain._array.chains.logs import joint_logs
+from arraylogchain._array.chains.matrices import Matrix
 from arraylogchain._array.chains.plans import Pieces, cut_chain
 from arraylogchain._array.chains.scaled import Options, pair_ceiling
 from arraylogchain._array.chains.states import add_scale, log_sum, part_of, scale_by_powers
@@ -32,12 +32,14 @@ from arraylogchain._array.chains.sweep import History, Step, Sweep
 from arraylogchain._array.chains.tiles import Tile, arrange, tiles
 from arraylogchain._array.chains.time_parallel import Cut, cut_in_segments
 from arraylogchain._array.chains.values import log_totals
-from arraylogchain._context import Array, Context, Precision
+from arraylogchain._context import DOUBLE, SINGLE, Array, Context, Precision
 from arraylogchain._inputs.chain import Chain
 
 # Bits of room for sums over rows.
 _SPARE = 20
 
+# The forward sweep's step, the backward sweep's, and the one that it took before.
+_Steps = tuple[Step, Step, Step | None]
 Pullback = Callable[[Array, frozenset[str]], dict[str, Array]]
 
 
@@ -164,9 +166,8 @@ class TilePosterior:
         forward = Sweep(tile, Options(pieces, every_entry=final, for_pairs=True))
         self.history = History(forward, pieces)
         self.total = log_totals(tile, self.history.last)
-        # Memory for one step's products, the same at each: fresh memory costs time.
+        # Memory for one step's products, by precision.
         self._rooms: dict[str, Array] = {}
-        self._matrices: dict[str, Matrices] = {}
 
     def place_total(self, out: Array) -> None:
         """Write log Z where it belongs in an array [*batch]."""
@@ -175,17 +176,15 @@ class TilePosterior:
 
     def add(self, cotangent: Array | None, sums: ChainSums) -> None:
         """Add the gradients for a cotangent [*batch] of log Z, or of ones."""
-        initial = self.tile.chain.initial is not None
-        options = Options(
-            self.pieces, every_entry=False, keeps_products=True, proves_last=initial, for_pairs=True
-        )
+        proof = {"every_entry": False, "proves_last": self.tile.chain.initial is not None}
+        options = Options(self.pieces, keeps_products=True, for_pairs=True, **proof)
         sweep = Sweep(self.tile.reversed(), options)
         g, ahead = self._cotangent(cotangent), None
         if sums.final is not None:
             self._add_end("final", self.tile.reversed(), self.history.last, g, sums)
         for time, forward in self.history.back():
             backward = sweep.advance()
-            self._add_step(time, forward, backward, ahead, g, sums)
+            self._add_step(time, (forward, backward, ahead), sweep, g, sums)
             ahead = backward
         if sums.initial is not None and ahead is not None:
             self._add_end("initial", self.tile, ahead, g, sums)
@@ -201,61 +200,59 @@ class TilePosterior:
         g = xp.where(xp.isinf(total), xp.zeros_like(g), g)
         return xp.where(xp.isnan(total), xp.full_like(g, math.nan), g)
 
+    def _add_step(self, time: int, steps: _Steps, sweep: Sweep, g: Array, sums: ChainSums) -> None:
+        """Add what a step contributes, in float64 where its states' own precision does not do."""
+        ctx, xp, axis, (forward, backward, ahead) = (
+            self.ctx,
+            self.ctx.xp,
+            self.tile.select_axis,
+            steps,
+        )
+        here = slice(self.tile.count(time))
+        g = part_of(g, here, axis)
+        own = max(forward.precision, backward.precision, key=lambda each: each.top)
+        for precision in dict.fromkeys((own, ctx.widest)):
+            a, b = (
+                part_of(ctx.load(x.values, precision), here, axis)
+                for x in (forward.state, backward.product)
+            )
+            out = part_of(self._room(precision), here, axis)
+            if sums.potentials is None:
+                total = xp.vecdot(a, b)[..., None]
+            else:
+                ctx.apply(xp.multiply, a, b, out=out)
+                total = xp.sum(out, axis=-1, keepdims=True)
+            slow = self._unproved(steps, precision, total, a, g)
+            if slow is None:
+                break
+        is_zero = g == 0 if slow is None else slow | (g == 0)
+        # Rows that contribute nothing have finite states, but their sum may be zero.
+        scale = xp.where(is_zero, xp.zeros_like(g), g / total)
+        if sums.potentials is not None:
+            sums.add_potentials(self.tile.part(here), time, out, scale)
+        if sums.transitions is not None and ahead is not None:
+            matrix = sweep.scaled.matrices.at(self.tile.num_steps - 1 - time)
+            self._add_pairs(time + 1, a, ahead, matrix, scale, sums)
+        if slow is not None:
+            (index,) = xp.nonzero(xp.any(slow, axis=1 - axis)[..., 0])
+            self._add_in_logs(time, steps, index, g, sums)
+
     def _room(self, precision: Precision) -> Array:
+        """Return memory for the products of a step, the same at each: fresh memory costs time."""
         if precision.name not in self._rooms:
             dtype = self.ctx.dtype(precision)
             self._rooms[precision.name] = self.ctx.empty(self.tile.state_shape, dtype)
         return self._rooms[precision.name]
 
-    def _add_step(
-        self,
-        time: int,
-        forward: Step,
-        backward: Step,
-        ahead: Step | None,
-        g: Array,
-        sums: ChainSums,
-    ) -> None:
-        """Add what a step contributes; `ahead` is the backward sweep's step before, if any."""
-        ctx, xp, axis = self.ctx, self.ctx.xp, self.tile.select_axis
-        here = slice(self.tile.count(time))
-        wider = max(forward.precision, backward.precision, key=lambda each: each.top)
-        a, b, g = (
-            part_of(ctx.load(x, wider), here, axis)
-            for x in (forward.state.values, backward.product.values, g)
-        )
-        out = part_of(self._room(wider), here, axis)
-        if sums.potentials is None:
-            total = xp.vecdot(a, b)[..., None]
-        else:
-            ctx.apply(xp.multiply, a, b, out=out)
-            total = xp.sum(out, axis=-1, keepdims=True)
-        slow = self._unproved(forward, backward, wider, total, a, g)
-        # Rows that contribute nothing have finite states, but their sum may be zero.
-        scale = xp.where(slow | (g == 0), xp.zeros_like(g), g / total)
-        if sums.potentials is not None:
-            sums.add_potentials(self.tile.part(here), time, out, scale)
-        if sums.transitions is not None and ahead is not None:
-            self._add_pairs(time, a, ahead, wider, scale, sums)
-        if bool(xp.any(slow)):
-            (index,) = xp.nonzero(xp.any(slow, axis=1 - axis)[..., 0])
-            self._add_in_logs(time, (forward, backward, ahead), index, g, sums)
-
     def _unproved(
-        self,
-        forward: Step,
-        backward: Step,
-        precision: Precision,
-        total: Array,
-        a: Array,
-        g: Array,
-    ) -> Array:
-        """Tell which rows, of those that contribute, are not proved by their scaled states."""
+        self, steps: _Steps, precision: Precision, total: Array, a: Array, g: Array
+    ) -> Array | None:
+        """Return which rows, of those that contribute, are not proved by their scaled states."""
         xp, size, axis = self.ctx.xp, self.tile.chain.num_states, self.tile.select_axis
         lost = 2.0 * size * precision.tiny / precision.eps
         # What is multiplied for pairs stays in range, whatever the weight of its edge.
         limit = 2.0 ** (precision.top - pair_ceiling(precision, size) - _SPARE)
-        size_of_g = xp.abs(g)
+        size_of_g, (forward, backward, _) = xp.abs(g), steps
 
         def are_proved(largest: Array | float) -> Array:
             return (total >= lost * (1.0 + largest)) & (largest * size_of_g <= limit * total)
@@ -270,40 +267,37 @@ class TilePosterior:
         slow = ~proved & (g != 0)
         if axis == 0:
             slow = xp.broadcast_to(xp.any(slow, axis=1, keepdims=True), tuple(slow.shape))
-        return slow
+        return slow if bool(xp.any(slow)) else None
 
     def _add_pairs(
-        self, time: int, a: Array, ahead: Step, precision: Precision, scale: Array, sums: ChainSums
+        self, i: int, a: Array, ahead: Step, matrix: Matrix, scale: Array, sums: ChainSums
     ) -> None:
-        """Add the weights of pairs of states, or the derivatives with respect to weights."""
+        """Add the weights of pairs of states, or the derivatives with respect to weights.
+
+        `matrix` is that of the backward sweep, which leads from step i to the one before.
+        """
         ctx, xp, axis = self.ctx, self.ctx.xp, self.tile.select_axis
-        moved = slice(self.tile.count_moves(time + 1))
+        moved = slice(self.tile.count_moves(i))
+        precision = DOUBLE if a.dtype == xp.float64 else SINGLE
         a, scale = (part_of(x, moved, axis) for x in (a, scale))
         d = ctx.load(part_of(ahead.state.values, moved, axis), precision)
         left = part_of(self._room(precision), moved, axis)
         ctx.apply(xp.multiply, a, scale, out=left)
-        left = xp.matrix_transpose(left)
-        if precision.name not in self._matrices:
-            self._matrices[precision.name] = Matrices(self.tile, precision, self.pieces.panel)
-        matrix = self._matrices[precision.name].at(time + 1)
-        tile, groups = self.tile.part(moved), int(left.shape[0])
-        for j in self.pieces.columns(groups, self.tile.chain.num_states):
-            pairs = xp.matmul(left, d[:, :, j])
+        left, tile = xp.matrix_transpose(left), self.tile.part(moved)
+        groups, size, _ = left.shape
+        for k in self.pieces.columns(groups, size):
+            pairs = xp.matmul(left[:, k, :], d)
             if sums.by_logs:
                 # Where nothing passes, weights may be infinite.
-                pairs = xp.where(pairs == 0, pairs, pairs * matrix.factor(j))
+                edges = xp.matrix_transpose(matrix.factor(k))
+                pairs = xp.where(pairs == 0, pairs, pairs * edges)
             elif matrix.power is not None:
-                pairs = bounded(xp, pairs, precision)
-                pairs = scale_by_powers(ctx, pairs, matrix.power, precision)
-            sums.add_pairs(tile, tile.matrix_number(time + 1), j, pairs)
+                power = ctx.load(matrix.power, precision)
+                pairs = scale_by_powers(ctx, bounded(xp, pairs, precision), power, precision)
+            sums.add_pairs(tile, tile.matrix_number(i), (k, slice(size)), pairs)
 
     def _add_in_logs(
-        self,
-        time: int,
-        steps: tuple[Step, Step, Step | None],
-        index: Array,
-        g: Array,
-        sums: ChainSums,
+        self, time: int, steps: _Steps, index: Array, g: Array, sums: ChainSums
     ) -> None:
         """Add what some rows, or groups, contribute at a step, from the logs of their states."""
         ctx, xp, axis = self.ctx, self.ctx.xp, self.tile.select_axis
@@ -321,38 +315,20 @@ class TilePosterior:
         d = ahead.in_log_form(self.tile).select(ctx, index, axis)
         a, b, d = (state.part(moved, axis) for state in (a, b, d))
         total, g = (part_of(x, moved, axis) for x in (total, g))
-        in_logs, tile = tile.chain.transitions_in_logs, tile.part(moved)
-        matrix = Matrix(ctx, tile.matrix(time + 1), in_logs, ctx.widest, [])
+        tile = tile.part(moved)
+        matrix = Matrix(ctx, tile.matrix(time + 1), tile.chain.transitions_in_logs, ctx.widest, [])
         # In the scale of b, which is P @ d. Integers cancel first, those of P's logs as well.
         offset = d.offset - b.offset + matrix.logs(slice(0, 1), ctx.widest)[1]
-        scale = add_scale(-total, d.exponent - b.exponent, offset)
-        self._add_pairs_in_logs(tile, matrix, time + 1, a.values + scale, d.values, g, sums)
-
-    def _add_pairs_in_logs(
-        self,
-        tile: Tile,
-        matrix: Matrix,
-        time: int,
-        before: Array,
-        ahead: Array,
-        g: Array,
-        sums: ChainSums,
-    ) -> None:
-        """Add sums over rows of g exp(before_k + ahead_j), with or without the matrix's weights."""
-        ctx, xp, groups = self.ctx, self.ctx.xp, int(matrix.given.shape[0])
-        for sign in (1.0, -1.0):
-            # A NaN is neither positive nor negative; it goes with the positive ones.
-            chosen = (g < 0) if sign < 0 else ~(g <= 0)
-            if not bool(xp.any(chosen)):
-                continue
-            logs = before + xp.log(xp.where(chosen, sign * g, xp.ones_like(g)))
-            logs = xp.where(chosen, logs, xp.full_like(logs, -math.inf))
-            left = xp.matrix_transpose(logs)
-            for j in self.pieces.columns(groups, tile.chain.num_states):
-                pairs = log_product(ctx, left, ahead[:, :, j], self.pieces.workspace)
-                if sums.by_logs:
-                    pairs = pairs + matrix.logs(j, ctx.widest)[0]
-                sums.add_pairs(tile, tile.matrix_number(time), j, sign * _finite_exp(ctx, pairs))
+        scale = add_scale(-total, d.exponent - b.exponent, offset) + xp.log(xp.abs(g))
+        # Sums over rows do not overflow if each of them has its share of what is left.
+        share = 0.5 ** math.ceil(math.log2(a.values.shape[1]))
+        weights = matrix if sums.by_logs else None
+        for r, j, joint in joint_logs(ctx, a.values + scale, weights, self.pieces):
+            pairs = _finite_exp(ctx, joint + d.values[:, r, None, j])
+            pairs = xp.where(g[:, r, :, None] == 0, xp.zeros_like(pairs), pairs)
+            pairs = xp.sum(pairs * (share * xp.sign(g[:, r, :, None])), axis=1) / share
+            number, columns = tile.matrix_number(time + 1), (slice(matrix.given.shape[-2]), j)
+            sums.add_pairs(tile, number, columns, bounded(xp, pairs, ctx.widest))
 
     def _add_end(self, name: str, tile: Tile, last: Step, g: Array, sums: ChainSums) -> None:
         """Add derivatives with respect to what a sweep over the tile starts with.
@@ -366,11 +342,8 @@ class TilePosterior:
         logs = start if tile.start_in_logs else xp.log(start)
         top = xp.max(logs, axis=-1, keepdims=True)
         top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
-        logs = logs - top
-        total, g = _possible(ctx, logs + d, g)
-        weights = (
-            xp.exp(d - total + logs) if tile.start_in_logs else _finite_exp(ctx, d - total - top)
-        )
+        total, g = _possible(ctx, logs - top + d, g)
+        weights = _finite_exp(ctx, d - total - top + (logs if tile.start_in_logs else 0.0))
         weights = xp.where(g == 0, xp.zeros_like(weights), weights * g)
         sums.add_end(name, tile, bounded(xp, weights, ctx.widest))
 

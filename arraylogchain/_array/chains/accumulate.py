@@ -57,6 +57,7 @@ class ChainSums:
         those are written. The memory of `values` may be written over.
         """
         ctx, xp, x = self.ctx, self.ctx.xp, self.potentials
+        assert x is not None
         view = arrange(xp, self.chain, x, trailing=2)
         target = view[(*within(tile.box, view.shape), time, slice(None))]
         # What rows share comes from several tiles.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from arraylogchain._array.chains.logs import joint_logs
+from arraylogchain._array.chains.logs import LogMatrix, joint_logs
 from arraylogchain._array.chains.matrices import Matrix
 from arraylogchain._array.chains.states import part_of, relative
 from arraylogchain._array.chains.sweep import Step, Sweep, sweeps, with_final
@@ -88,7 +88,7 @@ class _TileEntropy:
         state = before.in_log_form(self.tile)
         logs = xp.take(state.values, index, axis=tile.select_axis)
         own = ctx.load(entropies, ctx.widest)
-        matrix = Matrix(ctx, tile.matrix(i), tile.chain.transitions_in_logs, ctx.widest, [])
+        matrix = LogMatrix(ctx, tile.matrix(i), tile.chain.transitions_in_logs)
         out = xp.empty_like(logs)
         for r, j, joint in joint_logs(ctx, logs, matrix, self.sweep.options.pieces):
             p = relative(xp, xp.matrix_transpose(joint))

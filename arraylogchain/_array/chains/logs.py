@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from arraylogchain._array.chains.matrices import Matrix
 from arraylogchain._array.chains.plans import Pieces
 from arraylogchain._array.chains.scaled import Options
-from arraylogchain._array.chains.states import State, power_to
+from arraylogchain._array.chains.states import State, power_to, scale_by_powers
 from arraylogchain._array.chains.tiles import Tile
 from arraylogchain._array.products import logmatmulexp
-from arraylogchain._context import Array, Context, shape_of, whole_maximum
+from arraylogchain._context import Array, Context, shape_of, whole_maximum, whole_part
 from arraylogchain._fold import chunks, fold
+
+
+class LogMatrix:
+    """Logs of weights, ``logs - power * log(2) + shift``, for matrices [groups, K, K].
+
+    Integers of [groups, 1, 1] are kept apart: exactly, which logs that are rounded would not be.
+    """
+
+    def __init__(self, ctx: Context, given: Array, in_logs: bool) -> None:
+        self.ctx, self.given, self.in_logs = ctx, given, in_logs
+        top = ctx.load(ctx.xp.max(given, axis=(-2, -1), keepdims=True), ctx.widest)
+        nothing = ctx.xp.zeros_like(top)
+        self.shift = whole_part(ctx, top, ctx.widest) if in_logs else nothing
+        self.power = nothing if in_logs else power_to(ctx, top, 0)
+
+    def columns(self, j: slice) -> Array:
+        """Return the logs of some columns, [groups, K, len(j)]."""
+        xp, ctx = self.ctx.xp, self.ctx
+        x = ctx.load(self.given[:, :, j], ctx.widest)
+        if self.in_logs:
+            return x - self.shift
+        # Zero has the logarithm -inf; a negative weight has none, and gives NaN.
+        own = power_to(ctx, x, 0)
+        logs = xp.log(scale_by_powers(ctx, x, own, ctx.widest)) + (self.power - own) * math.log(2.0)
+        return xp.where(x == 0, xp.full_like(x, -math.inf), logs)
 
 
 class LogStepper:
@@ -49,9 +74,10 @@ class LogStepper:
         if start is not None and self.tile.start_in_logs:
             values[...] = ctx.load(start, ctx.widest)
         elif start is not None:
-            # As if the rows were those of matrices.
-            matrix = Matrix(ctx, start, False, ctx.widest, [])
-            values[...], _ = matrix.logs(slice(0, size), ctx.widest)
+            # As if the rows of each group were a matrix.
+            matrix = LogMatrix(ctx, start, in_logs=False)
+            values[...] = matrix.columns(slice(size))
+            exponent -= matrix.power
         state = State(values, exponent, offset, None, in_logs=True)
         self._rescale(state)
         return state
@@ -59,22 +85,16 @@ class LogStepper:
     def _multiply(self, state: State, i: int) -> None:
         """Multiply states by the matrices that lead to step i, in place."""
         ctx, xp, pieces = self.ctx, self.ctx.xp, self.options.pieces
-        given, in_logs = self.tile.matrix(i), self.tile.chain.transitions_in_logs
-        matrix = Matrix(ctx, given, in_logs, ctx.widest, [])
-        if not in_logs:
-            # The power of two of the largest weight is kept apart, where it is exact.
-            top = ctx.load(xp.max(given, axis=(-2, -1), keepdims=True), ctx.widest)
-            matrix = replace(matrix, power=power_to(ctx, top, 0))
-            state.exponent[...] -= matrix.power
-        before, shift = xp.asarray(state.values, copy=True), None
+        matrix = LogMatrix(ctx, self.tile.matrix(i), self.tile.chain.transitions_in_logs)
+        before = xp.asarray(state.values, copy=True)
         groups, _, size = before.shape
         wide = replace(ctx, precision=ctx.widest, result_name=ctx.widest.name)
         for j in pieces.columns(groups, size):
-            logs, shift = matrix.logs(j, ctx.widest)
+            logs = matrix.columns(j)
             layout = fold(shape_of(before), shape_of(logs))
             state.values[:, :, j] = logmatmulexp(wide, layout, before, logs, pieces.workspace)
-        if shift is not None:
-            state.offset[...] += shift
+        state.exponent[...] -= matrix.power
+        state.offset[...] += matrix.shift
         self._rescale(state)
 
     def _rescale(self, state: State) -> None:
@@ -85,7 +105,7 @@ class LogStepper:
 
 
 def joint_logs(
-    ctx: Context, before: Array, matrix: Matrix | None, pieces: Pieces
+    ctx: Context, before: Array, matrix: LogMatrix | None, pieces: Pieces
 ) -> Iterator[tuple[slice, slice, Array]]:
     """Yield some rows r, columns j, and the logs before[r, k] + matrix[k, j] of all pairs.
 
@@ -94,7 +114,7 @@ def joint_logs(
     groups, rows, size = (int(n) for n in before.shape)
     block = max(1, pieces.workspace // (8 * 8) // (groups * size))
     for j in chunks(size, block):
-        edges = None if matrix is None else matrix.logs(j, ctx.widest)[0]
+        edges = None if matrix is None else matrix.columns(j)
         for r in chunks(rows, max(1, block // (j.stop - j.start))):
             joint = before[:, r, :, None]
             yield r, j, joint if edges is None else joint + edges[:, None, :, :]

@@ -20,10 +20,10 @@ from logarithms, as rows are whose states are in log form.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from arraylogchain._array.chains.accumulate import ChainSums, bounded, zeros_for
-from arraylogchain._array.chains.logs import joint_logs
+from arraylogchain._array.chains.logs import LogMatrix, joint_logs
 from arraylogchain._array.chains.matrices import Matrix
 from arraylogchain._array.chains.plans import Pieces, cut_chain
 from arraylogchain._array.chains.scaled import Options, pair_ceiling
@@ -71,46 +71,49 @@ def _posterior(
     if operation != "marginals" and chain.transitions is not None:
         sums.transitions = zeros_for(ctx, chain, "transitions", workspace)
     found = cut_in_segments(operation, ctx, chain, workspace)
-    if found is None:
-        total = ctx.empty(chain.batch, ctx.result_dtype)
-        _add_chain(ctx, chain, workspace, sums, None, total)
-    else:
+    if found is not None:
         total, cut = found
         _add_cut(ctx, cut, workspace, sums)
+    else:
+        total = ctx.empty(chain.batch, ctx.result_dtype)
+        for of_tile in _of_tiles(ctx, chain, workspace, total):
+            of_tile.add(None, sums)
+            del of_tile
     counts = None if sums.transitions is None else ctx.to_result(sums.transitions)
     return total, sums.potentials, counts
 
 
-def _add_chain(
-    ctx: Context,
-    chain: Chain,
-    workspace: int,
-    sums: ChainSums,
-    g: Array | None = None,
-    total: Array | None = None,
-) -> None:
-    """Add the gradients for a cotangent [*batch] of log Z, or of ones; write log Z if wanted."""
-    pieces = cut_chain(chain, workspace, history=True)
+def _of_tiles(
+    ctx: Context, chain: Chain, workspace: int, total: Array | None, keep: bool = False
+) -> Iterator[TilePosterior]:
+    """Yield the posteriors of the tiles of a chain, and write log Z if it is wanted.
+
+    Where they do not fit the workspace together, they are let go one by one.
+    """
+    pieces = cut_chain(chain, workspace, history=True, keep=keep)
+    view = None if total is None else arrange(ctx.xp, chain, total, trailing=0)
     for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
         of_tile = TilePosterior(tile, pieces)
-        if total is not None:
-            of_tile.place_total(total)
-        of_tile.add(g, sums)
-        del of_tile  # before the states of the next one are kept
+        if view is not None:
+            tile.place(view[(*tile.box, ...)][..., None], of_tile.total)
+        yield of_tile
+        del of_tile
 
 
 def _add_cut(
     ctx: Context, cut: Cut, workspace: int, sums: ChainSums, g: Array | None = None
 ) -> None:
-    """Add the gradients of a chain whose time is in segments."""
+    """Add the gradients, for a cotangent or ones, of a chain whose time is in segments."""
     for part, own in zip(cut.chains, cut.sums(sums), strict=True):
+        if own.is_empty:
+            continue
+        of_part = g
         if g is not None and len(part.batch) > g.ndim:
             of_part = ctx.xp.broadcast_to(g[..., None], part.batch)
-        else:
-            of_part = g
-        if not own.is_empty:
-            # The rest is for the messages between segments.
-            _add_chain(ctx, part, workspace // 4 * 3, own, of_part)
+        # The rest is for the messages between segments.
+        for of_tile in _of_tiles(ctx, part, workspace // 4 * 3, None):
+            of_tile.add(of_part, own)
+            del of_tile
 
 
 def value_and_pullback(
@@ -138,11 +141,8 @@ def value_and_pullback(
         out, cut = found
     else:
         states = chain.num_rows * chain.num_steps * chain.num_states * ctx.precision.itemsize
-        pieces = cut_chain(chain, workspace, history=True, keep=keep or states <= workspace)
         out = ctx.empty(chain.batch, ctx.result_dtype)
-        for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
-            kept.append(TilePosterior(tile, pieces))
-            kept[-1].place_total(out)
+        kept = list(_of_tiles(ctx, chain, workspace, out, keep or states <= workspace))
 
     def pullback(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
         sums = ChainSums(ctx, chain)
@@ -168,11 +168,6 @@ class TilePosterior:
         self.total = log_totals(tile, self.history.last)
         # Memory for one step's products, by precision.
         self._rooms: dict[str, Array] = {}
-
-    def place_total(self, out: Array) -> None:
-        """Write log Z where it belongs in an array [*batch]."""
-        view = arrange(self.ctx.xp, self.tile.chain, out, trailing=0)
-        self.tile.place(view[(*self.tile.box, ...)][..., None], self.total)
 
     def add(self, cotangent: Array | None, sums: ChainSums) -> None:
         """Add the gradients for a cotangent [*batch] of log Z, or of ones."""
@@ -316,10 +311,12 @@ class TilePosterior:
         a, b, d = (state.part(moved, axis) for state in (a, b, d))
         total, g = (part_of(x, moved, axis) for x in (total, g))
         tile = tile.part(moved)
-        matrix = Matrix(ctx, tile.matrix(time + 1), tile.chain.transitions_in_logs, ctx.widest, [])
-        # In the scale of b, which is P @ d. Integers cancel first, those of P's logs as well.
-        offset = d.offset - b.offset + matrix.logs(slice(0, 1), ctx.widest)[1]
-        scale = add_scale(-total, d.exponent - b.exponent, offset) + xp.log(xp.abs(g))
+        matrix = LogMatrix(ctx, tile.matrix(time + 1), tile.chain.transitions_in_logs)
+        # In the scale of b, which is P @ d. Integers cancel first, those of P as well.
+        exponent, offset = d.exponent - b.exponent, d.offset - b.offset
+        if sums.by_logs:
+            exponent, offset = exponent - matrix.power, offset + matrix.shift
+        scale = add_scale(-total, exponent, offset) + xp.log(xp.abs(g))
         # Sums over rows do not overflow if each of them has its share of what is left.
         share = 0.5 ** math.ceil(math.log2(a.values.shape[1]))
         weights = matrix if sums.by_logs else None

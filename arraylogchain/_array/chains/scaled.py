@@ -214,9 +214,7 @@ class ScaledStepper:
             part_of(state.support, lanes, axis)[...] = reached
         # Half and twice leave room for rounding.
         low, high = 0.5 * size * before.low * matrix.least, 2.0 * size * before.high * matrix.most
-        is_all = lanes.stop == self.tile.state_shape[axis]
-        state.low = low if is_all else min(low, before.low)
-        state.high = high if is_all else max(high, before.high)
+        self._bound(state, low, high, lanes)
         largest = float(ctx.xp.max(values)) if matrix.lossy else 0.0
         # Those that begin here lost no more than twice the least.
         return state, Losses(size * tiny * (2.0 + largest))
@@ -256,11 +254,16 @@ class ScaledStepper:
         if factors.offset is not None:
             offset = part_of(factors.offset, lanes, axis)[:, :, at, :]
             state.offset = added(ctx, product.offset, offset, lanes, axis)
-        is_all = lanes.stop == self.tile.state_shape[axis]
         low, high = product.low * factors.least, product.high * factors.largest
-        state.low = low if is_all else min(low, product.low)
-        state.high = high if is_all else max(high, product.high)
+        self._bound(state, low, high, lanes)
         return state
+
+    def _bound(self, state: State, low: float, high: float, lanes: slice) -> bool:
+        """Set the bounds of a state whose first few rows have these; tell if that is all rows."""
+        is_all = bool(lanes.stop == self.tile.state_shape[self.tile.select_axis])
+        state.low = low if is_all else min(low, state.low)
+        state.high = high if is_all else max(high, state.high)
+        return is_all
 
     def _unproved(self, state: State, lanes: slice, losses: Losses, i: int) -> Array | None:
         """Rescale rows of a state where they have to be; return those that are not proved."""
@@ -271,11 +274,9 @@ class ScaledStepper:
             # Bounds from before often suffice; else the state is looked at.
             values = part_of(state.values, lanes, axis)
             low, high = float(xp.min(values)), float(xp.max(values))
-        is_all = lanes.stop == self.tile.state_shape[axis]
         if low >= threshold and high <= limit:
-            state.low = low if is_all else min(low, state.low)
-            state.high = high if is_all else max(high, state.high)
-            state.support = None if is_all else state.support
+            if self._bound(state, low, high, lanes):
+                state.support = None
             return None
         return self._rescaled(state, low, lanes, losses, i)
 

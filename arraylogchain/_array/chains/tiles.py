@@ -26,6 +26,7 @@ from typing import Any
 import array_api_compat.numpy as host
 import numpy as np
 
+from arraylogchain._array.chains.states import part_of
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import Box, Shape, boxes, lengths, within
 from arraylogchain._inputs.chain import Chain
@@ -163,14 +164,11 @@ class Tile:
         x = here.expanded(
             self.potentials[..., first : first + count, :], (count, self.chain.num_states)
         )
-        if here.lengths is not None and here.lengths[-1] < first + count:
-            times = xp.arange(
-                first, first + count, dtype=self.ctx.index_dtype, device=self.ctx.device
-            )
-            ends = self.ctx.integers(here.lengths)
-            real = ends[:, None, None] > times[:, None]
-            real = real[None, ...] if self.select_axis else real[:, None, ...]
-            x = xp.where(real, x, xp.zeros_like(x))
+        if here.lengths is not None:
+            # What is selected is a copy.
+            for t in range(count):
+                ended = slice(self._longer_than(first + t), None)
+                part_of(x, ended, self.select_axis)[:, :, t, :] = 0.0
         return xp.flip(x, axis=-2) if self.backward else x
 
     def start(self) -> Array | None:

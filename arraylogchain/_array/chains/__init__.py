@@ -1,9 +1,9 @@
 """Chains in array operations: one sweep over time, on tiles of rows.
 
-`tiles` arranges what a sweep reads, `states` what it carries along. Steppers (`scaled`, `logs`) take
-states one step further, and say which rows they did not prove; `sweep` takes a wider form for those,
-and keeps the history that passes from the last step to the first need. What comes of it is in
-`values`, `messages`, `posterior` (with `accumulate`), `entropy`, `viterbi`, `sampling`.
+`tiles` arranges what a sweep reads, `states` what it carries along. Steppers (`scaled`, `logs`)
+take states one step further, and say which rows they did not prove; `sweep` takes a wider form for
+those, and keeps the history that passes from the last step to the first need. What comes of it is
+in `values`, `messages`, `posterior` (with `accumulate`), `entropy`, `viterbi`, `sampling`.
 """
 
 from arraylogchain._array.chains.entropy import entropy

@@ -99,20 +99,21 @@ class Tile:
         own = self.lengths
         if own is not None:
             own = own[[int(index[n]) for n in range(index.shape[0])]]
-        if self.selected is not None:
-            index = self.ctx.xp.take(self.selected, index)
-        return replace(self, selected=index, lengths=own)
+        return replace(self, selected=self.ctx.xp.take(self._numbers(), index), lengths=own)
 
     def part(self, lanes: slice) -> Tile:
         """Return a tile of a slice of the rows or, where there are several groups, of groups."""
-        count = self.state_shape[self.select_axis]
-        if lanes.start is None and lanes.stop == count:
+        if lanes.start is None and lanes.stop == self.state_shape[self.select_axis]:
             return self
-        index = self.selected
-        if index is None:
-            index = self.ctx.xp.arange(count, dtype=self.ctx.index_dtype, device=self.ctx.device)
         own = None if self.lengths is None else self.lengths[lanes]
-        return replace(self, selected=index[lanes], lengths=own)
+        return replace(self, selected=self._numbers()[lanes], lengths=own)
+
+    def _numbers(self) -> Array:
+        """Return which rows, or groups, are selected."""
+        if self.selected is not None:
+            return self.selected
+        count, ctx = self.state_shape[self.select_axis], self.ctx
+        return ctx.xp.arange(count, dtype=ctx.index_dtype, device=ctx.device)
 
     def time(self, i: int) -> int:
         """Return the number of the chain's step that a sweep takes as number i."""

@@ -197,13 +197,8 @@ class TilePosterior:
 
     def _add_step(self, time: int, steps: _Steps, sweep: Sweep, g: Array, sums: ChainSums) -> None:
         """Add what a step contributes, in float64 where its states' own precision does not do."""
-        ctx, xp, axis, (forward, backward, ahead) = (
-            self.ctx,
-            self.ctx.xp,
-            self.tile.select_axis,
-            steps,
-        )
-        here = slice(self.tile.count(time))
+        ctx, xp, axis = self.ctx, self.ctx.xp, self.tile.select_axis
+        (forward, backward, ahead), here = steps, slice(self.tile.count(time))
         g = part_of(g, here, axis)
         own = max(forward.precision, backward.precision, key=lambda each: each.top)
         for precision in dict.fromkeys((own, ctx.widest)):

@@ -7,7 +7,7 @@ are summed, and nothing is expanded.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from arraylogchain._array.chains.tiles import Tile, arrange
@@ -38,6 +38,7 @@ class ChainSums:
     initial: Array | None = None
     final: Array | None = None
     as_counts: bool = False
+    _views: dict[str, Array] = field(init=False, default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -58,7 +59,7 @@ class ChainSums:
         """
         ctx, xp, x = self.ctx, self.ctx.xp, self.potentials
         assert x is not None
-        view = arrange(xp, self.chain, x, trailing=2)
+        view = self._view("potentials")
         target = view[(*within(tile.box, view.shape), time, slice(None))]
         # What rows share comes from several tiles.
         is_first = scale is not None and math.prod(x.shape[:-2]) == self.chain.num_rows
@@ -73,12 +74,12 @@ class ChainSums:
 
     def add_end(self, name: str, tile: Tile, values: Array) -> None:
         """Add to the gradient of 'initial' or 'final'."""
-        view = arrange(self.ctx.xp, self.chain, getattr(self, name), trailing=1)
+        view = self._view(name)
         add_rows(tile, view[(*within(tile.box, view.shape), slice(None))], values)
 
     def add_pairs(self, tile: Tile, number: int, place: Box, values: Array) -> None:
         """Add values [groups, ...] to the gradient of some rows and columns of a matrix."""
-        view = arrange(self.ctx.xp, self.chain, self.transitions, trailing=3)
+        view = self._view("transitions")
         target = view[(*within(tile.box, view.shape), number, *place)]
         values = narrowed(self.ctx, values, target.dtype)
         if tile.select_axis:
@@ -86,6 +87,13 @@ class ChainSums:
             target += xp.astype(xp.reshape(values, target.shape), target.dtype, copy=False)
         else:
             tile.place(target, values[:, None, ...], add=True)
+
+    def _view(self, name: str) -> Array:
+        """Return a view of a sum with its batch axes arranged as tiles have them."""
+        if name not in self._views:
+            x = getattr(self, name)
+            self._views[name] = arrange(self.ctx.xp, self.chain, x, _TRAILING[name])
+        return self._views[name]
 
     def results(self) -> dict[str, Array]:
         """Return the gradients by name, in the dtypes of the chain's arrays."""

@@ -201,17 +201,12 @@ class TilePosterior:
         (forward, backward, ahead), here = steps, slice(self.tile.count(time))
         g = part_of(g, here, axis)
         own = max(forward.precision, backward.precision, key=lambda each: each.top)
-        for precision in dict.fromkeys((own, ctx.widest)):
+        for precision in (own,) if own is ctx.widest else (own, ctx.widest):
             a, b = (
                 part_of(ctx.load(x.values, precision), here, axis)
                 for x in (forward.state, backward.product)
             )
-            out = part_of(self._room(precision), here, axis)
-            if sums.potentials is None:
-                total = xp.vecdot(a, b)[..., None]
-            else:
-                ctx.apply(xp.multiply, a, b, out=out)
-                total = xp.sum(out, axis=-1, keepdims=True)
+            total = xp.vecdot(a, b)[..., None]
             slow = self._unproved(steps, precision, total, a, g)
             if slow is None:
                 break
@@ -219,6 +214,8 @@ class TilePosterior:
         # Rows that contribute nothing have finite states, but their sum may be zero.
         scale = xp.where(is_zero, xp.zeros_like(g), g / total)
         if sums.potentials is not None:
+            out = part_of(self._room(precision), here, axis)
+            ctx.apply(xp.multiply, a, b, out=out)
             sums.add_potentials(self.tile.part(here), time, out, scale)
         if sums.transitions is not None and ahead is not None:
             matrix = sweep.scaled.matrices.at(self.tile.num_steps - 1 - time)

@@ -101,7 +101,7 @@ class ScaledStepper:
         self._products: list[Array] = []
 
     def advance(
-        self, before: State | None, i: int, ignored: Array | None, keep: bool
+        self, before: State | None, i: int, ignored: Array | None, room: Array | None
     ) -> tuple[State, State, Array | None]:
         """Take the step to state number i.
 
@@ -112,8 +112,8 @@ class ScaledStepper:
         i : int
         ignored : bool array [groups, rows, 1] or None
             Rows whose values mean nothing, and need no proof.
-        keep : bool
-            Whether the values of the state get memory of their own.
+        room : array or None
+            Where the values of the state go, if that is of the right precision.
 
         Returns
         -------
@@ -123,12 +123,12 @@ class ScaledStepper:
             Rows whose step is not proved; their values mean nothing.
         """
         keeps, lanes, unproved = self.options.keeps_products, slice(self.tile.count(i)), []
-        out = self._room(self._rooms, 2, keep)
-        room = self._room(self._products, 1) if keeps else out
+        out = self._room(self._rooms, 2, room)
+        of_product = self._room(self._products, 1) if keeps else out
         if before is None:
-            product, losses = self._start(room)
+            product, losses = self._start(of_product)
         else:
-            product, losses = self._multiplied(before, i, room)
+            product, losses = self._multiplied(before, i, of_product)
             if self.options.every_product:
                 unproved.append(self._unproved(product, lanes, losses, i))
         state = self._weighted(product, i, losses, out)
@@ -156,13 +156,16 @@ class ScaledStepper:
         bad = bad if ignored is None else bad & ~ignored
         return bad if bool(xp.any(bad)) else None
 
-    def _room(self, rooms: list[Array], count: int, keep: bool = False) -> Array:
-        """Return memory for the values of all rows, one of `count` that take turns."""
-        if keep or len(rooms) < count:
-            room = self.ctx.empty(self.tile.state_shape, self.ctx.dtype(self.precision))
+    def _room(self, rooms: list[Array], count: int, given: Array | None = None) -> Array:
+        """Return memory for values: what is given, or one of `count` rooms that take turns."""
+        dtype = self.ctx.dtype(self.precision)
+        if given is not None and given.dtype == dtype:
+            return given
+        if given is not None or len(rooms) < count:
+            room = self.ctx.empty(self.tile.state_shape, dtype)
         else:
             room = rooms.pop(0)
-        if not keep:
+        if given is None:
             rooms.append(room)
         return room
 

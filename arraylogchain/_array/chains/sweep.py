@@ -92,17 +92,17 @@ class Sweep:
         if step is not None and step.index is not None:
             self.in_logs = LogStepper(self.tile.select(step.index), self.options)
 
-    def advance(self, keep: bool = False) -> Step:
+    def advance(self, room: Array | None = None) -> Step:
         """Take all rows one step further.
 
-        The values of the states are written over by the step after the next one, unless they are
-        to be kept; those of products by the next one.
+        The values of the states are written over by the step after the next one, unless there is a
+        room for them [groups, rows, K]; those of products by the next one.
         """
         i, before, widest = self.number, self.step, self.ctx.widest
-        step, bad = self._scaled(i, before, keep)
+        step, bad = self._scaled(i, before, room)
         if bad is not None and self.scaled.precision is not widest:
             self.scaled = self.stepper(self.tile, widest, self.options)
-            step, bad = self._scaled(i, before, keep)
+            step, bad = self._scaled(i, before, room)
         log_state = None if before is None else before.logs
         if bad is not None:
             log_state = self._give_up(step, bad, before)
@@ -111,15 +111,15 @@ class Sweep:
         self.number, self.step = i + 1, step
         return step
 
-    def _scaled(self, i: int, before: Step | None, keep: bool) -> tuple[Step, Array | None]:
+    def _scaled(self, i: int, before: Step | None, room: Array | None) -> tuple[Step, Array | None]:
         """Advance scaled states; return which rows are not proved, if any."""
         if before is None:
-            state, product, bad = self.scaled.advance(None, i, None, keep)
+            state, product, bad = self.scaled.advance(None, i, None, room)
             return Step(self.scaled.precision, state, product), bad
         if before.gone is not None and bool(self.ctx.xp.all(before.gone)):
             return replace(before), None
-        state, product, bad = self.scaled.advance(before.state, i, before.gone, keep)
-        return replace(before, precision=self.scaled.precision, state=state, product=product), bad
+        state, product, bad = self.scaled.advance(before.state, i, before.gone, room)
+        return Step(self.scaled.precision, state, product, before.index, before.gone), bad
 
     def _give_up(self, step: Step, bad: Array, before: Step | None) -> State | None:
         """Let rows go on in log form; return their states before the step."""
@@ -176,20 +176,27 @@ class History:
     """
 
     def __init__(self, sweep: Sweep, pieces: Pieces) -> None:
-        self.sweep = sweep
+        self.sweep, ctx = sweep, sweep.ctx
         self.blocks = list(chunks(sweep.tile.num_steps, pieces.block))
+        shape = (min(pieces.block, sweep.tile.num_steps), *sweep.tile.state_shape)
+        # Memory in one piece costs less time.
+        self._slab = ctx.empty(shape, ctx.dtype(ctx.precision))
         self.before: list[Step | None] = []
         for steps in self.blocks:
             self.before.append(sweep.step)
-            self._run(steps, every=steps is self.blocks[-1])
+            if steps is self.blocks[-1]:
+                self._run(steps)
+                continue
+            for i in range(steps.start, steps.stop):
+                is_last = i == steps.stop - 1
+                sweep.advance(ctx.empty(shape[1:], self._slab.dtype) if is_last else None)
         self.last = self.kept[-1]
+        if len(self.blocks) > 1:
+            self.last = replace(self.last, state=self.last.state.copy(ctx))
 
-    def _run(self, steps: slice, every: bool = True) -> None:
-        self.kept: list[Step] = []
-        for i in range(steps.start, steps.stop):
-            step = self.sweep.advance(keep=every or i == steps.stop - 1)
-            if every:
-                self.kept.append(step)
+    def _run(self, steps: slice) -> None:
+        count = steps.stop - steps.start
+        self.kept = [self.sweep.advance(self._slab[i, ...]) for i in range(count)]
         self.held = steps
 
     def back(self) -> Iterator[tuple[int, Step]]:

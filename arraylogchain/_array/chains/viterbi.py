@@ -31,10 +31,11 @@ class MaxPlusStepper:
         self._logs: Array | None = None
 
     def advance(
-        self, before: State | None, i: int, ignored: Array | None, keep: bool
+        self, before: State | None, i: int, ignored: Array | None, room: Array | None
     ) -> tuple[State, State, None]:
         xp, ctx, axis = self.ctx.xp, self.ctx, self.tile.select_axis
-        out = ctx.empty(self.tile.state_shape, ctx.dtype(ctx.precision))
+        shape, dtype = self.tile.state_shape, ctx.dtype(ctx.precision)
+        out = ctx.empty(shape, dtype) if room is None else room
         lanes = slice(self.tile.count(i))
         now, rest = (part_of(out, some, axis) for some in (lanes, slice(lanes.stop, None)))
         if before is None:

@@ -46,22 +46,22 @@ class Pieces:
         return chunks(size, max(1, self.panel // (groups * size)))
 
 
-def cut_chain(chain: Chain, workspace: int, history: bool = False, keep: bool = False) -> Pieces:
+def cut_chain(chain: Chain, workspace: int, history: int = 0) -> Pieces:
     """Choose tiles.
 
-    All sizes are counted in float64, because that is what rows may be taken up again in.
+    All sizes but those of a history are counted in float64, which rows may be taken up again in.
 
     Parameters
     ----------
-    history : bool
-        Whether all states of a tile are wanted, from the last to the first: they fit in the
-        workspace, every one of them or, if tiles would get too small for that, one in about
-        sqrt(T).
-    keep : bool
-        Whether states are kept besides the workspace.
+    history : int
+        Where all states of a tile are wanted, from the last to the first, the bytes of a number:
+        they fit in the workspace, every one of them or, if tiles would get too small for that, one
+        in about sqrt(T). 0 where they are not, or not within the workspace.
     """
     (groups, rows), size, count = chain.sizes, max(chain.num_states, 1), chain.num_steps
-    states = 5 * workspace // 8 if history and not keep else 0
+    own = history * size + 32  # of a state: values, exponent, offset
+    every = groups * rows * count * own + count * _OBJECTS
+    states = min(5 * workspace // 8, every) if history else 0
     budget = (workspace - states) // 2
     # A row of a tile: states before and after, products, masks, what the log form takes; each step
     # of potentials: as given, shifted, exponentiated.
@@ -70,8 +70,6 @@ def cut_chain(chain: Chain, workspace: int, history: bool = False, keep: bool = 
     most = max(1, min(groups * rows, budget // (row + step)))
     block = count
     if states:
-        # A state: values, exponent, offset, and its share of what holds a step.
-        own = 8 * size + 32
         fitting = (states // count - _OBJECTS) // own
         if fitting < min(most, _CACHED // 4 // size + 1):
             block = math.isqrt(count) + 1

@@ -25,11 +25,10 @@ from collections.abc import Callable, Iterator
 from arraylogchain._array.chains.accumulate import ChainSums, bounded, zeros_for
 from arraylogchain._array.chains.logs import LogMatrix, joint_logs
 from arraylogchain._array.chains.matrices import Matrix
-from arraylogchain._array.chains.plans import Pieces, cut_chain
 from arraylogchain._array.chains.scaled import Options, pair_ceiling
 from arraylogchain._array.chains.states import add_scale, log_sum, part_of, scale_by_powers
-from arraylogchain._array.chains.sweep import History, Step, Sweep
-from arraylogchain._array.chains.tiles import Tile, arrange, tiles
+from arraylogchain._array.chains.sweep import History, Step, Sweep, histories
+from arraylogchain._array.chains.tiles import Tile, arrange
 from arraylogchain._array.chains.time_parallel import Cut, cut_in_segments
 from arraylogchain._array.chains.values import log_totals
 from arraylogchain._context import DOUBLE, SINGLE, Array, Context, Precision
@@ -90,10 +89,11 @@ def _of_tiles(
 
     Where they do not fit the workspace together, they are let go one by one.
     """
-    pieces = cut_chain(chain, workspace, history=True, keep=keep)
     view = None if total is None else arrange(ctx.xp, chain, total, trailing=0)
-    for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
-        of_tile = TilePosterior(tile, pieces)
+    every = chain.final is not None
+    for tile, history in histories(ctx, chain, workspace, keep, every_entry=every, for_pairs=True):
+        of_tile = TilePosterior(tile, history)
+        del history
         if view is not None:
             tile.place(view[(*tile.box, ...)][..., None], of_tile.total)
         yield of_tile
@@ -160,12 +160,10 @@ def value_and_pullback(
 class TilePosterior:
     """The sweep forward over a tile, kept for the sweeps backward."""
 
-    def __init__(self, tile: Tile, pieces: Pieces) -> None:
-        self.tile, self.ctx, self.pieces = tile, tile.ctx, pieces
-        final = tile.chain.final is not None
-        forward = Sweep(tile, Options(pieces, every_entry=final, for_pairs=True))
-        self.history = History(forward, pieces)
-        self.total = log_totals(tile, self.history.last)
+    def __init__(self, tile: Tile, history: History) -> None:
+        self.tile, self.ctx, self.history = tile, tile.ctx, history
+        self.pieces = history.sweep.options.pieces
+        self.total = log_totals(tile, history.last)
         # Memory for one step's products, by precision.
         self._rooms: dict[str, Array] = {}
 

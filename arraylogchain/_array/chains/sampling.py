@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import math
 
-from arraylogchain._array.chains.plans import Pieces, cut_chain
-from arraylogchain._array.chains.scaled import Options
 from arraylogchain._array.chains.states import State, part_of, relative
-from arraylogchain._array.chains.sweep import History, Sweep, with_final
-from arraylogchain._array.chains.tiles import Tile, arrange, tiles
+from arraylogchain._array.chains.sweep import History, histories, with_final
+from arraylogchain._array.chains.tiles import Tile, arrange
 from arraylogchain._array.chains.values import log_totals
 from arraylogchain._array.chains.viterbi import Columns
 from arraylogchain._context import Array, Context
@@ -31,11 +29,10 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
     xp = ctx.xp
     order = (*range(1, out.ndim), 0)
     views = [arrange(xp, chain, xp.permute_dims(x, order), trailing=2) for x in (out, uniforms)]
-    pieces = cut_chain(chain, workspace // 2, history=True)
-    for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
-        sampler = _TileSampler(tile, pieces, workspace)
+    for tile, history in histories(ctx, chain, workspace // 2):
+        sampler = _TileSampler(tile, history, workspace)
         sampler.draw(*(view[(*tile.box, ...)] for view in views))
-        del sampler  # before the states of the next tile are kept
+        del sampler, history  # before the states of the next tile are kept
     if chain.lengths is not None:
         lengths, together = ctx.integers(chain.lengths), max(1, workspace // 64 // chain.num_rows)
         for n in chunks(int(out.shape[0]), together):
@@ -47,9 +44,9 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
 class _TileSampler:
     """Draws the paths of one tile of chains, within a workspace."""
 
-    def __init__(self, tile: Tile, pieces: Pieces, workspace: int) -> None:
+    def __init__(self, tile: Tile, history: History, workspace: int) -> None:
         self.tile, self.ctx, self.columns = tile, tile.ctx, Columns(tile)
-        self.history = History(Sweep(tile, Options(pieces)), pieces)
+        self.history = history
         entries = 8 * 6 * tile.state_shape[0] * tile.state_shape[1] * tile.state_shape[2]
         self.together = max(1, workspace // 4 // entries)
 

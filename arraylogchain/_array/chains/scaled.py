@@ -55,6 +55,8 @@ class Options:
         Whether every entry has to be right at the last step, though not before.
     for_pairs : bool
         Whether states of both directions are multiplied with each other; they stay in range then.
+    widens : bool
+        Whether there is memory for states in float64.
     """
 
     pieces: Pieces
@@ -63,6 +65,7 @@ class Options:
     every_product: bool = False
     proves_last: bool = False
     for_pairs: bool = False
+    widens: bool = True
 
 
 def pair_ceiling(precision: Precision, size: int) -> int:

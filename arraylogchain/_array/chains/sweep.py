@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from arraylogchain._array.chains.logs import LogStepper
-from arraylogchain._array.chains.plans import Pieces, cut_chain
+from arraylogchain._array.chains.plans import cut_chain
 from arraylogchain._array.chains.scaled import Options, ScaledStepper
 from arraylogchain._array.chains.states import State
 from arraylogchain._array.chains.tiles import Tile, tiles
@@ -66,6 +66,10 @@ class Step:
         return self.product if products else self.state
 
 
+class TooWideError(Exception):
+    """A step needs float64, and there is no memory for that."""
+
+
 class Sweep:
     """Takes the states of a tile from step to step.
 
@@ -101,6 +105,8 @@ class Sweep:
         i, before, widest = self.number, self.step, self.ctx.widest
         step, bad = self._scaled(i, before, room)
         if bad is not None and self.scaled.precision is not widest:
+            if not self.options.widens:
+                raise TooWideError
             self.scaled = self.stepper(self.tile, widest, self.options)
             step, bad = self._scaled(i, before, room)
         log_state = None if before is None else before.logs
@@ -172,11 +178,10 @@ class History:
     ----------
     sweep : Sweep
         It has not begun yet.
-    pieces : Pieces
     """
 
-    def __init__(self, sweep: Sweep, pieces: Pieces) -> None:
-        self.sweep, ctx = sweep, sweep.ctx
+    def __init__(self, sweep: Sweep) -> None:
+        self.sweep, ctx, pieces = sweep, sweep.ctx, sweep.options.pieces
         self.blocks = list(chunks(sweep.tile.num_steps, pieces.block))
         shape = (min(pieces.block, sweep.tile.num_steps), *sweep.tile.state_shape)
         # Memory in one piece costs less time.
@@ -208,3 +213,31 @@ class History:
                 self._run(steps)
             for i in reversed(range(steps.start, steps.stop)):
                 yield i, self.kept[i - steps.start]
+
+
+def histories(
+    ctx: Context,
+    chain: Chain,
+    workspace: int,
+    keep: bool = False,
+    stepper: Callable[..., Any] = ScaledStepper,
+    **proof: bool,
+) -> Iterator[tuple[Tile, History]]:
+    """Yield the tiles of a chain, and histories of sweeps over them, which fit one at a time.
+
+    With `keep` they are not a part of the workspace. A tile that turns out to need states in
+    float64 is cut into smaller ones.
+    """
+    own = ctx.precision.itemsize
+    # Rooms that were made for states in float32 are there besides.
+    wider = own if ctx.precision is ctx.widest else own + ctx.widest.itemsize
+    pieces, wide = (cut_chain(chain, workspace, 0 if keep else size) for size in (own, wider))
+    options = Options(pieces, widens=pieces == wide, **proof)
+    for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
+        try:
+            yield tile, History(Sweep(tile, options, stepper))
+        except TooWideError:
+            most = wide.rows if tile.select_axis else wide.groups
+            for lanes in chunks(tile.state_shape[tile.select_axis], most):
+                part = tile.part(lanes)
+                yield part, History(Sweep(part, Options(wide, **proof), stepper))

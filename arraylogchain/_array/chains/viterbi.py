@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 
-from arraylogchain._array.chains.plans import cut_chain
 from arraylogchain._array.chains.scaled import Options
 from arraylogchain._array.chains.states import State, part_of
-from arraylogchain._array.chains.sweep import History, Sweep, with_final
-from arraylogchain._array.chains.tiles import Tile, arrange, tiles
+from arraylogchain._array.chains.sweep import History, histories, with_final
+from arraylogchain._array.chains.tiles import Tile, arrange
 from arraylogchain._context import Array, Context, Precision, whole_maximum
 from arraylogchain._fold import chunks
 from arraylogchain._inputs.chain import Chain
@@ -106,9 +105,7 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> Array:
     shape = (*chain.batch, chain.num_steps)
     states = xp.full(shape, -1, dtype=ctx.index_dtype, device=ctx.device)
     view = arrange(xp, chain, states, trailing=1)
-    pieces = cut_chain(chain, workspace, history=True)
-    for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
-        history = History(Sweep(tile, Options(pieces), MaxPlusStepper), pieces)
+    for tile, history in histories(ctx, chain, workspace, stepper=MaxPlusStepper):
         _trace(tile, history, view[(*tile.box, ...)])
         del history  # before the states of the next tile are kept
     return states

@@ -273,9 +273,10 @@ class TilePosterior:
         for k in self.pieces.columns(groups, size):
             pairs = xp.matmul(left[:, k, :], d)
             if sums.by_logs:
+                product = pairs * xp.matrix_transpose(matrix.factor(k))
                 # Where nothing passes, weights may be infinite.
-                edges = xp.matrix_transpose(matrix.factor(k))
-                pairs = xp.where(pairs == 0, pairs, pairs * edges)
+                is_finite = matrix.most < math.inf
+                pairs = product if is_finite else xp.where(pairs == 0, pairs, product)
             elif matrix.power is not None:
                 power = ctx.load(matrix.power, precision)
                 pairs = scale_by_powers(ctx, bounded(xp, pairs, precision), power, precision)

@@ -50,6 +50,8 @@ class State:
 
     def part(self, lanes: slice, axis: int) -> State:
         """Return views of the state of some rows (axis 1) or groups (axis 0)."""
+        if not lanes.start and lanes.stop == self.values.shape[axis]:
+            return self
         return self._with_arrays(lambda x: part_of(x, lanes, axis))
 
     def copy(self, ctx: Context) -> State:
@@ -111,6 +113,8 @@ class State:
 
 def part_of(x: Array, lanes: slice, axis: int) -> Array:
     """Return a view of some rows (axis 1) or groups (axis 0) of an array."""
+    if not lanes.start and lanes.stop == x.shape[axis]:
+        return x
     return x[lanes, ...] if axis == 0 else x[:, lanes, ...]
 
 

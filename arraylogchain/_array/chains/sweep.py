@@ -119,13 +119,13 @@ class Sweep:
 
     def _scaled(self, i: int, before: Step | None, room: Array | None) -> tuple[Step, Array | None]:
         """Advance scaled states; return which rows are not proved, if any."""
-        if before is None:
-            state, product, bad = self.scaled.advance(None, i, None, room)
-            return Step(self.scaled.precision, state, product), bad
-        if before.gone is not None and bool(self.ctx.xp.all(before.gone)):
-            return replace(before), None
-        state, product, bad = self.scaled.advance(before.state, i, before.gone, room)
-        return Step(self.scaled.precision, state, product, before.index, before.gone), bad
+        state = index = gone = None
+        if before is not None:
+            state, index, gone = before.state, before.index, before.gone
+            if gone is not None and bool(self.ctx.xp.all(gone)):
+                return replace(before), None
+        state, product, bad = self.scaled.advance(state, i, gone, room)
+        return Step(self.scaled.precision, state, product, index, gone), bad
 
     def _give_up(self, step: Step, bad: Array, before: Step | None) -> State | None:
         """Let rows go on in log form; return their states before the step."""

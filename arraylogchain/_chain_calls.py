@@ -14,16 +14,21 @@ import numpy as np
 
 from arraylogchain import _dispatch
 from arraylogchain._context import Array, Context, shape_of
+from arraylogchain._fold import Shape
 from arraylogchain._inputs.chain import Chain
 from arraylogchain._inputs.lengths import fill_past_ends
+from arraylogchain._inputs.paths import check_states
+from arraylogchain._random import room_for_samples
 
 # Takes a cotangent [*batch] and which of 'potentials', 'transitions', 'initial' and 'final'
 # are wanted; returns their gradients by name, in the shapes and dtypes of the chain's arrays.
 Pullback = Callable[[Array, frozenset[str]], dict[str, Array]]
 
 
-def compute(operation: str, ctx: Context, chain: Chain, workspace: int) -> Array:
-    """Return 'log_partition', 'forward_messages', ...: an operation that gives one array."""
+def compute(operation: str, ctx: Context, chain: Chain, workspace: int) -> Any:
+    """Return 'log_partition', 'viterbi', ...: what an operation makes of a chain alone."""
+    if operation == "posterior":
+        return posterior(ctx, chain, workspace)
     if _is_empty(chain) or (operation == "expected_transitions" and chain.num_steps == 1):
         return _of_nothing(operation, ctx, chain)
     function = _dispatch.for_chain(operation, ctx, chain, workspace)
@@ -65,24 +70,9 @@ def posterior(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array,
     return log_z, marginals, found if counts is None else counts
 
 
-def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
-    """Return probabilities [*batch, T, K] given the steps so far, and log normalisers [*batch, T].
-
-    Past the ends of rows both are 0.
-    """
-    if not _is_empty(chain):
-        function = _dispatch.for_chain("filtered", ctx, chain, workspace)
-        probabilities, normalizers = function(ctx, chain, workspace)
-        return probabilities, normalizers
-    shape = (*chain.batch, chain.num_steps)
-    xp, dtype = ctx.xp, ctx.result_dtype
-    normalizers = xp.full(shape, -math.inf, dtype=dtype, device=ctx.device)
-    normalizers = fill_past_ends(ctx, normalizers, chain.lengths, 0)
-    return _of_nothing("marginals", ctx, chain), normalizers
-
-
 def log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> Array:
-    """Return the log weights of paths [..., T]; those past a row's length are ignored."""
+    """Return the log weights of paths [..., T]; what lies past a row's length is ignored."""
+    states = check_states(ctx, states, chain)
     shape = np.broadcast_shapes(shape_of(states)[:-1], chain.batch)
     if chain.num_states == 0 or 0 in shape:
         return ctx.xp.full(shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
@@ -90,15 +80,15 @@ def log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> Arr
     return function(ctx, chain, workspace, states)
 
 
-def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Array) -> None:
-    """Write paths into `out`, [num_samples, *batch, T], from numbers in [0, 1)."""
-    if 0 in out.shape:
-        return
+def sample(ctx: Context, chain: Chain, workspace: int, num_samples: int, rng: Any) -> Array:
+    """Return paths [num_samples, *batch, T], drawn with a generator."""
+    out, uniforms = room_for_samples(ctx, rng, (num_samples, *chain.batch, chain.num_steps))
     if chain.num_states == 0:
-        out[...] = _of_nothing("viterbi", ctx, chain)
-        return
-    function = _dispatch.for_chain("sample", ctx, chain, workspace)
-    function(ctx, chain, workspace, out, uniforms)
+        out[...], _ = _of_nothing("viterbi", ctx, chain)
+    elif 0 not in out.shape:
+        function = _dispatch.for_chain("sample", ctx, chain, workspace)
+        function(ctx, chain, workspace, out, uniforms)
+    return out
 
 
 def _is_empty(chain: Chain) -> bool:
@@ -106,16 +96,26 @@ def _is_empty(chain: Chain) -> bool:
     return chain.num_states == 0 or 0 in chain.batch
 
 
-def _of_nothing(operation: str, ctx: Context, chain: Chain) -> Array:
+def _of_nothing(operation: str, ctx: Context, chain: Chain) -> Any:
     """Return the result for chains without states, or for no chain."""
-    xp, dtype = ctx.xp, ctx.result_dtype
+    per_step = (*chain.batch, chain.num_steps)
+
+    def full(shape: Shape, value: Any, dtype: Any = ctx.result_dtype) -> Array:
+        return ctx.xp.full(shape, value, dtype=dtype, device=ctx.device)
+
+    def ragged(x: Array, value: int) -> Array:
+        return fill_past_ends(ctx, x, chain.lengths, value)
+
     if operation == "expected_transitions":
-        return xp.zeros(shape_of(chain.transitions), dtype=dtype, device=ctx.device)
-    value: Any = -math.inf if operation == "log_partition" else 0.0
-    shape = chain.batch
+        return full(shape_of(chain.transitions), 0.0)
+    if operation == "entropy":
+        return full(chain.batch, 0.0)
+    log_z = full(chain.batch, -math.inf)
+    if operation == "log_partition":
+        return log_z
     if operation == "viterbi":
-        value, dtype, shape = 0, ctx.index_dtype, (*shape, chain.num_steps)
-    elif operation not in ("log_partition", "entropy"):
-        shape = (*shape, chain.num_steps, chain.num_states)
-    out = xp.full(shape, value, dtype=dtype, device=ctx.device)
-    return fill_past_ends(ctx, out, chain.lengths, -1) if operation == "viterbi" else out
+        return ragged(full(per_step, 0, ctx.index_dtype), -1), log_z
+    zeros = full((*per_step, chain.num_states), 0.0)
+    if operation == "filtered":
+        return zeros, ragged(full(per_step, -math.inf), 0)
+    return zeros

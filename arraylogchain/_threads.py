@@ -14,11 +14,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path, PurePosixPath
 
 Work = Callable[[int, int], object]
+
+# How many threads the caller wants.
+_wanted: ContextVar[int | None] = ContextVar("workers", default=None)
+_AS_IT_IS: AbstractContextManager[None] = nullcontext()
 
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
@@ -36,7 +41,7 @@ def share(work: Work, count: int, block: int, workers: int | None = None) -> Non
     count, block : int
         A single block never touches the pool.
     workers : int, optional
-        How many threads take part, this one included. Default: `num_workers`.
+        How many threads take part, this one included. Default: `workers_here`.
 
     Raises
     ------
@@ -48,7 +53,7 @@ def share(work: Work, count: int, block: int, workers: int | None = None) -> Non
         if count > 0:
             work(0, count)
         return
-    limit = num_workers() if workers is None else workers
+    limit = workers_here() if workers is None else workers
     helpers = min(limit, -(-count // block)) - 1
     starts = deque(range(0, count, block))
     # Emptied at the end: helpers that never began stay in the pool's queue until a thread is free.
@@ -77,15 +82,41 @@ def share(work: Work, count: int, block: int, workers: int | None = None) -> Non
         future.result()
 
 
+def check_workers(workers: int | None) -> int | None:
+    """Return the number of threads that a caller asks for; raise where it is no usable number."""
+    if workers is None:
+        return None
+    if isinstance(workers, bool) or not hasattr(workers, "__index__"):
+        raise TypeError(
+            f"workers must be an integer number of threads or None, got {type(workers).__name__}"
+        )
+    if workers.__index__() < 1:
+        raise ValueError(f"workers={workers} is too few; at least 1 thread has to work")
+    return workers.__index__()
+
+
+def using(workers: int | None) -> AbstractContextManager[None]:
+    """Let no more threads than these work within, this one included; None changes nothing."""
+    return _AS_IT_IS if workers is None else _using(workers)
+
+
 @contextmanager
-def single() -> Iterator[None]:
-    """Let this thread work alone, as one of many that somebody else has started."""
-    before = getattr(_thread, "is_helper", False)
-    _thread.is_helper = True
+def _using(workers: int) -> Iterator[None]:
+    token = _wanted.set(workers)
     try:
         yield
     finally:
-        _thread.is_helper = before
+        _wanted.reset(token)
+
+
+def wanted() -> int | None:
+    """Return how many threads `using` allows here, None if it says nothing."""
+    return _wanted.get()
+
+
+def workers_here() -> int:
+    """Return how many threads may work for this one, itself included."""
+    return _wanted.get() or num_workers()
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -22,10 +23,10 @@ from arraylogchain._arrays import (
 from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._inputs import arguments
 from arraylogchain._inputs.chain import Chain, enter_chain, make_chain
-from arraylogchain._inputs.paths import check_states
 from arraylogchain._inputs.summary import summary
 from arraylogchain._inputs.weights import check_weights
-from arraylogchain._random import check_generator, room_for_samples
+from arraylogchain._random import check_generator
+from arraylogchain._threads import check_workers, using
 from arraylogchain.plan import Plan, choose, plan_chain, sizes_of
 
 __all__ = ["ChainPath", "ChainPosterior", "FilteredChain", "LogChain"]
@@ -82,6 +83,10 @@ class LogChain:
         They broadcast with the batch axes.
     workspace : int, optional
         Bytes that temporaries may take beyond inputs and output. Default: 64 MiB.
+    workers : int, optional
+        How many threads may work at a time, the caller's included. Default: as many as the process
+        may use. Results of compiled loops do not depend on it. BLAS has threads of its own; tasks
+        of Dask take one each, and what `torch.compile` compiles the default.
 
     Raises
     ------
@@ -91,7 +96,7 @@ class LogChain:
     ValueError
         If lengths are not between 1 and T, if shapes or devices do not fit, if transitions (or
         initial or final weights) are given both ways, if transitions are missing though T > 1, if
-        linear weights are negative, or if the workspace is too small.
+        linear weights are negative, or if the workspace or the number of workers is too small.
 
     Notes
     -----
@@ -128,8 +133,9 @@ class LogChain:
         log_final: Array | None = None,
         lengths: Array | Sequence[int] | int | None = None,
         workspace: int | None = None,
+        workers: int | None = None,
     ) -> None:
-        self._workspace = check_workspace(workspace)
+        self._workspace, self._workers = check_workspace(workspace), check_workers(workers)
         # Only a bound that was asked for makes gradients keep less than every state.
         self._keeps_states = workspace is None
         options = {
@@ -157,18 +163,21 @@ class LogChain:
         check_weights(*self._entered)
         self._batch = self._entered[1].batch
 
-    def _enter(self) -> tuple[Context, Chain]:
-        """Return the context and the arrays to compute with; not part of autograd."""
-        return self._entered or enter_chain(self.arrays, self.lengths)
-
-    def _compute(self, operation: str) -> Array:
-        """Return what an operation that gives one array makes of the chain."""
+    def _compute(self, operation: str) -> Any:
+        """Return what an operation makes of the chain: an array, or several."""
         if is_differentiated(*self.arrays.values()):
-            return getattr(_differentiable(), operation)(*self._asked())
-        ctx, chain = self._enter()
-        with ctx.computing():
-            out = _chain_calls.compute(operation, ctx, chain, self._workspace)
-            return ctx.hand_back(out)
+            with using(self._workers):
+                return getattr(_differentiable(), operation)(*self._asked())
+        return self._run(partial(_chain_calls.compute, operation))
+
+    def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return what a function of `_chain_calls` makes of the chain; not part of autograd."""
+        ctx, chain = self._entered or enter_chain(self.arrays, self.lengths)
+        with using(self._workers), ctx.computing():
+            found = function(ctx, chain, self._workspace, *args)
+            if isinstance(found, tuple):
+                return tuple(x if x is None else ctx.hand_back(x) for x in found)
+            return ctx.hand_back(found)
 
     def log_partition(self) -> Array:
         """Return the log of the sum of the weights of all paths.
@@ -298,15 +307,9 @@ class LogChain:
         >>> path.states.tolist(), round(float(np.exp(path.log_weight)), 6)
         ([0, 0, 0], 0.26244)
         """
-        path: ChainPath = self._undifferentiated("viterbi", self._viterbi)
-        return path
-
-    def _viterbi(self) -> ChainPath:
-        ctx, chain = self._enter()
-        with ctx.computing():
-            states = _chain_calls.compute("viterbi", ctx, chain, self._workspace)
-            weight = _chain_calls.log_weight(ctx, chain, self._workspace, states)
-            return ChainPath(ctx.hand_back(states), ctx.hand_back(weight))
+        return ChainPath(
+            *self._undifferentiated("viterbi", partial(_chain_calls.compute, "viterbi"))
+        )
 
     def log_weight(self, states: Array) -> Array:
         """Return the log weights of given paths.
@@ -343,11 +346,7 @@ class LogChain:
             raise TypeError("states is a ChainPath; pass its first field, path.states")
         if is_differentiated(*self.arrays.values()):
             return _differentiable().log_weight(*self._asked(), states, self._batch)
-        ctx, chain = self._enter()
-        with ctx.computing():
-            path = check_states(ctx, states, chain)
-            out = _chain_calls.log_weight(ctx, chain, self._workspace, path)
-            return ctx.hand_back(out)
+        return self._run(_chain_calls.log_weight, states)
 
     def sample(self, num_samples: int, rng: Any) -> Array:
         """Draw paths from their posterior distribution.
@@ -397,15 +396,10 @@ class LogChain:
             raise TypeError(f"num_samples is {kind}; it must be an integer") from None
         if num_samples < 0:
             raise ValueError(f"num_samples is {num_samples}; it must not be negative")
-        return self._undifferentiated("sample", lambda: self._sample(num_samples, rng))
+        return self._sample(num_samples, rng)
 
     def _sample(self, num_samples: int, rng: Any) -> Array:
-        ctx, chain = self._enter()
-        with ctx.computing():
-            shape = (num_samples, *chain.batch, chain.num_steps)
-            out, uniforms = room_for_samples(ctx, rng, shape)
-            _chain_calls.sample(ctx, chain, self._workspace, out, uniforms)
-            return ctx.hand_back(out)
+        return self._undifferentiated("sample", _chain_calls.sample, num_samples, rng)
 
     def expected_transitions(self) -> Array:
         """Return how often each transition is expected to be taken.
@@ -459,13 +453,7 @@ class LogChain:
         >>> posterior.expected_transitions.round(6).tolist()
         [[0.375, 0.125], [0.375, 0.125]]
         """
-        if is_differentiated(*self.arrays.values()):
-            log_z, marginals, counts = _differentiable().posterior(*self._asked())
-        else:
-            ctx, chain = self._enter()
-            with ctx.computing():
-                found = _chain_calls.posterior(ctx, chain, self._workspace)
-                log_z, marginals, counts = (x if x is None else ctx.hand_back(x) for x in found)
+        log_z, marginals, counts = self._compute("posterior")
         return ChainPosterior(
             log_z, marginals, None if counts is None else self._like_transitions(counts)
         )
@@ -503,12 +491,7 @@ class LogChain:
         >>> np.exp(filtered.log_normalizers).round(3).tolist()
         [0.5, 0.378]
         """
-        if is_differentiated(*self.arrays.values()):
-            return FilteredChain(*_differentiable().filtered(*self._asked()))
-        ctx, chain = self._enter()
-        with ctx.computing():
-            found = _chain_calls.filtered(ctx, chain, self._workspace)
-            return FilteredChain(*map(ctx.hand_back, found))
+        return FilteredChain(*self._compute("filtered"))
 
     def _like_transitions(self, x: Array) -> Array:
         """Return what belongs to the transitions in the shape that they were given in."""
@@ -517,17 +500,19 @@ class LogChain:
 
     def _value_and_pullback(self) -> tuple[Context, Array, _chain_calls.Pullback]:
         """Return what `vjp.log_partition` is made of."""
-        ctx, chain = self._enter()
-        with ctx.computing():
+        ctx, chain = self._entered or enter_chain(self.arrays, self.lengths)
+        with using(self._workers), ctx.computing():
             value, pullback = _chain_calls.value_and_pullback(
                 ctx, chain, self._workspace, self._keeps_states
             )
             return ctx, ctx.hand_back(value), pullback
 
-    def _undifferentiated(self, name: str, compute: Callable[[], Any]) -> Any:
+    def _undifferentiated(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Return what `_run` does, of tensors that may take part in autograd as well."""
+        run = partial(self._run, function, *args)
         if is_differentiated(*self.arrays.values()):
-            return _differentiable().undifferentiated(name, compute)
-        return compute()
+            return _differentiable().undifferentiated(name, run)
+        return run()
 
     def _asked(self) -> tuple[dict[str, Array], int | None, Any]:
         """Return the arguments of the chain; the workspace only if one was asked for."""

@@ -13,12 +13,17 @@ from arraylogchain._context import Array
 from arraylogchain._einsum.equations import Contraction, contractions
 from arraylogchain._einsum.evaluation import evaluate
 from arraylogchain._text import amount
+from arraylogchain._threads import check_workers, using
 
 __all__ = ["EinsumPlan", "logeinsumexp", "maxplus_einsum", "plan_einsum"]
 
 
 def logeinsumexp(
-    equation: str, *operands: Array, optimize: Any = "auto", workspace: int | None = None
+    equation: str,
+    *operands: Array,
+    optimize: Any = "auto",
+    workspace: int | None = None,
+    workers: int | None = None,
 ) -> Array:
     """Einsum in log space, ``log(einsum(equation, exp(a), exp(b), ...))``, exact on any range.
 
@@ -37,6 +42,9 @@ def logeinsumexp(
         Bytes that temporaries of each product may take. Default: 64 MiB. Not counted: results in
         between, see `plan_einsum`, and a copy of an operand of which several axes are summed that
         do not lie side by side in memory.
+    workers : int, optional
+        How many threads may work at a time beside BLAS's own. Default: as many as the process may
+        use; see `LogChain`.
 
     Returns
     -------
@@ -48,7 +56,8 @@ def logeinsumexp(
     TypeError
         If an operand is not an array of real floating-point numbers, or their libraries differ.
     ValueError
-        If the equation, shapes or devices do not fit, or the workspace is too small.
+        If the equation, shapes or devices do not fit, or the workspace or the number of workers is
+        too small.
     ImportError
         If there are more than two operands, and opt_einsum is not installed (extra ``einsum``).
 
@@ -68,11 +77,16 @@ def logeinsumexp(
     >>> round(float(np.exp(logeinsumexp("ij,jk->", a, b))), 6)
     1.0
     """
-    return _einsum(products.logmatmulexp, equation, operands, optimize, workspace)
+    with using(check_workers(workers)):
+        return _einsum(products.logmatmulexp, equation, operands, optimize, workspace)
 
 
 def maxplus_einsum(
-    equation: str, *operands: Array, optimize: Any = "auto", workspace: int | None = None
+    equation: str,
+    *operands: Array,
+    optimize: Any = "auto",
+    workspace: int | None = None,
+    workers: int | None = None,
 ) -> Array:
     """Einsum of the max-plus algebra: the largest term instead of the log of the sum.
 
@@ -84,8 +98,8 @@ def maxplus_einsum(
         Of one library and device.
     optimize : str, bool, sequence of tuples of int, or optimizer
         As `logeinsumexp` takes it.
-    workspace : int, optional
-        As `logeinsumexp` takes it.
+    workspace, workers : int, optional
+        As `logeinsumexp` takes them.
 
     Returns
     -------
@@ -107,7 +121,8 @@ def maxplus_einsum(
     def multiply(a: Array, b: Array, *, workspace: int | None) -> Array:
         return products.maxplus_matmul(a, b, workspace=workspace).values
 
-    return _einsum(multiply, equation, operands, optimize, workspace)
+    with using(check_workers(workers)):
+        return _einsum(multiply, equation, operands, optimize, workspace)
 
 
 def plan_einsum(equation: str, *operands: Array, optimize: Any = "auto") -> EinsumPlan:

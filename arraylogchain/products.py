@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from arraylogchain import _dispatch
 from arraylogchain._array.products.pair_tree import array_tree, multiply_stack
@@ -12,6 +12,7 @@ from arraylogchain._array.products.tiling import check_workspace
 from arraylogchain._arrays import enter, is_differentiated, is_lazy
 from arraylogchain._context import Array, shape_of
 from arraylogchain._fold import Shape, check_batches, fold
+from arraylogchain._threads import check_workers, using
 
 __all__ = ["MaxPlusProduct", "logchainexp", "logmatmulexp", "matmul", "maxplus_matmul"]
 
@@ -23,7 +24,9 @@ class MaxPlusProduct(NamedTuple):
     indices: Array
 
 
-def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Array:
+def matmul(
+    a: Array, b: Array, /, *, workspace: int | None = None, workers: int | None = None
+) -> Array:
     """Matrix product that never expands a broadcast axis.
 
     As ``a @ b``, but a batch axis that only one operand has is folded into its rows or columns
@@ -37,6 +40,9 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Array:
         Of the same library and device. Batch axes broadcast.
     workspace : int, optional
         Bytes that temporaries may take beyond inputs and output. Default: 64 MiB.
+    workers : int, optional
+        How many threads may work at a time beside BLAS's own. Default: as many as the process may
+        use; see `LogChain`.
 
     Returns
     -------
@@ -48,7 +54,7 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Array:
     TypeError
         If an operand is not an array of real floating-point numbers, or their libraries differ.
     ValueError
-        If shapes or devices do not fit, or the workspace is too small.
+        If shapes or devices do not fit, or the workspace or the number of workers is too small.
 
     Examples
     --------
@@ -59,17 +65,26 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Array:
     >>> matmul(x, weights).shape
     (1000, 8, 1, 32)
     """
+    return _product("matmul", a, b, workspace, workers)
+
+
+def _product(operation: str, a: Array, b: Array, workspace: int | None, workers: int | None) -> Any:
+    """Return what an operation makes of two operands: an array, or a tuple of them."""
     budget = check_workspace(workspace)
-    if is_lazy(a, b):
-        return _lazy().matmul(a, b, budget)
-    if is_differentiated(a, b):
-        return _differentiable().matmul(a, b, budget)
-    ctx, given = enter({"a": a, "b": b})
-    layout = fold(shape_of(given["a"]), shape_of(given["b"]))
-    with ctx.computing():
-        return ctx.hand_back(
-            _dispatch.product("matmul", ctx, layout, given["a"], given["b"], budget)
-        )
+    with using(check_workers(workers)):
+        if is_lazy(a, b):
+            return getattr(_lazy(), operation)(a, b, budget)
+        if is_differentiated(a, b):
+            return getattr(_differentiable(), operation)(a, b, budget)
+        ctx, given = enter({"a": a, "b": b})
+        layout = fold(shape_of(given["a"]), shape_of(given["b"]))
+        with ctx.computing():
+            found = _dispatch.product(operation, ctx, layout, given["a"], given["b"], budget)
+            return (
+                tuple(map(ctx.hand_back, found))
+                if isinstance(found, tuple)
+                else ctx.hand_back(found)
+            )
 
 
 def _differentiable() -> ModuleType:
@@ -86,7 +101,9 @@ def _lazy() -> ModuleType:
     return products
 
 
-def logmatmulexp(a: Array, b: Array, /, *, workspace: int | None = None) -> Array:
+def logmatmulexp(
+    a: Array, b: Array, /, *, workspace: int | None = None, workers: int | None = None
+) -> Array:
     """Matrix product in log space, ``log(exp(a) @ exp(b))``, exact on any range.
 
     Equal to ``scipy.special.logsumexp(a[..., :, :, None] + b[..., None, :, :], axis=-2)``, the
@@ -101,6 +118,9 @@ def logmatmulexp(a: Array, b: Array, /, *, workspace: int | None = None) -> Arra
         Of the same library and device. Batch axes broadcast and are never expanded.
     workspace : int, optional
         Bytes that temporaries may take beyond inputs and output. Default: 64 MiB.
+    workers : int, optional
+        How many threads may work at a time beside BLAS's own. Default: as many as the process may
+        use; see `LogChain`.
 
     Returns
     -------
@@ -114,7 +134,7 @@ def logmatmulexp(a: Array, b: Array, /, *, workspace: int | None = None) -> Arra
     TypeError
         If an operand is not an array of real floating-point numbers, or their libraries differ.
     ValueError
-        If shapes or devices do not fit, or the workspace is too small.
+        If shapes or devices do not fit, or the workspace or the number of workers is too small.
 
     Notes
     -----
@@ -129,20 +149,12 @@ def logmatmulexp(a: Array, b: Array, /, *, workspace: int | None = None) -> Arra
     >>> logmatmulexp(a, np.array([[-800.0], [0.0]]))  # exp(-800) is 0 in float64
     array([[-799.30685282]])
     """
-    budget = check_workspace(workspace)
-    if is_lazy(a, b):
-        return _lazy().logmatmulexp(a, b, budget)
-    if is_differentiated(a, b):
-        return _differentiable().logmatmulexp(a, b, budget)
-    ctx, given = enter({"a": a, "b": b})
-    layout = fold(shape_of(given["a"]), shape_of(given["b"]))
-    with ctx.computing():
-        return ctx.hand_back(
-            _dispatch.product("logmatmulexp", ctx, layout, given["a"], given["b"], budget)
-        )
+    return _product("logmatmulexp", a, b, workspace, workers)
 
 
-def maxplus_matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> MaxPlusProduct:
+def maxplus_matmul(
+    a: Array, b: Array, /, *, workspace: int | None = None, workers: int | None = None
+) -> MaxPlusProduct:
     """Matrix product of the max-plus algebra, ``max_k a[i, k] + b[k, j]``.
 
     Parameters
@@ -153,6 +165,9 @@ def maxplus_matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Ma
         Of the same library and device. Batch axes broadcast and are never expanded.
     workspace : int, optional
         Bytes that temporaries may take beyond inputs and output. Default: 64 MiB.
+    workers : int, optional
+        How many threads may work at a time beside BLAS's own. Default: as many as the process may
+        use; see `LogChain`.
 
     Returns
     -------
@@ -166,7 +181,7 @@ def maxplus_matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Ma
     TypeError
         If an operand is not an array of real floating-point numbers, or their libraries differ.
     ValueError
-        If shapes or devices do not fit, or the workspace is too small.
+        If shapes or devices do not fit, or the workspace or the number of workers is too small.
 
     Examples
     --------
@@ -175,19 +190,16 @@ def maxplus_matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> Ma
     >>> values, indices
     (array([[5.]]), array([[0]]))
     """
-    budget = check_workspace(workspace)
-    if is_lazy(a, b):
-        return MaxPlusProduct(*_lazy().maxplus_matmul(a, b, budget))
-    if is_differentiated(a, b):
-        return MaxPlusProduct(*_differentiable().maxplus_matmul(a, b, budget))
-    ctx, given = enter({"a": a, "b": b})
-    layout = fold(shape_of(given["a"]), shape_of(given["b"]))
-    with ctx.computing():
-        found = _dispatch.product("maxplus_matmul", ctx, layout, given["a"], given["b"], budget)
-        return MaxPlusProduct(*map(ctx.hand_back, found))
+    return MaxPlusProduct(*_product("maxplus_matmul", a, b, workspace, workers))
 
 
-def logchainexp(matrices: Array | Sequence[Array], /, *, workspace: int | None = None) -> Array:
+def logchainexp(
+    matrices: Array | Sequence[Array],
+    /,
+    *,
+    workspace: int | None = None,
+    workers: int | None = None,
+) -> Array:
     """Product of many matrices in log space, ``log(exp(M_1) @ exp(M_2) @ ... @ exp(M_n))``.
 
     Parameters
@@ -198,6 +210,9 @@ def logchainexp(matrices: Array | Sequence[Array], /, *, workspace: int | None =
     workspace : int, optional
         Bytes that temporaries may take beyond inputs and output. Default: 64 MiB. The products
         in between of a sequence of rectangular matrices are not counted.
+    workers : int, optional
+        How many threads may work at a time beside BLAS's own. Default: as many as the process may
+        use; see `LogChain`.
 
     Returns
     -------
@@ -209,7 +224,8 @@ def logchainexp(matrices: Array | Sequence[Array], /, *, workspace: int | None =
     TypeError
         If an operand is not an array of real floating-point numbers, or their libraries differ.
     ValueError
-        If shapes or devices do not fit, a sequence is empty, or the workspace is too small.
+        If shapes or devices do not fit, a sequence is empty, or the workspace or the number of
+        workers is too small.
 
     Examples
     --------
@@ -219,8 +235,14 @@ def logchainexp(matrices: Array | Sequence[Array], /, *, workspace: int | None =
     16.0
     """
     budget = check_workspace(workspace)
-    if isinstance(matrices, (list, tuple)):
-        return _sequence_product(matrices, budget)
+    with using(check_workers(workers)):
+        if isinstance(matrices, (list, tuple)):
+            return _sequence_product(matrices, budget)
+        return _stack_product(matrices, budget)
+
+
+def _stack_product(matrices: Array, budget: int) -> Array:
+    """Multiply [..., n, K, K] in pairs of neighbours."""
     if is_lazy(matrices):
         return _lazy().logchainexp_stack(matrices, budget)
     if is_differentiated(matrices):

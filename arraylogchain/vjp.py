@@ -23,6 +23,7 @@ from arraylogchain._einsum.equations import contractions
 from arraylogchain._einsum.evaluation import evaluate
 from arraylogchain._fold import fold
 from arraylogchain._inputs.chain import PARTS
+from arraylogchain._threads import check_workers, using
 from arraylogchain.chain import LogChain
 from arraylogchain.products import MaxPlusProduct
 
@@ -39,7 +40,9 @@ __all__ = [
 PairPullback = Callable[[Array], tuple[Array, Array]]
 
 
-def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> tuple[Array, PairPullback]:
+def matmul(
+    a: Array, b: Array, /, *, workspace: int | None = None, workers: int | None = None
+) -> tuple[Array, PairPullback]:
     """Return `arraylogchain.matmul` and its pullback.
 
     Broadcast axes are expanded neither in the value nor in the gradients.
@@ -53,6 +56,9 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> tuple[Arra
     workspace : int, optional
         Bytes that temporaries may take beyond inputs, output and gradients, in each of the value
         and a call of the pullback. Default: 64 MiB.
+    workers : int, optional
+        How many threads may work at a time beside BLAS's own. Default: as many as the process may
+        use; see `LogChain`.
 
     Returns
     -------
@@ -66,7 +72,7 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> tuple[Arra
     TypeError
         If an operand is not an array of real floating-point numbers, or their libraries differ.
     ValueError
-        If shapes or devices do not fit, or the workspace is too small.
+        If shapes or devices do not fit, or the workspace or the number of workers is too small.
 
     Examples
     --------
@@ -76,11 +82,11 @@ def matmul(a: Array, b: Array, /, *, workspace: int | None = None) -> tuple[Arra
     >>> da.shape, db.shape
     ((1000, 8, 1, 64), (8, 64, 32))
     """
-    return _product(products.matmul, "matmul_gradients", a, b, workspace)
+    return _product(products.matmul, "matmul_gradients", a, b, workspace, workers)
 
 
 def logmatmulexp(
-    a: Array, b: Array, /, *, workspace: int | None = None
+    a: Array, b: Array, /, *, workspace: int | None = None, workers: int | None = None
 ) -> tuple[Array, PairPullback]:
     """Return `arraylogchain.logmatmulexp` and its pullback.
 
@@ -95,6 +101,9 @@ def logmatmulexp(
         Bytes that temporaries may take beyond inputs, output and gradients, in each of the value
         and a call of the pullback. Default: 64 MiB. Gradients in half precision are added up in
         float32 first, which is not counted.
+    workers : int, optional
+        How many threads may work at a time beside BLAS's own. Default: as many as the process may
+        use; see `LogChain`.
 
     Returns
     -------
@@ -108,7 +117,7 @@ def logmatmulexp(
     TypeError
         If an operand is not an array of real floating-point numbers, or their libraries differ.
     ValueError
-        If shapes or devices do not fit, or the workspace is too small.
+        If shapes or devices do not fit, or the workspace or the number of workers is too small.
 
     Notes
     -----
@@ -125,11 +134,11 @@ def logmatmulexp(
     (array([[0.5, 0.5]]), array([[0.5],
            [0.5]]))
     """
-    return _product(products.logmatmulexp, "logmatmulexp_gradients", a, b, workspace)
+    return _product(products.logmatmulexp, "logmatmulexp_gradients", a, b, workspace, workers)
 
 
 def maxplus_matmul(
-    a: Array, b: Array, /, *, workspace: int | None = None
+    a: Array, b: Array, /, *, workspace: int | None = None, workers: int | None = None
 ) -> tuple[MaxPlusProduct, PairPullback]:
     """Return `arraylogchain.maxplus_matmul` and its pullback.
 
@@ -143,6 +152,9 @@ def maxplus_matmul(
         Bytes that temporaries may take beyond inputs, output and gradients, in each of the value
         and a call of the pullback. Default: 64 MiB. Gradients in half precision are added up in
         float32 first, which is not counted.
+    workers : int, optional
+        How many threads may work at a time beside BLAS's own. Default: as many as the process may
+        use; see `LogChain`.
 
     Returns
     -------
@@ -158,7 +170,7 @@ def maxplus_matmul(
     TypeError
         If an operand is not an array of real floating-point numbers, or their libraries differ.
     ValueError
-        If shapes or devices do not fit, or the workspace is too small.
+        If shapes or devices do not fit, or the workspace or the number of workers is too small.
 
     Examples
     --------
@@ -168,24 +180,29 @@ def maxplus_matmul(
     (array([[1., 0.]]), array([[1.],
            [0.]]))
     """
-    return _product(products.maxplus_matmul, "maxplus_gradients", a, b, workspace)
+    return _product(products.maxplus_matmul, "maxplus_gradients", a, b, workspace, workers)
 
 
 def _product(
-    function: Callable[..., Any], gradients: str, a: Array, b: Array, workspace: int | None
+    function: Callable[..., Any],
+    gradients: str,
+    a: Array,
+    b: Array,
+    workspace: int | None,
+    workers: int | None,
 ) -> tuple[Any, PairPullback]:
     """Return a product of two operands and the pullback that an operation for gradients makes."""
     budget = check_workspace(workspace)
     inputs = {"a": a, "b": b}
     refuse_gradients(inputs)
-    value = function(a, b, workspace=workspace)
+    value = function(a, b, workspace=workspace, workers=workers)
     known, indices = value if isinstance(value, MaxPlusProduct) else (value, None)
 
     def pullback(cotangent: Array) -> tuple[Array, Array]:
         ctx, given, g = _enter_pullback(inputs, known, cotangent)
         operands = (given["a"], given["b"])
         shapes = (shape_of(a), shape_of(b))
-        with ctx.computing():
+        with using(workers), ctx.computing():
             arguments: tuple[Any, ...] = (*operands, g)
             if indices is not None:
                 at = _indices(ctx, indices)
@@ -202,7 +219,11 @@ def _product(
 
 
 def logchainexp(
-    matrices: Array | Sequence[Array], /, *, workspace: int | None = None
+    matrices: Array | Sequence[Array],
+    /,
+    *,
+    workspace: int | None = None,
+    workers: int | None = None,
 ) -> tuple[Array, Callable[[Array], tuple[Any]]]:
     """Return `arraylogchain.logchainexp` and its pullback.
 
@@ -217,6 +238,9 @@ def logchainexp(
     workspace : int, optional
         Bytes that temporaries of a product may take. Default: 64 MiB. The products in between, and
         the gradients with respect to them, are not counted.
+    workers : int, optional
+        How many threads may work at a time beside BLAS's own. Default: as many as the process may
+        use; see `LogChain`.
 
     Returns
     -------
@@ -230,7 +254,8 @@ def logchainexp(
     TypeError
         If an operand is not an array of real floating-point numbers, or their libraries differ.
     ValueError
-        If shapes or devices do not fit, a sequence is empty, or the workspace is too small.
+        If shapes or devices do not fit, a sequence is empty, or the workspace or the number of
+        workers is too small.
 
     Examples
     --------
@@ -241,7 +266,7 @@ def logchainexp(
     array([[1., 1.],
            [1., 1.]])
     """
-    budget = check_workspace(workspace)
+    budget, workers = check_workspace(workspace), check_workers(workers)
     is_sequence = isinstance(matrices, (list, tuple))
     given: dict[str, Array] = (
         {f"matrices[{i}]": x for i, x in enumerate(matrices)}
@@ -260,7 +285,7 @@ def logchainexp(
 
     tape: list[Step] = []
     xs = list(ready.values())
-    with ctx.computing():
+    with using(workers), ctx.computing():
         tree = array_tree(ctx, budget, tape)
         if is_sequence:
             product = tree.whole(tree.sequence(xs), ctx.result_dtype)
@@ -274,7 +299,7 @@ def logchainexp(
     def pullback(cotangent: Array) -> tuple[Any]:
         inner, again, g = _enter_pullback(given, value, cotangent)
         xs = [again[name] for name in given]
-        with ctx.computing():
+        with using(workers), ctx.computing():
             inner.uses(*(x for left, right, out in tape for x in (left.values, right.values, out)))
             xp = inner.xp
             g = inner.load(g, inner.precision)
@@ -288,7 +313,11 @@ def logchainexp(
 
 
 def logeinsumexp(
-    equation: str, *operands: Array, optimize: Any = "auto", workspace: int | None = None
+    equation: str,
+    *operands: Array,
+    optimize: Any = "auto",
+    workspace: int | None = None,
+    workers: int | None = None,
 ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
     """Return `arraylogchain.logeinsumexp` and its pullback.
 
@@ -305,6 +334,9 @@ def logeinsumexp(
     workspace : int, optional
         Bytes that temporaries of each product may take, in each of the value and a call of the
         pullback. Default: 64 MiB.
+    workers : int, optional
+        How many threads may work at a time beside BLAS's own. Default: as many as the process may
+        use; see `LogChain`.
 
     Returns
     -------
@@ -318,7 +350,8 @@ def logeinsumexp(
     TypeError
         If an operand is not an array of real floating-point numbers, or their libraries differ.
     ValueError
-        If the equation, shapes or devices do not fit, or the workspace is too small.
+        If the equation, shapes or devices do not fit, or the workspace or the number of workers is
+        too small.
     ImportError
         If there are more than two operands, and opt_einsum is not installed (extra ``einsum``).
 
@@ -330,21 +363,22 @@ def logeinsumexp(
     ([0.25, 0.75], [0.25, 0.75])
     """
     check_workspace(workspace)
+    check_workers(workers)
     plan = contractions(equation, operands, optimize)
     given = {f"operands[{i}]": x for i, x in enumerate(operands)}
     refuse_gradients(given)
     ctx, ready = enter(given)
 
     def multiply(a: Array, b: Array) -> tuple[Array, PairPullback]:
-        return logmatmulexp(a, b, workspace=workspace)
+        return logmatmulexp(a, b, workspace=workspace, workers=workers)
 
-    with ctx.computing():
+    with using(workers), ctx.computing():
         out, pull = evaluate(ctx.xp, plan, list(ready.values()), multiply)
         value = ctx.hand_back(ctx.xp.asarray(out))
 
     def pullback(cotangent: Array) -> tuple[Array, ...]:
         inner, again, g = _enter_pullback(given, value, cotangent)
-        with inner.computing():
+        with using(workers), inner.computing():
             g = inner.xp.where(inner.xp.isinf(again["value"]), inner.xp.zeros_like(g), g)
             return tuple(map(inner.hand_back, pull(g)))
 
@@ -424,7 +458,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         inputs = {name: detached(x) for name, x in chain.arrays.items()}
         _, _, g = _enter_pullback(inputs, value, cotangent)
         given = {name.removeprefix("log_") for name in inputs}
-        with ctx.computing():
+        with using(chain._workers), ctx.computing():
             found = raw(g, frozenset(given.intersection(fields[name] for name in wanted)))
             gradients = {part: ctx.hand_back(x) for part, x in found.items()}
         if "transitions" in gradients:

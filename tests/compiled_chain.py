@@ -33,6 +33,11 @@ class CompiledChain:
             object.__setattr__(self.chain, "final", final)
 
     def run(self, operation, *arguments):
+        """Return what an operation gives, of the best paths the states alone."""
+        found = self.call(operation, *arguments)
+        return found[0] if operation == "viterbi" else found
+
+    def call(self, operation, *arguments):
         call = getattr(_chain_calls, operation, partial(_chain_calls.compute, operation))
         with quiet(), patch.object(_dispatch, "for_chain", compiled):
             return call(self.ctx, self.chain, self.workspace, *arguments)
@@ -59,15 +64,10 @@ class CompiledChain:
         return self.run("log_weight", states)
 
     def viterbi(self):
-        states = self.run("viterbi")
-        return alc.ChainPath(states, self.log_weight(states))
+        return alc.ChainPath(*self.call("viterbi"))
 
     def sample(self, num_samples, rng):
-        out = np.empty((num_samples, *self.chain.batch, self.chain.num_steps), np.int64)
-        uniforms = out.view(np.float64)
-        uniforms[...] = rng.random(out.shape)
-        self.run("sample", out, uniforms)
-        return out
+        return self.run("sample", num_samples, rng)
 
 
 def value_and_gradients(chain):

@@ -76,6 +76,7 @@ def results(chain):
     """Return what all operations find, by name."""
     found = {name: chain.run(name) for name in OPERATIONS}
     found["log_weight"] = chain.log_weight(found["viterbi"])
+    found["weight of the best path"] = chain.viterbi().log_weight
     found["sample"] = chain.sample(2, np.random.default_rng(0))
     value, pullback = chain.run("value_and_pullback", chain.keep)
     wanted = frozenset(
@@ -134,17 +135,11 @@ def test_workspace_is_kept(case, dtype):
         workspace = least_workspace(*x.shape[-2:])
     chain = CompiledChain(x, **options, workspace=workspace)
     states = chain.run("viterbi")
-    out = np.empty((2, *states.shape), np.int64)
     calls = {name: lambda name=name: chain.run(name) for name in OPERATIONS}
     calls |= {name: lambda name=name: chain.run(name) for name in ("posterior", "filtered")}
     calls["log_weight"] = lambda: chain.log_weight(states)
 
-    def sample():
-        out.view(np.float64)[...] = 0.5
-        chain.run("sample", out, out.view(np.float64))
-        return np.empty(0)
-
-    calls["sample"] = sample
+    calls["sample"] = lambda: chain.sample(2, np.random.default_rng(0))
     value, pullback = chain.run("value_and_pullback", False)
     ones = np.ones(value.shape)
     calls["pullback"] = lambda: pullback(ones, frozenset(["potentials", "transitions"]))
@@ -173,8 +168,8 @@ def test_threads_change_no_bit(monkeypatch, case, dtype):
     monkeypatch.setattr(sweep, "_WORK", 1 << 15)
     found = []
     for workers in (1, 2, 5):
-        monkeypatch.setattr(sweep, "num_workers", lambda workers=workers: workers)
-        found.append(results(CompiledChain(x, **options)))
+        with _threads.using(workers):
+            found.append(results(CompiledChain(x, **options)))
     _threads._pool.shutdown()
     _threads._after_fork()
     for other in found[1:]:
@@ -257,6 +252,23 @@ def run_python(code, **environment):
 def test_import_leaves_numba_alone():
     code = "import sys, arraylogchain, arraylogchain._compiled; print('numba' in sys.modules)"
     assert run_python(code) == "False"
+
+
+def test_options_that_this_numba_does_not_know():
+    """They are left out, as they only make loops faster; Numba would raise at the first call."""
+    code = """
+from numba.core.options import DefaultOptions
+for name in ("_nrt", "forceinline", "no_cfunc_wrapper"):
+    delattr(DefaultOptions, name)
+from arraylogchain._compiled.loops.numbers import split
+from arraylogchain._compiled.loops.compiling import compiled
+@compiled
+def both(x):
+    m, e = split(x)
+    return m + e
+print(both(6.0))
+"""
+    assert run_python(code) == "3.75"
 
 
 def test_without_a_folder_for_the_cache():

@@ -74,7 +74,7 @@ def _result(operation, compute, ctx, chain):
         names = ["potentials", "initial", *([] if chain.final is None else ["final"])]
         found = pullback(np.array([1.0, -2.0, 0.0]), frozenset(names))
         return np.concatenate([found[name].ravel() for name in names])
-    if operation in ("posterior", "filtered"):
+    if operation in ("posterior", "filtered", "viterbi"):
         return np.concatenate([x.ravel() for x in compute(ctx, chain, 1 << 20)])
     if operation == "log_weight":
         states = rng.integers(0, chain.num_states, (5, *chain.batch, chain.num_steps))

@@ -13,7 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+import arraylogchain as alc
 from arraylogchain import _threads
+from arraylogchain._context import quiet
 from arraylogchain._threads import num_workers, share
 
 
@@ -219,3 +221,90 @@ def test_quotas_of_control_groups(monkeypatch, membership, files, expected):
 
     monkeypatch.setattr(_threads.Path, "read_text", read_text)
     assert list(_threads._cgroup_quotas()) == expected
+
+
+CHAIN = {
+    "log_potentials": np.random.default_rng(0).normal(size=(3000, 40, 4)),
+    "transitions": np.random.default_rng(1).random((39, 4, 4)),
+}
+A, B = np.random.default_rng(2).normal(size=(2, 40, 40))
+
+
+def gradients(value_and_pullback):
+    value, pullback = value_and_pullback
+    value = value if isinstance(value, np.ndarray) else value.values
+    return pullback(np.ones_like(value))
+
+
+def tensor_gradient(workers):
+    import torch
+
+    given = {name: torch.asarray(x).requires_grad_() for name, x in CHAIN.items()}
+    z = alc.LogChain(given.pop("log_potentials"), **given, workers=workers).log_partition()
+    return torch.autograd.grad(z.sum(), list(given.values()))[0].numpy()
+
+
+CALLS = {
+    "matmul": lambda n: alc.matmul(A, B, workers=n),
+    "logmatmulexp": lambda n: alc.logmatmulexp(900 * A, 900 * B, workers=n),
+    "maxplus_matmul": lambda n: alc.maxplus_matmul(A, B, workers=n).values,
+    "logchainexp": lambda n: alc.logchainexp([A, B, A], workers=n),
+    "logeinsumexp": lambda n: alc.logeinsumexp("ij,jk->ik", A, B, workers=n),
+    "maxplus_einsum": lambda n: alc.maxplus_einsum("ij,jk->ik", A, B, workers=n),
+    "vjp.matmul": lambda n: gradients(alc.vjp.matmul(A, B, workers=n)),
+    "vjp.logmatmulexp": lambda n: gradients(alc.vjp.logmatmulexp(A, B, workers=n)),
+    "vjp.maxplus_matmul": lambda n: gradients(alc.vjp.maxplus_matmul(A, B, workers=n)),
+    "vjp.logchainexp": lambda n: gradients(alc.vjp.logchainexp(A[None], workers=n)),
+    "vjp.logeinsumexp": lambda n: gradients(alc.vjp.logeinsumexp("ij,jk->ik", A, B, workers=n)),
+    "vjp.log_partition": lambda n: gradients(
+        alc.vjp.log_partition(alc.LogChain(**CHAIN, workers=n))
+    )[:2],
+    "tensor": tensor_gradient,
+    **{
+        name: lambda n, name=name: getattr(alc.LogChain(**CHAIN, workers=n), name)()
+        for name in ("log_partition", "entropy", "viterbi", "posterior", "filtered")
+    },
+    "sample": lambda n: alc.LogChain(**CHAIN, workers=n).sample(2, np.random.default_rng(0)),
+    "log_weight": lambda n: alc.LogChain(**CHAIN, workers=n).log_weight(np.zeros((3000, 40), int)),
+}
+
+
+@pytest.mark.parametrize("name", list(CALLS))
+def test_as_many_workers_as_are_asked_for(monkeypatch, name):
+    """Whoever shares out work sees the number, pullbacks and autograd included; bits are kept."""
+    if name == "tensor":
+        pytest.importorskip("torch")
+    seen, computing = [], quiet.__enter__
+
+    def enter(self):
+        seen.append(_threads.wanted())
+        return computing(self)
+
+    monkeypatch.setattr(quiet, "__enter__", enter)
+    found = [CALLS[name](n) for n in (1, 3)]
+    assert set(seen) == {1, 3}
+    for parts in zip(*(x if isinstance(x, tuple) else (x,) for x in found), strict=True):
+        np.testing.assert_array_equal(*parts)
+    assert _threads.wanted() is None
+
+
+def test_no_more_workers_than_are_asked_for():
+    with _threads.using(1):
+        blocks_of(100, 1)
+        assert _threads._pool is None
+    with _threads.using(3):
+        barrier = threading.Barrier(3, timeout=30)
+        share(lambda start, stop: barrier.wait(), 3, 1)
+
+
+@pytest.mark.parametrize("workers", [0, -2, True, 1.5, "2"])
+def test_workers_that_cannot_be(workers):
+    kind = ValueError if isinstance(workers, int) and workers is not True else TypeError
+    for call in (
+        lambda: alc.LogChain(np.zeros((1, 2)), workers=workers),
+        lambda: alc.logmatmulexp(A, B, workers=workers),
+        lambda: alc.logeinsumexp("ij,jk->ik", A, B, workers=workers),
+        lambda: alc.vjp.logchainexp([A, B], workers=workers),
+    ):
+        with pytest.raises(kind, match="workers"):
+            call()

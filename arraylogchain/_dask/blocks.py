@@ -127,7 +127,7 @@ def of_blocks(
 
 def _on_one_thread(*blocks: Any, function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     """Call a function; the scheduler has threads of its own."""
-    with _threads.single():
+    with _threads.using(1):
         return function(*blocks, **options)
 
 

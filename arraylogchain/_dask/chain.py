@@ -175,7 +175,8 @@ class LazyChain(LogChain):
             *(self._field(packed, i, core, self.dtype) for i, core in enumerate(cores))
         )
 
-    def _viterbi(self) -> ChainPath:
+    def viterbi(self) -> ChainPath:
+        """Return paths of largest weight; see `LogChain.viterbi`."""
         if self.cuts_time:
             raise self.without_cuts("viterbi()")
         packed = self._blocks(_value, (), operation="viterbi")
@@ -217,7 +218,7 @@ class LazyChain(LogChain):
         """Return how a method will compute the largest block; see `LogChain.plan`."""
         chunks = self._blocks(_value, (), operation=operation).chunks
         rows = [max(sizes, default=0) for sizes in chunks]
-        stands_for = {}
+        stands_for: dict[str, Any] = {}
         for name in self.arrays:
             x = self.given[name]
             own = x.ndim - len(AXES[name])

@@ -120,7 +120,7 @@ def _sum(x: Any, axis: Any, keepdims: bool) -> Any:
 def _logsumexp(x: Any, axis: Any, keepdims: bool) -> Any:
     from arraylogchain.einsum import logeinsumexp
 
-    out = logeinsumexp("...k->...", x)
+    out = logeinsumexp("...k->...", x, workers=1)
     return out[..., None] if keepdims else out
 
 
@@ -139,7 +139,7 @@ def logchainexp_stack(matrices: da.Array, workspace: int) -> da.Array:
 
     def multiply(x: Any, axis: Any, keepdims: bool) -> Any:
         wide = x.astype("float32") if x.dtype.itemsize == 2 else x
-        out = products.logchainexp(wide, workspace=workspace)
+        out = products.logchainexp(wide, workspace=workspace, workers=1)
         return out[..., None, :, :] if keepdims else out
 
     x = whole(given["matrices"], 2)

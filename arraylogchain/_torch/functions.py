@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
+from arraylogchain import _threads
 from arraylogchain._arrays import enter, is_differentiated
 
 Tensor = Any
@@ -25,7 +26,7 @@ Wanted = tuple[bool, ...]
 
 
 class uncompiled:  # noqa: N801
-    """Keep the compiler from looking into a function: it is to see operators only.
+    """Keep the compiler from looking into a function of an operation: it is to see operators only.
 
     The compiler takes more than a second to import, so it is not asked before it is there.
     """
@@ -36,7 +37,8 @@ class uncompiled:  # noqa: N801
     def __call__(self, *args: Any) -> Any:
         if not self.hidden and "torch._dynamo" in sys.modules:
             self.function, self.hidden = torch.compiler.disable(self.function), True
-        return self.function(*args)
+        with _threads.using(args[0].workers):
+            return self.function(*args)
 
 
 def result_dtype(*tensors: Tensor | None) -> Any:
@@ -59,6 +61,10 @@ class Operation:
     name: str
     has_integers = False
     is_linear = False  # where the integers stay the same
+
+    def __init__(self) -> None:
+        # Gradients are computed later, outside of the call that asked for so many threads.
+        self.workers = _threads.wanted()
 
     def value(self, memo: Memo | None, *inputs: Tensor) -> Any:
         """Return the tensor, or a pair of it and the integers."""

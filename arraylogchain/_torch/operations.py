@@ -39,6 +39,7 @@ class Product(Operation):
     """A product of two operands, by the name of its operation."""
 
     def __init__(self, budget: int) -> None:
+        super().__init__()
         self.budget = budget
 
     def value(self, memo: Memo | None, *inputs: Tensor) -> Any:

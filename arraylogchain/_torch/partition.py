@@ -54,6 +54,7 @@ class ChainOperation(Operation):
     """
 
     def __init__(self, in_logs: Any, budget: int | None, lengths: Any = None) -> None:
+        super().__init__()
         logs = zip(PARTS, (True, *in_logs), strict=True)
         self.names = [f"log_{name}" if is_log else name for name, is_log in logs]
         # Only a bound that was asked for makes gradients keep less than every state.
@@ -192,7 +193,7 @@ class Filtered(ChainOperation):
     def value(self, memo: Memo | None, *inputs: Tensor) -> Tensor:
         ctx, chain = self._enter(inputs)
         with ctx.computing():
-            found = _chain_calls.filtered(ctx, chain, self.workspace)
+            found = _chain_calls.compute("filtered", ctx, chain, self.workspace)
             probabilities, normalizers = map(ctx.hand_back, found)
         return torch.cat([probabilities, normalizers[..., None]], -1)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from arraylogchain._array.chains.log_weight import log_weight
 from arraylogchain._array.chains.scaled import Options
 from arraylogchain._array.chains.states import State, part_of
 from arraylogchain._array.chains.sweep import History, histories, with_final
@@ -95,8 +96,8 @@ class MaxPlusStepper:
         return logs
 
 
-def viterbi(ctx: Context, chain: Chain, workspace: int) -> Array:
-    """Return a path of largest weight, [*batch, T].
+def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
+    """Return a path of largest weight, [*batch, T], and the log of its weight, [*batch].
 
     Of several the one with the smallest last state, and so on back to the first state. Past a
     row's length states are -1. All states are 0 where no path has a positive weight.
@@ -108,7 +109,7 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> Array:
     for tile, history in histories(ctx, chain, workspace, stepper=MaxPlusStepper):
         _trace(tile, history, view[(*tile.box, ...)])
         del history  # before the states of the next tile are kept
-    return states
+    return states, log_weight(ctx, chain, workspace, states)
 
 
 def _trace(tile: Tile, history: History, view: Array) -> None:

@@ -102,7 +102,7 @@ class CertifiedKernel:
             ctx.is_numpy and batch == 1 and min(cols, inner) <= _FEW and 0 < 4 * fitting < rows
         )
         if self.shares_tiles:
-            self.workspace = workspace // _threads.num_workers()
+            self.workspace = workspace // _threads.workers_here()
             small = tile_product(
                 sizes, self.workspace // 2, item, 3 * item + 2, copied_bytes=item * copies
             )

@@ -99,7 +99,7 @@ def elementwise_block(ctx: Context, workspace: int) -> tuple[int, int]:
 
     A step holds two temporaries of a block.
     """
-    workers = _threads.num_workers() if ctx.is_numpy else 1
+    workers = _threads.workers_here() if ctx.is_numpy else 1
     bytes_each = 2 * ctx.precision.itemsize * workers
     block = max(1, min(ctx.block, workspace // (16 * bytes_each)))
     return block, block * bytes_each

@@ -23,16 +23,17 @@ from arraylogchain._inputs.chain import Chain
 _PATH_WORK = 16
 
 
-def viterbi(ctx: Context, chain: Chain, workspace: int) -> Array:
-    """Return a path of largest weight, [*batch, T].
+def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
+    """Return a path of largest weight, [*batch, T], and the log of its weight, [*batch].
 
     Of several the one with the smallest last state, and so on back to the first state. Past a
     chain's end states are -1. All states are 0 where no path has a positive weight.
     """
     out = np.zeros((*chain.batch, chain.num_steps), np.int64)
     _mark_past(chain, out)
+    log_weights = np.empty(chain.batch, ctx.result_dtype)
     sweep = Sweep(chain, workspace, "logs")
-    flat, step_bytes = out.reshape(-1, sweep.T), 8 * sweep.K
+    flat, flat_weights, step_bytes = out.reshape(-1, sweep.T), log_weights.reshape(-1), 8 * sweep.K
 
     def work(rows: range) -> None:
         length = sweep.window(rows, step_bytes)
@@ -42,14 +43,15 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> Array:
             for steps in sweep.blocks(rows, window):
                 best_weights(sweep.read(rows, steps), states, kept, window.start)
 
-        possible = np.zeros(len(rows), np.int64)
+        weights, found = np.empty((len(rows), 6)), np.empty(len(rows))
         for window in sweep.windows(length, np.empty((len(rows), sweep.K + 1)), keep):
             for steps in reversed(list(sweep.blocks(rows, window))):
-                block = sweep.read(rows, steps, backward=True, with_potentials=False)
-                trace_back(block, kept, window.start, possible, flat)
+                block = sweep.read(rows, steps, backward=True)
+                trace_back(block, kept, window.start, weights, flat, found)
+        flat_weights[sweep.layout.positions(rows)] = found
 
     sweep.share(work, min(sweep.T * step_bytes, sweep.budget))
-    return out
+    return out, log_weights
 
 
 def _mark_past(chain: Chain, out: Integers) -> None:

@@ -19,7 +19,7 @@ from arraylogchain._compiled.loops.compiling import Floats
 from arraylogchain._compiled.loops.recursion import FINAL, INITIAL, POTENTIALS
 from arraylogchain._compiled.loops.steps import ROWS, SCALE
 from arraylogchain._inputs.chain import Chain
-from arraylogchain._threads import num_workers, share
+from arraylogchain._threads import share, workers_here
 
 # The work of one call of a loop, in products of a weight and an entry: some milliseconds as a rule,
 # and tenths of a second at worst.
@@ -109,7 +109,7 @@ class Sweep:
         together = min(self.layout.num_rows, max(together, least))
         budget = min(self.budget, max(self.budget // _TILES, least * row_bytes))
         rows = min(together, max(1, budget // row_bytes))
-        return rows, max(1, min(num_workers(), self.budget // budget))
+        return rows, max(1, min(workers_here(), self.budget // budget))
 
     def window(self, rows: range, step_bytes: int) -> int:
         """Return how many steps can be kept, beside the states that as many others begin with.

@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 from numba import njit, types
+from numba.core.options import DefaultOptions
 from numba.extending import intrinsic
 
 Function = Callable[..., Any]
@@ -43,7 +44,10 @@ def inlined(function: Function) -> Function:
 
 
 def _compiled(function: Function, **more: bool) -> Function:
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False, **more}
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    # These change no result, and not every release of Numba has all of them.
+    more["_nrt"] = False
+    options.update((name, value) for name, value in more.items() if hasattr(DefaultOptions, name))
     try:
         dispatcher: Any = njit(cache=True, **options)(function)
     except RuntimeError:  # there is no folder to keep it in

@@ -77,7 +77,8 @@ def prepare_logs(given, in_logs, L, flags, bands, with_bands):
     for g in range(groups):
         for s in range(steps):
             own = given[g, s]
-            top, flags[g, s] = survey(own, in_logs)
+            top, flag = survey(own, in_logs)
+            flags[g, s] = flag | (LOGS if in_logs else 0)
             shift = (top + ROUNDER) - ROUNDER if in_logs and -(2.0**50) < top < 2.0**50 else 0.0
             for k in range(K if in_logs else 0):
                 for j in range(K):

@@ -131,33 +131,6 @@ def best_weights(block, states, kept, kept_begin):
                 best[j] = v
 
 
-@compiled
-def trace_back(block, kept, kept_begin, possible, out):
-    """Go back along the best paths, and write their states to out [*batch, T].
-
-    Of several states the smallest is taken. Rows that are found not to be possible stay at 0.
-    """
-    rows, _, _, ends, _, _ = block
-    for r in range(rows[1]):
-        row, path = row_of(block, r), out[place(rows, r, rows[3][BATCH])]
-        for t in range(row.stop - 1, row.start - 1, -1):
-            best = kept[r, t - kept_begin]
-            largest, state = -INF, 0
-            if t == row.length - 1:
-                for k in range(len(best)):
-                    v = best[k] + log_weight_of(row.final, k, ends[3])
-                    if not v <= largest and beats(v, largest):
-                        largest, state = v, k
-                possible[r] = largest > -INF or math.isnan(largest)
-            elif possible[r]:
-                P, j = matrix_of(row, t).P, path[t + 1]
-                for k in range(len(best)):
-                    v = best[k] + P[k, j]
-                    if not v <= largest and beats(v, largest):
-                        largest, state = v, k
-            path[t] = state
-
-
 @inlined
 def sum_of(weights):
     """Return the sum of weights, in four parts that do not wait for one another."""
@@ -238,28 +211,76 @@ def draw_back(block, history, totals, out):
 
 
 @inner
-def add_log(w, special, value):
-    """Multiply a path's weight (high, low, m, e) by exp(value).
+def begin_weight(w):
+    """Make a path's weight 1: a logarithm in two parts, a number with an exponent of its own.
 
-    Infinities and NaN are summed up as logarithms apart from that; the sum is returned.
+    Behind them, infinities and NaN are summed up as logarithms.
     """
-    if not math.isfinite(value):
-        return special + value
-    add_to_scale(w, value)
-    return special
+    w[:] = 0.0
+    w[2] = 1.0
 
 
 @inner
-def add_factor(w, special, value, in_logs):
-    """Multiply a path's weight by a weight, or by its exponential; see `add_log`."""
-    if in_logs:
-        return add_log(w, special, value)
+def add_log(w, value):
+    """Multiply a path's weight by exp(value)."""
+    if math.isfinite(value):
+        add_to_scale(w, value)
+    else:
+        w[4] += value
+
+
+@inner
+def add_factor(w, value, in_logs):
+    """Multiply a path's weight by a weight, or by its exponential."""
     p, n = split(value)
-    if not 0.0 < p < INF:
-        return special + (-INF if p == 0.0 else p)
-    w[2], more = split(w[2] * p)
-    w[3] += n + more
-    return special
+    if in_logs:
+        add_log(w, value)
+    elif 0.0 < p < INF:
+        w[2], more = split(w[2] * p)
+        w[3] += n + more
+    else:
+        w[4] += -INF if p == 0.0 else p
+
+
+@inner
+def log_of_weight(w):
+    return log_of(w[2], w[3], w[0], w[1]) if w[4] == 0.0 else w[4]
+
+
+@compiled
+def trace_back(block, kept, kept_begin, weights, out, logs):
+    """Go back along the best paths; write their states to out [*batch, T], and their log weights.
+
+    Of several states the smallest is taken; 0 where no path is possible. What goes on from call to
+    call is weights [rows, 6]: see `begin_weight`, and whether there is a path.
+    """
+    rows, _, _, ends, _, _ = block
+    for r in range(rows[1]):
+        row, w = row_of(block, r), weights[r]
+        path = out[place(rows, r, rows[3][BATCH])]
+        for t in range(row.stop - 1, row.start - 1, -1):
+            best = kept[r, t - kept_begin]
+            largest, state = -INF, 0
+            if t == row.length - 1:
+                for k in range(len(best)):
+                    v = best[k] + log_weight_of(row.final, k, ends[3])
+                    if not v <= largest and beats(v, largest):
+                        largest, state = v, k
+                begin_weight(w)
+                w[5] = largest > -INF or math.isnan(largest)
+                add_factor(w, row.final[state], ends[3])
+            elif w[5] != 0.0:
+                matrix, j = matrix_of(row, t), path[t + 1]
+                for k in range(len(best)):
+                    v = best[k] + matrix.P[k, j]
+                    if not v <= largest and beats(v, largest):
+                        largest, state = v, k
+                add_factor(w, matrix.L[state, j], matrix.flag & LOGS != 0)
+            path[t] = state
+            add_log(w, row.x[t - row.x_begin, state])
+            if t == 0:
+                add_factor(w, row.initial[state], ends[1])
+                logs[r] = log_of_weight(w) if w[5] != 0.0 else -INF
 
 
 @compiled
@@ -272,18 +293,15 @@ def weights_of_paths(block, states, states_begin, weights, out):
     rows, _, _, ends, _, _ = block
     for r in range(rows[1]):
         row, path, w = row_of(block, r), states[r], weights[r]
-        special = w[4]
         for t in range(row.start, row.stop):
             k = path[t - states_begin]
             if t == 0:
-                w[:] = 0.0
-                w[2] = 1.0
-                special = add_factor(w, 0.0, row.initial[k], ends[1])
+                begin_weight(w)
+                add_factor(w, row.initial[k], ends[1])
             else:
                 matrix, before = matrix_of(row, t - 1), path[t - 1 - states_begin]
-                special = add_factor(w, special, matrix.L[before, k], matrix.flag & LOGS != 0)
-            special = add_log(w, special, row.x[t - row.x_begin, k])
+                add_factor(w, matrix.L[before, k], matrix.flag & LOGS != 0)
+            add_log(w, row.x[t - row.x_begin, k])
             if t == row.length - 1:
-                special = add_factor(w, special, row.final[k], ends[3])
-                out[r] = log_of(w[2], w[3], w[0], w[1]) if special == 0.0 else special
-        w[4] = special
+                add_factor(w, row.final[k], ends[3])
+                out[r] = log_of_weight(w)

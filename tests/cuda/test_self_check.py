@@ -83,11 +83,18 @@ def check(device, dtype, operation, kernels=None, backend="cuda"):
         return self_check.check(context(device, dtype), operation, kernels, backend)
 
 
+# Those that a spoilt kernel of their own is compiled for; the others take as long again each.
+QUICK = ("products/factors.cu", "products/exact.cu", "chains/prepare.cu")
+
+
 def test_all_sources_are_spoilt():
     assert set(SPOILT) == set(INSTANTIATIONS)
 
 
-@pytest.mark.parametrize("source", SPOILT)
+@pytest.mark.parametrize(
+    "source",
+    [pytest.param(s, marks=[] if s in QUICK else [pytest.mark.exhaustive]) for s in SPOILT],
+)
 def test_spoilt_kernels_are_caught(tmp_path, source):
     dtype = "float16" if source == "products/rounded.cu" else "float32"
     own = {kernel for kernel in ALL if kernel.source == source}
@@ -234,6 +241,7 @@ def test_array_operations_take_over(cache, use, tmp_path):
     assert len(device.launches) == before
 
 
+@pytest.mark.exhaustive  # it compiles
 def test_chains_take_other_routes(cache, use, tmp_path):
     device = use(spoil(tmp_path / "kernels", "chains/small.cu"))
     assert chain().plan().route == "kernel"

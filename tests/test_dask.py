@@ -150,7 +150,7 @@ def test_chains(shapes, chunks):
     check_vjp_chain(backend, "float64", 9 * x, transitions=transitions, initial=initial)
 
 
-@pytest.mark.parametrize("sd", [1, 50])
+@pytest.mark.parametrize("sd", [pytest.param(1, marks=pytest.mark.exhaustive), 50])
 @pytest.mark.parametrize("per_step", [False, True])
 @pytest.mark.parametrize("chunk", [pytest.param(200, marks=pytest.mark.exhaustive), 70])
 def test_long_chains(sd, per_step, chunk):

@@ -77,7 +77,7 @@ def _read(path: Path) -> NDArray[Any]:
         ) from error
 
 
-def _make_chain(arrays: Mapping[str, NDArray[Any]], device: Device) -> LogChain:
+def _make_chain(arrays: Mapping[str, Any], device: Device) -> LogChain:
     """Return the chain of arrays on a device; errors name the options that the arrays came by."""
     try:
         # On the host, where values can be checked.

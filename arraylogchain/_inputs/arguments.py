@@ -13,7 +13,7 @@ TRANSITIONS = ("transitions", "log_transitions")
 INITIAL = ("initial", "log_initial")
 FINAL = ("final", "log_final")
 ENDS = (*INITIAL, *FINAL)
-OPTIONS = (*TRANSITIONS, *ENDS, "lengths", "workspace")
+OPTIONS = (*TRANSITIONS, *ENDS, "lengths", "workspace", "workers")
 
 
 def check_call(others: tuple[Any, ...], names: Iterable[str]) -> None:

@@ -62,9 +62,10 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     torch = sys.modules.get("torch")
     if torch is not None and all(_is_plain_tensor(torch, x) for x in given.values()):
         # The same as below, with less to ask: small calls spend most of their time at this door.
-        refuse_gradients(given)
-        result_name = promote(dtype_name(x.dtype) for x in given.values())
-        return _tensor_context(result_name), {name: x.detach().numpy() for name, x in given.items()}
+        if torch.is_grad_enabled():
+            refuse_gradients(given)
+        ready = {name: x.detach().numpy() for name, x in given.items()}
+        return _tensor_context(promote(_NUMPY[x.dtype] for x in ready.values())), ready
 
     namespaces = {name: namespace_of(name, x) for name, x in given.items()}
     refuse_gradients(given)

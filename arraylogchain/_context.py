@@ -183,6 +183,17 @@ class Context:
         tops, lows = np.asarray(found, x.dtype).T
         return float(tops.max()), float(lows.min())
 
+    def are_within(self, limit: float, *arrays: Array) -> bool:
+        """Tell whether all entries are at most `limit` away from 0; False where one is NaN."""
+        for x in arrays:
+            # One call instead of two where that proves it.
+            if self.is_numpy and x.size <= self.block and np.vdot(x, x) <= limit * limit:
+                continue
+            top, low = self.extremes(x)
+            if not (top <= limit and low >= -limit):
+                return False
+        return True
+
     def add_at(self, target: Array, index: Array, values: Array) -> None:
         """Add values[e, ...] to target[index[e], ...], in place; an index may occur repeatedly.
 

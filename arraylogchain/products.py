@@ -65,40 +65,34 @@ def matmul(
     >>> matmul(x, weights).shape
     (1000, 8, 1, 32)
     """
-    return _product("matmul", a, b, workspace, workers)
+    return _of_two("matmul", a, b, workspace, workers)
 
 
-def _product(operation: str, a: Array, b: Array, workspace: int | None, workers: int | None) -> Any:
+def _of_two(operation: str, a: Array, b: Array, workspace: int | None, workers: int | None) -> Any:
     """Return what an operation makes of two operands: an array, or a tuple of them."""
     budget = check_workspace(workspace)
     with using(check_workers(workers)):
-        if is_lazy(a, b):
-            return getattr(_lazy(), operation)(a, b, budget)
-        if is_differentiated(a, b):
-            return getattr(_differentiable(), operation)(a, b, budget)
+        elsewhere = _elsewhere(a, b)
+        if elsewhere is not None:
+            return getattr(elsewhere, operation)(a, b, budget)
         ctx, given = enter({"a": a, "b": b})
-        layout = fold(shape_of(given["a"]), shape_of(given["b"]))
+        a, b = given["a"], given["b"]
         with ctx.computing():
-            found = _dispatch.product(operation, ctx, layout, given["a"], given["b"], budget)
-            return (
-                tuple(map(ctx.hand_back, found))
-                if isinstance(found, tuple)
-                else ctx.hand_back(found)
-            )
+            out = _dispatch.product(operation, ctx, fold(shape_of(a), shape_of(b)), a, b, budget)
+            return tuple(map(ctx.hand_back, out)) if isinstance(out, tuple) else ctx.hand_back(out)
 
 
-def _differentiable() -> ModuleType:
-    """Return the functions for tensors that autograd follows; torch is loaded by then."""
-    from arraylogchain._torch import products
+def _elsewhere(*arrays: Array) -> ModuleType | None:
+    """Return the functions for Dask arrays, or for tensors that autograd follows."""
+    if is_lazy(*arrays):
+        from arraylogchain._dask import products as lazy
 
-    return products
+        return lazy
+    if is_differentiated(*arrays):
+        from arraylogchain._torch import products as differentiable
 
-
-def _lazy() -> ModuleType:
-    """Return the functions for Dask arrays; Dask is loaded by then."""
-    from arraylogchain._dask import products
-
-    return products
+        return differentiable
+    return None
 
 
 def logmatmulexp(
@@ -149,7 +143,7 @@ def logmatmulexp(
     >>> logmatmulexp(a, np.array([[-800.0], [0.0]]))  # exp(-800) is 0 in float64
     array([[-799.30685282]])
     """
-    return _product("logmatmulexp", a, b, workspace, workers)
+    return _of_two("logmatmulexp", a, b, workspace, workers)
 
 
 def maxplus_matmul(
@@ -190,7 +184,7 @@ def maxplus_matmul(
     >>> values, indices
     (array([[5.]]), array([[0]]))
     """
-    return MaxPlusProduct(*_product("maxplus_matmul", a, b, workspace, workers))
+    return MaxPlusProduct(*_of_two("maxplus_matmul", a, b, workspace, workers))
 
 
 def logchainexp(
@@ -235,22 +229,38 @@ def logchainexp(
     16.0
     """
     budget = check_workspace(workspace)
+    given = named(matrices)
     with using(check_workers(workers)):
-        if isinstance(matrices, (list, tuple)):
-            return _sequence_product(matrices, budget)
-        return _stack_product(matrices, budget)
+        elsewhere = _elsewhere(*given.values())
+        if elsewhere is not None:
+            if "matrices" in given:
+                return elsewhere.logchainexp_stack(matrices, budget)
+            return elsewhere.logchainexp_sequence(given, budget)
+        ctx, given = enter(given)
+        check_shapes(given)
+        with ctx.computing():
+            if "matrices" in given:
+                return ctx.hand_back(multiply_stack(ctx, given["matrices"], budget))
+            tree = array_tree(ctx, budget)
+            return ctx.hand_back(tree.sequence(list(given.values()), ctx.result_dtype))
 
 
-def _stack_product(matrices: Array, budget: int) -> Array:
-    """Multiply [..., n, K, K] in pairs of neighbours."""
-    if is_lazy(matrices):
-        return _lazy().logchainexp_stack(matrices, budget)
-    if is_differentiated(matrices):
-        return _differentiable().logchainexp_stack(matrices, budget)
-    ctx, given = enter({"matrices": matrices})
-    check_stack(shape_of(given["matrices"]))
-    with ctx.computing():
-        return ctx.hand_back(multiply_stack(ctx, given["matrices"], budget))
+def named(matrices: Array | Sequence[Array]) -> Mapping[str, Array]:
+    """Return a stack as ``"matrices"``, or a sequence as ``"matrices[0]"`` and so on."""
+    if not isinstance(matrices, (list, tuple)):
+        return {"matrices": matrices}
+    if not matrices:
+        raise ValueError("matrices is an empty sequence; the product of none has no shape")
+    return {f"matrices[{i}]": x for i, x in enumerate(matrices)}
+
+
+def check_shapes(given: Mapping[str, Array]) -> None:
+    """Raise where matrices, as `named` returns them, do not fit together."""
+    shapes = {name: shape_of(x) for name, x in given.items()}
+    if "matrices" in shapes:
+        check_stack(shapes["matrices"])
+    else:
+        check_sequence(shapes)
 
 
 def check_stack(shape: Sequence[int]) -> None:
@@ -259,23 +269,6 @@ def check_stack(shape: Sequence[int]) -> None:
         raise ValueError(
             f"matrices has shape {tuple(shape)}; it must be [..., n, K, K], or a sequence of arrays"
         )
-
-
-def _sequence_product(matrices: Sequence[Array], budget: int) -> Array:
-    """Multiply [..., K_i, K_{i+1}] in the cheapest order."""
-    if not matrices:
-        raise ValueError("matrices is an empty sequence; the product of none has no shape")
-    given: Mapping[str, Array] = {f"matrices[{i}]": x for i, x in enumerate(matrices)}
-    if is_lazy(*matrices):
-        return _lazy().logchainexp_sequence(given, budget)
-    if is_differentiated(*matrices):
-        return _differentiable().logchainexp_sequence(given, budget)
-    ctx, given = enter(given)
-    check_sequence({name: shape_of(x) for name, x in given.items()})
-    with ctx.computing():
-        tree = array_tree(ctx, budget)
-        product = tree.whole(tree.sequence(list(given.values())), ctx.result_dtype)
-        return ctx.hand_back(product)
 
 
 def check_sequence(shapes: Mapping[str, Shape]) -> None:

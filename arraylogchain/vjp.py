@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from array_api_compat import array_namespace
 
 from arraylogchain import _dispatch, products
-from arraylogchain._array.products.pair_tree import Step, array_tree, identities
-from arraylogchain._array.products.pair_tree_gradients import sequence_gradients, stack_gradient
+from arraylogchain._array.products.pair_tree_gradients import chain_and_pullback
 from arraylogchain._array.products.tiling import check_workspace
 from arraylogchain._arrays import detached, dtype_name, enter, is_lazy, promote, refuse_gradients
 from arraylogchain._context import DOUBLE, SINGLE, Array, Context, shape_of
@@ -267,47 +266,20 @@ def logchainexp(
            [1., 1.]])
     """
     budget, workers = check_workspace(workspace), check_workers(workers)
-    is_sequence = isinstance(matrices, (list, tuple))
-    given: dict[str, Array] = (
-        {f"matrices[{i}]": x for i, x in enumerate(matrices)}
-        if is_sequence
-        else {"matrices": matrices}
-    )
+    given = products.named(matrices)
+    is_stack = "matrices" in given
     refuse_gradients(given)
-    if not given:
-        raise ValueError("matrices is an empty sequence; the product of none has no shape")
     ctx, ready = enter(given)
-    shapes = {name: shape_of(x) for name, x in ready.items()}
-    if is_sequence:
-        products.check_sequence(shapes)
-    else:
-        products.check_stack(shapes["matrices"])
-
-    tape: list[Step] = []
-    xs = list(ready.values())
+    products.check_shapes(ready)
     with using(workers), ctx.computing():
-        tree = array_tree(ctx, budget, tape)
-        if is_sequence:
-            product = tree.whole(tree.sequence(xs), ctx.result_dtype)
-        elif xs[0].shape[-3] == 0:
-            shape = (*xs[0].shape[:-3], *xs[0].shape[-2:])
-            product = identities(ctx.xp, shape, ctx.result_dtype, ctx.device)
-        else:
-            product = tree.whole(tree.stack(tree.shifted(xs[0])), ctx.result_dtype)[..., 0, :, :]
+        product, pull = chain_and_pullback(ctx, list(ready.values()), is_stack, budget)
         value = ctx.hand_back(product)
 
     def pullback(cotangent: Array) -> tuple[Any]:
-        inner, again, g = _enter_pullback(given, value, cotangent)
-        xs = [again[name] for name in given]
+        _, _, g = _enter_pullback(given, value, cotangent)
         with using(workers), ctx.computing():
-            inner.uses(*(x for left, right, out in tape for x in (left.values, right.values, out)))
-            xp = inner.xp
-            g = inner.load(g, inner.precision)
-            g = xp.where(xp.isinf(again["value"]), xp.zeros_like(g), g)
-            if is_sequence:
-                found = sequence_gradients(inner, xs, tape, g, budget)
-                return ([inner.hand_back(x) for x in found],)
-            return (inner.hand_back(stack_gradient(inner, xs[0], tape, g, budget)),)
+            found = list(map(ctx.hand_back, pull(g)))
+        return (found[0] if is_stack else found,)
 
     return value, pullback
 
@@ -426,8 +398,8 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     With respect to log potentials the gradients are posterior probabilities, with respect to log
     transitions expected counts. With respect to linear transitions they are
     ``alpha * (emission * beta) / Z``, which is finite where a transition is 0. Through a row whose
-    value is infinite they are 0. Derivatives by zeros of linear weights that no path could use can
-    be beyond the range of the dtype: they are then large numbers.
+    value is infinite they are 0. Derivatives with respect to zeros of linear weights that no path
+    could use can be beyond the range of the dtype: they are then large numbers.
 
     Examples
     --------

@@ -71,6 +71,11 @@ CHAINS = {
     ),
 }
 
+# Loops compute in float64 whatever they read.
+PRECISIONS = pytest.mark.parametrize(
+    "precision", ["float32", pytest.param("float64", marks=pytest.mark.exhaustive)]
+)
+
 
 def results(chain):
     """Return what all operations find, by name."""
@@ -88,12 +93,13 @@ def results(chain):
     return {**found, "value": value, **{f"d {name}": x for name, x in gradients.items()}}
 
 
+@PRECISIONS
 @pytest.mark.parametrize("case", list(CHAINS))
-def test_workspace_changes_no_answer(case, dtype):
-    x, options = CHAINS[case](dtype)
+def test_workspace_changes_no_answer(case, precision):
+    x, options = CHAINS[case](precision)
     whole = results(CompiledChain(x, **options))
     small = results(CompiledChain(x, **options, workspace=1 << 20))
-    rtol = 1e-4 if dtype == "float32" else 1e-9
+    rtol = 1e-4 if precision == "float32" else 1e-9
     for name, expected in whole.items():
         if name in ("viterbi", "sample"):
             np.testing.assert_array_equal(small[name], expected)
@@ -127,10 +133,11 @@ LARGE = {
 }
 
 
+@PRECISIONS
 @pytest.mark.parametrize("case", [*CHAINS, *LARGE])
-def test_workspace_is_kept(case, dtype):
-    x, options = {**CHAINS, **LARGE}[case](dtype)
-    workspace = 1 << 20 if dtype == "float32" else 3_000_000
+def test_workspace_is_kept(case, precision):
+    x, options = {**CHAINS, **LARGE}[case](precision)
+    workspace = 1 << 20 if precision == "float32" else 3_000_000
     if case in LARGE:
         workspace = least_workspace(*x.shape[-2:])
     chain = CompiledChain(x, **options, workspace=workspace)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from arraylogchain._arrays import is_traced
 from arraylogchain._inputs.arguments import FINAL, INITIAL, TRANSITIONS, one_of
 from arraylogchain._inputs.chain import PARTS
 from arraylogchain._inputs.lengths import check_integers
@@ -22,6 +23,9 @@ from arraylogchain._torch.functions import (
 )
 from arraylogchain._torch.partition import OWN_AXES, Filtered, Partition, chain_batch
 from arraylogchain._torch.tracing import is_compiling, operators
+
+# Entries up to here are far from the ends of float32's range.
+_MODERATE = 2.0**60
 
 Given = Mapping[str, Tensor]
 Options = tuple[tuple[bool, ...], int | None, Any]
@@ -85,14 +89,24 @@ def _counts(given: Given, gradient: Tensor, inputs: Any, batch: Any, options: Op
         return gradient.reshape(given["log_transitions"].shape)
     # Matrices that no row reaches are not read.
     counts = torch.where(gradient == 0, gradient, gradient * inputs[1])
-    # Beside small weights gradients can be beyond the dtype's range: counts come from logarithms,
-    # and from the product no more than their derivatives, which are right beside zeros.
-    detached: list[Any] = [x if x is None else x.detach() for x in inputs]
-    detached[1] = detached[1].log()
-    (_, *in_logs), *others = options
-    (exact,) = _gradients(("transitions",), detached, batch, ((True, *in_logs), *others))
-    change = torch.where(torch.isfinite(counts), counts - counts.detach(), 0)
-    return (exact + change).reshape(given["transitions"].shape)
+    if not _are_moderate(gradient, inputs[1]):
+        # Beside small weights gradients can be beyond the dtype's range: counts come from
+        # logarithms, and from the product no more than their derivatives, right beside zeros.
+        detached: list[Any] = [x if x is None else x.detach() for x in inputs]
+        detached[1] = detached[1].log()
+        (_, *in_logs), *others = options
+        (exact,) = _gradients(("transitions",), detached, batch, ((True, *in_logs), *others))
+        counts = exact + torch.where(torch.isfinite(counts), counts - counts.detach(), 0)
+    return counts.reshape(given["transitions"].shape)
+
+
+def _are_moderate(*tensors: Tensor) -> bool:
+    """Tell whether products of entries are right to rounding, and known not to be too large."""
+    if is_traced():
+        return False
+    return all(
+        x.dtype.itemsize >= 4 and bool((x.detach().abs() <= _MODERATE).all()) for x in tensors
+    )
 
 
 def forward_messages(given: Given, budget: int | None, lengths: Any) -> Tensor:

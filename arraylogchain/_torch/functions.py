@@ -103,13 +103,13 @@ class Operation:
 
 def apply(function: Any, *args: Any) -> Any:
     """Call one of the functions below in the way that costs least here."""
+    if not is_differentiated(*args):
+        return function.forward(*args)
     if torch.compiler.is_compiling():
         # Autograd's functions are more than the compiler can look into.
         return torch.compiler.disable(apply)(function, *args)
     if torch._C._are_functorch_transforms_active():
         return function.apply(*args)
-    if not is_differentiated(*args):
-        return function.forward(*args)
     return _classic(function).apply(*args)
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import array_api_compat.torch as torch_namespace
 import torch
 
 from arraylogchain import products
-from arraylogchain._array.products.pair_tree import PairTree, Shifted, identities
+from arraylogchain._array.products.pair_tree import PairTree
 from arraylogchain._context import shape_of
+from arraylogchain._einsum.equations import Contractions
+from arraylogchain._einsum.evaluation import Multiply, evaluate
 from arraylogchain._fold import Shape, fold
 from arraylogchain._torch.functions import Tensor, Value, apply, check_tensors, result_dtype
 from arraylogchain._torch.operations import LogMatmulExp, Matmul, MaxPlus, Product
@@ -73,12 +74,7 @@ def matrices(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Shape]:
 def logchainexp_stack(stack: Tensor, budget: int) -> Tensor:
     """Multiply matrices [..., n, K, K] in neighbouring pairs, differentiably."""
     products.check_stack(stack.shape)
-    if stack.shape[-3] == 0:
-        return identities(torch_namespace, stack.sum(-3).shape, stack.dtype, stack.device)
-    if stack.numel() == 0:
-        return stack[..., 0, :, :].clone()
-    tree = _tree(stack.dtype, stack.device, budget)
-    return _whole(tree, tree.stack(tree.shifted(stack)), stack.dtype)[..., 0, :, :]
+    return _through_finite(_tree(stack.dtype, stack.device, budget).stack(stack, stack.dtype))
 
 
 def logchainexp_sequence(given: Mapping[str, Tensor], budget: int) -> Tensor:
@@ -88,8 +84,18 @@ def logchainexp_sequence(given: Mapping[str, Tensor], budget: int) -> Tensor:
         products.check_sequence({name: shape_of(x) for name, x in given.items()})
     matrices = list(given.values())
     dtype = result_dtype(*matrices)
-    tree = _tree(dtype, matrices[0].device, budget)
-    return _whole(tree, tree.sequence(matrices), dtype)
+    return _through_finite(_tree(dtype, matrices[0].device, budget).sequence(matrices, dtype))
+
+
+def einsum(given: Mapping[str, Tensor], plan: Contractions, multiply: Multiply) -> Tensor:
+    """Return an einsum of tensors, differentiable as products are."""
+    check_tensors(**given)
+    return _through_finite(evaluate(torch_namespace, plan, list(given.values()), multiply)[0])
+
+
+def _through_finite(out: Tensor) -> Tensor:
+    """Return a result without gradients where it is infinite."""
+    return torch.where(torch.isinf(out), out.detach(), out)
 
 
 def _tree(dtype: Any, device: Any, budget: int) -> PairTree:
@@ -100,12 +106,3 @@ def _tree(dtype: Any, device: Any, budget: int) -> PairTree:
         return logmatmulexp(a, b, budget)
 
     return PairTree(torch_namespace, computed, widest, multiply)
-
-
-def _whole(tree: PairTree, x: Shifted, dtype: Any) -> Tensor:
-    """Return matrices that have no gradient where they are infinite.
-
-    Of products this is so already; a single matrix is an operand.
-    """
-    values = torch.where(torch.isinf(x.values), x.values.detach(), x.values)
-    return tree.whole(replace(x, values=values), dtype)

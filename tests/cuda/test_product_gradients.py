@@ -165,7 +165,7 @@ def test_batch_axes(a_shape: tuple[int, ...], b_shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(300, 40, 270), (40, 900, 50)])
-@pytest.mark.parametrize("sd", [1, 30])
+@pytest.mark.parametrize("sd", [pytest.param(1, marks=pytest.mark.exhaustive), 30])
 def test_workspace_is_kept(shape: tuple[int, int, int], sd: float) -> None:
     rows, terms, columns = shape
     device = Allocations()

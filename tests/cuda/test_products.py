@@ -283,7 +283,7 @@ def test_many_small_products() -> None:
 
 
 @pytest.mark.parametrize("shape", [(300, 40, 270), (40, 900, 50), (130, 300, 140), (10, 40, 3000)])
-@pytest.mark.parametrize("sd", [1, 30])
+@pytest.mark.parametrize("sd", [pytest.param(1, marks=pytest.mark.exhaustive), 30])
 def test_workspace_is_kept(shape: tuple[int, int, int], sd: float) -> None:
     """Panels of rows and columns, and where few of these fit, sums over some terms at a time."""
     rows, terms, columns = shape

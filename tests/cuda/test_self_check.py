@@ -83,11 +83,18 @@ def check(device, dtype, operation, kernels=None, backend="cuda"):
         return self_check.check(context(device, dtype), operation, kernels, backend)
 
 
+# For the others, which take as long again each, the test is exhaustive.
+QUICK = ("products/factors.cu", "products/exact.cu", "chains/prepare.cu")
+
+
 def test_all_sources_are_spoilt():
     assert set(SPOILT) == set(INSTANTIATIONS)
 
 
-@pytest.mark.parametrize("source", SPOILT)
+@pytest.mark.parametrize(
+    "source",
+    [pytest.param(s, marks=[] if s in QUICK else [pytest.mark.exhaustive]) for s in SPOILT],
+)
 def test_spoilt_kernels_are_caught(tmp_path, source):
     dtype = "float16" if source == "products/rounded.cu" else "float32"
     own = {kernel for kernel in ALL if kernel.source == source}
@@ -97,10 +104,8 @@ def test_spoilt_kernels_are_caught(tmp_path, source):
     assert any(kernel.name in found.problem for kernel in own)
 
 
-@pytest.mark.parametrize(
-    "precision",
-    ["float32", *(pytest.param(d, marks=pytest.mark.exhaustive) for d in ("float64", "float16"))],
-)
+@pytest.mark.exhaustive  # those of a product pass below as well
+@pytest.mark.parametrize("precision", ["float32", "float64", "float16"])
 @pytest.mark.parametrize(("operation", "backend"), OPERATIONS)
 def test_kernels_pass(precision, operation, backend):
     device = CpuDevice(seed=3, flush_to_zero=precision != "float64")
@@ -234,6 +239,7 @@ def test_array_operations_take_over(cache, use, tmp_path):
     assert len(device.launches) == before
 
 
+@pytest.mark.exhaustive  # it compiles
 def test_chains_take_other_routes(cache, use, tmp_path):
     device = use(spoil(tmp_path / "kernels", "chains/small.cu"))
     assert chain().plan().route == "kernel"

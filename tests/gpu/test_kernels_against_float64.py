@@ -270,7 +270,7 @@ def test_any_products(operands, dtype, name):
     check_maxplus(make_backend(name), dtype, *operands)
 
 
-# ----------------------------------------------------------------- against array operations on NumPy
+# ---------------------------------------------------------------- against array operations on NumPy
 
 
 @pytest.mark.parametrize("size", [(1024, 1024, 1024), (4, 3000, 2000), (3000, 17, 1500)], ids=str)

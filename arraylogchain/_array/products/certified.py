@@ -4,8 +4,8 @@ With row shifts r of `a` and column shifts c of `b`, ``S = exp(a - r) @ exp(b - 
 ``log(exp(a) @ exp(b)) = log(S) + r + c``. All terms of S are nonnegative, so nothing cancels and
 the multiply errs by rounding alone, unless something overflows or underflows.
 
-Where all entries of both operands lie within `_NARROW` of 0, nothing can, and no shift is needed:
-the result is log(S), whose error is that of the exponentials and of one logarithm.
+Where all entries of both operands lie within `operand.NARROW` of 0, nothing can, and no shift is
+needed: the result is log(S), whose error is that of the exponentials and of one logarithm.
 
 Otherwise the shifts are the maxima, rounded to integers so that r + c is exact. Nothing overflows,
 and underflow shows in S itself:
@@ -29,9 +29,12 @@ from dataclasses import replace
 from arraylogchain import _dispatch, _threads
 from arraylogchain._array.products import tiled
 from arraylogchain._array.products.operand import (
+    NARROW,
+    NARROW_TERMS,
     Operand,
     certificate_threshold,
     exponentials,
+    is_small,
     shifted,
     terms_of,
 )
@@ -39,10 +42,6 @@ from arraylogchain._array.products.tiling import Tiling, elementwise_block, tile
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import Box, Fold, boxes, chunks, within
 
-# exp(2 * 36) times _NARROW_TERMS, and exp(-2 * 36), are normal numbers in float32, and so are those
-# of 340 in float64.
-_NARROW = {"float32": 36.0, "float64": 340.0}
-_NARROW_TERMS = 2**22
 # One entry in the exact form costs about as much as this many on a matrix multiply.
 EXACT_COST = 64
 # With this many terms or columns at the most, a multiply costs no more than its exponentials: tiles
@@ -56,19 +55,13 @@ def logmatmulexp(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) ->
     """Return log(exp(a) @ exp(b))."""
     if 0 in layout.sizes:
         return ctx.xp.full(layout.out_shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
-    narrow = _is_narrow(ctx, a, layout) and _is_narrow(ctx, b, layout)
+    narrow = layout.sizes[3] <= NARROW_TERMS and ctx.are_within(NARROW[ctx.precision.name], a, b)
+    if narrow and is_small(ctx, layout):
+        of_a, of_b = (ctx.xp.exp(ctx.load(x, ctx.precision)) for x in (a, b))
+        # Of vectors it is a number that NumPy multiplies to, not an array.
+        return ctx.xp.asarray(ctx.xp.log(ctx.xp.matmul(of_a, of_b)), dtype=ctx.result_dtype)
     kernel = CertifiedKernel(ctx, layout.sizes, budget, layout.copies, narrow)
     return tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype])[0]
-
-
-def _is_narrow(ctx: Context, x: Array, layout: Fold) -> bool:
-    """Tell whether exponentials of all entries, and their products and sums, are normal numbers."""
-    if layout.sizes[3] > _NARROW_TERMS:
-        return False
-    top, low = ctx.extremes(x)
-    limit = _NARROW[ctx.precision.name]
-    # False for NaN.
-    return top <= limit and low >= -limit
 
 
 class CertifiedKernel:
@@ -76,7 +69,7 @@ class CertifiedKernel:
 
     Entries that cannot be proved are repaired while the tile's factors are let go, so the two
     stages share the workspace, except for the tile's entries. With `narrow`, which says that all
-    entries of both are within `_NARROW` of 0, nothing needs a shift or a proof.
+    entries of both are within `NARROW` of 0, nothing needs a shift or a proof.
     """
 
     def __init__(

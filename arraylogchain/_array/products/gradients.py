@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from arraylogchain._array.products.exact_posterior import ExactPosterior
-from arraylogchain._array.products.operand import Operand, part_of
+from arraylogchain._array.products.operand import NARROW, Operand, is_small, part_of
 from arraylogchain._array.products.posterior import (
     ScaledPosterior,
     Sums,
@@ -23,6 +23,9 @@ from arraylogchain._fold import Box, Fold, boxes
 
 # Rows and columns of a tile where they fit: what is added up over tiles is written once per tile.
 _SIDE = 1024
+
+# Multiplied by exponentials of narrow operands, in float32, sums of weights stay finite.
+_LARGEST_WEIGHT = 1e15
 
 Pair = tuple[Array | None, Array | None]
 
@@ -44,6 +47,10 @@ def logmatmulexp_gradients(
     own. A NaN in an operand shows in them; with `propagates_nan` False it has no gradient instead,
     as +inf.
     """
+    if is_small(ctx, layout) and layout.is_identity and a.ndim == b.ndim > 1:
+        found = _small_gradients(ctx, a, b, g)
+        if found is not None:
+            return found[0] if wanted[0] else None, found[1] if wanted[1] else None
     walk = _Walk(ctx, layout, a, b, out, budget)
     totals = walk.totals(wanted)
     g = walk.of_product(g)
@@ -53,6 +60,21 @@ def logmatmulexp_gradients(
         if propagates_nan:
             tile.propagate_nan(sums)
     return walk.finish(totals)
+
+
+def _small_gradients(ctx: Context, a: Array, b: Array, g: Array) -> Pair | None:
+    """Return both gradients of a small product as it is given; None where it is not narrow."""
+    xp = ctx.xp
+    if not ctx.are_within(NARROW[ctx.precision.name], a, b):
+        return None
+    left, right = (xp.exp(ctx.load(x, ctx.precision)) for x in (a, b))
+    weights = ctx.load(g, ctx.precision) / xp.matmul(left, right)
+    # False where it is infinite or NaN as well.
+    if not ctx.are_within(_LARGEST_WEIGHT, weights):
+        return None
+    da = left * xp.matmul(weights, xp.matrix_transpose(right))
+    db = right * xp.matmul(xp.matrix_transpose(left), weights)
+    return xp.astype(da, a.dtype, copy=False), xp.astype(db, b.dtype, copy=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from arraylogchain._context import Array, Context, Precision, is_transposed, whole_part
-from arraylogchain._fold import Box, within
+from arraylogchain._fold import Box, Fold, within
 
 _LOST_PER_TERM = 5.0
 _EVERY = slice(None)
+# exp(2 * 36) times NARROW_TERMS, and exp(-2 * 36), are normal numbers in float32, and so are those
+# of 340 in float64.
+NARROW = {"float32": 36.0, "float64": 340.0}
+NARROW_TERMS = 2**22
+# Products of so few numbers are not cut into tiles.
+_SMALL = 1 << 12
+
+
+def is_small(ctx: Context, layout: Fold) -> bool:
+    """Tell whether a product can be multiplied as it is given: what that copies does not count."""
+    batch, rows, cols, inner = layout.sizes
+    return ctx.is_numpy and batch * (rows * cols + (rows + cols) * inner) <= _SMALL
 
 
 def certificate_threshold(precision: Precision, inner: int) -> float:

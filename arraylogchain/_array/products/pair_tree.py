@@ -32,23 +32,7 @@ _COPIES = 4
 _SPAN = {"float32": 30.0, "float64": 330.0}
 
 
-@dataclass(frozen=True, slots=True)
-class Shifted:
-    """Matrices of logarithms: `values` plus `offset`; `top` is the integer part of their maxima."""
-
-    values: Array
-    top: Array  # [..., 1, 1]
-    offset: Array  # [..., 1, 1], in the widest precision
-
-    def rest(self) -> Array:
-        return self.values - self.top
-
-    def __getitem__(self, matrices: slice) -> Shifted:
-        """Return some of matrices [..., n, K, K]."""
-        return Shifted(*(x[..., matrices, :, :] for x in (self.values, self.top, self.offset)))
-
-
-Step = tuple[Shifted, Shifted, Array]  # both operands of a product, and the product
+Step = tuple[Array, Array, Array]  # both operands of a product, and the product
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,58 +45,61 @@ class PairTree:
     multiply: Multiply
     tape: list[Step] | None = None  # of all products in order, for their gradients
 
-    def shifted(self, x: Array) -> Shifted:
-        """Return matrices in the dtype that is computed in."""
-        xp = self.xp
-        x = self._as(x, self.computed)
-        if 0 in x.shape:
-            top = xp.sum(detached(x), axis=(-2, -1), keepdims=True)
-        else:
-            top = xp.round(xp.max(detached(x), axis=(-2, -1), keepdims=True))
-            top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
-        return Shifted(x, top, self._as(xp.zeros_like(top), self.widest))
+    def stack(self, x: Array, dtype: Any) -> Array:
+        """Return the product of matrices [..., n, K, K]; that of none is the identity."""
+        if x.shape[-3] == 0:
+            ones = self.xp.ones_like(self.xp.sum(x, axis=-3))
+            return self._as(self.xp.log(self.xp.tril(self.xp.triu(ones))), dtype)
+        return self.whole(*self.in_pairs(x), dtype)[..., 0, :, :]
 
-    def times(self, left: Shifted, right: Shifted) -> Shifted:
-        product = self.shifted(self.multiply(left.rest(), right.rest()))
-        if self.tape is not None:
-            self.tape.append((left, right, product.values))
-        tops = self._as(left.top, self.widest) + self._as(right.top, self.widest)
-        return replace(product, offset=left.offset + right.offset + tops)
-
-    def stack(self, x: Shifted) -> Shifted:
-        """Return the product of matrices [..., n, K, K], n > 0, in pairs of neighbours.
+    def in_pairs(self, x: Array) -> tuple[Array, Array]:
+        """Return the product of neighbours, [..., 1, K, K], and what to add, [..., 1, 1, 1].
 
         One that is left over waits for the next level.
         """
-        while (count := x.values.shape[-3]) > 1:
-            even = count // 2 * 2
-            pairs = self.times(x[0:even:2], x[1:even:2])
-            x = self.joined(pairs, x[even:]) if count > even else pairs
-        return x
+        offset: Any = 0.0
+        while (count := x.shape[-3]) > 1:
+            pairs, tops = self._times(*neighbours(x))
+            offset = offset + self.xp.sum(tops, axis=-3, keepdims=True)
+            x = self.xp.concat((pairs, x[..., -1:, :, :]), axis=-3) if count % 2 else pairs
+        return self._as(x, self.computed), offset
 
-    def joined(self, first: Shifted, second: Shifted) -> Shifted:
-        """Return matrices one after the other."""
-        pairs = ((first.values, second.values), (first.top, second.top))
-        offsets = (first.offset, second.offset)
-        return Shifted(*(self.xp.concat(pair, axis=-3) for pair in (*pairs, offsets)))
-
-    def sequence(self, matrices: Sequence[Array]) -> Shifted:
+    def sequence(self, matrices: Sequence[Array], dtype: Any) -> Array:
         """Return the product of matrices [..., K_i, K_{i+1}] in the cheapest order."""
-        held: list[Any] = [None] * len(matrices)
-
-        def taken(i: int) -> Shifted:
-            x, held[i] = held[i], None
-            return self.shifted(matrices[i]) if x is None else x
-
+        held: list[Any] = list(matrices)
+        offset: Any = 0.0
         for i, j in multiplication_order(sizes_of(matrices)):
-            held[i] = self.times(taken(i), taken(j))
-        return taken(0)
+            held[i], tops = self._times(held[i], held[j])
+            held[j], offset = None, offset + tops
+        return self.whole(held[0], offset, dtype)
 
-    def whole(self, x: Shifted, dtype: Any) -> Array:
-        return self._as(self._as(x.values, self.widest) + x.offset, dtype)
+    def whole(self, x: Array, offset: Array, dtype: Any) -> Array:
+        return self._as(self._as(x, self.widest) + offset, dtype)
+
+    def rest(self, x: Array) -> tuple[Array, Array]:
+        """Return matrices without the integer parts of their maxima, and those, [..., 1, 1]."""
+        xp = self.xp
+        x = self._as(x, self.computed)
+        top = (xp.sum if 0 in x.shape else xp.max)(detached(x), axis=(-2, -1), keepdims=True)
+        top = xp.round(top)
+        top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
+        return x - top, self._as(top, self.widest)
+
+    def _times(self, left: Array, right: Array) -> tuple[Array, Array]:
+        (a, top), (b, other) = self.rest(left), self.rest(right)
+        product = self.multiply(a, b)
+        if self.tape is not None:
+            self.tape.append((left, right, product))
+        return product, top + other
 
     def _as(self, x: Array, dtype: Any) -> Array:
         return self.xp.astype(x, dtype, copy=False)
+
+
+def neighbours(x: Array) -> tuple[Array, Array]:
+    """Return the first and the second of each pair of matrices [..., n, K, K]."""
+    even = x.shape[-3] // 2 * 2
+    return x[..., 0:even:2, :, :], x[..., 1:even:2, :, :]
 
 
 def array_tree(ctx: Context, budget: int, tape: list[Step] | None = None) -> PairTree:
@@ -126,97 +113,91 @@ def array_tree(ctx: Context, budget: int, tape: list[Step] | None = None) -> Pai
     return PairTree(ctx.xp, ctx.dtype(ctx.precision), ctx.dtype(ctx.widest), multiply, tape)
 
 
-def identities(xp: Any, shape: Sequence[int], dtype: Any, device: Any) -> Array:
-    """Return logarithms of identity matrices [..., K, K]."""
-    identity = xp.eye(shape[-1], dtype=xp.float32, device=device)
-    return xp.asarray(xp.broadcast_to(xp.astype(xp.log(identity), dtype), tuple(shape)), copy=True)
-
-
 def multiply_stack(ctx: Context, stack: Array, budget: int) -> Array:
     """Return the product of matrices [..., n, K, K] within a workspace."""
     *batch, count, size, _ = shape_of(stack)
     shape = (*batch, size, size)
+    # Half is for the products' own workspace.
+    tree = array_tree(ctx, budget // 2)
     if count == 0:
-        return identities(ctx.xp, shape, ctx.result_dtype, ctx.device)
+        return tree.stack(stack, ctx.result_dtype)
     if 0 in shape or count == 1:
         return ctx.xp.asarray(stack[..., 0, :, :], copy=True)
     if count == 2:
         a, b = stack[..., 0, :, :], stack[..., 1, :, :]
         return _dispatch.product("logmatmulexp", ctx, fold(shape, shape), a, b, budget)
-    # Half is for the products' own workspace.
-    room = budget // 2 // (size * ctx.precision.itemsize)
-    tree = array_tree(ctx, budget // 2)
-    most = room // (_COPIES * size)
+    strip = budget // 2 // (_COPIES * size * ctx.precision.itemsize)
+    most = strip // size
     at_once = min(count, most - 1)
     out = ctx.empty(shape, ctx.result_dtype)
     for box in boxes(tuple(batch), max(1, most // max(2, at_once + 1))):
         if at_once < 2:
-            _in_strips(ctx, tree, stack[(*box, ...)], room // _COPIES, out[(*box, ...)])
+            _in_strips(ctx, tree, stack[(*box, ...)], strip, out[(*box, ...)])
         else:
-            product = _in_groups(ctx, tree, stack[(*box, ...)], at_once, budget)
-            out[(*box, ...)] = tree.whole(product, out.dtype)[..., 0, :, :]
+            product, offset = _in_groups(ctx, tree, stack[(*box, ...)], at_once, budget)
+            out[(*box, ...)] = tree.whole(product, offset, out.dtype)[..., 0, :, :]
     return out
 
 
-def _in_groups(ctx: Context, tree: PairTree, stack: Array, at_once: int, budget: int) -> Shifted:
-    """Return the product of matrices [..., n, K, K], `at_once` of them at a time."""
+def _in_groups(
+    ctx: Context, tree: PairTree, stack: Array, at_once: int, budget: int
+) -> tuple[Array, Array]:
+    """Return what `PairTree.in_pairs` does, `at_once` matrices at a time."""
     block, _ = elementwise_block(ctx, budget)
-    product: Shifted | None = None
+    product: Array | None = None
+    offset: Any = 0.0
     for n in chunks(int(stack.shape[-3]), at_once):
-        group = tree.shifted(stack[..., n, :, :])
+        group = ctx.load(stack[..., n, :, :], ctx.precision)
         if product is not None:
-            group = tree.joined(product, group)
-        product = _multiply_exponentials(ctx, group, block) or tree.stack(group)
+            group = ctx.xp.concat((product, group), axis=-3)
+        product, more = _multiply_exponentials(ctx, group, block) or tree.in_pairs(group)
+        offset = offset + more
     assert product is not None
-    return product
+    return product, offset
 
 
-def _multiply_exponentials(ctx: Context, x: Shifted, block: int) -> Shifted | None:
-    """Return what `PairTree.stack` does, without a logarithm in between; None if not proved.
+def _multiply_exponentials(ctx: Context, x: Array, block: int) -> tuple[Array, Array] | None:
+    """Return what `PairTree.in_pairs` does, without a logarithm in between; None if not proved.
 
     A matrix's exponentials are scaled by its maximum. Sums above the certificate's threshold are
     right to rounding, and so far above underflow that they are factors of the next level as exact.
     """
     xp, precision = ctx.xp, ctx.precision
-    size = int(x.values.shape[-1])
-    least = xp.min(x.values, axis=(-2, -1), keepdims=True) - x.top
+    size = int(x.shape[-1])
+    top = whole_maximum(ctx, x, (-2, -1), precision)
+    least = xp.min(x, axis=(-2, -1), keepdims=True) - top
     if ctx.kernels is not None or not xp.min(least) >= -_SPAN[precision.name]:
         return None
-    flat = (-1, size, size)
-    values, top = xp.reshape(x.values, flat), xp.reshape(x.top, (-1, 1, 1))
-    factors = xp.reshape(exponentials(ctx, values, top, precision, block), x.values.shape)
-    offset = x.offset + ctx.load(x.top, ctx.widest)
-    while (count := factors.shape[-3]) > 1:
-        even = count // 2 * 2
-        left, right = (factors[..., i:even:2, :, :] for i in (0, 1))
-        sums = xp.matmul(left, right)
+    flat = (xp.reshape(x, (-1, size, size)), xp.reshape(top, (-1, 1, 1)))
+    factors = xp.reshape(exponentials(ctx, *flat, precision, block), x.shape)
+    offset = xp.sum(ctx.load(top, ctx.widest), axis=-3, keepdims=True)
+    while factors.shape[-3] > 1:
+        sums = xp.matmul(*neighbours(factors))
         if not xp.min(sums) >= certificate_threshold(precision, size):
             return None
         shift = xp.round(xp.log(xp.max(sums, axis=(-2, -1), keepdims=True)))
         ctx.apply(xp.multiply, sums, xp.exp(-shift), out=sums)
-        offsets = offset[..., 0:even:2, :, :] + offset[..., 1:even:2, :, :]
-        offsets = offsets + ctx.load(shift, ctx.widest)
-        if count > even:
-            sums = xp.concat((sums, factors[..., even:, :, :]), axis=-3)
-            offsets = xp.concat((offsets, offset[..., even:, :, :]), axis=-3)
-        factors, offset = sums, offsets
-    return Shifted(xp.log(factors), xp.zeros_like(factors[..., :1, :1]), offset)
+        offset = offset + xp.sum(ctx.load(shift, ctx.widest), axis=-3, keepdims=True)
+        if factors.shape[-3] % 2:
+            sums = xp.concat((sums, factors[..., -1:, :, :]), axis=-3)
+        factors = sums
+    return xp.log(factors), offset
 
 
 def _in_strips(ctx: Context, tree: PairTree, stack: Array, strip: int, out: Array) -> None:
     """Write the product of large matrices, a strip of rows times a strip of columns at a time."""
     *_, count, size, _ = shape_of(stack)
     for rows in chunks(size, max(1, strip)):
-        x = tree.shifted(stack[..., 0, rows, :])
+        x, offset = stack[..., 0, rows, :], 0.0
         for i in range(1, count):
+            rest, own = tree.rest(x)
             top = whole_maximum(ctx, stack[..., i, :, :], (-2, -1), ctx.precision)
-            rest, values = x.rest(), ctx.empty(shape_of(x.values), tree.computed)
+            offset = offset + own + ctx.load(top, ctx.widest)
+            x = ctx.empty(shape_of(rest), tree.computed)
             for cols in chunks(size, max(1, strip)):
                 part = ctx.load(stack[..., i, :, cols], ctx.precision) - top
-                values[..., cols] = tree.multiply(rest, part)
-            tops = ctx.load(x.top, ctx.widest) + ctx.load(top, ctx.widest)
-            x = replace(tree.shifted(values), offset=x.offset + tops)
-        out[..., rows, :] = tree.whole(x, out.dtype)
+                x[..., cols] = tree.multiply(rest, part)
+        out[..., rows, :] = tree.whole(x, offset, out.dtype)
 
 
 def multiplication_order(sizes: Sequence[int]) -> Pairs:

@@ -10,9 +10,8 @@ import numpy as np
 
 from arraylogchain._compiled.chains.layout import Layout
 from arraylogchain._compiled.loops.compiling import Floats, Integers
-from arraylogchain._compiled.loops.matrices import prepare, prepare_logs
+from arraylogchain._compiled.loops.matrices import LOGS, prepare, prepare_logs
 from arraylogchain._compiled.loops.recursion import MATRICES
-from arraylogchain._compiled.loops.steps import LOGS
 from arraylogchain._fold import Shape
 from arraylogchain._inputs.chain import Chain
 
@@ -132,9 +131,9 @@ class Matrices:
     def _prepared(self, groups: range, steps: range) -> tuple[Any, ...]:
         given, in_logs, K = self._given(groups, steps), self.in_logs, self.array.shape[-1]
         shape = given.shape[:2]
-        shifts = np.zeros(shape)
-        flags = np.full(shape, LOGS if in_logs else 0, np.int64)
+        shifts, flags = np.zeros(shape), np.zeros(shape, np.int64)
         if self.form == "given":
+            flags += LOGS if in_logs else 0
             return given, given, shifts, flags, _full_band(K), steps.start
         bands = np.empty((*shape, K, 2), np.int64) if self.with_bands else _full_band(K)
         if self.form == "logs":

@@ -38,7 +38,6 @@ _TILES = 16
 _AHEAD = 256
 
 _NO_WEIGHTS = (frozen(np.empty((0, 0, 0))), 0)
-_ONE_STEP = range(1)
 NO_STATES = np.empty((0, 0, 0))
 _NO_HISTORY = (NO_STATES, NO_STATES, np.empty((0, 0), np.uint8), 0)
 _NO_MESSAGES = (NO_STATES, 0)
@@ -181,13 +180,14 @@ class Sweep:
 
         Backward, potentials are those of one step more, and matrices those that lead on from steps.
         """
-        maps, moves = self.layout.maps.copy(), self.moves(steps, backward)
-        weighed = range(steps.start, min(steps.stop + 1, self.T)) if backward else steps
-        potentials = self.potentials.read(rows, weighed, maps) if with_potentials else _NO_WEIGHTS
-        form = self.matrices.get(backward) or self.matrices[False]
-        matrices = form.read(self.groups(rows), moves, maps)
-        initial, _ = self.initial.read(rows, _ONE_STEP, maps)
-        final, _ = self.final.read(rows, _ONE_STEP, maps)
+        maps, form = self.layout.maps.copy(), self.matrices.get(backward) or self.matrices[False]
+        matrices = form.whole or form.read(self.groups(rows), self.moves(steps, backward), maps)
+        potentials = self.potentials.whole or _NO_WEIGHTS
+        if with_potentials and not self.potentials.whole:
+            weighed = range(steps.start, min(steps.stop + 1, self.T)) if backward else steps
+            potentials = self.potentials.read(rows, weighed, maps)
+        initial, _ = self.initial.whole or self.initial.read(rows, range(1), maps)
+        final, _ = self.final.whole or self.final.read(rows, range(1), maps)
         ends = (initial, self.chain.initial_in_logs, final, self.chain.final_in_logs)
         place = (rows.start, len(rows), self.layout.dims, maps, self.lengths)
         ahead = max(1, _AHEAD // self.K)

@@ -253,8 +253,8 @@ class quiet:  # noqa: N801
         torch = sys.modules.get("torch")
         self._autocasts = [
             torch.autocast(kind, enabled=False)
-            for kind in (() if torch is None else ("cpu", "cuda"))
-            if torch.is_autocast_enabled(kind)
+            for kind in ("cpu", "cuda")
+            if torch is not None and torch.is_autocast_enabled(kind)
         ]
         for autocast in self._autocasts:
             autocast.__enter__()

@@ -33,24 +33,31 @@ class Posterior:
 
     def forward(self, rows: range, keep: bool = False) -> Forward:
         """Run the forward pass of a tile; `keep` says to keep all states, whatever they take."""
-        sweep = self.sweep
-        length = sweep.T if keep else sweep.window(rows, self.step_bytes)
-        shape = (len(rows), length, sweep.K)
-        # Exponents have memory once there are wide states.
-        kept, exponents = (np.empty(shape), np.empty(shape[:2], np.uint8)), [NO_STATES]
-        totals = np.empty(len(rows))
+        # Exponents take as much as the states themselves, and are there for wide ones only.
+        found = self._forward(rows, keep, wide=False) or self._forward(rows, keep, wide=True)
+        assert found is not None
+        return found
 
-        def run(window: range, states: Floats) -> None:
-            start = states.copy()
-            if sweep.forward(rows, window, states, history=history(window), totals=totals):
-                exponents[0], states[...] = np.empty(shape), start
-                sweep.forward(rows, window, states, history=history(window), totals=totals)
+    def _forward(self, rows: range, keep: bool, wide: bool) -> Forward | None:
+        """Run it, with memory for wide states or without; None if that was not enough."""
+        sweep, lacks = self.sweep, False
+        step_bytes = self.step_bytes if wide else 8 * sweep.K + 1
+        length = sweep.T if keep else sweep.window(rows, step_bytes)
+        shape = (len(rows), length, sweep.K)
+        kept, exponents = np.empty(shape), np.empty(shape) if wide else NO_STATES
+        are_wide, totals = np.empty(shape[:2], np.uint8), np.empty(len(rows))
 
         def history(window: range) -> tuple[Any, ...]:
-            return kept[0], exponents[0], kept[1], window.start
+            return kept, exponents, are_wide, window.start
+
+        def run(window: range, states: Floats) -> None:
+            nonlocal lacks
+            if not lacks:
+                kept_in = history(window)
+                lacks = sweep.forward(rows, window, states, history=kept_in, totals=totals)
 
         windows = sweep.windows(length, sweep.state(rows), run)
-        return totals, ((window, history(window)) for window in windows)
+        return None if lacks else (totals, ((window, history(window)) for window in windows))
 
     def add(
         self,

@@ -37,7 +37,6 @@ _TILES = 16
 # Potentials whose exponentials are taken together.
 _AHEAD = 256
 
-_NO_WEIGHTS = (frozen(np.empty((0, 0, 0))), 0)
 NO_STATES = np.empty((0, 0, 0))
 _NO_HISTORY = (NO_STATES, NO_STATES, np.empty((0, 0), np.uint8), 0)
 _NO_MESSAGES = (NO_STATES, 0)
@@ -173,19 +172,15 @@ class Sweep:
         first = min(max(steps.start - 1, 0), last)
         return range(first, min(max(steps.stop - 1, first + 1), last + 1))
 
-    def read(
-        self, rows: range, steps: range, backward: bool = False, with_potentials: bool = True
-    ) -> tuple[Any, ...]:
+    def read(self, rows: range, steps: range, backward: bool = False) -> tuple[Any, ...]:
         """Return what loops read of a block of steps; see `loops.recursion`.
 
         Backward, potentials are those of one step more, and matrices those that lead on from steps.
         """
         maps, form = self.layout.maps.copy(), self.matrices.get(backward) or self.matrices[False]
         matrices = form.whole or form.read(self.groups(rows), self.moves(steps, backward), maps)
-        potentials = self.potentials.whole or _NO_WEIGHTS
-        if with_potentials and not self.potentials.whole:
-            weighed = range(steps.start, min(steps.stop + 1, self.T)) if backward else steps
-            potentials = self.potentials.read(rows, weighed, maps)
+        weighed = range(steps.start, min(steps.stop + backward, self.T))
+        potentials = self.potentials.whole or self.potentials.read(rows, weighed, maps)
         initial, _ = self.initial.whole or self.initial.read(rows, range(1), maps)
         final, _ = self.final.whole or self.final.read(rows, range(1), maps)
         ends = (initial, self.chain.initial_in_logs, final, self.chain.final_in_logs)

@@ -306,7 +306,7 @@ from arraylogchain._compiled.loops.compiling import compiled
 def twice(x):
     return 2 * x
 """)
-    code = "import sys; sys.path.insert(0, %r); import loop; print(loop.twice(1.5))" % str(tmp_path)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import loop; print(loop.twice(1.5))"
     assert run_python(code, NUMBA_CACHE_DIR="") == "3.0"
     (index,) = (tmp_path / "__pycache__").glob("*.nbi")
     readable = index.read_bytes()

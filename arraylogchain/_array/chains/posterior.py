@@ -12,9 +12,9 @@ normalised by its own sum, so that no scale has to be carried along.
 *Proof.* What the sweeps proved of a_t, d_{t+1} and d_t is right to rounding, or too little to show
 in Z_t; d_t's own proof covers what underflows in b_t, of which it is made. New is what underflows
 in products of a_t and b_t, tiny each, or where b_t is so small that products with it lose digits:
-less than ``2 K tiny (1 + max(a_t))`` of Z_t. Rows where that may be more than eps of it,
-because the states that weigh most in one direction weigh next to nothing in the other, are taken
-from logarithms, as rows are whose states are in log form.
+less than ``2 K tiny (1 + max(a_t))`` of Z_t. Where that may be more than eps of it, because the
+states that weigh most in one direction weigh next to nothing in the other, the step is taken in
+float64, and rows for which that does not do from logarithms, as rows in log form are.
 """
 
 from __future__ import annotations

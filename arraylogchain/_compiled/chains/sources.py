@@ -27,7 +27,7 @@ def can_be_read(array: Any) -> bool:
 def frozen(array: Any) -> Any:
     """Return a view that cannot be written to. Callers may give such, and loops take no others."""
     view = array.view()
-    view.flags.writeable = False
+    view.setflags(write=False)
     return view
 
 

@@ -83,6 +83,7 @@ _KERNELS = {
     "products/posterior_sums.cu": _posterior_sums(),
     "products/posterior_weights.cu": _tiled("posterior_weights", gradients.TILES),
     "products/rounded.cu": _of("rounded", ["__half", "__nv_bfloat16"]),
+    "products/settle.cu": _of("settle", ALL),
     "products/small.cu": _small("small", small.warps),
     "products/small_gradients.cu": _small("small_gradients", small.gradient_warps),
     "products/thin.cu": _of("thin", ALL, log_product.THIN_ROWS),

@@ -40,9 +40,9 @@ SPOILT = {
         "logmatmulexp_gradients",
     ),
     "products/factors.cu": ("shifts[line]) :", "shifts[line] + T(1)) :", "logmatmulexp"),
-    "products/logmatmulexp.cu": ("if (resumed) sum += kept;", "", "logmatmulexp"),
+    "products/logmatmulexp.cu": ("resumed ? kept +", "resumed ?", "logmatmulexp"),
     "products/maxima.cu": ("rint(top)", "rint(top) - T(200)", "logmatmulexp"),
-    "products/maxplus.cu": ("first_term + found", "found", "maxplus_matmul"),
+    "products/maxplus.cu": ("first_term + number", "number", "maxplus_matmul"),
     "products/maxplus_gradients.cu": ("+ k * left_view.step", "", "maxplus_gradients"),
     "products/posterior_sums.cu": ("+ line0 + line]", "+ line]", "logmatmulexp_gradients"),
     "products/posterior_weights.cu": (
@@ -51,6 +51,7 @@ SPOILT = {
         "logmatmulexp_gradients",
     ),
     "products/rounded.cu": ("x[i]);", "x[i] + x[i]);", "logmatmulexp_gradients"),
+    "products/settle.cu": ("          value);", "          value + T(1));", "logmatmulexp"),
     "products/small.cu": ("= provable_from<T>(terms)", "= T(0)", "logmatmulexp"),
     "products/small_gradients.cu": (
         "x.at[e] *= of_left",

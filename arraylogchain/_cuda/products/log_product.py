@@ -2,10 +2,13 @@
 
 Large products are computed panel by panel, as workspace allows: maxima.cu and factors.cu prepare
 exponentials of both operands, logmatmulexp.cu multiplies and proves, exact.cu computes what is not
-proved. Products with few rows or columns, and small ones, are computed in one launch each.
+proved. Where it multiplies parts of the terms only, settle.cu adds these up and proves. Products
+with few rows or columns, and small ones, are computed in one launch each.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -13,8 +16,8 @@ from arraylogchain._context import Array, Context
 from arraylogchain._cuda.launch import MAX_GRID, ceil_div
 from arraylogchain._cuda.products import small
 from arraylogchain._cuda.products.operands import Product, make_product
-from arraylogchain._cuda.products.panels import TiledProduct
-from arraylogchain._cuda.products.tiles import PRODUCT_TILES, tile_shapes
+from arraylogchain._cuda.products.panels import THREADS, TiledProduct
+from arraylogchain._cuda.products.tiles import PRODUCT_TILES, SHORT, tile_shapes
 from arraylogchain._fold import Fold
 
 # As `PRODUCT_TILES`, for tensor cores, where these are faster: docs/numerics.md proves both dtypes
@@ -60,7 +63,7 @@ def multiply(
     if min(product.left.lines, product.right.lines) <= max(THIN_ROWS):
         _run_thin(product)
     else:
-        _run_tiled(TiledProduct(product, budget, tiles))
+        _run_tiled(TiledProduct(product, budget, tiles, shares_terms=True))
     return out
 
 
@@ -88,22 +91,38 @@ def _run_thin(product: Product) -> None:
 def _run_tiled(tiled: TiledProduct) -> None:
     product, tile = tiled.product, tiled.tile
     flags = tiled.new_flags()
+    sides = np.int32(tile.rows), np.int32(tile.columns)
     for panel in tiled:
         for first, terms in tiled.chunks(panel):
             tiled.run_tiles(
                 "logmatmulexp",
                 panel,
                 terms,
-                np.int64(product.terms),
+                # Rounded up: sums are added up in parts of SHORT.
+                np.int32(ceil_div(ceil_div(terms, tiled.parts), SHORT) * SHORT),
                 panel,
                 *tiled.shifts,
                 tiled.partial,
                 np.int32(first > 0),
-                np.int32(first + terms == product.terms),
                 product.out,
                 product.view,
                 np.int32(product.adjoin),
                 flags,
+                parts=tiled.parts,
             )
-        sides = np.int32(tile.rows), np.int32(tile.columns)
+        if tiled.partial is not None:
+            product.launch(
+                f"settle<{product.c_type}>",
+                ceil_div(math.prod(int(panel[n]) for n in ("batches", "rows", "columns")), THREADS),
+                THREADS,
+                tiled.partial,
+                np.int32(tiled.parts),
+                np.int64(product.terms),
+                panel,
+                *tiled.shifts,
+                product.out,
+                product.view,
+                flags,
+                *sides,
+            )
         tiled.run_exact("exact", panel, product.out, product.view, flags, *sides)

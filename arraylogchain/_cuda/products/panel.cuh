@@ -13,6 +13,11 @@ struct Panel {
     int batches, rows, columns;
 };
 
+__device__ __forceinline__ unsigned number_of_tiles(const Panel& panel, int BM, int BN) {
+    return unsigned(panel.batches) * (unsigned(panel.rows + BM - 1) / BM) *
+           (unsigned(panel.columns + BN - 1) / BN);
+}
+
 // The tile of one block. Neighbouring blocks share rows and columns: what they read stays in L2.
 struct TilePlace {
     int batch, tile_row, tile_column;  // within the panel

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._context import Array
-from arraylogchain._cuda.launch import ceil_div, pack
-from arraylogchain._cuda.products.operands import PANEL, PART, Product
+from arraylogchain._cuda.dtypes import C_TYPES
+from arraylogchain._cuda.launch import ceil_div, pack, pack_axes
+from arraylogchain._cuda.products.operands import PANEL, PART, VIEW, Product
 from arraylogchain._cuda.products.tiles import TileShape, choose_tile, tiles_of
 
 # Parts of an operand are cut to multiples of this: of every tile's sides.
@@ -23,6 +24,9 @@ _MAXIMA_WARPS = 16
 _FACTORS_SIDE = 32
 EXACT_SIDE = 64
 THREADS = 256  # of the kernels that have no tile
+# Terms that are worth a block's while, where they are shared out because lines are few: about what
+# another launch costs.
+_TERMS_EACH = {"maxima": 512, "sums": 256}
 # A loop over single entries keeps any device busy with this many blocks; longer ones take turns.
 _MAX_BLOCKS = 1 << 16
 
@@ -58,6 +62,8 @@ class Panels:
         The most that a panel has.
     terms : int
         The most that are prepared at a time.
+    room : int
+        Bytes that are left.
     """
 
     def __init__(self, product: Product, workspace: int, entry_bytes: int) -> None:
@@ -80,6 +86,7 @@ class Panels:
             lines = pitch_of(self.rows) + pitch_of(self.columns)
             room = budget - kept * self.rows * pitch_of(self.columns)
             self.terms = max(_FACTORS_SIDE, min(self.terms, room // (item * lines) - 4))
+        self.room = budget - self.batches * self._bytes(item, entry_bytes)
 
     def _bytes(self, item: int, entry_bytes: int) -> int:
         """Return what one batch entry of a panel takes; a shift counts as four terms."""
@@ -124,6 +131,8 @@ class TiledProduct:
     entry_bytes : int
         Bytes for each entry of a panel of which the caller makes arrays. If there are any, these
         have the panel's sums where the terms are cut, and there is no `partial`.
+    shares_terms : bool
+        Whether several blocks may have a tile, each with a part of the terms.
 
     Attributes
     ----------
@@ -132,8 +141,11 @@ class TiledProduct:
         Of the panel's rows, and of its columns; None unless `shifted`.
     factors : tuple of array
         Of the left and the right operand, [batches, terms, pitch].
+    parts : int
+        That the terms of a launch are shared out in.
     partial : array or None
-        Sums over some of the terms, where a panel's are not prepared all at once.
+        Sums over some of the terms, [parts, batches, rows, columns], where a panel's are not
+        prepared all at once or are shared out.
     """
 
     def __init__(
@@ -144,6 +156,7 @@ class TiledProduct:
         *,
         shifted: bool = True,
         entry_bytes: int = 0,
+        shares_terms: bool = False,
     ) -> None:
         self.product, self.shifted, self.device = product, shifted, product.ctx.kernels
         self.panels = panels = Panels(product, workspace, entry_bytes)
@@ -154,9 +167,20 @@ class TiledProduct:
         if shifted:
             self.shifts = tuple(self.new_array(n) for n in lines)
         self.factors = tuple(self.new_array(panels.terms, pitch_of(n)) for n in lines)
-        self.partial = None
-        if panels.terms < product.terms and not entry_bytes:
-            self.partial = self.new_array(*lines)
+        self.parts, self.partial = 1, None
+        if shares_terms:
+            blocks = panels.batches * self.tile.blocks(*lines)
+            room = panels.room // (
+                panels.batches * math.prod(lines) * product.ctx.precision.itemsize
+            )
+            self.parts = max(1, min(self._parts_of("sums", panels.terms, blocks), room))
+        if (panels.terms < product.terms or self.parts > 1) and not entry_bytes:
+            self.partial = self.new_array(self.parts, *lines)
+
+    def _parts_of(self, what: str, terms: int, blocks: int) -> int:
+        """Return in how many parts terms keep all multiprocessors busy: two blocks for each."""
+        wanted = 2 * self.device.multiprocessors // blocks
+        return max(1, min(wanted, terms // _TERMS_EACH[what]))
 
     def new_array(self, *shape: int) -> Array:
         """Return memory for so many numbers for each batch entry of a panel."""
@@ -165,9 +189,8 @@ class TiledProduct:
 
     def new_flags(self) -> Array:
         """Return memory for a flag for each tile of a panel."""
-        panels, tile = self.panels, self.tile
-        of_entry = ceil_div(panels.rows, tile.rows) * ceil_div(panels.columns, tile.columns)
-        return self.device.empty((panels.batches * of_entry,), "uint8")
+        tiles = self.panels.batches * self.tile.blocks(self.panels.rows, self.panels.columns)
+        return self.device.empty((tiles,), "uint8")
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """Yield the panels, with the shifts of their rows and columns computed."""
@@ -183,18 +206,44 @@ class TiledProduct:
             yield first, terms
 
     def _compute_maxima(self, panel: np.ndarray) -> None:
-        product = self.product
-        parts, arguments = _parts(panel), []
-        for operand, part, shifts in zip(product.sides, parts, self.shifts, strict=True):
-            lines = 32
-            if operand.terms_adjoin:
-                few = int(part["batches"] * part["lines"]) < 2 * self.device.multiprocessors
-                lines = 1 if few else _MAXIMA_WARPS
-            part["blocks"] = int(part["batches"]) * ceil_div(int(part["lines"]), lines)
-            arguments += [*operand.arguments, part, shifts, np.int32(lines)]
-        arguments.append(np.int64(product.terms))
+        product, parts = self.product, _parts(panel)
+        few = 2 * self.device.multiprocessors
+        lines, blocks = [], []
+        for operand, part in zip(product.sides, parts, strict=True):
+            is_few = int(part["batches"] * part["lines"]) < few
+            lines.append((1 if is_few else _MAXIMA_WARPS) if operand.terms_adjoin else 32)
+            blocks.append(int(part["batches"]) * ceil_div(int(part["lines"]), lines[-1]))
+        count = min(self._parts_of("maxima", product.terms, min(blocks)), self.panels.terms)
+        for part, of_part in zip(parts, blocks, strict=True):
+            part["blocks"] = count * of_part
+        # The factors come later.
+        found = self.factors if count > 1 else self.shifts
+        of_sides = zip(product.sides, parts, found, map(np.int32, lines), strict=True)
+        arguments = [x for side, *others in of_sides for x in (*side.arguments, *others)]
+        self._run_maxima(
+            product.c_type, parts, arguments, product.terms, ceil_div(product.terms, count)
+        )
+        if count > 1:
+            self._join_maxima(parts, count)
+
+    def _join_maxima(self, parts: Sequence[np.ndarray], count: int) -> None:
+        """Take the maxima of the maxima of parts of the terms, which lie where the factors will."""
+        arguments: list[Any] = []
+        for part, found, shifts in zip(parts, self.factors, self.shifts, strict=True):
+            lines = int(part["batches"] * part["lines"])
+            view = pack(VIEW, lines=pack_axes((lines,), (1,)), step=lines, count=lines)
+            part["first_batch"] = part["first_line"] = 0
+            part["batches"], part["lines"], part["blocks"] = 1, lines, ceil_div(lines, 32)
+            arguments += [found, view, part, shifts, np.int32(32)]
+        c_type = C_TYPES[self.product.ctx.precision.name]
+        self._run_maxima(c_type, parts, arguments, count, count)
+
+    def _run_maxima(
+        self, c_type: str, parts: Sequence[np.ndarray], arguments: list[Any], *terms: int
+    ) -> None:
         blocks = sum(int(part["blocks"]) for part in parts)
-        product.launch(f"maxima<{product.c_type}>", blocks, _MAXIMA_WARPS * 32, *arguments)
+        numbers = map(np.int64, terms)
+        self.product.launch(f"maxima<{c_type}>", blocks, _MAXIMA_WARPS * 32, *arguments, *numbers)
 
     def compute_factors(self, panel: np.ndarray, first: int, terms: int) -> None:
         """Compute the factors of some terms of a panel whose shifts are known."""
@@ -216,9 +265,15 @@ class TiledProduct:
         return [(x, np.int64(pitch_of(n))) for x, n in zip(self.factors, lines, strict=True)]
 
     def run_tiles(
-        self, kernel: str, panel: np.ndarray, terms: int, *arguments: Any, keeps_totals: bool = True
+        self,
+        kernel: str,
+        panel: np.ndarray,
+        terms: int,
+        *arguments: Any,
+        parts: int = 1,
+        keeps_totals: bool = True,
     ) -> None:
-        """Launch a kernel that has a block for each tile, on the factors at hand.
+        """Launch a kernel that has a block for each tile and part, on the factors at hand.
 
         It may keep totals in shared memory.
         """
@@ -226,7 +281,7 @@ class TiledProduct:
         left, right = self.factors_of(panel)
         product.launch(
             f"{kernel}<{product.c_type}, {tile}>",
-            tiles_of(panel, tile.rows, tile.columns),
+            parts * tiles_of(panel, tile.rows, tile.columns),
             tile.threads,
             *left,
             *right,

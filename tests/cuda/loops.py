@@ -193,7 +193,7 @@ def _run_product(
     a, b = np.zeros((rows, terms), dtype), np.zeros((terms, columns), dtype)
     ctx, layout, workspace = context(device, dtype), fold(a.shape, b.shape), 1 << 24
     if kernel == "logmatmulexp":
-        log_product.multiply(ctx, layout, a, b, workspace, tensor_cores)
+        log_product.multiply(ctx, layout, a, b, workspace, tensor_cores=tensor_cores)
     elif kernel == "maxplus":
         maxplus.maxplus_matmul(ctx, layout, a, b, workspace)
     else:
@@ -248,6 +248,7 @@ def _many(kernel: str, batch: int, size: int, arrays: int) -> Loop:
 _PLAIN, _TENSOR = PRODUCT_TILES, log_product.TENSOR_TILES
 LOOPS = (
     _cube("logmatmulexp", _PLAIN["float32"][0], "FFMA"),
+    _cube("logmatmulexp", _PLAIN["float32"][1], "FFMA", n=1024),
     _cube("logmatmulexp", _TENSOR["float32"][0], "HMMA"),
     _cube("logmatmulexp", _PLAIN["float64"][0], "DFMA"),
     _cube("logmatmulexp", _TENSOR["float64"][0], "DMMA"),

@@ -179,7 +179,7 @@ class TiledProduct:
 
     def _parts_of(self, what: str, terms: int, blocks: int) -> int:
         """Return in how many parts terms keep all multiprocessors busy: two blocks for each."""
-        wanted = 2 * self.device.multiprocessors // blocks
+        wanted: int = 2 * self.device.multiprocessors // blocks
         return max(1, min(wanted, terms // _TERMS_EACH[what]))
 
     def new_array(self, *shape: int) -> Array:

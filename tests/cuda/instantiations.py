@@ -81,7 +81,7 @@ _KERNELS = {
     "products/maxplus.cu": _tiled("maxplus", maxplus.TILES),
     "products/maxplus_gradients.cu": _of("maxplus_gradients", ALL),
     "products/posterior_sums.cu": _posterior_sums(),
-    "products/posterior_weights.cu": _tiled("posterior_weights", gradients.TILES),
+    "products/posterior_weights.cu": _of("posterior_weights", ALL),
     "products/rounded.cu": _of("rounded", ["__half", "__nv_bfloat16"]),
     "products/settle.cu": _of("settle", ALL),
     "products/small.cu": _small("small", small.warps),

@@ -253,7 +253,6 @@ LOOPS = (
     _cube("logmatmulexp", _PLAIN["float64"][0], "DFMA"),
     _cube("logmatmulexp", _TENSOR["float64"][0], "DMMA"),
     _cube("maxplus", maxplus.TILES["float32"][0], "FADD"),
-    _cube("posterior_weights", gradients.TILES["float32"][0], "FFMA"),
     _cube("posterior_sums", gradients.TILES["float32"][0], "FFMA", ", true", "columns"),
     _cube("posterior_sums", gradients.TILES["float32"][0], "FFMA", ", false", "rows"),
     _many("small", 100_000, 16, 3),

@@ -8,16 +8,14 @@ with few rows or columns, and small ones, are computed in one launch each.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from arraylogchain._context import Array, Context
 from arraylogchain._cuda.launch import MAX_GRID, ceil_div
 from arraylogchain._cuda.products import small
 from arraylogchain._cuda.products.operands import Product, make_product
-from arraylogchain._cuda.products.panels import THREADS, TiledProduct
-from arraylogchain._cuda.products.tiles import PRODUCT_TILES, SHORT, tile_shapes
+from arraylogchain._cuda.products.panels import TiledProduct
+from arraylogchain._cuda.products.tiles import PRODUCT_TILES, tile_shapes
 from arraylogchain._fold import Fold
 
 # As `PRODUCT_TILES`, for tensor cores, where these are faster: docs/numerics.md proves both dtypes
@@ -89,40 +87,10 @@ def _run_thin(product: Product) -> None:
 
 
 def _run_tiled(tiled: TiledProduct) -> None:
-    product, tile = tiled.product, tiled.tile
-    flags = tiled.new_flags()
-    sides = np.int32(tile.rows), np.int32(tile.columns)
+    out = tiled.product.out, tiled.product.view
     for panel in tiled:
         for first, terms in tiled.chunks(panel):
-            tiled.run_tiles(
-                "logmatmulexp",
-                panel,
-                terms,
-                # Rounded up: sums are added up in parts of SHORT.
-                np.int32(ceil_div(ceil_div(terms, tiled.parts), SHORT) * SHORT),
-                panel,
-                *tiled.shifts,
-                tiled.partial,
-                np.int32(first > 0),
-                product.out,
-                product.view,
-                np.int32(product.adjoin),
-                flags,
-                parts=tiled.parts,
-            )
+            tiled.run_sums(panel, first, terms)
         if tiled.partial is not None:
-            product.launch(
-                f"settle<{product.c_type}>",
-                ceil_div(math.prod(int(panel[n]) for n in ("batches", "rows", "columns")), THREADS),
-                THREADS,
-                tiled.partial,
-                np.int32(tiled.parts),
-                np.int64(product.terms),
-                panel,
-                *tiled.shifts,
-                product.out,
-                product.view,
-                flags,
-                *sides,
-            )
-        tiled.run_exact("exact", panel, product.out, product.view, flags, *sides)
+            tiled.run_entries("settle", panel, *out)
+        tiled.run_exact("exact", panel, *out, *tiled.flags)

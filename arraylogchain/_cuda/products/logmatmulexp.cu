@@ -17,8 +17,9 @@ struct LogTile<T, BM, BN, BK, TM, TN, true> : TensorProduct<T, BM, BN, BK, TM, T
 // tile, see tile_product.cuh. TensorCores: whether they multiply, see tensor_product.cuh.
 //
 // left [batches, terms, left_pitch], right [batches, terms, right_pitch]: factors of the panel.
-// partial [parts, batches, rows, columns] or null: where a block leaves sums over terms_each of the
-// terms, added to those of launches before (`resumed`), for settle.cu; else these are all terms.
+// partial [parts, batches, rows, pitch] or null: where a block leaves sums over terms_each of the
+// terms, added to those of launches before (`resumed`), for settle.cu or posterior_weights.cu; else
+// these are all terms.
 // Grid: the tiles of the first part, then those of the next.
 // flags: a byte for each tile.
 // adjoin: whether columns of the result adjoin, and its other strides are multiples of 4.
@@ -63,14 +64,15 @@ logmatmulexp(const ComputeOf<In>* left, long long left_pitch, const ComputeOf<In
 
     if (partial) {
         const long long lines = ((long long)part * panel.batches + place.batch) * panel.rows + row0;
-        partial += lines * panel.columns + column0;
+        const long long pitch = pitch_of(panel);
+        partial += lines * pitch + column0;
         #pragma unroll
         for (int i = 0; i < TM; ++i) {
             #pragma unroll
             for (int j = 0; j < TN; ++j) {
                 const int row = tile.row(i), column = tile.column(j);
                 if (row >= rows || column >= columns) continue;
-                T& kept = partial[(long long)row * panel.columns + column];
+                T& kept = partial[row * pitch + column];
                 kept = resumed ? kept + tile.sums[i][j] : tile.sums[i][j];
             }
         }

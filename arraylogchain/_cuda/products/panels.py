@@ -12,7 +12,7 @@ from arraylogchain._context import Array
 from arraylogchain._cuda.dtypes import C_TYPES
 from arraylogchain._cuda.launch import ceil_div, pack, pack_axes
 from arraylogchain._cuda.products.operands import PANEL, PART, VIEW, Product
-from arraylogchain._cuda.products.tiles import TileShape, choose_tile, tiles_of
+from arraylogchain._cuda.products.tiles import SHORT, TileShape, choose_tile, tiles_of
 
 # Parts of an operand are cut to multiples of this: of every tile's sides.
 _LINES = 128
@@ -129,8 +129,8 @@ class TiledProduct:
     shifted : bool
         Whether factors are exponentials of shifted entries, or the entries as they are.
     entry_bytes : int
-        Bytes for each entry of a panel of which the caller makes arrays. If there are any, these
-        have the panel's sums where the terms are cut, and there is no `partial`.
+        Bytes for each entry of a panel of which the caller makes arrays; `partial` is then always
+        there, and its first part counts among them.
     shares_terms : bool
         Whether several blocks may have a tile, each with a part of the terms.
 
@@ -144,8 +144,10 @@ class TiledProduct:
     parts : int
         That the terms of a launch are shared out in.
     partial : array or None
-        Sums over some of the terms, [parts, batches, rows, columns], where a panel's are not
+        Sums over some of the terms, [parts, batches, rows, pitch], where a panel's are not
         prepared all at once or are shared out.
+    flags : tuple
+        A byte for each tile of a panel, and the sides of a tile; if the terms may be shared out.
     """
 
     def __init__(
@@ -167,15 +169,16 @@ class TiledProduct:
         if shifted:
             self.shifts = tuple(self.new_array(n) for n in lines)
         self.factors = tuple(self.new_array(panels.terms, pitch_of(n)) for n in lines)
+        blocks = panels.batches * self.tile.blocks(*lines)
         self.parts, self.partial = 1, None
         if shares_terms:
-            blocks = panels.batches * self.tile.blocks(*lines)
-            room = panels.room // (
-                panels.batches * math.prod(lines) * product.ctx.precision.itemsize
-            )
+            sides = np.int32(self.tile.rows), np.int32(self.tile.columns)
+            self.flags = self.device.empty((blocks,), "uint8"), *sides
+            each = panels.batches * panels.rows * pitch_of(panels.columns)
+            room = panels.room // (each * product.ctx.precision.itemsize)
             self.parts = max(1, min(self._parts_of("sums", panels.terms, blocks), room))
-        if (panels.terms < product.terms or self.parts > 1) and not entry_bytes:
-            self.partial = self.new_array(self.parts, *lines)
+        if panels.terms < product.terms or self.parts > 1 or entry_bytes:
+            self.partial = self.new_array(self.parts, panels.rows, pitch_of(panels.columns))
 
     def _parts_of(self, what: str, terms: int, blocks: int) -> int:
         """Return in how many parts terms keep all multiprocessors busy: two blocks for each."""
@@ -186,11 +189,6 @@ class TiledProduct:
         """Return memory for so many numbers for each batch entry of a panel."""
         count = self.panels.batches * math.prod(shape)
         return self.device.empty((count,), self.product.ctx.precision.name)
-
-    def new_flags(self) -> Array:
-        """Return memory for a flag for each tile of a panel."""
-        tiles = self.panels.batches * self.tile.blocks(self.panels.rows, self.panels.columns)
-        return self.device.empty((tiles,), "uint8")
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """Yield the panels, with the shifts of their rows and columns computed."""
@@ -288,6 +286,41 @@ class TiledProduct:
             np.int32(terms),
             *arguments,
             shared_memory=tile.totals(product.ctx.precision.name, terms) if keeps_totals else 0,
+        )
+
+    def run_sums(self, panel: np.ndarray, first: int, terms: int) -> None:
+        """Multiply the factors at hand: into `partial`, or if there is none, to the end."""
+        self.run_tiles(
+            "logmatmulexp",
+            panel,
+            terms,
+            # Rounded up: a block adds up SHORT terms at a time.
+            np.int32(ceil_div(ceil_div(terms, self.parts), SHORT) * SHORT),
+            panel,
+            *self.shifts,
+            self.partial,
+            np.int32(first > 0),
+            self.product.out,
+            self.product.view,
+            np.int32(self.product.adjoin),
+            self.flags[0],
+            parts=self.parts,
+        )
+
+    def run_entries(self, kernel: str, panel: np.ndarray, *arguments: Any) -> None:
+        """Launch a kernel that takes `partial`, a thread for each entry."""
+        batches, rows, columns = (int(panel[name]) for name in ("batches", "rows", "columns"))
+        self.product.launch(
+            f"{kernel}<{self.product.c_type}>",
+            ceil_div(batches * rows * pitch_of(columns), THREADS),
+            THREADS,
+            self.partial,
+            np.int32(self.parts),
+            np.int64(self.product.terms),
+            panel,
+            *self.shifts,
+            *arguments,
+            *self.flags,
         )
 
     def run_exact(self, kernel: str, panel: np.ndarray, *arguments: Any) -> None:

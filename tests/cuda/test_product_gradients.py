@@ -41,6 +41,17 @@ def test_any_order_of_threads(device: CpuDevice) -> None:
     assert kernels(device) == ["maxima", "factors", *expected]
 
 
+def test_terms_are_shared_out_where_tiles_are_few() -> None:
+    """Proved weights beside others, from sums that several blocks have parts of."""
+    device = CpuDevice(seed=3)
+    a, b = normal(40, 1100), normal(1100, 50, seed=1)
+    a[::4, 1:] -= 110
+    b[:-1, ::3] -= 110
+    check_gradients(device, "float32", a, b, workspace=1 << 24)
+    [launch] = [x for x in device.launches if x.kernel.startswith("logmatmulexp<")]
+    assert launch.grid == 4  # a tile in four parts
+
+
 @pytest.mark.parametrize(
     "shape", [(33, 1, 1), (1, 70, 1), (5, 1, 64), (65, 33, 63), (129, 17, 257), (20, 140, 150)]
 )

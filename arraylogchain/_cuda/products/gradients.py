@@ -26,7 +26,8 @@ from arraylogchain._cuda.products.operands import (
     operands,
     product_view,
 )
-from arraylogchain._cuda.products.panels import THREADS, TiledProduct, blocks_for, pitch_of
+from arraylogchain._cuda.products.panels import THREADS, blocks_for, pitch_of
+from arraylogchain._cuda.products.tiled import TiledProduct
 from arraylogchain._cuda.products.tiles import PRODUCT_TILES, choose_tile
 from arraylogchain._fold import Fold
 
@@ -103,7 +104,7 @@ class TiledPosterior:
         precision = product.ctx.precision
         self.tiles = TILES[precision.name]
         self.tiled = TiledProduct(
-            product, workspace, self.tiles, entry_bytes=3 * precision.itemsize, shares_terms=True
+            product, workspace, self.tiles, entry_bytes=3 * precision.itemsize
         )
         panels = self.tiled.panels
         # Arrays [batches, rows, pitch] of the panel at hand: weights that are proved, cotangents

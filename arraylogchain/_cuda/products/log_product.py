@@ -14,7 +14,7 @@ from arraylogchain._context import Array, Context
 from arraylogchain._cuda.launch import MAX_GRID, ceil_div
 from arraylogchain._cuda.products import small
 from arraylogchain._cuda.products.operands import Product, make_product
-from arraylogchain._cuda.products.panels import TiledProduct
+from arraylogchain._cuda.products.tiled import TiledProduct
 from arraylogchain._cuda.products.tiles import PRODUCT_TILES, tile_shapes
 from arraylogchain._fold import Fold
 
@@ -61,7 +61,7 @@ def multiply(
     if min(product.left.lines, product.right.lines) <= max(THIN_ROWS):
         _run_thin(product)
     else:
-        _run_tiled(TiledProduct(product, budget, tiles, shares_terms=True))
+        _run_tiled(TiledProduct(product, budget, tiles))
     return out
 
 

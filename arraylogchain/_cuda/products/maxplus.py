@@ -8,7 +8,8 @@ import numpy as np
 
 from arraylogchain._context import Array, Context
 from arraylogchain._cuda.products.operands import make_product, product_view
-from arraylogchain._cuda.products.panels import THREADS, TiledProduct, blocks_for
+from arraylogchain._cuda.products.panels import THREADS, blocks_for
+from arraylogchain._cuda.products.tiled import TiledProduct
 from arraylogchain._cuda.products.tiles import tile_shapes
 from arraylogchain._fold import Fold, Shape
 

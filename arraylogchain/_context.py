@@ -278,7 +278,7 @@ def library_name(xp: Any) -> str:
 
 
 def shape_of(x: Array) -> tuple[int, ...]:
-    return tuple(int(n) for n in x.shape)
+    return x.shape if type(x) is np.ndarray else tuple(int(n) for n in x.shape)
 
 
 def is_transposed(x: Array) -> bool:

@@ -19,7 +19,7 @@ from arraylogchain._fold import Fold
 from arraylogchain._inputs.chain import Chain, GuessesFailedError
 from arraylogchain.plan import KINDS, Choice, choose, sizes_of
 
-# Whether compiled loops may be picked; tests of the array implementation switch them off.
+# Whether compiled loops may be selected; tests of the array implementation switch them off.
 COMPILED: bool = True
 
 PRODUCTS = {

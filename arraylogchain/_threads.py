@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextvars
 import math
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -97,7 +98,11 @@ def check_workers(workers: int | None) -> int | None:
 
 def using(workers: int | None) -> AbstractContextManager[None]:
     """Let no more threads than these work within, this one included; None changes nothing."""
-    return _AS_IT_IS if workers is None else _using(workers)
+    torch = sys.modules.get("torch")
+    # What is traced is computed later.
+    if workers is None or (torch is not None and torch.compiler.is_compiling()):
+        return _AS_IT_IS
+    return _using(workers)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -113,8 +114,9 @@ class LogChain:
     8.0
     """
 
-    def __new__(cls, log_potentials: Array = None, **options: Any) -> LogChain:
+    def __new__(cls, log_potentials: Array = None, *others: Any, **options: Any) -> LogChain:
         """Make a chain of Dask arrays where there is one."""
+        arguments.check_call(others, options)
         if is_lazy(log_potentials, *options.values()):
             from arraylogchain._dask.chain import LazyChain
 
@@ -556,6 +558,10 @@ class LogChain:
     def __repr__(self) -> str:
         shapes = {name: shape_of(x) for name, x in self.arrays.items()}
         return f"LogChain({summary(self.arrays, shapes, self.lengths, self.plan())})"
+
+
+# What help and the reference show is what `__init__` takes, not what `__new__` does.
+LogChain.__signature__ = inspect.signature(partial(LogChain.__init__, None))  # type: ignore
 
 
 def _differentiable() -> ModuleType:

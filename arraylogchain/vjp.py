@@ -398,8 +398,8 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     With respect to log potentials the gradients are posterior probabilities, with respect to log
     transitions expected counts. With respect to linear transitions they are
     ``alpha * (emission * beta) / Z``, which is finite where a transition is 0. Through a row whose
-    value is infinite they are 0. Derivatives by zeros of linear weights that no path could use can
-    be beyond the range of the dtype: they are then large numbers.
+    value is infinite they are 0. Derivatives with respect to zeros of linear weights that no path
+    could use can be beyond the range of the dtype: they are then large numbers.
 
     Examples
     --------

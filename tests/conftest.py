@@ -226,6 +226,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     Tests of chains run on compiled loops and on the array implementation: those that ask for
     `backend` have one more, "numpy-array"; the others run a second time, as exhaustive tests.
+    array-api-strict is slow: where a dtype is asked for, its device without float64 stands for it,
+    and the other is for exhaustive tests.
     """
     backends = CUDA_BACKENDS if metafunc.definition.path.parent.name == "gpu" else BACKENDS
     is_chain = metafunc.definition.get_closest_marker("chains") is not None
@@ -254,7 +256,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     (name,) = asked
     rows = [
-        pytest.param(backend, way, dtype, id=f"{label}-{dtype}")
+        pytest.param(
+            backend,
+            way,
+            dtype,
+            id=f"{label}-{dtype}",
+            marks=[pytest.mark.exhaustive] if backend == "strict" else [],
+        )
         for backend, way, label in runs
         for dtype in kinds[name]
         if dtype in backends[backend][2]

@@ -167,7 +167,7 @@ SHAPES = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=["full", "ragged"])
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=list(SHAPES))
-@pytest.mark.parametrize("sd", [1, 30, 1000])
+@pytest.mark.parametrize("sd", [pytest.param(1, marks=pytest.mark.exhaustive), 30, 1000])
 def test_against_references(backend, dtype, form, lengths, shapes, sd):
     x, transitions, final = shapes
     rng = np.random.default_rng(3)

@@ -55,6 +55,15 @@ class DaskBackend(Backend):
         return out
 
 
+def thinned(cases, chunks):
+    """Return each case in each way of chunks; only one way of each is no exhaustive test."""
+    return [
+        pytest.param(case, way, marks=[] if i % len(chunks) == j else [pytest.mark.exhaustive])
+        for i, case in enumerate(cases)
+        for j, way in enumerate(chunks)
+    ]
+
+
 PRODUCT_CHUNKS = [(9, 9, 9), (1, 2, 9), (2, 9, 3), (1, 1, 1)]
 PRODUCT_SHAPES = [
     ((6, 5), (5, 7)),
@@ -67,10 +76,9 @@ PRODUCT_SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("chunks", PRODUCT_CHUNKS)
-@pytest.mark.parametrize("shapes", PRODUCT_SHAPES)
+@pytest.mark.parametrize(("shapes", "chunks"), thinned(PRODUCT_SHAPES, PRODUCT_CHUNKS))
 @pytest.mark.parametrize("sd", [1, 1000])
-def test_products(chunks, shapes, sd):
+def test_products(shapes, chunks, sd):
     rng = np.random.default_rng(0)
     a, b = (rng.normal(0, sd, shape) for shape in shapes)
     a[rng.random(a.shape) < 0.2] = -np.inf
@@ -127,8 +135,7 @@ def test_einsum(equation, shapes, chunks):
 CHAIN_CHUNKS = [(1, 9, 9), (2, 9, 2), (2, 3, 9), (9, 1, 9), (1, 5, 1)]
 
 
-@pytest.mark.parametrize("chunks", CHAIN_CHUNKS)
-@pytest.mark.parametrize("shapes", CHAIN_SHAPES)
+@pytest.mark.parametrize(("shapes", "chunks"), thinned(CHAIN_SHAPES, CHAIN_CHUNKS))
 def test_chains(shapes, chunks):
     """Batches and time in chunks: values, messages, posteriors and gradients."""
     rng = np.random.default_rng(0)
@@ -143,9 +150,9 @@ def test_chains(shapes, chunks):
     check_vjp_chain(backend, "float64", 9 * x, transitions=transitions, initial=initial)
 
 
-@pytest.mark.parametrize("sd", [1, 50])
+@pytest.mark.parametrize("sd", [pytest.param(1, marks=pytest.mark.exhaustive), 50])
 @pytest.mark.parametrize("per_step", [False, True])
-@pytest.mark.parametrize("chunk", [200, 70])
+@pytest.mark.parametrize("chunk", [pytest.param(200, marks=pytest.mark.exhaustive), 70])
 def test_long_chains(sd, per_step, chunk):
     rng = np.random.default_rng(0)
     x = rng.normal(0, sd, (2, 1000, 3))

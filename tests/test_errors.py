@@ -1,11 +1,13 @@
 """Every error names the argument, what it is, and what would do."""
 
+import inspect
 import types
 
 import numpy as np
 import pytest
 
 import arraylogchain as alc
+from arraylogchain._inputs.arguments import OPTIONS
 from tests.checks import mentions
 from tests.conftest import make_backend
 
@@ -303,3 +305,33 @@ def test_libraries_that_cannot_be_computed_with(function):
     }.get(function, ("a", [Lazy(3, 3), Lazy(3, 3)], {}))
     with pytest.raises(TypeError, match=mentions(name, "Lazy", "not supported", "np.asarray")):
         getattr(alc, function)(*operands, **options)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "error", "words"),
+    [
+        (lambda x, P: alc.LogChain(x, P), TypeError, ["position", "transitions="]),
+        (lambda x, P: alc.LogChain(x, transition=P), TypeError, ["transition", "log_transitions"]),
+        (lambda x, P: alc.LogChain(x, transitions=P, device="cuda"), TypeError, ["device", "has"]),
+        (lambda x, P: alc.LogChain(x.T, transitions=P), ValueError, ["transitions", "[5, 5]"]),
+        (lambda x, P: alc.LogChain(x, transitions=np.log(P)), ValueError, ["log_transitions"]),
+        (
+            lambda x, P: alc.LogChain(x, transitions=P, lengths=[2, 3]),
+            ValueError,
+            ["lengths", "()"],
+        ),
+        (
+            lambda x, P: alc.LogChain(x.reshape(5, 1, 3), transitions=P, lengths=[2, 3]),
+            ValueError,
+            ["lengths", (2,), (5,), "T = 1"],
+        ),
+    ],
+)
+def test_mistakes_of_newcomers(mistake, error, words):
+    with pytest.raises(error, match=mentions(*words)):
+        mistake(ones(5, 3), ones(3, 3) / 3)
+
+
+def test_the_signature_names_all_arguments():
+    """Also what `__new__` compares names with."""
+    assert tuple(inspect.signature(alc.LogChain).parameters) == ("log_potentials", *OPTIONS)

@@ -1,9 +1,11 @@
 """README's snippets run in the order shown, and its table of methods is that of the package."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 import arraylogchain as alc
 from arraylogchain import _dispatch
@@ -94,3 +96,16 @@ def test_gradients_are_those_of_the_table(name):
 def test_version_is_cited():
     citation = (ROOT / "CITATION.cff").read_text("utf-8")
     assert f"version: {alc.__version__}\n" in citation
+
+
+def test_workflow_runs_every_python_that_is_named():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text("utf-8"))
+    jobs = workflow["jobs"]
+    assert {"run": ".ci/run"} in jobs["everything"]["steps"]
+    matrix = jobs["numpy"]["strategy"]["matrix"]
+    found = {*matrix["python"], *(row["python"] for row in matrix["include"])}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    prefix = "Programming Language :: Python :: "
+    named = {text.removeprefix(prefix) for text in project["classifiers"] if prefix in text}
+    assert found == named - {"3"}
+    assert f">={min(found, key=lambda version: int(version[2:]))}" == project["requires-python"]

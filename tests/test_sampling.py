@@ -138,9 +138,10 @@ def test_pairs_of_long_chains(np_backend, dtype, kind):
     assert_possible(case, states)
 
 
-def test_single_long_path_is_a_markov_chain(backend, dtype):
+@pytest.mark.parametrize("T", [2000, pytest.param(20_000, marks=pytest.mark.exhaustive)])
+def test_single_long_path_is_a_markov_chain(backend, dtype, T):
     """Normalised transitions and no potentials: the prior. Every step is a draw of its own."""
-    T, K = 20_000, 3
+    K = 3
     P = np.array([[0.9, 0.1, 0.0], [0.05, 0.9, 0.05], [0.2, 0.3, 0.5]])
     case = Case(backend, dtype, np.zeros((T, K)), transitions=P[None], initial=np.eye(K)[1])
     (path,) = draw(case, 1)

@@ -120,7 +120,9 @@ def test_chains_that_never_forget(guesses, np_backend, dtype, kind):
 
 
 @pytest.mark.parametrize("value", [-INF, INF, NAN])
-@pytest.mark.parametrize("at", [0, 100, T - 40, T - 1])
+@pytest.mark.parametrize(
+    "at", [0, T - 40, *(pytest.param(i, marks=pytest.mark.exhaustive) for i in (100, T - 1))]
+)
 def test_special_values(guesses, np_backend, dtype, value, at):
     """A closed state is guessed right; +inf and NaN are not, wherever they are."""
     x = normal(T, K)
@@ -237,7 +239,9 @@ def test_a_wrong_guess_backward_does_not_hold(guesses, monkeypatch, np_backend, 
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("workspace", [1 << 20, 1 << 22])
+@pytest.mark.parametrize(
+    "workspace", [pytest.param(1 << 20, marks=pytest.mark.exhaustive), 1 << 22]
+)
 def test_segments_keep_to_the_workspace(monkeypatch, workspace, shared):
     monkeypatch.setattr(_dispatch, "COMPILED", False)
     x, transitions = normal(20_000, 8), uniform(1 if shared else 19_999, 8, 8)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
+from arraylogchain import _chain_calls
 from tests.checks import mentions
 
 # torch 2.13 warns of its own code when forward mode is first used.
@@ -114,6 +115,22 @@ def test_counts_beside_gradients_that_overflow(torch, kind, weight):
         given["transitions"].fill_(weight)
     counts = alc.LogChain(**given).expected_transitions()
     torch.testing.assert_close(counts, torch.full_like(counts, T - 1))
+
+
+@in_logs
+def test_posterior_takes_one_pass(torch, monkeypatch, logs):
+    """Counts come from the pass that has the marginals, where gradients are of moderate size."""
+    passes = []
+    compute = _chain_calls.value_and_pullback
+    monkeypatch.setattr(
+        _chain_calls, "value_and_pullback", lambda *args: passes.append(1) or compute(*args)
+    )
+    given = arguments(torch, SHAPES["one matrix"], logs)
+    found = alc.LogChain(**given).posterior()
+    assert len(passes) == 1
+    plain = alc.LogChain(**{name: x.detach() for name, x in given.items()}).posterior()
+    for x, expected in zip(found, plain, strict=True):
+        torch.testing.assert_close(x.detach(), expected)
 
 
 @pytest.mark.parametrize("name", ["one chain", "one matrix", "rows share potentials"])

@@ -11,7 +11,7 @@ from arraylogchain._array.chains.posterior import TilePosterior
 from tests import error_model, gradient_reference
 from tests.checks import CHAIN_SHAPES, mentions
 from tests.conftest import make_backend
-from tests.gradient_checks import COTANGENTS, check_vjp_chain
+from tests.gradient_checks import COTANGENTS, check_posterior, check_vjp_chain
 from tests.test_chain import FORMS, given_as, normal, uniform
 from tests.test_posterior import linear
 from tests.test_properties import DTYPES, WORKSPACES, chains
@@ -208,6 +208,16 @@ def test_nan_stays_in_its_row(backend, dtype, form):
         np.testing.assert_allclose(
             ours[[0, 2]], exact[[0, 2]], rtol=1e3 * eps(dtype), atol=1e3 * eps(dtype)
         )
+
+
+@pytest.mark.parametrize("sd", [1, 60, 1000])
+def test_what_tiles_share_is_added_up(monkeypatch, dtype, sd):
+    """Potentials and initial weights of all rows, each of which is a tile of its own."""
+    monkeypatch.setattr(_dispatch, "COMPILED", False)
+    options = given_as("linear", uniform(3, 5, 64, 64), uniform(64))
+    backend, x = make_backend("numpy"), normal(6, 64, sd=sd)
+    check_vjp_chain(backend, dtype, x, **options, workspace=1 << 20)
+    check_posterior(backend, dtype, x, **options, workspace=1 << 20)
 
 
 def test_half_precisions(backend, half):

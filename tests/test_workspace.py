@@ -161,9 +161,12 @@ def test_chains(case, method, workspace):
 
 @pytest.mark.chains
 @pytest.mark.parametrize("operation", ["log_partition", "marginals", "entropy", "viterbi"])
-@pytest.mark.parametrize("K", [110, 140, 180])
-def test_chains_where_loops_begin_not_to_fit(K, operation):
-    chain = alc.LogChain(normal(2000, K), log_transitions=normal(1, K, K), workspace=SMALLEST)
+@pytest.mark.parametrize(
+    ("T", "K"),
+    [(700, 140), *(pytest.param(2000, K, marks=pytest.mark.exhaustive) for K in (110, 140, 180))],
+)
+def test_chains_where_loops_begin_not_to_fit(T, K, operation):
+    chain = alc.LogChain(normal(T, K), log_transitions=normal(1, K, K), workspace=SMALLEST)
     getattr(chain, operation)()  # where Numba is installed, loops are compiled now
 
     def call():
@@ -246,6 +249,7 @@ def test_merged_axes_with_many_terms(product, shapes):
     assert peak - size <= SMALLEST
 
 
+@pytest.mark.exhaustive
 @pytest.mark.chains
 def test_kept_states_of_one_tile_at_a_time():
     """Two tiles, each of which keeps all of its states for the backward pass."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import textwrap
 import time
@@ -14,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from arraylogchain._cli.environment import open_device
+from arraylogchain._cli.environment import Device, open_device
 from arraylogchain._text import duration
 from arraylogchain.chain import LogChain
 
 # Up to this many results are printed one by one.
 _FEW = 8
-_LINEAR = ("transitions", "initial", "final")
+_OPTION = re.compile(r"\b(?:(?:log_)?(?:transitions|initial|final)|lengths)\b")
 
 
 class FileProblemError(Exception):
@@ -45,16 +46,8 @@ def solve(paths: Mapping[str, Path], operation: str, output: Path | None, device
     if output is not None:
         output = _resolve_output(output)
     arrays = {name: _read(path) for name, path in paths.items()}
-    for name in _LINEAR:
-        if name in arrays:
-            _refuse_negative(name, paths[name], arrays[name])
     start = time.perf_counter()
-    try:
-        lengths = arrays.pop("lengths", None)
-        put = {name: device.put(array) for name, array in arrays.items()}
-        chain = LogChain(**put, lengths=lengths)
-    except (TypeError, ValueError) as error:
-        raise FileProblemError(str(error)) from error
+    chain = _make_chain(arrays, device)
     found = getattr(chain, operation)()
     result = device.get(found.states if operation == "viterbi" else found)
     seconds = time.perf_counter() - start
@@ -79,15 +72,20 @@ def _read(path: Path) -> NDArray[Any]:
     except (ValueError, TypeError, EOFError, SyntaxError, tokenize.TokenError) as error:
         # All of these come out of NumPy's parser, some with the whole header in the message.
         reason = textwrap.shorten(str(error), 120, placeholder=" ...")
-        raise FileProblemError(f"{path} is not a .npy file of numbers: {reason}") from error
-
-
-def _refuse_negative(name: str, path: Path, array: NDArray[Any]) -> None:
-    if array.dtype.kind == "f" and array.size and array.min() < 0:
         raise FileProblemError(
-            f"{path} has negative entries, but {name} are weights; "
-            f"logarithms of weights go to --log-{name}"
-        )
+            f"{path} is not a .npy file of numbers, as np.save makes: {reason}"
+        ) from error
+
+
+def _make_chain(arrays: Mapping[str, Any], device: Device) -> LogChain:
+    """Return the chain of arrays on a device; errors name the options that the arrays came by."""
+    try:
+        # On the host, where values can be checked.
+        LogChain(**arrays)
+    except (TypeError, ValueError) as error:
+        message = _OPTION.sub(lambda name: "--" + name[0].replace("_", "-"), str(error))
+        raise FileProblemError(message) from error
+    return LogChain(**{name: device.put(x) for name, x in arrays.items()})
 
 
 def _resolve_output(path: Path) -> Path:

@@ -32,12 +32,13 @@ from arraylogchain._inputs.chain import Chain
 Case = Callable[[Callable[..., Any], Context], list[Array]]
 
 # Rows, terms and columns, and workspace: products for each of the kernels for small ones, for thin
-# ones, and of tiles, those for few rows and the largest among them; the last in parts of its terms.
+# ones, and of tiles, those for few rows and the largest among them; the first of these in parts of
+# its terms by several blocks, the last by several launches.
 _PRODUCTS = (
     *(((n - 1, n, n - 3), 1 << 22) for n in (8, 16, 32)),
     *(((rows, 70, 45), 1 << 22) for rows in (1, 2, 3)),
     ((60, 37, 61), 1 << 22),
-    ((20, 70, 140), 1 << 22),
+    ((15, 1100, 120), 1 << 22),
     ((250, 120, 250), 1 << 24),
     ((40, 200, 50), 30_000),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +13,18 @@ TRANSITIONS = ("transitions", "log_transitions")
 INITIAL = ("initial", "log_initial")
 FINAL = ("final", "log_final")
 ENDS = (*INITIAL, *FINAL)
+OPTIONS = (*TRANSITIONS, *ENDS, "lengths", "workspace", "workers")
+
+
+def check_call(others: tuple[Any, ...], names: Iterable[str]) -> None:
+    """Raise where `LogChain` gets more than log potentials by position, or unknown names."""
+    if others:
+        raise TypeError(
+            "LogChain takes only log_potentials by position; name the others, such as transitions="
+        )
+    for name in names:
+        if name not in OPTIONS:
+            raise TypeError(f"LogChain has no argument {name}; it has {', '.join(OPTIONS)}")
 
 
 def check_given(options: Mapping[str, Any]) -> dict[str, Any]:

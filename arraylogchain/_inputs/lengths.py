@@ -33,7 +33,8 @@ def check_lengths(
             fits = False
         if not fits:
             raise ValueError(
-                f"lengths has shape {found.shape}; it must broadcast to the batch axes {batch}"
+                f"lengths has shape {found.shape}; it must broadcast to the batch axes {batch}: "
+                f"an integer from 1 to T = {num_steps} for each chain"
             )
     if found.size and not (found.min() >= 1 and found.max() <= num_steps):
         raise ValueError(

@@ -18,6 +18,7 @@ FLAGS = (
     "-std=c++17",
     "-fPIC",
     "-w",
+    "-fno-threadsafe-statics",  # there is one thread
     "-fno-strict-aliasing",  # kernels read memory through other types
     "-ffp-contract=off",  # kernels say where they fuse
     "-fvisibility=hidden",
@@ -26,12 +27,22 @@ FLAGS = (
 )
 # Its run-time library must be there before Python is: test_memory_errors.py starts such processes.
 SANITIZED = "ALC_SHIM_SANITIZED"
-SANITIZER_FLAGS = ("-fsanitize=address", "-fsanitize-sections=alc_shared", "-O1", "-g")
+SANITIZER_FLAGS = ("-fsanitize=address", "-O1", "-g")
+# Calls of shim/wavefronts.h at every access to memory, in the place of the thread sanitizer's.
+WAVEFRONT_FLAGS = (
+    "-DSHIM_WAVEFRONTS",
+    "-fsanitize=thread",
+    "-fno-tree-sra",  # what is copied at once stays one access, as on a device
+    "--param=tsan-instrument-func-entry-exit=0",
+    "-g1",
+    *("-nodefaultlibs", "-lstdc++", "-lm", "-lgcc_s", "-lc"),
+)
 
 _DYNAMIC_SHARED = re.compile(
     r"extern\s+__shared__\s+(?:(?:__align__|alignas)\s*\([^)]*\)\s*)?"
     r"(?P<type>\w[\w\s:]*?)\s+(?P<name>\w+)\s*\[\s*\]\s*;"
 )
+_STATIC_SHARED = re.compile(r"__shared__\s+(?:__align__\(\d+\)\s+)?(?P<variables>[^;]*);")
 _LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\s*\(")
 
 
@@ -88,11 +99,12 @@ def _includes(command: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _for_the_shim(text: str) -> str:
-    """Rewrite what macros cannot: the two things that CUDA says in places of its own."""
+    """Rewrite what macros cannot: the three things that CUDA says in places of its own."""
     text = _DYNAMIC_SHARED.sub(
-        r"\g<type>* const \g<name> = reinterpret_cast<\g<type>*>(shim::dynamic_shared_memory);",
+        r"\g<type>* const \g<name> = reinterpret_cast<\g<type>*>(shim::dynamic_shared.begin);",
         text,
     )
+    text = _STATIC_SHARED.sub(lambda found: _shared_variables(found["variables"]), text)
     pieces, done = [], 0
     for found in _LAUNCH_BOUNDS.finditer(text):
         bounds_end = _closing(text, found.end())
@@ -103,6 +115,21 @@ def _for_the_shim(text: str) -> str:
         pieces += [text[done:body], f" shim::launch_bounds({bounds});"]
         done = body
     return "".join([*pieces, text[done:]])
+
+
+def _shared_variables(declared: str) -> str:
+    """Return C++ for variables in static shared memory: "T a[2][N], b" without what is before."""
+    first, *others = re.split(r",(?![^<]*>)", declared)
+    found = re.fullmatch(r"(.*\W)(\w+\s*(?:\[.*\])?)", first.strip(), re.DOTALL)
+    if found is None:
+        raise KernelError(f"not understood: __shared__ {declared}")
+    kind, variables = found[1], [found[2], *(x.strip() for x in others)]
+    return " ".join(
+        f"typedef {kind} shim_{variable}; "
+        f"static shim_{name}& {name} = shim::shared_variable<shim_{name}>();"
+        for variable in variables
+        for name in [variable.partition("[")[0].strip()]
+    )
 
 
 def _closing(text: str, start: int) -> int:

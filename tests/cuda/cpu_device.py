@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import math
+import subprocess
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from arraylogchain._cuda import modules
 from arraylogchain._cuda.launch import Kernel, Launch, is_struct
-from tests.cuda.cpu_compiler import KernelError, compile_for_cpu
+from tests.cuda.cpu_compiler import WAVEFRONT_FLAGS, KernelError, compile_for_cpu
 from tests.cuda.instantiations import INSTANTIATIONS
+
+
+class Access(NamedTuple):
+    """What a line of a kernel's source does in shared memory."""
+
+    kernel: str
+    place: str  # file:line
+    is_store: bool
 
 
 class CpuDevice:
@@ -32,11 +42,16 @@ class CpuDevice:
         with it: for kernels that compute in float32 alone.
     folder : Path
         Where the sources are.
+    counts_wavefronts : bool
+        Whether `wavefronts` is filled in. Kernels then take several times as long.
 
     Attributes
     ----------
     launches : list of Launch
         What has been run.
+    wavefronts : dict
+        By `Access`: instructions of a warp, wavefronts of shared memory, and how many of these
+        are conflicts of banks. See shim/wavefronts.h.
     multiprocessors, shared_memory, architecture : int
         Those of some device; tests may set others before they make launches.
     """
@@ -54,9 +69,11 @@ class CpuDevice:
         *,
         flush_to_zero: bool = False,
         folder: Path = modules.FOLDER,
+        counts_wavefronts: bool = False,
     ) -> None:
         self.seed = seed
-        self.options = tuple(options)
+        self.options = (*options, *(WAVEFRONT_FLAGS if counts_wavefronts else ()))
+        self.wavefronts: dict[Access, np.ndarray] = defaultdict(lambda: np.zeros(3, np.int64))
         self.flush_to_zero = flush_to_zero
         self.folder = folder
         self.launches: list[Launch] = []
@@ -118,6 +135,15 @@ class CpuDevice:
         self.launched.add(Kernel(launch.source, launch.kernel))
         if library.shim_launch(header, pointers, len(packed), sizes):
             raise KernelError(f"{launch.kernel}: {library.shim_failure().decode()}")
+        if WAVEFRONT_FLAGS[0] in self.options:
+            self._count(launch.kernel, library)
+
+    def _count(self, kernel: str, library: ctypes.PyDLL) -> None:
+        table = np.zeros((4096, 5), np.int64)
+        table = table[: library.shim_wavefronts(table.ctypes.data_as(ctypes.c_void_p))]
+        places = _places(library._name, tuple(map(hex, table[:, 0].tolist())))
+        for place, (_, is_store, *counts) in zip(places, table.tolist(), strict=True):
+            self.wavefronts[Access(kernel, place, bool(is_store))] += counts
 
 
 def _pack(argument: Any) -> np.ndarray:
@@ -140,6 +166,15 @@ def _library(source: str, kernel: str, options: tuple[str, ...], folder: Path) -
     library = ctypes.PyDLL(str(compile_for_cpu(source, kernel, options, folder)))
     library.shim_failure.restype = ctypes.c_char_p
     return library
+
+
+@cache
+def _places(library: str, addresses: tuple[str, ...]) -> list[str]:
+    """Return the lines of the source that addresses in a library are of."""
+    command = ("addr2line", "-e", library, *addresses)
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    # "/path/products/thin.cu:12 (discriminator 3)"
+    return [line.partition(" ")[0] for line in found.splitlines()]
 
 
 def bfloat16(x: np.ndarray) -> np.ndarray:

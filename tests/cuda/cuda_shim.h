@@ -4,14 +4,14 @@
 // all threads reach, collectives that not all lanes of the mask join, and what is read before it
 // was written to shared memory, which begins as NaN. Compiled with AddressSanitizer it finds
 // accesses out of bounds, in shared memory as well. It models the error of approximate
-// instructions, and on request that subnormal numbers are flushed to zero.
+// instructions, and on request that subnormal numbers are flushed to zero, and counts the
+// wavefronts and bank conflicts of shared memory.
 //
-// It does not show weakly ordered memory, blocks that run at the same time, bank conflicts, time,
-// or where NVRTC would merge a multiplication and an addition. It takes some C++ that NVRTC would
+// It does not show weakly ordered memory, blocks that run at the same time, time, or where NVRTC
+// would merge a multiplication and an addition. It takes some C++ that NVRTC would
 // not; test_compile.py sees to that.
 //
-// cpu_device.py puts this before a kernel's source, and the source into a nameless namespace:
-// AddressSanitizer does not watch variables that several files may share, as templates' would be.
+// cpu_compiler.py puts this before a kernel's source, and the source into a nameless namespace.
 #pragma once
 #include <cfloat>
 #include <climits>
@@ -41,8 +41,7 @@
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
-// One block runs at a time. Dynamic shared memory is declared by cpu_device.py.
-#define __shared__ static __attribute__((section("alc_shared")))
+// cpu_compiler.py rewrites __shared__: one block runs at a time, and its variables are static.
 
 #define threadIdx (shim::current->position)
 #define blockIdx (shim::block_position)

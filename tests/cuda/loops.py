@@ -1,5 +1,6 @@
-"""What the hot loops of kernels consist of, from the disassembly, and the times that predicts.
+"""What the hot loops of kernels consist of, and the times that predicts.
 
+Instructions are counted in the disassembly, wavefronts of shared memory in a run on the CPU.
 ``python -m tests.cuda.loops`` writes docs/hot_loops.md. It needs NVIDIA's disassembler (the package
 nvidia-cuda-nvdisasm) and no device.
 """
@@ -12,15 +13,23 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import numpy as np
+
+from arraylogchain._cuda import chains
 from arraylogchain._cuda.chains.geometry import Geometry, choose
 from arraylogchain._cuda.products import gradients, log_product, maxplus
 from arraylogchain._cuda.products.tiles import PRODUCT_TILES, SHORT, TileShape
+from arraylogchain._fold import fold
 from arraylogchain._text import duration
 from tests.cuda import nvrtc
+from tests.cuda.chain_checks import make
+from tests.cuda.cpu_device import CpuDevice
+from tests.cuda.product_checks import context
 
 RECORD = Path(__file__).with_name("loops.json")
 PAGE = Path(__file__).parents[2] / "docs" / "hot_loops.md"
@@ -35,10 +44,14 @@ SCHEDULERS, WARPS, REGISTERS, SHARED = 4, 64, 65536, 227 << 10
 # Opcodes by what executes them.
 UNITS = {
     "FFMA": ("FFMA",),
-    "DFMA": ("DFMA",),
+    "DFMA": ("DFMA", "DADD", "DMUL", "DSETP"),
     "HMMA": ("HMMA",),
     "DMMA": ("DMMA",),
-    "FADD": ("FADD", "FMUL", "DADD", "DMUL", "FMNMX", "FSETP", "FSEL", "DSETP"),
+    "FADD": ("FADD", "FMUL"),
+    "ALU": (
+        *("FMNMX", "FSETP", "FSEL", "FSET", "ISETP", "SEL", "IMNMX", "VIMNMX", "IADD3", "IADD"),
+        *("VIADD", "LEA", "LOP3", "PLOP3", "SHF", "PRMT", "IABS", "SGXT", "BMSK"),
+    ),
     "MUFU": ("MUFU",),
     "LDS": ("LDS", "LDSM"),
     "LDG": ("LDG", "LD", "LDGSTS"),
@@ -47,7 +60,7 @@ UNITS = {
 # Cycles that a scheduler's own unit is busy with one instruction of a warp, where it is not one.
 # For tensor cores that is of one product of 16 x 8 x 8: of TF32 at 60 % of their peak, which is
 # said to be what this way of calling them reaches, of float64 at their peak.
-CYCLES = {"DFMA": 2.0, "MUFU": 8.0, "HMMA": 6.5, "DMMA": 32.0}
+CYCLES = {"DFMA": 2.0, "ALU": 2.0, "MUFU": 8.0, "HMMA": 6.5, "DMMA": 32.0}
 
 
 @dataclass(frozen=True)
@@ -69,6 +82,10 @@ class Loop:
         Of the case.
     passes : float
         How often a warp goes through the loop, all warps of the case together.
+    run : callable
+        Runs a small case on a device, of two lengths of the loop: 1 or 2.
+    run_passes : float
+        How many more passes the longer one has.
     bytes : float
         That the case reads and writes.
     seldom : float
@@ -83,6 +100,8 @@ class Loop:
     shared_memory: int
     blocks: int
     passes: float
+    run: Callable[[CpuDevice, int], object]
+    run_passes: float
     bytes: float = 0
     seldom: float = 1.0
 
@@ -94,6 +113,19 @@ class Loop:
             return by_unit(all_opcodes(text))
         return body.counts(self.seldom)
 
+    def wavefronts(self) -> float:
+        """Return the wavefronts of shared memory of a pass, counted on the CPU."""
+        counts = []
+        for length in (1, 2):
+            device = CpuDevice(counts_wavefronts=True)
+            device.multiprocessors = 1
+            self.run(device, length)
+            of_kernel = [
+                n for access, n in device.wavefronts.items() if access.kernel == self.kernel
+            ]
+            counts.append(sum(n[1] for n in of_kernel))
+        return float(counts[1] - counts[0]) / self.run_passes
+
     def blocks_at_once(self, usage: nvrtc.Usage) -> int:
         """Return how many blocks a multiprocessor holds."""
         shared = usage.shared_memory + self.shared_memory
@@ -103,15 +135,22 @@ class Loop:
         by_shared = SHARED // (-(-(shared + 1024) // 1024) * 1024)
         return min(WARPS // warps, REGISTERS // registers, by_shared)
 
-    def seconds(self, counts: Counter[str]) -> float:
-        """Return the time of the case if nothing but issue, units and bandwidth limits it."""
-        cycles = max(sum(counts.values()), *(n * counts[unit] for unit, n in CYCLES.items()))
+    def seconds(self, counts: Counter[str], wavefronts: float) -> float:
+        """Return the time of the case if issue, units and bandwidths alone limit it."""
+        issued = max(sum(counts.values()), *(n * counts[unit] for unit, n in CYCLES.items()))
+        cycles = max(issued / SCHEDULERS, wavefronts)
         waves = -(-self.blocks // MULTIPROCESSORS)
-        per_block = self.passes / self.blocks
-        return max(waves * per_block * cycles / SCHEDULERS / CLOCK, self.bytes / BANDWIDTH)
+        return max(waves * self.passes / self.blocks * cycles / CLOCK, self.bytes / BANDWIDTH)
 
 
-def _cube(kernel: str, tile: TileShape, work: str, template: str = "", n: int = 4096) -> Loop:
+def _cube(
+    kernel: str,
+    tile: TileShape,
+    work: str,
+    template: str = "",
+    summed: str = "terms",
+    n: int = 4096,
+) -> Loop:
     """Return the loop of a product of n x n x n, which takes a tile's terms in a pass."""
     blocks = (n // tile.rows) * (n // tile.columns)
     passes = blocks * (tile.threads // 32) * n / tile.terms
@@ -119,6 +158,12 @@ def _cube(kernel: str, tile: TileShape, work: str, template: str = "", n: int = 
     name = f"{kernel}<{number}, {tile}{template}>"
     # Sums are put by once in so many terms.
     seldom = tile.terms / SHORT if tile.totals("float32", n) and kernel != "maxplus" else 1.0
+
+    def run(device: CpuDevice, length: int) -> None:
+        lines = {"rows": tile.rows, "terms": 128, "columns": tile.columns}
+        lines[summed] = 128 * length
+        _run_product(device, kernel, number, tile.tensor_cores, **lines)
+
     return Loop(
         f"products/{kernel}.cu",
         name,
@@ -128,8 +173,32 @@ def _cube(kernel: str, tile: TileShape, work: str, template: str = "", n: int = 
         tile.totals("float64" if number == "double" else "float32", n),
         blocks,
         passes,
+        run,
+        128 / tile.terms * (tile.threads // 32),
         seldom=seldom,
     )
+
+
+def _run_product(
+    device: CpuDevice,
+    kernel: str,
+    number: str,
+    tensor_cores: bool,
+    rows: int,
+    terms: int,
+    columns: int,
+) -> None:
+    """Run a kernel that has a tile of a product; what it computes does not matter."""
+    dtype = "float64" if number == "double" else "float32"
+    a, b = np.zeros((rows, terms), dtype), np.zeros((terms, columns), dtype)
+    ctx, layout, workspace = context(device, dtype), fold(a.shape, b.shape), 1 << 24
+    if kernel == "logmatmulexp":
+        log_product.multiply(ctx, layout, a, b, workspace, tensor_cores=tensor_cores)
+    elif kernel == "maxplus":
+        maxplus.maxplus_matmul(ctx, layout, a, b, workspace)
+    else:
+        out = np.full((rows, columns), np.log(terms), dtype)
+        gradients.logmatmulexp_gradients(ctx, layout, a, b, out, out, workspace)
 
 
 def _chain(size: int, count: int, rows: int) -> Loop:
@@ -149,27 +218,43 @@ def _chain(size: int, count: int, rows: int) -> Loop:
         geometry.shared_memory(size, 4),
         blocks,
         blocks * (count - 1) * each,
+        partial(_run_chain, size, geometry.rows if split else 4),
+        4 * each,
         4.0 * rows * count * size,
     )
+
+
+def _run_chain(size: int, rows: int, device: CpuDevice, length: int) -> None:
+    weights = {"transitions": np.full((1, size, size), 1 / size, np.float32)}
+    case = make("float32", np.zeros((rows, 4 * length + 1, size)), **weights)
+    chains.log_partition(context(device, "float32"), case.chain, 1 << 24)
 
 
 def _many(kernel: str, batch: int, size: int, arrays: int) -> Loop:
     """Return the loop of many small products in float32, a warp for each of them."""
     name = f"{kernel}<float, {size}, 4>"
     case, moved = f"{batch} of {size}³", 4.0 * batch * arrays * size**2
-    return Loop(f"products/{kernel}.cu", name, "FFMA", case, 128, 0, batch // 4, batch, moved)
+
+    def run(device: CpuDevice, length: int) -> None:
+        a = np.zeros((4 * length, size, size), np.float32)
+        ctx, layout = context(device, "float32"), fold(a.shape, a.shape)
+        out = log_product.logmatmulexp(ctx, layout, a, a, 1 << 20)
+        gradients.logmatmulexp_gradients(ctx, layout, a, a, out, out, 1 << 20)
+
+    source = f"products/{kernel}.cu"
+    return Loop(source, name, "FFMA", case, 128, 0, batch // 4, batch, run, 4, moved)
 
 
 _PLAIN, _TENSOR = PRODUCT_TILES, log_product.TENSOR_TILES
 LOOPS = (
     _cube("logmatmulexp", _PLAIN["float32"][0], "FFMA"),
+    _cube("logmatmulexp", _PLAIN["float32"][1], "FFMA", n=1024),
     _cube("logmatmulexp", _TENSOR["float32"][0], "HMMA"),
     _cube("logmatmulexp", _PLAIN["float64"][0], "DFMA"),
     _cube("logmatmulexp", _TENSOR["float64"][0], "DMMA"),
     _cube("maxplus", maxplus.TILES["float32"][0], "FADD"),
-    _cube("posterior_weights", gradients.TILES["float32"][0], "FFMA"),
-    _cube("posterior_sums", gradients.TILES["float32"][0], "FFMA", ", true"),
-    _cube("posterior_sums", gradients.TILES["float32"][0], "FFMA", ", false"),
+    _cube("posterior_sums", gradients.TILES["float32"][0], "FFMA", ", true", "columns"),
+    _cube("posterior_sums", gradients.TILES["float32"][0], "FFMA", ", false", "rows"),
     _many("small", 100_000, 16, 3),
     _many("small_gradients", 100_000, 16, 5),
     _chain(200, 40, 500),
@@ -179,11 +264,15 @@ LOOPS = (
 NOTES = """\
 A scheduler starts one instruction of a warp a cycle, and there are four in each of the 132
 multiprocessors; the clock is taken as 1.755 GHz, the bandwidth as the 4.3 TB/s of a copy. Longer
-than a cycle take instructions of float64 (2), exponentials and the like (8), products of TF32 on
-tensor cores (6.5 for one of 16 x 8 x 8: 60 % of their peak, which is said to be what this way of
-calling them reaches) and of float64 (32). Blocks are taken in whole waves. What the loop of a
-product does once in 64 terms counts as an eighth. What comes before and after a loop is not in it:
-for small products, exponentials, logarithms and the proof, which are more than the loop."""
+than a cycle take instructions of float64, and integer arithmetic, logic, comparisons, selections,
+minima and maxima (ALU; 2), exponentials and the like (8), products of TF32 on tensor cores (6.5 for
+one of 16 x 8 x 8: 60 % of their peak, which is said to be what this way of calling them reaches)
+and of float64 (32). The shared memory of a multiprocessor serves a wavefront a cycle, for all four
+schedulers: 128 bytes, or twice that for lanes that read the same in pairs. Wavefronts are counted
+on the CPU, those of a whole product where it is small. Blocks are taken in whole waves. What the
+loop of a product does once in 64 terms counts as an eighth. What comes before and after a loop is
+not in it: for small products, exponentials, logarithms and the proof, which are more than the
+loop."""
 
 
 def disassembled(source: str, kernel: str) -> str:
@@ -278,7 +367,12 @@ def by_unit(opcodes: Iterable[str]) -> Counter[str]:
 def write() -> None:
     """Disassemble the kernels of `LOOPS`; write the record and the page."""
     found = {
-        loop.kernel: {"digest": digest(loop), "instructions": dict(loop.count())} for loop in LOOPS
+        loop.kernel: {
+            "digest": digest(loop),
+            "instructions": dict(loop.count()),
+            "wavefronts": loop.wavefronts(),
+        }
+        for loop in LOOPS
     }
     RECORD.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")
@@ -298,18 +392,20 @@ def page() -> str:
         "Instructions of one pass through the hot loop of a kernel, by what executes them, in code "
         f"for compute capability {ARCHITECTURE // 10}.{ARCHITECTURE % 10}; the blocks that a "
         "multiprocessor holds; and the time of a case on an H200 if nothing limits it but the "
-        "start of instructions, units that take longer for one, and the bytes that are read and "
-        "written. **Predicted, not measured.** Written by `python -m tests.cuda.loops`.",
+        "start of instructions, units that take longer for one, wavefronts of shared memory, and "
+        "the bytes that are read and written. **Predicted, not measured.** Written by "
+        "`python -m tests.cuda.loops`.",
         "",
-        f"| kernel | {' | '.join(UNITS)} | other | blocks | case | predicted |",
-        f"|---|{'--:|' * (len(UNITS) + 2)}---|--:|",
+        f"| kernel | {' | '.join(UNITS)} | other | wavefronts | blocks | case | predicted |",
+        f"|---|{'--:|' * (len(UNITS) + 3)}---|--:|",
     ]
     for loop in LOOPS:
         counts = Counter(record[loop.kernel]["instructions"])
         usage = nvrtc.record()[f"{loop.source}, {ARCHITECTURE}"]["usage"][loop.kernel]
         numbers = [str(counts[unit] or "") for unit in (*UNITS, "other")]
-        numbers.append(str(loop.blocks_at_once(nvrtc.Usage(**usage))))
-        time = duration(loop.seconds(counts))
+        wavefronts = record[loop.kernel]["wavefronts"]
+        numbers += [f"{wavefronts:.4g}", str(loop.blocks_at_once(nvrtc.Usage(**usage)))]
+        time = duration(loop.seconds(counts, wavefronts))
         lines.append(f"| `{loop.kernel}` | {' | '.join(numbers)} | {loop.case} | {time} |")
     return "\n".join([*lines, "", NOTES, ""])
 

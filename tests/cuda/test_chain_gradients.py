@@ -34,7 +34,7 @@ def cpu():
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("T", [1, 2, 3, 8])
+@pytest.mark.parametrize("T", [1, 2, pytest.param(3, marks=pytest.mark.exhaustive), 8])
 def test_every_order_of_threads(device, dtype, form, T):
     options = given_as(form, uniform(T - 1, 7, 7), uniform(7))
     check_gradients(device, dtype, normal(6, T, 7, sd=9), **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -53,14 +54,44 @@ def test_what_is_jumped_over_counts_as_often_as_it_is_executed() -> None:
 
 
 def test_what_limits_a_case() -> None:
-    loop = loops.Loop("", "", "FFMA", "", threads=256, shared_memory=0, blocks=264, passes=1e6)
-    counts = loops.by_unit(["FFMA"] * 100)
-    assert loop.seconds(counts) == pytest.approx(1e6 / 132 * 100 / 4 / loops.CLOCK)
-    counts = loops.by_unit(["FFMA"] * 100 + ["MUFU"] * 20)  # exponentials take longer than all else
-    assert loop.seconds(counts) == pytest.approx(1e6 / 132 * 160 / 4 / loops.CLOCK)
+    def seconds(opcodes: list[str], wavefronts: float = 0) -> float:
+        return loop.seconds(loops.by_unit(opcodes), wavefronts)
+
+    loop = loops.Loop("", "", "FFMA", "", 256, 0, 264, 1e6, lambda device, length: None, 1)
+    per_cycle = 1e6 / 132 / loops.CLOCK
+    assert seconds(["FFMA"] * 100) == pytest.approx(per_cycle * 100 / 4)
+    # Exponentials take longer than all else, then maxima, then shared memory.
+    assert seconds(["FFMA"] * 100 + ["MUFU"] * 20) == pytest.approx(per_cycle * 160 / 4)
+    assert seconds(["FADD", "FMNMX"] * 50 + ["SEL"] * 5) == pytest.approx(per_cycle * 110 / 4)
+    assert seconds(["FFMA"] * 100, 30) == pytest.approx(per_cycle * 30)
     assert loop.blocks_at_once(nvrtc.Usage(127, 16 << 10, 0, 0)) == 2  # by registers
     assert loop.blocks_at_once(nvrtc.Usage(32, 100 << 10, 0, 0)) == 2  # by shared memory
     assert loop.blocks_at_once(nvrtc.Usage(32, 0, 0, 0)) == 8  # by warps
+
+
+QUICK = ("logmatmulexp<float, 128, 128, 8, 8, 8>", "maxplus<float, 64, 64, 16, 4, 4>")
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize(
+    "loop",
+    [
+        pytest.param(x, id=x.kernel, marks=() if x.kernel in QUICK else pytest.mark.exhaustive)
+        for x in loops.LOOPS
+    ],
+)
+def test_wavefronts_are_those_of_the_record(loop: loops.Loop) -> None:
+    record = json.loads(loops.RECORD.read_text(encoding="utf-8"))
+    assert loop.wavefronts() == record[loop.kernel]["wavefronts"]
+
+
+def test_hot_loops_keep_to_their_limits() -> None:
+    """Of 4096 x 4096 x 4096: neither shared memory nor comparisons take what they once took."""
+    record = json.loads(loops.RECORD.read_text(encoding="utf-8"))
+    product, best = (record[kernel] for kernel in QUICK)
+    assert product["wavefronts"] / 8 <= 12  # of a warp, for a term; a multiplier takes 16 cycles
+    [loop] = [x for x in loops.LOOPS if x.kernel == QUICK[1]]
+    assert loop.seconds(Counter(best["instructions"]), best["wavefronts"]) <= 7e-3
 
 
 @needs_nvrtc

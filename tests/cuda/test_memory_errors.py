@@ -83,7 +83,7 @@ print("nothing found")
 # What is planted, the kernel's arguments, and what the sanitizer calls it.
 FAULTS = {
     "reads_beyond": ("x[:32].copy(), x", "heap-buffer-overflow"),
-    "writes_beyond_static_shared_memory": ("x", "global-buffer-overflow"),
+    "writes_beyond_static_shared_memory": ("x", "heap-buffer-overflow"),
     "writes_beyond_dynamic_shared_memory": ("x", "heap-buffer-overflow"),
     "writes_beyond_a_thread_s_array": ("x", "stack-buffer-overflow"),
 }

@@ -36,9 +36,20 @@ def test_any_order_of_threads(device: CpuDevice) -> None:
     a[::4, 1:] -= 110
     b[:-1, ::3] -= 110
     check_gradients(device, "float32", a, b)
-    expected = ["posterior_weights", "exact_posterior"]
+    expected = ["logmatmulexp", "posterior_weights", "exact_posterior"]
     expected += 2 * ["posterior_sums"] + 2 * ["exact_posterior_sums"]
     assert kernels(device) == ["maxima", "factors", *expected]
+
+
+def test_terms_are_shared_out_where_tiles_are_few() -> None:
+    """Proved weights beside others, from sums that several blocks have parts of."""
+    device = CpuDevice(seed=3)
+    a, b = normal(40, 1100), normal(1100, 50, seed=1)
+    a[::4, 1:] -= 110
+    b[:-1, ::3] -= 110
+    check_gradients(device, "float32", a, b, workspace=1 << 24)
+    [launch] = [x for x in device.launches if x.kernel.startswith("logmatmulexp<")]
+    assert launch.grid == 4  # a tile in four parts
 
 
 @pytest.mark.parametrize(
@@ -165,7 +176,7 @@ def test_batch_axes(a_shape: tuple[int, ...], b_shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(300, 40, 270), (40, 900, 50)])
-@pytest.mark.parametrize("sd", [1, 30])
+@pytest.mark.parametrize("sd", [pytest.param(1, marks=pytest.mark.exhaustive), 30])
 def test_workspace_is_kept(shape: tuple[int, int, int], sd: float) -> None:
     rows, terms, columns = shape
     device = Allocations()

@@ -134,6 +134,32 @@ def test_tiles_are_not_larger_than_what_they_cover() -> None:
     assert choose_tile(device, tiles, "float32", 1, 4096, 4096) == tiles[1]
 
 
+@pytest.mark.sanitized
+def test_terms_are_shared_out_where_tiles_are_few(device: CpuDevice) -> None:
+    """Proved entries beside others, +inf and NaN, in sums that several blocks have parts of."""
+    a, b = normal(20, 2300, sd=3), normal(2300, 70, seed=1)
+    a[::4, 1:] -= 110
+    b[:-1, ::3] -= 110
+    a[3], a[5, 7], b[9, 11] = -INF, NAN, INF
+    check_logmatmulexp(device, "float32", a, b, workspace=1 << 24)
+    joined = ["maxima", "maxima", "factors", "logmatmulexp", "settle", "exact"]
+    assert kernels(device) == joined
+    assert device.launches[3].grid == 8  # a tile in eight parts
+    check_logmatmulexp(WithoutExact(), "float32", a[1:3], b[:, 1:3] / 9, workspace=1 << 24)
+
+
+@pytest.mark.parametrize("shape", [(16, 4096, 4096), (60, 200_000, 50), (512, 4096, 512)])
+def test_few_tiles_keep_a_device_busy(shape: tuple[int, int, int]) -> None:
+    rows, terms, columns = shape
+    device = Recorder()
+    device.multiprocessors = 132
+    a, b = (np.broadcast_to(np.zeros((), "float32"), x) for x in ((rows, terms), (terms, columns)))
+    log_product.logmatmulexp(context(device, "float32"), fold(a.shape, b.shape), a, b, 1 << 28)
+    blocks = {x.kernel.partition("<")[0]: x.grid for x in device.launches[::-1]}
+    assert blocks["logmatmulexp"] >= 132
+    assert blocks["maxima"] >= 132
+
+
 @pytest.mark.parametrize("low", [-10, -60, -80, -110, -400, -1e4, -1e30])
 def test_crossed_maxima(low: float) -> None:
     a, b = np.array([[0.0, low]]), np.array([[low], [0.0]])
@@ -283,7 +309,7 @@ def test_many_small_products() -> None:
 
 
 @pytest.mark.parametrize("shape", [(300, 40, 270), (40, 900, 50), (130, 300, 140), (10, 40, 3000)])
-@pytest.mark.parametrize("sd", [1, 30])
+@pytest.mark.parametrize("sd", [pytest.param(1, marks=pytest.mark.exhaustive), 30])
 def test_workspace_is_kept(shape: tuple[int, int, int], sd: float) -> None:
     """Panels of rows and columns, and where few of these fit, sums over some terms at a time."""
     rows, terms, columns = shape

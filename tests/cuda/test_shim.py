@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,40 @@ def test_static_shared_memory_counts() -> None:
     assert (y == 2).all()
     with pytest.raises(KernelError, match="40960 bytes of static and 191489 of dynamic"):
         run_fault("much_static_shared_memory", y, shared=most + 1)
+
+
+# Numbers that a lane reads at once, which place it reads them from, and the wavefronts that takes.
+LOADS = [
+    (1, lambda lane: lane, 1),
+    (1, lambda lane: 0 * lane, 1),
+    (1, lambda lane: 2 * lane, 2),
+    (1, lambda lane: 32 * lane, 32),
+    (1, lambda lane: 33 * lane, 1),
+    (2, lambda lane: 2 * lane, 2),
+    (4, lambda lane: 4 * lane, 4),
+    (4, lambda lane: 4 * (lane % 8), 4),
+    (4, lambda lane: 4 * (lane // 2), 2),
+    (4, lambda lane: 4 * (lane // 4 * 2 + lane % 2), 2),
+    (4, lambda lane: 32 * lane, 32),
+]
+
+
+@pytest.mark.parametrize(("numbers", "place", "expected"), LOADS)
+def test_wavefronts_of_shared_memory(
+    numbers: int, place: Callable[[np.ndarray], np.ndarray], expected: int
+) -> None:
+    device = CpuDevice(1, folder=KERNELS, counts_wavefronts=True)
+    out = np.zeros(64, np.float32)
+    places = np.tile(place(np.arange(32)), 2).astype(np.int32)
+    device.run(Launch("features.cu", f"loads<{numbers}>", 1, 64, (places, out)))
+    assert np.isnan(out).all()  # nobody has written anything
+    [(access, found)] = device.wavefronts.items()
+    line = (KERNELS / "features.cu").read_text().splitlines()[int(access.place.split(":")[1]) - 1]
+    assert "reinterpret_cast<const Vector*>" in line
+    assert not access.is_store
+    instructions, wavefronts, conflicts = found // 2  # warps
+    assert (instructions, wavefronts) == (1, expected)
+    assert conflicts == max(0, expected - numbers if expected > 4 or numbers == 1 else 0)
 
 
 def test_fibers_of_the_c_library() -> None:

@@ -119,7 +119,7 @@ def test_half_precisions(backend, half, size, pattern):
     check_maxplus(backend, half, a, b)
 
 
-SOME = [(7, 5, 3), (32, 32, 32), (3, 200, 65), (65, 63, 127), (129, 130, 40)]
+SOME = [(7, 5, 3), (32, 32, 32), (3, 200, 65), (65, 63, 127), (129, 130, 40), (40, 1100, 50)]
 
 
 @pytest.mark.parametrize("size", SOME, ids=str)
@@ -270,7 +270,7 @@ def test_any_products(operands, dtype, name):
     check_maxplus(make_backend(name), dtype, *operands)
 
 
-# ----------------------------------------------------------------- against array operations on NumPy
+# ---------------------------------------------------------------- against array operations on NumPy
 
 
 @pytest.mark.parametrize("size", [(1024, 1024, 1024), (4, 3000, 2000), (3000, 17, 1500)], ids=str)

@@ -1,17 +1,16 @@
 """Chains in array operations: one sweep over time, on tiles of rows.
 
-`tiles` arranges what a sweep reads, `states` what it carries along. A stepper (`scaled`, `logs`)
-takes a state one step further and says which rows it did not prove; `sweep` hands those on to the
-next stepper, and keeps the history that passes from the last step to the first need. What comes of
-it is in `values`, `filtering`, `posterior` (with `accumulate`), `entropy`, `viterbi`, `sampling`.
+`tiles` arranges what a sweep reads, `states` what it carries along. Steppers (`scaled`, `logs`)
+take states one step further, and say which rows they did not prove; `sweep` takes a wider form for
+those, and keeps the history that passes from the last step to the first need. What comes of it is
+in `values`, `messages`, `posterior` (with `accumulate`), `entropy`, `viterbi`, `sampling`.
 """
 
 from arraylogchain._array.chains.entropy import entropy
-from arraylogchain._array.chains.filtering import filtered
 from arraylogchain._array.chains.log_weight import log_weight
 from arraylogchain._array.chains.messages import (
     backward_messages,
-    best_message,
+    filtered,
     forward_messages,
     last_message,
 )
@@ -23,7 +22,7 @@ from arraylogchain._array.chains.posterior import (
 )
 from arraylogchain._array.chains.sampling import sample
 from arraylogchain._array.chains.values import log_partition
-from arraylogchain._array.chains.viterbi import viterbi
+from arraylogchain._array.chains.viterbi import best_message, viterbi
 
 __all__ = [
     "backward_messages",

@@ -7,7 +7,7 @@ are summed, and nothing is expanded.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from arraylogchain._array.chains.tiles import Tile, arrange
@@ -38,6 +38,7 @@ class ChainSums:
     initial: Array | None = None
     final: Array | None = None
     as_counts: bool = False
+    _views: dict[str, Array] = field(init=False, default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -48,36 +49,51 @@ class ChainSums:
         """Whether sums over pairs are those of weights, not derivatives with respect to them."""
         return self.as_counts or self.chain.transitions_in_logs
 
-    def target_of_step(self, tile: Tile, time: int) -> Array | None:
-        """Return where the potentials' gradient of a step goes, [*shape or 1, ..., K]."""
-        if self.potentials is None:
-            return None
-        view = arrange(self.ctx.xp, self.chain, self.potentials, trailing=2)
-        return view[(*within(tile.box, view.shape), time, slice(None))]
+    def add_potentials(
+        self, tile: Tile, time: int, values: Array, scale: Array | None = None
+    ) -> None:
+        """Add to the potentials' gradient of a step.
 
-    def add_potentials(self, tile: Tile, time: int, values: Array, add: bool = True) -> None:
-        """Add to the potentials' gradient of a step, or write what is the first of it."""
-        target, x = self.target_of_step(tile, time), self.potentials
-        if target is not None and x is not None:
-            # What rows share comes from several tiles.
-            is_shared = math.prod(x.shape[:-2]) != self.chain.num_rows
-            add_rows(tile, target, values, add or is_shared)
+        With `scale` the values, which it multiplies, are the first of rows that share no place:
+        those are written. The memory of `values` may be written over.
+        """
+        ctx, xp, x = self.ctx, self.ctx.xp, self.potentials
+        assert x is not None
+        view = self._view("potentials")
+        target = view[(*within(tile.box, view.shape), time, slice(None))]
+        # What rows share comes from several tiles.
+        is_first = scale is not None and math.prod(x.shape[:-2]) == self.chain.num_rows
+        if is_first and tile.selected is None and target.dtype == values.dtype:
+            shape = tuple(target.shape)
+            scale = xp.reshape(scale, (*shape[:-1], 1))
+            ctx.apply(xp.multiply, xp.reshape(values, shape), scale, out=target)
+            return
+        if scale is not None:
+            ctx.apply(xp.multiply, values, scale, out=values)
+        add_rows(tile, target, values, add=not is_first)
 
     def add_end(self, name: str, tile: Tile, values: Array) -> None:
         """Add to the gradient of 'initial' or 'final'."""
-        view = arrange(self.ctx.xp, self.chain, getattr(self, name), trailing=1)
+        view = self._view(name)
         add_rows(tile, view[(*within(tile.box, view.shape), slice(None))], values)
 
-    def add_pairs(self, tile: Tile, number: int, j: slice, values: Array) -> None:
-        """Add [groups, K, len(j)] to the gradient of some columns of a matrix."""
-        view = arrange(self.ctx.xp, self.chain, self.transitions, trailing=3)
-        target = view[(*within(tile.box, view.shape), number, slice(None), j)]
+    def add_pairs(self, tile: Tile, number: int, place: Box, values: Array) -> None:
+        """Add values [groups, ...] to the gradient of some rows and columns of a matrix."""
+        view = self._view("transitions")
+        target = view[(*within(tile.box, view.shape), number, *place)]
         values = narrowed(self.ctx, values, target.dtype)
         if tile.select_axis:
             xp = self.ctx.xp
             target += xp.astype(xp.reshape(values, target.shape), target.dtype, copy=False)
         else:
             tile.place(target, values[:, None, ...], add=True)
+
+    def _view(self, name: str) -> Array:
+        """Return a view of a sum with its batch axes arranged as tiles have them."""
+        if name not in self._views:
+            x = getattr(self, name)
+            self._views[name] = arrange(self.ctx.xp, self.chain, x, _TRAILING[name])
+        return self._views[name]
 
     def results(self) -> dict[str, Array]:
         """Return the gradients by name, in the dtypes of the chain's arrays."""

@@ -2,91 +2,119 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import replace
 
-from arraylogchain._array.chains.matrices import Matrix
+from arraylogchain._array.chains.plans import Pieces
 from arraylogchain._array.chains.scaled import Options
-from arraylogchain._array.chains.states import State, held, power_to
+from arraylogchain._array.chains.states import State, power_to, scale_by_powers
 from arraylogchain._array.chains.tiles import Tile
 from arraylogchain._array.products import logmatmulexp
-from arraylogchain._context import Array, Context, shape_of, whole_maximum
+from arraylogchain._context import Array, Context, shape_of, whole_maximum, whole_part
 from arraylogchain._fold import chunks, fold
 
 
+class LogMatrix:
+    """Logs of weights, ``logs - power * log(2) + shift``, for matrices [groups, K, K].
+
+    Integers of [groups, 1, 1] are kept apart: exactly, which logs that are rounded would not be.
+    """
+
+    def __init__(self, ctx: Context, given: Array, in_logs: bool) -> None:
+        self.ctx, self.given, self.in_logs = ctx, given, in_logs
+        top = ctx.load(ctx.xp.max(given, axis=(-2, -1), keepdims=True), ctx.widest)
+        nothing = ctx.xp.zeros_like(top)
+        self.shift = whole_part(ctx, top, ctx.widest) if in_logs else nothing
+        self.power = nothing if in_logs else power_to(ctx, top, 0)
+
+    def columns(self, j: slice) -> Array:
+        """Return the logs of some columns, [groups, K, len(j)]."""
+        xp, ctx = self.ctx.xp, self.ctx
+        x = ctx.load(self.given[:, :, j], ctx.widest)
+        if self.in_logs:
+            return x - self.shift
+        # Zero has the logarithm -inf; a negative weight has none, and gives NaN.
+        own = power_to(ctx, x, 0)
+        logs = xp.log(scale_by_powers(ctx, x, own, ctx.widest)) + (self.power - own) * math.log(2.0)
+        return xp.where(x == 0, xp.full_like(x, -math.inf), logs)
+
+
 class LogStepper:
-    """Advances the states of a tile in log form; see `ScaledStepper`. All steps are proved."""
+    """Advances the states of a tile in log form, which needs no proof."""
 
     def __init__(self, tile: Tile, options: Options) -> None:
         self.tile, self.ctx, self.options = tile, tile.ctx, options
-        self.wide = in_widest(tile.ctx)
 
-    def admit(self, state: State) -> State:
-        return state.in_log_form(self.ctx)
-
-    def advance(
-        self, before: State | None, i: int, ignored: Array | None, out: Array | None
-    ) -> tuple[State, State, None]:
+    def advance(self, before: State | None, i: int) -> tuple[State, State | None]:
+        """Return the state after step i, and before its potentials if that is wanted."""
         ctx, tile, axis = self.ctx, self.tile, self.tile.select_axis
-        if before is None:
-            product = self._start()
-        else:
-            moved = slice(tile.count_moves(i))
-            product = self._multiplied(before.part(moved, axis), i) if moved.stop else before
-            product = held(ctx, product, before, axis)
-        x = ctx.load(tile.potentials_of(slice(i, i + 1))[:, :, 0, :], ctx.widest)
-        state = self._rescaled(product.part(slice(tile.count(i)), axis), x)
-        return held(ctx, state, product, axis), product, None
+        state = self._start() if before is None else before.copy(ctx)
+        moved, here = slice(tile.count_moves(i)), slice(tile.count(i))
+        if before is not None and moved.stop:
+            self._multiply(state.part(moved, axis), i)
+        product = state.copy(ctx) if self.options.keeps_products else None
+        if here.stop:
+            x = ctx.load(tile.potentials_of(slice(i, i + 1))[:, :, 0, :], ctx.widest)
+            # Their own shift first, so that large potentials do not swallow small differences.
+            shift = whole_maximum(ctx, x, -1, ctx.widest)
+            now = state.part(here, axis)
+            now.values[...] += x - shift
+            now.offset[...] += shift
+            self._rescale(now)
+        return state, product
 
     def _start(self) -> State:
         xp, ctx, start = self.ctx.xp, self.ctx, self.tile.start()
         groups, rows, size = self.tile.state_shape
-        dtype = ctx.dtype(ctx.widest)
-        zeros = xp.zeros((groups, rows, 1), dtype=dtype, device=ctx.device)
-        if start is None:
-            values = xp.zeros((groups, rows, size), dtype=dtype, device=ctx.device)
-        elif self.tile.start_in_logs:
-            values = ctx.load(start, ctx.widest)
-        else:
-            # As if the rows were those of matrices.
-            values, _ = Matrix(ctx, start, False, ctx.widest, []).logs(slice(0, size), ctx.widest)
-        return self._rescaled(State(values, zeros, zeros, None, in_logs=True), None)
+        values, exponent, offset = (
+            xp.zeros((groups, rows, n), dtype=ctx.dtype(ctx.widest), device=ctx.device)
+            for n in (size, 1, 1)
+        )
+        if start is not None and self.tile.start_in_logs:
+            values[...] = ctx.load(start, ctx.widest)
+        elif start is not None:
+            # As if the rows of each group were a matrix.
+            matrix = LogMatrix(ctx, start, in_logs=False)
+            values[...] = matrix.columns(slice(size))
+            exponent -= matrix.power
+        state = State(values, exponent, offset, None, in_logs=True)
+        self._rescale(state)
+        return state
 
-    def _multiplied(self, state: State, i: int) -> State:
-        ctx = self.ctx
-        given, in_logs = self.tile.matrix(i), self.tile.chain.transitions_in_logs
-        groups, rows, inner = (int(n) for n in state.values.shape)
-        matrix = Matrix(ctx, given, in_logs, ctx.widest, [])
-        values = ctx.empty((groups, rows, inner), ctx.dtype(ctx.widest))
-        exponent, offset = state.exponent, state.offset
-        if not in_logs:
-            # The power of two of the largest weight is kept apart, where it is exact.
-            top = ctx.load(ctx.xp.max(given, axis=(-2, -1), keepdims=True), ctx.widest)
-            power = power_to(ctx, top, 0)
-            matrix = replace(matrix, power=power)
-            exponent = exponent - power
-        shift = None
-        for j in chunks(inner, max(1, self.options.panel // (groups * inner))):
-            logs, shift = matrix.logs(j, ctx.widest)
-            values[:, :, j] = log_product(self.wide, state.values, logs, self.options.workspace)
-        if shift is not None:
-            offset = offset + shift
-        return self._rescaled(State(values, exponent, offset, None, in_logs=True), None)
+    def _multiply(self, state: State, i: int) -> None:
+        """Multiply states by the matrices that lead to step i, in place."""
+        ctx, xp, pieces = self.ctx, self.ctx.xp, self.options.pieces
+        matrix = LogMatrix(ctx, self.tile.matrix(i), self.tile.chain.transitions_in_logs)
+        before = xp.asarray(state.values, copy=True)
+        groups, _, size = before.shape
+        wide = replace(ctx, precision=ctx.widest, result_name=ctx.widest.name)
+        for j in pieces.columns(groups, size):
+            logs = matrix.columns(j)
+            layout = fold(shape_of(before), shape_of(logs))
+            state.values[:, :, j] = logmatmulexp(wide, layout, before, logs, pieces.workspace)
+        state.exponent[...] -= matrix.power
+        state.offset[...] += matrix.shift
+        self._rescale(state)
 
-    def _rescaled(self, state: State, potentials: Array | None) -> State:
-        """Add potentials, and move the integer part of each row's maximum into its offset."""
-        ctx, values, offset = self.ctx, state.values, state.offset
-        if potentials is not None:
-            shift = whole_maximum(ctx, potentials, -1, ctx.widest)
-            values, offset = values + (potentials - shift), offset + shift
-        shift = whole_maximum(ctx, values, -1, ctx.widest)
-        return State(values - shift, state.exponent, offset + shift, None, in_logs=True)
+    def _rescale(self, state: State) -> None:
+        """Move the integer part of each row's maximum into its offset, in place."""
+        shift = whole_maximum(self.ctx, state.values, -1, self.ctx.widest)
+        state.values[...] -= shift
+        state.offset[...] += shift
 
 
-def in_widest(ctx: Context) -> Context:
-    """Return a context that computes in the widest precision, and whose results are in it."""
-    return replace(ctx, precision=ctx.widest, result_name=ctx.widest.name)
+def joint_logs(
+    ctx: Context, before: Array, matrix: LogMatrix | None, pieces: Pieces
+) -> Iterator[tuple[slice, slice, Array]]:
+    """Yield some rows r, columns j, and the logs before[r, k] + matrix[k, j] of all pairs.
 
-
-def log_product(ctx: Context, a: Array, b: Array, workspace: int) -> Array:
-    """Return the log of exp(a) @ exp(b), certified."""
-    return logmatmulexp(ctx, fold(shape_of(a), shape_of(b)), a, b, workspace)
+    They are [groups, len(r), K, len(j)], or [groups, len(r), K, 1] without a matrix.
+    """
+    groups, rows, size = (int(n) for n in before.shape)
+    block = max(1, pieces.workspace // (8 * 8) // (groups * size))
+    for j in chunks(size, block):
+        edges = None if matrix is None else matrix.columns(j)
+        for r in chunks(rows, max(1, block // (j.stop - j.start))):
+            joint = before[:, r, :, None]
+            yield r, j, joint if edges is None else joint + edges[:, None, :, :]

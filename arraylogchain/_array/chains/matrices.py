@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 from arraylogchain._array.chains.states import power_to, scale_by_powers
 from arraylogchain._array.chains.tiles import Tile
@@ -15,7 +14,6 @@ LARGEST = 2.0**4
 _LARGEST_AT_LEAST = 2.0**-10
 
 
-@dataclass(slots=True)
 class Matrix:
     """Weights ``factor * 2**-power * exp(shift)``, [groups, K, K].
 
@@ -30,26 +28,38 @@ class Matrix:
         Bounds on the factors.
     positive : bool
         Whether every factor is a normal number above zero.
-    invalid : bool
-        Whether a weight may be negative; NaN then takes its place.
     panels : list of slice
         Columns of which the factors may be copied together.
     """
 
-    ctx: Context
-    given: Array
-    in_logs: bool
-    precision: Precision
-    panels: list[slice]
-    power: Array | None = None
-    shift: Array | None = None
-    least: float = 0.0
-    most: float = LARGEST
-    positive: bool = True
-    invalid: bool = False
-    _factor: Array | None = None
-    _lossy: bool | None = None
-    _spread: list[Array] = field(default_factory=list)
+    def __init__(
+        self, ctx: Context, given: Array, in_logs: bool, precision: Precision, elements: int
+    ) -> None:
+        self.ctx, self.given, self.in_logs, self.precision = ctx, given, in_logs, precision
+        xp, (groups, inner, width) = ctx.xp, given.shape
+        low, high = float(xp.min(given)), float(xp.max(given))
+        as_given = not in_logs and low >= 0 and _LARGEST_AT_LEAST <= high <= LARGEST
+        if not as_given or given.dtype != ctx.dtype(precision):
+            width = max(1, min(width, elements // (groups * inner)))
+        self.panels = list(chunks(inner, width))
+        self.power = self.shift = None
+        self.positive, self.least = False, 0.0
+        self.most = LARGEST if high < math.inf else math.inf  # inf for NaN
+        # A negative weight, which NaN takes the place of.
+        self.invalid = not (in_logs or low >= 0)
+        if in_logs:
+            self.shift = whole_maximum(ctx, given, (-2, -1), precision)
+            # Of several groups, each has its own shift, at most `high` + 1/2.
+            self.positive = low - high >= math.log(precision.tiny) + 2.0
+            self.least = math.exp(low - high - 0.5) if self.positive else 0.0
+        elif as_given:
+            self.positive, self.least, self.most = low >= precision.tiny, low, high
+        else:
+            top = ctx.load(xp.max(given, axis=(-2, -1), keepdims=True), precision)
+            self.power = power_to(ctx, top, 0.0)
+        self._factor: Array | None = None
+        self._lossy: bool | None = None
+        self._spread: Array | None = None
 
     def multiply(self, values: Array, out: Array) -> Array:
         """Write values @ factor, for values [groups, rows, K], into `out`, and return it."""
@@ -103,24 +113,6 @@ class Matrix:
             factor = scale_by_powers(self.ctx, factor, self.power, self.precision)
         return factor
 
-    def logs(self, j: slice, precision: Precision) -> tuple[Array, Array]:
-        """Return logs [groups, K, len(j)] of some columns, and integers [groups, 1, 1] to add.
-
-        Of linear weights these are the logs of `weights * 2**power`.
-        """
-        xp, ctx = self.ctx.xp, self.ctx
-        x = ctx.load(self.given[:, :, j], precision)
-        if self.in_logs:
-            shift = whole_maximum(ctx, self.given, (-2, -1), precision)
-            return x - shift, shift
-        # Zero has the logarithm -inf; a negative weight has none, and gives NaN.
-        own = power_to(ctx, x, 0)
-        logs = xp.log(scale_by_powers(ctx, x, own, precision))
-        total = -own if self.power is None else self.power - own
-        logs = logs + total * math.log(2.0)
-        logs = xp.where(x == 0, xp.full_like(x, -math.inf), logs)
-        return logs, xp.zeros_like(x[:, :1, :1])
-
     def _support(self, j: slice) -> Array:
         given = self.given[:, :, j]
         return given > -math.inf if self.in_logs else given != 0
@@ -131,7 +123,7 @@ class Matrix:
         The largest ratio P[k, j] / P[l, j] over all k, l, j. For any nonnegative weights w, the
         entries of P @ w then lie within this ratio of each other.
         """
-        if not self._spread:
+        if self._spread is None:
             xp, ctx = self.ctx.xp, self.ctx
             top = ctx.load(xp.max(self.given, axis=-2, keepdims=True), ctx.widest)
             low = ctx.load(xp.min(self.given, axis=-2, keepdims=True), ctx.widest)
@@ -139,39 +131,8 @@ class Matrix:
             ratio = xp.exp(top - low) if self.in_logs else top / low
             # A column of zeros adds nothing to any entry.
             ratio = xp.where(nothing, xp.ones_like(ratio), ratio)
-            self._spread.append(xp.max(ratio, axis=-1, keepdims=True))
-        return self._spread[0]
-
-
-def prepare(
-    ctx: Context, given: Array, in_logs: bool, precision: Precision, elements: int
-) -> Matrix:
-    """Make the matrices [groups, K, K] of a step ready; panels hold at most `elements`."""
-    xp = ctx.xp
-    groups, inner, cols = (int(n) for n in given.shape)
-    low, high = float(xp.min(given)), float(xp.max(given))
-    as_given = not in_logs and low >= 0 and _LARGEST_AT_LEAST <= high <= LARGEST
-    if as_given and given.dtype == ctx.dtype(precision):
-        # Nothing is copied.
-        width = cols
-    else:
-        width = max(1, min(cols, elements // (groups * inner)))
-    matrix = Matrix(ctx, given, in_logs, precision, list(chunks(cols, width)))
-    # False for NaN.
-    matrix.most = LARGEST if high < math.inf else math.inf
-    if in_logs:
-        matrix.shift = whole_maximum(ctx, given, (-2, -1), precision)
-        # Of several groups, each has its own shift, at most `high` + 1/2.
-        matrix.positive = low - high >= math.log(precision.tiny) + 2.0
-        matrix.least = math.exp(low - high - 0.5) if matrix.positive else 0.0
-    elif as_given:
-        matrix.positive, matrix.least, matrix.most = low >= precision.tiny, low, high
-    else:
-        matrix.invalid = not low >= 0
-        top = ctx.load(xp.max(given, axis=(-2, -1), keepdims=True), precision)
-        matrix.power = power_to(ctx, top, 0.0)
-        matrix.positive = False
-    return matrix
+            self._spread = xp.max(ratio, axis=-1, keepdims=True)
+        return self._spread
 
 
 class Matrices:
@@ -187,5 +148,5 @@ class Matrices:
         which = tile.matrix_number(i), 0 if tile.select_axis else tile.count_moves(i)
         if self._current is None or self._current[0] != which:
             in_logs, given = tile.chain.transitions_in_logs, tile.matrix(i)
-            self._current = which, prepare(tile.ctx, given, in_logs, self.precision, self.panel)
+            self._current = which, Matrix(tile.ctx, given, in_logs, self.precision, self.panel)
         return self._current[1]

@@ -1,15 +1,12 @@
-"""Messages of chains, step by step."""
+"""Messages of chains, step by step: as they are, and normalised at every step."""
 
 from __future__ import annotations
 
 import math
-from functools import partial
 
-from arraylogchain._array.chains.maxplus import MaxPlusStepper
-from arraylogchain._array.chains.plans import Pieces, cut_chain
-from arraylogchain._array.chains.scaled import Options
-from arraylogchain._array.chains.sweep import Level, Sweep, logs_of_all, proving_levels
-from arraylogchain._array.chains.tiles import arrange, tiles
+from arraylogchain._array.chains.states import State, add_scale
+from arraylogchain._array.chains.sweep import last_step, sweeps
+from arraylogchain._array.chains.tiles import arrange
 from arraylogchain._context import Array, Context, whole_maximum
 from arraylogchain._inputs.chain import Chain
 
@@ -25,32 +22,17 @@ def backward_messages(ctx: Context, chain: Chain, workspace: int) -> Array:
 
 
 def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Array:
-    xp = ctx.xp
     out = ctx.empty((*chain.batch, chain.num_steps, chain.num_states), ctx.result_dtype)
     if chain.lengths is not None:
         out[...] = -math.inf
-    view = arrange(xp, chain, out, trailing=2)
-    pieces = cut_chain(chain, workspace)
-    options = Options(
-        keeps_products=backward,
-        together=pieces.together,
-        panel=pieces.panel,
-        workspace=workspace // 4,
-    )
-    levels = proving_levels(ctx, options)
-    for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
-        read = tile.reversed() if backward else tile
-        sweep = Sweep(read, levels)
+    view = arrange(ctx.xp, chain, out, trailing=2)
+    proof = {"keeps_products": backward, "every_product": backward}
+    for tile, sweep in sweeps(ctx, chain, workspace, backward, **proof):
         for i in range(tile.num_steps):
-            target = view[(*tile.box, read.time(i), ...)]
-            for part in sweep.advance():
-                state = part.product if backward else part.state
-                assert state is not None
-                own = read if part.index is None else read.select(part.index)
-                lanes = slice(own.count(i))
-                if lanes.stop:
-                    logs = state.part(lanes, own.select_axis).logs(ctx)
-                    own.part(lanes).place(target, logs)
+            step, here = sweep.advance(), slice(tile.count(i))
+            if here.stop:
+                state = step.of_all(tile, products=backward).part(here, tile.select_axis)
+                tile.part(here).place(view[(*tile.box, tile.time(i), ...)], state.logs(ctx))
     return out
 
 
@@ -61,33 +43,63 @@ def last_message(
 
     They are logs [*batch, K] and integers [*batch] to add to them.
     """
-    pieces = cut_chain(chain, workspace)
-    options = Options(together=pieces.together, panel=pieces.panel, workspace=workspace // 4)
-    return _last(ctx, chain, pieces, proving_levels(ctx, options), backward)
-
-
-def best_message(ctx: Context, chain: Chain, workspace: int) -> Array:
-    """Return the logs of the largest weights after the last step, [*batch, K], but for a shift."""
-    pieces = cut_chain(chain, workspace)
-    return _last(ctx, chain, pieces, [partial(MaxPlusStepper, panel=pieces.panel)], False)[0]
-
-
-def _last(
-    ctx: Context, chain: Chain, pieces: Pieces, levels: list[Level], backward: bool
-) -> tuple[Array, Array]:
-    """Return the states after the last step as `last_message` does."""
-    xp, dtype = ctx.xp, ctx.dtype(ctx.widest)
+    dtype = ctx.dtype(ctx.widest)
     logs, whole = (ctx.empty((*chain.batch, n), dtype) for n in (chain.num_states, 1))
-    views = [arrange(xp, chain, x, trailing=1) for x in (logs, whole)]
-    for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
-        read = tile.reversed() if backward else tile
-        sweep = Sweep(read, levels)
-        for _ in range(tile.num_steps):
-            parts = sweep.advance()
-        own = logs_of_all(read, parts)
+    views = [arrange(ctx.xp, chain, x, trailing=1) for x in (logs, whole)]
+    for tile, sweep in sweeps(ctx, chain, workspace, backward):
+        last = last_step(sweep).in_log_form(tile)
         # The logs are small in each row's largest entries, so that storing them costs no accuracy.
-        shift = whole_maximum(ctx, own.logs(ctx), -1, ctx.widest)
-        own.offset = own.offset - shift
-        for view, values in zip(views, (own.logs(ctx), shift), strict=True):
+        shift = whole_maximum(ctx, last.logs(ctx), -1, ctx.widest)
+        last.offset = last.offset - shift
+        for view, values in zip(views, (last.logs(ctx), shift), strict=True):
             tile.place(view[(*tile.box, ...)], values)
     return logs, whole[..., 0]
+
+
+def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
+    """Return state probabilities given the steps so far, and the logs of what normalises them.
+
+    Returns
+    -------
+    probabilities : array [*batch, T, K]
+    log_normalizers : array [*batch, T]
+    """
+    shape = (*chain.batch, chain.num_steps)
+    probabilities = ctx.empty((*shape, chain.num_states), ctx.result_dtype)
+    normalizers = ctx.empty((*shape, 1), ctx.result_dtype)
+    if chain.lengths is not None:
+        probabilities[...], normalizers[...] = 0.0, 0.0
+    views = [arrange(ctx.xp, chain, x, trailing=2) for x in (probabilities, normalizers)]
+    for tile, sweep in sweeps(ctx, chain, workspace):
+        before = None
+        for i in range(tile.num_steps):
+            real = slice(tile.count(i))
+            state = sweep.advance().of_all(tile).part(real, tile.select_axis)
+            total = state.total(ctx)
+            if before is not None:
+                before = before.part(real, tile.select_axis)
+            found = _shares(ctx, state, total), _ratio(ctx, total, before)
+            for view, values in zip(views, found, strict=True):
+                tile.part(real).place(view[(*tile.box, i, ...)], values)
+            before = total
+    return probabilities, normalizers[..., 0]
+
+
+def _shares(ctx: Context, state: State, total: State) -> Array:
+    """Return weights divided by their sum; 0 where that is 0 or infinite."""
+    xp, values = ctx.xp, state.values
+    if state.in_logs:
+        shares = xp.exp(ctx.load(values, ctx.widest) - total.values)
+    else:
+        shares = values / xp.sum(values, axis=-1, keepdims=True)
+    return xp.where(xp.isinf(total.values), xp.zeros_like(shares), shares)
+
+
+def _ratio(ctx: Context, total: State, before: State | None) -> Array:
+    """Return the log of total / before; what is large cancels first."""
+    if before is None:
+        return total.logs(ctx)
+    exponent, offset = total.exponent - before.exponent, total.offset - before.offset
+    logs = add_scale(total.values - before.values, exponent, offset)
+    # After -inf or +inf it is the same at all later steps.
+    return ctx.xp.where(ctx.xp.isfinite(total.values), logs, total.values)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from arraylogchain._fold import chunks
 from arraylogchain._inputs.chain import Chain
 
 # Elements of potentials that are worth an array operation, and still profit from a CPU's caches.
@@ -28,6 +30,8 @@ class Pieces:
         Steps whose potentials are exponentiated together.
     panel : int
         Elements of a step's matrices that may be copied at a time.
+    workspace : int
+        Bytes for products in logs.
     """
 
     groups: int
@@ -35,24 +39,29 @@ class Pieces:
     block: int
     together: int
     panel: int
+    workspace: int
+
+    def columns(self, groups: int, size: int) -> Iterator[slice]:
+        """Yield the columns of matrices [groups, size, size] that may be copied at a time."""
+        return chunks(size, max(1, self.panel // (groups * size)))
 
 
-def cut_chain(chain: Chain, workspace: int, history: bool = False, keep: bool = False) -> Pieces:
+def cut_chain(chain: Chain, workspace: int, history: int = 0) -> Pieces:
     """Choose tiles.
 
-    All sizes are counted in float64, because that is what rows may be taken up again in.
+    All sizes but those of a history are counted in float64, which rows may be taken up again in.
 
     Parameters
     ----------
-    history : bool
-        Whether all states of a tile are wanted, from the last to the first: they fit in the
-        workspace, every one of them or, if tiles would get too small for that, one in about
-        sqrt(T).
-    keep : bool
-        Whether states are kept besides the workspace.
+    history : int
+        Where all states of a tile are wanted, from the last to the first, the bytes of a number:
+        they fit in the workspace, every one of them or, if tiles would get too small for that, one
+        in about sqrt(T). 0 where they are not, or not within the workspace.
     """
     (groups, rows), size, count = chain.sizes, max(chain.num_states, 1), chain.num_steps
-    states = 5 * workspace // 8 if history and not keep else 0
+    own = history * size + 32  # of a state: values, exponent, offset
+    every = groups * rows * count * own + count * _OBJECTS
+    states = min(5 * workspace // 8, every) if history else 0
     budget = (workspace - states) // 2
     # A row of a tile: states before and after, products, masks, what the log form takes; each step
     # of potentials: as given, shifted, exponentiated.
@@ -61,8 +70,6 @@ def cut_chain(chain: Chain, workspace: int, history: bool = False, keep: bool = 
     most = max(1, min(groups * rows, budget // (row + step)))
     block = count
     if states:
-        # A state: values, exponent, offset, and its share of what holds a step.
-        own = 8 * size + 32
         fitting = (states // count - _OBJECTS) // own
         if fitting < min(most, _CACHED // 4 // size + 1):
             block = math.isqrt(count) + 1
@@ -75,4 +82,4 @@ def cut_chain(chain: Chain, workspace: int, history: bool = False, keep: bool = 
     lanes = tile_groups * tile_rows
     left = max(0, budget // lanes - row)
     together = min(count, _MOST_TOGETHER, max(1, _CACHED // (lanes * size)), 1 + left // step // 2)
-    return Pieces(tile_groups, tile_rows, block, together, panel)
+    return Pieces(tile_groups, tile_rows, block, together, panel, workspace // 4)

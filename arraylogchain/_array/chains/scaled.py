@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 
 from arraylogchain._array.chains.exponentials import Exponentials
 from arraylogchain._array.chains.matrices import Matrices
-from arraylogchain._array.chains.states import State, held, part_of, power_to, scale_by_powers
+from arraylogchain._array.chains.plans import Pieces
+from arraylogchain._array.chains.states import State, added, part_of, power_to, scale_by_powers
 from arraylogchain._array.chains.tiles import Tile
 from arraylogchain._context import Array, Precision, whole_maximum
 
@@ -43,30 +44,28 @@ class Options:
 
     Attributes
     ----------
+    pieces : Pieces
     every_entry : bool
-        Whether every entry has to be right, those of products as well, or only the sums over whole
-        paths.
+        Whether every entry has to be right, or only the sums over whole paths.
     keeps_products : bool
         Whether the product before potentials is wanted as well, in memory of its own.
+    every_product : bool
+        Whether every entry of products has to be right as well; they may be rescaled.
     proves_last : bool
         Whether every entry has to be right at the last step, though not before.
     for_pairs : bool
         Whether states of both directions are multiplied with each other; they stay in range then.
-    together : int
-        Steps whose potentials are exponentiated together.
-    panel : int
-        Elements of matrices that may be copied at a time.
-    workspace : int
-        Bytes for steps in logs.
+    widens : bool
+        Whether there is memory for states in float64.
     """
 
+    pieces: Pieces
     every_entry: bool = True
     keeps_products: bool = False
+    every_product: bool = False
     proves_last: bool = False
     for_pairs: bool = False
-    together: int = 1
-    panel: int = 1
-    workspace: int = 0
+    widens: bool = True
 
 
 def pair_ceiling(precision: Precision, size: int) -> int:
@@ -94,43 +93,30 @@ class ScaledStepper:
 
     def __init__(self, tile: Tile, precision: Precision, options: Options) -> None:
         self.tile, self.ctx, self.precision, self.options = tile, tile.ctx, precision, options
-        self.exponentials = Exponentials(tile, precision, options.together)
+        self.exponentials = Exponentials(tile, precision, options.pieces.together)
         self.floor = _FLOOR[precision.name]
         self.ceiling = _CEILING[precision.name]
         if options.for_pairs:
             self.ceiling = min(self.ceiling, pair_ceiling(precision, tile.chain.num_states))
-        self.matrices = Matrices(tile, precision, options.panel)
+        self.matrices = Matrices(tile, precision, options.pieces.panel)
+        # Memory of states, in turns, and of products: fresh memory costs time.
         self._rooms: list[Array] = []
-        dtype, shape = self.ctx.dtype(self.ctx.widest), (*tile.state_shape[:2], 1)
-        self._zeros = self.ctx.xp.zeros(shape, dtype=dtype, device=self.ctx.device)
-        self._product: Array | None = None
-
-    def admit(self, state: State) -> State:
-        """Return a state that another stepper did not prove, in this one's form."""
-        return State(
-            self.ctx.load(state.values, self.precision),
-            state.exponent,
-            state.offset,
-            state.support,
-            in_logs=False,
-            low=state.low,
-            high=state.high,
-        )
+        self._products: list[Array] = []
 
     def advance(
-        self, before: State | None, i: int, ignored: Array | None, out: Array | None
+        self, before: State | None, i: int, ignored: Array | None, room: Array | None
     ) -> tuple[State, State, Array | None]:
         """Take the step to state number i.
 
         Parameters
         ----------
         before : State or None
-            None for the first step.
+            In any precision; None for the first step.
         i : int
         ignored : bool array [groups, rows, 1] or None
-            Rows whose values mean nothing.
-        out : array, optional
-            Memory for the values.
+            Rows whose values mean nothing, and need no proof.
+        room : array or None
+            Where the values of the state go, if that is of the right precision.
 
         Returns
         -------
@@ -139,22 +125,24 @@ class ScaledStepper:
         unproved : bool array [groups, rows, 1] or None
             Rows whose step is not proved; their values mean nothing.
         """
-        tile, axis, keeps = self.tile, self.tile.select_axis, self.options.keeps_products
-        out = self._room() if out is None else out
+        keeps, lanes, unproved = self.options.keeps_products, slice(self.tile.count(i)), []
+        out = self._room(self._rooms, 2, room)
+        of_product = self._room(self._products, 1) if keeps else out
         if before is None:
-            product, losses = self._start()
+            product, losses = self._start(of_product)
         else:
-            product, losses = self._multiplied(before, i, self._product_room(out) if keeps else out)
-        unproved = []
-        now = product.part(slice(tile.count(i)), axis)
-        if keeps and self.options.every_entry and before is not None:
-            unproved.append(self._unproved(now, losses, i))
-            product = held(self.ctx, now, product, axis, product.values)
-        state = self._weighted(now, i, losses, out)
-        unproved.append(self._unproved(state, losses, i))
-        state = held(self.ctx, state, product, axis, out)
+            product, losses = self._multiplied(before, i, of_product)
+            if self.options.every_product:
+                unproved.append(self._unproved(product, lanes, losses, i))
+        state = self._weighted(product, i, losses, out)
+        unproved.append(self._unproved(state, lanes, losses, i))
         bad = self._of_all([x for x in unproved if x is not None], ignored)
-        self._reset(state, product, bad, ignored)
+        rows = [x for x in (bad, ignored) if x is not None]
+        if rows:
+            # What the values of these rows meet stays finite.
+            which = rows[0] if len(rows) == 1 else rows[0] | rows[1]
+            for values in (state.values, product.values):
+                values[...] = self.ctx.xp.where(which, self.ctx.xp.ones_like(values), values)
         return state, product, bad
 
     def _of_all(self, unproved: list[Array], ignored: Array | None) -> Array | None:
@@ -164,134 +152,158 @@ class ScaledStepper:
         """
         if not unproved:
             return None
-        xp, axis = self.ctx.xp, self.tile.select_axis
-        bad = unproved[0] if len(unproved) == 1 else unproved[0] | unproved[1]
-        rest = self.tile.state_shape[axis] - int(bad.shape[axis])
-        if rest:
-            others = xp.zeros_like(part_of(self._zeros, slice(rest), axis), dtype=xp.bool)
-            bad = xp.concat([bad, others], axis=axis)
+        xp, axis, shape = self.ctx.xp, self.tile.select_axis, (*self.tile.state_shape[:2], 1)
+        bad = xp.zeros(shape, dtype=xp.bool, device=self.ctx.device)
+        for own in unproved:
+            part_of(bad, slice(int(own.shape[axis])), axis)[...] |= own
         bad = bad if ignored is None else bad & ~ignored
         return bad if bool(xp.any(bad)) else None
 
-    def _reset(
-        self, state: State, product: State, unproved: Array | None, ignored: Array | None
-    ) -> None:
-        """Set rows whose values mean nothing to ones, in place: what they meet stays finite."""
-        rows = [x for x in (unproved, ignored) if x is not None]
-        if not rows:
-            return
-        xp, which = self.ctx.xp, rows[0] if len(rows) == 1 else rows[0] | rows[1]
-        for values in (state.values, product.values):
-            values[...] = xp.where(which, xp.ones_like(values), values)
+    def _room(self, rooms: list[Array], count: int, given: Array | None = None) -> Array:
+        """Return memory for values: what is given, or one of `count` rooms that take turns."""
+        dtype = self.ctx.dtype(self.precision)
+        if given is not None and given.dtype == dtype:
+            return given
+        if given is not None or len(rooms) < count:
+            room = self.ctx.empty(self.tile.state_shape, dtype)
+        else:
+            room = rooms.pop(0)
+        if given is None:
+            rooms.append(room)
+        return room
 
-    def _room(self) -> Array:
-        """Return memory for the values of a state that is not that of the one before."""
-        if not self._rooms:
-            shape, dtype = self.tile.state_shape, self.ctx.dtype(self.precision)
-            self._rooms = [self.ctx.empty(shape, dtype) for _ in range(2)]
-        self._rooms.reverse()
-        return self._rooms[0]
-
-    def _product_room(self, like: Array) -> Array:
-        """Return memory for products, the same at each step: fresh memory costs time."""
-        if self._product is None:
-            self._product = self.ctx.empty(tuple(like.shape), like.dtype)
-        return self._product
-
-    def _start(self) -> tuple[State, Losses]:
-        """Return the state before the first potentials."""
+    def _start(self, room: Array) -> tuple[State, Losses]:
+        """Return the state before the first potentials, its values in `room`."""
         xp, ctx, precision, start = self.ctx.xp, self.ctx, self.precision, self.tile.start()
         groups, rows, size = self.tile.state_shape
-        zeros, losses = self._zeros, Losses(2.0 * size * precision.tiny)
+        zeros = xp.zeros((groups, rows, 1), dtype=ctx.dtype(ctx.widest), device=ctx.device)
+        state, losses = State(room, zeros, zeros, None, False), Losses(2.0 * size * precision.tiny)
         if start is None:
-            shape = (groups, rows, size)
-            ones = xp.ones(shape, dtype=ctx.dtype(precision), device=ctx.device)
-            return State(ones, zeros, zeros, None, False, 1.0, 1.0), losses
+            room[...] = state.low = state.high = 1.0
+            return state, losses
         if self.tile.start_in_logs:
             support = start > -math.inf
             # A start in a wider format than the computation loses nothing to its magnitude.
             wide = ctx.load(start, ctx.widest)
             shift = whole_maximum(ctx, wide, -1, ctx.widest)
-            values = xp.exp(ctx.load(wide - shift, precision))
-            return State(values, zeros, zeros + shift, support, in_logs=False), losses
-        support = start != 0
-        x = ctx.load(start, precision)
-        power = power_to(ctx, xp.max(x, axis=-1, keepdims=True), 0)
-        values = scale_by_powers(ctx, x, power, precision)
-        values = xp.where(values < 0, xp.full_like(values, math.nan), values)
-        return State(values, -ctx.load(power, ctx.widest), zeros, support, in_logs=False), losses
+            room[...] = xp.exp(ctx.load(wide - shift, precision))
+            state.offset = zeros + shift
+        else:
+            support, x = start != 0, ctx.load(start, precision)
+            power = power_to(ctx, xp.max(x, axis=-1, keepdims=True), 0)
+            values = scale_by_powers(ctx, x, power, precision)
+            room[...] = xp.where(values < 0, xp.full_like(values, math.nan), values)
+            state.exponent = -ctx.load(power, ctx.widest)
+        state.support = None if bool(xp.all(support)) else support
+        return state, losses
 
     def _multiplied(self, before: State, i: int, room: Array) -> tuple[State, Losses]:
         """Return the states times the matrices, in `room`; rows that do not move are as before."""
         ctx, axis, lanes = self.ctx, self.tile.select_axis, slice(self.tile.count_moves(i))
-        size, tiny = self.tile.chain.num_states, self.precision.tiny
+        size, tiny, state = self.tile.chain.num_states, self.precision.tiny, replace(before)
+        state.values = self._others(before.values, lanes, room)
         if not lanes.stop:
-            room[...] = before.values
-            return replace(before, values=room), Losses(2.0 * size * tiny)
-        matrix, state = self.matrices.at(i), before.part(lanes, axis)
-        values = matrix.multiply(state.values, part_of(room, lanes, axis))
-        exponent, offset = state.exponent, state.offset
+            return state, Losses(2.0 * size * tiny)
+        matrix = self.matrices.at(i)
+        values = ctx.load(part_of(before.values, lanes, axis), self.precision)
+        matrix.multiply(values, part_of(room, lanes, axis))
         if matrix.power is not None:
-            exponent = exponent - ctx.load(matrix.power, ctx.widest)
+            power = -ctx.load(matrix.power, ctx.widest)
+            state.exponent = added(ctx, before.exponent, power, lanes, axis)
         if matrix.shift is not None:
-            offset = offset + ctx.load(matrix.shift, ctx.widest)
-        support = matrix.reached(state.support)
-        if support is not None:
-            support = ctx.xp.broadcast_to(support, tuple(values.shape))
+            shift = ctx.load(matrix.shift, ctx.widest)
+            state.offset = added(ctx, before.offset, shift, lanes, axis)
+        support = before.support
+        reached = matrix.reached(None if support is None else part_of(support, lanes, axis))
+        if reached is not None:
+            state.support = self._support(before)
+            part_of(state.support, lanes, axis)[...] = reached
         # Half and twice leave room for rounding.
-        low = 0.5 * size * state.low * matrix.least
-        high = 2.0 * size * state.high * matrix.most
-        largest = float(ctx.xp.max(state.values)) if matrix.lossy else 0.0
-        product = State(values, exponent, offset, support, False, low, high)
+        low, high = 0.5 * size * before.low * matrix.least, 2.0 * size * before.high * matrix.most
+        self._bound(state, low, high, lanes)
+        largest = float(ctx.xp.max(values)) if matrix.lossy else 0.0
         # Those that begin here lost no more than twice the least.
-        return held(ctx, product, before, axis, room), Losses(size * tiny * (2.0 + largest))
+        return state, Losses(size * tiny * (2.0 + largest))
+
+    def _others(self, values: Array, lanes: slice, room: Array) -> Array:
+        """Return `room`, with the values of all but the first few rows in it."""
+        axis = self.tile.select_axis
+        if room is not values and lanes.stop < values.shape[axis]:
+            rest = slice(lanes.stop, None)
+            part_of(room, rest, axis)[...] = self.ctx.load(
+                part_of(values, rest, axis), self.precision
+            )
+        return room
+
+    def _support(self, state: State) -> Array:
+        """Return a copy of which weights are nonzero."""
+        xp = self.ctx.xp
+        if state.support is None:
+            return xp.ones_like(state.values, dtype=xp.bool)
+        return xp.asarray(state.support, copy=True)
 
     def _weighted(self, product: State, i: int, losses: Losses, out: Array) -> State:
         """Return the products of the first few rows times one step's factors, in `out`."""
         xp, ctx, axis = self.ctx.xp, self.ctx, self.tile.select_axis
         factors, at = self.exponentials.at(i)
-        lanes, support, offset = slice(self.tile.count(i)), product.support, product.offset
+        lanes, state = slice(self.tile.count(i)), replace(product)
+        values = part_of(product.values, lanes, axis)
+        state.values = self._others(product.values, lanes, out)
         if not factors.positive:
-            top = xp.max(product.values, axis=-1, keepdims=True)
-            losses.per_sum = top * self.precision.tiny
+            losses.per_sum = xp.max(values, axis=-1, keepdims=True) * self.precision.tiny
+            state.support = self._support(product)
             finite = part_of(factors.given, lanes, axis)[:, :, at, :] > -math.inf
-            support = finite if support is None else support & finite
+            part_of(state.support, lanes, axis)[...] &= finite
         losses.per_entry *= factors.largest
-        out = part_of(out, lanes, axis)
         weights = part_of(factors.values, lanes, axis)[:, :, at, :]
-        ctx.apply(xp.multiply, product.values, weights, out=out)
+        ctx.apply(xp.multiply, values, weights, out=part_of(out, lanes, axis))
         if factors.offset is not None:
-            offset = offset + part_of(factors.offset, lanes, axis)[:, :, at, :]
+            offset = part_of(factors.offset, lanes, axis)[:, :, at, :]
+            state.offset = added(ctx, product.offset, offset, lanes, axis)
         low, high = product.low * factors.least, product.high * factors.largest
-        return State(out, product.exponent, offset, support, False, low, high)
+        self._bound(state, low, high, lanes)
+        return state
 
-    def _unproved(self, state: State, losses: Losses, i: int) -> Array | None:
-        """Rescale a state where it has to be, in place; return the rows that are not proved."""
-        xp = self.ctx.xp
+    def _bound(self, state: State, low: float, high: float, lanes: slice) -> bool:
+        """Set the bounds of a state whose first few rows have these; tell if that is all rows."""
+        is_all = bool(lanes.stop == self.tile.state_shape[self.tile.select_axis])
+        state.low = low if is_all else min(low, state.low)
+        state.high = high if is_all else max(high, state.high)
+        return is_all
+
+    def _unproved(self, state: State, lanes: slice, losses: Losses, i: int) -> Array | None:
+        """Rescale rows of a state where they have to be; return those that are not proved."""
+        xp, axis = self.ctx.xp, self.tile.select_axis
         threshold = max(self.floor, losses.per_entry / self.precision.eps)
-        limit = 2.0**self.ceiling
-        if not (state.low >= threshold and state.high <= limit):
+        limit, low, high = 2.0**self.ceiling, state.low, state.high
+        if not (low >= threshold and high <= limit):
             # Bounds from before often suffice; else the state is looked at.
-            state.low, state.high = float(xp.min(state.values)), float(xp.max(state.values))
-        if state.low >= threshold and state.high <= limit:
-            state.support = None
+            values = part_of(state.values, lanes, axis)
+            low, high = float(xp.min(values)), float(xp.max(values))
+        if low >= threshold and high <= limit:
+            if self._bound(state, low, high, lanes):
+                state.support = None
             return None
-        return self._rescaled(state, losses, i)
+        return self._rescaled(state, low, lanes, losses, i)
 
-    def _rescaled(self, state: State, losses: Losses, i: int) -> Array | None:
-        """Rescale the rows, in place, and return those that are not proved, if any."""
-        xp, ctx, precision = self.ctx.xp, self.ctx, self.precision
-        top = xp.max(state.values, axis=-1, keepdims=True)
+    def _rescaled(
+        self, state: State, low: float, lanes: slice, losses: Losses, i: int
+    ) -> Array | None:
+        """Rescale rows, the least entry of which is given; return those that are not proved."""
+        xp, ctx, precision, axis = self.ctx.xp, self.ctx, self.precision, self.tile.select_axis
+        values = part_of(state.values, lanes, axis)
+        support = None if state.support is None else part_of(state.support, lanes, axis)
+        top = xp.max(values, axis=-1, keepdims=True)
         # Wide rows get all the range there is below the ceiling, others room on both sides.
-        is_wide = not state.low >= losses.per_entry / precision.eps
+        is_wide = not low >= losses.per_entry / precision.eps
         power = power_to(ctx, top, self.ceiling - _ROOM if is_wide else 0)
-        values = scale_by_powers(ctx, state.values, power, precision)
-        state.exponent = state.exponent - ctx.load(power, ctx.widest)
-        scaled_low = state.low * 2.0 ** min(0.0, float(xp.min(power)))
+        values[...] = scale_by_powers(ctx, values, power, precision)
+        negative = -ctx.load(power, ctx.widest)
+        state.exponent = added(ctx, state.exponent, negative, lanes, axis)
         state.low, state.high = 0.0, math.inf
-        state.values[...] = values
-        if not is_wide and scaled_low >= precision.tiny and bool(xp.all(xp.isfinite(top))):
-            state.support = None
+        low *= 2.0 ** min(0.0, float(xp.min(power)))
+        if not is_wide and low >= precision.tiny and bool(xp.all(xp.isfinite(top))):
+            state.support = None if lanes.stop == state.values.shape[axis] else state.support
             return None
         # The losses are scaled along; scaling down can lose another tiny.
         per_entry = xp.full_like(top, losses.per_entry)
@@ -299,11 +311,11 @@ class ScaledStepper:
         loss = scale_by_powers(ctx, loss, power, precision) + precision.tiny
         threshold = scale_by_powers(ctx, per_entry / precision.eps, power, precision)
         short = ~(values >= xp.maximum(threshold, xp.full_like(threshold, precision.tiny)))
-        if state.support is not None:
+        if support is not None:
             if bool(xp.all(state.support)):
                 state.support = None
             else:
-                short = short & state.support
+                short = short & support
         bad = xp.any(short, axis=-1, keepdims=True)
         is_last = i == self.tile.num_steps - 1
         every = self.options.every_entry or (self.options.proves_last and is_last)

@@ -9,7 +9,7 @@ form their exponential.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,26 +46,27 @@ class State:
 
     def select(self, ctx: Context, index: Array, axis: int) -> State:
         """Return the state of some rows (axis 1) or groups (axis 0)."""
-        take, support = ctx.xp.take, self.support
-        return replace(
-            self,
-            values=take(self.values, index, axis=axis),
-            exponent=take(self.exponent, index, axis=axis),
-            offset=take(self.offset, index, axis=axis),
-            support=None if support is None else take(support, index, axis=axis),
-        )
+        return self._with_arrays(lambda x: ctx.xp.take(x, index, axis=axis))
 
     def part(self, lanes: slice, axis: int) -> State:
         """Return views of the state of some rows (axis 1) or groups (axis 0)."""
-        if lanes.start is None and lanes.stop == self.values.shape[axis]:
+        if not lanes.start and lanes.stop == self.values.shape[axis]:
             return self
-        support = None if self.support is None else part_of(self.support, lanes, axis)
-        return replace(
-            self,
-            values=part_of(self.values, lanes, axis),
-            exponent=part_of(self.exponent, lanes, axis),
-            offset=part_of(self.offset, lanes, axis),
-            support=support,
+        return self._with_arrays(lambda x: part_of(x, lanes, axis))
+
+    def copy(self, ctx: Context) -> State:
+        """Return the same state in memory of its own."""
+        return self._with_arrays(lambda x: ctx.xp.asarray(x, copy=True))
+
+    def _with_arrays(self, function: Callable[[Array], Array]) -> State:
+        return State(
+            function(self.values),
+            function(self.exponent),
+            function(self.offset),
+            None if self.support is None else function(self.support),
+            self.in_logs,
+            self.low,
+            self.high,
         )
 
     def in_log_form(self, ctx: Context) -> State:
@@ -102,17 +103,18 @@ class State:
         power = -power_to(ctx, values, 0)
         return ctx.xp.log(scale_by_powers(ctx, values, -power, ctx.widest)), power
 
-    def log_total(self, ctx: Context) -> Array:
-        """Return the logarithms of the rows' sums, in the widest precision, [groups, rows, 1]."""
-        values = ctx.load(self.values, ctx.widest)
+    def total(self, ctx: Context) -> State:
+        """Return the rows' sums, [groups, rows, 1], in log form; their logarithms are small."""
         if self.in_logs:
-            return add_scale(log_sum(ctx, values), self.exponent, self.offset)
-        total = ctx.xp.sum(values, axis=-1, keepdims=True)
-        return replace(self, values=total).logs(ctx)
+            return replace(self, values=log_sum(ctx, ctx.load(self.values, ctx.widest)))
+        total = ctx.xp.sum(self.values, axis=-1, keepdims=True, dtype=ctx.dtype(ctx.widest))
+        return replace(self, values=total, support=None).in_log_form(ctx)
 
 
 def part_of(x: Array, lanes: slice, axis: int) -> Array:
     """Return a view of some rows (axis 1) or groups (axis 0) of an array."""
+    if not lanes.start and lanes.stop == x.shape[axis]:
+        return x
     return x[lanes, ...] if axis == 0 else x[:, lanes, ...]
 
 
@@ -136,46 +138,11 @@ def add_scale(logs: Array, exponent: Array, offset: Array) -> Array:
     return (offset + exponent * _LN2_HIGH) + (logs + exponent * _LN2_LOW)
 
 
-def held(ctx: Context, state: State, before: State, axis: int, room: Array | None = None) -> State:
-    """Return the state of all rows, given that of the first few: the others are as before.
-
-    With `room` these are written to it, behind those of `state`, which are there already.
-    """
-    lanes = slice(int(state.values.shape[axis]), None)
-    if lanes.start == before.values.shape[axis]:
-        return state
-    others = before.part(lanes, axis)
-    if room is not None and room is not before.values:
-        part_of(room, lanes, axis)[...] = others.values
-    return concat(ctx, [state, others], axis, room)
-
-
-def concat(ctx: Context, parts: Sequence[State], axis: int, values: Array | None = None) -> State:
-    """Join states in one form, of disjoint rows (axis 1) or groups (axis 0).
-
-    `values` are theirs, if they have been joined already.
-    """
-    xp = ctx.xp
-    if len(parts) == 1:
-        return parts[0]
-
-    def joined(arrays: list[Array]) -> Array:
-        return xp.concat(arrays, axis=axis)
-
-    support = None
-    if any(part.support is not None for part in parts):
-        every = [xp.ones_like(part.values, dtype=xp.bool) for part in parts]
-        own = [part.support for part in parts]
-        support = joined([y if x is None else x for x, y in zip(own, every, strict=True)])
-    return State(
-        joined([part.values for part in parts]) if values is None else values,
-        joined([part.exponent for part in parts]),
-        joined([part.offset for part in parts]),
-        support,
-        parts[0].in_logs,
-        min(part.low for part in parts),
-        max(part.high for part in parts),
-    )
+def added(ctx: Context, x: Array, amount: Array, lanes: slice, axis: int) -> Array:
+    """Return x with an amount added to some rows (axis 1) or groups (axis 0)."""
+    x = ctx.xp.asarray(x, copy=True)
+    part_of(x, lanes, axis)[...] += amount
+    return x
 
 
 def scale_by_powers(ctx: Context, x: Array, power: Array, precision: Precision) -> Array:

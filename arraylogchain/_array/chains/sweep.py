@@ -1,72 +1,73 @@
-"""Sweeps over the steps of a tile: every step proved, or taken again by a slower stepper.
+"""Sweeps over the steps of a tile: every step proved, or taken again in a wider form.
 
-All rows begin with the fastest stepper: scaled states in the precision of the computation. Rows, or
-groups, with a step that it does not prove go on from the state before that step: in float64, and
-where that does not prove it either, in log form, which needs no proof.
+A tile begins with scaled states in the precision of the computation. Where a step is not proved for
+some row, all rows go on in float64 from the state before that step; rows, or groups, that float64
+does not prove either go on from there in log form, which needs no proof.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Protocol
+from typing import Any
 
 from arraylogchain._array.chains.logs import LogStepper
+from arraylogchain._array.chains.plans import cut_chain
 from arraylogchain._array.chains.scaled import Options, ScaledStepper
-from arraylogchain._array.chains.states import State, concat
-from arraylogchain._array.chains.tiles import Tile
-from arraylogchain._context import DOUBLE, SINGLE, Array, Context
+from arraylogchain._array.chains.states import State
+from arraylogchain._array.chains.tiles import Tile, tiles
+from arraylogchain._context import Array, Context, Precision
 from arraylogchain._fold import chunks
-
-
-class Stepper(Protocol):
-    """Advances the states of a tile by one step at a time."""
-
-    tile: Tile
-
-    def admit(self, state: State) -> State:
-        """Return a state of another stepper in this one's form."""
-
-    def advance(
-        self, before: State | None, i: int, ignored: Array | None, out: Array | None
-    ) -> tuple[State, State, Array | None]:
-        """Return the state after step i, the one before its potentials, and unproved rows."""
-
-
-Level = Callable[[Tile], Stepper]
-
-
-def proving_levels(ctx: Context, options: Options) -> list[Level]:
-    """Return what makes steppers for sums over paths."""
-    precisions = [SINGLE, DOUBLE] if ctx.widest is DOUBLE else [SINGLE]
-    precisions = precisions[precisions.index(ctx.precision) :]
-    return [
-        *(partial(ScaledStepper, precision=each, options=options) for each in precisions),
-        partial(LogStepper, options=options),
-    ]
+from arraylogchain._inputs.chain import Chain
 
 
 @dataclass(slots=True)
-class Part:
-    """Rows or groups of a tile that one stepper advances.
+class Step:
+    """The states of all rows of a tile after a step, and what they were before its potentials.
 
     Attributes
     ----------
+    precision : Precision
+        Of scaled states.
+    state, product : State
+        Of all rows; the values of those in log form mean nothing, but are finite.
     index : array [n] or None
-        Which rows, or groups, of the sweep's tile these are; None for all.
+        Which rows, or groups, are in log form.
     gone : bool array [groups, rows, 1] or None
-        Of all rows, those that another part advances by now; their values mean nothing.
-    is_idle : bool
-        Whether all of them are.
+        The same as a mask.
+    logs, log_product : State or None
+        Of those alone.
     """
 
-    stepper: Stepper | None
-    index: Array | None
-    state: State | None = None
-    product: State | None = None
+    precision: Precision
+    state: State
+    product: State
+    index: Array | None = None
     gone: Array | None = None
-    is_idle: bool = False
+    logs: State | None = None
+    log_product: State | None = None
+
+    def in_log_form(self, tile: Tile, products: bool = False) -> State:
+        """Return the states of all rows, or the products before potentials, in log form."""
+        ctx = tile.ctx
+        state, logs = (self.product, self.log_product) if products else (self.state, self.logs)
+        state = state.in_log_form(ctx)
+        if self.index is None or logs is None:
+            return state
+        state = state.copy(ctx)
+        for name in ("values", "exponent", "offset"):
+            tile.put_lanes(getattr(state, name), self.index, getattr(logs, name))
+        return state
+
+    def of_all(self, tile: Tile, products: bool = False) -> State:
+        """Return the same, in log form only if that of one row is."""
+        if self.logs is not None:
+            return self.in_log_form(tile, products)
+        return self.product if products else self.state
+
+
+class TooWideError(Exception):
+    """A step needs float64, and there is no memory for that."""
 
 
 class Sweep:
@@ -75,139 +76,90 @@ class Sweep:
     Parameters
     ----------
     tile : Tile
-    levels : sequence of callable
-        Make the steppers of a tile, the fastest first; the last one proves every step.
+    options : Options
+    stepper : callable
+        Makes what advances all rows in a precision.
     """
 
-    def __init__(self, tile: Tile, levels: Sequence[Level]) -> None:
-        self.tile, self.ctx, self.levels = tile, tile.ctx, levels
-        self.step = 0
-        # By level; the first has all rows.
-        self.parts: dict[int, Part] = {}
+    def __init__(
+        self, tile: Tile, options: Options, stepper: Callable[..., Any] = ScaledStepper
+    ) -> None:
+        self.tile, self.ctx, self.options, self.stepper = tile, tile.ctx, options, stepper
         self.resume(0, None)
 
-    def advance(self, out: Array | None = None) -> list[Part]:
-        """Take all rows one step further; return them by parts, those of all rows first.
+    def resume(self, number: int, step: Step | None) -> None:
+        """Go on after so many steps, the last of which is given; None at the start."""
+        self.number, self.step = number, step
+        precision = self.ctx.precision if step is None else step.precision
+        self.scaled = self.stepper(self.tile, precision, self.options)
+        self.in_logs: LogStepper | None = None
+        if step is not None and step.index is not None:
+            self.in_logs = LogStepper(self.tile.select(step.index), self.options)
 
-        The values of all rows go to `out`, if it is given.
+    def advance(self, room: Array | None = None) -> Step:
+        """Take all rows one step further.
+
+        The values of the states are written over by the step after the next one, unless there is a
+        room for them [groups, rows, K]; those of products by the next one.
         """
-        i, self.step = self.step, self.step + 1
-        unproved: Array | None = None
-        before: State | None = None
-        for level in range(len(self.levels)):
-            if unproved is not None:
-                self._admit(level, unproved, before)
-            part = self.parts.get(level)
-            unproved = None
-            if part is None or part.is_idle:
-                continue
-            assert part.stepper is not None
-            if not part.stepper.tile.count(i):
-                continue
-            before = part.state
-            room = out if level == 0 else None
-            part.state, part.product, bad = part.stepper.advance(before, i, part.gone, room)
-            if bad is not None:
-                unproved, before = self._dismiss(part, level, bad, before)
-        return [self.parts[level] for level in sorted(self.parts)]
+        i, before, widest = self.number, self.step, self.ctx.widest
+        step, bad = self._scaled(i, before, room)
+        if bad is not None and self.scaled.precision is not widest:
+            if not self.options.widens:
+                raise TooWideError
+            self.scaled = self.stepper(self.tile, widest, self.options)
+            step, bad = self._scaled(i, before, room)
+        log_state = None if before is None else before.logs
+        if bad is not None:
+            log_state = self._give_up(step, bad, before)
+        if self.in_logs is not None:
+            step.logs, step.log_product = self.in_logs.advance(log_state, i)
+        self.number, self.step = i + 1, step
+        return step
 
-    def _dismiss(
-        self, part: Part, level: int, bad: Array, before: State | None
-    ) -> tuple[Array, State | None]:
-        """Take rows out of a part; return their numbers, and their state before this step."""
+    def _scaled(self, i: int, before: Step | None, room: Array | None) -> tuple[Step, Array | None]:
+        """Advance scaled states; return which rows are not proved, if any."""
+        state = index = gone = None
+        if before is not None:
+            state, index, gone = before.state, before.index, before.gone
+            if gone is not None and bool(self.ctx.xp.all(gone)):
+                return replace(before), None
+        state, product, bad = self.scaled.advance(state, i, gone, room)
+        return Step(self.scaled.precision, state, product, index, gone), bad
+
+    def _give_up(self, step: Step, bad: Array, before: Step | None) -> State | None:
+        """Let rows go on in log form; return their states before the step."""
         xp, axis = self.ctx.xp, self.tile.select_axis
         # Groups stay whole where there are several: each has matrices of its own.
-        lanes = xp.any(bad, axis=1 - axis)[..., 0]
-        (chosen,) = xp.nonzero(lanes)
-        if before is not None:
-            before = before.select(self.ctx, chosen, axis)
-        if part.index is None:
-            bad = xp.any(bad, axis=1, keepdims=True) if axis == 0 else bad
-            part.gone = bad if part.gone is None else part.gone | bad
-            part.is_idle = bool(xp.all(part.gone))
-            return chosen, before
-        (kept,) = xp.nonzero(~lanes)
-        chosen_rows = xp.take(part.index, chosen)
-        if int(kept.shape[0]) == 0:
-            del self.parts[level]
-        else:
-            self._reselect(part, level, xp.take(part.index, kept))
-            assert part.state is not None
-            assert part.product is not None
-            part.state = part.state.select(self.ctx, kept, axis)
-            part.product = part.product.select(self.ctx, kept, axis)
-        return chosen_rows, before
-
-    def _admit(self, level: int, index: Array, before: State | None) -> None:
-        """Add rows to a level, with their state before the step that is being taken."""
-        part = self.parts.get(level)
-        if part is None:
-            part = self.parts[level] = Part(self.levels[level](self.tile.select(index)), index)
-            assert part.stepper is not None
-            part.state = None if before is None else part.stepper.admit(before)
-            return
-        assert part.stepper is not None
-        assert part.state is not None
-        assert before is not None  # a part that is there has taken a step
-        assert part.index is not None
-        state = concat(self.ctx, [part.state, part.stepper.admit(before)], self.tile.select_axis)
-        index = self.ctx.xp.concat([part.index, index])
-        order = self.ctx.xp.argsort(index)
-        self._reselect(part, level, self.ctx.xp.take(index, order))
-        part.state = state.select(self.ctx, order, self.tile.select_axis)
-
-    def _reselect(self, part: Part, level: int, index: Array) -> None:
-        part.index, part.stepper = index, self.levels[level](self.tile.select(index))
-
-    def snapshot(self) -> list[tuple[int, Part]]:
-        """Return what `resume` goes on from."""
-        return [(level, self.kept(part)) for level, part in self.parts.items()]
-
-    def kept(self, part: Part) -> Part:
-        """Return a part with values of its own: steppers write over their memory."""
-        assert part.state is not None
-        values = self.ctx.xp.asarray(part.state.values, copy=True)
-        own = replace(part.state, values=values)
-        return replace(part, stepper=None, product=None, state=own)
-
-    def resume(self, step: int, parts: Sequence[tuple[int, Part]] | None) -> None:
-        """Go on after `step` steps, with the parts that there were then; None for the start."""
-        self.step = step
-        found = [(0, Part(None, None))] if parts is None else parts
-        self.parts = {}
-        for level, part in found:
-            tile = self.tile if part.index is None else self.tile.select(part.index)
-            self.parts[level] = replace(part, stepper=self.levels[level](tile))
+        bad = xp.any(bad, axis=1, keepdims=True) | xp.zeros_like(bad) if axis == 0 else bad
+        step.gone = bad if step.gone is None else step.gone | bad
+        (step.index,) = xp.nonzero(xp.any(step.gone, axis=1 - axis)[..., 0])
+        self.in_logs = LogStepper(self.tile.select(step.index), self.options)
+        if before is None:
+            return None
+        return before.in_log_form(self.tile).select(self.ctx, step.index, axis)
 
 
-def logs_of_all(tile: Tile, parts: Sequence[Part], products: bool = False) -> State:
-    """Return the states of all rows of a tile, or the products before potentials, in log form."""
-    ctx, xp, axis = tile.ctx, tile.ctx.xp, tile.select_axis
-    states, index = [], []
-    for part in parts:
-        state = part.product if products else part.state
-        assert state is not None
-        if part.is_idle:
-            continue
-        if part.gone is not None:
-            (kept,) = xp.nonzero(~xp.any(part.gone, axis=1 - axis)[..., 0])
-            states.append(state.select(ctx, kept, axis))
-            index.append(kept)
-        elif part.index is None:
-            return state.in_log_form(ctx)
-        else:
-            states.append(state)
-            index.append(part.index)
-    order = xp.argsort(xp.concat(index))
-    logs = [state.in_log_form(ctx) for state in states]
-    return concat(ctx, logs, axis).select(ctx, order, axis)
+def sweeps(
+    ctx: Context,
+    chain: Chain,
+    workspace: int,
+    backward: bool = False,
+    stepper: Callable[..., Any] = ScaledStepper,
+    **proof: bool,
+) -> Iterator[tuple[Tile, Sweep]]:
+    """Yield the tiles of a chain, and sweeps over them that have not begun."""
+    pieces = cut_chain(chain, workspace)
+    for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
+        read = tile.reversed() if backward else tile
+        yield read, Sweep(read, Options(pieces, **proof), stepper)
 
 
-def states_of_all(tile: Tile, parts: Sequence[Part]) -> State:
-    """Return the states of all rows of a tile, in log form if there are several parts."""
-    state = parts[0].state if len(parts) == 1 else logs_of_all(tile, parts)
-    assert state is not None
-    return state
+def last_step(sweep: Sweep) -> Step:
+    """Take a sweep to its end."""
+    for _ in range(sweep.tile.num_steps):
+        step = sweep.advance()
+    return step
 
 
 def with_final(tile: Tile, last: State) -> State:
@@ -231,50 +183,66 @@ class History:
     ----------
     sweep : Sweep
         It has not begun yet.
-    block : int
-        Steps whose states are in memory at a time.
     """
 
-    def __init__(self, sweep: Sweep, block: int) -> None:
-        self.sweep, self.block = sweep, block
-        self.blocks = list(chunks(sweep.tile.num_steps, block))
-        self.snapshots: list[list[tuple[int, Part]]] = []
-        self.kept: list[list[Part]] = []
-        self._slab: Array | None = None
+    def __init__(self, sweep: Sweep) -> None:
+        self.sweep, ctx, pieces = sweep, sweep.ctx, sweep.options.pieces
+        self.blocks = list(chunks(sweep.tile.num_steps, pieces.block))
+        shape = (min(pieces.block, sweep.tile.num_steps), *sweep.tile.state_shape)
+        # Memory in one piece costs less time.
+        self._slab = ctx.empty(shape, ctx.dtype(ctx.precision))
+        self.before: list[Step | None] = []
         for steps in self.blocks:
-            if sweep.step:
-                self.snapshots.append(sweep.snapshot())
-            if steps.stop == sweep.tile.num_steps:
-                self.kept = self._run(steps)
-            else:
-                for _ in range(steps.start, steps.stop):
-                    sweep.advance()
+            self.before.append(sweep.step)
+            if steps is self.blocks[-1]:
+                self._run(steps)
+                continue
+            for i in range(steps.start, steps.stop):
+                is_last = i == steps.stop - 1
+                sweep.advance(ctx.empty(shape[1:], self._slab.dtype) if is_last else None)
         self.last = self.kept[-1]
+        if len(self.blocks) > 1:
+            self.last = replace(self.last, state=self.last.state.copy(ctx))
 
-    def _run(self, steps: slice) -> list[list[Part]]:
-        sweep, ctx = self.sweep, self.sweep.ctx
-        if self._slab is None:
-            shape = (min(self.block, sweep.tile.num_steps), *sweep.tile.state_shape)
-            self._slab = ctx.empty(shape, ctx.dtype(ctx.precision))
-        found = []
-        for i in range(steps.stop - steps.start):
-            first, *others = sweep.advance(out=self._slab[i, ...])
-            first = replace(first, stepper=None, product=None)
-            found.append([first, *(sweep.kept(part) for part in others)])
-        return found
+    def _run(self, steps: slice) -> None:
+        count = steps.stop - steps.start
+        self.kept = [self.sweep.advance(self._slab[i, ...]) for i in range(count)]
+        self.held = steps
 
-    def back(self) -> Iterator[tuple[int, list[Part]]]:
-        """Yield the number of each step, and its parts."""
-        for number in reversed(range(len(self.blocks))):
-            steps = self.blocks[number]
-            if number < len(self.blocks) - 1:
+    def back(self) -> Iterator[tuple[int, Step]]:
+        """Yield the number of each step, and the step."""
+        for steps, before in zip(reversed(self.blocks), reversed(self.before), strict=True):
+            if self.held is not steps:
                 self.kept = []
-                self.sweep.resume(steps.start, self.snapshots[number - 1] if number else None)
-                self.kept = self._run(steps)
+                self.sweep.resume(steps.start, before)
+                self._run(steps)
             for i in reversed(range(steps.start, steps.stop)):
                 yield i, self.kept[i - steps.start]
-        if len(self.blocks) > 1:
-            # Whoever comes next begins with the last block again.
-            self.kept = []
-            self.sweep.resume(self.blocks[-1].start, self.snapshots[-1])
-            self.kept = self._run(self.blocks[-1])
+
+
+def histories(
+    ctx: Context,
+    chain: Chain,
+    workspace: int,
+    keep: bool = False,
+    stepper: Callable[..., Any] = ScaledStepper,
+    **proof: bool,
+) -> Iterator[tuple[Tile, History]]:
+    """Yield the tiles of a chain, and histories of sweeps over them, which fit one at a time.
+
+    With `keep` they are not a part of the workspace. A tile that turns out to need states in
+    float64 is cut into smaller ones.
+    """
+    own = ctx.precision.itemsize
+    # Rooms that were made for states in float32 are there besides.
+    wider = own if ctx.precision is ctx.widest else own + ctx.widest.itemsize
+    pieces, wide = (cut_chain(chain, workspace, 0 if keep else size) for size in (own, wider))
+    options = Options(pieces, widens=pieces == wide, **proof)
+    for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
+        try:
+            yield tile, History(Sweep(tile, options, stepper))
+        except TooWideError:
+            most = wide.rows if tile.select_axis else wide.groups
+            for lanes in chunks(tile.state_shape[tile.select_axis], most):
+                part = tile.part(lanes)
+                yield part, History(Sweep(part, Options(wide, **proof), stepper))

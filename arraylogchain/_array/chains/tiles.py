@@ -26,6 +26,7 @@ from typing import Any
 import array_api_compat.numpy as host
 import numpy as np
 
+from arraylogchain._array.chains.states import part_of
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import Box, Shape, boxes, lengths, within
 from arraylogchain._inputs.chain import Chain
@@ -98,20 +99,21 @@ class Tile:
         own = self.lengths
         if own is not None:
             own = own[[int(index[n]) for n in range(index.shape[0])]]
-        if self.selected is not None:
-            index = self.ctx.xp.take(self.selected, index)
-        return replace(self, selected=index, lengths=own)
+        return replace(self, selected=self.ctx.xp.take(self._numbers(), index), lengths=own)
 
     def part(self, lanes: slice) -> Tile:
         """Return a tile of a slice of the rows or, where there are several groups, of groups."""
-        count = self.state_shape[self.select_axis]
-        if lanes.start is None and lanes.stop == count:
+        if lanes.start is None and lanes.stop == self.state_shape[self.select_axis]:
             return self
-        index = self.selected
-        if index is None:
-            index = self.ctx.xp.arange(count, dtype=self.ctx.index_dtype, device=self.ctx.device)
         own = None if self.lengths is None else self.lengths[lanes]
-        return replace(self, selected=index[lanes], lengths=own)
+        return replace(self, selected=self._numbers()[lanes], lengths=own)
+
+    def _numbers(self) -> Array:
+        """Return which rows, or groups, are selected."""
+        if self.selected is not None:
+            return self.selected
+        count, ctx = self.state_shape[self.select_axis], self.ctx
+        return ctx.xp.arange(count, dtype=ctx.index_dtype, device=ctx.device)
 
     def time(self, i: int) -> int:
         """Return the number of the chain's step that a sweep takes as number i."""
@@ -163,14 +165,11 @@ class Tile:
         x = here.expanded(
             self.potentials[..., first : first + count, :], (count, self.chain.num_states)
         )
-        if here.lengths is not None and here.lengths[-1] < first + count:
-            times = xp.arange(
-                first, first + count, dtype=self.ctx.index_dtype, device=self.ctx.device
-            )
-            ends = self.ctx.integers(here.lengths)
-            real = ends[:, None, None] > times[:, None]
-            real = real[None, ...] if self.select_axis else real[:, None, ...]
-            x = xp.where(real, x, xp.zeros_like(x))
+        if here.lengths is not None:
+            # What is selected is a copy.
+            for t in range(count):
+                ended = slice(self._longer_than(first + t), None)
+                part_of(x, ended, self.select_axis)[:, :, t, :] = 0.0
         return xp.flip(x, axis=-2) if self.backward else x
 
     def start(self) -> Array | None:
@@ -191,6 +190,13 @@ class Tile:
 
     def _selected(self, x: Array) -> Array:
         return x if self.selected is None else self.ctx.pick(x, self.selected, self.select_axis)
+
+    def put_lanes(self, target: Array, index: Array, values: Array) -> None:
+        """Write the values of some rows, or groups, into an array [groups, rows, ...] of all."""
+        if self.select_axis:
+            self.ctx.put(target, (0, index, ...), values[0, ...], add=False)
+        else:
+            self.ctx.put(target, (index, ...), values, add=False)
 
     def place(self, view: Array, values: Array, add: bool = False) -> None:
         """Write values [groups, rows, ...], or add them, where they belong in a view of the tile.

@@ -99,26 +99,23 @@ def _guessed(
     """Return what `cut_in_segments` does, None where guesses fail."""
     xp, cut = ctx.xp, _cut(ctx, chain, segments)
     first, shift = last_message(ctx, cut.front, workspace)
-    link = _first(cut.between)
-    begun, begun_shift = last_message(ctx, _with_ends(link, initial=first), workspace)
-    forward = _verified(ctx, cut, begun, workspace, backward=False)
+    forward = _verified(ctx, cut, first, workspace, backward=False)
     if forward is None:
         return None
     end = _final_logs(ctx, chain)
     last = log_sum(ctx, forward.leaving[..., -1, :] + end)[..., 0]
     total = ctx.empty(chain.batch, ctx.result_dtype)
-    total[...] = ctx.to_result(shift + begun_shift + forward.shift + (forward.factor + last))
+    total[...] = ctx.to_result(shift + forward.shift + (forward.factor + last))
     if operation == "log_partition":
         return total, cut
     backward = _verified(ctx, cut, end, workspace, backward=True)
     if backward is None:
         return None
-    link = _with_ends(link, final=backward.leaving[..., 0, :])
-    after_front, _ = last_message(ctx, link, workspace, backward=True)
-    left = xp.concat([first[..., None, :], forward.leaving[..., :-1, :]], axis=-2)
+    between = _with_ends(cut.between, _shifted(xp, first, forward.leaving), backward.leaving)
+    after_front, _ = last_message(ctx, between, workspace, backward=True)
     return total, Cut(
-        front=_with_ends(cut.front, final=after_front),
-        between=_with_ends(cut.between, left, backward.leaving),
+        front=_with_ends(cut.front, final=after_front[..., 0, :]),
+        between=between,
         within=_with_ends(cut.within, forward.entering, backward.entering),
     )
 
@@ -188,47 +185,37 @@ class Messages(NamedTuple):
 
 
 def _verified(
-    ctx: Context, cut: Cut, begin: Array, workspace: int, backward: bool
+    ctx: Context, cut: Cut, outer: Array, workspace: int, backward: bool
 ) -> Messages | None:
-    """Return the messages of all segments, given the one that enters the first in a direction."""
+    """Return the messages of all segments, given the one from before the first in a direction.
+
+    Backward that is what enters the last segment, forward what leaves the front.
+    """
     xp, within = ctx.xp, cut.within
-    name = "final" if backward else "initial"
-    # Of segments that others follow, in this direction, and of what leads to these.
+    # Segments that others follow.
     some = slice(1, None) if backward else slice(None, -1)
-    links = _some(cut.between, slice(1, None))
     guess, _ = last_message(ctx, _half(within, backward), workspace, backward)
-    guess = guess[..., some, :]
     for _ in range(_TRIALS):
-        given = _with_ends(links, **{name: guess})
-        entering, shift = last_message(ctx, given, workspace, backward)
-        both = [entering, begin[..., None, :]] if backward else [begin[..., None, :], entering]
-        entering = xp.concat(both, axis=-2)
-        given = _with_ends(within, **{name: entering})
+        before = guess if backward else _shifted(xp, outer, guess)
+        links = _with_ends(cut.between, **{"final" if backward else "initial": before})
+        entering, shift = last_message(ctx, links, workspace, backward)
+        if backward:
+            entering = xp.concat([entering[..., 1:, :], outer[..., None, :]], axis=-2)
+        given = _with_ends(within, **{"final" if backward else "initial": entering})
         logs, whole = last_message(ctx, given, workspace, backward)
         if not bool(xp.all(logs < math.inf)):
             return None
-        factors, distance = compared(xp, logs[..., some, :], guess, ctx.widest.eps)
+        factors, distance = compared(xp, logs[..., some, :], guess[..., some, :], ctx.widest.eps)
         if bool(xp.all(distance <= within.num_steps / 4 * ctx.precision.eps)):
             shift = xp.sum(whole, axis=-1) + xp.sum(shift, axis=-1)
             return Messages(entering, logs, shift, xp.sum(factors, axis=-1))
-        guess = logs[..., some, :]
+        guess = logs
     return None
 
 
-def _first(chain: Chain) -> Chain:
-    """Return the first segment of a chain [*batch, segments]."""
-    assert chain.transitions is not None
-    return replace(chain, batch=chain.batch[:-1], transitions=chain.transitions[..., 0, :, :, :])
-
-
-def _some(chain: Chain, which: slice) -> Chain:
-    """Return some of the segments of a chain [*batch, segments]."""
-    matrices = chain.transitions
-    assert matrices is not None
-    if int(matrices.shape[-4]) > 1:
-        matrices = matrices[..., which, :, :, :]
-    count = len(range(*which.indices(chain.batch[-1])))
-    return replace(chain, batch=(*chain.batch[:-1], count), transitions=matrices)
+def _shifted(xp: Any, first: Array, messages: Array) -> Array:
+    """Return messages [*batch, segments, K], each in the next one's place, after a first one."""
+    return xp.concat([first[..., None, :], messages[..., :-1, :]], axis=-2)
 
 
 def _half(chain: Chain, backward: bool) -> Chain:

@@ -8,16 +8,92 @@ comparisons more.
 from __future__ import annotations
 
 import math
-from functools import partial
 
 from arraylogchain._array.chains.log_weight import log_weight
-from arraylogchain._array.chains.maxplus import MaxPlusStepper
-from arraylogchain._array.chains.plans import cut_chain
-from arraylogchain._array.chains.states import part_of
-from arraylogchain._array.chains.sweep import History, Sweep, with_final
-from arraylogchain._array.chains.tiles import Tile, arrange, tiles
-from arraylogchain._context import Array, Context, whole_maximum
+from arraylogchain._array.chains.scaled import Options
+from arraylogchain._array.chains.states import State, part_of
+from arraylogchain._array.chains.sweep import History, histories, last_step, sweeps, with_final
+from arraylogchain._array.chains.tiles import Tile, arrange
+from arraylogchain._context import Array, Context, Precision, whole_maximum
+from arraylogchain._fold import chunks
 from arraylogchain._inputs.chain import Chain
+
+
+class MaxPlusStepper:
+    """Advances states in logs by their largest sums; see `ScaledStepper`. All steps are proved.
+
+    Integer shifts are taken off, and forgotten: paths are told apart by differences alone.
+    """
+
+    def __init__(self, tile: Tile, precision: Precision, options: Options) -> None:
+        self.tile, self.ctx, self.precision = tile, tile.ctx, precision
+        self.panel = options.pieces.panel
+        self._logs: Array | None = None
+
+    def advance(
+        self, before: State | None, i: int, ignored: Array | None, room: Array | None
+    ) -> tuple[State, State, None]:
+        xp, ctx, axis = self.ctx.xp, self.ctx, self.tile.select_axis
+        shape, dtype = self.tile.state_shape, ctx.dtype(ctx.precision)
+        out = ctx.empty(shape, dtype) if room is None else room
+        lanes = slice(self.tile.count(i))
+        now, rest = (part_of(out, some, axis) for some in (lanes, slice(lanes.stop, None)))
+        if before is None:
+            self._start(out)
+        else:
+            rest[...] = part_of(before.values, slice(lanes.stop, None), axis)
+            self._multiply(part_of(before.values, lanes, axis), i, now)
+        x = ctx.load(self.tile.potentials_of(slice(i, i + 1))[:, :, 0, :], ctx.precision)
+        # Their own shift first, so that large potentials do not swallow small differences.
+        ctx.apply(xp.add, now, x - whole_maximum(ctx, x, -1, ctx.precision), out=now)
+        ctx.apply(xp.subtract, now, whole_maximum(ctx, now, -1, ctx.precision), out=now)
+        nothing = xp.zeros_like(out[..., :1])
+        state = State(out, nothing, nothing, None, in_logs=True)
+        return state, state, None
+
+    def _start(self, out: Array) -> None:
+        ctx, xp, start = self.ctx, self.ctx.xp, self.tile.start()
+        if start is None:
+            out[...] = 0.0
+            return
+        logs = ctx.load(start, ctx.precision)
+        logs = logs if self.tile.start_in_logs else xp.log(logs)
+        out[...] = logs - whole_maximum(ctx, logs, -1, ctx.precision)
+
+    def _multiply(self, before: Array, i: int, out: Array) -> None:
+        """Write max_k before[k] + logs of matrix[k, :] into `out`, some k at a time."""
+        ctx, xp = self.ctx, self.ctx.xp
+        groups, rows, size = (int(n) for n in out.shape)
+        together = max(1, min(size, ctx.block // (groups * rows * size)))
+        terms = ctx.empty((groups, rows, together, size), out.dtype)
+        for some in chunks(size, max(1, self.panel // (groups * size))):
+            logs = self.logs_of(i, some)[:, None, ...]
+            for k in chunks(some.stop - some.start, together):
+                at = some.start + k.start
+                room = terms[:, :, : k.stop - k.start, :]
+                of_k = before[:, :, at : at + k.stop - k.start, None]
+                ctx.apply(xp.add, of_k, logs[:, :, k, :], out=room)
+                # A maximum of one would be a slow copy.
+                top = room[:, :, 0, :] if together == 1 else xp.max(room, axis=-2)
+                if at:
+                    ctx.apply(xp.maximum, out, top, out=out)
+                else:
+                    out[...] = top
+
+    def logs_of(self, i: int, k: slice) -> Array:
+        """Return the logs of some rows of the matrices that lead to step i, but for a shift."""
+        ctx, tile, whole = self.ctx, self.tile, slice(0, self.tile.chain.num_states)
+        if self._logs is not None:
+            return self._logs[:, k, :]
+        given, ragged = tile.matrix(i), tile.lengths is not None
+        logs = ctx.load(given[:, k, :], ctx.precision)
+        if tile.chain.transitions_in_logs:
+            logs = logs - whole_maximum(ctx, given, (-2, -1), ctx.precision)
+        else:
+            logs = ctx.xp.log(logs)
+        if k == whole and tile.chain.has_one_matrix and (tile.select_axis or not ragged):
+            self._logs = logs
+        return logs
 
 
 def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
@@ -30,13 +106,19 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     shape = (*chain.batch, chain.num_steps)
     states = xp.full(shape, -1, dtype=ctx.index_dtype, device=ctx.device)
     view = arrange(xp, chain, states, trailing=1)
-    pieces = cut_chain(chain, workspace, history=True)
-    for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
-        sweep = Sweep(tile, [partial(MaxPlusStepper, panel=pieces.panel)])
-        history = History(sweep, pieces.block)
+    for tile, history in histories(ctx, chain, workspace, stepper=MaxPlusStepper):
         _trace(tile, history, view[(*tile.box, ...)])
-        del sweep, history  # before the states of the next tile are kept
+        del history  # before the states of the next tile are kept
     return states, log_weight(ctx, chain, workspace, states)
+
+
+def best_message(ctx: Context, chain: Chain, workspace: int) -> Array:
+    """Return the logs of the largest weights after the last step, [*batch, K], but for a shift."""
+    out = ctx.empty((*chain.batch, chain.num_states), ctx.dtype(ctx.precision))
+    view = arrange(ctx.xp, chain, out, trailing=1)
+    for tile, sweep in sweeps(ctx, chain, workspace, stepper=MaxPlusStepper):
+        tile.place(view[(*tile.box, ...)], last_step(sweep).state.values)
+    return out
 
 
 def _trace(tile: Tile, history: History, view: Array) -> None:
@@ -44,12 +126,11 @@ def _trace(tile: Tile, history: History, view: Array) -> None:
     xp, axis = tile.ctx.xp, tile.select_axis
     columns = Columns(tile)
     index = alive = None
-    for i, parts in history.back():
-        assert parts[0].state is not None
-        best = parts[0].state.values
+    for i, step in history.back():
+        best = step.state.values
         if index is None:
             # Rows that ended earlier still have their last state.
-            best = with_final(tile, parts[0].state).values
+            best = with_final(tile, step.state).values
             index = xp.argmax(best, axis=-1)
             # NaN is not -inf.
             alive = xp.max(best, axis=-1) != -math.inf

@@ -33,10 +33,10 @@ from arraylogchain._array.products.operand import (
     NARROW_TERMS,
     Operand,
     certificate_threshold,
-    exponentials,
+    factor_of,
     is_small,
+    multiply_exponentials,
     shifted,
-    terms_of,
 )
 from arraylogchain._array.products.tiling import Tiling, elementwise_block, tile_product
 from arraylogchain._context import Array, Context
@@ -105,12 +105,12 @@ class CertifiedKernel:
         """Return columns of `b`, which meet many tiles of `a`, with their exponentials."""
         panel = self._operand(b, 1)
         if self.tiling.inner >= b.shape[-2]:
-            panel.factor = self._factor(panel, slice(None), 1)
+            factor_of(self.ctx, panel, 1, slice(None), self.precision, self.block, keep=True)
         return panel
 
     def __call__(self, a: Array, panel: Operand, out: Array) -> None:
         left = self._operand(a, 0)
-        self._sums(left, panel, self.tiling.inner, out)
+        self._sums(left, panel, out, self.tiling.inner)
         if self.narrow:
             self.ctx.in_blocks(lambda box: self._log(out[box]), tuple(out.shape), self.block)
             return
@@ -149,20 +149,8 @@ class CertifiedKernel:
             unproved[box] = mask
         return unproved
 
-    def _sums(self, left: Operand, right: Operand, chunk: int, out: Array) -> None:
-        """Write the product of the exponentials into `out`, the terms in chunks."""
-        xp, ctx = self.ctx.xp, self.ctx
-        for k in chunks(int(left.values.shape[-1]), chunk):
-            of_a = self._factor(left, k, 0)
-            of_b = right.factor if right.factor is not None else self._factor(right, k, 1)
-            if k.start == 0:
-                ctx.apply(xp.matmul, of_a, of_b, out=out)
-            else:
-                ctx.apply(xp.add, out, xp.matmul(of_a, of_b), out=out)
-
-    def _factor(self, x: Operand, k: slice, side: int) -> Array:
-        values = terms_of(x.values, k, side)
-        return exponentials(self.ctx, values, x.shift, self.precision, self.block)
+    def _sums(self, left: Operand, right: Operand, out: Array, chunk: int) -> None:
+        multiply_exponentials(self.ctx, left, right, out, self.precision, chunk, self.block)
 
     def _repair(self, out: Array, left: Operand, right: Operand, unproved: Array) -> None:
         """Compute the unproved entries of `out` again, in place, in tiles of their own."""
@@ -198,7 +186,7 @@ class CertifiedKernel:
             wide.precision = ctx.widest
             sums = ctx.empty(out.shape, ctx.dtype(ctx.widest))
             operands = shifted(ctx, a, 0, ctx.widest), shifted(ctx, b, 1, ctx.widest)
-            wide._sums(*operands, tiling.inner, sums)
+            wide._sums(*operands, sums, tiling.inner)
             still = wide._to_logs(sums, *operands)
             out = xp.where(unproved, xp.astype(sums, out.dtype), out)
             if still is None:

@@ -17,7 +17,7 @@ from arraylogchain._array.products.posterior import (
     posterior_operand,
 )
 from arraylogchain._array.products.tiled import Place, panels
-from arraylogchain._array.products.tiling import Tiling, elementwise_block, tile_product
+from arraylogchain._array.products.tiling import elementwise_block, tile_product
 from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._fold import Box, Fold, boxes
 
@@ -48,18 +48,62 @@ def logmatmulexp_gradients(
     as +inf.
     """
     if is_small(ctx, layout) and layout.is_identity and a.ndim == b.ndim > 1:
-        found = _small_gradients(ctx, a, b, g)
-        if found is not None:
-            return found[0] if wanted[0] else None, found[1] if wanted[1] else None
-    walk = _Walk(ctx, layout, a, b, out, budget)
-    totals = walk.totals(wanted)
-    g = walk.of_product(g)
-    for tile, at in walk.tiles():
-        sums = walk.sums(totals, at)
-        tile.accumulate(at.read(ctx.xp, g, "out"), sums)
+        both = _small_gradients(ctx, a, b, g)
+        if both is not None:
+            return both[0] if wanted[0] else None, both[1] if wanted[1] else None
+    totals = _totals(ctx, layout, wanted)
+    for tile, h, at in _tiles(ctx, layout, a, b, out, g, budget):
+        sums = [
+            # The first panel and the first rows are written, others added.
+            Sums(ctx, part_of(x, at.flat, side), side, at.flat[2 - side].start == 0)
+            for side, x in totals.items()
+        ]
+        tile.accumulate(h, sums)
         if propagates_nan:
             tile.propagate_nan(sums)
-    return walk.finish(totals)
+    found: list[Array | None] = [None, None]
+    for side, x in totals.items():
+        like = (a, b)[side]
+        x = ctx.xp.reshape(layout.restored(ctx.xp, x, side), shape_of(like))
+        found[side] = ctx.xp.astype(x, like.dtype, copy=False)
+    return found[0], found[1]
+
+
+def _totals(ctx: Context, layout: Fold, wanted: tuple[bool, bool]) -> dict[int, Array]:
+    """Return arrays for the gradients that are wanted, in the shapes that tiles have."""
+    batch, rows, cols, inner = layout.sizes
+    shapes = {0: (batch, rows, inner), 1: (batch, inner, cols)}
+    dtype = ctx.dtype(ctx.precision)
+    return {
+        side: ctx.xp.zeros(shape, dtype=dtype, device=ctx.device)
+        for side, shape in shapes.items()
+        if wanted[side]
+    }
+
+
+def _tiles(
+    ctx: Context, layout: Fold, a: Array, b: Array, out: Array, g: Array, budget: int
+) -> Iterator[tuple[_Tile, Array, Place]]:
+    """Yield tiles, their cotangents and where they lie; those of a panel of columns together."""
+    if 0 in layout.sizes:
+        return
+    xp, item = ctx.xp, ctx.precision.itemsize
+    a, b = layout.view_a(xp, a), layout.view_b(xp, b)
+    out, g = (layout.view_out(xp, xp.reshape(x, layout.full_shape)) for x in (out, g))
+    block, reserved = elementwise_block(ctx, budget)
+    # Two factors, one product of their size; quotients, masks, and copies of entries.
+    room = budget - budget // 4 - reserved
+    entry, copied = (2 + 2 * layout.copies) * item + 2, item * layout.copies
+    tiling = tile_product(layout.sizes, room, 2 * item, entry, side=_SIDE, copied_bytes=copied)
+    for places in panels(layout, tiling):
+        panel = None
+        for at in places:
+            if panel is None:
+                panel = posterior_operand(ctx, at.read(xp, b, "b"), 1, ctx.precision)
+            rows = posterior_operand(ctx, at.read(xp, a, "a"), 0, ctx.precision)
+            results = at.read(xp, out, "out")
+            tile = _Tile(ctx, rows, panel, results, tiling.inner, block, budget)
+            yield tile, at.read(xp, g, "out"), at
 
 
 def _small_gradients(ctx: Context, a: Array, b: Array, g: Array) -> Pair | None:
@@ -97,11 +141,11 @@ class _Tile:
                 s.fresh = False
 
     def propagate_nan(self, sums: list[Sums]) -> None:
-        """Make NaN of the sums that a NaN took part in."""
-        nan = self._nan()
-        if nan is not None:
-            for s in sums:
-                s.propagate_nan(nan)
+        """Make NaN of the sums that a NaN took part in; where +inf met -inf, none did."""
+        for operand in (self.a, self.b):
+            if not operand.clean:
+                for s in sums:
+                    s.propagate_nan(self.ctx.xp.isnan(operand.maxima))
 
     def _posteriors(self, h: Array) -> Iterator[tuple[Box, ScaledPosterior | ExactPosterior]]:
         """Yield boxes of the tile and posteriors of entries there; of each entry there is one."""
@@ -136,83 +180,3 @@ class _Tile:
                     wide.weights = None
                 if rest is not None:
                     yield box, ExactPosterior(ctx, a, b, rest, block, tiling.inner)
-
-    def _nan(self) -> Array | None:
-        """Tell where a NaN took part; where +inf met -inf, none did."""
-        if self.a.clean and self.b.clean:
-            return None
-        xp = self.ctx.xp
-        nan = xp.zeros(self.out.shape, dtype=xp.bool, device=self.ctx.device)
-        for operand in (self.a, self.b):
-            if not operand.clean:
-                nan = nan | xp.isnan(operand.maxima)
-        return nan
-
-
-class _Walk:
-    """The tiles of a folded log product, and arrays that hold sums over them."""
-
-    def __init__(
-        self, ctx: Context, layout: Fold, a: Array, b: Array, out: Array, budget: int
-    ) -> None:
-        xp = ctx.xp
-        self.ctx, self.layout, self.a, self.b, self.budget = ctx, layout, a, b, budget
-        self.a_view, self.b_view = layout.view_a(xp, a), layout.view_b(xp, b)
-        self.out_view = self.of_product(out)
-        item = ctx.precision.itemsize
-        self.block, reserved = elementwise_block(ctx, budget)
-        # Two factors, one product of their size; quotients, masks, and copies of entries.
-        room = budget - budget // 4 - reserved
-        entry = (2 + 2 * layout.copies) * item + 2
-        self.tiling = Tiling(1, 1, 1, 1)
-        if 0 not in layout.sizes:
-            copied = item * layout.copies
-            self.tiling = tile_product(
-                layout.sizes, room, 2 * item, entry, side=_SIDE, copied_bytes=copied
-            )
-
-    def of_product(self, x: Array) -> Array:
-        """Return an array of the product's shape as [*batch, *rows, *cols]."""
-        xp = self.ctx.xp
-        return self.layout.view_out(xp, xp.reshape(x, self.layout.full_shape))
-
-    def tiles(self) -> Iterator[tuple[_Tile, Place]]:
-        """Yield tiles, those of a panel of columns together."""
-        if 0 in self.layout.sizes:
-            return
-        ctx, xp, precision = self.ctx, self.ctx.xp, self.ctx.precision
-        limits = (self.tiling.inner, self.block, self.budget)
-        for places in panels(self.layout, self.tiling):
-            panel = None
-            for at in places:
-                if panel is None:
-                    panel = posterior_operand(ctx, at.read(xp, self.b_view, "b"), 1, precision)
-                rows = posterior_operand(ctx, at.read(xp, self.a_view, "a"), 0, precision)
-                yield _Tile(ctx, rows, panel, at.read(xp, self.out_view, "out"), *limits), at
-
-    def totals(self, wanted: tuple[bool, bool]) -> dict[int, Array]:
-        """Return arrays for gradients, by operand, in the shapes that tiles have."""
-        batch, rows, cols, inner = self.layout.sizes
-        shapes = ((batch, rows, inner), (batch, inner, cols))
-        dtype, device = self.ctx.dtype(self.ctx.precision), self.ctx.device
-        return {
-            side: self.ctx.xp.zeros(shapes[side], dtype=dtype, device=device)
-            for side in (0, 1)
-            if wanted[side]
-        }
-
-    def sums(self, totals: dict[int, Array], at: Place) -> list[Sums]:
-        """Return where a tile's sums go; the first panel and the first rows write them."""
-        return [
-            Sums(self.ctx, part_of(x, at.flat, side), side, at.flat[2 - side].start == 0)
-            for side, x in totals.items()
-        ]
-
-    def finish(self, totals: dict[int, Array]) -> Pair:
-        """Return the gradients, None for those that are not wanted."""
-        xp, found = self.ctx.xp, [None, None]
-        for side, x in totals.items():
-            like = (self.a, self.b)[side]
-            x = xp.reshape(self.layout.restored(xp, x, side), shape_of(like))
-            found[side] = xp.astype(x, like.dtype, copy=False)
-        return found[0], found[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from arraylogchain._context import Array, Context, Precision, is_transposed, whole_part
-from arraylogchain._fold import Box, Fold, within
+from arraylogchain._fold import Box, Fold, chunks, within
 
 _LOST_PER_TERM = 5.0
 _EVERY = slice(None)
@@ -35,7 +35,6 @@ class Operand:
     values: Array
     maxima: Array = None  # along the axis of the terms; None if not needed
     shift: Array = None  # integers, along that axis or one for all; None is 0
-    narrow: bool = False  # whether all entries are finite and close to each other
     clean: bool = True  # whether there is no +inf or NaN; unknown where gradients need not know
     factor: Array | None = None  # exp(values - shift), where it is kept
 
@@ -89,3 +88,47 @@ def exponentials(
 
     ctx.in_blocks(fill, tuple(x.shape), block)
     return factor
+
+
+def factor_of(
+    ctx: Context,
+    x: Operand,
+    side: int,
+    k: slice,
+    precision: Precision,
+    block: int,
+    keep: bool = False,
+) -> Array:
+    """Return the exponentials of some terms of an operand; with `keep`, those of all are kept."""
+    if x.factor is not None:
+        return x.factor
+    values = terms_of(x.values, k, side)
+    factor = exponentials(ctx, values, x.shift, precision, block)
+    if not x.clean:
+        # What is infinite or NaN itself.
+        factor[ctx.xp.isnan(factor)] = 0.0
+    if keep and factor.shape == x.values.shape:
+        x.factor = factor
+    return factor
+
+
+def multiply_exponentials(
+    ctx: Context,
+    left: Operand,
+    right: Operand,
+    out: Array,
+    precision: Precision,
+    chunk: int,
+    block: int,
+    keep: bool = False,
+) -> None:
+    """Write the product of the exponentials into `out`, `chunk` terms at a time."""
+    for k in chunks(int(left.values.shape[-1]), chunk):
+        of_a, of_b = (
+            factor_of(ctx, x, side, k, precision, block, keep)
+            for side, x in enumerate((left, right))
+        )
+        if k.start == 0:
+            ctx.apply(ctx.xp.matmul, of_a, of_b, out=out)
+        else:
+            ctx.apply(ctx.xp.add, out, ctx.xp.matmul(of_a, of_b), out=out)

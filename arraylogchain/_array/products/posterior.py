@@ -23,7 +23,8 @@ import math
 from arraylogchain._array.products.operand import (
     Operand,
     certificate_threshold,
-    exponentials,
+    factor_of,
+    multiply_exponentials,
     part_of,
     shifted,
     terms_of,
@@ -41,7 +42,7 @@ _ROOM = 2.0**27
 
 
 def posterior_operand(ctx: Context, x: Array, side: int, precision: Precision) -> Operand:
-    """Return an operand of the product; `narrow` if its entries span `_SPAN` at most.
+    """Return an operand of the product.
 
     All results that +inf or NaN take part in are infinite or NaN and have no posterior. So the
     shift of a row or column with one of them is +inf, which makes zeros of its exponentials.
@@ -51,7 +52,7 @@ def posterior_operand(ctx: Context, x: Array, side: int, precision: Precision) -
     if top - low <= _SPAN[precision.name]:
         dtype = ctx.dtype(precision)
         shift = xp.full((1, 1, 1), float(round(top)), dtype=dtype, device=ctx.device)
-        return Operand(x, shift=shift, narrow=True)
+        return Operand(x, shift=shift)
     operand = shifted(ctx, x, side, precision)
     if not top < math.inf:
         unusable = ~(operand.maxima < math.inf)
@@ -106,7 +107,7 @@ class Sums:
             self.add(k, product)
 
     def propagate_nan(self, nan: Array) -> None:
-        """Make NaN of what a NaN in the product [batch, rows, cols] came from."""
+        """Make NaN of what a NaN in the product came from: [batch, rows, 1] or [batch, 1, cols]."""
         xp = self.ctx.xp
         hit = xp.any(nan, axis=-2 if self.side else -1, keepdims=True)
         nans = xp.zeros(hit.shape, dtype=self.target.dtype, device=self.ctx.device)
@@ -122,7 +123,7 @@ class ScaledPosterior:
     ) -> None:
         self.ctx, self.a, self.b, self.precision = ctx, a, b, precision
         self.inner = int(a.values.shape[-1])
-        self.chunk, self.block = min(chunk, self.inner), block
+        self.chunk, self.block = chunk, block
         self.shape = (a.values.shape[0], a.values.shape[1], b.values.shape[2])
         self.weights: Array = None
 
@@ -148,12 +149,8 @@ class ScaledPosterior:
         largest = 1.0 / certificate_threshold(self.precision, self.inner)
         precise = self._is_precise(out)
         if not precise:
-            for k in chunks(self.inner, self.chunk):
-                left, right = self._factors(k)
-                if k.start == 0:
-                    ctx.apply(xp.matmul, left, right, out=self.weights)
-                else:
-                    ctx.apply(xp.add, self.weights, xp.matmul(left, right), out=self.weights)
+            limits = (self.precision, self.chunk, self.block)
+            multiply_exponentials(ctx, self.a, self.b, self.weights, *limits, keep=True)
         left = ctx.empty(self.shape, xp.bool)
         found: list[Box] = []
 
@@ -189,8 +186,7 @@ class ScaledPosterior:
         xp = self.ctx.xp
         if self.precision is not self.ctx.precision or out.dtype != self.ctx.dtype(self.precision):
             return False
-        top, low = self.ctx.extremes(out)
-        if top <= _PRECISE and low >= -_PRECISE:
+        if self.ctx.are_within(_PRECISE, out):
             return True
         for box in boxes(self.shape, self.block):
             size = xp.abs(out[box])
@@ -199,27 +195,13 @@ class ScaledPosterior:
                 return False
         return True
 
-    def _factors(self, k: slice) -> list[Array]:
-        """Return the chunk k of both factors."""
-        return [self._factor(x, k, side) for side, x in enumerate((self.a, self.b))]
-
-    def _factor(self, x: Operand, k: slice, side: int) -> Array:
-        """Return the chunk k of a factor; a whole one is kept."""
-        if x.factor is not None:
-            return x.factor
-        values = terms_of(x.values, k, side)
-        factor = exponentials(self.ctx, values, x.shift, self.precision, self.block)
-        if not x.clean:
-            # What is infinite or NaN itself.
-            factor[self.ctx.xp.isnan(factor)] = 0.0
-        if self.chunk == self.inner:
-            x.factor = factor
-        return factor
-
     def accumulate(self, h: Array, sums: list[Sums]) -> None:
         """Add the sums of h p over columns and over rows; the h are those that were proved."""
         for k in chunks(self.inner, self.chunk):
-            factors = self._factors(k)
+            factors = [
+                factor_of(self.ctx, x, side, k, self.precision, self.block, keep=True)
+                for side, x in enumerate((self.a, self.b))
+            ]
             for s in sums:
                 other = self.ctx.xp.matrix_transpose(factors[1 - s.side])
                 pair = (other, self.weights) if s.side else (self.weights, other)

@@ -99,7 +99,7 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Integers, uniforms: 
         totals, windows = whole.forward(rows)
         for window, history in windows:
             for steps in reversed(list(sweep.blocks(rows, window))):
-                block = sweep.read(rows, steps, backward=True, with_potentials=False)
+                block = sweep.read(rows, steps, backward=True)
                 draw_back(block, history, totals, flat)
 
     sweep.share(work, whole.row_bytes)

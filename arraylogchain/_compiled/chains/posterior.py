@@ -33,24 +33,31 @@ class Posterior:
 
     def forward(self, rows: range, keep: bool = False) -> Forward:
         """Run the forward pass of a tile; `keep` says to keep all states, whatever they take."""
-        sweep = self.sweep
-        length = sweep.T if keep else sweep.window(rows, self.step_bytes)
-        shape = (len(rows), length, sweep.K)
-        # Exponents have memory once there are wide states.
-        kept, exponents = (np.empty(shape), np.empty(shape[:2], np.uint8)), [NO_STATES]
-        totals = np.empty(len(rows))
+        # Exponents take as much as the states themselves, and are there for wide ones only.
+        found = self._forward(rows, keep, wide=False) or self._forward(rows, keep, wide=True)
+        assert found is not None
+        return found
 
-        def run(window: range, states: Floats) -> None:
-            start = states.copy()
-            if sweep.forward(rows, window, states, history=history(window), totals=totals):
-                exponents[0], states[...] = np.empty(shape), start
-                sweep.forward(rows, window, states, history=history(window), totals=totals)
+    def _forward(self, rows: range, keep: bool, wide: bool) -> Forward | None:
+        """Run it, with memory for wide states or without; None if that was not enough."""
+        sweep, lacks = self.sweep, False
+        step_bytes = self.step_bytes if wide else 8 * sweep.K + 1
+        length = sweep.T if keep else sweep.window(rows, step_bytes)
+        shape = (len(rows), length, sweep.K)
+        kept, exponents = np.empty(shape), np.empty(shape) if wide else NO_STATES
+        are_wide, totals = np.empty(shape[:2], np.uint8), np.empty(len(rows))
 
         def history(window: range) -> tuple[Any, ...]:
-            return kept[0], exponents[0], kept[1], window.start
+            return kept, exponents, are_wide, window.start
+
+        def run(window: range, states: Floats) -> None:
+            nonlocal lacks
+            if not lacks:
+                kept_in = history(window)
+                lacks = sweep.forward(rows, window, states, history=kept_in, totals=totals)
 
         windows = sweep.windows(length, sweep.state(rows), run)
-        return totals, ((window, history(window)) for window in windows)
+        return None if lacks else (totals, ((window, history(window)) for window in windows))
 
     def add(
         self,
@@ -127,29 +134,29 @@ _NO_MATRICES = np.empty((0, 0, 0, 0))
 
 def marginals(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the posterior probabilities of all states at all steps, [*batch, T, K]."""
-    shape = (*chain.batch, chain.num_steps, chain.num_states)
-    return _posterior_sum(ctx, chain, workspace, "potentials", shape)
+    return _posterior(ctx, chain, workspace, "potentials")[1]["potentials"]
 
 
 def expected_transitions(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return expected counts in the shape of the transitions."""
-    assert chain.transitions is not None
-    return _posterior_sum(ctx, chain, workspace, "transitions", chain.transitions.shape)
-
-
-def _posterior_sum(ctx: Context, chain: Chain, workspace: int, name: str, shape: Shape) -> Array:
-    whole = Posterior(chain, workspace)
-    wanted = {name: (shape, ctx.result_dtype)}
-    return whole.sums(whole.forward, wanted, _ONE, False, workspace)[name]
+    return _posterior(ctx, chain, workspace, "transitions")[1]["transitions"]
 
 
 def posterior(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array, Array | None]:
     """Return log Z [*batch], marginals [*batch, T, K], and expected counts or None."""
-    totals = np.empty(chain.batch, ctx.result_dtype)
-    shape = (*chain.batch, chain.num_steps, chain.num_states)
-    wanted: dict[str, tuple[Shape, Any]] = {"potentials": (shape, ctx.result_dtype)}
+    names = ("potentials",) if chain.transitions is None else ("potentials", "transitions")
+    totals, sums = _posterior(ctx, chain, workspace, *names)
+    return totals, sums["potentials"], sums.get("transitions")
+
+
+def _posterior(
+    ctx: Context, chain: Chain, workspace: int, *names: str
+) -> tuple[Array, dict[str, Array]]:
+    """Return log Z [*batch], and by name what is asked for of marginals and expected counts."""
+    shapes = {"potentials": (*chain.batch, chain.num_steps, chain.num_states)}
     if chain.transitions is not None:
-        wanted["transitions"] = (chain.transitions.shape, ctx.result_dtype)
+        shapes["transitions"] = chain.transitions.shape
+    totals = np.empty(chain.batch, ctx.result_dtype)
     whole, flat = Posterior(chain, workspace), totals.reshape(-1)
 
     def forward(rows: range) -> Forward:
@@ -157,8 +164,8 @@ def posterior(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array,
         flat[whole.sweep.layout.positions(rows)] = found[0]
         return found
 
-    sums = whole.sums(forward, wanted, _ONE, False, workspace)
-    return totals, sums["potentials"], sums.get("transitions")
+    wanted = {name: (shapes[name], ctx.result_dtype) for name in names}
+    return totals, whole.sums(forward, wanted, _ONE, False, workspace)
 
 
 def value_and_pullback(

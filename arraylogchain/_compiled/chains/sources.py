@@ -10,9 +10,8 @@ import numpy as np
 
 from arraylogchain._compiled.chains.layout import Layout
 from arraylogchain._compiled.loops.compiling import Floats, Integers
-from arraylogchain._compiled.loops.matrices import prepare, prepare_logs
+from arraylogchain._compiled.loops.matrices import LOGS, prepare, prepare_logs
 from arraylogchain._compiled.loops.recursion import MATRICES
-from arraylogchain._compiled.loops.steps import LOGS
 from arraylogchain._fold import Shape
 from arraylogchain._inputs.chain import Chain
 
@@ -28,7 +27,7 @@ def can_be_read(array: Any) -> bool:
 def frozen(array: Any) -> Any:
     """Return a view that cannot be written to. Callers may give such, and loops take no others."""
     view = array.view()
-    view.flags.writeable = False
+    view.setflags(write=False)
     return view
 
 
@@ -48,15 +47,16 @@ class Rows:
 
     def __init__(self, array: Any, layout: Layout | None, kind: int, budget: int) -> None:
         self.array, self.layout, self.kind = array, layout, kind
-        self.whole: Floats | None = None
+        self.whole: tuple[Floats, int] | None = None
         if can_be_read(array) or 8 * array.size <= budget:
             whole = np.ascontiguousarray(array, np.float64)
-            self.whole = frozen(whole.reshape(-1, *array.shape[-2:]))
+            self.whole = frozen(whole.reshape(-1, *array.shape[-2:])), 0
 
     def read(self, rows: range, steps: range, maps: Integers) -> tuple[Floats, int]:
-        """Return the weights of rows and steps, with the number of the first; enter their map."""
-        if self.whole is not None:
-            return self.whole, 0
+        """Return the weights of rows and steps, with the number of the first; enter their map.
+
+        Where there is the whole, it serves.
+        """
         assert self.layout is not None
         maps[self.kind] = self.layout.local(rows.start)
         index = self.layout.index(self.array.shape[:-2], rows)
@@ -123,18 +123,19 @@ class Matrices:
             self.whole = self._prepared(range(self.groups), range(steps))
 
     def read(self, groups: range, steps: range, maps: Integers) -> tuple[Any, ...]:
-        """Return prepared matrices, with the number of the first step; enter their map."""
-        if self.whole is not None:
-            return self.whole
+        """Return prepared matrices, with the number of the first step; enter their map.
+
+        Where there is the whole, it serves.
+        """
         maps[MATRICES, -1] = -groups.start
         return self._prepared(groups, range(1) if self.is_one else steps)
 
     def _prepared(self, groups: range, steps: range) -> tuple[Any, ...]:
         given, in_logs, K = self._given(groups, steps), self.in_logs, self.array.shape[-1]
         shape = given.shape[:2]
-        shifts = np.zeros(shape)
-        flags = np.full(shape, LOGS if in_logs else 0, np.int64)
+        shifts, flags = np.zeros(shape), np.zeros(shape, np.int64)
         if self.form == "given":
+            flags += LOGS if in_logs else 0
             return given, given, shifts, flags, _full_band(K), steps.start
         bands = np.empty((*shape, K, 2), np.int64) if self.with_bands else _full_band(K)
         if self.form == "logs":
@@ -155,7 +156,7 @@ class Matrices:
         if len(groups) < self.groups:
             part = part[np.unravel_index(np.arange(groups.start, groups.stop), self.own)]
         if self.form == "transposed":
-            part = np.swapaxes(part, -1, -2)
+            part = part.swapaxes(-1, -2)
         part = np.ascontiguousarray(part, np.float64)
         shape = (len(groups), len(steps), *part.shape[-2:])
         return frozen(part.reshape(shape))  # type: ignore[no-any-return]

@@ -108,9 +108,9 @@ class Sum:
         for other in others:
             if other.total is not total:
                 total += other.total
-        # Derivatives by weights can be beyond all numbers.
-        limit = float(np.finfo(self.dtype).max)
-        if self.name != "potentials":
+        if self.name != "potentials" and (others or self.dtype != np.float64):
+            # Derivatives by weights can be beyond all numbers.
+            limit = float(np.finfo(self.dtype).max)
             np.clip(total, -limit, limit, out=total)
         if self.name == "transitions" and total.dtype == np.float64:
             _transpose(total.reshape(-1, *total.shape[-2:]))

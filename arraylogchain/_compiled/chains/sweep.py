@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from arraylogchain._compiled.chains.layout import layout_of
 from arraylogchain._compiled.chains.sources import Matrices, Rows, frozen, ones
 from arraylogchain._compiled.loops import recursion
-from arraylogchain._compiled.loops.compiling import Floats
+from arraylogchain._compiled.loops.compiling import Floats, Integers
 from arraylogchain._compiled.loops.recursion import FINAL, INITIAL, POTENTIALS
 from arraylogchain._compiled.loops.steps import ROWS, SCALE
 from arraylogchain._inputs.chain import Chain
@@ -36,11 +37,16 @@ _TILES = 16
 # Potentials whose exponentials are taken together.
 _AHEAD = 256
 
-_NO_WEIGHTS = (frozen(np.empty((0, 0, 0))), 0)
 NO_STATES = np.empty((0, 0, 0))
 _NO_HISTORY = (NO_STATES, NO_STATES, np.empty((0, 0), np.uint8), 0)
 NO_MESSAGES = (NO_STATES, 0)
 _NO_TOTALS = np.empty(0)
+
+
+@lru_cache(maxsize=16)
+def _same_lengths(T: int) -> Integers:
+    """Return the number of steps of all rows."""
+    return frozen(np.array([T]))  # type: ignore[no-any-return]
 
 
 class Sweep:
@@ -80,8 +86,10 @@ class Sweep:
             for is_backward, form in forms.items()
             if form is not None
         }
-        lengths = np.array([T]) if chain.lengths is None else chain.lengths
-        self.lengths = frozen(np.ascontiguousarray(lengths, np.int64).reshape(-1))
+        # What is read, and prepared, a block at a time.
+        self.in_parts = [m for m in self.matrices.values() if m.whole is None and not m.is_one]
+        lengths = chain.lengths
+        self.lengths = _same_lengths(T) if lengths is None else frozen(lengths.reshape(-1))
         self.step_work = K * K + _STATE_WORK * K + _STEP_WORK
 
     def _ends(self, array: Any, kind: int, budget: int) -> Rows:
@@ -103,7 +111,7 @@ class Sweep:
         row_bytes += 16 * self.K + 8 * SCALE + 64
         together = max(1, _WORK // (self.T * self.step_work))
         least = 1
-        if any(each.whole is None and not each.is_one for each in self.matrices.values()):
+        if self.in_parts:
             # Many rows of a group share what it takes to prepare the matrices of a block.
             least = min(_ROWS_OF_A_BLOCK, self.layout.rows_per_group)
         together = min(self.layout.num_rows, max(together, least))
@@ -144,9 +152,8 @@ class Sweep:
         """Cut steps into blocks, each step of a row taking so many bytes beside its potentials."""
         by_work = _WORK // (len(rows) * self.step_work)
         needed = len(rows) * (self.potentials.step_bytes + step_bytes)
-        for matrices in self.matrices.values():
-            if matrices.whole is None and not matrices.is_one:
-                needed += len(self.groups(rows)) * matrices.matrix_bytes
+        for matrices in self.in_parts:
+            needed += len(self.groups(rows)) * matrices.matrix_bytes
         tiles = min(_TILES, -(-self.layout.num_rows // len(rows)))
         length = max(1, min(by_work, self.budget // 4 // tiles // max(1, needed)))
         for start in range(steps.start, steps.stop, length):
@@ -154,8 +161,6 @@ class Sweep:
 
     def groups(self, rows: range) -> range:
         """Return the groups of rows."""
-        if all(matrices.groups == 1 for matrices in self.matrices.values()):
-            return range(1)
         each = self.layout.rows_per_group
         return range(rows.start // each, -(-rows.stop // each))
 
@@ -167,26 +172,21 @@ class Sweep:
         first = min(max(steps.start - 1, 0), last)
         return range(first, min(max(steps.stop - 1, first + 1), last + 1))
 
-    def read(
-        self, rows: range, steps: range, backward: bool = False, with_potentials: bool = True
-    ) -> tuple[Any, ...]:
+    def read(self, rows: range, steps: range, backward: bool = False) -> tuple[Any, ...]:
         """Return what loops read of a block of steps; see `loops.recursion`.
 
         Backward, potentials are those of one step more, and matrices those that lead on from steps.
         """
-        maps, moves = self.layout.maps.copy(), self.moves(steps, backward)
-        weighed = range(steps.start, min(steps.stop + 1, self.T)) if backward else steps
-        potentials = self.potentials.read(rows, weighed, maps) if with_potentials else _NO_WEIGHTS
-        form = self.matrices.get(backward) or self.matrices[False]
-        matrices = form.read(self.groups(rows), moves, maps)
-        initial, _ = self.initial.read(rows, range(1), maps)
-        final, _ = self.final.read(rows, range(1), maps)
-        chain = self.chain
-        ends = (initial[:, 0], chain.initial_in_logs, final[:, 0], chain.final_in_logs)
+        maps, form = self.layout.maps.copy(), self.matrices.get(backward) or self.matrices[False]
+        matrices = form.whole or form.read(self.groups(rows), self.moves(steps, backward), maps)
+        weighed = range(steps.start, min(steps.stop + backward, self.T))
+        potentials = self.potentials.whole or self.potentials.read(rows, weighed, maps)
+        initial, _ = self.initial.whole or self.initial.read(rows, range(1), maps)
+        final, _ = self.final.whole or self.final.read(rows, range(1), maps)
+        ends = (initial, self.chain.initial_in_logs, final, self.chain.final_in_logs)
         place = (rows.start, len(rows), self.layout.dims, maps, self.lengths)
         ahead = max(1, _AHEAD // self.K)
-        flat = np.empty(ahead * self.K)
-        room = (np.empty((ROWS, self.K)), flat.reshape(ahead, self.K), flat, np.empty(ahead))
+        room = (np.empty((ROWS, self.K)), np.empty(ahead * self.K), np.empty(ahead))
         return place, potentials, matrices, ends, (steps.start, steps.stop), room
 
     def state(self, rows: range) -> Floats:

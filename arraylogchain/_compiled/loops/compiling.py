@@ -53,8 +53,9 @@ def _compiled(function: Function, **more: bool) -> Function:
     except RuntimeError:  # there is no folder to keep it in
         return cast(Function, njit(**options)(function))
     index: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
-    if hasattr(index, "_source_stamp"):
-        index._source_stamp = _STAMP
+    if hasattr(index, "_version"):
+        # What another version has left is not even read: it may name classes that are gone.
+        index._version = f"{index._version} {_STAMP}"
     return cast(Function, dispatcher)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 
 from arraylogchain._compiled.loops.compiling import compiled, inner
+from arraylogchain._compiled.loops.matrices import sum_products
 from arraylogchain._compiled.loops.numbers import log_of, split
 from arraylogchain._compiled.loops.recursion import (
     MATRICES,
@@ -33,7 +34,6 @@ from arraylogchain._compiled.loops.steps import (
     WEIGHED,
     column_terms,
     share_of,
-    sum_products,
     sum_terms,
     terms_with,
     weights_of,
@@ -122,7 +122,7 @@ def entropies(block, logs, states, entropies_of_states, out):
     scratch, begin = room[0], matrices[5]
     for r in range(rows[1]):
         row, state = row_of(block, r), state_of(states, r)
-        first = row.start - len(room[3])
+        first = row.start - len(room[2])
         H, g = entropies_of_states[r], place(rows, r, rows[3][MATRICES])
         for t in range(row.start, row.stop):
             if t == 0:

@@ -41,7 +41,7 @@ def filter_steps(block, states, shares, logs):
     for r in range(rows[1]):
         row, state = row_of(block, r), state_of(states, r)
         m, e, scale = state
-        first = row.start - len(room[3])
+        first = row.start - len(room[2])
         for t in range(row.start, row.stop):
             before, n, high, low = 1.0, 0.0, 0.0, 0.0
             if t == 0:

@@ -1,10 +1,37 @@
-"""What is found out about matrices before steps are taken with them."""
+"""Matrices of steps: what is found out about them before steps are taken, and sums of products."""
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+import numpy as np
+
 from arraylogchain._compiled.loops.compiling import compiled, inlined, inner
-from arraylogchain._compiled.loops.numbers import INF, LEAST_EXPONENT, ROUNDER, exp
-from arraylogchain._compiled.loops.steps import LARGE, LOGS, LOST, SMALL, SPECIAL
+from arraylogchain._compiled.loops.numbers import (
+    INF,
+    LEAST_EXPONENT,
+    ROUNDER,
+    any_wide_exp,
+    exp,
+    split,
+)
+
+# What is known of a matrix.
+SPECIAL = 1  # some entries are NaN, infinite or negative
+LOST = 2  # exponentials of some entries are taken for 0, and only their logarithms tell
+SMALL = 4  # some entries, but not zeros, are below 2**-52
+LARGE = 8  # some entries are above 2**200
+LOGS = 16  # the matrix was given as logarithms
+
+
+class Matrix(NamedTuple):
+    """The matrix P [K, K] of a step, or exp(L - shift), and what is known of it."""
+
+    P: Any
+    L: Any
+    shift: Any
+    flag: Any
+    bands: Any
 
 
 @inlined
@@ -85,3 +112,38 @@ def prepare_logs(given, in_logs, L, flags, bands, with_bands):
                     L[g, s, k, j] = own[k, j] - shift
             if with_bands:
                 find_bands(own, in_logs, bands[g, s])
+
+
+@inlined
+def sum_products(m, P, bands, out):
+    """Write m @ P to out: four rows at a time, within their bands."""
+    K = len(m)
+    for j in range(K):
+        out[j] = 0.0
+    k = 0
+    while k + 3 < K:
+        m0, m1, m2, m3 = m[k], m[k + 1], m[k + 2], m[k + 3]
+        if m0 + m1 + m2 + m3 > 0.0:
+            # Loops over unsigned numbers need no check of their sign, and so are vectorised.
+            for j in range(np.uint64(bands[k, 0]), np.uint64(bands[k, 1])):
+                pair = m0 * P[k, j] + m1 * P[k + 1, j]
+                out[j] += pair + (m2 * P[k + 2, j] + m3 * P[k + 3, j])
+        k += 4
+    while k < K:
+        for j in range(np.uint64(bands[k, 0]), np.uint64(bands[k, 1])):
+            out[j] += m[k] * P[k, j]
+        k += 1
+
+
+@inlined
+def is_open(matrix, k, j):
+    """Tell whether an entry of a matrix is not 0."""
+    return matrix.L[k, j] > -INF if matrix.flag & LOGS else matrix.P[k, j] != 0.0
+
+
+@inlined
+def wide_entry(matrix, k, j):
+    """Return an entry of a matrix as a wide number."""
+    if matrix.flag & LOGS:
+        return any_wide_exp(matrix.L[k, j] - matrix.shift)
+    return split(matrix.P[k, j])

@@ -114,3 +114,32 @@ def log_of(m, e, high, low):
     s, rest = two_sum(high, large * LN2_HIGH)
     s, more = two_sum(s, (n - large) * LN2_HIGH)
     return s + (rest + more + low + n * LN2_LOW + math.log(m))
+
+
+@inlined
+def largest_finite(x):
+    """Return the largest of x, 0 where it is not finite, and whether +inf or NaN is in it."""
+    top = -INF
+    special = False
+    for j in range(len(x)):
+        top = x[j] if x[j] > top else top
+        special |= not x[j] < INF
+    return (0.0 if special or top == -INF else top), special
+
+
+@inner
+def exponentials(x, start, stop, factors, tops):
+    """Write exp(x[t] - top) for t = start ... stop - 1, top being the largest of x[t].
+
+    It is NaN if +inf or NaN is among them. The exponentials of many short rows in one loop make the
+    best of vector instructions.
+    """
+    n = 0
+    for t in range(start, stop):
+        top, special = largest_finite(x[t])
+        tops[t - start] = math.nan if special else top
+        for k in range(x.shape[1]):
+            factors[n + k] = x[t, k] - top
+        n += x.shape[1]
+    for i in range(n):
+        factors[i] = exp(factors[i])

@@ -7,18 +7,23 @@ import math
 import numpy as np
 
 from arraylogchain._compiled.loops.compiling import compiled, inlined, inner, number_of
-from arraylogchain._compiled.loops.numbers import INF, ROUNDER, log_of, power_of_two, split
+from arraylogchain._compiled.loops.matrices import LOGS, SPECIAL
+from arraylogchain._compiled.loops.numbers import (
+    INF,
+    ROUNDER,
+    largest_finite,
+    log_of,
+    power_of_two,
+    split,
+)
 from arraylogchain._compiled.loops.recursion import BATCH, matrix_of, place, recall, row_of
 from arraylogchain._compiled.loops.steps import (
     EXPONENTS,
     LARGEST_SUM,
-    LOGS,
     RESULT,
-    SPECIAL,
     SUMS,
     TERMS,
     add_to_scale,
-    largest_finite,
     least_sum,
     terms_with,
 )
@@ -190,7 +195,7 @@ def draw_back(block, history, totals, out):
 
     Matrices are transposed. At a row's last step, -1 - k stands for state k.
     """
-    rows, _, _, ends, _, (scratch, _, _, _) = block
+    rows, _, _, ends, _, (scratch, _, _) = block
     for r in range(rows[1]):
         row, at = row_of(block, r), place(rows, r, rows[3][BATCH])
         for t in range(row.stop - 1, row.start - 1, -1):

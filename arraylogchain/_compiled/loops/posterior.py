@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from arraylogchain._compiled.loops.compiling import compiled, inlined, inner
+from arraylogchain._compiled.loops.matrices import LARGE, wide_entry
 from arraylogchain._compiled.loops.numbers import INF, SAFE, join
 from arraylogchain._compiled.loops.recursion import (
     COTANGENT,
@@ -27,7 +28,6 @@ from arraylogchain._compiled.loops.recursion import (
     step_backward,
 )
 from arraylogchain._compiled.loops.steps import (
-    LARGE,
     LARGEST_SUM,
     WEIGHED,
     WEIGHED_EXPONENTS,
@@ -40,7 +40,6 @@ from arraylogchain._compiled.loops.steps import (
     terms_with,
     weigh,
     weights_of,
-    wide_entry,
     wide_products,
     wide_weight,
 )

@@ -11,12 +11,11 @@ matrices : (P, L, shifts, flags, bands, begin)
     Matrices [n, steps or 1, K, K] and what is known of them; see `matrices.prepare`. The first is
     that of transition number `begin`.
 ends : (initial, initial_in_logs, final, final_in_logs)
-    Weights [n, K].
+    Weights [n, 1, K].
 span : (start, stop)
     The steps that are taken, start ... stop - 1.
-room : (scratch, factors, flat, tops)
-    Memory: see `steps.ROWS`; and what `steps.exponentials` writes of some steps, `flat` being
-    `factors` in one axis.
+room : (scratch, factors, tops)
+    Memory: see `steps.ROWS`; and what `numbers.exponentials` writes of some steps.
 
 And what goes on from call to call, or is written:
 
@@ -32,19 +31,18 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from arraylogchain._compiled.loops.compiling import compiled, inlined, inner
-from arraylogchain._compiled.loops.numbers import log_of
+from arraylogchain._compiled.loops.matrices import Matrix
+from arraylogchain._compiled.loops.numbers import exponentials, log_of
 from arraylogchain._compiled.loops.steps import (
     HIGH,
     LOW,
     POWER,
     SCALE,
     WIDE,
-    Matrix,
     State,
     Weights,
     backward_step,
     bring_into_range,
-    exponentials,
     forward_step,
     load,
     rescale,
@@ -98,8 +96,8 @@ def row_of(block, r):
         x[place(rows, r, maps[POTENTIALS])],
         x_begin,
         matrices,
-        ends[0][place(rows, r, maps[INITIAL])],
-        ends[2][place(rows, r, maps[FINAL])],
+        ends[0][place(rows, r, maps[INITIAL]), 0],
+        ends[2][place(rows, r, maps[FINAL]), 0],
     )
 
 
@@ -132,25 +130,27 @@ def step_forward(row, t, state, first, room):
 
     `first` is what the step before returned; where there was none, so that none is in `room`.
     """
-    scratch, factors, flat, tops = room
+    scratch, factors, tops = room
     if t >= first + len(tops):
         first, stop = t, t + len(tops)
         stop = stop if stop < row.stop else row.stop
-        exponentials(row.x, t - row.x_begin, stop - row.x_begin, flat, tops)
-    x, i = row.x[t - row.x_begin], t - first
-    return first, forward_step(state, matrix_of(row, t - 1), x, factors[i], tops[i], scratch)
+        exponentials(row.x, t - row.x_begin, stop - row.x_begin, factors, tops)
+    x, i, K = row.x[t - row.x_begin], t - first, len(state.m)
+    own = factors[i * K : (i + 1) * K]
+    return first, forward_step(state, matrix_of(row, t - 1), x, own, tops[i], scratch)
 
 
 @inlined
 def step_backward(row, t, state, first, room):
     """Take a row back to step t; return the first step in `room`."""
-    scratch, factors, flat, tops = room
+    scratch, factors, tops = room
     if t + 1 < first:
         first = t + 2 - len(tops)
         first = first if first > row.start + 1 else row.start + 1
-        exponentials(row.x, first - row.x_begin, t + 2 - row.x_begin, flat, tops)
-    x, i = row.x[t + 1 - row.x_begin], t + 1 - first
-    backward_step(state, matrix_of(row, t), x, factors[i], tops[i], scratch)
+        exponentials(row.x, first - row.x_begin, t + 2 - row.x_begin, factors, tops)
+    x, i, K = row.x[t + 1 - row.x_begin], t + 1 - first, len(state.m)
+    own = factors[i * K : (i + 1) * K]
+    backward_step(state, matrix_of(row, t), x, own, tops[i], scratch)
     return first
 
 
@@ -188,7 +188,7 @@ def forward(block, states, history, messages, totals):
     lacks = False
     for r in range(rows[1]):
         row, state = row_of(block, r), state_of(states, r)
-        first = row.start - len(room[3])
+        first = row.start - len(room[2])
         for t in range(row.start, row.stop):
             if t == 0:
                 begin_row(row, ends[1], state)

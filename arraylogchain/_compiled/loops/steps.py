@@ -17,15 +17,21 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from arraylogchain._compiled.loops.compiling import inlined, inner
+from arraylogchain._compiled.loops.matrices import (
+    LOST,
+    SMALL,
+    SPECIAL,
+    is_open,
+    sum_products,
+    wide_entry,
+)
 from arraylogchain._compiled.loops.numbers import (
     INF,
     SAFE,
     TINY,
     any_wide_exp,
-    exp,
+    largest_finite,
     log_of,
     power_of_two,
     split,
@@ -35,13 +41,6 @@ from arraylogchain._compiled.loops.numbers import (
 # What is where in a scale: logarithm, power of two, whether weights are wide.
 HIGH, LOW, POWER, WIDE = range(4)
 SCALE = 4
-
-# What is known of a matrix.
-SPECIAL = 1  # some entries are NaN, infinite or negative
-LOST = 2  # exponentials of some entries are taken for 0, and only their logarithms tell
-SMALL = 4  # some entries, but not zeros, are below 2**-52
-LARGE = 8  # some entries are above 2**200
-LOGS = 16  # the matrix was given as logarithms
 
 # The largest linear weight is kept between 2**-300 and 2**300. Linear weights are made of wide ones
 # that span less than 2**1200, the largest being about 2**200 then.
@@ -74,30 +73,9 @@ class Weights(NamedTuple):
     is_wide: Any
 
 
-class Matrix(NamedTuple):
-    """The matrix P [K, K] of a step, or exp(L - shift), and what is known of it."""
-
-    P: Any
-    L: Any
-    shift: Any
-    flag: Any
-    bands: Any
-
-
 @inlined
 def weights_of(state):
     return Weights(state.m, state.e, state.scale[WIDE] != 0.0)
-
-
-@inlined
-def largest_finite(x):
-    """Return the largest of x, 0 where it is not finite, and whether +inf or NaN is in it."""
-    top = -INF
-    special = False
-    for j in range(len(x)):
-        top = x[j] if x[j] > top else top
-        special |= not x[j] < INF
-    return (0.0 if special or top == -INF else top), special
 
 
 @inlined
@@ -155,24 +133,6 @@ def load(values, in_logs, state):
     state.scale[:] = 0.0
     state.scale[HIGH] = load_wide(values, in_logs, state.m, state.e)
     state.scale[WIDE] = 1.0
-
-
-@inner
-def exponentials(x, start, stop, factors, tops):
-    """Write exp(x[t] - top) for t = start ... stop - 1, top being the largest of x[t].
-
-    It is NaN if +inf or NaN is among them. The exponentials of many short rows in one loop make the
-    best of vector instructions.
-    """
-    n = 0
-    for t in range(start, stop):
-        top, special = largest_finite(x[t])
-        tops[t - start] = math.nan if special else top
-        for k in range(x.shape[1]):
-            factors[n + k] = x[t, k] - top
-        n += x.shape[1]
-    for i in range(n):
-        factors[i] = exp(factors[i])
 
 
 @inlined
@@ -256,27 +216,6 @@ def least_sum(m, flag):
     return least
 
 
-@inlined
-def sum_products(m, P, bands, out):
-    """Write m @ P to out: four rows at a time, within their bands."""
-    K = len(m)
-    for j in range(K):
-        out[j] = 0.0
-    k = 0
-    while k + 3 < K:
-        m0, m1, m2, m3 = m[k], m[k + 1], m[k + 2], m[k + 3]
-        if m0 + m1 + m2 + m3 > 0.0:
-            # Loops over unsigned numbers need no check of their sign, and so are vectorised.
-            for j in range(np.uint64(bands[k, 0]), np.uint64(bands[k, 1])):
-                pair = m0 * P[k, j] + m1 * P[k + 1, j]
-                out[j] += pair + (m2 * P[k + 2, j] + m3 * P[k + 3, j])
-        k += 4
-    while k < K:
-        for j in range(np.uint64(bands[k, 0]), np.uint64(bands[k, 1])):
-            out[j] += m[k] * P[k, j]
-        k += 1
-
-
 @inner
 def are_products(w, v, x):
     """Tell whether all v * exp(x) = w are normal numbers, or zeros for a reason."""
@@ -306,20 +245,6 @@ def are_sums(sums, least, m, matrix):
                 if m[k] != 0.0 and is_open(matrix, k, j):
                     return False
     return True
-
-
-@inlined
-def is_open(matrix, k, j):
-    """Tell whether an entry of a matrix is not 0."""
-    return matrix.L[k, j] > -INF if matrix.flag & LOGS else matrix.P[k, j] != 0.0
-
-
-@inlined
-def wide_entry(matrix, k, j):
-    """Return an entry of a matrix as a wide number."""
-    if matrix.flag & LOGS:
-        return any_wide_exp(matrix.L[k, j] - matrix.shift)
-    return split(matrix.P[k, j])
 
 
 @inner

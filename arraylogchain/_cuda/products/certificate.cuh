@@ -2,6 +2,12 @@
 #pragma once
 #include "numbers.cuh"
 
+// From where on sums of `terms` products are proved. Splitting numbers for tensor cores can lose a
+// little more to underflow than the sums do, no more than two terms (docs/numerics.md).
+template <class T> __device__ __forceinline__ T line_of_certificate(long long terms) {
+    return provable_from<T>(terms + 2);
+}
+
 // log(sum) + row_shift + column_shift where that is proved right to rounding, or known. Sets
 // `unproved`, and returns NaN, where it is neither.
 template <class T>

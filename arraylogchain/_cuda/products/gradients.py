@@ -1,9 +1,10 @@
 """Gradients of log products on CUDA devices.
 
 They are sums over its posterior, as in `_array.products`: posterior_weights.cu divides the
-cotangents by the product's sums, and posterior_sums.cu multiplies the quotients with the factors of
-either operand. What the first cannot prove it leaves open; that is added up last, by
-exact_posterior.cu and exact_posterior_sums.cu. For small products small_gradients.cu does it all.
+cotangents by the product's sums, which logmatmulexp.cu leaves, and posterior_sums.cu multiplies the
+quotients with the factors of either operand. What is not proved is left open; that is added up
+last, by exact_posterior.cu and exact_posterior_sums.cu. For small products small_gradients.cu does
+it all.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from arraylogchain._cuda.products.operands import (
     operands,
     product_view,
 )
-from arraylogchain._cuda.products.panels import THREADS, TiledProduct, blocks_for, pitch_of
+from arraylogchain._cuda.products.panels import THREADS, blocks_for, pitch_of
+from arraylogchain._cuda.products.tiled import TiledProduct
 from arraylogchain._cuda.products.tiles import PRODUCT_TILES, choose_tile
 from arraylogchain._fold import Fold
 
@@ -107,10 +109,10 @@ class TiledPosterior:
         panels = self.tiled.panels
         # Arrays [batches, rows, pitch] of the panel at hand: weights that are proved, cotangents
         # whose weights are left open, and what these are shifted by.
-        self.weights, self.open, self.tops = (
-            self.tiled.new_array(panels.rows, pitch_of(panels.columns)) for _ in range(3)
+        self.weights = self.tiled.partial
+        self.open, self.tops = (
+            self.tiled.new_array(panels.rows, pitch_of(panels.columns)) for _ in range(2)
         )
-        self.flags = self.tiled.new_flags()
 
     def run(self, targets: Sequence[Operand | None]) -> None:
         """Write the gradients of the left and the right operand; None for one not wanted."""
@@ -122,7 +124,9 @@ class TiledPosterior:
         chunks = list(self.tiled.panels.chunks())
         for panel in self.tiled:
             for first, terms in self.tiled.chunks(panel):
-                self._run_weights(panel, first, terms)
+                self.tiled.run_sums(panel, first, terms)
+            out = self.product.out, self.product.view
+            self.tiled.run_entries("posterior_weights", panel, *out, *self.cotangents, self.open)
             self.tiled.run_exact("exact_posterior", panel, *self._open_weights(panel))
             for first, terms in chunks:
                 if len(chunks) > 1:
@@ -134,29 +138,7 @@ class TiledPosterior:
 
     def _open_weights(self, panel: np.ndarray) -> tuple[Any, ...]:
         """Return what is left open as kernels take it."""
-        pitch, tile = pitch_of(int(panel["columns"])), self.tiled.tile
-        sides = np.int32(tile.rows), np.int32(tile.columns)
-        return self.open, self.tops, np.int64(pitch), self.flags, *sides
-
-    def _run_weights(self, panel: np.ndarray, first: int, terms: int) -> None:
-        product = self.product
-        self.tiled.run_tiles(
-            "posterior_weights",
-            panel,
-            terms,
-            np.int64(product.terms),
-            panel,
-            *self.tiled.shifts,
-            np.int32(first > 0),
-            np.int32(first + terms == product.terms),
-            product.out,
-            product.view,
-            *self.cotangents,
-            self.weights,
-            self.open,
-            np.int64(pitch_of(int(panel["columns"]))),
-            self.flags,
-        )
+        return self.open, self.tops, np.int64(pitch_of(int(panel["columns"]))), *self.tiled.flags
 
     def _run_sums(
         self, panel: np.ndarray, first: int, terms: int, target: Operand, of_left: bool

@@ -2,7 +2,8 @@
 
 Large products are computed panel by panel, as workspace allows: maxima.cu and factors.cu prepare
 exponentials of both operands, logmatmulexp.cu multiplies and proves, exact.cu computes what is not
-proved. Products with few rows or columns, and small ones, are computed in one launch each.
+proved. Where it multiplies parts of the terms only, settle.cu adds these up and proves. Products
+with few rows or columns, and small ones, are computed in one launch each.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from arraylogchain._context import Array, Context
 from arraylogchain._cuda.launch import MAX_GRID, ceil_div
 from arraylogchain._cuda.products import small
 from arraylogchain._cuda.products.operands import Product, make_product
-from arraylogchain._cuda.products.panels import TiledProduct
+from arraylogchain._cuda.products.tiled import TiledProduct
 from arraylogchain._cuda.products.tiles import PRODUCT_TILES, tile_shapes
 from arraylogchain._fold import Fold
 
@@ -86,24 +87,10 @@ def _run_thin(product: Product) -> None:
 
 
 def _run_tiled(tiled: TiledProduct) -> None:
-    product, tile = tiled.product, tiled.tile
-    flags = tiled.new_flags()
+    out = tiled.product.out, tiled.product.view
     for panel in tiled:
         for first, terms in tiled.chunks(panel):
-            tiled.run_tiles(
-                "logmatmulexp",
-                panel,
-                terms,
-                np.int64(product.terms),
-                panel,
-                *tiled.shifts,
-                tiled.partial,
-                np.int32(first > 0),
-                np.int32(first + terms == product.terms),
-                product.out,
-                product.view,
-                np.int32(product.adjoin),
-                flags,
-            )
-        sides = np.int32(tile.rows), np.int32(tile.columns)
-        tiled.run_exact("exact", panel, product.out, product.view, flags, *sides)
+            tiled.run_sums(panel, first, terms)
+        if tiled.partial is not None:
+            tiled.run_entries("settle", panel, *out)
+        tiled.run_exact("exact", panel, *out, *tiled.flags)

@@ -7,34 +7,31 @@
 #include "tensor_product.cuh"
 #include "tile_product.cuh"
 
-// The loop of a tile. EXTRA_TERMS count in the line of the certificate beside those of the sums:
-// splitting numbers for tensor cores can lose a little more to underflow (docs/numerics.md).
+// The loop of a tile.
 template <class T, int BM, int BN, int BK, int TM, int TN, bool TensorCores>
-struct LogTile : PlainTile<T, BM, BN, BK, TM, TN> {
-    static constexpr int EXTRA_TERMS = 0;
-};
+struct LogTile : PlainTile<T, BM, BN, BK, TM, TN> {};
 template <class T, int BM, int BN, int BK, int TM, int TN>
-struct LogTile<T, BM, BN, BK, TM, TN, true> : TensorProduct<T, BM, BN, BK, TM, TN> {
-    static constexpr int EXTRA_TERMS = sizeof(T) > 4 ? 0 : 2;
-};
+struct LogTile<T, BM, BN, BK, TM, TN, true> : TensorProduct<T, BM, BN, BK, TM, TN> {};
 
 // In, BM, BN, BK, TM, TN: dtype of the result; tile, terms at a time, and a thread's part of the
 // tile, see tile_product.cuh. TensorCores: whether they multiply, see tensor_product.cuh.
 //
 // left [batches, terms, left_pitch], right [batches, terms, right_pitch]: factors of the panel.
-// partial [batches, rows, columns] or null: sums over the terms of launches before (`resumed`), or
-// for the launches after this one (unless `finishes`).
-// all_terms: of the whole sums. flags: a byte for each tile.
+// partial [parts, batches, rows, pitch] or null: where a block leaves sums over terms_each of the
+// terms, added to those of launches before (`resumed`), for settle.cu or posterior_weights.cu; else
+// these are all terms.
+// Grid: the tiles of the first part, then those of the next.
+// flags: a byte for each tile.
 // adjoin: whether columns of the result adjoin, and its other strides are multiples of 4.
 template <class In, int BM, int BN, int BK, int TM, int TN, bool TensorCores = false>
 __global__ void
 __launch_bounds__((BM / TM) * (BN / TN),
                   LogTile<ComputeOf<In>, BM, BN, BK, TM, TN, TensorCores>::BLOCKS)
 logmatmulexp(const ComputeOf<In>* left, long long left_pitch, const ComputeOf<In>* right,
-             long long right_pitch, int terms, long long all_terms, Panel panel,
+             long long right_pitch, int terms, int terms_each, Panel panel,
              const ComputeOf<In>* row_shifts, const ComputeOf<In>* column_shifts,
-             ComputeOf<In>* partial, int resumed, int finishes, In* out, ProductView view,
-             int adjoin, unsigned char* flags) {
+             ComputeOf<In>* partial, int resumed, In* out, ProductView view, int adjoin,
+             unsigned char* flags) {
     using T = ComputeOf<In>;
     using Tile = LogTile<T, BM, BN, BK, TM, TN, TensorCores>;
     __shared__ typename Tile::Shared shared;
@@ -42,7 +39,9 @@ logmatmulexp(const ComputeOf<In>* left, long long left_pitch, const ComputeOf<In
     __shared__ T row_shift[BM], column_shift[BN];
     __shared__ int any_unproved;
 
-    const TilePlace place(panel, BM, BN, blockIdx.x);
+    const unsigned tiles = number_of_tiles(panel, BM, BN);
+    const unsigned part = blockIdx.x / tiles;
+    const TilePlace place(panel, BM, BN, blockIdx.x - part * tiles);
     const int row0 = place.tile_row * BM, column0 = place.tile_column * BN;
     const int rows = min(panel.rows - row0, BM), columns = min(panel.columns - column0, BN);
     if (threadIdx.x == 0) any_unproved = 0;
@@ -56,19 +55,36 @@ logmatmulexp(const ComputeOf<In>* left, long long left_pitch, const ComputeOf<In
             column_shift[i - BM] = column_shifts[(long long)place.batch * panel.columns + column];
         }
     }
-    partial += partial ? ((long long)place.batch * panel.rows + row0) * panel.columns + column0 : 0;
-
+    const long long first = (long long)part * terms_each;
+    const long long first_of_batch = (long long)place.batch * terms + first;
     Tile tile;
-    tile.run(shared,
-             {left + (long long)place.batch * terms * left_pitch + row0, left_pitch, rows},
-             {right + (long long)place.batch * terms * right_pitch + column0, right_pitch, columns},
-             terms);
+    tile.run(shared, {left + first_of_batch * left_pitch + row0, left_pitch, rows},
+             {right + first_of_batch * right_pitch + column0, right_pitch, columns},
+             int(min(terms - first, (long long)terms_each)));
+
+    if (partial) {
+        const long long lines = ((long long)part * panel.batches + place.batch) * panel.rows + row0;
+        const long long pitch = pitch_of(panel);
+        partial += lines * pitch + column0;
+        #pragma unroll
+        for (int i = 0; i < TM; ++i) {
+            #pragma unroll
+            for (int j = 0; j < TN; ++j) {
+                const int row = tile.row(i), column = tile.column(j);
+                if (row >= rows || column >= columns) continue;
+                T& kept = partial[row * pitch + column];
+                kept = resumed ? kept + tile.sums[i][j] : tile.sums[i][j];
+            }
+        }
+        if (threadIdx.x == 0) flags[place.number] = 0;
+        return;
+    }
 
     constexpr int PIECE = Tile::PIECE;
     struct alignas(PIECE * sizeof(In)) OutPiece {
         In at[PIECE];
     };
-    const T line = provable_from<T>(all_terms + Tile::EXTRA_TERMS);
+    const T line = line_of_certificate<T>(terms);
     out += offset_of<0>(view.batch, panel.first_batch + place.batch);
     const bool whole_pieces = adjoin && reinterpret_cast<size_t>(out) % sizeof(OutPiece) == 0;
     bool unproved = false;
@@ -84,24 +100,17 @@ logmatmulexp(const ComputeOf<In>* left, long long left_pitch, const ComputeOf<In
             for (int v = 0; v < PIECE; ++v) {
                 const int column = tile.column(p + v);
                 if (column >= columns) continue;
-                T sum = tile.sums[i][p + v];
-                if (partial) {
-                    T& kept = partial[(long long)row * panel.columns + column];
-                    if (resumed) sum += kept;
-                    kept = sum;
-                    if (!finishes) continue;
-                }
-                const T x = settled(sum, row_shift[row], column_shift[column], line, unproved);
+                const T x = settled(tile.sums[i][p + v], row_shift[row], column_shift[column],
+                                    line, unproved);
                 store(&piece.at[v], x);
                 if (!whole) out[row_offsets[row] + column_offsets[column]] = piece.at[v];
             }
-            if (whole && finishes) {
+            if (whole) {
                 *reinterpret_cast<OutPiece*>(out + row_offsets[row] +
                                              column_offsets[tile.column(p)]) = piece;
             }
         }
     }
-    if (!finishes) return;
     if (unproved) any_unproved = 1;
     __syncthreads();
     if (threadIdx.x == 0) flags[place.number] = any_unproved;

@@ -12,19 +12,25 @@ constexpr int THREADS = 512, WARPS = THREADS / 32;
 //   terms adjoin, many lines: 16 lines a block, the warps; terms are dealt out to the lanes.
 //   terms adjoin, few lines:  one line a block; terms are dealt out to all threads.
 // `lines_per_block` says which.
+//
+// Where lines are few and long, blocks have terms_each of their terms. Their maxima are then
+// [parts, batch, line]; of these the maxima are taken by a second launch.
 template <class In>
 __device__ __forceinline__ void maxima_of(const In* x, const View& view, const Part& part,
                                           ComputeOf<In>* shifts, long long terms,
-                                          int lines_per_block, long long block) {
+                                          long long terms_each, int lines_per_block,
+                                          long long block) {
     using T = ComputeOf<In>;
     __shared__ T parts[WARPS][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const bool adjoin = view.terms_adjoin;
     const long long blocks = (part.lines + lines_per_block - 1) / lines_per_block;
-    const long long batch = quotient(block, blocks);
+    const long long of_all = quotient(block, blocks);  // over all parts of the terms
+    const long long of_terms = quotient(of_all, part.batches), batch = of_all - of_terms * part.batches;
     const int own = !adjoin ? lane : lines_per_block == 1 ? 0 : warp;
-    const long long line = (block - batch * blocks) * lines_per_block + own;
-    const int first = !adjoin ? warp : lines_per_block == 1 ? int(threadIdx.x) : lane;
+    const long long line = (block - of_all * blocks) * lines_per_block + own;
+    const long long first = of_terms * terms_each +
+                            (!adjoin ? warp : lines_per_block == 1 ? int(threadIdx.x) : lane);
     const int stride = !adjoin ? WARPS : lines_per_block == 1 ? THREADS : 32;
 
     T top = -Number<T>::infinity();
@@ -32,7 +38,7 @@ __device__ __forceinline__ void maxima_of(const In* x, const View& view, const P
         const In* start = x + offset_of<0>(view.batch, part.first_batch + batch) +
                           offset_of<0>(view.lines, part.first_line + line);
         #pragma unroll 4
-        for (long long k = first; k < terms; k += stride) {
+        for (long long k = first; k < min(terms, (of_terms + 1) * terms_each); k += stride) {
             top = larger(top, load(start + k * view.step));
         }
     }
@@ -51,7 +57,7 @@ __device__ __forceinline__ void maxima_of(const In* x, const View& view, const P
         for (int w = 1; w < WARPS; ++w) top = larger(top, parts[w][lane]);
     }
     // rint keeps infinities and NaN.
-    shifts[batch * part.lines + line] = rint(top);
+    shifts[of_all * part.lines + line] = rint(top);
 }
 
 // Grid: the blocks of the left operand, then those of the right one.
@@ -59,12 +65,14 @@ template <class In>
 __global__ void __launch_bounds__(THREADS, 1)
 maxima(const In* left, View left_view, Part left_part, ComputeOf<In>* left_shifts,
        int left_lines_per_block, const In* right, View right_view, Part right_part,
-       ComputeOf<In>* right_shifts, int right_lines_per_block, long long terms) {
+       ComputeOf<In>* right_shifts, int right_lines_per_block, long long terms,
+       long long terms_each) {
     const long long block = blockIdx.x;
     if (block < left_part.blocks) {
-        maxima_of(left, left_view, left_part, left_shifts, terms, left_lines_per_block, block);
+        maxima_of(left, left_view, left_part, left_shifts, terms, terms_each,
+                  left_lines_per_block, block);
     } else {
-        maxima_of(right, right_view, right_part, right_shifts, terms, right_lines_per_block,
-                  block - left_part.blocks);
+        maxima_of(right, right_view, right_part, right_shifts, terms, terms_each,
+                  right_lines_per_block, block - left_part.blocks);
     }
 }

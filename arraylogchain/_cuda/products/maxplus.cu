@@ -1,10 +1,16 @@
 // max_k(left[i, k] + right[k, j]), and the smallest k that reaches it, from entries that factors.cu
 // has laid out. A NaN term wins, the first of them.
 //
-// Four instructions per term: add, compare, and select value and index. Comparing is enough unless
-// a sum can be NaN, which takes a NaN or +inf; terms that have one go through a second loop.
+// Two instructions per term, an addition and a maximum, and a comparison per CHUNK of them: of the
+// chunk that has the largest term, the terms are computed once more for its number. That is enough
+// unless a sum can be NaN, which takes a NaN or +inf; from there on terms go through a second loop.
 #include "panel.cuh"
 #include "tile_product.cuh"
+
+constexpr int CHUNK = 8;
+
+__device__ __forceinline__ float larger_number(float x, float y) { return fmaxf(x, y); }
+__device__ __forceinline__ double larger_number(double x, double y) { return x > y ? x : y; }
 
 // In, BM, BN, BK, TM, TN, resumed: as in logmatmulexp.cu; `partial` holds the values so far.
 // first_term: number of the first of these terms in the whole sums.
@@ -37,7 +43,7 @@ maxplus(const ComputeOf<In>* left, long long left_pitch, const ComputeOf<In>* ri
     typename Tile::template Loader<BN, false> of_right(right_side);
 
     Tile tile;  // its sums are the largest terms so far
-    int found[TM][TN];
+    int found[TM][TN];  // the first term of their chunks
     const T infinity = Number<T>::infinity();
     #pragma unroll
     for (int i = 0; i < TM; ++i) {
@@ -63,17 +69,27 @@ maxplus(const ComputeOf<In>* left, long long left_pitch, const ComputeOf<In>* ri
         bring(terms - k0 - BK);
         if (!special && k0 + BK <= terms) {
             #pragma unroll
-            for (int k = 0; k < BK; ++k) {
-                alignas(16) T x[TM], y[TN];
-                tile.read(shared, now, k, x, y);
+            for (int first = 0; first < BK; first += CHUNK) {
+                T top[TM][TN];
+                #pragma unroll
+                for (int k = first; k < first + CHUNK; ++k) {
+                    alignas(16) T x[TM], y[TN];
+                    tile.read(shared, now, k, x, y);
+                    #pragma unroll
+                    for (int i = 0; i < TM; ++i) {
+                        #pragma unroll
+                        for (int j = 0; j < TN; ++j) {
+                            const T before = k == first ? tile.sums[i][j] : top[i][j];
+                            top[i][j] = larger_number(before, x[i] + y[j]);
+                        }
+                    }
+                }
                 #pragma unroll
                 for (int i = 0; i < TM; ++i) {
                     #pragma unroll
                     for (int j = 0; j < TN; ++j) {
-                        const T term = x[i] + y[j];
-                        const bool wins = term > tile.sums[i][j];
-                        tile.sums[i][j] = wins ? term : tile.sums[i][j];
-                        found[i][j] = wins ? k0 + k : found[i][j];
+                        found[i][j] = top[i][j] != tile.sums[i][j] ? k0 + first : found[i][j];
+                        tile.sums[i][j] = top[i][j];
                     }
                 }
             }
@@ -89,13 +105,13 @@ maxplus(const ComputeOf<In>* left, long long left_pitch, const ComputeOf<In>* ri
                         const T term = x[i] + y[j], best = tile.sums[i][j];
                         const bool wins = term > best || (is_nan(term) && !is_nan(best));
                         tile.sums[i][j] = wins ? term : best;
-                        found[i][j] = wins ? k0 + k : found[i][j];
+                        found[i][j] = wins ? k0 + k / CHUNK * CHUNK : found[i][j];
                     }
                 }
             }
         }
         now ^= 1;
-        special = put();
+        special |= put();
     }
 
     partial += partial ? ((long long)place.batch * panel.rows + row0) * panel.columns + column0 : 0;
@@ -117,7 +133,15 @@ maxplus(const ComputeOf<In>* left, long long left_pitch, const ComputeOf<In>* ri
                 best = value;
             }
             store(values + at, value);
-            indices[at] = first_term + found[i][j];
+            int number = 0;
+            #pragma unroll
+            for (int k = CHUNK - 1; k >= 0; --k) {  // all of them are read at once
+                const long long of_chunk = min(found[i][j] + k, terms - 1);
+                const T term = left_side.entries[of_chunk * left_side.pitch + row] +
+                               right_side.entries[of_chunk * right_side.pitch + column];
+                if (term == value || (is_nan(term) && is_nan(value))) number = int(of_chunk);
+            }
+            indices[at] = first_term + number;
         }
     }
 }

@@ -8,13 +8,15 @@ import numpy as np
 
 from arraylogchain._context import Array, Context
 from arraylogchain._cuda.products.operands import make_product, product_view
-from arraylogchain._cuda.products.panels import THREADS, TiledProduct, blocks_for
+from arraylogchain._cuda.products.panels import THREADS, blocks_for
+from arraylogchain._cuda.products.tiled import TiledProduct
 from arraylogchain._cuda.products.tiles import tile_shapes
 from arraylogchain._fold import Fold, Shape
 
-# Values and indices take two registers for each entry of a tile.
+# A maximum takes twice as long as a multiplication and addition, and three registers for each entry
+# of a tile: shared memory is no limit of small parts, and there is no larger tile.
 TILES = {
-    "float32": tile_shapes((128, 64, 8, 8, 4), (64, 64, 16, 4, 4), (16, 128, 16, 4, 4)),
+    "float32": tile_shapes((64, 64, 16, 4, 4), (64, 64, 16, 4, 4), (16, 128, 16, 4, 4)),
     "float64": tile_shapes((64, 64, 8, 4, 4), (64, 64, 8, 4, 4), (32, 64, 8, 4, 4)),
 }
 

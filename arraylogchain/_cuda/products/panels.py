@@ -1,17 +1,13 @@
-"""Panels of a product: parts whose factors fit into the workspace, and the launches for each."""
+"""Panels of a product: parts whose factors fit into the workspace."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
-from arraylogchain._context import Array
 from arraylogchain._cuda.launch import ceil_div, pack
-from arraylogchain._cuda.products.operands import PANEL, PART, Product
-from arraylogchain._cuda.products.tiles import TileShape, choose_tile, tiles_of
+from arraylogchain._cuda.products.operands import PANEL, Product
 
 # Parts of an operand are cut to multiples of this: of every tile's sides.
 _LINES = 128
@@ -19,9 +15,7 @@ _LINES = 128
 # than a fourth of the workspace. 2048 x 2048 sums are tiles for the largest devices.
 _SIDES = (2048, 1024, 512, 256, 128, 64, 32)
 
-_MAXIMA_WARPS = 16
-_FACTORS_SIDE = 32
-EXACT_SIDE = 64
+FACTORS_SIDE = 32
 THREADS = 256  # of the kernels that have no tile
 # A loop over single entries keeps any device busy with this many blocks; longer ones take turns.
 _MAX_BLOCKS = 1 << 16
@@ -58,6 +52,8 @@ class Panels:
         The most that a panel has.
     terms : int
         The most that are prepared at a time.
+    room : int
+        Bytes that are left.
     """
 
     def __init__(self, product: Product, workspace: int, entry_bytes: int) -> None:
@@ -79,7 +75,8 @@ class Panels:
         if self._bytes(item, entry_bytes) > budget:
             lines = pitch_of(self.rows) + pitch_of(self.columns)
             room = budget - kept * self.rows * pitch_of(self.columns)
-            self.terms = max(_FACTORS_SIDE, min(self.terms, room // (item * lines) - 4))
+            self.terms = max(FACTORS_SIDE, min(self.terms, room // (item * lines) - 4))
+        self.room = budget - self.batches * self._bytes(item, entry_bytes)
 
     def _bytes(self, item: int, entry_bytes: int) -> int:
         """Return what one batch entry of a panel takes; a shift counts as four terms."""
@@ -107,152 +104,3 @@ class Panels:
         """Yield the first term, and the number, of those that are prepared together."""
         for first in range(0, self.product.terms, self.terms):
             yield first, min(self.terms, self.product.terms - first)
-
-
-class TiledProduct:
-    """A product panel by panel: the launches, and workspace that all panels share.
-
-    Parameters
-    ----------
-    product : Product
-    workspace : int
-        Bytes that temporaries may take.
-    tiles : sequence of TileShape
-        Those to choose from; see `choose_tile`.
-    shifted : bool
-        Whether factors are exponentials of shifted entries, or the entries as they are.
-    entry_bytes : int
-        Bytes for each entry of a panel of which the caller makes arrays. If there are any, these
-        have the panel's sums where the terms are cut, and there is no `partial`.
-
-    Attributes
-    ----------
-    tile : TileShape
-    shifts : tuple of array
-        Of the panel's rows, and of its columns; None unless `shifted`.
-    factors : tuple of array
-        Of the left and the right operand, [batches, terms, pitch].
-    partial : array or None
-        Sums over some of the terms, where a panel's are not prepared all at once.
-    """
-
-    def __init__(
-        self,
-        product: Product,
-        workspace: int,
-        tiles: Sequence[TileShape],
-        *,
-        shifted: bool = True,
-        entry_bytes: int = 0,
-    ) -> None:
-        self.product, self.shifted, self.device = product, shifted, product.ctx.kernels
-        self.panels = panels = Panels(product, workspace, entry_bytes)
-        lines = (panels.rows, panels.columns)
-        dtype = product.ctx.precision.name
-        self.tile = choose_tile(self.device, tiles, dtype, panels.batches, *lines)
-        self.shifts: tuple[Array, ...] = (None, None)
-        if shifted:
-            self.shifts = tuple(self.new_array(n) for n in lines)
-        self.factors = tuple(self.new_array(panels.terms, pitch_of(n)) for n in lines)
-        self.partial = None
-        if panels.terms < product.terms and not entry_bytes:
-            self.partial = self.new_array(*lines)
-
-    def new_array(self, *shape: int) -> Array:
-        """Return memory for so many numbers for each batch entry of a panel."""
-        count = self.panels.batches * math.prod(shape)
-        return self.device.empty((count,), self.product.ctx.precision.name)
-
-    def new_flags(self) -> Array:
-        """Return memory for a flag for each tile of a panel."""
-        panels, tile = self.panels, self.tile
-        of_entry = ceil_div(panels.rows, tile.rows) * ceil_div(panels.columns, tile.columns)
-        return self.device.empty((panels.batches * of_entry,), "uint8")
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        """Yield the panels, with the shifts of their rows and columns computed."""
-        for panel in self.panels:
-            if self.shifted:
-                self._compute_maxima(panel)
-            yield panel
-
-    def chunks(self, panel: np.ndarray) -> Iterator[tuple[int, int]]:
-        """Yield first terms and numbers of terms, with the factors of these computed."""
-        for first, terms in self.panels.chunks():
-            self.compute_factors(panel, first, terms)
-            yield first, terms
-
-    def _compute_maxima(self, panel: np.ndarray) -> None:
-        product = self.product
-        parts, arguments = _parts(panel), []
-        for operand, part, shifts in zip(product.sides, parts, self.shifts, strict=True):
-            lines = 32
-            if operand.terms_adjoin:
-                few = int(part["batches"] * part["lines"]) < 2 * self.device.multiprocessors
-                lines = 1 if few else _MAXIMA_WARPS
-            part["blocks"] = int(part["batches"]) * ceil_div(int(part["lines"]), lines)
-            arguments += [*operand.arguments, part, shifts, np.int32(lines)]
-        arguments.append(np.int64(product.terms))
-        blocks = sum(int(part["blocks"]) for part in parts)
-        product.launch(f"maxima<{product.c_type}>", blocks, _MAXIMA_WARPS * 32, *arguments)
-
-    def compute_factors(self, panel: np.ndarray, first: int, terms: int) -> None:
-        """Compute the factors of some terms of a panel whose shifts are known."""
-        product = self.product
-        parts, arguments = _parts(panel), []
-        for operand, shifts, part, factors in zip(
-            product.sides, self.shifts, parts, self.factors, strict=True
-        ):
-            tiles = ceil_div(int(part["pitch"]), _FACTORS_SIDE) * ceil_div(terms, _FACTORS_SIDE)
-            part["blocks"] = int(part["batches"]) * tiles
-            arguments += [*operand.arguments, shifts, part, factors]
-        blocks = sum(int(part["blocks"]) for part in parts)
-        kernel = f"factors<{product.c_type}, {str(self.shifted).lower()}>"
-        product.launch(kernel, blocks, THREADS, *arguments, np.int64(first), np.int64(terms))
-
-    def factors_of(self, panel: np.ndarray) -> list[tuple[Array, np.int64]]:
-        """Return the factors of either operand as kernels take them."""
-        lines = (int(panel["rows"]), int(panel["columns"]))
-        return [(x, np.int64(pitch_of(n))) for x, n in zip(self.factors, lines, strict=True)]
-
-    def run_tiles(
-        self, kernel: str, panel: np.ndarray, terms: int, *arguments: Any, keeps_totals: bool = True
-    ) -> None:
-        """Launch a kernel that has a block for each tile, on the factors at hand.
-
-        It may keep totals in shared memory.
-        """
-        product, tile = self.product, self.tile
-        left, right = self.factors_of(panel)
-        product.launch(
-            f"{kernel}<{product.c_type}, {tile}>",
-            tiles_of(panel, tile.rows, tile.columns),
-            tile.threads,
-            *left,
-            *right,
-            np.int32(terms),
-            *arguments,
-            shared_memory=tile.totals(product.ctx.precision.name, terms) if keeps_totals else 0,
-        )
-
-    def run_exact(self, kernel: str, panel: np.ndarray, *arguments: Any) -> None:
-        """Launch a kernel that computes what is not proved."""
-        product = self.product
-        given = (*product.operands, np.int64(product.terms), panel, *self.shifts, *arguments)
-        blocks = tiles_of(panel, EXACT_SIDE, EXACT_SIDE)
-        product.launch(f"{kernel}<{product.c_type}>", blocks, THREADS, *given)
-
-
-def _parts(panel: np.ndarray) -> list[np.ndarray]:
-    """Return the parts of the operands that a panel is the product of."""
-    return [
-        pack(
-            PART,
-            first_batch=panel["first_batch"],
-            batches=panel["batches"],
-            first_line=panel[first],
-            lines=panel[lines],
-            pitch=pitch_of(int(panel[lines])),
-        )
-        for first, lines in (("first_row", "rows"), ("first_column", "columns"))
-    ]

@@ -26,15 +26,17 @@ small(const In* left, View left_view, const In* right, View right_view, int term
       long long first_batch, long long batches, In* out, ProductView view) {
     using T = ComputeOf<In>;
     constexpr int TM = P / 8, TN = P / 4;  // a lane's part of the product: lanes are 8 x 4
-    __shared__ __align__(16) T tiles[WARPS][2][P][P + 4];
+    // Half of all banks lie between lines of the two tiles that are read at once.
+    __shared__ __align__(16) T tiles[WARPS][2][P * (P + 4) + 64 / sizeof(T)];
     __shared__ T shifts[WARPS][2 * P];
     __shared__ long long offsets[WARPS][2 * P], out_offsets[WARPS][2 * P];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const long long number = (long long)blockIdx.x * WARPS + warp;
     if (number >= batches) return;
     const long long batch = first_batch + number;
-    T(*const left_tile)[P + 4] = tiles[warp][0];
-    T(*const right_tile)[P + 4] = tiles[warp][1];
+    using Line = T[P + 4];
+    Line* const left_tile = reinterpret_cast<Line*>(tiles[warp][0]);
+    Line* const right_tile = reinterpret_cast<Line*>(tiles[warp][1]);
     left += offset_of<0>(left_view.batch, batch);
     right += offset_of<0>(right_view.batch, batch);
     out += offset_of<0>(view.batch, batch);
@@ -71,8 +73,9 @@ small(const In* left, View left_view, const In* right, View right_view, int term
     }
     __syncwarp();
 
-    const int row0 = lane / 4 * TM, column0 = lane % 4 * TN;
-    T sums[TM][TN] = {};
+    // Every second lane reads the same columns: shared memory serves twice as many at a time.
+    const int row0 = (lane / 8 * 2 + lane % 2) * TM, column0 = lane / 2 % 4 * TN;
+    alignas(16) T sums[TM][TN] = {};
     for (int k = 0; k < terms; ++k) {
         const auto x = *reinterpret_cast<const Neighbours<T, TM>*>(&left_tile[k][row0]);
         const auto y = *reinterpret_cast<const Neighbours<T, TN>*>(&right_tile[k][column0]);
@@ -88,8 +91,8 @@ small(const In* left, View left_view, const In* right, View right_view, int term
     __syncwarp();
     #pragma unroll
     for (int i = 0; i < TM; ++i) {
-        #pragma unroll
-        for (int j = 0; j < TN; ++j) left_tile[row0 + i][column0 + j] = sums[i][j];
+        *reinterpret_cast<Neighbours<T, TN>*>(&left_tile[row0 + i][column0]) =
+            *reinterpret_cast<const Neighbours<T, TN>*>(sums[i]);
     }
     __syncwarp();
     const T line = provable_from<T>(terms);

@@ -197,13 +197,15 @@ small_gradients(const In* left, View left_view, const In* right, View right_view
         #pragma unroll
         for (int n = 0; n < TN; n += PIECE) {
             const int term = Product::adjoining_column(n);
-            auto& x = Product::template at<PIECE>(held.left[Product::spread_row(m)][term]);
-            auto& y = Product::template at<PIECE>(held.right[Product::adjoining_row(m)][term]);
+            auto& of_x = Product::template at<PIECE>(held.left[Product::spread_row(m)][term]);
+            auto& of_y = Product::template at<PIECE>(held.right[Product::adjoining_row(m)][term]);
+            auto x = of_x, y = of_y;
             #pragma unroll
             for (int e = 0; e < PIECE; ++e) {
                 x.at[e] *= of_left.sums[m][n + e];
                 y.at[e] *= of_right.sums[m][n + e];
             }
+            of_x = x, of_y = y;
         }
     }
     if (any_open) {

@@ -9,9 +9,10 @@ template <class T> struct Side {
     int lines;        // that exist, from the tile's first on
 };
 
-// Four neighbours, read and written at once.
-template <class T> struct alignas(16) Four {
-    T at[4];
+// Neighbours that are read and written at once.
+template <class T> struct alignas(16) Vector {
+    static constexpr int SIZE = 16 / sizeof(T);
+    T at[SIZE];
 };
 
 // What one of THREADS threads brings of a side's next tile: B lines, BK terms. In shared memory a
@@ -19,51 +20,51 @@ template <class T> struct alignas(16) Four {
 //
 // A side lies as [terms, lines], or, turned, as [lines, terms].
 template <class T, int B, int BK, int THREADS, int PITCH, bool Turned> struct TileLoader {
-    static_assert(BK % 4 == 0 && B % 4 == 0, "whole vectors");
-    static constexpr int FOURS = B * BK / 4;
-    static constexpr int EACH = (FOURS + THREADS - 1) / THREADS;
-    Four<T> held[EACH];
-    const T* next[EACH];  // null where there is nothing to read
-    long long step;
+    static constexpr int SIZE = Vector<T>::SIZE;
+    static_assert(BK % SIZE == 0 && B % SIZE == 0, "whole vectors");
+    static constexpr int VECTORS = B * BK / SIZE;
+    static constexpr int EACH = (VECTORS + THREADS - 1) / THREADS;
+    // From one of a thread's vectors to the next: lines if turned, else terms.
+    static constexpr int ALONG = (Turned ? BK : B) / SIZE, GAP = THREADS / ALONG;
+    static_assert(THREADS % ALONG == 0, "a thread's vectors differ in one of both");
+    Vector<T> held[EACH];
+    const T* next;
+    long long pitch;
+    int lines;
 
-    // Line and term of the first of four.
+    // Line and term of the first of a vector.
     static __device__ __forceinline__ int line(int i) {
-        const int four = threadIdx.x + i * THREADS;
-        return Turned ? four / (BK / 4) : four % (B / 4) * 4;
+        return Turned ? threadIdx.x / ALONG + i * GAP : threadIdx.x % ALONG * SIZE;
     }
     static __device__ __forceinline__ int term(int i) {
-        const int four = threadIdx.x + i * THREADS;
-        return Turned ? four % (BK / 4) * 4 : four / (B / 4);
+        return Turned ? threadIdx.x % ALONG * SIZE : threadIdx.x / ALONG + i * GAP;
     }
     static __device__ __forceinline__ bool is_mine(int i) {
-        return FOURS % THREADS == 0 || int(threadIdx.x) + i * THREADS < FOURS;
+        return VECTORS % THREADS == 0 || int(threadIdx.x) + i * THREADS < VECTORS;
     }
 
     __device__ __forceinline__ explicit TileLoader(const Side<T>& side)
-        : step(Turned ? BK : BK * side.pitch) {
-        #pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-            const long long at = Turned ? line(i) * side.pitch + term(i)
-                                        : term(i) * side.pitch + line(i);
-            // Padding ends lines or terms at a multiple of 4.
-            next[i] = is_mine(i) && line(i) < side.lines ? side.entries + at : nullptr;
-        }
-    }
+        : next(side.entries + (Turned ? line(0) * side.pitch + term(0)
+                                      : term(0) * side.pitch + line(0))),
+          pitch(side.pitch), lines(side.lines) {}
     // Reads the next BK terms, of which `left` are there; the others are zeros.
     __device__ __forceinline__ void fetch(int left) {
         #pragma unroll
         for (int i = 0; i < EACH; ++i) {
-            held[i] = Four<T>{};
-            if (next[i] && term(i) < left) held[i] = *reinterpret_cast<const Four<T>*>(next[i]);
-            if (next[i]) next[i] += step;
+            held[i] = Vector<T>{};
+            // Padding ends lines or terms at a multiple of 4.
+            if (is_mine(i) && line(i) < lines && term(i) < left) {
+                held[i] = *reinterpret_cast<const Vector<T>*>(next + i * GAP * pitch);
+            }
         }
+        next += Turned ? BK : BK * pitch;
     }
     __device__ __forceinline__ bool has_nan_or_infinity() const {
         bool has = false;
         #pragma unroll
         for (int i = 0; i < EACH; ++i) {
             #pragma unroll
-            for (int v = 0; v < 4; ++v) has = has || !(held[i].at[v] < Number<T>::infinity());
+            for (int v = 0; v < SIZE; ++v) has = has || !(held[i].at[v] < Number<T>::infinity());
         }
         return has;
     }
@@ -74,9 +75,9 @@ template <class T, int B, int BK, int THREADS, int PITCH, bool Turned> struct Ti
             T* at = tile + term(i) * PITCH + line(i);
             if constexpr (Turned) {
                 #pragma unroll
-                for (int v = 0; v < 4; ++v) at[v * PITCH] = held[i].at[v];
+                for (int v = 0; v < SIZE; ++v) at[v * PITCH] = held[i].at[v];
             } else {
-                *reinterpret_cast<Four<T>*>(at) = held[i];
+                *reinterpret_cast<Vector<T>*>(at) = held[i];
             }
         }
     }

@@ -20,17 +20,16 @@ struct TileProduct {
     static constexpr int BLOCKS = sizeof(T) > 4 || IS_TIGHT ? 1
                                   : BM * BN >= 128 * 128    ? 2
                                   : TM * TN <= 16           ? 3
-                                                            : 1;
+                                                            : 4;
     static constexpr int PIECE = 16 / sizeof(T);  // neighbours that one instruction moves
     static constexpr int M_PIECES = TM / PIECE, N_PIECES = TN / PIECE;
-    // Lanes of a warp are spread 4 x 8 over the tile, where it is that wide: they read 64 and 128
-    // different bytes of shared memory per instruction, without conflicts of banks.
-    static constexpr int LANES_N = BN / TN < 8 ? BN / TN : 8;
-    static constexpr int WARPS_N = (BN / TN) / LANES_N;
+    // Lanes of a warp are spread 4 x 8 over the tile.
+    static constexpr int WARPS_N = (BN / TN) / 8;
     // 4 more than needed: what a warp writes turned lies in different banks.
     static constexpr int M_PITCH = BM + 4, N_PITCH = BN + 4;
     static_assert(TM % PIECE == 0 && TN % PIECE == 0, "threads own whole pieces");
-    static_assert(THREADS % 32 == 0 && BK % 4 == 0 && BM % 4 == 0 && BN % 4 == 0, "whole vectors");
+    static_assert(BM / TM % 4 == 0 && BN / TN % 8 == 0, "whole warps");
+    static_assert(BK % 4 == 0 && BM % 4 == 0 && BN % 4 == 0, "whole vectors");
 
     struct Shared {
         alignas(16) T left[2][BK * M_PITCH];
@@ -45,8 +44,10 @@ struct TileProduct {
 
     __device__ __forceinline__ TileProduct() {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-        m_thread = warp / WARPS_N * (32 / LANES_N) + lane / LANES_N;
-        n_thread = warp % WARPS_N * LANES_N + lane % LANES_N;
+        // Lanes whose numbers differ by 1 read the same columns, those that differ by 2 the same
+        // rows: then shared memory serves 16 lanes at a time rather than 8.
+        m_thread = warp / WARPS_N * 4 + lane / 16 * 2 + lane % 2;
+        n_thread = warp % WARPS_N * 8 + lane / 2 % 8;
     }
 
     // The row of the tile that sums[i] belongs to, and the column of sums[...][j].

@@ -33,6 +33,10 @@ class TileShape:
     def threads(self) -> int:
         return self.rows // self.thread_rows * (self.columns // self.thread_columns)
 
+    def blocks(self, rows: int, columns: int) -> int:
+        """Return how many tiles cover so many rows and columns."""
+        return ceil_div(rows, self.rows) * ceil_div(columns, self.columns)
+
     def totals(self, dtype: str, terms: int) -> int:
         """Return the bytes of dynamic shared memory that TileProduct::run takes for its totals."""
         if self.tensor_cores or terms <= SHORT:
@@ -60,7 +64,7 @@ def tile_shapes(
 # Large tiles need the fewest reads for a sum; smaller ones keep all multiprocessors at work. The
 # last is for products with few rows.
 PRODUCT_TILES = {
-    "float32": tile_shapes((128, 128, 8, 8, 8), (64, 64, 16, 4, 4), (16, 128, 16, 4, 4)),
+    "float32": tile_shapes((128, 128, 8, 8, 8), (64, 64, 16, 8, 4), (16, 128, 16, 4, 4)),
     "float64": tile_shapes((128, 64, 8, 8, 4), (64, 64, 8, 4, 4), (32, 64, 8, 4, 4)),
 }
 
@@ -89,10 +93,7 @@ def choose_tile(
     large, medium, *thin = tiles
     if thin and rows <= THIN:
         return thin[0]
-    blocks, smaller = (
-        batches * ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns)
-        for tile in (large, medium)
-    )
+    blocks, smaller = (batches * tile.blocks(rows, columns) for tile in (large, medium))
     covered = blocks * large.rows * large.columns
     fits = 4 * covered <= 5 * smaller * medium.rows * medium.columns
     fits = fits and large.fits(device, dtype)

@@ -15,8 +15,11 @@ template <class T, int P> struct WarpProduct {
 
     T sums[TM][TN];
 
-    static __device__ __forceinline__ int lane_row() { return threadIdx.x % 32 / 4; }
-    static __device__ __forceinline__ int lane_column() { return threadIdx.x % 4; }
+    // Every second lane reads the same columns: shared memory serves twice as many at a time.
+    static __device__ __forceinline__ int lane_row() {
+        return threadIdx.x % 32 / 8 * 2 + threadIdx.x % 2;
+    }
+    static __device__ __forceinline__ int lane_column() { return threadIdx.x / 2 % 4; }
     static __device__ __forceinline__ int spread_row(int m) { return lane_row() + 8 * m; }
     static __device__ __forceinline__ int adjoining_row(int m) { return TM * lane_row() + m; }
     static __device__ __forceinline__ int spread_column(int n) { return lane_column() + 4 * n; }

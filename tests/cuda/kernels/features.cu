@@ -75,6 +75,17 @@ __global__ void approximations(const float* x, float* exp2, float* log2, int cou
 #endif
 }
 
+// One load of N adjoining numbers of static shared memory by each lane: those from places[lane] on.
+template <int N>
+__global__ void loads(const int* places, float* out) {
+    struct alignas(4 * N) Vector {
+        float at[N];
+    };
+    __shared__ __align__(16) float numbers[2048];
+    const Vector read = *reinterpret_cast<const Vector*>(numbers + places[threadIdx.x]);
+    out[threadIdx.x] = read.at[N - 1];
+}
+
 __global__ void halve(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x] * 0.5f; }
 
 // One of each kind of parameter, in an order that leaves gaps between them.

@@ -13,16 +13,46 @@ namespace shim {
 struct Launch {
     long long grid, block, shared_memory, shared_memory_of_device, seed, flush_to_zero;
 };
+inline const Launch* launch;
 
 // Shared memory begins as NaN: what nobody wrote shows in the result.
-__attribute__((no_sanitize("address"), noinline)) inline void fill_with_nan(
-    unsigned char* begin, const unsigned char* end) {
-#if defined(__SANITIZE_ADDRESS__)
-    // memset would be told off for what the sanitizer has put between the variables.
-    for (volatile unsigned char* byte = begin; byte < end; ++byte) *byte = 0xff;
-#else
-    if (begin) std::memset(begin, 0xff, end - begin);
-#endif
+struct SharedMemory {
+    unsigned char* begin = nullptr;
+    long long bytes = 0;
+
+    SharedMemory() = default;
+    // Exactly as long as asked for, so that AddressSanitizer sees what goes beyond.
+    explicit SharedMemory(long long bytes) : bytes(bytes) {
+        begin = static_cast<unsigned char*>(::operator new(bytes, std::align_val_t(128)));
+        fill_with_nan();
+    }
+    void fill_with_nan() const {
+        if (bytes) std::memset(begin, 0xff, bytes);
+    }
+    void give_back() const { ::operator delete(begin, std::align_val_t(128)); }
+};
+
+inline SharedMemory dynamic_shared;
+inline SharedMemory static_shared[64];  // each variable that a thread has come to
+inline int static_shared_count;
+
+inline std::string too_much_shared_memory() {
+    long long fixed = 0;
+    for (const SharedMemory& variable : static_shared) fixed += variable.bytes;
+    if (fixed <= 48 << 10 && fixed + launch->shared_memory <= launch->shared_memory_of_device)
+        return "";
+    return std::to_string(fixed) + " bytes of static and " +
+           std::to_string(launch->shared_memory) + " of dynamic shared memory";
+}
+
+// Memory for a variable of a block: called once for each of them.
+template <class T>
+inline T& shared_variable() {
+    SharedMemory& memory = static_shared[static_shared_count++];
+    memory = SharedMemory(sizeof(T));
+    const std::string problem = too_much_shared_memory();
+    if (!problem.empty()) fail(problem);
+    return *reinterpret_cast<T*>(memory.begin);
 }
 
 // A kernel's __launch_bounds__; cpu_device.py puts the call at the beginning of its body.
@@ -31,6 +61,14 @@ inline void launch_bounds(long long threads, long long = 0) {
         fail("blocks of " + std::to_string(block_size.x) + " threads, and __launch_bounds__(" +
              std::to_string(threads) + ")");
 }
+
+}  // namespace shim
+
+#if defined(SHIM_WAVEFRONTS)
+#include "wavefronts.h"
+#endif
+
+namespace shim {
 
 // The order of threads. Even seeds: a warp runs up to its barrier before another one starts. Odd
 // seeds: all lanes of the block take turns. From seed 2 on, everything is shuffled.
@@ -81,8 +119,8 @@ inline void report_deadlock() {
 inline void run_block(const Launch& launch, std::mt19937_64& random) {
     const int count = static_cast<int>(launch.block);
     const Order order(count, launch.seed, random);
-    fill_with_nan(dynamic_shared_memory, dynamic_shared_memory + launch.shared_memory);
-    fill_with_nan(__start_alc_shared, __stop_alc_shared);
+    dynamic_shared.fill_with_nan();
+    for (const SharedMemory& variable : static_shared) variable.fill_with_nan();
     alive = count;
     arrived = votes = 0;
     for (int i = 0; i < count; ++i) start(fibers[i], i);
@@ -91,6 +129,9 @@ inline void run_block(const Launch& launch, std::mt19937_64& random) {
         for (int group : order.groups) ran |= run_group(order, group);
         if (!ran && !failed) report_deadlock();
     }
+#if defined(SHIM_WAVEFRONTS)
+    end_counted_block();
+#endif
     if (failed) failure += ", block " + std::to_string(block_position.x);
 }
 
@@ -101,12 +142,8 @@ inline bool refuse(const Launch& launch) {
         failure = "blocks of " + std::to_string(launch.block) + " threads";
     if (launch.grid < 1 || launch.grid > INT_MAX)
         failure = "a grid of " + std::to_string(launch.grid) + " blocks";
-#if !defined(__SANITIZE_ADDRESS__)  // which puts more between the variables
-    const long long fixed = __stop_alc_shared - __start_alc_shared;
-    if (fixed > 48 << 10 || fixed + launch.shared_memory > launch.shared_memory_of_device)
-        failure = std::to_string(fixed) + " bytes of static and " +
-                  std::to_string(launch.shared_memory) + " of dynamic shared memory";
-#endif
+    const std::string problem = too_much_shared_memory();
+    if (!problem.empty()) failure = problem;
 #if !defined(__x86_64__)
     if (launch.flush_to_zero) failure = "the shim can flush to zero on x86 alone";
 #endif
@@ -114,6 +151,7 @@ inline bool refuse(const Launch& launch) {
 }
 
 inline int run(const Launch& launch, const std::function<void()>& body) {
+    shim::launch = &launch;
     if (refuse(launch)) return 1;
 #if defined(__SANITIZE_ADDRESS__)
     pthread_attr_t attributes;
@@ -134,15 +172,13 @@ inline int run(const Launch& launch, const std::function<void()>& body) {
     grid_size.x = static_cast<unsigned>(launch.grid);
     block_size.x = static_cast<unsigned>(launch.block);
     fibers.resize(launch.block);
-    // Exactly as long as asked for, so that AddressSanitizer sees what goes beyond.
-    dynamic_shared_memory =
-        static_cast<unsigned char*>(::operator new(launch.shared_memory, std::align_val_t(128)));
+    dynamic_shared = SharedMemory(launch.shared_memory);
     for (long long block = 0; block < launch.grid && !failed; ++block) {
         // Nothing may depend on the order of blocks: odd seeds run them from the last.
         block_position.x = launch.seed % 2 ? launch.grid - 1 - block : block;
         run_block(launch, random);
     }
-    ::operator delete(dynamic_shared_memory, std::align_val_t(128));
+    dynamic_shared.give_back();
     // Each library has its own: those of many would be more mappings than a process may have.
     for (Fiber& fiber : fibers) {
 #if defined(__SANITIZE_ADDRESS__)

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -29,10 +30,6 @@
 struct dim3 {
     unsigned x = 1, y = 1, z = 1;
 };
-
-// Every static shared variable is in this section, so that they can be filled before a block runs.
-extern "C" __attribute__((weak, visibility("hidden"))) unsigned char __start_alc_shared[];
-extern "C" __attribute__((weak, visibility("hidden"))) unsigned char __stop_alc_shared[];
 
 namespace shim {
 
@@ -72,6 +69,10 @@ struct Fiber {
     uint64_t value, result;
     unsigned mask;
     int argument;
+#if defined(SHIM_WAVEFRONTS)
+    int barriers;
+    std::map<std::pair<const void*, int>, int> visits;  // of places in the code, between barriers
+#endif
 };
 
 inline Fiber* current;
@@ -79,7 +80,6 @@ inline Fiber scheduler;
 inline std::vector<Fiber> fibers;
 inline const std::function<void()>* kernel;
 inline dim3 block_position{0, 0, 0}, block_size, grid_size;
-inline unsigned char* dynamic_shared_memory;
 inline bool failed;
 inline std::string failure;
 
@@ -149,6 +149,9 @@ inline int block_barrier(const Site& site, bool predicate) {
     else if (barrier_site != site)
         fail(site.text() + ", while others of the block wait at " + barrier_site.text());
     current->site = site;
+#if defined(SHIM_WAVEFRONTS)
+    ++current->barriers;
+#endif
     votes += predicate;
     if (++arrived == alive)
         release_barrier();
@@ -202,6 +205,9 @@ inline void start(Fiber& fiber, int index) {
     fiber.lane = index % kWarp;
     fiber.position = dim3{static_cast<unsigned>(index), 0, 0};
     fiber.site = Site{"start"};
+#if defined(SHIM_WAVEFRONTS)
+    fiber.barriers = 0;
+#endif
 }
 
 }  // namespace shim

@@ -44,7 +44,7 @@ CHAINS = {
     "posterior": ("array", "compiled", "cuda"),
     "filtered": ("array", "compiled"),
     "entropy": ("array", "compiled"),
-    "viterbi": ("array", "compiled"),
+    "viterbi": ("array", "compiled", "cuda"),
     "sample": ("array", "compiled"),
     "log_weight": ("array", "compiled"),
 }

@@ -30,6 +30,7 @@ HOT = frozenset(
         "small",
         "small_gradients",
         "thin",
+        "viterbi",
     }
 )
 
@@ -54,9 +55,9 @@ def _small(name: str, warps: Callable[[str, int], int]) -> list[str]:
     return [f"{name}<{c}, {side}, {warps(dtype, side)}>" for (dtype, c), side in sides]
 
 
-def _chain() -> list[str]:
-    tiles = zip(FULL, geometry.TILES.values(), strict=True)
-    return [k for c, sizes in tiles for size in sizes for k in _of("chain", c, *size)]
+def _chain(name: str, tiles: dict[int, tuple[tuple[int, int], ...]]) -> list[str]:
+    kinds = zip(FULL, tiles.values(), strict=True)
+    return [k for c, sizes in kinds for size in sizes for k in _of(name, c, *size)]
 
 
 def _posterior_sums() -> list[str]:
@@ -65,13 +66,15 @@ def _posterior_sums() -> list[str]:
 
 
 _KERNELS = {
-    "chains/chain.cu": _chain(),
+    "chains/chain.cu": _chain("chain", geometry.TILES),
     "chains/factors.cu": [*_of("chain_factors", FULL), *_of("chain_start", FULL)],
     "chains/lengths.cu": [KERNEL],
     "chains/pairs.cu": _of("chain_pairs", FULL),
     "chains/prepare.cu": _of("chain_prepare", FULL),
     "chains/small.cu": _of("chain_small", FULL, geometry.LANES),
     "chains/sum.cu": _of("chain_sum", FULL),
+    "chains/trace.cu": _of("trace", FULL),
+    "chains/viterbi.cu": _chain("viterbi", geometry.BEST_TILES),
     "products/exact.cu": _of("exact", ALL),
     "products/exact_posterior.cu": _of("exact_posterior", ALL),
     "products/exact_posterior_sums.cu": _of("exact_posterior_sums", ALL, BOOLEANS),

@@ -14,9 +14,10 @@ from arraylogchain._cuda.chains.backward_pass import (
     transition_counts,
 )
 from arraylogchain._cuda.chains.geometry import choose
+from arraylogchain._cuda.chains.paths import best_paths
 from arraylogchain._cuda.chains.recursion import ChainRun
 from arraylogchain._cuda.launch import are_packable
-from arraylogchain._inputs.chain import Chain
+from arraylogchain._inputs.chain import PARTS, Chain
 
 Pullback = Callable[[Array, Collection[str]], dict[str, Array]]
 
@@ -62,6 +63,11 @@ def posterior(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array,
     return posterior_of(_run(ctx, chain, workspace))
 
 
+def viterbi(ctx: Context, chain: Chain, workspace: int) -> Array:
+    """Return a path of largest weight, [*batch, T]; see the array implementation."""
+    return best_paths(_run(ctx, chain, workspace, for_best=True))
+
+
 def value_and_pullback(
     ctx: Context, chain: Chain, workspace: int, keep: bool
 ) -> tuple[Array, Pullback]:
@@ -84,8 +90,8 @@ def value_and_pullback(
     return value, pullback
 
 
-def _run(ctx: Context, chain: Chain, workspace: int) -> ChainRun:
+def _run(ctx: Context, chain: Chain, workspace: int, for_best: bool = False) -> ChainRun:
     """Return the launches of a chain, all arrays of which get the dtype of the result."""
-    given = {name: getattr(chain, name) for name in ("potentials", "transitions", "initial")}
+    given = {name: getattr(chain, name) for name in PARTS}
     arrays = {name: ctx.to_result(x) for name, x in given.items() if x is not None}
-    return ChainRun(ctx.kernels, replace(chain, **arrays), workspace)
+    return ChainRun(ctx.kernels, replace(chain, **arrays), workspace, for_best=for_best)

@@ -37,7 +37,7 @@ class History:
     Attributes
     ----------
     states : array [steps, rows, 2, K]
-        Mantissas and exponents.
+        Mantissas and exponents; of best paths logs, [steps, rows, 1, K].
     scales : array [steps, rows, SCALE]
     first : int
     """
@@ -64,7 +64,11 @@ class ChainArrays:
         The batch axes, those of groups first.
     lengths : array or None
         See `row_lengths`.
+    takes_logs : bool
+        Whether states and matrices are logs, for best paths.
     """
+
+    takes_logs = False
 
     def __init__(self, device: Device, chain: Chain) -> None:
         self.device, self.chain = device, chain
@@ -84,7 +88,12 @@ class ChainArrays:
     @property
     def state_bytes(self) -> int:
         """What the states of one step take."""
-        return self.all_rows * (2 * self.chain.num_states * self.itemsize + 8 * SCALE)
+        return self.all_rows * (self.planes * self.chain.num_states * self.itemsize + 8 * SCALE)
+
+    @property
+    def planes(self) -> int:
+        """How many numbers an entry of a state is."""
+        return 1 if self.takes_logs else 2
 
     def extents(self, order: Sequence[int]) -> list[int]:
         return [self.chain.batch[axis] for axis in order]
@@ -115,8 +124,9 @@ class ChainArrays:
 
     def new_history(self, steps: int) -> History:
         """Return memory for the states of some steps."""
+        shape = (steps, self.all_rows, self.planes, self.chain.num_states)
         return History(
-            self.device.empty((steps, self.all_rows, 2, self.chain.num_states), self.compute),
+            self.device.empty(shape, self.compute),
             self.device.empty((steps, self.all_rows, SCALE), "float64"),
         )
 

@@ -52,6 +52,16 @@ class ForwardPass:
         given = [chain.potentials, chain.transitions, chain.initial, self.run.lengths]
         return [self.total, *kept, *(x for x in given if x is not None)]
 
+    def states(self, low: int, high: int) -> History:
+        """Return the states from the step before `low` on, up to `high`."""
+        if self.history is not None:
+            return self.history
+        first = max(low - 1, 0)
+        history = replace(self.run.new_history(high - first), first=first)
+        workspace = self.run.workspace // 4
+        self.run.advance(first, high, Sweep(history=history), self.before.get(first), workspace)
+        return history
+
 
 def forward_pass(run: ChainRun, *, keep: bool = True) -> tuple[Array, ForwardPass]:
     """Return the logs of the sums over all paths, [*batch], and what gradients are made from.
@@ -167,7 +177,7 @@ class _BackwardPass:
             low, high = chain.num_steps - last, chain.num_steps - first
             if history is not None:
                 history = replace(history, first=low)
-            forward = self._forward(low, high)
+            forward = self.kept.states(low, high)
             state = self._step_back(first, last, of_states, forward, history, state)
             if transitions is not None and history is not None:
                 transitions.add(max(low - 1, 0), high - 1, forward, history)
@@ -176,17 +186,6 @@ class _BackwardPass:
         if "initial" in out and history is not None:
             self.reductions.initial_gradient(history, out["initial"])
         return out
-
-    def _forward(self, low: int, high: int) -> History:
-        """Return the forward pass's states from the step before `low` on, up to `high`."""
-        run, kept = self.chain_run, self.kept
-        if kept.history is not None:
-            return kept.history
-        first = max(low - 1, 0)
-        history = replace(run.new_history(high - first), first=first)
-        before, sweep = kept.before.get(first), Sweep(history=history)
-        run.advance(first, high, sweep, before, self.workspace)
-        return history
 
     def _step_back(
         self,

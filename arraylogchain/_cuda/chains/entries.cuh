@@ -75,6 +75,16 @@ __device__ __forceinline__ Extended<T> first_weight(int form, T given, T shift) 
     return split(given);
 }
 
+// The log of a weight as it is given; NaN for a negative one.
+template <class T>
+__device__ __forceinline__ T log_weight(int form, T given) {
+    constexpr T kLog2 = T(0.69314718055994530942);
+    if (form == kLogs) return given;
+    if (given >= Number<T>::tiny) return log(given);
+    const Extended<T> v = split(given);  // a subnormal number would be taken for zero
+    return v.is_regular() ? fma(v.e, kLog2, log(v.m)) : v.m == T(0) ? -Number<T>::infinity() : v.m;
+}
+
 // Entries that are not proved have this mantissa until they are computed again.
 template <class T>
 constexpr T kOpen = T(-1);

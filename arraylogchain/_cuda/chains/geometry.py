@@ -14,6 +14,11 @@ TILES = {
     4: ((1, 1), (4, 1), (8, 7), (16, 4)),
     8: ((1, 1), (4, 1), (8, 4)),
 }
+# Likewise of viterbi.cu, whose largest sums take no less registers.
+BEST_TILES = {
+    4: ((1, 1), (4, 1), (8, 4)),
+    8: ((1, 1), (4, 1), (8, 2)),
+}
 # G of small.cu: lanes that have a state each. It is for all chains of so few states.
 LANES = (4, 8, 16, 32)
 MAX_WARPS = 8  # kMaxThreads of chain.cu and small.cu
@@ -22,6 +27,8 @@ PACK = {4: 4, 8: 2}
 # sizeof(ChainBlock<T>) of step.cuh, up to where rows begin; sizeof(Row<T>) of rows.cuh.
 BLOCK_BYTES = 304
 ROW_BYTES = {4: 104, 8: 128}
+# sizeof(BestRow) of viterbi.cu.
+BEST_ROW_BYTES = 24
 
 # One multiprocessor in a clock cycle: numbers multiplied and added, bytes from the L2 cache; and
 # bytes that the cache gives to all of them.
@@ -46,6 +53,8 @@ class Geometry:
 
     Attributes
     ----------
+    takes_logs : bool
+        Whether matrices and states are logs.
     rows, columns : int
         The kernel's R and C.
     column_warps : int
@@ -63,6 +72,7 @@ class Geometry:
     slices: int = 1
 
     source: ClassVar[str] = "chains/chain.cu"
+    takes_logs: ClassVar[bool] = False
 
     def kernel(self, number: str) -> str:
         """Return the kernel's name, for numbers of a type of C."""
@@ -89,6 +99,24 @@ class Geometry:
 
 
 @dataclass(frozen=True, slots=True)
+class BestGeometry(Geometry):
+    """How the kernel `viterbi` is launched, which has no slices."""
+
+    source: ClassVar[str] = "chains/viterbi.cu"
+    takes_logs: ClassVar[bool] = True
+
+    def kernel(self, number: str) -> str:
+        """Return the kernel's name, for numbers of a type of C."""
+        return f"viterbi<{number}, {self.rows}, {self.columns}>"
+
+    def shared_memory(self, size: int, item: int) -> int:
+        """Return the bytes of shared memory of a block."""
+        padded = ceil_div(size, PACK[item]) * PACK[item]
+        numbers = self.rows * (padded + self.parts * self.columns_of(size))
+        return ceil_div(self.rows * BEST_ROW_BYTES, 16) * 16 + item * numbers
+
+
+@dataclass(frozen=True, slots=True)
 class SmallGeometry:
     """How the kernel `chain_small` is launched.
 
@@ -104,6 +132,7 @@ class SmallGeometry:
     warps: int
 
     source: ClassVar[str] = "chains/small.cu"
+    takes_logs: ClassVar[bool] = False
     slices: ClassVar[int] = 1
     column_warps: ClassVar[int] = 1
 
@@ -126,7 +155,13 @@ class SmallGeometry:
 
 @lru_cache(maxsize=1024)
 def choose(
-    size: int, groups: int, rows: int, item: int, multiprocessors: int, shared_memory: int
+    size: int,
+    groups: int,
+    rows: int,
+    item: int,
+    multiprocessors: int,
+    shared_memory: int,
+    for_best: bool = False,
 ) -> Geometry | SmallGeometry | None:
     """Return the geometry that should take the least time; None if no row fits shared memory.
 
@@ -140,13 +175,17 @@ def choose(
         Bytes of a number.
     multiprocessors, shared_memory : int
         What the device has.
+    for_best : bool
+        Whether it is best paths that are wanted; there is a geometry for them wherever there is
+        one for sums.
     """
-    if size <= LANES[-1]:
+    if size <= LANES[-1] and not for_best:
         lanes = next(n for n in LANES if n >= size)
         # Few rows are spread over all multiprocessors: warps need nothing of each other.
         warps = ceil_div(groups * rows * lanes, 32) // multiprocessors
         return SmallGeometry(lanes, max(1, min(MAX_WARPS, warps)))
-    found = [_with_tile(tile, size, groups, rows, item, multiprocessors) for tile in TILES[item]]
+    kind, tiles = (BestGeometry, BEST_TILES) if for_best else (Geometry, TILES)
+    found = [_with_tile(kind, x, size, groups, rows, item, multiprocessors) for x in tiles[item]]
     fitting = [g for g in found if g.shared_memory(size, item) <= shared_memory]
     return min(
         fitting,
@@ -173,19 +212,25 @@ def array_seconds(size: int, groups: int, rows: int, item: int, multiprocessors:
 
 
 def _with_tile(
-    tile: tuple[int, int], size: int, groups: int, rows: int, item: int, multiprocessors: int
+    kind: type[Geometry],
+    tile: tuple[int, int],
+    size: int,
+    groups: int,
+    rows: int,
+    item: int,
+    multiprocessors: int,
 ) -> Geometry:
     n, columns = tile
     tiles = ceil_div(size, 32 * columns)
     slices = 1
-    if size >= SLICED_FROM:
+    if size >= SLICED_FROM and kind is Geometry:
         slices = max(1, min(tiles, multiprocessors // (groups * ceil_div(rows, n))))
     column_warps = min(ceil_div(tiles, slices), MAX_WARPS)
     packs = ceil_div(size, PACK[item])
     # Warps beyond one for two packs, or for two rows, would have nothing to do.
     limit = max(1, min(MAX_WARPS // column_warps, max(packs // 2, n // 2)))
     parts = min(range(1, limit + 1), key=lambda p: (ceil_div(packs, p), p))
-    return Geometry(n, columns, column_warps, max(parts, min(limit, n // 2)), slices)
+    return kind(n, columns, column_warps, max(parts, min(limit, n // 2)), slices)
 
 
 def cycles(

@@ -44,7 +44,7 @@ def steps_at_once(arrays: ChainArrays, workspace: int) -> int:
     if arrays.is_one_matrix or chain.num_steps == 1:
         return min(chain.num_steps, MAX_STEPS)
     each = 3 * arrays.groups * chain.num_states * arrays.itemsize
-    if _copies(arrays, False) or _copies(arrays, True):
+    if arrays.takes_logs or _copies(arrays, False) or _copies(arrays, True):
         each += arrays.groups * chain.num_states**2 * arrays.itemsize
     return max(1, min((workspace - 2 * arrays.state_bytes) // each, MAX_STEPS))
 
@@ -60,8 +60,10 @@ def _copies(arrays: ChainArrays, backward: bool) -> bool:
     )
 
 
-def prepare(arrays: ChainArrays, first: int, last: int, backward: bool) -> ReadyMatrices:
-    """Make the matrices of steps ready, in the order of computation."""
+def prepare(
+    arrays: ChainArrays, first: int, last: int, backward: bool, as_logs: bool = False
+) -> ReadyMatrices:
+    """Make the matrices of steps ready, in the order of computation; `as_logs` for largest sums."""
     chain, device, size = arrays.chain, arrays.device, arrays.chain.num_states
     first = max(first, 1)
     if chain.transitions is None or chain.num_steps == 1 or last <= first:
@@ -75,9 +77,10 @@ def prepare(arrays: ChainArrays, first: int, last: int, backward: bool) -> Ready
         time, step, count = 0, 0, 1
     given = chain.transitions[..., time, :, :]
     shape = (arrays.groups, count, size)
-    line, least = (device.empty(shape, arrays.compute) for _ in range(2))
-    shift = device.empty(shape, arrays.compute) if chain.transitions_in_logs else None
-    copy = device.empty((*shape, size), arrays.compute) if _copies(arrays, backward) else None
+    needed = (not as_logs, not as_logs, chain.transitions_in_logs)
+    line, least, shift = (device.empty(shape, arrays.compute) if x else None for x in needed)
+    copies = as_logs or _copies(arrays, backward)
+    copy = device.empty((*shape, size), arrays.compute) if copies else None
     arrays.launch(
         SOURCE,
         "chain_prepare",

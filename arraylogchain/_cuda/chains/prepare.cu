@@ -14,9 +14,9 @@
 //   states s that were below it            at most tiny * most each
 //   weights p that were below it, if any   at most tiny * 2^(kTop + 1) each
 // So S >= K tiny (1 + most + 2^(kTop + 1) if any) / eps lost less than one eps of itself.
-#include "any_dtype.cuh"
-#include "axes.cuh"
-#include "extended.cuh"
+//
+// Or, where sums are not asked for, copies of the weights' logs, logs - shift[j].
+#include "entries.cuh"
 
 constexpr int kTile = 32, kLanesOfRows = 8;
 
@@ -49,6 +49,7 @@ __global__ void __launch_bounds__(kTile* kLanesOfRows)
 chain_prepare(const void* given, int dtype, Axes groups, long long matrix_stride,
               long long row_stride, long long column_stride, int matrices, int size, int in_logs,
               T* copy, T* line, T* least, T* shift) {
+    const bool as_logs = line == nullptr;
     using F = Format<T>;
     __shared__ T tile[kTile][kTile + 1];
     __shared__ T most_of[kLanesOfRows][kTile], least_of[kLanesOfRows][kTile];
@@ -100,7 +101,9 @@ chain_prepare(const void* given, int dtype, Axes groups, long long matrix_stride
     const T own_shift = in_logs && is_finite(shift_of[x]) ? shift_of[x] : T(0);
     for_column([&](int row, T p) {
         bool lost = false;
-        if (in_logs) {
+        if (as_logs) {
+            p = in_logs ? p - own_shift : log_weight(kWeights, p);
+        } else if (in_logs) {
             const Extended<T> weight = times_exp<T>({T(1), T(0)}, p - own_shift);
             p = weight.is_regular() ? weight.m * power_of_two<T>(weight.e) : weight.m;
             lost = weight.m != T(0) && p == T(0);
@@ -113,6 +116,8 @@ chain_prepare(const void* given, int dtype, Axes groups, long long matrix_stride
     flags_of[y][x] = facts.invalid | facts.infinite << 1 | facts.lost << 2;
     __syncthreads();
     if (y != 0 || column >= size) return;
+    if (in_logs) shift[at * size + column] = shift_of[x];
+    if (as_logs) return;
     int flags = 0;
     for (int i = 0; i < kLanesOfRows; ++i) {
         facts.most = fmax(facts.most, most_of[i][x]);
@@ -126,5 +131,4 @@ chain_prepare(const void* given, int dtype, Axes groups, long long matrix_stride
                                : infinite ? Number<T>::infinity()
                                           : unit * (T(1) + facts.most + most_lost);
     least[at * size + column] = invalid || infinite || lost ? T(0) : facts.least;
-    if (in_logs) shift[at * size + column] = shift_of[x];
 }

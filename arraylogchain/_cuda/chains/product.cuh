@@ -1,4 +1,4 @@
-// The product of a few rows' scaled states with a part of a matrix: the hot loop of a chain.
+// The product of a few rows' states with a part of a matrix: the hot loop of a chain.
 #pragma once
 #include "numbers.cuh"
 
@@ -61,8 +61,21 @@ struct MatrixPart {
     }
 };
 
+// What a product adds up: sums of products, or the largest sums.
+template <class T>
+struct PlusTimes {
+    static __device__ __forceinline__ T zero() { return T(0); }
+    static __device__ __forceinline__ T add(T sum, T s, T p) { return fma(s, p, sum); }
+};
+
+template <class T>
+struct MaxPlus {
+    static __device__ __forceinline__ T zero() { return -Number<T>::infinity(); }
+    static __device__ __forceinline__ T add(T sum, T s, T p) { return larger(sum, s + p); }
+};
+
 // Add the products of R rows of states, `stride` numbers apart, with a part of the matrix.
-template <class T, int R, int C>
+template <class Ring, class T, int R, int C>
 __device__ __forceinline__ void multiply_part(const MatrixPart<T, C>& part, const T* states,
                                               int stride, T (&sums)[R][C]) {
     #pragma unroll
@@ -71,7 +84,7 @@ __device__ __forceinline__ void multiply_part(const MatrixPart<T, C>& part, cons
         #pragma unroll
         for (int i = 0; i < Pack<T>::kNumbers; ++i) {
             #pragma unroll
-            for (int c = 0; c < C; ++c) sums[r][c] = fma(s[i], part.p[i][c], sums[r][c]);
+            for (int c = 0; c < C; ++c) sums[r][c] = Ring::add(sums[r][c], s[i], part.p[i][c]);
         }
     }
 }
@@ -80,9 +93,9 @@ __device__ __forceinline__ void multiply_part(const MatrixPart<T, C>& part, cons
 //
 //   matrix    begins at the lane's first column, of which `inside` tells which there are; it has
 //             `size` rows
-//   states    rows of `stride` numbers, 0 beyond `size`, which all lanes read alike; aligned to a
-//             Pack, as `begin` and `end` are
-template <class T, int R, int C>
+//   states    rows of `stride` numbers, zeros of the ring beyond `size`, which all lanes read alike;
+//             aligned to a Pack, as `begin` and `end` are
+template <class T, int R, int C, class Ring = PlusTimes<T>>
 __device__ __forceinline__ void multiply(const T* matrix, long long row_stride,
                                          int size, const bool (&inside)[C], const T* states,
                                          int stride, int begin, int end, T (&sums)[R][C]) {
@@ -90,7 +103,7 @@ __device__ __forceinline__ void multiply(const T* matrix, long long row_stride,
     #pragma unroll
     for (int r = 0; r < R; ++r) {
         #pragma unroll
-        for (int c = 0; c < C; ++c) sums[r][c] = T(0);
+        for (int c = 0; c < C; ++c) sums[r][c] = Ring::zero();
     }
     if (begin >= end) return;
     const int whole = end <= size ? end : end - V;  // where whole parts end
@@ -102,17 +115,17 @@ __device__ __forceinline__ void multiply(const T* matrix, long long row_stride,
     if (left > 0) even.load(matrix, row_stride, inside);
     while (left > 0) {
         if (left > 1) odd.load(matrix, row_stride, inside);
-        multiply_part(even, states, stride, sums);
+        multiply_part<Ring>(even, states, stride, sums);
         states += V;
         if (--left == 0) break;
         if (left > 1) even.load(matrix, row_stride, inside);
-        multiply_part(odd, states, stride, sums);
+        multiply_part<Ring>(odd, states, stride, sums);
         states += V;
         --left;
     }
     if (whole < end) {
         MatrixPart<T, C> last;
         last.load(matrix, row_stride, inside, size - whole);
-        multiply_part(last, states, stride, sums);
+        multiply_part<Ring>(last, states, stride, sums);
     }
 }

@@ -105,6 +105,8 @@ class ChainRun(ChainArrays):
     workspace : int
         Bytes for matrices that are made ready, and for states between launches.
     geometry : Geometry or SmallGeometry, optional
+    for_best : bool
+        Whether it is best paths that are wanted.
     """
 
     def __init__(
@@ -113,13 +115,15 @@ class ChainRun(ChainArrays):
         chain: Chain,
         workspace: int,
         geometry: Geometry | SmallGeometry | None = None,
+        for_best: bool = False,
     ) -> None:
         super().__init__(device, chain)
         self.workspace = workspace
         sizes = (chain.num_states, self.groups, self.rows, self.itemsize)
-        chosen = geometry or choose(*sizes, device.multiprocessors, device.shared_memory)
+        limits = (device.multiprocessors, device.shared_memory)
+        chosen = geometry or choose(*sizes, *limits, for_best)
         assert chosen is not None, "chains that fit no block have no kernels"
-        self.geometry = chosen
+        self.geometry, self.takes_logs = chosen, chosen.takes_logs
         time_stride, stride = device.strides(chain.potentials)[-2:]
         initial_stride = 0 if chain.initial is None else device.strides(chain.initial)[-1]
         self._fields: dict[str, int] = {
@@ -171,7 +175,7 @@ class ChainRun(ChainArrays):
         self, first: int, last: int, sweep: Sweep, state: History | None
     ) -> History | None:
         """Take states through steps whose matrices are ready together, and then given back."""
-        ready = prepare(self, first, last, sweep.backward)
+        ready = prepare(self, first, last, sweep.backward, self.takes_logs)
         if self.geometry.slices == 1:
             after = self.new_history(1) if last < self.chain.num_steps else None
             self._launch(first, last, ready, sweep, state, after, 1)
@@ -196,7 +200,7 @@ class ChainRun(ChainArrays):
         after: History | None,
         slices: int,
     ) -> None:
-        """Launch the kernel `chain`, or `chain_small`."""
+        """Launch the kernel `chain`, `chain_small` or `viterbi`."""
         chain, geometry = self.chain, self.geometry
         fields = self._fields | ready.fields | sweep.fields(self.device)
         fields |= {"first": first, "last": last, "slices": slices}

@@ -91,7 +91,7 @@ def log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> Arr
     shape = np.broadcast_shapes(shape_of(states)[:-1], chain.batch)
     if chain.num_states == 0 or 0 in shape:
         return ctx.xp.full(shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
-    function = _dispatch.for_chain("log_weight", ctx, chain, workspace)
+    function = _dispatch.for_chain("log_weight", ctx, replace(chain, batch=shape), workspace)
     return function(ctx, chain, workspace, states)
 
 

@@ -43,10 +43,10 @@ CHAINS = {
     "expected_transitions": ("array", "compiled", "cuda"),
     "posterior": ("array", "compiled", "cuda"),
     "filtered": ("array", "compiled"),
-    "entropy": ("array", "compiled"),
+    "entropy": ("array", "compiled", "cuda"),
     "viterbi": ("array", "compiled", "cuda"),
-    "sample": ("array", "compiled"),
-    "log_weight": ("array", "compiled"),
+    "sample": ("array", "compiled", "cuda"),
+    "log_weight": ("array", "compiled", "cuda"),
 }
 # Of chains that are computed in pieces: what one piece hands on to the next.
 LAST = {"last_message": ("array", "compiled"), "best_message": ("array", "compiled")}
@@ -99,7 +99,7 @@ def backends(operation: str, ctx: Context, chain: Chain) -> tuple[str, ...]:
     """Return which implementations of an operation can be had for a chain."""
     table = (CHAINS | LAST)[operation]
     if ctx.kernels is not None and "cuda" in table:
-        has_kernels = implementation("has_kernels", "cuda")(ctx, chain)
+        has_kernels = implementation("has_kernels", "cuda")(operation, ctx, chain)
         has_kernels = has_kernels and not _have_failed(operation, ctx)
         return ("array", "cuda") if has_kernels else ("array",)
     has_loops = "compiled" in table and _has_loops(ctx)

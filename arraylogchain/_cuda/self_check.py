@@ -26,7 +26,7 @@ from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.first_use import Probe, load
 from arraylogchain._cuda.launch import Kernel
 from arraylogchain._fold import fold
-from arraylogchain._inputs.chain import Chain
+from arraylogchain._inputs.chain import PARTS, Chain
 
 # Makes arrays of a context, calls an implementation with them, and returns its results.
 Case = Callable[[Callable[..., Any], Context], list[Array]]
@@ -49,7 +49,10 @@ _CHAINS = (
 )
 _STEPS, _WORKSPACE = 6, 1 << 24
 
-_LOGS = ("logmatmulexp", "maxplus_matmul", "log_partition", "forward_messages", "backward_messages")
+_LOGS = (
+    *("logmatmulexp", "maxplus_matmul", "log_partition", "forward_messages", "backward_messages"),
+    *("viterbi", "log_weight"),
+)
 _EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 # The largest G of an entry that is proved: the logarithm of eps over the smallest normal number.
 _LARGEST_GAP = {"float32": 72, "float64": 673}
@@ -73,6 +76,10 @@ def has_failed(device: Device, operation: str, backend: str = "cuda") -> bool:
 def is_trusted(ctx: Context, operation: str, backend: str = "cuda") -> bool:
     """Tell whether what an operation's kernels have computed can be handed out."""
     device = ctx.kernels
+    if isinstance(device, _Probe):
+        return True  # this is the check
+    if has_failed(device, operation):
+        return False
     count = len(device.launched)
     if device.checked.get((operation, backend)) == count:
         return True  # no kernel is new
@@ -233,17 +240,18 @@ def _weights(ctx: Context, rows: int, states: int, in_logs: bool) -> dict[str, n
     behind, and decide at last. Linear ones without zeros, whose derivatives could be infinite.
     """
     rng = np.random.default_rng(states)
+    ends = np.rint(rng.uniform(0, 8, (2, rows, states))) / 8
     potentials = _entries(rng, ctx, 5, rows, _STEPS, states)
     potentials[1::2] *= 5
     potentials[:, 4, 1] = -np.inf
-    initial = np.rint(rng.uniform(0, 8, (rows, states))) / 8
     transitions = np.rint(rng.uniform(1, 8, (_STEPS - 1, states, states))) / 8
     if in_logs:
-        transitions, initial = -40 * transitions[:1], -40 * initial
+        transitions, ends = -40 * transitions[:1], -40 * ends
         transitions[:, ::2, 1::2] = transitions[:, 1::2, ::2] = -np.inf
         potentials[::2, 2:4, ::2] -= _depth(ctx)
         potentials[::2, 4, 1::2] -= 2 * _depth(ctx)
-    return {"potentials": potentials, "transitions": transitions, "initial": initial}
+    initial, final = ends
+    return dict(zip(PARTS, (potentials, transitions, initial, final), strict=True))
 
 
 def _chain(
@@ -256,14 +264,42 @@ def _chain(
     rows, steps, states = weights["potentials"].shape
     arrays = {name: _array(ctx, x) for name, x in weights.items()}
     lengths = steps - np.arange(rows) % steps
-    logs = {"transitions_in_logs": in_logs, "initial_in_logs": in_logs}
+    logs = {f"{name}_in_logs": in_logs for name in PARTS[1:]}
     chain = Chain((rows,), steps, states, **arrays, **logs, lengths=lengths)
+    if operation in ("viterbi", "sample", "log_weight"):
+        return [_paths(operation, chain, weights, function, ctx)]
     if operation != "value_and_pullback":
         results = function(ctx, chain, _WORKSPACE)
         return list(results) if isinstance(results, tuple) else [results]
     value, pullback = function(ctx, chain, _WORKSPACE, True)
     found = pullback(_array(ctx, np.ones(rows)), frozenset(arrays))
     return [value, *(found[name] for name in arrays)]
+
+
+def _paths(
+    operation: str,
+    chain: Chain,
+    weights: dict[str, np.ndarray],
+    function: Callable[..., Any],
+    ctx: Context,
+) -> Array:
+    """Return samples, the log weights of given paths, or those of best paths."""
+    rng = np.random.default_rng(1)
+    shape = (3, *chain.batch, chain.num_steps)
+    if operation == "sample":
+        out = ctx.xp.empty(shape, dtype=ctx.index_dtype, device=ctx.device)
+        function(ctx, chain, _WORKSPACE, out, ctx.xp.asarray(rng.random(shape), device=ctx.device))
+        return out
+    if operation == "log_weight":
+        given = rng.integers(0, chain.num_states, shape)
+        states = ctx.xp.asarray(given, device=ctx.device)
+        return function(ctx, chain, _WORKSPACE, states)
+    # Several paths may be best but for roundings.
+    found = _arrays.on_host("states", function(ctx, chain, _WORKSPACE))
+    states = np.clip(found, 0, chain.num_states - 1)
+    weigh = _dispatch.implementation("log_weight", "array")
+    best = weigh(_host(), replace(chain, **weights), _WORKSPACE, states)
+    return ctx.xp.asarray(best + (found < 0).sum(-1), device=ctx.device)
 
 
 def _array(ctx: Context, x: np.ndarray) -> Array:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import shutil
 import sys
+from collections.abc import Iterator
 
 import pytest
 
+from arraylogchain import _arrays
 from tests.conftest import import_or_skip, skip_or_fail
 from tests.cuda.cpu_compiler import COMPILER
 from tests.cuda.cpu_device import CpuDevice
@@ -42,6 +44,19 @@ def compiler() -> None:
 )
 def device(request: pytest.FixtureRequest, compiler: None) -> CpuDevice:
     return CpuDevice(seed=request.param)
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch, compiler: None) -> Iterator[CpuDevice]:
+    """Let kernels compute what NumPy arrays, and torch tensors on the CPU, are given to."""
+    device = CpuDevice(seed=3)
+    monkeypatch.setattr(_arrays, "_kernels_for", lambda xp, _: device)
+    for context in (_arrays._numpy_context, _arrays._tensor_context):
+        context.cache_clear()
+    yield device
+    monkeypatch.undo()
+    for context in (_arrays._numpy_context, _arrays._tensor_context):
+        context.cache_clear()
 
 
 @pytest.fixture(scope="session")

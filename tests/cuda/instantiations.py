@@ -21,6 +21,7 @@ HOT = frozenset(
     {
         "chain",
         "chain_small",
+        "entropy",
         "factors",
         "logmatmulexp",
         "maxima",
@@ -67,10 +68,13 @@ def _posterior_sums() -> list[str]:
 
 _KERNELS = {
     "chains/chain.cu": _chain("chain", geometry.TILES),
+    "chains/entropy.cu": ["entropy"],
     "chains/factors.cu": [*_of("chain_factors", FULL), *_of("chain_start", FULL)],
     "chains/lengths.cu": [KERNEL],
+    "chains/log_weight.cu": _of("log_weight", FULL),
     "chains/pairs.cu": _of("chain_pairs", FULL),
     "chains/prepare.cu": _of("chain_prepare", FULL),
+    "chains/sample.cu": _of("sample", FULL),
     "chains/small.cu": _of("chain_small", FULL, geometry.LANES),
     "chains/sum.cu": _of("chain_sum", FULL),
     "chains/trace.cu": _of("trace", FULL),

@@ -289,12 +289,13 @@ def test_an_order_says_which_rows_are_computed(cpu, geometry):
 
 
 def test_which_chains_have_kernels(cpu):
-    """Not those whose last states have weights, which no kernel takes into account."""
+    """All that fit a block: entropies are computed in float64."""
     ctx = replace(_arrays._numpy_context("float32"), kernels=cpu)
     chain = make("float32", normal(3, 6, 4), transitions=uniform(5, 4, 4)).chain
-    assert has_kernels(ctx, chain)
-    assert not has_kernels(replace(ctx, kernels=None), chain)
-    assert not has_kernels(ctx, replace(chain, final=np.ones(4, "float32")))
+    assert has_kernels("log_partition", ctx, chain)
+    assert not has_kernels("log_partition", replace(ctx, kernels=None), chain)
+    many = make("float32", np.zeros((1, 2, 8000)), transitions=np.zeros((1, 1, 1))).chain
+    assert [has_kernels(name, ctx, many) for name in ("viterbi", "sample", "entropy")] == [1, 1, 0]
 
 
 def reversed_views(x):
@@ -384,8 +385,9 @@ def test_as_many_lanes_as_states(cpu, form, K):
 @pytest.mark.parametrize("item", [4, 8])
 @pytest.mark.parametrize("size", [1, 4, 5, 16, 32, 33, 200, 224, 225, 512, 1000, 2048, 4500])
 @pytest.mark.parametrize(("groups", "rows"), [(1, 1), (1, 500), (500, 1), (3, 10**6)])
-def test_chosen_geometries_fit(size, groups, rows, item):
-    geometry = geometries.choose(size, groups, rows, item, 132, 227 << 10)
+@pytest.mark.parametrize("for_best", [False, True])
+def test_chosen_geometries_fit(size, groups, rows, item, for_best):
+    geometry = geometries.choose(size, groups, rows, item, 132, 227 << 10, for_best)
     assert geometry.threads <= 32 * geometries.MAX_WARPS
     assert geometry.shared_memory(size, item) <= 227 << 10
     name = geometry.kernel("float" if item == 4 else "double")

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from arraylogchain import _arrays
 from tests.checks import check_chain, check_logmatmulexp
-from tests.cuda.cpu_device import CpuDevice
 from tests.gradient_checks import (
     check_posterior,
     check_vjp_chain,
@@ -16,19 +14,6 @@ from tests.gradient_checks import (
 from tests.test_chain import FORMS, given_as, normal, uniform
 from tests.test_logchainexp import check_stack
 from tests.test_workspace import temporaries
-
-
-@pytest.fixture
-def kernels(monkeypatch, compiler):
-    """Let kernels compute what NumPy arrays, and torch tensors on the CPU, are given to."""
-    device = CpuDevice(seed=3)
-    monkeypatch.setattr(_arrays, "_kernels_for", lambda xp, _: device)
-    for context in (_arrays._numpy_context, _arrays._tensor_context):
-        context.cache_clear()
-    yield device
-    monkeypatch.undo()
-    for context in (_arrays._numpy_context, _arrays._tensor_context):
-        context.cache_clear()
 
 
 @pytest.mark.parametrize("sd", [1, 30, 300])

@@ -60,12 +60,17 @@ SPOILT = {
     ),
     "products/thin.cu": ("int w = 1; writes", "int w = 2; writes", "logmatmulexp"),
     "chains/chain.cu": ("= max(longest, own_rows[r].length)", "= own_rows[r].length", "marginals"),
+    "chains/entropy.cu": ("sum += w;", "sum += 1.5 * w;", "entropy"),
     "chains/factors.cu": ("t + 1 < lengths[q]", "t < lengths[q]", "expected_transitions"),
     "chains/lengths.cu": ("numbers.at[i]", "numbers.at[0]", "log_partition"),
+    "chains/log_weight.cu": ("t == length - 1", "t == c.count - 1", "log_weight"),
     "chains/pairs.cu": ("b[r][x + v], sums[u][v])", "b[r][x + v], T(0))", "expected_transitions"),
     "chains/prepare.cu": (": unit * (", ": T(0) * (", "forward_messages"),
+    "chains/sample.cu": ("below += before", "below = before", "sample"),
     "chains/small.cu": ("return even + odd;", "return even;", "backward_messages"),
     "chains/sum.cu": ("int i = 1; i < kParts", "int i = 2; i < kParts", "value_and_pullback"),
+    "chains/trace.cu": ("column_at(c, t, state)", "column_at(c, t, 0)", "viterbi"),
+    "chains/viterbi.cu": ("int part = 1; part < parts", "int part = 2; part < parts", "viterbi"),
 }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from arraylogchain._context import Array, Context
 from arraylogchain._cuda.chains.backward_pass import (
@@ -13,8 +15,9 @@ from arraylogchain._cuda.chains.backward_pass import (
     state_marginals,
     transition_counts,
 )
+from arraylogchain._cuda.chains.entropy import entropies
 from arraylogchain._cuda.chains.geometry import choose
-from arraylogchain._cuda.chains.paths import best_paths
+from arraylogchain._cuda.chains.paths import best_paths, draw_paths, weights_of_paths
 from arraylogchain._cuda.chains.recursion import ChainRun
 from arraylogchain._cuda.launch import are_packable
 from arraylogchain._inputs.chain import PARTS, Chain
@@ -22,15 +25,18 @@ from arraylogchain._inputs.chain import PARTS, Chain
 Pullback = Callable[[Array, Collection[str]], dict[str, Array]]
 
 
-def has_kernels(ctx: Context, chain: Chain) -> bool:
-    """Tell whether there are kernels for a chain where its arrays are."""
-    # No kernel weighs the last states yet.
-    if ctx.kernels is None or chain.final is not None:
-        return False
-    if chain.num_states == 0 or 0 in chain.batch or not are_packable(chain.batch):
+def has_kernels(operation: str, ctx: Context, chain: Chain) -> bool:
+    """Tell whether there are kernels for an operation on a chain where its arrays are."""
+    if (
+        ctx.kernels is None
+        or chain.num_states == 0
+        or 0 in chain.batch
+        or not are_packable(chain.batch)
+    ):
         return False
     limits = (ctx.kernels.multiprocessors, ctx.kernels.shared_memory)
-    return choose(chain.num_states, *chain.sizes, ctx.precision.itemsize, *limits) is not None
+    item = (ctx.widest if operation == "entropy" else ctx.precision).itemsize
+    return choose(chain.num_states, *chain.sizes, item, *limits) is not None
 
 
 def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
@@ -68,14 +74,32 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> Array:
     return best_paths(_run(ctx, chain, workspace, for_best=True))
 
 
+def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Array) -> None:
+    """Write paths into `out`, [num_samples, *batch, T]; see the array implementation."""
+    from arraylogchain._cuda import self_check
+
+    is_trusted = partial(self_check.is_trusted, ctx, "sample")
+    draw_paths(_run(ctx, chain, workspace), out, uniforms, is_trusted)
+
+
+def log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> Array:
+    """Return the log weights of paths, states [..., T] whose axes broadcast with the batch."""
+    return weights_of_paths(ctx.kernels, _in_result_dtype(ctx, chain), states)
+
+
+def entropy(ctx: Context, chain: Chain, workspace: int) -> Array:
+    """Return the entropies [*batch] in nats; 0 where there is no path."""
+    return entropies(_run(ctx, chain, workspace, compute=ctx.widest.name))
+
+
 def value_and_pullback(
     ctx: Context, chain: Chain, workspace: int, keep: bool
 ) -> tuple[Array, Pullback]:
     """Return the logs of the sums over all paths, [*batch], and their pullback.
 
     It takes cotangents and the names of the arrays whose gradients are wanted, of 'potentials',
-    'transitions' and 'initial', and returns these by name. With `keep`, all states are kept for it
-    though they take more than the workspace.
+    'transitions', 'initial' and 'final', and returns these by name. With `keep`, all states are
+    kept for it though they take more than the workspace.
     """
     value, kept = forward_pass(_run(ctx, chain, workspace), keep=keep)
 
@@ -90,8 +114,13 @@ def value_and_pullback(
     return value, pullback
 
 
-def _run(ctx: Context, chain: Chain, workspace: int, for_best: bool = False) -> ChainRun:
-    """Return the launches of a chain, all arrays of which get the dtype of the result."""
+def _run(ctx: Context, chain: Chain, workspace: int, **options: Any) -> ChainRun:
+    """Return the launches of a chain."""
+    return ChainRun(ctx.kernels, _in_result_dtype(ctx, chain), workspace, **options)
+
+
+def _in_result_dtype(ctx: Context, chain: Chain) -> Chain:
+    """Return a chain all arrays of which have the dtype of the result."""
     given = {name: getattr(chain, name) for name in PARTS}
     arrays = {name: ctx.to_result(x) for name, x in given.items() if x is not None}
-    return ChainRun(ctx.kernels, replace(chain, **arrays), workspace, for_best=for_best)
+    return replace(chain, **arrays)

@@ -1,4 +1,4 @@
-// Reading and writing arrays of a dtype that is computed in T, told only when the kernel runs. For
+// Reading and writing arrays of a dtype that is computed in T, at least as wide as it, told only when the kernel runs. For
 // what is read once, where a branch costs nothing beside the memory.
 #pragma once
 #include "numbers.cuh"
@@ -10,20 +10,33 @@ template <class T>
 constexpr int kComputed = sizeof(T) == sizeof(double) ? kFloat64 : kFloat32;
 
 template <class T>
-__device__ __forceinline__ T load_any(const void* p, long long at, int dtype) {
-    if constexpr (sizeof(T) == sizeof(double)) {
-        return ((const double*)p)[at];
-    } else {
-        if (dtype == kFloat32) return ((const float*)p)[at];
-        return dtype == kFloat16 ? load((const __half*)p + at)
-                                 : load((const __nv_bfloat16*)p + at);
-    }
+__device__ __forceinline__ T load_any(const void* p, long long at, int dtype);
+
+template <>
+__device__ __forceinline__ float load_any<float>(const void* p, long long at, int dtype) {
+    if (dtype == kFloat32) return ((const float*)p)[at];
+    return dtype == kFloat16 ? load((const __half*)p + at) : load((const __nv_bfloat16*)p + at);
+}
+
+// What is narrower, for the few results that float64 makes of it. By its bits: a conversion would
+// take a subnormal float for zero.
+__device__ __noinline__ double load_narrow(const void* p, long long at, int dtype) {
+    const float x = load_any<float>(p, at, dtype);
+    const unsigned bits = __float_as_uint(x);
+    if (bits & 0x7f800000u) return x;
+    const double size = double(bits & 0x7fffffu) * 0x1p-149;
+    return bits >> 31 ? -size : size;
+}
+
+template <>
+__device__ __forceinline__ double load_any<double>(const void* p, long long at, int dtype) {
+    return dtype == kFloat64 ? ((const double*)p)[at] : load_narrow(p, at, dtype);
 }
 
 // Write what was computed in T, and may be wider: it is rounded once, by way of float32 to a half.
 template <class T>
 __device__ __forceinline__ void store_any(void* p, long long at, int dtype, double x) {
-    if constexpr (sizeof(T) == sizeof(double)) {
+    if (sizeof(T) == sizeof(double) && dtype == kFloat64) {
         ((double*)p)[at] = x;
     } else if (dtype == kFloat32) {
         ((float*)p)[at] = float(x);
@@ -39,7 +52,7 @@ template <class T>
 __device__ __forceinline__ void prefetch_any(const void* p, long long at, long long stride,
                                              int dtype, int n, int lane) {
 #ifndef ALC_CPU_SHIM
-    const int bytes = sizeof(T) == sizeof(double) || dtype == kFloat32 ? int(sizeof(T)) : 2;
+    const int bytes = dtype == kFloat64 ? 8 : dtype == kFloat32 ? 4 : 2;
     #pragma unroll 1
     for (int k = lane; k < n; k += 32) {
         const char* address = (const char*)p + (at + k * stride) * bytes;

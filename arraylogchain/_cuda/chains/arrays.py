@@ -55,6 +55,8 @@ class ChainArrays:
     device : Device
     chain : Chain
         Arrays of the device's library; no batch axis and no state axis of length 0.
+    compute : str, optional
+        What is computed in, if not what is usual for the arrays' dtype.
 
     Attributes
     ----------
@@ -70,10 +72,10 @@ class ChainArrays:
 
     takes_logs = False
 
-    def __init__(self, device: Device, chain: Chain) -> None:
+    def __init__(self, device: Device, chain: Chain, compute: str | None = None) -> None:
         self.device, self.chain = device, chain
         self.dtype = device.dtype_name(chain.potentials)
-        self.compute = dtypes.compute_type(self.dtype)
+        self.compute = compute or dtypes.compute_type(self.dtype)
         self.itemsize = dtypes.itemsize(self.compute)
         self.groups, self.rows = chain.sizes
         self.all_rows = self.groups * self.rows
@@ -121,6 +123,14 @@ class ChainArrays:
         """Return batch axes with the strides of arrays that have so many other axes."""
         strides = (self.strides(x, trailing, order) for x, trailing in operands)
         return pack_axes(self.extents(order), *strides)
+
+    def end_weights(self, name: str | None) -> tuple[int, int, Array | None]:
+        """Return the form (StartForm), stride and array of 'initial' or 'final' weights."""
+        weights = None if name is None else getattr(self.chain, name)
+        if weights is None:
+            return 0, 0, None
+        form = 2 if getattr(self.chain, f"{name}_in_logs") else 1
+        return form, self.device.strides(weights)[-1], weights
 
     def new_history(self, steps: int) -> History:
         """Return memory for the states of some steps."""

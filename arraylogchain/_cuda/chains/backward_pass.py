@@ -18,6 +18,7 @@ from arraylogchain._cuda.chains.arrays import History
 from arraylogchain._cuda.chains.matrices import steps_at_once
 from arraylogchain._cuda.chains.recursion import ChainRun, Sweep, cut_steps
 from arraylogchain._cuda.chains.reductions import FACTOR, Reductions, TransitionGradient
+from arraylogchain._inputs.chain import PARTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class ForwardPass:
         All states, if they are kept.
     before : dict of int to History
         Otherwise the states before some steps, from which the others are computed again.
+    end : History or None
+        The states after the last step, if there are final weights.
     """
 
     run: ChainRun
@@ -42,14 +45,14 @@ class ForwardPass:
     blocks: list[tuple[int, int]]
     history: History | None
     before: dict[int, History]
+    end: History | None = None
 
     @property
     def arrays(self) -> list[Array]:
         """All of what the backward pass reads."""
-        histories = [*self.before.values(), *([] if self.history is None else [self.history])]
+        histories = [x for x in (*self.before.values(), self.history, self.end) if x is not None]
         kept = [x for history in histories for x in (history.states, history.scales)]
-        chain = self.run.chain
-        given = [chain.potentials, chain.transitions, chain.initial, self.run.lengths]
+        given = [*(getattr(self.run.chain, name) for name in PARTS), self.run.lengths]
         return [self.total, *kept, *(x for x in given if x is not None)]
 
     def states(self, low: int, high: int) -> History:
@@ -78,7 +81,8 @@ def forward_pass(run: ChainRun, *, keep: bool = True) -> tuple[Array, ForwardPas
     if keep or run.state_bytes * num_steps <= workspace // 4:
         history = run.new_history(num_steps)
     kept = ForwardPass(run, run.new_total(), _blocks(run, history is None), history, {})
-    sweep = Sweep(total_log=out, total=kept.total, history=history)
+    with_end = run.chain.final is not None
+    sweep = Sweep(total_log=out, total=kept.total, history=history, with_end=with_end)
     starts = {0}
     if history is None:
         # States are kept before the step that a block's first pair of states begins with.
@@ -88,7 +92,7 @@ def forward_pass(run: ChainRun, *, keep: bool = True) -> tuple[Array, ForwardPas
         if state is not None:
             kept.before[first] = state
         state = run.advance(first, last, sweep, state, workspace)
-    return out, kept
+    return out, replace(kept, end=state) if with_end else kept
 
 
 def _blocks(run: ChainRun, again: bool) -> list[tuple[int, int]]:
@@ -118,8 +122,8 @@ def gradients(
     cotangent : array [*batch] or None
         Of the logs of the sums over all paths; None for ones.
     wanted : collection of str
-        Of 'potentials', 'transitions' and 'initial'; or 'marginals', in place of the potentials'
-        sums over rows, and 'counts', in place of the transitions' derivatives.
+        Of 'potentials', 'transitions', 'initial' and 'final'; or 'marginals', in place of the
+        potentials' sums over rows, and 'counts', in place of the transitions' derivatives.
     """
     return _BackwardPass(kept, cotangent, wanted).run()
 
@@ -184,7 +188,9 @@ class _BackwardPass:
         if transitions is not None:
             transitions.finish()
         if "initial" in out and history is not None:
-            self.reductions.initial_gradient(history, out["initial"])
+            self.reductions.end_gradient("initial", history, out["initial"])
+        if "final" in out and self.kept.end is not None:
+            self.reductions.end_gradient("final", self.kept.end, out["final"])
         return out
 
     def _step_back(

@@ -20,7 +20,7 @@
 constexpr int kMaxThreads = 256;
 constexpr int kShort = 128;
 // What geometry.py counts on: BLOCK_BYTES and ROW_BYTES.
-static_assert(sizeof(ChainBlock<float>) == 304 && sizeof(ChainBlock<double>) == 304, "BLOCK_BYTES");
+static_assert(sizeof(ChainBlock<float>) == 320 && sizeof(ChainBlock<double>) == 320, "BLOCK_BYTES");
 static_assert(sizeof(Row<float>) == 104 && sizeof(Row<double>) == 128, "ROW_BYTES");
 
 template <class T, int R, int C>
@@ -30,6 +30,7 @@ chain(const __grid_constant__ Recursion c, const __grid_constant__ Axes rows,
       const T* __restrict__ matrix, const T* __restrict__ line, const T* __restrict__ least,
       const T* __restrict__ shift, const void* __restrict__ logs,
       const void* __restrict__ potentials, const void* __restrict__ start,
+      const void* __restrict__ end,
       const long long* __restrict__ lengths, const long long* __restrict__ order,
       const T* state_in, const Scale* scale_in, T* state_out, Scale* scale_out, T* history,
       Scale* history_scale, void* messages, void* total_log, Total* total,
@@ -60,8 +61,8 @@ chain(const __grid_constant__ Recursion c, const __grid_constant__ Axes rows,
     const int columns = each * kWidth, parts = warps / c.column_warps;
     if (threadIdx.x == 0) {
         block.c = c;
-        block.arrays = {shift, logs,    start,         history_scale, messages,
-                        total, forward, forward_scale, cotangent,     marginals};
+        block.arrays = {shift,   logs,          start,     end,      history_scale, messages, total,
+                        forward, forward_scale, cotangent, marginals};
         block.rows = &rows;
         block.outputs = &outputs;
         block.own = own_columns;
@@ -227,7 +228,7 @@ chain(const __grid_constant__ Recursion c, const __grid_constant__ Axes rows,
             if (lane == 0) total[number].broken = own.broken;
             continue;
         }
-        const Extended<T> sum = sum_of(block.state(r, now), c.size, lane);
+        const Extended<T> sum = sum_over_paths(r, lane, block.state(r, now));
         if (lane == 0) {
             write_total(own.scale, own.broken, sum, total + number, total_log,
                         row_offset<0>(outputs, number), c.dtype);

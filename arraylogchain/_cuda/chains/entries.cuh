@@ -14,7 +14,7 @@ struct Recursion {
     int count;          // T
     int first, last;    // steps of this launch, in the order in which they are computed
     int backward;       // whether that is from the last step of time to the first one
-    int start_form;     // of steps that go forward
+    int start_form, end_form;  // of the weights before the first and after the last step
     int dtype;          // of what is given, and of sums over all paths
     int out_dtype;      // of messages or marginals
     int in_logs;        // whether matrices are given as logs
@@ -26,7 +26,7 @@ struct Recursion {
     long long groups;
     long long matrix_stride, matrix_row_stride;       // of what is multiplied
     long long logs_stride, logs_row_stride, logs_column_stride;
-    long long potentials_time_stride, potentials_stride, start_stride;
+    long long potentials_time_stride, potentials_stride, start_stride, end_stride;
     long long out_time_stride, out_stride;            // of messages or marginals
     long long out_time, history_time, other_time;     // the steps of time that those begin at
 };
@@ -75,14 +75,15 @@ __device__ __forceinline__ Extended<T> first_weight(int form, T given, T shift) 
     return split(given);
 }
 
-// The log of a weight as it is given; NaN for a negative one.
-template <class T>
-__device__ __forceinline__ T log_weight(int form, T given) {
-    constexpr T kLog2 = T(0.69314718055994530942);
-    if (form == kLogs) return given;
-    if (given >= Number<T>::tiny) return log(given);
+// The log of a weight as it is given, in the precision X; NaN for a negative one.
+template <class X, class T>
+__device__ __forceinline__ X log_of_weight(int form, T given) {
+    constexpr X kLog2 = X(0.69314718055994530942);
+    if (form == kLogs) return X(given);
+    if (given >= Number<T>::tiny) return log(X(given));
     const Extended<T> v = split(given);  // a subnormal number would be taken for zero
-    return v.is_regular() ? fma(v.e, kLog2, log(v.m)) : v.m == T(0) ? -Number<T>::infinity() : v.m;
+    if (!v.is_regular()) return v.m == T(0) ? -Number<X>::infinity() : X(v.m);
+    return fma(X(v.e), kLog2, log(X(v.m)));
 }
 
 // Entries that are not proved have this mantissa until they are computed again.

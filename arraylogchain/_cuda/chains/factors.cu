@@ -1,4 +1,5 @@
-// What rows' posterior weights are multiplied by, and the gradient of a chain's initial weights.
+// What rows' posterior weights are multiplied by, and gradients of a chain's initial and final
+// weights.
 #include "pairs.cuh"
 
 constexpr int kThreads = 256;
@@ -35,8 +36,8 @@ chain_factors(const __grid_constant__ Pairs c, const __grid_constant__ Axes cota
     reinterpret_cast<Factor<T>*>(factors)[at] = out;
 }
 
-// The weight of the first state: a factor times what follows it, times the weight itself if that is
-// given as a log. Rows side by side, [rows][K].
+// The weight of the first or last state: a factor times what comes in to it, times the weight itself
+// if that is given as a log. Rows side by side, [rows][K].
 template <class T>
 __global__ void __launch_bounds__(kThreads)
 chain_start(const __grid_constant__ Pairs c, const __grid_constant__ Axes rows, const void* start,

@@ -25,7 +25,7 @@ MAX_WARPS = 8  # kMaxThreads of chain.cu and small.cu
 # Numbers that one load from shared memory takes, by the size of a number.
 PACK = {4: 4, 8: 2}
 # sizeof(ChainBlock<T>) of step.cuh, up to where rows begin; sizeof(Row<T>) of rows.cuh.
-BLOCK_BYTES = 304
+BLOCK_BYTES = 320
 ROW_BYTES = {4: 104, 8: 128}
 # sizeof(BestRow) of viterbi.cu.
 BEST_ROW_BYTES = 24

@@ -38,13 +38,13 @@ class ReadyMatrices:
 NO_MATRICES = ReadyMatrices({}, pack_axes((), (), ()), (None,) * 5)
 
 
-def steps_at_once(arrays: ChainArrays, workspace: int) -> int:
+def steps_at_once(arrays: ChainArrays, workspace: int, as_logs: bool = False) -> int:
     """Return how many steps a launch goes through: those whose matrices the workspace holds."""
     chain = arrays.chain
     if arrays.is_one_matrix or chain.num_steps == 1:
         return min(chain.num_steps, MAX_STEPS)
     each = 3 * arrays.groups * chain.num_states * arrays.itemsize
-    if arrays.takes_logs or _copies(arrays, False) or _copies(arrays, True):
+    if as_logs or arrays.takes_logs or _copies(arrays, False) or _copies(arrays, True):
         each += arrays.groups * chain.num_states**2 * arrays.itemsize
     return max(1, min((workspace - 2 * arrays.state_bytes) // each, MAX_STEPS))
 

@@ -10,13 +10,16 @@ struct Paths {
     int count;                    // T
     int first, last;              // steps of this launch, in the order of time
     int dtype;                    // of what is given
-    int form, start_form, end_form;  // of transitions, and of initial and final weights
-    long long rows;               // in each group
-    long long paths;              // of all rows
+    int form, start_form, end_form;     // of transitions, and of initial and final weights
+    long long rows, groups;       // rows in each group
+    long long paths;
     long long matrix_stride, row_stride, column_stride;
     long long potentials_time_stride, potentials_stride, start_stride, end_stride;
     long long history_time;       // the step of time that the history begins at
-    long long time_stride;        // of states
+    long long time_stride, sample_stride;              // of states
+    long long uniform_time_stride, uniform_sample_stride;
+
+    __device__ __forceinline__ long long all_rows() const { return rows * groups; }
 };
 
 // The number of the path that this warp is for.

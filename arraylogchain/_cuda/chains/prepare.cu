@@ -102,7 +102,7 @@ chain_prepare(const void* given, int dtype, Axes groups, long long matrix_stride
     for_column([&](int row, T p) {
         bool lost = false;
         if (as_logs) {
-            p = in_logs ? p - own_shift : log_weight(kWeights, p);
+            p = in_logs ? p - own_shift : log_of_weight<T>(kWeights, p);
         } else if (in_logs) {
             const Extended<T> weight = times_exp<T>({T(1), T(0)}, p - own_shift);
             p = weight.is_regular() ? weight.m * power_of_two<T>(weight.e) : weight.m;

@@ -22,11 +22,11 @@ from arraylogchain._inputs.chain import Chain
 
 # struct Recursion of entries.cuh.
 RECURSION = struct(
-    (np.int32, "size count first last backward start_form dtype out_dtype in_logs slices"),
+    (np.int32, "size count first last backward start_form end_form dtype out_dtype in_logs slices"),
     (np.int32, "column_warps matrices first_matrix"),
     (np.int64, "rows groups matrix_stride matrix_row_stride"),
     (np.int64, "logs_stride logs_row_stride logs_column_stride"),
-    (np.int64, "potentials_time_stride potentials_stride start_stride"),
+    (np.int64, "potentials_time_stride potentials_stride start_stride end_stride"),
     (np.int64, "out_time_stride out_stride out_time history_time other_time"),
 )
 
@@ -45,6 +45,7 @@ class Sweep:
     out_time: int = 0  # where marginals begin
     forward: History | None = None  # for marginals
     cotangent: Array | None = None
+    with_end: bool = False  # whether the states after the last step are wanted
 
     @property
     def per_state(self) -> Array | None:
@@ -100,7 +101,7 @@ class ChainRun(ChainArrays):
 
     Parameters
     ----------
-    device, chain
+    device, chain, compute
         As for `ChainArrays`.
     workspace : int
         Bytes for matrices that are made ready, and for states between launches.
@@ -116,8 +117,9 @@ class ChainRun(ChainArrays):
         workspace: int,
         geometry: Geometry | SmallGeometry | None = None,
         for_best: bool = False,
+        compute: str | None = None,
     ) -> None:
-        super().__init__(device, chain)
+        super().__init__(device, chain, compute)
         self.workspace = workspace
         sizes = (chain.num_states, self.groups, self.rows, self.itemsize)
         limits = (device.multiprocessors, device.shared_memory)
@@ -125,8 +127,7 @@ class ChainRun(ChainArrays):
         assert chosen is not None, "chains that fit no block have no kernels"
         self.geometry, self.takes_logs = chosen, chosen.takes_logs
         time_stride, stride = device.strides(chain.potentials)[-2:]
-        initial_stride = 0 if chain.initial is None else device.strides(chain.initial)[-1]
-        self._fields: dict[str, int] = {
+        self.fields: dict[str, int] = {
             "size": chain.num_states,
             "count": chain.num_steps,
             "rows": self.rows,
@@ -136,8 +137,6 @@ class ChainRun(ChainArrays):
             "column_warps": chosen.column_warps,
             "potentials_time_stride": time_stride,
             "potentials_stride": stride,
-            "start_form": 0 if chain.initial is None else 2 if chain.initial_in_logs else 1,
-            "start_stride": initial_stride,
         }
 
     def log_partition(self) -> Array:
@@ -166,7 +165,7 @@ class ChainRun(ChainArrays):
         state: History | None,
         workspace: int,
     ) -> History | None:
-        """Take states through some steps; return new ones if there are more steps to come."""
+        """Take states through some steps; return new ones if there is more to come."""
         for at, stop in cut_steps(first, last, steps_at_once(self, workspace)):
             state = self._advance_block(at, stop, sweep, state)
         return state
@@ -177,7 +176,8 @@ class ChainRun(ChainArrays):
         """Take states through steps whose matrices are ready together, and then given back."""
         ready = prepare(self, first, last, sweep.backward, self.takes_logs)
         if self.geometry.slices == 1:
-            after = self.new_history(1) if last < self.chain.num_steps else None
+            is_wanted = last < self.chain.num_steps or sweep.with_end
+            after = self.new_history(1) if is_wanted else None
             self._launch(first, last, ready, sweep, state, after, 1)
             return after
         # Blocks that share a row meet only between launches, and none may write what one reads.
@@ -202,16 +202,20 @@ class ChainRun(ChainArrays):
     ) -> None:
         """Launch the kernel `chain`, `chain_small` or `viterbi`."""
         chain, geometry = self.chain, self.geometry
-        fields = self._fields | ready.fields | sweep.fields(self.device)
+        fields = self.fields | ready.fields | sweep.fields(self.device)
         fields |= {"first": first, "last": last, "slices": slices}
+        start, end = ("final", None) if sweep.backward else ("initial", "final")
+        fields["start_form"], fields["start_stride"], start = self.end_weights(start)
+        fields["end_form"], fields["end_stride"], end = self.end_weights(end)
         arguments = (
             pack(RECURSION, **fields),
-            self.axes(self.order, (chain.potentials, 2), (chain.initial, 1)),
+            self.axes(self.order, (chain.potentials, 2), (start, 1), (end, 1)),
             sweep.axes(self),
             ready.axes,
             *ready.arguments,
             chain.potentials,
-            chain.initial,
+            start,
+            end,
             *((None, None) if self.lengths is None else (self.lengths[0], self.lengths[1])),
             *_pointers(state),
             *_pointers(after),

@@ -141,25 +141,25 @@ class Reductions:
         )
         return factors
 
-    def initial_gradient(self, backward: History, out: Array) -> None:
-        """Write the gradient of the initial weights, from the states of the first step."""
-        arrays, initial, size = self.arrays, self.chain.initial, self.chain.num_states
-        pairs = Pairs(-1, 1, None, backward)
+    def end_gradient(self, name: str, states: History, out: Array) -> None:
+        """Write the gradient of weights of one end, from the states that come in to it."""
+        arrays, size = self.arrays, self.chain.num_states
+        pairs = Pairs(-1, 1, None, states)
         factors = self.factors(pairs)
         rows = self.device.empty((arrays.all_rows, size), arrays.compute)
-        form, stride = 2 if self.chain.initial_in_logs else 1, self.device.strides(initial)[-1]
+        form, stride, weights = arrays.end_weights(name)
         arrays.launch(
             "chains/factors.cu",
             "chain_start",
             ceil_div(arrays.all_rows * size, THREADS),
             self.packed(pairs, start_form=form, start_stride=stride),
-            arrays.axes(arrays.order, (initial, 1)),
-            initial,
-            backward.states,
+            arrays.axes(arrays.order, (weights, 1)),
+            weights,
+            states.states,
             factors,
             rows,
         )
-        self.over_rows(rows, size, initial, 1, out)
+        self.over_rows(rows, size, weights, 1, out)
 
 
 class TransitionGradient:

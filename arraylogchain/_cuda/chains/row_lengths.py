@@ -31,10 +31,10 @@ def row_lengths(device: Device, chain: Chain) -> Array | None:
     keys = (-lengths).astype(np.int16 if chain.num_steps < 1 << 15 else np.int64)
     by_length = np.argsort(keys, axis=1, kind="stable")
     numbers = by_length + lengths.shape[1] * np.arange(lengths.shape[0])[:, None]
-    return _sent(device, np.stack([lengths.reshape(-1), numbers.reshape(-1)]))
+    return sent(device, np.stack([lengths.reshape(-1), numbers.reshape(-1)]))
 
 
-def _sent(device: Device, values: np.ndarray) -> Array:
+def sent(device: Device, values: np.ndarray) -> Array:
     """Return a copy of integers on the device, which no call waits for."""
     if values.size > MOST and not device.is_capturing():
         # While a graph is captured nothing is copied, and no kernel may be loaded.

@@ -155,20 +155,6 @@ __device__ __noinline__ void weigh(const void* potentials, long long at, long lo
     }
 }
 
-// The sum over paths, from all entries of a row's state.
-template <class T>
-__device__ __noinline__ Extended<T> sum_of(const Entries<T> state, int size, int lane) {
-    ExtendedSum<T> sum;
-    #pragma unroll 1
-    for (int k = lane; k < size; k += 32) {
-        const Extended<T> v = state.get(k);
-        sum.add(v.m, v.e);
-    }
-    T value, exponent;
-    sum.over_lanes(value, exponent);
-    return extended(value, exponent);
-}
-
 // Copy a part of a state, or of a history, to where mantissas lie beside each other.
 template <class T>
 __device__ __noinline__ void write_state(const Entries<T> from, Columns columns, int size, int lane,

@@ -56,6 +56,27 @@ __device__ __forceinline__ T product_of(T own, T* row, const T (&p)[G]) {
     return even + odd;
 }
 
+// A weight before the first or after the last step, but for a shift of its row's.
+template <class T>
+struct EndWeight {
+    Extended<T> weight = {T(1), T(0)};
+    T shift = T(0);
+};
+
+// The weight of a lane's state, where it has one; by all lanes.
+template <class T, int G>
+__device__ __noinline__ EndWeight<T> end_weight(int form, const void* weights, long long at,
+                                                   int dtype, bool is_there) {
+    EndWeight<T> out;
+    T given = form == kLogs ? -Number<T>::infinity() : T(0);
+    if (is_there) given = load_any<T>(weights, at, dtype);
+    if (form == kLogs) {
+        out.shift = shift_for(lanes_max<G>(is_finite(given) ? given : -Number<T>::infinity()));
+    }
+    out.weight = first_weight(form, given, out.shift);
+    return out;
+}
+
 template <class T, int G>
 __global__ void __launch_bounds__(kMaxThreads, sizeof(T) * G > 128 ? 1 : 2)
 chain_small(const __grid_constant__ Recursion c, const __grid_constant__ Axes rows,
@@ -63,6 +84,7 @@ chain_small(const __grid_constant__ Recursion c, const __grid_constant__ Axes ro
             const T* __restrict__ matrix, const T* __restrict__ line, const T* __restrict__ least,
             const T* __restrict__ shift, const void* __restrict__ logs,
             const void* __restrict__ potentials, const void* __restrict__ start,
+            const void* __restrict__ end,
             const long long* __restrict__ lengths, const long long* __restrict__ order,
             const T* state_in, const Scale* scale_in, T* state_out, Scale* scale_out, T* history,
             Scale* history_scale, void* messages, void* total_log, Total* total,
@@ -144,19 +166,7 @@ chain_small(const __grid_constant__ Recursion c, const __grid_constant__ Axes ro
         const bool begins = i == 0 || (c.backward && t == length - 1);
         Extended<T> next = {T(1), T(0)};
         T top = T(0), common = T(0);  // what the scale goes on by
-        if (i == 0 && !c.backward && c.start_form != kOnes) {
-            T given = c.start_form == kLogs ? -Number<T>::infinity() : T(0);
-            if (is_there) {
-                const long long at = row_offset<1>(rows, number) + j * c.start_stride;
-                given = load_any<T>(start, at, c.dtype);
-            }
-            if (c.start_form == kLogs) {
-                const T finite = is_finite(given) ? given : -Number<T>::infinity();
-                common = shift_for(lanes_max<G>(finite));
-            }
-            next = first_weight(c.start_form, given, common);
-            is_broken |= is_there && is_nan(next.m);
-        } else if (i > 0) {
+        if (i > 0) {
             top = v.is_regular() ? v.e : -Number<T>::infinity();
             T lowest = v.is_regular() ? v.e : Number<T>::infinity();
             T largest = is_there && is_finite(column.shift) ? column.shift
@@ -201,8 +211,17 @@ chain_small(const __grid_constant__ Recursion c, const __grid_constant__ Axes ro
                 }
             }
             if (c.in_logs && is_used) found = put_back(found, column.shift, common);
-            if (!begins) next = found;
-            if (begins) common = T(0);
+            next = found;
+        }
+        EndWeight<T> first;
+        if (c.start_form != kOnes && __any_sync(kAllLanes, begins)) {
+            const long long at = row_offset<1>(rows, number) + j * c.start_stride;
+            first = end_weight<T, G>(c.start_form, start, at, c.dtype, is_there && begins);
+        }
+        if (begins) {
+            next = first.weight;
+            common = first.shift;
+            is_broken |= is_there && is_nan(next.m);
         }
         if (c.matrix_stride != 0 && i > 0) load_matrix(i + 1);
 
@@ -244,13 +263,21 @@ chain_small(const __grid_constant__ Recursion c, const __grid_constant__ Axes ro
         if (j == 0) scale_out[number] = scale;
     }
     if (total == nullptr || c.backward) return;
+    const bool is_last = c.last == c.count;
+    EndWeight<T> last;
+    if (is_last && c.end_form != kOnes) {
+        const long long at = row_offset<2>(rows, number) + j * c.end_stride;
+        last = end_weight<T, G>(c.end_form, end, at, c.dtype, is_there);
+        is_broken |= is_there && is_nan(last.weight.m);
+        scale.add_nats(last.shift);
+    }
     const bool row_is_broken = lanes_max<G>(is_broken ? T(1) : T(0)) != T(0);
-    if (c.last < c.count) {
+    if (!is_last) {
         if (is_row && j == 0) total[number].broken = row_is_broken;
         return;
     }
     ExtendedSum<T> sum;
-    if (is_there) sum.add(v.m, v.e);
+    if (is_there) sum.add(v.m * last.weight.m, v.e + last.weight.e);
     T value, exponent;
     sum.template over_lanes<G>(value, exponent);
     if (is_row && j == 0) {

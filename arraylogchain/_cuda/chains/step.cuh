@@ -11,7 +11,7 @@
 template <class T>
 struct ChainArrays {
     const T* shift;
-    const void *logs, *start;
+    const void *logs, *start, *end;
     Scale* history_scale;
     void* messages;
     const Total* total;
@@ -74,7 +74,7 @@ template <class T>
 __device__ __noinline__ void begin(int r, int t, int lane, const Entries<T> to) {
     const ChainBlock<T>& block = chain_block<T>();
     const Recursion& c = block.c;
-    const int form = c.backward ? int(kOnes) : c.start_form;
+    const int form = c.start_form;
     const void* start = block.arrays.start;
     const long long start_at = row_offset<1>(*block.rows, block.number(r));
     const auto given = [&](int k) {
@@ -97,6 +97,41 @@ __device__ __noinline__ void begin(int r, int t, int lane, const Entries<T> to) 
         if (j >= block.own.first && j < block.own.last) to.set(j, v);
     }
     if (__any_sync(kAllLanes, has_nan) && lane == 0) block.row[r].broken = 1;
+}
+
+// The sum over paths, from the last state of row r and the weights after it, whose shift goes to the
+// scale.
+template <class T>
+__device__ __noinline__ Extended<T> sum_over_paths(int r, int lane, const Entries<T> state) {
+    const ChainBlock<T>& block = chain_block<T>();
+    const Recursion& c = block.c;
+    const void* end = block.arrays.end;
+    const long long end_at = row_offset<2>(*block.rows, block.number(r));
+    T shift = T(0);
+    if (c.end_form == kLogs) {
+        shift = whole_maximum<T>(end, end_at, c.end_stride, c.dtype, c.size, lane).value;
+    }
+    bool has_nan = false;
+    ExtendedSum<T> sum;
+    #pragma unroll 1
+    for (int k = lane; k < c.size; k += 32) {
+        Extended<T> v = state.get(k);
+        if (c.end_form != kOnes) {
+            const T given = load_any<T>(end, end_at + k * c.end_stride, c.dtype);
+            const Extended<T> w = first_weight(c.end_form, given, shift);
+            has_nan |= is_nan(w.m);
+            v = {v.m * w.m, v.e + w.e};
+        }
+        sum.add(v.m, v.e);
+    }
+    has_nan = __any_sync(kAllLanes, has_nan);
+    if (lane == 0) {
+        block.row[r].scale.add_nats(shift);
+        if (has_nan) block.row[r].broken = 1;
+    }
+    T value, exponent;
+    sum.over_lanes(value, exponent);
+    return extended(value, exponent);
 }
 
 // Other blocks' columns make a row's gradients NaN as well.

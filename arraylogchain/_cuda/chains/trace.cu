@@ -26,7 +26,7 @@ __device__ __noinline__ Best<T> best_of(const T* logs, const void* weights, long
     for (int k = lane; k < size; k += 32) {
         T v = logs[k];
         if (form != kOnes) {
-            v += log_weight(form, load_any<T>(weights, at + k * stride, dtype)) - shift;
+            v += log_of_weight<T>(form, load_any<T>(weights, at + k * stride, dtype)) - shift;
         }
         if (beats(v, best.value)) best = {v, k};
     }
@@ -43,7 +43,7 @@ __device__ __noinline__ Best<T> best_of(const T* logs, const void* weights, long
 // Write the states of rows at some steps: -1 past a row's end, 0 where no path has a weight, for
 // which `possible` is 0. The state of a path at the step after them is there already.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
 trace(const __grid_constant__ Paths c, const __grid_constant__ Axes rows,
       const __grid_constant__ Axes groups, const T* __restrict__ history,
       const void* __restrict__ transitions, const void* __restrict__ end,
@@ -59,7 +59,7 @@ trace(const __grid_constant__ Paths c, const __grid_constant__ Axes rows,
     int state = is_possible ? (int)own[c.last * c.time_stride] : 0;
     #pragma unroll 1
     for (int t = c.last - 1; t >= c.first; --t) {
-        const T* const logs = history + ((t - c.history_time) * c.paths + number) * c.size;
+        const T* const logs = history + ((t - c.history_time) * c.all_rows() + number) * c.size;
         if (t == length - 1) {
             const Best<T> best =
                 best_of(logs, end, end_at, c.end_stride, c.end_form, c.dtype, c.size, lane);

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
 viterbi(const __grid_constant__ Recursion c, const __grid_constant__ Axes rows,
         const __grid_constant__ Axes, const __grid_constant__ Axes groups,
         const T* __restrict__ matrix, const T*, const T*, const T* __restrict__ shift, const void*,
-        const void* __restrict__ potentials, const void* __restrict__ start,
+        const void* __restrict__ potentials, const void* __restrict__ start, const void*,
         const long long* __restrict__ lengths, const long long* __restrict__ order,
         const T* state_in, const Scale*, T* state_out, Scale*, T* history, Scale*, void*, void*,
         Total*, const T*, const Scale*, const void*, void*) {
@@ -115,7 +115,7 @@ viterbi(const __grid_constant__ Recursion c, const __grid_constant__ Axes rows,
                     }
                 } else if (c.start_form != kOnes) {
                     const T given = load_any<T>(start, start_at + j * c.start_stride, c.dtype);
-                    v = log_weight(c.start_form, given) - common;
+                    v = log_of_weight<T>(c.start_form, given) - common;
                 }
                 const T x = load_any<T>(potentials, x_at + j * c.potentials_stride, c.dtype);
                 // Its own shift first, so that large potentials do not swallow small differences.

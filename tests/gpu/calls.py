@@ -55,17 +55,24 @@ def _product_gradients(function: Callable[..., Any]) -> Callable[..., tuple[Any,
 
 
 def _chain(method: str, **given: Any) -> Callable[..., tuple[Any, ...]]:
-    def run(x: Any, transitions: Any, initial: Any) -> tuple[Any, ...]:
-        chain = alc.LogChain(x, transitions=transitions, initial=initial, **given)
+    def run(x: Any, transitions: Any, initial: Any, final: Any = None) -> tuple[Any, ...]:
+        chain = alc.LogChain(x, transitions=transitions, initial=initial, final=final, **given)
         out = getattr(chain, method)()
         return out if isinstance(out, tuple) else (out,)
 
     return run
 
 
+def _sample(x: Any, transitions: Any, initial: Any, final: Any) -> tuple[Any, ...]:
+    """Samples by numbers of the host, and their log weights."""
+    chain = alc.LogChain(x, transitions=transitions, initial=initial, final=final, **_LENGTHS)
+    states = chain.sample(3, np.random.default_rng(0))
+    return states, chain.log_weight(states)
+
+
 def _chain_gradients(**given: Any) -> Callable[..., tuple[Any, ...]]:
-    def run(x: Any, transitions: Any, initial: Any) -> tuple[Any, ...]:
-        chain = alc.LogChain(x, transitions=transitions, initial=initial, **given)
+    def run(x: Any, transitions: Any, initial: Any, final: Any = None) -> tuple[Any, ...]:
+        chain = alc.LogChain(x, transitions=transitions, initial=initial, final=final, **given)
         value, pullback = alc.vjp.log_partition(chain)
         return value, *(x for x in pullback(value) if x is not None)
 
@@ -75,6 +82,7 @@ def _chain_gradients(**given: Any) -> Callable[..., tuple[Any, ...]]:
 _CHAIN = ((70, 12, 40), (11, 40, 40), (40,))
 _LENGTHS = {"lengths": np.arange(70) % 12 + 1}
 _CHAIN_OF_FEW_STATES = ((300, 12, 6), (11, 6, 6), (6,))
+_CHAIN_WITH_FINAL = (*_CHAIN, (70, 40))
 _CHAIN_OF_ONE_MATRIX = ((3, 30, 9, 150), (1, 150, 150), (150,))
 
 CALLS = {
@@ -117,8 +125,14 @@ CALLS = {
     "gradients of log_partition, few states": Call(
         _chain_gradients(), _CHAIN_OF_FEW_STATES, linear=(1, 2)
     ),
-    "viterbi": Call(_chain("viterbi"), _CHAIN, linear=(1, 2), waits=True),
-    "entropy": Call(_chain("entropy"), _CHAIN, linear=(1, 2), waits=True),
+    "gradients of log_partition, final": Call(
+        _chain_gradients(**_LENGTHS), _CHAIN_WITH_FINAL, linear=(1, 2, 3)
+    ),
+    "viterbi": Call(_chain("viterbi"), _CHAIN, linear=(1, 2)),
+    "viterbi, lengths": Call(_chain("viterbi", **_LENGTHS), _CHAIN_WITH_FINAL, linear=(1, 2, 3)),
+    "entropy": Call(_chain("entropy"), _CHAIN, linear=(1, 2)),
+    "entropy, few states": Call(_chain("entropy"), _CHAIN_OF_FEW_STATES, linear=(1, 2), sd=30),
+    "sample": Call(_sample, _CHAIN_WITH_FINAL, linear=(1, 2, 3), waits=True),
 }
 # Those that only queue work. Nothing they do may depend on numbers on the device.
 WITHOUT_WAITING = [name for name, call in CALLS.items() if not call.waits]

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+import arraylogchain as alc
 from tests import error_model, reference
 from tests.conftest import make_backend
 from tests.gpu.calls import CALLS, WITHOUT_WAITING
@@ -112,6 +113,18 @@ def test_torch_sees_no_synchronisation_in_autograd(torch, name):
     gradients()
     with refuse_to_wait(torch):
         gradients()
+
+
+def test_torch_sees_no_synchronisation_in_samples(torch):
+    x, *weights = CALLS["sample"].arguments(make_backend("torch-cuda"))
+    names = ("transitions", "initial", "final")
+    chain = alc.LogChain(x, **dict(zip(names, weights, strict=True)))
+    rng = torch.Generator("cuda").manual_seed(0)
+    expected = chain.sample(3, rng)
+    rng.manual_seed(0)
+    with refuse_to_wait(torch):
+        found = chain.sample(3, rng)
+    torch.testing.assert_close(found, expected)
 
 
 def test_torch_would_see_one(torch):

@@ -20,7 +20,9 @@ from tests.gradient_checks import (
     check_vjp_logmatmulexp,
     check_vjp_maxplus,
 )
+from tests.path_checks import Case
 from tests.test_properties import operands
+from tests.test_sampling import assert_possible, draw
 
 INF = float("inf")
 SIZES = [
@@ -250,6 +252,17 @@ def test_posteriors_and_gradients(backend, dtype, shape, pattern, logs):
     x, options = chain_of(shape, pattern, logs)
     check_posterior(backend, dtype, x, **options)
     check_vjp_chain(backend, dtype, x, **options)
+
+
+@pytest.mark.parametrize("shape", [s for s in CHAINS if s[0] * s[2] < 6000], ids=str)
+@chain_patterns
+@pytest.mark.parametrize("logs", [False, True], ids=["linear", "logs"])
+def test_paths(backend, dtype, shape, pattern, logs):
+    x, options = chain_of(shape, pattern, logs)
+    case = Case(backend, dtype, x, **options)
+    case.check_viterbi()
+    case.check_entropy()
+    assert_possible(case, draw(case, 10))
 
 
 @pytest.mark.parametrize("workspace", [1 << 20, 3 << 20])

@@ -71,9 +71,9 @@ def test_every_order_of_threads(device, dtype, operation, K, form, steps):
             np.testing.assert_allclose(found, expected, rtol=rtol)
 
 
-@pytest.mark.parametrize("forms", MIXED_FORMS)
+@pytest.mark.parametrize("forms", MIXED_FORMS[2:])
 @pytest.mark.parametrize("K", [1, 5, 37])
-@pytest.mark.parametrize("sd", [1, 30, 1000])
+@pytest.mark.parametrize("sd", [1, 1000])
 def test_against_references(kernels, np_backend, dtype, forms, K, sd):
     kernels.flush_to_zero = dtype == "float32"
     options = given_in_forms(forms, uniform(5, K, K), uniform(K))
@@ -103,7 +103,7 @@ def test_samples_are_drawn_by_their_weights(kernels, np_backend):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("lengths", test_chain_ends.LENGTHS, ids=["full", "ragged"])
 @pytest.mark.parametrize("shapes", ["one matrix", "each row"])
-@pytest.mark.parametrize("sd", [1, 1000])
+@pytest.mark.parametrize("sd", [30, pytest.param(1000, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("in_blocks", [False, True])
 def test_final_weights(kernels, monkeypatch, np_backend, form, lengths, shapes, sd, in_blocks):
     if in_blocks:  # as for many states

@@ -246,6 +246,16 @@ def test_array_operations_take_over(cache, use, tmp_path):
 
 
 @pytest.mark.exhaustive  # it compiles
+def test_random_numbers_are_not_lost(cache, use, tmp_path):
+    """They lie where samples go, until kernels are trusted."""
+    use(spoil(tmp_path / "kernels", "chains/sample.cu"))
+    with pytest.warns(RuntimeWarning, match="sample failed"):
+        found = chain().sample(5, np.random.default_rng(0))
+    use(None)
+    np.testing.assert_array_equal(found, chain().sample(5, np.random.default_rng(0)))
+
+
+@pytest.mark.exhaustive  # it compiles
 def test_chains_take_other_routes(cache, use, tmp_path):
     device = use(spoil(tmp_path / "kernels", "chains/small.cu"))
     assert chain().plan().route == "kernel"

@@ -267,7 +267,7 @@ def _chain(
     logs = {f"{name}_in_logs": in_logs for name in PARTS[1:]}
     chain = Chain((rows,), steps, states, **arrays, **logs, lengths=lengths)
     if operation in ("viterbi", "sample", "log_weight"):
-        return [_paths(operation, chain, weights, function, ctx)]
+        return _paths(operation, chain, weights, function, ctx)
     if operation != "value_and_pullback":
         results = function(ctx, chain, _WORKSPACE)
         return list(results) if isinstance(results, tuple) else [results]
@@ -279,27 +279,28 @@ def _chain(
 def _paths(
     operation: str,
     chain: Chain,
-    weights: dict[str, np.ndarray],
+    weights: dict[str, Any],
     function: Callable[..., Any],
     ctx: Context,
-) -> Array:
+) -> list[Array]:
     """Return samples, the log weights of given paths, or those of best paths."""
     rng = np.random.default_rng(1)
     shape = (3, *chain.batch, chain.num_steps)
     if operation == "sample":
         out = ctx.xp.empty(shape, dtype=ctx.index_dtype, device=ctx.device)
         function(ctx, chain, _WORKSPACE, out, ctx.xp.asarray(rng.random(shape), device=ctx.device))
-        return out
+        return [out]
     if operation == "log_weight":
         given = rng.integers(0, chain.num_states, shape)
         states = ctx.xp.asarray(given, device=ctx.device)
-        return function(ctx, chain, _WORKSPACE, states)
+        return [function(ctx, chain, _WORKSPACE, states)]
     # Several paths may be best but for roundings.
-    found = _arrays.on_host("states", function(ctx, chain, _WORKSPACE))
+    path, weight = function(ctx, chain, _WORKSPACE)
+    found = _arrays.on_host("states", path)
     states = np.clip(found, 0, chain.num_states - 1)
     weigh = _dispatch.implementation("log_weight", "array")
     best = weigh(_host(), replace(chain, **weights), _WORKSPACE, states)
-    return ctx.xp.asarray(best + (found < 0).sum(-1), device=ctx.device)
+    return [ctx.xp.asarray(best + (found < 0).sum(-1), device=ctx.device), weight]
 
 
 def _array(ctx: Context, x: np.ndarray) -> Array:

@@ -69,9 +69,11 @@ def posterior(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array,
     return posterior_of(_run(ctx, chain, workspace))
 
 
-def viterbi(ctx: Context, chain: Chain, workspace: int) -> Array:
-    """Return a path of largest weight, [*batch, T]; see the array implementation."""
-    return best_paths(_run(ctx, chain, workspace, for_best=True))
+def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
+    """Return a path of largest weight, [*batch, T], and the log of its weight, [*batch]."""
+    run = _run(ctx, chain, workspace, for_best=True)
+    states = best_paths(run)
+    return states, weights_of_paths(run.device, run.chain, states)
 
 
 def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Array) -> None:

@@ -204,9 +204,10 @@ class ChainRun(ChainArrays):
         chain, geometry = self.chain, self.geometry
         fields = self.fields | ready.fields | sweep.fields(self.device)
         fields |= {"first": first, "last": last, "slices": slices}
-        start, end = ("final", None) if sweep.backward else ("initial", "final")
-        fields["start_form"], fields["start_stride"], start = self.end_weights(start)
-        fields["end_form"], fields["end_stride"], end = self.end_weights(end)
+        ends = ("final", None) if sweep.backward else ("initial", "final")
+        (start_form, start_stride, start), (end_form, end_stride, end) = map(self.end_weights, ends)
+        fields |= {"start_form": start_form, "start_stride": start_stride}
+        fields |= {"end_form": end_form, "end_stride": end_stride}
         arguments = (
             pack(RECURSION, **fields),
             self.axes(self.order, (chain.potentials, 2), (start, 1), (end, 1)),

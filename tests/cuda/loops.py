@@ -201,9 +201,10 @@ def _run_product(
         gradients.logmatmulexp_gradients(ctx, layout, a, b, out, out, workspace)
 
 
-def _chain(size: int, count: int, rows: int) -> Loop:
-    """Return the loop of a chain's value in float32, all rows with the same matrices."""
-    geometry = choose(size, 1, rows, 4, MULTIPROCESSORS, SHARED)
+def _chain(operation: str, size: int, count: int, rows: int) -> Loop:
+    """Return the loop of a chain in float32, all rows with the same matrices."""
+    for_best = operation == "viterbi"
+    geometry = choose(size, 1, rows, 4, MULTIPROCESSORS, SHARED, for_best)
     assert geometry is not None
     blocks = geometry.blocks(1, rows)
     # Either two parts of four terms a pass, or all terms of a step.
@@ -212,22 +213,22 @@ def _chain(size: int, count: int, rows: int) -> Loop:
     return Loop(
         geometry.source,
         geometry.kernel("float"),
-        "FFMA",
-        f"log_partition, {rows} rows, {count} steps, {size} states",
+        "FADD" if for_best else "FFMA",
+        f"{operation}, {rows} rows, {count} steps, {size} states",
         geometry.threads,
         geometry.shared_memory(size, 4),
         blocks,
         blocks * (count - 1) * each,
-        partial(_run_chain, size, geometry.rows if split else 4),
+        partial(_run_chain, operation, size, geometry.rows if split else 4),
         4 * each,
         4.0 * rows * count * size,
     )
 
 
-def _run_chain(size: int, rows: int, device: CpuDevice, length: int) -> None:
+def _run_chain(operation: str, size: int, rows: int, device: CpuDevice, length: int) -> None:
     weights = {"transitions": np.full((1, size, size), 1 / size, np.float32)}
     case = make("float32", np.zeros((rows, 4 * length + 1, size)), **weights)
-    chains.log_partition(context(device, "float32"), case.chain, 1 << 24)
+    getattr(chains, operation)(context(device, "float32"), case.chain, 1 << 24)
 
 
 def _many(kernel: str, batch: int, size: int, arrays: int) -> Loop:
@@ -257,8 +258,9 @@ LOOPS = (
     _cube("posterior_sums", gradients.TILES["float32"][0], "FFMA", ", false", "rows"),
     _many("small", 100_000, 16, 3),
     _many("small_gradients", 100_000, 16, 5),
-    _chain(200, 40, 500),
-    _chain(8, 100, 100_000),
+    _chain("log_partition", 200, 40, 500),
+    _chain("viterbi", 200, 40, 500),
+    _chain("log_partition", 8, 100, 100_000),
 )
 
 NOTES = """\

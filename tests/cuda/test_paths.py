@@ -13,6 +13,7 @@ from arraylogchain._cuda.chains.geometry import BestGeometry
 from tests import test_chain_ends, test_sampling, test_viterbi
 from tests.cuda.chain_checks import SMALL, make
 from tests.cuda.cpu_device import CpuDevice
+from tests.cuda.test_chain_gradients import CountingDevice
 from tests.error_model import EPS, roundings
 from tests.path_checks import MIXED_FORMS, Case, given_in_forms
 from tests.test_chain import FORMS, given_as, normal, uniform
@@ -152,3 +153,18 @@ def test_halves(kernels):
     assert path.log_weight.dtype == chain.entropy().dtype == np.float16
     np.testing.assert_array_equal(path.log_weight, chain.log_weight(path.states))
     assert kernels.launches
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("steps", [1, 299])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_workspace_is_kept(operation, form, steps):
+    """All states together would take several times as much."""
+    device, workspace = CountingDevice(seed=3), 60_000
+    chain = make("float32", normal(4, 300, 6), **given_as(form, uniform(steps, 6, 6))).chain
+    out = compute(operation, device, chain, workspace)
+    # Samples are not made by the device.
+    assert device.peak - (0 if operation == "sample" else out.nbytes) <= workspace
+    del out
+    assert device.live == 0

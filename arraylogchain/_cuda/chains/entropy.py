@@ -35,6 +35,7 @@ def entropies(run: ChainRun) -> Array:
         for at, stop in cut_steps(low, high, steps_at_once(run, run.workspace // 8, as_logs=True)):
             is_first = first == 0 and at == low
             _add(run, at, stop, sweep, kept.total, parts, goes_on=not is_first)
+        del sweep, marginals  # before those of the next block are made
     out = device.empty(chain.batch, run.dtype)
     strides = run.dense_strides(1, run.order), run.strides(out, 0, run.order)
     kept_axes = list(zip(run.extents(run.order), *strides, strict=True))

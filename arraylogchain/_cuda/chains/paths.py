@@ -48,6 +48,7 @@ def best_paths(run: ChainRun) -> Array:
             possible,
             states,
         )
+        del history
     return states
 
 
@@ -83,6 +84,7 @@ def draw_paths(
             uniforms,
             states,
         )
+        del history
 
 
 def weights_of_paths(device: Device, chain: Chain, states: Array) -> Array:
@@ -120,6 +122,7 @@ def _backward(kept: ForwardPass) -> Iterator[tuple[History, dict[str, int]]]:
         low, high = num_steps - last, num_steps - first
         history = kept.states(low, high)
         yield history, {"first": low, "last": high, "history_time": history.first}
+        del history  # before that of the next block is made
 
 
 def _launch(

@@ -287,7 +287,7 @@ def _paths(
     rng = np.random.default_rng(1)
     shape = (3, *chain.batch, chain.num_steps)
     if operation == "sample":
-        out = ctx.xp.empty(shape, dtype=ctx.index_dtype, device=ctx.device)
+        out = ctx.empty(shape, ctx.index_dtype)
         function(ctx, chain, _WORKSPACE, out, ctx.xp.asarray(rng.random(shape), device=ctx.device))
         return [out]
     if operation == "log_weight":

@@ -31,7 +31,7 @@ struct Column {
         return fma(v.e - Format<double>::kTop, kLog2, log(v.m)) - of_logs / sum;
     }
 
-    __device__ __noinline__ double exact() const {
+    __device__ __forceinline__ double exact() const {
         double top = -Number<double>::infinity();
         for (int k = 0; k < size; ++k) {
             const Extended<double> w = weight(k);

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +29,7 @@ _DLPACK_CUDA = (2, 13)
 
 _FLOATING = ("float16", "bfloat16", "float32", "float64")
 _known_float64: dict[tuple[str, str], bool] = {}
+_known_contexts: dict[tuple[Any, ...], Context] = {}
 _NUMPY = {np.dtype(name): name for name in ("float16", "float32", "float64")}
 
 
@@ -82,7 +84,7 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     if _can_be_written(xp) and not _shares_memory_with_numpy(xp, device, names):
         # Kernels read memory, where torch may hold negated numbers.
         ready = {k: x.resolve_neg() if hasattr(x, "resolve_neg") else x for k, x in given.items()}
-        return _context(xp, device, result_name, _same), ready
+        return _native_context(xp, device, result_name), ready
     if all(_is_on_cuda(x) for x in given.values()):
         return _through_cupy(xp, given, result_name)
     hosted = {name: _to_numpy(name, x) for name, x in given.items()}
@@ -112,11 +114,25 @@ def _numpy_context(result_name: str) -> Context:
     return _context(numpy_namespace, None, result_name, _same)
 
 
+def _native_context(xp: Any, device: Any, result_name: str) -> Context:
+    """Return the context of arrays that are computed with where they are.
+
+    Those with kernels are kept, but for the tables, which may be part of a graph.
+    """
+    key = (library_name(xp), getattr(device, "id", device), result_name)
+    found = _known_contexts.get(key)
+    if found is None:
+        found = _context(xp, device, result_name, _same)
+        if found.kernels is not None and _is_cuda(device):
+            _known_contexts[key] = found
+    return replace(found, powers={})
+
+
 def _context(
     xp: Any, device: Any, result_name: str, hand_back: Callable[[Array], Array]
 ) -> Context:
     has_double = xp is numpy_namespace or _has_float64(xp, device)
-    on_cpu = xp is numpy_namespace or "cuda" not in str(device).lower()
+    on_cpu = xp is numpy_namespace or not _is_cuda(device)
     return Context(
         xp=xp,
         device=device,
@@ -130,9 +146,13 @@ def _context(
     )
 
 
+def _is_cuda(device: Any) -> bool:
+    return "cuda" in str(device).lower()
+
+
 def _kernels_for(xp: Any, device: Any) -> Any:
     """Return where kernels for the arrays of a device run, if it is one that they run on."""
-    if xp is numpy_namespace or "cuda" not in str(device).lower():
+    if xp is numpy_namespace or not _is_cuda(device):
         return None
     from arraylogchain._cuda.device import find
 

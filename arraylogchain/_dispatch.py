@@ -137,10 +137,14 @@ def _have_failed(operation: str, ctx: Context) -> bool:
 
 def _by_kernels(operation: str, backend: str, ctx: Context, *args: Any, **options: Any) -> Any:
     """Return what kernels compute; if they prove to be wrong, what array operations do."""
-    from arraylogchain._cuda import first_use, self_check
+    from arraylogchain._cuda import first_use, self_check, tape
 
     first_use.load_for(ctx, operation, backend, *args, **options)
-    found = implementation(operation, backend)(ctx, *args, **options)
+    function = implementation(operation, backend)
+    if operation in PRODUCTS:
+        found = tape.call(function, ctx, *args, **options)
+    else:
+        found = function(ctx, *args, **options)
     if self_check.is_trusted(ctx, operation, backend):
         return found
     return implementation(operation, "array")(ctx, *args, **options)

@@ -53,6 +53,8 @@ class Device(Protocol):
         `self_check`.
     measured : dict
         What implementations take; see `tuning`.
+    tapes : dict
+        Launches of calls; see `tape`.
     """
 
     multiprocessors: int
@@ -63,9 +65,13 @@ class Device(Protocol):
     loaded: set[tuple[str, ...]]
     checked: dict[tuple[str, str], int]
     measured: dict[str, dict[str, float] | None]
+    tapes: dict[Any, Any]
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Return new memory, from the library's own pool, for use on its current stream."""
+
+    def pointer(self, x: Array) -> int:
+        """Return where the first entry of an array is."""
 
     def strides(self, x: Array) -> tuple[int, ...]:
         """Return the strides of an array in elements."""
@@ -203,6 +209,7 @@ class _CudaDevice:
         self.loaded: set[tuple[str, ...]] = set()
         self.checked: dict[tuple[str, str], int] = {}
         self.measured: dict[str, dict[str, float] | None] = {}
+        self.tapes: dict[Any, Any] = {}
 
     def _here(self) -> AbstractContextManager[Any]:
         """Make the device current, and on it the stream that is the library's current one."""
@@ -246,6 +253,9 @@ class CupyDevice(_CudaDevice):
         with self._current:
             return self._cupy.empty(shape, np.dtype(dtype))
 
+    def pointer(self, x: Array) -> int:
+        return int(x.data.ptr)
+
     def strides(self, x: Array) -> tuple[int, ...]:
         return tuple(step // x.dtype.itemsize for step in x.strides)
 
@@ -267,6 +277,9 @@ class TorchDevice(_CudaDevice):
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
         device = self._torch.device("cuda", self._index)
         return self._torch.empty(shape, dtype=getattr(self._torch, dtype), device=device)
+
+    def pointer(self, x: Array) -> int:
+        return int(x.data_ptr())
 
     def strides(self, x: Array) -> tuple[int, ...]:
         return tuple(x.stride())

@@ -66,6 +66,11 @@ class Launch:
     arguments: tuple[Any, ...]
     shared_memory: int = 0
 
+    def with_arguments(self, arguments: tuple[Any, ...]) -> Launch:
+        """Return the same launch of other arguments."""
+        sizes = (self.source, self.kernel, self.grid, self.block)
+        return Launch(*sizes, arguments, self.shared_memory)
+
 
 def ceil_div(n: int, size: int) -> int:
     """Return how many blocks of `size` cover n."""

@@ -81,6 +81,7 @@ class CpuDevice:
         self.loaded: set[tuple[str, ...]] = set()
         self.checked: dict[tuple[str, str], int] = {}
         self.measured: dict[str, dict[str, float] | None] = {}
+        self.tapes: dict[Any, Any] = {}
         self._ready: set[tuple[str, str]] = set()
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -88,6 +89,9 @@ class CpuDevice:
         format = np.dtype("uint16" if dtype == "bfloat16" else dtype)
         memory = np.full(math.prod(shape) * format.itemsize, 0xFF, np.uint8)
         return memory.view(format).reshape(shape)
+
+    def pointer(self, x: np.ndarray) -> int:
+        return x.ctypes.data
 
     def strides(self, x: np.ndarray) -> tuple[int, ...]:
         return tuple(step // x.itemsize for step in x.strides)

@@ -46,13 +46,14 @@ def operands(dtype, shapes, seed):
     return a.astype(dtype), b.astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shapes", [((5, 7), (7, 4)), ((70, 40), (40, 70)), ((2, 40), (3, 40, 50))])
 @pytest.mark.parametrize("operation", ["logmatmulexp", "maxplus_matmul", "logmatmulexp_gradients"])
-def test_repeated_launches(operation, shapes, dtype):
+def test_repeated_launches(operation, shapes, precision):
     device = CpuDevice(seed=1)
     for seed in (0, 10, 20):
-        assert_same(*product(device, dtype, *operands(dtype, shapes, seed), operation))
+        given = operands(precision, shapes, seed)
+        assert_same(*product(device, precision, *given, operation))
     (found,) = device.tapes.values()
     assert found is not None
 

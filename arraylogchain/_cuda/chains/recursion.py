@@ -6,7 +6,7 @@ block in one launch, its states on chip.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,10 @@ RECURSION = struct(
     (np.int64, "potentials_time_stride potentials_stride start_stride end_stride"),
     (np.int64, "out_time_stride out_stride out_time history_time other_time"),
 )
+
+
+# Takes the first step and the one after the last, and states before and after them.
+Launcher = Callable[[int, int, "History | None", "History | None"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,38 +182,32 @@ class ChainRun(ChainArrays):
         if self.geometry.slices == 1:
             is_wanted = last < self.chain.num_steps or sweep.with_end
             after = self.new_history(1) if is_wanted else None
-            self._launch(first, last, ready, sweep, state, after, 1)
+            self._launcher(ready, sweep, 1)(first, last, state, after)
             return after
         # Blocks that share a row meet only between launches, and none may write what one reads.
         pair = [self.new_history(1), self.new_history(1)]
+        launch = self._launcher(ready, sweep, self.geometry.slices)
         for i in range(first, last):
             after = pair[(i - first) % 2]
-            self._launch(i, i + 1, ready, sweep, state, after, self.geometry.slices)
+            launch(i, i + 1, state, after)
             state = after
         if last == self.chain.num_steps and sweep.total is not None and not sweep.backward:
-            self._launch(last, last, ready, sweep, state, None, 1)
+            self._launcher(ready, sweep, 1)(last, last, state, None)
         return state
 
-    def _launch(
-        self,
-        first: int,
-        last: int,
-        ready: ReadyMatrices,
-        sweep: Sweep,
-        state: History | None,
-        after: History | None,
-        slices: int,
-    ) -> None:
-        """Launch the kernel `chain`, `chain_small` or `viterbi`."""
+    def _launcher(self, ready: ReadyMatrices, sweep: Sweep, slices: int) -> Launcher:
+        """Return what launches the kernel `chain`, `chain_small` or `viterbi` for some steps.
+
+        The host works out once what these do not change.
+        """
         chain, geometry = self.chain, self.geometry
         fields = self.fields | ready.fields | sweep.fields(self.device)
-        fields |= {"first": first, "last": last, "slices": slices}
         ends = ("final", None) if sweep.backward else ("initial", "final")
         (start_form, start_stride, start), (end_form, end_stride, end) = map(self.end_weights, ends)
         fields |= {"start_form": start_form, "start_stride": start_stride}
         fields |= {"end_form": end_form, "end_stride": end_stride}
+        packed = pack(RECURSION, **fields, slices=slices)
         arguments = (
-            pack(RECURSION, **fields),
             self.axes(self.order, (chain.potentials, 2), (start, 1), (end, 1)),
             sweep.axes(self),
             ready.axes,
@@ -218,20 +216,24 @@ class ChainRun(ChainArrays):
             start,
             end,
             *((None, None) if self.lengths is None else (self.lengths[0], self.lengths[1])),
-            *_pointers(state),
-            *_pointers(after),
-            *sweep.arguments,
         )
-        self.device.run(
-            Launch(
-                geometry.source,
-                geometry.kernel(C_TYPES[self.compute]),
-                geometry.blocks(self.groups, self.rows) * slices,
-                geometry.threads,
-                arguments,
-                geometry.shared_memory(chain.num_states, self.itemsize),
-            )
+        kernel = Launch(
+            geometry.source,
+            geometry.kernel(C_TYPES[self.compute]),
+            geometry.blocks(self.groups, self.rows) * slices,
+            geometry.threads,
+            arguments,
+            geometry.shared_memory(chain.num_states, self.itemsize),
         )
+        outputs = sweep.arguments
+
+        def launch(first: int, last: int, state: History | None, after: History | None) -> None:
+            steps = packed.copy()
+            steps["first"], steps["last"] = first, last
+            states = (*_pointers(state), *_pointers(after))
+            self.device.run(kernel.with_arguments((steps, *arguments, *states, *outputs)))
+
+        return launch
 
 
 def _pointers(history: History | None) -> tuple[Any, Any]:

@@ -79,7 +79,9 @@ class _Recorder:
         self.device.run(launch)
         arguments, pointers = list(launch.arguments), []
         for at, x in enumerate(arguments):
-            if x is not None and not is_struct(x) and not isinstance(x, np.generic):
+            if is_struct(x):
+                arguments[at] = x.copy()  # it may be changed and launched again
+            elif x is not None and not isinstance(x, np.generic):
                 array, offset = self._find(x)
                 pointers.append((at, array, offset))
                 arguments[at] = None

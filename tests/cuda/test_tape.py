@@ -47,7 +47,11 @@ def operands(dtype, shapes, seed):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("shapes", [((5, 7), (7, 4)), ((70, 40), (40, 70)), ((2, 40), (3, 40, 50))])
+@pytest.mark.parametrize(
+    "shapes",
+    # Maxima of the last are taken of parts of the terms, by two launches.
+    [((5, 7), (7, 4)), ((70, 40), (40, 70)), ((2, 40), (3, 40, 50)), ((40, 1100), (1100, 50))],
+)
 @pytest.mark.parametrize("operation", ["logmatmulexp", "maxplus_matmul", "logmatmulexp_gradients"])
 def test_repeated_launches(operation, shapes, precision):
     device = CpuDevice(seed=1)

@@ -23,10 +23,7 @@ Fact = dict[str, Any]
 
 def read(device: str, subject: str, source: str) -> Fact | None:
     """Return what is known of a subject on a model of device, by the kernels' source of now."""
-    try:
-        return _parse(_path(device, subject, source).read_text(encoding="utf-8"))
-    except OSError:
-        return None
+    return _read(_path(device, subject, source))
 
 
 def write(device: str, subject: str, source: str, **fact: Any) -> None:
@@ -42,17 +39,16 @@ def write(device: str, subject: str, source: str, **fact: Any) -> None:
 
 def of_device(device: str) -> Iterator[Fact]:
     """Yield all that is known of a model of device."""
-    with contextlib.suppress(OSError):
-        for path in sorted(_folder().glob("*.json")):
-            fact = _parse(path.read_text(encoding="utf-8"))
-            if fact is not None and fact.get("device") == device:
-                yield fact
+    for path in sorted(_folder().glob("*.json")):
+        fact = _read(path)
+        if fact is not None and fact.get("device") == device:
+            yield fact
 
 
-def _parse(text: str) -> Fact | None:
+def _read(path: Path) -> Fact | None:
     try:
-        fact = json.loads(text)
-    except ValueError:
+        fact = json.loads(path.read_bytes())
+    except (OSError, ValueError):  # not there, not text, not JSON
         return None
     return fact if isinstance(fact, dict) else None
 

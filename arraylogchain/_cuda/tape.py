@@ -17,8 +17,8 @@ from arraylogchain._context import Array, Context
 from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.launch import Launch, is_struct
 
-# Products in more launches take a device longer than the host; and tapes that are kept.
-_MOST_LAUNCHES, _MOST_TAPES = 64, 256
+# Products in more steps take a device longer than the host; and tapes that are kept.
+_MOST_STEPS, _MOST_TAPES = 64, 256
 
 
 @dataclass
@@ -77,6 +77,8 @@ class _Recorder:
 
     def run(self, launch: Launch) -> None:
         self.device.run(launch)
+        if len(self.tape.steps) > _MOST_STEPS:
+            return
         arguments, pointers = list(launch.arguments), []
         for at, x in enumerate(arguments):
             if is_struct(x):
@@ -92,7 +94,7 @@ class _Recorder:
         self.tape.is_tuple = isinstance(found, tuple)
         results = found if self.tape.is_tuple else (found,)
         self.tape.results = [None if x is None else self._find(x)[0] for x in results]
-        return self.tape if self.is_whole and len(self.tape.steps) <= _MOST_LAUNCHES else None
+        return self.tape if self.is_whole and len(self.tape.steps) <= _MOST_STEPS else None
 
     def _find(self, x: Array) -> tuple[int, int]:
         """Return the number of the latest array that x is in, and where it begins there."""

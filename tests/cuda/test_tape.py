@@ -98,3 +98,12 @@ def test_tapes_are_not_kept_for_ever(monkeypatch):
     for n in range(2, 9):
         assert_same(*product(device, "float32", *operands("float32", ((n, 4), (4, n)), 0)))
         assert len(device.tapes) <= 3
+
+
+def test_many_launches_are_not_repeated(monkeypatch):
+    monkeypatch.setattr(tape, "_MOST_STEPS", 8)
+    device = CpuDevice(seed=1)
+    given = operands("float32", ((70, 40), (40, 70)), 0)
+    for _ in range(2):
+        assert_same(*product(device, "float32", *given))
+    assert list(device.tapes.values()) == [None]

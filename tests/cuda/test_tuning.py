@@ -102,10 +102,12 @@ def test_what_was_measured_is_remembered(use, cache):
     assert takes_tensor_cores(later)
     assert not later.timed
     assert list(records.of_device(later.identity)) == [fact]
-    path.write_text("{")
-    again = use(Timed(tensor_cores=9))
-    takes_tensor_cores(again)
-    assert again.timed
+    for damaged in (b"{", b"[]", b"\xff"):
+        path.write_bytes(damaged)
+        assert not list(records.of_device(later.identity))
+        again = use(Timed(tensor_cores=9))
+        takes_tensor_cores(again)
+        assert again.timed
 
 
 def test_devices_without_tensor_cores(use):

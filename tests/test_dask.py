@@ -170,6 +170,19 @@ def test_chains_that_never_forget():
     check_posterior(DaskBackend(100, 3), "float64", x, transitions=stay)
 
 
+@pytest.mark.parametrize("chunks", [(2, 10, 2), (6, 3, 2)])
+def test_gradients_beyond_all_numbers(dtype, chunks):
+    """Where a block's derivative is the largest number already, so is the sum."""
+    x = np.zeros((6, 10, 2), dtype)
+    x[..., 1] = 900
+    chain = {"transitions": np.eye(2, dtype=dtype), "initial": np.array([1, 0], dtype)}
+    _, pullback = alc.vjp.log_partition(alc.LogChain(da.from_array(x, chunks=chunks), **chain))
+    _, known = alc.vjp.log_partition(alc.LogChain(x, **chain))
+    found = pullback(np.ones(6, dtype), ["transitions"]).transitions.compute(scheduler="sync")
+    assert found[0, 1] == np.finfo(dtype).max
+    np.testing.assert_array_equal(found, known(np.ones(6, dtype), ["transitions"]).transitions)
+
+
 def lazy_and_not(shape=(5, 4, 6, 3), chunks=(2, 3, 6, 3), lengths=None):
     rng = np.random.default_rng(0)
     x, transitions, initial = rng.normal(size=shape), rng.random((4, 1, 3, 3)), rng.random(3)
@@ -445,6 +458,7 @@ def test_one_matrix_and_what_comes_together(chunks):
     for found, other in zip(gradients[1:], expected[1:], strict=True):
         if found is not None:
             np.testing.assert_allclose(found.compute(scheduler="sync"), other, rtol=1e-11)
+    rtol = 1e-11 if chunks[1] < 30 else 0
     for found, other in zip(lazy.filtered(), whole.filtered(), strict=True):
-        np.testing.assert_allclose(found.compute(scheduler="sync"), other, rtol=1e-11)
+        np.testing.assert_allclose(found.compute(scheduler="sync"), other, rtol=rtol)
     assert ("20 rows" in str(lazy.plan("posterior"))) == (chunks[0] == 20)

@@ -12,6 +12,7 @@ from typing import Any
 
 import array_api_compat
 import dask.array as da
+import numpy as np
 from dask._task_spec import convert_legacy_graph
 from dask.array.utils import meta_from_array
 from dask.highlevelgraph import HighLevelGraph
@@ -195,6 +196,24 @@ def field(
 
 def _pick(found: tuple[Any, ...], i: int, kind: Any) -> Any:
     return found[i].astype(kind, copy=False)
+
+
+def finite_sum(x: da.Array, axes: Axes, dtype: Any) -> da.Array:
+    """Return sums along axes, which stay; beyond all numbers of a dtype it is the largest one."""
+    total = da.reduction(
+        x, chunk=_finite_sum, aggregate=_finite_sum, axis=axes, keepdims=True, dtype=x.dtype
+    )
+    return total.map_blocks(_finite, dtype, dtype=dtype)
+
+
+def _finite_sum(x: Any, axis: Any, keepdims: bool) -> Any:
+    with np.errstate(over="ignore"):
+        return _finite(x.sum(axis=axis, keepdims=keepdims), x.dtype)
+
+
+def _finite(x: Any, kind: Any) -> Any:
+    limit = float(np.finfo(kind).max)
+    return x.clip(-limit, limit).astype(kind, copy=False)
 
 
 def chain_axes(count: int) -> Axes:

@@ -29,6 +29,7 @@ from arraylogchain._dask.blocks import (
     batch_axes,
     chain_axes,
     field,
+    finite_sum,
     known,
     name_of,
     of_blocks,
@@ -176,7 +177,8 @@ class LazyChain(LogChain):
         sizes |= dict.fromkeys(shared, 1)
         # Sums of many blocks are rounded once.
         parts = field(packed, i, (*batch, *core), sizes, np.float64 if shared else dtype, x)
-        parts = parts.sum(axis=tuple(map(batch.index, shared)), keepdims=True).astype(dtype)
+        if shared:
+            parts = finite_sum(parts, tuple(map(batch.index, shared)), dtype)
         parts = parts[..., 0, :] if is_end else parts
         parts = parts[(0,) * (parts.ndim - x.ndim)]
         has_first = name == self.name and STEPS in own and own[STEPS] > 1

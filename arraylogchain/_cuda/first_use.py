@@ -24,13 +24,13 @@ class Probe:
     device: Device
     multiprocessors: int
     runs: bool = False
-    seen: set[Kernel] = field(default_factory=set)
+    launched: set[Kernel] = field(default_factory=set)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.device, name)
 
     def run(self, launch: Launch) -> None:
-        self.seen.add(Kernel(launch.source, launch.kernel))
+        self.launched.add(Kernel(launch.source, launch.kernel))
         if self.runs:
             self.device.run(launch)
 
@@ -56,4 +56,4 @@ def load_for(ctx: Context, operation: str, backend: str, *args: Any, **options: 
         value, pullback = found
         given = [name for name in PARTS if getattr(args[0], name) is not None]
         pullback(value, frozenset(given))
-    load(device, probe.seen)
+    load(device, probe.launched)

@@ -120,16 +120,16 @@ def check(
             # Cases choose the same launches wherever they run.
             probe = Probe(device, multiprocessors=2)
             case(cuda, replace(ctx, kernels=probe))
-            if kernels is None or probe.seen & kernels:
+            if kernels is None or probe.launched & kernels:
                 chosen.append((case, reach, probe))
-        load(device, {kernel for *_, probe in chosen for kernel in probe.seen})
+        load(device, {kernel for *_, probe in chosen for kernel in probe.launched})
         for case, reach, probe in chosen:
             probe.runs = True
             found = case(cuda, replace(ctx, kernels=probe))
             error, ratio = _largest_error(ctx, operation, reach, found, case(array, host))
             largest = max(largest, ratio)
             if ratio > 1:
-                names = ", ".join(sorted(kernel.name for kernel in probe.seen))
+                names = ", ".join(sorted(kernel.name for kernel in probe.launched))
                 return Finding(largest, f"{names} err by {error:.3g}")
     except Exception as failure:  # a launch that the driver refuses, ...
         return Finding(np.inf, f"{type(failure).__name__}: {failure}")

@@ -168,3 +168,19 @@ def test_workspace_is_kept(operation, form, steps):
     assert device.peak - (0 if operation == "sample" else out.nbytes) <= workspace
     del out
     assert device.live == 0
+
+
+def test_kernels_of_samples_are_compiled_side_by_side(kernels, monkeypatch):
+    """All of them, before the first is launched."""
+    loaded, at_launches = set(), []
+    run = kernels.run
+
+    def noted(launch):
+        at_launches.append(loaded.copy())
+        run(launch)
+
+    monkeypatch.setattr(kernels, "load", lambda *kernel: loaded.add(kernel))
+    monkeypatch.setattr(kernels, "run", noted)
+    alc.LogChain(normal(2, 3, 4), transitions=uniform(2, 4, 4)).sample(2, np.random.default_rng(0))
+    assert ("chains/sample.cu", "sample<double>") in at_launches[0]
+    assert at_launches[0] == loaded

@@ -150,6 +150,15 @@ def test_special_values(backend, dtype, value):
     assert not np.any(np.isfinite(out))
 
 
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_infinity_in_the_last_factor(backend, dtype, n):
+    """It waits for the last product; elsewhere entries stay finite."""
+    stack = normal(n, 3, 3)
+    stack[-1, 1, 0] = INF
+    out = check_stack(backend, dtype, stack)
+    np.testing.assert_array_equal(np.isinf(out), [[True, False, False]] * 3)
+
+
 def test_half_precisions(backend, half):
     check_stack(backend, half, normal(5, 4, 4, sd=3))
 

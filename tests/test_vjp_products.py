@@ -350,6 +350,15 @@ def test_value_is_that_of_the_plain_function(backend, dtype, function):
         np.testing.assert_array_equal(backend.to_numpy(found), backend.to_numpy(expected))
 
 
+def test_small_cotangents_beside_large_entries(backend, dtype):
+    """exp(70) in float32, exp(670) in float64: a cotangent divided by it may underflow."""
+    size, g = (35.0, 1e-20) if dtype == "float32" else (335.0, 1e-100)
+    a, b, gs = (backend.asarray(np.full((4, 4), x), dtype) for x in (size, size, g))
+    _, pullback = alc.vjp.logmatmulexp(a, b)
+    for gradient in pullback(gs):
+        np.testing.assert_allclose(backend.to_numpy(gradient), g, rtol=1e-5)
+
+
 def test_ties_go_to_the_smallest_index(backend, dtype):
     da, db = check_vjp_maxplus(backend, dtype, np.zeros((2, 5)), np.zeros((5, 3)), "ones")
     assert da.tolist() == [[3, 0, 0, 0, 0]] * 2

@@ -107,14 +107,17 @@ def _tiles(
 
 
 def _small_gradients(ctx: Context, a: Array, b: Array, g: Array) -> Pair | None:
-    """Return both gradients of a small product as it is given; None where it is not narrow."""
+    """Return both gradients of a small product as it is given; None where that may not do."""
     xp = ctx.xp
     if not ctx.are_within(NARROW[ctx.precision.name], a, b):
         return None
     left, right = (xp.exp(ctx.load(x, ctx.precision)) for x in (a, b))
-    weights = ctx.load(g, ctx.precision) / xp.matmul(left, right)
+    g = ctx.load(g, ctx.precision)
+    weights = g / xp.matmul(left, right)
+    # Those of small cotangents beside large sums may have underflowed.
+    lost = (xp.abs(weights) < ctx.precision.tiny) & (g != 0)
     # False where it is infinite or NaN as well.
-    if not ctx.are_within(_LARGEST_WEIGHT, weights):
+    if not ctx.are_within(_LARGEST_WEIGHT, weights) or bool(xp.any(lost)):
         return None
     da = left * xp.matmul(weights, xp.matrix_transpose(right))
     db = right * xp.matmul(xp.matrix_transpose(left), weights)

@@ -17,7 +17,7 @@ from arraylogchain import _dispatch
 from arraylogchain._array.products.operand import certificate_threshold, exponentials
 from arraylogchain._array.products.tiling import elementwise_block
 from arraylogchain._arrays import detached
-from arraylogchain._context import Array, Context, shape_of, whole_maximum
+from arraylogchain._context import Array, Context, shape_of, whole_maximum, whole_part
 from arraylogchain._fold import boxes, chunks, fold
 
 Multiply = Callable[[Array, Array], Array]
@@ -164,10 +164,12 @@ def _multiply_exponentials(ctx: Context, x: Array, block: int) -> tuple[Array, A
     """
     xp, precision = ctx.xp, ctx.precision
     size = int(x.shape[-1])
-    top = whole_maximum(ctx, x, (-2, -1), precision)
+    top = xp.max(x, axis=(-2, -1), keepdims=True)
     least = xp.min(x, axis=(-2, -1), keepdims=True) - top
+    # +inf and NaN compare False.
     if ctx.kernels is not None or not xp.min(least) >= -_SPAN[precision.name]:
         return None
+    top = whole_part(ctx, top, precision)
     flat = (xp.reshape(x, (-1, size, size)), xp.reshape(top, (-1, 1, 1)))
     factors = xp.reshape(exponentials(ctx, *flat, precision, block), x.shape)
     offset = xp.sum(ctx.load(top, ctx.widest), axis=-3, keepdims=True)

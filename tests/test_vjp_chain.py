@@ -220,6 +220,33 @@ def test_what_tiles_share_is_added_up(monkeypatch, dtype, sd):
     check_posterior(backend, dtype, x, **options, workspace=1 << 20)
 
 
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "float64"])
+def test_derivatives_beyond_the_dtype(kind, backend):
+    """No path may use the edge; several steps of several rows would gain exp(1000) by it."""
+    if kind not in backend.dtypes:
+        pytest.skip("no such dtype here")
+    x, P, initial = np.zeros((4, 8, 2)), np.eye(2), np.asarray([1.0, 0.0])
+    x[:, 6, 1] = 1000
+    given = [backend.asarray(each, kind) for each in (x, P, initial)]
+    _, pullback = alc.vjp.log_partition(
+        alc.LogChain(given[0], transitions=given[1], initial=given[2])
+    )
+    found = backend.to_numpy(pullback(backend.asarray(np.ones(4), kind)).transitions)
+    np.testing.assert_array_equal(np.isfinite(found), True)
+    assert found[0, 1] > 6e4
+
+
+def test_derivatives_beyond_the_dtype_of_both_signs(backend):
+    """Beside matrices of small weights, each at a step of its own."""
+    x = np.full((2, 8, 2), [0.0, -30.0])
+    x[0, 3, 1] = x[1, 5, 1] = 30
+    given = (x, np.asarray([[1e-30, 0], [1e-33, 1e-30]]), np.asarray([1.0, 0.0]))
+    potentials, P, initial = (backend.asarray(each, "float32") for each in given)
+    _, pullback = alc.vjp.log_partition(alc.LogChain(potentials, transitions=P, initial=initial))
+    found = pullback(backend.asarray(np.asarray([1.0, -1.0]), "float32")).transitions
+    assert np.all(np.isfinite(backend.to_numpy(found)))
+
+
 def test_half_precisions(backend, half):
     for form in FORMS:
         options = given_as(form, uniform(5, 4, 4), uniform(4))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from arraylogchain._array.chains.tiles import Tile, arrange
-from arraylogchain._context import DOUBLE, SINGLE, Array, Context, Precision, shape_of
+from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._fold import Box, within
 from arraylogchain._inputs.chain import Chain
 
@@ -99,22 +99,26 @@ class ChainSums:
         """Return the gradients by name, in the dtypes of the chain's arrays."""
         found = {}
         for name in _TRAILING:
-            total, dtype = getattr(self, name), getattr(getattr(self.chain, name), "dtype", None)
+            total = getattr(self, name)
             if total is not None:
-                if name != "potentials":
-                    self._bound(total)
-                total = narrowed(self.ctx, total, dtype)
+                dtype = getattr(self.chain, name).dtype
+                if name != "potentials" or total.dtype != dtype:
+                    self._bound(total, dtype)
                 found[name] = self.ctx.xp.astype(total, dtype, copy=False)
         return found
 
-    def _bound(self, total: Array) -> None:
+    def _bound(self, total: Array, dtype: Any) -> None:
         """Keep sums of what is as large as it can be no larger, in place."""
-        precision = SINGLE if total.dtype == self.ctx.xp.float32 else DOUBLE
+        ctx = self.ctx
+        limit = largest_of(ctx.xp, dtype)
 
         def work(box: Box) -> None:
-            total[box] = bounded(self.ctx.xp, total[box], precision)
+            top, low = ctx.extremes(total[box])
+            if not -limit <= low <= top <= limit:
+                total[box] = ctx.xp.clip(total[box], -limit, limit)
 
-        self.ctx.in_blocks(work, shape_of(total), self.ctx.block // 8)
+        if 0 not in total.shape:
+            ctx.in_blocks(work, shape_of(total), ctx.block)
 
 
 def zeros_for(ctx: Context, chain: Chain, name: str, workspace: int) -> Array:
@@ -155,12 +159,17 @@ def add_rows(tile: Tile, target: Array, values: Array, add: bool = True) -> None
 
 def narrowed(ctx: Context, values: Array, dtype: Any) -> Array:
     """Return values that are finite in a dtype."""
-    if values.dtype == dtype or dtype != ctx.xp.float32:
+    if values.dtype == dtype or dtype == ctx.xp.float64:
         return values
-    return bounded(ctx.xp, values, SINGLE)
+    return bounded(ctx.xp, values, dtype)
 
 
-def bounded(xp: Any, x: Array, precision: Precision) -> Array:
-    """Keep x finite in a precision; NaN stays."""
-    limit = (2.0 - precision.eps) * 2.0**precision.top
+def bounded(xp: Any, x: Array, dtype: Any) -> Array:
+    """Keep x finite in a dtype; NaN stays."""
+    limit = largest_of(xp, dtype)
     return xp.clip(x, -limit, limit)
+
+
+def largest_of(xp: Any, dtype: Any) -> float:
+    """Return the largest number of a dtype."""
+    return float(xp.finfo(dtype).max)

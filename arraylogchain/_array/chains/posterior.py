@@ -279,7 +279,7 @@ class TilePosterior:
                 pairs = product if is_finite else xp.where(pairs == 0, pairs, product)
             elif matrix.power is not None:
                 power = ctx.load(matrix.power, precision)
-                pairs = scale_by_powers(ctx, bounded(xp, pairs, precision), power, precision)
+                pairs = bounded(xp, scale_by_powers(ctx, pairs, power, precision), pairs.dtype)
             sums.add_pairs(tile, tile.matrix_number(i), (k, slice(size)), pairs)
 
     def _add_in_logs(
@@ -316,7 +316,7 @@ class TilePosterior:
             pairs = xp.where(g[:, r, :, None] == 0, xp.zeros_like(pairs), pairs)
             pairs = xp.sum(pairs * (share * xp.sign(g[:, r, :, None])), axis=1) / share
             number, columns = tile.matrix_number(time + 1), (slice(matrix.given.shape[-2]), j)
-            sums.add_pairs(tile, number, columns, bounded(xp, pairs, ctx.widest))
+            sums.add_pairs(tile, number, columns, bounded(xp, pairs, pairs.dtype))
 
     def _add_end(self, name: str, tile: Tile, last: Step, g: Array, sums: ChainSums) -> None:
         """Add derivatives with respect to what a sweep over the tile starts with.
@@ -333,7 +333,7 @@ class TilePosterior:
         total, g = _possible(ctx, logs - top + d, g)
         weights = _finite_exp(ctx, d - total - top + (logs if tile.start_in_logs else 0.0))
         weights = xp.where(g == 0, xp.zeros_like(weights), weights * g)
-        sums.add_end(name, tile, bounded(xp, weights, ctx.widest))
+        sums.add_end(name, tile, bounded(xp, weights, weights.dtype))
 
 
 def _possible(ctx: Context, logs: Array, g: Array) -> tuple[Array, Array]:

@@ -245,6 +245,21 @@ def test_schedulers_give_the_same_bits(chunks):
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.parametrize("has_graphs", [True, False])
+def test_blocks_are_made_twice_or_held(monkeypatch, has_graphs):
+    """What one direction reads is made anew for the other, if Dask's graphs are as we know them."""
+    made = []
+    x = da.from_array(np.random.default_rng(0).normal(size=(40, 3)), chunks=(10, 3))
+    y = x.map_blocks(lambda b: made.append(1) or b, dtype=float, meta=np.zeros((0, 0)))
+    if not has_graphs:
+        monkeypatch.delattr("dask._task_spec.convert_legacy_graph")
+    found = alc.LogChain(y, transitions=np.ones((3, 3))).marginals()
+    monkeypatch.undo()
+    known = alc.LogChain(x.compute(), transitions=np.ones((3, 3))).marginals()
+    np.testing.assert_allclose(found.compute(scheduler="sync"), known, rtol=1e-11)
+    assert (len(made) > 4) == has_graphs
+
+
 def test_nothing_is_computed_when_a_graph_is_built():
     def fail(block):
         raise AssertionError("a block was computed")

@@ -8,7 +8,6 @@ C_TYPES = {
     "float32": "float",
     "float64": "double",
 }
-HALVES = ("float16", "bfloat16")
 
 
 def compute_type(dtype: str) -> str:

@@ -32,9 +32,12 @@ def write(device: str, subject: str, source: str, **fact: Any) -> None:
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"device": device, "subject": subject, **fact}, file)
-        Path(name).replace(path)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump({"device": device, "subject": subject, **fact}, file)
+            Path(name).replace(path)
+        finally:
+            Path(name).unlink(missing_ok=True)  # a full disk leaves nothing behind
 
 
 def of_device(device: str) -> Iterator[Fact]:

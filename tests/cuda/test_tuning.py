@@ -206,6 +206,16 @@ def test_processes_side_by_side_lose_nothing(cache):
     assert len(list(records.of_device("a device"))) == len(list(cache.iterdir())) == 10
 
 
+def test_what_cannot_be_written_leaves_nothing_behind(cache, monkeypatch):
+    def fail(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(records.json, "dump", fail)
+    records.write("a device", "a subject", SOURCE, seconds={"cuda": 1})
+    assert not list(cache.iterdir())
+    assert records.read("a device", "a subject", SOURCE) is None
+
+
 def test_a_folder_that_cannot_be_made_is_no_error(use, cache):
     cache.parent.write_text("a file where a folder would be")
     device = use(Timed(tensor_cores=0.1))

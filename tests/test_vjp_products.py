@@ -359,6 +359,15 @@ def test_small_cotangents_beside_large_entries(backend, dtype):
         np.testing.assert_allclose(backend.to_numpy(gradient), g, rtol=1e-5)
 
 
+def test_infinite_rows_beside_exact_entries(backend, dtype):
+    """Of the first row's entries there is no posterior; the second's are computed one by one."""
+    a, b = np.array([[INF, 0.0], [0.0, -2000.0]]), np.array([[-2000.0, -2000.0], [0.0, 0.0]])
+    _, pullback = alc.vjp.logmatmulexp(backend.asarray(a, dtype), backend.asarray(b, dtype))
+    da, db = (backend.to_numpy(x) for x in pullback(backend.asarray(np.ones((2, 2)), dtype)))
+    np.testing.assert_allclose(da, [[0, 0], [1, 1]], rtol=1e-6)
+    np.testing.assert_allclose(db, np.full((2, 2), 0.5), rtol=1e-6)
+
+
 def test_ties_go_to_the_smallest_index(backend, dtype):
     da, db = check_vjp_maxplus(backend, dtype, np.zeros((2, 5)), np.zeros((5, 3)), "ones")
     assert da.tolist() == [[3, 0, 0, 0, 0]] * 2

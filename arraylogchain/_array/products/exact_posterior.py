@@ -85,7 +85,8 @@ class ExactPosterior:
                 targets.append(xp.zeros(size, dtype=ctx.dtype(self.precision), device=ctx.device))
             for box, p in self._posteriors(k):
                 of_h = h[box][..., None]
-                product = p * of_h
+                # Of entries that are not wanted p may be NaN.
+                product = xp.where(of_h == 0, 0.0, p * of_h)
                 if bool(xp.any(xp.isinf(of_h))):
                     # Nothing weighs nothing, even infinitely often; NaN stays.
                     product = xp.where((p == 0) & ~xp.isnan(of_h), 0.0, product)

@@ -23,6 +23,7 @@ from scipy.optimize import nnls
 import arraylogchain as alc
 from arraylogchain import _dispatch, plan
 from arraylogchain._array.products.tiling import DEFAULT_WORKSPACE
+from arraylogchain._inputs.chain import enter_chain
 from arraylogchain._text import duration
 from benchmarks.machine import describe_machine, describe_versions
 
@@ -120,7 +121,8 @@ def _call(
     rows, steps, states = size
     x = rng.normal(size=(rows, steps, states)).astype(dtype)
     transitions = rng.dirichlet(np.ones(states), (1, states)).astype(dtype)
-    ctx, entered = alc.LogChain(x, transitions=transitions)._enter()
+    chain = alc.LogChain(x, transitions=transitions)
+    ctx, entered = enter_chain(chain.arrays, chain.lengths)
     function: Callable[..., Any] = _dispatch.implementation(operation, backend)
     more: tuple[Any, ...] = ()
     if operation == "value_and_pullback":

@@ -51,7 +51,7 @@ SPOILT = {
         "logmatmulexp_gradients",
     ),
     "products/rounded.cu": ("x[i]);", "x[i] + x[i]);", "logmatmulexp_gradients"),
-    "products/settle.cu": ("          value);", "          value + T(1));", "logmatmulexp"),
+    "products/settle.cu": ("panel), value);", "panel), value + T(1));", "logmatmulexp"),
     "products/small.cu": ("= provable_from<T>(terms)", "= T(0)", "logmatmulexp"),
     "products/small_gradients.cu": (
         "x.at[e] *= of_left",

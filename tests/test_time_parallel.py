@@ -121,7 +121,7 @@ def test_chains_that_never_forget(guesses, np_backend, dtype, kind):
 
 @pytest.mark.parametrize("value", [-INF, INF, NAN])
 @pytest.mark.parametrize(
-    "at", [0, T - 40, *(pytest.param(i, marks=pytest.mark.exhaustive) for i in (100, T - 1))]
+    "at", [T - 40, *(pytest.param(i, marks=pytest.mark.exhaustive) for i in (0, 100, T - 1))]
 )
 def test_special_values(guesses, np_backend, dtype, value, at):
     """A closed state is guessed right; +inf and NaN are not, wherever they are."""

@@ -55,7 +55,9 @@ def compute(operation, device, chain, workspace=1 << 20):
 
 
 @pytest.mark.sanitized
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.exhaustive) for form in FORMS[1:])]
+)
 @pytest.mark.parametrize("K", [3, 37])
 @pytest.mark.parametrize("steps", [1, 5])
 @pytest.mark.parametrize("operation", OPERATIONS)

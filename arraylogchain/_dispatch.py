@@ -79,7 +79,7 @@ def choice(
 ) -> Choice:
     """Return the route for an operation; with `measures`, a device may time those that it has."""
     found, on_device = backends(operation, ctx, chain), None
-    # Kernels of what has no matrix multiply in it have nothing to be compared with.
+    # Paths are left to their kernels: of most, array operations have no matrix multiply either.
     if "cuda" in found and operation in KINDS:
         from arraylogchain._cuda import tuning
 

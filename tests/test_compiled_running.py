@@ -263,12 +263,8 @@ def test_import_leaves_numba_alone():
     assert run_python(code) == "False"
 
 
-def test_options_that_this_numba_does_not_know():
-    """They are left out, as they only make loops faster; Numba would raise at the first call."""
-    code = """
-from numba.core.options import DefaultOptions
-for name in ("_nrt", "forceinline", "no_cfunc_wrapper"):
-    delattr(DefaultOptions, name)
+# Of two functions, one of which calls the other.
+COMPILES = """
 from arraylogchain._compiled.loops.numbers import split
 from arraylogchain._compiled.loops.compiling import compiled
 @compiled
@@ -277,7 +273,16 @@ def both(x):
     return m + e
 print(both(6.0))
 """
-    assert run_python(code) == "3.75"
+
+
+def test_options_that_this_numba_does_not_know():
+    """They are left out, as they only make loops faster; Numba would raise at the first call."""
+    code = """
+from numba.core.options import DefaultOptions
+for name in ("_nrt", "forceinline", "no_cfunc_wrapper"):
+    delattr(DefaultOptions, name)
+"""
+    assert run_python(code + COMPILES) == "3.75"
 
 
 def test_without_a_folder_for_the_cache():
@@ -287,15 +292,8 @@ from numba.core import caching
 def fail(*args):
     raise RuntimeError("cannot cache function: no locator available")
 caching.FunctionCache.__init__ = fail
-from arraylogchain._compiled.loops.numbers import split
-from arraylogchain._compiled.loops.compiling import compiled
-@compiled
-def both(x):
-    m, e = split(x)
-    return m + e
-print(both(6.0))
 """
-    assert run_python(code) == "3.75"
+    assert run_python(code + COMPILES) == "3.75"
 
 
 def test_a_cache_that_cannot_be_read(tmp_path):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -47,16 +48,28 @@ def device(request: pytest.FixtureRequest, compiler: None) -> CpuDevice:
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch, compiler: None) -> Iterator[CpuDevice]:
-    """Let kernels compute what NumPy arrays, and torch tensors on the CPU, are given to."""
-    device = CpuDevice(seed=3)
-    monkeypatch.setattr(_arrays, "_kernels_for", lambda xp, _: device)
-    for context in (_arrays._numpy_context, _arrays._tensor_context):
-        context.cache_clear()
-    yield device
+def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], Any]]:
+    """Return what puts NumPy arrays, and torch tensors on the CPU, on a device; None for none."""
+
+    def forget() -> None:
+        for context in (_arrays._numpy_context, _arrays._tensor_context):
+            context.cache_clear()
+
+    def on(device: Any) -> Any:
+        monkeypatch.setattr(_arrays, "_kernels_for", lambda *_: device)
+        forget()
+        return device
+
+    yield on
     monkeypatch.undo()
-    for context in (_arrays._numpy_context, _arrays._tensor_context):
-        context.cache_clear()
+    forget()
+
+
+@pytest.fixture
+def kernels(use: Callable[[Any], Any], compiler: None) -> CpuDevice:
+    """Let kernels compute what NumPy arrays, and torch tensors on the CPU, are given to."""
+    device: CpuDevice = use(CpuDevice(seed=3))
+    return device
 
 
 @pytest.fixture(scope="session")

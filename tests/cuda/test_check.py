@@ -6,7 +6,7 @@ import types
 import numpy as np
 import pytest
 
-from arraylogchain import _arrays, _dispatch
+from arraylogchain import _dispatch
 from arraylogchain.__main__ import main
 from arraylogchain._cli import check
 from arraylogchain._cuda import records, self_check
@@ -16,22 +16,17 @@ pytestmark = pytest.mark.usefixtures("compiler")
 
 
 @pytest.fixture
-def device(monkeypatch, tmp_path):
+def device(monkeypatch, tmp_path, use):
     """Let NumPy arrays be on a device, and let what is checked and timed be little."""
-    device = CpuDevice(seed=1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(check, "open_device", lambda _: types.SimpleNamespace(put=np.asarray))
-    monkeypatch.setattr(_arrays, "_kernels_for", lambda *_: device)
     monkeypatch.setattr(check, "PRODUCTS", ((70, 70, 70),))
     monkeypatch.setattr(check, "CHAINS", ((5, 4, 3), (2, 3, 4)))
     monkeypatch.setattr(check, "DTYPES", check.TIMED)
     monkeypatch.setattr(_dispatch, "CHAINS", {})
     few = {name: _dispatch.PRODUCTS[name] for name in ("logmatmulexp", "logsumexp_where")}
     monkeypatch.setattr(_dispatch, "PRODUCTS", few)
-    _arrays._numpy_context.cache_clear()
-    yield device
-    monkeypatch.undo()
-    _arrays._numpy_context.cache_clear()
+    return use(CpuDevice(seed=1))
 
 
 def rows_of(capsys):
@@ -70,8 +65,7 @@ def test_what_fails_is_said(device, capsys, monkeypatch):
     assert rows["log product 70 x 70 x 70, float32"][:2] == ["does not run", "does not run"]
 
 
-def test_devices_without_kernels_say_why(device, capsys, monkeypatch):
-    monkeypatch.setattr(_arrays, "_kernels_for", lambda *_: None)
-    _arrays._numpy_context.cache_clear()
+def test_devices_without_kernels_say_why(device, use, capsys):
+    use(None)
     assert main(["--device", "cuda", "--check"]) == 2
     assert "there are kernels for arrays of CuPy and torch" in capsys.readouterr().err

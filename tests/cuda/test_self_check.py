@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from arraylogchain import _arrays, _dispatch
+from arraylogchain import _dispatch
 from arraylogchain._context import quiet
 from arraylogchain._cuda import modules, records, self_check
 from arraylogchain._cuda.dtypes import C_TYPES
@@ -146,20 +146,6 @@ def cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(self_check, "_failed", set())
     return tmp_path / "arraylogchain" / "devices"
-
-
-@pytest.fixture
-def use(monkeypatch):
-    """Return what puts NumPy arrays on a device."""
-
-    def on(device):
-        monkeypatch.setattr(_arrays, "_kernels_for", lambda *_: device)
-        _arrays._numpy_context.cache_clear()
-        return device
-
-    yield on
-    monkeypatch.undo()
-    _arrays._numpy_context.cache_clear()
 
 
 A, B = normal(5, 7).astype("float32"), normal(7, 4, seed=1).astype("float32")

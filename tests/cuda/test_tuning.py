@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from arraylogchain import _arrays
 from arraylogchain._cuda import records, self_check, tuning
 from arraylogchain._cuda.chains import geometry
 from tests.cuda.cpu_device import CpuDevice
@@ -51,18 +50,10 @@ def cache(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def use(monkeypatch):
+def use(use, monkeypatch):
     """Return what puts NumPy arrays on a device whose array operations take little."""
     monkeypatch.setattr(geometry, "ARRAY_STEP", 2 * geometry.SMALL_STEP)
-
-    def on(device):
-        monkeypatch.setattr(_arrays, "_kernels_for", lambda *_: device)
-        _arrays._numpy_context.cache_clear()
-        return device
-
-    yield on
-    monkeypatch.undo()
-    _arrays._numpy_context.cache_clear()
+    return use
 
 
 def takes_tensor_cores(device, n=64):

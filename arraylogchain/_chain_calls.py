@@ -18,7 +18,7 @@ from arraylogchain._fold import Shape
 from arraylogchain._inputs.chain import Chain
 from arraylogchain._inputs.lengths import fill_past_ends
 from arraylogchain._inputs.paths import check_states
-from arraylogchain._random import room_for_samples
+from arraylogchain._random import fill, room_for_samples
 
 # Takes a cotangent [*batch] and which of 'potentials', 'transitions', 'initial' and 'final'
 # are wanted; returns their gradients by name, in the shapes and dtypes of the chain's arrays.
@@ -97,7 +97,8 @@ def log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> Arr
 
 def sample(ctx: Context, chain: Chain, workspace: int, num_samples: int, rng: Any) -> Array:
     """Return paths [num_samples, *batch, T], drawn with a generator."""
-    out, uniforms = room_for_samples(ctx, rng, (num_samples, *chain.batch, chain.num_steps))
+    out, uniforms = room_for_samples(ctx, (num_samples, *chain.batch, chain.num_steps))
+    fill(ctx, rng, uniforms)
     draw(ctx, chain, workspace, out, uniforms)
     return out
 

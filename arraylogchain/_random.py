@@ -25,12 +25,11 @@ def check_generator(rng: Any, x: Array) -> None:
         )
 
 
-def room_for_samples(ctx: Context, rng: Any, shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """Return an array of integers for samples, and numbers in [0, 1) to draw them with.
+def room_for_samples(ctx: Context, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """Return memory for samples, integers, and for the numbers that they are drawn with.
 
     The numbers take the integers' memory, where libraries have views of another dtype: each is read
-    before a sample takes its place. They come in the order of the result's entries, so that a
-    generator gives the same samples whatever computes them.
+    before a sample takes its place.
     """
     xp = ctx.xp
     out = ctx.empty(shape, ctx.index_dtype)
@@ -39,12 +38,15 @@ def room_for_samples(ctx: Context, rng: Any, shape: tuple[int, ...]) -> tuple[Ar
         numbers = out.view(dtype)
     else:
         numbers = ctx.empty(shape, dtype)
-    _fill(ctx, rng, numbers)
     return out, numbers
 
 
-def _fill(ctx: Context, rng: Any, numbers: Array) -> None:
-    """Write random numbers into a contiguous array."""
+def fill(ctx: Context, rng: Any, numbers: Array) -> None:
+    """Write random numbers in [0, 1) into a contiguous array.
+
+    They come in the order of its entries, so that a generator gives the same samples whatever
+    computes them.
+    """
     shape, numpy_computes = tuple(numbers.shape), isinstance(numbers, np.ndarray)
     if _package_of(rng) == "torch":
         torch = sys.modules["torch"]

@@ -21,7 +21,7 @@ from arraylogchain._dask.blocks import AXES, FIELD_OF, name_of
 from arraylogchain._inputs.arguments import FINAL, INITIAL, TRANSITIONS
 from arraylogchain._inputs.chain import Chain
 from arraylogchain._inputs.lengths import check_lengths
-from arraylogchain._random import room_for_samples
+from arraylogchain._random import fill, room_for_samples
 from arraylogchain.chain import LogChain
 
 # The part of a block from which messages are guessed, and its least number of steps.
@@ -161,8 +161,9 @@ def paths(
         states = chain._run(_drawn, arrays, entering, num_samples, root)
     if "steps" not in arrays:
         return Paths(states[..., 0], states)
-    goes_on = array_namespace(states).asarray(_lengths(arrays)[0] > 0)
-    return Paths(states[..., 0] * goes_on - 1 * ~goes_on, states[..., front:])
+    xp = array_namespace(states)
+    goes_on = xp.asarray(_lengths(arrays)[0] > 0)
+    return Paths(xp.where(goes_on, states[..., 0], -1), states[..., front:])
 
 
 def _drawn(
@@ -178,11 +179,13 @@ def _drawn(
     where = [int(x[0]) if x.size else 0 for name, x in arrays.items() if name.startswith("axis ")]
     seed = np.random.SeedSequence(root, spawn_key=[*where, *map(int, arrays.get("steps", ())[:1])])
     shape = (num_samples, *chain.batch, chain.num_steps)
-    out, uniforms = room_for_samples(ctx, np.random.default_rng(seed), shape)
+    (out, uniforms), rng = room_for_samples(ctx, shape), np.random.default_rng(seed)
     if "steps" in arrays:
         # Those of the first steps are the same however many follow.
-        numbers = np.random.default_rng(seed).random((shape[-1], *shape[:-1]))
+        numbers = rng.random((shape[-1], *shape[:-1]))
         uniforms[...] = ctx.xp.asarray(np.moveaxis(numbers, 0, -1))
+    else:
+        fill(ctx, rng, uniforms)
     if entering is not None:
         last = entering.front
         uniforms[..., -1] = ctx.xp.where(last >= 0, -1.0 - last, uniforms[..., -1])
@@ -268,7 +271,8 @@ def _at_end(arrays: Arrays) -> Arrays:
     """Return the chain of one step that is left after the last block."""
     logs, names = arrays["leaving"].logs, (*FINAL, "cotangent")
     given = {name: arrays[name] for name in names if name in arrays}
-    return {**given, "log_potentials": 0.0 * (logs > 0)[..., None, :], "log_initial": logs}
+    nothing = array_namespace(logs).zeros_like(logs)
+    return {**given, "log_potentials": nothing[..., None, :], "log_initial": logs}
 
 
 def weights(arrays: Arrays, workspace: int | None) -> tuple[Array]:

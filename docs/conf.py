@@ -62,3 +62,5 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 html_theme = "furo"
 html_title = f"arraylogchain {release}"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]

@@ -228,10 +228,10 @@ class ChainRun(ChainArrays):
         outputs = sweep.arguments
 
         def launch(first: int, last: int, state: History | None, after: History | None) -> None:
-            steps = packed.copy()
-            steps["first"], steps["last"] = first, last
+            # A launch takes a copy of the struct, which may then be changed.
+            packed["first"], packed["last"] = first, last
             states = (*_pointers(state), *_pointers(after))
-            self.device.run(kernel.with_arguments((steps, *arguments, *states, *outputs)))
+            self.device.run(kernel.with_arguments((packed, *arguments, *states, *outputs)))
 
         return launch
 

@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,18 +33,12 @@ extern "C" __global__ void probe() {}
 """
 
 
-class Device(Protocol):
-    """A place where kernels run, on arrays of one library.
+@dataclass(slots=True)
+class Remembered:
+    """What this process has found out about a device.
 
     Attributes
     ----------
-    multiprocessors : int
-    shared_memory : int
-        Most bytes that a block may have.
-    architecture : int
-        The compute capability, 90 for 9.0.
-    identity : str
-        Its model, the driver's version, CuPy's version.
     launched : set of Kernel
     loaded : set of tuple
         Operations whose kernels have been compiled; see `first_use`.
@@ -57,15 +51,33 @@ class Device(Protocol):
         Launches of calls; see `tape`.
     """
 
+    launched: set[Kernel] = field(default_factory=set)
+    loaded: set[tuple[str, ...]] = field(default_factory=set)
+    checked: dict[tuple[str, str], int] = field(default_factory=dict)
+    measured: dict[str, dict[str, float] | None] = field(default_factory=dict)
+    tapes: dict[Any, Any] = field(default_factory=dict)
+
+
+class Device(Protocol):
+    """A place where kernels run, on arrays of one library.
+
+    Attributes
+    ----------
+    multiprocessors : int
+    shared_memory : int
+        Most bytes that a block may have.
+    architecture : int
+        The compute capability, 90 for 9.0.
+    identity : str
+        Its model, the driver's version, CuPy's version.
+    remembered : Remembered
+    """
+
     multiprocessors: int
     shared_memory: int
     architecture: int
     identity: str
-    launched: set[Kernel]
-    loaded: set[tuple[str, ...]]
-    checked: dict[tuple[str, str], int]
-    measured: dict[str, dict[str, float] | None]
-    tapes: dict[Any, Any]
+    remembered: Remembered
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Return new memory, from the library's own pool, for use on its current stream."""
@@ -205,11 +217,7 @@ class _CudaDevice:
         name = runtime.getDeviceProperties(index)["name"].decode()
         driver = runtime.driverGetVersion()
         self.identity = f"{name}, driver {driver}, CuPy {cupy.__version__}"
-        self.launched: set[Kernel] = set()
-        self.loaded: set[tuple[str, ...]] = set()
-        self.checked: dict[tuple[str, str], int] = {}
-        self.measured: dict[str, dict[str, float] | None] = {}
-        self.tapes: dict[Any, Any] = {}
+        self.remembered = Remembered()
 
     def _here(self) -> AbstractContextManager[Any]:
         """Make the device current, and on it the stream that is the library's current one."""
@@ -219,7 +227,7 @@ class _CudaDevice:
         name = Kernel(launch.source, launch.kernel)
         with self._here():
             kernel = modules.compiled(*name, self._index, self.shared_memory)
-            self.launched.add(name)
+            self.remembered.launched.add(name)
             arguments = self._pointers(launch.arguments)
             kernel((launch.grid,), (launch.block,), arguments, shared_mem=launch.shared_memory)
 

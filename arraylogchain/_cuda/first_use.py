@@ -9,7 +9,7 @@ from typing import Any
 
 from arraylogchain import _dispatch
 from arraylogchain._context import Context
-from arraylogchain._cuda.device import Device
+from arraylogchain._cuda.device import Device, Remembered
 from arraylogchain._cuda.launch import Kernel, Launch
 from arraylogchain._inputs.chain import PARTS
 
@@ -24,20 +24,20 @@ class Probe:
     device: Device
     multiprocessors: int
     runs: bool = False
-    launched: set[Kernel] = field(default_factory=set)
+    remembered: Remembered = field(default_factory=Remembered)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.device, name)
 
     def run(self, launch: Launch) -> None:
-        self.launched.add(Kernel(launch.source, launch.kernel))
+        self.remembered.launched.add(Kernel(launch.source, launch.kernel))
         if self.runs:
             self.device.run(launch)
 
 
 def load(device: Device, kernels: AbstractSet[Kernel]) -> None:
     """Make kernels ready to run, several at a time."""
-    new = kernels - device.launched
+    new = kernels - device.remembered.launched
     if len(new) > 1:
         with ThreadPoolExecutor(min(_THREADS, len(new))) as pool:
             list(pool.map(lambda kernel: device.load(*kernel), new))
@@ -46,9 +46,9 @@ def load(device: Device, kernels: AbstractSet[Kernel]) -> None:
 def load_for(ctx: Context, operation: str, backend: str, *args: Any, **options: Any) -> None:
     """Make ready what the first call of an operation in some dtype is about to launch."""
     device, key = ctx.kernels, (operation, backend, ctx.result_name)
-    if key in device.loaded or device.is_capturing():
+    if key in device.remembered.loaded or device.is_capturing():
         return
-    device.loaded.add(key)
+    device.remembered.loaded.add(key)
     probe = Probe(device, device.multiprocessors)
     function = _dispatch.implementation(operation, backend)
     found = function(replace(ctx, kernels=probe), *args, **options)
@@ -56,4 +56,4 @@ def load_for(ctx: Context, operation: str, backend: str, *args: Any, **options: 
         value, pullback = found
         given = [name for name in PARTS if getattr(args[0], name) is not None]
         pullback(value, frozenset(given))
-    load(device, probe.launched)
+    load(device, probe.remembered.launched)

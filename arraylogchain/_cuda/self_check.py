@@ -80,15 +80,16 @@ def is_trusted(ctx: Context, operation: str, backend: str = "cuda") -> bool:
         return True  # this is the check
     if has_failed(device, operation, backend):
         return False
-    count = len(device.launched)
-    if device.checked.get((operation, backend)) == count:
+    remembered = device.remembered
+    count = len(remembered.launched)
+    if remembered.checked.get((operation, backend)) == count:
         return True  # no kernel is new
     # While a graph is captured nothing can be read; the call before it has checked.
     if os.environ.get("ARRAYLOGCHAIN_SELF_CHECK") == "0" or device.is_capturing():
         return True
     subjects = {
         kernel: (device.identity, f"{operation} by {kernel.name}", kernel.source)
-        for kernel in device.launched.copy()
+        for kernel in remembered.launched.copy()
     }
     new = {kernel for kernel, subject in subjects.items() if records.read(*subject) is None}
     problem = check(ctx, operation, new, backend).problem if new else None
@@ -104,7 +105,7 @@ def is_trusted(ctx: Context, operation: str, backend: str = "cuda") -> bool:
         return False
     for kernel in new:
         records.write(*subjects[kernel])
-    device.checked[operation, backend] = count
+    remembered.checked[operation, backend] = count
     return True
 
 
@@ -120,16 +121,16 @@ def check(
             # Cases choose the same launches wherever they run.
             probe = Probe(device, multiprocessors=2)
             case(cuda, replace(ctx, kernels=probe))
-            if kernels is None or probe.launched & kernels:
+            if kernels is None or probe.remembered.launched & kernels:
                 chosen.append((case, reach, probe))
-        load(device, {kernel for *_, probe in chosen for kernel in probe.launched})
+        load(device, {kernel for *_, probe in chosen for kernel in probe.remembered.launched})
         for case, reach, probe in chosen:
             probe.runs = True
             found = case(cuda, replace(ctx, kernels=probe))
             error, ratio = _largest_error(ctx, operation, reach, found, case(array, host))
             largest = max(largest, ratio)
             if ratio > 1:
-                names = ", ".join(sorted(kernel.name for kernel in probe.launched))
+                names = ", ".join(sorted(kernel.name for kernel in probe.remembered.launched))
                 return Finding(largest, f"{names} err by {error:.3g}")
     except Exception as failure:  # a launch that the driver refuses, ...
         return Finding(np.inf, f"{type(failure).__name__}: {failure}")

@@ -121,14 +121,15 @@ def call(function: Callable[..., Any], ctx: Context, *args: Any, **options: Any)
         *(x for x in args if not hasattr(x, "dtype")),
         *options.items(),
     )
-    tape = device.tapes.get(key)
+    tapes = device.remembered.tapes
+    tape = tapes.get(key)
     if tape is not None:
         return tape.play(device, given)
-    if key in device.tapes:
+    if key in tapes:
         return function(ctx, *args, **options)
     recorder = _Recorder(device, given)
     found = function(replace(ctx, kernels=recorder), *args, **options)
-    if len(device.tapes) >= _MOST_TAPES:
-        device.tapes.clear()
-    device.tapes[key] = recorder.finish(found)
+    if len(tapes) >= _MOST_TAPES:
+        tapes.clear()
+    tapes[key] = recorder.finish(found)
     return found

@@ -112,10 +112,11 @@ def known(device: Device, subject: str, source: str) -> Seconds | None:
     """Return what implementations took on a model of device, if that has been measured."""
     if is_frozen():
         return None
-    if subject not in device.measured:
+    measured = device.remembered.measured
+    if subject not in measured:
         record = records.read(device.identity, subject, source) or {}
-        device.measured[subject] = record.get("seconds")
-    return device.measured[subject]
+        measured[subject] = record.get("seconds")
+    return measured[subject]
 
 
 def measure(
@@ -123,7 +124,7 @@ def measure(
 ) -> Seconds:
     """Return what implementations take, and remember it."""
     seconds = {name: timed(device, run) for name, run in runs.items()}
-    device.measured[subject] = seconds
+    device.remembered.measured[subject] = seconds
     if all(map(math.isfinite, seconds.values())):
         records.write(device.identity, subject, source, seconds=seconds)
     return seconds

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from arraylogchain._cuda import modules
+from arraylogchain._cuda.device import Remembered
 from arraylogchain._cuda.launch import Kernel, Launch, is_struct
 from tests.cuda.cpu_compiler import WAVEFRONT_FLAGS, KernelError, compile_for_cpu
 from tests.cuda.instantiations import INSTANTIATIONS
@@ -77,11 +78,7 @@ class CpuDevice:
         self.flush_to_zero = flush_to_zero
         self.folder = folder
         self.launches: list[Launch] = []
-        self.launched: set[Kernel] = set()
-        self.loaded: set[tuple[str, ...]] = set()
-        self.checked: dict[tuple[str, str], int] = {}
-        self.measured: dict[str, dict[str, float] | None] = {}
-        self.tapes: dict[Any, Any] = {}
+        self.remembered = Remembered()
         self._ready: set[tuple[str, str]] = set()
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -136,7 +133,7 @@ class CpuDevice:
             self.flush_to_zero,
         )
         self.launches.append(launch)
-        self.launched.add(Kernel(launch.source, launch.kernel))
+        self.remembered.launched.add(Kernel(launch.source, launch.kernel))
         if library.shim_launch(header, pointers, len(packed), sizes):
             raise KernelError(f"{launch.kernel}: {library.shim_failure().decode()}")
         if WAVEFRONT_FLAGS[0] in self.options:

@@ -252,7 +252,7 @@ def test_torch_s_memory_and_stream_are_used(cupy: FakeCupy, torch: FakeTorch) ->
     assert where == (1, "stream 701 of device 1")
     assert [(type(a), a) for a in given] == [(np.uint64, 5000), (np.float32, 2)]
     assert (cupy.devices, cupy.streams) == ([0], ["CuPy's"])
-    assert found.launched == {("f.cu", "f<float>")}
+    assert found.remembered.launched == {("f.cu", "f<float>")}
 
 
 def test_a_torch_device_without_a_number_is_the_current_one(

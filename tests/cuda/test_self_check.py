@@ -132,7 +132,7 @@ def test_every_kernel_is_in_a_case():
             with quiet():
                 for case, _ in self_check._cases(ctx, operation):
                     case(function, ctx)
-            seen |= probe.launched
+            seen |= probe.remembered.launched
     assert seen == ALL
 
 
@@ -141,11 +141,11 @@ def test_every_kernel_is_in_a_case():
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
-    """Let kernels be checked, and have what has passed remembered in a folder."""
+    """Let kernels be checked, and have what has passed remembered in a file."""
     monkeypatch.setenv("ARRAYLOGCHAIN_SELF_CHECK", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(self_check, "_failed", set())
-    return tmp_path / "arraylogchain" / "devices"
+    return tmp_path / "arraylogchain" / "devices.jsonl"
 
 
 A, B = normal(5, 7).astype("float32"), normal(7, 4, seed=1).astype("float32")
@@ -168,7 +168,7 @@ def test_what_has_passed_is_remembered(cache, use):
     first = use(CpuDevice())
     product()
     assert len(first.launches) > 1
-    assert len(list(cache.iterdir())) == 1
+    assert len(list(records.of_device(first.identity))) == 1
     product()
     before = len(first.launches)
     product()
@@ -182,7 +182,7 @@ def test_what_has_passed_is_remembered(cache, use):
     use(other)
     product()
     assert len(other.launches) > 1
-    assert len(list(cache.iterdir())) == 2
+    assert len(list(records.of_device(other.identity))) == 1
 
 
 def test_other_sources_are_checked_again(cache, use, monkeypatch):

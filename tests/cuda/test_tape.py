@@ -58,7 +58,7 @@ def test_repeated_launches(operation, shapes, precision):
     for seed in (0, 10, 20):
         given = operands(precision, shapes, seed)
         assert_same(*product(device, precision, *given, operation))
-    (found,) = device.tapes.values()
+    (found,) = device.remembered.tapes.values()
     assert found is not None
 
 
@@ -71,7 +71,7 @@ def test_views_and_what_is_not_wanted():
         for wanted in ((True, False), (False, True)):
             options = {"operation": "logmatmulexp_gradients", "wanted": wanted}
             assert_same(*product(device, "float32", a, b, **options))
-    assert len(device.tapes) == 6
+    assert len(device.remembered.tapes) == 6
 
 
 def test_arrays_that_are_the_same_one():
@@ -80,7 +80,7 @@ def test_arrays_that_are_the_same_one():
     x, y = operands("float32", ((40, 40), (40, 40)), 0)
     for pair in ((x, x), (x, y), (y, x), (y, y)):
         assert_same(*product(device, "float32", *pair))
-    assert len(device.tapes) == 2
+    assert len(device.remembered.tapes) == 2
 
 
 def test_what_array_operations_have_made_is_not_repeated():
@@ -89,7 +89,7 @@ def test_what_array_operations_have_made_is_not_repeated():
     for seed in (0, 1):
         b = normal(50, 40, seed=seed)  # converted by every call
         assert_same(*product(device, "float32", a, b))
-    assert list(device.tapes.values()) == [None]
+    assert list(device.remembered.tapes.values()) == [None]
 
 
 def test_tapes_are_not_kept_for_ever(monkeypatch):
@@ -97,7 +97,7 @@ def test_tapes_are_not_kept_for_ever(monkeypatch):
     device = CpuDevice(seed=1)
     for n in range(2, 9):
         assert_same(*product(device, "float32", *operands("float32", ((n, 4), (4, n)), 0)))
-        assert len(device.tapes) <= 3
+        assert len(device.remembered.tapes) <= 3
 
 
 def test_many_launches_are_not_repeated(monkeypatch):
@@ -106,4 +106,4 @@ def test_many_launches_are_not_repeated(monkeypatch):
     given = operands("float32", ((70, 40), (40, 70)), 0)
     for _ in range(2):
         assert_same(*product(device, "float32", *given))
-    assert list(device.tapes.values()) == [None]
+    assert list(device.remembered.tapes.values()) == [None]

@@ -61,7 +61,7 @@ def draw_paths(
     """
     device, chain = run.device, run.chain
     _, kept = forward_pass(run, keep=False)
-    device.launched.add(Kernel("chains/sample.cu", f"sample<{C_TYPES[run.compute]}>"))
+    device.remembered.launched.add(Kernel("chains/sample.cu", f"sample<{C_TYPES[run.compute]}>"))
     if not is_trusted():
         return
     strides, of_uniforms = device.strides(states), device.strides(uniforms)

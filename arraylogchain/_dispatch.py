@@ -66,12 +66,12 @@ def implementation(operation: str, backend: str) -> Callable[..., Any]:
 
 def for_chain(operation: str, ctx: Context, chain: Chain, workspace: int) -> Callable[..., Any]:
     """Return the function that computes an operation on a chain."""
-    route = choice(operation, ctx, chain, workspace, measures=True).route
-    if route == "kernel":
+    found = choice(operation, ctx, chain, workspace, measures=True)
+    if found.route == "kernel":
         return partial(_by_kernels, operation, "cuda")
-    if route == "segments" and "compiled" in backends(operation, ctx, chain):
-        return partial(_in_segments, operation)
-    return implementation(operation, ROUTES[route])
+    if found.route == "segments":
+        return partial(_in_segments, operation, found.segments)
+    return implementation(operation, ROUTES[found.route])
 
 
 def choice(
@@ -87,12 +87,13 @@ def choice(
     return choose(operation, sizes_of(chain), found, workspace, on_device)
 
 
-def _in_segments(operation: str, ctx: Context, chain: Chain, *args: Any) -> Any:
-    """Return what array operations compute in segments of time; where guesses fail, loops."""
+def _in_segments(operation: str, segments: int, ctx: Context, chain: Chain, *args: Any) -> Any:
+    """Return what array operations compute in segments of time or, where guesses fail, without."""
     try:
-        return implementation(operation, "array")(ctx, replace(chain, else_loops=True), *args)
+        return implementation(operation, "array")(ctx, replace(chain, segments=segments), *args)
     except GuessesFailedError:
-        return implementation(operation, "compiled")(ctx, chain, *args)
+        backend = "compiled" if "compiled" in backends(operation, ctx, chain) else "array"
+        return implementation(operation, backend)(ctx, chain, *args)
 
 
 def backends(operation: str, ctx: Context, chain: Chain) -> tuple[str, ...]:

@@ -54,14 +54,14 @@ KINDS = {
 # Segments of time: their least length, enough for most chains to forget what they began with; most
 # rows side by side; what they cost besides, in steps; and by operation, how many times the work of
 # going step by step they take, guesses and their verification included.
-_SEGMENT_STEPS, _SEGMENT_ROWS, _SEGMENT_OVERHEAD = 64, 4096, 200
+_SEGMENT_STEPS, _SEGMENT_ROWS, _SEGMENT_OVERHEAD = 96, 4096, 200
 # How many times faster than loops they have to be, as guesses may fail.
 _SEGMENT_MARGIN = 2.0
 _SEGMENT_PASSES = {
-    "log_partition": 1.75,
-    "marginals": 2.5,
-    "expected_transitions": 2.5,
-    "posterior": 2.5,
+    "log_partition": 1.4,
+    "marginals": 1.5,
+    "expected_transitions": 1.5,
+    "posterior": 1.5,
     "value_and_pullback": 2.5,
 }
 

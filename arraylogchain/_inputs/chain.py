@@ -20,7 +20,7 @@ PARTS = ("potentials", "transitions", "initial", "final")
 
 
 class GuessesFailedError(Exception):
-    """Segments of a chain's time could not be computed side by side; see `Chain.else_loops`."""
+    """Segments of a chain's time cannot be computed side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class Chain:
         Whether those arrays hold logarithms.
     lengths : numpy.ndarray [...] or None
         How many steps of each row are real, T at most; what lies past them is never read.
-    else_loops : bool
-        Whether array operations leave the chain to compiled loops, by GuessesFailedError, where
-        segments of its time cannot be computed side by side.
+    segments : int
+        How many segments of time array operations compute side by side; they raise
+        GuessesFailedError where that cannot be done.
     """
 
     batch: Shape
@@ -58,7 +58,7 @@ class Chain:
     initial_in_logs: bool = False
     final_in_logs: bool = False
     lengths: np.ndarray | None = None
-    else_loops: bool = False
+    segments: int = 1
 
     @property
     def has_one_matrix(self) -> bool:

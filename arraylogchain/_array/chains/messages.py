@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from arraylogchain._array.chains.states import State, add_scale
-from arraylogchain._array.chains.sweep import last_step, sweeps
-from arraylogchain._array.chains.tiles import arrange
+from arraylogchain._array.chains.sweep import Step, last_step, sweeps
+from arraylogchain._array.chains.tiles import Tile, arrange
 from arraylogchain._context import Array, Context, whole_maximum
 from arraylogchain._inputs.chain import Chain
 
@@ -45,15 +45,20 @@ def last_message(
     """
     dtype = ctx.dtype(ctx.widest)
     logs, whole = (ctx.empty((*chain.batch, n), dtype) for n in (chain.num_states, 1))
-    views = [arrange(ctx.xp, chain, x, trailing=1) for x in (logs, whole)]
     for tile, sweep in sweeps(ctx, chain, workspace, backward):
-        last = last_step(sweep).in_log_form(tile)
-        # The logs are small in each row's largest entries, so that storing them costs no accuracy.
-        shift = whole_maximum(ctx, last.logs(ctx), -1, ctx.widest)
-        last.offset = last.offset - shift
-        for view, values in zip(views, (last.logs(ctx), shift), strict=True):
-            tile.place(view[(*tile.box, ...)], values)
+        place_message(tile, last_step(sweep), logs, whole)
     return logs, whole[..., 0]
+
+
+def place_message(tile: Tile, step: Step, logs: Array, whole: Array) -> None:
+    """Write a step's weights where they belong in logs [*batch, K] and integers [*batch, 1]."""
+    ctx, last = tile.ctx, step.in_log_form(tile)
+    # The logs are small in each row's largest entries, so that storing them costs no accuracy.
+    shift = whole_maximum(ctx, last.logs(ctx), -1, ctx.widest)
+    last.offset = last.offset - shift
+    for out, values in ((logs, last.logs(ctx)), (whole, shift)):
+        view = arrange(ctx.xp, tile.chain, out, trailing=1)
+        tile.place(view[(*tile.box, ...)], values)
 
 
 def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:

@@ -21,18 +21,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from arraylogchain._array.chains.accumulate import ChainSums, bounded, zeros_for
 from arraylogchain._array.chains.logs import LogMatrix, joint_logs
 from arraylogchain._array.chains.matrices import Matrix
+from arraylogchain._array.chains.messages import last_message, place_message
 from arraylogchain._array.chains.scaled import Options, pair_ceiling
 from arraylogchain._array.chains.states import add_scale, log_sum, part_of, scale_by_powers
 from arraylogchain._array.chains.sweep import History, Step, Sweep, histories
 from arraylogchain._array.chains.tiles import Tile, arrange
-from arraylogchain._array.chains.time_parallel import Cut, cut_in_segments
-from arraylogchain._array.chains.values import log_totals
+from arraylogchain._array.chains.time_parallel import Segments, shifted, with_ends
+from arraylogchain._array.chains.values import log_partition, log_totals
 from arraylogchain._context import DOUBLE, SINGLE, Array, Context, Precision
-from arraylogchain._inputs.chain import Chain
+from arraylogchain._inputs.chain import Chain, GuessesFailedError
 
 # Bits of room for sums over rows.
 _SPARE = 20
@@ -69,10 +71,8 @@ def _posterior(
             sums.potentials[...] = 0.0
     if operation != "marginals" and chain.transitions is not None:
         sums.transitions = zeros_for(ctx, chain, "transitions", workspace)
-    found = cut_in_segments(operation, ctx, chain, workspace)
-    if found is not None:
-        total, cut = found
-        _add_cut(ctx, cut, workspace, sums)
+    if chain.segments > 1:
+        total = _add_in_segments(ctx, chain, workspace, sums)
     else:
         total = ctx.empty(chain.batch, ctx.result_dtype)
         for of_tile in _of_tiles(ctx, chain, workspace, total):
@@ -100,20 +100,38 @@ def _of_tiles(
         del of_tile
 
 
-def _add_cut(
-    ctx: Context, cut: Cut, workspace: int, sums: ChainSums, g: Array | None = None
-) -> None:
-    """Add the gradients, for a cotangent or ones, of a chain whose time is in segments."""
-    for part, own in zip(cut.chains, cut.sums(sums), strict=True):
-        if own.is_empty:
-            continue
-        of_part = g
-        if g is not None and len(part.batch) > g.ndim:
-            of_part = ctx.xp.broadcast_to(g[..., None], part.batch)
-        # The rest is for the messages between segments.
-        for of_tile in _of_tiles(ctx, part, workspace // 4 * 3, None):
+def _add_in_segments(
+    ctx: Context, chain: Chain, workspace: int, sums: ChainSums, g: Array | None = None
+) -> Array:
+    """Add the gradients, for a cotangent or ones, segments of time side by side; return log Z."""
+    xp, cut = ctx.xp, Segments(ctx, chain, workspace)
+    guesses = cut.guess(backward=False), cut.guess(backward=True)
+    (initial, shift), (final, _) = cut.enter(guesses[0]), cut.enter(guesses[1], backward=True)
+    # What segments hand on; what is not known yet is as it was guessed.
+    forward, backward = (xp.asarray(guess, copy=True) for guess in guesses)
+    whole, unused = (xp.zeros_like(guess[..., :1]) for guess in guesses)
+    of_front, of_between, of_within = cut.sums(sums)
+    # The rest is for the messages between segments.
+    workspace = workspace // 4 * 3
+    g_within = None if g is None else xp.broadcast_to(g[..., None], cut.within.batch)
+    for of_tile in _of_tiles(ctx, with_ends(cut.within, initial, final), workspace, None):
+        tile = of_tile.tile
+        place_message(tile, of_tile.history.last, forward, whole)
+        factors = cut.factors(forward, guesses[0])
+        if factors is None:
+            raise GuessesFailedError
+        place_message(tile.reversed(), of_tile.add(g_within, of_within), backward, unused)
+        del of_tile
+    if factors is None or cut.factors(backward, guesses[1], backward=True) is None:
+        raise GuessesFailedError
+    between = with_ends(cut.between, shifted(xp, cut.first, forward), backward)
+    after_front, _ = last_message(ctx, between, workspace, backward=True)
+    front = with_ends(cut.front, final=after_front[..., 0, :])
+    for part, own, of_part in ((between, of_between, g_within), (front, of_front, g)):
+        for of_tile in () if own.is_empty else _of_tiles(ctx, part, workspace, None):
             of_tile.add(of_part, own)
             del of_tile
+    return cut.total(forward, whole[..., 0] + shift, factors)
 
 
 def value_and_pullback(
@@ -135,26 +153,44 @@ def value_and_pullback(
         'transitions', 'initial' and 'final'. Returns them by name, in the chain's shapes and
         dtypes.
     """
-    kept: list[TilePosterior] = []
-    found = cut_in_segments("value_and_pullback", ctx, chain, workspace)
-    if found is not None:
-        out, cut = found
-    else:
-        states = chain.num_rows * chain.num_steps * chain.num_states * ctx.precision.itemsize
-        out = ctx.empty(chain.batch, ctx.result_dtype)
-        kept = list(_of_tiles(ctx, chain, workspace, out, keep or states <= workspace))
+    if chain.segments > 1:
+        return _in_segments(ctx, chain, workspace, keep)
+    states = chain.num_rows * chain.num_steps * chain.num_states * ctx.precision.itemsize
+    out = ctx.empty(chain.batch, ctx.result_dtype)
+    kept = list(_of_tiles(ctx, chain, workspace, out, keep or states <= workspace))
 
     def pullback(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
-        sums = ChainSums(ctx, chain)
-        for name in wanted:
-            setattr(sums, name, zeros_for(ctx, chain, name, workspace))
-        if found is not None:
-            _add_cut(ctx, cut, workspace, sums, cotangent)
+        sums = _zeros(ctx, chain, workspace, wanted)
         for posterior in kept:
             posterior.add(cotangent, sums)
         return sums.results()
 
     return out, pullback
+
+
+def _in_segments(ctx: Context, chain: Chain, workspace: int, keep: bool) -> tuple[Array, Pullback]:
+    """Return the value and the pullback of a chain in segments of time; nothing is kept."""
+    if chain.final is not None:
+        # Segments do not tell final weights from what is handed back to them.
+        raise GuessesFailedError
+
+    def pullback(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
+        sums = _zeros(ctx, chain, workspace, wanted)
+        try:
+            _add_in_segments(ctx, chain, workspace, sums, cotangent)
+        except GuessesFailedError:
+            _, whole = value_and_pullback(ctx, replace(chain, segments=1), workspace, keep)
+            return whole(cotangent, wanted)
+        return sums.results()
+
+    return log_partition(ctx, chain, workspace), pullback
+
+
+def _zeros(ctx: Context, chain: Chain, workspace: int, wanted: frozenset[str]) -> ChainSums:
+    """Return zeros to add the wanted gradients to."""
+    return ChainSums(
+        ctx, chain, **{name: zeros_for(ctx, chain, name, workspace) for name in wanted}
+    )
 
 
 class TilePosterior:
@@ -167,8 +203,11 @@ class TilePosterior:
         # Memory for one step's products, by precision.
         self._rooms: dict[str, Array] = {}
 
-    def add(self, cotangent: Array | None, sums: ChainSums) -> None:
-        """Add the gradients for a cotangent [*batch] of log Z, or of ones."""
+    def add(self, cotangent: Array | None, sums: ChainSums) -> Step:
+        """Add the gradients for a cotangent [*batch] of log Z, or of ones.
+
+        Returns the last step of the sweep backward.
+        """
         proof = {"every_entry": False, "proves_last": self.tile.chain.initial is not None}
         options = Options(self.pieces, keeps_products=True, for_pairs=True, **proof)
         sweep = Sweep(self.tile.reversed(), options)
@@ -179,8 +218,10 @@ class TilePosterior:
             backward = sweep.advance()
             self._add_step(time, (forward, backward, ahead), sweep, g, sums)
             ahead = backward
-        if sums.initial is not None and ahead is not None:
+        assert ahead is not None  # there is a step
+        if sums.initial is not None:
             self._add_end("initial", self.tile, ahead, g, sums)
+        return ahead
 
     def _cotangent(self, cotangent: Array | None) -> Array:
         """Return the cotangents [groups, rows, 1], 0 for sums that are infinite, NaN for NaN."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from arraylogchain._array.chains.sweep import Step, last_step, sweeps, with_final
 from arraylogchain._array.chains.tiles import Tile, arrange
-from arraylogchain._array.chains.time_parallel import cut_in_segments
+from arraylogchain._array.chains.time_parallel import Segments
 from arraylogchain._context import Array, Context
 from arraylogchain._inputs.chain import Chain
 
 
 def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the logs of the sums over all paths, [*batch]."""
-    found = cut_in_segments("log_partition", ctx, chain, workspace)
-    if found is not None:
-        return found[0]
+    if chain.segments > 1:
+        return Segments(ctx, chain, workspace).log_partition()
     out = ctx.empty(chain.batch, ctx.result_dtype)
     view = arrange(ctx.xp, chain, out, trailing=0)
     # A sum over paths is the one over all states only where nothing follows.

@@ -42,7 +42,7 @@ CHAINS = {
     "marginals": ("array", "compiled", "cuda"),
     "expected_transitions": ("array", "compiled", "cuda"),
     "posterior": ("array", "compiled", "cuda"),
-    "filtered": ("array", "compiled"),
+    "filtered": ("array", "compiled", "cuda"),
     "entropy": ("array", "compiled", "cuda"),
     "viterbi": ("array", "compiled", "cuda"),
     "sample": ("array", "compiled", "cuda"),
@@ -79,8 +79,8 @@ def choice(
 ) -> Choice:
     """Return the route for an operation; with `measures`, a device may time those that it has."""
     found, on_device = backends(operation, ctx, chain), None
-    # Paths are left to their kernels: of most, array operations have no matrix multiply either.
-    if "cuda" in found and operation in KINDS:
+    # Array operations have no matrix multiply for the other operations either.
+    if "cuda" in found and (operation in KINDS or operation == "sample"):
         from arraylogchain._cuda import tuning
 
         on_device = tuning.chain_step(ctx, chain, workspace, measures=measures)

@@ -70,6 +70,7 @@ _KERNELS = {
     "chains/chain.cu": _chain("chain", geometry.TILES),
     "chains/entropy.cu": ["entropy"],
     "chains/factors.cu": [*_of("chain_factors", FULL), *_of("chain_start", FULL)],
+    "chains/filtered.cu": _of("filtered", FULL),
     "chains/lengths.cu": [KERNEL],
     "chains/log_weight.cu": _of("log_weight", FULL),
     "chains/pairs.cu": _of("chain_pairs", FULL),

@@ -1,4 +1,4 @@
-"""The kernels for paths of chains and their entropy, and weights of last states in all kernels."""
+"""The kernels for paths of chains, entropy and normalised messages; and last weights in all."""
 
 from dataclasses import replace
 
@@ -11,6 +11,7 @@ from arraylogchain._context import quiet
 from arraylogchain._cuda.chains import recursion
 from arraylogchain._cuda.chains.geometry import BestGeometry
 from tests import test_chain_ends, test_sampling, test_viterbi
+from tests import test_filtered as test_filtered_chains
 from tests.cuda.chain_checks import SMALL, make
 from tests.cuda.cpu_device import CpuDevice
 from tests.cuda.test_chain_gradients import CountingDevice
@@ -19,7 +20,7 @@ from tests.path_checks import MIXED_FORMS, Case, given_in_forms
 from tests.test_chain import FORMS, given_as, normal, uniform
 
 INF, NAN = np.inf, np.nan
-OPERATIONS = ("viterbi", "sample", "log_weight", "entropy")
+OPERATIONS = ("viterbi", "sample", "log_weight", "entropy", "filtered")
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -51,6 +52,8 @@ def compute(operation, device, chain, workspace=1 << 20):
         if operation == "log_weight":
             return function(ctx, chain, workspace, rng.integers(0, chain.num_states, shape))
         found = function(ctx, chain, workspace)
+        if operation == "filtered":
+            return np.concatenate([found[0], found[1][..., None]], axis=-1)
         return found[0] if operation == "viterbi" else found
 
 
@@ -66,13 +69,14 @@ def test_every_order_of_threads(device, dtype, operation, K, form, steps):
     device.flush_to_zero = dtype == "float32"
     chain = chain_of(dtype, K, form, steps)
     expected = compute(operation, None, chain)
-    rtol = 6 * chain.num_steps * roundings(K) * EPS[dtype]  # of an entropy
+    tolerance = 6 * chain.num_steps * roundings(K) * EPS[dtype]  # of an entropy
     for workspace in (1 << 20, 3000):
         found = compute(operation, device, chain, workspace)
         if expected.dtype == np.int64:
             np.testing.assert_array_equal(found, expected)
         else:
-            np.testing.assert_allclose(found, expected, rtol=rtol)
+            atol = tolerance if operation == "filtered" else 0
+            np.testing.assert_allclose(found, expected, rtol=tolerance, atol=atol)
 
 
 @pytest.mark.parametrize("forms", MIXED_FORMS[2:])
@@ -89,6 +93,16 @@ def test_against_references(kernels, np_backend, dtype, forms, K, sd):
         test_sampling.assert_possible(case, test_sampling.draw(case, 20))
     sources = {launch.source for launch in kernels.launches}
     assert sources >= {f"chains/{name}.cu" for name in ("trace", "log_weight", "entropy")}
+
+
+@pytest.mark.parametrize("K", [3, 37])
+@pytest.mark.parametrize("sd", [1, 1000])
+def test_filtered(kernels, np_backend, dtype, K, sd):
+    options = {"transitions": uniform(8, K, K), "initial": uniform(K)}
+    test_filtered_chains.check_filtered(np_backend, dtype, normal(2, 3, 9, K, sd=sd), **options)
+    test_filtered_chains.test_steps_that_no_state_can_explain(np_backend, dtype)
+    test_filtered_chains.test_infinities_and_nan(np_backend, dtype)
+    assert "chains/filtered.cu" in {launch.source for launch in kernels.launches}
 
 
 @pytest.mark.parametrize("steps", [False, True])

@@ -62,6 +62,7 @@ SPOILT = {
     "chains/chain.cu": ("= max(longest, own_rows[r].length)", "= own_rows[r].length", "marginals"),
     "chains/entropy.cu": ("sum += w;", "sum += 1.5 * w;", "entropy"),
     "chains/factors.cu": ("t + 1 < lengths[q]", "t < lengths[q]", "expected_transitions"),
+    "chains/filtered.cu": ("scale.nats - before.nats", "scale.nats", "filtered"),
     "chains/lengths.cu": ("numbers.at[i]", "numbers.at[0]", "log_partition"),
     "chains/log_weight.cu": ("t == length - 1", "t == c.count - 1", "log_weight"),
     "chains/pairs.cu": ("b[r][x + v], sums[u][v])", "b[r][x + v], T(0))", "expected_transitions"),

@@ -165,6 +165,9 @@ def test_a_matrix_multiply_for_each_step_may_be_faster(use, arrays, route):
     after = chain(20).plan("marginals")
     assert after.route == route
     assert "measured on this device" in str(after)
+    # Samples go forward as well; for best paths there is no matrix multiply.
+    assert chain(20).plan("sample").route == route
+    assert chain(20).plan("viterbi").route == "kernel"
     use(None)
     found = chain(lengths=np.array([8, 1, 5])).log_partition()
     np.testing.assert_allclose(found, expected, rtol=1e-13)

@@ -16,6 +16,7 @@ from arraylogchain._cuda.chains.backward_pass import (
     transition_counts,
 )
 from arraylogchain._cuda.chains.entropy import entropies
+from arraylogchain._cuda.chains.filtering import normalised
 from arraylogchain._cuda.chains.geometry import choose
 from arraylogchain._cuda.chains.paths import best_paths, draw_paths, weights_of_paths
 from arraylogchain._cuda.chains.recursion import ChainRun
@@ -52,6 +53,11 @@ def forward_messages(ctx: Context, chain: Chain, workspace: int) -> Array:
 def backward_messages(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the logs of the weights that follow each step, [*batch, T, K]."""
     return _run(ctx, chain, workspace).messages(backward=True)
+
+
+def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
+    """Return state probabilities given the steps so far, and the logs of what normalises them."""
+    return normalised(_run(ctx, chain, workspace))
 
 
 def marginals(ctx: Context, chain: Chain, workspace: int) -> Array:

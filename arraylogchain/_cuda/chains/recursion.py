@@ -60,11 +60,11 @@ class Sweep:
     def arguments(self) -> tuple[Any, ...]:
         """The outputs as kernels take them."""
         return (
-            *_pointers(self.history),
+            *pointers(self.history),
             self.messages,
             self.total_log,
             self.total,
-            *_pointers(self.forward),
+            *pointers(self.forward),
             self.cotangent,
             self.marginals,
         )
@@ -230,11 +230,12 @@ class ChainRun(ChainArrays):
         def launch(first: int, last: int, state: History | None, after: History | None) -> None:
             # A launch takes a copy of the struct, which may then be changed.
             packed["first"], packed["last"] = first, last
-            states = (*_pointers(state), *_pointers(after))
+            states = (*pointers(state), *pointers(after))
             self.device.run(kernel.with_arguments((packed, *arguments, *states, *outputs)))
 
         return launch
 
 
-def _pointers(history: History | None) -> tuple[Any, Any]:
+def pointers(history: History | None) -> tuple[Any, Any]:
+    """Return states as kernels take them."""
     return (None, None) if history is None else (history.states, history.scales)

@@ -188,6 +188,17 @@ def test_final_weights_of_many_magnitudes(np_backend, dtype, decades):
     ends.check_paths()
 
 
+@pytest.mark.parametrize("lengths", LENGTHS, ids=["full", "ragged"])
+def test_final_weights_that_vanish_beside_others(backend, dtype, lengths):
+    """Their exponentials, relative to the largest, underflow at once; rows begin one by one."""
+    final = 10.0 ** np.random.default_rng(5).uniform(-300, 300, (3, 3))
+    x = normal(3, 4, 3)
+    x[:, ::2, np.argmin(final[0])] = -INF
+    ends = Ends(backend, dtype, "logs", x, uniform(3, 3), uniform(3), final, lengths)
+    ends.check()
+    ends.check_paths()
+
+
 def test_by_mpmath(backend, dtype):
     """Final weights are potentials of one more step that every state leads to itself."""
     x, P, initial, final = normal(4, 3), uniform(3, 3), uniform(3), uniform(3, seed=9)

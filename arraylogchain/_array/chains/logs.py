@@ -53,6 +53,12 @@ class LogStepper:
         moved, here = slice(tile.count_moves(i)), slice(tile.count(i))
         if before is not None and moved.stop:
             self._multiply(state.part(moved, axis), i)
+        if before is not None and moved.stop < here.stop:
+            # Of rows that begin here, scaled states may have lost some weights already.
+            begun = slice(moved.stop, here.stop)
+            own, start = state.part(begun, axis), self._start().part(begun, axis)
+            for name in ("values", "exponent", "offset"):
+                getattr(own, name)[...] = getattr(start, name)
         product = state.copy(ctx) if self.options.keeps_products else None
         if here.stop:
             x = ctx.load(tile.potentials_of(slice(i, i + 1))[:, :, 0, :], ctx.widest)

@@ -132,8 +132,8 @@ class ScaledStepper:
             product, losses = self._start(of_product)
         else:
             product, losses = self._multiplied(before, i, of_product)
-            if self.options.every_product:
-                unproved.append(self._unproved(product, lanes, losses, i))
+        if self.options.every_product:
+            unproved.append(self._unproved(product, lanes, losses, i))
         state = self._weighted(product, i, losses, out)
         unproved.append(self._unproved(state, lanes, losses, i))
         bad = self._of_all([x for x in unproved if x is not None], ignored)

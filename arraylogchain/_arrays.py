@@ -62,11 +62,10 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
         names = {name: dtype_name(x.dtype) for name, x in given.items()}
         return _numpy_context(check_dtypes(names, numpy_namespace)), given
     torch = sys.modules.get("torch")
-    if torch is not None and all(_is_plain_tensor(torch, x) for x in given.values()):
+    if torch is not None and (ready := _read_in_place(torch, given)) is not None:
         # The same as below, with less to ask: small calls spend most of their time at this door.
         if torch.is_grad_enabled():
             refuse_gradients(given)
-        ready = {name: x.detach().numpy() for name, x in given.items()}
         return _tensor_context(promote(_NUMPY[x.dtype] for x in ready.values())), ready
 
     namespaces = {name: namespace_of(name, x) for name, x in given.items()}
@@ -93,15 +92,17 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     return _context(numpy_namespace, None, result_name, hand_back), hosted
 
 
-def _is_plain_tensor(torch: Any, x: Array) -> bool:
-    """Tell whether NumPy can read x in place: a torch CPU tensor of a dtype that both have."""
-    return (
-        type(x) in (torch.Tensor, torch.nn.Parameter)
-        and x.device.type == "cpu"
-        and x.dtype in (torch.float32, torch.float64, torch.float16)
-        and x.layout is torch.strided
-        and not x.is_neg()
-    )
+def _read_in_place(torch: Any, given: Mapping[str, Array]) -> dict[str, np.ndarray] | None:
+    """Return what NumPy can read where it is: torch CPU tensors of dtypes that both have."""
+    kinds, dtypes = (torch.Tensor, torch.nn.Parameter), (torch.float32, torch.float64, torch.half)
+    ready = {}
+    for name, x in given.items():
+        if not (type(x) in kinds and x.is_cpu and x.dtype in dtypes and x.layout is torch.strided):
+            return None
+        if x.is_neg():
+            return None
+        ready[name] = x.detach().numpy()
+    return ready
 
 
 @lru_cache(maxsize=len(_FLOATING))

@@ -423,7 +423,7 @@ def test_states_are_let_go_after_backward(torch):
     x = torch.randn(4, 7, 3, dtype=torch.float64, requires_grad=True)
     value = alc.LogChain(x, transitions=torch.rand(1, 3, 3, dtype=torch.float64)).log_partition()
     (first,) = torch.autograd.grad(value.sum(), x, retain_graph=True)
-    assert value.grad_fn.memo.pullback is None
+    assert value.grad_fn.memo.left is None
     (second,) = torch.autograd.grad(value.sum(), x)
     torch.testing.assert_close(first, second, rtol=0, atol=0)
 

@@ -19,6 +19,7 @@ from arraylogchain._torch.functions import (
     Value,
     apply,
     check_tensors,
+    new_memo,
     result_dtype,
 )
 from arraylogchain._torch.partition import OWN_AXES, Filtered, Partition, chain_batch
@@ -43,7 +44,7 @@ def log_partition(given: Given, budget: int | None, lengths: Any) -> Tensor:
     lengths : array [...], optional
     """
     inputs, options = _inputs(given, budget, lengths)
-    return _value(inputs, options, _memo())
+    return _value(inputs, options, new_memo())
 
 
 def marginals(given: Given, budget: int | None, lengths: Any) -> Tensor:
@@ -64,7 +65,7 @@ def expected_transitions(given: Given, budget: int | None, lengths: Any) -> Tens
 def posterior(given: Given, budget: int | None, lengths: Any) -> tuple[Tensor | None, ...]:
     """Return `LogChain.posterior`, differentiable."""
     inputs, options, batch = _inputs_per_row(given, budget, lengths)
-    memo = _memo()
+    memo = new_memo()
     log_z = _value(inputs, options, memo)
     if inputs[1] is None:
         return log_z, *_gradients(("potentials",), inputs, batch, options, memo), None
@@ -243,11 +244,6 @@ def _messages(name: str, given: Given, budget: int | None, lengths: Any) -> Tens
         )
     inputs, options = _inputs(given, budget, lengths)
     return getattr(operators(), name)(*inputs, *options)
-
-
-def _memo() -> Memo | None:
-    # Under a transform the inputs of the gradients are shaped otherwise than those of the value.
-    return None if torch._C._are_functorch_transforms_active() else Memo()
 
 
 def _value(inputs: Any, options: Options, memo: Memo | None) -> Tensor:

@@ -8,37 +8,20 @@ not given are None throughout.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache, reduce
 from typing import Any
 
 import torch
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 
 from arraylogchain import _threads
 from arraylogchain._arrays import enter, is_differentiated
+from arraylogchain._context import Context
 
 Tensor = Any
 Tensors = Sequence[Any]
 Wanted = tuple[bool, ...]
-
-
-class uncompiled:  # noqa: N801
-    """Keep the compiler from looking into a function of an operation: it is to see operators only.
-
-    The compiler takes more than a second to import, so it is not asked before it is there.
-    """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function, self.hidden = function, False
-
-    def __call__(self, *args: Any) -> Any:
-        if not self.hidden and "torch._dynamo" in sys.modules:
-            self.function, self.hidden = torch.compiler.disable(self.function), True
-        with _threads.using(args[0].workers):
-            return self.function(*args)
 
 
 def result_dtype(*tensors: Tensor | None) -> Any:
@@ -46,9 +29,22 @@ def result_dtype(*tensors: Tensor | None) -> Any:
 
 
 class Memo:
-    """What a value leaves to its gradients. Only outside of transforms, which reshape inputs."""
+    """What a value leaves to its gradients, which the caller may not change."""
 
-    pullback: Callable[..., Any] | None = None
+    left: Any = None
+
+    def take(self) -> Any:
+        """Return it once: then it is let go, as saved tensors are.
+
+        Where a graph is kept for another time, it is computed again.
+        """
+        left, self.left = self.left, None
+        return left
+
+
+def new_memo() -> Memo | None:
+    """Return a memo, but none under a transform, where gradients get inputs of other shapes."""
+    return None if torch._C._are_functorch_transforms_active() else Memo()
 
 
 class Operation:
@@ -105,9 +101,14 @@ def apply(function: Any, *args: Any) -> Any:
     """Call one of the functions below in the way that costs least here."""
     if not is_differentiated(*args):
         return function.forward(*args)
+    return record(function, *args)
+
+
+def record(function: Any, *args: Any) -> Any:
+    """Call one of them on tensors that are known to take part in autograd or a transform."""
     if torch.compiler.is_compiling():
         # Autograd's functions are more than the compiler can look into.
-        return torch.compiler.disable(apply)(function, *args)
+        return torch.compiler.disable(record)(function, *args)
     if torch._C._are_functorch_transforms_active():
         return function.apply(*args)
     return _classic(function).apply(*args)
@@ -136,24 +137,36 @@ def on_arrays(function: Callable[..., Any], **tensors: Tensor | None) -> Any:
     with needing_values():
         ctx, ready = enter(given)
         if indices is not None:
-            ready = {**ready, "indices": indices.numpy() if ctx.is_numpy else indices}
+            ready = {**ready, "indices": read(ctx, indices)}
     with ctx.computing():
-        result = function(ctx, *(ready.get(name) for name in tensors))
-    if isinstance(result, tuple):
-        return tuple(None if x is None else ctx.hand_back(x) for x in result)
-    return ctx.hand_back(result)
+        return handed_back(ctx, function(ctx, *(ready.get(name) for name in tensors)))
 
 
-@contextmanager
-def needing_values() -> Iterator[None]:
+def read(ctx: Context, x: Tensor) -> Any:
+    """Return a tensor in the library that computes, as `enter` has found it to be."""
+    x = x.detach().resolve_neg()
+    return x.numpy() if ctx.is_numpy else x
+
+
+def handed_back(ctx: Context, found: Any) -> Any:
+    """Return an array, or each of a tuple, as a tensor."""
+    if isinstance(found, tuple):
+        return tuple(None if x is None else ctx.hand_back(x) for x in found)
+    return ctx.hand_back(found)
+
+
+class needing_values:  # noqa: N801
     """Say what would do, where tensors are read that have no values."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise NotImplementedError(
-            "these tensors hold no values that can be read; is_grads_batched=True is not "
-            "supported, torch.func.vmap and torch.func.jacrev are"
-        ) from error
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, RuntimeError):
+            raise NotImplementedError(
+                "these tensors hold no values that can be read; is_grads_batched=True is not "
+                "supported, torch.func.vmap and torch.func.jacrev are"
+            ) from error
 
 
 def check_tensors(**given: Any) -> None:
@@ -165,7 +178,8 @@ def check_tensors(**given: Any) -> None:
 
 def save(ctx: Any, *tensors: Tensor | None) -> None:
     ctx.save_for_backward(*tensors)
-    ctx.save_for_forward(*tensors)
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        ctx.save_for_forward(*tensors)
     ctx.set_materialize_grads(False)
 
 
@@ -207,7 +221,6 @@ class Value(Function):  # type: ignore[misc]
     """(op, memo, *inputs) to the operation's value."""
 
     @staticmethod
-    @uncompiled
     def forward(op: Operation, memo: Memo | None, *inputs: Tensor) -> Tensor:
         return op.value(memo, *inputs)
 
@@ -244,11 +257,11 @@ class Gradients(Function):  # type: ignore[misc]
     """(op, memo, wanted, out, g, *inputs) to the gradients that are wanted."""
 
     @staticmethod
-    @uncompiled
     def forward(
         op: Operation, memo: Memo | None, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
-        return tuple(op.gradients(memo, wanted, out, g, *inputs))
+        with _threads.using(op.workers):
+            return tuple(op.gradients(memo, wanted, out, g, *inputs))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Tensors, output: Tensors) -> None:
@@ -295,12 +308,12 @@ class Second(Function):  # type: ignore[misc]
     """
 
     @staticmethod
-    @uncompiled
     def forward(
         op: Operation, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor
     ) -> tuple[Tensor, ...]:
         n = len(rest) // 2
-        return tuple(op.second(wanted, out, g, rest[:n], rest[n:]))
+        with _threads.using(op.workers):
+            return tuple(op.second(wanted, out, g, rest[:n], rest[n:]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Tensors, output: Tensors) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from arraylogchain import _dispatch
-from arraylogchain._context import shape_of
+from arraylogchain._arrays import enter
+from arraylogchain._context import Context, shape_of
 from arraylogchain._fold import fold
 from arraylogchain._torch.functions import (
     Gradients,
@@ -20,7 +21,10 @@ from arraylogchain._torch.functions import (
     apply,
     cast,
     chosen,
+    handed_back,
+    needing_values,
     on_arrays,
+    read,
     result_dtype,
 )
 
@@ -43,21 +47,40 @@ class Product(Operation):
         self.budget = budget
 
     def value(self, memo: Memo | None, *inputs: Tensor) -> Any:
-        a, b = inputs
-        return _computed(self.name, self.budget, a=a, b=b)
+        ctx, a, b = _entered(inputs)
+        if memo is not None:
+            memo.left = ctx, a, b
+        with ctx.computing():
+            found = _dispatch.product(
+                self.name, ctx, fold(shape_of(a), shape_of(b)), a, b, self.budget
+            )
+            return handed_back(ctx, found)
+
+    def gradients(
+        self, memo: Memo | None, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Tensor
+    ) -> Tensors:
+        left = None if memo is None else memo.take()
+        with needing_values():
+            ctx, a, b = _entered(inputs) if left is None else left
+            others = [read(ctx, x) for x in (out, g) if x is not None]
+        with ctx.computing():
+            layout = fold(shape_of(a), shape_of(b))
+            arguments = (ctx, layout, a, b, *others, self.budget, wanted)
+            found = _dispatch.product(f"{self.name}_gradients", *arguments)
+            return chosen(handed_back(ctx, found), wanted)
+
+
+def _entered(inputs: Tensors) -> tuple[Context, Any, Any]:
+    a, b = inputs
+    with needing_values():
+        ctx, ready = enter({"a": a, "b": b})
+    return ctx, ready["a"], ready["b"]
 
 
 class Matmul(Product):
     """Bilinear: its derivatives of every order are made of it and its gradients."""
 
     name = "matmul"
-
-    def gradients(
-        self, memo: Memo | None, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Tensor
-    ) -> Tensors:
-        a, b = inputs
-        found = _computed("matmul_gradients", self.budget, wanted, a=a, b=b, g=g)
-        return chosen(cast(found, inputs), wanted)
 
     def apply_tangent(self, out: Tensor, inputs: Tensors, tangents: Tensors) -> Tensor:
         (a, b), (da, db) = inputs, tangents
@@ -88,13 +111,6 @@ class LogMatmulExp(Product):
 
     def kept(self, output: Tensor) -> Tensor:
         return output
-
-    def gradients(
-        self, memo: Memo | None, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Tensor
-    ) -> Tensors:
-        a, b = inputs
-        found = _computed("logmatmulexp_gradients", self.budget, wanted, a=a, b=b, out=out, g=g)
-        return chosen(cast(found, inputs), wanted)
 
     def second(
         self, wanted: Wanted, out: Tensor, g: Tensor | None, inputs: Tensors, cotangents: Tensors

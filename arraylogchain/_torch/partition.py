@@ -23,6 +23,7 @@ from arraylogchain._torch.functions import (
     cast,
     chosen,
     needing_values,
+    read,
     result_dtype,
     spread,
 )
@@ -139,17 +140,13 @@ class Partition(ChainOperation):
     def value(self, memo: Memo | None, *inputs: Tensor) -> Tensor:
         if memo is None:
             return self.compute("log_partition", *inputs)
-        value, memo.pullback = self._value_and_pullback(inputs)
+        value, memo.left = self._value_and_pullback(inputs)
         return value
 
     def gradients(
         self, memo: Memo | None, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Tensor
     ) -> Tensors:
-        pullback = None
-        if memo is not None:
-            # Used once: the states that it keeps are let go, as saved tensors are. Where a graph
-            # is kept for another time, they are computed again.
-            pullback, memo.pullback = memo.pullback, None
+        pullback = None if memo is None else memo.take()
         if pullback is None:
             _, pullback = self._value_and_pullback(inputs)
         return chosen(pullback(g, wanted), wanted)
@@ -175,7 +172,7 @@ class Partition(ChainOperation):
 
         def pullback(g: Tensor, wanted: Wanted) -> list[Tensor | None]:
             with needing_values():
-                g = ctx.xp.asarray(g.detach().resolve_neg())
+                g = read(ctx, g)
             ctx.uses(g)
             names = frozenset(chosen(PARTS, wanted))
             with ctx.computing():

@@ -14,7 +14,14 @@ from arraylogchain._context import shape_of
 from arraylogchain._einsum.equations import Contractions
 from arraylogchain._einsum.evaluation import Multiply, evaluate
 from arraylogchain._fold import Shape, fold
-from arraylogchain._torch.functions import Tensor, Value, apply, check_tensors, result_dtype
+from arraylogchain._torch.functions import (
+    Tensor,
+    Value,
+    check_tensors,
+    new_memo,
+    record,
+    result_dtype,
+)
 from arraylogchain._torch.operations import LogMatmulExp, Matmul, MaxPlus, Product
 from arraylogchain._torch.tracing import is_compiling, operators
 
@@ -40,7 +47,7 @@ def _product(operation: type[Product], a: Tensor, b: Tensor, budget: int) -> Any
     if is_compiling():
         out = getattr(operators(), operation.name)(a, b, budget)
     else:
-        out = apply(Value, operation(budget), None, a, b)
+        out = record(Value, operation(budget), new_memo(), a, b)
     if operation.has_integers:
         return tuple(drop(x, lacking) for x in out)
     return drop(out, lacking)

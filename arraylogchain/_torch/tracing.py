@@ -13,10 +13,9 @@ def is_compiling() -> bool:
     Not in forward mode, where the tangents of operators would be zero without an error, nor under
     `torch.func`, which cannot differentiate them.
     """
-    transformed = (
+    return torch.compiler.is_compiling() and not (
         torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
     )
-    return torch.compiler.is_compiling() and not transformed
 
 
 def operators() -> ModuleType:

@@ -83,7 +83,10 @@ def known(name: str, x: Any) -> da.Array:
 
 
 def anew(x: da.Array) -> da.Array:
-    """Return an array whose blocks are not those of x, but made once more."""
+    """Return an array whose blocks are not those of x, but made once more.
+
+    As `dask.graph_manipulation.clone` does, which fails on rechunked arrays (dask/dask#12455).
+    """
     try:
         from dask._task_spec import convert_legacy_graph
     except ImportError:  # it is no public function; results are the same without

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -70,12 +70,12 @@ def limit_threads(count: int | None) -> Iterator[None]:
             num_workers.cache_clear()
 
 
-def describe_versions() -> dict[str, str]:
+def describe_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
     """Return the versions of Python, this library, and what took part."""
     import arraylogchain
 
     found = {"python": platform.python_version(), "arraylogchain": arraylogchain.__version__}
-    for package in _PACKAGES:
+    for package in packages:
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -9,6 +9,8 @@ stands between these marks in README and the documentation is written as well::
     <!-- /benchmarks -->
     <!-- benchmarks-conditions: -->     machine, versions and commit
     <!-- /benchmarks -->
+    <!-- benchmarks-out-of-core: -->    chains larger than memory, of a record of their own
+    <!-- /benchmarks -->
 
 and docs/images/range.svg is drawn.
 """
@@ -28,8 +30,9 @@ from benchmarks.showcase import RANGE, grouped
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
+OUT_OF_CORE = RESULTS / "out_of_core.json"
 BLOCK = re.compile(
-    r"(?P<begin><!-- benchmarks(?P<kind>-all|-conditions)?:(?P<names>[^>]*)-->\n)"
+    r"(?P<begin><!-- benchmarks(?P<kind>-all|-conditions|-out-of-core)?:(?P<names>[^>]*)-->\n)"
     r".*?(?P<end><!-- /benchmarks -->)",
     re.DOTALL,
 )
@@ -58,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def latest() -> Path | None:
     """Return the newest record of the CPU that is not of a quick run, if there is any."""
-    found = (p for p in RESULTS.glob("*.json") if not p.stem.endswith(("-quick", "-cuda")))
+    found = (p for p in RESULTS.glob("[0-9]*.json") if not p.stem.endswith(("-quick", "-cuda")))
     return max(found, default=None)
 
 
@@ -135,12 +138,14 @@ def filled(text: str, content: Json) -> str:
         cases = [by_name[name] for name in names]
         if match["kind"] == "-conditions":
             shown = tables.conditions(content)
+        elif match["kind"] == "-out-of-core":
+            shown = tables.out_of_core(read(OUT_OF_CORE)) if OUT_OF_CORE.exists() else ""
         elif match["kind"] == "-all":
             on_device = content["device"] == "cuda"
             shown = "\n\n".join(tables.all_contestants(c, on_device=on_device) for c in cases)
         else:
             shown = tables.overview(cases)
-        return f"{match['begin']}{shown}\n{match['end']}"
+        return match["begin"] + (f"{shown}\n" if shown else "") + match["end"]
 
     return BLOCK.sub(block, text)
 

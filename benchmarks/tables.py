@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -196,6 +197,31 @@ def _error(result: Json) -> str:
 def _cell(text: str) -> str:
     """Make a text safe for a cell of a table."""
     return " ".join(text.split()).replace("|", "\\|")
+
+
+# --- chains larger than memory --------------------------------------------------------------------
+
+
+def out_of_core(content: Json) -> str:
+    """Return a table of the record of `benchmarks.out_of_core`, and what it is of."""
+    lines = [
+        "| potentials | method | on workers | the same blocks in a loop | memory of all workers |",
+        "|---|---|--:|--:|--:|",
+    ]
+    for run in content["runs"]:
+        size = amount(math.prod(run["shape"]) * int(run["dtype"][-2:]) // 8)
+        shape = " × ".join(f"{n:,}" for n in run["shape"])
+        of = f"{shape}, {run['dtype']}, {size}"
+        for method, found in run["results"].items():
+            times = (duration(found[name]) for name in ("seconds", "seconds_by_hand"))
+            cells = (of, f"`{method}`", *times, amount(int(found["peak_bytes"])))
+            lines.append(f"| {' | '.join(cells)} |")
+    setups = (
+        f"{run['blocks']} blocks, {run['workers']} worker processes of {run['memory']} each; "
+        for run in content["runs"]
+    )
+    pairs = zip(setups, map(conditions, content["runs"]), strict=True)
+    return "\n\n".join(["\n".join(lines), *dict.fromkeys(map("".join, pairs))])
 
 
 def aligned(table: str) -> str:

@@ -33,7 +33,9 @@ def quoted(text):
 
 
 def test_there_is_one_record():
-    assert [p for p in report.RESULTS.glob("*.json") if not p.stem.endswith("-quick")] == [RECORD]
+    assert [p for p in report.RESULTS.glob("[0-9]*.json") if not p.stem.endswith("-quick")] == [
+        RECORD
+    ]
     assert report.full_report(report.read(RECORD), f"{RECORD.stem}.png") == RECORD.with_suffix(
         ".md"
     ).read_text("utf-8")
@@ -128,6 +130,27 @@ def test_marks_are_filled():
     assert "| dynamax, compiled | not run: not installed |" in every
     with pytest.raises(SystemExit, match="lacks: another-case"):
         report.filled("<!-- benchmarks: another-case -->\n<!-- /benchmarks -->", content)
+
+
+def test_table_of_chains_larger_than_memory(tmp_path, monkeypatch):
+    """From the record that the benchmark writes; without one there is no table."""
+    import_or_skip("distributed")
+    from benchmarks import out_of_core
+
+    text = "<!-- benchmarks-out-of-core: -->\n<!-- /benchmarks -->"
+    path = tmp_path / "out_of_core.json"
+    monkeypatch.setattr(report, "OUT_OF_CORE", path)
+    assert report.filled(text, {"cases": []}).count("|") == 0
+    run = dict.fromkeys(("date", "commit"), "2026") | {"quick": True, "kind": "time"}
+    run |= {"shape": [1000, 16], "dtype": "float64", "blocks": 9, "workers": 2, "memory": "1 GiB"}
+    run |= {"machine": out_of_core.describe_machine(), "versions": {}}
+    for seconds in (1.0, 2.0):
+        found = {"seconds": seconds, "seconds_by_hand": 3.5, "peak_bytes": 5e8}
+        out_of_core.add({**run, "results": {"marginals": found}}, path)
+    found = report.filled(text, {"cases": []})
+    assert "| 1,000 × 16, float64, 128 kB | `marginals` | 2 s | 3.5 s | 500 MB |" in found
+    assert found.count("quick run") == 1
+    assert report.filled(found, {"cases": []}) == found
 
 
 def test_quick_runs_are_not_published(tmp_path):

@@ -80,7 +80,7 @@ def choice(
     """Return the route for an operation; with `measures`, a device may time those that it has."""
     found, on_device = backends(operation, ctx, chain), None
     # Array operations have no matrix multiply for the other operations either.
-    if "cuda" in found and (operation in KINDS or operation == "sample"):
+    if "cuda" in found and operation in KINDS:
         from arraylogchain._cuda import tuning
 
         on_device = tuning.chain_step(ctx, chain, workspace, measures=measures)

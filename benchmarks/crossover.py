@@ -127,13 +127,18 @@ def _call(
     more: tuple[Any, ...] = ()
     if operation == "value_and_pullback":
         more = (True,)
+    elif operation == "sample":
+        paths = np.empty((1, rows, steps), np.int64)
+        more = (paths, paths.view(np.float64))
     wanted = frozenset({"potentials", "transitions"})
     cotangent = np.ones(rows, dtype)
 
     def call() -> object:
         with ctx.computing():
+            if operation == "sample":
+                more[1][...] = 0.5  # paths take the place of the uniform numbers
             found = function(ctx, entered, DEFAULT_WORKSPACE, *more)
-            return found[1](cotangent, wanted) if more else found
+            return found[1](cotangent, wanted) if operation == "value_and_pullback" else found
 
     return call
 

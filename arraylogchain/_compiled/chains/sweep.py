@@ -115,7 +115,9 @@ class Sweep:
             # Many rows of a group share what it takes to prepare the matrices of a block.
             least = min(_ROWS_OF_A_BLOCK, self.layout.rows_per_group)
         together = min(self.layout.num_rows, max(together, least))
-        budget = min(self.budget, max(self.budget // _TILES, least * row_bytes))
+        # Room for a tile on each of four threads, if a row leaves that.
+        budget = max(self.budget // _TILES, min(least * row_bytes, self.budget // 4), row_bytes)
+        budget = min(self.budget, budget)
         rows = min(together, max(1, budget // row_bytes))
         return rows, max(1, min(workers_here(), self.budget // budget))
 

@@ -45,22 +45,26 @@ class _TileEntropy:
         ctx, xp, tile, axis = self.ctx, self.ctx.xp, self.tile, self.tile.select_axis
         before = self.sweep.advance()
         entropies = xp.zeros_like(before.state.values)
-        whole = xp.zeros_like(before.state.exponent)
-        for i in range(1, tile.num_steps):
-            now, moved = self.sweep.advance(), slice(tile.count_moves(i))
+        whole, ended = xp.zeros_like(before.state.exponent), []
+        for i in range(1, tile.num_steps + 1):
+            if (ending := tile.ending(i - 1)).start < ending.stop:
+                of_ending = (part_of(x, ending, axis) for x in (entropies, whole))
+                ended.append(sum(ctx.load(x, ctx.widest) for x in of_ending))
+            if i == tile.num_steps:
+                break
+            now, moved = self.sweep.advance(), slice(tile.count(i))
+            entropies, whole = (part_of(x, moved, axis) for x in (entropies, whole))
             entropies = ctx.load(entropies, now.precision)
-            shift = whole_maximum(ctx, part_of(entropies, moved, axis), -1, now.precision)
-            after = self._scaled(i, before, now, part_of(entropies, moved, axis), shift)
+            shift = whole_maximum(ctx, entropies, -1, now.precision)
+            after = self._scaled(i, before, now, entropies, shift)
             if now.gone is not None and bool(xp.any(part_of(now.gone, moved, axis))):
                 gone = xp.any(part_of(now.gone, moved, axis), axis=1 - axis)[..., 0]
                 (index,) = xp.nonzero(gone)
                 own = self._in_logs(i, before, index, xp.take(entropies, index, axis=axis))
                 own = own - ctx.load(xp.take(shift, index, axis=axis), ctx.widest)
                 tile.put_lanes(after, index, ctx.load(own, now.precision))
-            part_of(entropies, moved, axis)[...] = after
-            part_of(whole, moved, axis)[...] += ctx.load(shift, ctx.widest)
-            before = now
-        return self._of_last(before, ctx.load(entropies, ctx.widest) + whole)
+            entropies, whole, before = after, whole + ctx.load(shift, ctx.widest), now
+        return self._of_last(xp.concat(ended[::-1], axis=axis))
 
     def _scaled(self, i: int, before: Step, now: Step, entropies: Array, shift: Array) -> Array:
         """Return the next entropies less `shift`, right for rows whose states are scaled."""
@@ -95,8 +99,8 @@ class _TileEntropy:
             out[:, r, j] = _mean_surprise(xp, p, own[:, r, None, :])[..., 0]
         return out
 
-    def _of_last(self, last: Step, entropies: Array) -> Array:
-        xp, state = self.ctx.xp, with_final(self.tile, last.of_all(self.tile))
+    def _of_last(self, entropies: Array) -> Array:
+        xp, state = self.ctx.xp, with_final(self.tile, self.sweep.last())
         found = _mean_surprise(xp, state.relative(self.ctx), entropies)
         infinite = xp.max(state.values, axis=-1, keepdims=True) == xp.inf
         return xp.where(infinite, xp.full_like(found, xp.nan), xp.clip(found, min=0.0))

@@ -16,13 +16,11 @@ _NARROW = {"float32": 20.0, "float64": 200.0}
 class Factors:
     """exp(potentials) of some steps, as ``values * exp(offset)``."""
 
-    steps: slice
-    given: Array  # the potentials, [groups, rows, steps, K]
+    finite: Array | None  # where potentials are not -inf, [groups, rows, steps, K]; None: all are
     values: Array
     offset: Array | None  # [groups, rows, steps, 1], integers; None for zero
     least: float  # bounds on the values
     largest: float
-    positive: bool  # whether no value is zero
 
 
 class Exponentials:
@@ -34,21 +32,26 @@ class Exponentials:
     precision : Precision
     together : int
         Steps whose potentials are exponentiated together.
+    keeps : bool
+        Whether factors are kept, or memory is used again: fresh memory costs time.
     """
 
-    def __init__(self, tile: Tile, precision: Precision, together: int) -> None:
+    def __init__(self, tile: Tile, precision: Precision, together: int, keeps: bool) -> None:
         self.tile, self.precision, self.together = tile, precision, together
-        self.ctx = tile.ctx
+        self.ctx, self.keeps = tile.ctx, keeps
         self.buffer: Array | None = None
-        self.current: Factors | None = None
+        self.blocks: dict[int, Factors] = {}
         self.try_narrow = True
 
-    def at(self, i: int) -> tuple[Factors, int]:
-        """Return factors that have step i of a sweep, and its place among them."""
-        if self.current is None or not self.current.steps.start <= i < self.current.steps.stop:
-            stop = min(i + self.together, self.tile.num_steps)
-            self.current = self._of(slice(i, stop))
-        return self.current, i - self.current.steps.start
+    def at(self, time: int) -> tuple[Factors, int]:
+        """Return factors that have a step in time, and its place among them."""
+        number, place = divmod(time, self.together)
+        if number not in self.blocks:
+            if not self.keeps:
+                self.blocks.clear()
+            stop = min(time - place + self.together, self.tile.num_steps)
+            self.blocks[number] = self._of(slice(time - place, stop))
+        return self.blocks[number], place
 
     def _of(self, steps: slice) -> Factors:
         xp, ctx, precision = self.ctx.xp, self.ctx, self.precision
@@ -61,20 +64,20 @@ class Exponentials:
             low, high = float(xp.min(values)), float(xp.max(values))
             bound = math.exp(_NARROW[precision.name])
             if 1.0 / bound <= low and high <= bound:
-                return Factors(steps, given, values, None, low, max(1.0, high), positive=True)
+                return Factors(None, values, None, low, max(1.0, high))
             self.try_narrow = False
         shift = whole_maximum(ctx, x, -1, precision)
         ctx.apply(xp.subtract, x, shift, out=values)
         ctx.apply(xp.exp, values, out=values)
-        positive = float(xp.min(values)) >= precision.tiny
-        if not positive:
+        finite = None
+        if not float(xp.min(values)) >= precision.tiny:
             # Subnormal numbers have lost digits.
             values[...] = xp.where(values < precision.tiny, xp.zeros_like(values), values)
-        offset = ctx.load(shift, ctx.widest)
-        return Factors(steps, given, values, offset, 0.0, math.exp(0.5), positive)
+            finite = given > -math.inf
+        return Factors(finite, values, ctx.load(shift, ctx.widest), 0.0, math.exp(0.5))
 
     def _room(self, x: Array) -> Array:
-        """Return where factors go, reusing memory: fresh memory costs time."""
-        if self.buffer is None or tuple(self.buffer.shape) != tuple(x.shape):
+        """Return where factors go."""
+        if self.keeps or self.buffer is None or tuple(self.buffer.shape) != tuple(x.shape):
             self.buffer = self.ctx.empty(tuple(x.shape), self.ctx.dtype(self.precision))
         return self.buffer

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from arraylogchain._array.chains.plans import Pieces
 from arraylogchain._array.chains.scaled import Options
-from arraylogchain._array.chains.states import State, power_to, scale_by_powers
+from arraylogchain._array.chains.states import State, joined, part_of, power_to, scale_by_powers
 from arraylogchain._array.chains.tiles import Tile
 from arraylogchain._array.products import logmatmulexp
 from arraylogchain._context import Array, Context, shape_of, whole_maximum, whole_part
@@ -49,34 +49,34 @@ class LogStepper:
     def advance(self, before: State | None, i: int) -> tuple[State, State | None]:
         """Return the state after step i, and before its potentials if that is wanted."""
         ctx, tile, axis = self.ctx, self.tile, self.tile.select_axis
-        state = self._start() if before is None else before.copy(ctx)
-        moved, here = slice(tile.count_moves(i)), slice(tile.count(i))
-        if before is not None and moved.stop:
-            self._multiply(state.part(moved, axis), i)
-        if before is not None and moved.stop < here.stop:
-            # Of rows that begin here, scaled states may have lost some weights already.
-            begun = slice(moved.stop, here.stop)
-            own, start = state.part(begun, axis), self._start().part(begun, axis)
-            for name in ("values", "exponent", "offset"):
-                getattr(own, name)[...] = getattr(start, name)
+        count, parts = tile.count_moves(i), []
+        if before is not None:
+            parts.append(before.part(slice(count), axis).copy(ctx))
+            if count:
+                self._multiply(parts[0], i)
+        if count < tile.count(i):
+            parts.append(self._start(slice(count, tile.count(i))))
+        state = joined(ctx, parts, axis)
         product = state.copy(ctx) if self.options.keeps_products else None
-        if here.stop:
-            x = ctx.load(tile.potentials_of(slice(i, i + 1))[:, :, 0, :], ctx.widest)
-            # Their own shift first, so that large potentials do not swallow small differences.
-            shift = whole_maximum(ctx, x, -1, ctx.widest)
-            now = state.part(here, axis)
-            now.values[...] += x - shift
-            now.offset[...] += shift
-            self._rescale(now)
+        if not tile.count(i):
+            return state, product
+        time = tile.time(i)
+        x = ctx.load(tile.potentials_of(slice(time, time + 1))[:, :, 0, :], ctx.widest)
+        # Their own shift first, so that large potentials do not swallow small differences.
+        shift = whole_maximum(ctx, x, -1, ctx.widest)
+        state.values[...] += x - shift
+        state.offset[...] += shift
+        self._rescale(state)
         return state, product
 
-    def _start(self) -> State:
-        xp, ctx, start = self.ctx.xp, self.ctx, self.tile.start()
-        groups, rows, size = self.tile.state_shape
+    def _start(self, lanes: slice) -> State:
+        xp, ctx, start, axis = self.ctx.xp, self.ctx, self.tile.start(), self.tile.select_axis
+        size = self.tile.chain.num_states
         values, exponent, offset = (
-            xp.zeros((groups, rows, n), dtype=ctx.dtype(ctx.widest), device=ctx.device)
-            for n in (size, 1, 1)
+            part_of(xp.zeros(shape, dtype=ctx.dtype(ctx.widest), device=ctx.device), lanes, axis)
+            for shape in (self.tile.state_shape, *2 * [(*self.tile.state_shape[:2], 1)])
         )
+        start = None if start is None else part_of(start, lanes, axis)
         if start is not None and self.tile.start_in_logs:
             values[...] = ctx.load(start, ctx.widest)
         elif start is not None:

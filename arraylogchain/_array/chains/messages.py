@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from arraylogchain._array.chains.states import State, add_scale
-from arraylogchain._array.chains.sweep import Step, last_step, sweeps
+from arraylogchain._array.chains.sweep import sweeps
 from arraylogchain._array.chains.tiles import Tile, arrange
 from arraylogchain._context import Array, Context, whole_maximum
 from arraylogchain._inputs.chain import Chain
@@ -31,7 +31,7 @@ def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Arr
         for i in range(tile.num_steps):
             step, here = sweep.advance(), slice(tile.count(i))
             if here.stop:
-                state = step.of_all(tile, products=backward).part(here, tile.select_axis)
+                state = step.of_all(tile, products=backward)
                 tile.part(here).place(view[(*tile.box, tile.time(i), ...)], state.logs(ctx))
     return out
 
@@ -46,13 +46,13 @@ def last_message(
     dtype = ctx.dtype(ctx.widest)
     logs, whole = (ctx.empty((*chain.batch, n), dtype) for n in (chain.num_states, 1))
     for tile, sweep in sweeps(ctx, chain, workspace, backward):
-        place_message(tile, last_step(sweep), logs, whole)
+        place_message(tile, sweep.last(), logs, whole)
     return logs, whole[..., 0]
 
 
-def place_message(tile: Tile, step: Step, logs: Array, whole: Array) -> None:
-    """Write a step's weights where they belong in logs [*batch, K] and integers [*batch, 1]."""
-    ctx, last = tile.ctx, step.in_log_form(tile)
+def place_message(tile: Tile, last: State, logs: Array, whole: Array) -> None:
+    """Write weights where they belong in logs [*batch, K] and integers [*batch, 1]."""
+    ctx, last = tile.ctx, last.in_log_form(tile.ctx)
     # The logs are small in each row's largest entries, so that storing them costs no accuracy.
     shift = whole_maximum(ctx, last.logs(ctx), -1, ctx.widest)
     last.offset = last.offset - shift
@@ -79,7 +79,7 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
         before = None
         for i in range(tile.num_steps):
             real = slice(tile.count(i))
-            state = sweep.advance().of_all(tile).part(real, tile.select_axis)
+            state = sweep.advance().of_all(tile)
             total = state.total(ctx)
             if before is not None:
                 before = before.part(real, tile.select_axis)

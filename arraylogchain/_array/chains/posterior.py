@@ -28,7 +28,7 @@ from arraylogchain._array.chains.logs import LogMatrix, joint_logs
 from arraylogchain._array.chains.matrices import Matrix
 from arraylogchain._array.chains.messages import last_message, place_message
 from arraylogchain._array.chains.scaled import Options, pair_ceiling
-from arraylogchain._array.chains.states import add_scale, log_sum, part_of, scale_by_powers
+from arraylogchain._array.chains.states import State, add_scale, log_sum, part_of, scale_by_powers
 from arraylogchain._array.chains.sweep import History, Step, Sweep, histories
 from arraylogchain._array.chains.tiles import Tile, arrange
 from arraylogchain._array.chains.time_parallel import Segments, shifted, with_ends
@@ -120,7 +120,8 @@ def _add_in_segments(
         factors = cut.factors(forward, guesses[0])
         if factors is None:
             raise GuessesFailedError
-        place_message(tile.reversed(), of_tile.add(g_within, of_within), backward, unused)
+        last = of_tile.add(g_within, of_within)
+        place_message(tile.reversed(), last, backward, unused)
         del of_tile
     if factors is None or cut.factors(backward, guesses[1], backward=True) is None:
         raise GuessesFailedError
@@ -203,10 +204,10 @@ class TilePosterior:
         # Memory for one step's products, by precision.
         self._rooms: dict[str, Array] = {}
 
-    def add(self, cotangent: Array | None, sums: ChainSums) -> Step:
+    def add(self, cotangent: Array | None, sums: ChainSums) -> State:
         """Add the gradients for a cotangent [*batch] of log Z, or of ones.
 
-        Returns the last step of the sweep backward.
+        Returns the last state of the sweep backward.
         """
         proof = {"every_entry": False, "proves_last": self.tile.chain.initial is not None}
         options = Options(self.pieces, keeps_products=True, for_pairs=True, **proof)
@@ -218,10 +219,10 @@ class TilePosterior:
             backward = sweep.advance()
             self._add_step(time, (forward, backward, ahead), sweep, g, sums)
             ahead = backward
-        assert ahead is not None  # there is a step
+        last = sweep.last()
         if sums.initial is not None:
-            self._add_end("initial", self.tile, ahead, g, sums)
-        return ahead
+            self._add_end("initial", self.tile, last, g, sums)
+        return last
 
     def _cotangent(self, cotangent: Array | None) -> Array:
         """Return the cotangents [groups, rows, 1], 0 for sums that are infinite, NaN for NaN."""
@@ -241,10 +242,7 @@ class TilePosterior:
         g = part_of(g, here, axis)
         own = max(forward.precision, backward.precision, key=lambda each: each.top)
         for precision in (own,) if own is ctx.widest else (own, ctx.widest):
-            a, b = (
-                part_of(ctx.load(x.values, precision), here, axis)
-                for x in (forward.state, backward.product)
-            )
+            a, b = (ctx.load(x.values, precision) for x in (forward.state, backward.product))
             total = xp.vecdot(a, b)[..., None]
             slow = self._unproved(steps, precision, total, a, g)
             if slow is None:
@@ -306,7 +304,7 @@ class TilePosterior:
         moved = slice(self.tile.count_moves(i))
         precision = DOUBLE if a.dtype == xp.float64 else SINGLE
         a, scale = (part_of(x, moved, axis) for x in (a, scale))
-        d = ctx.load(part_of(ahead.state.values, moved, axis), precision)
+        d = ctx.load(ahead.state.values, precision)
         left = part_of(self._room(precision), moved, axis)
         ctx.apply(xp.multiply, a, scale, out=left)
         left, tile = xp.matrix_transpose(left), self.tile.part(moved)
@@ -339,8 +337,8 @@ class TilePosterior:
         moved = slice(0 if ahead is None else tile.count_moves(time + 1))
         if sums.transitions is None or ahead is None or not moved.stop:
             return
-        d = ahead.in_log_form(self.tile).select(ctx, index, axis)
-        a, b, d = (state.part(moved, axis) for state in (a, b, d))
+        d = ahead.in_log_form(self.tile).select(ctx, index[moved], axis)
+        a, b = (state.part(moved, axis) for state in (a, b))
         total, g = (part_of(x, moved, axis) for x in (total, g))
         tile = tile.part(moved)
         matrix = LogMatrix(ctx, tile.matrix(time + 1), tile.chain.transitions_in_logs)
@@ -359,13 +357,13 @@ class TilePosterior:
             number, columns = tile.matrix_number(time + 1), (slice(matrix.given.shape[-2]), j)
             sums.add_pairs(tile, number, columns, bounded(xp, pairs, pairs.dtype))
 
-    def _add_end(self, name: str, tile: Tile, last: Step, g: Array, sums: ChainSums) -> None:
+    def _add_end(self, name: str, tile: Tile, last: State, g: Array, sums: ChainSums) -> None:
         """Add derivatives with respect to what a sweep over the tile starts with.
 
-        `last` is that of the sweep that comes from the other end.
+        `last` is the state of the sweep that comes from the other end.
         """
         ctx, xp = self.ctx, self.ctx.xp
-        d, start = last.in_log_form(tile.reversed()).values, tile.start()
+        d, start = last.in_log_form(ctx).values, tile.start()
         assert start is not None
         start = ctx.load(start, ctx.widest)
         logs = start if tile.start_in_logs else xp.log(start)

@@ -58,9 +58,8 @@ class _TileSampler:
         last: list[Array] = []
         for i, step in self.history.back():
             # Rows that have this step, and among them those for which it is the last.
-            here = slice(whole.count(i))
-            ended = slice(whole.count_moves(i + 1) if last else 0, here.stop)
-            state, tile, drawn = step.of_all(whole).part(here, axis), whole.part(here), []
+            here, ended = slice(whole.count(i)), whole.ending(i)
+            state, tile, drawn = step.of_all(whole), whole.part(here), []
             for n, samples in enumerate(some):
                 u = tile.expanded(uniforms[..., i, samples], (samples.stop - samples.start,))
                 u = self.ctx.load(u, self.ctx.widest)

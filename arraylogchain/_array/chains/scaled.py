@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 from arraylogchain._array.chains.exponentials import Exponentials
 from arraylogchain._array.chains.matrices import Matrices
 from arraylogchain._array.chains.plans import Pieces
-from arraylogchain._array.chains.states import State, added, part_of, power_to, scale_by_powers
+from arraylogchain._array.chains.states import State, part_of, power_to, scale_by_powers
 from arraylogchain._array.chains.tiles import Tile
 from arraylogchain._context import Array, Precision, whole_maximum
 
@@ -93,7 +94,14 @@ class ScaledStepper:
 
     def __init__(self, tile: Tile, precision: Precision, options: Options) -> None:
         self.tile, self.ctx, self.precision, self.options = tile, tile.ctx, precision, options
-        self.exponentials = Exponentials(tile, precision, options.pieces.together)
+        keeps = options.pieces.keeps_factors and not tile.backward
+        make = partial(Exponentials, precision=precision, together=options.pieces.together)
+        # A sweep backward takes what the one forward has kept.
+        self.exponentials: Exponentials = tile.shared.get(precision.name) or make(
+            replace(tile, backward=False), keeps=keeps
+        )
+        if keeps:
+            tile.shared[precision.name] = self.exponentials
         self.floor = _FLOOR[precision.name]
         self.ceiling = _CEILING[precision.name]
         if options.for_pairs:
@@ -125,18 +133,25 @@ class ScaledStepper:
         unproved : bool array [groups, rows, 1] or None
             Rows whose step is not proved; their values mean nothing.
         """
-        keeps, lanes, unproved = self.options.keeps_products, slice(self.tile.count(i)), []
-        out = self._room(self._rooms, 2, room)
-        of_product = self._room(self._products, 1) if keeps else out
-        if before is None:
-            product, losses = self._start(of_product)
-        else:
-            product, losses = self._multiplied(before, i, of_product)
+        tile, axis, unproved = self.tile, self.tile.select_axis, []
+        lanes = slice(tile.count(i))
+        out = part_of(self._room(self._rooms, 2, room), lanes, axis)
+        of_product = out
+        if self.options.keeps_products:
+            of_product = part_of(self._room(self._products, 1), lanes, axis)
+        product, losses = self._multiplied(before, i, of_product)
         if self.options.every_product:
-            unproved.append(self._unproved(product, lanes, losses, i))
+            unproved.append(self._unproved(product, losses, i))
         state = self._weighted(product, i, losses, out)
-        unproved.append(self._unproved(state, lanes, losses, i))
-        bad = self._of_all([x for x in unproved if x is not None], ignored)
+        unproved.append(self._unproved(state, losses, i))
+        bad = None
+        ignored = None if ignored is None else part_of(ignored, lanes, axis)
+        for own in unproved:
+            if own is not None:
+                bad = own if bad is None else bad | own
+        if bad is not None:
+            bad = bad if ignored is None else bad & ~ignored
+            bad = bad if bool(self.ctx.xp.any(bad)) else None
         rows = [x for x in (bad, ignored) if x is not None]
         if rows:
             # What the values of these rows meet stays finite.
@@ -144,20 +159,6 @@ class ScaledStepper:
             for values in (state.values, product.values):
                 values[...] = self.ctx.xp.where(which, self.ctx.xp.ones_like(values), values)
         return state, product, bad
-
-    def _of_all(self, unproved: list[Array], ignored: Array | None) -> Array | None:
-        """Return which of all rows are in one of some masks, which may be those of the first few.
-
-        None if there is none.
-        """
-        if not unproved:
-            return None
-        xp, axis, shape = self.ctx.xp, self.tile.select_axis, (*self.tile.state_shape[:2], 1)
-        bad = xp.zeros(shape, dtype=xp.bool, device=self.ctx.device)
-        for own in unproved:
-            part_of(bad, slice(int(own.shape[axis])), axis)[...] |= own
-        bad = bad if ignored is None else bad & ~ignored
-        return bad if bool(xp.any(bad)) else None
 
     def _room(self, rooms: list[Array], count: int, given: Array | None = None) -> Array:
         """Return memory for values: what is given, or one of `count` rooms that take turns."""
@@ -172,15 +173,16 @@ class ScaledStepper:
             rooms.append(room)
         return room
 
-    def _start(self, room: Array) -> tuple[State, Losses]:
-        """Return the state before the first potentials, its values in `room`."""
+    def _start(self, room: Array, lanes: slice) -> State:
+        """Return the state of some rows before their first potentials, its values in `room`."""
         xp, ctx, precision, start = self.ctx.xp, self.ctx, self.precision, self.tile.start()
-        groups, rows, size = self.tile.state_shape
-        zeros = xp.zeros((groups, rows, 1), dtype=ctx.dtype(ctx.widest), device=ctx.device)
-        state, losses = State(room, zeros, zeros, None, False), Losses(2.0 * size * precision.tiny)
+        shape = (*room.shape[:2], 1)
+        zeros = xp.zeros(shape, dtype=ctx.dtype(ctx.widest), device=ctx.device)
+        state = State(room, zeros, zeros, None, False)
         if start is None:
             room[...] = state.low = state.high = 1.0
-            return state, losses
+            return state
+        start = part_of(start, lanes, self.tile.select_axis)
         if self.tile.start_in_logs:
             support = start > -math.inf
             # A start in a wider format than the computation loses nothing to its magnitude.
@@ -195,115 +197,102 @@ class ScaledStepper:
             room[...] = xp.where(values < 0, xp.full_like(values, math.nan), values)
             state.exponent = -ctx.load(power, ctx.widest)
         state.support = None if bool(xp.all(support)) else support
-        return state, losses
-
-    def _multiplied(self, before: State, i: int, room: Array) -> tuple[State, Losses]:
-        """Return the states times the matrices, in `room`; rows that do not move are as before."""
-        ctx, axis, lanes = self.ctx, self.tile.select_axis, slice(self.tile.count_moves(i))
-        size, tiny, state = self.tile.chain.num_states, self.precision.tiny, replace(before)
-        state.values = self._others(before.values, lanes, room)
-        if not lanes.stop:
-            return state, Losses(2.0 * size * tiny)
-        matrix = self.matrices.at(i)
-        values = ctx.load(part_of(before.values, lanes, axis), self.precision)
-        matrix.multiply(values, part_of(room, lanes, axis))
-        if matrix.power is not None:
-            power = -ctx.load(matrix.power, ctx.widest)
-            state.exponent = added(ctx, before.exponent, power, lanes, axis)
-        if matrix.shift is not None:
-            shift = ctx.load(matrix.shift, ctx.widest)
-            state.offset = added(ctx, before.offset, shift, lanes, axis)
-        support = before.support
-        reached = matrix.reached(None if support is None else part_of(support, lanes, axis))
-        if reached is not None:
-            state.support = self._support(before)
-            part_of(state.support, lanes, axis)[...] = reached
-        # Half and twice leave room for rounding.
-        low, high = 0.5 * size * before.low * matrix.least, 2.0 * size * before.high * matrix.most
-        self._bound(state, low, high, lanes)
-        largest = float(ctx.xp.max(values)) if matrix.lossy else 0.0
-        # Those that begin here lost no more than twice the least.
-        return state, Losses(size * tiny * (2.0 + largest))
-
-    def _others(self, values: Array, lanes: slice, room: Array) -> Array:
-        """Return `room`, with the values of all but the first few rows in it."""
-        axis = self.tile.select_axis
-        if room is not values and lanes.stop < values.shape[axis]:
-            rest = slice(lanes.stop, None)
-            part_of(room, rest, axis)[...] = self.ctx.load(
-                part_of(values, rest, axis), self.precision
-            )
-        return room
-
-    def _support(self, state: State) -> Array:
-        """Return a copy of which weights are nonzero."""
-        xp = self.ctx.xp
-        if state.support is None:
-            return xp.ones_like(state.values, dtype=xp.bool)
-        return xp.asarray(state.support, copy=True)
-
-    def _weighted(self, product: State, i: int, losses: Losses, out: Array) -> State:
-        """Return the products of the first few rows times one step's factors, in `out`."""
-        xp, ctx, axis = self.ctx.xp, self.ctx, self.tile.select_axis
-        factors, at = self.exponentials.at(i)
-        lanes, state = slice(self.tile.count(i)), replace(product)
-        values = part_of(product.values, lanes, axis)
-        state.values = self._others(product.values, lanes, out)
-        if not factors.positive:
-            losses.per_sum = xp.max(values, axis=-1, keepdims=True) * self.precision.tiny
-            state.support = self._support(product)
-            finite = part_of(factors.given, lanes, axis)[:, :, at, :] > -math.inf
-            part_of(state.support, lanes, axis)[...] &= finite
-        losses.per_entry *= factors.largest
-        weights = part_of(factors.values, lanes, axis)[:, :, at, :]
-        ctx.apply(xp.multiply, values, weights, out=part_of(out, lanes, axis))
-        if factors.offset is not None:
-            offset = part_of(factors.offset, lanes, axis)[:, :, at, :]
-            state.offset = added(ctx, product.offset, offset, lanes, axis)
-        low, high = product.low * factors.least, product.high * factors.largest
-        self._bound(state, low, high, lanes)
         return state
 
-    def _bound(self, state: State, low: float, high: float, lanes: slice) -> bool:
-        """Set the bounds of a state whose first few rows have these; tell if that is all rows."""
-        is_all = bool(lanes.stop == self.tile.state_shape[self.tile.select_axis])
-        state.low = low if is_all else min(low, state.low)
-        state.high = high if is_all else max(high, state.high)
-        return is_all
+    def _multiplied(self, before: State | None, i: int, room: Array) -> tuple[State, Losses]:
+        """Return the states times the matrices in `room`, and those of rows that begin."""
+        ctx, axis, count = self.ctx, self.tile.select_axis, self.tile.count_moves(i)
+        size, tiny = self.tile.chain.num_states, self.precision.tiny
+        begin, losses = slice(count, self.tile.count(i)), Losses(2.0 * size * tiny)
+        if before is None or not count:
+            return self._start(room, begin), losses
+        before, matrix = before.part(slice(count), axis), self.matrices.at(i)
+        values = ctx.load(before.values, self.precision)
+        # Half and twice leave room for rounding.
+        state = State(
+            matrix.multiply(values, part_of(room, slice(count), axis)),
+            before.exponent,
+            before.offset,
+            matrix.reached(before.support),
+            in_logs=False,
+            low=0.5 * size * before.low * matrix.least,
+            high=2.0 * size * before.high * matrix.most,
+        )
+        if matrix.power is not None:
+            state.exponent = state.exponent - ctx.load(matrix.power, ctx.widest)
+        if matrix.shift is not None:
+            state.offset = state.offset + ctx.load(matrix.shift, ctx.widest)
+        if matrix.lossy:
+            # Those that begin here lost no more than twice the least.
+            losses.per_entry += size * tiny * float(ctx.xp.max(values))
+        if begin.start < begin.stop:
+            start = self._start(part_of(room, begin, axis), begin)
+            state = self._together(state, start, room)
+        return state, losses
 
-    def _unproved(self, state: State, lanes: slice, losses: Losses, i: int) -> Array | None:
+    def _together(self, first: State, second: State, room: Array) -> State:
+        """Return the state of the rows of two, whose values lie in `room` one after another."""
+        xp, axis, support = self.ctx.xp, self.tile.select_axis, None
+        if first.support is not None or second.support is not None:
+            masks = [
+                xp.ones_like(x.values, dtype=xp.bool)
+                if x.support is None
+                else xp.broadcast_to(x.support, tuple(x.values.shape))
+                for x in (first, second)
+            ]
+            support = xp.concat(masks, axis=axis)
+        exponent, offset = (
+            xp.concat([getattr(first, name), getattr(second, name)], axis=axis)
+            for name in ("exponent", "offset")
+        )
+        low, high = min(first.low, second.low), max(first.high, second.high)
+        return State(room, exponent, offset, support, False, low, high)
+
+    def _weighted(self, product: State, i: int, losses: Losses, out: Array) -> State:
+        """Return products times one step's factors, in `out`."""
+        xp, ctx, axis = self.ctx.xp, self.ctx, self.tile.select_axis
+        lanes = slice(self.tile.count(i))
+        factors, at = self.exponentials.at(self.tile.time(i))
+        weights = part_of(factors.values, lanes, axis)[:, :, at, :]
+        support, offset = product.support, product.offset
+        if factors.finite is not None:
+            top = xp.max(product.values, axis=-1, keepdims=True)
+            losses.per_sum = top * self.precision.tiny
+            finite = part_of(factors.finite, lanes, axis)[:, :, at, :]
+            support = finite if support is None else support & finite
+        losses.per_entry *= factors.largest
+        ctx.apply(xp.multiply, product.values, weights, out=out)
+        if factors.offset is not None:
+            offset = offset + part_of(factors.offset, lanes, axis)[:, :, at, :]
+        low, high = product.low * factors.least, product.high * factors.largest
+        return State(out, product.exponent, offset, support, False, low, high)
+
+    def _unproved(self, state: State, losses: Losses, i: int) -> Array | None:
         """Rescale rows of a state where they have to be; return those that are not proved."""
-        xp, axis = self.ctx.xp, self.tile.select_axis
+        xp = self.ctx.xp
         threshold = max(self.floor, losses.per_entry / self.precision.eps)
-        limit, low, high = 2.0**self.ceiling, state.low, state.high
-        if not (low >= threshold and high <= limit):
+        limit = 2.0**self.ceiling
+        if not (state.low >= threshold and state.high <= limit):
             # Bounds from before often suffice; else the state is looked at.
-            values = part_of(state.values, lanes, axis)
-            low, high = float(xp.min(values)), float(xp.max(values))
-        if low >= threshold and high <= limit:
-            if self._bound(state, low, high, lanes):
-                state.support = None
+            state.low, state.high = float(xp.min(state.values)), float(xp.max(state.values))
+        if state.low >= threshold and state.high <= limit:
+            state.support = None
             return None
-        return self._rescaled(state, low, lanes, losses, i)
+        return self._rescaled(state, losses, i)
 
-    def _rescaled(
-        self, state: State, low: float, lanes: slice, losses: Losses, i: int
-    ) -> Array | None:
-        """Rescale rows, the least entry of which is given; return those that are not proved."""
-        xp, ctx, precision, axis = self.ctx.xp, self.ctx, self.precision, self.tile.select_axis
-        values = part_of(state.values, lanes, axis)
-        support = None if state.support is None else part_of(state.support, lanes, axis)
+    def _rescaled(self, state: State, losses: Losses, i: int) -> Array | None:
+        """Rescale rows of a state that has been looked at; return those that are not proved."""
+        xp, ctx, precision, values = self.ctx.xp, self.ctx, self.precision, state.values
         top = xp.max(values, axis=-1, keepdims=True)
         # Wide rows get all the range there is below the ceiling, others room on both sides.
-        is_wide = not low >= losses.per_entry / precision.eps
+        is_wide = not state.low >= losses.per_entry / precision.eps
         power = power_to(ctx, top, self.ceiling - _ROOM if is_wide else 0)
         values[...] = scale_by_powers(ctx, values, power, precision)
-        negative = -ctx.load(power, ctx.widest)
-        state.exponent = added(ctx, state.exponent, negative, lanes, axis)
+        state.exponent = state.exponent - ctx.load(power, ctx.widest)
+        low = state.low * 2.0 ** min(0.0, float(xp.min(power)))
         state.low, state.high = 0.0, math.inf
-        low *= 2.0 ** min(0.0, float(xp.min(power)))
         if not is_wide and low >= precision.tiny and bool(xp.all(xp.isfinite(top))):
-            state.support = None if lanes.stop == state.values.shape[axis] else state.support
+            state.support = None
             return None
         # The losses are scaled along; scaling down can lose another tiny.
         per_entry = xp.full_like(top, losses.per_entry)
@@ -311,11 +300,11 @@ class ScaledStepper:
         loss = scale_by_powers(ctx, loss, power, precision) + precision.tiny
         threshold = scale_by_powers(ctx, per_entry / precision.eps, power, precision)
         short = ~(values >= xp.maximum(threshold, xp.full_like(threshold, precision.tiny)))
-        if support is not None:
+        if state.support is not None:
             if bool(xp.all(state.support)):
                 state.support = None
             else:
-                short = short & support
+                short = short & state.support
         bad = xp.any(short, axis=-1, keepdims=True)
         is_last = i == self.tile.num_steps - 1
         every = self.options.every_entry or (self.options.proves_last and is_last)

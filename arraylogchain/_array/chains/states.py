@@ -138,11 +138,17 @@ def add_scale(logs: Array, exponent: Array, offset: Array) -> Array:
     return (offset + exponent * _LN2_HIGH) + (logs + exponent * _LN2_LOW)
 
 
-def added(ctx: Context, x: Array, amount: Array, lanes: slice, axis: int) -> Array:
-    """Return x with an amount added to some rows (axis 1) or groups (axis 0)."""
-    x = ctx.xp.asarray(x, copy=True)
-    part_of(x, lanes, axis)[...] += amount
-    return x
+def joined(ctx: Context, states: list[State], axis: int) -> State:
+    """Return the state of the rows (axis 1) or groups (axis 0) of several, one after another."""
+    if len(states) == 1:
+        return states[0]
+    if any(state.in_logs or state.values.dtype != states[0].values.dtype for state in states):
+        states = [state.in_log_form(ctx) for state in states]
+    values, exponent, offset = (
+        ctx.xp.concat([getattr(state, name) for state in states], axis=axis)
+        for name in ("values", "exponent", "offset")
+    )
+    return State(values, exponent, offset, None, states[0].in_logs)
 
 
 def scale_by_powers(ctx: Context, x: Array, power: Array, precision: Precision) -> Array:

@@ -14,7 +14,7 @@ from typing import Any
 from arraylogchain._array.chains.logs import LogStepper
 from arraylogchain._array.chains.plans import cut_chain
 from arraylogchain._array.chains.scaled import Options, ScaledStepper
-from arraylogchain._array.chains.states import State
+from arraylogchain._array.chains.states import State, joined, part_of
 from arraylogchain._array.chains.tiles import Tile, tiles
 from arraylogchain._context import Array, Context, Precision
 from arraylogchain._fold import chunks
@@ -23,18 +23,18 @@ from arraylogchain._inputs.chain import Chain
 
 @dataclass(slots=True)
 class Step:
-    """The states of all rows of a tile after a step, and what they were before its potentials.
+    """The states of the rows of a tile that have a step, and what they were before its potentials.
 
     Attributes
     ----------
     precision : Precision
         Of scaled states.
     state, product : State
-        Of all rows; the values of those in log form mean nothing, but are finite.
+        Of all those rows; the values of what is in log form mean nothing, but are finite.
     index : array [n] or None
         Which rows, or groups, are in log form.
     gone : bool array [groups, rows, 1] or None
-        The same as a mask.
+        The same as a mask of the whole tile.
     logs, log_product : State or None
         Of those alone.
     """
@@ -48,15 +48,16 @@ class Step:
     log_product: State | None = None
 
     def in_log_form(self, tile: Tile, products: bool = False) -> State:
-        """Return the states of all rows, or the products before potentials, in log form."""
+        """Return the states, or the products before potentials, in log form."""
         ctx = tile.ctx
         state, logs = (self.product, self.log_product) if products else (self.state, self.logs)
         state = state.in_log_form(ctx)
         if self.index is None or logs is None:
             return state
         state = state.copy(ctx)
+        index = self.index[: int(logs.values.shape[tile.select_axis])]
         for name in ("values", "exponent", "offset"):
-            tile.put_lanes(getattr(state, name), self.index, getattr(logs, name))
+            tile.put_lanes(getattr(state, name), index, getattr(logs, name))
         return state
 
     def of_all(self, tile: Tile, products: bool = False) -> State:
@@ -87,9 +88,17 @@ class Sweep:
         self.tile, self.ctx, self.options, self.stepper = tile, tile.ctx, options, stepper
         self.resume(0, None)
 
+    def last(self) -> State:
+        """Go on to the end; return the state of each row of the tile after its last step."""
+        while self.number < self.tile.num_steps:
+            self.advance()
+        # Shorter rows come after longer ones.
+        return joined(self.ctx, self._ended[::-1], self.tile.select_axis)
+
     def resume(self, number: int, step: Step | None) -> None:
         """Go on after so many steps, the last of which is given; None at the start."""
         self.number, self.step = number, step
+        self._ended: list[State] = []
         precision = self.ctx.precision if step is None else step.precision
         self.scaled = self.stepper(self.tile, precision, self.options)
         self.in_logs: LogStepper | None = None
@@ -97,7 +106,7 @@ class Sweep:
             self.in_logs = LogStepper(self.tile.select(step.index), self.options)
 
     def advance(self, room: Array | None = None) -> Step:
-        """Take all rows one step further.
+        """Take all rows that have another step to it.
 
         The values of the states are written over by the step after the next one, unless there is a
         room for them [groups, rows, K]; those of products by the next one.
@@ -115,6 +124,10 @@ class Sweep:
         if self.in_logs is not None:
             step.logs, step.log_product = self.in_logs.advance(log_state, i)
         self.number, self.step = i + 1, step
+        ending = self.tile.ending(i)
+        if ending.start < ending.stop:
+            ended = step.of_all(self.tile).part(ending, self.tile.select_axis)
+            self._ended.append(ended.copy(self.ctx))
         return step
 
     def _scaled(self, i: int, before: Step | None, room: Array | None) -> tuple[Step, Array | None]:
@@ -122,22 +135,33 @@ class Sweep:
         state = index = gone = None
         if before is not None:
             state, index, gone = before.state, before.index, before.gone
-            if gone is not None and bool(self.ctx.xp.all(gone)):
-                return replace(before), None
+            lanes, axis = slice(self.tile.count(i)), self.tile.select_axis
+            if gone is not None and bool(self.ctx.xp.all(part_of(gone, lanes, axis))):
+                state, product = (x.part(lanes, axis) for x in (state, before.product))
+                return replace(before, state=state, product=product), None
         state, product, bad = self.scaled.advance(state, i, gone, room)
         return Step(self.scaled.precision, state, product, index, gone), bad
 
     def _give_up(self, step: Step, bad: Array, before: Step | None) -> State | None:
         """Let rows go on in log form; return their states before the step."""
-        xp, axis = self.ctx.xp, self.tile.select_axis
+        xp, tile, axis = self.ctx.xp, self.tile, self.tile.select_axis
         # Groups stay whole where there are several: each has matrices of its own.
         bad = xp.any(bad, axis=1, keepdims=True) | xp.zeros_like(bad) if axis == 0 else bad
-        step.gone = bad if step.gone is None else step.gone | bad
-        (step.index,) = xp.nonzero(xp.any(step.gone, axis=1 - axis)[..., 0])
-        self.in_logs = LogStepper(self.tile.select(step.index), self.options)
+        here = slice(int(bad.shape[axis]))
+        if step.gone is None:
+            shape = (*tile.state_shape[:2], 1)
+            gone = xp.zeros(shape, dtype=xp.bool, device=self.ctx.device)
+        else:
+            gone = xp.asarray(step.gone, copy=True)
+        part_of(gone, here, axis)[...] |= bad
+        step.gone = gone
+        (step.index,) = xp.nonzero(xp.any(part_of(gone, here, axis), axis=1 - axis)[..., 0])
+        logs = tile.select(step.index)
+        self.in_logs = LogStepper(logs, self.options)
         if before is None:
             return None
-        return before.in_log_form(self.tile).select(self.ctx, step.index, axis)
+        moved = step.index[: logs.count_moves(self.number)]
+        return before.in_log_form(tile).select(self.ctx, moved, axis)
 
 
 def sweeps(
@@ -155,15 +179,8 @@ def sweeps(
         yield read, Sweep(read, Options(pieces, **proof), stepper)
 
 
-def last_step(sweep: Sweep) -> Step:
-    """Take a sweep to its end."""
-    for _ in range(sweep.tile.num_steps):
-        step = sweep.advance()
-    return step
-
-
 def with_final(tile: Tile, last: State) -> State:
-    """Return the last states of all rows of a tile times the final weights."""
+    """Return the last states of rows of a tile times the final weights."""
     ctx, final = tile.ctx, tile.reversed().start()
     if final is None:
         return last
@@ -200,9 +217,7 @@ class History:
             for i in range(steps.start, steps.stop):
                 is_last = i == steps.stop - 1
                 sweep.advance(ctx.empty(shape[1:], self._slab.dtype) if is_last else None)
-        self.last = self.kept[-1]
-        if len(self.blocks) > 1:
-            self.last = replace(self.last, state=self.last.state.copy(ctx))
+        self.last = sweep.last()
 
     def _run(self, steps: slice) -> None:
         count = steps.stop - steps.start
@@ -236,7 +251,8 @@ def histories(
     own = ctx.precision.itemsize
     # Rooms that were made for states in float32 are there besides.
     wider = own if ctx.precision is ctx.widest else own + ctx.widest.itemsize
-    pieces, wide = (cut_chain(chain, workspace, 0 if keep else size) for size in (own, wider))
+    sizes = (0, 0) if keep else (own, wider)
+    pieces, wide = (cut_chain(chain, workspace, size, keep) for size in sizes)
     options = Options(pieces, widens=pieces == wide, **proof)
     for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
         try:

@@ -13,14 +13,14 @@ share their group's matrices. A state is an array [groups, rows, K], and a step 
 product with matrices [groups, K, K]: nothing that is shared is copied.
 
 Rows of different lengths are sorted, the longest first: the rows that have a step are the first so
-many, and only these are read and computed. The others keep their state.
+many, and only these are read and computed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import array_api_compat.numpy as host
@@ -58,6 +58,8 @@ class Tile:
         The rows or, where there are several groups, the groups that these are; None for all.
     lengths : numpy.ndarray [n] or None
         Numbers of steps, of what is selected, the largest first; None if all have `num_steps`.
+    shared : dict
+        What sweeps in both directions keep of the tile.
     """
 
     ctx: Context
@@ -74,6 +76,7 @@ class Tile:
     selected: Array | None = None
     lengths: np.ndarray | None = None
     backward: bool = False
+    shared: dict[str, Any] = field(default_factory=dict)
 
     @property
     def select_axis(self) -> int:
@@ -99,14 +102,15 @@ class Tile:
         own = self.lengths
         if own is not None:
             own = own[[int(index[n]) for n in range(index.shape[0])]]
-        return replace(self, selected=self.ctx.xp.take(self._numbers(), index), lengths=own)
+        some = self.ctx.xp.take(self._numbers(), index)
+        return replace(self, selected=some, lengths=own, shared={})
 
     def part(self, lanes: slice) -> Tile:
         """Return a tile of a slice of the rows or, where there are several groups, of groups."""
         if lanes.start is None and lanes.stop == self.state_shape[self.select_axis]:
             return self
         own = None if self.lengths is None else self.lengths[lanes]
-        return replace(self, selected=self._numbers()[lanes], lengths=own)
+        return replace(self, selected=self._numbers()[lanes], lengths=own, shared={})
 
     def _numbers(self) -> Array:
         """Return which rows, or groups, are selected."""
@@ -126,14 +130,22 @@ class Tile:
     def count_moves(self, i: int) -> int:
         """Return how many have a transition that leads to step i of a sweep, from the one before.
 
-        The others have ended or, backward, have not begun.
+        Of those that have step i, the others begin with it: backward, or at step 0.
         """
+        if i == 0 or i == self.num_steps:
+            return 0
         return self._longer_than(self.num_steps - i if self.backward else i)
+
+    def ending(self, i: int) -> slice:
+        """Return which rows, or groups, a sweep ends with step i for."""
+        if self.backward and i < self.num_steps - 1:
+            return slice(0, 0)
+        return slice(self.count_moves(i + 1), self.count(i))
 
     def _longer_than(self, time: int) -> int:
         if self.lengths is None:
             return self.state_shape[self.select_axis]
-        return len(self.lengths) - int(self.lengths[::-1].searchsorted(time, side="right"))
+        return int(np.count_nonzero(self.lengths > time))
 
     def matrix_number(self, i: int) -> int:
         """Return which matrix leads to step i of a sweep."""
@@ -155,12 +167,11 @@ class Tile:
         return xp.matrix_transpose(matrix) if self.backward else matrix
 
     def potentials_of(self, steps: slice) -> Array:
-        """Return the potentials of some steps of a sweep, [groups, rows, len(steps), K].
+        """Return the potentials of some steps in time, [groups, rows, len(steps), K].
 
         They are those of rows, or groups, that have one of the steps, and 0 past the end of each.
         """
-        xp, count = self.ctx.xp, steps.stop - steps.start
-        first = self.num_steps - steps.stop if self.backward else steps.start
+        count, first = steps.stop - steps.start, steps.start
         here = self.part(slice(self._longer_than(first)))
         x = here.expanded(
             self.potentials[..., first : first + count, :], (count, self.chain.num_states)
@@ -170,7 +181,7 @@ class Tile:
             for t in range(count):
                 ended = slice(self._longer_than(first + t), None)
                 part_of(x, ended, self.select_axis)[:, :, t, :] = 0.0
-        return xp.flip(x, axis=-2) if self.backward else x
+        return x
 
     def start(self) -> Array | None:
         """Return what a sweep starts with, as given, [groups, rows, K]; None for ones."""

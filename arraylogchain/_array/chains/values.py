@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from arraylogchain._array.chains.sweep import Step, last_step, sweeps, with_final
+from arraylogchain._array.chains.states import State
+from arraylogchain._array.chains.sweep import sweeps, with_final
 from arraylogchain._array.chains.tiles import Tile, arrange
 from arraylogchain._array.chains.time_parallel import Segments
 from arraylogchain._context import Array, Context
@@ -17,10 +18,10 @@ def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     view = arrange(ctx.xp, chain, out, trailing=0)
     # A sum over paths is the one over all states only where nothing follows.
     for tile, sweep in sweeps(ctx, chain, workspace, every_entry=chain.final is not None):
-        tile.place(view[(*tile.box, ...)][..., None], log_totals(tile, last_step(sweep)))
+        tile.place(view[(*tile.box, ...)][..., None], log_totals(tile, sweep.last()))
     return out
 
 
-def log_totals(tile: Tile, last: Step) -> Array:
-    """Return the logs of the sums over all paths, [groups, rows, 1], given the last step."""
-    return with_final(tile, last.of_all(tile)).total(tile.ctx).logs(tile.ctx)
+def log_totals(tile: Tile, last: State) -> Array:
+    """Return the logs of the sums over all paths, [groups, rows, 1], given the last states."""
+    return with_final(tile, last).total(tile.ctx).logs(tile.ctx)

@@ -12,7 +12,7 @@ import math
 from arraylogchain._array.chains.log_weight import log_weight
 from arraylogchain._array.chains.scaled import Options
 from arraylogchain._array.chains.states import State, part_of
-from arraylogchain._array.chains.sweep import History, histories, last_step, sweeps, with_final
+from arraylogchain._array.chains.sweep import History, histories, sweeps, with_final
 from arraylogchain._array.chains.tiles import Tile, arrange
 from arraylogchain._context import Array, Context, Precision, whole_maximum
 from arraylogchain._fold import chunks
@@ -37,18 +37,17 @@ class MaxPlusStepper:
         shape, dtype = self.tile.state_shape, ctx.dtype(ctx.precision)
         out = ctx.empty(shape, dtype) if room is None else room
         lanes = slice(self.tile.count(i))
-        now, rest = (part_of(out, some, axis) for some in (lanes, slice(lanes.stop, None)))
+        now = part_of(out, lanes, axis)
         if before is None:
-            self._start(out)
+            self._start(now)
         else:
-            rest[...] = part_of(before.values, slice(lanes.stop, None), axis)
             self._multiply(part_of(before.values, lanes, axis), i, now)
         x = ctx.load(self.tile.potentials_of(slice(i, i + 1))[:, :, 0, :], ctx.precision)
         # Their own shift first, so that large potentials do not swallow small differences.
         ctx.apply(xp.add, now, x - whole_maximum(ctx, x, -1, ctx.precision), out=now)
         ctx.apply(xp.subtract, now, whole_maximum(ctx, now, -1, ctx.precision), out=now)
-        nothing = xp.zeros_like(out[..., :1])
-        state = State(out, nothing, nothing, None, in_logs=True)
+        nothing = xp.zeros_like(now[..., :1])
+        state = State(now, nothing, nothing, None, in_logs=True)
         return state, state, None
 
     def _start(self, out: Array) -> None:
@@ -117,7 +116,7 @@ def best_message(ctx: Context, chain: Chain, workspace: int) -> Array:
     out = ctx.empty((*chain.batch, chain.num_states), ctx.dtype(ctx.precision))
     view = arrange(ctx.xp, chain, out, trailing=1)
     for tile, sweep in sweeps(ctx, chain, workspace, stepper=MaxPlusStepper):
-        tile.place(view[(*tile.box, ...)], last_step(sweep).state.values)
+        tile.place(view[(*tile.box, ...)], sweep.last().values)
     return out
 
 
@@ -125,21 +124,17 @@ def _trace(tile: Tile, history: History, view: Array) -> None:
     """Write the best paths of a tile into a view [*shape, T]."""
     xp, axis = tile.ctx.xp, tile.select_axis
     columns = Columns(tile)
-    index = alive = None
+    best = with_final(tile, history.last).values
+    # What is not known yet is the last state of a shorter row.
+    index = xp.argmax(best, axis=-1)
+    # NaN is not -inf.
+    alive = xp.max(best, axis=-1) != -math.inf
     for i, step in history.back():
-        best = step.state.values
-        if index is None:
-            # Rows that ended earlier still have their last state.
-            best = with_final(tile, step.state).values
-            index = xp.argmax(best, axis=-1)
-            # NaN is not -inf.
-            alive = xp.max(best, axis=-1) != -math.inf
-        else:
-            moved = slice(tile.count_moves(i + 1))
+        moved, lanes = slice(tile.count_moves(i + 1)), slice(tile.count(i))
+        if moved.stop:
             before = part_of(index, moved, axis)
-            best = part_of(best, moved, axis) + columns.logs_into(i + 1, before)
+            best = part_of(step.state.values, moved, axis) + columns.logs_into(i + 1, before)
             before[...] = xp.argmax(best, axis=-1)
-        lanes = slice(tile.count(i))
         states = part_of(xp.where(alive, index, xp.zeros_like(index)), lanes, axis)
         tile.part(lanes).place(view[..., i : i + 1], states[..., None])
 

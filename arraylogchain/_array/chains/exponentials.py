@@ -32,26 +32,22 @@ class Exponentials:
     precision : Precision
     together : int
         Steps whose potentials are exponentiated together.
-    keeps : bool
-        Whether factors are kept, or memory is used again: fresh memory costs time.
     """
 
-    def __init__(self, tile: Tile, precision: Precision, together: int, keeps: bool) -> None:
+    def __init__(self, tile: Tile, precision: Precision, together: int) -> None:
         self.tile, self.precision, self.together = tile, precision, together
-        self.ctx, self.keeps = tile.ctx, keeps
+        self.ctx = tile.ctx
         self.buffer: Array | None = None
-        self.blocks: dict[int, Factors] = {}
+        self.current: tuple[int, Factors] | None = None
         self.try_narrow = True
 
     def at(self, time: int) -> tuple[Factors, int]:
         """Return factors that have a step in time, and its place among them."""
         number, place = divmod(time, self.together)
-        if number not in self.blocks:
-            if not self.keeps:
-                self.blocks.clear()
+        if self.current is None or self.current[0] != number:
             stop = min(time - place + self.together, self.tile.num_steps)
-            self.blocks[number] = self._of(slice(time - place, stop))
-        return self.blocks[number], place
+            self.current = number, self._of(slice(time - place, stop))
+        return self.current[1], place
 
     def _of(self, steps: slice) -> Factors:
         xp, ctx, precision = self.ctx.xp, self.ctx, self.precision
@@ -77,7 +73,7 @@ class Exponentials:
         return Factors(finite, values, ctx.load(shift, ctx.widest), 0.0, math.exp(0.5))
 
     def _room(self, x: Array) -> Array:
-        """Return where factors go."""
-        if self.keeps or self.buffer is None or tuple(self.buffer.shape) != tuple(x.shape):
+        """Return where factors go, reusing memory: fresh memory costs time."""
+        if self.buffer is None or tuple(self.buffer.shape) != tuple(x.shape):
             self.buffer = self.ctx.empty(tuple(x.shape), self.ctx.dtype(self.precision))
         return self.buffer

@@ -32,8 +32,6 @@ class Pieces:
         Elements of a step's matrices that may be copied at a time.
     workspace : int
         Bytes for products in logs.
-    keeps_factors : bool
-        Whether exponentials of potentials are kept for the sweep backward.
     """
 
     groups: int
@@ -42,14 +40,13 @@ class Pieces:
     together: int
     panel: int
     workspace: int
-    keeps_factors: bool
 
     def columns(self, groups: int, size: int) -> Iterator[slice]:
         """Yield the columns of matrices [groups, size, size] that may be copied at a time."""
         return chunks(size, max(1, self.panel // (groups * size)))
 
 
-def cut_chain(chain: Chain, workspace: int, history: int = 0, keep: bool = False) -> Pieces:
+def cut_chain(chain: Chain, workspace: int, history: int = 0) -> Pieces:
     """Choose tiles.
 
     All sizes but those of a history are counted in float64, which rows may be taken up again in.
@@ -60,15 +57,11 @@ def cut_chain(chain: Chain, workspace: int, history: int = 0, keep: bool = False
         Where all states of a tile are wanted, from the last to the first, the bytes of a number:
         they fit in the workspace, every one of them or, if tiles would get too small for that, one
         in about sqrt(T). 0 where they are not, or not within the workspace.
-    keep : bool
-        Whether they are wanted, but not within the workspace.
     """
     (groups, rows), size, count = chain.sizes, max(chain.num_states, 1), chain.num_steps
     own = history * size + 32  # of a state: values, exponent, offset
     every = groups * rows * count * own + count * _OBJECTS
-    factors = groups * rows * count * history * size
-    keeps_factors = keep or 0 < factors <= 5 * workspace // 8 - every
-    states = min(5 * workspace // 8, every + factors) if history else 0
+    states = min(5 * workspace // 8, every) if history else 0
     budget = (workspace - states) // 2
     # A row of a tile: states before and after, products, masks, what the log form takes; each step
     # of potentials: as given, shifted, exponentiated.
@@ -89,4 +82,4 @@ def cut_chain(chain: Chain, workspace: int, history: int = 0, keep: bool = False
     lanes = tile_groups * tile_rows
     left = max(0, budget // lanes - row)
     together = min(count, _MOST_TOGETHER, max(1, _CACHED // (lanes * size)), 1 + left // step // 2)
-    return Pieces(tile_groups, tile_rows, block, together, panel, workspace // 4, keeps_factors)
+    return Pieces(tile_groups, tile_rows, block, together, panel, workspace // 4)

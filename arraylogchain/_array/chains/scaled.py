@@ -20,8 +20,7 @@ entries, and so rows with entries below the threshold are proved just as well.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 from arraylogchain._array.chains.exponentials import Exponentials
 from arraylogchain._array.chains.matrices import Matrices
@@ -94,14 +93,7 @@ class ScaledStepper:
 
     def __init__(self, tile: Tile, precision: Precision, options: Options) -> None:
         self.tile, self.ctx, self.precision, self.options = tile, tile.ctx, precision, options
-        keeps = options.pieces.keeps_factors and not tile.backward
-        make = partial(Exponentials, precision=precision, together=options.pieces.together)
-        # A sweep backward takes what the one forward has kept.
-        self.exponentials: Exponentials = tile.shared.get(precision.name) or make(
-            replace(tile, backward=False), keeps=keeps
-        )
-        if keeps:
-            tile.shared[precision.name] = self.exponentials
+        self.exponentials = Exponentials(tile, precision, options.pieces.together)
         self.floor = _FLOOR[precision.name]
         self.ceiling = _CEILING[precision.name]
         if options.for_pairs:

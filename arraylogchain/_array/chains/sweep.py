@@ -251,8 +251,7 @@ def histories(
     own = ctx.precision.itemsize
     # Rooms that were made for states in float32 are there besides.
     wider = own if ctx.precision is ctx.widest else own + ctx.widest.itemsize
-    sizes = (0, 0) if keep else (own, wider)
-    pieces, wide = (cut_chain(chain, workspace, size, keep) for size in sizes)
+    pieces, wide = (cut_chain(chain, workspace, 0 if keep else size) for size in (own, wider))
     options = Options(pieces, widens=pieces == wide, **proof)
     for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
         try:

@@ -58,8 +58,8 @@ class Tile:
         The rows or, where there are several groups, the groups that these are; None for all.
     lengths : numpy.ndarray [n] or None
         Numbers of steps, of what is selected, the largest first; None if all have `num_steps`.
-    shared : dict
-        What sweeps in both directions keep of the tile.
+    counts : dict
+        How many of those have a step, by its number in time, as far as it was asked for.
     """
 
     ctx: Context
@@ -76,7 +76,7 @@ class Tile:
     selected: Array | None = None
     lengths: np.ndarray | None = None
     backward: bool = False
-    shared: dict[str, Any] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)
 
     @property
     def select_axis(self) -> int:
@@ -103,14 +103,14 @@ class Tile:
         if own is not None:
             own = own[[int(index[n]) for n in range(index.shape[0])]]
         some = self.ctx.xp.take(self._numbers(), index)
-        return replace(self, selected=some, lengths=own, shared={})
+        return replace(self, selected=some, lengths=own, counts={})
 
     def part(self, lanes: slice) -> Tile:
         """Return a tile of a slice of the rows or, where there are several groups, of groups."""
         if lanes.start is None and lanes.stop == self.state_shape[self.select_axis]:
             return self
         own = None if self.lengths is None else self.lengths[lanes]
-        return replace(self, selected=self._numbers()[lanes], lengths=own, shared={})
+        return replace(self, selected=self._numbers()[lanes], lengths=own, counts={})
 
     def _numbers(self) -> Array:
         """Return which rows, or groups, are selected."""
@@ -145,7 +145,9 @@ class Tile:
     def _longer_than(self, time: int) -> int:
         if self.lengths is None:
             return self.state_shape[self.select_axis]
-        return int(np.count_nonzero(self.lengths > time))
+        if time not in self.counts:
+            self.counts[time] = int(np.count_nonzero(self.lengths > time))
+        return self.counts[time]
 
     def matrix_number(self, i: int) -> int:
         """Return which matrix leads to step i of a sweep."""
@@ -278,4 +280,4 @@ def _sorted(tile: Tile, own: np.ndarray) -> Tile:
     tile = replace(tile, num_steps=int(ends[0]))
     if ends[0] == ends[-1]:
         return tile
-    return replace(tile, selected=tile.ctx.integers(order), lengths=ends)
+    return replace(tile, selected=tile.ctx.integers(order), lengths=ends, counts={})

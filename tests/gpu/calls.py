@@ -132,6 +132,7 @@ CALLS = {
     "viterbi, lengths": Call(_chain("viterbi", **_LENGTHS), _CHAIN_WITH_FINAL, linear=(1, 2, 3)),
     "entropy": Call(_chain("entropy"), _CHAIN, linear=(1, 2)),
     "entropy, few states": Call(_chain("entropy"), _CHAIN_OF_FEW_STATES, linear=(1, 2), sd=30),
+    "filtered, lengths": Call(_chain("filtered", **_LENGTHS), _CHAIN, linear=(1, 2)),
     "sample": Call(_sample, _CHAIN_WITH_FINAL, linear=(1, 2, 3), waits=True),
 }
 # Those that only queue work. Nothing they do may depend on numbers on the device.

@@ -83,7 +83,7 @@ def choice(
     if "cuda" in found and operation in KINDS:
         from arraylogchain._cuda import tuning
 
-        on_device = tuning.chain_step(ctx, chain, workspace, measures=measures)
+        on_device = tuning.chain_step(operation, ctx, chain, workspace, measures=measures)
     return choose(operation, sizes_of(chain), found, workspace, on_device)
 
 

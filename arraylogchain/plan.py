@@ -111,6 +111,7 @@ class StepSeconds(NamedTuple):
     kernel: float
     arrays: float
     is_measured: bool = False
+    segments: int = 1  # that a kernel computes side by side
 
     def __str__(self) -> str:
         source = "measured on this device" if self.is_measured else "estimated"
@@ -139,7 +140,9 @@ def choose(
         if segments > 1 and steps * on_device.arrays < sizes.num_steps * on_device.kernel:
             return Choice("segments", f"side by side; {on_device}", segments)
         faster = route if on_device.arrays < on_device.kernel else "kernel"
-        return Choice(faster, str(on_device), 1 if faster == "kernel" else segments)
+        return Choice(
+            faster, str(on_device), on_device.segments if faster == "kernel" else segments
+        )
     if "compiled" not in backends:
         return Choice(
             route, "there is no compiled loop or kernel for this chain of these arrays", segments
@@ -220,7 +223,7 @@ class Plan:
         'vector': one state after another, all rows at once, in array operations. 'segments': time
         is cut, and the segments are computed side by side, from guesses that are verified.
         'compiled': loops over each row, compiled for the CPU. 'kernel': one state after another, on
-        chip, by a CUDA kernel.
+        chip, by a CUDA kernel; with `segments`, those of the products of pieces of time.
     reason : str
         Why that route.
     segments : int
@@ -260,6 +263,8 @@ class Plan:
             "compiled": "compiled: loops over each row",
             "kernel": f"kernel: {states}, on chip",
         }[self.route]
+        if self.route == "kernel" and self.segments > 1:
+            route = f"kernel: the products of {self.segments} pieces of time, side by side"
         lines = [
             ("chain", f"{rows} rows, {self.steps} steps, {self.states} states, {self.dtype}"),
             ("route", f"{route}; {self.reason}"),
@@ -280,7 +285,9 @@ def plan_chain(operation: str, chain: Chain, dtype: str, choice: Choice, workspa
     sizes, size, item = sizes_of(chain), chain.num_states, _ITEMSIZE[dtype]
     given = (chain.transitions, chain.potentials, chain.initial, chain.final)
     products = (sizes.num_real - chain.num_rows) * (2 * size * size + size)
-    passes = _SEGMENT_PASSES[operation] if choice.segments > 1 else 1
+    passes: float = 1
+    if choice.segments > 1:
+        passes = size if choice.route == "kernel" else _SEGMENT_PASSES[operation]
     return Plan(
         operation=operation,
         batch=chain.batch,

@@ -180,7 +180,8 @@ def _cases(ctx: Context, operation: str) -> Iterator[tuple[Case, float]]:
             for in_logs in (False, True):
                 weights = _weights(ctx, rows, states, in_logs)
                 reach = _STEPS * (3 * gap + 4 * states) + 4 * rows
-                yield partial(_chain, operation, weights, in_logs), reach
+                for segments in (1, 2) if operation == "log_partition" else (1,):
+                    yield partial(_chain, operation, weights, in_logs, segments), reach
 
 
 def _entries(rng: np.random.Generator, ctx: Context, sd: float, *shape: int) -> np.ndarray:
@@ -259,14 +260,17 @@ def _chain(
     operation: str,
     weights: dict[str, np.ndarray],
     in_logs: bool,
+    segments: int,
     function: Callable[..., Any],
     ctx: Context,
 ) -> list[Array]:
     rows, steps, states = weights["potentials"].shape
     arrays = {name: _array(ctx, x) for name, x in weights.items()}
-    lengths = steps - np.arange(rows) % steps
+    lengths = None if segments > 1 else steps - np.arange(rows) % steps
     logs = {f"{name}_in_logs": in_logs for name in PARTS[1:]}
     chain = Chain((rows,), steps, states, **arrays, **logs, lengths=lengths)
+    if ctx.kernels is not None:
+        chain = replace(chain, segments=segments)
     if operation in ("viterbi", "sample", "log_weight"):
         return _paths(operation, chain, weights, function, ctx)
     if operation != "value_and_pullback":

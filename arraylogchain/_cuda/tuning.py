@@ -18,7 +18,7 @@ import numpy as np
 
 from arraylogchain._context import Array, Context
 from arraylogchain._cuda import records
-from arraylogchain._cuda.chains import geometry
+from arraylogchain._cuda.chains import geometry, segments
 from arraylogchain._cuda.device import Device
 from arraylogchain._cuda.self_check import has_failed
 from arraylogchain._dispatch import implementation
@@ -58,7 +58,9 @@ def has_tensor_cores(device: Device) -> bool:
     return device.architecture >= FIRST_WITH_TENSOR_CORES
 
 
-def chain_step(ctx: Context, chain: Chain, workspace: int, *, measures: bool) -> StepSeconds:
+def chain_step(
+    operation: str, ctx: Context, chain: Chain, workspace: int, *, measures: bool
+) -> StepSeconds:
     """Return what a step of a chain takes by a kernel, and by array operations.
 
     With `measures`, the device finds out where neither is clearly faster and none has before.
@@ -67,6 +69,10 @@ def chain_step(ctx: Context, chain: Chain, workspace: int, *, measures: bool) ->
     sizes = (states, *chain.sizes, item, device.multiprocessors)
     kernel = geometry.kernel_seconds(*sizes, device.shared_memory)
     arrays = geometry.array_seconds(*sizes)
+    if operation == "log_partition":
+        count, beside = segments.count_and_seconds(device, chain, item, workspace)
+        if count > 1:
+            return StepSeconds(beside, arrays, segments=count)
     if not 1 / _CLOSE < kernel / arrays < _CLOSE:
         return StepSeconds(kernel, arrays)
     groups, rows = (1 << round(math.log2(n)) for n in chain.sizes)

@@ -43,7 +43,7 @@ class Chain:
     lengths : numpy.ndarray [...] or None
         How many steps of each row are real, T at most; what lies past them is never read.
     segments : int
-        How many segments of time array operations compute side by side; they raise
+        How many segments of time are computed side by side; array operations raise
         GuessesFailedError where that cannot be done.
     """
 

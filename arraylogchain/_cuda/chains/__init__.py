@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from arraylogchain._context import Array, Context
+from arraylogchain._cuda.chains import segments
 from arraylogchain._cuda.chains.backward_pass import (
     forward_pass,
     gradients,
@@ -42,6 +43,11 @@ def has_kernels(operation: str, ctx: Context, chain: Chain) -> bool:
 
 def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the logs of the sums over all paths, [*batch]."""
+    item = ctx.precision.itemsize
+    count, _ = segments.count_and_seconds(ctx.kernels, chain, item, workspace)
+    count = max(count, chain.segments)
+    if count > 1:
+        return segments.log_partition(ctx, _in_result_dtype(ctx, chain), count, workspace)
     return _run(ctx, chain, workspace).log_partition()
 
 

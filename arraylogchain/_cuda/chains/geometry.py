@@ -38,9 +38,11 @@ L2_BYTES, L2_BYTES_IN_ALL = 64, 3100
 # entry of a state.
 STEP, PER_ENTRY = 1200, 6
 # Estimates, as nobody has measured them: cycles in a second, and bytes that memory gives in one;
-# seconds of a step of small.cu, of a launch, and of the array operations of a step.
+# seconds of a step of small.cu, of a launch, and of the array operations of a step; cycles of a
+# multiprocessor that a warp takes in a step of small.cu.
 CLOCK, MEMORY_BYTES = 1.7e9, 2500
 SMALL_STEP, LAUNCH, ARRAY_STEP = 3e-6, 8e-6, 2e-4
+SMALL_CYCLES = 340
 # Rows that a matrix multiply takes at least the time of.
 GEMM_ROWS = 32
 # From this many states on, blocks may share the columns of the same rows.
@@ -200,8 +202,10 @@ def kernel_seconds(
     """Return what a step takes by a kernel, roughly; see `choose`."""
     sizes = (size, groups, rows, item, multiprocessors)
     geometry = choose(*sizes, shared_memory)
-    if not isinstance(geometry, Geometry):
-        return SMALL_STEP
+    assert geometry is not None, "chains that fit no block have no kernels"
+    if isinstance(geometry, SmallGeometry):
+        warps = ceil_div(groups * rows * geometry.lanes, 32)
+        return max(SMALL_STEP, warps * SMALL_CYCLES / multiprocessors / CLOCK)
     return cycles(geometry, *sizes) / CLOCK + (LAUNCH if geometry.slices > 1 else 0)
 
 

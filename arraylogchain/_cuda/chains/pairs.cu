@@ -11,6 +11,7 @@
 // P, a posterior that is off by less than an eps of the largest cotangent is right as it is. What
 // is not proved is computed again from the extended numbers, by a warp for each entry.
 #include "pairs.cuh"
+#include "product.cuh"
 
 constexpr int kSide = 64, kThreads = 256, kRowsAtOnce = 16, kEach = 4;
 // Terms that are about equal, added to one sum, are rounded to the same side again and again. So the
@@ -131,7 +132,11 @@ chain_pairs(const __grid_constant__ Pairs c, const __grid_constant__ Axes groups
     const bool is_long = rows_each > kShort;
 
     T total[kEach][kEach] = {}, rest[kEach][kEach] = {};  // what sums rounded off is added at last
-    const int y = tid / 16 * kEach, x = tid % 16 * kEach;
+    // A warp has 4 x 8 threads' entries. Those of neighbouring lanes have a column in common, so that
+    // two lanes are served as one.
+    const int lane = tid % 32, warp = tid / 32;
+    const int y = (warp / 2 * 4 + lane / 16 * 2 + lane % 2) * kEach;
+    const int x = (warp % 2 * 8 + lane / 2 % 8) * kEach;
     #pragma unroll 1
     for (int i = time0; i < time1; ++i) {
         const long long t = c.first + i;
@@ -174,7 +179,7 @@ chain_pairs(const __grid_constant__ Pairs c, const __grid_constant__ Axes groups
             // Stays -inf where there is no term; what is scaled by it is 0 then.
             for (int p = 1; p < kThreads / kSide; ++p) own[0] = fmax(own[0], own[p * kSide]);
         }
-        for (int warp = 0; warp < kThreads / 32; ++warp) size = fmax(size, sizes[warp]);
+        for (int w = 0; w < kThreads / 32; ++w) size = fmax(size, sizes[w]);
         if (tid == 0) step.size = size;
         __syncthreads();
 
@@ -210,11 +215,18 @@ chain_pairs(const __grid_constant__ Pairs c, const __grid_constant__ Axes groups
             __syncthreads();
             #pragma unroll 4
             for (int r = 0; r < kRowsAtOnce; ++r) {
+                constexpr int V = Pack<T>::kNumbers;
+                Pack<T> left[kEach / V], right[kEach / V];
+                #pragma unroll
+                for (int p = 0; p < kEach / V; ++p) {
+                    left[p] = *reinterpret_cast<const Pack<T>*>(&a[r][y + p * V]);
+                    right[p] = *reinterpret_cast<const Pack<T>*>(&b[r][x + p * V]);
+                }
                 #pragma unroll
                 for (int u = 0; u < kEach; ++u) {
                     #pragma unroll
                     for (int v = 0; v < kEach; ++v) {
-                        sums[u][v] = fma(a[r][y + u], b[r][x + v], sums[u][v]);
+                        sums[u][v] = fma(left[u / V][u % V], right[v / V][v % V], sums[u][v]);
                     }
                 }
             }

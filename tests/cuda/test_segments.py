@@ -8,12 +8,13 @@ import pytest
 import arraylogchain as alc
 from arraylogchain import _arrays
 from arraylogchain._context import quiet
-from arraylogchain._cuda.chains import log_partition, segments
+from arraylogchain._cuda.chains import geometry, log_partition, segments
 from tests.checks import CHAIN_SHAPES, check_chain
 from tests.cuda.chain_checks import make
 from tests.cuda.cpu_device import CpuDevice
 from tests.error_model import EPS
 from tests.test_chain import FORMS, given_as, normal, uniform, wide_log_weights
+from tests.test_workspace import temporaries
 
 INF, NAN = np.inf, np.nan
 
@@ -75,6 +76,21 @@ def test_final_weights_and_what_is_not_finite(compiler, dtype, K, form):
     with quiet():
         found, whole = (log_partition(ctx, replace(chain, segments=n), 1 << 20) for n in (3, 1))
     np.testing.assert_allclose(found, whole, rtol=100 * EPS[dtype])
+
+
+@pytest.mark.parametrize("steps", [1, 59])
+def test_workspace(kernels, monkeypatch, steps):
+    def run(launch, run=kernels.run):
+        run(launch)
+        kernels.launches.clear()  # they hold on to their arrays
+
+    monkeypatch.setattr(kernels, "run", run)
+    monkeypatch.setattr(geometry, "LAUNCH", 0)
+    workspace = 1 << 20
+    x, edges = normal(60, 32), uniform(steps, 32, 32)
+    chain = alc.LogChain(x, transitions=edges, workspace=workspace)
+    assert chain.plan().segments == 4
+    assert temporaries(chain.log_partition) <= workspace
 
 
 def test_where_segments_pay(use):

@@ -8,7 +8,7 @@ not given are None throughout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, reduce
 from typing import Any
 
@@ -129,23 +129,11 @@ def _classic(function: Any) -> Any:
     )
 
 
-def on_arrays(function: Callable[..., Any], **tensors: Tensor | None) -> Any:
-    """Call an array-level function on tensors by name, and hand its results back."""
-    given = {name: x for name, x in tensors.items() if x is not None}
-    # `enter` takes floating-point numbers alone; these integers follow where it has put those.
-    indices = given.pop("indices", None)
-    with needing_values():
-        ctx, ready = enter(given)
-        if indices is not None:
-            ready = {**ready, "indices": read(ctx, indices)}
-    with ctx.computing():
-        return handed_back(ctx, function(ctx, *(ready.get(name) for name in tensors)))
-
-
 def read(ctx: Context, x: Tensor) -> Any:
-    """Return a tensor in the library that computes, as `enter` has found it to be."""
-    x = x.detach().resolve_neg()
-    return x.numpy() if ctx.is_numpy else x
+    """Return a tensor of numbers or indices in the library that computes."""
+    with needing_values():
+        x = x.detach().resolve_neg()
+        return x.numpy() if ctx.is_numpy else x
 
 
 def handed_back(ctx: Context, found: Any) -> Any:

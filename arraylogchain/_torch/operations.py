@@ -23,20 +23,11 @@ from arraylogchain._torch.functions import (
     chosen,
     handed_back,
     needing_values,
-    on_arrays,
     read,
     result_dtype,
 )
 
-
-def _computed(operation: str, *options: Any, **tensors: Tensor | None) -> Any:
-    """Compute an operation on a product of the first two tensors, which others belong to."""
-
-    def compute(ctx: Any, a: Any, b: Any, *others: Any) -> Any:
-        layout = fold(shape_of(a), shape_of(b))
-        return _dispatch.product(operation, ctx, layout, a, b, *others, *options)
-
-    return on_arrays(compute, **tensors)
+Entered = tuple[Context, Any, Any]
 
 
 class Product(Operation):
@@ -47,30 +38,35 @@ class Product(Operation):
         self.budget = budget
 
     def value(self, memo: Memo | None, *inputs: Tensor) -> Any:
-        ctx, a, b = _entered(inputs)
+        entered = _enter(inputs)
         if memo is not None:
-            memo.left = ctx, a, b
-        with ctx.computing():
-            found = _dispatch.product(
-                self.name, ctx, fold(shape_of(a), shape_of(b)), a, b, self.budget
-            )
-            return handed_back(ctx, found)
+            memo.left = entered
+        return self.compute(self.name, entered)
 
     def gradients(
         self, memo: Memo | None, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Tensor
     ) -> Tensors:
         left = None if memo is None else memo.take()
-        with needing_values():
-            ctx, a, b = _entered(inputs) if left is None else left
-            others = [read(ctx, x) for x in (out, g) if x is not None]
+        others = (g,) if out is None else (out, g)
+        entered = _enter(inputs) if left is None else left
+        found = self.compute(f"{self.name}_gradients", entered, *others, options=(wanted,))
+        return chosen(found, wanted)
+
+    def compute(
+        self, operation: str, entered: Entered, *others: Tensor | None, options: Any = ()
+    ) -> Any:
+        """Compute an operation on the product of operands, which other tensors belong to."""
+        ctx, a, b = entered
+        read_too = [x if x is None else read(ctx, x) for x in others]
+        layout = fold(shape_of(a), shape_of(b))
         with ctx.computing():
-            layout = fold(shape_of(a), shape_of(b))
-            arguments = (ctx, layout, a, b, *others, self.budget, wanted)
-            found = _dispatch.product(f"{self.name}_gradients", *arguments)
-            return chosen(handed_back(ctx, found), wanted)
+            found = _dispatch.product(
+                operation, ctx, layout, a, b, *read_too, self.budget, *options
+            )
+            return handed_back(ctx, found)
 
 
-def _entered(inputs: Tensors) -> tuple[Context, Any, Any]:
+def _enter(inputs: Tensors) -> Entered:
     a, b = inputs
     with needing_values():
         ctx, ready = enter({"a": a, "b": b})
@@ -115,13 +111,12 @@ class LogMatmulExp(Product):
     def second(
         self, wanted: Wanted, out: Tensor, g: Tensor | None, inputs: Tensors, cotangents: Tensors
     ) -> Tensors:
-        (a, b), (u, v) = inputs, cotangents
+        entered = _enter(inputs)
         if g is None:
-            given = {"a": a, "b": b, "out": out, "da": u, "db": v}
-            return (_computed("logmatmulexp_tangent", self.budget, **given).to(out.dtype),)
-        arrays = {"a": a, "b": b, "out": out, "g": g, "u": u, "v": v}
-        of_a, of_b, of_g = _computed("logmatmulexp_second", self.budget, **arrays)
-        return chosen(cast((of_g, of_a, of_b), (g, a, b)), wanted)
+            tangent = self.compute("logmatmulexp_tangent", entered, out, *cotangents)
+            return (tangent.to(out.dtype),)
+        of_a, of_b, of_g = self.compute("logmatmulexp_second", entered, out, g, *cotangents)
+        return chosen(cast((of_g, of_a, of_b), (g, *inputs)), wanted)
 
 
 class MaxPlus(Product):
@@ -141,23 +136,21 @@ class MaxPlus(Product):
     def gradients(
         self, memo: Memo | None, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Tensor
     ) -> Tensors:
-        shapes = tuple(shape_of(x) for x in inputs)
-
-        def both(ctx: Any, indices: Any, g: Any) -> Any:
-            layout = fold(*shapes)
-            arguments = (ctx, layout, shapes, indices, g, None, self.budget)
-            return _dispatch.product("maxplus_gradients", *arguments)
-
-        return chosen(cast(on_arrays(both, indices=out, g=g), inputs), wanted)
+        ctx, *operands = _enter(inputs)
+        shapes = tuple(map(shape_of, operands))
+        arguments = (ctx, fold(*shapes), shapes, read(ctx, out), read(ctx, g), None, self.budget)
+        with ctx.computing():
+            found = handed_back(ctx, _dispatch.product("maxplus_gradients", *arguments))
+        return chosen(cast(found, inputs), wanted)
 
     def second(
         self, wanted: Wanted, out: Tensor, g: Tensor | None, inputs: Tensors, cotangents: Tensors
     ) -> Tensors:
-        da, db = (
+        tangents = (
             x.new_zeros(()).expand(x.shape) if dx is None else dx
             for x, dx in zip(inputs, cotangents, strict=True)
         )
-        found = _computed("maxplus_tangent", self.budget, da=da, db=db, indices=out)
+        found = self.compute("maxplus_tangent", _enter(tuple(tangents)), out)
         return (found.to(result_dtype(*inputs)),)
 
     def apply_second(

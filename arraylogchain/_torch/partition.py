@@ -22,7 +22,6 @@ from arraylogchain._torch.functions import (
     Wanted,
     cast,
     chosen,
-    needing_values,
     read,
     result_dtype,
     spread,
@@ -171,8 +170,7 @@ class Partition(ChainOperation):
             value = ctx.hand_back(value)
 
         def pullback(g: Tensor, wanted: Wanted) -> list[Tensor | None]:
-            with needing_values():
-                g = read(ctx, g)
+            g = read(ctx, g)
             ctx.uses(g)
             names = frozenset(chosen(PARTS, wanted))
             with ctx.computing():

@@ -25,14 +25,17 @@ from arraylogchain._random import fill, room_for_samples
 Pullback = Callable[[Array, frozenset[str]], dict[str, Array]]
 
 
-def compute(operation: str, ctx: Context, chain: Chain, workspace: int) -> Any:
-    """Return 'log_partition', 'viterbi', ...: what an operation makes of a chain alone."""
-    if operation == "posterior":
-        return posterior(ctx, chain, workspace)
-    if _is_empty(chain) or (operation == "expected_transitions" and chain.num_steps == 1):
+def compute(operation: str, ctx: Context, chain: Chain, workspace: int, *args: Any) -> Any:
+    """Return 'log_partition', 'viterbi', ...: what an operation makes of a chain alone.
+
+    Of pieces of chains there are also 'last_message', with whether it is of the first step,
+    backward: logs [*batch, K], the largest of them near 0, and numbers [*batch] to add to them; and
+    'best_message', the largest weights after the last step, but for a shift.
+    """
+    if _is_empty(chain):
         return _of_nothing(operation, ctx, chain)
     function = _dispatch.for_chain(operation, ctx, chain, workspace)
-    return function(ctx, chain, workspace)
+    return function(ctx, chain, workspace, *args)
 
 
 def value_and_pullback(
@@ -52,37 +55,6 @@ def value_and_pullback(
         return {name: ctx.xp.zeros_like(getattr(chain, name)) for name in wanted}
 
     return _of_nothing("log_partition", ctx, chain), zeros
-
-
-def posterior(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array, Array | None]:
-    """Return log Z [*batch], marginals [*batch, T, K] and counts in the shape of transitions."""
-    counts = None
-    if chain.transitions is not None and chain.num_steps == 1:
-        counts = _of_nothing("expected_transitions", ctx, chain)
-        chain = replace(chain, transitions=None)
-    if _is_empty(chain):
-        if chain.transitions is not None:
-            counts = _of_nothing("expected_transitions", ctx, chain)
-        log_z, marginals = (_of_nothing(x, ctx, chain) for x in ("log_partition", "marginals"))
-        return log_z, marginals, counts
-    function = _dispatch.for_chain("posterior", ctx, chain, workspace)
-    log_z, marginals, found = function(ctx, chain, workspace)
-    return log_z, marginals, found if counts is None else counts
-
-
-def last_message(ctx: Context, chain: Chain, workspace: int, backward: bool) -> tuple[Array, Array]:
-    """Return the weights after the last step, or backward from the first step on.
-
-    They are logs [*batch, K], the largest of them near 0, and numbers [*batch] to add to them.
-    """
-    function = _dispatch.for_chain("last_message", ctx, chain, workspace)
-    logs, shift = function(ctx, chain, workspace, backward)
-    return logs, shift
-
-
-def best_message(ctx: Context, chain: Chain, workspace: int) -> Array:
-    """Return the logs of the largest weights after the last step, [*batch, K], but for a shift."""
-    return _dispatch.for_chain("best_message", ctx, chain, workspace)(ctx, chain, workspace)
 
 
 def log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> Array:
@@ -130,8 +102,11 @@ def _of_nothing(operation: str, ctx: Context, chain: Chain) -> Any:
     def ragged(x: Array, value: int) -> Array:
         return fill_past_ends(ctx, x, chain.lengths, value)
 
+    if operation == "posterior":
+        names = ("log_partition", "marginals", "expected_transitions")
+        return tuple(_of_nothing(name, ctx, chain) for name in names)
     if operation == "expected_transitions":
-        return full(shape_of(chain.transitions), 0.0)
+        return None if chain.transitions is None else full(shape_of(chain.transitions), 0.0)
     if operation == "entropy":
         return full(chain.batch, 0.0)
     log_z = full(chain.batch, -math.inf)

@@ -100,6 +100,12 @@ class Context:
         """Return `x` in the dtype of the result: a copy only where that differs."""
         return self.xp.astype(x, self.result_dtype, copy=False)
 
+    def handed_back(self, found: Any) -> Any:
+        """Return a result, or each of a tuple, as an array of the caller's library, or None."""
+        if isinstance(found, tuple):
+            return tuple(x if x is None else self.hand_back(x) for x in found)
+        return self.hand_back(found)
+
     def computing(self) -> AbstractContextManager[None]:
         """Return what everything that is done to arrays is done within."""
         return _on_cupy_device(self.device) if library_name(self.xp) == "cupy" else quiet()

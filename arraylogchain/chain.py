@@ -176,10 +176,7 @@ class LogChain:
         """Return what a function of `_chain_calls` makes of the chain; not part of autograd."""
         ctx, chain = self._entered or enter_chain(self.arrays, self.lengths)
         with using(self._workers), ctx.computing():
-            found = function(ctx, chain, self._workspace, *args)
-            if isinstance(found, tuple):
-                return tuple(x if x is None else ctx.hand_back(x) for x in found)
-            return ctx.hand_back(found)
+            return ctx.handed_back(function(ctx, chain, self._workspace, *args))
 
     def log_partition(self) -> Array:
         """Return the log of the sum of the weights of all paths.

@@ -121,8 +121,7 @@ def pad_states(
     ctx, ready = enter({name: detached(x) for name, x in named.items()})
     entered = {name: [ready[name_of(name, i)] for i in range(len(parts[name]))] for name in parts}
     with ctx.computing():
-        found = pad(ctx.xp, entered)
-        return PaddedStates(*(None if x is None else ctx.hand_back(x) for x in found))
+        return PaddedStates(*ctx.handed_back(pad(ctx.xp, entered)))
 
 
 def _check_tensors(named: Mapping[str, Any]) -> Any:

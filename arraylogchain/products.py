@@ -79,7 +79,7 @@ def _of_two(operation: str, a: Array, b: Array, workspace: int | None, workers: 
         a, b = given["a"], given["b"]
         with ctx.computing():
             out = _dispatch.product(operation, ctx, fold(shape_of(a), shape_of(b)), a, b, budget)
-            return tuple(map(ctx.hand_back, out)) if isinstance(out, tuple) else ctx.hand_back(out)
+            return ctx.handed_back(out)
 
 
 def _elsewhere(*arrays: Array) -> ModuleType | None:

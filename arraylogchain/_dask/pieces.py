@@ -8,6 +8,7 @@ into a block's own steps. What follows the block enters as final weights, so tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,7 +123,7 @@ def sums(
 ) -> Message:
     """Return the sums over all paths that leave a block in a direction."""
     chain, _ = chain_of(arrays | {"after" if backward else "before": entering}, workspace)
-    logs, shift = chain._run(_chain_calls.last_message, backward)
+    logs, shift = chain._run(partial(_chain_calls.compute, "last_message"), backward)
     return Message(logs, shift if entering is None else shift + entering.shift)
 
 
@@ -131,7 +132,7 @@ def largest(
 ) -> Message:
     """Return the largest weights of all paths that leave a block."""
     chain, _ = chain_of(arrays | {"before": entering}, workspace)
-    logs = chain._run(_chain_calls.best_message)
+    logs = chain._run(partial(_chain_calls.compute, "best_message"))
     return Message(logs, array_namespace(logs).zeros_like(logs[..., 0]))
 
 

@@ -136,13 +136,6 @@ def read(ctx: Context, x: Tensor) -> Any:
         return x.numpy() if ctx.is_numpy else x
 
 
-def handed_back(ctx: Context, found: Any) -> Any:
-    """Return an array, or each of a tuple, as a tensor."""
-    if isinstance(found, tuple):
-        return tuple(None if x is None else ctx.hand_back(x) for x in found)
-    return ctx.hand_back(found)
-
-
 class needing_values:  # noqa: N801
     """Say what would do, where tensors are read that have no values."""
 

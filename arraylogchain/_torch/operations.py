@@ -21,7 +21,6 @@ from arraylogchain._torch.functions import (
     apply,
     cast,
     chosen,
-    handed_back,
     needing_values,
     read,
     result_dtype,
@@ -63,7 +62,7 @@ class Product(Operation):
             found = _dispatch.product(
                 operation, ctx, layout, a, b, *read_too, self.budget, *options
             )
-            return handed_back(ctx, found)
+            return ctx.handed_back(found)
 
 
 def _enter(inputs: Tensors) -> Entered:
@@ -140,7 +139,7 @@ class MaxPlus(Product):
         shapes = tuple(map(shape_of, operands))
         arguments = (ctx, fold(*shapes), shapes, read(ctx, out), read(ctx, g), None, self.budget)
         with ctx.computing():
-            found = handed_back(ctx, _dispatch.product("maxplus_gradients", *arguments))
+            found = ctx.handed_back(_dispatch.product("maxplus_gradients", *arguments))
         return chosen(cast(found, inputs), wanted)
 
     def second(

@@ -69,11 +69,11 @@ class ChainOperation(Operation):
         """Tell whether the recursion's value and gradients are those that are certified."""
         raise NotImplementedError
 
-    def compute(self, operation: str, *inputs: Tensor) -> Tensor:
+    def compute(self, operation: str, *inputs: Tensor) -> Any:
         """Return what has no derivatives, or whose derivatives are not of interest."""
         ctx, chain = self._enter(inputs)
         with ctx.computing():
-            return ctx.hand_back(_chain_calls.compute(operation, ctx, chain, self.workspace))
+            return ctx.handed_back(_chain_calls.compute(operation, ctx, chain, self.workspace))
 
     def second(
         self, wanted: Wanted, out: Tensor, g: Tensor | None, inputs: Tensors, cotangents: Tensors
@@ -186,10 +186,7 @@ class Filtered(ChainOperation):
     name = "filtered"
 
     def value(self, memo: Memo | None, *inputs: Tensor) -> Tensor:
-        ctx, chain = self._enter(inputs)
-        with ctx.computing():
-            found = _chain_calls.compute("filtered", ctx, chain, self.workspace)
-            probabilities, normalizers = map(ctx.hand_back, found)
+        probabilities, normalizers = self.compute("filtered", *inputs)
         return torch.cat([probabilities, normalizers[..., None]], -1)
 
     def gradients(

@@ -52,13 +52,13 @@ def find_bands(given, in_logs, bands):
     K = len(given)
     zero = -INF if in_logs else 0.0
     for k in range(K):
-        if k % 4 == 0 or k >= K // 4 * 4:
+        if k % 4 == 0:
             first, end = K, 0
         for j in range(K):
             if given[k, j] != zero:
                 first = j if j < first else first
                 end = j + 1 if j >= end else end
-        for row in range(k // 4 * 4 if k < K // 4 * 4 else k, k + 1):
+        for row in range(k // 4 * 4, k + 1):
             bands[row, 0] = first if first < end else end
             bands[row, 1] = end
 
@@ -115,6 +115,12 @@ def prepare_logs(given, in_logs, L, flags, bands, with_bands):
 
 
 @inlined
+def four_from(k, K):
+    """Return the three numbers after k, or k where they are not below K."""
+    return k + 1 if k + 1 < K else k, k + 2 if k + 2 < K else k, k + 3 if k + 3 < K else k
+
+
+@inlined
 def sum_products(m, P, bands, out):
     """Write m @ P to out: four rows at a time, within their bands."""
     K = len(m)
@@ -122,17 +128,24 @@ def sum_products(m, P, bands, out):
         out[j] = 0.0
     k = 0
     while k + 3 < K:
-        m0, m1, m2, m3 = m[k], m[k + 1], m[k + 2], m[k + 3]
-        if m0 + m1 + m2 + m3 > 0.0:
-            # Loops over unsigned numbers need no check of their sign, and so are vectorised.
-            for j in range(np.uint64(bands[k, 0]), np.uint64(bands[k, 1])):
-                pair = m0 * P[k, j] + m1 * P[k + 1, j]
-                out[j] += pair + (m2 * P[k + 2, j] + m3 * P[k + 3, j])
+        add_rows((k, k + 1, k + 2, k + 3), m[k], m[k + 1], m[k + 2], m[k + 3], P, bands, out)
         k += 4
-    while k < K:
-        for j in range(np.uint64(bands[k, 0]), np.uint64(bands[k, 1])):
-            out[j] += m[k] * P[k, j]
-        k += 1
+    if k < K:
+        # The first one stands for those that there are not, times nothing.
+        k1, k2, k3 = four_from(k, K)
+        m1, m2 = m[k1] if k1 > k else 0.0, m[k2] if k2 > k else 0.0
+        add_rows((k, k1, k2, k3), m[k], m1, m2, 0.0, P, bands, out)
+
+
+@inlined
+def add_rows(rows, m0, m1, m2, m3, P, bands, out):
+    """Add multiples of four rows of P to out, within their bands."""
+    k0, k1, k2, k3 = rows
+    if m0 + m1 + m2 + m3 > 0.0:
+        # Loops over unsigned numbers need no check of their sign, and so are vectorised.
+        for j in range(np.uint64(bands[k0, 0]), np.uint64(bands[k0, 1])):
+            pair = m0 * P[k0, j] + m1 * P[k1, j]
+            out[j] += pair + (m2 * P[k2, j] + m3 * P[k3, j])
 
 
 @inlined

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from arraylogchain._compiled.loops.compiling import compiled, inlined, inner, number_of
-from arraylogchain._compiled.loops.matrices import LOGS, SPECIAL
+from arraylogchain._compiled.loops.matrices import LOGS, SPECIAL, four_from
 from arraylogchain._compiled.loops.numbers import (
     INF,
     ROUNDER,
@@ -52,23 +52,16 @@ def largest_sums(m, matrix, out):
     K, P, bands = len(m), matrix.P, matrix.bands
     for j in range(K):
         out[j] = -INF
-    k = 0
-    while k + 3 < K:
-        m0, m1, m2, m3 = m[k], m[k + 1], m[k + 2], m[k + 3]
+    for k in range(0, K, 4):
+        k1, k2, k3 = four_from(k, K)
+        m0, m1, m2, m3 = m[k], m[k1], m[k2], m[k3]
         for j in range(np.uint64(bands[k, 0]), np.uint64(bands[k, 1])):
-            v0, v1 = m0 + P[k, j], m1 + P[k + 1, j]
-            v2, v3 = m2 + P[k + 2, j], m3 + P[k + 3, j]
+            v0, v1 = m0 + P[k, j], m1 + P[k1, j]
+            v2, v3 = m2 + P[k2, j], m3 + P[k3, j]
             v0 = v0 if v0 > v1 else v1
             v2 = v2 if v2 > v3 else v3
             v0 = v0 if v0 > v2 else v2
             out[j] = v0 if v0 > out[j] else out[j]
-        k += 4
-    while k < K:
-        m0 = m[k]
-        for j in range(np.uint64(bands[k, 0]), np.uint64(bands[k, 1])):
-            v0 = m0 + P[k, j]
-            out[j] = v0 if v0 > out[j] else out[j]
-        k += 1
 
 
 @inner

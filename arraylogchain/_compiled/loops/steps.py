@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from arraylogchain._compiled.loops.compiling import inlined, inner
 from arraylogchain._compiled.loops.matrices import (
+    LARGE,
     LOST,
     SMALL,
     SPECIAL,
@@ -146,7 +147,7 @@ def forward_step(state, matrix, x, factors, top, scratch):
     """
     m, scale = state.m, state.scale
     sums, result = scratch[SUMS], scratch[RESULT]
-    is_linear = not (scale[WIDE] != 0.0 or matrix.flag & SPECIAL or math.isnan(top))
+    is_linear = not (scale[WIDE] != 0.0 or matrix.flag & (SPECIAL | LARGE) or math.isnan(top))
     odd, some = 0, 0
     if is_linear:
         least = least_sum(m, matrix.flag)
@@ -155,7 +156,7 @@ def forward_step(state, matrix, x, factors, top, scratch):
             v = sums[j]
             w = v * factors[j]
             result[j] = w
-            odd += (v < least) | (v > LARGEST_SUM) | (w < TINY) | (w > LARGEST)
+            odd += (w < least) | (w > LARGEST)
             some += w > 1 / LARGEST
         is_linear = odd == 0 or (are_products(result, sums, x) and are_sums(sums, least, m, matrix))
     if not is_linear:
@@ -181,7 +182,7 @@ def backward_step(state, matrix, x, factors, top, scratch):
     """
     m, scale = state.m, state.scale
     sums, weighed = scratch[SUMS], scratch[WEIGHED]
-    is_linear = not (scale[WIDE] != 0.0 or matrix.flag & SPECIAL or math.isnan(top))
+    is_linear = not (scale[WIDE] != 0.0 or matrix.flag & (SPECIAL | LARGE) or math.isnan(top))
     if is_linear:
         odd = 0
         for k in range(len(m)):
@@ -191,7 +192,7 @@ def backward_step(state, matrix, x, factors, top, scratch):
         least = least_sum(weighed, matrix.flag)
         sum_products(weighed, matrix.P, matrix.bands, sums)
         for j in range(len(m)):
-            odd += (sums[j] < least) | (sums[j] > LARGEST_SUM)
+            odd += sums[j] < least
         is_linear = odd == 0 or (
             are_products(weighed, m, x) and are_sums(sums, least, weighed, matrix)
         )
@@ -234,7 +235,7 @@ def are_sums(sums, least, m, matrix):
     """
     wrong, zeros, small = 0, 0, 0
     for j in range(len(m)):
-        wrong += ((sums[j] < least) | (sums[j] > LARGEST_SUM)) & (sums[j] != 0.0)
+        wrong += (sums[j] < least) & (sums[j] != 0.0)
         zeros += sums[j] == 0.0
         small += (m[j] != 0.0) & (m[j] < 2.0**-900)
     if wrong > 0 or zeros == 0 or not (matrix.flag & (LOST | SMALL) or small > 0):

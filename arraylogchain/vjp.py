@@ -7,8 +7,7 @@ value and nothing else, changes none of them, and may be called repeatedly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from array_api_compat import array_namespace
@@ -16,8 +15,8 @@ from array_api_compat import array_namespace
 from arraylogchain import _dispatch, products
 from arraylogchain._array.products.pair_tree_gradients import chain_and_pullback
 from arraylogchain._array.products.tiling import check_workspace
-from arraylogchain._arrays import detached, dtype_name, enter, is_lazy, promote, refuse_gradients
-from arraylogchain._context import DOUBLE, SINGLE, Array, Context, shape_of
+from arraylogchain._arrays import dtype_name, enter, is_lazy, promote, refuse_gradients
+from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._einsum.equations import contractions
 from arraylogchain._einsum.evaluation import evaluate
 from arraylogchain._fold import fold
@@ -81,7 +80,7 @@ def matmul(
     >>> da.shape, db.shape
     ((1000, 8, 1, 64), (8, 64, 32))
     """
-    return _product(products.matmul, "matmul_gradients", a, b, workspace, workers)
+    return _product("matmul", a, b, workspace, workers)
 
 
 def logmatmulexp(
@@ -133,7 +132,7 @@ def logmatmulexp(
     (array([[0.5, 0.5]]), array([[0.5],
            [0.5]]))
     """
-    return _product(products.logmatmulexp, "logmatmulexp_gradients", a, b, workspace, workers)
+    return _product("logmatmulexp", a, b, workspace, workers)
 
 
 def maxplus_matmul(
@@ -179,38 +178,39 @@ def maxplus_matmul(
     (array([[1., 0.]]), array([[1.],
            [0.]]))
     """
-    return _product(products.maxplus_matmul, "maxplus_gradients", a, b, workspace, workers)
+    return _product("maxplus_matmul", a, b, workspace, workers)
 
 
 def _product(
-    function: Callable[..., Any],
-    gradients: str,
-    a: Array,
-    b: Array,
-    workspace: int | None,
-    workers: int | None,
+    operation: str, a: Array, b: Array, workspace: int | None, workers: int | None
 ) -> tuple[Any, PairPullback]:
-    """Return a product of two operands and the pullback that an operation for gradients makes."""
-    budget = check_workspace(workspace)
+    """Return a product of two operands and its pullback."""
+    budget, workers = check_workspace(workspace), check_workers(workers)
     inputs = {"a": a, "b": b}
     refuse_gradients(inputs)
-    value = function(a, b, workspace=workspace, workers=workers)
-    known, indices = value if isinstance(value, MaxPlusProduct) else (value, None)
+    ctx, given = enter(inputs)
+    operands = (given["a"], given["b"])
+    shapes = tuple(map(shape_of, operands))
+    layout = fold(*shapes)
+    with using(workers), ctx.computing():
+        found = _dispatch.product(operation, ctx, layout, *operands, budget)
+        value = ctx.handed_back(found)
+    if operation == "maxplus_matmul":
+        value = MaxPlusProduct(*value)
 
     def pullback(cotangent: Array) -> tuple[Array, Array]:
-        ctx, given, g = _enter_pullback(inputs, known, cotangent)
-        operands = (given["a"], given["b"])
-        shapes = (shape_of(a), shape_of(b))
+        known = value.values if isinstance(value, MaxPlusProduct) else value
+        g = _enter_cotangent(ctx, known, cotangent, operands)
+        arguments: tuple[Any, ...] = (*operands, g)
+        if operation == "maxplus_matmul":
+            arguments = (shapes, found[1], g, found[0])
+            ctx.uses(found[1])
+        elif operation == "logmatmulexp":
+            arguments = (*operands, found, g)
+        name = f"{operation.removesuffix('_matmul')}_gradients"
         with using(workers), ctx.computing():
-            arguments: tuple[Any, ...] = (*operands, g)
-            if indices is not None:
-                at = _indices(ctx, indices)
-                ctx.uses(at)
-                arguments = (shapes, at, g, given["value"])
-            elif gradients == "logmatmulexp_gradients":
-                arguments = (*operands, given["value"], g)
-            found = _dispatch.product(gradients, ctx, fold(*shapes), *arguments, budget)
-            pairs = zip(found, operands, strict=True)
+            gradients = _dispatch.product(name, ctx, layout, *arguments, budget)
+            pairs = zip(gradients, operands, strict=True)
             da, db = (ctx.hand_back(ctx.xp.astype(x, y.dtype, copy=False)) for x, y in pairs)
             return da, db
 
@@ -276,7 +276,7 @@ def logchainexp(
         value = ctx.hand_back(product)
 
     def pullback(cotangent: Array) -> tuple[Any]:
-        _, _, g = _enter_pullback(given, value, cotangent)
+        g = _enter_cotangent(ctx, value, cotangent, ready.values())
         with using(workers), ctx.computing():
             found = list(map(ctx.hand_back, pull(g)))
         return (found[0] if is_stack else found,)
@@ -346,13 +346,14 @@ def logeinsumexp(
 
     with using(workers), ctx.computing():
         out, pull = evaluate(ctx.xp, plan, list(ready.values()), multiply)
-        value = ctx.hand_back(ctx.xp.asarray(out))
+        out = ctx.xp.asarray(out)
+        value = ctx.hand_back(out)
 
     def pullback(cotangent: Array) -> tuple[Array, ...]:
-        inner, again, g = _enter_pullback(given, value, cotangent)
-        with using(workers), inner.computing():
-            g = inner.xp.where(inner.xp.isinf(again["value"]), inner.xp.zeros_like(g), g)
-            return tuple(map(inner.hand_back, pull(g)))
+        g = _enter_cotangent(ctx, value, cotangent, ready.values())
+        with using(workers), ctx.computing():
+            g = ctx.xp.where(ctx.xp.isinf(out), ctx.xp.zeros_like(g), g)
+            return tuple(map(ctx.hand_back, pull(g)))
 
     return value, pullback
 
@@ -427,9 +428,8 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         cotangent: Array, wanted: Collection[str] = ChainGradients._fields
     ) -> ChainGradients:
         check_wanted(wanted)
-        inputs = {name: detached(x) for name, x in chain.arrays.items()}
-        _, _, g = _enter_pullback(inputs, value, cotangent)
-        given = {name.removeprefix("log_") for name in inputs}
+        g = _enter_cotangent(ctx, value, cotangent, chain.arrays.values())
+        given = {name.removeprefix("log_") for name in chain.arrays}
         with using(chain._workers), ctx.computing():
             found = raw(g, frozenset(given.intersection(fields[name] for name in wanted)))
             gradients = {part: ctx.hand_back(x) for part, x in found.items()}
@@ -450,37 +450,22 @@ def check_wanted(wanted: Collection[str]) -> None:
         )
 
 
-def _enter_pullback(
-    inputs: Mapping[str, Array], value: Array, cotangent: Array
-) -> tuple[Context, Mapping[str, Array], Array]:
-    """Check a cotangent, and make everything ready for a pullback.
-
-    Returns
-    -------
-    context : Context
-        As it was for the value: the cotangent's dtype has no part in it.
-    given : mapping of str to array
-        The inputs and, as ``"value"``, the value.
-    g : array
-        The cotangent.
-    """
+def _enter_cotangent(
+    ctx: Context, value: Array, cotangent: Array, inputs: Iterable[Array]
+) -> Array:
+    """Return a cotangent in the library that computes; raise where it does not fit the value."""
     if isinstance(cotangent, (int, float)) and shape_of(value) == ():
-        ctx, given = enter({**inputs, "value": value})
         g = ctx.xp.asarray(cotangent, dtype=ctx.dtype(ctx.precision), device=ctx.device)
     else:
-        cotangent = _readable(cotangent, value)
-        ctx, given = enter({**inputs, "value": value, "cotangent": cotangent})
-        g = given["cotangent"]
-    ctx.uses(*given.values())
+        _, given = enter({"value": value, "cotangent": _readable(cotangent, value)})
+        # Alone, they may be read by another library than together with inputs of other dtypes.
+        g = ctx.xp.asarray(given["cotangent"], device=ctx.device)
+    ctx.uses(g, value, *inputs)
     if shape_of(g) != shape_of(value):
         raise ValueError(
             f"cotangent has shape {shape_of(g)}; it must have that of the value, {shape_of(value)}"
         )
-    result_name = dtype_name(value.dtype)
-    if result_name != ctx.result_name:
-        precision = DOUBLE if result_name == "float64" else SINGLE
-        ctx = replace(ctx, result_name=result_name, precision=precision)
-    return ctx, given, g
+    return g
 
 
 def _readable(cotangent: Array, value: Array) -> Array:
@@ -494,10 +479,3 @@ def _readable(cotangent: Array, value: Array) -> Array:
         return cotangent
     xp = array_namespace(cotangent)
     return xp.astype(cotangent, getattr(xp, promote((name, dtype_name(value.dtype)))))
-
-
-def _indices(ctx: Context, indices: Array) -> Array:
-    """Return indices that a function has handed back in the library that computes."""
-    if type(indices) is type(ctx.empty((1,), ctx.index_dtype)):
-        return indices
-    return ctx.xp.from_dlpack(indices)

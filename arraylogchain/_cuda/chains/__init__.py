@@ -73,12 +73,13 @@ def marginals(ctx: Context, chain: Chain, workspace: int) -> Array:
 
 def expected_transitions(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return expected counts in the shape of the transitions."""
-    return transition_counts(_run(ctx, chain, workspace))
+    return ctx.to_result(transition_counts(_run(ctx, chain, workspace)))
 
 
 def posterior(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array, Array | None]:
     """Return log Z [*batch], marginals [*batch, T, K], and expected counts or None."""
-    return posterior_of(_run(ctx, chain, workspace))
+    total, marginals, counts = posterior_of(_run(ctx, chain, workspace))
+    return total, marginals, None if counts is None else ctx.to_result(counts)
 
 
 def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
@@ -103,7 +104,7 @@ def log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> Arr
 
 def entropy(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the entropies [*batch] in nats; 0 where there is no path."""
-    return entropies(_run(ctx, chain, workspace, compute=ctx.widest.name))
+    return ctx.to_result(entropies(_run(ctx, chain, workspace, compute=ctx.widest.name)))
 
 
 def value_and_pullback(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from array_api_compat import array_namespace
 
 from arraylogchain._context import Array
 from arraylogchain._cuda import dtypes
@@ -118,6 +119,13 @@ class ChainArrays:
             strides.append(stride)
             stride *= extent
         return strides[::-1]
+
+    def of_batch(self, x: Array) -> Array:
+        """Return numbers of rows, [rows, ...], as [*batch, ...]."""
+        xp, rest = array_namespace(x), tuple(x.shape)[1:]
+        x = xp.reshape(x, (*self.extents(self.order), *rest))
+        places = (self.order.index(axis) for axis in range(len(self.order)))
+        return xp.permute_dims(x, (*places, *range(len(self.order), len(x.shape))))
 
     def axes(self, order: Sequence[int], *operands: tuple[Array | None, int]) -> np.ndarray:
         """Return batch axes with the strides of arrays that have so many other axes."""

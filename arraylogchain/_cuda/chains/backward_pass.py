@@ -100,10 +100,11 @@ def _blocks(run: ChainRun, again: bool) -> list[tuple[int, int]]:
 
     Half of the workspace is for matrices, a quarter for states of the block's steps, of both
     directions if those of the forward pass are computed `again`, and a quarter for parts of sums.
+    What is added up over rows may be copied in float64.
     """
     num_steps, part = run.chain.num_steps, run.workspace // 4
     each = (2 if again else 1) * run.state_bytes
-    each += run.all_rows * (FACTOR + run.chain.num_states) * run.itemsize
+    each += run.all_rows * (FACTOR + 3 * run.chain.num_states) * run.itemsize
     at_once = min(steps_at_once(run, part), max(1, part // each))
     if again:
         # Fewer blocks than steps in one: each costs a state that is kept.
@@ -114,7 +115,7 @@ def _blocks(run: ChainRun, again: bool) -> list[tuple[int, int]]:
 def gradients(
     kept: ForwardPass, cotangent: Array | None, wanted: Collection[str]
 ) -> dict[str, Array]:
-    """Return gradients by name, in the shapes and the dtype of the arrays they belong to.
+    """Return gradients by name, in the shapes of the arrays they belong to; sums may be wider.
 
     Parameters
     ----------
@@ -160,23 +161,20 @@ class _BackwardPass:
 
     def run(self) -> dict[str, Array]:
         """Return what is wanted."""
-        chain, out = self.chain, {}
-        for name in self.wanted:
-            if name == "marginals":
-                out[name] = self.chain_run.new_per_state()
-            else:
-                of_array = getattr(chain, "transitions" if name == "counts" else name)
-                out[name] = self.device.empty(tuple(of_array.shape), self.chain_run.dtype)
+        run, chain, wanted = self.chain_run, self.chain, self.wanted
+        out: dict[str, Array] = {}
+        if "marginals" in wanted:
+            out["marginals"] = run.new_per_state()
+        if "potentials" in wanted:
+            dtype = run.compute if self.sums_potentials else run.dtype
+            out["potentials"] = self.device.empty(tuple(chain.potentials.shape), dtype)
         of_states = out.get("potentials", out.get("marginals"))
-        transitions = None
-        if (of_transitions := out.get("transitions", out.get("counts"))) is not None:
-            as_counts = "counts" in out
-            transitions = TransitionGradient(
-                self.reductions, self.workspace, of_transitions, as_counts=as_counts
-            )
+        counts, transitions = "counts" in wanted, None
+        if counts or "transitions" in wanted:
+            transitions = TransitionGradient(self.reductions, self.workspace, as_counts=counts)
         blocks, history, state = self.kept.blocks, None, None
-        if transitions is not None or "initial" in out:
-            history = self.chain_run.new_history(max(last - first for first, last in blocks))
+        if transitions is not None or "initial" in wanted:
+            history = run.new_history(max(last - first for first, last in blocks))
         for first, last in blocks:
             low, high = chain.num_steps - last, chain.num_steps - first
             if history is not None:
@@ -186,11 +184,11 @@ class _BackwardPass:
             if transitions is not None and history is not None:
                 transitions.add(max(low - 1, 0), high - 1, forward, history)
         if transitions is not None:
-            transitions.finish()
-        if "initial" in out and history is not None:
-            self.reductions.end_gradient("initial", history, out["initial"])
-        if "final" in out and self.kept.end is not None:
-            self.reductions.end_gradient("final", self.kept.end, out["final"])
+            out["counts" if counts else "transitions"] = transitions.finish()
+        if "initial" in wanted and history is not None:
+            out["initial"] = self.reductions.end_gradient("initial", history)
+        if "final" in wanted and self.kept.end is not None:
+            out["final"] = self.reductions.end_gradient("final", self.kept.end)
         return out
 
     def _step_back(
@@ -217,6 +215,6 @@ class _BackwardPass:
             sweep = replace(sweep, marginals=wide, by_number=True, out_time=low)
         state = run.advance(first, last, sweep, state, self.workspace)
         if gradient is not None and self.sums_potentials:
-            width, own = (last - first) * size, gradient[..., low:, :]
-            self.reductions.over_rows(sweep.marginals, width, self.chain.potentials, 2, own)
+            found = self.reductions.over_rows(sweep.marginals, self.chain.potentials, 2)
+            gradient[..., low : low + last - first, :] = found
         return state

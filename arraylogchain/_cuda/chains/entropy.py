@@ -9,7 +9,7 @@ from arraylogchain._cuda.chains.arrays import THREADS, History
 from arraylogchain._cuda.chains.backward_pass import forward_pass
 from arraylogchain._cuda.chains.matrices import prepare, steps_at_once
 from arraylogchain._cuda.chains.recursion import RECURSION, ChainRun, Sweep, cut_steps
-from arraylogchain._cuda.chains.reductions import Reductions
+from arraylogchain._cuda.chains.reductions import total
 from arraylogchain._cuda.launch import Launch, ceil_div, pack
 
 
@@ -36,11 +36,7 @@ def entropies(run: ChainRun) -> Array:
             is_first = first == 0 and at == low
             _add(run, at, stop, sweep, kept.total, parts, goes_on=not is_first)
         del sweep, marginals  # before those of the next block are made
-    out = device.empty(chain.batch, run.dtype)
-    strides = run.dense_strides(1, run.order), run.strides(out, 0, run.order)
-    kept_axes = list(zip(run.extents(run.order), *strides, strict=True))
-    Reductions(run, kept.total, None).sum(parts, 1, kept_axes, [(splits, run.all_rows)], out)
-    return out
+    return run.of_batch(total(parts, (0,)))
 
 
 def _add(

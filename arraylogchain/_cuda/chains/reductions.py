@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from array_api_compat import array_namespace
 
 from arraylogchain._context import Array
 from arraylogchain._cuda.chains.arrays import DTYPES, THREADS, ChainArrays, History
-from arraylogchain._cuda.launch import ceil_div, pack, pack_axes, struct
+from arraylogchain._cuda.launch import ceil_div, pack, struct
 
 # struct Pairs of pairs.cuh.
 PAIRS = struct(
@@ -19,8 +18,8 @@ PAIRS = struct(
     (np.int64, "rows groups matrix_stride row_stride column_stride start_stride"),
     (np.int64, "forward_time back_time out_step out_split"),
 )
-# Of pairs.cu and sum.cu.
-SIDE, FACTOR, SUM_WIDTH, SHORT = 64, 3, 32, 128
+# Of pairs.cu.
+SIDE, FACTOR, SHORT = 64, 3, 128
 # Rows that are worth a block of their own.
 ROWS_OF_A_SPLIT = 64
 
@@ -59,53 +58,14 @@ class Reductions:
         self.arrays, self.total, self.cotangent = arrays, total, cotangent
         self.device, self.chain = arrays.device, arrays.chain
 
-    def over_rows(self, rows: Array, width: int, like: Array, trailing: int, out: Array) -> None:
-        """Add up numbers [rows, width] over the batch axes that an array `like` has not."""
-        arrays, order = self.arrays, self.arrays.order
-        skipped = len(self.chain.batch) + trailing - len(like.shape)
-        strides = arrays.dense_strides(width, order)
-        kept, summed = [], []
-        for axis, extent, stride, of_out in zip(
-            order, arrays.extents(order), strides, arrays.strides(out, trailing, order), strict=True
-        ):
-            if axis >= skipped and int(like.shape[axis - skipped]) > 1:
-                kept.append((extent, stride, of_out))
-            else:
-                summed.append((extent, stride))
-        self.sum(rows, width, kept, summed, out)
-
-    def sum(
-        self,
-        parts: Array,
-        width: int,
-        kept: Sequence[tuple[int, int, int]],
-        summed: Sequence[tuple[int, int]],
-        out: Array,
-    ) -> None:
-        """Add up parts, each `width` neighbouring numbers.
-
-        Parameters
-        ----------
-        kept : sequence of tuple
-            Axes of the sums: extent, and strides of parts and of `out`.
-        summed : sequence of tuple
-            Axes that are summed over: extent, and stride of parts.
-        """
-        if width == 0:
-            return
-        self.arrays.launch(
-            "chains/sum.cu",
-            "chain_sum",
-            math.prod(n for n, _, _ in kept) * ceil_div(width, SUM_WIDTH),
-            parts,
-            pack_axes(*([axis[i] for axis in kept] for i in range(3))),
-            pack_axes(*([axis[i] for axis in summed] for i in range(2))),
-            np.int64(math.prod(n for n, _ in summed)),
-            np.int64(width),
-            np.int64(1),
-            out,
-            np.int32(DTYPES.index(self.device.dtype_name(out))),
-        )
+    def over_rows(self, rows: Array, like: Array, trailing: int) -> Array:
+        """Add up numbers [rows, ...] over the batch axes that an array `like` has not."""
+        own = tuple(like.shape)[: len(like.shape) - trailing]
+        skipped = len(self.chain.batch) - len(own)
+        kept = [axis for axis, n in enumerate(own, start=skipped) if n > 1]
+        summed = tuple(axis for axis in range(len(self.chain.batch)) if axis not in kept)
+        found = total(self.arrays.of_batch(rows), summed)
+        return array_namespace(found).reshape(found, (*own, *tuple(rows.shape)[1:]))
 
     def packed(self, pairs: Pairs, **more: int) -> np.ndarray:
         """Return the struct Pairs."""
@@ -141,8 +101,8 @@ class Reductions:
         )
         return factors
 
-    def end_gradient(self, name: str, states: History, out: Array) -> None:
-        """Write the gradient of weights of one end, from the states that come in to it."""
+    def end_gradient(self, name: str, states: History) -> Array:
+        """Return the gradient of weights of one end, from the states that come in to it."""
         arrays, size = self.arrays, self.chain.num_states
         pairs = Pairs(-1, 1, None, states)
         factors = self.factors(pairs)
@@ -159,7 +119,7 @@ class Reductions:
             factors,
             rows,
         )
-        self.over_rows(rows, size, weights, 1, out)
+        return self.over_rows(rows, weights, 1)
 
 
 class TransitionGradient:
@@ -170,26 +130,25 @@ class TransitionGradient:
     reductions : Reductions
     workspace : int
         Bytes for parts of sums.
-    out : array
-        Of the shape of the transitions.
     as_counts : bool
         Whether sums are multiplied by linear weights.
     """
 
-    def __init__(
-        self, reductions: Reductions, workspace: int, out: Array, *, as_counts: bool
-    ) -> None:
-        self.reductions, self.arrays, self.out = reductions, reductions.arrays, out
+    def __init__(self, reductions: Reductions, workspace: int, *, as_counts: bool) -> None:
+        self.reductions, self.arrays = reductions, reductions.arrays
         arrays, chain = self.arrays, self.arrays.chain
+        assert chain.transitions is not None
         self.with_weights = as_counts or chain.transitions_in_logs
         # One matrix for all steps has one gradient; a view of one as many has as many.
         self.adds_steps = chain.has_one_matrix and chain.num_steps > 2
         self.slots, self.row_splits = self._splits(workspace)
         # Sums over some of the steps and rows: a matrix for each slot, group and split of the rows.
-        self.parts: Array | None = None
-        if self.adds_steps or self.row_splits > 1:
+        self.is_in_parts = self.adds_steps or self.row_splits > 1
+        shape, dtype = tuple(chain.transitions.shape), arrays.dtype
+        if self.is_in_parts:
             shape = (self.row_splits, arrays.groups, self.slots, *(2 * [chain.num_states]))
-            self.parts = arrays.device.empty(shape, arrays.compute)
+            dtype = arrays.compute
+        self.sums = arrays.device.empty(shape, dtype)
         self.has_begun = False
 
     def _splits(self, workspace: int) -> tuple[int, int]:
@@ -200,7 +159,7 @@ class TransitionGradient:
         blocks = ceil_div(chain.num_states, SIDE) ** 2 * arrays.groups * slots
         missing = ceil_div(2 * arrays.device.multiprocessors, blocks)
         each = arrays.groups * slots * chain.num_states**2 * arrays.itemsize
-        missing = max(1, min(missing, workspace // each))
+        missing = max(1, min(missing, workspace // (3 * each)))  # and for a copy in float64
         if self.adds_steps:
             slots = min(missing, steps)
             missing //= slots
@@ -213,10 +172,8 @@ class TransitionGradient:
         if pairs.times <= 0:
             return
         step, row, column = arrays.device.strides(chain.transitions)[-3:]
-        target = self.out if self.parts is None else self.parts
         of_group = self.slots * chain.num_states**2
-        if not self.adds_steps:
-            target = target[..., first:, :, :]
+        target = self.sums if self.adds_steps else self.sums[..., first:, :, :]
         slots = self.slots if self.adds_steps else pairs.times
         # Sums of many rows take a number for each of a block's entries as well.
         is_long = ceil_div(arrays.rows, self.row_splits) > SHORT
@@ -249,14 +206,18 @@ class TransitionGradient:
         )
         self.has_begun = True
 
-    def finish(self) -> None:
-        """Write what is not in place yet."""
-        groups, entries = self.arrays.groups, self.arrays.chain.num_states**2
+    def finish(self) -> Array:
+        """Return the sums over all steps and rows, in the shape of the transitions."""
+        given, xp = self.arrays.chain.transitions, array_namespace(self.sums)
+        assert given is not None
         if self.arrays.chain.num_steps == 1:
-            # Zeros, as a sum of nothing.
-            self.reductions.sum(self.out, math.prod(self.out.shape), [], [(0, 0)], self.out)
-        elif self.parts is not None:
-            of_group, width = self.slots * entries, int(self.out.shape[-3]) * entries
-            summed = [(self.row_splits, groups * of_group), (of_group // width, entries)]
-            kept = [(groups, of_group, width)]
-            self.reductions.sum(self.parts, width, kept, summed, self.out)
+            return xp.zeros_like(given)
+        if not self.is_in_parts:
+            return self.sums
+        return xp.reshape(total(self.sums, (0, 2) if self.adds_steps else (0,)), tuple(given.shape))
+
+
+def total(x: Array, axes: tuple[int, ...]) -> Array:
+    """Add up along axes, in float64: many equal numbers are rounded to the same side."""
+    xp = array_namespace(x)
+    return xp.sum(x, axis=axes, dtype=xp.float64)

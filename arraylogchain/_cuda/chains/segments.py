@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
-
 from arraylogchain._context import Array, Context
 from arraylogchain._cuda.chains import geometry
 from arraylogchain._cuda.chains.recursion import ChainRun, Sweep
@@ -111,6 +109,4 @@ def _last(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     m, e = (ctx.load(last.states[0, :, i, :], ctx.widest) for i in (0, 1))
     bits, nats, rest = (last.scales[0, :, i : i + 1] for i in range(3))
     logs = ctx.xp.log(m) + ((e + bits) * math.log(2) + rest)
-    order = (*np.argsort(run.order).tolist(), len(run.order))
-    logs, nats = (ctx.xp.reshape(x, (*run.extents(run.order), -1)) for x in (logs, nats))
-    return ctx.xp.permute_dims(logs, order), ctx.xp.permute_dims(nats, order)
+    return run.of_batch(logs), run.of_batch(nats)

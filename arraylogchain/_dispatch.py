@@ -92,7 +92,9 @@ def _in_segments(operation: str, segments: int, ctx: Context, chain: Chain, *arg
     try:
         return implementation(operation, "array")(ctx, replace(chain, segments=segments), *args)
     except GuessesFailedError:
-        backend = "compiled" if "compiled" in backends(operation, ctx, chain) else "array"
+        *_, backend = backends(operation, ctx, chain)
+        if backend == "cuda":
+            return _by_kernels(operation, backend, ctx, chain, *args)
         return implementation(operation, backend)(ctx, chain, *args)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from arraylogchain import _arrays
+from arraylogchain import _arrays, _dispatch
 from arraylogchain._context import quiet
 from arraylogchain._cuda.chains import geometry, log_partition, segments
 from tests.checks import CHAIN_SHAPES, check_chain
@@ -76,6 +76,18 @@ def test_final_weights_and_what_is_not_finite(compiler, dtype, K, form):
     with quiet():
         found, whole = (log_partition(ctx, replace(chain, segments=n), 1 << 20) for n in (3, 1))
     np.testing.assert_allclose(found, whole, rtol=100 * EPS[dtype])
+
+
+def test_kernels_take_over_where_guesses_of_array_operations_fail(kernels):
+    """States that are never forgotten."""
+    x = normal(40, 2)
+    chain = make("float64", x, transitions=np.eye(2)[None]).chain
+    ctx = replace(_arrays._numpy_context("float64"), kernels=kernels)
+    with quiet():
+        found = _dispatch._in_segments("marginals", 4, ctx, chain, 1 << 20)
+    weights = np.exp(x.sum(0) - x.sum(0).max())
+    np.testing.assert_allclose(found, np.tile(weights / weights.sum(), (40, 1)), rtol=1e-12)
+    assert kernels.launches
 
 
 @pytest.mark.parametrize("steps", [1, 59])

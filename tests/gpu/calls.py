@@ -84,6 +84,7 @@ _LENGTHS = {"lengths": np.arange(70) % 12 + 1}
 _CHAIN_OF_FEW_STATES = ((300, 12, 6), (11, 6, 6), (6,))
 _CHAIN_WITH_FINAL = (*_CHAIN, (70, 40))
 _CHAIN_OF_ONE_MATRIX = ((3, 30, 9, 150), (1, 150, 150), (150,))
+_LONG_CHAIN = ((2, 3000, 6), (2999, 6, 6), (6,))
 
 CALLS = {
     "logmatmulexp": Call(_product(alc.logmatmulexp), ((150, 96), (96, 130))),
@@ -112,6 +113,7 @@ CALLS = {
     "log_partition, few states": Call(
         _chain("log_partition"), _CHAIN_OF_FEW_STATES, linear=(1, 2), sd=100
     ),
+    "log_partition, segments": Call(_chain("log_partition"), _LONG_CHAIN, linear=(1, 2)),
     "forward_messages": Call(_chain("forward_messages"), _CHAIN, linear=(1, 2)),
     "backward_messages": Call(_chain("backward_messages"), _CHAIN, linear=(1, 2)),
     "marginals": Call(_chain("marginals"), _CHAIN, linear=(1, 2)),

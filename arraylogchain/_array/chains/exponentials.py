@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from arraylogchain._array.chains.tiles import Tile
+from arraylogchain._array.chains.tiles import Kept, Tile
 from arraylogchain._context import Array, Precision, whole_maximum
 
 # Potentials within these bounds of 0 need no shift.
@@ -38,22 +38,30 @@ class Exponentials:
         self.tile, self.precision, self.together = tile, precision, together
         self.ctx = tile.ctx
         self.buffer: Array | None = None
-        self.current: tuple[int, Factors] | None = None
+        self.blocks: dict[int, Factors] = {}
         self.try_narrow = True
 
     def at(self, time: int) -> tuple[Factors, int]:
         """Return factors that have a step in time, and its place among them."""
         number, place = divmod(time, self.together)
-        if self.current is None or self.current[0] != number:
+        kept = self._kept()
+        blocks = self.blocks if kept is None else kept.blocks
+        if number not in blocks:
+            self.blocks.clear()
             stop = min(time - place + self.together, self.tile.num_steps)
-            self.current = number, self._of(slice(time - place, stop))
-        return self.current[1], place
+            blocks[number] = self._of(slice(time - place, stop))
+        return blocks[number], place
+
+    def _kept(self) -> Kept | None:
+        """Return where factors are kept, if those of this precision are."""
+        kept, dtype = self.tile.kept, self.ctx.dtype(self.precision)
+        return None if kept is None or kept.room is None or kept.room.dtype != dtype else kept
 
     def _of(self, steps: slice) -> Factors:
         xp, ctx, precision = self.ctx.xp, self.ctx, self.precision
         given = self.tile.potentials_of(steps)
         x = ctx.load(given, precision)
-        values = self._room(x)
+        values = self._room(x, steps)
         if self.try_narrow:
             ctx.apply(xp.exp, x, out=values)
             # Looked at after the exponential, which leaves contiguous arrays. NaN compares False.
@@ -72,8 +80,11 @@ class Exponentials:
             finite = given > -math.inf
         return Factors(finite, values, ctx.load(shift, ctx.widest), 0.0, math.exp(0.5))
 
-    def _room(self, x: Array) -> Array:
+    def _room(self, x: Array, steps: slice) -> Array:
         """Return where factors go, reusing memory: fresh memory costs time."""
+        kept = self._kept()
+        if kept is not None and kept.room is not None:
+            return kept.room[:, :, steps, :]
         if self.buffer is None or tuple(self.buffer.shape) != tuple(x.shape):
             self.buffer = self.ctx.empty(tuple(x.shape), self.ctx.dtype(self.precision))
         return self.buffer

@@ -75,7 +75,8 @@ def _posterior(
         total = _add_in_segments(ctx, chain, workspace, sums)
     else:
         total = ctx.empty(chain.batch, ctx.result_dtype)
-        for of_tile in _of_tiles(ctx, chain, workspace, total):
+        room = sums.potentials if _can_keep_factors(ctx, chain) else None
+        for of_tile in _of_tiles(ctx, chain, workspace, total, room=room):
             of_tile.add(None, sums)
             del of_tile
     counts = None if sums.transitions is None else ctx.to_result(sums.transitions)
@@ -83,21 +84,35 @@ def _posterior(
 
 
 def _of_tiles(
-    ctx: Context, chain: Chain, workspace: int, total: Array | None, keep: bool = False
+    ctx: Context,
+    chain: Chain,
+    workspace: int,
+    total: Array | None,
+    keep: bool = False,
+    room: Array | None = None,
 ) -> Iterator[TilePosterior]:
     """Yield the posteriors of the tiles of a chain, and write log Z if it is wanted.
 
-    Where they do not fit the workspace together, they are let go one by one.
+    Where they do not fit the workspace together, they are let go one by one. Exponentials can be
+    kept in a room [*batch, T, K] until their potentials' gradient takes their place.
     """
     view = None if total is None else arrange(ctx.xp, chain, total, trailing=0)
     every = chain.final is not None
-    for tile, history in histories(ctx, chain, workspace, keep, every_entry=every, for_pairs=True):
+    found = histories(ctx, chain, workspace, keep, room, every_entry=every, for_pairs=True)
+    for tile, history in found:
         of_tile = TilePosterior(tile, history)
         del history
         if view is not None:
             tile.place(view[(*tile.box, ...)][..., None], of_tile.total)
         yield of_tile
         del of_tile
+
+
+def _can_keep_factors(ctx: Context, chain: Chain) -> bool:
+    """Tell whether exponentials of the potentials are like their gradient."""
+    x, axes = chain.potentials, (*chain.group_axes, *chain.row_axes)
+    is_plain = tuple(x.shape[:-2]) == chain.batch and axes == tuple(range(len(axes)))
+    return is_plain and chain.lengths is None and x.dtype == ctx.dtype(ctx.precision)
 
 
 def _add_in_segments(
@@ -158,10 +173,17 @@ def value_and_pullback(
         return _in_segments(ctx, chain, workspace, keep)
     states = chain.num_rows * chain.num_steps * chain.num_states * ctx.precision.itemsize
     out = ctx.empty(chain.batch, ctx.result_dtype)
-    kept = list(_of_tiles(ctx, chain, workspace, out, keep or states <= workspace))
+    rooms = []
+    if keep and _can_keep_factors(ctx, chain):
+        rooms.append(ctx.empty(tuple(chain.potentials.shape), chain.potentials.dtype))
+    kept = list(_of_tiles(ctx, chain, workspace, out, keep or states <= workspace, *rooms))
 
     def pullback(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
-        sums = _zeros(ctx, chain, workspace, wanted)
+        # The first gradient takes the place of exponentials.
+        first = {"potentials"} if rooms and "potentials" in wanted else set()
+        sums = _zeros(ctx, chain, workspace, wanted - first)
+        if first:
+            sums.potentials = rooms.pop()
         for posterior in kept:
             posterior.add(cotangent, sums)
         return sums.results()
@@ -215,10 +237,14 @@ class TilePosterior:
         g, ahead = self._cotangent(cotangent), None
         if sums.final is not None:
             self._add_end("final", self.tile.reversed(), self.history.last, g, sums)
-        for time, forward in self.history.back():
-            backward = sweep.advance()
-            self._add_step(time, (forward, backward, ahead), sweep, g, sums)
-            ahead = backward
+        try:
+            for time, forward in self.history.back():
+                backward = sweep.advance()
+                self._add_step(time, (forward, backward, ahead), sweep, g, sums)
+                ahead = backward
+        finally:
+            if self.tile.kept is not None and sums.potentials is not None:
+                self.tile.kept.release()
         last = sweep.last()
         if sums.initial is not None:
             self._add_end("initial", self.tile, last, g, sums)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from arraylogchain._array.chains.exponentials import Exponentials
 from arraylogchain._array.chains.matrices import Matrices
 from arraylogchain._array.chains.plans import Pieces
-from arraylogchain._array.chains.states import State, part_of, power_to, scale_by_powers
+from arraylogchain._array.chains.states import State, joined, part_of, power_to, scale_by_powers
 from arraylogchain._array.chains.tiles import Tile
 from arraylogchain._context import Array, Precision, whole_maximum
 
@@ -219,26 +219,8 @@ class ScaledStepper:
             losses.per_entry += size * tiny * float(ctx.xp.max(values))
         if begin.start < begin.stop:
             start = self._start(part_of(room, begin, axis), begin)
-            state = self._together(state, start, room)
+            state = joined(ctx, [state, start], axis, room)
         return state, losses
-
-    def _together(self, first: State, second: State, room: Array) -> State:
-        """Return the state of the rows of two, whose values lie in `room` one after another."""
-        xp, axis, support = self.ctx.xp, self.tile.select_axis, None
-        if first.support is not None or second.support is not None:
-            masks = [
-                xp.ones_like(x.values, dtype=xp.bool)
-                if x.support is None
-                else xp.broadcast_to(x.support, tuple(x.values.shape))
-                for x in (first, second)
-            ]
-            support = xp.concat(masks, axis=axis)
-        exponent, offset = (
-            xp.concat([getattr(first, name), getattr(second, name)], axis=axis)
-            for name in ("exponent", "offset")
-        )
-        low, high = min(first.low, second.low), max(first.high, second.high)
-        return State(room, exponent, offset, support, False, low, high)
 
     def _weighted(self, product: State, i: int, losses: Losses, out: Array) -> State:
         """Return products times one step's factors, in `out`."""

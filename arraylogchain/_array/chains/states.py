@@ -138,17 +138,30 @@ def add_scale(logs: Array, exponent: Array, offset: Array) -> Array:
     return (offset + exponent * _LN2_HIGH) + (logs + exponent * _LN2_LOW)
 
 
-def joined(ctx: Context, states: list[State], axis: int) -> State:
-    """Return the state of the rows (axis 1) or groups (axis 0) of several, one after another."""
+def joined(ctx: Context, states: list[State], axis: int, values: Array | None = None) -> State:
+    """Return the state of the rows (axis 1) or groups (axis 0) of several, one after another.
+
+    `values`, if given, has theirs already.
+    """
+    xp = ctx.xp
     if len(states) == 1:
         return states[0]
     if any(state.in_logs or state.values.dtype != states[0].values.dtype for state in states):
         states = [state.in_log_form(ctx) for state in states]
-    values, exponent, offset = (
-        ctx.xp.concat([getattr(state, name) for state in states], axis=axis)
-        for name in ("values", "exponent", "offset")
+    if values is None:
+        values = xp.concat([state.values for state in states], axis=axis)
+    exponent, offset = (
+        xp.concat([getattr(state, name) for state in states], axis=axis)
+        for name in ("exponent", "offset")
     )
-    return State(values, exponent, offset, None, states[0].in_logs)
+    support = None
+    if any(state.support is not None for state in states):
+        every = xp.asarray(True, device=ctx.device)
+        masks = [every if state.support is None else state.support for state in states]
+        shapes = [tuple(state.values.shape) for state in states]
+        support = xp.concat(list(map(xp.broadcast_to, masks, shapes)), axis=axis)
+    low, high = min(state.low for state in states), max(state.high for state in states)
+    return State(values, exponent, offset, support, states[0].in_logs, low, high)
 
 
 def scale_by_powers(ctx: Context, x: Array, power: Array, precision: Precision) -> Array:

@@ -40,6 +40,26 @@ def arrange(xp: Any, chain: Chain, x: Array, trailing: int) -> Array:
     return xp.permute_dims(xp.reshape(x, padded), order)
 
 
+@dataclass(slots=True)
+class Kept:
+    """Exponentials of potentials that a sweep forward keeps for the one backward.
+
+    Attributes
+    ----------
+    room : array [groups, rows, T, K]
+        Where they are, until the gradient takes their place step by step; None after that.
+    blocks : dict
+        What `Exponentials` makes, by the number of a block of steps.
+    """
+
+    room: Array | None
+    blocks: dict[int, Any] = field(default_factory=dict)
+
+    def release(self) -> None:
+        self.room = None
+        self.blocks.clear()
+
+
 @dataclass(frozen=True, slots=True)
 class Tile:
     """Some rows of a chain; the arrays are views, of which a few steps are copied at a time.
@@ -60,6 +80,7 @@ class Tile:
         Numbers of steps, of what is selected, the largest first; None if all have `num_steps`.
     counts : dict
         How many of those have a step, by its number in time, as far as it was asked for.
+    kept : Kept or None
     """
 
     ctx: Context
@@ -77,6 +98,7 @@ class Tile:
     lengths: np.ndarray | None = None
     backward: bool = False
     counts: dict[int, int] = field(default_factory=dict)
+    kept: Kept | None = None
 
     @property
     def select_axis(self) -> int:
@@ -99,18 +121,19 @@ class Tile:
 
         Their numbers are in ascending order.
         """
-        own = self.lengths
-        if own is not None:
-            own = own[[int(index[n]) for n in range(index.shape[0])]]
-        some = self.ctx.xp.take(self._numbers(), index)
-        return replace(self, selected=some, lengths=own, counts={})
+        count = 0 if self.lengths is None else index.shape[0]
+        some = [int(index[n]) for n in range(count)]
+        return self._of(self.ctx.xp.take(self._numbers(), index), some)
 
     def part(self, lanes: slice) -> Tile:
         """Return a tile of a slice of the rows or, where there are several groups, of groups."""
-        if lanes.start is None and lanes.stop == self.state_shape[self.select_axis]:
+        if not lanes.start and lanes.stop == self.state_shape[self.select_axis]:
             return self
-        own = None if self.lengths is None else self.lengths[lanes]
-        return replace(self, selected=self._numbers()[lanes], lengths=own, counts={})
+        return self._of(self._numbers()[lanes], lanes)
+
+    def _of(self, selected: Array, some: slice | list[int]) -> Tile:
+        own = None if self.lengths is None else self.lengths[some]
+        return replace(self, selected=selected, lengths=own, counts={}, kept=None)
 
     def _numbers(self) -> Array:
         """Return which rows, or groups, are selected."""

@@ -129,7 +129,9 @@ def _add_in_segments(
     # The rest is for the messages between segments.
     workspace = workspace // 4 * 3
     g_within = None if g is None else xp.broadcast_to(g[..., None], cut.within.batch)
-    for of_tile in _of_tiles(ctx, with_ends(cut.within, initial, final), workspace, None):
+    room = of_within.potentials if _can_keep_factors(ctx, cut.within) else None
+    within = with_ends(cut.within, initial, final)
+    for of_tile in _of_tiles(ctx, within, workspace, None, room=room):
         tile = of_tile.tile
         place_message(tile, of_tile.history.last, forward, whole)
         factors = cut.factors(forward, guesses[0])

@@ -200,12 +200,15 @@ class ScaledStepper:
             return self._start(room, begin), losses
         before, matrix = before.part(slice(count), axis), self.matrices.at(i)
         values = ctx.load(before.values, self.precision)
+        support = matrix.reached(before.support)
+        if support is not None:
+            support = ctx.xp.broadcast_to(support, tuple(values.shape))
         # Half and twice leave room for rounding.
         state = State(
             matrix.multiply(values, part_of(room, slice(count), axis)),
             before.exponent,
             before.offset,
-            matrix.reached(before.support),
+            support,
             in_logs=False,
             low=0.5 * size * before.low * matrix.least,
             high=2.0 * size * before.high * matrix.most,

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 import arraylogchain as alc
+from arraylogchain import _dispatch
 from tests.checks import mentions
 from tests.conftest import make_backend
 from tests.path_checks import MIXED_FORMS, given_in_forms
@@ -73,6 +74,14 @@ def test_elsewhere(backend, dtype, shapes, forms):
 @pytest.mark.parametrize("form", FORMS)
 def test_any_garbage(backend, dtype, form, garbage):
     check_all(ragged(backend, dtype, SHAPES["rows"], (form, form), garbage=garbage))
+
+
+def test_a_state_that_nothing_leads_to(monkeypatch, np_backend, dtype):
+    """It is zero in all rows alike, wherever they end."""
+    monkeypatch.setattr(_dispatch, "COMPILED", False)
+    transitions = uniform(1, 4, 4)
+    transitions[..., 2] = 0.0
+    check_all(Ragged(np_backend, dtype, normal(5, 6, 4), [4, 6, 1, 6, 2], transitions=transitions))
 
 
 def test_half_precisions(backend, half):

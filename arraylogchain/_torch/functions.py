@@ -8,7 +8,8 @@ not given are None throughout.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from functools import cache, reduce
 from typing import Any
 
@@ -22,6 +23,23 @@ from arraylogchain._context import Context
 Tensor = Any
 Tensors = Sequence[Any]
 Wanted = tuple[bool, ...]
+
+
+class uncompiled:  # noqa: N801
+    """Keep the compiler from looking into a function of an operation: it is to see operators only.
+
+    It would, where gradients are computed within what is compiled. It takes more than a second to
+    import, so it is not asked before it is there.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.hidden = function, False
+
+    def __call__(self, *args: Any) -> Any:
+        if not self.hidden and "torch._dynamo" in sys.modules:
+            self.function, self.hidden = torch.compiler.disable(self.function), True
+        with _threads.using(args[0].workers):
+            return self.function(*args)
 
 
 def result_dtype(*tensors: Tensor | None) -> Any:
@@ -202,6 +220,7 @@ class Value(Function):  # type: ignore[misc]
     """(op, memo, *inputs) to the operation's value."""
 
     @staticmethod
+    @uncompiled
     def forward(op: Operation, memo: Memo | None, *inputs: Tensor) -> Tensor:
         return op.value(memo, *inputs)
 
@@ -238,11 +257,11 @@ class Gradients(Function):  # type: ignore[misc]
     """(op, memo, wanted, out, g, *inputs) to the gradients that are wanted."""
 
     @staticmethod
+    @uncompiled
     def forward(
         op: Operation, memo: Memo | None, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
-        with _threads.using(op.workers):
-            return tuple(op.gradients(memo, wanted, out, g, *inputs))
+        return tuple(op.gradients(memo, wanted, out, g, *inputs))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Tensors, output: Tensors) -> None:
@@ -289,12 +308,12 @@ class Second(Function):  # type: ignore[misc]
     """
 
     @staticmethod
+    @uncompiled
     def forward(
         op: Operation, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor
     ) -> tuple[Tensor, ...]:
         n = len(rest) // 2
-        with _threads.using(op.workers):
-            return tuple(op.second(wanted, out, g, rest[:n], rest[n:]))
+        return tuple(op.second(wanted, out, g, rest[:n], rest[n:]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Tensors, output: Tensors) -> None:

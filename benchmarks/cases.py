@@ -1,7 +1,8 @@
 """What is measured: a table of cases, and for each the contestants that take part.
 
-The cases here are of values; those of gradients are in `gradient_cases`, those of what else is
-inferred about paths in `path_cases`, and those of chains of all sizes in `chain_cases`.
+The cases here are of values; those of log-einsum are in `einsum_cases`, of gradients in
+`gradient_cases`, of what else is inferred about paths in `path_cases`, and of chains of all sizes
+in `chain_cases`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from benchmarks.definitions import (
     Contestant,
     in_one_thread,
 )
+from benchmarks.einsum_cases import EINSUM_CASES
 from benchmarks.gradient_cases import GRADIENT_CASES
 from benchmarks.path_cases import PATH_CASES
 from benchmarks.range_cases import RANGE_CASES
@@ -294,4 +296,11 @@ VALUE_CASES = (
     ),
 )
 
-CASES = (*VALUE_CASES, *CHAIN_CASES, *GRADIENT_CASES, *PATH_CASES, *RANGE_CASES)
+CASES = (
+    *VALUE_CASES,
+    *EINSUM_CASES,
+    *CHAIN_CASES,
+    *GRADIENT_CASES,
+    *PATH_CASES,
+    *RANGE_CASES,
+)

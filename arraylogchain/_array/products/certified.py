@@ -88,17 +88,19 @@ class CertifiedKernel:
         item = ctx.precision.itemsize
         budget = workspace - workspace // 4 - reserved
         batch, rows, cols, inner = sizes
+        # Masks of a tile; results that are converted, and what multiplies return.
+        direct = ctx.is_numpy and not copies and ctx.result_dtype == self.dtypes[0]
+        entry = 5 if direct else 3 * item + 5
         # Where axes cannot be merged in place, a tile of values is copied first.
-        self.tiling = tile_product(sizes, budget, item, 3 * item + 2, copied_bytes=item * copies)
+        self.tiling = tile_product(sizes, budget, item, entry, copied_bytes=item * copies)
         fitting = _ONE_THREAD // (cols * inner)
         self.shares_tiles = (
             ctx.is_numpy and batch == 1 and min(cols, inner) <= _FEW and 0 < 4 * fitting < rows
         )
         if self.shares_tiles:
             self.workspace = workspace // _threads.workers_here()
-            small = tile_product(
-                sizes, self.workspace // 2, item, 3 * item + 2, copied_bytes=item * copies
-            )
+            half = self.workspace // 2
+            small = tile_product(sizes, half, item, entry, copied_bytes=item * copies)
             self.tiling = replace(small, rows=min(small.rows, fitting))
 
     def panel(self, b: Array) -> Operand:

@@ -16,8 +16,10 @@ DEFAULT_WORKSPACE = 64 * 2**20
 # NumPy's own buffers for mixed dtypes take up to a few hundred kilobytes.
 SMALLEST_WORKSPACE = 2**20
 
-# Elements of a tile's largest side that still profit from a CPU's L2 and L3 caches.
+# Elements of the largest side of a tile of several matrices that still profit from L2 and L3.
 _CACHED = 1 << 18
+# Bytes of a tile's rows. Of fewer tiles, with less between their multiplies, more memory is fresh.
+_ROWS_BYTES = 1 << 22
 # Rows and columns from which a matrix multiply runs at full speed.
 FULL_SPEED = 512
 
@@ -71,25 +73,29 @@ def tile_product(
         most = max(1, budget // (4 * inner))
         return Tiling(1, min(tiling.rows, most), min(tiling.cols, most), tiling.inner)
     batch, rows, cols, inner = sizes
-    factors = max(2, budget // (2 * factor_bytes))
-    entries = max(1, budget // (2 * entry_bytes))
-    if inner * (min(rows, side) + min(cols, side)) > factors:
-        # The terms themselves are cut, so that tiles stay large enough to multiply fast.
-        tile_rows = min(rows, side, math.isqrt(entries), factors // 2)
-        tile_cols = min(cols, side, entries // tile_rows, factors // 2)
+    few_rows, few_cols = min(rows, side), min(cols, side)
+
+    def others(lines: int) -> int:
+        """Return how many columns fit beside so many rows, all terms of both, or rows beside."""
+        left = budget - factor_bytes * inner * lines
+        return left // (factor_bytes * inner + entry_bytes * lines)
+
+    if others(few_rows) < few_cols:
+        # The terms themselves are cut, so that tiles stay large enough to multiply fast; products
+        # of some terms are added up.
+        factors = max(2, budget // (2 * factor_bytes))
+        entries = max(1, budget // (2 * (entry_bytes + factor_bytes)))
+        tile_rows = min(few_rows, math.isqrt(entries), factors // 2)
+        tile_cols = min(few_cols, entries // tile_rows, factors // 2)
         return Tiling(1, tile_rows, tile_cols, min(inner, factors // (tile_rows + tile_cols)))
     # Wide panels: the rows are prepared anew for each of them.
-    tile_cols = min(cols, entries, factors // inner - min(rows, side))
-    tile_rows = min(
-        rows,
-        entries // tile_cols,
-        factors // inner - tile_cols,
-        max(side, _CACHED // max(inner, tile_cols)),
-    )
-    one = max((tile_rows + tile_cols) * inner, 1)
+    tile_cols = min(cols, others(few_rows))
+    longest = factor_bytes * max(inner, tile_cols)
+    tile_rows = min(rows, others(tile_cols), max(side, _ROWS_BYTES // longest))
     tile_batch = 1
     if (tile_rows, tile_cols) == (rows, cols):
-        fitting = min(factors // one, entries // (rows * cols))
+        one = (rows + cols) * inner
+        fitting = budget // (factor_bytes * one + entry_bytes * rows * cols)
         tile_batch = max(1, min(batch, fitting, _CACHED // max(one, rows * cols)))
     return Tiling(tile_batch, tile_rows, tile_cols, inner)
 

@@ -16,10 +16,10 @@ DEFAULT_WORKSPACE = 64 * 2**20
 # NumPy's own buffers for mixed dtypes take up to a few hundred kilobytes.
 SMALLEST_WORKSPACE = 2**20
 
-# Elements of the largest side of a tile of several matrices that still profit from L2 and L3.
+# Elements of a tile's largest side that still profit from a CPU's L2 and L3 caches.
 _CACHED = 1 << 18
-# Bytes of a tile's rows. Of fewer tiles, with less between their multiplies, more memory is fresh.
-_ROWS_BYTES = 1 << 22
+# Bytes of rows that are worth one tile instead of two: BLAS's threads wait between multiplies.
+_LARGE_ROWS = 1 << 22
 # Rows and columns from which a matrix multiply runs at full speed.
 FULL_SPEED = 512
 
@@ -90,8 +90,9 @@ def tile_product(
         return Tiling(1, tile_rows, tile_cols, min(inner, factors // (tile_rows + tile_cols)))
     # Wide panels: the rows are prepared anew for each of them.
     tile_cols = min(cols, others(few_rows))
-    longest = factor_bytes * max(inner, tile_cols)
-    tile_rows = min(rows, others(tile_cols), max(side, _ROWS_BYTES // longest))
+    longest = max(inner, tile_cols)
+    large = min(2 * side, _LARGE_ROWS // (factor_bytes * longest))
+    tile_rows = min(rows, others(tile_cols), max(side, _CACHED // longest, large))
     tile_batch = 1
     if (tile_rows, tile_cols) == (rows, cols):
         one = (rows + cols) * inner

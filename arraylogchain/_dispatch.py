@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -89,13 +90,13 @@ def choice(
 
 def _in_segments(operation: str, segments: int, ctx: Context, chain: Chain, *args: Any) -> Any:
     """Return what array operations compute in segments of time or, where guesses fail, without."""
-    try:
+    with suppress(GuessesFailedError):
         return implementation(operation, "array")(ctx, replace(chain, segments=segments), *args)
-    except GuessesFailedError:
-        *_, backend = backends(operation, ctx, chain)
-        if backend == "cuda":
-            return _by_kernels(operation, backend, ctx, chain, *args)
-        return implementation(operation, backend)(ctx, chain, *args)
+    # The error, and all memory that it holds on to, is gone.
+    *_, backend = backends(operation, ctx, chain)
+    if backend == "cuda":
+        return _by_kernels(operation, backend, ctx, chain, *args)
+    return implementation(operation, backend)(ctx, chain, *args)
 
 
 def backends(operation: str, ctx: Context, chain: Chain) -> tuple[str, ...]:

@@ -271,6 +271,23 @@ def test_segments_keep_to_the_workspace(monkeypatch, workspace, shared):
     assert temporaries(gradients) <= workspace
 
 
+def test_failed_guesses_leave_nothing_behind(monkeypatch):
+    """Results that were begun are given back before they are computed without segments."""
+    monkeypatch.setattr(_dispatch, "COMPILED", False)
+    x, size, workspace = normal(12_000, 16), 16, 1 << 20
+    # This matrix forgets slowly: of the value, a second guess holds.
+    edges = 0.5 * np.eye(size) + 0.5 / size
+    chain = alc.LogChain(x, transitions=edges, workspace=workspace)
+    assert chain.plan("marginals").segments > 10
+    assert temporaries(chain.marginals) <= workspace
+
+    def gradients():
+        value, pullback = alc.vjp.log_partition(chain)
+        return value, *pullback(np.asarray(1.0))[:2]
+
+    assert temporaries(gradients) <= workspace
+
+
 @pytest.mark.skipif(why_not() is not None, reason="needs compiled loops")
 def test_loops_take_over_where_guesses_fail(monkeypatch):
     x, left_to_right = normal(T, K), np.triu(uniform(K, K))[None]

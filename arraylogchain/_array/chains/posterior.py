@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from arraylogchain._array.chains.accumulate import ChainSums, bounded, zeros_for
@@ -201,12 +202,12 @@ def _in_segments(ctx: Context, chain: Chain, workspace: int, keep: bool) -> tupl
 
     def pullback(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
         sums = _zeros(ctx, chain, workspace, wanted)
-        try:
+        with suppress(GuessesFailedError):
             _add_in_segments(ctx, chain, workspace, sums, cotangent)
-        except GuessesFailedError:
-            _, whole = value_and_pullback(ctx, replace(chain, segments=1), workspace, keep)
-            return whole(cotangent, wanted)
-        return sums.results()
+            return sums.results()
+        del sums
+        _, whole = value_and_pullback(ctx, replace(chain, segments=1), workspace, keep)
+        return whole(cotangent, wanted)
 
     return log_partition(ctx, chain, workspace), pullback
 

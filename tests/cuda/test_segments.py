@@ -60,6 +60,12 @@ def test_shifts_of_segments_cancel(kernels, in_segments, np_backend, dtype):
     check_chain(np_backend, dtype, x, transitions=uniform(5, 5)[None])
 
 
+def test_powers_of_two_cancel_shifts(kernels, in_segments, np_backend):
+    """Of large potentials and tiny linear weights, which are kept apart in scales."""
+    x, tiny = normal(2, 12, 4) + 690.0, uniform(1, 4, 4) * 1e-300
+    check_chain(np_backend, "float64", x, transitions=tiny)
+
+
 @pytest.mark.parametrize("K", [4, 37])
 @pytest.mark.parametrize("form", FORMS)
 def test_final_weights_and_what_is_not_finite(compiler, dtype, K, form):

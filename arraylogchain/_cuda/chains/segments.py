@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from arraylogchain._array.chains.states import add_scale
 from arraylogchain._context import Array, Context
 from arraylogchain._cuda.chains import geometry
 from arraylogchain._cuda.chains.recursion import ChainRun, Sweep
@@ -108,5 +109,7 @@ def _last(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     assert last is not None
     m, e = (ctx.load(last.states[0, :, i, :], ctx.widest) for i in (0, 1))
     bits, nats, rest = (last.scales[0, :, i : i + 1] for i in range(3))
-    logs = ctx.xp.log(m) + ((e + bits) * math.log(2) + rest)
-    return run.of_batch(logs), run.of_batch(nats)
+    # What is large in either is a whole number of nats, and moved exactly.
+    whole = ctx.xp.round(bits * math.log(2))
+    logs = add_scale(ctx.xp.log(m), e + bits, rest - whole)
+    return run.of_batch(logs), run.of_batch(nats + whole)

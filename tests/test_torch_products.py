@@ -439,3 +439,25 @@ def test_zero_sizes(torch):
             grads = torch.autograd.grad(out.sum(), (a, b))
             assert [x.shape for x in grads] == [a.shape, b.shape]
             assert all((x == 0).all() for x in grads)
+
+
+def log_partition(x, log_transitions):
+    return alc.LogChain(x, log_transitions=log_transitions).log_partition()
+
+
+@pytest.mark.parametrize("operation", [*PRODUCTS, log_partition], ids=lambda f: f.__name__)
+def test_checkpoints_let_go(torch, operation):
+    """What a checkpoint computes again is not kept, and its gradients are the same."""
+    stored = []
+
+    def compute(a, b):
+        doubled = a * 2
+        stored.append(doubled.untyped_storage()._weak_ref())
+        return operation(doubled, b)
+
+    a, b = normal(torch, 6, 4), normal(torch, 4, 4, seed=1)
+    out = torch.utils.checkpoint.checkpoint(compute, a, b, use_reentrant=False)
+    assert torch.UntypedStorage._expired(stored[0])
+    expected = torch.autograd.grad(compute(a, b).sum(), (a, b))
+    for found, right in zip(torch.autograd.grad(out.sum(), (a, b)), expected, strict=True):
+        assert torch.equal(found, right)

@@ -60,9 +60,18 @@ class Memo:
         return left
 
 
+# Tells which hooks pack what is saved for gradients, where this release of torch can be asked.
+_packing_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+
+
 def new_memo() -> Memo | None:
-    """Return a memo, but none under a transform, where gradients get inputs of other shapes."""
-    return None if torch._C._are_functorch_transforms_active() else Memo()
+    """Return a memo, but none under a transform, where gradients get inputs of other shapes.
+
+    Nor where hooks, such as those of checkpoints, take what is saved: a memo would keep it.
+    """
+    if torch._C._are_functorch_transforms_active() or _packing_hooks(False):
+        return None
+    return Memo()
 
 
 class Operation:

@@ -84,6 +84,19 @@ def test_final_weights_and_what_is_not_finite(compiler, dtype, K, form):
     np.testing.assert_allclose(found, whole, rtol=100 * EPS[dtype])
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_zeros_of_products_that_meet_infinity(kernels, dtype, rows):
+    """States that are positive in the chain, but not from each state that segments begin with."""
+    x, edges = np.zeros((rows, 5, 2)), np.array([[[1.0, 0], [1, 1]]] * 3 + [[[1, 1], [1, 1]]])
+    x[0, 3, 1] = INF
+    chain = make(dtype, x, transitions=edges).chain
+    ctx = replace(_arrays._numpy_context(dtype), kernels=kernels)
+    with quiet():
+        found, whole = (log_partition(ctx, replace(chain, segments=n), 1 << 20) for n in (2, 1))
+    assert found[0] == whole[0] == INF
+    np.testing.assert_allclose(found, whole, rtol=10 * EPS[dtype])
+
+
 def test_kernels_take_over_where_guesses_of_array_operations_fail(kernels):
     """States that are never forgotten."""
     x = normal(40, 2)

@@ -245,6 +245,10 @@ class LazyChain(LogChain):
 
     def viterbi(self) -> ChainPath:
         """Return paths of largest weight; see `LogChain.viterbi`."""
+        if not self.cuts_time:
+            packed = self._results("viterbi")
+            states = self._field(packed, 0, (STEPS,), np.int64)
+            return ChainPath(states, self._total(packed, 1, self.dtype))
         packed = self._paths(pieces.largest)
         states = self._field(packed, 1, (STEPS,), np.int64)
         weight = self.log_weight(states)

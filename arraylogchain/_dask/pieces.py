@@ -246,6 +246,8 @@ def results(arrays: Arrays, operation: str, workspace: int | None) -> tuple[Arra
         if counts is not None:
             counts = _of_steps(chain, arrays, "transitions", counts)
         return log_z[..., None], marginals[..., front:, :], counts
+    if operation == "viterbi":
+        return found.states, found.log_weight[..., None]
     if operation == "filtered":
         return found.probabilities[..., front:, :], found.log_normalizers[..., front:]
     if operation == "expected_transitions":

@@ -126,10 +126,10 @@ def sum_products(m, P, bands, out):
     K = len(m)
     for j in range(K):
         out[j] = 0.0
-    k = 0
-    while k + 3 < K:
+    # A range, because Numba would compile `add_rows` once more for a k that is always 0 at first.
+    for k in range(0, K - 3, 4):
         add_rows((k, k + 1, k + 2, k + 3), m[k], m[k + 1], m[k + 2], m[k + 3], P, bands, out)
-        k += 4
+    k = K - K % 4
     if k < K:
         # The first one stands for those that there are not, times nothing.
         k1, k2, k3 = four_from(k, K)

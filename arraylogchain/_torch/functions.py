@@ -69,6 +69,8 @@ def new_memo() -> Memo | None:
 
     Nor where hooks, such as those of checkpoints, take what is saved: a memo would keep it.
     """
+    if torch.compiler.is_compiling():  # It cannot look into what is asked below.
+        return None
     if torch._C._are_functorch_transforms_active() or _packing_hooks(False):
         return None
     return Memo()

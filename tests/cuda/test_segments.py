@@ -97,6 +97,16 @@ def test_zeros_of_products_that_meet_infinity(kernels, dtype, rows):
     np.testing.assert_allclose(found, whole, rtol=10 * EPS[dtype])
 
 
+def test_infinity_that_meets_a_zero_of_the_chain(kernels, dtype):
+    """NaN, though the product of the segment's matrices has no such zero."""
+    x = np.array([[[0, 0], [0, 0], [0, INF], [-INF, 0], [0, 0]]])
+    chain = make(dtype, x, transitions=np.ones((1, 2, 2))).chain
+    ctx = replace(_arrays._numpy_context(dtype), kernels=kernels)
+    with quiet():
+        found = [log_partition(ctx, replace(chain, segments=n), 1 << 20) for n in (2, 1)]
+    assert np.all(np.isnan(found))
+
+
 def test_kernels_take_over_where_guesses_of_array_operations_fail(kernels):
     """States that are never forgotten."""
     x = normal(40, 2)

@@ -67,22 +67,22 @@ def log_partition(ctx: Context, chain: Chain, count: int, workspace: int) -> Arr
     )
     total = ChainRun(device, joined, workspace // 2).log_partition()
     total[...] += nats
-    return ctx.to_result(_without_nan_of_zeros(ctx, chain, total, workspace // 2))
+    return ctx.to_result(_settled(ctx, chain, total, workspace // 2))
 
 
-def _without_nan_of_zeros(ctx: Context, chain: Chain, total: Array, workspace: int) -> Array:
-    """Return totals, those that are NaN from a recursion over all steps.
+def _settled(ctx: Context, chain: Chain, total: Array, workspace: int) -> Array:
+    """Return totals, those that are NaN or +inf from a recursion over all steps.
 
-    A row of a product may be 0 where the chain's states are not, and 0 times +inf is NaN. The host
-    does not know whether there is one: if not, the recursion ends after a step.
+    0 times +inf is NaN, but states that are 0 in the chain may not be so in products, or the other
+    way round. The host does not know whether there is one: if not, rows end after a step.
     """
     xp = ctx.xp
-    is_nan = xp.isnan(total)
+    is_open = xp.isnan(total) | (total == math.inf)
     run = ChainRun(ctx.kernels, chain, workspace)
     numbers = xp.arange(chain.num_rows, dtype=xp.int64, device=ctx.device)
-    steps = xp.where(xp.any(is_nan), chain.num_steps, xp.ones_like(numbers))
+    steps = xp.where(xp.any(is_open), chain.num_steps, xp.ones_like(numbers))
     run.lengths = xp.stack([steps, numbers])
-    return xp.where(is_nan, xp.astype(run.log_partition(), total.dtype), total)
+    return xp.where(is_open, xp.astype(run.log_partition(), total.dtype), total)
 
 
 def _cut(ctx: Context, chain: Chain, count: int) -> tuple[Chain, Chain]:

@@ -80,7 +80,7 @@ def choice(
 ) -> Choice:
     """Return the route for an operation; with `measures`, a device may time those that it has."""
     found, on_device = backends(operation, ctx, chain), None
-    # Array operations have no matrix multiply for the other operations either.
+    # Kernels of the others compete with nothing: arrays have no matrix multiply for those.
     if "cuda" in found and operation in KINDS:
         from arraylogchain._cuda import tuning
 

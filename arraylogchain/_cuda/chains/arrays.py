@@ -27,8 +27,8 @@ C_TYPES = {dtype: dtypes.C_TYPES[dtype] for dtype in ("float32", "float64")}
 
 # Numbers of a Scale and of a Total, all double.
 SCALE, TOTAL = 3, 5
-# Of a block of every kernel but those of the recursion.
-THREADS = 256
+# Of a block of every kernel but those of the recursion, and of a warp.
+THREADS, WARP = 256, 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from arraylogchain._context import Array
-from arraylogchain._cuda.chains.arrays import DTYPES, THREADS, History
+from arraylogchain._cuda.chains.arrays import DTYPES, THREADS, WARP, History
 from arraylogchain._cuda.chains.recursion import ChainRun, Sweep, cut_steps, pointers
 from arraylogchain._cuda.launch import ceil_div
-
-WARP = 32
 
 
 def normalised(run: ChainRun) -> tuple[Array, Array]:

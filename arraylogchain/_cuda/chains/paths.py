@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._context import Array
-from arraylogchain._cuda.chains.arrays import C_TYPES, DTYPES, THREADS, ChainArrays, History
+from arraylogchain._cuda.chains.arrays import C_TYPES, DTYPES, THREADS, WARP, ChainArrays, History
 from arraylogchain._cuda.chains.backward_pass import ForwardPass, forward_pass
 from arraylogchain._cuda.chains.recursion import ChainRun
 from arraylogchain._cuda.chains.row_lengths import sent
@@ -24,7 +24,6 @@ PATHS = struct(
     (np.int64, "potentials_time_stride potentials_stride start_stride end_stride history_time"),
     (np.int64, "time_stride sample_stride uniform_time_stride uniform_sample_stride"),
 )
-WARP = 32
 
 
 def best_paths(run: ChainRun) -> Array:

@@ -55,10 +55,10 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     ValueError
         For arrays on different devices.
     """
-    if all(type(x) is np.ndarray for x in given.values()):
-        dtypes = [x.dtype for x in given.values()]
-        if all(dtype is dtypes[0] for dtype in dtypes) and dtypes[0] in _NUMPY:
-            return _numpy_context(_NUMPY[dtypes[0]]), given
+    if set(map(type, given.values())) == {np.ndarray}:
+        dtypes = {x.dtype for x in given.values()}
+        if len(dtypes) == 1 and (name := _NUMPY.get(*dtypes)):
+            return _numpy_context(name), given
         names = {name: dtype_name(x.dtype) for name, x in given.items()}
         return _numpy_context(check_dtypes(names, numpy_namespace)), given
     torch = sys.modules.get("torch")
@@ -218,7 +218,7 @@ def is_lazy(*arrays: Any) -> bool:
 
 def detached(x: Array) -> Array:
     """Return a tensor without its part in autograd, and any other array as it is."""
-    return x.detach() if hasattr(x, "detach") else x
+    return x if type(x) is np.ndarray or not hasattr(x, "detach") else x.detach()
 
 
 def refuse_gradients(given: Mapping[str, Array]) -> None:

@@ -108,7 +108,9 @@ class Context:
 
     def computing(self) -> AbstractContextManager[None]:
         """Return what everything that is done to arrays is done within."""
-        return _on_cupy_device(self.device) if library_name(self.xp) == "cupy" else quiet()
+        if self.is_numpy or library_name(self.xp) != "cupy":
+            return quiet()
+        return _on_cupy_device(self.device)
 
     def uses(self, *arrays: Array) -> None:
         """Say that what is queued next reads arrays that may have been made on another stream.

@@ -101,7 +101,7 @@ def _in_segments(operation: str, segments: int, ctx: Context, chain: Chain, *arg
 
 def backends(operation: str, ctx: Context, chain: Chain) -> tuple[str, ...]:
     """Return which implementations of an operation can be had for a chain."""
-    table = (CHAINS | LAST)[operation]
+    table = CHAINS.get(operation) or LAST[operation]
     if ctx.kernels is not None and "cuda" in table:
         has_kernels = implementation("has_kernels", "cuda")(operation, ctx, chain)
         has_kernels = has_kernels and not _have_failed(operation, ctx)

@@ -29,11 +29,10 @@ def check_call(others: tuple[Any, ...], names: Iterable[str]) -> None:
 
 def check_given(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that are given; raise where one is given both ways."""
-    given = {name: x for name, x in options.items() if x is not None}
     for name, other in (TRANSITIONS, INITIAL, FINAL):
-        if name in given and other in given:
+        if options[name] is not None and options[other] is not None:
             raise ValueError(f"{name} and {other} are both given; give one of them")
-    return given
+    return {name: x for name, x in options.items() if x is not None}
 
 
 def one_of(given: Mapping[str, Any], names: tuple[str, str]) -> Any:

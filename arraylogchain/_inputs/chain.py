@@ -23,7 +23,7 @@ class GuessesFailedError(Exception):
     """Segments of a chain's time cannot be computed side by side."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # frozen ones take three times as long to make
 class Chain:
     """Arrays of whole chains, checked, with batch axes as given; None stands for all ones.
 
@@ -87,8 +87,9 @@ class Chain:
     @property
     def sizes(self) -> tuple[int, int]:
         """Numbers of groups and of rows in each."""
-        groups = math.prod(self.batch[axis] for axis in self.group_axes)
-        return groups, math.prod(self.batch) // max(groups, 1)
+        own = () if self.transitions is None else self.transitions.shape[:-3]
+        groups = math.prod(n for n in own if n > 1)
+        return groups, math.prod(self.batch) // groups
 
 
 def enter_chain(arrays: Mapping[str, Array], lengths: Any) -> tuple[Context, Chain]:

@@ -48,7 +48,7 @@ def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Arr
 
     def work(rows: range) -> None:
         states, places = sweep.state(rows), sweep.layout.positions(rows)
-        blocks = list(sweep.blocks(rows, range(sweep.T), 8 * sweep.K))
+        blocks = sweep.blocks(rows, range(sweep.T), 8 * sweep.K)
         for steps in reversed(blocks) if backward else blocks:
             found = np.full((len(rows), len(steps), sweep.K), -math.inf)
             if backward:
@@ -76,7 +76,7 @@ def last_message(
     def work(rows: range) -> None:
         states, places = sweep.state(rows), sweep.layout.positions(rows)
         if backward:
-            for steps in reversed(list(sweep.blocks(rows, range(sweep.T)))):
+            for steps in reversed(sweep.blocks(rows, range(sweep.T))):
                 block = sweep.read(rows, steps, backward=True)
                 recursion.backward(block, states, NO_MESSAGES)
         else:

@@ -45,7 +45,7 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
 
         weights, found = np.empty((len(rows), 6)), np.empty(len(rows))
         for window in sweep.windows(length, np.empty((len(rows), sweep.K + 1)), keep):
-            for steps in reversed(list(sweep.blocks(rows, window))):
+            for steps in reversed(sweep.blocks(rows, window)):
                 block = sweep.read(rows, steps, backward=True)
                 trace_back(block, kept, window.start, weights, flat, found)
         flat_weights[sweep.layout.positions(rows)] = found
@@ -98,7 +98,7 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Integers, uniforms: 
     def work(rows: range) -> None:
         totals, windows = whole.forward(rows)
         for window, history in windows:
-            for steps in reversed(list(sweep.blocks(rows, window))):
+            for steps in reversed(sweep.blocks(rows, window)):
                 block = sweep.read(rows, steps, backward=True)
                 draw_back(block, history, totals, flat)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from arraylogchain._compiled.chains.sources import frozen
 from arraylogchain._compiled.chains.sums import Sum, lanes_of
-from arraylogchain._compiled.chains.sweep import NO_STATES, Sweep
+from arraylogchain._compiled.chains.sweep import NO_MESSAGES, NO_STATES, Sweep
 from arraylogchain._compiled.loops.compiling import Floats
 from arraylogchain._compiled.loops.posterior import posterior as add_posterior
 from arraylogchain._compiled.loops.recursion import COTANGENT
@@ -72,23 +72,25 @@ class Posterior:
         states, groups = sweep.state(rows), sweep.groups(rows)
         step_bytes = sum(each.step_bytes for each in sums.values())
         for window, history in windows:
-            for steps in reversed(list(sweep.blocks(rows, window, step_bytes))):
+            for steps in reversed(sweep.blocks(rows, window, step_bytes)):
                 block = sweep.read(rows, steps, backward=True)
-                maps, moves = block[0][3], sweep.moves(steps, backward=True)
+                maps, spans = block[0][3], dict.fromkeys(sums, steps)
+                if "transitions" in sums:
+                    spans["transitions"] = sweep.moves(steps, backward=True)
                 if cotangents is _ONE:
                     maps[COTANGENT] = 0
                 opened = {
-                    name: each.open(rows, groups, moves if name == "transitions" else steps, maps)
-                    for name, each in sums.items()
+                    name: each.open(rows, groups, spans[name], maps) for name, each in sums.items()
                 }
                 to = (
-                    *opened.get("potentials", (NO_STATES, 0)),
+                    *opened.get("potentials", NO_MESSAGES),
                     *opened.get("transitions", (_NO_MATRICES, 0)),
-                    *(opened.get(name, (NO_STATES, 0))[0] for name in ("initial", "final")),
+                    opened.get("initial", NO_MESSAGES)[0],
+                    opened.get("final", NO_MESSAGES)[0],
                 )
                 add_posterior(block, states, history, totals, cotangents, by_weight, to)
                 for name, each in sums.items():
-                    each.close(rows, groups, moves if name == "transitions" else steps)
+                    each.close(rows, groups, spans[name])
 
     def sums(
         self,

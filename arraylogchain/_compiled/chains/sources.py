@@ -48,9 +48,11 @@ class Rows:
     def __init__(self, array: Any, layout: Layout | None, kind: int, budget: int) -> None:
         self.array, self.layout, self.kind = array, layout, kind
         self.whole: tuple[Floats, int] | None = None
+        # What a step of a row takes.
+        self.step_bytes = int(array.shape[-1]) * (8 + array.itemsize)
         if can_be_read(array) or 8 * array.size <= budget:
             whole = np.ascontiguousarray(array, np.float64)
-            self.whole = frozen(whole.reshape(-1, *array.shape[-2:])), 0
+            self.whole, self.step_bytes = (frozen(whole.reshape(-1, *array.shape[-2:])), 0), 0
 
     def read(self, rows: range, steps: range, maps: Integers) -> tuple[Floats, int]:
         """Return the weights of rows and steps, with the number of the first; enter their map.
@@ -66,12 +68,6 @@ class Rows:
         out[...] = part[index] if index else part
         return frozen(out), steps.start
 
-    @property
-    def step_bytes(self) -> int:
-        """What a step of a row takes."""
-        size = int(self.array.shape[-1])
-        return 0 if self.whole is not None else size * (8 + self.array.itemsize)
-
 
 @lru_cache(maxsize=16)
 def ones(K: int) -> Rows:
@@ -82,6 +78,9 @@ def ones(K: int) -> Rows:
 @lru_cache(maxsize=16)
 def _full_band(K: int) -> Integers:
     return np.full((1, 1, K, 2), (0, K), np.int64)
+
+
+_NO_MATRICES = np.empty((0, 0, 0, 0))
 
 
 class Matrices:
@@ -139,20 +138,22 @@ class Matrices:
             return given, given, shifts, flags, _full_band(K), steps.start
         bands = np.empty((*shape, K, 2), np.int64) if self.with_bands else _full_band(K)
         if self.form == "logs":
-            P = np.empty(given.shape)
+            P: Floats = np.empty(given.shape)
             if not in_logs:
                 # NumPy's logarithms of many numbers are several times faster than those of loops.
                 with np.errstate(all="ignore"):
                     np.log(given, out=P)
             prepare_logs(given, in_logs, P, flags, bands, self.with_bands)
             return frozen(P), given, shifts, flags, bands, steps.start
-        P = np.empty(given.shape if in_logs else (0, 0, K, K))
+        P = np.empty(given.shape) if in_logs else _NO_MATRICES
         prepare(given, in_logs, P, shifts, flags, bands, self.with_bands)
         return frozen(P) if in_logs else given, given, shifts, flags, bands, steps.start
 
     def _given(self, groups: range, steps: range) -> Floats:
         """Return matrices as they are given, [groups, steps, K, K]."""
-        part = self.array[..., steps.start : steps.stop, :, :]
+        part = self.array
+        if len(steps) < part.shape[-3]:
+            part = part[..., steps.start : steps.stop, :, :]
         if len(groups) < self.groups:
             part = part[np.unravel_index(np.arange(groups.start, groups.stop), self.own)]
         if self.form == "transposed":

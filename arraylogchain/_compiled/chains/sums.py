@@ -15,6 +15,7 @@ import numpy as np
 from arraylogchain._compiled.chains.layout import Layout
 from arraylogchain._compiled.loops.compiling import Floats, Integers
 from arraylogchain._compiled.loops.recursion import (
+    BATCH,
     TO_FINAL,
     TO_INITIAL,
     TO_POTENTIALS,
@@ -46,7 +47,7 @@ class Sum:
         core, self.kind = _KINDS[name]
         self.name, self.shape, self.dtype, self.layout = name, shape, dtype, layout
         self.own = shape[: len(shape) - core]
-        self.steps = layout.steps(self.own)
+        self.map = layout.maps[BATCH if self.own == layout.batch else self.kind]
         # Every row has its own part.
         self.is_apart = math.prod(self.own) == layout.num_rows
         self.total: Any = None
@@ -72,7 +73,7 @@ class Sum:
 
     def open(self, rows: range, groups: range, steps: range, maps: Integers) -> tuple[Floats, int]:
         """Return what to add contributions of a block to, and the first step of that."""
-        maps[self.kind, :-1], maps[self.kind, -1] = self.steps, 0
+        maps[self.kind] = self.map
         if self.total.dtype == np.float64:
             return self.total, 0
         count = 1 if self.total.shape[1] == 1 else len(steps)
@@ -131,8 +132,8 @@ def _transpose(matrices: Floats) -> None:
 
 def lanes_of(sums: list[Sum], tiles: int, budget: int) -> tuple[int, list[bool]]:
     """Return how many lanes there are, and which sums can be float64, within a budget."""
-    shared = [8 * math.prod(each.shape) for each in sums if not each.is_apart]
-    lanes = max(1, min(_LANES, tiles, budget // max(1, sum(shared))))
-    fits = lanes * sum(shared) <= budget
+    shared = sum(8 * math.prod(each.shape) for each in sums if not each.is_apart)
+    lanes = max(1, min(_LANES, tiles, budget // max(1, shared)))
+    fits = lanes * shared <= budget
     doubles = [each.dtype == np.float64 or (fits and not each.is_apart) for each in sums]
     return lanes, doubles

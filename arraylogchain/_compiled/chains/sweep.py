@@ -49,6 +49,21 @@ def _same_lengths(T: int) -> Integers:
     return frozen(np.array([T]))  # type: ignore[no-any-return]
 
 
+@lru_cache(maxsize=256)
+def _tile(num_rows: int, row_bytes: int, least: int, work: int, budget: int) -> tuple[int, int]:
+    """Return how many rows go together, at least if they fit, and how many tiles fit a budget."""
+    together = min(num_rows, max(_WORK // work, least))
+    # Room for a tile on each of four threads, if a row leaves that.
+    own = max(budget // _TILES, min(least * row_bytes, budget // 4), row_bytes)
+    own = min(budget, own)
+    return min(together, max(1, own // row_bytes)), budget // own
+
+
+def _cut(steps: range, length: int) -> list[range]:
+    """Cut steps into ranges of a length, the last one shorter."""
+    return [steps[start : start + length] for start in range(0, len(steps), length)]
+
+
 class Sweep:
     """A chain, its arrays, and how it is cut.
 
@@ -79,11 +94,10 @@ class Sweep:
         self.potentials = Rows(chain.potentials, layout, POTENTIALS, workspace // 8)
         self.initial = self._ends(chain.initial, INITIAL, workspace // 32)
         self.final = self._ends(chain.final, FINAL, workspace // 32)
-        forms = {False: forward, True: backward}
-        part = workspace // 4 if None in forms.values() else workspace // 8
+        part = workspace // 8 if forward and backward else workspace // 4
         self.matrices = {
             is_backward: Matrices(chain, layout, part, form, more)
-            for is_backward, form in forms.items()
+            for is_backward, form in enumerate((forward, backward))
             if form is not None
         }
         # What is read, and prepared, a block at a time.
@@ -109,17 +123,11 @@ class Sweep:
         How rows are cut does not depend on the number of threads.
         """
         row_bytes += 16 * self.K + 8 * SCALE + 64
-        together = max(1, _WORK // (self.T * self.step_work))
-        least = 1
-        if self.in_parts:
-            # Many rows of a group share what it takes to prepare the matrices of a block.
-            least = min(_ROWS_OF_A_BLOCK, self.layout.rows_per_group)
-        together = min(self.layout.num_rows, max(together, least))
-        # Room for a tile on each of four threads, if a row leaves that.
-        budget = max(self.budget // _TILES, min(least * row_bytes, self.budget // 4), row_bytes)
-        budget = min(self.budget, budget)
-        rows = min(together, max(1, budget // row_bytes))
-        return rows, max(1, min(workers_here(), self.budget // budget))
+        # Many rows of a group share what it takes to prepare the matrices of a block.
+        least = min(_ROWS_OF_A_BLOCK, self.layout.rows_per_group) if self.in_parts else 1
+        work = self.T * self.step_work
+        rows, threads = _tile(self.layout.num_rows, row_bytes, least, work, self.budget)
+        return rows, min(workers_here(), threads)
 
     def window(self, rows: range, step_bytes: int) -> int:
         """Return how many steps can be kept, beside the states that as many others begin with.
@@ -136,30 +144,30 @@ class Sweep:
 
         `keep` takes a state through a window, and keeps what is to be known of its steps.
         """
-        windows = [range(t, min(t + length, self.T)) for t in range(0, self.T, length)]
         starts = []
-        for window in windows:
-            starts.append(state.copy())
+        for window in (windows := _cut(range(self.T), length))[:-1]:
+            starts.append((window, state.copy()))
             keep(window, state)
+        keep(windows[-1], state)
 
         def again() -> Iterator[range]:
             yield windows[-1]
-            for window, start in zip(windows[-2::-1], starts[-2::-1], strict=True):
-                keep(window, start.copy())
+            for window, start in reversed(starts):
+                keep(window, start)
                 yield window
 
         return again()
 
-    def blocks(self, rows: range, steps: range, step_bytes: int = 0) -> Iterator[range]:
+    def blocks(self, rows: range, steps: range, step_bytes: int = 0) -> list[range]:
         """Cut steps into blocks, each step of a row taking so many bytes beside its potentials."""
-        by_work = _WORK // (len(rows) * self.step_work)
+        length = _WORK // (len(rows) * self.step_work)
         needed = len(rows) * (self.potentials.step_bytes + step_bytes)
         for matrices in self.in_parts:
             needed += len(self.groups(rows)) * matrices.matrix_bytes
-        tiles = min(_TILES, -(-self.layout.num_rows // len(rows)))
-        length = max(1, min(by_work, self.budget // 4 // tiles // max(1, needed)))
-        for start in range(steps.start, steps.stop, length):
-            yield range(start, min(start + length, steps.stop))
+        if needed:
+            tiles = min(_TILES, -(-self.layout.num_rows // len(rows)))
+            length = min(length, self.budget // 4 // tiles // needed)
+        return _cut(steps, max(1, length))
 
     def groups(self, rows: range) -> range:
         """Return the groups of rows."""
@@ -181,8 +189,9 @@ class Sweep:
         """
         maps, form = self.layout.maps.copy(), self.matrices.get(backward) or self.matrices[False]
         matrices = form.whole or form.read(self.groups(rows), self.moves(steps, backward), maps)
-        weighed = range(steps.start, min(steps.stop + backward, self.T))
-        potentials = self.potentials.whole or self.potentials.read(rows, weighed, maps)
+        potentials = self.potentials.whole or self.potentials.read(
+            rows, range(steps.start, min(steps.stop + backward, self.T)), maps
+        )
         initial, _ = self.initial.whole or self.initial.read(rows, range(1), maps)
         final, _ = self.final.whole or self.final.read(rows, range(1), maps)
         ends = (initial, self.chain.initial_in_logs, final, self.chain.final_in_logs)

@@ -54,7 +54,8 @@ def tile_product(
     factor_bytes, entry_bytes : int
         Bytes that a tile takes for each element of its two factors, and of its product.
     side : int
-        Rows and columns that a tile should have, if need be by cutting the terms.
+        Rows and columns that a tile should have; up to `FULL_SPEED`, if need be by cutting the
+        terms.
     copied_bytes : int
         Bytes that a tile's operands take for each element, over all terms, where they are copied
         because axes cannot be merged in place; a single row or column never needs a copy.
@@ -80,7 +81,7 @@ def tile_product(
         left = budget - factor_bytes * inner * lines
         return left // (factor_bytes * inner + entry_bytes * lines)
 
-    if others(few_rows) < few_cols:
+    if others(few_rows) < min(few_cols, FULL_SPEED):
         # The terms themselves are cut, so that tiles stay large enough to multiply fast; products
         # of some terms are added up.
         factors = max(2, budget // (2 * factor_bytes))
@@ -88,8 +89,8 @@ def tile_product(
         tile_rows = min(few_rows, math.isqrt(entries), factors // 2)
         tile_cols = min(few_cols, entries // tile_rows, factors // 2)
         return Tiling(1, tile_rows, tile_cols, min(inner, factors // (tile_rows + tile_cols)))
-    # Wide panels: the rows are prepared anew for each of them.
-    tile_cols = min(cols, others(few_rows))
+    # Wide panels of equal widths: the rows are prepared anew for each of them.
+    tile_cols = -(-cols // -(-cols // others(few_rows)))
     longest = max(inner, tile_cols)
     large = min(2 * side, _LARGE_ROWS // (factor_bytes * longest))
     tile_rows = min(rows, others(tile_cols), max(side, _CACHED // longest, large))

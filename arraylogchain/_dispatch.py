@@ -2,7 +2,8 @@
 
 An implementation is a folder: ``_array`` runs everywhere and defines what is right, ``_compiled``
 has loops for the CPU, ``_cuda`` kernels. What a folder implements of products is imported from its
-``products``, of chains from its ``chains``; an operation has the same name and signature in all of
+``products``, of chains from its ``chains``, and what these do between matrix multiplies from its
+``passes``; an operation has the same name and signature in all of
 them. A new backend is a folder, and its name in this table.
 """
 
@@ -15,7 +16,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from arraylogchain._context import Array, Context
+from arraylogchain._context import SINGLE, Array, Context, Precision
 from arraylogchain._fold import Fold
 from arraylogchain._inputs.chain import Chain, GuessesFailedError
 from arraylogchain.plan import KINDS, Choice, choose, sizes_of
@@ -49,6 +50,8 @@ CHAINS = {
     "sample": ("array", "compiled", "cuda"),
     "log_weight": ("array", "compiled", "cuda"),
 }
+# What chains that go through matrix multiplies do between these.
+PASSES = {"Weigher": ("array", "compiled"), "PosteriorWeigher": ("array", "compiled")}
 # Of chains that are computed in pieces: what one piece hands on to the next.
 LAST = {"last_message": ("array", "compiled"), "best_message": ("array", "compiled")}
 
@@ -61,6 +64,7 @@ ROUTES = {"vector": "array", "segments": "array", "compiled": "compiled", "kerne
 def implementation(operation: str, backend: str) -> Callable[..., Any]:
     """Return the function for an operation on a backend; imported when first asked for."""
     area = "products" if operation in PRODUCTS else "chains"
+    area = "passes" if operation in PASSES else area
     module = importlib.import_module(f"arraylogchain._{backend}.{area}")
     return getattr(module, operation)  # type: ignore[no-any-return]
 
@@ -152,6 +156,12 @@ def _by_kernels(operation: str, backend: str, ctx: Context, *args: Any, **option
     if self_check.is_trusted(ctx, operation, backend):
         return found
     return implementation(operation, "array")(ctx, *args, **options)
+
+
+def for_passes(operation: str, ctx: Context, precision: Precision) -> Callable[..., Any]:
+    """Return what does one of `PASSES` on states in a precision; loops are for float32."""
+    has_loops = precision is SINGLE and _has_loops(ctx)
+    return implementation(operation, "compiled" if has_loops else "array")
 
 
 def logsumexp_where(ctx: Context, *args: Any) -> Array:

@@ -49,6 +49,12 @@ class ChainSums:
         """Whether sums over pairs are those of weights, not derivatives with respect to them."""
         return self.as_counts or self.chain.transitions_in_logs
 
+    @property
+    def has_own_places(self) -> bool:
+        """Whether no two rows share a place in the potentials' gradient."""
+        assert self.potentials is not None
+        return self.chain.num_rows == math.prod(self.potentials.shape[:-2])
+
     def add_potentials(
         self, tile: Tile, time: int, values: Array, scale: Array | None = None
     ) -> None:
@@ -57,12 +63,10 @@ class ChainSums:
         With `scale` the values, which it multiplies, are the first of rows that share no place:
         those are written. The memory of `values` may be written over.
         """
-        ctx, xp, x = self.ctx, self.ctx.xp, self.potentials
-        assert x is not None
+        ctx, xp = self.ctx, self.ctx.xp
         view = self._view("potentials")
         target = view[(*within(tile.box, view.shape), time, slice(None))]
-        # What rows share comes from several tiles.
-        is_first = scale is not None and math.prod(x.shape[:-2]) == self.chain.num_rows
+        is_first = scale is not None and self.has_own_places
         if is_first and tile.selected is None and target.dtype == values.dtype:
             shape = tuple(target.shape)
             scale = xp.reshape(scale, (*shape[:-1], 1))

@@ -27,7 +27,7 @@ def entropy(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the entropies [*batch] in nats; 0 where there is no path."""
     out = ctx.empty(chain.batch, ctx.result_dtype)
     view = arrange(ctx.xp, chain, out, trailing=0)
-    for tile, sweep in sweeps(ctx, chain, workspace, keeps_products=True):
+    for tile, sweep in sweeps(ctx, chain, workspace):
         found = _TileEntropy(tile, sweep).run()
         tile.place(view[(*tile.box, ...)][..., None], found)
     return out

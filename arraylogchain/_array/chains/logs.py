@@ -46,8 +46,8 @@ class LogStepper:
     def __init__(self, tile: Tile, options: Options) -> None:
         self.tile, self.ctx, self.options = tile, tile.ctx, options
 
-    def advance(self, before: State | None, i: int) -> tuple[State, State | None]:
-        """Return the state after step i, and before its potentials if that is wanted."""
+    def advance(self, before: State | None, i: int) -> tuple[State, State]:
+        """Return the state after step i, and before its potentials."""
         ctx, tile, axis = self.ctx, self.tile, self.tile.select_axis
         count, parts = tile.count_moves(i), []
         if before is not None:
@@ -57,7 +57,7 @@ class LogStepper:
         if count < tile.count(i):
             parts.append(self._start(slice(count, tile.count(i))))
         state = joined(ctx, parts, axis)
-        product = state.copy(ctx) if self.options.keeps_products else None
+        product = state.copy(ctx)
         if not tile.count(i):
             return state, product
         time = tile.time(i)

@@ -26,7 +26,7 @@ def _messages(ctx: Context, chain: Chain, workspace: int, backward: bool) -> Arr
     if chain.lengths is not None:
         out[...] = -math.inf
     view = arrange(ctx.xp, chain, out, trailing=2)
-    found = sweeps(ctx, chain, workspace, backward, keeps_products=backward, every_product=backward)
+    found = sweeps(ctx, chain, workspace, backward, every_product=backward)
     for tile, sweep in found:
         for i in range(tile.num_steps):
             step, here = sweep.advance(), slice(tile.count(i))

@@ -23,7 +23,9 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
+from arraylogchain import _dispatch
 from arraylogchain._array.chains.accumulate import ChainSums, bounded, zeros_for
 from arraylogchain._array.chains.logs import LogMatrix, joint_logs
 from arraylogchain._array.chains.matrices import Matrix
@@ -76,8 +78,7 @@ def _posterior(
         total = _add_in_segments(ctx, chain, workspace, sums)
     else:
         total = ctx.empty(chain.batch, ctx.result_dtype)
-        room = sums.potentials if _can_keep_factors(ctx, chain) else None
-        for of_tile in _of_tiles(ctx, chain, workspace, total, room=room):
+        for of_tile in _of_tiles(ctx, chain, workspace, total):
             of_tile.add(None, sums)
             del of_tile
     counts = None if sums.transitions is None else ctx.to_result(sums.transitions)
@@ -90,16 +91,14 @@ def _of_tiles(
     workspace: int,
     total: Array | None,
     keep: bool = False,
-    room: Array | None = None,
 ) -> Iterator[TilePosterior]:
     """Yield the posteriors of the tiles of a chain, and write log Z if it is wanted.
 
-    Where they do not fit the workspace together, they are let go one by one. Exponentials can be
-    kept in a room [*batch, T, K] until their potentials' gradient takes their place.
+    Where they do not fit the workspace together, they are let go one by one.
     """
     view = None if total is None else arrange(ctx.xp, chain, total, trailing=0)
     every = chain.final is not None
-    found = histories(ctx, chain, workspace, keep, room, every_entry=every, for_pairs=True)
+    found = histories(ctx, chain, workspace, keep, every_entry=every, for_pairs=True)
     for tile, history in found:
         of_tile = TilePosterior(tile, history)
         del history
@@ -107,13 +106,6 @@ def _of_tiles(
             tile.place(view[(*tile.box, ...)][..., None], of_tile.total)
         yield of_tile
         del of_tile
-
-
-def _can_keep_factors(ctx: Context, chain: Chain) -> bool:
-    """Tell whether exponentials of the potentials are like their gradient."""
-    x, axes = chain.potentials, (*chain.group_axes, *chain.row_axes)
-    is_plain = tuple(x.shape[:-2]) == chain.batch and axes == tuple(range(len(axes)))
-    return is_plain and chain.lengths is None and x.dtype == ctx.dtype(ctx.precision)
 
 
 def _add_in_segments(
@@ -130,9 +122,8 @@ def _add_in_segments(
     # The rest is for the messages between segments.
     workspace = workspace // 4 * 3
     g_within = None if g is None else xp.broadcast_to(g[..., None], cut.within.batch)
-    room = of_within.potentials if _can_keep_factors(ctx, cut.within) else None
     within = with_ends(cut.within, initial, final)
-    for of_tile in _of_tiles(ctx, within, workspace, None, room=room):
+    for of_tile in _of_tiles(ctx, within, workspace, None):
         tile = of_tile.tile
         place_message(tile, of_tile.history.last, forward, whole)
         factors = cut.factors(forward, guesses[0])
@@ -176,17 +167,10 @@ def value_and_pullback(
         return _in_segments(ctx, chain, workspace, keep)
     states = chain.num_rows * chain.num_steps * chain.num_states * ctx.precision.itemsize
     out = ctx.empty(chain.batch, ctx.result_dtype)
-    rooms = []
-    if keep and _can_keep_factors(ctx, chain):
-        rooms.append(ctx.empty(tuple(chain.potentials.shape), chain.potentials.dtype))
-    kept = list(_of_tiles(ctx, chain, workspace, out, keep or states <= workspace, *rooms))
+    kept = list(_of_tiles(ctx, chain, workspace, out, keep or states <= workspace))
 
     def pullback(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
-        # The first gradient takes the place of exponentials.
-        first = {"potentials"} if rooms and "potentials" in wanted else set()
-        sums = _zeros(ctx, chain, workspace, wanted - first)
-        if first:
-            sums.potentials = rooms.pop()
+        sums = _zeros(ctx, chain, workspace, wanted)
         for posterior in kept:
             posterior.add(cotangent, sums)
         return sums.results()
@@ -235,19 +219,25 @@ class TilePosterior:
         Returns the last state of the sweep backward.
         """
         proof = {"every_entry": False, "proves_last": self.tile.chain.initial is not None}
-        options = Options(self.pieces, keeps_products=True, for_pairs=True, **proof)
-        sweep = Sweep(self.tile.reversed(), options)
+        options = Options(self.pieces, for_pairs=True, **proof)
+        sweep, own = Sweep(self.tile.reversed(), options), self.ctx.precision
+        weigher = _dispatch.for_passes("PosteriorWeigher", self.ctx, own)(self.tile, sums, own)
         g, ahead = self._cotangent(cotangent), None
+        sizes = self._sizes_of(g)
         if sums.final is not None:
             self._add_end("final", self.tile.reversed(), self.history.last, g, sums)
-        try:
-            for time, forward in self.history.back():
-                backward = sweep.advance()
-                self._add_step(time, (forward, backward, ahead), sweep, g, sums)
-                ahead = backward
-        finally:
-            if self.tile.kept is not None and sums.potentials is not None:
-                self.tile.kept.release()
+        for time, forward in self.history.back():
+            steps = forward, sweep.advance(), ahead
+            of_step = part_of(g, slice(self.tile.count(time)), self.tile.select_axis)
+            weights, slow = self._weigh_at_once(time, steps, of_step, sizes, weigher), None
+            if weights is None:
+                weights, slow = self._weigh(time, steps, of_step, sums)
+            if sums.transitions is not None and ahead is not None:
+                matrix = sweep.scaled.matrices.at(self.tile.num_steps - 1 - time)
+                self._add_pairs(time + 1, weights, ahead, matrix, sums)
+            if slow is not None:
+                self._add_in_logs(time, steps, slow, of_step, sums)
+            ahead = steps[1]
         last = sweep.last()
         if sums.initial is not None:
             self._add_end("initial", self.tile, last, g, sums)
@@ -264,11 +254,50 @@ class TilePosterior:
         g = xp.where(xp.isinf(total), xp.zeros_like(g), g)
         return xp.where(xp.isnan(total), xp.full_like(g, math.nan), g)
 
-    def _add_step(self, time: int, steps: _Steps, sweep: Sweep, g: Array, sums: ChainSums) -> None:
-        """Add what a step contributes, in float64 where its states' own precision does not do."""
+    def _sizes_of(self, g: Array) -> tuple[float, float]:
+        """Return the least and the largest size of cotangents that are not zero."""
+        xp, size = self.ctx.xp, self.ctx.xp.abs(g)
+        least = xp.min(xp.where(size == 0, xp.full_like(size, math.inf), size))
+        return float(least), float(xp.max(size))
+
+    def _limits(self, precision: Precision) -> tuple[float, float]:
+        """Return what sums of a_t b_t, over 1 + max(a_t), and max(a_t) g, over sums, have to keep.
+
+        The former proves them; by the latter what is multiplied for pairs stays in range, whatever
+        the weight of its edge.
+        """
+        size = self.tile.chain.num_states
+        most = 2.0 ** (precision.top - pair_ceiling(precision, size) - _SPARE)
+        return 2.0 * size * precision.tiny / precision.eps, most
+
+    def _weigh_at_once(
+        self, time: int, steps: _Steps, g: Array, sizes: tuple[float, float], weigher: Any
+    ) -> Array | None:
+        """Add what a step contributes to the potentials' gradient if bounds prove all rows.
+
+        Returns a_t g / Z_t, or None where they do not, and nothing is added.
+        """
+        (forward, backward, _), precision = steps, self.ctx.precision
+        for step in (forward, backward):
+            if step.precision is not precision or step.gone is not None:
+                return None
+        (lost, most), largest = self._limits(precision), forward.state.high
+        bounds = max(lost * (1.0 + largest), largest * sizes[1] / most), sizes[0] / precision.tiny
+        a, b = forward.state.values, backward.product.values
+        out = part_of(
+            self._room(precision), slice(int(g.shape[self.tile.select_axis])), self.tile.select_axis
+        )
+        return out if weigher.weigh(time, a, b, g, bounds, out) else None
+
+    def _weigh(
+        self, time: int, steps: _Steps, g: Array, sums: ChainSums
+    ) -> tuple[Array, Array | None]:
+        """Do the same row by row, in float64 where the states' own precision does not do.
+
+        Returns a_t g / Z_t, and which rows, or groups, are not proved and have nothing added.
+        """
         ctx, xp, axis = self.ctx, self.ctx.xp, self.tile.select_axis
-        (forward, backward, ahead), here = steps, slice(self.tile.count(time))
-        g = part_of(g, here, axis)
+        forward, backward, _ = steps
         own = max(forward.precision, backward.precision, key=lambda each: each.top)
         for precision in (own,) if own is ctx.widest else (own, ctx.widest):
             a, b = (ctx.load(x.values, precision) for x in (forward.state, backward.product))
@@ -279,16 +308,13 @@ class TilePosterior:
         is_zero = g == 0 if slow is None else slow | (g == 0)
         # Rows that contribute nothing have finite states, but their sum may be zero.
         scale = xp.where(is_zero, xp.zeros_like(g), g / total)
+        here = slice(int(g.shape[axis]))
+        out = part_of(self._room(precision), here, axis)
         if sums.potentials is not None:
-            out = part_of(self._room(precision), here, axis)
             ctx.apply(xp.multiply, a, b, out=out)
             sums.add_potentials(self.tile.part(here), time, out, scale)
-        if sums.transitions is not None and ahead is not None:
-            matrix = sweep.scaled.matrices.at(self.tile.num_steps - 1 - time)
-            self._add_pairs(time + 1, a, ahead, matrix, scale, sums)
-        if slow is not None:
-            (index,) = xp.nonzero(xp.any(slow, axis=1 - axis)[..., 0])
-            self._add_in_logs(time, steps, index, g, sums)
+        ctx.apply(xp.multiply, a, scale, out=out)
+        return out, None if slow is None else xp.nonzero(xp.any(slow, axis=1 - axis)[..., 0])[0]
 
     def _room(self, precision: Precision) -> Array:
         """Return memory for the products of a step, the same at each: fresh memory costs time."""
@@ -301,20 +327,15 @@ class TilePosterior:
         self, steps: _Steps, precision: Precision, total: Array, a: Array, g: Array
     ) -> Array | None:
         """Return which rows, of those that contribute, are not proved by their scaled states."""
-        xp, size, axis = self.ctx.xp, self.tile.chain.num_states, self.tile.select_axis
-        lost = 2.0 * size * precision.tiny / precision.eps
-        # What is multiplied for pairs stays in range, whatever the weight of its edge.
-        limit = 2.0 ** (precision.top - pair_ceiling(precision, size) - _SPARE)
-        size_of_g, (forward, backward, _) = xp.abs(g), steps
-
-        def are_proved(largest: Array | float) -> Array:
-            return (total >= lost * (1.0 + largest)) & (largest * size_of_g <= limit * total)
-
-        proved = are_proved(forward.state.high)
-        if not bool(xp.all(proved)):
-            proved = are_proved(xp.max(a, axis=-1, keepdims=True))
-        proved = proved & (size_of_g >= precision.tiny * total)
-        for step in (forward, backward):
+        xp, axis = self.ctx.xp, self.tile.select_axis
+        (lost, most), size, largest = (
+            self._limits(precision),
+            xp.abs(g),
+            xp.max(a, axis=-1)[..., None],
+        )
+        proved = (total >= lost * (1.0 + largest)) & (largest * size <= most * total)
+        proved = proved & (size >= precision.tiny * total)
+        for step in steps[:2]:
             if step.gone is not None:
                 proved = proved & ~part_of(step.gone, slice(int(g.shape[axis])), axis)
         slow = ~proved & (g != 0)
@@ -323,20 +344,19 @@ class TilePosterior:
         return slow if bool(xp.any(slow)) else None
 
     def _add_pairs(
-        self, i: int, a: Array, ahead: Step, matrix: Matrix, scale: Array, sums: ChainSums
+        self, i: int, weights: Array, ahead: Step, matrix: Matrix, sums: ChainSums
     ) -> None:
         """Add the weights of pairs of states, or the derivatives with respect to weights.
 
-        `matrix` is that of the backward sweep, which leads from step i to the one before.
+        The `weights` are those of states at step i - 1; `matrix` is that of the backward sweep,
+        which leads from step i to the one before.
         """
         ctx, xp, axis = self.ctx, self.ctx.xp, self.tile.select_axis
         moved = slice(self.tile.count_moves(i))
-        precision = DOUBLE if a.dtype == xp.float64 else SINGLE
-        a, scale = (part_of(x, moved, axis) for x in (a, scale))
+        precision = DOUBLE if weights.dtype == xp.float64 else SINGLE
         d = ctx.load(ahead.state.values, precision)
-        left = part_of(self._room(precision), moved, axis)
-        ctx.apply(xp.multiply, a, scale, out=left)
-        left, tile = xp.matrix_transpose(left), self.tile.part(moved)
+        left = xp.matrix_transpose(part_of(weights, moved, axis))
+        tile = self.tile.part(moved)
         groups, size, _ = left.shape
         for k in self.pieces.columns(groups, size):
             pairs = xp.matmul(left[:, k, :], d)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from arraylogchain._array.chains.exponentials import Exponentials
+from arraylogchain import _dispatch
 from arraylogchain._array.chains.matrices import Matrices
 from arraylogchain._array.chains.plans import Pieces
 from arraylogchain._array.chains.states import State, joined, part_of, power_to, scale_by_powers
@@ -47,8 +47,6 @@ class Options:
     pieces : Pieces
     every_entry : bool
         Whether every entry has to be right, or only the sums over whole paths.
-    keeps_products : bool
-        Whether the product before potentials is wanted as well, in memory of its own.
     every_product : bool
         Whether every entry of products has to be right as well; they may be rescaled.
     proves_last : bool
@@ -61,7 +59,6 @@ class Options:
 
     pieces: Pieces
     every_entry: bool = True
-    keeps_products: bool = False
     every_product: bool = False
     proves_last: bool = False
     for_pairs: bool = False
@@ -93,15 +90,16 @@ class ScaledStepper:
 
     def __init__(self, tile: Tile, precision: Precision, options: Options) -> None:
         self.tile, self.ctx, self.precision, self.options = tile, tile.ctx, precision, options
-        self.exponentials = Exponentials(tile, precision, options.pieces.together)
+        weigher = _dispatch.for_passes("Weigher", self.ctx, precision)
+        self.weigher = weigher(tile, precision, options.pieces.together)
         self.floor = _FLOOR[precision.name]
         self.ceiling = _CEILING[precision.name]
         if options.for_pairs:
             self.ceiling = min(self.ceiling, pair_ceiling(precision, tile.chain.num_states))
         self.matrices = Matrices(tile, precision, options.pieces.panel)
-        # Memory of states, in turns, and of products: fresh memory costs time.
+        # Memory of products, and of states in turns: fresh memory costs time.
+        self._products = self.ctx.empty(tile.state_shape, self.ctx.dtype(precision))
         self._rooms: list[Array] = []
-        self._products: list[Array] = []
 
     def advance(
         self, before: State | None, i: int, ignored: Array | None, room: Array | None
@@ -121,17 +119,14 @@ class ScaledStepper:
         Returns
         -------
         state, product : State
-            After the step, and before its potentials; the latter only if it is wanted.
+            After the step, and before its potentials.
         unproved : bool array [groups, rows, 1] or None
             Rows whose step is not proved; their values mean nothing.
         """
         tile, axis, unproved = self.tile, self.tile.select_axis, []
         lanes = slice(tile.count(i))
-        out = part_of(self._room(self._rooms, 2, room), lanes, axis)
-        of_product = out
-        if self.options.keeps_products:
-            of_product = part_of(self._room(self._products, 1), lanes, axis)
-        product, losses = self._multiplied(before, i, of_product)
+        out = part_of(self._room(room), lanes, axis)
+        product, losses = self._multiplied(before, i, part_of(self._products, lanes, axis))
         if self.options.every_product:
             unproved.append(self._unproved(product, losses, i))
         state = self._weighted(product, i, losses, out)
@@ -152,17 +147,17 @@ class ScaledStepper:
                 values[...] = self.ctx.xp.where(which, self.ctx.xp.ones_like(values), values)
         return state, product, bad
 
-    def _room(self, rooms: list[Array], count: int, given: Array | None = None) -> Array:
-        """Return memory for values: what is given, or one of `count` rooms that take turns."""
-        dtype = self.ctx.dtype(self.precision)
+    def _room(self, given: Array | None) -> Array:
+        """Return memory for states: what is given, or one of two rooms that take turns."""
+        dtype = self._products.dtype
         if given is not None and given.dtype == dtype:
             return given
-        if given is not None or len(rooms) < count:
+        if given is not None or len(self._rooms) < 2:
             room = self.ctx.empty(self.tile.state_shape, dtype)
         else:
-            room = rooms.pop(0)
+            room = self._rooms.pop(0)
         if given is None:
-            rooms.append(room)
+            self._rooms.append(room)
         return room
 
     def _start(self, room: Array, lanes: slice) -> State:
@@ -227,22 +222,12 @@ class ScaledStepper:
 
     def _weighted(self, product: State, i: int, losses: Losses, out: Array) -> State:
         """Return products times one step's factors, in `out`."""
-        xp, ctx, axis = self.ctx.xp, self.ctx, self.tile.select_axis
-        lanes = slice(self.tile.count(i))
-        factors, at = self.exponentials.at(self.tile.time(i))
-        weights = part_of(factors.values, lanes, axis)[:, :, at, :]
-        support, offset = product.support, product.offset
-        if factors.finite is not None:
-            top = xp.max(product.values, axis=-1, keepdims=True)
+        state, largest, has_zeros = self.weigher.weigh(product, self.tile.time(i), out)
+        losses.per_entry *= largest
+        if has_zeros:
+            top = self.ctx.xp.max(product.values, axis=-1, keepdims=True)
             losses.per_sum = top * self.precision.tiny
-            finite = part_of(factors.finite, lanes, axis)[:, :, at, :]
-            support = finite if support is None else support & finite
-        losses.per_entry *= factors.largest
-        ctx.apply(xp.multiply, product.values, weights, out=out)
-        if factors.offset is not None:
-            offset = offset + part_of(factors.offset, lanes, axis)[:, :, at, :]
-        low, high = product.low * factors.least, product.high * factors.largest
-        return State(out, product.exponent, offset, support, False, low, high)
+        return state
 
     def _unproved(self, state: State, losses: Losses, i: int) -> Array | None:
         """Rescale rows of a state where they have to be; return those that are not proved."""
@@ -263,11 +248,13 @@ class ScaledStepper:
         top = xp.max(values, axis=-1, keepdims=True)
         # Wide rows get all the range there is below the ceiling, others room on both sides.
         is_wide = not state.low >= losses.per_entry / precision.eps
-        power = power_to(ctx, top, self.ceiling - _ROOM if is_wide else 0)
+        target = self.ceiling - _ROOM if is_wide else 0
+        power = power_to(ctx, top, target)
         values[...] = scale_by_powers(ctx, values, power, precision)
         state.exponent = state.exponent - ctx.load(power, ctx.widest)
         low = state.low * 2.0 ** min(0.0, float(xp.min(power)))
-        state.low, state.high = 0.0, math.inf
+        # Rows with an infinite entry or NaN are not proved, and their values mean nothing.
+        state.low, state.high = 0.0, 2.0 ** (target + 2)
         if not is_wide and low >= precision.tiny and bool(xp.all(xp.isfinite(top))):
             state.support = None
             return None

@@ -15,7 +15,7 @@ from arraylogchain._array.chains.logs import LogStepper
 from arraylogchain._array.chains.plans import cut_chain
 from arraylogchain._array.chains.scaled import Options, ScaledStepper
 from arraylogchain._array.chains.states import State, joined, part_of
-from arraylogchain._array.chains.tiles import Kept, Tile, arrange, tiles
+from arraylogchain._array.chains.tiles import Tile, tiles
 from arraylogchain._context import Array, Context, Precision
 from arraylogchain._fold import chunks
 from arraylogchain._inputs.chain import Chain
@@ -240,14 +240,12 @@ def histories(
     chain: Chain,
     workspace: int,
     keep: bool = False,
-    room: Array | None = None,
     stepper: Callable[..., Any] = ScaledStepper,
     **proof: bool,
 ) -> Iterator[tuple[Tile, History]]:
     """Yield the tiles of a chain, and histories of sweeps over them, which fit one at a time.
 
-    With `keep` they are not a part of the workspace. In a room [*batch, T, K] exponentials are kept
-    where that is a view of it. A tile that turns out to need states in
+    With `keep` they are not a part of the workspace. A tile that turns out to need states in
     float64 is cut into smaller ones.
     """
     own = ctx.precision.itemsize
@@ -256,9 +254,6 @@ def histories(
     pieces, wide = (cut_chain(chain, workspace, 0 if keep else size) for size in (own, wider))
     options = Options(pieces, widens=pieces == wide, **proof)
     for tile in tiles(ctx, chain, pieces.groups, pieces.rows):
-        if room is not None and (len(chain.batch) < 2 or tile.state_shape[:2] == chain.sizes):
-            view = arrange(ctx.xp, chain, room, trailing=2)[(*tile.box, ...)]
-            tile = replace(tile, kept=Kept(tile.expanded(view, tuple(room.shape[-2:]))))
         try:
             yield tile, History(Sweep(tile, options, stepper))
         except TooWideError:

@@ -40,26 +40,6 @@ def arrange(xp: Any, chain: Chain, x: Array, trailing: int) -> Array:
     return xp.permute_dims(xp.reshape(x, padded), order)
 
 
-@dataclass(slots=True)
-class Kept:
-    """Exponentials of potentials that a sweep forward keeps for the one backward.
-
-    Attributes
-    ----------
-    room : array [groups, rows, T, K]
-        Where they are, until the gradient takes their place step by step; None after that.
-    blocks : dict
-        What `Exponentials` makes, by the number of a block of steps.
-    """
-
-    room: Array | None
-    blocks: dict[int, Any] = field(default_factory=dict)
-
-    def release(self) -> None:
-        self.room = None
-        self.blocks.clear()
-
-
 @dataclass(frozen=True, slots=True)
 class Tile:
     """Some rows of a chain; the arrays are views, of which a few steps are copied at a time.
@@ -80,7 +60,6 @@ class Tile:
         Numbers of steps, of what is selected, the largest first; None if all have `num_steps`.
     counts : dict
         How many of those have a step, by its number in time, as far as it was asked for.
-    kept : Kept or None
     """
 
     ctx: Context
@@ -98,7 +77,6 @@ class Tile:
     lengths: np.ndarray | None = None
     backward: bool = False
     counts: dict[int, int] = field(default_factory=dict)
-    kept: Kept | None = None
 
     @property
     def select_axis(self) -> int:
@@ -133,7 +111,7 @@ class Tile:
 
     def _of(self, selected: Array, some: slice | list[int]) -> Tile:
         own = None if self.lengths is None else self.lengths[some]
-        return replace(self, selected=selected, lengths=own, counts={}, kept=None)
+        return replace(self, selected=selected, lengths=own, counts={})
 
     def _numbers(self) -> Array:
         """Return which rows, or groups, are selected."""

@@ -53,7 +53,7 @@ class ChainSums:
     def has_own_places(self) -> bool:
         """Whether no two rows share a place in the potentials' gradient."""
         assert self.potentials is not None
-        return self.chain.num_rows == math.prod(self.potentials.shape[:-2])
+        return bool(self.chain.num_rows == math.prod(self.potentials.shape[:-2]))
 
     def add_potentials(
         self, tile: Tile, time: int, values: Array, scale: Array | None = None
@@ -126,7 +126,7 @@ class ChainSums:
 
 
 def zeros_for(ctx: Context, chain: Chain, name: str, workspace: int) -> Array:
-    """Return zeros to add the gradient of one of a chain's arrays to.
+    """Return zeros to add the gradient of one of a chain's arrays to, or memory to write it to.
 
     Wider than the computation where many steps are added up, if that is cheap; of the result's own
     dtype where nothing is.
@@ -138,7 +138,9 @@ def zeros_for(ctx: Context, chain: Chain, name: str, workspace: int) -> Array:
     elif name == "potentials" and shape[:-2] == chain.batch:
         dtype = like.dtype
     out = ctx.empty(shape, dtype)
-    out[...] = 0.0
+    # What every row has its own place in is written, not added to.
+    if name != "potentials" or shape[:-2] != chain.batch or chain.lengths is not None:
+        out[...] = 0.0
     return out
 
 

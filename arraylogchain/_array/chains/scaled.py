@@ -222,6 +222,7 @@ class ScaledStepper:
 
     def _weighted(self, product: State, i: int, losses: Losses, out: Array) -> State:
         """Return products times one step's factors, in `out`."""
+        state: State
         state, largest, has_zeros = self.weigher.weigh(product, self.tile.time(i), out)
         losses.per_entry *= largest
         if has_zeros:

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from arraylogchain._cli.demo import random_problem
-
 Inputs = dict[str, NDArray[Any]]
 Shape = Sequence[int]
 
@@ -90,9 +88,12 @@ def banded_pair(rng: np.random.Generator, n: int, zeros: float) -> Inputs:
 
 
 def forum(rng: np.random.Generator, n: int, t: int, v: int, c: int) -> Inputs:
-    """The forum's model: x, bulk and p0."""
-    x, bulk, p0 = random_problem((n, t, v, c), seed=int(rng.integers(2**31)))
-    return {"x": x, "bulk": bulk, "p0": p0}
+    """The forum's model: x, bulk and p0, from the distributions that the forum used."""
+    return {
+        "x": rng.standard_normal((n, t, v, c), dtype=np.float32) - np.float32(2),
+        "bulk": rng.random((1, t, v - 1, c, c), dtype=np.float32),
+        "p0": rng.random((1, t, c), dtype=np.float32),
+    }
 
 
 def forum_and_ones(rng: np.random.Generator, n: int, t: int, v: int, c: int) -> Inputs:

@@ -191,15 +191,14 @@ def is_differentiated(*arrays: Array | None) -> bool:
     torch = sys.modules.get("torch")
     if torch is None:
         return False
-    tensors = [x for x in arrays if isinstance(x, torch.Tensor)]
-    if not tensors:
-        return False
-    if is_traced():
-        return True
     # Within autograd's own functions both modes are off, though the level is still entered.
-    if torch._C._is_fwd_grad_enabled() and torch.autograd.forward_ad._current_level >= 0:
-        return True
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    takes_all = is_traced() or (
+        torch._C._is_fwd_grad_enabled() and torch.autograd.forward_ad._current_level >= 0
+    )
+    if not (takes_all or torch.is_grad_enabled()):
+        return False
+    tensors = [x for x in arrays if isinstance(x, torch.Tensor)]
+    return any(takes_all or x.requires_grad for x in tensors)
 
 
 def is_traced() -> bool:

@@ -113,14 +113,15 @@ def _small_gradients(ctx: Context, a: Array, b: Array, g: Array) -> Pair | None:
         return None
     left, right = (xp.exp(ctx.load(x, ctx.precision)) for x in (a, b))
     g = ctx.load(g, ctx.precision)
-    weights = g / xp.matmul(left, right)
-    # Those of small cotangents beside large sums may have underflowed.
-    lost = (xp.abs(weights) < ctx.precision.tiny) & (g != 0)
+    weights = g / (left @ right)
     # False where it is infinite or NaN as well.
-    if not ctx.are_within(_LARGEST_WEIGHT, weights) or bool(xp.any(lost)):
+    if not ctx.are_within(_LARGEST_WEIGHT, weights):
         return None
-    da = left * xp.matmul(weights, xp.matrix_transpose(right))
-    db = right * xp.matmul(xp.matrix_transpose(left), weights)
+    # Those of small cotangents beside large sums may have underflowed.
+    sound = xp.count_nonzero(xp.abs(weights) >= ctx.precision.tiny)
+    if sound < xp.count_nonzero(g):
+        return None
+    da, db = left * (weights @ right.mT), right * (left.mT @ weights)
     return xp.astype(da, a.dtype, copy=False), xp.astype(db, b.dtype, copy=False)
 
 

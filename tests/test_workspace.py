@@ -50,6 +50,12 @@ def _everything_imported():
     importlib.import_module("arraylogchain._array.chains")  # where that took a loop
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _passes_compiled():
+    """Do the same for loops between matrix multiplies, which chains of many states have."""
+    alc.LogChain(normal(300, 10, 200), transitions=uniform(1, 200, 200)).posterior()
+
+
 def test_the_meter_works():
     x = np.ones((256, 256))
     assert temporaries(lambda: x + 1) < 4096

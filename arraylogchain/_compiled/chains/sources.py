@@ -48,11 +48,12 @@ class Rows:
     def __init__(self, array: Any, layout: Layout | None, kind: int, budget: int) -> None:
         self.array, self.layout, self.kind = array, layout, kind
         self.whole: tuple[Floats, int] | None = None
-        # What a step of a row takes.
-        self.step_bytes = int(array.shape[-1]) * (8 + array.itemsize)
+        self.step_bytes = 0  # what is copied for a step of a row
         if can_be_read(array) or 8 * array.size <= budget:
             whole = np.ascontiguousarray(array, np.float64)
-            self.whole, self.step_bytes = (frozen(whole.reshape(-1, *array.shape[-2:])), 0), 0
+            self.whole = frozen(whole.reshape(-1, *array.shape[-2:])), 0
+        else:
+            self.step_bytes = int(array.shape[-1]) * (8 + array.itemsize)
 
     def read(self, rows: range, steps: range, maps: Integers) -> tuple[Floats, int]:
         """Return the weights of rows and steps, with the number of the first; enter their map.
@@ -141,8 +142,7 @@ class Matrices:
             P: Floats = np.empty(given.shape)
             if not in_logs:
                 # NumPy's logarithms of many numbers are several times faster than those of loops.
-                with np.errstate(all="ignore"):
-                    np.log(given, out=P)
+                np.log(given, out=P)
             prepare_logs(given, in_logs, P, flags, bands, self.with_bands)
             return frozen(P), given, shifts, flags, bands, steps.start
         P = np.empty(given.shape) if in_logs else _NO_MATRICES

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
+from arraylogchain import _compiled
 from arraylogchain._context import SINGLE, Array, Context, Precision
 from arraylogchain._fold import Fold
 from arraylogchain._inputs.chain import Chain, GuessesFailedError
@@ -116,11 +117,7 @@ def backends(operation: str, ctx: Context, chain: Chain) -> tuple[str, ...]:
 
 def _has_loops(ctx: Context) -> bool:
     """Tell whether compiled loops can compute with these arrays."""
-    if not (ctx.is_numpy and COMPILED):
-        return False
-    from arraylogchain import _compiled
-
-    return _compiled.why_not() is None
+    return ctx.is_numpy and COMPILED and _compiled.why_not() is None
 
 
 def product(operation: str, ctx: Context, layout: Fold, *args: Any, **options: Any) -> Any:

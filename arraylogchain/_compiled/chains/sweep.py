@@ -50,13 +50,12 @@ def _same_lengths(T: int) -> Integers:
 
 
 @lru_cache(maxsize=256)
-def _tile(num_rows: int, row_bytes: int, least: int, work: int, budget: int) -> tuple[int, int]:
-    """Return how many rows go together, at least if they fit, and how many tiles fit a budget."""
-    together = min(num_rows, max(_WORK // work, least))
+def _tile(most: int, row_bytes: int, least: int, budget: int) -> tuple[int, int]:
+    """Return how many rows go together, if they fit a budget, and how many tiles fit it."""
     # Room for a tile on each of four threads, if a row leaves that.
     own = max(budget // _TILES, min(least * row_bytes, budget // 4), row_bytes)
     own = min(budget, own)
-    return min(together, max(1, own // row_bytes)), budget // own
+    return min(most, max(1, own // row_bytes)), budget // own
 
 
 def _cut(steps: range, length: int) -> list[range]:
@@ -125,8 +124,8 @@ class Sweep:
         row_bytes += 16 * self.K + 8 * SCALE + 64
         # Many rows of a group share what it takes to prepare the matrices of a block.
         least = min(_ROWS_OF_A_BLOCK, self.layout.rows_per_group) if self.in_parts else 1
-        work = self.T * self.step_work
-        rows, threads = _tile(self.layout.num_rows, row_bytes, least, work, self.budget)
+        most = min(self.layout.num_rows, max(_WORK // (self.T * self.step_work), least))
+        rows, threads = _tile(most, row_bytes, least, self.budget)
         return rows, min(workers_here(), threads)
 
     def window(self, rows: range, step_bytes: int) -> int:

@@ -196,7 +196,8 @@ class Sweep:
         ends = (initial, self.chain.initial_in_logs, final, self.chain.final_in_logs)
         place = (rows.start, len(rows), self.layout.dims, maps, self.lengths)
         ahead = max(1, _AHEAD // self.K)
-        room = (np.empty((ROWS, self.K)), np.empty(ahead * self.K), np.empty(ahead))
+        scratch = np.empty((ROWS + self.K, self.K))
+        room = (scratch, np.empty(ahead * self.K), np.empty(ahead), frozen(scratch[ROWS:]))
         return place, potentials, matrices, ends, (steps.start, steps.stop), room
 
     def state(self, rows: range) -> Floats:

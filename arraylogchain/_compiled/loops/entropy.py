@@ -32,6 +32,7 @@ from arraylogchain._compiled.loops.steps import (
     SAVED,
     SUMS,
     WEIGHED,
+    as_wide,
     column_terms,
     share_of,
     sum_terms,
@@ -131,9 +132,12 @@ def entropies(block, logs, states, entropies_of_states, out):
                 continue
             for k in range(len(H)):
                 scratch[SAVED, k] = state.m[k]
+            before = weights_of(state)
+            if before.is_wide:
+                as_wide(before, scratch)
             matrix = matrix_of(row, t - 1)
-            first, is_linear = step_forward(row, t, state, first, room)
-            if is_linear:
+            first, is_steady = step_forward(row, t, state, first, room)
+            if is_steady and not before.is_wide:
                 s = t - 1 - begin if tops.shape[1] > 1 else 0
                 linear_entropies(H, matrix, Q[g, s], tops[g, s], scratch)
             else:

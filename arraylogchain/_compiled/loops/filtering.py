@@ -10,23 +10,23 @@ from arraylogchain._compiled.loops.recursion import (
     state_of,
     step_forward,
 )
-from arraylogchain._compiled.loops.steps import HIGH, LOW, POWER, WIDE
+from arraylogchain._compiled.loops.steps import HIGH, LOW, POWER, WIDE, weights_of, wide_weight
 
 
 @inner
 def sum_of(state):
     """Return the sum of a state's weights as number and exponent, but for its scale."""
-    m, e, scale = state
+    m, _, scale = state
     total, top = 0.0, 0.0
     if scale[WIDE] == 0.0:
         for k in range(len(m)):
             total += m[k]
         return total, top
-    top = -INF
     for k in range(len(m)):
-        top = e[k] if m[k] != 0.0 and e[k] > top else top
-    for k in range(len(m)):
-        total += m[k] * power_of_two(e[k] - top) if m[k] != 0.0 else 0.0
+        p, n = wide_weight(weights_of(state), k)
+        if p != 0.0 and (total == 0.0 or n > top):
+            total, top = total * power_of_two(top - n), n
+        total += p * power_of_two(n - top) if p != 0.0 else 0.0
     return total, top
 
 

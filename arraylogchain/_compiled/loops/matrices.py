@@ -13,6 +13,7 @@ from arraylogchain._compiled.loops.numbers import (
     ROUNDER,
     any_wide_exp,
     exp,
+    power_of_two,
     split,
 )
 
@@ -22,16 +23,18 @@ LOST = 2  # exponentials of some entries are taken for 0, and only their logarit
 SMALL = 4  # some entries, but not zeros, are below 2**-52
 LARGE = 8  # some entries are above 2**200
 LOGS = 16  # the matrix was given as logarithms
+RELATIVE = 32  # entries are relative to the exponents of weights
 
 
 class Matrix(NamedTuple):
-    """The matrix P [K, K] of a step, or exp(L - shift), and what is known of it."""
+    """The matrix P [K, K] of a step or of all, or exp(L - shift), and what is known of it."""
 
     P: Any
     L: Any
     shift: Any
     flag: Any
     bands: Any
+    is_one: Any
 
 
 @inlined
@@ -146,6 +149,28 @@ def add_rows(rows, m0, m1, m2, m3, P, bands, out):
         for j in range(np.uint64(bands[k0, 0]), np.uint64(bands[k0, 1])):
             pair = m0 * P[k0, j] + m1 * P[k1, j]
             out[j] += pair + (m2 * P[k2, j] + m3 * P[k3, j])
+
+
+@inner
+def make_relative(m, e, matrix, out):
+    """Write the matrix that takes numbers m times 2**e to sums that have the same exponents.
+
+    Its entries are P[k, j] * 2**(e[k] - e[j]), which err by at most 2**-822 where a power
+    is taken for 0. Return whether it serves: no entry is larger than 2**200, and all m are finite.
+    """
+    if matrix.flag & (SPECIAL | LARGE | LOST):
+        return False
+    P, wrong = matrix.P, 0
+    for k in range(len(m)):
+        wrong += not m[k] < INF
+        for j in range(np.uint64(matrix.bands[k, 0]), np.uint64(matrix.bands[k, 1])):
+            n = e[k] - e[j]
+            p = P[k, j] * power_of_two(n if n < 900.0 else 900.0)
+            out[k, j] = p
+            wrong += (p > 2.0**200) | ((n > 900.0) & (p > 0.0))
+        if wrong > 0:
+            return False
+    return True
 
 
 @inlined

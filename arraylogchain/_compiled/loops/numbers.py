@@ -64,7 +64,7 @@ def any_wide_exp(y):
 @inlined
 def power_of_two(n):
     """Return 2**n of a whole number n <= 1023, and 0 where that is no normal number."""
-    return number_of((int(n) + 1023) << 52) if n >= -1022.0 else 0.0
+    return number_of((bits_of(n + ROUNDER) + 1023) << 52) if n >= -1022.0 else 0.0
 
 
 @inner

@@ -188,7 +188,7 @@ def draw_back(block, history, totals, out):
 
     Matrices are transposed. At a row's last step, -1 - k stands for state k.
     """
-    rows, _, _, ends, _, (scratch, _, _) = block
+    rows, _, _, ends, _, (scratch, _, _, _) = block
     for r in range(rows[1]):
         row, at = row_of(block, r), place(rows, r, rows[3][BATCH])
         for t in range(row.stop - 1, row.start - 1, -1):
@@ -203,7 +203,7 @@ def draw_back(block, history, totals, out):
                     out[i, at, t] = draw_wide(top, u, scratch) if u >= 0.0 else int(-1.0 - u)
             else:
                 matrix = matrix_of(row, t)
-                least = least_sum(a.m, matrix.flag)
+                least = least_sum(len(a.m), matrix.flag)
                 for i in range(out.shape[0]):
                     j, u = out[i, at, t + 1], number_of(out[i, at, t])
                     out[i, at, t] = draw_before(a, matrix, least, j, u, scratch)

@@ -11,9 +11,9 @@ import math
 
 import numpy as np
 
-from arraylogchain._compiled.loops.compiling import compiled, inlined, inner
-from arraylogchain._compiled.loops.matrices import LARGE, wide_entry
-from arraylogchain._compiled.loops.numbers import INF, SAFE, join
+from arraylogchain._compiled.loops.compiling import bits_of, compiled, inlined, inner, number_of
+from arraylogchain._compiled.loops.matrices import wide_entry
+from arraylogchain._compiled.loops.numbers import INF, ROUNDER, SAFE, join
 from arraylogchain._compiled.loops.recursion import (
     COTANGENT,
     TO_FINAL,
@@ -29,6 +29,7 @@ from arraylogchain._compiled.loops.recursion import (
 )
 from arraylogchain._compiled.loops.steps import (
     LARGEST_SUM,
+    SAVED,
     WEIGHED,
     WEIGHED_EXPONENTS,
     Weights,
@@ -54,16 +55,37 @@ def clipped(x):
 
 
 @inlined
-def add_states(a, b, g, out, scratch):
-    """Add g times the probabilities of states, in proportion to a * b."""
-    total = 0.0
+def relative(a, b, scratch):
+    """Return linear weights such that their products with b.m are in proportion to a * b.
+
+    Where a or b are wide, the largest product is between 1 and 4, and what would not do is NaN.
+    """
     if not (a.is_wide or b.is_wide):
-        for k in range(len(out)):
-            total += a.m[k] * b.m[k]
+        return a
+    near, top = scratch[SAVED], 0
+    for k in range(len(near)):
+        n = (a.e[k] if a.is_wide else 0.0) + (b.e[k] if b.is_wide else 0.0)
+        near[k] = n + ROUNDER
+        size = bits_of(n + ROUNDER) + (bits_of(a.m[k]) >> 52) + (bits_of(b.m[k]) >> 52)
+        top = size if size > top and a.m[k] != 0.0 and b.m[k] != 0.0 else top
+    for k in range(len(near)):
+        n = bits_of(near[k]) - top + 2046
+        m = a.m[k] * number_of(((n if n < 1000 else 1000) + 1023) << 52) if n >= -1022 else 0.0
+        fits = n <= 1000 and m <= 2.0**400 and 2.0**52 < near[k] < 2.0**53
+        near[k] = (m if fits else math.nan) if a.m[k] != 0.0 and b.m[k] != 0.0 else 0.0
+    return Weights(near, near, False)
+
+
+@inlined
+def add_states(a, b, near, g, out, scratch):
+    """Add g times the probabilities of states, in proportion to a * b; see `relative`."""
+    total = 0.0
+    for k in range(len(out)):
+        total += near.m[k] * b.m[k]
     if len(out) * SAFE <= total <= LARGEST_SUM:
         inverse = 1 / total
         for k in range(len(out)):
-            out[k] += g * (a.m[k] * b.m[k] * inverse)
+            out[k] += g * (near.m[k] * b.m[k] * inverse)
     else:
         add_wide_states(a, b, g, out, scratch)
 
@@ -110,34 +132,34 @@ def inverse_total(a, w, weighed, g, by_weight):
 
 
 @inlined
-def add_pairs(a, w, matrix, g, by_weight, out, scratch):
+def add_pairs(a, w, near, matrix, P, is_proved, g, by_weight, out, scratch):
     """Add g times the probabilities of pairs, in proportion to a_k P_jk b_j, to out[j, k].
 
-    b is the weighed state, in the scratch, and w the product of P and b. By weight, derivatives by
-    entries of P are added instead.
+    b is the weighed state, in the scratch, and w the product of P and b; see `relative` and
+    `backward_step`. By weight, derivatives by entries of P are added instead.
     """
     weighed = scratch[WEIGHED]
     inverse = 0.0
-    if not (a.is_wide or w.is_wide or matrix.flag & LARGE):
-        inverse = inverse_total(a.m, w.m, weighed, g, by_weight)
+    if is_proved and not (by_weight and (a.is_wide or w.is_wide)):
+        inverse = inverse_total(near.m, w.m, weighed, g, by_weight)
     if inverse == 0.0:
+        if is_proved:
+            as_wide(Weights(weighed, w.e, w.is_wide), scratch)
         add_wide_pairs(a, w, matrix, g, by_weight, out, scratch)
         return
     for j in range(len(out)):
         c = g * (weighed[j] * inverse)
         if c != 0.0 and by_weight:
             for k in range(len(out)):
-                out[j, k] += c * a.m[k]
+                out[j, k] += c * near.m[k]
         elif c != 0.0:
             for k in range(np.uint64(matrix.bands[j, 0]), np.uint64(matrix.bands[j, 1])):
-                out[j, k] += c * a.m[k] * matrix.P[j, k]
+                out[j, k] += c * near.m[k] * P[j, k]
 
 
 @inner
 def add_wide_pairs(a, w, matrix, g, by_weight, out, scratch):
-    """Do what `add_pairs` does, pair by pair."""
-    if not w.is_wide:
-        as_wide(Weights(scratch[WEIGHED], scratch[WEIGHED], w.is_wide), scratch)
+    """Do what `add_pairs` does, pair by pair; the weighed state is wide."""
     top, _ = wide_products(a, w, scratch)
     total, rest = sum_terms(scratch, top)
     for j in range(len(out)):
@@ -198,12 +220,15 @@ def posterior(block, states, history, totals, cotangents, by_weight, sums):
                 if len(to_final) > 0:
                     add_ends(a, row.final, final_in_logs, g, to_final[at_final, 0], scratch)
             else:
-                first = step_backward(row, t, state, first, room)
-                if len(to_P) > 0:
-                    out = to_P[at_P, t - P_begin if to_P.shape[1] > 1 else 0]
-                    add_pairs(a, weights_of(state), matrix_of(row, t), g, by_weight, out, scratch)
+                first, P, is_proved = step_backward(row, t, state, first, room)
+            b = weights_of(state)
+            near = relative(a, b, scratch)
+            if t < row.length - 1 and len(to_P) > 0:
+                out = to_P[at_P, t - P_begin if to_P.shape[1] > 1 else 0]
+                matrix = matrix_of(row, t)
+                add_pairs(a, b, near, matrix, P, is_proved, g, by_weight, out, scratch)
             if len(to_x) > 0:
-                add_states(a, weights_of(state), g, to_x[at_x, t - x_begin], scratch)
+                add_states(a, b, near, g, to_x[at_x, t - x_begin], scratch)
             bring_into_range(state)
             if t == 0 and len(to_initial) > 0:
                 weigh(state, row.x[0])

@@ -38,6 +38,7 @@ from arraylogchain._compiled.loops.steps import (
     LOW,
     POWER,
     SCALE,
+    STEADY,
     WIDE,
     State,
     Weights,
@@ -106,13 +107,16 @@ def matrix_of(row, i):
     """Return the matrix of a row's transition number i."""
     P, L, shifts, flags, bands, begin = row.matrices
     s = i - begin if len(flags) > 1 else 0  # else one matrix stands for all steps
-    return Matrix(P[s], L[s], shifts[s], flags[s], bands[s if len(bands) > 1 else 0])
+    band = bands[s if len(bands) > 1 else 0]
+    return Matrix(P[s], L[s], shifts[s], flags[s], band, len(flags) == 1)
 
 
 @inlined
 def state_of(states, r):
     """Return the state of a row, which loops change in place."""
     K = (states.shape[1] - SCALE) // 2
+    if states[r, 2 * K + WIDE] == STEADY:  # another row has the scratch
+        states[r, 2 * K + WIDE] = 1.0
     return State(states[r, :K], states[r, K : 2 * K], states[r, 2 * K : 2 * K + SCALE])
 
 
@@ -130,28 +134,27 @@ def step_forward(row, t, state, first, room):
 
     `first` is what the step before returned; where there was none, so that none is in `room`.
     """
-    scratch, factors, tops = room
+    _, factors, tops, _ = room
     if t >= first + len(tops):
         first, stop = t, t + len(tops)
         stop = stop if stop < row.stop else row.stop
         exponentials(row.x, t - row.x_begin, stop - row.x_begin, factors, tops)
     x, i, K = row.x[t - row.x_begin], t - first, len(state.m)
     own = factors[i * K : (i + 1) * K]
-    return first, forward_step(state, matrix_of(row, t - 1), x, own, tops[i], scratch)
+    return first, forward_step(state, matrix_of(row, t - 1), x, own, tops[i], room)
 
 
 @inlined
 def step_backward(row, t, state, first, room):
     """Take a row back to step t; return the first step in `room`."""
-    scratch, factors, tops = room
+    _, factors, tops, _ = room
     if t + 1 < first:
         first = t + 2 - len(tops)
         first = first if first > row.start + 1 else row.start + 1
         exponentials(row.x, first - row.x_begin, t + 2 - row.x_begin, factors, tops)
     x, i, K = row.x[t + 1 - row.x_begin], t + 1 - first, len(state.m)
     own = factors[i * K : (i + 1) * K]
-    backward_step(state, matrix_of(row, t), x, own, tops[i], scratch)
-    return first
+    return first, *backward_step(state, matrix_of(row, t), x, own, tops[i], room)
 
 
 @inner
@@ -223,7 +226,7 @@ def backward(block, states, messages):
             if t == row.length - 1:
                 load(row.final, ends[3], state)
             else:
-                first = step_backward(row, t, state, first, room)
+                first, _, _ = step_backward(row, t, state, first, room)
             if len(out) > 0:
                 write_logs(state, out[r, t - out_begin])
             bring_into_range(state)

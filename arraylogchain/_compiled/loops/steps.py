@@ -17,13 +17,17 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from arraylogchain._compiled.loops.compiling import inlined, inner
 from arraylogchain._compiled.loops.matrices import (
     LARGE,
     LOST,
+    RELATIVE,
     SMALL,
     SPECIAL,
     is_open,
+    make_relative,
     sum_products,
     wide_entry,
 )
@@ -42,12 +46,16 @@ from arraylogchain._compiled.loops.numbers import (
 # What is where in a scale: logarithm, power of two, whether weights are wide.
 HIGH, LOW, POWER, WIDE = range(4)
 SCALE = 4
+# Weights are wide, and the matrix that keeps their exponents is in the scratch.
+STEADY = 2.0
 
 # The largest linear weight is kept between 2**-300 and 2**300. Linear weights are made of wide ones
 # that span less than 2**1200, the largest being about 2**200 then.
 LARGEST = 2.0**300
 SPAN = 1200.0
 RAISED = 200.0
+# Wide weights keep their exponents as long as they are at least
+LEAST_WIDE = 2.0**-400
 # No sum of products is to be larger.
 LARGEST_SUM = 2.0**1000
 
@@ -92,8 +100,7 @@ def rescale(state):
     top, least = -INF, INF
     special = False
     for k in range(len(m)):
-        if scale[WIDE] == 0.0:
-            m[k], e[k] = split(m[k])
+        m[k], e[k] = wide_weight(weights_of(state), k)
         if m[k] != 0.0:
             special |= not m[k] < INF
             top = e[k] if e[k] > top else top
@@ -103,9 +110,10 @@ def rescale(state):
     if top > -INF:
         scale[POWER] += raised
         for k in range(len(m)):
-            if 0.0 < m[k] < INF:
-                e[k] -= raised
-                m[k] *= power_of_two(e[k]) if linear else 1.0
+            # Zeros have the exponent that they would have, or the least one.
+            e[k] = (e[k] if e[k] > least else least) - raised if m[k] < INF else 0.0
+            if linear and m[k] != 0.0:
+                m[k] *= power_of_two(e[k])
     scale[WIDE] = 0.0 if linear else 1.0
 
 
@@ -115,7 +123,7 @@ def bring_into_range(state):
     top = 0.0
     for w in state.m:
         top = w if w > top else top
-    if state.scale[WIDE] != 0.0 or not 1 / LARGEST <= top <= LARGEST:
+    if state.scale[WIDE] == 1.0 or not 1 / LARGEST <= top <= LARGEST:
         rescale(state)
 
 
@@ -137,29 +145,46 @@ def load(values, in_logs, state):
 
 
 @inlined
-def forward_step(state, matrix, x, factors, top, scratch):
+def matrix_for(state, matrix, room):
+    """Return the matrix that takes the numbers m of a state to sums, and what is known of it."""
+    scale = state.scale
+    if scale[WIDE] == 0.0:
+        return matrix.P, matrix.flag
+    if scale[WIDE] == STEADY and matrix.is_one:
+        return room[3], matrix.flag | RELATIVE
+    is_made = make_relative(state.m, state.e, matrix, room[0][ROWS:])
+    scale[WIDE] = STEADY if is_made else 1.0
+    return room[3], matrix.flag | (RELATIVE if is_made else SPECIAL)
+
+
+@inlined
+def forward_step(state, matrix, x, factors, top, room):
     """Multiply by a matrix, and by exp(x), which is factors * exp(top). Shifts go to the scale.
 
     Returns
     -------
     bool
-        Whether the step was linear. If not, the state before it is in the scratch, wide.
+        Whether exponents stayed as they were. If not, the state before it is in the scratch, wide.
     """
     m, scale = state.m, state.scale
+    scratch = room[0]
     sums, result = scratch[SUMS], scratch[RESULT]
-    is_linear = not (scale[WIDE] != 0.0 or matrix.flag & (SPECIAL | LARGE) or math.isnan(top))
+    P, flag = matrix_for(state, matrix, room)
+    is_proved = not (flag & (SPECIAL | LARGE) or math.isnan(top))
     odd, some = 0, 0
-    if is_linear:
-        least = least_sum(m, matrix.flag)
-        sum_products(m, matrix.P, matrix.bands, sums)
+    if is_proved:
+        least = least_sum(len(m), flag)
+        sum_products(m, P, matrix.bands, sums)
         for j in range(len(m)):
             v = sums[j]
             w = v * factors[j]
             result[j] = w
             odd += (w < least) | (w > LARGEST)
             some += w > 1 / LARGEST
-        is_linear = odd == 0 or (are_products(result, sums, x) and are_sums(sums, least, m, matrix))
-    if not is_linear:
+        is_proved = odd == 0 or (
+            are_products(result, sums, x) and are_sums(sums, least, m, matrix, flag)
+        )
+    if not is_proved:
         wide_product(state, matrix, scratch)
         weigh(state, x)
         rescale(state)
@@ -174,47 +199,57 @@ def forward_step(state, matrix, x, factors, top, scratch):
 
 
 @inlined
-def backward_step(state, matrix, x, factors, top, scratch):
+def backward_step(state, matrix, x, factors, top, room):
     """Multiply by exp(x), which gives the weighed state, and then by a matrix.
 
-    The weighed state is left in the scratch: wide if the state becomes wide. What is in range is
-    left to the caller.
+    The weighed state is left in the scratch; what is in range is left to the caller.
+
+    Returns
+    -------
+    P : array [K, K]
+        The matrix that took numbers m of the weighed state to those of the new one.
+    is_proved : bool
+        Whether there was one, exponents being the same. If not, the weighed state is wide.
     """
     m, scale = state.m, state.scale
+    scratch = room[0]
     sums, weighed = scratch[SUMS], scratch[WEIGHED]
-    is_linear = not (scale[WIDE] != 0.0 or matrix.flag & (SPECIAL | LARGE) or math.isnan(top))
-    if is_linear:
+    P, flag = matrix_for(state, matrix, room)
+    is_proved = not (flag & (SPECIAL | LARGE) or math.isnan(top))
+    if is_proved:
         odd = 0
         for k in range(len(m)):
             w = m[k] * factors[k]
             weighed[k] = w
             odd += w < TINY
-        least = least_sum(weighed, matrix.flag)
-        sum_products(weighed, matrix.P, matrix.bands, sums)
+        least = least_sum(len(m), flag)
+        sum_products(weighed, P, matrix.bands, sums)
         for j in range(len(m)):
             odd += sums[j] < least
-        is_linear = odd == 0 or (
-            are_products(weighed, m, x) and are_sums(sums, least, weighed, matrix)
+        is_proved = odd == 0 or (
+            are_products(weighed, m, x) and are_sums(sums, least, weighed, matrix, flag)
         )
-    if not is_linear:
+    if not is_proved:
         weigh(state, x)
         wide_product(state, matrix, scratch)
-        return
+        return P, False
     for k in range(len(m)):
         m[k] = sums[k]
     add_to_scale(scale, top)
     add_to_scale(scale, matrix.shift)
+    return P, True
 
 
 @inlined
-def least_sum(m, flag):
-    """Return what sums of products with m have to reach to be proved."""
-    least = len(m) * SAFE
-    if flag & LOST:
-        # What is taken for 0 is at most 2**-1021, and has no part in a sum that rounds it off.
-        for k in range(len(m)):
-            least += m[k] * 2.0**-967
-    return least
+def least_sum(K, flag):
+    """Return what sums of K products have to reach to be proved.
+
+    What is taken for 0 is at most 2**-1021 times a weight, which is at most `LARGEST`, and has no
+    part in a sum that rounds it off. Weights that have exponents are to stay close to them.
+    """
+    if flag & RELATIVE:
+        return K * LEAST_WIDE
+    return K * (LARGEST * 2.0**-967 if flag & LOST else SAFE)
 
 
 @inner
@@ -227,8 +262,8 @@ def are_products(w, v, x):
 
 
 @inner
-def are_sums(sums, least, m, matrix):
-    """Tell whether all sums m @ P are proved, or 0 because nothing leads to a state.
+def are_sums(sums, least, m, matrix, flag):
+    """Tell whether all sums of m times a matrix are proved, or 0 because nothing leads to a state.
 
     Of a matrix without small entries nothing else is 0, unless weights are small themselves: their
     products with entries may be flushed to zero.
@@ -238,7 +273,7 @@ def are_sums(sums, least, m, matrix):
         wrong += (sums[j] < least) & (sums[j] != 0.0)
         zeros += sums[j] == 0.0
         small += (m[j] != 0.0) & (m[j] < 2.0**-900)
-    if wrong > 0 or zeros == 0 or not (matrix.flag & (LOST | SMALL) or small > 0):
+    if wrong > 0 or zeros == 0 or not (flag & (LOST | SMALL | RELATIVE) or small > 0):
         return wrong == 0
     for j in range(len(m)):
         if sums[j] == 0.0:
@@ -250,39 +285,40 @@ def are_sums(sums, least, m, matrix):
 
 @inner
 def wide_product(state, matrix, scratch):
-    """Multiply by a matrix in wide numbers; the state before that is left in the scratch."""
+    """Multiply by a matrix in wide numbers; the state before that is left in the scratch.
+
+    Sums are taken relative to the largest exponent that leads to a state, and those that this does
+    not prove term by term.
+    """
     m, e, scale = state
-    flag = matrix.flag
+    P, bands = matrix.P, matrix.bands
     as_wide(weights_of(state), scratch)
+    weights, exponents = scratch[WEIGHED], scratch[WEIGHED_EXPONENTS]
     scale[WIDE] = 1.0
     add_to_scale(scale, matrix.shift)
+    special = matrix.flag & (SPECIAL | LARGE | LOST)
     for j in range(len(m)):
-        # Sums relative to their largest exponent so far, and those of infinities and NaN.
-        m[j], e[j], scratch[SUMS, j] = 0.0, -INF, 0.0
-    for k in range(len(m)):
-        if scratch[WEIGHED, k] == 0.0 and not flag & SPECIAL:
-            continue
-        first, end = matrix.bands[k, 0], matrix.bands[k, 1]
-        takes_all = flag & SPECIAL or not scratch[WEIGHED, k] < INF
-        if takes_all:
-            first, end = 0, len(m)  # infinity times zero is NaN
-        for j in range(first, end):
-            if not (takes_all or is_open(matrix, k, j)):
-                continue
-            p, n = wide_entry(matrix, k, j)
-            term = scratch[WEIGHED, k] * p
-            n += scratch[WEIGHED_EXPONENTS, k]
-            if not term < INF:
-                scratch[SUMS, j] += term
-            elif term != 0.0 and n > e[j]:
-                m[j], e[j] = m[j] * power_of_two(e[j] - n) + term, n
-            elif term != 0.0:
-                m[j] += term * power_of_two(n - e[j])
+        m[j], e[j] = 0.0, -INF
+        special += not weights[j] < INF
+    for k in range(len(m) if special == 0 else 0):
+        if weights[k] > 0.0:
+            n = exponents[k]
+            for j in range(np.uint64(bands[k, 0]), np.uint64(bands[k, 1])):
+                e[j] = n if n > e[j] and P[k, j] != 0.0 else e[j]
+    for k in range(len(m) if special == 0 else 0):
+        w, n = weights[k], exponents[k]
+        for j in range(np.uint64(bands[k, 0]), np.uint64(bands[k, 1])):
+            m[j] += w * P[k, j] * power_of_two(n - e[j]) if n <= e[j] else 0.0
     for j in range(len(m)):
-        m[j], n = split(m[j])
-        e[j] = e[j] + n if m[j] != 0.0 else 0.0
-        if scratch[SUMS, j] != 0.0:
-            m[j], e[j] = scratch[SUMS, j], 0.0
+        # Where powers are taken for 0, terms of at most 2**-822 are.
+        if m[j] >= len(m) * LEAST_WIDE:
+            m[j], n = split(m[j])
+            e[j] += n
+        elif special != 0 or e[j] > -INF:
+            top, infinite = column_terms(matrix, j, scratch)
+            m[j], e[j] = sum_terms(scratch, top)
+            if infinite != 0.0:
+                m[j], e[j] = infinite, 0.0
 
 
 @inner
@@ -292,11 +328,10 @@ def weigh(state, x):
     top, _ = largest_finite(x)
     add_to_scale(scale, top)
     for k in range(len(m)):
-        if scale[WIDE] == 0.0:
-            m[k], e[k] = split(m[k])
+        m[k], e[k] = wide_weight(weights_of(state), k)
         f, n = any_wide_exp(x[k] - top)
         m[k] *= f
-        e[k] = e[k] + n if 0.0 < m[k] < INF else 0.0
+        e[k] = e[k] + n if m[k] < INF else 0.0
     scale[WIDE] = 1.0
 
 
@@ -310,9 +345,8 @@ def as_wide(weights, scratch):
 @inlined
 def wide_weight(weights, k):
     """Return a weight as a wide number."""
-    if weights.is_wide:
-        return weights.m[k], weights.e[k]
-    return split(weights.m[k])
+    m, e = split(weights.m[k])
+    return m, (e + weights.e[k] if weights.is_wide else e)
 
 
 @inner

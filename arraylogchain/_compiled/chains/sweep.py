@@ -214,8 +214,8 @@ class Sweep:
         totals: Floats = _NO_TOTALS,
     ) -> bool:
         """Take a tile through some steps; return whether a wide state could not be kept."""
-        lacks = False
         for steps_of_block in self.blocks(rows, steps):
             block = self.read(rows, steps_of_block)
-            lacks |= recursion.forward(block, states, history, messages, totals)
-        return lacks
+            if recursion.forward(block, states, history, messages, totals):
+                return True
+        return False

@@ -287,8 +287,9 @@ def are_sums(sums, least, m, matrix, flag):
 def wide_product(state, matrix, scratch):
     """Multiply by a matrix in wide numbers; the state before that is left in the scratch.
 
-    Sums are taken relative to the largest exponent that leads to a state, and those that this does
-    not prove term by term.
+    Sums are taken relative to the largest exponent that leads to a state. What is lost is less than
+    2**-500, where no exponent is much larger than that or no entries are lost, and so the sums are
+    proved; the others are taken term by term.
     """
     m, e, scale = state
     P, bands = matrix.P, matrix.bands
@@ -296,10 +297,12 @@ def wide_product(state, matrix, scratch):
     weights, exponents = scratch[WEIGHED], scratch[WEIGHED_EXPONENTS]
     scale[WIDE] = 1.0
     add_to_scale(scale, matrix.shift)
-    special = matrix.flag & (SPECIAL | LARGE | LOST)
-    for j in range(len(m)):
-        m[j], e[j] = 0.0, -INF
-        special += not weights[j] < INF
+    special, least = matrix.flag & (SPECIAL | LARGE), -INF
+    for k in range(len(m)):
+        m[k], e[k] = 0.0, -INF
+        special += not weights[k] < INF
+        if matrix.flag & LOST and weights[k] > 0.0 and exponents[k] - 500.0 > least:
+            least = exponents[k] - 500.0
     for k in range(len(m) if special == 0 else 0):
         if weights[k] > 0.0:
             n = exponents[k]
@@ -310,11 +313,10 @@ def wide_product(state, matrix, scratch):
         for j in range(np.uint64(bands[k, 0]), np.uint64(bands[k, 1])):
             m[j] += w * P[k, j] * power_of_two(n - e[j]) if n <= e[j] else 0.0
     for j in range(len(m)):
-        # Where powers are taken for 0, terms of at most 2**-822 are.
-        if m[j] >= len(m) * LEAST_WIDE:
+        if m[j] >= len(m) * LEAST_WIDE and e[j] >= least:
             m[j], n = split(m[j])
             e[j] += n
-        elif special != 0 or e[j] > -INF:
+        elif special != 0 or e[j] > -INF or matrix.flag & LOST:
             top, infinite = column_terms(matrix, j, scratch)
             m[j], e[j] = sum_terms(scratch, top)
             if infinite != 0.0:

@@ -77,6 +77,20 @@ def test_long_products_that_leave_the_range(K, T):
     check_posterior(NUMPY, "float64", x[:, ::4], transitions=mostly_kept)
 
 
+@pytest.mark.parametrize("steps", [1, 999])
+def test_states_that_drift_apart(steps):
+    """Left to right, with the same exponents for hundreds of steps, or for a few."""
+    rng, K = np.random.default_rng(0), 9
+    x = rng.normal(size=(2, 1000, K))
+    x[1, :, 3:] += np.linspace(0, 20, K - 3)
+    x[1, ::7, 4] = -np.inf
+    P = np.triu(np.tril(rng.random((steps, K, K)), 2))
+    check_chain(NUMPY, "float64", x, transitions=P, initial=np.eye(K)[0])
+    check_posterior(NUMPY, "float64", x, transitions=P)
+    states = CompiledChain(x, transitions=P).run("filtered")[0]
+    assert np.all(np.abs(states.sum(-1) - 1) <= 2 * K * EPS["float64"])
+
+
 def test_flushing_to_zero(request):
     """Processors may be told to take subnormal numbers for zero, as torch can."""
     torch = pytest.importorskip("torch")

@@ -22,9 +22,10 @@ def sum_of(state):
         for k in range(len(m)):
             total += m[k]
         return total, top
+    top = -INF
     for k in range(len(m)):
         p, n = wide_weight(weights_of(state), k)
-        if p != 0.0 and (total == 0.0 or n > top):
+        if p != 0.0 and n > top:
             total, top = total * power_of_two(top - n), n
         total += p * power_of_two(n - top) if p != 0.0 else 0.0
     return total, top

@@ -155,8 +155,8 @@ def add_rows(rows, m0, m1, m2, m3, P, bands, out):
 def make_relative(m, e, matrix, out):
     """Write the matrix that takes numbers m times 2**e to sums that have the same exponents.
 
-    Its entries are P[k, j] * 2**(e[k] - e[j]), which err by at most 2**-822 where a power
-    is taken for 0. Return whether it serves: no entry is larger than 2**200, and all m are finite.
+    Its entries are P[k, j] * 2**(e[k] - e[j]), which err by at most 2**-822 where a power is taken
+    for 0. Return whether it serves: no entry is larger than 2**200, and all m are finite.
     """
     if matrix.flag & (SPECIAL | LARGE | LOST):
         return False

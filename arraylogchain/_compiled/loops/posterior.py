@@ -1,8 +1,9 @@
 """Sums over the posterior of paths: probabilities of states, and of pairs of them.
 
 The backward recursion meets the states that were kept of the forward one. Posterior weights are
-normalised at each step by their own sum, so that no scale takes part. Where products of linear
-weights may leave the range they are taken in wide numbers, pair by pair.
+normalised at each step by their own sum, so that no scale takes part. Where products of weights may
+leave the range, even if exponents are given to one factor, they are taken in wide numbers, pair by
+pair.
 """
 
 from __future__ import annotations

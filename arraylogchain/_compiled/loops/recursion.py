@@ -14,8 +14,9 @@ ends : (initial, initial_in_logs, final, final_in_logs)
     Weights [n, 1, K].
 span : (start, stop)
     The steps that are taken, start ... stop - 1.
-room : (scratch, factors, tops)
-    Memory: see `steps.ROWS`; and what `numbers.exponentials` writes of some steps.
+room : (scratch, factors, tops, relative)
+    Memory [ROWS + K, K]: see `steps.ROWS`, and what `matrices.make_relative` writes, which
+    `relative` is a view of; and what `numbers.exponentials` writes of some steps.
 
 And what goes on from call to call, or is written:
 
@@ -130,7 +131,7 @@ def begin_row(row, in_logs, state):
 
 @inlined
 def step_forward(row, t, state, first, room):
-    """Take a row to step t; return the first step in `room`, and whether the step was linear.
+    """Take a row to step t; return the first step in `room`, and what `forward_step` does.
 
     `first` is what the step before returned; where there was none, so that none is in `room`.
     """
@@ -146,7 +147,7 @@ def step_forward(row, t, state, first, room):
 
 @inlined
 def step_backward(row, t, state, first, room):
-    """Take a row back to step t; return the first step in `room`."""
+    """Take a row back to step t; return the first step in `room`, and what `backward_step` does."""
     _, factors, tops, _ = room
     if t + 1 < first:
         first = t + 2 - len(tops)

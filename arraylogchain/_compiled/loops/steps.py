@@ -8,6 +8,9 @@ than its rounding if the sum is at least K * SAFE: below, and where something ov
 taken again in *wide* numbers m * 2**e, which have no range to leave. As soon as they fit, weights
 are linear again.
 
+Until then, steps keep the exponents as long as they can: m is multiplied by the matrix that
+`matrices.make_relative` writes, in the same loops and with the same proofs as linear weights.
+
 What all weights have in common is in `scale`: a logarithm in two parts, whose sum is exact, and a
 power of two.
 """
@@ -287,9 +290,9 @@ def are_sums(sums, least, m, matrix, flag):
 def wide_product(state, matrix, scratch):
     """Multiply by a matrix in wide numbers; the state before that is left in the scratch.
 
-    Sums are taken relative to the largest exponent that leads to a state. What is lost is less than
-    2**-500, where no exponent is much larger than that or no entries are lost, and so the sums are
-    proved; the others are taken term by term.
+    Sums are taken relative to the largest exponent that leads to a state. What they lose to powers,
+    and to entries that are taken for 0 where no exponent is 2**500 times as large, is at most
+    2**-521 for each term. Those that this does not prove are taken relative to their largest term.
     """
     m, e, scale = state
     P, bands = matrix.P, matrix.bands

@@ -92,6 +92,19 @@ class ChainSums:
         else:
             tile.place(target, values[:, None, ...], add=True)
 
+    def own_pairs(self, tile: Tile, number: int, place: Box, dtype: Any) -> Array | None:
+        """Return a view [1, ...] of what nothing but a tile's step adds to; None if there is none.
+
+        It is a part of the gradient of some rows and columns of a matrix.
+        """
+        whole = tile.state_shape[:2] == self.chain.sizes
+        if not (whole and tile.groups == 1 and self.ctx.has_out) or self.chain.has_one_matrix:
+            return None
+        view = self._view("transitions")
+        target = view[(*within(tile.box, view.shape), number, *place)]
+        shape = (1, *tuple(target.shape)[-2:])
+        return self.ctx.xp.reshape(target, shape) if target.dtype == dtype else None
+
     def _view(self, name: str) -> Array:
         """Return a view of a sum with its batch axes arranged as tiles have them."""
         if name not in self._views:

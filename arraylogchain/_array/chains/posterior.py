@@ -225,7 +225,7 @@ class TilePosterior:
         g, ahead = self._cotangent(cotangent), None
         sizes = self._sizes_of(g)
         if sums.final is not None:
-            self._add_end("final", self.tile.reversed(), self.history.last, g, sums)
+            self._add_end("final", self.tile.reversed(), self.history.last, g, sizes, sums)
         for time, forward in self.history.back():
             steps = forward, sweep.advance(), ahead
             of_step = part_of(g, slice(self.tile.count(time)), self.tile.select_axis)
@@ -240,7 +240,7 @@ class TilePosterior:
             ahead = steps[1]
         last = sweep.last()
         if sums.initial is not None:
-            self._add_end("initial", self.tile, last, g, sums)
+            self._add_end("initial", self.tile, last, g, sizes, sums)
         return last
 
     def _cotangent(self, cotangent: Array | None) -> Array:
@@ -270,6 +270,13 @@ class TilePosterior:
         most = 2.0 ** (precision.top - pair_ceiling(precision, size) - _SPARE)
         return 2.0 * size * precision.tiny / precision.eps, most
 
+    def _bounds(
+        self, largest: float, sizes: tuple[float, float], precision: Precision
+    ) -> tuple[float, float]:
+        """Return what proves sums to be right for all rows, given the largest entry of states."""
+        lost, most = self._limits(precision)
+        return max(lost * (1.0 + largest), largest * sizes[1] / most), sizes[0] / precision.tiny
+
     def _weigh_at_once(
         self, time: int, steps: _Steps, g: Array, sizes: tuple[float, float], weigher: Any
     ) -> Array | None:
@@ -281,8 +288,7 @@ class TilePosterior:
         for step in (forward, backward):
             if step.precision is not precision or step.gone is not None:
                 return None
-        (lost, most), largest = self._limits(precision), forward.state.high
-        bounds = max(lost * (1.0 + largest), largest * sizes[1] / most), sizes[0] / precision.tiny
+        bounds = self._bounds(forward.state.high, sizes, precision)
         a, b = forward.state.values, backward.product.values
         out = part_of(
             self._room(precision), slice(int(g.shape[self.tile.select_axis])), self.tile.select_axis
@@ -358,7 +364,12 @@ class TilePosterior:
         left = xp.matrix_transpose(part_of(weights, moved, axis))
         tile = self.tile.part(moved)
         groups, size, _ = left.shape
+        number, is_plain = tile.matrix_number(i), not sums.by_logs and matrix.power is None
         for k in self.pieces.columns(groups, size):
+            own = sums.own_pairs(tile, number, (k, slice(size)), d.dtype) if is_plain else None
+            if own is not None:
+                ctx.apply(xp.matmul, left[:, k, :], d, out=own)
+                continue
             pairs = xp.matmul(left[:, k, :], d)
             if sums.by_logs:
                 product = pairs * xp.matrix_transpose(matrix.factor(k))
@@ -368,7 +379,7 @@ class TilePosterior:
             elif matrix.power is not None:
                 power = ctx.load(matrix.power, precision)
                 pairs = bounded(xp, scale_by_powers(ctx, pairs, power, precision), pairs.dtype)
-            sums.add_pairs(tile, tile.matrix_number(i), (k, slice(size)), pairs)
+            sums.add_pairs(tile, number, (k, slice(size)), pairs)
 
     def _add_in_logs(
         self, time: int, steps: _Steps, index: Array, g: Array, sums: ChainSums
@@ -406,11 +417,46 @@ class TilePosterior:
             number, columns = tile.matrix_number(time + 1), (slice(matrix.given.shape[-2]), j)
             sums.add_pairs(tile, number, columns, bounded(xp, pairs, pairs.dtype))
 
-    def _add_end(self, name: str, tile: Tile, last: State, g: Array, sums: ChainSums) -> None:
+    def _add_end(
+        self,
+        name: str,
+        tile: Tile,
+        last: State,
+        g: Array,
+        sizes: tuple[float, float],
+        sums: ChainSums,
+    ) -> None:
         """Add derivatives with respect to what a sweep over the tile starts with.
 
         `last` is the state of the sweep that comes from the other end.
         """
+        if not self._add_end_at_once(name, tile, last, g, sizes, sums):
+            self._add_end_in_logs(name, tile, last, g, sums)
+
+    def _add_end_at_once(
+        self,
+        name: str,
+        tile: Tile,
+        last: State,
+        g: Array,
+        sizes: tuple[float, float],
+        sums: ChainSums,
+    ) -> bool:
+        """Do so from scaled states and linear weights if that is proved; tell whether it is."""
+        xp, start = self.ctx.xp, tile.start()
+        if start is None or tile.start_in_logs or last.in_logs or start.dtype != last.values.dtype:
+            return False
+        precision = DOUBLE if start.dtype == xp.float64 else SINGLE
+        total = xp.vecdot(start, last.values)[..., None]
+        least, most = self._bounds(last.high, sizes, precision)
+        if not (float(xp.min(total)) >= least and float(xp.max(total)) <= most):
+            return False
+        sums.add_end(name, tile, last.values * (g / total))
+        return True
+
+    def _add_end_in_logs(
+        self, name: str, tile: Tile, last: State, g: Array, sums: ChainSums
+    ) -> None:
         ctx, xp = self.ctx, self.ctx.xp
         d, start = last.in_log_form(ctx).values, tile.start()
         assert start is not None

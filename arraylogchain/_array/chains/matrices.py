@@ -33,17 +33,11 @@ class Matrix:
     """
 
     def __init__(
-        self,
-        ctx: Context,
-        given: Array,
-        extremes: tuple[float, float],
-        in_logs: bool,
-        precision: Precision,
-        elements: int,
+        self, ctx: Context, given: Array, in_logs: bool, precision: Precision, elements: int
     ) -> None:
         self.ctx, self.given, self.in_logs, self.precision = ctx, given, in_logs, precision
         xp, (groups, inner, width) = ctx.xp, given.shape
-        low, high = extremes
+        low, high = float(xp.min(given)), float(xp.max(given))
         as_given = not in_logs and low >= 0 and _LARGEST_AT_LEAST <= high <= LARGEST
         if not as_given or given.dtype != ctx.dtype(precision):
             width = max(1, min(width, elements // (groups * inner)))
@@ -153,9 +147,6 @@ class Matrices:
         tile = self.tile
         which = tile.matrix_number(i), 0 if tile.select_axis else tile.count_moves(i)
         if self._current is None or self._current[0] != which:
-            xp, in_logs, given = tile.ctx.xp, tile.chain.transitions_in_logs, tile.matrix(i)
-            if which not in tile.extremes:
-                tile.extremes[which] = float(xp.min(given)), float(xp.max(given))
-            options = in_logs, self.precision, self.panel
-            self._current = which, Matrix(tile.ctx, given, tile.extremes[which], *options)
+            in_logs, given = tile.chain.transitions_in_logs, tile.matrix(i)
+            self._current = which, Matrix(tile.ctx, given, in_logs, self.precision, self.panel)
         return self._current[1]

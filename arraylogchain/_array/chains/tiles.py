@@ -60,8 +60,6 @@ class Tile:
         Numbers of steps, of what is selected, the largest first; None if all have `num_steps`.
     counts : dict
         How many of those have a step, by its number in time, as far as it was asked for.
-    extremes : dict
-        The smallest and the largest weight of matrices, by their number and how many groups it has.
     """
 
     ctx: Context
@@ -79,7 +77,6 @@ class Tile:
     lengths: np.ndarray | None = None
     backward: bool = False
     counts: dict[int, int] = field(default_factory=dict)
-    extremes: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
 
     @property
     def select_axis(self) -> int:
@@ -114,7 +111,7 @@ class Tile:
 
     def _of(self, selected: Array, some: slice | list[int]) -> Tile:
         own = None if self.lengths is None else self.lengths[some]
-        return replace(self, selected=selected, lengths=own, counts={}, extremes={})
+        return replace(self, selected=selected, lengths=own, counts={})
 
     def _numbers(self) -> Array:
         """Return which rows, or groups, are selected."""
@@ -147,13 +144,11 @@ class Tile:
         return slice(self.count_moves(i + 1), self.count(i))
 
     def _longer_than(self, time: int) -> int:
-        count = self.counts.get(time)
-        if count is None:
-            count = self.state_shape[self.select_axis]
-            if self.lengths is not None:
-                count = int(np.count_nonzero(self.lengths > time))
-            self.counts[time] = count
-        return count
+        if self.lengths is None:
+            return self.state_shape[self.select_axis]
+        if time not in self.counts:
+            self.counts[time] = int(np.count_nonzero(self.lengths > time))
+        return self.counts[time]
 
     def matrix_number(self, i: int) -> int:
         """Return which matrix leads to step i of a sweep."""

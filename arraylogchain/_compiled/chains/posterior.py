@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._compiled.chains.sources import frozen
-from arraylogchain._compiled.chains.sums import Sum, lanes_of
+from arraylogchain._compiled.chains.sums import Sum, begin
 from arraylogchain._compiled.chains.sweep import NO_MESSAGES, NO_STATES, Sweep
 from arraylogchain._compiled.loops.compiling import Floats
 from arraylogchain._compiled.loops.posterior import posterior as add_posterior
@@ -103,20 +103,12 @@ class Posterior:
         """Return sums by name, of shapes and dtypes that are given, over all rows."""
         sweep, layout = self.sweep, self.sweep.layout
 
-        def made() -> dict[str, Sum]:
-            return {name: Sum(name, *kind, layout) for name, kind in wanted.items()}
-
         tile, workers = sweep.tile(self.row_bytes)
         tiles = -(-layout.num_rows // tile)
-        first = made()
-        count, in_double = lanes_of(list(first.values()), tiles, workspace // 8)
-        lanes = [first, *(made() for _ in range(count - 1))]
-        for lane in lanes:
-            for (name, each), double in zip(lane.items(), in_double, strict=True):
-                if lane is not first and each.is_apart:
-                    each.total = first[name].total
-                else:
-                    each.begin(double)
+        first = {name: Sum(name, *kind, layout) for name, kind in wanted.items()}
+        count = begin(list(first.values()), tiles, workspace // 8)
+        others = [{name: first[name].again() for name in first} for _ in range(count - 1)]
+        lanes = [first, *others]
         in_lane = -(-tiles // count)
 
         def work(start: int, stop: int) -> None:
@@ -126,8 +118,7 @@ class Posterior:
                     self.add(forward(rows), rows, cotangents, by_weight, lanes[lane])
 
         share(work, count, 1, workers)
-        others = {name: [lane[name] for lane in lanes[1:]] for name in wanted}
-        return {name: each.finish(others[name]) for name, each in first.items()}
+        return {name: each.finish([lane[name] for lane in others]) for name, each in first.items()}
 
 
 _ONE = frozen(np.ones(1))

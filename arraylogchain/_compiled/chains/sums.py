@@ -8,6 +8,7 @@ workspace alone.
 from __future__ import annotations
 
 import math
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -55,14 +56,19 @@ class Sum:
 
     def begin(self, in_double: bool) -> None:
         """Make the total."""
-        dtype = np.dtype(self.dtype)
-        if in_double:
-            dtype = np.dtype(np.float64)
-        elif not (self.is_apart and self.name == "potentials"):
+        dtype = np.dtype(np.float64 if in_double else self.dtype)
+        if not (self.is_apart and self.name == "potentials"):
             dtype = np.promote_types(dtype, np.float32)
         trailing = self.shape[len(self.own) :]
         trailing = (1, *trailing) if len(trailing) == 1 else trailing
         self.total = np.zeros((math.prod(self.own), *trailing), dtype)
+
+    def again(self) -> Sum:
+        """Return the sum of another lane; one with a part for each row is shared."""
+        other = copy(self)
+        if not self.is_apart:
+            other.total = np.zeros_like(self.total)
+        return other
 
     @property
     def step_bytes(self) -> int:
@@ -130,10 +136,10 @@ def _transpose(matrices: Floats) -> None:
             part[:, k + 1 :, k] = upper
 
 
-def lanes_of(sums: list[Sum], tiles: int, budget: int) -> tuple[int, list[bool]]:
-    """Return how many lanes there are, and which sums can be float64, within a budget."""
+def begin(sums: list[Sum], tiles: int, budget: int) -> int:
+    """Make the totals of sums, in float64 where that fits a budget; return how many lanes do."""
     shared = sum(8 * math.prod(each.shape) for each in sums if not each.is_apart)
     lanes = max(1, min(_LANES, tiles, budget // max(1, shared)))
-    fits = lanes * shared <= budget
-    doubles = [each.dtype == np.float64 or (fits and not each.is_apart) for each in sums]
-    return lanes, doubles
+    for each in sums:
+        each.begin(lanes * shared <= budget and not each.is_apart)
+    return lanes

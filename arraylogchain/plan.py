@@ -71,6 +71,12 @@ _SEGMENT_PASSES = {
     "value_and_pullback": 2.5,
 }
 
+# Operations whose compiled loops take rows in packs, as lanes of vector instructions; from how many
+# rows that share their matrices on, up to how many states, and which share of the workspace the
+# memory of a pack may take.
+_IN_PACKS = frozenset(_SEGMENT_PASSES)
+_PACK_ROWS, _PACK_STATES, _PACK_SHARE = 8, 16, 64
+
 _ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
@@ -151,6 +157,10 @@ def choose(
         return Choice(route, "what loops hold would not fit the workspace", segments)
     if operation not in KINDS:
         return Choice("compiled", "there is no matrix multiply in it")
+    if operation in _IN_PACKS and packs_serve(
+        sizes.rows, sizes.num_steps, sizes.num_states, workspace
+    ):
+        return Choice("compiled", "rows of few states go together as lanes of vectors")
     margin = _SEGMENT_MARGIN if segments > 1 else 1.0
     arrays = margin * seconds(operation, "array", sizes, segments)
     if seconds(operation, "compiled", sizes) <= arrays:
@@ -166,6 +176,14 @@ def least_workspace(num_steps: int, num_states: int) -> int:
     """
     window = 2 * (math.isqrt(num_steps) + 2)
     return 2 * window * (16 * num_states + 1) + 64 * num_states**2 + (1 << 16)
+
+
+def packs_serve(rows: int, num_steps: int, num_states: int, workspace: int) -> bool:
+    """Tell whether compiled loops take so many rows that share their matrices in packs."""
+    # Of each of 8 rows, exponentials and states; and counts of transitions.
+    room = 8 * num_steps * num_states * (2 * 8 + num_states)
+    few = num_states <= _PACK_STATES and room <= workspace // _PACK_SHARE
+    return few and rows >= _PACK_ROWS and num_steps > 1
 
 
 def seconds(operation: str, backend: str, sizes: Sizes, segments: int = 1) -> float:

@@ -163,7 +163,8 @@ def fit(rows: Sequence[Row], kind: str, backend: str) -> dict[str, float]:
     """Return the constants of `plan.Cost` with the smallest squares of relative errors."""
     terms, seconds = [], []
     for row in rows:
-        if plan.KINDS[row.operation] == kind:
+        in_packs = plan.packs_serve(row.rows, row.steps, row.states, DEFAULT_WORKSPACE)
+        if plan.KINDS[row.operation] == kind and not in_packs:
             segments = plan.count_segments(row.operation, row.sizes, DEFAULT_WORKSPACE)
             terms.append(plan.terms(row.operation, backend, row.sizes, segments))
             seconds.append(getattr(row, backend))

@@ -57,6 +57,9 @@ class CompiledChain:
     def expected_transitions(self):
         return self.run("expected_transitions")
 
+    def posterior(self):
+        return self.run("posterior")
+
     def entropy(self):
         return self.run("entropy")
 

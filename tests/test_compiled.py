@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
+from arraylogchain import plan
 from arraylogchain._compiled import why_not
 from tests import gradient_reference, reference
 from tests.checks import CHAIN_SHAPES, check_chain
@@ -19,6 +20,7 @@ from tests.test_chain import FORMS, given_as, normal, uniform, wide_linear_weigh
 if why_not() is not None:
     pytest.skip(why_not(), allow_module_level=True)
 
+from arraylogchain._compiled.chains import packs
 from tests.compiled_chain import CompiledChain, value_and_gradients
 
 INF, NAN = np.inf, np.nan
@@ -33,10 +35,26 @@ OPERATIONS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _compiled(monkeypatch):
+@pytest.fixture(autouse=True, params=[8, pytest.param(1, marks=pytest.mark.exhaustive)])
+def _compiled(monkeypatch, request):
     monkeypatch.setattr(alc, "LogChain", CompiledChain)
     monkeypatch.setattr(alc.vjp, "log_partition", value_and_gradients)
+    monkeypatch.setattr(plan, "_PACK_ROWS", request.param)
+
+
+@pytest.fixture
+def left(monkeypatch):
+    """Collect how many rows packs leave to the loops over rows, by calls of loops."""
+    counts = []
+    take_packs = packs.take_packs
+
+    def take(*args):
+        totals, left = take_packs(*args)
+        counts.append(sum(map(len, left)))
+        return totals, left
+
+    monkeypatch.setattr(packs, "take_packs", take)
+    return counts
 
 
 def check_all(dtype, x, *, g="normal", **options):
@@ -251,12 +269,13 @@ def test_special_transitions_where_no_weight_meets_them(dtype):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("final_form", FORMS)
-@pytest.mark.parametrize("lengths", [None, [6, 2, 1]])
+@pytest.mark.parametrize("lengths", [None, [6, 2, 1], [6, 2, 1, 6, 5, 4, 3, 2, 1]])
 def test_final_weights(form, final_form, lengths):
     """They are further potentials of the last real step."""
-    x, P, final = normal(3, 6, 4), uniform(5, 4, 4), uniform(3, 4)
+    n = len(lengths or "few")
+    x, P, final = normal(n, 6, 4), uniform(5, 4, 4), uniform(n, 4)
     final[0, 1] = 0
-    last = np.arange(3), np.array(lengths or [6, 6, 6]) - 1
+    last = np.arange(n), np.array(lengths or [6] * n) - 1
     more = x.copy()
     with np.errstate(divide="ignore"):
         more[last] += np.log(final)
@@ -280,7 +299,7 @@ def test_final_weights(form, final_form, lengths):
     rng = np.random.default_rng
     np.testing.assert_array_equal(chain.sample(50, rng(0)), weighed.sample(50, rng(0)))
     _, pullback = chain.run("value_and_pullback", True)
-    found = pullback(np.ones(3), frozenset(["potentials", "final"]))
+    found = pullback(np.ones(n), frozenset(["potentials", "final"]))
     p = weighed.marginals()[last]
     np.testing.assert_allclose(found["potentials"], weighed.marginals(), atol=1e-12)
     if final_form == "logs":
@@ -289,6 +308,68 @@ def test_final_weights(form, final_form, lengths):
         positive = final > 0
         np.testing.assert_allclose(found["final"][positive], (p[positive] / final[positive]))
         assert np.all(found["final"][~positive] > 0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("batch", "own"), [((19,), (6,)), ((19,), (1,)), ((2, 9), (2, 1, 6))])
+def test_packs(dtype, left, form, batch, own):
+    """Rows that share their matrices, some in packs of their own."""
+    x = normal(*batch, 7, 5, sd=3)
+    x[np.random.default_rng(0).random(x.shape) < 0.1] = -INF
+    P = uniform(*own, 5, 5)
+    P[..., 1, 2:] = 0
+    check_all(dtype, x, **given_as(form, P, uniform(*batch, 5)))
+    assert len(left) > 0
+    assert sum(left) == 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("steps", [1, 8])
+def test_packs_of_different_lengths(dtype, left, form, steps):
+    lengths = np.random.default_rng(0).integers(1, 10, 19)
+    lengths[8:16] = 2  # matrices that no row of a pack reads
+    options = given_as(form, uniform(steps, 4, 4) + 0.01, uniform(4))
+    ragged = Ragged(NUMPY, dtype, normal(19, 9, 4), lengths, **options)
+    ragged.check_sums()
+    assert len(left) > 0
+    assert sum(left) == 0
+
+
+def test_packs_of_long_rows(left):
+    """Their weights leave the range of numbers again and again."""
+    x = normal(9, 400, 3, sd=5)
+    x[0, :, 1:] -= 50.0
+    check_chain(NUMPY, "float64", x, transitions=uniform(1, 3, 3))
+    check_posterior(NUMPY, "float64", x[:, ::4], transitions=uniform(1, 3, 3))
+    assert len(left) > 0
+    assert sum(left) == 0
+
+
+@pytest.mark.parametrize("sd", [30, 100, 1000])
+def test_packs_of_wide_potentials(dtype, left, sd):
+    check_all(dtype, normal(12, 12, 5, sd=sd), **given_as("linear", uniform(11, 5, 5), uniform(5)))
+    assert sum(left) > 0 or sd < 1000
+
+
+@pytest.mark.parametrize("kind", ["wide", NAN, INF, "impossible"])
+def test_only_packs_with_rows_out_of_range_are_left(monkeypatch, left, kind):
+    x, P = normal(24, 12, 5), uniform(1, 5, 5)
+    if kind == "wide":
+        x[10] *= 1000
+    elif kind == "impossible":
+        x[10, 3] = -INF
+    else:
+        x[10, 3, 2] = kind
+    chain = CompiledChain(x, transitions=P)
+    found = chain.posterior()
+    _, pullback = value_and_gradients(chain)
+    gradients = pullback(normal(24))
+    assert left == [8, 8, 0]  # what values have kept is not taken up again
+    monkeypatch.setattr(plan, "_PACK_ROWS", 25)
+    _, by_rows = value_and_gradients(chain)
+    expected = (*chain.posterior(), *by_rows(normal(24))[:2])
+    for ours, rows in zip((*found, *gradients[:2]), expected, strict=True):
+        np.testing.assert_allclose(ours, rows, rtol=1e-12, atol=1e-12)
 
 
 def test_samples_are_drawn_in_proportion(dtype):

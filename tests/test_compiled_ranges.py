@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
+from arraylogchain import plan
 from arraylogchain._compiled import why_not
 from tests import reference
 from tests.adversarial import (
@@ -29,10 +30,11 @@ def first_of(count, usual):
     return [*range(usual), *(pytest.param(n, marks=marks) for n in range(usual, count))]
 
 
-@pytest.fixture(autouse=True)
-def _compiled(monkeypatch):
+@pytest.fixture(autouse=True, params=[8, pytest.param(1, marks=pytest.mark.exhaustive)])
+def _compiled(monkeypatch, request):
     monkeypatch.setattr(alc, "LogChain", CompiledChain)
     monkeypatch.setattr(alc.vjp, "log_partition", value_and_gradients)
+    monkeypatch.setattr(plan, "_PACK_ROWS", request.param)
 
 
 @pytest.mark.parametrize("block", first_of(10, 4))

@@ -18,13 +18,11 @@ from arraylogchain._inputs.chain import Chain
 def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the logs of the sums over all paths, [*batch]."""
     out = np.empty(chain.batch, ctx.result_dtype)
-    sweep = Sweep(chain, workspace)
+    sweep = Sweep(chain, workspace, in_packs=True)
     flat = out.reshape(-1)
 
     def work(rows: range) -> None:
-        totals = np.empty(len(rows))
-        sweep.forward(rows, range(sweep.T), sweep.state(rows), totals=totals)
-        flat[sweep.layout.positions(rows)] = totals
+        flat[sweep.layout.positions(rows)] = sweep.log_totals(rows)
 
     sweep.share(work)
     return out

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from arraylogchain._compiled.chains import packs
 from arraylogchain._compiled.chains.sources import frozen
 from arraylogchain._compiled.chains.sums import Sum, begin
 from arraylogchain._compiled.chains.sweep import NO_MESSAGES, NO_STATES, Sweep
-from arraylogchain._compiled.loops.compiling import Floats
+from arraylogchain._compiled.loops.compiling import Floats, Integers
 from arraylogchain._compiled.loops.posterior import posterior as add_posterior
 from arraylogchain._compiled.loops.recursion import COTANGENT
 from arraylogchain._context import Array, Context
@@ -21,13 +22,15 @@ from arraylogchain._threads import share
 Pullback = Callable[[Array, frozenset[str]], dict[str, Array]]
 # Totals of a tile, and windows of steps, the last one first, with the history of each.
 Forward = tuple[Floats, Iterable[tuple[range, Any]]]
+# Rows of a tile, and what is kept of their pass forward.
+Parts = list[tuple[range, Forward]]
 
 
 class Posterior:
     """A chain whose forward states are met on the backward pass."""
 
     def __init__(self, chain: Chain, workspace: int) -> None:
-        self.sweep = Sweep(chain, workspace, "weights", "transposed")
+        self.sweep = Sweep(chain, workspace, "weights", "transposed", in_packs=True)
         self.step_bytes = 16 * self.sweep.K + 1
         self.row_bytes = min(self.sweep.T * self.step_bytes, self.sweep.budget)
 
@@ -69,38 +72,93 @@ class Posterior:
     ) -> None:
         """Add the derivatives of a tile's totals, times cotangents, to sums by name."""
         sweep, (totals, windows) = self.sweep, forward
-        states, groups = sweep.state(rows), sweep.groups(rows)
+        states = sweep.state(rows)
         step_bytes = sum(each.step_bytes for each in sums.values())
         for window, history in windows:
             for steps in reversed(sweep.blocks(rows, window, step_bytes)):
                 block = sweep.read(rows, steps, backward=True)
-                maps, spans = block[0][3], dict.fromkeys(sums, steps)
-                if "transitions" in sums:
-                    spans["transitions"] = sweep.moves(steps, backward=True)
-                if cotangents is _ONE:
-                    maps[COTANGENT] = 0
-                opened = {
-                    name: each.open(rows, groups, spans[name], maps) for name, each in sums.items()
-                }
-                to = (
-                    *opened.get("potentials", NO_MESSAGES),
-                    *opened.get("transitions", (_NO_MATRICES, 0)),
-                    opened.get("initial", NO_MESSAGES)[0],
-                    opened.get("final", NO_MESSAGES)[0],
-                )
+                spans = self._spans(sums, steps)
+                to = self._open(sums, rows, spans, block[0][3], cotangents)
                 add_posterior(block, states, history, totals, cotangents, by_weight, to)
-                for name, each in sums.items():
-                    each.close(rows, groups, spans[name])
+                self._close(sums, rows, spans)
+
+    def _spans(self, sums: dict[str, Sum], steps: range) -> dict[str, range]:
+        """Return which steps, or transitions, of some steps are in each sum."""
+        spans = dict.fromkeys(sums, steps)
+        if "transitions" in sums:
+            spans["transitions"] = self.sweep.moves(steps, backward=True)
+        return spans
+
+    def _open(
+        self,
+        sums: dict[str, Sum],
+        rows: range,
+        spans: dict[str, range],
+        maps: Integers,
+        cotangents: Floats,
+    ) -> tuple[Any, ...]:
+        """Return what loops add derivatives of a block to; enter maps."""
+        groups = self.sweep.groups(rows)
+        if cotangents is _ONE:
+            maps[COTANGENT] = 0
+        opened = {name: each.open(rows, groups, spans[name], maps) for name, each in sums.items()}
+        return (
+            *opened.get("potentials", NO_MESSAGES),
+            *opened.get("transitions", (_NO_MATRICES, 0)),
+            opened.get("initial", NO_MESSAGES)[0],
+            opened.get("final", NO_MESSAGES)[0],
+        )
+
+    def _close(self, sums: dict[str, Sum], rows: range, spans: dict[str, range]) -> None:
+        groups = self.sweep.groups(rows)
+        for name, each in sums.items():
+            each.close(rows, groups, spans[name])
+
+    def add_tile(
+        self,
+        rows: range,
+        kept: Parts,
+        results: Array | None,
+        cotangents: Floats,
+        by_weight: bool,
+        sums: dict[str, Sum],
+    ) -> None:
+        """Add the derivatives of a tile, parts of which may have been kept.
+
+        Totals of the others are written to the results, if there are any.
+        """
+        sweep, steps = self.sweep, range(self.sweep.T)
+        for part, forward in kept:
+            self.add(forward, part, cotangents, by_weight, sums)
+        left = [] if kept else [rows]
+        if sweep.in_packs:
+            block = sweep.read(rows, steps)
+            spans = self._spans(sums, steps)
+            to = self._open(sums, rows, spans, block[0][3], cotangents)
+            done = [part for part, _ in kept]
+            totals, left = packs.take_packs(block, done, (cotangents, by_weight, to))
+            self._close(sums, rows, spans)
+            if results is not None:
+                results[sweep.layout.positions(rows)] = totals
+        for part in left:
+            forward = self.forward(part)
+            if results is not None:
+                results[sweep.layout.positions(part)] = forward[0]
+            self.add(forward, part, cotangents, by_weight, sums)
 
     def sums(
         self,
-        forward: Callable[[range], Forward],
+        kept: dict[int, Parts],
+        results: Array | None,
         wanted: dict[str, tuple[Shape, Any]],
         cotangents: Floats,
         by_weight: bool,
         workspace: int,
     ) -> dict[str, Array]:
-        """Return sums by name, of shapes and dtypes that are given, over all rows."""
+        """Return sums by name, of shapes and dtypes that are given, over all rows.
+
+        By their first rows, `kept` has parts of tiles; see `add_tile`.
+        """
         sweep, layout = self.sweep, self.sweep.layout
 
         tile, workers = sweep.tile(self.row_bytes)
@@ -115,7 +173,8 @@ class Posterior:
             for lane in range(start, stop):
                 for i in range(lane * in_lane, min((lane + 1) * in_lane, tiles)):
                     rows = range(i * tile, min((i + 1) * tile, layout.num_rows))
-                    self.add(forward(rows), rows, cotangents, by_weight, lanes[lane])
+                    parts = kept.get(rows.start, [])
+                    self.add_tile(rows, parts, results, cotangents, by_weight, lanes[lane])
 
         share(work, count, 1, workers)
         return {name: each.finish([lane[name] for lane in others]) for name, each in first.items()}
@@ -151,14 +210,8 @@ def _posterior(
         shapes["transitions"] = chain.transitions.shape
     totals = np.empty(chain.batch, ctx.result_dtype)
     whole, flat = Posterior(chain, workspace), totals.reshape(-1)
-
-    def forward(rows: range) -> Forward:
-        found = whole.forward(rows)
-        flat[whole.sweep.layout.positions(rows)] = found[0]
-        return found
-
     wanted = {name: (shapes[name], ctx.result_dtype) for name in names}
-    return totals, whole.sums(forward, wanted, _ONE, False, workspace)
+    return totals, whole.sums({}, flat, wanted, _ONE, False, workspace)
 
 
 def value_and_pullback(
@@ -187,26 +240,26 @@ def value_and_pullback(
     whole = Posterior(chain, workspace)
     sweep, flat = whole.sweep, out.reshape(-1)
     keep |= flat.size * sweep.T * whole.step_bytes <= workspace // 2
-    kept: dict[int, Forward] = {}
+    kept: dict[int, Parts] = {}
 
     def work(rows: range) -> None:
         if keep:
-            totals, windows = whole.forward(rows, keep=True)
-            kept[rows.start] = totals, list(windows)
+            totals, left = sweep.take_packs(rows)
+            parts = kept[rows.start] = []
+            for part in left:
+                found, windows = whole.forward(part, keep=True)
+                parts.append((part, (found, list(windows))))
+                totals[part.start - rows.start : part.stop - rows.start] = found
         else:
-            totals = np.empty(len(rows))
-            sweep.forward(rows, range(sweep.T), sweep.state(rows), totals=totals)
+            totals = sweep.log_totals(rows)
         flat[sweep.layout.positions(rows)] = totals
 
     sweep.share(work, whole.row_bytes)
-
-    def forward(rows: range) -> Forward:
-        return kept[rows.start] if keep else whole.forward(rows)
 
     def pullback(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
         shapes = {name: (given[name].shape, given[name].dtype) for name in given if name in wanted}
         cotangents = frozen(np.ascontiguousarray(cotangent, np.float64).reshape(-1))
         by_weight = not chain.transitions_in_logs
-        return whole.sums(forward, shapes, cotangents, by_weight, workspace)
+        return whole.sums(kept, None, shapes, cotangents, by_weight, workspace)
 
     return out, pullback

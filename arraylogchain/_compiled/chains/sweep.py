@@ -13,10 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from arraylogchain import plan
+from arraylogchain._compiled.chains import packs
 from arraylogchain._compiled.chains.layout import layout_of
 from arraylogchain._compiled.chains.sources import Matrices, Rows, frozen, ones
 from arraylogchain._compiled.loops import recursion
 from arraylogchain._compiled.loops.compiling import Floats, Integers
+from arraylogchain._compiled.loops.numbers import LANES
 from arraylogchain._compiled.loops.recursion import FINAL, INITIAL, POTENTIALS
 from arraylogchain._compiled.loops.steps import ROWS, SCALE
 from arraylogchain._inputs.chain import Chain
@@ -75,6 +78,8 @@ class Sweep:
         In which form matrices are wanted; see `Matrices`.
     more : int
         Numbers that a caller makes of each entry of the matrices.
+    in_packs : bool
+        Whether a caller takes rows in packs where that serves; see `packs`.
     """
 
     def __init__(
@@ -84,6 +89,7 @@ class Sweep:
         forward: str | None = "weights",
         backward: str | None = None,
         more: int = 0,
+        in_packs: bool = False,
     ) -> None:
         self.chain = chain
         self.layout = layout = layout_of(chain)
@@ -104,6 +110,9 @@ class Sweep:
         lengths = chain.lengths
         self.lengths = _same_lengths(T) if lengths is None else frozen(lengths.reshape(-1))
         self.step_work = K * K + _STATE_WORK * K + _STEP_WORK
+        is_whole = all(each.whole is not None for each in self.matrices.values())
+        serve = is_whole and plan.packs_serve(layout.rows_per_group, T, K, workspace)
+        self.in_packs = in_packs and serve
 
     def _ends(self, array: Any, kind: int, budget: int) -> Rows:
         if array is None:
@@ -124,8 +133,12 @@ class Sweep:
         row_bytes += 16 * self.K + 8 * SCALE + 64
         # Many rows of a group share what it takes to prepare the matrices of a block.
         least = min(_ROWS_OF_A_BLOCK, self.layout.rows_per_group) if self.in_parts else 1
+        if self.in_packs:
+            least, row_bytes = LANES, row_bytes + self.T * self.potentials.step_bytes
         most = min(self.layout.num_rows, max(_WORK // (self.T * self.step_work), least))
         rows, threads = _tile(most, row_bytes, least, self.budget)
+        if self.in_packs and rows > LANES:
+            rows -= rows % LANES
         return rows, min(workers_here(), threads)
 
     def window(self, rows: range, step_bytes: int) -> int:
@@ -202,6 +215,20 @@ class Sweep:
 
     def state(self, rows: range) -> Floats:
         return np.empty((len(rows), 2 * self.K + SCALE))
+
+    def take_packs(self, rows: range) -> tuple[Floats, list[range]]:
+        """Return the totals of a tile, and which of its rows packs have not served."""
+        if not self.in_packs:
+            return np.empty(len(rows)), [rows]
+        return packs.take_packs(self.read(rows, range(self.T)))
+
+    def log_totals(self, rows: range) -> Floats:
+        """Return the totals of a tile."""
+        totals, left = self.take_packs(rows)
+        for part in left:
+            of_part = totals[part.start - rows.start : part.stop - rows.start]
+            self.forward(part, range(self.T), self.state(part), totals=of_part)
+        return totals
 
     def forward(
         self,

@@ -13,6 +13,8 @@ import math
 
 from arraylogchain._compiled.loops.compiling import bits_of, inlined, inner, number_of
 
+# Numbers that vector instructions take side by side: 512 bits, in one register or several.
+LANES = 8
 INF = math.inf
 TINY = 2.0**-1022
 # Sums of at least this for each term round off what their terms lose to underflow, TINY each where

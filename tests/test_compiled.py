@@ -341,6 +341,8 @@ def test_packs_of_long_rows(left):
     x[0, :, 1:] -= 50.0
     check_chain(NUMPY, "float64", x, transitions=uniform(1, 3, 3))
     check_posterior(NUMPY, "float64", x[:, ::4], transitions=uniform(1, 3, 3))
+    chain = CompiledChain(x, transitions=uniform(1, 3, 3))
+    np.testing.assert_array_equal(chain.posterior()[0], chain.log_partition())
     assert len(left) > 0
     assert sum(left) == 0
 

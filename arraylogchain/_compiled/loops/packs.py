@@ -445,8 +445,9 @@ def posterior(block, room, totals, left, cotangents, by_weight, sums):
             steps > 0
             and load_cotangents(rows, r, end, cotangents, room[3])
             and forward(row, steps, room, True)
-            and backward(row, steps, room, (by_weight, of_first, of_last))
         ):
+            # Going back, other powers are taken out of weights.
             write_totals(r, end, room[3], totals)
-            write_sums(rows, r, end, row, steps, room, by_weight, sums)
-            left[r:end] = 0
+            if backward(row, steps, room, (by_weight, of_first, of_last)):
+                write_sums(rows, r, end, row, steps, room, by_weight, sums)
+                left[r:end] = 0

@@ -347,7 +347,7 @@ def as_wide(weights, scratch):
         scratch[WEIGHED, k], scratch[WEIGHED_EXPONENTS, k] = wide_weight(weights, k)
 
 
-@inlined
+@inner
 def wide_weight(weights, k):
     """Return a weight as a wide number."""
     m, e = split(weights.m[k])

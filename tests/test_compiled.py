@@ -353,6 +353,15 @@ def test_packs_of_wide_potentials(dtype, left, sd):
     assert sum(left) > 0 or sd < 1000
 
 
+def test_packs_of_weights_that_are_hardly_numbers():
+    """Some would lose their last digits, as subnormal numbers, and then decide alone."""
+    x = np.zeros((27, 4, 2))
+    x[:, 1, 0], x[:, 2, 0] = -690.0, np.linspace(-100.0, -220.0, 27)
+    x[:, 3, 1] = -INF
+    found = CompiledChain(x, transitions=np.eye(2)[None]).log_partition()
+    np.testing.assert_allclose(found, x[..., 0].sum(-1), rtol=1e-15)
+
+
 @pytest.mark.parametrize("kind", ["wide", NAN, INF, "impossible"])
 def test_only_packs_with_rows_out_of_range_are_left(monkeypatch, left, kind):
     x, P = normal(24, 12, 5), uniform(1, 5, 5)

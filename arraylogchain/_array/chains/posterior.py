@@ -212,6 +212,7 @@ class TilePosterior:
         self.total = log_totals(tile, history.last)
         # Memory for one step's products, by precision.
         self._rooms: dict[str, Array] = {}
+        self._sizes = 0.0, 0.0  # the least and the largest of cotangents that are not zero
 
     def add(self, cotangent: Array | None, sums: ChainSums) -> State:
         """Add the gradients for a cotangent [*batch] of log Z, or of ones.
@@ -223,13 +224,15 @@ class TilePosterior:
         sweep, own = Sweep(self.tile.reversed(), options), self.ctx.precision
         weigher = _dispatch.for_passes("PosteriorWeigher", self.ctx, own)(self.tile, sums, own)
         g, ahead = self._cotangent(cotangent), None
-        sizes = self._sizes_of(g)
+        xp, sizes = self.ctx.xp, self.ctx.xp.abs(g)
+        nonzero = xp.where(sizes == 0, xp.full_like(sizes, math.inf), sizes)
+        self._sizes = float(xp.min(nonzero)), float(xp.max(sizes))
         if sums.final is not None:
-            self._add_end("final", self.tile.reversed(), self.history.last, g, sizes, sums)
+            self._add_end("final", self.tile.reversed(), self.history.last, g, sums)
         for time, forward in self.history.back():
             steps = forward, sweep.advance(), ahead
             of_step = part_of(g, slice(self.tile.count(time)), self.tile.select_axis)
-            weights, slow = self._weigh_at_once(time, steps, of_step, sizes, weigher), None
+            weights, slow = self._weigh_at_once(time, steps, of_step, weigher), None
             if weights is None:
                 weights, slow = self._weigh(time, steps, of_step, sums)
             if sums.transitions is not None and ahead is not None:
@@ -240,7 +243,7 @@ class TilePosterior:
             ahead = steps[1]
         last = sweep.last()
         if sums.initial is not None:
-            self._add_end("initial", self.tile, last, g, sizes, sums)
+            self._add_end("initial", self.tile, last, g, sums)
         return last
 
     def _cotangent(self, cotangent: Array | None) -> Array:
@@ -254,12 +257,6 @@ class TilePosterior:
         g = xp.where(xp.isinf(total), xp.zeros_like(g), g)
         return xp.where(xp.isnan(total), xp.full_like(g, math.nan), g)
 
-    def _sizes_of(self, g: Array) -> tuple[float, float]:
-        """Return the least and the largest size of cotangents that are not zero."""
-        xp, size = self.ctx.xp, self.ctx.xp.abs(g)
-        least = xp.min(xp.where(size == 0, xp.full_like(size, math.inf), size))
-        return float(least), float(xp.max(size))
-
     def _limits(self, precision: Precision) -> tuple[float, float]:
         """Return what sums of a_t b_t, over 1 + max(a_t), and max(a_t) g, over sums, have to keep.
 
@@ -270,16 +267,12 @@ class TilePosterior:
         most = 2.0 ** (precision.top - pair_ceiling(precision, size) - _SPARE)
         return 2.0 * size * precision.tiny / precision.eps, most
 
-    def _bounds(
-        self, largest: float, sizes: tuple[float, float], precision: Precision
-    ) -> tuple[float, float]:
-        """Return what proves sums to be right for all rows, given the largest entry of states."""
-        lost, most = self._limits(precision)
-        return max(lost * (1.0 + largest), largest * sizes[1] / most), sizes[0] / precision.tiny
+    def _bounds(self, largest: float, precision: Precision) -> tuple[float, float]:
+        """Return what proves the sums of all rows, given the largest entry of their states."""
+        (lost, most), (least, size) = self._limits(precision), self._sizes
+        return max(lost * (1.0 + largest), largest * size / most), least / precision.tiny
 
-    def _weigh_at_once(
-        self, time: int, steps: _Steps, g: Array, sizes: tuple[float, float], weigher: Any
-    ) -> Array | None:
+    def _weigh_at_once(self, time: int, steps: _Steps, g: Array, weigher: Any) -> Array | None:
         """Add what a step contributes to the potentials' gradient if bounds prove all rows.
 
         Returns a_t g / Z_t, or None where they do not, and nothing is added.
@@ -288,11 +281,10 @@ class TilePosterior:
         for step in (forward, backward):
             if step.precision is not precision or step.gone is not None:
                 return None
-        bounds = self._bounds(forward.state.high, sizes, precision)
+        bounds = self._bounds(forward.state.high, precision)
         a, b = forward.state.values, backward.product.values
-        out = part_of(
-            self._room(precision), slice(int(g.shape[self.tile.select_axis])), self.tile.select_axis
-        )
+        axis = self.tile.select_axis
+        out = part_of(self._room(precision), slice(int(g.shape[axis])), axis)
         return out if weigher.weigh(time, a, b, g, bounds, out) else None
 
     def _weigh(
@@ -417,50 +409,21 @@ class TilePosterior:
             number, columns = tile.matrix_number(time + 1), (slice(matrix.given.shape[-2]), j)
             sums.add_pairs(tile, number, columns, bounded(xp, pairs, pairs.dtype))
 
-    def _add_end(
-        self,
-        name: str,
-        tile: Tile,
-        last: State,
-        g: Array,
-        sizes: tuple[float, float],
-        sums: ChainSums,
-    ) -> None:
+    def _add_end(self, name: str, tile: Tile, last: State, g: Array, sums: ChainSums) -> None:
         """Add derivatives with respect to what a sweep over the tile starts with.
 
         `last` is the state of the sweep that comes from the other end.
         """
-        if not self._add_end_at_once(name, tile, last, g, sizes, sums):
-            self._add_end_in_logs(name, tile, last, g, sums)
-
-    def _add_end_at_once(
-        self,
-        name: str,
-        tile: Tile,
-        last: State,
-        g: Array,
-        sizes: tuple[float, float],
-        sums: ChainSums,
-    ) -> bool:
-        """Do so from scaled states and linear weights if that is proved; tell whether it is."""
-        xp, start = self.ctx.xp, tile.start()
-        if start is None or tile.start_in_logs or last.in_logs or start.dtype != last.values.dtype:
-            return False
-        precision = DOUBLE if start.dtype == xp.float64 else SINGLE
-        total = xp.vecdot(start, last.values)[..., None]
-        least, most = self._bounds(last.high, sizes, precision)
-        if not (float(xp.min(total)) >= least and float(xp.max(total)) <= most):
-            return False
-        sums.add_end(name, tile, last.values * (g / total))
-        return True
-
-    def _add_end_in_logs(
-        self, name: str, tile: Tile, last: State, g: Array, sums: ChainSums
-    ) -> None:
-        ctx, xp = self.ctx, self.ctx.xp
-        d, start = last.in_log_form(ctx).values, tile.start()
+        ctx, xp, start, d = self.ctx, self.ctx.xp, tile.start(), last.values
         assert start is not None
-        start = ctx.load(start, ctx.widest)
+        if not (tile.start_in_logs or last.in_logs) and start.dtype == d.dtype:
+            # Proved from bounds, as a step is.
+            total = xp.vecdot(start, d)[..., None]
+            least, most = self._bounds(last.high, DOUBLE if d.dtype == xp.float64 else SINGLE)
+            if float(xp.min(total)) >= least and float(xp.max(total)) <= most:
+                sums.add_end(name, tile, d * (g / total))
+                return
+        d, start = last.in_log_form(ctx).values, ctx.load(start, ctx.widest)
         logs = start if tile.start_in_logs else xp.log(start)
         top = xp.max(logs, axis=-1, keepdims=True)
         top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))

@@ -63,6 +63,18 @@ def test_counts_of_weights_whose_gradients_are_huge():
     assert gradient[0, 0, 0] == np.finfo(np.float32).max
 
 
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_cotangents_bring_gradients_into_range(size, sign):
+    """Gradients that only cotangents make numbers: those of ones are too large, or too small."""
+    x, cotangent = np.array([[0, -1.8 * np.log(size)], [0, 0]]), np.array(sign * size)
+    expected = pytest.approx(sign * size**-0.8, rel=1e-12)
+    chain = CompiledChain(x, transitions=np.array([[[1.0, 0], [0, 0]]]))
+    assert value_and_gradients(chain)[1](cotangent).transitions[0, 1, 0] == expected
+    chain = CompiledChain(x[:1], initial=np.array([1.0, 0]))
+    assert value_and_gradients(chain)[1](cotangent).initial[1] == expected
+
+
 @pytest.mark.parametrize("K", [1, 3, 4, 7, 30])
 @pytest.mark.parametrize("T", [600])
 def test_long_products_that_leave_the_range(K, T):

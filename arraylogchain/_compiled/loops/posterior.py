@@ -14,7 +14,7 @@ import numpy as np
 
 from arraylogchain._compiled.loops.compiling import bits_of, compiled, inlined, inner, number_of
 from arraylogchain._compiled.loops.matrices import wide_entry
-from arraylogchain._compiled.loops.numbers import INF, ROUNDER, SAFE, join
+from arraylogchain._compiled.loops.numbers import INF, ROUNDER, SAFE, join, split
 from arraylogchain._compiled.loops.recursion import (
     COTANGENT,
     TO_FINAL,
@@ -53,6 +53,14 @@ LARGEST_NUMBER = 1.7976931348623157e308
 def clipped(x):
     x = LARGEST_NUMBER if x > LARGEST_NUMBER else x
     return -LARGEST_NUMBER if x < -LARGEST_NUMBER else x
+
+
+@inner
+def plus_product(x, g, m, e):
+    """Return x + g * m * 2**e, kept finite; no part of the product has to be in range itself."""
+    size, n = split(g if g > 0.0 else -g)
+    product = clipped(join(size * m, n + e))
+    return clipped(x + (product if g > 0.0 else -product))
 
 
 @inlined
@@ -109,7 +117,7 @@ def add_ends(a, values, in_logs, g, out, scratch):
             out[k] += g * share_of(k, total, rest, scratch)
         else:
             p, n = wide_weight(a, k)
-            out[k] = clipped(out[k] + clipped(g * clipped(join(p / total, n - rest))))
+            out[k] = plus_product(out[k], g, p / total, n - rest)
 
 
 @inlined
@@ -172,8 +180,7 @@ def add_wide_pairs(a, w, matrix, g, by_weight, out, scratch):
                 p, p_e = wide_entry(matrix, j, k)
                 m, n = m * p, n + p_e
             if m != 0.0:
-                value = clipped(g * clipped(join(m / total, n)))
-                out[j, k] = clipped(out[j, k] + value)
+                out[j, k] = plus_product(out[j, k], g, m / total, n)
 
 
 @inner

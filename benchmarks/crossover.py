@@ -120,7 +120,9 @@ def _call(
     rng = np.random.default_rng(0)
     rows, steps, states = size
     x = rng.normal(size=(rows, steps, states)).astype(dtype)
-    transitions = rng.dirichlet(np.ones(states), (1, states)).astype(dtype)
+    # Gradients are wanted of the forum's model, which has a matrix for each step.
+    matrices = steps - 1 if operation == "value_and_pullback" else 1
+    transitions = rng.dirichlet(np.ones(states), (matrices, states)).astype(dtype)
     chain = alc.LogChain(x, transitions=transitions)
     ctx, entered = enter_chain(chain.arrays, chain.lengths)
     function: Callable[..., Any] = _dispatch.implementation(operation, backend)

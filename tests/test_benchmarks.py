@@ -128,7 +128,7 @@ def test_loops_and_array_operations_are_compared(tmp_path, capsys):
     assert crossover.main(given) == 0
     record = json.loads(output.read_text())
     assert len(record["seconds"]) == 2 * 2 * 4
-    assert set(record["fits"]) == {"forward", "posterior"}
+    assert set(record["fits"]) == {"forward", "states"}
     assert "chosen / faster: median" in capsys.readouterr().out
 
 

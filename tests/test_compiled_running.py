@@ -18,7 +18,15 @@ if why_not() is not None:
     pytest.skip(why_not(), allow_module_level=True)
 
 from arraylogchain._compiled.chains import sums, sweep
-from arraylogchain._compiled.loops import entropy, matrices, packs, paths, posterior, recursion
+from arraylogchain._compiled.loops import (
+    entropy,
+    matrices,
+    packs,
+    packs_posterior,
+    paths,
+    posterior,
+    recursion,
+)
 from arraylogchain.plan import least_workspace
 from tests.compiled_chain import CompiledChain
 
@@ -234,7 +242,7 @@ def test_one_compilation_for_all_kinds_of_arrays():
     loops = (matrices, recursion, posterior, paths, entropy)
     found = [vars(loop).values() for loop in loops]
     kernels = {f for values in found for f in values if hasattr(f, "signatures")}
-    kernels |= {packs.log_totals, packs.posterior}
+    kernels |= {packs.log_totals, packs_posterior.posterior}
     assert {f.__name__: len(f.signatures) for f in kernels if len(f.signatures) > 1} == {}
 
 

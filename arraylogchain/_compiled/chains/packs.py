@@ -22,7 +22,7 @@ def take_packs(
     done : iterable of ranges
         Rows that are left out.
     posterior : tuple, optional
-        (cotangents, by_weight, sums), if more than totals is wanted; see `loops.packs.posterior`.
+        (cotangents, by_weight, sums), if more than totals is wanted; see `loops.packs_posterior`.
 
     Returns
     -------
@@ -48,7 +48,9 @@ def take_packs(
     if posterior is None:
         packs.log_totals(block, room, totals, left)
     else:
-        packs.posterior(block, room, totals, left, *posterior)
+        from arraylogchain._compiled.loops import packs_posterior
+
+        packs_posterior.posterior(block, room, totals, left, *posterior)
     if not left.any():
         return totals, []
     edges = np.flatnonzero(np.diff(left, prepend=0, append=0)) + first

@@ -108,6 +108,14 @@ def test_states_that_drift_apart(steps, size):
     np.testing.assert_allclose(chain.forward_messages(), messages, rtol=2 * EPS["float64"])
 
 
+def test_small_shares_of_states_that_drift_apart():
+    """Numbers times powers of two that are no numbers any more."""
+    x = np.array([[0, -1300 * np.log(2)], *[[0, 0]] * 30])
+    chain = CompiledChain(x, transitions=np.diag([1, 2.0**10])[None], initial=np.ones(2))
+    shares = chain.run("filtered")[0][:, 1]
+    np.testing.assert_allclose(shares[28:], 2.0 ** np.array([-1020, -1010, -1000]), rtol=1e-12)
+
+
 def test_flushing_to_zero(request):
     """Processors may be told to take subnormal numbers for zero, as torch can."""
     torch = pytest.importorskip("torch")

@@ -41,7 +41,7 @@ def filter_steps(block, states, shares, logs):
     rows, _, _, ends, (start, _), room = block
     for r in range(rows[1]):
         row, state = row_of(block, r), state_of(states, r)
-        m, e, scale = state
+        m, _, scale = state
         first = row.start - len(room[2])
         for t in range(row.start, row.stop):
             before, n, high, low = 1.0, 0.0, 0.0, 0.0
@@ -56,7 +56,8 @@ def filter_steps(block, states, shares, logs):
             for k in range(len(m)):
                 w = m[k]
                 if scale[WIDE] != 0.0 and w != 0.0:
-                    w *= power_of_two(e[k] - more)
+                    p, power = wide_weight(weights_of(state), k)
+                    w = p * power_of_two(power - more)
                 shares[r, t - start, k] = w / total if 0.0 < total < INF else nothing
             if 0.0 < total < INF:
                 more += scale[POWER] - n

@@ -3,8 +3,8 @@
 An implementation is a folder: ``_array`` runs everywhere and defines what is right, ``_compiled``
 has loops for the CPU, ``_cuda`` kernels. What a folder implements of products is imported from its
 ``products``, of chains from its ``chains``, and what these do between matrix multiplies from its
-``passes``; an operation has the same name and signature in all of
-them. A new backend is a folder, and its name in this table.
+``passes``; an operation has the same name and signature in all of them. A new backend is a folder,
+and its name in this table.
 """
 
 from __future__ import annotations

@@ -326,11 +326,8 @@ class TilePosterior:
     ) -> Array | None:
         """Return which rows, of those that contribute, are not proved by their scaled states."""
         xp, axis = self.ctx.xp, self.tile.select_axis
-        (lost, most), size, largest = (
-            self._limits(precision),
-            xp.abs(g),
-            xp.max(a, axis=-1)[..., None],
-        )
+        size, largest = xp.abs(g), xp.max(a, axis=-1, keepdims=True)
+        lost, most = self._limits(precision)
         proved = (total >= lost * (1.0 + largest)) & (largest * size <= most * total)
         proved = proved & (size >= precision.tiny * total)
         for step in steps[:2]:

@@ -294,6 +294,18 @@ for name in ("_nrt", "forceinline", "no_cfunc_wrapper"):
     assert run_python(code + COMPILES) == "3.75"
 
 
+def test_libraries_that_this_numba_makes_otherwise():
+    """Inner functions are then compiled as Numba does it."""
+    code = """
+from arraylogchain._compiled.loops import compiling
+class Gone:
+    def __get__(self, part, owner):
+        raise AttributeError
+compiling._Part._get_module_for_linking = Gone()
+"""
+    assert run_python(code + COMPILES) == "3.75"
+
+
 def test_without_a_folder_for_the_cache():
     """Numba then raises where a function is decorated: it is compiled without a cache."""
     code = """
@@ -322,12 +334,21 @@ def twice(x):
     assert index.read_bytes() == readable
 
 
-def test_a_change_of_any_source_is_noticed():
+def test_a_change_of_any_source_is_noticed(tmp_path):
     """Numba alone asks only for the file of the loop itself, not for those it has compiled in."""
     from arraylogchain._compiled.loops import compiling
 
-    newest = max(path.stat().st_mtime for path in Path(compiling.__file__).parent.glob("*.py"))
-    assert str(newest) in recursion.forward._cache._cache_file._version
+    source = Path(compiling.__file__).read_text()
+    stamps = set()
+    for other in (None, "x = 1", "x = 2"):
+        if other is not None:
+            (tmp_path / "other.py").write_text(other)
+        file = str(tmp_path / "compiling.py")
+        found = {"__file__": file, "__name__": "compiling"}
+        exec(compile(source, file, "exec"), found)
+        stamps.add(found["_STAMP"])
+    assert len(stamps) == 3
+    assert compiling._STAMP in recursion.forward._cache._cache_file._version
 
 
 @pytest.mark.parametrize(

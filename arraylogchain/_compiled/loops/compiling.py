@@ -8,6 +8,7 @@ a step of a few states.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -25,9 +26,9 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 # Loops have the functions that they call compiled into them, but Numba knows of changes to the file
-# of a loop itself only.
-_SOURCES = [path.stat() for path in sorted(Path(__file__).parent.glob("*.py"))]
-_STAMP = (max(source.st_mtime for source in _SOURCES), sum(source.st_size for source in _SOURCES))
+# of a loop itself only. Where the package was packed into one file, there are no sources.
+_SOURCES = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+_STAMP = hashlib.sha256(b"".join(_SOURCES)).hexdigest()
 
 
 def _options(**more: bool) -> dict[str, Any]:
@@ -61,8 +62,12 @@ class _Part(JITCodeLibrary):  # type: ignore[misc]
 
 
 class _PartCompiler(Compiler):  # type: ignore[misc]
-    def __init__(self, typing: Any, target: Any, library: None, *options: Any) -> None:
-        super().__init__(typing, target, _Part(target.codegen(), "part"), *options)
+    def __init__(self, typing: Any, target: Any, library: Any, *options: Any) -> None:
+        part = _Part(target.codegen(), "part")
+        # None of these is a public part of Numba, which makes a library of its own for None.
+        used = ("_final_module", "_get_module_for_linking", "_linking_libraries")
+        library = part if all(hasattr(part, name) for name in used) else library
+        super().__init__(typing, target, library, *options)
 
 
 def compiled(function: Function) -> Function:
@@ -81,9 +86,7 @@ def compiled(function: Function) -> Function:
 def inner(function: Function, **more: bool) -> Function:
     """Compile a function that only compiled ones call."""
     options = _options(no_cpython_wrapper=True, **more)
-    if hasattr(JITCodeLibrary, "_get_module_for_linking"):  # not a public part of Numba
-        options["pipeline_class"] = _PartCompiler
-    return cast(Function, njit(**options)(function))
+    return cast(Function, njit(pipeline_class=_PartCompiler, **options)(function))
 
 
 def inlined(function: Function) -> Function:

@@ -335,13 +335,14 @@ def test_packs_of_different_lengths(dtype, left, form, steps):
     assert sum(left) == 0
 
 
-def test_packs_of_long_rows(left):
+@pytest.mark.parametrize("scale", [1.0, 1e6])
+def test_packs_of_long_rows(left, scale):
     """Their weights leave the range of numbers again and again."""
-    x = normal(9, 400, 3, sd=5)
+    x, P = normal(9, 400, 3, sd=5), scale * uniform(1, 3, 3)
     x[0, :, 1:] -= 50.0
-    check_chain(NUMPY, "float64", x, transitions=uniform(1, 3, 3))
-    check_posterior(NUMPY, "float64", x[:, ::4], transitions=uniform(1, 3, 3))
-    chain = CompiledChain(x, transitions=uniform(1, 3, 3))
+    check_chain(NUMPY, "float64", x, transitions=P)
+    check_posterior(NUMPY, "float64", x[:, ::4], transitions=P)
+    chain = CompiledChain(x, transitions=P)
     np.testing.assert_array_equal(chain.posterior()[0], chain.log_partition())
     assert len(left) > 0
     assert sum(left) == 0
@@ -360,6 +361,28 @@ def test_packs_of_weights_that_are_hardly_numbers():
     x[:, 3, 1] = -INF
     found = CompiledChain(x, transitions=np.eye(2)[None]).log_partition()
     np.testing.assert_allclose(found, x[..., 0].sum(-1), rtol=1e-15)
+
+
+def test_packs_of_small_entries():
+    """A product with one would vanish, and then decide alone."""
+    x, P = np.zeros((9, 8, 3)), np.tile(np.eye(3), (7, 1, 1))
+    x[:, 1, 0], x[:, 2, 0], x[:, 3:, 0] = -690.0, np.linspace(-30.0, -70.0, 9), -INF
+    x[:, :3, 1], x[:, 4:, 2] = -INF, -400.0
+    P[2, 0, 1] = 1e-60
+    found = CompiledChain(x, transitions=P).log_partition()
+    np.testing.assert_allclose(found, -690.0 + x[:, 2, 0] + np.log(1e-60), rtol=1e-14)
+
+
+def test_packs_of_small_derivatives(monkeypatch):
+    """What they are made of would be less than all normal numbers."""
+    x, P = normal(9, 3, 2), uniform(1, 2, 2)
+    x[:, 1, 1] = -400.0
+    found = []
+    for least in (8, 10):
+        monkeypatch.setattr(plan, "_PACK_ROWS", least)
+        _, pullback = value_and_gradients(CompiledChain(x, transitions=P))
+        found.append(pullback(np.full(9, 1e-80)).transitions)
+    np.testing.assert_allclose(*found, rtol=1e-13)
 
 
 @pytest.mark.parametrize("kind", ["wide", NAN, INF, "impossible"])

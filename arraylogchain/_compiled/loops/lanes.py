@@ -70,7 +70,6 @@ _define(operator.add, ir.IRBuilder.fadd)
 _define(operator.iadd, ir.IRBuilder.fadd)
 _define(operator.sub, ir.IRBuilder.fsub)
 _define(operator.mul, ir.IRBuilder.fmul)
-_define(operator.imul, ir.IRBuilder.fmul)
 _define(operator.truediv, ir.IRBuilder.fdiv)
 # 1.0 where it is so, else 0.0.
 _define(operator.lt, _less)

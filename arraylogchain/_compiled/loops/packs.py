@@ -130,7 +130,7 @@ def load_factors(potentials, steps, known, factors, tops):
             m, n = wide_exp(w)
             is_lost = w < LEAST_EXPONENT
             store(x, k, where(is_lost, everywhere(0.0), m * powers_of_two(n)))
-            fine *= where(is_lost, w < LEAST_NUMBER, w < 1.0)
+            fine = fine * where(is_lost, w < LEAST_NUMBER, w < 1.0)
     return sum_of_lanes(fine) == LANES
 
 

@@ -75,6 +75,16 @@ def test_cotangents_bring_gradients_into_range(size, sign):
     assert value_and_gradients(chain)[1](cotangent).initial[1] == expected
 
 
+def test_nan_without_a_cotangent():
+    """Zero times NaN is NaN, in the row that has it; rows without a path have no derivatives."""
+    x = np.zeros((3, 4, 2))
+    x[1, 2, 0], x[2, 1] = np.nan, -np.inf
+    chain = CompiledChain(x, transitions=np.full((1, 2, 2), 0.5))
+    gradient = value_and_gradients(chain)[1](np.zeros(3)).log_potentials
+    assert np.all(np.isnan(gradient[1]))
+    assert np.all(gradient[[0, 2]] == 0)
+
+
 @pytest.mark.parametrize("K", [1, 3, 4, 7, 30])
 @pytest.mark.parametrize("T", [600])
 def test_long_products_that_leave_the_range(K, T):

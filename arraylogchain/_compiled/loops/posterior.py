@@ -217,7 +217,7 @@ def posterior(block, states, history, totals, cotangents, by_weight, sums):
         at_x, at_P = place(rows, r, maps[TO_POTENTIALS]), place(rows, r, maps[TO_TRANSITIONS])
         at_initial, at_final = place(rows, r, maps[TO_INITIAL]), place(rows, r, maps[TO_FINAL])
         if g == 0.0 or not math.isfinite(totals[r]):
-            if g != 0.0 and math.isnan(totals[r]):
+            if math.isnan(totals[r]):
                 add_nan(sums, (at_x, at_P, at_initial, at_final), row)
             continue
         state, first = state_of(states, r), row.stop + 1

@@ -138,7 +138,7 @@ def _batched_case(operation: Operation, n: int, steps: int, states: int) -> Case
         title=f"{operation.title} n, T, K = {n}, {steps}, {states}, float32, one matrix",
         make=operation.make,
         sizes=sizes(n, steps),
-        quick_sizes=sizes(4, steps // 10),
+        quick_sizes=sizes(8, steps // 10),  # which loops take as they take many rows
         contestants=operation.contestants,
         reference=operation.reference,
         **operation.table,

@@ -26,19 +26,19 @@ class Cost(NamedTuple):
 COSTS = {
     "forward": {
         "array": Cost(8.1e-5, 1.5e-5, 2.3e-9, 1.2e-11),
-        "compiled": Cost(2.9e-5, 3.2e-8, 2.5e-9, 6.9e-11),
+        "compiled": Cost(3.0e-5, 2.9e-8, 2.7e-9, 6.6e-11),
     },
     "messages": {
         "array": Cost(9.6e-4, 3.3e-5, 6.5e-9, 6.1e-12),
-        "compiled": Cost(4.7e-5, 0.0, 6.7e-9, 7.3e-11),
+        "compiled": Cost(4.7e-5, 0.0, 6.8e-9, 7.0e-11),
     },
     "states": {
         "array": Cost(0.0, 4.2e-5, 7.1e-9, 1.9e-11),
-        "compiled": Cost(7.6e-5, 2.1e-8, 7.9e-9, 1.1e-10),
+        "compiled": Cost(7.8e-5, 1.6e-8, 8.2e-9, 1.1e-10),
     },
     "pairs": {
         "array": Cost(1.2e-4, 7.1e-5, 5.5e-9, 5.0e-11),
-        "compiled": Cost(1.0e-4, 0.0, 1.1e-8, 2.7e-10),
+        "compiled": Cost(1.0e-4, 0.0, 9.2e-9, 2.9e-10),
     },
     # Chosen by hand: the fit is no worse, but crosses where the two are far from equal.
     "sample": {
@@ -50,6 +50,8 @@ COSTS = {
         "compiled": Cost(6.2e-5, 0.0, 2.9e-8, 2.0e-10),
     },
 }
+# What loops find out about a matrix before steps are taken costs as much as so many rows.
+_ROWS_OF_A_MATRIX = 16
 # What else there is has no matrix multiply in it: loops serve better.
 KINDS = {
     "log_partition": "forward",
@@ -89,7 +91,10 @@ _ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 class Sizes(NamedTuple):
-    """What the choice of a route depends on; `num_real` counts the real steps of all rows."""
+    """What the choice of a route depends on.
+
+    `num_real` counts the real steps of all rows, `matrices` the transition matrices of all groups.
+    """
 
     groups: int
     rows: int
@@ -97,6 +102,7 @@ class Sizes(NamedTuple):
     num_states: int
     num_real: int
     is_ragged: bool
+    matrices: int = 1
 
 
 def sizes_of(chain: Chain) -> Sizes:
@@ -108,7 +114,8 @@ def sizes_of(chain: Chain) -> Sizes:
     else:
         num_real = int(lengths.sum()) * (chain.num_rows // max(1, lengths.size))
     steps, states = chain.num_steps, chain.num_states
-    return Sizes(groups, rows, steps, states, num_real, lengths is not None)
+    matrices = groups if chain.has_one_matrix else groups * (steps - 1)
+    return Sizes(groups, rows, steps, states, num_real, lengths is not None, matrices)
 
 
 class Choice(NamedTuple):
@@ -216,7 +223,10 @@ def terms(
         passes = _SEGMENT_PASSES[operation]
         steps = passes * sizes.num_steps / segments + _SEGMENT_OVERHEAD
     entries = passes * sizes.num_real * sizes.num_states
-    return 1.0, steps, entries, entries * sizes.num_states
+    products = entries * sizes.num_states
+    if backend == "compiled":
+        products += _ROWS_OF_A_MATRIX * sizes.matrices * sizes.num_states**2
+    return 1.0, steps, entries, products
 
 
 def count_segments(operation: str, sizes: Sizes, workspace: int) -> int:

@@ -67,7 +67,8 @@ class Row(NamedTuple):
 
     @property
     def sizes(self) -> plan.Sizes:
-        return plan.Sizes(1, self.rows, self.steps, self.states, self.rows * self.steps, False)
+        num_real, matrices = self.rows * self.steps, num_matrices(self.operation, self.steps)
+        return plan.Sizes(1, self.rows, self.steps, self.states, num_real, False, matrices)
 
     def ratio_of_choice(self) -> float:
         """Return the time of what is chosen over that of the faster one."""
@@ -114,15 +115,19 @@ def measure(operations: Sequence[str], sizes: Sequence[tuple[int, int, int]]) ->
         yield Row(operation, dtype, *size, *_medians(calls))
 
 
+def num_matrices(operation: str, steps: int) -> int:
+    """Gradients are wanted of the forum's model, which has a matrix for each step."""
+    return steps - 1 if operation == "value_and_pullback" else 1
+
+
 def _call(
     operation: str, backend: str, dtype: str, size: tuple[int, int, int]
 ) -> Callable[[], object]:
     rng = np.random.default_rng(0)
     rows, steps, states = size
     x = rng.normal(size=(rows, steps, states)).astype(dtype)
-    # Gradients are wanted of the forum's model, which has a matrix for each step.
-    matrices = steps - 1 if operation == "value_and_pullback" else 1
-    transitions = rng.dirichlet(np.ones(states), (matrices, states)).astype(dtype)
+    shape = (num_matrices(operation, steps), states)
+    transitions = rng.dirichlet(np.ones(states), shape).astype(dtype)
     chain = alc.LogChain(x, transitions=transitions)
     ctx, entered = enter_chain(chain.arrays, chain.lengths)
     function: Callable[..., Any] = _dispatch.implementation(operation, backend)

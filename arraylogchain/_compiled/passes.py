@@ -20,7 +20,7 @@ from arraylogchain._array import passes
 from arraylogchain._array.chains.accumulate import ChainSums
 from arraylogchain._array.chains.states import State
 from arraylogchain._array.chains.tiles import Tile, arrange
-from arraylogchain._compiled.loops.compiling import Floats, Integers, compiled, inlined
+from arraylogchain._compiled.loops.compiling import Floats, Integers, bit_casts, compiled, inlined
 from arraylogchain._context import Array, Precision
 from arraylogchain._fold import within
 
@@ -44,6 +44,7 @@ _C3, _C4, _C5, _C6 = (np.float32(1.0 / math.factorial(n)) for n in (3, 4, 5, 6))
 # Below, exp is no normal number any more.
 _LEAST_EXPONENT = np.float32(-87.3365)
 _BIAS, _MANTISSA, _SIGN = np.int32(127), np.int32(23), np.int32(31)
+bits_of, number_of = bit_casts(types.float32, types.int32)
 _NOTHING, _LARGEST_BITS = np.int32(0), np.int32(2**31 - 1)
 
 
@@ -117,22 +118,6 @@ def _rows_of(tile: Tile, x: Array) -> tuple[Array, Array] | None:
 
 def _as_rows(x: Array) -> Array:
     return x.reshape(-1, x.shape[-1])
-
-
-def _bitcast(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    return builder.bitcast(args[0], context.get_value_type(signature.return_type))
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def bits_of(context: Any, x: Any) -> Any:
-    """Return the 32 bits of a number as an integer."""
-    return types.int32(types.float32), _bitcast
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def number_of(context: Any, bits: Any) -> Any:
-    """Return the number that 32 bits stand for."""
-    return types.float32(types.int32), _bitcast
 
 
 @intrinsic  # type: ignore[untyped-decorator]

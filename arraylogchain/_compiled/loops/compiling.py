@@ -98,13 +98,18 @@ def _bitcast(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     return builder.bitcast(args[0], context.get_value_type(signature.return_type))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def bits_of(context: Any, x: Any) -> Any:
-    """Return the 64 bits of a number as an integer."""
-    return types.int64(types.float64), _bitcast
+def bit_casts(number: Any, integer: Any) -> tuple[Function, Function]:
+    """Return functions from a number to its bits as an integer of the same size, and back."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def bits_of(context: Any, x: Any) -> Any:
+        return integer(number), _bitcast
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def number_of(context: Any, bits: Any) -> Any:
+        return number(integer), _bitcast
+
+    return bits_of, number_of
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def number_of(context: Any, bits: Any) -> Any:
-    """Return the number that 64 bits stand for."""
-    return types.float64(types.int64), _bitcast
+bits_of, number_of = bit_casts(types.float64, types.int64)

@@ -1,9 +1,8 @@
-"""Long products of matrices in log space: exact, fast and within a memory bound."""
+"""Inference in hidden Markov models and linear-chain CRFs, and products in log space."""
 
 from arraylogchain import vjp
 from arraylogchain.chain import ChainPath, ChainPosterior, FilteredChain, LogChain
-from arraylogchain.einsum import EinsumPlan, logeinsumexp, maxplus_einsum, plan_einsum
-from arraylogchain.padding import PaddedStates, pad_states
+from arraylogchain.einsum import logeinsumexp, maxplus_einsum
 from arraylogchain.plan import Plan
 from arraylogchain.products import (
     MaxPlusProduct,
@@ -13,16 +12,14 @@ from arraylogchain.products import (
     maxplus_matmul,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.1.0.dev0"
 
 __all__ = [
     "ChainPath",
     "ChainPosterior",
-    "EinsumPlan",
     "FilteredChain",
     "LogChain",
     "MaxPlusProduct",
-    "PaddedStates",
     "Plan",
     "__version__",
     "logchainexp",
@@ -31,7 +28,5 @@ __all__ = [
     "matmul",
     "maxplus_einsum",
     "maxplus_matmul",
-    "pad_states",
-    "plan_einsum",
     "vjp",
 ]

@@ -9,15 +9,16 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, wraps
+from typing import Any, TypeVar
 
 import array_api_compat
 import array_api_compat.numpy as numpy_namespace
 import numpy as np
 
 from arraylogchain._context import DOUBLE, SINGLE, Array, Context, library_name
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # Elements of a temporary with which a chain of elementwise operations stays in a CPU's L2.
 _CPU_BLOCK = 1 << 16
@@ -64,32 +65,34 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     torch = sys.modules.get("torch")
     if torch is not None and (ready := _read_in_place(torch, given)) is not None:
         # The same as below, with less to ask: small calls spend most of their time at this door.
-        if torch.is_grad_enabled():
-            refuse_gradients(given)
         return _tensor_context(promote(_NUMPY[x.dtype] for x in ready.values())), ready
 
     namespaces = {name: namespace_of(name, x) for name, x in given.items()}
-    refuse_gradients(given)
     check_same("library", {name: library_name(xp) for name, xp in namespaces.items()})
+    for name, x in given.items():
+        _check_has_values(name, x)
     check_same("device", {name: array_api_compat.device(x) for name, x in given.items()})
     names = {name: dtype_name(x.dtype) for name, x in given.items()}
     xp = next(iter(namespaces.values()))
-    # What only exports has its arrays computed with by another library.
-    result_name = check_dtypes(names, xp if _can_be_written(xp) else None)
+    result_name = check_dtypes(names, xp)
     device = array_api_compat.device(next(iter(given.values())))
     if library_name(xp) == "numpy":
         # Subclasses may give operators another meaning, as numpy.matrix does.
         return _numpy_context(result_name), {name: np.asarray(x) for name, x in given.items()}
-    if _can_be_written(xp) and not _shares_memory_with_numpy(xp, device, names):
+    if library_name(xp) == "torch":
         # Kernels read memory, where torch may hold negated numbers.
-        ready = {k: x.resolve_neg() if hasattr(x, "resolve_neg") else x for k, x in given.items()}
-        return _native_context(xp, device, result_name), ready
+        positive = {name: x.detach().resolve_neg() for name, x in given.items()}
+        if str(device) == "cpu" and "bfloat16" not in names.values():
+            return _tensor_context(result_name), {k: x.numpy() for k, x in positive.items()}
+        return native_context(xp, device, result_name), positive
+    if _can_be_written(xp):
+        return native_context(xp, device, result_name), given
     if all(_is_on_cuda(x) for x in given.values()):
         return _through_cupy(xp, given, result_name)
     hosted = {name: _to_numpy(name, x) for name, x in given.items()}
     # A library that can only export gets NumPy arrays back.
-    hand_back = getattr(xp, "from_dlpack", _same)
-    return _context(numpy_namespace, None, result_name, hand_back), hosted
+    leave = getattr(xp, "from_dlpack", _same)
+    return _context(numpy_namespace, None, result_name, leave), hosted
 
 
 def _read_in_place(torch: Any, given: Mapping[str, Array]) -> dict[str, np.ndarray] | None:
@@ -101,8 +104,22 @@ def _read_in_place(torch: Any, given: Mapping[str, Array]) -> dict[str, np.ndarr
             return None
         if x.is_neg():
             return None
-        ready[name] = x.detach().numpy()
+        try:
+            ready[name] = x.detach().numpy()
+        except RuntimeError:  # it has no values
+            return None
     return ready
+
+
+def _check_has_values(name: str, x: Array) -> None:
+    """Raise where an array stands for values that have yet to be computed, or never will be."""
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    if torch is not None and isinstance(x, torch.Tensor):
+        if x.is_meta or not is_plain(x):
+            kind = f"{str(x.layout).removeprefix('torch.')} tensor on {x.device}"
+            raise ValueError(f"{name} is a {kind} without values in memory; a dense one would do")
+    elif jax is not None and isinstance(x, jax.core.Tracer):
+        raise TypeError(f"{name} is traced by JAX, without values; call this outside of jax.jit")
 
 
 @lru_cache(maxsize=len(_FLOATING))
@@ -115,10 +132,10 @@ def _numpy_context(result_name: str) -> Context:
     return _context(numpy_namespace, None, result_name, _same)
 
 
-def _native_context(xp: Any, device: Any, result_name: str) -> Context:
+def native_context(xp: Any, device: Any, result_name: str) -> Context:
     """Return the context of arrays that are computed with where they are.
 
-    Those with kernels are kept, but for the tables, which may be part of a graph.
+    Those with kernels are kept.
     """
     key = (library_name(xp), getattr(device, "id", device), result_name)
     found = _known_contexts.get(key)
@@ -126,7 +143,7 @@ def _native_context(xp: Any, device: Any, result_name: str) -> Context:
         found = _context(xp, device, result_name, _same)
         if found.kernels is not None and _is_cuda(device):
             _known_contexts[key] = found
-    return replace(found, powers={})
+    return found
 
 
 def _context(
@@ -182,31 +199,54 @@ def namespace_of(name: str, x: Array) -> Any:
     )
 
 
+def eager(function: F) -> F:
+    """Return a public function that `torch.compile` calls, and does not look into.
+
+    The compiler takes more than a second to import, so it is not asked before it is there.
+    """
+    hidden: list[F] = []
+
+    @wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **options)
+        if not hidden:
+            hidden.append(sys.modules["torch"].compiler.disable(function))
+        return hidden[0](*args, **options)
+
+    return call  # type: ignore[return-value]
+
+
 def is_differentiated(*arrays: Array | None) -> bool:
     """Tell whether torch needs more of a call than its values.
 
-    That is so for tensors that take part in autograd, in forward mode, in transforms such as
-    `torch.func.vmap`, and in what `torch.compile` traces.
+    That is so for tensors that take part in autograd, in forward mode or in transforms such as
+    `torch.func.vmap`.
     """
     torch = sys.modules.get("torch")
     if torch is None:
         return False
-    # Within autograd's own functions both modes are off, though the level is still entered.
-    takes_all = is_traced() or (
-        torch._C._is_fwd_grad_enabled() and torch.autograd.forward_ad._current_level >= 0
-    )
-    if not (takes_all or torch.is_grad_enabled()):
-        return False
     tensors = [x for x in arrays if isinstance(x, torch.Tensor)]
-    return any(takes_all or x.requires_grad for x in tensors)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return True
+    unpack = torch.autograd.forward_ad.unpack_dual
+    return not all(is_plain(x) and unpack(x).tangent is None for x in tensors)
 
 
-def is_traced() -> bool:
-    """Tell whether torch compiles or transforms a computation; values are not at hand then."""
-    torch = sys.modules.get("torch")
-    if torch is None:
+def has_values(*arrays: Array) -> bool:
+    """Tell whether values can be read: not those of Dask, nor of what torch transforms."""
+    return not is_lazy(*arrays) and all(map(is_plain, arrays))
+
+
+def is_plain(x: Array) -> bool:
+    """Tell whether an array is no tensor without memory of its own, as within transforms."""
+    if type(x) is np.ndarray or not hasattr(x, "data_ptr"):
+        return True
+    try:
+        x.detach().data_ptr()
+    except RuntimeError:
         return False
-    return bool(torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+    return True
 
 
 def is_lazy(*arrays: Any) -> bool:
@@ -217,26 +257,22 @@ def is_lazy(*arrays: Any) -> bool:
 
 def detached(x: Array) -> Array:
     """Return a tensor without its part in autograd, and any other array as it is."""
-    return x if type(x) is np.ndarray or not hasattr(x, "detach") else x.detach()
+    return x.detach() if hasattr(x, "detach") else x
 
 
-def refuse_gradients(given: Mapping[str, Array]) -> None:
-    """Raise rather than return a result that silently carries no gradient, or fail on Dask."""
+def refuse(given: Mapping[str, Array], function: str, instead: str) -> None:
+    """Raise where a pullback would silently carry no gradient, or be of what is not in memory."""
+    torch = sys.modules.get("torch")
     for name, x in given.items():
         if is_lazy(x):
             raise TypeError(
-                f"{name} is a Dask array, and is needed in memory here; {name}.compute() brings it "
-                "there, and vjp.log_partition has gradients of Dask arrays"
+                f"{name} is a Dask array, and {function} needs it in memory; {name}.compute() "
+                "brings it there"
             )
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.is_grad_enabled():
-        return
-    for name, x in given.items():
-        if getattr(x, "requires_grad", False):
+        if torch is not None and torch.is_grad_enabled() and getattr(x, "requires_grad", False):
             raise NotImplementedError(
-                f"{name} requires grad, and arraylogchain.vjp is not part of autograd; call the "
-                f"function of the same name in arraylogchain itself, which autograd follows, "
-                f"or pass {name}.detach()"
+                f"{name} requires grad, and {function} is not part of autograd; call {instead}, "
+                f"which autograd follows, or pass {name}.detach()"
             )
 
 
@@ -258,17 +294,19 @@ def dtype_name(dtype: Any) -> str:
 
 
 def check_dtypes(names: Mapping[str, str], xp: Any) -> str:
-    """Return the dtype of what is computed of arrays of these dtypes, by a library if it is known.
+    """Return the dtype of what a library computes of arrays of these dtypes.
 
     Raises
     ------
     TypeError
         For a dtype that is not real floating, or that the library does not have.
     """
-    known = [dtype for dtype in _FLOATING if xp is None or hasattr(xp, dtype)]
+    # What only exports has its arrays computed with by NumPy or CuPy, which lack bfloat16.
+    known = [x for x in _FLOATING if hasattr(xp if _can_be_written(xp) else np, x)]
     for name, dtype in names.items():
         if dtype not in known:
-            library = f", which {library_name(xp)} lacks" if dtype in _FLOATING else ""
+            lacking = xp if _can_be_written(xp) else np
+            library = f", which {library_name(lacking)} lacks" if dtype in _FLOATING else ""
             raise TypeError(f"{name} has dtype {dtype}{library}; use one of {', '.join(known)}")
     return promote(names.values())
 
@@ -285,11 +323,6 @@ def promote(names: Any) -> str:
 def _can_be_written(xp: Any) -> bool:
     """Tell libraries with item assignment from those of immutable or deferred arrays."""
     return library_name(xp) in ("numpy", "cupy", "torch", "array_api_strict")
-
-
-def _shares_memory_with_numpy(xp: Any, device: Any, names: Mapping[str, str]) -> bool:
-    """Tell whether NumPy can read these arrays in place: torch CPU tensors, but for bfloat16."""
-    return library_name(xp) == "torch" and str(device) == "cpu" and "bfloat16" not in names.values()
 
 
 def _is_on_cuda(x: Array) -> bool:
@@ -314,7 +347,6 @@ def _through_cupy(
             f"{name}, a {type(x).__name__}, is on a CUDA device, where CuPy would compute; install "
             f"the extra cuda12 or cuda13, or bring {name} to the CPU ({error})"
         ) from error
-    check_dtypes({name: dtype_name(x.dtype) for name, x in ready.items()}, cupy)
     device = array_api_compat.device(ready[name])
     return _context(cupy, device, result_name, getattr(xp, "from_dlpack", _same)), ready
 
@@ -337,14 +369,15 @@ def _to_numpy(name: str, x: Array) -> Array:
 
 def on_host(name: str, x: Any) -> np.ndarray:
     """Return numbers that decisions depend on as a NumPy array."""
-    if isinstance(x, np.ndarray):
-        return x
-    if hasattr(x, "detach") and hasattr(x, "cpu"):
-        return np.asarray(x.detach().cpu())
-    if hasattr(x, "get") and hasattr(x, "device"):  # CuPy
-        return np.asarray(x.get())
     try:
-        return np.from_dlpack(x) if hasattr(x, "__dlpack__") else np.asarray(x)
+        if hasattr(x, "detach") and hasattr(x, "cpu"):
+            # Within a transform, what is computed has no memory, though its values are known.
+            x = x.cpu().numpy() if is_plain(x.cpu()) else x.tolist()
+        elif hasattr(x, "get") and hasattr(x, "device"):  # CuPy
+            x = x.get()
+        elif hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray):
+            x = np.from_dlpack(x)
+        return np.asarray(x)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         kind = type(x).__name__
         raise TypeError(f"{name} must be an array of integers, got a {kind}: {error}") from None

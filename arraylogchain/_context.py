@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import array_api_compat.numpy as numpy_namespace
 import numpy as np
 
-from arraylogchain import _threads
 from arraylogchain._fold import Box, boxes
+from arraylogchain._threads import at_least, share
+
+DEFAULT_WORKSPACE = 64 * 2**20
+# NumPy's own buffers for mixed dtypes take up to a few hundred kilobytes.
+SMALLEST_WORKSPACE = 2**20
 
 # An array of whatever library the caller uses; the array API standard has no common base class.
 Array = Any
-
-# Elements from which elementwise work is shared with other threads. Two take 0.65 of the time of
-# one for 2**20 exponentials, but not after a matrix multiply: BLAS's own threads go on waiting
-# actively for some milliseconds, and two then took 0.8 to 1.5 times as long.
-_SHARED_FROM = 1 << 23
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +62,6 @@ class Context:
     kernels : object or None
         Where CUDA kernels run on these arrays, a `Device` of `_cuda.device`; None where plain
         array operations compute.
-    powers : dict of str to array
-        Tables of powers of two by precision, made when they are first needed.
     """
 
     xp: Any
@@ -77,7 +73,6 @@ class Context:
     hand_back: Callable[[Array], Array]
     has_out: bool
     kernels: Any = None
-    powers: dict[str, Array] = field(default_factory=dict)
 
     @property
     def is_numpy(self) -> bool:
@@ -100,17 +95,16 @@ class Context:
         """Return `x` in the dtype of the result: a copy only where that differs."""
         return self.xp.astype(x, self.result_dtype, copy=False)
 
-    def handed_back(self, found: Any) -> Any:
+    def leave(self, found: Any) -> Any:
         """Return a result, or each of a tuple, as an array of the caller's library, or None."""
         if isinstance(found, tuple):
-            return tuple(x if x is None else self.hand_back(x) for x in found)
-        return self.hand_back(found)
+            return tuple(map(self.leave, found))
+        return None if found is None else self.hand_back(found)
 
     def computing(self) -> AbstractContextManager[None]:
         """Return what everything that is done to arrays is done within."""
-        if self.is_numpy or library_name(self.xp) != "cupy":
-            return quiet()
-        return _on_cupy_device(self.device)
+        is_cupy = not self.is_numpy and library_name(self.xp) == "cupy"
+        return quiet(self.device) if is_cupy else quiet()
 
     def uses(self, *arrays: Array) -> None:
         """Say that what is queued next reads arrays that may have been made on another stream.
@@ -125,30 +119,12 @@ class Context:
     @property
     def index_dtype(self) -> Any:
         """Return int64, or int32 on devices without 64-bit integers."""
-        if self.is_numpy:
-            return np.int64
         defaults = self.xp.__array_namespace_info__().default_dtypes(device=self.device)
         return defaults["indexing"]
 
     def integers(self, x: np.ndarray) -> Array:
         """Return integers of the host as an array of the library."""
-        return self.xp.asarray(x.tolist(), dtype=self.index_dtype, device=self.device)
-
-    def powers_of_two(self, precision: Precision) -> Array:
-        """Return 2**-(top - 1) ... 2**top, built exactly: pow and exp2 need not round right."""
-        if precision.name not in self.powers:
-            values = [math.ldexp(1.0, k) for k in range(-precision.top + 1, precision.top + 1)]
-            self.powers[precision.name] = self.xp.asarray(
-                values, dtype=self.dtype(precision), device=self.device
-            )
-        return self.powers[precision.name]
-
-    def transposed(self, x: Array, precision: Precision) -> Array:
-        """Return a copy of x [batch, m, n] as a contiguous [batch, n, m]."""
-        batch, m, n = x.shape
-        copy = self.empty((batch, n, m), self.dtype(precision))
-        copy[...] = self.load(self.xp.matrix_transpose(x), precision)
-        return copy
+        return self.xp.asarray(x, dtype=self.index_dtype, device=self.device, copy=True)
 
     def apply(self, function: Callable[..., Array], *args: Any, out: Array) -> None:
         """Write `function(*args)` into `out`, without a temporary where the library can."""
@@ -157,51 +133,55 @@ class Context:
         else:
             out[...] = function(*args)
 
-    def in_blocks(self, work: Callable[[Box], None], shape: tuple[int, ...], block: int) -> None:
-        """Call `work` on boxes of at most `block` points, which threads share where that pays."""
-        size = math.prod(shape)
-        if size <= block:
-            work((slice(None),) * len(shape))
-        elif size < _SHARED_FROM:
-            for box in boxes(shape, block):
-                work(box)
+    def multiply(self, a: Array, b: Array, out: Array | None = None) -> Array:
+        """Return a @ b, written to `out` if there is one, rounded as its dtype is.
+
+        With TF32 allowed torch's multiplies of float32 on CUDA devices keep 11 bits: then they are
+        done by CuPy or, without it, in float64.
+        """
+        xp = self.xp
+        if not self.is_numpy and a.dtype == xp.float32 and self._drops_bits():
+            if self.kernels is not None:
+                product = self.kernels.multiply(a, b)
+            else:
+                wide = xp.matmul(*(xp.astype(x, xp.float64) for x in (a, b)))
+                product = xp.astype(wide, xp.float32)
+        elif out is not None and self.has_out:
+            return xp.matmul(a, b, out=out)
         else:
-            self.share(work, list(boxes(shape, block)))
+            product = xp.matmul(a, b)
+        if out is not None:
+            out[...] = product
+        return product
+
+    def _drops_bits(self) -> bool:
+        if library_name(self.xp) != "torch" or "cuda" not in str(self.device):
+            return False
+        return bool(sys.modules["torch"].get_float32_matmul_precision() != "highest")
+
+    def blocks(self, shape: tuple[int, ...]) -> Iterator[Box]:
+        """Cut an index space into boxes for one elementwise step each."""
+        return boxes(shape, self.block)
 
     def share(self, work: Callable[[Any], None], items: Sequence[Any]) -> None:
         """Call `work` on all items, which write to memory of their own; threads share them.
 
         Only NumPy's functions let go of the interpreter and are not shared out already.
         """
-
-        def run(start: int, stop: int) -> None:
-            for item in items[start:stop]:
-                work(item)
-
-        _threads.share(run, len(items), 1, None if self.is_numpy else 1)
-
-    def extremes(self, x: Array) -> tuple[float, float]:
-        """Return the largest and the smallest entry of an array that has any; NaN if it has one."""
-        if not self.is_numpy:
-            return float(self.xp.max(x)), float(self.xp.min(x))
-        # Nothing is written: blocks that stay in L3 have fewer calls.
-        block = 16 * self.block
-        if x.size <= block:
-            return float(x.max()), float(x.min())
-        found: list[tuple[Any, Any]] = []
-        self.in_blocks(lambda box: found.append((x[box].max(), x[box].min())), x.shape, block)
-        tops, lows = np.asarray(found, x.dtype).T
-        return float(tops.max()), float(lows.min())
+        workers = None if self.is_numpy else 1
+        share(lambda start, stop: work(items[start]), len(items), 1, workers)
 
     def are_within(self, limit: float, *arrays: Array) -> bool:
         """Tell whether all entries are at most `limit` away from 0; False where one is NaN."""
+        xp = self.xp
         for x in arrays:
             # One call instead of two where that proves it.
             if self.is_numpy and x.size <= self.block and np.vdot(x, x) <= limit * limit:
                 continue
-            top, low = self.extremes(x)
-            if not (top <= limit and low >= -limit):
-                return False
+            # Blocks that stay in cache are read once.
+            for box in boxes(x.shape, 16 * self.block):
+                if not (xp.max(x[box]) <= limit and xp.min(x[box]) >= -limit):
+                    return False
         return True
 
     def add_at(self, target: Array, index: Array, values: Array) -> None:
@@ -227,58 +207,23 @@ class Context:
             return x[(slice(None),) * axis + (index,)]
         return self.xp.take(x, index, axis=axis)
 
-    def put(self, target: Array, index: tuple[Any, ...], values: Array, add: bool) -> None:
-        """Write values to target[index], or add them; no place of target comes up twice.
-
-        The standard assigns to slices only, libraries to arrays of indices as well.
-        """
-        arrays = [i for i in index if not isinstance(i, int) and i is not ...]
-        if not self.has_out and arrays:
-            for e in range(int(arrays[0].shape[0])):
-                at = tuple(int(i[e]) if any(i is a for a in arrays) else i for i in index)
-                target[at] = target[at] + values[e, ...] if add else values[e, ...]
-        elif add:
-            target[index] += values
-        else:
-            target[index] = values
-
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        if self.is_numpy:
-            return np.empty(shape, dtype)
         return self.xp.empty(shape, dtype=dtype, device=self.device)
 
 
-class quiet:  # noqa: N801
+@contextmanager
+def quiet(*devices: Any) -> Iterator[None]:
     """Compute without NumPy's floating-point warnings and without torch's autocast.
 
     Infinities and NaN are values here, no accidents. Autocast would let matrix multiplies of
-    float32 tensors drop to half precision behind our back.
+    float32 tensors drop to half precision behind our back. CuPy computes on the current device,
+    wherever the arrays are: devices become that.
     """
-
-    __slots__ = ("_autocasts", "_errors")
-
-    def __enter__(self) -> None:
-        self._errors = np.errstate(all="ignore")
-        self._errors.__enter__()
-        torch = sys.modules.get("torch")
-        self._autocasts = [
-            torch.autocast(kind, enabled=False)
-            for kind in ("cpu", "cuda")
-            if torch is not None and torch.is_autocast_enabled(kind)
-        ]
-        for autocast in self._autocasts:
-            autocast.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for autocast in reversed(self._autocasts):
-            autocast.__exit__(*error)
-        self._errors.__exit__(*error)
-
-
-@contextmanager
-def _on_cupy_device(device: Any) -> Iterator[None]:
-    """Make a device the current one: CuPy computes there, wherever the arrays are."""
-    with quiet(), device:
+    torch: Any = sys.modules.get("torch")
+    kinds = [] if torch is None else filter(torch.is_autocast_enabled, ("cpu", "cuda"))
+    with np.errstate(all="ignore"), ExitStack() as stack:
+        for each in (*devices, *(torch.autocast(kind, enabled=False) for kind in kinds)):
+            stack.enter_context(each)
         yield
 
 
@@ -309,3 +254,9 @@ def whole_part(ctx: Context, x: Array, precision: Precision) -> Array:
     xp = ctx.xp
     x = xp.round(ctx.load(x, precision))
     return xp.where(xp.isfinite(x), x, xp.zeros_like(x))
+
+
+def check_workspace(workspace: int | None) -> int:
+    """Return the workspace in bytes; raise where it is no usable number."""
+    size = at_least(SMALLEST_WORKSPACE, "workspace", workspace, "bytes")
+    return DEFAULT_WORKSPACE if size is None else size

@@ -33,6 +33,7 @@ class Fold:
     batch: Shape
     rows: Shape
     cols: Shape
+    inner: Shape
     sizes: tuple[int, int, int, int]  # batch entries, rows, columns, terms of each sum
     copies: bool  # whether merging the axes of a group may need a copy of a tile
     full_shape: Shape  # of the product, before the axes that 1-D operands lack are dropped
@@ -56,43 +57,38 @@ class Fold:
 
     def view_out(self, xp: Any, out: Array) -> Array:
         """View an array of shape [*broadcast batch, M, N] as [*batch, *rows, *cols]."""
-        if self.is_identity:
-            return out
-        nd = len(self.a_shape)
-        order = (*self.batch_axes, *self.row_axes, nd - 2, *self.col_axes, nd - 1)
-        return xp.permute_dims(out, order)
+        return self._view(xp, out, 2)
 
     def _view(self, xp: Any, x: Array, side: int) -> Array:
-        shape = (self.a_shape, self.b_shape)[side]
+        shape = (self.a_shape, self.b_shape, self.full_shape)[side]
         if x.shape != shape:
             x = xp.reshape(x, shape)
         if self.is_identity:
             return x
         dropped, order = self._order(side)
-        x = xp.permute_dims(x, order)
-        return x[(0,) * dropped + (...,)] if dropped else x
+        return xp.permute_dims(x, order)[(0,) * dropped + (...,)]
 
     def restored(self, xp: Any, x: Array, side: int) -> Array:
-        """Return what has the elements of `view_a` (side 0) or `view_b` (1) as their operand."""
-        shape = (self.a_shape, self.b_shape)[side]
+        """Return what has the elements of a view of a, b or the product (side 0, 1, 2) as that."""
+        shape = (self.a_shape, self.b_shape, self.full_shape)[side]
         _, order = self._order(side)
         x = xp.reshape(x, tuple(shape[axis] for axis in order))
         return xp.permute_dims(x, tuple(order.index(axis) for axis in range(len(order))))
 
     def _order(self, side: int) -> tuple[int, Shape]:
-        """Return an operand's axes in the order of its view, and how many of them are left out."""
+        """Return axes in the order of a view, and how many of length 1 come before all others."""
         nd = len(self.a_shape)
-        if side == 0:
-            own = (*self.batch_axes, *self.row_axes, nd - 2, nd - 1)
-            return len(self.col_axes), (*self.col_axes, *own)
-        own = (*self.batch_axes, nd - 2, *self.col_axes, nd - 1)
-        return len(self.row_axes), (*self.row_axes, *own)
+        of_a, of_b = (*self.row_axes, nd - 2), (*self.col_axes, nd - 1)
+        dropped = (self.col_axes, self.row_axes, ())[side]
+        own = ((*of_a, nd - 1), (nd - 2, *of_b), (*of_a, *of_b))[side]
+        return len(dropped), (*dropped, *self.batch_axes, *own)
 
 
 @lru_cache(maxsize=256)
 def fold(a_shape: Shape, b_shape: Shape) -> Fold:
     """Sort the axes of a product; raise ValueError where the shapes do not fit."""
-    for name, shape in (("a", a_shape), ("b", b_shape)):
+    given = {"a": a_shape, "b": b_shape}
+    for name, shape in given.items():
         if not shape:
             raise ValueError(f"{name} is 0-dimensional; it must have at least one axis")
     a = (1, *a_shape) if len(a_shape) == 1 else a_shape
@@ -104,23 +100,12 @@ def fold(a_shape: Shape, b_shape: Shape) -> Fold:
             f"of b ({b[-2]})"
         )
     nd = max(len(a), len(b))
-    a = (1,) * (nd - len(a)) + a
-    b = (1,) * (nd - len(b)) + b
-    groups: dict[str, list[int]] = {"batch": [], "rows": [], "cols": []}
-    for axis, (m, n) in enumerate(zip(a[:-2], b[:-2], strict=True)):
-        if m != n and 1 not in (m, n):
-            raise ValueError(
-                f"a of shape {a_shape} and b of shape {b_shape} do not fit: batch axes of "
-                f"lengths {m} and {n} do not broadcast"
-            )
-        groups["batch" if m == n else "rows" if n == 1 else "cols"].append(axis)
-    batch_axes, row_axes, col_axes = (tuple(g) for g in groups.values())
-    batch_shape = tuple(n if m == 1 else m for m, n in zip(a[:-2], b[:-2], strict=True))
-    out_shape = (
-        batch_shape
-        + (() if len(a_shape) == 1 else (a[-2],))
-        + (() if len(b_shape) == 1 else (b[-1],))
-    )
+    a, b = ((1,) * (nd - len(x)) + x for x in (a, b))
+    pairs = list(zip(a[:-2], b[:-2], strict=True))
+    batch_shape = check_batches({"a": a[:-2], "b": b[:-2]}, given)
+    batch_axes = tuple(axis for axis, (m, n) in enumerate(pairs) if m == n)
+    row_axes = tuple(axis for axis, (m, n) in enumerate(pairs) if n == 1 != m)
+    col_axes = tuple(axis for axis, (m, n) in enumerate(pairs) if m == 1 != n)
     batch = tuple(a[axis] for axis in batch_axes)
     rows = (*(a[axis] for axis in row_axes), a[-2])
     cols = (*(b[axis] for axis in col_axes), b[-1])
@@ -128,10 +113,11 @@ def fold(a_shape: Shape, b_shape: Shape) -> Fold:
         batch=batch,
         rows=rows,
         cols=cols,
+        inner=(a[-1],),
         sizes=(math.prod(batch), math.prod(rows), math.prod(cols), a[-1]),
         copies=any(sum(n > 1 for n in group) > 1 for group in (batch, rows, cols)),
         full_shape=(*batch_shape, a[-2], b[-1]),
-        out_shape=out_shape,
+        out_shape=batch_shape + a[-2:-1] * (len(a_shape) > 1) + b[-1:] * (len(b_shape) > 1),
         batch_axes=batch_axes,
         row_axes=row_axes,
         col_axes=col_axes,
@@ -185,19 +171,6 @@ def boxes(shape: Shape, limit: int) -> Iterator[Box]:
         for piece in range(pieces):
             start, stop = cut * piece // pieces, cut * (piece + 1) // pieces
             yield (*leading, slice(start, stop), *trailing)
-
-
-def blocks(shape: Shape, limit: int) -> Iterator[Box]:
-    """Cut [batch, rows, cols] into nearly square blocks of at most `limit` points.
-
-    A block of n by n sums reads 2 n rows of operands; a flat one would read n * n.
-    """
-    batch, rows, cols = shape
-    height = min(rows, max(math.isqrt(limit), limit // cols))
-    width = max(1, limit // height)
-    for of_rows in boxes((batch, rows), height):
-        for of_cols in boxes((cols,), width):
-            yield (*of_rows, *of_cols)
 
 
 def chunks(length: int, size: int) -> Iterator[slice]:

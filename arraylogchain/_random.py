@@ -10,8 +10,18 @@ import numpy as np
 from arraylogchain._context import Array, Context
 
 
-def check_generator(rng: Any, x: Array) -> None:
-    """Raise TypeError unless `rng` is NumPy's or CuPy's generator, or torch's and x a tensor."""
+def check_generator(rng: Any, x: Array) -> Any:
+    """Return a generator for what is drawn of x; an integer or None is a seed of NumPy's.
+
+    Raises
+    ------
+    TypeError
+        Unless it is NumPy's or CuPy's generator, or torch's and x a tensor.
+    """
+    if rng is None or (isinstance(rng, (int, np.integer)) and not isinstance(rng, bool)):
+        if rng is None or rng >= 0:
+            return np.random.default_rng(rng)
+        raise ValueError(f"rng is {rng}; a seed must be at least 0")
     library = _package_of(rng) if type(rng).__name__ == "Generator" else ""
     if library == "torch" and _package_of(x) != "torch":
         raise TypeError(
@@ -20,9 +30,10 @@ def check_generator(rng: Any, x: Array) -> None:
         )
     if library not in ("cupy", "torch") and not isinstance(rng, np.random.Generator):
         raise TypeError(
-            f"rng must be a numpy.random.Generator, a cupy.random.Generator or a torch.Generator, "
-            f"got {type(rng).__name__}; np.random.default_rng(seed) makes one"
+            f"rng is a {type(rng).__name__}; it must be None, an integer, or a generator of NumPy, "
+            "CuPy or torch, such as np.random.default_rng(seed)"
         )
+    return rng
 
 
 def room_for_samples(ctx: Context, shape: tuple[int, ...]) -> tuple[Array, Array]:
@@ -32,13 +43,9 @@ def room_for_samples(ctx: Context, shape: tuple[int, ...]) -> tuple[Array, Array
     before a sample takes its place.
     """
     xp = ctx.xp
-    out = ctx.empty(shape, ctx.index_dtype)
-    dtype = ctx.dtype(ctx.widest)
-    if ctx.has_out and out.dtype == xp.int64 and ctx.widest.itemsize == 8:
-        numbers = out.view(dtype)
-    else:
-        numbers = ctx.empty(shape, dtype)
-    return out, numbers
+    out, dtype = ctx.empty(shape, ctx.index_dtype), ctx.dtype(ctx.widest)
+    shares = ctx.has_out and out.dtype == xp.int64 and ctx.widest.itemsize == 8
+    return out, out.view(dtype) if shares else ctx.empty(shape, dtype)
 
 
 def fill(ctx: Context, rng: Any, numbers: Array) -> None:
@@ -47,13 +54,10 @@ def fill(ctx: Context, rng: Any, numbers: Array) -> None:
     They come in the order of its entries, so that a generator gives the same samples whatever
     computes them.
     """
-    shape, numpy_computes = tuple(numbers.shape), isinstance(numbers, np.ndarray)
+    shape, numpy_computes = numbers.shape, isinstance(numbers, np.ndarray)
     if _package_of(rng) == "torch":
         torch = sys.modules["torch"]
         here = torch.from_numpy(numbers) if numpy_computes else numbers
-        if here.device == rng.device and here.dtype == torch.float64:
-            here.uniform_(generator=rng)
-            return
         x = torch.rand(shape, generator=rng, dtype=torch.float64, device=rng.device)
         here[...] = x.to(here.device, here.dtype)
         return

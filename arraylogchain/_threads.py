@@ -15,24 +15,24 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from pathlib import Path, PurePosixPath
-
-Work = Callable[[int, int], object]
+from pathlib import Path
 
 # How many threads the caller wants.
 _wanted: ContextVar[int | None] = ContextVar("workers", default=None)
-_AS_IT_IS: AbstractContextManager[None] = nullcontext()
 
+# What the threads of the pool, within whose blocks nothing is shared out again, are called.
+_NAME = "arraylogchain"
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 _pool_size = 0
-_thread = threading.local()
 
 
-def share(work: Work, count: int, block: int, workers: int | None = None) -> None:
+def share(
+    work: Callable[[int, int], object], count: int, block: int, workers: int | None = None
+) -> None:
     """Run ``work(start, stop)`` on blocks of `block` of range(count), the last one shorter.
 
     Parameters
@@ -42,7 +42,7 @@ def share(work: Work, count: int, block: int, workers: int | None = None) -> Non
     count, block : int
         A single block never touches the pool.
     workers : int, optional
-        How many threads take part, this one included. Default: `workers_here`.
+        How many threads take part, this one included. Default: what `using` allows.
 
     Raises
     ------
@@ -50,11 +50,10 @@ def share(work: Work, count: int, block: int, workers: int | None = None) -> Non
         Whatever `work` raises first; blocks that have not begun by then are left out, and none is
         running any more.
     """
-    if count <= block:
-        if count > 0:
-            work(0, count)
+    if 0 < count <= block:
+        work(0, count)
         return
-    limit = workers_here() if workers is None else workers
+    limit = workers or _wanted.get() or num_workers()
     helpers = min(limit, -(-count // block)) - 1
     starts = deque(range(0, count, block))
     # Emptied at the end: helpers that never began stay in the pool's queue until a thread is free.
@@ -85,28 +84,30 @@ def share(work: Work, count: int, block: int, workers: int | None = None) -> Non
 
 def check_workers(workers: int | None) -> int | None:
     """Return the number of threads that a caller asks for; raise where it is no usable number."""
-    if workers is None:
+    return at_least(1, "workers", workers, "threads")
+
+
+def at_least(least: int, name: str, x: int | None, unit: str) -> int | None:
+    """Return an argument that has to be an integer from `least` on, or None."""
+    if x is None:
         return None
-    if isinstance(workers, bool) or not hasattr(workers, "__index__"):
+    if isinstance(x, bool) or not hasattr(x, "__index__"):
         raise TypeError(
-            f"workers must be an integer number of threads or None, got {type(workers).__name__}"
+            f"{name} must be an integer number of {unit} or None, got {type(x).__name__}"
         )
-    if workers.__index__() < 1:
-        raise ValueError(f"workers={workers} is too few; at least 1 thread has to work")
-    return workers.__index__()
+    if x.__index__() < least:
+        raise ValueError(f"{name}={x} is too small; the least number of {unit} is {least}")
+    return x.__index__()
 
 
-def using(workers: int | None) -> AbstractContextManager[None]:
+@contextmanager
+def using(workers: int | None) -> Iterator[None]:
     """Let no more threads than these work within, this one included; None changes nothing."""
     torch = sys.modules.get("torch")
     # What is traced is computed later.
     if workers is None or (torch is not None and torch.compiler.is_compiling()):
-        return _AS_IT_IS
-    return _using(workers)
-
-
-@contextmanager
-def _using(workers: int) -> Iterator[None]:
+        yield
+        return
     token = _wanted.set(workers)
     try:
         yield
@@ -119,73 +120,40 @@ def wanted() -> int | None:
     return _wanted.get()
 
 
-def workers_here() -> int:
-    """Return how many threads may work for this one, itself included."""
-    return _wanted.get() or num_workers()
-
-
 @cache
 def num_workers() -> int:
     """Return how many threads the process may keep busy."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    limits = [float(available or 1), *_cgroup_quotas()]
+    limits = [float(available or 1), _quota()]
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if asked.isdecimal():
         limits.append(float(asked))
     return max(1, math.ceil(min(limits)))
 
 
-def _cgroup_quotas() -> Iterator[float]:
-    """Yield the CPUs' worth of time that control groups of this process grant, if they limit it."""
+def _quota() -> float:
+    """Return the CPUs' worth of time that a container grants, as its control group (v2) says."""
     try:
-        memberships = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in memberships:
-        _, controllers, path = line.split(":", 2)
-        folder = PurePosixPath("/", path.lstrip("/"))
-        # In a container the path may be that of the host: the root is tried in any case.
-        for group in {folder, *folder.parents, PurePosixPath("/")}:
-            own = str(group).lstrip("/")
-            if not controllers:
-                found = _read(Path("/sys/fs/cgroup", own, "cpu.max"))
-            elif "cpu" in controllers.split(","):
-                base = Path("/sys/fs/cgroup/cpu", own)
-                found = _read(base / "cpu.cfs_quota_us") + _read(base / "cpu.cfs_period_us")
-            else:
-                continue
-            # "max" or -1 is no limit.
-            if len(found) == 2 and all(word.isdecimal() for word in found):
-                yield int(found[0]) / max(int(found[1]), 1)
-
-
-def _read(path: Path) -> list[str]:
-    try:
-        return path.read_text().split()
-    except OSError:
-        return []
+        time, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return int(time) / int(period)
+    except (OSError, ValueError):  # no such file, or "max"
+        return math.inf
 
 
 def _submit(task: Callable[[], None], helpers: int) -> list[Future[None]]:
     """Have threads of the pool run a task: as many as are wanted, or none where none can come."""
     global _pool, _pool_size
-    if helpers < 1 or getattr(_thread, "is_helper", False):
+    if helpers < 1 or threading.current_thread().name.startswith(_NAME):
         return []
     with _lock:
         try:
             if _pool is None or _pool_size < helpers:
-                if _pool is not None:
-                    _pool.shutdown(wait=False)
                 _pool_size = max(helpers, num_workers() - 1)
-                _pool = ThreadPoolExecutor(_pool_size, "arraylogchain", _become_helper)
+                _pool = ThreadPoolExecutor(_pool_size, _NAME)
             # NumPy's error state is a part of the context; a context is for one thread at a time.
             return [_pool.submit(contextvars.copy_context().run, task) for _ in range(helpers)]
         except RuntimeError:  # the interpreter is about to exit, or no thread can be started
             return []
-
-
-def _become_helper() -> None:
-    _thread.is_helper = True
 
 
 def _after_fork() -> None:
@@ -193,7 +161,6 @@ def _after_fork() -> None:
     global _lock, _pool, _pool_size
     _lock = threading.Lock()
     _pool, _pool_size = None, 0
-    _thread.is_helper = False
     num_workers.cache_clear()
 
 

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import array_api_compat
 import numpy as np
 
-from arraylogchain import _chain_calls, _dispatch
-from arraylogchain._array.products.tiling import check_workspace
-from arraylogchain._arrays import (
-    dtype_name,
-    is_differentiated,
-    is_lazy,
-    is_traced,
-    on_host,
-    promote,
-)
-from arraylogchain._context import Array, Context, shape_of
-from arraylogchain._inputs import arguments
-from arraylogchain._inputs.chain import Chain, enter_chain, make_chain
-from arraylogchain._inputs.summary import summary
-from arraylogchain._inputs.weights import check_weights
-from arraylogchain._random import check_generator
+from arraylogchain import _arrays, _dispatch, _inputs
+from arraylogchain._array import chains
+from arraylogchain._arrays import eager
+from arraylogchain._context import Array, Context, check_workspace, library_name, shape_of
+from arraylogchain._inputs import Chain
+from arraylogchain._random import check_generator, fill, room_for_samples
 from arraylogchain._threads import check_workers, using
-from arraylogchain.plan import Plan, choose, plan_chain, sizes_of
+from arraylogchain.plan import Plan, plan_chain
 
 __all__ = ["ChainPath", "ChainPosterior", "FilteredChain", "LogChain"]
+
+
+# What `LogChain.plan` has a plan for: the methods.
+PLANNED = sorted(set(chains.__all__) - {"best_message", "last_message", "value_and_pullback"})
 
 
 class ChainPosterior(NamedTuple):
@@ -65,8 +58,8 @@ class LogChain:
     Parameters
     ----------
     log_potentials : array [..., T, K]
-        Logarithms of weights of being in a state at a step. Weights need not be normalised. For
-        steps of different numbers of states, see `pad_states`.
+        Logarithms of weights of being in a state at a step. Weights need not be normalised. States
+        that a step does not have get -inf.
     transitions : array [..., T - 1, K, K], [..., 1, K, K] or [K, K], optional
         Nonnegative weights of going [from, to]; one matrix stands for every step.
     log_transitions : array, optional
@@ -114,15 +107,7 @@ class LogChain:
     8.0
     """
 
-    def __new__(cls, log_potentials: Array = None, *others: Any, **options: Any) -> LogChain:
-        """Make a chain of Dask arrays where there is one."""
-        arguments.check_call(others, options)
-        if is_lazy(log_potentials, *options.values()):
-            from arraylogchain._dask.chain import LazyChain
-
-            cls = LazyChain
-        return super().__new__(cls)
-
+    @eager
     def __init__(
         self,
         log_potentials: Array,
@@ -140,44 +125,53 @@ class LogChain:
         self._workspace, self._workers = check_workspace(workspace), check_workers(workers)
         # Only a bound that was asked for makes gradients keep less than every state.
         self._keeps_states = workspace is None
-        options = {
-            "transitions": transitions,
-            "log_transitions": log_transitions,
-            "initial": initial,
-            "log_initial": log_initial,
-            "final": final,
-            "log_final": log_final,
-        }
-        given = arguments.check_given(options)
-        self.arrays: dict[str, Array] = {"log_potentials": log_potentials, **given}
-        self.lengths = lengths
-        arguments.refuse_lists(self.arrays)
-        self._entered: tuple[Context, Chain] | None = None
-        if is_traced() or is_lazy(*self.arrays.values(), lengths):
-            # Values, those of lengths included, are not at hand.
-            shapes = {name: shape_of(x) for name, x in self.arrays.items()}
-            self._batch = arguments.check_shapes(shapes)
+        # In the order of the table.
+        given = log_potentials, transitions, log_transitions, initial, log_initial, final, log_final
+        self._arrays = _inputs.check_given(dict(zip(_inputs.ARGUMENTS, given, strict=True)))
+        self._lengths = lengths
+        self._check()
+
+    def _check(self) -> None:
+        """Raise where arguments do not fit, as far as their values can be read here."""
+        given = self._given()
+        if not _arrays.has_values(*given.values(), self._lengths):
+            if elsewhere := self._lazy():
+                elsewhere.Pieces(self)
+            else:
+                _inputs.check_shapes({name: shape_of(x) for name, x in given.items()})
             return
-        if lengths is not None:
+        if self._lengths is not None:
             # Once: calls would wait for what is on a device.
-            self.lengths = np.array(on_host("lengths", lengths))
-        self._entered = enter_chain(self.arrays, self.lengths)
-        check_weights(*self._entered)
-        self._batch = self._entered[1].batch
+            self._lengths = np.array(_arrays.on_host("lengths", self._lengths))
+        _inputs.check_weights(*_inputs.enter_chain(given, self._lengths))
 
-    def _compute(self, operation: str) -> Any:
-        """Return what an operation makes of the chain: an array, or several."""
-        if is_differentiated(*self.arrays.values()):
-            with using(self._workers):
-                return getattr(_differentiable(), operation)(*self._asked())
-        return self._run(partial(_chain_calls.compute, operation))
+    def _given(self) -> Mapping[str, Array]:
+        """Return the arrays by the names of arguments, read at each call and never kept."""
+        return _inputs.like_potentials(self._arrays)
 
-    def _run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Return what a function of `_chain_calls` makes of the chain; not part of autograd."""
-        ctx, chain = self._entered or enter_chain(self.arrays, self.lengths)
+    def _elsewhere(self) -> ModuleType | None:
+        """Return the methods for Dask arrays, or for tensors that torch follows: functions."""
+        if _arrays.is_differentiated(*self._arrays.values()):
+            from arraylogchain._torch import chain as differentiable
+
+            return differentiable
+        return self._lazy()
+
+    def _lazy(self) -> ModuleType | None:
+        """Return the methods for Dask arrays, if there is one."""
+        if not _arrays.is_lazy(*self._arrays.values(), self._lengths):
+            return None
+        from arraylogchain._dask import chain as lazy
+
+        return lazy
+
+    def _run(self, function: Callable[..., Any]) -> Any:
+        """Return what a function of `_array.chains` makes of the chain; not part of autograd."""
+        ctx, chain = _inputs.enter_chain(self._given(), self._lengths)
         with using(self._workers), ctx.computing():
-            return ctx.handed_back(function(ctx, chain, self._workspace, *args))
+            return ctx.leave(function(ctx, chain, self._workspace))
 
+    @eager
     def log_partition(self) -> Array:
         """Return the log of the sum of the weights of all paths.
 
@@ -196,8 +190,11 @@ class LogChain:
         >>> round(float(np.exp(LogChain(x, transitions=stay).log_partition())), 6)
         0.55
         """
-        return self._compute("log_partition")
+        if elsewhere := self._elsewhere():
+            return elsewhere.log_partition(self)
+        return self._run(chains.log_partition)
 
+    @eager
     def forward_messages(self) -> Array:
         """Return the logs of the sums over all paths up to each state.
 
@@ -218,8 +215,11 @@ class LogChain:
         >>> np.exp(chain.forward_messages()).round(6).tolist()
         [[1.0, 0.0], [0.5, 0.5], [0.25, 0.75]]
         """
-        return self._compute("forward_messages")
+        if elsewhere := self._elsewhere():
+            return elsewhere.forward_messages(self)
+        return self._run(chains.forward_messages)
 
+    @eager
     def backward_messages(self) -> Array:
         """Return the logs of the sums over all paths from each state on.
 
@@ -238,8 +238,11 @@ class LogChain:
         >>> np.exp(chain.backward_messages()).round(6).tolist()
         [[2.0, 3.0], [1.0, 1.0]]
         """
-        return self._compute("backward_messages")
+        if elsewhere := self._elsewhere():
+            return elsewhere.backward_messages(self)
+        return self._run(chains.backward_messages)
 
+    @eager
     def marginals(self) -> Array:
         """Return the posterior probability of each state at each step.
 
@@ -257,8 +260,11 @@ class LogChain:
         >>> LogChain(x, transitions=np.ones((1, 2, 2))).marginals().round(6).tolist()
         [[0.5, 0.5], [0.75, 0.25]]
         """
-        return self._compute("marginals")
+        if elsewhere := self._elsewhere():
+            return elsewhere.marginals(self)
+        return self._run(chains.marginals)
 
+    @eager
     def entropy(self) -> Array:
         """Return the entropy of the posterior distribution over paths, in nats.
 
@@ -277,8 +283,11 @@ class LogChain:
         >>> round(float(chain.entropy() / np.log(2)), 6)  # 2**10 paths of the same weight
         10.0
         """
-        return self._compute("entropy")
+        if elsewhere := self._elsewhere():
+            return elsewhere.entropy(self)
+        return self._run(chains.entropy)
 
+    @eager
     def viterbi(self) -> ChainPath:
         """Return a path of largest weight.
 
@@ -294,8 +303,9 @@ class LogChain:
         Notes
         -----
         Weights that differ by less than the roundings of T sums are taken for the same; the log
-        weight is that of the path returned, right to rounding. Nothing here has derivatives: those
-        of the largest log weight are the derivatives of the log weight of this path.
+        weight is that of the path returned, right to rounding. Nothing here has derivatives, and
+        tensors need no gradient: those of the largest log weight are the derivatives of
+        `log_weight` of this path.
 
         Examples
         --------
@@ -306,10 +316,11 @@ class LogChain:
         >>> path.states.tolist(), round(float(np.exp(path.log_weight)), 6)
         ([0, 0, 0], 0.26244)
         """
-        return ChainPath(
-            *self._undifferentiated("viterbi", partial(_chain_calls.compute, "viterbi"))
-        )
+        if elsewhere := self._elsewhere():
+            return ChainPath(*elsewhere.viterbi(self))
+        return ChainPath(*self._run(chains.viterbi))
 
+    @eager
     def log_weight(self, states: Array) -> Array:
         """Return the log weights of given paths.
 
@@ -343,18 +354,26 @@ class LogChain:
         """
         if isinstance(states, ChainPath):
             raise TypeError("states is a ChainPath; pass its first field, path.states")
-        if is_differentiated(*self.arrays.values()):
-            return _differentiable().log_weight(*self._asked(), states, self._batch)
-        return self._run(_chain_calls.log_weight, states)
+        if elsewhere := self._elsewhere():
+            return elsewhere.log_weight(self, states)
 
-    def sample(self, num_samples: int, rng: Any) -> Array:
+        def weigh(ctx: Context, chain: Chain, workspace: int) -> Array:
+            return chains.log_weight(
+                ctx, chain, workspace, _inputs.check_states(ctx, states, chain)
+            )
+
+        return self._run(weigh)
+
+    @eager
+    def sample(self, num_samples: int = 1, *, rng: Any = None) -> Array:
         """Draw paths from their posterior distribution.
 
         Parameters
         ----------
         num_samples : int
-        rng : numpy.random.Generator, cupy.random.Generator or torch.Generator
-            Where the randomness comes from; torch.Generator for tensors only.
+        rng : None, int, numpy.random.Generator, cupy.random.Generator or torch.Generator
+            Where the randomness comes from: an integer seeds a generator of NumPy's, None one that
+            differs from call to call. torch.Generator is for tensors only.
 
         Returns
         -------
@@ -366,13 +385,14 @@ class LogChain:
         Raises
         ------
         TypeError
-            If `rng` is not a generator.
+            If `rng` is none of these.
         ValueError
             If `num_samples` is negative.
 
         Notes
         -----
-        Forward filtering, backward sampling [1]_. Samples have no derivatives.
+        Forward filtering, backward sampling [1]_. Samples have no derivatives: those of tensors
+        need no gradient.
 
         .. [1] S. Frühwirth-Schnatter, "Data augmentation and dynamic linear models", Journal of
            Time Series Analysis 15 (1994).
@@ -383,11 +403,11 @@ class LogChain:
         >>> left_to_right = np.array([[[0.5, 0.5], [0.0, 1.0]]])
         >>> x = np.log([[1.0, 1e-9], [1.0, 1.0], [1e-9, 1.0]])
         >>> chain = LogChain(x, transitions=left_to_right)
-        >>> paths = chain.sample(100, np.random.default_rng(0))
+        >>> paths = chain.sample(100, rng=0)
         >>> sorted(set(map(tuple, paths.tolist())))  # the only two that weigh something
         [(0, 0, 1), (0, 1, 1)]
         """
-        check_generator(rng, self.arrays["log_potentials"])
+        rng = check_generator(rng, self._arrays["log_potentials"])
         try:
             num_samples = operator.index(num_samples)
         except (TypeError, ValueError):
@@ -395,11 +415,23 @@ class LogChain:
             raise TypeError(f"num_samples is {kind}; it must be an integer") from None
         if num_samples < 0:
             raise ValueError(f"num_samples is {num_samples}; it must not be negative")
-        return self._sample(num_samples, rng)
+        if elsewhere := self._elsewhere():
+            return elsewhere.sample(self, num_samples, rng)
+        return self._draw(num_samples, rng)
 
-    def _sample(self, num_samples: int, rng: Any) -> Array:
-        return self._undifferentiated("sample", _chain_calls.sample, num_samples, rng)
+    def _draw(self, num_samples: int, rng: Any) -> Array:
+        """Return samples of a chain in memory."""
 
+        def draw(ctx: Context, chain: Chain, workspace: int) -> Array:
+            shape = (num_samples, *chain.batch, chain.num_steps)
+            out, uniforms = room_for_samples(ctx, shape)
+            fill(ctx, rng, uniforms)
+            chains.sample(ctx, chain, workspace, out, uniforms)
+            return out
+
+        return self._run(draw)
+
+    @eager
     def expected_transitions(self) -> Array:
         """Return how often each transition is expected to be taken.
 
@@ -423,11 +455,14 @@ class LogChain:
         >>> chain.expected_transitions().round(6).tolist()
         [[[4.5, 0.5], [0.5, 4.5]]]
         """
-        if arguments.one_of(self.arrays, arguments.TRANSITIONS) is None:
+        transitions = self._transitions()
+        if transitions is None:
             raise ValueError("expected_transitions needs transitions or log_transitions")
-        counts = self._compute("expected_transitions")
-        return self._like_transitions(counts)
+        if elsewhere := self._elsewhere():
+            return elsewhere.expected_transitions(self)
+        return like_given(self._run(chains.expected_transitions), transitions)
 
+    @eager
     def posterior(self) -> ChainPosterior:
         """Return `log_partition`, `marginals` and `expected_transitions` together.
 
@@ -452,11 +487,12 @@ class LogChain:
         >>> posterior.expected_transitions.round(6).tolist()
         [[0.375, 0.125], [0.375, 0.125]]
         """
-        log_z, marginals, counts = self._compute("posterior")
-        return ChainPosterior(
-            log_z, marginals, None if counts is None else self._like_transitions(counts)
-        )
+        if elsewhere := self._elsewhere():
+            return ChainPosterior(*elsewhere.posterior(self))
+        log_z, marginals, counts = self._run(chains.posterior)
+        return ChainPosterior(log_z, marginals, like_given(counts, self._transitions()))
 
+    @eager
     def filtered(self) -> FilteredChain:
         """Return the probabilities of states given the steps so far, however long the chain.
 
@@ -490,32 +526,13 @@ class LogChain:
         >>> np.exp(filtered.log_normalizers).round(3).tolist()
         [0.5, 0.378]
         """
-        return FilteredChain(*self._compute("filtered"))
+        if elsewhere := self._elsewhere():
+            return FilteredChain(*elsewhere.filtered(self))
+        return FilteredChain(*self._run(chains.filtered))
 
-    def _like_transitions(self, x: Array) -> Array:
-        """Return what belongs to the transitions in the shape that they were given in."""
-        given = arguments.one_of(self.arrays, arguments.TRANSITIONS)
-        return x[0, ...] if len(given.shape) < len(x.shape) else x
-
-    def _value_and_pullback(self) -> tuple[Context, Array, _chain_calls.Pullback]:
-        """Return what `vjp.log_partition` is made of."""
-        ctx, chain = self._entered or enter_chain(self.arrays, self.lengths)
-        with using(self._workers), ctx.computing():
-            value, pullback = _chain_calls.value_and_pullback(
-                ctx, chain, self._workspace, self._keeps_states
-            )
-            return ctx, ctx.hand_back(value), pullback
-
-    def _undifferentiated(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Return what `_run` does, of tensors that may take part in autograd as well."""
-        run = partial(self._run, function, *args)
-        if is_differentiated(*self.arrays.values()):
-            return _differentiable().undifferentiated(name, run)
-        return run()
-
-    def _asked(self) -> tuple[dict[str, Array], int | None, Any]:
-        """Return the arguments of the chain; the workspace only if one was asked for."""
-        return self.arrays, None if self._keeps_states else self._workspace, self.lengths
+    def _transitions(self) -> Array | None:
+        """Return the transitions, or their logarithms, as they were given."""
+        return self._arrays.get("transitions", self._arrays.get("log_transitions"))
 
     def plan(self, operation: str = "log_partition") -> Plan:
         """Return how a method will compute; print it.
@@ -537,32 +554,35 @@ class LogChain:
         >>> import numpy as np
         >>> chain = LogChain(np.zeros((100_000, 64)), transitions=np.ones((1, 64, 64)))
         >>> chain.plan().route
-        'segments'
+        'loops'
         """
-        if operation not in _dispatch.CHAINS:
-            names = ", ".join(_dispatch.CHAINS)
+        if operation not in PLANNED:
+            names = ", ".join(PLANNED)
             raise ValueError(f"operation is {operation!r}; it must be one of {names}")
-        if self._entered is None:
-            # Of arrays that are traced no more than shapes are read.
-            chain = make_chain(self.arrays, None)
-            choice = choose(operation, sizes_of(chain), ("array",), self._workspace)
-        else:
-            ctx, chain = self._entered
-            choice = _dispatch.choice(operation, ctx, chain, self._workspace)
-        dtype = promote(dtype_name(x.dtype) for x in self.arrays.values())
-        return plan_chain(operation, chain, dtype, choice, self._workspace)
+        if operation == "expected_transitions" and self._transitions() is None:
+            raise ValueError("expected_transitions needs transitions or log_transitions")
+        if self._lazy():
+            raise ValueError(
+                "plan is for arrays in memory; call it on a LogChain of one block of these"
+            )
+        ctx, chain = _inputs.enter_chain(self._given(), self._lengths)
+        choice = _dispatch.choice(operation, ctx, chain, self._workspace)
+        return plan_chain(operation, chain, ctx.result_name, choice, self._workspace)
 
     def __repr__(self) -> str:
-        shapes = {name: shape_of(x) for name, x in self.arrays.items()}
-        return f"LogChain({summary(self.arrays, shapes, self.lengths, self.plan())})"
+        given = self._given()
+        parts = [f"{name}={list(np.shape(x))}" for name, x in self._arrays.items()]
+        if self._lengths is not None:
+            parts.append(f"lengths={list(np.shape(self._lengths)) or self._lengths}")
+        library = library_name(_arrays.namespace_of("log_potentials", given["log_potentials"]))
+        device = array_api_compat.device(given["log_potentials"])
+        parts.append(_arrays.promote(_arrays.dtype_name(x.dtype) for x in given.values()))
+        parts.append(library if device in ("cpu", None) else f"{library} {device}")
+        if any(getattr(x, "requires_grad", False) for x in given.values()):
+            parts.append("requires_grad=True")
+        return f"LogChain({', '.join(parts)})"
 
 
-# What help and the reference show is what `__init__` takes, not what `__new__` does.
-LogChain.__signature__ = inspect.signature(partial(LogChain.__init__, None))  # type: ignore
-
-
-def _differentiable() -> ModuleType:
-    """Return the functions for tensors that autograd follows; torch is loaded by then."""
-    from arraylogchain._torch import chain
-
-    return chain
+def like_given(x: Array | None, transitions: Any) -> Array | None:
+    """Return what belongs to the transitions in the shape that they were given in."""
+    return x if x is None or np.ndim(transitions) == len(x.shape) else x[0, ...]

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from arraylogchain import products
-from arraylogchain._array.products.tiling import check_workspace
-from arraylogchain._arrays import dtype_name, enter, is_differentiated, is_lazy, promote
-from arraylogchain._context import Array
-from arraylogchain._einsum.equations import Contraction, contractions
-from arraylogchain._einsum.evaluation import evaluate
-from arraylogchain._text import amount
+from arraylogchain._arrays import eager, enter, is_differentiated, is_lazy
+from arraylogchain._context import Array, check_workspace
+from arraylogchain._einsum import contractions, evaluate
 from arraylogchain._threads import check_workers, using
 
-__all__ = ["EinsumPlan", "logeinsumexp", "maxplus_einsum", "plan_einsum"]
+__all__ = ["logeinsumexp", "maxplus_einsum"]
 
 
+@eager
 def logeinsumexp(
     equation: str,
     *operands: Array,
@@ -30,18 +27,17 @@ def logeinsumexp(
     Parameters
     ----------
     equation : str
-        As `numpy.einsum` takes it: with or without ``->``, with ellipses and repeated indices.
-        Axes of length 1 broadcast, and are never expanded.
+        As `numpy.einsum` and `opt_einsum.contract` take it: with or without ``->``, with ellipses
+        and repeated indices. Axes of length 1 broadcast, and are never expanded.
     *operands : array
         Logarithms, of one library and device; -inf is an exact zero. float16, bfloat16, float32 or
         float64; half precisions are computed in float32.
     optimize : str, bool, sequence of tuples of int, or optimizer
-        The order of contraction, as `opt_einsum.contract_path` takes it; of no effect with fewer
-        than three operands, which do not need opt_einsum.
+        The order of contraction, as `opt_einsum.contract_path` takes it, which also prints it.
     workspace : int, optional
         Bytes that temporaries of each product may take. Default: 64 MiB. Not counted: results in
-        between, see `plan_einsum`, and a copy of an operand of which several axes are summed that
-        do not lie side by side in memory.
+        between, and a copy of an operand of which several axes are summed that do not lie side by
+        side in memory.
     workers : int, optional
         How many threads may work at a time beside BLAS's own. Default: as many as the process may
         use; see `LogChain`.
@@ -56,10 +52,10 @@ def logeinsumexp(
     TypeError
         If an operand is not an array of real floating-point numbers, or their libraries differ.
     ValueError
-        If the equation, shapes or devices do not fit, or the workspace or the number of workers is
-        too small.
+        If the equation, the order, shapes or devices do not fit, or the workspace or the number of
+        workers is too small.
     ImportError
-        If there are more than two operands, and opt_einsum is not installed (extra ``einsum``).
+        If opt_einsum is not installed (extra ``einsum``).
 
     Notes
     -----
@@ -81,6 +77,7 @@ def logeinsumexp(
         return _einsum(products.logmatmulexp, equation, operands, optimize, workspace)
 
 
+@eager
 def maxplus_einsum(
     equation: str,
     *operands: Array,
@@ -123,73 +120,6 @@ def maxplus_einsum(
 
     with using(check_workers(workers)):
         return _einsum(multiply, equation, operands, optimize, workspace)
-
-
-def plan_einsum(equation: str, *operands: Array, optimize: Any = "auto") -> EinsumPlan:
-    """Return how `logeinsumexp` will contract operands, and what that takes; print it.
-
-    Parameters
-    ----------
-    equation : str
-        As `logeinsumexp` takes it.
-    *operands : array
-        Only their shapes and dtypes are read.
-    optimize : str, bool, sequence of tuples of int, or optimizer
-        As `logeinsumexp` takes it.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> a, b = np.zeros((100, 2)), np.zeros((2, 100))
-    >>> plan = plan_einsum("ij,jk->ik", a, b)
-    >>> plan.flops, plan.largest_intermediate
-    (40000, 80000)
-    >>> print(plan)
-    ij,jk->ik  4e+04 FLOP, 80 kB
-    all        4e+04 FLOP, at most 80 kB
-    """
-    steps = contractions(equation, operands, optimize).steps
-    dtype = promote(dtype_name(x.dtype) for x in operands)
-    # A single product of half precisions is returned in them; others are made of float32.
-    itemsize = 8 if dtype == "float64" else 2 if "16" in dtype and len(steps) < 2 else 4
-    return EinsumPlan(equation, steps, itemsize)
-
-
-@dataclass(frozen=True, slots=True)
-class EinsumPlan:
-    """The order in which an equation's operands are contracted, and what that takes.
-
-    Attributes
-    ----------
-    equation : str
-    steps : tuple
-        Contractions of one or two operands, or of results of earlier steps.
-    itemsize : int
-        Bytes of a number of the results.
-    """
-
-    equation: str
-    steps: tuple[Contraction, ...]
-    itemsize: int
-
-    @property
-    def flops(self) -> int:
-        """Multiplications and additions of all steps."""
-        return sum(step.flops for step in self.steps)
-
-    @property
-    def largest_intermediate(self) -> int:
-        """Bytes of the largest result of a step, the output included."""
-        return self.itemsize * max((step.size for step in self.steps), default=0)
-
-    def __str__(self) -> str:
-        lines = [
-            (str(step), f"{step.flops:.3g} FLOP, {amount(step.size * self.itemsize)}")
-            for step in self.steps
-        ]
-        lines.append(("all", f"{self.flops:.3g} FLOP, at most {amount(self.largest_intermediate)}"))
-        width = max(len(name) for name, _ in lines) + 2
-        return "\n".join(f"{name:<{width}}{text}" for name, text in lines)
 
 
 def _einsum(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from arraylogchain import _dispatch
-from arraylogchain._array.products.pair_tree import array_tree, multiply_stack
-from arraylogchain._array.products.tiling import check_workspace
-from arraylogchain._arrays import enter, is_differentiated, is_lazy
-from arraylogchain._context import Array, shape_of
+from arraylogchain._array.products import certified, linear, maxplus
+from arraylogchain._array.products.chainexp import multiply_sequence, multiply_stack
+from arraylogchain._arrays import eager, enter, is_differentiated, is_lazy
+from arraylogchain._context import Array, check_workspace, shape_of
 from arraylogchain._fold import Shape, check_batches, fold
 from arraylogchain._threads import check_workers, using
 
@@ -24,6 +23,7 @@ class MaxPlusProduct(NamedTuple):
     indices: Array
 
 
+@eager
 def matmul(
     a: Array, b: Array, /, *, workspace: int | None = None, workers: int | None = None
 ) -> Array:
@@ -65,36 +65,14 @@ def matmul(
     >>> matmul(x, weights).shape
     (1000, 8, 1, 32)
     """
-    return _of_two("matmul", a, b, workspace, workers)
-
-
-def _of_two(operation: str, a: Array, b: Array, workspace: int | None, workers: int | None) -> Any:
-    """Return what an operation makes of two operands: an array, or a tuple of them."""
     budget = check_workspace(workspace)
     with using(check_workers(workers)):
-        elsewhere = _elsewhere(a, b)
-        if elsewhere is not None:
-            return getattr(elsewhere, operation)(a, b, budget)
-        ctx, given = enter({"a": a, "b": b})
-        a, b = given["a"], given["b"]
-        with ctx.computing():
-            out = _dispatch.product(operation, ctx, fold(shape_of(a), shape_of(b)), a, b, budget)
-            return ctx.handed_back(out)
+        if elsewhere := _elsewhere(a, b):
+            return elsewhere.matmul(a, b, budget)
+        return _compute(linear.matmul, a, b, budget)
 
 
-def _elsewhere(*arrays: Array) -> ModuleType | None:
-    """Return the functions for Dask arrays, or for tensors that autograd follows."""
-    if is_lazy(*arrays):
-        from arraylogchain._dask import products as lazy
-
-        return lazy
-    if is_differentiated(*arrays):
-        from arraylogchain._torch import products as differentiable
-
-        return differentiable
-    return None
-
-
+@eager
 def logmatmulexp(
     a: Array, b: Array, /, *, workspace: int | None = None, workers: int | None = None
 ) -> Array:
@@ -143,9 +121,14 @@ def logmatmulexp(
     >>> logmatmulexp(a, np.array([[-800.0], [0.0]]))  # exp(-800) is 0 in float64
     array([[-799.30685282]])
     """
-    return _of_two("logmatmulexp", a, b, workspace, workers)
+    budget = check_workspace(workspace)
+    with using(check_workers(workers)):
+        if elsewhere := _elsewhere(a, b):
+            return elsewhere.logmatmulexp(a, b, budget)
+        return _compute(certified.logmatmulexp, a, b, budget)
 
 
+@eager
 def maxplus_matmul(
     a: Array, b: Array, /, *, workspace: int | None = None, workers: int | None = None
 ) -> MaxPlusProduct:
@@ -184,9 +167,14 @@ def maxplus_matmul(
     >>> values, indices
     (array([[5.]]), array([[0]]))
     """
-    return MaxPlusProduct(*_of_two("maxplus_matmul", a, b, workspace, workers))
+    budget = check_workspace(workspace)
+    with using(check_workers(workers)):
+        if elsewhere := _elsewhere(a, b):
+            return MaxPlusProduct(*elsewhere.maxplus_matmul(a, b, budget))
+        return MaxPlusProduct(*_compute(maxplus.maxplus_matmul, a, b, budget))
 
 
+@eager
 def logchainexp(
     matrices: Array | Sequence[Array],
     /,
@@ -230,19 +218,37 @@ def logchainexp(
     """
     budget = check_workspace(workspace)
     given = named(matrices)
+    check_shapes(given)
     with using(check_workers(workers)):
-        elsewhere = _elsewhere(*given.values())
-        if elsewhere is not None:
-            if "matrices" in given:
-                return elsewhere.logchainexp_stack(matrices, budget)
-            return elsewhere.logchainexp_sequence(given, budget)
-        ctx, given = enter(given)
-        check_shapes(given)
+        if elsewhere := _elsewhere(*given.values()):
+            return elsewhere.logchainexp(given, budget)
+        ctx, ready = enter(given)
         with ctx.computing():
-            if "matrices" in given:
-                return ctx.hand_back(multiply_stack(ctx, given["matrices"], budget))
-            tree = array_tree(ctx, budget)
-            return ctx.hand_back(tree.sequence(list(given.values()), ctx.result_dtype))
+            if "matrices" in ready:
+                return ctx.leave(multiply_stack(ctx, ready["matrices"], budget))
+            return ctx.leave(multiply_sequence(ctx, list(ready.values()), budget))
+
+
+def _compute(operation: Callable[..., Any], a: Array, b: Array, budget: int) -> Any:
+    """Return what an operation makes of two operands in memory; not part of autograd."""
+    ctx, ready = enter({"a": a, "b": b})
+    a, b = ready["a"], ready["b"]
+    with ctx.computing():
+        layout = fold(shape_of(a), shape_of(b))
+        return ctx.leave(operation(ctx, layout, a, b, budget))
+
+
+def _elsewhere(*arrays: Array) -> ModuleType | None:
+    """Return the functions for Dask arrays, or for tensors that torch follows."""
+    if is_lazy(*arrays):
+        from arraylogchain._dask import products as lazy
+
+        return lazy
+    if is_differentiated(*arrays):
+        from arraylogchain._torch import products as differentiable
+
+        return differentiable
+    return None
 
 
 def named(matrices: Array | Sequence[Array]) -> Mapping[str, Array]:
@@ -256,23 +262,16 @@ def named(matrices: Array | Sequence[Array]) -> Mapping[str, Array]:
 
 def check_shapes(given: Mapping[str, Array]) -> None:
     """Raise where matrices, as `named` returns them, do not fit together."""
+    if not all(hasattr(x, "shape") for x in given.values()):
+        return  # they are refused as no arrays
     shapes = {name: shape_of(x) for name, x in given.items()}
     if "matrices" in shapes:
-        check_stack(shapes["matrices"])
-    else:
-        check_sequence(shapes)
-
-
-def check_stack(shape: Sequence[int]) -> None:
-    """Raise where an array is no stack of square matrices."""
-    if len(shape) < 3 or shape[-1] != shape[-2]:
-        raise ValueError(
-            f"matrices has shape {tuple(shape)}; it must be [..., n, K, K], or a sequence of arrays"
-        )
-
-
-def check_sequence(shapes: Mapping[str, Shape]) -> None:
-    """Raise where matrices in a sequence do not fit together."""
+        shape = shapes["matrices"]
+        if len(shape) < 3 or shape[-1] != shape[-2]:
+            raise ValueError(
+                f"matrices has shape {shape}; it must be [..., n, K, K], or a sequence of arrays"
+            )
+        return
     before: Shape | None = None
     for name, shape in shapes.items():
         if len(shape) < 2:

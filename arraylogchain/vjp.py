@@ -7,22 +7,22 @@ value and nothing else, changes none of them, and may be called repeatedly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from array_api_compat import array_namespace
 
-from arraylogchain import _dispatch, products
-from arraylogchain._array.products.pair_tree_gradients import chain_and_pullback
-from arraylogchain._array.products.tiling import check_workspace
-from arraylogchain._arrays import dtype_name, enter, is_lazy, promote, refuse_gradients
-from arraylogchain._context import Array, Context, shape_of
-from arraylogchain._einsum.equations import contractions
-from arraylogchain._einsum.evaluation import evaluate
+from arraylogchain import products
+from arraylogchain._array import chains
+from arraylogchain._array.products import certified, gradients, linear, maxplus
+from arraylogchain._array.products.chainexp import chain_and_pullback
+from arraylogchain._arrays import dtype_name, eager, enter, promote, refuse
+from arraylogchain._context import Array, Context, check_workspace, shape_of
+from arraylogchain._einsum import contractions, evaluate
 from arraylogchain._fold import fold
-from arraylogchain._inputs.chain import PARTS
+from arraylogchain._inputs import ARGUMENTS, PARTS, enter_chain
 from arraylogchain._threads import check_workers, using
-from arraylogchain.chain import LogChain
+from arraylogchain.chain import LogChain, like_given
 from arraylogchain.products import MaxPlusProduct
 
 __all__ = [
@@ -36,6 +36,8 @@ __all__ = [
 ]
 
 PairPullback = Callable[[Array], tuple[Array, Array]]
+# A value, or a tuple of it and indices, and what takes its cotangent to those of the operands.
+Computed = tuple[Any, Callable[[Array], Sequence[Array]]]
 
 
 def matmul(
@@ -80,7 +82,14 @@ def matmul(
     >>> da.shape, db.shape
     ((1000, 8, 1, 64), (8, 64, 32))
     """
-    return _product("matmul", a, b, workspace, workers)
+    budget = check_workspace(workspace)
+
+    def compute(ctx: Context, a: Array, b: Array) -> Computed:
+        layout = fold(shape_of(a), shape_of(b))
+        found = linear.matmul(ctx, layout, a, b, budget)
+        return found, lambda g: linear.matmul_gradients(ctx, layout, a, b, g, budget)
+
+    return _with_pullback("matmul", {"a": a, "b": b}, workers, compute)
 
 
 def logmatmulexp(
@@ -132,7 +141,16 @@ def logmatmulexp(
     (array([[0.5, 0.5]]), array([[0.5],
            [0.5]]))
     """
-    return _product("logmatmulexp", a, b, workspace, workers)
+    budget = check_workspace(workspace)
+
+    def compute(ctx: Context, a: Array, b: Array) -> Computed:
+        layout = fold(shape_of(a), shape_of(b))
+        found = certified.logmatmulexp(ctx, layout, a, b, budget)
+        return found, lambda g: gradients.logmatmulexp_gradients(
+            ctx, layout, a, b, found, g, budget
+        )
+
+    return _with_pullback("logmatmulexp", {"a": a, "b": b}, workers, compute)
 
 
 def maxplus_matmul(
@@ -178,43 +196,21 @@ def maxplus_matmul(
     (array([[1., 0.]]), array([[1.],
            [0.]]))
     """
-    return _product("maxplus_matmul", a, b, workspace, workers)
+    budget = check_workspace(workspace)
 
+    def compute(ctx: Context, a: Array, b: Array) -> Computed:
+        shapes = shape_of(a), shape_of(b)
+        layout = fold(*shapes)
+        values, indices = maxplus.maxplus_matmul(ctx, layout, a, b, budget)
 
-def _product(
-    operation: str, a: Array, b: Array, workspace: int | None, workers: int | None
-) -> tuple[Any, PairPullback]:
-    """Return a product of two operands and its pullback."""
-    budget, workers = check_workspace(workspace), check_workers(workers)
-    inputs = {"a": a, "b": b}
-    refuse_gradients(inputs)
-    ctx, given = enter(inputs)
-    operands = (given["a"], given["b"])
-    shapes = tuple(map(shape_of, operands))
-    layout = fold(*shapes)
-    with using(workers), ctx.computing():
-        found = _dispatch.product(operation, ctx, layout, *operands, budget)
-        value = ctx.handed_back(found)
-    if operation == "maxplus_matmul":
-        value = MaxPlusProduct(*value)
+        def pull(g: Array) -> Sequence[Array]:
+            ctx.uses(indices)
+            return maxplus.maxplus_gradients(ctx, layout, shapes, indices, g, values, budget)
 
-    def pullback(cotangent: Array) -> tuple[Array, Array]:
-        known = value.values if isinstance(value, MaxPlusProduct) else value
-        g = _enter_cotangent(ctx, known, cotangent, operands)
-        arguments: tuple[Any, ...] = (*operands, g)
-        if operation == "maxplus_matmul":
-            arguments = (shapes, found[1], g, found[0])
-            ctx.uses(found[1])
-        elif operation == "logmatmulexp":
-            arguments = (*operands, found, g)
-        name = f"{operation.removesuffix('_matmul')}_gradients"
-        with using(workers), ctx.computing():
-            gradients = _dispatch.product(name, ctx, layout, *arguments, budget)
-            pairs = zip(gradients, operands, strict=True)
-            da, db = (ctx.hand_back(ctx.xp.astype(x, y.dtype, copy=False)) for x, y in pairs)
-            return da, db
+        return (values, indices), pull
 
-    return value, pullback
+    value, pullback = _with_pullback("maxplus_matmul", {"a": a, "b": b}, workers, compute)
+    return MaxPlusProduct(*value), pullback
 
 
 def logchainexp(
@@ -265,23 +261,15 @@ def logchainexp(
     array([[1., 1.],
            [1., 1.]])
     """
-    budget, workers = check_workspace(workspace), check_workers(workers)
-    given = products.named(matrices)
+    budget, given = check_workspace(workspace), products.named(matrices)
     is_stack = "matrices" in given
-    refuse_gradients(given)
-    ctx, ready = enter(given)
-    products.check_shapes(ready)
-    with using(workers), ctx.computing():
-        product, pull = chain_and_pullback(ctx, list(ready.values()), is_stack, budget)
-        value = ctx.hand_back(product)
+    products.check_shapes(given)
 
-    def pullback(cotangent: Array) -> tuple[Any]:
-        g = _enter_cotangent(ctx, value, cotangent, ready.values())
-        with using(workers), ctx.computing():
-            found = list(map(ctx.hand_back, pull(g)))
-        return (found[0] if is_stack else found,)
+    def compute(ctx: Context, *factors: Array) -> Computed:
+        return chain_and_pullback(ctx, list(factors), is_stack, budget)
 
-    return value, pullback
+    value, pullback = _with_pullback("logchainexp", given, workers, compute)
+    return value, pullback if is_stack else lambda cotangent: (list(pullback(cotangent)),)
 
 
 def logeinsumexp(
@@ -325,7 +313,7 @@ def logeinsumexp(
         If the equation, shapes or devices do not fit, or the workspace or the number of workers is
         too small.
     ImportError
-        If there are more than two operands, and opt_einsum is not installed (extra ``einsum``).
+        If opt_einsum is not installed (extra ``einsum``).
 
     Examples
     --------
@@ -335,25 +323,38 @@ def logeinsumexp(
     ([0.25, 0.75], [0.25, 0.75])
     """
     check_workspace(workspace)
-    check_workers(workers)
     plan = contractions(equation, operands, optimize)
-    given = {f"operands[{i}]": x for i, x in enumerate(operands)}
-    refuse_gradients(given)
-    ctx, ready = enter(given)
 
     def multiply(a: Array, b: Array) -> tuple[Array, PairPullback]:
         return logmatmulexp(a, b, workspace=workspace, workers=workers)
 
-    with using(workers), ctx.computing():
-        out, pull = evaluate(ctx.xp, plan, list(ready.values()), multiply)
+    def compute(ctx: Context, *ready: Array) -> Computed:
+        out, pull = evaluate(ctx.xp, plan, list(ready), multiply)
         out = ctx.xp.asarray(out)
-        value = ctx.hand_back(out)
+        return out, lambda g: pull(ctx.xp.where(ctx.xp.isinf(out), ctx.xp.zeros_like(g), g))
 
-    def pullback(cotangent: Array) -> tuple[Array, ...]:
-        g = _enter_cotangent(ctx, value, cotangent, ready.values())
+    given = {f"operands[{i}]": x for i, x in enumerate(operands)}
+    return _with_pullback("logeinsumexp", given, workers, compute)
+
+
+@eager
+def _with_pullback(
+    name: str, given: Mapping[str, Array], workers: int | None, compute: Callable[..., Computed]
+) -> tuple[Any, Callable[[Array], tuple[Any, ...]]]:
+    """Return the value that `compute` makes of the operands, and the pullback to all of them."""
+    workers = check_workers(workers)
+    refuse(given, f"vjp.{name}", f"arraylogchain.{name}")
+    ctx, ready = enter(given)
+    with using(workers), ctx.computing():
+        found, pull = compute(ctx, *ready.values())
+        value = ctx.leave(found)
+    first = value[0] if isinstance(value, tuple) else value
+
+    def pullback(cotangent: Array) -> tuple[Any, ...]:
+        g = _enter_cotangent(ctx, first, cotangent, ready.values())
         with using(workers), ctx.computing():
-            g = ctx.xp.where(ctx.xp.isinf(out), ctx.xp.zeros_like(g), g)
-            return tuple(map(ctx.hand_back, pull(g)))
+            pairs = zip(pull(g), ready.values(), strict=True)
+            return tuple(ctx.leave(ctx.xp.astype(x, y.dtype, copy=False)) for x, y in pairs)
 
     return value, pullback
 
@@ -371,6 +372,7 @@ class ChainGradients(NamedTuple):
     final: Array | None = None
 
 
+@eager
 def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradients]]:
     """Return `LogChain.log_partition` and its pullback.
 
@@ -416,34 +418,33 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     """
     if not isinstance(chain, LogChain):
         raise TypeError(f"chain must be a LogChain, got {type(chain).__name__}")
-    if is_lazy(*chain.arrays.values(), chain.lengths):
-        from arraylogchain._dask.chain import value_and_pullback
-
-        return value_and_pullback(chain)
-    refuse_gradients(chain.arrays)
-    ctx, value, raw = chain._value_and_pullback()
-    fields = dict(zip(ChainGradients._fields, PARTS, strict=True))
+    if lazy := chain._lazy():
+        return lazy.value_and_pullback(chain)  # type: ignore[no-any-return]
+    given = chain._given()
+    refuse(given, "vjp.log_partition", "the chain's log_partition()")
+    ctx, entered = enter_chain(given, chain._lengths)
+    with using(chain._workers), ctx.computing():
+        found, pull = chains.value_and_pullback(ctx, entered, chain._workspace, chain._keeps_states)
+        value = ctx.leave(found)
+    names = dict(zip(ChainGradients._fields, PARTS, strict=True))
 
     def pullback(
         cotangent: Array, wanted: Collection[str] = ChainGradients._fields
     ) -> ChainGradients:
         check_wanted(wanted)
-        g = _enter_cotangent(ctx, value, cotangent, chain.arrays.values())
-        given = {name.removeprefix("log_") for name in chain.arrays}
+        g = _enter_cotangent(ctx, value, cotangent, given.values())
+        asked = {names[field] for field in wanted} & {ARGUMENTS[name] for name in given}
         with using(chain._workers), ctx.computing():
-            found = raw(g, frozenset(given.intersection(fields[name] for name in wanted)))
-            gradients = {part: ctx.hand_back(x) for part, x in found.items()}
-        if "transitions" in gradients:
-            gradients["transitions"] = chain._like_transitions(gradients["transitions"])
-        return ChainGradients(*map(gradients.get, PARTS))
+            gradients = {part: ctx.leave(x) for part, x in pull(g, frozenset(asked)).items()}
+        of_transitions = like_given(gradients.get("transitions"), chain._transitions())
+        return ChainGradients(*map((gradients | {"transitions": of_transitions}).get, PARTS))
 
     return value, pullback
 
 
 def check_wanted(wanted: Collection[str]) -> None:
     """Raise where a pullback is asked for gradients that there are not."""
-    unknown = set(wanted).difference(ChainGradients._fields)
-    if isinstance(wanted, str) or unknown:
+    if isinstance(wanted, str) or not set(wanted) <= set(ChainGradients._fields):
         raise ValueError(
             f"wanted is {wanted!r}; it must be a collection of names among "
             f"{', '.join(ChainGradients._fields)}"
@@ -461,11 +462,16 @@ def _enter_cotangent(
         # Alone, they may be read by another library than together with inputs of other dtypes.
         g = ctx.xp.asarray(given["cotangent"], device=ctx.device)
     ctx.uses(g, value, *inputs)
+    check_cotangent(g, value)
+    return g
+
+
+def check_cotangent(g: Array, value: Array) -> None:
+    """Raise where a cotangent has not the shape of the value."""
     if shape_of(g) != shape_of(value):
         raise ValueError(
             f"cotangent has shape {shape_of(g)}; it must have that of the value, {shape_of(value)}"
         )
-    return g
 
 
 def _readable(cotangent: Array, value: Array) -> Array:

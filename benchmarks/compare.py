@@ -1,38 +1,40 @@
 """Time this checkout beside another: ``python -m benchmarks.compare OTHER_CHECKOUT``.
 
-The cases are those of this checkout, run by the library of each, in a process for each. The two
-take turns, and the ratio of the medians is printed: above 1 this checkout is slower.
+The cases are those of this checkout, run by the library of each, in a process for each, which uses
+nothing of the library but its public functions. The two take turns; lower quartiles of their times
+are printed with their ratio: above 1 this checkout is slower. Cases of whole processes
+(``first-*``) compile nothing beforehand where their names say so.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
-import importlib.util
 import json
-import math
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from arraylogchain._text import duration
-from benchmarks.cases import CASES
+from benchmarks.cases import CASES, SHOWN
 from benchmarks.definitions import Case, Contestant
-from benchmarks.device import Cpu
+from benchmarks.devices import Cpu
+from benchmarks.report import duration
+from benchmarks.runner import repeats_for, time_once
 
 HERE = Path(__file__).parents[1]
 SLOWER_FROM = 1.05
 _SECONDS = 4.0  # of a contestant on both sides, after which no round is begun but the third
 _PAUSE = 0.05  # threads of the one before keep spinning for some milliseconds
 _WARM_UP = 0.04  # virtual processors come back late: two threads ran on one for 20 ms
-_SHORTEST_TIMING = 5e-3
-_MOST_REPEATS = 2000
 # The library is that of the first folder, the cases are those of the second.
 _WORKER = (
     "import sys; sys.path.insert(0, sys.argv[1]); import arraylogchain; sys.path[0] = sys.argv[2]; "
@@ -45,18 +47,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
     parser.add_argument("other", type=Path, metavar="OTHER_CHECKOUT")
     parser.add_argument("--only", nargs="+", metavar="PATTERN", default=["*"], help="cases by name")
+    parser.add_argument("--shown", action="store_true", help="what README and the docs show")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--quick", action="store_true", help="small sizes: only show that all runs")
     args = parser.parse_args(argv)
     slower, missing = [], []
-    with Side(HERE) as here, Side(args.other.resolve()) as other:
+    with tempfile.TemporaryDirectory() as caches, ExitStack() as stack:
+        sides = []
+        for path in (HERE, args.other.resolve()):
+            sides.append(Side(path, Path(caches, str(len(sides)))))
+            stack.callback(sides[-1].end)
         print("this checkout  the other  ratio")
-        for case, contestant in _ours(args.only):
+        for case, contestant in _ours(args.only, args.shown):
             name = f"{case.name}, {contestant.label}"
             try:
-                for side in (here, other):
+                for side in sides:
                     side.ask(case=case.name, label=contestant.label, quick=args.quick)
-                mine, theirs = _take_turns((here, other), 2 if args.quick else args.rounds)
+                mine, theirs = _take_turns(sides, 2 if args.quick else args.rounds)
             except FailedError as error:
                 missing.append(f"{name}: {error}")
                 continue
@@ -69,19 +76,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _ours(patterns: Sequence[str]) -> Iterator[tuple[Case, Contestant]]:
+def _ours(patterns: Sequence[str], shown: bool) -> Iterator[tuple[Case, Contestant]]:
     """Yield what this library computes with what is installed."""
     for case in CASES:
-        if any(fnmatch.fnmatch(case.name, pattern) for pattern in patterns):
-            for contestant in case.contestants:
-                ours = contestant is case.contestants[0] or contestant.is_ours
-                if ours and all(map(importlib.util.find_spec, contestant.requires)):
+        matches = any(fnmatch.fnmatch(case.name, pattern) for pattern in patterns)
+        if matches and "cpu" in case.devices and (case.name in SHOWN or not shown):
+            for contestant in case.contestants("cpu"):
+                if contestant.is_ours and not contestant.missing():
                     yield case, contestant
 
 
-def _take_turns(sides: tuple[Side, Side], rounds: int) -> list[float]:
-    """Return the median time of each side."""
-    times: list[list[float]] = [[], []]
+def _take_turns(sides: Sequence[Side], rounds: int) -> list[float]:
+    """Return the lower quartile of each side's times: less disturbed than the median."""
+    times: list[list[float]] = [[] for _ in sides]
     begin = time.monotonic()
     for number in range(rounds):
         for side, seconds in zip(sides, times, strict=True):
@@ -89,7 +96,7 @@ def _take_turns(sides: tuple[Side, Side], rounds: int) -> list[float]:
             seconds.append(side.ask())
         if number >= 2 and time.monotonic() - begin > _SECONDS:
             break
-    return [statistics.median(each) for each in times]
+    return [statistics.quantiles(each, n=4, method="inclusive")[0] for each in times]
 
 
 class FailedError(RuntimeError):
@@ -97,29 +104,36 @@ class FailedError(RuntimeError):
 
 
 class Side:
-    """A process with the library of one checkout, which times what it is asked for."""
+    """A process with the library of one checkout, which times what it is asked for.
 
-    def __init__(self, checkout: Path) -> None:
+    It compiles into a cache of its own. A process that ends early costs one case: the next
+    question starts another.
+    """
+
+    def __init__(self, checkout: Path, cache: Path) -> None:
+        self._checkout, self._name, self._cache = checkout, checkout.name, cache
+        self._start()
+
+    def _start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _WORKER, str(checkout), str(HERE)],
+            [sys.executable, "-P", "-c", _WORKER, str(self._checkout), str(HERE)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env={**os.environ, "NUMBA_CACHE_DIR": str(self._cache), "PYTHONPATH": ""},
         )
-        self._name = checkout.name
-        library = Path(self._read()["library"])
-        if not library.is_relative_to(checkout):
-            self.__exit__()
-            raise SystemExit(f"{checkout} holds no arraylogchain")
+        answer = self._read()
+        if not Path(answer.get("library", "")).is_relative_to(self._checkout):
+            self.end()
+            raise SystemExit(f"{self._checkout} holds no arraylogchain that can be imported")
 
-    def __enter__(self) -> Side:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def end(self) -> None:
         self._process.communicate()  # closes its input, at which it ends
 
     def ask(self, **request: Any) -> float:
         """Return the seconds of a contestant of a case, which is prepared where it is named."""
+        if self._process.poll() is not None:
+            self._start()
         assert self._process.stdin
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
@@ -132,8 +146,8 @@ class Side:
         assert self._process.stdout
         line = self._process.stdout.readline()
         if not line:
-            self.__exit__()
-            raise SystemExit(f"{self._name}: ended early, exit code {self._process.returncode}")
+            self._process.wait()
+            return {"failed": f"its process ended, exit code {self._process.returncode}"}
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -166,23 +180,23 @@ class Timer:
     def run(self, **request: Any) -> float:
         if request:
             self._prepare(**request)
-        # Caches are those of the other side; threads and processors have been idle.
-        begin = time.monotonic()
-        while time.monotonic() - begin < _WARM_UP:
-            self._call(0)
-        return self._device.time(self._contestant, self._call, self._repeats).seconds
+            return 0.0
+        if self._is_warm:
+            # Caches are those of the other side; threads and processors have been idle.
+            begin = time.monotonic()
+            while time.monotonic() - begin < _WARM_UP:
+                self._call()
+        return time_once(self._call, self._repeats, self._device)
 
     def _prepare(self, case: str, label: str, quick: bool) -> None:
         found = next(each for each in CASES if each.name == case)
-        sizes = found.quick_sizes if quick else found.sizes
-        inputs = found.make(np.random.default_rng(0), **sizes)
-        self._contestant = next(each for each in found.contestants if each.label == label)
-        arguments = self._contestant.arguments(inputs)
-        self._call = lambda turn: self._contestant.call(*arguments)
-        self._call(0)  # compiles, and imports what is imported late
-        seconds = self._device.time(self._contestant, self._call, 1).seconds
-        repeats = math.ceil(_SHORTEST_TIMING / max(seconds, 1e-7))
-        self._repeats = min(_MOST_REPEATS, repeats)
+        contestant = next(c for c in found.contestants("cpu") if c.label == label)
+        given = contestant.bind(self._device.xp, self._device.put, found.inputs(quick=quick))
+        self._call = lambda: contestant.call(*given)
+        self._is_warm = contestant.state == "warm"
+        if contestant.state != "cold":
+            self._call()  # compiles, and imports what is imported late
+        self._repeats = repeats_for(self._call, self._device) if self._is_warm else 1
 
 
 if __name__ == "__main__":

@@ -1,100 +1,136 @@
-"""What a case is: a maker of inputs with its sizes, contestants, and a reference.
+"""What a case and a contestant are, and the registry of contestants and of references.
 
-A contestant is a function, the inputs that it takes, and how they are brought to it. The first
-contestant of a case is this library. A yardstick does not solve the case: its time is there to
-compare with, such as that of the bare matrix multiply that cannot be undercut.
+An operation is a name, such as ``"marginals"``. Everyone who computes it is registered under that
+name, and so is what results are compared with. A contestant is a function whose parameters are
+named like the inputs that it takes; it takes part in a case if it takes all inputs of the case. A
+first parameter ``xp`` is the array library: NumPy, or CuPy on a CUDA device.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks import contestants as run
-from benchmarks import dynamax_contestants as dynamax
-from benchmarks.inputs import Inputs
-from benchmarks.references import AnyReference
-
-Sizes = Mapping[str, Any]
+Inputs = dict[str, Any]
+OURS = "arraylogchain"
+BOTH = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One way to compute a case."""
+    """One way to compute an operation."""
 
     label: str
     call: Callable[..., Any]
-    takes: tuple[str, ...]
-    convert: Callable[[Any], Any] = lambda x: x  # not timed
+    library: str = "arrays"  # whose arrays it takes: arrays, numpy, torch or jax
     requires: tuple[str, ...] = ()  # modules besides the required ones
-    is_yardstick: bool = False  # computes something else, to compare the time with
-    is_ours: bool = False  # this library in another way than the first contestant
-    threads: int | None = None  # instead of as many as there are
-    temporaries: Callable[..., int] | None = None  # for an allocator that cannot be traced
+    devices: tuple[str, ...] = BOTH
+    is_ours: bool = False
+    is_yardstick: bool = False  # computes less, to compare the time with
+    state: str = "warm"  # or "cold", or "new process"
+    accepts: Callable[[Inputs], bool] = lambda inputs: True
 
-    @property
-    def library(self) -> str:
-        """The array library that it computes with."""
-        return next((name for name in ("torch", "cupy") if name in self.requires), "numpy")
+    def takes(self, inputs: Inputs) -> bool:
+        """Tell whether it takes part in a case with such inputs."""
+        return set(inputs) <= set(_parameters(self.call)) and self.accepts(inputs)
 
-    def arguments(self, inputs: Inputs) -> tuple[Any, ...]:
-        return tuple(self.convert(inputs[name]) for name in self.takes)
+    def bind(self, xp: Any, put: Callable[[str, Any], Any], inputs: Inputs) -> tuple[Any, ...]:
+        """Return its arguments, brought to its library."""
+        names = _parameters(self.call)
+        given = [put(self.library, inputs[name]) for name in names if name in inputs]
+        return (xp, *given) if names[0] == "xp" else tuple(given)
 
-    def run(self, inputs: Inputs) -> Any:
-        return self.call(*self.arguments(inputs))
+    def missing(self) -> str | None:
+        """Say which module it lacks; None if it can run."""
+        lacking = (name for name in self.requires if importlib.util.find_spec(name) is None)
+        name = next(lacking, None)
+        return None if name is None else f"{name} is not installed"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One problem, and who solves it."""
+    """One problem of an operation."""
 
     name: str
     title: str
+    operation: str
     make: Callable[..., Inputs]
-    sizes: Sizes
-    quick_sizes: Sizes  # to show that everything runs
-    contestants: tuple[Contestant, ...]
-    reference: Callable[[Inputs], AnyReference]
+    sizes: Mapping[str, Any]
+    group: str
     not_run: Mapping[str, str] = field(default_factory=dict)  # label and reason
-    has_gradients: bool = False
-    has_paths: bool = False  # of what is inferred about paths: their own table in README
-    has_capacity: bool = False  # how large it may be, instead of how long it takes
+    devices: tuple[str, ...] = ("cpu",)
+
+    def contestants(self, device: str) -> list[Contestant]:
+        """Return who takes part on a device, this library first."""
+        import benchmarks.contestants  # noqa: F401  registers everyone
+
+        inputs = self.inputs(quick=True)
+        everyone = (c for c in CONTESTANTS[self.operation] if device in c.devices)
+        return sorted((c for c in everyone if c.takes(inputs)), key=lambda c: not c.is_ours)
+
+    def inputs(self, *, quick: bool) -> Inputs:
+        """Return the same random inputs each time."""
+        import numpy as np
+
+        sizes = reduced(dict(self.sizes)) if quick else self.sizes
+        return self.make(np.random.default_rng(0), **sizes)
 
 
-OURS = "arraylogchain"
-IN_TORCH = f"{OURS}, torch"
-PLAIN = "exp, matmul, log in NumPy"
-NUMPY_LSE = "logsumexp in NumPy, blocks"
-SCIPY_LSE = "logsumexp of scipy, blocks"
-SEMIRING = "torch-semiring-einsum"
-FORUM = "forum's code in torch"
+def reduced(sizes: Any) -> Any:
+    """Return sizes that show that a case runs: of whole numbers, what is above 8 shrinks.
 
-# --- options of contestants that need more than the required modules ------------------------------
-
-TORCH: dict[str, Any] = {"convert": run.to_torch, "requires": ("torch",)}
-WITH_SEMIRING = TORCH | {"requires": ("torch", "torch_semiring_einsum")}
-HMMLEARN: dict[str, Any] = {"requires": ("hmmlearn",), "convert": run.to_float64}
-
-
-def in_dynamax(call: dynamax.Dynamax, takes: tuple[str, ...]) -> Contestant:
-    return Contestant(
-        "dynamax, compiled",
-        call,
-        takes,
-        convert=dynamax.to_jax,
-        requires=("dynamax", "jax"),
-        temporaries=call.temporaries,
-    )
+    Examples
+    --------
+    >>> reduced({"a": (1024, 64), "dtype": "float32", "sd": 20.0, "steps": 100_000})
+    {'a': (32, 8), 'dtype': 'float32', 'sd': 20.0, 'steps': 64}
+    """
+    if isinstance(sizes, dict):
+        return {name: reduced(each) for name, each in sizes.items()}
+    if isinstance(sizes, tuple):
+        return tuple(map(reduced, sizes))
+    is_small = not isinstance(sizes, int) or sizes <= 8
+    return sizes if is_small else min(64, max(8, sizes // 32))
 
 
-def in_one_thread(call: Callable[..., Any], takes: tuple[str, ...]) -> Contestant:
-    """Return this library with one thread, to compare its time with."""
-    return Contestant(
-        f"{OURS}, one thread",
-        call,
-        takes,
-        requires=("threadpoolctl",),
-        is_yardstick=True,
-        threads=1,
-    )
+# What is compared with a result: returns its error, and the share of its entries that is wrong.
+Check = Callable[[Any], tuple[float | None, float]]
+CONTESTANTS: dict[str, list[Contestant]] = defaultdict(list)
+REFERENCES: dict[str, Callable[[Inputs], Check]] = {}
+
+
+def contestant(operation: str, label: str, **options: Any) -> Callable[..., Any]:
+    """Register a function as a contestant."""
+
+    def register(call: Callable[..., Any]) -> Callable[..., Any]:
+        CONTESTANTS[operation].append(Contestant(label, call, **options))
+        return call
+
+    return register
+
+
+def reference(*operations: str) -> Callable[..., Any]:
+    """Register what results are compared with."""
+
+    def register(function: Callable[[Inputs], Check]) -> Callable[[Inputs], Check]:
+        REFERENCES.update(dict.fromkeys(operations, function))
+        return function
+
+    return register
+
+
+def with_parameters(*names: str) -> Callable[..., Any]:
+    """Name the parameters of a function that takes any."""
+
+    def mark(call: Callable[..., Any]) -> Callable[..., Any]:
+        call.parameters = names  # type: ignore[attr-defined]
+        return call
+
+    return mark
+
+
+def _parameters(call: Callable[..., Any]) -> tuple[str, ...]:
+    return getattr(call, "parameters", None) or tuple(inspect.signature(call).parameters)

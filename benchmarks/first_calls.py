@@ -10,57 +10,23 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-
-import arraylogchain as alc
-
-OPERATIONS: dict[str, Callable[..., Any]] = {
-    "log_partition": lambda chain: chain.log_partition(),
-    "marginals": lambda chain: chain.marginals(),
-    "viterbi": lambda chain: chain.viterbi().states,
-    "sample": lambda chain, seed: chain.sample(1, np.random.default_rng(int(seed)))[0],
-    "value_and_gradients": lambda chain, g: _value_and_gradients(chain, g),
-    "nothing": lambda chain, *_: None,
+IN_PROCESS = "process_"
+FIRST_CALLS = {
+    f"{IN_PROCESS}log_z": "log Z of one chain",
+    f"{IN_PROCESS}viterbi": "best path of one chain",
+    f"{IN_PROCESS}all": "all methods of one chain and of a batch",
 }
 
 
-def _value_and_gradients(chain: alc.LogChain, cotangent: Any) -> tuple[Any, ...]:
-    value, pullback = alc.vjp.log_partition(chain)
-    return (value, *(x for x in pullback(cotangent) if x is not None))
+def _in_process(operation: str, cache_folder: str, *given: Any) -> Any:
+    import arraylogchain
 
-
-def cold(operation: str) -> Callable[..., Any]:
-    """Make a contestant of a process that compiles all that an operation needs."""
-
-    def call(*given: Any) -> Any:
-        with TemporaryDirectory() as folder:
-            return _in_process(operation, folder, given)
-
-    return call
-
-
-def warm(operation: str) -> Callable[..., Any]:
-    """Make a contestant of a process that finds what earlier ones have compiled."""
-
-    def call(*given: Any) -> Any:
-        return _in_process(operation, _kept_cache().name, given)
-
-    return call
-
-
-@cache
-def _kept_cache() -> TemporaryDirectory[str]:
-    return TemporaryDirectory()
-
-
-def _in_process(operation: str, cache_folder: str, given: tuple[Any, ...]) -> Any:
-    library = Path(alc.__file__).parents[1]
+    library = Path(arraylogchain.__file__).parents[1]
     environment = os.environ | {"NUMBA_CACHE_DIR": cache_folder, "PYTHONPATH": str(library)}
     # Without -P modules of this folder could be taken for those of others.
     command = [sys.executable, "-P", __file__, operation]
@@ -70,11 +36,56 @@ def _in_process(operation: str, cache_folder: str, given: tuple[Any, ...]) -> An
     return pickle.loads(found.stdout)
 
 
-def _serve() -> None:
-    x, transitions, initial, *others = pickle.load(sys.stdin.buffer)
-    chain = alc.LogChain(x, transitions=transitions, initial=initial)
-    pickle.dump(OPERATIONS[sys.argv[1]](chain, *others), sys.stdout.buffer)
+@cache
+def _kept_cache() -> TemporaryDirectory[str]:
+    return TemporaryDirectory()
+
+
+def _register() -> None:
+    from benchmarks import references
+    from benchmarks.definitions import OURS, contestant, reference, with_parameters
+
+    def register(operation: str, call: str, label: str, state: str, **role: bool) -> None:
+        @contestant(operation, label, state=state, devices=("cpu",), **role)
+        @with_parameters("x", "P", "p0")
+        def run(*given: Any) -> Any:
+            if state == "new process":
+                return _in_process(call, _kept_cache().name, *given)
+            with TemporaryDirectory() as folder:
+                return _in_process(call, folder, *given)
+
+    for operation in FIRST_CALLS:
+        register(operation, operation, OURS, "new process", is_ours=True)
+        register(operation, operation, f"{OURS}, nothing compiled", "cold", is_ours=True)
+        without = "a process without the call"
+        register(operation, "nothing", without, "new process", is_yardstick=True)
+        of_path = operation.endswith("viterbi")
+        reference(operation)(references.viterbi if of_path else references.log_z)
+
+
+def _answer(operation: str, x: Any, P: Any, p0: Any) -> Any:
+    import numpy as np
+
+    import arraylogchain as alc
+
+    chain = alc.LogChain(x, transitions=P, initial=p0)
+    if operation == "nothing":
+        return None
+    if operation.endswith("viterbi"):
+        return chain.viterbi().states
+    if operation.endswith("all"):
+        batch = alc.LogChain(np.stack([x] * 40)[:, :50], transitions=P, initial=p0)
+        for each in (chain, batch):
+            each.posterior(), each.filtered(), each.entropy(), each.backward_messages()
+            each.sample(1, rng=np.random.default_rng(0))
+            each.log_weight(each.viterbi().states)
+            value, pullback = alc.vjp.log_partition(each)
+            pullback(np.ones_like(value))
+    return chain.log_partition()
 
 
 if __name__ == "__main__":
-    _serve()
+    answer = _answer(sys.argv[1], *pickle.load(sys.stdin.buffer))
+    pickle.dump(answer, sys.stdout.buffer)
+else:
+    _register()

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
@@ -24,6 +22,8 @@ _PACKAGES = (
     "torch",
     "triton",
     "torch-semiring-einsum",
+    "pytorch-crf",
+    "torch-struct",
     "hmmlearn",
     "dynamax",
     "jax",
@@ -49,25 +49,6 @@ def describe_machine() -> dict[str, Any]:
         "threads": {k: v for k, v in os.environ.items() if k.endswith("_NUM_THREADS")},
         "long double bits": int(np.finfo(np.longdouble).nmant),
     }
-
-
-@contextmanager
-def limit_threads(count: int | None) -> Iterator[None]:
-    """Let BLAS and this library use so many threads; None changes nothing."""
-    if count is None:
-        yield
-        return
-    from threadpoolctl import threadpool_limits
-
-    from arraylogchain._threads import num_workers
-
-    with mock.patch.dict(os.environ, OMP_NUM_THREADS=str(count)), threadpool_limits(count):
-        num_workers.cache_clear()  # it reads the variable again
-        num_workers()
-        try:
-            yield
-        finally:
-            num_workers.cache_clear()
 
 
 def describe_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:

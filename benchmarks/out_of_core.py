@@ -1,12 +1,11 @@
 """Chains larger than memory, by Dask on worker processes: times and peak memory.
 
-    python -m benchmarks.out_of_core batch --rows 400000
-    python -m benchmarks.out_of_core time --steps 10000000
+    python -m benchmarks.out_of_core batch
+    python -m benchmarks.out_of_core time --size 1000000
 
-Each prints a line of JSON for each method: seconds on the workers; seconds of the same blocks one
-after another in this process; and the largest sum of the workers' memory, as the system counts it.
-With ``--record benchmarks/results/out_of_core.json``, `benchmarks.report --readme` shows all of
-this in docs/dask.md.
+For each method: seconds on the workers; seconds of the same blocks one after another in this
+process; and the largest sum of the workers' memory, as the system counts it. With ``--record
+benchmarks/results/out_of_core.json``, `benchmarks.report --readme` shows this in docs/dask.md.
 """
 
 from __future__ import annotations
@@ -27,21 +26,25 @@ import dask
 import dask.array as da
 import numpy as np
 import psutil
+import zarr
 from distributed import Client, LocalCluster
 
 import arraylogchain as alc
 from benchmarks.machine import describe_commit, describe_machine, describe_versions
 
 _METHODS = ("log_partition", "marginals", "viterbi")
-_STATES = {"batch": 64, "time": 16}
-_ROWS, _STEPS = 400_000, 10_000_000
-_BATCH_STEPS = 40
+# Shapes but for the first axis, its usual size, and the dtype.
+_KINDS: dict[str, tuple[tuple[int, ...], int, str]] = {
+    "batch": ((40, 64), 400_000, "float32"),
+    "time": ((16,), 10_000_000, "float64"),
+}
+_BLOCKS, _WORKERS, _MEMORY = 100, 2, "512 MiB"
 
 
 @contextmanager
-def watched(client: Client) -> Iterator[dict[str, float]]:
+def _watched(client: Client) -> Iterator[dict[str, float]]:
     """Measure time, and every 50 ms the workers' resident memory."""
-    processes = [psutil.Process(pid) for pid in client.run(_pid).values()]
+    processes = [psutil.Process(pid) for pid in client.run(lambda: psutil.Process().pid).values()]
     seen, done = {"peak_bytes": 0.0}, threading.Event()
 
     def watch() -> None:
@@ -60,134 +63,99 @@ def watched(client: Client) -> Iterator[dict[str, float]]:
         thread.join()
 
 
-def _pid() -> int:
-    return psutil.Process().pid
-
-
-def make(path: Path, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str) -> da.Array:
+def _make(path: Path, shape: tuple[int, ...], dtype: str) -> da.Array:
     """Write random potentials to a Zarr array, and return it."""
-    state = da.random.default_rng(0)
-    x = state.standard_normal(shape, chunks=chunks, dtype=np.float32).astype(dtype)
+    chunks = (-(-shape[0] // _BLOCKS), *shape[1:])
+    x = da.random.default_rng(0).standard_normal(shape, chunks=chunks, dtype=np.float32)
     with dask.config.set(scheduler="threads", num_workers=1):
-        x.to_zarr(path)
+        x.astype(dtype).to_zarr(path)
     return da.from_zarr(path)
 
 
-def save(x: da.Array, folder: Path, name: str) -> Any:
-    return x.to_zarr(folder / f"{name}.zarr", compute=False)
+def _lazily(chain: alc.LogChain, name: str, folder: Path) -> Any:
+    """Return what is to be computed: a value, or an array that is written."""
+    found = _states(getattr(chain, name)(), name)
+    if name == "log_partition":
+        return found
+    return found.to_zarr(folder / f"{name}.zarr", compute=False)
 
 
-def lazily(chain: alc.LogChain, folder: Path, methods: list[str]) -> Iterator[tuple[str, Any]]:
-    """Yield methods with what is to be computed."""
-    for name in methods:
-        found = getattr(chain, name)()
-        if name == "log_partition":
-            yield name, found
-        else:
-            yield name, save(states_of(found, name), folder, name)
-
-
-def by_hand(
-    x: da.Array, transitions: np.ndarray, folder: Path, methods: list[str], in_time: bool
-) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield methods with a loop over the same blocks, which are read and written as well."""
-    blocks = [x.blocks[i] for i in range(x.numblocks[0])]
-    loop = of_steps if in_time else of_rows
-    for name in methods:
-        yield name, partial(loop, blocks, transitions, folder, name)
-
-
-def of_rows(blocks: list[da.Array], transitions: np.ndarray, folder: Path, name: str) -> None:
+def _rows_by_hand(blocks: list[da.Array], P: Any, folder: Path, name: str) -> None:
     """Compute a method of each block of rows."""
     for i, block in enumerate(blocks):
-        out = getattr(alc.LogChain(read(block), transitions=transitions), name)()
-        write(states_of(out, name), folder, f"{name}-{i}")
+        out = getattr(alc.LogChain(_read(block), transitions=P), name)()
+        _write(_states(out, name), folder, f"{name}-{i}")
 
 
-def of_steps(blocks: list[da.Array], transitions: np.ndarray, folder: Path, name: str) -> None:
+def _steps_by_hand(blocks: list[da.Array], P: Any, folder: Path, name: str) -> None:
     """Compute a method of a chain whose blocks are steps, in one pass forward and one back.
 
     As fast as the public functions allow. They give the messages of all steps of a block, though
     only the last ones are needed; and of the largest weights none, so that sums stand in for
     these, and states are those of paths that take as long to find as best ones.
     """
-    log_transitions = np.log(transitions)
+    log_P = np.log(P)
     # A block's weights are those of its first state, given what came before.
     before, entering = None, []
     for block in blocks:
         entering.append(before)
-        chain = alc.LogChain(read(block), transitions=transitions, log_initial=before)
-        before = alc.logmatmulexp(normalized(chain.forward_messages()[-1])[None], log_transitions)[
-            0
-        ]
+        chain = alc.LogChain(_read(block), transitions=P, log_initial=before)
+        last = chain.forward_messages()[-1]
+        before = alc.logmatmulexp((last - last.max())[None], log_P)[0]
     if name == "log_partition":
         return
     after = None
     for i, block in reversed(list(enumerate(blocks))):
-        chain = alc.LogChain(
-            read(block), transitions=transitions, log_initial=entering[i], log_final=after
-        )
-        out = states_of(getattr(chain, name)(), name)
-        write(out, folder, f"{name}-{i}")
+        chain = alc.LogChain(_read(block), transitions=P, log_initial=entering[i], log_final=after)
+        out = _states(getattr(chain, name)(), name)
+        _write(out, folder, f"{name}-{i}")
         if name == "viterbi":
-            after = log_transitions[:, out[0]]
+            after = log_P[:, out[0]]
         elif i:
             # What leaves a block backward follows from the probabilities of its first state.
-            weights = normalized(np.log(out[0]) - entering[i])
-            after = alc.logmatmulexp(log_transitions, weights[:, None])[:, 0]
+            weights = np.log(out[0]) - entering[i]
+            after = alc.logmatmulexp(log_P, (weights - weights.max())[:, None])[:, 0]
 
 
-def normalized(logs: np.ndarray) -> np.ndarray:
-    return logs - logs.max()
-
-
-def states_of(found: Any, name: str) -> Any:
+def _states(found: Any, name: str) -> Any:
     return found.states if name == "viterbi" else found
 
 
-def read(block: da.Array) -> np.ndarray:
+def _read(block: da.Array) -> Any:
     return np.asarray(block.compute(scheduler="sync"))
 
 
-def write(x: np.ndarray, folder: Path, name: str) -> None:
+def _write(x: Any, folder: Path, name: str) -> None:
     if x.ndim and x.size > 1000:
-        import zarr
-
         zarr.save_array(folder / f"hand-{name}.zarr", x)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kind", choices=list(_STATES))
-    parser.add_argument("--rows", type=int, default=_ROWS)
-    parser.add_argument("--steps", type=int, default=_STEPS)
-    parser.add_argument("--blocks", type=int, default=100)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--memory", default="512 MiB", help="of each worker")
-    parser.add_argument("--methods", nargs="+", choices=_METHODS, default=list(_METHODS))
+    """Run the command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.out_of_core", description=__doc__)
+    parser.add_argument("kind", choices=list(_KINDS))
+    parser.add_argument("--size", type=int, help="of the first axis: rows, or steps")
     parser.add_argument("--record", type=Path, help="a JSON file to add the results to")
     asked = parser.parse_args(argv)
-    states, in_time = _STATES[asked.kind], asked.kind == "time"
-    shape = (asked.steps, states) if in_time else (asked.rows, _BATCH_STEPS, states)
-    dtype = "float64" if in_time else "float32"
+    rest, usual, dtype = _KINDS[asked.kind]
+    size = asked.size or usual
     run = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": describe_commit(),
-        "quick": asked.rows < _ROWS or asked.steps < _STEPS,
+        "quick": size < usual,
         "machine": describe_machine(),
         "versions": describe_versions(("numpy", "numba", "dask", "distributed", "zarr")),
         "kind": asked.kind,
-        "shape": shape,
+        "shape": (size, *rest),
         "dtype": dtype,
-        "blocks": asked.blocks,
-        "workers": asked.workers,
-        "memory": asked.memory,
+        "blocks": _BLOCKS,
+        "workers": _WORKERS,
+        "memory": _MEMORY,
+        "results": _measured((size, *rest), dtype),
     }
-    results = measured(asked, shape, dtype)
-    for method, found in results.items():
-        print(json.dumps({"kind": asked.kind, "shape": shape, "method": method, **found}))
+    print(json.dumps({name: run[name] for name in ("kind", "shape", "results")}))
     if asked.record:
-        add({**run, "results": results}, asked.record)
+        add(run, asked.record)
 
 
 def add(run: dict[str, Any], path: Path) -> None:
@@ -197,48 +165,42 @@ def add(run: dict[str, Any], path: Path) -> None:
     path.write_text(json.dumps({"runs": [*kept, run]}, indent=1) + "\n", encoding="utf-8")
 
 
-def measured(
-    asked: argparse.Namespace, shape: tuple[int, ...], dtype: str
-) -> dict[str, dict[str, float]]:
+def _measured(shape: tuple[int, ...], dtype: str) -> dict[str, dict[str, float]]:
     """Return seconds and bytes of each method, on workers and by hand."""
-    states, methods = shape[-1], asked.methods
-    transitions = np.random.default_rng(0).dirichlet(np.ones(states), states).astype(dtype)
+    P = np.random.default_rng(0).dirichlet(np.ones(shape[-1]), shape[-1]).astype(dtype)
+    by_hand: Callable[..., None] = _steps_by_hand if len(shape) == 2 else _rows_by_hand
     results: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        x = make(folder / "x.zarr", shape, (-(-shape[0] // asked.blocks), *shape[1:]), dtype)
-        some = x[:2].compute(scheduler="sync")
+        x = _make(folder / "x.zarr", shape, dtype)
+        blocks = [x.blocks[i] for i in range(x.numblocks[0])]
+        warm = partial(_warm, _read(x[:2]), P)
         # First: a cluster sets variables of this process that say how many threads there are.
-        _warm(some, transitions, methods)
-        for method, call in by_hand(x, transitions, folder, methods, len(shape) == 2):
+        warm()
+        for method in _METHODS:
             begin = time.perf_counter()
-            call()
+            by_hand(blocks, P, folder, method)
             results[method] = {"seconds_by_hand": time.perf_counter() - begin}
+        of_workers = {"threads_per_worker": 1, "memory_limit": _MEMORY, "local_directory": name}
         with (
-            LocalCluster(
-                n_workers=asked.workers,
-                threads_per_worker=1,
-                memory_limit=asked.memory,
-                dashboard_address=None,
-                local_directory=name,
-            ) as cluster,
+            LocalCluster(n_workers=_WORKERS, dashboard_address=None, **of_workers) as cluster,
             Client(cluster) as client,
         ):
-            # Loops are compiled, and the library imported, before.
-            client.run(_warm, some, transitions, methods)
-            for method, lazy in lazily(alc.LogChain(x, transitions=transitions), folder, methods):
-                with watched(client) as found:
+            client.run(warm)  # loops are compiled, and the library imported, before
+            for method in _METHODS:
+                lazy = _lazily(alc.LogChain(x, transitions=P), method, folder)
+                with _watched(client) as found:
                     dask.compute(lazy)
                 results[method] |= found
     return results
 
 
-def _warm(x: np.ndarray, transitions: np.ndarray, methods: list[str]) -> None:
-    for name in {*methods, "forward_messages", "backward_messages"}:
-        getattr(alc.LogChain(x, transitions=transitions), name)()
+def _warm(x: Any, P: Any) -> None:
+    for name in {*_METHODS, "forward_messages", "backward_messages"}:
+        getattr(alc.LogChain(x, transitions=P), name)()
     if x.ndim == 2:
-        lazy = alc.LogChain(da.from_array(x, chunks=(1, x.shape[1])), transitions=transitions)
-        for name in methods:
+        lazy = alc.LogChain(da.from_array(x, chunks=(1, x.shape[1])), transitions=P)
+        for name in _METHODS:
             dask.compute(getattr(lazy, name)(), scheduler="sync")
 
 

@@ -12,30 +12,6 @@ from tests import error_model, reference
 from tests.conftest import Backend
 from tests.error_model import assert_within
 
-# Shapes of potentials, transitions and initial weights: batch axes that broadcast in every way,
-# and one matrix for each step or one for all.
-CHAIN_SHAPES = [
-    ((6, 4), (5, 4, 4), None),
-    ((6, 4), (1, 4, 4), (4,)),
-    ((3, 6, 4), (5, 4, 4), (4,)),
-    ((3, 6, 4), (1, 4, 4), (3, 4)),
-    ((3, 6, 4), (3, 5, 4, 4), (4,)),
-    ((3, 6, 4), (3, 1, 4, 4), (3, 4)),
-    ((3, 6, 4), (1, 5, 4, 4), (1, 4)),
-    ((1, 6, 4), (3, 5, 4, 4), (4,)),
-    ((2, 1, 6, 4), (3, 5, 4, 4), (4,)),
-    ((2, 3, 6, 4), (3, 1, 4, 4), (2, 1, 4)),
-    ((6, 4), (3, 5, 4, 4), (2, 1, 4)),
-    ((6, 4), (5, 4, 4), (7, 4)),
-    ((2, 3, 6, 4), (2, 1, 5, 4, 4), (3, 4)),
-    ((2, 1, 4), (1, 4, 4), (4,)),
-    ((2, 1, 4), (0, 4, 4), (4,)),
-    ((2, 2, 4), (1, 4, 4), (4,)),
-    ((6, 1), (5, 1, 1), (1,)),
-    ((0, 6, 4), (5, 4, 4), (4,)),
-    ((3, 6, 0), (5, 0, 0), (0,)),
-]
-
 
 class Given:
     """Arrays handed to the library, the values that they hold, and a check that they still do."""
@@ -92,50 +68,6 @@ def check_maxplus(
         assert np.all(indices == -1)
     given.assert_unchanged()
     return values, indices
-
-
-def check_chain(
-    backend: Backend,
-    dtype: str,
-    x: Any,
-    *,
-    transitions: Any = None,
-    log_transitions: Any = None,
-    initial: Any = None,
-    log_initial: Any = None,
-    workspace: int | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Compare log_partition and forward_messages of a chain, entry by entry."""
-    given = Given(backend, dtype, x, transitions, log_transitions, initial, log_initial)
-    chain = make_chain(given.arrays, workspace)
-    partition = backend.read(chain.log_partition(), dtype)
-    messages = backend.read(chain.forward_messages(), dtype)
-
-    x, linear, logs, p0, log_p0 = given.held
-    with np.errstate(divide="ignore"):
-        exact = reference.chain(
-            x,
-            logs if linear is None else np.log(reference.wide(linear)),
-            log_p0 if p0 is None else np.log(reference.wide(p0)),
-            edges_in_logs=logs is not None,
-            initial_in_logs=log_p0 is not None,
-            log_form_beyond=error_model.certificate(dtype),
-        )
-    T, K = x.shape[-2:]
-    bound = error_model.chain_bound(exact.log_partition, exact.partition_gap, T, K, dtype)
-    assert_within(partition, exact.log_partition, bound)
-    steps = np.arange(1, T + 1)[:, None]
-    bound = error_model.chain_bound(exact.messages, exact.message_gaps, steps, K, dtype)
-    assert_within(messages, exact.messages, bound)
-    given.assert_unchanged()
-    return partition, messages
-
-
-def make_chain(arrays: list[Any], workspace: int | None = None) -> alc.LogChain:
-    """Return a LogChain of (x, transitions, log_transitions, initial, log_initial)."""
-    names = ("transitions", "log_transitions", "initial", "log_initial")
-    options = {n: v for n, v in zip(names, arrays[1:], strict=True) if v is not None}
-    return alc.LogChain(arrays[0], **options, workspace=workspace)
 
 
 def mentions(*words: object) -> str:

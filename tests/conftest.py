@@ -114,6 +114,19 @@ def required() -> list[str]:
     return os.environ.get("ALC_REQUIRE_BACKENDS", "").replace(",", " ").split()
 
 
+# Parts of names of tests of long chains, and of many or wide rows.
+LONG = (
+    "pieces",
+    "drifting",
+    "turn wide",
+    "two groups",
+    "identity",
+    "band 130",
+    "2000",
+    "many rows",
+)
+
+
 def skip_or_fail(name: str, reason: str) -> NoReturn:
     """Skip a test for which something is missing; fail if that is required."""
     if name in required():
@@ -194,6 +207,15 @@ def pytest_configure(config: pytest.Config) -> None:
     reasons = [why_no_cuda(library) for library, _, _ in CUDA_BACKENDS.values()] if ON_CUDA else []
     if reasons and all(reasons):
         raise pytest.UsageError(f"ALC_TEST_DEVICE asks for CUDA, but {' and '.join(reasons)}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to exhaustive tests what is long and other libraries say again after NumPy."""
+    for item in items:
+        is_again = "strict" in item.name or "torch-" in item.name
+        if is_again and any(word in item.name for word in LONG):
+            item.add_marker(pytest.mark.exhaustive)
 
 
 @pytest.fixture

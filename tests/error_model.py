@@ -19,7 +19,6 @@ import numpy as np
 
 if TYPE_CHECKING:
     from tests.gradient_reference import Gradient
-    from tests.reference import Filtered as FilteredReference
 
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
 SMALLEST_NORMAL = {"float32": 2.0**-126, "float64": 2.0**-1022}
@@ -119,14 +118,15 @@ def chain_bound(
 ) -> np.ndarray:
     """Return the bound for log weights summed over all paths of a chain.
 
-    Each of the steps adds its c, and its G: how far the emissions on the deciding path lie below
-    the largest of their step, and likewise other weights that are given as logs. Rows whose states
-    range too far for numbers with an exponent are kept as logs, relative to the row's largest; then
-    G counts, as that of a product does, how far states lie below that at every step. The reference
-    computes `gap`, their sum along a path, averaged over the paths by their weight: to first order
-    the error of a log of a sum is the average of the errors of its terms. The result is rounded
-    once, so 2 * abs(exact) is not summed. Segments of time that begin with guesses may add eps / 4
-    at each step, for which the 4 in c has room: a scaled step takes no logarithm.
+    Each of the steps adds its c, and its G: how far the potentials on the deciding path lie below
+    the largest of their step, and likewise other weights that are given as logs; and, as that of a
+    product does, how far the weight of their state lies below the shifts: when it arrives, below
+    the row's largest times the largest of its column of the matrix, and below the largest that
+    arrives; when it leaves with its potential, below the largest that leaves. Of these three the
+    largest counts, for logs relative to shifts are rounded at every step. The reference computes
+    `gap`, their sum along a path, averaged over the paths by their weight: to first order the error
+    of a log of a sum is the average of the errors of its terms. The result is rounded once, so
+    2 * abs(exact) is not summed.
     """
     magnitude = np.abs(_finite(exact))
     error = eps_of(dtype) * (2 * magnitude + _finite(gap) + steps * roundings(K))
@@ -289,6 +289,22 @@ def assert_within(out: np.ndarray, exact: np.ndarray, bound: np.ndarray | float)
     )
 
 
+def assert_gradient(
+    found: np.ndarray, expected: Gradient, bound: np.ndarray, limit: float = np.inf
+) -> None:
+    """Fail unless gradients lie within `bound`, and are exactly 0 where nothing adds to them.
+
+    Sums of parts beyond `limit`, or near the largest number, may overflow, but never to NaN.
+    """
+    assert found.shape == expected.exact.shape, f"{found.shape}, expected {expected.exact.shape}"
+    too_large = expected.mass > min(limit, float(np.finfo(found.dtype).max) / 2**10)
+    assert not np.any(np.isnan(found[too_large]))
+    ours, exact = (np.where(too_large, 0, v).astype(v.dtype) for v in (found, expected.exact))
+    assert_within(ours, exact, np.where(too_large, 0, bound))
+    nothing = expected.mass == 0
+    assert np.all(found[nothing] == 0), "a gradient is not exactly 0 where there is none"
+
+
 def _finite(x: np.ndarray) -> np.ndarray:
     x = np.asarray(x, np.longdouble)
     return np.where(np.isfinite(x), x, 0)
@@ -313,7 +329,12 @@ def path_bound(
 
 
 def filtered_bounds(
-    exact: FilteredReference, steps: int | np.ndarray, K: int, dtype: str
+    probabilities: np.ndarray,
+    log_normalizers: np.ndarray,
+    gaps: np.ndarray,
+    steps: int | np.ndarray,
+    K: int,
+    dtype: str,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the bounds for state probabilities given the steps so far, and for log normalisers.
 
@@ -323,12 +344,13 @@ def filtered_bounds(
     the chain has not forgotten. A normaliser is the sum of one step over that of the step before.
     """
     count = 2 * np.asarray(steps) * roundings(K)
-    shares = exact.probabilities * (exact.gaps + (exact.gap_of_sum + count)[..., None])
-    before = np.concatenate([0 * exact.gap_of_sum[..., :1], exact.gap_of_sum[..., :-1]], -1)
-    logs = 2 * np.abs(_finite(exact.log_normalizers)) + exact.gap_of_sum + before
+    of_sum = np.sum(_finite(probabilities) * gaps, axis=-1)
+    shares = probabilities * (gaps + (of_sum + count)[..., None])
+    before = np.concatenate([0 * of_sum[..., :1], of_sum[..., :-1]], -1)
+    logs = 2 * np.abs(_finite(log_normalizers)) + of_sum + before
     tiny = SMALLEST_NORMAL[compute_dtype(dtype)]
     bounds = (eps_of(dtype) * _finite(shares) + tiny, eps_of(dtype) * (logs + count))
-    halves = (half_ulp(x, dtype) for x in (exact.probabilities, exact.log_normalizers))
+    halves = (half_ulp(x, dtype) for x in (probabilities, log_normalizers))
     first, second = (bound + half for bound, half in zip(bounds, halves, strict=True))
     return first, second
 
@@ -344,20 +366,17 @@ def entropy_bound(
     """Return the bound for entropies of a posterior over paths.
 
     The entropy H is that of the last state, and the sum over the other steps of h, the entropy of a
-    state given the next one, averaged with the next one's posterior p. Probabilities have a
-    relative error e of 2 * steps * c + G, as those of `posterior_bound`. With q log q for every q,
-    an error e of each of them changes h by at most e * sum(q * abs(log q + h)) <= 2 * e * h: what
-    all q have in common cancels. An error of p changes the average by at most e * h. All in all,
-    that is 3 * e * H; the reference sums the part of G in `gap`. Absolute: probabilities are
-    rounded to eps, or left out where they are smaller, which costs (1 + log K) c at each step. Sums
-    of w log w round at the size of the logs: `depth` sums, over steps, how far forward weights and
-    matrix entries on the paths lie below the largest, whose own log is 7 at most.
+    state given the next one, averaged with the next one's posterior p. With q log q for every q, a
+    relative error e of each changes h by at most e * sum(q * abs(log q + h)): what all q have in
+    common cancels, whatever it is, and an error of p changes the average by e * h. The reference
+    sums the part of G in `gap`. Absolute: probabilities are rounded to eps, or left out where they
+    are smaller, which costs (1 + log K) c at each step. Sums of w log w round at the size of the
+    logs: `depth` sums, over steps, how far forward weights and matrix entries on the paths lie
+    below the largest, whose own log is 7 at most.
     """
-    count = roundings(K)
     size = np.abs(_finite(exact))
-    error = 2 * size + 6 * steps * count * size + _finite(gap)
-    absolute = count * (steps * (8 + math.log(max(K, 1))) + _finite(depth))
-    return eps_of(dtype) * (error + absolute) + half_ulp(exact, dtype)
+    absolute = roundings(K) * (steps * (8 + math.log(max(K, 1))) + _finite(depth))
+    return eps_of(dtype) * (2 * size + _finite(gap) + absolute) + half_ulp(exact, dtype)
 
 
 def log_recursion_bound(size: np.ndarray | float, steps: int, K: int, dtype: str) -> np.ndarray:

@@ -8,10 +8,9 @@ import numpy as np
 
 import arraylogchain as alc
 from tests import error_model, gradient_reference, reference
-from tests.checks import Given, make_chain
+from tests.checks import Given
 from tests.conftest import Backend
-from tests.error_model import assert_within
-from tests.gradient_reference import Gradient
+from tests.error_model import assert_gradient, assert_within
 
 # Cotangents as they come: from a plain sum, from less of one, a loss of any sign, one that ignores
 # much, and one whose parts differ by more than a dtype resolves.
@@ -144,129 +143,5 @@ def check_vjp_logchainexp(
     return gradient
 
 
-def check_posterior(
-    backend: Backend,
-    dtype: str,
-    x: Any,
-    *,
-    transitions: Any = None,
-    log_transitions: Any = None,
-    initial: Any = None,
-    log_initial: Any = None,
-    workspace: int | None = None,
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-    """Compare marginals, expected transitions and backward messages of a chain; return them."""
-    given = Given(backend, dtype, x, transitions, log_transitions, initial, log_initial)
-    chain = make_chain(given.arrays, workspace)
-    exact = _exact_posterior(given.held, dtype)
-    T, K = np.shape(x)[-2:]
-
-    marginals = backend.read(chain.marginals(), dtype)
-    bound = error_model.posterior_bound(exact.marginals, T, K, dtype)
-    assert_gradient(marginals, exact.marginals, bound)
-    assert not np.any(marginals < 0)
-    counts = None
-    if exact.counts is not None:
-        counts = backend.read(chain.expected_transitions(), dtype)
-        bound = error_model.posterior_bound(exact.counts, T, K, dtype)
-        assert_gradient(counts, exact.counts, bound)
-        assert not np.any(counts < 0)
-    backward = backend.read(chain.backward_messages(), dtype)
-    steps = np.arange(T, 0, -1)[:, None]
-    bound = error_model.chain_bound(exact.backward, exact.backward_gaps, steps, K, dtype)
-    assert_within(backward, exact.backward, bound)
-    given.assert_unchanged()
-    return marginals, counts, backward
-
-
-def check_vjp_chain(
-    backend: Backend,
-    dtype: str,
-    x: Any,
-    g: Any = "normal",
-    *,
-    transitions: Any = None,
-    log_transitions: Any = None,
-    initial: Any = None,
-    log_initial: Any = None,
-    workspace: int | None = None,
-) -> tuple[np.ndarray | None, ...]:
-    """Compare the gradients of log_partition with the reference; return them."""
-    arrays = (x, transitions, log_transitions, initial, log_initial)
-    axes = (2, 3, 3, 1, 1)
-    batch = np.broadcast_shapes(
-        *(np.shape(y)[:-n] for y, n in zip(arrays, axes, strict=True) if y is not None)
-    )
-    g = cotangent(g, batch, dtype) if isinstance(g, str) else g
-    given = Given(backend, dtype, *arrays, g)
-    chain = make_chain(given.arrays[:-1], workspace)
-    value, pullback = alc.vjp.log_partition(chain)
-    found = pullback(given.arrays[-1])
-    assert found._fields == ("log_potentials", "transitions", "initial", "final")
-    assert found.final is None
-
-    exact = _exact_posterior(given.held[:-1], dtype, given.held[-1])
-    T, K = np.shape(x)[-2:]
-    forward = _forward(given.held[:-1], dtype)
-    bound = error_model.chain_bound(forward.log_partition, forward.partition_gap, T, K, dtype)
-    assert_within(backend.read(value, dtype), forward.log_partition, bound)
-    gradients = []
-    for ours, name in zip(found[:3], found._fields[:3], strict=True):
-        expected = getattr(exact, name)
-        if expected is None:
-            assert ours is None
-            gradients.append(None)
-            continue
-        bound = error_model.posterior_bound(expected, T, K, dtype)
-        gradients.append(backend.read(ours, dtype))
-        is_linear = {"transitions": transitions, "initial": initial}.get(name) is not None
-        largest = error_model.LARGEST_DERIVATIVE[error_model.compute_dtype(dtype)]
-        size = float(np.max(np.abs(given.held[-1]), initial=0))
-        limit = largest * size if is_linear else np.inf
-        assert_gradient(gradients[-1], expected, bound, limit)
-    given.assert_unchanged()
-    return tuple(gradients)
-
-
-def assert_gradient(
-    found: np.ndarray, expected: Gradient, bound: np.ndarray, limit: float = np.inf
-) -> None:
-    """Fail unless gradients lie within `bound`, and are exactly 0 where nothing adds to them.
-
-    Sums of parts beyond `limit`, or near the largest number, may overflow, but never to NaN.
-    """
-    assert found.shape == expected.exact.shape, f"{found.shape}, expected {expected.exact.shape}"
-    too_large = expected.mass > min(limit, float(np.finfo(found.dtype).max) / 2**10)
-    assert not np.any(np.isnan(found[too_large]))
-    ours, exact = (np.where(too_large, 0, v).astype(v.dtype) for v in (found, expected.exact))
-    assert_within(ours, exact, np.where(too_large, 0, bound))
-    nothing = expected.mass == 0
-    assert np.all(found[nothing] == 0), "a gradient is not exactly 0 where there is none"
-
-
 def _cotangent_of(g: Any, a: Any, b: Any, dtype: str) -> Any:
     return cotangent(g, product_shape(a, b), dtype) if isinstance(g, str) else g
-
-
-def _logs(linear: np.ndarray | None, logs: np.ndarray | None) -> np.ndarray | None:
-    with np.errstate(divide="ignore"):
-        return logs if linear is None else np.log(reference.wide(linear))
-
-
-def _options(held: list, dtype: str) -> tuple[list, dict]:
-    x, linear, logs, p0, log_p0 = held
-    return [x, _logs(linear, logs), _logs(p0, log_p0)], {
-        "edges_in_logs": logs is not None,
-        "initial_in_logs": log_p0 is not None,
-        "log_form_beyond": error_model.certificate(dtype),
-    }
-
-
-def _forward(held: list, dtype: str) -> reference.Chain:
-    arguments, options = _options(held, dtype)
-    return reference.chain(*arguments, **options)
-
-
-def _exact_posterior(held: list, dtype: str, g: Any = 1.0) -> gradient_reference.Posterior:
-    arguments, options = _options(held, dtype)
-    return gradient_reference.chain(*arguments, g, **options)

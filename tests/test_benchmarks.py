@@ -1,8 +1,7 @@
-"""The benchmark on the CPU: cases of chains run at small sizes, and what is recorded with them."""
+"""The benchmark: its table, what it measures and compares, and what pages quote of its record."""
 
-import dataclasses
 import json
-import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,200 +10,373 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import benchmarks.contestants  # noqa: F401  registers everyone
 from arraylogchain import LogChain
-from arraylogchain._compiled import why_not
-from arraylogchain._threads import num_workers
 from benchmarks import __main__ as command
-from benchmarks import compare, crossover, first_calls, machine, runner, showcase, tables
-from benchmarks.cases import CASES
-from benchmarks.device import Cpu
+from benchmarks import compare, first_calls, machine, plot, references, report, runner
+from benchmarks.cases import CASES, SHOWN
+from benchmarks.definitions import CONTESTANTS, REFERENCES, Case, Contestant
+from benchmarks.devices import Cpu, host
 from tests.conftest import import_or_skip
 
-SETTINGS = runner.Settings(
-    rounds=1, input_sets=1, seconds_per_contestant=1.0, pause=0.0, quick=True
-)
 ROOT = Path(__file__).parents[1]
+SETTINGS = runner.Settings(rounds=1, seconds=1.0, pause=0.0, quick=True)
 BY_NAME = {case.name: case for case in CASES}
-SMALL = [
-    f"{prefix}-{size}"
-    for prefix in ("chain", "gradients-chain-value", "paths-marginals", "paths-sample")
-    for size in ("100-3", "32-50-10")
-]
+# One case for each operation but those of whole processes, which compile for minutes.
+OF_OPERATIONS = {c.operation: c for c in reversed(CASES) if not c.operation.startswith("process")}
+RECORD = report.latest()
+PAGES = report.pages()
 
 
-def test_names_are_unique():
+# the table ----------------------------------------------------------------------------------------
+
+
+def test_names():
     assert len(BY_NAME) == len(CASES)
+    assert set(BY_NAME) >= SHOWN
+    assert {case.operation for case in CASES} == set(CONTESTANTS) == set(REFERENCES)
 
 
-def test_showcase_names_cases():
-    assert set(showcase.PATTERNS) <= set(BY_NAME)
-    assert len(set(showcase.PATTERNS)) == len(showcase.PATTERNS)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *SMALL,
-        "paths-viterbi-1000-100-5",
-        "chain-left-to-right-20000-40",
-        "paths-viterbi-left-to-right-20000-40",
-        "elementwise-multiply",
-        "range-1",
-    ],
-)
-def test_case_runs(name):
-    """With all contestants that need nothing but what the tests need."""
-    case = BY_NAME[name]
-    known = {"scipy", "numba"}
-    some = tuple(each for each in case.contestants if known.issuperset(each.requires))
-    case = dataclasses.replace(case, contestants=some)
-    found = runner.run_case(case, SETTINGS, lambda text: None, Cpu())
-    for result in json.loads(json.dumps(found))["results"]:
-        assert result["not_run"] is None
-        assert result["median"] > 0
-        if not result["is_yardstick"]:
-            assert (result["error"] or 0) < 1e-5
-            assert result["wrong_infinities"] == 0
-
-
-def test_routes_are_recorded():
-    case = BY_NAME["paths-viterbi-100-3"]
-    in_numpy = tuple(each for each in case.contestants if not each.requires)
-    case = dataclasses.replace(case, contestants=in_numpy)
-    found = runner.run_case(case, SETTINGS, lambda text: None, Cpu())
-    ours, other = found["results"]
-    chain = LogChain(np.zeros((10, 3)), transitions=np.ones((1, 3, 3)))
-    assert ours["routes"] == [chain.plan("viterbi").route]
-    assert other["routes"] == []
-    assert f"| arraylogchain ({ours['routes'][0]}) |" in tables.all_contestants(found)
-
-
-def test_override_of_blas_is_told(monkeypatch):
-    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
-    content = {"machine": machine.describe_machine(), "versions": {}, "date": "", "commit": ""}
-    assert "**OPENBLAS_CORETYPE=Haswell: " in tables.conditions(content | {"quick": False})
-    monkeypatch.delenv("OPENBLAS_CORETYPE")
-    assert machine.describe_machine()["blas overrides"] == {}
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_everyone_has_a_place(device):
+    met = {}
+    for case in CASES:
+        if device in case.devices:
+            first, *others = case.contestants(device)
+            assert first.is_ours
+            assert others or case.operation.endswith("bounded"), case.name
+            met |= dict.fromkeys((c.label, c.call) for c in (first, *others))
+            assert len({c.label for c in others}) == len(others)
+    everyone = (c for some in CONTESTANTS.values() for c in some if device in c.devices)
+    known = {(c.label, c.call) for c in everyone}
+    assert {label for label, call in known - set(met) if "," not in label} == set()
 
 
 @pytest.fixture
-def several_threads(monkeypatch):
-    """As many as there are, though tests that run side by side have one each."""
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    num_workers.cache_clear()
-    yield num_workers()
-    monkeypatch.undo()
-    num_workers.cache_clear()
+def quick(monkeypatch):
+    monkeypatch.setattr(runner, "_SHORTEST_TIMING", 1e-9)
 
 
-def test_threads_are_limited(several_threads):
-    threadpoolctl = import_or_skip("threadpoolctl")
-    with machine.limit_threads(1):
-        assert num_workers() == 1
-        assert {each["num_threads"] for each in threadpoolctl.threadpool_info()} == {1}
-    assert num_workers() == several_threads
-    assert "OMP_NUM_THREADS" not in os.environ
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of jax
+@pytest.mark.parametrize("case", OF_OPERATIONS.values(), ids=list(OF_OPERATIONS))
+def test_case_runs(case, quick):
+    """With everyone who is installed, and all who are right at such sizes."""
+    if case.contestants("cpu")[0].missing():
+        import_or_skip("torch")
+    found = runner.run_case(case, SETTINGS, Cpu())
+    for result in json.loads(json.dumps(found))["results"]:
+        if (result["not_run"] or "").endswith("is not installed"):
+            continue
+        assert result["not_run"] is None, result
+        assert result["median"] > 0
+        assert result["state"] == "warm"
+        if not result["is_yardstick"] and result["label"] != "forum's code":
+            assert (result["error"] or 0) < 1e-4, result
+            assert result["wrong"] == 0
+
+
+@pytest.mark.parametrize("case", OF_OPERATIONS.values(), ids=list(OF_OPERATIONS))
+def test_references_see_errors(case):
+    """A value that is a little off, or NaN, does not pass for a right one."""
+    inputs = case.inputs(quick=True)
+    check = REFERENCES[case.operation](inputs)
+    device = Cpu()
+    ours = case.contestants("cpu")[0]
+    if ours.missing():
+        import_or_skip("torch")
+    value = host(ours.call(*ours.bind(device.xp, device.put, inputs)))
+
+    def changed(by):
+        parts = value if isinstance(value, tuple) else (value,)
+        whole = parts[0].dtype.kind == "i"
+        parts = tuple(x * 0 - 1 if whole else x + x.dtype.type(by) for x in parts)
+        return parts if isinstance(value, tuple) else parts[0]
+
+    error, wrong = check(changed(0.1))
+    assert (error or 0) > 1e-4 or wrong > 0
+    _, wrong = check(changed(np.nan))
+    assert wrong > 0
+
+
+# measuring ----------------------------------------------------------------------------------------
+
+
+def case_of(*calls, state="warm"):
+    """Return a case of this test's own, and register who should double an array of ones."""
+    CONTESTANTS["test"] = [
+        Contestant(f"{i}", call, is_ours=i == 0, state=state) for i, call in enumerate(calls)
+    ]
+    REFERENCES["test"] = lambda inputs: references.entries((), 2 * inputs["a"].astype("g"))
+    return Case("a-case", "a case", "test", lambda rng, n: {"a": np.ones(n)}, {"n": 3}, "Group")
+
+
+@pytest.fixture
+def own_case():
+    yield case_of
+    CONTESTANTS.pop("test", None)
+    REFERENCES.pop("test", None)
+
+
+def run(case):
+    return runner.run_case(case, SETTINGS, Cpu())["results"]
+
+
+def test_one_that_fails_does_not_stop_others(quick, own_case):
+    def refuse(a):
+        raise KeyError("compilers raise\nwhatever " + "they like " * 100)
+
+    first, second = run(own_case(refuse, lambda a: 2 * a))
+    assert first["not_run"].startswith("failed: KeyError: 'compilers raise")
+    assert len(first["not_run"]) < 350
+    assert second["error"] == 0
+
+
+def test_results_that_are_wrong_are_seen(quick, own_case):
+    (found,) = run(own_case(lambda a: np.where(np.arange(3) > 0, 2.5 * a, np.nan)))
+    assert found["error"] == pytest.approx(0.25)
+    assert found["wrong"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(("state", "before"), [("cold", 0), ("new process", 1)])
+def test_what_is_cold_is_not_warmed_up(state, before, own_case):
+    calls = []
+    case = own_case(lambda a: calls.append(1) or 2 * a, state=state)
+    (found,) = run(case)
+    assert found["state"] == state
+    assert len(calls) == before + 2  # the round, and to compare
+
+
+def test_what_is_warm_is_warm(own_case, monkeypatch):
+    """The first calls are slow: neither they, nor the repeats that follow from them, count."""
+    calls, times = [], []
+
+    def call(a):
+        calls.append(1)
+        return 2 * a
+
+    clock = runner.time_once
+    monkeypatch.setattr(runner, "time_once", lambda *g: times.append(len(calls)) or clock(*g))
+    (found,) = run(own_case(call))
+    assert times[0] >= 2
+    assert len(times) > 4
+    assert found["median"] > 0
+
+
+def test_memory_is_counted():
+    peak, value = Cpu().peak("arrays", lambda: np.ones(1000) + np.ones(1000) + 1)
+    assert 16_000 <= peak < 40_000
+    assert value[0] == 3
+    torch = import_or_skip("torch")
+    peak, _ = Cpu().peak("torch", lambda: torch.ones(1000).double() * 2 + np.ones(1000).sum())
+    assert 16_000 <= peak < 60_000
 
 
 @pytest.mark.exhaustive  # it compiles
 def test_first_call_is_made_in_a_process():
-    inputs = BY_NAME["first-log-partition"].make(np.random.default_rng(0), steps=5, states=2)
-    x, transitions, initial = (inputs[name] for name in ("x", "P", "p0"))
-    expected = LogChain(x, transitions=transitions, initial=initial).log_partition()
-    given = (x, transitions, initial)
-    for call in (first_calls.cold, first_calls.warm):
-        np.testing.assert_allclose(call("log_partition")(*given), expected)
+    inputs = BY_NAME["first-log-z"].make(np.random.default_rng(0), steps=60, states=2)
+    x, P, p0 = inputs.values()
+    expected = LogChain(x, transitions=P, initial=p0).log_partition()
+    for operation in first_calls.FIRST_CALLS:
+        for contestant in CONTESTANTS[operation]:
+            found = contestant.call(x, P, p0)
+            if contestant.is_ours and not operation.endswith("viterbi"):
+                np.testing.assert_allclose(found, expected)
 
 
-def test_process_without_the_call():
-    given = np.zeros((5, 2)), np.ones((1, 2, 2)), np.ones(2)
-    assert first_calls.warm("nothing")(*given) is None
-
-
-@pytest.mark.skipif(why_not() is not None, reason="needs compiled loops")
-def test_loops_and_array_operations_are_compared(tmp_path, capsys):
-    output = tmp_path / "crossover.json"
-    given = ["--quick", "--operations", "log_partition", "marginals", "--output", str(output)]
-    assert crossover.main(given) == 0
-    record = json.loads(output.read_text())
-    assert len(record["seconds"]) == 2 * 2 * 4
-    assert set(record["fits"]) == {"forward", "states"}
-    assert "chosen / faster: median" in capsys.readouterr().out
+# two checkouts ------------------------------------------------------------------------------------
 
 
 def test_checkouts_are_compared(tmp_path, capsys):
-    """With a copy that lacks a function."""
+    """With a copy in which one function fails and another ends the process."""
     ignored = shutil.ignore_patterns("__pycache__")
     copy = shutil.copytree(ROOT / "arraylogchain", tmp_path / "arraylogchain", ignore=ignored)
-    with (copy / "products.py").open("a") as file:
+    with (copy / "__init__.py").open("a") as file:
         file.write("\n\ndef maxplus_matmul(a, b):\n    raise AttributeError('not yet there')\n")
-    given = [str(tmp_path), "--quick", "--only", "logmatmulexp-8", "maxplus-thin"]
-    assert compare.main(given) == 0
+        file.write("\n\ndef logchainexp(matrices):\n    import os\n    os._exit(7)\n")
+    only = ["logchainexp-8", "maxplus-thin", "logmatmulexp-8"]
+    assert compare.main([str(tmp_path), "--quick", "--only", *only]) == 0
     out = capsys.readouterr().out
     assert out.count("logmatmulexp-8, arraylogchain\n") == 1
-    assert "not run: 1\nmaxplus-thin, arraylogchain: " in out
+    assert "maxplus-thin, arraylogchain: " in out
     assert "AttributeError: not yet there" in out
+    assert "its process ended, exit code 7" in out
 
 
 def test_other_has_to_be_a_checkout(tmp_path):
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match="holds no arraylogchain"):
         compare.main([str(tmp_path), "--quick", "--only", "logmatmulexp-8"])
 
 
-# the command -------------------------------------------------------------------------------------
-
-# Runs a module where only the required libraries can be imported.
-_BARE = """
-import importlib.machinery, runpy, sys
-
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in MISSING:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-MISSING = {"scipy", "torch", "hmmlearn", "dynamax", "jax", "matplotlib", "threadpoolctl",
-           "torch_semiring_einsum", "numba", "cupy"}
-sys.meta_path.insert(0, Missing())
-import importlib.util
-find = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *a: None if name in MISSING else find(name, *a)
-sys.argv[0] = "benchmarks"
-runpy.run_module("benchmarks", run_name="__main__")
-"""
+# the command --------------------------------------------------------------------------------------
 
 
-def run_without_extras(*arguments):
-    return subprocess.run(
-        [sys.executable, "-c", _BARE, *arguments], cwd=ROOT, capture_output=True, text=True
-    )
+def command_line(*arguments, **options):
+    given = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(given, cwd=ROOT, capture_output=True, text=True, **options)
 
 
-def test_list_needs_only_what_is_required():
-    found = run_without_extras("--list")
+def test_list():
+    found = command_line("--list")
     assert found.returncode == 0, found.stderr
-    assert [line.split()[0] for line in found.stdout.splitlines()] == [c.name for c in CASES]
-    assert "not installed, and left out: dynamax, hmmlearn, jax, scipy," in found.stderr
-    assert 'pip install -e ".[bench]"' in found.stderr
+    names = [line.split()[0] for line in found.stdout.splitlines()]
+    assert names == [case.name for case in CASES if "cpu" in case.devices]
+    assert found.stderr == ""
 
 
-def test_quick_run_ends_with_a_table(tmp_path):
-    given = ("--quick", "--only", "logmatmulexp-8", "chain-100-3", "--output", str(tmp_path))
-    found = run_without_extras(*given)
-    assert found.returncode == 0, found.stderr
-    table = found.stdout.splitlines()
-    head = next(line for line in table if line.lstrip().startswith("arraylogchain"))
-    assert "fastest other" in head
-    assert any(line.startswith("chain-100-3, reduced") for line in table)
-    assert "A quick run" in found.stdout
-    assert "no plot: matplotlib is not installed" in found.stderr
-    assert len(found.stderr.splitlines()) < 12
+def test_list_that_is_cut_off():
+    python = f"{sys.executable} -m benchmarks --list | head -n 1; echo ${{PIPESTATUS[0]}}"
+    found = subprocess.run(["bash", "-c", python], cwd=ROOT, capture_output=True, text=True)
+    assert found.stderr == ""
+    assert found.stdout.splitlines()[1] == "0"
 
 
-def test_record_says_which_commit(tmp_path):
-    path = tmp_path / "record.json"
-    assert command.measure([BY_NAME["logmatmulexp-8"]], SETTINGS, path, Cpu()) == 0
-    record = json.loads(path.read_text())
-    assert record["commit"] == machine.describe_commit() != ""
-    (case,) = record["cases"]
-    assert case["results"][0]["rounds"] == SETTINGS.rounds
-    assert "seconds" not in case["results"][0]
+def test_record(tmp_path, capsys):
+    """A run writes it, says of what, and adds what is not yet there."""
+    given = ["--quick", "--output", str(tmp_path), "--only"]
+    assert command.main([*given, "logmatmulexp-8"]) == 0
+    out = capsys.readouterr().out
+    assert "logmatmulexp-8, reduced" in out
+    assert "A quick run" in out
+    (path,) = tmp_path.glob("*-quick.json")
+    assert command.main([*given, "logmatmulexp-8", "maxplus-thin", "--into", str(path)]) == 0
+    content = report.read(path)
+    assert [case["name"] for case in content["cases"]] == ["logmatmulexp-8", "maxplus-thin"]
+    assert content["commit"] == machine.describe_commit() != ""
+    assert {"numpy", "python"} <= set(content["versions"])
+    assert "| arraylogchain | " in path.with_suffix(".md").read_text("utf-8")
+    with pytest.raises(SystemExit, match="quick run"):
+        report.write_pages(path)
+
+
+def test_without_a_gpu(capsys, monkeypatch):
+    def refuse():
+        raise RuntimeError("no driver\nis installed")
+
+    monkeypatch.setattr(command, "Cuda", refuse)
+    assert command.main(["--device", "cuda", "--only", "maxplus-1024"]) == 2
+    assert "no CUDA device can be used here (no driver)\n" in capsys.readouterr().err
+
+
+def test_override_of_blas_is_told(monkeypatch):
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    monkeypatch.delenv("OPENBLAS_L2_SIZE", raising=False)
+    content = {"machine": machine.describe_machine(), "versions": {}, "date": "", "commit": ""}
+    assert "**OPENBLAS_CORETYPE=Haswell: " in report.conditions(content | {"quick": False})
+
+
+# tables -------------------------------------------------------------------------------------------
+
+
+def result(label, median=None, error=1e-7, **options):
+    kept = {"is_yardstick": False, "is_ours": False, "wrong": 0.0, "state": "warm", "rounds": 3}
+    kept |= {"label": label, "median": median, "error": error, "spread": None, "temporaries": 0}
+    return kept | {"not_run": None if median else "not installed"} | options
+
+
+CASE = {"name": "a-case", "title": "a case", "sizes": {}, "group": "Group"}
+CASE["results"] = [
+    result("arraylogchain", 0.01, is_ours=True),
+    result("np.matmul", 0.001, is_yardstick=True),
+    result("plain in NumPy", 0.002, wrong=0.25),
+    result("rough in torch", 0.003, error=0.1),
+    result("hmmlearn, log", 0.02),
+    result("dynamax, compiled"),
+]
+
+
+def test_overview_compares_with_the_fastest_right_answer():
+    row = report.overview([CASE]).splitlines()[2]
+    expected = "| a case | 10 ms | 1e-07 | hmmlearn, log | 20 ms | 1e-07 | 2 × faster | "
+    assert row == f"{expected}plain in NumPy: 2 ms, 1e-07, 25 % wrong |"
+    assert report.short([CASE]).splitlines()[2] == "| a case | 10 ms | 20 ms, hmmlearn, log |"
+    losing = {**CASE, "results": [CASE["results"][0], result("hmmlearn, log", 0.004)]}
+    assert "| 2.5 × slower |" in report.overview([losing])
+    for results in ([CASE["results"][0]], [result("arraylogchain")]):
+        row = report.overview([{**CASE, "results": results}]).splitlines()[2]
+        assert row.count("|") == 9
+
+
+def test_table_for_a_terminal():
+    lines = report.aligned(report.overview([CASE, CASE])).splitlines()
+    assert len(lines) == 3
+    assert lines[1].index("10 ms") == lines[0].index("arraylogchain")
+
+
+def test_marks_are_filled():
+    content = {"cases": [CASE]}
+    text = "before\n<!-- benchmarks: a-case -->\nold\n<!-- /benchmarks -->\nafter"
+    found = report.filled(text, content)
+    assert f"-->\n{report.overview([CASE])}\n<!--" in found
+    assert report.filled(found, content) == found
+    assert report.filled(found, None).count("\n") == 3
+    every = report.filled("<!-- benchmarks-all: a-case -->\n<!-- /benchmarks -->", content)
+    assert "| dynamax, compiled | not run: not installed |" in every
+    assert "| hmmlearn, log | 20 ms | 2.00 | 0 B | 1e-07 | warm |" in every
+    with pytest.raises(SystemExit, match="lacks: another-case"):
+        report.filled("<!-- benchmarks: another-case -->\n<!-- /benchmarks -->", content)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(2, "2 s"), (0.01234, "12.3 ms"), (9.996e-4, "1 ms"), (5e-9, "5 ns")]
+)
+def test_durations(value, text):
+    assert report.duration(value) == text
+    assert report.amount(12_345) == "12.3 kB"
+
+
+def test_figure_is_drawn(tmp_path):
+    import_or_skip("matplotlib")
+    results = [result(label, 0.01) for label in plot.STYLES]
+    cases = [{**CASE, "sizes": {"sd": sd}, "results": results} for sd in (1, 30)]
+    plot.draw_range(cases, tmp_path / "range.svg")
+    assert (tmp_path / "range.svg").stat().st_size > 5_000
+
+
+# pages --------------------------------------------------------------------------------------------
+
+# Pages that say what instructions and sizes predict, not what was measured.
+PREDICTIONS = ("kernels.md",)
+# A quantity with a unit of time or memory, or a ratio; not the sizes of a matrix.
+FIGURE = re.compile(r"\d[\d.,]*(?:e-?\d+)?\s?(?:(?:ns|µs|ms|s|[kMGT]i?B)\b|×(?!\s*[\d\[]))")
+# Figures that follow from sizes.
+COMPUTED = {
+    "14.3 GB": 179 * 500 * 200 * 200 * 4 / 1e9,
+    "16 MB": 500 * 40 * 200 * 4 / 1e6,
+    "1.07 GB": 8192 * 8 * 64 * 64 * 4 / 1e9,  # weights that a product expands
+    "64 MiB": 64.0,  # the default of `workspace`
+    "10.75 GiB": 10.75,  # the forum's GPU
+}
+
+
+def quoted(text):
+    """Return the figures of a page, but for code and for what is between marks."""
+    prose = report.BLOCK.sub("", text)
+    prose = re.sub(r"^```.*?^```", "", prose, flags=re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"`[^`\n]*`", "", prose)
+    return [match.group().rstrip() for match in FIGURE.finditer(prose)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_page_is_what_the_record_gives(page):
+    text = page.read_text("utf-8")
+    content = report.read(RECORD) if RECORD else None
+    assert report.filled(text, content) == text, "run benchmarks.report --readme"
+    if page.name not in PREDICTIONS:
+        assert [figure for figure in quoted(text) if figure not in COMPUTED] == []
+
+
+def test_there_is_one_record_at_most():
+    records = [p for p in report.RESULTS.glob("[0-9]*.json") if not p.stem.endswith("-quick")]
+    assert records == [RECORD] * bool(RECORD)
+    if RECORD:
+        assert report.full_report(report.read(RECORD)) == RECORD.with_suffix(".md").read_text(
+            "utf-8"
+        )
+
+
+def test_figures_are_found():
+    text = "It takes 3.5 ms, 2 × as long, 1.2e-3 s, 14 MB.\n```\n7 ms\n```\n`8 ms` 2 × 3, 4 steps"
+    assert quoted(text) == ["3.5 ms", "2 ×", "1.2e-3 s", "14 MB"]
+    assert quoted("<!-- benchmarks: a -->\n9 ms\n<!-- /benchmarks -->") == []
+    for text, value in COMPUTED.items():
+        assert float(text.split()[0]) == pytest.approx(value, abs=0.05)

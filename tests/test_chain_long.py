@@ -1,8 +1,4 @@
-"""Long chains, up to 100,000 steps: errors do not pile up, and nothing runs out of range.
-
-Long chains of few states may be cut into segments, whose products are then chained; what is hard
-for a chain must be right there as well.
-"""
+"""Chains of 100,000 steps: errors do not pile up, and nothing runs out of range."""
 
 import functools
 
@@ -11,8 +7,9 @@ import pytest
 
 import arraylogchain as alc
 from arraylogchain import _dispatch
-from tests import reference
-from tests.checks import check_chain
+from tests import error_model, reference
+from tests.chain_checks import check_chain
+from tests.chain_scenarios import normal, uniform
 from tests.error_model import assert_within, chain_bound
 
 pytestmark = pytest.mark.chains
@@ -39,10 +36,8 @@ def model(dtype, per_step, form):
 @pytest.mark.parametrize("form", ["linear", "logs"])
 def test_log_partition(dtype, per_step, form):
     x, options, exact = model(dtype, per_step, form)
-    # Whatever path decides, its emissions and edges lie at most this far below the largest.
-    gap = np.sum(np.ptp(x, axis=-1))
-    if form == "logs":
-        gap += T * np.ptp(options["log_transitions"])
+    # Whatever path decides, its weights lie at most this far below the largest.
+    gap = 2 * np.sum(np.ptp(x, axis=-1)) + T * np.ptp(np.log(uniform(K, K)))
     out = alc.LogChain(x, **options).log_partition()
     assert_within(out, exact, chain_bound(exact, gap, T, K, dtype))
 
@@ -54,15 +49,19 @@ def test_error_is_far_below_the_bound():
     assert abs(float(out) - float(exact)) < 2e-6 * abs(float(exact))
 
 
-def test_messages_of_states_that_never_mix(dtype):
-    """Identity transitions: each message is the sum of its state's potentials so far."""
-    steps = 20_000
-    x = np.random.default_rng(12).normal(0, 2, (steps, K)).astype(dtype)
-    chain = alc.LogChain(x, transitions=np.eye(K, dtype=dtype)[None])
-    exact = np.cumsum(reference.wide(x), axis=0)
-    gaps = np.cumsum(np.max(x, axis=-1, keepdims=True) - reference.wide(x), axis=0)
-    bound = chain_bound(exact, gaps, np.arange(1, steps + 1)[:, None], K, dtype)
-    assert_within(chain.forward_messages(), exact, bound)
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_filtered(np_backend, kind):
+    """Errors do not grow with the length: those of steps long ago are forgotten."""
+    if not _dispatch.COMPILED:
+        pytest.skip("array operations take seconds")
+    x = normal(T, K).astype(kind)
+    # The least entry is half of the largest: a step reduces differences to a sixth or less.
+    P, initial = (0.5 + 0.5 * uniform(K, K)).astype(kind), uniform(K).astype(kind)
+    found = alc.LogChain(x, transitions=P, initial=initial).filtered()
+    exact = reference.long_filtered(x, P, initial)
+    shares, logs = error_model.filtered_bounds(*exact, 2, K, kind)
+    assert_within(found.probabilities, exact[0], shares)
+    assert_within(found.log_normalizers, exact[1], logs)
 
 
 def test_uniform_chain_is_exactly_known():
@@ -76,99 +75,36 @@ def test_uniform_chain_is_exactly_known():
     assert np.max(np.abs(chain.forward_messages())) < 1e-4
 
 
-def test_batch_of_long_chains(dtype):
-    """Rows beside each other do not disturb each other, however different their ranges."""
+def test_entropy_of_a_markov_chain_is_known(np_backend, dtype):
+    """That of the start and of every step: errors do not pile up, whatever the bound allows."""
+    steps = 2000
+    stay = np.array([[[0.75, 0.25], [0.25, 0.75]]])
+    options = {"transitions": stay, "initial": np.full(2, 0.5), "only": ("entropy",)}
+    case = check_chain(np_backend, dtype, np.zeros((steps, 2)), **options)
+    expected = np.log(2) - (steps - 1) * (0.75 * np.log(0.75) + 0.25 * np.log(0.25))
+    found = case.chain.entropy()
+    np.testing.assert_allclose(found, expected, rtol=2e-5 if dtype == "float32" else 1e-12)
+
+
+def test_rows_do_not_disturb_each_other(dtype):
+    """However different their ranges."""
     x, options, _ = model(dtype, False, "linear")
     steps = 5_000
     rows = np.stack([x[:steps], x[steps : 2 * steps] * 30, x[:steps]])
     out = alc.LogChain(rows, **options).log_partition()
     alone = [alc.LogChain(row, **options).log_partition() for row in rows]
     np.testing.assert_allclose(out, alone, rtol=100 * np.finfo(dtype).eps)
-    exact = [reference.long_chain(row, *options.values()) for row in rows]
-    gap = np.sum(np.ptp(rows, axis=-1), axis=-1)
-    assert_within(out, np.array(exact), chain_bound(np.array(exact), gap, steps, K, dtype))
+    exact = np.array([reference.long_chain(row, *options.values()) for row in rows])
+    gap = 2 * np.sum(np.ptp(rows, axis=-1), axis=-1) + steps * 10
+    assert_within(out, exact, chain_bound(exact, gap, steps, K, dtype))
 
 
-def _hard_cases():
-    """Yield chains of 257 steps and 4 states, two rows, with what they are hard for."""
-    rng = np.random.default_rng(13)
-    x, transitions = rng.normal(size=(2, 257, 4)), rng.random((256, 4, 4))
-    left_to_right = 0.5 * (np.eye(4) + np.eye(4, k=1))[None]
-    yield "plain", x, transitions
-    yield "wide", 30 * x, transitions
-    yield "very wide", 1000 * x, transitions
-    yield "sparse", x, transitions * (rng.random(transitions.shape) < 0.4)
-    yield "sparse and wide", 100 * x, transitions * (rng.random(transitions.shape) < 0.4)
-    yield "left to right", x, left_to_right
-    yield "left to right and wide", 100 * x, left_to_right
-    yield "never mixing", 20 * x, np.eye(4)[None]
-    yield "one matrix for each row", x, transitions[:2, None]
-    yield "tiny and large weights", x, 10.0 ** rng.uniform(-30, 30, transitions.shape)
-    closed = x.copy()
-    closed[0, 100:140, :3], closed[1, ::7, 1] = -np.inf, -np.inf
-    yield "closed states", closed, transitions
-    ended = x.copy()
-    ended[0, 150] = -np.inf
-    yield "without a path", ended, transitions
-    special = x.copy()
-    special[0, 130, 2], special[1, 256, 0] = np.nan, np.inf
-    yield "special values", special, transitions
-
-
-HARD_CASES = {name: arrays for name, *arrays in _hard_cases()}
-
-
-@pytest.mark.parametrize("form", ["linear", "logs"])
-@pytest.mark.parametrize("case", list(HARD_CASES))
-def test_hard_cases(np_backend, dtype, case, form):
-    x, transitions = HARD_CASES[case]
-    if form == "linear":
-        options = {"transitions": transitions}
-    else:
-        with np.errstate(divide="ignore"):
-            options = {"log_transitions": np.log(transitions)}
-    check_chain(np_backend, dtype, x, **options)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("case", ["sparse and wide", "special values"])
-def test_hard_cases_elsewhere(backend, dtype, case):
-    x, transitions = HARD_CASES[case]
-    check_chain(backend, dtype, x, transitions=transitions, initial=np.array([0, 0.5, 0, 1e-30]))
-
-
-def test_infinities_in_segments():
-    """A dead start keeps +inf further on from being NaN, segments or not."""
-    x = np.zeros((17, 2))
-    x[4, 0], x[6, 1] = -np.inf, np.inf
-    for steps in (9, 17):
-        chain = alc.LogChain(x[:steps], transitions=np.ones((1, 2, 2)))
-        assert chain.log_partition() == np.inf
-
-
-@pytest.mark.parametrize("magnitude", [1e4, 1e6])
-def test_opposite_magnitudes_in_segments(monkeypatch, magnitude):
-    """Segments of large and of small weights, with a state that no segment goes on from."""
-    x = np.random.default_rng(1).normal(size=(4001, 2))
-    x[:2000] -= magnitude
-    x[2000:4000] += magnitude
-    transitions = np.array([[[0.5, 0.5], [0.0, 0.0]]])
-    monkeypatch.setattr(_dispatch, "COMPILED", False)
-    chain = alc.LogChain(x, transitions=transitions)
-    assert chain.plan().route == "segments"
-    with np.errstate(divide="ignore"):
-        exact = reference.chain(x, np.log(reference.wide(transitions)))
-    bound = chain_bound(exact.log_partition, exact.partition_gap, 4001, 2, "float64")
-    assert_within(chain.log_partition(), exact.log_partition, bound)
-
-
-def test_opposite_matrices():
-    """Messages do not round at the magnitude of the first matrix."""
-    logs = np.random.default_rng(2).normal(size=(40, 2, 2))
-    logs[::2] += 1e3
-    logs[1::2] -= 1e3
-    chain = alc.LogChain(np.zeros((41, 2)), log_transitions=logs)
-    exact = reference.chain(np.zeros((41, 2)), logs, edges_in_logs=True)
-    steps = np.arange(1, 42)[:, None]
-    bound = chain_bound(exact.messages, exact.message_gaps, steps, 2, "float64")
-    assert_within(chain.forward_messages(), exact.messages, bound)
+def test_backward_messages_far_below_the_others(np_backend):
+    """Nothing weighs what arrives at a state that its step does not have."""
+    x = np.zeros((4, 2))
+    x[0, 1] = -np.inf
+    logs = np.array([[[0.0, -1.0], [-np.inf, 0.0]]] * 3)
+    for t, weight in enumerate((-360.0, -370.0, -30.0)):
+        logs[t, 1, 1] = weight
+    found = alc.LogChain(x, log_transitions=logs).backward_messages()
+    assert found[:, 1].tolist() == [pytest.approx(y, rel=1e-14) for y in (-760, -400, -30, 0)]

@@ -37,7 +37,6 @@ def test_examples(name):
         arraylogchain.LogChain.log_partition,
         arraylogchain.LogChain.forward_messages,
         arraylogchain.LogChain.plan,
-        arraylogchain.pad_states,
     ],
 )
 def test_public_docstrings_have_an_example(documented):

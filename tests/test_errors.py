@@ -1,13 +1,14 @@
 """Every error names the argument, what it is, and what would do."""
 
 import inspect
+import re
 import types
 
 import numpy as np
 import pytest
 
 import arraylogchain as alc
-from arraylogchain._inputs.arguments import OPTIONS
+from arraylogchain._inputs import ARGUMENTS
 from tests.checks import mentions
 from tests.conftest import make_backend
 
@@ -97,8 +98,8 @@ def test_mixed_libraries_and_dtypes_in_a_chain(torch_backend):
     transitions = torch_backend.asarray(ones(4, 3, 3))
     with pytest.raises(TypeError, match=mentions("log_potentials", "transitions", "torch")):
         chain(transitions=transitions)
-    with pytest.raises(TypeError, match=mentions("transitions", "int64")):
-        chain(transitions=np.ones((4, 3, 3), int))
+    with pytest.raises(TypeError, match=mentions("log_potentials", "transitions", "torch")):
+        chain(transitions=torch_backend.xp.ones((4, 3, 3), dtype=torch_backend.xp.int64))
 
 
 WORKSPACE_CALLS = {
@@ -206,14 +207,117 @@ def test_chain_shapes_and_options(options, words):
 
 
 @pytest.mark.parametrize("name", ["log_potentials", "transitions", "initial", "log_final"])
-@pytest.mark.parametrize("kind", ["list", "int64", "bool", "complex128"])
+@pytest.mark.parametrize("kind", ["complex128", "<U3", "object"])
 def test_chain_arguments_that_are_no_real_arrays(name, kind):
     given = {"log_potentials": ones(5, 3), "transitions": ones(4, 3, 3)}
     given.setdefault(name, ones(3))
-    given[name] = given[name].tolist() if kind == "list" else given[name].astype(kind)
-    x = given.pop("log_potentials")
-    with pytest.raises(TypeError, match=mentions(name, kind)):
-        chain(x, **given)
+    given[name] = given[name].astype(kind)
+    with pytest.raises(TypeError, match=mentions(name)):
+        chain(given.pop("log_potentials"), **given)
+    if name != "log_potentials":
+        given[name] = given[name].tolist()
+        if kind != "object":  # that is a list of numbers
+            with pytest.raises(TypeError, match=mentions(name, "list", "real numbers")):
+                chain(**given)
+
+
+@pytest.mark.parametrize("kind", ["list", "tuple", "int64", "uint8", "bool"])
+def test_lists_integers_and_bools_are_arrays_like_the_potentials(backend, dtype, kind):
+    """All but the potentials themselves."""
+    x = np.log([[0.5, 0.25], [0.75, 1.0], [0.5, 0.5]])
+    small = {"transitions": [[1, 1], [0, 1]], "initial": [1, 0], "final": [1, 1]}
+    potentials = backend.asarray(x, dtype)
+
+    def made(values):
+        if kind in ("list", "tuple"):
+            return values if kind == "list" else tuple(map(tuple, np.atleast_2d(values)))
+        return (
+            backend.asarray(np.asarray(values), "float32")
+            if False
+            else backend.xp.asarray(
+                values, dtype=getattr(backend.xp, kind), device=potentials.device
+            )
+        )
+
+    options = {name: made(values) for name, values in small.items()}
+    if kind == "tuple":
+        options = {name: tuple(values) for name, values in small.items()}
+    given = {name: backend.asarray(np.asarray(v, float), dtype) for name, v in small.items()}
+    found, expected = (
+        alc.LogChain(potentials, **arrays, lengths=3).log_partition() for arrays in (options, given)
+    )
+    assert found.dtype == expected.dtype
+    assert backend.to_numpy(found) == backend.to_numpy(expected)
+    states = alc.LogChain(potentials, **options).log_weight([0, 1, 1])
+    assert np.isfinite(backend.to_numpy(states))
+
+
+def test_a_list_that_is_no_array():
+    with pytest.raises(TypeError, match=mentions("transitions", "list")):
+        chain(transitions=[[1.0, 1.0, 1.0], [1.0]])
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "hint"),
+    [
+        ((3, 5), {"transitions": ones(3, 3)}, "[..., 5, 3], their last two axes swapped"),
+        ((7, 3, 5), {"initial": ones(3)}, "[..., 5, 3], their last two axes swapped"),
+        ((7, 5, 3), {"transitions": ones(7, 3, 3)}, "is [7, 1, 3, 3]"),
+    ],
+)
+def test_what_was_meant(x, options, hint):
+    with pytest.raises(ValueError, match=re.escape(hint)):
+        alc.LogChain(ones(*x), **options)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (5, 0), (2, 0, 3), (2, 5, 0)])
+def test_chains_have_steps_and_states(shape):
+    with pytest.raises(ValueError, match=mentions("log_potentials", shape)):
+        alc.LogChain(ones(*shape), transitions=ones(shape[-1], shape[-1]))
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True, "seed"])
+def test_what_is_no_seed(seed):
+    error = ValueError if seed == -1 else TypeError
+    with pytest.raises(error, match=mentions("rng")):
+        alc.LogChain(ones(5, 3), transitions=ones(3, 3)).sample(rng=seed)
+
+
+def test_tensors_without_values(torch_backend):
+    torch = torch_backend.xp
+    for x in (torch.ones(2, 2, device="meta"), torch.ones(2, 2).to_sparse()):
+        with pytest.raises(ValueError, match=mentions("a", "without values")):
+            alc.logmatmulexp(x, x)
+    with pytest.raises(ValueError, match=mentions("log_potentials", "meta", "without values")):
+        alc.LogChain(torch.ones(2, 2, device="meta"), transitions=torch.ones(2, 2))
+
+
+def test_jax():
+    jax = pytest.importorskip("jax")
+    x = jax.numpy.ones((2, 2))
+    with pytest.raises(TypeError, match=mentions("a", "traced by JAX")):
+        jax.jit(alc.logmatmulexp)(x, x)
+    with pytest.raises(TypeError, match=mentions("a", "bfloat16", "float32")):
+        alc.logmatmulexp(x.astype("bfloat16"), x)
+
+
+def test_pullbacks_name_the_function_that_was_called(torch_backend):
+    dask = pytest.importorskip("dask.array")
+    x, torch = dask.ones((2, 2)), torch_backend.xp
+    t = torch.ones(2, 2, requires_grad=True)
+    for name in ("matmul", "logmatmulexp", "maxplus_matmul"):
+        with pytest.raises(TypeError, match=rf"vjp\.{name} needs it in memory"):
+            getattr(alc.vjp, name)(x, x)
+        with pytest.raises(NotImplementedError, match=rf"call arraylogchain\.{name},"):
+            getattr(alc.vjp, name)(t, t)
+
+
+def test_plans_are_of_methods():
+    for name in ("value_and_pullback", "last_message", "solve"):
+        with pytest.raises(ValueError, match=mentions("operation", name, "log_partition")):
+            alc.LogChain(ones(5, 3), transitions=ones(3, 3)).plan(name)
+    with pytest.raises(ValueError, match=mentions("expected_transitions", "log_transitions")):
+        alc.LogChain(ones(1, 3)).plan("expected_transitions")
 
 
 def negative(*shape):
@@ -296,12 +400,11 @@ class Lazy:
         return types.ModuleType("lazy")
 
 
-@pytest.mark.parametrize("function", [*PRODUCTS, "logchainexp", "LogChain", "pad_states"])
+@pytest.mark.parametrize("function", [*PRODUCTS, "logchainexp", "LogChain"])
 def test_libraries_that_cannot_be_computed_with(function):
     name, operands, options = {
         "logchainexp": ("matrices", [Lazy(2, 3, 3)], {}),
         "LogChain": ("log_potentials", [Lazy(3, 2)], {"transitions": Lazy(1, 2, 2)}),
-        "pad_states": ("log_potentials[0]", [[Lazy(2)]], {}),
     }.get(function, ("a", [Lazy(3, 3), Lazy(3, 3)], {}))
     with pytest.raises(TypeError, match=mentions(name, "Lazy", "not supported", "np.asarray")):
         getattr(alc, function)(*operands, **options)
@@ -310,9 +413,9 @@ def test_libraries_that_cannot_be_computed_with(function):
 @pytest.mark.parametrize(
     ("mistake", "error", "words"),
     [
-        (lambda x, P: alc.LogChain(x, P), TypeError, ["position", "transitions="]),
-        (lambda x, P: alc.LogChain(x, transition=P), TypeError, ["transition", "log_transitions"]),
-        (lambda x, P: alc.LogChain(x, transitions=P, device="cuda"), TypeError, ["device", "has"]),
+        (lambda x, P: alc.LogChain(x, P), TypeError, ["positional"]),
+        (lambda x, P: alc.LogChain(x, transition=P), TypeError, ["transition"]),
+        (lambda x, P: alc.LogChain(x, transitions=P, device="cuda"), TypeError, ["device"]),
         (lambda x, P: alc.LogChain(x.T, transitions=P), ValueError, ["transitions", "[5, 5]"]),
         (lambda x, P: alc.LogChain(x, transitions=np.log(P)), ValueError, ["log_transitions"]),
         (
@@ -333,5 +436,5 @@ def test_mistakes_of_newcomers(mistake, error, words):
 
 
 def test_the_signature_names_all_arguments():
-    """Also what `__new__` compares names with."""
-    assert tuple(inspect.signature(alc.LogChain).parameters) == ("log_potentials", *OPTIONS)
+    names = tuple(inspect.signature(alc.LogChain).parameters)
+    assert names == (*ARGUMENTS, "lengths", "workspace", "workers")

@@ -33,6 +33,8 @@ def _everything_imported():
     x = normal(3, 3)
     for function in (alc.vjp.matmul, alc.vjp.logmatmulexp, alc.vjp.maxplus_matmul):
         value_and_gradients(function, x, x)
+    wide = normal(40, 40, sd=1000)
+    value_and_gradients(alc.vjp.logmatmulexp, wide, wide)  # loops are compiled now
     chain = alc.LogChain(x, transitions=uniform(2, 3, 3), initial=uniform(3))
     value_and_gradients(alc.vjp.log_partition, chain)
     chain.marginals()

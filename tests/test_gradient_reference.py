@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tests import error_model, gradient_reference, reference
+from tests.chain_reference import Exact
 from tests.error_model import assert_within
 
 INF = np.inf
@@ -18,31 +19,9 @@ def uniform(*shape, seed=0):
     return np.random.default_rng(seed).random(shape)
 
 
-def logs_of(x):
-    with np.errstate(divide="ignore"):
-        return np.log(reference.wide(x))
-
-
 def assert_close(gradient, exact, factor=100.0):
     found = getattr(gradient, "exact", gradient)
     assert_within(found, exact, factor * error_model.REFERENCE_EPS * (1 + np.abs(exact)))
-
-
-def brute_force(g):
-    """Return the derivatives of g * log Z of a chain, by mpmath.diff of its sum over all paths."""
-
-    def log_z(x, transitions, initial):
-        T, K = x.shape
-        state = [initial[k] * mpmath.exp(x[0, k]) for k in range(K)]
-        for i in range(1, T):
-            edges = transitions[min(i, len(transitions)) - 1]
-            state = [
-                mpmath.fsum(state[k] * edges[k, j] for k in range(K)) * mpmath.exp(x[i, j])
-                for j in range(K)
-            ]
-        return mpmath.mpf(g) * mpmath.log(mpmath.fsum(state))
-
-    return log_z
 
 
 def derivative(function, point, which, index):
@@ -189,144 +168,6 @@ def test_gradients_of_a_sequence_sum_broadcast_axes():
     assert [d.exact.shape for d in found] == [m.shape for m in matrices]
 
 
-# --------------------------------------------------------------------------------------- chains
-
-
-@pytest.mark.parametrize("edges_in_logs", [False, True])
-@pytest.mark.parametrize("initial_in_logs", [False, True])
-@pytest.mark.parametrize(("T", "steps"), [(1, 0), (1, 1), (2, 1), (4, 3), (4, 1)])
-def test_chain_agrees_with_all_paths(T, steps, edges_in_logs, initial_in_logs):
-    x, transitions, initial = normal(T, 3, sd=3), uniform(steps, 3, 3), uniform(3, seed=1)
-    transitions[:1, 0, 1], initial[2], x[-1, 1] = 0, 0, -INF
-    logs = logs_of(transitions), logs_of(initial)
-    given = [
-        x,
-        logs[0].astype(float) if edges_in_logs else transitions,
-        logs[1].astype(float) if initial_in_logs else initial,
-    ]
-    function = gradient_reference.all_paths(edges_in_logs, initial_in_logs, -1.5)
-    exact = gradient_reference.evaluate_mp(function, given)
-    found = gradient_reference.chain(
-        x,
-        given[1] if edges_in_logs else logs[0],
-        given[2] if initial_in_logs else logs[1],
-        -1.5,
-        edges_in_logs=edges_in_logs,
-        initial_in_logs=initial_in_logs,
-    )
-    for gradient, expected in zip(
-        (found.log_potentials, found.transitions, found.initial), exact, strict=True
-    ):
-        assert_close(gradient, expected)
-    function = gradient_reference.all_paths(True, True)
-    with np.errstate(divide="ignore"):
-        logs = [np.log(transitions), np.log(initial)]
-    marginals, counts, _ = gradient_reference.evaluate_mp(function, [x, *logs])
-    assert_within(found.marginals.exact, marginals, 1e-14)
-    assert_within(found.counts.exact, counts, 1e-14)
-    exact_z = reference.chain(x, *(logs_of(w) for w in (transitions, initial))).log_partition
-    assert_within(found.log_partition, exact_z, 1e-14)
-
-
-def test_paths_agree_with_differences():
-    point = [normal(3, 2), uniform(2, 2, 2), uniform(2)]
-    exact = gradient_reference.evaluate_mp(gradient_reference.all_paths(False, False, 2.5), point)
-    with mpmath.workdps(60):
-        wide = [gradient_reference.to_mpmath(p) for p in point]
-        for which, expected in enumerate(exact):
-            for index in np.ndindex(expected.shape):
-                found = derivative(brute_force(2.5), wide, which, index)
-                assert found == pytest.approx(expected[index], rel=1e-15)
-
-
-@pytest.mark.parametrize(("edges_at", "initial_at"), [((), ()), ((5,), (1,)), ((1,), (5,))])
-@pytest.mark.parametrize("steps", [1, 3])
-def test_gradients_of_a_chain_sum_what_is_shared(edges_at, initial_at, steps):
-    x, transitions, initial = (
-        normal(5, 4, 3),
-        uniform(*edges_at, steps, 3, 3),
-        uniform(*initial_at, 3),
-    )
-    g = normal(5, seed=4)
-    found = gradient_reference.chain(x, logs_of(transitions), logs_of(initial), g)
-    every_edge = np.broadcast_to(transitions, (5, steps, 3, 3))
-    every_start = np.broadcast_to(initial, (5, 3))
-    rows = [
-        gradient_reference.chain(x[i], logs_of(every_edge[i]), logs_of(every_start[i]), g[i])
-        for i in range(5)
-    ]
-    for name, kept in (("transitions", edges_at), ("counts", edges_at), ("initial", initial_at)):
-        stacked = np.stack([getattr(row, name).exact for row in rows])
-        if kept == (1,):
-            stacked = stacked.sum(axis=0, keepdims=True)
-        expected = stacked.sum(axis=0) if kept == () else stacked
-        assert_close(getattr(found, name), expected)
-
-
-def test_backward_messages_are_forward_messages_of_the_reversed_chain():
-    x, transitions = normal(7, 4, sd=30), uniform(6, 4, 4)
-    found = gradient_reference.chain(x, logs_of(transitions), logs_of(np.ones(4)))
-    turned = np.swapaxes(transitions, -1, -2)[::-1]
-    expected = reference.chain(x[::-1], logs_of(turned)).messages[::-1] - x
-    assert_close(found.backward, expected)
-
-
-def test_wide_chain_agrees_with_all_paths():
-    """Potentials over thousands of nats: every path but a few underflows against the others."""
-    x, transitions, initial = normal(4, 3, sd=1000), uniform(3, 3, 3), uniform(3)
-    x[:, 1] = x[:, 0] + normal(4, seed=5)
-    function = gradient_reference.all_paths(False, False)
-    exact = gradient_reference.evaluate_mp(function, [x, transitions, initial])
-    found = gradient_reference.chain(x, logs_of(transitions), logs_of(initial))
-    for gradient, expected in zip(
-        (found.log_potentials, found.transitions, found.initial), exact, strict=True
-    ):
-        assert_close(gradient, expected, factor=1e5)
-
-
-# --------------------------------------------------------------------------------- second order
-
-
-def test_hessian_of_a_chain_is_a_covariance():
-    """With logs given, gradients are averages over paths, and their changes are covariances."""
-    T, K = 3, 2
-    point = [normal(T, K), normal(T - 1, K, K, seed=1), normal(K, seed=2)]
-    direction = [normal(*p.shape, seed=3 + i) for i, p in enumerate(point)]
-    function = gradient_reference.all_paths(True, True, 1.5)
-    found = gradient_reference.hessian_product(function, point, direction)
-    states = np.array(list(np.ndindex((K,) * T)))
-    features = []
-    for path in states:
-        parts = [np.zeros_like(p) for p in point]
-        parts[0][np.arange(T), path] = 1
-        parts[1][np.arange(T - 1), path[:-1], path[1:]] = 1
-        parts[2][path[0]] = 1
-        features.append(np.concatenate([p.ravel() for p in parts]))
-    features = reference.wide(features)
-    flat, along = (
-        reference.wide(np.concatenate([p.ravel() for p in v])) for v in (point, direction)
-    )
-    log_weights = features @ flat
-    weights = np.exp(log_weights - reference.logsumexp(log_weights, axis=0))
-    mean = weights @ features
-    covariance = (weights * ((features - mean) @ along)) @ (features - mean)
-    assert_close(np.concatenate([f.ravel() for f in found]), 1.5 * covariance)
-
-
-def test_hessian_of_a_product_agrees_with_its_formula():
-    a, b, g = normal(2, 3), normal(3, 2, seed=1), normal(2, 2, seed=2)
-    u, v = normal(2, 3, seed=3), normal(3, 2, seed=4)
-    found = gradient_reference.hessian_product(
-        gradient_reference.logmatmulexp_mp(g), [a, b], [u, v]
-    )
-    terms = reference.wide(a)[:, :, None] + b[None]
-    p = np.exp(terms - reference.logsumexp(terms, axis=1)[:, None])
-    change = reference.wide(u)[:, :, None] + v[None]
-    changed = g[:, None] * p * (change - np.sum(p * change, axis=1, keepdims=True))
-    assert_close(found[0], changed.sum(axis=2))
-    assert_close(found[1], changed.sum(axis=0))
-
-
 # --------------------------------------------------------------------------------------- bounds
 
 
@@ -336,9 +177,8 @@ def test_bounds_notice_a_lost_term(dtype):
     da, _ = gradient_reference.logmatmulexp(a, b, g)
     bound = error_model.product_gradient_bound(da, 20, dtype)
     assert np.all(bound < 1000 * error_model.EPS[dtype])
-    x, transitions = normal(5, 10, 6), uniform(9, 6, 6)
-    found = gradient_reference.chain(x, logs_of(transitions), logs_of(np.ones(6)))
-    for gradient in (found.marginals, found.counts):
+    exact = Exact({"log_potentials": normal(5, 10, 6), "transitions": uniform(9, 6, 6)})
+    for gradient in (exact.marginals(), exact.counts()):
         bound = error_model.posterior_bound(gradient, 10, 6, dtype)
         assert np.all(bound < 1000 * error_model.EPS[dtype])
 

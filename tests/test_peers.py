@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 
 import arraylogchain as alc
+from tests.chain_scenarios import normal, uniform
 from tests.conftest import import_or_skip
 from tests.error_model import assert_within, log_recursion_bound
-from tests.test_chain import normal, uniform
 
 pytestmark = pytest.mark.chains
 

@@ -3,16 +3,20 @@
 import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import arraylogchain as alc
 from tests import reference
-from tests.checks import check_chain, check_logmatmulexp, check_matmul, check_maxplus
+from tests.chain_checks import check_chain
+from tests.chain_reference import Exact
+from tests.checks import check_logmatmulexp, check_maxplus
 from tests.conftest import make_backend
 from tests.error_model import assert_within, chain_bound, product_chain_bound
+from tests.gradient_checks import CHECKS, COTANGENTS
 
 DTYPES = st.sampled_from(["float32", "float64"])
+ELSEWHERE = st.sampled_from(["strict", "strict-no_float64", "torch"])
 WORKSPACES = st.sampled_from([None, 1 << 20, 1 << 21])
 PRODUCT_SHAPES = hnp.mutually_broadcastable_shapes(
     signature="(m?,k),(k,n?)->(m?,n?)", max_dims=3, min_side=0, max_side=4
@@ -45,25 +49,24 @@ def operands(draw):
     return [draw(entries(shape)) for shape in shapes]
 
 
-@given(operands=operands(), dtype=DTYPES, workspace=WORKSPACES)
-def test_logmatmulexp(operands, dtype, workspace):
-    check_logmatmulexp(make_backend("numpy"), dtype, *operands, workspace=workspace)
+@given(
+    operands=operands(),
+    dtype=DTYPES,
+    workspace=WORKSPACES,
+    kind=st.sampled_from(COTANGENTS),
+)
+def test_products(operands, dtype, workspace, kind):
+    """Values and gradients of all three."""
+    for function, check in CHECKS.items():
+        finite = [np.where(np.isfinite(x), x, 0) for x in operands]
+        given = finite if function == "matmul" else operands
+        check(make_backend("numpy"), dtype, *given, kind, workspace=workspace)
 
 
-@given(operands=operands(), name=st.sampled_from(["strict", "strict-no_float64", "torch"]))
-def test_logmatmulexp_elsewhere(operands, name):
-    check_logmatmulexp(make_backend(name), "float32", *operands)
-
-
-@given(operands=operands(), dtype=DTYPES, workspace=WORKSPACES)
-def test_maxplus(operands, dtype, workspace):
-    check_maxplus(make_backend("numpy"), dtype, *operands, workspace=workspace)
-
-
-@given(operands=operands(), dtype=DTYPES, workspace=WORKSPACES)
-def test_matmul(operands, dtype, workspace):
-    finite = [np.where(np.isfinite(x), x, 0) for x in operands]
-    check_matmul(make_backend("numpy"), dtype, *finite, workspace=workspace)
+@given(operands=operands(), name=ELSEWHERE)
+@settings(max_examples=40)
+def test_products_elsewhere(operands, name):
+    CHECKS["logmatmulexp"](make_backend(name), "float32", *operands)
 
 
 @given(
@@ -91,45 +94,44 @@ def test_product_is_above_its_largest_term(operands):
 
 @st.composite
 def chains(draw):
-    """Draw potentials, transitions as logs, and initial weights as logs, with batch axes.
-
-    Some chains are long enough to be cut into segments.
-    """
-    T, K = draw(st.integers(1, 8) | st.just(120)), draw(st.integers(1, 5))
-    shapes = draw(hnp.mutually_broadcastable_shapes(num_shapes=3, max_dims=2, max_side=3))
+    """Draw the arguments of `check_chain`, with batch axes; weights as logs, or from 0 to large."""
+    T, K = draw(st.integers(1, 8) | st.just(60)), draw(st.integers(1, 5))
+    shapes = draw(hnp.mutually_broadcastable_shapes(num_shapes=5, max_dims=2, max_side=3))
     steps = draw(st.sampled_from([T - 1, 1]))
-    x_batch, edge_batch, initial_batch = shapes.input_shapes
+    x_batch, edge_batch, *end_batches, lengths_shape = shapes.input_shapes
     x = draw(entries((*x_batch, T, K)))
-    edges = draw(entries((*edge_batch, steps, K, K)))
-    initial = draw(st.none() | entries((*initial_batch, K)))
-    return x, edges, initial
+    weights = {"transitions": draw(entries((*edge_batch, steps, K, K)))}
+    for name, own in zip(("initial", "final"), end_batches, strict=True):
+        if draw(st.booleans()):
+            weights[name] = draw(entries((*own, K)))
+    sharpness = draw(st.sampled_from([None, 0.01, 0.1, 1.0]))
+    options = {f"log_{name}": logs for name, logs in weights.items()}
+    if sharpness is not None:  # linear weights, as far as float32 has them
+        linear = {n: np.exp(np.clip(w * sharpness, -80, 80)) for n, w in weights.items()}
+        options = {n: np.where(weights[n] == -np.inf, 0, w) for n, w in linear.items()}
+    axes = {"transitions": 3, "initial": 1, "final": 1}
+    batch = np.broadcast_shapes(x_batch, *(w.shape[: -axes[n]] for n, w in weights.items()))
+    if draw(st.booleans()) and batch:
+        # Lengths broadcast with the batch axes, and add none.
+        shape = lengths_shape[max(0, len(lengths_shape) - len(batch)) :]
+        own = batch[len(batch) - len(shape) :]
+        shape = tuple(min(a, b) for a, b in zip(shape, own, strict=True))
+        options["lengths"] = draw(hnp.arrays(np.int64, shape, elements=st.integers(1, T)))
+    return {"x": x, **options}
 
 
 @pytest.mark.chains
 @given(chain=chains(), dtype=DTYPES, workspace=WORKSPACES)
-def test_chain_with_logs(chain, dtype, workspace):
-    x, edges, initial = chain
-    check_chain(
-        make_backend("numpy"),
-        dtype,
-        x,
-        log_transitions=edges,
-        log_initial=initial,
-        workspace=workspace,
-    )
+@settings(max_examples=150)
+def test_chain(chain, dtype, workspace):
+    check_chain(make_backend("numpy"), dtype, **chain, workspace=workspace)
 
 
 @pytest.mark.chains
-@given(chain=chains(), dtype=DTYPES, sharpness=st.sampled_from([0.01, 0.1, 1.0]))
-def test_chain_with_linear_weights(chain, dtype, sharpness):
-    """Weights from 0 over tiny to large ones, as far as the dtype has them."""
-    x, edges, initial = chain
-    weights = [None if w is None else np.exp(np.clip(w * sharpness, -80, 80)) for w in chain[1:]]
-    for linear, logs in zip(weights, (edges, initial), strict=True):
-        if linear is not None:
-            linear[logs == -np.inf] = 0
-    transitions, start = weights
-    check_chain(make_backend("numpy"), dtype, x, transitions=transitions, initial=start)
+@given(chain=chains(), name=ELSEWHERE)
+@settings(max_examples=20)
+def test_chain_elsewhere(chain, name):
+    check_chain(make_backend(name), "float32", **chain)
 
 
 @given(data=st.data(), n=st.integers(1, 6), K=st.integers(1, 4), dtype=DTYPES)
@@ -152,8 +154,8 @@ def test_chain_is_a_product_of_its_matrices(data, T, K):
         steps = edges + x[1:, None, :]
     product = alc.logmatmulexp(x[0], alc.logchainexp(steps))
     total = alc.logmatmulexp(product, np.zeros(K))
-    exact = reference.chain(x, edges, edges_in_logs=True)
-    bound = chain_bound(exact.log_partition, exact.partition_gap, T, K, "float64")
+    exact = Exact({"log_potentials": x, "log_transitions": edges}).log_partition
+    bound = chain_bound(exact[0][0], exact[1][0], T, K, "float64")
     scale = np.max(np.abs(x[np.isfinite(x)]), initial=0) + np.max(
         np.abs(edges[np.isfinite(edges)]), initial=0
     )

@@ -1,9 +1,12 @@
 """The public face of the package."""
 
 import importlib.resources
+import pickle
 import subprocess
 import sys
 import types
+
+import numpy as np
 
 import arraylogchain as alc
 
@@ -12,10 +15,8 @@ PUBLIC = {
     "ChainPath",
     "ChainPosterior",
     "FilteredChain",
-    "EinsumPlan",
     "LogChain",
     "MaxPlusProduct",
-    "PaddedStates",
     "Plan",
     "__version__",
     "logchainexp",
@@ -24,8 +25,6 @@ PUBLIC = {
     "matmul",
     "maxplus_einsum",
     "maxplus_matmul",
-    "pad_states",
-    "plan_einsum",
 }
 
 
@@ -76,3 +75,25 @@ print(sorted({"torch", "cupy", "array_api_strict"} & set(sys.modules)))
 
 def test_package_is_typed():
     assert importlib.resources.files("arraylogchain").joinpath("py.typed").is_file()
+
+
+def test_a_chain_has_methods_and_no_other_public_attribute():
+    chain = alc.LogChain(np.zeros((1, 2)))
+    assert not [name for name in vars(chain) if not name.startswith("_")]
+    assert all(getattr(chain, name).__doc__ for name in dir(chain) if not name.startswith("_"))
+
+
+class Emission(alc.LogChain):
+    """A chain with arguments of its own."""
+
+    def __init__(self, observed, *, scale, **options):
+        super().__init__(scale * observed, **options)
+        self.scale = scale
+
+
+def test_subclasses_have_arguments_of_their_own():
+    chain = Emission(np.ones((3, 2)), scale=2.0, transitions=np.ones((2, 2)))
+    assert np.isclose(chain.log_partition(), 3 * 2.0 + 3 * np.log(2))
+    again = pickle.loads(pickle.dumps(chain))
+    assert again.scale == 2.0
+    assert again.log_partition() == chain.log_partition()

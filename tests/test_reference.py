@@ -5,6 +5,7 @@ import pytest
 import scipy.special
 
 from tests import error_model, reference
+from tests.chain_reference import Exact
 from tests.error_model import assert_within
 
 
@@ -32,47 +33,19 @@ def test_longdouble_product_has_the_semantics_of_scipy():
     np.testing.assert_allclose(out[finite].astype(float), expected[finite], rtol=1e-14)
 
 
-def _random_chain(T=5, K=3, seed=2):
-    rng = np.random.default_rng(seed)
-    transitions = rng.random((T - 1, K, K))
-    transitions[0, 0, 1] = 0
-    return rng.normal(0, 3, (T, K)), transitions, rng.random(K)
-
-
-def test_chain_recursion_agrees_with_all_paths():
-    x, transitions, initial = _random_chain()
-    exact = reference.all_paths(x, transitions, initial)
-    with np.errstate(divide="ignore"):
-        logs = np.log(reference.wide(transitions)), np.log(reference.wide(initial))
-    found = reference.chain(x, *logs)
-    tolerance = 100 * error_model.REFERENCE_EPS * (1 + abs(exact))
-    assert abs(found.log_partition - exact) < tolerance
-    assert abs(reference.logsumexp(found.messages[-1], axis=-1) - exact) < tolerance
-    assert abs(reference.long_chain(x, transitions, initial) - exact) < tolerance
-
-
-def test_long_chain_rescales_without_loss():
-    x, transitions, initial = _random_chain(T=700, K=4)
-    with np.errstate(divide="ignore"):
-        logs = np.log(reference.wide(transitions)), np.log(reference.wide(initial))
-    exact = reference.chain(x, *logs).log_partition
-    found = reference.long_chain(x, transitions, initial)
-    assert abs(found - exact) < 1000 * error_model.REFERENCE_EPS * (1 + abs(exact))
-
-
-def test_gap_is_the_average_over_paths():
-    # Two states that never mix; each path's emissions lie 1 below the top once, then 5 once.
-    x = np.array([[0.0, -1.0], [-5.0, 0.0]])
-    with np.errstate(divide="ignore"):
-        found = reference.chain(x, np.log(np.eye(2))[None])
-    weights = np.exp([-5.0, -1.0])
-    assert found.message_gaps[-1] == pytest.approx([5.0, 1.0])
-    expected = float(np.sum(weights * [5, 1]) / np.sum(weights))
-    assert float(found.partition_gap) == pytest.approx(expected)
-
-
 def test_roundings_exceed_the_worst_case_of_short_sums():
     assert all(error_model.roundings(K) >= K / 2 for K in range(1, 17))
+
+
+@pytest.mark.parametrize("T", [5, 700])
+def test_long_chain_rescales_without_loss(T):
+    rng = np.random.default_rng(2)
+    x, transitions, initial = rng.normal(0, 3, (T, 4)), rng.random((T - 1, 4, 4)), rng.random(4)
+    transitions[0, 0, 1] = 0
+    given = {"log_potentials": x, "transitions": transitions, "initial": initial}
+    exact = Exact(given).log_partition[0][0]
+    found = reference.long_chain(x, transitions, initial)
+    assert abs(found - exact) < 1000 * error_model.REFERENCE_EPS * (1 + abs(exact))
 
 
 @pytest.mark.parametrize(

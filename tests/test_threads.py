@@ -15,7 +15,7 @@ import pytest
 
 import arraylogchain as alc
 from arraylogchain import _threads
-from arraylogchain._context import quiet
+from arraylogchain._context import Context
 from arraylogchain._threads import num_workers, share
 
 
@@ -197,30 +197,16 @@ def test_size_follows_the_environment(monkeypatch, value, most):
 
 
 @pytest.mark.parametrize(
-    ("membership", "files", "expected"),
-    [
-        ("0::/a/b", {"/sys/fs/cgroup/a/cpu.max": "150000 100000"}, [1.5]),
-        ("0::/", {"/sys/fs/cgroup/cpu.max": "max 100000"}, []),
-        (
-            "3:cpu,cpuacct:/of/the/host\n2:memory:/x",
-            {
-                "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000",
-                "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
-            },
-            [3.0],
-        ),
-        ("3:cpu:/", {"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1"}, []),
-    ],
+    ("text", "expected"), [("150000 100000\n", 1.5), ("max 100000\n", np.inf), (None, np.inf)]
 )
-def test_quotas_of_control_groups(monkeypatch, membership, files, expected):
+def test_quotas_of_control_groups(monkeypatch, text, expected):
     def read_text(path):
-        try:
-            return {"/proc/self/cgroup": membership, **files}[str(path)]
-        except KeyError:
-            raise FileNotFoundError(path) from None
+        if text is None:
+            raise FileNotFoundError(path)
+        return text
 
     monkeypatch.setattr(_threads.Path, "read_text", read_text)
-    assert list(_threads._cgroup_quotas()) == expected
+    assert _threads._quota() == expected
 
 
 CHAIN = {
@@ -264,7 +250,7 @@ CALLS = {
         name: lambda n, name=name: getattr(alc.LogChain(**CHAIN, workers=n), name)()
         for name in ("log_partition", "entropy", "viterbi", "posterior", "filtered")
     },
-    "sample": lambda n: alc.LogChain(**CHAIN, workers=n).sample(2, np.random.default_rng(0)),
+    "sample": lambda n: alc.LogChain(**CHAIN, workers=n).sample(2, rng=np.random.default_rng(0)),
     "log_weight": lambda n: alc.LogChain(**CHAIN, workers=n).log_weight(np.zeros((3000, 40), int)),
 }
 
@@ -274,13 +260,13 @@ def test_as_many_workers_as_are_asked_for(monkeypatch, name):
     """Whoever shares out work sees the number, pullbacks and autograd included; bits are kept."""
     if name == "tensor":
         pytest.importorskip("torch")
-    seen, computing = [], quiet.__enter__
+    seen, computing = [], Context.computing
 
-    def enter(self):
+    def compute(self):
         seen.append(_threads.wanted())
         return computing(self)
 
-    monkeypatch.setattr(quiet, "__enter__", enter)
+    monkeypatch.setattr(Context, "computing", compute)
     found = [CALLS[name](n) for n in (1, 3)]
     assert set(seen) == {1, 3}
     for parts in zip(*(x if isinstance(x, tuple) else (x,) for x in found), strict=True):

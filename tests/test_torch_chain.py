@@ -1,13 +1,13 @@
 """Derivatives of chains of torch tensors: autograd, forward mode, transforms."""
 
 import importlib
+import weakref
 
 import numpy as np
 import pytest
 
 import arraylogchain as alc
-from arraylogchain import _chain_calls
-from tests.checks import mentions
+from arraylogchain._array import chains as array_chains
 
 # torch 2.13 warns of its own code when forward mode is first used.
 pytestmark = [
@@ -121,9 +121,9 @@ def test_counts_beside_gradients_that_overflow(torch, kind, weight):
 def test_posterior_takes_one_pass(torch, monkeypatch, logs):
     """Counts come from the pass that has the marginals, where gradients are of moderate size."""
     passes = []
-    compute = _chain_calls.value_and_pullback
+    compute = array_chains.value_and_pullback
     monkeypatch.setattr(
-        _chain_calls, "value_and_pullback", lambda *args: passes.append(1) or compute(*args)
+        array_chains, "value_and_pullback", lambda *args: passes.append(1) or compute(*args)
     )
     given = arguments(torch, SHAPES["one matrix"], logs)
     found = alc.LogChain(**given).posterior()
@@ -167,33 +167,6 @@ def test_vmap(torch, logs):
             g = theirs if f is ours else torch.func.grad(theirs, argnums=every)
             result, expected = (torch.func.vmap(h, in_dims)(*args) for h in (f, g))
             torch.testing.assert_close(result, expected)
-
-
-def test_training_step(torch):
-    """The parameters of a model, shared by all rows and steps, and only those that are needed."""
-    x = arguments(torch, ((5, 7, 3), (1, 3, 3), (3,)), logs=True, dtype="float32")
-    potentials = x["log_potentials"].detach()
-    logits, start = x["log_transitions"], x["log_initial"]
-
-    def loss():
-        chain = alc.LogChain(
-            potentials,
-            log_transitions=torch.log_softmax(logits, -1),
-            log_initial=torch.log_softmax(start, -1),
-        )
-        return -chain.log_partition().mean()
-
-    loss().backward()
-    first = logits.grad.clone()
-    loss().backward()
-    torch.testing.assert_close(logits.grad, 2 * first)
-    before = loss().item()
-    with torch.no_grad():
-        for parameter in (logits, start):
-            parameter -= 0.1 * parameter.grad
-        assert not loss().requires_grad
-    assert loss().item() < before
-    assert potentials.grad is None
 
 
 def test_repeated_backward_and_changes_in_place(torch):
@@ -361,36 +334,45 @@ def test_no_derivative_expands_shared_matrices(torch, logs):
     assert rows * T * K <= largest < rows * K * K
 
 
-def test_soft_masks(torch):
-    """States ruled out by a large number instead of -inf decide nothing, and hinder nothing."""
-    given = arguments(torch, ((2, 5, 3), (1, 3, 3), None), logs=True)
-    results = []
-    for mask in (-1e9, -INF):
-        x = given["log_potentials"].detach().clone()
-        x[:, 1:3, 0] = mask
-        x.requires_grad_()
-        z = alc.LogChain(x, log_transitions=given["log_transitions"]).log_partition()
-        (grad,) = torch.autograd.grad(z.sum(), x, create_graph=True)
-        results.append((grad, *torch.autograd.grad(grad.sin().sum(), x)))
-    torch.testing.assert_close(results[0], results[1])
-
-
 def test_what_is_refused(torch):
     given = arguments(torch, SHAPES["one matrix"], logs=True)
     chain = alc.LogChain(**given)
-    for name in ("forward_messages", "backward_messages"):
-        with pytest.raises(NotImplementedError, match=r"torch\.no_grad"):
-            getattr(chain, name)()
-        with torch.no_grad():
-            assert getattr(chain, name)().shape == (2, 3, 2)
     (first,) = torch.autograd.grad(
         chain.log_partition().sum(), given["log_potentials"], create_graph=True
     )
     (second,) = torch.autograd.grad(first.sin().sum(), given["log_potentials"], create_graph=True)
     with pytest.raises(NotImplementedError, match="third derivatives of log_partition"):
         second.sum().backward()
-    with pytest.raises(NotImplementedError, match="requires grad"):
+    with pytest.raises(NotImplementedError, match=r"vjp\.log_partition .* chain's log_partition"):
         alc.vjp.log_partition(chain)
+    for name in ("viterbi", "sample"):
+        with pytest.raises(NotImplementedError, match=rf"{name}\(\) has no derivatives"):
+            torch.func.vmap(lambda x, name=name: method(name, {"log_potentials": x})(x))(
+                torch.zeros(2, 1, 3)
+            )
+
+
+MESSAGES = ["forward_messages", "backward_messages"]
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+@chains
+@in_logs
+def test_messages(torch, shapes, logs, name):
+    given = arguments(torch, shapes, logs)
+    f, args = method(name, given), tuple(given.values())
+    detached = {key: x.detach() for key, x in given.items()}
+    assert torch.equal(f(*args).detach(), getattr(alc.LogChain(**detached), name)())
+    assert torch.autograd.gradcheck(f, args, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(f, args)
+
+
+def test_paths_need_no_gradient(torch):
+    chain = alc.LogChain(**arguments(torch, SHAPES["one matrix"], logs=True))
+    path, samples = chain.viterbi(), chain.sample(2, rng=0)
+    assert not path.log_weight.requires_grad
+    assert not samples.requires_grad
+    assert chain.log_weight(path.states).requires_grad
 
 
 def test_workspace(torch):
@@ -402,55 +384,27 @@ def test_workspace(torch):
     torch.testing.assert_close(torch.autograd.grad(small.sum(), args), whole)
 
 
-@pytest.mark.parametrize("shape", [None, (0, 3, 3), (1, 3, 3)])
-def test_second_derivatives_of_one_step(torch, shape):
-    """A chain of one step may come with no transitions or with one that is not used."""
-    x = torch.randn(1, 3, dtype=torch.float64)
-    transitions = None if shape is None else torch.rand(*shape, dtype=torch.float64)
+def test_states_are_let_go_after_backward(torch, monkeypatch):
+    """What a value leaves to gradients lives as long as its graph."""
+    kept, compute = [], array_chains.value_and_pullback
 
-    def value(x):
-        return alc.LogChain(x, transitions=transitions).log_partition()
+    def watched(*args):
+        value, pullback = compute(*args)
 
-    p = torch.softmax(x[0], 0)
-    expected = torch.diag(p) - p[:, None] * p
-    torch.testing.assert_close(torch.func.hessian(value)(x)[0, :, 0], expected)
-    _, tangent = torch.func.jvp(value, (x,), (torch.ones_like(x),))
-    torch.testing.assert_close(tangent, torch.ones_like(tangent))
+        def watched_pullback(*args):
+            return pullback(*args)
 
+        kept.append(weakref.ref(watched_pullback))
+        return value, watched_pullback
 
-def test_states_are_let_go_after_backward(torch):
-    """A graph that is kept computes them again."""
+    monkeypatch.setattr(array_chains, "value_and_pullback", watched)
     x = torch.randn(4, 7, 3, dtype=torch.float64, requires_grad=True)
     value = alc.LogChain(x, transitions=torch.rand(1, 3, 3, dtype=torch.float64)).log_partition()
     (first,) = torch.autograd.grad(value.sum(), x, retain_graph=True)
-    assert value.grad_fn.memo.left is None
     (second,) = torch.autograd.grad(value.sum(), x)
-    torch.testing.assert_close(first, second, rtol=0, atol=0)
-
-
-def test_tensors_and_arrays_do_not_mix(torch):
-    x = torch.randn(3, 2, requires_grad=True)
-    with pytest.raises(TypeError, match="transitions"):
-        alc.LogChain(x, transitions=np.ones((1, 2, 2)))
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "error"),
-    [
-        ("lengths", [0, 1, 9], ValueError),
-        ("lengths", [1.5, 1, 5], TypeError),
-        ("lengths", [1, 5], ValueError),
-        ("transitions", np.ones((1, 4, 4)), TypeError),
-        ("transitions", np.ones((1, 4, 4), int), TypeError),
-    ],
-)
-def test_mistakes_are_told_when_a_chain_is_made(torch_backend, name, value, error):
-    """Also with tensors that require grad, whose values are looked at later."""
-    torch = torch_backend.xp
-    x = torch.zeros(3, 5, 4, requires_grad=True)
-    options = {"transitions": torch.ones(1, 4, 4), name: value}
-    with pytest.raises(error, match=mentions(name)):
-        alc.LogChain(x, **options)
+    assert torch.equal(first, second)
+    assert len(kept) == 1
+    assert kept[0]() is None
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -7,36 +7,27 @@ import math
 import numpy as np
 
 from arraylogchain import _threads
-from arraylogchain._array.products import exact
-from arraylogchain._compiled.loops.compiling import Floats, bits_of, compiled, inlined, number_of
-from arraylogchain._context import DOUBLE, Array, Context, Precision
+from arraylogchain._compiled.compiling import Floats, bits_of, compiled, inlined, number_of
+from arraylogchain._context import DOUBLE, Array
 
 # Terms in a block that threads share.
 _BLOCK = 1 << 18
 
 
-def logsumexp_where(
-    ctx: Context,
-    out: Array,
-    a: Array,
-    b: Array,
-    wanted: Array,
-    precision: Precision,
-    block: int,
-    chunk: int,
-) -> Array:
-    """Return `out` with the wanted entries of `log(exp(a) @ exp(b))` computed one by one.
+def logsumexp_where(out: Array, a: Array, b: Array, wanted: Array) -> None:
+    """Write the wanted entries of `log(exp(a) @ exp(b))` into `out`.
 
-    The arguments are those of `_array.products.exact.logsumexp_where`, which takes over where there
-    are more terms than can be copied, and where there is NaN, or +inf, which gives NaN with -inf.
+    Parameters
+    ----------
+    out : array [batch, rows, cols]
+    a, b : array [batch, rows, K], [batch, K, cols]
+        Without NaN and +inf.
+    wanted : bool array [batch, rows, cols]
     """
-    inner = int(a.shape[-1])
-    if inner > chunk or not (np.max(a) < math.inf and np.max(b) < math.inf):
-        return exact.logsumexp_where(ctx, out, a, b, wanted, precision, block, chunk)
     # Copies of one layout, for which the loop is compiled once.
     left, right = (np.array(x, np.float64, order="C") for x in (a, np.swapaxes(b, -1, -2)))
     found, wanted = np.array(out, np.float64, order="C"), np.ascontiguousarray(wanted)
-    reach = math.log(inner / DOUBLE.eps) + 1.0
+    inner, reach = left.shape[-1], _reach(left)
     for n in range(wanted.shape[0]):
 
         def compute(start: int, stop: int, n: int = n) -> None:
@@ -45,7 +36,26 @@ def logsumexp_where(
 
         rows, cols = wanted.shape[1:]
         _threads.share(compute, rows, max(1, _BLOCK // (inner * cols)))
-    return found
+    out[...] = found
+
+
+def gradients_where(a: Array, b: Array, wanted: Array, h: Array) -> tuple[Array, Array]:
+    """Return the gradients of the sum of h times the wanted entries of `log(exp(a) @ exp(b))`.
+
+    The arguments are those of `logsumexp_where`, and h [batch, rows, cols]; the results are
+    [batch, rows, K] and [batch, cols, K]. Sums without a finite term have none.
+    """
+    left, right = (np.array(x, np.float64, order="C") for x in (a, np.swapaxes(b, -1, -2)))
+    weights, wanted = np.array(h, np.float64, order="C"), np.ascontiguousarray(wanted)
+    da, db = np.zeros_like(left), np.zeros_like(right)
+    for n in range(wanted.shape[0]):
+        _gradients(left[n], right[n], _reach(left), wanted[n], weights[n], da[n], db[n])
+    return da, db
+
+
+def _reach(x: Array) -> float:
+    """Return how far below the largest one terms cannot change a sum."""
+    return math.log(x.shape[-1] / DOUBLE.eps) + 1.0
 
 
 @inlined
@@ -54,24 +64,32 @@ def _in_order(bits: int) -> int:
     return bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF)
 
 
+@inlined
+def _largest(x: Floats, y: Floats) -> float:
+    """Return the largest x[k] + y[k], which are not NaN.
+
+    It is found among integers, whose order of comparison is free, so that the loop is vectorised.
+    """
+    largest = _in_order(bits_of(-np.inf))
+    for k in range(len(x)):
+        term = _in_order(bits_of(x[k] + y[k]))
+        largest = term if term > largest else largest
+    return number_of(_in_order(largest))  # type: ignore[no-any-return]
+
+
 @compiled
 def _logsumexps(a: Floats, b: Floats, reach: float, wanted: Array, out: Floats) -> None:
     """Write the logs of the sums over k of exp(a[i, k] + b[j, k]), which are not NaN.
 
     All terms that are left out, more than `reach` below the largest, cannot change a sum. On wide
-    ranges hardly any other one is left, so they are counted first. The largest one is found among
-    integers, whose order of comparison is free, so that the loop is vectorised.
+    ranges hardly any other one is left, so they are counted first.
     """
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
             if not wanted[i, j]:
                 continue
             x, y = a[i], b[j]
-            largest = _in_order(bits_of(-np.inf))
-            for k in range(len(x)):
-                term = _in_order(bits_of(x[k] + y[k]))
-                largest = term if term > largest else largest
-            top = number_of(_in_order(largest))
+            top = _largest(x, y)
             least, count = top - reach, 0
             for k in range(len(x)):
                 count += x[k] + y[k] >= least
@@ -82,3 +100,30 @@ def _logsumexps(a: Floats, b: Floats, reach: float, wanted: Array, out: Floats) 
                         total += math.exp(x[k] + y[k] - top)
                 top += math.log(total)
             out[i, j] = top
+
+
+@compiled
+def _gradients(
+    a: Floats, b: Floats, reach: float, wanted: Array, h: Floats, da: Floats, db: Floats
+) -> None:
+    """Add h[i, j] times the share of exp(a[i, k] + b[j, k]) in its sum to da[i, k] and db[j, k].
+
+    Shares that are left out are less than eps / K.
+    """
+    for i in range(h.shape[0]):
+        for j in range(h.shape[1]):
+            if not wanted[i, j]:
+                continue
+            x, y = a[i], b[j]
+            top = _largest(x, y)
+            if not top > -np.inf:
+                continue
+            least, total = top - reach, 0.0
+            for k in range(len(x)):
+                if x[k] + y[k] >= least:
+                    total += math.exp(x[k] + y[k] - top)
+            for k in range(len(x)):
+                if x[k] + y[k] >= least:
+                    p = math.exp(x[k] + y[k] - top) / total
+                    da[i, k] += h[i, j] * p
+                    db[j, k] += h[i, j] * p

@@ -1,6 +1,6 @@
-"""Kernels for CUDA devices, compiled by NVRTC through CuPy when they are first used.
+"""CUDA kernels, where array operations cannot serve; CuPy compiles and starts them.
 
-The ``.cu`` and ``.cuh`` files are the kernels. Beside them, the geometry and the order of launches
-are worked out from shapes and strides alone, as plain data: a test runs the same launches with the
-same source on a CPU. Only `device` talks to CuPy and torch.
+`products` has the log-sum-exp matmul and the max-plus one, `chains` the recursion of chains; the
+``.cu`` files beside them are the kernels. `device` knows where memory and streams come from,
+`kernels` compiles, and `self_check` compares a kernel with NumPy before it is first used.
 """

@@ -9,18 +9,18 @@ used.
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from arraylogchain._context import Array
-from arraylogchain._cuda import modules
-from arraylogchain._cuda.launch import Kernel, Launch
+from arraylogchain._cuda.kernels import OPTIONS, Kernel, Launch, compiled
 
 OLDEST_ARCHITECTURE = 75
 OLDEST_CUPY = (14, 2)  # the first whose cache on disk knows kernels by their template arguments
@@ -31,31 +31,6 @@ _PROBE = """
 #include <cuda_fp16.h>
 extern "C" __global__ void probe() {}
 """
-
-
-@dataclass(slots=True)
-class Remembered:
-    """What this process has found out about a device.
-
-    Attributes
-    ----------
-    launched : set of Kernel
-    loaded : set of tuple
-        Operations whose kernels have been compiled; see `first_use`.
-    checked : dict
-        How many kernels had been launched when an operation was last found right; see
-        `self_check`.
-    measured : dict
-        What implementations take; see `tuning`.
-    tapes : dict
-        Launches of calls; see `tape`.
-    """
-
-    launched: set[Kernel] = field(default_factory=set)
-    loaded: set[tuple[str, ...]] = field(default_factory=set)
-    checked: dict[tuple[str, str], int] = field(default_factory=dict)
-    measured: dict[str, dict[str, float] | None] = field(default_factory=dict)
-    tapes: dict[Any, Any] = field(default_factory=dict)
 
 
 class Device(Protocol):
@@ -69,15 +44,16 @@ class Device(Protocol):
     architecture : int
         The compute capability, 90 for 9.0.
     identity : str
-        Its model, the driver's version, CuPy's version.
-    remembered : Remembered
+        Its model, and the versions of the driver, NVRTC and CuPy.
+    known : dict of Kernel to bool
+        Kernels that have been loaded and found right here, or that cannot be used.
     """
 
     multiprocessors: int
     shared_memory: int
     architecture: int
     identity: str
-    remembered: Remembered
+    known: dict[Kernel, bool]
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Return new memory, from the library's own pool, for use on its current stream."""
@@ -88,13 +64,13 @@ class Device(Protocol):
     def strides(self, x: Array) -> tuple[int, ...]:
         """Return the strides of an array in elements."""
 
-    def dtype_name(self, x: Array) -> str:
-        """Return float16, bfloat16, float32, ..."""
+    def multiply(self, a: Array, b: Array) -> Array:
+        """Queue a matrix multiply, of float32 in float32: no switch makes it TF32."""
 
     def run(self, launch: Launch) -> None:
         """Queue a kernel on the library's current stream; this does not wait for it."""
 
-    def load(self, source: str, kernel: str) -> None:
+    def load(self, kernel: Kernel) -> None:
         """Make a kernel ready to run: while a graph is captured, none can be loaded."""
 
     def seconds(self, run: Callable[[], object]) -> float:
@@ -103,12 +79,6 @@ class Device(Protocol):
     def is_capturing(self) -> bool:
         """Tell whether a graph is captured, on the library's current stream."""
 
-    def copied(self, numbers: np.ndarray) -> Array:
-        """Queue a copy of integers of the host; this does not wait for it.
-
-        Not while a graph is captured: what it copies later need not be there any more.
-        """
-
 
 class Unavailable(str):
     """Why kernels cannot be used: a sentence without its full stop."""
@@ -116,7 +86,7 @@ class Unavailable(str):
     __slots__ = ()
 
 
-class NotNow(Unavailable):
+class _NotNow(Unavailable):
     """A reason that may have passed by the next call."""
 
     __slots__ = ()
@@ -143,7 +113,7 @@ def find(library: str, device: Any) -> Device | Unavailable:
     if (library, index) in _known:
         return _known[library, index]
     found = _open(library, index)
-    if not isinstance(found, NotNow):
+    if not isinstance(found, _NotNow):
         _known[library, index] = found
     return found
 
@@ -159,47 +129,45 @@ def _open(library: str, index: int) -> Device | Unavailable:
     # It makes a folder for its cache, which may not be allowed, ...
     except Exception as error:
         return Unavailable(f"CuPy, which compiles the kernels, cannot be imported: {error}")
-    if not _is_new_enough(cupy.__version__):
-        return Unavailable(f"CuPy 14.2 or newer is needed, and this is {cupy.__version__}")
-    if cupy.cuda.runtime.is_hip or (library == "torch" and sys.modules["torch"].version.hip):
-        return Unavailable("the kernels are for CUDA, and this is a ROCm device")
+    if (problem := _of_versions(cupy, library)) is not None:
+        return problem
     try:
         with cupy.cuda.Device(index) as device:
             architecture = int(device.compute_capability)
     except RuntimeError as error:
-        return NotNow(f"CuPy cannot use CUDA device {index}: {_first_line(error)}")
+        return _NotNow(f"CuPy cannot use CUDA device {index}: {_first_line(error)}")
     if architecture < OLDEST_ARCHITECTURE:
         return Unavailable(
             f"CUDA device {index} has compute capability {architecture / 10}, "
             f"and the kernels need {OLDEST_ARCHITECTURE / 10} or newer"
         )
-    try:
-        cupy.cuda.nvrtc.getVersion()
-    except RuntimeError as error:
-        return Unavailable(
-            f"NVRTC, CUDA's compiler, cannot be loaded; pip install 'cupy-cuda13x[ctk]' brings it "
-            f"(cupy-cuda12x for CUDA 12): {_first_line(error)}"
-        )
+    # A missing or broken library is found out in many ways, an AssertionError among them.
     try:
         with cupy.cuda.Device(index):
-            cupy.RawModule(code=_PROBE, options=modules.OPTIONS).get_function("probe")
-    # Headers that are missing, a driver too old for what was compiled, a cache not writable, ...
+            cupy.RawModule(code=_PROBE, options=OPTIONS).get_function("probe")
     except Exception as error:
-        # A compiler that is there and refuses will do so again, which takes its time.
-        kind = Unavailable if type(error).__name__ == "CompileException" else NotNow
-        return kind(f"CuPy cannot compile for CUDA device {index}: {_first_line(error)}")
+        package = f"cupy-cuda{cupy.cuda.runtime.runtimeGetVersion() // 1000}x[ctk]"
+        return Unavailable(
+            f"CUDA's compiler NVRTC, or its headers, are missing or do not work; "
+            f"pip install '{package}' brings them: {_first_line(error)}"
+        )
     if library == "cupy":
         return CupyDevice(cupy, index)
     return TorchDevice(cupy, sys.modules["torch"], index)
 
 
+def _of_versions(cupy: Any, library: str) -> Unavailable | None:
+    """Return what is wrong with what is installed."""
+    numbers = re.match(r"(\d+)\.(\d+)", cupy.__version__)
+    if numbers is not None and (int(numbers[1]), int(numbers[2])) < OLDEST_CUPY:
+        return Unavailable(f"CuPy 14.2 or newer is needed, and this is {cupy.__version__}")
+    if cupy.cuda.runtime.is_hip or (library == "torch" and sys.modules["torch"].version.hip):
+        return Unavailable("the kernels are for CUDA, and this is a ROCm device")
+    return None
+
+
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _is_new_enough(version: str) -> bool:
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    return numbers is None or (int(numbers[1]), int(numbers[2])) >= OLDEST_CUPY
 
 
 class _CudaDevice:
@@ -213,21 +181,20 @@ class _CudaDevice:
         self.multiprocessors = int(attributes["MultiProcessorCount"])
         self.shared_memory = int(attributes["MaxSharedMemoryPerBlockOptin"])
         self.architecture = int(self._current.compute_capability)
-        runtime = cupy.cuda.runtime
-        name = runtime.getDeviceProperties(index)["name"].decode()
-        driver = runtime.driverGetVersion()
-        self.identity = f"{name}, driver {driver}, CuPy {cupy.__version__}"
-        self.remembered = Remembered()
+        name = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
+        driver, nvrtc = cupy.cuda.runtime.driverGetVersion(), cupy.cuda.nvrtc.getVersion()
+        self.identity = (
+            f"{name}, driver {driver}, NVRTC {'.'.join(map(str, nvrtc))}, CuPy {cupy.__version__}"
+        )
+        self.known: dict[Kernel, bool] = {}
 
     def _here(self) -> AbstractContextManager[Any]:
         """Make the device current, and on it the stream that is the library's current one."""
         return self._current  # type: ignore[no-any-return]
 
     def run(self, launch: Launch) -> None:
-        name = Kernel(launch.source, launch.kernel)
         with self._here():
-            kernel = modules.compiled(*name, self._index, self.shared_memory)
-            self.remembered.launched.add(name)
+            kernel = compiled(launch.kernel, self._index, self.shared_memory)
             arguments = self._pointers(launch.arguments)
             kernel((launch.grid,), (launch.block,), arguments, shared_mem=launch.shared_memory)
 
@@ -235,13 +202,17 @@ class _CudaDevice:
         """Return arguments as CuPy takes them."""
         return arguments
 
-    def load(self, source: str, kernel: str) -> None:
+    def load(self, kernel: Kernel) -> None:
         with self._current:
-            modules.compiled(source, kernel, self._index, self.shared_memory)
+            compiled(kernel, self._index, self.shared_memory)
 
     def is_capturing(self) -> bool:
         with self._here():
-            return bool(self._cupy.cuda.get_current_stream().is_capturing())
+            try:
+                return bool(self._cupy.cuda.get_current_stream().is_capturing())
+            except self._cupy.cuda.runtime.CUDARuntimeError:
+                # Another thread captures, in a mode in which nobody may load a kernel.
+                return True
 
     def seconds(self, run: Callable[[], object]) -> float:
         cuda = self._cupy.cuda
@@ -252,6 +223,13 @@ class _CudaDevice:
             end.record()
             end.synchronize()
             return float(cuda.get_elapsed_time(begin, end)) / 1e3
+
+    def _multiply(self, a: Array, b: Array, out: Array) -> Array:
+        """Write a product of CuPy's arrays to `out`."""
+        if a.dtype == np.float32 and os.environ.get("CUPY_TF32") == "1":
+            out[...] = self._cupy.matmul(a.astype(np.float64), b.astype(np.float64))
+            return out
+        return self._cupy.matmul(a, b, out=out)
 
 
 class CupyDevice(_CudaDevice):
@@ -267,12 +245,9 @@ class CupyDevice(_CudaDevice):
     def strides(self, x: Array) -> tuple[int, ...]:
         return tuple(step // x.dtype.itemsize for step in x.strides)
 
-    def dtype_name(self, x: Array) -> str:
-        return str(x.dtype.name)
-
-    def copied(self, numbers: np.ndarray) -> Array:
+    def multiply(self, a: Array, b: Array) -> Array:
         with self._current:
-            return self._cupy.asarray(numbers)  # by way of pinned memory
+            return self._multiply(a, b, self.empty(_shape(a, b), str(a.dtype)))
 
 
 class TorchDevice(_CudaDevice):
@@ -292,8 +267,11 @@ class TorchDevice(_CudaDevice):
     def strides(self, x: Array) -> tuple[int, ...]:
         return tuple(x.stride())
 
-    def dtype_name(self, x: Array) -> str:
-        return str(x.dtype).removeprefix("torch.")
+    def multiply(self, a: Array, b: Array) -> Array:
+        out = self.empty(_shape(a, b), str(a.dtype).removeprefix("torch."))
+        with self._here():
+            self._multiply(*(self._cupy.from_dlpack(x.detach()) for x in (a, b, out)))
+        return out
 
     @contextmanager
     def _here(self) -> Iterator[None]:
@@ -306,9 +284,11 @@ class TorchDevice(_CudaDevice):
         tensor = self._torch.Tensor
         return tuple(np.uint64(x.data_ptr()) if isinstance(x, tensor) else x for x in arguments)
 
-    def copied(self, numbers: np.ndarray) -> Array:
-        pinned = self._torch.from_numpy(numbers).pin_memory()
-        return pinned.to(self._torch.device("cuda", self._index), non_blocking=True)
+
+def _shape(a: Array, b: Array) -> tuple[int, ...]:
+    """Return the shape of a matrix product."""
+    batch = np.broadcast_shapes(tuple(a.shape[:-2]), tuple(b.shape[:-2]))
+    return (*batch, int(a.shape[-2]), int(b.shape[-1]))
 
 
 @dataclass(frozen=True, slots=True)

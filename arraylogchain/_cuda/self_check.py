@@ -1,313 +1,331 @@
 """Kernels prove themselves on the device they meet, before their first results are handed out.
 
-When an operation has launched a kernel for the first time, small hard cases of the operation that
-launch it are computed by kernels and, on the host, by the array implementation in float64. Passed:
-that is remembered on disk, for the model of the device, its driver, CuPy and the kernel's source.
-Failed: a warning, and another implementation computes from then on.
+One small hard case of each kernel is compared with NumPy in long double or float64. Passed: an
+empty file remembers that, for the model of the device, its driver, NVRTC, CuPy and the kernel's
+source. Failed, or refused by the compiler or the driver: a warning, and array operations compute
+from then on.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import math
 import os
+import platform
+import threading
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import suppress
 from functools import partial
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
-import array_api_compat.numpy
 import numpy as np
 
-from arraylogchain import _arrays, _dispatch
-from arraylogchain._context import SINGLE, Array, Context
-from arraylogchain._cuda import records
-from arraylogchain._cuda.device import Device
-from arraylogchain._cuda.first_use import Probe, load
-from arraylogchain._cuda.launch import Kernel
+from arraylogchain import __version__
+from arraylogchain._arrays import enter, on_host
+from arraylogchain._context import Array, Context
+from arraylogchain._cuda.device import find
+from arraylogchain._cuda.kernels import INSTANTIATIONS, Kernel, source_text
 from arraylogchain._fold import fold
-from arraylogchain._inputs.chain import PARTS, Chain
+from arraylogchain._text import duration
 
-# Makes arrays of a context, calls an implementation with them, and returns its results.
-Case = Callable[[Callable[..., Any], Context], list[Array]]
-
-# Rows, terms and columns, and workspace: products for each of the kernels for small ones, for thin
-# ones, and of tiles, those for few rows and the largest among them; the first of these in parts of
-# its terms by several blocks, the last by several launches.
-_PRODUCTS = (
-    *(((n - 1, n, n - 3), 1 << 22) for n in (8, 16, 32)),
-    *(((rows, 70, 45), 1 << 22) for rows in (1, 2, 3)),
-    ((60, 37, 61), 1 << 22),
-    ((15, 1100, 120), 1 << 22),
-    ((250, 120, 250), 1 << 24),
-    ((40, 200, 50), 30_000),
-)
-# Rows and states, likewise.
-_CHAINS = (
-    *((5, states) for states in (3, 7, 13, 30)),
-    *((rows, 37) for rows in (1, 3, 9, 17)),
-)
-_STEPS, _WORKSPACE = 6, 1 << 24
-
-_LOGS = (
-    *("logmatmulexp", "maxplus_matmul", "log_partition", "forward_messages", "backward_messages"),
-    *("viterbi", "log_weight"),
-)
-_EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
-# The largest G of an entry that is proved: the logarithm of eps over the smallest normal number.
-_LARGEST_GAP = {"float32": 72, "float64": 673}
-
-# On which model of device which operation failed by which kernels.
-_failed: set[tuple[str, str, str]] = set()
+_lock = threading.Lock()
 
 
-class Finding(NamedTuple):
-    """The largest error of some cases, as a multiple of what is allowed, and what is wrong."""
-
-    error: float
-    problem: str | None
-
-
-def has_failed(device: Device, operation: str, backend: str = "cuda") -> bool:
-    """Tell whether an operation's kernels have failed their check on this model of device."""
-    return (device.identity, operation, backend) in _failed
+def is_usable(ctx: Context, kernel: Kernel) -> bool:
+    """Tell whether a kernel is right on this device; it is loaded, and checked if it is new."""
+    known = ctx.kernels.known
+    if kernel not in known:
+        with _lock:
+            if kernel not in known:
+                known[kernel] = _has_no_problem(ctx, kernel)
+    return bool(known[kernel])
 
 
-def is_trusted(ctx: Context, operation: str, backend: str = "cuda") -> bool:
-    """Tell whether what an operation's kernels have computed can be handed out."""
+def _has_no_problem(ctx: Context, kernel: Kernel) -> bool:
     device = ctx.kernels
-    if isinstance(device, Probe):
-        return True  # this is the check
-    if has_failed(device, operation, backend):
-        return False
-    remembered = device.remembered
-    count = len(remembered.launched)
-    if remembered.checked.get((operation, backend)) == count:
-        return True  # no kernel is new
-    # While a graph is captured nothing can be read; the call before it has checked.
-    if os.environ.get("ARRAYLOGCHAIN_SELF_CHECK") == "0" or device.is_capturing():
-        return True
-    subjects = {
-        kernel: (device.identity, f"{operation} by {kernel.name}", kernel.source)
-        for kernel in remembered.launched.copy()
-    }
-    new = {kernel for kernel, subject in subjects.items() if records.read(*subject) is None}
-    problem = check(ctx, operation, new, backend).problem if new else None
-    if problem is not None:
-        _failed.add((device.identity, operation, backend))
-        warnings.warn(
-            f"the CUDA kernels of {operation} failed their check on {device.identity}: {problem}; "
-            f"others, or array operations, take over from now on. Please report this, with what "
-            f"python -m arraylogchain --device cuda --check prints",
-            RuntimeWarning,
-            stacklevel=2,
+    if device.is_capturing():
+        raise RuntimeError(
+            f"a CUDA graph is being captured, and the kernel {kernel.name} has not been loaded; "
+            "make the same call once before the capture"
         )
-        return False
-    for kernel in new:
-        records.write(*subjects[kernel])
-    remembered.checked[operation, backend] = count
-    return True
-
-
-def check(
-    ctx: Context, operation: str, kernels: set[Kernel] | None = None, backend: str = "cuda"
-) -> Finding:
-    """Compare results of an operation's cases, those alone that some kernels take part in."""
-    cuda, array = (_dispatch.implementation(operation, name) for name in (backend, "array"))
-    device, host, largest = ctx.kernels, _host(), 0.0
     try:
-        chosen = []
-        for case, reach in _cases(ctx, operation):
-            # Cases choose the same launches wherever they run.
-            probe = Probe(device, multiprocessors=2)
-            case(cuda, replace(ctx, kernels=probe))
-            if kernels is None or probe.remembered.launched & kernels:
-                chosen.append((case, reach, probe))
-        load(device, {kernel for *_, probe in chosen for kernel in probe.remembered.launched})
-        for case, reach, probe in chosen:
-            probe.runs = True
-            found = case(cuda, replace(ctx, kernels=probe))
-            error, ratio = _largest_error(ctx, operation, reach, found, case(array, host))
-            largest = max(largest, ratio)
-            if ratio > 1:
-                names = ", ".join(sorted(kernel.name for kernel in probe.remembered.launched))
-                return Finding(largest, f"{names} err by {error:.3g}")
-    except Exception as failure:  # a launch that the driver refuses, ...
-        return Finding(np.inf, f"{type(failure).__name__}: {failure}")
-    return Finding(largest, None)
+        device.load(kernel)
+        if _has_passed(device, kernel):
+            return True
+        problem = check(ctx, kernel)
+    except Exception as error:  # the compiler's, the driver's, ...
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            raise
+        problem = f"{type(error).__name__}: {error}"
+    if problem is None:
+        _remember(device, kernel)
+        return True
+    warnings.warn(
+        f"the CUDA kernel {kernel.name} cannot be used on {device.identity}: {problem}; array "
+        "operations take its place from now on. Please report this, with what "
+        "python -m arraylogchain --device cuda --check prints",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return False
 
 
-def _largest_error(
-    ctx: Context, operation: str, reach: float, found: list[Array], exact: list[np.ndarray]
-) -> tuple[float, float]:
-    """Return the error that is the largest multiple of what is allowed, and that multiple."""
-    worst, eps = (0.0, 0.0), _EPS[ctx.precision.name]
-    # What lies beyond the dtype's range comes out as an infinity.
-    limit = np.finfo("float16" if ctx.result_name == "float16" else ctx.precision.name).max
-    for x, y in zip(found, exact, strict=True):
-        if "int" not in str(x.dtype):
-            x = ctx.xp.astype(x, ctx.dtype(ctx.precision), copy=False)
-        z, y = (
-            np.clip(np.asarray(of_one, np.float64), -limit, limit)
-            for of_one in (_arrays.on_host("result", x), y)
-        )
-        error, size = np.abs(z - y), np.abs(y)
-        # An absolute error in logarithms is a relative error of a posterior weight.
-        units = 1.0 if operation in _LOGS else np.maximum(size, 1)
-        ratio = error / (2 * _EPS[ctx.result_name] * size + eps * reach * units)
-        right = (z == y) | (np.isnan(z) & np.isnan(y))
-        error, ratio = (np.where(right, 0, np.nan_to_num(n, nan=np.inf)) for n in (error, ratio))
-        if ratio.size and ratio.max() > worst[1]:
-            worst = float(error.flat[ratio.argmax()]), float(ratio.max())
-    return worst
+def check(ctx: Context, kernel: Kernel) -> str | None:
+    """Return what is wrong with a kernel, by its hard case."""
+    ratio = largest_error(ctx, kernel)
+    return None if ratio <= 1 else f"results err by {ratio:.3g} times what is allowed"
 
 
-def _host() -> Context:
-    """Return the context of the reference: without compiled loops, which take a second to load."""
-    namespace = SimpleNamespace(**vars(array_api_compat.numpy))
-    return replace(_arrays._numpy_context("float64"), xp=namespace, kernels=None)
+def largest_error(ctx: Context, kernel: Kernel) -> float:
+    """Return the largest error of a kernel's hard case, as a part of what is allowed."""
+    name = kernel.name.partition("<")[0]
+    case = {"chain_steps": _steps, "chain_trace": _trace}.get(name, _product)
+    with ctx.computing(), np.errstate(all="ignore"):
+        pairs = list(case(ctx, kernel))
+    return max(_ratio(ctx, *pair) for pair in pairs)
 
 
-def _cases(ctx: Context, operation: str) -> Iterator[tuple[Case, float]]:
-    """Yield cases, and how large their errors may be: what a log may err by, in eps."""
-    gap = _LARGEST_GAP[ctx.precision.name]
-    if operation in _dispatch.PRODUCTS:
-        for sizes, workspace in _PRODUCTS:
-            operands = _operands(ctx, *sizes)
-            yield partial(_product, operation, operands, workspace), 3 * gap + 4 * sizes[1]
+def _remember(device: Any, kernel: Kernel) -> None:
+    """Note on disk that a kernel has passed, if that can be done."""
+    with suppress(OSError):
+        _record(device, kernel).parent.mkdir(parents=True, exist_ok=True)
+        _record(device, kernel).touch()
+
+
+def _has_passed(device: Any, kernel: Kernel) -> bool:
+    if os.environ.get("ARRAYLOGCHAIN_SELF_CHECK") == "0":
+        return True
+    with suppress(OSError):
+        return _record(device, kernel).exists()
+    return False
+
+
+def _record(device: Any, kernel: Kernel) -> Path:
+    text = f"{device.identity} {__version__} {kernel.name} {source_text(kernel.source)}"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    return Path(cache) / "arraylogchain" / hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _ratio(ctx: Context, found: Array, exact: np.ndarray, reach: float) -> float:
+    """Return the largest error as a part of eps * (2 |exact| + reach)."""
+    if "float16" in ctx.result_name and "int" not in str(found.dtype):
+        found = ctx.xp.astype(found, ctx.xp.float32)
+    y = np.asarray(on_host("result", found), np.float64)
+    eps = {"float16": 2.0**-10, "bfloat16": 2.0**-7}.get(ctx.result_name, ctx.precision.eps)
+    with np.errstate(all="ignore"):
+        error = np.abs(y - exact) / (2 * eps * np.abs(exact) + ctx.precision.eps * reach)
+    error = np.where((y == exact) | (np.isnan(y) & np.isnan(exact)), 0, error)
+    return float(np.max(np.nan_to_num(error, nan=np.inf), initial=0.0))
+
+
+def _entries(ctx: Context, rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Return numbers that every dtype has: some of them in wide ranges, zeros, infinities."""
+    depth = 120.0 if ctx.precision.name == "float32" else 800.0
+    x = np.rint(rng.normal(0, 3, shape))
+    x[..., 3::7, :] *= 20
+    x[..., ::5, 1:] -= depth
+    x[..., 4::9, 2:] = -np.inf
+    return x
+
+
+def _log_sum_exp(x: np.ndarray, axis: int) -> np.ndarray:
+    top = np.max(x, axis=axis, keepdims=True)
+    top = np.where(np.isfinite(top), top, 0)
+    logs: np.ndarray = np.log(np.sum(np.exp(x - top), axis=axis, keepdims=True)) + top
+    return np.squeeze(logs, axis)
+
+
+def _product(ctx: Context, kernel: Kernel) -> Iterator[tuple[Array, np.ndarray, float]]:
+    """Multiply two tiles by two, whose edges stand out; maxima do not meet."""
+    from arraylogchain._cuda import products
+
+    rng = np.random.default_rng(0)
+    a, b = _entries(ctx, rng, 70, 37), _entries(ctx, rng, 66, 37).T
+    left, right = (ctx.to_result(ctx.xp.asarray(x, device=ctx.device)) for x in (a, b))
+    terms, layout = a[:, :, None] + b, fold(a.shape, b.shape)
+    if kernel.name.startswith("maxplus"):
+        values, indices = products.maxplus(ctx, layout, left, right)
+        yield values, terms.max(1), 0.0
+        yield indices, terms.argmax(1), 0.0
     else:
-        for rows, states in _CHAINS:
-            for in_logs in (False, True):
-                weights = _weights(ctx, rows, states, in_logs)
-                reach = _STEPS * (3 * gap + 4 * states) + 4 * rows
-                for segments in (1, 2) if operation == "log_partition" else (1,):
-                    yield partial(_chain, operation, weights, in_logs, segments), reach
+        compute = products.by_blas if kernel.name.startswith("settle") else products.by_tiles
+        yield compute(ctx, layout, left, right), _log_sum_exp(terms, 1), _reach(ctx, 37)
 
 
-def _entries(rng: np.random.Generator, ctx: Context, sd: float, *shape: int) -> np.ndarray:
-    """Return normal entries that every dtype represents exactly."""
-    unit = 1 if ctx.result_name in ("float16", "bfloat16") else 8
-    return np.rint(rng.normal(0, sd * unit, shape)) / unit
+def _reach(ctx: Context, terms: int) -> float:
+    """Return G + c of the error model: a proved sum is at least tiny / eps."""
+    return 3 * math.log(ctx.precision.eps / ctx.precision.tiny) + 4 * terms
 
 
-def _depth(ctx: Context) -> int:
-    """Return how far below the others weights lie that only exact sums do not lose."""
-    return 110 if ctx.precision is SINGLE else 800
+def _chain(ctx: Context, states: int, rows: int, has_one: bool) -> tuple[Any, Any, Any]:
+    """Return potentials and matrices, in logs, and a piece of two groups of rows of two lengths."""
+    from arraylogchain._array.chains.pieces import pieces
+    from arraylogchain._inputs import Chain
+
+    rng, steps, groups = np.random.default_rng(1), 5, 1 if has_one else 2
+    x = _entries(ctx, rng, groups, rows, steps, states)
+    logs = _entries(ctx, rng, groups, 1 if has_one else steps - 1, states, states)
+    lengths = None if groups > 1 else np.where(np.arange(rows) < rows // 2, steps - 2, steps)
+    chain = Chain(
+        batch=(groups, rows),
+        num_steps=steps,
+        num_states=states,
+        potentials=ctx.to_result(ctx.xp.asarray(x, device=ctx.device)),
+        transitions=ctx.to_result(ctx.xp.asarray(logs[:, None], device=ctx.device)),
+        transitions_in_logs=True,
+        lengths=None if lengths is None else lengths[None],
+    )
+    (piece,) = pieces(ctx, chain, groups, rows)
+    order = np.arange(rows) if lengths is None else np.argsort(-lengths, kind="stable")
+    return x[:, order], np.broadcast_to(logs, (groups, steps - 1, states, states)), piece
 
 
-def _operands(ctx: Context, rows: int, terms: int, columns: int) -> tuple[np.ndarray, ...]:
-    """Return operands, and cotangents: maxima that do not meet, wide ranges, zeros."""
-    rng = np.random.default_rng(rows)
-    a, b = _entries(rng, ctx, 3, rows, terms), _entries(rng, ctx, 3, terms, columns)
-    a[5::6, 1:] -= _depth(ctx)
-    b[:-1, ::5] -= _depth(ctx)
-    a[3::8] *= 20
-    a[4::9, 3:] = a[2::5, terms // 2] = b[terms // 3, 1::4] = -np.inf
-    return a, b, _entries(rng, ctx, 4, rows, columns)
+def _steps(ctx: Context, kernel: Kernel) -> Iterator[tuple[Array, np.ndarray, float]]:
+    """Take rows of two lengths, or two groups with matrices of each step, both ways."""
+    from arraylogchain._array.chains.pieces import LEFT
+    from arraylogchain._cuda.chains import Geometry, KernelRecursion
+
+    *_, sums, in_warp, rows, on_chip = kernel.name.rstrip(">").replace(" ", "").split(",")
+    geometry = Geometry(sums == "true", in_warp == "true", int(rows), on_chip == "true")
+    states = 5 if geometry.in_warp else 37
+    x, logs, piece = _chain(ctx, states, geometry.rows + 5, geometry.on_chip)
+    whole, recursion = slice(0, 5), KernelRecursion(piece, 1 << 24, geometry)
+    reach = 5 * _reach(ctx, states)
+    lengths = np.full(x.shape[:2], 5) if piece.lengths is None else piece.lengths
+    for backward in (False, True) if geometry.sums else (False,):
+        exact = _walk(x, logs, lengths, backward, _log_sum_exp if geometry.sums else np.max)
+        if geometry.sums:
+            messages = recursion.advance(None, whole, backward, LEFT).left
+            assert messages is not None
+            left = messages.logs(ctx)[(slice(None, -1) if backward else slice(1, None)), ...]
+        else:
+            # Known but for a shift: the largest of each step tells it.
+            left, _ = recursion.best(None, whole, keep=True)
+            exact, left = (z - _tops(z) for z in (exact, on_host("result", left)))
+            left = ctx.xp.asarray(left, device=ctx.device)
+        for t in range(5):
+            real = np.argwhere(lengths > t)
+            yield from ((left[t, g, r], exact[t, g, r], reach) for g, r in real)
 
 
-def _product(
-    operation: str,
-    operands: tuple[np.ndarray, ...],
-    workspace: int,
-    function: Callable[..., Any],
-    ctx: Context,
-) -> list[Array]:
-    a, b, g = operands
-    layout = fold(a.shape, b.shape)
-    # Of some operands terms are neighbours in memory, of others rows or columns.
-    left, right = _array(ctx, a), _array(ctx, b)
-    if len(a) % 2:
-        right = ctx.xp.permute_dims(_array(ctx, b.T), (1, 0))
-    else:
-        left = ctx.xp.permute_dims(_array(ctx, a.T), (1, 0))
-    arguments: tuple[Any, ...] = (left, right)
-    if operation.endswith("gradients"):
-        host = _host()
-        value = _dispatch.implementation("logmatmulexp", "array")(host, layout, a, b, _WORKSPACE)
-        arguments = (left, right, _array(ctx, value), _array(ctx, g))
-    if operation == "maxplus_gradients":
-        best = _dispatch.implementation("maxplus_matmul", "array")
-        values, indices = best(host, layout, a, b, _WORKSPACE)
-        indices = ctx.xp.asarray(indices, device=ctx.device)
-        arguments = ((a.shape, b.shape), indices, _array(ctx, g), _array(ctx, values))
-    found = function(ctx, layout, *arguments, workspace if ctx.kernels else _WORKSPACE)
-    return list(found) if isinstance(found, tuple) else [found]
+def _tops(x: np.ndarray) -> np.ndarray:
+    top = np.max(x, axis=-1, keepdims=True)
+    return np.where(np.isfinite(top), top, 0)
 
 
-def _weights(ctx: Context, rows: int, states: int, in_logs: bool) -> dict[str, np.ndarray]:
-    """Return a chain's weights over wide ranges.
+def _walk(
+    x: np.ndarray, logs: np.ndarray, lengths: np.ndarray, backward: bool, join: Callable[..., Any]
+) -> np.ndarray:
+    """Return what leaves each step, [T, groups, rows, K], by sums over pairs of states."""
+    x = np.moveaxis(x, 2, 0)
+    left, steps = x.copy(), len(x)
+    for t in range(steps - 2, -1, -1) if backward else range(1, steps):
+        if backward:
+            moved = join(logs[:, None, t] + left[t + 1][..., None, :], -1)
+            left[t] += np.where((t < lengths - 1)[..., None], moved, 0)
+        else:
+            left[t] += join(logs[:, None, t - 1] + left[t - 1][..., :, None], -2)
+    return left
 
-    As logs, one matrix in which even and odd states never meet: in some rows the even ones fall far
-    behind, and decide at last. Linear ones without zeros, whose derivatives could be infinite.
+
+def _trace(ctx: Context, kernel: Kernel) -> Iterator[tuple[Array, np.ndarray, float]]:
+    """Go back through what the recursion would keep."""
+    from arraylogchain._cuda.chains import Geometry, KernelRecursion
+
+    x, logs, piece = _chain(ctx, 37, 6, has_one=False)
+    left = np.moveaxis(x, 2, 0)
+    after = np.arange(12).reshape(2, 6)
+    on_device = ctx.load(ctx.xp.asarray(left, device=ctx.device), ctx.precision)
+    recursion = KernelRecursion(piece, 1 << 24, Geometry(False, False, 1, False))
+    found = recursion.trace(on_device, ctx.xp.asarray(after, device=ctx.device), slice(0, 5))
+    exact = np.empty((5, 2, 6))
+    exact[4] = state = after
+    # What a whole matrix has in common changes no maximum; it is taken off to round alike.
+    for t in range(3, -1, -1):
+        to_state = np.stack([logs[g, t][:, state[g]].T for g in range(2)])
+        exact[t] = state = np.argmax(left[t] + to_state, -1)
+    yield found, exact, 0.0
+
+
+# ---------------------------------------------------------------------------------- the report
+
+
+def report() -> bool:
+    """Compare every kernel with NumPy and print times beside cuBLAS's; tell whether all are right.
+
+    Raises
+    ------
+    RuntimeError
+        Why there is no device on which kernels run.
     """
-    rng = np.random.default_rng(states)
-    ends = np.rint(rng.uniform(0, 8, (2, rows, states))) / 8
-    potentials = _entries(rng, ctx, 5, rows, _STEPS, states)
-    potentials[1::2] *= 5
-    potentials[:, 4, 1] = -np.inf
-    transitions = np.rint(rng.uniform(1, 8, (_STEPS - 1, states, states))) / 8
-    if in_logs:
-        transitions, ends = -40 * transitions[:1], -40 * ends
-        transitions[:, ::2, 1::2] = transitions[:, 1::2, ::2] = -np.inf
-        potentials[::2, 2:4, ::2] -= _depth(ctx)
-        potentials[::2, 4, 1::2] -= 2 * _depth(ctx)
-    initial, final = ends
-    return dict(zip(PARTS, (potentials, transitions, initial, final), strict=True))
+    try:
+        cupy = importlib.import_module("cupy")
+        contexts = {
+            name: enter({"a": cupy.zeros(1, name)})[0] for name in ("float32", "float64", "float16")
+        }
+    except Exception as error:
+        raise RuntimeError(f"CuPy cannot use a CUDA device: {error}") from error
+    ctx = contexts["float32"]
+    if ctx.kernels is None:
+        raise RuntimeError(f"the kernels cannot be used: {find('cupy', ctx.device)}")
+    device = ctx.kernels
+    print(
+        f"arraylogchain {__version__}, NumPy {np.__version__}, Python {platform.python_version()}, "
+        f"{platform.system()} {platform.machine()}\n{device.identity}, compute capability "
+        f"{device.architecture / 10}, {device.multiprocessors} multiprocessors, "
+        f"{device.shared_memory} bytes of shared memory for a block\n\nlargest error / bound",
+        flush=True,
+    )
+    passed = [_print_error(contexts[name], kernel) for name, kernel in kernels_of_cupy()]
+    print("\ntime, and that of the same multiplies by cuBLAS")
+    for name, run, blas in _timed(ctx):
+        with ctx.computing():
+            ours, theirs = (min(device.seconds(f) for _ in range(5)) for f in (run, blas))
+        print(f"{name:<44}{duration(ours):>12}{duration(theirs):>12}", flush=True)
+    return all(passed)
 
 
-def _chain(
-    operation: str,
-    weights: dict[str, np.ndarray],
-    in_logs: bool,
-    segments: int,
-    function: Callable[..., Any],
-    ctx: Context,
-) -> list[Array]:
-    rows, steps, states = weights["potentials"].shape
-    arrays = {name: _array(ctx, x) for name, x in weights.items()}
-    lengths = None if segments > 1 else steps - np.arange(rows) % steps
-    logs = {f"{name}_in_logs": in_logs for name in PARTS[1:]}
-    chain = Chain((rows,), steps, states, **arrays, **logs, lengths=lengths)
-    if ctx.kernels is not None:
-        chain = replace(chain, segments=segments)
-    if operation in ("viterbi", "sample", "log_weight"):
-        return _paths(operation, chain, weights, function, ctx)
-    if operation != "value_and_pullback":
-        results = function(ctx, chain, _WORKSPACE)
-        return list(results) if isinstance(results, tuple) else [results]
-    value, pullback = function(ctx, chain, _WORKSPACE, True)
-    found = pullback(_array(ctx, np.ones(rows)), frozenset(arrays))
-    return [value, *(found[name] for name in arrays)]
+def kernels_of_cupy() -> Iterator[tuple[str, Kernel]]:
+    """Yield all kernels, with the dtypes that they are for; CuPy has no arrays of bfloat16."""
+    dtypes = {"float": "float32", "double": "float64", "__half": "float16"}
+    for source, names in INSTANTIATIONS.items():
+        for name in names:
+            first = name.partition("<")[2].rstrip(">").partition(",")[0]
+            if first in dtypes:
+                yield dtypes[first], Kernel(source, name)
 
 
-def _paths(
-    operation: str,
-    chain: Chain,
-    weights: dict[str, Any],
-    function: Callable[..., Any],
-    ctx: Context,
-) -> list[Array]:
-    """Return samples, the log weights of given paths, or those of best paths."""
-    rng = np.random.default_rng(1)
-    shape = (3, *chain.batch, chain.num_steps)
-    if operation == "sample":
-        out = ctx.empty(shape, ctx.index_dtype)
-        function(ctx, chain, _WORKSPACE, out, ctx.xp.asarray(rng.random(shape), device=ctx.device))
-        return [out]
-    if operation == "log_weight":
-        given = rng.integers(0, chain.num_states, shape)
-        states = ctx.xp.asarray(given, device=ctx.device)
-        return [function(ctx, chain, _WORKSPACE, states)]
-    # Several paths may be best but for roundings.
-    path, weight = function(ctx, chain, _WORKSPACE)
-    found = _arrays.on_host("states", path)
-    states = np.clip(found, 0, chain.num_states - 1)
-    weigh = _dispatch.implementation("log_weight", "array")
-    best = weigh(_host(), replace(chain, **weights), _WORKSPACE, states)
-    return [ctx.xp.asarray(best + (found < 0).sum(-1), device=ctx.device), weight]
+def _print_error(ctx: Context, kernel: Kernel) -> bool:
+    try:
+        ratio = largest_error(ctx, kernel)
+        text = f"{ratio:.2g}"
+    except Exception as error:
+        ratio, text = math.inf, f"{type(error).__name__}: {error}"
+    print(f"{kernel.name:<44}{text:>12}{'' if ratio <= 1 else '  FAILED'}", flush=True)
+    return ratio <= 1
 
 
-def _array(ctx: Context, x: np.ndarray) -> Array:
-    """Return numbers in the dtype of the result, every second of what is in memory."""
-    return ctx.to_result(ctx.xp.asarray(np.repeat(x, 2, axis=0), device=ctx.device))[::2]
+def _timed(ctx: Context) -> Iterator[tuple[str, Callable[[], Any], Callable[[], Any]]]:
+    """Yield what is timed, and the multiplies that it is compared with."""
+    from arraylogchain import LogChain, logmatmulexp
+
+    xp = ctx.xp
+    for shape in ((4096, 4096), (512, 64, 64)):
+        x = xp.astype(xp.sin(xp.reshape(xp.arange(math.prod(shape)), shape)), xp.float32)
+        size = " x ".join(map(str, shape))
+        ours, theirs = partial(logmatmulexp, x, x), partial(xp.matmul, x, x)
+        yield f"logmatmulexp, {size}, float32", ours, theirs
+    for rows, steps, states in ((500, 40, 200), (1, 10_000, 4), (64, 1000, 32)):
+        shape = (rows, steps, states)
+        x = xp.astype(xp.sin(xp.reshape(xp.arange(math.prod(shape)), shape)), xp.float32)
+        p = xp.full((states, states), 1 / states, dtype=xp.float32)
+        chain = LogChain(x, transitions=p)
+
+        def multiply(x: Array = x, p: Array = p, steps: int = steps) -> None:
+            for t in range(steps - 1):
+                xp.matmul(x[:, t, :], p)
+
+        yield f"log_partition, {rows} x {steps} x {states}", chain.log_partition, multiply

@@ -1,343 +1,349 @@
-"""Chains of Dask arrays, block by block: of rows, and where time is cut, of steps (see `time`)."""
+"""What `LogChain` returns of Dask arrays: each method, on pieces of chains.
+
+A piece is a chunk of time, whose rows are in blocks, and a chain of its own. It begins with one
+step more, the last one of the piece before: the message that comes to that step is its first
+weights, and what comes back from the piece after is its last ones. So every transition lies in one
+piece, and a row that has ended passes through the pieces that follow as a chain of that one step.
+Messages are logs near 0, and whole numbers that are kept apart to the end, so that nothing is lost
+where they are large.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Collection
-from functools import cached_property, partial
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask.array.core import unify_chunks
 
-from arraylogchain import vjp
-from arraylogchain._arrays import dtype_name, is_lazy, on_host
-from arraylogchain._context import DOUBLE, SINGLE, shape_of
-from arraylogchain._dask import pieces, time
-from arraylogchain._dask.blocks import (
-    AXES,
-    CORE,
-    FIELD_OF,
-    FIRST,
-    PAIRS,
-    SAMPLES,
-    STATES,
-    STEPS,
-    Axes,
-    anew,
-    batch_axes,
-    chain_axes,
-    field,
-    finite_sum,
-    known,
-    name_of,
-    of_blocks,
-    to_lazy,
-)
-from arraylogchain._dask.time import Extra
-from arraylogchain._inputs.arguments import FINAL, TRANSITIONS
-from arraylogchain._inputs.lengths import check_integers, check_lengths
-from arraylogchain._inputs.paths import check_path_shape
-from arraylogchain._random import check_generator
-from arraylogchain._text import amount
-from arraylogchain.chain import ChainPath, ChainPosterior, FilteredChain, LogChain
-from arraylogchain.plan import Plan
+from arraylogchain import _inputs
+from arraylogchain._array import chains
+from arraylogchain._arrays import is_lazy
+from arraylogchain._context import Array, Context
+from arraylogchain._dask.blocks import finite_sum, known, of_rows, summed_blocks, to_lazy
+from arraylogchain._inputs import ARGUMENTS, PARTS, Chain
+from arraylogchain._threads import using
+from arraylogchain.chain import LogChain
+from arraylogchain.vjp import ChainGradients, check_cotangent, check_wanted
+
+# The axes of arrays behind those of rows: of parts, of what else operations take, of results.
+AXES = {"potentials": "tk", "transitions": "skk", "initial": "k", "final": "k"}
+AXES |= {"uniforms": "t", "states": "t", "path": "t", "message": "k", "whole": "", "counts": "skk"}
+
+Operation = Callable[..., Any]
 
 
-class LazyChain(LogChain):
-    """A chain of Dask arrays, whose methods return Dask arrays.
+class Pieces:
+    """The pieces of a chain: one if its time is not cut.
 
     Attributes
     ----------
-    given : dict of str to (array, axes)
-        The arrays, all in the same blocks. Where time is cut there is a matrix for each step, the
-        first of which means nothing, or one for all; and the numbers of steps.
-    cuts_time : bool
-    chunks : dict of int to tuple of int
-        Sizes of the blocks along the batch axes and that of steps.
+    given : dict of str to array
+        The arguments of `LogChain`, but for lengths, with all batch axes.
+    fronts, shared : dict of str to int, or to tuple of int
+        How many axes are put in front of a part for that, and along which ones rows share it.
+    lengths : array
+    dtypes : dict of str to dtype
+        Of kinds of results; None is for all others.
+    steps : list of (int, int)
+        The first step of each piece of its own, and the one behind the last.
     """
 
-    def __init__(self, log_potentials: Any, **options: Any) -> None:
-        for name, x in {"log_potentials": log_potentials, **options}.items():
-            if is_lazy(x):
-                known(name, x)
-        super().__init__(log_potentials, **options)
-        given, self.dtype = to_lazy(self.arrays)
-        self.eps = (DOUBLE if self.dtype == "float64" else SINGLE).eps
-        self.workspace_of_blocks = None if self._keeps_states else self._workspace
-        self.name = name_of(given, TRANSITIONS)
-        if self.name and given[self.name].ndim == 2:
-            given[self.name] = given[self.name][None]
+    def __init__(self, chain: Any) -> None:
+        given, dtype = to_lazy(chain._given())
+        batch = _inputs.check_shapes({name: x.shape for name, x in given.items()})
+        self.workspace, lengths = chain._workspace, chain._lengths
+        self.num_steps, self.num_states = given["log_potentials"].shape[-2:]
+        values = np.broadcast_to(1, lengths.shape) if is_lazy(lengths) else lengths
+        checked = _inputs.check_lengths(values, batch, self.num_steps)
+        all_steps = np.asarray(self.num_steps) if checked is None else checked
+        self.lengths = known("lengths", lengths if is_lazy(lengths) else all_steps)
+        self.given, self.fronts, self.shared = dict(given), {}, {}
         for name, x in given.items():
-            self._check_states(name, x)
-        if self.lengths is not None:
-            given["lengths"] = self._lazy_lengths(self.lengths)
-        steps = tuple(n for n in given["log_potentials"].chunks[-2] if n)
-        self.cuts_time = len(steps) > 1 and 0 not in (*self._batch, self.num_states)
-        self._align(given, steps)
+            part = ARGUMENTS[name]
+            # All have all batch axes, so that results have them as well.
+            self.fronts[part] = len(batch) + len(AXES[part]) - x.ndim
+            x = self.given[name] = x[(None,) * self.fronts[part]]
+            self.shared[part] = tuple(i for i in range(len(batch)) if x.shape[i] == 1)
+            if part == "transitions":
+                self.fronts["counts"], self.shared["counts"] = self.fronts[part], self.shared[part]
+                self.has_one_matrix = x.shape[-3] == 1
+        wide = "float64" if dtype == "float64" else "float32"
+        self.dtypes = {None: dtype, "path": "int64", "message": wide, "whole": "float64"}
+        self.dtypes |= {ARGUMENTS[name]: x.dtype for name, x in given.items()}
+        chunks = [n for n in given["log_potentials"].chunks[-2] if n]
+        self.steps = list(itertools.pairwise([0, *itertools.accumulate(chunks)]))
 
-    def _align(self, given: dict[str, da.Array], steps: tuple[int, ...]) -> None:
-        """Cut all arrays into the same blocks."""
-        axes = {
-            name: (*batch_axes(x.ndim - len(AXES[name])), *AXES[name]) for name, x in given.items()
-        }
-        sizes = dict.fromkeys((STEPS, PAIRS), steps if self.cuts_time else -1)
-        if self.cuts_time:
-            matrices = given[self.name]
-            if matrices.shape[-3] > 1:
-                given[self.name] = da.concatenate([matrices[..., :1, :, :], matrices], axis=-3)
-            axes[self.name] = (*axes[self.name][:-3], STEPS, *AXES[self.name][1:])
-            given.setdefault("lengths", da.from_array(np.array(self.num_steps)))
-            axes.setdefault("lengths", ())
-            given["steps"] = da.arange(self.num_steps, chunks=(steps,))
-            axes["steps"] = (STEPS,)
-        for name, x in given.items():
-            own = enumerate(axes[name])
-            cut = {
-                i: sizes.get(axis, -1) if x.shape[i] > 1 else -1 for i, axis in own if axis >= CORE
-            }
-            given[name] = x.rechunk(cut)
-        pairs = [part for name, x in given.items() for part in (x, axes[name])]
-        self.chunks, arrays = unify_chunks(*pairs)
-        self.given = dict(zip(given, zip(arrays, axes.values(), strict=True), strict=True))
+    def messages(
+        self, operation: Operation | None = None, backward: bool = False
+    ) -> Sequence[Sequence[Any]]:
+        """Return what comes to each piece from its neighbour: logs, and whole numbers.
 
-    @cached_property
-    def again(self) -> Extra:
-        """The arrays, made anew: read twice, they need not be held meanwhile."""
-        return {name: (anew(x), axes) for name, (x, axes) in self.given.items()}
+        None comes to the first one, backward to the last one. Forward, what leaves the last one
+        follows.
+        """
+        operation = operation or partial(_last_message, backward=backward)
+        end, found = ("log_final" if backward else "log_initial"), [(None, None)]
+        for i in range(len(self.steps))[:: -1 if backward else 1]:
+            arrived, moved = found[-1]
+            log, whole = self.piece(i, operation, ["message", "whole"], **{end: arrived})
+            found.append((log, whole if moved is None else whole + moved))
+        return tuple(zip(*(found[-2::-1] if backward else found), strict=True))
 
-    def _check_states(self, name: str, x: da.Array) -> None:
-        """Refuse axes of states that are cut and too large for one chunk."""
-        cuts = [axis for axis in range(x.ndim - len(AXES[name]), x.ndim) if x.numblocks[axis] > 1]
-        states = [axis for axis in cuts if AXES[name][axis - x.ndim] not in (STEPS, PAIRS)]
-        sides = (x.shape[i] if i in states else max(x.chunks[i], default=0) for i in range(x.ndim))
-        size = math.prod(sides) * x.dtype.itemsize
-        if states and size > self._workspace:
-            raise ValueError(
-                f"{name} is cut along its states, and blocks of all states, which every step "
-                f"needs, would take {amount(size)}, more than the workspace of "
-                f"{amount(self._workspace)}; cut other axes finer, or give a larger workspace"
-            )
+    def piece(
+        self, i: int, operation: Operation, kinds: Sequence[str], **others: da.Array | None
+    ) -> list[da.Array]:
+        """Return what an operation makes of a piece.
 
-    def _lazy_lengths(self, lengths: Any) -> da.Array:
-        if not is_lazy(lengths):
-            check_lengths(lengths, self._batch, self.num_steps)
-            return da.from_array(np.asarray(on_host("lengths", lengths)), chunks=-1)
-        check_integers("lengths", lengths.dtype)
-        check_lengths(np.broadcast_to(1, shape_of(lengths)), self._batch, self.num_steps)
-        return lengths.map_blocks(pieces.checked_lengths, self.num_steps, dtype=lengths.dtype)
+        Kinds of results are the names of axes behind those of rows, "", "t" or "tk", "path" for
+        states, the name of a part for gradients, "counts", "message" and "whole". Arguments of
+        `LogChain` that are given, such as messages, replace those of the chain; operations take
+        other arrays by their names.
+        """
+        arrays = {name: x for name, x in others.items() if x is not None}
+        replaced = {ARGUMENTS.get(name) for name in arrays}
+        own = {name: x for name, x in self.given.items() if ARGUMENTS[name] not in replaced}
+        arrays |= {name: _cut(ARGUMENTS[name], x, *self.steps[i]) for name, x in own.items()}
+        pairs = [(x, AXES.get(ARGUMENTS.get(name, name), "")) for name, x in arrays.items()]
+        place = tuple(arrays), self.steps[i], self.num_steps
+        call = partial(_of_block, operation, place, workspace=self.workspace)
+        results = [(AXES.get(x, x), self.dtypes.get(x, self.dtypes[None])) for x in kinds]
+        found = of_rows(call, [(self.lengths, ""), *pairs], results)
+        shared = [self.shared.get(kind, ()) for kind in kinds]
+        return list(map(summed_blocks, found, shared))
 
-    @property
-    def num_steps(self) -> int:
-        return int(self.arrays["log_potentials"].shape[-2])
+    def all(self, operation: Operation, *kinds: str, **others: Sequence[Any]) -> list[Any]:
+        """Return what an operation makes of all pieces, joined; "" is a list, one for each.
 
-    @property
-    def num_states(self) -> int:
-        return int(self.arrays["log_potentials"].shape[-1])
+        What it takes beside a piece, messages too, are lists with an entry for each.
+        """
+        found = [
+            self.piece(i, operation, kinds, **{name: x[i] for name, x in others.items()})
+            for i in range(len(self.steps))
+        ]
+        return list(map(self.joined, kinds, zip(*found, strict=True)))
 
-    def blocks(self, task: Callable[..., Any], arrays: Extra, **options: Any) -> da.Array:
-        """Return what a task makes of the arrays of each block: one object for each."""
-        count = max(len(self._batch), *(sum(i < CORE for i in axes) for _, axes in arrays.values()))
-        options["workspace"] = self.workspace_of_blocks
-        call = partial(pieces.call, task, tuple(arrays), options)
-        return of_blocks(call, chain_axes(count), list(arrays.values()), object)
-
-    def _aligned(self, x: da.Array, *core: int) -> tuple[da.Array, Axes]:
-        """Return an array with batch axes in front of others, in the blocks of the chain."""
-        axes = (*batch_axes(x.ndim - len(core)), *core)
-        sizes = {i: self.chunks[axis] for i, axis in enumerate(axes) if axis in self.chunks}
-        return x.rechunk({i: n for i, n in sizes.items() if sum(n) == x.shape[i]}), axes
-
-    def _field(self, packed: da.Array, i: int, core: Axes, dtype: Any) -> da.Array:
-        """Return one of the arrays with axes of steps, and others, that blocks make."""
-        sizes = {STATES: self.num_states}
-        out = (*batch_axes(packed.ndim - 1), *core)
-        return field(packed, i, out, sizes, dtype, self.given["log_potentials"][0])
-
-    def _total(self, packed: da.Array, i: int, dtype: Any) -> da.Array:
-        """Return the sums of numbers that blocks of steps make for each row."""
-        out, like = chain_axes(packed.ndim - 1), self.given["log_potentials"][0]
-        if packed.numblocks[-1] == 1:
-            return field(packed, i, out, {STEPS: 1}, dtype, like)[..., 0]
-        return field(packed, i, out, {STEPS: 1}, "float64", like).sum(axis=-1).astype(dtype)
-
-    def _summed(self, packed: da.Array, i: int, name: str, dtype: Any) -> da.Array:
-        """Return gradients with respect to an array, summed over the blocks that share entries."""
-        (x, axes), core = self.given[name], AXES[name]
-        own = dict(zip(axes, x.shape, strict=True))
-        is_end = core == (FIRST,)
-        core = core if is_end else core[1:]
-        sizes = {axis: own[axis] for axis in core}
-        batch = chain_axes(packed.ndim - 1)
-        shared = [axis for axis in batch if own.get(axis, 1) == 1]
-        if PAIRS in own:
-            shared.remove(STEPS)
-            sizes[STEPS] = own[PAIRS]
-        sizes |= dict.fromkeys(shared, 1)
-        # Sums of many blocks are rounded once.
-        parts = field(packed, i, (*batch, *core), sizes, np.float64 if shared else dtype, x)
-        if shared:
-            parts = finite_sum(parts, tuple(map(batch.index, shared)), dtype)
-        parts = parts[..., 0, :] if is_end else parts
-        parts = parts[(0,) * (parts.ndim - x.ndim)]
-        has_first = name == self.name and STEPS in own and own[STEPS] > 1
-        return parts[..., 1:, :, :] if has_first else parts
-
-    def _compute(self, operation: str) -> da.Array:
-        if operation == "log_partition" and self.cuts_time:
-            leaving = time.messages(self, pieces.sums)
-            return self._total(self._at_end(pieces.total, leaving, {}), 0, self.dtype)
-        packed = self._results(operation)
-        if operation in ("log_partition", "entropy"):
-            return self._total(packed, 0, self.dtype)
-        if operation == "expected_transitions":
-            return self._counts(packed, 0)
-        return self._field(packed, 0, (STEPS, STATES), self.dtype)
-
-    def _results(self, operation: str) -> da.Array:
-        """Return the arrays that a method gives for each block."""
-        arrays = {**self.given, **time.between(self)}
-        return self.blocks(pieces.results, arrays, operation=operation)
-
-    def _at_end(
-        self, function: Callable[..., Any], leaving: da.Array, extra: Extra, **options: Any
-    ) -> da.Array:
-        """Return what a function makes of the messages that leave the last chunk of time."""
-        arrays = {"leaving": (leaving.blocks[..., -1:], chain_axes(leaving.ndim - 1)), **extra}
-        arrays |= {name: self.given[name] for name in FINAL if name in self.given}
-        return self.blocks(function, arrays, **options)
-
-    def _counts(self, packed: da.Array, i: int) -> da.Array:
-        return self._like_transitions(self._summed(packed, i, self.name, self.dtype))
-
-    def gradients(self, cotangent: da.Array, wanted: Collection[str]) -> dict[str, da.Array]:
-        """Return the gradients of log Z, times a cotangent, with respect to arrays by name."""
-        extra = {"cotangent": self._aligned(cotangent)}
-        ends = [name for name in wanted if self.cuts_time and name in FINAL]
-        names = [name for name in wanted if name not in ends]
-        arrays = {**self.given, **time.between(self), **extra}
-        arrays.pop("leaving", None)
-        packed = self.blocks(pieces.gradients, arrays, wanted=tuple(names))
-        found = {
-            name: self._summed(packed, i, name, self.arrays[name].dtype)
-            for i, name in enumerate(names)
-        }
-        if ends:
-            leaving = time.messages(self, pieces.sums)
-            packed = self._at_end(pieces.gradients, leaving, extra, wanted=tuple(ends))
-            found[ends[0]] = self._summed(packed, 0, ends[0], self.arrays[ends[0]].dtype)
-        return found
-
-    def posterior(self) -> ChainPosterior:
-        """Return log Z, marginals and counts; see `LogChain.posterior`."""
-        packed = self._results("posterior")
-        log_z = self.log_partition() if self.cuts_time else self._total(packed, 0, self.dtype)
-        marginals = self._field(packed, 1, (STEPS, STATES), self.dtype)
-        return ChainPosterior(log_z, marginals, self._counts(packed, 2) if self.name else None)
-
-    def filtered(self) -> FilteredChain:
-        """Return normalised forward messages; see `LogChain.filtered`."""
-        packed = self._results("filtered")
-        cores: list[Axes] = [(STEPS, STATES), (STEPS,)]
-        fields = (self._field(packed, i, core, self.dtype) for i, core in enumerate(cores))
-        return FilteredChain(*fields)
-
-    def viterbi(self) -> ChainPath:
-        """Return paths of largest weight; see `LogChain.viterbi`."""
-        if not self.cuts_time:
-            packed = self._results("viterbi")
-            states = self._field(packed, 0, (STEPS,), np.int64)
-            return ChainPath(states, self._total(packed, 1, self.dtype))
-        packed = self._paths(pieces.largest)
-        states = self._field(packed, 1, (STEPS,), np.int64)
-        weight = self.log_weight(states)
-        return ChainPath(self._possible(states, weight), weight)
-
-    def _sample(self, num_samples: int, rng: Any) -> da.Array:
-        # A block knows where its rows and steps begin, and with that its seed.
-        count = len(self._batch)
-        axes = {
-            f"axis {i}": (da.arange(n, chunks=-1), (count - 1 - i,))
-            for i, n in enumerate(self._batch)
-        }
-        starts = {name: self._aligned(x, axis) for name, (x, (axis,)) in axes.items()}
-        root = int(rng.integers(1 << 63))
-        packed = self._paths(pieces.sums, starts, num_samples=num_samples, root=root)
-        out = (SAMPLES, *chain_axes(count))
-        states = field(
-            packed, 1, out, {SAMPLES: num_samples}, np.int64, self.given["log_potentials"][0]
-        )
-        return self._possible(states, self.log_partition()) if self.cuts_time else states
-
-    def _paths(
-        self, function: Callable[..., Any], extra: Extra | None = None, **options: Any
-    ) -> da.Array:
-        """Return paths of all blocks, given what messages of a kind enter these."""
-        arrays = dict(extra or {})
-        if self.cuts_time:
-            arrays["before"] = time.entering(time.messages(self, function), 1)
-        return time.leaving(self, arrays, True, function=pieces.paths, eps=0.0, **options)
-
-    def _possible(self, states: da.Array, weight: da.Array) -> da.Array:
-        """Return states, 0 where no path has a positive weight."""
-        return da.where(weight[..., None] == -math.inf, da.minimum(states, 0), states)
-
-    def sample(self, num_samples: int, rng: Any) -> da.Array:
-        """Draw paths, reproducibly for a generator and a chunking; see `LogChain.sample`."""
-        check_generator(rng, self.given["log_potentials"][0]._meta)
-        return super().sample(num_samples, rng)
-
-    def log_weight(self, states: Any) -> da.Array:
-        """Return the log weights of given paths; see `LogChain.log_weight`."""
-        if isinstance(states, ChainPath):
-            return super().log_weight(states)
-        states = known("states", states if is_lazy(states) else np.asarray(states))
-        check_integers("states", states.dtype)
-        check_path_shape(shape_of(states), self._batch, self.num_steps)
-        arrays = {**self.given, "states": self._aligned(states, STEPS)}
-        if self.cuts_time:
-            arrays["in front"] = time.entering(self.blocks(pieces.last_states, arrays), 1)
-        return self._total(self.blocks(pieces.weights, arrays), 0, self.dtype)
-
-    def plan(self, operation: str = "log_partition") -> Plan:
-        """Return how a method will compute the largest block; see `LogChain.plan`."""
-        stands_for: dict[str, Any] = {}
-        for name in self.arrays:
-            x, _ = self.given[name]
-            sizes = (max(n, default=0) for n in x.chunks)
-            shape = [min(n, m) for n, m in zip(sizes, x.shape, strict=True)]
-            if name == self.name and self.cuts_time and x.shape[-3] > 1:
-                shape[-3] -= 1
-            stands_for[name] = np.broadcast_to(np.zeros((), dtype_name(x.dtype)), shape)
-        return LogChain(**stands_for, workspace=self._workspace).plan(operation)
-
-    def __repr__(self) -> str:
-        given = ((name, self.given[name][0]) for name in self.arrays)
-        arrays = (f"{name}={shape_of(x)} in {x.npartitions}" for name, x in given)
-        return f"LogChain({', '.join(arrays)} blocks of Dask)"
+    def joined(self, kind: str, found: Sequence[da.Array]) -> Any:
+        """Return one result of those of all pieces."""
+        axes, x = AXES.get(kind, kind), found[-1 if kind == "final" else 0]
+        if "t" in axes:
+            behind = (slice(1, None), slice(None))[: len(axes)]
+            x = da.concatenate([x, *(y[(..., *behind)] for y in found[1:])], -len(axes))
+        elif "s" in axes and self.has_one_matrix and len(found) > 1:
+            x = finite_sum(da.stack(found), (0,))[0]
+        elif "s" in axes:
+            x = da.concatenate(found, axis=-3)
+        return x[(0,) * self.fronts.get(kind, 0)] if axes else found
 
 
-def value_and_pullback(
-    chain: LogChain,
-) -> tuple[da.Array, Callable[..., vjp.ChainGradients]]:
+def _last_message(
+    ctx: Context, chain: Chain, workspace: int, backward: bool
+) -> tuple[Array, Array]:
+    logs, whole = chains.last_message(ctx, chain, workspace, backward)
+    return ctx.xp.astype(logs, ctx.dtype(ctx.precision)), whole
+
+
+def _cut(part: str, x: da.Array, start: int, stop: int) -> da.Array:
+    """Return a part's share in steps, and in the one in front of them."""
+    if part == "potentials":
+        own = x[..., start:stop, :]
+        front = da.zeros_like(own[..., : min(start, 1), :])
+        return da.concatenate([front, own], axis=-2)
+    if part != "transitions":
+        return x
+    return x if x.shape[-3] == 1 else x[..., max(start - 1, 0) : stop - 1, :, :]
+
+
+def _of_block(operation: Operation, place: Any, lengths: Any, *blocks: Any, workspace: int) -> Any:
+    """Return what an operation makes of a piece of some rows, in memory.
+
+    Its place are the names of blocks, its first step and the one behind its last, and the steps of
+    the chain.
+    """
+    names, (start, stop), num_steps = place
+    given = dict(zip(names, blocks, strict=True))
+    arrays = {name: given.pop(name) for name in names if name in ARGUMENTS}
+    _inputs.check_lengths(lengths, lengths.shape, num_steps)
+    lengths = np.clip(lengths - start, 0, stop - start) + min(start, 1)
+    ctx, chain = _inputs.enter_chain(arrays, lengths)
+    _inputs.check_weights(ctx, chain)
+    with using(1), ctx.computing():
+        found = ctx.leave(operation(ctx, chain, workspace, **given))
+    return found[0] if isinstance(found, tuple) and len(found) == 1 else found
+
+
+def log_partition(chain: LogChain) -> da.Array:
+    """Return log Z of each row; see `LogChain.log_partition`."""
+    pieces = Pieces(chain)
+    if len(pieces.steps) == 1:
+        return pieces.piece(0, chains.log_partition, [""])[0]
+    (*_, logs), (*_, whole) = pieces.messages()
+    final = {k: x for k, x in chain._given().items() if ARGUMENTS[k] == "final"}
+    total = log_partition(LogChain(logs[..., None, :], **final)) + whole
+    return total.astype(pieces.dtypes[None])
+
+
+def forward_messages(chain: LogChain) -> da.Array:
+    """Return the logs of the sums over all paths up to each state."""
+    pieces = Pieces(chain)
+    before, whole = pieces.messages()
+    return pieces.all(chains.forward_messages, "tk", log_initial=before, whole=whole)[0]
+
+
+def backward_messages(chain: LogChain) -> da.Array:
+    """Return the logs of the sums over all paths from each state on."""
+    pieces = Pieces(chain)
+    after, whole = pieces.messages(backward=True)
+    return pieces.all(chains.backward_messages, "tk", log_final=after, whole=whole)[0]
+
+
+def _between(chain: LogChain, operation: Callable[..., Any], *kinds: str, **others: Any) -> Any:
+    """Return what an operation makes of pieces between the messages of both sides."""
+    pieces = Pieces(chain)
+    (before, _), (after, _) = pieces.messages(), pieces.messages(backward=True)
+    return pieces.all(operation, *kinds, log_initial=before, log_final=after, **others)
+
+
+def marginals(chain: LogChain) -> da.Array:
+    """Return the posterior probability of each state at each step."""
+    return _between(chain, chains.marginals, "tk")[0]
+
+
+def expected_transitions(chain: LogChain) -> da.Array:
+    """Return how often each transition is expected to be taken."""
+    return _between(chain, chains.expected_transitions, "counts")[0]
+
+
+def posterior(chain: LogChain) -> tuple[Any, ...]:
+    """Return log Z, marginals and counts; see `LogChain.posterior`."""
+    kinds = ["counts"] * (chain._transitions() is not None)
+    totals, shares, *counts = _between(chain, chains.posterior, "", "tk", *kinds)
+    log_z = totals[0] if len(totals) == 1 else log_partition(chain)
+    return log_z, shares, counts[0] if counts else None
+
+
+def filtered(chain: LogChain) -> tuple[Any, ...]:
+    """Return state probabilities given the steps so far; see `LogChain.filtered`."""
+    pieces = Pieces(chain)
+    return tuple(pieces.all(chains.filtered, "tk", "t", log_initial=pieces.messages()[0]))
+
+
+def entropy(chain: LogChain) -> da.Array:
+    """Return the entropy of the posterior; that of a step in which pieces overlap counts once."""
+    pieces = Pieces(chain)
+    total = sum(_between(chain, chains.entropy, "")[0])
+    (before, _), (after, _) = pieces.messages(), pieces.messages(backward=True)
+    for x, y in zip(before[1:-1], after[:-1], strict=True):
+        total = total - entropy(LogChain((x + y)[..., None, :], workspace=chain._workspace))
+    return total
+
+
+def viterbi(chain: LogChain) -> tuple[Any, ...]:
+    """Return paths of largest weight, followed from the last piece to the first."""
+    pieces, found, after = Pieces(chain), [], None
+    before, _ = pieces.messages(_best_message)
+    for i in reversed(range(len(pieces.steps))):
+        ends = {"log_initial": before[i], "log_final": after}
+        found.append(pieces.piece(i, chains.viterbi, ["path", ""], **ends)[0])
+        is_next = found[-1][..., :1] == da.arange(pieces.num_states, like=found[-1]._meta)
+        after = da.where(is_next, 0.0, -math.inf).astype(pieces.dtypes["message"])
+    states = pieces.joined("path", found[::-1])
+    weight = log_weight(chain, states)
+    return _possible(states, weight), weight
+
+
+def _best_message(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
+    """Return the logs of the largest weights; whole numbers do not matter to paths."""
+    logs = chains.best_message(ctx, chain, workspace)
+    return logs, ctx.xp.zeros_like(logs[..., 0])
+
+
+def _possible(states: da.Array, weight: da.Array) -> da.Array:
+    """Return states, 0 in rows where no path has a positive weight, and -1 past their ends."""
+    return da.where(weight[..., None] == -math.inf, da.minimum(states, 0), states)
+
+
+def sample(chain: LogChain, num_samples: int, rng: Any) -> da.Array:
+    """Draw paths, from the last piece to the first: blocks have seeds of their own."""
+    pieces, log_z = Pieces(chain), log_partition(chain)
+    random, (before, _) = da.random.default_rng(int(rng.integers(1 << 63))), pieces.messages()
+    found: list[Any] = [None]
+    for i, (start, stop) in reversed(list(enumerate(pieces.steps))):
+        shape = (num_samples, *log_z.shape, stop - start + min(start, 1))
+        uniforms = random.random(shape, chunks=(num_samples, *log_z.chunks, -1))
+        following = None if found[-1] is None else found[-1][..., 0]
+        ends = {"log_initial": before[i], "following": following}
+        found += pieces.piece(i, _draw, ["path"], uniforms=uniforms, **ends)
+    states = pieces.joined("path", found[:0:-1])
+    return states if len(pieces.steps) == 1 else _possible(states, log_z)
+
+
+def _draw(
+    ctx: Context, chain: Chain, workspace: int, uniforms: Array, following: Array | None = None
+) -> Array:
+    """Return samples of a piece that end in the states with which the piece after it begins."""
+    xp, uniforms = ctx.xp, ctx.xp.asarray(uniforms)
+    out = ctx.empty(uniforms.shape, ctx.index_dtype)
+    if following is not None:
+        lengths = np.asarray(chain.num_steps if chain.lengths is None else chain.lengths)
+        is_last = xp.asarray(np.arange(chain.num_steps) == lengths[..., None] - 1)
+        uniforms = xp.where(is_last, -1.0 - following[..., None], uniforms)
+    chains.sample(ctx, chain, workspace, out, uniforms)
+    return out
+
+
+def log_weight(chain: LogChain, states: Any) -> da.Array:
+    """Return the log weights of given paths; see `LogChain.log_weight`."""
+    pieces = Pieces(chain)
+    states = known("states", states if is_lazy(states) else np.asarray(states))
+    _inputs.check_paths(states, pieces.num_steps)
+    ends = pieces.lengths[..., None]
+    # A row that has ended passes through pieces in state 0, and all its weights there are one.
+    states = da.where(da.arange(pieces.num_steps, like=states._meta) < ends, states, 0)
+    sums = []
+    for i, (start, stop) in enumerate(pieces.steps):
+        given = {"states": states[..., max(start - 1, 0) : stop]}
+        for name, x in pieces.given.items():
+            if ARGUMENTS[name] == "final":
+                one = 0.0 if name == "log_final" else 1.0
+                given[name] = da.where((start < ends) & (ends <= stop), x, one)
+        if start:
+            given["log_initial"] = da.zeros_like(pieces.given["log_potentials"][..., 0, :])
+        sums += pieces.piece(i, _weigh, ["whole", "whole"], **given)
+    # Whole numbers first: they add up exactly.
+    return (sum(sums[::2]) + sum(sums[1::2])).astype(pieces.dtypes[None])
+
+
+def _weigh(ctx: Context, chain: Chain, workspace: int, states: Array) -> Any:
+    states = _inputs.check_states(ctx, states, chain)
+    return chains.log_weight(ctx, chain, workspace, states, apart=True)
+
+
+def value_and_pullback(chain: LogChain) -> tuple[da.Array, Callable[..., ChainGradients]]:
     """Return `vjp.log_partition` of Dask arrays; the pullback computes blocks anew."""
-    assert isinstance(chain, LazyChain)
-    value = chain.log_partition()
+    value, given = log_partition(chain), [ARGUMENTS[name] for name in chain._given()]
 
     def pullback(
-        cotangent: Any, wanted: Collection[str] = vjp.ChainGradients._fields
-    ) -> vjp.ChainGradients:
-        vjp.check_wanted(wanted)
+        cotangent: Any, wanted: Collection[str] = ChainGradients._fields
+    ) -> ChainGradients:
+        check_wanted(wanted)
         g = cotangent if is_lazy(cotangent) else da.asarray(cotangent, like=value._meta)
-        if g.shape != value.shape:
-            raise ValueError(
-                f"cotangent has shape {g.shape}; it must have that of the value, {value.shape}"
-            )
-        found = chain.gradients(g, [name for name in chain.arrays if FIELD_OF[name] in wanted])
-        fields = {FIELD_OF[name]: x for name, x in found.items()}
-        if "transitions" in fields:
-            fields["transitions"] = chain._like_transitions(fields["transitions"])
-        return vjp.ChainGradients(*map(fields.get, vjp.ChainGradients._fields))
+        check_cotangent(g, value)
+        names = zip(ChainGradients._fields, PARTS, strict=True)
+        parts = [part for name, part in names if name in wanted and part in given]
+        pull, everywhere = partial(_pulled_back, wanted=parts), [g] * len(Pieces(chain).steps)
+        found = _between(chain, pull, *parts, cotangent=everywhere) if parts else []
+        return ChainGradients(*map(dict(zip(parts, found, strict=True)).get, PARTS))
 
     return value, pullback
+
+
+def _pulled_back(
+    ctx: Context, chain: Chain, workspace: int, cotangent: Array, wanted: list[str]
+) -> tuple[Array, ...]:
+    _, pullback = chains.value_and_pullback(ctx, chain, workspace, False)
+    found = pullback(ctx.xp.asarray(cotangent), frozenset(wanted))
+    return tuple(found[part] for part in wanted)

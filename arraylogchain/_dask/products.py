@@ -1,173 +1,134 @@
-"""Products of Dask arrays: of blocks, joined where the summed axis is in several chunks."""
+"""Products of Dask arrays: of blocks, joined where what is summed over is in several chunks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import array_api_compat.dask.array as dask_namespace
 import dask.array as da
-import numpy as np
 from array_api_compat import array_namespace
-from dask.array.utils import meta_from_array
 
 from arraylogchain import products
-from arraylogchain._context import shape_of
-from arraylogchain._dask.blocks import CORE, batch_axes, of_blocks, to_lazy, whole
-from arraylogchain._einsum.equations import Contractions
-from arraylogchain._einsum.evaluation import Multiply, evaluate
+from arraylogchain._dask.blocks import of_rows, to_lazy
+from arraylogchain._einsum import Multiply, evaluate
 from arraylogchain._fold import fold
 
-_TERMS, _ROWS, _COLUMNS, _FIELDS = range(CORE, CORE + 4)
-
 # Partial results that are joined at a time.
-_SPLIT = 8
+_TOGETHER = 8
+
+# The arrays of a result: one, or values and indices.
+Arrays = Sequence[da.Array]
 
 
 def matmul(a: Any, b: Any, workspace: int) -> da.Array:
     """Return `arraylogchain.matmul` of Dask arrays."""
-    given, dtype = to_lazy({"a": a, "b": b})
-    return _joined(_partial(products.matmul, given, dtype, workspace), _sum, dtype)
+    return _product(products.matmul, _sum, a, b, workspace)[0]
 
 
 def logmatmulexp(a: Any, b: Any, workspace: int) -> da.Array:
     """Return `arraylogchain.logmatmulexp` of Dask arrays."""
-    given, dtype = to_lazy({"a": a, "b": b})
-    return _joined(_partial(products.logmatmulexp, given, dtype, workspace), _logsumexp, dtype)
+    return _product(products.logmatmulexp, _logsumexp, a, b, workspace)[0]
 
 
-def maxplus_matmul(a: Any, b: Any, workspace: int) -> tuple[da.Array, da.Array]:
+def maxplus_matmul(a: Any, b: Any, workspace: int) -> Arrays:
     """Return `arraylogchain.maxplus_matmul` of Dask arrays."""
-    given, dtype = to_lazy({"a": a, "b": b})
-    pairs = _joined(_partial(_largest, given, "float64", workspace, index=True), _argmax, "float64")
-    return pairs[..., 0].astype(dtype), pairs[..., 1].astype(np.int64)
+    return _product(products.maxplus_matmul, _largest, a, b, workspace, "int64")
 
 
-def _partial(
-    product: Callable[..., Any],
-    given: Mapping[str, da.Array],
-    dtype: str,
+def _product(
+    function: Callable[..., Any],
+    join: Callable[..., Any],
+    a: Any,
+    b: Any,
     workspace: int,
-    index: bool = False,
-) -> da.Array:
-    """Return products over single chunks of the terms, which are on axis -1, or -2 with `index`."""
-    a, b = given["a"], given["b"]
-    fold(shape_of(a), shape_of(b))  # refuses what does not fit
-    batch = batch_axes(max(a.ndim, b.ndim, 2) - 2)
-    rows, columns = (_ROWS,) * (a.ndim > 1), (_COLUMNS,) * (b.ndim > 1)
-    of_a = (*batch_axes(max(a.ndim - 2, 0)), *rows, _TERMS)
-    of_b = (*batch_axes(max(b.ndim - 2, 0)), _TERMS, *columns)
-    args = [(a, of_a), (b, of_b)]
-    if index:
-        args.append((da.arange(a.shape[-1], chunks=-1), (_TERMS,)))
-    fields = (_FIELDS,) * index
+    *more: str,
+) -> Arrays:
+    """Return a product, and what comes with it, in dtypes that are named."""
+    given, dtype = to_lazy({"a": a, "b": b})
     # Halves are only rounded in the end.
-    wide = "float32" if "16" in dtype and a.numblocks[-1] > 1 else dtype
-    return of_blocks(
-        _product,
-        (*batch, *rows, *columns, _TERMS, *fields),
-        args,
-        wide,
-        sums=[_TERMS],
-        new={_FIELDS: 2} if index else None,
-        product=product,
-        workspace=workspace,
-        kind=wide,
-    )
+    kind = "float32" if "16" in dtype else dtype
+    a, b = (x.astype(kind) for x in given.values())
+    fold(a.shape, b.shape)  # refuses what does not fit
+    ends = (slice(None) if a.ndim > 1 else 0, slice(None) if b.ndim > 1 else 0)
+    left = a[..., None, :] if a.ndim > 1 else a[None, None]
+    right = da.swapaxes(b, -1, -2)[..., None, :, :] if b.ndim > 1 else b[None, None]
+    results, parts = [("", x) for x in (kind, *more)], []
+    for start, stop in itertools.pairwise([0, *itertools.accumulate(a.chunks[-1])]):
+        call = partial(_multiplied, function=function, start=start, workspace=workspace)
+        pairs = [(x[..., start:stop], "t") for x in (left, right)]
+        parts.append(of_rows(call, pairs, results))
+    values, *rest = (x[(..., *ends)] for x in _joined(parts, join, "", results))
+    return values.astype(dtype), *rest
 
 
-def _product(*blocks: Any, product: Callable[..., Any], workspace: int, kind: str) -> Any:
-    a, b, *first = blocks
-    if a.dtype != kind and not first:
-        a = a.astype(kind)
-    out = product(a, b, *first, workspace=workspace)
-    return out[..., None, :] if first else out[..., None]
-
-
-def _largest(a: Any, b: Any, indices: Any, *, workspace: int) -> Any:
-    """Return values and indices of a max-plus product, as pairs of numbers in float64."""
+def _multiplied(a: Any, b: Any, *, function: Callable[..., Any], start: int, workspace: int) -> Any:
+    """Return the product of blocks [..., M, 1, K] and [..., 1, N, K], of terms from one on."""
     xp = array_namespace(a)
-    values, found = products.maxplus_matmul(a, b, workspace=workspace)
-    first = int(indices[0]) if indices.size else 0
-    found = xp.where(found < 0, found, found + first)
-    return xp.stack([xp.asarray(x, dtype=xp.float64) for x in (values, found)], axis=-1)
-
-
-def _joined(partial: da.Array, join: Callable[..., Any], dtype: str) -> da.Array:
-    axis = partial.ndim - 1 - (join is _argmax)
-    if partial.numblocks[axis] == 1:
-        return partial[(slice(None),) * axis + (0,)].astype(dtype)
-    joined = da.reduction(
-        partial,
-        chunk=_same,
-        aggregate=join,
-        axis=axis,
-        dtype=partial.dtype,
-        split_every=_SPLIT,
-        meta=partial._meta,
+    found = function(
+        a[..., 0, :], xp.matrix_transpose(b[..., 0, :, :]), workspace=workspace, workers=1
     )
-    return joined.astype(dtype)
+    if not isinstance(found, tuple):
+        return found
+    values, indices = found
+    return values, xp.where(indices < 0, indices, indices + start)
 
 
-def _same(x: Any, axis: Any, keepdims: bool) -> Any:
-    return x
+def _joined(
+    parts: Sequence[Arrays], join: Callable[..., Any], axes: str, results: Sequence[tuple[str, Any]]
+) -> Arrays:
+    """Return what partial results are together, joined in a tree."""
+    while len(parts) > 1:
+        groups = [parts[i : i + _TOGETHER] for i in range(0, len(parts), _TOGETHER)]
+        parts = [of_rows(join, [(x, axes) for y in z for x in y], results) for z in groups]
+    return parts[0]
 
 
-def _sum(x: Any, axis: Any, keepdims: bool) -> Any:
-    return x.sum(axis=axis, keepdims=keepdims)
+def _sum(*blocks: Any) -> Any:
+    return sum(blocks)
 
 
-def _logsumexp(x: Any, axis: Any, keepdims: bool) -> Any:
-    from arraylogchain.einsum import logeinsumexp
-
-    out = logeinsumexp("...k->...", x, workers=1)
-    return out[..., None] if keepdims else out
-
-
-def _argmax(x: Any, axis: Any, keepdims: bool) -> Any:
-    """Return the pairs of the largest values, the first ones on ties; the first NaN, if any."""
-    xp = array_namespace(x)
-    best = xp.argmax(x[..., 0], axis=-1)[..., None, None]
-    out = xp.take_along_axis(x, xp.broadcast_to(best, (*best.shape[:-1], 2)), axis=-2)
-    return out if keepdims else out[..., 0, :]
+def _logsumexp(*blocks: Any) -> Any:
+    xp = array_namespace(*blocks)
+    x = xp.stack(blocks, axis=-1)
+    return products.logmatmulexp(x, xp.zeros(len(blocks), dtype=x.dtype), workers=1)
 
 
-def logchainexp_stack(matrices: da.Array, workspace: int) -> da.Array:
-    """Return `arraylogchain.logchainexp` of an array [..., n, K, K]."""
-    given, dtype = to_lazy({"matrices": matrices})
-    products.check_stack(shape_of(matrices))
-
-    def multiply(x: Any, axis: Any, keepdims: bool) -> Any:
-        wide = x.astype("float32") if x.dtype.itemsize == 2 else x
-        out = products.logchainexp(wide, workspace=workspace, workers=1)
-        return out[..., None, :, :] if keepdims else out
-
-    x = whole(given["matrices"], 2)
-    wide = "float32" if "16" in dtype else dtype
-    product = da.reduction(
-        x,
-        chunk=multiply,
-        aggregate=multiply,
-        axis=x.ndim - 3,
-        dtype=wide,
-        split_every=_SPLIT,
-        meta=meta_from_array(x._meta, ndim=x.ndim - 1, dtype=wide),
-    )
-    return product.astype(dtype)
+def _largest(*blocks: Any) -> tuple[Any, Any]:
+    """Return the largest values, the first of them on ties, the first NaN if there is one."""
+    xp = array_namespace(*blocks)
+    values, indices = xp.stack(blocks[::2]), xp.stack(blocks[1::2])
+    best = xp.argmax(values, axis=0)[None]
+    return tuple(xp.take_along_axis(x, best, axis=0)[0] for x in (values, indices))
 
 
-def logchainexp_sequence(given: Mapping[str, Any], workspace: int) -> da.Array:
-    """Return `arraylogchain.logchainexp` of a sequence: the halves' products multiplied."""
-    matrices, _ = to_lazy(given)
-    products.check_sequence({name: shape_of(x) for name, x in matrices.items()})
-    left = list(matrices.values())
-    while len(left) > 1:
-        pairs = zip(left[::2], left[1::2], strict=False)
-        left = [logmatmulexp(a, b, workspace) for a, b in pairs] + left[len(left) & ~1 :]
-    return left[0]
+def _chained(*blocks: Any, workspace: int) -> Any:
+    """Return the product of a block of matrices, or of several products."""
+    matrices = blocks if len(blocks) > 1 else blocks[0]
+    return products.logchainexp(matrices, workspace=workspace, workers=1)
 
 
-def einsum(given: Mapping[str, Any], plan: Contractions, multiply: Multiply) -> da.Array:
+def logchainexp(given: Mapping[str, Any], workspace: int) -> da.Array:
+    """Return `arraylogchain.logchainexp` of an array [..., n, K, K], or of a sequence."""
+    matrices, dtype = to_lazy(given)
+    products.check_shapes(matrices)
+    if "matrices" not in matrices:
+        left = list(matrices.values())
+        while len(left) > 1:
+            pairs = zip(left[::2], left[1::2], strict=False)
+            left = [logmatmulexp(a, b, workspace) for a, b in pairs] + left[len(left) & ~1 :]
+        return left[0]
+    kind = "float32" if "16" in dtype else dtype
+    x, chain = matrices["matrices"].astype(kind), partial(_chained, workspace=workspace)
+    result = [("kk", kind)]
+    steps = itertools.pairwise([0, *itertools.accumulate(x.chunks[-3])])
+    parts = [of_rows(chain, [(x[..., a:b, :, :], "tkk")], result) for a, b in steps]
+    return _joined(parts, chain, "kk", result)[0].astype(dtype)
+
+
+def einsum(given: Mapping[str, Any], plan: Any, multiply: Multiply) -> da.Array:
     """Return an einsum of Dask arrays."""
     operands, _ = to_lazy(given)
     return evaluate(dask_namespace, plan, list(operands.values()), multiply)[0]

@@ -1,4 +1,4 @@
-"""What torch needs beyond values: autograd, transforms, compilation.
+"""What torch needs beyond values: autograd, forward mode, transforms.
 
 Imported only when a tensor arrives that needs it; importing arraylogchain does not import torch.
 """

@@ -1,290 +1,344 @@
-"""The sums over all paths of a chain of tensors that take part in autograd or compilation."""
+"""The methods of `LogChain` on tensors that take part in autograd, transforms or compilation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from copy import copy
 from typing import Any
 
+import array_api_compat.torch as torch_namespace
 import torch
 
-from arraylogchain._arrays import is_traced
-from arraylogchain._inputs.arguments import FINAL, INITIAL, TRANSITIONS, one_of
-from arraylogchain._inputs.chain import PARTS
-from arraylogchain._inputs.lengths import check_integers
-from arraylogchain._inputs.paths import check_path_shape, check_range
-from arraylogchain._torch.functions import (
+from arraylogchain._array import chains
+from arraylogchain._arrays import dtype_name, has_values, native_context
+from arraylogchain._context import Array, Context
+from arraylogchain._inputs import PARTS, Chain, check_states, enter_chain, make_chain
+from arraylogchain._torch import recursion
+from arraylogchain._torch.calls import (
     Gradients,
-    Memo,
+    Operation,
     Tensor,
+    Tensors,
     Value,
-    apply,
-    check_tensors,
-    new_memo,
+    Wanted,
+    call,
+    call_value,
+    cast,
+    chosen,
+    read,
+    ready,
     result_dtype,
+    spread,
 )
-from arraylogchain._torch.partition import OWN_AXES, Filtered, Partition, chain_batch
-from arraylogchain._torch.tracing import is_compiling, operators
+from arraylogchain._torch.products import entries
 
+# How far the recursion that gives second derivatives may be off before it is refused.
+_TOLERANCE = 1e-6
 # Entries up to here are far from the ends of float32's range.
 _MODERATE = 2.0**60
+# Axes of the parts that are not batch axes.
+OWN_AXES = tuple(len(part.axes) for part in PARTS.values())
 
-Given = Mapping[str, Tensor]
-Options = tuple[tuple[bool, ...], int | None, Any]
 
+class ChainOperation(Operation):
+    """Of a chain's log potentials, transitions, initial and final weights, or None.
 
-def log_partition(given: Given, budget: int | None, lengths: Any) -> Tensor:
-    """Return `LogChain.log_partition`, differentiable.
+    Derivatives that are not certified are those of a recursion in float64, which autograd follows.
 
     Parameters
     ----------
-    given : mapping of str to tensor
-        The arguments of `LogChain` by name.
-    budget : int, optional
-        Its workspace, if one was asked for.
-    lengths : array [...], optional
+    given : LogChain
+    names : sequence of str
+        The inputs' names as its arguments.
+    compute : callable
+        Takes a context, a chain and a workspace to the value.
+    written : callable
+        Takes a chain of tensors to the value, by the recursion.
     """
-    inputs, options = _inputs(given, budget, lengths)
-    return _value(inputs, options, new_memo())
+
+    def __init__(self, given: Any, names: Any, compute: Any, written: Any) -> None:
+        super().__init__()
+        self.names, self.compute, self.written = names, compute, written
+        self.name = written.__name__
+        # Not the chain itself: checkpoints let its tensors go.
+        self.lengths, self.workspace = given._lengths, given._workspace
+        self.keeps_states, self.workers = given._keeps_states, given._workers
+
+    def value(self, *inputs: Tensor) -> Tensor:
+        ctx, chain = self.enter(inputs)
+        with ctx.computing():
+            return ctx.leave(self.compute(ctx, chain, self.workspace))
+
+    def agrees(self, inputs: Tensors, g: Tensor, out: Tensor, gradients: Tensors) -> bool:
+        """Tell whether what the recursion makes of wide inputs is what is certified."""
+        return _agree(self.value(*inputs), out, 1.0)
+
+    def gradients(self, left: Any, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Any) -> Tensors:
+        with torch.enable_grad():
+            leaves, weights = _leaves((*inputs, g))[:-1], g.detach().double()
+            found = self._gradients(leaves, self._record(leaves), weights)
+        return cast(chosen(found, wanted), chosen(inputs, wanted))
+
+    def second(self, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor) -> Tensors:
+        inputs, cotangents = rest[: len(PARTS)], rest[len(PARTS) :]
+        with torch.enable_grad():
+            leaves = _leaves(inputs)
+            written = self._record(leaves)
+            like = written.new_ones((), dtype=result_dtype(*inputs)) if g is None else g
+            (weights,) = _leaves([like.expand(written.shape)])
+            gradients = self._gradients(leaves, written, weights, create_graph=True)
+            product = 0 * weights.sum()
+            for x, direction in zip(gradients, cotangents, strict=True):
+                if direction is not None:
+                    product = product + (x * direction.detach()).sum()
+            asked = chosen((weights, *leaves), wanted)
+            found = torch.autograd.grad(product, asked, materialize_grads=True)
+        return cast(found, chosen((like, *inputs), wanted))
+
+    def _gradients(self, leaves: Tensors, out: Tensor, g: Tensor, **options: Any) -> Tensors:
+        """Return the recursion's gradients, having checked them."""
+        given = [x is not None for x in leaves]
+        asked = chosen(leaves, given)
+        found = torch.autograd.grad(out, asked, g, materialize_grads=True, **options)
+        gradients = spread(found, given)
+        if not self.agrees(leaves, g.detach(), out.detach(), gradients):
+            raise FloatingPointError(
+                f"this derivative of {self.name} is computed on float64 weights without "
+                "logarithms, and the weights of this chain range too widely for that (beyond "
+                "1e300 at one step); first derivatives of log_partition by backward() are right "
+                "on any range"
+            )
+        return gradients
+
+    def _record(self, leaves: Tensors) -> Tensor:
+        """Return what the recursion makes of the inputs, part of autograd in any case."""
+        chain = make_chain(self._named(leaves), self.lengths)
+        return self.written(chain) + leaves[0].flatten()[:0].sum()
+
+    def enter(self, inputs: Tensors) -> tuple[Context, Chain]:
+        return enter_chain(self._named(inputs), self.lengths)
+
+    def _named(self, inputs: Tensors) -> dict[str, Tensor]:
+        return {n: x for n, x in zip(self.names, inputs, strict=True) if x is not None}
 
 
-def marginals(given: Given, budget: int | None, lengths: Any) -> Tensor:
-    """Return `LogChain.marginals`, differentiable: the gradient to each row's own potentials."""
-    inputs, options, batch = _inputs_per_row(given, budget, lengths)
-    (result,) = _gradients(("potentials",), inputs, batch, options)
-    return result
+class Partition(ChainOperation):
+    """The logs of the sums over all paths."""
+
+    def value_and_left(self, *inputs: Tensor) -> tuple[Tensor, Any]:
+        """Return the value, and what makes gradients of a cotangent."""
+        ctx, chain = self.enter(inputs)
+        with ctx.computing():
+            options = self.workspace, self.keeps_states
+            found, pull = chains.value_and_pullback(ctx, chain, *options)
+
+        def pullback(g: Tensor, wanted: Wanted) -> Tensors:
+            g, names = read(ctx, g), chosen(list(PARTS), wanted)
+            ctx.uses(g)
+            with ctx.computing():
+                gradients = pull(g, frozenset(names))
+                return [ctx.leave(gradients[name]) for name in names]
+
+        return ctx.leave(found), pullback
+
+    def gradients(self, left: Any, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Any) -> Tensors:
+        pullback = left or self.value_and_left(*inputs)[1]
+        return pullback(g, wanted)  # type: ignore[no-any-return]
+
+    def agrees(self, inputs: Tensors, g: Tensor, out: Tensor, gradients: Tensors) -> bool:
+        value, pullback = self.value_and_left(*inputs)
+        given = [x is not None for x in inputs]
+        pairs = zip(pullback(g, given), chosen(gradients, given), strict=True)
+        return _agree(value, out, 1.0) and all(_agree(x, y.detach()) for x, y in pairs)
 
 
-def expected_transitions(given: Given, budget: int | None, lengths: Any) -> Tensor:
-    """Return `LogChain.expected_transitions`, differentiable: the gradient to log transitions."""
-    inputs, options = _inputs(given, budget, lengths)
-    batch = chain_batch(*inputs)
-    (gradient,) = _gradients(("transitions",), inputs, batch, options)
-    return _counts(given, gradient, inputs, batch, options)
+def log_partition(chain: Any) -> Tensor:
+    return call_value(*_partition(chain))
 
 
-def posterior(given: Given, budget: int | None, lengths: Any) -> tuple[Tensor | None, ...]:
-    """Return `LogChain.posterior`, differentiable."""
-    inputs, options, batch = _inputs_per_row(given, budget, lengths)
-    memo = new_memo()
-    log_z = _value(inputs, options, memo)
-    if inputs[1] is None:
-        return log_z, *_gradients(("potentials",), inputs, batch, options, memo), None
-    wanted = ("potentials", "transitions")
-    of_states, gradient = _gradients(wanted, inputs, batch, options, memo)
-    return log_z, of_states, _counts(given, gradient, inputs, batch, options)
+def marginals(chain: Any) -> Tensor:
+    """Return `LogChain.marginals`: the gradient to each row's own potentials."""
+    operation, *inputs = _partition(chain, per_row=True)
+    return _gradients(operation, inputs, ("potentials",))[0]
 
 
-def filtered(given: Given, budget: int | None, lengths: Any) -> tuple[Tensor, Tensor]:
-    """Return `LogChain.filtered`, differentiable."""
-    inputs, options = _inputs(given, budget, lengths)
-    if is_compiling():
-        found = operators().filtered(*inputs, *options)
-    else:
-        found = apply(Value, Filtered(*options), None, *inputs)
+def expected_transitions(chain: Any) -> Tensor:
+    """Return `LogChain.expected_transitions`: the gradient to log transitions."""
+    operation, *inputs = _partition(chain)
+    (gradient,) = _gradients(operation, inputs, ("transitions",))
+    return _counts(chain, operation, inputs, gradient)
+
+
+def posterior(chain: Any) -> Tensors:
+    operation, *inputs = _partition(chain, per_row=True)
+    rule = ready(operation, inputs)
+    left = rule.left
+    (log_z,) = call(rule, *inputs)
+    wanted = ("potentials",) if inputs[1] is None else ("potentials", "transitions")
+    of_states, *others = _gradients(operation, inputs, wanted, left)
+    counts = [_counts(chain, operation, inputs, x) for x in others]
+    return log_z, of_states, *(counts or [None])
+
+
+def filtered(chain: Any) -> Tensors:
+    def compute(ctx: Context, entered: Chain, workspace: int) -> Array:
+        shares, normalizers = chains.filtered(ctx, entered, workspace)
+        return ctx.xp.concat([shares, normalizers[..., None]], axis=-1)
+
+    found = _written(chain, compute, recursion.filtered)
     return found[..., :-1], found[..., -1]
 
 
-def _counts(given: Given, gradient: Tensor, inputs: Any, batch: Any, options: Options) -> Tensor:
+def forward_messages(chain: Any) -> Tensor:
+    return _written(chain, chains.forward_messages, recursion.forward_messages)
+
+
+def backward_messages(chain: Any) -> Tensor:
+    return _written(chain, chains.backward_messages, recursion.backward_messages)
+
+
+def entropy(chain: Any) -> Tensor:
+    return _written(chain, chains.entropy, recursion.entropy)
+
+
+def viterbi(chain: Any) -> Tensors:
+    _refuse_transforms(chain, "viterbi")
+    return chain._run(chains.viterbi)  # type: ignore[no-any-return]
+
+
+def sample(chain: Any, num_samples: int, rng: Any) -> Tensor:
+    _refuse_transforms(chain, "sample")
+    return chain._draw(num_samples, rng)
+
+
+def log_weight(chain: Any, states: Any) -> Tensor:
+    """Return `LogChain.log_weight`: gathers, which autograd follows."""
+    given = chain._given()
+    device, dtype = given["log_potentials"].device, result_dtype(*given.values())
+    ctx = native_context(torch_namespace, device, dtype_name(dtype))
+    entered = make_chain(given, chain._lengths)
+    states = check_states(ctx, states, entered)
+    times = torch.arange(entered.num_steps, device=device)
+    ends = times[-1:] + 1
+    if entered.lengths is not None:
+        ends = ctx.integers(entered.lengths)[..., None]
+    real = times < ends
+    last = states.gather(-1, (ends - 1).expand(*states.shape[:-1], 1))
+    moves = times[:-1] * (not entered.has_one_matrix)
+    factors = (
+        (entered.potentials, (times, states), True),
+        (
+            entered.transitions,
+            (moves, states[..., :-1], states[..., 1:]),
+            entered.transitions_in_logs,
+        ),
+        (entered.initial, (states[..., :1],), entered.initial_in_logs),
+        (entered.final, (last,), entered.final_in_logs),
+    )
+    whole, rest, has_zero = 0.0, 0.0, False
+    for x, at, in_logs in factors:
+        if x is None:
+            continue
+        weights = entries(x, *at, axes=1).double()
+        present = real[..., real.shape[-1] - weights.shape[-1] :] if len(at) > 1 else real[..., :1]
+        zero = torch.isneginf(weights) if in_logs else weights == 0
+        logs = torch.where(zero | ~present, 0.0 if in_logs else 1.0, weights)
+        logs = logs if in_logs else logs.log()
+        # Integers add up exactly: what is large and cancels leaves no rounding.
+        integers = torch.where(torch.isfinite(logs), logs, 0).detach().round()
+        whole, rest = whole + integers.sum(-1), rest + (logs - integers).sum(-1)
+        has_zero = (zero & present).any(-1) | has_zero
+    total = whole + rest
+    # Where the weight is 0, every derivative is; beside NaN and +inf it is not 0 but unknown.
+    weight = torch.where(torch.isnan(total) | torch.isposinf(total), torch.nan, -torch.inf)
+    return torch.where(has_zero, weight, total).to(dtype)
+
+
+def _partition(chain: Any, per_row: bool = False) -> tuple[Any, ...]:
+    """Return log Z as an operation, and its inputs; potentials of each row's own if asked for."""
+    names, inputs = _inputs(chain)
+    if per_row:
+        inputs[0] = inputs[0].expand(*_batch(inputs), *inputs[0].shape[-2:])
+    return Partition(chain, names, chains.log_partition, recursion.log_partition), *inputs
+
+
+def _written(chain: Any, compute: Callable[..., Array], written: Callable[..., Tensor]) -> Tensor:
+    names, inputs = _inputs(chain)
+    return call(Value(ChainOperation(chain, names, compute, written)), *inputs)[0]
+
+
+def _inputs(chain: Any) -> tuple[list[Any], list[Any]]:
+    """Return the names of a chain's parts as arguments, and its parts, None for what is not given.
+
+    They get equally many batch axes, so that an axis of vmap is one more in front.
+    """
+    given = chain._given()
+    names = [part.linear if part.linear in given else part.log for part in PARTS.values()]
+    inputs = [given.get(name) for name in names]
+    extra = [0 if x is None else x.ndim - n for x, n in zip(inputs, OWN_AXES, strict=True)]
+    return names, [
+        x if x is None else x[(None,) * (max(extra) - n)]
+        for x, n in zip(inputs, extra, strict=True)
+    ]
+
+
+def _batch(inputs: Tensors) -> Any:
+    pairs = zip(inputs, OWN_AXES, strict=True)
+    return torch.broadcast_shapes(*(x.shape[: x.ndim - n] for x, n in pairs if x is not None))
+
+
+def _gradients(
+    operation: Partition, inputs: Tensors, parts: tuple[str, ...], left: Any = None
+) -> Tensors:
+    """Return the gradients of the sum of log Z to some parts."""
+    ones = torch.ones(_batch(inputs), dtype=result_dtype(*inputs), device=inputs[0].device)
+    wanted = tuple(part in parts for part in PARTS)
+    return call(Gradients(operation, wanted, left), None, ones, *inputs)
+
+
+def _counts(chain: Any, operation: Partition, inputs: Tensors, gradient: Tensor) -> Tensor:
     """Return expected counts, given the gradient to the transitions as they are given."""
-    if "log_transitions" in given:
-        return gradient.reshape(given["log_transitions"].shape)
+    shape = chain._transitions().shape
+    if "log_transitions" in operation.names:
+        return gradient.reshape(shape)
     # Matrices that no row reaches are not read.
     counts = torch.where(gradient == 0, gradient, gradient * inputs[1])
     if not _are_moderate(gradient, inputs[1]):
         # Beside small weights gradients can be beyond the dtype's range: counts come from
         # logarithms, and from the product no more than their derivatives, right beside zeros.
+        by_logs = copy(operation)
+        by_logs.names = ["log_transitions" if x == "transitions" else x for x in operation.names]
         detached: list[Any] = [x if x is None else x.detach() for x in inputs]
         detached[1] = detached[1].log()
-        (_, *in_logs), *others = options
-        (exact,) = _gradients(("transitions",), detached, batch, ((True, *in_logs), *others))
+        (exact,) = _gradients(by_logs, detached, ("transitions",))
         counts = exact + torch.where(torch.isfinite(counts), counts - counts.detach(), 0)
-    return counts.reshape(given["transitions"].shape)
+    return counts.reshape(shape)
 
 
 def _are_moderate(*tensors: Tensor) -> bool:
     """Tell whether products of entries are right to rounding, and known not to be too large."""
-    if is_traced():
-        return False
-    return all(
+    return has_values(*tensors) and all(
         x.dtype.itemsize >= 4 and bool((x.detach().abs() <= _MODERATE).all()) for x in tensors
     )
 
 
-def forward_messages(given: Given, budget: int | None, lengths: Any) -> Tensor:
-    """Return `LogChain.forward_messages`; for the compiler only."""
-    return _messages("forward_messages", given, budget, lengths)
-
-
-def backward_messages(given: Given, budget: int | None, lengths: Any) -> Tensor:
-    """Return `LogChain.backward_messages`; for the compiler only."""
-    return _messages("backward_messages", given, budget, lengths)
-
-
-def entropy(given: Given, budget: int | None, lengths: Any) -> Tensor:
-    """Return `LogChain.entropy`, differentiable: log Z minus its change along all logs.
-
-    All of it in float64, relative to the largest potentials of each step.
-    """
-    result = result_dtype(*given.values())
-    wide = {name: x.double() for name, x in given.items()}
-    for name in wide:
-        if name.startswith("log_"):
-            axes = (-2, -1) if name == "log_transitions" else (-1,)
-            wide[name] = _below_largest(wide[name], axes)
-    inputs, options = _inputs(wide, budget, lengths)
-    in_logs = (True, *options[0])
-    directions = [
-        None if x is None else _log_weights(x, is_log)
-        for x, is_log in zip(inputs, in_logs, strict=True)
-    ]
-    operation = Partition(*options)
-    log_z = apply(Value, operation, None, *inputs)
-    expected = operation.apply_tangent(log_z, inputs, directions)
-    return torch.where(torch.isneginf(log_z), 0, log_z - expected).to(result)
-
-
-def _below_largest(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Return logs less the largest, rounded to an integer: entropies stay the same."""
-    if 0 in x.shape:
-        return x
-    top = x.detach().amax(axes, keepdim=True).round()
-    return x - torch.where(torch.isfinite(top), top, 0)
-
-
-def _log_weights(x: Tensor, in_logs: bool) -> Tensor:
-    """Return how x changes as all weights are raised to a power; 0 for weights of zero."""
-    if in_logs:
-        return torch.where(torch.isfinite(x), x, 0)
-    return x * torch.where(x > 0, x, 1).log()
-
-
-def log_weight(
-    given: Given, budget: int | None, lengths: Any, states: Any, batch: tuple[int, ...]
-) -> Tensor:
-    """Return `LogChain.log_weight`, differentiable."""
-    check_tensors(**given)
-    potentials = given["log_potentials"]
-    num_steps, num_states = potentials.shape[-2:]
-    states = torch.as_tensor(states, device=potentials.device)
-    check_integers("states", states.dtype)
-    check_path_shape(tuple(states.shape), batch, num_steps)
-    states = states.long()
-    times = torch.arange(num_steps, device=potentials.device)
-    real = torch.ones(num_steps, dtype=torch.bool, device=potentials.device)
-    if lengths is not None:
-        real = torch.as_tensor(lengths, device=potentials.device)[..., None] > times
-        states = torch.where(real, states, 0)
-    if not torch.compiler.is_compiling() and states.numel():
-        check_range(int(states.min()), int(states.max()), num_states)
-    # What the compiler sees cannot be checked: there, such states make NaN.
-    outside = ((states < 0) | (states >= num_states)).any(-1)
-    states = states.clamp(0, max(num_states - 1, 0))
-    integers: Any = 0.0
-    rest: Any = 0.0
-    has_zero: Any = False
-    for name, x in given.items():
-        if name == "log_potentials":
-            entries = _entries(x, times, states)
-        elif name in FINAL:
-            ends = real.sum(-1, keepdim=True).expand(*states.shape[:-1], 1) - 1
-            entries = _entries(x, states.gather(-1, ends))
-        elif name in TRANSITIONS:
-            x = x[None] if x.ndim == 2 else x
-            at = torch.zeros_like(times[1:]) if x.shape[-3] == 1 else times[:-1]
-            entries = _entries(x, at, states[..., :-1], states[..., 1:])
-        else:
-            entries = _entries(x, states[..., :1])
-        present = real[..., 1:] if name.endswith("transitions") else real[..., : entries.shape[-1]]
-        logs, zero = _logs(entries.double(), present, name.startswith("log_"))
-        # Integers add up exactly: what is large and cancels leaves no rounding.
-        rounded = torch.where(torch.isfinite(logs), logs, 0).detach().round()
-        integers, rest = integers + rounded.sum(-1), rest + (logs - rounded).sum(-1)
-        has_zero = has_zero | zero.any(-1)
-    total = torch.where(outside, torch.nan, integers + rest)
-    # Where the weight is 0, every derivative is; beside NaN and +inf it is not 0 but unknown.
-    weight = torch.where(torch.isnan(total) | torch.isposinf(total), torch.nan, -torch.inf)
-    return torch.where(has_zero, weight, total).to(result_dtype(*given.values()))
-
-
-def _entries(x: Tensor, *trailing: Tensor) -> Tensor:
-    """Return x[..., *trailing], where leading axes of x broadcast against those of paths."""
-    lead = x.shape[: x.ndim - len(trailing)]
-    along = [
-        torch.arange(n, device=x.device).reshape(-1, *(1,) * (len(lead) - axis))
-        for axis, n in enumerate(lead)
-    ]
-    return x[(*along, *trailing)]
-
-
-def _logs(entries: Tensor, present: Tensor, in_logs: bool) -> tuple[Tensor, Tensor]:
-    """Return logs of weights, 0 for those that are not present or zero, and which are zero."""
-    zero = torch.isneginf(entries) if in_logs else entries == 0
-    safe = torch.where(zero | ~present, 0.0 if in_logs else 1.0, entries)
-    return safe if in_logs else safe.log(), zero & present
-
-
-def undifferentiated(name: str, compute: Callable[[], Any]) -> Any:
-    """Call what has no derivatives, on tensors that may take part in autograd."""
-    if torch.compiler.is_compiling():
-        return torch.compiler.disable(compute)()
-    if torch._C._are_functorch_transforms_active():
+def _refuse_transforms(chain: Any, name: str) -> None:
+    if not has_values(*chain._arrays.values()):
         raise NotImplementedError(
             f"{name}() has no derivatives and no vmap; call it outside of torch.func transforms, "
             "on all rows at once"
         )
-    return compute()
 
 
-def _messages(name: str, given: Given, budget: int | None, lengths: Any) -> Tensor:
-    if not is_compiling():
-        raise NotImplementedError(
-            f"{name}() has no derivatives and no vmap; call it within torch.no_grad(), or on a "
-            "chain of detached tensors; log_partition(), marginals() and expected_transitions() "
-            "have both"
-        )
-    inputs, options = _inputs(given, budget, lengths)
-    return getattr(operators(), name)(*inputs, *options)
+def _leaves(tensors: Tensors) -> Tensors:
+    return [x if x is None else x.detach().double().requires_grad_() for x in tensors]
 
 
-def _value(inputs: Any, options: Options, memo: Memo | None) -> Tensor:
-    if is_compiling():
-        return operators().log_partition(*inputs, *options)
-    return apply(Value, Partition(*options), memo, *inputs)
-
-
-def _gradients(
-    names: tuple[str, ...], inputs: Any, batch: Any, options: Options, memo: Memo | None = None
-) -> Any:
-    """Return the gradients of the sum of log Z to some inputs."""
-    wanted = tuple(name in names for name in PARTS)
-    ones = torch.ones(batch, dtype=result_dtype(*inputs), device=inputs[0].device)
-    if is_compiling():
-        return operators().log_partition_gradients(*inputs, None, ones, list(wanted), *options)
-    return apply(Gradients, Partition(*options), memo, wanted, None, ones, *inputs)
-
-
-def _inputs(given: Given, budget: int | None, lengths: Any) -> tuple[list[Any], Options]:
-    """Return the inputs, and how they are to be read.
-
-    They get equally many batch axes, so that an axis of vmap is one more in front.
-    """
-    check_tensors(**given)
-    pairs = (TRANSITIONS, INITIAL, FINAL)
-    inputs = [given["log_potentials"], *(one_of(given, pair) for pair in pairs)]
-    most = max(x.ndim - n for x, n in zip(inputs, OWN_AXES, strict=True) if x is not None)
-    for i, (x, n) in enumerate(zip(inputs, OWN_AXES, strict=True)):
-        if x is not None and x.ndim - n < most:
-            inputs[i] = x[(None,) * (most - x.ndim + n)]
-    if is_compiling() and lengths is not None:
-        lengths = torch.as_tensor(lengths)
-    return inputs, (tuple(pair[1] in given for pair in pairs), budget, lengths)
-
-
-def _inputs_per_row(
-    given: Given, budget: int | None, lengths: Any
-) -> tuple[list[Any], Options, tuple[int, ...]]:
-    """Return the same with potentials of each row's own, and the batch axes."""
-    inputs, options = _inputs(given, budget, lengths)
-    batch = chain_batch(*inputs)
-    inputs[0] = inputs[0].expand(*batch, *inputs[0].shape[-2:])
-    return inputs, options, batch
+def _agree(known: Tensor, found: Tensor, least: float = 0.0) -> bool:
+    """Tell whether results agree where they are numbers, relative to the largest of them."""
+    if not known.numel():
+        return True
+    numbers = torch.isfinite(known)
+    known, found = (torch.where(numbers, x, 0) for x in (known, found))
+    allowed = _TOLERANCE * (known.abs() + 1e-3 * known.abs().max().clamp(min=least))
+    return bool(((found - known).abs() <= allowed).all())

@@ -2,101 +2,185 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import array_api_compat.torch as torch_namespace
 import torch
 
-from arraylogchain import products
-from arraylogchain._array.products.pair_tree import PairTree
+from arraylogchain._array.products import certified, gradients, linear, maxplus
+from arraylogchain._array.products.chainexp import product_of_sequence, product_of_stack
+from arraylogchain._array.products.gradients import logmatmulexp_gradients
+from arraylogchain._arrays import enter
 from arraylogchain._context import shape_of
-from arraylogchain._einsum.equations import Contractions
-from arraylogchain._einsum.evaluation import Multiply, evaluate
+from arraylogchain._einsum import Multiply, evaluate
 from arraylogchain._fold import Shape, fold
-from arraylogchain._torch.functions import (
+from arraylogchain._torch.calls import (
+    Gradients,
+    Operation,
     Tensor,
+    Tensors,
     Value,
-    check_tensors,
-    new_memo,
-    record,
+    Wanted,
+    call,
+    cast,
+    chosen,
+    read,
     result_dtype,
 )
-from arraylogchain._torch.operations import LogMatmulExp, Matmul, MaxPlus, Product
-from arraylogchain._torch.tracing import is_compiling, operators
+
+
+class Product(Operation):
+    """A product of two operands; functions of `_array.products` compute it."""
+
+    def __init__(self, budget: int) -> None:
+        super().__init__()
+        self.budget = budget
+
+    def compute(
+        self, function: Callable[..., Any], inputs: Tensors, *others: Tensor, options: Any = ()
+    ) -> Any:
+        """Return what a function makes of operands, other tensors, the budget and options."""
+        ctx, ready = enter({"a": inputs[0], "b": inputs[1]})
+        layout = fold(*map(shape_of, ready.values()))
+        args = (*ready.values(), *(read(ctx, x) for x in others), self.budget, *options)
+        with ctx.computing():
+            return ctx.leave(function(ctx, layout, *args))
+
+
+class Matmul(Product):
+    """Bilinear: its derivatives of every order are made of it and its gradients."""
+
+    name = "matmul"
+
+    def value(self, *inputs: Tensor) -> Tensor:
+        return self.compute(linear.matmul, inputs)
+
+    def gradients(self, left: Any, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Any) -> Tensors:
+        found = self.compute(linear.matmul_gradients, inputs, g, options=(wanted,))
+        return chosen(found, wanted)
+
+    def call_second(self, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor) -> Tensors:
+        a, b, u, v = rest
+        of_a, of_b = torch.zeros_like(a), torch.zeros_like(b)
+        pairs = [(x, y) for x, y in ((u, b), (a, v)) if x is not None and y is not None]
+        of_g = sum(call(Value(self), *pair)[0] for pair in pairs) if wanted[0] else None
+        # Of the operand whose gradient is taken, the gradient needs no more than the shape.
+        if wanted[1] and v is not None:
+            (of_a,) = call(Gradients(self, (True, False)), None, g, a, v)
+        if wanted[2] and u is not None:
+            (of_b,) = call(Gradients(self, (False, True)), None, g, u, b)
+        return chosen((of_g, of_a, of_b), wanted)
+
+
+class LogMatmulExp(Product):
+    """Its gradients are sums of g times the share that a term has in its entry."""
+
+    name = "logmatmulexp"
+    keeps_value = True
+
+    def value(self, *inputs: Tensor) -> Tensor:
+        return self.compute(certified.logmatmulexp, inputs)
+
+    def gradients(self, left: Any, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Any) -> Tensors:
+        found = self.compute(logmatmulexp_gradients, inputs, out, g, options=(wanted,))
+        return chosen(found, wanted)
+
+    def second(self, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor) -> Tensors:
+        inputs, cotangents = rest[:2], rest[2:]
+        if g is None:
+            tangent = self.compute(gradients.logmatmulexp_tangent, inputs, out, *cotangents)
+            return cast([tangent], [out])
+        args = inputs, out, g, *cotangents
+        of_a, of_b, of_g = self.compute(gradients.logmatmulexp_second, *args)
+        return chosen(cast((of_g, of_a, of_b), (g, *inputs)), wanted)
+
+
+class LargestTerm(Product):
+    """The indices of a max-plus product; integers have no derivatives."""
+
+    name = "maxplus_matmul"
+
+    def value(self, *inputs: Tensor) -> Tensor:
+        return self.compute(maxplus.maxplus_matmul, inputs)[1]
 
 
 def matmul(a: Tensor, b: Tensor, budget: int) -> Tensor:
     """Return `arraylogchain.matmul` of tensors, differentiable."""
-    return _product(Matmul, a, b, budget)
+    a, b, lacking = _matrices(a, b)
+    return _without(lacking, call(Value(Matmul(budget)), a, b)[0])
 
 
 def logmatmulexp(a: Tensor, b: Tensor, budget: int) -> Tensor:
     """Return `arraylogchain.logmatmulexp` of tensors, differentiable."""
-    return _product(LogMatmulExp, a, b, budget)
+    a, b, lacking = _matrices(a, b)
+    return _without(lacking, call(Value(LogMatmulExp(budget)), a, b)[0])
 
 
 def maxplus_matmul(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
-    """Return `arraylogchain.maxplus_matmul` of tensors, differentiable."""
-    values, indices = _product(MaxPlus, a, b, budget)
-    return values, indices
-
-
-def _product(operation: type[Product], a: Tensor, b: Tensor, budget: int) -> Any:
-    a, b, lacking = matrices(a, b)
-    if is_compiling():
-        out = getattr(operators(), operation.name)(a, b, budget)
+    """Return `arraylogchain.maxplus_matmul` of tensors; values are the terms at its indices."""
+    a, b, lacking = _matrices(a, b)
+    (indices,) = call(Value(LargestTerm(budget)), a.detach(), b.detach())
+    rows, cols = (torch.arange(n, device=a.device) for n in indices.shape[-2:])
+    if a.shape[-1] == 0:
+        values = a.sum(-1, keepdim=True) + b.sum(-2, keepdim=True) - torch.inf
     else:
-        out = record(Value, operation(budget), new_memo(), a, b)
-    if operation.has_integers:
-        return tuple(drop(x, lacking) for x in out)
-    return drop(out, lacking)
+        values = entries(a, rows[:, None], indices, axes=2) + entries(b, indices, cols, axes=2)
+    values = torch.where(torch.isfinite(values), values, values.detach())
+    return _without(lacking, values), _without(lacking, indices)
 
 
-def drop(out: Tensor, axes: Shape) -> Tensor:
-    """Return a product without the axes that 1-D operands lack."""
-    for axis in axes:
-        out = out.squeeze(axis)
-    return out
+def entries(x: Tensor, *trailing: Tensor, axes: int) -> Tensor:
+    """Return x[..., *trailing], indices of so many axes behind those that x's leading ones meet."""
+    lead = x.shape[: x.ndim - len(trailing)]
+    along = [
+        torch.arange(n, device=x.device).reshape(-1, *(1,) * (len(lead) - 1 - axis + axes))
+        for axis, n in enumerate(lead)
+    ]
+    return x[(*along, *trailing)]
 
 
-def matrices(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Shape]:
+def _matrices(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Shape]:
     """Return operands with equal numbers of axes, and which axes of the product to drop.
 
     With that, a batch axis of vmap is one more axis in front.
     """
-    check_tensors(a=a, b=b)
+    _check_tensors({"a": a, "b": b})
     if a.ndim == b.ndim > 1:
         return a, b, ()
-    if not is_compiling():
-        fold(shape_of(a), shape_of(b))  # the error messages are about the shapes as given
+    fold(shape_of(a), shape_of(b))  # the error messages are about the shapes as given
     lacking = ((-1,) if b.ndim == 1 else ()) + ((-2 + (b.ndim == 1),) if a.ndim == 1 else ())
     a = a.unsqueeze(0) if a.ndim == 1 else a
     b = b.unsqueeze(1) if b.ndim == 1 else b
-    a = a[(None,) * (b.ndim - a.ndim)] if a.ndim < b.ndim else a
-    b = b[(None,) * (a.ndim - b.ndim)] if b.ndim < a.ndim else b
-    return a, b, lacking
+    return a[(None,) * (b.ndim - a.ndim)], b[(None,) * (a.ndim - b.ndim)], lacking
 
 
-def logchainexp_stack(stack: Tensor, budget: int) -> Tensor:
-    """Multiply matrices [..., n, K, K] in neighbouring pairs, differentiably."""
-    products.check_stack(stack.shape)
-    return _through_finite(_tree(stack.dtype, stack.device, budget).stack(stack, stack.dtype))
+def _without(axes: Shape, x: Tensor) -> Tensor:
+    """Return a product without the axes that 1-D operands lack."""
+    for axis in axes:
+        x = x.squeeze(axis)
+    return x
 
 
-def logchainexp_sequence(given: Mapping[str, Tensor], budget: int) -> Tensor:
-    """Multiply [..., K_i, K_{i+1}] in the cheapest order, differentiably."""
-    check_tensors(**given)
-    if not is_compiling():
-        products.check_sequence({name: shape_of(x) for name, x in given.items()})
-    matrices = list(given.values())
-    dtype = result_dtype(*matrices)
-    return _through_finite(_tree(dtype, matrices[0].device, budget).sequence(matrices, dtype))
+def logchainexp(given: Mapping[str, Tensor], budget: int) -> Tensor:
+    """Return `arraylogchain.logchainexp` of tensors by name, differentiable."""
+    _check_tensors(given)
+    dtype = result_dtype(*given.values())
+    wide = [x.to(torch.promote_types(dtype, torch.float32)) for x in given.values()]
+
+    def multiply(a: Tensor, b: Tensor) -> tuple[Tensor, None]:
+        return logmatmulexp(a, b, budget), None
+
+    if "matrices" in given:
+        out, _ = product_of_stack(torch_namespace, wide[0], multiply, torch.float64)
+    else:
+        out, _ = product_of_sequence(torch_namespace, wide, multiply, torch.float64)
+    return _through_finite(out.to(dtype))
 
 
-def einsum(given: Mapping[str, Tensor], plan: Contractions, multiply: Multiply) -> Tensor:
+def einsum(given: Mapping[str, Tensor], plan: Any, multiply: Multiply) -> Tensor:
     """Return an einsum of tensors, differentiable as products are."""
-    check_tensors(**given)
+    _check_tensors(given)
     return _through_finite(evaluate(torch_namespace, plan, list(given.values()), multiply)[0])
 
 
@@ -105,11 +189,7 @@ def _through_finite(out: Tensor) -> Tensor:
     return torch.where(torch.isinf(out), out.detach(), out)
 
 
-def _tree(dtype: Any, device: Any, budget: int) -> PairTree:
-    computed = torch.promote_types(dtype, torch.float32)
-    widest = torch.float32 if device.type == "mps" else torch.float64
-
-    def multiply(a: Tensor, b: Tensor) -> Tensor:
-        return logmatmulexp(a, b, budget)
-
-    return PairTree(torch_namespace, computed, widest, multiply)
+def _check_tensors(given: Mapping[str, Any]) -> None:
+    """Raise where a tensor is mixed with something else, as without autograd."""
+    if not all(isinstance(x, torch.Tensor) for x in given.values()):
+        enter(given)

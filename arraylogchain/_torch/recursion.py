@@ -8,11 +8,12 @@ to be compared with certified ones.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from arraylogchain._inputs.chain import Chain
+from arraylogchain._inputs import PARTS, Chain
 
 Tensor = Any
 
@@ -22,25 +23,14 @@ def log_partition(chain: Chain) -> Tensor:
 
     Rows that share a matrix are multiplied by it together: nothing of size K * K is made for each.
     """
-    if 0 in (*chain.batch, chain.num_states):
-        return chain.potentials.sum() - chain.potentials.new_full(chain.batch, math.inf)
     states, shifts = _forward(chain, _real_steps(chain))
-    last, log_scale = states[-1], shifts.sum(-1)
-    if chain.final is not None:
-        final, shift = _weights(_by_group(chain, chain.final, 1), (-1,), chain.final_in_logs)
-        last, log_scale = last * final, log_scale + shift[..., 0]
-    has_path, logs = _logs(last.sum(-1))
-    return _to_batch(chain, torch.where(has_path, logs + log_scale, -math.inf))
+    total, shift = _total(chain, states[-1])
+    has_path, logs = _logs(total)
+    return torch.where(has_path, logs + shifts.sum(-1) + shift, -math.inf)
 
 
-def filtered(chain: Chain) -> tuple[Tensor, Tensor]:
-    """Return state probabilities given the steps so far, and log normalisers [*batch, T, 1]."""
-    shape = (*chain.batch, chain.num_steps)
-    if 0 in (*chain.batch, chain.num_states):
-        nothing = chain.potentials.sum()
-        return nothing.expand(*shape, chain.num_states), nothing - nothing.new_full(
-            (*shape, 1), math.inf
-        )
+def filtered(chain: Chain) -> Tensor:
+    """Return state probabilities given the steps so far, and log normalisers, [..., T, K + 1]."""
     real = _real_steps(chain)
     states, shifts = _forward(chain, real)
     weights = torch.stack(states, -2)
@@ -49,36 +39,93 @@ def filtered(chain: Chain) -> tuple[Tensor, Tensor]:
     shares = weights / torch.where(has_path, total, 1)[..., None]
     normalizers = shifts + torch.diff(logs, dim=-1, prepend=torch.zeros_like(logs[..., :1]))
     normalizers = torch.where(has_path, normalizers, -math.inf)
-    found = (torch.where(real[..., None], x, 0) for x in (shares, normalizers[..., None]))
-    shares, normalizers = (_to_batch(chain, x) for x in found)
-    return shares, normalizers
+    found = torch.cat([shares, normalizers[..., None]], -1)
+    return torch.where(real[..., None], found, 0)
+
+
+def forward_messages(chain: Chain) -> Tensor:
+    """Return the logs of the states after each step, [..., T, K]."""
+    real = _real_steps(chain)
+    states, shifts = _forward(chain, real)
+    return _messages(chain, torch.stack(states, -2), shifts.cumsum(-1), real)
+
+
+def backward_messages(chain: Chain) -> Tensor:
+    """Return the logs of what follows each state, [..., T, K]: the derivatives of the sum by it."""
+    real = _real_steps(chain)
+    states, shifts = _forward(chain, real)
+    # Where a state is 0 its derivative counts as well.
+    total, shift = _total(chain, states[-1])
+    following = torch.autograd.grad(total.sum(), states, create_graph=True, materialize_grads=True)
+    later = shifts.flip(-1).cumsum(-1).flip(-1) - shifts + shift[..., None]
+    return _messages(chain, torch.stack(following, -2), later, real)
+
+
+def entropy(chain: Chain) -> Tensor:
+    """Return the entropies, [*batch]: log Z less its change as all weights are raised to a power.
+
+    Logarithms are taken below the largest of a step, so that little cancels; entropies stay as
+    they are.
+    """
+    parts = {name: x for name in PARTS if (x := getattr(chain, name)) is not None}
+    for name, x in parts.items():
+        if chain.is_in_logs(name):
+            top = x.detach().amax((-2, -1) if name == "transitions" else -1, keepdim=True)
+            parts[name] = x - torch.where(torch.isfinite(top), top, 0)
+    log_z = log_partition(replace(chain, **parts))
+    weights = torch.ones_like(log_z).requires_grad_()
+    gradients = torch.autograd.grad(
+        log_z, list(parts.values()), weights, create_graph=True, materialize_grads=True
+    )
+    change: Any = 0.0
+    for (name, x), gradient in zip(parts.items(), gradients, strict=True):
+        # How x changes; a weight of zero does not.
+        logs = torch.where(torch.isfinite(x), x, 0)
+        logs = logs if chain.is_in_logs(name) else x * torch.where(x > 0, x, 1).log()
+        change = change + (gradient * logs).sum()
+    (expected,) = torch.autograd.grad(change, weights, create_graph=True)
+    return torch.where(torch.isneginf(log_z), 0, log_z - expected)
+
+
+def _total(chain: Chain, last: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sums over last states, [*batch], and the logs left out."""
+    if chain.final is None:
+        return last.sum(-1), torch.zeros_like(last[..., 0])
+    final, shift = _weights(chain.final, (-1,), chain.final_in_logs)
+    return (last * final).sum(-1), shift[..., 0]
+
+
+def _messages(chain: Chain, weights: Tensor, shifts: Tensor, real: Tensor) -> Tensor:
+    """Return logs of weights [*batch, T, K] and of their scales as [*batch, T, K]."""
+    has_path, logs = _logs(weights)
+    present = has_path & real[..., None]
+    return torch.where(present, logs + shifts[..., None], -math.inf)
 
 
 def _forward(chain: Chain, real: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Return states [groups, rows, K] after each step, and the logs left out at it [..., T].
+    """Return states [*batch, K] after each step, and the logs left out at it, [*batch, T].
 
     Past the ends of rows states stay the same, and nothing is left out.
     """
     # What lies past the ends may be NaN, and must have no part in gradients either.
-    potentials = torch.where(real[..., None], _by_group(chain, chain.potentials, 2), 0)
-    weights, tops = _weights(potentials, (-1,), in_logs=True)
+    weights, tops = _weights(torch.where(real[..., None], chain.potentials, 0), (-1,), True)
     log_scale = tops[..., 0]
-    matrices: Any = ()
     if chain.num_steps > 1:
         matrices, tops = _matrices(chain, real)
-        more = torch.where(real[..., 1:], tops[:, None], 0)
+        more = torch.where(real[..., 1:], tops, 0)
         log_scale = log_scale + torch.nn.functional.pad(more, (1, 0))
     # Indexing would make the gradient of every step as large as the whole.
     state, *others = weights.unbind(-2)
     first: Any = 0.0
     if chain.initial is not None:
-        initial = _by_group(chain, chain.initial, 1)
-        initial, first = _weights(initial, (-1,), chain.initial_in_logs)
+        initial, first = _weights(chain.initial, (-1,), chain.initial_in_logs)
         state = state * initial
     state, top = _weights(state, (-1,), in_logs=False)
     states, tops = [state], [top + first]
     for step, weight in enumerate(others, 1):
-        arrived = state @ matrices[min(step, len(matrices)) - 1] * weight
+        # This folds axes that only one of the two has, and expands neither.
+        matrix = matrices[min(step, len(matrices)) - 1]
+        arrived = torch.einsum("...k,...kj->...j", state, matrix) * weight
         if chain.lengths is not None:
             arrived = torch.where(real[..., step, None], arrived, state)
         state, top = _weights(arrived, (-1,), in_logs=False)
@@ -94,21 +141,21 @@ def _logs(total: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _real_steps(chain: Chain) -> Tensor:
-    """Return which steps rows have, [groups, rows, T]."""
+    """Return which steps rows have, [*batch, T]."""
     device = chain.potentials.device
     lengths = chain.num_steps if chain.lengths is None else chain.lengths
-    ends = _by_group(chain, torch.as_tensor(lengths, device=device), 0)
+    ends = torch.as_tensor(lengths, device=device).expand(chain.batch)
     return ends[..., None] > torch.arange(chain.num_steps, device=device)
 
 
 def _matrices(chain: Chain, real: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Return [groups, K, K] for each step, or one for all, and the logs left out of them."""
-    matrices = _by_group(chain, chain.transitions, 3, expand=False)[:, 0]
+    """Return [..., K, K] for each step, or one for all, and the logs left out of them."""
+    matrices: Tensor = chain.transitions
     if chain.lengths is not None:
-        is_used = real.any(1)[:, 1 : 1 + matrices.shape[1]]
+        is_used = real[..., 1:].long().sum_to_size(matrices.shape[:-2]) > 0
         matrices = torch.where(is_used[..., None, None], matrices, 0)
     matrices, shifts = _weights(matrices, (-2, -1), chain.transitions_in_logs)
-    return matrices.unbind(1), shifts[..., 0, 0]
+    return matrices.unbind(-3), shifts[..., 0, 0]
 
 
 def _weights(x: Tensor, axes: tuple[int, ...], in_logs: bool) -> tuple[Tensor, Tensor]:
@@ -120,25 +167,3 @@ def _weights(x: Tensor, axes: tuple[int, ...], in_logs: bool) -> tuple[Tensor, T
     top = torch.where(torch.isfinite(top), top, 0)
     # A weight of zero has no derivative, whatever the direction.
     return (x.masked_fill(torch.isneginf(x), -math.inf) - top).exp(), top
-
-
-def _by_group(chain: Chain, x: Tensor, trailing: int, expand: bool = True) -> Tensor:
-    """Return an array [..., *trailing axes] of the chain as [groups, rows, *trailing axes].
-
-    Matrices, which rows share, are not expanded along them.
-    """
-    batch = len(chain.batch)
-    x = x[(None,) * (batch + trailing - x.ndim)]
-    own = x.shape[batch:]
-    x = x.expand((*chain.batch, *own)) if expand else x
-    x = x.permute((*chain.group_axes, *chain.row_axes, *range(batch, batch + trailing)))
-    return x.reshape(chain.sizes[0], -1, *own)
-
-
-def _to_batch(chain: Chain, x: Tensor) -> Tensor:
-    """Return [groups, rows, ...] as [*batch, ...]."""
-    order = (*chain.group_axes, *chain.row_axes)
-    own = x.shape[2:]
-    x = x.reshape([chain.batch[axis] for axis in order] + list(own))
-    count = len(order)
-    return x.permute([*(order.index(axis) for axis in range(count)), *range(count, x.ndim)])

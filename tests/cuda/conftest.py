@@ -29,7 +29,6 @@ def pytest_configure(config: pytest.Config) -> None:
 def no_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are what is tested here, and take their time on a CPU; but see test_self_check.py."""
     monkeypatch.setenv("ARRAYLOGCHAIN_SELF_CHECK", "0")
-    monkeypatch.setenv("ARRAYLOGCHAIN_AUTOTUNE", "0")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from arraylogchain._cuda import modules
+from arraylogchain._cuda import kernels
 
 HERE = Path(__file__).parent
 COMPILER = "g++"
@@ -28,15 +28,6 @@ FLAGS = (
 # Its run-time library must be there before Python is: test_memory_errors.py starts such processes.
 SANITIZED = "ALC_SHIM_SANITIZED"
 SANITIZER_FLAGS = ("-fsanitize=address", "-O1", "-g")
-# Calls of shim/wavefronts.h at every access to memory, in the place of the thread sanitizer's.
-WAVEFRONT_FLAGS = (
-    "-DSHIM_WAVEFRONTS",
-    "-fsanitize=thread",
-    "-fno-tree-sra",  # what is copied at once stays one access, as on a device
-    "--param=tsan-instrument-func-entry-exit=0",
-    "-g1",
-    *("-nodefaultlibs", "-lstdc++", "-lm", "-lgcc_s", "-lc"),
-)
 
 _DYNAMIC_SHARED = re.compile(
     r"extern\s+__shared__\s+(?:(?:__align__|alignas)\s*\([^)]*\)\s*)?"
@@ -51,12 +42,12 @@ class KernelError(RuntimeError):
 
 
 def compile_for_cpu(
-    source: str, kernel: str, options: tuple[str, ...] = (), folder: Path = modules.FOLDER
+    source: str, kernel: str, options: tuple[str, ...] = (), folder: Path = kernels.FOLDER
 ) -> Path:
     """Compile one instantiation of a kernel; what has been compiled before is found on disk."""
     optimise = SANITIZER_FLAGS if os.environ.get(SANITIZED) else ("-O1", *_fused_multiply_add())
     command = (COMPILER, *FLAGS, *optimise)
-    text = _for_the_shim(modules.source_text(source, folder))
+    text = _for_the_shim(kernels.source_text(source, folder))
     # The compiler takes a precompiled header only before everything else.
     text = f'#include "cuda_shim.h"\nnamespace {{\n{text}}}\nSHIM_ENTRY({kernel})\n'
     return _build((*command, *options, "-shared", *_includes(command)), text, "kernel.so")

@@ -3,9 +3,7 @@
 // It finds a missing barrier (under some order of threads: try several seeds), barriers that not
 // all threads reach, collectives that not all lanes of the mask join, and what is read before it
 // was written to shared memory, which begins as NaN. Compiled with AddressSanitizer it finds
-// accesses out of bounds, in shared memory as well. It models the error of approximate
-// instructions, and on request that subnormal numbers are flushed to zero, and counts the
-// wavefronts and bank conflicts of shared memory.
+// accesses out of bounds, in shared memory as well. On request subnormal numbers are flushed to zero.
 //
 // It does not show weakly ordered memory, blocks that run at the same time, time, or where NVRTC
 // would merge a multiplication and an addition. It takes some C++ that NVRTC would
@@ -25,9 +23,7 @@
 #include "shim/blocks.h"
 #include "shim/fibers.h"
 #include "shim/halves.h"
-#include "shim/instructions.h"
 #include "shim/intrinsics.h"
-#include "shim/tensor_cores.h"
 #include "shim/warps.h"
 
 #define ALC_CPU_SHIM 1

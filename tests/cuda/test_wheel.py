@@ -8,17 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from arraylogchain._cuda import modules
+from arraylogchain._cuda import kernels
 from tests.conftest import import_or_skip
 
 ROOT = Path(__file__).parents[2]
 
 EXPAND_ALL = """
 import json
-from arraylogchain._cuda import modules
+from arraylogchain._cuda import kernels
 
-files = sorted(str(p.relative_to(modules.FOLDER)) for p in modules.FOLDER.rglob("*.cu*"))
-print(json.dumps([str(modules.FOLDER), {name: modules.source_text(name) for name in files}]))
+files = sorted(str(p.relative_to(kernels.FOLDER)) for p in kernels.FOLDER.rglob("*.cu*"))
+print(json.dumps([str(kernels.FOLDER), {name: kernels.source_text(name) for name in files}]))
 """
 
 
@@ -48,6 +48,6 @@ def test_the_wheel_has_every_source_file(tmp_path: Path) -> None:
 
     folder, found = json.loads(python("-c", EXPAND_ALL, cwd=tmp_path, path=str(target)))
     assert Path(folder).is_relative_to(target)
-    here = [str(p.relative_to(modules.FOLDER)) for p in modules.FOLDER.rglob("*.cu*")]
-    assert found == {name: modules.source_text(name) for name in here}
+    here = [str(p.relative_to(kernels.FOLDER)) for p in kernels.FOLDER.rglob("*.cu*")]
+    assert found == {name: kernels.source_text(name) for name in here}
     assert any(name.endswith(".cu") for name in here)

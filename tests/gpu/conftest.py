@@ -36,7 +36,6 @@ def pytest_pycollect_makemodule(
 def no_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are tested, not what takes over; and memory and waiting without the check's own."""
     monkeypatch.setenv("ARRAYLOGCHAIN_SELF_CHECK", "0")
-    monkeypatch.setenv("ARRAYLOGCHAIN_AUTOTUNE", "0")
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
-"""Chains in array operations: one sweep over time, on tiles of rows.
+"""Chains: recursions over time, and array operations on the messages that they leave.
 
-`tiles` arranges what a sweep reads, `states` what it carries along. Steppers (`scaled`, `logs`)
-take states one step further, and say which rows they did not prove; `sweep` takes a wider form for
-those, and keeps the history that passes from the last step to the first need. What comes of it is
-in `values`, `messages`, `posterior` (with `accumulate`), `entropy`, `viterbi`, `sampling`.
+`pieces` cuts a chain and says what recursions, of whatever backend, hand on; `recursion` is that in
+array operations. Everything else is pointwise in time and written once: `messages` runs recursions
+over all pieces, `posterior` tells what both directions say together (added up in `sums`), and there
+are `entropy`, `paths`, `log_weight`.
 """
 
 from arraylogchain._array.chains.entropy import entropy
@@ -13,16 +13,15 @@ from arraylogchain._array.chains.messages import (
     filtered,
     forward_messages,
     last_message,
+    log_partition,
 )
+from arraylogchain._array.chains.paths import best_message, sample, viterbi
 from arraylogchain._array.chains.posterior import (
     expected_transitions,
     marginals,
     posterior,
     value_and_pullback,
 )
-from arraylogchain._array.chains.sampling import sample
-from arraylogchain._array.chains.values import log_partition
-from arraylogchain._array.chains.viterbi import best_message, viterbi
 
 __all__ = [
     "backward_messages",

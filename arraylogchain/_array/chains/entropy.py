@@ -1,118 +1,141 @@
-"""The entropy of the posterior over paths, by a recursion forward.
+"""The entropy of the posterior over paths.
 
-H_t(j), the entropy of what leads to state j of step t, follows from that of the step before,
+It is that of the last state and, at each transition, that of the state before given the one after
+it, averaged over the shares of the latter: with u the forward weights before, at most 1, and F the
+matrix over its largest entry, p(k | j) = u_k F_kj / v_j, v = u @ F, and
 
-    H_t(j) = sum_k p(k | j) (H_{t-1}(k) - log p(k | j)),    p(k | j) = u_k F_kj / S_j,
+    H(before | j) = log v_j - [(u log u) @ F + u @ (F log F)]_j / v_j.
 
-u being the forward weights, F the matrix between the two steps and S = u @ F, which the sweep has.
-With w = H - log(u) this is two more matrix products, ``((u w) @ F - u @ (F log F)) / S + log(S)``.
-Nothing cancels from step to step, and what all paths have in common does not show at all. The
-integer part of the row's largest entropy is kept apart, so that sums of many steps stay exact.
+Every term has one sign within its product, so that v proves all three as it does in a certified
+product, and log v cancels at the size of log v. Where the share of j times that exceeds 1, or v is
+not proved, p(k | j) is taken from its own terms, over their own sum.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from arraylogchain._array.chains.logs import LogMatrix, joint_logs
-from arraylogchain._array.chains.matrices import Matrix
-from arraylogchain._array.chains.states import part_of, relative
-from arraylogchain._array.chains.sweep import Step, Sweep, sweeps, with_final
-from arraylogchain._array.chains.tiles import Tile, arrange
-from arraylogchain._context import Array, Context, whole_maximum
-from arraylogchain._inputs.chain import Chain
+from arraylogchain._array.chains.messages import Run, each, last_logs, runs
+from arraylogchain._array.chains.pieces import Messages, arrange
+from arraylogchain._array.chains.posterior import Posterior
+from arraylogchain._array.chains.sums import Sums
+from arraylogchain._context import Array, Context
+from arraylogchain._fold import chunks
+from arraylogchain._inputs import Chain
 
 
 def entropy(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the entropies [*batch] in nats; 0 where there is no path."""
     out = ctx.empty(chain.batch, ctx.result_dtype)
     view = arrange(ctx.xp, chain, out, trailing=0)
-    for tile, sweep in sweeps(ctx, chain, workspace):
-        found = _TileEntropy(tile, sweep).run()
-        tile.place(view[(*tile.box, ...)][..., None], found)
+
+    def work(run: Run) -> None:
+        run.piece.put(view[(*run.piece.box, ...)], Entropy(run.keep()).result())
+
+    each(ctx, runs("entropy", ctx, chain, workspace, history=True), work)
     return out
 
 
-class _TileEntropy:
-    """The recursion for one tile of chains."""
+class Entropy(Posterior):
+    """The posterior of a piece, of which entropies are added up."""
 
-    def __init__(self, tile: Tile, sweep: Sweep) -> None:
-        self.tile, self.ctx, self.sweep = tile, tile.ctx, sweep
-        self._weighted: tuple[Matrix, Array] | None = None
+    def __init__(self, run: Run) -> None:
+        super().__init__(run, Sums(run.piece.ctx, run.piece.chain, 0, ()), None)
+        self.dtype = run.last.values.dtype
+        precision = self.ctx.widest if self.dtype == self.ctx.xp.float64 else self.ctx.precision
+        size = run.piece.chain.num_states
+        # Sums of K terms lose less than 5 K tiny, and logs of their factors are less than 2**10.
+        self.line, self.eps = 2.0**10 * 5 * size * precision.tiny / precision.eps, precision.eps
+        self.entropy = self.ctx.xp.zeros_like(self.total)
 
-    def run(self) -> Array:
-        """Return the entropies, [groups, rows, 1]."""
-        ctx, xp, tile, axis = self.ctx, self.ctx.xp, self.tile, self.tile.select_axis
-        before = self.sweep.advance()
-        entropies = xp.zeros_like(before.state.values)
-        whole, ended = xp.zeros_like(before.state.exponent), []
-        for i in range(1, tile.num_steps + 1):
-            if (ending := tile.ending(i - 1)).start < ending.stop:
-                of_ending = (part_of(x, ending, axis) for x in (entropies, whole))
-                ended.append(sum(ctx.load(x, ctx.widest) for x in of_ending))
-            if i == tile.num_steps:
-                break
-            now, moved = self.sweep.advance(), slice(tile.count(i))
-            entropies, whole = (part_of(x, moved, axis) for x in (entropies, whole))
-            entropies = ctx.load(entropies, now.precision)
-            shift = whole_maximum(ctx, entropies, -1, now.precision)
-            after = self._scaled(i, before, now, entropies, shift)
-            if now.gone is not None and bool(xp.any(part_of(now.gone, moved, axis))):
-                gone = xp.any(part_of(now.gone, moved, axis), axis=1 - axis)[..., 0]
-                (index,) = xp.nonzero(gone)
-                own = self._in_logs(i, before, index, xp.take(entropies, index, axis=axis))
-                own = own - ctx.load(xp.take(shift, index, axis=axis), ctx.widest)
-                tile.put_lanes(after, index, ctx.load(own, now.precision))
-            entropies, whole, before = after, whole + ctx.load(shift, ctx.widest), now
-        return self._of_last(xp.concat(ended[::-1], axis=axis))
+    def result(self) -> Array:
+        """Return the entropies, [groups, rows]."""
+        xp, logs = self.ctx.xp, last_logs(self.piece, self.run.last).values
+        self.entropy = self.entropy + surprise(xp, logs)
+        self.run_back()
+        found = xp.where(self.total == -math.inf, xp.zeros_like(self.total), self.entropy)
+        return xp.where(self.total == math.inf, xp.full_like(found, math.nan), found)
 
-    def _scaled(self, i: int, before: Step, now: Step, entropies: Array, shift: Array) -> Array:
-        """Return the next entropies less `shift`, right for rows whose states are scaled."""
-        xp, ctx, precision = self.ctx.xp, self.ctx, now.precision
-        moved, axis = slice(self.tile.count_moves(i)), self.tile.select_axis
-        u, sums = (part_of(x.values, moved, axis) for x in (before.state, now.product))
-        u, matrix = ctx.load(u, precision), self.sweep.scaled.matrices.at(i)
-        # Relative to the row's largest weight logs are small where it matters.
-        top = _log(xp, xp.max(u, axis=-1, keepdims=True))
-        left = u * (entropies - (_log(xp, u) - (top - shift)))
-        out = ctx.empty(tuple(u.shape), u.dtype)
-        for j in matrix.panels:
-            factor = matrix.factor(j)
-            if len(matrix.panels) > 1 or self._weighted is None or self._weighted[0] is not matrix:
-                self._weighted = matrix, factor * _log(xp, factor)
-            terms = xp.matmul(left, factor) - xp.matmul(u, self._weighted[1])
-            # A state that is not reached has no weight; its entropy just has to be finite.
-            divisor = xp.clip(sums[:, :, j], min=precision.tiny)
-            out[:, :, j] = terms / divisor + (xp.log(divisor) - top)
-        return out
+    def take_shares(self, steps: slice, shares: Array, forward: Messages) -> None:
+        """Add what transitions that lead to some steps contribute, given the shares of these."""
+        ctx, xp, has_one = self.ctx, self.ctx.xp, self.piece.chain.has_one_matrix
+        first = max(steps.start, 1)
+        if first >= steps.stop:
+            return
+        n = self.run.blocks.index(steps)
+        before = forward.in_log_form(ctx).values[:-1, ...]
+        if n:
+            start = self.run.starts[n].in_log_form(ctx).values
+            before = xp.concat([start[None, ...], before], axis=0)
+        top = xp.max(before, axis=-1, keepdims=True)
+        before = before - xp.where(xp.isfinite(top), top, xp.zeros_like(top))
+        shares = xp.astype(shares[first - steps.start :, ...], self.dtype, copy=False)
+        groups, size = self.piece.groups, self.piece.chain.num_states
+        together = steps.stop if has_one else max(1, self.panel // (groups * size * size))
+        for some in chunks(steps.stop - first, together):
+            times = slice(first - 1 + some.start, first - 1 + some.stop)
+            x = self.piece.matrices(times)
+            x = xp.reshape(xp.permute_dims(x, (1, 0, 2, 3)), (-1, size, size))
+            of_logs, of_shares = (self._together(y[some, ...]) for y in (before, shares))
+            found = xp.zeros_like(of_shares[..., 0])
+            width = max(1, self.panel // (int(x.shape[0]) * size))
+            top = self._logs(xp.max(x, axis=(-2, -1), keepdims=True))
+            for j in chunks(size, width):
+                logs = self._logs(x[:, :, j]) - xp.where(xp.isfinite(top), top, xp.zeros_like(top))
+                found = found + self._conditional(of_logs, logs, of_shares[:, :, j])
+            shape = (groups, -1, self.piece.rows) if has_one else (-1, groups, self.piece.rows)
+            found = xp.sum(xp.reshape(found, shape), axis=1 if has_one else 0)
+            self.entropy = self.entropy + ctx.load(found, ctx.widest)
 
-    def _in_logs(self, i: int, before: Step, index: Array, entropies: Array) -> Array:
-        """Return the next entropies of some rows, or groups."""
-        ctx, xp, tile = self.ctx, self.ctx.xp, self.tile.select(index)
-        state = before.in_log_form(self.tile)
-        logs = xp.take(state.values, index, axis=tile.select_axis)
-        own = ctx.load(entropies, ctx.widest)
-        matrix = LogMatrix(ctx, tile.matrix(i), tile.chain.transitions_in_logs)
-        out = xp.empty_like(logs)
-        for r, j, joint in joint_logs(ctx, logs, matrix, self.sweep.options.pieces):
-            p = relative(xp, xp.matrix_transpose(joint))
-            out[:, r, j] = _mean_surprise(xp, p, own[:, r, None, :])[..., 0]
-        return out
+    def _together(self, x: Array) -> Array:
+        """Return [n, groups, rows, K] as [groups, n * rows, K], or as [n * groups, rows, K]."""
+        xp, (count, groups, rows, size) = self.ctx.xp, x.shape
+        if not self.piece.chain.has_one_matrix:
+            return xp.reshape(x, (count * groups, rows, size))
+        return xp.reshape(xp.permute_dims(x, (1, 0, 2, 3)), (groups, count * rows, size))
 
-    def _of_last(self, entropies: Array) -> Array:
-        xp, state = self.ctx.xp, with_final(self.tile, self.sweep.last())
-        found = _mean_surprise(xp, state.relative(self.ctx), entropies)
-        infinite = xp.max(state.values, axis=-1, keepdims=True) == xp.inf
-        return xp.where(infinite, xp.full_like(found, xp.nan), xp.clip(found, min=0.0))
+    def _conditional(self, before: Array, matrix: Array, shares: Array) -> Array:
+        """Return the sums of shares [n, rows, J] times entropies of what comes before them."""
+        ctx, xp = self.ctx, self.ctx.xp
+        u, factor = xp.exp(before), xp.exp(matrix)
+        v = ctx.multiply(u, factor)
+        found = ctx.multiply(_weighted(xp, u, before), factor)
+        found = found + ctx.multiply(u, _weighted(xp, factor, matrix))
+        logs = xp.log(v)
+        plain = (v >= self.line) & (v < math.inf) & (xp.abs(logs) * shares <= 1.0)
+        found = xp.where(plain & (shares > 0), shares * (logs - found / v), xp.zeros_like(shares))
+        total = xp.sum(found, axis=-1)
+        # What hardly anything comes to has an entropy that does not show.
+        odd = ~plain & ~(shares * math.log(int(before.shape[-1]) + 1.0) < 1e-3 * self.eps)
+        if not bool(xp.any(odd)):
+            return total
+        at, row, column = xp.nonzero(odd)
+        rows, columns = int(before.shape[1]), int(matrix.shape[2])
+        of_rows = xp.reshape(before, (-1, before.shape[-1]))
+        of_columns = xp.reshape(xp.matrix_transpose(matrix), (-1, before.shape[-1]))
+        more = xp.zeros_like(xp.reshape(total, (-1,)))
+        weights = xp.take(xp.reshape(shares, (-1,)), (at * rows + row) * columns + column)
+        for e in chunks(int(at.shape[0]), max(1, self.panel // int(before.shape[-1]))):
+            place = at[e] * rows + row[e]
+            terms = xp.take(of_rows, place, axis=0)
+            terms = terms + xp.take(of_columns, at[e] * columns + column[e], axis=0)
+            ctx.add_at(more, place, weights[e] * surprise(xp, terms))
+        return total + xp.reshape(more, tuple(total.shape))
+
+    def _logs(self, x: Array) -> Array:
+        x = self.ctx.xp.astype(x, self.dtype, copy=False)
+        return x if self.piece.chain.transitions_in_logs else self.ctx.xp.log(x)
 
 
-def _mean_surprise(xp: Any, weights: Array, entropies: Array) -> Array:
-    """Return the means of entropies - log(p), for p in proportion to weights; 0 for none."""
-    total = xp.sum(weights, axis=-1, keepdims=True)
-    p = weights / xp.where(total == 0, xp.ones_like(total), total)
-    return xp.sum(xp.where(p == 0, p, p * (entropies - _log(xp, p))), axis=-1, keepdims=True)
+def _weighted(xp: Any, weights: Array, logs: Array) -> Array:
+    """Return weights times logs, 0 for weights of 0."""
+    return xp.where(weights == 0, weights, weights * logs)
 
 
-def _log(xp: Any, x: Array) -> Array:
-    """Return the logarithms of nonnegative x, and 0 for that of 0."""
-    return xp.log(xp.where(x == 0, xp.ones_like(x), x))
+def surprise(xp: Any, logs: Array) -> Array:
+    """Return the entropies of what the last axis has the logs of, but for their sum."""
+    top = xp.max(logs, axis=-1, keepdims=True)
+    logs = logs - xp.where(xp.isfinite(top), top, xp.zeros_like(top))
+    logs = logs - xp.log(xp.sum(xp.exp(logs), axis=-1, keepdims=True))
+    return -xp.sum(_weighted(xp, xp.exp(logs), logs), axis=-1)

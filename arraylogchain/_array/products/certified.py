@@ -2,215 +2,306 @@
 
 With row shifts r of `a` and column shifts c of `b`, ``S = exp(a - r) @ exp(b - c)`` and
 ``log(exp(a) @ exp(b)) = log(S) + r + c``. All terms of S are nonnegative, so nothing cancels and
-the multiply errs by rounding alone, unless something overflows or underflows.
+the multiply errs by rounding alone, unless something overflows or underflows. The shifts are the
+maxima, rounded to integers: r + c is exact, nothing overflows, and underflow shows in S itself:
 
-Where all entries of both operands lie within `operand.NARROW` of 0, nothing can, and no shift is
-needed: the result is log(S), whose error is that of the exponentials and of one logarithm.
-
-Otherwise the shifts are the maxima, rounded to integers so that r + c is exact. Nothing overflows,
-and underflow shows in S itself:
-
-    Factors are at most exp(1/2). One below `tiny`, the smallest normal number, may be flushed: that
-    loses at most tiny * exp(1/2) of its product; a product below it loses at most tiny. One term
-    thus loses at most (2 exp(1/2) + 1) tiny < 5 tiny, and a sum of K terms less than 5 K tiny.
+    Factors are at most exp(1/2), or 2 for linear weights. One below `tiny`, the smallest normal
+    number, may be flushed: that loses at most tiny * 2 of its product; a product below it loses at
+    most tiny. One term thus loses less than 5 tiny, and a sum of K terms less than 5 K tiny.
 
     So S_ij >= 5 K tiny / eps proves that underflow cost S_ij less than one eps.
 
 Entries below that threshold are computed again: in float64 where that is wider, and where it does
-not help, exactly. Sums whose terms are all -inf are told apart by a multiply of 0/1 masks.
+not help, one by one with their own maximum. Sums whose terms are all -inf are told apart by a
+multiply of 0/1 masks.
+
+One by one no entry can underflow against another, so results are right whatever the range; it costs
+one addition, one comparison and up to one exponential for each term of each sum. Where loops can be
+compiled they do it; `_Entries` serves all other libraries, and terms that are infinite or NaN.
 """
 
 from __future__ import annotations
 
 import math
-from copy import copy
-from dataclasses import replace
+from collections.abc import Iterator
+from typing import Any
 
-from arraylogchain import _dispatch, _threads
-from arraylogchain._array.products import tiled
-from arraylogchain._array.products.operand import (
-    NARROW,
-    NARROW_TERMS,
-    Operand,
-    certificate_threshold,
-    factor_of,
-    is_small,
-    multiply_exponentials,
-    shifted,
-)
-from arraylogchain._array.products.tiling import Tiling, elementwise_block, tile_product
-from arraylogchain._context import Array, Context
+from arraylogchain import _dispatch
+from arraylogchain._array.products.factors import Factor
+from arraylogchain._array.products.tiling import Tiles, elementwise, run, tile_product
+from arraylogchain._context import Array, Context, Precision
 from arraylogchain._fold import Box, Fold, boxes, chunks, within
 
-# One entry in the exact form costs about as much as this many on a matrix multiply.
-EXACT_COST = 64
-# With this many terms or columns at the most, a multiply costs no more than its exponentials: tiles
-# are then so small that BLAS leaves them to one thread (OpenBLAS adds one for each 2**18
-# multiplications), and threads share them.
-_FEW = 16
-_ONE_THREAD = (1 << 19) - 1
+# Where all entries are at most this far from 0, sums are in range and above the threshold without
+# any shift, for up to 2**22 terms: exp(-2 * 34) > 5 tiny / eps.
+NEAR = {"float32": 34.0, "float64": 335.0}
+_NEAR_TERMS = 2**22
+# Products of so few numbers are multiplied as they are given.
+_SMALL = 1 << 12
+# One entry by itself costs about as much as this many on a matrix multiply.
+_COST = 64
 
 
 def logmatmulexp(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) -> Array:
     """Return log(exp(a) @ exp(b))."""
+    if kernels := _dispatch.kernels(ctx):
+        found = kernels.logmatmulexp(ctx, layout, a, b, budget)
+        if found is not None:
+            return found
+    xp = ctx.xp
     if 0 in layout.sizes:
-        return ctx.xp.full(layout.out_shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
-    narrow = layout.sizes[3] <= NARROW_TERMS and ctx.are_within(NARROW[ctx.precision.name], a, b)
-    if narrow and is_small(ctx, layout):
-        of_a, of_b = (ctx.xp.exp(ctx.load(x, ctx.precision)) for x in (a, b))
+        return xp.full(layout.out_shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
+    inner = layout.sizes[3]
+    near = inner <= _NEAR_TERMS and ctx.are_within(NEAR[ctx.precision.name], a, b)
+    if near and is_small(ctx, layout):
+        of_a, of_b = (xp.exp(ctx.load(x, ctx.precision)) for x in (a, b))
         # Of vectors it is a number that NumPy multiplies to, not an array.
-        return ctx.xp.asarray(ctx.xp.log(ctx.xp.matmul(of_a, of_b)), dtype=ctx.result_dtype)
-    kernel = CertifiedKernel(ctx, layout.sizes, budget, layout.copies, narrow)
-    return tiled.run(ctx, layout, a, b, kernel, [ctx.result_dtype])[0]
+        return xp.asarray(xp.log(xp.matmul(of_a, of_b)), dtype=ctx.result_dtype)
+    ctx, workspace = elementwise(ctx, budget)
+    item, precision = ctx.precision.itemsize, ctx.precision
+    # Masks of a tile; results that are converted, and what multiplies return.
+    direct = ctx.is_numpy and not layout.copies and ctx.result_dtype == ctx.dtype(precision)
+    entry = 5 if direct else 3 * item + 5
+    room = workspace - workspace // 4
+    tiling = tile_product(layout.sizes, room, item * (1 + layout.copies), entry, 512, layout.copies)
+
+    def panel(x: Array) -> Factor:
+        right = Factor(ctx, x, 1, shifts=not near)
+        return right.keep() if tiling.inner == inner else right
+
+    def tile(x: Array, right: Factor, out: Array) -> None:
+        left = Factor(ctx, x, 0, shifts=not near)
+        certified_product(ctx, left, right, out, workspace, tiling.inner)
+
+    tiles = Tiles(tiling, panel, tile, [ctx.dtype(precision)])
+    return run(ctx, layout, a, b, tiles, [ctx.result_dtype])[0]
 
 
-class CertifiedKernel:
-    """log(exp(a) @ exp(b)) for tiles a [batch, rows, K] and panels b [batch, K, cols].
+def is_small(ctx: Context, layout: Fold) -> bool:
+    """Tell whether a product can be multiplied as it is given: what that copies does not count."""
+    batch, rows, cols, inner = layout.sizes
+    return ctx.is_numpy and batch * (rows * cols + (rows + cols) * inner) <= _SMALL
 
-    Entries that cannot be proved are repaired while the tile's factors are let go, so the two
-    stages share the workspace, except for the tile's entries. With `narrow`, which says that all
-    entries of both are within `NARROW` of 0, nothing needs a shift or a proof.
+
+def certified_product(
+    ctx: Context,
+    left: Factor,
+    right: Factor,
+    out: Array,
+    workspace: int,
+    chunk: int | None = None,
+    least: Array | None = None,
+) -> None:
+    """Write log(exp(left) @ exp(right)), less what the factors keep apart, into `out`.
+
+    Parameters
+    ----------
+    ctx : Context
+    left, right : Factor
+        Logs or weights [batch, M, K] and [batch, K, N].
+    out : array [batch, M, N]
+        Of the dtype of the precision; any strides.
+    workspace : int
+        Bytes that may be taken beyond the weights of both factors.
+    chunk : int, optional
+        How many terms have their weights in memory at a time; default: all of them.
+    least : array, optional
+        For who needs an absolute error, logs that broadcast to `out`: entries that are below these,
+        as far as that is proved, may have lost anything.
     """
+    multiply_weights(ctx, left, right, out, chunk)
+    unproved = _take_logs(ctx, out, left, right)
+    if unproved is None:
+        return
+    # A NaN has made its whole row or column NaN, as it should be.
+    xp, inner = ctx.xp, int(left.values.shape[-1])
+    unproved = unproved & ~(xp.isnan(left.maxima) | xp.isnan(right.maxima))
+    if least is not None:
+        largest = math.log(threshold(left.precision, inner)) + left.offset + right.offset
+        unproved = unproved & ((largest >= least) | xp.isnan(out))
+    for box, some in repaired_boxes(ctx, unproved, inner, workspace, 24):
+        rest, many = unproved[box], math.prod(unproved[box].shape) // _COST
+        a, b = left.part(box), right.part(box)
+        if int(xp.count_nonzero(rest)) > many:
+            # NaN, which is not asked for, and -inf cannot be mistaken for +inf here.
+            have_terms = (a.maxima == math.inf) | (b.maxima == math.inf)
+            for k in chunks(inner, some):
+                have_terms = have_terms | (xp.matmul(a.present(k), b.present(k)) > 0)
+            out[box] = xp.where(rest & ~have_terms, -math.inf, out[box])
+            rest = rest & have_terms
+        if ctx.widest is not left.precision and int(xp.count_nonzero(rest)) > many:
+            # What is proved is proved in float64 as well.
+            wide = ctx.empty(rest.shape, ctx.dtype(ctx.widest))
+            a, b = left.part(box, ctx.widest), right.part(box, ctx.widest)
+            certified_product(ctx, a, b, wide, workspace // 2, some)
+            out[box] = xp.where(rest, xp.astype(wide, out.dtype), out[box])
+        elif bool(xp.any(rest)):
+            logsumexp_where(ctx, out[box], a, b, rest, some)
+
+
+def threshold(precision: Precision, inner: int) -> float:
+    """Return from where on a sum of `inner` terms is proved right to rounding."""
+    return 5.0 * inner * precision.tiny / precision.eps
+
+
+def multiply_weights(
+    ctx: Context, left: Factor, right: Factor, out: Array, chunk: int | None = None
+) -> None:
+    """Write the product of the weights into `out`, `chunk` terms at a time."""
+    inner = int(left.values.shape[-1])
+    for k in chunks(inner, chunk or inner):
+        a, b = left.weights(k), right.weights(k)
+        if k.start == 0:
+            ctx.multiply(a, b, out)
+        else:
+            ctx.apply(ctx.xp.add, out, ctx.multiply(a, b), out=out)
+
+
+def _take_logs(ctx: Context, sums: Array, left: Factor, right: Factor) -> Array | None:
+    """Turn sums into log(sums) + offsets in place; return which are not proved, if any."""
+    xp, unproved = ctx.xp, None
+    least = threshold(left.precision, int(left.values.shape[-1]))
+    offset = None if left.taken is None and right.taken is None else (left.offset, right.offset)
+    for box in ctx.blocks(sums.shape):
+        part = sums[box]
+        # A NaN makes this comparison False as well.
+        if not xp.min(part) >= least:
+            if unproved is None:
+                unproved = xp.zeros(sums.shape, dtype=xp.bool, device=ctx.device)
+            unproved[box] = ~(part >= least)
+        ctx.apply(xp.log, part, out=part)
+        if offset is not None:
+            # They are integers, so that their sum is exact: one rounding instead of two.
+            total = sum(x[within(box, x.shape)] for x in offset)
+            ctx.apply(xp.add, part, total, out=part)
+    return unproved
+
+
+def repaired_boxes(
+    ctx: Context, unproved: Array, inner: int, workspace: int, item: int
+) -> Iterator[tuple[Box, int]]:
+    """Yield boxes with entries that are not proved, and how many terms to work on at a time.
+
+    The boxes are small enough for `item` bytes for each element of both operands.
+    """
+    batch, rows, cols = (int(n) for n in unproved.shape)
+    # Indices, sums and logs in float64.
+    tiling = tile_product((batch, rows, cols, inner), workspace // 4, item, 64, side=128)
+    for at, of_rows in boxes((batch, rows), tiling.batch * tiling.rows):
+        for (of_cols,) in boxes((cols,), tiling.cols):
+            box = (at, of_rows, of_cols)
+            if bool(ctx.xp.any(unproved[box])):
+                yield box, tiling.inner
+
+
+def logsumexp_where(
+    ctx: Context, out: Array, left: Factor, right: Factor, wanted: Array, chunk: int
+) -> None:
+    """Write the wanted entries of `log(exp(left) @ exp(right))`, at least one, into `out`.
+
+    Parameters
+    ----------
+    ctx : Context
+    out : array [batch, rows, cols]
+    left, right : Factor
+        Of [batch, rows, K] and [batch, K, cols]; their precision is computed in.
+    wanted : bool array [batch, rows, cols]
+    chunk : int
+        Terms of each sum that may be copied at a time.
+    """
+    xp = ctx.xp
+    loops = _loops(ctx, left, right, chunk)
+    if loops is not None:
+        loops.logsumexp_where(out, left.logs(), right.logs(), wanted)
+        return
+    entries = _Entries(ctx, (left, right), False, wanted, chunk)
+    tops, totals = entries.tops_and_totals()
+    values = xp.where(xp.isfinite(tops), tops + xp.log(totals), tops)
+    out[wanted] = xp.astype(values, out.dtype, copy=False)
+
+
+def gradients_where(
+    ctx: Context, left: Factor, right: Factor, wanted: Array, h: Array, chunk: int
+) -> Iterator[tuple[slice, tuple[Array, Array]]]:
+    """Yield the gradients of the sum of h times the wanted entries of a log product, by terms k.
+
+    With the shares ``p_ikj = exp(a_ik + b_kj - out_ij)`` they are the sums of h_ij p_ikj over
+    columns, [batch, rows, k], and over rows, [batch, cols, k]; of infinite sums there are none.
+    """
+    xp = ctx.xp
+    loops = _loops(ctx, left, right, chunk)
+    if loops is not None:
+        yield slice(None), loops.gradients_where(left.rest(), right.rest(), wanted, h)
+        return
+    entries = _Entries(ctx, (left, right), True, wanted, chunk)
+    tops, totals = entries.tops_and_totals()
+    tops = xp.where(xp.isfinite(tops), tops, math.inf)
+    weights = ctx.load(h[wanted], left.precision)
+    for k, lines in entries.lines():
+        sums = [xp.zeros_like(x) for x in lines]
+        for e, terms in entries.terms(lines):
+            p = xp.exp(terms - tops[e][:, None]) / totals[e][:, None]
+            # Nothing weighs nothing, even infinitely often.
+            shares = xp.where(p > 0, p * weights[e][:, None], 0.0)
+            for x, place in zip(sums, entries.places, strict=True):
+                ctx.add_at(x, place[e], shares)
+        batch = wanted.shape[0]
+        yield k, tuple(xp.reshape(x, (batch, -1, x.shape[-1])) for x in sums)
+
+
+def _loops(ctx: Context, left: Factor, right: Factor, chunk: int) -> Any:
+    """Return the module of compiled loops where they take a product, else None."""
+    if not _dispatch.has_loops(ctx) or left.values.shape[-1] > chunk:
+        return None
+    if not all(ctx.xp.max(x.maxima) < math.inf for x in (left, right)):
+        return None
+    from arraylogchain._compiled import products
+
+    return products
+
+
+class _Entries:
+    """The wanted entries of a product, as a list, and the terms of their sums."""
 
     def __init__(
-        self,
-        ctx: Context,
-        sizes: tuple[int, int, int, int],
-        workspace: int,
-        copies: bool,
-        narrow: bool = False,
+        self, ctx: Context, factors: tuple[Factor, Factor], shifted: bool, wanted: Array, chunk: int
     ) -> None:
-        self.ctx, self.narrow = ctx, narrow
-        self.precision = ctx.precision
-        self.workspace = workspace
-        self.dtypes = [ctx.dtype(ctx.precision)]
-        self.block, reserved = elementwise_block(ctx, workspace)
-        item = ctx.precision.itemsize
-        budget = workspace - workspace // 4 - reserved
-        batch, rows, cols, inner = sizes
-        # Masks of a tile; results that are converted, and what multiplies return.
-        direct = ctx.is_numpy and not copies and ctx.result_dtype == self.dtypes[0]
-        entry = 5 if direct else 3 * item + 5
-        # Where axes cannot be merged in place, a tile of values is copied first.
-        self.tiling = tile_product(sizes, budget, item, entry, copied_bytes=item * copies)
-        fitting = _ONE_THREAD // (cols * inner)
-        self.shares_tiles = (
-            ctx.is_numpy and batch == 1 and min(cols, inner) <= _FEW and 0 < 4 * fitting < rows
-        )
-        if self.shares_tiles:
-            self.workspace = workspace // _threads.workers_here()
-            half = self.workspace // 2
-            small = tile_product(sizes, half, item, entry, copied_bytes=item * copies)
-            self.tiling = replace(small, rows=min(small.rows, fitting))
+        self.ctx, self.factors, self.shifted = ctx, factors, shifted
+        at, row, col = ctx.xp.nonzero(wanted)
+        # Rows and columns, numbered through the batch.
+        self.places = row + at * wanted.shape[1], col + at * wanted.shape[2]
+        self.inner = int(factors[0].values.shape[-1])
+        self.chunk = min(self.inner, chunk, ctx.block)
 
-    def panel(self, b: Array) -> Operand:
-        """Return columns of `b`, which meet many tiles of `a`, with their exponentials."""
-        panel = self._operand(b, 1)
-        if self.tiling.inner >= b.shape[-2]:
-            factor_of(self.ctx, panel, 1, slice(None), self.precision, self.block, keep=True)
-        return panel
-
-    def __call__(self, a: Array, panel: Operand, out: Array) -> None:
-        left = self._operand(a, 0)
-        self._sums(left, panel, out, self.tiling.inner)
-        if self.narrow:
-            self.ctx.in_blocks(lambda box: self._log(out[box]), tuple(out.shape), self.block)
-            return
-        unproved = self._to_logs(out, left, panel)
-        if unproved is not None:
-            self._repair(out, left, panel, unproved)
-
-    def _operand(self, x: Array, side: int) -> Operand:
-        return Operand(x) if self.narrow else shifted(self.ctx, x, side, self.precision)
-
-    def _log(self, part: Array) -> None:
-        self.ctx.apply(self.ctx.xp.log, part, out=part)
-
-    def _to_logs(self, sums: Array, left: Operand, right: Operand) -> Array | None:
-        """Turn sums into log(sums) + shifts in place; return which are not proved, if any."""
-        xp, ctx = self.ctx.xp, self.ctx
-        threshold = certificate_threshold(self.precision, int(left.values.shape[-1]))
-        failed: list[tuple[Box, Array]] = []
-
-        def convert(box: Box) -> None:
-            part = sums[box]
-            # A NaN makes this comparison False as well.
-            if not xp.min(part) >= threshold:
-                failed.append((box, ~(part >= threshold)))
-            self._log(part)
-            # The shifts are integers, so their sum is exact: one rounding instead of two.
-            shift = left.shift[within(box, left.shift.shape)]
-            shift = shift + right.shift[within(box, right.shift.shape)]
-            ctx.apply(xp.add, part, shift, out=part)
-
-        ctx.in_blocks(convert, tuple(sums.shape), self.block)
-        if not failed:
-            return None
-        unproved = xp.zeros(sums.shape, dtype=xp.bool, device=ctx.device)
-        for box, mask in failed:
-            unproved[box] = mask
-        return unproved
-
-    def _sums(self, left: Operand, right: Operand, out: Array, chunk: int) -> None:
-        multiply_exponentials(self.ctx, left, right, out, self.precision, chunk, self.block)
-
-    def _repair(self, out: Array, left: Operand, right: Operand, unproved: Array) -> None:
-        """Compute the unproved entries of `out` again, in place, in tiles of their own."""
+    def lines(self) -> Iterator[tuple[slice, list[Array]]]:
+        """Yield some terms k of all rows and of all columns, [lines, k]."""
         xp = self.ctx.xp
-        # A NaN operand has made its whole row or column NaN, as it should be.
-        unproved = unproved & ~(xp.isnan(left.maxima) | xp.isnan(right.maxima))
-        batch, rows, cols = unproved.shape
-        # Masks and factors in float64, a transposed copy; indices, sums and logs in float64.
-        sizes = (batch, rows, cols, int(left.values.shape[-1]))
-        tiling = tile_product(sizes, self.workspace // 4, 24, 64, side=128)
-        for at, of_rows in boxes((batch, rows), tiling.batch * tiling.rows):
-            for (of_cols,) in boxes((cols,), tiling.cols):
-                box = (at, of_rows, of_cols)
-                if bool(xp.any(unproved[box])):
-                    a, b = left.part(box, 0), right.part(box, 1)
-                    out[box] = self._repaired(out[box], a, b, unproved[box], tiling)
+        for k in chunks(self.inner, self.chunk):
+            left, right = (x.rest(k) if self.shifted else x.logs(k) for x in self.factors)
+            copies = (xp.asarray(x, copy=True) for x in (left, xp.matrix_transpose(right)))
+            yield k, [xp.reshape(x, (-1, x.shape[-1])) for x in copies]
 
-    def _repaired(
-        self, out: Array, left: Operand, right: Operand, unproved: Array, tiling: Tiling
-    ) -> Array:
-        """Return one tile with its unproved entries computed again."""
+    def terms(self, lines: list[Array]) -> Iterator[tuple[slice, Array]]:
+        """Yield some entries and their terms, [entries, k]."""
+        for e in chunks(int(self.places[0].shape[0]), max(1, self.ctx.block // self.chunk)):
+            of_a, of_b = (
+                self.ctx.xp.take(x, place[e], axis=0)
+                for x, place in zip(lines, self.places, strict=True)
+            )
+            yield e, of_a + of_b
+
+    def tops_and_totals(self) -> tuple[Array, Array]:
+        """Return the maxima of the entries' terms, and the sums of exp(term - maximum)."""
         xp, ctx = self.ctx.xp, self.ctx
-        a, b = left.values, right.values
-        many = math.prod(unproved.shape) // EXACT_COST
-        if int(xp.count_nonzero(unproved)) > many:
-            # -inf maxima cannot be mistaken for +inf here.
-            infinite = (left.maxima == math.inf) | (right.maxima == math.inf)
-            have_terms = infinite | self._have_terms(a, b, tiling.inner)
-            out = xp.where(unproved & ~have_terms, xp.full_like(out, -math.inf), out)
-            unproved = unproved & have_terms
-        if ctx.widest is not self.precision and int(xp.count_nonzero(unproved)) > many:
-            wide = copy(self)
-            wide.precision = ctx.widest
-            sums = ctx.empty(out.shape, ctx.dtype(ctx.widest))
-            operands = shifted(ctx, a, 0, ctx.widest), shifted(ctx, b, 1, ctx.widest)
-            wide._sums(*operands, sums, tiling.inner)
-            still = wide._to_logs(sums, *operands)
-            out = xp.where(unproved, xp.astype(sums, out.dtype), out)
-            if still is None:
-                return out
-            unproved = unproved & still
-        if not bool(xp.any(unproved)):
-            return out
-        block = max(1, min(2 * ctx.block, self.workspace // 128))
-        return _dispatch.logsumexp_where(
-            ctx, out, a, b, unproved, self.precision, block, tiling.inner
-        )
-
-    def _have_terms(self, a: Array, b: Array, chunk: int) -> Array:
-        """Tell which sums have a term other than -inf, as a product of 0/1 matrices."""
-        xp = self.ctx.xp
-        dtype = xp.float32
-        inner = int(a.shape[-1])
-        found: Array | None = None
-        for k in chunks(inner, chunk):
-            finite_a = xp.astype(a[..., k] > -math.inf, dtype)
-            finite_b = xp.astype(b[..., k, :] > -math.inf, dtype)
-            hit = xp.matmul(finite_a, finite_b) > 0
-            found = hit if found is None else found | hit
-        assert found is not None
-        return found
+        dtype = ctx.dtype(self.factors[0].precision)
+        totals = xp.zeros(self.places[0].shape, dtype=dtype, device=ctx.device)
+        tops = totals - math.inf
+        for _, lines in self.lines():
+            for e, terms in self.terms(lines):
+                top = xp.maximum(tops[e], xp.max(terms, axis=-1))
+                shift = xp.where(xp.isfinite(top), top, 0.0)
+                ctx.apply(xp.subtract, terms, shift[:, None], out=terms)
+                ctx.apply(xp.exp, terms, out=terms)
+                totals[e] = totals[e] * xp.exp(tops[e] - shift) + xp.sum(terms, axis=-1)
+                tops[e] = top
+        return tops, totals

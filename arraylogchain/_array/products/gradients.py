@@ -1,31 +1,54 @@
-"""Gradients of the log product: sums over posterior weights, tile by tile.
+"""Gradients of the log product: sums over the shares that terms have in their sums.
 
-Everything is summed over broadcast axes by the fold: with operands [*batch, *rows, K] and
-[*batch, K, *cols], the gradient of the first sums over columns and that of the second over rows.
+In ``out_ij = log(sum_k exp(a_ik + b_kj))`` the term k has the share ``p_ikj = exp(a_ik + b_kj -
+out_ij)``. With the weights A and B of the certified product and its sums S, that is
+``A_ik B_kj / S_ij``, so that for any cotangents g
+
+    sum_j g_ij p_ikj = A_ik sum_j (g_ij / S_ij) B_kj,
+
+a matrix multiply, right to rounding under the condition that proves the product itself. Entries
+that are not proved, and those whose g / S would overflow, are left to float64 where that is wider,
+and then taken one by one. Entries that are infinite have no shares.
+
+Broadcast axes are summed by the fold: with operands [*batch, *rows, K] and [*batch, K, *cols], the
+gradient of the first sums over columns and that of the second over rows.
+
+Tangents and second derivatives are made of products and gradients. Numbers u of the first operand
+that are not negative make, with ``out' = log(exp(a + log u) @ exp(b))``,
+
+    w_ij = sum_k p_ikj u_ik = exp(out'_ij - out_ij),
+
+and ``sum_i g_ij p_ikj u_ik`` is the gradient of out' with respect to b for the cotangent g w. Those
+of any sign are the difference of two. Arrays of the size of the operands and of the product are
+held beside the workspace.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from arraylogchain._array.products.exact_posterior import ExactPosterior
-from arraylogchain._array.products.operand import NARROW, Operand, is_small, part_of
-from arraylogchain._array.products.posterior import (
-    ScaledPosterior,
-    Sums,
-    posterior_operand,
-)
-from arraylogchain._array.products.tiled import Place, panels
-from arraylogchain._array.products.tiling import elementwise_block, tile_product
-from arraylogchain._context import Array, Context, shape_of
-from arraylogchain._fold import Box, Fold, boxes
+import numpy as np
+
+from arraylogchain._array.products import certified
+from arraylogchain._array.products.factors import Factor
+from arraylogchain._array.products.tiling import elementwise, panels, tile_product
+from arraylogchain._context import Array, Context, shape_of, whole_part
+from arraylogchain._fold import Box, Fold, chunks, within
 
 # Rows and columns of a tile where they fit: what is added up over tiles is written once per tile.
 _SIDE = 1024
-
-# Multiplied by exponentials of narrow operands, in float32, sums of weights stay finite.
+# A result as large as this is known to within 8 eps, and so are the sums that it is the log of.
+_PRECISE = 16.0
+# Multiplied by this a weight stays finite, summed over 2**25 terms.
+_ROOM = 2.0**27
+# Multiplied by exponentials of operands near 0, in float32, sums of weights stay finite.
 _LARGEST_WEIGHT = 1e15
+
+# Above any logarithm: infinite numbers make sums infinite, but nothing of what weighs nothing.
+_INFINITE = 4096.0
 
 Pair = tuple[Array | None, Array | None]
 
@@ -47,79 +70,52 @@ def logmatmulexp_gradients(
     own. A NaN in an operand shows in them; with `propagates_nan` False it has no gradient instead,
     as +inf.
     """
-    if is_small(ctx, layout) and layout.is_identity and a.ndim == b.ndim > 1:
-        both = _small_gradients(ctx, a, b, g)
-        if both is not None:
-            return both[0] if wanted[0] else None, both[1] if wanted[1] else None
-    totals = _totals(ctx, layout, wanted)
-    for tile, h, at in _tiles(ctx, layout, a, b, out, g, budget):
-        sums = [
-            # The first panel and the first rows are written, others added.
-            Sums(ctx, part_of(x, at.flat, side), side, at.flat[2 - side].start == 0)
-            for side, x in totals.items()
-        ]
-        tile.accumulate(h, sums)
-        if propagates_nan:
-            tile.propagate_nan(sums)
+    xp, precision, (batch, rows, cols, inner) = ctx.xp, ctx.precision, layout.sizes
+    small = ctx.is_numpy and layout.is_identity and a.ndim == b.ndim > 1
+    if small and certified.is_small(ctx, layout) and (both := _small(ctx, a, b, g)):
+        return both[0] if wanted[0] else None, both[1] if wanted[1] else None
+    totals = {
+        side: xp.zeros(shape, dtype=ctx.dtype(precision), device=ctx.device)
+        for side, shape in enumerate([(batch, rows, inner), (batch, inner, cols)])
+        if wanted[side]
+    }
+    views = layout.view_a(xp, a), layout.view_b(xp, b)
+    of_out, of_g = (layout.view_out(xp, xp.reshape(x, layout.full_shape)) for x in (out, g))
+    ctx, room = elementwise(ctx, budget)
+    # Two factors, one product of their size; quotients, masks, and copies of entries.
+    item, copied = precision.itemsize, precision.itemsize * layout.copies
+    entry, rest = 2 * item + 2 * copied + 2, room - budget // 4
+    sizes = batch, max(1, rows), max(1, cols), max(1, inner)
+    tiling = tile_product(sizes, rest, 2 * item + copied, entry, _SIDE, layout.copies)
+    for places in panels(layout, tiling) if 0 not in layout.sizes else ():
+        right = None
+        for at in places:
+            right = right or Factor(ctx, at.read(xp, views[1], 1), 1, finite=True)
+            left = Factor(ctx, at.read(xp, views[0], 0), 0, finite=True)
+            sums = {side: _part(x, at.flat, side) for side, x in totals.items()}
+            tile = _Tile(ctx, (left, right), sums, tiling.inner)
+            tile.add(at.read(xp, of_out, 2), at.read(xp, of_g, 2), room)
+            if propagates_nan:
+                tile.propagate_nan()
     found: list[Array | None] = [None, None]
     for side, x in totals.items():
         like = (a, b)[side]
-        x = ctx.xp.reshape(layout.restored(ctx.xp, x, side), shape_of(like))
-        found[side] = ctx.xp.astype(x, like.dtype, copy=False)
+        x = xp.reshape(layout.restored(xp, x, side), shape_of(like))
+        found[side] = xp.astype(x, like.dtype, copy=False)
     return found[0], found[1]
 
 
-def _totals(ctx: Context, layout: Fold, wanted: tuple[bool, bool]) -> dict[int, Array]:
-    """Return arrays for the gradients that are wanted, in the shapes that tiles have."""
-    batch, rows, cols, inner = layout.sizes
-    shapes = {0: (batch, rows, inner), 1: (batch, inner, cols)}
-    dtype = ctx.dtype(ctx.precision)
-    return {
-        side: ctx.xp.zeros(shape, dtype=dtype, device=ctx.device)
-        for side, shape in shapes.items()
-        if wanted[side]
-    }
-
-
-def _tiles(
-    ctx: Context, layout: Fold, a: Array, b: Array, out: Array, g: Array, budget: int
-) -> Iterator[tuple[_Tile, Array, Place]]:
-    """Yield tiles, their cotangents and where they lie; those of a panel of columns together."""
-    if 0 in layout.sizes:
-        return
-    xp, item = ctx.xp, ctx.precision.itemsize
-    a, b = layout.view_a(xp, a), layout.view_b(xp, b)
-    out, g = (layout.view_out(xp, xp.reshape(x, layout.full_shape)) for x in (out, g))
-    block, reserved = elementwise_block(ctx, budget)
-    # Two factors, one product of their size; quotients, masks, and copies of entries.
-    room = budget - budget // 4 - reserved
-    entry, copied = (2 + 2 * layout.copies) * item + 2, item * layout.copies
-    tiling = tile_product(layout.sizes, room, 2 * item, entry, side=_SIDE, copied_bytes=copied)
-    for places in panels(layout, tiling):
-        panel = None
-        for at in places:
-            if panel is None:
-                panel = posterior_operand(ctx, at.read(xp, b, "b"), 1, ctx.precision)
-            rows = posterior_operand(ctx, at.read(xp, a, "a"), 0, ctx.precision)
-            results = at.read(xp, out, "out")
-            tile = _Tile(ctx, rows, panel, results, tiling.inner, block, budget)
-            yield tile, at.read(xp, g, "out"), at
-
-
-def _small_gradients(ctx: Context, a: Array, b: Array, g: Array) -> Pair | None:
+def _small(ctx: Context, a: Array, b: Array, g: Array) -> tuple[Array, Array] | None:
     """Return both gradients of a small product as it is given; None where that may not do."""
     xp = ctx.xp
-    if not ctx.are_within(NARROW[ctx.precision.name], a, b):
+    if not ctx.are_within(certified.NEAR[ctx.precision.name], a, b):
         return None
-    left, right = (xp.exp(ctx.load(x, ctx.precision)) for x in (a, b))
-    g = ctx.load(g, ctx.precision)
+    a_logs, b_logs, g = (ctx.load(x, ctx.precision) for x in (a, b, g))
+    left, right = xp.exp(a_logs), xp.exp(b_logs)
     weights = g / (left @ right)
-    # False where it is infinite or NaN as well.
-    if not ctx.are_within(_LARGEST_WEIGHT, weights):
-        return None
-    # Those of small cotangents beside large sums may have underflowed.
-    sound = xp.count_nonzero(xp.abs(weights) >= ctx.precision.tiny)
-    if sound < xp.count_nonzero(g):
+    # False where it is infinite or NaN as well. Small ones beside large sums may have underflowed.
+    sound = ctx.are_within(_LARGEST_WEIGHT, weights)
+    if not sound or np.count_nonzero(abs(weights) >= ctx.precision.tiny) < np.count_nonzero(g):
         return None
     da, db = left * (weights @ right.mT), right * (left.mT @ weights)
     return xp.astype(da, a.dtype, copy=False), xp.astype(db, b.dtype, copy=False)
@@ -127,60 +123,169 @@ def _small_gradients(ctx: Context, a: Array, b: Array, g: Array) -> Pair | None:
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """One tile of a log product, its operands and what may be spent on it."""
+    """A tile of a product, and views of the gradients that it adds to."""
 
     ctx: Context
-    a: Operand  # [batch, rows, K]
-    b: Operand  # [batch, K, cols]
-    out: Array  # [batch, rows, cols]
-    chunk: int  # terms of each sum that are worked on at a time
-    block: int
-    workspace: int
+    factors: tuple[Factor, Factor]  # [batch, rows, K] and [batch, K, cols]
+    totals: dict[int, Array]  # by side, of the same shapes
+    chunk: int  # terms that are worked on at a time
 
-    def accumulate(self, h: Array, sums: list[Sums]) -> None:
-        """Add the sums of h p over columns and over rows."""
-        for box, posterior in self._posteriors(h):
-            posterior.accumulate(h[box], [s.part(box) for s in sums])
-            for s in sums:
-                s.fresh = False
-
-    def propagate_nan(self, sums: list[Sums]) -> None:
-        """Make NaN of the sums that a NaN took part in; where +inf met -inf, none did."""
-        for operand in (self.a, self.b):
-            if not operand.clean:
-                for s in sums:
-                    s.propagate_nan(self.ctx.xp.isnan(operand.maxima))
-
-    def _posteriors(self, h: Array) -> Iterator[tuple[Box, ScaledPosterior | ExactPosterior]]:
-        """Yield boxes of the tile and posteriors of entries there; of each entry there is one."""
-        ctx, every = self.ctx, slice(None)
-        posterior = ScaledPosterior(ctx, self.a, self.b, ctx.precision, self.chunk, self.block)
-        left = posterior.prove(self.out, h, None)
-        yield (every, every, every), posterior
-        if left is None:
+    def add(self, out: Array, g: Array, workspace: int) -> None:
+        """Add the sums of g times shares; `out` is the product."""
+        ctx, xp, precision = self.ctx, self.ctx.xp, self.ctx.precision
+        wanted, inner = xp.isfinite(out), int(self.factors[0].values.shape[-1])
+        precise = out.dtype == ctx.dtype(precision) and ctx.are_within(_PRECISE, out)
+        rest = self._add_proved(out if precise else None, g, wanted)
+        if rest is None:
             return
-        # Make room for the factors of parts.
-        posterior.weights = self.a.factor = self.b.factor = None
-        batch, rows, cols = (int(n) for n in left.shape)
-        # Factors and sums in float64, each two times; gathered rows; copies of parts.
-        sizes = (batch, rows, cols, int(self.a.values.shape[-1]))
-        tiling = tile_product(sizes, self.workspace // 4, 40, 64, side=128)
-        block = max(1, min(2 * ctx.block, self.workspace // 128))
-        for at, of_rows in boxes((batch, rows), tiling.batch * tiling.rows):
-            for (of_cols,) in boxes((cols,), tiling.cols):
-                box = (at, of_rows, of_cols)
-                rest: Array | None = left[box]
-                if not bool(ctx.xp.any(rest)):
-                    continue
-                a, b = self.a.part(box, 0), self.b.part(box, 1)
-                if ctx.widest is not ctx.precision:
-                    of_a, of_b = (
-                        posterior_operand(ctx, x.values, side, ctx.widest)
-                        for side, x in enumerate((a, b))
-                    )
-                    wide = ScaledPosterior(ctx, of_a, of_b, ctx.widest, tiling.inner, self.block)
-                    rest = wide.prove(self.out[box], h[box], rest)
-                    yield box, wide
-                    wide.weights = None
-                if rest is not None:
-                    yield box, ExactPosterior(ctx, a, b, rest, block, tiling.inner)
+        for box, chunk in certified.repaired_boxes(ctx, rest, inner, workspace, 40):
+            left, right = (x.part(box, ctx.widest) for x in self.factors)
+            sums = {side: _part(x, box, side) for side, x in self.totals.items()}
+            tile = _Tile(ctx, (left, right), sums, chunk)
+            still: Array | None = rest[box]
+            if ctx.widest is not precision:
+                still = tile._add_proved(None, g[box], still)
+            if still is not None:
+                for k, (da, db) in certified.gradients_where(
+                    ctx, left, right, still, g[box], chunk
+                ):
+                    tile._add_sums(0, k, da)
+                    tile._add_sums(1, k, xp.matrix_transpose(db))
+
+    def _add_proved(self, out: Array | None, g: Array, wanted: Array) -> Array | None:
+        """Add what is proved of the wanted entries; return which are not, if any."""
+        ctx, xp, (left, right) = self.ctx, self.ctx.xp, self.factors
+        precision, inner, rest = left.precision, int(left.values.shape[-1]), None
+        if self.chunk >= inner:
+            left.keep()
+            right.keep()
+        quotients = ctx.empty(tuple(g.shape), ctx.dtype(precision))
+        if out is None:
+            certified.multiply_weights(ctx, left, right, quotients, self.chunk)
+        least, limit = certified.threshold(precision, inner), 2.0**precision.top / _ROOM
+        for box in ctx.blocks(quotients.shape):
+            part, asked = quotients[box], wanted[box]
+            if out is not None:
+                offsets = (x.offset[within(box, x.offset.shape)] for x in (left, right))
+                part[...] = xp.exp(out[box] - sum(offsets))
+            proved = part >= least
+            ctx.apply(xp.divide, ctx.load(g[box], precision), part, out=part)
+            # A NaN in g stays.
+            proved = proved & ~(xp.abs(part) > limit)
+            if bool(xp.all(proved & asked)):
+                continue
+            part[...] = xp.where(asked & proved, part, 0.0)
+            if rest is None and bool(xp.any(asked & ~proved)):
+                rest = xp.zeros(g.shape, dtype=xp.bool, device=ctx.device)
+            if rest is not None:
+                rest[box] = asked & ~proved
+        for k in chunks(inner, self.chunk):
+            a, b = left.weights(k), right.weights(k)
+            if 0 in self.totals:
+                self._add_sums(0, k, ctx.multiply(quotients, xp.matrix_transpose(b)), a)
+            if 1 in self.totals:
+                self._add_sums(1, k, ctx.multiply(xp.matrix_transpose(a), quotients), b)
+        return rest
+
+    def _add_sums(self, side: int, k: slice, sums: Array, factor: Array | None = None) -> None:
+        """Add sums, times a factor if there is one, of some terms."""
+        xp = self.ctx.xp
+        if factor is not None:
+            self.ctx.apply(xp.multiply, sums, factor, out=sums)
+        if side in self.totals:
+            total = self.totals[side]
+            target = total[:, k, :] if side else total[:, :, k]
+            self.ctx.apply(xp.add, target, xp.astype(sums, target.dtype, copy=False), out=target)
+
+    def propagate_nan(self) -> None:
+        """Make NaN of the sums that a NaN took part in; where +inf met -inf, none did."""
+        xp = self.ctx.xp
+        for nan in (xp.isnan(factor.maxima) for factor in self.factors):
+            for side, total in self.totals.items() if bool(xp.any(nan)) else ():
+                hit = xp.any(nan, axis=-2 if side else -1, keepdims=True)
+                total[...] = xp.where(hit, math.nan, total)
+
+
+def _part(x: Array, box: Box, side: int) -> Array:
+    """Return what a box [batch, rows, cols] of a product needs of an array like an operand."""
+    return x[box[0], :, box[2]] if side else x[box[0], box[1], :]
+
+
+def logmatmulexp_tangent(
+    ctx: Context, layout: Fold, a: Array, b: Array, out: Array, da: Array, db: Array, budget: int
+) -> Array:
+    """Return q_ij = sum_k p_ikj (da_ik + db_kj), the change of `out` with those of a and b.
+
+    da or db may be None, for zeros.
+    """
+    product = _Product(ctx, layout, a, b, budget)
+    return sum((w for *_, w in product.weighted(da, db)), start=product.nothing)
+
+
+def logmatmulexp_second(
+    ctx: Context, layout: Fold, a: Array, b: Array, out: Array, g: Array, *args: Any
+) -> tuple[Array, Array, Array]:
+    """Return the gradients of `logmatmulexp_gradients` itself; further arguments: u, v, budget.
+
+    With (da, db) the gradients of sum(g * out), these are the gradients of sum(u * da) +
+    sum(v * db) with respect to a, b and g; u or v may be None, for zeros. With q the tangent of u
+    and v, the first two are the sums of ``g_ij p_ikj (u_ik + v_kj - q_ij)``, and the last is q.
+    """
+    *weights, budget = args
+    product, g = _Product(ctx, layout, a, b, budget), ctx.load(g, ctx.precision)
+    q, sums = product.nothing, [0.0, 0.0]
+    for side, operands, value, w in product.weighted(*weights):
+        q = q + w
+        other = 1 - side
+        sums[other] += product.gradients(operands, value, g * w, (side == 1, side == 0))[other]
+    plain = product.gradients(product.operands, product.value, g)
+    less = product.gradients(product.operands, product.value, g * q)
+    for side, x in enumerate(weights):
+        own = 0.0 if x is None else ctx.load(x, ctx.precision) * plain[side]
+        sums[side] = sums[side] + own - less[side]
+    return sums[0], sums[1], q
+
+
+class _Product:
+    """A log product, and others that differ from it by weights of their terms."""
+
+    def __init__(self, ctx: Context, layout: Fold, a: Array, b: Array, budget: int) -> None:
+        self.ctx = replace(ctx, result_name=ctx.precision.name)
+        self.layout, self.budget, xp = layout, budget, ctx.xp
+        self.operands: list[Array] = []
+        is_nan: Any = False
+        for x, axis in ((a, -1), (b, -2)):
+            x = ctx.load(x, ctx.precision)
+            top = (xp.max if x.shape[axis] else xp.sum)(x, axis=axis, keepdims=True)
+            # What entries have in common is taken off: results are small, and so are roundings.
+            self.operands.append(x - whole_part(ctx, top, ctx.precision))
+            is_nan = is_nan | xp.isnan(top)
+        self.value = self._multiply(*self.operands)
+        # Through NaN the derivatives are NaN, unless it is +inf that met -inf.
+        self.nothing = xp.where(is_nan, math.nan, xp.zeros_like(self.value))
+
+    def _multiply(self, a: Array, b: Array) -> Array:
+        return certified.logmatmulexp(self.ctx, self.layout, a, b, self.budget)
+
+    def gradients(
+        self, operands: list[Array], value: Array, g: Array, wanted: Any = (True, True)
+    ) -> Any:
+        """Return the gradients of a product for the cotangent g."""
+        args = (self.ctx, self.layout, *operands, value, g, self.budget, wanted)
+        return logmatmulexp_gradients(*args)
+
+    def weighted(self, u: Array, v: Array) -> Iterator[tuple[int, list[Array], Array, Array]]:
+        """Yield side, operands, their product, and w, for both signs of weights of both sides."""
+        xp = self.ctx.xp
+        for side, sign in ((0, 1.0), (0, -1.0), (1, 1.0), (1, -1.0)):
+            x = (u, v)[side]
+            # False for NaN.
+            if x is None or xp.all(sign * x <= 0):
+                continue
+            part = sign * self.ctx.load(x, self.ctx.precision)
+            logs = xp.log(xp.where(part <= 0, 0.0, part))
+            operands = list(self.operands)
+            operands[side] = operands[side] + xp.where(logs > _INFINITE, _INFINITE, logs)
+            value = self._multiply(*operands)
+            w = sign * xp.exp(value - self.value)
+            yield side, operands, value, xp.where(xp.isfinite(self.value), w, 0.0)

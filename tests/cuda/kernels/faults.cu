@@ -45,14 +45,6 @@ __global__ void collective_without_a_lane() {
     __ballot_sync(0xffffffffu, 1);
 }
 
-__global__ void matrix_product_without_a_lane() {
-    if (threadIdx.x == 7) return;
-    double d0 = 0, d1 = 0;
-#ifdef ALC_CPU_SHIM
-    shim::mma_m8n8k4_f64(d0, d1, 1, 1);
-#endif
-}
-
 __global__ void lane_outside_its_mask() { __shfl_sync(0x0000ffffu, 1, 0); }
 
 __global__ void shuffle_from_a_lane_outside(float* y) {

@@ -66,26 +66,6 @@ __global__ void atomics(float* f, double* d, int* largest, unsigned long long* c
     atomicAdd(count, 1ull);
 }
 
-__global__ void approximations(const float* x, float* exp2, float* log2, int count) {
-    const int i = threadIdx.x;
-    if (i >= count) return;
-#ifdef ALC_CPU_SHIM
-    exp2[i] = shim::ex2_approx(x[i]);
-    log2[i] = shim::lg2_approx(x[i]);
-#endif
-}
-
-// One load of N adjoining numbers of static shared memory by each lane: those from places[lane] on.
-template <int N>
-__global__ void loads(const int* places, float* out) {
-    struct alignas(4 * N) Vector {
-        float at[N];
-    };
-    __shared__ __align__(16) float numbers[2048];
-    const Vector read = *reinterpret_cast<const Vector*>(numbers + places[threadIdx.x]);
-    out[threadIdx.x] = read.at[N - 1];
-}
-
 __global__ void halve(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x] * 0.5f; }
 
 // One of each kind of parameter, in an order that leaves gaps between them.

@@ -64,9 +64,6 @@ inline void launch_bounds(long long threads, long long = 0) {
 
 }  // namespace shim
 
-#if defined(SHIM_WAVEFRONTS)
-#include "wavefronts.h"
-#endif
 
 namespace shim {
 
@@ -129,9 +126,6 @@ inline void run_block(const Launch& launch, std::mt19937_64& random) {
         for (int group : order.groups) ran |= run_group(order, group);
         if (!ran && !failed) report_deadlock();
     }
-#if defined(SHIM_WAVEFRONTS)
-    end_counted_block();
-#endif
     if (failed) failure += ", block " + std::to_string(block_position.x);
 }
 

@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -69,10 +68,6 @@ struct Fiber {
     uint64_t value, result;
     unsigned mask;
     int argument;
-#if defined(SHIM_WAVEFRONTS)
-    int barriers;
-    std::map<std::pair<const void*, int>, int> visits;  // of places in the code, between barriers
-#endif
 };
 
 inline Fiber* current;
@@ -149,9 +144,6 @@ inline int block_barrier(const Site& site, bool predicate) {
     else if (barrier_site != site)
         fail(site.text() + ", while others of the block wait at " + barrier_site.text());
     current->site = site;
-#if defined(SHIM_WAVEFRONTS)
-    ++current->barriers;
-#endif
     votes += predicate;
     if (++arrived == alive)
         release_barrier();
@@ -205,9 +197,6 @@ inline void start(Fiber& fiber, int index) {
     fiber.lane = index % kWarp;
     fiber.position = dim3{static_cast<unsigned>(index), 0, 0};
     fiber.site = Site{"start"};
-#if defined(SHIM_WAVEFRONTS)
-    fiber.barriers = 0;
-#endif
 }
 
 }  // namespace shim

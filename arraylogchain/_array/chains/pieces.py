@@ -1,0 +1,435 @@
+"""A chain cut into pieces that fit the workspace, and what recursions over them hand on.
+
+Batch axes along which the matrices differ are *groups*; the other batch axes hold *rows*, which
+share their group's matrices. A *piece* is some groups times some rows, over all steps, which are
+taken block by block. A state is an array [groups, rows, K], and a step is one batched product with
+matrices [groups, K, K]: nothing that is shared is copied.
+
+*Lanes* are the rows or, where a piece has several groups, the groups. Those of different lengths
+are sorted, the longest first: the lanes that have a step are the first so many.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import array_api_compat.numpy as host
+import numpy as np
+
+from arraylogchain._context import Array, Context
+from arraylogchain._fold import Box, Shape, boxes, lengths, within
+from arraylogchain._inputs import PARTS, Chain
+
+# log(2) in two parts. The first has 9 bits: times a whole number of fewer bits it is exact.
+LN2_HIGH = 355 / 512
+LN2_LOW = -2.1219444005469057e-4
+
+# Numbers that a block takes which are worth array operations, and stay in a CPU's caches.
+_NUMBERS = 1 << 18
+# So many threads share pieces at the most: sizes do not depend on how many there are.
+THREADS = 8
+
+# What is kept of a block of steps.
+NOTHING, LEFT, BOTH = range(3)
+
+
+@dataclass(slots=True)
+class Messages:
+    """Weights of the K states of rows, at some steps one after another or, as a state, at one.
+
+    The true logarithm is ``log(values) + shifts + powers * log(2)`` in rows that are linear, and
+    ``values + shifts + powers * log(2)`` in rows that are in logs, whose values are near 0: the
+    largest of a row at most about 1, and not far below. -inf in logs, and 0 in linear weights, is
+    an exact zero; linear rows are proved: every weight is right to rounding, and finite.
+
+    Attributes
+    ----------
+    values : array [n, groups, rows, K], of a state [groups, rows, K]
+        Of any strides. float32 or float64, as the backend computes.
+    shifts, powers : array [n, groups, rows], of a state [groups, rows]
+        Whole numbers, in the widest precision; they add up exactly.
+    in_logs : bool numpy.ndarray [groups, rows]
+        Which rows are in logs: all steps of a row here have one form.
+    """
+
+    values: Array
+    shifts: Array
+    powers: Array
+    in_logs: np.ndarray
+
+    def in_log_form(self, ctx: Context) -> Messages:
+        """Return the same with all rows in logs."""
+        if self.in_logs.all():
+            return self
+        xp, values, powers = ctx.xp, self.values, self.powers
+        # The power of two of a row's largest weight is kept apart: its log would be rounded in.
+        if ctx.is_numpy:
+            _, top = np.frexp(np.max(values, axis=-1))
+            near = np.ldexp(values, -top[..., None])
+            logs = np.log(near)
+            # What arrives at states that a step does not have may be smaller by more than 2**1022.
+            lost = (near < np.finfo(values.dtype).tiny) & (values > 0)
+            if lost.any():
+                logs = np.where(lost, np.log(values) - top[..., None] * math.log(2.0), logs)
+            powers = powers + top
+        else:
+            top = xp.floor(xp.log2(xp.max(values, axis=-1)))
+            top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
+            logs = xp.log(scaled(ctx, values, -top[..., None]))
+            powers = powers + ctx.load(top, ctx.widest)
+        if self.in_logs.any():
+            mask = xp.asarray(self.in_logs, device=ctx.device)
+            logs = xp.where(mask[..., None], values, logs)
+            powers = xp.where(mask, self.powers, powers)
+        return Messages(logs, self.shifts, powers, self.in_logs | True)
+
+    def logs(self, ctx: Context) -> Array:
+        """Return the true logarithms, in the widest precision."""
+        x = self.in_log_form(ctx)
+        values, shifts, powers = ctx.load(x.values, ctx.widest), x.shifts, x.powers
+        return add_scale(values, shifts[..., None], powers[..., None])
+
+    def select(self, ctx: Context, index: Array, axis: int, some: np.ndarray) -> Messages:
+        """Return those of some rows (axis 1) or groups (axis 0); they are given on the host too."""
+        arrays = self.values, self.shifts, self.powers
+        values, shifts, powers = (ctx.pick(x, index, axis + 1) for x in arrays)
+        return Messages(values, shifts, powers, np.take(self.in_logs, some, axis=axis))
+
+    def last(self, count: int) -> Messages:
+        """Return those of the last steps."""
+        return self if self.shifts.shape[0] == count else self.steps(slice(-count, None))
+
+    def steps(self, some: slice) -> Messages:
+        """Return those of some steps."""
+        shifts, powers = self.shifts[some, ...], self.powers[some, ...]
+        return Messages(self.values[some, ...], shifts, powers, self.in_logs)
+
+
+def add_scale(logs: Array, shifts: Array, powers: Array) -> Array:
+    """Return logs + shifts + powers * log(2); what is large is summed first, exactly."""
+    return (shifts + powers * LN2_HIGH) + (logs + powers * LN2_LOW)
+
+
+def scaled(ctx: Context, x: Array, powers: Array) -> Array:
+    """Return x * 2**powers, for whole numbers; exact unless that leaves the range."""
+    # In two steps: one factor alone may be out of range.
+    half = ctx.xp.floor(powers / 2)
+    return x * 2.0**half * 2.0 ** (powers - half)
+
+
+class Block(NamedTuple):
+    """What a recursion leaves of the steps s, ..., e - 1.
+
+    Attributes
+    ----------
+    arrived : Messages or None
+        Of the n = e - s steps, in the order of time, forward and backward: what comes to a step
+        from its neighbour, before the step's own potentials. At the chain's start it is the initial
+        weights; backward, at each row's last step, the final ones.
+    left : Messages or None
+        ``arrived * exp(potentials)``. With BOTH there is one step more, [n + 1, ...]: that of the
+        state which the block began with, in the form that the block has. Forward it comes first
+        (steps s - 1, ..., e - 1), backward it comes last (steps s, ..., e). Where nothing came
+        before it, it is any numbers. Else it may be there or not.
+    state : Messages
+        After the last of the steps, for the next block.
+
+    Steps past a row's length hold any numbers in both, NaN and infinities among them.
+    """
+
+    arrived: Messages | None
+    left: Messages | None
+    state: Messages
+
+
+class Backend(Protocol):
+    """A recursion over the steps of one piece; the rest is array operations on what it leaves.
+
+    Its methods may be called by several threads at once, with the same states and others, and
+    change nothing that they are given: what is prepared once (matrices) may be kept, as long as
+    threads that prepare it twice do no harm. The same arguments give the same bits.
+    """
+
+    # Rows of a piece from which on more bring nothing; and whether threads share pieces.
+    rows_together: int
+    shares_pieces: bool
+
+    def __init__(self, piece: Piece, workspace: int) -> None:
+        """Take a piece, and the bytes for temporaries beyond what is returned."""
+
+    def advance(self, state: Messages | None, steps: slice, backward: bool, keep: int) -> Block:
+        """Take a block of steps, forward or backward.
+
+        forward:   arrived[t] = left[t - 1] @ P[t - 1],   left[t] = arrived[t] * exp(x[t])
+        backward:  arrived[t] = P[t] @ left[t + 1],       left[t] = arrived[t] * exp(x[t])
+
+        Parameters
+        ----------
+        state : Messages or None
+            What the neighbouring block returned; None at the first step, and at the last one
+            backward. Past a row's length it is what it was: forward the weights after its last
+            step, and backward the final weights until its last step comes.
+        steps : slice
+            Numbers in time, the same ones in both directions.
+        keep : int
+            NOTHING but the state, the messages that LEFT, or BOTH. The others are None.
+        """
+
+    def best(self, state: Array | None, steps: slice, keep: bool) -> tuple[Array | None, Array]:
+        """Take a block of steps forward, with the largest of terms in the place of their sums.
+
+        Returns the logs after each step, [n, groups, rows, K], where they are to be kept, and after
+        the last of each row, [groups, rows, K]. They are known but for a shift of each step and
+        row, by which the largest is near 0.
+        """
+
+    def trace(self, left: Array, after: Array, steps: slice) -> Array:
+        """Return the states of best paths, integers [n, groups, rows].
+
+        Parameters
+        ----------
+        left : array [n, groups, rows, K]
+            What `best` kept of the steps.
+        after : integer array [groups, rows]
+            The states at the step after these. Of rows that have no such step, those at their last.
+            Of states that are as good, the smallest is taken.
+        """
+
+    def draw(self, left: Messages, after: Array, steps: slice, uniforms: Array) -> Array:
+        """Return states of samples, integers [n, groups, rows, samples].
+
+        State k of step t is drawn in proportion to ``left[t][k] * P[t][k, state of t + 1]``.
+
+        Parameters
+        ----------
+        left : Messages
+            As `advance` keeps it, forward.
+        after : integer array [groups, rows, samples]
+            As for `trace`: rows' last states are drawn by the caller.
+        uniforms : array [n, groups, rows, samples]
+            Numbers in [0, 1); those of rows' last steps and later ones are not for use.
+        """
+
+
+@dataclass(slots=True, eq=False)  # frozen ones take three times as long to make
+class Piece:
+    """Some groups and rows of a chain; the arrays are views, of which blocks of steps are copied.
+
+    Attributes
+    ----------
+    box : tuple of slice
+        The piece's place among the arranged batch axes.
+    shape : tuple of int
+        Their lengths, those of groups first.
+    num_steps : int
+        Steps of the longest row.
+    lengths : numpy.ndarray [groups, rows] or None
+        Steps of each row, the longest first; None where all have `num_steps`.
+    order, inverse : integer array or None
+        Which lane each one is in the chain, and back; None where they are not sorted.
+    """
+
+    ctx: Context
+    chain: Chain
+    box: Box
+    shape: Shape
+    groups: int
+    rows: int
+    num_steps: int
+    views: dict[str, Array]
+    lengths: np.ndarray | None = None
+    order: Array | None = None
+    inverse: Array | None = None
+
+    @property
+    def axis(self) -> int:
+        """The axis of lanes in a state."""
+        return 0 if self.groups > 1 else 1
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        return self.groups, self.rows, self.chain.num_states
+
+    def count(self, time: int) -> int:
+        """Return how many lanes have a step, by its number in time."""
+        if self.lengths is None:
+            return (self.groups, self.rows)[self.axis] if time < self.num_steps else 0
+        return int(np.count_nonzero(self.lengths > time))
+
+    def lanes(self, start: int | None, stop: int | None) -> tuple[Any, ...]:
+        """Return the index of some lanes of an array [groups, rows, ...]."""
+        return (slice(None),) * self.axis + (slice(start, stop), ...)
+
+    def potentials(self, steps: slice) -> Array:
+        """Return the potentials of some steps as given, [groups, rows, n, K].
+
+        What lies past a row's length means nothing.
+        """
+        view = self.views["potentials"][..., steps, :]
+        return self.expanded(view, (steps.stop - steps.start, self.chain.num_states))
+
+    def matrices(self, steps: slice) -> Array:
+        """Return matrices as given, [groups, n, K, K]: number t leads from step t to t + 1.
+
+        They are [groups, 1, K, K] where one matrix stands for every step.
+        """
+        view, size = self.views["transitions"], self.chain.num_states
+        if not self.chain.has_one_matrix:
+            view = view[..., steps, :, :]
+        xp, count = self.ctx.xp, int(view.shape[-3])
+        x = xp.reshape(view, (self.groups, count, size, size))
+        return x if self.order is None or self.axis else self.ctx.pick(x, self.order, 0)
+
+    def end(self, backward: bool) -> tuple[Array | None, bool]:
+        """Return what a recursion starts with, [groups, rows, K], and whether it is in logs.
+
+        As given: the initial weights, or backward the final ones; None for ones.
+        """
+        chain = self.chain
+        view = self.views.get("final" if backward else "initial")
+        x = None if view is None else self.expanded(view, (chain.num_states,))
+        return x, chain.final_in_logs if backward else chain.initial_in_logs
+
+    def expanded(self, x: Array, trailing: Shape) -> Array:
+        """Return an array [*shape, *trailing] as [groups, rows, *trailing], in order of lanes."""
+        xp = self.ctx.xp
+        if tuple(x.shape) != (*self.shape, *trailing):
+            x = xp.broadcast_to(x, (*self.shape, *trailing))
+        x = xp.reshape(x, (self.groups, self.rows, *trailing))
+        return x if self.order is None else self.ctx.pick(x, self.order, self.axis)
+
+    def real(self, steps: slice) -> Array | None:
+        """Return which rows have which steps, bool [n, groups, rows]; None if all have all."""
+        if self.lengths is None or steps.stop <= int(self.lengths.min()):
+            return None
+        found = np.arange(steps.start, steps.stop)[:, None, None] < self.lengths
+        return found if self.ctx.is_numpy else self.ctx.xp.asarray(found, device=self.ctx.device)
+
+    def put(self, view: Array, values: Array) -> None:
+        """Write values [groups, rows, ...] to a view [*shape, ...] of the piece."""
+        if self.inverse is not None:
+            values = self.ctx.xp.take(values, self.inverse, axis=self.axis)
+        values = self.ctx.xp.reshape(values, (*self.shape, *values.shape[2:]))
+        view[...] = self.ctx.xp.astype(values, view.dtype, copy=False)
+
+
+def arrange(xp: Any, chain: Chain, x: Array, trailing: int) -> Array:
+    """View an array as [*group axes, *row axes, *trailing axes], with ones for missing axes."""
+    if not chain.batch:
+        return x
+    own, groups = tuple(x.shape), chain.group_axes
+    if len(own) == len(chain.batch) + trailing and groups == tuple(range(len(groups))):
+        return x
+    padded = (1,) * (len(chain.batch) + trailing - len(own)) + own
+    order = (*groups, *chain.row_axes, *range(len(chain.batch), len(padded)))
+    return xp.permute_dims(xp.reshape(x, padded), order)
+
+
+class Cut(NamedTuple):
+    """How a chain is cut.
+
+    Attributes
+    ----------
+    groups, rows : int
+        Of a piece, at most.
+    steps : int
+        Of a block, at most.
+    keeps : bool
+        Whether the messages of all steps of a piece fit beside it; else those between blocks do.
+    workspace : int
+        Bytes for what a piece takes besides.
+    """
+
+    groups: int
+    rows: int
+    steps: int
+    keeps: bool
+    workspace: int
+
+
+def cut(
+    chain: Chain, backend: type[Backend], workspace: int, item: int, history: bool, arrays: int
+) -> Cut:
+    """Choose pieces, from sizes alone.
+
+    Parameters
+    ----------
+    item : int
+        Bytes of a number.
+    history : bool
+        Whether the messages of all steps are wanted, after the last of them is known.
+    arrays : int
+        How many arrays like messages a block of steps takes.
+    """
+    (groups, rows), size, count = chain.sizes, chain.num_states, chain.num_steps
+    most = min(groups * rows, backend.rows_together)
+    # Bytes of a step of a row, in a block and in what is kept.
+    step, own = 2 * arrays * (item * size + 25), item * size + 16
+    if backend.shares_pieces:
+        together = min(THREADS, -(-groups * rows // most))
+        fits = most * max(4 * step, 2 * count * own * history) <= workspace // together
+        workspace //= together if fits else min(THREADS, groups * rows)
+    most = max(1, min(most, workspace // 4 // step))
+    keeps = history and workspace // 2 // (count * own) >= min(
+        most, max(32, _NUMBERS // 16 // size)
+    )
+    if keeps:
+        most = max(1, min(most, workspace // 2 // (count * own)))
+    elif history:
+        # Blocks of enough steps that as much is kept between them as they take.
+        most = max(
+            1, min(most, workspace // 4 // (step * math.ceil(math.sqrt(count * own / step))))
+        )
+    of_rows = min(rows, most)
+    of_groups = max(1, min(groups, most // rows))
+    lanes = of_groups * of_rows
+    steps = max(2, 4 * _NUMBERS // (arrays * lanes * size))
+    if history and not keeps:
+        # There are as many messages between blocks as fit.
+        steps = max(steps, 4 * count * lanes * own // workspace, math.isqrt(count))
+    of_step = lanes * step
+    if not chain.has_one_matrix:
+        of_step += 3 * item * of_groups * min(size * size, _NUMBERS // 4)
+    # What is kept of all steps, or between blocks, and what a piece takes besides.
+    taken = lanes * count * own if keeps else workspace // 2 * history
+    steps = max(1, min(count, steps, (workspace - workspace // 4 - taken) // of_step))
+    return Cut(of_groups, of_rows, steps, keeps, workspace // 4)
+
+
+def pieces(ctx: Context, chain: Chain, groups: int, rows: int) -> Iterator[Piece]:
+    """Cut a chain into pieces of at most so many groups and rows."""
+    views = {
+        name: arrange(ctx.xp, chain, x, len(part.axes))
+        for name, part in PARTS.items()
+        if (x := getattr(chain, name)) is not None
+    }
+    if chain.lengths is None and groups >= chain.sizes[0] and rows >= chain.sizes[1]:
+        shape = tuple([chain.batch[axis] for axis in (*chain.group_axes, *chain.row_axes)])
+        box = tuple([slice(0, n) for n in shape])
+        yield Piece(ctx, chain, box, shape, *chain.sizes, chain.num_steps, views)
+        return
+    ends = None
+    if chain.lengths is not None:
+        ends = arrange(host, chain, chain.lengths, 0)
+        # Rows are sorted within their group.
+        groups = groups if chain.sizes[1] == 1 else 1
+    for of_groups in boxes(tuple(chain.batch[axis] for axis in chain.group_axes), groups):
+        for of_rows in boxes(tuple(chain.batch[axis] for axis in chain.row_axes), rows):
+            box = (*of_groups, *of_rows)
+            parts = {name: x[(*within(box, x.shape), ...)] for name, x in views.items()}
+            sizes = math.prod(lengths(of_groups)), math.prod(lengths(of_rows))
+            own, order, inverse, count = None, None, None, chain.num_steps
+            if ends is not None:
+                own = np.broadcast_to(ends[within(box, ends.shape)], lengths(box)).reshape(sizes)
+                lanes = own.reshape(-1)
+                first = np.argsort(-lanes, kind="stable")
+                count = int(lanes[first[0]])
+                if count == lanes[first[-1]]:
+                    own = None
+                else:
+                    own = lanes[first].reshape(sizes)
+                    order, inverse = ctx.integers(first), ctx.integers(np.argsort(first))
+            yield Piece(ctx, chain, box, lengths(box), *sizes, count, parts, own, order, inverse)

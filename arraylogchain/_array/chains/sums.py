@@ -1,0 +1,133 @@
+"""Where gradients and counts are added up: in the shapes of a chain's arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from copy import copy
+from typing import Any
+
+from arraylogchain._array.chains.pieces import THREADS, Piece, arrange
+from arraylogchain._context import Array, Context, shape_of
+from arraylogchain._fold import Box, within
+from arraylogchain._inputs import PARTS, Chain
+
+
+class Sums:
+    """Gradients with respect to a chain's arrays, zeros at first.
+
+    Attributes
+    ----------
+    as_counts : bool
+        Whether these are marginals, one for each row, and expected counts: 'transitions' collects
+        derivatives with respect to logarithms.
+    totals : dict of str to array
+        By name, those that are wanted. They hold 2**-bits of what is added, so that no sum of what
+        is as large as a number can be leaves the range.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        chain: Chain,
+        workspace: int,
+        wanted: Iterable[str],
+        as_counts: bool = False,
+    ) -> None:
+        self.ctx, self.chain, self.workspace, self.as_counts = ctx, chain, workspace, as_counts
+        self.bits = (
+            0 if as_counts else math.ceil(math.log2(max(2, chain.num_rows * chain.num_steps)))
+        )
+        self.totals: dict[str, Array] = {}
+        # Those in which no two rows share a place.
+        self.apart: set[str] = set()
+        for name in wanted:
+            like, dtype = getattr(chain, name), ctx.dtype(ctx.widest)
+            shape = shape_of(like)
+            if name == "potentials" and as_counts:
+                shape = (*chain.batch, *shape[-2:])
+            if math.prod(shape[: -len(PARTS[name].axes)]) == chain.num_rows:
+                self.apart.add(name)
+            if name == "potentials" and name in self.apart:
+                dtype = ctx.result_dtype if as_counts else like.dtype
+            elif (name in self.apart and shape[-3:-2] != (1,)) or 64 * math.prod(shape) > workspace:
+                dtype = ctx.dtype(ctx.precision)
+            total = ctx.empty(shape, dtype)
+            if chain.lengths is not None or name != "potentials" or name not in self.apart:
+                total[...] = 0.0
+            self.totals[name] = total
+
+    @property
+    def by_logs(self) -> bool:
+        """Whether sums over pairs are those of weights, not derivatives with respect to them."""
+        return self.as_counts or self.chain.transitions_in_logs
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether threads may have sums of their own: those of several would take no more room."""
+        shared = [x for name, x in self.totals.items() if name not in self.apart]
+        return bool(THREADS * sum(8 * math.prod(x.shape) for x in shared) <= self.workspace // 4)
+
+    def part(self) -> Sums:
+        """Return zeros for some of the rows, to be `join`ed in their order."""
+        part, xp = copy(self), self.ctx.xp
+        part.totals = {
+            name: total if name in self.apart else xp.zeros_like(total)
+            for name, total in self.totals.items()
+        }
+        return part
+
+    def join(self, part: Sums) -> None:
+        """Add what a part has collected."""
+        for name, total in part.totals.items():
+            if total is not self.totals[name]:
+                self.totals[name] += total
+
+    def add(self, name: str, piece: Piece, place: Box, values: Array) -> None:
+        """Add values [groups, rows, ...] of a piece at a place among an array's own axes.
+
+        Those of transitions are [groups, ...]. Along axes that an array was broadcast along they
+        are summed.
+        """
+        xp, total = self.ctx.xp, self.totals[name]
+        view = arrange(xp, self.chain, total, len(PARTS[name].axes))
+        target = view[(*within(piece.box, view.shape), *place)]
+        shape = piece.shape
+        if name == "transitions":
+            if piece.order is not None and not piece.axis:
+                values = xp.take(values, piece.inverse, axis=0)
+            shape = tuple(target.shape[: len(piece.shape)])
+        elif piece.inverse is not None:
+            values = xp.take(values, piece.inverse, axis=piece.axis)
+        own = tuple(values.shape[1 if name == "transitions" else 2 :])
+        if name == "potentials":
+            if "potentials" in self.apart:
+                target[...] = xp.astype(
+                    xp.reshape(values, (*shape, *own)), target.dtype, copy=False
+                )
+                return
+        elif not self.as_counts:
+            values = bounded(xp, values, total.dtype)
+            values *= 0.5**self.bits
+        values = xp.reshape(values, (*shape, *own))
+        axes = tuple(i for i, n in enumerate(shape) if target.shape[i] == 1 < n)
+        values = xp.sum(values, axis=axes, keepdims=True) if axes else values
+        target += xp.astype(values, target.dtype, copy=False)
+
+    def results(self) -> dict[str, Array]:
+        """Return the sums by name, in the dtypes of the chain's arrays or of the result."""
+        ctx, found = self.ctx, {}
+        for name, total in self.totals.items():
+            dtype = ctx.result_dtype if self.as_counts else getattr(self.chain, name).dtype
+            scale = 1.0 if name == "potentials" else 2.0**self.bits
+            if scale != 1.0 or total.dtype != dtype:
+                for box in ctx.blocks(shape_of(total)):
+                    total[box] = bounded(ctx.xp, total[box] * scale, dtype)
+            found[name] = ctx.xp.astype(total, dtype, copy=False)
+        return found
+
+
+def bounded(xp: Any, x: Array, dtype: Any) -> Array:
+    """Keep x finite in a dtype, and in its own; NaN stays."""
+    limit = min(float(xp.finfo(x.dtype).max), float(xp.finfo(dtype).max))
+    return xp.clip(x, -limit, limit)

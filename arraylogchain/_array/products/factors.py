@@ -1,0 +1,200 @@
+"""One side of a product of exponentials: what is taken off, and the weights that are left.
+
+A *line* is a row of the left operand (side 0) or a column of the right one (side 1), all of whose
+entries are terms of the same sums. Lines are shifted by whole numbers, so that shifts add exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from copy import copy
+from dataclasses import dataclass
+
+from arraylogchain._context import Array, Context, Precision, is_transposed, whole_part
+from arraylogchain._fold import Box, within
+
+_EVERY = slice(None)
+# Linear columns whose largest entries are within these bounds are used as they are given.
+_AS_GIVEN = (2.0**-10, 2.0)
+
+
+@dataclass(slots=True)
+class Factor:
+    """Logs [batch, m, n], or linear weights, ready to be a factor of a certified product.
+
+    For every line, ``true logs = log(weights) + offset + shift + powers * log(2)``. A matrix that
+    many others are multiplied by is prepared once::
+
+        right = Factor(ctx, matrix, 1, in_logs=False, common=True)
+        right.keep()                                  # its weights, if they fit
+        for logs in states:                           # near 0 in every row
+            certified_product(ctx, Factor(ctx, logs, 0, shifts=False), right, out, workspace)
+            # out = log(exp(logs) @ matrix) - right.shift - right.powers * log(2)
+
+    Parameters
+    ----------
+    ctx : Context
+    values : array [batch, m, n]
+        Of any dtype and strides. Not changed.
+    side : int
+        0 for a left operand, whose terms are along the last axis; 1 for a right one.
+    in_logs : bool
+        Whether values are logs. Linear weights are scaled by a power of two per line; where they
+        are near 1 they are used as they are.
+    shifts : bool
+        Whether lines have to be shifted: False for logs that are known to be near 0.
+    common : bool
+        Whether what all lines have in common is kept apart, in `shift` and `powers`, and not added
+        to results; without it both are 0. So large logs, and tiny weights, are not rounded in.
+    finite : bool
+        Whether lines with +inf or NaN have weights 0, as in gradients, where they take no part.
+
+    Attributes
+    ----------
+    shift, powers : array [batch, 1, 1]
+        Whole numbers, in the widest precision.
+    """
+
+    ctx: Context
+    values: Array
+    side: int
+    in_logs: bool = True
+    shifts: bool = True
+    common: bool = False
+    finite: bool = False
+    precision: Precision = None  # type: ignore[assignment]
+    # What comes off every line, in nats or powers of two, and of that what is kept apart; None for
+    # nothing. Weights, where they are kept, and the largest entries.
+    taken: Array = None
+    apart: Array = None
+    kept: Array = None
+    largest: Array = None
+
+    def __post_init__(self) -> None:
+        ctx, xp = self.ctx, self.ctx.xp
+        self.precision = self.precision or ctx.precision
+        if self.shifts:
+            tops = ctx.load(self.maxima, self.precision)
+            near = (tops >= _AS_GIVEN[0]) & (tops <= _AS_GIVEN[1]) | (tops == 0)
+            if not self.in_logs and bool(xp.all(near)):
+                return
+            self.taken = whole_part(ctx, tops if self.in_logs else xp.log2(tops), self.precision)
+        if self.finite:
+            self.taken = xp.where(self.maxima < math.inf, self.taken, math.inf)
+        if self.common:
+            top = xp.max(tops, axis=(-2, -1), keepdims=True)
+            self.apart = whole_part(ctx, top if self.in_logs else xp.log2(top), self.precision)
+
+    @property
+    def shift(self) -> Array:
+        """What is kept apart of logs, in nats."""
+        return self._apart(self.in_logs)
+
+    @property
+    def powers(self) -> Array:
+        """What is kept apart of linear weights, as powers of two."""
+        return self._apart(not self.in_logs)
+
+    def _apart(self, is_there: bool) -> Array:
+        ctx, shape = self.ctx, (self.values.shape[0], 1, 1)
+        if is_there and self.apart is not None:
+            return ctx.load(self.apart, ctx.widest)
+        return ctx.xp.zeros(shape, dtype=ctx.dtype(ctx.widest), device=ctx.device)
+
+    @property
+    def maxima(self) -> Array:
+        """The largest entry of every line, as given, [batch, m, 1] or [batch, 1, n]."""
+        if self.largest is None:
+            axis = -2 if self.side else -1
+            self.largest = self.ctx.xp.max(self.values, axis=axis, keepdims=True)
+        return self.largest
+
+    @property
+    def offset(self) -> Array:
+        """What to add to the logs of sums for every line, [batch, m, 1], [batch, 1, n] or zero."""
+        if self.taken is None:
+            return self.ctx.xp.zeros((1, 1, 1), dtype=self.maxima.dtype, device=self.ctx.device)
+        offset = self.taken if self.apart is None else self.taken - self.apart
+        return offset if self.in_logs else offset * math.log(2.0)
+
+    def weights(self, k: slice = _EVERY) -> Array:
+        """Return the weights of some terms, all of which are kept after `keep`."""
+        if self.kept is not None:
+            return self._terms(self.kept, k)
+        x, ctx, xp = self._terms(self.values, k), self.ctx, self.ctx.xp
+        if self.in_logs:
+            weights = _exponentials(ctx, x, self.taken, self.precision)
+            if self.finite and not bool(xp.all(self.maxima < math.inf)):
+                weights[xp.isnan(weights)] = 0.0
+            return weights
+        x = ctx.load(x, self.precision)
+        x = x if self.taken is None else _scaled(x, self.taken)
+        # Where values can be read, nothing negative comes here.
+        return x if ctx.is_numpy else xp.where(x < 0, math.nan, x)
+
+    def _terms(self, x: Array, k: slice) -> Array:
+        return x[:, k, :] if self.side else x[:, :, k]
+
+    def keep(self) -> Factor:
+        """Compute all weights, once, and keep them."""
+        self.kept = self.weights()
+        return self
+
+    def rest(self, k: slice = _EVERY) -> Array:
+        """Return logs of some terms less what is taken off, where that does not overflow."""
+        x, xp = self.ctx.load(self._terms(self.values, k), self.precision), self.ctx.xp
+        limit = 2.0**self.precision.top * self.precision.eps / 4
+        return x - xp.where(xp.abs(self.taken) <= limit, self.taken, 0.0)
+
+    def logs(self, k: slice = _EVERY) -> Array:
+        """Return the logs of some terms, less what is kept apart, in the precision."""
+        ctx, xp = self.ctx, self.ctx.xp
+        x = ctx.load(self._terms(self.values, k), self.precision)
+        if self.in_logs:
+            return x if self.apart is None else x - self.apart
+        # The logarithm of a tiny weight would be rounded at its size: its own power is taken off.
+        powers = whole_part(ctx, xp.log2(x), self.precision)
+        rest = powers if self.apart is None else powers - self.apart
+        return xp.log(_scaled(x, powers)) + rest * math.log(2.0)
+
+    def present(self, k: slice) -> Array:
+        """Return 1 for terms that are not zero weights, else 0."""
+        nothing = -math.inf if self.in_logs else 0.0
+        return self.ctx.xp.astype(self._terms(self.values, k) != nothing, self.ctx.xp.float32)
+
+    def part(self, box: Box, precision: Precision | None = None) -> Factor:
+        """Return what a box [batch, rows, cols] of a product needs, in another precision or not."""
+        box = (box[0], _EVERY, box[2]) if self.side else (box[0], box[1], _EVERY)
+
+        def lines(x: Array) -> Array:
+            return None if x is None else x[within(box, x.shape)]
+
+        part, ctx = copy(self), self.ctx
+        part.values, part.kept, part.precision = self.values[box], None, precision or self.precision
+        part.largest, taken, apart = (lines(x) for x in (self.largest, self.taken, self.apart))
+        part.taken = taken if taken is None else ctx.load(taken, part.precision)
+        part.apart = apart if apart is None else ctx.load(apart, part.precision)
+        return part
+
+
+def _scaled(x: Array, powers: Array) -> Array:
+    """Return x / 2**powers, in two steps: one factor alone may be out of range."""
+    half = powers // 2
+    return x * 2.0**-half * 2.0 ** (half - powers)
+
+
+def _exponentials(ctx: Context, x: Array, taken: Array | None, precision: Precision) -> Array:
+    """Return exp(x - taken) for x [batch, m, n], in blocks that stay in cache."""
+    xp = ctx.xp
+    if is_transposed(x):
+        # Keep the memory order: strided access would cost more than the exponentials.
+        turned = None if taken is None else xp.matrix_transpose(taken)
+        return xp.matrix_transpose(_exponentials(ctx, xp.matrix_transpose(x), turned, precision))
+    found = ctx.empty(tuple(x.shape), ctx.dtype(precision))
+    for box in ctx.blocks(found.shape):
+        part, values = found[box], ctx.load(x[box], precision)
+        if taken is not None:
+            ctx.apply(xp.subtract, values, taken[within(box, taken.shape)], out=part)
+            values = part
+        ctx.apply(xp.exp, values, out=part)
+    return found

@@ -1,0 +1,206 @@
+"""The recursions of a piece of a chain, by loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from arraylogchain._array.chains.pieces import BOTH, NOTHING, Block, Messages, Piece
+from arraylogchain._compiled import paths, recursion
+from arraylogchain._compiled.compiling import Floats, Integers
+from arraylogchain._compiled.matrices import (
+    NO_BANDS,
+    diagonals,
+    frozen,
+    logs_of,
+    near_one,
+    prepare,
+)
+from arraylogchain._compiled.steps import LINEAR, LOGS, RAISED
+from arraylogchain._context import Array
+
+# From so many rows on they are taken side by side.
+_SIDE_BY_SIDE = 8
+# Numbers that are weighed by exponentials which are computed together, and steps at most.
+_CHUNK, _CHUNK_STEPS = 4096, 64
+
+
+class Loops:
+    """See `pieces.Backend`.
+
+    What loops take are arrays [G, steps, K, R]: R rows that share a matrix side by side, or each
+    row by itself, R being 1.
+    """
+
+    rows_together, shares_pieces = 256, True
+
+    def __init__(self, piece: Piece, workspace: int) -> None:
+        self.piece, self.K = piece, piece.chain.num_states
+        self.R = piece.rows if piece.rows >= _SIDE_BY_SIDE else 1
+        # How many of what loops take share the matrices of one group.
+        self.each = piece.rows // self.R
+        self.G = piece.groups * self.each
+        lengths = piece.num_steps if piece.lengths is None else piece.lengths
+        self.lengths = np.empty((self.G, self.R), np.int64)
+        self.lengths.reshape(piece.groups, piece.rows)[...] = lengths
+        transitions = piece.chain.transitions
+        self.has_one = transitions is None or transitions.shape[-3] < 2
+        # Whether there is room to have a matrix's columns one after another.
+        self.turns = self.has_one and 8 * piece.groups * self.K**2 <= workspace // 4
+        self._prepared: dict[tuple[str, bool], Any] = {}
+
+    def advance(self, state: Messages | None, steps: slice, backward: bool, keep: int) -> Block:
+        G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
+        begin = self._begin(backward) if state is None else self._enter(state)
+        (matrices, proof, bands), first = self._matrices("weights", steps, backward)
+        arrived = np.empty((G, S, K * R) if keep == BOTH else (1, 2, K * R))
+        left = np.empty((1, 2, K * R) if keep == NOTHING else (G, S + 1, K * R))
+        scales = np.empty((2, G, S, R) if keep == BOTH else (2, 0, 0, 0))
+        left_scales = np.empty((2, 0, 0, 0) if keep == NOTHING else (2, G, S + 1, R))
+        recursion.advance(
+            self._potentials(steps),
+            (*matrices, self.each, first),
+            proof,
+            bands,
+            self.lengths,
+            begin,
+            (arrived, left, scales, left_scales),
+            (*self._room(S), np.empty((3, R)), np.empty((4, K))),
+            steps.start,
+            backward,
+        )
+        weights, shifts, powers, forms = begin
+        groups, rows = self.piece.groups, self.piece.rows
+        in_logs = forms.astype(np.bool_).reshape(groups, rows)
+        shifts, powers = shifts.reshape(groups, rows), powers.reshape(groups, rows)
+        return Block(
+            self._messages(arrived, scales, in_logs) if keep == BOTH else None,
+            self._messages(left, left_scales, in_logs) if keep != NOTHING else None,
+            Messages(self._leave(weights[:, None])[0], shifts, powers, in_logs),
+        )
+
+    def best(self, state: Array | None, steps: slice, keep: bool) -> tuple[Array | None, Array]:
+        S = steps.stop - steps.start
+        if state is None:
+            m, _, _, forms = self._begin(False)
+            m = np.log(m * 2.0**-RAISED) if forms[0, 0] == LINEAR else m
+        else:
+            m = self._lay(state[:, :, None])[:, 0].copy()
+        (L,), first = self._matrices("logs", steps, False)
+        left = np.empty((self.G, S, m.shape[1]) if keep else (1, 2, m.shape[1]))
+        matrices = L, self.each, first
+        x, room = self._potentials(steps), self._room(S)
+        paths.best(x, matrices, self.lengths, m, left, room, steps.start)
+        return self._leave(left) if keep else None, self._leave(m[:, None])[0]
+
+    def trace(self, left: Array, after: Array, steps: slice) -> Array:
+        S = steps.stop - steps.start
+        states = np.empty((self.G, self.R, S + 1), np.int64)
+        states[..., S] = after.reshape(self.G, self.R)
+        (L,), first = self._matrices("logs", steps, True)
+        m, matrices = frozen(self._lay(np.moveaxis(left, 0, 2))), (L, self.each, first)
+        paths.trace(m, matrices, self.turns, self.lengths, states, steps.start)
+        return self._over_time(states)[:S]
+
+    def draw(self, left: Messages, after: Array, steps: slice, uniforms: Array) -> Array:
+        S, n, own = steps.stop - steps.start, uniforms.shape[-1], (self.G, self.R)
+        states = np.empty((*own, S + 1, n), np.int64)
+        states[..., S, :] = after.reshape(*own, n)
+        ((F, logs, *_), proof, _), first = self._matrices("weights", steps, True)
+        paths.draw(
+            frozen(self._lay(np.moveaxis(left.values, 0, 2))),
+            np.ascontiguousarray(left.in_logs).reshape(own),
+            (F, logs, self.each, first),
+            max(proof[1], 2.0**-900),
+            self.lengths,
+            np.ascontiguousarray(np.moveaxis(uniforms, 0, 2), np.float64).reshape(*own, S, n),
+            states,
+            np.empty(self.K),
+            steps.start,
+        )
+        return self._over_time(states)[:S]
+
+    def _potentials(self, steps: slice) -> Array:
+        x = self._lay(self.piece.potentials(steps))
+        return frozen(x.reshape(self.G, steps.stop - steps.start, self.K, self.R))
+
+    def _room(self, S: int) -> tuple[Floats, Floats]:
+        width = self.K * self.R
+        B = min(S, _CHUNK_STEPS, max(1, _CHUNK // width))
+        return np.empty((B, width)), np.empty((B, self.R))
+
+    def _matrices(self, form: str, steps: slice, backward: bool) -> tuple[Any, int]:
+        """Return prepared matrices, with the number of the first.
+
+        The ones between a step and the one before it, or after it if `backward`.
+        """
+        own, last = (form, backward), self.piece.chain.num_steps - 1
+        if self.has_one:
+            if own not in self._prepared:
+                self._prepared[own] = self._prepare(form, slice(0, min(last, 1)), backward)
+            return self._prepared[own], 0
+        wanted = slice(max(steps.start - 1, 0), steps.stop - 1)
+        if backward:
+            wanted = slice(steps.start, min(steps.stop, last))
+        return self._prepare(form, wanted, backward), wanted.start
+
+    def _prepare(self, form: str, wanted: slice, backward: bool) -> Any:
+        if wanted.start < wanted.stop:
+            given, in_logs = self.piece.matrices(wanted), self.piece.chain.transitions_in_logs
+        else:  # of which none is read
+            given, in_logs = np.zeros((self.piece.groups, 1, self.K, self.K)), False
+        if form == "logs":
+            return (logs_of(given, in_logs, backward and self.turns),)
+        F, logs, shifts, powers, *proof = prepare(given, in_logs, backward)
+        bands = diagonals(F, logs) if self.has_one and len(F) == 1 else NO_BANDS
+        return (F, logs, shifts, powers), tuple(proof), bands
+
+    def _begin(self, backward: bool) -> tuple[Floats, Floats, Floats, Integers]:
+        """Return what a recursion starts with, as loops take states."""
+        weights, in_logs = self.piece.end(backward)
+        shape, form, large = (self.G, self.R), LINEAR, 2.0**RAISED
+        if weights is None:
+            m = np.full((self.G, self.K * self.R), large)
+        else:
+            weights = np.asarray(weights, np.float64)
+            if not in_logs and np.min(weights) >= 2.0**-60 and np.max(weights) <= 2.0**60:
+                m = self._lay(weights[:, :, None])[:, 0] * large
+            else:
+                logs, *scales = near_one(weights, in_logs)
+                shifts, powers = (np.array(x.reshape(shape)) for x in scales)
+                m, form = self._lay(logs[:, :, None])[:, 0].copy(), LOGS
+        if form == LINEAR:
+            shifts, powers = np.zeros(shape), np.full(shape, -float(RAISED))
+        return m, shifts, powers, np.full(shape, form)
+
+    def _enter(self, state: Messages) -> tuple[Floats, Floats, Floats, Integers]:
+        """Return a copy of a state, as loops take it."""
+        shape = self.G, self.R
+        weights = np.array(self._lay(state.values[:, :, None])[:, 0])
+        shifts, powers = (
+            np.array(x, np.float64).reshape(shape) for x in (state.shifts, state.powers)
+        )
+        return weights, shifts, powers, state.in_logs.astype(np.int64).reshape(shape)
+
+    def _lay(self, x: Array) -> Floats:
+        """Lay out an array [groups, rows, n, K] as [G, n, K * R]."""
+        n = x.shape[2]
+        x = x.reshape(self.G, self.R, n, self.K).transpose(0, 2, 3, 1)
+        return np.ascontiguousarray(x, np.float64).reshape(self.G, n, self.K * self.R)
+
+    def _leave(self, x: Floats) -> Floats:
+        """View an array [G, n, K * R] as [n, groups, rows, K]."""
+        n, (groups, rows) = x.shape[1], (self.piece.groups, self.piece.rows)
+        x = x.reshape(groups, self.each, n, self.K, self.R).transpose(2, 0, 1, 4, 3)
+        return x.reshape(n, groups, rows, self.K)
+
+    def _messages(self, values: Floats, scales: Floats, in_logs: Any) -> Messages:
+        groups, rows = self.piece.groups, self.piece.rows
+        shifts, powers = scales.transpose(0, 2, 1, 3).reshape(2, -1, groups, rows)
+        return Messages(self._leave(values), shifts, powers, in_logs)
+
+    def _over_time(self, states: Integers) -> Integers:
+        """View an array [G, R, n, ...] as [n, groups, rows, ...]."""
+        shape = self.piece.groups, self.piece.rows, *states.shape[2:]
+        return np.moveaxis(states.reshape(shape), 2, 0)

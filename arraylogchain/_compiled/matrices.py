@@ -1,0 +1,153 @@
+"""Matrices as loops take them: about 1, as weights, and as logarithms where these are needed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from arraylogchain._compiled.compiling import Floats, Integers, compiled
+from arraylogchain._compiled.numbers import INF
+from arraylogchain._compiled.steps import MOST, TINY
+from arraylogchain._context import Array
+
+# Entries below this, relative to the largest of their matrix, are left out of F.
+_LEAST_ENTRY = 2.0**-700
+# Matrices whose largest entries are in between need not be scaled.
+_FROM, _TO = 2.0**-8, 2.0**8
+# What sums have to be, relative to terms that were left out.
+_ABOVE = 2.0**54
+# From so many states on a matrix is looked at for its diagonals; they are used if they are as few.
+_BAND_STATES, _BAND_SHARE = 8, 4
+
+
+class Prepared(NamedTuple):
+    """Matrices [g, s, K, K]: exp(shifts) 2^powers F, and what is known of all of them.
+
+    `logs` are logarithms of F, or empty where its entries tell all. For the others see
+    `recursion.advance`.
+    """
+
+    F: Floats
+    logs: Floats
+    shifts: Floats
+    powers: Floats
+    least: float
+    line: float
+    log_line: float
+    is_special: bool
+
+
+_NO_LOGS = np.empty((0, 0, 0))
+
+
+def prepare(given: Array, in_logs: bool, transposed: bool) -> Prepared:
+    """Prepare matrices [g, s, K, K]."""
+    g, s, K, _ = given.shape
+    flat, found = np.empty((g, s, K * K)), np.empty((g * s, 2))
+    given = frozen(np.ascontiguousarray(given, np.float64).reshape(g * s, K, K))
+    odd, low = copy(given, transposed, in_logs, flat.reshape(g * s, K * K), found)
+    shifts, powers, logs, line = np.zeros((g, s)), np.zeros((g, s)), _NO_LOGS, K * _ABOVE * TINY
+    if not (in_logs or odd):
+        least = max(2.0**-600, 2.0**-1000 / low)
+        return Prepared(flat, logs, shifts, powers, least, 0.0, line, False)
+    tops = found[:, 0].reshape(g, s)
+    is_special = not np.all(tops < INF)
+    with np.errstate(all="ignore"):
+        if in_logs:
+            shifts = np.where(np.isfinite(tops), np.ceil(tops), 0.0)
+            logs = flat - shifts[..., None]
+            flat = np.exp(logs)
+            low = np.exp(np.min(found[:, 1].reshape(g, s) - shifts, initial=INF))
+        else:
+            powers = np.where(np.isfinite(tops), np.frexp(tops)[1], 0).astype(np.float64)
+            low = np.min(np.ldexp(found[:, 1].reshape(g, s), -powers.astype(int)), initial=INF)
+        is_partial = low < _LEAST_ENTRY
+        if (is_partial or is_special) and not in_logs:
+            mantissas, exponents = np.frexp(flat)
+            logs = np.log(mantissas) + (exponents - powers[..., None]) * math.log(2.0)
+        if np.any(powers):
+            flat = np.ldexp(flat, -powers[..., None].astype(int))
+        if is_partial:
+            flat, line = np.where(flat < _LEAST_ENTRY, 0.0, flat), K * _ABOVE * _LEAST_ENTRY
+    least = max(2.0**-600, 2.0**-1000 / max(low, _LEAST_ENTRY))
+    return Prepared(
+        flat, logs, shifts, powers, least, MOST * line if is_partial else 0.0, line, is_special
+    )
+
+
+@compiled
+def copy(given: Floats, transposed: bool, in_logs: bool, out: Floats, found: Floats) -> Any:
+    """Copy matrices [n, K, K]; find the largest entry of each, and the least one above zero.
+
+    The first is NaN if an entry is no weight, and -inf, in logarithms, where all are zeros. Return
+    how many linear matrices are not loops' as they are, and the least of all entries above zero.
+    """
+    zero, odd, least = -INF if in_logs else 0.0, 0, INF
+    for n in range(len(given)):
+        x, y, K = given[n], out[n], given.shape[1]
+        top, low, special = zero, INF, 0
+        for k in range(K):
+            for j in range(K):
+                w = x[j, k] if transposed else x[k, j]
+                y[k * K + j] = w
+                top = w if w > top else top
+                low = w if zero < w < low else low
+                special += not zero <= w < INF
+        found[n, 0], found[n, 1] = math.nan if special else top, low
+        odd += special > 0 or low < _LEAST_ENTRY or not (top == 0.0 or _FROM <= top <= _TO)
+        least = min(least, low)
+    return odd, least
+
+
+def near_one(weights: Floats, in_logs: bool) -> tuple[Floats, Floats, Floats]:
+    """Return logarithms near 0 of weights [..., K], and what comes to them: shifts and powers."""
+    tops = np.max(weights, axis=-1, keepdims=True)
+    tops = np.where(np.isfinite(tops), tops, 0.0)
+    with np.errstate(all="ignore"):
+        if in_logs:
+            shifts = np.ceil(tops)
+            return weights - shifts, shifts[..., 0], np.zeros(tops.shape[:-1])
+        powers = np.frexp(tops)[1].astype(np.float64)
+        mantissas, exponents = np.frexp(weights)
+        logs = np.log(mantissas) + (exponents - powers) * math.log(2.0)
+    return logs, np.zeros(tops.shape[:-1]), powers[..., 0]
+
+
+def logs_of(given: Array, in_logs: bool, transposed: bool) -> Floats:
+    """Return logarithms [g, s, K * K] of matrices, as they are if they can be read."""
+    x = np.swapaxes(given, -1, -2) if transposed else given
+    x = np.ascontiguousarray(x, np.float64)
+    if not in_logs:
+        with np.errstate(all="ignore"):
+            x = np.log(x)
+    return x.reshape(*x.shape[:2], -1)  # type: ignore[no-any-return]
+
+
+def diagonals(F: Floats, logs: Floats) -> tuple[Integers, Floats]:
+    """Return offsets and logarithms [D, K], by columns, of diagonals, if they are few."""
+    K = math.isqrt(F.shape[-1])
+    if K < _BAND_STATES or np.count_nonzero(F) > K * (K // _BAND_SHARE):
+        return NO_BANDS
+    with np.errstate(divide="ignore"):
+        logs = (logs if logs.size else np.log(F)).reshape(K, K)
+    rows, columns = np.nonzero(logs > -INF)
+    offsets = np.unique(columns - rows)
+    if len(offsets) > K // _BAND_SHARE:
+        return NO_BANDS
+    out = np.full((len(offsets), K), -INF)
+    for d, offset in enumerate(offsets):
+        diagonal = np.diagonal(logs, offset)
+        out[d, max(offset, 0) : max(offset, 0) + len(diagonal)] = diagonal
+    return offsets, frozen(out)
+
+
+def frozen(array: Any) -> Any:
+    """Return a view that cannot be written to. Callers may give such, and loops take no others."""
+    view = array.view()
+    view.setflags(write=False)
+    return view
+
+
+NO_BANDS: tuple[Integers, Floats] = (np.empty(0, np.int64), frozen(np.empty((0, 0))))

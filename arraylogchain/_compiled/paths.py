@@ -1,0 +1,185 @@
+"""Best paths and samples: forward with the largest of terms, and the walks back."""
+
+from __future__ import annotations
+
+import math
+
+from arraylogchain._compiled.compiling import compiled, inlined, inner
+from arraylogchain._compiled.logs import log_entry
+from arraylogchain._compiled.numbers import (
+    INF,
+    exp,
+    finite,
+    largest,
+    largest_of_rows,
+    maximise,
+)
+from arraylogchain._compiled.steps import copy_rows, longer, number, take_tops
+
+# Logs are brought near 0 after so many steps: before, little is lost by rounding.
+_TOGETHER = 8
+
+
+@compiled
+def best(x, matrices, lengths, state, left, room, first):
+    """Take groups of rows through a block of steps, with the largest of terms for their sums.
+
+    Parameters
+    ----------
+    x, lengths, first
+        See `recursion.advance`.
+    matrices : (L, rows, begin)
+        Logarithms of weights [g, s, K * K].
+    state : array [G, K * R]
+        Logarithms. Changed.
+    left : array [G, S, K * R], or [1, 2, K * R]
+        Those after each step, if they are kept.
+    room : (factors [B, K * R], tops [B, R])
+    """
+    L, rows, begin = matrices
+    factors, tops = room
+    S, K, R = x.shape[1:]
+    flat, B = L.reshape(-1), len(factors)
+    for g in range(len(x)):
+        m, gl = state[g], g % len(left)
+        for t in range(first, first + S):
+            i = (t - first) % B
+            if i == 0:
+                take_tops(x[g], t - first, min(B, first + S - t), lengths[g], first, factors, tops)
+            out, f = left[gl, (t - first) % left.shape[1]], factors[i]
+            begun = longer(lengths[g], t) if t > 0 else 0
+            if begun > 0:
+                n = number(L, t, begin, False)
+                base = (g // rows * L.shape[1] + n) * K * K
+                maximise(out, m, flat, base, K, R, begun)
+            copy_rows(out, m, R, begun)
+            for j in range(K * R):
+                out[j] += f[j]
+            if t % _TOGETHER == 0:
+                _bring_near_0(out, tops[i])
+            m = out
+        own = state[g]
+        for j in range(K * R):
+            own[j] = m[j]
+
+
+@inner
+def _bring_near_0(m, top):
+    R = len(top)
+    largest_of_rows(m, 0, len(m) // R, R, R, top)
+    for r in range(R):
+        top[r] = finite(top[r])
+    for start in range(0, len(m), R):
+        own = m[start : start + R]
+        for r in range(R):
+            own[r] -= top[r]
+
+
+@compiled
+def trace(left, matrices, transposed, lengths, states, first):
+    """Write the states of best paths, [G, R, S + 1], of which the last is known.
+
+    Parameters
+    ----------
+    left : array [G, S, K * R]
+        What `best` kept.
+    matrices : (L, rows, begin)
+        Those from each step to the next, which may be transposed.
+    """
+    L, rows, begin = matrices
+    G, S, R = len(left), left.shape[1], states.shape[1]
+    flat, K = L.reshape(-1), left.shape[2] // R
+    for g in range(G):
+        for r in range(R):
+            path, j = states[g, r], states[g, r, S]
+            for i in range(S - 1, -1, -1):
+                if first + i < lengths[g, r] - 1:
+                    base = (g // rows * L.shape[1] + number(L, first + i, begin, True)) * K * K
+                    at, step = (base + j * K, 1) if transposed else (base + j, K)
+                    m, most, j = left[g, i], -INF, 0
+                    for k in range(K):
+                        w = m[k * R + r] + flat[at + k * step]
+                        j = k if w > most else j
+                        most = w if w > most else most
+                path[i] = j
+
+
+@compiled
+def draw(left, in_logs, matrices, line, lengths, uniforms, states, scratch, first):
+    """Write the states of samples, [G, R, S + 1, n], of which the last are known.
+
+    Parameters
+    ----------
+    left : array [G, S + 1, K * R]
+        What `advance` kept, with one step more in front.
+    in_logs : array [G, R]
+    matrices : (F, logs, rows, begin)
+        Transposed ones from each step to the next; see `recursion.advance`.
+    line : float
+        The least sum of linear weights to which entries that were left out of F are nothing.
+    uniforms : array [G, R, S, n]
+    scratch : array [K]
+    """
+    F, L, rows, begin = matrices
+    G, R, S, n = uniforms.shape
+    flat, logs, K = F.reshape(-1), L.reshape(-1), len(scratch)
+    for g in range(G):
+        for r in range(R):
+            path, is_linear = states[g, r], not in_logs[g, r]
+            for i in range(S - 1, -1, -1):
+                m, is_last = left[g, i + 1], first + i >= lengths[g, r] - 1
+                base = (g // rows * F.shape[1] + number(F, first + i, begin, True)) * K * K
+                for s in range(n):
+                    j, total = path[i + 1, s], 0.0
+                    if not is_last and is_linear:
+                        for k in range(K):
+                            scratch[k] = m[k * R + r] * flat[base + j * K + k]
+                        total = _sum_of(scratch)
+                    if not is_last and not total >= line:
+                        total = _shares(m, flat, logs, base + j * K, r, R, is_linear, scratch)
+                    path[i, s] = j if is_last else _search(scratch, uniforms[g, r, i, s] * total)
+
+
+@inner
+def _shares(m, F, L, at, r, R, is_linear, out):
+    """Write exp(m + log F), relative to the largest; return the sum."""
+    for k in range(len(out)):
+        a = m[k * R + r]
+        if is_linear:
+            a = math.log(a) if a > 0.0 else -INF
+        out[k] = a + log_entry(F, L, at + k) if a > -INF else -INF
+    top = largest(out)
+    is_sum = -INF < top < INF
+    for k in range(len(out)):
+        out[k] = exp(out[k] - top) if is_sum else 0.0
+    return _sum_of(out)
+
+
+def _add_up(x):
+    total = 0.0
+    for k in range(len(x)):
+        total += x[k]
+    return total
+
+
+_sum_of = inner(_add_up, fastmath={"contract", "reassoc"}, forceinline=True)
+
+
+@inlined
+def _search(weights, limit):
+    """Return the first k up to which weights sum up to more than a limit, or the last of any."""
+    below, k, K = 0.0, 0, len(weights)
+    while k + 16 < K:
+        part = _sum_of(weights[k : k + 16])
+        if below + part > limit:
+            break
+        below, k = below + part, k + 16
+    while k < K:
+        below += weights[k]
+        if below > limit:
+            return k
+        k += 1
+    k = K - 1  # by rounding
+    while k > 0 and not weights[k] > 0.0:
+        k -= 1
+    return k

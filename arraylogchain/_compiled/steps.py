@@ -1,0 +1,221 @@
+"""Parts of a step of weights [K, R], flat, of R rows side by side.
+
+A row's weights are *linear*, each 0 or in [least, MOST], or logarithms near 0.
+
+A linear step is a product, and a product with exp(x - top). With entries of matrices 0 or above
+2^-1000 / least no term of a sum is subnormal, and a factor is at least exp(DEEPEST): so nothing is
+lost before a weight is found to be outside of its range. Then all weights of its row are multiplied
+by a power of two. If the row still is not in range, it has failed.
+
+Where entries were left out of a matrix, sums have to be so large that these are nothing, or have
+no term.
+"""
+
+from __future__ import annotations
+
+from arraylogchain._compiled.compiling import inlined, inner
+from arraylogchain._compiled.numbers import (
+    INF,
+    exponent_of,
+    exps,
+    finite,
+    largest_of_rows,
+    power_of_two,
+)
+
+TINY = 2.0**-1022
+MOST = 2.0**400
+# Forms of a row. The last is a linear one that could not prove a step.
+LINEAR, LOGS, FAILED = range(3)
+# The power of two that a row's largest weight is raised to, and weights that are to be raised.
+RAISED, SMALL = 300, 2.0**200
+# Factors below exp of this may be lost.
+DEEPEST = -700.0
+
+
+@inner
+def longer(lengths, t):
+    """Return how many rows have a step t; the longest are the first."""
+    n = len(lengths)
+    while n > 0 and lengths[n - 1] <= t:
+        n -= 1
+    return n
+
+
+@inner
+def copy_rows(out, m, R, begun):
+    """Copy the weights of rows that have not begun, or are at their end."""
+    for start in range(0, len(m) if begun < R else 0, R):
+        for i in range(start + begun, start + R):
+            out[i] = m[i]
+
+
+@inner
+def clear(m, r, K, R):
+    """Make all weights of a row 0, which is what they remain."""
+    for k in range(K):
+        m[k * R + r] = 0.0
+
+
+@inlined
+def number(F, t, begin, backward):
+    """Return which matrix leads to a step's message."""
+    n = (t if backward else t - 1) - begin
+    return n if F.shape[1] > 1 and n > 0 else 0
+
+
+@inner
+def count_below(v, line):
+    count = 0
+    for i in range(len(v)):
+        count += v[i] < line
+    return count
+
+
+@inner
+def add(x, number, n):
+    """Add a number to the first n of x."""
+    for i in range(n):
+        x[i] += number
+
+
+@inlined
+def weigh(v, f, out, least):
+    """Write v * f; return how many of these are out of range."""
+    odd = 0
+    for i in range(len(out)):
+        w = v[i] * f[i]
+        out[i] = w
+        odd += ((w < least) & (v[i] > 0.0) & (f[i] > 0.0)) | (w > MOST)
+    return odd
+
+
+@inner
+def judge(v, f, w, m, matrices, gm, n, proof, power, forms, begun, active, K, R):
+    """Bring rows into range; return how many are now marked because that cannot be done."""
+    L = matrices[1]
+    count = 0
+    for r in range(active):
+        if forms[r] != LINEAR:
+            continue
+        proved = True
+        if proof[1] > 0.0 and r < begun:
+            base = (gm * L.shape[1] + n) * K * K
+            proved = _are_proved(v, m, L.reshape(-1), base, proof[1], r, K, R)
+        if not (proved and bring_in_range(v, f, w, r, K, R, proof[0], power)):
+            forms[r] = FAILED
+            count += 1
+            clear(w, r, K, R)
+    return count
+
+
+@inner
+def _are_proved(v, m, L, base, line, r, K, R):
+    """Tell whether a row's sums are large enough, or have no term, where entries were left out."""
+    for j in range(K):
+        if v[j * R + r] >= line:
+            continue
+        if v[j * R + r] > 0.0:
+            return False
+        for k in range(K):
+            if m[k * R + r] > 0.0 and L[base + k * K + j] > -INF:
+                return False
+    return True
+
+
+@inner
+def bring_in_range(v, f, w, r, K, R, least, power):
+    """Multiply a row's weights w = v * f by a power of two, if they are out of range.
+
+    Tell whether they are in range, and none has been lost.
+    """
+    top, low = 0.0, INF
+    for i in range(r, K * R, R):
+        if v[i] > 0.0 and f[i] > 0.0:
+            top, low = max(top, w[i]), min(low, w[i])
+    if low >= least and top <= MOST:
+        return True
+    if low < TINY:
+        return False
+    n = min(RAISED - exponent_of(top), 1000)
+    for i in range(r, K * R, R):
+        w[i] *= power_of_two(n)
+    power[r] -= n
+    return low * power_of_two(n) >= least
+
+
+@inner
+def take_tops(x, low, count, lengths, first, factors, tops):
+    """Write x - top of some steps, top being whole and no less than the largest of a row's step.
+
+    Past rows' ends both are 0.
+    """
+    _, K, R = x.shape
+    flat, out = x.reshape(-1), factors.reshape(-1)
+    for i in range(count):
+        n, at = longer(lengths, first + low + i), (low + i) * K * R
+        if R == 1 and n == 1:
+            most = -INF
+            for k in range(at, at + K):
+                most = flat[k] if flat[k] > most else most
+            tops[i, 0] = most = finite(most)
+            for k in range(K):
+                out[i * K + k] = flat[at + k] - most
+            continue
+        top = tops[i]
+        largest_of_rows(flat, at, K, R, n, top)
+        for r in range(R):
+            top[r] = finite(top[r]) if r < n else 0.0
+        for k in range(K):
+            own, f = flat[at + k * R : at + k * R + n], out[(i * K + k) * R : (i * K + k + 1) * R]
+            for r in range(n):
+                f[r] = own[r] - top[r]
+            for r in range(n, R):
+                f[r] = 0.0
+
+
+@inner
+def raise_weights(w, top, power):
+    """Raise the largest weights of rows, so that products of two directions' are in range too."""
+    R = len(top)
+    largest_of_rows(w, 0, len(w) // R, R, R, top)
+    small = 0
+    for r in range(R):
+        small += 0.0 < top[r] < SMALL
+    if small == 0:
+        return
+    for r in range(R):
+        n = RAISED - exponent_of(top[r]) if 0.0 < top[r] < SMALL else 0
+        power[r] -= n
+        top[r] = power_of_two(n)
+    for start in range(0, len(w), R):
+        own = w[start : start + R]
+        for r in range(R):
+            own[r] *= top[r]
+
+
+@inner
+def load(x, low, count, lengths, first, factors, tops):
+    """Write exp(x - top); return how many cannot be: those lost, infinite, or NaN."""
+    take_tops(x, low, count, lengths, first, factors, tops)
+    wrong, flat, n = 0, factors.reshape(-1), count * factors.shape[1]
+    for i in range(n):
+        wrong += ((flat[i] < DEEPEST) & (flat[i] > -INF)) | (not flat[i] < INF)
+    exps(flat, 0.0, flat, n)
+    return wrong
+
+
+@inner
+def mark(x, low, count, lengths, first, tops, forms, m):
+    """Mark rows of whose factors `_load` found one wrong; return how many were not before."""
+    _, K, R = x.shape
+    marked = 0
+    for i in range(count):
+        for r in range(longer(lengths, first + low + i)):
+            for k in range(K):
+                y = x[low + i, k, r] - tops[i, r]
+                if not (y == -INF or DEEPEST <= y < INF) and forms[r] == LINEAR:
+                    forms[r] = FAILED
+                    marked += 1
+                    clear(m, r, K, R)
+    return marked

@@ -1,0 +1,330 @@
+"""Chains by kernels: the recursion, forward and backward, the best path and the way back.
+
+Messages are in logs. What a piece has of a block of steps is taken in one launch, or in a few where
+matrices of their own would not fit the workspace, or a launch would take longer than a second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from arraylogchain._array.chains.pieces import BOTH, NOTHING, Block, Messages, Piece, scaled
+from arraylogchain._array.chains.recursion import ArrayRecursion
+from arraylogchain._context import Array, Context, whole_part
+from arraylogchain._cuda.kernels import (
+    C_TYPES,
+    Kernel,
+    Launch,
+    contiguous,
+    pack,
+    struct,
+    threshold,
+)
+from arraylogchain._cuda.self_check import is_usable
+
+# Entries of states that a launch goes through at the most: less than a second's work.
+_ENTRIES_OF_A_LAUNCH = 2**22
+# Of a block whose groups of threads are parts of warps, and of one with four rows.
+_WARPS, _FOUR_ROWS = 128, 512
+
+_MESSAGES = struct((np.int64, "logs shifts powers step"))
+_CHAIN = {
+    name: struct(
+        (np.int64, "potentials x_group x_row x_step x_state factors shifts logs scales"),
+        (np.int64, "matrices matrix_step matrix lengths"),
+        (np.int32, "groups rows steps states lanes time direction chain_steps"),
+        (np.dtype(name), "threshold"),
+    )
+    for name in ("float32", "float64")
+}
+
+
+class Geometry(NamedTuple):
+    """How `chain_steps` is laid out: its template arguments, and a launch's sizes."""
+
+    sums: bool
+    in_warp: bool
+    rows: int
+    on_chip: bool
+
+    def kernel(self, ctx: Context) -> Kernel:
+        words = [str(x).lower() for x in self]
+        name = f"chain_steps<{C_TYPES[ctx.precision.name]}, {', '.join(words)}>"
+        return Kernel("chain_steps.cu", name)
+
+    def sizes(self, piece: Piece) -> tuple[int, int, int, int]:
+        """Return blocks, threads of a block, lanes of a row, and bytes of shared memory."""
+        groups, rows, states = piece.state_shape
+        item, lanes = piece.ctx.precision.itemsize, _power_of_two(states)
+        if self.in_warp:
+            # One warp to a block, so that few rows are spread over the device.
+            few = groups * rows * lanes <= _WARPS * piece.ctx.kernels.multiprocessors
+            block = 32 if few else _WARPS
+            slots = block // lanes
+            grid = -(-groups * rows // slots)
+        else:
+            block, slots, grid = -(-states // 32) * 32, 1, groups * -(-rows // self.rows)
+        shared = (slots * 2 * states + 32) * self.rows * item
+        return grid, block, lanes, shared + self.on_chip * states * states * item
+
+
+def geometry_of(piece: Piece, sums: bool) -> Geometry:
+    """Return how steps of a piece are laid out.
+
+    Four rows to a block, where that leaves blocks for half of the device: what is read of a matrix
+    serves all of them.
+    """
+    (groups, rows, states), device = piece.state_shape, piece.ctx.kernels
+    in_warp = states <= 32
+    fours = groups * -(-rows // 4)
+    has_four = rows >= 4 and states <= _FOUR_ROWS and 2 * fours >= device.multiprocessors
+    is_shared = piece.chain.has_one_matrix and (groups == 1 or not in_warp)
+    found = Geometry(sums, in_warp, 4 if has_four and not in_warp else 1, is_shared)
+    fits = found.sizes(piece)[3] <= device.shared_memory
+    return found if fits else found._replace(on_chip=False)
+
+
+@dataclass(frozen=True)
+class _Matrices:
+    """Matrices [groups, n, K, K] as the kernels take them, see struct Chain; all contiguous."""
+
+    factors: Array
+    shifts: Array
+    logs: Array
+    scales: Array
+
+    @classmethod
+    def of(cls, ctx: Context, x: Array, in_logs: bool) -> _Matrices:
+        xp, precision = ctx.xp, ctx.precision
+        x = ctx.load(x, precision)
+        if not in_logs:
+            x = xp.where(x < 0, xp.full_like(x, math.nan), x)
+        tops = xp.max(x, axis=-2, keepdims=True)
+        largest = xp.max(tops, axis=-1, keepdims=True)
+        if in_logs:
+            tops, largest = (whole_part(ctx, z, precision) for z in (tops, largest))
+            shifts, factors, logs = tops - largest, xp.exp(x - tops), x - largest
+        else:
+            tops, largest = (whole_part(ctx, xp.log2(z), precision) for z in (tops, largest))
+            factors = scaled(ctx, x, -tops)
+            shifts = (tops - largest) * math.log(2.0)
+            # Each by its own power of two: the log of a tiny weight would be rounded at its size.
+            own = whole_part(ctx, xp.log2(x), precision)
+            logs = xp.log(scaled(ctx, x, -own)) + (own - largest) * math.log(2.0)
+        scales = ctx.kernels.empty((*largest.shape[:2], 2), "float64")
+        scales[..., 0 if in_logs else 1] = largest[..., 0, 0]
+        scales[..., 1 if in_logs else 0] = 0.0
+        factors, shifts, logs = (contiguous(ctx, z) for z in (factors, shifts, logs))
+        return cls(factors, shifts, logs, scales)
+
+
+class KernelRecursion(ArrayRecursion):
+    """The recursion over a piece by kernels; see `pieces.Backend`.
+
+    Where a kernel cannot be used, and for samples, it is that of array operations.
+    """
+
+    steps_together = 1 << 62  # a launch for all that fit the workspace
+
+    def __init__(self, piece: Piece, workspace: int, geometry: Geometry | None = None) -> None:
+        super().__init__(piece, workspace)
+        self._geometry = geometry
+        self._prepared: dict[bool, _Matrices] = {}
+        self._lengths: Array | None = None
+        if piece.lengths is not None:
+            flat = piece.lengths.reshape(-1).astype(np.int32)
+            self._lengths = self.ctx.xp.asarray(flat, device=self.ctx.device)
+
+    def advance(self, state: Messages | None, steps: slice, backward: bool, keep: int) -> Block:
+        """Take a block of steps, forward or backward."""
+        geometry = self._geometry or geometry_of(self.piece, sums=True)
+        if not self._has(geometry.kernel(self.ctx)):
+            return super().advance(state, steps, backward, keep)
+        begin = self._start(backward) if state is None else state
+        begin, count = begin.in_log_form(self.ctx), steps.stop - steps.start
+        begin = self._messages(None, begin)
+        arrived = self._messages(count) if keep == BOTH else None
+        left = None if keep == NOTHING else self._messages(count + 1)
+        if left is not None:
+            first = count if backward else 0
+            for name in ("values", "shifts", "powers"):
+                getattr(left, name)[first, ...] = getattr(begin, name)
+        state = begin
+        for part in self._parts(steps, backward):
+            before, state = state, self._messages(None)
+            t0 = part.stop - 1 if backward else part.start
+            self._take(
+                geometry,
+                part,
+                backward,
+                self._pack(before),
+                self._pack(arrived, t0 - steps.start, backward),
+                self._pack(left, t0 - steps.start + (not backward), backward),
+                self._pack(state),
+            )
+        return Block(arrived, left, state)
+
+    def best(self, state: Array | None, steps: slice, keep: bool) -> tuple[Array | None, Array]:
+        """Take a block of steps forward, with the largest of terms in the place of their sums."""
+        geometry = self._geometry or geometry_of(self.piece, sums=False)
+        if not self._has(geometry.kernel(self.ctx)):
+            return super().best(state, steps, keep)
+        ctx, name, shape = self.ctx, self.ctx.precision.name, self.piece.state_shape
+        if state is None:
+            state = self._start(False).in_log_form(ctx).values
+        after = contiguous(ctx, ctx.load(state, ctx.precision))
+        left = ctx.kernels.empty((steps.stop - steps.start, *shape), name) if keep else None
+        for part in self._parts(steps, False):
+            before, after = after, ctx.kernels.empty(shape, name)
+            kept = None if left is None else left[part.start - steps.start, ...]
+            packed = [self._pack_logs(x) for x in (before, None, kept, after)]
+            self._take(geometry, part, False, *packed)
+        return left, after
+
+    def trace(self, left: Array, after: Array, steps: slice) -> Array:
+        """Return the states of best paths, integers [n, groups, rows]."""
+        ctx, piece, (groups, rows, _) = self.ctx, self.piece, self.piece.state_shape
+        kernel = Kernel("chain_trace.cu", f"chain_trace<{C_TYPES[ctx.precision.name]}>")
+        if not self._has(kernel):
+            return super().trace(left, after, steps)
+        left, after = contiguous(ctx, left), contiguous(ctx, after)
+        path = ctx.kernels.empty((steps.stop - steps.start, groups, rows), "int64")
+        for part in self._parts(steps, True):
+            matrices = self._matrices(slice(part.start, min(part.stop, piece.num_steps - 1)), False)
+            logs = None if matrices is None else matrices.logs
+            if logs is not None:
+                logs = contiguous(ctx, ctx.xp.matrix_transpose(logs))
+            chain = self._chain(part, part.start, logs=logs)
+            at = slice(part.start - steps.start, part.stop - steps.start)
+            arguments = (chain, left[at, ...], after, path[at, ...])
+            ctx.kernels.run(Launch(kernel, -(-groups * rows // 4), 128, arguments))
+            after = path[at.start, ...]
+        return path
+
+    def _has(self, kernel: Kernel) -> bool:
+        """Tell whether a kernel can be used; with a geometry from outside this is its check."""
+        return self._geometry is not None or is_usable(self.ctx, kernel)
+
+    def _parts(self, steps: slice, backward: bool) -> Iterator[slice]:
+        """Cut a block of steps into what one launch takes, in the order in which that is."""
+        ctx, (groups, _, states) = self.ctx, self.piece.state_shape
+        size = max(1, _ENTRIES_OF_A_LAUNCH // states)
+        if not self.piece.chain.has_one_matrix:
+            matrix = 6 * groups * states**2 * ctx.precision.itemsize
+            size = min(size, max(1, self.workspace // 2 // matrix))
+        parts = [
+            slice(start, min(start + size, steps.stop))
+            for start in range(steps.start, steps.stop, size)
+        ]
+        return reversed(parts) if backward else iter(parts)
+
+    def _matrices(self, steps: slice, backward: bool) -> _Matrices | None:
+        """Return matrices by the numbers of the steps that they lead from, backward transposed."""
+        piece, chain = self.piece, self.piece.chain
+        if chain.has_one_matrix and backward in self._prepared:
+            return self._prepared[backward]
+        if chain.transitions is None or not (chain.has_one_matrix or steps.start < steps.stop):
+            return None
+        x = piece.matrices(steps)
+        x = self.ctx.xp.matrix_transpose(x) if backward else x
+        found = _Matrices.of(self.ctx, x, chain.transitions_in_logs)
+        if chain.has_one_matrix:
+            self._prepared[backward] = found
+        return found
+
+    def _take(
+        self, geometry: Geometry, steps: slice, backward: bool, *messages: np.ndarray
+    ) -> None:
+        """Launch some steps: what they begin with, what is kept of them, what they end with."""
+        piece, ctx = self.piece, self.ctx
+        # The first step's matrix comes from the step before; the chain's first step has none.
+        first = steps.start if backward else max(steps.start - 1, 0)
+        stop = min(steps.stop, piece.num_steps - 1) if backward else steps.stop - 1
+        matrices = self._matrices(slice(first, stop), backward)
+        x = ctx.load(piece.potentials(steps), ctx.precision)
+        t0, sign = (steps.stop - 1, -1) if backward else (steps.start, 1)
+        x_group, x_row, x_step, x_state = ctx.kernels.strides(x)
+        parts = {} if matrices is None else vars(matrices)
+        chain = self._chain(
+            steps,
+            t0,
+            sign,
+            matrix=(t0 if backward else t0 - 1) - first,
+            lanes=geometry.sizes(piece)[2],
+            potentials=x[:, :, t0 - steps.start, :],
+            x_group=x_group,
+            x_row=x_row,
+            x_step=sign * x_step,
+            x_state=x_state,
+            **parts,
+        )
+        grid, block, _, shared = geometry.sizes(piece)
+        ctx.kernels.run(Launch(geometry.kernel(ctx), grid, block, (chain, *messages), shared))
+
+    def _chain(self, steps: slice, time: int, direction: int = 1, **fields: Any) -> np.ndarray:
+        """Return struct Chain. Arrays in `fields` become pointers; the caller holds them."""
+        piece, (groups, rows, states) = self.piece, self.piece.state_shape
+        if piece.chain.has_one_matrix:
+            fields["matrix"], fields["matrices"] = 0, 1
+        elif fields.get("logs") is not None:
+            fields["matrices"], fields["matrix_step"] = fields["logs"].shape[1], direction
+        fields["lengths"] = self._lengths
+        for name, value in fields.items():
+            if value is None or hasattr(value, "shape"):
+                fields[name] = self._pointer(value)
+        return pack(
+            _CHAIN[self.ctx.precision.name],
+            groups=groups,
+            rows=rows,
+            states=states,
+            steps=steps.stop - steps.start,
+            time=time,
+            direction=direction,
+            chain_steps=piece.num_steps,
+            threshold=threshold(self.ctx.precision, states),
+            **fields,
+        )
+
+    def _messages(self, steps: int | None, given: Messages | None = None) -> Messages:
+        """Return room for messages of some steps, or for a state; or what is given, contiguous."""
+        ctx, (groups, rows, states) = self.ctx, self.piece.state_shape
+        if given is not None:
+            values = contiguous(ctx, ctx.load(given.values, ctx.precision))
+            scales = [
+                contiguous(ctx, ctx.xp.broadcast_to(ctx.load(x, ctx.widest), (groups, rows)))
+                for x in (given.shifts, given.powers)
+            ]
+        else:
+            shape = (groups, rows) if steps is None else (steps, groups, rows)
+            values = ctx.kernels.empty((*shape, states), ctx.precision.name)
+            scales = [ctx.kernels.empty(shape, "float64") for _ in range(2)]
+        shifts, powers = scales
+        return Messages(values, shifts, powers, np.ones((groups, rows), bool))
+
+    def _pack(
+        self, x: Messages | None, at: int | None = None, backward: bool = False
+    ) -> np.ndarray:
+        """Return struct Messages: those of a state, or of several steps from number `at` on."""
+        if x is None:
+            return pack(_MESSAGES)
+        arrays = [z if at is None else z[at, ...] for z in (x.values, x.shifts, x.powers)]
+        logs, shifts, powers = (self._pointer(z) for z in arrays)
+        _, rows, _ = self.piece.state_shape
+        step = (-1 if backward else 1) * self.piece.groups * rows
+        return pack(_MESSAGES, logs=logs, shifts=shifts, powers=powers, step=step)
+
+    def _pack_logs(self, x: Array | None) -> np.ndarray:
+        """Return struct Messages of logs alone."""
+        return pack(_MESSAGES, logs=self._pointer(x), step=self.piece.groups * self.piece.rows)
+
+    def _pointer(self, x: Array | None) -> int:
+        return 0 if x is None else self.ctx.kernels.pointer(x)
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,165 @@
+"""Products by kernels: the log-sum-exp matmul, and the max-plus one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from arraylogchain._context import Array, Context
+from arraylogchain._cuda.kernels import (
+    C_TYPES,
+    MAX_GRID,
+    Kernel,
+    Launch,
+    contiguous,
+    pack,
+    struct,
+    threshold,
+)
+from arraylogchain._cuda.self_check import is_usable
+from arraylogchain._fold import Fold
+
+# tile.cuh: rows and columns of a block's tile, and its threads.
+TILE, THREADS = 64, 256
+OPERAND = struct((np.int64, "data batch_stride line_stride term_stride"))
+SIZES = struct((np.int32, "rows columns terms"))
+# Multiply-adds from which on exponentials of their own, and cuBLAS, are faster than one kernel that
+# computes exponentials in every tile.
+_BLAS_FROM = 2**28
+
+
+def logmatmulexp(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) -> Array | None:
+    """Return log(exp(a) @ exp(b)), or None where array operations are to compute it."""
+    batch, rows, columns, terms = layout.sizes
+    if _are_taken(ctx, layout, budget):
+        size = ctx.precision.itemsize
+        factors = batch * (rows * terms + terms * columns + rows * columns) * size
+        is_large = batch * rows * columns * terms >= _BLAS_FROM and min(rows, columns) >= TILE
+        if is_large and factors <= budget // 2 and is_usable(ctx, kernel_of("settle", ctx)):
+            return by_blas(ctx, layout, a, b)
+        if is_usable(ctx, kernel_of("logmatmulexp", ctx)):
+            return by_tiles(ctx, layout, a, b)
+    return None
+
+
+def maxplus_matmul(
+    ctx: Context, layout: Fold, a: Array, b: Array, budget: int
+) -> tuple[Array, Array] | None:
+    """Return the largest a[i, k] + b[k, j], and the first k that has it; or None, likewise."""
+    if _are_taken(ctx, layout, budget) and is_usable(ctx, kernel_of("maxplus_matmul", ctx)):
+        return maxplus(ctx, layout, a, b)
+    return None
+
+
+def by_tiles(ctx: Context, layout: Fold, a: Array, b: Array) -> Array:
+    """Return log(exp(a) @ exp(b)) by one kernel."""
+    given = _Operands(ctx, layout, a, b)
+    out = given.empty(ctx.result_name)
+    line = threshold(ctx.precision, layout.sizes[3])
+    arguments = (*given.packed, *given.maxima(), out, given.sizes, line)
+    given.launch("logmatmulexp", given.tiles, arguments)
+    return given.restored(out)
+
+
+def by_blas(ctx: Context, layout: Fold, a: Array, b: Array) -> Array:
+    """Return the same: factors and sums by array operations, their logarithms by a kernel."""
+    given, xp = _Operands(ctx, layout, a, b), ctx.xp
+    r, c = given.maxima()
+    factors = []
+    for x, top in ((given.a, r[:, :, None]), (given.b, c[:, None, :])):
+        top = ctx.load(xp.where(xp.isfinite(top), top, xp.zeros_like(top)), ctx.precision)
+        factor = ctx.load(x, ctx.precision) - top
+        ctx.apply(xp.exp, factor, out=factor)
+        factors.append(factor)
+    sums = contiguous(ctx, ctx.kernels.multiply(*factors))
+    del factors, factor
+    # Where nothing is converted, logarithms take the places of their sums.
+    is_same = ctx.result_name == ctx.precision.name
+    out = sums if is_same else given.empty(ctx.result_name)
+    entries = int(np.prod(layout.sizes[:3]))
+    line = threshold(ctx.precision, layout.sizes[3])
+    arguments = (*given.packed, r, c, out, given.sizes, line, sums, np.int64(entries))
+    given.launch("settle", -(-entries // THREADS), arguments)
+    return given.restored(out)
+
+
+def maxplus(ctx: Context, layout: Fold, a: Array, b: Array) -> tuple[Array, Array]:
+    """Return the max-plus product by one kernel."""
+    given = _Operands(ctx, layout, a, b)
+    values, indices = given.empty(ctx.result_name), given.empty("int64")
+    given.launch("maxplus_matmul", given.tiles, (*given.packed, values, indices, given.sizes))
+    return given.restored(values), given.restored(indices)
+
+
+def kernel_of(name: str, ctx: Context) -> Kernel:
+    return Kernel(f"{name}.cu", f"{name}<{C_TYPES[ctx.result_name]}>")
+
+
+def _are_taken(ctx: Context, layout: Fold, budget: int) -> bool:
+    """Tell whether kernels compute a product: one of entries, whose sizes they can count.
+
+    Where axes cannot be merged in place, a copy of each operand has to fit.
+    """
+    batch, rows, columns, terms = layout.sizes
+    if 0 in layout.sizes or max(rows, columns, terms) >= 2**31:
+        return False
+    copied = batch * (rows + columns) * terms * ctx.precision.itemsize if layout.copies else 0
+    return copied <= budget // 2 and _tiles(layout) <= MAX_GRID
+
+
+def _tiles(layout: Fold) -> int:
+    batch, rows, columns, _ = layout.sizes
+    return batch * -(-rows // TILE) * -(-columns // TILE)
+
+
+class _Operands:
+    """Both operands as [batch, rows, terms] and [batch, terms, columns]: views where strides allow.
+
+    An axis that only one operand has becomes rows or columns, so nothing is expanded.
+    """
+
+    def __init__(self, ctx: Context, layout: Fold, a: Array, b: Array) -> None:
+        self.ctx, self.layout = ctx, layout
+        batch, rows, columns, terms = layout.sizes
+        xp, self.tiles = ctx.xp, _tiles(layout)
+        self.a = xp.reshape(layout.view_a(xp, ctx.to_result(a)), (batch, rows, terms))
+        self.b = xp.reshape(layout.view_b(xp, ctx.to_result(b)), (batch, terms, columns))
+        self.sizes = pack(SIZES, rows=rows, columns=columns, terms=terms)
+        self.packed = (self._pack(self.a, 1, 2), self._pack(self.b, 2, 1))
+
+    def _pack(self, x: Array, lines: int, terms: int) -> np.ndarray:
+        """Return struct Operand. The array is held by self."""
+        device = self.ctx.kernels
+        steps = device.strides(x)
+        return pack(
+            OPERAND,
+            data=device.pointer(x),
+            batch_stride=steps[0],
+            line_stride=steps[lines],
+            term_stride=steps[terms],
+        )
+
+    def maxima(self) -> tuple[Array, Array]:
+        """Return the largest of each row of a, [batch, rows], and of each column of b."""
+        xp = self.ctx.xp
+        r, c = (xp.max(x, axis=axis) for x, axis in ((self.a, 2), (self.b, 1)))
+        return contiguous(self.ctx, r), contiguous(self.ctx, c)
+
+    def empty(self, dtype: str) -> Array:
+        batch, rows, columns, _ = self.layout.sizes
+        return self.ctx.kernels.empty((batch, rows, columns), dtype)
+
+    def launch(self, name: str, grid: int, arguments: tuple[Any, ...]) -> None:
+        kernel = kernel_of(name, self.ctx)
+        self.ctx.kernels.run(Launch(kernel, grid, THREADS, arguments))
+
+    def restored(self, out: Array) -> Array:
+        """Return entries [batch, rows, columns] with their axes where they belong: a view."""
+        xp, layout = self.ctx.xp, self.layout
+        if not layout.is_identity:
+            last = len(layout.full_shape) - 1
+            order = (*layout.batch_axes, *layout.row_axes, last - 1, *layout.col_axes, last)
+            out = xp.reshape(out, tuple(layout.full_shape[axis] for axis in order))
+            out = xp.permute_dims(out, tuple(order.index(axis) for axis in range(last + 1)))
+        return xp.reshape(out, layout.out_shape)

@@ -1,1 +1,0 @@
-"""What is also computed over tensor cores; the device decides where, see `_cuda.tuning`."""

@@ -1,1 +1,0 @@
-"""Equations of einsum, and their evaluation in pairs of operands."""

@@ -1,0 +1,312 @@
+"""What a chain is given: one table of its arrays, and the checks that follow from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import array_api_compat
+import numpy as np
+
+from arraylogchain._arrays import dtype_name, enter, is_lazy, namespace_of, on_host
+from arraylogchain._context import Array, Context, shape_of
+from arraylogchain._fold import Shape, check_batches
+
+
+class Part(NamedTuple):
+    """An array of a chain: its argument's names as weights and as logarithms, its own axes."""
+
+    linear: str | None
+    log: str
+    axes: tuple[str, ...]
+
+
+# In the order in which gradients come. Of T - 1 matrices one may stand for all.
+PARTS = {
+    "potentials": Part(None, "log_potentials", ("T", "K")),
+    "transitions": Part("transitions", "log_transitions", ("T - 1", "K", "K")),
+    "initial": Part("initial", "log_initial", ("K",)),
+    "final": Part("final", "log_final", ("K",)),
+}
+# Which part an argument of `LogChain` is.
+ARGUMENTS = {
+    name: part for part, names in PARTS.items() for name in (names.linear, names.log) if name
+}
+
+
+@dataclass(slots=True, eq=False)  # frozen ones take three times as long to make
+class Chain:
+    """Arrays of whole chains, checked, with batch axes as given; None stands for all ones.
+
+    Attributes
+    ----------
+    batch : tuple of int
+        The batch axes of the arrays, broadcast together.
+    num_steps, num_states : int
+        T and K, at least 1.
+    potentials : array [..., T, K]
+        Logarithms.
+    transitions : array [..., 1 or T - 1, K, K] or None
+        None only if there is one step.
+    initial, final : array [..., K] or None
+    transitions_in_logs, initial_in_logs, final_in_logs : bool
+        Whether those arrays hold logarithms.
+    lengths : numpy.ndarray [...] or None
+        How many steps of each row are real, T at most; what lies past them is never read.
+    num_rows : int
+    has_one_matrix : bool
+        Whether one matrix stands for every step.
+    group_axes, row_axes : tuple of int
+        Batch axes along which the transition matrices differ, and the others: rows along these
+        share the matrices of their group.
+    sizes : tuple of int
+        Numbers of groups and of rows in each.
+    """
+
+    batch: Shape
+    num_steps: int
+    num_states: int
+    potentials: Array
+    transitions: Array | None = None
+    initial: Array | None = None
+    final: Array | None = None
+    transitions_in_logs: bool = False
+    initial_in_logs: bool = False
+    final_in_logs: bool = False
+    lengths: np.ndarray | None = None
+    num_rows: int = field(init=False)
+    has_one_matrix: bool = field(init=False)
+    group_axes: Shape = field(init=False)
+    row_axes: Shape = field(init=False)
+    sizes: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        own = () if self.transitions is None else shape_of(self.transitions)[:-2]
+        self.has_one_matrix = own[-1:] == (1,)
+        self.num_rows = math.prod(self.batch)
+        skipped, groups, of_groups = len(self.batch) + 1 - len(own), 1, []
+        for axis, n in enumerate(own[:-1], skipped):
+            if n > 1:
+                of_groups.append(axis)
+                groups *= n
+        self.group_axes = tuple(of_groups)
+        self.row_axes = tuple([i for i in range(len(self.batch)) if i not in of_groups])
+        self.sizes = groups, self.num_rows // groups
+
+    def is_in_logs(self, part: str) -> bool:
+        """Tell whether a part holds logarithms."""
+        return part == "potentials" or bool(getattr(self, f"{part}_in_logs"))
+
+
+def enter_chain(arrays: Mapping[str, Array], lengths: Any) -> tuple[Context, Chain]:
+    """Return the context and the chain of `LogChain`'s arguments by name; not part of autograd."""
+    ctx, ready = enter(arrays)
+    return ctx, make_chain(ready, lengths)
+
+
+def make_chain(arrays: Mapping[str, Array], lengths: Any) -> Chain:
+    """Return the chain of arrays by the names of `LogChain`'s arguments."""
+    shapes = {name: shape_of(x) for name, x in arrays.items()}
+    batch, (num_steps, num_states) = check_shapes(shapes), shapes["log_potentials"][-2:]
+    parts = {ARGUMENTS[name]: x for name, x in arrays.items()}
+    if "transitions" in parts and len(parts["transitions"].shape) == 2:
+        parts["transitions"] = parts["transitions"][None, ...]
+    logs = {f"{part}_in_logs": f"log_{part}" in arrays for part in parts if part != "potentials"}
+    lengths = check_lengths(lengths, batch, num_steps)
+    return Chain(batch, num_steps, num_states, **parts, **logs, lengths=lengths)
+
+
+def check_given(options: Mapping[str, Array | None]) -> dict[str, Array]:
+    """Return the arguments that are given; raise where one is given both ways."""
+    given = {name: x for name, x in options.items() if x is not None}
+    for linear, log, _ in PARTS.values():
+        if linear in given and log in given:
+            raise ValueError(f"{linear} and {log} are both given; give one of them")
+    x = given.get("log_potentials")
+    if isinstance(x, (list, tuple)):
+        raise TypeError(
+            f"log_potentials is a {type(x).__name__}; it must be an array, such as np.asarray "
+            "makes; sequences of different lengths are padded to [n, T, K], with lengths="
+        )
+    return given
+
+
+def like_potentials(given: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Return the arrays, with lists, integers and bools made arrays like the log potentials."""
+    for x in given.values():
+        if type(x) is not np.ndarray or x.dtype.kind != "f":
+            break
+    else:
+        return given
+    like = given["log_potentials"]
+    return {name: x if x is like else _as_floating(name, x, like) for name, x in given.items()}
+
+
+def _as_floating(name: str, x: Any, like: Array) -> Array:
+    if dtype_name(getattr(x, "dtype", "")).startswith(("int", "uint", "bool")):
+        xp = namespace_of(name, x)
+        return xp.astype(x, getattr(xp, dtype_name(like.dtype), xp.float32))
+    if not isinstance(x, (list, tuple)):
+        return x
+    found: Any = None
+    with suppress(TypeError, ValueError, RuntimeError):
+        found = np.asarray(x)
+    if found is None or found.dtype.kind not in "biuf":
+        raise TypeError(
+            f"{name} is a {type(x).__name__} that makes no array of real numbers; it must be an "
+            "array, or nested lists of numbers"
+        )
+    if is_lazy(like):
+        return found.astype(like.dtype)
+    xp = namespace_of("log_potentials", like)
+    return xp.asarray(found.tolist(), dtype=like.dtype, device=array_api_compat.device(like))
+
+
+def check_shapes(shapes: Mapping[str, Shape]) -> Shape:
+    """Check the shapes of a chain's arrays by name; return the broadcast batch axes."""
+    return _check_shapes(tuple(shapes.items()))
+
+
+@lru_cache(maxsize=256)
+def _check_shapes(given: tuple[tuple[str, Shape], ...]) -> Shape:
+    shapes = dict(given)
+    potentials = shapes["log_potentials"]
+    if len(potentials) < 2 or 0 in potentials[-2:]:
+        raise ValueError(
+            f"log_potentials has shape {potentials}; it must be [..., T, K] with at least one step "
+            "and one state"
+        )
+    T, K = potentials[-2:]
+    sizes, batches = {"T": T, "K": K, "T - 1": T - 1}, {}
+    for name, shape in shapes.items():
+        own = tuple(sizes[axis] for axis in PARTS[ARGUMENTS[name]].axes)
+        found = shape[-len(own) :]
+        if len(own) == 3 and found in ((K, K), (1, K, K)):
+            found = own  # one matrix for all steps
+        if found != own:
+            raise ValueError(_misfit(name, shape, potentials, own))
+        batches[name] = shape[: -len(own)]
+    if T > 1 and not shapes.keys() & {"transitions", "log_transitions"}:
+        raise ValueError(
+            f"transitions or log_transitions must be given for a chain of {T} steps: "
+            f"[{K}, {K}], [..., 1, {K}, {K}] or [..., {T - 1}, {K}, {K}]"
+        )
+    return check_batches(batches, shapes)
+
+
+def _misfit(name: str, shape: Shape, potentials: Shape, own: Shape) -> str:
+    """Say what shape an argument has, what it must have, and what may have been meant."""
+    T, K = potentials[-2:]
+    expected = ", ".join(map(str, own))
+    text = f"{name} has shape {shape}; with log_potentials of shape {potentials} it must be "
+    text += f"[..., {expected}]"
+    if len(own) == 3:
+        text += f", or [{K}, {K}] or [..., 1, {K}, {K}] for one matrix at every step"
+        if len(shape) == 3 and shape[1:] == (K, K) and shape[:1] == potentials[-3:-2]:
+            text += f"; one matrix for each of {shape[0]} rows is [{shape[0]}, 1, {K}, {K}]"
+    if T != K and shape[-min(len(own), 2) :] == (T,) * min(len(own), 2):
+        text += (
+            f"; log_potentials of {T} states at {K} steps would be [..., {K}, {T}], "
+            "their last two axes swapped"
+        )
+    return text
+
+
+def check_lengths(
+    lengths: Array | Sequence[int] | int | None, batch: Shape, num_steps: int
+) -> np.ndarray | None:
+    """Return lengths [...] as a NumPy array; None if all chains have `num_steps` steps.
+
+    The cost of everything depends on them, so that they are read on the host.
+    """
+    if lengths is None:
+        return None
+    found = on_host("lengths", lengths)
+    check_integers("lengths", found, "; mask.sum(-1) makes them of a mask")
+    try:
+        fits = np.broadcast_shapes(found.shape, batch) == batch
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"lengths has shape {found.shape}; it must broadcast to the batch axes {batch}: "
+            f"an integer from 1 to T = {num_steps} for each chain"
+        )
+    least, most = (found.min(), found.max()) if found.size else (num_steps, num_steps)
+    if least < 1 or most > num_steps:
+        raise ValueError(
+            f"lengths has values from {least} to {most}; they must lie between 1 and {num_steps}, "
+            "the number of steps of log_potentials"
+        )
+    return None if least == num_steps else found.astype(np.int64)
+
+
+def check_integers(name: str, x: Array, hint: str = "") -> None:
+    if not dtype_name(x.dtype).startswith(("int", "uint")):
+        raise TypeError(f"{name} has dtype {dtype_name(x.dtype)}; it must hold integers{hint}")
+
+
+def check_weights(ctx: Context, chain: Chain) -> None:
+    """Raise where a linear weight that is read is negative. On a device it gives NaN."""
+    if not ctx.is_numpy and str(ctx.device) != "cpu":
+        return
+    for name in PARTS:
+        x = getattr(chain, name)
+        if x is None or chain.is_in_logs(name):
+            continue
+        # bfloat16 is the one of torch's formats that NumPy lacks.
+        x = np.asarray(x.float() if dtype_name(x.dtype) == "bfloat16" else x)
+        # The minimum is NaN if there is one, and may be of what is past the ends.
+        if x.size and not np.minimum.reduce(x, axis=None) >= 0:
+            negative = x < 0
+            if name == "transitions" and chain.lengths is not None:
+                is_read = chain.lengths[..., None] > np.arange(1, x.shape[-3] + 1)
+                negative = negative.any((-2, -1)) & is_read
+            if np.any(negative):
+                raise ValueError(
+                    f"{name} has negative entries, and weights must be at least 0; pass logarithms "
+                    f"as log_{name}"
+                )
+
+
+def check_paths(states: Array, num_steps: int) -> None:
+    """Raise where an array cannot hold paths of so many steps."""
+    check_integers("states", states)
+    if tuple(states.shape[-1:]) != (num_steps,):
+        raise ValueError(
+            f"states has shape {shape_of(states)}; it must be [..., {num_steps}], a state for each "
+            "step"
+        )
+
+
+def check_states(ctx: Context, states: Array, chain: Chain) -> Array:
+    """Return paths [..., T] in the library that computes, 0 past the ends of their chains."""
+    if ctx.is_numpy or isinstance(states, (np.ndarray, Sequence)):
+        states = ctx.xp.asarray(on_host("states", states), device=ctx.device)
+    check_paths(states, chain.num_steps)
+    shape, num_states = shape_of(states), chain.num_states
+    named = {"states": shape, "the chain": (*chain.batch, chain.num_steps)}
+    check_batches({"states": shape[:-1], "the chain": chain.batch}, named)
+    states = ctx.xp.astype(states, ctx.index_dtype, copy=False)
+    states = fill_past_ends(ctx, states, chain.lengths, 0)
+    if 0 not in shape:
+        least, most = int(ctx.xp.min(states)), int(ctx.xp.max(states))
+        if not 0 <= least <= most < num_states:
+            raise ValueError(
+                f"states has values from {least} to {most}; they must lie between 0 and "
+                f"{num_states - 1}"
+            )
+    return states
+
+
+def fill_past_ends(ctx: Context, x: Array, lengths: np.ndarray | None, value: int) -> Array:
+    """Return x [..., T] with a value in the place of what lies past the ends of rows."""
+    if lengths is None:
+        return x
+    times = ctx.xp.arange(x.shape[-1], dtype=ctx.index_dtype, device=ctx.device)
+    real = ctx.integers(lengths)[..., None] > times
+    return ctx.xp.where(real, x, ctx.xp.full_like(x, value))

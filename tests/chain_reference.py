@@ -1,0 +1,394 @@
+"""The reference of chains: all that is asked of one, in long double, every row for itself.
+
+Batch axes are made one, each row gets a matrix for every step, and past a row's end the identity
+and potentials of 0: so rows of all lengths are computed side by side. The recursion works on logs
+relative to the largest of each step, whose sum is carried exactly in two numbers. Every sum comes
+with its G: see `error_model.chain_bound`.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests.gradient_reference import Gradient, finite, finite_max, softmax, sum_to
+from tests.reference import wide
+
+PARTS = ("log_potentials", "transitions", "initial", "final")
+AXES = {"log_potentials": 2, "transitions": 3, "initial": 1, "final": 1}
+
+
+class Messages(NamedTuple):
+    """Log weights of what leads to states, relative to offsets [rows, T, 1], and their G."""
+
+    bare: np.ndarray  # without the state's own potential
+    full: np.ndarray
+    bare_gaps: np.ndarray
+    full_gaps: np.ndarray
+    bare_offset: np.ndarray
+    offset: np.ndarray
+    steps: np.ndarray  # what each step has added to `offset`
+
+
+class Exact:
+    """A chain of given arrays, in numbers that hold them exactly.
+
+    Parameters
+    ----------
+    arrays : dict
+        What `LogChain` was given, by names; -inf, NaN and infinities included.
+    lengths : array or None
+    """
+
+    def __init__(self, arrays: dict[str, np.ndarray], lengths: Any = None) -> None:
+        self.shapes, self.in_logs, logs, self.linear = {}, {}, {}, {}
+        for part in PARTS:
+            name = next((n for n in (part, f"log_{part}") if n in arrays), None)
+            self.in_logs[part] = name is not None and name.startswith("log_")
+            if name is None:
+                continue
+            given = wide(arrays[name])
+            self.shapes[part] = given.shape
+            given = given[None] if part == "transitions" and given.ndim == 2 else given
+            with np.errstate(divide="ignore", invalid="ignore"):
+                logs[part] = given if self.in_logs[part] else np.log(given)
+        self.batch = np.broadcast_shapes(*(x.shape[: x.ndim - AXES[p]] for p, x in logs.items()))
+        self.kept = {p: x.shape for p, x in logs.items()}
+        T, K = self.T, self.K = logs["log_potentials"].shape[-2:]
+        rows = self.rows = int(np.prod(self.batch))
+        whole = np.full(self.batch, T) if lengths is None else np.broadcast_to(lengths, self.batch)
+        self.lengths = np.asarray(whole, np.int64).reshape(rows)
+        self.real = np.arange(T) < self.lengths[:, None]
+        moves = self.real[:, 1:, None, None]
+        edges = logs.get("transitions", np.zeros((1, K, K), np.longdouble))
+        at = np.minimum(np.arange(T - 1), max(edges.shape[-3] - 1, 0))
+        edges, edge_gaps = edges[..., at, :, :], below_largest(edges, (-2, -1))[..., at, :, :]
+        with np.errstate(divide="ignore"):
+            stay = np.log(np.eye(K, dtype=np.longdouble))
+        self.edges = np.where(moves, self._of_rows(edges, 3), stay)
+        self.edge_gaps = np.where(moves, self._of_rows(edge_gaps, 3), 0)
+        x = self._of_rows(logs["log_potentials"], 2)
+        self.x = np.where(self.real[..., None], x, 0)
+        self.x_gaps = below_largest(self.x, (-1,))
+        nothing = np.zeros(K, np.longdouble)
+        self.ends = {p: self._of_rows(logs.get(p, nothing), 1) for p in ("initial", "final")}
+
+    def _of_rows(self, x: np.ndarray, axes: int) -> np.ndarray:
+        own = x.shape[x.ndim - axes :]
+        return np.broadcast_to(x, (*self.batch, *own)).reshape(self.rows, *own)
+
+    def _gaps(self, part: str, gaps: np.ndarray) -> np.ndarray:
+        """Return G of weights given as logs; those of linear ones, used as they are, have none."""
+        return gaps if self.in_logs[part] else np.zeros_like(gaps)
+
+    @cached_property
+    def forward(self) -> Messages:
+        return self._messages("initial", self.edges, self._gaps("transitions", self.edge_gaps), 1)
+
+    @cached_property
+    def backward(self) -> Messages:
+        turned = (np.swapaxes(e, -1, -2) for e in (self.edges, self.edge_gaps))
+        edges, gaps = turned
+        return self._messages("final", edges, self._gaps("transitions", gaps), -1)
+
+    def _messages(self, end: str, edges: np.ndarray, edge_gaps: np.ndarray, way: int) -> Messages:
+        first = finite_max(self.ends[end], (-1,))
+        bare, offset, rest = self.ends[end] - first, first, np.zeros_like(first)
+        gaps = self._gaps(end, below_largest(bare, (-1,)))
+        arrived = below_largest(bare, (-1,))
+        # What a step has in common comes off first, so that sums round near 0.
+        x_tops, edge_tops = finite_max(self.x, (-1,)), finite_max(edges, (-2, -1))
+        x, edges = self.x - x_tops, edges - edge_tops
+        found: list[Messages] = []
+        order = range(self.T)[::way]
+        for n, t in enumerate(order):
+            if n:
+                at = t - 1 if way == 1 else t
+                offset, rest = add_exactly(offset, edge_tops[:, at, 0], rest)
+                terms = found[-1].full[..., :, None] + edges[:, at]
+                along = found[-1].full_gaps[..., :, None] + edge_gaps[:, at]
+                shares, bare = softmax(terms, (-2,))
+                bare, gaps = bare[..., 0, :], np.sum(finite(shares) * along, axis=-2)
+                with np.errstate(invalid="ignore"):
+                    below_shifts = finite(finite_max(edges[:, at], (-2,))[:, 0] - bare)
+                arrived = np.maximum(below_largest(bare, (-1,)), below_shifts)
+            with np.errstate(invalid="ignore"):
+                full = bare + x[:, t]
+            top, before = finite_max(full, (-1,)), offset + rest
+            offset, rest = add_exactly(offset, x_tops[:, t], rest)
+            offset, rest = add_exactly(offset, top, rest)
+            real = self.real[:, t, None]
+            # What arrives is rounded relative to its shifts, what leaves to its largest.
+            bare_gaps = gaps + np.where(real, arrived, 0)
+            left = np.where(real, np.maximum(arrived, below_largest(full, (-1,))), 0)
+            full_gaps = gaps + self.x_gaps[:, t] + left
+            full = full - top
+            now, added = offset + rest, x_tops[:, t] + top + (edge_tops[:, at, 0] if n else first)
+            found.append(Messages(bare, full, bare_gaps, full_gaps, before, now, added))
+        return Messages(*(np.stack(parts, axis=1) for parts in zip(*found[::way], strict=True)))
+
+    # ---------------------------------------------------------------- sums over all paths
+
+    @cached_property
+    def log_partition(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return log Z of each row, and its G."""
+        last, end = self.forward.full[:, -1], self.ends["final"]
+        with np.errstate(invalid="ignore"):
+            shares, total = softmax(last + end, (-1,))
+        gaps = self.forward.full_gaps[:, -1] + self._gaps("final", below_largest(end, (-1,)))
+        return total[:, 0] + self.forward.offset[:, -1, 0], np.sum(finite(shares) * gaps, -1)
+
+    @cached_property
+    def broken(self) -> np.ndarray:
+        """Tell which rows have a weight that is NaN."""
+        ends = [np.isnan(e).any(axis=-1) for e in self.ends.values()]
+        return (
+            np.isnan(self.x).any((1, 2)) | np.isnan(self.edges).any((1, 2, 3)) | ends[0] | ends[1]
+        )
+
+    def normalised(self, terms: np.ndarray, gaps: np.ndarray, axes: tuple[int, ...]):
+        """Return shares of terms in their sum, the log of that, and the G of the shares.
+
+        That is the term's own and, because what it is divided by errs too, the larger of that of Z
+        and of the average over what is summed. Where Z is infinite shares are 0.
+        """
+        broken = self.broken.reshape(-1, *(1,) * (terms.ndim - 1))
+        p, log_sum = softmax(terms, axes)
+        ended = ~np.isfinite(self.log_partition[0]).reshape(broken.shape)
+        p = np.where(broken, np.nan, np.where(ended, 0, p))
+        average = np.sum(finite(p) * gaps, axis=axes, keepdims=True)
+        z_gap = self.log_partition[1].reshape(broken.shape)
+        return p, log_sum, gaps + np.maximum(average, z_gap)
+
+    @cached_property
+    def states(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the posterior of states [rows, T, K] and its G."""
+        with np.errstate(invalid="ignore"):
+            through = self.forward.full + self.backward.bare
+        p, _, gaps = self.normalised(
+            through, self.forward.full_gaps + self.backward.bare_gaps, (-1,)
+        )
+        return np.where(self.real[..., None], p, 0), gaps
+
+    @cached_property
+    def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the posterior of pairs, the derivatives by linear weights, and the G of both."""
+        f, b = self.forward, self.backward
+        with np.errstate(invalid="ignore"):
+            outer = f.full[:, :-1, :, None] + b.full[:, 1:, None, :]
+            terms = outer + self.edges
+        gaps = f.full_gaps[:, :-1, :, None] + b.full_gaps[:, 1:, None, :]
+        gaps = gaps + self._gaps("transitions", self.edge_gaps)
+        p, log_sum, gaps = self.normalised(terms, gaps, (-2, -1))
+        moves = self.real[:, 1:, None, None]
+        derivatives = np.where(moves, self._over(outer, log_sum), 0)
+        return np.where(moves, p, 0), derivatives, gaps
+
+    def _over(self, terms: np.ndarray, log_sum: np.ndarray) -> np.ndarray:
+        """Return exp(terms - log_sum), which may exceed 1: beyond exp(2000) is not told apart."""
+        valid = np.isfinite(log_sum)
+        with np.errstate(invalid="ignore"):
+            p = np.where(valid, np.exp(np.minimum(terms - np.where(valid, log_sum, 0), 2000)), 0)
+        return np.where(self.broken.reshape(-1, *(1,) * (p.ndim - 1)), np.nan, p)
+
+    def marginals(self) -> Gradient:
+        p, gaps = self.states
+        return self._gradient("log_potentials", p, gaps, 1, None, (*self.batch, self.T, self.K))
+
+    def counts(self) -> Gradient:
+        p, _, gaps = self.pairs
+        return self._gradient("transitions", p, gaps, 1, None)
+
+    def gradient(self, part: str, g: np.ndarray) -> Gradient:
+        """Return the gradient of sum(g * log Z) by one part, weights or their logs as given."""
+        if part == "log_potentials":
+            p, gaps = self.states
+            return self._gradient(part, p, gaps, 1, g)
+        if part == "transitions":
+            p, derivatives, gaps = self.pairs
+            if self.in_logs[part]:
+                return self._gradient(part, p, gaps, 1, g)
+            unit = unit_of(self.edges, (-2,))
+            unit = np.where(np.isfinite(unit), unit, unit_of(self.edges, (-2, -1)))
+            return self._gradient(part, derivatives, gaps, unit, g)
+        (p, gaps), messages, t = self.states, self.forward, self.lengths - 1
+        if part == "initial":
+            messages, t = self.backward, np.zeros(self.rows, np.int64)
+        p, gaps, others = (
+            np.take_along_axis(x, t[:, None, None], 1)[:, 0] for x in (p, gaps, messages.full)
+        )
+        unit = 1
+        gaps = gaps + self._gaps(part, below_largest(self.ends[part], (-1,)))
+        if not self.in_logs[part]:
+            with np.errstate(invalid="ignore"):
+                log_sum = softmax(others + self.ends[part], (-1,))[1]
+            p, unit = self._over(others, log_sum), unit_of(self.ends[part], (-1,))
+        return self._gradient(part, p, gaps, unit, g)
+
+    def _gradient(self, part: str, p: Any, gaps: Any, unit: Any, g: Any, shape: Any = None):
+        """Sum over the rows, and steps, that share an array."""
+        g = np.ones(self.rows) if g is None else wide(g).reshape(self.rows)
+        g = g.reshape(-1, *(1,) * (p.ndim - 1))
+        size = np.abs(g)
+        unit = np.broadcast_to(np.where(np.isfinite(unit), unit, 0) * size, p.shape)
+        unit = np.where(self._is_real(part), unit, 0)
+        sums = (g * p, size * p, size * p * gaps, unit)
+        kept = self.kept[part] if shape is None else shape
+        whole = [x.reshape(*self.batch, *x.shape[1:]) for x in sums]
+        terms = whole[0].size // max(int(np.prod(kept)), 1)
+        shape = self.shapes[part] if shape is None else shape
+        return Gradient(*(sum_to(x, kept).reshape(shape) for x in whole), terms=max(terms, 1))
+
+    def _is_real(self, part: str) -> np.ndarray:
+        if part == "log_potentials":
+            return self.real[..., None]
+        return self.real[:, 1:, None, None] if part == "transitions" else np.ones((1, 1), bool)
+
+    # ---------------------------------------------------------------- filtered, entropy
+
+    @cached_property
+    def filtered(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return state probabilities given the steps so far, log normalisers, G of the messages."""
+        full = self.forward.full
+        with np.errstate(invalid="ignore"):
+            shares, sums = softmax(full, (-1,))
+            logs = np.diff(sums[..., 0], axis=1, prepend=0) + self.forward.steps[..., 0]
+        totals = self.forward.offset[..., 0] + sums[..., 0]
+        logs = np.where(np.isfinite(totals), logs, totals)
+        missing = np.isnan(totals)[..., None]
+        shares = np.where(missing, np.nan, np.where(np.isfinite(totals)[..., None], shares, 0))
+        return (
+            np.where(self.real[..., None], shares, 0),
+            np.where(self.real, logs, 0),
+            self.forward.full_gaps,
+        )
+
+    @cached_property
+    def entropy(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the entropy of the posterior over paths, its G, and its depth.
+
+        It is that of the last state, and of each state given the next one, averaged over the
+        posterior of that: a sum of nonnegative terms, none larger than log K. The depth sums, over
+        steps, how far forward weights and matrix entries on the paths lie below the largest.
+        """
+        f, b = self.forward, self.backward
+        with np.errstate(invalid="ignore"):
+            p, _ = softmax(f.full[:, -1] + self.ends["final"], (-1,))
+        total = entropy_of(p, -1)
+        gap = np.sum(p * np.abs(log_of(p) + total[..., None]) * f.full_gaps[:, -1], -1)
+        with np.errstate(invalid="ignore"):
+            terms = f.full[:, :-1, :, None] + self.edges
+            q, sums = softmax(terms, (-2,))
+            p, _ = softmax(sums[..., 0, :] + b.full[:, 1:], (-1,))
+        inner = entropy_of(q, -2)
+        q_gaps = f.full_gaps[:, :-1, :, None] + self._gaps("transitions", self.edge_gaps)
+        inner_gap = np.sum(q * np.abs(log_of(q) + inner[..., None, :]) * q_gaps, axis=-2)
+        p_gaps = np.sum(q * q_gaps, axis=-2) + b.full_gaps[:, 1:]
+        p_gaps = p_gaps + np.sum(p * p_gaps, axis=-1, keepdims=True)
+        total = total + np.sum(p * inner, axis=(1, 2))
+        gap = gap + np.sum(p * (inner_gap + inner * p_gaps), axis=(1, 2))
+        below = below_largest(f.full[:, :-1], (-1,))[..., None] + self.edge_gaps
+        depth = np.sum(p * np.sum(q * below, axis=-2), axis=-1)
+        depth = np.sum(np.where(self.real[:, 1:], depth, 0), axis=-1)
+        log_z = self.log_partition[0]
+        special = ~np.isfinite(log_z) & (log_z != -np.inf)
+        total = np.where(special | self.broken, np.nan, np.where(log_z == -np.inf, 0, total))
+        return total, gap, depth
+
+    # ---------------------------------------------------------------- single paths
+
+    @cached_property
+    def path_gaps(self) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """Return G of weights where their logs are added up: those of linear ones are rounded."""
+        ends = {p: below_largest(e, (-1,)) for p, e in self.ends.items()}
+        edges = self.edge_gaps
+        if not self.in_logs["transitions"]:
+            edges = edges + np.abs(finite(self.edges))
+        for p, e in self.ends.items():
+            if not self.in_logs[p]:
+                ends[p] = ends[p] + np.abs(finite(e))
+        return self.x_gaps, edges, ends
+
+    def path_weights(self, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return log weights of paths [..., rows, T], and their G."""
+        x_gaps, edge_gaps, end_gaps = self.path_gaps
+        real = np.where(self.real, states, -1)
+        # Past its end a path stays where it is.
+        states = np.where(
+            real < 0,
+            np.take_along_axis(
+                states, np.broadcast_to(self.lengths[:, None] - 1, (*states.shape[:-1], 1)), -1
+            ),
+            states,
+        )
+        weights = self._along(states, self.x, self.edges, self.ends)
+        gaps = self._along(states, x_gaps, edge_gaps, end_gaps)
+        return weights, np.where(np.isfinite(weights), gaps, 0)
+
+    def _along(self, states: np.ndarray, x: Any, edges: Any, ends: Any) -> np.ndarray:
+        row, step = np.arange(self.rows), np.arange(self.T)
+        total = ends["initial"][row, states[..., 0]] + ends["final"][row, states[..., -1]]
+        total = total + np.sum(x[row[:, None], step, states], axis=-1)
+        moves = edges[row[:, None], step[:-1], states[..., :-1], states[..., 1:]]
+        return total + np.sum(moves, axis=-1)
+
+    @cached_property
+    def best(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return a best path, its log weight, and how far each state lies below its step's best.
+
+        Of several it is the one with the smallest last state, and so on. The recursion's numbers
+        are relative to the best state of a step, and are rounded to eps of what they are: so a
+        path's G in it counts how far the path lies below the best one at each step.
+        """
+        score = self.ends["initial"] + self.x[:, 0]
+        depths, origins = [below_largest(score, (-1,))], []
+        for t in range(self.T - 1):
+            terms = score[..., :, None] + self.edges[:, t]
+            origins.append(np.argmax(terms, axis=-2))
+            score = np.max(terms, axis=-2) + self.x[:, t + 1]
+            score = score - finite_max(score, (-1,))
+            depths.append(np.where(self.real[:, t + 1, None], below_largest(score, (-1,)), 0))
+        score = score + self.ends["final"]
+        states = [np.argmax(score, axis=-1)]
+        for origin in reversed(origins):
+            states.append(np.take_along_axis(origin, states[-1][..., None], axis=-1)[..., 0])
+        possible = np.max(score, axis=-1) > -np.inf
+        path = np.where(possible[:, None], np.stack(states[::-1], axis=-1), 0)
+        weight = np.where(possible, self.path_weights(path)[0], -np.inf)
+        return np.where(self.real, path, -1), weight, np.stack(depths, axis=1)
+
+
+def below_largest(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    """Return how far each finite entry lies below the largest finite one; 0 for others."""
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(x), finite_max(x, axes) - x, 0)
+
+
+def add_exactly(total: np.ndarray, x: np.ndarray, rest: np.ndarray):
+    """Return total + x and rest plus what that sum rounded off (Knuth's two-sum)."""
+    s = total + x
+    v = s - total
+    return s, rest + ((total - (s - v)) + (x - v))
+
+
+def unit_of(log_weights: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    """Return one over the largest weight, of which an error of a derivative is a multiple."""
+    return np.exp(-np.max(log_weights, axis=axes, keepdims=True, initial=-np.inf))
+
+
+def log_of(p: np.ndarray) -> np.ndarray:
+    return np.log(np.where(p > 0, p, 1))
+
+
+def entropy_of(p: np.ndarray, axis: int) -> np.ndarray:
+    return -np.sum(p * log_of(p), axis=axis)
+
+
+def all_paths(chain: Exact) -> tuple[np.ndarray, np.ndarray]:
+    """Return all K**T paths of a chain in the order of their states, and their log weights."""
+    paths = np.array(list(np.ndindex(*[chain.K] * chain.T)), np.int64)
+    return paths, chain.path_weights(
+        np.broadcast_to(paths[:, None], (len(paths), chain.rows, chain.T))
+    )[0]

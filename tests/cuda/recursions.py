@@ -1,0 +1,32 @@
+"""The kernels of chains at the seam that all backends have, on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import array_api_compat.numpy as numpy_namespace
+import numpy as np
+
+from arraylogchain import _arrays
+from arraylogchain._context import Context
+from arraylogchain._cuda.chains import KernelRecursion
+from tests import recursions
+from tests.cuda.cpu_device import CpuDevice
+
+
+def context(device: CpuDevice, dtype: str) -> Context:
+    """Return the context of NumPy arrays whose kernels run on a device; bfloat16 is ml_dtypes'."""
+    if dtype != "bfloat16":
+        return replace(_arrays._numpy_context(dtype), kernels=device)
+    namespace = ModuleType("array_api_compat.numpy")
+    vars(namespace).update(vars(numpy_namespace), bfloat16=np.dtype("bfloat16"))
+    ctx = _arrays._numpy_context("float32")
+    return replace(ctx, kernels=device, result_name=dtype, xp=namespace)
+
+
+def check_recursions(device: CpuDevice, dtype: str, x: Any, **options: Any) -> None:
+    """Compare what kernels leave of a chain with the reference; always in logs."""
+    blocks = recursions.check_recursions(KernelRecursion, context(device, dtype), x, **options)
+    assert all(block.state.in_logs.all() for block in blocks)

@@ -1,0 +1,179 @@
+"""A kernel's first use: it is loaded and checked once, and whatever goes wrong is no traceback."""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from threading import Barrier, Thread
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraylogchain as alc
+from arraylogchain import _arrays
+from arraylogchain._cuda import self_check
+from arraylogchain._cuda.kernels import INSTANTIATIONS, Kernel
+from tests.chain_scenarios import normal, uniform
+from tests.cuda.cpu_device import CpuDevice
+
+FLOATS = [Kernel(s, n) for s, names in INSTANTIATIONS.items() for n in names if "float" in n]
+pytestmark = pytest.mark.usefixtures("compiler")
+
+
+@pytest.fixture(autouse=True)
+def checks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Let kernels be checked, with nothing known of them; return which are."""
+    monkeypatch.delenv("ARRAYLOGCHAIN_SELF_CHECK")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    checked: list[str] = []
+    check = self_check.check
+
+    def counted(ctx: Any, kernel: Kernel) -> str | None:
+        checked.append(kernel.name)
+        return check(ctx, kernel)
+
+    monkeypatch.setattr(self_check, "check", counted)
+    return checked
+
+
+def product() -> np.ndarray:
+    return alc.logmatmulexp(normal(9, 8).astype("f4"), normal(8, 7).astype("f4"))
+
+
+def partition() -> np.ndarray:
+    x, p = normal(9, 6, 4).astype("f4"), uniform(1, 4, 4).astype("f4")
+    chain = alc.LogChain(x, transitions=p)
+    return np.append(chain.log_partition(), chain.viterbi().log_weight)
+
+
+def without_kernels(call: Any, use: Any) -> np.ndarray:
+    use(None)
+    return call()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kernel", FLOATS, ids=lambda k: k.name)
+def test_every_kernel_passes_its_check(kernel):
+    ctx = replace(_arrays._numpy_context("float32"), kernels=CpuDevice(seed=3))
+    assert self_check.check(ctx, kernel) is None
+
+
+@pytest.mark.parametrize("call", [product, partition])
+def test_a_kernel_is_checked_once(use, checks, call):
+    for device in (CpuDevice(3), CpuDevice(3)):
+        use(device)
+        call()
+        call()
+        assert len(checks) == len(set(checks)) == len(device.loaded) > 0
+    other = CpuDevice(3)
+    other.identity = "a CPU, NVRTC 12.9"
+    use(other)
+    before = len(checks)
+    call()
+    assert len(checks) == 2 * before
+
+
+@pytest.mark.parametrize("call", [product, partition])
+def test_a_check_takes_few_launches(use, call):
+    device = use(CpuDevice(3))
+    call()
+    assert len(device.launches) <= 2 + 4 * len(device.loaded)
+
+
+@pytest.mark.parametrize("when", ["load", "run"])
+@pytest.mark.parametrize("call", [product, partition])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("nvrtc: no such arch"), AssertionError(), OSError()]
+)
+def test_whatever_goes_wrong_array_operations_take_over(use, call, error, when):
+    def fail(*_: object) -> None:
+        raise error
+
+    device = use(CpuDevice(3))
+    setattr(device, when, fail)
+    with pytest.warns(
+        RuntimeWarning, match=rf"kernel \w+<.*> cannot be used on a CPU: {type(error).__name__}"
+    ):
+        found = call()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(call(), found)
+    np.testing.assert_allclose(found, without_kernels(call, use), rtol=1e-5)
+
+
+@pytest.mark.parametrize("call", [product, partition])
+def test_wrong_results_are_found(use, call, monkeypatch):
+    device = use(CpuDevice(3))
+    run = device.run
+
+    def spoilt(launch: Any) -> None:
+        run(launch)
+        for x in launch.arguments:
+            if x.dtype.names is None:
+                x.reshape(-1)[:2] += 1
+            elif x.dtype.names[0] == "logs" and x["logs"]:
+                first = (ctypes.c_float * 2).from_address(int(x["logs"]))
+                first[:] = [y + 1 for y in first]
+
+    monkeypatch.setattr(device, "run", spoilt)
+    with pytest.warns(RuntimeWarning, match="results err by"):
+        found = call()
+    np.testing.assert_allclose(found, without_kernels(call, use), rtol=1e-5)
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's."""
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OutOfMemoryError()])
+def test_a_lack_of_memory_says_nothing_about_a_kernel(use, monkeypatch, error):
+    device = use(CpuDevice(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "run", lambda _: (_ for _ in ()).throw(error))
+        with pytest.raises(type(error)):
+            product()
+    product()
+    assert device.launches
+
+
+def test_a_capture_before_the_first_call_is_one_clear_sentence(use):
+    device = use(CpuDevice(3))
+    device.captures = True
+    with pytest.raises(RuntimeError, match=r"logmatmulexp<float> has not been loaded; make"):
+        product()
+    device.captures = False
+    product()
+    device.captures = True
+    product()
+
+
+def test_threads_check_once(use, checks):
+    use(CpuDevice(3))
+    barrier, found = Barrier(4), []
+
+    def work() -> None:
+        barrier.wait()
+        found.append(product())
+
+    threads = [Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert checks == ["logmatmulexp<float>"]
+
+
+def test_records_that_cannot_be_kept_are_no_error(use, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("in the way")
+    use(CpuDevice(3))
+    product()
+
+
+def test_the_report_says_why_there_is_no_device():
+    with pytest.raises(RuntimeError, match="CuPy"):
+        self_check.report()

@@ -1,0 +1,135 @@
+"""The recursion's kernels at the seam: every layout, every scenario, long drifting chains."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from arraylogchain._array.chains.pieces import pieces
+from arraylogchain._cuda.chains import KernelRecursion
+from arraylogchain._inputs import make_chain
+from tests import drifting_chains
+from tests.chain_scenarios import SCENARIOS, make, normal, uniform
+from tests.cuda.cpu_device import CpuDevice
+from tests.cuda.recursions import check_recursions, context
+
+pytestmark = pytest.mark.usefixtures("compiler")
+
+BEYOND_THE_REFERENCE = ("opposite 1000000.0", "magnitude any")
+
+
+def kernels_of(device: CpuDevice) -> set[str]:
+    return {launch.kernel.name for launch in device.launches}
+
+
+@pytest.mark.sanitized
+@pytest.mark.parametrize("has_one", [True, False])
+@pytest.mark.parametrize(
+    ("states", "rows", "layout"),
+    [
+        (3, 9, "true, 1"),
+        (32, 3, "true, 1"),
+        (33, 3, "false, 1"),
+        (70, 2, "false, 1"),
+        (40, 9, "false, 4"),
+    ],
+)
+def test_layouts(device, dtype, has_one, states, rows, layout):
+    """Part of a warp to a row, a block to a row, a block to four rows; one matrix is on chip."""
+    device.multiprocessors = 1
+    matrices = (1 if has_one else 5, states, states)
+    lengths = np.arange(rows) % 6 + 1
+    given = {"lengths": lengths, "initial": uniform(states), "final": uniform(rows, states)}
+    check_recursions(
+        device, dtype, normal(rows, 6, states), transitions=uniform(*matrices), **given
+    )
+    on_chip = str(has_one).lower()
+    number = "float" if dtype == "float32" else "double"
+    for sums in ("true", "false"):
+        assert f"chain_steps<{number}, {sums}, {layout}, {on_chip}>" in kernels_of(device)
+
+
+@pytest.mark.parametrize("states", [1, 2, 5, 16, 17, 31, 65])
+def test_states(device, dtype, states):
+    given = {"log_transitions": normal(3, states, states), "log_initial": normal(states)}
+    check_recursions(device, dtype, normal(2, 4, states, sd=9), **given)
+
+
+@pytest.mark.sanitized
+@pytest.mark.parametrize("own", [(2, 1, 5), (1, 3, 5), (2, 3, 5), (2, 1, 1), (2, 3, 1)])
+@pytest.mark.parametrize("states", [4, 34])
+def test_groups(device, own, states):
+    """Matrices that differ from row to row, or along one of two axes."""
+    x, P = normal(2, 3, 6, states, sd=3), uniform(*own, states, states)
+    check_recursions(device, "float32", x, transitions=P)
+    if own[1] == 1:
+        check_recursions(device, "float32", x, transitions=P, lengths=[[6, 2, 4], [1, 6, 6]])
+
+
+@pytest.mark.parametrize("cuts", [(1,), (3, 4), (2, 5, 6)])
+@pytest.mark.parametrize("has_one", [True, False])
+def test_blocks_of_steps_go_on_where_others_ended(device, cuts, has_one):
+    lengths = np.array([7, 5, 3, 2, 1])
+    P, x = uniform(1 if has_one else 6, 5, 5), normal(5, 7, 5, sd=30)
+    check_recursions(device, "float64", x, transitions=P, lengths=lengths, cuts=cuts)
+
+
+def test_launches_of_few_matrices_where_the_workspace_is_small(device):
+    x, P = normal(3, 9, 20, sd=5), uniform(8, 20, 20)
+    check_recursions(device, "float32", x, transitions=P, workspace=4 * 20**2 * 4 * 6)
+    steps = [k for k in device.launches if k.kernel.name.startswith("chain_steps<float, true")]
+    assert len(steps) == 2 * 5
+
+
+@pytest.mark.parametrize("given", ["float16", "bfloat16"])
+def test_half_precisions_are_read(device, given):
+    pytest.importorskip("ml_dtypes")
+    check_recursions(device, given, normal(3, 5, 6, sd=4), transitions=uniform(1, 6, 6))
+
+
+def test_offsets_are_not_rounded_in(device):
+    """What all states have in common, however large, and what all entries of a matrix have."""
+    x = normal(4, 12, 5) + 1000.0 * np.rint(normal(4, 12, 1, sd=10, seed=2))
+    given = {"log_initial": normal(5) - 3000, "log_final": normal(5) + 500}
+    check_recursions(device, "float32", x, log_transitions=normal(1, 5, 5) + 700, **given)
+    check_recursions(device, "float32", x, transitions=uniform(1, 5, 5) * 1e-30)
+
+
+@pytest.mark.parametrize("states", [3, 70])
+@pytest.mark.parametrize("reached", [0, 2])
+def test_of_equal_paths_the_smallest_states_are_taken(device, states, reached):
+    """Before states from `reached` on, which alone have weights; and of a NaN, where it is."""
+    x = np.where(np.arange(states) < reached, -np.inf, np.zeros((5, 6, states)))
+    chain = make_chain({"log_potentials": x, "transitions": np.ones((1, states, states))}, None)
+    (piece,) = pieces(context(device, "float64"), chain, *chain.sizes)
+    recursion, steps = KernelRecursion(piece, 1 << 20), slice(0, 6)
+    with piece.ctx.computing():
+        left, _ = recursion.best(None, steps, keep=True)
+        after = np.full((1, 5), states - 1)
+        path = recursion.trace(left, after, steps)
+        assert (path[-1] == states - 1).all()
+        assert (path[:-1] == reached).all()
+        left[2, 0, 3, -1] = np.nan
+        assert recursion.trace(left, after, steps)[2, 0].tolist() == [reached] * 3 + [
+            states - 1,
+            reached,
+        ]
+
+
+@pytest.mark.parametrize("name", sorted(SCENARIOS))
+def test_scenarios(compiler, dtype, name):
+    if dtype == "float64" and name in BEYOND_THE_REFERENCE:
+        pytest.skip("sums of large numbers that cancel are no better in long double")
+    given = make(name)
+    for option in ("workspace", "only"):
+        given.pop(option, None)
+    check_recursions(CpuDevice(3), dtype, given.pop("x"), **given)
+
+
+@pytest.mark.parametrize("kind", ["short", "long", "crossing"])
+@pytest.mark.parametrize("block", range(3))
+def test_drifting_chains(compiler, dtype, kind, block):
+    rng = np.random.default_rng(block)
+    for _ in range(8):
+        given = getattr(drifting_chains, kind)(rng, 30.0 if dtype == "float32" else 300.0)
+        check_recursions(CpuDevice(int(rng.integers(8))), dtype, given.pop("x"), **given)

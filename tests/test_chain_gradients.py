@@ -1,0 +1,211 @@
+"""Gradients by `vjp.log_partition`: cotangents, and derivatives beyond all numbers."""
+
+import numpy as np
+import pytest
+
+import arraylogchain as alc
+from tests.chain_checks import ChainCase, check_gradients
+from tests.chain_scenarios import FORMS, given_as, normal, uniform
+from tests.checks import mentions
+from tests.error_model import EPS
+from tests.gradient_checks import COTANGENTS, cotangent
+
+pytestmark = pytest.mark.chains
+
+INF, NAN = np.inf, np.nan
+
+
+@pytest.mark.parametrize("kind", COTANGENTS)
+@pytest.mark.parametrize("form", FORMS)
+def test_cotangents(backend, dtype, form, kind):
+    options = given_as(form, uniform(6, 5, 5), uniform(5), uniform(9, 5))
+    case = ChainCase(backend, dtype, normal(9, 7, 5, sd=3), **options)
+    check_gradients(case, cotangent(kind, (9,), dtype))
+
+
+def test_closed_edges_have_a_gradient(backend, dtype):
+    """At a weight of 0 the gradient is that of opening the edge, not 0 / 0."""
+    options = given_as("linear", np.eye(2)[None], np.eye(2)[0])
+    case = ChainCase(backend, dtype, np.zeros((2, 2)), **options)
+    check_gradients(case)
+    _, pullback = alc.vjp.log_partition(case.chain)
+    found = backend.read(pullback(backend.asarray(np.asarray(1.0), dtype)).transitions, dtype)
+    assert found.tolist() == [[[1, 1], [0, 0]]]
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "float64"])
+def test_derivatives_beyond_the_dtype(kind, backend):
+    """No path may use the edge; several steps of several rows would gain exp(1000) by it."""
+    if kind not in backend.dtypes:
+        pytest.skip("no such dtype here")
+    x, P, initial = np.zeros((4, 8, 2)), np.eye(2), np.asarray([1.0, 0.0])
+    x[:, 6, 1] = 1000
+    given = [backend.asarray(each, kind) for each in (x, P, initial)]
+    _, pullback = alc.vjp.log_partition(
+        alc.LogChain(given[0], transitions=given[1], initial=given[2])
+    )
+    found = backend.to_numpy(pullback(backend.asarray(np.ones(4), kind)).transitions)
+    np.testing.assert_array_equal(np.isfinite(found), True)
+    assert found[0, 1] > 6e4
+
+
+def test_derivatives_beyond_the_dtype_of_both_signs(backend):
+    """Beside matrices of small weights, each at a step of its own."""
+    x = np.full((2, 8, 2), [0.0, -30.0])
+    x[0, 3, 1] = x[1, 5, 1] = 30
+    given = (x, np.asarray([[1e-30, 0], [1e-33, 1e-30]]), np.asarray([1.0, 0.0]))
+    potentials, P, initial = (backend.asarray(each, "float32") for each in given)
+    _, pullback = alc.vjp.log_partition(alc.LogChain(potentials, transitions=P, initial=initial))
+    found = pullback(backend.asarray(np.asarray([1.0, -1.0]), "float32")).transitions
+    assert np.all(np.isfinite(backend.to_numpy(found)))
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda g: g[:-1], ValueError),
+        (lambda g: g[None], ValueError),
+        (lambda g: np.asarray(2.0), ValueError),
+        (lambda g: 2.0, TypeError),
+        (lambda g: None, TypeError),
+        (lambda g: g.tolist(), TypeError),
+        (lambda g: g.astype(int), TypeError),
+    ],
+    ids=["row", "axis", "0-d", "number", "None", "list", "integers"],
+)
+def test_cotangents_that_do_not_fit(make, error):
+    chain = alc.LogChain(normal(3, 5, 2), transitions=uniform(4, 2, 2))
+    _, pullback = alc.vjp.log_partition(chain)
+    with pytest.raises(error, match=mentions("cotangent")):
+        pullback(make(normal(3)))
+
+
+def test_cotangent_of_another_library(torch_backend):
+    chain = alc.LogChain(normal(3, 5, 2), transitions=uniform(4, 2, 2))
+    _, pullback = alc.vjp.log_partition(chain)
+    with pytest.raises(TypeError, match=mentions("cotangent")):
+        pullback(torch_backend.asarray(normal(3)))
+
+
+@pytest.mark.parametrize("wanted", ["initial", ["log_transitions"], ["x", "initial"]])
+def test_wanted_names_are_checked(wanted):
+    _, pullback = alc.vjp.log_partition(alc.LogChain(np.zeros((1, 2)), initial=np.ones(2)))
+    with pytest.raises(ValueError, match="wanted"):
+        pullback(1.0, wanted)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-25, 1e-20, 1e9, 1e20])
+@pytest.mark.parametrize("sd", [1, 8])
+def test_cotangents_of_any_size(backend, dtype, sd, scale):
+    """Weights of wide rows are kept far from 1; a cotangent must not push them out of range."""
+    if backend.name == "strict-no_float64":
+        scale = max(scale, 1e-20)  # there the wider range is missing
+    rng = np.random.default_rng(0)
+    x, transitions = sd * rng.normal(size=(2, 12, 4)), rng.random((1, 4, 4))
+    options = {"transitions": transitions, "initial": np.ones(4)}
+    check_gradients(ChainCase(backend, dtype, x, **options), np.full(2, scale))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_large_cotangent_and_a_state_out_of_reach(dtype, form):
+    x = np.zeros((2, 12, 2), dtype)
+    x[..., 1] = 50
+    edges, start = np.array([[[1, 0], [0.5, 0.5]]], dtype), np.array([1, 0], dtype)
+    with np.errstate(divide="ignore"):
+        given = given_as(form, edges, start)
+    _, pullback = alc.vjp.log_partition(
+        alc.LogChain(x, **{n: v.astype(dtype) for n, v in given.items()})
+    )
+    gradients = pullback(np.array([1e9, 1], dtype))
+    assert all(np.all(np.isfinite(gradient)) for gradient in gradients[:3])
+    np.testing.assert_allclose(gradients.log_potentials[0, :, 0], 1e9, rtol=1e-5)
+
+
+def test_views_and_an_expanded_cotangent(dtype):
+    x, transitions = normal(5, 3, 4).astype(dtype), uniform(4, 4, 4).astype(dtype)
+    viewed = alc.LogChain(x.swapaxes(0, 1), transitions=np.asfortranarray(transitions[::-1])[::-1])
+    plain = alc.LogChain(x.swapaxes(0, 1).copy(), transitions=transitions)
+    ours = alc.vjp.log_partition(viewed)[1](np.broadcast_to(np.asarray(2.0, dtype), (3,)))
+    expected = alc.vjp.log_partition(plain)[1](np.full(3, 2.0, dtype))
+    for a, b in zip(ours[:2], expected[:2], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e3 * EPS[dtype], atol=1e3 * EPS[dtype])
+
+
+@pytest.mark.parametrize("sd", [1, 1000])
+def test_pullback_can_be_called_again(backend, dtype, sd):
+    arrays = (normal(4, 7, 5, sd=sd), uniform(6, 5, 5), uniform(5))
+    x, transitions, initial = (backend.asarray(v, dtype) for v in arrays)
+    _, pullback = alc.vjp.log_partition(alc.LogChain(x, transitions=transitions, initial=initial))
+    g, other = (backend.asarray(normal(4, seed=i), dtype) for i in (1, 2))
+    first = [backend.to_numpy(d).copy() for d in pullback(g)[:3]]
+    pullback(other)
+    for d, again in zip(first, pullback(g)[:3], strict=True):
+        np.testing.assert_array_equal(d, backend.to_numpy(again))
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_cotangents_bring_gradients_into_range(size, sign):
+    """Gradients that only cotangents make numbers: those of ones are too large, or too small."""
+    x, cotangent = np.array([[0, -1.8 * np.log(size)], [0, 0]]), np.array(sign * size)
+    expected = pytest.approx(sign * size**-0.8, rel=1e-12)
+    chain = alc.LogChain(x, transitions=np.array([[[1.0, 0], [0, 0]]]))
+    assert alc.vjp.log_partition(chain)[1](cotangent).transitions[0, 1, 0] == expected
+    chain = alc.LogChain(x[:1], initial=np.array([1.0, 0]))
+    assert alc.vjp.log_partition(chain)[1](cotangent).initial[1] == expected
+
+
+def test_nan_without_a_cotangent():
+    """Zero times NaN is NaN, in the row that has it; rows without a path have no derivatives."""
+    x = np.zeros((3, 4, 2))
+    x[1, 2, 0], x[2, 1] = np.nan, -np.inf
+    chain = alc.LogChain(x, transitions=np.full((1, 2, 2), 0.5))
+    gradient = alc.vjp.log_partition(chain)[1](np.zeros(3)).log_potentials
+    assert np.all(np.isnan(gradient[1]))
+    assert np.all(gradient[[0, 2]] == 0)
+
+
+@pytest.mark.parametrize("tiny", [1e-300, 1e-304, 1e-306, 1e-308, 5e-324])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_derivatives_saturate_at_the_largest_number(tiny, sign):
+    """Of transitions that are taken twice, and counts that are 2 whatever the derivative."""
+    x, largest = np.array([[0, -2000.0], [0, 0], [0, -2000]]), np.finfo(float).max
+    chain = alc.LogChain(x, transitions=np.array([[[tiny, 0], [0, 1]]]))
+    np.testing.assert_allclose(chain.expected_transitions(), [[[2, 0], [0, 0]]], rtol=1e-12)
+    gradient = alc.vjp.log_partition(chain)[1](np.array(sign)).transitions[0, 0, 0]
+    expected = sign * min(2 / np.longdouble(tiny), np.longdouble(largest))
+    assert gradient == pytest.approx(float(expected), rel=1e-12)
+    float32 = alc.LogChain(x.astype("f4"), transitions=np.array([[[1e-44, 0], [0, 1]]], "f4"))
+    gradient = alc.vjp.log_partition(float32)[1](np.array(sign)).transitions[0, 0, 0]
+    # Array operations clip its log, of which float32 has 4 digits after the point.
+    assert gradient == pytest.approx(sign * float(np.finfo(np.float32).max), rel=2e-4)
+
+
+def test_rows_that_fail_different_proofs():
+    """Of linear rows one's cotangent is out of range, another's shifts: each is done in logs."""
+    x = np.random.default_rng(0).normal(size=(3, 4, 2))
+    x[1] += 2.0**53
+    matrix = np.array([[0.5, 0.5], [0.25, 0.75]])
+    _, pullback = alc.vjp.log_partition(alc.LogChain(x, transitions=matrix))
+    cotangents = np.array([1e-300, 1.0, 2.0])
+    found = pullback(cotangents)
+    sums = np.broadcast_to(cotangents[:, None], (3, 4))
+    np.testing.assert_allclose(found.log_potentials.sum(axis=-1), sums, rtol=1e-12)
+    assert (found.transitions * matrix).sum() == pytest.approx(9.0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("steps", [1, 19])
+def test_counts_where_scales_are_not_exact(np_backend, form, steps):
+    """Sums of 20 potentials of 1e15 are beyond 2**53; the pairs of every step still sum to 1."""
+    potentials = normal(3, 20, 4) + 1e15
+    options = given_as(form, np.exp(normal(steps, 4, 4, sd=20)))
+    chain = ChainCase(np_backend, "float64", potentials, **options).chain
+    shares = chain.posterior().marginals
+    np.testing.assert_allclose(shares.sum(axis=-1), 1.0)
+    counts = chain.expected_transitions().sum(axis=(-2, -1))
+    np.testing.assert_allclose(counts, np.full(steps, 57.0 / steps))
+    _, pullback = alc.vjp.log_partition(chain)
+    found = pullback(np.ones(3)).transitions
+    found = found if form == "logs" else found * options["transitions"]
+    np.testing.assert_allclose(found.sum(axis=(-2, -1)), counts)

@@ -1,0 +1,155 @@
+"""Best paths and weights of given paths: ties, many states, types of integers, what is no path."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from tests.chain_checks import ChainCase, check_log_weight, check_paths
+from tests.chain_reference import all_paths
+from tests.chain_scenarios import normal, uniform
+from tests.checks import mentions
+
+pytestmark = pytest.mark.chains
+
+INF = np.inf
+
+
+def by_integers(x, edges, start):
+    """Return the path that the rule for ties asks for, and its weight, in exact numbers.
+
+    Python's integers, and -inf, of one chain: the smallest last state, then the smallest
+    predecessor of each.
+    """
+    count, size = len(x), len(start)
+    score = [start[k] + x[0][k] for k in range(size)]
+    origins = []
+    for i in range(1, count):
+        into = edges[min(i, len(edges)) - 1]
+        terms = [[score[k] + into[k][j] for k in range(size)] for j in range(size)]
+        origins.append([row.index(max(row)) for row in terms])
+        score = [max(row) + x[i][j] for j, row in enumerate(terms)]
+    if max(score) == -INF:
+        return [0] * count, -INF
+    path = [score.index(max(score))]
+    for origin in reversed(origins):
+        path.append(origin[path[-1]])
+    return path[::-1], max(score)
+
+
+def integers(rng, shape, closed, low=-1):
+    """Return small integers with -inf among them, as nested lists of Python's numbers."""
+    x = rng.integers(low, 2, shape).astype(object)
+    x[rng.random(shape) < closed] = -math.inf
+    return x.tolist()
+
+
+@pytest.mark.parametrize("closed", [0, 0.15, 0.5])
+@pytest.mark.parametrize("per_step", [False, True], ids=["one matrix", "one per step"])
+@pytest.mark.parametrize(("T", "K", "rows"), [(7, 2, 40), (12, 4, 20), (70, 3, 6), (3, 9, 20)])
+def test_ties_go_to_the_smallest_state(backend, dtype, T, K, rows, per_step, closed):
+    """Weights of -1, 0 and 1: sums are exact in every dtype, and many paths are best."""
+    rng = np.random.default_rng(K)
+    edges = integers(rng, (T - 1 if per_step else 1, K, K), closed)
+    xs = [integers(rng, (T, K), closed / 5) for _ in range(rows)]
+    starts = [integers(rng, K, closed / 5) for _ in range(rows)]
+    case = ChainCase(
+        backend,
+        dtype,
+        np.array(xs, float),
+        log_transitions=np.array(edges, float),
+        log_initial=np.array(starts, float),
+    )
+    states, weight = check_paths(case)
+    for found, total, x, start in zip(states, weight, xs, starts, strict=True):
+        path, best = by_integers(x, edges, start)
+        assert found.tolist() == path
+        assert total == best
+
+
+def test_ties_of_long_chains(np_backend, dtype):
+    T = 3000
+    rng = np.random.default_rng(6)
+    for K, steps in itertools.product((2, 5), (1, T - 1)):
+        x, edges = integers(rng, (T, K), 0), integers(rng, (steps, K, K), 0.2, low=-2)
+        case = ChainCase(
+            np_backend, dtype, np.array(x, float), log_transitions=np.array(edges, float)
+        )
+        states, weight = check_paths(case)
+        path, best = by_integers(x, edges, [0] * K)
+        assert states[0].tolist() == path
+        assert weight[0] == best
+
+
+@pytest.mark.parametrize("K", [128, 129, 256, 257, 300])
+def test_many_states(backend, dtype, K):
+    """States above 127 and 255, which small integer types do not hold."""
+    order = np.random.default_rng(K).permutation(K)
+    x = normal(2, 5, K)
+    x[1, range(5), order[:5]] += 30
+    x[1, 2] = np.where(np.arange(K) == K - 1, 0, -INF)
+    case = ChainCase(backend, dtype, x, transitions=uniform(1, K, K))
+    states, _ = check_paths(case)
+    expected = [*order[:2], K - 1, *order[3:5]]
+    assert states[1].tolist() == expected
+
+
+def some_states(*shape, K, seed=3):
+    return np.random.default_rng(seed).integers(0, K, shape)
+
+
+def test_all_paths_add_up(backend, dtype):
+    case = ChainCase(backend, dtype, normal(2, 4, 3), transitions=uniform(3, 3, 3))
+    paths, _ = all_paths(case.exact)
+    weights = check_log_weight(case, paths[:, None]).astype(float)
+    total = case.read(case.chain.log_partition()).astype(float)
+    tolerance = 1e-5 if dtype == "float32" else 1e-13
+    np.testing.assert_allclose(np.logaddexp.reduce(weights, axis=0), total, atol=tolerance)
+
+
+@pytest.mark.parametrize("axes", [(), (3,), (2, 3), (5, 2, 3), (5, 1, 1), (4, 2, 1)])
+def test_paths_with_axes_of_their_own(backend, dtype, axes):
+    case = ChainCase(backend, dtype, normal(2, 1, 5, 4), transitions=uniform(3, 1, 4, 4))
+    check_log_weight(case, some_states(*axes, 5, K=4))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int16", "int32", "int64", "uint8"])
+def test_integer_types(backend, dtype, kind):
+    case = ChainCase(backend, dtype, normal(2, 5, 4), transitions=uniform(1, 4, 4))
+    states = some_states(2, 5, K=4)
+    expected = check_log_weight(case, states)
+    np.testing.assert_array_equal(check_log_weight(case, states.astype(kind)), expected)
+    many = ChainCase(backend, dtype, normal(2, 5, 300), transitions=uniform(4, 300, 300))
+    check_log_weight(many, some_states(3, 2, 5, K=min(300, np.iinfo(kind).max)).astype(kind))
+
+
+@pytest.mark.parametrize("state", [-1, 4, 100, -100])
+def test_states_out_of_range(backend, state):
+    case = ChainCase(backend, "float32", normal(2, 5, 4), transitions=uniform(1, 4, 4))
+    states = np.zeros((2, 5), np.int64)
+    for place in ((0, 0), (1, 2), (1, 4)):
+        wrong = states.copy()
+        wrong[place] = state
+        with pytest.raises(ValueError, match=mentions("states")):
+            case.chain.log_weight(backend.asarray(wrong))
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (6,), (3, 5), (2, 5, 1), (5, 2)])
+def test_states_of_wrong_shape(backend, shape):
+    case = ChainCase(backend, "float32", normal(2, 5, 4), transitions=uniform(1, 4, 4))
+    with pytest.raises(ValueError, match=mentions("states")):
+        case.chain.log_weight(backend.asarray(np.zeros(shape, np.int64)))
+
+
+@pytest.mark.parametrize("kind", ["float32", "bool"])
+def test_states_that_are_no_integers(backend, kind):
+    case = ChainCase(backend, "float32", normal(2, 5, 4), transitions=uniform(1, 4, 4))
+    with pytest.raises(TypeError, match=mentions("states")):
+        case.chain.log_weight(backend.asarray(np.zeros((2, 5), kind)))
+
+
+def test_a_path_with_its_weight_is_no_array_of_states(backend):
+    case = ChainCase(backend, "float32", normal(2, 5, 4), transitions=uniform(1, 4, 4))
+    with pytest.raises(TypeError, match=r"path\.states"):
+        case.chain.log_weight(case.chain.viterbi())

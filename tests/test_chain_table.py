@@ -1,0 +1,58 @@
+"""Every operation of every chain of the table, on every backend; and random chains that drift."""
+
+import numpy as np
+import pytest
+
+import arraylogchain as alc
+from tests import drifting_chains
+from tests.chain_checks import CHECKS, ChainCase, check_chain
+from tests.chain_scenarios import ONLY_FLOAT64, SCENARIOS, make
+
+pytestmark = pytest.mark.chains
+HALVES = ("shape 0 linear", "shape 4 logs", "shape 20 linear", "sd 15 linear", "final 1 logs")
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_scenario(backend, dtype, name):
+    if dtype == "float32" and name.startswith(ONLY_FLOAT64):
+        pytest.skip("float32 does not hold its numbers")
+    check_chain(backend, dtype, **make(name))
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_half_precision(backend, half, name):
+    check_chain(backend, half, **make(name))
+
+
+# Each block is of random chains; what README's command runs is one in thirty.
+BLOCKS = [pytest.param(n, marks=[pytest.mark.exhaustive] if n else []) for n in range(30)]
+
+
+@pytest.mark.parametrize("kind", drifting_chains.KINDS)
+@pytest.mark.parametrize("block", BLOCKS)
+def test_drifting(backend, dtype, kind, block):
+    drifting_chains.check(backend, dtype, kind, block)
+
+
+@pytest.mark.parametrize("kinds", ["float32 float64", "float64 float32", "float16 float32"])
+def test_arrays_of_different_precision(backend, kinds):
+    """Results have the wider one, gradients that of their array, whose numbers are as given."""
+    of_x, others = kinds.split()
+    if {of_x, others} - set(backend.dtypes):
+        pytest.skip("no such dtype here")
+    arrays = make("final 0 linear")
+    given = {"log_potentials": backend.asarray(arrays.pop("x"), of_x)}
+    given |= {n: backend.asarray(x, others) for n, x in arrays.items() if x is not None}
+    held = {n: backend.to_numpy(x) for n, x in given.items()}
+    case = ChainCase(backend, max(of_x, others), held.pop("log_potentials"), **held)
+    case.chain = alc.LogChain(**given)
+    for name in CHECKS.keys() - {"gradients"}:
+        CHECKS[name](case)
+    value, pullback = alc.vjp.log_partition(case.chain)
+    _, known = alc.vjp.log_partition(case.make())
+    g = backend.asarray(np.ones(value.shape), case.dtype)
+    gradients, exact = pullback(g)._asdict(), known(g)._asdict()
+    for name in given:
+        found = backend.read(gradients[name], of_x if name == "log_potentials" else others)
+        tolerance = 4e-3 if "float16" in kinds else 1e-5
+        np.testing.assert_allclose(found, backend.to_numpy(exact[name]), rtol=tolerance)

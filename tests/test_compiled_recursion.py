@@ -1,0 +1,122 @@
+"""Backends at the seam: what they leave of every step, in blocks of any steps; when loops go on."""
+
+import numpy as np
+import pytest
+
+from arraylogchain import _arrays
+from arraylogchain._array.chains.pieces import BOTH, LEFT, NOTHING, pieces
+from arraylogchain._array.chains.recursion import ArrayRecursion
+from arraylogchain._compiled import why_not
+from arraylogchain._inputs import make_chain
+from tests import drifting_chains
+from tests.chain_scenarios import make, normal, uniform
+from tests.recursions import check_recursions
+
+if why_not() is not None:
+    pytest.skip(why_not(), allow_module_level=True)
+
+from arraylogchain._compiled.backend import Loops
+
+INF = np.inf
+backends = pytest.mark.parametrize("recursion", [Loops, ArrayRecursion])
+
+
+def check(recursion, x, **options):
+    """Compare all messages; return how many rows have blocks in logs, forward or backward."""
+    blocks = check_recursions(recursion, _arrays._numpy_context("float64"), x, **options)
+    return sum(np.count_nonzero(block.state.in_logs) for block in blocks)
+
+
+NAMES = [
+    "shape 10 linear",
+    "shape 22 logs",
+    "shape 27 linear",
+    "final 2 linear",
+    "sparse 30 11 logs",
+]
+NAMES += ["rows that turn wide 400 linear", "special x nan linear", "special transitions inf logs"]
+NAMES += [
+    "sparse 30 11 logs",
+    "hole",
+    "zero beside wide",
+    "through subnormal 600",
+    "leaving the range",
+    "magnitude up",
+]
+
+
+@backends
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("cuts", [(1, 2, 3, 4, 5, 6), (3,), (2, 20)])
+def test_scenarios_in_blocks(recursion, name, cuts):
+    options = make(name)
+    check(recursion, options.pop("x"), cuts=cuts, **options)
+
+
+@backends
+@pytest.mark.parametrize("kind", drifting_chains.KINDS)
+@pytest.mark.parametrize("block", range(4))
+def test_drifting_chains_in_blocks(recursion, kind, block):
+    rng = np.random.default_rng(block)
+    for _ in range(4):
+        options = getattr(drifting_chains, kind)(rng, 300.0)
+        cuts = tuple(np.unique(rng.integers(1, 60, 5)).tolist())
+        check(recursion, options.pop("x"), cuts=cuts, **options)
+
+
+@backends
+@pytest.mark.parametrize("entry", [2.0**n for n in (-399, -401, -699, -701, -1021, -1023, -1074)])
+@pytest.mark.parametrize("weight", [-400.0, -415.0, -417.0, -690.0, -699.0, -701.0])
+def test_weights_and_entries_about_the_least(recursion, entry, weight):
+    """A state that is reached through a small entry only, from a state of small weight only."""
+    P = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, entry], [0.0, 0.0, 1.0]])
+    x = np.zeros((9, 5, 3))
+    x[:, 0] = [0.0, weight, -INF]
+    for scale in (1.0, 2.0**-40, 2.0**40):
+        check(recursion, x, transitions=P * scale, cuts=(2, 4))
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize("shift", [-30.0, 30.0, 1e5])
+def test_weights_that_grow_and_fall_stay_linear(rows, shift):
+    assert check(Loops, normal(rows, 300, 3) + shift, transitions=1e3 * uniform(3, 3)) == 0
+
+
+def test_rows_become_linear_again():
+    x = normal(9, 40, 3)
+    x[:5, 20, 1] = -1000.0
+    given = {"transitions": np.full((3, 3), 0.5)}
+    assert check(Loops, x, **given) == 2 * 5
+    # Backward the state that the block hands on is in logs as well.
+    assert check(Loops, x, cuts=(10, 20, 30), **given) == 3 * 5
+
+
+@pytest.mark.parametrize("K", [40, 64, 130])
+@pytest.mark.parametrize("width", [1, 2])
+def test_bands(K, width):
+    """Left to right, so long that weights do not fit linear numbers."""
+    k, j = np.indices((K, K))
+    P = np.where((j >= k) & (j < k + width), 0.5, 0.0)
+    x = normal(2, 2 * K, K, sd=60)
+    assert check(Loops, x, transitions=P, initial=np.eye(K)[0]) > 0
+
+
+@backends
+def test_states_that_are_given_are_left_as_they_are(recursion):
+    arrays = {"log_potentials": normal(9, 8, 3), "transitions": uniform(3, 3)}
+    ctx, chain = _arrays._numpy_context("float64"), make_chain(arrays, None)
+    (piece,) = pieces(ctx, chain, *chain.sizes)
+    backend = recursion(piece, 1 << 26)
+
+    def parts(x):
+        return x.values, x.shifts, x.powers, x.in_logs
+
+    state = backend.advance(None, slice(0, 4), False, NOTHING).state
+    before, states = [x.copy() for x in parts(state)], []
+    for keep in (NOTHING, LEFT, BOTH):
+        states.append(parts(backend.advance(state, slice(4, 8), False, keep).state))
+    for found, first, old, now in zip(*states[1:], before, parts(state), strict=False):
+        np.testing.assert_array_equal(found, first)
+        np.testing.assert_array_equal(old, now)
+    for kept, alone in zip(states[1], states[0], strict=True):
+        np.testing.assert_array_equal(kept, alone)

@@ -1,0 +1,159 @@
+"""Compiled loops: how they are compiled and kept, and what happens where they cannot be."""
+
+import importlib.metadata
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import arraylogchain as alc
+from arraylogchain import _compiled
+from arraylogchain._compiled import why_not
+from tests.chain_scenarios import normal, uniform
+
+if why_not() is not None:
+    pytest.skip(why_not(), allow_module_level=True)
+
+
+def run_python(code, **environment):
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **environment},
+        cwd=Path(__file__).parents[1],
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+def test_import_leaves_numba_alone():
+    code = "import sys, arraylogchain, arraylogchain._compiled; print('numba' in sys.modules)"
+    assert run_python(code) == "False"
+
+
+# Of two functions, one of which calls the other.
+COMPILES = """
+from arraylogchain._compiled.numbers import exponent_of
+from arraylogchain._compiled.compiling import compiled
+@compiled
+def both(x):
+    return x + exponent_of(x)
+print(both(1.75))
+"""
+
+
+def test_options_that_this_numba_does_not_know():
+    """They are left out, as they only make loops faster; Numba would raise at the first call."""
+    code = """
+from numba.core.options import DefaultOptions
+for name in ("_nrt", "forceinline", "no_cfunc_wrapper"):
+    delattr(DefaultOptions, name)
+"""
+    assert run_python(code + COMPILES) == "1.75"
+
+
+def test_libraries_that_this_numba_makes_otherwise():
+    """Inner functions are then compiled as Numba does it."""
+    code = """
+from arraylogchain._compiled import compiling
+class Gone:
+    def __get__(self, part, owner):
+        raise AttributeError
+compiling._Part._get_module_for_linking = Gone()
+"""
+    assert run_python(code + COMPILES) == "1.75"
+
+
+def test_without_a_folder_for_the_cache():
+    """Numba then raises where a function is decorated: it is compiled without a cache."""
+    code = """
+from numba.core import caching
+def fail(*args):
+    raise RuntimeError("cannot cache function: no locator available")
+caching.FunctionCache.__init__ = fail
+"""
+    assert run_python(code + COMPILES) == "1.75"
+
+
+def test_a_cache_that_cannot_be_read(tmp_path):
+    """As one that an older version has left, whose classes are elsewhere now."""
+    (tmp_path / "loop.py").write_text("""
+from arraylogchain._compiled.compiling import compiled
+@compiled
+def twice(x):
+    return 2 * x
+""")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import loop; print(loop.twice(1.5))"
+    assert run_python(code, NUMBA_CACHE_DIR="") == "3.0"
+    (index,) = (tmp_path / "__pycache__").glob("*.nbi")
+    readable = index.read_bytes()
+    index.write_bytes(pickle.dumps(importlib.metadata.version("numba")) + b"cos\nno_such_class\n.")
+    assert run_python(code, NUMBA_CACHE_DIR="") == "3.0"
+    assert index.read_bytes() == readable
+
+
+def test_a_change_of_any_source_is_noticed(tmp_path):
+    """Numba alone asks only for the file of the loop itself, not for those it has compiled in."""
+    from arraylogchain._compiled import compiling, recursion
+
+    source = Path(compiling.__file__).read_text()
+    stamps = set()
+    for other in (None, "x = 1", "x = 2"):
+        if other is not None:
+            (tmp_path / "other.py").write_text(other)
+        file = str(tmp_path / "compiling.py")
+        found = {"__file__": file, "__name__": "compiling"}
+        exec(compile(source, file, "exec"), found)
+        stamps.add(found["_STAMP"])
+    assert len(stamps) == 3
+    assert compiling._STAMP in recursion.advance._cache._cache_file._version
+
+
+def test_one_compilation_serves_all_kinds_of_arrays():
+    """Of any dtype and layout, one row or many, read-only or not: each loop is compiled once."""
+    from arraylogchain._compiled import logs, matrices, numbers, paths, recursion, steps
+
+    def signatures():
+        modules = (logs, matrices, numbers, paths, recursion, steps)
+        found = (f for m in modules for f in vars(m).values() if hasattr(f, "signatures"))
+        return {(f.__name__, signature) for f in found for signature in f.signatures}
+
+    x, P = normal(12, 6, 4), uniform(5, 4, 4)
+    read_only = x.copy()
+    read_only.flags.writeable = False
+    after_the_first = None
+    for potentials in (x, x[0], x[::-2, ::-1], np.asfortranarray(x), x.astype("f4"), read_only):
+        for matrices_given in (P, P[0], P.swapaxes(-1, -2), P.astype("f4")):
+            for prefix in ("", "log_"):
+                options = {f"{prefix}transitions": matrices_given, f"{prefix}final": P[0, 0]}
+                chain = alc.LogChain(potentials, **options, lengths=5)
+                chain.posterior(), chain.entropy(), chain.viterbi(), chain.sample(2)
+                after_the_first = after_the_first or signatures()
+    assert after_the_first
+    assert signatures() == after_the_first
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise ModuleNotFoundError(\"No module named 'numba'\", name='numba')", "not installed"),
+        ("raise ImportError('Numba needs NumPy 2.0 or less')", "NumPy 2.0 or less"),
+        ("raise OSError('libLLVM\\nis broken')", "libLLVM is broken"),
+        ("__version__ = '0.59.1'", "0.59.1 is too old"),
+        ("__version__ = '0.60.0rc1'", None),
+    ],
+)
+def test_why_not(monkeypatch, tmp_path, code, words):
+    (tmp_path / "numba.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [n for n in sys.modules if n.partition(".")[0] == "numba"]:
+        monkeypatch.delitem(sys.modules, name)
+    found = _compiled.why_not.__wrapped__()
+    assert found is None if words is None else words in found
+    assert "\n" not in (found or "")

@@ -1,0 +1,228 @@
+"""Every product of every pair of operands in the table, with gradients, on every backend.
+
+To add a pair, add a line to `pairs`: a name, both operands and, if need be, the cotangent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.chain_scenarios import normal
+from tests.checks import check_logmatmulexp, check_matmul, check_maxplus
+from tests.gradient_checks import (
+    CHECKS,
+    COTANGENTS,
+    check_vjp_logchainexp,
+    check_vjp_logmatmulexp,
+)
+
+INF, NAN = np.inf, np.nan
+VALUES = {"logmatmulexp": check_logmatmulexp, "matmul": check_matmul, "maxplus": check_maxplus}
+BATCHES = [
+    ((3,), (3,)),
+    ((3, 2), ()),
+    ((), (3, 2)),
+    ((1,), (4,)),
+    ((3, 1), (1, 2)),
+    ((2, 1, 3, 1), (1, 4, 1, 5)),
+    ((2, 3, 1, 2), (3, 4, 2)),
+    ((2, 3, 1), (1, 3, 4)),
+    ((3,), (2, 1)),
+    ((1, 1), (1,)),
+    ((2, 1), (1, 0)),
+]
+EMPTY = [
+    ((0, 4), (4, 3)),
+    ((3, 4), (4, 0)),
+    ((3, 0), (0, 2)),
+    ((0, 0), (0, 0)),
+    ((0,), (0,)),
+    ((0,), (0, 3)),
+    ((3, 0), (0,)),
+    ((0, 3, 4), (4, 2)),
+    ((5, 1, 3, 0), (2, 0, 2)),
+    ((5, 1, 3, 4), (0, 4, 2)),
+]
+VECTORS = [((6,), (6,)), ((6,), (6, 4)), ((5, 6), (6,)), ((6,), (3, 2, 6, 4)), ((3, 2, 5, 6), (6,))]
+
+
+def pair(a_shape: tuple, b_shape: tuple, sd: float = 5) -> tuple[np.ndarray, np.ndarray]:
+    return normal(*a_shape, sd=sd), normal(*b_shape, sd=sd, seed=1)
+
+
+def band(n: int, below: int, above: int) -> np.ndarray:
+    """Return an n x n matrix with entries in a band around the diagonal, and -inf elsewhere."""
+    x, (rows, columns) = normal(n, n, sd=3), np.indices((n, n))
+    x[(columns < rows - below) | (columns > rows + above)] = -INF
+    return x
+
+
+def closed(place: Any, sd: float, both: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return operands with exact zeros in some places of one or of both."""
+    a, b = pair((12, 10), (10, 11), sd)
+    a[place] = -INF
+    if both:
+        b[place[::-1] if isinstance(place, tuple) else place] = -INF
+    return a, b
+
+
+def flagged(far: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return operands of which some entries are proved and others beside them are not."""
+    a, b = pair((33, 17), (17, 29), 1)
+    a[::4, 1:] += far
+    b[:-1, ::3] += far
+    return a, b
+
+
+def crossed(far: float, offset: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return operands whose sum is of neither the row's largest entry nor the column's."""
+    a = np.array([[0.25, -far, -2 * far]]) - offset
+    return a, np.array([[-far], [0.0], [-1.0]]) - offset / 3
+
+
+def magnitudes(decades: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    a, b = pair((20, 16), (16, 18), 1)
+    return tuple(x * 10.0 ** rng.integers(-decades, decades, x.shape) for x in (a, b))
+
+
+def special(value: float, sd: float) -> tuple[np.ndarray, np.ndarray]:
+    a, b = pair((9, 8), (8, 7), sd)
+    a[2, 3], b[5, 6], b[4, 1] = value, value, -INF
+    return a, b
+
+
+def every_special_pair(others: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return +inf, -inf and NaN against each other, beside an ordinary term or alone."""
+    left, right = (v.ravel() for v in np.meshgrid(*[[-INF, -800.0, 0.0, 800.0, INF, NAN]] * 2))
+    a = np.stack([left, right, np.full(left.shape, others)], axis=-1)
+    return a, a.T
+
+
+def one_shift(sd: float, far: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows and columns each far from the others, which one shift for all would round."""
+    a, b = pair((12, 20), (20, 12), sd)
+    return a + far * np.arange(12)[:, None], b + far * np.arange(12)
+
+
+def pairs() -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
+    """Yield a name, and two operands."""
+    for sd in (1, 10, 20, 30, 100, 1000, 1e6):
+        yield f"sd {sd}", pair((21, 30), (30, 17), sd)
+    for rows, inner, columns in ((1, 1, 1), (1, 7, 1), (65, 3, 1), (1, 3, 67), (32, 32, 33)):
+        yield f"shape {rows} {inner} {columns}", pair((rows, inner), (inner, columns))
+    for sd in (1, 20, 1000):
+        yield f"long sums {sd}", pair((3, 3000), (3000, 4), sd)
+    for a_batch, b_batch in BATCHES:
+        for sd in (5, 1000):
+            a, b = pair((*a_batch, 5, 6), (*b_batch, 6, 4), sd)
+            a[..., 2, :3] = -INF
+            yield f"batch {a_batch} {b_batch} {sd}", (a, b)
+    for a_shape, b_shape in VECTORS + EMPTY:
+        yield f"axes {a_shape} {b_shape}", pair(a_shape, b_shape, 50)
+    for low in (-10, -60, -80, -110, -400, -800, -1e4, -1e30):
+        yield f"crossed {low}", (np.array([[0.0, low]]), np.array([[low], [0.0]]))
+    for far in (-80, -110.0, -800.0):
+        yield f"flagged {far}", flagged(far)
+    for far in (150.0, 1500.0):
+        for offset in (0.0, 1e4, 1e6):
+            yield f"crossed {far} {offset}", crossed(far, offset)
+    for centre in (1e4, -1e4, 1e30):
+        for sign in (1, -1):
+            a, b = pair((9, 12), (12, 7), 3)
+            yield f"centre {centre} {sign}", (a + centre, b + sign * centre)
+    for offset in (1e4, 1e6):
+        for sign in (1, -1):
+            a, b = pair((9, 12), (12, 7), 1000)
+            yield f"wide, offset {offset} {sign}", (a + offset, b + sign * offset / 3)
+    for sd, far in ((1, 2), (1, 29), (20, 300), (1, 1e4)):
+        yield f"one shift {sd} {far}", one_shift(sd, far)
+    for decades in (2, 4):
+        yield f"magnitudes {decades}", magnitudes(decades)
+    places = (np.s_[3], np.s_[:, 4], np.s_[:], np.s_[2:, :9], np.s_[::2, ::2])
+    for i, place in enumerate(places):
+        for sd in (1, 1000):
+            yield f"closed {i} {sd}", closed(place, sd, False)
+            yield f"closed in both {i} {sd}", closed(place, sd, True)
+    for below, above in ((0, 1), (1, 1), (0, 0), (8, 0), (0, 40)):
+        yield f"band {below} {above}", (band(60, below, above), band(60, below, above))
+    a = band(60, 6, 3)
+    a[:, 20:40] -= 700
+    yield "band that underflows", (a, a.T)
+    a, b = pair((6, 8), (8, 7))
+    a[:, 4:], b[:4] = -INF, -INF
+    yield "disjoint supports", (a, b)
+    for value in (INF, NAN):
+        for sd in (1, 30, 1000):
+            yield f"special {value} {sd}", special(value, sd)
+    for others in (-INF, -1e4, 0.0, 200.0):
+        yield f"every pair beside {others}", every_special_pair(others)
+
+
+PAIRS = dict(pairs())
+
+
+def test_names_differ():
+    assert len(PAIRS) == len(list(pairs()))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_values(backend, dtype, name):
+    a, b = PAIRS[name]
+    for check in VALUES.values():
+        check(backend, dtype, a, b)
+    turned = (np.swapaxes(x, -1, -2) if x.ndim > 1 else x for x in (b, a))
+    check_logmatmulexp(backend, dtype, *turned)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_gradients(backend, dtype, name):
+    a, b = PAIRS[name]
+    for function, check in CHECKS.items():
+        if function != "matmul" or (np.all(np.isfinite(a)) and np.all(np.isfinite(b))):
+            check(backend, dtype, a, b)
+
+
+@pytest.mark.parametrize("kind", COTANGENTS)
+@pytest.mark.parametrize("name", ["sd 1", "sd 30", "sd 1000", "one shift 1 29", "closed 3 1000"])
+def test_cotangents(backend, dtype, name, kind):
+    check_vjp_logmatmulexp(backend, dtype, *PAIRS[name], kind)
+
+
+@pytest.mark.parametrize("name", ["sd 1", "sd 30", "sd 1000", "closed 3 1", "band 1 1"])
+def test_half_precision(backend, half, name):
+    a, b = PAIRS[name]
+    for check in (*VALUES.values(), *(CHECKS[f] for f in ("logmatmulexp", "maxplus_matmul"))):
+        check(backend, half, a, b)
+
+
+def test_entries_of_all_magnitudes(backend, dtype):
+    """Sums that agree to rounding tie: values are right, and shares are any."""
+    check_logmatmulexp(backend, dtype, *magnitudes(30))
+
+
+@pytest.mark.parametrize("sd", [1, 25, 1000])
+def test_workspace_changes_no_answer(np_backend, dtype, sd):
+    a, b = pair((200, 20), (20, 700), sd)
+    for check in CHECKS.values():
+        check(np_backend, dtype, a, b, workspace=1 << 20)
+
+
+# ---------------------------------------------------------------------------------- many factors
+
+STACKS: dict[str, Any] = {
+    **{f"{n} of sd {sd}": normal(n, 5, 5, sd=sd) for n in (1, 2, 3, 5, 8) for sd in (1, 30)},
+    "batch": normal(2, 3, 4, 5, 5, sd=1000),
+    "sparse": np.where(np.random.default_rng(1).random((6, 7, 7)) < 0.6, -INF, normal(6, 7, 7)),
+    "rectangles": [normal(3, 4), normal(4, 7, seed=1), normal(7, 2, seed=2)],
+    "batches that broadcast": [normal(2, 1, 3, 4), normal(3, 4, 5), normal(5, 2, sd=100)],
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_stacks(backend, dtype, name):
+    check_vjp_logchainexp(backend, dtype, STACKS[name])

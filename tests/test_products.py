@@ -1,0 +1,409 @@
+"""What products have of their own: ties, layouts, dtypes, cotangents, and many factors."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import arraylogchain as alc
+from tests import error_model, reference
+from tests.chain_scenarios import normal
+from tests.checks import check_logmatmulexp, check_matmul, check_maxplus, mentions
+from tests.conftest import BACKENDS
+from tests.error_model import assert_within, linear_bound, product_bound
+from tests.gradient_checks import (
+    CHECKS,
+    check_vjp_logchainexp,
+    check_vjp_logmatmulexp,
+    check_vjp_maxplus,
+)
+from tests.reference import logmatmulexp, matmul
+
+INF, NAN = np.inf, np.nan
+FUNCTIONS = list(CHECKS)
+
+
+# ------------------------------------------------------------------------- values and their kinds
+
+
+def test_result_is_a_named_pair(backend, dtype):
+    a, b = backend.asarray([[0.0, 3.0]], dtype), backend.asarray([[5.0], [1.0]], dtype)
+    product = alc.maxplus_matmul(a, b)
+    values, indices = product
+    assert isinstance(product, alc.MaxPlusProduct)
+    assert values is product.values
+    assert indices is product.indices
+    assert backend.read(values, dtype).tolist() == [[5.0]]
+    assert backend.to_numpy(indices).tolist() == [[0]]
+
+
+@pytest.mark.parametrize("workspace", [None, 1 << 20])
+def test_ties_of_values_go_to_the_smallest_index(backend, dtype, workspace):
+    """Small integers tie often; their sums are exact in every dtype."""
+    rng = np.random.default_rng(1)
+    a, b = rng.integers(0, 3, (20, 600)).astype(float), rng.integers(0, 3, (600, 30)).astype(float)
+    a[:, :300] = -5.0
+    _, indices = check_maxplus(backend, dtype, a, b, workspace=workspace)
+    terms = a[:, :, None] + b[None]
+    np.testing.assert_array_equal(indices, np.argmax(terms, axis=1))
+    assert indices.min() >= 300
+
+
+def test_minus_infinity_everywhere_is_a_tie(backend, dtype):
+    a, b = np.full((2, 4), -np.inf), np.zeros((4, 3))
+    values, indices = check_maxplus(backend, dtype, a, b)
+    assert np.all(values == -np.inf)
+    assert np.all(indices == 0)
+
+
+def test_largest_finite_entries(backend, dtype):
+    """Sums of two of the largest numbers overflow to infinity, as the sums themselves do."""
+    top = float(np.finfo(dtype).max)
+    out = check_logmatmulexp(backend, dtype, [[top, -top]], [[-top], [top]])
+    assert abs(out[0, 0] - np.log(2)) < 1e-6
+    ours = [backend.asarray(x, dtype) for x in ([[top]], [[top]])]
+    assert backend.to_numpy(alc.logmatmulexp(*ours))[0, 0] == np.inf
+    ours = [backend.asarray(x, dtype) for x in ([[-top]], [[-top]])]
+    assert backend.to_numpy(alc.logmatmulexp(*ours))[0, 0] == -np.inf
+
+
+def test_half_matmul_adds_in_single_precision(backend, half):
+    check_matmul(backend, half, normal(4, 500), normal(500, 5, seed=1))
+    # Added one by one in half precision, ones would stop at 2048 (float16) or 256 (bfloat16).
+    ones = backend.asarray(np.ones((1, 5000)), half)
+    out = alc.matmul(ones, backend.asarray(np.ones((5000, 1)), half))
+    total = backend.read(out, half)[0, 0]
+    assert total == pytest.approx(5000, rel=2.0 ** -error_model.HALVES[half][0])
+
+
+PROMOTIONS = [
+    ("float16", "float32", "float32"),
+    ("float16", "float64", "float64"),
+    ("float32", "float64", "float64"),
+    ("bfloat16", "float16", "float32"),
+    ("bfloat16", "float32", "float32"),
+    ("bfloat16", "float64", "float64"),
+]
+
+
+@pytest.mark.parametrize(
+    ("backend", "first", "second", "expected"),
+    [
+        (name, *dtypes)
+        for name, (_, _, supported) in BACKENDS.items()
+        for dtypes in PROMOTIONS
+        if set(dtypes) <= set(supported)
+    ],
+    indirect=["backend"],
+)
+@pytest.mark.parametrize("function", ["matmul", "logmatmulexp", "maxplus_matmul"])
+def test_mixed_precisions_promote(backend, function, first, second, expected):
+    x, y = normal(3, 4), normal(4, 3, seed=1)
+    for dtypes in [(first, second), (second, first)]:
+        a, b = (backend.asarray(v, d) for v, d in zip((x, y), dtypes, strict=True))
+        out = getattr(alc, function)(a, b)
+        values = backend.read(out[0] if function == "maxplus_matmul" else out, expected)
+        held = backend.to_numpy(a), backend.to_numpy(b)
+        exact = {
+            "matmul": reference.matmul,
+            "logmatmulexp": reference.logmatmulexp,
+            "maxplus_matmul": lambda p, q: reference.maxplus(p, q, expected),
+        }[function](*held)
+        np.testing.assert_allclose(
+            values, exact.astype(float), rtol=50 * error_model.EPS[expected], atol=1e-6
+        )
+
+
+def test_promotion_of_a_sequence(np_backend):
+    matrices = [normal(3, 3).astype("float16"), normal(3, 3).astype("float32")]
+    assert alc.logchainexp(matrices).dtype == np.float32
+
+
+def test_scalars_come_back_as_arrays(backend, dtype):
+    """Results without axes are arrays too, of the caller's library."""
+    a = backend.asarray(normal(4), dtype)
+    assert backend.read(alc.logmatmulexp(a, a), dtype).shape == ()
+    assert backend.read(alc.matmul(a, a), dtype).shape == ()
+
+
+# ---------------------------------------------------------------------------------------- layouts
+
+
+def layouts(dtype):
+    """Return arrays of the same values, 3 x 6 x 6, that lie in memory in different ways."""
+    x = normal(3, 6, 6, sd=40).astype(dtype)
+    padded = np.full((3, 12, 8), np.nan, dtype)
+    padded[:, ::2, 1:7] = x
+    backwards = np.ascontiguousarray(x[::-1, ::-1, ::-1])
+    read_only = x.copy()
+    read_only.flags.writeable = False
+    return {
+        "view with gaps": padded[:, ::2, 1:7],
+        "negative strides": backwards[::-1, ::-1, ::-1],
+        "Fortran order": np.asfortranarray(x),
+        "transposed": np.ascontiguousarray(np.swapaxes(x, -1, -2)).swapaxes(-1, -2),
+        "batch axis last": np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 0, -1)), -1, 0),
+        "read-only": read_only,
+    }
+
+
+@pytest.mark.parametrize("layout", list(layouts("float32")))
+def test_memory_layouts(dtype, layout):
+    """The result depends on the values only, and the operands stay as they are."""
+    other = layouts(dtype)[layout]
+    plain = np.array(other, order="C")
+    exact = logmatmulexp(plain, plain)
+    bound = product_bound(plain, plain, exact, dtype)
+    linear = matmul(plain, plain)
+    expected = alc.maxplus_matmul(plain, plain)
+    for pair in [(other, other), (other, plain), (plain, other)]:
+        assert_within(alc.logmatmulexp(*pair), exact, bound)
+        assert_within(alc.matmul(*pair), linear, linear_bound(plain, plain, linear, dtype))
+        values, indices = alc.maxplus_matmul(*pair)
+        np.testing.assert_array_equal(values, expected.values)
+        np.testing.assert_array_equal(indices, expected.indices)
+    np.testing.assert_array_equal(other, plain)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_expanded_operands(function):
+    """Axes of stride 0, batch axes and the summed one, are read and never written."""
+    row, column = normal(7, sd=30), normal(6, sd=30, seed=1)
+    a = np.broadcast_to(row, (4, 5, 7))
+    b = np.broadcast_to(column, (4, 7, 6))
+    expected = getattr(alc, function)(a.copy(), b.copy())
+    out = getattr(alc, function)(a, b)
+    for got, want in zip(_parts(out), _parts(expected), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-13)
+    np.testing.assert_array_equal(a, np.broadcast_to(row, (4, 5, 7)))
+    np.testing.assert_array_equal(b, np.broadcast_to(column, (4, 7, 6)))
+
+
+def _parts(out):
+    return out if isinstance(out, tuple) else (out,)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_mixed_precisions(np_backend, function):
+    """A gradient has the dtype of its operand."""
+    a, b = normal(3, 4).astype("float32"), normal(4, 5, seed=1)
+    value, pullback = getattr(alc.vjp, function)(a, b)
+    da, db = pullback(normal(3, 5))
+    assert getattr(value, "values", value).dtype == np.float64
+    assert (da.dtype, db.dtype) == (np.float32, np.float64)
+    expected = CHECKS[function](np_backend, "float64", a.astype(float), b, normal(3, 5))
+    np.testing.assert_allclose(da, expected[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(db, expected[1], rtol=1e-12)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_gradients_of_views(torch_backend, function, dtype):
+    """Negative strides, gaps, transposes, Fortran order, expanded axes: the same as copies."""
+    a, b, g = normal(12, 10).astype(dtype), normal(8, 20).astype(dtype), normal(8, 6).astype(dtype)
+    views = (a[::-2, ::-1], b.T[::2, ::-1], np.asfortranarray(g.T))
+    copies = [v.copy() for v in views]
+    results = []
+    for left, right, cotangent_ in (views, copies):
+        _, pullback = getattr(alc.vjp, function)(left, right)
+        results.append(pullback(cotangent_))
+    for viewed, plain in zip(*results, strict=True):
+        np.testing.assert_allclose(viewed, plain, rtol=1e-4, atol=1e-5)
+
+    xp = torch_backend.xp
+    left = xp.ones(1, 5, dtype=getattr(xp, dtype)).expand(3, 5)
+    right = torch_backend.asarray(normal(5, 4), dtype)
+    _, pullback = getattr(alc.vjp, function)(left, right)
+    da, db = pullback(xp.ones(1, 1, dtype=left.dtype).expand(3, 4))
+    plain = getattr(alc.vjp, function)(left.clone(), right)[1](xp.ones(3, 4, dtype=left.dtype))
+    np.testing.assert_allclose(da.numpy(), plain[0].numpy(), rtol=1e-5)
+    np.testing.assert_allclose(db.numpy(), plain[1].numpy(), rtol=1e-5)
+
+
+# ------------------------------------------------------------------------------------- gradients
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("sd", [1, 1000])
+def test_pullback_can_be_called_again(backend, dtype, function, sd):
+    a, b = (
+        backend.asarray(x, dtype) for x in (normal(3, 7, 5, sd=sd), normal(5, 4, sd=sd, seed=1))
+    )
+    g, other = (backend.asarray(normal(3, 7, 4, seed=i), dtype) for i in (2, 3))
+    _, pullback = getattr(alc.vjp, function)(a, b)
+    first = [backend.to_numpy(d).copy() for d in pullback(g)]
+    pullback(other)
+    for d, again in zip(first, pullback(g), strict=True):
+        np.testing.assert_array_equal(d, backend.to_numpy(again))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_value_is_that_of_the_plain_function(backend, dtype, function):
+    a, b = (backend.asarray(x, dtype) for x in (normal(6, 5, sd=30), normal(5, 4, sd=30, seed=1)))
+    value, _ = getattr(alc.vjp, function)(a, b)
+    plain = getattr(alc, function)(a, b)
+    pairs = zip(value, plain, strict=True) if isinstance(value, tuple) else [(value, plain)]
+    for found, expected in pairs:
+        np.testing.assert_array_equal(backend.to_numpy(found), backend.to_numpy(expected))
+
+
+def test_small_cotangents_beside_large_entries(backend, dtype):
+    """exp(70) in float32, exp(670) in float64: a cotangent divided by it may underflow."""
+    size, g = (35.0, 1e-20) if dtype == "float32" else (335.0, 1e-100)
+    a, b, gs = (backend.asarray(np.full((4, 4), x), dtype) for x in (size, size, g))
+    _, pullback = alc.vjp.logmatmulexp(a, b)
+    for gradient in pullback(gs):
+        np.testing.assert_allclose(backend.to_numpy(gradient), g, rtol=1e-5)
+
+
+def test_ties_go_to_the_smallest_index(backend, dtype):
+    da, db = check_vjp_maxplus(backend, dtype, np.zeros((2, 5)), np.zeros((5, 3)), "ones")
+    assert da.tolist() == [[3, 0, 0, 0, 0]] * 2
+    assert db.tolist() == [[2, 2, 2]] + [[0, 0, 0]] * 4
+
+
+def test_maxplus_has_no_gradient_through_what_is_not_finite(backend, dtype):
+    """+inf that meets -inf makes NaN as the value, which hangs on no operand."""
+    a, b = np.array([[-INF, -INF], [INF, 0.0], [1.0, 2.0]]), np.array([[0.0, -INF], [0.0, 0.0]])
+    value, pullback = alc.vjp.maxplus_matmul(*(backend.asarray(x, dtype) for x in (a, b)))
+    assert np.isnan(backend.to_numpy(value.values)[1, 1])
+    da, db = pullback(backend.asarray(np.ones((3, 2)), dtype))
+    assert backend.to_numpy(da).tolist() == [[0, 0], [0, 0], [0, 2]]
+    assert backend.to_numpy(db).tolist() == [[0, 0], [1, 1]]
+
+
+def test_infinite_cotangents_reach_no_zero(backend, dtype):
+    """Of entries that are computed one by one: nothing weighs nothing, even infinitely often."""
+    a, b = np.array([[0.0, -2000.0, -INF]]), np.array([[-2000.0], [0.0], [0.0]])
+    _, pullback = alc.vjp.logmatmulexp(*(backend.asarray(x, dtype) for x in (a, b)))
+    for gradient in pullback(backend.asarray(np.full((1, 1), INF), dtype)):
+        assert backend.to_numpy(gradient).ravel().tolist() == [INF, INF, 0]
+
+
+def test_sums_too_long_for_the_workspace(np_backend, dtype):
+    """Entries that are computed one by one, some of their terms at a time."""
+    a, b = normal(2, 30_000, sd=1000), normal(30_000, 3, sd=1000, seed=1)
+    check_vjp_logmatmulexp(np_backend, dtype, a, b, workspace=1 << 20)
+
+
+def test_half_precisions_of_large_results(backend, half):
+    """A result that is rounded to 3 digits must not be what probabilities are computed from."""
+    check_vjp_logmatmulexp(backend, half, normal(6, 8) + 300, normal(8, 5, seed=1) + 300)
+
+
+@pytest.mark.parametrize("function", [*FUNCTIONS, "logchainexp"])
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda g: g[:-1], ValueError),
+        (lambda g: g[None], ValueError),
+        (lambda g: g[:, :1], ValueError),
+        (lambda g: np.asarray(2.0), ValueError),
+        (lambda g: 2.0, TypeError),
+        (lambda g: None, TypeError),
+        (lambda g: g.tolist(), TypeError),
+        (lambda g: g.astype(int), TypeError),
+        (lambda g: g + 0j, TypeError),
+    ],
+    ids=["row", "axis", "column", "0-d", "number", "None", "list", "integers", "complex"],
+)
+def test_cotangents_that_do_not_fit(function, make, error):
+    a, b, g = normal(3, 4), normal(4, 5), normal(3, 5)
+    operands = ([a, b],) if function == "logchainexp" else (a, b)
+    _, pullback = getattr(alc.vjp, function)(*operands)
+    with pytest.raises(error, match=mentions("cotangent")):
+        pullback(make(g))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_cotangent_of_another_library(torch_backend, function):
+    _, pullback = getattr(alc.vjp, function)(normal(3, 4), normal(4, 5))
+    with pytest.raises(TypeError, match=mentions("cotangent")):
+        pullback(torch_backend.asarray(normal(3, 5)))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_operands_that_do_not_fit(function):
+    """They are refused before a pullback is made, as the plain functions do."""
+    with pytest.raises(ValueError, match=r"\(3, 4\)"):
+        getattr(alc.vjp, function)(normal(3, 4), normal(5, 6))
+    with pytest.raises(TypeError, match=mentions("a")):
+        getattr(alc.vjp, function)(normal(3, 4).tolist(), normal(4, 6))
+    with pytest.raises(ValueError, match=mentions("workspace")):
+        getattr(alc.vjp, function)(normal(3, 4), normal(4, 6), workspace=1)
+
+
+@pytest.mark.parametrize("of_cotangent", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("function", [*FUNCTIONS, "logchainexp", "log_partition"])
+def test_dtype_of_a_cotangent(torch_backend, function, dtype, of_cotangent):
+    """It changes neither where the pullback computes nor in what."""
+    a, b = (torch_backend.asarray(x, dtype) for x in (normal(3, 4), normal(4, 4, seed=1)))
+    operands = {
+        "logchainexp": ([a, b],),
+        "log_partition": (alc.LogChain(a, log_transitions=b[None].expand(2, 4, 4)),),
+    }.get(function, (a, b))
+    value, pullback = getattr(alc.vjp, function)(*operands)
+    g = torch_backend.xp.ones_like(value[0] if function == "maxplus_matmul" else value)
+    found, expected = pullback(g.to(getattr(torch_backend.xp, of_cotangent))), pullback(g)
+    torch_backend.xp.testing.assert_close(found, expected)
+
+
+# ----------------------------------------------------------------------------------- many factors
+
+
+def test_no_factors_give_the_identity(backend, dtype):
+    out = backend.read(alc.logchainexp(backend.asarray(np.empty((0, 3, 3)), dtype)), dtype)
+    np.testing.assert_array_equal(out, np.where(np.eye(3) == 1, 0, -INF))
+    out = backend.read(alc.logchainexp(backend.asarray(np.empty((2, 0, 3, 3)), dtype)), dtype)
+    np.testing.assert_array_equal(out, np.where(np.eye(3) == 1, 0, -INF) * np.ones((2, 1, 1)))
+
+
+def test_one_factor_is_returned_as_it_is(backend, dtype):
+    """A copy: writing to the result does not reach the input."""
+    stack = backend.asarray(normal(1, 3, 3), dtype)
+    out = alc.logchainexp(stack)
+    np.testing.assert_array_equal(backend.read(out, dtype), backend.to_numpy(stack)[0])
+    before = backend.to_numpy(stack).copy()
+    out[0, 0] = 7.0
+    np.testing.assert_array_equal(backend.to_numpy(stack), before)
+
+
+@pytest.mark.parametrize(
+    "sizes", [[40, 30, 20, 1], [1, 20, 30, 40], [30, 1, 40, 1, 30], [2, 50, 3, 50, 2], [3, 0, 4, 2]]
+)
+def test_association_order_does_not_show(np_backend, dtype, sizes):
+    """Narrow waists at either end, the cheap order from the right or from the left."""
+    shapes = itertools.pairwise(sizes)
+    check_vjp_logchainexp(
+        np_backend, dtype, [normal(*s, sd=10, seed=i) for i, s in enumerate(shapes)]
+    )
+
+
+@pytest.mark.parametrize("value", [INF, NAN])
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_special_values_in_the_last_factor(backend, dtype, value, n):
+    """They wait for the last product; elsewhere entries stay finite."""
+    stack = normal(n, 3, 3)
+    stack[-1, 1, 0] = value
+    out = backend.read(alc.logchainexp(backend.asarray(stack, dtype)), dtype)
+    np.testing.assert_array_equal(np.isfinite(out), [[False, True, True]] * 3)
+
+
+@pytest.mark.parametrize("n", [31, 1000])
+def test_long_products(np_backend, dtype, n):
+    """The result grows linearly, and stays accurate."""
+    stack = np.broadcast_to(normal(3, 3), (n, 3, 3)).astype(dtype)
+    exact = reference.logchainexp(list(stack))
+    bound = error_model.product_chain_bound(list(stack), exact, dtype)
+    assert_within(alc.logchainexp(stack), exact, bound)
+
+
+@pytest.mark.parametrize("sd", [1, 100])
+def test_large_matrices_in_little_memory(np_backend, dtype, sd):
+    """Strips of rows times strips of columns, far from 0 as well."""
+    stack = (normal(2, 3, 110, 110, sd=sd) + np.array([1e4, -2e4, 1e4])[:, None, None]).astype(
+        dtype
+    )
+    parts = [stack[:, i] for i in range(3)]
+    exact = reference.logchainexp(parts)
+    bound = error_model.product_chain_bound(parts, exact, dtype)
+    assert_within(alc.logchainexp(stack, workspace=1 << 20), exact, bound)

@@ -1,0 +1,290 @@
+"""A call leaves nothing behind that another call, thread or copy can meet."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraylogchain as alc
+from tests.chain_scenarios import make, normal, uniform
+
+pytestmark = pytest.mark.chains
+THREADS = 8
+
+
+def parts_of(result: Any) -> list[np.ndarray]:
+    """Return the arrays of a result, however they are nested."""
+    if isinstance(result, (tuple, list)):
+        return [x for part in result for x in parts_of(part)]
+    if hasattr(result, "detach"):
+        result = result.detach().numpy()
+    return [] if result is None else [np.array(result)]
+
+
+def assert_same_bits(found: Any, expected: Any) -> None:
+    for ours, theirs in zip(parts_of(found), parts_of(expected), strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def everything(chain: alc.LogChain) -> list[Any]:
+    """Return what all methods of a chain give."""
+    names = ("log_partition", "forward_messages", "backward_messages", "marginals", "entropy")
+    names = (*names, "viterbi", "filtered", "posterior", "expected_transitions")
+    found = [getattr(chain, name)() for name in names]
+    samples = chain.sample(2, rng=np.random.default_rng(0))
+    return [*found, samples, chain.log_weight(samples)]
+
+
+def chain_pullback(rows: int, T: int, K: int) -> tuple[Callable[..., Any], np.ndarray]:
+    x = normal(rows, T, K, sd=3).astype("float32")
+    P = uniform(K, K).astype("float32")
+    _, pullback = alc.vjp.log_partition(alc.LogChain(x, transitions=P, final=P[0]))
+    return pullback, np.ones(rows, "float32")
+
+
+def einsum_pullback(equation: str, *shapes: tuple[int, ...]) -> tuple[Callable[..., Any], Any]:
+    operands = [normal(*shape, seed=i) for i, shape in enumerate(shapes)]
+    value, pullback = alc.vjp.logeinsumexp(equation, *operands)
+    return pullback, np.ones_like(value)
+
+
+PULLBACKS: dict[str, Callable[[], tuple[Callable[..., Any], Any]]] = {
+    "wide chain": lambda: chain_pullback(100, 10, 200),
+    "narrow chain": lambda: chain_pullback(40, 50, 4),
+    "long chain": lambda: chain_pullback(1, 5000, 3),
+    "einsum": lambda: einsum_pullback("ij,jk,kl,lm->im", (40, 30), (30, 50), (50, 40), (40, 20)),
+    "einsum of few": lambda: einsum_pullback("ij,jk,kl->il", (9, 8), (8, 7), (7, 6)),
+    "einsum of two": lambda: einsum_pullback("ij,jk->ik", (30, 40), (40, 20)),
+    "product": lambda: (alc.vjp.logmatmulexp(normal(90, 80), normal(80, 70))[1], np.ones((90, 70))),
+    "stack": lambda: (alc.vjp.logchainexp(normal(9, 20, 20))[1], np.ones((20, 20))),
+}
+
+
+@pytest.mark.parametrize("name", PULLBACKS)
+def test_one_pullback_from_many_threads(name):
+    """All get the bits that one thread alone gets."""
+    pullback, g = PULLBACKS[name]()
+    expected = [pullback(n * g) for n in range(1, THREADS + 1)]
+    barrier = threading.Barrier(THREADS)
+
+    def call(n: int) -> list[Any]:
+        barrier.wait(30)
+        return [pullback(n * g) for _ in range(20 if "einsum" in name else 3)]
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for found, own in zip(pool.map(call, range(1, THREADS + 1)), expected, strict=True):
+            for again in found:
+                assert_same_bits(again, own)
+
+
+def test_one_chain_from_many_threads():
+    """Methods of one chain, and of others, at the same time."""
+    chains = [alc.LogChain(normal(n, 30, 4), transitions=uniform(4, 4)) for n in (1, 20)]
+    expected = [everything(chain) for chain in chains]
+    barrier = threading.Barrier(THREADS)
+
+    def call(n: int) -> list[Any]:
+        barrier.wait(30)
+        return everything(chains[n % 2])
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for n, found in enumerate(pool.map(call, range(THREADS))):
+            assert_same_bits(found, expected[n % 2])
+
+
+def test_calls_of_einsum_from_many_threads():
+    operands = normal(9, 8), normal(8, 7), normal(7, 6)
+    expected = alc.logeinsumexp("ij,jk,kl->il", *operands)
+    with ThreadPoolExecutor(THREADS) as pool:
+        for found in pool.map(lambda _: alc.logeinsumexp("ij,jk,kl->il", *operands), range(80)):
+            assert_same_bits(found, expected)
+
+
+# ------------------------------------------------------------------------------------- copies
+
+
+def chains_to_copy() -> dict[str, Callable[[], alc.LogChain]]:
+    options = {"transitions": uniform(4, 4), "initial": uniform(4), "final": uniform(4)}
+    return {
+        "numpy": lambda: alc.LogChain(normal(3, 9, 4), **options, lengths=[9, 2, 4]),
+        "bounded": lambda: alc.LogChain(normal(9, 4), **options, workspace=1 << 21, workers=1),
+        "pieces": lambda: _chain_of("pieces ragged"),
+    }
+
+
+def _chain_of(name: str) -> alc.LogChain:
+    options = make(name)
+    return alc.LogChain(options.pop("x"), **options)
+
+
+COPIES = {"pickle": lambda x: pickle.loads(pickle.dumps(x)), "deepcopy": copy.deepcopy}
+COPIES["copy"] = copy.copy
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("name", chains_to_copy())
+def test_chains_are_copied(name, way):
+    chain = chains_to_copy()[name]()
+    expected = everything(chain)
+    again = COPIES[way](chain)
+    assert repr(again) == repr(chain)
+    assert str(again.plan()) == str(chain.plan())
+    assert_same_bits(everything(again), expected)
+    assert_same_bits(everything(chain), expected)
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_results_are_copied(way):
+    chain = alc.LogChain(normal(3, 9, 4), transitions=uniform(4, 4))
+    results = [*everything(chain), alc.maxplus_matmul(normal(3, 4), normal(4, 2))]
+    results.append(alc.vjp.log_partition(chain)[1](np.ones(3)))
+    for result in results:
+        again = COPIES[way](result)
+        assert type(again) is type(result)
+        assert_same_bits(again, result)
+    plan = chain.plan("marginals")
+    assert str(COPIES[way](plan)) == str(plan)
+
+
+@pytest.mark.parametrize("way", ["pickle", "deepcopy"])
+def test_modules_that_hold_a_chain_are_copied(torch_backend, way):
+    torch = torch_backend.xp
+    x, P = (torch.from_numpy(a).requires_grad_() for a in (normal(9, 4), uniform(4, 4)))
+    module = torch.nn.Module()
+    module.x, module.P = torch.nn.Parameter(x.detach()), torch.nn.Parameter(P.detach())
+    module.chain = alc.LogChain(module.x, transitions=module.P)
+    again = COPIES[way](module)
+    z = again.chain.log_partition()
+    torch.testing.assert_close(z, module.chain.log_partition(), rtol=0, atol=0)
+    z.backward()
+    # The copy's chain is of the copy's parameters.
+    torch.testing.assert_close(again.x.grad.sum(), torch.tensor(9.0, dtype=x.dtype))
+    assert module.x.grad is None
+
+
+# ------------------------------------------------------------- arrays that change between calls
+
+
+def test_arrays_are_read_at_each_call():
+    x, P = normal(9, 4), uniform(4, 4)
+    chain = alc.LogChain(x, transitions=P)
+    everything(chain)
+    x += normal(9, 4, seed=1)
+    P *= uniform(4, 4, seed=2)
+    expected = everything(alc.LogChain(x.copy(), transitions=P.copy()))
+    assert_same_bits(everything(chain), expected)
+
+
+def test_tensors_replaced_between_calls(torch_backend):
+    torch = torch_backend.xp
+    x, P = (torch.nn.Parameter(torch.from_numpy(a)) for a in (normal(9, 4), uniform(4, 4)))
+    chain = alc.LogChain(x, transitions=P)
+    with torch.no_grad():
+        chain.log_partition()
+    chain.log_partition()
+    x.data, P.data = x.data + 1, 2 * P.data
+    expected = alc.LogChain(x.detach().clone(), transitions=P.detach().clone())
+    with torch.no_grad():
+        assert_same_bits(chain.log_partition(), expected.log_partition())
+    assert_same_bits(chain.log_partition().detach(), expected.log_partition())
+    assert_same_bits(chain.viterbi(), expected.viterbi())
+
+
+def test_modules_of_another_dtype(torch_backend):
+    torch = torch_backend.xp
+    module = torch.nn.Module()
+    module.x = torch.nn.Parameter(torch.from_numpy(normal(9, 4)).float())
+    module.P = torch.nn.Parameter(torch.from_numpy(uniform(4, 4)).float())
+    chain = alc.LogChain(module.x, transitions=module.P)
+    chain.log_partition()
+    module.double()
+    assert chain.log_partition().dtype == torch.float64
+    expected = alc.LogChain(module.x.detach(), transitions=module.P.detach()).viterbi()
+    assert_same_bits(chain.viterbi(), expected)
+    with torch.no_grad():
+        assert chain.log_partition().dtype == torch.float64
+
+
+# ---------------------------------------------------------------------------------- interruption
+
+
+def wide_chain() -> alc.LogChain:
+    return alc.LogChain(normal(40, 60, 100), transitions=uniform(100, 100))
+
+
+def value_and_gradients(chain: alc.LogChain) -> Any:
+    value, pullback = alc.vjp.log_partition(chain)
+    return value, pullback(np.ones_like(value))
+
+
+CALLS: dict[str, Callable[[], Any]] = {
+    "long chain": lambda: alc.LogChain(normal(60_000, 4), transitions=uniform(4, 4)).marginals(),
+    "many rows": lambda: value_and_gradients(
+        alc.LogChain(normal(4000, 20, 4), transitions=uniform(4, 4))
+    ),
+    "wide chain": lambda: value_and_gradients(wide_chain()),
+    "entropy": lambda: wide_chain().entropy(),
+    "best path": lambda: wide_chain().viterbi(),
+    "product": lambda: alc.logmatmulexp(normal(400, 300, sd=300), normal(300, 400, sd=300)),
+}
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers of signals")
+@pytest.mark.parametrize("name", CALLS)
+def test_interrupted_calls_leave_nothing_behind(name):
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("signals reach the main thread only")
+    call = CALLS[name]
+    expected, interrupted = call(), 0
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    usual = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for delay in (0.0002, 0.001, 0.003, 0.006, 0.012, 0.03):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, delay)
+                call()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupted += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, usual)
+    assert interrupted
+    assert_same_bits(call(), expected)
+
+
+def test_an_interrupted_pullback_can_be_called_again():
+    """What is kept of the value is as it was, wherever the interruption came."""
+    pullback, g = chain_pullback(100, 10, 200)
+    expected = pullback(g)
+    for line in (50, 400, 1200, 2000):
+        left = [line]
+
+        def trace(frame: Any, event: str, arg: Any, left: list[int] = left) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            return trace
+
+        usual = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            pullback(g)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(usual)
+        assert_same_bits(pullback(g), expected)

@@ -45,6 +45,7 @@ class Pieces:
         The arguments of `LogChain`, but for lengths, with all batch axes.
     fronts, shared : dict of str to int, or to tuple of int
         How many axes are put in front of a part for that, and along which ones rows share it.
+    batch : tuple of int
     lengths : array
     dtypes : dict of str to dtype
         Of kinds of results; None is for all others.
@@ -54,7 +55,7 @@ class Pieces:
 
     def __init__(self, chain: Any) -> None:
         given, dtype = to_lazy(chain._given())
-        batch = _inputs.check_shapes({name: x.shape for name, x in given.items()})
+        batch = self.batch = _inputs.check_shapes({name: x.shape for name, x in given.items()})
         self.workspace, lengths = chain._workspace, chain._lengths
         self.num_steps, self.num_states = given["log_potentials"].shape[-2:]
         values = np.broadcast_to(1, lengths.shape) if is_lazy(lengths) else lengths
@@ -311,7 +312,8 @@ def log_weight(chain: LogChain, states: Any) -> da.Array:
                 one = 0.0 if name == "log_final" else 1.0
                 given[name] = da.where((start < ends) & (ends <= stop), x, one)
         if start:
-            given["log_initial"] = da.zeros_like(pieces.given["log_potentials"][..., 0, :])
+            zeros = da.zeros_like(pieces.given["log_potentials"][..., 0, :])
+            given["log_initial"] = da.broadcast_to(zeros, (*pieces.batch, pieces.num_states))
         sums += pieces.piece(i, _weigh, ["whole", "whole"], **given)
     # Whole numbers first: they add up exactly.
     return (sum(sums[::2]) + sum(sums[1::2])).astype(pieces.dtypes[None])

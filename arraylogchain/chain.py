@@ -22,10 +22,6 @@ from arraylogchain.plan import Plan, plan_chain
 __all__ = ["ChainPath", "ChainPosterior", "FilteredChain", "LogChain"]
 
 
-# What `LogChain.plan` has a plan for: the methods.
-PLANNED = sorted(set(chains.__all__) - {"best_message", "last_message", "value_and_pullback"})
-
-
 class ChainPosterior(NamedTuple):
     """What `LogChain.posterior` returns; the counts are None for a chain without transitions."""
 
@@ -192,7 +188,7 @@ class LogChain:
         """
         if elsewhere := self._elsewhere():
             return elsewhere.log_partition(self)
-        return self._run(chains.log_partition)
+        return self._run(chains.messages.log_partition)
 
     @eager
     def forward_messages(self) -> Array:
@@ -217,7 +213,7 @@ class LogChain:
         """
         if elsewhere := self._elsewhere():
             return elsewhere.forward_messages(self)
-        return self._run(chains.forward_messages)
+        return self._run(chains.messages.forward_messages)
 
     @eager
     def backward_messages(self) -> Array:
@@ -240,7 +236,7 @@ class LogChain:
         """
         if elsewhere := self._elsewhere():
             return elsewhere.backward_messages(self)
-        return self._run(chains.backward_messages)
+        return self._run(chains.messages.backward_messages)
 
     @eager
     def marginals(self) -> Array:
@@ -262,7 +258,7 @@ class LogChain:
         """
         if elsewhere := self._elsewhere():
             return elsewhere.marginals(self)
-        return self._run(chains.marginals)
+        return self._run(chains.posterior.marginals)
 
     @eager
     def entropy(self) -> Array:
@@ -285,7 +281,7 @@ class LogChain:
         """
         if elsewhere := self._elsewhere():
             return elsewhere.entropy(self)
-        return self._run(chains.entropy)
+        return self._run(chains.entropy.entropy)
 
     @eager
     def viterbi(self) -> ChainPath:
@@ -318,7 +314,7 @@ class LogChain:
         """
         if elsewhere := self._elsewhere():
             return ChainPath(*elsewhere.viterbi(self))
-        return ChainPath(*self._run(chains.viterbi))
+        return ChainPath(*self._run(chains.paths.viterbi))
 
     @eager
     def log_weight(self, states: Array) -> Array:
@@ -358,7 +354,7 @@ class LogChain:
             return elsewhere.log_weight(self, states)
 
         def weigh(ctx: Context, chain: Chain, workspace: int) -> Array:
-            return chains.log_weight(
+            return chains.log_weight.log_weight(
                 ctx, chain, workspace, _inputs.check_states(ctx, states, chain)
             )
 
@@ -426,7 +422,7 @@ class LogChain:
             shape = (num_samples, *chain.batch, chain.num_steps)
             out, uniforms = room_for_samples(ctx, shape)
             fill(ctx, rng, uniforms)
-            chains.sample(ctx, chain, workspace, out, uniforms)
+            chains.paths.sample(ctx, chain, workspace, out, uniforms)
             return out
 
         return self._run(draw)
@@ -460,7 +456,7 @@ class LogChain:
             raise ValueError("expected_transitions needs transitions or log_transitions")
         if elsewhere := self._elsewhere():
             return elsewhere.expected_transitions(self)
-        return like_given(self._run(chains.expected_transitions), transitions)
+        return like_given(self._run(chains.posterior.expected_transitions), transitions)
 
     @eager
     def posterior(self) -> ChainPosterior:
@@ -489,7 +485,7 @@ class LogChain:
         """
         if elsewhere := self._elsewhere():
             return ChainPosterior(*elsewhere.posterior(self))
-        log_z, marginals, counts = self._run(chains.posterior)
+        log_z, marginals, counts = self._run(chains.posterior.posterior)
         return ChainPosterior(log_z, marginals, like_given(counts, self._transitions()))
 
     @eager
@@ -528,7 +524,7 @@ class LogChain:
         """
         if elsewhere := self._elsewhere():
             return FilteredChain(*elsewhere.filtered(self))
-        return FilteredChain(*self._run(chains.filtered))
+        return FilteredChain(*self._run(chains.messages.filtered))
 
     def _transitions(self) -> Array | None:
         """Return the transitions, or their logarithms, as they were given."""
@@ -581,6 +577,10 @@ class LogChain:
         if any(getattr(x, "requires_grad", False) for x in given.values()):
             parts.append("requires_grad=True")
         return f"LogChain({', '.join(parts)})"
+
+
+# What `LogChain.plan` has a plan for: the other methods.
+PLANNED = sorted(name for name in vars(LogChain) if not name.startswith("_") and name != "plan")
 
 
 def like_given(x: Array | None, transitions: Any) -> Array | None:

@@ -424,7 +424,9 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     refuse(given, "vjp.log_partition", "the chain's log_partition()")
     ctx, entered = enter_chain(given, chain._lengths)
     with using(chain._workers), ctx.computing():
-        found, pull = chains.value_and_pullback(ctx, entered, chain._workspace, chain._keeps_states)
+        found, pull = chains.posterior.value_and_pullback(
+            ctx, entered, chain._workspace, chain._keeps_states
+        )
         value = ctx.leave(found)
     names = dict(zip(ChainGradients._fields, PARTS, strict=True))
 

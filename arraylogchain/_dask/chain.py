@@ -143,7 +143,7 @@ class Pieces:
 def _last_message(
     ctx: Context, chain: Chain, workspace: int, backward: bool
 ) -> tuple[Array, Array]:
-    logs, whole = chains.last_message(ctx, chain, workspace, backward)
+    logs, whole = chains.messages.last_message(ctx, chain, workspace, backward)
     return ctx.xp.astype(logs, ctx.dtype(ctx.precision)), whole
 
 
@@ -180,7 +180,7 @@ def log_partition(chain: LogChain) -> da.Array:
     """Return log Z of each row; see `LogChain.log_partition`."""
     pieces = Pieces(chain)
     if len(pieces.steps) == 1:
-        return pieces.piece(0, chains.log_partition, [""])[0]
+        return pieces.piece(0, chains.messages.log_partition, [""])[0]
     (*_, logs), (*_, whole) = pieces.messages()
     final = {k: x for k, x in chain._given().items() if ARGUMENTS[k] == "final"}
     total = log_partition(LogChain(logs[..., None, :], **final)) + whole
@@ -191,14 +191,14 @@ def forward_messages(chain: LogChain) -> da.Array:
     """Return the logs of the sums over all paths up to each state."""
     pieces = Pieces(chain)
     before, whole = pieces.messages()
-    return pieces.all(chains.forward_messages, "tk", log_initial=before, whole=whole)[0]
+    return pieces.all(chains.messages.forward_messages, "tk", log_initial=before, whole=whole)[0]
 
 
 def backward_messages(chain: LogChain) -> da.Array:
     """Return the logs of the sums over all paths from each state on."""
     pieces = Pieces(chain)
     after, whole = pieces.messages(backward=True)
-    return pieces.all(chains.backward_messages, "tk", log_final=after, whole=whole)[0]
+    return pieces.all(chains.messages.backward_messages, "tk", log_final=after, whole=whole)[0]
 
 
 def _between(chain: LogChain, operation: Callable[..., Any], *kinds: str, **others: Any) -> Any:
@@ -210,18 +210,18 @@ def _between(chain: LogChain, operation: Callable[..., Any], *kinds: str, **othe
 
 def marginals(chain: LogChain) -> da.Array:
     """Return the posterior probability of each state at each step."""
-    return _between(chain, chains.marginals, "tk")[0]
+    return _between(chain, chains.posterior.marginals, "tk")[0]
 
 
 def expected_transitions(chain: LogChain) -> da.Array:
     """Return how often each transition is expected to be taken."""
-    return _between(chain, chains.expected_transitions, "counts")[0]
+    return _between(chain, chains.posterior.expected_transitions, "counts")[0]
 
 
 def posterior(chain: LogChain) -> tuple[Any, ...]:
     """Return log Z, marginals and counts; see `LogChain.posterior`."""
     kinds = ["counts"] * (chain._transitions() is not None)
-    totals, shares, *counts = _between(chain, chains.posterior, "", "tk", *kinds)
+    totals, shares, *counts = _between(chain, chains.posterior.posterior, "", "tk", *kinds)
     log_z = totals[0] if len(totals) == 1 else log_partition(chain)
     return log_z, shares, counts[0] if counts else None
 
@@ -229,13 +229,13 @@ def posterior(chain: LogChain) -> tuple[Any, ...]:
 def filtered(chain: LogChain) -> tuple[Any, ...]:
     """Return state probabilities given the steps so far; see `LogChain.filtered`."""
     pieces = Pieces(chain)
-    return tuple(pieces.all(chains.filtered, "tk", "t", log_initial=pieces.messages()[0]))
+    return tuple(pieces.all(chains.messages.filtered, "tk", "t", log_initial=pieces.messages()[0]))
 
 
 def entropy(chain: LogChain) -> da.Array:
     """Return the entropy of the posterior; that of a step in which pieces overlap counts once."""
     pieces = Pieces(chain)
-    total = sum(_between(chain, chains.entropy, "")[0])
+    total = sum(_between(chain, chains.entropy.entropy, "")[0])
     (before, _), (after, _) = pieces.messages(), pieces.messages(backward=True)
     for x, y in zip(before[1:-1], after[:-1], strict=True):
         total = total - entropy(LogChain((x + y)[..., None, :], workspace=chain._workspace))
@@ -248,7 +248,7 @@ def viterbi(chain: LogChain) -> tuple[Any, ...]:
     before, _ = pieces.messages(_best_message)
     for i in reversed(range(len(pieces.steps))):
         ends = {"log_initial": before[i], "log_final": after}
-        found.append(pieces.piece(i, chains.viterbi, ["path", ""], **ends)[0])
+        found.append(pieces.piece(i, chains.paths.viterbi, ["path", ""], **ends)[0])
         is_next = found[-1][..., :1] == da.arange(pieces.num_states, like=found[-1]._meta)
         after = da.where(is_next, 0.0, -math.inf).astype(pieces.dtypes["message"])
     states = pieces.joined("path", found[::-1])
@@ -258,7 +258,7 @@ def viterbi(chain: LogChain) -> tuple[Any, ...]:
 
 def _best_message(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     """Return the logs of the largest weights; whole numbers do not matter to paths."""
-    logs = chains.best_message(ctx, chain, workspace)
+    logs = chains.paths.best_message(ctx, chain, workspace)
     return logs, ctx.xp.zeros_like(logs[..., 0])
 
 
@@ -292,7 +292,7 @@ def _draw(
         lengths = np.asarray(chain.num_steps if chain.lengths is None else chain.lengths)
         is_last = xp.asarray(np.arange(chain.num_steps) == lengths[..., None] - 1)
         uniforms = xp.where(is_last, -1.0 - following[..., None], uniforms)
-    chains.sample(ctx, chain, workspace, out, uniforms)
+    chains.paths.sample(ctx, chain, workspace, out, uniforms)
     return out
 
 
@@ -321,7 +321,7 @@ def log_weight(chain: LogChain, states: Any) -> da.Array:
 
 def _weigh(ctx: Context, chain: Chain, workspace: int, states: Array) -> Any:
     states = _inputs.check_states(ctx, states, chain)
-    return chains.log_weight(ctx, chain, workspace, states, apart=True)
+    return chains.log_weight.log_weight(ctx, chain, workspace, states, apart=True)
 
 
 def value_and_pullback(chain: LogChain) -> tuple[da.Array, Callable[..., ChainGradients]]:
@@ -346,6 +346,6 @@ def value_and_pullback(chain: LogChain) -> tuple[da.Array, Callable[..., ChainGr
 def _pulled_back(
     ctx: Context, chain: Chain, workspace: int, cotangent: Array, wanted: list[str]
 ) -> tuple[Array, ...]:
-    _, pullback = chains.value_and_pullback(ctx, chain, workspace, False)
+    _, pullback = chains.posterior.value_and_pullback(ctx, chain, workspace, False)
     found = pullback(ctx.xp.asarray(cotangent), frozenset(wanted))
     return tuple(found[part] for part in wanted)

@@ -130,7 +130,7 @@ class Partition(ChainOperation):
         ctx, chain = self.enter(inputs)
         with ctx.computing():
             options = self.workspace, self.keeps_states
-            found, pull = chains.value_and_pullback(ctx, chain, *options)
+            found, pull = chains.posterior.value_and_pullback(ctx, chain, *options)
 
         def pullback(g: Tensor, wanted: Wanted) -> Tensors:
             g, names = read(ctx, g), chosen(list(PARTS), wanted)
@@ -182,7 +182,7 @@ def posterior(chain: Any) -> Tensors:
 
 def filtered(chain: Any) -> Tensors:
     def compute(ctx: Context, entered: Chain, workspace: int) -> Array:
-        shares, normalizers = chains.filtered(ctx, entered, workspace)
+        shares, normalizers = chains.messages.filtered(ctx, entered, workspace)
         return ctx.xp.concat([shares, normalizers[..., None]], axis=-1)
 
     found = _written(chain, compute, recursion.filtered)
@@ -190,20 +190,20 @@ def filtered(chain: Any) -> Tensors:
 
 
 def forward_messages(chain: Any) -> Tensor:
-    return _written(chain, chains.forward_messages, recursion.forward_messages)
+    return _written(chain, chains.messages.forward_messages, recursion.forward_messages)
 
 
 def backward_messages(chain: Any) -> Tensor:
-    return _written(chain, chains.backward_messages, recursion.backward_messages)
+    return _written(chain, chains.messages.backward_messages, recursion.backward_messages)
 
 
 def entropy(chain: Any) -> Tensor:
-    return _written(chain, chains.entropy, recursion.entropy)
+    return _written(chain, chains.entropy.entropy, recursion.entropy)
 
 
 def viterbi(chain: Any) -> Tensors:
     _refuse_transforms(chain, "viterbi")
-    return chain._run(chains.viterbi)  # type: ignore[no-any-return]
+    return chain._run(chains.paths.viterbi)  # type: ignore[no-any-return]
 
 
 def sample(chain: Any, num_samples: int, rng: Any) -> Tensor:
@@ -259,7 +259,7 @@ def _partition(chain: Any, per_row: bool = False) -> tuple[Any, ...]:
     names, inputs = _inputs(chain)
     if per_row:
         inputs[0] = inputs[0].expand(*_batch(inputs), *inputs[0].shape[-2:])
-    return Partition(chain, names, chains.log_partition, recursion.log_partition), *inputs
+    return Partition(chain, names, chains.messages.log_partition, recursion.log_partition), *inputs
 
 
 def _written(chain: Any, compute: Callable[..., Array], written: Callable[..., Tensor]) -> Tensor:

@@ -6,36 +6,6 @@ over all pieces, `posterior` tells what both directions say together (added up i
 are `entropy`, `paths`, `log_weight`.
 """
 
-from arraylogchain._array.chains.entropy import entropy
-from arraylogchain._array.chains.log_weight import log_weight
-from arraylogchain._array.chains.messages import (
-    backward_messages,
-    filtered,
-    forward_messages,
-    last_message,
-    log_partition,
-)
-from arraylogchain._array.chains.paths import best_message, sample, viterbi
-from arraylogchain._array.chains.posterior import (
-    expected_transitions,
-    marginals,
-    posterior,
-    value_and_pullback,
-)
+from arraylogchain._array.chains import entropy, log_weight, messages, paths, posterior
 
-__all__ = [
-    "backward_messages",
-    "best_message",
-    "entropy",
-    "expected_transitions",
-    "filtered",
-    "forward_messages",
-    "last_message",
-    "log_partition",
-    "log_weight",
-    "marginals",
-    "posterior",
-    "sample",
-    "value_and_pullback",
-    "viterbi",
-]
+__all__ = ["entropy", "log_weight", "messages", "paths", "posterior"]

@@ -10,6 +10,7 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache, wraps
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import array_api_compat
@@ -57,7 +58,7 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
         For arrays on different devices.
     """
     if set(map(type, given.values())) == {np.ndarray}:
-        dtypes = {x.dtype for x in given.values()}
+        dtypes = set(map(attrgetter("dtype"), given.values()))
         if len(dtypes) == 1 and (name := _NUMPY.get(*dtypes)):
             return _numpy_context(name), given
         names = {name: dtype_name(x.dtype) for name, x in given.items()}
@@ -91,7 +92,7 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
         return _through_cupy(xp, given, result_name)
     hosted = {name: _to_numpy(name, x) for name, x in given.items()}
     # A library that can only export gets NumPy arrays back.
-    leave = getattr(xp, "from_dlpack", _same)
+    leave = getattr(xp, "from_dlpack", None)
     return _context(numpy_namespace, None, result_name, leave), hosted
 
 
@@ -129,7 +130,7 @@ def _tensor_context(result_name: str) -> Context:
 
 @lru_cache(maxsize=len(_FLOATING))
 def _numpy_context(result_name: str) -> Context:
-    return _context(numpy_namespace, None, result_name, _same)
+    return _context(numpy_namespace, None, result_name, None)
 
 
 def native_context(xp: Any, device: Any, result_name: str) -> Context:
@@ -140,14 +141,14 @@ def native_context(xp: Any, device: Any, result_name: str) -> Context:
     key = (library_name(xp), getattr(device, "id", device), result_name)
     found = _known_contexts.get(key)
     if found is None:
-        found = _context(xp, device, result_name, _same)
+        found = _context(xp, device, result_name, None)
         if found.kernels is not None and _is_cuda(device):
             _known_contexts[key] = found
     return found
 
 
 def _context(
-    xp: Any, device: Any, result_name: str, hand_back: Callable[[Array], Array]
+    xp: Any, device: Any, result_name: str, hand_back: Callable[[Array], Array] | None
 ) -> Context:
     has_double = xp is numpy_namespace or _has_float64(xp, device)
     on_cpu = xp is numpy_namespace or not _is_cuda(device)
@@ -176,10 +177,6 @@ def _kernels_for(xp: Any, device: Any) -> Any:
 
     found = find(library_name(xp), device)
     return None if isinstance(found, str) else found
-
-
-def _same(x: Array) -> Array:
-    return x
 
 
 def namespace_of(name: str, x: Array) -> Any:
@@ -348,7 +345,7 @@ def _through_cupy(
             f"the extra cuda12 or cuda13, or bring {name} to the CPU ({error})"
         ) from error
     device = array_api_compat.device(ready[name])
-    return _context(cupy, device, result_name, getattr(xp, "from_dlpack", _same)), ready
+    return _context(cupy, device, result_name, getattr(xp, "from_dlpack", None)), ready
 
 
 def _to_numpy(name: str, x: Array) -> Array:

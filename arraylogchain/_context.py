@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import array_api_compat.numpy as numpy_namespace
 import numpy as np
 
 from arraylogchain._fold import Box, boxes
-from arraylogchain._threads import at_least, share
+from arraylogchain._threads import at_least, share, using
 
 DEFAULT_WORKSPACE = 64 * 2**20
 # NumPy's own buffers for mixed dtypes take up to a few hundred kilobytes.
@@ -37,7 +38,7 @@ SINGLE = Precision("float32", 4, 2.0**-23, 2.0**-126, 127)
 DOUBLE = Precision("float64", 8, 2.0**-52, 2.0**-1022, 1023)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Context:
     """What a computation needs to know of the arrays it was given.
 
@@ -55,8 +56,8 @@ class Context:
         float64 where the device has it, else float32.
     block : int
         Elements in one elementwise step.
-    hand_back : callable
-        Turns a result of `xp` into an array of the caller's library.
+    hand_back : callable or None
+        Turns a result of `xp` into an array of the caller's library, where it is none yet.
     has_out : bool
         Whether functions of `xp` take ``out=``.
     kernels : object or None
@@ -70,15 +71,15 @@ class Context:
     precision: Precision
     widest: Precision
     block: int
-    hand_back: Callable[[Array], Array]
+    hand_back: Callable[[Array], Array] | None
     has_out: bool
     kernels: Any = None
 
-    @property
+    @cached_property
     def is_numpy(self) -> bool:
         return self.xp is numpy_namespace
 
-    @property
+    @cached_property
     def result_dtype(self) -> Any:
         return getattr(self.xp, self.result_name)
 
@@ -88,23 +89,45 @@ class Context:
 
     def load(self, x: Array, precision: Precision) -> Array:
         """Return `x` in the given precision: a copy only where the dtype differs."""
-        dtype = self.dtype(precision)
+        return self.cast(x, getattr(self.xp, precision.name))
+
+    def cast(self, x: Array, dtype: Any) -> Array:
+        """Return `x` in a dtype of the namespace: a copy only where it differs."""
         return x if x.dtype == dtype else self.xp.astype(x, dtype)
 
     def to_result(self, x: Array) -> Array:
         """Return `x` in the dtype of the result: a copy only where that differs."""
-        return self.xp.astype(x, self.result_dtype, copy=False)
+        return self.cast(x, self.result_dtype)
 
     def leave(self, found: Any) -> Any:
         """Return a result, or each of a tuple, as an array of the caller's library, or None."""
+        if found is None or self.hand_back is None:
+            return found
         if isinstance(found, tuple):
             return tuple(map(self.leave, found))
-        return None if found is None else self.hand_back(found)
+        return self.hand_back(found)
 
-    def computing(self) -> AbstractContextManager[None]:
-        """Return what everything that is done to arrays is done within."""
-        is_cupy = not self.is_numpy and library_name(self.xp) == "cupy"
-        return quiet(self.device) if is_cupy else quiet()
+    def computing(self, workers: int | None = None) -> AbstractContextManager[None]:
+        """Return what all is computed within, by no more than so many threads.
+
+        Infinities and NaN are values here, no accidents, of which NumPy would warn.
+        """
+        if self.is_numpy and workers is None:
+            return np.errstate(all="ignore")
+        return self._computing(workers)
+
+    @contextmanager
+    def _computing(self, workers: int | None) -> Iterator[None]:
+        torch: Any = sys.modules.get("torch")
+        with using(workers), np.errstate(all="ignore"), ExitStack() as stack:
+            if not self.is_numpy and library_name(self.xp) == "cupy":
+                # CuPy computes on the current device, wherever the arrays are.
+                stack.enter_context(self.device)
+            for kind in ("cpu", "cuda"):
+                # Else multiplies of float32 tensors would drop to half precision.
+                if torch is not None and torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, enabled=False))
+            yield
 
     def uses(self, *arrays: Array) -> None:
         """Say that what is queued next reads arrays that may have been made on another stream.
@@ -116,7 +139,7 @@ class Context:
             for x in arrays:
                 x.record_stream(stream)
 
-    @property
+    @cached_property
     def index_dtype(self) -> Any:
         """Return int64, or int32 on devices without 64-bit integers."""
         defaults = self.xp.__array_namespace_info__().default_dtypes(device=self.device)
@@ -208,23 +231,10 @@ class Context:
         return self.xp.take(x, index, axis=axis)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        # The namespace for NumPy would wrap a function that small calls make often.
+        if self.is_numpy:
+            return np.empty(shape, dtype)
         return self.xp.empty(shape, dtype=dtype, device=self.device)
-
-
-@contextmanager
-def quiet(*devices: Any) -> Iterator[None]:
-    """Compute without NumPy's floating-point warnings and without torch's autocast.
-
-    Infinities and NaN are values here, no accidents. Autocast would let matrix multiplies of
-    float32 tensors drop to half precision behind our back. CuPy computes on the current device,
-    wherever the arrays are: devices become that.
-    """
-    torch: Any = sys.modules.get("torch")
-    kinds = [] if torch is None else filter(torch.is_autocast_enabled, ("cpu", "cuda"))
-    with np.errstate(all="ignore"), ExitStack() as stack:
-        for each in (*devices, *(torch.autocast(kind, enabled=False) for kind in kinds)):
-            stack.enter_context(each)
-        yield
 
 
 def library_name(xp: Any) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import array_api_compat
@@ -85,16 +86,10 @@ class Chain:
     sizes: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        own = () if self.transitions is None else shape_of(self.transitions)[:-2]
+        own = () if self.transitions is None else self.transitions.shape[:-2]
         self.has_one_matrix = own[-1:] == (1,)
         self.num_rows = math.prod(self.batch)
-        skipped, groups, of_groups = len(self.batch) + 1 - len(own), 1, []
-        for axis, n in enumerate(own[:-1], skipped):
-            if n > 1:
-                of_groups.append(axis)
-                groups *= n
-        self.group_axes = tuple(of_groups)
-        self.row_axes = tuple([i for i in range(len(self.batch)) if i not in of_groups])
+        self.group_axes, self.row_axes, groups = _groups(len(self.batch), own[:-1])
         self.sizes = groups, self.num_rows // groups
 
     def is_in_logs(self, part: str) -> bool:
@@ -102,22 +97,40 @@ class Chain:
         return part == "potentials" or bool(getattr(self, f"{part}_in_logs"))
 
 
-def enter_chain(arrays: Mapping[str, Array], lengths: Any) -> tuple[Context, Chain]:
+@lru_cache(maxsize=256)
+def _groups(num_axes: int, own: Shape) -> tuple[Shape, Shape, int]:
+    """Return `group_axes` and `row_axes` of so many batch axes, and how many groups there are.
+
+    `own` are the batch axes of the matrices.
+    """
+    groups = tuple(axis for axis, n in enumerate(own, num_axes - len(own)) if n > 1)
+    rows = tuple(axis for axis in range(num_axes) if axis not in groups)
+    return groups, rows, math.prod(n for n in own if n > 1)
+
+
+def enter_chain(given: Mapping[str, Array], lengths: Any) -> tuple[Context, Chain]:
     """Return the context and the chain of `LogChain`'s arguments by name; not part of autograd."""
-    ctx, ready = enter(arrays)
+    ctx, ready = enter(like_potentials(given))
     return ctx, make_chain(ready, lengths)
 
 
-def make_chain(arrays: Mapping[str, Array], lengths: Any) -> Chain:
+def make_chain(given: Mapping[str, Array], lengths: Any) -> Chain:
     """Return the chain of arrays by the names of `LogChain`'s arguments."""
-    shapes = {name: shape_of(x) for name, x in arrays.items()}
-    batch, (num_steps, num_states) = check_shapes(shapes), shapes["log_potentials"][-2:]
-    parts = {ARGUMENTS[name]: x for name, x in arrays.items()}
+    batch = _check_shapes(tuple(zip(given, map(attrgetter("shape"), given.values()), strict=True)))
+    parts = dict(zip(map(ARGUMENTS.__getitem__, given), given.values(), strict=True))
+    num_steps, num_states = parts["potentials"].shape[-2:]
     if "transitions" in parts and len(parts["transitions"].shape) == 2:
         parts["transitions"] = parts["transitions"][None, ...]
-    logs = {f"{part}_in_logs": f"log_{part}" in arrays for part in parts if part != "potentials"}
-    lengths = check_lengths(lengths, batch, num_steps)
-    return Chain(batch, num_steps, num_states, **parts, **logs, lengths=lengths)
+    return Chain(
+        batch,
+        num_steps,
+        num_states,
+        **parts,
+        transitions_in_logs="log_transitions" in given,
+        initial_in_logs="log_initial" in given,
+        final_in_logs="log_final" in given,
+        lengths=check_lengths(lengths, batch, num_steps),
+    )
 
 
 def check_given(options: Mapping[str, Array | None]) -> dict[str, Array]:
@@ -173,7 +186,8 @@ def check_shapes(shapes: Mapping[str, Shape]) -> Shape:
 
 @lru_cache(maxsize=256)
 def _check_shapes(given: tuple[tuple[str, Shape], ...]) -> Shape:
-    shapes = dict(given)
+    # Some libraries have classes of their own for shapes, which print otherwise.
+    shapes = {name: tuple(shape) for name, shape in given}
     potentials = shapes["log_potentials"]
     if len(potentials) < 2 or 0 in potentials[-2:]:
         raise ValueError(
@@ -258,8 +272,9 @@ def check_weights(ctx: Context, chain: Chain) -> None:
         x = getattr(chain, name)
         if x is None or chain.is_in_logs(name):
             continue
-        # bfloat16 is the one of torch's formats that NumPy lacks.
-        x = np.asarray(x.float() if dtype_name(x.dtype) == "bfloat16" else x)
+        if type(x) is not np.ndarray:
+            # bfloat16 is the one of torch's formats that NumPy lacks.
+            x = np.asarray(x.float() if dtype_name(x.dtype) == "bfloat16" else x)
         # The minimum is NaN if there is one, and may be of what is past the ends.
         if x.size and not np.minimum.reduce(x, axis=None) >= 0:
             negative = x < 0

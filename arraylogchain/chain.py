@@ -16,7 +16,7 @@ from arraylogchain._arrays import eager
 from arraylogchain._context import Array, Context, check_workspace, library_name, shape_of
 from arraylogchain._inputs import Chain
 from arraylogchain._random import check_generator, fill, room_for_samples
-from arraylogchain._threads import check_workers, using
+from arraylogchain._threads import check_workers
 from arraylogchain.plan import Plan, plan_chain
 
 __all__ = ["ChainPath", "ChainPosterior", "FilteredChain", "LogChain"]
@@ -163,8 +163,8 @@ class LogChain:
 
     def _run(self, function: Callable[..., Any]) -> Any:
         """Return what a function of `_array.chains` makes of the chain; not part of autograd."""
-        ctx, chain = _inputs.enter_chain(self._given(), self._lengths)
-        with using(self._workers), ctx.computing():
+        ctx, chain = _inputs.enter_chain(self._arrays, self._lengths)
+        with ctx.computing(self._workers):
             return ctx.leave(function(ctx, chain, self._workspace))
 
     @eager
@@ -561,7 +561,7 @@ class LogChain:
             raise ValueError(
                 "plan is for arrays in memory; call it on a LogChain of one block of these"
             )
-        ctx, chain = _inputs.enter_chain(self._given(), self._lengths)
+        ctx, chain = _inputs.enter_chain(self._arrays, self._lengths)
         choice = _dispatch.choice(operation, ctx, chain, self._workspace)
         return plan_chain(operation, chain, ctx.result_name, choice, self._workspace)
 

@@ -147,4 +147,4 @@ def _einsum(
     ctx, ready = enter(given)
     with ctx.computing():
         out, _ = evaluate(ctx.xp, plan, list(ready.values()), product)
-        return ctx.hand_back(ctx.xp.asarray(out))
+        return ctx.leave(ctx.xp.asarray(out))

@@ -21,7 +21,7 @@ from arraylogchain._context import Array, Context, check_workspace, shape_of
 from arraylogchain._einsum import contractions, evaluate
 from arraylogchain._fold import fold
 from arraylogchain._inputs import ARGUMENTS, PARTS, enter_chain
-from arraylogchain._threads import check_workers, using
+from arraylogchain._threads import check_workers
 from arraylogchain.chain import LogChain, like_given
 from arraylogchain.products import MaxPlusProduct
 
@@ -345,14 +345,14 @@ def _with_pullback(
     workers = check_workers(workers)
     refuse(given, f"vjp.{name}", f"arraylogchain.{name}")
     ctx, ready = enter(given)
-    with using(workers), ctx.computing():
+    with ctx.computing(workers):
         found, pull = compute(ctx, *ready.values())
         value = ctx.leave(found)
     first = value[0] if isinstance(value, tuple) else value
 
     def pullback(cotangent: Array) -> tuple[Any, ...]:
         g = _enter_cotangent(ctx, first, cotangent, ready.values())
-        with using(workers), ctx.computing():
+        with ctx.computing(workers):
             pairs = zip(pull(g), ready.values(), strict=True)
             return tuple(ctx.leave(ctx.xp.astype(x, y.dtype, copy=False)) for x, y in pairs)
 
@@ -423,7 +423,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     given = chain._given()
     refuse(given, "vjp.log_partition", "the chain's log_partition()")
     ctx, entered = enter_chain(given, chain._lengths)
-    with using(chain._workers), ctx.computing():
+    with ctx.computing(chain._workers):
         found, pull = chains.posterior.value_and_pullback(
             ctx, entered, chain._workspace, chain._keeps_states
         )
@@ -436,7 +436,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         check_wanted(wanted)
         g = _enter_cotangent(ctx, value, cotangent, given.values())
         asked = {names[field] for field in wanted} & {ARGUMENTS[name] for name in given}
-        with using(chain._workers), ctx.computing():
+        with ctx.computing(chain._workers):
             gradients = {part: ctx.leave(x) for part, x in pull(g, frozenset(asked)).items()}
         of_transitions = like_given(gradients.get("transitions"), chain._transitions())
         return ChainGradients(*map((gradients | {"transitions": of_transitions}).get, PARTS))

@@ -260,13 +260,13 @@ def test_as_many_workers_as_are_asked_for(monkeypatch, name):
     """Whoever shares out work sees the number, pullbacks and autograd included; bits are kept."""
     if name == "tensor":
         pytest.importorskip("torch")
-    seen, computing = [], Context.computing
+    seen, leave = [], Context.leave
 
-    def compute(self):
+    def left(self, found):
         seen.append(_threads.wanted())
-        return computing(self)
+        return leave(self, found)
 
-    monkeypatch.setattr(Context, "computing", compute)
+    monkeypatch.setattr(Context, "leave", left)
     found = [CALLS[name](n) for n in (1, 3)]
     assert set(seen) == {1, 3}
     for parts in zip(*(x if isinstance(x, tuple) else (x,) for x in found), strict=True):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from tests.chain_checks import ChainCase, check_gradients
+from tests.chain_checks import ChainCase, check_chain, check_gradients
 from tests.chain_scenarios import FORMS, given_as, normal, uniform
 from tests.checks import mentions
 from tests.error_model import EPS
@@ -209,3 +209,13 @@ def test_counts_where_scales_are_not_exact(np_backend, form, steps):
     found = pullback(np.ones(3)).transitions
     found = found if form == "logs" else found * options["transitions"]
     np.testing.assert_allclose(found.sum(axis=(-2, -1)), counts)
+
+
+@pytest.mark.parametrize("size", [1e-37, 1e-300])
+def test_first_and_last_weights_that_are_all_tiny(backend, dtype, size):
+    """The logarithm of what they have in common would be rounded at its size."""
+    if size < 1e-40 and dtype == "float32":
+        pytest.skip("no such number")
+    weights = uniform(5, 3)
+    ends = {"initial": weights * size, "final": weights / size}
+    check_chain(backend, dtype, normal(5, 1, 3), only=("log_partition", "gradients"), **ends)

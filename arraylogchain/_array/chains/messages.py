@@ -22,6 +22,7 @@ from arraylogchain._array.chains.pieces import (
     add_scale,
     arrange,
     cut,
+    log_parts,
     pieces,
 )
 from arraylogchain._array.chains.recursion import ArrayRecursion
@@ -147,16 +148,15 @@ def total_of(piece: Piece, last: Messages) -> Messages:
 
 def last_logs(piece: Piece, last: Messages) -> Messages:
     """Return the logs of the last states times the final weights."""
-    ctx, xp = piece.ctx, piece.ctx.xp
+    ctx = piece.ctx
     wide = Messages(ctx.load(last.values, ctx.widest), last.shifts, last.powers, last.in_logs)
     wide = wide.in_log_form(ctx)
     final, in_logs = piece.end(backward=True)
     if final is None:
         return wide
-    final = ctx.load(final, ctx.widest)
-    final = final if in_logs else xp.log(final)
-    shift = whole_maximum(ctx, final, -1, ctx.widest)
-    logs = wide.values + (final - shift)
+    whole, rest = log_parts(ctx, final, in_logs)
+    shift = whole_maximum(ctx, wide.values + whole, -1, ctx.widest)
+    logs = (wide.values + (whole - shift)) + rest
     return Messages(logs, wide.shifts + shift[..., 0], wide.powers, wide.in_logs)
 
 

@@ -113,6 +113,28 @@ def add_scale(logs: Array, shifts: Array, powers: Array) -> Array:
     return (shifts + powers * LN2_HIGH) + (logs + powers * LN2_LOW)
 
 
+def log_parts(ctx: Context, x: Array, in_logs: bool) -> tuple[Array, Array]:
+    """Return the logs of weights as given in two parts, so that no large number is rounded in.
+
+    The first are multiples of 2**-9, whose sums and differences are exact, and infinite or NaN
+    where the logs are; the second are at most about 1.
+    """
+    xp, x = ctx.xp, ctx.load(x, ctx.widest)
+    whole = xp.round(x if in_logs else xp.log2(x))
+    rest = x - whole if in_logs else xp.log(scaled(ctx, x, -whole)) + whole * LN2_LOW
+    rest = xp.where(xp.isfinite(whole), rest, xp.zeros_like(rest))
+    return whole if in_logs else whole * LN2_HIGH, rest
+
+
+def exp_of_parts(ctx: Context, whole: Array, rest: Array) -> Array:
+    """Return exp(whole + rest), in the widest precision, for parts like those of `log_parts`."""
+    xp, whole, rest = ctx.xp, ctx.load(whole, ctx.widest), ctx.load(rest, ctx.widest)
+    # Beyond that all is 0, or infinite.
+    limit = 3.0 * ctx.widest.top
+    powers = xp.clip(xp.round((whole + rest) / math.log(2.0)), -limit, limit)
+    return scaled(ctx, xp.exp((whole - powers * LN2_HIGH) + (rest - powers * LN2_LOW)), powers)
+
+
 def scaled(ctx: Context, x: Array, powers: Array) -> Array:
     """Return x * 2**powers, for whole numbers; exact unless that leaves the range."""
     # In two steps: one factor alone may be out of range.

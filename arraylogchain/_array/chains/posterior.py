@@ -24,17 +24,19 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._array.chains.lanes import Lanes, finite_exp
+from arraylogchain._array.chains.lanes import Lanes
 from arraylogchain._array.chains.messages import Run, each, log_sum, runs, total_of
 from arraylogchain._array.chains.pieces import (
     BOTH,
     Block,
     Messages,
     arrange,
+    exp_of_parts,
+    log_parts,
 )
 from arraylogchain._array.chains.sums import Sums
 from arraylogchain._array.products.factors import Factor
-from arraylogchain._context import DOUBLE, SINGLE, Array, Context, whole_maximum
+from arraylogchain._context import DOUBLE, SINGLE, Array, Context, whole_maximum, whole_part
 from arraylogchain._inputs import Chain
 
 Pullback = Callable[[Array, frozenset[str]], dict[str, Array]]
@@ -142,14 +144,12 @@ class Posterior:
 
     def add(self) -> None:
         """Add gradients, or marginals and counts, going backward through the steps."""
-        run, wanted, ctx, xp = self.run, self.sums.totals, self.ctx, self.ctx.xp
+        run, wanted = self.run, self.sums.totals
         last = self.run_back() if set(wanted) != {"final"} else None
         state: Any
         for name, state in (("initial", last), ("final", run.last)):
             if name in wanted:
-                x, in_logs = self.piece.end(backward=name == "final")
-                x = ctx.load(x, ctx.widest)
-                self._add_weights(name, state, x if in_logs else xp.log(x), in_logs)
+                self._add_weights(name, state, *self.piece.end(backward=name == "final"))
 
     def run_back(self) -> Any:
         """Go backward through all steps; return what left the first one."""
@@ -160,19 +160,22 @@ class Posterior:
             self._add_block(steps, run.messages(n), block)
         return back.last
 
-    def _add_weights(self, name: str, state: Messages, logs: Array, by_logs: bool) -> None:
-        """Add exp(state) / Z, times exp(logs) with `by_logs`; Z is the sum of exp(state + logs)."""
+    def _add_weights(self, name: str, state: Messages, weights: Array, in_logs: bool) -> None:
+        """Add shares of states times weights, or what is left of them without the weights."""
         ctx, xp = self.ctx, self.ctx.xp
-        state = state.in_log_form(ctx)
-        values = ctx.load(state.values, ctx.widest)
-        shift = whole_maximum(ctx, logs, -1, ctx.widest)
-        joint = values + (logs - shift)
+        values = ctx.load(state.in_log_form(ctx).values, ctx.widest)
+        whole, rest = log_parts(ctx, weights, in_logs)
+        shift = whole_maximum(ctx, values + whole, -1, ctx.widest)
+        joint = (values + (whole - shift)) + rest
         total = log_sum(xp, joint)[..., None]
-        dead = (total == -math.inf) if self.g is None else (self.g == 0)[..., None]
-        total = xp.where(dead, xp.zeros_like(total), total)
-        found = joint - total if by_logs else values - total - shift
-        g = xp.ones_like(total) if self.g is None else self.g[..., None]
-        found = finite_exp(ctx, found + xp.log(xp.abs(g))) * xp.sign(g)
+        dead = total == -math.inf
+        if in_logs:
+            found = xp.exp(joint - total)
+        else:
+            near = whole_part(ctx, values, ctx.widest)
+            found = exp_of_parts(ctx, near - shift, (values - near) - total)
+        if self.g is not None:
+            found, dead = found * self.g[..., None], dead | (self.g == 0)[..., None]
         self.sums.add(name, self.piece, (slice(None),), xp.where(dead, xp.zeros_like(found), found))
 
     def _add_block(self, steps: slice, forward: Messages, back: Block) -> None:

@@ -5,9 +5,10 @@
 // entry's own maximum. The host never has to know which entries these are.
 #include "tile.cuh"
 
-// sums, out [batch, rows, columns]; the other parameters are those of logmatmulexp.cu.
+// sums, out [batch, rows, columns]; the other parameters are those of logmatmulexp.cu. Three blocks
+// to a multiprocessor: for more, some compilers run out of registers in float64.
 template <class In>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, 3)
 settle(Operand<In> a, Operand<In> b, const In* row_max, const In* column_max, In* out, Sizes sizes,
        Compute<In> threshold, const Compute<In>* sums, long long entries) {
     using T = Compute<In>;

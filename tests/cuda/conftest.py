@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from arraylogchain import _arrays
-from tests.conftest import import_or_skip, skip_or_fail
+from tests.conftest import skip_or_fail
 from tests.cuda.cpu_compiler import COMPILER
 from tests.cuda.cpu_device import CpuDevice
 
@@ -69,12 +68,3 @@ def kernels(use: Callable[[Any], Any], compiler: None) -> CpuDevice:
     """Let kernels compute what NumPy arrays, and torch tensors on the CPU, are given to."""
     device: CpuDevice = use(CpuDevice(seed=3))
     return device
-
-
-@pytest.fixture(scope="session")
-def nvrtc_library() -> None:
-    import_or_skip("cupy")
-    try:
-        importlib.import_module("cupy_backends.cuda.libs.nvrtc").getVersion()
-    except RuntimeError as error:
-        skip_or_fail("cupy", f"NVRTC cannot be loaded: {error}")

@@ -1,22 +1,28 @@
 """Compile the kernels for devices that are not there, and tell what each of them needs.
 
 ``python -m tests.cuda.nvrtc`` compiles all of them for all architectures and writes the tables of
-docs/kernels.md.
+docs/kernels.md. NVRTC is that which CuPy would load, and another one where ALC_OTHER_NVRTC names
+a folder: ``pip install --target FOLDER 'nvidia-cuda-nvrtc-cu12==12.9.*'
+'nvidia-cuda-runtime-cu12==12.9.*'``.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
-import io
+import importlib
+import os
 import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from arraylogchain._cuda import kernels
 from arraylogchain._cuda.kernels import INSTANTIATIONS
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+OTHER = "ALC_OTHER_NVRTC"
 PAGE = Path(__file__).parents[2] / "docs" / "kernels.md"
 BELOW = "<!-- below: python -m tests.cuda.nvrtc -->\n"
 
@@ -31,45 +37,82 @@ class Usage:
     spills: int  # bytes stored to and loaded from it because registers ran out
 
 
+class Nvrtc:
+    """A compiler, and the headers of its version of CUDA: what CuPy would use, or in a folder."""
+
+    def __init__(self, folder: str | None = None) -> None:
+        if folder is None:
+            compiler = importlib.import_module("cupy._core.core")
+            find = importlib.import_module("cuda.pathfinder").load_nvidia_dynamic_lib
+            path = find("nvrtc").abs_path
+            self._options = compiler.assemble_cupy_compiler_options(kernels.OPTIONS)
+        else:
+            (path,) = Path(folder).glob("nvidia/cuda_nvrtc/lib/libnvrtc.so.*")
+            include = Path(folder) / "nvidia" / "cuda_runtime" / "include"
+            self._options = (*kernels.OPTIONS, f"-I{include}")
+        self._library = ctypes.CDLL(str(path))
+        numbers = ctypes.c_int(), ctypes.c_int()
+        self._call("nvrtcVersion", *map(ctypes.byref, numbers))
+        self.version = ".".join(str(n.value) for n in numbers)
+
+    def compile(
+        self, source: str, names: tuple[str, ...], architecture: int, folder: Path = kernels.FOLDER
+    ) -> tuple[bytes, dict[str, Usage]]:
+        """Return the machine code of kernels of one file, compiled as CuPy does, and their needs.
+
+        Raises
+        ------
+        RuntimeError
+            With what the compiler says.
+        """
+        # What cupy.RawModule adds by itself, but for the architecture, which it asks a device for.
+        options = (
+            *self._options,
+            "-ftz=true",
+            f"-arch=sm_{architecture}",
+            "--device-as-default-execution-space",
+            "--ptxas-options=-v",
+        )
+        text = kernels.source_text(source, folder).encode()
+        program = ctypes.c_void_p()
+        self._call(
+            "nvrtcCreateProgram", ctypes.byref(program), text, source.encode(), 0, None, None
+        )
+        try:
+            for name in names:
+                self._call("nvrtcAddNameExpression", program, name.encode())
+            given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+            failed = self._library.nvrtcCompileProgram(program, len(options), given)
+            log = self._bytes("nvrtcGetProgramLog", program).decode()
+            if failed:
+                raise RuntimeError(log)
+            usage = {}
+            for name in names:
+                symbol = ctypes.c_char_p()
+                self._call("nvrtcGetLoweredName", program, name.encode(), ctypes.byref(symbol))
+                usage[name] = _usage(log, (symbol.value or b"").decode())
+            return self._bytes("nvrtcGetCUBIN", program), usage
+        finally:
+            self._call("nvrtcDestroyProgram", ctypes.byref(program))
+
+    def _bytes(self, what: str, program: Any) -> bytes:
+        size = ctypes.c_size_t()
+        self._call(f"{what}Size", program, ctypes.byref(size))
+        text = ctypes.create_string_buffer(size.value)
+        self._call(what, program, text)
+        return text.raw
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        if code := getattr(self._library, name)(*arguments):
+            raise RuntimeError(f"{name} returns {code}")
+
+
 @cache
-def compile_source(
-    source: str, names: tuple[str, ...], architecture: int, folder: Path = kernels.FOLDER
-) -> dict[str, Usage]:
-    """Compile kernels of one file as CuPy does.
-
-    Raises
-    ------
-    cupy.cuda.compiler.CompileException
-    """
-    _, symbols, log = _compile(source, names, architecture, folder)
-    return {name: _usage(log, symbol) for name, symbol in symbols.items()}
-
-
-def machine_code(source: str, name: str, architecture: int) -> bytes:
-    """Return a kernel compiled as CuPy does, as the contents of a .cubin file."""
-    binary, _, _ = _compile(source, (name,), architecture, kernels.FOLDER)
-    return binary + b"\0"  # which CuPy takes off
-
-
-def _compile(
-    source: str, names: tuple[str, ...], architecture: int, folder: Path
-) -> tuple[bytes, dict[str, str], str]:
-    """Return machine code, the symbols of the kernels in it, and what the assembler reports."""
-    from cupy._core.core import assemble_cupy_compiler_options
-    from cupy.cuda.compiler import _NVRTCProgram
-
-    # What cupy.RawModule adds by itself, but for the architecture, which it asks the device for.
-    options = (
-        *assemble_cupy_compiler_options(kernels.OPTIONS),
-        "-ftz=true",
-        f"-arch=sm_{architecture}",
-        "--device-as-default-execution-space",
-        "--ptxas-options=-v",
-    )
-    log, text = io.StringIO(), kernels.source_text(source, folder)
-    program = _NVRTCProgram(text, source, name_expressions=names, method="cubin")
-    binary, symbols = program.compile(options, log)
-    return binary, symbols, log.getvalue()
+def library(is_other: bool = False) -> Nvrtc | None:
+    """Return CuPy's compiler, or the other one, if there is one."""
+    if not is_other:
+        return Nvrtc()
+    return Nvrtc(os.environ[OTHER]) if os.environ.get(OTHER) else None
 
 
 def _usage(log: str, symbol: str) -> Usage:
@@ -97,20 +140,34 @@ def digest() -> str:
 
 def tables() -> str:
     """Return what every kernel needs on every architecture, for the documentation."""
-    from cupy_backends.cuda.libs import nvrtc
-
-    version = ".".join(map(str, nvrtc.getVersion()))
+    used, other = library(), library(is_other=True)
+    assert used is not None
+    assert other is not None, f"{OTHER} has to name the folder of another NVRTC"
     heads = " | ".join(f"{a // 10}.{a % 10}" for a in ARCHITECTURES)
-    lines = [f"Compiled by NVRTC {version}, of sources {digest()}.", ""]
-    lines += [f"| | shared | {heads} |", f"|---|--:|{'--:|' * len(ARCHITECTURES)}"]
+    table = [f"| | shared | {heads} |", f"|---|--:|{'--:|' * len(ARCHITECTURES)}"]
+    spills = []
     for source, names in INSTANTIATIONS.items():
-        found = [compile_source(source, names, a) for a in ARCHITECTURES]
+        found, others = (
+            [x.compile(source, names, a)[1] for a in ARCHITECTURES] for x in (used, other)
+        )
         for name in names:
             row = [usage[name] for usage in found]
             cells = " | ".join(
                 f"{u.registers} ({u.spills})" if u.spills else str(u.registers) for u in row
             )
-            lines.append(f"| `{name}` | {max(u.shared_memory for u in row)} | {cells} |")
+            table.append(f"| `{name}` | {max(u.shared_memory for u in row)} | {cells} |")
+            spills += [
+                f"`{name}` on {a / 10} ({usage[name].spills})"
+                for a, usage in zip(ARCHITECTURES, others, strict=True)
+                if usage[name].spills
+            ]
+    lines = [
+        f"Compiled by NVRTC {used.version}, of sources {digest()}.",
+        "",
+        *table,
+        "",
+        f"Compiled by NVRTC {other.version}, these write and read: {', '.join(spills) or 'none'}.",
+    ]
     return "\n".join([*lines, ""])
 
 

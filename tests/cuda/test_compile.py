@@ -10,6 +10,7 @@ import pytest
 
 from arraylogchain._cuda import kernels
 from arraylogchain._cuda.kernels import INSTANTIATIONS
+from tests.conftest import import_or_skip, skip_or_fail
 from tests.cuda import nvrtc
 
 # The others are tested where the page of the documentation is made, and where time allows.
@@ -17,18 +18,27 @@ ARCHITECTURES = [
     pytest.param(a, marks=() if a in (75, 90) else pytest.mark.exhaustive)
     for a in nvrtc.ARCHITECTURES
 ]
-# A thousand threads have 64 registers each, which is few for numbers of two.
+# A thousand threads have 64 registers each, which is few for numbers of two; and so are 128.
 SPILLING = {name for name in INSTANTIATIONS["chain_steps.cu"] if "double, true, false" in name}
 KERNELS = Path(__file__).parent / "kernels"
 
-needs_nvrtc = pytest.mark.usefixtures("nvrtc_library")
+
+def compiler(which: str = "CuPy's") -> nvrtc.Nvrtc:
+    import_or_skip("cupy")
+    try:
+        found = nvrtc.library(is_other=which != "CuPy's")
+    except RuntimeError as error:  # the finder's own, if there is none
+        skip_or_fail("cupy", f"NVRTC cannot be loaded: {error}")
+    if found is None:
+        pytest.skip(f"{nvrtc.OTHER} names no folder with another NVRTC")
+    return found
 
 
-@needs_nvrtc
+@pytest.mark.parametrize("which", ["CuPy's", pytest.param("other", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("source", sorted(INSTANTIATIONS))
-def test_every_kernel_compiles_and_none_but_of_double_spills(source, architecture):
-    usage = nvrtc.compile_source(source, INSTANTIATIONS[source], architecture)
+def test_every_kernel_compiles_and_none_but_of_double_spills(source, architecture, which):
+    _, usage = compiler(which).compile(source, INSTANTIATIONS[source], architecture)
     # A stack costs more than time: the driver reserves it for every thread that the device can
     # have at once, outside all pools of memory, 270 KB for each byte on an H200.
     assert {name for name, u in usage.items() if u.spills or u.stack} <= SPILLING
@@ -38,7 +48,6 @@ def test_there_are_few():
     assert sum(map(len, INSTANTIATIONS.values())) <= 50
 
 
-@needs_nvrtc
 @pytest.mark.parametrize(
     ("source", "name"),
     [
@@ -47,12 +56,11 @@ def test_there_are_few():
     ],
 )
 def test_a_first_call_compiles_in_a_moment(source, name):
-    begin = time.process_time()
-    nvrtc.machine_code(source, name, 90)
+    found, begin = compiler(), time.process_time()
+    found.compile(source, (name,), 90)
     assert time.process_time() - begin < 3
 
 
-@needs_nvrtc
 def test_the_page_is_of_the_present_sources():
     assert f"of sources {nvrtc.digest()}." in nvrtc.PAGE.read_text(), "python -m tests.cuda.nvrtc"
 
@@ -73,33 +81,19 @@ def test_every_kernel_bounds_its_blocks(path: Path) -> None:
     assert unbounded == []
 
 
-@needs_nvrtc
 def test_spills_and_shared_memory_are_seen() -> None:
-    usage = nvrtc.compile_source("spills.cu", ("spilling", "frugal"), 90, KERNELS)
+    _, usage = compiler().compile("spills.cu", ("spilling", "frugal"), 90, KERNELS)
     assert usage["spilling"].spills > 0
     assert usage["frugal"] == nvrtc.Usage(usage["frugal"].registers, 256, 0, 0)
     assert 0 < usage["frugal"].registers < usage["spilling"].registers
 
 
-@needs_nvrtc
 def test_an_error_names_file_and_line() -> None:
-    from cupy.cuda.compiler import CompileException
-
-    with pytest.raises(CompileException, match=r"faults\.cu\(10\): error: .*NEIGHBOUR"):
-        nvrtc.compile_source("faults.cu", ("trapped",), 90, KERNELS)
+    with pytest.raises(RuntimeError, match=r"faults\.cu\(10\): error: .*NEIGHBOUR"):
+        compiler().compile("faults.cu", ("trapped",), 90, KERNELS)
 
 
-@needs_nvrtc
-@pytest.mark.parametrize(
-    ("source", "kernels"),
-    [
-        (
-            "features.cu",
-            ("block_sums<double>", "round_trip<float, __half>", "collectives", "parameters"),
-        ),
-    ],
-)
-def test_the_sources_that_the_tests_run_on_the_cpu_are_cuda(
-    source: str, kernels: tuple[str, ...]
-) -> None:
-    assert set(nvrtc.compile_source(source, kernels, 90, KERNELS)) == set(kernels)
+def test_the_sources_that_the_tests_run_on_the_cpu_are_cuda() -> None:
+    names = ("block_sums<double>", "round_trip<float, __half>", "collectives", "parameters")
+    _, usage = compiler().compile("features.cu", names, 90, KERNELS)
+    assert set(usage) == set(names)

@@ -6,7 +6,6 @@ what they are asked. That the libraries then do it is for tests on a device to s
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from arraylogchain._cuda import device as device_module
 from arraylogchain._cuda import kernels
 from arraylogchain._cuda.device import CupyDevice, TorchDevice, Unavailable, find
 from arraylogchain._cuda.kernels import Kernel, Launch, pack, struct
+from tests.conftest import import_or_skip
 
 
 class CUDARuntimeError(RuntimeError):
@@ -396,9 +396,8 @@ def test_torch_for_rocm_has_no_kernels(cupy: FakeCupy, torch: FakeTorch) -> None
     assert "ROCm" in find("torch", torch.device("cuda", 0))
 
 
-@pytest.mark.usefixtures("nvrtc_library")
 def test_without_a_device_cupy_itself_is_the_reason() -> None:
-    if importlib.import_module("cupy").cuda.is_available():
+    if import_or_skip("cupy").cuda.is_available():
         pytest.skip("there is a device")
     found = find("cupy", SimpleNamespace(id=0))
     assert isinstance(found, Unavailable)

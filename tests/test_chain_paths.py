@@ -82,6 +82,24 @@ def test_ties_of_long_chains(np_backend, dtype):
         assert weight[0] == best
 
 
+@pytest.mark.parametrize("rows", [1, 12])
+@pytest.mark.parametrize("kind", ["potentials", "transitions", "log_transitions", "initial"])
+def test_nan_shows_in_the_weight(backend, dtype, kind, rows):
+    """The path leads through it, in the rows that it belongs to: another would hide it."""
+    for k in range(3):
+        x, P, initial = normal(rows, 6, 3), uniform(3, 3), np.ones(3)
+        for wrong in {"potentials": (x[0, 0], x[0, 3], x[0, 5]), "initial": (initial,)}.get(
+            kind, P
+        ):
+            before, wrong[k] = wrong[k], math.nan
+            form = "log_transitions" if kind == "log_transitions" else "transitions"
+            case = ChainCase(backend, dtype, x, initial=initial, **{form: P})
+            weight = case.read(case.chain.viterbi().log_weight)
+            is_own = (np.arange(rows) == 0) | (kind != "potentials")
+            np.testing.assert_array_equal(np.isnan(weight), is_own)
+            wrong[k] = before
+
+
 @pytest.mark.parametrize("K", [128, 129, 256, 257, 300])
 def test_many_states(backend, dtype, K):
     """States above 127 and 255, which small integer types do not hold."""

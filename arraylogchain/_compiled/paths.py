@@ -99,8 +99,8 @@ def trace(left, matrices, transposed, lengths, states, first):
                     m, most, j = left[g, i], -INF, 0
                     for k in range(K):
                         w = m[k * R + r] + flat[at + k * step]
-                        j = k if w > most else j
-                        most = w if w > most else most
+                        if not w <= most and most == most:  # the first NaN, if there is one
+                            j, most = k, w
                 path[i] = j
 
 

@@ -168,14 +168,15 @@ class Posterior:
         shift = whole_maximum(ctx, values + whole, -1, ctx.widest)
         joint = (values + (whole - shift)) + rest
         total = log_sum(xp, joint)[..., None]
-        dead = total == -math.inf
+        g = xp.ones_like(total) if self.g is None else self.g[..., None]
+        dead = (total == -math.inf) | (g == 0)
         if in_logs:
-            found = xp.exp(joint - total)
+            found = xp.exp(joint - total) * g
         else:
-            near = whole_part(ctx, values, ctx.widest)
-            found = exp_of_parts(ctx, near - shift, (values - near) - total)
-        if self.g is not None:
-            found, dead = found * self.g[..., None], dead | (self.g == 0)[..., None]
+            # Both may be out of range where their product is not.
+            near, parts = whole_part(ctx, values, ctx.widest), log_parts(ctx, xp.abs(g), False)
+            found = exp_of_parts(ctx, (near - shift) + parts[0], (values - near) - total + parts[1])
+            found = found * xp.sign(g)
         self.sums.add(name, self.piece, (slice(None),), xp.where(dead, xp.zeros_like(found), found))
 
     def _add_block(self, steps: slice, forward: Messages, back: Block) -> None:

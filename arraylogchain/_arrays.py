@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache, wraps
 from operator import attrgetter
+from types import NoneType
 from typing import Any, TypeVar
 
 import array_api_compat
@@ -214,6 +215,11 @@ def eager(function: F) -> F:
     return call  # type: ignore[return-value]
 
 
+def are_numpy(*arrays: Array | None) -> bool:
+    """Tell whether all but None are arrays of NumPy's own class."""
+    return {np.ndarray, NoneType}.issuperset(map(type, arrays))
+
+
 def is_differentiated(*arrays: Array | None) -> bool:
     """Tell whether torch needs more of a call than its values.
 
@@ -232,12 +238,12 @@ def is_differentiated(*arrays: Array | None) -> bool:
 
 def has_values(*arrays: Array) -> bool:
     """Tell whether values can be read: not those of Dask, nor of what torch transforms."""
-    return not is_lazy(*arrays) and all(map(is_plain, arrays))
+    return are_numpy(*arrays) or (not is_lazy(*arrays) and all(map(is_plain, arrays)))
 
 
 def is_plain(x: Array) -> bool:
     """Tell whether an array is no tensor without memory of its own, as within transforms."""
-    if type(x) is np.ndarray or not hasattr(x, "data_ptr"):
+    if not hasattr(x, "data_ptr"):
         return True
     try:
         x.detach().data_ptr()

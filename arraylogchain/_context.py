@@ -268,5 +268,6 @@ def whole_part(ctx: Context, x: Array, precision: Precision) -> Array:
 
 def check_workspace(workspace: int | None) -> int:
     """Return the workspace in bytes; raise where it is no usable number."""
-    size = at_least(SMALLEST_WORKSPACE, "workspace", workspace, "bytes")
-    return DEFAULT_WORKSPACE if size is None else size
+    if workspace is None:
+        return DEFAULT_WORKSPACE
+    return at_least(SMALLEST_WORKSPACE, "workspace", workspace, "bytes")

@@ -84,13 +84,11 @@ def share(
 
 def check_workers(workers: int | None) -> int | None:
     """Return the number of threads that a caller asks for; raise where it is no usable number."""
-    return at_least(1, "workers", workers, "threads")
+    return None if workers is None else at_least(1, "workers", workers, "threads")
 
 
-def at_least(least: int, name: str, x: int | None, unit: str) -> int | None:
-    """Return an argument that has to be an integer from `least` on, or None."""
-    if x is None:
-        return None
+def at_least(least: int, name: str, x: int, unit: str) -> int:
+    """Return an argument that has to be an integer from `least` on."""
     if isinstance(x, bool) or not hasattr(x, "__index__"):
         raise TypeError(
             f"{name} must be an integer number of {unit} or None, got {type(x).__name__}"

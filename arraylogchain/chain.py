@@ -147,6 +147,8 @@ class LogChain:
 
     def _elsewhere(self) -> ModuleType | None:
         """Return the methods for Dask arrays, or for tensors that torch follows: functions."""
+        if _arrays.are_numpy(*self._arrays.values(), self._lengths):
+            return None
         if _arrays.is_differentiated(*self._arrays.values()):
             from arraylogchain._torch import chain as differentiable
 

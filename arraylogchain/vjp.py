@@ -345,6 +345,8 @@ def _with_pullback(
     workers = check_workers(workers)
     refuse(given, f"vjp.{name}", f"arraylogchain.{name}")
     ctx, ready = enter(given)
+    # Views, whose shapes stay where a caller changes those of the arrays in place.
+    ready = {name: x[...] for name, x in ready.items()}
     with ctx.computing(workers):
         found, pull = compute(ctx, *ready.values())
         value = ctx.leave(found)
@@ -420,7 +422,8 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         raise TypeError(f"chain must be a LogChain, got {type(chain).__name__}")
     if lazy := chain._lazy():
         return lazy.value_and_pullback(chain)  # type: ignore[no-any-return]
-    given = chain._given()
+    # Views, whose shapes stay where a caller changes those of the arrays in place.
+    given = {name: x[...] for name, x in chain._given().items()}
     refuse(given, "vjp.log_partition", "the chain's log_partition()")
     ctx, entered = enter_chain(given, chain._lengths)
     with ctx.computing(chain._workers):
@@ -429,6 +432,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         )
         value = ctx.leave(found)
     names = dict(zip(ChainGradients._fields, PARTS, strict=True))
+    transitions = given.get("transitions", given.get("log_transitions"))
 
     def pullback(
         cotangent: Array, wanted: Collection[str] = ChainGradients._fields
@@ -438,8 +442,9 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         asked = {names[field] for field in wanted} & {ARGUMENTS[name] for name in given}
         with ctx.computing(chain._workers):
             gradients = {part: ctx.leave(x) for part, x in pull(g, frozenset(asked)).items()}
-        of_transitions = like_given(gradients.get("transitions"), chain._transitions())
-        return ChainGradients(*map((gradients | {"transitions": of_transitions}).get, PARTS))
+        if "transitions" in gradients:
+            gradients["transitions"] = like_given(gradients["transitions"], transitions)
+        return ChainGradients(*map(gradients.get, PARTS))
 
     return value, pullback
 

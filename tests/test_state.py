@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
+from arraylogchain.chain import PLANNED
 from tests.chain_scenarios import make, normal, uniform
+from tests.checks import mentions
 
 pytestmark = pytest.mark.chains
 THREADS = 8
@@ -183,6 +185,30 @@ def test_arrays_are_read_at_each_call():
     P *= uniform(4, 4, seed=2)
     expected = everything(alc.LogChain(x.copy(), transitions=P.copy()))
     assert_same_bits(everything(chain), expected)
+
+
+def test_shapes_are_read_at_each_call():
+    """A shape that is changed in place makes another chain, or one that says what is wrong."""
+    x, P = normal(12, 4), uniform(4, 4)
+    chain = alc.LogChain(x, transitions=P)
+    x.shape = 3, 4, 4
+    assert_same_bits(everything(chain), everything(alc.LogChain(x.copy(), transitions=P)))
+    x.shape = 8, 6
+    for name in PLANNED:
+        options = {"log_weight": [np.zeros(8, int)]}.get(name, [])
+        with pytest.raises(ValueError, match=mentions("transitions", (4, 4), (8, 6), "[6, 6]")):
+            getattr(chain, name)(*options)
+
+
+@pytest.mark.parametrize("changed", ["x", "P"])
+def test_pullbacks_are_of_the_shapes_that_the_value_had(changed):
+    given = {"x": normal(12, 4), "P": uniform(4, 4)}
+    chain = alc.LogChain(given["x"], transitions=given["P"])
+    _, of_chain = alc.vjp.log_partition(chain)
+    _, of_product = alc.vjp.logmatmulexp(given["x"], given["P"])
+    expected = of_chain(1.0), of_product(np.ones((12, 4)))
+    given[changed].shape = -1
+    assert_same_bits((of_chain(1.0), of_product(np.ones((12, 4)))), expected)
 
 
 def test_tensors_replaced_between_calls(torch_backend):

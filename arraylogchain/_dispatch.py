@@ -13,21 +13,41 @@ from typing import Any
 from arraylogchain import _compiled
 from arraylogchain._context import Context
 from arraylogchain._inputs import Chain
-from arraylogchain.plan import Choice, choose
 
 # Whether compiled loops may be selected; tests of the array implementation switch them off.
 COMPILED: bool = True
 
+# Rows that share matrices, times K * K, from which on a matrix multiply over all of them is taken
+# to be faster than loops over each: 64 rows of 64 states, or 8 of 181.
+MANY = 1 << 18
+# What has no matrix multiply in it.
+PATHS = frozenset({"viterbi", "best_message", "log_weight"})
+# States up to which a kernel has a thread for each.
+KERNEL_STATES = 1024
 
-def choice(operation: str, ctx: Context, chain: Chain, workspace: int) -> Choice:
-    """Return the route for an operation on a chain."""
-    others = "kernels" if ctx.kernels is not None else "loops" if has_loops(ctx) else ""
-    return choose(operation, chain, others, workspace)
+
+def choose(operation: str, ctx: Context, chain: Chain, workspace: int) -> tuple[str, str]:
+    """Return the route for an operation on a chain, and why it is taken; from shapes alone."""
+    size, (_, rows) = chain.num_states, chain.sizes
+    if ctx.kernels is not None:
+        if size <= KERNEL_STATES:
+            return "kernels", "the arrays are on a CUDA device"
+        return "arrays", f"kernels take up to {KERNEL_STATES} states"
+    if not has_loops(ctx):
+        return "arrays", "there are no compiled loops or kernels for these arrays"
+    # Copies of a matrix: as given, converted, transposed, its logarithms.
+    if 64 * size * size > workspace:
+        return "arrays", "what loops hold of a matrix would not fit the workspace"
+    if operation in PATHS:
+        return "loops", "there is no matrix multiply in it"
+    if rows * size * size >= MANY:
+        return "arrays", "matrix multiplies pay for many states and rows"
+    return "loops", "few states or few rows"
 
 
 def recursion(operation: str, ctx: Context, chain: Chain, workspace: int) -> Any:
     """Return the recursion that an operation on a chain takes: a `pieces.Backend`, or None."""
-    route = choice(operation, ctx, chain, workspace).route
+    route, _ = choose(operation, ctx, chain, workspace)
     if route == "loops":
         from arraylogchain._compiled.backend import Loops
 

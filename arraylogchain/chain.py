@@ -17,7 +17,7 @@ from arraylogchain._context import Array, Context, check_workspace, library_name
 from arraylogchain._inputs import Chain
 from arraylogchain._random import check_generator, fill, room_for_samples
 from arraylogchain._threads import check_workers
-from arraylogchain.plan import Plan, plan_chain
+from arraylogchain.plan import Plan
 
 __all__ = ["ChainPath", "ChainPosterior", "FilteredChain", "LogChain"]
 
@@ -564,8 +564,17 @@ class LogChain:
                 "plan is for arrays in memory; call it on a LogChain of one block of these"
             )
         ctx, chain = _inputs.enter_chain(self._arrays, self._lengths)
-        choice = _dispatch.choice(operation, ctx, chain, self._workspace)
-        return plan_chain(operation, chain, ctx.result_name, choice, self._workspace)
+        route, reason = _dispatch.choose(operation, ctx, chain, self._workspace)
+        return Plan(
+            operation=operation,
+            batch=chain.batch,
+            steps=chain.num_steps,
+            states=chain.num_states,
+            dtype=ctx.result_name,
+            route=route,
+            reason=reason,
+            workspace=self._workspace,
+        )
 
     def __repr__(self) -> str:
         given = self._given()

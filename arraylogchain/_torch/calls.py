@@ -7,6 +7,7 @@ rules, the same for all operations, say what a call computes and which calls its
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, NamedTuple, NoReturn
@@ -208,6 +209,10 @@ class Call(Function):  # type: ignore[misc]
                 ready[i] = x.expand(info.batch_size, *x.shape[1:]) if full else x
         found = call(rule, *ready)
         return found, (0,) * len(found)
+
+
+# torch asks for it at every call; finding it out takes as long as a small product.
+Call.forward.__signature__ = inspect.signature(Call.forward)  # type: ignore[attr-defined]
 
 
 @eager

@@ -218,40 +218,35 @@ def log_weight(chain: Any, states: Any) -> Tensor:
     ctx = native_context(torch_namespace, device, dtype_name(dtype))
     entered = make_chain(given, chain._lengths)
     states = check_states(ctx, states, entered)
-    times = torch.arange(entered.num_steps, device=device)
-    ends = times[-1:] + 1
+    times, real, last = torch.arange(entered.num_steps, device=device), None, states[..., -1:]
     if entered.lengths is not None:
         ends = ctx.integers(entered.lengths)[..., None]
-    real = times < ends
-    last = states.gather(-1, (ends - 1).expand(*states.shape[:-1], 1))
+        real, last = times < ends, states.gather(-1, (ends - 1).expand(*states.shape[:-1], 1))
+    places: dict[str, Any] = {"potentials": (times, states), "initial": (states[..., :1],)}
     moves = times[:-1] * (not entered.has_one_matrix)
-    factors = (
-        (entered.potentials, (times, states), True),
-        (
-            entered.transitions,
-            (moves, states[..., :-1], states[..., 1:]),
-            entered.transitions_in_logs,
-        ),
-        (entered.initial, (states[..., :1],), entered.initial_in_logs),
-        (entered.final, (last,), entered.final_in_logs),
-    )
-    whole, rest, has_zero = 0.0, 0.0, False
-    for x, at, in_logs in factors:
-        if x is None:
+    places |= {"transitions": (moves, states[..., :-1], states[..., 1:]), "final": (last,)}
+    whole: Any = 0.0
+    rest: Any = 0.0
+    for part, at in places.items():
+        if (x := getattr(entered, part)) is None:
             continue
-        weights = entries(x, *at, axes=1).double()
-        present = real[..., real.shape[-1] - weights.shape[-1] :] if len(at) > 1 else real[..., :1]
-        zero = torch.isneginf(weights) if in_logs else weights == 0
-        logs = torch.where(zero | ~present, 0.0 if in_logs else 1.0, weights)
-        logs = logs if in_logs else logs.log()
-        # Integers add up exactly: what is large and cancels leaves no rounding.
-        integers = torch.where(torch.isfinite(logs), logs, 0).detach().round()
+        weights, in_logs = entries(x, *at, axes=1).double(), entered.is_in_logs(part)
+        if real is not None and len(at) > 1:
+            is_read = real[..., real.shape[-1] - weights.shape[-1] :]
+            weights = torch.where(is_read, weights, 0.0 if in_logs else 1.0)
+        logs = weights if in_logs else _logs(weights)
+        # Whole numbers add up exactly: what is large and cancels leaves no rounding.
+        integers = logs.detach().round().nan_to_num(0, 0, 0)
         whole, rest = whole + integers.sum(-1), rest + (logs - integers).sum(-1)
-        has_zero = (zero & present).any(-1) | has_zero
     total = whole + rest
-    # Where the weight is 0, every derivative is; beside NaN and +inf it is not 0 but unknown.
-    weight = torch.where(torch.isnan(total) | torch.isposinf(total), torch.nan, -torch.inf)
-    return torch.where(has_zero, weight, total).to(dtype)
+    # Where the weight is 0, or unknown, every derivative is 0.
+    return torch.where(total > -torch.inf, total, total.detach()).to(dtype)
+
+
+def _logs(weights: Tensor) -> Tensor:
+    """Return logarithms, whose derivatives by weights of 0 are 0."""
+    is_zero = weights == 0
+    return weights.masked_fill(is_zero, 1).log().masked_fill(is_zero, -torch.inf)
 
 
 def _partition(chain: Any, per_row: bool = False) -> tuple[Any, ...]:

@@ -51,19 +51,6 @@ def roundings(K: int) -> float:
     return 4.0 + 2.0 * math.sqrt(K)
 
 
-def roundings_of_tensor_cores(K: int) -> float:
-    """Return c where tensor cores multiply float32 numbers, if they are as bad as can be.
-
-    They are held to `roundings`, as all else: typically they err by less. This is for inputs that
-    are made to show the worst, which only a device without guard bits would. 4 as there. Splitting
-    a factor costs an eps, and the product of the small parts, left out, 2: that makes 4 for a term.
-    A product of 8 terms is added to a sum by cutting everything off to a multiple of eps times the
-    largest number's power of two. The largest loses nothing, 8 others less than an eps each: 16
-    for the 16 terms that are summed up so. What these come to is rounded, once per 16 terms.
-    """
-    return 4 + 4 + 16 + math.ceil(K / 16) / 2
-
-
 def certificate(dtype: str) -> float:
     """Return the largest G of an entry that a shifted product can prove right.
 
@@ -313,19 +300,6 @@ def _finite(x: np.ndarray) -> np.ndarray:
 def _finite_max(x: np.ndarray, axis: int) -> np.ndarray:
     top = np.max(np.where(np.isfinite(x), x, -np.inf), axis=axis, keepdims=True, initial=-np.inf)
     return _finite(top)
-
-
-def path_bound(
-    exact: np.ndarray, gap: np.ndarray, steps: int | np.ndarray, K: int, dtype: str
-) -> np.ndarray:
-    """Return the bound for the log weights of single paths.
-
-    They are chains with one path, so the bound is theirs: every step adds its c, and its G, how far
-    the weights on the path lie below the largest of their step. A path is a sum of logs, whatever
-    the form that weights were given in; the logarithm of a linear one is rounded to eps of itself,
-    and `gap` counts it. What all paths have in common, however large, is not rounded at each step.
-    """
-    return chain_bound(exact, gap, steps, K, dtype)
 
 
 def filtered_bounds(

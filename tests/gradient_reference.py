@@ -1,4 +1,4 @@
-"""References for gradients and posteriors: long double, and mpmath for tiny cases.
+"""References for gradients of products, in long double.
 
 A gradient of a log of a sum is a sum of probabilities times cotangents. Here each probability is
 exp(term - largest term) over its own sum, so none underflows against another, and offsets of many
@@ -8,10 +8,9 @@ thousands cancel before they are rounded. Every gradient comes with what its bou
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import mpmath
 import numpy as np
 
 from tests import reference
@@ -26,9 +25,6 @@ class Gradient(NamedTuple):
     gap: np.ndarray  # sum of abs(g) * p * G, with G as in error_model
     scale: np.ndarray  # sum of abs(g) * the unit in which errors of p are absolute
     terms: int  # how many are summed
-
-
-# ------------------------------------------------------------------------------------- products
 
 
 def logmatmulexp(a: np.ndarray, b: np.ndarray, g: np.ndarray) -> tuple[Gradient, Gradient]:
@@ -120,12 +116,6 @@ def logchainexp(matrices: Sequence[np.ndarray], g: np.ndarray) -> list[Gradient]
     return gradients
 
 
-# --------------------------------------------------------------------------------------- chains
-
-
-# --------------------------------------------------------------------------------------- shared
-
-
 def _as_matrices(a: np.ndarray, b: np.ndarray, g: np.ndarray):
     """Return the operands and the cotangent as matrices, the cotangent with all batch axes."""
     left = wide(a)[None, :] if np.ndim(a) == 1 else wide(a)
@@ -196,76 +186,3 @@ def finite(x: np.ndarray) -> np.ndarray:
 def finite_max(x: np.ndarray, axes: int | tuple[int, ...]) -> np.ndarray:
     top = np.max(np.where(np.isfinite(x), x, -np.inf), axis=axes, keepdims=True, initial=-np.inf)
     return finite(top)
-
-
-# --------------------------------------------------------------------------------------- mpmath
-
-# Arrays of mpmath numbers, and functions of a list of them.
-Exact = np.ndarray
-ExactFunction = Callable[[list[Exact]], list[Exact]]
-
-
-def to_mpmath(x: np.ndarray) -> Exact:
-    return np.vectorize(lambda v: mpmath.mpf(float(v)), otypes=[object])(np.asarray(x))
-
-
-def from_mpmath(x: Exact) -> np.ndarray:
-    """Round to long double, by way of the decimal digits that it has and a few more."""
-    return np.vectorize(lambda v: np.longdouble(mpmath.nstr(v, 25)), otypes=[np.longdouble])(x)
-
-
-def exp_mp(x: Exact) -> Exact:
-    return np.vectorize(mpmath.exp, otypes=[object])(x)
-
-
-def logmatmulexp_mp(g: np.ndarray) -> ExactFunction:
-    """Return the gradient of sum(g * logmatmulexp(a, b)) as a function of two matrices [a, b].
-
-    Every sum must have a term.
-    """
-    cotangent = to_mpmath(g)[:, None, :]
-
-    def gradient(point: list[Exact]) -> list[Exact]:
-        a, b = point
-        terms = exp_mp(a[:, :, None] + b[None])
-        p = cotangent * terms / np.sum(terms, axis=1, keepdims=True)
-        return [np.sum(p, axis=2), np.sum(p, axis=0)]
-
-    return gradient
-
-
-def all_paths(edges_in_logs: bool, initial_in_logs: bool, g: float = 1.0) -> ExactFunction:
-    """Return the gradient of g * log Z as a function of [x, transitions, initial].
-
-    These are [T, K], [T-1, K, K] or [1, K, K], and [K]; weights or their logs, as is said. The
-    function visits all K**T paths. A path adds to a weight's derivative the product of all its
-    other weights, so weights may be 0.
-    """
-
-    def gradient(point: list[Exact]) -> list[Exact]:
-        x, transitions, initial = point
-        T, K = x.shape
-        emissions = exp_mp(x)
-        edges = exp_mp(transitions) if edges_in_logs else transitions
-        start = exp_mp(initial) if initial_in_logs else initial
-        total, sums = mpmath.mpf(0), [w * mpmath.mpf(0) for w in (emissions, edges, start)]
-        for path in itertools.product(range(K), repeat=T):
-            # (which array, index in it) of every weight along the path
-            places = [(0, (t, k)) for t, k in enumerate(path)] + [(2, (path[0],))]
-            for i, (k, j) in enumerate(itertools.pairwise(path)):
-                places.append((1, (min(i, len(edges) - 1), k, j)))
-            along = [(emissions, edges, start)[array][index] for array, index in places]
-            total += mpmath.fprod(along)
-            for at, (array, index) in enumerate(places):
-                sums[array][index] += mpmath.fprod(along[:at] + along[at + 1 :])
-        sums[0] = sums[0] * emissions
-        sums[1] = sums[1] * edges if edges_in_logs else sums[1]
-        sums[2] = sums[2] * start if initial_in_logs else sums[2]
-        return [mpmath.mpf(g) * s / total for s in sums]
-
-    return gradient
-
-
-def evaluate_mp(gradient: ExactFunction, point: Sequence[np.ndarray]) -> list[np.ndarray]:
-    with mpmath.workdps(60):
-        return [from_mpmath(part) for part in gradient([to_mpmath(x) for x in point])]

@@ -33,7 +33,7 @@ class Loops:
     row by itself, R being 1.
     """
 
-    rows_together, shares_pieces = 256, True
+    rows_together = 256
 
     def __init__(self, piece: Piece, workspace: int) -> None:
         self.piece, self.K = piece, piece.chain.num_states

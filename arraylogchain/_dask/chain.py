@@ -321,7 +321,7 @@ def log_weight(chain: LogChain, states: Any) -> da.Array:
 
 def _weigh(ctx: Context, chain: Chain, workspace: int, states: Array) -> Any:
     states = _inputs.check_states(ctx, states, chain)
-    return chains.log_weight.log_weight(ctx, chain, workspace, states, apart=True)
+    return chains.log_weight.log_weight_parts(ctx, chain, workspace, states)
 
 
 def value_and_pullback(chain: LogChain) -> tuple[da.Array, Callable[..., ChainGradients]]:

@@ -17,7 +17,7 @@ import math
 from typing import Any
 
 from arraylogchain._array.chains.messages import Run, each, last_logs, runs
-from arraylogchain._array.chains.pieces import Messages, arrange
+from arraylogchain._array.chains.pieces import Messages
 from arraylogchain._array.chains.posterior import Posterior
 from arraylogchain._array.chains.sums import Sums
 from arraylogchain._context import Array, Context
@@ -28,10 +28,9 @@ from arraylogchain._inputs import Chain
 def entropy(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the entropies [*batch] in nats; 0 where there is no path."""
     out = ctx.empty(chain.batch, ctx.result_dtype)
-    view = arrange(ctx.xp, chain, out, trailing=0)
 
     def work(run: Run) -> None:
-        run.piece.put(view[(*run.piece.box, ...)], Entropy(run.keep()).result())
+        run.piece.write(out, Entropy(run.keep()).result())
 
     each(ctx, runs("entropy", ctx, chain, workspace, history=True), work)
     return out

@@ -5,26 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from arraylogchain import _dispatch
-from arraylogchain._array.chains.pieces import (
-    BOTH,
-    LEFT,
-    LN2_HIGH,
-    LN2_LOW,
-    NOTHING,
-    THREADS,
-    Backend,
-    Block,
-    Messages,
-    Piece,
-    add_scale,
-    arrange,
-    cut,
-    log_parts,
-    pieces,
-)
+from arraylogchain._array.chains import pieces
+from arraylogchain._array.chains.pieces import Backend, Block, Messages, Piece
 from arraylogchain._array.chains.recursion import ArrayRecursion
 from arraylogchain._array.chains.sums import Sums
 from arraylogchain._context import Array, Context, whole_maximum
@@ -57,16 +43,16 @@ class Run:
             self.last = block.state
             yield steps, block
 
-    def run(self) -> Run:
-        """Take all steps, and keep nothing."""
-        for _ in self.steps(NOTHING):
+    def run(self) -> Messages:
+        """Take all steps, and return the last state alone."""
+        for _ in self.steps(pieces.NOTHING):
             pass
-        return self
+        return self.last  # type: ignore[no-any-return]
 
     def keep(self, everything: bool = False) -> Run:
         """Take all steps, and keep what they leave where that fits, or what blocks begin with."""
         state = None
-        for _, block in self.steps(LEFT if everything or self.keeps else NOTHING):
+        for _, block in self.steps(pieces.LEFT if everything or self.keeps else pieces.NOTHING):
             self.starts.append(state)
             self.left.append(block.left)
             state = block.state
@@ -76,7 +62,9 @@ class Run:
         """Return what the block number n left: as it is kept, or computed again."""
         found = self.left[n]
         if found is None:
-            found = self.backend.advance(self.starts[n], self.blocks[n], self.backward, LEFT).left
+            found = self.backend.advance(
+                self.starts[n], self.blocks[n], self.backward, pieces.LEFT
+            ).left
         assert found is not None
         return found
 
@@ -98,13 +86,12 @@ def runs(
     if 0 in chain.batch:
         return
     backend = _dispatch.recursion(operation, ctx, chain, workspace) or ArrayRecursion
-    item = ctx.precision.itemsize if backend.rows_together >= 1 << 62 else 8
-    sizes = cut(chain, backend, workspace, item, history, arrays)
-    for piece in pieces(ctx, chain, sizes.groups, sizes.rows):
-        own = list(chunks(piece.num_steps, sizes.steps))
-        yield Run(
-            piece, backend(piece, sizes.workspace), own, backward, sizes.keeps, sizes.workspace
-        )
+    groups, rows, count, keeps, workspace = pieces.cut(
+        ctx, chain, backend, workspace, history, arrays
+    )
+    for piece in pieces.pieces(ctx, chain, groups, rows):
+        blocks = list(chunks(piece.num_steps, count))
+        yield Run(piece, backend(piece, workspace), blocks, backward, keeps, workspace)
 
 
 def each(
@@ -115,17 +102,12 @@ def each(
     What is summed over runs is added in their order, whatever threads there are.
     """
     found = iter(found)
-    following = next(found, None)
-    while following is not None:
-        some, following = [following], next(found, None)
-        together = THREADS if following is not None and some[0].backend.shares_pieces else 1
-        if sums is not None and together > 1 and not sums.has_parts:
-            together = 1
-        while following is not None and len(some) < together:
-            some.append(following)
-            following = next(found, None)
+    for run in found:
+        some = [run]
+        if run.backend.rows_together and (sums is None or sums.has_parts):
+            some += islice(found, pieces.THREADS - 1)
         if len(some) == 1:
-            work(*some) if sums is None else work(*some, sums)
+            work(run) if sums is None else work(run, sums)
         elif sums is None:
             ctx.share(work, some)
         else:
@@ -139,25 +121,31 @@ def total_of(piece: Piece, last: Messages) -> Messages:
     """Return the sums over all paths, given the last states, as logs [groups, rows, 1]."""
     ctx = piece.ctx
     if last.in_logs.any() or "final" in piece.views:
-        logs = last_logs(piece, last)
-        logs.values = log_sum(ctx.xp, logs.values)[..., None]
-        return logs
+        found = last_logs(piece, last)
+        found.values = log_sum(ctx.xp, found.values)[..., None]
+        return found
     total = ctx.xp.sum(ctx.load(last.values, ctx.widest), axis=-1, keepdims=True)
-    return Messages(total, last.shifts, last.powers, last.in_logs).in_log_form(ctx)
+    logs, powers = pieces.near_logs(ctx, total)
+    return Messages(logs, last.shifts, last.powers + powers, ~last.in_logs)
 
 
 def last_logs(piece: Piece, last: Messages) -> Messages:
     """Return the logs of the last states times the final weights."""
+    values = piece.ctx.load(last.values, piece.ctx.widest)
+    found = Messages(values, last.shifts, last.powers, last.in_logs).in_log_form(piece.ctx)
+    logs, shift = with_final(piece, found.values)
+    return Messages(logs, found.shifts + shift, found.powers, found.in_logs)
+
+
+def with_final(piece: Piece, logs: Array) -> tuple[Array, Array]:
+    """Return logs of states times the final weights, and whole numbers to add to them."""
     ctx = piece.ctx
-    wide = Messages(ctx.load(last.values, ctx.widest), last.shifts, last.powers, last.in_logs)
-    wide = wide.in_log_form(ctx)
     final, in_logs = piece.end(backward=True)
     if final is None:
-        return wide
-    whole, rest = log_parts(ctx, final, in_logs)
-    shift = whole_maximum(ctx, wide.values + whole, -1, ctx.widest)
-    logs = (wide.values + (whole - shift)) + rest
-    return Messages(logs, wide.shifts + shift[..., 0], wide.powers, wide.in_logs)
+        return logs, 0.0
+    whole, rest = pieces.log_parts(ctx, final, in_logs)
+    shift = whole_maximum(ctx, logs + whole, -1, ctx.widest)
+    return (logs + (whole - shift)) + rest, shift[..., 0]
 
 
 def log_sum(xp: Any, logs: Array) -> Array:
@@ -171,52 +159,44 @@ def log_sum(xp: Any, logs: Array) -> Array:
 def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the logs of the sums over all paths, [*batch]."""
     out = ctx.empty(chain.batch, ctx.result_dtype)
-    view = arrange(ctx.xp, chain, out, trailing=0)
 
     def work(run: Run) -> None:
-        total = total_of(run.piece, run.run().last).logs(ctx)
-        run.piece.put(view[(*run.piece.box, ...)], total[..., 0])
+        run.piece.write(out, total_of(run.piece, run.run()).logs(ctx)[..., 0])
 
     each(ctx, runs("log_partition", ctx, chain, workspace, arrays=3), work)
     return out
 
 
-def forward_messages(
-    ctx: Context, chain: Chain, workspace: int, whole: Array | None = None
-) -> Array:
+def forward_messages(ctx: Context, chain: Chain, workspace: int, whole: Array = None) -> Array:
     """Return the logs of the weights after every step, [*batch, T, K], each one right.
 
     Whole numbers [*batch] are added to them, before anything is rounded.
     """
-    return _messages(ctx, chain, workspace, whole, backward=False)
+    return _messages("forward_messages", ctx, chain, workspace, whole, backward=False)
 
 
-def backward_messages(
-    ctx: Context, chain: Chain, workspace: int, whole: Array | None = None
-) -> Array:
+def backward_messages(ctx: Context, chain: Chain, workspace: int, whole: Array = None) -> Array:
     """Return the logs of the weights that follow each step, [*batch, T, K], each one right.
 
     Whole numbers [*batch] are added to them, before anything is rounded.
     """
-    return _messages(ctx, chain, workspace, whole, backward=True)
+    return _messages("backward_messages", ctx, chain, workspace, whole, backward=True)
 
 
 def _messages(
-    ctx: Context, chain: Chain, workspace: int, whole: Array | None, backward: bool
+    operation: str, ctx: Context, chain: Chain, workspace: int, whole: Array, backward: bool
 ) -> Array:
     out = ctx.empty((*chain.batch, chain.num_steps, chain.num_states), ctx.result_dtype)
     if chain.lengths is not None:
         out[...] = -math.inf
-    operation = "backward_messages" if backward else "forward_messages"
 
     def work(run: Run) -> None:
-        for steps, block in run.steps(BOTH if backward else LEFT):
+        for steps, block in run.steps(pieces.BOTH if backward else pieces.LEFT):
             found = block.arrived if backward else block.left
             assert found is not None
             found = found.last(steps.stop - steps.start)
             if whole is not None:
-                own = arrange(ctx.xp, chain, ctx.xp.asarray(whole), trailing=0)
-                found.shifts = found.shifts + run.piece.expanded(own[(*run.piece.box, ...)], ())
+                found.shifts = found.shifts + run.piece.read(ctx.xp.asarray(whole))
             put_steps(out, run.piece, steps, found.logs(ctx), -math.inf)
 
     each(ctx, runs(operation, ctx, chain, workspace, backward=backward), work)
@@ -229,9 +209,7 @@ def put_steps(out: Array, piece: Piece, steps: slice, values: Array, past_ends: 
     if real is not None:
         real = xp.reshape(real, (*real.shape, *(1,) * (values.ndim - 3)))
         values = xp.where(real, values, xp.full_like(values, past_ends))
-    view = arrange(xp, piece.chain, out, trailing=values.ndim - 2)
-    order = (1, 2, 0, *range(3, values.ndim))
-    piece.put(view[(*piece.box, steps, ...)], xp.permute_dims(values, order))
+    piece.write(out, xp.permute_dims(values, (1, 2, 0, *range(3, values.ndim))), (steps,))
 
 
 def last_message(
@@ -243,16 +221,14 @@ def last_message(
     """
     xp, dtype = ctx.xp, ctx.dtype(ctx.widest)
     logs, whole = ctx.empty((*chain.batch, chain.num_states), dtype), ctx.empty(chain.batch, dtype)
-    views = arrange(xp, chain, logs, trailing=1), arrange(xp, chain, whole, trailing=0)
 
     def work(run: Run) -> None:
-        last = run.run().last.in_log_form(ctx)
-        values = ctx.load(last.values, ctx.widest) + (last.powers * LN2_LOW)[..., None]
-        high = last.powers * LN2_HIGH
+        last = run.run().in_log_form(ctx)
+        values = ctx.load(last.values, ctx.widest) + (last.powers * pieces.LN2_LOW)[..., None]
+        high = last.powers * pieces.LN2_HIGH
         nearest = xp.round(high)
-        values = values + (high - nearest)[..., None]
-        for view, x in zip(views, (values, last.shifts + nearest), strict=True):
-            run.piece.put(view[(*run.piece.box, ...)], x)
+        run.piece.write(logs, values + (high - nearest)[..., None])
+        run.piece.write(whole, last.shifts + nearest)
 
     each(ctx, runs("last_message", ctx, chain, workspace, backward=backward), work)
     return logs, whole
@@ -273,25 +249,22 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
         probabilities[...], normalizers[...] = 0.0, 0.0
 
     def work(run: Run) -> None:
-        state = None
-        for steps in run.blocks:
-            state = take(run, state, steps)
-
-    def take(run: Run, state: Any, steps: slice) -> Any:
-        if state is not None:
-            # Only differences count: scales that begin with 0 are exact for longer.
-            nothing = xp.zeros_like(state.shifts)
-            state = Messages(state.values, nothing, nothing, state.in_logs)
-        block = run.backend.advance(state, steps, False, BOTH)
-        assert block.left is not None
-        most = float(xp.max(xp.abs(block.left.shifts[1:, ...])))
-        # Beyond that sums of whole numbers are not exact.
-        if steps.stop - steps.start > 1 and most >= 1.0 / ctx.widest.eps:
-            for step in range(steps.start, steps.stop):
-                state = take(run, state, slice(step, step + 1))
-            return state
-        put(run.piece, steps, block.left)
-        return block.state
+        state, todo = None, run.blocks[::-1]
+        while todo:
+            steps = todo.pop()
+            if state is not None:
+                # Only differences count: scales that begin with 0 are exact for longer.
+                nothing = xp.zeros_like(state.shifts)
+                state = Messages(state.values, nothing, nothing, state.in_logs)
+            block = run.backend.advance(state, steps, False, pieces.BOTH)
+            assert block.left is not None
+            # Beyond that sums of whole numbers are not exact.
+            is_large = bool(xp.any(xp.abs(block.left.shifts[1:, ...]) >= 1.0 / ctx.widest.eps))
+            if is_large and steps.stop - steps.start > 1:
+                todo += [slice(step, step + 1) for step in range(steps.start, steps.stop)][::-1]
+            else:
+                put(run.piece, steps, block.left)
+                state = block.state
 
     def put(piece: Piece, steps: slice, left: Messages) -> None:
         values, logs = left.values[1:, ...], left.in_log_form(ctx)
@@ -306,7 +279,9 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
         weights = xp.where(xp.isinf(total)[1:, ..., None], xp.zeros_like(weights), weights)
         put_steps(probabilities, piece, steps, weights, 0.0)
         # What is large cancels first.
-        ratios = add_scale(*(x[1:, ...] - x[:-1, ...] for x in (total, logs.shifts, logs.powers)))
+        ratios = pieces.add_scale(
+            *(x[1:, ...] - x[:-1, ...] for x in (total, logs.shifts, logs.powers))
+        )
         # After -inf or +inf it is the same at all later steps.
         ratios = xp.where(xp.isfinite(total)[1:, ...], ratios, total[1:, ...])
         put_steps(normalizers, piece, steps, ratios, 0.0)

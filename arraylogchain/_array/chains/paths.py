@@ -13,10 +13,10 @@ import math
 import numpy as np
 
 from arraylogchain._array.chains.log_weight import log_weight
-from arraylogchain._array.chains.messages import Run, each, last_logs, put_steps, runs
-from arraylogchain._array.chains.pieces import Piece, arrange
+from arraylogchain._array.chains.messages import Run, each, last_logs, put_steps, runs, with_final
+from arraylogchain._array.chains.pieces import Piece
 from arraylogchain._array.chains.recursion import choose, relative
-from arraylogchain._context import Array, Context, whole_maximum
+from arraylogchain._context import Array, Context
 from arraylogchain._fold import chunks
 from arraylogchain._inputs import Chain
 
@@ -36,7 +36,7 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
             left, after = run.backend.best(state, steps, run.keeps)
             kept.append((steps, state, left))
             state = after
-        logs = _with_final(run.piece, state)
+        logs, _ = with_final(run.piece, ctx.load(state, ctx.widest))
         after = xp.argmax(logs, axis=-1)
         # NaN is not -inf.
         alive = xp.max(logs, axis=-1) != -math.inf
@@ -54,27 +54,15 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
 def best_message(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the logs of the largest weights after the last step, [*batch, K], but for a shift."""
     out = ctx.empty((*chain.batch, chain.num_states), ctx.dtype(ctx.precision))
-    view = arrange(ctx.xp, chain, out, trailing=1)
 
     def work(run: Run) -> None:
         state = None
         for steps in run.blocks:
             _, state = run.backend.best(state, steps, False)
-        run.piece.put(view[(*run.piece.box, ...)], state)
+        run.piece.write(out, state)
 
     each(ctx, runs("best_message", ctx, chain, workspace), work)
     return out
-
-
-def _with_final(piece: Piece, state: Array) -> Array:
-    """Return logs of the last states times the final weights, but for a shift."""
-    ctx = piece.ctx
-    final, in_logs = piece.end(backward=True)
-    if final is None:
-        return state
-    final = ctx.load(final, ctx.widest)
-    final = final if in_logs else ctx.xp.log(final)
-    return ctx.load(state, ctx.widest) + (final - whole_maximum(ctx, final, -1, ctx.widest))
 
 
 def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Array) -> None:
@@ -88,48 +76,39 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
     if not int(out.shape[0]):
         return
     paths, numbers = (xp.permute_dims(x, order) for x in (out, uniforms))
-    view = arrange(xp, chain, numbers, trailing=2)
 
     def work(run: Run) -> None:
-        piece, own = run.keep().piece, view[(*run.piece.box, ...)]
+        piece = run.keep().piece
         groups, rows, size = piece.state_shape
         ends = last_logs(piece, run.last).values
         has_none = (xp.max(ends, axis=-1) == -math.inf)[..., None]
-        of_sample = (
-            8 * groups * rows * max(6 * size, 4 * (run.blocks[0].stop - run.blocks[0].start))
-        )
+        longest = max(steps.stop - steps.start for steps in run.blocks)
+        of_sample = 8 * groups * rows * max(6 * size, 4 * longest)
         some = list(chunks(int(out.shape[0]), max(1, run.workspace // of_sample)))
-        after = [_last_states(piece, ends, own[..., samples]) for samples in some]
+        after = [_last_states(piece, ends, numbers, samples) for samples in some]
         for n in reversed(range(len(run.blocks))):
             steps, left = run.blocks[n], run.messages(n)
             for m, samples in enumerate(some):
-                u = _numbers_of(piece, own[..., steps, samples])
+                u = xp.permute_dims(piece.read(numbers, (steps, samples)), (2, 0, 1, 3))
                 found = run.backend.draw(left, after[m], steps, u)
                 after[m] = found[0, ...]
                 found = xp.where(has_none, xp.zeros_like(found), found)
                 put_steps(paths[..., samples], piece, steps, found, -1)
-        arrange(xp, chain, paths, trailing=2)[(*piece.box, slice(piece.num_steps, None), ...)] = -1
+        piece.view(paths, (slice(piece.num_steps, None),))[...] = -1
 
     each(ctx, runs("sample", ctx, chain, workspace // 2, history=True), work)
 
 
-def _numbers_of(piece: Piece, x: Array) -> Array:
-    """Return numbers [*shape, n, samples] as [n, groups, rows, samples]."""
-    xp, trailing = piece.ctx.xp, tuple(x.shape[-2:])
-    return xp.permute_dims(piece.expanded(x, trailing), (2, 0, 1, 3))
-
-
-def _last_states(piece: Piece, ends: Array, numbers: Array) -> Array:
+def _last_states(piece: Piece, ends: Array, numbers: Array, samples: slice) -> Array:
     """Return the last states of samples, [groups, rows, samples], drawn by ends [groups, rows, K].
 
-    `numbers` are those of all steps, [*shape, T, samples].
+    `numbers` are those of all steps, [*batch, T, samples].
     """
     ctx, xp = piece.ctx, piece.ctx.xp
-    u = _numbers_of(piece, numbers[..., piece.num_steps - 1 : piece.num_steps, :])[0, ...]
+    u = piece.read(numbers, (piece.num_steps - 1, samples))
     if piece.lengths is not None:
         for length in np.unique(piece.lengths):
-            own = _numbers_of(piece, numbers[..., length - 1 : length, :])[0, ...]
             is_last = xp.asarray(piece.lengths == length, device=ctx.device)
-            u = xp.where(is_last[..., None], own, u)
+            u = xp.where(is_last[..., None], piece.read(numbers, (int(length) - 1, samples)), u)
     states = choose(xp, relative(xp, ends)[:, :, None, :], ctx.load(u, ctx.widest))
     return xp.where(u < 0, xp.astype(-1 - u, states.dtype), states)

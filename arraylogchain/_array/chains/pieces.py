@@ -64,27 +64,13 @@ class Messages:
         """Return the same with all rows in logs."""
         if self.in_logs.all():
             return self
-        xp, values, powers = ctx.xp, self.values, self.powers
-        # The power of two of a row's largest weight is kept apart: its log would be rounded in.
-        if ctx.is_numpy:
-            _, top = np.frexp(np.max(values, axis=-1))
-            near = np.ldexp(values, -top[..., None])
-            logs = np.log(near)
-            # What arrives at states that a step does not have may be smaller by more than 2**1022.
-            lost = (near < np.finfo(values.dtype).tiny) & (values > 0)
-            if lost.any():
-                logs = np.where(lost, np.log(values) - top[..., None] * math.log(2.0), logs)
-            powers = powers + top
-        else:
-            top = xp.floor(xp.log2(xp.max(values, axis=-1)))
-            top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
-            logs = xp.log(scaled(ctx, values, -top[..., None]))
-            powers = powers + ctx.load(top, ctx.widest)
+        xp, (logs, powers) = ctx.xp, near_logs(ctx, self.values)
+        powers = self.powers + powers
         if self.in_logs.any():
             mask = xp.asarray(self.in_logs, device=ctx.device)
-            logs = xp.where(mask[..., None], values, logs)
+            logs = xp.where(mask[..., None], self.values, logs)
             powers = xp.where(mask, self.powers, powers)
-        return Messages(logs, self.shifts, powers, self.in_logs | True)
+        return Messages(logs, self.shifts, powers, np.ones_like(self.in_logs))
 
     def logs(self, ctx: Context) -> Array:
         """Return the true logarithms, in the widest precision."""
@@ -135,6 +121,23 @@ def exp_of_parts(ctx: Context, whole: Array, rest: Array) -> Array:
     return scaled(ctx, xp.exp((whole - powers * LN2_HIGH) + (rest - powers * LN2_LOW)), powers)
 
 
+def near_logs(ctx: Context, x: Array) -> tuple[Array, Array]:
+    """Return logs of weights near 0, and the powers of two of the largest of the last axis.
+
+    That power is kept apart, as the log would be rounded at its size; so is each weight's own, for
+    which there may be no room beside it.
+    """
+    xp, top = ctx.xp, ctx.xp.max(x, axis=-1, keepdims=True)
+    if ctx.is_numpy:
+        (near, own), (_, powers) = np.frexp(x), np.frexp(top)
+        rest = (own - powers).astype(x.dtype)
+    else:
+        own, powers = (xp.floor(xp.log2(y)) for y in (x, top))
+        own, powers = (xp.where(xp.isfinite(y), y, 0.0) for y in (own, powers))
+        near, rest = scaled(ctx, x, -own), own - powers
+    return xp.log(near) + rest * math.log(2.0), ctx.load(powers[..., 0], ctx.widest)
+
+
 def scaled(ctx: Context, x: Array, powers: Array) -> Array:
     """Return x * 2**powers, for whole numbers; exact unless that leaves the range."""
     # In two steps: one factor alone may be out of range.
@@ -175,9 +178,9 @@ class Backend(Protocol):
     threads that prepare it twice do no harm. The same arguments give the same bits.
     """
 
-    # Rows of a piece from which on more bring nothing; and whether threads share pieces.
-    rows_together: int
-    shares_pieces: bool
+    # Rows of a piece from which on more bring nothing: threads share pieces of so many, and compute
+    # in float64. None where all rows are better taken together.
+    rows_together: int | None
 
     def __init__(self, piece: Piece, workspace: int) -> None:
         """Take a piece, and the bytes for temporaries beyond what is returned."""
@@ -330,12 +333,22 @@ class Piece:
         found = np.arange(steps.start, steps.stop)[:, None, None] < self.lengths
         return found if self.ctx.is_numpy else self.ctx.xp.asarray(found, device=self.ctx.device)
 
-    def put(self, view: Array, values: Array) -> None:
-        """Write values [groups, rows, ...] to a view [*shape, ...] of the piece."""
+    def view(self, x: Array, place: tuple[Any, ...] = ()) -> Array:
+        """Return the piece's part of an array [*batch, ...], at a place beyond these axes."""
+        x = arrange(self.ctx.xp, self.chain, x, x.ndim - len(self.shape))
+        return x[(*self.box, *place, ...)]
+
+    def read(self, x: Array, place: tuple[Any, ...] = ()) -> Array:
+        """Return such a part as [groups, rows, ...], in order of lanes."""
+        x = self.view(x, place)
+        return self.expanded(x, tuple(x.shape[len(self.shape) :]))
+
+    def write(self, out: Array, values: Array, place: tuple[Any, ...] = ()) -> None:
+        """Write values [groups, rows, ...], in order of lanes, to such a part."""
+        xp, view = self.ctx.xp, self.view(out, place)
         if self.inverse is not None:
-            values = self.ctx.xp.take(values, self.inverse, axis=self.axis)
-        values = self.ctx.xp.reshape(values, (*self.shape, *values.shape[2:]))
-        view[...] = self.ctx.xp.astype(values, view.dtype, copy=False)
+            values = xp.take(values, self.inverse, axis=self.axis)
+        view[...] = xp.astype(xp.reshape(values, tuple(view.shape)), view.dtype, copy=False)
 
 
 def arrange(xp: Any, chain: Chain, x: Array, trailing: int) -> Array:
@@ -350,11 +363,20 @@ def arrange(xp: Any, chain: Chain, x: Array, trailing: int) -> Array:
     return xp.permute_dims(xp.reshape(x, padded), order)
 
 
-class Cut(NamedTuple):
-    """How a chain is cut.
+def cut(
+    ctx: Context, chain: Chain, backend: type[Backend], workspace: int, history: bool, arrays: int
+) -> tuple[int, int, int, bool, int]:
+    """Choose pieces and blocks, from sizes alone.
 
-    Attributes
+    Parameters
     ----------
+    history : bool
+        Whether the messages of all steps are wanted, after the last of them is known.
+    arrays : int
+        How many arrays like messages a block of steps takes.
+
+    Returns
+    -------
     groups, rows : int
         Of a piece, at most.
     steps : int
@@ -364,49 +386,26 @@ class Cut(NamedTuple):
     workspace : int
         Bytes for what a piece takes besides.
     """
-
-    groups: int
-    rows: int
-    steps: int
-    keeps: bool
-    workspace: int
-
-
-def cut(
-    chain: Chain, backend: type[Backend], workspace: int, item: int, history: bool, arrays: int
-) -> Cut:
-    """Choose pieces, from sizes alone.
-
-    Parameters
-    ----------
-    item : int
-        Bytes of a number.
-    history : bool
-        Whether the messages of all steps are wanted, after the last of them is known.
-    arrays : int
-        How many arrays like messages a block of steps takes.
-    """
     (groups, rows), size, count = chain.sizes, chain.num_states, chain.num_steps
-    most = min(groups * rows, backend.rows_together)
+    together = backend.rows_together
+    item = 8 if together else ctx.precision.itemsize
+    most = min(groups * rows, together or groups * rows)
     # Bytes of a step of a row, in a block and in what is kept.
     step, own = 2 * arrays * (item * size + 25), item * size + 16
-    if backend.shares_pieces:
-        together = min(THREADS, -(-groups * rows // most))
-        fits = most * max(4 * step, 2 * count * own * history) <= workspace // together
-        workspace //= together if fits else min(THREADS, groups * rows)
+    if together:
+        threads = min(THREADS, -(-groups * rows // most))
+        fits = most * max(4 * step, 2 * count * own * history) <= workspace // threads
+        workspace //= threads if fits else min(THREADS, groups * rows)
     most = max(1, min(most, workspace // 4 // step))
-    keeps = history and workspace // 2 // (count * own) >= min(
-        most, max(32, _NUMBERS // 16 // size)
-    )
+    enough = min(most, max(32, _NUMBERS // 16 // size))
+    keeps = history and workspace // 2 // (count * own) >= enough
     if keeps:
-        most = max(1, min(most, workspace // 2 // (count * own)))
+        most = min(most, workspace // 2 // (count * own))
     elif history:
         # Blocks of enough steps that as much is kept between them as they take.
-        most = max(
-            1, min(most, workspace // 4 // (step * math.ceil(math.sqrt(count * own / step))))
-        )
-    of_rows = min(rows, most)
-    of_groups = max(1, min(groups, most // rows))
+        taken = step * math.ceil(math.sqrt(count * own / step))
+        most = max(1, min(most, workspace // 4 // taken))
+    of_rows, of_groups = min(rows, most), max(1, min(groups, most // rows))
     lanes = of_groups * of_rows
     steps = max(2, 4 * _NUMBERS // (arrays * lanes * size))
     if history and not keeps:
@@ -418,7 +417,7 @@ def cut(
     # What is kept of all steps, or between blocks, and what a piece takes besides.
     taken = lanes * count * own if keeps else workspace // 2 * history
     steps = max(1, min(count, steps, (workspace - workspace // 4 - taken) // of_step))
-    return Cut(of_groups, of_rows, steps, keeps, workspace // 4)
+    return of_groups, of_rows, steps, keeps, workspace // 4
 
 
 def pieces(ctx: Context, chain: Chain, groups: int, rows: int) -> Iterator[Piece]:

@@ -30,7 +30,6 @@ from arraylogchain._array.chains.pieces import (
     BOTH,
     Block,
     Messages,
-    arrange,
     exp_of_parts,
     log_parts,
 )
@@ -63,12 +62,11 @@ def _posterior(ctx: Context, chain: Chain, workspace: int, operation: str, *name
     wanted = [name for name in names if getattr(chain, name) is not None]
     sums = Sums(ctx, chain, workspace, wanted, as_counts=True)
     total = ctx.empty(chain.batch, ctx.result_dtype)
-    view = arrange(ctx.xp, chain, total, trailing=0)
 
     def work(run: Run, own: Sums) -> None:
         found = Posterior(run.keep(), own, None)
         if operation == "posterior":
-            run.piece.put(view[(*run.piece.box, ...)], found.log_z.logs(ctx)[..., 0])
+            run.piece.write(total, found.log_z.logs(ctx)[..., 0])
         found.add()
 
     each(ctx, runs(operation, ctx, chain, workspace, history=True), work, sums)
@@ -96,14 +94,13 @@ def value_and_pullback(
         dtypes. Any number of threads may call it at once: it changes nothing.
     """
     out = ctx.empty(chain.batch, ctx.result_dtype)
-    view = arrange(ctx.xp, chain, out, trailing=0)
     keep = keep or 8 * chain.num_rows * chain.num_steps * chain.num_states <= workspace
     found = list(runs("value_and_pullback", ctx, chain, workspace, history=not keep))
 
     def work(run: Run) -> None:
         run.keep(keep)
         total = total_of(run.piece, run.last).logs(ctx)
-        run.piece.put(view[(*run.piece.box, ...)], total[..., 0])
+        run.piece.write(out, total[..., 0])
 
     each(ctx, found, work)
 
@@ -133,8 +130,7 @@ class Posterior:
         self.total = self.log_z.values[..., 0]
         g = None
         if cotangent is not None:
-            view = arrange(xp, self.piece.chain, cotangent, trailing=0)[(*self.piece.box, ...)]
-            g = self.piece.expanded(ctx.load(view, ctx.widest), ())
+            g = ctx.load(self.piece.read(cotangent), ctx.widest)
         if not bool(xp.all(xp.isfinite(self.total))):
             # No path, or an infinite one.
             g = xp.ones_like(self.total) if g is None else g

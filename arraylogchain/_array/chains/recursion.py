@@ -12,24 +12,34 @@ is multiplied by its factor. In float32, 5 K tiny MOST < eps LEAST / WIDEST for 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from arraylogchain._array.chains.pieces import BOTH, NOTHING, Block, Messages, Piece, scaled
+from arraylogchain._array.chains import pieces
+from arraylogchain._array.chains.pieces import Block, Messages, Piece
 from arraylogchain._array.products.certified import certified_product
 from arraylogchain._array.products.factors import Factor
-from arraylogchain._context import Array, whole_maximum, whole_part
+from arraylogchain._context import Array, whole_maximum
 from arraylogchain._fold import chunks
 
 LEAST, MOST, WIDEST = 2.0**-60, 2.0**10, 2.0**16
 _MOST_STATES = 1 << 14
 
+# Places along the first axes of states, and shifts and powers of two.
+Lanes = tuple[Any, ...]
+Scale = tuple[Array, Array]
+# ``product(before, time, lanes, out)`` multiplies states by the matrices from a step to the next;
+# ``weigh(arrived, i, out)`` by the exponentials of potentials. They say False if it is not safe.
+Product = Callable[[Array, int, Lanes, Array], bool | None]
+Weigh = Callable[[Array, int, Array], bool | None]
+
 
 class ArrayRecursion:
     """The recursion over a piece in array operations; see `pieces.Backend`."""
 
-    rows_together, shares_pieces = 1 << 62, False
+    rows_together: int | None = None
 
     def __init__(self, piece: Piece, workspace: int) -> None:
         self.piece, self.ctx, self.workspace = piece, piece.ctx, workspace
@@ -38,10 +48,8 @@ class ArrayRecursion:
     def advance(self, state: Messages | None, steps: slice, backward: bool, keep: int) -> Block:
         """Take a block of steps, forward or backward."""
         begin = self._start(backward) if state is None else state
-        walk = _Walk(self, steps, backward, keep)
-        x = self._potentials(steps)
-        found = walk.linear(begin, x)
-        return walk.in_logs(begin, x) if found is None else found
+        x, walk = self._potentials(steps), _Walk(self, steps, backward, keep)
+        return walk.linear(begin, x) or walk.in_logs(begin, x, walk.add_logs)
 
     def matrix(self, time: int, backward: bool) -> tuple[Factor, Array | None]:
         """Return the matrices that lead from a step to the next, ready for products.
@@ -53,10 +61,10 @@ class ArrayRecursion:
         is_same = piece.chain.has_one_matrix and (piece.axis == 1 or piece.lengths is None)
         if is_same and backward in self._kept:
             return self._kept[backward]
-        x = piece.matrices(slice(time, time + 1))[:, 0, :, :]
+        x = self._given(time)
         x = x if piece.axis else x[: piece.count(time + 1), :, :]
         x = xp.matrix_transpose(x) if backward else x
-        factor = Factor(ctx, x, 1, in_logs=piece.chain.transitions_in_logs, common=True)
+        factor = Factor(ctx, x, 1, in_logs=self._in_logs, common=True)
         weights = None
         as_given = factor.taken is None and x.dtype == ctx.dtype(ctx.precision)
         if as_given or math.prod(x.shape) * 3 * ctx.precision.itemsize <= self.workspace // 2:
@@ -70,77 +78,75 @@ class ArrayRecursion:
 
     def best(self, state: Array | None, steps: slice, keep: bool) -> tuple[Array | None, Array]:
         """Take a block of steps forward, with the largest of terms in the place of their sums."""
-        ctx, xp, piece = self.ctx, self.ctx.xp, self.piece
-        if state is None:
-            state = self._start(False).in_log_form(ctx).values
-        x = self._potentials(steps)
-        # Their own shift first, so that large potentials do not swallow small differences.
-        x = x - whole_maximum(ctx, x, -1, ctx.precision)
-        left = ctx.empty(tuple(x.shape), x.dtype) if keep else None
-        for i in range(steps.stop - steps.start):
-            after = xp.asarray(state, copy=True) if left is None else left[i, ...]
-            after[...] = state
-            time = steps.start + i
-            lanes = piece.lanes(None, piece.count(time))
-            if time:
-                after[lanes] = self._largest(state[lanes], time - 1)
-            after = ctx.xp.add(after, x[i, ...])
-            state = after - whole_maximum(ctx, after, -1, ctx.precision)
-            if left is not None:
-                left[i, ...] = state
-        return left, state
+        begin = self._start(False).in_log_form(self.ctx)
+        if state is not None:
+            begin.values = state
+        walk = _Walk(self, steps, False, pieces.LEFT if keep else pieces.NOTHING)
+        block = walk.in_logs(begin, self._potentials(steps), self._largest)
+        return None if block.left is None else block.left.values, block.state.values
 
-    def _largest(self, before: Array, time: int) -> Array:
-        """Return max_k before[k] + log P[k, :], but for a shift, some k at a time."""
-        ctx, xp, (groups, rows, size) = self.ctx, self.ctx.xp, before.shape
-        matrix, out = self._given(time)[: before.shape[0], ...], None
+    def _largest(self, before: Array, time: int, lanes: Lanes, out: Array) -> None:
+        """Write max_k before[k] + log P[k, :], but for a shift, some k at a time."""
+        ctx, xp, size = self.ctx, self.ctx.xp, int(before.shape[-1])
+        matrix, out[...] = self._given(time)[: before.shape[0], ...], -math.inf
         top = whole_maximum(ctx, matrix, (-2, -1), ctx.precision) if self._in_logs else None
         together = min(ctx.block, self.workspace // (2 * ctx.precision.itemsize))
-        for k in chunks(size, max(1, together // (groups * rows * size))):
+        for k in chunks(size, max(1, together // math.prod(before.shape))):
             logs = ctx.load(matrix[:, k, :], ctx.precision)
             logs = xp.log(logs) if top is None else logs - top
-            found = xp.max(before[:, :, k, None] + logs[:, None, :, :], axis=-2)
-            out = found if out is None else xp.maximum(out, found)
-        return out
+            terms = before[:, :, k, None] + logs[:, None, :, :]
+            out[...] = xp.maximum(out, xp.max(terms, axis=-2))
 
     def trace(self, left: Array, after: Array, steps: slice) -> Array:
         """Return the states of best paths, integers [n, groups, rows]."""
-        ctx, xp, piece, found = self.ctx, self.ctx.xp, self.piece, []
-        for i in reversed(range(steps.stop - steps.start)):
-            moves = piece.count(steps.start + i + 1)
-            if moves:
-                lanes = piece.lanes(None, moves)
-                columns = ctx.load(self._into(steps.start + i, after[lanes]), ctx.precision)
-                # Only differences count.
-                logs = (
-                    columns - whole_maximum(ctx, columns, -1, ctx.precision)
-                    if self._in_logs
-                    else xp.log(columns)
-                )
-                after = xp.asarray(after, copy=True)
-                after[lanes] = xp.argmax(left[i, ...][lanes] + logs, axis=-1)
-            found.append(after)
-        return xp.stack(found[::-1])
+        xp = self.ctx.xp
+        found = self._back(left, after[..., None], steps, lambda x, at: xp.argmax(x, axis=-1))
+        return found[..., 0]
 
     def draw(self, left: Messages, after: Array, steps: slice, uniforms: Array) -> Array:
         """Return states of samples, integers [n, groups, rows, samples]."""
+        ctx, xp = self.ctx, self.ctx.xp
+        logs = left.in_log_form(ctx).last(steps.stop - steps.start).values
+
+        def choose_one(x: Array, at: Lanes) -> Array:
+            return choose(xp, relative(xp, x), ctx.load(uniforms[at], ctx.widest))
+
+        return self._back(logs, after, steps, choose_one)
+
+    def _back(
+        self, left: Array, after: Array, steps: slice, choose_one: Callable[[Array, Lanes], Array]
+    ) -> Array:
+        """Return states [n, groups, rows, paths], each chosen by the logs of what leads through.
+
+        `choose_one` is told at which step and lanes these are.
+        """
         ctx, xp, piece, found = self.ctx, self.ctx.xp, self.piece, []
-        logs = left.in_log_form(ctx).values[steps.start - steps.stop :, ...]
         for i in reversed(range(steps.stop - steps.start)):
             moves = piece.count(steps.start + i + 1)
             if moves:
                 lanes = piece.lanes(None, moves)
-                of = ctx.load(logs[i, ...][lanes], ctx.widest)[:, :, None, :]
-                (groups, rows, samples), size = after[lanes].shape, of.shape[-1]
-                states = xp.reshape(after[lanes], (groups, rows * samples))
-                edges = ctx.load(self._into(steps.start + i, states), ctx.widest)
-                edges = xp.reshape(edges, (groups, rows, samples, size))
-                weights = relative(xp, of + (edges if self._in_logs else xp.log(edges)))
+                at, states = (i, *lanes), after[lanes]
+                logs = ctx.load(left[at], ctx.widest)[:, :, None, :]
                 after = xp.asarray(after, copy=True)
-                u = ctx.load(uniforms[i, ...][lanes], ctx.widest)
-                after[lanes] = choose(xp, weights, u)
+                after[lanes] = choose_one(logs + self._into(steps.start + i, states), at)
             found.append(after)
         return xp.stack(found[::-1])
+
+    def _into(self, time: int, states: Array) -> Array:
+        """Return the logs of weights into states [groups, rows, paths] of the next step, [..., K].
+
+        They are known but for a shift: only differences count.
+        """
+        ctx, xp, (groups, rows, paths) = self.ctx, self.ctx.xp, states.shape
+        matrix, flat = self._given(time)[:groups, ...], xp.reshape(states, (groups, rows * paths))
+        if groups == 1:
+            columns = xp.take(matrix, flat[0, ...], axis=2)
+        else:
+            index = xp.broadcast_to(flat[:, None, :], (groups, matrix.shape[1], rows * paths))
+            columns = xp.take_along_axis(matrix, index, axis=2)
+        x = ctx.load(xp.matrix_transpose(columns), ctx.widest)
+        x = x - whole_maximum(ctx, x, -1, ctx.widest) if self._in_logs else xp.log(x)
+        return xp.reshape(x, (groups, rows, paths, x.shape[-1]))
 
     @property
     def _in_logs(self) -> bool:
@@ -149,17 +155,6 @@ class ArrayRecursion:
     def _given(self, time: int) -> Array:
         """Return the matrices from a step to the next, as given, [groups, K, K]."""
         return self.piece.matrices(slice(time, time + 1))[:, 0, :, :]
-
-    def _into(self, time: int, states: Array) -> Array:
-        """Return the weights, as given, into states [groups, rows] of the next step, [..., K]."""
-        xp, (groups, rows) = self.ctx.xp, states.shape
-        matrix = self._given(time)[:groups, ...]
-        if groups == 1:
-            columns = xp.take(matrix, xp.reshape(states, (-1,)), axis=2)
-        else:
-            index = xp.broadcast_to(states[:, None, :], (groups, matrix.shape[1], rows))
-            columns = xp.take_along_axis(matrix, index, axis=2)
-        return xp.matrix_transpose(columns)
 
     def _potentials(self, steps: slice) -> Array:
         """Return potentials [n, groups, rows, K] in the precision, 0 past rows' ends."""
@@ -174,28 +169,30 @@ class ArrayRecursion:
         ctx, xp, (groups, rows, size) = self.ctx, self.ctx.xp, self.piece.state_shape
         x, in_logs = self.piece.end(backward)
         nothing = xp.zeros((groups, rows), dtype=ctx.dtype(ctx.widest), device=ctx.device)
-        form = np.full((groups, rows), in_logs)
+
+        def state(values: Array, shifts: Array, powers: Array, in_logs: bool) -> Messages:
+            form = np.full((groups, rows), in_logs)
+            return Messages(ctx.load(values, ctx.precision), shifts, powers, form)
+
         if x is None:
-            ones = (groups, rows, size)
-            x = xp.ones(ones, dtype=ctx.dtype(ctx.precision), device=ctx.device)
-            return Messages(x, nothing, nothing, np.zeros((groups, rows), bool))
+            ones = xp.ones((groups, rows, size), dtype=nothing.dtype, device=ctx.device)
+            return state(ones, nothing, nothing, False)
         x = ctx.load(x, ctx.widest)
         if in_logs:
             shift = whole_maximum(ctx, x, -1, ctx.widest)
-            return Messages(ctx.load(x - shift, ctx.precision), shift[..., 0], nothing, form)
+            return state(x - shift, shift[..., 0], nothing, True)
         x = xp.where(x < 0, xp.full_like(x, math.nan), x)
-        powers = whole_part(ctx, xp.log2(x), ctx.widest)
-        top = whole_part(ctx, xp.log2(xp.max(x, axis=-1)), ctx.widest)
-        near = scaled(ctx, x, -top[..., None])
-        if _is_within(xp, near, LEAST, MOST):
-            return Messages(ctx.load(near, ctx.precision), nothing, top, form)
-        # The log of a tiny weight would be rounded at its size.
-        logs = xp.log(scaled(ctx, x, -powers)) + (powers - top[..., None]) * math.log(2.0)
-        return Messages(ctx.load(logs, ctx.precision), nothing, top, np.ones_like(form))
+        logs, powers = pieces.near_logs(ctx, x)
+        near = pieces.scaled(ctx, x, -powers[..., None])
+        is_linear = _is_within(xp, near, LEAST, MOST)
+        return state(near if is_linear else logs, nothing, powers, not is_linear)
 
 
 class _Walk:
-    """The steps of one block."""
+    """The steps of one block.
+
+    `shifts` and `powers` are the scale of the weights at hand.
+    """
 
     def __init__(self, recursion: ArrayRecursion, steps: slice, backward: bool, keep: int) -> None:
         self.recursion, self.piece, self.ctx = recursion, recursion.piece, recursion.ctx
@@ -206,12 +203,8 @@ class _Walk:
     def linear(self, begin: Messages, x: Array) -> Block | None:
         """Take the steps on linear weights; None where these are not safe."""
         ctx, xp = self.ctx, self.ctx.xp
-        if int(x.shape[-1]) > _MOST_STATES:
-            return None
-        values = begin.values
-        if begin.in_logs.any():
-            values = xp.exp(begin.values)
-        if not _is_within(xp, values, LEAST, MOST):
+        values = xp.exp(begin.values) if begin.in_logs.any() else begin.values
+        if int(x.shape[-1]) > _MOST_STATES or not _is_within(xp, values, LEAST, MOST):
             return None
         weights, tops = xp.exp(x), None
         if not _is_within(xp, weights, 1.0 / WIDEST, WIDEST):
@@ -220,125 +213,117 @@ class _Walk:
             if not float(xp.min(weights)) >= LEAST:
                 return None
             tops = ctx.load(tops[..., 0], ctx.widest)
-        self._begin(values, begin, in_logs=False)
-        for i in self._order():
-            before, arrived, after, moves = self._at(i)
-            if moves:
-                factor, matrix = self._matrix(i)
-                if matrix is None:
-                    return None
-                lanes = self.piece.lanes(None, moves)
-                ctx.multiply(before[lanes], matrix, arrived[lanes])
-                self._take(factor, lanes)
-            self._arrive()
-            ctx.apply(xp.multiply, arrived, weights[i, ...], out=after)
-            if not _is_within(xp, after, LEAST, MOST):
-                power = -xp.floor(xp.log2(xp.max(after, axis=-1)))
-                after[...] = scaled(ctx, after, power[..., None])
+
+        def multiply(before: Array, time: int, lanes: Lanes, out: Array) -> bool:
+            factor, matrix = self.recursion.matrix(time, self.backward)
+            if matrix is None:
+                return False
+            ctx.multiply(before, matrix, out)
+            self._take(factor, lanes)
+            return True
+
+        def weigh(arrived: Array, i: int, out: Array) -> bool:
+            ctx.apply(xp.multiply, arrived, weights[i, ...], out=out)
+            if not _is_within(xp, out, LEAST, MOST):
+                power = -xp.floor(xp.log2(xp.max(out, axis=-1)))
+                out[...] = pieces.scaled(ctx, out, power[..., None])
                 # What is not a number is not within anything.
-                if not _is_within(xp, after, LEAST, MOST):
-                    return None
+                if not _is_within(xp, out, LEAST, MOST):
+                    return False
                 self.powers = self.powers - ctx.load(power, ctx.widest)
             if tops is not None:
                 self.shifts = self.shifts + tops[i, ...]
-            self._leave(after)
-        return self._found(in_logs=False)
+            return True
 
-    def in_logs(self, begin: Messages, x: Array) -> Block:
-        """Take the steps in logs."""
-        ctx, xp, workspace = self.ctx, self.ctx.xp, self.recursion.workspace
+        return self._go(values, begin, False, multiply, weigh)
+
+    def in_logs(self, begin: Messages, x: Array, product: Product) -> Block:
+        """Take the steps in logs, with sums or maxima as products."""
+        ctx, xp, begin = self.ctx, self.ctx.xp, begin.in_log_form(self.ctx)
+        # Their own shift first, so that large potentials do not swallow small differences.
         tops = whole_maximum(ctx, x, -1, ctx.precision)
         x = x - tops
-        begin = begin.in_log_form(ctx)
-        self._begin(begin.values, begin, in_logs=True)
-        for i in self._order():
-            before, arrived, after, moves = self._at(i)
-            if moves:
-                (factor, weights), lanes = self._matrix(i), self.piece.lanes(None, moves)
-                left, chunk = Factor(ctx, before[lanes], 0, shifts=False), None
-                if weights is None:
-                    size = math.prod(factor.values.shape) // int(factor.values.shape[-2])
-                    chunk = max(1, workspace // 6 // (ctx.precision.itemsize * size))
-                certified_product(ctx, left, factor, arrived[lanes], workspace // 2, chunk)
-                self._take(factor, lanes)
-            self._arrive()
-            ctx.apply(xp.add, arrived, x[i, ...], out=after)
-            top = whole_maximum(ctx, after, -1, ctx.precision)
-            ctx.apply(xp.subtract, after, top, out=after)
+
+        def weigh(arrived: Array, i: int, out: Array) -> None:
+            ctx.apply(xp.add, arrived, x[i, ...], out=out)
+            top = whole_maximum(ctx, out, -1, ctx.precision)
+            ctx.apply(xp.subtract, out, top, out=out)
             self.shifts = self.shifts + ctx.load((top + tops[i, ...])[..., 0], ctx.widest)
-            self._leave(after)
-        return self._found(in_logs=True)
 
-    def _begin(self, values: Array, begin: Messages, in_logs: bool) -> None:
-        """Make room, and write what the steps begin with."""
-        ctx, count = self.ctx, self.steps.stop - self.steps.start
-        shape, dtype = self.piece.state_shape, ctx.dtype(ctx.precision)
-        # What is not kept is written over.
-        self._arrived = ctx.empty((count if self.keep == BOTH else 1, *shape), dtype)
-        self._left = ctx.empty(((2, count, count + 1)[self.keep], *shape), dtype)
-        self._before, self.shifts, self.powers = values, begin.shifts, begin.powers
-        self._scales: list[list[Array]] = [[], [], [], []]
-        if self.keep == BOTH:
-            self._left[count if self.backward else 0, ...] = values
-            self._scales[2:] = [self.shifts], [self.powers]
+        block = self._go(begin.values, begin, True, product, weigh)
+        assert block is not None
+        return block
 
-    def _order(self) -> range:
-        count = self.steps.stop - self.steps.start
-        return range(count - 1, -1, -1) if self.backward else range(count)
+    def add_logs(self, before: Array, time: int, lanes: Lanes, out: Array) -> None:
+        """Write the certified product of states and the matrices from a step to the next."""
+        ctx, workspace = self.ctx, self.recursion.workspace
+        (factor, weights), chunk = self.recursion.matrix(time, self.backward), None
+        if weights is None:
+            size = math.prod(factor.values.shape) // int(factor.values.shape[-2])
+            chunk = max(1, workspace // 6 // (ctx.precision.itemsize * size))
+        left = Factor(ctx, before, 0, shifts=False)
+        certified_product(ctx, left, factor, out, workspace // 2, chunk)
+        self._take(factor, lanes)
 
-    def _at(self, i: int) -> tuple[Array, Array, Array, int]:
-        """Return the state before a step, room for what arrives and for what leaves; and moves.
-
-        So many lanes have a transition to the step. To the others what was before arrives: the
-        start, or what they ended with.
-        """
-        piece, time, before = self.piece, self.steps.start + i, self._before
-        place = i + (self.keep == BOTH and not self.backward)
-        after = self._left[place % int(self._left.shape[0]), ...]
-        arrived = self._arrived[i % int(self._arrived.shape[0]), ...]
-        moves = piece.count(time + 1) if self.backward else piece.count(time) * (time > 0)
-        rest = piece.lanes(moves, None)
-        if moves < before.shape[piece.axis]:
-            arrived[rest] = before[rest]
-        return before, arrived, after, moves
-
-    def _matrix(self, i: int) -> tuple[Factor, Array | None]:
-        time = self.steps.start + i
-        return self.recursion.matrix(time if self.backward else time - 1, self.backward)
-
-    def _take(self, factor: Factor, lanes: tuple[Any, ...]) -> None:
+    def _take(self, factor: Factor, lanes: Lanes) -> None:
         """Add what a matrix keeps apart to the scale of the lanes that it multiplied."""
         if factor.taken is not None:
             xp = self.ctx.xp
-            name = "shifts" if factor.in_logs else "powers"
-            apart = (factor.shift if factor.in_logs else factor.powers)[..., 0]
-            scale = xp.asarray(getattr(self, name), copy=True)
-            scale[lanes] = scale[lanes] + apart
-            setattr(self, name, scale)
+            shifts, powers = (xp.asarray(x, copy=True) for x in (self.shifts, self.powers))
+            shifts[lanes] = shifts[lanes] + factor.shift[..., 0]
+            powers[lanes] = powers[lanes] + factor.powers[..., 0]
+            self.shifts, self.powers = shifts, powers
 
-    def _arrive(self) -> None:
-        self._scales[0].append(self.shifts)
-        self._scales[1].append(self.powers)
+    def _go(
+        self, values: Array, begin: Messages, in_logs: bool, product: Product, weigh: Weigh
+    ) -> Block | None:
+        """Take the steps; None where a product, or what it is weighed by, says False."""
+        ctx, xp, piece, backward = self.ctx, self.ctx.xp, self.piece, self.backward
+        start, stop = self.steps.start, self.steps.stop
+        count, has_both, shape = stop - start, self.keep == pieces.BOTH, piece.state_shape
+        dtype = ctx.dtype(ctx.precision)
+        # What is not kept is written over.
+        arrived = ctx.empty((count if has_both else 1, *shape), dtype)
+        left = ctx.empty(((2, count, count + 1)[self.keep], *shape), dtype)
+        of_arrived: list[Scale] = []
+        of_left: list[Scale] = []
+        before, self.shifts, self.powers = values, begin.shifts, begin.powers
+        if has_both:
+            left[count if backward else 0, ...] = before
+            of_left.append((self.shifts, self.powers))
+        for i in reversed(range(count)) if backward else range(count):
+            time = start + i
+            after = left[(i + (has_both and not backward)) % int(left.shape[0]), ...]
+            into = arrived[i if has_both else 0, ...]
+            # So many lanes have a transition to the step. To the others what was before arrives:
+            # the start, or what they ended with.
+            moves = piece.count(time + 1) if backward else piece.count(time) * (time > 0)
+            if moves < before.shape[piece.axis]:
+                rest = piece.lanes(moves, None)
+                into[rest] = before[rest]
+            if moves:
+                lanes, last = piece.lanes(None, moves), time if backward else time - 1
+                if product(before[lanes], last, lanes, into[lanes]) is False:
+                    return None
+            of_arrived.append((self.shifts, self.powers))
+            if weigh(into, i, after) is False:
+                return None
+            of_left.append((self.shifts, self.powers))
+            before = after
+        form = np.full(shape[:2], in_logs)
 
-    def _leave(self, after: Array) -> None:
-        self._before = after
-        self._scales[2].append(self.shifts)
-        self._scales[3].append(self.powers)
+        def messages(values: Array, scales: list[Scale]) -> Messages:
+            in_order = scales[::-1] if backward else scales
+            shifts, powers = (xp.stack(x) for x in zip(*in_order, strict=True))
+            return Messages(values, shifts, powers, form)
 
-    def _found(self, in_logs: bool) -> Block:
-        xp, form = self.ctx.xp, np.full(self.piece.state_shape[:2], in_logs)
-        values = self._before
-        if self.keep == NOTHING:
-            values = xp.asarray(values, copy=True)
-        state = Messages(values, self.shifts, self.powers, form)
-        if self.keep == NOTHING:
-            return Block(None, None, state)
-        turn = slice(None, None, -1) if self.backward else slice(None)
-        arrived, arrived_powers, left, left_powers = (xp.stack(x[turn]) for x in self._scales)
-        messages = None
-        if self.keep == BOTH:
-            messages = Messages(self._arrived, arrived, arrived_powers, form)
-        return Block(messages, Messages(self._left, left, left_powers, form), state)
+        if self.keep == pieces.NOTHING:
+            before = xp.asarray(before, copy=True)
+        return Block(
+            messages(arrived, of_arrived) if has_both else None,
+            messages(left, of_left) if self.keep != pieces.NOTHING else None,
+            Messages(before, self.shifts, self.powers, form),
+        )
 
 
 def _is_within(xp: Any, x: Array, least: float, most: float) -> bool:

@@ -39,7 +39,7 @@ NAMES += [
     "sparse 30 11 logs",
     "hole",
     "zero beside wide",
-    "through subnormal 600",
+    "through subnormal",
     "leaving the range",
     "magnitude up",
 ]

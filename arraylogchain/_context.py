@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -159,8 +160,8 @@ class Context:
     def multiply(self, a: Array, b: Array, out: Array | None = None) -> Array:
         """Return a @ b, written to `out` if there is one, rounded as its dtype is.
 
-        With TF32 allowed torch's multiplies of float32 on CUDA devices keep 11 bits: then they are
-        done by CuPy or, without it, in float64.
+        With TF32 allowed, multiplies of float32 on CUDA devices keep 11 bits: then torch's are done
+        by CuPy, and CuPy's, or without it, in float64.
         """
         xp = self.xp
         if not self.is_numpy and a.dtype == xp.float32 and self._drops_bits():
@@ -178,9 +179,15 @@ class Context:
         return product
 
     def _drops_bits(self) -> bool:
-        if library_name(self.xp) != "torch" or "cuda" not in str(self.device):
+        if (library := library_name(self.xp)) == "cupy":
+            return os.environ.get("CUPY_TF32") == "1"
+        if library != "torch" or "cuda" not in str(self.device):
             return False
-        return bool(sys.modules["torch"].get_float32_matmul_precision() != "highest")
+        torch = sys.modules["torch"]
+        # Once its newer switch was used, torch raises where it is asked for the older one.
+        precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+        precision = precision or torch.get_float32_matmul_precision()
+        return precision not in ("none", "ieee", "highest")
 
     def blocks(self, shape: tuple[int, ...]) -> Iterator[Box]:
         """Cut an index space into boxes for one elementwise step each."""

@@ -342,24 +342,72 @@ def test_a_capture_by_another_thread_is_one(
 
 
 @pytest.mark.parametrize("switch", ["0", "1"])
+@pytest.mark.parametrize("library", ["cupy", "torch"])
 def test_multiplies_of_float32_are_no_tf32(
-    cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch, switch: str
+    cupy: FakeCupy, torch: FakeTorch, monkeypatch: pytest.MonkeyPatch, library: str, switch: str
 ) -> None:
-    """CuPy's switch is obeyed by multiplying in float64; torch's is not looked at."""
+    """Both libraries' are CuPy's, whose switch is obeyed by multiplying in float64."""
     seen: list[Any] = []
 
     def matmul(a: Any, b: Any, out: Any = None) -> Any:
-        seen.append(a.dtype)
+        seen.append((a.dtype, cupy.streams[-1]))
         return np.matmul(a, b, out=out)
+
+    def tensor(x: np.ndarray) -> Any:
+        return SimpleNamespace(shape=x.shape, dtype="torch.float32", detach=lambda: x)
 
     monkeypatch.setenv("CUPY_TF32", switch)
     monkeypatch.setattr(cupy, "matmul", matmul, raising=False)
-    device = find("cupy", SimpleNamespace(id=0))
+    monkeypatch.setattr(cupy, "from_dlpack", lambda x: x, raising=False)
+    monkeypatch.setattr(torch, "empty", lambda shape, **_: tensor(np.empty(shape, np.float32)))
+    device = find(library, SimpleNamespace(id=1, index=1))
     assert not isinstance(device, Unavailable)
-    product = device.multiply(np.ones((2, 3), np.float32), np.ones((3, 2), np.float32))
+    given: list[Any] = [np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)]
+    if library == "torch":
+        product = device.multiply(*map(tensor, given)).detach()
+    else:
+        product = device.multiply(*given)
     assert product.dtype == np.float32
     assert (product == 3).all()
-    assert seen == [np.float64 if switch == "1" else np.float32]
+    stream = "CuPy's" if library == "cupy" else "stream 701 of device 1"
+    assert seen == [(np.float64 if switch == "1" else np.float32, stream)]
+
+
+# What either of torch's two switches says (the newer one is not in every version), and CuPy's.
+SWITCHES = [
+    ("torch", {"fp32_precision": "none"}, "highest", "0", False),
+    ("torch", {"fp32_precision": "ieee"}, RuntimeError(), "1", False),
+    ("torch", {"fp32_precision": "tf32"}, RuntimeError(), "0", True),
+    ("torch", {}, "highest", "0", False),
+    ("torch", {}, "high", "0", True),
+    ("cupy", {}, "high", "0", False),
+    ("cupy", {}, "highest", "1", True),
+]
+
+
+@pytest.mark.parametrize(("library", "new", "old", "of_cupy", "drops_bits"), SWITCHES)
+def test_no_switch_spoils_a_proof(
+    torch: FakeTorch, monkeypatch: pytest.MonkeyPatch, library, new, old, of_cupy, drops_bits
+) -> None:
+    """Array operations multiply float32 elsewhere where their library would drop bits."""
+
+    def precision() -> str:
+        if isinstance(old, str):
+            return old
+        raise old
+
+    torch.get_float32_matmul_precision = precision
+    torch.backends = SimpleNamespace(cuda=SimpleNamespace(matmul=SimpleNamespace(**new)))
+    monkeypatch.setenv("CUPY_TF32", of_cupy)
+    names = SimpleNamespace(**vars(np) | {"__name__": f"array_api_compat.{library}"})
+    names.matmul = lambda a, b: (a @ b).astype(np.float16).astype(a.dtype)
+    names.astype = lambda x, dtype: x.astype(dtype)
+    x, y = np.float32([[1 / 3]]), np.ones((1, 1), np.float32)
+    elsewhere = SimpleNamespace(multiply=np.matmul)
+    ctx = replace(_arrays._numpy_context("float32"), xp=names, device="cuda:0", kernels=elsewhere)
+    assert (ctx.multiply(x, y) == x) == drops_bits
+    names.matmul = lambda a, b: (a @ b) * (a.dtype == np.float64)
+    assert (replace(ctx, kernels=None).multiply(x, y) == x) == drops_bits
 
 
 def test_captures_are_seen(cupy: FakeCupy, torch: FakeTorch) -> None:

@@ -135,7 +135,7 @@ def make_chain(given: Mapping[str, Array], lengths: Any) -> Chain:
 
 def check_given(options: Mapping[str, Array | None]) -> dict[str, Array]:
     """Return the arguments that are given; raise where one is given both ways."""
-    given = {name: x for name, x in options.items() if x is not None}
+    given = {name: x for name, x in options.items() if x is not None or name == "log_potentials"}
     for linear, log, _ in PARTS.values():
         if linear in given and log in given:
             raise ValueError(f"{linear} and {log} are both given; give one of them")
@@ -288,32 +288,31 @@ def check_weights(ctx: Context, chain: Chain) -> None:
                 )
 
 
-def check_paths(states: Array, num_steps: int) -> None:
-    """Raise where an array cannot hold paths of so many steps."""
+def check_paths(states: Array, batch: Shape, num_steps: int) -> None:
+    """Raise where an array cannot hold paths of a chain with these batch axes and steps."""
     check_integers("states", states)
-    if tuple(states.shape[-1:]) != (num_steps,):
+    shape = shape_of(states)
+    if shape[-1:] != (num_steps,):
         raise ValueError(
-            f"states has shape {shape_of(states)}; it must be [..., {num_steps}], a state for each "
-            "step"
+            f"states has shape {shape}; it must be [..., {num_steps}], a state for each step"
         )
+    shapes = {"states": shape, "the chain": (*batch, num_steps)}
+    check_batches({name: x[:-1] for name, x in shapes.items()}, shapes)
 
 
 def check_states(ctx: Context, states: Array, chain: Chain) -> Array:
     """Return paths [..., T] in the library that computes, 0 past the ends of their chains."""
     if ctx.is_numpy or isinstance(states, (np.ndarray, Sequence)):
         states = ctx.xp.asarray(on_host("states", states), device=ctx.device)
-    check_paths(states, chain.num_steps)
-    shape, num_states = shape_of(states), chain.num_states
-    named = {"states": shape, "the chain": (*chain.batch, chain.num_steps)}
-    check_batches({"states": shape[:-1], "the chain": chain.batch}, named)
+    check_paths(states, chain.batch, chain.num_steps)
     states = ctx.xp.astype(states, ctx.index_dtype, copy=False)
     states = fill_past_ends(ctx, states, chain.lengths, 0)
-    if 0 not in shape:
+    if 0 not in states.shape:
         least, most = int(ctx.xp.min(states)), int(ctx.xp.max(states))
-        if not 0 <= least <= most < num_states:
+        if not 0 <= least <= most < chain.num_states:
             raise ValueError(
                 f"states has values from {least} to {most}; they must lie between 0 and "
-                f"{num_states - 1}"
+                f"{chain.num_states - 1}"
             )
     return states
 

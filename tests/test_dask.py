@@ -340,6 +340,10 @@ def test_errors():
     too_long = alc.LogChain(x, transitions=np.ones((4, 4)), lengths=da.full((), 7))
     with pytest.raises(ValueError, match=mentions("lengths", "7", "between 1 and 6")):
         too_long.log_partition().compute(scheduler="sync")
+    with pytest.raises(ValueError, match=mentions("states", "(5, 6)", "(2, 6)")):
+        alc.LogChain(da.stack([x, x]), transitions=np.ones((4, 4))).log_weight(
+            np.zeros((5, 6), int)
+        )
     with pytest.raises(ValueError, match=mentions("log_potentials", "unknown")):
         alc.LogChain(unknown, transitions=np.ones((4, 4)))
     with pytest.raises(TypeError, match=mentions("a", "Dask", "a.compute")):

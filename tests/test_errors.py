@@ -428,6 +428,11 @@ def test_libraries_that_cannot_be_computed_with(function):
             ValueError,
             ["lengths", (2,), (5,), "T = 1"],
         ),
+        (
+            lambda x, P: alc.LogChain(None, transitions=P),
+            TypeError,
+            ["log_potentials", "NoneType", "array"],
+        ),
     ],
 )
 def test_mistakes_of_newcomers(mistake, error, words):

@@ -300,7 +300,7 @@ def log_weight(chain: LogChain, states: Any) -> da.Array:
     """Return the log weights of given paths; see `LogChain.log_weight`."""
     pieces = Pieces(chain)
     states = known("states", states if is_lazy(states) else np.asarray(states))
-    _inputs.check_paths(states, pieces.num_steps)
+    _inputs.check_paths(states, pieces.batch, pieces.num_steps)
     ends = pieces.lengths[..., None]
     # A row that has ended passes through pieces in state 0, and all its weights there are one.
     states = da.where(da.arange(pieces.num_steps, like=states._meta) < ends, states, 0)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import array_api_compat.torch as torch_namespace
 import torch
 
-from arraylogchain._array.products import certified, gradients, linear, maxplus
+from arraylogchain._array.products import certified, linear, maxplus
 from arraylogchain._array.products.chainexp import product_of_sequence, product_of_stack
 from arraylogchain._array.products.gradients import logmatmulexp_gradients
 from arraylogchain._arrays import enter
@@ -28,6 +29,9 @@ from arraylogchain._torch.calls import (
     read,
     result_dtype,
 )
+
+# Above any logarithm of a number.
+_INFINITE = 4096.0
 
 
 class Product(Operation):
@@ -87,13 +91,53 @@ class LogMatmulExp(Product):
         return chosen(found, wanted)
 
     def second(self, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor) -> Tensors:
-        inputs, cotangents = rest[:2], rest[2:]
+        """Return derivatives made of products and gradients of differently weighted terms.
+
+        Numbers u of the first operand that are not negative make, with ``out' = log(exp(a + log u)
+        @ exp(b))``, ``w_ij = sum_k p_ikj u_ik = exp(out'_ij - out_ij)``, and ``sum_i g_ij p_ikj
+        u_ik`` is the gradient of out' with respect to b for the cotangent g w. Those of any sign
+        are the difference of two. With q the tangent of weights u and v of both operands, the
+        gradients of their gradients are the sums of ``g_ij p_ikj (u_ik + v_kj - q_ij)``.
+        """
+        dtype = torch.promote_types(out.dtype, torch.float32)
+        given = [x.to(dtype) for x in rest[:2]]
+        weights = [None if x is None else x.to(dtype) for x in rest[2:]]
+        # What entries have in common is taken off: results are small, and so are roundings.
+        tops = [_whole_maxima(x, axis) for x, axis in zip(given, (-1, -2), strict=True)]
+        operands = [x - top for x, top in zip(given, tops, strict=True)]
+        plain = self.value(*operands)
+        # Through NaN the derivatives are NaN, unless it is +inf that met -inf.
+        is_nan = given[0].isnan().any(-1, keepdim=True) | given[1].isnan().any(-2, keepdim=True)
+        q = torch.where(is_nan, torch.nan, torch.zeros_like(plain))
+        sums = [torch.zeros_like(x) for x in operands]
+        for side, sign in itertools.product((0, 1), (1, -1)):
+            x = weights[side]
+            # False for NaN.
+            if x is None or (sign * x <= 0).all():
+                continue
+            some = list(operands)
+            # Infinite numbers make sums infinite, but nothing of what weighs nothing.
+            logs = (sign * x).clamp(min=0).log().clamp(max=_INFINITE)
+            some[side] = some[side] + logs
+            value = self.value(*some)
+            w = torch.where(torch.isfinite(plain), sign * torch.exp(value - plain), 0)
+            q = q + w
+            if g is not None:
+                (found,) = self.gradients(None, (side == 1, side == 0), value, g * w, *some)
+                sums[1 - side] += found
         if g is None:
-            tangent = self.compute(gradients.logmatmulexp_tangent, inputs, out, *cotangents)
-            return cast([tangent], [out])
-        args = inputs, out, g, *cotangents
-        of_a, of_b, of_g = self.compute(gradients.logmatmulexp_second, *args)
-        return chosen(cast((of_g, of_a, of_b), (g, *inputs)), wanted)
+            return cast([q], [out])
+        gradients = [self.gradients(None, (True, True), plain, x, *operands) for x in (g, g * q)]
+        for side, (x, of_g, of_gq) in enumerate(zip(weights, *gradients, strict=True)):
+            sums[side] += (0 if x is None else x * of_g) - of_gq
+        return chosen(cast((q, *sums), (g, *rest[:2])), wanted)
+
+
+def _whole_maxima(x: Tensor, axis: int) -> Tensor:
+    """Return maxima along an axis, rounded; 0 where they are not finite or there is none."""
+    if x.shape[axis] == 0:
+        return x.sum(axis, keepdim=True)
+    return x.amax(axis, keepdim=True).round().nan_to_num(0, 0, 0)
 
 
 class LargestTerm(Product):

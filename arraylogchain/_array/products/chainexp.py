@@ -11,13 +11,14 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache, lru_cache
 from typing import Any
 
 from arraylogchain._array.products.certified import logmatmulexp
 from arraylogchain._array.products.gradients import logmatmulexp_gradients
 from arraylogchain._arrays import detached
 from arraylogchain._context import Array, Context, shape_of
-from arraylogchain._fold import boxes, chunks, fold
+from arraylogchain._fold import Shape, boxes, chunks, fold
 
 Multiply = Callable[[Array, Array], tuple[Array, Any]]
 Pull = Callable[[Array], Any]
@@ -48,7 +49,8 @@ def product_of_sequence(
     tops = [whole_parts(xp, x) * min(1, len(matrices) - 1) for x in matrices]
     held: list[Any] = [x - top for x, top in zip(matrices, tops, strict=True)]
     steps = []
-    for i, j in multiplication_order(matrices):
+    sizes = int(matrices[0].shape[-2]), *(int(x.shape[-1]) for x in matrices)
+    for i, j in multiplication_order(sizes):
         held[i], pull = multiply(held[i], held[j])
         held[j] = None
         steps.append((i, j, pull))
@@ -108,9 +110,6 @@ def multiply_stack(ctx: Context, stack: Array, budget: int) -> Array:
     multiply = _multiplier(ctx, budget // 2, None)
     if count == 0 or 0 in shape:
         return ctx.to_result(product_of_stack(xp, stack, multiply, stack.dtype)[0])
-    if count == 2:
-        a, b = stack[..., 0, :, :], stack[..., 1, :, :]
-        return logmatmulexp(ctx, fold(shape, shape), a, b, budget)
     strip = max(1, budget // 2 // (4 * size * ctx.precision.itemsize))
     at_once = min(count, strip // size - 1)
     # Of matrices that do not fit in pairs, so many rows and columns at a time.
@@ -173,26 +172,31 @@ def chain_and_pullback(
     return value, pullback
 
 
-def multiplication_order(matrices: Sequence[Array]) -> list[tuple[int, int]]:
-    """Return the products to make, one after another.
+@lru_cache(maxsize=64)
+def multiplication_order(sizes: Shape) -> list[tuple[int, int]]:
+    """Return the products to make of matrices [K_i, K_{i+1}], one after another.
 
     A pair (i, j) multiplies the product that begins with matrix i by the one that begins with
     matrix j. Up to 64 matrices, the order has the fewest multiplications (Cormen, Leiserson,
     Rivest, Stein, Introduction to Algorithms, 3rd edition, section 15.2); longer sequences are
     multiplied from one end to the other, from the end where that takes fewer.
     """
-    sizes = [int(matrices[0].shape[-2]), *(int(x.shape[-1]) for x in matrices)]
-    n = len(matrices)
+    n = len(sizes) - 1
     if n > _LONGEST_OPTIMUM:
         left = sizes[0] * sum(p * q for p, q in itertools.pairwise(sizes[1:]))
         right = sizes[-1] * sum(p * q for p, q in itertools.pairwise(sizes[:-1]))
         return [(0, j) if left <= right else (n - 1 - j, n - j) for j in range(1, n)]
-    best: dict[tuple[int, int], Any] = {(i, i): (0, []) for i in range(n)}
-    for length, i in itertools.product(range(1, n), range(n)):
-        found, j = [], i + length
-        for k in range(i, j) if j < n else ():
-            (left, order), (right, more) = best[i, k], best[k + 1, j]
+
+    @cache
+    def best(i: int, j: int) -> tuple[int, list[tuple[int, int]]]:
+        """Return the cost and the order for matrices i to j."""
+        if i == j:
+            return 0, []
+        found = []
+        for k in range(i, j):
+            (left, order), (right, more) = best(i, k), best(k + 1, j)
             cost = left + right + sizes[i] * sizes[k + 1] * sizes[j + 1]
             found.append((cost, [*order, *more, (i, k + 1)]))
-        best[i, j] = min(found, default=None)
-    return best[0, n - 1][1]  # type: ignore[no-any-return]
+        return min(found)
+
+    return best(0, n - 1)[1]

@@ -12,30 +12,19 @@ and then taken one by one. Entries that are infinite have no shares.
 
 Broadcast axes are summed by the fold: with operands [*batch, *rows, K] and [*batch, K, *cols], the
 gradient of the first sums over columns and that of the second over rows.
-
-Tangents and second derivatives are made of products and gradients. Numbers u of the first operand
-that are not negative make, with ``out' = log(exp(a + log u) @ exp(b))``,
-
-    w_ij = sum_k p_ikj u_ik = exp(out'_ij - out_ij),
-
-and ``sum_i g_ij p_ikj u_ik`` is the gradient of out' with respect to b for the cotangent g w. Those
-of any sign are the difference of two. Arrays of the size of the operands and of the product are
-held beside the workspace.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from arraylogchain._array.products import certified
 from arraylogchain._array.products.factors import Factor
 from arraylogchain._array.products.tiling import elementwise, panels, tile_product
-from arraylogchain._context import Array, Context, shape_of, whole_part
+from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._fold import Box, Fold, chunks, within
 
 # Rows and columns of a tile where they fit: what is added up over tiles is written once per tile.
@@ -46,9 +35,6 @@ _PRECISE = 16.0
 _ROOM = 2.0**27
 # Multiplied by exponentials of operands near 0, in float32, sums of weights stay finite.
 _LARGEST_WEIGHT = 1e15
-
-# Above any logarithm: infinite numbers make sums infinite, but nothing of what weighs nothing.
-_INFINITE = 4096.0
 
 Pair = tuple[Array | None, Array | None]
 
@@ -85,8 +71,7 @@ def logmatmulexp_gradients(
     # Two factors, one product of their size; quotients, masks, and copies of entries.
     item, copied = precision.itemsize, precision.itemsize * layout.copies
     entry, rest = 2 * item + 2 * copied + 2, room - budget // 4
-    sizes = batch, max(1, rows), max(1, cols), max(1, inner)
-    tiling = tile_product(sizes, rest, 2 * item + copied, entry, _SIDE, layout.copies)
+    tiling = tile_product(layout.sizes, rest, 2 * item + copied, entry, _SIDE, layout.copies)
     for places in panels(layout, tiling) if 0 not in layout.sizes else ():
         right = None
         for at in places:
@@ -209,83 +194,3 @@ class _Tile:
 def _part(x: Array, box: Box, side: int) -> Array:
     """Return what a box [batch, rows, cols] of a product needs of an array like an operand."""
     return x[box[0], :, box[2]] if side else x[box[0], box[1], :]
-
-
-def logmatmulexp_tangent(
-    ctx: Context, layout: Fold, a: Array, b: Array, out: Array, da: Array, db: Array, budget: int
-) -> Array:
-    """Return q_ij = sum_k p_ikj (da_ik + db_kj), the change of `out` with those of a and b.
-
-    da or db may be None, for zeros.
-    """
-    product = _Product(ctx, layout, a, b, budget)
-    return sum((w for *_, w in product.weighted(da, db)), start=product.nothing)
-
-
-def logmatmulexp_second(
-    ctx: Context, layout: Fold, a: Array, b: Array, out: Array, g: Array, *args: Any
-) -> tuple[Array, Array, Array]:
-    """Return the gradients of `logmatmulexp_gradients` itself; further arguments: u, v, budget.
-
-    With (da, db) the gradients of sum(g * out), these are the gradients of sum(u * da) +
-    sum(v * db) with respect to a, b and g; u or v may be None, for zeros. With q the tangent of u
-    and v, the first two are the sums of ``g_ij p_ikj (u_ik + v_kj - q_ij)``, and the last is q.
-    """
-    *weights, budget = args
-    product, g = _Product(ctx, layout, a, b, budget), ctx.load(g, ctx.precision)
-    q, sums = product.nothing, [0.0, 0.0]
-    for side, operands, value, w in product.weighted(*weights):
-        q = q + w
-        other = 1 - side
-        sums[other] += product.gradients(operands, value, g * w, (side == 1, side == 0))[other]
-    plain = product.gradients(product.operands, product.value, g)
-    less = product.gradients(product.operands, product.value, g * q)
-    for side, x in enumerate(weights):
-        own = 0.0 if x is None else ctx.load(x, ctx.precision) * plain[side]
-        sums[side] = sums[side] + own - less[side]
-    return sums[0], sums[1], q
-
-
-class _Product:
-    """A log product, and others that differ from it by weights of their terms."""
-
-    def __init__(self, ctx: Context, layout: Fold, a: Array, b: Array, budget: int) -> None:
-        self.ctx = replace(ctx, result_name=ctx.precision.name)
-        self.layout, self.budget, xp = layout, budget, ctx.xp
-        self.operands: list[Array] = []
-        is_nan: Any = False
-        for x, axis in ((a, -1), (b, -2)):
-            x = ctx.load(x, ctx.precision)
-            top = (xp.max if x.shape[axis] else xp.sum)(x, axis=axis, keepdims=True)
-            # What entries have in common is taken off: results are small, and so are roundings.
-            self.operands.append(x - whole_part(ctx, top, ctx.precision))
-            is_nan = is_nan | xp.isnan(top)
-        self.value = self._multiply(*self.operands)
-        # Through NaN the derivatives are NaN, unless it is +inf that met -inf.
-        self.nothing = xp.where(is_nan, math.nan, xp.zeros_like(self.value))
-
-    def _multiply(self, a: Array, b: Array) -> Array:
-        return certified.logmatmulexp(self.ctx, self.layout, a, b, self.budget)
-
-    def gradients(
-        self, operands: list[Array], value: Array, g: Array, wanted: Any = (True, True)
-    ) -> Any:
-        """Return the gradients of a product for the cotangent g."""
-        args = (self.ctx, self.layout, *operands, value, g, self.budget, wanted)
-        return logmatmulexp_gradients(*args)
-
-    def weighted(self, u: Array, v: Array) -> Iterator[tuple[int, list[Array], Array, Array]]:
-        """Yield side, operands, their product, and w, for both signs of weights of both sides."""
-        xp = self.ctx.xp
-        for side, sign in ((0, 1.0), (0, -1.0), (1, 1.0), (1, -1.0)):
-            x = (u, v)[side]
-            # False for NaN.
-            if x is None or xp.all(sign * x <= 0):
-                continue
-            part = sign * self.ctx.load(x, self.ctx.precision)
-            logs = xp.log(xp.where(part <= 0, 0.0, part))
-            operands = list(self.operands)
-            operands[side] = operands[side] + xp.where(logs > _INFINITE, _INFINITE, logs)
-            value = self._multiply(*operands)
-            w = sign * xp.exp(value - self.value)
-            yield side, operands, value, xp.where(xp.isfinite(self.value), w, 0.0)

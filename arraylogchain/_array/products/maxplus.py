@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from arraylogchain import _dispatch
-from arraylogchain._array.products.tiling import Place, Tiles, panels, run, tile_product
+from arraylogchain._array.products.tiling import Tiles, panels, run, tile_product
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import Fold, Shape, boxes, chunks
 
@@ -78,7 +78,7 @@ def maxplus_gradients(
         As the product reported them; there is no gradient through a negative one.
     g : array
         Of the product's shape.
-    values : array, optional
+    values : array
         The product; where it is infinite or NaN, there is no gradient.
     budget : int
         Bytes that temporaries may take.
@@ -86,11 +86,15 @@ def maxplus_gradients(
     xp, dtype, (batch, rows, cols, inner) = ctx.xp, ctx.dtype(ctx.precision), layout.sizes
     lengths = batch * rows * inner, batch * inner * cols
     totals = [xp.zeros(n, dtype=dtype, device=ctx.device) for n in lengths]
-    others = (g,) if values is None else (g, values)
-    for at, known, k, (of_g, *of_values) in _tiles(ctx, layout, indices, others, budget):
-        for x in of_values:
-            known = known & xp.isfinite(x)
-        weights = xp.where(known, ctx.load(of_g, ctx.precision), 0.0)
+    views = [layout.view_out(xp, xp.reshape(x, layout.full_shape)) for x in (indices, g, values)]
+    # Places, numbers, and what reading and adding at indices holds.
+    factor, room = 1 + ctx.precision.itemsize * layout.copies, min(budget // 2, 64 * ctx.block)
+    tiling = tile_product(layout.sizes, room, factor, 128, 512, layout.copies)
+    tiles = itertools.chain.from_iterable(panels(layout, tiling))
+    for at in tiles if 0 not in layout.sizes else ():
+        index, of_g, value = (at.read(xp, x, 2) for x in views)
+        known = (index >= 0) & xp.isfinite(value)
+        k, weights = xp.where(known, index, 0), xp.where(known, ctx.load(of_g, ctx.precision), 0.0)
         n, i, j = (
             xp.reshape(xp.arange(s.start, s.stop, dtype=k.dtype, device=ctx.device), shape)
             for s, shape in zip(at.flat, ((-1, 1, 1), (-1, 1), (-1,)), strict=True)
@@ -101,19 +105,3 @@ def maxplus_gradients(
     found = (layout.restored(xp, total, side) for side, total in enumerate(totals))
     da, db = (xp.reshape(x, shape) for x, shape in zip(found, shapes, strict=True))
     return da, db
-
-
-def _tiles(
-    ctx: Context, layout: Fold, indices: Array, others: Sequence[Array], budget: int
-) -> Iterator[tuple[Place, Array, Array, list[Array]]]:
-    """Yield tiles of the product: where, whether an index is reported, which (or 0), and others."""
-    if 0 in layout.sizes:
-        return
-    xp = ctx.xp
-    views = [layout.view_out(xp, xp.reshape(x, layout.full_shape)) for x in (indices, *others)]
-    # Places, numbers, and what reading and adding at indices holds.
-    factor, room = 1 + ctx.precision.itemsize * layout.copies, min(budget // 2, 64 * ctx.block)
-    tiling = tile_product(layout.sizes, room, factor, 128, 512, layout.copies)
-    for at in itertools.chain.from_iterable(panels(layout, tiling)):
-        index, *rest = (at.read(xp, x, 2) for x in views)
-        yield at, index >= 0, xp.where(index >= 0, index, 0), rest

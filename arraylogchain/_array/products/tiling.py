@@ -45,7 +45,7 @@ def tile_product(
     Parameters
     ----------
     sizes : tuple of int
-        Batch entries, rows, columns and terms of the whole product, each at least 1.
+        Batch entries, rows, columns and terms of the whole product.
     budget : int
         Bytes for the temporaries of one tile.
     factor_bytes, entry_bytes : int
@@ -62,7 +62,7 @@ def tile_product(
         ``factor_bytes * (rows + cols) * inner * batch + entry_bytes * rows * cols * batch``
         stays within the budget.
     """
-    batch, rows, cols, inner = sizes
+    batch, rows, cols, inner = (max(1, n) for n in sizes)
     # A nearly square tile takes half, and as many terms as fit the other half.
     lines = min(side, math.isqrt(budget // (2 * (entry_bytes + factor_bytes))))
     if copies:

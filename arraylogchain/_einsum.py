@@ -38,6 +38,11 @@ def contractions(equation: Any, operands: Sequence[Array], optimize: Any) -> Any
     except ImportError:
         raise ImportError("einsum needs opt_einsum; install the extra einsum") from None
     shapes = [tuple(np.shape(x)) for x in operands]
+    for i, shape in enumerate(shapes):
+        if math.isnan(sum(shape)):
+            raise ValueError(
+                f"operands[{i}] has chunks of unknown sizes; compute_chunk_sizes() finds them out"
+            )
     try:
         _, plan = opt_einsum.contract_path(equation, *shapes, shapes=True, optimize=optimize)
         for term, shape in zip(plan.input_subscripts.split(","), shapes, strict=True):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from arraylogchain import products
-from arraylogchain._arrays import eager, enter, is_differentiated, is_lazy
+from arraylogchain._arrays import eager, enter
 from arraylogchain._context import Array, check_workspace
 from arraylogchain._einsum import contractions, evaluate
 from arraylogchain._threads import check_workers, using
@@ -136,14 +136,8 @@ def _einsum(
     def product(a: Array, b: Array) -> tuple[Array, None]:
         return multiply(a, b, workspace=workspace), None
 
-    if is_lazy(*operands):
-        from arraylogchain._dask.products import einsum
-
-        return einsum(given, plan, product)
-    if is_differentiated(*operands):
-        from arraylogchain._torch.products import einsum
-
-        return einsum(given, plan, product)
+    if elsewhere := products.functions_elsewhere(*operands):
+        return elsewhere.einsum(given, plan, product)
     ctx, ready = enter(given)
     with ctx.computing():
         out, _ = evaluate(ctx.xp, plan, list(ready.values()), product)

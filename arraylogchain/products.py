@@ -67,7 +67,7 @@ def matmul(
     """
     budget = check_workspace(workspace)
     with using(check_workers(workers)):
-        if elsewhere := _elsewhere(a, b):
+        if elsewhere := functions_elsewhere(a, b):
             return elsewhere.matmul(a, b, budget)
         return _compute(linear.matmul, a, b, budget)
 
@@ -123,7 +123,7 @@ def logmatmulexp(
     """
     budget = check_workspace(workspace)
     with using(check_workers(workers)):
-        if elsewhere := _elsewhere(a, b):
+        if elsewhere := functions_elsewhere(a, b):
             return elsewhere.logmatmulexp(a, b, budget)
         return _compute(certified.logmatmulexp, a, b, budget)
 
@@ -169,7 +169,7 @@ def maxplus_matmul(
     """
     budget = check_workspace(workspace)
     with using(check_workers(workers)):
-        if elsewhere := _elsewhere(a, b):
+        if elsewhere := functions_elsewhere(a, b):
             return MaxPlusProduct(*elsewhere.maxplus_matmul(a, b, budget))
         return MaxPlusProduct(*_compute(maxplus.maxplus_matmul, a, b, budget))
 
@@ -218,9 +218,10 @@ def logchainexp(
     """
     budget = check_workspace(workspace)
     given = named(matrices)
-    check_shapes(given)
+    if not is_lazy(*given.values()):  # their chunks may be of unknown sizes
+        check_shapes(given)
     with using(check_workers(workers)):
-        if elsewhere := _elsewhere(*given.values()):
+        if elsewhere := functions_elsewhere(*given.values()):
             return elsewhere.logchainexp(given, budget)
         ctx, ready = enter(given)
         with ctx.computing():
@@ -238,7 +239,7 @@ def _compute(operation: Callable[..., Any], a: Array, b: Array, budget: int) -> 
         return ctx.leave(operation(ctx, layout, a, b, budget))
 
 
-def _elsewhere(*arrays: Array) -> ModuleType | None:
+def functions_elsewhere(*arrays: Array) -> ModuleType | None:
     """Return the functions for Dask arrays, or for tensors that torch follows."""
     if is_lazy(*arrays):
         from arraylogchain._dask import products as lazy

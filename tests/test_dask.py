@@ -327,6 +327,12 @@ def test_errors():
     unknown = x[da.arange(6, chunks=3) > 2]
     with pytest.raises(ValueError, match=mentions("a", "unknown", "compute_chunk_sizes")):
         alc.logmatmulexp(unknown, np.zeros((4, 2)))
+    with pytest.raises(ValueError, match=mentions("matrices[0]", "unknown", "compute_chunk_sizes")):
+        alc.logchainexp([unknown, np.zeros((4, 2))])
+    for call in (alc.logeinsumexp, alc.maxplus_einsum, alc.vjp.logeinsumexp):
+        words = "operands[1]", "unknown", "compute_chunk_sizes"
+        with pytest.raises(ValueError, match=mentions(*words)):
+            call("jk,ij->ik", np.zeros((4, 2)), unknown)
     with pytest.raises(TypeError, match=mentions("b", "array_api_strict", "libraries")):
         alc.logmatmulexp(x, import_or_skip("array_api_strict").zeros((4, 2)))
     with pytest.raises(TypeError, match=mentions("a", "int64")):

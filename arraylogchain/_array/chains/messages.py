@@ -208,7 +208,7 @@ def put_steps(out: Array, piece: Piece, steps: slice, values: Array, past_ends: 
     xp, real = piece.ctx.xp, piece.real(steps)
     if real is not None:
         real = xp.reshape(real, (*real.shape, *(1,) * (values.ndim - 3)))
-        values = xp.where(real, values, xp.full_like(values, past_ends))
+        values = xp.where(real, values, past_ends)
     piece.write(out, xp.permute_dims(values, (1, 2, 0, *range(3, values.ndim))), (steps,))
 
 
@@ -276,7 +276,7 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
         # Values are near 0: to subtract a logarithm would be another rounding.
         weights = xp.exp(logs.values[1:, ...]) if left.in_logs.any() else values
         weights = weights / xp.sum(weights, axis=-1, keepdims=True)
-        weights = xp.where(xp.isinf(total)[1:, ..., None], xp.zeros_like(weights), weights)
+        weights = xp.where(xp.isinf(total)[1:, ..., None], 0.0, weights)
         put_steps(probabilities, piece, steps, weights, 0.0)
         # What is large cancels first.
         ratios = pieces.add_scale(

@@ -45,7 +45,7 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
                 left, _ = run.backend.best(start, steps, True)
             found = run.backend.trace(left, after, steps)
             after = found[0, ...]
-            put_steps(states, run.piece, steps, xp.where(alive, found, xp.zeros_like(found)), -1)
+            put_steps(states, run.piece, steps, xp.where(alive, found, 0), -1)
 
     each(ctx, runs("viterbi", ctx, chain, workspace, history=True), work)
     return states, log_weight(ctx, chain, workspace, states)
@@ -92,7 +92,7 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
                 u = xp.permute_dims(piece.read(numbers, (steps, samples)), (2, 0, 1, 3))
                 found = run.backend.draw(left, after[m], steps, u)
                 after[m] = found[0, ...]
-                found = xp.where(has_none, xp.zeros_like(found), found)
+                found = xp.where(has_none, 0, found)
                 put_steps(paths[..., samples], piece, steps, found, -1)
         piece.view(paths, (slice(piece.num_steps, None),))[...] = -1
 

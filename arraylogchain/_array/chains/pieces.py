@@ -127,7 +127,7 @@ def near_logs(ctx: Context, x: Array) -> tuple[Array, Array]:
     That power is kept apart, as the log would be rounded at its size; so is each weight's own, for
     which there may be no room beside it.
     """
-    xp, top = ctx.xp, ctx.xp.max(x, axis=-1, keepdims=True)
+    xp, top = ctx.xp, ctx.xp.max(x, axis=-1, keepdims=True) if x.shape[-1] > 1 else x
     if ctx.is_numpy:
         (near, own), (_, powers) = np.frexp(x), np.frexp(top)
         rest = (own - powers).astype(x.dtype)
@@ -321,6 +321,8 @@ class Piece:
     def expanded(self, x: Array, trailing: Shape) -> Array:
         """Return an array [*shape, *trailing] as [groups, rows, *trailing], in order of lanes."""
         xp = self.ctx.xp
+        if not self.shape:
+            return x[None, None, ...]
         if tuple(x.shape) != (*self.shape, *trailing):
             x = xp.broadcast_to(x, (*self.shape, *trailing))
         x = xp.reshape(x, (self.groups, self.rows, *trailing))
@@ -348,7 +350,8 @@ class Piece:
         xp, view = self.ctx.xp, self.view(out, place)
         if self.inverse is not None:
             values = xp.take(values, self.inverse, axis=self.axis)
-        view[...] = xp.astype(xp.reshape(values, tuple(view.shape)), view.dtype, copy=False)
+        values = xp.reshape(values, view.shape) if self.shape else values[0, 0, ...]
+        view[...] = self.ctx.cast(values, view.dtype)
 
 
 def arrange(xp: Any, chain: Chain, x: Array, trailing: int) -> Array:
@@ -422,14 +425,14 @@ def cut(
 
 def pieces(ctx: Context, chain: Chain, groups: int, rows: int) -> Iterator[Piece]:
     """Cut a chain into pieces of at most so many groups and rows."""
-    views = {
-        name: arrange(ctx.xp, chain, x, len(part.axes))
-        for name, part in PARTS.items()
-        if (x := getattr(chain, name)) is not None
-    }
+    views = {}
+    for name, part in PARTS.items():
+        x = getattr(chain, name)
+        if x is not None:
+            views[name] = arrange(ctx.xp, chain, x, len(part.axes))
     if chain.lengths is None and groups >= chain.sizes[0] and rows >= chain.sizes[1]:
         shape = tuple([chain.batch[axis] for axis in (*chain.group_axes, *chain.row_axes)])
-        box = tuple([slice(0, n) for n in shape])
+        box = (slice(None),) * len(shape)
         yield Piece(ctx, chain, box, shape, *chain.sizes, chain.num_steps, views)
         return
     ends = None

@@ -161,7 +161,7 @@ class ArrayRecursion:
         ctx, xp, real = self.ctx, self.ctx.xp, self.piece.real(steps)
         x = xp.permute_dims(self.piece.potentials(steps), (2, 0, 1, 3))
         if real is not None:
-            x = xp.where(real[..., None], x, xp.asarray(0.0, dtype=x.dtype, device=ctx.device))
+            x = xp.where(real[..., None], x, 0.0)
         return ctx.load(x, ctx.precision)
 
     def _start(self, backward: bool) -> Messages:
@@ -181,7 +181,7 @@ class ArrayRecursion:
         if in_logs:
             shift = whole_maximum(ctx, x, -1, ctx.widest)
             return state(x - shift, shift[..., 0], nothing, True)
-        x = xp.where(x < 0, xp.full_like(x, math.nan), x)
+        x = xp.where(x < 0, math.nan, x)
         logs, powers = pieces.near_logs(ctx, x)
         near = pieces.scaled(ctx, x, -powers[..., None])
         is_linear = _is_within(xp, near, LEAST, MOST)
@@ -334,7 +334,7 @@ def _is_within(xp: Any, x: Array, least: float, most: float) -> bool:
 def relative(xp: Any, logs: Array) -> Array:
     """Return exponentials relative to the largest of the last axis."""
     top = xp.max(logs, axis=-1, keepdims=True)
-    return xp.exp(logs - xp.where(xp.isfinite(top), top, xp.zeros_like(top)))
+    return xp.exp(logs - xp.where(xp.isfinite(top), top, 0.0))
 
 
 def choose(xp: Any, weights: Array, uniforms: Array) -> Array:

@@ -51,22 +51,17 @@ class Run:
 
     def keep(self, everything: bool = False) -> Run:
         """Take all steps, and keep what they leave where that fits, or what blocks begin with."""
-        state = None
-        for _, block in self.steps(pieces.LEFT if everything or self.keeps else pieces.NOTHING):
-            self.starts.append(state)
-            self.left.append(block.left)
-            state = block.state
+        for steps in self.blocks:
+            self.starts.append(self.last)
+            kept = pieces.LEFT if everything or self.keeps else pieces.NOTHING
+            _, left, self.last = self.backend.advance(self.last, steps, self.backward, kept)
+            self.left.append(left)
         return self
 
     def messages(self, n: int) -> Messages:
         """Return what the block number n left: as it is kept, or computed again."""
-        found = self.left[n]
-        if found is None:
-            found = self.backend.advance(
-                self.starts[n], self.blocks[n], self.backward, pieces.LEFT
-            ).left
-        assert found is not None
-        return found
+        start, steps = self.starts[n], self.blocks[n]
+        return self.left[n] or self.backend.advance(start, steps, self.backward, pieces.LEFT).left
 
 
 def runs(
@@ -192,9 +187,7 @@ def _messages(
 
     def work(run: Run) -> None:
         for steps, block in run.steps(pieces.BOTH if backward else pieces.LEFT):
-            found = block.arrived if backward else block.left
-            assert found is not None
-            found = found.last(steps.stop - steps.start)
+            found = (block.arrived if backward else block.left).last(steps.stop - steps.start)
             if whole is not None:
                 found.shifts = found.shifts + run.piece.read(ctx.xp.asarray(whole))
             put_steps(out, run.piece, steps, found.logs(ctx), -math.inf)
@@ -257,7 +250,6 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
                 nothing = xp.zeros_like(state.shifts)
                 state = Messages(state.values, nothing, nothing, state.in_logs)
             block = run.backend.advance(state, steps, False, pieces.BOTH)
-            assert block.left is not None
             # Beyond that sums of whole numbers are not exact.
             is_large = bool(xp.any(xp.abs(block.left.shifts[1:, ...]) >= 1.0 / ctx.widest.eps))
             if is_large and steps.stop - steps.start > 1:

@@ -86,12 +86,10 @@ class Messages:
 
     def last(self, count: int) -> Messages:
         """Return those of the last steps."""
-        return self if self.shifts.shape[0] == count else self.steps(slice(-count, None))
-
-    def steps(self, some: slice) -> Messages:
-        """Return those of some steps."""
-        shifts, powers = self.shifts[some, ...], self.powers[some, ...]
-        return Messages(self.values[some, ...], shifts, powers, self.in_logs)
+        if self.shifts.shape[0] == count:
+            return self
+        values, shifts, powers = (x[-count:, ...] for x in (self.values, self.shifts, self.powers))
+        return Messages(values, shifts, powers, self.in_logs)
 
 
 def add_scale(logs: Array, shifts: Array, powers: Array) -> Array:
@@ -165,8 +163,8 @@ class Block(NamedTuple):
     Steps past a row's length hold any numbers in both, NaN and infinities among them.
     """
 
-    arrived: Messages | None
-    left: Messages | None
+    arrived: Any
+    left: Any
     state: Messages
 
 

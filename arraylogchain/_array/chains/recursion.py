@@ -27,9 +27,8 @@ from arraylogchain._fold import chunks
 LEAST, MOST, WIDEST = 2.0**-60, 2.0**10, 2.0**16
 _MOST_STATES = 1 << 14
 
-# Places along the first axes of states, and shifts and powers of two.
+# Places along the first axes of states.
 Lanes = tuple[Any, ...]
-Scale = tuple[Array, Array]
 # ``product(before, time, lanes, out)`` multiplies states by the matrices from a step to the next;
 # ``weigh(arrived, i, out)`` by the exponentials of potentials. They say False if it is not safe.
 Product = Callable[[Array, int, Lanes, Array], bool | None]
@@ -43,6 +42,7 @@ class ArrayRecursion:
 
     def __init__(self, piece: Piece, workspace: int) -> None:
         self.piece, self.ctx, self.workspace = piece, piece.ctx, workspace
+        self._in_logs = piece.chain.transitions_in_logs
         self._kept: dict[bool, tuple[Factor, Array | None]] = {}
 
     def advance(self, state: Messages | None, steps: slice, backward: bool, keep: int) -> Block:
@@ -83,7 +83,7 @@ class ArrayRecursion:
             begin.values = state
         walk = _Walk(self, steps, False, pieces.LEFT if keep else pieces.NOTHING)
         block = walk.in_logs(begin, self._potentials(steps), self._largest)
-        return None if block.left is None else block.left.values, block.state.values
+        return block.left.values if keep else None, block.state.values
 
     def _largest(self, before: Array, time: int, lanes: Lanes, out: Array) -> None:
         """Write max_k before[k] + log P[k, :], but for a shift, some k at a time."""
@@ -147,10 +147,6 @@ class ArrayRecursion:
         x = ctx.load(xp.matrix_transpose(columns), ctx.widest)
         x = x - whole_maximum(ctx, x, -1, ctx.widest) if self._in_logs else xp.log(x)
         return xp.reshape(x, (groups, rows, paths, x.shape[-1]))
-
-    @property
-    def _in_logs(self) -> bool:
-        return self.piece.chain.transitions_in_logs
 
     def _given(self, time: int) -> Array:
         """Return the matrices from a step to the next, as given, [groups, K, K]."""
@@ -285,8 +281,8 @@ class _Walk:
         # What is not kept is written over.
         arrived = ctx.empty((count if has_both else 1, *shape), dtype)
         left = ctx.empty(((2, count, count + 1)[self.keep], *shape), dtype)
-        of_arrived: list[Scale] = []
-        of_left: list[Scale] = []
+        of_arrived: list[Any] = []
+        of_left: list[Any] = []
         before, self.shifts, self.powers = values, begin.shifts, begin.powers
         if has_both:
             left[count if backward else 0, ...] = before
@@ -312,7 +308,7 @@ class _Walk:
             before = after
         form = np.full(shape[:2], in_logs)
 
-        def messages(values: Array, scales: list[Scale]) -> Messages:
+        def messages(values: Array, scales: list[Any]) -> Messages:
             in_order = scales[::-1] if backward else scales
             shifts, powers = (xp.stack(x) for x in zip(*in_order, strict=True))
             return Messages(values, shifts, powers, form)

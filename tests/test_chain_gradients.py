@@ -219,3 +219,44 @@ def test_first_and_last_weights_that_are_all_tiny(backend, dtype, size):
     weights = uniform(5, 3)
     ends = {"initial": weights * size, "final": weights / size}
     check_chain(backend, dtype, normal(5, 1, 3), only=("log_partition", "gradients"), **ends)
+
+
+@pytest.mark.parametrize("sd", [1, 300])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_nan_row_stays_with_itself(sd, form):
+    """It has no part in matrices that lead to steps past its end."""
+    x, matrices, lengths = normal(3, 5, 3, sd=sd), uniform(4, 3, 3), np.array([5, 2, 4])
+    x[1] = NAN
+
+    def gradients(rows, cotangents):
+        chain = alc.LogChain(x[rows], **given_as(form, matrices), lengths=lengths[rows])
+        return alc.vjp.log_partition(chain)[1](cotangents)
+
+    expected = gradients([0, 2], np.ones(2))
+    found = gradients([0, 1, 2], np.array([1, NAN, 1]))
+    np.testing.assert_allclose(found.log_potentials[[0, 2]], expected.log_potentials, rtol=1e-10)
+    np.testing.assert_allclose(found.transitions[1:], expected.transitions[1:], rtol=1e-10)
+    assert np.all(np.isnan(found.transitions[0]))
+
+
+@pytest.mark.parametrize("size", [1, 1e-100])
+def test_tiny_cotangents_of_wide_weights(np_backend, size):
+    """What pairs may lose is a share of the cotangent, not of 1."""
+    for seed in (243, 251, 258, 261):
+        rng = np.random.default_rng(seed)
+        rows, steps, states = rng.integers(2, 9), rng.integers(2, 9), rng.integers(2, 7)
+        x = rng.normal(size=(rows, steps, states)) * rng.choice([100, 300, 1000])
+        edges = rng.normal(size=(1, states, states)) * rng.choice([1, 100, 300])
+        case = ChainCase(np_backend, "float64", x, log_transitions=edges)
+        check_gradients(case, np.full(rows, size))
+
+
+@pytest.mark.parametrize("level", [1e16, -1e16, 1e20])
+@pytest.mark.parametrize("given", [(1, 1), (3, 1), (1, 5), (3, 5)], ids=str)
+def test_counts_of_transitions_of_one_huge_level(level, given):
+    """Beyond 2**53 not even differences of scales are exact, unless they begin with 0."""
+    groups, steps = given
+    x, edges = normal(3, 6 if steps > 1 else 2, 3), level + normal(groups, steps, 3, 3, sd=3)
+    chain = alc.LogChain(x, log_transitions=edges if groups > 1 else edges[0])
+    assert chain.expected_transitions().sum() == pytest.approx(3 * (x.shape[1] - 1), rel=1e-12)
+    np.testing.assert_allclose(chain.marginals().sum(axis=-1), 1.0, rtol=1e-12)

@@ -62,10 +62,9 @@ class Entropy(Posterior):
         first = max(steps.start, 1)
         if first >= steps.stop:
             return
-        n = self.run.blocks.index(steps)
         before = forward.in_log_form(ctx).values[:-1, ...]
-        if n:
-            start = self.run.starts[n].in_log_form(ctx).values
+        if steps.start:
+            start = self._left_before(steps.start).in_log_form(ctx).values
             before = xp.concat([start[None, ...], before], axis=0)
         top = xp.max(before, axis=-1, keepdims=True)
         before = before - xp.where(xp.isfinite(top), top, xp.zeros_like(top))
@@ -86,6 +85,16 @@ class Entropy(Posterior):
             shape = (groups, -1, self.piece.rows) if has_one else (-1, groups, self.piece.rows)
             found = xp.sum(xp.reshape(found, shape), axis=1 if has_one else 0)
             self.entropy = self.entropy + ctx.load(found, ctx.widest)
+
+    def _left_before(self, step: int) -> Messages:
+        """Return the state that comes to a step."""
+        n = next(n for n, block in enumerate(self.run.blocks) if step < block.stop)
+        first = self.run.blocks[n].start
+        if step == first:
+            return self.run.starts[n]  # type: ignore[no-any-return]
+        left = self.run.messages(n).steps(slice(step - 1 - self.run.blocks[n].stop, None))
+        scales = left.shifts[0, ...], left.powers[0, ...]
+        return Messages(left.values[0, ...], *scales, left.in_logs)
 
     def _together(self, x: Array) -> Array:
         """Return [n, groups, rows, K] as [groups, n * rows, K], or as [n * groups, rows, K]."""

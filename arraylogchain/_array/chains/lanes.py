@@ -10,18 +10,24 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._array.chains.messages import log_sum
-from arraylogchain._array.chains.pieces import LN2_HIGH, LN2_LOW, Messages, scaled
+from arraylogchain._array.chains.pieces import (
+    LN2_HIGH,
+    LN2_LOW,
+    Messages,
+    exp_of_parts,
+    log_parts,
+    scaled,
+)
 from arraylogchain._array.products.certified import certified_product
 from arraylogchain._array.products.factors import Factor
-from arraylogchain._context import DOUBLE, SINGLE, Array, Context, Precision
+from arraylogchain._context import DOUBLE, SINGLE, Array, Context, Precision, whole_maximum
 from arraylogchain._fold import chunks
 
 # Sums of a_t * b_t, and cotangents over them, lie within these bounds in linear rows. Weights are
-# at most 2**400 (2**10 in float32), so that what underflows in a sum is less than eps of it.
-_RANGE = {"float32": (2.0**-90, 2.0**90), "float64": (2.0**-900, 2.0**900)}
-
-# Powers of two of room for sums over rows and steps.
-_SPARE = 24
+# at most 2**400 (2**10 in float32): so what underflows in a sum is less than eps of it, and no sum
+# of pairs over rows and steps is too large.
+_RANGE = {"float32": (2.0**-80, 2.0**80), "float64": (2.0**-900, 2.0**900)}
+_LARGEST_FACTOR = {"float32": 2.0**75, "float64": 2.0**180}
 
 
 class Lanes:
@@ -36,6 +42,8 @@ class Lanes:
         after each of them.
     g : array [groups, rows] or None
         Cotangents.
+    moves : slice
+        The steps, counted from the first, after which there are pairs to add.
     dead, still : bool array [n, groups, rows] or None
         Which rows contribute nothing to states, or to pairs; None for none.
     """
@@ -48,9 +56,8 @@ class Lanes:
         some: np.ndarray | None,
     ) -> None:
         self.of, self.ctx, self.piece, self.sums, self.steps = of, of.ctx, of.piece, of.sums, steps
-        self.moves = slice(0, 0)
-        if of.wants_pairs:
-            self.moves = slice(0, min(steps.stop, self.piece.num_steps - 1) - steps.start)
+        last = min(steps.stop, self.piece.num_steps - 1) if of.wants_pairs else steps.start
+        self.moves = slice(0, max(last - steps.start, 0))
         self.some, self.index, self.g = some, None, of.g
         real = self.piece.real(steps)
         after = self.piece.real(slice(steps.start + 1, steps.start + 1 + self.moves.stop))
@@ -74,6 +81,10 @@ class Lanes:
             dead = none if dead is None else dead | none
         return dead
 
+    @property
+    def precision(self) -> Precision:
+        return DOUBLE if self.a.values.dtype == self.ctx.xp.float64 else SINGLE
+
     def spread(self, x: Array, axis: int) -> Array:
         """Return an array of some lanes as one of all, with zeros for the others."""
         if self.some is None:
@@ -92,43 +103,64 @@ class Lanes:
         Or return, instead, which lanes are not proved, and add nothing.
         """
         ctx, xp, a, d, moves = self.ctx, self.ctx.xp, self.a, self.d, self.moves
+        (least, most), name = _RANGE[self.precision.name], self.precision.name
         m = _where_not(xp, self.dead, a.values * self.b.values, 0.0)
-        total = _where_not(xp, self.dead, row_sum(self.ctx, m), 1.0)
-        f = 1.0 / total if self.g is None else self.ctx.load(self.g, self.precision) / total
-        f = _where_not(xp, self.dead, f, 0.0)
-        shown = None if self.g is None else _where_not(xp, self.dead, f, 1.0)
-        bad = self._out_of_range(total) if shown is None else self._out_of_range(total, shown)
-        scale = None
+        total = _where_not(xp, self.dead, row_sum(ctx, m), 1.0)
+        g = xp.ones_like(total) if self.g is None else ctx.load(self.g, self.precision)
+        f = _where_not(xp, self.dead, g / total, 1.0)
+        bad = self._outside(least, most, total, f)
         if bad is None and moves.stop:
-            scale, bad = self._scale_beside()
+            w, (nats, bits) = f[moves, ...], self._beside(self.b, d)
+            if bool(xp.any(nats)) or bool(xp.any(bits)):
+                scale = ctx.load(xp.exp(nats) * 2.0**bits, self.precision)
+                w = _where_not(xp, self.still, w * scale, 1.0)
+            bad = self._outside(least, _LARGEST_FACTOR[name], w)
+            if bad is None:
+                u = _where_not(xp, self.still, a.values[moves, ...], 0.0)
+                v = _where_not(xp, self.still, d.values[moves, ...] * w[..., None], 0.0)
+                self._add_linear_pairs(u, v)
         if bad is not None:
             return None, bad
-        if moves.stop:
-            u = _where_not(xp, self.still, a.values[moves, ...], 0.0)
-            w = f[moves, ...] if scale is None else f[moves, ...] * scale
-            v = _where_not(xp, self.still, d.values[moves, ...] * w[..., None], 0.0)
-            bad = self._too_large(u, v)
-            if bad is not None:
-                return None, bad
-            self.add_linear_pairs(u, v)
         ctx.apply(xp.multiply, m, f[..., None], out=m)
         return self.spread(m, self.piece.axis + 1), None
 
-    def add_linear_pairs(self, u: Array, v: Array) -> None:
+    def _outside(self, least: float, most: float, *found: Array) -> np.ndarray | None:
+        """Return in which lanes sizes [n, groups, rows] are not in between; None for none."""
+        xp, odd = self.ctx.xp, None
+        for x in found:
+            if not (float(xp.min(x)) >= least and float(xp.max(x)) <= most):
+                size = xp.abs(x)
+                wrong = ~((size >= least) & (size <= most))
+                odd = wrong if odd is None else odd | wrong
+        if odd is None or not bool(xp.any(odd)):
+            return None
+        odd = xp.any(odd, axis=(0, 2 - self.piece.axis))
+        return np.asarray([bool(odd[i]) for i in range(int(odd.shape[0]))])
+
+    def _beside(self, b: Messages, d: Messages) -> tuple[Array, Array]:
+        """Return the scale of d, and of matrices, less that of b: nats, and powers of two."""
+        xp, moves, groups = self.ctx.xp, self.moves, int(self.a.shifts.shape[1])
+        shifts, powers = (
+            xp.concat([xp.reshape(x, (-1, groups, 1)) for x in parts], axis=0)
+            for parts in zip(*((f.shift, f.powers) for _, f in self.factors), strict=True)
+        )
+        nats = (d.shifts[moves, ...] - b.shifts[moves, ...]) + shifts
+        return nats, (d.powers[moves, ...] - b.powers[moves, ...]) + powers
+
+    def _add_linear_pairs(self, u: Array, v: Array) -> None:
         """Add the sums over rows of u[k] v[j], times matrices."""
         ctx, xp = self.ctx, self.ctx.xp
         # Many rows are not laid out together, which takes longer than their products.
         apart = self.piece.chain.has_one_matrix and u.shape[2] >= u.shape[3]
         for some, factor in self.factors:
-            left, right = (x if apart else self.together(x[some, ...]) for x in (u, v))
+            left, right = (x if apart else self._together(x[some, ...]) for x in (u, v))
             left = xp.matrix_transpose(left)
-            for j, part in self.panels(factor):
+            for j, part in self._panels(factor):
                 pairs = ctx.multiply(left, right[..., j])
                 pairs = xp.sum(pairs, axis=0) if apart else pairs
                 if self.sums.by_logs:
                     # Where nothing passes, weights may be infinite, or of no row.
-                    weights = even_weights(ctx, part)
-                    pairs = xp.where(pairs == 0, pairs, pairs * weights)
+                    pairs = xp.where(pairs == 0, pairs, pairs * even_weights(ctx, part))
                 elif part.taken is not None:
                     pairs = scaled(ctx, pairs, ctx.load(-part.powers, self.precision))
                 self._add_pairs(pairs, some, j)
@@ -137,121 +169,86 @@ class Lanes:
         """Add pairs, and return cotangents times shares of states [n, groups, rows, K]."""
         ctx, xp, moves, nothing = self.ctx, self.ctx.xp, self.moves, -math.inf
         a, b, d = (x.in_log_form(ctx) for x in (self.a, self.b, self.d))
-        joint = _where_not(xp, self.dead, a.values + b.values, nothing)
+        near = whole_maximum(ctx, a.values + b.values, -1, self.precision)
+        joint = _where_not(xp, self.dead, (a.values - near) + b.values, nothing)
         total = _where_not(xp, self.dead, log_sum(xp, joint), 0.0)
         shares = xp.exp(joint - total[..., None])
         if self.g is not None:
-            shares = _where_not(
-                xp, self.dead, shares * ctx.load(self.g, self.precision)[..., None], 0.0
-            )
+            shares = shares * ctx.load(self.g, self.precision)[..., None]
+            shares = _where_not(xp, self.dead, shares, 0.0)
         if moves.stop:
-            off = self._logs_beside(b, d) - ctx.load(total[moves, ...], ctx.widest)
             u = _where_not(xp, self.still, a.values[moves, ...], nothing)
-            large = xp.abs(d.shifts[moves, ...]) >= 1.0 / ctx.widest.eps
-            if bool(xp.any(large)):
-                # Scales as large as that are not exact.
-                v = _where_not(xp, self.still, d.values[moves, ...], nothing)
-                off = xp.where(large, -self._own_logs(u, v), off)
-            off = ctx.load(off, self.precision)
-            v = _where_not(xp, self.still, d.values[moves, ...] + off[..., None], nothing)
-            for sign in (1.0, -1.0):
-                w = v
-                if self.g is not None:
-                    size = xp.log(xp.clip(ctx.load(self.g, self.precision) * sign, min=0.0))
-                    w = v + size[..., None]
-                if self.g is not None or sign > 0:
-                    self.add_log_pairs(u, w, sign)
+            v = _where_not(xp, self.still, d.values[moves, ...], nothing)
+            nats, bits = self._beside(b, d)
+            whole = nats + bits * LN2_HIGH - ctx.load(near[moves, ..., 0], ctx.widest)
+            rest = bits * LN2_LOW - ctx.load(total[moves, ...], ctx.widest)
+            for sign in (1.0,) if self.g is None else (1.0, -1.0):
+                size = xp.ones_like(whole[0, ...]) if self.g is None else self.g * sign
+                size, small = log_parts(ctx, xp.clip(size, min=0.0), False)
+                if not bool(xp.all(size == nothing)):
+                    parts = whole, xp.zeros_like(whole) + size, rest + small
+                    scales = zip(parts, (math.inf, nothing, 0.0), strict=True)
+                    of_v = [_where_not(xp, self.still, x, y)[..., None] for x, y in scales]
+                    self._add_log_pairs(u, v, of_v, sign)
         return self.spread(shares, self.piece.axis + 1)
 
-    def _own_logs(self, u: Array, v: Array) -> Array:
-        """Return the logs of the sums of pairs, [n, groups, rows]; 0 where there are none."""
-        ctx, xp, precision, found = self.ctx, self.ctx.xp, self.precision, []
-        for some, factor in self.factors:
-            left = Factor(ctx, self.together(u[some, ...]), 0, precision=precision)
-            right, sums = self.together(v[some, ...]), []
-            for j, part in self.panels(factor):
-                out = ctx.empty(right[:, :, j].shape, right.dtype)
-                certified_product(ctx, left, part, out, self.of.run.workspace)
-                sums.append(log_sum(xp, out + right[:, :, j]))
-            total = log_sum(xp, xp.stack(sums, axis=-1))
-            groups, rows = (int(n) for n in u.shape[1:3])
-            if self.piece.chain.has_one_matrix:
-                found.append(xp.permute_dims(xp.reshape(total, (groups, -1, rows)), (1, 0, 2)))
-            else:
-                found.append(xp.reshape(total, (-1, groups, rows)))
-        total = ctx.load(xp.concat(found, axis=0), ctx.widest)
-        return xp.where(total == -math.inf, xp.zeros_like(total), total)
+    def _add_log_pairs(self, u: Array, v: Array, scales: list[Array], sign: float) -> None:
+        """Add pairs with the logs of u and v, what v is scaled by, and those of matrices.
 
-    def add_log_pairs(self, u: Array, v: Array, sign: float) -> None:
-        """Add pairs of which the logs are those of u and v summed over rows, and of matrices."""
-        ctx, xp = self.ctx, self.ctx.xp
-        if bool(xp.all(v == -math.inf)):
-            return
-        largest, precision = float(xp.max(v)), self.precision
-        for some, factor in self.factors:
-            left = xp.matrix_transpose(self.together(u[some, ...]))
-            left = Factor(ctx, left, 0, precision=precision)
-            right = self.together(v[some, ...])
-            for j, part in self.panels(factor):
-                out = ctx.empty(
-                    (left.values.shape[0], left.values.shape[1], right[:, :, j].shape[2]),
-                    right.dtype,
-                )
-                of_v, logs, least = Factor(ctx, right[:, :, j], 1, precision=precision), None, None
-                if self.sums.by_logs:
-                    logs = part.logs()
-                    # What counts for nothing may have lost anything.
-                    least = math.log(precision.eps) + min(0.0, largest) - logs
-                certified_product(ctx, left, of_v, out, self.of.run.workspace, least=least)
-                if logs is None:
-                    out = out - ctx.load(part.powers, precision) * math.log(2.0)
-                else:
-                    out = xp.where((logs == -math.inf) | (out == -math.inf), -math.inf, out + logs)
-                self._add_pairs(sign * finite_exp(ctx, out), some, j)
-
-    def _scale_beside(self) -> tuple[Array | None, np.ndarray | None]:
-        """Return what d is to be scaled by beside b and matrices, [n, groups, rows]; None for 1.
-
-        With the lanes in which that is not well in range, or not exact.
+        The scales [n, groups, rows, 1] are multiples of 2**-9, of pairs and of cotangents, and
+        rests. What they have in common, and columns of matrices, is left out before anything is
+        rounded.
         """
-        # Beyond the second, sums of whole numbers are not exact.
-        xp, limit, exact = self.ctx.xp, 40.0, 1.0 / self.ctx.widest.eps
-        nats, bits = self._beside(self.b, self.d)
-        is_exact = float(xp.max(xp.abs(self.d.shifts))) < exact
-        if is_exact and not (bool(xp.any(nats)) or bool(xp.any(bits))):
-            return None, None
-        size = xp.abs(nats) + xp.abs(bits)
-        if is_exact and float(xp.max(size)) <= limit:
-            return self.ctx.load(xp.exp(nats) * 2.0**bits, self.precision), None
-        odd = ~(size <= limit) | (xp.abs(self.d.shifts[self.moves, ...]) >= exact)
-        odd = odd if self.still is None else odd & ~self.still
-        if not bool(xp.any(odd)):
-            size = xp.where(size <= limit, xp.exp(nats) * 2.0**bits, xp.ones_like(size))
-            return self.ctx.load(size, self.precision), None
-        return None, self._lanes_of(odd)
+        ctx, xp, precision = self.ctx, self.ctx.xp, self.precision
+        for some, factor in self.factors:
+            left = xp.matrix_transpose(self._together(u[some, ...]))
+            left = Factor(ctx, left, 0, precision=precision)
+            right, of_pairs, of_g, rest = (self._together(x[some, ...]) for x in (v, *scales))
+            low, top = (
+                xp.min(of_pairs, axis=-2, keepdims=True),
+                xp.max(of_g, axis=-2, keepdims=True),
+            )
+            low, top = (xp.where(xp.isfinite(x), x, 0.0) for x in (low, top))
+            beside = xp.where(of_pairs == math.inf, 0.0, of_pairs - low) + (of_g - top)
+            for j, part in self._panels(factor):
+                # The logs of matrices, of which those of columns go with the pairs.
+                column, apart = 0.0, part.shift + part.powers * LN2_HIGH
+                if part.taken is not None:
+                    taken = ctx.load(part.taken, ctx.widest)
+                    column = (taken if part.in_logs else taken * LN2_HIGH) - apart
+                near, small = low + top - (column + apart), -part.powers * LN2_LOW
+                if self.sums.by_logs:
+                    entries = log_parts(ctx, part.values, part.in_logs)
+                    near, small = entries[0] + near, entries[1] + small
+                x = right[:, :, j] + ctx.load(beside + column, precision)
+                x = Factor(ctx, x + ctx.load(rest, precision), 1, precision=precision)
+                out = ctx.empty((*left.values.shape[:2], x.values.shape[2]), right.dtype)
+                # What counts for nothing may have lost anything.
+                least = (
+                    self._least - ctx.load(near + small, precision) if self.sums.by_logs else None
+                )
+                certified_product(ctx, left, x, out, self.of.run.workspace, least=least)
+                small = small + ctx.load(out, ctx.widest)
+                pairs = (
+                    xp.exp(near + small) if self.sums.by_logs else exp_of_parts(ctx, near, small)
+                )
+                pairs = xp.where(out == -math.inf, xp.zeros_like(pairs), sign * pairs)
+                self._add_pairs(pairs, some, j)
 
-    def _beside(self, b: Messages, d: Messages) -> tuple[Array, Array]:
-        """Return the scale of d, and of matrices, less that of b: nats, and powers of two."""
-        xp, moves, groups = self.ctx.xp, self.moves, int(self.a.shifts.shape[1])
-        scales = []
-        for name in ("shift", "powers"):
-            parts = [xp.reshape(getattr(f, name), (-1, groups, 1)) for _, f in self.factors]
-            scales.append(parts[0] if len(parts) == 1 else xp.concat(parts, axis=0))
-        nats = (d.shifts[moves, ...] - b.shifts[moves, ...]) + scales[0]
-        return nats, (d.powers[moves, ...] - b.powers[moves, ...]) + scales[1]
-
-    def _logs_beside(self, b: Messages, d: Messages) -> Array:
-        nats, bits = self._beside(b, d)
-        return (nats + bits * LN2_HIGH) + bits * LN2_LOW
+    @cached_property
+    def _least(self) -> float:
+        """The log of what a pair may be off by, beside the least cotangent."""
+        least = 1.0
+        if self.g is not None:
+            size = self.ctx.xp.abs(self.g)
+            least = float(self.ctx.xp.min(self.ctx.xp.where(size > 0, size, 1.0)))
+        return math.log(self.precision.eps) + math.log(least)
 
     @cached_property
     def factors(self) -> list[tuple[slice, Factor]]:
         """The matrices of the transitions from some of the steps, [n * groups, K, K]."""
-        piece, xp, of_groups = (
-            self.piece,
-            self.ctx.xp,
-            self.some is not None and not self.piece.axis,
-        )
+        piece, xp = self.piece, self.ctx.xp
+        of_groups = self.some is not None and not piece.axis
         if piece.chain.has_one_matrix:
             if not of_groups:
                 return [(self.moves, self.of.matrix)]
@@ -266,14 +263,14 @@ class Lanes:
             found.append((some, self.of.factor(x)))
         return found
 
-    def together(self, x: Array) -> Array:
+    def _together(self, x: Array) -> Array:
         """Return [n, groups, rows, K] as [groups, n * rows, K], or as [n * groups, rows, K]."""
         xp, (count, groups, rows, size) = self.ctx.xp, x.shape
         if not self.piece.chain.has_one_matrix:
             return xp.reshape(x, (count * groups, rows, size))
         return xp.reshape(xp.permute_dims(x, (1, 0, 2, 3)), (groups, count * rows, size))
 
-    def panels(self, factor: Factor) -> Iterator[tuple[slice, Factor]]:
+    def _panels(self, factor: Factor) -> Iterator[tuple[slice, Factor]]:
         """Yield columns that may be in memory together, and their part of a factor."""
         count, size, _ = factor.values.shape
         width, every = max(1, self.of.panel // (count * size)), slice(None)
@@ -293,33 +290,6 @@ class Lanes:
             place = (slice(first + some.start, first + some.stop), slice(None), j)
         pairs = pairs if piece.axis else self.spread(pairs, 0)
         self.sums.add("transitions", piece, place, pairs)
-
-    @property
-    def precision(self) -> Precision:
-        return DOUBLE if self.a.values.dtype == self.ctx.xp.float64 else SINGLE
-
-    def _out_of_range(self, *found: Array) -> np.ndarray | None:
-        """Return in which lanes numbers [n, groups, rows] are not well in range; None for none."""
-        xp, (least, most), odd = self.ctx.xp, _RANGE[self.precision.name], None
-        for x in found:
-            if not (float(xp.min(x)) >= least and float(xp.max(x)) <= most):
-                size = xp.abs(x)
-                wrong = ~((size >= least) & (size <= most))
-                odd = wrong if odd is None else odd | wrong
-        return None if odd is None or not bool(xp.any(odd)) else self._lanes_of(odd)
-
-    def _too_large(self, u: Array, v: Array) -> np.ndarray | None:
-        """Return in which lanes products u[k] v[j], or sums of these, may leave the range."""
-        xp, limit = self.ctx.xp, 2.0 ** (self.precision.top - _SPARE)
-        if float(xp.max(xp.abs(v))) * float(xp.max(u)) <= limit:
-            return None
-        odd = ~(xp.max(u, axis=-1) <= limit / xp.max(xp.abs(v), axis=-1))
-        return self._lanes_of(odd) if bool(xp.any(odd)) else None
-
-    def _lanes_of(self, odd: Array) -> np.ndarray:
-        """Return which lanes have an odd number, on the host."""
-        odd = self.ctx.xp.any(odd, axis=(0, 2 - self.piece.axis))
-        return np.asarray([bool(odd[i]) for i in range(int(odd.shape[0]))])
 
 
 def _where_not(xp: Any, dead: Array | None, x: Array, value: float) -> Array:
@@ -342,11 +312,7 @@ def row_sum(ctx: Context, x: Array) -> Array:
 def even_weights(ctx: Context, factor: Factor) -> Array:
     """Return the weights of a factor with one scale for all columns."""
     weights = factor.weights()
-    return weights if factor.taken is None else weights * ctx.xp.exp(factor.offset)
-
-
-def finite_exp(ctx: Context, logs: Array) -> Array:
-    """Return exponentials, about the largest number where they would exceed it."""
-    precision = DOUBLE if logs.dtype == ctx.xp.float64 else SINGLE
-    limit = math.log(2.0) * (precision.top + 1) * (1.0 - 4.0 * precision.eps)
-    return ctx.xp.exp(ctx.xp.clip(logs, max=limit))
+    if factor.taken is None:
+        return weights
+    offset = factor.taken - factor.apart
+    return weights * ctx.xp.exp(offset) if factor.in_logs else scaled(ctx, weights, offset)

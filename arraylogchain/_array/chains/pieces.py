@@ -138,6 +138,8 @@ def near_logs(ctx: Context, x: Array) -> tuple[Array, Array]:
 
 def scaled(ctx: Context, x: Array, powers: Array) -> Array:
     """Return x * 2**powers, for whole numbers; exact unless that leaves the range."""
+    if ctx.is_numpy:
+        return np.ldexp(x, powers.astype(np.int32))
     # In two steps: one factor alone may be out of range.
     half = ctx.xp.floor(powers / 2)
     return x * 2.0**half * 2.0 ** (powers - half)

@@ -18,7 +18,7 @@ pairs are a certified product.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -124,7 +124,7 @@ class Posterior:
     def __init__(self, run: Run, sums: Sums, cotangent: Array | None) -> None:
         self.run, self.piece, self.sums = run, run.piece, sums
         self.wants_pairs = "transitions" in sums.totals
-        self.panel = run.workspace // (8 * 6)
+        self.panel = run.workspace // (8 * 10)
         self.ctx = ctx = run.piece.ctx
         xp, self.log_z = ctx.xp, total_of(run.piece, run.last)
         self.total = self.log_z.values[..., 0]
@@ -151,10 +151,32 @@ class Posterior:
         """Go backward through all steps; return what left the first one."""
         run = self.run
         back = Run(run.piece, run.backend, run.blocks, backward=True)
-        numbers = reversed(range(len(run.blocks)))
-        for n, (steps, block) in zip(numbers, back.steps(BOTH), strict=True):
-            self._add_block(steps, run.messages(n), block)
+        for n in reversed(range(len(run.blocks))):
+            block = run.blocks[n]
+            forward = run.messages(n).last(block.stop - block.start)
+            for steps, found in self._steps_back(back, block):
+                own = slice(steps.start - block.start, steps.stop - block.start)
+                self._add_block(steps, forward.steps(own), found)
         return back.last
+
+    def _steps_back(self, back: Run, steps: slice) -> Iterator[tuple[slice, Block]]:
+        """Take a block of steps backward, or each by itself where scales would not be exact."""
+        state, xp = back.last, self.ctx.xp
+        if state is not None:
+            # Only differences count: scales that begin with 0 are exact for longer.
+            nothing = xp.zeros_like(state.shifts)
+            state = Messages(state.values, nothing, nothing, state.in_logs)
+        found = back.backend.advance(state, steps, True, BOTH)
+        assert found.arrived is not None
+        assert found.left is not None
+        largest = max(float(xp.max(xp.abs(x.shifts))) for x in (found.arrived, found.left))
+        # Beyond that sums of whole numbers are not exact.
+        if largest < 1.0 / self.ctx.widest.eps or steps.stop - steps.start == 1:
+            back.last = found.state
+            yield steps, found
+        else:
+            for step in reversed(range(steps.start, steps.stop)):
+                yield from self._steps_back(back, slice(step, step + 1))
 
     def _add_weights(self, name: str, state: Messages, weights: Array, in_logs: bool) -> None:
         """Add shares of states times weights, or what is left of them without the weights."""

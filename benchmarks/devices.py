@@ -97,10 +97,10 @@ class Cuda(Cpu):
         statistics = self._torch.cuda
         statistics.reset_peak_memory_stats()
         before = statistics.memory_allocated()
-        with _counter(self.xp) as counter:
+        with counter(self.xp) as counted:
             value = call()
             self.synchronize()
-        return counter.peak + statistics.max_memory_allocated() - before, value
+        return counted.peak + statistics.max_memory_allocated() - before, value
 
     def describe(self) -> dict[str, Any]:
         runtime = self.xp.cuda.runtime
@@ -152,18 +152,24 @@ def _peak_of_torch(call: Call) -> tuple[int, Any]:
     return of_numpy + peak, result
 
 
-def _counter(cupy: Any) -> Any:
+def counter(cupy: Any) -> Any:
     """Return a hook that counts what CuPy's pool hands out while it is entered."""
 
     class Counter(cupy.cuda.MemoryHook):  # type: ignore[misc]
         name = "Counter"
-        in_use = peak = 0
+
+        def __init__(self) -> None:
+            self.sizes: dict[int, int] = {}  # what was asked for, by where it is
+            self.in_use = self.peak = 0
 
         def malloc_postprocess(self, **of: Any) -> None:
-            self.in_use += of["mem_size"]
-            self.peak = max(self.peak, self.in_use)
+            if of["mem_ptr"]:  # 0 where there was not enough memory
+                self.sizes[of["mem_ptr"]] = of["size"]
+                self.in_use += of["size"]
+                self.peak = max(self.peak, self.in_use)
 
         def free_postprocess(self, **of: Any) -> None:
-            self.in_use -= of["mem_size"]
+            # What was there before is none of the call's.
+            self.in_use -= self.sizes.pop(of["mem_ptr"], 0)
 
     return Counter()

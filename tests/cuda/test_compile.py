@@ -69,31 +69,31 @@ def _name(path: Path) -> str:
     return path.relative_to(kernels.FOLDER).as_posix()
 
 
-def test_every_source_file_is_launched() -> None:
+def test_every_source_file_is_launched():
     assert set(map(_name, kernels.FOLDER.rglob("*.cu"))) == set(INSTANTIATIONS)
 
 
 @pytest.mark.parametrize("path", sorted(kernels.FOLDER.rglob("*.cu")), ids=_name)
-def test_every_kernel_bounds_its_blocks(path: Path) -> None:
+def test_every_kernel_bounds_its_blocks(path):
     # Without the bounds, registers may run out when a kernel is launched. The shim holds launches
     # to them.
     unbounded = re.findall(r"__global__(?!\s+void\s+__launch_bounds__)[^(]*", path.read_text())
     assert unbounded == []
 
 
-def test_spills_and_shared_memory_are_seen() -> None:
+def test_spills_and_shared_memory_are_seen():
     _, usage = compiler().compile("spills.cu", ("spilling", "frugal"), 90, KERNELS)
     assert usage["spilling"].spills > 0
     assert usage["frugal"] == nvrtc.Usage(usage["frugal"].registers, 256, 0, 0)
     assert 0 < usage["frugal"].registers < usage["spilling"].registers
 
 
-def test_an_error_names_file_and_line() -> None:
+def test_an_error_names_file_and_line():
     with pytest.raises(RuntimeError, match=r"faults\.cu\(10\): error: .*NEIGHBOUR"):
         compiler().compile("faults.cu", ("trapped",), 90, KERNELS)
 
 
-def test_the_sources_that_the_tests_run_on_the_cpu_are_cuda() -> None:
+def test_the_sources_that_the_tests_run_on_the_cpu_are_cuda():
     names = ("block_sums<double>", "round_trip<float, __half>", "collectives", "parameters")
     _, usage = compiler().compile("features.cu", names, 90, KERNELS)
     assert set(usage) == set(names)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -59,11 +58,10 @@ class FakeCupy(ModuleType):
 
         class Device:
             def __init__(self, index: int) -> None:
-                self.id = index
-                self.attributes = {
-                    "MultiProcessorCount": 132,
-                    "MaxSharedMemoryPerBlockOptin": 232448,
-                }
+                self.id, self.compute_capability = index, fake.compute_capability
+                sizes = (132, 232448)
+                names = ("MultiProcessorCount", "MaxSharedMemoryPerBlockOptin")
+                self.attributes = dict(zip(names, sizes, strict=True))
 
             def __enter__(self) -> Device:
                 fake.devices.append(self.id)
@@ -71,10 +69,6 @@ class FakeCupy(ModuleType):
 
             def __exit__(self, *_: object) -> None:
                 fake.devices.pop()
-
-            @property
-            def compute_capability(self) -> str:
-                return fake.compute_capability
 
         class Stream:
             def __init__(self, name: str) -> None:
@@ -194,24 +188,15 @@ def launch(*arguments: Any, kernel: str = "f<float>") -> Launch:
     return Launch(Kernel("f.cu", kernel), 70000, 256, arguments, 100)
 
 
-def test_what_a_device_can_do(cupy: FakeCupy) -> None:
+def test_cupy_s_memory_and_stream_are_used_on_the_arrays_device(cupy):
     found = find("cupy", cupy.cuda.Device(1))
     assert isinstance(found, CupyDevice)
+    assert find("cupy", cupy.cuda.Device(1)) is found
     assert (found.multiprocessors, found.shared_memory, found.architecture) == (132, 232448, 90)
     assert found.identity == "NVIDIA H1, driver 13000, NVRTC 13.0, CuPy 14.2.0"
-    assert find("cupy", cupy.cuda.Device(1)) is found
-
-
-def test_cupy_s_memory_comes_from_the_arrays_device(cupy: FakeCupy) -> None:
-    found = find("cupy", cupy.cuda.Device(1))
     x = found.empty((2, 3), "float16")
     assert cupy.made == [((2, 3), np.float16, 1)]
-    assert cupy.devices == [0]
     assert found.strides(x.T[::-1]) == (-1, 3)
-
-
-def test_cupy_s_kernels_run_on_the_arrays_device_and_cupy_s_stream(cupy: FakeCupy) -> None:
-    found = find("cupy", cupy.cuda.Device(1))
     arguments = (np.zeros(3), np.int32(5), pack(struct((np.int32, "rows")), rows=3), None)
     found.run(launch(*arguments))
     ((kernel, where, grid, block, given, shared),) = cupy.launches
@@ -221,7 +206,7 @@ def test_cupy_s_kernels_run_on_the_arrays_device_and_cupy_s_stream(cupy: FakeCup
     assert cupy.devices == [0]
 
 
-def test_kernels_are_compiled_once_for_each_device(cupy: FakeCupy) -> None:
+def test_kernels_are_compiled_once_for_each_device(cupy):
     for index in (0, 1, 1, 0):
         found = find("cupy", cupy.cuda.Device(index))
         for kernel in ("f<float>", "f<double>"):
@@ -232,9 +217,10 @@ def test_kernels_are_compiled_once_for_each_device(cupy: FakeCupy) -> None:
     assert {k.max_dynamic_shared_size_bytes for k, *_ in cupy.launches} == {232448 - 1024}
 
 
-def test_torch_s_memory_and_stream_are_used(cupy: FakeCupy, torch: FakeTorch) -> None:
+def test_torch_s_memory_and_stream_are_used(cupy, torch):
     found = find("torch", torch.device("cuda", 1))
     assert isinstance(found, TorchDevice)
+    assert find("torch", torch.device("cuda", None)) is found  # the current one
     x = found.empty((2, 3), "bfloat16")
     assert torch.made == [((2, 3), "torch.bfloat16", "cuda", 1)]
     assert cupy.made == []
@@ -248,12 +234,6 @@ def test_torch_s_memory_and_stream_are_used(cupy: FakeCupy, torch: FakeTorch) ->
     assert (cupy.devices, cupy.streams) == ([0], ["CuPy's"])
 
 
-def test_a_torch_device_without_a_number_is_the_current_one(
-    cupy: FakeCupy, torch: FakeTorch
-) -> None:
-    assert find("torch", torch.device("cuda", None)) is find("torch", torch.device("cuda", 1))
-
-
 def raising(error: Exception) -> Callable[..., Any]:
     def function(*_: object, **__: object) -> Any:
         raise error
@@ -261,7 +241,7 @@ def raising(error: Exception) -> Callable[..., Any]:
     return function
 
 
-def test_reasons(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons(cupy, torch, monkeypatch):
     def reason() -> str:
         device_module._known.clear()
         found = find("cupy", SimpleNamespace(id=0))
@@ -280,6 +260,9 @@ def test_reasons(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(cupy.cuda.runtime, "is_hip", True)
         assert "ROCm" in reason()
     with monkeypatch.context() as patch:
+        patch.setattr(torch.version, "hip", "6.0")
+        assert "ROCm" in find("torch", torch.device("cuda", 0))
+    with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "cupy", None)
         assert reason() == (
             "CuPy, which compiles the kernels, is not installed; install the extra cuda12 or cuda13"
@@ -291,14 +274,12 @@ def test_reasons(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("version", ["14.2.0", "14.10.1", "15.0.0b1", "of somebody"])
-def test_later_versions_of_cupy_will_do(cupy: FakeCupy, version: str) -> None:
+def test_later_versions_of_cupy_will_do(cupy, version):
     cupy.__version__ = version
     assert isinstance(find("cupy", SimpleNamespace(id=0)), CupyDevice)
 
 
-def test_cupy_s_import_may_fail_in_any_way(
-    torch: FakeTorch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cupy_s_import_may_fail_in_any_way(torch, tmp_path, monkeypatch):
     """It makes the folder of its cache, which may not be allowed."""
     (tmp_path / "cupy.py").write_text("raise PermissionError('no such luck')\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -309,9 +290,7 @@ def test_cupy_s_import_may_fail_in_any_way(
 
 
 @pytest.mark.parametrize("error", [OSError("no cuda_fp16.h"), AssertionError(), RuntimeError("?")])
-def test_a_compiler_that_is_not_there_is_asked_once(
-    cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_a_compiler_that_is_not_there_is_asked_once(cupy, monkeypatch, error):
     """NVRTC or its headers; what to install is for the CUDA that is there."""
     with monkeypatch.context() as patch:
         patch.setattr(cupy, "RawModule", raising(error))
@@ -322,18 +301,14 @@ def test_a_compiler_that_is_not_there_is_asked_once(
     assert find("cupy", SimpleNamespace(id=0)) is reason
 
 
-def test_a_device_that_is_busy_is_asked_again(
-    cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_is_busy_is_asked_again(cupy, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(cupy.cuda, "Device", raising(RuntimeError("busy")))
         assert isinstance(find("cupy", SimpleNamespace(id=0)), Unavailable)
     assert isinstance(find("cupy", SimpleNamespace(id=0)), CupyDevice)
 
 
-def test_a_capture_by_another_thread_is_one(
-    cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_capture_by_another_thread_is_one(cupy, monkeypatch):
     stream = SimpleNamespace(is_capturing=raising(CUDARuntimeError("StreamCaptureImplicit")))
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: stream)
     device = find("cupy", SimpleNamespace(id=0))
@@ -343,9 +318,7 @@ def test_a_capture_by_another_thread_is_one(
 
 @pytest.mark.parametrize("switch", ["0", "1"])
 @pytest.mark.parametrize("library", ["cupy", "torch"])
-def test_multiplies_of_float32_are_no_tf32(
-    cupy: FakeCupy, torch: FakeTorch, monkeypatch: pytest.MonkeyPatch, library: str, switch: str
-) -> None:
+def test_multiplies_of_float32_are_no_tf32(cupy, torch, monkeypatch, library, switch):
     """Both libraries' are CuPy's, whose switch is obeyed by multiplying in float64."""
     seen: list[Any] = []
 
@@ -386,9 +359,7 @@ SWITCHES = [
 
 
 @pytest.mark.parametrize(("library", "new", "old", "of_cupy", "drops_bits"), SWITCHES)
-def test_no_switch_spoils_a_proof(
-    torch: FakeTorch, monkeypatch: pytest.MonkeyPatch, library, new, old, of_cupy, drops_bits
-) -> None:
+def test_no_switch_spoils_a_proof(torch, monkeypatch, library, new, old, of_cupy, drops_bits):
     """Array operations multiply float32 elsewhere where their library would drop bits."""
 
     def precision() -> str:
@@ -410,7 +381,7 @@ def test_no_switch_spoils_a_proof(
     assert (replace(ctx, kernels=None).multiply(x, y) == x) == drops_bits
 
 
-def test_captures_are_seen(cupy: FakeCupy, torch: FakeTorch) -> None:
+def test_captures_are_seen(cupy, torch):
     """Nothing is copied into a graph, and no kernel is checked."""
     devices = find("torch", torch.device("cuda", 1)), find("cupy", SimpleNamespace(id=1))
     assert not any(device.is_capturing() for device in devices)
@@ -418,14 +389,14 @@ def test_captures_are_seen(cupy: FakeCupy, torch: FakeTorch) -> None:
     assert all(device.is_capturing() for device in devices)
 
 
-def test_times_are_those_of_the_library_s_stream(cupy: FakeCupy, torch: FakeTorch) -> None:
+def test_times_are_those_of_the_library_s_stream(cupy, torch):
     for device in find("torch", torch.device("cuda", 1)), find("cupy", SimpleNamespace(id=1)):
         assert not isinstance(device, Unavailable)
         assert device.seconds(lambda: None) == 1.5
     assert cupy.recorded == [(1, "stream 701 of device 1")] * 2 + [(1, "CuPy's")] * 2
 
 
-def test_torch_hears_which_stream_reads(torch: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_hears_which_stream_reads(torch, monkeypatch):
     read: list[int] = []
     x = SimpleNamespace(record_stream=lambda stream: read.append(stream.cuda_stream))
     context = _arrays._numpy_context("float32")
@@ -439,12 +410,7 @@ def test_torch_hears_which_stream_reads(torch: FakeTorch, monkeypatch: pytest.Mo
     assert read == [7, 7]
 
 
-def test_torch_for_rocm_has_no_kernels(cupy: FakeCupy, torch: FakeTorch) -> None:
-    torch.version.hip = "6.0"
-    assert "ROCm" in find("torch", torch.device("cuda", 0))
-
-
-def test_without_a_device_cupy_itself_is_the_reason() -> None:
+def test_without_a_device_cupy_itself_is_the_reason():
     if import_or_skip("cupy").cuda.is_available():
         pytest.skip("there is a device")
     found = find("cupy", SimpleNamespace(id=0))

@@ -64,7 +64,7 @@ def run_sanitized(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("name", MARKED)
-def test_kernels_stay_within_their_memory(name: str) -> None:
+def test_kernels_stay_within_their_memory(name):
     options = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "sanitized")
     done = run_sanitized(*options, f"{HERE / name}")
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
@@ -91,7 +91,7 @@ FAULTS = {
 
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("kernel", list(FAULTS))
-def test_a_planted_access_out_of_bounds_is_found(kernel: str) -> None:
+def test_a_planted_access_out_of_bounds_is_found(kernel):
     arguments, kind = FAULTS[kernel]
     sound = run_sanitized("-c", FAULT.format(kernel=kernel, arguments=arguments, beyond=0))
     assert sound.returncode == 0, sound.stderr[-4000:]

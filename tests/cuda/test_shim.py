@@ -37,7 +37,7 @@ def run_fault(kernel: str, *arguments: Any, **options: Any) -> None:
 
 @pytest.mark.sanitized
 @pytest.mark.parametrize("seed", SEEDS)
-def test_blocks_work_together(seed: int, dtype: str) -> None:
+def test_blocks_work_together(seed, dtype):
     x = np.arange(1000, dtype=dtype)
     sums = np.zeros(8, dtype)
     kernel = f"block_sums<{'float' if dtype == 'float32' else 'double'}>"
@@ -46,7 +46,7 @@ def test_blocks_work_together(seed: int, dtype: str) -> None:
     assert sums.tolist() == [x[128 * b : 128 * (b + 1)].sum() for b in range(8)]
 
 
-def test_strided_views_are_pointers_to_their_first_entry() -> None:
+def test_strided_views_are_pointers_to_their_first_entry():
     memory = np.arange(100, dtype=np.float32)
     sums = np.zeros(3, np.float32)
     run("block_sums<float>", memory[90::-1], sums[2:], np.int32(10), shared=128)
@@ -56,7 +56,7 @@ def test_strided_views_are_pointers_to_their_first_entry() -> None:
 @pytest.mark.sanitized
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("lanes", [32, 20])
-def test_collectives(seed: int, lanes: int) -> None:
+def test_collectives(seed, lanes):
     out = np.full((10, 32), -1, np.int32)
     run("collectives", out, np.int32(lanes), seed=seed)
     lane = np.arange(lanes)
@@ -78,20 +78,27 @@ def test_collectives(seed: int, lanes: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_votes_without_threads_that_returned(seed: int) -> None:
+def test_votes_without_threads_that_returned(seed):
     out = np.zeros(4, np.int32)
     run("votes", out, np.int32(10), threads=96, seed=seed)
     assert out.tolist() == [43, 1, 1, 0]
 
 
-def test_atomics() -> None:
+def test_atomics():
     f, d = np.zeros(1, np.float32), np.zeros(1)
     largest, count = np.zeros(1, np.int32), np.zeros(1, np.uint64)
     run("atomics", f, d, largest, count, blocks=5)
     assert (f[0], d[0], largest[0], count[0]) == (160, 80, 159, 160)
 
 
-def test_float16_rounds_as_numpy_does(dtype: str) -> None:
+def round_trip(x, half):
+    y = np.zeros(x.size, np.float32)
+    kernel = f"round_trip<{'float' if x.dtype == np.float32 else 'double'}, {half}>"
+    run(kernel, x, y, np.int32(x.size), threads=1024, blocks=-(-x.size // 1024))
+    return y
+
+
+def test_float16_rounds_as_numpy_does(dtype):
     every = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(dtype)
     rng = np.random.default_rng(0)
     finite = every[np.isfinite(every)]
@@ -99,28 +106,24 @@ def test_float16_rounds_as_numpy_does(dtype: str) -> None:
     near = [np.nextafter(ties, s * np.inf, dtype=dtype) for s in (-1, 1)]
     random = (rng.standard_normal(10_000) * 10.0 ** rng.uniform(-9, 6, 10_000)).astype(dtype)
     x = np.concatenate([every, ties, *near, random])
-    y = np.zeros(x.size, np.float32)
-    kernel = f"round_trip<{'float' if dtype == 'float32' else 'double'}, __half>"
-    run(kernel, x, y, np.int32(x.size), threads=1024, blocks=-(-x.size // 1024))
     with np.errstate(over="ignore"):
         expected = x.astype(np.float16).astype(np.float32)
+    y = round_trip(x, "__half")
     np.testing.assert_array_equal(y, expected)
     assert (np.signbit(y) == np.signbit(expected))[~np.isnan(y)].all()
 
 
-def test_bfloat16_rounds_to_nearest_even() -> None:
+def test_bfloat16_rounds_to_nearest_even():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     every = np.arange(1 << 16, dtype=np.uint32) << 16
     bits = np.random.default_rng(0).integers(0, 1 << 32, 10_000, dtype=np.uint32)
     x = np.concatenate([every, every | 0x8000, bits]).astype(np.uint32).view(np.float32)
-    y = np.zeros(x.size, np.float32)
-    kernel = "round_trip<float, __nv_bfloat16>"
-    run(kernel, x, y, np.int32(x.size), threads=1024, blocks=-(-x.size // 1024))
     with np.errstate(all="ignore"):
-        np.testing.assert_array_equal(y, x.astype(ml_dtypes.bfloat16).astype(np.float32))
+        expected = x.astype(ml_dtypes.bfloat16).astype(np.float32)
+        np.testing.assert_array_equal(round_trip(x, "__nv_bfloat16"), expected)
 
 
-def test_parameters_of_every_kind() -> None:
+def test_parameters_of_every_kind():
     pair = np.zeros((), np.dtype([("small", np.int32), ("large", np.int64, (2,))], align=True))
     pair["small"], pair["large"] = 7, (8, 9)
     out = np.zeros(6)
@@ -129,7 +132,7 @@ def test_parameters_of_every_kind() -> None:
     assert out.tolist() == [-3, 7, 9, 0.5, 1, 1 << 40]
 
 
-def test_arguments_of_another_size_are_refused() -> None:
+def test_arguments_of_another_size_are_refused():
     x = np.zeros(32, np.float32)
     with pytest.raises(KernelError, match=r"do not fit .* sizes: 8 8 4"):
         run("block_sums<float>", x, x, np.int64(32), shared=128)
@@ -138,12 +141,12 @@ def test_arguments_of_another_size_are_refused() -> None:
 
 
 @pytest.mark.parametrize("change", [{"threads": 1025}, {"blocks": 0}, {"shared": 1 << 20}])
-def test_launches_that_cuda_refuses(change: dict[str, int]) -> None:
+def test_launches_that_cuda_refuses(change):
     with pytest.raises(KernelError, match=r"blocks|bytes"):
         run("halve", np.zeros(32, np.float32), np.zeros(32, np.float32), **change)
 
 
-def test_blocks_are_held_to_their_launch_bounds() -> None:
+def test_blocks_are_held_to_their_launch_bounds():
     y = np.zeros(96, np.float32)
     run_fault("bounded<2>", y, None, threads=64)
     with pytest.raises(KernelError, match=r"blocks of 96 threads, and __launch_bounds__\(64\)"):
@@ -151,7 +154,7 @@ def test_blocks_are_held_to_their_launch_bounds() -> None:
     assert y.tolist() == [1] * 64 + [0] * 32
 
 
-def test_static_shared_memory_counts() -> None:
+def test_static_shared_memory_counts():
     y = np.ones(32, np.float32)
     most = CpuDevice.shared_memory - (40 << 10)
     run_fault("much_static_shared_memory", y, shared=most)
@@ -160,7 +163,7 @@ def test_static_shared_memory_counts() -> None:
         run_fault("much_static_shared_memory", y, shared=most + 1)
 
 
-def test_fibers_of_the_c_library() -> None:
+def test_fibers_of_the_c_library():
     sums = np.zeros(1, np.float32)
     x = np.ones(128, np.float32)
     options = ["-DSHIM_UCONTEXT"]
@@ -169,7 +172,7 @@ def test_fibers_of_the_c_library() -> None:
 
 
 @pytest.mark.parametrize("flush", [False, True])
-def test_subnormal_numbers_are_kept_or_flushed(flush: bool) -> None:
+def test_subnormal_numbers_are_kept_or_flushed(flush):
     tiny = np.finfo(np.float32).tiny
     x = np.full(32, tiny, np.float32)
     y = np.ones(32, np.float32)
@@ -179,33 +182,27 @@ def test_subnormal_numbers_are_kept_or_flushed(flush: bool) -> None:
     assert x[0] * np.float32(0.5) > 0
 
 
-def test_errors_of_the_compiler_name_file_and_line() -> None:
+def test_errors_of_the_compiler_name_file_and_line():
     with pytest.raises(KernelError, match=r"faults\.cu:10:\d+: error"):
         run_fault("trapped", options=["-DNEIGHBOUR=+"])
 
 
-@pytest.mark.parametrize("neighbour", [1, 32])
-def test_some_order_of_threads_shows_a_missing_barrier(neighbour: int) -> None:
-    x = np.arange(64, dtype=np.float32)
-    expected = x[np.arange(64) ^ neighbour]
+_THREADS, _NUMBERS = np.arange(64), np.arange(64, dtype=np.float32)
+# Arguments beside what is written, the threads that read from each other, and what is right.
+MISSING = [
+    ("missing_barrier", (_NUMBERS,), 1, _THREADS ^ 1),
+    ("missing_barrier", (_NUMBERS,), 32, _THREADS ^ 32),
+    ("missing_second_barrier", (np.int32(3),), 1, 3 * (_THREADS ^ 1) + 3),
+]
 
-    def is_right(seed: int, *options: str) -> bool:
+
+@pytest.mark.parametrize(("kernel", "given", "neighbour", "expected"), MISSING)
+def test_every_order_of_threads_shows_a_missing_barrier(kernel, given, neighbour, expected):
+    def is_right(seed, *options):
         y = np.zeros(64, np.float32)
+        arguments = (*given, y) if kernel == "missing_barrier" else (y, *given)
         flags = [f"-DNEIGHBOUR={neighbour}", *options]
-        run_fault("missing_barrier", x, y, threads=64, seed=seed, options=flags)
-        return bool((y == expected).all())
-
-    assert all(is_right(seed, "-DWITH_BARRIER") for seed in SEEDS)
-    assert not any(is_right(seed) for seed in SEEDS)
-
-
-def test_some_order_of_threads_shows_a_missing_second_barrier() -> None:
-    expected = 3 * (np.arange(64) ^ 1) + 3
-
-    def is_right(seed: int, *options: str) -> bool:
-        y = np.zeros(64, np.float32)
-        flags = ["-DNEIGHBOUR=1", *options]
-        run_fault("missing_second_barrier", y, np.int32(3), threads=64, seed=seed, options=flags)
+        run_fault(kernel, *arguments, threads=64, seed=seed, options=flags)
         return bool((y == expected).all())
 
     assert all(is_right(seed, "-DWITH_BARRIER") for seed in SEEDS)
@@ -223,12 +220,12 @@ FAULTS = {
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kernel", list(FAULTS))
-def test_faults_are_reported_with_their_lines(kernel: str, seed: int) -> None:
+def test_faults_are_reported_with_their_lines(kernel, seed):
     with pytest.raises(KernelError, match=f"{kernel}: {FAULTS[kernel]}"):
         run_fault(kernel, threads=64, seed=seed)
 
 
-def test_values_from_nowhere_are_nan() -> None:
+def test_values_from_nowhere_are_nan():
     y = np.zeros(32, np.float32)
     run_fault("shuffle_from_a_lane_outside", y)
     assert np.isnan(y[:16]).tolist() == [False] * 12 + [True] * 4
@@ -238,7 +235,7 @@ def test_values_from_nowhere_are_nan() -> None:
     assert np.isnan(y[1]).all()
 
 
-def test_seeds_run_blocks_in_both_orders() -> None:
+def test_seeds_run_blocks_in_both_orders():
     orders = []
     for seed in (0, 1):
         y = np.zeros(3, np.int32)

@@ -37,7 +37,7 @@ def python(*arguments: str, cwd: Path, path: str = "") -> str:
     return done.stdout
 
 
-def test_the_wheel_has_every_source_file(tmp_path: Path) -> None:
+def test_the_wheel_has_every_source_file(tmp_path):
     # Without the build tool's own environment, which would have to be downloaded.
     import_or_skip("hatchling")
     python("-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "wheel"), cwd=ROOT)

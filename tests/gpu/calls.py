@@ -35,103 +35,86 @@ class Call:
         ]
 
 
-def _product(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
+def _outs(found: Any) -> tuple[Any, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _product(name: str, *shapes: tuple[int, ...], sd: float = 1.0) -> Call:
+    return Call(lambda a, b: _outs(getattr(alc, name)(a, b)), shapes, sd=sd)
+
+
+def _product_gradients(name: str, *shapes: tuple[int, ...], sd: float = 1.0) -> Call:
     def run(a: Any, b: Any) -> tuple[Any, ...]:
-        out = function(a, b)
-        return out if isinstance(out, tuple) else (out,)
-
-    return run
-
-
-def _product_gradients(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
-    def run(a: Any, b: Any) -> tuple[Any, ...]:
-        value, pullback = function(a, b)
-        out = getattr(value, "values", value) if isinstance(value, tuple) else value
+        value, pullback = getattr(alc.vjp, name)(a, b)
+        out = _outs(value)[0]
         return out, *pullback(out)
 
-    return run
+    return Call(run, shapes, sd=sd)
 
 
-def _chain(method: str, **given: Any) -> Callable[..., tuple[Any, ...]]:
+def _chain(method: str, kind: str = "", sd: float = 1.0) -> Call:
+    """Return a method, or ``gradients``, of a chain of a kind below."""
+    shapes = _CHAINS.get(kind, _CHAINS[""])
+    lengths = np.arange(shapes[0][0]) % shapes[0][1] + 1 if kind in ("lengths", "final") else None
+
     def run(x: Any, transitions: Any, initial: Any, final: Any = None) -> tuple[Any, ...]:
-        chain = alc.LogChain(x, transitions=transitions, initial=initial, final=final, **given)
-        out = getattr(chain, method)()
-        return out if isinstance(out, tuple) else (out,)
-
-    return run
-
-
-def _sample(x: Any, transitions: Any, initial: Any, final: Any) -> tuple[Any, ...]:
-    """Samples by numbers of the host, and their log weights."""
-    chain = alc.LogChain(x, transitions=transitions, initial=initial, final=final, **_LENGTHS)
-    states = chain.sample(3, np.random.default_rng(0))
-    return states, chain.log_weight(states)
-
-
-def _chain_gradients(**given: Any) -> Callable[..., tuple[Any, ...]]:
-    def run(x: Any, transitions: Any, initial: Any, final: Any = None) -> tuple[Any, ...]:
-        chain = alc.LogChain(x, transitions=transitions, initial=initial, final=final, **given)
+        chain = alc.LogChain(
+            x, transitions=transitions, initial=initial, final=final, lengths=lengths
+        )
+        if method == "sample":  # by numbers of the host, and their log weights
+            states = chain.sample(3, np.random.default_rng(0))
+            return states, chain.log_weight(states)
+        if method != "gradients":
+            return _outs(getattr(chain, method)())
         value, pullback = alc.vjp.log_partition(chain)
         return value, *(x for x in pullback(value) if x is not None)
 
-    return run
+    return Call(run, shapes, tuple(range(1, len(shapes))), sd)
 
 
-_CHAIN = ((70, 12, 40), (11, 40, 40), (40,))
-_LENGTHS = {"lengths": np.arange(70) % 12 + 1}
-_CHAIN_OF_FEW_STATES = ((300, 12, 6), (11, 6, 6), (6,))
-_CHAIN_WITH_FINAL = (*_CHAIN, (70, 40))
-_CHAIN_OF_ONE_MATRIX = ((3, 30, 9, 150), (1, 150, 150), (150,))
+_SHAPES = (150, 96), (96, 130)
+_SMALL = (900, 16, 16), (900, 16, 16)
+_BROADCAST = (5, 1, 40, 50), (7, 50, 60)
+_CHAINS: dict[str, tuple[tuple[int, ...], ...]] = {
+    "": ((70, 12, 40), (11, 40, 40), (40,)),
+    "final": ((70, 12, 40), (11, 40, 40), (40,), (70, 40)),
+    "few states": ((300, 12, 6), (11, 6, 6), (6,)),
+    "one matrix": ((3, 30, 9, 150), (1, 150, 150), (150,)),
+}
 
 CALLS = {
-    "logmatmulexp": Call(_product(alc.logmatmulexp), ((150, 96), (96, 130))),
-    "logmatmulexp, unproved": Call(_product(alc.logmatmulexp), ((150, 96), (96, 130)), sd=100),
-    "logmatmulexp, thin": Call(_product(alc.logmatmulexp), ((2, 300), (300, 200))),
-    "logmatmulexp, small": Call(_product(alc.logmatmulexp), ((900, 16, 16), (900, 16, 16))),
-    "logmatmulexp, broadcast": Call(_product(alc.logmatmulexp), ((5, 1, 40, 50), (7, 50, 60))),
-    "maxplus_matmul": Call(_product(alc.maxplus_matmul), ((150, 96), (96, 130))),
-    "matmul": Call(_product(alc.matmul), ((5, 1, 40, 50), (7, 50, 60))),
+    "logmatmulexp": _product("logmatmulexp", *_SHAPES),
+    "logmatmulexp, unproved": _product("logmatmulexp", *_SHAPES, sd=100),
+    "logmatmulexp, thin": _product("logmatmulexp", (2, 300), (300, 200)),
+    "logmatmulexp, small": _product("logmatmulexp", *_SMALL),
+    "logmatmulexp, broadcast": _product("logmatmulexp", *_BROADCAST),
+    "maxplus_matmul": _product("maxplus_matmul", *_SHAPES),
+    "matmul": _product("matmul", *_BROADCAST),
     "logchainexp": Call(lambda stack: (alc.logchainexp(stack),), ((9, 30, 30),)),
-    "gradients of logmatmulexp": Call(
-        _product_gradients(alc.vjp.logmatmulexp), ((150, 96), (96, 130))
-    ),
-    "gradients of logmatmulexp, unproved": Call(
-        _product_gradients(alc.vjp.logmatmulexp), ((150, 96), (96, 130)), sd=100
-    ),
-    "gradients of logmatmulexp, small": Call(
-        _product_gradients(alc.vjp.logmatmulexp), ((900, 16, 16), (900, 16, 16)), sd=30
-    ),
-    "gradients of maxplus_matmul": Call(
-        _product_gradients(alc.vjp.maxplus_matmul), ((150, 96), (96, 130))
-    ),
-    "log_partition": Call(_chain("log_partition"), _CHAIN, linear=(1, 2)),
-    "log_partition, unproved": Call(_chain("log_partition"), _CHAIN, linear=(1, 2), sd=100),
-    "log_partition, one matrix": Call(_chain("log_partition"), _CHAIN_OF_ONE_MATRIX, linear=(1, 2)),
-    "log_partition, few states": Call(
-        _chain("log_partition"), _CHAIN_OF_FEW_STATES, linear=(1, 2), sd=100
-    ),
-    "forward_messages": Call(_chain("forward_messages"), _CHAIN, linear=(1, 2)),
-    "backward_messages": Call(_chain("backward_messages"), _CHAIN, linear=(1, 2)),
-    "marginals": Call(_chain("marginals"), _CHAIN, linear=(1, 2)),
-    "expected_transitions": Call(_chain("expected_transitions"), _CHAIN, linear=(1, 2)),
-    "gradients of log_partition": Call(_chain_gradients(), _CHAIN, linear=(1, 2)),
-    "log_partition, lengths": Call(_chain("log_partition", **_LENGTHS), _CHAIN, linear=(1, 2)),
-    "marginals, lengths": Call(_chain("marginals", **_LENGTHS), _CHAIN, linear=(1, 2)),
-    "gradients of log_partition, lengths": Call(
-        _chain_gradients(**_LENGTHS), _CHAIN, linear=(1, 2)
-    ),
-    "gradients of log_partition, few states": Call(
-        _chain_gradients(), _CHAIN_OF_FEW_STATES, linear=(1, 2)
-    ),
-    "gradients of log_partition, final": Call(
-        _chain_gradients(**_LENGTHS), _CHAIN_WITH_FINAL, linear=(1, 2, 3)
-    ),
-    "viterbi": Call(_chain("viterbi"), _CHAIN, linear=(1, 2)),
-    "viterbi, lengths": Call(_chain("viterbi", **_LENGTHS), _CHAIN_WITH_FINAL, linear=(1, 2, 3)),
-    "entropy": Call(_chain("entropy"), _CHAIN, linear=(1, 2)),
-    "entropy, few states": Call(_chain("entropy"), _CHAIN_OF_FEW_STATES, linear=(1, 2), sd=30),
-    "filtered, lengths": Call(_chain("filtered", **_LENGTHS), _CHAIN, linear=(1, 2)),
-    "sample": Call(_sample, _CHAIN_WITH_FINAL, linear=(1, 2, 3)),
+    "gradients of logmatmulexp": _product_gradients("logmatmulexp", *_SHAPES),
+    "gradients of logmatmulexp, unproved": _product_gradients("logmatmulexp", *_SHAPES, sd=100),
+    "gradients of logmatmulexp, small": _product_gradients("logmatmulexp", *_SMALL, sd=30),
+    "gradients of maxplus_matmul": _product_gradients("maxplus_matmul", *_SHAPES),
+    "log_partition": _chain("log_partition"),
+    "log_partition, unproved": _chain("log_partition", sd=100),
+    "log_partition, one matrix": _chain("log_partition", "one matrix"),
+    "log_partition, few states": _chain("log_partition", "few states", sd=100),
+    "log_partition, lengths": _chain("log_partition", "lengths"),
+    "forward_messages": _chain("forward_messages"),
+    "backward_messages": _chain("backward_messages"),
+    "marginals": _chain("marginals"),
+    "marginals, lengths": _chain("marginals", "lengths"),
+    "expected_transitions": _chain("expected_transitions"),
+    "gradients of log_partition": _chain("gradients"),
+    "gradients of log_partition, lengths": _chain("gradients", "lengths"),
+    "gradients of log_partition, few states": _chain("gradients", "few states"),
+    "gradients of log_partition, final": _chain("gradients", "final"),
+    "viterbi": _chain("viterbi"),
+    "viterbi, lengths": _chain("viterbi", "final"),
+    "entropy": _chain("entropy"),
+    "entropy, few states": _chain("entropy", "few states", sd=30),
+    "filtered, lengths": _chain("filtered", "lengths"),
+    "sample": _chain("sample", "final"),
 }
 # Those that kernels alone compute: they only queue work, and depend on no numbers of the device.
 WITHOUT_WAITING = [

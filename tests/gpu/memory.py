@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.devices import counter
 from tests.conftest import Backend
 
 
@@ -55,27 +56,6 @@ def _peak_of_torch(torch: Any, call: Callable[[], Any]) -> tuple[int, Any]:
 
 
 def _peak_of_cupy(cupy: Any, call: Callable[[], Any]) -> tuple[int, Any]:
-    class Meter(cupy.cuda.MemoryHook):
-        name = "Meter"
-
-        def __init__(self) -> None:
-            self.sizes: dict[int, int] = {}
-            self.now = self.peak = 0
-
-        def malloc_postprocess(
-            self, device_id: int, size: int, mem_size: int, mem_ptr: int, pmem_id: int
-        ) -> None:
-            if mem_ptr:  # 0 where there was not enough memory
-                self.sizes[mem_ptr] = size
-                self.now += size
-            self.peak = max(self.peak, self.now)
-
-        def free_postprocess(
-            self, device_id: int, mem_size: int, mem_ptr: int, pmem_id: int
-        ) -> None:
-            # What was there before the call is none of its memory.
-            self.now -= self.sizes.pop(mem_ptr, 0)
-
-    with Meter() as meter:
+    with counter(cupy) as counted:
         results = call()
-    return meter.peak, results
+    return counted.peak, results

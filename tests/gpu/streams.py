@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from tests.conftest import Backend
 
@@ -19,27 +18,9 @@ extern "C" __global__ void spin(long long cycles) {
 """
 
 
-class Streams(Protocol):
-    """Streams of one library on its current device."""
-
-    default: Any
-
-    def new(self) -> Any:
-        """Return a stream that does not wait for the default one."""
-
-    def current(self, stream: Any) -> AbstractContextManager[Any]:
-        """Return a context in which a stream is the library's current one."""
-
-    def spin(self, milliseconds: int) -> None:
-        """Keep the library's current stream busy for at least that long."""
-
-    def is_done(self, stream: Any) -> bool: ...
-
-    def wait(self) -> None:
-        """Wait for all of the device's streams."""
-
-
 class CupyStreams:
+    """Streams of CuPy on its current device: a new one does not wait for the default one."""
+
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
         self.default = cupy.cuda.Stream.null
@@ -55,6 +36,7 @@ class CupyStreams:
         return self._cupy.RawKernel(_SPIN, "spin")
 
     def spin(self, milliseconds: int) -> None:
+        """Keep the library's current stream busy for at least that long."""
         cycles = self._cupy.int64(milliseconds * _CYCLES_PER_MS)
         self._kernel((1,), (1,), (cycles,))
 
@@ -66,6 +48,8 @@ class CupyStreams:
 
 
 class TorchStreams:
+    """Those of torch."""
+
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self.default = torch.cuda.default_stream()
@@ -85,6 +69,9 @@ class TorchStreams:
 
     def wait(self) -> None:
         self._torch.cuda.synchronize()
+
+
+Streams = CupyStreams | TorchStreams
 
 
 def streams_of(backend: Backend) -> Streams:

@@ -86,9 +86,11 @@ class Messages:
 
     def last(self, count: int) -> Messages:
         """Return those of the last steps."""
-        if self.shifts.shape[0] == count:
-            return self
-        values, shifts, powers = (x[-count:, ...] for x in (self.values, self.shifts, self.powers))
+        return self if self.shifts.shape[0] == count else self.steps(slice(-count, None))
+
+    def steps(self, some: slice) -> Messages:
+        """Return those of some steps."""
+        values, shifts, powers = (x[some, ...] for x in (self.values, self.shifts, self.powers))
         return Messages(values, shifts, powers, self.in_logs)
 
 

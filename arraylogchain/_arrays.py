@@ -65,14 +65,16 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
         names = {name: dtype_name(x.dtype) for name, x in given.items()}
         return _numpy_context(check_dtypes(names, numpy_namespace)), given
     torch = sys.modules.get("torch")
-    if torch is not None and (ready := _read_in_place(torch, given)) is not None:
-        # The same as below, with less to ask: small calls spend most of their time at this door.
-        return _tensor_context(promote(_NUMPY[x.dtype] for x in ready.values())), ready
-
+    if torch is not None and all(map(torch.is_tensor, given.values())):
+        return _enter_tensors(given)
     namespaces = {name: namespace_of(name, x) for name, x in given.items()}
     check_same("library", {name: library_name(xp) for name, xp in namespaces.items()})
-    for name, x in given.items():
-        _check_has_values(name, x)
+    if jax := sys.modules.get("jax"):
+        for name, x in given.items():
+            if isinstance(x, jax.core.Tracer):
+                raise TypeError(
+                    f"{name} is traced by JAX, without values; call this outside of jax.jit"
+                )
     check_same("device", {name: array_api_compat.device(x) for name, x in given.items()})
     names = {name: dtype_name(x.dtype) for name, x in given.items()}
     xp = next(iter(namespaces.values()))
@@ -81,12 +83,6 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     if library_name(xp) == "numpy":
         # Subclasses may give operators another meaning, as numpy.matrix does.
         return _numpy_context(result_name), {name: np.asarray(x) for name, x in given.items()}
-    if library_name(xp) == "torch":
-        # Kernels read memory, where torch may hold negated numbers.
-        positive = {name: x.detach().resolve_neg() for name, x in given.items()}
-        if str(device) == "cpu" and "bfloat16" not in names.values():
-            return _tensor_context(result_name), {k: x.numpy() for k, x in positive.items()}
-        return native_context(xp, device, result_name), positive
     if _can_be_written(xp):
         return native_context(xp, device, result_name), given
     if all(_is_on_cuda(x) for x in given.values()):
@@ -97,31 +93,22 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     return _context(numpy_namespace, None, result_name, leave), hosted
 
 
-def _read_in_place(torch: Any, given: Mapping[str, Array]) -> dict[str, np.ndarray] | None:
-    """Return what NumPy can read where it is: torch CPU tensors of dtypes that both have."""
-    kinds, dtypes = (torch.Tensor, torch.nn.Parameter), (torch.float32, torch.float64, torch.half)
-    ready = {}
+def _enter_tensors(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
+    """Read tensors where they are; those on the CPU as NumPy's arrays, which lacks bfloat16."""
     for name, x in given.items():
-        if not (type(x) in kinds and x.is_cpu and x.dtype in dtypes and x.layout is torch.strided):
-            return None
-        if x.is_neg():
-            return None
-        try:
-            ready[name] = x.detach().numpy()
-        except RuntimeError:  # it has no values
-            return None
-    return ready
-
-
-def _check_has_values(name: str, x: Array) -> None:
-    """Raise where an array stands for values that have yet to be computed, or never will be."""
-    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
-    if torch is not None and isinstance(x, torch.Tensor):
         if x.is_meta or not is_plain(x):
             kind = f"{str(x.layout).removeprefix('torch.')} tensor on {x.device}"
             raise ValueError(f"{name} is a {kind} without values in memory; a dense one would do")
-    elif jax is not None and isinstance(x, jax.core.Tracer):
-        raise TypeError(f"{name} is traced by JAX, without values; call this outside of jax.jit")
+    check_same("device", {name: x.device for name, x in given.items()})
+    names = {name: dtype_name(x.dtype) for name, x in given.items()}
+    first = next(iter(given.values()))
+    xp = array_api_compat.array_namespace(first)
+    result_name = check_dtypes(names, xp)
+    # Kernels read memory, where torch may hold negated numbers.
+    ready = {name: x.detach().resolve_neg() for name, x in given.items()}
+    if first.is_cpu and "bfloat16" not in names.values():
+        return _tensor_context(result_name), {name: x.numpy() for name, x in ready.items()}
+    return native_context(xp, first.device, result_name), ready
 
 
 @lru_cache(maxsize=len(_FLOATING))
@@ -305,12 +292,12 @@ def check_dtypes(names: Mapping[str, str], xp: Any) -> str:
         For a dtype that is not real floating, or that the library does not have.
     """
     # What only exports has its arrays computed with by NumPy or CuPy, which lack bfloat16.
-    known = [x for x in _FLOATING if hasattr(xp if _can_be_written(xp) else np, x)]
+    computing = xp if _can_be_written(xp) else np
     for name, dtype in names.items():
-        if dtype not in known:
-            lacking = xp if _can_be_written(xp) else np
-            library = f", which {library_name(lacking)} lacks" if dtype in _FLOATING else ""
-            raise TypeError(f"{name} has dtype {dtype}{library}; use one of {', '.join(known)}")
+        if dtype not in _FLOATING or not hasattr(computing, dtype):
+            known = ", ".join(x for x in _FLOATING if hasattr(computing, x))
+            library = f", which {library_name(computing)} lacks" if dtype in _FLOATING else ""
+            raise TypeError(f"{name} has dtype {dtype}{library}; use one of {known}")
     return promote(names.values())
 
 

@@ -564,17 +564,9 @@ class LogChain:
                 "plan is for arrays in memory; call it on a LogChain of one block of these"
             )
         ctx, chain = _inputs.enter_chain(self._arrays, self._lengths)
-        route, reason = _dispatch.choose(operation, ctx, chain, self._workspace)
-        return Plan(
-            operation=operation,
-            batch=chain.batch,
-            steps=chain.num_steps,
-            states=chain.num_states,
-            dtype=ctx.result_name,
-            route=route,
-            reason=reason,
-            workspace=self._workspace,
-        )
+        sizes = chain.batch, chain.num_steps, chain.num_states
+        choice = _dispatch.choose(operation, ctx, chain, self._workspace)
+        return Plan(operation, *sizes, ctx.result_name, *choice, self._workspace)
 
     def __repr__(self) -> str:
         given = self._given()

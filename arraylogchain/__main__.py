@@ -17,8 +17,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     parser = _parser()
     args = parser.parse_args(argv)
-    if args.check and (args.device != "cuda" or args.size or args.seed is not None):
-        parser.error("--check is about kernels; it needs --device cuda, and takes no other options")
+    if args.check and (args.device != "cuda" or args.size):
+        parser.error("--check is about kernels; it needs --device cuda, and no --size")
     try:
         if args.check:
             from arraylogchain._cuda.self_check import report
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0 if report() else _EXIT_FAILED
         print(describe(), flush=True)
         print(compile_loops(), end="\n\n", flush=True)
-        print_demo(args.size or FULL_SIZE, args.seed or 0, args.device)
+        print_demo(args.size or FULL_SIZE, args.device)
     except KeyboardInterrupt:
         return _EXIT_INTERRUPTED
     except (MemoryError, RuntimeError) as error:
@@ -47,7 +47,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--check", action="store_true", help="check and time the CUDA kernels")
     what = "batch, parameter sets, steps, states (default: 500,1,40,200)"
     parser.add_argument("--size", type=_size, metavar="n,t,v,c", help=what)
-    parser.add_argument("--seed", type=_seed, help="of the random inputs (default: 0)")
     return parser
 
 
@@ -60,12 +59,6 @@ def _size(text: str) -> Size:
         reason = f"{text!r} is not four integers of at least 1, like 500,1,40,200"
         raise argparse.ArgumentTypeError(reason)
     return n, t, v, c
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 0")
-    return int(text)
 
 
 if __name__ == "__main__":

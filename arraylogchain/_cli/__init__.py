@@ -1,1 +1,1 @@
-"""What ``python -m arraylogchain`` does: tell what is here, solve the forum's case, solve files."""
+"""What ``python -m arraylogchain`` does: tell what is here, solve the forum's case."""

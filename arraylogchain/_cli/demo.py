@@ -26,22 +26,22 @@ FULL_SIZE = (500, 1, 40, 200)
 _MOST_RUNS, _TIME_LIMIT = 7, 2.0
 
 
-def random_problem(size: Size, seed: int) -> tuple[Floats, Floats, Floats]:
+def random_problem(size: Size) -> tuple[Floats, Floats, Floats]:
     """Draw x, bulk and p0 in float32, from the distributions that the forum used."""
     n, t, v, c = size
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     x = rng.standard_normal((n, t, v, c), dtype=np.float32) - np.float32(2)
     bulk = rng.random((1, t, v - 1, c, c), dtype=np.float32)
     return x, bulk, rng.random((1, t, c), dtype=np.float32)
 
 
-def print_demo(size: Size, seed: int, device: str) -> None:
+def print_demo(size: Size, device: str) -> None:
     """Solve the forum's case at a given size; print what it took."""
     cupy = usable_cupy() if device == "cuda" else None
-    problem = random_problem(size, seed)
+    problem = random_problem(size)
     x, bulk, p0 = problem if cupy is None else map(cupy.asarray, problem)
     chain, (n, t, v, c) = LogChain(x, transitions=bulk, initial=p0), size
-    what = f"{n * t} chains of {v} steps with {c} states, float32, seed {seed}, on {device}"
+    what = f"{n * t} chains of {v} steps with {c} states, float32, on {device}"
     print(f"The forum's case: {what}", flush=True)
     result = chain.log_partition()
     times: list[float] = []

@@ -224,6 +224,11 @@ def test_tensors_replaced_between_calls(torch_backend):
         assert_same_bits(chain.log_partition(), expected.log_partition())
     assert_same_bits(chain.log_partition().detach(), expected.log_partition())
     assert_same_bits(chain.viterbi(), expected.viterbi())
+    x.data = torch.zeros(12)
+    for name in PLANNED:
+        options = {"log_weight": [np.zeros(9, int)]}.get(name, [])
+        with pytest.raises(ValueError, match=mentions("log_potentials", (12,), "[..., T, K]")):
+            getattr(chain, name)(*options)
 
 
 def test_modules_of_another_dtype(torch_backend):

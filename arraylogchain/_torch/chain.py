@@ -12,7 +12,7 @@ import torch
 from arraylogchain._array import chains
 from arraylogchain._arrays import dtype_name, has_values, native_context
 from arraylogchain._context import Array, Context
-from arraylogchain._inputs import PARTS, Chain, check_states, enter_chain, make_chain
+from arraylogchain._inputs import PARTS, Chain, check_shapes, check_states, enter_chain, make_chain
 from arraylogchain._torch import recursion
 from arraylogchain._torch.calls import (
     Gradients,
@@ -268,6 +268,7 @@ def _inputs(chain: Any) -> tuple[list[Any], list[Any]]:
     They get equally many batch axes, so that an axis of vmap is one more in front.
     """
     given = chain._given()
+    check_shapes({name: tuple(x.shape) for name, x in given.items()})
     names = [part.linear if part.linear in given else part.log for part in PARTS.values()]
     inputs = [given.get(name) for name in names]
     extra = [0 if x is None else x.ndim - n for x, n in zip(inputs, OWN_AXES, strict=True)]

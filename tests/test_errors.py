@@ -153,18 +153,16 @@ def test_logchainexp_names_the_factor():
         alc.logchainexp([ones(2, 2), np.ones((2, 2), int), ones(2, 2)])
 
 
+P, one, two = ones(4, 3, 3), ones(3), ones(2, 5, 3)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({}, ["transitions", "log_transitions"]),
-        (
-            {"transitions": ones(4, 3, 3), "log_transitions": ones(4, 3, 3)},
-            ["transitions", "log_transitions"],
-        ),
-        (
-            {"transitions": ones(4, 3, 3), "initial": ones(3), "log_initial": ones(3)},
-            ["initial", "log_initial"],
-        ),
+        ({"transitions": P, "log_transitions": P}, ["transitions", "log_transitions"]),
+        ({"transitions": P, "initial": one, "log_initial": one}, ["initial", "log_initial"]),
+        ({"transitions": P, "final": one, "log_final": one}, ["log_final", "both"]),
         ({"x": ones(0, 3), "transitions": ones(1, 3, 3)}, ["log_potentials", "(0, 3)"]),
         ({"x": ones(2, 0, 3)}, ["log_potentials", "(2, 0, 3)"]),
         ({"x": ones(3), "transitions": ones(1, 3, 3)}, ["log_potentials", "(3,)"]),
@@ -182,22 +180,9 @@ def test_logchainexp_names_the_factor():
         ({"transitions": ones(4, 3, 3), "initial": ones()}, ["initial", "()"]),
         ({"transitions": ones(4, 3, 3), "log_initial": ones(4)}, ["log_initial", "(4,)", "3"]),
         ({"transitions": ones(3, 3), "final": ones(2)}, ["final", "(2,)", "3"]),
-        (
-            {"transitions": ones(3, 3), "final": ones(3), "log_final": ones(3)},
-            ["log_final", "both"],
-        ),
-        (
-            {"x": ones(2, 5, 3), "transitions": ones(3, 3), "final": ones(4, 3)},
-            ["log_potentials", "final", 2, 4],
-        ),
-        (
-            {"x": ones(2, 5, 3), "transitions": ones(4, 4, 3, 3)},
-            ["log_potentials", "transitions", 2, 4],
-        ),
-        (
-            {"x": ones(2, 5, 3), "transitions": ones(4, 3, 3), "initial": ones(4, 3)},
-            ["log_potentials", "initial", 2, 4],
-        ),
+        ({"x": two, "transitions": P, "final": ones(4, 3)}, ["log_potentials", "final", 2, 4]),
+        ({"x": two, "transitions": ones(4, 4, 3, 3)}, ["log_potentials", "transitions", 2, 4]),
+        ({"x": two, "transitions": P, "initial": ones(4, 3)}, ["log_potentials", "initial", 2, 4]),
     ],
     ids=str,
 )
@@ -230,18 +215,11 @@ def test_lists_integers_and_bools_are_arrays_like_the_potentials(backend, dtype,
 
     def made(values):
         if kind in ("list", "tuple"):
-            return values if kind == "list" else tuple(map(tuple, np.atleast_2d(values)))
-        return (
-            backend.asarray(np.asarray(values), "float32")
-            if False
-            else backend.xp.asarray(
-                values, dtype=getattr(backend.xp, kind), device=potentials.device
-            )
-        )
+            return values if kind == "list" else tuple(values)
+        dtype = getattr(backend.xp, kind)
+        return backend.xp.asarray(values, dtype=dtype, device=potentials.device)
 
     options = {name: made(values) for name, values in small.items()}
-    if kind == "tuple":
-        options = {name: tuple(values) for name, values in small.items()}
     given = {name: backend.asarray(np.asarray(v, float), dtype) for name, v in small.items()}
     found, expected = (
         alc.LogChain(potentials, **arrays, lengths=3).log_partition() for arrays in (options, given)

@@ -10,12 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "arraylogchain"
 # Imported within functions, when a call needs them; they may import whoever calls them.
-LAZY = (
-    "arraylogchain._compiled",
-    "arraylogchain._cuda",
-    "arraylogchain._dask",
-    "arraylogchain._torch",
-)
+LAZY = tuple(f"arraylogchain.{name}" for name in ("_compiled", "_cuda", "_dask", "_torch"))
 MOST_LINES = 50
 
 
@@ -86,22 +81,14 @@ def test_imports_have_no_circle():
 
 def code_lines(path, tree):
     """Return the numbers of lines with code: neither docstrings nor comments, and not blank."""
-    no_code = (
-        tokenize.COMMENT,
-        tokenize.NL,
-        tokenize.NEWLINE,
-        tokenize.INDENT,
-        tokenize.DEDENT,
-        tokenize.ENDMARKER,
-    )
+    no_code = {"COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER"}
     lines = set()
     for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):
-        if token.type not in no_code:
+        if tokenize.tok_name[token.type] not in no_code:
             lines |= set(range(token.start[0], token.end[0] + 1))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(
-            node
-        ):
+        if isinstance(node, documented) and ast.get_docstring(node):
             lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
     return lines
 

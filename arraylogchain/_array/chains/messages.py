@@ -81,8 +81,10 @@ def runs(
     if 0 in chain.batch:
         return
     backend = _dispatch.recursion(operation, ctx, chain, workspace) or ArrayRecursion
+    sizes = *chain.sizes, chain.num_steps, chain.num_states, chain.has_one_matrix
+    item = 8 if backend.rows_together else ctx.precision.itemsize
     groups, rows, count, keeps, workspace = pieces.cut(
-        ctx, chain, backend, workspace, history, arrays
+        sizes, backend, item, workspace, history, arrays
     )
     for piece in pieces.pieces(ctx, chain, groups, rows):
         blocks = list(chunks(piece.num_steps, count))
@@ -112,16 +114,17 @@ def each(
                 sums.join(part)
 
 
-def total_of(piece: Piece, last: Messages) -> Messages:
-    """Return the sums over all paths, given the last states, as logs [groups, rows, 1]."""
-    ctx = piece.ctx
+def total_of(piece: Piece, last: Messages) -> tuple[Array, Array, Array]:
+    """Return the sums over all paths, given the last states.
+
+    They are logs near 0, shifts and powers of two, [groups, rows], to be summed by `add_scale`.
+    """
+    ctx, xp = piece.ctx, piece.ctx.xp
     if last.in_logs.any() or "final" in piece.views:
         found = last_logs(piece, last)
-        found.values = log_sum(ctx.xp, found.values)[..., None]
-        return found
-    total = ctx.xp.sum(ctx.load(last.values, ctx.widest), axis=-1, keepdims=True)
-    logs, powers = pieces.near_logs(ctx, total)
-    return Messages(logs, last.shifts, last.powers + powers, ~last.in_logs)
+        return log_sum(xp, found.values), found.shifts, found.powers
+    near, powers = pieces.split(ctx, xp.sum(ctx.load(last.values, ctx.widest), axis=-1))
+    return xp.log(near), last.shifts, last.powers + powers
 
 
 def last_logs(piece: Piece, last: Messages) -> Messages:
@@ -156,7 +159,7 @@ def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     out = ctx.empty(chain.batch, ctx.result_dtype)
 
     def work(run: Run) -> None:
-        run.piece.write(out, total_of(run.piece, run.run()).logs(ctx)[..., 0])
+        run.piece.write(out, pieces.add_scale(*total_of(run.piece, run.run())))
 
     each(ctx, runs("log_partition", ctx, chain, workspace, arrays=3), work)
     return out
@@ -259,21 +262,22 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
                 state = block.state
 
     def put(piece: Piece, steps: slice, left: Messages) -> None:
-        values, logs = left.values[1:, ...], left.in_log_form(ctx)
-        total = log_sum(xp, ctx.load(logs.values, ctx.widest))
+        weights = ctx.load(left.values, ctx.widest)
+        if left.in_logs.any():
+            mask = xp.asarray(left.in_logs, device=ctx.device)
+            weights = xp.where(mask[..., None], xp.exp(weights), weights)
+        sums = xp.sum(weights, axis=-1)
+        near, powers = pieces.split(ctx, sums)
+        parts = total, *_ = xp.log(near), left.shifts, left.powers + powers
         if not steps.start:
             # Nothing comes before the first step.
-            for x in (total, logs.shifts, logs.powers):
+            for x in parts:
                 x[0, ...] = 0.0
-        # Values are near 0: to subtract a logarithm would be another rounding.
-        weights = xp.exp(logs.values[1:, ...]) if left.in_logs.any() else values
-        weights = weights / xp.sum(weights, axis=-1, keepdims=True)
-        weights = xp.where(xp.isinf(total)[1:, ..., None], 0.0, weights)
-        put_steps(probabilities, piece, steps, weights, 0.0)
+        shares = weights[1:, ...] / sums[1:, ..., None]
+        shares = xp.where(xp.isinf(total)[1:, ..., None], 0.0, shares)
+        put_steps(probabilities, piece, steps, shares, 0.0)
         # What is large cancels first.
-        ratios = pieces.add_scale(
-            *(x[1:, ...] - x[:-1, ...] for x in (total, logs.shifts, logs.powers))
-        )
+        ratios = pieces.add_scale(*(x[1:, ...] - x[:-1, ...] for x in parts))
         # After -inf or +inf it is the same at all later steps.
         ratios = xp.where(xp.isfinite(total)[1:, ...], ratios, total[1:, ...])
         put_steps(normalizers, piece, steps, ratios, 0.0)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import array_api_compat.numpy as host
@@ -127,15 +128,19 @@ def near_logs(ctx: Context, x: Array) -> tuple[Array, Array]:
     That power is kept apart, as the log would be rounded at its size; so is each weight's own, for
     which there may be no room beside it.
     """
-    xp, top = ctx.xp, ctx.xp.max(x, axis=-1, keepdims=True) if x.shape[-1] > 1 else x
+    xp, (near, own) = ctx.xp, split(ctx, x)
+    _, top = split(ctx, xp.max(x, axis=-1, keepdims=True))
+    rest = ctx.cast(own - top, x.dtype)
+    return xp.log(near) + rest * math.log(2.0), ctx.load(top[..., 0], ctx.widest)
+
+
+def split(ctx: Context, x: Array) -> tuple[Array, Array]:
+    """Return weights near 1, and the powers of two to multiply them by."""
     if ctx.is_numpy:
-        (near, own), (_, powers) = np.frexp(x), np.frexp(top)
-        rest = (own - powers).astype(x.dtype)
-    else:
-        own, powers = (xp.floor(xp.log2(y)) for y in (x, top))
-        own, powers = (xp.where(xp.isfinite(y), y, 0.0) for y in (own, powers))
-        near, rest = scaled(ctx, x, -own), own - powers
-    return xp.log(near) + rest * math.log(2.0), ctx.load(powers[..., 0], ctx.widest)
+        return np.frexp(x)
+    powers = ctx.xp.floor(ctx.xp.log2(x))
+    powers = ctx.xp.where(ctx.xp.isfinite(powers), powers, 0.0)
+    return scaled(ctx, x, -powers), powers
 
 
 def scaled(ctx: Context, x: Array, powers: Array) -> Array:
@@ -368,13 +373,23 @@ def arrange(xp: Any, chain: Chain, x: Array, trailing: int) -> Array:
     return xp.permute_dims(xp.reshape(x, padded), order)
 
 
+@lru_cache(maxsize=256)
 def cut(
-    ctx: Context, chain: Chain, backend: type[Backend], workspace: int, history: bool, arrays: int
+    sizes: tuple[int, int, int, int, bool],
+    backend: type[Backend],
+    item: int,
+    workspace: int,
+    history: bool,
+    arrays: int,
 ) -> tuple[int, int, int, bool, int]:
     """Choose pieces and blocks, from sizes alone.
 
     Parameters
     ----------
+    sizes : tuple
+        Groups, rows, steps, states, and whether one matrix stands for every step.
+    item : int
+        Bytes of a number.
     history : bool
         Whether the messages of all steps are wanted, after the last of them is known.
     arrays : int
@@ -391,9 +406,7 @@ def cut(
     workspace : int
         Bytes for what a piece takes besides.
     """
-    (groups, rows), size, count = chain.sizes, chain.num_states, chain.num_steps
-    together = backend.rows_together
-    item = 8 if together else ctx.precision.itemsize
+    (groups, rows, count, size, has_one_matrix), together = sizes, backend.rows_together
     most = min(groups * rows, together or groups * rows)
     # Bytes of a step of a row, in a block and in what is kept.
     step, own = 2 * arrays * (item * size + 25), item * size + 16
@@ -417,7 +430,7 @@ def cut(
         # There are as many messages between blocks as fit.
         steps = max(steps, 4 * count * lanes * own // workspace, math.isqrt(count))
     of_step = lanes * step
-    if not chain.has_one_matrix:
+    if not has_one_matrix:
         of_step += 3 * item * of_groups * min(size * size, _NUMBERS // 4)
     # What is kept of all steps, or between blocks, and what a piece takes besides.
     taken = lanes * count * own if keeps else workspace // 2 * history

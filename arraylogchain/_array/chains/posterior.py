@@ -30,6 +30,7 @@ from arraylogchain._array.chains.pieces import (
     BOTH,
     Block,
     Messages,
+    add_scale,
     exp_of_parts,
     log_parts,
 )
@@ -66,7 +67,7 @@ def _posterior(ctx: Context, chain: Chain, workspace: int, operation: str, *name
     def work(run: Run, own: Sums) -> None:
         found = Posterior(run.keep(), own, None)
         if operation == "posterior":
-            run.piece.write(total, found.log_z.logs(ctx)[..., 0])
+            run.piece.write(total, add_scale(*found.log_z))
         found.add()
 
     each(ctx, runs(operation, ctx, chain, workspace, history=True), work, sums)
@@ -99,8 +100,7 @@ def value_and_pullback(
 
     def work(run: Run) -> None:
         run.keep(keep)
-        total = total_of(run.piece, run.last).logs(ctx)
-        run.piece.write(out, total[..., 0])
+        run.piece.write(out, add_scale(*total_of(run.piece, run.last)))
 
     each(ctx, found, work)
 
@@ -127,7 +127,7 @@ class Posterior:
         self.panel = run.workspace // (8 * 10)
         self.ctx = ctx = run.piece.ctx
         xp, self.log_z = ctx.xp, total_of(run.piece, run.last)
-        self.total = self.log_z.values[..., 0]
+        self.total = self.log_z[0]
         g = None
         if cotangent is not None:
             g = ctx.load(self.piece.read(cotangent), ctx.widest)

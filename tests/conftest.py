@@ -210,12 +210,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave to exhaustive tests what is long and other libraries say again after NumPy."""
-    for item in items:
-        is_again = "strict" in item.name or "torch-" in item.name
-        if is_again and any(word in item.name for word in LONG):
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave to exhaustive tests what is long and other libraries say again after NumPy.
+
+    array-api-strict says it once, on its device without float64: it takes seconds there.
+    """
+    long = [item for item in items if any(word in item.name for word in LONG)]
+    for item in long:
+        if "strict" in item.name or "torch-" in item.name:
             item.add_marker(pytest.mark.exhaustive)
+    twice = {item for item in long if "strict-float64" in item.name}
+    config.hook.pytest_deselected(items=list(twice))
+    items[:] = [item for item in items if item not in twice]
 
 
 @pytest.fixture

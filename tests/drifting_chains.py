@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.chain_checks import check_chain
 from tests.conftest import Backend
@@ -69,11 +70,15 @@ KINDS = {"short": (short, 12), "long": (long, 4), "crossing": (crossing, 4)}
 def check(backend: Backend, dtype: str, kind: str, block: int) -> None:
     """Check every operation of a block of random chains, each with several rows.
 
-    Other libraries than NumPy run the same array operations, and take one chain of each block.
+    Other libraries than NumPy run the same array operations: a chain of every fifth block will do.
     """
     make, count = KINDS[kind]
     seeds = range(count * block, count * (block + 1))
-    for seed in seeds if backend.library == "numpy" else [seeds[block % count]]:
+    if backend.library != "numpy":
+        if block % 5:
+            pytest.skip("NumPy has all blocks, other libraries every fifth")
+        seeds = seeds[block // 5 % count :][:1]
+    for seed in seeds:
         options = make(np.random.default_rng(seed), 37 if dtype == "float32" else 300)
         if seed % 3 == 2:
             with np.errstate(divide="ignore"):

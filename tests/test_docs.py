@@ -9,11 +9,10 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 import arraylogchain as alc
+from tests import mutants
 from tests.conftest import import_or_skip
 
 DOCS = Path(__file__).parents[1] / "docs"
-# Records that scripts write, and a page that includes another file.
-WITHOUT_EXAMPLES = ("algebra.md", "contributing.md", "kernels.md")
 PAGES = [p for p in sorted(DOCS.rglob("*.md")) if "_build" not in p.parts]
 
 
@@ -38,7 +37,12 @@ EXAMPLES = [
     for page in PAGES
     for number, example in enumerate(fences(page))
 ]
-NOTEBOOKS = [pytest.param(page, id=page.stem) for page in PAGES if cells(page)]
+# Building the documentation executes them as well.
+EXAMPLES += [
+    pytest.param(page, cells(page), id=page.stem, marks=pytest.mark.exhaustive)
+    for page in PAGES
+    if cells(page)
+]
 # Other libraries that examples convert from.
 PEERS = ("dynamax", "hmmlearn", "pomegranate", "torch_struct", "torchcrf")
 # What can be imported once something is installed, beside a module of its own name.
@@ -75,59 +79,30 @@ def installed(page):
     return found
 
 
-def run(example, page, namespace):
-    if page.name == "gpu.md":
-        for old, new in ON_CPU.items():
-            example = example.replace(old, new)
-    code = compile(example, name_of(page), "exec")
-    if "torch.cuda." in example and not import_or_skip("torch").cuda.is_available():
-        pytest.skip("there is no CUDA device")
-    exec(code, namespace)
-
-
 @pytest.mark.parametrize(("page", "example"), EXAMPLES)
-def test_example_runs(page, example):
+def test_example_runs(page, example, monkeypatch):
+    """In a namespace of its own."""
     libraries = imported(example)
-    of_peers = not libraries.isdisjoint(PEERS)
+    for old, new in ON_CPU.items() if page.name == "gpu.md" else ():
+        example = example.replace(old, new)
     with warnings.catch_warnings():
-        if of_peers:
+        if not libraries.isdisjoint(PEERS):
             warnings.simplefilter("ignore")  # theirs
-        for library in ("dask", "torch", *PEERS):
-            if library in libraries:
-                import_or_skip(library)
-        # The namespace is empty: every example stands on its own.
-        run(example, page, {})
-
-
-@pytest.mark.exhaustive  # building the documentation executes them as well
-@pytest.mark.parametrize("page", NOTEBOOKS)
-def test_notebook_runs(page, monkeypatch):
-    code = cells(page)
-    for library in imported(code).intersection(("torch", "matplotlib")):
-        import_or_skip(library)
-    if "matplotlib" in imported(code):
-        import matplotlib as mpl
-
-        mpl.use("agg")
-        import matplotlib.pyplot as plt
-
-        monkeypatch.setattr(plt, "show", lambda: plt.close("all"))
-    run(code, page, {})
+        for library in libraries.intersection(("dask", "matplotlib", "torch", *PEERS)):
+            import_or_skip(library)
+        if "torch.cuda." in example and not import_or_skip("torch").cuda.is_available():
+            pytest.skip("there is no CUDA device")
+        if "matplotlib" in libraries:
+            plt = import_or_skip("matplotlib.pyplot")
+            plt.switch_backend("agg")
+            monkeypatch.setattr(plt, "show", lambda: plt.close("all"))
+        exec(compile(example, name_of(page), "exec"), {})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_page_says_what_to_install(page):
     needed = set().union(*map(imported, [*fences(page), cells(page)]))
     assert needed - set(sys.stdlib_module_names) <= installed(page)
-
-
-def test_every_page_has_examples():
-    pages = {name_of(page) for page in PAGES if fences(page) or cells(page)}
-    assert pages == {name_of(page) for page in PAGES} - set(WITHOUT_EXAMPLES)
-
-
-def test_every_peer_is_shown():
-    assert set(PEERS) <= set().union(*(imported(param.values[1]) for param in EXAMPLES))
 
 
 @pytest.mark.parametrize(
@@ -150,25 +125,24 @@ def test_layout_lists_every_file(page, folder):
     """With folders, and nothing that is not there."""
     root = DOCS.parent
     text = (root / page).read_text("utf-8").partition("| in `arraylogchain/` | |")[2]
-    table = text.partition("\n\n")[0]
-    parent = PurePosixPath("arraylogchain")
-    listed = set()
-    for row in table.splitlines():
-        names = re.findall(r"`([\w/.]+)`", row.partition("| ")[2].partition(" |")[0])
-        for name in names:
-            # Files after the first of a row stand in its folder.
-            parent = (PurePosixPath("arraylogchain") / name).parent if "/" in name[:-1] else parent
-            inside = name.rpartition("/")[2] if "/" in name[:-1] else name.rstrip("/")
-            listed.add((parent / inside).as_posix())
-        parent = PurePosixPath("arraylogchain")
-    assert {name for name in listed if not (root / name).exists()} == set()
-    ignored = ("__init__.py", "__pycache__", "py.typed")
-    found = (root / folder).iterdir()
-    there = {p.relative_to(root).as_posix() for p in found if p.name not in ignored}
-    assert there - listed == set()
+    rows = text.partition("\n\n")[0].splitlines()
+    listed = {
+        PurePosixPath(name).name
+        for row in rows
+        for name in re.findall(r"`([\w/.]+)`", row.partition("| ")[2].partition(" |")[0])
+    }
+    ignored = {"__init__.py", "__pycache__", "py.typed"}
+    assert {path.name for path in (root / folder).iterdir()} - listed <= ignored
+    assert listed - {path.name for path in (root / "arraylogchain").rglob("*")} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_exist(page):
     for target in re.findall(r"\]\((?!https?:)([^)#]*)[^)]*\)", page.read_text("utf-8")):
         assert (page.parent / target).exists(), target
+
+
+def test_mutants_fit():
+    """Who rewrites a line rewrites its change in mutants.txt."""
+    places = {m: (mutants.ROOT / m.file).read_text("utf-8").count(m.old) for m in mutants.mutants()}
+    assert {str(mutant): n for mutant, n in places.items() if n != 1} == {}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from arraylogchain import _dispatch
+from arraylogchain._arrays import enter
 from tests import conftest
 
 
@@ -49,6 +50,22 @@ def test_other_libraries_and_devices_are_told_apart(backend):
     )
     with pytest.raises(AssertionError):
         backend.read(backend.asarray(np.zeros(2), "float32"), "float64")
+
+
+class Whole(np.ndarray):
+    """An array that is not to be read entry by entry."""
+
+    def __iter__(self):
+        raise AssertionError("read entry by entry")
+
+    tolist = __iter__
+
+
+def test_integers_of_the_host_are_handed_over_whole(backend):
+    ctx, _ = enter({"x": backend.asarray(np.zeros(2), "float32")})
+    x = np.arange(-3, 4).view(Whole)
+    found = ctx.integers(x)
+    assert np.array_equal(found if ctx.is_numpy else backend.to_numpy(found), np.arange(-3, 4))
 
 
 @pytest.mark.chains

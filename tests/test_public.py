@@ -7,11 +7,14 @@ import sys
 import types
 
 import numpy as np
+import pytest
 
 import arraylogchain as alc
 
 CLASSES = {"ChainPath", "ChainPosterior", "FilteredChain", "LogChain", "MaxPlusProduct", "Plan"}
 FUNCTIONS = {"logchainexp", "logeinsumexp", "logmatmulexp", "matmul"}
+# Calls of functions, in so many files and one within another, that are not to become more.
+MOST_CALLS, MOST_FILES, MOST_DEEP = 145, 14, 15
 PUBLIC = {*CLASSES, *FUNCTIONS, "maxplus_einsum", "maxplus_matmul", "vjp", "__version__"}
 
 
@@ -64,6 +67,34 @@ def test_a_chain_has_methods_and_no_other_public_attribute():
     chain = alc.LogChain(np.zeros((1, 2)))
     assert not [name for name in vars(chain) if not name.startswith("_")]
     assert all(getattr(chain, name).__doc__ for name in dir(chain) if not name.startswith("_"))
+
+
+def test_small_calls_take_few_functions():
+    """What `marginals` of 5 steps of 3 states goes through, of this package."""
+    pytest.importorskip("numba")
+    chain = alc.LogChain(np.zeros((5, 3)), transitions=np.ones((3, 3)))
+    chain.marginals()
+    package = str(importlib.resources.files("arraylogchain"))
+    files, depths, stack = set(), [], []
+
+    def count(frame, event, _):
+        if event == "call":
+            stack.append(frame.f_code.co_filename.startswith(package))
+            if stack[-1]:
+                files.add(frame.f_code.co_filename)
+                depths.append(sum(stack))
+        elif event == "return" and stack:
+            stack.pop()
+
+    usual = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        chain.marginals()
+    finally:
+        sys.setprofile(usual)
+    assert len(depths) <= MOST_CALLS, len(depths)
+    assert len(files) <= MOST_FILES, len(files)
+    assert max(depths) <= MOST_DEEP, max(depths)
 
 
 class Emission(alc.LogChain):

@@ -123,15 +123,15 @@ def test_counts_beside_gradients_that_overflow(torch, kind, weight):
 
 @in_logs
 def test_posterior_takes_one_pass(torch, monkeypatch, logs):
-    """Counts come from the pass that has the marginals, where gradients are of moderate size."""
-    passes = []
-    compute = array_chains.value_and_pullback
-    monkeypatch.setattr(
-        array_chains, "value_and_pullback", lambda *args: passes.append(1) or compute(*args)
-    )
-    given = arguments(torch, SHAPES["one matrix"], logs)
+    """What each result needs comes with the others."""
+    given, passes = arguments(torch, SHAPES["one matrix"], logs), []
+    for name in ("value_and_pullback", "posterior", "marginals", "expected_transitions"):
+        compute = getattr(array_chains.posterior, name)
+        counted = lambda *args, f=compute: passes.append(1) or f(*args)  # noqa: E731
+        monkeypatch.setattr(array_chains.posterior, name, counted)
     found = alc.LogChain(**given).posterior()
     assert len(passes) == 1
+    monkeypatch.undo()
     plain = alc.LogChain(**{name: x.detach() for name, x in given.items()}).posterior()
     for x, expected in zip(found, plain, strict=True):
         torch.testing.assert_close(x.detach(), expected)
@@ -234,6 +234,19 @@ def test_zeros_of_linear_transitions(torch):
         results = [f(lambda *x, h=h: h(*x).sin().sum())(*args) for h in (ours, theirs)]
         torch.testing.assert_close(*results)
     assert (torch.autograd.grad(ours(*args).sum(), args[1])[0][0, 1, :2] > 0).all()
+
+
+def test_counts_have_derivatives_by_zeros(torch):
+    """A first state that is closed, so that nothing leaves it: opening it changes that."""
+    given = arguments(torch, ((2, 2), (1, 2, 2), (2,)), logs=False, grad=False)
+    given["initial"][0] = 0
+    x, P, initial = given.values()
+
+    def expected(initial):
+        return P * torch.func.grad(written(torch, given), argnums=1)(x, P, initial)
+
+    found = torch.func.jacrev(lambda y: method("expected_transitions", given)(x, P, y))(initial)
+    torch.testing.assert_close(found, torch.func.jacrev(expected)(initial))
 
 
 @in_logs
@@ -390,7 +403,7 @@ def test_workspace(torch):
 
 def test_states_are_let_go_after_backward(torch, monkeypatch):
     """What a value leaves to gradients lives as long as its graph."""
-    kept, compute = [], array_chains.value_and_pullback
+    kept, compute = [], array_chains.posterior.value_and_pullback
 
     def watched(*args):
         value, pullback = compute(*args)
@@ -401,7 +414,7 @@ def test_states_are_let_go_after_backward(torch, monkeypatch):
         kept.append(weakref.ref(watched_pullback))
         return value, watched_pullback
 
-    monkeypatch.setattr(array_chains, "value_and_pullback", watched)
+    monkeypatch.setattr(array_chains.posterior, "value_and_pullback", watched)
     x = torch.randn(4, 7, 3, dtype=torch.float64, requires_grad=True)
     value = alc.LogChain(x, transitions=torch.rand(1, 3, 3, dtype=torch.float64)).log_partition()
     (first,) = torch.autograd.grad(value.sum(), x, retain_graph=True)

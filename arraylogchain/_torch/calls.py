@@ -33,6 +33,7 @@ class Operation:
 
     name: str
     keeps_value = False  # for derivatives, which get it as `out`
+    sums_rows = False  # in its value, unless vmap expands all inputs
     value: Callable[..., Tensor]
     # (left, wanted, out, g, *inputs): what `value_and_left` left, the value if it is kept, and the
     # cotangent.
@@ -92,7 +93,7 @@ class Value(Rule):
         return self.operation.call_second(wanted, saved.out, None, *saved.inputs, *tangents)
 
     def expanded(self, count: int) -> Wanted:
-        return (False,) * count
+        return (self.operation.sums_rows,) * count
 
 
 class Gradients(Rule):
@@ -122,7 +123,7 @@ class Gradients(Rule):
         return tuple(sum(terms) for terms in zip(*parts, strict=True))
 
     def expanded(self, count: int) -> Wanted:
-        return (True, True, *self.wanted)
+        return (True,) * count if self.operation.sums_rows else (True, True, *self.wanted)
 
 
 class Second(Rule):
@@ -223,19 +224,14 @@ def call(rule: Rule, *inputs: Tensor) -> Tensors:
     return Call.forward(rule, *inputs)
 
 
-def call_value(operation: Operation, *inputs: Tensor) -> Tensor:
+def call_value(operation: Operation, *inputs: Tensor, known: Tensor | None = None) -> Tensor:
     """Return an operation's value, which leaves something to gradients where these can take it."""
-    rule = ready(operation, inputs) if torch.is_grad_enabled() else Value(operation)
-    return call(rule, *inputs)[0]
-
-
-def ready(operation: Operation, inputs: Tensors) -> Value:
-    """Return an operation's value as a rule, known already where the inputs can be read."""
     rule = Value(operation)
-    if has_values(*inputs):
+    rule.known = known
+    if known is None and torch.is_grad_enabled() and has_values(*inputs):
         with _threads.using(operation.workers):
             rule.known, rule.left = operation.value_and_left(*inputs)
-    return rule
+    return call(rule, *inputs)[0]
 
 
 def result_dtype(*tensors: Tensor | None) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from typing import Any
 
 import array_api_compat.torch as torch_namespace
@@ -15,18 +14,14 @@ from arraylogchain._context import Array, Context
 from arraylogchain._inputs import PARTS, Chain, check_shapes, check_states, enter_chain, make_chain
 from arraylogchain._torch import recursion
 from arraylogchain._torch.calls import (
-    Gradients,
     Operation,
     Tensor,
     Tensors,
-    Value,
     Wanted,
-    call,
     call_value,
     cast,
     chosen,
     read,
-    ready,
     result_dtype,
     spread,
 )
@@ -34,8 +29,6 @@ from arraylogchain._torch.products import entries
 
 # How far the recursion that gives second derivatives may be off before it is refused.
 _TOLERANCE = 1e-6
-# Entries up to here are far from the ends of float32's range.
-_MODERATE = 2.0**60
 # Axes of the parts that are not batch axes.
 OWN_AXES = tuple(len(part.axes) for part in PARTS.values())
 
@@ -122,6 +115,12 @@ class ChainOperation(Operation):
         return {n: x for n, x in zip(self.names, inputs, strict=True) if x is not None}
 
 
+class ExpectedTransitions(ChainOperation):
+    """The sums over rows of what each is expected to take, in the shape of the transitions."""
+
+    sums_rows = True
+
+
 class Partition(ChainOperation):
     """The logs of the sums over all paths."""
 
@@ -152,32 +151,28 @@ class Partition(ChainOperation):
         return _agree(value, out, 1.0) and all(_agree(x, y.detach()) for x, y in pairs)
 
 
-def log_partition(chain: Any) -> Tensor:
-    return call_value(*_partition(chain))
+def log_partition(chain: Any, known: Tensor | None = None) -> Tensor:
+    functions = chains.messages.log_partition, recursion.log_partition
+    return _value(chain, *functions, known, Partition)
 
 
-def marginals(chain: Any) -> Tensor:
-    """Return `LogChain.marginals`: the gradient to each row's own potentials."""
-    operation, *inputs = _partition(chain, per_row=True)
-    return _gradients(operation, inputs, ("potentials",))[0]
+def marginals(chain: Any, known: Tensor | None = None) -> Tensor:
+    return _value(chain, chains.posterior.marginals, recursion.marginals, known)
 
 
-def expected_transitions(chain: Any) -> Tensor:
-    """Return `LogChain.expected_transitions`: the gradient to log transitions."""
-    operation, *inputs = _partition(chain)
-    (gradient,) = _gradients(operation, inputs, ("transitions",))
-    return _counts(chain, operation, inputs, gradient)
+def expected_transitions(chain: Any, known: Tensor | None = None) -> Tensor:
+    functions = chains.posterior.expected_transitions, recursion.expected_transitions
+    counts = _value(chain, *functions, known, ExpectedTransitions)
+    return counts.reshape(chain._transitions().shape)
 
 
 def posterior(chain: Any) -> Tensors:
-    operation, *inputs = _partition(chain, per_row=True)
-    rule = ready(operation, inputs)
-    left = rule.left
-    (log_z,) = call(rule, *inputs)
-    wanted = ("potentials",) if inputs[1] is None else ("potentials", "transitions")
-    of_states, *others = _gradients(operation, inputs, wanted, left)
-    counts = [_counts(chain, operation, inputs, x) for x in others]
-    return log_z, of_states, *(counts or [None])
+    """Return log Z, marginals and counts, or None; one pass computes all three where it can."""
+    known: Any = None, None, None
+    if has_values(*chain._arrays.values()):
+        known = chain._run(chains.posterior.posterior)
+    counts = None if chain._transitions() is None else expected_transitions(chain, known[2])
+    return log_partition(chain, known[0]), marginals(chain, known[1]), counts
 
 
 def filtered(chain: Any) -> Tensors:
@@ -185,20 +180,20 @@ def filtered(chain: Any) -> Tensors:
         shares, normalizers = chains.messages.filtered(ctx, entered, workspace)
         return ctx.xp.concat([shares, normalizers[..., None]], axis=-1)
 
-    found = _written(chain, compute, recursion.filtered)
+    found = _value(chain, compute, recursion.filtered)
     return found[..., :-1], found[..., -1]
 
 
 def forward_messages(chain: Any) -> Tensor:
-    return _written(chain, chains.messages.forward_messages, recursion.forward_messages)
+    return _value(chain, chains.messages.forward_messages, recursion.forward_messages)
 
 
 def backward_messages(chain: Any) -> Tensor:
-    return _written(chain, chains.messages.backward_messages, recursion.backward_messages)
+    return _value(chain, chains.messages.backward_messages, recursion.backward_messages)
 
 
 def entropy(chain: Any) -> Tensor:
-    return _written(chain, chains.entropy.entropy, recursion.entropy)
+    return _value(chain, chains.entropy.entropy, recursion.entropy)
 
 
 def viterbi(chain: Any) -> Tensors:
@@ -249,73 +244,27 @@ def _logs(weights: Tensor) -> Tensor:
     return weights.masked_fill(is_zero, 1).log().masked_fill(is_zero, -torch.inf)
 
 
-def _partition(chain: Any, per_row: bool = False) -> tuple[Any, ...]:
-    """Return log Z as an operation, and its inputs; potentials of each row's own if asked for."""
-    names, inputs = _inputs(chain)
-    if per_row:
-        inputs[0] = inputs[0].expand(*_batch(inputs), *inputs[0].shape[-2:])
-    return Partition(chain, names, chains.messages.log_partition, recursion.log_partition), *inputs
+def _value(
+    chain: Any,
+    compute: Callable[..., Array],
+    written: Callable[..., Tensor],
+    known: Tensor | None = None,
+    kind: type[ChainOperation] = ChainOperation,
+) -> Tensor:
+    """Return what a kind of operation makes of a chain.
 
-
-def _written(chain: Any, compute: Callable[..., Array], written: Callable[..., Tensor]) -> Tensor:
-    names, inputs = _inputs(chain)
-    return call(Value(ChainOperation(chain, names, compute, written)), *inputs)[0]
-
-
-def _inputs(chain: Any) -> tuple[list[Any], list[Any]]:
-    """Return the names of a chain's parts as arguments, and its parts, None for what is not given.
-
-    They get equally many batch axes, so that an axis of vmap is one more in front.
+    Its parts get equally many batch axes, so that an axis of vmap is one more in front.
     """
     given = chain._given()
     check_shapes({name: tuple(x.shape) for name, x in given.items()})
     names = [part.linear if part.linear in given else part.log for part in PARTS.values()]
     inputs = [given.get(name) for name in names]
     extra = [0 if x is None else x.ndim - n for x, n in zip(inputs, OWN_AXES, strict=True)]
-    return names, [
-        x if x is None else x[(None,) * (max(extra) - n)]
-        for x, n in zip(inputs, extra, strict=True)
-    ]
-
-
-def _batch(inputs: Tensors) -> Any:
-    pairs = zip(inputs, OWN_AXES, strict=True)
-    return torch.broadcast_shapes(*(x.shape[: x.ndim - n] for x, n in pairs if x is not None))
-
-
-def _gradients(
-    operation: Partition, inputs: Tensors, parts: tuple[str, ...], left: Any = None
-) -> Tensors:
-    """Return the gradients of the sum of log Z to some parts."""
-    ones = torch.ones(_batch(inputs), dtype=result_dtype(*inputs), device=inputs[0].device)
-    wanted = tuple(part in parts for part in PARTS)
-    return call(Gradients(operation, wanted, left), None, ones, *inputs)
-
-
-def _counts(chain: Any, operation: Partition, inputs: Tensors, gradient: Tensor) -> Tensor:
-    """Return expected counts, given the gradient to the transitions as they are given."""
-    shape = chain._transitions().shape
-    if "log_transitions" in operation.names:
-        return gradient.reshape(shape)
-    # Matrices that no row reaches are not read.
-    counts = torch.where(gradient == 0, gradient, gradient * inputs[1])
-    if not _are_moderate(gradient, inputs[1]):
-        # Beside small weights gradients can be beyond the dtype's range: counts come from
-        # logarithms, and from the product no more than their derivatives, right beside zeros.
-        by_logs = copy(operation)
-        by_logs.names = ["log_transitions" if x == "transitions" else x for x in operation.names]
-        detached: list[Any] = [x if x is None else x.detach() for x in inputs]
-        detached[1] = detached[1].log()
-        (exact,) = _gradients(by_logs, detached, ("transitions",))
-        counts = exact + torch.where(torch.isfinite(counts), counts - counts.detach(), 0)
-    return counts.reshape(shape)
-
-
-def _are_moderate(*tensors: Tensor) -> bool:
-    """Tell whether products of entries are right to rounding, and known not to be too large."""
-    return has_values(*tensors) and all(
-        x.dtype.itemsize >= 4 and bool((x.detach().abs() <= _MODERATE).all()) for x in tensors
-    )
+    pairs = zip(inputs, extra, strict=True)
+    inputs = [x if x is None else x[(None,) * (max(extra) - n)] for x, n in pairs]
+    if known is not None and kind.sums_rows:
+        known = known.reshape(inputs[1].shape)
+    return call_value(kind(chain, names, compute, written), *inputs, known=known)
 
 
 def _refuse_transforms(chain: Any, name: str) -> None:

@@ -29,6 +29,26 @@ def log_partition(chain: Chain) -> Tensor:
     return torch.where(has_path, logs + shifts.sum(-1) + shift, -math.inf)
 
 
+def marginals(chain: Chain) -> Tensor:
+    """Return the derivatives of the logs by each row's own potentials, [*batch, T, K]."""
+    x = chain.potentials.expand(*chain.batch, *chain.potentials.shape[-2:])
+    return _derivative(replace(chain, potentials=x), x)
+
+
+def expected_transitions(chain: Chain) -> Tensor:
+    """Return the derivatives of the sum of the logs by log transitions."""
+    x = chain.transitions
+    found = _derivative(chain, x)
+    # Matrices that no row reaches are not read.
+    return found if chain.transitions_in_logs else found * torch.where(torch.isnan(x), 0, x)
+
+
+def _derivative(chain: Chain, x: Tensor) -> Tensor:
+    total = log_partition(chain).sum()
+    (found,) = torch.autograd.grad(total, x, create_graph=True, materialize_grads=True)
+    return found
+
+
 def filtered(chain: Chain) -> Tensor:
     """Return state probabilities given the steps so far, and log normalisers, [..., T, K + 1]."""
     real = _real_steps(chain)

@@ -91,8 +91,8 @@ class Messages:
 
     def steps(self, some: slice) -> Messages:
         """Return those of some steps."""
-        values, shifts, powers = (x[some, ...] for x in (self.values, self.shifts, self.powers))
-        return Messages(values, shifts, powers, self.in_logs)
+        shifts, powers = self.shifts[some, ...], self.powers[some, ...]
+        return Messages(self.values[some, ...], shifts, powers, self.in_logs)
 
 
 def add_scale(logs: Array, shifts: Array, powers: Array) -> Array:

@@ -12,9 +12,10 @@ template <class T> struct Chain {
     const T* potentials;  // logs, at step 0
     long long x_group, x_row, x_step, x_state;
     // Matrices [groups, matrices of a group, states, states], from the state before to the next,
-    // contiguous. `factors` are weights, of columns scaled to a largest of about 1, `shifts`
-    // [..., states] the logs of the columns' scales; `logs` are those of the entries. What a whole
-    // matrix is scaled by is taken off both: `scales` [..., 2], whole numbers of nats and powers of 2.
+    // contiguous. `factors` are weights, of columns scaled to a largest of about 1, and `logs` their
+    // logarithms. `shifts` [..., states, 2] are the logs of the columns' scales: multiples of 2^-9,
+    // and what is left, small, which is part of `logs` already. What a whole matrix is scaled by is
+    // taken off these: `scales` [..., 2], whole numbers of nats and powers of 2.
     const T *factors, *shifts, *logs;
     const double* scales;
     long long matrices, matrix_step, matrix;  // of a group; from step to step; that into step 0
@@ -54,7 +55,17 @@ template <class T, bool InWarp, int R> struct Shared {
         matrix = exchange + 32 * R;
     }
     __device__ void copy_matrix(const T* from, int entries) const {
-        for (int i = threadIdx.x; i < entries; i += blockDim.x) matrix[i] = from[i];
+        constexpr int AT_A_TIME = 8;  // loads on their way
+        for (int first = threadIdx.x; first < entries; first += AT_A_TIME * blockDim.x) {
+            T held[AT_A_TIME];
+            #pragma unroll
+            for (int e = 0; e < AT_A_TIME; ++e) held[e] = from[min(first + e * int(blockDim.x), entries - 1)];
+            #pragma unroll
+            for (int e = 0; e < AT_A_TIME; ++e) {
+                const int i = first + e * blockDim.x;
+                if (i < entries) matrix[i] = held[e];
+            }
+        }
         __syncthreads();
     }
 };

@@ -5,25 +5,27 @@
 //   log v + shifts,  v = u @ factors,  u = exp(a):
 // is_proved(v) proves it, and a thread whose v is not proved takes its logarithm from the logs,
 // with its own maximum. So no weight is ever lost, and one form is enough. Of best paths it is the
-// largest of a + logs. What comes plus the step's potentials leaves.
+// largest of a + logs, + shifts. What comes plus the step's potentials leaves. A column's shift
+// may be large where others are not reached: until then it stays apart.
 #include "chain.cuh"
 
-// Writes what comes to each state by a matrix, in logs.
+// Writes what comes to each state by a matrix, in logs, but for the returned part of its shift.
 template <bool Sums, class T, bool InWarp, int R>
-__device__ __forceinline__ void arrive(const Group<T, InWarp, R>& group, const Shared<T, InWarp, R>& shared,
-                                       const T* on_chip, long long matrix, int s, T (&came)[R]) {
+__device__ __forceinline__ T arrive(const Group<T, InWarp, R>& group, const Shared<T, InWarp, R>& shared,
+                                    const T* on_chip, long long matrix, int s, T (&came)[R]) {
     const Chain<T>& chain = group.chain;
     const long long entries = (long long)chain.states * chain.states;
-    const T* logs = chain.logs + matrix * entries;
-    if (!Sums) return group.maximise(shared.logs, on_chip ? on_chip : logs, came);
-
+    const T *logs = chain.logs + matrix * entries, *shift = chain.shifts + 2 * (matrix * chain.states + group.state);
+    if (!Sums) {
+        group.maximise(shared.logs, on_chip ? on_chip : logs, came);
+        return shift[0];
+    }
     group.multiply(shared.weights, on_chip ? on_chip : chain.factors + matrix * entries, came);
-    const T shift = chain.shifts[matrix * chain.states + group.state];
     unsigned unproved = 0;  // a bit for each row
     #pragma unroll
     for (int r = 0; r < R; ++r) {
         if (!is_proved(came[r], chain.threshold) && group.is_reached(r, s)) unproved |= 1u << r;
-        came[r] = logarithm(came[r]) + shift;
+        came[r] = logarithm(came[r]) + shift[1];
     }
     #pragma unroll 1
     for (; unproved; unproved &= unproved - 1) {
@@ -34,6 +36,7 @@ __device__ __forceinline__ void arrive(const Group<T, InWarp, R>& group, const S
         #pragma unroll
         for (int r = 0; r < R; ++r) came[r] = r == row ? own : came[r];
     }
+    return shift[0];
 }
 
 // Sums over paths, or the largest. InWarp, R: see chain.cuh. OnChip: whether the one matrix of all
@@ -69,7 +72,7 @@ chain_steps(Chain<T> chain, Messages<T> before, Messages<T> arrived, Messages<T>
             }
         }
         group.sync();
-        T came[R], top[R], x[R];
+        T came[R], top[R], x[R], column = 0;
         bool is_reached = false;
         #pragma unroll
         for (int r = 0; r < R; ++r) {
@@ -77,26 +80,42 @@ chain_steps(Chain<T> chain, Messages<T> before, Messages<T> arrived, Messages<T>
             next[r] = group.potential(r, s + 1);  // in time
             is_reached = is_reached || group.is_reached(r, s);
         }
-        if (group.has_state && is_reached) arrive<Sums>(group, shared, OnChip ? shared.matrix : nullptr, matrix, s, came);
+        if (group.has_state && is_reached) {
+            column = arrive<Sums>(group, shared, OnChip ? shared.matrix : nullptr, matrix, s, came);
+        }
+        T columns[R];
         #pragma unroll
         for (int r = 0; r < R; ++r) {
-            if (!group.has_state || !group.is_reached(r, s)) came[r] = a[r];
-            top[r] = came[r] + x[r];
+            const bool stays = !group.is_reached(r, s);
+            if (!group.has_state || stays) came[r] = a[r];
+            columns[r] = stays ? T(0) : column;
+            top[r] = came[r] + columns[r];
+            if (Sums && !stays && j == r) shift += chain.scales[2 * matrix], power += chain.scales[2 * matrix + 1];
         }
+        if (arrived.logs) {
+            group.largest(top, shared.exchange);
+            group.sync();
+            #pragma unroll
+            for (int r = 0; r < R; ++r) {
+                if (!group.takes(r, s)) continue;
+                top[r] = rounded(finite_or_zero(top[r]));
+                const long long into = s * arrived.step + group.row[r];
+                if (group.has_state) arrived.logs[into * K + j] = add_three(came[r], columns[r], -top[r]);
+                if (j == r) arrived.shifts[into] = shift + top[r], arrived.powers[into] = power;
+            }
+        }
+        #pragma unroll
+        for (int r = 0; r < R; ++r) top[r] = came[r] + columns[r] + x[r];
         group.largest(top, shared.exchange);
         #pragma unroll
         for (int r = 0; r < R; ++r) {
             if (!group.takes(r, s)) continue;
             top[r] = rounded(finite_or_zero(top[r]));
-            a[r] = add_three(came[r], x[r], -top[r]);
-            const long long into_arrived = s * arrived.step + group.row[r], into_left = s * left.step + group.row[r];
-            if (group.has_state && arrived.logs) arrived.logs[into_arrived * K + j] = came[r];
-            if (group.has_state && left.logs) left.logs[into_left * K + j] = a[r];
-            if (j != r) continue;
-            if (Sums && group.is_reached(r, s)) shift += chain.scales[2 * matrix], power += chain.scales[2 * matrix + 1];
-            if (arrived.shifts) arrived.shifts[into_arrived] = shift, arrived.powers[into_arrived] = power;
-            shift += top[r];
-            if (left.shifts) left.shifts[into_left] = shift, left.powers[into_left] = power;
+            a[r] = add_four(came[r], x[r], columns[r], -top[r]);
+            const long long into = s * left.step + group.row[r];
+            if (group.has_state && left.logs) left.logs[into * K + j] = a[r];
+            if (j == r) shift += top[r];
+            if (j == r && left.shifts) left.shifts[into] = shift, left.powers[into] = power;
         }
         if (InWarp) group.sync();
     }

@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraylogchain._array.chains.pieces import BOTH, NOTHING, Block, Messages, Piece, scaled
+from arraylogchain._array.chains.pieces import (
+    BOTH,
+    LN2_HIGH,
+    LN2_LOW,
+    NOTHING,
+    Block,
+    Messages,
+    Piece,
+    scaled,
+)
 from arraylogchain._array.chains.recursion import ArrayRecursion
 from arraylogchain._context import Array, Context, whole_part
 from arraylogchain._cuda.kernels import (
@@ -108,17 +117,19 @@ class _Matrices:
         largest = xp.max(tops, axis=-1, keepdims=True)
         if in_logs:
             tops, largest = (whole_part(ctx, z, precision) for z in (tops, largest))
-            shifts, factors, logs = tops - largest, xp.exp(x - tops), x - largest
+            logs, high = x - tops, tops - largest
+            factors, low = xp.exp(logs), xp.zeros_like(high)
         else:
             tops, largest = (whole_part(ctx, xp.log2(z), precision) for z in (tops, largest))
-            factors = scaled(ctx, x, -tops)
-            shifts = (tops - largest) * math.log(2.0)
+            factors, high, low = scaled(ctx, x, -tops), *_nats(tops - largest)
             # Each by its own power of two: the log of a tiny weight would be rounded at its size.
             own = whole_part(ctx, xp.log2(x), precision)
-            logs = xp.log(scaled(ctx, x, -own)) + (own - largest) * math.log(2.0)
+            whole, rest = _nats(own - tops)
+            logs = whole + (xp.log(scaled(ctx, x, -own)) + (rest + low))
         scales = ctx.kernels.empty((*largest.shape[:2], 2), "float64")
         scales[..., 0 if in_logs else 1] = largest[..., 0, 0]
         scales[..., 1 if in_logs else 0] = 0.0
+        shifts = xp.stack((high[..., 0, :], low[..., 0, :]), axis=-1)
         factors, shifts, logs = (contiguous(ctx, z) for z in (factors, shifts, logs))
         return cls(factors, shifts, logs, scales)
 
@@ -324,6 +335,11 @@ class KernelRecursion(ArrayRecursion):
 
     def _pointer(self, x: Array | None) -> int:
         return 0 if x is None else self.ctx.kernels.pointer(x)
+
+
+def _nats(powers: Array) -> tuple[Array, Array]:
+    """Return logs of powers of two: multiples of 2**-9, which add up exactly, and what is left."""
+    return powers * LN2_HIGH, powers * LN2_LOW
 
 
 def _power_of_two(n: int) -> int:

@@ -40,11 +40,20 @@ template <class T> __device__ __forceinline__ bool is_proved(T sum, T threshold)
     return sum >= threshold && sum < infinity<T>();
 }
 
-// x + z + y, where y may cancel most of x + z: what rounding x + z lost is put back (Knuth).
-template <class T> __device__ __forceinline__ T add_three(T x, T z, T y) {
-    const T sum = x + z;
+// What rounding x + z to `sum` has lost (Knuth); NaN where the sum is not finite.
+template <class T> __device__ __forceinline__ T lost_by_adding(T x, T z, T sum) {
     const T part = sum - x;
-    const T lost = (x - (sum - part)) + (z - part);
+    return (x - (sum - part)) + (z - part);
+}
+
+// x + z + y, where y may cancel most of x + z; and with w as well.
+template <class T> __device__ __forceinline__ T add_three(T x, T z, T y) {
+    const T sum = x + z, lost = lost_by_adding(x, z, sum);
+    return is_finite(sum) ? sum + y + lost : sum + y;
+}
+template <class T> __device__ __forceinline__ T add_four(T x, T z, T w, T y) {
+    const T first = x + z, sum = first + w;
+    const T lost = lost_by_adding(x, z, first) + lost_by_adding(first, w, sum);
     return is_finite(sum) ? sum + y + lost : sum + y;
 }
 

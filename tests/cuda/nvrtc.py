@@ -156,17 +156,18 @@ def tables() -> str:
                 f"{u.registers} ({u.spills})" if u.spills else str(u.registers) for u in row
             )
             table.append(f"| `{name}` | {max(u.shared_memory for u in row)} | {cells} |")
-            spills += [
-                f"`{name}` on {a / 10} ({usage[name].spills})"
+            few = [
+                f"{a / 10} ({usage[name].spills})"
                 for a, usage in zip(ARCHITECTURES, others, strict=True)
                 if usage[name].spills
             ]
+            spills += [f"`{name}` on {', '.join(few)}"] if few else []
     lines = [
         f"Compiled by NVRTC {used.version}, of sources {digest()}.",
         "",
         *table,
         "",
-        f"Compiled by NVRTC {other.version}, these write and read: {', '.join(spills) or 'none'}.",
+        f"Compiled by NVRTC {other.version}, these do: {'; '.join(spills) or 'none'}.",
     ]
     return "\n".join([*lines, ""])
 

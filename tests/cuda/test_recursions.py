@@ -133,3 +133,10 @@ def test_drifting_chains(compiler, dtype, kind, block):
     for _ in range(8):
         given = getattr(drifting_chains, kind)(rng, 30.0 if dtype == "float32" else 300.0)
         check_recursions(CpuDevice(int(rng.integers(8))), dtype, given.pop("x"), **given)
+
+
+def test_weights_of_states_that_nothing_reaches_are_not_rounded_in(device):
+    """A matrix's largest weight, and that of a row's first states, may take no part."""
+    P = np.array([[[0.3, 1.0], [0.2, 1e220]], [[0.7, 1e-200], [1e220, 1.0]]])
+    for x in (np.array([[0.1, -np.inf], [0.3, 0.2], [-0.7, 0.1]]), np.zeros((3, 2))):
+        check_recursions(device, "float64", x[None], transitions=P, initial=np.array([1.0, 0]))

@@ -1,6 +1,7 @@
 """`workspace` bounds what calls take from the pool of the arrays' library, and all is returned."""
 
 import gc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,12 +10,12 @@ import arraylogchain as alc
 from tests.conftest import make_backend
 from tests.gpu.calls import CALLS
 from tests.gpu.memory import held, in_use, let_go, nbytes, peak
+from tests.test_workspace import CHAINS, FUNCTIONS, METHODS, PRODUCTS, SIZES
 
 MIB = 2**20
-WORKSPACES = [MIB, 10 * MIB, None]
 DEFAULT = 64 * MIB
 
-workspaces = pytest.mark.parametrize("workspace", WORKSPACES, ids=["1 MiB", "10 MiB", "default"])
+workspaces = pytest.mark.parametrize("workspace", [*SIZES, None])
 
 
 def normal(backend, *shape, dtype="float32", seed=0, sd=1.0):
@@ -36,25 +37,28 @@ def assert_kept(backend, workspace, call):
     assert temporaries <= (workspace or DEFAULT)
 
 
-# Every kind of shape: cubes, thin ones, many terms, many matrices, broadcast axes both ways.
-PRODUCTS = {
+def on_device(backend, x):
+    return backend.asarray(x, str(x.dtype))
+
+
+# Beside those of other tests: some that are large enough for cuBLAS, and for all of a device.
+LARGE = {
     "cube": ((1500, 1500), (1500, 1500)),
-    "many terms": ((60, 200_000), (200_000, 50)),
-    "few rows": ((3, 4000), (4000, 5000)),
     "matrix and vector": ((5000, 3000), (3000,)),
     "small matrices": ((30_000, 16, 16), (30_000, 16, 16)),
-    "shared weights": ((512, 8, 1, 64), (8, 64, 64)),
-    "rows and columns of batches": ((300, 1, 30, 40), (200, 40, 10)),
 }
 
 
-@workspaces
-@pytest.mark.parametrize("sd", [1, 100])
-@pytest.mark.parametrize("shapes", PRODUCTS.values(), ids=list(PRODUCTS))
-@pytest.mark.parametrize("function", ["logmatmulexp", "maxplus_matmul", "matmul"])
-def test_products(backend, function, shapes, sd, workspace):
-    a, b = (normal(backend, *shape, sd=sd, seed=i) for i, shape in enumerate(shapes))
-    assert_kept(backend, workspace, lambda: getattr(alc, function)(a, b, workspace=workspace))
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("case", [*PRODUCTS, *LARGE])
+def test_products(backend, case, function):
+    if case in LARGE:
+        a, b = (normal(backend, *shape, seed=i) for i, shape in enumerate(LARGE[case]))
+    else:
+        a, b = (on_device(backend, x) for x in PRODUCTS[case]())
+    for workspace in (*SIZES, None):
+        call = partial(getattr(alc, function), a, b, workspace=workspace)
+        assert_kept(backend, workspace, call)
 
 
 @workspaces
@@ -71,17 +75,14 @@ def test_gradients_of_products(backend, function, sd, workspace):
     assert_kept(backend, workspace, gradients)
 
 
-@workspaces
-@pytest.mark.parametrize("sd", [1, 100])
-@pytest.mark.parametrize("steps", [1, 59], ids=["one matrix", "one for each step"])
-@pytest.mark.parametrize("logs", [False, True], ids=["linear", "logs"])
-@pytest.mark.parametrize("method", ["log_partition", "forward_messages", "marginals"])
-def test_chains(backend, method, logs, steps, sd, workspace):
-    x = normal(backend, 300, 60, 150, sd=sd)
-    weights = uniform(backend, steps, 150, 150)
-    options = {"log_transitions" if logs else "transitions": weights}
-    chain = alc.LogChain(x, **options, workspace=workspace)
-    assert_kept(backend, workspace, getattr(chain, method))
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("case", list(CHAINS))
+def test_chains(backend, case, method):
+    x, options = CHAINS[case]()
+    x, options = on_device(backend, x), {k: on_device(backend, v) for k, v in options.items()}
+    for workspace in (*SIZES, None):
+        chain = alc.LogChain(x, **options, workspace=workspace)
+        assert_kept(backend, workspace, getattr(chain, method))
 
 
 @workspaces

@@ -96,8 +96,8 @@ class Messages:
 
 
 def add_scale(logs: Array, shifts: Array, powers: Array) -> Array:
-    """Return logs + shifts + powers * log(2); what is large is summed first, exactly."""
-    return (shifts + powers * LN2_HIGH) + (logs + powers * LN2_LOW)
+    """Return logs + shifts + powers * log(2); what is large is summed first, and may cancel."""
+    return (shifts + powers * LN2_HIGH + logs) + powers * LN2_LOW
 
 
 def log_parts(ctx: Context, x: Array, in_logs: bool) -> tuple[Array, Array]:

@@ -10,8 +10,8 @@ from arraylogchain._array.chains.pieces import BOTH, NOTHING, Block, Messages, P
 from arraylogchain._compiled import paths, recursion
 from arraylogchain._compiled.compiling import Floats, Integers
 from arraylogchain._compiled.matrices import (
-    NO_BANDS,
-    diagonals,
+    MANY,
+    few_entries,
     frozen,
     logs_of,
     near_one,
@@ -53,7 +53,7 @@ class Loops:
     def advance(self, state: Messages | None, steps: slice, backward: bool, keep: int) -> Block:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
         begin = self._begin(backward) if state is None else self._enter(state)
-        (matrices, proof, bands), first = self._matrices("weights", steps, backward)
+        (matrices, proof, few), first = self._matrices("weights", steps, backward)
         arrived = np.empty((G, S, K * R) if keep == BOTH else (1, 2, K * R))
         left = np.empty((1, 2, K * R) if keep == NOTHING else (G, S + 1, K * R))
         scales = np.empty((2, G, S, R) if keep == BOTH else (2, 0, 0, 0))
@@ -62,7 +62,7 @@ class Loops:
             self._potentials(steps),
             (*matrices, self.each, first),
             proof,
-            bands,
+            few,
             self.lengths,
             begin,
             (arrived, left, scales, left_scales),
@@ -122,8 +122,7 @@ class Loops:
         return self._over_time(states)[:S]
 
     def _potentials(self, steps: slice) -> Array:
-        x = self._lay(self.piece.potentials(steps))
-        return frozen(x.reshape(self.G, steps.stop - steps.start, self.K, self.R))
+        return frozen(self._lay(self.piece.potentials(steps)))
 
     def _room(self, S: int) -> tuple[Floats, Floats]:
         width = self.K * self.R
@@ -153,8 +152,8 @@ class Loops:
         if form == "logs":
             return (logs_of(given, in_logs, backward and self.turns),)
         F, logs, shifts, powers, *proof = prepare(given, in_logs, backward)
-        bands = diagonals(F, logs) if self.has_one and len(F) == 1 else NO_BANDS
-        return (F, logs, shifts, powers), tuple(proof), bands
+        few = few_entries(F, logs) if self.has_one and len(F) == 1 else MANY
+        return (F, logs, shifts, powers), tuple(proof), few
 
     def _begin(self, backward: bool) -> tuple[Floats, Floats, Floats, Integers]:
         """Return what a recursion starts with, as loops take states."""

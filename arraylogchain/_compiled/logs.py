@@ -5,34 +5,28 @@ from __future__ import annotations
 import math
 
 from arraylogchain._compiled.compiling import inlined, inner
-from arraylogchain._compiled.numbers import INF, exp, exps, largest, log, multiply
-
-
-@inlined
-def _ends(offset, K):
-    """Return which columns the diagonal has that is so many to the right of the main one."""
-    return (offset, K) if offset > 0 else (0, K + offset)
+from arraylogchain._compiled.numbers import INF, exps, largest, log, multiply
 
 
 @inner
-def _product_of_diagonals(a, bands, out, top):
-    """Do what `log_product` does with a matrix of few diagonals: none has to be proved."""
-    offsets, logs = bands
-    K = len(a)
+def _product_of_few(a, few, out, tops, u):
+    """Do what `log_product` does with a matrix of few entries: none has to be proved."""
+    rows, logs = few
+    K, D = len(a), len(rows)
     for j in range(K):
-        top[j], out[j] = -INF, 0.0
-    for d in range(len(offsets)):
-        j, end = _ends(offsets[d], K)
-        x, own, most = a[j - offsets[d] :], logs[d, j:end], top[j:end]
-        for k in range(len(own)):
-            most[k] = x[k] + own[k] if x[k] + own[k] > most[k] else most[k]
-    for d in range(len(offsets)):
-        j, end = _ends(offsets[d], K)
-        x, own, most, total = a[j - offsets[d] :], logs[d, j:end], top[j:end], out[j:end]
-        for k in range(len(own)):
-            total[k] += exp(x[k] + own[k] - most[k])
+        tops[j], out[j] = -INF, 0.0
+    for d in range(D):
+        for j in range(K):
+            term = a[rows[d, j]] + logs[d, j]
+            tops[j] = term if term > tops[j] else tops[j]
+    for d in range(D):
+        for j in range(K):
+            u[j] = a[rows[d, j]] + logs[d, j] - tops[j]
+        exps(u, 0.0, u, K)
+        for j in range(K):
+            out[j] += u[j]
     for j in range(K):
-        out[j] = log(out[j]) + top[j] if top[j] > -INF else -INF
+        out[j] = log(out[j]) + tops[j] if tops[j] > -INF else -INF
 
 
 @inlined
@@ -44,7 +38,7 @@ def log_entry(F, L, at):
 
 
 @inner
-def log_product(a, F, L, base, line, is_special, bands, out, sums, u):
+def log_product(a, F, L, base, line, is_special, few, out, sums, u):
     """Write out[j] = log sum_k exp(a[k]) F[k, j].
 
     Parameters
@@ -59,17 +53,17 @@ def log_product(a, F, L, base, line, is_special, bands, out, sums, u):
         more than their last digit.
     is_special : bool
         Whether entries are infinite, or NaN.
-    bands : (offsets [D], logs [D, K])
-        Diagonals that are not all 0, by columns; none if there are many.
+    few : (rows [D, K], logs [D, K])
+        Each column's largest entries, all others being 0; none if that takes many.
     sums, u : arrays [K]
     """
     K, top = len(a), largest(a)
     sure = not is_special and -INF < top < INF
-    if sure and len(bands[0]) > 0:
-        _product_of_diagonals(a, bands, out, u)
+    if sure and len(few[0]) > 0:
+        _product_of_few(a, few, out, sums, u)
         return
     if sure:
-        one = min(K, 1)  # Numba would compile another function for a constant
+        one = K // K  # Numba would compile another function for a constant
         exps(a, top, u, K)
         multiply(sums, u, F, base, K, one, one)
         for j in range(K):

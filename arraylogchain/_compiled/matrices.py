@@ -18,8 +18,8 @@ _LEAST_ENTRY = 2.0**-700
 _FROM, _TO = 2.0**-8, 2.0**8
 # What sums have to be, relative to terms that were left out.
 _ABOVE = 2.0**54
-# From so many states on a matrix is looked at for its diagonals; they are used if they are as few.
-_BAND_STATES, _BAND_SHARE = 8, 4
+# From so many states on entries above zero are counted; such a share of each column is few.
+_FEW_STATES, _FEW_SHARE = 8, 4
 
 
 class Prepared(NamedTuple):
@@ -97,7 +97,7 @@ def copy(given: Floats, transposed: bool, in_logs: bool, out: Floats, found: Flo
                 special += not zero <= w < INF
         found[n, 0], found[n, 1] = math.nan if special else top, low
         odd += special > 0 or low < _LEAST_ENTRY or not (top == 0.0 or _FROM <= top <= _TO)
-        least = min(least, low)
+        least = low if low < least else least
     return odd, least
 
 
@@ -125,22 +125,18 @@ def logs_of(given: Array, in_logs: bool, transposed: bool) -> Floats:
     return x.reshape(*x.shape[:2], -1)  # type: ignore[no-any-return]
 
 
-def diagonals(F: Floats, logs: Floats) -> tuple[Integers, Floats]:
-    """Return offsets and logarithms [D, K], by columns, of diagonals, if they are few."""
+def few_entries(F: Floats, logs: Floats) -> tuple[Integers, Floats]:
+    """Return rows and logarithms [D, K] of the largest entries of columns, if others are 0."""
     K = math.isqrt(F.shape[-1])
-    if K < _BAND_STATES or np.count_nonzero(F) > K * (K // _BAND_SHARE):
-        return NO_BANDS
+    if K < _FEW_STATES or np.count_nonzero(F) > K * (K // _FEW_SHARE):
+        return MANY
     with np.errstate(divide="ignore"):
         logs = (logs if logs.size else np.log(F)).reshape(K, K)
-    rows, columns = np.nonzero(logs > -INF)
-    offsets = np.unique(columns - rows)
-    if len(offsets) > K // _BAND_SHARE:
-        return NO_BANDS
-    out = np.full((len(offsets), K), -INF)
-    for d, offset in enumerate(offsets):
-        diagonal = np.diagonal(logs, offset)
-        out[d, max(offset, 0) : max(offset, 0) + len(diagonal)] = diagonal
-    return offsets, frozen(out)
+    most = int(np.max(np.count_nonzero(logs > -INF, axis=0)))
+    if most > K // _FEW_SHARE:
+        return MANY
+    rows = np.argsort(-logs, axis=0)[:most]
+    return rows, frozen(np.take_along_axis(logs, rows, 0))
 
 
 def frozen(array: Any) -> Any:
@@ -150,4 +146,4 @@ def frozen(array: Any) -> Any:
     return view
 
 
-NO_BANDS: tuple[Integers, Floats] = (np.empty(0, np.int64), frozen(np.empty((0, 0))))
+MANY: tuple[Integers, Floats] = (np.empty((0, 0), np.int64), frozen(np.empty((0, 0))))

@@ -90,12 +90,13 @@ def largest(x: Floats) -> float:
 
 
 @inner
-def largest_of_rows(x: Floats, start: int, K: int, R: int, n: int, out: Floats) -> None:
-    """Write the largest of each of the first n rows of [K, R], which begins there, but for NaN."""
+def largest_of_rows(x: Floats, n: int, out: Floats) -> None:
+    """Write the largest of each of the first n rows of [K, R], flat, but for NaN."""
+    R = len(out)
     for r in range(n):
         out[r] = -INF
-    for k in range(K):
-        own = x[start + k * R : start + k * R + n]
+    for start in range(0, len(x), R):
+        own = x[start : start + n]
         for r in range(n):
             out[r] = own[r] if own[r] > out[r] else out[r]
 
@@ -104,6 +105,29 @@ def largest_of_rows(x: Floats, start: int, K: int, R: int, n: int, out: Floats) 
 def finite(x: float) -> float:
     """Return a whole number not below x, or 0 for what is not finite."""
     return np.ceil(x) if -INF < x < INF else 0.0
+
+
+@inner
+def bring_near_0(x: Floats, n: int, tops: Floats) -> None:
+    """Subtract whole numbers from the first n rows of [K, R], flat; write 0 for both in others.
+
+    They are what brings the largest of each row to 0, or not far below.
+    """
+    R, top = len(tops), -INF
+    if R == 1 and n == 1:
+        for k in range(len(x)):
+            top = x[k] if x[k] > top else top
+        tops[0] = top = finite(top)
+        for k in range(len(x)):
+            x[k] -= top
+        return
+    largest_of_rows(x, n, tops)
+    for r in range(R):
+        tops[r] = finite(tops[r]) if r < n else 0.0
+    for start in range(0, len(x), R):
+        own = x[start : start + R]
+        for r in range(R):
+            own[r] = own[r] - tops[r] if r < n else 0.0
 
 
 def _vector(context: Any, builder: Any, array_type: Any, array: Any, i: Any, kind: Any) -> Any:
@@ -191,7 +215,7 @@ def _product(is_product: bool) -> Function:
         if R == 1:
             sums(out, zero, m, zero, zero + 1, P, base, K, K, K)
         else:
-            width = min(R, (begun + 7) // 8 * 8)
+            width = (begun + 7) // 8 * 8 if begun + 7 < R else R
             for j in range(K):
                 sums(out, j * R, P, base + j, K, m, zero, R, K, width)
 

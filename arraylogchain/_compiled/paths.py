@@ -6,14 +6,7 @@ import math
 
 from arraylogchain._compiled.compiling import compiled, inlined, inner
 from arraylogchain._compiled.logs import log_entry
-from arraylogchain._compiled.numbers import (
-    INF,
-    exp,
-    finite,
-    largest,
-    largest_of_rows,
-    maximise,
-)
+from arraylogchain._compiled.numbers import INF, bring_near_0, exp, largest, maximise
 from arraylogchain._compiled.steps import copy_rows, longer, number, take_tops
 
 # Logs are brought near 0 after so many steps: before, little is lost by rounding.
@@ -38,14 +31,15 @@ def best(x, matrices, lengths, state, left, room, first):
     """
     L, rows, begin = matrices
     factors, tops = room
-    S, K, R = x.shape[1:]
-    flat, B = L.reshape(-1), len(factors)
+    S, R, flat, B = x.shape[1], lengths.shape[1], L.reshape(-1), len(factors)
+    K = x.shape[2] // R
     for g in range(len(x)):
         m, gl = state[g], g % len(left)
         for t in range(first, first + S):
             i = (t - first) % B
             if i == 0:
-                take_tops(x[g], t - first, min(B, first + S - t), lengths[g], first, factors, tops)
+                count = B if t + B < first + S else first + S - t
+                take_tops(x[g], t - first, count, lengths[g], first, factors, tops)
             out, f = left[gl, (t - first) % left.shape[1]], factors[i]
             begun = longer(lengths[g], t) if t > 0 else 0
             if begun > 0:
@@ -56,23 +50,11 @@ def best(x, matrices, lengths, state, left, room, first):
             for j in range(K * R):
                 out[j] += f[j]
             if t % _TOGETHER == 0:
-                _bring_near_0(out, tops[i])
+                bring_near_0(out, R, tops[i])
             m = out
         own = state[g]
         for j in range(K * R):
             own[j] = m[j]
-
-
-@inner
-def _bring_near_0(m, top):
-    R = len(top)
-    largest_of_rows(m, 0, len(m) // R, R, R, top)
-    for r in range(R):
-        top[r] = finite(top[r])
-    for start in range(0, len(m), R):
-        own = m[start : start + R]
-        for r in range(R):
-            own[r] -= top[r]
 
 
 @compiled

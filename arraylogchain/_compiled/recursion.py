@@ -15,39 +15,23 @@ from __future__ import annotations
 
 import math
 
-from arraylogchain._compiled.compiling import compiled, inlined, inner
+from arraylogchain._compiled import numbers, steps
+from arraylogchain._compiled.compiling import compiled, inner
 from arraylogchain._compiled.logs import log_product
-from arraylogchain._compiled.numbers import INF, exps, finite, largest, log, multiply
-from arraylogchain._compiled.steps import (
-    FAILED,
-    LINEAR,
-    LOGS,
-    RAISED,
-    add,
-    bring_in_range,
-    clear,
-    copy_rows,
-    count_below,
-    judge,
-    load,
-    longer,
-    mark,
-    number,
-    raise_weights,
-    weigh,
-)
+from arraylogchain._compiled.numbers import INF, finite, largest
+from arraylogchain._compiled.steps import FAILED, LINEAR, LOGS, RAISED, longer
 
 # After so many steps weights are raised, if they have become small.
 _TOGETHER = 8
 
 
 @compiled
-def advance(x, matrices, proof, bands, lengths, state, kept, room, first, backward):
+def advance(x, matrices, proof, few, lengths, state, kept, room, first, backward):
     """Take groups of rows through the steps of a block.
 
     Parameters
     ----------
-    x : array [G, S, K, R]
+    x : array [G, S, K * R]
         Potentials.
     matrices : (F, L, shifts, powers, rows, begin)
         F [g, s, K * K], with exp(shifts [g, s]) * 2^powers; transposed if `backward`. Logarithms
@@ -56,7 +40,7 @@ def advance(x, matrices, proof, bands, lengths, state, kept, room, first, backwa
     proof : (least, line, log_line, is_special)
         The least linear weight; the least sum that is proved if entries were left out of F, else 0;
         the least sum of a step in logarithms; whether entries are infinite or NaN.
-    bands : (offsets, logs)
+    few : (rows, logs)
         See `log_product`.
     lengths : array [G, R]
         Steps of rows, the longest first.
@@ -72,24 +56,23 @@ def advance(x, matrices, proof, bands, lengths, state, kept, room, first, backwa
     backward : bool
     """
     weights, shifts, powers, forms = state
-    least, K, R = proof[0], x.shape[2], x.shape[3]
+    least, R = proof[0], lengths.shape[1]
+    K = x.shape[2] // R
     span = (RAISED - 8 - math.log2(least)) * math.log(2.0)
     for g in range(len(x)):
-        own, good = (weights[g], shifts[g], powers[g], forms[g]), 0
+        own = weights[g], shifts[g], powers[g], forms[g]
         for r in range(R):
             if forms[g, r] == LOGS and not proof[3]:
                 _make_linear(own, r, K, span, room[3][0])
             if forms[g, r] == LINEAR:
                 m = weights[g]
-                fits = not proof[3] and bring_in_range(m, m, m, r, K, R, least, powers[g])
+                fits = not proof[3] and steps.bring_in_range(m, m, m, r, K, R, least, powers[g])
                 forms[g, r] = LINEAR if fits else FAILED
-            good += forms[g, r] == LINEAR
-        if good > 0:
-            _linear(x[g], matrices, proof, lengths[g], own, kept, room, first, backward, g)
+        _linear(x[g], matrices, proof, lengths[g], own, kept, room, first, backward, g)
         for r in range(R):
             if forms[g, r] != LINEAR:
                 _in_logs(
-                    x[g], matrices, proof, bands, lengths[g], own, kept, room, first, backward, g, r
+                    x[g], matrices, proof, few, lengths[g], own, kept, room, first, backward, g, r
                 )
 
 
@@ -105,7 +88,7 @@ def _make_linear(state, r, K, span, a):
     for k in range(K):
         wide += (a[k] - shift < -span) & (a[k] > -INF)
     if wide == 0 and top == top:
-        exps(a, shift, a, K)
+        numbers.exps(a, shift, a, K)
         for k in range(K):
             m[k * R + r] = a[k] * 2.0**RAISED
         shifts[r] += shift
@@ -115,88 +98,74 @@ def _make_linear(state, r, K, span, a):
 
 @inner
 def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
-    """Take rows of a group through a block, those that are not in logarithms; mark what fails."""
+    """Take rows of a group through a block, those that are linear; mark what fails."""
     F, _, matrix_shifts, matrix_powers, rows, begin = matrices
     weights, shifts, powers, forms = state
     arrived, left, arrived_scales, left_scales = kept
     factors, tops, scale, _ = room
     shift, power = scale[0], scale[1]
-    S, K, R = x.shape
+    S, R = len(x), len(lengths)
+    K, keeps, following, low = x.shape[1] // R, arrived_scales.shape[3] > 0, 0, 0
     arrived, left, gm = arrived[g % len(arrived)], left[g % len(left)], g // rows
-    keeps, following = arrived_scales.shape[3] > 0, 0
-    m = left[_place(-1, S, left, backward)]
-    low, good = 0, _begin(weights, shifts, powers, forms, m, shift, power, K, R)
+    # What is not kept is written over.
+    at = S if backward and len(left) > S else 0
+    m = left[at]
+    for i in range(K * R):
+        m[i] = 0.0
+    good = _copy(m, shift, power, weights, shifts, powers, forms)
+    if good == 0:
+        return
     if left_scales.shape[3] > 0:
         _keep(left_scales, g, S if backward else 0, shift, power)
     for s in range(S):
         i = S - 1 - s if backward else s
         t = first + i
         if s == following:
-            count = min(len(factors), S - s)
+            count = S - s if S - s < len(factors) else len(factors)
             following += count
             low = i - count + 1 if backward else i
-            if load(x, low, count, lengths, first, factors, tops) > 0:
-                good -= mark(x, low, count, lengths, first, tops, forms, m)
-        active = longer(lengths, t)
+            if steps.load(x, low, count, lengths, first, factors, tops) > 0:
+                good -= steps.mark(x, low, count, lengths, first, tops, forms, m)
+        active, f = longer(lengths, t), factors[i - low]
         begun = longer(lengths, t + 1) if backward else (active if t > 0 else 0)
-        v, w = arrived[i if keeps else 0], left[_place(s, S, left, backward)]
-        n = number(F, t, begin, backward)
+        at = (i if backward else i + 1) if len(left) > S else 1 - at
+        v, w, n = arrived[i if keeps else 0], left[at], steps.number(F, t, begin, backward)
         if begun > 0:
-            multiply(v, m, F.reshape(-1), (gm * F.shape[1] + n) * K * K, K, R, begun)
-            add(shift, matrix_shifts[gm, n], begun)
-            add(power, matrix_powers[gm, n], begun)
-        copy_rows(v, m, R, begun)
+            numbers.multiply(v, m, F.reshape(-1), (gm * F.shape[1] + n) * K * K, K, R, begun)
+        for r in range(begun):
+            shift[r] += matrix_shifts[gm, n]
+            power[r] += matrix_powers[gm, n]
+        steps.copy_rows(v, m, R, begun)
         if keeps:
             _keep(arrived_scales, g, i, shift, power)
-        odd = weigh(v, factors[i - low], w, proof[0])
+        odd = steps.weigh(v, f, w, proof[0])
         if proof[1] > 0.0:
-            odd += count_below(v, proof[1])
+            odd += steps.count_below(v, proof[1])
         if odd > 0:
-            good -= judge(
-                v, factors[i - low], w, m, matrices, gm, n, proof, power, forms, begun, active, K, R
-            )
+            good -= steps.judge(v, f, w, m, matrices, gm, n, proof, power, forms, begun, active)
             if good == 0:
                 return
         if s % _TOGETHER == 0:
-            raise_weights(w, scale[2], power)
+            steps.raise_weights(w, scale[2], power)
         for r in range(R):
             shift[r] += tops[i - low, r]
         if left_scales.shape[3] > 0:
             _keep(left_scales, g, i + (not backward), shift, power)
         m = w
-    _end(weights, shifts, powers, forms, m, shift, power, K, R)
-
-
-@inlined
-def _place(s, S, left, backward):
-    """Return where weights are after s steps of a block and one."""
-    if len(left) == S + 1:
-        return S - 1 - s if backward else s + 1
-    return (s + 1) & 1
+    _copy(weights, shifts, powers, m, shift, power, forms)
 
 
 @inner
-def _begin(weights, shifts, powers, forms, m, shift, power, K, R):
+def _copy(to, to_shift, to_power, m, shift, power, forms):
     """Copy the state of rows that are linear; return how many these are."""
-    good = R
-    for i in range(K * R):
-        m[i] = weights[i]
-    for r in range(R):
-        shift[r], power[r] = shifts[r], powers[r]
-        if forms[r] != LINEAR:
-            good -= 1
-            clear(m, r, K, R)
-    return good
-
-
-@inner
-def _end(weights, shifts, powers, forms, m, shift, power, K, R):
-    """Copy the state of rows that are still linear back."""
-    for r in range(R):
+    count = 0
+    for r in range(len(forms)):
         if forms[r] == LINEAR:
-            shifts[r], powers[r] = shift[r], power[r]
-            for k in range(K):
-                weights[k * R + r] = m[k * R + r]
+            count += 1
+            to_shift[r], to_power[r] = shift[r], power[r]
+            for i in range(r, len(m), len(forms)):
+                to[i] = m[i]
+    return count
 
 
 @inner
@@ -206,28 +175,28 @@ def _keep(scales, g, i, shift, power):
 
 
 @inner
-def _in_logs(x, matrices, proof, bands, lengths, state, kept, room, first, backward, g, r):
+def _in_logs(x, matrices, proof, few, lengths, state, kept, room, first, backward, g, r):
     """Take a row through a block in logarithms."""
     F, L, matrix_shifts, matrix_powers, rows, begin = matrices
     weights, shifts, powers, forms = state
     arrived, left, arrived_scales, left_scales = kept
     a, c, sums, u = room[3][0], room[3][1], room[3][2], room[3][3]
-    S, K, R = x.shape
+    S, K, R = len(x), len(a), len(forms)
     gm, P, logs = g // rows, F.reshape(-1), L.reshape(-1)
     powers[r] += RAISED if forms[r] == FAILED else 0
     for k in range(K):
         a[k] = weights[k * R + r]
         if forms[r] == FAILED:
-            a[k] = log(a[k] * 2.0**-RAISED) if a[k] > 0.0 else -INF
+            a[k] = numbers.log(a[k] * 2.0**-RAISED) if a[k] > 0.0 else -INF
     _keep_row(a, left, left_scales, g, S if backward else 0, r, shifts, powers)
     for s in range(S):
         i = S - 1 - s if backward else s
         t = first + i
         begun = t < lengths[r] - 1 if backward else 0 < t < lengths[r]
         if begun:
-            n = number(F, t, begin, backward)
+            n = steps.number(F, t, begin, backward)
             base = (gm * F.shape[1] + n) * K * K
-            log_product(a, P, logs, base, proof[2], proof[3], bands, c, sums, u)
+            log_product(a, P, logs, base, proof[2], proof[3], few, c, sums, u)
             shifts[r] += matrix_shifts[gm, n]
             powers[r] += matrix_powers[gm, n]
             for k in range(K):
@@ -235,7 +204,7 @@ def _in_logs(x, matrices, proof, bands, lengths, state, kept, room, first, backw
         _keep_row(a, arrived, arrived_scales, g, i, r, shifts, powers)
         if t < lengths[r]:
             for k in range(K):
-                c[k] = x[i, k, r]
+                c[k] = x[i, k * R + r]
             shift = finite(largest(c))
             for k in range(K):
                 u[k] = a[k] + (c[k] - shift)

@@ -13,15 +13,9 @@ no term.
 
 from __future__ import annotations
 
+from arraylogchain._compiled import numbers
 from arraylogchain._compiled.compiling import inlined, inner
-from arraylogchain._compiled.numbers import (
-    INF,
-    exponent_of,
-    exps,
-    finite,
-    largest_of_rows,
-    power_of_two,
-)
+from arraylogchain._compiled.numbers import INF, exponent_of, power_of_two
 
 TINY = 2.0**-1022
 MOST = 2.0**400
@@ -72,13 +66,6 @@ def count_below(v, line):
     return count
 
 
-@inner
-def add(x, number, n):
-    """Add a number to the first n of x."""
-    for i in range(n):
-        x[i] += number
-
-
 @inlined
 def weigh(v, f, out, least):
     """Write v * f; return how many of these are out of range."""
@@ -91,10 +78,10 @@ def weigh(v, f, out, least):
 
 
 @inner
-def judge(v, f, w, m, matrices, gm, n, proof, power, forms, begun, active, K, R):
+def judge(v, f, w, m, matrices, gm, n, proof, power, forms, begun, active):
     """Bring rows into range; return how many are now marked because that cannot be done."""
-    L = matrices[1]
-    count = 0
+    L, count, R = matrices[1], 0, len(forms)
+    K = len(m) // R
     for r in range(active):
         if forms[r] != LINEAR:
             continue
@@ -132,12 +119,14 @@ def bring_in_range(v, f, w, r, K, R, least, power):
     top, low = 0.0, INF
     for i in range(r, K * R, R):
         if v[i] > 0.0 and f[i] > 0.0:
-            top, low = max(top, w[i]), min(low, w[i])
+            top = w[i] if w[i] > top else top
+            low = w[i] if w[i] < low else low
     if low >= least and top <= MOST:
         return True
     if low < TINY:
         return False
-    n = min(RAISED - exponent_of(top), 1000)
+    n = RAISED - exponent_of(top)
+    n = n if n < 1000 else 1000
     for i in range(r, K * R, R):
         w[i] *= power_of_two(n)
     power[r] -= n
@@ -150,35 +139,18 @@ def take_tops(x, low, count, lengths, first, factors, tops):
 
     Past rows' ends both are 0.
     """
-    _, K, R = x.shape
-    flat, out = x.reshape(-1), factors.reshape(-1)
     for i in range(count):
-        n, at = longer(lengths, first + low + i), (low + i) * K * R
-        if R == 1 and n == 1:
-            most = -INF
-            for k in range(at, at + K):
-                most = flat[k] if flat[k] > most else most
-            tops[i, 0] = most = finite(most)
-            for k in range(K):
-                out[i * K + k] = flat[at + k] - most
-            continue
-        top = tops[i]
-        largest_of_rows(flat, at, K, R, n, top)
-        for r in range(R):
-            top[r] = finite(top[r]) if r < n else 0.0
-        for k in range(K):
-            own, f = flat[at + k * R : at + k * R + n], out[(i * K + k) * R : (i * K + k + 1) * R]
-            for r in range(n):
-                f[r] = own[r] - top[r]
-            for r in range(n, R):
-                f[r] = 0.0
+        own, out = x[low + i], factors[i]
+        for j in range(len(out)):
+            out[j] = own[j]
+        numbers.bring_near_0(out, longer(lengths, first + low + i), tops[i])
 
 
 @inner
 def raise_weights(w, top, power):
     """Raise the largest weights of rows, so that products of two directions' are in range too."""
     R = len(top)
-    largest_of_rows(w, 0, len(w) // R, R, R, top)
+    numbers.largest_of_rows(w, R, top)
     small = 0
     for r in range(R):
         small += 0.0 < top[r] < SMALL
@@ -201,19 +173,19 @@ def load(x, low, count, lengths, first, factors, tops):
     wrong, flat, n = 0, factors.reshape(-1), count * factors.shape[1]
     for i in range(n):
         wrong += ((flat[i] < DEEPEST) & (flat[i] > -INF)) | (not flat[i] < INF)
-    exps(flat, 0.0, flat, n)
+    numbers.exps(flat, 0.0, flat, n)
     return wrong
 
 
 @inner
 def mark(x, low, count, lengths, first, tops, forms, m):
-    """Mark rows of whose factors `_load` found one wrong; return how many were not before."""
-    _, K, R = x.shape
-    marked = 0
+    """Mark rows of whose factors `load` found one wrong; return how many were not before."""
+    R, marked = len(forms), 0
+    K = len(m) // R
     for i in range(count):
         for r in range(longer(lengths, first + low + i)):
             for k in range(K):
-                y = x[low + i, k, r] - tops[i, r]
+                y = x[low + i, k * R + r] - tops[i, r]
                 if not (y == -INF or DEEPEST <= y < INF) and forms[r] == LINEAR:
                     forms[r] = FAILED
                     marked += 1

@@ -93,10 +93,12 @@ def test_rows_become_linear_again():
 
 @pytest.mark.parametrize("K", [40, 64, 130])
 @pytest.mark.parametrize("width", [1, 2])
-def test_bands(K, width):
-    """Left to right, so long that weights do not fit linear numbers."""
+@pytest.mark.parametrize("mixes", [False, True])
+def test_few_entries(K, width, mixes):
+    """Left to right or in any order, so long that weights do not fit linear numbers."""
     k, j = np.indices((K, K))
     P = np.where((j >= k) & (j < k + width), 0.5, 0.0)
+    P = P[:, np.random.default_rng(K).permutation(K)] if mixes else P
     x = normal(2, 2 * K, K, sd=60)
     assert check(Loops, x, transitions=P, initial=np.eye(K)[0]) > 0
 

@@ -6,19 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._array.chains.pieces import BOTH, NOTHING, Block, Messages, Piece
-from arraylogchain._compiled import paths, recursion
-from arraylogchain._compiled.compiling import Floats, Integers
-from arraylogchain._compiled.matrices import (
-    MANY,
-    few_entries,
-    frozen,
-    logs_of,
-    near_one,
-    prepare,
+from arraylogchain._array.chains.pieces import (
+    BOTH,
+    NOTHING,
+    Block,
+    Messages,
+    Piece,
+    near_logs,
 )
-from arraylogchain._compiled.steps import LINEAR, LOGS, RAISED
-from arraylogchain._context import Array
+from arraylogchain._compiled import matrices, paths, recursion
+from arraylogchain._compiled.compiling import Floats, Integers
+from arraylogchain._compiled.matrices import MANY, frozen
+from arraylogchain._compiled.steps import RAISED
+from arraylogchain._context import Array, whole_maximum
 
 # From so many rows on they are taken side by side.
 _SIDE_BY_SIDE = 8
@@ -41,9 +41,9 @@ class Loops:
         # How many of what loops take share the matrices of one group.
         self.each = piece.rows // self.R
         self.G = piece.groups * self.each
-        lengths = piece.num_steps if piece.lengths is None else piece.lengths
-        self.lengths = np.empty((self.G, self.R), np.int64)
-        self.lengths.reshape(piece.groups, piece.rows)[...] = lengths
+        self.lengths = np.full((self.G, self.R), piece.num_steps)
+        if piece.lengths is not None:
+            self.lengths = piece.lengths.astype(np.int64).reshape(self.G, self.R)
         transitions = piece.chain.transitions
         self.has_one = transitions is None or transitions.shape[-3] < 2
         # Whether there is room to have a matrix's columns one after another.
@@ -52,15 +52,15 @@ class Loops:
 
     def advance(self, state: Messages | None, steps: slice, backward: bool, keep: int) -> Block:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
-        begin = self._begin(backward) if state is None else self._enter(state)
-        (matrices, proof, few), first = self._matrices("weights", steps, backward)
+        begin = self._enter(self._begin(backward) if state is None else state)
+        (prepared, proof, few), first = self._matrices("weights", steps, backward)
         arrived = np.empty((G, S, K * R) if keep == BOTH else (1, 2, K * R))
         left = np.empty((1, 2, K * R) if keep == NOTHING else (G, S + 1, K * R))
         scales = np.empty((2, G, S, R) if keep == BOTH else (2, 0, 0, 0))
         left_scales = np.empty((2, 0, 0, 0) if keep == NOTHING else (2, G, S + 1, R))
         recursion.advance(
             self._potentials(steps),
-            (*matrices, self.each, first),
+            (*prepared, self.each, first),
             proof,
             few,
             self.lengths,
@@ -83,46 +83,52 @@ class Loops:
     def best(self, state: Array | None, steps: slice, keep: bool) -> tuple[Array | None, Array]:
         S = steps.stop - steps.start
         if state is None:
-            m, _, _, forms = self._begin(False)
-            m = np.log(m * 2.0**-RAISED) if forms[0, 0] == LINEAR else m
-        else:
-            m = self._lay(state[:, :, None])[:, 0].copy()
+            state = self._begin(False).in_log_form(self.piece.ctx).values
+        m = self._lay(state[None])[:, 0].copy()
         (L,), first = self._matrices("logs", steps, False)
         left = np.empty((self.G, S, m.shape[1]) if keep else (1, 2, m.shape[1]))
-        matrices = L, self.each, first
         x, room = self._potentials(steps), self._room(S)
-        paths.best(x, matrices, self.lengths, m, left, room, steps.start)
+        paths.best(x, (L, self.each, first), self.lengths, m, left, room, steps.start)
         return self._leave(left) if keep else None, self._leave(m[:, None])[0]
 
     def trace(self, left: Array, after: Array, steps: slice) -> Array:
-        S = steps.stop - steps.start
-        states = np.empty((self.G, self.R, S + 1), np.int64)
-        states[..., S] = after.reshape(self.G, self.R)
+        states = self._states(after[..., None], steps)
         (L,), first = self._matrices("logs", steps, True)
-        m, matrices = frozen(self._lay(np.moveaxis(left, 0, 2))), (L, self.each, first)
-        paths.trace(m, matrices, self.turns, self.lengths, states, steps.start)
-        return self._over_time(states)[:S]
+        m, edges = frozen(self._lay(left)), (L, self.each, first)
+        paths.trace(m, edges, self.turns, self.lengths, states, steps.start)
+        return self._over_time(states)[..., 0]
 
     def draw(self, left: Messages, after: Array, steps: slice, uniforms: Array) -> Array:
-        S, n, own = steps.stop - steps.start, uniforms.shape[-1], (self.G, self.R)
-        states = np.empty((*own, S + 1, n), np.int64)
-        states[..., S, :] = after.reshape(*own, n)
+        states, own = self._states(after, steps), (self.G, self.R)
         ((F, logs, *_), proof, _), first = self._matrices("weights", steps, True)
+        uniforms = np.ascontiguousarray(uniforms.transpose(1, 2, 0, 3), np.float64)
         paths.draw(
-            frozen(self._lay(np.moveaxis(left.values, 0, 2))),
+            frozen(self._lay(left.values)),
             np.ascontiguousarray(left.in_logs).reshape(own),
             (F, logs, self.each, first),
             max(proof[1], 2.0**-900),
             self.lengths,
-            np.ascontiguousarray(np.moveaxis(uniforms, 0, 2), np.float64).reshape(*own, S, n),
+            uniforms.reshape(*own, *uniforms.shape[2:]),
             states,
             np.empty(self.K),
             steps.start,
         )
-        return self._over_time(states)[:S]
+        return self._over_time(states)
+
+    def _states(self, after: Array, steps: slice) -> Integers:
+        """Return room for states of paths, [G, R, S + 1, n], with those that come after."""
+        shape = self.G, self.R, steps.stop - steps.start + 1, after.shape[-1]
+        states = np.empty(shape, np.int64)
+        states[:, :, -1] = after.reshape(self.G, self.R, shape[-1])
+        return states
+
+    def _over_time(self, states: Integers) -> Integers:
+        """View such states as [S, groups, rows, n]."""
+        groups, rows, (S, n) = self.piece.groups, self.piece.rows, states.shape[2:]
+        return states.reshape(groups, rows, S, n).transpose(2, 0, 1, 3)[:-1]
 
     def _potentials(self, steps: slice) -> Array:
-        return frozen(self._lay(self.piece.potentials(steps)))
+        return frozen(self._lay(self.piece.potentials(steps).transpose(2, 0, 1, 3)))
 
     def _room(self, S: int) -> tuple[Floats, Floats]:
         width = self.K * self.R
@@ -150,42 +156,36 @@ class Loops:
         else:  # of which none is read
             given, in_logs = np.zeros((self.piece.groups, 1, self.K, self.K)), False
         if form == "logs":
-            return (logs_of(given, in_logs, backward and self.turns),)
-        F, logs, shifts, powers, *proof = prepare(given, in_logs, backward)
-        few = few_entries(F, logs) if self.has_one and len(F) == 1 else MANY
+            return (matrices.logs_of(given, in_logs, backward and self.turns),)
+        found = matrices.prepare(self.piece.ctx, given, in_logs, backward)
+        F, logs, shifts, powers, *proof = found
+        few = matrices.few_entries(F, logs) if self.has_one and len(F) == 1 else MANY
         return (F, logs, shifts, powers), tuple(proof), few
 
-    def _begin(self, backward: bool) -> tuple[Floats, Floats, Floats, Integers]:
-        """Return what a recursion starts with, as loops take states."""
-        weights, in_logs = self.piece.end(backward)
-        shape, form, large = (self.G, self.R), LINEAR, 2.0**RAISED
-        if weights is None:
-            m = np.full((self.G, self.K * self.R), large)
+    def _begin(self, backward: bool) -> Messages:
+        """Return what a recursion starts with, in logs or as weights that loops can take."""
+        ctx, (weights, in_logs) = self.piece.ctx, self.piece.end(backward)
+        shifts = powers = np.zeros((self.piece.groups, self.piece.rows))
+        x = np.ones(self.piece.state_shape) if weights is None else ctx.load(weights, ctx.widest)
+        if in_logs:
+            top = whole_maximum(ctx, x, -1, ctx.widest)
+            x, shifts = x - top, top[..., 0]
+        elif x.min() >= 2.0**-60 and x.max() <= 2.0**60:
+            x, powers = x * 2.0**RAISED, powers - RAISED
         else:
-            weights = np.asarray(weights, np.float64)
-            if not in_logs and np.min(weights) >= 2.0**-60 and np.max(weights) <= 2.0**60:
-                m = self._lay(weights[:, :, None])[:, 0] * large
-            else:
-                logs, *scales = near_one(weights, in_logs)
-                shifts, powers = (np.array(x.reshape(shape)) for x in scales)
-                m, form = self._lay(logs[:, :, None])[:, 0].copy(), LOGS
-        if form == LINEAR:
-            shifts, powers = np.zeros(shape), np.full(shape, -float(RAISED))
-        return m, shifts, powers, np.full(shape, form)
+            (x, powers), in_logs = near_logs(ctx, x), True
+        return Messages(x, shifts, powers, np.full(shifts.shape, in_logs))
 
-    def _enter(self, state: Messages) -> tuple[Floats, Floats, Floats, Integers]:
+    def _enter(self, state: Messages) -> tuple[Array, ...]:
         """Return a copy of a state, as loops take it."""
-        shape = self.G, self.R
-        weights = np.array(self._lay(state.values[:, :, None])[:, 0])
-        shifts, powers = (
-            np.array(x, np.float64).reshape(shape) for x in (state.shifts, state.powers)
-        )
-        return weights, shifts, powers, state.in_logs.astype(np.int64).reshape(shape)
+        shape, weights = (self.G, self.R), np.array(self._lay(state.values[None])[:, 0])
+        scales = (np.array(x, np.float64).reshape(shape) for x in (state.shifts, state.powers))
+        return weights, *scales, state.in_logs.astype(np.int64).reshape(shape)
 
     def _lay(self, x: Array) -> Floats:
-        """Lay out an array [groups, rows, n, K] as [G, n, K * R]."""
-        n = x.shape[2]
-        x = x.reshape(self.G, self.R, n, self.K).transpose(0, 2, 3, 1)
+        """Lay out an array [n, groups, rows, K] as [G, n, K * R]."""
+        n = len(x)
+        x = x.reshape(n, self.G, self.R, self.K).transpose(1, 0, 3, 2)
         return np.ascontiguousarray(x, np.float64).reshape(self.G, n, self.K * self.R)
 
     def _leave(self, x: Floats) -> Floats:
@@ -198,8 +198,3 @@ class Loops:
         groups, rows = self.piece.groups, self.piece.rows
         shifts, powers = scales.transpose(0, 2, 1, 3).reshape(2, -1, groups, rows)
         return Messages(self._leave(values), shifts, powers, in_logs)
-
-    def _over_time(self, states: Integers) -> Integers:
-        """View an array [G, R, n, ...] as [n, groups, rows, ...]."""
-        shape = self.piece.groups, self.piece.rows, *states.shape[2:]
-        return np.moveaxis(states.reshape(shape), 2, 0)

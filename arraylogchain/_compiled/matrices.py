@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from arraylogchain._array.chains.pieces import near_logs
 from arraylogchain._compiled.compiling import Floats, Integers, compiled
 from arraylogchain._compiled.numbers import INF
 from arraylogchain._compiled.steps import MOST, TINY
-from arraylogchain._context import Array
+from arraylogchain._context import Array, Context
 
 # Entries below this, relative to the largest of their matrix, are left out of F.
 _LEAST_ENTRY = 2.0**-700
@@ -42,7 +43,7 @@ class Prepared(NamedTuple):
 _NO_LOGS = np.empty((0, 0, 0))
 
 
-def prepare(given: Array, in_logs: bool, transposed: bool) -> Prepared:
+def prepare(ctx: Context, given: Array, in_logs: bool, transposed: bool) -> Prepared:
     """Prepare matrices [g, s, K, K]."""
     g, s, K, _ = given.shape
     flat, found = np.empty((g, s, K * K)), np.empty((g * s, 2))
@@ -61,14 +62,13 @@ def prepare(given: Array, in_logs: bool, transposed: bool) -> Prepared:
             flat = np.exp(logs)
             low = np.exp(np.min(found[:, 1].reshape(g, s) - shifts, initial=INF))
         else:
-            powers = np.where(np.isfinite(tops), np.frexp(tops)[1], 0).astype(np.float64)
-            low = np.min(np.ldexp(found[:, 1].reshape(g, s), -powers.astype(int)), initial=INF)
+            logs, powers = near_logs(ctx, flat)
+            apart = -powers.astype(int)
+            flat = np.ldexp(flat, apart[..., None])
+            low = np.min(np.ldexp(found[:, 1].reshape(g, s), apart), initial=INF)
         is_partial = low < _LEAST_ENTRY
-        if (is_partial or is_special) and not in_logs:
-            mantissas, exponents = np.frexp(flat)
-            logs = np.log(mantissas) + (exponents - powers[..., None]) * math.log(2.0)
-        if np.any(powers):
-            flat = np.ldexp(flat, -powers[..., None].astype(int))
+        if not (in_logs or is_partial or is_special):
+            logs = _NO_LOGS  # those of F are rounded less
         if is_partial:
             flat, line = np.where(flat < _LEAST_ENTRY, 0.0, flat), K * _ABOVE * _LEAST_ENTRY
     least = max(2.0**-600, 2.0**-1000 / max(low, _LEAST_ENTRY))
@@ -99,20 +99,6 @@ def copy(given: Floats, transposed: bool, in_logs: bool, out: Floats, found: Flo
         odd += special > 0 or low < _LEAST_ENTRY or not (top == 0.0 or _FROM <= top <= _TO)
         least = low if low < least else least
     return odd, least
-
-
-def near_one(weights: Floats, in_logs: bool) -> tuple[Floats, Floats, Floats]:
-    """Return logarithms near 0 of weights [..., K], and what comes to them: shifts and powers."""
-    tops = np.max(weights, axis=-1, keepdims=True)
-    tops = np.where(np.isfinite(tops), tops, 0.0)
-    with np.errstate(all="ignore"):
-        if in_logs:
-            shifts = np.ceil(tops)
-            return weights - shifts, shifts[..., 0], np.zeros(tops.shape[:-1])
-        powers = np.frexp(tops)[1].astype(np.float64)
-        mantissas, exponents = np.frexp(weights)
-        logs = np.log(mantissas) + (exponents - powers) * math.log(2.0)
-    return logs, np.zeros(tops.shape[:-1]), powers[..., 0]
 
 
 def logs_of(given: Array, in_logs: bool, transposed: bool) -> Floats:

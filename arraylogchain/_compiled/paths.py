@@ -59,7 +59,7 @@ def best(x, matrices, lengths, state, left, room, first):
 
 @compiled
 def trace(left, matrices, transposed, lengths, states, first):
-    """Write the states of best paths, [G, R, S + 1], of which the last is known.
+    """Write the states of best paths, [G, R, S + 1, 1], of which the last is known.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def trace(left, matrices, transposed, lengths, states, first):
     flat, K = L.reshape(-1), left.shape[2] // R
     for g in range(G):
         for r in range(R):
-            path, j = states[g, r], states[g, r, S]
+            path, j = states[g, r], states[g, r, S, 0]
             for i in range(S - 1, -1, -1):
                 if first + i < lengths[g, r] - 1:
                     base = (g // rows * L.shape[1] + number(L, first + i, begin, True)) * K * K
@@ -83,7 +83,7 @@ def trace(left, matrices, transposed, lengths, states, first):
                         w = m[k * R + r] + flat[at + k * step]
                         if not w <= most and most == most:  # the first NaN, if there is one
                             j, most = k, w
-                path[i] = j
+                path[i, 0] = j
 
 
 @compiled

@@ -131,7 +131,7 @@ def near_logs(ctx: Context, x: Array) -> tuple[Array, Array]:
     xp, (near, own) = ctx.xp, split(ctx, x)
     _, top = split(ctx, xp.max(x, axis=-1, keepdims=True))
     rest = ctx.cast(own - top, x.dtype)
-    return xp.log(near) + rest * math.log(2.0), ctx.load(top[..., 0], ctx.widest)
+    return add_scale(xp.log(near), 0.0, rest), ctx.load(top[..., 0], ctx.widest)
 
 
 def split(ctx: Context, x: Array) -> tuple[Array, Array]:

@@ -88,10 +88,9 @@ def _list(cases: Sequence[Case]) -> int:
 def _name_what_is_missing(cases: Iterable[Case], device: str) -> None:
     """Say which libraries to compare with are not installed, and how to install them."""
     reasons = {each.missing() for case in cases for each in case.contestants(device)}
-    missing = sorted(reason.partition(" ")[0] for reason in reasons if reason)
+    missing = ", ".join(sorted(reason.partition(" ")[0] for reason in reasons if reason))
     if missing:
-        listed = ", ".join(missing)
-        _tell(f"benchmarks: left out: {listed}; pip install -e '.[bench]' brings them")
+        _tell(f"benchmarks: left out: {missing}; pip install -e '.[bench]' brings them")
 
 
 def _new_file(folder: Path, device: str, quick: bool) -> Path:

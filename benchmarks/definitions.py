@@ -46,8 +46,7 @@ class Contestant:
 
     def missing(self) -> str | None:
         """Say which module it lacks; None if it can run."""
-        lacking = (name for name in self.requires if importlib.util.find_spec(name) is None)
-        name = next(lacking, None)
+        name = next((n for n in self.requires if importlib.util.find_spec(n) is None), None)
         return None if name is None else f"{name} is not installed"
 
 

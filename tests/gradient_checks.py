@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,8 @@ def product_shape(a: Any, b: Any) -> tuple[int, ...]:
     return (np.zeros(np.shape(a)) @ np.zeros(np.shape(b))).shape
 
 
-def check_vjp_logmatmulexp(
+def check_vjp(
+    name: str,
     backend: Backend,
     dtype: str,
     a: Any,
@@ -43,74 +45,41 @@ def check_vjp_logmatmulexp(
     *,
     workspace: int | None = None,
 ) -> list[np.ndarray]:
-    """Compare value and gradients of logmatmulexp with the reference; return the gradients."""
+    """Compare value and gradients of a product with the reference; return the gradients.
+
+    The value of maxplus_matmul is that of the plain function, index by index.
+    """
     given = Given(backend, dtype, a, b, _cotangent_of(g, a, b, dtype))
-    value, pullback = alc.vjp.logmatmulexp(*given.arrays[:2], workspace=workspace)
+    value, pullback = getattr(alc.vjp, name)(*given.arrays[:2], workspace=workspace)
     gradients = [backend.read(d, dtype) for d in pullback(given.arrays[2])]
     a, b, g = given.held
-    exact = reference.logmatmulexp(a, b)
-    bound = error_model.product_bound(a, b, exact, dtype)
-    assert_within(backend.read(value, dtype), exact, bound)
-    for found, expected in zip(gradients, gradient_reference.logmatmulexp(a, b, g), strict=True):
-        bound = error_model.product_gradient_bound(expected, a.shape[-1], dtype)
-        assert_gradient(found, expected, bound)
+    if name == "maxplus_matmul":
+        assert isinstance(value, alc.MaxPlusProduct)
+        plain = alc.maxplus_matmul(*given.arrays[:2], workspace=workspace)
+        for found, known in zip(value, plain, strict=True):
+            np.testing.assert_array_equal(backend.to_numpy(found), backend.to_numpy(known))
+        expected = gradient_reference.maxplus(a, b, backend.to_numpy(value.indices), g)
+    else:
+        exact = getattr(reference, name)(a, b)
+        of_value = VALUE_BOUNDS[name](a, b, exact, dtype)
+        assert_within(backend.read(value, dtype), exact, of_value)
+        expected = getattr(gradient_reference, name)(a, b, g)
+    for found, known in zip(gradients, expected, strict=True):
+        if name == "logmatmulexp":
+            bound = error_model.product_gradient_bound(known, a.shape[-1], dtype)
+        else:
+            bound = error_model.summation_bound(known, dtype)
+        assert_gradient(found, known, bound)
     given.assert_unchanged()
     return gradients
 
 
-def check_vjp_matmul(
-    backend: Backend,
-    dtype: str,
-    a: Any,
-    b: Any,
-    g: Any = "normal",
-    *,
-    workspace: int | None = None,
-) -> list[np.ndarray]:
-    given = Given(backend, dtype, a, b, _cotangent_of(g, a, b, dtype))
-    value, pullback = alc.vjp.matmul(*given.arrays[:2], workspace=workspace)
-    gradients = [backend.read(d, dtype) for d in pullback(given.arrays[2])]
-    a, b, g = given.held
-    exact = reference.matmul(a, b)
-    bound = error_model.linear_bound(a, b, exact, dtype)
-    assert_within(backend.read(value, dtype), exact, bound)
-    for found, expected in zip(gradients, gradient_reference.matmul(a, b, g), strict=True):
-        assert_gradient(found, expected, error_model.summation_bound(expected, dtype))
-    given.assert_unchanged()
-    return gradients
-
-
-def check_vjp_maxplus(
-    backend: Backend,
-    dtype: str,
-    a: Any,
-    b: Any,
-    g: Any = "normal",
-    *,
-    workspace: int | None = None,
-) -> list[np.ndarray]:
-    """Compare maxplus_matmul: its value is that of the plain function, index by index."""
-    given = Given(backend, dtype, a, b, _cotangent_of(g, a, b, dtype))
-    product, pullback = alc.vjp.maxplus_matmul(*given.arrays[:2], workspace=workspace)
-    assert isinstance(product, alc.MaxPlusProduct)
-    gradients = [backend.read(d, dtype) for d in pullback(given.arrays[2])]
-    plain = alc.maxplus_matmul(*given.arrays[:2], workspace=workspace)
-    for found, expected in zip(product, plain, strict=True):
-        np.testing.assert_array_equal(backend.to_numpy(found), backend.to_numpy(expected))
-    a, b, g = given.held
-    indices = backend.to_numpy(product.indices)
-    exact = gradient_reference.maxplus(a, b, indices, g)
-    for found, expected in zip(gradients, exact, strict=True):
-        assert_gradient(found, expected, error_model.summation_bound(expected, dtype))
-    given.assert_unchanged()
-    return gradients
-
-
-CHECKS = {
-    "logmatmulexp": check_vjp_logmatmulexp,
-    "matmul": check_vjp_matmul,
-    "maxplus_matmul": check_vjp_maxplus,
+VALUE_BOUNDS = {
+    "logmatmulexp": error_model.product_bound,
+    "matmul": error_model.linear_bound,
 }
+CHECKS = {n: partial(check_vjp, n) for n in ("logmatmulexp", "matmul", "maxplus_matmul")}
+check_vjp_logmatmulexp, check_vjp_maxplus = CHECKS["logmatmulexp"], CHECKS["maxplus_matmul"]
 
 
 def check_vjp_logchainexp(

@@ -108,17 +108,6 @@ def test_numpy_training(picture):
     assert_drawn(picture)
 
 
-def test_numpy_training_has_the_gradient_of_its_loss():
-    module = load("numpy_training")
-    rng = np.random.default_rng(0)
-    loss = module.Loss(rng.normal(size=(3, 5, 2)))
-    parameters, direction = rng.normal(size=(2, 6))
-    _, gradient = loss(parameters)
-    above, below = (loss(parameters + h * direction)[0] for h in (1e-5, -1e-5))
-    # Central differences: h² of the third derivative, and eps / h of the loss.
-    assert gradient @ direction == pytest.approx((above - below) / 2e-5, abs=1e-9)
-
-
 def test_em_out_of_core():
     dask = pytest.importorskip("dask")
     pytest.importorskip("zarr")

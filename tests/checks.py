@@ -53,7 +53,7 @@ def check_matmul(
 def check_maxplus(
     backend: Backend, dtype: str, a: Any, b: Any, *, workspace: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compare maxplus_matmul: exact values, and indices whose terms are those values."""
+    """Compare maxplus_matmul: exact values, and the smallest indices of the largest terms."""
     given = Given(backend, dtype, a, b)
     product = alc.maxplus_matmul(*given.arrays, workspace=workspace)
     values = backend.read(product.values, dtype)
@@ -62,8 +62,7 @@ def check_maxplus(
     exact = reference.maxplus(*given.held, computed)
     assert_within(values, exact, error_model.half_ulp(exact, dtype))
     if given.held[0].shape[-1]:
-        found = _terms_at(*given.held, indices, computed)
-        np.testing.assert_array_equal(found, exact)
+        np.testing.assert_array_equal(indices, _largest_terms(*given.held, computed))
     else:
         assert np.all(indices == -1)
     given.assert_unchanged()
@@ -75,18 +74,11 @@ def mentions(*words: object) -> str:
     return "(?s)" + "".join(rf"(?=.*(?<!\w){re.escape(str(w))}(?!\w))" for w in words)
 
 
-def _terms_at(a: np.ndarray, b: np.ndarray, indices: np.ndarray, dtype: str) -> np.ndarray:
-    """Return a[..., i, k] + b[..., k, j] at k = indices[..., i, j]."""
-    left = a[None, :] if a.ndim == 1 else a
-    right = b[:, None] if b.ndim == 1 else b
-    rows, columns = left.shape[-2], right.shape[-1]
-    batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    k = indices.astype(np.int64).reshape(*batch, rows, columns)
-    assert k.size == 0 or (k.min() >= 0 and k.max() < a.shape[-1])
-    left = np.broadcast_to(left, (*batch, *left.shape[-2:]))
-    right = np.broadcast_to(right, (*batch, *right.shape[-2:]))
+def _largest_terms(a: np.ndarray, b: np.ndarray, dtype: str) -> np.ndarray:
+    """Return the first k of the largest a[..., i, k] + b[..., k, j], or of NaN."""
+    left = (a[None, :] if a.ndim == 1 else a).astype(dtype)
+    right = (b[:, None] if b.ndim == 1 else b).astype(dtype)
     with np.errstate(invalid="ignore", over="ignore"):
-        terms = np.take_along_axis(left, k, axis=-1).astype(dtype) + np.take_along_axis(
-            right, k, axis=-2
-        ).astype(dtype)
-    return terms.reshape(indices.shape)
+        terms = left[..., :, :, None] + right[..., None, :, :]
+    lacking = (-2,) * (a.ndim == 1) + (-1,) * (b.ndim == 1)
+    return np.squeeze(np.argmax(terms, axis=-2), axis=lacking)

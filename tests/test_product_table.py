@@ -103,6 +103,14 @@ def every_special_pair(others: float) -> tuple[np.ndarray, np.ndarray]:
     return a, a.T
 
 
+def ties(rows: int, inner: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return small integers, whose sums are exact in every dtype and tie often."""
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(0, 3, n).astype(float) for n in ((rows, inner), (inner, columns)))
+    a[:, : inner // 2] = -5.0
+    return a, b
+
+
 def one_shift(sd: float, far: float) -> tuple[np.ndarray, np.ndarray]:
     """Return rows and columns each far from the others, which one shift for all would round."""
     a, b = pair((12, 20), (20, 12), sd)
@@ -141,6 +149,7 @@ def pairs() -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
             yield f"wide, offset {offset} {sign}", (a + offset, b + sign * offset / 3)
     for sd, far in ((1, 2), (1, 29), (20, 300), (1, 1e4)):
         yield f"one shift {sd} {far}", one_shift(sd, far)
+    yield "ties", ties(20, 60, 30)
     for decades in (2, 4):
         yield f"magnitudes {decades}", magnitudes(decades)
     places = (np.s_[3], np.s_[:, 4], np.s_[:], np.s_[2:, :9], np.s_[::2, ::2])
@@ -205,10 +214,14 @@ def test_entries_of_all_magnitudes(backend, dtype):
     check_logmatmulexp(backend, dtype, *magnitudes(30))
 
 
-@pytest.mark.parametrize("sd", [1, 25, 1000])
-def test_workspace_changes_no_answer(np_backend, dtype, sd):
-    a, b = pair((200, 20), (20, 700), sd)
-    for check in CHECKS.values():
+LARGE = {str(sd): pair((200, 20), (20, 700), sd) for sd in (1, 25, 1000)}
+LARGE["ties of far terms"] = ties(5, 6000, 7)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_workspace_changes_no_answer(np_backend, dtype, name):
+    a, b = LARGE[name]
+    for check in (*CHECKS.values(), check_maxplus):
         check(np_backend, dtype, a, b, workspace=1 << 20)
 
 

@@ -102,12 +102,12 @@ def _enter_tensors(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Ar
     check_same("device", {name: x.device for name, x in given.items()})
     names = {name: dtype_name(x.dtype) for name, x in given.items()}
     first = next(iter(given.values()))
-    xp = array_api_compat.array_namespace(first)
-    result_name = check_dtypes(names, xp)
+    result_name = check_dtypes(names, sys.modules["torch"])
     # Kernels read memory, where torch may hold negated numbers.
     ready = {name: x.detach().resolve_neg() for name, x in given.items()}
     if first.is_cpu and "bfloat16" not in names.values():
         return _tensor_context(result_name), {name: x.numpy() for name, x in ready.items()}
+    xp = array_api_compat.array_namespace(first)
     return native_context(xp, first.device, result_name), ready
 
 

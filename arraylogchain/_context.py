@@ -109,7 +109,7 @@ class Context:
         return self.hand_back(found)
 
     def computing(self, workers: int | None = None) -> AbstractContextManager[None]:
-        """Return what all is computed within, by no more than so many threads.
+        """Return what everything is computed within, by no more than so many threads.
 
         Infinities and NaN are values here, no accidents, of which NumPy would warn.
         """

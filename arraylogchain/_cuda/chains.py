@@ -156,7 +156,7 @@ class KernelRecursion(ArrayRecursion):
         geometry = self._geometry or geometry_of(self.piece, sums=True)
         if not self._has(geometry.kernel(self.ctx)):
             return super().advance(state, steps, backward, keep)
-        begin = self._start(backward) if state is None else state
+        begin = self._start(backward, logs_only=True) if state is None else state
         begin, count = begin.in_log_form(self.ctx), steps.stop - steps.start
         begin = self._messages(None, begin)
         arrived = self._messages(count) if keep == BOTH else None
@@ -187,7 +187,7 @@ class KernelRecursion(ArrayRecursion):
             return super().best(state, steps, keep)
         ctx, name, shape = self.ctx, self.ctx.precision.name, self.piece.state_shape
         if state is None:
-            state = self._start(False).in_log_form(ctx).values
+            state = self._start(False, logs_only=True).in_log_form(ctx).values
         after = contiguous(ctx, ctx.load(state, ctx.precision))
         left = ctx.kernels.empty((steps.stop - steps.start, *shape), name) if keep else None
         for part in self._parts(steps, False):

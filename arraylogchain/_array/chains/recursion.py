@@ -160,8 +160,8 @@ class ArrayRecursion:
             x = xp.where(real[..., None], x, 0.0)
         return ctx.load(x, ctx.precision)
 
-    def _start(self, backward: bool) -> Messages:
-        """Return what a recursion starts with."""
+    def _start(self, backward: bool, logs_only: bool = False) -> Messages:
+        """Return what a recursion starts with; in logs only, no value is waited for."""
         ctx, xp, (groups, rows, size) = self.ctx, self.ctx.xp, self.piece.state_shape
         x, in_logs = self.piece.end(backward)
         nothing = xp.zeros((groups, rows), dtype=ctx.dtype(ctx.widest), device=ctx.device)
@@ -180,7 +180,7 @@ class ArrayRecursion:
         x = xp.where(x < 0, math.nan, x)
         logs, powers = pieces.near_logs(ctx, x)
         near = pieces.scaled(ctx, x, -powers[..., None])
-        is_linear = _is_within(xp, near, LEAST, MOST)
+        is_linear = not logs_only and _is_within(xp, near, LEAST, MOST)
         return state(near if is_linear else logs, nothing, powers, not is_linear)
 
 

@@ -211,13 +211,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave to exhaustive tests what is long and other libraries say again after NumPy.
+    """Leave to exhaustive tests what is long and said again after NumPy, or after float64.
 
     array-api-strict says it once, on its device without float64: it takes seconds there.
     """
     long = [item for item in items if any(word in item.name for word in LONG)]
     for item in long:
-        if "strict" in item.name or "torch-" in item.name:
+        of_pieces = "pieces" in item.name and "float32" in item.name
+        if of_pieces or "strict" in item.name or "torch-" in item.name:
             item.add_marker(pytest.mark.exhaustive)
     twice = {item for item in long if "strict-float64" in item.name}
     config.hook.pytest_deselected(items=list(twice))

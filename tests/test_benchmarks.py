@@ -158,6 +158,7 @@ def test_memory_is_counted():
 # two checkouts ------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_checkouts_are_compared(tmp_path, capsys):
     """With a copy in which one function fails and another ends the process."""
     ignored = shutil.ignore_patterns("__pycache__")

@@ -18,6 +18,7 @@ from arraylogchain._array.chains.pieces import (
     log_parts,
     scaled,
 )
+from arraylogchain._array.chains.recursion import even_weights
 from arraylogchain._array.products.certified import certified_product
 from arraylogchain._array.products.factors import Factor
 from arraylogchain._context import DOUBLE, SINGLE, Array, Context, Precision, whole_maximum
@@ -307,12 +308,3 @@ def row_sum(ctx: Context, x: Array) -> Array:
         size = x.shape[-1]
         return np.matmul(x.reshape(-1, size), np.ones(size, x.dtype)).reshape(x.shape[:-1])
     return ctx.xp.sum(x, axis=-1)
-
-
-def even_weights(ctx: Context, factor: Factor) -> Array:
-    """Return the weights of a factor with one scale for all columns."""
-    weights = factor.weights()
-    if factor.taken is None:
-        return weights
-    offset = factor.taken - factor.apart
-    return weights * ctx.xp.exp(offset) if factor.in_logs else scaled(ctx, weights, offset)

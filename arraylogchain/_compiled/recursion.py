@@ -110,13 +110,11 @@ def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
     # What is not kept is written over.
     at = S if backward and len(left) > S else 0
     m = left[at]
-    for i in range(K * R):
-        m[i] = 0.0
+    m[: K * R] = 0.0
     good = _copy(m, shift, power, weights, shifts, powers, forms)
     if good == 0:
         return
-    if left_scales.shape[3] > 0:
-        _keep(left_scales, g, S if backward else 0, shift, power)
+    _keep(left_scales, g, S if backward else 0, shift, power)
     for s in range(S):
         i = S - 1 - s if backward else s
         t = first + i
@@ -136,8 +134,7 @@ def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
             shift[r] += matrix_shifts[gm, n]
             power[r] += matrix_powers[gm, n]
         steps.copy_rows(v, m, R, begun)
-        if keeps:
-            _keep(arrived_scales, g, i, shift, power)
+        _keep(arrived_scales, g, i, shift, power)
         odd = steps.weigh(v, f, w, proof[0])
         if proof[1] > 0.0:
             odd += steps.count_below(v, proof[1])
@@ -149,8 +146,7 @@ def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
             steps.raise_weights(w, scale[2], power)
         for r in range(R):
             shift[r] += tops[i - low, r]
-        if left_scales.shape[3] > 0:
-            _keep(left_scales, g, i + (not backward), shift, power)
+        _keep(left_scales, g, i + (not backward), shift, power)
         m = w
     _copy(weights, shifts, powers, m, shift, power, forms)
 
@@ -170,7 +166,7 @@ def _copy(to, to_shift, to_power, m, shift, power, forms):
 
 @inner
 def _keep(scales, g, i, shift, power):
-    for r in range(len(shift)):
+    for r in range(scales.shape[3]):  # none where they are not kept
         scales[0, g, i, r], scales[1, g, i, r] = shift[r], power[r]
 
 

@@ -32,6 +32,10 @@ class Messages(NamedTuple):
     steps: np.ndarray  # what each step has added to `offset`
 
 
+# The largest G of an entry that a product proves in float64; others have shifts of their own.
+LARGEST_PROVED = 672.0
+
+
 class Exact:
     """A chain of given arrays, in numbers that hold them exactly.
 
@@ -112,7 +116,7 @@ class Exact:
                 shares, bare = softmax(terms, (-2,))
                 bare, gaps = bare[..., 0, :], np.sum(finite(shares) * along, axis=-2)
                 with np.errstate(invalid="ignore"):
-                    below_shifts = finite(finite_max(edges[:, at], (-2,))[:, 0] - bare)
+                    below_shifts = finite(-bare)
                 arrived = np.maximum(below_largest(bare, (-1,)), below_shifts)
             with np.errstate(invalid="ignore"):
                 full = bare + x[:, t]
@@ -122,7 +126,7 @@ class Exact:
             real = self.real[:, t, None]
             # What arrives is rounded relative to its shifts, what leaves to its largest.
             bare_gaps = gaps + np.where(real, arrived, 0)
-            left = np.where(real, np.maximum(arrived, below_largest(full, (-1,))), 0)
+            left = np.where(real, arrived + below_largest(full, (-1,)) / 2, 0)
             full_gaps = gaps + self.x_gaps[:, t] + left
             full = full - top
             now, added = offset + rest, x_tops[:, t] + top + (edge_tops[:, at, 0] if n else first)
@@ -137,7 +141,7 @@ class Exact:
         last, end = self.forward.full[:, -1], self.ends["final"]
         with np.errstate(invalid="ignore"):
             shares, total = softmax(last + end, (-1,))
-        gaps = self.forward.full_gaps[:, -1] + self._gaps("final", below_largest(end, (-1,)))
+        gaps = self.forward.full_gaps[:, -1] + below_largest(end, (-1,))
         return total[:, 0] + self.forward.offset[:, -1, 0], np.sum(finite(shares) * gaps, -1)
 
     @cached_property
@@ -148,29 +152,26 @@ class Exact:
             np.isnan(self.x).any((1, 2)) | np.isnan(self.edges).any((1, 2, 3)) | ends[0] | ends[1]
         )
 
-    def normalised(self, terms: np.ndarray, gaps: np.ndarray, axes: tuple[int, ...]):
-        """Return shares of terms in their sum, the log of that, and the G of the shares.
-
-        That is the term's own and, because what it is divided by errs too, the larger of that of Z
-        and of the average over what is summed. Where Z is infinite shares are 0.
-        """
+    def normalised(self, terms: np.ndarray, axes: tuple[int, ...]):
+        """Return shares of terms in their sum, and the log of that; 0 where Z is infinite."""
         broken = self.broken.reshape(-1, *(1,) * (terms.ndim - 1))
         p, log_sum = softmax(terms, axes)
         ended = ~np.isfinite(self.log_partition[0]).reshape(broken.shape)
-        p = np.where(broken, np.nan, np.where(ended, 0, p))
-        average = np.sum(finite(p) * gaps, axis=axes, keepdims=True)
-        z_gap = self.log_partition[1].reshape(broken.shape)
-        return p, log_sum, gaps + np.maximum(average, z_gap)
+        return np.where(broken, np.nan, np.where(ended, 0, p)), log_sum
 
     @cached_property
-    def states(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the posterior of states [rows, T, K] and its G."""
+    def states(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the posterior of states [rows, T, K], its G, and what of that is the sums'.
+
+        Beside a term the sum that it is divided by errs: by the average over what is summed, or as
+        Z does, whichever is larger. Those of pairs are divided by the same sums.
+        """
         with np.errstate(invalid="ignore"):
-            through = self.forward.full + self.backward.bare
-        p, _, gaps = self.normalised(
-            through, self.forward.full_gaps + self.backward.bare_gaps, (-1,)
-        )
-        return np.where(self.real[..., None], p, 0), gaps
+            p, _ = self.normalised(self.forward.full + self.backward.bare, (-1,))
+        gaps = self.forward.full_gaps + self.backward.bare_gaps
+        of_sums = np.sum(finite(p) * gaps, axis=-1, keepdims=True)
+        of_sums = np.maximum(of_sums, self.log_partition[1][:, None, None])
+        return np.where(self.real[..., None], p, 0), gaps + of_sums, of_sums
 
     @cached_property
     def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -180,8 +181,14 @@ class Exact:
             outer = f.full[:, :-1, :, None] + b.full[:, 1:, None, :]
             terms = outer + self.edges
         gaps = f.full_gaps[:, :-1, :, None] + b.full_gaps[:, 1:, None, :]
-        gaps = gaps + self._gaps("transitions", self.edge_gaps)
-        p, log_sum, gaps = self.normalised(terms, gaps, (-2, -1))
+        gaps = gaps + self.edge_gaps + self.states[2][:, :-1, :, None]
+        p, log_sum = self.normalised(terms, (-2, -1))
+        # Rows that share a matrix are summed in one product, with the same shifts.
+        if int(np.prod(self.kept["transitions"][:-3])) < self.rows:
+            with np.errstate(invalid="ignore"):
+                tops = finite_max(b.full[:, 1:, None, :] - log_sum, (0,))
+                below = finite_max(f.full[:, :-1, :, None], (0,)) + tops - (outer - log_sum)
+            gaps = gaps + np.clip(finite(below), 0, LARGEST_PROVED)
         moves = self.real[:, 1:, None, None]
         derivatives = np.where(moves, self._over(outer, log_sum), 0)
         return np.where(moves, p, 0), derivatives, gaps
@@ -194,7 +201,7 @@ class Exact:
         return np.where(self.broken.reshape(-1, *(1,) * (p.ndim - 1)), np.nan, p)
 
     def marginals(self) -> Gradient:
-        p, gaps = self.states
+        p, gaps, _ = self.states
         return self._gradient("log_potentials", p, gaps, 1, None, (*self.batch, self.T, self.K))
 
     def counts(self) -> Gradient:
@@ -204,7 +211,7 @@ class Exact:
     def gradient(self, part: str, g: np.ndarray) -> Gradient:
         """Return the gradient of sum(g * log Z) by one part, weights or their logs as given."""
         if part == "log_potentials":
-            p, gaps = self.states
+            p, gaps, _ = self.states
             return self._gradient(part, p, gaps, 1, g)
         if part == "transitions":
             p, derivatives, gaps = self.pairs
@@ -213,7 +220,7 @@ class Exact:
             unit = unit_of(self.edges, (-2,))
             unit = np.where(np.isfinite(unit), unit, unit_of(self.edges, (-2, -1)))
             return self._gradient(part, derivatives, gaps, unit, g)
-        (p, gaps), messages, t = self.states, self.forward, self.lengths - 1
+        (p, gaps, _), messages, t = self.states, self.forward, self.lengths - 1
         if part == "initial":
             messages, t = self.backward, np.zeros(self.rows, np.int64)
         p, gaps, others = (

@@ -107,10 +107,13 @@ def chain_bound(
 
     Each of the steps adds its c, and its G: how far the potentials on the deciding path lie below
     the largest of their step, and likewise other weights that are given as logs; and, as that of a
-    product does, how far the weight of their state lies below the shifts: when it arrives, below
-    the row's largest times the largest of its column of the matrix, and below the largest that
-    arrives; when it leaves with its potential, below the largest that leaves. Of these three the
-    largest counts, for logs relative to shifts are rounded at every step. The reference computes
+    product does, how far the weight of their state lies below the shifts. When it arrives, that is
+    below the row's largest times the largest of the matrix, by which the logs of both are rounded
+    and the log of their sum, or below the largest that arrives, whichever is more. When it leaves
+    with its potential, the sum is rounded once more, by half of what that lies below the largest
+    that leaves. First and last weights count as those given as logs do: their logs are added.
+    What several rows add to one count or derivative by weights is a product over rows, whose
+    shifts are those of all of them. The reference computes
     `gap`, their sum along a path, averaged over the paths by their weight: to first order the error
     of a log of a sum is the average of the errors of its terms. The result is rounded once, so
     2 * abs(exact) is not summed.

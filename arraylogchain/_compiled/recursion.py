@@ -204,10 +204,10 @@ def _in_logs(x, matrices, proof, few, lengths, state, kept, room, first, backwar
             shift = finite(largest(c))
             for k in range(K):
                 u[k] = a[k] + (c[k] - shift)
-            shift += finite(largest(u))
+            top = finite(largest(u))
             for k in range(K):
-                a[k] += c[k] - shift  # rounded only twice
-            shifts[r] += shift
+                a[k] = (a[k] - top) + (c[k] - shift)  # what is large cancels first, exactly
+            shifts[r] += shift + top
         _keep_row(a, left, left_scales, g, i + (not backward), r, shifts, powers)
     forms[r] = LOGS
     for k in range(K):

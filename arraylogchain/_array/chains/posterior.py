@@ -191,6 +191,7 @@ class Posterior:
         if in_logs:
             found = xp.exp(joint - total) * g
         else:
+            del joint, whole, rest  # memory, beside all messages
             # Both may be out of range where their product is not.
             near, parts = whole_part(ctx, values, ctx.widest), log_parts(ctx, xp.abs(g), False)
             found = exp_of_parts(ctx, (near - shift) + parts[0], (values - near) - total + parts[1])

@@ -260,3 +260,42 @@ def test_counts_of_transitions_of_one_huge_level(level, given):
     chain = alc.LogChain(x, log_transitions=edges if groups > 1 else edges[0])
     assert chain.expected_transitions().sum() == pytest.approx(3 * (x.shape[1] - 1), rel=1e-12)
     np.testing.assert_allclose(chain.marginals().sum(axis=-1), 1.0, rtol=1e-12)
+
+
+def test_columns_that_nothing_enters(backend, dtype):
+    """Beside weights whose reciprocals are out of range."""
+    L = np.full((3, 3), -720.0)
+    L[:, 0] = -INF
+    check_chain(backend, dtype, np.zeros((4, 3)), log_transitions=L)
+
+
+def test_levels_that_weights_share(np_backend):
+    """What all transitions have in common changes nothing else, nor what potentials take back."""
+    T, K, level = 50, 4, 1e16
+    x = normal(T, K)
+    x[:, 0] -= 3000
+    chain = alc.LogChain(x, log_transitions=np.full((K, K), level))
+    p = chain.marginals()
+    counts = np.einsum("ti,tj->ij", p[:-1], p[1:])  # steps are independent
+    np.testing.assert_allclose(chain.expected_transitions(), counts, rtol=1e-12, atol=1e-12)
+    for level, dtype in ((2.0**25, np.float32), (2.0**57, np.float64)):
+        x = np.where(np.arange(K) == 0, -INF, np.full((T, K), -level)).astype(dtype)
+        weights = np.full((K, K), level, dtype)
+        chain = alc.LogChain(x, log_transitions=weights, log_initial=weights[0])
+        np.testing.assert_allclose(chain.filtered().log_normalizers, np.log(3), rtol=1e-5)
+        if dtype == np.float32:
+            np.testing.assert_allclose(chain.log_partition(), T * np.log(3), rtol=1e-5)
+
+
+def test_tiny_cotangents_of_logs(np_backend):
+    """A cotangent is a factor of the gradient, whatever its size."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        x, L = rng.normal(size=(2, 2)), rng.normal(size=(2, 2))
+        x[:, 0] -= 2000.0 * rng.integers(2)
+        L[0, 0] = -INF
+        chain = alc.LogChain(x, log_transitions=L)
+        g = rng.uniform(0.1, 1) * 1e-200
+        found = alc.vjp.log_partition(chain)[1](g).transitions
+        expected = g * chain.expected_transitions()
+        np.testing.assert_allclose(found, expected, rtol=40 * EPS["float64"], atol=g * 1e-16)

@@ -207,7 +207,7 @@ def _in_logs(x, matrices, proof, few, lengths, state, kept, room, first, backwar
             top = finite(largest(u))
             for k in range(K):
                 a[k] = (a[k] - top) + (c[k] - shift)  # what is large cancels first, exactly
-            shifts[r] += shift + top
+            shifts[r] = (shifts[r] + shift) + top
         _keep_row(a, left, left_scales, g, i + (not backward), r, shifts, powers)
     forms[r] = LOGS
     for k in range(K):

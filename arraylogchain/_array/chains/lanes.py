@@ -217,10 +217,11 @@ class Lanes:
                 if part.taken is not None:
                     taken = ctx.load(part.taken, ctx.widest)
                     column = (taken if part.in_logs else taken * LN2_HIGH) - apart
-                near, small = low + top - (column + apart), -part.powers * LN2_LOW
+                near, small = -(column + apart), -part.powers * LN2_LOW
                 if self.sums.by_logs:
                     entries = log_parts(ctx, part.values, part.in_logs)
                     near, small = entries[0] + near, entries[1] + small
+                near = near + (low + top)
                 x = right[:, :, j] + ctx.load(beside + column, precision)
                 x = Factor(ctx, x + ctx.load(rest, precision), 1, precision=precision)
                 out = ctx.empty((*left.values.shape[:2], x.values.shape[2]), right.dtype)
@@ -231,7 +232,7 @@ class Lanes:
                 certified_product(ctx, left, x, out, self.of.run.workspace, least=least)
                 small = small + ctx.load(out, ctx.widest)
                 pairs = (
-                    xp.exp(near + small) if self.sums.by_logs else exp_of_parts(ctx, near, small)
+                    xp.exp(near + small) if self.sums.as_counts else exp_of_parts(ctx, near, small)
                 )
                 pairs = xp.where(out == -math.inf, xp.zeros_like(pairs), sign * pairs)
                 self._add_pairs(pairs, some, j)

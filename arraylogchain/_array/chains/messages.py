@@ -254,7 +254,10 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
                 state = Messages(state.values, nothing, nothing, state.in_logs)
             block = run.backend.advance(state, steps, False, pieces.BOTH)
             # Beyond that sums of whole numbers are not exact.
-            is_large = bool(xp.any(xp.abs(block.left.shifts[1:, ...]) >= 1.0 / ctx.widest.eps))
+            is_large = any(
+                bool(xp.any(xp.abs(x) >= 1.0 / ctx.widest.eps))
+                for x in (block.arrived.shifts, block.left.shifts[1:, ...])
+            )
             if is_large and steps.stop - steps.start > 1:
                 todo += [slice(step, step + 1) for step in range(steps.start, steps.stop)][::-1]
             else:

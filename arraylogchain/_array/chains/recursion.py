@@ -242,7 +242,8 @@ class _Walk:
             ctx.apply(xp.add, arrived, x[i, ...], out=out)
             top = whole_maximum(ctx, out, -1, ctx.precision)
             ctx.apply(xp.subtract, out, top, out=out)
-            self.shifts = self.shifts + ctx.load((top + tops[i, ...])[..., 0], ctx.widest)
+            for whole in (tops[i, ...], top):  # widened first, to be added exactly
+                self.shifts = self.shifts + ctx.load(whole[..., 0], ctx.widest)
 
         block = self._go(begin.values, begin, True, product, weigh)
         assert block is not None
@@ -336,7 +337,7 @@ def even_weights(ctx: Context, factor: Factor) -> Array:
     weights = factor.weights()
     if factor.taken is None:
         return weights
-    scale = factor.taken - factor.apart
+    scale = ctx.xp.clip(factor.taken - factor.apart, max=0.0)  # more in columns of zeros
     return weights * ctx.xp.exp(scale) if factor.in_logs else pieces.scaled(ctx, weights, scale)
 
 

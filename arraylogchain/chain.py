@@ -91,9 +91,9 @@ class LogChain:
     Notes
     -----
     Batch axes broadcast and are never expanded: neither the transitions that rows share, nor
-    anything of size K * K for each row, is ever made. Arrays are read when a method is called;
-    linear weights are also read when the chain is made, to find negative ones, except on a device
-    and where torch traces the call: there they give NaN.
+    anything of size K * K for each row, is ever made. Arrays, but for `lengths`, are read when a
+    method is called; linear weights are also read when the chain is made, to find negative ones,
+    except on a device and where torch traces the call: there they give NaN.
 
     Examples
     --------
@@ -270,8 +270,8 @@ class LogChain:
         -------
         array [...]
             ``-sum(p * log(p))`` over all paths, p being the share of a path in the sum of all
-            weights. It is computed in float64 where the device has it; its error is a few eps of
-            that for each step, times how far potentials and log transitions differ within a step.
+            weights. Its error is a few eps for each step, times how far potentials and log
+            transitions differ within a step.
             0 where no path has a positive weight, NaN where weights are infinite.
 
         Examples

@@ -431,3 +431,14 @@ def test_weight_beside_a_zero_is_unknown(torch_backend, value):
     followed = alc.LogChain(x.clone().requires_grad_(), **options).log_weight(path)
     assert plain.isnan()
     assert followed.isnan()
+
+
+def test_vmap_over_gradients_of_a_value_outside_of_it(torch):
+    given = arguments(torch, SHAPES["one matrix"], logs=False)
+    args = tuple(given.values())
+    z = method("log_partition", given)(*args)
+    gradients = lambda g: torch.autograd.grad(z, args, g, retain_graph=True)  # noqa: E731
+    cotangents = torch.randn(4, *z.shape, dtype=z.dtype)
+    mapped = torch.func.vmap(gradients)(cotangents)
+    for found, *expected in zip(mapped, *map(gradients, cotangents), strict=True):
+        torch.testing.assert_close(found, torch.stack(expected))

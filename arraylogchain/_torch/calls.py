@@ -202,7 +202,7 @@ class Call(Function):  # type: ignore[misc]
     @staticmethod
     def vmap(info: Any, dims: Any, rule: Any, *inputs: Tensor) -> Any:
         """Call with the axis that vmap maps in front, of length 1 where inputs lack it."""
-        ready = list(inputs)
+        ready, rule.left = list(inputs), None  # that was left of inputs without the axis
         for i, full in enumerate(rule.expanded(len(inputs))):
             if inputs[i] is not None:
                 dim = dims[1 + i]

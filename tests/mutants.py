@@ -20,8 +20,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 MOST_SURVIVORS = 3  # of all; of a sample 1
@@ -119,9 +122,9 @@ def survives(mutant: Mutant, tree: Path) -> bool:
             found = subprocess.run(
                 command, shell=True, cwd=tree, env=environment, capture_output=True, text=True
             )
-            if found.returncode == 1:
+            if found.returncode == pytest.ExitCode.TESTS_FAILED:
                 return False
-            if found.returncode not in (0, 5):
+            if found.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
                 # A change that cannot be imported is noticed.
                 return "rror" not in found.stdout + found.stderr
         return True
@@ -139,18 +142,24 @@ def main() -> int:
     if options.sample is not None:
         seed = int(hashlib.sha256(options.seed.encode()).hexdigest(), 16)
         chosen = random.Random(seed).sample(chosen, min(options.sample, len(chosen)))
-    alive = []
-    with tempfile.TemporaryDirectory() as folder:
-        tree = copy_of_tree(Path(folder))
-        for mutant in chosen:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        # One for each thread; what Numba has compiled there serves the next.
+        trees = [copy_of_tree(Path(folder) / str(n)) for n in range(os.cpu_count() or 1)]
+
+        def is_alive(mutant: Mutant) -> bool:
+            tree = trees.pop()
             try:
-                is_alive, said = survives(mutant, tree), "killed"
+                lives = survives(mutant, tree)
+                said = "SURVIVES" if lives else "killed"
             except (LookupError, FileNotFoundError) as error:
-                is_alive, said = True, f"fits no place: {error}"
-            alive += [mutant] if is_alive else []
-            print("SURVIVES" if is_alive and said == "killed" else said, mutant, flush=True)
-    print(f"{len(alive)} of {len(chosen)} survive")
-    return len(alive) > (MOST_SURVIVORS if options.sample is None else 1)
+                lives, said = True, f"fits no place: {error}"
+            trees.append(tree)
+            print(said, mutant, flush=True)
+            return lives
+
+        alive = sum(pool.map(is_alive, chosen))
+    print(f"{alive} of {len(chosen)} survive")
+    return alive > (MOST_SURVIVORS if options.sample is None else 1)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch.autograd import Function
@@ -35,7 +35,7 @@ class Operation:
     keeps_value = False  # for derivatives, which get it as `out`
     sums_rows = False  # in its value, unless vmap expands all inputs
     value: Callable[..., Tensor]
-    # (left, wanted, out, g, *inputs): what `value_and_left` left, the value if it is kept, and the
+    # (left, wanted, out, g, *inputs): what the value left, the value if it is kept, and the
     # cotangent.
     gradients: Callable[..., Tensors]
     # (wanted, out, g, *inputs, *cotangents) to the gradients of `sum(cotangents * gradients)` to g
@@ -43,78 +43,62 @@ class Operation:
     second: Callable[..., Tensors]
 
     def __init__(self) -> None:
-        # Gradients are computed later, outside of the call that asked for so many threads.
         self.workers = _threads.wanted()
-
-    def value_and_left(self, *inputs: Tensor) -> tuple[Tensor, Any]:
-        """Return the value and what it leaves to gradients, which nobody changes."""
-        return self.value(*inputs), None
 
     def call_second(self, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor) -> Tensors:
         """Return what `second` does of tensors as they come, differentiably."""
         return call(Second(self, wanted), out, g, *rest)
 
 
-class Saved(NamedTuple):
-    """What derivatives get of a call: its inputs, its value if that is kept, and what it left."""
-
-    inputs: Tensors
-    out: Tensor | None
-    left: Any = None
-
-
 class Rule:
     """What a call computes, and which calls its derivatives are.
 
-    `compute` takes plain tensors, `pull` cotangents to the gradients that are needed, `push`
-    tangents of the inputs to those of the results, and `expanded` tells which inputs vmap expands,
-    so that results are per sample.
+    `compute` takes what is known already, and plain tensors. `pull` takes cotangents to the
+    gradients that are needed, `push` tangents of the inputs to those of the results: both get what
+    was saved, the value if the operation keeps it, and the inputs. `expanded` tells which inputs
+    vmap expands, so that results are per sample.
     """
 
-    def __init__(self, operation: Operation, wanted: Wanted = (), left: Any = None) -> None:
-        self.operation, self.wanted, self.left = operation, wanted, left
+    def __init__(self, operation: Operation, wanted: Wanted = ()) -> None:
+        self.operation, self.wanted = operation, wanted
 
 
 class Value(Rule):
-    """(*inputs) to what the operation computes, which may be known already."""
+    """(*inputs) to what the operation computes; known are that, and what it leaves."""
 
-    known: Tensor | None = None
+    def compute(self, known: Any, *inputs: Tensor) -> Tensors:
+        return (self.operation.value(*inputs) if known is None else known[0],)
 
-    def compute(self, *inputs: Tensor) -> Tensors:
-        known, self.known = self.known, None
-        return (self.operation.value(*inputs) if known is None else known,)
+    def pull(
+        self, needs: Wanted, cotangents: Tensors, left: Any, out: Tensor, *inputs: Tensor
+    ) -> Tensors:
+        return call(Gradients(self.operation, needs), out, *cotangents, *inputs, known=left)
 
-    def pull(self, needs: Wanted, saved: Saved, cotangents: Tensors) -> Tensors:
-        rule = Gradients(self.operation, needs, saved.left)
-        return call(rule, saved.out, *cotangents, *saved.inputs)
-
-    def push(self, saved: Saved, tangents: Tensors) -> Tensors:
+    def push(self, tangents: Tensors, out: Tensor, *inputs: Tensor) -> Tensors:
         wanted = (True, *(False for _ in tangents))
-        return self.operation.call_second(wanted, saved.out, None, *saved.inputs, *tangents)
+        return self.operation.call_second(wanted, out, None, *inputs, *tangents)
 
     def expanded(self, count: int) -> Wanted:
         return (self.operation.sums_rows,) * count
 
 
 class Gradients(Rule):
-    """(out, g, *inputs) to the gradients that are wanted."""
+    """(out, g, *inputs) to the gradients that are wanted; known is what the value left."""
 
-    def compute(self, *inputs: Tensor) -> Tensors:
-        left, self.left = self.left, None
-        return tuple(self.operation.gradients(left, self.wanted, *inputs))
+    def compute(self, known: Any, *inputs: Tensor) -> Tensors:
+        return tuple(self.operation.gradients(known, self.wanted, *inputs))
 
-    def pull(self, needs: Wanted, saved: Saved, cotangents: Tensors) -> Tensors:
+    def pull(self, needs: Wanted, cotangents: Tensors, left: Any, _: None, *saved: Any) -> Tensors:
         # `out` is a function of the inputs: what it contributes is counted there.
         cotangents = spread(cotangents, self.wanted)
-        found = self.operation.call_second(needs[1:], *saved.inputs, *cotangents)
+        found = self.operation.call_second(needs[1:], *saved, *cotangents)
         return (None, *found) if needs[0] else found
 
-    def push(self, saved: Saved, tangents: Tensors) -> Tensors:
-        (out, g, *inputs), (_, g_tangent, *others) = saved.inputs, tangents
+    def push(self, tangents: Tensors, _: None, out: Tensor, g: Tensor, *inputs: Any) -> Tensors:
+        _, g_tangent, *others = tangents
         parts = []
         if g_tangent is not None:
-            rule = Gradients(self.operation, self.wanted)
-            parts.append(call(rule, out, g_tangent, *inputs))
+            parts.append(call(self, out, g_tangent, *inputs))
         if any(x is not None for x in others):
             # The matrix of second derivatives is symmetric, so that a product with it from the
             # other side is the same.
@@ -133,14 +117,16 @@ class Second(Rule):
     it has derivatives.
     """
 
-    def compute(self, *inputs: Tensor) -> Tensors:
+    def compute(self, known: None, *inputs: Tensor) -> Tensors:
         return tuple(self.operation.second(self.wanted, *inputs))
 
-    def pull(self, needs: Wanted, saved: Saved, cotangents: Tensors) -> Tensors:
+    def pull(
+        self, needs: Wanted, cotangents: Tensors, left: None, _: None, out: Tensor, *saved: Any
+    ) -> Tensors:
         if any(self.wanted[1:]):
-            self._refuse()
-        (out, _, *rest), n = saved.inputs, len(self.wanted) - 1
-        of_inputs, of_tangents = needs[2 : 2 + n], needs[2 + n :]
+            self.push()
+        n = len(self.wanted) - 1
+        (_, *rest), of_inputs, of_tangents = saved, needs[2 : 2 + n], needs[2 + n :]
         found = [None for need in needs[:2] if need]
         if any(of_inputs):
             found += self.operation.call_second((False, *of_inputs), out, *cotangents, *rest)
@@ -148,10 +134,7 @@ class Second(Rule):
             found += call(Gradients(self.operation, of_tangents), out, *cotangents, *rest[:n])
         return found
 
-    def push(self, saved: Saved, tangents: Tensors) -> None:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    def push(self, *_: Any) -> NoReturn:
         raise NotImplementedError(
             f"third derivatives of {self.operation.name}, and forward-mode derivatives of "
             "forward-mode derivatives, are not implemented; torch.func.vhp and "
@@ -163,49 +146,52 @@ class Second(Rule):
 
 
 class Call(Function):  # type: ignore[misc]
-    """(rule, *inputs) to the tuple of the rule's results."""
+    """(rule, what is known of the results, *inputs) to the tuple of the rule's results."""
 
     @staticmethod
-    def forward(rule: Any, *inputs: Tensor) -> Tensors:
-        with _threads.using(rule.operation.workers):
-            return rule.compute(*inputs)  # type: ignore[no-any-return]
+    def forward(rule: Any, known: Any, *inputs: Tensor) -> Tensors:
+        return rule.compute(known, *inputs)  # type: ignore[no-any-return]
 
     @staticmethod
     def setup_context(ctx: Any, args: Tensors, found: Tensors) -> None:
-        ctx.rule, *inputs = args
-        keeps_value = isinstance(ctx.rule, Value) and ctx.rule.operation.keeps_value
-        token = None
-        if ctx.rule.left is not None:
-            # Goes with the saved tensors: let go with them, and dropped by checkpoints.
-            token = torch.empty(0)
-            token.left, ctx.rule.left = ctx.rule.left, None
-        saved = (found[0] if keeps_value else None, *inputs)
-        ctx.save_for_backward(token, *saved)
-        ctx.save_for_forward(None, *saved)
+        ctx.rule, known, *inputs = args
+        token = out = None
+        if isinstance(ctx.rule, Value):
+            out = found[0] if ctx.rule.operation.keeps_value else None
+            if known is not None:
+                # Goes with the saved tensors: let go with them, and dropped by checkpoints.
+                token = torch.empty(0)
+                token.left = known[1]
+        ctx.save_for_backward(token, out, *inputs)
+        ctx.save_for_forward(token, out, *inputs)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        needs = ctx.needs_input_grad[1:]
+        needs = ctx.needs_input_grad[2:]
         if all(g is None for g in cotangents):
-            return (None,) * (1 + len(needs))
+            return (None,) * (2 + len(needs))
         # Reading these fails where one was changed in place.
-        token, out, *inputs = ctx.saved_tensors
-        saved = Saved(inputs, out, getattr(token, "left", None))
-        return None, *spread(ctx.rule.pull(needs, saved, cotangents), needs)
+        token, *saved = ctx.saved_tensors
+        # This is outside of the call that asked for so many threads.
+        with _threads.using(ctx.rule.operation.workers):
+            found = ctx.rule.pull(needs, cotangents, getattr(token, "left", None), *saved)
+        return None, None, *spread(found, needs)
 
     @staticmethod
-    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Any:
-        _, out, *inputs = ctx.saved_tensors
-        return tuple(ctx.rule.push(Saved(inputs, out), tangents))
+    def jvp(ctx: Any, _: None, known: None, *tangents: Tensor | None) -> Any:
+        return tuple(ctx.rule.push(tangents, *ctx.saved_tensors[1:]))
 
     @staticmethod
-    def vmap(info: Any, dims: Any, rule: Any, *inputs: Tensor) -> Any:
-        """Call with the axis that vmap maps in front, of length 1 where inputs lack it."""
-        ready, rule.left = list(inputs), None  # that was left of inputs without the axis
+    def vmap(info: Any, dims: Any, rule: Any, known: Any, *inputs: Tensor) -> Any:
+        """Call with the axis that vmap maps in front, of length 1 where inputs lack it.
+
+        What is known is of inputs without the axis.
+        """
+        ready = list(inputs)
         for i, full in enumerate(rule.expanded(len(inputs))):
             if inputs[i] is not None:
-                dim = dims[1 + i]
+                dim = dims[2 + i]
                 x = inputs[i].unsqueeze(0) if dim is None else inputs[i].movedim(dim, 0)
                 ready[i] = x.expand(info.batch_size, *x.shape[1:]) if full else x
         found = call(rule, *ready)
@@ -217,21 +203,11 @@ Call.forward.__signature__ = inspect.signature(Call.forward)  # type: ignore[att
 
 
 @eager
-def call(rule: Rule, *inputs: Tensor) -> Tensors:
+def call(rule: Rule, *inputs: Tensor, known: Any = None) -> Tensors:
     """Return what a rule makes of tensors as they come."""
     if is_differentiated(*inputs):
-        return Call.apply(rule, *inputs)  # type: ignore[no-any-return]
-    return Call.forward(rule, *inputs)
-
-
-def call_value(operation: Operation, *inputs: Tensor, known: Tensor | None = None) -> Tensor:
-    """Return an operation's value, which leaves something to gradients where these can take it."""
-    rule = Value(operation)
-    rule.known = known
-    if known is None and torch.is_grad_enabled() and has_values(*inputs):
-        with _threads.using(operation.workers):
-            rule.known, rule.left = operation.value_and_left(*inputs)
-    return call(rule, *inputs)[0]
+        return Call.apply(rule, known, *inputs)  # type: ignore[no-any-return]
+    return Call.forward(rule, known, *inputs)
 
 
 def result_dtype(*tensors: Tensor | None) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import array_api_compat.torch as torch_namespace
 import torch
 
+from arraylogchain import _threads
 from arraylogchain._array import chains
 from arraylogchain._arrays import dtype_name, has_values, native_context
 from arraylogchain._context import Array, Context
@@ -17,8 +18,9 @@ from arraylogchain._torch.calls import (
     Operation,
     Tensor,
     Tensors,
+    Value,
     Wanted,
-    call_value,
+    call,
     cast,
     chosen,
     read,
@@ -61,6 +63,9 @@ class ChainOperation(Operation):
         ctx, chain = self.enter(inputs)
         with ctx.computing():
             return ctx.leave(self.compute(ctx, chain, self.workspace))
+
+    def known(self, inputs: Tensors) -> Any:
+        """Return the value and what it leaves to gradients, where these can take it."""
 
     def agrees(self, inputs: Tensors, g: Tensor, out: Tensor, gradients: Tensors) -> bool:
         """Tell whether what the recursion makes of wide inputs is what is certified."""
@@ -124,7 +129,11 @@ class ExpectedTransitions(ChainOperation):
 class Partition(ChainOperation):
     """The logs of the sums over all paths."""
 
-    def value_and_left(self, *inputs: Tensor) -> tuple[Tensor, Any]:
+    def known(self, inputs: Tensors) -> Any:
+        can_leave = torch.is_grad_enabled() and has_values(*inputs)
+        return self.value_and_left(inputs) if can_leave else None
+
+    def value_and_left(self, inputs: Tensors) -> tuple[Tensor, Any]:
         """Return the value, and what makes gradients of a cotangent."""
         ctx, chain = self.enter(inputs)
         with ctx.computing():
@@ -141,11 +150,11 @@ class Partition(ChainOperation):
         return ctx.leave(found), pullback
 
     def gradients(self, left: Any, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Any) -> Tensors:
-        pullback = left or self.value_and_left(*inputs)[1]
+        pullback = left or self.value_and_left(inputs)[1]
         return pullback(g, wanted)  # type: ignore[no-any-return]
 
     def agrees(self, inputs: Tensors, g: Tensor, out: Tensor, gradients: Tensors) -> bool:
-        value, pullback = self.value_and_left(*inputs)
+        value, pullback = self.value_and_left(inputs)
         given = [x is not None for x in inputs]
         pairs = zip(pullback(g, given), chosen(gradients, given), strict=True)
         return _agree(value, out, 1.0) and all(_agree(x, y.detach()) for x, y in pairs)
@@ -264,7 +273,10 @@ def _value(
     inputs = [x if x is None else x[(None,) * (max(extra) - n)] for x, n in pairs]
     if known is not None and kind.sums_rows:
         known = known.reshape(inputs[1].shape)
-    return call_value(kind(chain, names, compute, written), *inputs, known=known)
+    operation = kind(chain, names, compute, written)
+    with _threads.using(chain._workers):
+        found = operation.known(inputs) if known is None else (known, None)
+        return call(Value(operation), *inputs, known=found)[0]
 
 
 def _refuse_transforms(chain: Any, name: str) -> None:

@@ -8,17 +8,17 @@ import types
 
 import pytest
 
-from arraylogchain import _compiled, _threads
+from arraylogchain import _cli, _compiled, _threads
 from arraylogchain.__main__ import main
-from arraylogchain._cli import demo, environment
 from arraylogchain._cuda import self_check
 
 
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch):
-    """Do not compile what other tests do; return the calls that would have."""
+    """Make the case small, and do not compile what other tests do; return the calls that would."""
     calls = []
-    monkeypatch.setattr(environment, "compile_all", lambda: calls.append(1))
+    monkeypatch.setattr(_cli, "SIZES", (20, 1, 4, 8))
+    monkeypatch.setattr(_cli, "compile_all", lambda: calls.append(1))
     return calls
 
 
@@ -30,11 +30,8 @@ def one_sentence(capsys):
     return captured.err
 
 
-# --- the forum's case -----------------------------------------------------------------------------
-
-
 def test_demo_shows_what_is_available_and_what_the_case_takes(capsys, compiled):
-    assert main(["--size", "20,1,4,8"]) == 0
+    assert main([]) == 0
     out = capsys.readouterr().out
     for name in ("numpy", "array-api-compat", "numba", "cupy", "torch", "threads"):
         assert re.search(rf"^  {name} +\S", out, re.MULTILINE)
@@ -52,38 +49,25 @@ def test_says_how_many_threads_there_are(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     _threads.num_workers.cache_clear()
     try:
-        described = environment.describe()
+        described = _cli.describe()
     finally:
         _threads.num_workers.cache_clear()
     assert re.search(rf"^  threads +1 of {os.cpu_count()} CPU cores$", described, re.M)
-
-
-def test_demo_of_a_single_step(capsys):
-    assert main(["--size", "2,1,1,8"]) == 0
-    assert "2 chains of 1 steps" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("size", ["1,2,3", "1,2,3,x", "0,1,4,8", ""])
-def test_bad_size(size, capsys):
-    with pytest.raises(SystemExit) as exit_info:
-        main(["--size", size])
-    assert exit_info.value.code == 2
-    assert "four integers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("reason", ["Numba is not installed", None])
 def test_says_what_computes_on_the_cpu(monkeypatch, compiled, reason):
     monkeypatch.setattr("arraylogchain._compiled.why_not", lambda: reason)
     monkeypatch.setitem(sys.modules, "numba", types.SimpleNamespace(__version__="0.60"))
-    found = environment.describe(), environment.compile_loops()
+    found = _cli.describe(), _cli.compile_loops()
     assert ("array operations (Numba is not installed)" if reason else "0.60\n") in found[0]
     assert ("nothing to compile" in found[1]) == (compiled == []) == bool(reason)
 
 
 def test_cuda_without_cupy_says_why(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    assert main(["--device", "cuda", "--size", "2,1,3,4"]) == 2
-    assert "CuPy is not installed" in one_sentence(capsys)
+    assert main(["--device", "cuda"]) == 2
+    assert "cupy is not installed" in one_sentence(capsys)
 
 
 @pytest.mark.parametrize(
@@ -101,33 +85,21 @@ def test_checks_of_kernels_tell_by_the_exit_code(monkeypatch, capsys, passed, co
         assert "no device" in one_sentence(capsys)
 
 
-@pytest.mark.parametrize(
-    "options", [["--check"], ["--check", "--device", "cuda", "--size", "2,1,1,8"]]
-)
-def test_checks_are_of_kernels_alone(capsys, options):
+def test_checks_are_of_kernels_alone(capsys):
     with pytest.raises(SystemExit):
-        main(options)
+        main(["--check"])
     assert "--device cuda" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("reason", ["CuPy is not installed", None])
 def test_says_what_computes_on_a_device(monkeypatch, reason):
     """With stand-ins for a torch that has a device, and for what is found about it."""
-    monkeypatch.setattr(environment, "find", lambda library, device: reason or object())
+    monkeypatch.setattr(_cli, "find", lambda library, device: reason or object())
     cuda = types.SimpleNamespace(is_available=lambda: True, device_count=lambda: 1)
     torch = types.SimpleNamespace(__version__="2.6", cuda=cuda, device=str)
     monkeypatch.setitem(sys.modules, "torch", torch)
     by = "CUDA kernels" if reason is None else f"array operations ({reason})"
-    assert environment._torch() == f"2.6, {by}"
-
-
-def test_not_enough_memory(capsys, monkeypatch):
-    def fail(*args):
-        raise MemoryError("Unable to allocate 1 TiB")
-
-    monkeypatch.setattr(demo, "random_problem", fail)
-    assert main(["--size", "2,1,3,4"]) == 2
-    assert "not enough memory: Unable to allocate 1 TiB" in one_sentence(capsys)
+    assert _cli._on_device("torch") == f"2.6, {by}"
 
 
 def test_as_a_module():

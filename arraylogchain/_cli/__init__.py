@@ -1,1 +1,0 @@
-"""What ``python -m arraylogchain`` does: tell what is here, solve the forum's case."""

@@ -96,18 +96,22 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
 def _enter_tensors(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     """Read tensors where they are; those on the CPU as NumPy's arrays, which lacks bfloat16."""
     for name, x in given.items():
-        if x.is_meta or not is_plain(x):
-            kind = f"{str(x.layout).removeprefix('torch.')} tensor on {x.device}"
-            raise ValueError(f"{name} is a {kind} without values in memory; a dense one would do")
+        if x.is_meta or x.is_nested or not is_plain(x):
+            layout = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
+            raise ValueError(
+                f"{name} is a {layout} tensor on {x.device} without values in memory that can be "
+                "read; a dense one, outside of torch.func transforms, would do"
+            )
     check_same("device", {name: x.device for name, x in given.items()})
     names = {name: dtype_name(x.dtype) for name, x in given.items()}
     first = next(iter(given.values()))
     result_name = check_dtypes(names, sys.modules["torch"])
-    # Kernels read memory, where torch may hold negated numbers.
-    ready = {name: x.detach().resolve_neg() for name, x in given.items()}
     if first.is_cpu and "bfloat16" not in names.values():
-        return _tensor_context(result_name), {name: x.numpy() for name, x in ready.items()}
+        # Also where torch holds negated numbers, or follows them.
+        hosted = {name: x.numpy(force=True) for name, x in given.items()}
+        return _tensor_context(result_name), hosted
     xp = array_api_compat.array_namespace(first)
+    ready = {name: x.detach().resolve_neg() for name, x in given.items()}
     return native_context(xp, first.device, result_name), ready
 
 
@@ -180,7 +184,7 @@ def namespace_of(name: str, x: Array) -> Any:
             return sys.modules[type(x).__module__.partition(".")[0]]
     raise TypeError(
         f"{name} must be an array of floating-point numbers (NumPy, CuPy, torch, ...), "
-        f"got {type(x).__name__}; np.asarray({name}, dtype=float) makes one"
+        f"got {type(x).__name__}; np.asarray or torch.as_tensor, with dtype=float, makes one"
     )
 
 
@@ -229,8 +233,11 @@ def has_values(*arrays: Array) -> bool:
 
 
 def is_plain(x: Array) -> bool:
-    """Tell whether an array is no tensor without memory of its own, as within transforms."""
-    if not hasattr(x, "data_ptr"):
+    """Tell whether an array is no tensor without memory of its own, as within transforms.
+
+    What is nested has memory, though nothing here can compute with it.
+    """
+    if not hasattr(x, "data_ptr") or getattr(x, "is_nested", False):
         return True
     try:
         x.detach().data_ptr()
@@ -369,6 +376,11 @@ def on_host(name: str, x: Any) -> np.ndarray:
             x = np.from_dlpack(x)
         return np.asarray(x)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        if not is_plain(x):
+            raise NotImplementedError(
+                f"{name} has no values that can be read here, as under torch.func.vmap; call this "
+                "outside of it, on all rows at once"
+            ) from None
         kind = type(x).__name__
         raise TypeError(f"{name} must be an array of integers, got a {kind}: {error}") from None
 

@@ -142,8 +142,9 @@ def check_given(options: Mapping[str, Array | None]) -> dict[str, Array]:
     x = given.get("log_potentials")
     if isinstance(x, (list, tuple)):
         raise TypeError(
-            f"log_potentials is a {type(x).__name__}; it must be an array, such as np.asarray "
-            "makes; sequences of different lengths are padded to [n, T, K], with lengths="
+            f"log_potentials is a {type(x).__name__}; it must be an array, such as np.asarray or "
+            "torch.as_tensor makes; sequences of different lengths are padded to [n, T, K], with "
+            "lengths="
         )
     return given
 
@@ -308,7 +309,7 @@ def check_states(ctx: Context, states: Array, chain: Chain) -> Array:
     states = ctx.xp.astype(states, ctx.index_dtype, copy=False)
     states = fill_past_ends(ctx, states, chain.lengths, 0)
     if 0 not in states.shape:
-        least, most = int(ctx.xp.min(states)), int(ctx.xp.max(states))
+        least, most = (int(on_host("states", f(states))) for f in (ctx.xp.min, ctx.xp.max))
         if not 0 <= least <= most < chain.num_states:
             raise ValueError(
                 f"states has values from {least} to {most}; they must lie between 0 and "

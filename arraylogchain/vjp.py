@@ -462,7 +462,7 @@ def _enter_cotangent(
     ctx: Context, value: Array, cotangent: Array, inputs: Iterable[Array]
 ) -> Array:
     """Return a cotangent in the library that computes; raise where it does not fit the value."""
-    if isinstance(cotangent, (int, float)) and shape_of(value) == ():
+    if isinstance(cotangent, (int, float)):
         g = ctx.xp.asarray(cotangent, dtype=ctx.dtype(ctx.precision), device=ctx.device)
     else:
         _, given = enter({"value": value, "cotangent": _readable(cotangent, value)})

@@ -61,6 +61,8 @@ def thinned(cases, chunks, every=1):
     ]
 
 
+METHODS = ["log_partition", "marginals", "entropy", "expected_transitions"]
+METHODS += ["forward_messages", "backward_messages"]
 PRODUCT_CHUNKS = [(9, 9, 9), (1, 2, 9), (2, 9, 3), (1, 1, 1)]
 PRODUCT_SHAPES = [
     ((6, 5), (5, 7)),
@@ -300,6 +302,22 @@ def test_what_is_large_is_handed_over_exactly(dtype):
     ):
         bound = error_model.EPS[dtype] * (2 * np.abs(known) + 20 * T)
         assert_within(found.compute(scheduler="sync"), known, bound)
+
+
+def test_half_precision_in_chunks_of_time():
+    """Messages are wider; results are in the dtype that is declared."""
+    rng = np.random.default_rng(0)
+    x, P = rng.normal(size=(2, 9, 3)).astype("float16"), np.ones((3, 3), "float16")
+    lazy, chain = (alc.LogChain(y, transitions=P) for y in (da.from_array(x, chunks=(1, 4, 3)), x))
+    gradients, expected = (
+        alc.vjp.log_partition(c)[1](np.ones(2, "float16")) for c in (lazy, chain)
+    )
+    pairs = [(getattr(lazy, name)(), getattr(chain, name)()) for name in METHODS]
+    pairs += [*zip(lazy.filtered(), chain.filtered(), strict=True)]
+    for found, known in [*pairs, *zip(gradients[:2], expected[:2], strict=True)]:
+        computed = found.compute(scheduler="sync")
+        assert computed.dtype == found.dtype == "float16"
+        np.testing.assert_allclose(computed, known, rtol=2e-3, atol=1e-3)
 
 
 def test_a_task_that_ran_twice_gives_the_same_bits():

@@ -30,7 +30,7 @@ def chain(x=None, **options):
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ([[1.0, 2.0], [3.0, 4.0]], ["list"]),
+        ([[1.0, 2.0], [3.0, 4.0]], ["list", "torch.as_tensor"]),
         (2.0, ["float"]),
         (None, ["NoneType"]),
         ("text", ["str"]),
@@ -261,13 +261,45 @@ def test_what_is_no_seed(seed):
         alc.LogChain(ones(5, 3), transitions=ones(3, 3)).sample(rng=seed)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_tensors_without_values(torch_backend):
     torch = torch_backend.xp
-    for x in (torch.ones(2, 2, device="meta"), torch.ones(2, 2).to_sparse()):
+    nested = [
+        torch.nested.nested_tensor([torch.ones(2, 2)] * 2, layout=layout, requires_grad=grad)
+        for layout in (torch.strided, torch.jagged)
+        for grad in (False, True)
+    ]
+    for x in (torch.ones(2, 2, device="meta"), torch.ones(2, 2).to_sparse(), *nested):
         with pytest.raises(ValueError, match=mentions("a", "without values")):
             alc.logmatmulexp(x, x)
+    for x in nested:
+        with pytest.raises(ValueError, match=mentions("log_potentials", "nested")):
+            alc.LogChain(x, transitions=torch.ones(2, 2))
     with pytest.raises(ValueError, match=mentions("log_potentials", "meta", "without values")):
         alc.LogChain(torch.ones(2, 2, device="meta"), transitions=torch.ones(2, 2))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_what_vmap_hides(torch_backend):
+    """Lengths, states and plans depend on values."""
+    vmap, x = torch_backend.xp.func.vmap, torch_backend.asarray(ones(4, 5, 3))
+    integers = torch_backend.xp.ones(4, 5, dtype=torch_backend.xp.int64)
+    P = torch_backend.asarray(ones(3, 3))
+    for error, word, call in (
+        (NotImplementedError, "lengths", lambda x, n: chain(x, transitions=P, lengths=n[0])),
+        (NotImplementedError, "states", lambda x, n: alc.LogChain(x, transitions=P).log_weight(n)),
+        (ValueError, "log_potentials", lambda x, n: alc.LogChain(x, transitions=P).plan()),
+    ):
+        with pytest.raises(error, match=mentions(word, "outside of")):
+            vmap(call)(x, integers)
+    with pytest.raises(NotImplementedError, match=mentions("states", "vmap")):
+        vmap(lambda n: alc.LogChain(x[0], transitions=P).log_weight(n))(integers)
+
+
+def test_cotangents_of_other_shapes():
+    value, pullback = alc.vjp.log_partition(alc.LogChain(ones(4, 5, 3), transitions=ones(3, 3)))
+    with pytest.raises(ValueError, match=mentions("cotangent", "shape ()", value.shape)):
+        pullback(1.0)
 
 
 def test_jax():

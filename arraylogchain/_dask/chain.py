@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import dask.array as da
@@ -21,7 +21,7 @@ import numpy as np
 
 from arraylogchain import _inputs
 from arraylogchain._array import chains
-from arraylogchain._arrays import is_lazy
+from arraylogchain._arrays import dtype_name, is_lazy, promote
 from arraylogchain._context import Array, Context
 from arraylogchain._dask.blocks import finite_sum, known, of_rows, summed_blocks, to_lazy
 from arraylogchain._inputs import ARGUMENTS, PARTS, Chain
@@ -29,9 +29,10 @@ from arraylogchain._threads import using
 from arraylogchain.chain import LogChain
 from arraylogchain.vjp import ChainGradients, check_cotangent, check_wanted
 
-# The axes of arrays behind those of rows: of parts, of what else operations take, of results.
-AXES = {"potentials": "tk", "transitions": "skk", "initial": "k", "final": "k"}
-AXES |= {"uniforms": "t", "states": "t", "path": "t", "message": "k", "whole": "", "counts": "skk"}
+# The axes behind those of rows: of parts, of what else operations take, of what they return.
+AXES = {"potentials": "tk", "transitions": "skk", "initial": "k", "final": "k", "counts": "skk"}
+AXES |= {"uniforms": "t", "states": "t", "path": "t", "message": "k"}
+AXES |= {"following": "", "cotangent": "", "whole": "", "": "", "t": "t", "tk": "tk"}
 
 Operation = Callable[..., Any]
 
@@ -43,40 +44,39 @@ class Pieces:
     ----------
     given : dict of str to array
         The arguments of `LogChain`, but for lengths, with all batch axes.
-    fronts, shared : dict of str to int, or to tuple of int
-        How many axes are put in front of a part for that, and along which ones rows share it.
+    like : dict of str to array
+        What gradients, and counts, are like: the arguments as they came.
     batch : tuple of int
+    dtypes : dict of str to str
+        Of kinds of results; "" is that of all others.
     lengths : array
-    dtypes : dict of str to dtype
-        Of kinds of results; None is for all others.
     steps : list of (int, int)
         The first step of each piece of its own, and the one behind the last.
     """
 
     def __init__(self, chain: Any) -> None:
         given, dtype = to_lazy(chain._given())
-        batch = self.batch = _inputs.check_shapes({name: x.shape for name, x in given.items()})
+        self.batch = _inputs.check_shapes({name: x.shape for name, x in given.items()})
         self.workspace, lengths = chain._workspace, chain._lengths
-        self.num_steps, self.num_states = given["log_potentials"].shape[-2:]
+        potentials = given["log_potentials"]
+        self.num_steps, self.num_states = potentials.shape[-2:]
         values = np.broadcast_to(1, lengths.shape) if is_lazy(lengths) else lengths
-        checked = _inputs.check_lengths(values, batch, self.num_steps)
+        checked = _inputs.check_lengths(values, self.batch, self.num_steps)
         all_steps = np.asarray(self.num_steps) if checked is None else checked
         self.lengths = known("lengths", lengths if is_lazy(lengths) else all_steps)
-        self.given, self.fronts, self.shared = dict(given), {}, {}
-        for name, x in given.items():
-            part = ARGUMENTS[name]
-            # All have all batch axes, so that results have them as well.
-            self.fronts[part] = len(batch) + len(AXES[part]) - x.ndim
-            x = self.given[name] = x[(None,) * self.fronts[part]]
-            self.shared[part] = tuple(i for i in range(len(batch)) if x.shape[i] == 1)
-            if part == "transitions":
-                self.fronts["counts"], self.shared["counts"] = self.fronts[part], self.shared[part]
-                self.has_one_matrix = x.shape[-3] == 1
-        wide = "float64" if dtype == "float64" else "float32"
-        self.dtypes = {None: dtype, "path": "int64", "message": wide, "whole": "float64"}
-        self.dtypes |= {ARGUMENTS[name]: x.dtype for name, x in given.items()}
-        chunks = [n for n in given["log_potentials"].chunks[-2] if n]
+        self.like = {ARGUMENTS[name]: x for name, x in given.items()}
+        self.dtypes = {part: dtype_name(x.dtype) for part, x in self.like.items()}
+        self.dtypes |= {"path": "int64", "whole": "float64", "": dtype}
+        self.dtypes["message"] = promote([dtype, "float32"])
+        if "transitions" in self.like:
+            self.like["counts"] = self.like["transitions"]
+        self.given = {name: self._in_batch(ARGUMENTS[name], x) for name, x in given.items()}
+        chunks = [n for n in potentials.chunks[-2] if n]
         self.steps = list(itertools.pairwise([0, *itertools.accumulate(chunks)]))
+
+    def _in_batch(self, kind: str, x: da.Array) -> da.Array:
+        """Return an array with all batch axes, so that results have them as well."""
+        return x[(None,) * (len(self.batch) + len(AXES[kind]) - x.ndim)]
 
     def messages(
         self, operation: Operation | None = None, backward: bool = False
@@ -86,7 +86,7 @@ class Pieces:
         None comes to the first one, backward to the last one. Forward, what leaves the last one
         follows.
         """
-        operation = operation or partial(_last_message, backward=backward)
+        operation = operation or partial(chains.messages.last_message, backward=backward)
         end, found = ("log_final" if backward else "log_initial"), [(None, None)]
         for i in range(len(self.steps))[:: -1 if backward else 1]:
             arrived, moved = found[-1]
@@ -94,27 +94,38 @@ class Pieces:
             found.append((log, whole if moved is None else whole + moved))
         return tuple(zip(*(found[-2::-1] if backward else found), strict=True))
 
+    @cached_property
+    def sides(self) -> dict[str, Sequence[Any]]:
+        """Messages to each piece from both sides, as arguments of `LogChain`."""
+        before, after = self.messages()[0], self.messages(backward=True)[0]
+        return {"log_initial": before[:-1], "log_final": after}
+
     def piece(
         self, i: int, operation: Operation, kinds: Sequence[str], **others: da.Array | None
     ) -> list[da.Array]:
-        """Return what an operation makes of a piece.
+        """Return what an operation makes of a piece: results of kinds that `AXES` has.
 
-        Kinds of results are the names of axes behind those of rows, "", "t" or "tk", "path" for
-        states, the name of a part for gradients, "counts", "message" and "whole". Arguments of
-        `LogChain` that are given, such as messages, replace those of the chain; operations take
-        other arrays by their names.
+        Arguments of `LogChain` that are given, such as messages, replace those of the chain;
+        operations take other arrays by their names.
         """
         arrays = {name: x for name, x in others.items() if x is not None}
         replaced = {ARGUMENTS.get(name) for name in arrays}
         own = {name: x for name, x in self.given.items() if ARGUMENTS[name] not in replaced}
         arrays |= {name: _cut(ARGUMENTS[name], x, *self.steps[i]) for name, x in own.items()}
-        pairs = [(x, AXES.get(ARGUMENTS.get(name, name), "")) for name, x in arrays.items()]
-        place = tuple(arrays), self.steps[i], self.num_steps
-        call = partial(_of_block, operation, place, workspace=self.workspace)
-        results = [(AXES.get(x, x), self.dtypes.get(x, self.dtypes[None])) for x in kinds]
+        pairs = [(x, AXES[ARGUMENTS.get(name, name)]) for name, x in arrays.items()]
+        results = [(AXES[kind], self.dtypes.get(kind, self.dtypes[""])) for kind in kinds]
+        dtypes = [dtype for _, dtype in results]
+        place = tuple(arrays), self.steps[i], self.num_steps, self.workspace
+        call = partial(_of_block, operation, dtypes, place)
         found = of_rows(call, [(self.lengths, ""), *pairs], results)
-        shared = [self.shared.get(kind, ()) for kind in kinds]
-        return list(map(summed_blocks, found, shared))
+        return list(map(self._summed, kinds, found))
+
+    def _summed(self, kind: str, x: da.Array) -> da.Array:
+        """Return what blocks give, added up along batch axes along which rows share a part."""
+        if kind not in self.like:
+            return x
+        shape = self._in_batch(kind, self.like[kind]).shape[: len(self.batch)]
+        return summed_blocks(x, tuple(axis for axis, n in enumerate(shape) if n == 1))
 
     def all(self, operation: Operation, *kinds: str, **others: Sequence[Any]) -> list[Any]:
         """Return what an operation makes of all pieces, joined; "" is a list, one for each.
@@ -129,22 +140,15 @@ class Pieces:
 
     def joined(self, kind: str, found: Sequence[da.Array]) -> Any:
         """Return one result of those of all pieces."""
-        axes, x = AXES.get(kind, kind), found[-1 if kind == "final" else 0]
+        axes, x = AXES[kind], found[-1 if kind == "final" else 0]
         if "t" in axes:
             behind = (slice(1, None), slice(None))[: len(axes)]
             x = da.concatenate([x, *(y[(..., *behind)] for y in found[1:])], -len(axes))
-        elif "s" in axes and self.has_one_matrix and len(found) > 1:
+        elif "s" in axes and self.like[kind].shape[-3:-2] in ((), (1,)) and len(found) > 1:
             x = finite_sum(da.stack(found), (0,))[0]
         elif "s" in axes:
             x = da.concatenate(found, axis=-3)
-        return x[(0,) * self.fronts.get(kind, 0)] if axes else found
-
-
-def _last_message(
-    ctx: Context, chain: Chain, workspace: int, backward: bool
-) -> tuple[Array, Array]:
-    logs, whole = chains.messages.last_message(ctx, chain, workspace, backward)
-    return ctx.xp.astype(logs, ctx.dtype(ctx.precision)), whole
+        return x[(0,) * (x.ndim - self.like.get(kind, x).ndim)] if axes else found
 
 
 def _cut(part: str, x: da.Array, start: int, stop: int) -> da.Array:
@@ -158,13 +162,15 @@ def _cut(part: str, x: da.Array, start: int, stop: int) -> da.Array:
     return x if x.shape[-3] == 1 else x[..., max(start - 1, 0) : stop - 1, :, :]
 
 
-def _of_block(operation: Operation, place: Any, lengths: Any, *blocks: Any, workspace: int) -> Any:
-    """Return what an operation makes of a piece of some rows, in memory.
+def _of_block(
+    operation: Operation, dtypes: Sequence[str], place: Any, lengths: Any, *blocks: Any
+) -> Any:
+    """Return what an operation makes of a piece of some rows, in memory, in these dtypes.
 
-    Its place are the names of blocks, its first step and the one behind its last, and the steps of
-    the chain.
+    Its place are the names of blocks, its first step and the one behind its last, the steps of the
+    chain, and a workspace.
     """
-    names, (start, stop), num_steps = place
+    names, (start, stop), num_steps, workspace = place
     given = dict(zip(names, blocks, strict=True))
     arrays = {name: given.pop(name) for name in names if name in ARGUMENTS}
     _inputs.check_lengths(lengths, lengths.shape, num_steps)
@@ -172,8 +178,11 @@ def _of_block(operation: Operation, place: Any, lengths: Any, *blocks: Any, work
     ctx, chain = _inputs.enter_chain(arrays, lengths)
     _inputs.check_weights(ctx, chain)
     with using(1), ctx.computing():
-        found = ctx.leave(operation(ctx, chain, workspace, **given))
-    return found[0] if isinstance(found, tuple) and len(found) == 1 else found
+        found = operation(ctx, chain, workspace, **given)
+        # Where messages are wider than the chain, what is computed of them is as well.
+        pairs = zip(found if isinstance(found, tuple) else (found,), dtypes, strict=False)
+        found = ctx.leave(tuple(ctx.cast(x, getattr(ctx.xp, dtype)) for x, dtype in pairs))
+    return found if len(found) > 1 else found[0]
 
 
 def log_partition(chain: LogChain) -> da.Array:
@@ -184,7 +193,7 @@ def log_partition(chain: LogChain) -> da.Array:
     (*_, logs), (*_, whole) = pieces.messages()
     final = {k: x for k, x in chain._given().items() if ARGUMENTS[k] == "final"}
     total = log_partition(LogChain(logs[..., None, :], **final)) + whole
-    return total.astype(pieces.dtypes[None])
+    return total.astype(pieces.dtypes[""])
 
 
 def forward_messages(chain: LogChain) -> da.Array:
@@ -201,27 +210,23 @@ def backward_messages(chain: LogChain) -> da.Array:
     return pieces.all(chains.messages.backward_messages, "tk", log_final=after, whole=whole)[0]
 
 
-def _between(chain: LogChain, operation: Callable[..., Any], *kinds: str, **others: Any) -> Any:
-    """Return what an operation makes of pieces between the messages of both sides."""
-    pieces = Pieces(chain)
-    (before, _), (after, _) = pieces.messages(), pieces.messages(backward=True)
-    return pieces.all(operation, *kinds, log_initial=before, log_final=after, **others)
-
-
 def marginals(chain: LogChain) -> da.Array:
     """Return the posterior probability of each state at each step."""
-    return _between(chain, chains.posterior.marginals, "tk")[0]
+    pieces = Pieces(chain)
+    return pieces.all(chains.posterior.marginals, "tk", **pieces.sides)[0]
 
 
 def expected_transitions(chain: LogChain) -> da.Array:
     """Return how often each transition is expected to be taken."""
-    return _between(chain, chains.posterior.expected_transitions, "counts")[0]
+    pieces = Pieces(chain)
+    return pieces.all(chains.posterior.expected_transitions, "counts", **pieces.sides)[0]
 
 
 def posterior(chain: LogChain) -> tuple[Any, ...]:
     """Return log Z, marginals and counts; see `LogChain.posterior`."""
-    kinds = ["counts"] * (chain._transitions() is not None)
-    totals, shares, *counts = _between(chain, chains.posterior.posterior, "", "tk", *kinds)
+    pieces = Pieces(chain)
+    kinds = ["", "tk"] + ["counts"] * ("counts" in pieces.like)
+    totals, shares, *counts = pieces.all(chains.posterior.posterior, *kinds, **pieces.sides)
     log_z = totals[0] if len(totals) == 1 else log_partition(chain)
     return log_z, shares, counts[0] if counts else None
 
@@ -235,11 +240,11 @@ def filtered(chain: LogChain) -> tuple[Any, ...]:
 def entropy(chain: LogChain) -> da.Array:
     """Return the entropy of the posterior; that of a step in which pieces overlap counts once."""
     pieces = Pieces(chain)
-    total = sum(_between(chain, chains.entropy.entropy, "")[0])
-    (before, _), (after, _) = pieces.messages(), pieces.messages(backward=True)
-    for x, y in zip(before[1:-1], after[:-1], strict=True):
+    total = sum(pieces.all(chains.entropy.entropy, "whole", **pieces.sides)[0])
+    before, after = pieces.sides.values()
+    for x, y in zip(before[1:], after[:-1], strict=True):
         total = total - entropy(LogChain((x + y)[..., None, :], workspace=chain._workspace))
-    return total
+    return total.astype(pieces.dtypes[""])
 
 
 def viterbi(chain: LogChain) -> tuple[Any, ...]:
@@ -316,7 +321,7 @@ def log_weight(chain: LogChain, states: Any) -> da.Array:
             given["log_initial"] = da.broadcast_to(zeros, (*pieces.batch, pieces.num_states))
         sums += pieces.piece(i, _weigh, ["whole", "whole"], **given)
     # Whole numbers first: they add up exactly.
-    return (sum(sums[::2]) + sum(sums[1::2])).astype(pieces.dtypes[None])
+    return (sum(sums[::2]) + sum(sums[1::2])).astype(pieces.dtypes[""])
 
 
 def _weigh(ctx: Context, chain: Chain, workspace: int, states: Array) -> Any:
@@ -336,8 +341,9 @@ def value_and_pullback(chain: LogChain) -> tuple[da.Array, Callable[..., ChainGr
         check_cotangent(g, value)
         names = zip(ChainGradients._fields, PARTS, strict=True)
         parts = [part for name, part in names if name in wanted and part in given]
-        pull, everywhere = partial(_pulled_back, wanted=parts), [g] * len(Pieces(chain).steps)
-        found = _between(chain, pull, *parts, cotangent=everywhere) if parts else []
+        pieces, pull = Pieces(chain), partial(_pulled_back, wanted=parts)
+        others = {"cotangent": [g] * len(pieces.steps), **pieces.sides}
+        found = pieces.all(pull, *parts, **others) if parts else []
         return ChainGradients(*map(dict(zip(parts, found, strict=True)).get, PARTS))
 
     return value, pullback

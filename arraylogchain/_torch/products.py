@@ -234,6 +234,6 @@ def _through_finite(out: Tensor) -> Tensor:
 
 
 def _check_tensors(given: Mapping[str, Any]) -> None:
-    """Raise where a tensor is mixed with something else, as without autograd."""
-    if not all(isinstance(x, torch.Tensor) for x in given.values()):
+    """Raise where a tensor is nested, or mixed with something else, as without autograd."""
+    if not all(isinstance(x, torch.Tensor) and not x.is_nested for x in given.values()):
         enter(given)

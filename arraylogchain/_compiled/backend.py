@@ -12,13 +12,12 @@ from arraylogchain._array.chains.pieces import (
     Block,
     Messages,
     Piece,
-    near_logs,
 )
 from arraylogchain._compiled import matrices, paths, recursion
 from arraylogchain._compiled.compiling import Floats, Integers
 from arraylogchain._compiled.matrices import MANY, frozen
-from arraylogchain._compiled.steps import RAISED
-from arraylogchain._context import Array, whole_maximum
+from arraylogchain._compiled.steps import LOGS
+from arraylogchain._context import Array
 
 # From so many rows on they are taken side by side.
 _SIDE_BY_SIDE = 8
@@ -41,9 +40,9 @@ class Loops:
         # How many of what loops take share the matrices of one group.
         self.each = piece.rows // self.R
         self.G = piece.groups * self.each
-        self.lengths = np.full((self.G, self.R), piece.num_steps)
-        if piece.lengths is not None:
-            self.lengths = piece.lengths.astype(np.int64).reshape(self.G, self.R)
+        self.lengths = np.empty((self.G, self.R), np.int64)
+        ends = piece.lengths
+        self.lengths[...] = piece.num_steps if ends is None else ends.reshape(self.lengths.shape)
         transitions = piece.chain.transitions
         self.has_one = transitions is None or transitions.shape[-3] < 2
         # Whether there is room to have a matrix's columns one after another.
@@ -52,11 +51,11 @@ class Loops:
 
     def advance(self, state: Messages | None, steps: slice, backward: bool, keep: int) -> Block:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
-        begin = self._enter(self._begin(backward) if state is None else state)
+        weights, scales, forms = self._enter(state, backward)
         (prepared, proof, few), first = self._matrices("weights", steps, backward)
         arrived = np.empty((G, S, K * R) if keep == BOTH else (1, 2, K * R))
         left = np.empty((1, 2, K * R) if keep == NOTHING else (G, S + 1, K * R))
-        scales = np.empty((2, G, S, R) if keep == BOTH else (2, 0, 0, 0))
+        arrived_scales = np.empty((2, G, S, R) if keep == BOTH else (2, 0, 0, 0))
         left_scales = np.empty((2, 0, 0, 0) if keep == NOTHING else (2, G, S + 1, R))
         recursion.advance(
             self._potentials(steps),
@@ -64,46 +63,49 @@ class Loops:
             proof,
             few,
             self.lengths,
-            begin,
-            (arrived, left, scales, left_scales),
+            (weights.reshape(G, R, K), scales.reshape(2, G, R), forms.reshape(G, R)),
+            (arrived, left, arrived_scales, left_scales),
             (*self._room(S), np.empty((3, R)), np.empty((4, K))),
             steps.start,
             backward,
         )
-        weights, shifts, powers, forms = begin
-        groups, rows = self.piece.groups, self.piece.rows
-        in_logs = forms.astype(np.bool_).reshape(groups, rows)
-        shifts, powers = shifts.reshape(groups, rows), powers.reshape(groups, rows)
+        in_logs = forms == LOGS
         return Block(
-            self._messages(arrived, scales, in_logs) if keep == BOTH else None,
+            self._messages(arrived, arrived_scales, in_logs) if keep == BOTH else None,
             self._messages(left, left_scales, in_logs) if keep != NOTHING else None,
-            Messages(self._leave(weights[:, None])[0], shifts, powers, in_logs),
+            Messages(weights, scales[0], scales[1], in_logs),
         )
 
     def best(self, state: Array | None, steps: slice, keep: bool) -> tuple[Array | None, Array]:
-        S = steps.stop - steps.start
-        if state is None:
-            state = self._begin(False).in_log_form(self.piece.ctx).values
-        m = self._lay(state[None])[:, 0].copy()
+        G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
+        weights, in_logs = self._first(False) if state is None else (state.copy(), True)
         (L,), first = self._matrices("logs", steps, False)
-        left = np.empty((self.G, S, m.shape[1]) if keep else (1, 2, m.shape[1]))
-        x, room = self._potentials(steps), self._room(S)
-        paths.best(x, (L, self.each, first), self.lengths, m, left, room, steps.start)
-        return self._leave(left) if keep else None, self._leave(m[:, None])[0]
+        left = np.empty((G, S, K * R) if keep else (1, 2, K * R))
+        paths.best(
+            self._potentials(steps),
+            (L, self.each, first),
+            self.lengths,
+            weights.reshape(G, R, K),
+            not in_logs,
+            left,
+            (*self._room(S), np.empty(K * R)),
+            steps.start,
+        )
+        return self._leave(left) if keep else None, weights
 
     def trace(self, left: Array, after: Array, steps: slice) -> Array:
         states = self._states(after[..., None], steps)
         (L,), first = self._matrices("logs", steps, True)
-        m, edges = frozen(self._lay(left)), (L, self.each, first)
+        m, edges = self._lay(left.transpose(1, 2, 0, 3)), (L, self.each, first)
         paths.trace(m, edges, self.turns, self.lengths, states, steps.start)
         return self._over_time(states)[..., 0]
 
     def draw(self, left: Messages, after: Array, steps: slice, uniforms: Array) -> Array:
         states, own = self._states(after, steps), (self.G, self.R)
-        ((F, logs, *_), proof, _), first = self._matrices("weights", steps, True)
+        ((F, logs, _), proof, _), first = self._matrices("weights", steps, True)
         uniforms = np.ascontiguousarray(uniforms.transpose(1, 2, 0, 3), np.float64)
         paths.draw(
-            frozen(self._lay(left.values)),
+            self._lay(left.values.transpose(1, 2, 0, 3)),
             np.ascontiguousarray(left.in_logs).reshape(own),
             (F, logs, self.each, first),
             max(proof[1], 2.0**-900),
@@ -128,7 +130,7 @@ class Loops:
         return states.reshape(groups, rows, S, n).transpose(2, 0, 1, 3)[:-1]
 
     def _potentials(self, steps: slice) -> Array:
-        return frozen(self._lay(self.piece.potentials(steps).transpose(2, 0, 1, 3)))
+        return self._lay(self.piece.potentials(steps))
 
     def _room(self, S: int) -> tuple[Floats, Floats]:
         width = self.K * self.R
@@ -157,36 +159,34 @@ class Loops:
             given, in_logs = np.zeros((self.piece.groups, 1, self.K, self.K)), False
         if form == "logs":
             return (matrices.logs_of(given, in_logs, backward and self.turns),)
-        found = matrices.prepare(self.piece.ctx, given, in_logs, backward)
-        F, logs, shifts, powers, *proof = found
-        few = matrices.few_entries(F, logs) if self.has_one and len(F) == 1 else MANY
-        return (F, logs, shifts, powers), tuple(proof), few
+        found, proof = matrices.prepare(self.piece.ctx, given, in_logs, backward)
+        few = matrices.few_entries(*found[:2]) if self.has_one and len(given) == 1 else MANY
+        return found, proof, few
 
-    def _begin(self, backward: bool) -> Messages:
-        """Return what a recursion starts with, in logs or as weights that loops can take."""
-        ctx, (weights, in_logs) = self.piece.ctx, self.piece.end(backward)
-        shifts = powers = np.zeros((self.piece.groups, self.piece.rows))
-        x = np.ones(self.piece.state_shape) if weights is None else ctx.load(weights, ctx.widest)
-        if in_logs:
-            top = whole_maximum(ctx, x, -1, ctx.widest)
-            x, shifts = x - top, top[..., 0]
-        elif x.min() >= 2.0**-60 and x.max() <= 2.0**60:
-            x, powers = x * 2.0**RAISED, powers - RAISED
+    def _enter(self, state: Messages | None, backward: bool) -> tuple[Floats, Floats, Integers]:
+        """Return a copy of a state, or of what the recursion starts with, as loops take it."""
+        shape = self.piece.groups, self.piece.rows
+        scales, forms = np.zeros((2, *shape)), np.zeros(shape, np.int64)
+        if state is None:
+            weights, forms[...] = self._first(backward)
         else:
-            (x, powers), in_logs = near_logs(ctx, x), True
-        return Messages(x, shifts, powers, np.full(shifts.shape, in_logs))
+            weights, forms[...] = np.array(state.values, np.float64, order="C"), state.in_logs
+            scales[0], scales[1] = state.shifts, state.powers
+        return weights, scales, forms
 
-    def _enter(self, state: Messages) -> tuple[Array, ...]:
-        """Return a copy of a state, as loops take it."""
-        shape, weights = (self.G, self.R), np.array(self._lay(state.values[None])[:, 0])
-        scales = (np.array(x, np.float64).reshape(shape) for x in (state.shifts, state.powers))
-        return weights, *scales, state.in_logs.astype(np.int64).reshape(shape)
+    def _first(self, backward: bool) -> tuple[Floats, bool]:
+        """Return what a recursion starts with, [groups, rows, K], and whether it is in logs."""
+        x, in_logs = self.piece.end(backward)
+        if x is None:
+            return np.ones(self.piece.state_shape), False
+        return np.array(x, np.float64, order="C"), in_logs
 
     def _lay(self, x: Array) -> Floats:
-        """Lay out an array [n, groups, rows, K] as [G, n, K * R]."""
-        n = len(x)
-        x = x.reshape(n, self.G, self.R, self.K).transpose(1, 0, 3, 2)
-        return np.ascontiguousarray(x, np.float64).reshape(self.G, n, self.K * self.R)
+        """Lay out an array [groups, rows, n, K] as [G, n, K * R], not to be written to."""
+        n = x.shape[2]
+        x = x.reshape(self.G, self.R, n, self.K).transpose(0, 2, 3, 1)
+        x = np.ascontiguousarray(x, np.float64).reshape(self.G, n, self.K * self.R)
+        return frozen(x)  # type: ignore[no-any-return]
 
     def _leave(self, x: Floats) -> Floats:
         """View an array [G, n, K * R] as [n, groups, rows, K]."""

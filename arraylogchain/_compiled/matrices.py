@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,22 +23,9 @@ _ABOVE = 2.0**54
 _FEW_STATES, _FEW_SHARE = 8, 4
 
 
-class Prepared(NamedTuple):
-    """Matrices [g, s, K, K]: exp(shifts) 2^powers F, and what is known of all of them.
-
-    `logs` are logarithms of F, or empty where its entries tell all. For the others see
-    `recursion.advance`.
-    """
-
-    F: Floats
-    logs: Floats
-    shifts: Floats
-    powers: Floats
-    least: float
-    line: float
-    log_line: float
-    is_special: bool
-
+# What `recursion.advance` takes: (F, logs, scales) of matrices exp(scales[0]) 2^scales[1] F, and
+# `proof`, what is known of all of them. The logs are empty where entries of F tell all.
+Prepared = tuple[tuple[Floats, Floats, Floats], tuple[float, float, float, bool]]
 
 _NO_LOGS = np.empty((0, 0, 0))
 
@@ -46,47 +33,48 @@ _NO_LOGS = np.empty((0, 0, 0))
 def prepare(ctx: Context, given: Array, in_logs: bool, transposed: bool) -> Prepared:
     """Prepare matrices [g, s, K, K]."""
     g, s, K, _ = given.shape
-    flat, found = np.empty((g, s, K * K)), np.empty((g * s, 2))
-    given = frozen(np.ascontiguousarray(given, np.float64).reshape(g * s, K, K))
-    odd, low = copy(given, transposed, in_logs, flat.reshape(g * s, K * K), found)
-    shifts, powers, logs, line = np.zeros((g, s)), np.zeros((g, s)), _NO_LOGS, K * _ABOVE * TINY
+    flat, found, scales = np.empty((g, s, K * K)), np.empty((2, g, s)), np.zeros((2, g, s))
+    odd, low = copy(
+        frozen(np.ascontiguousarray(given, np.float64)), transposed, in_logs, flat, found
+    )
+    logs, line = _NO_LOGS, K * _ABOVE * TINY
     if not (in_logs or odd):
-        least = max(2.0**-600, 2.0**-1000 / low)
-        return Prepared(flat, logs, shifts, powers, least, 0.0, line, False)
-    tops = found[:, 0].reshape(g, s)
+        return (flat, logs, scales), (max(2.0**-600, 2.0**-1000 / low), 0.0, line, False)
+    tops, lows = found
     is_special = not np.all(tops < INF)
     with np.errstate(all="ignore"):
         if in_logs:
-            shifts = np.where(np.isfinite(tops), np.ceil(tops), 0.0)
-            logs = flat - shifts[..., None]
+            scales[0] = np.where(np.isfinite(tops), np.ceil(tops), 0.0)
+            logs = flat - scales[0, ..., None]
             flat = np.exp(logs)
-            low = np.exp(np.min(found[:, 1].reshape(g, s) - shifts, initial=INF))
+            low = np.exp(np.min(lows - scales[0], initial=INF))
         else:
-            logs, powers = near_logs(ctx, flat)
-            apart = -powers.astype(int)
+            logs, scales[1] = near_logs(ctx, flat)
+            apart = -scales[1].astype(int)
             flat = np.ldexp(flat, apart[..., None])
-            low = np.min(np.ldexp(found[:, 1].reshape(g, s), apart), initial=INF)
+            low = np.min(np.ldexp(lows, apart), initial=INF)
         is_partial = low < _LEAST_ENTRY
         if not (in_logs or is_partial or is_special):
             logs = _NO_LOGS  # those of F are rounded less
         if is_partial:
             flat, line = np.where(flat < _LEAST_ENTRY, 0.0, flat), K * _ABOVE * _LEAST_ENTRY
     least = max(2.0**-600, 2.0**-1000 / max(low, _LEAST_ENTRY))
-    return Prepared(
-        flat, logs, shifts, powers, least, MOST * line if is_partial else 0.0, line, is_special
-    )
+    proof = least, MOST * line if is_partial else 0.0, line, is_special
+    return (flat, logs, scales), proof
 
 
 @compiled
 def copy(given: Floats, transposed: bool, in_logs: bool, out: Floats, found: Floats) -> Any:
-    """Copy matrices [n, K, K]; find the largest entry of each, and the least one above zero.
+    """Copy matrices [g, s, K, K]; find the largest entries of each, and the least above zero.
 
     The first is NaN if an entry is no weight, and -inf, in logarithms, where all are zeros. Return
     how many linear matrices are not loops' as they are, and the least of all entries above zero.
     """
     zero, odd, least = -INF if in_logs else 0.0, 0, INF
-    for n in range(len(given)):
-        x, y, K = given[n], out[n], given.shape[1]
+    groups, steps, K, _ = given.shape
+    for n in range(groups * steps):
+        g, s = n // steps, n % steps
+        x, y = given[g, s], out[g, s]
         top, low, special = zero, INF, 0
         for k in range(K):
             for j in range(K):
@@ -95,7 +83,7 @@ def copy(given: Floats, transposed: bool, in_logs: bool, out: Floats, found: Flo
                 top = w if w > top else top
                 low = w if zero < w < low else low
                 special += not zero <= w < INF
-        found[n, 0], found[n, 1] = math.nan if special else top, low
+        found[0, g, s], found[1, g, s] = math.nan if special else top, low
         odd += special > 0 or low < _LEAST_ENTRY or not (top == 0.0 or _FROM <= top <= _TO)
         least = low if low < least else least
     return odd, least

@@ -67,6 +67,22 @@ def log(x):
     return n * _LN2_HIGH - ((half - (s * (half + odd + even) + n * _LN2_LOW)) - f)
 
 
+@inner
+def write_logs(x: Floats) -> float:
+    """Write the logs of weights over the power of two of the largest; return its exponent.
+
+    So each is rounded as what it is relative to the largest.
+    """
+    top = 0.0
+    for k in range(len(x)):
+        top = x[k] if x[k] > top else top
+    power = math.frexp(top)[1]
+    for k in range(len(x)):
+        near, own = math.frexp(x[k])
+        x[k] = math.log(near) + (own - power) * _LN2_HIGH + (own - power) * _LN2_LOW
+    return power
+
+
 @inlined
 def power_of_two(n):
     """Return 2**n, -1022 <= n <= 1023."""

@@ -6,7 +6,15 @@ import math
 
 from arraylogchain._compiled.compiling import compiled, inlined, inner
 from arraylogchain._compiled.logs import log_entry
-from arraylogchain._compiled.numbers import INF, bring_near_0, exp, largest, maximise
+from arraylogchain._compiled.numbers import (
+    INF,
+    bring_near_0,
+    exp,
+    finite,
+    largest,
+    maximise,
+    write_logs,
+)
 from arraylogchain._compiled.steps import copy_rows, longer, number, take_tops
 
 # Logs are brought near 0 after so many steps: before, little is lost by rounding.
@@ -14,7 +22,7 @@ _TOGETHER = 8
 
 
 @compiled
-def best(x, matrices, lengths, state, left, room, first):
+def best(x, matrices, lengths, state, are_weights, left, room, first):
     """Take groups of rows through a block of steps, with the largest of terms for their sums.
 
     Parameters
@@ -23,18 +31,24 @@ def best(x, matrices, lengths, state, left, room, first):
         See `recursion.advance`.
     matrices : (L, rows, begin)
         Logarithms of weights [g, s, K * K].
-    state : array [G, K * R]
-        Logarithms. Changed.
+    state : array [G, R, K]
+        Logarithms. Changed. What a chain begins with may be weights, if they `are_weights`.
     left : array [G, S, K * R], or [1, 2, K * R]
         Those after each step, if they are kept.
-    room : (factors [B, K * R], tops [B, R])
+    room : (factors [B, K * R], tops [B, R], begins [K * R])
     """
     L, rows, begin = matrices
-    factors, tops = room
+    factors, tops, begins = room
     S, R, flat, B = x.shape[1], lengths.shape[1], L.reshape(-1), len(factors)
     K = x.shape[2] // R
     for g in range(len(x)):
-        m, gl = state[g], g % len(left)
+        own, m, gl = state[g], begins, g % len(left)
+        for r in range(R):
+            if are_weights:
+                write_logs(own[r])
+            shift = finite(largest(own[r]))
+            for k in range(K):
+                m[k * R + r] = own[r, k] - shift
         for t in range(first, first + S):
             i = (t - first) % B
             if i == 0:
@@ -52,9 +66,9 @@ def best(x, matrices, lengths, state, left, room, first):
             if t % _TOGETHER == 0:
                 bring_near_0(out, R, tops[i])
             m = out
-        own = state[g]
-        for j in range(K * R):
-            own[j] = m[j]
+        for r in range(R):
+            for k in range(K):
+                own[r, k] = m[k * R + r]
 
 
 @compiled

@@ -33,10 +33,10 @@ def advance(x, matrices, proof, few, lengths, state, kept, room, first, backward
     ----------
     x : array [G, S, K * R]
         Potentials.
-    matrices : (F, L, shifts, powers, rows, begin)
-        F [g, s, K * K], with exp(shifts [g, s]) * 2^powers; transposed if `backward`. Logarithms
-        of entries of F, or empty. How many groups share one g, and the step that the first s is
-        for.
+    matrices : (F, L, scales, rows, begin)
+        F [g, s, K * K], with exp(scales[0, g, s]) * 2^scales[1, g, s]; transposed if `backward`.
+        Logarithms of entries of F, or empty. How many groups share one g, and the step that the
+        first s is for.
     proof : (least, line, log_line, is_special)
         The least linear weight; the least sum that is proved if entries were left out of F, else 0;
         the least sum of a step in logarithms; whether entries are infinite or NaN.
@@ -44,8 +44,9 @@ def advance(x, matrices, proof, few, lengths, state, kept, room, first, backward
         See `log_product`.
     lengths : array [G, R]
         Steps of rows, the longest first.
-    state : (weights [G, K * R], shifts [G, R], powers [G, R], forms [G, R])
-        Changed. The last is LINEAR or LOGS, as rows are in all of the block.
+    state : (weights [G, R, K], scales [2, G, R], forms [G, R])
+        Changed. The last is LINEAR or LOGS, as rows are in all of the block. What a chain begins
+        with may have any weights.
     kept : (arrived [G, S, K * R], left [G, S + 1, K * R], scales [2, G, S, R], [2, G, S + 1, R])
         What is kept of each step; `left` also has what the block began with. What is not kept is
         [1, 2, K * R], and [2, 0, 0, 0].
@@ -55,21 +56,14 @@ def advance(x, matrices, proof, few, lengths, state, kept, room, first, backward
         The first step of the block.
     backward : bool
     """
-    weights, shifts, powers, forms = state
-    least, R = proof[0], lengths.shape[1]
-    K = x.shape[2] // R
-    span = (RAISED - 8 - math.log2(least)) * math.log(2.0)
+    weights, scales, forms = state
+    span = (RAISED - 8 - math.log2(proof[0])) * math.log(2.0)
     for g in range(len(x)):
-        own = weights[g], shifts[g], powers[g], forms[g]
-        for r in range(R):
-            if forms[g, r] == LOGS and not proof[3]:
-                _make_linear(own, r, K, span, room[3][0])
-            if forms[g, r] == LINEAR:
-                m = weights[g]
-                fits = not proof[3] and steps.bring_in_range(m, m, m, r, K, R, least, powers[g])
-                forms[g, r] = LINEAR if fits else FAILED
+        own = weights[g], scales[0, g], scales[1, g], forms[g]
+        for r in range(len(forms[g])):
+            _choose_form(own, r, proof, span)
         _linear(x[g], matrices, proof, lengths[g], own, kept, room, first, backward, g)
-        for r in range(R):
+        for r in range(len(forms[g])):
             if forms[g, r] != LINEAR:
                 _in_logs(
                     x[g], matrices, proof, few, lengths[g], own, kept, room, first, backward, g, r
@@ -77,21 +71,24 @@ def advance(x, matrices, proof, few, lengths, state, kept, room, first, backward
 
 
 @inner
-def _make_linear(state, r, K, span, a):
-    """Write a row's logarithms as weights, if they are in range."""
-    m, shifts, powers, forms = state
-    R = len(forms)
-    for k in range(K):
-        a[k] = m[k * R + r]
-    top = largest(a)
+def _choose_form(state, r, proof, span):
+    """Make a row linear, if its weights can be brought into range; else mark it, or leave logs."""
+    weights, shifts, powers, forms = state
+    m, K, is_special = weights[r], weights.shape[1], proof[3]
+    if forms[r] == LINEAR:
+        fits = not is_special and steps.bring_in_range(m, m, m, 0, K, 1, proof[0], powers[r:])
+        forms[r] = LINEAR if fits else FAILED
+        return
+    top = largest(m)
     shift, wide = finite(top), 0
+    shifts[r] += shift
     for k in range(K):
-        wide += (a[k] - shift < -span) & (a[k] > -INF)
-    if wide == 0 and top == top:
-        numbers.exps(a, shift, a, K)
+        m[k] -= shift
+        wide += (m[k] < -span) & (m[k] > -INF)
+    if wide == 0 and top == top and not is_special:
+        numbers.exps(m, 0.0, m, K)
         for k in range(K):
-            m[k * R + r] = a[k] * 2.0**RAISED
-        shifts[r] += shift
+            m[k] *= 2.0**RAISED
         powers[r] -= RAISED
         forms[r] = LINEAR
 
@@ -99,8 +96,8 @@ def _make_linear(state, r, K, span, a):
 @inner
 def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
     """Take rows of a group through a block, those that are linear; mark what fails."""
-    F, _, matrix_shifts, matrix_powers, rows, begin = matrices
-    weights, shifts, powers, forms = state
+    F, _, matrix_scales, rows, begin = matrices
+    forms = state[3]
     arrived, left, arrived_scales, left_scales = kept
     factors, tops, scale, _ = room
     shift, power = scale[0], scale[1]
@@ -111,9 +108,10 @@ def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
     at = S if backward and len(left) > S else 0
     m = left[at]
     m[: K * R] = 0.0
-    good = _copy(m, shift, power, weights, shifts, powers, forms)
+    good = _copy(m, shift, power, state, False)
     if good == 0:
         return
+    steps.raise_weights(m, scale[2], power)
     _keep(left_scales, g, S if backward else 0, shift, power)
     for s in range(S):
         i = S - 1 - s if backward else s
@@ -131,8 +129,8 @@ def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
         if begun > 0:
             numbers.multiply(v, m, F.reshape(-1), (gm * F.shape[1] + n) * K * K, K, R, begun)
         for r in range(begun):
-            shift[r] += matrix_shifts[gm, n]
-            power[r] += matrix_powers[gm, n]
+            shift[r] += matrix_scales[0, gm, n]
+            power[r] += matrix_scales[1, gm, n]
         steps.copy_rows(v, m, R, begun)
         _keep(arrived_scales, g, i, shift, power)
         odd = steps.weigh(v, f, w, proof[0])
@@ -148,19 +146,26 @@ def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
             shift[r] += tops[i - low, r]
         _keep(left_scales, g, i + (not backward), shift, power)
         m = w
-    _copy(weights, shifts, powers, m, shift, power, forms)
+    _copy(m, shift, power, state, True)
 
 
 @inner
-def _copy(to, to_shift, to_power, m, shift, power, forms):
-    """Copy the state of rows that are linear; return how many these are."""
+def _copy(m, shift, power, state, back):
+    """Copy a state's rows that are linear to where steps take them, or back; return how many."""
+    weights, shifts, powers, forms = state
+    R, K = weights.shape
     count = 0
-    for r in range(len(forms)):
+    for r in range(R):
         if forms[r] == LINEAR:
             count += 1
-            to_shift[r], to_power[r] = shift[r], power[r]
-            for i in range(r, len(m), len(forms)):
-                to[i] = m[i]
+            if back:
+                shifts[r], powers[r] = shift[r], power[r]
+                for k in range(K):
+                    weights[r, k] = m[k * R + r]
+            else:
+                shift[r], power[r] = shifts[r], powers[r]
+                for k in range(K):
+                    m[k * R + r] = weights[r, k]
     return count
 
 
@@ -173,17 +178,16 @@ def _keep(scales, g, i, shift, power):
 @inner
 def _in_logs(x, matrices, proof, few, lengths, state, kept, room, first, backward, g, r):
     """Take a row through a block in logarithms."""
-    F, L, matrix_shifts, matrix_powers, rows, begin = matrices
+    F, L, matrix_scales, rows, begin = matrices
     weights, shifts, powers, forms = state
     arrived, left, arrived_scales, left_scales = kept
     a, c, sums, u = room[3][0], room[3][1], room[3][2], room[3][3]
     S, K, R = len(x), len(a), len(forms)
     gm, P, logs = g // rows, F.reshape(-1), L.reshape(-1)
-    powers[r] += RAISED if forms[r] == FAILED else 0
+    if forms[r] == FAILED:
+        powers[r] += numbers.write_logs(weights[r])
     for k in range(K):
-        a[k] = weights[k * R + r]
-        if forms[r] == FAILED:
-            a[k] = numbers.log(a[k] * 2.0**-RAISED) if a[k] > 0.0 else -INF
+        a[k] = weights[r, k]
     _keep_row(a, left, left_scales, g, S if backward else 0, r, shifts, powers)
     for s in range(S):
         i = S - 1 - s if backward else s
@@ -193,8 +197,8 @@ def _in_logs(x, matrices, proof, few, lengths, state, kept, room, first, backwar
             n = steps.number(F, t, begin, backward)
             base = (gm * F.shape[1] + n) * K * K
             log_product(a, P, logs, base, proof[2], proof[3], few, c, sums, u)
-            shifts[r] += matrix_shifts[gm, n]
-            powers[r] += matrix_powers[gm, n]
+            shifts[r] += matrix_scales[0, gm, n]
+            powers[r] += matrix_scales[1, gm, n]
             for k in range(K):
                 a[k] = c[k]
         _keep_row(a, arrived, arrived_scales, g, i, r, shifts, powers)
@@ -211,7 +215,7 @@ def _in_logs(x, matrices, proof, few, lengths, state, kept, room, first, backwar
         _keep_row(a, left, left_scales, g, i + (not backward), r, shifts, powers)
     forms[r] = LOGS
     for k in range(K):
-        weights[k * R + r] = a[k]
+        weights[r, k] = a[k]
 
 
 @inner

@@ -118,6 +118,8 @@ def bring_in_range(v, f, w, r, K, R, least, power):
     """
     top, low = 0.0, INF
     for i in range(r, K * R, R):
+        if not 0.0 <= w[i] < INF:
+            return False
         if v[i] > 0.0 and f[i] > 0.0:
             top = w[i] if w[i] > top else top
             low = w[i] if w[i] < low else low
@@ -127,10 +129,12 @@ def bring_in_range(v, f, w, r, K, R, least, power):
         return False
     n = RAISED - exponent_of(top)
     n = n if n < 1000 else 1000
+    if low * power_of_two(n) < least:
+        return False
     for i in range(r, K * R, R):
         w[i] *= power_of_two(n)
     power[r] -= n
-    return low * power_of_two(n) >= least
+    return True
 
 
 @inner

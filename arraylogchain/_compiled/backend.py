@@ -6,13 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._array.chains.pieces import (
-    BOTH,
-    NOTHING,
-    Block,
-    Messages,
-    Piece,
-)
+from arraylogchain._array.chains.pieces import BOTH, NOTHING, Block, Messages, Piece
 from arraylogchain._compiled import matrices, paths, recursion
 from arraylogchain._compiled.compiling import Floats, Integers
 from arraylogchain._compiled.matrices import MANY, frozen

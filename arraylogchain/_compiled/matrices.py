@@ -42,22 +42,21 @@ def prepare(ctx: Context, given: Array, in_logs: bool, transposed: bool) -> Prep
         return (flat, logs, scales), (max(2.0**-600, 2.0**-1000 / low), 0.0, line, False)
     tops, lows = found
     is_special = not np.all(tops < INF)
-    with np.errstate(all="ignore"):
-        if in_logs:
-            scales[0] = np.where(np.isfinite(tops), np.ceil(tops), 0.0)
-            logs = flat - scales[0, ..., None]
-            flat = np.exp(logs)
-            low = np.exp(np.min(lows - scales[0], initial=INF))
-        else:
-            logs, scales[1] = near_logs(ctx, flat)
-            apart = -scales[1].astype(int)
-            flat = np.ldexp(flat, apart[..., None])
-            low = np.min(np.ldexp(lows, apart), initial=INF)
-        is_partial = low < _LEAST_ENTRY
-        if not (in_logs or is_partial or is_special):
-            logs = _NO_LOGS  # those of F are rounded less
-        if is_partial:
-            flat, line = np.where(flat < _LEAST_ENTRY, 0.0, flat), K * _ABOVE * _LEAST_ENTRY
+    if in_logs:
+        scales[0] = np.where(np.isfinite(tops), np.ceil(tops), 0.0)
+        logs = flat - scales[0, ..., None]
+        flat = np.exp(logs)
+        low = np.exp(np.min(lows - scales[0], initial=INF))
+    else:
+        logs, scales[1] = near_logs(ctx, flat)
+        apart = -scales[1].astype(int)
+        flat = np.ldexp(flat, apart[..., None])
+        low = np.min(np.ldexp(lows, apart), initial=INF)
+    is_partial = low < _LEAST_ENTRY
+    if not (in_logs or is_partial or is_special):
+        logs = _NO_LOGS  # those of F are rounded less
+    if is_partial:
+        flat, line = np.where(flat < _LEAST_ENTRY, 0.0, flat), K * _ABOVE * _LEAST_ENTRY
     least = max(2.0**-600, 2.0**-1000 / max(low, _LEAST_ENTRY))
     proof = least, MOST * line if is_partial else 0.0, line, is_special
     return (flat, logs, scales), proof
@@ -93,9 +92,7 @@ def logs_of(given: Array, in_logs: bool, transposed: bool) -> Floats:
     """Return logarithms [g, s, K * K] of matrices, as they are if they can be read."""
     x = np.swapaxes(given, -1, -2) if transposed else given
     x = np.ascontiguousarray(x, np.float64)
-    if not in_logs:
-        with np.errstate(all="ignore"):
-            x = np.log(x)
+    x = x if in_logs else np.log(x)
     return x.reshape(*x.shape[:2], -1)  # type: ignore[no-any-return]
 
 
@@ -104,8 +101,7 @@ def few_entries(F: Floats, logs: Floats) -> tuple[Integers, Floats]:
     K = math.isqrt(F.shape[-1])
     if K < _FEW_STATES or np.count_nonzero(F) > K * (K // _FEW_SHARE):
         return MANY
-    with np.errstate(divide="ignore"):
-        logs = (logs if logs.size else np.log(F)).reshape(K, K)
+    logs = (logs if logs.size else np.log(F)).reshape(K, K)
     most = int(np.max(np.count_nonzero(logs > -INF, axis=0)))
     if most > K // _FEW_SHARE:
         return MANY

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import math
 
+from arraylogchain._compiled import numbers
 from arraylogchain._compiled.compiling import compiled, inlined, inner
 from arraylogchain._compiled.logs import log_entry
-from arraylogchain._compiled.numbers import (
-    INF,
-    bring_near_0,
-    exp,
-    finite,
-    largest,
-    maximise,
-    write_logs,
-)
+from arraylogchain._compiled.numbers import INF, bring_near_0, exp, finite, largest, maximise
 from arraylogchain._compiled.steps import copy_rows, longer, number, take_tops
 
 # Logs are brought near 0 after so many steps: before, little is lost by rounding.
@@ -45,7 +38,7 @@ def best(x, matrices, lengths, state, are_weights, left, room, first):
         own, m, gl = state[g], begins, g % len(left)
         for r in range(R):
             if are_weights:
-                write_logs(own[r])
+                numbers.write_logs(own[r])
             shift = finite(largest(own[r]))
             for k in range(K):
                 m[k * R + r] = own[r, k] - shift

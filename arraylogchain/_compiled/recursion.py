@@ -76,8 +76,9 @@ def _choose_form(state, r, proof, span):
     weights, shifts, powers, forms = state
     m, K, is_special = weights[r], weights.shape[1], proof[3]
     if forms[r] == LINEAR:
-        fits = not is_special and steps.bring_in_range(m, m, m, 0, K, 1, proof[0], powers[r:])
-        forms[r] = LINEAR if fits else FAILED
+        zero, one = K - K, K // K  # Numba would compile another function for constants
+        fits = steps.bring_in_range(m, m, m, zero, K, one, proof[0], powers[r:])
+        forms[r] = LINEAR if fits and not is_special else FAILED
         return
     top = largest(m)
     shift, wide = finite(top), 0
@@ -102,13 +103,14 @@ def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
     factors, tops, scale, _ = room
     shift, power = scale[0], scale[1]
     S, R = len(x), len(lengths)
-    K, keeps, following, low = x.shape[1] // R, arrived_scales.shape[3] > 0, 0, 0
+    K, keeps, low = x.shape[1] // R, arrived_scales.shape[3] > 0, 0
     arrived, left, gm = arrived[g % len(arrived)], left[g % len(left)], g // rows
+    following = S - S  # of a constant Numba compiles another version
     # What is not kept is written over.
     at = S if backward and len(left) > S else 0
     m = left[at]
     m[: K * R] = 0.0
-    good = _copy(m, shift, power, state, False)
+    good = _copy(m, shift, power, state, following)
     if good == 0:
         return
     steps.raise_weights(m, scale[2], power)
@@ -146,19 +148,19 @@ def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
             shift[r] += tops[i - low, r]
         _keep(left_scales, g, i + (not backward), shift, power)
         m = w
-    _copy(m, shift, power, state, True)
+    _copy(m, shift, power, state, following)
 
 
 @inner
-def _copy(m, shift, power, state, back):
-    """Copy a state's rows that are linear to where steps take them, or back; return how many."""
+def _copy(m, shift, power, state, taken):
+    """Copy a state's rows that are linear, back once steps are taken; return how many these are."""
     weights, shifts, powers, forms = state
     R, K = weights.shape
     count = 0
     for r in range(R):
         if forms[r] == LINEAR:
             count += 1
-            if back:
+            if taken > 0:
                 shifts[r], powers[r] = shift[r], power[r]
                 for k in range(K):
                     weights[r, k] = m[k * R + r]

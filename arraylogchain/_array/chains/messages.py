@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from arraylogchain import _dispatch
 from arraylogchain._array.chains import pieces
 from arraylogchain._array.chains.pieces import Backend, Block, Messages, Piece
@@ -120,7 +122,7 @@ def total_of(piece: Piece, last: Messages) -> tuple[Array, Array, Array]:
     They are logs near 0, shifts and powers of two, [groups, rows], to be summed by `add_scale`.
     """
     ctx, xp = piece.ctx, piece.ctx.xp
-    if last.in_logs.any() or "final" in piece.views:
+    if "final" in piece.views or np.count_nonzero(last.in_logs):
         found = last_logs(piece, last)
         return log_sum(xp, found.values), found.shifts, found.powers
     near, powers = pieces.split(ctx, xp.sum(ctx.load(last.values, ctx.widest), axis=-1))

@@ -366,11 +366,11 @@ def arrange(xp: Any, chain: Chain, x: Array, trailing: int) -> Array:
     if not chain.batch:
         return x
     own, groups = tuple(x.shape), chain.group_axes
-    if len(own) == len(chain.batch) + trailing and groups == tuple(range(len(groups))):
+    if missing := len(chain.batch) + trailing - len(own):
+        x = xp.reshape(x, (1,) * missing + own)
+    if groups == tuple(range(len(groups))):
         return x
-    padded = (1,) * (len(chain.batch) + trailing - len(own)) + own
-    order = (*groups, *chain.row_axes, *range(len(chain.batch), len(padded)))
-    return xp.permute_dims(xp.reshape(x, padded), order)
+    return xp.permute_dims(x, (*groups, *chain.row_axes, *range(len(chain.batch), x.ndim)))
 
 
 @lru_cache(maxsize=256)

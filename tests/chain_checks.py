@@ -20,23 +20,13 @@ AXES = dict(zip(NAMES, (2, 3, 3, 1, 1, 1, 1), strict=True))
 
 
 def check_chain(
-    backend: Backend,
-    dtype: str,
-    x: Any,
-    *,
-    lengths: Any = None,
-    garbage: float = np.nan,
-    workspace: int | None = None,
-    only: tuple[str, ...] = (),
-    **weights: Any,
+    backend: Backend, dtype: str, x: Any, *, only: tuple[str, ...] = (), **options: Any
 ) -> ChainCase:
     """Compare every operation of a chain with the reference, or those that are named.
 
-    `weights` are `LogChain`'s; `garbage` is written wherever no row reads.
+    `options` are `LogChain`'s; `garbage` is written wherever no row reads.
     """
-    case = ChainCase(
-        backend, dtype, x, lengths=lengths, garbage=garbage, workspace=workspace, **weights
-    )
+    case = ChainCase(backend, dtype, x, **options)
     for name in only or CHECKS:
         CHECKS[name](case)
     case.assert_unchanged()
@@ -149,6 +139,9 @@ def check_gradients(case: ChainCase, g: Any = None) -> None:
     found = pullback(given)
     assert found._fields == PARTS
     check_parts(case, found._asdict(), case.backend.to_numpy(given))
+    for first, again in zip(found, pullback(given), strict=True):
+        if first is not None:
+            np.testing.assert_array_equal(*map(case.backend.to_numpy, (first, again)))
     if case.backend.library == "torch":
         leaves = {n: a.clone().requires_grad_() for n, a in case.given.items()}
         case.make(**leaves).log_partition().backward(given)

@@ -48,6 +48,7 @@ SHAPES: list[tuple] = [
     ((2, 3, 6, 4), (5, 4, 4), None, 3),
     ((3, 6, 4), (3, 5, 4, 4), None, [1, 1, 1]),
     ((2, 1, 4), (1, 4, 4), (4,), [1, 1]),
+    ((2, 3, 6, 4), (1, 3, 5, 4, 4), (1, 3, 4), None),
 ]
 
 
@@ -300,6 +301,7 @@ ONLY_FLOAT64 = (
     "through subnormal",
     "hardly",
     "small entry",
+    "ends all tiny 1e-300",
 )
 
 
@@ -379,6 +381,12 @@ def scenarios() -> Iterator[tuple[str, Callable[..., Options], tuple]]:
     ends = {"log_initial": normal(4) - 3000, "log_final": normal(4, seed=1) + 500}
     far = {"x": normal(3, 6, 4), "log_transitions": normal(4, 4) + 700, **ends}
     yield "ends far from 0", dict, (far,)
+    for size in (1e-37, 1e-300):
+        ends = {"initial": uniform(5, 3) * size, "final": uniform(5, 3) / size}
+        yield f"ends all tiny {size}", dict, ({"x": normal(5, 1, 3), **ends},)
+    L = np.full((3, 3), -720.0)
+    L[:, 0] = -INF
+    yield "column without edges", dict, ({"x": np.zeros((4, 3)), "log_transitions": L},)
     yield "ties", lambda: {"x": np.zeros((2, 9, 4)), "transitions": np.ones((4, 4))}, ()
     for form in FORMS:
         for steps in (1, 5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,27 +28,25 @@ class Given:
                 np.testing.assert_array_equal(self.backend.to_numpy(array), held)
 
 
-def check_logmatmulexp(
-    backend: Backend, dtype: str, a: Any, b: Any, *, workspace: int | None = None
-) -> np.ndarray:
-    """Compare logmatmulexp with the reference, in value, kind of array and inputs left alone."""
+# The reference of a product, and the bound of its entries.
+EXACT = {
+    "logmatmulexp": (reference.logmatmulexp, error_model.product_bound),
+    "matmul": (reference.matmul, error_model.linear_bound),
+}
+
+
+def check_product(name: str, backend: Backend, dtype: str, a: Any, b: Any, **options: Any) -> Any:
+    """Compare a product with the reference, in value, kind of array and inputs left alone."""
     given = Given(backend, dtype, a, b)
-    out = backend.read(alc.logmatmulexp(*given.arrays, workspace=workspace), dtype)
-    exact = reference.logmatmulexp(*given.held)
-    assert_within(out, exact, error_model.product_bound(*given.held, exact, dtype))
+    out = backend.read(getattr(alc, name)(*given.arrays, **options), dtype)
+    compute, bound = EXACT[name]
+    exact = compute(*given.held)
+    assert_within(out, exact, bound(*given.held, exact, dtype))
     given.assert_unchanged()
     return out
 
 
-def check_matmul(
-    backend: Backend, dtype: str, a: Any, b: Any, *, workspace: int | None = None
-) -> np.ndarray:
-    given = Given(backend, dtype, a, b)
-    out = backend.read(alc.matmul(*given.arrays, workspace=workspace), dtype)
-    exact = reference.matmul(*given.held)
-    assert_within(out, exact, error_model.linear_bound(*given.held, exact, dtype))
-    given.assert_unchanged()
-    return out
+check_logmatmulexp, check_matmul = (partial(check_product, name) for name in EXACT)
 
 
 def check_maxplus(

@@ -109,25 +109,6 @@ def logmatmulexp_mp(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return out
 
 
-def forum_formula(x: np.ndarray, transitions: np.ndarray, initial: np.ndarray) -> np.ndarray:
-    """Return log_partition as the forum's code does, mistakes included.
-
-    Neighbouring matrices are multiplied in pairs; an odd one out is paired with zeros, which in
-    logs is the matrix of ones and not the identity; entries are clamped from below at 1e-10.
-    """
-    stack = x[..., :-1, :, None] + np.log(transitions)
-    while stack.shape[-3] > 1:
-        if stack.shape[-3] % 2:
-            stack = np.concatenate([stack, np.zeros_like(stack[..., :1, :, :])], axis=-3)
-        left, right = stack[..., 0::2, :, :], stack[..., 1::2, :, :]
-        rows = left.max(axis=-1, keepdims=True)
-        columns = right.max(axis=-2, keepdims=True)
-        factors = (np.maximum(np.exp(m), 1e-10) for m in (left - rows, right - columns))
-        stack = np.log(np.matmul(*factors)) + rows + columns
-    ends = np.logaddexp.reduce(stack[..., 0, :, :] + x[..., -1, None, :], axis=-1)
-    return np.logaddexp.reduce(np.log(initial) + ends, axis=-1)
-
-
 def _as_matrices(a: np.ndarray, b: np.ndarray):
     """Return both as matrices, and what takes the added axes off the product again."""
     a, b = wide(a), wide(b)

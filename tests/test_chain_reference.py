@@ -99,17 +99,6 @@ def test_messages_and_paths(seed):
         np.testing.assert_array_equal(exact.best[0][row, :length], best[:length])
 
 
-def test_filtered():
-    _, exact = exact_chain("linear", [4, 2, 3])
-    shares, logs, _ = exact.filtered
-    f = exact.forward
-    messages = np.exp(f.full + f.offset)
-    totals = messages.sum(axis=-1)
-    real = exact.real
-    np.testing.assert_allclose(shares[real], (messages / totals[..., None])[real], rtol=1e-15)
-    np.testing.assert_allclose(np.cumsum(logs, axis=1)[real], np.log(totals)[real], rtol=1e-15)
-
-
 def test_what_decides_has_its_part_in_g():
     """The hole: what is far below in both directions, and decides, is as far below its row."""
     given = make("hole")

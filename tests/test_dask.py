@@ -10,11 +10,12 @@ import arraylogchain as alc
 from tests import chain_scenarios, error_model, reference
 from tests.chain_checks import check_chain
 from tests.chain_scenarios import FORMS, make
-from tests.checks import check_logmatmulexp, check_matmul, check_maxplus, mentions
+from tests.checks import check_logmatmulexp, mentions
 from tests.conftest import Backend, import_or_skip
 from tests.error_model import assert_within
 from tests.gradient_reference import Gradient
 from tests.test_einsum import check_einsum
+from tests.test_product_table import PAIRS, VALUES
 
 dask = pytest.importorskip("dask")
 da = pytest.importorskip("dask.array")
@@ -61,38 +62,22 @@ def thinned(cases, chunks, every=1):
     ]
 
 
-METHODS = ["log_partition", "marginals", "entropy", "expected_transitions"]
-METHODS += ["forward_messages", "backward_messages"]
 PRODUCT_CHUNKS = [(9, 9, 9), (1, 2, 9), (2, 9, 3), (1, 1, 1)]
-PRODUCT_SHAPES = [
-    ((6, 5), (5, 7)),
-    ((3, 6, 5), (5, 7)),
-    ((3, 1, 6, 5), (4, 5, 7)),
-    ((5,), (2, 5, 3)),
-    ((2, 4, 5), (5,)),
-    ((5,), (5,)),
-    ((2, 3, 0), (0, 4)),
+PRODUCTS = [name for name in PAIRS if name.startswith(("batch", "axes"))]
+# Of equal terms in several chunks the first one counts, and of several NaN.
+PRODUCTS = [
+    *thinned(PRODUCTS, PRODUCT_CHUNKS, 4),
+    ("ties", (9, 9, 9)),
+    ("special nan 1", (1, 1, 1)),
 ]
 
 
-@pytest.mark.parametrize(("shapes", "chunks"), thinned(PRODUCT_SHAPES, PRODUCT_CHUNKS))
-@pytest.mark.parametrize("sd", [1, 1000])
-def test_products(shapes, chunks, sd):
-    rng = np.random.default_rng(0)
-    a, b = (rng.normal(0, sd, shape) for shape in shapes)
-    a[rng.random(a.shape) < 0.2] = -np.inf
-    backend = DaskBackend(*chunks)
-    check_logmatmulexp(backend, "float32", a, b)
-    check_maxplus(backend, "float32", a, b)
-    check_matmul(backend, "float64", np.nan_to_num(a, neginf=0), b)
-
-
-def test_maxplus_takes_the_first_of_equal_terms_and_the_first_nan():
-    a = np.zeros((2, 7))
-    a[1, 5] = a[1, 3] = np.nan
-    values, indices = alc.maxplus_matmul(da.from_array(a, chunks=(2, 2)), np.zeros((7, 1)))
-    np.testing.assert_array_equal(indices, [[0], [3]])
-    np.testing.assert_array_equal(values, [[0], [np.nan]])
+@pytest.mark.parametrize(("name", "chunks"), PRODUCTS)
+def test_products(name, chunks):
+    for product, check in VALUES.items():
+        kept = (np.isfinite(x) | (product != "matmul") for x in PAIRS[name])
+        operands = (np.where(known, x, 0) for known, x in zip(kept, PAIRS[name], strict=True))
+        check(DaskBackend(*chunks), "float64", *operands)
 
 
 def test_partial_results_are_not_rounded_to_half_precision():
@@ -163,8 +148,10 @@ def test_chains(name, chunks):
 @pytest.mark.parametrize("name", BORDERS)
 def test_what_chunks_of_time_hand_over(name):
     options = make(name)
-    steps = max(3, np.shape(options["x"])[-2] // 4)
-    check_chain(DaskBackend(2, steps, 9), "float64", **options)
+    *_, rows, T, _ = 1, *np.shape(options["x"])
+    chunks = DaskBackend(max(2, rows // 2 + 1), max(3, T // 3), 9)
+    for kind in ("float64", "float32") if name == "magnitude alternating" else ("float64",):
+        check_chain(chunks, kind, **options)
 
 
 @pytest.mark.parametrize("chunks", [(2, 10, 2), (6, 3, 2)])
@@ -280,44 +267,6 @@ def test_best_paths_of_equal_weight(sd):
     lazy = alc.LogChain(da.from_array(x, chunks=(2, 70, 4)), log_transitions=logs)
     states = alc.LogChain(x, log_transitions=logs).viterbi().states
     np.testing.assert_array_equal(lazy.viterbi().states, states)
-
-
-def test_what_is_large_is_handed_over_exactly(dtype):
-    """Messages of 10**8 and more in the middle leave no rounding in results that are small."""
-    rng, T = np.random.default_rng(0), 12
-    x, transitions = rng.normal(size=(T, 3)).astype(dtype), rng.random((3, 3)).astype(dtype)
-    large = np.repeat([1e8, -1e8, 7e7, -7e7], 3)[:, None].astype(dtype)
-    moved = (x + large).astype(dtype)
-    x = moved - large  # exactly what is left of it
-    chain = alc.LogChain(x.astype("float64"), transitions=transitions.astype("float64"))
-    lazy = alc.LogChain(da.from_array(moved, chunks=(3, 3)), transitions=transitions)
-    states = chain.viterbi().states
-    before, after = (np.cumsum(y.ravel().astype("float64")) for y in (large, large[::-1]))
-    for found, known in (
-        (lazy.log_partition(), chain.log_partition()),
-        (lazy.viterbi().log_weight, chain.viterbi().log_weight),
-        (lazy.log_weight(states), chain.log_weight(states)),
-        (lazy.forward_messages(), chain.forward_messages() + before[:, None]),
-        (lazy.backward_messages()[:-1], chain.backward_messages()[:-1] + after[-2::-1, None]),
-    ):
-        bound = error_model.EPS[dtype] * (2 * np.abs(known) + 20 * T)
-        assert_within(found.compute(scheduler="sync"), known, bound)
-
-
-def test_half_precision_in_chunks_of_time():
-    """Messages are wider; results are in the dtype that is declared."""
-    rng = np.random.default_rng(0)
-    x, P = rng.normal(size=(2, 9, 3)).astype("float16"), np.ones((3, 3), "float16")
-    lazy, chain = (alc.LogChain(y, transitions=P) for y in (da.from_array(x, chunks=(1, 4, 3)), x))
-    gradients, expected = (
-        alc.vjp.log_partition(c)[1](np.ones(2, "float16")) for c in (lazy, chain)
-    )
-    pairs = [(getattr(lazy, name)(), getattr(chain, name)()) for name in METHODS]
-    pairs += [*zip(lazy.filtered(), chain.filtered(), strict=True)]
-    for found, known in [*pairs, *zip(gradients[:2], expected[:2], strict=True)]:
-        computed = found.compute(scheduler="sync")
-        assert computed.dtype == found.dtype == "float16"
-        np.testing.assert_allclose(computed, known, rtol=2e-3, atol=1e-3)
 
 
 def test_a_task_that_ran_twice_gives_the_same_bits():

@@ -4,7 +4,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from tests import error_model, gradient_reference, reference
+from tests import error_model, gradient_reference
 from tests.chain_reference import Exact
 from tests.chain_scenarios import normal, uniform
 from tests.error_model import assert_within
@@ -40,13 +40,6 @@ def test_product_gradients_agree_with_mpmath(sd):
     assert da.exact[1, 2] == db.exact[0, 1] == 0
 
 
-def test_crossed_maxima_share_their_gradient():
-    a, b = np.array([[0.0, -5000.0]]), np.array([[-5000.0], [0.0]])
-    da, db = gradient_reference.logmatmulexp(a, b, np.ones((1, 1)))
-    assert da.exact.tolist() == [[0.5, 0.5]]
-    assert db.exact.tolist() == [[0.5], [0.5]]
-
-
 def test_infinite_sums_have_no_gradient():
     a = np.array([[-INF, -INF], [INF, 0.0], [0.0, 0.0], [np.nan, 0.0]])
     b = np.array([[-INF, 0.0], [0.0, 0.0]])
@@ -56,52 +49,6 @@ def test_infinite_sums_have_no_gradient():
     assert np.isnan(db.exact).all()
     _, db = gradient_reference.logmatmulexp(a[:3], b, np.ones((3, 2)))
     assert db.exact.tolist() == [[0, 0.5], [1, 0.5]]
-
-
-@pytest.mark.parametrize("name", ["logmatmulexp", "matmul", "maxplus"])
-@pytest.mark.parametrize(
-    ("left", "right"),
-    [
-        ((2, 3, 4), (4, 5)),
-        ((2, 1, 3, 4), (6, 4, 5)),
-        ((1, 3, 4), (2, 4, 5)),
-        ((4,), (2, 4, 5)),
-        ((2, 3, 4), (4,)),
-        ((4,), (4,)),
-        ((3, 0), (0, 5)),
-        ((0, 3, 4), (4, 5)),
-    ],
-)
-def test_broadcast_axes_are_summed(name, left, right):
-    """The gradient of an operand is the sum of those of its copies."""
-    a, b = normal(*left), normal(*right, seed=1)
-    g = normal(*(a @ b).shape, seed=2)
-    rows, columns = np.atleast_2d(a), b[:, None] if b.ndim == 1 else b
-    batch = (rows @ columns).shape[:-2]
-    copies = [np.broadcast_to(m, (*batch, *m.shape[-2:])) for m in (rows, columns)]
-    own = g.reshape((rows @ columns).shape)
-    function = getattr(gradient_reference, name)
-    chosen = (np.zeros(g.shape, int),) if name == "maxplus" else ()
-    found = function(a, b, *chosen, g)
-    each = function(*copies, *(indices.reshape(own.shape) for indices in chosen), own)
-    for gradient, of_copies, given in zip(found, each, (rows, columns), strict=True):
-        expected = gradient_reference.sum_to(of_copies.exact, given.shape)
-        assert_close(gradient, expected.reshape(gradient.exact.shape))
-
-
-def test_maxplus_gradient_goes_to_the_index():
-    a, b = np.array([[1.0, 2.0, -INF]]), np.array([[5.0, -INF], [4.0, -INF], [0.0, -INF]])
-    da, db = gradient_reference.maxplus(a, b, np.array([[1, 0]]), np.array([[3.0, 7.0]]))
-    assert da.exact.tolist() == [[0, 3, 0]]
-    assert db.exact.tolist() == [[0, 0], [3, 0], [0, 0]]
-
-
-def test_matmul_gradients_are_products():
-    a, b, g = normal(3, 4), normal(4, 5, seed=1), normal(3, 5, seed=2)
-    da, db = gradient_reference.matmul(a, b, g)
-    np.testing.assert_allclose(da.exact.astype(float), g @ b.T)
-    np.testing.assert_allclose(db.exact.astype(float), a.T @ g)
-    assert (da.terms, db.terms) == (5, 3)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
@@ -117,16 +64,6 @@ def test_gradients_of_a_sequence_agree_with_those_of_its_chain(n):
     for ours, expected in zip(found[1:-1], chain.gradient("transitions", g).exact, strict=True):
         assert_close(ours, expected)
     assert_close(found[-1], chain.gradient("final", g).exact[:, None])
-
-
-def test_gradients_of_a_sequence_sum_broadcast_axes():
-    matrices = [normal(2, 1, 3, 2), normal(4, 2, 3, seed=1), normal(3, 2, seed=2)]
-    g = normal(2, 4, 3, 2, seed=3)
-    found = gradient_reference.logchainexp(matrices, g)
-    inner = reference.logmatmulexp(matrices[0], matrices[1])
-    _, last = gradient_reference.logmatmulexp(inner.astype(float), matrices[2], g)
-    assert_close(found[2], last.exact, factor=1e5)
-    assert [d.exact.shape for d in found] == [m.shape for m in matrices]
 
 
 # bounds -------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ To add a pair, add a line to `pairs`: a name, both operands and, if need be, the
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -227,11 +228,14 @@ def test_workspace_changes_no_answer(np_backend, dtype, name):
 
 # ---------------------------------------------------------------------------------- many factors
 
+WAISTS = [[40, 30, 20, 1], [1, 20, 30, 40], [30, 1, 40, 1, 30], [2, 50, 3, 50, 2], [3, 0, 4, 2]]
 STACKS: dict[str, Any] = {
     **{f"{n} of sd {sd}": normal(n, 5, 5, sd=sd) for n in (1, 2, 3, 5, 8) for sd in (1, 30)},
     "batch": normal(2, 3, 4, 5, 5, sd=1000),
     "sparse": np.where(np.random.default_rng(1).random((6, 7, 7)) < 0.6, -INF, normal(6, 7, 7)),
     "rectangles": [normal(3, 4), normal(4, 7, seed=1), normal(7, 2, seed=2)],
+    # Narrow waists at either end: the cheap order is from the right, or from the left.
+    **{str(sizes): [normal(*s, sd=10) for s in itertools.pairwise(sizes)] for sizes in WAISTS},
     "batches that broadcast": [normal(2, 1, 3, 4), normal(3, 4, 5), normal(5, 2, sd=100)],
 }
 

@@ -15,9 +15,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
 ]
 
-# Shapes of log potentials, transitions and initial weights.
+# Shapes of log potentials, transitions, initial and final weights.
 SHAPES = {
     "one chain": ((3, 2), (2, 2, 2), (2,)),
+    "final weights": ((2, 3, 2), (2, 2), (2,), (2, 2)),
     "one matrix": ((2, 3, 2), (1, 2, 2), (2,)),
     "rows share potentials": ((1, 3, 2), (4, 2, 2, 2), None),
     "batch of initial weights": ((2, 3, 2), (1, 1, 2, 2), (4, 1, 2)),
@@ -38,9 +39,9 @@ def arguments(torch, shapes, logs, grad=True, dtype="float64", seed=0):
     """Return the arguments of a chain by name."""
     rng = np.random.default_rng(seed)
     prefix = "log_" if logs else ""
-    names = ("log_potentials", f"{prefix}transitions", f"{prefix}initial")
+    names = ("log_potentials", f"{prefix}transitions", f"{prefix}initial", f"{prefix}final")
     given = {}
-    for name, shape in zip(names, shapes, strict=True):
+    for name, shape in zip(names, shapes, strict=False):
         if shape is not None:
             x = rng.normal(size=shape)
             x = x if name.startswith("log_") else np.exp(x)
@@ -62,7 +63,7 @@ def written(torch, given):
 
     def call(*args):
         values = dict(zip(given, args, strict=True))
-        for name in ("transitions", "initial"):
+        for name in ("transitions", "initial", "final"):
             if f"log_{name}" in values:
                 values[name] = values[f"log_{name}"].exp()
         weights = values["log_potentials"].exp()
@@ -71,12 +72,60 @@ def written(torch, given):
             state = state * values["initial"]
         matrices = values.get("transitions")
         for step in range(1, weights.shape[-2]):
-            matrix = matrices[..., min(step, matrices.shape[-3]) - 1, :, :]
+            matrix = matrices
+            if matrices.ndim > 2:
+                matrix = matrices[..., min(step, matrices.shape[-3]) - 1, :, :]
             state = (state[..., None, :] @ matrix)[..., 0, :] * weights[..., step, :]
-        total = state.sum(-1)
+        total = (state * values["final"] if "final" in values else state).sum(-1)
         return torch.where(total == 0, -INF, torch.where(total == 0, 1, total).log())
 
     return call
+
+
+# What torch differentiates, of a chain and of paths of it.
+OPERATIONS = ["log_partition", "marginals", "expected_transitions", "posterior", "filtered"]
+OPERATIONS += ["entropy", "forward_messages", "backward_messages", "log_weight"]
+ONLY_BACKWARD = ("entropy", "log_weight", "posterior")
+TWICE = ("log_partition", "log_weight", "forward_messages", "backward_messages")
+operations = pytest.mark.parametrize("name", OPERATIONS)
+
+
+def parts_of(out):
+    """Return the tensors of a result, 0 where they are infinite."""
+    parts = (x for x in (out if isinstance(out, tuple) else (out,)) if x is not None)
+    return tuple(x.masked_fill(x.isinf(), 0) for x in parts)
+
+
+def operation(name, make, given):
+    """Return an operation's results as a function of tensors by position, and without autograd."""
+    detached = make(**{n: x.detach() for n, x in given.items()})
+    states = [detached.sample(2, rng=0)] if name == "log_weight" else []
+
+    def call(*args):
+        chain = make(**dict(zip(given, args, strict=True)))
+        return parts_of(getattr(chain, name)(*states))
+
+    return call, parts_of(getattr(detached, name)(*states))
+
+
+def check_derivatives(torch, name, make, given, fwd_over_rev=True):
+    f, plain = operation(name, make, given)
+    args = tuple(given.values())
+    torch.testing.assert_close(tuple(x.detach() for x in f(*args)), plain)
+    assert torch.autograd.gradcheck(f, args, check_forward_ad=name not in ONLY_BACKWARD)
+    if name in TWICE:
+        also = {"check_fwd_over_rev": fwd_over_rev and name == "log_partition"}
+        assert torch.autograd.gradgradcheck(f, args, **also)
+
+
+@operations
+@chains
+@in_logs
+def test_derivatives(torch, shapes, logs, name):
+    """Of every operation: those that are gradients themselves, and of both directions."""
+    if name == "expected_transitions" and shapes[1] is None:
+        pytest.skip("there are none")
+    check_derivatives(torch, name, alc.LogChain, arguments(torch, shapes, logs))
 
 
 @chains
@@ -85,25 +134,6 @@ def test_log_partition(torch, shapes, logs):
     given = arguments(torch, shapes, logs)
     f, args = method("log_partition", given), tuple(given.values())
     torch.testing.assert_close(f(*args).flatten(), written(torch, given)(*args).flatten())
-    assert torch.autograd.gradcheck(f, args, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(f, args, check_fwd_over_rev=True)
-
-
-@chains
-@in_logs
-def test_expectations(torch, shapes, logs):
-    """Marginals and expected transitions have gradients themselves, and are gradients."""
-    given = arguments(torch, shapes, logs)
-    args = tuple(given.values())
-    marginals = method("marginals", given)(*args)
-    detached = {name: x.detach() for name, x in given.items()}
-    torch.testing.assert_close(marginals.detach(), alc.LogChain(**detached).marginals())
-    assert torch.autograd.gradcheck(method("marginals", given), args, check_forward_ad=True)
-    if shapes[1] is not None:
-        counts = method("expected_transitions", given)
-        expected = alc.LogChain(**detached).expected_transitions()
-        torch.testing.assert_close(counts(*args).detach(), expected)
-        assert torch.autograd.gradcheck(counts, args, check_forward_ad=True)
 
 
 @pytest.mark.parametrize(("kind", "weight"), [("float32", 1e-37), ("float64", 1e-307)])
@@ -133,7 +163,9 @@ def test_posterior_takes_one_pass(torch, monkeypatch, logs):
         torch.testing.assert_close(x.detach(), expected)
 
 
-@pytest.mark.parametrize("name", ["one chain", "one matrix", "rows share potentials"])
+@pytest.mark.parametrize(
+    "name", ["one chain", "one matrix", "rows share potentials", "final weights"]
+)
 @in_logs
 def test_transforms(torch, name, logs):
     func = torch.func
@@ -153,20 +185,24 @@ def test_transforms(torch, name, logs):
             torch.testing.assert_close(result, expected)
 
 
+@operations
 @in_logs
-def test_vmap(torch, logs):
-    """Gradients per sample, for whichever argument is mapped."""
-    given = arguments(torch, ((3, 2), (2, 2, 2), (2,)), logs, grad=False)
-    ours, theirs = method("log_partition", given), written(torch, given)
+def test_vmap(torch, name, logs):
+    """Values and gradients per sample, for whichever argument is mapped."""
+    given = arguments(torch, SHAPES["final weights"], logs, grad=False)
+    f, _ = operation(name, alc.LogChain, given)
     every = tuple(range(len(given)))
-    for mapped in range(len(given)):
+    of_sum = torch.func.grad(lambda *args: sum(x.sin().sum() for x in f(*args)), argnums=every)
+    for mapped in every:
         args = list(given.values())
-        args[mapped] = torch.stack([args[mapped] * scale for scale in (1, 0.5, 2)], -1)
+        rows = [args[mapped] * scale for scale in (1, 0.5, 2)]
+        args[mapped] = torch.stack(rows, -1)
         in_dims = tuple(-1 if i == mapped else None for i in every)
-        for f in (ours, torch.func.grad(ours, argnums=every)):
-            g = theirs if f is ours else torch.func.grad(theirs, argnums=every)
-            result, expected = (torch.func.vmap(h, in_dims)(*args) for h in (f, g))
-            torch.testing.assert_close(result, expected)
+        for g in (f, of_sum):
+            found = torch.func.vmap(g, in_dims)(*args)
+            each = [g(*args[:mapped], row, *args[mapped + 1 :]) for row in rows]
+            expected = tuple(torch.stack(parts) for parts in zip(*each, strict=True))
+            torch.testing.assert_close(found, expected)
 
 
 def test_repeated_backward_and_changes_in_place(torch):
@@ -363,21 +399,6 @@ def test_what_is_refused(torch):
             torch.func.vmap(lambda x, name=name: method(name, {"log_potentials": x})(x))(
                 torch.zeros(2, 1, 3)
             )
-
-
-MESSAGES = ["forward_messages", "backward_messages"]
-
-
-@pytest.mark.parametrize("name", MESSAGES)
-@chains
-@in_logs
-def test_messages(torch, shapes, logs, name):
-    given = arguments(torch, shapes, logs)
-    f, args = method(name, given), tuple(given.values())
-    detached = {key: x.detach() for key, x in given.items()}
-    assert torch.equal(f(*args).detach(), getattr(alc.LogChain(**detached), name)())
-    assert torch.autograd.gradcheck(f, args, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(f, args)
 
 
 def test_paths_need_no_gradient(torch):

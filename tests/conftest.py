@@ -121,6 +121,8 @@ LONG = (
     "turn wide",
     "two groups",
     "identity",
+    "leaving",
+    "band 40",
     "band 130",
     "2000",
     "many rows",
@@ -213,12 +215,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave to exhaustive tests what is long and said again after NumPy, or after float64.
 
-    array-api-strict says it once, on its device without float64: it takes seconds there.
+    array-api-strict says it once, on its device without float64: it takes seconds there. And of
+    scenarios in linear weights and in logs, which NumPy and torch have both, it has the former.
     """
     long = [item for item in items if any(word in item.name for word in LONG)]
     for item in long:
         of_pieces = "pieces" in item.name and "float32" in item.name
         if of_pieces or "strict" in item.name or "torch-" in item.name:
+            item.add_marker(pytest.mark.exhaustive)
+    for item in items:
+        if "strict" in item.name and item.name.endswith(" logs]"):
             item.add_marker(pytest.mark.exhaustive)
     twice = {item for item in long if "strict-float64" in item.name}
     config.hook.pytest_deselected(items=list(twice))

@@ -125,13 +125,18 @@ BORDERS = [
     "magnitude alternating",
     "opposite 1000.0",
     "sd 30 linear",
-    "band wide logs",
     "final 1 linear",
     "final 2 logs",
-    "rows that turn wide 40 linear",
     "without a path",
-    "drifting apart 199 1.0",
-    "leaving the range",
+    *(
+        pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in (
+            "rows that turn wide 40 linear",
+            "drifting apart 199 1.0",
+            "band wide logs",
+            "leaving the range",
+        )
+    ),
     "hole",
     "ties",
     "special transitions nan logs",
@@ -140,7 +145,7 @@ BORDERS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "chunks"), thinned(SHAPES, CHAIN_CHUNKS, 2))
+@pytest.mark.parametrize(("name", "chunks"), thinned(SHAPES, CHAIN_CHUNKS, 3))
 def test_chains(name, chunks):
     check_chain(DaskBackend(*chunks), "float64", **make(name))
 

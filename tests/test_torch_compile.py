@@ -31,8 +31,7 @@ def gradients(torch, f, *args):
     return value.detach(), *torch.autograd.grad(value.sin().sum(), args)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_products(torch, backend):
+def test_products(torch):
     def model(a, b):
         x = alc.logmatmulexp(a, b)
         y = alc.matmul(x[0], b.T)
@@ -41,7 +40,7 @@ def test_products(torch, backend):
         return best.sum() + sum(chain.sum((-2, -1)) for chain in chains).sum(0)
 
     a, b = normal(torch, 3, 4, 4), normal(torch, 4, 4, seed=1)
-    compiled = torch.compile(model, backend=backend)
+    compiled = torch.compile(model, backend="aot_eager")
     torch.testing.assert_close(gradients(torch, compiled, a, b), gradients(torch, model, a, b))
 
 

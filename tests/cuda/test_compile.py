@@ -15,8 +15,7 @@ from tests.cuda import nvrtc
 
 # The others are tested where the page of the documentation is made, and where time allows.
 ARCHITECTURES = [
-    pytest.param(a, marks=() if a in (75, 90) else pytest.mark.exhaustive)
-    for a in nvrtc.ARCHITECTURES
+    pytest.param(a, marks=() if a == 90 else pytest.mark.exhaustive) for a in nvrtc.ARCHITECTURES
 ]
 # A thousand threads have 64 registers each, which is few for numbers of two; and so are 128.
 SPILLING = {name for name in INSTANTIATIONS["chain_steps.cu"] if "double, true, false" in name}

@@ -15,7 +15,7 @@ from tests.cuda.recursions import check_recursions, context
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
-BEYOND_THE_REFERENCE = ("opposite 1000000.0", "magnitude any")
+BEYOND_THE_REFERENCE = ("opposite 1000000.0", "magnitude any", "ends all tiny")
 
 
 def kernels_of(device: CpuDevice) -> set[str]:
@@ -118,7 +118,7 @@ def test_of_equal_paths_the_smallest_states_are_taken(device, states, reached):
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
 def test_scenarios(compiler, dtype, name):
-    if dtype == "float64" and name in BEYOND_THE_REFERENCE:
+    if dtype == "float64" and name.startswith(BEYOND_THE_REFERENCE):
         pytest.skip("sums of large numbers that cancel are no better in long double")
     given = make(name)
     for option in ("workspace", "only"):

@@ -150,12 +150,16 @@ def test_chains(name, chunks):
     check_chain(DaskBackend(*chunks), "float64", **make(name))
 
 
+# Sums that cancel, and results that are narrower than messages.
+MORE_DTYPES = {"magnitude alternating": "float32", "final 1 linear": "float16"}
+
+
 @pytest.mark.parametrize("name", BORDERS)
 def test_what_chunks_of_time_hand_over(name):
     options = make(name)
     *_, rows, T, _ = 1, *np.shape(options["x"])
     chunks = DaskBackend(max(2, rows // 2 + 1), max(3, T // 3), 9)
-    for kind in ("float64", "float32") if name == "magnitude alternating" else ("float64",):
+    for kind in {"float64", MORE_DTYPES.get(name, "float64")}:
         check_chain(chunks, kind, **options)
 
 

@@ -229,7 +229,7 @@ EVERY = pytest.mark.parametrize("function", [*FUNCTIONS, "logchainexp", "log_par
         (lambda g: g[None], ValueError),
         (lambda g: g[..., :1], ValueError),
         (lambda g: np.asarray(2.0), ValueError),
-        (lambda g: 2.0, TypeError),
+        (lambda g: 2.0, ValueError),
         (lambda g: None, TypeError),
         (lambda g: g.tolist(), TypeError),
         (lambda g: g.astype(int), TypeError),
@@ -241,7 +241,8 @@ EVERY = pytest.mark.parametrize("function", [*FUNCTIONS, "logchainexp", "log_par
 def test_cotangents_that_do_not_fit(function, make, error):
     value, pullback = pullback_of(function, normal(3, 5, 4), normal(4, 4))
     g = np.ones(getattr(value, "values", value).shape)
-    with pytest.raises(error, match=mentions("cotangent")):
+    shapes = [f"shape {np.shape(make(g))}", g.shape] if error is ValueError else []
+    with pytest.raises(error, match=mentions("cotangent", *shapes)):
         pullback(make(g))
 
 

@@ -95,11 +95,10 @@ class Entropy(Posterior):
     def _relative(self, matrix: Array, top: Array) -> tuple[Array, Array]:
         """Return the weights of a matrix relative to the largest entries, and their logs."""
         xp = self.ctx.xp
-        if self.piece.chain.transitions_in_logs:
-            logs = matrix - xp.where(xp.isfinite(top), top, 0.0)
-            return xp.exp(logs), logs
-        weights = matrix / top
-        return weights, xp.log(weights)
+        if not self.piece.chain.transitions_in_logs:
+            matrix, top = xp.log(matrix), xp.log(top)
+        logs = matrix - xp.where(xp.isfinite(top), top, 0.0)
+        return xp.exp(logs), logs
 
     def _together(self, x: Array) -> Array:
         """Return [n, groups, rows, K] as [groups, n * rows, K], or as [n * groups, rows, K]."""

@@ -349,6 +349,8 @@ def scenarios() -> Iterator[tuple[str, Callable[..., Options], tuple]]:
         yield f"garbage {garbage}", dict, ({**options, "garbage": garbage},)
     yield "hole", hole, ()
     yield "unreached", unreached, ()
+    closed_edges = {"x": np.zeros((2, 2)), "transitions": np.eye(2)[None], "initial": np.eye(2)[0]}
+    yield "closed edges", dict, (closed_edges,)
     yield "zero beside wide", zero_beside_wide, ()
     yield "through subnormal", falling, (0, 200, np.linspace(480, 700, 23))
     yield "falling twice", falling, (1, 615, 310 + np.arange(46))
@@ -384,6 +386,9 @@ def scenarios() -> Iterator[tuple[str, Callable[..., Options], tuple]]:
     for size in (1e-37, 1e-300):
         ends = {"initial": uniform(5, 3) * size, "final": uniform(5, 3) / size}
         yield f"ends all tiny {size}", dict, ({"x": normal(5, 1, 3), **ends},)
+    x, L = np.zeros((4, 2)), np.array([[[0.0, -1.0], [-INF, w]] for w in (-360.0, -370.0, -30.0)])
+    x[0, 1] = -INF
+    yield "far below the others backward", dict, ({"x": x, "log_transitions": L},)
     L = np.full((3, 3), -720.0)
     L[:, 0] = -INF
     yield "column without edges", dict, ({"x": np.zeros((4, 3)), "log_transitions": L},)

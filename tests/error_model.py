@@ -354,13 +354,3 @@ def entropy_bound(
     size = np.abs(_finite(exact))
     absolute = roundings(K) * (steps * (8 + math.log(max(K, 1))) + _finite(depth))
     return eps_of(dtype) * (2 * size + _finite(gap) + absolute) + half_ulp(exact, dtype)
-
-
-def log_recursion_bound(size: np.ndarray | float, steps: int, K: int, dtype: str) -> np.ndarray:
-    """Return what a plain recursion on logs may err by; other libraries are held to it.
-
-    It rounds a state at every step, at the size that log weights have by then: at most `size`.
-    Probabilities that are exponentials of a difference of three of its logs, forward and backward
-    messages and Z, err by at most three times that.
-    """
-    return eps_of(dtype) * steps * (2 * np.abs(np.asarray(size, np.longdouble)) + roundings(K))

@@ -48,7 +48,7 @@ CHAINS = (
 )
 PRODUCTS = (
     "tests/test_product_table.py -k numpy",
-    "tests/test_thresholds.py tests/test_products.py tests/test_factors.py -k 'not chains'",
+    "tests/test_thresholds.py tests/test_products.py -k 'not chains'",
     "tests/test_product_table.py -k 'torch or strict'",
 )
 CUDA = "tests/cuda/test_products.py tests/cuda/test_recursions.py tests/cuda/test_public.py"

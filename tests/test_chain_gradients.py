@@ -22,16 +22,6 @@ def test_cotangents(backend, dtype, form, kind):
     check_gradients(case, cotangent(kind, (9,), dtype))
 
 
-def test_closed_edges_have_a_gradient(backend, dtype):
-    """At a weight of 0 the gradient is that of opening the edge, not 0 / 0."""
-    options = given_as("linear", np.eye(2)[None], np.eye(2)[0])
-    case = ChainCase(backend, dtype, np.zeros((2, 2)), **options)
-    check_gradients(case)
-    _, pullback = alc.vjp.log_partition(case.chain)
-    found = backend.read(pullback(backend.asarray(np.asarray(1.0), dtype)).transitions, dtype)
-    assert found.tolist() == [[[1, 1], [0, 0]]]
-
-
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "float64"])
 def test_derivatives_beyond_the_dtype(kind, backend):
     """No path may use the edge; several steps of several rows would gain exp(1000) by it."""
@@ -79,18 +69,11 @@ def test_cotangents_of_any_size(backend, dtype, sd, scale):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_large_cotangent_and_a_state_out_of_reach(dtype, form):
-    x = np.zeros((2, 12, 2), dtype)
+def test_large_cotangent_and_a_state_out_of_reach(np_backend, dtype, form):
+    x = np.zeros((2, 12, 2))
     x[..., 1] = 50
-    edges, start = np.array([[[1, 0], [0.5, 0.5]]], dtype), np.array([1, 0], dtype)
-    with np.errstate(divide="ignore"):
-        given = given_as(form, edges, start)
-    _, pullback = alc.vjp.log_partition(
-        alc.LogChain(x, **{n: v.astype(dtype) for n, v in given.items()})
-    )
-    gradients = pullback(np.array([1e9, 1], dtype))
-    assert all(np.all(np.isfinite(gradient)) for gradient in gradients[:3])
-    np.testing.assert_allclose(gradients.log_potentials[0, :, 0], 1e9, rtol=1e-5)
+    options = given_as(form, np.array([[[1, 0], [0.5, 0.5]]]), np.array([1, 0]))
+    check_gradients(ChainCase(np_backend, dtype, x, **options), np.array([1e9, 1]))
 
 
 def test_views_and_an_expanded_cotangent(dtype):

@@ -84,27 +84,3 @@ def test_entropy_of_a_markov_chain_is_known(np_backend, dtype):
     expected = np.log(2) - (steps - 1) * (0.75 * np.log(0.75) + 0.25 * np.log(0.25))
     found = case.chain.entropy()
     np.testing.assert_allclose(found, expected, rtol=2e-5 if dtype == "float32" else 1e-12)
-
-
-def test_rows_do_not_disturb_each_other(dtype):
-    """However different their ranges."""
-    x, options, _ = model(dtype, False, "linear")
-    steps = 5_000
-    rows = np.stack([x[:steps], x[steps : 2 * steps] * 30, x[:steps]])
-    out = alc.LogChain(rows, **options).log_partition()
-    alone = [alc.LogChain(row, **options).log_partition() for row in rows]
-    np.testing.assert_allclose(out, alone, rtol=100 * np.finfo(dtype).eps)
-    exact = np.array([reference.long_chain(row, *options.values()) for row in rows])
-    gap = 2 * np.sum(np.ptp(rows, axis=-1), axis=-1) + steps * 10
-    assert_within(out, exact, chain_bound(exact, gap, steps, K, dtype))
-
-
-def test_backward_messages_far_below_the_others(np_backend):
-    """Nothing weighs what arrives at a state that its step does not have."""
-    x = np.zeros((4, 2))
-    x[0, 1] = -np.inf
-    logs = np.array([[[0.0, -1.0], [-np.inf, 0.0]]] * 3)
-    for t, weight in enumerate((-360.0, -370.0, -30.0)):
-        logs[t, 1, 1] = weight
-    found = alc.LogChain(x, log_transitions=logs).backward_messages()
-    assert found[:, 1].tolist() == [pytest.approx(y, rel=1e-14) for y in (-760, -400, -30, 0)]

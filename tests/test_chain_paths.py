@@ -142,32 +142,24 @@ def test_integer_types(backend, dtype, kind):
     check_log_weight(many, some_states(3, 2, 5, K=min(300, np.iinfo(kind).max)).astype(kind))
 
 
-@pytest.mark.parametrize("state", [-1, 4, 100, -100])
-def test_states_out_of_range(backend, state):
-    case = ChainCase(backend, "float32", normal(2, 5, 4), transitions=uniform(1, 4, 4))
+def at(place, state):
+    """Return paths of which one state is another than 0."""
     states = np.zeros((2, 5), np.int64)
-    for place in ((0, 0), (1, 2), (1, 4)):
-        wrong = states.copy()
-        wrong[place] = state
-        with pytest.raises(ValueError, match=mentions("states")):
-            case.chain.log_weight(backend.asarray(wrong))
+    states[place] = state
+    return states
 
 
-@pytest.mark.parametrize("shape", [(), (4,), (6,), (3, 5), (2, 5, 1), (5, 2)])
-def test_states_of_wrong_shape(backend, shape):
+NO_PATHS = [(at(p, k), ValueError) for p in ((0, 0), (1, 2), (1, 4)) for k in (-1, 4, 100, -100)]
+NO_PATHS += [
+    (np.zeros(shape, int), ValueError) for shape in ((), (4,), (6,), (3, 5), (2, 5, 1), (5, 2))
+]
+NO_PATHS += [(np.zeros((2, 5), kind), TypeError) for kind in ("float32", "bool")]
+
+
+@pytest.mark.parametrize(("states", "error"), NO_PATHS)
+def test_what_is_no_path(backend, states, error):
     case = ChainCase(backend, "float32", normal(2, 5, 4), transitions=uniform(1, 4, 4))
-    with pytest.raises(ValueError, match=mentions("states")):
-        case.chain.log_weight(backend.asarray(np.zeros(shape, np.int64)))
-
-
-@pytest.mark.parametrize("kind", ["float32", "bool"])
-def test_states_that_are_no_integers(backend, kind):
-    case = ChainCase(backend, "float32", normal(2, 5, 4), transitions=uniform(1, 4, 4))
-    with pytest.raises(TypeError, match=mentions("states")):
-        case.chain.log_weight(backend.asarray(np.zeros((2, 5), kind)))
-
-
-def test_a_path_with_its_weight_is_no_array_of_states(backend):
-    case = ChainCase(backend, "float32", normal(2, 5, 4), transitions=uniform(1, 4, 4))
+    with pytest.raises(error, match=mentions("states")):
+        case.chain.log_weight(backend.asarray(states))
     with pytest.raises(TypeError, match=r"path\.states"):
         case.chain.log_weight(case.chain.viterbi())

@@ -48,36 +48,34 @@ print(both(1.75))
 """
 
 
-def test_options_that_this_numba_does_not_know():
-    """They are left out, as they only make loops faster; Numba would raise at the first call."""
-    code = """
+# What of Numba another version may lack, or a machine.
+OTHERWISE = {
+    # Options are left out: they only make loops faster, and Numba would raise at the first call.
+    "unknown options": """
 from numba.core.options import DefaultOptions
 for name in ("_nrt", "forceinline", "no_cfunc_wrapper"):
     delattr(DefaultOptions, name)
-"""
-    assert run_python(code + COMPILES) == "1.75"
-
-
-def test_libraries_that_this_numba_makes_otherwise():
-    """Inner functions are then compiled as Numba does it."""
-    code = """
+""",
+    # Inner functions are then compiled as Numba does it.
+    "other libraries": """
 from arraylogchain._compiled import compiling
 class Gone:
     def __get__(self, part, owner):
         raise AttributeError
 compiling._Part._get_module_for_linking = Gone()
-"""
-    assert run_python(code + COMPILES) == "1.75"
-
-
-def test_without_a_folder_for_the_cache():
-    """Numba then raises where a function is decorated: it is compiled without a cache."""
-    code = """
+""",
+    # Numba then raises where a function is decorated: it is compiled without a cache.
+    "no folder for the cache": """
 from numba.core import caching
 def fail(*args):
     raise RuntimeError("cannot cache function: no locator available")
 caching.FunctionCache.__init__ = fail
-"""
+""",
+}
+
+
+@pytest.mark.parametrize("code", OTHERWISE.values(), ids=list(OTHERWISE))
+def test_loops_are_compiled_otherwise(code):
     assert run_python(code + COMPILES) == "1.75"
 
 

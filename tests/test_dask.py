@@ -193,9 +193,7 @@ def test_lengths_may_be_lazy():
     lengths = np.random.default_rng(1).integers(1, 7, (5, 4))
     lazy, chain = lazy_and_not(lengths=da.from_array(lengths, chunks=(3, 2)))
     np.testing.assert_array_equal(lazy.viterbi().states, chain.viterbi().states)
-    entropy = chain.entropy()
-    bound = error_model.log_recursion_bound(entropy, 6, 3, "float64")
-    assert_within(lazy.entropy().compute(scheduler="sync"), entropy, bound)
+    np.testing.assert_allclose(lazy.entropy().compute(scheduler="sync"), chain.entropy())
 
 
 def test_samples_depend_on_generator_and_chunks_only():
@@ -276,13 +274,6 @@ def test_best_paths_of_equal_weight(sd):
     lazy = alc.LogChain(da.from_array(x, chunks=(2, 70, 4)), log_transitions=logs)
     states = alc.LogChain(x, log_transitions=logs).viterbi().states
     np.testing.assert_array_equal(lazy.viterbi().states, states)
-
-
-def test_a_task_that_ran_twice_gives_the_same_bits():
-    for lazy in (lazy_and_not()[0], cut_chain(np.random.default_rng(0))[0]):
-        lazy_results = [lazy.marginals(), *lazy.viterbi(), lazy.sample(20, rng=1), lazy.entropy()]
-        for x, y in zip(dask.compute(*lazy_results), dask.compute(*lazy_results), strict=True):
-            np.testing.assert_array_equal(x, y)
 
 
 def test_chains_are_shown_with_the_shapes_that_were_given():
@@ -375,11 +366,5 @@ def test_a_killed_worker_loses_nothing(client, tmp_path):
         assert flag.exists()
         for y, z in zip(found, known, strict=True):
             np.testing.assert_array_equal(y, z)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_results_go_to_zarr(client, tmp_path):
-    lazy, _ = lazy_and_not(chunks=(2, 2, 6, 3))
-    lazy.marginals().to_zarr(tmp_path / "out.zarr")
-    found = da.from_zarr(tmp_path / "out.zarr").compute()
-    np.testing.assert_array_equal(found, lazy.marginals().compute(scheduler="sync"))
+    chain.marginals().to_zarr(tmp_path / "out.zarr")
+    np.testing.assert_array_equal(da.from_zarr(tmp_path / "out.zarr").compute(), known[1])

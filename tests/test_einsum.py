@@ -134,21 +134,20 @@ def test_any_equation_elsewhere(problem, name):
     check_einsum(make_backend(name), "float32", *problem)
 
 
-def test_wide_ranges_and_exact_zeros():
-    """What underflows in between decides the answer, and zeros stay exact."""
-    a = np.array([[0.0, -800.0], [-np.inf, -np.inf]])
-    b = np.array([[-800.0, -np.inf], [0.0, -np.inf]])
-    out = alc.logeinsumexp("ij,jk,kl->il", a, b, np.array([[-1e5], [0.0]]))
-    assert_within(out, np.array([[-1e5 - 800 + math.log(2)], [-np.inf]]), 1e-10)
+ZEROS = np.zeros((3, 3))
+RANGES = {
+    "what underflows decides": (
+        np.array([[0.0, -800.0], [-np.inf, -np.inf]]),
+        np.array([[-800.0, -np.inf], [0.0, -np.inf]]),
+        np.array([[-1e5], [0.0]]),
+    ),
+    **{str(x): (np.where(np.eye(3, k=1) > 0, x, 0), ZEROS, ZEROS) for x in (np.inf, np.nan)},
+}
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_special_values_show_where_they_take_part(value):
-    x = np.zeros((3, 3))
-    x[1, 1] = value
-    out = alc.logeinsumexp("ij,jk,kl->il", x, np.zeros((3, 3)), np.zeros((3, 3)))
-    with np.errstate(all="ignore"):
-        assert_within(out, np.log(np.exp(x) @ np.ones((3, 3)) @ np.ones((3, 3))), 1e-14)
+@pytest.mark.parametrize("name", RANGES)
+def test_ranges_and_special_values(np_backend, name):
+    check_einsum(np_backend, "float64", "ij,jk,kl->il", RANGES[name])
 
 
 # ------------------------------------------------------------------------------------- gradients
@@ -307,15 +306,14 @@ def test_broadcasts_are_not_expanded():
 @pytest.mark.parametrize("sd", [1, 1000])
 def test_workspace_is_kept(sd):
     rng = np.random.default_rng(0)
-    shapes = ((30, 200, 100), (100, 150), (150, 60))
+    shapes = ((30, 100, 100), (100, 150), (150, 60))
     operands = [rng.normal(0, sd, shape).astype("float32") for shape in shapes]
     equation = "bij,jk,kl->bil"
-    between = 4 * 30 * 200 * 150  # what is least, the other order's is smaller
+    between = 4 * 30 * 100 * 150  # what is least, the other order's is smaller
 
     def call():
         return alc.logeinsumexp(equation, *operands, workspace=1 << 20)
 
-    call()
     assert temporaries(call) <= between + (1 << 20)
 
 

@@ -254,13 +254,6 @@ def test_chains_have_steps_and_states(shape):
         alc.LogChain(ones(*shape), transitions=ones(shape[-1], shape[-1]))
 
 
-@pytest.mark.parametrize("seed", [-1, 1.5, True, "seed"])
-def test_what_is_no_seed(seed):
-    error = ValueError if seed == -1 else TypeError
-    with pytest.raises(error, match=mentions("rng")):
-        alc.LogChain(ones(5, 3), transitions=ones(3, 3)).sample(rng=seed)
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_tensors_without_values(torch_backend):
     torch = torch_backend.xp

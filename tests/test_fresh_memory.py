@@ -6,8 +6,8 @@ import pytest
 import arraylogchain as alc
 from arraylogchain import _dispatch
 from arraylogchain._context import Context
-from arraylogchain.chain import PLANNED
-from tests.chain_scenarios import normal, uniform
+from tests.chain_scenarios import make, normal
+from tests.test_state import everything, parts_of
 
 INF = np.inf
 
@@ -27,41 +27,22 @@ def poisoned(monkeypatch):
     return lambda: monkeypatch.setattr(Context, "empty", empty)
 
 
-def chains():
-    """Return chains whose states stay linear, change their form on the way, or are ragged."""
-    two_groups = normal(40, 4)
-    two_groups[:30, 2:] -= 40.0
-    two_groups[-1, :2] = -INF
-    halves = np.kron(np.eye(2), np.full((2, 2), 0.5))[None]
-    return {
-        "narrow": alc.LogChain(normal(5, 9, 4), transitions=uniform(8, 4, 4)),
-        "wide": alc.LogChain(normal(5, 9, 4, sd=500), transitions=uniform(8, 4, 4)),
-        "changing": alc.LogChain(two_groups, transitions=halves),
-        "ragged": alc.LogChain(
-            normal(3, 9, 4, sd=30), transitions=uniform(3, 8, 4, 4), lengths=[9, 2, 5]
-        ),
-    }
+# Chains whose states stay linear, or do not, change their form on the way, or are ragged.
+NAMES = ["shape 3 linear", "sd 1000 linear", "two groups linear", "shape 22 logs"]
 
 
-@pytest.mark.parametrize("case", ["narrow", "wide", "changing", "ragged"])
-def test_chains(poisoned, case):
+@pytest.mark.parametrize("name", NAMES)
+def test_chains(poisoned, name):
     def results():
-        chain = chains()[case]
-        names = [n for n in PLANNED if n != "sample"]
-        found = {
-            name: getattr(chain, name)() for name in names if name not in ("log_weight", "viterbi")
-        }
-        found["viterbi"], weight = chain.viterbi()
-        found["log_weight"] = weight
-        found["sample"] = chain.sample(5, rng=np.random.default_rng(0))
+        options = make(name)
+        chain = alc.LogChain(options.pop("x"), **options)
         value, pullback = alc.vjp.log_partition(chain)
-        found |= pullback(np.ones_like(value))._asdict()
-        return found
+        return parts_of([*everything(chain), value, pullback(np.ones_like(value))])
 
     expected = results()
     poisoned()
-    for name, found in results().items():
-        np.testing.assert_equal(found, expected[name], err_msg=name)
+    for found, known in zip(results(), expected, strict=True):
+        np.testing.assert_array_equal(found, known)
 
 
 @pytest.mark.parametrize("sd", [1, 40, 2000])

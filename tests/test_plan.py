@@ -7,7 +7,6 @@ import pytest
 
 import arraylogchain as alc
 from arraylogchain.chain import PLANNED
-from tests.checks import mentions
 
 
 def forum_chain(fill=0.0, n=500, v=40, c=200, dtype="float32", **options):
@@ -68,19 +67,8 @@ def test_plans_of_other_chains():
     assert len({str(plan) for plan in plans}) == len(plans)
 
 
-def test_plan_on_every_backend(backend):
-    x, transitions = backend.asarray(np.zeros((2, 5, 3), "float32")), np.zeros((4, 3, 3), "float32")
-    plan = alc.LogChain(x, transitions=backend.asarray(transitions)).plan()
-    assert "workspace" in str(plan).lower()
-
-
 @pytest.mark.parametrize("operation", PLANNED)
 def test_every_method_has_a_plan(operation):
     plan = forum_chain().plan(operation)
     assert plan.operation == operation
     assert plan.reason in str(plan)
-
-
-def test_methods_that_there_are_not():
-    with pytest.raises(ValueError, match=mentions("operation", "marginal", "marginals")):
-        forum_chain().plan("marginal")

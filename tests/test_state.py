@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,44 +73,36 @@ PULLBACKS: dict[str, Callable[[], tuple[Callable[..., Any], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", PULLBACKS)
-def test_one_pullback_from_many_threads(name):
-    """All get the bits that one thread alone gets."""
-    pullback, g = PULLBACKS[name]()
-    expected = [pullback(n * g) for n in range(1, THREADS + 1)]
-    barrier = threading.Barrier(THREADS)
+def assert_from_many_threads(calls: list[Callable[[], Any]], times: int) -> None:
+    """Check that each of as many threads gets the bits that one thread alone gets."""
+    expected, barrier = [call() for call in calls], threading.Barrier(len(calls))
 
-    def call(n: int) -> list[Any]:
+    def repeat(call: Callable[[], Any]) -> list[Any]:
         barrier.wait(30)
-        return [pullback(n * g) for _ in range(20 if "einsum" in name else 3)]
+        return [call() for _ in range(times)]
 
-    with ThreadPoolExecutor(THREADS) as pool:
-        for found, own in zip(pool.map(call, range(1, THREADS + 1)), expected, strict=True):
+    with ThreadPoolExecutor(len(calls)) as pool:
+        for found, own in zip(pool.map(repeat, calls), expected, strict=True):
             for again in found:
                 assert_same_bits(again, own)
+
+
+@pytest.mark.parametrize("name", PULLBACKS)
+def test_one_pullback_from_many_threads(name):
+    pullback, g = PULLBACKS[name]()
+    calls = [partial(pullback, n * g) for n in range(1, THREADS + 1)]
+    assert_from_many_threads(calls, 20 if "einsum" in name else 3)
 
 
 def test_one_chain_from_many_threads():
     """Methods of one chain, and of others, at the same time."""
     chains = [alc.LogChain(normal(n, 30, 4), transitions=uniform(4, 4)) for n in (1, 20)]
-    expected = [everything(chain) for chain in chains]
-    barrier = threading.Barrier(THREADS)
-
-    def call(n: int) -> list[Any]:
-        barrier.wait(30)
-        return everything(chains[n % 2])
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        for n, found in enumerate(pool.map(call, range(THREADS))):
-            assert_same_bits(found, expected[n % 2])
+    assert_from_many_threads([partial(everything, chain) for chain in chains] * (THREADS // 2), 1)
 
 
 def test_calls_of_einsum_from_many_threads():
-    operands = normal(9, 8), normal(8, 7), normal(7, 6)
-    expected = alc.logeinsumexp("ij,jk,kl->il", *operands)
-    with ThreadPoolExecutor(THREADS) as pool:
-        for found in pool.map(lambda _: alc.logeinsumexp("ij,jk,kl->il", *operands), range(80)):
-            assert_same_bits(found, expected)
+    call = partial(alc.logeinsumexp, "ij,jk,kl->il", normal(9, 8), normal(8, 7), normal(7, 6))
+    assert_from_many_threads([call] * THREADS, 10)
 
 
 # ------------------------------------------------------------------------------------- copies

@@ -397,17 +397,17 @@ def test_chain_of_matrices_far_from_zero(torch):
 
 
 def test_errors(torch):
+    """As without autograd, of which test_errors.py has more."""
     a, b = normal(torch, 3, 4), normal(torch, 4, 2)
-    with pytest.raises(TypeError, match="libraries"):
-        alc.logmatmulexp(a, b.detach().numpy())
-    with pytest.raises(ValueError, match=r"\(4, 2\) and b of shape \(4, 2\) do not fit"):
-        alc.matmul(b, b)
-    with pytest.raises(TypeError, match="b has dtype int64"):
-        alc.logmatmulexp(a, torch.ones(4, 2, dtype=torch.int64))
-    with pytest.raises(ValueError, match="does not fit the matrix before"):
-        alc.logchainexp([a, a])
-    with pytest.raises(ValueError, match=r"n, K, K"):
-        alc.logchainexp(a)
+    for error, word, call in (
+        (TypeError, "libraries", lambda: alc.logmatmulexp(a, b.detach().numpy())),
+        (ValueError, r"\(4, 2\) and b of shape \(4, 2\) do not fit", lambda: alc.matmul(b, b)),
+        (TypeError, "b has dtype int64", lambda: alc.logmatmulexp(a, b.detach().long())),
+        (ValueError, "does not fit the matrix before", lambda: alc.logchainexp([a, a])),
+        (ValueError, "n, K, K", lambda: alc.logchainexp(a)),
+    ):
+        with pytest.raises(error, match=word):
+            call()
     batched = torch.ones(2, 3, 2, dtype=a.dtype)
     with pytest.raises(NotImplementedError, match="is_grads_batched"):
         torch.autograd.grad(alc.logmatmulexp(a, b), a, batched, is_grads_batched=True)

@@ -87,14 +87,6 @@ def test_half_precisions_are_read(device, given):
     check_recursions(device, given, normal(3, 5, 6, sd=4), transitions=uniform(1, 6, 6))
 
 
-def test_offsets_are_not_rounded_in(device):
-    """What all states have in common, however large, and what all entries of a matrix have."""
-    x = normal(4, 12, 5) + 1000.0 * np.rint(normal(4, 12, 1, sd=10, seed=2))
-    given = {"log_initial": normal(5) - 3000, "log_final": normal(5) + 500}
-    check_recursions(device, "float32", x, log_transitions=normal(1, 5, 5) + 700, **given)
-    check_recursions(device, "float32", x, transitions=uniform(1, 5, 5) * 1e-30)
-
-
 @pytest.mark.parametrize("states", [3, 70])
 @pytest.mark.parametrize("reached", [0, 2])
 def test_of_equal_paths_the_smallest_states_are_taken(device, states, reached):

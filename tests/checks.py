@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,6 +70,20 @@ def check_maxplus(
         assert np.all(indices == -1)
     given.assert_unchanged()
     return values, indices
+
+
+def run_python(code: str, **environment: str) -> str:
+    """Return what code prints in a process of its own, which may fork and must end well."""
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **environment},
+        cwd=Path(__file__).parents[1],
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    return run.stdout.strip()
 
 
 def mentions(*words: object) -> str:

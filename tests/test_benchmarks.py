@@ -202,50 +202,6 @@ def test_record(tmp_path, capsys):
     assert "| arraylogchain | " in path.with_suffix(".md").read_text("utf-8")
     with pytest.raises(SystemExit, match="quick run"):
         report.write_pages(path)
-
-
-# tables -------------------------------------------------------------------------------------------
-
-
-def result(label, median=None, error=1e-7, **options):
-    kept = {"is_yardstick": False, "is_ours": False, "wrong": 0.0, "state": "warm", "rounds": 3}
-    kept |= {"label": label, "median": median, "error": error, "spread": None, "temporaries": 0}
-    return kept | {"not_run": None if median else "not installed"} | options
-
-
-CASE = {"name": "a-case", "title": "a case", "sizes": {}, "group": "Group"}
-CASE["results"] = [
-    result("arraylogchain", 0.01, is_ours=True),
-    result("np.matmul", 0.001, is_yardstick=True),
-    result("plain in NumPy", 0.002, wrong=0.25),
-    result("rough in torch", 0.003, error=0.1),
-    result("hmmlearn, log", 0.02),
-    result("dynamax, compiled"),
-]
-
-
-def test_overview_compares_with_the_fastest_right_answer():
-    row = report.overview([CASE]).splitlines()[2]
-    expected = "| a case | 10 ms | 1e-07 | hmmlearn, log | 20 ms | 1e-07 | 2 × faster | "
-    assert row == f"{expected}plain in NumPy: 2 ms, 1e-07, 25 % wrong |"
-    assert report.short([CASE]).splitlines()[2] == "| a case | 10 ms | 20 ms, hmmlearn, log |"
-    losing = {**CASE, "results": [CASE["results"][0], result("hmmlearn, log", 0.004)]}
-    assert "| 2.5 × slower |" in report.overview([losing])
-    for results in ([CASE["results"][0]], [result("arraylogchain")]):
-        row = report.overview([{**CASE, "results": results}]).splitlines()[2]
-        assert row.count("|") == 9
-
-
-def test_marks_are_filled():
-    content = {"cases": [CASE]}
-    text = "before\n<!-- benchmarks: a-case -->\nold\n<!-- /benchmarks -->\nafter"
-    found = report.filled(text, content)
-    assert f"-->\n{report.overview([CASE])}\n<!--" in found
-    assert report.filled(found, content) == found
-    assert report.filled(found, None).count("\n") == 3
-    every = report.filled("<!-- benchmarks-all: a-case -->\n<!-- /benchmarks -->", content)
-    assert "| dynamax, compiled | not run: not installed |" in every
-    assert "| hmmlearn, log | 20 ms | 2.00 | 0 B | 1e-07 | warm |" in every
     with pytest.raises(SystemExit, match="lacks: another-case"):
         report.filled("<!-- benchmarks: another-case -->\n<!-- /benchmarks -->", content)
 

@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from tests.chain_reference import PARTS, Exact, all_paths
+from tests.chain_reference import PARTS, Exact
 from tests.chain_scenarios import make
 from tests.error_model import assert_within
 
@@ -81,22 +81,6 @@ def test_sums_and_derivatives(form, lengths):
                 own = as_numbers(derivatives[i])
                 expected[at][: len(own)] = own
                 assert_within(gradient, expected, 1000 * EPS * (1 + abs(expected)))
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_messages_and_paths(seed):
-    """Messages of both ways meet in log Z at every step; no path is better than the best."""
-    lengths = [4, 2, 3]
-    _, exact = exact_chain("linear", lengths, seed)
-    f, b = exact.forward, exact.backward
-    sums = np.logaddexp.reduce(f.full + f.offset + b.bare + b.bare_offset, axis=-1)
-    log_z = np.broadcast_to(exact.log_partition[0][:, None], sums.shape)
-    np.testing.assert_allclose(sums[exact.real], log_z[exact.real], rtol=1e-17)
-    paths, weights = all_paths(exact)
-    np.testing.assert_array_equal(exact.best[1], weights.max(axis=0))
-    for row, length in enumerate(lengths):
-        best = paths[np.argmax(weights[:, row])]
-        np.testing.assert_array_equal(exact.best[0][row, :length], best[:length])
 
 
 def test_what_decides_has_its_part_in_g():

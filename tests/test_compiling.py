@@ -1,9 +1,7 @@
 """Compiled loops: how they are compiled and kept, and what happens where they cannot be."""
 
 import importlib.metadata
-import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,22 +12,10 @@ import arraylogchain as alc
 from arraylogchain import _compiled
 from arraylogchain._compiled import why_not
 from tests.chain_scenarios import normal, uniform
+from tests.checks import run_python
 
 if why_not() is not None:
     pytest.skip(why_not(), allow_module_level=True)
-
-
-def run_python(code, **environment):
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, **environment},
-        cwd=Path(__file__).parents[1],
-    )
-    assert run.returncode == 0, run.stderr
-    return run.stdout.strip()
 
 
 def test_import_leaves_numba_alone():

@@ -1,7 +1,6 @@
 """Every error names the argument, what it is, and what would do."""
 
 import inspect
-import re
 import types
 
 import numpy as np
@@ -154,6 +153,7 @@ def test_logchainexp_names_the_factor():
 
 
 P, one, two = ones(4, 3, 3), ones(3), ones(2, 5, 3)
+SWAPPED = "[..., 5, 3], their last two axes swapped"
 
 
 @pytest.mark.parametrize(
@@ -183,12 +183,22 @@ P, one, two = ones(4, 3, 3), ones(3), ones(2, 5, 3)
         ({"x": two, "transitions": P, "final": ones(4, 3)}, ["log_potentials", "final", 2, 4]),
         ({"x": two, "transitions": ones(4, 4, 3, 3)}, ["log_potentials", "transitions", 2, 4]),
         ({"x": two, "transitions": P, "initial": ones(4, 3)}, ["log_potentials", "initial", 2, 4]),
+        ({"x": ones(5, 0), "transitions": ones(0, 0)}, ["log_potentials", "(5, 0)"]),
+        ({"x": ones(2, 5, 0), "transitions": ones(0, 0)}, ["log_potentials", "(2, 5, 0)"]),
+        ({"x": ones(3, 5), "transitions": ones(3, 3)}, ["transitions", "[5, 5]", SWAPPED]),
+        ({"x": ones(7, 3, 5), "initial": one}, [SWAPPED]),
+        ({"x": ones(7, 5, 3), "transitions": ones(7, 3, 3)}, ["is [7, 1, 3, 3]"]),
+        ({"transitions": -ones(3, 3)}, ["log_transitions"]),
+        ({"transitions": ones(3, 3), "lengths": [2, 3]}, ["lengths", "()"]),
+        ({"x": ones(5, 1, 3), "lengths": [2, 3]}, ["lengths", (2,), (5,), "T = 1"]),
+        ({"transitions": P, "workspace": 100}, ["workspace", "100"]),
     ],
     ids=str,
 )
 def test_chain_shapes_and_options(options, words):
+    """A chain that cannot be solved is refused when it is built."""
     with pytest.raises(ValueError, match=mentions(*words)):
-        chain(**options)
+        alc.LogChain(options.get("x", ones(5, 3)), **{n: v for n, v in options.items() if n != "x"})
 
 
 @pytest.mark.parametrize("name", ["log_potentials", "transitions", "initial", "log_final"])
@@ -228,30 +238,6 @@ def test_lists_integers_and_bools_are_arrays_like_the_potentials(backend, dtype,
     assert backend.to_numpy(found) == backend.to_numpy(expected)
     states = alc.LogChain(potentials, **options).log_weight([0, 1, 1])
     assert np.isfinite(backend.to_numpy(states))
-
-
-def test_a_list_that_is_no_array():
-    with pytest.raises(TypeError, match=mentions("transitions", "list")):
-        chain(transitions=[[1.0, 1.0, 1.0], [1.0]])
-
-
-@pytest.mark.parametrize(
-    ("x", "options", "hint"),
-    [
-        ((3, 5), {"transitions": ones(3, 3)}, "[..., 5, 3], their last two axes swapped"),
-        ((7, 3, 5), {"initial": ones(3)}, "[..., 5, 3], their last two axes swapped"),
-        ((7, 5, 3), {"transitions": ones(7, 3, 3)}, "is [7, 1, 3, 3]"),
-    ],
-)
-def test_what_was_meant(x, options, hint):
-    with pytest.raises(ValueError, match=re.escape(hint)):
-        alc.LogChain(ones(*x), **options)
-
-
-@pytest.mark.parametrize("shape", [(0, 3), (5, 0), (2, 0, 3), (2, 5, 0)])
-def test_chains_have_steps_and_states(shape):
-    with pytest.raises(ValueError, match=mentions("log_potentials", shape)):
-        alc.LogChain(ones(*shape), transitions=ones(shape[-1], shape[-1]))
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
@@ -372,19 +358,6 @@ def test_what_no_row_reads_may_be_negative():
         alc.LogChain(x, transitions=weights, lengths=[3, 4])
 
 
-def test_sequences_of_different_lengths():
-    with pytest.raises(TypeError, match=mentions("log_potentials", "lengths", "padded")):
-        alc.LogChain([ones(5, 3), ones(4, 3)], transitions=ones(3, 3))
-
-
-def test_errors_come_before_any_work():
-    """A chain that cannot be solved is refused when it is built."""
-    with pytest.raises(ValueError, match=mentions("transitions", "(3, 3, 3)")):
-        alc.LogChain(ones(5, 3), transitions=ones(3, 3, 3))
-    with pytest.raises(ValueError, match=mentions("workspace", "100")):
-        alc.LogChain(ones(5, 3), transitions=ones(4, 3, 3), workspace=100)
-
-
 class Lazy:
     """An array of a library that has a namespace, and no values that could be read, as Dask's."""
 
@@ -408,32 +381,18 @@ def test_libraries_that_cannot_be_computed_with(function):
 
 
 @pytest.mark.parametrize(
-    ("mistake", "error", "words"),
+    ("mistake", "words"),
     [
-        (lambda x, P: alc.LogChain(x, P), TypeError, ["positional"]),
-        (lambda x, P: alc.LogChain(x, transition=P), TypeError, ["transition"]),
-        (lambda x, P: alc.LogChain(x, transitions=P, device="cuda"), TypeError, ["device"]),
-        (lambda x, P: alc.LogChain(x.T, transitions=P), ValueError, ["transitions", "[5, 5]"]),
-        (lambda x, P: alc.LogChain(x, transitions=np.log(P)), ValueError, ["log_transitions"]),
-        (
-            lambda x, P: alc.LogChain(x, transitions=P, lengths=[2, 3]),
-            ValueError,
-            ["lengths", "()"],
-        ),
-        (
-            lambda x, P: alc.LogChain(x.reshape(5, 1, 3), transitions=P, lengths=[2, 3]),
-            ValueError,
-            ["lengths", (2,), (5,), "T = 1"],
-        ),
-        (
-            lambda x, P: alc.LogChain(None, transitions=P),
-            TypeError,
-            ["log_potentials", "NoneType", "array"],
-        ),
+        (lambda x, P: alc.LogChain(x, P), ["positional"]),
+        (lambda x, P: alc.LogChain(x, transition=P), ["transition"]),
+        (lambda x, P: alc.LogChain(x, transitions=P, device="cuda"), ["device"]),
+        (lambda x, P: alc.LogChain(None, transitions=P), ["log_potentials", "NoneType", "array"]),
+        (lambda x, P: alc.LogChain([x, x[1:]], transitions=P), ["log_potentials", "padded"]),
+        (lambda x, P: alc.LogChain(x, transitions=[[1.0, 1.0], [1.0]]), ["transitions", "list"]),
     ],
 )
-def test_mistakes_of_newcomers(mistake, error, words):
-    with pytest.raises(error, match=mentions(*words)):
+def test_mistakes_of_newcomers(mistake, words):
+    with pytest.raises(TypeError, match=mentions(*words)):
         mistake(ones(5, 3), ones(3, 3) / 3)
 
 

@@ -2,7 +2,6 @@
 
 import importlib.resources
 import pickle
-import subprocess
 import sys
 import types
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
+from tests.checks import run_python
 
 CLASSES = {"ChainPath", "ChainPosterior", "FilteredChain", "LogChain", "MaxPlusProduct", "Plan"}
 FUNCTIONS = {"logchainexp", "logeinsumexp", "logmatmulexp", "matmul"}
@@ -18,30 +18,17 @@ MOST_CALLS, MOST_FILES, MOST_DEEP = 140, 14, 15
 PUBLIC = {*CLASSES, *FUNCTIONS, "maxplus_einsum", "maxplus_matmul", "vjp", "__version__"}
 
 
-def test_public_names_are_all():
+def test_public_names():
+    """All of them are listed, once, and documented; others are modules of the package."""
     assert set(alc.__all__) == PUBLIC
     assert len(alc.__all__) == len(PUBLIC)
-
-
-def test_nothing_else_is_public():
-    """Names without an underscore are listed, or they are modules of the package."""
     names = {x for x, value in vars(alc).items() if not isinstance(value, types.ModuleType)}
     assert {x for x in names if not x.startswith("_")} == PUBLIC - {"__version__", "vjp"}
-
-
-def test_public_names_are_documented():
-    undocumented = {name for name in PUBLIC - {"__version__"} if not getattr(alc, name).__doc__}
-    assert not undocumented
+    assert all(getattr(alc, name).__doc__ for name in PUBLIC - {"__version__"})
 
 
 def test_version_is_a_release_number():
     assert all(part.isdigit() for part in alc.__version__.split(".")[:2])
-
-
-def _run(code: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout
 
 
 def test_import_brings_in_no_optional_library():
@@ -56,7 +43,7 @@ alc.logmatmulexp(x, x), alc.matmul(x, x), alc.maxplus_matmul(x, x), alc.logchain
 alc.LogChain(np.zeros((3, 3)), transitions=x).log_partition()
 print(sorted({"torch", "cupy", "array_api_strict"} & set(sys.modules)))
 """
-    assert _run(code).split() == ["[]", "[]"]
+    assert run_python(code).split() == ["[]", "[]"]
 
 
 def test_package_is_typed():

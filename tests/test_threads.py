@@ -2,8 +2,6 @@
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -17,6 +15,7 @@ import arraylogchain as alc
 from arraylogchain import _threads
 from arraylogchain._context import Context
 from arraylogchain._threads import num_workers, share
+from tests.checks import run_python
 
 
 @pytest.fixture(autouse=True)
@@ -146,13 +145,6 @@ def test_helpers_that_never_begin_keep_nothing_alive():
     assert not alive
 
 
-def run_python(code):
-    """Run code in a process of its own, which may fork, and end."""
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (run.returncode, run.stderr) == (0, "")
-    return run.stdout
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_after_fork():
     code = """
@@ -183,7 +175,7 @@ def last():
     print("done")
 atexit.register(last)
 """
-    assert run_python(code) == "done\n"
+    assert run_python(code) == "done"
 
 
 @pytest.mark.parametrize(("value", "most"), [("1", 1), ("1,4", 1), ("x", None), ("", None)])

@@ -6,9 +6,6 @@ own maximum. mpmath checks the workhorse, and adds up all paths of small chains 
 
 from __future__ import annotations
 
-import math
-
-import mpmath
 import numpy as np
 
 
@@ -95,20 +92,6 @@ def long_chain(x: np.ndarray, transitions: np.ndarray, initial: np.ndarray) -> n
     return np.log(np.sum(alpha)) + exponent * np.log(wide(2)) + np.sum(top)
 
 
-def logmatmulexp_mp(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return log(exp(a) @ exp(b)) of two matrices with finite or -inf entries, by mpmath."""
-    out = np.empty((a.shape[0], b.shape[1]), np.longdouble)
-    with mpmath.workdps(60):
-        for i, j in np.ndindex(out.shape):
-            terms = [
-                mpmath.exp(mpmath.mpf(float(p)) + mpmath.mpf(float(q)))
-                for p, q in zip(a[i], b[:, j], strict=True)
-                if np.isfinite(p) and np.isfinite(q)
-            ]
-            out[i, j] = _log(mpmath.fsum(terms))
-    return out
-
-
 def _as_matrices(a: np.ndarray, b: np.ndarray):
     """Return both as matrices, and what takes the added axes off the product again."""
     a, b = wide(a), wide(b)
@@ -120,9 +103,3 @@ def _as_matrices(a: np.ndarray, b: np.ndarray):
         return out if a.ndim > 1 else out[..., 0] if b.ndim == 1 else out[..., 0, :]
 
     return left, right, finish
-
-
-def _log(total: mpmath.mpf) -> np.longdouble:
-    if not total:
-        return np.longdouble(-math.inf)
-    return np.longdouble(mpmath.nstr(mpmath.log(total), 25))

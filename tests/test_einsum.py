@@ -274,24 +274,6 @@ def test_transforms(torch_backend, equation, shapes):
         torch.testing.assert_close(out[i], g)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::FutureWarning:torch")
-@torch_equations
-def test_compile(torch_backend, equation, shapes):
-    """Compiled code breaks off at a call, and is right."""
-    torch = torch_backend.xp
-    torch._dynamo.reset()
-    operands = tensors(torch, shapes)
-
-    def f(*operands):
-        return alc.logeinsumexp(equation, *operands)
-
-    out = torch.compile(f, backend="aot_eager")(*operands)
-    torch.testing.assert_close(out, f(*operands))
-    found, known = (torch.autograd.grad(y.sin().sum(), operands) for y in (out, f(*operands)))
-    torch.testing.assert_close(found, known)
-
-
 # ------------------------------------------------------------ memory, threads, order and errors
 
 

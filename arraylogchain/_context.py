@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -156,6 +157,19 @@ class Context:
             function(*args, out=out)
         else:
             out[...] = function(*args)
+
+    def exp(self, x: Array, out: Array) -> None:
+        """Write exp(x) into `out`, which may be x; or 0 where that is no normal number.
+
+        NumPy takes up to 70 times as long for those.
+        """
+        lowest = math.log(DOUBLE.tiny)
+        if self.is_numpy and x.dtype == np.float64 and x.size and x.min() < lowest:
+            above = x >= lowest
+            np.exp(np.maximum(x, lowest, out=out), out=out)
+            np.multiply(out, above, out=out)
+        else:
+            self.apply(self.xp.exp, x, out=out)
 
     def multiply(self, a: Array, b: Array, out: Array | None = None) -> Array:
         """Return a @ b, written to `out` if there is one, rounded as its dtype is.

@@ -17,10 +17,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from arraylogchain._array.chains.lanes import row_sum
 from arraylogchain._array.chains.messages import Run, each, last_logs, runs
 from arraylogchain._array.chains.pieces import Messages
 from arraylogchain._array.chains.posterior import Posterior
+from arraylogchain._array.chains.shares import row_sum
 from arraylogchain._array.chains.sums import Sums
 from arraylogchain._context import DOUBLE, SINGLE, Array, Context
 from arraylogchain._fold import chunks

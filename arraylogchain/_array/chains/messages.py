@@ -60,6 +60,25 @@ class Run:
             self.left.append(left)
         return self
 
+    def both(self, steps: slice) -> Iterator[tuple[slice, Block]]:
+        """Take a block of steps, of whose scales only differences count.
+
+        They begin with 0, and where sums of them are still not exact each step is taken by itself.
+        """
+        state, limit = self.last, 1.0 / self.piece.ctx.widest.eps
+        if state is not None:
+            nothing = self.piece.ctx.xp.zeros_like(state.shifts)
+            state = Messages(state.values, nothing, nothing, state.in_logs)
+        block = self.backend.advance(state, steps, self.backward, pieces.BOTH)
+        shifts = block.arrived.shifts, block.left.shifts
+        if steps.stop - steps.start == 1 or self.piece.ctx.are_within(limit, *shifts):
+            self.last = block.state
+            yield steps, block
+        else:
+            each = [slice(step, step + 1) for step in range(steps.start, steps.stop)]
+            for step in reversed(each) if self.backward else each:
+                yield from self.both(step)
+
     def messages(self, n: int) -> Messages:
         """Return what the block number n left: as it is kept, or computed again."""
         start, steps = self.starts[n], self.blocks[n]
@@ -247,24 +266,9 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
         probabilities[...], normalizers[...] = 0.0, 0.0
 
     def work(run: Run) -> None:
-        state, todo = None, run.blocks[::-1]
-        while todo:
-            steps = todo.pop()
-            if state is not None:
-                # Only differences count: scales that begin with 0 are exact for longer.
-                nothing = xp.zeros_like(state.shifts)
-                state = Messages(state.values, nothing, nothing, state.in_logs)
-            block = run.backend.advance(state, steps, False, pieces.BOTH)
-            # Beyond that sums of whole numbers are not exact.
-            is_large = any(
-                bool(xp.any(xp.abs(x) >= 1.0 / ctx.widest.eps))
-                for x in (block.arrived.shifts, block.left.shifts[1:, ...])
-            )
-            if is_large and steps.stop - steps.start > 1:
-                todo += [slice(step, step + 1) for step in range(steps.start, steps.stop)][::-1]
-            else:
-                put(run.piece, steps, block.left)
-                state = block.state
+        for block in run.blocks:
+            for steps, found in run.both(block):
+                put(run.piece, steps, found.left)
 
     def put(piece: Piece, steps: slice, left: Messages) -> None:
         weights = ctx.load(left.values, ctx.widest)

@@ -18,26 +18,27 @@ pairs are a certified product.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from functools import cached_property
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from arraylogchain._array.chains.lanes import Lanes
 from arraylogchain._array.chains.messages import Run, each, log_sum, runs, total_of
 from arraylogchain._array.chains.pieces import (
-    BOTH,
     Block,
     Messages,
     add_scale,
     exp_of_parts,
     log_parts,
 )
+from arraylogchain._array.chains.shares import Shares, precision_of, row_sum
 from arraylogchain._array.chains.sums import Sums
-from arraylogchain._array.products.factors import Factor
-from arraylogchain._context import DOUBLE, SINGLE, Array, Context, whole_maximum, whole_part
+from arraylogchain._context import Array, Context, whole_maximum, whole_part
 from arraylogchain._inputs import Chain
+
+# The sums of a_t * b_t and the sizes of cotangents in linear blocks. Weights are at most 2**400
+# (2**10 in float32): so what underflows in a sum is less than eps of it, and no sum of pairs over
+# rows and steps is too large.
+_TOTALS = {"float32": (2.0**-55, 2.0**80), "float64": (2.0**-116, 2.0**900)}
+_COTANGENTS = {"float32": (2.0**-20, 2.0**20), "float64": (2.0**-64, 2.0**64)}
 
 Pullback = Callable[[Array, frozenset[str]], dict[str, Array]]
 
@@ -126,17 +127,24 @@ class Posterior:
         self.wants_pairs = "transitions" in sums.totals
         self.panel = run.workspace // (8 * 10)
         self.ctx = ctx = run.piece.ctx
-        xp, self.log_z = ctx.xp, total_of(run.piece, run.last)
+        self.log_z = total_of(run.piece, run.last)
         self.total = self.log_z[0]
-        g = None
+        # Cotangents [groups, rows], which of them are 0, and the sizes of the others.
+        self.g, self.idle = ctx.xp.ones_like(self.total), None
+        self.least = self.most = 1.0
+        if cotangent is not None or not bool(ctx.xp.all(ctx.xp.isfinite(self.total))):
+            self._take(cotangent)
+
+    def _take(self, cotangent: Array | None) -> None:
+        """Take cotangents, except of rows without a path, or with an infinite one."""
+        xp, g = self.ctx.xp, self.g
         if cotangent is not None:
-            g = ctx.load(self.piece.read(cotangent), ctx.widest)
-        if not bool(xp.all(xp.isfinite(self.total))):
-            # No path, or an infinite one.
-            g = xp.ones_like(self.total) if g is None else g
-            g = xp.where(xp.isinf(self.total), xp.zeros_like(g), g)
-            g = xp.where(xp.isnan(self.total), xp.full_like(g, math.nan), g)
-        self.g = g
+            g = self.ctx.load(self.piece.read(cotangent), self.ctx.widest)
+        g = xp.where(xp.isinf(self.total), 0.0, g)
+        g = xp.where(xp.isnan(self.total), math.nan, g)
+        size = xp.abs(g)
+        self.g, self.idle = g, (size == 0)[None, ...] if bool(xp.any(size == 0)) else None
+        self.least, self.most = float(xp.min(xp.where(size > 0, size, 1.0))), float(xp.max(size))
 
     def add(self) -> None:
         """Add gradients, or marginals and counts, going backward through the steps."""
@@ -154,39 +162,25 @@ class Posterior:
         for n in reversed(range(len(run.blocks))):
             block = run.blocks[n]
             forward = run.messages(n).last(block.stop - block.start)
-            for steps, found in self._steps_back(back, block):
+            for steps, found in back.both(block):
                 own = slice(steps.start - block.start, steps.stop - block.start)
                 self._add_block(steps, forward.steps(own), found)
         return back.last
 
-    def _steps_back(self, back: Run, steps: slice) -> Iterator[tuple[slice, Block]]:
-        """Take a block of steps backward, or each by itself where scales would not be exact."""
-        state, xp = back.last, self.ctx.xp
-        if state is not None:
-            # Only differences count: scales that begin with 0 are exact for longer.
-            nothing = xp.zeros_like(state.shifts)
-            state = Messages(state.values, nothing, nothing, state.in_logs)
-        found = back.backend.advance(state, steps, True, BOTH)
-        assert found.arrived is not None
-        assert found.left is not None
-        largest = max(float(xp.max(xp.abs(x.shifts))) for x in (found.arrived, found.left))
-        # Beyond that sums of whole numbers are not exact.
-        if largest < 1.0 / self.ctx.widest.eps or steps.stop - steps.start == 1:
-            back.last = found.state
-            yield steps, found
-        else:
-            for step in reversed(range(steps.start, steps.stop)):
-                yield from self._steps_back(back, slice(step, step + 1))
-
     def _add_weights(self, name: str, state: Messages, weights: Array, in_logs: bool) -> None:
         """Add shares of states times weights, or what is left of them without the weights."""
-        ctx, xp = self.ctx, self.ctx.xp
+        ctx, xp, place = self.ctx, self.ctx.xp, (slice(None),)
+        if not (in_logs or state.in_logs.any()):
+            terms = ctx.load(weights, precision_of(ctx, state.values)) * state.values
+            f = self.factors(row_sum(ctx, terms))
+            if f is not None:
+                self.sums.add(name, self.piece, place, state.values * f[..., None])
+                return
         values = ctx.load(state.in_log_form(ctx).values, ctx.widest)
         whole, rest = log_parts(ctx, weights, in_logs)
         shift = whole_maximum(ctx, values + whole, -1, ctx.widest)
         joint = (values + (whole - shift)) + rest
-        total = log_sum(xp, joint)[..., None]
-        g = xp.ones_like(total) if self.g is None else self.g[..., None]
+        total, g = log_sum(xp, joint)[..., None], self.g[..., None]
         dead = (total == -math.inf) | (g == 0)
         if in_logs:
             found = xp.exp(joint - total) * g
@@ -196,42 +190,29 @@ class Posterior:
             near, parts = whole_part(ctx, values, ctx.widest), log_parts(ctx, xp.abs(g), False)
             found = exp_of_parts(ctx, (near - shift) + parts[0], (values - near) - total + parts[1])
             found = found * xp.sign(g)
-        self.sums.add(name, self.piece, (slice(None),), xp.where(dead, xp.zeros_like(found), found))
+        self.sums.add(name, self.piece, place, xp.where(dead, 0.0, found))
+
+    def factors(self, totals: Array) -> Array | None:
+        """Return cotangents over sums of linear weights; None where these do not prove them."""
+        xp, precision = self.ctx.xp, precision_of(self.ctx, totals)
+        lowest, highest = _COTANGENTS[precision.name]
+        if not (self.least >= lowest and self.most <= highest):
+            return None
+        lowest, highest = _TOTALS[precision.name]
+        if not (float(xp.min(totals)) >= lowest and float(xp.max(totals)) <= highest):
+            return None
+        return self.ctx.load(self.g, precision) / totals
 
     def _add_block(self, steps: slice, forward: Messages, back: Block) -> None:
         """Add what a block of steps contributes, given its messages in both directions."""
-        axis, shares = self.piece.axis, None
-        assert back.arrived is not None
-        assert back.left is not None
-        count = steps.stop - steps.start
-        messages = forward.last(count), back.arrived, back.left.last(count)
-        odd = (forward.in_logs | back.arrived.in_logs).any(axis=1 - axis)
-        while not odd.all():
-            some = np.flatnonzero(~odd) if odd.any() else None
-            shares, bad = Lanes(self, steps, messages, some).linear()
-            if bad is None:
-                break
-            # Of several things to prove the first that is not is told; others may follow.
-            odd[slice(None) if some is None else some] |= bad
-        if odd.any():
-            some = None if odd.all() else np.flatnonzero(odd)
-            more = Lanes(self, steps, messages, some).in_logs()
-            shares = more if shares is None else shares + more
-        self.take_shares(steps, shares, messages[0])
+        block = Shares(self, steps, forward, back.arrived, back.left.last(steps.stop - steps.start))
+        shares = block.linear()
+        if shares is None:
+            shares = block.in_logs()
+        self.take_shares(steps, shares, forward)
 
     def take_shares(self, steps: slice, shares: Array, forward: Messages) -> None:
         """Add shares of states times cotangents, [n, groups, rows, K]."""
         if "potentials" in self.sums.totals:
             values = self.ctx.xp.permute_dims(shares, (1, 2, 0, 3))
             self.sums.add("potentials", self.piece, (steps, slice(None)), values)
-
-    @cached_property
-    def matrix(self) -> Factor:
-        """The matrices [groups, K, K] that stand for every step."""
-        return self.factor(self.piece.matrices(slice(0, 1))[:, 0, :, :])
-
-    def factor(self, x: Array) -> Factor:
-        """Return matrices [n, K, K], as given, as a factor."""
-        precision = DOUBLE if self.run.last.values.dtype == self.ctx.xp.float64 else SINGLE
-        in_logs = self.piece.chain.transitions_in_logs
-        return Factor(self.ctx, x, 1, in_logs=in_logs, common=True, precision=precision)

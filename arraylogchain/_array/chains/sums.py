@@ -86,30 +86,23 @@ class Sums:
     def add(self, name: str, piece: Piece, place: Box, values: Array) -> None:
         """Add values [groups, rows, ...] of a piece at a place among an array's own axes.
 
-        Those of transitions are [groups, ...]. Along axes that an array was broadcast along they
-        are summed.
+        Those of transitions have one row. Along axes that an array was broadcast along they are
+        summed.
         """
         xp, total = self.ctx.xp, self.totals[name]
+        if name == "potentials" and name in self.apart:
+            piece.write(total, values, place)
+            return
         view = arrange(xp, self.chain, total, len(PARTS[name].axes))
         target = view[(*within(piece.box, view.shape), *place)]
+        if piece.inverse is not None and int(values.shape[piece.axis]) > 1:
+            values = xp.take(values, piece.inverse, axis=piece.axis)
+        if not (self.as_counts or name == "potentials"):
+            values = bounded(self.ctx, values, total.dtype) * 0.5**self.bits
         shape = piece.shape
         if name == "transitions":
-            if piece.order is not None and not piece.axis:
-                values = xp.take(values, piece.inverse, axis=0)
-            shape = tuple(target.shape[: len(piece.shape)])
-        elif piece.inverse is not None:
-            values = xp.take(values, piece.inverse, axis=piece.axis)
-        own = tuple(values.shape[1 if name == "transitions" else 2 :])
-        if name == "potentials":
-            if "potentials" in self.apart:
-                target[...] = xp.astype(
-                    xp.reshape(values, (*shape, *own)), target.dtype, copy=False
-                )
-                return
-        elif not self.as_counts:
-            values = bounded(xp, values, total.dtype)
-            values *= 0.5**self.bits
-        values = xp.reshape(values, (*shape, *own))
+            shape = tuple(target.shape[: len(shape)])
+        values = xp.reshape(values, (*shape, *values.shape[2:]))
         axes = tuple(i for i, n in enumerate(shape) if target.shape[i] == 1 < n)
         values = xp.sum(values, axis=axes, keepdims=True) if axes else values
         target += xp.astype(values, target.dtype, copy=False)
@@ -120,14 +113,15 @@ class Sums:
         for name, total in self.totals.items():
             dtype = ctx.result_dtype if self.as_counts else getattr(self.chain, name).dtype
             scale = 1.0 if name == "potentials" else 2.0**self.bits
-            if scale != 1.0 or total.dtype != dtype:
+            if (scale != 1.0 or total.dtype != dtype) and 0 not in total.shape:
                 for box in ctx.blocks(shape_of(total)):
-                    total[box] = bounded(ctx.xp, total[box] * scale, dtype)
+                    total[box] = bounded(ctx, total[box] * scale, dtype)
             found[name] = ctx.xp.astype(total, dtype, copy=False)
         return found
 
 
-def bounded(xp: Any, x: Array, dtype: Any) -> Array:
+def bounded(ctx: Context, x: Array, dtype: Any) -> Array:
     """Keep x finite in a dtype, and in its own; NaN stays."""
+    xp = ctx.xp
     limit = min(float(xp.finfo(x.dtype).max), float(xp.finfo(dtype).max))
-    return xp.clip(x, -limit, limit)
+    return x if ctx.are_within(min(limit, 2.0**60), x) else xp.clip(x, -limit, limit)

@@ -196,5 +196,5 @@ def _exponentials(ctx: Context, x: Array, taken: Array | None, precision: Precis
         if taken is not None:
             ctx.apply(xp.subtract, values, taken[within(box, taken.shape)], out=part)
             values = part
-        ctx.apply(xp.exp, values, out=part)
+        ctx.exp(values, part)
     return found

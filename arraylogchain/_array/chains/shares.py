@@ -1,0 +1,232 @@
+"""What a block of steps adds: in linear weights, where these prove it, or in logs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from arraylogchain._array.chains.pieces import (
+    LN2_HIGH,
+    LN2_LOW,
+    Messages,
+    exp_of_parts,
+    log_parts,
+    scaled,
+)
+from arraylogchain._array.products.certified import certified_product
+from arraylogchain._array.products.factors import Factor
+from arraylogchain._context import DOUBLE, SINGLE, Array, Context, Precision
+from arraylogchain._fold import chunks
+
+if TYPE_CHECKING:
+    from arraylogchain._array.chains.posterior import Posterior
+
+
+class Shares:
+    """The shares of states at a block of steps, and of pairs of states.
+
+    Attributes
+    ----------
+    of : Posterior
+        Whose sums pairs are added to.
+    a, b, d : Messages
+        What left the steps forward, what arrived at them backward, and what left backward the step
+        after each of them.
+    moves : slice
+        The steps, counted from the first, after which there are pairs to add.
+    dead, still : bool array [n, groups, rows] or None
+        Which rows contribute nothing to states, or to pairs; None for none.
+    """
+
+    def __init__(self, of: Posterior, steps: slice, a: Messages, b: Messages, d: Messages) -> None:
+        self.of, self.ctx, self.piece, self.steps = of, of.ctx, of.piece, steps
+        self.a, self.b, self.d = a, b, d
+        self.precision = precision_of(of.ctx, a.values)
+        last = min(steps.stop, self.piece.num_steps - 1) if of.wants_pairs else steps.start
+        self.moves = slice(0, max(last - steps.start, 0))
+        self.dead = self._dead(steps)
+        self.still = self._dead(slice(steps.start + 1, steps.start + 1 + self.moves.stop))
+
+    def _dead(self, steps: slice) -> Array | None:
+        real, idle = self.piece.real(steps), self.of.idle
+        if real is None:
+            return idle
+        return ~real if idle is None else ~real | idle
+
+    def linear(self) -> Array | None:
+        """Add pairs, and return cotangents times shares of states [n, groups, rows, K].
+
+        Or return None, and add nothing, where linear weights do not prove them.
+        """
+        ctx, xp, a, d, moves = self.ctx, self.ctx.xp, self.a, self.d, self.moves
+        if a.in_logs.any() or self.b.in_logs.any():
+            return None
+        shares = _where_not(xp, self.dead, a.values * self.b.values, 0.0)
+        totals = _where_not(xp, self.dead, row_sum(ctx, shares), 1.0)
+        f = self.of.factors(totals)
+        if f is None:
+            return None
+        if moves.stop:
+            levels = self._levels()
+            if levels is None:
+                return None
+            u = _where_not(xp, self.still, a.values[moves, ...], 0.0)
+            v = _where_not(xp, self.still, d.values[moves, ...] * f[moves, ..., None], 0.0)
+            self._add_linear_pairs(u, v, levels)
+        ctx.apply(xp.multiply, shares, f[..., None], out=shares)
+        return shares
+
+    def _beside(self, b: Messages, d: Messages) -> tuple[Array, Array]:
+        """Return the scale of d less that of b: nats, and powers of two."""
+        moves = self.moves
+        nats, bits = d.shifts - b.shifts, d.powers - b.powers
+        return nats[moves, ...], bits[moves, ...]
+
+    def _levels(self) -> Array | None:
+        """Return the scales of matrices, [1 or n, groups, 1]; None where rows have others.
+
+        As b_t = P_t @ d_{t+1}, they are the differences of scales: nats where matrices are given as
+        logs, else powers of two.
+        """
+        (nats, bits), xp, chain = self._beside(self.b, self.d), self.ctx.xp, self.piece.chain
+        own, none = (nats, bits) if chain.transitions_in_logs else (bits, nats)
+        levels = own[slice(0, 1 if chain.has_one_matrix else None), :, :1]
+        odd = _where_not(xp, self.still, (own != levels) | (none != 0), False)
+        return None if bool(xp.any(odd)) else levels
+
+    def _add_linear_pairs(self, u: Array, v: Array, levels: Array) -> None:
+        """Add the sums over rows of u[k] v[j], times matrices."""
+        ctx, xp, chain = self.ctx, self.ctx.xp, self.piece.chain
+        # Many rows are not laid out together, which takes longer than their products.
+        apart = chain.has_one_matrix and u.shape[2] >= u.shape[3]
+        for some, j, x in self._panels():
+            left, right = (y if apart else self._together(y[some, ...]) for y in (u, v))
+            pairs = ctx.multiply(xp.matrix_transpose(left), right[..., j])
+            pairs = xp.sum(pairs, axis=0) if apart else pairs
+            level = levels if chain.has_one_matrix else levels[some, ...]
+            level = ctx.load(xp.reshape(level, (-1, 1, 1)), self.precision)
+            if not self.of.sums.by_logs:
+                pairs = scaled(ctx, pairs, level)
+            else:
+                x = ctx.load(x, self.precision)
+                x = xp.exp(x + level) if chain.transitions_in_logs else scaled(ctx, x, level)
+                # Where nothing passes, weights may be infinite, or of no row.
+                pairs = xp.where(pairs == 0, pairs, pairs * x)
+            self._add_pairs(pairs, some, j)
+
+    def in_logs(self) -> Array:
+        """Add pairs, and return cotangents times shares of states [n, groups, rows, K]."""
+        ctx, xp, moves = self.ctx, self.ctx.xp, self.moves
+        a, b, d = (x.in_log_form(ctx) for x in (self.a, self.b, self.d))
+        tops = xp.max(a.values + b.values, axis=-1, keepdims=True)
+        tops = xp.where(xp.isfinite(tops), tops, 0.0)
+        near = xp.round(tops)
+        # What is large cancels first, and the largest is 1.
+        shares = a.values - near
+        shares += b.values
+        shares -= tops - near
+        ctx.exp(shares, shares)
+        shares = _where_not(xp, self.dead, shares, 0.0)
+        totals = _where_not(xp, self.dead, row_sum(ctx, shares), 1.0)
+        shares *= (ctx.load(self.of.g, self.precision) / totals)[..., None]
+        if self.dead is not None:
+            shares = _where_not(xp, self.dead, shares, 0.0)
+        if moves.stop:
+            u = _where_not(xp, self.still, a.values[moves, ...], -math.inf)
+            v = _where_not(xp, self.still, d.values[moves, ...], -math.inf)
+            nats, bits = self._beside(b, d)
+            logs = ctx.load(xp.log(totals) + (tops - near)[..., 0], ctx.widest)
+            whole = bits * LN2_HIGH - ctx.load(near[moves, ..., 0], ctx.widest)
+            rest = bits * LN2_LOW - logs[moves, ...]
+            scales = [_where_not(xp, self.still, x, 0.0) for x in (nats, whole, rest)]
+            for sign in (1.0, -1.0):
+                g, small = log_parts(ctx, xp.clip(self.of.g * sign, min=0.0), in_logs=False)
+                if not bool(xp.all(g == -math.inf)):
+                    g = _where_not(xp, self.still, xp.zeros_like(whole) + g, -math.inf)
+                    self._add_log_pairs(u, v, (*scales[:2], scales[2] + small, g), sign)
+        return shares
+
+    def _add_log_pairs(self, u: Array, v: Array, scales: tuple[Array, ...], sign: float) -> None:
+        """Add pairs with the logs of u and v, what these are scaled by, and those of matrices.
+
+        The scales [n, groups, rows] are nats, which the levels of columns of matrices balance, more
+        multiples of 2**-9, rests, and such multiples for cotangents. Nothing large that is taken
+        away again, or that cotangents have in common, is rounded in.
+        """
+        ctx, xp, precision = self.ctx, self.ctx.xp, self.precision
+        for some, j, x in self._panels():
+            left, right = (self._together(y[some, ...]) for y in (u, v))
+            nats, whole, rest, g = (self._together(y[some, ..., None]) for y in scales)
+            logs, small = log_parts(ctx, x, self.piece.chain.transitions_in_logs)
+            top, column = xp.max(g, axis=-2, keepdims=True), xp.max(logs, axis=-2, keepdims=True)
+            top, column = (xp.where(xp.isfinite(y), y, 0.0) for y in (top, column))
+            beside = (nats + column) + (whole + (g - top))
+            right = right[..., j] + ctx.load(beside, precision)
+            right = Factor(ctx, right + ctx.load(rest, precision), 1, precision=precision)
+            left = Factor(ctx, xp.matrix_transpose(left), 0, precision=precision)
+            near, least = top - column, None
+            if self.of.sums.by_logs:
+                near = top + (logs - column)
+                # What counts for nothing may have lost anything.
+                least = math.log(precision.eps) + math.log(self.of.least)
+                least = ctx.load(least - (near + small), precision)
+            else:
+                small = xp.zeros_like(small)
+            out = ctx.empty((*left.values.shape[:2], right.values.shape[2]), u.dtype)
+            certified_product(ctx, left, right, out, self.of.run.workspace, least=least)
+            pairs = sign * exp_of_parts(ctx, near, small + ctx.load(out, ctx.widest))
+            pairs = xp.where(out == -math.inf, 0.0, pairs)
+            self._add_pairs(pairs, some, j)
+
+    def _panels(self) -> Iterator[tuple[slice, slice, Array]]:
+        """Yield transitions, columns and matrices [n, K, columns] that are in memory together.
+
+        All transitions are those of one matrix [groups, K, K], or some of [n * groups, K, K].
+        """
+        piece, size, most = self.piece, self.piece.chain.num_states, self.of.panel
+        together = max(1, most // (piece.groups * size * size))
+        first, last = self.steps.start, self.moves.stop
+        for some in chunks(last, last if piece.chain.has_one_matrix else together):
+            x = piece.matrices(slice(first + some.start, first + some.stop))
+            x = self.ctx.xp.reshape(self.ctx.xp.permute_dims(x, (1, 0, 2, 3)), (-1, size, size))
+            for j in chunks(size, max(1, most // (int(x.shape[0]) * size))):
+                yield some, j, x[..., j]
+
+    def _together(self, x: Array) -> Array:
+        """Return [n, groups, rows, K] as [groups, n * rows, K], or as [n * groups, rows, K]."""
+        xp, (count, groups, rows, size) = self.ctx.xp, x.shape
+        if not self.piece.chain.has_one_matrix:
+            return xp.reshape(x, (count * groups, rows, size))
+        return xp.reshape(xp.permute_dims(x, (1, 0, 2, 3)), (groups, count * rows, size))
+
+    def _add_pairs(self, pairs: Array, some: slice, j: slice) -> None:
+        """Add pairs of all transitions, [groups, K, n], or of some, [n * groups, K, n]."""
+        xp, (_, size, width), groups = self.ctx.xp, pairs.shape, self.piece.groups
+        pairs = xp.permute_dims(xp.reshape(pairs, (-1, groups, 1, size, width)), (1, 2, 0, 3, 4))
+        first = 0 if self.piece.chain.has_one_matrix else self.steps.start
+        place = slice(first + some.start, first + some.start + int(pairs.shape[2]))
+        self.of.sums.add("transitions", self.piece, (place, slice(None), j), pairs)
+
+
+def _where_not(xp: Any, dead: Array | None, x: Array, value: float) -> Array:
+    """Return x, with a value in the place of what is dead [n, groups, rows]."""
+    if dead is None:
+        return x
+    return xp.where(dead[..., None] if x.ndim == 4 else dead, value, x)
+
+
+def precision_of(ctx: Context, x: Array) -> Precision:
+    """Return the precision that weights are in."""
+    return DOUBLE if x.dtype == ctx.xp.float64 else SINGLE
+
+
+def row_sum(ctx: Context, x: Array) -> Array:
+    """Return sums along the last axis."""
+    if ctx.is_numpy and x.flags.c_contiguous:
+        # NumPy adds short rows one by one.
+        size = x.shape[-1]
+        return np.matmul(x.reshape(-1, size), np.ones(size, x.dtype)).reshape(x.shape[:-1])
+    return ctx.xp.sum(x, axis=-1)

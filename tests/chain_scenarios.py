@@ -380,6 +380,9 @@ def scenarios() -> Iterator[tuple[str, Callable[..., Options], tuple]]:
     yield "beyond 2**53", dict, (options,)
     x = 3e15 + np.round(normal(2, 9, 3))
     yield "growing beyond 2**53", dict, ({"x": x, "transitions": uniform(3, 3)},)
+    for form in FORMS:
+        options = {"x": x, **given_as(form, np.exp(normal(8, 3, 3, sd=20)))}
+        yield f"growing beyond 2**53, wide {form}", dict, (options,)
     ends = {"log_initial": normal(4) - 3000, "log_final": normal(4, seed=1) + 500}
     far = {"x": normal(3, 6, 4), "log_transitions": normal(4, 4) + 700, **ends}
     yield "ends far from 0", dict, (far,)

@@ -4,13 +4,7 @@ from arraylogchain import vjp
 from arraylogchain.chain import ChainPath, ChainPosterior, FilteredChain, LogChain
 from arraylogchain.einsum import logeinsumexp, maxplus_einsum
 from arraylogchain.plan import Plan
-from arraylogchain.products import (
-    MaxPlusProduct,
-    logchainexp,
-    logmatmulexp,
-    matmul,
-    maxplus_matmul,
-)
+from arraylogchain.products import MaxPlusProduct, logchainexp, logmatmulexp, matmul, maxplus_matmul
 
 __version__ = "0.1.0.dev0"
 

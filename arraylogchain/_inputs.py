@@ -116,7 +116,7 @@ def enter_chain(given: Mapping[str, Array], lengths: Any) -> tuple[Context, Chai
 
 def make_chain(given: Mapping[str, Array], lengths: Any) -> Chain:
     """Return the chain of arrays by the names of `LogChain`'s arguments."""
-    batch = _check_shapes(tuple(zip(given, map(attrgetter("shape"), given.values()), strict=True)))
+    batch = check_shapes(given)
     parts = dict(zip(map(ARGUMENTS.__getitem__, given), given.values(), strict=True))
     num_steps, num_states = parts["potentials"].shape[-2:]
     if "transitions" in parts and len(parts["transitions"].shape) == 2:
@@ -151,10 +151,8 @@ def check_given(options: Mapping[str, Array | None]) -> dict[str, Array]:
 
 def like_potentials(given: Mapping[str, Array]) -> Mapping[str, Array]:
     """Return the arrays, with lists, integers and bools made arrays like the log potentials."""
-    for x in given.values():
-        if type(x) is not np.ndarray or x.dtype.kind != "f":
-            break
-    else:
+    arrays = given.values()
+    if set(map(type, arrays)) == {np.ndarray} and {x.dtype.kind for x in arrays} == {"f"}:
         return given
     like = given["log_potentials"]
     return {name: x if x is like else _as_floating(name, x, like) for name, x in given.items()}
@@ -180,9 +178,9 @@ def _as_floating(name: str, x: Any, like: Array) -> Array:
     return xp.asarray(found.tolist(), dtype=like.dtype, device=array_api_compat.device(like))
 
 
-def check_shapes(shapes: Mapping[str, Shape]) -> Shape:
+def check_shapes(given: Mapping[str, Array]) -> Shape:
     """Check the shapes of a chain's arrays by name; return the broadcast batch axes."""
-    return _check_shapes(tuple(shapes.items()))
+    return _check_shapes(tuple(zip(given, map(attrgetter("shape"), given.values()), strict=True)))
 
 
 @lru_cache(maxsize=256)

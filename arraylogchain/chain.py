@@ -13,7 +13,7 @@ import numpy as np
 from arraylogchain import _arrays, _dispatch, _inputs
 from arraylogchain._array import chains
 from arraylogchain._arrays import eager
-from arraylogchain._context import Array, Context, check_workspace, library_name, shape_of
+from arraylogchain._context import Array, Context, check_workspace, library_name
 from arraylogchain._inputs import Chain
 from arraylogchain._random import check_generator, fill, room_for_samples
 from arraylogchain._threads import check_workers
@@ -134,7 +134,7 @@ class LogChain:
             if elsewhere := self._lazy():
                 elsewhere.Pieces(self)
             else:
-                _inputs.check_shapes({name: shape_of(x) for name, x in given.items()})
+                _inputs.check_shapes(given)
             return
         if self._lengths is not None:
             # Once: calls would wait for what is on a device.

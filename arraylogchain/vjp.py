@@ -18,11 +18,11 @@ from arraylogchain._array.products import certified, gradients, linear, maxplus
 from arraylogchain._array.products.chainexp import chain_and_pullback
 from arraylogchain._arrays import dtype_name, eager, enter, promote, refuse
 from arraylogchain._context import Array, Context, check_workspace, shape_of
-from arraylogchain._einsum import contractions, evaluate
 from arraylogchain._fold import fold
 from arraylogchain._inputs import ARGUMENTS, PARTS, enter_chain
 from arraylogchain._threads import check_workers
 from arraylogchain.chain import LogChain, like_given
+from arraylogchain.einsum import contractions, evaluate
 from arraylogchain.products import MaxPlusProduct
 
 __all__ = [

@@ -69,17 +69,11 @@ def of_rows(
         for names in ([axes for _, axes in arrays], [axes for axes, _ in results])
     )
     metas = tuple(meta_from_array(whole[0]._meta, dtype=dtype) for _, dtype in results)
-    batch = np.broadcast_shapes(*(x.shape[: x.ndim - len(axes)] for x, axes in arrays))
-    if 0 in batch:
-        # Nothing to compute, and Dask refuses an empty axis beside one of length 1.
-        sizes = {
-            a: n for x, axes in arrays for a, n in zip(axes[::-1], x.shape[::-1], strict=False)
-        }
-        shapes = [(*batch, *(sizes[axis] for axis in axes)) for axes, _ in results]
-        return [
-            da.zeros_like(whole[0], shape=shape, dtype=dtype)
-            for shape, (_, dtype) in zip(shapes, results, strict=True)
-        ]
+    batches = [x.shape[: x.ndim - len(axes)] for x, axes in arrays]
+    if 0 in (batch := np.broadcast_shapes(*batches)):
+        # Dask refuses an empty axis beside one of length 1.
+        both = zip(whole, batches, strict=True)
+        whole = [da.broadcast_to(x, (*batch, *x.shape[len(own) :])) for x, own in both]
     meta = metas if len(metas) > 1 else metas[0]
     found = da.apply_gufunc(function, f"{takes}->{gives}", *whole, meta=meta)
     return list(found) if len(metas) > 1 else [found]

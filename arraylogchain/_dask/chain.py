@@ -56,7 +56,7 @@ class Pieces:
 
     def __init__(self, chain: Any) -> None:
         given, dtype = to_lazy(chain._given())
-        self.batch = _inputs.check_shapes({name: x.shape for name, x in given.items()})
+        self.batch = _inputs.check_shapes(given)
         self.workspace, lengths = chain._workspace, chain._lengths
         potentials = given["log_potentials"]
         self.num_steps, self.num_states = potentials.shape[-2:]

@@ -13,8 +13,8 @@ from array_api_compat import array_namespace
 
 from arraylogchain import products
 from arraylogchain._dask.blocks import of_rows, to_lazy
-from arraylogchain._einsum import Multiply, evaluate
 from arraylogchain._fold import fold
+from arraylogchain.einsum import Multiply, evaluate
 
 # Partial results that are joined at a time.
 _TOGETHER = 8

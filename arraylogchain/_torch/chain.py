@@ -13,20 +13,8 @@ from arraylogchain._array import chains
 from arraylogchain._arrays import dtype_name, has_values, native_context
 from arraylogchain._context import Array, Context
 from arraylogchain._inputs import PARTS, Chain, check_shapes, check_states, enter_chain, make_chain
-from arraylogchain._torch import recursion
-from arraylogchain._torch.calls import (
-    Operation,
-    Tensor,
-    Tensors,
-    Value,
-    Wanted,
-    call,
-    cast,
-    chosen,
-    read,
-    result_dtype,
-    spread,
-)
+from arraylogchain._torch import calls, recursion
+from arraylogchain._torch.calls import Tensor, Tensors, Value, Wanted, call
 from arraylogchain._torch.products import entries
 
 # How far the recursion that gives second derivatives may be off before it is refused.
@@ -35,7 +23,7 @@ _TOLERANCE = 1e-6
 OWN_AXES = tuple(len(part.axes) for part in PARTS.values())
 
 
-class ChainOperation(Operation):
+class ChainOperation(calls.Operation):
     """Of a chain's log potentials, transitions, initial and final weights, or None.
 
     Derivatives that are not certified are those of a recursion in float64, which autograd follows.
@@ -75,30 +63,30 @@ class ChainOperation(Operation):
         with torch.enable_grad():
             leaves, weights = _leaves((*inputs, g))[:-1], g.detach().double()
             found = self._gradients(leaves, self._record(leaves), weights)
-        return cast(chosen(found, wanted), chosen(inputs, wanted))
+        return calls.cast(calls.chosen(found, wanted), calls.chosen(inputs, wanted))
 
     def second(self, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor) -> Tensors:
         inputs, cotangents = rest[: len(PARTS)], rest[len(PARTS) :]
         with torch.enable_grad():
             leaves = _leaves(inputs)
             written = self._record(leaves)
-            like = written.new_ones((), dtype=result_dtype(*inputs)) if g is None else g
+            like = written.new_ones((), dtype=calls.result_dtype(*inputs)) if g is None else g
             (weights,) = _leaves([like.expand(written.shape)])
             gradients = self._gradients(leaves, written, weights, create_graph=True)
             product = 0 * weights.sum()
             for x, direction in zip(gradients, cotangents, strict=True):
                 if direction is not None:
                     product = product + (x * direction.detach()).sum()
-            asked = chosen((weights, *leaves), wanted)
+            asked = calls.chosen((weights, *leaves), wanted)
             found = torch.autograd.grad(product, asked, materialize_grads=True)
-        return cast(found, chosen((like, *inputs), wanted))
+        return calls.cast(found, calls.chosen((like, *inputs), wanted))
 
     def _gradients(self, leaves: Tensors, out: Tensor, g: Tensor, **options: Any) -> Tensors:
         """Return the recursion's gradients, having checked them."""
         given = [x is not None for x in leaves]
-        asked = chosen(leaves, given)
+        asked = calls.chosen(leaves, given)
         found = torch.autograd.grad(out, asked, g, materialize_grads=True, **options)
-        gradients = spread(found, given)
+        gradients = calls.spread(found, given)
         if not self.agrees(leaves, g.detach(), out.detach(), gradients):
             raise FloatingPointError(
                 f"this derivative of {self.name} is computed on float64 weights without "
@@ -141,7 +129,7 @@ class Partition(ChainOperation):
             found, pull = chains.posterior.value_and_pullback(ctx, chain, *options)
 
         def pullback(g: Tensor, wanted: Wanted) -> Tensors:
-            g, names = read(ctx, g), chosen(list(PARTS), wanted)
+            g, names = calls.read(ctx, g), calls.chosen(list(PARTS), wanted)
             ctx.uses(g)
             with ctx.computing():
                 gradients = pull(g, frozenset(names))
@@ -156,7 +144,7 @@ class Partition(ChainOperation):
     def agrees(self, inputs: Tensors, g: Tensor, out: Tensor, gradients: Tensors) -> bool:
         value, pullback = self.value_and_left(inputs)
         given = [x is not None for x in inputs]
-        pairs = zip(pullback(g, given), chosen(gradients, given), strict=True)
+        pairs = zip(pullback(g, given), calls.chosen(gradients, given), strict=True)
         return _agree(value, out, 1.0) and all(_agree(x, y.detach()) for x, y in pairs)
 
 
@@ -218,7 +206,7 @@ def sample(chain: Any, num_samples: int, rng: Any) -> Tensor:
 def log_weight(chain: Any, states: Any) -> Tensor:
     """Return `LogChain.log_weight`: gathers, which autograd follows."""
     given = chain._given()
-    device, dtype = given["log_potentials"].device, result_dtype(*given.values())
+    device, dtype = given["log_potentials"].device, calls.result_dtype(*given.values())
     ctx = native_context(torch_namespace, device, dtype_name(dtype))
     entered = make_chain(given, chain._lengths)
     states = check_states(ctx, states, entered)
@@ -265,7 +253,7 @@ def _value(
     Its parts get equally many batch axes, so that an axis of vmap is one more in front.
     """
     given = chain._given()
-    check_shapes({name: tuple(x.shape) for name, x in given.items()})
+    check_shapes(given)
     names = [part.linear if part.linear in given else part.log for part in PARTS.values()]
     inputs = [given.get(name) for name in names]
     extra = [0 if x is None else x.ndim - n for x, n in zip(inputs, OWN_AXES, strict=True)]

@@ -14,27 +14,16 @@ from arraylogchain._array.products.chainexp import product_of_sequence, product_
 from arraylogchain._array.products.gradients import logmatmulexp_gradients
 from arraylogchain._arrays import enter
 from arraylogchain._context import shape_of
-from arraylogchain._einsum import Multiply, evaluate
 from arraylogchain._fold import Shape, fold
-from arraylogchain._torch.calls import (
-    Gradients,
-    Operation,
-    Tensor,
-    Tensors,
-    Value,
-    Wanted,
-    call,
-    cast,
-    chosen,
-    read,
-    result_dtype,
-)
+from arraylogchain._torch import calls
+from arraylogchain._torch.calls import Tensor, Tensors, Value, Wanted, call
+from arraylogchain.einsum import Multiply, evaluate
 
 # Above any logarithm of a number.
 _INFINITE = 4096.0
 
 
-class Product(Operation):
+class Product(calls.Operation):
     """A product of two operands; functions of `_array.products` compute it."""
 
     def __init__(self, budget: int) -> None:
@@ -47,7 +36,7 @@ class Product(Operation):
         """Return what a function makes of operands, other tensors, the budget and options."""
         ctx, ready = enter({"a": inputs[0], "b": inputs[1]})
         layout = fold(*map(shape_of, ready.values()))
-        args = (*ready.values(), *(read(ctx, x) for x in others), self.budget, *options)
+        args = (*ready.values(), *(calls.read(ctx, x) for x in others), self.budget, *options)
         with ctx.computing():
             return ctx.leave(function(ctx, layout, *args))
 
@@ -62,7 +51,7 @@ class Matmul(Product):
 
     def gradients(self, left: Any, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Any) -> Tensors:
         found = self.compute(linear.matmul_gradients, inputs, g, options=(wanted,))
-        return chosen(found, wanted)
+        return calls.chosen(found, wanted)
 
     def call_second(self, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor) -> Tensors:
         a, b, u, v = rest
@@ -71,10 +60,10 @@ class Matmul(Product):
         of_g = sum(call(Value(self), *pair)[0] for pair in pairs) if wanted[0] else None
         # Of the operand whose gradient is taken, the gradient needs no more than the shape.
         if wanted[1] and v is not None:
-            (of_a,) = call(Gradients(self, (True, False)), None, g, a, v)
+            (of_a,) = call(calls.Gradients(self, (True, False)), None, g, a, v)
         if wanted[2] and u is not None:
-            (of_b,) = call(Gradients(self, (False, True)), None, g, u, b)
-        return chosen((of_g, of_a, of_b), wanted)
+            (of_b,) = call(calls.Gradients(self, (False, True)), None, g, u, b)
+        return calls.chosen((of_g, of_a, of_b), wanted)
 
 
 class LogMatmulExp(Product):
@@ -88,7 +77,7 @@ class LogMatmulExp(Product):
 
     def gradients(self, left: Any, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Any) -> Tensors:
         found = self.compute(logmatmulexp_gradients, inputs, out, g, options=(wanted,))
-        return chosen(found, wanted)
+        return calls.chosen(found, wanted)
 
     def second(self, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor) -> Tensors:
         """Return derivatives made of products and gradients of differently weighted terms.
@@ -126,11 +115,11 @@ class LogMatmulExp(Product):
                 (found,) = self.gradients(None, (side == 1, side == 0), value, g * w, *some)
                 sums[1 - side] += found
         if g is None:
-            return cast([q], [out])
+            return calls.cast([q], [out])
         gradients = [self.gradients(None, (True, True), plain, x, *operands) for x in (g, g * q)]
         for side, (x, of_g, of_gq) in enumerate(zip(weights, *gradients, strict=True)):
             sums[side] += (0 if x is None else x * of_g) - of_gq
-        return chosen(cast((q, *sums), (g, *rest[:2])), wanted)
+        return calls.chosen(calls.cast((q, *sums), (g, *rest[:2])), wanted)
 
 
 def _whole_maxima(x: Tensor, axis: int) -> Tensor:
@@ -209,7 +198,7 @@ def _without(axes: Shape, x: Tensor) -> Tensor:
 def logchainexp(given: Mapping[str, Tensor], budget: int) -> Tensor:
     """Return `arraylogchain.logchainexp` of tensors by name, differentiable."""
     _check_tensors(given)
-    dtype = result_dtype(*given.values())
+    dtype = calls.result_dtype(*given.values())
     wide = [x.to(torch.promote_types(dtype, torch.float32)) for x in given.values()]
 
     def multiply(a: Tensor, b: Tensor) -> tuple[Tensor, None]:

@@ -82,6 +82,18 @@ def test_ties_of_long_chains(np_backend, dtype):
         assert weight[0] == best
 
 
+@pytest.mark.parametrize("steps", [1, 39])
+def test_a_level_of_all_log_transitions_hides_nothing(np_backend, steps):
+    """Not even one beside which differences of potentials would be lost."""
+    x = normal(40, 3)
+    edges = np.random.default_rng(0).integers(-3, 4, (steps, 3, 3)).astype(float)
+    plain, raised = (
+        ChainCase(np_backend, "float64", x, log_transitions=edges + level).chain.viterbi().states
+        for level in (0, 2.0**52)
+    )
+    np.testing.assert_array_equal(raised, plain)
+
+
 @pytest.mark.parametrize("rows", [1, 12])
 @pytest.mark.parametrize("kind", ["potentials", "transitions", "log_transitions", "initial"])
 def test_nan_shows_in_the_weight(backend, dtype, kind, rows):

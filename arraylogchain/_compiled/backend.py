@@ -37,8 +37,7 @@ class Loops:
         self.lengths = np.empty((self.G, self.R), np.int64)
         ends = piece.lengths
         self.lengths[...] = piece.num_steps if ends is None else ends.reshape(self.lengths.shape)
-        transitions = piece.chain.transitions
-        self.has_one = transitions is None or transitions.shape[-3] < 2
+        self.has_one = piece.chain.has_one_matrix or piece.chain.num_steps == 1
         # Whether there is room to have a matrix's columns one after another.
         self.turns = self.has_one and 8 * piece.groups * self.K**2 <= workspace // 4
         self._prepared: dict[tuple[str, bool], Any] = {}
@@ -52,7 +51,7 @@ class Loops:
         arrived_scales = np.empty((2, G, S, R) if keep == BOTH else (2, 0, 0, 0))
         left_scales = np.empty((2, 0, 0, 0) if keep == NOTHING else (2, G, S + 1, R))
         recursion.advance(
-            self._potentials(steps),
+            self._lay(self.piece.potentials(steps)),
             (*prepared, self.each, first),
             proof,
             few,
@@ -76,7 +75,7 @@ class Loops:
         (L,), first = self._matrices("logs", steps, False)
         left = np.empty((G, S, K * R) if keep else (1, 2, K * R))
         paths.best(
-            self._potentials(steps),
+            self._lay(self.piece.potentials(steps)),
             (L, self.each, first),
             self.lengths,
             weights.reshape(G, R, K),
@@ -122,9 +121,6 @@ class Loops:
         """View such states as [S, groups, rows, n]."""
         groups, rows, (S, n) = self.piece.groups, self.piece.rows, states.shape[2:]
         return states.reshape(groups, rows, S, n).transpose(2, 0, 1, 3)[:-1]
-
-    def _potentials(self, steps: slice) -> Array:
-        return self._lay(self.piece.potentials(steps))
 
     def _room(self, S: int) -> tuple[Floats, Floats]:
         width = self.K * self.R

@@ -34,9 +34,8 @@ def prepare(ctx: Context, given: Array, in_logs: bool, transposed: bool) -> Prep
     """Prepare matrices [g, s, K, K]."""
     g, s, K, _ = given.shape
     flat, found, scales = np.empty((g, s, K * K)), np.empty((2, g, s)), np.zeros((2, g, s))
-    odd, low = copy(
-        frozen(np.ascontiguousarray(given, np.float64)), transposed, in_logs, flat, found
-    )
+    given = frozen(np.ascontiguousarray(given, np.float64))
+    odd, low = copy(given, transposed, in_logs, flat, found)
     logs, line = _NO_LOGS, K * _ABOVE * TINY
     if not (in_logs or odd):
         return (flat, logs, scales), (max(2.0**-600, 2.0**-1000 / low), 0.0, line, False)
@@ -89,10 +88,14 @@ def copy(given: Floats, transposed: bool, in_logs: bool, out: Floats, found: Flo
 
 
 def logs_of(given: Array, in_logs: bool, transposed: bool) -> Floats:
-    """Return logarithms [g, s, K * K] of matrices, as they are if they can be read."""
+    """Return logarithms [g, s, K * K] of matrices, but for a shift of each."""
     x = np.swapaxes(given, -1, -2) if transposed else given
     x = np.ascontiguousarray(x, np.float64)
-    x = x if in_logs else np.log(x)
+    if in_logs:
+        top = np.ceil(np.max(x, axis=(-2, -1), keepdims=True))
+        x = x - np.where(np.isfinite(top), top, 0.0)
+    else:
+        x = np.log(x)
     return x.reshape(*x.shape[:2], -1)  # type: ignore[no-any-return]
 
 

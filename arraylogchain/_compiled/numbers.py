@@ -11,14 +11,7 @@ from numba import types
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
-from arraylogchain._compiled.compiling import (
-    Floats,
-    Function,
-    bits_of,
-    inlined,
-    inner,
-    number_of,
-)
+from arraylogchain._compiled.compiling import Floats, Function, bits_of, inlined, inner, number_of
 
 INF = math.inf
 _LOG2_E = 1.4426950408889634

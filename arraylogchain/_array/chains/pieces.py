@@ -312,7 +312,7 @@ class Piece:
         if not self.chain.has_one_matrix:
             view = view[..., steps, :, :]
         xp, count = self.ctx.xp, int(view.shape[-3])
-        x = xp.reshape(view, (self.groups, count, size, size))
+        x = xp.reshape(view, (self.groups, count, size, size)) if self.shape else view[None, ...]
         return x if self.order is None or self.axis else self.ctx.pick(x, self.order, 0)
 
     def end(self, backward: bool) -> tuple[Array | None, bool]:
@@ -442,8 +442,7 @@ def pieces(ctx: Context, chain: Chain, groups: int, rows: int) -> Iterator[Piece
     """Cut a chain into pieces of at most so many groups and rows."""
     views = {}
     for name, part in PARTS.items():
-        x = getattr(chain, name)
-        if x is not None:
+        if (x := getattr(chain, name)) is not None:
             views[name] = arrange(ctx.xp, chain, x, len(part.axes))
     if chain.lengths is None and groups >= chain.sizes[0] and rows >= chain.sizes[1]:
         shape = tuple([chain.batch[axis] for axis in (*chain.group_axes, *chain.row_axes)])

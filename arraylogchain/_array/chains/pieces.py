@@ -73,6 +73,15 @@ class Messages:
             powers = xp.where(mask, self.powers, powers)
         return Messages(logs, self.shifts, powers, np.ones_like(self.in_logs))
 
+    def weights(self, ctx: Context) -> Array:
+        """Return values as linear weights, with 0 for logs of what is no normal number."""
+        if not self.in_logs.any():
+            return self.values
+        weights = ctx.empty(tuple(self.values.shape), self.values.dtype)
+        ctx.exp(self.values, weights)
+        mask = ctx.xp.asarray(self.in_logs, device=ctx.device)
+        return ctx.xp.where(mask[..., None], weights, self.values)
+
     def logs(self, ctx: Context) -> Array:
         """Return the true logarithms, in the widest precision."""
         x = self.in_log_form(ctx)

@@ -10,9 +10,9 @@ and that of pairs without P_t is the derivative with respect to it, finite at P 
 normalised by its own sum, so that no rounding of T steps enters a share. Sums over rows and steps
 are one matrix multiply for each matrix.
 
-Rows that are linear in both directions are taken as they are, as long as their sums and the factors
-of their pairs stay well within the range of numbers, which proves them; the others in logs, whose
-pairs are a certified product.
+A block of steps is taken in linear weights, as long as its sums stay well within the range of
+numbers: that proves them, for what has underflowed in logs that became weights is nothing beside
+these sums, either. Other blocks are taken in logs, whose pairs are a certified product.
 """
 
 from __future__ import annotations

@@ -61,10 +61,8 @@ class Shares:
 
         Or return None, and add nothing, where linear weights do not prove them.
         """
-        ctx, xp, a, d, moves = self.ctx, self.ctx.xp, self.a, self.d, self.moves
-        if a.in_logs.any() or self.b.in_logs.any():
-            return None
-        shares = _where_not(xp, self.dead, a.values * self.b.values, 0.0)
+        ctx, xp, moves, a = self.ctx, self.ctx.xp, self.moves, self.a.weights(self.ctx)
+        shares = _where_not(xp, self.dead, a * self.b.weights(ctx), 0.0)
         totals = _where_not(xp, self.dead, row_sum(ctx, shares), 1.0)
         f = self.of.factors(totals)
         if f is None:
@@ -73,8 +71,9 @@ class Shares:
             levels = self._levels()
             if levels is None:
                 return None
-            u = _where_not(xp, self.still, a.values[moves, ...], 0.0)
-            v = _where_not(xp, self.still, d.values[moves, ...] * f[moves, ..., None], 0.0)
+            d = self.d.steps(moves).weights(ctx)
+            u = _where_not(xp, self.still, a[moves, ...], 0.0)
+            v = _where_not(xp, self.still, d * f[moves, ..., None], 0.0)
             self._add_linear_pairs(u, v, levels)
         ctx.apply(xp.multiply, shares, f[..., None], out=shares)
         return shares

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from arraylogchain._array.chains import pieces
 from arraylogchain._array.chains.pieces import Block, Messages, Piece
 from arraylogchain._array.products.certified import certified_product
 from arraylogchain._array.products.factors import Factor
-from arraylogchain._context import Array, Context, whole_maximum
+from arraylogchain._context import Array, whole_maximum
 from arraylogchain._fold import chunks
 
 LEAST, MOST, WIDEST = 2.0**-60, 2.0**10, 2.0**16
@@ -56,7 +55,7 @@ class ArrayRecursion:
         """Return the matrices that lead from a step to the next, ready for products.
 
         They are those of the lanes that have that transition, backward transposed. Their weights
-        up to `Factor.shift` and `Factor.powers` come with them; None if these would not fit.
+        up to `Factor.scale` come with them; None if these would not fit.
         """
         piece, xp, ctx = self.piece, self.ctx.xp, self.ctx
         is_same = piece.chain.has_one_matrix and (piece.axis == 1 or piece.lengths is None)
@@ -69,7 +68,7 @@ class ArrayRecursion:
         weights = None
         as_given = factor.taken is None and x.dtype == ctx.dtype(ctx.precision)
         if as_given or math.prod(x.shape) * 3 * ctx.precision.itemsize <= self.workspace // 2:
-            weights = even_weights(ctx, factor.keep())
+            weights = factor.keep().even()
         if is_same:
             self._kept[backward] = factor, weights
         return factor, weights
@@ -256,28 +255,17 @@ class _Walk:
         if weights is None:
             size = math.prod(factor.values.shape) // int(factor.values.shape[-2])
             chunk = max(1, workspace // 6 // (ctx.precision.itemsize * size))
-        left, right = Factor(ctx, before, 0, shifts=False), factor
-        has_columns = factor.taken is not None and not factor.in_logs
-        if has_columns:
-            # What comes off columns is added after what all have in common is taken away.
-            right = copy(factor)
-            right.apart = factor.taken
-        certified_product(ctx, left, right, out, workspace // 2, chunk)
+        left = Factor(ctx, before, 0, shifts=False)
+        certified_product(ctx, left, factor, out, workspace // 2, chunk)
         self._take(factor, lanes)
-        if has_columns:
-            powers = ctx.load(factor.taken - factor.apart, ctx.precision)
-            whole = powers * pieces.LN2_HIGH
-            top = whole_maximum(ctx, out + whole, -1, ctx.precision)
-            out[...] = (out + (whole - top)) + powers * pieces.LN2_LOW
-            self.shifts[lanes] = self.shifts[lanes] + ctx.load(top[..., 0], ctx.widest)
 
     def _take(self, factor: Factor, lanes: Lanes) -> None:
         """Add what a matrix keeps apart to the scale of the lanes that it multiplied."""
         if factor.taken is not None:
-            xp = self.ctx.xp
+            xp, (shift, power) = self.ctx.xp, factor.scale
             shifts, powers = (xp.asarray(x, copy=True) for x in (self.shifts, self.powers))
-            shifts[lanes] = shifts[lanes] + factor.shift[..., 0]
-            powers[lanes] = powers[lanes] + factor.powers[..., 0]
+            shifts[lanes] = shifts[lanes] + shift[..., 0]
+            powers[lanes] = powers[lanes] + power[..., 0]
             self.shifts, self.powers = shifts, powers
 
     def _go(
@@ -330,15 +318,6 @@ class _Walk:
             messages(left, of_left) if self.keep != pieces.NOTHING else None,
             Messages(before, self.shifts, self.powers, form),
         )
-
-
-def even_weights(ctx: Context, factor: Factor) -> Array:
-    """Return the weights of a factor with one scale for all columns."""
-    weights = factor.weights()
-    if factor.taken is None:
-        return weights
-    scale = ctx.xp.clip(factor.taken - factor.apart, max=0.0)  # more in columns of zeros
-    return weights * ctx.xp.exp(scale) if factor.in_logs else pieces.scaled(ctx, weights, scale)
 
 
 def _is_within(xp: Any, x: Array, least: float, most: float) -> bool:

@@ -117,7 +117,8 @@ def certified_product(
     xp, inner = ctx.xp, int(left.values.shape[-1])
     unproved = unproved & ~(xp.isnan(left.maxima) | xp.isnan(right.maxima))
     if least is not None:
-        largest = math.log(threshold(left.precision, inner)) + left.offset + right.offset
+        offsets = (x.offset for x in (left, right) if x.offset is not None)
+        largest = sum(offsets, start=math.log(threshold(left.precision, inner)))
         unproved = unproved & ((largest >= least) | xp.isnan(out))
     for box, some in repaired_boxes(ctx, unproved, inner, workspace, 24):
         rest, many = unproved[box], math.prod(unproved[box].shape) // _COST
@@ -161,7 +162,7 @@ def _take_logs(ctx: Context, sums: Array, left: Factor, right: Factor) -> Array 
     """Turn sums into log(sums) + offsets in place; return which are not proved, if any."""
     xp, unproved = ctx.xp, None
     least = threshold(left.precision, int(left.values.shape[-1]))
-    offset = None if left.taken is None and right.taken is None else (left.offset, right.offset)
+    offsets = [x.offset for x in (left, right) if x.offset is not None]
     for box in ctx.blocks(sums.shape):
         part = sums[box]
         # A NaN makes this comparison False as well.
@@ -170,9 +171,9 @@ def _take_logs(ctx: Context, sums: Array, left: Factor, right: Factor) -> Array 
                 unproved = xp.zeros(sums.shape, dtype=xp.bool, device=ctx.device)
             unproved[box] = ~(part >= least)
         ctx.apply(xp.log, part, out=part)
-        if offset is not None:
+        if offsets:
             # They are integers, so that their sum is exact: one rounding instead of two.
-            total = sum(x[within(box, x.shape)] for x in offset)
+            total = sum(x[within(box, x.shape)] for x in offsets)
             ctx.apply(xp.add, part, total, out=part)
     return unproved
 

@@ -14,7 +14,7 @@ from arraylogchain._context import Array, Context, Precision, is_transposed, who
 from arraylogchain._fold import Box, within
 
 _EVERY = slice(None)
-# Linear columns whose largest entries are within these bounds are used as they are given.
+# Linear matrices whose largest entries are within these bounds are used as they are given.
 _AS_GIVEN = (2.0**-10, 2.0)
 
 
@@ -22,14 +22,16 @@ _AS_GIVEN = (2.0**-10, 2.0)
 class Factor:
     """Logs [batch, m, n], or linear weights, ready to be a factor of a certified product.
 
-    For every line, ``true logs = log(weights) + offset + shift + powers * log(2)``. A matrix that
-    many others are multiplied by is prepared once::
+    Lines of logs have a shift each, which the product adds to its results. A matrix that many
+    others are multiplied by has a scale as well, which is kept apart: so neither large logs nor
+    tiny weights are rounded in. It is prepared once::
 
         right = Factor(ctx, matrix, 1, in_logs=False, common=True)
         right.keep()                                  # its weights, if they fit
+        shift, powers = right.scale
         for logs in states:                           # near 0 in every row
             certified_product(ctx, Factor(ctx, logs, 0, shifts=False), right, out, workspace)
-            # out = log(exp(logs) @ matrix) - right.shift - right.powers * log(2)
+            # out = log(exp(logs) @ matrix) - shift - powers * log(2)
 
     Parameters
     ----------
@@ -39,20 +41,24 @@ class Factor:
     side : int
         0 for a left operand, whose terms are along the last axis; 1 for a right one.
     in_logs : bool
-        Whether values are logs. Linear weights are scaled by a power of two per line; where they
-        are near 1 they are used as they are.
+        Whether values are logs. Linear weights have a common scale alone, a power of two; where
+        they are near 1 they are used as they are.
     shifts : bool
         Whether lines have to be shifted: False for logs that are known to be near 0.
     common : bool
-        Whether what all lines have in common is kept apart, in `shift` and `powers`, and not added
-        to results; without it both are 0. So large logs, and tiny weights, are not rounded in.
+        Whether each [m, n] has a scale, which is not added to results.
     finite : bool
         Whether lines with +inf or NaN have weights 0, as in gradients, where they take no part.
 
     Attributes
     ----------
-    shift, powers : array [batch, 1, 1]
-        Whole numbers, in the widest precision.
+    taken : array or None
+        The whole numbers that come off: nats of every line of logs, [batch, m, 1] or [batch, 1, n],
+        or powers of two of linear weights, [batch, 1, 1].
+    apart : array [batch, 1, 1] or None
+        What of these is kept apart.
+    kept : array or None
+        All weights, after `keep`.
     """
 
     ctx: Context
@@ -63,8 +69,6 @@ class Factor:
     common: bool = False
     finite: bool = False
     precision: Precision = None  # type: ignore[assignment]
-    # What comes off every line, in nats or powers of two, and of that what is kept apart; None for
-    # nothing. Weights, where they are kept, and the largest entries.
     taken: Array = None
     apart: Array = None
     kept: Array = None
@@ -73,33 +77,32 @@ class Factor:
     def __post_init__(self) -> None:
         ctx, xp = self.ctx, self.ctx.xp
         self.precision = self.precision or ctx.precision
-        if self.shifts:
-            tops = ctx.load(self.maxima, self.precision)
-            near = (tops >= _AS_GIVEN[0]) & (tops <= _AS_GIVEN[1]) | (tops == 0)
-            if not self.in_logs and bool(xp.all(near)):
-                return
-            self.taken = whole_part(ctx, tops if self.in_logs else xp.log2(tops), self.precision)
+        if not self.shifts:
+            return
+        tops = ctx.load(self.maxima, self.precision)
+        if self.common:
+            # Lines with +inf or NaN come out so at any scale.
+            top = xp.where(xp.isfinite(tops), tops, -math.inf)
+            top = xp.max(top, axis=(-2, -1), keepdims=True)
+            if not self.in_logs:
+                near = (top >= _AS_GIVEN[0]) & (top <= _AS_GIVEN[1]) | (top == 0)
+                if bool(xp.all(near)):
+                    return
+                tops = top = xp.log2(top)
+            self.apart = whole_part(ctx, top, self.precision)
+        self.taken = whole_part(ctx, tops, self.precision)
         if self.finite:
             self.taken = xp.where(self.maxima < math.inf, self.taken, math.inf)
-        if self.common:
-            top = xp.max(tops, axis=(-2, -1), keepdims=True)
-            self.apart = whole_part(ctx, top if self.in_logs else xp.log2(top), self.precision)
 
     @property
-    def shift(self) -> Array:
-        """What is kept apart of logs, in nats."""
-        return self._apart(self.in_logs)
-
-    @property
-    def powers(self) -> Array:
-        """What is kept apart of linear weights, as powers of two."""
-        return self._apart(not self.in_logs)
-
-    def _apart(self, is_there: bool) -> Array:
+    def scale(self) -> tuple[Array, Array]:
+        """What is kept apart, nats and powers of two, [batch, 1, 1], in the widest precision."""
         ctx, shape = self.ctx, (self.values.shape[0], 1, 1)
-        if is_there and self.apart is not None:
-            return ctx.load(self.apart, ctx.widest)
-        return ctx.xp.zeros(shape, dtype=ctx.dtype(ctx.widest), device=ctx.device)
+        nothing = ctx.xp.zeros(shape, dtype=ctx.dtype(ctx.widest), device=ctx.device)
+        if self.apart is None:
+            return nothing, nothing
+        apart = ctx.load(self.apart, ctx.widest)
+        return (apart, nothing) if self.in_logs else (nothing, apart)
 
     @property
     def maxima(self) -> Array:
@@ -110,15 +113,14 @@ class Factor:
         return self.largest
 
     @property
-    def offset(self) -> Array:
-        """What to add to the logs of sums for every line, [batch, m, 1], [batch, 1, n] or zero."""
-        if self.taken is None:
-            return self.ctx.xp.zeros((1, 1, 1), dtype=self.maxima.dtype, device=self.ctx.device)
-        offset = self.taken if self.apart is None else self.taken - self.apart
-        return offset if self.in_logs else offset * math.log(2.0)
+    def offset(self) -> Array | None:
+        """What to add to the logs of sums for every line, if there is something."""
+        if self.taken is None or not self.in_logs:
+            return None
+        return self.taken if self.apart is None else self.taken - self.apart
 
     def weights(self, k: slice = _EVERY) -> Array:
-        """Return the weights of some terms, all of which are kept after `keep`."""
+        """Return the weights of some terms."""
         if self.kept is not None:
             return self._terms(self.kept, k)
         x, ctx, xp = self._terms(self.values, k), self.ctx, self.ctx.xp
@@ -139,6 +141,13 @@ class Factor:
         """Compute all weights, once, and keep them."""
         self.kept = self.weights()
         return self
+
+    def even(self) -> Array:
+        """Return all weights with no scale but the common one."""
+        if self.offset is None:
+            return self.weights()
+        xp = self.ctx.xp
+        return self.weights() * xp.exp(xp.clip(self.offset, max=0.0))  # more in lines of zeros
 
     def rest(self, k: slice = _EVERY) -> Array:
         """Return logs of some terms less what is taken off, where that does not overflow."""

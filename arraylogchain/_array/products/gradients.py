@@ -151,7 +151,7 @@ class _Tile:
         for box in ctx.blocks(quotients.shape):
             part, asked = quotients[box], wanted[box]
             if out is not None:
-                offsets = (x.offset[within(box, x.offset.shape)] for x in (left, right))
+                offsets = (x.taken[within(box, x.taken.shape)] for x in (left, right))
                 part[...] = xp.exp(out[box] - sum(offsets))
             proved = part >= least
             ctx.apply(xp.divide, ctx.load(g[box], precision), part, out=part)

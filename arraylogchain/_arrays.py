@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from functools import lru_cache, wraps
+from functools import cache, lru_cache, wraps
 from operator import attrgetter
 from types import NoneType
 from typing import Any, TypeVar
@@ -31,7 +31,6 @@ _DEVICE_BLOCK = 1 << 26
 _DLPACK_CUDA = (2, 13)
 
 _FLOATING = ("float16", "bfloat16", "float32", "float64")
-_known_float64: dict[tuple[str, str], bool] = {}
 _known_contexts: dict[tuple[Any, ...], Context] = {}
 _NUMPY = {np.dtype(name): name for name in ("float16", "float32", "float64")}
 
@@ -385,9 +384,7 @@ def on_host(name: str, x: Any) -> np.ndarray:
         raise TypeError(f"{name} must be an array of integers, got a {kind}: {error}") from None
 
 
+@cache
 def _has_float64(xp: Any, device: Any) -> bool:
     """Tell whether a device computes in float64; asked once, as CuPy makes arrays to find out."""
-    key = (library_name(xp), str(device))
-    if key not in _known_float64:
-        _known_float64[key] = "float64" in xp.__array_namespace_info__().dtypes(device=device)
-    return _known_float64[key]
+    return "float64" in xp.__array_namespace_info__().dtypes(device=device)

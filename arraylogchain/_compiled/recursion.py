@@ -111,11 +111,9 @@ def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
     m = left[at]
     m[: K * R] = 0.0
     good = _copy(m, shift, power, state, following)
-    if good == 0:
-        return
     steps.raise_weights(m, scale[2], power)
     _keep(left_scales, g, S if backward else 0, shift, power)
-    for s in range(S):
+    for s in range(S if good else 0):
         i = S - 1 - s if backward else s
         t = first + i
         if s == following:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from arraylogchain._array.products.certified import certified_product
 from arraylogchain._array.products.factors import Factor
 from arraylogchain._context import DOUBLE, SINGLE, Array, Context, Precision
 from arraylogchain._fold import chunks
-
-if TYPE_CHECKING:
-    from arraylogchain._array.chains.posterior import Posterior
 
 
 class Shares:
@@ -41,7 +38,7 @@ class Shares:
         Which rows contribute nothing to states, or to pairs; None for none.
     """
 
-    def __init__(self, of: Posterior, steps: slice, a: Messages, b: Messages, d: Messages) -> None:
+    def __init__(self, of: Any, steps: slice, a: Messages, b: Messages, d: Messages) -> None:
         self.of, self.ctx, self.piece, self.steps = of, of.ctx, of.piece, steps
         self.a, self.b, self.d = a, b, d
         self.precision = precision_of(of.ctx, a.values)

@@ -76,36 +76,21 @@ class Entropy(Posterior):
         else:
             weights = forward.values / row_sum(ctx, forward.values)[..., None]
             before = weights, xp.log(weights)
-        count, groups, size = int(after.shape[0]), piece.groups, piece.chain.num_states
-        together = count if has_one else max(1, self.panel // (groups * size * size))
-        for some in chunks(count, max(1, together)):
-            times = slice(steps.start + some.start, steps.start + some.stop)
-            x = piece.matrices(times)
-            x = xp.reshape(xp.permute_dims(x, (1, 0, 2, 3)), (-1, size, size))
-            u, of_u, of_shares = (self._together(y[some, ...]) for y in (*before, after))
-            found = xp.zeros_like(of_shares[..., 0])
-            top = ctx.load(xp.max(x, axis=(-2, -1), keepdims=True), self.precision)
-            for j in chunks(size, max(1, self.panel // (int(x.shape[0]) * size))):
-                factor = self._relative(ctx.load(x[:, :, j], self.precision), top)
-                found = found + self._conditional((u, of_u), factor, of_shares[:, :, j])
-            shape = (groups, -1, piece.rows) if has_one else (-1, groups, piece.rows)
+        shape = (piece.groups, -1, piece.rows) if has_one else (-1, piece.groups, piece.rows)
+        for some, j, matrix in self.panels(steps.start, int(after.shape[0])):
+            u, of_u, of_shares = (self.together(y[some, ...]) for y in (*before, after))
+            factor = self._relative(ctx.load(matrix, self.precision))
+            found = self._conditional((u, of_u), factor, of_shares[..., j])
             found = xp.sum(xp.reshape(found, shape), axis=1 if has_one else 0)
             self.entropy = self.entropy + ctx.load(found, ctx.widest)
 
-    def _relative(self, matrix: Array, top: Array) -> tuple[Array, Array]:
-        """Return the weights of a matrix relative to the largest entries, and their logs."""
+    def _relative(self, matrix: Array) -> tuple[Array, Array]:
+        """Return the weights of matrices relative to their largest entries, and their logs."""
         xp = self.ctx.xp
-        if not self.piece.chain.transitions_in_logs:
-            matrix, top = xp.log(matrix), xp.log(top)
-        logs = matrix - xp.where(xp.isfinite(top), top, 0.0)
+        logs = matrix if self.piece.chain.transitions_in_logs else xp.log(matrix)
+        top = xp.max(logs, axis=(-2, -1), keepdims=True)
+        logs = logs - xp.where(xp.isfinite(top), top, 0.0)
         return xp.exp(logs), logs
-
-    def _together(self, x: Array) -> Array:
-        """Return [n, groups, rows, K] as [groups, n * rows, K], or as [n * groups, rows, K]."""
-        xp, (count, groups, rows, size) = self.ctx.xp, x.shape
-        if not self.piece.chain.has_one_matrix:
-            return xp.reshape(x, (count * groups, rows, size))
-        return xp.reshape(xp.permute_dims(x, (1, 0, 2, 3)), (groups, count * rows, size))
 
     def _conditional(
         self, before: tuple[Array, Array], matrix: tuple[Array, Array], shares: Array

@@ -18,7 +18,7 @@ these sums, either. Other blocks are taken in logs, whose pairs are a certified 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from arraylogchain._array.chains.messages import Run, each, log_sum, runs, total_of
@@ -32,6 +32,7 @@ from arraylogchain._array.chains.pieces import (
 from arraylogchain._array.chains.shares import Shares, precision_of, row_sum
 from arraylogchain._array.chains.sums import Sums
 from arraylogchain._context import Array, Context, whole_maximum, whole_part
+from arraylogchain._fold import chunks
 from arraylogchain._inputs import Chain
 
 # The sums of a_t * b_t and the sizes of cotangents in linear blocks. Weights are at most 2**400
@@ -216,3 +217,24 @@ class Posterior:
         if "potentials" in self.sums.totals:
             values = self.ctx.xp.permute_dims(shares, (1, 2, 0, 3))
             self.sums.add("potentials", self.piece, (steps, slice(None)), values)
+
+    def panels(self, first: int, count: int) -> Iterator[tuple[slice, slice, Array]]:
+        """Yield transitions, columns and matrices [n, K, columns] that are in memory together.
+
+        All transitions from so many steps are those of one matrix [groups, K, K], or some of
+        [n * groups, K, K]; they are counted from the first.
+        """
+        piece, size, xp = self.piece, self.piece.chain.num_states, self.ctx.xp
+        together = count if piece.chain.has_one_matrix else self.panel // (piece.groups * size**2)
+        for some in chunks(count, max(1, together)):
+            x = piece.matrices(slice(first + some.start, first + some.stop))
+            x = xp.reshape(xp.permute_dims(x, (1, 0, 2, 3)), (-1, size, size))
+            for j in chunks(size, max(1, self.panel // (int(x.shape[0]) * size))):
+                yield some, j, x[..., j]
+
+    def together(self, x: Array) -> Array:
+        """Return [n, groups, rows, K] as [groups, n * rows, K], or as [n * groups, rows, K]."""
+        xp, (count, groups, rows, size) = self.ctx.xp, x.shape
+        if not self.piece.chain.has_one_matrix:
+            return xp.reshape(x, (count * groups, rows, size))
+        return xp.reshape(xp.permute_dims(x, (1, 0, 2, 3)), (groups, count * rows, size))

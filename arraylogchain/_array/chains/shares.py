@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from arraylogchain._array.chains.pieces import (
 from arraylogchain._array.products.certified import certified_product
 from arraylogchain._array.products.factors import Factor
 from arraylogchain._context import DOUBLE, SINGLE, Array, Context, Precision
-from arraylogchain._fold import chunks
 
 
 class Shares:
@@ -98,8 +96,8 @@ class Shares:
         ctx, xp, chain = self.ctx, self.ctx.xp, self.piece.chain
         # Many rows are not laid out together, which takes longer than their products.
         apart = chain.has_one_matrix and u.shape[2] >= u.shape[3]
-        for some, j, x in self._panels():
-            left, right = (y if apart else self._together(y[some, ...]) for y in (u, v))
+        for some, j, x in self.of.panels(self.steps.start, self.moves.stop):
+            left, right = (y if apart else self.of.together(y[some, ...]) for y in (u, v))
             pairs = ctx.multiply(xp.matrix_transpose(left), right[..., j])
             pairs = xp.sum(pairs, axis=0) if apart else pairs
             level = levels if chain.has_one_matrix else levels[some, ...]
@@ -153,9 +151,9 @@ class Shares:
         away again, or that cotangents have in common, is rounded in.
         """
         ctx, xp, precision = self.ctx, self.ctx.xp, self.precision
-        for some, j, x in self._panels():
-            left, right = (self._together(y[some, ...]) for y in (u, v))
-            nats, whole, rest, g = (self._together(y[some, ..., None]) for y in scales)
+        for some, j, x in self.of.panels(self.steps.start, self.moves.stop):
+            left, right = (self.of.together(y[some, ...]) for y in (u, v))
+            nats, whole, rest, g = (self.of.together(y[some, ..., None]) for y in scales)
             logs, small = log_parts(ctx, x, self.piece.chain.transitions_in_logs)
             top, column = xp.max(g, axis=-2, keepdims=True), xp.max(logs, axis=-2, keepdims=True)
             top, column = (xp.where(xp.isfinite(y), y, 0.0) for y in (top, column))
@@ -176,27 +174,6 @@ class Shares:
             pairs = sign * exp_of_parts(ctx, near, small + ctx.load(out, ctx.widest))
             pairs = xp.where(out == -math.inf, 0.0, pairs)
             self._add_pairs(pairs, some, j)
-
-    def _panels(self) -> Iterator[tuple[slice, slice, Array]]:
-        """Yield transitions, columns and matrices [n, K, columns] that are in memory together.
-
-        All transitions are those of one matrix [groups, K, K], or some of [n * groups, K, K].
-        """
-        piece, size, most = self.piece, self.piece.chain.num_states, self.of.panel
-        together = max(1, most // (piece.groups * size * size))
-        first, last = self.steps.start, self.moves.stop
-        for some in chunks(last, last if piece.chain.has_one_matrix else together):
-            x = piece.matrices(slice(first + some.start, first + some.stop))
-            x = self.ctx.xp.reshape(self.ctx.xp.permute_dims(x, (1, 0, 2, 3)), (-1, size, size))
-            for j in chunks(size, max(1, most // (int(x.shape[0]) * size))):
-                yield some, j, x[..., j]
-
-    def _together(self, x: Array) -> Array:
-        """Return [n, groups, rows, K] as [groups, n * rows, K], or as [n * groups, rows, K]."""
-        xp, (count, groups, rows, size) = self.ctx.xp, x.shape
-        if not self.piece.chain.has_one_matrix:
-            return xp.reshape(x, (count * groups, rows, size))
-        return xp.reshape(xp.permute_dims(x, (1, 0, 2, 3)), (groups, count * rows, size))
 
     def _add_pairs(self, pairs: Array, some: slice, j: slice) -> None:
         """Add pairs of all transitions, [groups, K, n], or of some, [n * groups, K, n]."""

@@ -314,8 +314,8 @@ class LogChain:
         >>> path.states.tolist(), round(float(np.exp(path.log_weight)), 6)
         ([0, 0, 0], 0.26244)
         """
-        if elsewhere := self._elsewhere():
-            return ChainPath(*elsewhere.viterbi(self))
+        if lazy := self._lazy():
+            return ChainPath(*lazy.viterbi(self))
         return ChainPath(*self._run(chains.paths.viterbi))
 
     @eager
@@ -413,12 +413,8 @@ class LogChain:
             raise TypeError(f"num_samples is {kind}; it must be an integer") from None
         if num_samples < 0:
             raise ValueError(f"num_samples is {num_samples}; it must not be negative")
-        if elsewhere := self._elsewhere():
-            return elsewhere.sample(self, num_samples, rng)
-        return self._draw(num_samples, rng)
-
-    def _draw(self, num_samples: int, rng: Any) -> Array:
-        """Return samples of a chain in memory."""
+        if lazy := self._lazy():
+            return lazy.sample(self, num_samples, rng)
 
         def draw(ctx: Context, chain: Chain, workspace: int) -> Array:
             shape = (num_samples, *chain.batch, chain.num_steps)

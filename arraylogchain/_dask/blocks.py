@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -58,7 +59,14 @@ def of_rows(
     results : sequence of (str, dtype)
         What it returns, with the letters of its last axes.
     """
-    rows, pairs = max(x.ndim - len(axes) for x, axes in arrays), []
+    batch = np.broadcast_shapes(*(x.shape[: x.ndim - len(axes)] for x, axes in arrays))
+    if 0 in batch:
+        # There is nothing to compute, and Dask refuses an empty axis beside one of length 1.
+        last = (zip(axes[::-1], x.shape[::-1], strict=False) for x, axes in arrays)
+        sizes = dict(itertools.chain(*last))
+        shapes = [((*batch, *map(sizes.get, axes)), dtype) for axes, dtype in results]
+        return [da.zeros_like(arrays[0][0], dtype, shape=shape) for shape, dtype in shapes]
+    rows, pairs = len(batch), []
     for i, (x, axes) in enumerate(arrays):
         lead, last = x.ndim - len(axes), range(x.ndim - len(axes), x.ndim)
         indices = *range(rows - lead, rows), *((i, axis) for axis in last)
@@ -69,11 +77,6 @@ def of_rows(
         for names in ([axes for _, axes in arrays], [axes for axes, _ in results])
     )
     metas = tuple(meta_from_array(whole[0]._meta, dtype=dtype) for _, dtype in results)
-    batches = [x.shape[: x.ndim - len(axes)] for x, axes in arrays]
-    if 0 in (batch := np.broadcast_shapes(*batches)):
-        # Dask refuses an empty axis beside one of length 1.
-        both = zip(whole, batches, strict=True)
-        whole = [da.broadcast_to(x, (*batch, *x.shape[len(own) :])) for x, own in both]
     meta = metas if len(metas) > 1 else metas[0]
     found = da.apply_gufunc(function, f"{takes}->{gives}", *whole, meta=meta)
     return list(found) if len(metas) > 1 else [found]

@@ -8,11 +8,11 @@ from typing import Any
 import array_api_compat.torch as torch_namespace
 import torch
 
-from arraylogchain import _threads
+from arraylogchain import _inputs, _threads
 from arraylogchain._array import chains
-from arraylogchain._arrays import dtype_name, has_values, native_context
+from arraylogchain._arrays import has_values, native_context
 from arraylogchain._context import Array, Context
-from arraylogchain._inputs import PARTS, Chain, check_shapes, check_states, enter_chain, make_chain
+from arraylogchain._inputs import ARGUMENTS, PARTS, Chain
 from arraylogchain._torch import calls, recursion
 from arraylogchain._torch.calls import Tensor, Tensors, Value, Wanted, call
 from arraylogchain._torch.products import entries
@@ -98,11 +98,11 @@ class ChainOperation(calls.Operation):
 
     def _record(self, leaves: Tensors) -> Tensor:
         """Return what the recursion makes of the inputs, part of autograd in any case."""
-        chain = make_chain(self._named(leaves), self.lengths)
+        chain = _inputs.make_chain(self._named(leaves), self.lengths)
         return self.written(chain) + leaves[0].flatten()[:0].sum()
 
     def enter(self, inputs: Tensors) -> tuple[Context, Chain]:
-        return enter_chain(self._named(inputs), self.lengths)
+        return _inputs.enter_chain(self._named(inputs), self.lengths)
 
     def _named(self, inputs: Tensors) -> dict[str, Tensor]:
         return {n: x for n, x in zip(self.names, inputs, strict=True) if x is not None}
@@ -193,52 +193,28 @@ def entropy(chain: Any) -> Tensor:
     return _value(chain, chains.entropy.entropy, recursion.entropy)
 
 
-def viterbi(chain: Any) -> Tensors:
-    _refuse_transforms(chain, "viterbi")
-    return chain._run(chains.paths.viterbi)  # type: ignore[no-any-return]
-
-
-def sample(chain: Any, num_samples: int, rng: Any) -> Tensor:
-    _refuse_transforms(chain, "sample")
-    return chain._draw(num_samples, rng)
-
-
 def log_weight(chain: Any, states: Any) -> Tensor:
-    """Return `LogChain.log_weight`: gathers, which autograd follows."""
-    given = chain._given()
-    device, dtype = given["log_potentials"].device, calls.result_dtype(*given.values())
-    ctx = native_context(torch_namespace, device, dtype_name(dtype))
-    entered = make_chain(given, chain._lengths)
-    states = check_states(ctx, states, entered)
-    times, real, last = torch.arange(entered.num_steps, device=device), None, states[..., -1:]
-    if entered.lengths is not None:
-        ends = ctx.integers(entered.lengths)[..., None]
-        real, last = times < ends, states.gather(-1, (ends - 1).expand(*states.shape[:-1], 1))
-    places: dict[str, Any] = {"potentials": (times, states), "initial": (states[..., :1],)}
+    """Return `LogChain.log_weight`: log Z of a chain that has the states of the path alone."""
+    given, entered = chain._given(), _inputs.make_chain(chain._given(), chain._lengths)
+    device, num_steps = entered.potentials.device, entered.num_steps
+    states = _inputs.check_states(
+        native_context(torch_namespace, device, "float64"), states, entered
+    )
+    ends = torch.as_tensor(num_steps if entered.lengths is None else entered.lengths, device=device)
+    times = torch.arange(num_steps, device=device)
     moves = times[:-1] * (not entered.has_one_matrix)
-    places |= {"transitions": (moves, states[..., :-1], states[..., 1:]), "final": (last,)}
-    whole: Any = 0.0
-    rest: Any = 0.0
-    for part, at in places.items():
-        if (x := getattr(entered, part)) is None:
-            continue
-        weights, in_logs = entries(x, *at, axes=1).double(), entered.is_in_logs(part)
-        if real is not None and len(at) > 1:
-            is_read = real[..., real.shape[-1] - weights.shape[-1] :]
-            weights = torch.where(is_read, weights, 0.0 if in_logs else 1.0)
-        logs = weights if in_logs else _logs(weights)
-        # Whole numbers add up exactly: what is large and cancels leaves no rounding.
-        integers = logs.detach().round().nan_to_num(0, 0, 0)
-        whole, rest = whole + integers.sum(-1), rest + (logs - integers).sum(-1)
-    total = whole + rest
-    # Where the weight is 0, or unknown, every derivative is 0.
-    return torch.where(total > -torch.inf, total, total.detach()).to(dtype)
-
-
-def _logs(weights: Tensor) -> Tensor:
-    """Return logarithms, whose derivatives by weights of 0 are 0."""
-    is_zero = weights == 0
-    return weights.masked_fill(is_zero, 1).log().masked_fill(is_zero, -torch.inf)
+    places = {
+        "potentials": (times, states),
+        "transitions": (moves, states[..., :-1], states[..., 1:]),
+        "initial": (states[..., :1],),
+        "final": (entries(states, ends[..., None] - 1, axes=1),),
+    }
+    path = {}
+    for name, part in ((name, ARGUMENTS[name]) for name in given):
+        weights = entries(getattr(entered, part), *places[part], axes=1).double()
+        path[name] = weights[(..., *(None,) * (len(PARTS[part].axes) - 1))]
+    log_z = type(chain)(**path, lengths=chain._lengths).log_partition()
+    return log_z.to(calls.result_dtype(*given.values()))
 
 
 def _value(
@@ -253,7 +229,7 @@ def _value(
     Its parts get equally many batch axes, so that an axis of vmap is one more in front.
     """
     given = chain._given()
-    check_shapes(given)
+    _inputs.check_shapes(given)
     names = [part.linear if part.linear in given else part.log for part in PARTS.values()]
     inputs = [given.get(name) for name in names]
     extra = [0 if x is None else x.ndim - n for x, n in zip(inputs, OWN_AXES, strict=True)]
@@ -265,14 +241,6 @@ def _value(
     with _threads.using(chain._workers):
         found = operation.known(inputs) if known is None else (known, None)
         return call(Value(operation), *inputs, known=found)[0]
-
-
-def _refuse_transforms(chain: Any, name: str) -> None:
-    if not has_values(*chain._arrays.values()):
-        raise NotImplementedError(
-            f"{name}() has no derivatives and no vmap; call it outside of torch.func transforms, "
-            "on all rows at once"
-        )
 
 
 def _leaves(tensors: Tensors) -> Tensors:

@@ -54,7 +54,7 @@ def test_drifting_chains_in_blocks(recursion, kind, block):
 
 @backends
 @pytest.mark.parametrize("entry", [2.0**n for n in (-399, -401, -699, -701, -1021, -1023, -1074)])
-@pytest.mark.parametrize("weight", [-400.0, -415.0, -417.0, -690.0, -699.0, -701.0])
+@pytest.mark.parametrize("weight", [-400.0, -415.0, -417.0, -480.0, -690.0, -699.0, -701.0])
 def test_weights_and_entries_about_the_least(recursion, entry, weight):
     """A state that is reached through a small entry only, from a state of small weight only."""
     P = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, entry], [0.0, 0.0, 1.0]])

@@ -62,8 +62,8 @@ def of_rows(
     batch = np.broadcast_shapes(*(x.shape[: x.ndim - len(axes)] for x, axes in arrays))
     if 0 in batch:
         # There is nothing to compute, and Dask refuses an empty axis beside one of length 1.
-        last = (zip(axes[::-1], x.shape[::-1], strict=False) for x, axes in arrays)
-        sizes = dict(itertools.chain(*last))
+        lengths = (zip(axes[::-1], x.shape[::-1], strict=False) for x, axes in arrays)
+        sizes = dict(itertools.chain(*lengths))
         shapes = [((*batch, *map(sizes.get, axes)), dtype) for axes, dtype in results]
         return [da.zeros_like(arrays[0][0], dtype, shape=shape) for shape, dtype in shapes]
     rows, pairs = len(batch), []

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from arraylogchain._arrays import dtype_name, enter, is_lazy, namespace_of, on_host
+from arraylogchain._arrays import dtype_name, enter, namespace_of, on_host
 from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._fold import Shape, check_batches
 
@@ -172,8 +172,6 @@ def _as_floating(name: str, x: Any, like: Array) -> Array:
             f"{name} is a {type(x).__name__} that makes no array of real numbers; it must be an "
             "array, or nested lists of numbers"
         )
-    if is_lazy(like):
-        return found.astype(like.dtype)
     xp = namespace_of("log_potentials", like)
     return xp.asarray(found.tolist(), dtype=like.dtype, device=array_api_compat.device(like))
 
@@ -240,11 +238,8 @@ def check_lengths(
         return None
     found = on_host("lengths", lengths)
     check_integers("lengths", found, "; mask.sum(-1) makes them of a mask")
-    try:
-        fits = np.broadcast_shapes(found.shape, batch) == batch
-    except ValueError:
-        fits = False
-    if not fits:
+    pairs = zip(found.shape[::-1], batch[::-1], strict=False)
+    if found.ndim > len(batch) or any(n not in (1, rows) for n, rows in pairs):
         raise ValueError(
             f"lengths has shape {found.shape}; it must broadcast to the batch axes {batch}: "
             f"an integer from 1 to T = {num_steps} for each chain"
@@ -269,14 +264,11 @@ def check_weights(ctx: Context, chain: Chain) -> None:
         return
     for name in PARTS:
         x = getattr(chain, name)
-        if x is None or chain.is_in_logs(name):
+        if x is None or chain.is_in_logs(name) or 0 in x.shape:
             continue
-        if type(x) is not np.ndarray:
-            # bfloat16 is the one of torch's formats that NumPy lacks.
-            x = np.asarray(x.float() if dtype_name(x.dtype) == "bfloat16" else x)
         # The minimum is NaN if there is one, and may be of what is past the ends.
-        if x.size and not np.minimum.reduce(x, axis=None) >= 0:
-            negative = x < 0
+        if not ctx.xp.min(x) >= 0:
+            negative = np.asarray(x < 0)
             if name == "transitions" and chain.lengths is not None:
                 is_read = chain.lengths[..., None] > np.arange(1, x.shape[-3] + 1)
                 negative = negative.any((-2, -1)) & is_read

@@ -11,10 +11,7 @@ def duration(seconds: float) -> str:
     >>> duration(0.0153), duration(33.0)
     ('15.3 ms', '33 s')
     """
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{_three_digits(seconds / size)} {unit}"
-    return f"{_three_digits(seconds / 1e-6)} µs"
+    return _in_units(seconds, {"s": 1.0, "ms": 1e-3, "µs": 1e-6})
 
 
 def amount(size: int) -> str:
@@ -25,11 +22,11 @@ def amount(size: int) -> str:
     >>> amount(512), amount(14_320_000_000)
     ('512 B', '14.3 GB')
     """
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
-            return f"{_three_digits(size / scale)} {unit}"
-    return f"{size} B"
+    return _in_units(size, {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0})
 
 
-def _three_digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+def _in_units(x: float, units: dict[str, float]) -> str:
+    """Return a quantity in the first unit that it is no part of, or in the last."""
+    unit = next((name for name, size in units.items() if x >= size), [*units][-1])
+    value = x / units[unit]
+    return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"

@@ -14,7 +14,7 @@ from arraylogchain._array.products.chainexp import product_of_sequence, product_
 from arraylogchain._array.products.gradients import logmatmulexp_gradients
 from arraylogchain._arrays import enter
 from arraylogchain._context import shape_of
-from arraylogchain._fold import Shape, fold
+from arraylogchain._fold import fold
 from arraylogchain._torch import calls
 from arraylogchain._torch.calls import Tensor, Tensors, Value, Wanted, call
 from arraylogchain.einsum import Multiply, evaluate
@@ -140,19 +140,19 @@ class LargestTerm(Product):
 
 def matmul(a: Tensor, b: Tensor, budget: int) -> Tensor:
     """Return `arraylogchain.matmul` of tensors, differentiable."""
-    a, b, lacking = _matrices(a, b)
-    return _without(lacking, call(Value(Matmul(budget)), a, b)[0])
+    a, b, own = _matrices(a, b)
+    return call(Value(Matmul(budget)), a, b)[0][own]
 
 
 def logmatmulexp(a: Tensor, b: Tensor, budget: int) -> Tensor:
     """Return `arraylogchain.logmatmulexp` of tensors, differentiable."""
-    a, b, lacking = _matrices(a, b)
-    return _without(lacking, call(Value(LogMatmulExp(budget)), a, b)[0])
+    a, b, own = _matrices(a, b)
+    return call(Value(LogMatmulExp(budget)), a, b)[0][own]
 
 
 def maxplus_matmul(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     """Return `arraylogchain.maxplus_matmul` of tensors; values are the terms at its indices."""
-    a, b, lacking = _matrices(a, b)
+    a, b, own = _matrices(a, b)
     (indices,) = call(Value(LargestTerm(budget)), a.detach(), b.detach())
     rows, cols = (torch.arange(n, device=a.device) for n in indices.shape[-2:])
     if a.shape[-1] == 0:
@@ -160,7 +160,7 @@ def maxplus_matmul(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     else:
         values = entries(a, rows[:, None], indices, axes=2) + entries(b, indices, cols, axes=2)
     values = torch.where(torch.isfinite(values), values, values.detach())
-    return _without(lacking, values), _without(lacking, indices)
+    return values[own], indices[own]
 
 
 def entries(x: Tensor, *trailing: Tensor, axes: int) -> Tensor:
@@ -173,26 +173,18 @@ def entries(x: Tensor, *trailing: Tensor, axes: int) -> Tensor:
     return x[(*along, *trailing)]
 
 
-def _matrices(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Shape]:
-    """Return operands with equal numbers of axes, and which axes of the product to drop.
+def _matrices(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Any]:
+    """Return operands with equal numbers of axes, and the indices of the product's own axes.
 
     With that, a batch axis of vmap is one more axis in front.
     """
     _check_tensors({"a": a, "b": b})
     if a.ndim == b.ndim > 1:
-        return a, b, ()
+        return a, b, ...
     fold(shape_of(a), shape_of(b))  # the error messages are about the shapes as given
-    lacking = ((-1,) if b.ndim == 1 else ()) + ((-2 + (b.ndim == 1),) if a.ndim == 1 else ())
-    a = a.unsqueeze(0) if a.ndim == 1 else a
-    b = b.unsqueeze(1) if b.ndim == 1 else b
-    return a[(None,) * (b.ndim - a.ndim)], b[(None,) * (a.ndim - b.ndim)], lacking
-
-
-def _without(axes: Shape, x: Tensor) -> Tensor:
-    """Return a product without the axes that 1-D operands lack."""
-    for axis in axes:
-        x = x.squeeze(axis)
-    return x
+    own = tuple(0 if x.ndim == 1 else slice(None) for x in (a, b))
+    a, b = a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
+    return a[(None,) * (b.ndim - a.ndim)], b[(None,) * (a.ndim - b.ndim)], (..., *own)
 
 
 def logchainexp(given: Mapping[str, Tensor], budget: int) -> Tensor:

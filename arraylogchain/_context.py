@@ -171,6 +171,14 @@ class Context:
         else:
             self.apply(self.xp.exp, x, out=out)
 
+    def scaled(self, x: Array, powers: Array) -> Array:
+        """Return x * 2**powers, for whole numbers; exact unless that leaves the range."""
+        if self.is_numpy:
+            return np.ldexp(x, powers.astype(np.int32))
+        # In two steps: one factor alone may be out of range.
+        half = self.xp.floor(powers / 2)
+        return x * 2.0**half * 2.0 ** (powers - half)
+
     def multiply(self, a: Array, b: Array, out: Array | None = None) -> Array:
         """Return a @ b, written to `out` if there is one, rounded as its dtype is.
 

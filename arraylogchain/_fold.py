@@ -49,17 +49,8 @@ class Fold:
         """Whether the product comes out with its axes where they belong."""
         return not self.row_axes and not self.col_axes
 
-    def view_a(self, xp: Any, a: Array) -> Array:
-        return self._view(xp, a, 0)
-
-    def view_b(self, xp: Any, b: Array) -> Array:
-        return self._view(xp, b, 1)
-
-    def view_out(self, xp: Any, out: Array) -> Array:
-        """View an array of shape [*broadcast batch, M, N] as [*batch, *rows, *cols]."""
-        return self._view(xp, out, 2)
-
-    def _view(self, xp: Any, x: Array, side: int) -> Array:
+    def view(self, xp: Any, x: Array, side: int) -> Array:
+        """View a, b or the product (side 0, 1, 2) without the axes that only others have."""
         shape = (self.a_shape, self.b_shape, self.full_shape)[side]
         if x.shape != shape:
             x = xp.reshape(x, shape)

@@ -42,9 +42,8 @@ class Plan:
 
     def __str__(self) -> str:
         rows = math.prod(self.batch)
-        lines = [
-            ("chain", f"{rows} rows, {self.steps} steps, {self.states} states, {self.dtype}"),
-            ("route", f"{self.route}: {self.reason}"),
-            ("workspace", f"at most {amount(self.workspace)} beside inputs and results"),
-        ]
-        return "\n".join(f"{name:<12}{text}" for name, text in lines)
+        return (
+            f"chain       {rows} rows, {self.steps} steps, {self.states} states, {self.dtype}\n"
+            f"route       {self.route}: {self.reason}\n"
+            f"workspace   at most {amount(self.workspace)} beside inputs and results"
+        )

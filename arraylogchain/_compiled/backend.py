@@ -74,16 +74,9 @@ class Loops:
         weights, in_logs = self._first(False) if state is None else (state.copy(), True)
         (L,), first = self._matrices("logs", steps, False)
         left = np.empty((G, S, K * R) if keep else (1, 2, K * R))
-        paths.best(
-            self._lay(self.piece.potentials(steps)),
-            (L, self.each, first),
-            self.lengths,
-            weights.reshape(G, R, K),
-            not in_logs,
-            left,
-            (*self._room(S), np.empty(K * R)),
-            steps.start,
-        )
+        x, room = self._lay(self.piece.potentials(steps)), (*self._room(S), np.empty(K * R))
+        m, edges = weights.reshape(G, R, K), (L, self.each, first)
+        paths.best(x, edges, self.lengths, m, not in_logs, left, room, steps.start)
         return self._leave(left) if keep else None, weights
 
     def trace(self, left: Array, after: Array, steps: slice) -> Array:

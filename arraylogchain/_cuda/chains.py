@@ -21,7 +21,6 @@ from arraylogchain._array.chains.pieces import (
     Block,
     Messages,
     Piece,
-    scaled,
 )
 from arraylogchain._array.chains.recursion import ArrayRecursion
 from arraylogchain._context import Array, Context, whole_part
@@ -121,11 +120,11 @@ class _Matrices:
             factors, low = xp.exp(logs), xp.zeros_like(high)
         else:
             tops, largest = (whole_part(ctx, xp.log2(z), precision) for z in (tops, largest))
-            factors, high, low = scaled(ctx, x, -tops), *_nats(tops - largest)
+            factors, high, low = ctx.scaled(x, -tops), *_nats(tops - largest)
             # Each by its own power of two: the log of a tiny weight would be rounded at its size.
             own = whole_part(ctx, xp.log2(x), precision)
             whole, rest = _nats(own - tops)
-            logs = whole + (xp.log(scaled(ctx, x, -own)) + (rest + low))
+            logs = whole + (xp.log(ctx.scaled(x, -own)) + (rest + low))
         scales = ctx.kernels.empty((*largest.shape[:2], 2), "float64")
         scales[..., 0 if in_logs else 1] = largest[..., 0, 0]
         scales[..., 1 if in_logs else 0] = 0.0

@@ -123,8 +123,8 @@ class _Operands:
         self.ctx, self.layout = ctx, layout
         batch, rows, columns, terms = layout.sizes
         xp, self.tiles = ctx.xp, _tiles(layout)
-        self.a = xp.reshape(layout.view_a(xp, ctx.to_result(a)), (batch, rows, terms))
-        self.b = xp.reshape(layout.view_b(xp, ctx.to_result(b)), (batch, terms, columns))
+        self.a = xp.reshape(layout.view(xp, ctx.to_result(a), 0), (batch, rows, terms))
+        self.b = xp.reshape(layout.view(xp, ctx.to_result(b), 1), (batch, terms, columns))
         self.sizes = pack(SIZES, rows=rows, columns=columns, terms=terms)
         self.packed = (self._pack(self.a, 1, 2), self._pack(self.b, 2, 1))
 

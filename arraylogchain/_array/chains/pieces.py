@@ -88,12 +88,6 @@ class Messages:
         values, shifts, powers = ctx.load(x.values, ctx.widest), x.shifts, x.powers
         return add_scale(values, shifts[..., None], powers[..., None])
 
-    def select(self, ctx: Context, index: Array, axis: int, some: np.ndarray) -> Messages:
-        """Return those of some rows (axis 1) or groups (axis 0); they are given on the host too."""
-        arrays = self.values, self.shifts, self.powers
-        values, shifts, powers = (ctx.pick(x, index, axis + 1) for x in arrays)
-        return Messages(values, shifts, powers, np.take(self.in_logs, some, axis=axis))
-
     def last(self, count: int) -> Messages:
         """Return those of the last steps."""
         return self if self.shifts.shape[0] == count else self.steps(slice(-count, None))
@@ -117,7 +111,7 @@ def log_parts(ctx: Context, x: Array, in_logs: bool) -> tuple[Array, Array]:
     """
     xp, x = ctx.xp, ctx.load(x, ctx.widest)
     whole = xp.round(x if in_logs else xp.log2(x))
-    rest = x - whole if in_logs else xp.log(scaled(ctx, x, -whole)) + whole * LN2_LOW
+    rest = x - whole if in_logs else xp.log(ctx.scaled(x, -whole)) + whole * LN2_LOW
     rest = xp.where(xp.isfinite(whole), rest, xp.zeros_like(rest))
     return whole if in_logs else whole * LN2_HIGH, rest
 
@@ -128,7 +122,7 @@ def exp_of_parts(ctx: Context, whole: Array, rest: Array) -> Array:
     # Beyond that all is 0, or infinite.
     limit = 3.0 * ctx.widest.top
     powers = xp.clip(xp.round((whole + rest) / math.log(2.0)), -limit, limit)
-    return scaled(ctx, xp.exp((whole - powers * LN2_HIGH) + (rest - powers * LN2_LOW)), powers)
+    return ctx.scaled(xp.exp((whole - powers * LN2_HIGH) + (rest - powers * LN2_LOW)), powers)
 
 
 def near_logs(ctx: Context, x: Array) -> tuple[Array, Array]:
@@ -149,16 +143,7 @@ def split(ctx: Context, x: Array) -> tuple[Array, Array]:
         return np.frexp(x)
     powers = ctx.xp.floor(ctx.xp.log2(x))
     powers = ctx.xp.where(ctx.xp.isfinite(powers), powers, 0.0)
-    return scaled(ctx, x, -powers), powers
-
-
-def scaled(ctx: Context, x: Array, powers: Array) -> Array:
-    """Return x * 2**powers, for whole numbers; exact unless that leaves the range."""
-    if ctx.is_numpy:
-        return np.ldexp(x, powers.astype(np.int32))
-    # In two steps: one factor alone may be out of range.
-    half = ctx.xp.floor(powers / 2)
-    return x * 2.0**half * 2.0 ** (powers - half)
+    return ctx.scaled(x, -powers), powers
 
 
 class Block(NamedTuple):

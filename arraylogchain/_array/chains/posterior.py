@@ -22,13 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from arraylogchain._array.chains.messages import Run, each, log_sum, runs, total_of
-from arraylogchain._array.chains.pieces import (
-    Block,
-    Messages,
-    add_scale,
-    exp_of_parts,
-    log_parts,
-)
+from arraylogchain._array.chains.pieces import Block, Messages, add_scale, exp_of_parts, log_parts
 from arraylogchain._array.chains.shares import Shares, precision_of, row_sum
 from arraylogchain._array.chains.sums import Sums
 from arraylogchain._context import Array, Context, whole_maximum, whole_part

@@ -176,7 +176,7 @@ class ArrayRecursion:
             return state(x - shift, shift[..., 0], nothing, True)
         x = xp.where(x < 0, math.nan, x)
         logs, powers = pieces.near_logs(ctx, x)
-        near = pieces.scaled(ctx, x, -powers[..., None])
+        near = ctx.scaled(x, -powers[..., None])
         is_linear = not logs_only and _is_within(xp, near, LEAST, MOST)
         return state(near if is_linear else logs, nothing, powers, not is_linear)
 
@@ -219,7 +219,7 @@ class _Walk:
             ctx.apply(xp.multiply, arrived, weights[i, ...], out=out)
             if not _is_within(xp, out, LEAST, MOST):
                 power = -xp.floor(xp.log2(xp.max(out, axis=-1)))
-                out[...] = pieces.scaled(ctx, out, power[..., None])
+                out[...] = ctx.scaled(out, power[..., None])
                 # What is not a number is not within anything.
                 if not _is_within(xp, out, LEAST, MOST):
                     return False

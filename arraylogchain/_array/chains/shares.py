@@ -7,14 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._array.chains.pieces import (
-    LN2_HIGH,
-    LN2_LOW,
-    Messages,
-    exp_of_parts,
-    log_parts,
-    scaled,
-)
+from arraylogchain._array.chains.pieces import LN2_HIGH, LN2_LOW, Messages, exp_of_parts, log_parts
 from arraylogchain._array.products.certified import certified_product
 from arraylogchain._array.products.factors import Factor
 from arraylogchain._context import DOUBLE, SINGLE, Array, Context, Precision
@@ -103,10 +96,10 @@ class Shares:
             level = levels if chain.has_one_matrix else levels[some, ...]
             level = ctx.load(xp.reshape(level, (-1, 1, 1)), self.precision)
             if not self.of.sums.by_logs:
-                pairs = scaled(ctx, pairs, level)
+                pairs = ctx.scaled(pairs, level)
             else:
                 x = ctx.load(x, self.precision)
-                x = xp.exp(x + level) if chain.transitions_in_logs else scaled(ctx, x, level)
+                x = xp.exp(x + level) if chain.transitions_in_logs else ctx.scaled(x, level)
                 # Where nothing passes, weights may be infinite, or of no row.
                 pairs = xp.where(pairs == 0, pairs, pairs * x)
             self._add_pairs(pairs, some, j)

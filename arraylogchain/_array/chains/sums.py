@@ -35,9 +35,7 @@ class Sums:
         as_counts: bool = False,
     ) -> None:
         self.ctx, self.chain, self.workspace, self.as_counts = ctx, chain, workspace, as_counts
-        self.bits = (
-            0 if as_counts else math.ceil(math.log2(max(2, chain.num_rows * chain.num_steps)))
-        )
+        self.bits = 0 if as_counts else (chain.num_rows * chain.num_steps).bit_length()
         self.totals: dict[str, Array] = {}
         # Those in which no two rows share a place.
         self.apart: set[str] = set()
@@ -52,10 +50,7 @@ class Sums:
                 dtype = ctx.result_dtype if as_counts else like.dtype
             elif (name in self.apart and shape[-3:-2] != (1,)) or 64 * math.prod(shape) > workspace:
                 dtype = ctx.dtype(ctx.precision)
-            total = ctx.empty(shape, dtype)
-            if chain.lengths is not None or name != "potentials" or name not in self.apart:
-                total[...] = 0.0
-            self.totals[name] = total
+            self.totals[name] = ctx.xp.zeros(shape, dtype=dtype, device=ctx.device)
 
     @property
     def by_logs(self) -> bool:

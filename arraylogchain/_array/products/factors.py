@@ -130,7 +130,7 @@ class Factor:
                 weights[xp.isnan(weights)] = 0.0
             return weights
         x = ctx.load(x, self.precision)
-        x = x if self.taken is None else _scaled(x, self.taken)
+        x = x if self.taken is None else ctx.scaled(x, -self.taken)
         # Where values can be read, nothing negative comes here.
         return x if ctx.is_numpy else xp.where(x < 0, math.nan, x)
 
@@ -164,7 +164,7 @@ class Factor:
         # The logarithm of a tiny weight would be rounded at its size: its own power is taken off.
         powers = whole_part(ctx, xp.log2(x), self.precision)
         rest = powers if self.apart is None else powers - self.apart
-        return xp.log(_scaled(x, powers)) + rest * math.log(2.0)
+        return xp.log(ctx.scaled(x, -powers)) + rest * math.log(2.0)
 
     def present(self, k: slice) -> Array:
         """Return 1 for terms that are not zero weights, else 0."""
@@ -184,12 +184,6 @@ class Factor:
         part.taken = taken if taken is None else ctx.load(taken, part.precision)
         part.apart = apart if apart is None else ctx.load(apart, part.precision)
         return part
-
-
-def _scaled(x: Array, powers: Array) -> Array:
-    """Return x / 2**powers, in two steps: one factor alone may be out of range."""
-    half = powers // 2
-    return x * 2.0**-half * 2.0 ** (half - powers)
 
 
 def _exponentials(ctx: Context, x: Array, taken: Array | None, precision: Precision) -> Array:

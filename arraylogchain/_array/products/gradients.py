@@ -65,8 +65,8 @@ def logmatmulexp_gradients(
         for side, shape in enumerate([(batch, rows, inner), (batch, inner, cols)])
         if wanted[side]
     }
-    views = layout.view_a(xp, a), layout.view_b(xp, b)
-    of_out, of_g = (layout.view_out(xp, xp.reshape(x, layout.full_shape)) for x in (out, g))
+    views = layout.view(xp, a, 0), layout.view(xp, b, 1)
+    of_out, of_g = (layout.view(xp, x, 2) for x in (out, g))
     ctx, room = elementwise(ctx, budget)
     # Two factors, one product of their size; quotients, masks, and copies of entries.
     item, copied = precision.itemsize, precision.itemsize * layout.copies

@@ -24,8 +24,8 @@ def matmul(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) -> Array
     """Return a @ b."""
     xp = ctx.xp
     out = ctx.empty(layout.full_shape, ctx.result_dtype)
-    a, b = layout.view_a(xp, a), layout.view_b(xp, b)
-    _contract(ctx, layout, a, b, layout.view_out(xp, out), budget)
+    a, b = layout.view(xp, a, 0), layout.view(xp, b, 1)
+    _contract(ctx, layout, a, b, layout.view(xp, out, 2), budget)
     return xp.reshape(out, layout.out_shape)
 
 
@@ -40,19 +40,19 @@ def matmul_gradients(
 ) -> tuple[Array | None, Array | None]:
     """Return the gradients of sum(g * (a @ b)), each of its operand's shape and dtype."""
     xp, before = ctx.xp, len(layout.batch)
-    g = layout.view_out(xp, xp.reshape(g, layout.full_shape))
+    g = layout.view(xp, g, 2)
     grad_a = grad_b = None
     if wanted[0]:
         grad_a = ctx.empty(layout.a_shape, a.dtype)
-        turned = xp.moveaxis(layout.view_b(xp, b), before, -1)
+        turned = xp.moveaxis(layout.view(xp, b, 1), before, -1)
         groups = replace(layout, cols=layout.inner, inner=layout.cols)
-        _contract(ctx, groups, g, turned, layout.view_a(xp, grad_a), budget)
+        _contract(ctx, groups, g, turned, layout.view(xp, grad_a, 0), budget)
         grad_a = xp.reshape(grad_a, shape_of(a))
     if wanted[1]:
         grad_b = ctx.empty(layout.b_shape, b.dtype)
-        turned = xp.moveaxis(layout.view_a(xp, a), -1, before)
+        turned = xp.moveaxis(layout.view(xp, a, 0), -1, before)
         groups = replace(layout, rows=layout.inner, inner=layout.rows)
-        _contract(ctx, groups, turned, g, layout.view_b(xp, grad_b), budget)
+        _contract(ctx, groups, turned, g, layout.view(xp, grad_b, 1), budget)
         grad_b = xp.reshape(grad_b, shape_of(b))
     return grad_a, grad_b
 

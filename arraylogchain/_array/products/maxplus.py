@@ -86,7 +86,7 @@ def maxplus_gradients(
     xp, dtype, (batch, rows, cols, inner) = ctx.xp, ctx.dtype(ctx.precision), layout.sizes
     lengths = batch * rows * inner, batch * inner * cols
     totals = [xp.zeros(n, dtype=dtype, device=ctx.device) for n in lengths]
-    views = [layout.view_out(xp, xp.reshape(x, layout.full_shape)) for x in (indices, g, values)]
+    views = [layout.view(xp, x, 2) for x in (indices, g, values)]
     # Places, numbers, and what reading and adding at indices holds.
     factor, room = 1 + ctx.precision.itemsize * layout.copies, min(budget // 2, 64 * ctx.block)
     tiling = tile_product(layout.sizes, room, factor, 128, 512, layout.copies)

@@ -174,9 +174,9 @@ def run(
     Returns one contiguous array of shape ``layout.out_shape`` and each of the dtypes.
     """
     xp = ctx.xp
-    a, b = layout.view_a(xp, a), layout.view_b(xp, b)
+    a, b = layout.view(xp, a, 0), layout.view(xp, b, 1)
     outs = [ctx.empty(layout.full_shape, dtype) for dtype in dtypes]
-    run_on_views(ctx, layout, a, b, [layout.view_out(xp, out) for out in outs], work)
+    run_on_views(ctx, layout, a, b, [layout.view(xp, out, 2) for out in outs], work)
     return [xp.reshape(out, layout.out_shape) for out in outs]
 
 

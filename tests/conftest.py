@@ -207,6 +207,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     array-api-strict says it once, on its device without float64: it takes seconds there. And of
     scenarios in linear weights and in logs, which NumPy and torch have both, it has the former.
+    Tensors are computed by what computes NumPy's arrays: of the tables they have float64, and half
+    precision.
     """
     long = [item for item in items if any(word in item.name for word in LONG)]
     for item in long:
@@ -214,7 +216,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if of_pieces or "strict" in item.name or "torch-" in item.name:
             item.add_marker(pytest.mark.exhaustive)
     for item in items:
-        if "strict" in item.name and item.name.endswith(" logs]"):
+        in_logs = "strict" in item.name and item.name.endswith(" logs]")
+        if in_logs or ("torch-float32" in item.name and item.path.name.endswith("_table.py")):
             item.add_marker(pytest.mark.exhaustive)
     twice = {item for item in long if "strict-float64" in item.name}
     config.hook.pytest_deselected(items=list(twice))

@@ -1,11 +1,11 @@
 """Derivatives of what torch differentiates of a chain, second ones too, and written formulas."""
 
-import numpy as np
 import pytest
 
 import arraylogchain as alc
 from tests.chain_checks import ChainCase
 from tests.chain_scenarios import FORMS, given_as, normal, uniform
+from tests.test_chain_paths import some_states
 from tests.test_torch_chain import (
     INF,
     SHAPES,
@@ -86,10 +86,6 @@ def test_filtered_beyond_the_range_of_linear_weights(torch_backend):
 
 
 # ------------------------------------------------------------------------- log weights of paths
-
-
-def some_states(*shape, K, seed=3):
-    return np.random.default_rng(seed).integers(0, K, shape)
 
 
 @in_logs

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from tests.test_workspace import CHAINS, PRODUCTS, normal, temporaries, uniform
+from tests.test_workspace import PRODUCTS, normal, temporaries, uniform
 
 SMALLEST = 1 << 20
 
@@ -52,23 +52,6 @@ def test_products_save_little_for_their_gradients(shapes):
             tracemalloc.stop()
         assert held <= 2 * value.nbytes + a.nbytes + b.nbytes
         del pullback
-
-
-@pytest.mark.chains
-@pytest.mark.parametrize(
-    "method", ["marginals", "expected_transitions", "posterior", "backward_messages"]
-)
-@pytest.mark.parametrize("case", list(CHAINS))
-def test_posteriors_save_only_messages(case, method):
-    """Beside a workspace: the messages of both directions, for all steps, in their precision."""
-    x, options = CHAINS[case]()
-    chain = alc.LogChain(x, **options, workspace=SMALLEST)
-    batch = np.broadcast_shapes(*(np.shape(o)[:-3] for o in options.values() if np.ndim(o) > 2))
-    batch = np.broadcast_shapes(batch, x.shape[:-2])
-    if "initial" in options:
-        batch = np.broadcast_shapes(batch, options["initial"].shape[:-1])
-    messages = int(np.prod(batch)) * x.shape[-2] * x.shape[-1] * 8
-    assert temporaries(lambda: getattr(chain, method)()) <= SMALLEST + 2 * messages
 
 
 @pytest.mark.chains

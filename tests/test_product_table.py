@@ -216,6 +216,7 @@ def test_entries_of_all_magnitudes(backend, dtype):
 
 
 LARGE = {str(sd): pair((200, 20), (20, 700), sd) for sd in (1, 25, 1000)}
+LARGE["sums too long"] = pair((2, 30_000), (30_000, 3), 1000)
 LARGE["ties of far terms"] = ties(5, 6000, 7)
 
 

@@ -118,9 +118,13 @@ def check_derivatives(torch, name, make, given, fwd_over_rev=True):
         assert torch.autograd.gradgradcheck(f, args, **also)
 
 
-@operations
+# What logs have of their own test_lengths shows, of every operation as well.
+IN_LOGS = [pytest.param(name, True, marks=pytest.mark.exhaustive) for name in OPERATIONS[1:]]
+EVERY_FORM = [*((name, False) for name in OPERATIONS), ("log_partition", True), *IN_LOGS]
+
+
+@pytest.mark.parametrize(("name", "logs"), EVERY_FORM)
 @chains
-@in_logs
 def test_derivatives(torch, shapes, logs, name):
     """Of every operation: those that are gradients themselves, and of both directions."""
     if name == "expected_transitions" and shapes[1] is None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -152,18 +153,14 @@ def test_a_capture_before_the_first_call_is_one_clear_sentence(use):
 
 def test_threads_check_once(use, checks):
     use(CpuDevice(3))
-    barrier, found = Barrier(4), []
+    barrier = Barrier(4)
 
-    def work() -> None:
+    def work(_: int) -> np.ndarray:
         barrier.wait()
-        found.append(product())
+        return product()
 
-    threads = [Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 4
+    with ThreadPoolExecutor(4) as pool:
+        assert len(list(pool.map(work, range(4)))) == 4
     assert checks == ["logmatmulexp<float>"]
 
 

@@ -120,3 +120,4 @@ CALLS = {
 WITHOUT_WAITING = [
     name for name in CALLS if name.startswith(("logmatmulexp", "maxplus_matmul", "matmul"))
 ]
+WITHOUT_WAITING.append("gradients of maxplus_matmul")  # by array operations: gathered, scattered

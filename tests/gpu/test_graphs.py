@@ -3,8 +3,6 @@
 What was captured with easy inputs must be right for hard ones: a graph has no second path.
 """
 
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 
@@ -84,36 +82,3 @@ def test_chains_that_need_another_path_after_capture(torch, sd):
     log_z, gap = exact.log_partition
     bound = error_model.chain_bound(log_z, gap, exact.T, exact.K, "float32")
     error_model.assert_within(backend.read(out, "float32").reshape(-1), log_z, bound)
-
-
-@contextmanager
-def refuse_to_wait(torch):
-    """Make torch raise where it waits for the device."""
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.parametrize("name", WITHOUT_WAITING)
-def test_torch_sees_no_synchronisation(torch, name):
-    """Nor in autograd, where all is gathered and scattered."""
-    call, has_gradient = CALLS[name], name == "maxplus_matmul"
-    given = call.arguments(make_backend("torch-cuda"))
-    leaves = [x.requires_grad_(has_gradient) for x in given]
-
-    def run():
-        out = call.run(*leaves)
-        return torch.autograd.grad(out[0].sum(), leaves) if has_gradient else out
-
-    run()
-    with refuse_to_wait(torch):
-        run()
-
-
-def test_torch_would_see_one(torch):
-    x = torch.ones(3, device="cuda")
-    with refuse_to_wait(torch), pytest.raises(RuntimeError, match="synchroniz"):
-        x.sum().item()

@@ -10,7 +10,7 @@ import arraylogchain as alc
 from tests.conftest import make_backend
 from tests.gpu.calls import CALLS
 from tests.gpu.memory import held, in_use, let_go, nbytes, peak
-from tests.test_workspace import CHAINS, FUNCTIONS, METHODS, PRODUCTS, SIZES
+from tests.test_workspace import CHAINS, FUNCTIONS, METHODS, PARTS, PRODUCTS, SIZES
 
 MIB = 2**20
 DEFAULT = 64 * MIB
@@ -75,7 +75,7 @@ def test_gradients_of_products(backend, function, sd, workspace):
     assert_kept(backend, workspace, gradients)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, *PARTS])
 @pytest.mark.parametrize("case", list(CHAINS))
 def test_chains(backend, case, method):
     x, options = CHAINS[case]()

@@ -76,7 +76,8 @@ class Value(Rule):
 
     def push(self, tangents: Tensors, out: Tensor, *inputs: Tensor) -> Tensors:
         wanted = (True, *(False for _ in tangents))
-        return self.operation.call_second(wanted, out, None, *inputs, *tangents)
+        found = self.operation.call_second(wanted, out, None, *inputs, *tangents)
+        return [x.contiguous() for x in found]  # torch refuses zeros that are expanded
 
     def expanded(self, count: int) -> Wanted:
         return (self.operation.sums_rows,) * count

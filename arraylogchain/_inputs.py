@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -50,12 +50,11 @@ class Chain:
     num_steps, num_states : int
         T and K, at least 1.
     potentials : array [..., T, K]
-        Logarithms.
     transitions : array [..., 1 or T - 1, K, K] or None
         None only if there is one step.
     initial, final : array [..., K] or None
-    transitions_in_logs, initial_in_logs, final_in_logs : bool
-        Whether those arrays hold logarithms.
+    logs : collection of str
+        Which of these hold logarithms.
     lengths : numpy.ndarray [...] or None
         How many steps of each row are real, T at most; what lies past them is never read.
     num_rows : int
@@ -75,9 +74,7 @@ class Chain:
     transitions: Array | None = None
     initial: Array | None = None
     final: Array | None = None
-    transitions_in_logs: bool = False
-    initial_in_logs: bool = False
-    final_in_logs: bool = False
+    logs: Collection[str] = ("potentials",)
     lengths: np.ndarray | None = None
     num_rows: int = field(init=False)
     has_one_matrix: bool = field(init=False)
@@ -91,10 +88,6 @@ class Chain:
         self.num_rows = math.prod(self.batch)
         self.group_axes, self.row_axes, groups = _groups(len(self.batch), own[:-1])
         self.sizes = groups, self.num_rows // groups
-
-    def is_in_logs(self, part: str) -> bool:
-        """Tell whether a part holds logarithms."""
-        return part == "potentials" or bool(getattr(self, f"{part}_in_logs"))
 
 
 @lru_cache(maxsize=256)
@@ -126,9 +119,7 @@ def make_chain(given: Mapping[str, Array], lengths: Any) -> Chain:
         num_steps,
         num_states,
         **parts,
-        transitions_in_logs="log_transitions" in given,
-        initial_in_logs="log_initial" in given,
-        final_in_logs="log_final" in given,
+        logs={ARGUMENTS[name] for name in given if name.startswith("log_")},
         lengths=check_lengths(lengths, batch, num_steps),
     )
 
@@ -264,7 +255,7 @@ def check_weights(ctx: Context, chain: Chain) -> None:
         return
     for name in PARTS:
         x = getattr(chain, name)
-        if x is None or chain.is_in_logs(name) or 0 in x.shape:
+        if x is None or name in chain.logs or 0 in x.shape:
             continue
         # The minimum is NaN if there is one, and may be of what is past the ends.
         if not ctx.xp.min(x) >= 0:

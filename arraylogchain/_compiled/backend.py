@@ -137,7 +137,7 @@ class Loops:
 
     def _prepare(self, form: str, wanted: slice, backward: bool) -> Any:
         if wanted.start < wanted.stop:
-            given, in_logs = self.piece.matrices(wanted), self.piece.chain.transitions_in_logs
+            given, in_logs = self.piece.matrices(wanted), "transitions" in self.piece.chain.logs
         else:  # of which none is read
             given, in_logs = np.zeros((self.piece.groups, 1, self.K, self.K)), False
         if form == "logs":

@@ -242,7 +242,7 @@ class KernelRecursion(ArrayRecursion):
             return None
         x = piece.matrices(steps)
         x = self.ctx.xp.matrix_transpose(x) if backward else x
-        found = _Matrices.of(self.ctx, x, chain.transitions_in_logs)
+        found = _Matrices.of(self.ctx, x, "transitions" in chain.logs)
         if chain.has_one_matrix:
             self._prepared[backward] = found
         return found

@@ -175,7 +175,7 @@ def _chain(ctx: Context, states: int, rows: int, has_one: bool) -> tuple[Any, An
         num_states=states,
         potentials=ctx.to_result(ctx.xp.asarray(x, device=ctx.device)),
         transitions=ctx.to_result(ctx.xp.asarray(logs[:, None], device=ctx.device)),
-        transitions_in_logs=True,
+        logs=("potentials", "transitions"),
         lengths=None if lengths is None else lengths[None],
     )
     (piece,) = pieces(ctx, chain, groups, rows)

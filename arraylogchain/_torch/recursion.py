@@ -40,7 +40,7 @@ def expected_transitions(chain: Chain) -> Tensor:
     x = chain.transitions
     found = _derivative(chain, x)
     # Matrices that no row reaches are not read.
-    return found if chain.transitions_in_logs else found * torch.where(torch.isnan(x), 0, x)
+    return found if "transitions" in chain.logs else found * torch.where(torch.isnan(x), 0, x)
 
 
 def _derivative(chain: Chain, x: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def entropy(chain: Chain) -> Tensor:
     """
     parts = {name: x for name in PARTS if (x := getattr(chain, name)) is not None}
     for name, x in parts.items():
-        if chain.is_in_logs(name):
+        if name in chain.logs:
             top = x.detach().amax((-2, -1) if name == "transitions" else -1, keepdim=True)
             parts[name] = x - torch.where(torch.isfinite(top), top, 0)
     log_z = log_partition(replace(chain, **parts))
@@ -101,7 +101,7 @@ def entropy(chain: Chain) -> Tensor:
     for (name, x), gradient in zip(parts.items(), gradients, strict=True):
         # How x changes; a weight of zero does not.
         logs = torch.where(torch.isfinite(x), x, 0)
-        logs = logs if chain.is_in_logs(name) else x * torch.where(x > 0, x, 1).log()
+        logs = logs if name in chain.logs else x * torch.where(x > 0, x, 1).log()
         change = change + (gradient * logs).sum()
     (expected,) = torch.autograd.grad(change, weights, create_graph=True)
     return torch.where(torch.isneginf(log_z), 0, log_z - expected)
@@ -111,7 +111,7 @@ def _total(chain: Chain, last: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sums over last states, [*batch], and the logs left out."""
     if chain.final is None:
         return last.sum(-1), torch.zeros_like(last[..., 0])
-    final, shift = _weights(chain.final, (-1,), chain.final_in_logs)
+    final, shift = _weights(chain.final, (-1,), "final" in chain.logs)
     return (last * final).sum(-1), shift[..., 0]
 
 
@@ -138,7 +138,7 @@ def _forward(chain: Chain, real: Tensor) -> tuple[list[Tensor], Tensor]:
     state, *others = weights.unbind(-2)
     first: Any = 0.0
     if chain.initial is not None:
-        initial, first = _weights(chain.initial, (-1,), chain.initial_in_logs)
+        initial, first = _weights(chain.initial, (-1,), "initial" in chain.logs)
         state = state * initial
     state, top = _weights(state, (-1,), in_logs=False)
     states, tops = [state], [top + first]
@@ -174,7 +174,7 @@ def _matrices(chain: Chain, real: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     if chain.lengths is not None:
         is_used = real[..., 1:].long().sum_to_size(matrices.shape[:-2]) > 0
         matrices = torch.where(is_used[..., None, None], matrices, 0)
-    matrices, shifts = _weights(matrices, (-2, -1), chain.transitions_in_logs)
+    matrices, shifts = _weights(matrices, (-2, -1), "transitions" in chain.logs)
     return matrices.unbind(-3), shifts[..., 0, 0]
 
 

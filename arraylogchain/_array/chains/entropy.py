@@ -87,7 +87,7 @@ class Entropy(Posterior):
     def _relative(self, matrix: Array) -> tuple[Array, Array]:
         """Return the weights of matrices relative to their largest entries, and their logs."""
         xp = self.ctx.xp
-        logs = matrix if self.piece.chain.transitions_in_logs else xp.log(matrix)
+        logs = matrix if "transitions" in self.piece.chain.logs else xp.log(matrix)
         top = xp.max(logs, axis=(-2, -1), keepdims=True)
         logs = logs - xp.where(xp.isfinite(top), top, 0.0)
         return xp.exp(logs), logs

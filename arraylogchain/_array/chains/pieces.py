@@ -317,7 +317,7 @@ class Piece:
         chain = self.chain
         view = self.views.get("final" if backward else "initial")
         x = None if view is None else self.expanded(view, (chain.num_states,))
-        return x, chain.final_in_logs if backward else chain.initial_in_logs
+        return x, "final" in chain.logs if backward else "initial" in chain.logs
 
     def expanded(self, x: Array, trailing: Shape) -> Array:
         """Return an array [*shape, *trailing] as [groups, rows, *trailing], in order of lanes."""

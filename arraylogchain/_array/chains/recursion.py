@@ -42,7 +42,7 @@ class ArrayRecursion:
 
     def __init__(self, piece: Piece, workspace: int) -> None:
         self.piece, self.ctx, self.workspace = piece, piece.ctx, workspace
-        self._in_logs = piece.chain.transitions_in_logs
+        self._in_logs = "transitions" in piece.chain.logs
         self._kept: dict[bool, tuple[Factor, Array | None]] = {}
 
     def advance(self, state: Messages | None, steps: slice, backward: bool, keep: int) -> Block:

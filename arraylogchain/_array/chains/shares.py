@@ -79,7 +79,7 @@ class Shares:
         logs, else powers of two.
         """
         (nats, bits), xp, chain = self._beside(self.b, self.d), self.ctx.xp, self.piece.chain
-        own, none = (nats, bits) if chain.transitions_in_logs else (bits, nats)
+        own, none = (nats, bits) if "transitions" in chain.logs else (bits, nats)
         levels = own[slice(0, 1 if chain.has_one_matrix else None), :, :1]
         odd = _where_not(xp, self.still, (own != levels) | (none != 0), False)
         return None if bool(xp.any(odd)) else levels
@@ -99,7 +99,7 @@ class Shares:
                 pairs = ctx.scaled(pairs, level)
             else:
                 x = ctx.load(x, self.precision)
-                x = xp.exp(x + level) if chain.transitions_in_logs else ctx.scaled(x, level)
+                x = xp.exp(x + level) if "transitions" in chain.logs else ctx.scaled(x, level)
                 # Where nothing passes, weights may be infinite, or of no row.
                 pairs = xp.where(pairs == 0, pairs, pairs * x)
             self._add_pairs(pairs, some, j)
@@ -147,7 +147,7 @@ class Shares:
         for some, j, x in self.of.panels(self.steps.start, self.moves.stop):
             left, right = (self.of.together(y[some, ...]) for y in (u, v))
             nats, whole, rest, g = (self.of.together(y[some, ..., None]) for y in scales)
-            logs, small = log_parts(ctx, x, self.piece.chain.transitions_in_logs)
+            logs, small = log_parts(ctx, x, "transitions" in self.piece.chain.logs)
             top, column = xp.max(g, axis=-2, keepdims=True), xp.max(logs, axis=-2, keepdims=True)
             top, column = (xp.where(xp.isfinite(y), y, 0.0) for y in (top, column))
             beside = (nats + column) + (whole + (g - top))

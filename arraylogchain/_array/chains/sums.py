@@ -55,7 +55,7 @@ class Sums:
     @property
     def by_logs(self) -> bool:
         """Whether sums over pairs are those of weights, not derivatives with respect to them."""
-        return self.as_counts or self.chain.transitions_in_logs
+        return self.as_counts or "transitions" in self.chain.logs
 
     @property
     def has_parts(self) -> bool:

@@ -47,8 +47,6 @@ class Chain:
     ----------
     batch : tuple of int
         The batch axes of the arrays, broadcast together.
-    num_steps, num_states : int
-        T and K, at least 1.
     potentials : array [..., T, K]
     transitions : array [..., 1 or T - 1, K, K] or None
         None only if there is one step.
@@ -57,6 +55,8 @@ class Chain:
         Which of these hold logarithms.
     lengths : numpy.ndarray [...] or None
         How many steps of each row are real, T at most; what lies past them is never read.
+    num_steps, num_states : int
+        T and K, at least 1.
     num_rows : int
     has_one_matrix : bool
         Whether one matrix stands for every step.
@@ -68,14 +68,14 @@ class Chain:
     """
 
     batch: Shape
-    num_steps: int
-    num_states: int
     potentials: Array
     transitions: Array | None = None
     initial: Array | None = None
     final: Array | None = None
     logs: Collection[str] = ("potentials",)
     lengths: np.ndarray | None = None
+    num_steps: int = field(init=False)
+    num_states: int = field(init=False)
     num_rows: int = field(init=False)
     has_one_matrix: bool = field(init=False)
     group_axes: Shape = field(init=False)
@@ -85,6 +85,7 @@ class Chain:
     def __post_init__(self) -> None:
         own = () if self.transitions is None else self.transitions.shape[:-2]
         self.has_one_matrix = own[-1:] == (1,)
+        self.num_steps, self.num_states = self.potentials.shape[-2:]
         self.num_rows = math.prod(self.batch)
         self.group_axes, self.row_axes, groups = _groups(len(self.batch), own[:-1])
         self.sizes = groups, self.num_rows // groups
@@ -111,16 +112,13 @@ def make_chain(given: Mapping[str, Array], lengths: Any) -> Chain:
     """Return the chain of arrays by the names of `LogChain`'s arguments."""
     batch = check_shapes(given)
     parts = dict(zip(map(ARGUMENTS.__getitem__, given), given.values(), strict=True))
-    num_steps, num_states = parts["potentials"].shape[-2:]
     if "transitions" in parts and len(parts["transitions"].shape) == 2:
         parts["transitions"] = parts["transitions"][None, ...]
     return Chain(
         batch,
-        num_steps,
-        num_states,
         **parts,
         logs={ARGUMENTS[name] for name in given if name.startswith("log_")},
-        lengths=check_lengths(lengths, batch, num_steps),
+        lengths=check_lengths(lengths, batch, parts["potentials"].shape[-2]),
     )
 
 

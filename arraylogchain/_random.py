@@ -54,17 +54,15 @@ def fill(ctx: Context, rng: Any, numbers: Array) -> None:
     They come in the order of its entries, so that a generator gives the same samples whatever
     computes them.
     """
-    shape, numpy_computes = numbers.shape, isinstance(numbers, np.ndarray)
     if _package_of(rng) == "torch":
         torch = sys.modules["torch"]
-        here = torch.from_numpy(numbers) if numpy_computes else numbers
-        x = torch.rand(shape, generator=rng, dtype=torch.float64, device=rng.device)
-        here[...] = x.to(here.device, here.dtype)
+        x = torch.rand(numbers.shape, generator=rng, dtype=torch.float64, device=rng.device)
+        torch.as_tensor(numbers).copy_(x)
         return
-    if numpy_computes and isinstance(rng, np.random.Generator):
+    if isinstance(numbers, np.ndarray) and isinstance(rng, np.random.Generator):
         rng.random(out=numbers)
         return
-    x = rng.random(shape)
+    x = rng.random(numbers.shape)
     if _package_of(x) == "cupy" and _package_of(numbers) != "cupy":
         x = x.get()
     numbers[...] = ctx.xp.asarray(x, dtype=numbers.dtype, device=ctx.device)

@@ -166,8 +166,7 @@ class _Factor(NamedTuple):
 def contractions(equation: Any, operands: Sequence[Array], optimize: Any) -> Any:
     """Return what opt_einsum knows of an equation of operands, of which only shapes are read."""
     if not isinstance(equation, str):
-        kind = type(equation).__name__
-        raise TypeError(f"equation must be a string such as 'ij,jk->ik', got {kind}")
+        raise TypeError(f"equation must be a string such as 'ij->i', got {type(equation).__name__}")
     try:
         import opt_einsum
     except ImportError:

@@ -171,8 +171,6 @@ def _chain(ctx: Context, states: int, rows: int, has_one: bool) -> tuple[Any, An
     lengths = None if groups > 1 else np.where(np.arange(rows) < rows // 2, steps - 2, steps)
     chain = Chain(
         batch=(groups, rows),
-        num_steps=steps,
-        num_states=states,
         potentials=ctx.to_result(ctx.xp.asarray(x, device=ctx.device)),
         transitions=ctx.to_result(ctx.xp.asarray(logs[:, None], device=ctx.device)),
         logs=("potentials", "transitions"),

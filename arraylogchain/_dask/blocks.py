@@ -72,13 +72,10 @@ def of_rows(
         indices = *range(rows - lead, rows), *((i, axis) for axis in last)
         pairs += [x.rechunk(dict.fromkeys(last, -1)), indices]
     _, whole = unify_chunks(*pairs)
-    takes, gives = (
-        ",".join(f"({','.join(axes)})" for axes in names)
-        for names in ([axes for _, axes in arrays], [axes for axes, _ in results])
-    )
+    takes = ",".join(f"({','.join(axes)})" for _, axes in arrays)
+    gives = ",".join(f"({','.join(axes)})" for axes, _ in results)
     metas = tuple(meta_from_array(whole[0]._meta, dtype=dtype) for _, dtype in results)
-    meta = metas if len(metas) > 1 else metas[0]
-    found = da.apply_gufunc(function, f"{takes}->{gives}", *whole, meta=meta)
+    found = da.apply_gufunc(function, f"{takes}->{gives}", *whole, meta=metas)
     return list(found) if len(metas) > 1 else [found]
 
 

@@ -317,8 +317,8 @@ def log_weight(chain: LogChain, states: Any) -> da.Array:
                 one = 0.0 if name == "log_final" else 1.0
                 given[name] = da.where((start < ends) & (ends <= stop), x, one)
         if start:
-            zeros = da.zeros_like(pieces.given["log_potentials"][..., 0, :])
-            given["log_initial"] = da.broadcast_to(zeros, (*pieces.batch, pieces.num_states))
+            shape = *pieces.batch, pieces.num_states
+            given["log_initial"] = da.zeros_like(pieces.given["log_potentials"], shape=shape)
         sums += pieces.piece(i, _weigh, ["whole", "whole"], **given)
     # Whole numbers first: they add up exactly.
     return (sum(sums[::2]) + sum(sums[1::2])).astype(pieces.dtypes[""])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import reduce
+from itertools import compress
 from typing import Any, NoReturn
 
 import torch
@@ -28,7 +29,8 @@ class Operation:
     """A function of tensors to one tensor whose axes to the left are batch axes.
 
     Gradients have the shapes and dtypes of the inputs. Methods get plain tensors, unless they say
-    otherwise, and return one result for every True of `wanted`.
+    otherwise, and return one result for every True of `wanted`; `gradients` one for every input, of
+    which others are not read.
     """
 
     name: str
@@ -87,7 +89,7 @@ class Gradients(Rule):
     """(out, g, *inputs) to the gradients that are wanted; known is what the value left."""
 
     def compute(self, known: Any, *inputs: Tensor) -> Tensors:
-        return tuple(self.operation.gradients(known, self.wanted, *inputs))
+        return tuple(compress(self.operation.gradients(known, self.wanted, *inputs), self.wanted))
 
     def pull(self, needs: Wanted, cotangents: Tensors, left: Any, _: None, *saved: Any) -> Tensors:
         # `out` is a function of the inputs: what it contributes is counted there.
@@ -215,10 +217,8 @@ def result_dtype(*tensors: Tensor | None) -> Any:
     return reduce(torch.promote_types, (x.dtype for x in tensors if x is not None))
 
 
-def read(ctx: Context, x: Tensor | None) -> Any:
+def read(ctx: Context, x: Tensor) -> Any:
     """Return a tensor of numbers in the library that computes."""
-    if x is None:
-        return None
     if not has_values(x):
         raise NotImplementedError(
             "these tensors hold no values that can be read; is_grads_batched=True is not "
@@ -232,10 +232,6 @@ def spread(results: Sequence[Any], wanted: Wanted) -> tuple[Any, ...]:
     """Return the results in the places of the True ones, and None elsewhere."""
     left = iter(results)
     return tuple(next(left) if want else None for want in wanted)
-
-
-def chosen(results: Sequence[Any], wanted: Wanted) -> tuple[Any, ...]:
-    return tuple(x for x, want in zip(results, wanted, strict=True) if want)
 
 
 def cast(results: Tensors, like: Tensors) -> tuple[Any, ...]:

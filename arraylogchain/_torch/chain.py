@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import compress
 from typing import Any
 
 import array_api_compat.torch as torch_namespace
@@ -48,7 +49,7 @@ class ChainOperation(calls.Operation):
         self.keeps_states, self.workers = given._keeps_states, given._workers
 
     def value(self, *inputs: Tensor) -> Tensor:
-        ctx, chain = self.enter(inputs)
+        ctx, chain = _inputs.enter_chain(self._named(inputs), self.lengths)
         with ctx.computing():
             return ctx.leave(self.compute(ctx, chain, self.workspace))
 
@@ -63,7 +64,7 @@ class ChainOperation(calls.Operation):
         with torch.enable_grad():
             leaves, weights = _leaves((*inputs, g))[:-1], g.detach().double()
             found = self._gradients(leaves, self._record(leaves), weights)
-        return calls.cast(calls.chosen(found, wanted), calls.chosen(inputs, wanted))
+        return calls.cast(found, inputs)
 
     def second(self, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor) -> Tensors:
         inputs, cotangents = rest[: len(PARTS)], rest[len(PARTS) :]
@@ -77,14 +78,14 @@ class ChainOperation(calls.Operation):
             for x, direction in zip(gradients, cotangents, strict=True):
                 if direction is not None:
                     product = product + (x * direction.detach()).sum()
-            asked = calls.chosen((weights, *leaves), wanted)
+            asked = tuple(compress((weights, *leaves), wanted))
             found = torch.autograd.grad(product, asked, materialize_grads=True)
-        return calls.cast(found, calls.chosen((like, *inputs), wanted))
+        return calls.cast(found, tuple(compress((like, *inputs), wanted)))
 
     def _gradients(self, leaves: Tensors, out: Tensor, g: Tensor, **options: Any) -> Tensors:
         """Return the recursion's gradients, having checked them."""
         given = [x is not None for x in leaves]
-        asked = calls.chosen(leaves, given)
+        asked = tuple(compress(leaves, given))
         found = torch.autograd.grad(out, asked, g, materialize_grads=True, **options)
         gradients = calls.spread(found, given)
         if not self.agrees(leaves, g.detach(), out.detach(), gradients):
@@ -100,9 +101,6 @@ class ChainOperation(calls.Operation):
         """Return what the recursion makes of the inputs, part of autograd in any case."""
         chain = _inputs.make_chain(self._named(leaves), self.lengths)
         return self.written(chain) + leaves[0].flatten()[:0].sum()
-
-    def enter(self, inputs: Tensors) -> tuple[Context, Chain]:
-        return _inputs.enter_chain(self._named(inputs), self.lengths)
 
     def _named(self, inputs: Tensors) -> dict[str, Tensor]:
         return {n: x for n, x in zip(self.names, inputs, strict=True) if x is not None}
@@ -123,17 +121,17 @@ class Partition(ChainOperation):
 
     def value_and_left(self, inputs: Tensors) -> tuple[Tensor, Any]:
         """Return the value, and what makes gradients of a cotangent."""
-        ctx, chain = self.enter(inputs)
+        ctx, chain = _inputs.enter_chain(self._named(inputs), self.lengths)
         with ctx.computing():
             options = self.workspace, self.keeps_states
             found, pull = chains.posterior.value_and_pullback(ctx, chain, *options)
 
         def pullback(g: Tensor, wanted: Wanted) -> Tensors:
-            g, names = calls.read(ctx, g), calls.chosen(list(PARTS), wanted)
+            g = calls.read(ctx, g)
             ctx.uses(g)
             with ctx.computing():
-                gradients = pull(g, frozenset(names))
-                return [ctx.leave(gradients[name]) for name in names]
+                found = pull(g, frozenset(compress(PARTS, wanted)))
+                return [ctx.leave(found[part]) if part in found else None for part in PARTS]
 
         return ctx.leave(found), pullback
 
@@ -143,9 +141,8 @@ class Partition(ChainOperation):
 
     def agrees(self, inputs: Tensors, g: Tensor, out: Tensor, gradients: Tensors) -> bool:
         value, pullback = self.value_and_left(inputs)
-        given = [x is not None for x in inputs]
-        pairs = zip(pullback(g, given), calls.chosen(gradients, given), strict=True)
-        return _agree(value, out, 1.0) and all(_agree(x, y.detach()) for x, y in pairs)
+        pairs = zip(pullback(g, [x is not None for x in inputs]), gradients, strict=True)
+        return _agree(value, out, 1.0) and all(x is None or _agree(x, y.detach()) for x, y in pairs)
 
 
 def log_partition(chain: Any, known: Tensor | None = None) -> Tensor:
@@ -165,9 +162,8 @@ def expected_transitions(chain: Any, known: Tensor | None = None) -> Tensor:
 
 def posterior(chain: Any) -> Tensors:
     """Return log Z, marginals and counts, or None; one pass computes all three where it can."""
-    known: Any = None, None, None
-    if has_values(*chain._arrays.values()):
-        known = chain._run(chains.posterior.posterior)
+    is_plain = has_values(*chain._arrays.values())
+    known = chain._run(chains.posterior.posterior) if is_plain else (None, None, None)
     counts = None if chain._transitions() is None else expected_transitions(chain, known[2])
     return log_partition(chain, known[0]), marginals(chain, known[1]), counts
 
@@ -229,12 +225,10 @@ def _value(
     Its parts get equally many batch axes, so that an axis of vmap is one more in front.
     """
     given = chain._given()
-    _inputs.check_shapes(given)
+    rows = len(_inputs.check_shapes(given))
     names = [part.linear if part.linear in given else part.log for part in PARTS.values()]
-    inputs = [given.get(name) for name in names]
-    extra = [0 if x is None else x.ndim - n for x, n in zip(inputs, OWN_AXES, strict=True)]
-    pairs = zip(inputs, extra, strict=True)
-    inputs = [x if x is None else x[(None,) * (max(extra) - n)] for x, n in pairs]
+    pairs = zip(map(given.get, names), OWN_AXES, strict=True)
+    inputs: list[Any] = [x if x is None else x[(None,) * (rows + n - x.ndim)] for x, n in pairs]
     if known is not None and kind.sums_rows:
         known = known.reshape(inputs[1].shape)
     operation = kind(chain, names, compute, written)

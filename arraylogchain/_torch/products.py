@@ -49,9 +49,8 @@ class Matmul(Product):
     def value(self, *inputs: Tensor) -> Tensor:
         return self.compute(linear.matmul, inputs)
 
-    def gradients(self, left: Any, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Any) -> Tensors:
-        found = self.compute(linear.matmul_gradients, inputs, g, options=(wanted,))
-        return calls.chosen(found, wanted)
+    def gradients(self, left: Any, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Any) -> Any:
+        return self.compute(linear.matmul_gradients, inputs, g, options=(wanted,))
 
     def call_second(self, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor) -> Tensors:
         a, b, u, v = rest
@@ -63,7 +62,7 @@ class Matmul(Product):
             (of_a,) = call(calls.Gradients(self, (True, False)), None, g, a, v)
         if wanted[2] and u is not None:
             (of_b,) = call(calls.Gradients(self, (False, True)), None, g, u, b)
-        return calls.chosen((of_g, of_a, of_b), wanted)
+        return tuple(itertools.compress((of_g, of_a, of_b), wanted))
 
 
 class LogMatmulExp(Product):
@@ -75,9 +74,8 @@ class LogMatmulExp(Product):
     def value(self, *inputs: Tensor) -> Tensor:
         return self.compute(certified.logmatmulexp, inputs)
 
-    def gradients(self, left: Any, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Any) -> Tensors:
-        found = self.compute(logmatmulexp_gradients, inputs, out, g, options=(wanted,))
-        return calls.chosen(found, wanted)
+    def gradients(self, left: Any, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Any) -> Any:
+        return self.compute(logmatmulexp_gradients, inputs, out, g, options=(wanted,))
 
     def second(self, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor) -> Tensors:
         """Return derivatives made of products and gradients of differently weighted terms.
@@ -112,14 +110,14 @@ class LogMatmulExp(Product):
             w = torch.where(torch.isfinite(plain), sign * torch.exp(value - plain), 0)
             q = q + w
             if g is not None:
-                (found,) = self.gradients(None, (side == 1, side == 0), value, g * w, *some)
-                sums[1 - side] += found
+                found = self.gradients(None, (side == 1, side == 0), value, g * w, *some)
+                sums[1 - side] += found[1 - side]
         if g is None:
             return calls.cast([q], [out])
         gradients = [self.gradients(None, (True, True), plain, x, *operands) for x in (g, g * q)]
         for side, (x, of_g, of_gq) in enumerate(zip(weights, *gradients, strict=True)):
             sums[side] += (0 if x is None else x * of_g) - of_gq
-        return calls.chosen(calls.cast((q, *sums), (g, *rest[:2])), wanted)
+        return tuple(itertools.compress(calls.cast((q, *sums), (g, *rest[:2])), wanted))
 
 
 def _whole_maxima(x: Tensor, axis: int) -> Tensor:

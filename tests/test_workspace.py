@@ -130,6 +130,7 @@ CHAINS = {
         normal(4, 12),
         {"transitions": uniform(3, 12, 12), "initial": uniform(2000, 12)},
     ),
+    "longer": lambda: (normal(8, 3000, 60), {"transitions": uniform(60, 60)}),
     "left to right": lambda: (normal(100, 40, 30, sd=5), {"transitions": left_to_right(30)}),
     "float16": lambda: (
         normal(500, 5, 16, dtype="float16"),

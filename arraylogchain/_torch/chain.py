@@ -136,8 +136,7 @@ class Partition(ChainOperation):
         return ctx.leave(found), pullback
 
     def gradients(self, left: Any, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Any) -> Tensors:
-        pullback = left or self.value_and_left(inputs)[1]
-        return pullback(g, wanted)  # type: ignore[no-any-return]
+        return (left or self.value_and_left(inputs)[1])(g, wanted)  # type: ignore[no-any-return]
 
     def agrees(self, inputs: Tensors, g: Tensor, out: Tensor, gradients: Tensors) -> bool:
         value, pullback = self.value_and_left(inputs)

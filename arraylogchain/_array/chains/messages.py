@@ -25,7 +25,8 @@ class Run:
     """A recursion over one piece, in blocks of steps.
 
     `starts` has what its blocks begin with and `left` the messages they leave, where these are
-    kept, for which there is memory where it `keeps`; `last` is the state after all of them.
+    kept, for which there is memory where it `keeps`; `last` is the state after all of them. There
+    is memory for so many runs `together`.
     """
 
     piece: Piece
@@ -34,6 +35,7 @@ class Run:
     backward: bool = False
     keeps: bool = False
     workspace: int = 0
+    together: int = 1
     starts: list[Any] = field(default_factory=list)
     left: list[Messages | None] = field(default_factory=list)
     last: Any = None
@@ -104,12 +106,12 @@ def runs(
     backend = _dispatch.recursion(operation, ctx, chain, workspace) or ArrayRecursion
     sizes = *chain.sizes, chain.num_steps, chain.num_states, chain.has_one_matrix
     item = 8 if backend.rows_together else ctx.precision.itemsize
-    groups, rows, count, keeps, workspace = pieces.cut(
+    groups, rows, count, keeps, workspace, together = pieces.cut(
         sizes, backend, item, workspace, history, arrays
     )
     for piece in pieces.pieces(ctx, chain, groups, rows):
         blocks = list(chunks(piece.num_steps, count))
-        yield Run(piece, backend(piece, workspace), blocks, backward, keeps, workspace)
+        yield Run(piece, backend(piece, workspace), blocks, backward, keeps, workspace, together)
 
 
 def each(
@@ -122,8 +124,8 @@ def each(
     found = iter(found)
     for run in found:
         some = [run]
-        if run.backend.rows_together and (sums is None or sums.has_parts):
-            some += islice(found, pieces.THREADS - 1)
+        if sums is None or sums.has_parts:
+            some += islice(found, run.together - 1)
         if len(some) == 1:
             work(run) if sums is None else work(run, sums)
         elif sums is None:

@@ -33,6 +33,9 @@ _NUMBERS = 1 << 18
 # So many threads share pieces at the most: sizes do not depend on how many there are.
 THREADS = 8
 
+# Bytes that Python takes for `Messages`, beside their numbers.
+_MESSAGES = 1 << 10
+
 # What is kept of a block of steps.
 NOTHING, LEFT, BOTH = range(3)
 
@@ -375,7 +378,7 @@ def cut(
     workspace: int,
     history: bool,
     arrays: int,
-) -> tuple[int, int, int, bool, int]:
+) -> tuple[int, int, int, bool, int, int]:
     """Choose pieces and blocks, from sizes alone.
 
     Parameters
@@ -399,37 +402,45 @@ def cut(
         Whether the messages of all steps of a piece fit beside it; else those between blocks do.
     workspace : int
         Bytes for what a piece takes besides.
+    together : int
+        How many pieces fit at a time.
     """
-    (groups, rows, count, size, has_one_matrix), together = sizes, backend.rows_together
-    most = min(groups * rows, together or groups * rows)
-    # Bytes of a step of a row, in a block and in what is kept.
+    groups, rows, count, size, has_one_matrix = sizes
+    most = min(groups * rows, backend.rows_together or groups * rows)
+    # Bytes of a step of a row, in a block and in what is kept; and of a group's own matrices.
     step, own = 2 * arrays * (item * size + 25), item * size + 16
-    if together:
-        threads = min(THREADS, -(-groups * rows // most))
-        fits = most * max(4 * step, 2 * count * own * history) <= workspace // threads
-        workspace //= threads if fits else min(THREADS, groups * rows)
+    matrices = 0 if has_one_matrix else 3 * item * min(size * size, _NUMBERS // 4)
+    # Pieces that fit side by side are taken at once, others one after another.
+    threads = min(THREADS, -(-groups * rows // most)) if backend.rows_together else 1
+    if most * max(4 * step, 2 * count * own * history) > workspace // threads:
+        threads = 1
+    workspace //= threads
     most = max(1, min(most, workspace // 4 // step))
+
+    def of_steps(lanes: int) -> int:
+        return lanes * step + matrices * max(1, min(groups, lanes // rows))
+
+    def between(lanes: int, steps: int) -> int:
+        return -(-count // max(1, steps)) * (lanes * own + _MESSAGES)
+
     enough = min(most, max(32, _NUMBERS // 16 // size))
     keeps = history and workspace // 2 // (count * own) >= enough
     if keeps:
         most = min(most, workspace // 2 // (count * own))
-    elif history:
-        # Blocks of enough steps that as much is kept between them as they take.
-        taken = step * math.ceil(math.sqrt(count * own / step))
-        most = max(1, min(most, workspace // 4 // taken))
+    while history and not keeps and most > 1:
+        if between(most, workspace // 4 // of_steps(most)) <= workspace // 2:
+            break
+        most //= 2
     of_rows, of_groups = min(rows, most), max(1, min(groups, most // rows))
     lanes = of_groups * of_rows
     steps = max(2, 4 * _NUMBERS // (arrays * lanes * size))
     if history and not keeps:
         # There are as many messages between blocks as fit.
-        steps = max(steps, 4 * count * lanes * own // workspace, math.isqrt(count))
-    of_step = lanes * step
-    if not has_one_matrix:
-        of_step += 3 * item * of_groups * min(size * size, _NUMBERS // 4)
+        steps = max(steps, 4 * between(lanes, 1) // workspace, math.isqrt(count))
     # What is kept of all steps, or between blocks, and what a piece takes besides.
     taken = lanes * count * own if keeps else workspace // 2 * history
-    steps = max(1, min(count, steps, (workspace - workspace // 4 - taken) // of_step))
-    return of_groups, of_rows, steps, keeps, workspace // 4
+    most_steps = (workspace - workspace // 4 - taken) // of_steps(lanes)
+    return of_groups, of_rows, max(1, min(count, steps, most_steps)), keeps, workspace // 4, threads
 
 
 def pieces(ctx: Context, chain: Chain, groups: int, rows: int) -> Iterator[Piece]:

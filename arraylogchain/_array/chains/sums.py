@@ -37,14 +37,14 @@ class Sums:
         self.ctx, self.chain, self.workspace, self.as_counts = ctx, chain, workspace, as_counts
         self.bits = 0 if as_counts else (chain.num_rows * chain.num_steps).bit_length()
         self.totals: dict[str, Array] = {}
-        # Those in which no two rows share a place.
+        # Those in which every row has a place of its own.
         self.apart: set[str] = set()
         for name in wanted:
             like, dtype = getattr(chain, name), ctx.dtype(ctx.widest)
             shape = shape_of(like)
             if name == "potentials" and as_counts:
                 shape = (*chain.batch, *shape[-2:])
-            if math.prod(shape[: -len(PARTS[name].axes)]) == chain.num_rows:
+            if shape[: -len(PARTS[name].axes)] == chain.batch:
                 self.apart.add(name)
             if name == "potentials" and name in self.apart:
                 dtype = ctx.result_dtype if as_counts else like.dtype

@@ -63,6 +63,8 @@ class Backend:
     xp: ModuleType
     device: Any
     dtypes: tuple[str, ...]
+    # What a product's bound is multiplied by.
+    roundings: float = 1.0
 
     @property
     def library(self) -> str:

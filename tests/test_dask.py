@@ -28,8 +28,8 @@ class DaskBackend(Backend):
 
     def __init__(self, *chunks, scheduler="sync"):
         super().__init__("dask", np, None, ("float32", "float64"))
-        object.__setattr__(self, "chunks", chunks)
-        object.__setattr__(self, "scheduler", scheduler)
+        # Parts of a sum are rounded before they are joined.
+        self.__dict__.update(chunks=chunks, scheduler=scheduler, roundings=1.5)
 
     def asarray(self, x, dtype=None):
         host = np.array(x, dtype)

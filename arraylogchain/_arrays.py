@@ -15,7 +15,6 @@ from types import NoneType
 from typing import Any, TypeVar
 
 import array_api_compat
-import array_api_compat.numpy as numpy_namespace
 import numpy as np
 
 from arraylogchain._context import DOUBLE, SINGLE, Array, Context, library_name
@@ -62,7 +61,7 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
         if len(dtypes) == 1 and (name := _NUMPY.get(*dtypes)):
             return _numpy_context(name), given
         names = {name: dtype_name(x.dtype) for name, x in given.items()}
-        return _numpy_context(check_dtypes(names, numpy_namespace)), given
+        return _numpy_context(check_dtypes(names, np)), given
     torch = sys.modules.get("torch")
     if torch is not None and all(map(torch.is_tensor, given.values())):
         return _enter_tensors(given)
@@ -89,7 +88,7 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     hosted = {name: _to_numpy(name, x) for name, x in given.items()}
     # A library that can only export gets NumPy arrays back.
     leave = getattr(xp, "from_dlpack", None)
-    return _context(numpy_namespace, None, result_name, leave), hosted
+    return _context(np, None, result_name, leave), hosted
 
 
 def _enter_tensors(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
@@ -116,12 +115,12 @@ def _enter_tensors(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Ar
 
 @lru_cache(maxsize=len(_FLOATING))
 def _tensor_context(result_name: str) -> Context:
-    return _context(numpy_namespace, None, result_name, sys.modules["torch"].from_numpy)
+    return _context(np, None, result_name, sys.modules["torch"].from_numpy)
 
 
 @lru_cache(maxsize=len(_FLOATING))
 def _numpy_context(result_name: str) -> Context:
-    return _context(numpy_namespace, None, result_name, None)
+    return _context(np, None, result_name, None)
 
 
 def native_context(xp: Any, device: Any, result_name: str) -> Context:
@@ -141,8 +140,8 @@ def native_context(xp: Any, device: Any, result_name: str) -> Context:
 def _context(
     xp: Any, device: Any, result_name: str, hand_back: Callable[[Array], Array] | None
 ) -> Context:
-    has_double = xp is numpy_namespace or _has_float64(xp, device)
-    on_cpu = xp is numpy_namespace or not _is_cuda(device)
+    has_double = xp is np or _has_float64(xp, device)
+    on_cpu = xp is np or not _is_cuda(device)
     return Context(
         xp=xp,
         device=device,
@@ -162,7 +161,7 @@ def _is_cuda(device: Any) -> bool:
 
 def _kernels_for(xp: Any, device: Any) -> Any:
     """Return where kernels for the arrays of a device run, if it is one that they run on."""
-    if xp is numpy_namespace or not _is_cuda(device):
+    if xp is np or not _is_cuda(device):
         return None
     from arraylogchain._cuda.device import find
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import array_api_compat.numpy as numpy_namespace
 import numpy as np
 
 from arraylogchain._fold import Box, boxes
@@ -79,7 +78,7 @@ class Context:
 
     @cached_property
     def is_numpy(self) -> bool:
-        return self.xp is numpy_namespace
+        return self.xp is np
 
     @cached_property
     def result_dtype(self) -> Any:

@@ -130,7 +130,7 @@ def test_one_compilation_serves_all_kinds_of_arrays():
         ("raise ImportError('Numba needs NumPy 2.0 or less')", "NumPy 2.0 or less"),
         ("raise OSError('libLLVM\\nis broken')", "libLLVM is broken"),
         ("__version__ = '0.59.1'", "0.59.1 is too old"),
-        ("__version__ = '0.60.0rc1'", None),
+        ("__version__ = '0.61.0rc1'", None),
     ],
 )
 def test_why_not(monkeypatch, tmp_path, code, words):

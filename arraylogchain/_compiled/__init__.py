@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from functools import cache
 
-# The first release that works with NumPy 2.
-OLDEST = (0, 60)
+# The first release that works with NumPy 2.1.
+OLDEST = (0, 61)
 
 
 @cache

@@ -65,7 +65,7 @@ class Entropy(Posterior):
 
     def take_shares(self, steps: slice, shares: Array, forward: Messages) -> None:
         """Add what transitions from some steps contribute, given the shares of these."""
-        ctx, xp, piece, has_one = self.ctx, self.ctx.xp, self.piece, self.piece.chain.has_one_matrix
+        ctx, xp, shape = self.ctx, self.ctx.xp, (self.piece.groups, -1, self.piece.rows)
         after = shares[1:, ...]
         if self.shares_after is not None:
             after = xp.concat([after, self.shares_after], axis=0)
@@ -76,12 +76,11 @@ class Entropy(Posterior):
         else:
             weights = forward.values / row_sum(ctx, forward.values)[..., None]
             before = weights, xp.log(weights)
-        shape = (piece.groups, -1, piece.rows) if has_one else (-1, piece.groups, piece.rows)
         for some, j, matrix in self.panels(steps.start, int(after.shape[0])):
             u, of_u, of_shares = (self.together(y[some, ...]) for y in (*before, after))
             factor = self._relative(ctx.load(matrix, self.precision))
             found = self._conditional((u, of_u), factor, of_shares[..., j])
-            found = xp.sum(xp.reshape(found, shape), axis=1 if has_one else 0)
+            found = xp.sum(xp.reshape(found, shape), axis=1)
             self.entropy = self.entropy + ctx.load(found, ctx.widest)
 
     def _relative(self, matrix: Array) -> tuple[Array, Array]:

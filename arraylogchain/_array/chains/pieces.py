@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-import array_api_compat.numpy as host
 import numpy as np
 
 from arraylogchain._context import Array, Context
@@ -78,7 +77,7 @@ class Messages:
 
     def weights(self, ctx: Context) -> Array:
         """Return values as linear weights, with 0 for logs of what is no normal number."""
-        if not self.in_logs.any():
+        if not np.count_nonzero(self.in_logs):
             return self.values
         weights = ctx.empty(tuple(self.values.shape), self.values.dtype)
         ctx.exp(self.values, weights)
@@ -456,7 +455,7 @@ def pieces(ctx: Context, chain: Chain, groups: int, rows: int) -> Iterator[Piece
         return
     ends = None
     if chain.lengths is not None:
-        ends = arrange(host, chain, chain.lengths, 0)
+        ends = arrange(np, chain, chain.lengths, 0)
         # Rows are sorted within their group.
         groups = groups if chain.sizes[1] == 1 else 1
     for of_groups in boxes(tuple(chain.batch[axis] for axis in chain.group_axes), groups):

@@ -21,6 +21,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from arraylogchain._array.chains.messages import Run, each, log_sum, runs, total_of
 from arraylogchain._array.chains.pieces import Block, Messages, add_scale, exp_of_parts, log_parts
 from arraylogchain._array.chains.shares import Shares, precision_of, row_sum
@@ -127,7 +129,7 @@ class Posterior:
         # Cotangents [groups, rows], which of them are 0, and the sizes of the others.
         self.g, self.idle = ctx.xp.ones_like(self.total), None
         self.least = self.most = 1.0
-        if cotangent is not None or not bool(ctx.xp.all(ctx.xp.isfinite(self.total))):
+        if cotangent is not None or not ctx.are_within(2.0**60, self.total):
             self._take(cotangent)
 
     def _take(self, cotangent: Array | None) -> None:
@@ -165,7 +167,7 @@ class Posterior:
     def _add_weights(self, name: str, state: Messages, weights: Array, in_logs: bool) -> None:
         """Add shares of states times weights, or what is left of them without the weights."""
         ctx, xp, place = self.ctx, self.ctx.xp, (slice(None),)
-        if not (in_logs or state.in_logs.any()):
+        if not (in_logs or np.count_nonzero(state.in_logs)):
             terms = ctx.load(weights, precision_of(ctx, state.values)) * state.values
             f = self.factors(row_sum(ctx, terms))
             if f is not None:
@@ -216,19 +218,18 @@ class Posterior:
         """Yield transitions, columns and matrices [n, K, columns] that are in memory together.
 
         All transitions from so many steps are those of one matrix [groups, K, K], or some of
-        [n * groups, K, K]; they are counted from the first.
+        [groups * n, K, K]; they are counted from the first.
         """
         piece, size, xp = self.piece, self.piece.chain.num_states, self.ctx.xp
         together = count if piece.chain.has_one_matrix else self.panel // (piece.groups * size**2)
         for some in chunks(count, max(1, together)):
             x = piece.matrices(slice(first + some.start, first + some.stop))
-            x = xp.reshape(xp.permute_dims(x, (1, 0, 2, 3)), (-1, size, size))
+            x = xp.reshape(x, (-1, size, size))
             for j in chunks(size, max(1, self.panel // (int(x.shape[0]) * size))):
                 yield some, j, x[..., j]
 
     def together(self, x: Array) -> Array:
-        """Return [n, groups, rows, K] as [groups, n * rows, K], or as [n * groups, rows, K]."""
+        """Return [n, groups, rows, K] as [groups, n * rows, K], or as [groups * n, rows, K]."""
         xp, (count, groups, rows, size) = self.ctx.xp, x.shape
-        if not self.piece.chain.has_one_matrix:
-            return xp.reshape(x, (count * groups, rows, size))
-        return xp.reshape(xp.permute_dims(x, (1, 0, 2, 3)), (groups, count * rows, size))
+        shape = (groups, -1) if self.piece.chain.has_one_matrix else (groups * count, rows)
+        return xp.reshape(xp.permute_dims(x, (1, 0, 2, 3)), (*shape, size))

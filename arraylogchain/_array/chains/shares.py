@@ -94,7 +94,7 @@ class Shares:
             pairs = ctx.multiply(xp.matrix_transpose(left), right[..., j])
             pairs = xp.sum(pairs, axis=0) if apart else pairs
             level = levels if chain.has_one_matrix else levels[some, ...]
-            level = ctx.load(xp.reshape(level, (-1, 1, 1)), self.precision)
+            level = ctx.load(self.of.together(level[..., None]), self.precision)
             if not self.of.sums.by_logs:
                 pairs = ctx.scaled(pairs, level)
             else:
@@ -169,9 +169,9 @@ class Shares:
             self._add_pairs(pairs, some, j)
 
     def _add_pairs(self, pairs: Array, some: slice, j: slice) -> None:
-        """Add pairs of all transitions, [groups, K, n], or of some, [n * groups, K, n]."""
-        xp, (_, size, width), groups = self.ctx.xp, pairs.shape, self.piece.groups
-        pairs = xp.permute_dims(xp.reshape(pairs, (-1, groups, 1, size, width)), (1, 2, 0, 3, 4))
+        """Add pairs of all transitions, [groups, K, n], or of some, [groups * n, K, n]."""
+        shape = self.piece.groups, 1, -1, *pairs.shape[1:]
+        pairs = self.ctx.xp.reshape(pairs, shape)
         first = 0 if self.piece.chain.has_one_matrix else self.steps.start
         place = slice(first + some.start, first + some.start + int(pairs.shape[2]))
         self.of.sums.add("transitions", self.piece, (place, slice(None), j), pairs)

@@ -36,7 +36,7 @@ LOOPS = (
     f"tests/test_thresholds.py {TABLE} -m chains -k numpy-float",
 )
 ARRAYS = (
-    "tests/test_compiled_recursion.py -k Array",
+    "tests/test_compiled_recursion.py tests/test_thresholds.py -k 'Array or in_single_precision'",
     f"tests/test_thresholds.py {TABLE} tests/test_chain_gradients.py -m chains -k numpy-array",
     f"{TABLE} -k strict-no_float64",
 )

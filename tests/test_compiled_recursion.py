@@ -27,6 +27,12 @@ def check(recursion, x, **options):
     return sum(np.count_nonzero(block.state.in_logs) for block in blocks)
 
 
+def on_one_piece(recursion, x, P):
+    ctx = _arrays._numpy_context("float64")
+    chain = make_chain({"log_potentials": x, "transitions": P}, None)
+    return recursion(*pieces(ctx, chain, *chain.sizes), 1 << 26)
+
+
 NAMES = ["shape 10 linear", "shape 22 logs", "shape 27 linear", "final 2 linear"]
 NAMES += ["rows that turn wide 400 linear", "special x nan linear", "special transitions inf logs"]
 NAMES += ["sparse 30 11 logs", "hole", "zero beside wide", "through subnormal"]
@@ -93,10 +99,7 @@ def test_few_entries(K, width, mixes):
 
 @backends
 def test_states_that_are_given_are_left_as_they_are(recursion):
-    arrays = {"log_potentials": normal(9, 8, 3), "transitions": uniform(3, 3)}
-    ctx, chain = _arrays._numpy_context("float64"), make_chain(arrays, None)
-    (piece,) = pieces(ctx, chain, *chain.sizes)
-    backend = recursion(piece, 1 << 26)
+    backend = on_one_piece(recursion, normal(9, 8, 3), uniform(3, 3))
 
     def parts(x):
         return x.values, x.shifts, x.powers, x.in_logs
@@ -110,3 +113,13 @@ def test_states_that_are_given_are_left_as_they_are(recursion):
         np.testing.assert_array_equal(old, now)
     for kept, alone in zip(states[1], states[0], strict=True):
         np.testing.assert_array_equal(kept, alone)
+
+
+@backends
+@pytest.mark.parametrize("u", [0.0, np.nextafter(1.0, 0.0)])
+def test_states_of_weight_0_are_never_drawn(recursion, u):
+    x = np.array([[-INF, 0.0, 0.1, -INF]] * 3)
+    backend, steps = on_one_piece(recursion, x, np.full((4, 4), 0.1)), slice(0, 3)
+    left = backend.advance(None, steps, False, LEFT).left
+    after = np.full((1, 1, 1), 1 if u == 0.0 else 2)
+    assert np.all(backend.draw(left, after, steps, np.full((3, 1, 1, 1), u)) == after)

@@ -94,7 +94,7 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
 def _enter_tensors(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     """Read tensors where they are; those on the CPU as NumPy's arrays, which lacks bfloat16."""
     for name, x in given.items():
-        if x.is_meta or x.is_nested or not is_plain(x):
+        if x.is_meta or x.is_nested or not are_plain(x):
             layout = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
             raise ValueError(
                 f"{name} is a {layout} tensor on {x.device} without values in memory that can be "
@@ -222,23 +222,24 @@ def is_differentiated(*arrays: Array | None) -> bool:
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return True
     unpack = torch.autograd.forward_ad.unpack_dual
-    return not all(is_plain(x) and unpack(x).tangent is None for x in tensors)
+    return not are_plain(*tensors) or any(unpack(x).tangent is not None for x in tensors)
 
 
 def has_values(*arrays: Array) -> bool:
     """Tell whether values can be read: not those of Dask, nor of what torch transforms."""
-    return are_numpy(*arrays) or (not is_lazy(*arrays) and all(map(is_plain, arrays)))
+    return are_numpy(*arrays) or (not is_lazy(*arrays) and are_plain(*arrays))
 
 
-def is_plain(x: Array) -> bool:
-    """Tell whether an array is no tensor without memory of its own, as within transforms.
+def are_plain(*arrays: Array) -> bool:
+    """Tell whether there is no tensor without memory of its own, as within transforms.
 
     What is nested has memory, though nothing here can compute with it.
     """
-    if not hasattr(x, "data_ptr") or getattr(x, "is_nested", False):
-        return True
     try:
-        x.detach().data_ptr()
+        for i, x in enumerate(arrays):
+            if hasattr(x, "data_ptr") and not getattr(x, "is_nested", False):
+                # Within a transform nothing that is made has any: that of the first one tells.
+                (x if i else x.detach()).data_ptr()
     except RuntimeError:
         return False
     return True
@@ -367,14 +368,14 @@ def on_host(name: str, x: Any) -> np.ndarray:
     try:
         if hasattr(x, "detach") and hasattr(x, "cpu"):
             # Within a transform, what is computed has no memory, though its values are known.
-            x = x.cpu().numpy() if is_plain(x.cpu()) else x.tolist()
+            x = x.cpu().numpy() if are_plain(x.cpu()) else x.tolist()
         elif hasattr(x, "get") and hasattr(x, "device"):  # CuPy
             x = x.get()
         elif hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray):
             x = np.from_dlpack(x)
         return np.asarray(x)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        if not is_plain(x):
+        if not are_plain(x):
             raise NotImplementedError(
                 f"{name} has no values that can be read here, as under torch.func.vmap; call this "
                 "outside of it, on all rows at once"

@@ -17,7 +17,7 @@ import torch
 from torch.autograd import Function
 
 from arraylogchain import _threads
-from arraylogchain._arrays import eager, has_values, is_differentiated
+from arraylogchain._arrays import are_plain, eager, is_differentiated
 from arraylogchain._context import Context
 
 Tensor = Any
@@ -98,15 +98,14 @@ class Gradients(Rule):
         return (None, *found) if needs[0] else found
 
     def push(self, tangents: Tensors, _: None, out: Tensor, g: Tensor, *inputs: Any) -> Tensors:
-        _, g_tangent, *others = tangents
+        _, g_tangent, *rest = tangents
         parts = []
         if g_tangent is not None:
             parts.append(call(self, out, g_tangent, *inputs))
-        if any(x is not None for x in others):
+        if any(x is not None for x in rest):
             # The matrix of second derivatives is symmetric, so that a product with it from the
             # other side is the same.
-            wanted = (False, *self.wanted)
-            parts.append(self.operation.call_second(wanted, out, g, *inputs, *others))
+            parts.append(self.operation.call_second((False, *self.wanted), out, g, *inputs, *rest))
         return tuple(sum(terms) for terms in zip(*parts, strict=True))
 
     def expanded(self, count: int) -> Wanted:
@@ -152,8 +151,8 @@ class Call(Function):  # type: ignore[misc]
     """(rule, what is known of the results, *inputs) to the tuple of the rule's results."""
 
     @staticmethod
-    def forward(rule: Any, known: Any, *inputs: Tensor) -> Tensors:
-        return rule.compute(known, *inputs)  # type: ignore[no-any-return]
+    def forward(*args: Any) -> Tensors:
+        return args[0].compute(*args[1:])  # type: ignore[no-any-return]
 
     @staticmethod
     def setup_context(ctx: Any, args: Tensors, found: Tensors) -> None:
@@ -219,13 +218,12 @@ def result_dtype(*tensors: Tensor | None) -> Any:
 
 def read(ctx: Context, x: Tensor) -> Any:
     """Return a tensor of numbers in the library that computes."""
-    if not has_values(x):
+    if not are_plain(x):
         raise NotImplementedError(
             "these tensors hold no values that can be read; is_grads_batched=True is not "
             "supported, torch.func.vmap and torch.func.jacrev are"
         )
-    x = x.detach().resolve_neg()
-    return x.numpy() if ctx.is_numpy else x
+    return x.numpy(force=True) if ctx.is_numpy else x.detach().resolve_neg()
 
 
 def spread(results: Sequence[Any], wanted: Wanted) -> tuple[Any, ...]:

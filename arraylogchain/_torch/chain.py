@@ -16,7 +16,7 @@ from arraylogchain._context import Array, Context
 from arraylogchain._inputs import ARGUMENTS, PARTS, Chain
 from arraylogchain._torch import calls, recursion
 from arraylogchain._torch.calls import Tensor, Tensors, Value, Wanted, call
-from arraylogchain._torch.products import entries
+from arraylogchain._torch.products import entries, through_finite
 
 # How far the recursion that gives second derivatives may be off before it is refused.
 _TOLERANCE = 1e-6
@@ -189,27 +189,33 @@ def entropy(chain: Any) -> Tensor:
 
 
 def log_weight(chain: Any, states: Any) -> Tensor:
-    """Return `LogChain.log_weight`: log Z of a chain that has the states of the path alone."""
-    given, entered = chain._given(), _inputs.make_chain(chain._given(), chain._lengths)
-    device, num_steps = entered.potentials.device, entered.num_steps
-    states = _inputs.check_states(
-        native_context(torch_namespace, device, "float64"), states, entered
-    )
-    ends = torch.as_tensor(num_steps if entered.lengths is None else entered.lengths, device=device)
-    times = torch.arange(num_steps, device=device)
+    """Return `LogChain.log_weight`: sums of entries, which autograd follows by itself."""
+    given, found = chain._given(), []
+    entered = _inputs.make_chain(given, chain._lengths)
+    ctx = native_context(torch_namespace, entered.potentials.device, "float64")
+    states = _inputs.check_states(ctx, states, entered)
+    times, real = torch.arange(entered.num_steps, device=ctx.device), recursion.real_steps(entered)
+    states = torch.where(real, states, 0)  # with all batch axes
     moves = times[:-1] * (not entered.has_one_matrix)
     places = {
         "potentials": (times, states),
         "transitions": (moves, states[..., :-1], states[..., 1:]),
         "initial": (states[..., :1],),
-        "final": (entries(states, ends[..., None] - 1, axes=1),),
+        "final": (entries(states, real.sum(-1, keepdim=True) - 1, axes=1),),
     }
-    path = {}
-    for name, part in ((name, ARGUMENTS[name]) for name in given):
-        weights = entries(getattr(entered, part), *places[part], axes=1).double()
-        path[name] = weights[(..., *(None,) * (len(PARTS[part].axes) - 1))]
-    log_z = type(chain)(**path, lengths=chain._lengths).log_partition()
-    return log_z.to(calls.result_dtype(*given.values()))
+    for part in (ARGUMENTS[name] for name in given):
+        weights = entries(getattr(entered, part), *places[part], axes=1)
+        if entered.lengths is not None and len(places[part]) > 1:
+            is_read = real[..., -weights.shape[-1] :]
+            weights = torch.where(is_read, weights, float(part not in entered.logs))
+        if part not in entered.logs:
+            weights = recursion.logs_of(weights.double())
+        found.append(weights)
+    terms = torch.cat(found, -1).double()
+    # Whole numbers add up exactly: what is large and cancels leaves no rounding.
+    whole = terms.detach().round().nan_to_num(0, 0, 0)
+    total = through_finite(whole.sum(-1) + (terms - whole).sum(-1))
+    return total.to(calls.result_dtype(*given.values()))
 
 
 def _value(

@@ -139,13 +139,13 @@ class LargestTerm(Product):
 def matmul(a: Tensor, b: Tensor, budget: int) -> Tensor:
     """Return `arraylogchain.matmul` of tensors, differentiable."""
     a, b, own = _matrices(a, b)
-    return call(Value(Matmul(budget)), a, b)[0][own]
+    return own(call(Value(Matmul(budget)), a, b)[0])
 
 
 def logmatmulexp(a: Tensor, b: Tensor, budget: int) -> Tensor:
     """Return `arraylogchain.logmatmulexp` of tensors, differentiable."""
     a, b, own = _matrices(a, b)
-    return call(Value(LogMatmulExp(budget)), a, b)[0][own]
+    return own(call(Value(LogMatmulExp(budget)), a, b)[0])
 
 
 def maxplus_matmul(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
@@ -158,7 +158,7 @@ def maxplus_matmul(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     else:
         values = entries(a, rows[:, None], indices, axes=2) + entries(b, indices, cols, axes=2)
     values = torch.where(torch.isfinite(values), values, values.detach())
-    return values[own], indices[own]
+    return own(values), own(indices)
 
 
 def entries(x: Tensor, *trailing: Tensor, axes: int) -> Tensor:
@@ -172,17 +172,17 @@ def entries(x: Tensor, *trailing: Tensor, axes: int) -> Tensor:
 
 
 def _matrices(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Any]:
-    """Return operands with equal numbers of axes, and the indices of the product's own axes.
+    """Return operands with equal numbers of axes, and what leaves a product its own axes.
 
     With that, a batch axis of vmap is one more axis in front.
     """
     _check_tensors({"a": a, "b": b})
     if a.ndim == b.ndim > 1:
-        return a, b, ...
+        return a, b, lambda x: x
     fold(shape_of(a), shape_of(b))  # the error messages are about the shapes as given
-    own = tuple(0 if x.ndim == 1 else slice(None) for x in (a, b))
+    own = (..., *(0 if x.ndim == 1 else slice(None) for x in (a, b)))
     a, b = a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
-    return a[(None,) * (b.ndim - a.ndim)], b[(None,) * (a.ndim - b.ndim)], (..., *own)
+    return a[(None,) * (b.ndim - a.ndim)], b[(None,) * (a.ndim - b.ndim)], lambda x: x[own]
 
 
 def logchainexp(given: Mapping[str, Tensor], budget: int) -> Tensor:
@@ -198,16 +198,16 @@ def logchainexp(given: Mapping[str, Tensor], budget: int) -> Tensor:
         out, _ = product_of_stack(torch_namespace, wide[0], multiply, torch.float64)
     else:
         out, _ = product_of_sequence(torch_namespace, wide, multiply, torch.float64)
-    return _through_finite(out.to(dtype))
+    return through_finite(out.to(dtype))
 
 
 def einsum(given: Mapping[str, Tensor], plan: Any, multiply: Multiply) -> Tensor:
     """Return an einsum of tensors, differentiable as products are."""
     _check_tensors(given)
-    return _through_finite(evaluate(torch_namespace, plan, list(given.values()), multiply)[0])
+    return through_finite(evaluate(torch_namespace, plan, list(given.values()), multiply)[0])
 
 
-def _through_finite(out: Tensor) -> Tensor:
+def through_finite(out: Tensor) -> Tensor:
     """Return a result without gradients where it is infinite."""
     return torch.where(torch.isinf(out), out.detach(), out)
 

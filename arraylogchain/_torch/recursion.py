@@ -23,10 +23,9 @@ def log_partition(chain: Chain) -> Tensor:
 
     Rows that share a matrix are multiplied by it together: nothing of size K * K is made for each.
     """
-    states, shifts = _forward(chain, _real_steps(chain))
+    states, shifts = _forward(chain, real_steps(chain))
     total, shift = _total(chain, states[-1])
-    has_path, logs = _logs(total)
-    return torch.where(has_path, logs + shifts.sum(-1) + shift, -math.inf)
+    return logs_of(total) + shifts.sum(-1) + shift
 
 
 def marginals(chain: Chain) -> Tensor:
@@ -51,34 +50,34 @@ def _derivative(chain: Chain, x: Tensor) -> Tensor:
 
 def filtered(chain: Chain) -> Tensor:
     """Return state probabilities given the steps so far, and log normalisers, [..., T, K + 1]."""
-    real = _real_steps(chain)
+    real = real_steps(chain)
     states, shifts = _forward(chain, real)
     weights = torch.stack(states, -2)
     total = weights.sum(-1)
-    has_path, logs = _logs(total)
-    shares = weights / torch.where(has_path, total, 1)[..., None]
-    normalizers = shifts + torch.diff(logs, dim=-1, prepend=torch.zeros_like(logs[..., :1]))
-    normalizers = torch.where(has_path, normalizers, -math.inf)
-    found = torch.cat([shares, normalizers[..., None]], -1)
+    has_path = total != 0
+    total = torch.where(has_path, total, 1)
+    steps = torch.diff(total.log(), dim=-1, prepend=torch.zeros_like(total[..., :1]))
+    normalizers = torch.where(has_path, shifts + steps, -math.inf)
+    found = torch.cat([weights / total[..., None], normalizers[..., None]], -1)
     return torch.where(real[..., None], found, 0)
 
 
 def forward_messages(chain: Chain) -> Tensor:
     """Return the logs of the states after each step, [..., T, K]."""
-    real = _real_steps(chain)
+    real = real_steps(chain)
     states, shifts = _forward(chain, real)
-    return _messages(chain, torch.stack(states, -2), shifts.cumsum(-1), real)
+    return _messages(torch.stack(states, -2), shifts.cumsum(-1), real)
 
 
 def backward_messages(chain: Chain) -> Tensor:
     """Return the logs of what follows each state, [..., T, K]: the derivatives of the sum by it."""
-    real = _real_steps(chain)
+    real = real_steps(chain)
     states, shifts = _forward(chain, real)
     # Where a state is 0 its derivative counts as well.
     total, shift = _total(chain, states[-1])
     following = torch.autograd.grad(total.sum(), states, create_graph=True, materialize_grads=True)
     later = shifts.flip(-1).cumsum(-1).flip(-1) - shifts + shift[..., None]
-    return _messages(chain, torch.stack(following, -2), later, real)
+    return _messages(torch.stack(following, -2), later, real)
 
 
 def entropy(chain: Chain) -> Tensor:
@@ -115,11 +114,9 @@ def _total(chain: Chain, last: Tensor) -> tuple[Tensor, Tensor]:
     return (last * final).sum(-1), shift[..., 0]
 
 
-def _messages(chain: Chain, weights: Tensor, shifts: Tensor, real: Tensor) -> Tensor:
+def _messages(weights: Tensor, shifts: Tensor, real: Tensor) -> Tensor:
     """Return logs of weights [*batch, T, K] and of their scales as [*batch, T, K]."""
-    has_path, logs = _logs(weights)
-    present = has_path & real[..., None]
-    return torch.where(present, logs + shifts[..., None], -math.inf)
+    return torch.where(real[..., None], logs_of(weights) + shifts[..., None], -math.inf)
 
 
 def _forward(chain: Chain, real: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -154,13 +151,13 @@ def _forward(chain: Chain, real: Tensor) -> tuple[list[Tensor], Tensor]:
     return states, log_scale + torch.cat(tops, -1)
 
 
-def _logs(total: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which totals are not 0, and their logarithms; 0 for the others."""
-    has_path = total != 0
-    return has_path, torch.where(has_path, total, 1).log()
+def logs_of(weights: Tensor) -> Tensor:
+    """Return logarithms; that of a weight of 0 has no derivative."""
+    is_zero = weights == 0
+    return weights.masked_fill(is_zero, 1).log().masked_fill(is_zero, -math.inf)
 
 
-def _real_steps(chain: Chain) -> Tensor:
+def real_steps(chain: Chain) -> Tensor:
     """Return which steps rows have, [*batch, T]."""
     device = chain.potentials.device
     lengths = chain.num_steps if chain.lengths is None else chain.lengths

@@ -238,9 +238,9 @@ def chains_on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(_dispatch, "COMPILED", False)
 
 
-@pytest.fixture
-def np_backend() -> Backend:
-    return make_backend("numpy")
+@pytest.fixture(params=["numpy"])
+def np_backend(request) -> Backend:
+    return make_backend(request.param)
 
 
 @pytest.fixture

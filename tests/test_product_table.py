@@ -159,9 +159,9 @@ def pairs() -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
             yield f"closed {i} {sd}", closed(place, sd, False)
             yield f"closed in both {i} {sd}", closed(place, sd, True)
     for below, above in ((0, 1), (1, 1), (0, 0), (8, 0), (0, 40)):
-        yield f"band {below} {above}", (band(60, below, above), band(60, below, above))
-    a = band(60, 6, 3)
-    a[:, 20:40] -= 700
+        yield f"band {below} {above}", (band(44, below, above), band(44, below, above))
+    a = band(44, 6, 3)
+    a[:, 15:30] -= 700
     yield "band that underflows", (a, a.T)
     a, b = pair((6, 8), (8, 7))
     a[:, 4:], b[:4] = -INF, -INF

@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
@@ -98,14 +98,17 @@ def at_least(least: int, name: str, x: int, unit: str) -> int:
     return x.__index__()
 
 
-@contextmanager
-def using(workers: int | None) -> Iterator[None]:
+def using(workers: int | None) -> AbstractContextManager[None]:
     """Let no more threads than these work within, this one included; None changes nothing."""
     torch = sys.modules.get("torch")
     # What is traced is computed later.
     if workers is None or (torch is not None and torch.compiler.is_compiling()):
-        yield
-        return
+        return nullcontext()
+    return _using(workers)
+
+
+@contextmanager
+def _using(workers: int) -> Iterator[None]:
     token = _wanted.set(workers)
     try:
         yield

@@ -17,17 +17,21 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from arraylogchain._array.chains.messages import Run, each, last_logs, runs
 from arraylogchain._array.chains.pieces import Messages
 from arraylogchain._array.chains.posterior import Posterior
-from arraylogchain._array.chains.shares import row_sum
+from arraylogchain._array.chains.shares import precision_of, row_sum
 from arraylogchain._array.chains.sums import Sums
-from arraylogchain._context import DOUBLE, SINGLE, Array, Context
+from arraylogchain._context import Array, Context
 from arraylogchain._fold import chunks
 from arraylogchain._inputs import Chain
 
 # Below all logs of numbers that are not 0.
 _LOWEST = -(2.0**10)
+# Where no sum is below this, all are proved, and their logs are small.
+_CLEAR = 2.0**-20
 
 
 def entropy(ctx: Context, chain: Chain, workspace: int) -> Array:
@@ -46,13 +50,14 @@ class Entropy(Posterior):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run, Sums(run.piece.ctx, run.piece.chain, 0, ()), None)
-        precision = DOUBLE if run.last.values.dtype == self.ctx.xp.float64 else SINGLE
-        self.precision, size = precision, run.piece.chain.num_states
+        ctx, size = self.ctx, self.piece.chain.num_states
+        self.precision = precision = precision_of(ctx, run.last.values)
         # Sums of K terms lose less than 5 K tiny, and logs of their factors are less than 2**10.
         self.line = -_LOWEST * 5 * size * precision.tiny / precision.eps
         # Shares of states whose entropy does not show.
         self.nothing = 1e-3 * precision.eps / math.log(size + 1.0)
-        self.entropy = surprise(self.ctx.xp, last_logs(run.piece, run.last).values)
+        last = last_logs(self.piece, run.last) if "final" in self.piece.views else run.last
+        self.entropy = ctx.load(surprise(ctx.xp, *_near(ctx, last)), ctx.widest)
         # Of the first of the steps that have been taken, where there are some.
         self.shares_after: Array = None
 
@@ -70,56 +75,56 @@ class Entropy(Posterior):
         if self.shares_after is not None:
             after = xp.concat([after, self.shares_after], axis=0)
         self.shares_after = shares[:1, ...]
-        if forward.in_logs.any():
-            logs = forward.in_log_form(ctx).values
-            before = xp.exp(logs), logs
-        else:
-            weights = forward.values / row_sum(ctx, forward.values)[..., None]
-            before = weights, xp.log(weights)
+        u, of_u = _near(ctx, forward)
         for some, j, matrix in self.panels(steps.start, int(after.shape[0])):
-            u, of_u, of_shares = (self.together(y[some, ...]) for y in (*before, after))
-            factor = self._relative(ctx.load(matrix, self.precision))
-            found = self._conditional((u, of_u), factor, of_shares[..., j])
-            found = xp.sum(xp.reshape(found, shape), axis=1)
+            before = self.together(u[some, ...]), self.together(of_u[some, ...])
+            of_after = self.together(after[some, :, :, j])
+            found = self._conditional(before, of_after, ctx.load(matrix, self.precision))
+            found = xp.sum(xp.reshape(found, (*shape, found.shape[-1])), axis=(1, 3))
             self.entropy = self.entropy + ctx.load(found, ctx.widest)
 
-    def _relative(self, matrix: Array) -> tuple[Array, Array]:
-        """Return the weights of matrices relative to their largest entries, and their logs."""
-        xp = self.ctx.xp
-        logs = matrix if "transitions" in self.piece.chain.logs else xp.log(matrix)
-        top = xp.max(logs, axis=(-2, -1), keepdims=True)
-        logs = logs - xp.where(xp.isfinite(top), top, 0.0)
-        return xp.exp(logs), logs
+    def _conditional(self, before: tuple[Array, Array], shares: Array, matrix: Array) -> Array:
+        """Return shares [n, rows, J] times entropies of what comes before them.
 
-    def _conditional(
-        self, before: tuple[Array, Array], matrix: tuple[Array, Array], shares: Array
-    ) -> Array:
-        """Return the sums of shares [n, rows, J] times entropies of what comes before them.
-
-        Weights before, and of the matrix, come with their logs.
+        Weights before come with their logs.
         """
-        ctx, xp, (u, of_u), (factor, of_factor) = self.ctx, self.ctx.xp, before, matrix
+        ctx, xp, (u, of_u) = self.ctx, self.ctx.xp, before
+        logs = matrix if "transitions" in self.piece.chain.logs else xp.log(matrix)
+        of_factor = logs - xp.max(logs, axis=(-2, -1), keepdims=True)
+        factor = xp.exp(of_factor)
         v = ctx.multiply(u, factor)
-        found = ctx.multiply(_weighted(xp, u, of_u), factor)
-        found = found + ctx.multiply(u, _weighted(xp, factor, of_factor))
-        logs = xp.log(v) * shares
-        plain = (v >= self.line) & (logs >= -1.0)
-        total = xp.sum(xp.where(plain, logs - shares * (found / v), 0.0), axis=-1)
-        is_done = plain | (shares < self.nothing)
-        if bool(xp.all(is_done)):
-            return total
-        at, row, column = xp.nonzero(~is_done)
+        less = ctx.multiply(_weighted(xp, u, of_u), factor)
+        less += ctx.multiply(u, _weighted(xp, factor, of_factor))
+        less /= v
+        found = xp.log(v)
+        found -= less
+        found *= shares
+        if float(xp.min(v)) >= _CLEAR:
+            return found
+        plain = (v >= self.line) & (xp.log(v) * shares >= -1.0)
+        found = xp.where(plain, found, 0.0)
+        at, row, column = xp.nonzero(~(plain | (shares < self.nothing)))
         rows, columns = int(u.shape[1]), int(factor.shape[2])
         of_rows = xp.reshape(of_u, (-1, u.shape[-1]))
         of_columns = xp.reshape(xp.matrix_transpose(of_factor), (-1, u.shape[-1]))
-        more = xp.zeros_like(xp.reshape(total, (-1,)))
-        weights = xp.take(xp.reshape(shares, (-1,)), (at * rows + row) * columns + column)
+        more = xp.reshape(found, (-1,))
+        entry = (at * rows + row) * columns + column
+        weights = xp.take(xp.reshape(shares, (-1,)), entry)
         for e in chunks(int(at.shape[0]), max(1, self.panel // int(u.shape[-1]))):
-            place = at[e] * rows + row[e]
-            terms = xp.take(of_rows, place, axis=0)
+            terms = xp.take(of_rows, at[e] * rows + row[e], axis=0)
             terms = terms + xp.take(of_columns, at[e] * columns + column[e], axis=0)
-            ctx.add_at(more, place, weights[e] * surprise(xp, terms))
-        return total + xp.reshape(more, tuple(total.shape))
+            terms = terms - xp.max(terms, axis=-1, keepdims=True)
+            ctx.add_at(more, entry[e], weights[e] * surprise(xp, xp.exp(terms), terms))
+        return xp.reshape(more, tuple(found.shape))
+
+
+def _near(ctx: Context, x: Messages) -> tuple[Array, Array]:
+    """Return weights relative to about the largest of each step, and their logs."""
+    if np.count_nonzero(x.in_logs):
+        logs = x.in_log_form(ctx).values
+        return ctx.xp.exp(logs), logs
+    weights = x.values / row_sum(ctx, x.values)[..., None]
+    return weights, ctx.xp.log(weights)
 
 
 def _weighted(xp: Any, weights: Array, logs: Array) -> Array:
@@ -127,10 +132,7 @@ def _weighted(xp: Any, weights: Array, logs: Array) -> Array:
     return weights * xp.maximum(logs, _LOWEST)
 
 
-def surprise(xp: Any, logs: Array) -> Array:
-    """Return the entropies of what the last axis has the logs of, but for their sum."""
-    top = xp.max(logs, axis=-1, keepdims=True)
-    logs = logs - xp.where(xp.isfinite(top), top, 0.0)
-    weights = xp.exp(logs)
+def surprise(xp: Any, weights: Array, logs: Array) -> Array:
+    """Return the entropies of the last axis, given weights, near 1 in all, and their logs."""
     total = xp.sum(weights, axis=-1)
     return xp.log(total) - xp.sum(_weighted(xp, weights, logs), axis=-1) / total

@@ -56,12 +56,8 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     ValueError
         For arrays on different devices.
     """
-    if set(map(type, given.values())) == {np.ndarray}:
-        dtypes = set(map(attrgetter("dtype"), given.values()))
-        if len(dtypes) == 1 and (name := _NUMPY.get(*dtypes)):
-            return _numpy_context(name), given
-        names = {name: dtype_name(x.dtype) for name, x in given.items()}
-        return _numpy_context(check_dtypes(names, np)), given
+    if (found := numpy_context(given)) is not None:
+        return found, given
     torch = sys.modules.get("torch")
     if torch is not None and all(map(torch.is_tensor, given.values())):
         return _enter_tensors(given)
@@ -111,6 +107,15 @@ def _enter_tensors(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Ar
     xp = array_api_compat.array_namespace(first)
     ready = {name: x.detach().resolve_neg() for name, x in given.items()}
     return native_context(xp, first.device, result_name), ready
+
+
+def numpy_context(given: Mapping[str, Array]) -> Context | None:
+    """Return the context of arrays of NumPy's own class and of one dtype, None for others."""
+    if set(map(type, given.values())) != {np.ndarray}:
+        return None
+    dtypes = set(map(attrgetter("dtype"), given.values()))
+    name = _NUMPY.get(dtypes.pop()) if len(dtypes) == 1 else None
+    return None if name is None else _numpy_context(name)
 
 
 @lru_cache(maxsize=len(_FLOATING))

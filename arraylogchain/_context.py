@@ -296,6 +296,5 @@ def whole_part(ctx: Context, x: Array, precision: Precision) -> Array:
 
 def check_workspace(workspace: int | None) -> int:
     """Return the workspace in bytes; raise where it is no usable number."""
-    if workspace is None:
-        return DEFAULT_WORKSPACE
-    return at_least(SMALLEST_WORKSPACE, "workspace", workspace, "bytes")
+    given = DEFAULT_WORKSPACE if workspace is None else workspace
+    return at_least(SMALLEST_WORKSPACE, "workspace", given, "bytes")

@@ -6,14 +6,13 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
-from operator import attrgetter
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import array_api_compat
 import numpy as np
 
-from arraylogchain._arrays import dtype_name, enter, namespace_of, on_host
+from arraylogchain._arrays import dtype_name, enter, namespace_of, numpy_context, on_host
 from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._fold import Shape, check_batches
 
@@ -83,43 +82,44 @@ class Chain:
     sizes: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        own = () if self.transitions is None else self.transitions.shape[:-2]
-        self.has_one_matrix = own[-1:] == (1,)
         self.num_steps, self.num_states = self.potentials.shape[-2:]
-        self.num_rows = math.prod(self.batch)
-        self.group_axes, self.row_axes, groups = _groups(len(self.batch), own[:-1])
-        self.sizes = groups, self.num_rows // groups
+        own = () if self.transitions is None else self.transitions.shape[:-2]
+        found = _arrangement(self.batch, own)
+        self.num_rows, self.has_one_matrix, self.group_axes, self.row_axes, self.sizes = found
 
 
 @lru_cache(maxsize=256)
-def _groups(num_axes: int, own: Shape) -> tuple[Shape, Shape, int]:
-    """Return `group_axes` and `row_axes` of so many batch axes, and how many groups there are.
-
-    `own` are the batch axes of the matrices.
-    """
-    groups = tuple(axis for axis, n in enumerate(own, num_axes - len(own)) if n > 1)
-    rows = tuple(axis for axis in range(num_axes) if axis not in groups)
-    return groups, rows, math.prod(n for n in own if n > 1)
+def _arrangement(batch: Shape, own: Shape) -> tuple[int, bool, Shape, Shape, tuple[int, int]]:
+    """Return what a chain's batch axes, and all but the last two of its matrices, say of it."""
+    groups = tuple(axis for axis, n in enumerate(own[:-1], len(batch) + 1 - len(own)) if n > 1)
+    rows = tuple(axis for axis in range(len(batch)) if axis not in groups)
+    of_groups, of_rows = (math.prod(batch[axis] for axis in axes) for axes in (groups, rows))
+    return math.prod(batch), own[-1:] == (1,), groups, rows, (of_groups, of_rows)
 
 
 def enter_chain(given: Mapping[str, Array], lengths: Any) -> tuple[Context, Chain]:
     """Return the context and the chain of `LogChain`'s arguments by name; not part of autograd."""
-    ctx, ready = enter(like_potentials(given))
-    return ctx, make_chain(ready, lengths)
+    if (ctx := numpy_context(given)) is None:
+        ctx, given = enter(like_potentials(given))
+    return ctx, make_chain(given, lengths)
 
 
 def make_chain(given: Mapping[str, Array], lengths: Any) -> Chain:
     """Return the chain of arrays by the names of `LogChain`'s arguments."""
     batch = check_shapes(given)
-    parts = dict(zip(map(ARGUMENTS.__getitem__, given), given.values(), strict=True))
+    names, logs = _parts_of(tuple(given))
+    parts = dict(zip(names, given.values()))  # noqa: B905
     if "transitions" in parts and len(parts["transitions"].shape) == 2:
         parts["transitions"] = parts["transitions"][None, ...]
-    return Chain(
-        batch,
-        **parts,
-        logs={ARGUMENTS[name] for name in given if name.startswith("log_")},
-        lengths=check_lengths(lengths, batch, parts["potentials"].shape[-2]),
-    )
+    num_steps = parts["potentials"].shape[-2]
+    return Chain(batch, **parts, logs=logs, lengths=check_lengths(lengths, batch, num_steps))
+
+
+@cache
+def _parts_of(given: tuple[str, ...]) -> tuple[list[str], frozenset[str]]:
+    """Return the parts that arguments are, and which of these hold logarithms."""
+    logs = frozenset(ARGUMENTS[name] for name in given if name.startswith("log_"))
+    return [ARGUMENTS[name] for name in given], logs
 
 
 def check_given(options: Mapping[str, Array | None]) -> dict[str, Array]:
@@ -140,8 +140,7 @@ def check_given(options: Mapping[str, Array | None]) -> dict[str, Array]:
 
 def like_potentials(given: Mapping[str, Array]) -> Mapping[str, Array]:
     """Return the arrays, with lists, integers and bools made arrays like the log potentials."""
-    arrays = given.values()
-    if set(map(type, arrays)) == {np.ndarray} and {x.dtype.kind for x in arrays} == {"f"}:
+    if numpy_context(given) is not None:
         return given
     like = given["log_potentials"]
     return {name: x if x is like else _as_floating(name, x, like) for name, x in given.items()}
@@ -167,7 +166,7 @@ def _as_floating(name: str, x: Any, like: Array) -> Array:
 
 def check_shapes(given: Mapping[str, Array]) -> Shape:
     """Check the shapes of a chain's arrays by name; return the broadcast batch axes."""
-    return _check_shapes(tuple(zip(given, map(attrgetter("shape"), given.values()), strict=True)))
+    return _check_shapes(tuple([(name, x.shape) for name, x in given.items()]))
 
 
 @lru_cache(maxsize=256)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from arraylogchain._arrays import eager
 from arraylogchain._context import Array, Context, check_workspace, library_name
 from arraylogchain._inputs import Chain
 from arraylogchain._random import check_generator, fill, room_for_samples
-from arraylogchain._threads import check_workers
+from arraylogchain._threads import at_least, check_workers
 from arraylogchain.plan import Plan
 
 __all__ = ["ChainPath", "ChainPosterior", "FilteredChain", "LogChain"]
@@ -356,9 +355,8 @@ class LogChain:
             return elsewhere.log_weight(self, states)
 
         def weigh(ctx: Context, chain: Chain, workspace: int) -> Array:
-            return chains.log_weight.log_weight(
-                ctx, chain, workspace, _inputs.check_states(ctx, states, chain)
-            )
+            found = _inputs.check_states(ctx, states, chain)
+            return chains.log_weight.log_weight(ctx, chain, workspace, found)
 
         return self._run(weigh)
 
@@ -406,13 +404,7 @@ class LogChain:
         [(0, 0, 1), (0, 1, 1)]
         """
         rng = check_generator(rng, self._arrays["log_potentials"])
-        try:
-            num_samples = operator.index(num_samples)
-        except (TypeError, ValueError):
-            kind = f"{num_samples!r}, a {type(num_samples).__name__}"
-            raise TypeError(f"num_samples is {kind}; it must be an integer") from None
-        if num_samples < 0:
-            raise ValueError(f"num_samples is {num_samples}; it must not be negative")
+        num_samples = at_least(0, "num_samples", num_samples, "paths")
         if lazy := self._lazy():
             return lazy.sample(self, num_samples, rng)
 
@@ -556,9 +548,7 @@ class LogChain:
         if operation == "expected_transitions" and self._transitions() is None:
             raise ValueError("expected_transitions needs transitions or log_transitions")
         if self._lazy():
-            raise ValueError(
-                "plan is for arrays in memory; call it on a LogChain of one block of these"
-            )
+            raise ValueError("plan needs arrays in memory, such as one block of a Dask array")
         ctx, chain = _inputs.enter_chain(self._arrays, self._lengths)
         sizes = chain.batch, chain.num_steps, chain.num_states
         choice = _dispatch.choose(operation, ctx, chain, self._workspace)

@@ -10,13 +10,13 @@ from arraylogchain._array.chains.pieces import BOTH, NOTHING, Block, Messages, P
 from arraylogchain._compiled import matrices, paths, recursion
 from arraylogchain._compiled.compiling import Floats, Integers
 from arraylogchain._compiled.matrices import MANY, frozen
-from arraylogchain._compiled.steps import LOGS
 from arraylogchain._context import Array
 
 # From so many rows on they are taken side by side.
 _SIDE_BY_SIDE = 8
 # Numbers that are weighed by exponentials which are computed together, and steps at most.
 _CHUNK, _CHUNK_STEPS = 4096, 64
+_NO_SCALES = np.empty((2, 0, 0, 0))
 
 
 class Loops:
@@ -38,8 +38,6 @@ class Loops:
         ends = piece.lengths
         self.lengths[...] = piece.num_steps if ends is None else ends.reshape(self.lengths.shape)
         self.has_one = piece.chain.has_one_matrix or piece.chain.num_steps == 1
-        # Whether there is room to have a matrix's columns one after another.
-        self.turns = self.has_one and 8 * piece.groups * self.K**2 <= workspace // 4
         self._prepared: dict[tuple[str, bool], Any] = {}
 
     def advance(self, state: Messages | None, steps: slice, backward: bool, keep: int) -> Block:
@@ -48,25 +46,25 @@ class Loops:
         (prepared, proof, few), first = self._matrices("weights", steps, backward)
         arrived = np.empty((G, S, K * R) if keep == BOTH else (1, 2, K * R))
         left = np.empty((1, 2, K * R) if keep == NOTHING else (G, S + 1, K * R))
-        arrived_scales = np.empty((2, G, S, R) if keep == BOTH else (2, 0, 0, 0))
-        left_scales = np.empty((2, 0, 0, 0) if keep == NOTHING else (2, G, S + 1, R))
+        arrived_scales = np.empty((2, G, S, R)) if keep == BOTH else _NO_SCALES
+        left_scales = _NO_SCALES if keep == NOTHING else np.empty((2, G, S + 1, R))
         recursion.advance(
             self._lay(self.piece.potentials(steps)),
             (*prepared, self.each, first),
             proof,
             few,
             self.lengths,
-            (weights.reshape(G, R, K), scales.reshape(2, G, R), forms.reshape(G, R)),
+            (weights.reshape(G, R, K), scales.reshape(3, G, R), forms.reshape(G, R)),
             (arrived, left, arrived_scales, left_scales),
             (*self._room(S), np.empty((3, R)), np.empty((4, K))),
             steps.start,
             backward,
         )
-        in_logs = forms == LOGS
+        in_logs = forms.view(bool)  # LINEAR is 0, LOGS is 1
         return Block(
             self._messages(arrived, arrived_scales, in_logs) if keep == BOTH else None,
             self._messages(left, left_scales, in_logs) if keep != NOTHING else None,
-            Messages(weights, scales[0], scales[1], in_logs),
+            Messages(weights, scales[0], scales[1], in_logs, scales[2]),
         )
 
     def best(self, state: Array | None, steps: slice, keep: bool) -> tuple[Array | None, Array]:
@@ -83,7 +81,7 @@ class Loops:
         states = self._states(after[..., None], steps)
         (L,), first = self._matrices("logs", steps, True)
         m, edges = self._lay(left.transpose(1, 2, 0, 3)), (L, self.each, first)
-        paths.trace(m, edges, self.turns, self.lengths, states, steps.start)
+        paths.trace(m, edges, self.lengths, states, steps.start)
         return self._over_time(states)[..., 0]
 
     def draw(self, left: Messages, after: Array, steps: slice, uniforms: Array) -> Array:
@@ -125,8 +123,9 @@ class Loops:
 
         The ones between a step and the one before it, or after it if `backward`.
         """
-        own, last = (form, backward), self.piece.chain.num_steps - 1
+        last = self.piece.chain.num_steps - 1
         if self.has_one:
+            own = form, backward and form == "weights"
             if own not in self._prepared:
                 self._prepared[own] = self._prepare(form, slice(0, min(last, 1)), backward)
             return self._prepared[own], 0
@@ -141,15 +140,15 @@ class Loops:
         else:  # of which none is read
             given, in_logs = np.zeros((self.piece.groups, 1, self.K, self.K)), False
         if form == "logs":
-            return (matrices.logs_of(given, in_logs, backward and self.turns),)
+            return (matrices.logs_of(given, in_logs),)
         found, proof = matrices.prepare(self.piece.ctx, given, in_logs, backward)
         few = matrices.few_entries(*found[:2]) if self.has_one and len(given) == 1 else MANY
         return found, proof, few
 
-    def _enter(self, state: Messages | None, backward: bool) -> tuple[Floats, Floats, Integers]:
+    def _enter(self, state: Messages | None, backward: bool) -> tuple[Floats, Floats, Any]:
         """Return a copy of a state, or of what the recursion starts with, as loops take it."""
         shape = self.piece.groups, self.piece.rows
-        scales, forms = np.zeros((2, *shape)), np.zeros(shape, np.int64)
+        scales, forms = np.zeros((3, *shape)), np.zeros(shape, np.int8)
         if state is None:
             weights, forms[...] = self._first(backward)
         else:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
+from arraylogchain._array.chains.pieces import LN2_HIGH, LN2_LOW
 from arraylogchain._compiled.compiling import inlined, inner
-from arraylogchain._compiled.numbers import INF, exps, largest, log, multiply
+from arraylogchain._compiled.numbers import INF, exps, finite, largest, log, multiply
 
 
 @inner
@@ -90,3 +93,14 @@ def _log_sum(a, F, L, at, is_special, u):
     for k in range(K):
         total += math.exp(u[k] - top)
     return top + math.log(total)
+
+
+@inner
+def add_up(x, is_linear, scales):
+    """Write the log of the sum of a row's weights, given its shift and power of two."""
+    total, top = 0.0, 0.0 if is_linear else finite(largest(x))
+    for k in range(len(x)):
+        total += x[k] if is_linear else math.exp(x[k] - top)
+    near, own = math.frexp(total)
+    power = scales[1] + own
+    scales[2] = (scales[0] + power * LN2_HIGH + (top + np.log(near))) + power * LN2_LOW

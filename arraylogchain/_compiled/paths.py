@@ -65,7 +65,7 @@ def best(x, matrices, lengths, state, are_weights, left, room, first):
 
 
 @compiled
-def trace(left, matrices, transposed, lengths, states, first):
+def trace(left, matrices, lengths, states, first):
     """Write the states of best paths, [G, R, S + 1, 1], of which the last is known.
 
     Parameters
@@ -73,7 +73,7 @@ def trace(left, matrices, transposed, lengths, states, first):
     left : array [G, S, K * R]
         What `best` kept.
     matrices : (L, rows, begin)
-        Those from each step to the next, which may be transposed.
+        Those from each step to the next; see `best`.
     """
     L, rows, begin = matrices
     G, S, R = len(left), left.shape[1], states.shape[1]
@@ -84,10 +84,9 @@ def trace(left, matrices, transposed, lengths, states, first):
             for i in range(S - 1, -1, -1):
                 if first + i < lengths[g, r] - 1:
                     base = (g // rows * L.shape[1] + number(L, first + i, begin, True)) * K * K
-                    at, step = (base + j * K, 1) if transposed else (base + j, K)
-                    m, most, j = left[g, i], -INF, 0
+                    m, at, most, j = left[g, i], base + j, -INF, 0
                     for k in range(K):
-                        w = m[k * R + r] + flat[at + k * step]
+                        w = m[k * R + r] + flat[at + k * K]
                         if not w <= most and most == most:  # the first NaN, if there is one
                             j, most = k, w
                 path[i, 0] = j

@@ -17,7 +17,7 @@ import math
 
 from arraylogchain._compiled import numbers, steps
 from arraylogchain._compiled.compiling import compiled, inner
-from arraylogchain._compiled.logs import log_product
+from arraylogchain._compiled.logs import add_up, log_product
 from arraylogchain._compiled.numbers import INF, finite, largest
 from arraylogchain._compiled.steps import FAILED, LINEAR, LOGS, RAISED, longer
 
@@ -44,9 +44,9 @@ def advance(x, matrices, proof, few, lengths, state, kept, room, first, backward
         See `log_product`.
     lengths : array [G, R]
         Steps of rows, the longest first.
-    state : (weights [G, R, K], scales [2, G, R], forms [G, R])
+    state : (weights [G, R, K], scales [3, G, R], forms [G, R])
         Changed. The last is LINEAR or LOGS, as rows are in all of the block. What a chain begins
-        with may have any weights.
+        with may have any weights. Third of the scales are the logs of the sums of all weights.
     kept : (arrived [G, S, K * R], left [G, S + 1, K * R], scales [2, G, S, R], [2, G, S + 1, R])
         What is kept of each step; `left` also has what the block began with. What is not kept is
         [1, 2, K * R], and [2, 0, 0, 0].
@@ -68,6 +68,7 @@ def advance(x, matrices, proof, few, lengths, state, kept, room, first, backward
                 _in_logs(
                     x[g], matrices, proof, few, lengths[g], own, kept, room, first, backward, g, r
                 )
+            add_up(weights[g, r], forms[g, r] == LINEAR, scales[:, g, r])
 
 
 @inner

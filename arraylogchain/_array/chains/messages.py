@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-import numpy as np
-
 from arraylogchain import _dispatch
 from arraylogchain._array.chains import pieces
 from arraylogchain._array.chains.pieces import Backend, Block, Messages, Piece
@@ -137,17 +135,16 @@ def each(
                 sums.join(part)
 
 
-def total_of(piece: Piece, last: Messages) -> tuple[Array, Array, Array]:
-    """Return the sums over all paths, given the last states.
-
-    They are logs near 0, shifts and powers of two, [groups, rows], to be summed by `add_scale`.
-    """
+def total_of(piece: Piece, last: Messages) -> Array:
+    """Return the logs of the sums over all paths, [groups, rows], given the last states."""
     ctx, xp = piece.ctx, piece.ctx.xp
-    if "final" in piece.views or np.count_nonzero(last.in_logs):
+    if last.totals is not None and "final" not in piece.views:
+        return last.totals
+    if "final" in piece.views or last.in_logs.any():
         found = last_logs(piece, last)
-        return log_sum(xp, found.values), found.shifts, found.powers
+        return pieces.add_scale(log_sum(xp, found.values), found.shifts, found.powers)
     near, powers = pieces.split(ctx, xp.sum(ctx.load(last.values, ctx.widest), axis=-1))
-    return xp.log(near), last.shifts, last.powers + powers
+    return pieces.add_scale(xp.log(near), last.shifts, last.powers + powers)
 
 
 def last_logs(piece: Piece, last: Messages) -> Messages:
@@ -182,7 +179,7 @@ def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     out = ctx.empty(chain.batch, ctx.result_dtype)
 
     def work(run: Run) -> None:
-        run.piece.write(out, pieces.add_scale(*total_of(run.piece, run.run())))
+        run.piece.write(out, total_of(run.piece, run.run()))
 
     each(ctx, runs("log_partition", ctx, chain, workspace, arrays=3), work)
     return out

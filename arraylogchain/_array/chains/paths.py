@@ -27,8 +27,8 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     Past a row's length states are -1. All states are 0 where no path has a positive weight.
     """
     xp = ctx.xp
-    shape = (*chain.batch, chain.num_steps)
-    states = xp.full(shape, -1, dtype=ctx.index_dtype, device=ctx.device)
+    states = ctx.empty((*chain.batch, chain.num_steps), ctx.index_dtype)
+    states[...] = -1
 
     def work(run: Run) -> None:
         state, kept = None, []
@@ -73,15 +73,16 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
     state k.
     """
     xp, order = ctx.xp, (*range(1, out.ndim), 0)
-    if not int(out.shape[0]):
-        return
     paths, numbers = (xp.permute_dims(x, order) for x in (out, uniforms))
 
     def work(run: Run) -> None:
         piece = run.keep().piece
         groups, rows, size = piece.state_shape
-        ends = last_logs(piece, run.last).values
-        has_none = (xp.max(ends, axis=-1) == -math.inf)[..., None]
+        # The last states times the final weights, but for a scale.
+        ends = ctx.load(run.last.values, ctx.widest)
+        if "final" in piece.views or run.last.in_logs.any():
+            ends = relative(xp, last_logs(piece, run.last).values)
+        has_none = xp.sum(ends, axis=-1)[..., None] == 0
         longest = max(steps.stop - steps.start for steps in run.blocks)
         of_sample = 8 * groups * rows * max(6 * size, 4 * longest)
         some = list(chunks(int(out.shape[0]), max(1, run.workspace // of_sample)))
@@ -110,5 +111,5 @@ def _last_states(piece: Piece, ends: Array, numbers: Array, samples: slice) -> A
         for length in np.unique(piece.lengths):
             is_last = xp.asarray(piece.lengths == length, device=ctx.device)
             u = xp.where(is_last[..., None], piece.read(numbers, (int(length) - 1, samples)), u)
-    states = choose(xp, relative(xp, ends)[:, :, None, :], ctx.load(u, ctx.widest))
+    states = choose(xp, ends[:, :, None, :], ctx.load(u, ctx.widest))
     return xp.where(u < 0, xp.astype(-1 - u, states.dtype), states)

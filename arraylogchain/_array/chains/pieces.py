@@ -56,12 +56,15 @@ class Messages:
         Whole numbers, in the widest precision; they add up exactly.
     in_logs : bool numpy.ndarray [groups, rows]
         Which rows are in logs: all steps of a row here have one form.
+    totals : array [groups, rows] or None
+        The true logs of the sums of a state's weights, where the backend has them.
     """
 
     values: Array
     shifts: Array
     powers: Array
     in_logs: np.ndarray
+    totals: Array = None
 
     def in_log_form(self, ctx: Context) -> Messages:
         """Return the same with all rows in logs."""

@@ -78,11 +78,12 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
     def work(run: Run) -> None:
         piece = run.keep().piece
         groups, rows, size = piece.state_shape
-        # The last states times the final weights, but for a scale.
+        # The last states times the final weights, but for a scale, added up.
         ends = ctx.load(run.last.values, ctx.widest)
-        if "final" in piece.views or run.last.in_logs.any():
+        if "final" in piece.views or np.count_nonzero(run.last.in_logs):
             ends = relative(xp, last_logs(piece, run.last).values)
-        has_none = xp.sum(ends, axis=-1)[..., None] == 0
+        ends = xp.cumulative_sum(ends, axis=-1)
+        has_none = ends[..., -1:] == 0
         longest = max(steps.stop - steps.start for steps in run.blocks)
         of_sample = 8 * groups * rows * max(6 * size, 4 * longest)
         some = list(chunks(int(out.shape[0]), max(1, run.workspace // of_sample)))
@@ -101,7 +102,7 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
 
 
 def _last_states(piece: Piece, ends: Array, numbers: Array, samples: slice) -> Array:
-    """Return the last states of samples, [groups, rows, samples], drawn by ends [groups, rows, K].
+    """Return the last states of samples, [groups, rows, samples], drawn by sums [groups, rows, K].
 
     `numbers` are those of all steps, [*batch, T, samples].
     """

@@ -106,7 +106,8 @@ class ArrayRecursion:
         logs = left.in_log_form(ctx).last(steps.stop - steps.start).values
 
         def choose_one(x: Array, at: Lanes) -> Array:
-            return choose(xp, relative(xp, x), ctx.load(uniforms[at], ctx.widest))
+            below = xp.cumulative_sum(relative(xp, x), axis=-1)
+            return choose(xp, below, ctx.load(uniforms[at], ctx.widest))
 
         return self._back(logs, after, steps, choose_one)
 
@@ -331,9 +332,8 @@ def relative(xp: Any, logs: Array) -> Array:
     return xp.exp(logs - xp.where(xp.isfinite(top), top, 0.0))
 
 
-def choose(xp: Any, weights: Array, uniforms: Array) -> Array:
-    """Draw one of the last axis for each of the others."""
-    below = xp.cumulative_sum(weights, axis=-1)
+def choose(xp: Any, below: Array, uniforms: Array) -> Array:
+    """Draw one of the last axis for each of the others, given sums of weights up to each."""
     total = below[..., -1:]
     level = uniforms[..., None] * total
     # The first state whose sum is above the level adds something to it, so that its weight is

@@ -40,6 +40,7 @@ def entropy(ctx: Context, chain: Chain, workspace: int) -> Array:
 
     def work(run: Run) -> None:
         run.piece.write(out, Entropy(run.keep()).result())
+        run.left.clear()
 
     each(ctx, runs("entropy", ctx, chain, workspace, history=True), work)
     return out

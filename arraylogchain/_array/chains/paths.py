@@ -97,6 +97,7 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
                 found = xp.where(has_none, 0, found)
                 put_steps(paths[..., samples], piece, steps, found, -1)
         piece.view(paths, (slice(piece.num_steps, None),))[...] = -1
+        run.left.clear()
 
     each(ctx, runs("sample", ctx, chain, workspace // 2, history=True), work)
 

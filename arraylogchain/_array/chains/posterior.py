@@ -67,6 +67,7 @@ def _posterior(ctx: Context, chain: Chain, workspace: int, operation: str, *name
         if operation == "posterior":
             run.piece.write(total, found.log_z)
         found.add()
+        run.left.clear()  # the next piece takes the same memory
 
     each(ctx, runs(operation, ctx, chain, workspace, history=True), work, sums)
     found = sums.results()

@@ -170,8 +170,7 @@ class Shares:
 
     def _add_pairs(self, pairs: Array, some: slice, j: slice) -> None:
         """Add pairs of all transitions, [groups, K, n], or of some, [groups * n, K, n]."""
-        shape = self.piece.groups, 1, -1, *pairs.shape[1:]
-        pairs = self.ctx.xp.reshape(pairs, shape)
+        pairs = self.ctx.xp.reshape(pairs, (self.piece.groups, 1, -1, *pairs.shape[1:]))
         first = 0 if self.piece.chain.has_one_matrix else self.steps.start
         place = slice(first + some.start, first + some.start + int(pairs.shape[2]))
         self.of.sums.add("transitions", self.piece, (place, slice(None), j), pairs)

@@ -329,7 +329,7 @@ def scenarios() -> Iterator[tuple[str, Callable[..., Options], tuple]]:
             yield f"rows of all ranges {sd} {form}", rows_of_all_ranges, (form, sd)
         for sd in (40, 400):
             yield f"rows that turn wide {sd} {form}", rows_that_turn_wide, (form, sd)
-        for batch, own in (((19,), (6,)), ((19,), (1,)), ((2, 9), (2, 1, 6))):
+        for batch, own in (((19,), (6,)), ((300,), (1,)), ((2, 9), (2, 1, 6))):
             yield f"many rows {batch} {own} {form}", many_rows, (form, batch, own)
         for i, lengths in enumerate((None, [6, 2, 1], [6, 2, 1, 6, 5, 4, 3, 2, 1])):
             yield f"final {i} {form}", final_weights, (form, lengths)

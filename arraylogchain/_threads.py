@@ -89,7 +89,7 @@ def check_workers(workers: int | None) -> int | None:
 
 def at_least(least: int, name: str, x: int, unit: str) -> int:
     """Return an argument that has to be an integer from `least` on."""
-    if isinstance(x, bool) or not hasattr(x, "__index__"):
+    if isinstance(x, bool) or getattr(x, "ndim", False) or not hasattr(x, "__index__"):
         raise TypeError(f"{name} must be an integer number of {unit}, got {type(x).__name__}")
     if x.__index__() < least:
         raise ValueError(f"{name}={x} is too small; the least number of {unit} is {least}")

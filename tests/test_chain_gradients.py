@@ -202,3 +202,12 @@ def test_tiny_cotangents_of_logs(np_backend):
         L[0, 0] = -INF
         case = ChainCase(np_backend, "float64", x, log_transitions=L)
         check_gradients(case, np.asarray(rng.uniform(0.1, 1) * 1e-200))
+
+
+def test_levels_past_all_numbers(backend, dtype):
+    """Log Z is infinite by its level alone, of which nothing else depends."""
+    x = np.zeros((2, 5, 2))
+    x[0, 3:] = np.finfo(dtype).min
+    chain = ChainCase(backend, dtype, x, transitions=uniform(1, 2, 2)).chain
+    for found in (chain.marginals(), chain.entropy()):
+        np.testing.assert_allclose(*backend.to_numpy(found), rtol=1e-5)

@@ -212,7 +212,7 @@ def log_weight(chain: Any, states: Any) -> Tensor:
             weights = recursion.logs_of(weights.double())
         found.append(weights)
     terms = torch.cat(found, -1).double()
-    # Whole numbers add up exactly: what is large and cancels leaves no rounding.
+    # Whole numbers add up exactly, up to 2**53: what cancels leaves no rounding.
     whole = terms.detach().round().nan_to_num(0, 0, 0)
     total = through_finite(whole.sum(-1) + (terms - whole).sum(-1))
     return total.to(calls.result_dtype(*given.values()))

@@ -66,8 +66,8 @@ class Entropy(Posterior):
         """Return the entropies, [groups, rows]."""
         xp = self.ctx.xp
         self.run_back()
-        found = xp.where(self.log_z == -math.inf, 0.0, self.entropy)
-        return xp.where(self.log_z == math.inf, math.nan, found)
+        found = xp.where(self.near == -math.inf, 0.0, self.entropy)
+        return xp.where(self.near == math.inf, math.nan, found)
 
     def take_shares(self, steps: slice, shares: Array, forward: Messages) -> None:
         """Add what transitions from some steps contribute, given the shares of these."""

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._array.chains.messages import Run, each, log_sum, runs, total_of
+from arraylogchain._array.chains.messages import Run, each, last_logs, log_sum, runs, total_of
 from arraylogchain._array.chains.pieces import Block, Messages, exp_of_parts, log_parts
 from arraylogchain._array.chains.shares import Shares, precision_of, row_sum
 from arraylogchain._array.chains.sums import Sums
@@ -64,8 +64,7 @@ def _posterior(ctx: Context, chain: Chain, workspace: int, operation: str, *name
 
     def work(run: Run, own: Sums) -> None:
         found = Posterior(run.keep(), own, None)
-        if operation == "posterior":
-            run.piece.write(total, found.log_z)
+        run.piece.write(total, found.log_z)
         found.add()
         run.left.clear()  # the next piece takes the same memory
 
@@ -125,11 +124,14 @@ class Posterior:
         self.wants_pairs = "transitions" in sums.totals
         self.panel = run.workspace // (8 * 10)
         self.ctx = ctx = run.piece.ctx
-        self.log_z = total_of(run.piece, run.last)
+        self.log_z = self.near = total_of(run.piece, run.last)
+        if not ctx.are_within(2.0**60, self.log_z):
+            # What is infinite by its scale alone has shares all the same.
+            self.near = log_sum(ctx.xp, last_logs(run.piece, run.last).values)
         # Cotangents [groups, rows], which of them are 0, and the sizes of the others.
         self.g, self.idle = ctx.xp.ones_like(self.log_z), None
         self.least = self.most = 1.0
-        if cotangent is not None or not ctx.are_within(2.0**60, self.log_z):
+        if cotangent is not None or self.near is not self.log_z:
             self._take(cotangent)
 
     def _take(self, cotangent: Array | None) -> None:
@@ -137,8 +139,7 @@ class Posterior:
         xp, g = self.ctx.xp, self.g
         if cotangent is not None:
             g = self.ctx.load(self.piece.read(cotangent), self.ctx.widest)
-        g = xp.where(xp.isinf(self.log_z), 0.0, g)
-        g = xp.where(xp.isnan(self.log_z), math.nan, g)
+        g = xp.where(xp.isinf(self.near), 0.0, g + 0.0 * self.near)  # NaN stays
         size = xp.abs(g)
         self.g, self.idle = g, (size == 0)[None, ...] if bool(xp.any(size == 0)) else None
         self.least, self.most = float(xp.min(xp.where(size > 0, size, 1.0))), float(xp.max(size))

@@ -64,7 +64,8 @@ def _posterior(ctx: Context, chain: Chain, workspace: int, operation: str, *name
 
     def work(run: Run, own: Sums) -> None:
         found = Posterior(run.keep(), own, None)
-        run.piece.write(total, found.log_z)
+        if operation == "posterior":
+            run.piece.write(total, found.log_z)
         found.add()
         run.left.clear()  # the next piece takes the same memory
 
@@ -147,8 +148,7 @@ class Posterior:
     def add(self) -> None:
         """Add gradients, or marginals and counts, going backward through the steps."""
         run, wanted = self.run, self.sums.totals
-        last = self.run_back() if set(wanted) != {"final"} else None
-        state: Any
+        last: Any = self.run_back() if set(wanted) != {"final"} else None
         for name, state in (("initial", last), ("final", run.last)):
             if name in wanted:
                 self._add_weights(name, state, *self.piece.end(backward=name == "final"))

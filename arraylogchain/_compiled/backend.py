@@ -16,7 +16,6 @@ from arraylogchain._context import Array
 _SIDE_BY_SIDE = 8
 # Numbers that are weighed by exponentials which are computed together, and steps at most.
 _CHUNK, _CHUNK_STEPS = 4096, 64
-_NO_SCALES = np.empty((2, 0, 0, 0))
 
 
 class Loops:
@@ -44,44 +43,46 @@ class Loops:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
         weights, scales, forms = self._enter(state, backward)
         (prepared, proof, few), first = self._matrices("weights", steps, backward)
-        arrived = np.empty((G, S, K * R) if keep == BOTH else (1, 2, K * R))
-        left = np.empty((1, 2, K * R) if keep == NOTHING else (G, S + 1, K * R))
-        arrived_scales = np.empty((2, G, S, R)) if keep == BOTH else _NO_SCALES
-        left_scales = _NO_SCALES if keep == NOTHING else np.empty((2, G, S + 1, R))
+        arrived = np.empty((S, G, K * R) if keep == BOTH else (2, 1, K * R))
+        left = np.empty((2, 1, K * R) if keep == NOTHING else (S + 1, G, K * R))
+        arrived_scales = np.empty((S if keep == BOTH else 0, 2, G, R))
+        left_scales = np.empty((0 if keep == NOTHING else S + 1, 2, G, R))
         recursion.advance(
             self._lay(self.piece.potentials(steps)),
             (*prepared, self.each, first),
             proof,
             few,
             self.lengths,
-            (weights.reshape(G, R, K), scales.reshape(3, G, R), forms.reshape(G, R)),
+            (weights.reshape(G, R, K), scales, forms),
             (arrived, left, arrived_scales, left_scales),
-            (*self._room(S), np.empty((3, R)), np.empty((4, K))),
+            self._room(S),
             steps.start,
             backward,
         )
-        in_logs = forms.view(bool)  # LINEAR is 0, LOGS is 1
+        own = self.piece.groups, self.piece.rows
+        shifts, powers, totals = scales.reshape(3, *own)
+        in_logs = forms.view(bool).reshape(own)  # LINEAR is 0, LOGS is 1
         return Block(
             self._messages(arrived, arrived_scales, in_logs) if keep == BOTH else None,
             self._messages(left, left_scales, in_logs) if keep != NOTHING else None,
-            Messages(weights, scales[0], scales[1], in_logs, scales[2]),
+            Messages(weights, shifts, powers, in_logs, totals),
         )
 
     def best(self, state: Array | None, steps: slice, keep: bool) -> tuple[Array | None, Array]:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
         weights, in_logs = self._first(False) if state is None else (state.copy(), True)
-        (L,), first = self._matrices("logs", steps, False)
-        left = np.empty((G, S, K * R) if keep else (1, 2, K * R))
-        x, room = self._lay(self.piece.potentials(steps)), (*self._room(S), np.empty(K * R))
-        m, edges = weights.reshape(G, R, K), (L, self.each, first)
+        (L, is_special), first = self._matrices("logs", steps, False)
+        left = np.empty((S, G, K * R) if keep else (2, 1, K * R))
+        x, edges = self._lay(self.piece.potentials(steps)), (L, self.each, first, is_special)
+        m, room = weights.reshape(G, R, K), self._room(S)
         paths.best(x, edges, self.lengths, m, not in_logs, left, room, steps.start)
         return self._leave(left) if keep else None, weights
 
     def trace(self, left: Array, after: Array, steps: slice) -> Array:
         states = self._states(after[..., None], steps)
-        (L,), first = self._matrices("logs", steps, True)
-        m, edges = self._lay(left.transpose(1, 2, 0, 3)), (L, self.each, first)
-        paths.trace(m, edges, self.lengths, states, steps.start)
+        (L, is_special), first = self._matrices("logs", steps, True)
+        edges = L, self.each, first, is_special
+        paths.trace(self._enter_steps(left), edges, self.lengths, states, steps.start)
         return self._over_time(states)[..., 0]
 
     def draw(self, left: Messages, after: Array, steps: slice, uniforms: Array) -> Array:
@@ -89,7 +90,7 @@ class Loops:
         ((F, logs, _), proof, _), first = self._matrices("weights", steps, True)
         uniforms = np.ascontiguousarray(uniforms.transpose(1, 2, 0, 3), np.float64)
         paths.draw(
-            self._lay(left.values.transpose(1, 2, 0, 3)),
+            self._enter_steps(left.values),
             np.ascontiguousarray(left.in_logs).reshape(own),
             (F, logs, self.each, first),
             max(proof[1], 2.0**-900),
@@ -114,9 +115,10 @@ class Loops:
         return states.reshape(groups, rows, S, n).transpose(2, 0, 1, 3)[:-1]
 
     def _room(self, S: int) -> tuple[Floats, Floats]:
+        """Return room for B steps, and some more, of numbers [K * R] and [R]."""
         width = self.K * self.R
         B = min(S, _CHUNK_STEPS, max(1, _CHUNK // width))
-        return np.empty((B, width)), np.empty((B, self.R))
+        return np.empty((B + 4, width)), np.empty((B + 3, self.R))
 
     def _matrices(self, form: str, steps: slice, backward: bool) -> tuple[Any, int]:
         """Return prepared matrices, with the number of the first.
@@ -140,20 +142,23 @@ class Loops:
         else:  # of which none is read
             given, in_logs = np.zeros((self.piece.groups, 1, self.K, self.K)), False
         if form == "logs":
-            return (matrices.logs_of(given, in_logs),)
+            return matrices.logs_of(given, in_logs)
         found, proof = matrices.prepare(self.piece.ctx, given, in_logs, backward)
         few = matrices.few_entries(*found[:2]) if self.has_one and len(given) == 1 else MANY
         return found, proof, few
 
     def _enter(self, state: Messages | None, backward: bool) -> tuple[Floats, Floats, Any]:
         """Return a copy of a state, or of what the recursion starts with, as loops take it."""
-        shape = self.piece.groups, self.piece.rows
-        scales, forms = np.zeros((3, *shape)), np.zeros(shape, np.int8)
+        own = self.G, self.R
+        scales, forms = np.zeros((3, *own)), np.zeros(own, np.int8)
         if state is None:
             weights, forms[...] = self._first(backward)
         else:
-            weights, forms[...] = np.array(state.values, np.float64, order="C"), state.in_logs
-            scales[0], scales[1] = state.shifts, state.powers
+            weights, forms[...] = (
+                np.array(state.values, np.float64, order="C"),
+                state.in_logs.reshape(own),
+            )
+            scales[0], scales[1] = state.shifts.reshape(own), state.powers.reshape(own)
         return weights, scales, forms
 
     def _first(self, backward: bool) -> tuple[Floats, bool]:
@@ -164,19 +169,23 @@ class Loops:
         return np.array(x, np.float64, order="C"), in_logs
 
     def _lay(self, x: Array) -> Floats:
-        """Lay out an array [groups, rows, n, K] as [G, n, K * R], not to be written to."""
+        """Lay out potentials [groups, rows, n, K] as [G, n, K * R], not to be written to."""
         n = x.shape[2]
-        x = x.reshape(self.G, self.R, n, self.K).transpose(0, 2, 3, 1)
-        x = np.ascontiguousarray(x, np.float64).reshape(self.G, n, self.K * self.R)
-        return frozen(x)  # type: ignore[no-any-return]
+        x = np.ascontiguousarray(x if self.R == 1 else x.transpose(0, 2, 3, 1), np.float64)
+        return frozen(x.reshape(self.G, n, self.K * self.R))  # type: ignore[no-any-return]
+
+    def _enter_steps(self, x: Array) -> Floats:
+        """Lay out what was kept, [n, groups, rows, K], as [n, G, K * R]."""
+        x = np.ascontiguousarray(x if self.R == 1 else x.transpose(0, 1, 3, 2))
+        return x.reshape(len(x), self.G, self.K * self.R)
 
     def _leave(self, x: Floats) -> Floats:
-        """View an array [G, n, K * R] as [n, groups, rows, K]."""
-        n, (groups, rows) = x.shape[1], (self.piece.groups, self.piece.rows)
-        x = x.reshape(groups, self.each, n, self.K, self.R).transpose(2, 0, 1, 4, 3)
-        return x.reshape(n, groups, rows, self.K)
+        """View an array [n, G, K * R] as [n, groups, rows, K]."""
+        if self.R > 1:
+            return x.reshape(len(x), self.G, self.K, self.R).transpose(0, 1, 3, 2)
+        return x.reshape(len(x), self.piece.groups, self.piece.rows, self.K)
 
     def _messages(self, values: Floats, scales: Floats, in_logs: Any) -> Messages:
-        groups, rows = self.piece.groups, self.piece.rows
-        shifts, powers = scales.transpose(0, 2, 1, 3).reshape(2, -1, groups, rows)
+        own = len(scales), 2, self.piece.groups, self.piece.rows
+        shifts, powers = scales.reshape(own).swapaxes(0, 1)
         return Messages(self._leave(values), shifts, powers, in_logs)

@@ -87,15 +87,18 @@ def copy(given: Floats, transposed: bool, in_logs: bool, out: Floats, found: Flo
     return odd, least
 
 
-def logs_of(given: Array, in_logs: bool) -> Floats:
-    """Return logarithms [g, s, K * K] of matrices, but for a shift of each."""
+def logs_of(given: Array, in_logs: bool) -> tuple[Floats, bool]:
+    """Return logarithms [g, s, K * K] of matrices, but for a shift of each.
+
+    And whether there is NaN or +inf among them.
+    """
     x = np.ascontiguousarray(given, np.float64)
-    if in_logs:
-        top = np.ceil(np.max(x, axis=(-2, -1), keepdims=True))
-        x = x - np.where(np.isfinite(top), top, 0.0)
-    else:
+    if not in_logs:
         x = np.log(x)
-    return x.reshape(*x.shape[:2], -1)
+    top = x.max((-2, -1), keepdims=True)
+    if in_logs:
+        x = x - np.where(np.isfinite(top), np.ceil(top), 0.0)
+    return x.reshape(*x.shape[:2], -1), not np.all(top < INF)
 
 
 def few_entries(F: Floats, logs: Floats) -> tuple[Integers, Floats]:

@@ -22,40 +22,44 @@ def best(x, matrices, lengths, state, are_weights, left, room, first):
     ----------
     x, lengths, first
         See `recursion.advance`.
-    matrices : (L, rows, begin)
-        Logarithms of weights [g, s, K * K].
+    matrices : (L, rows, begin, is_special)
+        Logarithms of weights [g, s, K * K], and whether they have NaN or +inf.
     state : array [G, R, K]
         Logarithms. Changed. What a chain begins with may be weights, if they `are_weights`.
-    left : array [G, S, K * R], or [1, 2, K * R]
+    left : array [S, G, K * R], or [2, 1, K * R]
         Those after each step, if they are kept.
-    room : (factors [B, K * R], tops [B, R], begins [K * R])
+    room : arrays [B + 4, K * R], [B + 3, R]
     """
-    L, rows, begin = matrices
-    factors, tops, begins = room
-    S, R, flat, B = x.shape[1], lengths.shape[1], L.reshape(-1), len(factors)
-    K = x.shape[2] // R
+    L, rows, begin, is_special = matrices
+    S, R, flat, B = x.shape[1], lengths.shape[1], L.reshape(-1), len(room[1]) - 3
+    factors, tops, K = room[0], room[1], x.shape[2] // R
     for g in range(len(x)):
-        own, m, gl = state[g], begins, g % len(left)
+        own, m, gl, odd = state[g], factors[B], g % left.shape[1], 0
         for r in range(R):
             if are_weights:
                 numbers.write_logs(own[r])
             shift = finite(largest(own[r]))
             for k in range(K):
                 m[k * R + r] = own[r, k] - shift
+                odd += not m[k * R + r] < INF
         for t in range(first, first + S):
             i = (t - first) % B
             if i == 0:
                 count = B if t + B < first + S else first + S - t
                 take_tops(x[g], t - first, count, lengths[g], first, factors, tops)
-            out, f = left[gl, (t - first) % left.shape[1]], factors[i]
+            out, f = left[(t - first) % len(left), gl], factors[i]
             begun = longer(lengths[g], t) if t > 0 else 0
             if begun > 0:
                 n = number(L, t, begin, False)
                 base = (g // rows * L.shape[1] + n) * K * K
                 maximise(out, m, flat, base, K, R, begun)
+                if odd > 0 or is_special:
+                    _write_nan(out, m, flat, base, K, R, begun)
             copy_rows(out, m, R, begun)
+            odd = 0
             for j in range(K * R):
                 out[j] += f[j]
+                odd += not out[j] < INF
             if t % _TOGETHER == 0:
                 bring_near_0(out, R, tops[i])
             m = out
@@ -64,32 +68,55 @@ def best(x, matrices, lengths, state, are_weights, left, room, first):
                 own[r, k] = m[k * R + r]
 
 
+@inner
+def _write_nan(out, m, P, base, K, R, begun):
+    """Write NaN where one of the terms of a maximum is NaN."""
+    for i in range(K * K):
+        for r in range(begun):
+            w = m[i // K * R + r] + P[base + i]
+            if w != w:
+                out[i % K * R + r] = w
+
+
 @compiled
 def trace(left, matrices, lengths, states, first):
     """Write the states of best paths, [G, R, S + 1, 1], of which the last is known.
 
     Parameters
     ----------
-    left : array [G, S, K * R]
+    left : array [S, G, K * R]
         What `best` kept.
-    matrices : (L, rows, begin)
+    matrices : tuple
         Those from each step to the next; see `best`.
     """
-    L, rows, begin = matrices
-    G, S, R = len(left), left.shape[1], states.shape[1]
-    flat, K = L.reshape(-1), left.shape[2] // R
+    L, rows, begin, _ = matrices
+    (S, G, _), R, flat = left.shape, states.shape[1], L.reshape(-1)
+    K = left.shape[2] // R
     for g in range(G):
-        for r in range(R):
-            path, j = states[g, r], states[g, r, S, 0]
-            for i in range(S - 1, -1, -1):
-                if first + i < lengths[g, r] - 1:
-                    base = (g // rows * L.shape[1] + number(L, first + i, begin, True)) * K * K
-                    m, at, most, j = left[g, i], base + j, -INF, 0
-                    for k in range(K):
-                        w = m[k * R + r] + flat[at + k * K]
-                        if not w <= most and most == most:  # the first NaN, if there is one
-                            j, most = k, w
-                path[i, 0] = j
+        for i in range(S - 1, -1, -1):
+            base = (g // rows * L.shape[1] + number(L, first + i, begin, True)) * K * K
+            moves = longer(lengths[g], first + i + 1)
+            for r in range(R):
+                j = states[g, r, i + 1, 0]
+                if r < moves:
+                    j = _came_from(left[i, g], r, R, flat, base + j, K)
+                states[g, r, i, 0] = j
+
+
+@inlined
+def _came_from(m, r, R, P, at, K):
+    """Return the first k of the largest m[k] + P[k, j], or of NaN, if there is one."""
+    most, found, odd, k = -INF, 0, 0, 0
+    for k in range(K):
+        w = m[k * R + r] + P[at + k * K]
+        found = k if w > most else found
+        most = w if w > most else most
+        odd += w != w
+    for k in range(K if odd > 0 else 0):
+        w = m[k * R + r] + P[at + k * K]
+        if w != w:
+            return k
+    return found
 
 
 @compiled
@@ -98,7 +125,7 @@ def draw(left, in_logs, matrices, line, lengths, uniforms, states, scratch, firs
 
     Parameters
     ----------
-    left : array [G, S + 1, K * R]
+    left : array [S + 1, G, K * R]
         What `advance` kept, with one step more in front.
     in_logs : array [G, R]
     matrices : (F, logs, rows, begin)
@@ -115,7 +142,7 @@ def draw(left, in_logs, matrices, line, lengths, uniforms, states, scratch, firs
         for r in range(R):
             path, is_linear = states[g, r], not in_logs[g, r]
             for i in range(S - 1, -1, -1):
-                m, is_last = left[g, i + 1], first + i >= lengths[g, r] - 1
+                m, is_last = left[i + 1, g], first + i >= lengths[g, r] - 1
                 base = (g // rows * F.shape[1] + number(F, first + i, begin, True)) * K * K
                 for s in range(n):
                     j, total = path[i + 1, s], 0.0

@@ -47,10 +47,10 @@ def advance(x, matrices, proof, few, lengths, state, kept, room, first, backward
     state : (weights [G, R, K], scales [3, G, R], forms [G, R])
         Changed. The last is LINEAR or LOGS, as rows are in all of the block. What a chain begins
         with may have any weights. Third of the scales are the logs of the sums of all weights.
-    kept : (arrived [G, S, K * R], left [G, S + 1, K * R], scales [2, G, S, R], [2, G, S + 1, R])
+    kept : (arrived [S, G, K * R], left [S + 1, G, K * R], scales [S, 2, G, R], [S + 1, 2, G, R])
         What is kept of each step; `left` also has what the block began with. What is not kept is
-        [1, 2, K * R], and [2, 0, 0, 0].
-    room : (factors [B, K * R], tops [B, R], scales [3, R], scratch [4, K])
+        [2, 1, K * R], and no scales.
+    room : arrays [B + 4, K * R], [B + 3, R]
         B steps are weighed by exponentials that are computed together.
     first : int
         The first step of the block.
@@ -101,32 +101,38 @@ def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
     F, _, matrix_scales, rows, begin = matrices
     forms = state[3]
     arrived, left, arrived_scales, left_scales = kept
-    factors, tops, scale, _ = room
-    shift, power = scale[0], scale[1]
-    S, R = len(x), len(lengths)
-    K, keeps, low = x.shape[1] // R, arrived_scales.shape[3] > 0, 0
-    arrived, left, gm = arrived[g % len(arrived)], left[g % len(left)], g // rows
+    S, R, B = len(x), len(lengths), len(room[1]) - 3
+    factors, tops, shift, power, raised = (
+        room[0][:B],
+        room[1],
+        room[1][B],
+        room[1][B + 1],
+        room[1][B + 2],
+    )
+    K, keeps_arrived, keeps, low = x.shape[1] // R, len(arrived_scales) > 0, len(left_scales) > 0, 0
+    gm, ga, gl = g // rows, g % arrived.shape[1], g % left.shape[1]
     following = S - S  # of a constant Numba compiles another version
     # What is not kept is written over.
-    at = S if backward and len(left) > S else 0
-    m = left[at]
+    at = S if backward and keeps else 0
+    m = left[at, gl]
     m[: K * R] = 0.0
     good = _copy(m, shift, power, state, following)
-    steps.raise_weights(m, scale[2], power)
+    steps.raise_weights(m, raised, power)
     _keep(left_scales, g, S if backward else 0, shift, power)
     for s in range(S if good else 0):
         i = S - 1 - s if backward else s
         t = first + i
         if s == following:
-            count = S - s if S - s < len(factors) else len(factors)
+            count = S - s if S - s < B else B
             following += count
             low = i - count + 1 if backward else i
             if steps.load(x, low, count, lengths, first, factors, tops) > 0:
                 good -= steps.mark(x, low, count, lengths, first, tops, forms, m)
         active, f = longer(lengths, t), factors[i - low]
         begun = longer(lengths, t + 1) if backward else (active if t > 0 else 0)
-        at = (i if backward else i + 1) if len(left) > S else 1 - at
-        v, w, n = arrived[i if keeps else 0], left[at], steps.number(F, t, begin, backward)
+        at = (i if backward else i + 1) if keeps else 1 - at
+        v, w = arrived[i if keeps_arrived else 0, ga], left[at, gl]
+        n = steps.number(F, t, begin, backward)
         if begun > 0:
             numbers.multiply(v, m, F.reshape(-1), (gm * F.shape[1] + n) * K * K, K, R, begun)
         for r in range(begun):
@@ -142,7 +148,7 @@ def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
             if good == 0:
                 return
         if s % _TOGETHER == 0:
-            steps.raise_weights(w, scale[2], power)
+            steps.raise_weights(w, raised, power)
         for r in range(R):
             shift[r] += tops[i - low, r]
         _keep(left_scales, g, i + (not backward), shift, power)
@@ -172,8 +178,9 @@ def _copy(m, shift, power, state, taken):
 
 @inner
 def _keep(scales, g, i, shift, power):
-    for r in range(scales.shape[3]):  # none where they are not kept
-        scales[0, g, i, r], scales[1, g, i, r] = shift[r], power[r]
+    if len(scales) > 0:
+        for r in range(len(shift)):
+            scales[i, 0, g, r], scales[i, 1, g, r] = shift[r], power[r]
 
 
 @inner
@@ -182,8 +189,8 @@ def _in_logs(x, matrices, proof, few, lengths, state, kept, room, first, backwar
     F, L, matrix_scales, rows, begin = matrices
     weights, shifts, powers, forms = state
     arrived, left, arrived_scales, left_scales = kept
-    a, c, sums, u = room[3][0], room[3][1], room[3][2], room[3][3]
-    S, K, R = len(x), len(a), len(forms)
+    S, R, K, B = len(x), len(forms), weights.shape[1], len(room[1]) - 3
+    a, c, sums, u = (room[0][B][:K], room[0][B + 1][:K], room[0][B + 2][:K], room[0][B + 3][:K])
     gm, P, logs = g // rows, F.reshape(-1), L.reshape(-1)
     if forms[r] == FAILED:
         powers[r] += numbers.write_logs(weights[r])
@@ -221,9 +228,7 @@ def _in_logs(x, matrices, proof, few, lengths, state, kept, room, first, backwar
 
 @inner
 def _keep_row(a, out, scales, g, i, r, shifts, powers):
-    R = len(shifts)
-    if scales.shape[3] == 0:
-        return
-    for k in range(len(a)):
-        out[g, i, k * R + r] = a[k]
-    scales[0, g, i, r], scales[1, g, i, r] = shifts[r], powers[r]
+    if len(scales) > 0:
+        for k in range(len(a)):
+            out[i, g, k * len(shifts) + r] = a[k]
+        scales[i, 0, g, r], scales[i, 1, g, r] = shifts[r], powers[r]

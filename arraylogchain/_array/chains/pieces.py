@@ -32,7 +32,7 @@ _NUMBERS = 1 << 18
 # So many threads share pieces at the most: sizes do not depend on how many there are.
 THREADS = 8
 
-# Bytes that Python takes for `Messages`, beside their numbers.
+# Bytes that Python takes for `Messages`, or for the scales of a step, beside their numbers.
 _MESSAGES = 1 << 10
 
 # What is kept of a block of steps.
@@ -409,8 +409,9 @@ def cut(
     """
     groups, rows, count, size, has_one_matrix = sizes
     most = min(groups * rows, backend.rows_together or groups * rows)
-    # Bytes of a step of a row, in a block and in what is kept; and of a group's own matrices.
-    step, own = 2 * arrays * (item * size + 25), item * size + 16
+    # Bytes of a step of a row, in a block and in what is kept; and of a group's own matrices. Of
+    # arrays in float32 some are widened.
+    step, own = 8 * arrays * size + 160, item * size + 16
     matrices = 0 if has_one_matrix else 3 * item * min(size * size, _NUMBERS // 4)
     # Pieces that fit side by side are taken at once, others one after another.
     threads = min(THREADS, -(-groups * rows // most)) if backend.rows_together else 1
@@ -420,7 +421,7 @@ def cut(
     most = max(1, min(most, workspace // 4 // step))
 
     def of_steps(lanes: int) -> int:
-        return lanes * step + matrices * max(1, min(groups, lanes // rows))
+        return lanes * step + matrices * max(1, min(groups, lanes // rows)) + _MESSAGES
 
     def between(lanes: int, steps: int) -> int:
         return -(-count // max(1, steps)) * (lanes * own + _MESSAGES)
@@ -441,7 +442,7 @@ def cut(
         steps = max(steps, 4 * between(lanes, 1) // workspace, math.isqrt(count))
     # What is kept of all steps, or between blocks, and what a piece takes besides.
     taken = lanes * count * own if keeps else workspace // 2 * history
-    most_steps = (workspace - workspace // 4 - taken) // of_steps(lanes)
+    most_steps = (workspace - workspace // 8 - taken) // of_steps(lanes)
     return of_groups, of_rows, max(1, min(count, steps, most_steps)), keeps, workspace // 4, threads
 
 

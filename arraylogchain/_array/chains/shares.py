@@ -10,7 +10,7 @@ import numpy as np
 from arraylogchain._array.chains.pieces import LN2_HIGH, LN2_LOW, Messages, exp_of_parts, log_parts
 from arraylogchain._array.products.certified import certified_product
 from arraylogchain._array.products.factors import Factor
-from arraylogchain._context import DOUBLE, SINGLE, Array, Context, Precision
+from arraylogchain._context import DOUBLE, SINGLE, Array, Context, Precision, is_transposed
 
 
 class Shares:
@@ -60,8 +60,8 @@ class Shares:
             if levels is None:
                 return None
             d = self.d.steps(moves).weights(ctx)
-            u = _where_not(xp, self.still, a[moves, ...], 0.0)
-            v = _where_not(xp, self.still, d * f[moves, ..., None], 0.0)
+            d *= f[moves, ..., None]  # nobody reads these again
+            u, v = (_where_not(xp, self.still, x, 0.0) for x in (a[moves, ...], d))
             self._add_linear_pairs(u, v, levels)
         ctx.apply(xp.multiply, shares, f[..., None], out=shares)
         return shares
@@ -87,8 +87,8 @@ class Shares:
     def _add_linear_pairs(self, u: Array, v: Array, levels: Array) -> None:
         """Add the sums over rows of u[k] v[j], times matrices."""
         ctx, xp, chain = self.ctx, self.ctx.xp, self.piece.chain
-        # Many rows are not laid out together, which takes longer than their products.
-        apart = chain.has_one_matrix and u.shape[2] >= u.shape[3]
+        # Rows side by side are not laid out one after another, which takes longer than products.
+        apart = chain.has_one_matrix and is_transposed(u)
         for some, j, x in self.of.panels(self.steps.start, self.moves.stop):
             left, right = (y if apart else self.of.together(y[some, ...]) for y in (u, v))
             pairs = ctx.multiply(xp.matrix_transpose(left), right[..., j])
@@ -190,8 +190,10 @@ def precision_of(ctx: Context, x: Array) -> Precision:
 
 def row_sum(ctx: Context, x: Array) -> Array:
     """Return sums along the last axis."""
-    if ctx.is_numpy and x.flags.c_contiguous:
+    if ctx.is_numpy and (x.flags.c_contiguous or is_transposed(x)):
         # NumPy adds short rows one by one.
-        size = x.shape[-1]
-        return np.matmul(x.reshape(-1, size), np.ones(size, x.dtype)).reshape(x.shape[:-1])
+        ones = np.ones(x.shape[-1], x.dtype)
+        if is_transposed(x):
+            return np.matmul(ones, x.swapaxes(-1, -2))
+        return np.matmul(x.reshape(-1, len(ones)), ones).reshape(x.shape[:-1])
     return ctx.xp.sum(x, axis=-1)

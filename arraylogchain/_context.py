@@ -235,6 +235,12 @@ class Context:
                     return False
         return True
 
+    def are_between(self, x: Array, least: float, most: float) -> bool:
+        """Tell whether all entries lie between two numbers; False where one is NaN."""
+        if self.is_numpy:
+            return bool(x.min() >= least and x.max() <= most)
+        return float(self.xp.min(x)) >= least and float(self.xp.max(x)) <= most
+
     def add_at(self, target: Array, index: Array, values: Array) -> None:
         """Add values[e, ...] to target[index[e], ...], in place; an index may occur repeatedly.
 

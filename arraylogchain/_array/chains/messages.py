@@ -122,7 +122,7 @@ def each(
     found = iter(found)
     for run in found:
         some = [run]
-        if sums is None or sums.has_parts:
+        if run.together > 1 and (sums is None or sums.has_parts):
             some += islice(found, run.together - 1)
         if len(some) == 1:
             work(run) if sums is None else work(run, sums)

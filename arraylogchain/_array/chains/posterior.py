@@ -159,9 +159,10 @@ class Posterior:
         back = Run(run.piece, run.backend, run.blocks, backward=True)
         for n in reversed(range(len(run.blocks))):
             block = run.blocks[n]
-            forward = run.messages(n).last(block.stop - block.start)
+            forward = run.messages(n)
+            first = block.stop - len(forward.shifts)  # which may be the step before the block
             for steps, found in back.both(block):
-                own = slice(steps.start - block.start, steps.stop - block.start)
+                own = slice(steps.start - first, steps.stop - first)
                 self._add_block(steps, forward.steps(own), found)
         return back.last
 
@@ -192,12 +193,11 @@ class Posterior:
 
     def factors(self, totals: Array) -> Array | None:
         """Return cotangents over sums of linear weights; None where these do not prove them."""
-        xp, precision = self.ctx.xp, precision_of(self.ctx, totals)
+        precision = precision_of(self.ctx, totals)
         lowest, highest = _COTANGENTS[precision.name]
         if not (self.least >= lowest and self.most <= highest):
             return None
-        lowest, highest = _TOTALS[precision.name]
-        if not (float(xp.min(totals)) >= lowest and float(xp.max(totals)) <= highest):
+        if not self.ctx.are_between(totals, *_TOTALS[precision.name]):
             return None
         return self.ctx.load(self.g, precision) / totals
 

@@ -178,7 +178,7 @@ class ArrayRecursion:
         x = xp.where(x < 0, math.nan, x)
         logs, powers = pieces.near_logs(ctx, x)
         near = ctx.scaled(x, -powers[..., None])
-        is_linear = not logs_only and _is_within(xp, near, LEAST, MOST)
+        is_linear = not logs_only and ctx.are_between(near, LEAST, MOST)
         return state(near if is_linear else logs, nothing, powers, not is_linear)
 
 
@@ -198,13 +198,13 @@ class _Walk:
         """Take the steps on linear weights; None where these are not safe."""
         ctx, xp = self.ctx, self.ctx.xp
         values = xp.exp(begin.values) if begin.in_logs.any() else begin.values
-        if int(x.shape[-1]) > _MOST_STATES or not _is_within(xp, values, LEAST, MOST):
+        if int(x.shape[-1]) > _MOST_STATES or not ctx.are_between(values, LEAST, MOST):
             return None
         weights, tops = xp.exp(x), None
-        if not _is_within(xp, weights, 1.0 / WIDEST, WIDEST):
+        if not ctx.are_between(weights, 1.0 / WIDEST, WIDEST):
             tops = whole_maximum(ctx, x, -1, ctx.precision)
             weights = xp.exp(x - tops)
-            if not float(xp.min(weights)) >= LEAST:
+            if not ctx.are_between(weights, LEAST, WIDEST):
                 return None
             tops = ctx.load(tops[..., 0], ctx.widest)
 
@@ -218,11 +218,11 @@ class _Walk:
 
         def weigh(arrived: Array, i: int, out: Array) -> bool:
             ctx.apply(xp.multiply, arrived, weights[i, ...], out=out)
-            if not _is_within(xp, out, LEAST, MOST):
+            if not ctx.are_between(out, LEAST, MOST):
                 power = -xp.floor(xp.log2(xp.max(out, axis=-1)))
                 out[...] = ctx.scaled(out, power[..., None])
                 # What is not a number is not within anything.
-                if not _is_within(xp, out, LEAST, MOST):
+                if not ctx.are_between(out, LEAST, MOST):
                     return False
                 self.powers = self.powers - ctx.load(power, ctx.widest)
             if tops is not None:
@@ -319,11 +319,6 @@ class _Walk:
             messages(left, of_left) if self.keep != pieces.NOTHING else None,
             Messages(before, self.shifts, self.powers, form),
         )
-
-
-def _is_within(xp: Any, x: Array, least: float, most: float) -> bool:
-    """Tell whether all entries lie between; False where one is NaN."""
-    return float(xp.min(x)) >= least and float(xp.max(x)) <= most
 
 
 def relative(xp: Any, logs: Array) -> Array:

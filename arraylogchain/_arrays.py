@@ -289,7 +289,6 @@ def check_same(what: str, values: Mapping[str, Any]) -> None:
             )
 
 
-@cache
 def dtype_name(dtype: Any) -> str:
     """Return 'float32' for numpy.dtype('float32'), torch.float32, array_api_strict.float32, ..."""
     return str(getattr(dtype, "name", dtype)).rpartition(".")[2]

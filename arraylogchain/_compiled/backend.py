@@ -177,7 +177,7 @@ class Loops:
     def _enter_steps(self, x: Array) -> Floats:
         """Lay out what was kept, [n, groups, rows, K], as [n, G, K * R]."""
         x = np.ascontiguousarray(x if self.R == 1 else x.transpose(0, 1, 3, 2))
-        return x.reshape(len(x), self.G, self.K * self.R)
+        return x.reshape(len(x), self.G, self.K * self.R)  # type: ignore[no-any-return]
 
     def _leave(self, x: Floats) -> Floats:
         """View an array [n, G, K * R] as [n, groups, rows, K]."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from arraylogchain._array.chains import recursion
+from arraylogchain._context import Context
 from tests.chain_checks import check_chain
 from tests.chain_scenarios import SCENARIOS, make, normal, uniform
 from tests.checks import check_logmatmulexp, check_maxplus
@@ -92,7 +92,7 @@ def test_tensors(kernels, torch_backend):
 
 def test_chains_do_not_wait(kernels, monkeypatch):
     """Array operations ask whether weights may stay linear; kernels need not know."""
-    monkeypatch.setattr(recursion, "_is_within", None)
+    monkeypatch.setattr(Context, "are_between", None)
     given = {"transitions": uniform(5, 5, 5), "initial": uniform(5), "final": uniform(5)}
     chain = alc.LogChain(normal(3, 6, 5), **given, lengths=[6, 2, 4])
     for method in ("log_partition", "viterbi", "forward_messages", "backward_messages"):

@@ -160,7 +160,7 @@ class Posterior:
         for n in reversed(range(len(run.blocks))):
             block = run.blocks[n]
             forward = run.messages(n)
-            first = block.stop - len(forward.shifts)  # which may be the step before the block
+            first = block.stop - int(forward.shifts.shape[0])  # it may have the step before too
             for steps, found in back.both(block):
                 own = slice(steps.start - first, steps.stop - first)
                 self._add_block(steps, forward.steps(own), found)

@@ -71,48 +71,40 @@ class Loops:
     def best(self, state: Array | None, steps: slice, keep: bool) -> tuple[Array | None, Array]:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
         weights, in_logs = self._first(False) if state is None else (state.copy(), True)
-        (L, is_special), first = self._matrices("logs", steps, False)
+        L, first = self._matrices("logs", steps, False)
         left = np.empty((S, G, K * R) if keep else (2, 1, K * R))
-        x, edges = self._lay(self.piece.potentials(steps)), (L, self.each, first, is_special)
+        x, edges = self._lay(self.piece.potentials(steps)), (L, self.each, first)
         m, room = weights.reshape(G, R, K), self._room(S)
         paths.best(x, edges, self.lengths, m, not in_logs, left, room, steps.start)
         return self._leave(left) if keep else None, weights
 
     def trace(self, left: Array, after: Array, steps: slice) -> Array:
-        states = self._states(after[..., None], steps)
-        (L, is_special), first = self._matrices("logs", steps, True)
-        edges = L, self.each, first, is_special
+        states, (L, first) = self._states(after, len(left), 1), self._matrices("logs", steps, True)
+        edges = L, self.each, first
         paths.trace(self._enter_steps(left), edges, self.lengths, states, steps.start)
-        return self._over_time(states)[..., 0]
+        return states[:-1].reshape(-1, *after.shape)
 
     def draw(self, left: Messages, after: Array, steps: slice, uniforms: Array) -> Array:
-        states, own = self._states(after, steps), (self.G, self.R)
+        states = self._states(after, len(uniforms), after.shape[-1])
         ((F, logs, _), proof, _), first = self._matrices("weights", steps, True)
-        uniforms = np.ascontiguousarray(uniforms.transpose(1, 2, 0, 3), np.float64)
         paths.draw(
             self._enter_steps(left.values),
-            np.ascontiguousarray(left.in_logs).reshape(own),
+            np.ascontiguousarray(left.in_logs).reshape(self.G, self.R),
             (F, logs, self.each, first),
             max(proof[1], 2.0**-900),
             self.lengths,
-            uniforms.reshape(*own, *uniforms.shape[2:]),
+            np.ascontiguousarray(uniforms, np.float64).reshape(-1, *states.shape[1:]),
             states,
             np.empty(self.K),
             steps.start,
         )
-        return self._over_time(states)
+        return states[:-1].reshape(-1, *after.shape)
 
-    def _states(self, after: Array, steps: slice) -> Integers:
-        """Return room for states of paths, [G, R, S + 1, n], with those that come after."""
-        shape = self.G, self.R, steps.stop - steps.start + 1, after.shape[-1]
-        states = np.empty(shape, np.int64)
-        states[:, :, -1] = after.reshape(self.G, self.R, shape[-1])
+    def _states(self, after: Array, S: int, n: int) -> Integers:
+        """Return room for states of paths, [S + 1, G, R, n], with those that come after."""
+        states = np.empty((S + 1, self.G, self.R, n), np.int64)
+        states[-1] = after.reshape(self.G, self.R, n)
         return states
-
-    def _over_time(self, states: Integers) -> Integers:
-        """View such states as [S, groups, rows, n]."""
-        groups, rows, (S, n) = self.piece.groups, self.piece.rows, states.shape[2:]
-        return states.reshape(groups, rows, S, n).transpose(2, 0, 1, 3)[:-1]
 
     def _room(self, S: int) -> tuple[Floats, Floats]:
         """Return room for B steps, and some more, of numbers [K * R] and [R]."""

@@ -87,18 +87,15 @@ def copy(given: Floats, transposed: bool, in_logs: bool, out: Floats, found: Flo
     return odd, least
 
 
-def logs_of(given: Array, in_logs: bool) -> tuple[Floats, bool]:
-    """Return logarithms [g, s, K * K] of matrices, but for a shift of each.
-
-    And whether there is NaN or +inf among them.
-    """
+def logs_of(given: Array, in_logs: bool) -> Floats:
+    """Return logarithms [g, s, K * K] of matrices, but for a shift of each."""
     x = np.ascontiguousarray(given, np.float64)
-    if not in_logs:
-        x = np.log(x)
-    top = x.max((-2, -1), keepdims=True)
     if in_logs:
-        x = x - np.where(np.isfinite(top), np.ceil(top), 0.0)
-    return x.reshape(*x.shape[:2], -1), not np.all(top < INF)
+        top = np.ceil(np.max(x, axis=(-2, -1), keepdims=True))
+        x = x - np.where(np.isfinite(top), top, 0.0)
+    else:
+        x = np.log(x)
+    return x.reshape(*x.shape[:2], -1)
 
 
 def few_entries(F: Floats, logs: Floats) -> tuple[Integers, Floats]:

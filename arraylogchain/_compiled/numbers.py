@@ -99,6 +99,15 @@ def largest(x: Floats) -> float:
 
 
 @inner
+def count_special(x: Floats) -> int:
+    """Return how many are +inf or NaN."""
+    special = 0
+    for k in range(len(x)):
+        special += not x[k] < INF
+    return special
+
+
+@inner
 def largest_of_rows(x: Floats, n: int, out: Floats) -> None:
     """Write the largest of each of the first n rows of [K, R], flat, but for NaN."""
     R = len(out)

@@ -22,26 +22,26 @@ def best(x, matrices, lengths, state, are_weights, left, room, first):
     ----------
     x, lengths, first
         See `recursion.advance`.
-    matrices : (L, rows, begin, is_special)
-        Logarithms of weights [g, s, K * K], and whether they have NaN or +inf.
+    matrices : (L, rows, begin)
+        Logarithms of weights [g, s, K * K].
     state : array [G, R, K]
         Logarithms. Changed. What a chain begins with may be weights, if they `are_weights`.
     left : array [S, G, K * R], or [2, 1, K * R]
         Those after each step, if they are kept.
     room : arrays [B + 4, K * R], [B + 3, R]
     """
-    L, rows, begin, is_special = matrices
+    L, rows, begin = matrices
     S, R, flat, B = x.shape[1], lengths.shape[1], L.reshape(-1), len(room[1]) - 3
     factors, tops, K = room[0], room[1], x.shape[2] // R
+    is_special = numbers.count_special(flat) > 0
     for g in range(len(x)):
-        own, m, gl, odd = state[g], factors[B], g % left.shape[1], 0
+        own, m, gl = state[g], factors[B], g % left.shape[1]
         for r in range(R):
             if are_weights:
                 numbers.write_logs(own[r])
             shift = finite(largest(own[r]))
             for k in range(K):
                 m[k * R + r] = own[r, k] - shift
-                odd += not m[k * R + r] < INF
         for t in range(first, first + S):
             i = (t - first) % B
             if i == 0:
@@ -53,13 +53,11 @@ def best(x, matrices, lengths, state, are_weights, left, room, first):
                 n = number(L, t, begin, False)
                 base = (g // rows * L.shape[1] + n) * K * K
                 maximise(out, m, flat, base, K, R, begun)
-                if odd > 0 or is_special:
+                if is_special or numbers.count_special(m) > 0:
                     _write_nan(out, m, flat, base, K, R, begun)
             copy_rows(out, m, R, begun)
-            odd = 0
             for j in range(K * R):
                 out[j] += f[j]
-                odd += not out[j] < INF
             if t % _TOGETHER == 0:
                 bring_near_0(out, R, tops[i])
             m = out
@@ -80,7 +78,7 @@ def _write_nan(out, m, P, base, K, R, begun):
 
 @compiled
 def trace(left, matrices, lengths, states, first):
-    """Write the states of best paths, [G, R, S + 1, 1], of which the last is known.
+    """Write the states of best paths, [S + 1, G, R, 1], of which the last are known.
 
     Parameters
     ----------
@@ -89,39 +87,34 @@ def trace(left, matrices, lengths, states, first):
     matrices : tuple
         Those from each step to the next; see `best`.
     """
-    L, rows, begin, _ = matrices
-    (S, G, _), R, flat = left.shape, states.shape[1], L.reshape(-1)
+    L, rows, begin = matrices
+    (S, G, _), R, flat = left.shape, states.shape[2], L.reshape(-1)
     K = left.shape[2] // R
     for g in range(G):
         for i in range(S - 1, -1, -1):
             base = (g // rows * L.shape[1] + number(L, first + i, begin, True)) * K * K
             moves = longer(lengths[g], first + i + 1)
             for r in range(R):
-                j = states[g, r, i + 1, 0]
+                j = states[i + 1, g, r, 0]
                 if r < moves:
                     j = _came_from(left[i, g], r, R, flat, base + j, K)
-                states[g, r, i, 0] = j
+                states[i, g, r, 0] = j
 
 
 @inlined
 def _came_from(m, r, R, P, at, K):
     """Return the first k of the largest m[k] + P[k, j], or of NaN, if there is one."""
-    most, found, odd, k = -INF, 0, 0, 0
+    most, found = -INF, 0
     for k in range(K):
         w = m[k * R + r] + P[at + k * K]
-        found = k if w > most else found
-        most = w if w > most else most
-        odd += w != w
-    for k in range(K if odd > 0 else 0):
-        w = m[k * R + r] + P[at + k * K]
-        if w != w:
-            return k
+        is_first = (not w <= most) & (most == most)
+        found, most = k if is_first else found, w if is_first else most
     return found
 
 
 @compiled
 def draw(left, in_logs, matrices, line, lengths, uniforms, states, scratch, first):
-    """Write the states of samples, [G, R, S + 1, n], of which the last are known.
+    """Write the states of samples, [S + 1, G, R, n], of which the last are known.
 
     Parameters
     ----------
@@ -132,27 +125,29 @@ def draw(left, in_logs, matrices, line, lengths, uniforms, states, scratch, firs
         Transposed ones from each step to the next; see `recursion.advance`.
     line : float
         The least sum of linear weights to which entries that were left out of F are nothing.
-    uniforms : array [G, R, S, n]
+    uniforms : array [S, G, R, n]
     scratch : array [K]
     """
     F, L, rows, begin = matrices
-    G, R, S, n = uniforms.shape
+    S, G, R, n = uniforms.shape
     flat, logs, K = F.reshape(-1), L.reshape(-1), len(scratch)
     for g in range(G):
         for r in range(R):
-            path, is_linear = states[g, r], not in_logs[g, r]
+            is_linear = not in_logs[g, r]
             for i in range(S - 1, -1, -1):
                 m, is_last = left[i + 1, g], first + i >= lengths[g, r] - 1
                 base = (g // rows * F.shape[1] + number(F, first + i, begin, True)) * K * K
                 for s in range(n):
-                    j, total = path[i + 1, s], 0.0
+                    j, total = states[i + 1, g, r, s], 0.0
                     if not is_last and is_linear:
                         for k in range(K):
                             scratch[k] = m[k * R + r] * flat[base + j * K + k]
                         total = _sum_of(scratch)
                     if not is_last and not total >= line:
                         total = _shares(m, flat, logs, base + j * K, r, R, is_linear, scratch)
-                    path[i, s] = j if is_last else _search(scratch, uniforms[g, r, i, s] * total)
+                    if not is_last:
+                        j = _search(scratch, uniforms[i, g, r, s] * total)
+                    states[i, g, r, s] = j
 
 
 @inner

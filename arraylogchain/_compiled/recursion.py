@@ -102,13 +102,8 @@ def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
     forms = state[3]
     arrived, left, arrived_scales, left_scales = kept
     S, R, B = len(x), len(lengths), len(room[1]) - 3
-    factors, tops, shift, power, raised = (
-        room[0][:B],
-        room[1],
-        room[1][B],
-        room[1][B + 1],
-        room[1][B + 2],
-    )
+    factors, tops, more = room[0][:B], room[1], room[1][B:]
+    shift, power, raised = more[0], more[1], more[2]
     K, keeps_arrived, keeps, low = x.shape[1] // R, len(arrived_scales) > 0, len(left_scales) > 0, 0
     gm, ga, gl = g // rows, g % arrived.shape[1], g % left.shape[1]
     following = S - S  # of a constant Numba compiles another version

@@ -7,7 +7,6 @@ None stands for array operations, which the caller has.
 
 from __future__ import annotations
 
-from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -48,11 +47,7 @@ def choose(operation: str, ctx: Context, chain: Chain, workspace: int) -> tuple[
 
 def recursion(operation: str, ctx: Context, chain: Chain, workspace: int) -> Any:
     """Return the recursion that an operation on a chain takes: a `pieces.Backend`, or None."""
-    return _recursion_of(choose(operation, ctx, chain, workspace)[0])
-
-
-@cache
-def _recursion_of(route: str) -> Any:
+    route, _ = choose(operation, ctx, chain, workspace)
     if route == "loops":
         from arraylogchain._compiled.backend import Loops
 

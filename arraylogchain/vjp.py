@@ -16,7 +16,7 @@ from arraylogchain import products
 from arraylogchain._array import chains
 from arraylogchain._array.products import certified, gradients, linear, maxplus
 from arraylogchain._array.products.chainexp import chain_and_pullback
-from arraylogchain._arrays import dtype_name, eager, enter, promote, refuse
+from arraylogchain._arrays import dtype_name, eager, enter, refuse
 from arraylogchain._context import Array, Context, check_workspace, shape_of
 from arraylogchain._fold import fold
 from arraylogchain._inputs import ARGUMENTS, PARTS, enter_chain
@@ -465,7 +465,11 @@ def _enter_cotangent(
     if isinstance(cotangent, (int, float)):
         g = ctx.xp.asarray(cotangent, dtype=ctx.dtype(ctx.precision), device=ctx.device)
     else:
-        _, given = enter({"value": value, "cotangent": _readable(cotangent, value)})
+        if dtype_name(getattr(cotangent, "dtype", None)) == "bfloat16":
+            # Which NumPy lacks, where it computes for libraries whose arrays it can read.
+            xp = array_namespace(cotangent)
+            cotangent = xp.astype(cotangent, xp.float32)
+        _, given = enter({"value": value, "cotangent": cotangent})
         # Alone, they may be read by another library than together with inputs of other dtypes.
         g = ctx.xp.asarray(given["cotangent"], device=ctx.device)
     ctx.uses(g, value, *inputs)
@@ -479,16 +483,3 @@ def check_cotangent(g: Array, value: Array) -> None:
         raise ValueError(
             f"cotangent has shape {shape_of(g)}; it must have that of the value, {shape_of(value)}"
         )
-
-
-def _readable(cotangent: Array, value: Array) -> Array:
-    """Return a cotangent in bfloat16 in a format of the value's; any other one as it is.
-
-    NumPy computes for libraries whose arrays it can read, but has no bfloat16: a cotangent in it
-    would move the pullback to another library than what is kept of the value.
-    """
-    name = dtype_name(getattr(cotangent, "dtype", None))
-    if name != "bfloat16" or dtype_name(value.dtype) == name:
-        return cotangent
-    xp = array_namespace(cotangent)
-    return xp.astype(cotangent, getattr(xp, promote((name, dtype_name(value.dtype)))))

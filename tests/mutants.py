@@ -57,6 +57,7 @@ TESTS = {
     "walks": (*LOOPS, "tests/test_chain_paths.py tests/test_sampling.py"),
     "arrays": ARRAYS,
     "chains": CHAINS,
+    "shares": (*CHAINS, "tests/cuda/test_public.py"),
     "products": PRODUCTS,
     "factors": (*PRODUCTS, *CHAINS[:1]),
     "torch": (

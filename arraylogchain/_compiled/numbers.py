@@ -60,22 +60,6 @@ def log(x):
     return n * _LN2_HIGH - ((half - (s * (half + odd + even) + n * _LN2_LOW)) - f)
 
 
-@inner
-def write_logs(x: Floats) -> float:
-    """Write the logs of weights over the power of two of the largest; return its exponent.
-
-    So each is rounded as what it is relative to the largest.
-    """
-    top = 0.0
-    for k in range(len(x)):
-        top = x[k] if x[k] > top else top
-    power = math.frexp(top)[1]
-    for k in range(len(x)):
-        near, own = math.frexp(x[k])
-        x[k] = math.log(near) + (own - power) * _LN2_HIGH + (own - power) * _LN2_LOW
-    return power
-
-
 @inlined
 def power_of_two(n):
     """Return 2**n, -1022 <= n <= 1023."""
@@ -89,22 +73,34 @@ def exponent_of(x):
 
 
 @inner
-def largest(x: Floats) -> float:
-    """Return the largest of x, which is NaN where +inf or NaN is among them."""
-    top, special = -INF, 0
-    for k in range(len(x)):
-        top = x[k] if x[k] > top else top
-        special += not x[k] < INF
-    return math.nan if special else top
-
-
-@inner
 def count_special(x: Floats) -> int:
     """Return how many are +inf or NaN."""
     special = 0
     for k in range(len(x)):
         special += not x[k] < INF
     return special
+
+
+@inner
+def largest(x: Floats) -> float:
+    """Return the largest of x, which is NaN where +inf or NaN is among them."""
+    top = -INF
+    for k in range(len(x)):
+        top = x[k] if x[k] > top else top
+    return math.nan if count_special(x) > 0 else top
+
+
+@inner
+def write_logs(x: Floats) -> float:
+    """Write the logs of weights over the power of two of the largest; return its exponent.
+
+    So each is rounded as what it is relative to the largest.
+    """
+    power = math.frexp(largest(x))[1]
+    for k in range(len(x)):
+        near, own = math.frexp(x[k])
+        x[k] = math.log(near) + (own - power) * _LN2_HIGH + (own - power) * _LN2_LOW
+    return power
 
 
 @inner

@@ -135,10 +135,7 @@ def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
             power[r] += matrix_scales[1, gm, n]
         steps.copy_rows(v, m, R, begun)
         _keep(arrived_scales, g, i, shift, power)
-        odd = steps.weigh(v, f, w, proof[0])
-        if proof[1] > 0.0:
-            odd += steps.count_below(v, proof[1])
-        if odd > 0:
+        if steps.weigh(v, f, w, proof[0], proof[1]) > 0:
             good -= steps.judge(v, f, w, m, matrices, gm, n, proof, power, forms, begun, active)
             if good == 0:
                 return

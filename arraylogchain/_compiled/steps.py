@@ -58,22 +58,14 @@ def number(F, t, begin, backward):
     return n if F.shape[1] > 1 and n > 0 else 0
 
 
-@inner
-def count_below(v, line):
-    count = 0
-    for i in range(len(v)):
-        count += v[i] < line
-    return count
-
-
 @inlined
-def weigh(v, f, out, least):
-    """Write v * f; return how many of these are out of range."""
+def weigh(v, f, out, least, line):
+    """Write v * f; return how many of these are out of range, or of sums v below a line."""
     odd = 0
     for i in range(len(out)):
         w = v[i] * f[i]
         out[i] = w
-        odd += ((w < least) & (v[i] > 0.0) & (f[i] > 0.0)) | (w > MOST)
+        odd += ((w < least) & (v[i] > 0.0) & (f[i] > 0.0)) | (w > MOST) | (v[i] < line)
     return odd
 
 

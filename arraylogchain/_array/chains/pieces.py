@@ -430,9 +430,9 @@ def cut(
     keeps = history and workspace // 2 // (count * own) >= enough
     if keeps:
         most = min(most, workspace // 2 // (count * own))
-    while history and not keeps and most > 1:
-        if between(most, workspace // 4 // of_steps(most)) <= workspace // 2:
-            break
+
+    half = workspace // 2
+    while history and not keeps and most > 1 and between(most, half // 2 // of_steps(most)) > half:
         most //= 2
     of_rows, of_groups = min(rows, most), max(1, min(groups, most // rows))
     lanes = of_groups * of_rows

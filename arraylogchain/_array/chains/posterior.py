@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._array.chains.messages import Run, each, last_logs, log_sum, runs, total_of
-from arraylogchain._array.chains.pieces import Block, Messages, exp_of_parts, log_parts
+from arraylogchain._array.chains.pieces import Messages, exp_of_parts, log_parts
 from arraylogchain._array.chains.shares import Shares, precision_of, row_sum
 from arraylogchain._array.chains.sums import Sums
 from arraylogchain._context import Array, Context, whole_maximum, whole_part
@@ -52,9 +52,8 @@ def expected_transitions(ctx: Context, chain: Chain, workspace: int) -> Array | 
 
 def posterior(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array, Array | None]:
     """Return log Z [*batch], marginals [*batch, T, K], and expected counts or None."""
-    found: tuple[Array, Array, Array | None]
-    found = _posterior(ctx, chain, workspace, "posterior", "potentials", "transitions")
-    return found
+    names = "potentials", "transitions"
+    return _posterior(ctx, chain, workspace, "posterior", *names)  # type: ignore[no-any-return]
 
 
 def _posterior(ctx: Context, chain: Chain, workspace: int, operation: str, *names: str) -> Any:
@@ -158,12 +157,14 @@ class Posterior:
         run = self.run
         back = Run(run.piece, run.backend, run.blocks, backward=True)
         for n in reversed(range(len(run.blocks))):
-            block = run.blocks[n]
-            forward = run.messages(n)
+            block, forward = run.blocks[n], run.messages(n)
             first = block.stop - int(forward.shifts.shape[0])  # it may have the step before too
             for steps, found in back.both(block):
                 own = slice(steps.start - first, steps.stop - first)
-                self._add_block(steps, forward.steps(own), found)
+                after = found.left.last(steps.stop - steps.start)
+                joint = Shares(self, steps, forward.steps(own), found.arrived, after)
+                shares = joint.linear()
+                self.take_shares(steps, joint.in_logs() if shares is None else shares, joint.a)
         return back.last
 
     def _add_weights(self, name: str, state: Messages, weights: Array, in_logs: bool) -> None:
@@ -200,14 +201,6 @@ class Posterior:
         if not self.ctx.are_between(totals, *_TOTALS[precision.name]):
             return None
         return self.ctx.load(self.g, precision) / totals
-
-    def _add_block(self, steps: slice, forward: Messages, back: Block) -> None:
-        """Add what a block of steps contributes, given its messages in both directions."""
-        block = Shares(self, steps, forward, back.arrived, back.left.last(steps.stop - steps.start))
-        shares = block.linear()
-        if shares is None:
-            shares = block.in_logs()
-        self.take_shares(steps, shares, forward)
 
     def take_shares(self, steps: slice, shares: Array, forward: Messages) -> None:
         """Add shares of states times cotangents, [n, groups, rows, K]."""

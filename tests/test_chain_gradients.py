@@ -197,11 +197,11 @@ def test_tiny_cotangents_of_logs(np_backend):
     """A cotangent is a factor of the gradient, whatever its size."""
     for seed in range(20):
         rng = np.random.default_rng(seed)
-        x, L = rng.normal(size=(2, 2)), rng.normal(size=(2, 2))
-        x[:, 0] -= 2000.0 * rng.integers(2)
+        x, L = rng.normal(size=(3, 3, 2)), rng.normal(size=(2, 2))
+        x[..., 0] -= 2000.0 * rng.integers(2)
         L[0, 0] = -INF
-        case = ChainCase(np_backend, "float64", x, log_transitions=L)
-        check_gradients(case, np.asarray(rng.uniform(0.1, 1) * 1e-200))
+        case = ChainCase(np_backend, "float64", x, log_transitions=L, lengths=[3, 2, 1])
+        check_gradients(case, rng.uniform(0.1, 1, 3) * 1e-200)
 
 
 def test_levels_past_all_numbers(backend, dtype):

@@ -359,13 +359,12 @@ def scenarios() -> Iterator[tuple[str, Callable[..., Options], tuple]]:
     yield "small entry", small_entry, ()
     for ratio in (1e-30, 1e-150, 1e-300):
         P = np.array([[0.3, 0.7, 0], [0.6, 0.4, 0], [0, 0, 1.0]])
-        x = normal(6, 3)
-        x[-1, :2] = -INF
-        yield (
-            f"unlikely start {ratio}",
-            dict,
-            ({"x": x, "transitions": P, "initial": np.array([1, 1, ratio])},),
-        )
+        x = np.concatenate([normal(5, 3), [[-INF, -INF, 0]]])
+        options = {"x": x, "transitions": P, "initial": np.array([1, 1, ratio])}
+        yield f"unlikely start {ratio}", dict, (options,)
+    L = np.array([[0, -737.6], [-INF, -48.5]])
+    options = {"x": np.array([[0, -690], [0, 730.3]]), "log_transitions": L}
+    yield "a small share from hardly a number", dict, (options,)
     tiny = {"x": 700 + normal(2, 30, 3), "transitions": 1e-310 * (1 + uniform(3, 3))}
     yield "tiny weights", dict, (tiny,)
     yield "identity", lambda: {"x": normal(100, 5, sd=20), "transitions": np.eye(5)}, ()

@@ -59,14 +59,14 @@ TESTS = {
     "chains": CHAINS,
     "shares": (*CHAINS, "tests/cuda/test_public.py"),
     "products": PRODUCTS,
-    "factors": (*PRODUCTS, *CHAINS[:1]),
+    "factors": (*PRODUCTS, *ARRAYS),
     "torch": (
         "tests/test_torch_chain.py tests/test_chain_derivatives.py",
         "tests/test_torch_products.py",
     ),
     "dask": ("tests/test_dask.py",),
     "einsum": ("tests/test_einsum.py",),
-    "inputs": ("tests/test_errors.py", f"{TABLE} -k numpy-float"),
+    "inputs": ("tests/test_errors.py tests/test_chain_paths.py", f"{TABLE} -k numpy-float"),
     "state": ("tests/test_threads.py", "tests/test_state.py"),
     "cuda": (CUDA,),
 }

@@ -237,8 +237,6 @@ class Context:
 
     def are_between(self, x: Array, least: float, most: float) -> bool:
         """Tell whether all entries lie between two numbers; False where one is NaN."""
-        if self.is_numpy:
-            return bool(x.min() >= least and x.max() <= most)
         return float(self.xp.min(x)) >= least and float(self.xp.max(x)) <= most
 
     def add_at(self, target: Array, index: Array, values: Array) -> None:
@@ -286,9 +284,7 @@ def is_transposed(x: Array) -> bool:
     return strides is not None and 0 < abs(strides[-2]) < abs(strides[-1])
 
 
-def whole_maximum(
-    ctx: Context, x: Array, axis: int | tuple[int, ...], precision: Precision
-) -> Array:
+def whole_maximum(ctx: Context, x: Array, axis: Any, precision: Precision) -> Array:
     """Return maxima rounded to integers, 0 where they are not finite; axes are kept."""
     return whole_part(ctx, ctx.xp.max(x, axis=axis, keepdims=True), precision)
 

@@ -71,7 +71,9 @@ class LogChain:
         How many steps of each row are real, between 1 and T. What lies past them is never read.
         They broadcast with the batch axes.
     workspace : int, optional
-        Bytes that temporaries may take beyond inputs and output. Default: 64 MiB.
+        Bytes that temporaries may take beyond inputs and output. Default: 64 MiB. Counts and
+        gradients in half precision are added up in float32 first, and paths copied where lengths
+        differ; neither is counted.
     workers : int, optional
         How many threads may work at a time, the caller's included. Default: as many as the process
         may use. Results of compiled loops do not depend on it. BLAS has threads of its own; tasks

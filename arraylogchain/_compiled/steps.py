@@ -47,8 +47,7 @@ def copy_rows(out, m, R, begun):
 @inner
 def clear(m, r, K, R):
     """Make all weights of a row 0, which is what they remain."""
-    for k in range(K):
-        m[k * R + r] = 0.0
+    m[r : K * R : R] = 0.0
 
 
 @inlined

@@ -42,7 +42,7 @@ def entropy(ctx: Context, chain: Chain, workspace: int) -> Array:
         run.piece.write(out, Entropy(run.keep()).result())
         run.left.clear()
 
-    each(ctx, runs("entropy", ctx, chain, workspace, history=True, arrays=12), work)
+    each(ctx, runs("entropy", ctx, chain, workspace, history=True, arrays=20), work)
     return out
 
 

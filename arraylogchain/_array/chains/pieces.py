@@ -168,7 +168,8 @@ class Block(NamedTuple):
     state : Messages
         After the last of the steps, for the next block.
 
-    Steps past a row's length hold any numbers in both, NaN and infinities among them.
+    Steps past a row's length hold any numbers in both, NaN and infinities among them. What came
+    backward may be written over: nothing in it but that first state is read again.
     """
 
     arrived: Any
@@ -411,14 +412,14 @@ def cut(
     most = min(groups * rows, backend.rows_together or groups * rows)
     # Bytes of a step of a row, in a block and in what is kept; and of a group's own matrices. Of
     # arrays in float32 some are widened.
-    step, own = 8 * arrays * size + 160, item * size + 16
-    matrices = 0 if has_one_matrix else 3 * item * min(size * size, _NUMBERS // 4)
+    step, own = 8 * arrays * size + 104, item * size + 16
+    matrices = 0 if has_one_matrix else 48 * min(size * size, _NUMBERS // 4)
     # Pieces that fit side by side are taken at once, others one after another.
     threads = min(THREADS, -(-groups * rows // most)) if backend.rows_together else 1
-    if most * max(4 * step, 2 * count * own * history) > workspace // threads:
+    if most * max(8 * step, 2 * count * own * history) > workspace // threads:
         threads = 1
     workspace //= threads
-    most = max(1, min(most, workspace // 4 // step))
+    most = max(1, min(most, workspace // 8 // step))
 
     def of_steps(lanes: int) -> int:
         return lanes * step + matrices * max(1, min(groups, lanes // rows)) + _MESSAGES
@@ -442,7 +443,7 @@ def cut(
         steps = max(steps, 4 * between(lanes, 1) // workspace, math.isqrt(count))
     # What is kept of all steps, or between blocks, and what a piece takes besides.
     taken = lanes * count * own if keeps else workspace // 2 * history
-    most_steps = (workspace - workspace // 8 - taken) // of_steps(lanes)
+    most_steps = (workspace - workspace // 4 - taken) // of_steps(lanes)
     return of_groups, of_rows, max(1, min(count, steps, most_steps)), keeps, workspace // 4, threads
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._array.chains.messages import Run, each, last_logs, log_sum, runs, total_of
-from arraylogchain._array.chains.pieces import Messages, exp_of_parts, log_parts
+from arraylogchain._array.chains.pieces import Block, Messages, exp_of_parts, log_parts
 from arraylogchain._array.chains.shares import Shares, precision_of, row_sum
 from arraylogchain._array.chains.sums import Sums
 from arraylogchain._context import Array, Context, whole_maximum, whole_part
@@ -161,11 +161,14 @@ class Posterior:
             first = block.stop - int(forward.shifts.shape[0])  # it may have the step before too
             for steps, found in back.both(block):
                 own = slice(steps.start - first, steps.stop - first)
-                after = found.left.last(steps.stop - steps.start)
-                joint = Shares(self, steps, forward.steps(own), found.arrived, after)
-                shares = joint.linear()
-                self.take_shares(steps, joint.in_logs() if shares is None else shares, joint.a)
+                self._add_block(steps, forward.steps(own), found)
         return back.last
+
+    def _add_block(self, steps: slice, forward: Messages, back: Block) -> None:
+        """Add what a block of steps contributes, of which nothing is held when the next comes."""
+        block = Shares(self, steps, forward, back.arrived, back.left.last(steps.stop - steps.start))
+        shares = block.linear()
+        self.take_shares(steps, block.in_logs() if shares is None else shares, forward)
 
     def _add_weights(self, name: str, state: Messages, weights: Array, in_logs: bool) -> None:
         """Add shares of states times weights, or what is left of them without the weights."""
@@ -196,9 +199,8 @@ class Posterior:
         """Return cotangents over sums of linear weights; None where these do not prove them."""
         precision = precision_of(self.ctx, totals)
         lowest, highest = _COTANGENTS[precision.name]
-        if not (self.least >= lowest and self.most <= highest):
-            return None
-        if not self.ctx.are_between(totals, *_TOTALS[precision.name]):
+        fit = self.least >= lowest and self.most <= highest
+        if not (fit and self.ctx.are_between(totals, *_TOTALS[precision.name])):
             return None
         return self.ctx.load(self.g, precision) / totals
 

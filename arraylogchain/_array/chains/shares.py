@@ -11,6 +11,7 @@ from arraylogchain._array.chains.pieces import LN2_HIGH, LN2_LOW, Messages, exp_
 from arraylogchain._array.products.certified import certified_product
 from arraylogchain._array.products.factors import Factor
 from arraylogchain._context import DOUBLE, SINGLE, Array, Context, Precision, is_transposed
+from arraylogchain._fold import chunks
 
 
 class Shares:
@@ -90,9 +91,13 @@ class Shares:
         # Rows side by side are not laid out one after another, which takes longer than products.
         apart = chain.has_one_matrix and is_transposed(u)
         for some, j, x in self.of.panels(self.steps.start, self.moves.stop):
-            left, right = (y if apart else self.of.together(y[some, ...]) for y in (u, v))
-            pairs = ctx.multiply(xp.matrix_transpose(left), right[..., j])
-            pairs = xp.sum(pairs, axis=0) if apart else pairs
+            if apart:
+                steps = chunks(u.shape[0], max(1, self.of.panel // (u.shape[1] * u.shape[3] ** 2)))
+                products = (ctx.multiply(xp.matrix_transpose(u[n]), v[n][..., j]) for n in steps)
+                pairs = sum(xp.sum(product, axis=0) for product in products)
+            else:
+                left, right = (self.of.together(y[some, ...]) for y in (u, v))
+                pairs = ctx.multiply(xp.matrix_transpose(left), right[..., j])
             level = levels if chain.has_one_matrix else levels[some, ...]
             level = ctx.load(self.of.together(level[..., None]), self.precision)
             if not self.of.sums.by_logs:

@@ -451,11 +451,10 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
 
 def check_wanted(wanted: Collection[str]) -> None:
     """Raise where a pullback is asked for gradients that there are not."""
-    if isinstance(wanted, str) or not set(wanted) <= set(ChainGradients._fields):
-        raise ValueError(
-            f"wanted is {wanted!r}; it must be a collection of names among "
-            f"{', '.join(ChainGradients._fields)}"
-        )
+    fields = ", ".join(ChainGradients._fields)
+    listed = isinstance(wanted, Collection) and not isinstance(wanted, str)
+    if not (listed and all(name in ChainGradients._fields for name in wanted)):
+        raise ValueError(f"wanted is {wanted!r}; it must be a collection of names among {fields}")
 
 
 def _enter_cotangent(

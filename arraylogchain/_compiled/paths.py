@@ -104,6 +104,7 @@ def trace(left, matrices, lengths, states, first):
 @inlined
 def _came_from(m, r, R, P, at, K):
     """Return the first k of the largest m[k] + P[k, j], or of NaN, if there is one."""
+    # Without branches, which are guessed wrong.
     most, found = -INF, 0
     for k in range(K):
         w = m[k * R + r] + P[at + k * K]

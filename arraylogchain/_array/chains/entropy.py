@@ -37,12 +37,13 @@ _CLEAR = 2.0**-20
 def entropy(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the entropies [*batch] in nats; 0 where there is no path."""
     out = ctx.empty(chain.batch, ctx.result_dtype)
+    arrays = 20  # with indices, and terms, of entries that are not proved
 
     def work(run: Run) -> None:
         run.piece.write(out, Entropy(run.keep()).result())
         run.left.clear()
 
-    each(ctx, runs("entropy", ctx, chain, workspace, history=True, arrays=20), work)
+    each(ctx, runs("entropy", ctx, chain, workspace, history=True, arrays=arrays), work)
     return out
 
 

@@ -410,8 +410,9 @@ def cut(
     """
     groups, rows, count, size, has_one_matrix = sizes
     most = min(groups * rows, backend.rows_together or groups * rows)
-    # Bytes of a step of a row, in a block and in what is kept; and of a group's own matrices. Of
-    # arrays in float32 some are widened.
+    # Bytes of a step of a row: in a block, where arrays in float32 may be widened, with what it has
+    # no K of (scales of both directions, sums, factors, masks); and in what is kept. And of a
+    # group's own matrices: as given, copied, as weights and as logarithms.
     step, own = 8 * arrays * size + 104, item * size + 16
     matrices = 0 if has_one_matrix else 48 * min(size * size, _NUMBERS // 4)
     # Pieces that fit side by side are taken at once, others one after another.

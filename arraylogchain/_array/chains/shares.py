@@ -88,7 +88,8 @@ class Shares:
     def _add_linear_pairs(self, u: Array, v: Array, levels: Array) -> None:
         """Add the sums over rows of u[k] v[j], times matrices."""
         ctx, xp, chain = self.ctx, self.ctx.xp, self.piece.chain
-        # Rows side by side are not laid out one after another, which takes longer than products.
+        # Rows side by side are not laid out one after another, which takes longer than products:
+        # these are made for each step, of as many steps at a time as a panel has room for.
         apart = chain.has_one_matrix and is_transposed(u)
         for some, j, x in self.of.panels(self.steps.start, self.moves.stop):
             if apart:
@@ -195,10 +196,10 @@ def precision_of(ctx: Context, x: Array) -> Precision:
 
 def row_sum(ctx: Context, x: Array) -> Array:
     """Return sums along the last axis."""
-    if ctx.is_numpy and (x.flags.c_contiguous or is_transposed(x)):
-        # NumPy adds short rows one by one.
-        ones = np.ones(x.shape[-1], x.dtype)
-        if is_transposed(x):
-            return np.matmul(ones, x.swapaxes(-1, -2))
-        return np.matmul(x.reshape(-1, len(ones)), ones).reshape(x.shape[:-1])
+    # NumPy adds short rows one by one.
+    if ctx.is_numpy and is_transposed(x):
+        return np.matmul(np.ones(x.shape[-1], x.dtype), x.swapaxes(-1, -2))
+    if ctx.is_numpy and x.flags.c_contiguous:
+        size = x.shape[-1]
+        return np.matmul(x.reshape(-1, size), np.ones(size, x.dtype)).reshape(x.shape[:-1])
     return ctx.xp.sum(x, axis=-1)

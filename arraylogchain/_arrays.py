@@ -31,6 +31,8 @@ _DLPACK_CUDA = (2, 13)
 
 _FLOATING = ("float16", "bfloat16", "float32", "float64")
 _known_contexts: dict[tuple[Any, ...], Context] = {}
+# Made anew by NumPy each time, which takes as long as a small product.
+_numpy_name = cache(attrgetter("name"))
 _NUMPY = {np.dtype(name): name for name in ("float16", "float32", "float64")}
 
 
@@ -70,9 +72,8 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
                     f"{name} is traced by JAX, without values; call this outside of jax.jit"
                 )
     check_same("device", {name: array_api_compat.device(x) for name, x in given.items()})
-    names = {name: dtype_name(x.dtype) for name, x in given.items()}
     xp = next(iter(namespaces.values()))
-    result_name = check_dtypes(names, xp)
+    result_name = check_dtypes(tuple((name, dtype_name(x.dtype)) for name, x in given.items()), xp)
     device = array_api_compat.device(next(iter(given.values())))
     if library_name(xp) == "numpy":
         # Subclasses may give operators another meaning, as numpy.matrix does.
@@ -89,18 +90,18 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
 
 def _enter_tensors(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     """Read tensors where they are; those on the CPU as NumPy's arrays, which lacks bfloat16."""
+    has_memory = are_plain(*given.values())
     for name, x in given.items():
-        if x.is_meta or x.is_nested or not are_plain(x):
+        if x.is_meta or x.is_nested or not (has_memory or are_plain(x)):
             layout = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
             raise ValueError(
                 f"{name} is a {layout} tensor on {x.device} without values in memory that can be "
                 "read; a dense one, outside of torch.func transforms, would do"
             )
     check_same("device", {name: x.device for name, x in given.items()})
-    names = {name: dtype_name(x.dtype) for name, x in given.items()}
-    first = next(iter(given.values()))
-    result_name = check_dtypes(names, sys.modules["torch"])
-    if first.is_cpu and "bfloat16" not in names.values():
+    first, torch = next(iter(given.values())), sys.modules["torch"]
+    result_name = check_dtypes(tuple([(name, x.dtype) for name, x in given.items()]), torch)
+    if first.is_cpu and torch.bfloat16 not in [x.dtype for x in given.values()]:
         # Also where torch holds negated numbers, or follows them.
         hosted = {name: x.numpy(force=True) for name, x in given.items()}
         return _tensor_context(result_name), hosted
@@ -291,11 +292,14 @@ def check_same(what: str, values: Mapping[str, Any]) -> None:
 
 def dtype_name(dtype: Any) -> str:
     """Return 'float32' for numpy.dtype('float32'), torch.float32, array_api_strict.float32, ..."""
+    if isinstance(dtype, np.dtype):
+        return str(_numpy_name(dtype))
     return str(getattr(dtype, "name", dtype)).rpartition(".")[2]
 
 
-def check_dtypes(names: Mapping[str, str], xp: Any) -> str:
-    """Return the dtype of what a library computes of arrays of these dtypes.
+@lru_cache(maxsize=256)
+def check_dtypes(given: tuple[tuple[str, Any], ...], xp: Any) -> str:
+    """Return the dtype of what a library computes of arrays of these names and dtypes.
 
     Raises
     ------
@@ -304,12 +308,13 @@ def check_dtypes(names: Mapping[str, str], xp: Any) -> str:
     """
     # What only exports has its arrays computed with by NumPy or CuPy, which lack bfloat16.
     computing = xp if _can_be_written(xp) else np
-    for name, dtype in names.items():
+    dtypes = {name: dtype_name(dtype) for name, dtype in given}
+    for name, dtype in dtypes.items():
         if dtype not in _FLOATING or not hasattr(computing, dtype):
             known = ", ".join(x for x in _FLOATING if hasattr(computing, x))
             library = f", which {library_name(computing)} lacks" if dtype in _FLOATING else ""
             raise TypeError(f"{name} has dtype {dtype}{library}; use one of {known}")
-    return promote(names.values())
+    return promote(dtypes.values())
 
 
 def promote(names: Any) -> str:

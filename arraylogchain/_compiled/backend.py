@@ -86,11 +86,11 @@ class Loops:
 
     def draw(self, left: Messages, after: Array, steps: slice, uniforms: Array) -> Array:
         states = self._states(after, len(uniforms), after.shape[-1])
-        ((F, logs, _), proof, _), first = self._matrices("weights", steps, True)
+        ((F, logs, _, count), proof, _), first = self._matrices("weights", steps, True)
         paths.draw(
             self._enter_steps(left.values),
             np.ascontiguousarray(left.in_logs).reshape(self.G, self.R),
-            (F, logs, self.each, first),
+            (F, logs, count, self.each, first),
             max(proof[1], 2.0**-900),
             self.lengths,
             np.ascontiguousarray(uniforms, np.float64).reshape(-1, *states.shape[1:]),

@@ -23,22 +23,24 @@ _ABOVE = 2.0**54
 _FEW_STATES, _FEW_SHARE = 8, 4
 
 
-# What `recursion.advance` takes: (F, logs, scales) of matrices exp(scales[0]) 2^scales[1] F, and
-# `proof`, what is known of all of them. The logs are empty where entries of F tell all.
-Prepared = tuple[tuple[Floats, Floats, Floats], tuple[float, float, float, bool]]
+# What `recursion.advance` takes: (F, logs, scales) of matrices exp(scales[0]) 2^scales[1] F, flat,
+# how many there are of a group, and `proof`, what is known of all. The logs are empty where entries
+# of F tell all.
+Prepared = tuple[tuple[Floats, Floats, Floats, int], tuple[float, float, float, bool]]
 
-_NO_LOGS = np.empty((0, 0, 0))
+_NO_LOGS = np.empty(0)
 
 
 def prepare(ctx: Context, given: Array, in_logs: bool, transposed: bool) -> Prepared:
     """Prepare matrices [g, s, K, K]."""
-    g, s, K, _ = given.shape
-    flat, found, scales = np.empty((g, s, K * K)), np.empty((2, g, s)), np.zeros((2, g, s))
-    given = frozen(np.ascontiguousarray(given, np.float64))
+    s, K = given.shape[1:3]
+    given = frozen(np.ascontiguousarray(given, np.float64).reshape(-1, K, K))
+    flat, (found, scales) = np.empty((len(given), K * K)), np.zeros((2, 2, len(given)))
     odd, low = copy(given, transposed, in_logs, flat, found)
     logs, line = _NO_LOGS, K * _ABOVE * TINY
     if not (in_logs or odd):
-        return (flat, logs, scales), (max(2.0**-600, 2.0**-1000 / low), 0.0, line, False)
+        proof = max(2.0**-600, 2.0**-1000 / low), 0.0, line, False
+        return (flat.reshape(-1), logs, scales, s), proof
     tops, lows = found
     is_special = not np.all(tops < INF)
     if in_logs:
@@ -58,21 +60,19 @@ def prepare(ctx: Context, given: Array, in_logs: bool, transposed: bool) -> Prep
         flat, line = np.where(flat < _LEAST_ENTRY, 0.0, flat), K * _ABOVE * _LEAST_ENTRY
     least = max(2.0**-600, 2.0**-1000 / max(low, _LEAST_ENTRY))
     proof = least, MOST * line if is_partial else 0.0, line, is_special
-    return (flat, logs, scales), proof
+    return (flat.reshape(-1), logs.reshape(-1), scales, s), proof
 
 
 @compiled
 def copy(given: Floats, transposed: bool, in_logs: bool, out: Floats, found: Floats) -> Any:
-    """Copy matrices [g, s, K, K]; find the largest entries of each, and the least above zero.
+    """Copy matrices [n, K, K]; find the largest entries of each, and the least above zero.
 
     The first is NaN if an entry is no weight, and -inf, in logarithms, where all are zeros. Return
     how many linear matrices are not loops' as they are, and the least of all entries above zero.
     """
-    zero, odd, least = -INF if in_logs else 0.0, 0, INF
-    groups, steps, K, _ = given.shape
-    for n in range(groups * steps):
-        g, s = n // steps, n % steps
-        x, y = given[g, s], out[g, s]
+    zero, odd, least, K = -INF if in_logs else 0.0, 0, INF, given.shape[1]
+    for n in range(len(given)):
+        x, y = given[n], out[n]
         top, low, special = zero, INF, 0
         for k in range(K):
             for j in range(K):
@@ -81,7 +81,7 @@ def copy(given: Floats, transposed: bool, in_logs: bool, out: Floats, found: Flo
                 top = w if w > top else top
                 low = w if zero < w < low else low
                 special += not zero <= w < INF
-        found[0, g, s], found[1, g, s] = math.nan if special else top, low
+        found[0, n], found[1, n] = math.nan if special else top, low
         odd += special > 0 or low < _LEAST_ENTRY or not (top == 0.0 or _FROM <= top <= _TO)
         least = low if low < least else least
     return odd, least

@@ -50,8 +50,7 @@ def best(x, matrices, lengths, state, are_weights, left, room, first):
             out, f = left[(t - first) % len(left), gl], factors[i]
             begun = longer(lengths[g], t) if t > 0 else 0
             if begun > 0:
-                n = number(L, t, begin, False)
-                base = (g // rows * L.shape[1] + n) * K * K
+                base = number(L.shape[1], g // rows, t, begin, False) * K * K
                 maximise(out, m, flat, base, K, R, begun)
                 if is_special or numbers.count_special(m) > 0:
                     _write_nan(out, m, flat, base, K, R, begun)
@@ -92,7 +91,7 @@ def trace(left, matrices, lengths, states, first):
     K = left.shape[2] // R
     for g in range(G):
         for i in range(S - 1, -1, -1):
-            base = (g // rows * L.shape[1] + number(L, first + i, begin, True)) * K * K
+            base = number(L.shape[1], g // rows, first + i, begin, True) * K * K
             moves = longer(lengths[g], first + i + 1)
             for r in range(R):
                 j = states[i + 1, g, r, 0]
@@ -122,30 +121,29 @@ def draw(left, in_logs, matrices, line, lengths, uniforms, states, scratch, firs
     left : array [S + 1, G, K * R]
         What `advance` kept, with one step more in front.
     in_logs : array [G, R]
-    matrices : (F, logs, rows, begin)
+    matrices : (F, logs, count, rows, begin)
         Transposed ones from each step to the next; see `recursion.advance`.
     line : float
         The least sum of linear weights to which entries that were left out of F are nothing.
     uniforms : array [S, G, R, n]
     scratch : array [K]
     """
-    F, L, rows, begin = matrices
-    S, G, R, n = uniforms.shape
-    flat, logs, K = F.reshape(-1), L.reshape(-1), len(scratch)
+    F, L, count, rows, begin = matrices
+    (S, G, R, n), K = uniforms.shape, len(scratch)
     for g in range(G):
         for r in range(R):
             is_linear = not in_logs[g, r]
             for i in range(S - 1, -1, -1):
                 m, is_last = left[i + 1, g], first + i >= lengths[g, r] - 1
-                base = (g // rows * F.shape[1] + number(F, first + i, begin, True)) * K * K
+                base = number(count, g // rows, first + i, begin, True) * K * K
                 for s in range(n):
                     j, total = states[i + 1, g, r, s], 0.0
                     if not is_last and is_linear:
                         for k in range(K):
-                            scratch[k] = m[k * R + r] * flat[base + j * K + k]
+                            scratch[k] = m[k * R + r] * F[base + j * K + k]
                         total = _sum_of(scratch)
                     if not is_last and not total >= line:
-                        total = _shares(m, flat, logs, base + j * K, r, R, is_linear, scratch)
+                        total = _shares(m, F, L, base + j * K, r, R, is_linear, scratch)
                     if not is_last:
                         j = _search(scratch, uniforms[i, g, r, s] * total)
                     states[i, g, r, s] = j

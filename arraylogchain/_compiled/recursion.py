@@ -33,10 +33,10 @@ def advance(x, matrices, proof, few, lengths, state, kept, room, first, backward
     ----------
     x : array [G, S, K * R]
         Potentials.
-    matrices : (F, L, scales, rows, begin)
-        F [g, s, K * K], with exp(scales[0, g, s]) * 2^scales[1, g, s]; transposed if `backward`.
-        Logarithms of entries of F, or empty. How many groups share one g, and the step that the
-        first s is for.
+    matrices : (F, L, scales, count, rows, begin)
+        F [n, K, K], flat, with exp(scales[0, n]) * 2^scales[1, n]; transposed if `backward`.
+        Logarithms of entries of F, or empty. `count` of them, for the steps from `begin` on, are
+        shared by as many x[g] as `rows` says, one after another.
     proof : (least, line, log_line, is_special)
         The least linear weight; the least sum that is proved if entries were left out of F, else 0;
         the least sum of a step in logarithms; whether entries are infinite or NaN.
@@ -90,7 +90,7 @@ def _choose_form(state, r, proof, span):
     if wide == 0 and top == top and not is_special:
         numbers.exps(m, 0.0, m, K)
         for k in range(K):
-            m[k] *= 2.0**RAISED
+            m[k] *= numbers.power_of_two(RAISED)
         powers[r] -= RAISED
         forms[r] = LINEAR
 
@@ -98,14 +98,14 @@ def _choose_form(state, r, proof, span):
 @inner
 def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
     """Take rows of a group through a block, those that are linear; mark what fails."""
-    F, _, matrix_scales, rows, begin = matrices
+    F, L, matrix_scales, per_group, rows, begin = matrices
     forms = state[3]
     arrived, left, arrived_scales, left_scales = kept
     S, R, B = len(x), len(lengths), len(room[1]) - 3
     factors, tops, more = room[0][:B], room[1], room[1][B:]
     shift, power, raised = more[0], more[1], more[2]
     K, keeps_arrived, keeps, low = x.shape[1] // R, len(arrived_scales) > 0, len(left_scales) > 0, 0
-    gm, ga, gl = g // rows, g % arrived.shape[1], g % left.shape[1]
+    ga, gl = g % arrived.shape[1], g % left.shape[1]
     following = S - S  # of a constant Numba compiles another version
     # What is not kept is written over.
     at = S if backward and keeps else 0
@@ -127,16 +127,16 @@ def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
         begun = longer(lengths, t + 1) if backward else (active if t > 0 else 0)
         at = (i if backward else i + 1) if keeps else 1 - at
         v, w = arrived[i if keeps_arrived else 0, ga], left[at, gl]
-        n = steps.number(F, t, begin, backward)
+        n = steps.number(per_group, g // rows, t, begin, backward)
         if begun > 0:
-            numbers.multiply(v, m, F.reshape(-1), (gm * F.shape[1] + n) * K * K, K, R, begun)
+            numbers.multiply(v, m, F, n * K * K, K, R, begun)
         for r in range(begun):
-            shift[r] += matrix_scales[0, gm, n]
-            power[r] += matrix_scales[1, gm, n]
+            shift[r] += matrix_scales[0, n]
+            power[r] += matrix_scales[1, n]
         steps.copy_rows(v, m, R, begun)
         _keep(arrived_scales, g, i, shift, power)
         if steps.weigh(v, f, w, proof[0], proof[1]) > 0:
-            good -= steps.judge(v, f, w, m, matrices, gm, n, proof, power, forms, begun, active)
+            good -= steps.judge(v, f, w, m, L, n * K * K, proof, power, forms, begun, active)
             if good == 0:
                 return
         if s % _TOGETHER == 0:
@@ -178,12 +178,11 @@ def _keep(scales, g, i, shift, power):
 @inner
 def _in_logs(x, matrices, proof, few, lengths, state, kept, room, first, backward, g, r):
     """Take a row through a block in logarithms."""
-    F, L, matrix_scales, rows, begin = matrices
+    F, L, matrix_scales, per_group, rows, begin = matrices
     weights, shifts, powers, forms = state
     arrived, left, arrived_scales, left_scales = kept
     S, R, K, B = len(x), len(forms), weights.shape[1], len(room[1]) - 3
     a, c, sums, u = (room[0][B][:K], room[0][B + 1][:K], room[0][B + 2][:K], room[0][B + 3][:K])
-    gm, P, logs = g // rows, F.reshape(-1), L.reshape(-1)
     if forms[r] == FAILED:
         powers[r] += numbers.write_logs(weights[r])
     for k in range(K):
@@ -194,11 +193,10 @@ def _in_logs(x, matrices, proof, few, lengths, state, kept, room, first, backwar
         t = first + i
         begun = t < lengths[r] - 1 if backward else 0 < t < lengths[r]
         if begun:
-            n = steps.number(F, t, begin, backward)
-            base = (gm * F.shape[1] + n) * K * K
-            log_product(a, P, logs, base, proof[2], proof[3], few, c, sums, u)
-            shifts[r] += matrix_scales[0, gm, n]
-            powers[r] += matrix_scales[1, gm, n]
+            n = steps.number(per_group, g // rows, t, begin, backward)
+            log_product(a, F, L, n * K * K, proof[2], proof[3], few, c, sums, u)
+            shifts[r] += matrix_scales[0, n]
+            powers[r] += matrix_scales[1, n]
             for k in range(K):
                 a[k] = c[k]
         _keep_row(a, arrived, arrived_scales, g, i, r, shifts, powers)

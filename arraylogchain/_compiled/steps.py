@@ -51,10 +51,10 @@ def clear(m, r, K, R):
 
 
 @inlined
-def number(F, t, begin, backward):
-    """Return which matrix leads to a step's message."""
+def number(count, g, t, begin, backward):
+    """Return which matrix leads to a step's message, where each group has so many."""
     n = (t if backward else t - 1) - begin
-    return n if F.shape[1] > 1 and n > 0 else 0
+    return g * count + (n if count > 1 and n > 0 else 0)
 
 
 @inlined
@@ -69,17 +69,16 @@ def weigh(v, f, out, least, line):
 
 
 @inner
-def judge(v, f, w, m, matrices, gm, n, proof, power, forms, begun, active):
+def judge(v, f, w, m, L, base, proof, power, forms, begun, active):
     """Bring rows into range; return how many are now marked because that cannot be done."""
-    L, count, R = matrices[1], 0, len(forms)
+    count, R = 0, len(forms)
     K = len(m) // R
     for r in range(active):
         if forms[r] != LINEAR:
             continue
         proved = True
         if proof[1] > 0.0 and r < begun:
-            base = (gm * L.shape[1] + n) * K * K
-            proved = _are_proved(v, m, L.reshape(-1), base, proof[1], r, K, R)
+            proved = _are_proved(v, m, L, base, proof[1], r, K, R)
         if not (proved and bring_in_range(v, f, w, r, K, R, proof[0], power)):
             forms[r] = FAILED
             count += 1

@@ -228,4 +228,5 @@ class Posterior:
         """Return [n, groups, rows, K] as [groups, n * rows, K], or as [groups * n, rows, K]."""
         xp, (count, groups, rows, size) = self.ctx.xp, x.shape
         shape = (groups, -1) if self.piece.chain.has_one_matrix else (groups * count, rows)
-        return xp.reshape(xp.permute_dims(x, (1, 0, 2, 3)), (*shape, size))
+        x = xp.permute_dims(x, (1, 0, 2, 3)) if groups > 1 else x
+        return xp.reshape(x, (*shape, size))

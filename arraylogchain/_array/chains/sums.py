@@ -100,7 +100,7 @@ class Sums:
         values = xp.reshape(values, (*shape, *values.shape[2:]))
         axes = tuple(i for i, n in enumerate(shape) if target.shape[i] == 1 < n)
         values = xp.sum(values, axis=axes, keepdims=True) if axes else values
-        target += xp.astype(values, target.dtype, copy=False)
+        target += self.ctx.cast(values, target.dtype)
 
     def results(self) -> dict[str, Array]:
         """Return the sums by name, in the dtypes of the chain's arrays or of the result."""
@@ -111,7 +111,7 @@ class Sums:
             if (scale != 1.0 or total.dtype != dtype) and 0 not in total.shape:
                 for box in ctx.blocks(shape_of(total)):
                     total[box] = bounded(ctx, total[box] * scale, dtype)
-            found[name] = ctx.xp.astype(total, dtype, copy=False)
+            found[name] = ctx.cast(total, dtype)
         return found
 
 

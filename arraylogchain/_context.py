@@ -300,5 +300,6 @@ def whole_part(ctx: Context, x: Array, precision: Precision) -> Array:
 
 def check_workspace(workspace: int | None) -> int:
     """Return the workspace in bytes; raise where it is no usable number."""
-    given = DEFAULT_WORKSPACE if workspace is None else workspace
-    return at_least(SMALLEST_WORKSPACE, "workspace", given, "bytes")
+    if workspace is None:
+        return DEFAULT_WORKSPACE
+    return at_least(SMALLEST_WORKSPACE, "workspace", workspace, "bytes")

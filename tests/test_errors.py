@@ -49,19 +49,12 @@ def test_operands_that_are_no_real_arrays(function, position, value, words):
         getattr(alc, function)(*operands)
 
 
+MISFITS = [((2, 3), (4, 5)), ((3,), (4,)), ((3,), (4, 3)), ((2, 3), (2,))]
+MISFITS += [((2, 1), (3, 4)), ((2, 2, 3), (3, 3, 4)), ((2, 0), (3, 4))]
+
+
 @pytest.mark.parametrize("function", PRODUCTS)
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        ((2, 3), (4, 5)),
-        ((3,), (4,)),
-        ((3,), (4, 3)),
-        ((2, 3), (2,)),
-        ((2, 1), (3, 4)),
-        ((2, 2, 3), (3, 3, 4)),
-        ((2, 0), (3, 4)),
-    ],
-)
+@pytest.mark.parametrize(("a", "b"), MISFITS)
 def test_shapes_that_do_not_fit(backend, function, a, b):
     with pytest.raises(ValueError, match=mentions("a", "b", a, b)):
         getattr(alc, function)(*(backend.asarray(ones(*s), "float32") for s in (a, b)))
@@ -182,6 +175,10 @@ SWAPPED = "[..., 5, 3], their last two axes swapped"
         ({"x": ones(7, 5, 3), "transitions": ones(7, 3, 3)}, ["is [7, 1, 3, 3]"]),
         ({"transitions": -ones(3, 3)}, ["log_transitions"]),
         ({"transitions": ones(3, 3), "lengths": 0}, ["lengths", "from 0 to 0"]),
+        ({"transitions": ones(3, 3), "lengths": [2, 3]}, ["lengths", "()"]),
+        ({"transitions": ones(4, 3, 3), "log_initial": ones(4)}, ["log_initial", "(4,)", "3"]),
+        ({"x": two, "transitions": P, "initial": ones(4, 3)}, ["log_potentials", "initial", 2, 4]),
+        ({"x": ones(2, 5, 0), "transitions": ones(0, 0)}, ["log_potentials", "(2, 5, 0)"]),
         ({"x": ones(5, 1, 3), "lengths": [2, 3]}, ["lengths", (2,), (5,), "T = 1"]),
         ({"transitions": P, "workspace": 100}, ["workspace", "100"]),
     ],

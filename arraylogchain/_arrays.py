@@ -100,14 +100,13 @@ def _enter_tensors(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Ar
             )
     check_same("device", {name: x.device for name, x in given.items()})
     first, torch = next(iter(given.values())), sys.modules["torch"]
-    result_name = check_dtypes(tuple([(name, x.dtype) for name, x in given.items()]), torch)
+    result = check_dtypes(tuple([(name, x.dtype) for name, x in given.items()]), torch)
     if first.is_cpu and torch.bfloat16 not in [x.dtype for x in given.values()]:
         # Also where torch holds negated numbers, or follows them.
-        hosted = {name: x.numpy(force=True) for name, x in given.items()}
-        return _tensor_context(result_name), hosted
+        return _tensor_context(result), {name: x.numpy(force=True) for name, x in given.items()}
     xp = array_api_compat.array_namespace(first)
     ready = {name: x.detach().resolve_neg() for name, x in given.items()}
-    return native_context(xp, first.device, result_name), ready
+    return native_context(xp, first.device, result), ready
 
 
 def numpy_context(given: Mapping[str, Array]) -> Context | None:

@@ -235,8 +235,7 @@ def _compute(operation: Callable[..., Any], a: Array, b: Array, budget: int) -> 
     ctx, ready = enter({"a": a, "b": b})
     a, b = ready["a"], ready["b"]
     with ctx.computing():
-        layout = fold(shape_of(a), shape_of(b))
-        return ctx.leave(operation(ctx, layout, a, b, budget))
+        return ctx.leave(operation(ctx, fold(shape_of(a), shape_of(b)), a, b, budget))
 
 
 def functions_elsewhere(*arrays: Array) -> ModuleType | None:

@@ -281,11 +281,15 @@ def check_paths(states: Array, batch: Shape, num_steps: int) -> None:
 
 def check_states(ctx: Context, states: Array, chain: Chain) -> Array:
     """Return paths [..., T] in the library that computes, 0 past the ends of their chains."""
-    if ctx.is_numpy or isinstance(states, (np.ndarray, Sequence)):
-        states = ctx.xp.asarray(on_host("states", states), device=ctx.device)
+    if ctx.is_numpy or isinstance(states, np.ndarray) or not hasattr(states, "dtype"):
+        states = on_host("states", states)
+        check_integers("states", states)
+        states = ctx.xp.asarray(states, device=ctx.device)
     check_paths(states, chain.batch, chain.num_steps)
     states = ctx.xp.astype(states, ctx.index_dtype, copy=False)
-    states = fill_past_ends(ctx, states, chain.lengths, 0)
+    if chain.lengths is not None:
+        times = ctx.xp.arange(chain.num_steps, dtype=ctx.index_dtype, device=ctx.device)
+        states = ctx.xp.where(ctx.integers(chain.lengths)[..., None] > times, states, 0)
     if 0 not in states.shape:
         least, most = (int(on_host("states", f(states))) for f in (ctx.xp.min, ctx.xp.max))
         if not 0 <= least <= most < chain.num_states:
@@ -294,12 +298,3 @@ def check_states(ctx: Context, states: Array, chain: Chain) -> Array:
                 f"{chain.num_states - 1}"
             )
     return states
-
-
-def fill_past_ends(ctx: Context, x: Array, lengths: np.ndarray | None, value: int) -> Array:
-    """Return x [..., T] with a value in the place of what lies past the ends of rows."""
-    if lengths is None:
-        return x
-    times = ctx.xp.arange(x.shape[-1], dtype=ctx.index_dtype, device=ctx.device)
-    real = ctx.integers(lengths)[..., None] > times
-    return ctx.xp.where(real, x, ctx.xp.full_like(x, value))

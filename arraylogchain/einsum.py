@@ -293,6 +293,6 @@ def _added(xp: Any, *terms: Array) -> tuple[Array, Any]:
 
     def back(g: Array) -> list[Array]:
         summed = [tuple(i for i, n in enumerate(s) if n != g.shape[i]) for s in shapes]
-        return [xp.sum(g, axis=axes, keepdims=True) if axes else g for axes in summed]
+        return [xp.sum(g, axis=axes, keepdims=True) if axes else g + 0 for axes in summed]
 
     return sum(terms[1:], start=terms[0]), back

@@ -162,9 +162,8 @@ def at(place, state):
 
 
 NO_PATHS = [(at(p, k), ValueError) for p in ((0, 0), (1, 2), (1, 4)) for k in (-1, 4, 100, -100)]
-NO_PATHS += [
-    (np.zeros(shape, int), ValueError) for shape in ((), (4,), (6,), (3, 5), (2, 5, 1), (5, 2))
-]
+SHAPES = ((), (4,), (6,), (3, 5), (2, 5, 1), (5, 2))
+NO_PATHS += [(np.zeros(shape, int), ValueError) for shape in SHAPES]
 NO_PATHS += [(np.zeros((2, 5), kind), TypeError) for kind in ("float32", "bool")]
 
 

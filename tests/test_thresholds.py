@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import arraylogchain as alc
 from arraylogchain import _dispatch
 from tests.chain_checks import check_chain
 from tests.checks import check_logmatmulexp
@@ -157,3 +158,11 @@ def test_what_is_flushed_in_single_precision(np_backend, flushing, monkeypatch, 
     monkeypatch.setattr(_dispatch, "COMPILED", False)
     given = lost_by_flushing(low, high, factor)
     check_chain(np_backend, "float32", **given, only=("log_partition", "messages"))
+
+
+def test_the_only_path_lies_far_below_others():
+    """Each row and state has a path of its own, by another state's far above it at most steps."""
+    x = np.random.default_rng(0).normal(0, 1e9, (64, 20, 64)).astype("float32")
+    found = alc.LogChain(x, transitions=np.eye(64, dtype="float32")).posterior()
+    np.testing.assert_allclose(found.marginals.sum(-1), 1, rtol=1e-5)
+    np.testing.assert_allclose(found.expected_transitions.sum(dtype=float), 64 * 19, rtol=1e-6)

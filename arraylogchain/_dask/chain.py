@@ -21,7 +21,7 @@ import numpy as np
 
 from arraylogchain import _inputs
 from arraylogchain._array import chains
-from arraylogchain._arrays import dtype_name, is_lazy, promote
+from arraylogchain._arrays import dtype_name, is_lazy, on_host, promote
 from arraylogchain._context import Array, Context
 from arraylogchain._dask.blocks import finite_sum, known, of_rows, summed_blocks, to_lazy
 from arraylogchain._inputs import ARGUMENTS, PARTS, Chain
@@ -60,7 +60,8 @@ class Pieces:
         self.workspace, lengths = chain._workspace, chain._lengths
         potentials = given["log_potentials"]
         self.num_steps, self.num_states = potentials.shape[-2:]
-        values = np.broadcast_to(1, lengths.shape) if is_lazy(lengths) else lengths
+        lengths = known("lengths", lengths) if is_lazy(lengths) else lengths
+        values = np.ones(lengths.shape, lengths.dtype) if is_lazy(lengths) else lengths
         checked = _inputs.check_lengths(values, self.batch, self.num_steps)
         all_steps = np.asarray(self.num_steps) if checked is None else checked
         self.lengths = known("lengths", lengths if is_lazy(lengths) else all_steps)
@@ -294,6 +295,7 @@ def _draw(
     xp, uniforms = ctx.xp, ctx.xp.asarray(uniforms)
     out = ctx.empty(uniforms.shape, ctx.index_dtype)
     if following is not None:
+        chain.final = None  # which pieces that follow have taken
         lengths = np.asarray(chain.num_steps if chain.lengths is None else chain.lengths)
         is_last = xp.asarray(np.arange(chain.num_steps) == lengths[..., None] - 1)
         uniforms = xp.where(is_last, -1.0 - following[..., None], uniforms)
@@ -304,7 +306,7 @@ def _draw(
 def log_weight(chain: LogChain, states: Any) -> da.Array:
     """Return the log weights of given paths; see `LogChain.log_weight`."""
     pieces = Pieces(chain)
-    states = known("states", states if is_lazy(states) else np.asarray(states))
+    states = known("states", states if is_lazy(states) else on_host("states", states))
     _inputs.check_paths(states, pieces.batch, pieces.num_steps)
     ends = pieces.lengths[..., None]
     # A row that has ended passes through pieces in state 0, and all its weights there are one.
@@ -337,7 +339,9 @@ def value_and_pullback(chain: LogChain) -> tuple[da.Array, Callable[..., ChainGr
         cotangent: Any, wanted: Collection[str] = ChainGradients._fields
     ) -> ChainGradients:
         check_wanted(wanted)
-        g = cotangent if is_lazy(cotangent) else da.asarray(cotangent, like=value._meta)
+        if isinstance(cotangent, (int, float)):
+            cotangent = da.asarray(float(cotangent), like=value._meta)
+        g = to_lazy({"value": value, "cotangent": cotangent})[0]["cotangent"]
         check_cotangent(g, value)
         names = zip(ChainGradients._fields, PARTS, strict=True)
         parts = [part for name, part in names if name in wanted and part in given]

@@ -12,7 +12,7 @@ import torch
 from arraylogchain._array.products import certified, linear, maxplus
 from arraylogchain._array.products.chainexp import product_of_sequence, product_of_stack
 from arraylogchain._array.products.gradients import logmatmulexp_gradients
-from arraylogchain._arrays import enter
+from arraylogchain._arrays import check_dtypes, enter
 from arraylogchain._context import shape_of
 from arraylogchain._fold import fold
 from arraylogchain._torch import calls
@@ -194,10 +194,9 @@ def logchainexp(given: Mapping[str, Tensor], budget: int) -> Tensor:
     def multiply(a: Tensor, b: Tensor) -> tuple[Tensor, None]:
         return logmatmulexp(a, b, budget), None
 
-    if "matrices" in given:
-        out, _ = product_of_stack(torch_namespace, wide[0], multiply, torch.float64)
-    else:
-        out, _ = product_of_sequence(torch_namespace, wide, multiply, torch.float64)
+    is_stack = "matrices" in given
+    product: Any = product_of_stack if is_stack else product_of_sequence
+    out, _ = product(torch_namespace, wide[0] if is_stack else wide, multiply, torch.float64)
     return through_finite(out.to(dtype))
 
 
@@ -213,6 +212,8 @@ def through_finite(out: Tensor) -> Tensor:
 
 
 def _check_tensors(given: Mapping[str, Any]) -> None:
-    """Raise where a tensor is nested, or mixed with something else, as without autograd."""
-    if not all(isinstance(x, torch.Tensor) and not x.is_nested for x in given.values()):
+    """Raise where tensors are nested, sparse, no real numbers, or mixed, as without autograd."""
+    tensors = [x for x in given.values() if isinstance(x, torch.Tensor)]
+    if len(tensors) < len(given) or any(x.is_nested or x.is_sparse for x in tensors):
         enter(given)
+    check_dtypes(tuple([(name, x.dtype) for name, x in given.items()]), torch)

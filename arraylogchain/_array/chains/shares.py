@@ -114,13 +114,15 @@ class Shares:
         """Add pairs, and return cotangents times shares of states [n, groups, rows, K]."""
         ctx, xp, moves = self.ctx, self.ctx.xp, self.moves
         a, b, d = (x.in_log_form(ctx) for x in (self.a, self.b, self.d))
-        tops = xp.max(a.values + b.values, axis=-1, keepdims=True)
+        # What the likeliest state has in each direction comes off first: what is large cancels.
+        at = xp.argmax(a.values + b.values, axis=-1)[..., None]
+        near = [xp.take_along_axis(x.values, at, axis=-1) for x in (a, b)]
+        of_a, of_b = (xp.where(xp.isfinite(x), xp.round(x), 0.0) for x in near)
+        shares = a.values - of_a
+        shares += b.values - of_b
+        tops = xp.max(shares, axis=-1, keepdims=True)
         tops = xp.where(xp.isfinite(tops), tops, 0.0)
-        near = xp.round(tops)
-        # What is large cancels first, and the largest is 1.
-        shares = a.values - near
-        shares += b.values
-        shares -= tops - near
+        shares -= tops
         ctx.exp(shares, shares)
         shares = _where_not(xp, self.dead, shares, 0.0)
         totals = _where_not(xp, self.dead, row_sum(ctx, shares), 1.0)
@@ -128,17 +130,15 @@ class Shares:
         if self.dead is not None:
             shares = _where_not(xp, self.dead, shares, 0.0)
         if moves.stop:
-            u = _where_not(xp, self.still, a.values[moves, ...], -math.inf)
-            v = _where_not(xp, self.still, d.values[moves, ...], -math.inf)
+            u = _where_not(xp, self.still, (a.values - of_a)[moves, ...], -math.inf)
+            v = _where_not(xp, self.still, (d.values - of_b)[moves, ...], -math.inf)
             nats, bits = self._beside(b, d)
-            logs = ctx.load(xp.log(totals) + (tops - near)[..., 0], ctx.widest)
-            whole = bits * LN2_HIGH - ctx.load(near[moves, ..., 0], ctx.widest)
-            rest = bits * LN2_LOW - logs[moves, ...]
-            scales = [_where_not(xp, self.still, x, 0.0) for x in (nats, whole, rest)]
+            low = bits * LN2_LOW - ctx.load(xp.log(totals) + tops[..., 0], ctx.widest)[moves, ...]
+            scales = [_where_not(xp, self.still, x, 0.0) for x in (nats, bits * LN2_HIGH, low)]
             for sign in (1.0, -1.0):
                 g, small = log_parts(ctx, xp.clip(self.of.g * sign, min=0.0), in_logs=False)
                 if not bool(xp.all(g == -math.inf)):
-                    g = _where_not(xp, self.still, xp.zeros_like(whole) + g, -math.inf)
+                    g = _where_not(xp, self.still, xp.zeros_like(nats) + g, -math.inf)
                     self._add_log_pairs(u, v, (*scales[:2], scales[2] + small, g), sign)
         return shares
 

@@ -248,8 +248,9 @@ class LogChain:
         -------
         array [..., T, K]
             The posterior probability of state k at step i: also the derivative of `log_partition`
-            with respect to the log potentials. Its error is a few eps of 1 for each step. Zeros
-            where no path has a positive weight, or where the sum over all paths is infinite.
+            with respect to the log potentials. Its error is a few eps of 1 for each step, and
+            grows as that of `log_partition` does. Zeros where no path has a positive weight, or
+            where the sum over all paths is infinite.
 
         Examples
         --------

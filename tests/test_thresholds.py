@@ -160,7 +160,7 @@ def test_what_is_flushed_in_single_precision(np_backend, flushing, monkeypatch, 
     check_chain(np_backend, "float32", **given, only=("log_partition", "messages"))
 
 
-def test_the_only_path_lies_far_below_others():
+def test_only_paths_far_below_others_in_single_precision():
     """Each row and state has a path of its own, by another state's far above it at most steps."""
     x = np.random.default_rng(0).normal(0, 1e9, (64, 20, 64)).astype("float32")
     found = alc.LogChain(x, transitions=np.eye(64, dtype="float32")).posterior()

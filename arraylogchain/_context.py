@@ -170,12 +170,6 @@ class Context:
         else:
             self.apply(self.xp.exp, x, out=out)
 
-    def exponentials(self, x: Array) -> Array:
-        """Return exp(x), or 0 where that is no normal number; threads share large arrays."""
-        found = self.empty(shape_of(x), x.dtype)
-        self.share(lambda box: self.exp(x[box], found[box]), list(self.blocks(shape_of(x))))
-        return found
-
     def scaled(self, x: Array, powers: Array) -> Array:
         """Return x * 2**powers, for whole numbers; exact unless that leaves the range."""
         if self.is_numpy:

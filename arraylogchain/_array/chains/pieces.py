@@ -83,7 +83,9 @@ class Messages:
         if not np.count_nonzero(self.in_logs):
             return self.values
         mask = ctx.xp.asarray(self.in_logs, device=ctx.device)
-        return ctx.xp.where(mask[..., None], ctx.exponentials(self.values), self.values)
+        weights = ctx.empty(tuple(self.values.shape), self.values.dtype)
+        ctx.exp(self.values, weights)
+        return ctx.xp.where(mask[..., None], weights, self.values)
 
     def logs(self, ctx: Context) -> Array:
         """Return the true logarithms, in the widest precision."""

@@ -200,10 +200,10 @@ class _Walk:
         values = xp.exp(begin.values) if begin.in_logs.any() else begin.values
         if int(x.shape[-1]) > _MOST_STATES or not ctx.are_between(values, LEAST, MOST):
             return None
-        weights, tops = ctx.exponentials(x), None
+        weights, tops = xp.exp(x), None
         if not ctx.are_between(weights, 1.0 / WIDEST, WIDEST):
             tops = whole_maximum(ctx, x, -1, ctx.precision)
-            weights = ctx.exponentials(x - tops)
+            weights = xp.exp(x - tops)
             if not ctx.are_between(weights, LEAST, WIDEST):
                 return None
             tops = ctx.load(tops[..., 0], ctx.widest)

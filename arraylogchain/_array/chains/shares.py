@@ -130,8 +130,11 @@ class Shares:
         if self.dead is not None:
             shares = _where_not(xp, self.dead, shares, 0.0)
         if moves.stop:
-            u = _where_not(xp, self.still, (a.values - of_a)[moves, ...], -math.inf)
-            v = _where_not(xp, self.still, (d.values - of_b)[moves, ...], -math.inf)
+            # Counts need likely pairs; derivatives by weights all: their small logs are not moved.
+            left = of_a if self.of.sums.by_logs else xp.zeros_like(of_a)
+            right = of_b + (of_a - left)
+            u = _where_not(xp, self.still, (a.values - left)[moves, ...], -math.inf)
+            v = _where_not(xp, self.still, (d.values - right)[moves, ...], -math.inf)
             nats, bits = self._beside(b, d)
             low = bits * LN2_LOW - ctx.load(xp.log(totals) + tops[..., 0], ctx.widest)[moves, ...]
             scales = [_where_not(xp, self.still, x, 0.0) for x in (nats, bits * LN2_HIGH, low)]

@@ -73,6 +73,7 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
                 )
     check_same("device", {name: array_api_compat.device(x) for name, x in given.items()})
     xp = next(iter(namespaces.values()))
+    # By names: array_api_strict warns where a cache compares its dtypes.
     result_name = check_dtypes(tuple((name, dtype_name(x.dtype)) for name, x in given.items()), xp)
     device = array_api_compat.device(next(iter(given.values())))
     if library_name(xp) == "numpy":

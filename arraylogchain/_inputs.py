@@ -283,9 +283,9 @@ def check_states(ctx: Context, states: Array, chain: Chain) -> Array:
     """Return paths [..., T] in the library that computes, 0 past the ends of their chains."""
     if ctx.is_numpy or isinstance(states, np.ndarray) or not hasattr(states, "dtype"):
         states = on_host("states", states)
-        check_integers("states", states)
-        states = ctx.xp.asarray(states, device=ctx.device)
     check_paths(states, chain.batch, chain.num_steps)
+    if isinstance(states, np.ndarray):
+        states = ctx.xp.asarray(states, device=ctx.device)
     states = ctx.xp.astype(states, ctx.index_dtype, copy=False)
     if chain.lengths is not None:
         times = ctx.xp.arange(chain.num_steps, dtype=ctx.index_dtype, device=ctx.device)

@@ -60,11 +60,12 @@ class Pieces:
         self.workspace, lengths = chain._workspace, chain._lengths
         potentials = given["log_potentials"]
         self.num_steps, self.num_states = potentials.shape[-2:]
-        lengths = known("lengths", lengths) if is_lazy(lengths) else lengths
-        values = np.ones(lengths.shape, lengths.dtype) if is_lazy(lengths) else lengths
-        checked = _inputs.check_lengths(values, self.batch, self.num_steps)
-        all_steps = np.asarray(self.num_steps) if checked is None else checked
-        self.lengths = known("lengths", lengths if is_lazy(lengths) else all_steps)
+        if is_lazy(lengths):  # their values are checked block by block
+            self.lengths = known("lengths", lengths)
+            _inputs.check_lengths(np.ones(lengths.shape, lengths.dtype), self.batch, self.num_steps)
+        else:
+            ends = _inputs.check_lengths(lengths, self.batch, self.num_steps)
+            self.lengths = known("lengths", np.asarray(self.num_steps if ends is None else ends))
         self.like = {ARGUMENTS[name]: x for name, x in given.items()}
         self.dtypes = {part: dtype_name(x.dtype) for part, x in self.like.items()}
         self.dtypes |= {"path": "int64", "whole": "float64", "": dtype}

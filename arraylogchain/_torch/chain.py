@@ -145,8 +145,7 @@ class Partition(ChainOperation):
 
 
 def log_partition(chain: Any, known: Tensor | None = None) -> Tensor:
-    compute = chains.messages.log_partition
-    return _value(chain, compute, recursion.log_partition, known, Partition)
+    return _value(chain, chains.messages.log_partition, recursion.log_partition, known, Partition)
 
 
 def marginals(chain: Any, known: Tensor | None = None) -> Tensor:

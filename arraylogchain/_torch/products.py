@@ -214,6 +214,6 @@ def through_finite(out: Tensor) -> Tensor:
 def _check_tensors(given: Mapping[str, Any]) -> None:
     """Raise where tensors are nested, sparse, no real numbers, or mixed, as without autograd."""
     tensors = [x for x in given.values() if isinstance(x, torch.Tensor)]
-    if len(tensors) < len(given) or any(x.is_nested or x.is_sparse for x in tensors):
+    if len(tensors) < len(given) or any(x.is_nested or x.layout != torch.strided for x in tensors):
         enter(given)
     check_dtypes(tuple([(name, x.dtype) for name, x in given.items()]), torch)

@@ -82,9 +82,9 @@ class Messages:
         """Return values as linear weights, with 0 for logs of what is no normal number."""
         if not np.count_nonzero(self.in_logs):
             return self.values
-        mask = ctx.xp.asarray(self.in_logs, device=ctx.device)
         weights = ctx.empty(tuple(self.values.shape), self.values.dtype)
         ctx.exp(self.values, weights)
+        mask = ctx.xp.asarray(self.in_logs, device=ctx.device)
         return ctx.xp.where(mask[..., None], weights, self.values)
 
     def logs(self, ctx: Context) -> Array:

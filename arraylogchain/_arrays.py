@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache, lru_cache, wraps
 from operator import attrgetter
 from types import NoneType
@@ -61,7 +62,7 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     if (found := numpy_context(given)) is not None:
         return found, given
     torch = sys.modules.get("torch")
-    if torch is not None and all(map(torch.is_tensor, given.values())):
+    if torch is not None and all(isinstance(x, torch.Tensor) for x in given.values()):
         return _enter_tensors(given)
     namespaces = {name: namespace_of(name, x) for name, x in given.items()}
     check_same("library", {name: library_name(xp) for name, xp in namespaces.items()})
@@ -91,20 +92,21 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
 
 def _enter_tensors(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     """Read tensors where they are; those on the CPU as NumPy's arrays, which lacks bfloat16."""
-    has_memory = are_plain(*given.values())
+    torch = sys.modules["torch"]
+    result = check_dtypes(tuple([(name, x.dtype) for name, x in given.items()]), torch)
+    if all(x.is_cpu and x.dtype is not torch.bfloat16 for x in given.values()):
+        with suppress(RuntimeError, TypeError):  # said below
+            # Also where torch holds negated numbers, or follows them.
+            return _tensor_context(result), {n: x.numpy(force=True) for n, x in given.items()}
     for name, x in given.items():
-        if x.is_meta or x.is_nested or not (has_memory or are_plain(x)):
+        if x.is_meta or x.is_nested or not are_plain(x):
             layout = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
             raise ValueError(
                 f"{name} is a {layout} tensor on {x.device} without values in memory that can be "
                 "read; a dense one, outside of torch.func transforms, would do"
             )
     check_same("device", {name: x.device for name, x in given.items()})
-    first, torch = next(iter(given.values())), sys.modules["torch"]
-    result = check_dtypes(tuple([(name, x.dtype) for name, x in given.items()]), torch)
-    if first.is_cpu and torch.bfloat16 not in [x.dtype for x in given.values()]:
-        # Also where torch holds negated numbers, or follows them.
-        return _tensor_context(result), {name: x.numpy(force=True) for name, x in given.items()}
+    first = next(iter(given.values()))
     xp = array_api_compat.array_namespace(first)
     ready = {name: x.detach().resolve_neg() for name, x in given.items()}
     return native_context(xp, first.device, result), ready

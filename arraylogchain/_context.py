@@ -238,7 +238,8 @@ class Context:
     def are_between(self, x: Array, least: float, most: float) -> bool:
         """Tell whether all entries lie between two numbers; False where one is NaN."""
         if self.is_numpy:
-            return bool(np.minimum.reduce(x, None) >= least and np.maximum.reduce(x, None) <= most)
+            has_most = most == math.inf or np.maximum.reduce(x, None) <= most
+            return bool(has_most and np.minimum.reduce(x, None) >= least)
         return float(self.xp.min(x)) >= least and float(self.xp.max(x)) <= most
 
     def add_at(self, target: Array, index: Array, values: Array) -> None:

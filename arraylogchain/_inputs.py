@@ -140,13 +140,13 @@ def check_given(options: Mapping[str, Array | None]) -> dict[str, Array]:
 
 def like_potentials(given: Mapping[str, Array]) -> Mapping[str, Array]:
     """Return the arrays, with lists, integers and bools made arrays like the log potentials."""
-    if numpy_context(given) is not None:
-        return given
     like = given["log_potentials"]
-    return {name: x if x is like else _as_floating(name, x, like) for name, x in given.items()}
+    return {name: _as_floating(name, x, like) for name, x in given.items()}
 
 
 def _as_floating(name: str, x: Any, like: Array) -> Array:
+    if x is like or (type(x) is type(like) and x.dtype == like.dtype):
+        return x
     if dtype_name(getattr(x, "dtype", "")).startswith(("int", "uint", "bool")):
         xp = namespace_of(name, x)
         return xp.astype(x, getattr(xp, dtype_name(like.dtype), xp.float32))
@@ -255,7 +255,7 @@ def check_weights(ctx: Context, chain: Chain) -> None:
         if x is None or name in chain.logs or 0 in x.shape:
             continue
         # The minimum is NaN if there is one, and may be of what is past the ends.
-        if not ctx.xp.min(x) >= 0:
+        if not ctx.are_between(x, 0.0, math.inf):
             negative = np.asarray(x < 0)
             if name == "transitions" and chain.lengths is not None:
                 is_read = chain.lengths[..., None] > np.arange(1, x.shape[-3] + 1)

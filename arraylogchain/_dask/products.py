@@ -25,7 +25,7 @@ Arrays = Sequence[da.Array]
 
 def matmul(a: Any, b: Any, workspace: int) -> da.Array:
     """Return `arraylogchain.matmul` of Dask arrays."""
-    return _product(products.matmul, _sum, a, b, workspace)[0]
+    return _product(products.matmul, lambda *parts: sum(parts), a, b, workspace)[0]
 
 
 def logmatmulexp(a: Any, b: Any, workspace: int) -> da.Array:
@@ -84,10 +84,6 @@ def _joined(
         groups = [parts[i : i + _TOGETHER] for i in range(0, len(parts), _TOGETHER)]
         parts = [of_rows(join, [(x, axes) for y in z for x in y], results) for z in groups]
     return parts[0]
-
-
-def _sum(*blocks: Any) -> Any:
-    return sum(blocks)
 
 
 def _logsumexp(*blocks: Any) -> Any:

@@ -36,9 +36,9 @@ class Operation:
     name: str
     keeps_value = False  # for derivatives, which get it as `out`
     sums_rows = False  # in its value, unless vmap expands all inputs
-    value: Callable[..., Tensor]
-    # (left, wanted, out, g, *inputs): what the value left, the value if it is kept, and the
-    # cotangent.
+    # (*inputs) to the value, and what it leaves to gradients.
+    value: Callable[..., tuple[Tensor, Any]]
+    # (left, wanted, out, g, *inputs): that or None, the value if it is kept, and the cotangent.
     gradients: Callable[..., Tensors]
     # (wanted, out, g, *inputs, *cotangents) to the gradients of `sum(cotangents * gradients)` to g
     # and to the inputs. The first is the tangent of the value; g is None where no other is wanted.
@@ -61,15 +61,19 @@ class Rule:
     vmap expands, so that results are per sample.
     """
 
+    left: Any = None
+
     def __init__(self, operation: Operation, wanted: Wanted = ()) -> None:
         self.operation, self.wanted = operation, wanted
 
 
 class Value(Rule):
-    """(*inputs) to what the operation computes; known are that, and what it leaves."""
+    """(*inputs) to what the operation computes; known are such results."""
 
     def compute(self, known: Any, *inputs: Tensor) -> Tensors:
-        return (self.operation.value(*inputs) if known is None else known[0],)
+        if known is None:
+            *known, self.left = self.operation.value(*inputs)
+        return tuple(known)
 
     def pull(
         self, needs: Wanted, cotangents: Tensors, left: Any, out: Tensor, *inputs: Tensor
@@ -156,14 +160,11 @@ class Call(Function):  # type: ignore[misc]
 
     @staticmethod
     def setup_context(ctx: Any, args: Tensors, found: Tensors) -> None:
-        ctx.rule, known, *inputs = args
-        token = out = None
-        if isinstance(ctx.rule, Value):
-            out = found[0] if ctx.rule.operation.keeps_value else None
-            if known is not None:
-                # Goes with the saved tensors: let go with them, and dropped by checkpoints.
-                token = torch.empty(0)
-                token.left = known[1]
+        ctx.rule, _, *inputs = args
+        out = found[0] if isinstance(ctx.rule, Value) and ctx.rule.operation.keeps_value else None
+        # Goes with the saved tensors: let go with them, and dropped by checkpoints.
+        token: Any = torch.empty(0)
+        token.left, ctx.rule.left = ctx.rule.left, None
         ctx.save_for_backward(token, out, *inputs)
         ctx.save_for_forward(token, out, *inputs)
         ctx.set_materialize_grads(False)
@@ -216,14 +217,14 @@ def result_dtype(*tensors: Tensor | None) -> Any:
     return reduce(torch.promote_types, (x.dtype for x in tensors if x is not None))
 
 
-def read(ctx: Context, x: Tensor) -> Any:
-    """Return a tensor of numbers in the library that computes."""
-    if not are_plain(x):
+def read(ctx: Context, *tensors: Tensor) -> Sequence[Any]:
+    """Return tensors of numbers in the library that computes."""
+    if not are_plain(*tensors):
         raise NotImplementedError(
             "these tensors hold no values that can be read; is_grads_batched=True is not "
             "supported, torch.func.vmap and torch.func.jacrev are"
         )
-    return x.numpy(force=True) if ctx.is_numpy else x.detach().resolve_neg()
+    return [x.numpy(force=True) if ctx.is_numpy else x.detach().resolve_neg() for x in tensors]
 
 
 def spread(results: Sequence[Any], wanted: Wanted) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import array_api_compat.torch as torch_namespace
@@ -30,13 +30,15 @@ class Product(calls.Operation):
         super().__init__()
         self.budget = budget
 
-    def compute(
-        self, function: Callable[..., Any], inputs: Tensors, *others: Tensor, options: Any = ()
-    ) -> Any:
+    def entered(self, a: Tensor, b: Tensor) -> Any:
+        """Return what functions of `_array.products` take of two operands."""
+        ctx, ready = enter({"a": a, "b": b})
+        return ctx, fold(*map(shape_of, ready.values())), *ready.values()
+
+    def compute(self, function: Any, entered: Any, *others: Tensor, options: Any = ()) -> Any:
         """Return what a function makes of operands, other tensors, the budget and options."""
-        ctx, ready = enter({"a": inputs[0], "b": inputs[1]})
-        layout = fold(*map(shape_of, ready.values()))
-        args = (*ready.values(), *(calls.read(ctx, x) for x in others), self.budget, *options)
+        ctx, layout, a, b = entered
+        args = (a, b, *calls.read(ctx, *others), self.budget, *options)
         with ctx.computing():
             return ctx.leave(function(ctx, layout, *args))
 
@@ -46,11 +48,13 @@ class Matmul(Product):
 
     name = "matmul"
 
-    def value(self, *inputs: Tensor) -> Tensor:
-        return self.compute(linear.matmul, inputs)
+    def value(self, *inputs: Tensor) -> tuple[Tensor, Any]:
+        left = self.entered(*inputs)
+        return self.compute(linear.matmul, left), left
 
     def gradients(self, left: Any, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Any) -> Any:
-        return self.compute(linear.matmul_gradients, inputs, g, options=(wanted,))
+        left = left or self.entered(*inputs)
+        return self.compute(linear.matmul_gradients, left, g, options=(wanted,))
 
     def call_second(self, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor) -> Tensors:
         a, b, u, v = rest
@@ -71,11 +75,13 @@ class LogMatmulExp(Product):
     name = "logmatmulexp"
     keeps_value = True
 
-    def value(self, *inputs: Tensor) -> Tensor:
-        return self.compute(certified.logmatmulexp, inputs)
+    def value(self, *inputs: Tensor) -> tuple[Tensor, Any]:
+        left = self.entered(*inputs)
+        return self.compute(certified.logmatmulexp, left), left
 
     def gradients(self, left: Any, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Any) -> Any:
-        return self.compute(logmatmulexp_gradients, inputs, out, g, options=(wanted,))
+        left = left or self.entered(*inputs)
+        return self.compute(logmatmulexp_gradients, left, out, g, options=(wanted,))
 
     def second(self, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor) -> Tensors:
         """Return derivatives made of products and gradients of differently weighted terms.
@@ -92,7 +98,7 @@ class LogMatmulExp(Product):
         # What entries have in common is taken off: results are small, and so are roundings.
         tops = [_whole_maxima(x, axis) for x, axis in zip(given, (-1, -2), strict=True)]
         operands = [x - top for x, top in zip(given, tops, strict=True)]
-        plain = self.value(*operands)
+        plain, _ = self.value(*operands)
         # Through NaN the derivatives are NaN, unless it is +inf that met -inf.
         is_nan = given[0].isnan().any(-1, keepdim=True) | given[1].isnan().any(-2, keepdim=True)
         q = torch.where(is_nan, torch.nan, torch.zeros_like(plain))
@@ -106,7 +112,7 @@ class LogMatmulExp(Product):
             # Infinite numbers make sums infinite, but nothing of what weighs nothing.
             logs = (sign * x).clamp(min=0).log().clamp(max=_INFINITE)
             some[side] = some[side] + logs
-            value = self.value(*some)
+            value, _ = self.value(*some)
             w = torch.where(torch.isfinite(plain), sign * torch.exp(value - plain), 0)
             q = q + w
             if g is not None:
@@ -132,8 +138,8 @@ class LargestTerm(Product):
 
     name = "maxplus_matmul"
 
-    def value(self, *inputs: Tensor) -> Tensor:
-        return self.compute(maxplus.maxplus_matmul, inputs)[1]
+    def value(self, *inputs: Tensor) -> tuple[Tensor, None]:
+        return self.compute(maxplus.maxplus_matmul, self.entered(*inputs))[1], None
 
 
 def matmul(a: Tensor, b: Tensor, budget: int) -> Tensor:
@@ -176,7 +182,8 @@ def _matrices(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Any]:
 
     With that, a batch axis of vmap is one more axis in front.
     """
-    _check_tensors({"a": a, "b": b})
+    if not all(isinstance(x, torch.Tensor) and not x.is_nested for x in (a, b)):
+        enter({"a": a, "b": b})  # says so
     if a.ndim == b.ndim > 1:
         return a, b, lambda x: x
     fold(shape_of(a), shape_of(b))  # the error messages are about the shapes as given

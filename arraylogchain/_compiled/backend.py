@@ -71,17 +71,17 @@ class Loops:
     def best(self, state: Array | None, steps: slice, keep: bool) -> tuple[Array | None, Array]:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
         weights, in_logs = self._first(False) if state is None else (state.copy(), True)
-        L, first = self._matrices("logs", steps, False)
+        edges, first = self._matrices("logs", steps, False)
         left = np.empty((S, G, K * R) if keep else (2, 1, K * R))
-        x, edges = self._lay(self.piece.potentials(steps)), (L, self.each, first)
+        x, edges = self._lay(self.piece.potentials(steps)), (*edges, self.each, first)
         m, room = weights.reshape(G, R, K), self._room(S)
         paths.best(x, edges, self.lengths, m, not in_logs, left, room, steps.start)
         return self._leave(left) if keep else None, weights
 
     def trace(self, left: Array, after: Array, steps: slice) -> Array:
-        states, (L, first) = self._states(after, len(left), 1), self._matrices("logs", steps, True)
-        edges = L, self.each, first
-        paths.trace(self._enter_steps(left), edges, self.lengths, states, steps.start)
+        states, kept = self._states(after, len(left), 1), self._enter_steps(left)
+        edges, first = self._matrices("logs", steps, True)
+        paths.trace(kept, (*edges, self.each, first), self.lengths, states, steps.start)
         return states[:-1].reshape(-1, *after.shape)
 
     def draw(self, left: Messages, after: Array, steps: slice, uniforms: Array) -> Array:
@@ -110,7 +110,7 @@ class Loops:
         """Return room for B steps, and some more, of numbers [K * R] and [R]."""
         width = self.K * self.R
         B = min(S, _CHUNK_STEPS, max(1, _CHUNK // width))
-        return np.empty((B + 4, width)), np.empty((B + 3, self.R))
+        return np.empty((B + 4) * width), np.empty((B + 3, self.R))
 
     def _matrices(self, form: str, steps: slice, backward: bool) -> tuple[Any, int]:
         """Return prepared matrices, with the number of the first.

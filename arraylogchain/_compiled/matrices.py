@@ -87,15 +87,15 @@ def copy(given: Floats, transposed: bool, in_logs: bool, out: Floats, found: Flo
     return odd, least
 
 
-def logs_of(given: Array, in_logs: bool) -> Floats:
-    """Return logarithms [g, s, K * K] of matrices, but for a shift of each."""
+def logs_of(given: Array, in_logs: bool) -> tuple[Floats, int]:
+    """Return logarithms of matrices [g, s, K, K], but for a shift of each, flat, and s."""
     x = np.ascontiguousarray(given, np.float64)
     if in_logs:
         top = np.ceil(np.max(x, axis=(-2, -1), keepdims=True))
         x = x - np.where(np.isfinite(top), top, 0.0)
     else:
         x = np.log(x)
-    return x.reshape(*x.shape[:2], -1)
+    return x.reshape(-1), x.shape[1]
 
 
 def few_entries(F: Floats, logs: Floats) -> tuple[Integers, Floats]:

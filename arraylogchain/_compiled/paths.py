@@ -22,20 +22,19 @@ def best(x, matrices, lengths, state, are_weights, left, room, first):
     ----------
     x, lengths, first
         See `recursion.advance`.
-    matrices : (L, rows, begin)
-        Logarithms of weights [g, s, K * K].
+    matrices : (L, count, rows, begin)
+        Logarithms of weights [n, K, K], flat; see `recursion.advance`.
     state : array [G, R, K]
         Logarithms. Changed. What a chain begins with may be weights, if they `are_weights`.
     left : array [S, G, K * R], or [2, 1, K * R]
         Those after each step, if they are kept.
-    room : arrays [B + 4, K * R], [B + 3, R]
+    room : arrays [B + 4, K * R], flat, and [B + 3, R]
     """
-    L, rows, begin = matrices
-    S, R, flat, B = x.shape[1], lengths.shape[1], L.reshape(-1), len(room[1]) - 3
-    factors, tops, K = room[0], room[1], x.shape[2] // R
-    is_special = numbers.count_special(flat) > 0
+    L, per_group, rows, begin = matrices
+    S, R, K, B = x.shape[1], state.shape[1], state.shape[2], len(room[1]) - 3
+    factors, tops, is_special = room[0], room[1], numbers.count_special(L) > 0
     for g in range(len(x)):
-        own, m, gl = state[g], factors[B], g % left.shape[1]
+        own, m, gl = state[g], factors[B * K * R :][: K * R], g % left.shape[1]
         for r in range(R):
             if are_weights:
                 numbers.write_logs(own[r])
@@ -47,13 +46,13 @@ def best(x, matrices, lengths, state, are_weights, left, room, first):
             if i == 0:
                 count = B if t + B < first + S else first + S - t
                 take_tops(x[g], t - first, count, lengths[g], first, factors, tops)
-            out, f = left[(t - first) % len(left), gl], factors[i]
+            out, f = left[(t - first) % len(left), gl], factors[i * K * R : (i + 1) * K * R]
             begun = longer(lengths[g], t) if t > 0 else 0
             if begun > 0:
-                base = number(L.shape[1], g // rows, t, begin, False) * K * K
-                maximise(out, m, flat, base, K, R, begun)
+                base = number(per_group, g // rows, t, begin, False) * K * K
+                maximise(out, m, L, base, K, R, begun)
                 if is_special or numbers.count_special(m) > 0:
-                    _write_nan(out, m, flat, base, K, R, begun)
+                    _write_nan(out, m, L, base, K, R, begun)
             copy_rows(out, m, R, begun)
             for j in range(K * R):
                 out[j] += f[j]
@@ -86,17 +85,17 @@ def trace(left, matrices, lengths, states, first):
     matrices : tuple
         Those from each step to the next; see `best`.
     """
-    L, rows, begin = matrices
-    (S, G, _), R, flat = left.shape, states.shape[2], L.reshape(-1)
+    L, per_group, rows, begin = matrices
+    (S, G, _), R = left.shape, states.shape[2]
     K = left.shape[2] // R
     for g in range(G):
         for i in range(S - 1, -1, -1):
-            base = number(L.shape[1], g // rows, first + i, begin, True) * K * K
+            base = number(per_group, g // rows, first + i, begin, True) * K * K
             moves = longer(lengths[g], first + i + 1)
             for r in range(R):
                 j = states[i + 1, g, r, 0]
                 if r < moves:
-                    j = _came_from(left[i, g], r, R, flat, base + j, K)
+                    j = _came_from(left[i, g], r, R, L, base + j, K)
                 states[i, g, r, 0] = j
 
 
@@ -128,14 +127,14 @@ def draw(left, in_logs, matrices, line, lengths, uniforms, states, scratch, firs
     uniforms : array [S, G, R, n]
     scratch : array [K]
     """
-    F, L, count, rows, begin = matrices
+    F, L, per_group, rows, begin = matrices
     (S, G, R, n), K = uniforms.shape, len(scratch)
     for g in range(G):
         for r in range(R):
             is_linear = not in_logs[g, r]
             for i in range(S - 1, -1, -1):
                 m, is_last = left[i + 1, g], first + i >= lengths[g, r] - 1
-                base = number(count, g // rows, first + i, begin, True) * K * K
+                base = number(per_group, g // rows, first + i, begin, True) * K * K
                 for s in range(n):
                     j, total = states[i + 1, g, r, s], 0.0
                     if not is_last and is_linear:

@@ -50,7 +50,7 @@ def advance(x, matrices, proof, few, lengths, state, kept, room, first, backward
     kept : (arrived [S, G, K * R], left [S + 1, G, K * R], scales [S, 2, G, R], [S + 1, 2, G, R])
         What is kept of each step; `left` also has what the block began with. What is not kept is
         [2, 1, K * R], and no scales.
-    room : arrays [B + 4, K * R], [B + 3, R]
+    room : arrays [B + 4, K * R], flat, and [B + 3, R]
         B steps are weighed by exponentials that are computed together.
     first : int
         The first step of the block.
@@ -102,7 +102,7 @@ def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
     forms = state[3]
     arrived, left, arrived_scales, left_scales = kept
     S, R, B = len(x), len(lengths), len(room[1]) - 3
-    factors, tops, more = room[0][:B], room[1], room[1][B:]
+    factors, tops, more = room[0], room[1], room[1][B:]
     shift, power, raised = more[0], more[1], more[2]
     K, keeps_arrived, keeps, low = x.shape[1] // R, len(arrived_scales) > 0, len(left_scales) > 0, 0
     ga, gl = g % arrived.shape[1], g % left.shape[1]
@@ -110,7 +110,6 @@ def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
     # What is not kept is written over.
     at = S if backward and keeps else 0
     m = left[at, gl]
-    m[: K * R] = 0.0
     good = _copy(m, shift, power, state, following)
     steps.raise_weights(m, raised, power)
     _keep(left_scales, g, S if backward else 0, shift, power)
@@ -121,9 +120,8 @@ def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
             count = S - s if S - s < B else B
             following += count
             low = i - count + 1 if backward else i
-            if steps.load(x, low, count, lengths, first, factors, tops) > 0:
-                good -= steps.mark(x, low, count, lengths, first, tops, forms, m)
-        active, f = longer(lengths, t), factors[i - low]
+            good -= steps.load(x, low, count, lengths, first, factors, tops, forms, m)
+        active, f = longer(lengths, t), factors[(i - low) * K * R : (i - low + 1) * K * R]
         begun = longer(lengths, t + 1) if backward else (active if t > 0 else 0)
         at = (i if backward else i + 1) if keeps else 1 - at
         v, w = arrived[i if keeps_arrived else 0, ga], left[at, gl]
@@ -155,16 +153,17 @@ def _copy(m, shift, power, state, taken):
     R, K = weights.shape
     count = 0
     for r in range(R):
-        if forms[r] == LINEAR:
-            count += 1
-            if taken > 0:
-                shifts[r], powers[r] = shift[r], power[r]
-                for k in range(K):
-                    weights[r, k] = m[k * R + r]
-            else:
-                shift[r], power[r] = shifts[r], powers[r]
-                for k in range(K):
-                    m[k * R + r] = weights[r, k]
+        is_linear = forms[r] == LINEAR
+        count += is_linear
+        if taken == 0:
+            shift[r], power[r] = shifts[r], powers[r]
+        elif is_linear:
+            shifts[r], powers[r] = shift[r], power[r]
+        for k in range(K):
+            if taken == 0:
+                m[k * R + r] = weights[r, k] if is_linear else 0.0
+            elif is_linear:
+                weights[r, k] = m[k * R + r]
     return count
 
 
@@ -181,8 +180,8 @@ def _in_logs(x, matrices, proof, few, lengths, state, kept, room, first, backwar
     F, L, matrix_scales, per_group, rows, begin = matrices
     weights, shifts, powers, forms = state
     arrived, left, arrived_scales, left_scales = kept
-    S, R, K, B = len(x), len(forms), weights.shape[1], len(room[1]) - 3
-    a, c, sums, u = (room[0][B][:K], room[0][B + 1][:K], room[0][B + 2][:K], room[0][B + 3][:K])
+    S, R, K, own = len(x), len(forms), weights.shape[1], room[0]
+    a, c, sums, u = own[:K], own[K : 2 * K], own[2 * K : 3 * K], own[3 * K : 4 * K]
     if forms[r] == FAILED:
         powers[r] += numbers.write_logs(weights[r])
     for k in range(K):

@@ -134,7 +134,7 @@ def take_tops(x, low, count, lengths, first, factors, tops):
     Past rows' ends both are 0.
     """
     for i in range(count):
-        own, out = x[low + i], factors[i]
+        own, out = x[low + i], factors[i * x.shape[1] : (i + 1) * x.shape[1]]
         for j in range(len(out)):
             out[j] = own[j]
         numbers.bring_near_0(out, longer(lengths, first + low + i), tops[i])
@@ -154,34 +154,29 @@ def raise_weights(w, top, power):
         n = RAISED - exponent_of(top[r]) if 0.0 < top[r] < SMALL else 0
         power[r] -= n
         top[r] = power_of_two(n)
-    for start in range(0, len(w), R):
-        own = w[start : start + R]
-        for r in range(R):
-            own[r] *= top[r]
+    for i in range(len(w)):
+        w[i] *= top[i % R]
 
 
 @inner
-def load(x, low, count, lengths, first, factors, tops):
-    """Write exp(x - top); return how many cannot be: those lost, infinite, or NaN."""
+def load(x, low, count, lengths, first, factors, tops, forms, m):
+    """Write exp(x - top); return how many rows are now marked because that cannot be done.
+
+    They have factors that would be lost, or are infinite, or NaN.
+    """
     take_tops(x, low, count, lengths, first, factors, tops)
-    wrong, flat, n = 0, factors.reshape(-1), count * factors.shape[1]
+    n, R, wrong, marked = count * len(m), len(forms), 0, 0
     for i in range(n):
-        wrong += ((flat[i] < DEEPEST) & (flat[i] > -INF)) | (not flat[i] < INF)
-    numbers.exps(flat, 0.0, flat, n)
-    return wrong
-
-
-@inner
-def mark(x, low, count, lengths, first, tops, forms, m):
-    """Mark rows of whose factors `load` found one wrong; return how many were not before."""
-    R, marked = len(forms), 0
-    K = len(m) // R
-    for i in range(count):
-        for r in range(longer(lengths, first + low + i)):
-            for k in range(K):
-                y = x[low + i, k * R + r] - tops[i, r]
-                if not (y == -INF or DEEPEST <= y < INF) and forms[r] == LINEAR:
-                    forms[r] = FAILED
-                    marked += 1
-                    clear(m, r, K, R)
+        wrong += _is_wrong(factors[i])
+    for i in range(n if wrong > 0 else 0):
+        if _is_wrong(factors[i]) and forms[i % R] == LINEAR:
+            forms[i % R] = FAILED
+            marked += 1
+            clear(m, i % R, len(m) // R, R)
+    numbers.exps(factors, 0.0, factors, n)
     return marked
+
+
+@inlined
+def _is_wrong(y):
+    return ((y < DEEPEST) & (y > -INF)) | (not y < INF)

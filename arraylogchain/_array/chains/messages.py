@@ -137,10 +137,14 @@ def each(
 
 def total_of(piece: Piece, last: Messages) -> Array:
     """Return the logs of the sums over all paths, [groups, rows], given the last states."""
+    ctx, xp = piece.ctx, piece.ctx.xp
     if last.totals is not None and "final" not in piece.views:
         return last.totals
-    found = last_logs(piece, last)
-    return pieces.add_scale(log_sum(piece.ctx.xp, found.values), found.shifts, found.powers)
+    if "final" in piece.views or last.in_logs.any():
+        found = last_logs(piece, last)
+        return pieces.add_scale(log_sum(xp, found.values), found.shifts, found.powers)
+    near, powers = pieces.split(ctx, xp.sum(ctx.load(last.values, ctx.widest), axis=-1))
+    return pieces.add_scale(xp.log(near), last.shifts, last.powers + powers)
 
 
 def last_logs(piece: Piece, last: Messages) -> Messages:

@@ -438,7 +438,7 @@ def cut(
         most //= 2
     of_rows, of_groups = min(rows, most), max(1, min(groups, most // rows))
     lanes = of_groups * of_rows
-    steps = max(2, 4 * _NUMBERS // (arrays * lanes * size))
+    steps = max(4, 4 * _NUMBERS // (arrays * lanes * size))
     if history and not keeps:
         # There are as many messages between blocks as fit.
         steps = max(steps, 4 * between(lanes, 1) // workspace, math.isqrt(count))

@@ -176,10 +176,10 @@ class ArrayRecursion:
             shift = whole_maximum(ctx, x, -1, ctx.widest)
             return state(x - shift, shift[..., 0], nothing, True)
         x = xp.where(x < 0, math.nan, x)
+        if not logs_only and ctx.are_between(x, LEAST, MOST):
+            return state(x, nothing, nothing, False)
         logs, powers = pieces.near_logs(ctx, x)
-        near = ctx.scaled(x, -powers[..., None])
-        is_linear = not logs_only and ctx.are_between(near, LEAST, MOST)
-        return state(near if is_linear else logs, nothing, powers, not is_linear)
+        return state(logs, nothing, powers, True)
 
 
 class _Walk:
@@ -200,10 +200,12 @@ class _Walk:
         values = xp.exp(begin.values) if begin.in_logs.any() else begin.values
         if int(x.shape[-1]) > _MOST_STATES or not ctx.are_between(values, LEAST, MOST):
             return None
-        weights, tops = xp.exp(x), None
+        # In the order of steps, which are read one by one.
+        weights, tops = ctx.empty(tuple(x.shape), x.dtype), None
+        ctx.apply(xp.exp, x, out=weights)
         if not ctx.are_between(weights, 1.0 / WIDEST, WIDEST):
             tops = whole_maximum(ctx, x, -1, ctx.precision)
-            weights = xp.exp(x - tops)
+            ctx.apply(xp.exp, x - tops, out=weights)
             if not ctx.are_between(weights, LEAST, WIDEST):
                 return None
             tops = ctx.load(tops[..., 0], ctx.widest)

@@ -79,15 +79,15 @@ class Factor:
         self.precision = self.precision or ctx.precision
         if not self.shifts:
             return
+        is_linear = self.common and not self.in_logs
+        if is_linear and ctx.are_between(xp.max(self.values, axis=(-2, -1)), *_AS_GIVEN):
+            return
         tops = ctx.load(self.maxima, self.precision)
         if self.common:
             # Lines with +inf or NaN come out so at any scale.
             top = xp.where(xp.isfinite(tops), tops, -math.inf)
             top = xp.max(top, axis=(-2, -1), keepdims=True)
-            if not self.in_logs:
-                near = (top >= _AS_GIVEN[0]) & (top <= _AS_GIVEN[1]) | (top == 0)
-                if bool(xp.all(near)):
-                    return
+            if is_linear:
                 tops = top = xp.log2(top)
             self.apart = whole_part(ctx, top, self.precision)
         self.taken = whole_part(ctx, tops, self.precision)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import cache, lru_cache, wraps
 from operator import attrgetter
 from types import NoneType
@@ -94,22 +93,28 @@ def _enter_tensors(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Ar
     """Read tensors where they are; those on the CPU as NumPy's arrays, which lacks bfloat16."""
     torch = sys.modules["torch"]
     result = check_dtypes(tuple([(name, x.dtype) for name, x in given.items()]), torch)
-    if all(x.is_cpu and x.dtype is not torch.bfloat16 for x in given.values()):
-        with suppress(RuntimeError, TypeError):  # said below
+    on_host = all(x.is_cpu and x.dtype is not torch.bfloat16 for x in given.values())
+    ready = {}
+    try:
+        for name, x in given.items():
             # Also where torch holds negated numbers, or follows them.
-            return _tensor_context(result), {n: x.numpy(force=True) for n, x in given.items()}
-    for name, x in given.items():
-        if x.is_meta or x.is_nested or not are_plain(x):
-            layout = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
-            raise ValueError(
-                f"{name} is a {layout} tensor on {x.device} without values in memory that can be "
-                "read; a dense one, outside of torch.func transforms, would do"
-            )
+            ready[name] = x.numpy(force=True) if on_host else _in_place(x)
+    except (RuntimeError, TypeError):
+        layout = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
+        raise ValueError(
+            f"{name} is a {layout} tensor on {x.device} without values in memory that can be "
+            "read; a dense one, outside of torch.func transforms, would do"
+        ) from None
+    if on_host:
+        return _tensor_context(result), ready
     check_same("device", {name: x.device for name, x in given.items()})
-    first = next(iter(given.values()))
-    xp = array_api_compat.array_namespace(first)
-    ready = {name: x.detach().resolve_neg() for name, x in given.items()}
-    return native_context(xp, first.device, result), ready
+    return native_context(array_api_compat.array_namespace(x), x.device, result), ready
+
+
+def _in_place(x: Array) -> Array:
+    if x.is_meta or x.is_nested or not are_plain(x):
+        raise TypeError("there are no values")
+    return x.detach().resolve_neg()
 
 
 def numpy_context(given: Mapping[str, Array]) -> Context | None:

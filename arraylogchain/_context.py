@@ -240,7 +240,8 @@ class Context:
         if self.is_numpy:
             has_most = most == math.inf or np.maximum.reduce(x, None) <= most
             return bool(has_most and np.minimum.reduce(x, None) >= least)
-        return float(self.xp.min(x)) >= least and float(self.xp.max(x)) <= most
+        has_most = most == math.inf or float(self.xp.max(x)) <= most
+        return has_most and float(self.xp.min(x)) >= least
 
     def add_at(self, target: Array, index: Array, values: Array) -> None:
         """Add values[e, ...] to target[index[e], ...], in place; an index may occur repeatedly.

@@ -145,7 +145,7 @@ def like_potentials(given: Mapping[str, Array]) -> Mapping[str, Array]:
 
 
 def _as_floating(name: str, x: Any, like: Array) -> Array:
-    if x is like or (type(x) is type(like) and x.dtype == like.dtype):
+    if type(x) is type(like) and getattr(x, "dtype", None) == getattr(like, "dtype", None):
         return x
     if dtype_name(getattr(x, "dtype", "")).startswith(("int", "uint", "bool")):
         xp = namespace_of(name, x)
@@ -254,7 +254,7 @@ def check_weights(ctx: Context, chain: Chain) -> None:
         x = getattr(chain, name)
         if x is None or name in chain.logs or 0 in x.shape:
             continue
-        # The minimum is NaN if there is one, and may be of what is past the ends.
+        # The least is NaN if there is one, and may be of what is past the ends.
         if not ctx.are_between(x, 0.0, math.inf):
             negative = np.asarray(x < 0)
             if name == "transitions" and chain.lengths is not None:

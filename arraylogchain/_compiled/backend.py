@@ -47,18 +47,10 @@ class Loops:
         left = np.empty((2, 1, K * R) if keep == NOTHING else (S + 1, G, K * R))
         arrived_scales = np.empty((S if keep == BOTH else 0, 2, G, R))
         left_scales = np.empty((0 if keep == NOTHING else S + 1, 2, G, R))
-        recursion.advance(
-            self._lay(self.piece.potentials(steps)),
-            (*prepared, self.each, first),
-            proof,
-            few,
-            self.lengths,
-            (weights.reshape(G, R, K), scales, forms),
-            (arrived, left, arrived_scales, left_scales),
-            self._room(S),
-            steps.start,
-            backward,
-        )
+        x, edges = self._lay(self.piece.potentials(steps)), (*prepared, self.each, first)
+        begin, room = (weights.reshape(G, R, K), scales, forms), self._room(S)
+        kept, ends = (arrived, left, arrived_scales, left_scales), self.lengths
+        recursion.advance(x, edges, proof, few, ends, begin, kept, room, steps.start, backward)
         own = self.piece.groups, self.piece.rows
         shifts, powers, totals = scales.reshape(3, *own)
         in_logs = forms.view(bool).reshape(own)  # LINEAR is 0, LOGS is 1
@@ -87,17 +79,12 @@ class Loops:
     def draw(self, left: Messages, after: Array, steps: slice, uniforms: Array) -> Array:
         states = self._states(after, len(uniforms), after.shape[-1])
         ((F, logs, _, count), proof, _), first = self._matrices("weights", steps, True)
-        paths.draw(
-            self._enter_steps(left.values),
-            np.ascontiguousarray(left.in_logs).reshape(self.G, self.R),
-            (F, logs, count, self.each, first),
-            max(proof[1], 2.0**-900),
-            self.lengths,
-            np.ascontiguousarray(uniforms, np.float64).reshape(-1, *states.shape[1:]),
-            states,
-            np.empty(self.K),
-            steps.start,
-        )
+        edges, line = (F, logs, count, self.each, first), max(proof[1], 2.0**-900)
+        kept = self._enter_steps(left.values)
+        in_logs = np.ascontiguousarray(left.in_logs).reshape(self.G, self.R)
+        u = np.ascontiguousarray(uniforms, np.float64).reshape(-1, *states.shape[1:])
+        room, ends = np.empty(self.K), self.lengths
+        paths.draw(kept, in_logs, edges, line, ends, u, states, room, steps.start)
         return states[:-1].reshape(-1, *after.shape)
 
     def _states(self, after: Array, S: int, n: int) -> Integers:
@@ -129,14 +116,18 @@ class Loops:
         return self._prepare(form, wanted, backward), wanted.start
 
     def _prepare(self, form: str, wanted: slice, backward: bool) -> Any:
+        piece, transposed = self.piece, self._prepared.get((form, not backward))
         if wanted.start < wanted.stop:
-            given, in_logs = self.piece.matrices(wanted), "transitions" in self.piece.chain.logs
+            given, in_logs = piece.matrices(wanted), "transitions" in piece.chain.logs
         else:  # of which none is read
-            given, in_logs = np.zeros((self.piece.groups, 1, self.K, self.K)), False
+            given, in_logs = np.zeros((piece.groups, 1, self.K, self.K)), False
         if form == "logs":
             return matrices.logs_of(given, in_logs)
-        found, proof = matrices.prepare(self.piece.ctx, given, in_logs, backward)
-        few = matrices.few_entries(*found[:2]) if self.has_one and len(given) == 1 else MANY
+        if transposed is not None:
+            found, proof = matrices.transposed(transposed, self.K)
+        else:
+            found, proof = matrices.prepare(piece.ctx, given, in_logs, backward)
+        few = matrices.few_entries(*found[:2]) if self.has_one and piece.groups == 1 else MANY
         return found, proof, few
 
     def _enter(self, state: Messages | None, backward: bool) -> tuple[Floats, Floats, Any]:
@@ -146,10 +137,8 @@ class Loops:
         if state is None:
             weights, forms[...] = self._first(backward)
         else:
-            weights, forms[...] = (
-                np.array(state.values, np.float64, order="C"),
-                state.in_logs.reshape(own),
-            )
+            weights = np.array(state.values, np.float64, order="C")
+            forms[...] = state.in_logs.reshape(own)
             scales[0], scales[1] = state.shifts.reshape(own), state.powers.reshape(own)
         return weights, scales, forms
 

@@ -67,9 +67,8 @@ def _product(
 def _multiplied(a: Any, b: Any, *, function: Callable[..., Any], start: int, workspace: int) -> Any:
     """Return the product of blocks [..., M, 1, K] and [..., 1, N, K], of terms from one on."""
     xp = array_namespace(a)
-    found = function(
-        a[..., 0, :], xp.matrix_transpose(b[..., 0, :, :]), workspace=workspace, workers=1
-    )
+    left, right = a[..., 0, :], xp.matrix_transpose(b[..., 0, :, :])
+    found = function(left, right, workspace=workspace, workers=1)
     if not isinstance(found, tuple):
         return found
     values, indices = found

@@ -36,9 +36,9 @@ class Operation:
     name: str
     keeps_value = False  # for derivatives, which get it as `out`
     sums_rows = False  # in its value, unless vmap expands all inputs
-    # (*inputs) to the value, and what it leaves to gradients.
-    value: Callable[..., tuple[Tensor, Any]]
-    # (left, wanted, out, g, *inputs): that or None, the value if it is kept, and the cotangent.
+    value: Callable[..., Tensor]
+    # (left, wanted, out, g, *inputs): what the value left, the value if it is kept, and the
+    # cotangent.
     gradients: Callable[..., Tensors]
     # (wanted, out, g, *inputs, *cotangents) to the gradients of `sum(cotangents * gradients)` to g
     # and to the inputs. The first is the tangent of the value; g is None where no other is wanted.
@@ -61,19 +61,15 @@ class Rule:
     vmap expands, so that results are per sample.
     """
 
-    left: Any = None
-
     def __init__(self, operation: Operation, wanted: Wanted = ()) -> None:
         self.operation, self.wanted = operation, wanted
 
 
 class Value(Rule):
-    """(*inputs) to what the operation computes; known are such results."""
+    """(*inputs) to what the operation computes; known are that, and what it leaves."""
 
     def compute(self, known: Any, *inputs: Tensor) -> Tensors:
-        if known is None:
-            *known, self.left = self.operation.value(*inputs)
-        return tuple(known)
+        return (self.operation.value(*inputs) if known is None else known[0],)
 
     def pull(
         self, needs: Wanted, cotangents: Tensors, left: Any, out: Tensor, *inputs: Tensor
@@ -160,11 +156,14 @@ class Call(Function):  # type: ignore[misc]
 
     @staticmethod
     def setup_context(ctx: Any, args: Tensors, found: Tensors) -> None:
-        ctx.rule, _, *inputs = args
-        out = found[0] if isinstance(ctx.rule, Value) and ctx.rule.operation.keeps_value else None
-        # Goes with the saved tensors: let go with them, and dropped by checkpoints.
-        token: Any = torch.empty(0)
-        token.left, ctx.rule.left = ctx.rule.left, None
+        ctx.rule, known, *inputs = args
+        token = out = None
+        if isinstance(ctx.rule, Value):
+            out = found[0] if ctx.rule.operation.keeps_value else None
+            if known is not None:
+                # Goes with the saved tensors: let go with them, and dropped by checkpoints.
+                token = torch.empty(0)
+                token.left = known[1]
         ctx.save_for_backward(token, out, *inputs)
         ctx.save_for_forward(token, out, *inputs)
         ctx.set_materialize_grads(False)

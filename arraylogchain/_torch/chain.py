@@ -35,8 +35,7 @@ class ChainOperation(calls.Operation):
     names : sequence of str
         The inputs' names as its arguments.
     compute : callable
-        Takes a context, a chain and a workspace to the value; `Partition`'s also whether all states
-        are kept, to the value and its pullback.
+        Takes a context, a chain and a workspace to the value.
     written : callable
         Takes a chain of tensors to the value, by the recursion.
     """
@@ -49,14 +48,17 @@ class ChainOperation(calls.Operation):
         self.lengths, self.workspace = given._lengths, given._workspace
         self.keeps_states, self.workers = given._keeps_states, given._workers
 
-    def value(self, *inputs: Tensor) -> tuple[Tensor, Any]:
+    def value(self, *inputs: Tensor) -> Tensor:
         ctx, chain = _inputs.enter_chain(self._named(inputs), self.lengths)
         with ctx.computing():
-            return ctx.leave(self.compute(ctx, chain, self.workspace)), None
+            return ctx.leave(self.compute(ctx, chain, self.workspace))
+
+    def known(self, inputs: Tensors) -> Any:
+        """Return the value and what it leaves to gradients, where these can take it."""
 
     def agrees(self, inputs: Tensors, g: Tensor, out: Tensor, gradients: Tensors) -> bool:
         """Tell whether what the recursion makes of wide inputs is what is certified."""
-        return _agree(self.value(*inputs)[0], out, 1.0)
+        return _agree(self.value(*inputs), out, 1.0)
 
     def gradients(self, left: Any, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Any) -> Tensors:
         with torch.enable_grad():
@@ -113,11 +115,16 @@ class ExpectedTransitions(ChainOperation):
 class Partition(ChainOperation):
     """The logs of the sums over all paths."""
 
-    def value(self, *inputs: Tensor) -> tuple[Tensor, Any]:
-        """Return the value, and what makes gradients of a cotangent."""
+    def known(self, inputs: Tensors) -> Any:
+        can_leave = torch.is_grad_enabled() and has_values(*inputs)
+        return self.value_and_left(inputs) if can_leave else None
+
+    def value_and_left(self, inputs: Tensors) -> tuple[Tensor, Any]:
+        """Return the value, and of which memory what makes gradients of a cotangent."""
         ctx, chain = _inputs.enter_chain(self._named(inputs), self.lengths)
         with ctx.computing():
-            found, pull = self.compute(ctx, chain, self.workspace, self.keeps_states)
+            options = self.workspace, self.keeps_states
+            found, pull = chains.posterior.value_and_pullback(ctx, chain, *options)
 
         def pullback(g: Tensor, wanted: Wanted) -> Tensors:
             (g,) = calls.read(ctx, g)
@@ -126,20 +133,22 @@ class Partition(ChainOperation):
                 found = pull(g, frozenset(compress(PARTS, wanted)))
                 return [ctx.leave(found[part]) if part in found else None for part in PARTS]
 
-        return ctx.leave(found), pullback
+        return ctx.leave(found), (_places(inputs), pullback)
 
     def gradients(self, left: Any, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Any) -> Tensors:
-        return (left or self.value(*inputs)[1])(g, wanted)  # type: ignore[no-any-return]
+        # Hooks may have saved copies, and the memory may hold other numbers now.
+        if left is None or left[0] != _places(inputs):
+            _, left = self.value_and_left(inputs)
+        return left[1](g, wanted)  # type: ignore[no-any-return]
 
     def agrees(self, inputs: Tensors, g: Tensor, out: Tensor, gradients: Tensors) -> bool:
-        value, pullback = self.value(*inputs)
+        value, (_, pullback) = self.value_and_left(inputs)
         pairs = zip(pullback(g, [x is not None for x in inputs]), gradients, strict=True)
         return _agree(value, out, 1.0) and all(x is None or _agree(x, y.detach()) for x, y in pairs)
 
 
 def log_partition(chain: Any, known: Tensor | None = None) -> Tensor:
-    functions = chains.posterior.value_and_pullback, recursion.log_partition
-    return _value(chain, *functions, known, Partition)
+    return _value(chain, chains.messages.log_partition, recursion.log_partition, known, Partition)
 
 
 def marginals(chain: Any, known: Tensor | None = None) -> Tensor:
@@ -229,10 +238,14 @@ def _value(
     inputs: list[Any] = [x if x is None else x[(None,) * (rows + n - x.ndim)] for x, n in pairs]
     if known is not None and kind.sums_rows:
         known = known.reshape(inputs[1].shape)
-    results = None if known is None else (known,)
     operation = kind(chain, names, compute, written)
     with _threads.using(chain._workers):
-        return call(Value(operation), *inputs, known=results)[0]
+        found = operation.known(inputs) if known is None else (known, None)
+        return call(Value(operation), *inputs, known=found)[0]
+
+
+def _places(tensors: Tensors) -> list[int]:
+    return [x.data_ptr() for x in tensors if x is not None]
 
 
 def _leaves(tensors: Tensors) -> Tensors:

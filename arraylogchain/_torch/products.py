@@ -30,15 +30,11 @@ class Product(calls.Operation):
         super().__init__()
         self.budget = budget
 
-    def entered(self, a: Tensor, b: Tensor) -> Any:
-        """Return what functions of `_array.products` take of two operands."""
-        ctx, ready = enter({"a": a, "b": b})
-        return ctx, fold(*map(shape_of, ready.values())), *ready.values()
-
-    def compute(self, function: Any, entered: Any, *others: Tensor, options: Any = ()) -> Any:
+    def compute(self, function: Any, inputs: Tensors, *others: Tensor, options: Any = ()) -> Any:
         """Return what a function makes of operands, other tensors, the budget and options."""
-        ctx, layout, a, b = entered
-        args = (a, b, *calls.read(ctx, *others), self.budget, *options)
+        ctx, ready = enter({"a": inputs[0], "b": inputs[1]})
+        layout = fold(*map(shape_of, ready.values()))
+        args = (*ready.values(), *calls.read(ctx, *others), self.budget, *options)
         with ctx.computing():
             return ctx.leave(function(ctx, layout, *args))
 
@@ -48,13 +44,11 @@ class Matmul(Product):
 
     name = "matmul"
 
-    def value(self, *inputs: Tensor) -> tuple[Tensor, Any]:
-        left = self.entered(*inputs)
-        return self.compute(linear.matmul, left), left
+    def value(self, *inputs: Tensor) -> Tensor:
+        return self.compute(linear.matmul, inputs)
 
     def gradients(self, left: Any, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Any) -> Any:
-        left = left or self.entered(*inputs)
-        return self.compute(linear.matmul_gradients, left, g, options=(wanted,))
+        return self.compute(linear.matmul_gradients, inputs, g, options=(wanted,))
 
     def call_second(self, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor) -> Tensors:
         a, b, u, v = rest
@@ -75,13 +69,11 @@ class LogMatmulExp(Product):
     name = "logmatmulexp"
     keeps_value = True
 
-    def value(self, *inputs: Tensor) -> tuple[Tensor, Any]:
-        left = self.entered(*inputs)
-        return self.compute(certified.logmatmulexp, left), left
+    def value(self, *inputs: Tensor) -> Tensor:
+        return self.compute(certified.logmatmulexp, inputs)
 
     def gradients(self, left: Any, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Any) -> Any:
-        left = left or self.entered(*inputs)
-        return self.compute(logmatmulexp_gradients, left, out, g, options=(wanted,))
+        return self.compute(logmatmulexp_gradients, inputs, out, g, options=(wanted,))
 
     def second(self, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor) -> Tensors:
         """Return derivatives made of products and gradients of differently weighted terms.
@@ -93,12 +85,12 @@ class LogMatmulExp(Product):
         gradients of their gradients are the sums of ``g_ij p_ikj (u_ik + v_kj - q_ij)``.
         """
         dtype = torch.promote_types(out.dtype, torch.float32)
-        given = [x.to(dtype) for x in rest[:2]]
+        given, g = [x.to(dtype) for x in rest[:2]], g if g is None else g.to(dtype)
         weights = [None if x is None else x.to(dtype) for x in rest[2:]]
         # What entries have in common is taken off: results are small, and so are roundings.
         tops = [_whole_maxima(x, axis) for x, axis in zip(given, (-1, -2), strict=True)]
         operands = [x - top for x, top in zip(given, tops, strict=True)]
-        plain, _ = self.value(*operands)
+        plain = self.value(*operands)
         # Through NaN the derivatives are NaN, unless it is +inf that met -inf.
         is_nan = given[0].isnan().any(-1, keepdim=True) | given[1].isnan().any(-2, keepdim=True)
         q = torch.where(is_nan, torch.nan, torch.zeros_like(plain))
@@ -112,7 +104,7 @@ class LogMatmulExp(Product):
             # Infinite numbers make sums infinite, but nothing of what weighs nothing.
             logs = (sign * x).clamp(min=0).log().clamp(max=_INFINITE)
             some[side] = some[side] + logs
-            value, _ = self.value(*some)
+            value = self.value(*some)
             w = torch.where(torch.isfinite(plain), sign * torch.exp(value - plain), 0)
             q = q + w
             if g is not None:
@@ -138,8 +130,8 @@ class LargestTerm(Product):
 
     name = "maxplus_matmul"
 
-    def value(self, *inputs: Tensor) -> tuple[Tensor, None]:
-        return self.compute(maxplus.maxplus_matmul, self.entered(*inputs))[1], None
+    def value(self, *inputs: Tensor) -> Tensor:
+        return self.compute(maxplus.maxplus_matmul, inputs)[1]
 
 
 def matmul(a: Tensor, b: Tensor, budget: int) -> Tensor:
@@ -182,7 +174,7 @@ def _matrices(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Any]:
 
     With that, a batch axis of vmap is one more axis in front.
     """
-    if not all(isinstance(x, torch.Tensor) and not x.is_nested for x in (a, b)):
+    if not (_is_dense(a) and _is_dense(b)):
         enter({"a": a, "b": b})  # says so
     if a.ndim == b.ndim > 1:
         return a, b, lambda x: x
@@ -218,9 +210,12 @@ def through_finite(out: Tensor) -> Tensor:
     return torch.where(torch.isinf(out), out.detach(), out)
 
 
+def _is_dense(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.layout == torch.strided and not x.is_nested
+
+
 def _check_tensors(given: Mapping[str, Any]) -> None:
     """Raise where tensors are nested, sparse, no real numbers, or mixed, as without autograd."""
-    tensors = [x for x in given.values() if isinstance(x, torch.Tensor)]
-    if len(tensors) < len(given) or any(x.is_nested or x.layout != torch.strided for x in tensors):
-        enter(given)
+    if not all(map(_is_dense, given.values())):
+        enter(given)  # says so
     check_dtypes(tuple([(name, x.dtype) for name, x in given.items()]), torch)

@@ -93,11 +93,10 @@ def entropy(chain: Chain) -> Tensor:
             parts[name] = x - torch.where(torch.isfinite(top), top, 0)
     log_z = log_partition(replace(chain, **parts))
     weights = torch.ones_like(log_z).requires_grad_()
-    gradients = torch.autograd.grad(
-        log_z, list(parts.values()), weights, create_graph=True, materialize_grads=True
-    )
+    given = list(parts.values())
+    found = torch.autograd.grad(log_z, given, weights, create_graph=True, materialize_grads=True)
     change: Any = 0.0
-    for (name, x), gradient in zip(parts.items(), gradients, strict=True):
+    for (name, x), gradient in zip(parts.items(), found, strict=True):
         # How x changes; a weight of zero does not.
         logs = torch.where(torch.isfinite(x), x, 0)
         logs = logs if name in chain.logs else x * torch.where(x > 0, x, 1).log()

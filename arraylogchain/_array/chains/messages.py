@@ -23,8 +23,9 @@ class Run:
     """A recursion over one piece, in blocks of steps.
 
     `starts` has what its blocks begin with and `left` the messages they leave, where these are
-    kept, for which there is memory where it `keeps`; `last` is the state after all of them. There
-    is memory for so many runs `together`.
+    kept, for which there is memory where it `keeps`; `last` is the state after all of them, and
+    `log_z` the logs of the sums over all paths, once somebody has asked `total`. There is memory
+    for so many runs `together`.
     """
 
     piece: Piece
@@ -37,6 +38,12 @@ class Run:
     starts: list[Any] = field(default_factory=list)
     left: list[Messages | None] = field(default_factory=list)
     last: Any = None
+    log_z: Array = None
+
+    def total(self) -> Array:
+        """Return the logs of the sums over all paths, [groups, rows], after all steps forward."""
+        self.log_z = total_of(self.piece, self.last) if self.log_z is None else self.log_z
+        return self.log_z
 
     def steps(self, keep: int) -> Iterator[tuple[slice, Block]]:
         """Take all steps, block by block."""
@@ -179,7 +186,8 @@ def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     out = ctx.empty(chain.batch, ctx.result_dtype)
 
     def work(run: Run) -> None:
-        run.piece.write(out, total_of(run.piece, run.run()))
+        run.run()
+        run.piece.write(out, run.total())
 
     each(ctx, runs("log_partition", ctx, chain, workspace, arrays=3), work)
     return out

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._array.chains.messages import Run, each, last_logs, log_sum, runs, total_of
+from arraylogchain._array.chains.messages import Run, each, last_logs, log_sum, runs
 from arraylogchain._array.chains.pieces import Block, Messages, exp_of_parts, log_parts
 from arraylogchain._array.chains.shares import Shares, precision_of, row_sum
 from arraylogchain._array.chains.sums import Sums
@@ -98,7 +98,7 @@ def value_and_pullback(
 
     def work(run: Run) -> None:
         run.keep(keep)
-        run.piece.write(out, total_of(run.piece, run.last))
+        run.piece.write(out, run.total())
 
     each(ctx, found, work)
 
@@ -124,7 +124,7 @@ class Posterior:
         self.wants_pairs = "transitions" in sums.totals
         self.panel = run.workspace // (8 * 10)
         self.ctx = ctx = run.piece.ctx
-        self.log_z = self.near = total_of(run.piece, run.last)
+        self.log_z = self.near = run.total()
         if not ctx.are_within(2.0**60, self.log_z):
             # What is infinite by its scale alone has shares all the same.
             self.near = log_sum(ctx.xp, last_logs(run.piece, run.last).values)

@@ -90,22 +90,22 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
 
 
 def _enter_tensors(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
-    """Read tensors where they are; those on the CPU as NumPy's arrays, which lacks bfloat16."""
+    """Read tensors where they are; on the CPU as NumPy's arrays, unless there is bfloat16."""
     torch = sys.modules["torch"]
     result = check_dtypes(tuple([(name, x.dtype) for name, x in given.items()]), torch)
-    on_host = all(x.is_cpu and x.dtype is not torch.bfloat16 for x in given.values())
+    on_cpu = all(x.is_cpu and x.dtype is not torch.bfloat16 for x in given.values())
     ready = {}
     try:
         for name, x in given.items():
             # Also where torch holds negated numbers, or follows them.
-            ready[name] = x.numpy(force=True) if on_host else _in_place(x)
+            ready[name] = x.numpy(force=True) if on_cpu else _in_place(x)
     except (RuntimeError, TypeError):
         layout = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
         raise ValueError(
             f"{name} is a {layout} tensor on {x.device} without values in memory that can be "
             "read; a dense one, outside of torch.func transforms, would do"
         ) from None
-    if on_host:
+    if on_cpu:
         return _tensor_context(result), ready
     check_same("device", {name: x.device for name, x in given.items()})
     return native_context(array_api_compat.array_namespace(x), x.device, result), ready
@@ -365,7 +365,7 @@ def _through_cupy(
 
 
 def _to_numpy(name: str, x: Array) -> Array:
-    source = x.detach() if hasattr(x, "detach") else x
+    source = detached(x)
     if not hasattr(source, "__dlpack__"):
         kind = f"{type(x).__module__.partition('.')[0]} {type(x).__name__}"
         raise TypeError(

@@ -18,10 +18,10 @@ from arraylogchain._inputs import Chain
 COMPILED: bool = True
 
 # Rows that share matrices, times K * K, from which on a matrix multiply over all of them is taken
-# to be faster than loops over each: 64 rows of 64 states, or 8 of 181.
+# to be faster than loops over each: 64 rows of 64 states, or 8 of 182.
 MANY = 1 << 18
 # What has no matrix multiply in it.
-PATHS = frozenset({"viterbi", "best_message", "log_weight"})
+PATHS = frozenset({"viterbi", "best_message"})
 # States up to which a kernel has a thread for each.
 KERNEL_STATES = 1024
 
@@ -29,6 +29,8 @@ KERNEL_STATES = 1024
 def choose(operation: str, ctx: Context, chain: Chain, workspace: int) -> tuple[str, str]:
     """Return the route for an operation on a chain, and why it is taken; from shapes alone."""
     size, (_, rows) = chain.num_states, chain.sizes
+    if operation == "log_weight":
+        return "arrays", "entries of paths are gathered"
     if ctx.kernels is not None:
         if size <= KERNEL_STATES:
             return "kernels", "the arrays are on a CUDA device"

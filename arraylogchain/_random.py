@@ -69,4 +69,4 @@ def fill(ctx: Context, rng: Any, numbers: Array) -> None:
 
 
 def _package_of(x: Any) -> str:
-    return type(x).__module__.partition(".")[0] if hasattr(type(x), "__module__") else ""
+    return type(x).__module__.partition(".")[0]

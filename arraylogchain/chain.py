@@ -71,9 +71,9 @@ class LogChain:
         How many steps of each row are real, between 1 and T. What lies past them is never read.
         They broadcast with the batch axes.
     workspace : int, optional
-        Bytes that temporaries may take beyond inputs and output. Default: 64 MiB. Counts and
-        gradients in half precision are added up in float32 first, and paths copied where lengths
-        differ; neither is counted.
+        Bytes that temporaries may take beyond inputs and output, at least 1 MiB. Default: 64 MiB.
+        Counts and gradients in half precision are added up in float32 first, and paths copied where
+        lengths differ; neither is counted.
     workers : int, optional
         How many threads may work at a time, the caller's included. Default: as many as the process
         may use. Results of compiled loops do not depend on it. BLAS has threads of its own; tasks
@@ -82,7 +82,8 @@ class LogChain:
     Raises
     ------
     TypeError
-        If an argument is not an array of real floating-point numbers, if lengths are not
+        If `log_potentials` is not an array of real floating-point numbers, or another argument is
+        neither that nor lists, integers or booleans, which take its dtype; if lengths are not
         integers, or if libraries differ.
     ValueError
         If lengths are not between 1 and T, if shapes or devices do not fit, if transitions (or
@@ -120,8 +121,8 @@ class LogChain:
         workers: int | None = None,
     ) -> None:
         self._workspace, self._workers = check_workspace(workspace), check_workers(workers)
-        # Only a bound that was asked for makes gradients keep less than every state.
-        self._keeps_states = workspace is None
+        # Only a bound that was asked for makes gradients keep less than all messages.
+        self._keeps_messages = workspace is None
         # In the order of the table.
         given = log_potentials, transitions, log_transitions, initial, log_initial, final, log_final
         self._arrays = _inputs.check_given(dict(zip(_inputs.ARGUMENTS, given, strict=True)))
@@ -200,8 +201,8 @@ class LogChain:
         -------
         array [..., T, K]
             ``alpha[..., i, k]`` sums the weights of all paths of the first i + 1 steps that end
-            in state k, the potential of step i included; -inf exactly where there is none. Every
-            entry is right to rounding, however small it is beside the others.
+            in state k, the potential of step i included; -inf exactly where there is none, and past
+            a row's length. Every entry is right to rounding, however small beside the others.
 
         Examples
         --------
@@ -225,8 +226,9 @@ class LogChain:
         -------
         array [..., T, K]
             ``beta[..., i, k]`` sums the weights of what follows state k of step i, on all paths:
-            transitions and later potentials, but not the potential of step i. It is 0 at the last
-            step, and -inf exactly where no path leads on. Every entry is right to rounding.
+            transitions, later potentials and the final weight, but not the potential of step i.
+            At a row's last step it is the log of the final weight, 0 by default; past it, and
+            exactly where no path leads on, it is -inf. Every entry is right to rounding.
 
         Examples
         --------
@@ -249,8 +251,8 @@ class LogChain:
         array [..., T, K]
             The posterior probability of state k at step i: also the derivative of `log_partition`
             with respect to the log potentials. Its error is a few eps of 1 for each step, and
-            grows as that of `log_partition` does. Zeros where no path has a positive weight, or
-            where the sum over all paths is infinite.
+            grows as that of `log_partition` does. Zeros past a row's length, where no path has a
+            positive weight, and where the sum over all paths is infinite.
 
         Examples
         --------
@@ -495,8 +497,8 @@ class LogChain:
         log_normalizers : array [..., T]
             How much each step adds to the log of that weight: in a hidden Markov model the log
             probability of an observation given those before it. Their sum is `log_partition` or,
-            with final weights, lacks ``log(sum(p[..., -1, :] * final))``. From the first step on
-            that no state can explain they are -inf; past a row's length they are 0.
+            with final weights, lacks ``log(sum(p * final))`` of a row's last step. From the first
+            step on that no state can explain they are -inf; past a row's length they are 0.
 
         Notes
         -----
@@ -525,7 +527,8 @@ class LogChain:
     def plan(self, operation: str = "log_partition") -> Plan:
         """Return how a method will compute; print it.
 
-        This depends on shapes, lengths, dtypes and on where the arrays are, not on their values.
+        This depends on shapes, dtypes, the workspace, where the arrays are, and whether Numba can
+        be used; not on values or lengths.
 
         Parameters
         ----------
@@ -535,7 +538,8 @@ class LogChain:
         Raises
         ------
         ValueError
-            If there is no such method.
+            If there is no such method, a chain without transitions has none to count, or the
+            arrays are Dask's.
 
         Examples
         --------

@@ -22,8 +22,8 @@ class Plan:
         T and K.
     dtype : str
     route : str
-        'arrays': one state after another, all rows at once, in array operations. 'loops': loops
-        over each row, compiled for the CPU. 'kernels': one state after another, on chip, by CUDA
+        'arrays': one step after another, all rows at once, in array operations. 'loops': loops
+        over each row, compiled for the CPU. 'kernels': one step after another, on chip, by CUDA
         kernels.
     reason : str
         Why that route.

@@ -1,8 +1,8 @@
 """The functions of `arraylogchain` as pairs of a value and its pullback.
 
 A pullback takes a cotangent, the gradient of some number with respect to the value, and returns the
-gradients of that number with respect to the inputs, as `jax.vjp` does. It keeps the inputs and the
-value and nothing else, changes none of them, and may be called repeatedly.
+gradients of that number with respect to the inputs, as `jax.vjp` does. It keeps the inputs, the
+value, and what its function says besides; it changes none of them, and may be called repeatedly.
 """
 
 from __future__ import annotations
@@ -381,8 +381,8 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     Parameters
     ----------
     chain : LogChain
-        Its states are kept for the pullback, O(T * K) for each row. If the chain was given a
-        `workspace` that they do not fit in, one in about sqrt(T) is kept, and the others are
+        Its messages are kept for the pullback, O(T * K) for each row. If the chain was given a
+        `workspace` that they do not fit in, those of about sqrt(T) steps are kept, and the others
         computed again.
 
     Returns
@@ -428,7 +428,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     ctx, entered = enter_chain(given, chain._lengths)
     with ctx.computing(chain._workers):
         found, pull = chains.posterior.value_and_pullback(
-            ctx, entered, chain._workspace, chain._keeps_states
+            ctx, entered, chain._workspace, chain._keeps_messages
         )
         value = ctx.leave(found)
     names = dict(zip(ChainGradients._fields, PARTS, strict=True))

@@ -16,7 +16,7 @@ def why_not() -> str | None:
         version = str(importlib.import_module("numba").__version__)
     except ModuleNotFoundError as error:
         if error.name == "numba":
-            return "Numba is not installed; the extra cpu has it"
+            return "Numba is not installed; pip install numba"
         return f"Numba cannot be imported: {_line(error)}"
     except Exception as error:  # its libraries may be broken in any way
         return f"Numba cannot be imported: {_line(error)}"

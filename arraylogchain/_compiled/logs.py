@@ -8,7 +8,7 @@ import numpy as np
 
 from arraylogchain._array.chains.pieces import LN2_HIGH, LN2_LOW
 from arraylogchain._compiled.compiling import inlined, inner
-from arraylogchain._compiled.numbers import INF, exps, finite, largest, log, multiply
+from arraylogchain._compiled.numbers import INF, exps, largest, log, multiply, whole_above
 
 
 @inner
@@ -98,7 +98,7 @@ def _log_sum(a, F, L, at, is_special, u):
 @inner
 def add_up(x, is_linear, scales):
     """Write the log of the sum of a row's weights, given its shift and power of two."""
-    total, top = 0.0, 0.0 if is_linear else finite(largest(x))
+    total, top = 0.0, 0.0 if is_linear else whole_above(largest(x))
     for k in range(len(x)):
         total += x[k] if is_linear else math.exp(x[k] - top)
     near, own = math.frexp(total)

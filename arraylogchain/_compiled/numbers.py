@@ -116,7 +116,7 @@ def largest_of_rows(x: Floats, n: int, out: Floats) -> None:
 
 
 @inlined
-def finite(x: float) -> float:
+def whole_above(x: float) -> float:
     """Return a whole number not below x, or 0 for what is not finite."""
     return np.ceil(x) if -INF < x < INF else 0.0
 
@@ -131,13 +131,13 @@ def bring_near_0(x: Floats, n: int, tops: Floats) -> None:
     if R == 1 and n == 1:
         for k in range(len(x)):
             top = x[k] if x[k] > top else top
-        tops[0] = top = finite(top)
+        tops[0] = top = whole_above(top)
         for k in range(len(x)):
             x[k] -= top
         return
     largest_of_rows(x, n, tops)
     for r in range(R):
-        tops[r] = finite(tops[r]) if r < n else 0.0
+        tops[r] = whole_above(tops[r]) if r < n else 0.0
     for start in range(0, len(x), R):
         own = x[start : start + R]
         for r in range(R):

@@ -7,7 +7,7 @@ import math
 from arraylogchain._compiled import numbers
 from arraylogchain._compiled.compiling import compiled, inlined, inner
 from arraylogchain._compiled.logs import log_entry
-from arraylogchain._compiled.numbers import INF, bring_near_0, exp, finite, largest, maximise
+from arraylogchain._compiled.numbers import INF, bring_near_0, exp, largest, maximise, whole_above
 from arraylogchain._compiled.steps import copy_rows, longer, number, take_tops
 
 # Logs are brought near 0 after so many steps: before, little is lost by rounding.
@@ -22,7 +22,7 @@ def best(x, matrices, lengths, state, are_weights, left, room, first):
     ----------
     x, lengths, first
         See `recursion.advance`.
-    matrices : (L, count, rows, begin)
+    matrices : (L, count, sharing, begin)
         Logarithms of weights [n, K, K], flat; see `recursion.advance`.
     state : array [G, R, K]
         Logarithms. Changed. What a chain begins with may be weights, if they `are_weights`.
@@ -30,7 +30,7 @@ def best(x, matrices, lengths, state, are_weights, left, room, first):
         Those after each step, if they are kept.
     room : arrays [B + 4, K * R], flat, and [B + 3, R]
     """
-    L, per_group, rows, begin = matrices
+    L, per_group, sharing, begin = matrices
     S, R, K, B = x.shape[1], state.shape[1], state.shape[2], len(room[1]) - 3
     factors, tops, is_special = room[0], room[1], numbers.count_special(L) > 0
     for g in range(len(x)):
@@ -38,7 +38,7 @@ def best(x, matrices, lengths, state, are_weights, left, room, first):
         for r in range(R):
             if are_weights:
                 numbers.write_logs(own[r])
-            shift = finite(largest(own[r]))
+            shift = whole_above(largest(own[r]))
             for k in range(K):
                 m[k * R + r] = own[r, k] - shift
         for t in range(first, first + S):
@@ -49,7 +49,7 @@ def best(x, matrices, lengths, state, are_weights, left, room, first):
             out, f = left[(t - first) % len(left), gl], factors[i * K * R : (i + 1) * K * R]
             begun = longer(lengths[g], t) if t > 0 else 0
             if begun > 0:
-                base = number(per_group, g // rows, t, begin, False) * K * K
+                base = number(per_group, g // sharing, t, begin, False) * K * K
                 maximise(out, m, L, base, K, R, begun)
                 if is_special or numbers.count_special(m) > 0:
                     _write_nan(out, m, L, base, K, R, begun)
@@ -85,12 +85,12 @@ def trace(left, matrices, lengths, states, first):
     matrices : tuple
         Those from each step to the next; see `best`.
     """
-    L, per_group, rows, begin = matrices
+    L, per_group, sharing, begin = matrices
     (S, G, _), R = left.shape, states.shape[2]
     K = left.shape[2] // R
     for g in range(G):
         for i in range(S - 1, -1, -1):
-            base = number(per_group, g // rows, first + i, begin, True) * K * K
+            base = number(per_group, g // sharing, first + i, begin, True) * K * K
             moves = longer(lengths[g], first + i + 1)
             for r in range(R):
                 j = states[i + 1, g, r, 0]
@@ -120,21 +120,21 @@ def draw(left, in_logs, matrices, line, lengths, uniforms, states, scratch, firs
     left : array [S + 1, G, K * R]
         What `advance` kept, with one step more in front.
     in_logs : array [G, R]
-    matrices : (F, logs, count, rows, begin)
+    matrices : (F, logs, count, sharing, begin)
         Transposed ones from each step to the next; see `recursion.advance`.
     line : float
         The least sum of linear weights to which entries that were left out of F are nothing.
     uniforms : array [S, G, R, n]
     scratch : array [K]
     """
-    F, L, per_group, rows, begin = matrices
+    F, L, per_group, sharing, begin = matrices
     (S, G, R, n), K = uniforms.shape, len(scratch)
     for g in range(G):
         for r in range(R):
             is_linear = not in_logs[g, r]
             for i in range(S - 1, -1, -1):
                 m, is_last = left[i + 1, g], first + i >= lengths[g, r] - 1
-                base = number(per_group, g // rows, first + i, begin, True) * K * K
+                base = number(per_group, g // sharing, first + i, begin, True) * K * K
                 for s in range(n):
                     j, total = states[i + 1, g, r, s], 0.0
                     if not is_last and is_linear:

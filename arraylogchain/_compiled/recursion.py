@@ -18,7 +18,7 @@ import math
 from arraylogchain._compiled import numbers, steps
 from arraylogchain._compiled.compiling import compiled, inner
 from arraylogchain._compiled.logs import add_up, log_product
-from arraylogchain._compiled.numbers import INF, finite, largest
+from arraylogchain._compiled.numbers import INF, largest, whole_above
 from arraylogchain._compiled.steps import FAILED, LINEAR, LOGS, RAISED, longer
 
 # After so many steps weights are raised, if they have become small.
@@ -33,10 +33,10 @@ def advance(x, matrices, proof, few, lengths, state, kept, room, first, backward
     ----------
     x : array [G, S, K * R]
         Potentials.
-    matrices : (F, L, scales, count, rows, begin)
+    matrices : (F, L, scales, count, sharing, begin)
         F [n, K, K], flat, with exp(scales[0, n]) * 2^scales[1, n]; transposed if `backward`.
         Logarithms of entries of F, or empty. `count` of them, for the steps from `begin` on, are
-        shared by as many x[g] as `rows` says, one after another.
+        the matrices of as many x[g], one after another, as are `sharing` them.
     proof : (least, line, log_line, is_special)
         The least linear weight; the least sum that is proved if entries were left out of F, else 0;
         the least sum of a step in logarithms; whether entries are infinite or NaN.
@@ -82,7 +82,7 @@ def _choose_form(state, r, proof, span):
         forms[r] = LINEAR if fits and not is_special else FAILED
         return
     top = largest(m)
-    shift, wide = finite(top), 0
+    shift, wide = whole_above(top), 0
     shifts[r] += shift
     for k in range(K):
         m[k] -= shift
@@ -98,7 +98,7 @@ def _choose_form(state, r, proof, span):
 @inner
 def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
     """Take rows of a group through a block, those that are linear; mark what fails."""
-    F, L, matrix_scales, per_group, rows, begin = matrices
+    F, L, matrix_scales, per_group, sharing, begin = matrices
     forms = state[3]
     arrived, left, arrived_scales, left_scales = kept
     S, R, B = len(x), len(lengths), len(room[1]) - 3
@@ -120,12 +120,12 @@ def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
             count = S - s if S - s < B else B
             following += count
             low = i - count + 1 if backward else i
-            good -= steps.load(x, low, count, lengths, first, factors, tops, forms, m)
+            good -= steps.write_factors(x, low, count, lengths, first, factors, tops, forms, m)
         active, f = longer(lengths, t), factors[(i - low) * K * R : (i - low + 1) * K * R]
         begun = longer(lengths, t + 1) if backward else (active if t > 0 else 0)
         at = (i if backward else i + 1) if keeps else 1 - at
         v, w = arrived[i if keeps_arrived else 0, ga], left[at, gl]
-        n = steps.number(per_group, g // rows, t, begin, backward)
+        n = steps.number(per_group, g // sharing, t, begin, backward)
         if begun > 0:
             numbers.multiply(v, m, F, n * K * K, K, R, begun)
         for r in range(begun):
@@ -177,7 +177,7 @@ def _keep(scales, g, i, shift, power):
 @inner
 def _in_logs(x, matrices, proof, few, lengths, state, kept, room, first, backward, g, r):
     """Take a row through a block in logarithms."""
-    F, L, matrix_scales, per_group, rows, begin = matrices
+    F, L, matrix_scales, per_group, sharing, begin = matrices
     weights, shifts, powers, forms = state
     arrived, left, arrived_scales, left_scales = kept
     S, R, K, own = len(x), len(forms), weights.shape[1], room[0]
@@ -192,7 +192,7 @@ def _in_logs(x, matrices, proof, few, lengths, state, kept, room, first, backwar
         t = first + i
         begun = t < lengths[r] - 1 if backward else 0 < t < lengths[r]
         if begun:
-            n = steps.number(per_group, g // rows, t, begin, backward)
+            n = steps.number(per_group, g // sharing, t, begin, backward)
             log_product(a, F, L, n * K * K, proof[2], proof[3], few, c, sums, u)
             shifts[r] += matrix_scales[0, n]
             powers[r] += matrix_scales[1, n]
@@ -202,10 +202,10 @@ def _in_logs(x, matrices, proof, few, lengths, state, kept, room, first, backwar
         if t < lengths[r]:
             for k in range(K):
                 c[k] = x[i, k * R + r]
-            shift = finite(largest(c))
+            shift = whole_above(largest(c))
             for k in range(K):
                 u[k] = a[k] + (c[k] - shift)
-            top = finite(largest(u))
+            top = whole_above(largest(u))
             for k in range(K):
                 a[k] = (a[k] - top) + (c[k] - shift)  # what is large cancels first, exactly
             shifts[r] = (shifts[r] + shift) + top

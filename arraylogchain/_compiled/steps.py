@@ -159,7 +159,7 @@ def raise_weights(w, top, power):
 
 
 @inner
-def load(x, low, count, lengths, first, factors, tops, forms, m):
+def write_factors(x, low, count, lengths, first, factors, tops, forms, m):
     """Write exp(x - top); return how many rows are now marked because that cannot be done.
 
     They have factors that would be lost, or are infinite, or NaN.

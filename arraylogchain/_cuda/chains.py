@@ -139,8 +139,6 @@ class KernelRecursion(ArrayRecursion):
     Where a kernel cannot be used, and for samples, it is that of array operations.
     """
 
-    steps_together = 1 << 62  # a launch for all that fit the workspace
-
     def __init__(self, piece: Piece, workspace: int, geometry: Geometry | None = None) -> None:
         super().__init__(piece, workspace)
         self._geometry = geometry

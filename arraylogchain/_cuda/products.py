@@ -157,9 +157,4 @@ class _Operands:
     def restored(self, out: Array) -> Array:
         """Return entries [batch, rows, columns] with their axes where they belong: a view."""
         xp, layout = self.ctx.xp, self.layout
-        if not layout.is_identity:
-            last = len(layout.full_shape) - 1
-            order = (*layout.batch_axes, *layout.row_axes, last - 1, *layout.col_axes, last)
-            out = xp.reshape(out, tuple(layout.full_shape[axis] for axis in order))
-            out = xp.permute_dims(out, tuple(order.index(axis) for axis in range(last + 1)))
-        return xp.reshape(out, layout.out_shape)
+        return xp.reshape(layout.restored(xp, out, 2), layout.out_shape)

@@ -46,7 +46,7 @@ class ChainOperation(calls.Operation):
         self.name = written.__name__
         # Not the chain itself: checkpoints let its tensors go.
         self.lengths, self.workspace = given._lengths, given._workspace
-        self.keeps_states, self.workers = given._keeps_states, given._workers
+        self.keeps_messages, self.workers = given._keeps_messages, given._workers
 
     def value(self, *inputs: Tensor) -> Tensor:
         ctx, chain = _inputs.enter_chain(self._named(inputs), self.lengths)
@@ -123,7 +123,7 @@ class Partition(ChainOperation):
         """Return the value, and of which memory what makes gradients of a cotangent."""
         ctx, chain = _inputs.enter_chain(self._named(inputs), self.lengths)
         with ctx.computing():
-            options = self.workspace, self.keeps_states
+            options = self.workspace, self.keeps_messages
             found, pull = chains.posterior.value_and_pullback(ctx, chain, *options)
 
         def pullback(g: Tensor, wanted: Wanted) -> Tensors:

@@ -10,7 +10,11 @@ import array_api_compat.torch as torch_namespace
 import torch
 
 from arraylogchain._array.products import certified, linear, maxplus
-from arraylogchain._array.products.chainexp import product_of_sequence, product_of_stack
+from arraylogchain._array.products.chainexp import (
+    product_of_sequence,
+    product_of_stack,
+    whole_maxima,
+)
 from arraylogchain._array.products.gradients import logmatmulexp_gradients
 from arraylogchain._arrays import check_dtypes, enter
 from arraylogchain._context import shape_of
@@ -88,7 +92,7 @@ class LogMatmulExp(Product):
         given, g = [x.to(dtype) for x in rest[:2]], g if g is None else g.to(dtype)
         weights = [None if x is None else x.to(dtype) for x in rest[2:]]
         # What entries have in common is taken off: results are small, and so are roundings.
-        tops = [_whole_maxima(x, axis) for x, axis in zip(given, (-1, -2), strict=True)]
+        tops = [whole_maxima(torch_namespace, given[side], -1 - side) for side in (0, 1)]
         operands = [x - top for x, top in zip(given, tops, strict=True)]
         plain = self.value(*operands)
         # Through NaN the derivatives are NaN, unless it is +inf that met -inf.
@@ -116,13 +120,6 @@ class LogMatmulExp(Product):
         for side, (x, of_g, of_gq) in enumerate(zip(weights, *gradients, strict=True)):
             sums[side] += (0 if x is None else x * of_g) - of_gq
         return tuple(itertools.compress(calls.cast((q, *sums), (g, *rest[:2])), wanted))
-
-
-def _whole_maxima(x: Tensor, axis: int) -> Tensor:
-    """Return maxima along an axis, rounded; 0 where they are not finite or there is none."""
-    if x.shape[axis] == 0:
-        return x.sum(axis, keepdim=True)
-    return x.amax(axis, keepdim=True).round().nan_to_num(0, 0, 0)
 
 
 class LargestTerm(Product):

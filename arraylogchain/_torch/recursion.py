@@ -1,8 +1,8 @@
 """The log partition of a chain written out for autograd, which differentiates it as often as asked.
 
-Second derivatives and forward mode are taken of it. Weights are float64, without logarithms, and
-scaled by their largest at each step. What underflows is lost, and nothing here notices: results are
-to be compared with certified ones.
+All derivatives are taken of it but the first ones of `log_partition`. Weights are float64, without
+logarithms, and scaled by their largest at each step. What underflows is lost, and nothing here
+notices: results are to be compared with certified ones.
 """
 
 from __future__ import annotations

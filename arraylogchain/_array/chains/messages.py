@@ -59,7 +59,7 @@ class Run:
         return self.last  # type: ignore[no-any-return]
 
     def keep(self, everything: bool = False) -> Run:
-        """Take all steps, and keep what they leave where that fits, or what blocks begin with."""
+        """Take all steps, and keep what blocks begin with, and what they leave where that fits."""
         for steps in self.blocks:
             self.starts.append(self.last)
             kept = pieces.LEFT if everything or self.keeps else pieces.NOTHING

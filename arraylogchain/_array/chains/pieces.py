@@ -79,7 +79,7 @@ class Messages:
         return Messages(logs, self.shifts, powers, np.ones_like(self.in_logs))
 
     def weights(self, ctx: Context) -> Array:
-        """Return values as linear weights, with 0 for logs of what is no normal number."""
+        """Return values as linear weights, of which those that are no normal numbers may be 0."""
         if not np.count_nonzero(self.in_logs):
             return self.values
         weights = ctx.empty(tuple(self.values.shape), self.values.dtype)
@@ -164,12 +164,12 @@ class Block(NamedTuple):
         ``arrived * exp(potentials)``. With BOTH there is one step more, [n + 1, ...]: that of the
         state which the block began with, in the form that the block has. Forward it comes first
         (steps s - 1, ..., e - 1), backward it comes last (steps s, ..., e). Where nothing came
-        before it, it is any numbers. Else it may be there or not.
+        before it, it is any numbers. With LEFT it may be there or not; see `Messages.last`.
     state : Messages
         After the last of the steps, for the next block.
 
     Steps past a row's length hold any numbers in both, NaN and infinities among them. What came
-    backward may be written over: nothing in it but that first state is read again.
+    backward may be written over, but for `left` at the first step, whose memory is `state`'s.
     """
 
     arrived: Any

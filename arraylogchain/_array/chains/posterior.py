@@ -122,7 +122,7 @@ class Posterior:
     def __init__(self, run: Run, sums: Sums, cotangent: Array | None) -> None:
         self.run, self.piece, self.sums = run, run.piece, sums
         self.wants_pairs = "transitions" in sums.totals
-        self.panel = run.workspace // (8 * 10)
+        self.panel = run.workspace // (8 * 10)  # entries: matrices, their parts, logs and products
         self.ctx = ctx = run.piece.ctx
         self.log_z = self.near = run.total()
         if not ctx.are_within(2.0**60, self.log_z):
@@ -211,10 +211,11 @@ class Posterior:
             self.sums.add("potentials", self.piece, (steps, slice(None)), values)
 
     def panels(self, first: int, count: int) -> Iterator[tuple[slice, slice, Array]]:
-        """Yield transitions, columns and matrices [n, K, columns] that are in memory together.
+        """Yield slices of transitions and of columns, and matrices that are in memory together.
 
-        All transitions from so many steps are those of one matrix [groups, K, K], or some of
-        [groups * n, K, K]; they are counted from the first.
+        Transitions are `count` from step `first` on, from which slices count. One matrix for every
+        step is [groups, K, columns], and the slice is all of them; else they are [groups * n, K,
+        columns] of a slice of n.
         """
         piece, size, xp = self.piece, self.piece.chain.num_states, self.ctx.xp
         together = count if piece.chain.has_one_matrix else self.panel // (piece.groups * size**2)

@@ -49,7 +49,7 @@ class ArrayRecursion:
         """Take a block of steps, forward or backward."""
         begin = self._start(backward) if state is None else state
         x, walk = self._potentials(steps), _Walk(self, steps, backward, keep)
-        return walk.linear(begin, x) or walk.in_logs(begin, x, walk.add_logs)
+        return walk.linear(begin, x) or walk.in_logs(begin, x, walk.log_product)
 
     def matrix(self, time: int, backward: bool) -> tuple[Factor, Array | None]:
         """Return the matrices that lead from a step to the next, ready for products.
@@ -251,7 +251,7 @@ class _Walk:
         assert block is not None
         return block
 
-    def add_logs(self, before: Array, time: int, lanes: Lanes, out: Array) -> None:
+    def log_product(self, before: Array, time: int, lanes: Lanes, out: Array) -> None:
         """Write the certified product of states and the matrices from a step to the next."""
         ctx, workspace = self.ctx, self.recursion.workspace
         (factor, weights), chunk = self.recursion.matrix(time, self.backward), None

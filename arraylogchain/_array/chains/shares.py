@@ -80,9 +80,9 @@ class Shares:
         logs, else powers of two.
         """
         (nats, bits), xp, chain = self._beside(self.b, self.d), self.ctx.xp, self.piece.chain
-        own, none = (nats, bits) if "transitions" in chain.logs else (bits, nats)
+        own, others = (nats, bits) if "transitions" in chain.logs else (bits, nats)
         levels = own[slice(0, 1 if chain.has_one_matrix else None), :, :1]
-        odd = _where_not(xp, self.still, (own != levels) | (none != 0), False)
+        odd = _where_not(xp, self.still, (own != levels) | (others != 0), False)
         return None if bool(xp.any(odd)) else levels
 
     def _add_linear_pairs(self, u: Array, v: Array, levels: Array) -> None:
@@ -148,9 +148,9 @@ class Shares:
     def _add_log_pairs(self, u: Array, v: Array, scales: tuple[Array, ...], sign: float) -> None:
         """Add pairs with the logs of u and v, what these are scaled by, and those of matrices.
 
-        The scales [n, groups, rows] are nats, which the levels of columns of matrices balance, more
-        multiples of 2**-9, rests, and such multiples for cotangents. Nothing large that is taken
-        away again, or that cotangents have in common, is rounded in.
+        The scales [n, groups, rows] are nats, which the largest entries of matrices' columns
+        balance; multiples of 2**-9; rests near 0; and cotangents, as multiples of 2**-9. What is
+        large is summed apart, so that it cancels before anything is rounded.
         """
         ctx, xp, precision = self.ctx, self.ctx.xp, self.precision
         for some, j, x in self.of.panels(self.steps.start, self.moves.stop):

@@ -22,8 +22,8 @@ class Sums:
         Whether these are marginals, one for each row, and expected counts: 'transitions' collects
         derivatives with respect to logarithms.
     totals : dict of str to array
-        By name, those that are wanted. They hold 2**-bits of what is added, so that no sum of what
-        is as large as a number can be leaves the range.
+        By name, those that are wanted. All but potentials hold 2**-bits of what is added, so that
+        no sum of what is as large as a number can be leaves the range.
     """
 
     def __init__(

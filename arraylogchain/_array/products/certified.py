@@ -17,7 +17,7 @@ multiply of 0/1 masks.
 
 One by one no entry can underflow against another, so results are right whatever the range; it costs
 one addition, one comparison and up to one exponential for each term of each sum. Where loops can be
-compiled they do it; `_Entries` serves all other libraries, and terms that are infinite or NaN.
+compiled they do it; `_Entries` serves all other libraries, and terms that are +inf or NaN.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 from arraylogchain import _dispatch
 from arraylogchain._array.products.factors import Factor
-from arraylogchain._array.products.tiling import Tiles, elementwise, run, tile_product
+from arraylogchain._array.products.tiling import Tiles, run, tile_product, with_small_blocks
 from arraylogchain._context import Array, Context, Precision
 from arraylogchain._fold import Box, Fold, boxes, chunks, within
 
@@ -57,7 +57,7 @@ def logmatmulexp(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) ->
         of_a, of_b = (xp.exp(ctx.load(x, ctx.precision)) for x in (a, b))
         # Of vectors it is a number that NumPy multiplies to, not an array.
         return xp.asarray(xp.log(xp.matmul(of_a, of_b)), dtype=ctx.result_dtype)
-    ctx, workspace = elementwise(ctx, budget)
+    ctx, workspace = with_small_blocks(ctx, budget)
     item, precision = ctx.precision.itemsize, ctx.precision
     # Masks of a tile; results that are converted, and what multiplies return.
     direct = ctx.is_numpy and not layout.copies and ctx.result_dtype == ctx.dtype(precision)

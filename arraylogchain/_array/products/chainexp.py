@@ -34,7 +34,7 @@ def product_of_stack(xp: Any, x: Array, multiply: Multiply, widest: Any) -> tupl
     if x.shape[-3] == 0:
         ones = xp.ones_like(xp.sum(x, axis=-3))
         return xp.log(xp.tril(xp.triu(ones))), lambda g: xp.zeros_like(x)
-    tops = whole_parts(xp, x) * min(1, x.shape[-3] - 1)
+    tops = whole_maxima(xp, x) * min(1, x.shape[-3] - 1)
     product, pull = _in_pairs(xp, x - tops, multiply)
     return xp.astype(product, widest) + xp.sum(xp.astype(tops, widest), axis=-3), pull
 
@@ -46,7 +46,7 @@ def product_of_sequence(
 
     The pullback returns a list.
     """
-    tops = [whole_parts(xp, x) * min(1, len(matrices) - 1) for x in matrices]
+    tops = [whole_maxima(xp, x) * min(1, len(matrices) - 1) for x in matrices]
     held: list[Any] = [x - top for x, top in zip(matrices, tops, strict=True)]
     steps = []
     sizes = int(matrices[0].shape[-2]), *(int(x.shape[-1]) for x in matrices)
@@ -64,13 +64,13 @@ def product_of_sequence(
     return sum((xp.astype(top, widest) for top in tops), start=xp.astype(held[0], widest)), pullback
 
 
-def whole_parts(xp: Any, x: Array) -> Array:
+def whole_maxima(xp: Any, x: Array, axis: Any = (-2, -1)) -> Array:
     """Return the largest entries of matrices, rounded; 0 where these are not finite, [..., 1, 1].
 
     They come off before matrices are multiplied, and are added up apart: roundings then go with
     the range of the entries and not with their size. To derivatives they are constants.
     """
-    tops = (xp.sum if 0 in x.shape else xp.max)(detached(x), axis=(-2, -1), keepdims=True)
+    tops = (xp.sum if 0 in x.shape else xp.max)(detached(x), axis=axis, keepdims=True)
     tops = xp.round(tops)
     return xp.where(xp.isfinite(tops), tops, xp.zeros_like(tops))
 
@@ -119,11 +119,11 @@ def multiply_stack(ctx: Context, stack: Array, budget: int) -> Array:
         part, target = stack[(*box, ...)], out[(*box, ...)]
         for rows in chunks(size, lines):
             x = ctx.load(part[..., 0, rows, :], ctx.precision)
-            offset = whole_parts(xp, x) * min(1, count - 1)
+            offset = whole_maxima(xp, x) * min(1, count - 1)
             x, offset = x - offset, ctx.load(offset, ctx.widest)
             for n in chunks(count - 1, max(1, at_once)):
                 group = part[..., n.start + 1 : n.stop + 1, :, :]
-                tops, found = ctx.load(whole_parts(xp, group), ctx.precision), xp.empty_like(x)
+                tops, found = ctx.load(whole_maxima(xp, group), ctx.precision), xp.empty_like(x)
                 for cols in chunks(size, lines):
                     some = ctx.load(group[..., cols], ctx.precision) - tops
                     found[..., cols] = multiply(x, _in_pairs(xp, some, multiply)[0])[0]

@@ -23,7 +23,7 @@ import numpy as np
 
 from arraylogchain._array.products import certified
 from arraylogchain._array.products.factors import Factor
-from arraylogchain._array.products.tiling import elementwise, panels, tile_product
+from arraylogchain._array.products.tiling import panels, tile_product, with_small_blocks
 from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._fold import Box, Fold, chunks, within
 
@@ -67,7 +67,7 @@ def logmatmulexp_gradients(
     }
     views = layout.view(xp, a, 0), layout.view(xp, b, 1)
     of_out, of_g = (layout.view(xp, x, 2) for x in (out, g))
-    ctx, room = elementwise(ctx, budget)
+    ctx, room = with_small_blocks(ctx, budget)
     # Two factors, one product of their size; quotients, masks, and copies of entries.
     item, copied = precision.itemsize, precision.itemsize * layout.copies
     entry, rest = 2 * item + 2 * copied + 2, room - budget // 4

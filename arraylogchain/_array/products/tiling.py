@@ -89,7 +89,7 @@ def tile_product(
     return Tiling(max(1, min(batch, fitting, _CACHED // max(one, rows * cols))), rows, cols, inner)
 
 
-def elementwise(ctx: Context, workspace: int) -> tuple[Context, int]:
+def with_small_blocks(ctx: Context, workspace: int) -> tuple[Context, int]:
     """Return a context whose elementwise steps leave nearly all of the workspace, and the rest."""
     block = max(1, min(ctx.block, workspace // (32 * ctx.precision.itemsize)))
     # A step holds two temporaries of a block.

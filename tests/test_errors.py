@@ -220,9 +220,8 @@ def test_lists_integers_and_bools_are_arrays_like_the_potentials(backend, dtype,
 
     options = {name: made(values) for name, values in small.items()}
     given = {name: backend.asarray(np.asarray(v, float), dtype) for name, v in small.items()}
-    found, expected = (
-        alc.LogChain(potentials, **arrays, lengths=3).log_partition() for arrays in (options, given)
-    )
+    chains = (alc.LogChain(potentials, **arrays, lengths=3) for arrays in (options, given))
+    found, expected = (chain.log_partition() for chain in chains)
     assert found.dtype == expected.dtype
     assert backend.to_numpy(found) == backend.to_numpy(expected)
     states = alc.LogChain(potentials, **options).log_weight([0, 1, 1])

@@ -207,9 +207,8 @@ def test_repeated_backward_and_changes_in_place(torch):
     moved = given["transitions"] * 1
     z = alc.LogChain(given["log_potentials"], transitions=moved).log_partition().sum()
     first = torch.autograd.grad(z, given["transitions"], retain_graph=True)
-    torch.testing.assert_close(
-        torch.autograd.grad(z, given["transitions"], retain_graph=True), first
-    )
+    again = torch.autograd.grad(z, given["transitions"], retain_graph=True)
+    torch.testing.assert_close(again, first)
     moved.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         z.backward()
@@ -223,9 +222,8 @@ def test_layouts(torch):
         ours = method("log_partition", given)(*args).sin().sum()
         theirs = written(torch, given)(*args).sin().sum()
         leaves = tuple(base.values())
-        torch.testing.assert_close(
-            torch.autograd.grad(ours, leaves), torch.autograd.grad(theirs, leaves)
-        )
+        found, expected = (torch.autograd.grad(x, leaves) for x in (ours, theirs))
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
@@ -298,11 +296,8 @@ def test_minus_infinity(torch, logs):
         torch.testing.assert_close(grad, torch.nan_to_num(other))
     assert (ours[0][x.isinf()] == 0).all()
     seconds = torch.autograd.grad(ours, args, [torch.ones_like(y) for y in ours])
-    _, tangent = torch.func.jvp(
-        method("log_partition", given),
-        tuple(y.detach() for y in args),
-        tuple(torch.ones_like(y) for y in args),
-    )
+    primals, ones = tuple(y.detach() for y in args), tuple(torch.ones_like(y) for y in args)
+    _, tangent = torch.func.jvp(method("log_partition", given), primals, ones)
     for y in (*seconds, tangent):
         assert torch.isfinite(y).all()
     assert tangent[0] == 0
@@ -380,9 +375,8 @@ def test_no_derivative_expands_shared_matrices(torch, logs):
 def test_what_is_refused(torch):
     given = arguments(torch, SHAPES["one matrix"], logs=True)
     chain = alc.LogChain(**given)
-    (first,) = torch.autograd.grad(
-        chain.log_partition().sum(), given["log_potentials"], create_graph=True
-    )
+    z = chain.log_partition().sum()
+    (first,) = torch.autograd.grad(z, given["log_potentials"], create_graph=True)
     (second,) = torch.autograd.grad(first.sin().sum(), given["log_potentials"], create_graph=True)
     with pytest.raises(NotImplementedError, match="third derivatives of log_partition"):
         second.sum().backward()

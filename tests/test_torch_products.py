@@ -177,6 +177,8 @@ def test_dtypes(torch, product, kind):
     tolerance = dict.fromkeys(("rtol", "atol"), 1e-05 if kind == "float32" else 0.01)
     torch.testing.assert_close(a.grad.double(), wide[0].grad, **tolerance)
     torch.testing.assert_close(b.grad.double(), wide[1].grad, **tolerance)
+    (first,) = torch.autograd.grad(alc.logmatmulexp(a, a.mT).sum(), a, create_graph=True)
+    assert torch.autograd.grad(first.sum(), a)[0].dtype == a.dtype
 
 
 @products
@@ -424,3 +426,9 @@ def test_checkpoints_let_go(torch, operation):
     expected = torch.autograd.grad(compute(a, b).sum(), (a, b))
     for found, right in zip(torch.autograd.grad(out.sum(), (a, b)), expected, strict=True):
         assert torch.equal(found, right)
+    # Nor is what was saved as a copy read from where it was.
+    with torch.autograd.graph.allow_mutation_on_saved_tensors():
+        doubled = a.detach() * 2
+        out = operation(doubled, b)
+        doubled.zero_()
+        assert torch.equal(torch.autograd.grad(out.sum(), b)[0], expected[1])

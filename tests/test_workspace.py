@@ -131,6 +131,7 @@ CHAINS = {
         {"transitions": uniform(3, 12, 12), "initial": uniform(2000, 12)},
     ),
     "longer": lambda: (normal(8, 3000, 60), {"transitions": uniform(60, 60)}),
+    "rows of few steps": lambda: (normal(3000, 30, 9), {"transitions": uniform(9, 9)}),
     "left to right": lambda: (normal(100, 40, 30, sd=5), {"transitions": left_to_right(30)}),
     "float16": lambda: (
         normal(500, 5, 16, dtype="float16"),
@@ -140,10 +141,7 @@ CHAINS = {
         normal(500, 5, 16, sd=500, dtype="float64"),
         {"transitions": uniform(4, 16, 16, dtype="float64")},
     ),
-    "time axis first": lambda: (
-        np.moveaxis(normal(6, 700, 10), 0, 1),
-        {"transitions": uniform(5, 10, 10)},
-    ),
+    "time first": lambda: (np.moveaxis(normal(6, 700, 9), 0, 1), {"transitions": uniform(5, 9, 9)}),
 }
 
 

@@ -116,17 +116,14 @@ class Loops:
         return self._prepare(form, wanted, backward), wanted.start
 
     def _prepare(self, form: str, wanted: slice, backward: bool) -> Any:
-        piece, transposed = self.piece, self._prepared.get((form, not backward))
+        piece = self.piece
         if wanted.start < wanted.stop:
             given, in_logs = piece.matrices(wanted), "transitions" in piece.chain.logs
         else:  # of which none is read
             given, in_logs = np.zeros((piece.groups, 1, self.K, self.K)), False
         if form == "logs":
             return matrices.logs_of(given, in_logs)
-        if transposed is not None:
-            found, proof = matrices.transposed(transposed, self.K)
-        else:
-            found, proof = matrices.prepare(piece.ctx, given, in_logs, backward)
+        found, proof = matrices.prepare(piece.ctx, given, in_logs, backward)
         few = matrices.few_entries(*found[:2]) if self.has_one and piece.groups == 1 else MANY
         return found, proof, few
 
@@ -146,7 +143,7 @@ class Loops:
         """Return what a recursion starts with, [groups, rows, K], and whether it is in logs."""
         x, in_logs = self.piece.end(backward)
         if x is None:
-            return np.ones(self.piece.state_shape), False
+            return np.zeros(self.piece.state_shape), True
         return np.array(x, np.float64, order="C"), in_logs
 
     def _lay(self, x: Array) -> Floats:

@@ -63,13 +63,6 @@ def prepare(ctx: Context, given: Array, in_logs: bool, transposed: bool) -> Prep
     return (flat.reshape(-1), logs.reshape(-1), scales, s), proof
 
 
-def transposed(prepared: Any, size: int) -> Prepared:
-    """Return what `prepare` would of transposed matrices."""
-    (F, logs, scales, count), proof, _ = prepared
-    F, logs = F.reshape(-1, size, size), logs.reshape(-1, size, size)
-    return (F.mT.reshape(-1), logs.mT.reshape(-1), scales, count), proof
-
-
 @compiled
 def copy(given: Floats, transposed: bool, in_logs: bool, out: Floats, found: Floats) -> Any:
     """Copy matrices [n, K, K]; find the largest entries of each, and the least above zero.

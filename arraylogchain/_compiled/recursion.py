@@ -176,7 +176,7 @@ def _keep(scales, g, i, shift, power):
 
 @inner
 def _in_logs(x, matrices, proof, few, lengths, state, kept, room, first, backward, g, r):
-    """Take a row through a block in logarithms."""
+    """Take a row through a block in logarithms; factors in `room` are not needed any more."""
     F, L, matrix_scales, per_group, sharing, begin = matrices
     weights, shifts, powers, forms = state
     arrived, left, arrived_scales, left_scales = kept

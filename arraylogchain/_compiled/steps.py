@@ -162,7 +162,7 @@ def raise_weights(w, top, power):
 def write_factors(x, low, count, lengths, first, factors, tops, forms, m):
     """Write exp(x - top); return how many rows are now marked because that cannot be done.
 
-    They have factors that would be lost, or are infinite, or NaN.
+    They have factors, of a step [K, R], that would be lost, or are infinite, or NaN.
     """
     take_tops(x, low, count, lengths, first, factors, tops)
     n, R, wrong, marked = count * len(m), len(forms), 0, 0

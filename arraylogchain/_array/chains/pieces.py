@@ -428,23 +428,28 @@ def cut(
     def between(lanes: int, steps: int) -> int:
         return -(-count // max(1, steps)) * (lanes * own + _MESSAGES)
 
-    enough = min(most, max(32, _NUMBERS // 16 // size))
-    keeps = history and workspace // 2 // (count * own) >= enough
-    if keeps:
-        most = min(most, workspace // 2 // (count * own))
+    half, enough = workspace // 2, min(most, max(32, _NUMBERS // 16 // size))
+    keeps = history and half // (count * own) >= enough
 
-    half = workspace // 2
-    while history and not keeps and most > 1 and between(most, half // 2 // of_steps(most)) > half:
+    def held(lanes: int) -> int:
+        # Blocks keep what they begin with twice, beside what they leave.
+        of_blocks = between(lanes, half // 2 // of_steps(lanes))
+        return lanes * count * own + 2 * of_blocks if keeps else of_blocks
+
+    while history and most > 1 and held(most) > half:
         most //= 2
     of_rows, of_groups = min(rows, most), max(1, min(groups, most // rows))
     lanes = of_groups * of_rows
     steps = max(4, 4 * _NUMBERS // (arrays * lanes * size))
-    if history and not keeps:
+    if history:
         # There are as many messages between blocks as fit.
-        steps = max(steps, 4 * between(lanes, 1) // workspace, math.isqrt(count))
-    # What is kept of all steps, or between blocks, and what a piece takes besides.
-    taken = lanes * count * own if keeps else workspace // 2 * history
+        room = max(1, half - lanes * count * own * keeps)
+        steps = max(steps, 2 * between(lanes, 1) // room, math.isqrt(count))
+    # What is kept, and what a piece takes besides.
+    taken = min(half, held(lanes)) * history
     most_steps = (workspace - workspace // 4 - taken) // of_steps(lanes)
+    # Where not even the messages between blocks fit, both together take least.
+    most_steps = max(most_steps, math.isqrt(history * between(lanes, 1) // of_steps(lanes)))
     return of_groups, of_rows, max(1, min(count, steps, most_steps)), keeps, workspace // 4, threads
 
 

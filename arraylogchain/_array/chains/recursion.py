@@ -169,8 +169,8 @@ class ArrayRecursion:
             return Messages(ctx.load(values, ctx.precision), shifts, powers, form)
 
         if x is None:
-            ones = xp.ones((groups, rows, size), dtype=nothing.dtype, device=ctx.device)
-            return state(ones, nothing, nothing, False)
+            zeros = xp.zeros((groups, rows, size), dtype=nothing.dtype, device=ctx.device)
+            return state(zeros, nothing, nothing, True)
         x = ctx.load(x, ctx.widest)
         if in_logs:
             shift = whole_maximum(ctx, x, -1, ctx.widest)

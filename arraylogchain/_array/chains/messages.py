@@ -186,8 +186,7 @@ def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     out = ctx.empty(chain.batch, ctx.result_dtype)
 
     def work(run: Run) -> None:
-        run.run()
-        run.piece.write(out, run.total())
+        run.piece.write(out, total_of(run.piece, run.run()))
 
     each(ctx, runs("log_partition", ctx, chain, workspace, arrays=3), work)
     return out

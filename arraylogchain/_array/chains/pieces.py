@@ -440,6 +440,7 @@ def cut(
         most //= 2
     of_rows, of_groups = min(rows, most), max(1, min(groups, most // rows))
     lanes = of_groups * of_rows
+    # Blocks of fewer than four steps would spend their time on what they begin with.
     steps = max(4, 4 * _NUMBERS // (arrays * lanes * size))
     if history:
         # There are as many messages between blocks as fit.

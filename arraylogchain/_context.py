@@ -237,11 +237,11 @@ class Context:
 
     def are_between(self, x: Array, least: float, most: float) -> bool:
         """Tell whether all entries lie between two numbers; False where one is NaN."""
-        if self.is_numpy:
-            has_most = most == math.inf or np.maximum.reduce(x, None) <= most
-            return bool(has_most and np.minimum.reduce(x, None) >= least)
-        has_most = most == math.inf or float(self.xp.max(x)) <= most
-        return has_most and float(self.xp.min(x)) >= least
+        highest, lowest = self.xp.max, self.xp.min
+        if self.is_numpy:  # whose functions wrap these, for as long as they take
+            highest, lowest = np.maximum.reduce, np.minimum.reduce
+        has_most = most == math.inf or float(highest(x, axis=None)) <= most
+        return has_most and float(lowest(x, axis=None)) >= least
 
     def add_at(self, target: Array, index: Array, values: Array) -> None:
         """Add values[e, ...] to target[index[e], ...], in place; an index may occur repeatedly.

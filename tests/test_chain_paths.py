@@ -53,14 +53,14 @@ def test_ties_go_to_the_smallest_state(backend, dtype, T, K, rows, per_step, clo
     rng = np.random.default_rng(K)
     edges = integers(rng, (T - 1 if per_step else 1, K, K), closed)
     xs = [integers(rng, (T, K), closed / 5) for _ in range(rows)]
-    # None are given where all are 0.
-    starts = [integers(rng, K, closed / 5) if closed else [0] * K for _ in range(rows)]
+    has_initial = closed or not per_step  # else it is 0 for all states
+    starts = [integers(rng, K, closed / 5) if has_initial else [0] * K for _ in range(rows)]
     case = ChainCase(
         backend,
         dtype,
         np.array(xs, float),
         log_transitions=np.array(edges, float),
-        log_initial=np.array(starts, float) if closed else None,
+        log_initial=np.array(starts, float) if has_initial else None,
     )
     states, weight = check_paths(case)
     for found, total, x, start in zip(states, weight, xs, starts, strict=True):

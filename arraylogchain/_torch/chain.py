@@ -120,7 +120,7 @@ class Partition(ChainOperation):
         return self.value_and_left(inputs) if can_leave else None
 
     def value_and_left(self, inputs: Tensors) -> tuple[Tensor, Any]:
-        """Return the value, and of which memory what makes gradients of a cotangent."""
+        """Return the value, where the inputs lie, and what makes gradients of a cotangent."""
         ctx, chain = _inputs.enter_chain(self._named(inputs), self.lengths)
         with ctx.computing():
             options = self.workspace, self.keeps_messages

@@ -42,7 +42,8 @@ class Run:
 
     def total(self) -> Array:
         """Return the logs of the sums over all paths, [groups, rows], after all steps forward."""
-        self.log_z = total_of(self.piece, self.last) if self.log_z is None else self.log_z
+        if self.log_z is None:
+            self.log_z = total_of(self.piece, self.last)
         return self.log_z
 
     def steps(self, keep: int) -> Iterator[tuple[slice, Block]]:
@@ -277,6 +278,7 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
                 put(run.piece, steps, found.left)
 
     def put(piece: Piece, steps: slice, left: Messages) -> None:
+        # In the widest precision: `Messages.weights` may lose what is a normal number as a share.
         weights = ctx.load(left.values, ctx.widest)
         if left.in_logs.any():
             mask = xp.asarray(left.in_logs, device=ctx.device)

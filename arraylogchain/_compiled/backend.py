@@ -9,7 +9,7 @@ import numpy as np
 from arraylogchain._array.chains.pieces import BOTH, NOTHING, Block, Messages, Piece
 from arraylogchain._compiled import matrices, paths, recursion
 from arraylogchain._compiled.compiling import Floats, Integers
-from arraylogchain._compiled.matrices import MANY, frozen
+from arraylogchain._compiled.matrices import MANY
 from arraylogchain._context import Array
 
 # From so many rows on they are taken side by side.
@@ -150,7 +150,9 @@ class Loops:
         """Lay out potentials [groups, rows, n, K] as [G, n, K * R], not to be written to."""
         n = x.shape[2]
         x = np.ascontiguousarray(x if self.R == 1 else x.transpose(0, 2, 3, 1), np.float64)
-        return frozen(x.reshape(self.G, n, self.K * self.R))  # type: ignore[no-any-return]
+        found: Floats = x.reshape(self.G, n, self.K * self.R)
+        found.setflags(write=False)  # as callers' may be
+        return found
 
     def _enter_steps(self, x: Array) -> Floats:
         """Lay out what was kept, [n, groups, rows, K], as [n, G, K * R]."""

@@ -34,7 +34,8 @@ _NO_LOGS = np.empty(0)
 def prepare(ctx: Context, given: Array, in_logs: bool, transposed: bool) -> Prepared:
     """Prepare matrices [g, s, K, K]."""
     s, K = given.shape[1:3]
-    given = frozen(np.ascontiguousarray(given, np.float64).reshape(-1, K, K))
+    given = np.ascontiguousarray(given, np.float64).reshape(-1, K, K)
+    given.setflags(write=False)  # callers may give such, and loops take no others
     flat, (found, scales) = np.empty((len(given), K * K)), np.zeros((2, 2, len(given)))
     odd, low = copy(given, transposed, in_logs, flat, found)
     logs, line = _NO_LOGS, K * _ABOVE * TINY
@@ -108,14 +109,7 @@ def few_entries(F: Floats, logs: Floats) -> tuple[Integers, Floats]:
     if most > K // _FEW_SHARE:
         return MANY
     rows = np.argsort(-logs, axis=0)[:most]
-    return rows, frozen(np.take_along_axis(logs, rows, 0))
+    return rows, np.take_along_axis(logs, rows, 0)
 
 
-def frozen(array: Any) -> Any:
-    """Return a view that cannot be written to. Callers may give such, and loops take no others."""
-    view = array.view()
-    view.setflags(write=False)
-    return view
-
-
-MANY: tuple[Integers, Floats] = (np.empty((0, 0), np.int64), frozen(np.empty((0, 0))))
+MANY: tuple[Integers, Floats] = (np.empty((0, 0), np.int64), np.empty((0, 0)))

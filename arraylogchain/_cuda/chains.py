@@ -206,7 +206,7 @@ class KernelRecursion(ArrayRecursion):
             matrices = self._matrices(slice(part.start, min(part.stop, piece.num_steps - 1)), False)
             logs = None if matrices is None else matrices.logs
             if logs is not None:
-                logs = contiguous(ctx, ctx.xp.matrix_transpose(logs))
+                logs = contiguous(ctx, logs.mT)
             chain = self._chain(part, part.start, logs=logs)
             at = slice(part.start - steps.start, part.stop - steps.start)
             arguments = (chain, left[at, ...], after, path[at, ...])
@@ -239,7 +239,7 @@ class KernelRecursion(ArrayRecursion):
         if chain.transitions is None or not (chain.has_one_matrix or steps.start < steps.stop):
             return None
         x = piece.matrices(steps)
-        x = self.ctx.xp.matrix_transpose(x) if backward else x
+        x = x.mT if backward else x
         found = _Matrices.of(self.ctx, x, "transitions" in chain.logs)
         if chain.has_one_matrix:
             self._prepared[backward] = found

@@ -108,7 +108,7 @@ class Entropy(Posterior):
         at, row, column = xp.nonzero(~(plain | (shares < self.nothing)))
         rows, columns = int(u.shape[1]), int(factor.shape[2])
         of_rows = xp.reshape(of_u, (-1, u.shape[-1]))
-        of_columns = xp.reshape(xp.matrix_transpose(of_factor), (-1, u.shape[-1]))
+        of_columns = xp.reshape(of_factor.mT, (-1, u.shape[-1]))
         more = xp.reshape(found, (-1,))
         entry = (at * rows + row) * columns + column
         weights = xp.take(xp.reshape(shares, (-1,)), entry)

@@ -57,13 +57,13 @@ class ArrayRecursion:
         They are those of the lanes that have that transition, backward transposed. Their weights
         up to `Factor.scale` come with them; None if these would not fit.
         """
-        piece, xp, ctx = self.piece, self.ctx.xp, self.ctx
+        piece, ctx = self.piece, self.ctx
         is_same = piece.chain.has_one_matrix and (piece.axis == 1 or piece.lengths is None)
         if is_same and backward in self._kept:
             return self._kept[backward]
         x = self._given(time)
         x = x if piece.axis else x[: piece.count(time + 1), :, :]
-        x = xp.matrix_transpose(x) if backward else x
+        x = x.mT if backward else x
         factor = Factor(ctx, x, 1, in_logs=self._in_logs, common=True)
         weights = None
         as_given = factor.taken is None and x.dtype == ctx.dtype(ctx.precision)
@@ -142,7 +142,7 @@ class ArrayRecursion:
         else:
             index = xp.broadcast_to(flat[:, None, :], (groups, matrix.shape[1], rows * paths))
             columns = xp.take_along_axis(matrix, index, axis=2)
-        x = ctx.load(xp.matrix_transpose(columns), ctx.widest)
+        x = ctx.load(columns.mT, ctx.widest)
         x = x - whole_maximum(ctx, x, -1, ctx.widest) if self._in_logs else xp.log(x)
         return xp.reshape(x, (groups, rows, paths, x.shape[-1]))
 

@@ -94,11 +94,11 @@ class Shares:
         for some, j, x in self.of.panels(self.steps.start, self.moves.stop):
             if apart:
                 steps = chunks(u.shape[0], max(1, self.of.panel // (u.shape[1] * u.shape[3] ** 2)))
-                products = (ctx.multiply(xp.matrix_transpose(u[n]), v[n][..., j]) for n in steps)
+                products = (ctx.multiply(u[n].mT, v[n][..., j]) for n in steps)
                 pairs = sum(xp.sum(product, axis=0) for product in products)
             else:
                 left, right = (self.of.together(y[some, ...]) for y in (u, v))
-                pairs = ctx.multiply(xp.matrix_transpose(left), right[..., j])
+                pairs = ctx.multiply(left.mT, right[..., j])
             level = levels if chain.has_one_matrix else levels[some, ...]
             level = ctx.load(self.of.together(level[..., None]), self.precision)
             if not self.of.sums.by_logs:
@@ -162,7 +162,7 @@ class Shares:
             beside = (nats + column) + (whole + (g - top))
             right = right[..., j] + ctx.load(beside, precision)
             right = Factor(ctx, right + ctx.load(rest, precision), 1, precision=precision)
-            left = Factor(ctx, xp.matrix_transpose(left), 0, precision=precision)
+            left = Factor(ctx, left.mT, 0, precision=precision)
             near, least = top - column, None
             if self.of.sums.by_logs:
                 near = top + (logs - column)

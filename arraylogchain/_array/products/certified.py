@@ -279,7 +279,7 @@ class _Entries:
         xp = self.ctx.xp
         for k in chunks(self.inner, self.chunk):
             left, right = (x.rest(k) if self.shifted else x.logs(k) for x in self.factors)
-            copies = (xp.asarray(x, copy=True) for x in (left, xp.matrix_transpose(right)))
+            copies = (xp.asarray(x, copy=True) for x in (left, right.mT))
             yield k, [xp.reshape(x, (-1, x.shape[-1])) for x in copies]
 
     def terms(self, lines: list[Array]) -> Iterator[tuple[slice, Array]]:

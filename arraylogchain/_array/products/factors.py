@@ -191,8 +191,8 @@ def _exponentials(ctx: Context, x: Array, taken: Array | None, precision: Precis
     xp = ctx.xp
     if is_transposed(x):
         # Keep the memory order: strided access would cost more than the exponentials.
-        turned = None if taken is None else xp.matrix_transpose(taken)
-        return xp.matrix_transpose(_exponentials(ctx, xp.matrix_transpose(x), turned, precision))
+        turned = None if taken is None else taken.mT
+        return _exponentials(ctx, x.mT, turned, precision).mT
     found = ctx.empty(tuple(x.shape), ctx.dtype(precision))
     for box in ctx.blocks(found.shape):
         part, values = found[box], ctx.load(x[box], precision)

@@ -134,7 +134,7 @@ class _Tile:
                     ctx, left, right, still, g[box], chunk
                 ):
                     tile._add_sums(0, k, da)
-                    tile._add_sums(1, k, xp.matrix_transpose(db))
+                    tile._add_sums(1, k, db.mT)
 
     def _add_proved(self, out: Array | None, g: Array, wanted: Array) -> Array | None:
         """Add what is proved of the wanted entries; return which are not, if any."""
@@ -166,9 +166,9 @@ class _Tile:
         for k in chunks(inner, self.chunk):
             a, b = left.weights(k), right.weights(k)
             if 0 in self.totals:
-                self._add_sums(0, k, ctx.multiply(quotients, xp.matrix_transpose(b)), a)
+                self._add_sums(0, k, ctx.multiply(quotients, b.mT), a)
             if 1 in self.totals:
-                self._add_sums(1, k, ctx.multiply(xp.matrix_transpose(a), quotients), b)
+                self._add_sums(1, k, ctx.multiply(a.mT, quotients), b)
         return rest
 
     def _add_sums(self, side: int, k: slice, sums: Array, factor: Array | None = None) -> None:

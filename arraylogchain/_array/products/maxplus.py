@@ -36,7 +36,7 @@ def maxplus_matmul(
         for k in chunks(layout.sizes[3], chunk):
             # With the terms last, maxima over them are fastest.
             transposed = ctx.empty((b.shape[0], b.shape[2], k.stop - k.start), values.dtype)
-            transposed[...] = ctx.load(xp.matrix_transpose(b[:, k, :]), ctx.precision)
+            transposed[...] = ctx.load(b[:, k, :].mT, ctx.precision)
             for box in boxes(tuple(values.shape), max(1, block // chunk)):
                 batch, rows, cols = box
                 of_a = ctx.load(a[batch, rows, k], ctx.precision)

@@ -21,7 +21,7 @@ _CHUNK, _CHUNK_STEPS = 4096, 64
 class Loops:
     """See `pieces.Backend`.
 
-    What loops take are arrays [G, steps, K, R]: R rows that share a matrix side by side, or each
+    What loops leave are arrays [steps, G, K, R]: R rows that share a matrix side by side, or each
     row by itself, R being 1.
     """
 
@@ -147,10 +147,8 @@ class Loops:
         return np.array(x, np.float64, order="C"), in_logs
 
     def _lay(self, x: Array) -> Floats:
-        """Lay out potentials [groups, rows, n, K] as [G, n, K * R], not to be written to."""
-        n = x.shape[2]
-        x = np.ascontiguousarray(x if self.R == 1 else x.transpose(0, 2, 3, 1), np.float64)
-        found: Floats = x.reshape(self.G, n, self.K * self.R)
+        """Return potentials [groups, rows, n, K] as [G, R, n, K], not to be written to."""
+        found = np.ascontiguousarray(x, np.float64).reshape(self.G, self.R, -1, self.K)
         found.setflags(write=False)  # as callers' may be
         return found
 

@@ -31,9 +31,10 @@ def best(x, matrices, lengths, state, are_weights, left, room, first):
     room : arrays [B + 4, K * R], flat, and [B + 3, R]
     """
     L, per_group, sharing, begin = matrices
-    S, R, K, B = x.shape[1], state.shape[1], state.shape[2], len(room[1]) - 3
+    G, R, S, K = x.shape
+    B = len(room[1]) - 3
     factors, tops, is_special = room[0], room[1], numbers.count_special(L) > 0
-    for g in range(len(x)):
+    for g in range(G):
         own, m, gl = state[g], factors[B * K * R :][: K * R], g % left.shape[1]
         for r in range(R):
             if are_weights:

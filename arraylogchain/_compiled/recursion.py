@@ -31,7 +31,7 @@ def advance(x, matrices, proof, few, lengths, state, kept, room, first, backward
 
     Parameters
     ----------
-    x : array [G, S, K * R]
+    x : array [G, R, S, K]
         Potentials.
     matrices : (F, L, scales, count, sharing, begin)
         F [n, K, K], flat, with exp(scales[0, n]) * 2^scales[1, n]; transposed if `backward`.
@@ -101,10 +101,11 @@ def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
     F, L, matrix_scales, per_group, sharing, begin = matrices
     forms = state[3]
     arrived, left, arrived_scales, left_scales = kept
-    S, R, B = len(x), len(lengths), len(room[1]) - 3
+    R, S, K = x.shape
+    B = len(room[1]) - 3
     factors, tops, more = room[0], room[1], room[1][B:]
     shift, power, raised = more[0], more[1], more[2]
-    K, keeps_arrived, keeps, low = x.shape[1] // R, len(arrived_scales) > 0, len(left_scales) > 0, 0
+    keeps_arrived, keeps, low = len(arrived_scales) > 0, len(left_scales) > 0, 0
     ga, gl = g % arrived.shape[1], g % left.shape[1]
     following = S - S  # of a constant Numba compiles another version
     # What is not kept is written over.
@@ -180,7 +181,7 @@ def _in_logs(x, matrices, proof, few, lengths, state, kept, room, first, backwar
     F, L, matrix_scales, per_group, sharing, begin = matrices
     weights, shifts, powers, forms = state
     arrived, left, arrived_scales, left_scales = kept
-    S, R, K, own = len(x), len(forms), weights.shape[1], room[0]
+    S, K, own = x.shape[1], x.shape[2], room[0]
     a, c, sums, u = own[:K], own[K : 2 * K], own[2 * K : 3 * K], own[3 * K : 4 * K]
     if forms[r] == FAILED:
         powers[r] += numbers.write_logs(weights[r])
@@ -201,7 +202,7 @@ def _in_logs(x, matrices, proof, few, lengths, state, kept, room, first, backwar
         _keep_row(a, arrived, arrived_scales, g, i, r, shifts, powers)
         if t < lengths[r]:
             for k in range(K):
-                c[k] = x[i, k * R + r]
+                c[k] = x[r, i, k]
             shift = whole_above(largest(c))
             for k in range(K):
                 u[k] = a[k] + (c[k] - shift)

@@ -131,12 +131,14 @@ def bring_in_range(v, f, w, r, K, R, least, power):
 def take_tops(x, low, count, lengths, first, factors, tops):
     """Write x - top of some steps, top being whole and no less than the largest of a row's step.
 
-    Past rows' ends both are 0.
+    They are laid out as weights are. Past rows' ends both are 0.
     """
+    R, _, K = x.shape
     for i in range(count):
-        own, out = x[low + i], factors[i * x.shape[1] : (i + 1) * x.shape[1]]
-        for j in range(len(out)):
-            out[j] = own[j]
+        out = factors[i * K * R : (i + 1) * K * R]
+        for r in range(R):
+            for k in range(K):
+                out[k * R + r] = x[r, low + i, k]
         numbers.bring_near_0(out, longer(lengths, first + low + i), tops[i])
 
 

@@ -33,7 +33,7 @@ _FLOATING = ("float16", "bfloat16", "float32", "float64")
 _known_contexts: dict[tuple[Any, ...], Context] = {}
 # Made anew by NumPy each time, which takes as long as a small product.
 _numpy_name = cache(attrgetter("name"))
-_NUMPY = {np.dtype(name): name for name in ("float16", "float32", "float64")}
+_NUMPY = {frozenset([np.dtype(name)]): name for name in ("float16", "float32", "float64")}
 
 
 def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
@@ -121,8 +121,7 @@ def numpy_context(given: Mapping[str, Array]) -> Context | None:
     """Return the context of arrays of NumPy's own class and of one dtype, None for others."""
     if set(map(type, given.values())) != {np.ndarray}:
         return None
-    dtypes = set(map(attrgetter("dtype"), given.values()))
-    name = _NUMPY.get(dtypes.pop()) if len(dtypes) == 1 else None
+    name = _NUMPY.get(frozenset(map(attrgetter("dtype"), given.values())))
     return None if name is None else _numpy_context(name)
 
 

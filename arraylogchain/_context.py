@@ -267,9 +267,6 @@ class Context:
         return self.xp.take(x, index, axis=axis)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        # The namespace for NumPy would wrap a function that small calls make often.
-        if self.is_numpy:
-            return np.empty(shape, dtype)
         return self.xp.empty(shape, dtype=dtype, device=self.device)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import array_api_compat
@@ -40,20 +41,21 @@ ARGUMENTS = {
 
 @dataclass(slots=True, eq=False)  # frozen ones take three times as long to make
 class Chain:
-    """Arrays of whole chains, checked, with batch axes as given; None stands for all ones.
+    """Arrays of whole chains, checked, with batch axes as given; what is not there is all ones.
 
     Attributes
     ----------
     batch : tuple of int
         The batch axes of the arrays, broadcast together.
-    potentials : array [..., T, K]
-    transitions : array [..., 1 or T - 1, K, K] or None
-        None only if there is one step.
-    initial, final : array [..., K] or None
+    parts : dict of str to array
+        'potentials' [..., T, K]; 'transitions' [..., 1 or T - 1, K, K], which only chains of one
+        step may lack; 'initial' and 'final' [..., K].
     logs : collection of str
         Which of these hold logarithms.
     lengths : numpy.ndarray [...] or None
         How many steps of each row are real, T at most; what lies past them is never read.
+    is_plain : bool
+        Whether transitions were given as one matrix [K, K].
     num_steps, num_states : int
         T and K, at least 1.
     num_rows : int
@@ -67,12 +69,10 @@ class Chain:
     """
 
     batch: Shape
-    potentials: Array
-    transitions: Array | None = None
-    initial: Array | None = None
-    final: Array | None = None
+    parts: dict[str, Array]
     logs: Collection[str] = ("potentials",)
     lengths: np.ndarray | None = None
+    is_plain: bool = False
     num_steps: int = field(init=False)
     num_states: int = field(init=False)
     num_rows: int = field(init=False)
@@ -82,8 +82,8 @@ class Chain:
     sizes: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.num_steps, self.num_states = self.potentials.shape[-2:]
-        own = () if self.transitions is None else self.transitions.shape[:-2]
+        self.num_steps, self.num_states = self.parts["potentials"].shape[-2:]
+        own = self.parts["transitions"].shape[:-2] if "transitions" in self.parts else ()
         found = _arrangement(self.batch, own)
         self.num_rows, self.has_one_matrix, self.group_axes, self.row_axes, self.sizes = found
 
@@ -109,10 +109,11 @@ def make_chain(given: Mapping[str, Array], lengths: Any) -> Chain:
     batch = check_shapes(given)
     names, logs = _parts_of(tuple(given))
     parts = dict(zip(names, given.values()))  # noqa: B905
-    if "transitions" in parts and len(parts["transitions"].shape) == 2:
+    if is_plain := "transitions" in parts and parts["transitions"].ndim == 2:
         parts["transitions"] = parts["transitions"][None, ...]
-    num_steps = parts["potentials"].shape[-2]
-    return Chain(batch, **parts, logs=logs, lengths=check_lengths(lengths, batch, num_steps))
+    if lengths is not None:
+        lengths = check_lengths(lengths, batch, parts["potentials"].shape[-2])
+    return Chain(batch, parts, logs, lengths, is_plain)
 
 
 @cache
@@ -166,7 +167,7 @@ def _as_floating(name: str, x: Any, like: Array) -> Array:
 
 def check_shapes(given: Mapping[str, Array]) -> Shape:
     """Check the shapes of a chain's arrays by name; return the broadcast batch axes."""
-    return _check_shapes(tuple([(name, x.shape) for name, x in given.items()]))
+    return _check_shapes(tuple(zip(given, map(attrgetter("shape"), given.values()))))  # noqa: B905
 
 
 @lru_cache(maxsize=256)
@@ -250,9 +251,8 @@ def check_weights(ctx: Context, chain: Chain) -> None:
     """Raise where a linear weight that is read is negative. On a device it gives NaN."""
     if not ctx.is_numpy and "cpu" not in str(ctx.device).lower():
         return
-    for name in PARTS:
-        x = getattr(chain, name)
-        if x is None or name in chain.logs or 0 in x.shape:
+    for name, x in chain.parts.items():
+        if name in chain.logs or 0 in x.shape:
             continue
         # The least is NaN if there is one, and may be of what is past the ends.
         if not ctx.are_between(x, 0.0, math.inf):

@@ -445,12 +445,11 @@ class LogChain:
         >>> chain.expected_transitions().round(6).tolist()
         [[[4.5, 0.5], [0.5, 4.5]]]
         """
-        transitions = self._transitions()
-        if transitions is None:
+        if self._transitions() is None:
             raise ValueError("expected_transitions needs transitions or log_transitions")
         if elsewhere := self._elsewhere():
             return elsewhere.expected_transitions(self)
-        return like_given(self._run(chains.posterior.expected_transitions), transitions)
+        return self._run(chains.posterior.expected_transitions)
 
     @eager
     def posterior(self) -> ChainPosterior:
@@ -479,8 +478,7 @@ class LogChain:
         """
         if elsewhere := self._elsewhere():
             return ChainPosterior(*elsewhere.posterior(self))
-        log_z, marginals, counts = self._run(chains.posterior.posterior)
-        return ChainPosterior(log_z, marginals, like_given(counts, self._transitions()))
+        return ChainPosterior(*self._run(chains.posterior.posterior))
 
     @eager
     def filtered(self) -> FilteredChain:
@@ -576,8 +574,3 @@ class LogChain:
 
 # What `LogChain.plan` has a plan for: the other methods.
 PLANNED = sorted(name for name in vars(LogChain) if not name.startswith("_") and name != "plan")
-
-
-def like_given(x: Array | None, transitions: Any) -> Array | None:
-    """Return what belongs to the transitions in the shape that they were given in."""
-    return x if x is None or np.ndim(transitions) == len(x.shape) else x[0, ...]

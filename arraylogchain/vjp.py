@@ -21,7 +21,7 @@ from arraylogchain._context import Array, Context, check_workspace, shape_of
 from arraylogchain._fold import fold
 from arraylogchain._inputs import ARGUMENTS, PARTS, enter_chain
 from arraylogchain._threads import check_workers
-from arraylogchain.chain import LogChain, like_given
+from arraylogchain.chain import LogChain
 from arraylogchain.einsum import contractions, evaluate
 from arraylogchain.products import MaxPlusProduct
 
@@ -432,7 +432,6 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         )
         value = ctx.leave(found)
     names = dict(zip(ChainGradients._fields, PARTS, strict=True))
-    transitions = given.get("transitions", given.get("log_transitions"))
 
     def pullback(
         cotangent: Array, wanted: Collection[str] = ChainGradients._fields
@@ -442,8 +441,6 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         asked = {names[field] for field in wanted} & {ARGUMENTS[name] for name in given}
         with ctx.computing(chain._workers):
             gradients = {part: ctx.leave(x) for part, x in pull(g, frozenset(asked)).items()}
-        if "transitions" in gradients:
-            gradients["transitions"] = like_given(gradients["transitions"], transitions)
         return ChainGradients(*map(gradients.get, PARTS))
 
     return value, pullback

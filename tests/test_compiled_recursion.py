@@ -105,7 +105,7 @@ def test_states_that_are_given_are_left_as_they_are(recursion):
         return x.values, x.shifts, x.powers, x.in_logs
 
     state = backend.advance(None, slice(0, 4), False, NOTHING).state
-    before, states = [x.copy() for x in parts(state)], []
+    before, states = [np.copy(x) for x in parts(state)], []
     for keep in (NOTHING, LEFT, BOTH):
         states.append(parts(backend.advance(state, slice(4, 8), False, keep).state))
     for found, first, old, now in zip(*states[1:], before, parts(state), strict=False):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._array.chains.pieces import BOTH, NOTHING, Block, Messages, Piece
+from arraylogchain._array.chains.pieces import BOTH, LEFT, NOTHING, Block, Messages, Piece
 from arraylogchain._compiled import matrices, paths, recursion
 from arraylogchain._compiled.compiling import Floats, Integers
 from arraylogchain._compiled.matrices import MANY
@@ -36,6 +36,10 @@ class Loops:
         self.lengths = np.empty((self.G, self.R), np.int64)
         ends = piece.lengths
         self.lengths[...] = piece.num_steps if ends is None else ends.reshape(self.lengths.shape)
+        # Room for the factors of so many steps, and some more numbers: [K * R], flat, and [R].
+        width = self.K * self.R
+        count = min(_CHUNK_STEPS, max(1, _CHUNK // width))
+        self.room = (count + 4) * width, (count + 3, self.R)
         self.has_one = piece.chain.has_one_matrix or piece.chain.num_steps == 1
         self._prepared: dict[tuple[str, bool], Any] = {}
 
@@ -45,15 +49,19 @@ class Loops:
         (prepared, proof, few), first = self._matrices("weights", steps, backward)
         arrived = np.empty((S, G, K * R) if keep == BOTH else (2, 1, K * R))
         left = np.empty((2, 1, K * R) if keep == NOTHING else (S + 1, G, K * R))
-        arrived_scales = np.empty((S if keep == BOTH else 0, 2, G, R))
-        left_scales = np.empty((0 if keep == NOTHING else S + 1, 2, G, R))
-        x, edges = self._lay(self.piece.potentials(steps)), (*prepared, self.each, first)
-        begin, room = (weights.reshape(G, R, K), scales, forms), self._room(S)
-        kept, ends = (arrived, left, arrived_scales, left_scales), self.lengths
-        recursion.advance(x, edges, proof, few, ends, begin, kept, room, steps.start, backward)
+        arrived_scales = np.empty((2, S if keep == BOTH else 0, G, R))
+        left_scales = np.empty((2, 0 if keep == NOTHING else S + 1, G, R))
+        x, edges = self._potentials(steps), (*prepared, self.each, first)
+        begin, ends = (weights.reshape(G, R, K), scales, forms), self.lengths
+        kept, where = (arrived, left, arrived_scales, left_scales), (steps.start, backward)
+        room = np.empty(self.room[0]), np.empty(self.room[1])
+        count = recursion.advance(x, edges, proof, few, ends, begin, kept, room, *where)
         own = self.piece.groups, self.piece.rows
         shifts, powers, totals = scales.reshape(3, *own)
-        in_logs = forms.view(bool).reshape(own)  # LINEAR is 0, LOGS is 1
+        in_logs = forms.view(bool).reshape(own) if count else None  # LINEAR is 0, LOGS is 1
+        if keep == LEFT:
+            own_steps = slice(0, S) if backward else slice(1, None)
+            left, left_scales = left[own_steps], left_scales[:, own_steps]
         return Block(
             self._messages(arrived, arrived_scales, in_logs) if keep == BOTH else None,
             self._messages(left, left_scales, in_logs) if keep != NOTHING else None,
@@ -62,11 +70,12 @@ class Loops:
 
     def best(self, state: Array | None, steps: slice, keep: bool) -> tuple[Array | None, Array]:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
-        weights, in_logs = self._first(False) if state is None else (state.copy(), True)
+        x, in_logs = self.piece.end(False) if state is None else (state, True)
+        weights = np.array(x, np.float64, order="C")
         edges, first = self._matrices("logs", steps, False)
         left = np.empty((S, G, K * R) if keep else (2, 1, K * R))
-        x, edges = self._lay(self.piece.potentials(steps)), (*edges, self.each, first)
-        m, room = weights.reshape(G, R, K), self._room(S)
+        x, edges = self._potentials(steps), (*edges, self.each, first)
+        m, room = weights.reshape(G, R, K), (np.empty(self.room[0]), np.empty(self.room[1]))
         paths.best(x, edges, self.lengths, m, not in_logs, left, room, steps.start)
         return self._leave(left) if keep else None, weights
 
@@ -81,7 +90,9 @@ class Loops:
         ((F, logs, _, count), proof, _), first = self._matrices("weights", steps, True)
         edges, line = (F, logs, count, self.each, first), max(proof[1], 2.0**-900)
         kept = self._enter_steps(left.values)
-        in_logs = np.ascontiguousarray(left.in_logs).reshape(self.G, self.R)
+        in_logs = np.zeros((self.G, self.R), bool)
+        if left.in_logs is not None:
+            in_logs[...] = left.in_logs.reshape(in_logs.shape)
         u = np.ascontiguousarray(uniforms, np.float64).reshape(-1, *states.shape[1:])
         room, ends = np.empty(self.K), self.lengths
         paths.draw(kept, in_logs, edges, line, ends, u, states, room, steps.start)
@@ -93,62 +104,53 @@ class Loops:
         states[-1] = after.reshape(self.G, self.R, n)
         return states
 
-    def _room(self, S: int) -> tuple[Floats, Floats]:
-        """Return room for B steps, and some more, of numbers [K * R] and [R]."""
-        width = self.K * self.R
-        B = min(S, _CHUNK_STEPS, max(1, _CHUNK // width))
-        return np.empty((B + 4) * width), np.empty((B + 3, self.R))
-
     def _matrices(self, form: str, steps: slice, backward: bool) -> tuple[Any, int]:
         """Return prepared matrices, with the number of the first.
 
         The ones between a step and the one before it, or after it if `backward`.
         """
-        last = self.piece.chain.num_steps - 1
-        if self.has_one:
-            own = form, backward and form == "weights"
-            if own not in self._prepared:
-                self._prepared[own] = self._prepare(form, slice(0, min(last, 1)), backward)
+        piece, last = self.piece, self.piece.chain.num_steps - 1
+        own = form, backward and form == "weights"
+        if own in self._prepared:
             return self._prepared[own], 0
-        wanted = slice(max(steps.start - 1, 0), steps.stop - 1)
-        if backward:
+        if self.has_one:
+            wanted = slice(0, int(last > 0))
+        elif backward:
             wanted = slice(steps.start, min(steps.stop, last))
-        return self._prepare(form, wanted, backward), wanted.start
-
-    def _prepare(self, form: str, wanted: slice, backward: bool) -> Any:
-        piece = self.piece
+        else:
+            wanted = slice(max(steps.start - 1, 0), steps.stop - 1)
         if wanted.start < wanted.stop:
             given, in_logs = piece.matrices(wanted), "transitions" in piece.chain.logs
         else:  # of which none is read
             given, in_logs = np.zeros((piece.groups, 1, self.K, self.K)), False
+        found: Any
         if form == "logs":
-            return matrices.logs_of(given, in_logs)
-        found, proof = matrices.prepare(piece.ctx, given, in_logs, backward)
-        few = matrices.few_entries(*found[:2]) if self.has_one and piece.groups == 1 else MANY
-        return found, proof, few
+            found = matrices.logs_of(given, in_logs)
+        else:
+            weights, proof = matrices.prepare(piece.ctx, given, in_logs, backward)
+            has_few = self.has_one and piece.groups == 1
+            found = weights, proof, matrices.few_entries(*weights[:2]) if has_few else MANY
+        if self.has_one:
+            self._prepared[own] = found
+        return found, wanted.start
 
     def _enter(self, state: Messages | None, backward: bool) -> tuple[Floats, Floats, Any]:
         """Return a copy of a state, or of what the recursion starts with, as loops take it."""
         own = self.G, self.R
         scales, forms = np.zeros((3, *own)), np.zeros(own, np.int8)
         if state is None:
-            weights, forms[...] = self._first(backward)
+            x, forms[...] = self.piece.end(backward)
         else:
-            weights = np.array(state.values, np.float64, order="C")
-            forms[...] = state.in_logs.reshape(own)
+            x = state.values
+            if state.in_logs is not None:
+                forms[...] = state.in_logs.reshape(own)
             scales[0], scales[1] = state.shifts.reshape(own), state.powers.reshape(own)
-        return weights, scales, forms
+        return np.array(x, np.float64, order="C"), scales, forms
 
-    def _first(self, backward: bool) -> tuple[Floats, bool]:
-        """Return what a recursion starts with, [groups, rows, K], and whether it is in logs."""
-        x, in_logs = self.piece.end(backward)
-        if x is None:
-            return np.zeros(self.piece.state_shape), True
-        return np.array(x, np.float64, order="C"), in_logs
-
-    def _lay(self, x: Array) -> Floats:
-        """Return potentials [groups, rows, n, K] as [G, R, n, K], not to be written to."""
-        found = np.ascontiguousarray(x, np.float64).reshape(self.G, self.R, -1, self.K)
+    def _potentials(self, steps: slice) -> Floats:
+        """Return potentials as [G, R, n, K], not to be written to."""
+        x = np.ascontiguousarray(self.piece.potentials(steps), np.float64)
+        found = x.reshape(self.G, self.R, -1, self.K)
         found.setflags(write=False)  # as callers' may be
         return found
 
@@ -160,10 +162,9 @@ class Loops:
     def _leave(self, x: Floats) -> Floats:
         """View an array [n, G, K * R] as [n, groups, rows, K]."""
         if self.R > 1:
-            return x.reshape(len(x), self.G, self.K, self.R).transpose(0, 1, 3, 2)
-        return x.reshape(len(x), self.piece.groups, self.piece.rows, self.K)
+            return x.reshape(-1, self.G, self.K, self.R).transpose(0, 1, 3, 2)
+        return x.reshape(-1, self.piece.groups, self.piece.rows, self.K)
 
     def _messages(self, values: Floats, scales: Floats, in_logs: Any) -> Messages:
-        own = len(scales), 2, self.piece.groups, self.piece.rows
-        shifts, powers = scales.reshape(own).swapaxes(0, 1)
+        shifts, powers = scales.reshape(2, -1, self.piece.groups, self.piece.rows)
         return Messages(self._leave(values), shifts, powers, in_logs)

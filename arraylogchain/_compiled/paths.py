@@ -118,8 +118,8 @@ def draw(left, in_logs, matrices, line, lengths, uniforms, states, scratch, firs
 
     Parameters
     ----------
-    left : array [S + 1, G, K * R]
-        What `advance` kept, with one step more in front.
+    left : array [S, G, K * R]
+        What `advance` kept.
     in_logs : array [G, R]
     matrices : (F, logs, count, sharing, begin)
         Transposed ones from each step to the next; see `recursion.advance`.
@@ -134,7 +134,7 @@ def draw(left, in_logs, matrices, line, lengths, uniforms, states, scratch, firs
         for r in range(R):
             is_linear = not in_logs[g, r]
             for i in range(S - 1, -1, -1):
-                m, is_last = left[i + 1, g], first + i >= lengths[g, r] - 1
+                m, is_last = left[i, g], first + i >= lengths[g, r] - 1
                 base = number(per_group, g // sharing, first + i, begin, True) * K * K
                 for s in range(n):
                     j, total = states[i + 1, g, r, s], 0.0

@@ -27,7 +27,7 @@ _TOGETHER = 8
 
 @compiled
 def advance(x, matrices, proof, few, lengths, state, kept, room, first, backward):
-    """Take groups of rows through the steps of a block.
+    """Take groups of rows through the steps of a block; return how many are in logs.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def advance(x, matrices, proof, few, lengths, state, kept, room, first, backward
     state : (weights [G, R, K], scales [3, G, R], forms [G, R])
         Changed. The last is LINEAR or LOGS, as rows are in all of the block. What a chain begins
         with may have any weights. Third of the scales are the logs of the sums of all weights.
-    kept : (arrived [S, G, K * R], left [S + 1, G, K * R], scales [S, 2, G, R], [S + 1, 2, G, R])
+    kept : (arrived [S, G, K * R], left [S + 1, G, K * R], scales [2, S, G, R], [2, S + 1, G, R])
         What is kept of each step; `left` also has what the block began with. What is not kept is
         [2, 1, K * R], and no scales.
     room : arrays [B + 4, K * R], flat, and [B + 3, R]
@@ -57,7 +57,7 @@ def advance(x, matrices, proof, few, lengths, state, kept, room, first, backward
     backward : bool
     """
     weights, scales, forms = state
-    span = (RAISED - 8 - math.log2(proof[0])) * math.log(2.0)
+    span, in_logs = (RAISED - 8 - math.log2(proof[0])) * math.log(2.0), 0
     for g in range(len(x)):
         own = weights[g], scales[0, g], scales[1, g], forms[g]
         for r in range(len(forms[g])):
@@ -65,10 +65,12 @@ def advance(x, matrices, proof, few, lengths, state, kept, room, first, backward
         _linear(x[g], matrices, proof, lengths[g], own, kept, room, first, backward, g)
         for r in range(len(forms[g])):
             if forms[g, r] != LINEAR:
+                in_logs += 1
                 _in_logs(
                     x[g], matrices, proof, few, lengths[g], own, kept, room, first, backward, g, r
                 )
             add_up(weights[g, r], forms[g, r] == LINEAR, scales[:, g, r])
+    return in_logs
 
 
 @inner
@@ -105,7 +107,7 @@ def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
     B = len(room[1]) - 3
     factors, tops, more = room[0], room[1], room[1][B:]
     shift, power, raised = more[0], more[1], more[2]
-    keeps_arrived, keeps, low = len(arrived_scales) > 0, len(left_scales) > 0, 0
+    keeps_arrived, keeps, low = arrived_scales.shape[1] > 0, left_scales.shape[1] > 0, 0
     ga, gl = g % arrived.shape[1], g % left.shape[1]
     following = S - S  # of a constant Numba compiles another version
     # What is not kept is written over.
@@ -170,9 +172,9 @@ def _copy(m, shift, power, state, taken):
 
 @inner
 def _keep(scales, g, i, shift, power):
-    if len(scales) > 0:
+    if scales.shape[1] > 0:
         for r in range(len(shift)):
-            scales[i, 0, g, r], scales[i, 1, g, r] = shift[r], power[r]
+            scales[0, i, g, r], scales[1, i, g, r] = shift[r], power[r]
 
 
 @inner
@@ -218,7 +220,7 @@ def _in_logs(x, matrices, proof, few, lengths, state, kept, room, first, backwar
 
 @inner
 def _keep_row(a, out, scales, g, i, r, shifts, powers):
-    if len(scales) > 0:
+    if scales.shape[1] > 0:
         for k in range(len(a)):
             out[i, g, k * len(shifts) + r] = a[k]
-        scales[i, 0, g, r], scales[i, 1, g, r] = shifts[r], powers[r]
+        scales[0, i, g, r], scales[1, i, g, r] = shifts[r], powers[r]

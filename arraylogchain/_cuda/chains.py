@@ -15,6 +15,7 @@ import numpy as np
 
 from arraylogchain._array.chains.pieces import (
     BOTH,
+    LEFT,
     LN2_HIGH,
     LN2_LOW,
     NOTHING,
@@ -175,6 +176,8 @@ class KernelRecursion(ArrayRecursion):
                 self._pack(left, t0 - steps.start + (not backward), backward),
                 self._pack(state),
             )
+        if left is not None and keep == LEFT:
+            left = left.steps(slice(0, count) if backward else slice(1, None))
         return Block(arrived, left, state)
 
     def best(self, state: Array | None, steps: slice, keep: bool) -> tuple[Array | None, Array]:
@@ -236,7 +239,7 @@ class KernelRecursion(ArrayRecursion):
         piece, chain = self.piece, self.piece.chain
         if chain.has_one_matrix and backward in self._prepared:
             return self._prepared[backward]
-        if chain.transitions is None or not (chain.has_one_matrix or steps.start < steps.stop):
+        if not (chain.has_one_matrix or steps.start < steps.stop):
             return None
         x = piece.matrices(steps)
         x = x.mT if backward else x

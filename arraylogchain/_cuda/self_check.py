@@ -171,8 +171,10 @@ def _chain(ctx: Context, states: int, rows: int, has_one: bool) -> tuple[Any, An
     lengths = None if groups > 1 else np.where(np.arange(rows) < rows // 2, steps - 2, steps)
     chain = Chain(
         batch=(groups, rows),
-        potentials=ctx.to_result(ctx.xp.asarray(x, device=ctx.device)),
-        transitions=ctx.to_result(ctx.xp.asarray(logs[:, None], device=ctx.device)),
+        parts={
+            "potentials": ctx.to_result(ctx.xp.asarray(x, device=ctx.device)),
+            "transitions": ctx.to_result(ctx.xp.asarray(logs[:, None], device=ctx.device)),
+        },
         logs=("potentials", "transitions"),
         lengths=None if lengths is None else lengths[None],
     )
@@ -196,9 +198,7 @@ def _steps(ctx: Context, kernel: Kernel) -> Iterator[tuple[Array, np.ndarray, fl
     for backward in (False, True) if geometry.sums else (False,):
         exact = _walk(x, logs, lengths, backward, _log_sum_exp if geometry.sums else np.max)
         if geometry.sums:
-            messages = recursion.advance(None, whole, backward, LEFT).left
-            assert messages is not None
-            left = messages.logs(ctx)[(slice(None, -1) if backward else slice(1, None)), ...]
+            left = recursion.advance(None, whole, backward, LEFT).left.logs(ctx)
         else:
             # Known but for a shift: the largest of each step tells it.
             left, _ = recursion.best(None, whole, keep=True)

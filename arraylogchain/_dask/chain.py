@@ -296,7 +296,7 @@ def _draw(
     xp, uniforms = ctx.xp, ctx.xp.asarray(uniforms)
     out = ctx.empty(uniforms.shape, ctx.index_dtype)
     if following is not None:
-        chain.final = None  # which pieces that follow have taken
+        chain.parts.pop("final", None)  # which pieces that follow have taken
         lengths = np.asarray(chain.num_steps if chain.lengths is None else chain.lengths)
         is_last = xp.asarray(np.arange(chain.num_steps) == lengths[..., None] - 1)
         uniforms = xp.where(is_last, -1.0 - following[..., None], uniforms)

@@ -194,7 +194,7 @@ def log_weight(chain: Any, states: Any) -> Tensor:
     """Return `LogChain.log_weight`: sums of entries, which autograd follows by itself."""
     given, found = chain._given(), []
     entered = _inputs.make_chain(given, chain._lengths)
-    ctx = native_context(torch_namespace, entered.potentials.device, "float64")
+    ctx = native_context(torch_namespace, entered.parts["potentials"].device, "float64")
     states = _inputs.check_states(ctx, states, entered)
     times, real = torch.arange(entered.num_steps, device=ctx.device), recursion.real_steps(entered)
     states = torch.where(real, states, 0)  # with all batch axes
@@ -206,7 +206,7 @@ def log_weight(chain: Any, states: Any) -> Tensor:
         "final": (entries(states, real.sum(-1, keepdim=True) - 1, axes=1),),
     }
     for part in (ARGUMENTS[name] for name in given):
-        weights = entries(getattr(entered, part), *places[part], axes=1)
+        weights = entries(entered.parts[part], *places[part], axes=1)
         if entered.lengths is not None and len(places[part]) > 1:
             is_read = real[..., -weights.shape[-1] :]
             weights = torch.where(is_read, weights, float(part not in entered.logs))

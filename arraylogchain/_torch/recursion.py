@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from arraylogchain._inputs import PARTS, Chain
+from arraylogchain._inputs import Chain
 
 Tensor = Any
 
@@ -30,13 +30,13 @@ def log_partition(chain: Chain) -> Tensor:
 
 def marginals(chain: Chain) -> Tensor:
     """Return the derivatives of the logs by each row's own potentials, [*batch, T, K]."""
-    x = chain.potentials.expand(*chain.batch, *chain.potentials.shape[-2:])
-    return _derivative(replace(chain, potentials=x), x)
+    x = chain.parts["potentials"].expand(*chain.batch, chain.num_steps, chain.num_states)
+    return _derivative(replace(chain, parts=chain.parts | {"potentials": x}), x)
 
 
 def expected_transitions(chain: Chain) -> Tensor:
     """Return the derivatives of the sum of the logs by log transitions."""
-    x = chain.transitions
+    x = chain.parts["transitions"]
     found = _derivative(chain, x)
     # Matrices that no row reaches are not read.
     return found if "transitions" in chain.logs else found * torch.where(torch.isnan(x), 0, x)
@@ -86,12 +86,12 @@ def entropy(chain: Chain) -> Tensor:
     Logarithms are taken below the largest of a step, so that little cancels; entropies stay as
     they are.
     """
-    parts = {name: x for name in PARTS if (x := getattr(chain, name)) is not None}
+    parts = dict(chain.parts)
     for name, x in parts.items():
         if name in chain.logs:
             top = x.detach().amax((-2, -1) if name == "transitions" else -1, keepdim=True)
             parts[name] = x - torch.where(torch.isfinite(top), top, 0)
-    log_z = log_partition(replace(chain, **parts))
+    log_z = log_partition(replace(chain, parts=parts))
     weights = torch.ones_like(log_z).requires_grad_()
     given = list(parts.values())
     found = torch.autograd.grad(log_z, given, weights, create_graph=True, materialize_grads=True)
@@ -107,9 +107,9 @@ def entropy(chain: Chain) -> Tensor:
 
 def _total(chain: Chain, last: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sums over last states, [*batch], and the logs left out."""
-    if chain.final is None:
+    if "final" not in chain.parts:
         return last.sum(-1), torch.zeros_like(last[..., 0])
-    final, shift = _weights(chain.final, (-1,), "final" in chain.logs)
+    final, shift = _weights(chain.parts["final"], (-1,), "final" in chain.logs)
     return (last * final).sum(-1), shift[..., 0]
 
 
@@ -124,7 +124,8 @@ def _forward(chain: Chain, real: Tensor) -> tuple[list[Tensor], Tensor]:
     Past the ends of rows states stay the same, and nothing is left out.
     """
     # What lies past the ends may be NaN, and must have no part in gradients either.
-    weights, tops = _weights(torch.where(real[..., None], chain.potentials, 0), (-1,), True)
+    x = torch.where(real[..., None], chain.parts["potentials"], 0)
+    weights, tops = _weights(x, (-1,), True)
     log_scale = tops[..., 0]
     if chain.num_steps > 1:
         matrices, tops = _matrices(chain, real)
@@ -133,8 +134,8 @@ def _forward(chain: Chain, real: Tensor) -> tuple[list[Tensor], Tensor]:
     # Indexing would make the gradient of every step as large as the whole.
     state, *others = weights.unbind(-2)
     first: Any = 0.0
-    if chain.initial is not None:
-        initial, first = _weights(chain.initial, (-1,), "initial" in chain.logs)
+    if "initial" in chain.parts:
+        initial, first = _weights(chain.parts["initial"], (-1,), "initial" in chain.logs)
         state = state * initial
     state, top = _weights(state, (-1,), in_logs=False)
     states, tops = [state], [top + first]
@@ -158,7 +159,7 @@ def logs_of(weights: Tensor) -> Tensor:
 
 def real_steps(chain: Chain) -> Tensor:
     """Return which steps rows have, [*batch, T]."""
-    device = chain.potentials.device
+    device = chain.parts["potentials"].device
     lengths = chain.num_steps if chain.lengths is None else chain.lengths
     ends = torch.as_tensor(lengths, device=device).expand(chain.batch)
     return ends[..., None] > torch.arange(chain.num_steps, device=device)
@@ -166,7 +167,7 @@ def real_steps(chain: Chain) -> Tensor:
 
 def _matrices(chain: Chain, real: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     """Return [..., K, K] for each step, or one for all, and the logs left out of them."""
-    matrices: Tensor = chain.transitions
+    matrices: Tensor = chain.parts["transitions"]
     if chain.lengths is not None:
         is_used = real[..., 1:].long().sum_to_size(matrices.shape[:-2]) > 0
         matrices = torch.where(is_used[..., None, None], matrices, 0)

@@ -17,12 +17,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from arraylogchain._array.chains.messages import Run, each, last_logs, runs
 from arraylogchain._array.chains.pieces import Messages
 from arraylogchain._array.chains.posterior import Posterior
-from arraylogchain._array.chains.shares import precision_of, row_sum
+from arraylogchain._array.chains.shares import row_sum
 from arraylogchain._array.chains.sums import Sums
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import chunks
@@ -53,11 +51,10 @@ class Entropy(Posterior):
     def __init__(self, run: Run) -> None:
         super().__init__(run, Sums(run.piece.ctx, run.piece.chain, 0, ()), None)
         ctx, size = self.ctx, self.piece.chain.num_states
-        self.precision = precision = precision_of(ctx, run.last.values)
         # Sums of K terms lose less than 5 K tiny, and logs of their factors are less than 2**10.
-        self.line = -_LOWEST * 5 * size * precision.tiny / precision.eps
+        self.line = -_LOWEST * 5 * size * self.precision.tiny / self.precision.eps
         # Shares of states whose entropy does not show.
-        self.nothing = 1e-3 * precision.eps / math.log(size + 1.0)
+        self.nothing = 1e-3 * self.precision.eps / math.log(size + 1.0)
         last = last_logs(self.piece, run.last) if "final" in self.piece.views else run.last
         self.entropy = ctx.load(surprise(ctx.xp, *_near(ctx, last)), ctx.widest)
         # Of the first of the steps that have been taken, where there are some.
@@ -122,7 +119,7 @@ class Entropy(Posterior):
 
 def _near(ctx: Context, x: Messages) -> tuple[Array, Array]:
     """Return weights relative to about the largest of each step, and their logs."""
-    if np.count_nonzero(x.in_logs):
+    if x.in_logs is not None:
         logs = x.in_log_form(ctx).values
         return ctx.xp.exp(logs), logs
     weights = x.values / row_sum(ctx, x.values)[..., None]

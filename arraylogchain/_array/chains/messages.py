@@ -24,8 +24,8 @@ class Run:
 
     `starts` has what its blocks begin with and `left` the messages they leave, where these are
     kept, for which there is memory where it `keeps`; `last` is the state after all of them, and
-    `log_z` the logs of the sums over all paths, once somebody has asked `total`. There is memory
-    for so many runs `together`.
+    `log_z` the logs of the sums over all paths [groups, rows]. There is memory for so many runs
+    `together`.
     """
 
     piece: Piece
@@ -39,12 +39,6 @@ class Run:
     left: list[Messages | None] = field(default_factory=list)
     last: Any = None
     log_z: Array = None
-
-    def total(self) -> Array:
-        """Return the logs of the sums over all paths, [groups, rows], after all steps forward."""
-        if self.log_z is None:
-            self.log_z = total_of(self.piece, self.last)
-        return self.log_z
 
     def steps(self, keep: int) -> Iterator[tuple[slice, Block]]:
         """Take all steps, block by block."""
@@ -60,12 +54,13 @@ class Run:
         return self.last  # type: ignore[no-any-return]
 
     def keep(self, everything: bool = False) -> Run:
-        """Take all steps, and keep what blocks begin with, and what they leave where that fits."""
+        """Take all steps forward; keep what blocks begin with, and leave where that fits."""
         for steps in self.blocks:
             self.starts.append(self.last)
             kept = pieces.LEFT if everything or self.keeps else pieces.NOTHING
-            _, left, self.last = self.backend.advance(self.last, steps, self.backward, kept)
+            _, left, self.last = self.backend.advance(self.last, steps, False, kept)
             self.left.append(left)
+        self.log_z = total_of(self.piece, self.last)
         return self
 
     def both(self, steps: slice) -> Iterator[tuple[slice, Block]]:
@@ -148,7 +143,7 @@ def total_of(piece: Piece, last: Messages) -> Array:
     ctx, xp = piece.ctx, piece.ctx.xp
     if last.totals is not None and "final" not in piece.views:
         return last.totals
-    if "final" in piece.views or last.in_logs.any():
+    if "final" in piece.views or last.in_logs is not None:
         found = last_logs(piece, last)
         return pieces.add_scale(log_sum(xp, found.values), found.shifts, found.powers)
     near, powers = pieces.split(ctx, xp.sum(ctx.load(last.values, ctx.widest), axis=-1))
@@ -166,10 +161,9 @@ def last_logs(piece: Piece, last: Messages) -> Messages:
 def with_final(piece: Piece, logs: Array) -> tuple[Array, Array]:
     """Return logs of states times the final weights, and whole numbers to add to them."""
     ctx = piece.ctx
-    final, in_logs = piece.end(backward=True)
-    if final is None:
+    if "final" not in piece.views:
         return logs, 0.0
-    whole, rest = pieces.log_parts(ctx, final, in_logs)
+    whole, rest = pieces.log_parts(ctx, *piece.end(backward=True))
     shift = whole_maximum(ctx, logs + whole, -1, ctx.widest)
     return (logs + (whole - shift)) + rest, shift[..., 0]
 
@@ -218,7 +212,7 @@ def _messages(
 
     def work(run: Run) -> None:
         for steps, block in run.steps(pieces.BOTH if backward else pieces.LEFT):
-            found = (block.arrived if backward else block.left).last(steps.stop - steps.start)
+            found = block.arrived if backward else block.left
             if whole is not None:
                 found.shifts = found.shifts + run.piece.read(ctx.xp.asarray(whole))
             put_steps(out, run.piece, steps, found.logs(ctx), -math.inf)
@@ -280,7 +274,7 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     def put(piece: Piece, steps: slice, left: Messages) -> None:
         # In the widest precision: `Messages.weights` may lose what is a normal number as a share.
         weights = ctx.load(left.values, ctx.widest)
-        if left.in_logs.any():
+        if left.in_logs is not None:
             mask = xp.asarray(left.in_logs, device=ctx.device)
             weights = xp.where(mask[..., None], xp.exp(weights), weights)
         sums = xp.sum(weights, axis=-1)

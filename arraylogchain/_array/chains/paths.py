@@ -80,7 +80,7 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
         groups, rows, size = piece.state_shape
         # The last states times the final weights, but for a scale, added up.
         ends = ctx.load(run.last.values, ctx.widest)
-        if "final" in piece.views or np.count_nonzero(run.last.in_logs):
+        if "final" in piece.views or run.last.in_logs is not None:
             ends = relative(xp, last_logs(piece, run.last).values)
         ends = xp.cumulative_sum(ends, axis=-1)
         has_none = ends[..., -1:] == 0

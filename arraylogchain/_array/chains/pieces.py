@@ -54,8 +54,8 @@ class Messages:
         Of any strides. float32 or float64, as the backend computes.
     shifts, powers : array [n, groups, rows], of a state [groups, rows]
         Whole numbers, in the widest precision; they add up exactly.
-    in_logs : bool numpy.ndarray [groups, rows]
-        Which rows are in logs: all steps of a row here have one form.
+    in_logs : bool numpy.ndarray [groups, rows] or None
+        Which rows are in logs, None for none: all steps of a row here have one form.
     totals : array [groups, rows] or None
         The true logs of the sums of a state's weights, where the backend has them.
     """
@@ -63,24 +63,24 @@ class Messages:
     values: Array
     shifts: Array
     powers: Array
-    in_logs: np.ndarray
+    in_logs: np.ndarray | None
     totals: Array = None
 
     def in_log_form(self, ctx: Context) -> Messages:
         """Return the same with all rows in logs."""
-        if self.in_logs.all():
+        if self.in_logs is not None and self.in_logs.all():
             return self
         xp, (logs, powers) = ctx.xp, near_logs(ctx, self.values)
         powers = self.powers + powers
-        if self.in_logs.any():
+        if self.in_logs is not None:
             mask = xp.asarray(self.in_logs, device=ctx.device)
             logs = xp.where(mask[..., None], self.values, logs)
             powers = xp.where(mask, self.powers, powers)
-        return Messages(logs, self.shifts, powers, np.ones_like(self.in_logs))
+        return Messages(logs, self.shifts, powers, np.ones(tuple(powers.shape[-2:]), bool))
 
     def weights(self, ctx: Context) -> Array:
         """Return values as linear weights, of which those that are no normal numbers may be 0."""
-        if not np.count_nonzero(self.in_logs):
+        if self.in_logs is None:
             return self.values
         weights = ctx.empty(tuple(self.values.shape), self.values.dtype)
         ctx.exp(self.values, weights)
@@ -92,10 +92,6 @@ class Messages:
         x = self.in_log_form(ctx)
         values, shifts, powers = ctx.load(x.values, ctx.widest), x.shifts, x.powers
         return add_scale(values, shifts[..., None], powers[..., None])
-
-    def last(self, count: int) -> Messages:
-        """Return those of the last steps."""
-        return self if self.shifts.shape[0] == count else self.steps(slice(-count, None))
 
     def steps(self, some: slice) -> Messages:
         """Return those of some steps."""
@@ -159,12 +155,13 @@ class Block(NamedTuple):
     arrived : Messages or None
         Of the n = e - s steps, in the order of time, forward and backward: what comes to a step
         from its neighbour, before the step's own potentials. At the chain's start it is the initial
-        weights; backward, at each row's last step, the final ones.
+        weights; backward, at each row's last step, the final ones. The scales of linear rows are
+        those of their neighbours, and the matrices'.
     left : Messages or None
         ``arrived * exp(potentials)``. With BOTH there is one step more, [n + 1, ...]: that of the
         state which the block began with, in the form that the block has. Forward it comes first
         (steps s - 1, ..., e - 1), backward it comes last (steps s, ..., e). Where nothing came
-        before it, it is any numbers. With LEFT it may be there or not; see `Messages.last`.
+        before it, it is any numbers.
     state : Messages
         After the last of the steps, for the next block.
 
@@ -315,15 +312,17 @@ class Piece:
         x = xp.reshape(view, (self.groups, count, size, size)) if self.shape else view[None, ...]
         return x if self.order is None or self.axis else self.ctx.pick(x, self.order, 0)
 
-    def end(self, backward: bool) -> tuple[Array | None, bool]:
+    def end(self, backward: bool) -> tuple[Array, bool]:
         """Return what a recursion starts with, [groups, rows, K], and whether it is in logs.
 
-        As given: the initial weights, or backward the final ones; None for ones.
+        As given: the initial weights, or backward the final ones. Logs of ones if there are none.
         """
-        chain = self.chain
-        view = self.views.get("final" if backward else "initial")
-        x = None if view is None else self.expanded(view, (chain.num_states,))
-        return x, "final" in chain.logs if backward else "initial" in chain.logs
+        part, ctx = "final" if backward else "initial", self.ctx
+        if part in self.views:
+            x = self.expanded(self.views[part], (self.chain.num_states,))
+            return x, part in self.chain.logs
+        dtype = ctx.dtype(ctx.precision)
+        return ctx.xp.zeros(self.state_shape, dtype=dtype, device=ctx.device), True
 
     def expanded(self, x: Array, trailing: Shape) -> Array:
         """Return an array [*shape, *trailing] as [groups, rows, *trailing], in order of lanes."""
@@ -456,10 +455,9 @@ def cut(
 
 def pieces(ctx: Context, chain: Chain, groups: int, rows: int) -> Iterator[Piece]:
     """Cut a chain into pieces of at most so many groups and rows."""
-    views = {}
-    for name, part in PARTS.items():
-        if (x := getattr(chain, name)) is not None:
-            views[name] = arrange(ctx.xp, chain, x, len(part.axes))
+    views = chain.parts
+    if chain.batch:
+        views = {n: arrange(ctx.xp, chain, x, len(PARTS[n].axes)) for n, x in views.items()}
     if chain.lengths is None and groups >= chain.sizes[0] and rows >= chain.sizes[1]:
         shape = tuple([chain.batch[axis] for axis in (*chain.group_axes, *chain.row_axes)])
         box = (slice(None),) * len(shape)

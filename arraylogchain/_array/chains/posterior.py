@@ -21,8 +21,6 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
 from arraylogchain._array.chains.messages import Run, each, last_logs, log_sum, runs
 from arraylogchain._array.chains.pieces import Block, Messages, exp_of_parts, log_parts
 from arraylogchain._array.chains.shares import Shares, precision_of, row_sum
@@ -57,8 +55,7 @@ def posterior(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array,
 
 
 def _posterior(ctx: Context, chain: Chain, workspace: int, operation: str, *names: str) -> Any:
-    wanted = [name for name in names if getattr(chain, name) is not None]
-    sums = Sums(ctx, chain, workspace, wanted, as_counts=True)
+    sums = Sums(ctx, chain, workspace, filter(chain.parts.__contains__, names), as_counts=True)
     total = ctx.empty(chain.batch, ctx.result_dtype)
 
     def work(run: Run, own: Sums) -> None:
@@ -98,7 +95,7 @@ def value_and_pullback(
 
     def work(run: Run) -> None:
         run.keep(keep)
-        run.piece.write(out, run.total())
+        run.piece.write(out, run.log_z)
 
     each(ctx, found, work)
 
@@ -124,7 +121,8 @@ class Posterior:
         self.wants_pairs = "transitions" in sums.totals
         self.panel = run.workspace // (8 * 10)  # entries: matrices, their parts, logs and products
         self.ctx = ctx = run.piece.ctx
-        self.log_z = self.near = run.total()
+        self.precision = precision_of(ctx, run.last.values)
+        self.log_z = self.near = run.log_z
         if not ctx.are_within(2.0**60, self.log_z):
             # What is infinite by its scale alone has shares all the same.
             self.near = log_sum(ctx.xp, last_logs(run.piece, run.last).values)
@@ -158,23 +156,23 @@ class Posterior:
         back = Run(run.piece, run.backend, run.blocks, backward=True)
         for n in reversed(range(len(run.blocks))):
             block, forward = run.blocks[n], run.messages(n)
-            first = block.stop - int(forward.shifts.shape[0])  # it may have the step before too
             for steps, found in back.both(block):
-                own = slice(steps.start - first, steps.stop - first)
-                self._add_block(steps, forward.steps(own), found)
+                own = slice(steps.start - block.start, steps.stop - block.start)
+                some = forward if steps == block else forward.steps(own)
+                self._add_block(steps, some, found)
         return back.last
 
     def _add_block(self, steps: slice, forward: Messages, back: Block) -> None:
         """Add what a block of steps contributes, of which nothing is held when the next comes."""
-        block = Shares(self, steps, forward, back.arrived, back.left.last(steps.stop - steps.start))
+        block = Shares(self, steps, forward, back.arrived, back.left.steps(slice(1, None)))
         shares = block.linear()
         self.take_shares(steps, block.in_logs() if shares is None else shares, forward)
 
     def _add_weights(self, name: str, state: Messages, weights: Array, in_logs: bool) -> None:
         """Add shares of states times weights, or what is left of them without the weights."""
         ctx, xp, place = self.ctx, self.ctx.xp, (slice(None),)
-        if not (in_logs or np.count_nonzero(state.in_logs)):
-            terms = ctx.load(weights, precision_of(ctx, state.values)) * state.values
+        if not in_logs and state.in_logs is None:
+            terms = ctx.load(weights, self.precision) * state.values
             f = self.factors(row_sum(ctx, terms))
             if f is not None:
                 self.sums.add(name, self.piece, place, state.values * f[..., None])
@@ -197,12 +195,11 @@ class Posterior:
 
     def factors(self, totals: Array) -> Array | None:
         """Return cotangents over sums of linear weights; None where these do not prove them."""
-        precision = precision_of(self.ctx, totals)
-        lowest, highest = _COTANGENTS[precision.name]
+        lowest, highest = _COTANGENTS[self.precision.name]
         fit = self.least >= lowest and self.most <= highest
-        if not (fit and self.ctx.are_between(totals, *_TOTALS[precision.name])):
+        if not (fit and self.ctx.are_between(totals, *_TOTALS[self.precision.name])):
             return None
-        return self.ctx.load(self.g, precision) / totals
+        return self.ctx.load(self.g, self.precision) / totals
 
     def take_shares(self, steps: slice, shares: Array, forward: Messages) -> None:
         """Add shares of states times cotangents, [n, groups, rows, K]."""

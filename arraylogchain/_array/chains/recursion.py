@@ -103,7 +103,7 @@ class ArrayRecursion:
     def draw(self, left: Messages, after: Array, steps: slice, uniforms: Array) -> Array:
         """Return states of samples, integers [n, groups, rows, samples]."""
         ctx, xp = self.ctx, self.ctx.xp
-        logs = left.in_log_form(ctx).last(steps.stop - steps.start).values
+        logs = left.in_log_form(ctx).values
 
         def choose_one(x: Array, at: Lanes) -> Array:
             below = xp.cumulative_sum(relative(xp, x), axis=-1)
@@ -160,17 +160,14 @@ class ArrayRecursion:
 
     def _start(self, backward: bool, logs_only: bool = False) -> Messages:
         """Return what a recursion starts with; in logs only, no value is waited for."""
-        ctx, xp, (groups, rows, size) = self.ctx, self.ctx.xp, self.piece.state_shape
+        ctx, xp, (groups, rows, _) = self.ctx, self.ctx.xp, self.piece.state_shape
         x, in_logs = self.piece.end(backward)
         nothing = xp.zeros((groups, rows), dtype=ctx.dtype(ctx.widest), device=ctx.device)
 
         def state(values: Array, shifts: Array, powers: Array, in_logs: bool) -> Messages:
-            form = np.full((groups, rows), in_logs)
+            form = np.ones((groups, rows), bool) if in_logs else None
             return Messages(ctx.load(values, ctx.precision), shifts, powers, form)
 
-        if x is None:
-            zeros = xp.zeros((groups, rows, size), dtype=nothing.dtype, device=ctx.device)
-            return state(zeros, nothing, nothing, True)
         x = ctx.load(x, ctx.widest)
         if in_logs:
             shift = whole_maximum(ctx, x, -1, ctx.widest)
@@ -197,7 +194,7 @@ class _Walk:
     def linear(self, begin: Messages, x: Array) -> Block | None:
         """Take the steps on linear weights; None where these are not safe."""
         ctx, xp = self.ctx, self.ctx.xp
-        values = xp.exp(begin.values) if begin.in_logs.any() else begin.values
+        values = begin.values if begin.in_logs is None else xp.exp(begin.values)
         if int(x.shape[-1]) > _MOST_STATES or not ctx.are_between(values, LEAST, MOST):
             return None
         # In the order of steps, which are read one by one.
@@ -307,7 +304,7 @@ class _Walk:
                 return None
             of_left.append((self.shifts, self.powers))
             before = after
-        form = np.full(shape[:2], in_logs)
+        form = np.ones(shape[:2], bool) if in_logs else None
 
         def messages(values: Array, scales: list[Any]) -> Messages:
             in_order = scales[::-1] if backward else scales

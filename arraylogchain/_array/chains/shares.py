@@ -33,17 +33,14 @@ class Shares:
     def __init__(self, of: Any, steps: slice, a: Messages, b: Messages, d: Messages) -> None:
         self.of, self.ctx, self.piece, self.steps = of, of.ctx, of.piece, steps
         self.a, self.b, self.d = a, b, d
-        self.precision = precision_of(of.ctx, a.values)
+        self.precision = of.precision
         last = min(steps.stop, self.piece.num_steps - 1) if of.wants_pairs else steps.start
-        self.moves = slice(0, max(last - steps.start, 0))
-        self.dead = self._dead(steps)
-        self.still = self._dead(slice(steps.start + 1, steps.start + 1 + self.moves.stop))
-
-    def _dead(self, steps: slice) -> Array | None:
-        real, idle = self.piece.real(steps), self.of.idle
-        if real is None:
-            return idle
-        return ~real if idle is None else ~real | idle
+        self.moves = slice(0, last - steps.start)
+        self.dead = self.still = of.idle
+        real = self.piece.real(slice(steps.start, steps.stop + 1))
+        if real is not None:
+            dead = ~real if of.idle is None else ~real | of.idle
+            self.dead, self.still = dead[:-1, ...], dead[1 : 1 + self.moves.stop, ...]
 
     def linear(self) -> Array | None:
         """Add pairs, and return cotangents times shares of states [n, groups, rows, K].
@@ -60,11 +57,11 @@ class Shares:
             levels = self._levels()
             if levels is None:
                 return None
-            d = self.d.steps(moves).weights(ctx)
+            d = self.d.weights(ctx)[moves, ...]
             d *= f[moves, ..., None]  # nobody reads these again
-            u, v = (_where_not(xp, self.still, x, 0.0) for x in (a[moves, ...], d))
-            self._add_linear_pairs(u, v, levels)
-        ctx.apply(xp.multiply, shares, f[..., None], out=shares)
+            u = _where_not(xp, self.still, a[moves, ...], 0.0)
+            self._add_linear_pairs(u, _where_not(xp, self.still, d, 0.0), levels)
+        shares *= f[..., None]
         return shares
 
     def _beside(self, b: Messages, d: Messages) -> tuple[Array, Array]:
@@ -74,7 +71,7 @@ class Shares:
         return nats[moves, ...], bits[moves, ...]
 
     def _levels(self) -> Array | None:
-        """Return the scales of matrices, [1 or n, groups, 1]; None where rows have others.
+        """Return the scales of matrices, [1 or n, groups, 1]; None where rows in logs have others.
 
         As b_t = P_t @ d_{t+1}, they are the differences of scales: nats where matrices are given as
         logs, else powers of two.
@@ -82,6 +79,8 @@ class Shares:
         (nats, bits), xp, chain = self._beside(self.b, self.d), self.ctx.xp, self.piece.chain
         own, others = (nats, bits) if "transitions" in chain.logs else (bits, nats)
         levels = own[slice(0, 1 if chain.has_one_matrix else None), :, :1]
+        if self.b.in_logs is None:
+            return levels
         odd = _where_not(xp, self.still, (own != levels) | (others != 0), False)
         return None if bool(xp.any(odd)) else levels
 
@@ -97,8 +96,8 @@ class Shares:
                 products = (ctx.multiply(u[n].mT, v[n][..., j]) for n in steps)
                 pairs = sum(xp.sum(product, axis=0) for product in products)
             else:
-                left, right = (self.of.together(y[some, ...]) for y in (u, v))
-                pairs = ctx.multiply(left.mT, right[..., j])
+                left = self.of.together(u[some, ...]).mT
+                pairs = ctx.multiply(left, self.of.together(v[some, ...])[..., j])
             level = levels if chain.has_one_matrix else levels[some, ...]
             level = ctx.load(self.of.together(level[..., None]), self.precision)
             if not self.of.sums.by_logs:
@@ -200,9 +199,9 @@ def precision_of(ctx: Context, x: Array) -> Precision:
 def row_sum(ctx: Context, x: Array) -> Array:
     """Return sums along the last axis."""
     # NumPy adds short rows one by one.
-    if ctx.is_numpy and is_transposed(x):
-        return np.matmul(np.ones(x.shape[-1], x.dtype), x.swapaxes(-1, -2))
     if ctx.is_numpy and x.flags.c_contiguous:
         size = x.shape[-1]
         return np.matmul(x.reshape(-1, size), np.ones(size, x.dtype)).reshape(x.shape[:-1])
+    if ctx.is_numpy and is_transposed(x):
+        return np.matmul(np.ones(x.shape[-1], x.dtype), x.swapaxes(-1, -2))
     return ctx.xp.sum(x, axis=-1)

@@ -40,8 +40,8 @@ class Sums:
         # Those in which every row has a place of its own.
         self.apart: set[str] = set()
         for name in wanted:
-            like, dtype = getattr(chain, name), ctx.dtype(ctx.widest)
-            shape = shape_of(like)
+            like, dtype = chain.parts[name], ctx.dtype(ctx.widest)
+            shape = tuple(like.shape)
             if name == "potentials" and as_counts:
                 shape = (*chain.batch, *shape[-2:])
             if shape[: -len(PARTS[name].axes)] == chain.batch:
@@ -103,15 +103,20 @@ class Sums:
         target += self.ctx.cast(values, target.dtype)
 
     def results(self) -> dict[str, Array]:
-        """Return the sums by name, in the dtypes of the chain's arrays or of the result."""
+        """Return the sums by name, in the dtypes of the chain's arrays or of the result.
+
+        Those of transitions have the shape that these were given in.
+        """
         ctx, found = self.ctx, {}
         for name, total in self.totals.items():
-            dtype = ctx.result_dtype if self.as_counts else getattr(self.chain, name).dtype
+            dtype = ctx.result_dtype if self.as_counts else self.chain.parts[name].dtype
             scale = 1.0 if name == "potentials" else 2.0**self.bits
             if (scale != 1.0 or total.dtype != dtype) and 0 not in total.shape:
                 for box in ctx.blocks(shape_of(total)):
                     total[box] = bounded(ctx, total[box] * scale, dtype)
             found[name] = ctx.cast(total, dtype)
+        if self.chain.is_plain and "transitions" in found:
+            found["transitions"] = found["transitions"][0, ...]
         return found
 
 

@@ -22,6 +22,9 @@ COMPILED: bool = True
 MANY = 1 << 18
 # What has no matrix multiply in it.
 PATHS = frozenset({"viterbi", "best_message"})
+# Bytes that loops and kernels take for an entry of a matrix: as given, converted, and in each
+# direction as weights and as logarithms.
+ENTRY = 64
 # States up to which a kernel has a thread for each.
 KERNEL_STATES = 1024
 
@@ -31,15 +34,14 @@ def choose(operation: str, ctx: Context, chain: Chain, workspace: int) -> tuple[
     size, (_, rows) = chain.num_states, chain.sizes
     if operation == "log_weight":
         return "arrays", "entries of paths are gathered"
-    if ctx.kernels is not None:
-        if size <= KERNEL_STATES:
-            return "kernels", "the arrays are on a CUDA device"
+    if ctx.kernels is not None and size > KERNEL_STATES:
         return "arrays", f"kernels take up to {KERNEL_STATES} states"
-    if not has_loops(ctx):
+    if ctx.kernels is None and not has_loops(ctx):
         return "arrays", "there are no compiled loops or kernels for these arrays"
-    # Copies of a matrix: as given, converted, transposed, its logarithms.
-    if 64 * size * size > workspace:
-        return "arrays", "what loops hold of a matrix would not fit the workspace"
+    if ENTRY * size * size > workspace:
+        return "arrays", "what others hold of a matrix would not fit the workspace"
+    if ctx.kernels is not None:
+        return "kernels", "the arrays are on a CUDA device"
     if operation in PATHS:
         return "loops", "there is no matrix multiply in it"
     if rows * size * size >= MANY:

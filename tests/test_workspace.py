@@ -124,8 +124,8 @@ CHAINS = {
         {"transitions": uniform(600, 600, dtype="float64")},
     ),
     "large K, sd 1000": lambda: (normal(3, 3, 300, sd=1000), {"transitions": uniform(2, 300, 300)}),
-    "matrices per row": lambda: (normal(300, 4, 12), {"transitions": uniform(300, 3, 12, 12)}),
-    "batch of transitions only": lambda: (normal(4, 12), {"transitions": uniform(300, 3, 12, 12)}),
+    "matrix per row": lambda: (normal(4, 80), {"transitions": uniform(300, 1, 80, 80)}),
+    "matrices per row": lambda: (normal(9, 9, 99), {"log_transitions": normal(9, 8, 99, 99)}),
     "batch of initial only": lambda: (
         normal(4, 12),
         {"transitions": uniform(3, 12, 12), "initial": uniform(2000, 12)},

@@ -140,6 +140,8 @@ class KernelRecursion(ArrayRecursion):
     Where a kernel cannot be used, and for samples, it is that of array operations.
     """
 
+    holds_matrices = True
+
     def __init__(self, piece: Piece, workspace: int, geometry: Geometry | None = None) -> None:
         super().__init__(piece, workspace)
         self._geometry = geometry

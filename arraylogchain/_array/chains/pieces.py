@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from arraylogchain._context import Array, Context
+from arraylogchain._dispatch import ENTRY
 from arraylogchain._fold import Box, Shape, boxes, lengths, within
 from arraylogchain._inputs import PARTS, Chain
 
@@ -185,6 +186,8 @@ class Backend(Protocol):
     # Rows of a piece from which on more bring nothing: threads share pieces of so many, and compute
     # in float64. None where all rows are better taken together.
     rows_together: int | None
+    # Whether all matrices of a block are in memory at a time, not only those of a step, in panels.
+    holds_matrices: bool
 
     def __init__(self, piece: Piece, workspace: int) -> None:
         """Take a piece, and the bytes for temporaries beyond what is returned."""
@@ -411,18 +414,21 @@ def cut(
     most = min(groups * rows, backend.rows_together or groups * rows)
     # Bytes of a step of a row: in a block, where arrays in float32 may be widened, with what it has
     # no K of (scales of both directions, sums, factors, masks); and in what is kept. And of a
-    # group's own matrices: as given, copied, as weights and as logarithms.
+    # group's matrix, of which some parts of the workspace are to hold one, or those of four steps.
     step, own = 8 * arrays * size + 104, item * size + 16
-    matrices = 0 if has_one_matrix else 48 * min(size * size, _NUMBERS // 4)
+    matrix, parts = ENTRY * size * size * backend.holds_matrices, 4 if has_one_matrix else 16
     # Pieces that fit side by side are taken at once, others one after another.
     threads = min(THREADS, -(-groups * rows // most)) if backend.rows_together else 1
-    if most * max(8 * step, 2 * count * own * history) > workspace // threads:
+    taken = most * max(8 * step, 2 * count * own * history)
+    if max(taken, parts * matrix) > workspace // threads:
         threads = 1
     workspace //= threads
-    most = max(1, min(most, workspace // 8 // step))
+    groups = max(1, min(groups, workspace // parts // max(1, matrix)))
+    most = max(1, min(most, groups * rows, workspace // 8 // step))
 
     def of_steps(lanes: int) -> int:
-        return lanes * step + matrices * max(1, min(groups, lanes // rows)) + _MESSAGES
+        of_matrices = 0 if has_one_matrix else matrix * max(1, min(groups, lanes // rows))
+        return lanes * step + of_matrices + _MESSAGES
 
     def between(lanes: int, steps: int) -> int:
         return -(-count // max(1, steps)) * (lanes * own + _MESSAGES)

@@ -39,6 +39,7 @@ class ArrayRecursion:
     """The recursion over a piece in array operations; see `pieces.Backend`."""
 
     rows_together: int | None = None
+    holds_matrices = False
 
     def __init__(self, piece: Piece, workspace: int) -> None:
         self.piece, self.ctx, self.workspace = piece, piece.ctx, workspace

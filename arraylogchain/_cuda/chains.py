@@ -226,7 +226,7 @@ class KernelRecursion(ArrayRecursion):
     def _parts(self, steps: slice, backward: bool) -> Iterator[slice]:
         """Cut a block of steps into what one launch takes, in the order in which that is."""
         ctx, (groups, _, states) = self.ctx, self.piece.state_shape
-        size = max(1, _ENTRIES_OF_A_LAUNCH // states)
+        size = _ENTRIES_OF_A_LAUNCH // max(states, 32)
         if not self.piece.chain.has_one_matrix:
             matrix = 6 * groups * states**2 * ctx.precision.itemsize
             size = min(size, max(1, self.workspace // 2 // matrix))

@@ -12,8 +12,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -73,9 +72,6 @@ class Device(Protocol):
     def load(self, kernel: Kernel) -> None:
         """Make a kernel ready to run: while a graph is captured, none can be loaded."""
 
-    def seconds(self, run: Callable[[], object]) -> float:
-        """Return what the device takes for what a function queues; this waits for it."""
-
     def is_capturing(self) -> bool:
         """Tell whether a graph is captured, on the library's current stream."""
 
@@ -134,12 +130,18 @@ def _open(library: str, index: int) -> Device | Unavailable:
     try:
         with cupy.cuda.Device(index) as device:
             architecture = int(device.compute_capability)
+            is_capturing = _is_capturing(cupy, library)
     except RuntimeError as error:
         return _NotNow(f"CuPy cannot use CUDA device {index}: {_first_line(error)}")
     if architecture < OLDEST_ARCHITECTURE:
         return Unavailable(
             f"CUDA device {index} has compute capability {architecture / 10}, "
             f"and the kernels need {OLDEST_ARCHITECTURE / 10} or newer"
+        )
+    if is_capturing:
+        raise RuntimeError(
+            "a CUDA graph is being captured, and no kernel has been loaded; make the same call "
+            "once before the capture"
         )
     # A missing or broken library is found out in many ways, an AssertionError among them.
     try:
@@ -151,9 +153,7 @@ def _open(library: str, index: int) -> Device | Unavailable:
             f"CUDA's compiler NVRTC, or its headers, are missing or do not work; "
             f"pip install '{package}' brings them: {_first_line(error)}"
         )
-    if library == "cupy":
-        return CupyDevice(cupy, index)
-    return TorchDevice(cupy, sys.modules["torch"], index)
+    return (CupyDevice if library == "cupy" else TorchDevice)(cupy, index)
 
 
 def _of_versions(cupy: Any, library: str) -> Unavailable | None:
@@ -166,12 +166,25 @@ def _of_versions(cupy: Any, library: str) -> Unavailable | None:
     return None
 
 
+def _is_capturing(cupy: Any, library: str) -> bool:
+    """Tell whether a graph is captured, on a library's current stream of the current device."""
+    try:
+        if library == "torch":
+            return bool(sys.modules["torch"].cuda.is_current_stream_capturing())
+        return bool(cupy.cuda.get_current_stream().is_capturing())
+    except RuntimeError:
+        # Another thread captures, in a mode in which nobody may load a kernel.
+        return True
+
+
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class _CudaDevice:
     """What both libraries have in common: CuPy's kernels, started with the device current."""
+
+    library: str
 
     def __init__(self, cupy: Any, index: int) -> None:
         self._cupy = cupy
@@ -189,40 +202,29 @@ class _CudaDevice:
         self.known: dict[Kernel, bool] = {}
 
     def _here(self) -> AbstractContextManager[Any]:
-        """Make the device current, and on it the stream that is the library's current one."""
+        """Make the device current."""
         return self._current  # type: ignore[no-any-return]
+
+    def _stream(self) -> Any:
+        """Return the library's current stream on the device; None for CuPy's."""
 
     def run(self, launch: Launch) -> None:
         with self._here():
             kernel = compiled(launch.kernel, self._index, self.shared_memory)
-            arguments = self._pointers(launch.arguments)
-            kernel((launch.grid,), (launch.block,), arguments, shared_mem=launch.shared_memory)
+            given, sizes = self._pointers(launch.arguments), ((launch.grid,), (launch.block,))
+            kernel(*sizes, given, shared_mem=launch.shared_memory, stream=self._stream())
 
     def _pointers(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return arguments as CuPy takes them."""
         return arguments
 
     def load(self, kernel: Kernel) -> None:
-        with self._current:
+        with self._here():
             compiled(kernel, self._index, self.shared_memory)
 
     def is_capturing(self) -> bool:
         with self._here():
-            try:
-                return bool(self._cupy.cuda.get_current_stream().is_capturing())
-            except self._cupy.cuda.runtime.CUDARuntimeError:
-                # Another thread captures, in a mode in which nobody may load a kernel.
-                return True
-
-    def seconds(self, run: Callable[[], object]) -> float:
-        cuda = self._cupy.cuda
-        with self._here():
-            begin, end = cuda.Event(), cuda.Event()
-            begin.record()
-            run()
-            end.record()
-            end.synchronize()
-            return float(cuda.get_elapsed_time(begin, end)) / 1e3
+            return _is_capturing(self._cupy, self.library)
 
     def _multiply(self, a: Array, b: Array, out: Array) -> Array:
         """Write a product of CuPy's arrays to `out`."""
@@ -234,6 +236,8 @@ class _CudaDevice:
 
 class CupyDevice(_CudaDevice):
     """CuPy's memory pool, and the stream that is CuPy's current one on the device."""
+
+    library = "cupy"
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
         with self._current:
@@ -253,9 +257,11 @@ class CupyDevice(_CudaDevice):
 class TorchDevice(_CudaDevice):
     """torch's caching allocator, and the stream that is torch's current one on the device."""
 
-    def __init__(self, cupy: Any, torch: Any, index: int) -> None:
+    library = "torch"
+
+    def __init__(self, cupy: Any, index: int) -> None:
         super().__init__(cupy, index)
-        self._torch = torch
+        self._torch = sys.modules["torch"]
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
         device = self._torch.device("cuda", self._index)
@@ -268,17 +274,24 @@ class TorchDevice(_CudaDevice):
         return tuple(x.stride())
 
     def multiply(self, a: Array, b: Array) -> Array:
-        out = self.empty(_shape(a, b), str(a.dtype).removeprefix("torch."))
+        out, cuda = self.empty(_shape(a, b), str(a.dtype).removeprefix("torch.")), self._cupy.cuda
         with self._here():
-            self._multiply(*(self._cupy.from_dlpack(x.detach()) for x in (a, b, out)))
+            # As a context, a stream would leave another one behind than `use` has made current.
+            before = cuda.get_current_stream()
+            cuda.Stream.from_external(self._stream()).use()
+            try:
+                # CuPy's copies would come from its own pool.
+                given = (x.detach().contiguous() for x in (a, b, out))
+                self._multiply(*map(self._cupy.from_dlpack, given))
+            finally:
+                before.use()
         return out
 
-    @contextmanager
-    def _here(self) -> Iterator[None]:
-        stream = _Stream(self._torch.cuda.current_stream(self._index).cuda_stream)
-        # A stream becomes current on the device that is current, so this order matters.
-        with self._current, self._cupy.cuda.Stream.from_external(stream):
-            yield
+    def _here(self) -> AbstractContextManager[Any]:
+        return self._torch.cuda.device(self._index)  # type: ignore[no-any-return]
+
+    def _stream(self) -> _Stream:
+        return _Stream(self._torch.cuda.current_stream(self._index).cuda_stream)
 
     def _pointers(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         tensor = self._torch.Tensor
@@ -295,7 +308,7 @@ def _shape(a: Array, b: Array) -> tuple[int, ...]:
 class _Stream:
     """A stream by CUDA's protocol, which not every version of torch speaks itself."""
 
-    pointer: int
+    ptr: int  # by this name CuPy's kernels ask for it
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.pointer
+        return 0, self.ptr

@@ -72,7 +72,7 @@ def by_blas(ctx: Context, layout: Fold, a: Array, b: Array) -> Array:
         factor = ctx.load(x, ctx.precision) - top
         ctx.apply(xp.exp, factor, out=factor)
         factors.append(factor)
-    sums = contiguous(ctx, ctx.kernels.multiply(*factors))
+    sums = contiguous(ctx, ctx.multiply(*factors))
     del factors, factor
     # Where nothing is converted, logarithms take the places of their sums.
     is_same = ctx.result_name == ctx.precision.name
@@ -102,7 +102,7 @@ def _are_taken(ctx: Context, layout: Fold, budget: int) -> bool:
     Where axes cannot be merged in place, a copy of each operand has to fit.
     """
     batch, rows, columns, terms = layout.sizes
-    if 0 in layout.sizes or max(rows, columns, terms) >= 2**31:
+    if 0 in layout.sizes or max(rows, columns, terms) > 2**31 - 2 * TILE:
         return False
     copied = batch * (rows + columns) * terms * ctx.precision.itemsize if layout.copies else 0
     return copied <= budget // 2 and _tiles(layout) <= MAX_GRID

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -84,12 +83,6 @@ class CpuDevice:
         if self.captures:
             raise KernelError(f"{kernel.name} would be loaded while a graph is captured")
         self.loaded.append(kernel)
-
-    def seconds(self, run: Callable[[], object]) -> float:
-        """Return a second for each launch."""
-        before = len(self.launches)
-        run()
-        return float(len(self.launches) - before)
 
     def run(self, launch: Launch) -> None:
         """Run a launch to its end; raise KernelError where a device would hang or refuse it."""

@@ -62,7 +62,7 @@ def _chain(method: str, kind: str = "", sd: float = 1.0) -> Call:
             x, transitions=transitions, initial=initial, final=final, lengths=lengths
         )
         if method == "sample":  # by numbers of the host, and their log weights
-            states = chain.sample(3, np.random.default_rng(0))
+            states = chain.sample(3, rng=np.random.default_rng(0))
             return states, chain.log_weight(states)
         if method != "gradients":
             return _outs(getattr(chain, method)())

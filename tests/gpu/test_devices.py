@@ -49,7 +49,7 @@ def test_mixed_dtypes_on_a_device_that_is_not_current(backend, second):
         assert ours.shape == theirs.shape
     chain = alc.LogChain(single, transitions=second.asarray(rng.random((1, 50, 50)), "float64"))
     assert second.owns(chain.viterbi().states)
-    assert second.owns(chain.sample(3, np.random.default_rng(0)))
+    assert second.owns(chain.sample(3, rng=np.random.default_rng(0)))
     assert current_device(backend) == 0
 
 

@@ -249,7 +249,7 @@ def are_plain(*arrays: Array) -> bool:
     """
     try:
         for i, x in enumerate(arrays):
-            if hasattr(x, "data_ptr") and not getattr(x, "is_nested", False):
+            if hasattr(x, "data_ptr") and not x.is_nested and "strided" in str(x.layout):
                 # Within a transform nothing that is made has any: that of the first one tells.
                 (x if i else x.detach()).data_ptr()
     except RuntimeError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -216,15 +216,11 @@ def _misfit(name: str, shape: Shape, potentials: Shape, own: Shape) -> str:
     return text
 
 
-def check_lengths(
-    lengths: Array | Sequence[int] | int | None, batch: Shape, num_steps: int
-) -> np.ndarray | None:
+def check_lengths(lengths: Any, batch: Shape, num_steps: int) -> np.ndarray | None:
     """Return lengths [...] as a NumPy array; None if all chains have `num_steps` steps.
 
     The cost of everything depends on them, so that they are read on the host.
     """
-    if lengths is None:
-        return None
     found = on_host("lengths", lengths)
     check_integers("lengths", found, "; mask.sum(-1) makes them of a mask")
     pairs = zip(found.shape[::-1], batch[::-1], strict=False)

@@ -131,15 +131,15 @@ class LogChain:
 
     def _check(self) -> None:
         """Raise where arguments do not fit, as far as their values can be read here."""
+        if self._lengths is not None and not _arrays.is_lazy(self._lengths):
+            # Once: calls would wait for what is on a device.
+            self._lengths = np.array(_arrays.on_host("lengths", self._lengths))
         if not _arrays.has_values(*self._arrays.values(), self._lengths):
             if elsewhere := self._lazy():
                 elsewhere.Pieces(self)
             else:
                 _inputs.check_shapes(self._given())
             return
-        if self._lengths is not None:
-            # Once: calls would wait for what is on a device.
-            self._lengths = np.array(_arrays.on_host("lengths", self._lengths))
         _inputs.check_weights(*_inputs.enter_chain(self._arrays, self._lengths))
 
     def _given(self) -> Mapping[str, Array]:

@@ -195,6 +195,9 @@ def evaluate(
 ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
     """Return an einsum, and its pullback to all operands."""
     terms = plan.input_subscripts.split(",")
+    result = promote([dtype_name(x.dtype) for x in operands])
+    wide = getattr(xp, "float32" if "16" in result else result)
+    operands = [xp.astype(x, wide, copy=False) for x in operands]
     left = [_operand(xp, i, operands[i], term, plan.size_dict) for i, term in enumerate(terms)]
     # What a path leaves is contracted in the end.
     for group in (*plan.path, None):
@@ -214,8 +217,7 @@ def evaluate(
         gradients = pull(xp.astype(g, dtype, copy=False))
         return tuple(gradients[i] for i in range(len(terms)))
 
-    result = getattr(xp, promote([dtype_name(x.dtype) for x in operands]))
-    return xp.astype(out, result, copy=False), pullback
+    return xp.astype(out, getattr(xp, result), copy=False), pullback
 
 
 def _operand(xp: Any, i: int, x: Array, term: str, sizes: dict[str, int]) -> _Factor:
@@ -224,7 +226,6 @@ def _operand(xp: Any, i: int, x: Array, term: str, sizes: dict[str, int]) -> _Fa
     Off the diagonal there are zeros; gradients with respect to them are 0.
     """
     shape, device = x.shape, array_api_compat.device(x)
-    x = xp.astype(x, xp.float32) if "16" in dtype_name(x.dtype) else x
     for axis, c in enumerate(term):
         if (first := term.index(c)) < axis:
             n = shape[axis]
@@ -258,7 +259,8 @@ def _summed(xp: Any, factor: _Factor, kept: Collection[str], multiply: Multiply)
     inner = {c: n for c, n in zip(term, x.shape, strict=True) if c not in kept}
     if not inner:
         return factor
-    ones = xp.zeros(tuple(inner.values()), dtype=x.dtype, device=array_api_compat.device(x))
+    one = xp.zeros((), dtype=x.dtype, device=array_api_compat.device(x))
+    ones = xp.broadcast_to(one, tuple(inner.values()))
     return _product(xp, factor, _Factor(ones, "".join(inner), lambda g: {}), kept, multiply)
 
 

@@ -131,9 +131,11 @@ def test_one_compilation_serves_all_kinds_of_arrays():
         ("raise OSError('libLLVM\\nis broken')", "libLLVM is broken"),
         ("__version__ = '0.59.1'", "0.59.1 is too old"),
         ("__version__ = '0.61.0rc1'", None),
+        ("__version__ = '0.61'\n__import__('os').environ['NUMBA_DISABLE_JIT'] = '1'", "JIT is set"),
     ],
 )
 def test_why_not(monkeypatch, tmp_path, code, words):
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "0")
     (tmp_path / "numba.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     for name in [n for n in sys.modules if n.partition(".")[0] == "numba"]:

@@ -99,6 +99,13 @@ def test_results_in_between_are_not_rounded_to_half_precision(backend, half):
     check_einsum(backend, half, "ij,jk,kl,li->i", operands)
 
 
+def test_mixed_dtypes_are_promoted_first():
+    a, b = (np.random.default_rng(0).normal(size=shape) for shape in ((4, 200), (50, 4)))
+    b = b.astype("f4")
+    found, same = (alc.logeinsumexp("ba,cb->b", a, x) for x in (b, b.astype(float)))
+    np.testing.assert_array_equal(found, same)
+
+
 @st.composite
 def problems(draw):
     """Draw an equation and its operands, some axes of which broadcast."""
@@ -284,6 +291,7 @@ def test_broadcasts_are_not_expanded():
     a, b = (rng.normal(size=s).astype("float32") for s in ((64, 300, 8, 1), (1, 300, 8, 40)))
     used = temporaries(lambda: alc.logeinsumexp("akbx,xkbj->abj", a, b, workspace=1 << 20))
     assert used <= (1 << 20) + a.nbytes + b.nbytes
+    assert temporaries(lambda: alc.logeinsumexp("abij->", a, workspace=1 << 20)) <= 1 << 20
 
 
 @pytest.mark.parametrize("sd", [1, 1000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from functools import cache
 
 # The first release that works with NumPy 2.1.
@@ -20,6 +21,8 @@ def why_not() -> str | None:
         return f"Numba cannot be imported: {_line(error)}"
     except Exception as error:  # its libraries may be broken in any way
         return f"Numba cannot be imported: {_line(error)}"
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+        return "NUMBA_DISABLE_JIT is set"
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
     if numbers < OLDEST:
         return f"Numba {version} is too old; {'.'.join(map(str, OLDEST))} or newer is needed"

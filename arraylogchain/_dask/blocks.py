@@ -39,7 +39,8 @@ def known(name: str, x: Any) -> da.Array:
         raise ValueError(
             f"{name} has chunks of unknown sizes; {name}.compute_chunk_sizes() finds them out"
         )
-    return x
+    # Empty chunks beside others fit no axis of another array.
+    return x.rechunk(tuple(tuple(filter(None, sizes)) or (0,) for sizes in x.chunks))
 
 
 def of_rows(

@@ -60,6 +60,7 @@ class Pieces:
         self.workspace, lengths = chain._workspace, chain._lengths
         potentials = given["log_potentials"]
         self.num_steps, self.num_states = potentials.shape[-2:]
+        lengths = self.num_steps if lengths is None else lengths
         if is_lazy(lengths):  # their values are checked block by block
             self.lengths = known("lengths", lengths)
             _inputs.check_lengths(np.ones(lengths.shape, lengths.dtype), self.batch, self.num_steps)

@@ -109,13 +109,13 @@ def logchainexp(given: Mapping[str, Any], workspace: int) -> da.Array:
     """Return `arraylogchain.logchainexp` of an array [..., n, K, K], or of a sequence."""
     matrices, dtype = to_lazy(given)
     products.check_shapes(matrices)
+    kind = "float32" if "16" in dtype else dtype
     if "matrices" not in matrices:
-        left = list(matrices.values())
+        left = [x.astype(kind) for x in matrices.values()]
         while len(left) > 1:
             pairs = zip(left[::2], left[1::2], strict=False)
             left = [logmatmulexp(a, b, workspace) for a, b in pairs] + left[len(left) & ~1 :]
-        return left[0]
-    kind = "float32" if "16" in dtype else dtype
+        return left[0].astype(dtype)
     x, chain = matrices["matrices"].astype(kind), partial(_chained, workspace=workspace)
     result = [("kk", kind)]
     steps = itertools.pairwise([0, *itertools.accumulate(x.chunks[-3])])
@@ -125,5 +125,6 @@ def logchainexp(given: Mapping[str, Any], workspace: int) -> da.Array:
 
 def einsum(given: Mapping[str, Any], plan: Any, multiply: Multiply) -> da.Array:
     """Return an einsum of Dask arrays."""
-    operands, _ = to_lazy(given)
-    return evaluate(dask_namespace, plan, list(operands.values()), multiply)[0]
+    operands, dtype = to_lazy(given)
+    wide = [x.astype("float32" if "16" in dtype else dtype) for x in operands.values()]
+    return evaluate(dask_namespace, plan, wide, multiply)[0].astype(dtype)

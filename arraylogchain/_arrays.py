@@ -381,6 +381,8 @@ def _to_numpy(name: str, x: Array) -> Array:
 
 def on_host(name: str, x: Any) -> np.ndarray:
     """Return numbers that decisions depend on as a NumPy array."""
+    if isinstance(x, np.ma.MaskedArray):
+        namespace_of(name, x)  # which raises
     try:
         if hasattr(x, "detach") and hasattr(x, "cpu"):
             # Within a transform, what is computed has no memory, though its values are known.

@@ -47,8 +47,8 @@ def logeinsumexp(
         The order of contraction, as `opt_einsum.contract_path` takes it, which also prints it.
     workspace : int, optional
         Bytes that temporaries of each product may take. Default: 64 MiB. Not counted: results in
-        between, and a copy of an operand of which several axes are summed that do not lie side by
-        side in memory.
+        between, and copies of operands whose dtype is not that of the computation, or of which
+        several axes are summed that do not lie side by side in memory.
     workers : int, optional
         How many threads may work at a time beside BLAS's own. Default: as many as the process may
         use; see `LogChain`.

@@ -190,8 +190,8 @@ def logchainexp(
         Logarithms; -inf is an exact zero. The arrays of a sequence may be rectangular, and their
         batch axes broadcast; they are multiplied in the order that costs least.
     workspace : int, optional
-        Bytes that temporaries may take beyond inputs and output. Default: 64 MiB. The products
-        in between of a sequence of rectangular matrices are not counted.
+        Bytes that temporaries may take beyond inputs and output. Default: 64 MiB. Of a sequence of
+        rectangular matrices neither copies of these nor the products in between are counted.
     workers : int, optional
         How many threads may work at a time beside BLAS's own. Default: as many as the process may
         use; see `LogChain`.

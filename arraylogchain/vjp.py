@@ -423,7 +423,8 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     if lazy := chain._lazy():
         return lazy.value_and_pullback(chain)  # type: ignore[no-any-return]
     # Views, whose shapes stay where a caller changes those of the arrays in place.
-    given = {name: x[...] for name, x in chain._given().items()}
+    parts = chain._given().items()
+    given = {name: x[...] if hasattr(x, "__getitem__") else x for name, x in parts}
     refuse(given, "vjp.log_partition", "the chain's log_partition()")
     ctx, entered = enter_chain(given, chain._lengths)
     with ctx.computing(chain._workers):
@@ -458,6 +459,7 @@ def _enter_cotangent(
     ctx: Context, value: Array, cotangent: Array, inputs: Iterable[Array]
 ) -> Array:
     """Return a cotangent in the library that computes; raise where it does not fit the value."""
+    refuse({"cotangent": cotangent}, "a pullback", "the function on tensors that require grad")
     if isinstance(cotangent, (int, float)):
         g = ctx.xp.asarray(cotangent, dtype=ctx.dtype(ctx.precision), device=ctx.device)
     else:

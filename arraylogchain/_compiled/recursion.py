@@ -41,7 +41,7 @@ def advance(x, matrices, proof, few, lengths, state, kept, room, first, backward
         The least linear weight; the least sum that is proved if entries were left out of F, else 0;
         the least sum of a step in logarithms; whether entries are infinite or NaN.
     few : (rows, logs)
-        See `log_product`.
+        Of the one matrix, if there is one and it has few entries; see `log_product`.
     lengths : array [G, R]
         Steps of rows, the longest first.
     state : (weights [G, R, K], scales [3, G, R], forms [G, R])

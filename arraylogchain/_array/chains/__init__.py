@@ -2,8 +2,8 @@
 
 `pieces` cuts a chain and says what recursions, of whatever backend, hand on; `recursion` is that in
 array operations. Everything else is pointwise in time and written once: `messages` runs recursions
-over all pieces, `posterior` tells what both directions say together (added up in `sums`), and there
-are `entropy`, `paths`, `log_weight`.
+over all pieces, `posterior` tells what both directions say together (the algebra of a block is in
+`shares`, and `sums` adds up), and there are `entropy`, `paths`, `log_weight`.
 """
 
 from arraylogchain._array.chains import entropy, log_weight, messages, paths, posterior

@@ -167,7 +167,7 @@ class Block(NamedTuple):
         After the last of the steps, for the next block.
 
     Steps past a row's length hold any numbers in both, NaN and infinities among them. What came
-    backward may be written over, but for `left` at the first step, whose memory is `state`'s.
+    backward may be written over, but for `left` at the first step, whose memory may be `state`'s.
     """
 
     arrived: Any

@@ -55,12 +55,13 @@ def posterior(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array,
 
 
 def _posterior(ctx: Context, chain: Chain, workspace: int, operation: str, *names: str) -> Any:
-    sums = Sums(ctx, chain, workspace, filter(chain.parts.__contains__, names), as_counts=True)
-    total = ctx.empty(chain.batch, ctx.result_dtype)
+    wanted = [name for name in names if name in chain.parts]
+    sums = Sums(ctx, chain, workspace, wanted, as_counts=True)
+    total = ctx.empty(chain.batch, ctx.result_dtype) if operation == "posterior" else None
 
     def work(run: Run, own: Sums) -> None:
         found = Posterior(run.keep(), own, None)
-        if operation == "posterior":
+        if total is not None:
             run.piece.write(total, found.log_z)
         found.add()
         run.left.clear()  # the next piece takes the same memory

@@ -22,8 +22,8 @@ COMPILED: bool = True
 MANY = 1 << 18
 # What has no matrix multiply in it.
 PATHS = frozenset({"viterbi", "best_message"})
-# Bytes that loops and kernels take for an entry of a matrix: as given, converted, and in each
-# direction as weights and as logarithms.
+# Bytes that loops and kernels take for an entry of a matrix: as given, converted, in each direction
+# as weights and as logarithms, and in two steps on the way there.
 ENTRY = 64
 # States up to which a kernel has a thread for each.
 KERNEL_STATES = 1024
@@ -39,7 +39,7 @@ def choose(operation: str, ctx: Context, chain: Chain, workspace: int) -> tuple[
     if ctx.kernels is None and not has_loops(ctx):
         return "arrays", "there are no compiled loops or kernels for these arrays"
     if ENTRY * size * size > workspace:
-        return "arrays", "what others hold of a matrix would not fit the workspace"
+        return "arrays", "what loops or kernels hold of a matrix would not fit the workspace"
     if ctx.kernels is not None:
         return "kernels", "the arrays are on a CUDA device"
     if operation in PATHS:

@@ -235,7 +235,7 @@ def check_lengths(lengths: Any, batch: Shape, num_steps: int) -> np.ndarray | No
             f"lengths has values from {least} to {most}; they must lie between 1 and {num_steps}, "
             "the number of steps of log_potentials"
         )
-    return None if least == num_steps else found.astype(np.int64)
+    return None if least == num_steps else found.astype(np.int64, copy=False)
 
 
 def check_integers(name: str, x: Array, hint: str = "") -> None:

@@ -72,8 +72,8 @@ class LogChain:
         They broadcast with the batch axes.
     workspace : int, optional
         Bytes that temporaries may take beyond inputs and output, at least 1 MiB. Default: 64 MiB.
-        Counts and gradients in half precision are added up in float32 first, and paths copied where
-        lengths differ; neither is counted.
+        Counts and gradients in half precision are added up in float32 first, weights of paths in
+        float64, and paths are copied where lengths differ; none of that is counted.
     workers : int, optional
         How many threads may work at a time, the caller's included. Default: as many as the process
         may use. Results of compiled loops do not depend on it. BLAS has threads of its own; tasks

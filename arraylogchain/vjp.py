@@ -423,8 +423,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     if lazy := chain._lazy():
         return lazy.value_and_pullback(chain)  # type: ignore[no-any-return]
     # Views, whose shapes stay where a caller changes those of the arrays in place.
-    parts = chain._given().items()
-    given = {name: x[...] if hasattr(x, "__getitem__") else x for name, x in parts}
+    given = {n: x[...] if hasattr(x, "__getitem__") else x for n, x in chain._given().items()}
     refuse(given, "vjp.log_partition", "the chain's log_partition()")
     ctx, entered = enter_chain(given, chain._lengths)
     with ctx.computing(chain._workers):
@@ -461,7 +460,7 @@ def _enter_cotangent(
     """Return a cotangent in the library that computes; raise where it does not fit the value."""
     refuse({"cotangent": cotangent}, "a pullback", "the function on tensors that require grad")
     if isinstance(cotangent, (int, float)):
-        g = ctx.xp.asarray(cotangent, dtype=ctx.dtype(ctx.precision), device=ctx.device)
+        g = ctx.xp.asarray(cotangent, dtype=ctx.dtype(ctx.widest), device=ctx.device)
     else:
         if dtype_name(getattr(cotangent, "dtype", None)) == "bfloat16":
             # Which NumPy lacks, where it computes for libraries whose arrays it can read.

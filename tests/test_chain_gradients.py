@@ -98,6 +98,24 @@ def test_cotangents_bring_gradients_into_range(size, sign):
     assert alc.vjp.log_partition(chain)[1](cotangent).initial[1] == expected
 
 
+def test_columns_without_edges_beside_a_row_in_logs(np_backend):
+    """The size of the others is not rounded into derivatives by their weights."""
+    edges = np.array([[0, 0.3, 0], [0, 0.7, 0], [0, 0.5, 0]]) * 1e228
+    x, final = normal(2, 2, 3, sd=0.1), np.array([[0.4, 0.3, 0.2], [0, 1, 0]])
+    x[1, 0] = [0, -1000, 0]
+    options = {"transitions": np.stack([edges, np.eye(3)])[:, None], "final": final}
+    check_gradients(ChainCase(np_backend, "float64", x, **options), np.ones(2))
+
+
+def test_cotangents_as_large_as_numbers_are(np_backend, dtype):
+    potentials, P = (np_backend.asarray(np.ones(n), dtype) for n in ((3, 2), (600, 1, 2, 2)))
+    _, pullback = alc.vjp.log_partition(alc.LogChain(potentials, transitions=P))
+    most = float(np.finfo(dtype).max)
+    opposite = pullback(np.repeat([most / 9, -most / 9], 300).astype(dtype)).log_potentials
+    assert np.all(np.abs(opposite) < 1e-5 * most)
+    np.testing.assert_allclose(pullback(np.full(600, most)).log_potentials, most)
+
+
 def test_nan_without_a_cotangent():
     """Zero times NaN is NaN, in the row that has it; rows without a path have no derivatives."""
     x = np.zeros((3, 4, 2))

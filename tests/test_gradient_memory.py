@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from tests.test_workspace import PRODUCTS, normal, temporaries, uniform
+from tests.test_workspace import CHAINS, PRODUCTS, normal, temporaries, uniform
 
 SMALLEST = 1 << 20
 
@@ -52,6 +52,13 @@ def test_products_save_little_for_their_gradients(shapes):
             tracemalloc.stop()
         assert held <= 2 * value.nbytes + a.nbytes + b.nbytes
         del pullback
+
+
+def test_matrices_are_not_kept_for_pullbacks():
+    x, options = CHAINS["matrix per row"]()
+    chain = alc.LogChain(x, **options, workspace=SMALLEST)
+    used = temporaries(lambda: value_and_gradients(alc.vjp.log_partition, chain)[1])
+    assert used <= 3 * SMALLEST  # with what is kept of 300 chains
 
 
 @pytest.mark.chains

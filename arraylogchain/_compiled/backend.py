@@ -91,8 +91,7 @@ class Loops:
         edges, line = (F, logs, count, self.each, first), max(proof[1], 2.0**-900)
         kept = self._enter_steps(left.values)
         in_logs = np.zeros((self.G, self.R), bool)
-        if left.in_logs is not None:
-            in_logs[...] = left.in_logs.reshape(in_logs.shape)
+        in_logs[...] = False if left.in_logs is None else left.in_logs.reshape(in_logs.shape)
         u = np.ascontiguousarray(uniforms, np.float64).reshape(-1, *states.shape[1:])
         room, ends = np.empty(self.K), self.lengths
         paths.draw(kept, in_logs, edges, line, ends, u, states, room, steps.start)
@@ -142,8 +141,7 @@ class Loops:
             x, forms[...] = self.piece.end(backward)
         else:
             x = state.values
-            if state.in_logs is not None:
-                forms[...] = state.in_logs.reshape(own)
+            forms[...] = 0 if state.in_logs is None else state.in_logs.reshape(own)
             scales[0], scales[1] = state.shifts.reshape(own), state.powers.reshape(own)
         return np.array(x, np.float64, order="C"), scales, forms
 

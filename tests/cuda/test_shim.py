@@ -163,14 +163,6 @@ def test_static_shared_memory_counts():
         run_fault("much_static_shared_memory", y, shared=most + 1)
 
 
-def test_fibers_of_the_c_library():
-    sums = np.zeros(1, np.float32)
-    x = np.ones(128, np.float32)
-    options = ["-DSHIM_UCONTEXT"]
-    run("block_sums<float>", x, sums, np.int32(128), threads=128, shared=512, options=options)
-    assert sums[0] == 128
-
-
 @pytest.mark.parametrize("flush", [False, True])
 def test_subnormal_numbers_are_kept_or_flushed(flush):
     tiny = np.finfo(np.float32).tiny
@@ -180,11 +172,6 @@ def test_subnormal_numbers_are_kept_or_flushed(flush):
     assert (y == (0 if flush else tiny / 2)).all()
     # The thread that called computes as before.
     assert x[0] * np.float32(0.5) > 0
-
-
-def test_errors_of_the_compiler_name_file_and_line():
-    with pytest.raises(KernelError, match=r"faults\.cu:10:\d+: error"):
-        run_fault("trapped", options=["-DNEIGHBOUR=+"])
 
 
 _THREADS, _NUMBERS = np.arange(64), np.arange(64, dtype=np.float32)

@@ -54,7 +54,7 @@ class Run:
         return self.last  # type: ignore[no-any-return]
 
     def keep(self, everything: bool = False) -> Run:
-        """Take all steps forward; keep what blocks begin with, and leave where that fits."""
+        """Take all steps forward; keep what blocks begin with, and what they leave if that fits."""
         for steps in self.blocks:
             self.starts.append(self.last)
             kept = pieces.LEFT if everything or self.keeps else pieces.NOTHING
@@ -105,7 +105,9 @@ def runs(
     if 0 in chain.batch:
         return
     backend = _dispatch.recursion(operation, ctx, chain, workspace) or ArrayRecursion
-    sizes = *chain.sizes, chain.num_steps, chain.num_states, chain.has_one_matrix
+    # Groups of different lengths are put in order, which copies their matrices.
+    holds = backend.holds_matrices or (chain.lengths is not None and chain.sizes[0] > 1)
+    sizes = *chain.sizes, chain.num_steps, chain.num_states, chain.has_one_matrix, holds
     item = 8 if backend.rows_together else ctx.precision.itemsize
     groups, rows, count, keeps, workspace, together = pieces.cut(
         sizes, backend, item, workspace, history, arrays

@@ -186,7 +186,7 @@ class Backend(Protocol):
     # Rows of a piece from which on more bring nothing: threads share pieces of so many, and compute
     # in float64. None where all rows are better taken together.
     rows_together: int | None
-    # Whether all matrices of a block are in memory at a time, not only those of a step, in panels.
+    # Whether matrices of a block are in memory at a time, not only those of a step, in panels.
     holds_matrices: bool
 
     def __init__(self, piece: Piece, workspace: int) -> None:
@@ -320,10 +320,9 @@ class Piece:
 
         As given: the initial weights, or backward the final ones. Logs of ones if there are none.
         """
-        part, ctx = "final" if backward else "initial", self.ctx
+        part, ctx, K = "final" if backward else "initial", self.ctx, self.chain.num_states
         if part in self.views:
-            x = self.expanded(self.views[part], (self.chain.num_states,))
-            return x, part in self.chain.logs
+            return self.expanded(self.views[part], (K,)), part in self.chain.logs
         dtype = ctx.dtype(ctx.precision)
         return ctx.xp.zeros(self.state_shape, dtype=dtype, device=ctx.device), True
 
@@ -377,7 +376,7 @@ def arrange(xp: Any, chain: Chain, x: Array, trailing: int) -> Array:
 
 @lru_cache(maxsize=256)
 def cut(
-    sizes: tuple[int, int, int, int, bool],
+    sizes: tuple[int, int, int, int, bool, bool],
     backend: type[Backend],
     item: int,
     workspace: int,
@@ -389,7 +388,8 @@ def cut(
     Parameters
     ----------
     sizes : tuple
-        Groups, rows, steps, states, and whether one matrix stands for every step.
+        Groups, rows, steps, states, whether one matrix stands for every step, and whether those
+        of all groups, or of a block of steps, are in memory at a time.
     item : int
         Bytes of a number.
     history : bool
@@ -410,17 +410,16 @@ def cut(
     together : int
         How many pieces fit at a time.
     """
-    groups, rows, count, size, has_one_matrix = sizes
+    groups, rows, count, size, has_one_matrix, holds_matrices = sizes
     most = min(groups * rows, backend.rows_together or groups * rows)
     # Bytes of a step of a row: in a block, where arrays in float32 may be widened, with what it has
     # no K of (scales of both directions, sums, factors, masks); and in what is kept. And of a
-    # group's matrix, of which some parts of the workspace are to hold one, or those of four steps.
+    # group's matrix: one, or those of four steps, may take a quarter of the workspace.
     step, own = 8 * arrays * size + 104, item * size + 16
-    matrix, parts = ENTRY * size * size * backend.holds_matrices, 4 if has_one_matrix else 16
+    matrix, parts = ENTRY * size * size * holds_matrices, 4 if has_one_matrix else 16
     # Pieces that fit side by side are taken at once, others one after another.
     threads = min(THREADS, -(-groups * rows // most)) if backend.rows_together else 1
-    taken = most * max(8 * step, 2 * count * own * history)
-    if max(taken, parts * matrix) > workspace // threads:
+    if max(most * max(8 * step, 2 * count * own * history), parts * matrix) > workspace // threads:
         threads = 1
     workspace //= threads
     groups = max(1, min(groups, workspace // parts // max(1, matrix)))

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from arraylogchain._array.chains.messages import Run, each, last_logs, log_sum, runs
 from arraylogchain._array.chains.pieces import Block, Messages, exp_of_parts, log_parts
 from arraylogchain._array.chains.shares import Shares, precision_of, row_sum
-from arraylogchain._array.chains.sums import Sums
+from arraylogchain._array.chains.sums import Sums, bounded
 from arraylogchain._context import Array, Context, whole_maximum, whole_part
 from arraylogchain._fold import chunks
 from arraylogchain._inputs import Chain
@@ -55,8 +56,7 @@ def posterior(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array,
 
 
 def _posterior(ctx: Context, chain: Chain, workspace: int, operation: str, *names: str) -> Any:
-    wanted = [name for name in names if name in chain.parts]
-    sums = Sums(ctx, chain, workspace, wanted, as_counts=True)
+    sums = Sums(ctx, chain, workspace, [n for n in names if n in chain.parts], as_counts=True)
     total = ctx.empty(chain.batch, ctx.result_dtype) if operation == "posterior" else None
 
     def work(run: Run, own: Sums) -> None:
@@ -94,15 +94,20 @@ def value_and_pullback(
     keep = keep or 8 * chain.num_rows * chain.num_steps * chain.num_states <= workspace
     found = list(runs("value_and_pullback", ctx, chain, workspace, history=not keep))
 
+    def fresh(run: Run) -> Run:
+        # What backends prepare is for one call, and one piece at a time.
+        return replace(run, backend=type(run.backend)(run.piece, run.workspace))
+
     def work(run: Run) -> None:
         run.keep(keep)
         run.piece.write(out, run.log_z)
+        run.backend = fresh(run).backend
 
     each(ctx, found, work)
 
     def pullback(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
         sums = Sums(ctx, chain, workspace, wanted)
-        each(ctx, found, lambda run, own: Posterior(run, own, cotangent).add(), sums)
+        each(ctx, found, lambda run, own: Posterior(fresh(run), own, cotangent).add(), sums)
         return sums.results()
 
     return out, pullback
@@ -138,6 +143,7 @@ class Posterior:
         xp, g = self.ctx.xp, self.g
         if cotangent is not None:
             g = self.ctx.load(self.piece.read(cotangent), self.ctx.widest)
+            g = bounded(self.ctx, g, self.ctx.dtype(self.precision))
         g = xp.where(xp.isinf(self.near), 0.0, g + 0.0 * self.near)  # NaN stays
         size = xp.abs(g)
         self.g, self.idle = g, (size == 0)[None, ...] if bool(xp.any(size == 0)) else None

@@ -157,6 +157,8 @@ class Shares:
             nats, whole, rest, g = (self.of.together(y[some, ..., None]) for y in scales)
             logs, small = log_parts(ctx, x, "transitions" in self.piece.chain.logs)
             top, column = xp.max(g, axis=-2, keepdims=True), xp.max(logs, axis=-2, keepdims=True)
+            # Columns without entries are balanced as others are.
+            column = xp.where(xp.isfinite(column), column, xp.max(column, axis=-1, keepdims=True))
             top, column = (xp.where(xp.isfinite(y), y, 0.0) for y in (top, column))
             beside = (nats + column) + (whole + (g - top))
             right = right[..., j] + ctx.load(beside, precision)

@@ -22,8 +22,8 @@ class Sums:
         Whether these are marginals, one for each row, and expected counts: 'transitions' collects
         derivatives with respect to logarithms.
     totals : dict of str to array
-        By name, those that are wanted. All but potentials hold 2**-bits of what is added, so that
-        no sum of what is as large as a number can be leaves the range.
+        By name, those that are wanted. All but potentials that are `apart` hold 2**-bits of what is
+        added, so that no sum of what is as large as a number can be leaves the range.
     """
 
     def __init__(
@@ -86,13 +86,15 @@ class Sums:
         """
         xp, total = self.ctx.xp, self.totals[name]
         if name == "potentials" and name in self.apart:
+            if not (self.as_counts or total.dtype == values.dtype):
+                values = bounded(self.ctx, values, total.dtype)
             piece.write(total, values, place)
             return
         view = arrange(xp, self.chain, total, len(PARTS[name].axes))
         target = view[(*within(piece.box, view.shape), *place)]
         if piece.inverse is not None and int(values.shape[piece.axis]) > 1:
             values = xp.take(values, piece.inverse, axis=piece.axis)
-        if not (self.as_counts or name == "potentials"):
+        if not self.as_counts:
             values = bounded(self.ctx, values, total.dtype) * 0.5**self.bits
         shape = piece.shape
         if name == "transitions":
@@ -110,7 +112,7 @@ class Sums:
         ctx, found = self.ctx, {}
         for name, total in self.totals.items():
             dtype = ctx.result_dtype if self.as_counts else self.chain.parts[name].dtype
-            scale = 1.0 if name == "potentials" else 2.0**self.bits
+            scale = 1.0 if name == "potentials" and name in self.apart else 2.0**self.bits
             if (scale != 1.0 or total.dtype != dtype) and 0 not in total.shape:
                 for box in ctx.blocks(shape_of(total)):
                     total[box] = bounded(ctx, total[box] * scale, dtype)

@@ -100,9 +100,8 @@ def test_results_in_between_are_not_rounded_to_half_precision(backend, half):
 
 
 def test_mixed_dtypes_are_promoted_first():
-    a, b = (np.random.default_rng(0).normal(size=shape) for shape in ((4, 200), (50, 4)))
-    b = b.astype("f4")
-    found, same = (alc.logeinsumexp("ba,cb->b", a, x) for x in (b, b.astype(float)))
+    a, b = (np.random.default_rng(0).normal(size=n).astype("f4") for n in ((4, 200), (50, 4)))
+    found, same = (alc.logeinsumexp("ba,cb->b", a.astype(float), x) for x in (b, b.astype(float)))
     np.testing.assert_array_equal(found, same)
 
 

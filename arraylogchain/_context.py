@@ -38,6 +38,10 @@ class Precision:
 SINGLE = Precision("float32", 4, 2.0**-23, 2.0**-126, 127)
 DOUBLE = Precision("float64", 8, 2.0**-52, 2.0**-1022, 1023)
 
+# log(2) in two parts. The first has 9 bits: times a whole number of fewer bits it is exact.
+LN2_HIGH = 355 / 512
+LN2_LOW = -2.1219444005469057e-4
+
 
 @dataclass(frozen=True)
 class Context:
@@ -87,6 +91,10 @@ class Context:
     def dtype(self, precision: Precision) -> Any:
         """Return the namespace's own name for a precision."""
         return getattr(self.xp, precision.name)
+
+    def precision_of(self, x: Array) -> Precision:
+        """Return the precision that an array in float32 or float64 has."""
+        return DOUBLE if x.dtype == self.xp.float64 else SINGLE
 
     def load(self, x: Array, precision: Precision) -> Array:
         """Return `x` in the given precision: a copy only where the dtype differs."""
@@ -283,6 +291,11 @@ def is_transposed(x: Array) -> bool:
     """Tell whether the last axis but one is the contiguous one; False where strides are hidden."""
     strides = getattr(x, "strides", None) or (x.stride() if hasattr(x, "stride") else None)
     return strides is not None and 0 < abs(strides[-2]) < abs(strides[-1])
+
+
+def add_scale(logs: Array, shifts: Array, powers: Array) -> Array:
+    """Return logs + shifts + powers * log(2); what is large is summed first, and may cancel."""
+    return (shifts + powers * LN2_HIGH + logs) + powers * LN2_LOW
 
 
 def whole_maximum(ctx: Context, x: Array, axis: Any, precision: Precision) -> Array:

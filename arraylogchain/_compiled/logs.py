@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from arraylogchain._array.chains.pieces import LN2_HIGH, LN2_LOW
 from arraylogchain._compiled.compiling import inlined, inner
 from arraylogchain._compiled.numbers import INF, exps, largest, log, multiply, whole_above
+from arraylogchain._context import LN2_HIGH, LN2_LOW
 
 
 @inner

@@ -107,12 +107,10 @@ def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
     B = len(room[1]) - 3
     factors, tops, more = room[0], room[1], room[1][B:]
     shift, power, raised = more[0], more[1], more[2]
-    keeps_arrived, keeps, low = arrived_scales.shape[1] > 0, left_scales.shape[1] > 0, 0
-    ga, gl = g % arrived.shape[1], g % left.shape[1]
-    following = S - S  # of a constant Numba compiles another version
-    # What is not kept is written over.
-    at = S if backward and keeps else 0
-    m = left[at, gl]
+    # What is not kept is written over: of that there are two steps, one after another.
+    n_arrived, n_left, ga, gl = len(arrived), len(left), g % arrived.shape[1], g % left.shape[1]
+    following = low = S - S  # of a constant Numba compiles another version
+    m = left[S % n_left if backward else 0, gl]
     good = _copy(m, shift, power, state, following)
     steps.raise_weights(m, raised, power)
     _keep(left_scales, g, S if backward else 0, shift, power)
@@ -126,8 +124,7 @@ def _linear(x, matrices, proof, lengths, state, kept, room, first, backward, g):
             good -= steps.write_factors(x, low, count, lengths, first, factors, tops, forms, m)
         active, f = longer(lengths, t), factors[(i - low) * K * R : (i - low + 1) * K * R]
         begun = longer(lengths, t + 1) if backward else (active if t > 0 else 0)
-        at = (i if backward else i + 1) if keeps else 1 - at
-        v, w = arrived[i if keeps_arrived else 0, ga], left[at, gl]
+        v, w = arrived[i % n_arrived, ga], left[(i + (not backward)) % n_left, gl]
         n = steps.number(per_group, g // sharing, t, begin, backward)
         if begun > 0:
             numbers.multiply(v, m, F, n * K * K, K, R, begun)

@@ -13,18 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraylogchain._array.chains.pieces import (
-    BOTH,
-    LEFT,
-    LN2_HIGH,
-    LN2_LOW,
-    NOTHING,
-    Block,
-    Messages,
-    Piece,
-)
+from arraylogchain._array.chains.pieces import BOTH, LEFT, NOTHING, Block, Messages, Piece
 from arraylogchain._array.chains.recursion import ArrayRecursion
-from arraylogchain._context import Array, Context, whole_part
+from arraylogchain._context import LN2_HIGH, LN2_LOW, Array, Context, whole_part
 from arraylogchain._cuda.kernels import (
     C_TYPES,
     Kernel,

@@ -13,7 +13,7 @@ from arraylogchain._array.chains import pieces
 from arraylogchain._array.chains.pieces import Backend, Block, Messages, Piece
 from arraylogchain._array.chains.recursion import ArrayRecursion
 from arraylogchain._array.chains.sums import Sums
-from arraylogchain._context import Array, Context, whole_maximum
+from arraylogchain._context import LN2_HIGH, LN2_LOW, Array, Context, add_scale, whole_maximum
 from arraylogchain._fold import chunks
 from arraylogchain._inputs import Chain
 
@@ -147,9 +147,9 @@ def total_of(piece: Piece, last: Messages) -> Array:
         return last.totals
     if "final" in piece.views or last.in_logs is not None:
         found = last_logs(piece, last)
-        return pieces.add_scale(log_sum(xp, found.values), found.shifts, found.powers)
+        return add_scale(log_sum(xp, found.values), found.shifts, found.powers)
     near, powers = pieces.split(ctx, xp.sum(ctx.load(last.values, ctx.widest), axis=-1))
-    return pieces.add_scale(xp.log(near), last.shifts, last.powers + powers)
+    return add_scale(xp.log(near), last.shifts, last.powers + powers)
 
 
 def last_logs(piece: Piece, last: Messages) -> Messages:
@@ -244,8 +244,8 @@ def last_message(
 
     def work(run: Run) -> None:
         last = run.run().in_log_form(ctx)
-        values = ctx.load(last.values, ctx.widest) + (last.powers * pieces.LN2_LOW)[..., None]
-        high = last.powers * pieces.LN2_HIGH
+        values = ctx.load(last.values, ctx.widest) + (last.powers * LN2_LOW)[..., None]
+        high = last.powers * LN2_HIGH
         nearest = xp.round(high)
         run.piece.write(logs, values + (high - nearest)[..., None])
         run.piece.write(whole, last.shifts + nearest)
@@ -290,7 +290,7 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
         shares = xp.where(xp.isinf(total)[1:, ..., None], 0.0, shares)
         put_steps(probabilities, piece, steps, shares, 0.0)
         # What is large cancels first.
-        ratios = pieces.add_scale(*(x[1:, ...] - x[:-1, ...] for x in parts))
+        ratios = add_scale(*(x[1:, ...] - x[:-1, ...] for x in parts))
         # After -inf or +inf it is the same at all later steps.
         ratios = xp.where(xp.isfinite(total)[1:, ...], ratios, total[1:, ...])
         put_steps(normalizers, piece, steps, ratios, 0.0)

@@ -19,14 +19,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from arraylogchain._context import Array, Context
+from arraylogchain._context import LN2_HIGH, LN2_LOW, Array, Context, add_scale
 from arraylogchain._dispatch import ENTRY
 from arraylogchain._fold import Box, Shape, boxes, lengths, within
 from arraylogchain._inputs import PARTS, Chain
-
-# log(2) in two parts. The first has 9 bits: times a whole number of fewer bits it is exact.
-LN2_HIGH = 355 / 512
-LN2_LOW = -2.1219444005469057e-4
 
 # Numbers that a block takes which are worth array operations, and stay in a CPU's caches.
 _NUMBERS = 1 << 18
@@ -98,11 +94,6 @@ class Messages:
         """Return those of some steps."""
         shifts, powers = self.shifts[some, ...], self.powers[some, ...]
         return Messages(self.values[some, ...], shifts, powers, self.in_logs)
-
-
-def add_scale(logs: Array, shifts: Array, powers: Array) -> Array:
-    """Return logs + shifts + powers * log(2); what is large is summed first, and may cancel."""
-    return (shifts + powers * LN2_HIGH + logs) + powers * LN2_LOW
 
 
 def log_parts(ctx: Context, x: Array, in_logs: bool) -> tuple[Array, Array]:

@@ -24,7 +24,7 @@ from typing import Any
 
 from arraylogchain._array.chains.messages import Run, each, last_logs, log_sum, runs
 from arraylogchain._array.chains.pieces import Block, Messages, exp_of_parts, log_parts
-from arraylogchain._array.chains.shares import Shares, precision_of, row_sum
+from arraylogchain._array.chains.shares import Shares, row_sum
 from arraylogchain._array.chains.sums import Sums, bounded
 from arraylogchain._context import Array, Context, whole_maximum, whole_part
 from arraylogchain._fold import chunks
@@ -127,7 +127,7 @@ class Posterior:
         self.wants_pairs = "transitions" in sums.totals
         self.panel = run.workspace // (8 * 10)  # entries: matrices, their parts, logs and products
         self.ctx = ctx = run.piece.ctx
-        self.precision = precision_of(ctx, run.last.values)
+        self.precision = ctx.precision_of(run.last.values)
         self.log_z = self.near = run.log_z
         if not ctx.are_within(2.0**60, self.log_z):
             # What is infinite by its scale alone has shares all the same.

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._array.chains.pieces import LN2_HIGH, LN2_LOW, Messages, exp_of_parts, log_parts
+from arraylogchain._array.chains.pieces import Messages, exp_of_parts, log_parts
 from arraylogchain._array.products.certified import certified_product
 from arraylogchain._array.products.factors import Factor
-from arraylogchain._context import DOUBLE, SINGLE, Array, Context, Precision, is_transposed
+from arraylogchain._context import LN2_HIGH, LN2_LOW, Array, Context, is_transposed
 from arraylogchain._fold import chunks
 
 
@@ -191,11 +191,6 @@ def _where_not(xp: Any, dead: Array | None, x: Array, value: float) -> Array:
     if dead is None:
         return x
     return xp.where(dead[..., None] if x.ndim == 4 else dead, value, x)
-
-
-def precision_of(ctx: Context, x: Array) -> Precision:
-    """Return the precision that weights are in."""
-    return DOUBLE if x.dtype == ctx.xp.float64 else SINGLE
 
 
 def row_sum(ctx: Context, x: Array) -> Array:

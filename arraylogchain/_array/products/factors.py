@@ -10,7 +10,7 @@ import math
 from copy import copy
 from dataclasses import dataclass
 
-from arraylogchain._context import Array, Context, Precision, is_transposed, whole_part
+from arraylogchain._context import Array, Context, Precision, add_scale, is_transposed, whole_part
 from arraylogchain._fold import Box, within
 
 _EVERY = slice(None)
@@ -164,7 +164,7 @@ class Factor:
         # The logarithm of a tiny weight would be rounded at its size: its own power is taken off.
         powers = whole_part(ctx, xp.log2(x), self.precision)
         rest = powers if self.apart is None else powers - self.apart
-        return xp.log(ctx.scaled(x, -powers)) + rest * math.log(2.0)
+        return add_scale(xp.log(ctx.scaled(x, -powers)), 0.0, rest)
 
     def present(self, k: slice) -> Array:
         """Return 1 for terms that are not zero weights, else 0."""

@@ -196,7 +196,7 @@ def evaluate(
     """Return an einsum, and its pullback to all operands."""
     terms = plan.input_subscripts.split(",")
     result = promote([dtype_name(x.dtype) for x in operands])
-    wide = getattr(xp, "float32" if "16" in result else result)
+    wide = getattr(xp, promote([result, "float32"]))
     operands = [xp.astype(x, wide, copy=False) for x in operands]
     left = [_operand(xp, i, operands[i], term, plan.size_dict) for i, term in enumerate(terms)]
     # What a path leaves is contracted in the end.

@@ -12,6 +12,7 @@ import dask.array as da
 from array_api_compat import array_namespace
 
 from arraylogchain import products
+from arraylogchain._arrays import promote
 from arraylogchain._dask.blocks import of_rows, to_lazy
 from arraylogchain._fold import fold
 from arraylogchain.einsum import Multiply, evaluate
@@ -47,21 +48,27 @@ def _product(
     *more: str,
 ) -> Arrays:
     """Return a product, and what comes with it, in dtypes that are named."""
-    given, dtype = to_lazy({"a": a, "b": b})
-    # Halves are only rounded in the end.
-    kind = "float32" if "16" in dtype else dtype
-    a, b = (x.astype(kind) for x in given.values())
+    (a, b), dtype = _widened({"a": a, "b": b})
     fold(a.shape, b.shape)  # refuses what does not fit
     ends = (slice(None) if a.ndim > 1 else 0, slice(None) if b.ndim > 1 else 0)
     left = a[..., None, :] if a.ndim > 1 else a[None, None]
     right = da.swapaxes(b, -1, -2)[..., None, :, :] if b.ndim > 1 else b[None, None]
-    results, parts = [("", x) for x in (kind, *more)], []
+    results, parts = [("", x) for x in (a.dtype, *more)], []
     for start, stop in itertools.pairwise([0, *itertools.accumulate(a.chunks[-1])]):
         call = partial(_multiplied, function=function, start=start, workspace=workspace)
         pairs = [(x[..., start:stop], "t") for x in (left, right)]
         parts.append(of_rows(call, pairs, results))
     values, *rest = (x[(..., *ends)] for x in _joined(parts, join, "", results))
     return values.astype(dtype), *rest
+
+
+def _widened(given: Mapping[str, Any]) -> tuple[list[da.Array], str]:
+    """Return arrays in the dtype that is computed in, and that of the result.
+
+    Halves are only rounded in the end.
+    """
+    arrays, dtype = to_lazy(given)
+    return [x.astype(promote([dtype, "float32"])) for x in arrays.values()], dtype
 
 
 def _multiplied(a: Any, b: Any, *, function: Callable[..., Any], start: int, workspace: int) -> Any:
@@ -107,17 +114,15 @@ def _chained(*blocks: Any, workspace: int) -> Any:
 
 def logchainexp(given: Mapping[str, Any], workspace: int) -> da.Array:
     """Return `arraylogchain.logchainexp` of an array [..., n, K, K], or of a sequence."""
-    matrices, dtype = to_lazy(given)
-    products.check_shapes(matrices)
-    kind = "float32" if "16" in dtype else dtype
-    if "matrices" not in matrices:
-        left = [x.astype(kind) for x in matrices.values()]
+    left, dtype = _widened(given)
+    products.check_shapes(given)
+    if "matrices" not in given:
         while len(left) > 1:
             pairs = zip(left[::2], left[1::2], strict=False)
             left = [logmatmulexp(a, b, workspace) for a, b in pairs] + left[len(left) & ~1 :]
         return left[0].astype(dtype)
-    x, chain = matrices["matrices"].astype(kind), partial(_chained, workspace=workspace)
-    result = [("kk", kind)]
+    (x,), chain = left, partial(_chained, workspace=workspace)
+    result = [("kk", x.dtype)]
     steps = itertools.pairwise([0, *itertools.accumulate(x.chunks[-3])])
     parts = [of_rows(chain, [(x[..., a:b, :, :], "tkk")], result) for a, b in steps]
     return _joined(parts, chain, "kk", result)[0].astype(dtype)
@@ -125,6 +130,5 @@ def logchainexp(given: Mapping[str, Any], workspace: int) -> da.Array:
 
 def einsum(given: Mapping[str, Any], plan: Any, multiply: Multiply) -> da.Array:
     """Return an einsum of Dask arrays."""
-    operands, dtype = to_lazy(given)
-    wide = [x.astype("float32" if "16" in dtype else dtype) for x in operands.values()]
-    return evaluate(dask_namespace, plan, wide, multiply)[0].astype(dtype)
+    operands, dtype = _widened(given)
+    return evaluate(dask_namespace, plan, operands, multiply)[0].astype(dtype)

@@ -92,13 +92,10 @@ class Context:
         """Return the namespace's own name for a precision."""
         return getattr(self.xp, precision.name)
 
-    def precision_of(self, x: Array) -> Precision:
-        """Return the precision that an array in float32 or float64 has."""
-        return DOUBLE if x.dtype == self.xp.float64 else SINGLE
-
     def load(self, x: Array, precision: Precision) -> Array:
         """Return `x` in the given precision: a copy only where the dtype differs."""
-        return self.cast(x, getattr(self.xp, precision.name))
+        dtype = getattr(self.xp, precision.name)
+        return x if x.dtype == dtype else self.xp.astype(x, dtype)
 
     def cast(self, x: Array, dtype: Any) -> Array:
         """Return `x` in a dtype of the namespace: a copy only where it differs."""

@@ -58,12 +58,13 @@ class Chain:
         Whether transitions were given as one matrix [K, K].
     num_steps, num_states : int
         T and K, at least 1.
-    num_rows : int
     has_one_matrix : bool
         Whether one matrix stands for every step.
     group_axes, row_axes : tuple of int
         Batch axes along which the transition matrices differ, and the others: rows along these
         share the matrices of their group.
+    arranged : tuple of int
+        The batch axes in that order.
     sizes : tuple of int
         Numbers of groups and of rows in each.
     """
@@ -75,26 +76,27 @@ class Chain:
     is_plain: bool = False
     num_steps: int = field(init=False)
     num_states: int = field(init=False)
-    num_rows: int = field(init=False)
     has_one_matrix: bool = field(init=False)
     group_axes: Shape = field(init=False)
     row_axes: Shape = field(init=False)
+    arranged: Shape = field(init=False)
     sizes: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_steps, self.num_states = self.parts["potentials"].shape[-2:]
         own = self.parts["transitions"].shape[:-2] if "transitions" in self.parts else ()
         found = _arrangement(self.batch, own)
-        self.num_rows, self.has_one_matrix, self.group_axes, self.row_axes, self.sizes = found
+        self.has_one_matrix, self.group_axes, self.row_axes, self.arranged, self.sizes = found
 
 
 @lru_cache(maxsize=256)
-def _arrangement(batch: Shape, own: Shape) -> tuple[int, bool, Shape, Shape, tuple[int, int]]:
+def _arrangement(batch: Shape, own: Shape) -> tuple[bool, Shape, Shape, Shape, tuple[int, int]]:
     """Return what a chain's batch axes, and all but the last two of its matrices, say of it."""
     groups = tuple(axis for axis, n in enumerate(own[:-1], len(batch) + 1 - len(own)) if n > 1)
     rows = tuple(axis for axis in range(len(batch)) if axis not in groups)
-    of_groups, of_rows = (math.prod(batch[axis] for axis in axes) for axes in (groups, rows))
-    return math.prod(batch), own[-1:] == (1,), groups, rows, (of_groups, of_rows)
+    arranged = tuple(batch[axis] for axis in groups + rows)
+    sizes = math.prod(arranged[: len(groups)]), math.prod(arranged[len(groups) :])
+    return own[-1:] == (1,), groups, rows, arranged, sizes
 
 
 def enter_chain(given: Mapping[str, Array], lengths: Any) -> tuple[Context, Chain]:

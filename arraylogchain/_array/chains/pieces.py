@@ -455,17 +455,17 @@ def pieces(ctx: Context, chain: Chain, groups: int, rows: int) -> Iterator[Piece
     if chain.batch:
         views = {n: arrange(ctx.xp, chain, x, len(PARTS[n].axes)) for n, x in views.items()}
     if chain.lengths is None and groups >= chain.sizes[0] and rows >= chain.sizes[1]:
-        shape = tuple([chain.batch[axis] for axis in (*chain.group_axes, *chain.row_axes)])
-        box = (slice(None),) * len(shape)
-        yield Piece(ctx, chain, box, shape, *chain.sizes, chain.num_steps, views)
+        box = (slice(None),) * len(chain.batch)
+        yield Piece(ctx, chain, box, chain.arranged, *chain.sizes, chain.num_steps, views)
         return
     ends = None
     if chain.lengths is not None:
         ends = arrange(np, chain, chain.lengths, 0)
         # Rows are sorted within their group.
         groups = groups if chain.sizes[1] == 1 else 1
-    for of_groups in boxes(tuple(chain.batch[axis] for axis in chain.group_axes), groups):
-        for of_rows in boxes(tuple(chain.batch[axis] for axis in chain.row_axes), rows):
+    inner = len(chain.group_axes)
+    for of_groups in boxes(chain.arranged[:inner], groups):
+        for of_rows in boxes(chain.arranged[inner:], rows):
             box = (*of_groups, *of_rows)
             parts = {name: x[(*within(box, x.shape), ...)] for name, x in views.items()}
             sizes = math.prod(lengths(of_groups)), math.prod(lengths(of_rows))

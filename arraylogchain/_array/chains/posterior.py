@@ -26,7 +26,7 @@ from arraylogchain._array.chains.messages import Run, each, last_logs, log_sum, 
 from arraylogchain._array.chains.pieces import Block, Messages, exp_of_parts, log_parts
 from arraylogchain._array.chains.shares import Shares, row_sum
 from arraylogchain._array.chains.sums import Sums, bounded
-from arraylogchain._context import Array, Context, whole_maximum, whole_part
+from arraylogchain._context import DOUBLE, SINGLE, Array, Context, whole_maximum, whole_part
 from arraylogchain._fold import chunks
 from arraylogchain._inputs import Chain
 
@@ -56,7 +56,8 @@ def posterior(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array,
 
 
 def _posterior(ctx: Context, chain: Chain, workspace: int, operation: str, *names: str) -> Any:
-    sums = Sums(ctx, chain, workspace, [n for n in names if n in chain.parts], as_counts=True)
+    wanted = filter(chain.parts.__contains__, names)
+    sums = Sums(ctx, chain, workspace, wanted, as_counts=True)
     total = ctx.empty(chain.batch, ctx.result_dtype) if operation == "posterior" else None
 
     def work(run: Run, own: Sums) -> None:
@@ -91,7 +92,7 @@ def value_and_pullback(
         dtypes. Any number of threads may call it at once: it changes nothing.
     """
     out = ctx.empty(chain.batch, ctx.result_dtype)
-    keep = keep or 8 * chain.num_rows * chain.num_steps * chain.num_states <= workspace
+    keep = keep or 8 * math.prod(chain.sizes) * chain.num_steps * chain.num_states <= workspace
     found = list(runs("value_and_pullback", ctx, chain, workspace, history=not keep))
 
     def fresh(run: Run) -> Run:
@@ -127,7 +128,7 @@ class Posterior:
         self.wants_pairs = "transitions" in sums.totals
         self.panel = run.workspace // (8 * 10)  # entries: matrices, their parts, logs and products
         self.ctx = ctx = run.piece.ctx
-        self.precision = ctx.precision_of(run.last.values)
+        self.precision = DOUBLE if run.last.values.dtype == ctx.xp.float64 else SINGLE
         self.log_z = self.near = run.log_z
         if not ctx.are_within(2.0**60, self.log_z):
             # What is infinite by its scale alone has shares all the same.
@@ -171,7 +172,7 @@ class Posterior:
 
     def _add_block(self, steps: slice, forward: Messages, back: Block) -> None:
         """Add what a block of steps contributes, of which nothing is held when the next comes."""
-        block = Shares(self, steps, forward, back.arrived, back.left.steps(slice(1, None)))
+        block = Shares(self, steps, forward, back.arrived, back.left)
         shares = block.linear()
         self.take_shares(steps, block.in_logs() if shares is None else shares, forward)
 

@@ -22,10 +22,10 @@ class Shares:
     of : Posterior
         Whose sums pairs are added to.
     a, b, d : Messages
-        What left the steps forward, what arrived at them backward, and what left backward the step
-        after each of them.
-    moves : slice
-        The steps, counted from the first, after which there are pairs to add.
+        What left the steps forward, what arrived at them backward, and what left them and the step
+        after them backward.
+    moves, ends : slice
+        The steps, counted from the first, between which there are pairs to add.
     dead, still : bool array [n, groups, rows] or None
         Which rows contribute nothing to states, or to pairs; None for none.
     """
@@ -35,12 +35,12 @@ class Shares:
         self.a, self.b, self.d = a, b, d
         self.precision = of.precision
         last = min(steps.stop, self.piece.num_steps - 1) if of.wants_pairs else steps.start
-        self.moves = slice(0, last - steps.start)
+        self.moves, self.ends = slice(0, last - steps.start), slice(1, last - steps.start + 1)
         self.dead = self.still = of.idle
         real = self.piece.real(slice(steps.start, steps.stop + 1))
         if real is not None:
             dead = ~real if of.idle is None else ~real | of.idle
-            self.dead, self.still = dead[:-1, ...], dead[1 : 1 + self.moves.stop, ...]
+            self.dead, self.still = dead[:-1, ...], dead[self.ends, ...]
 
     def linear(self) -> Array | None:
         """Add pairs, and return cotangents times shares of states [n, groups, rows, K].
@@ -57,7 +57,7 @@ class Shares:
             levels = self._levels()
             if levels is None:
                 return None
-            d = self.d.weights(ctx)[moves, ...]
+            d = self.d.weights(ctx)[self.ends, ...]
             d *= f[moves, ..., None]  # nobody reads these again
             u = _where_not(xp, self.still, a[moves, ...], 0.0)
             self._add_linear_pairs(u, _where_not(xp, self.still, d, 0.0), levels)
@@ -65,10 +65,10 @@ class Shares:
         return shares
 
     def _beside(self, b: Messages, d: Messages) -> tuple[Array, Array]:
-        """Return the scale of d less that of b: nats, and powers of two."""
-        moves = self.moves
-        nats, bits = d.shifts - b.shifts, d.powers - b.powers
-        return nats[moves, ...], bits[moves, ...]
+        """Return the scale of d less that of b before it: nats, and powers of two."""
+        nats = d.shifts[self.ends, ...] - b.shifts[self.moves, ...]
+        bits = d.powers[self.ends, ...] - b.powers[self.moves, ...]
+        return nats, bits
 
     def _levels(self) -> Array | None:
         """Return the scales of matrices, [1 or n, groups, 1]; None where rows in logs have others.
@@ -133,7 +133,7 @@ class Shares:
             left = of_a if self.of.sums.by_logs else xp.zeros_like(of_a)
             right = of_b + (of_a - left)
             u = _where_not(xp, self.still, (a.values - left)[moves, ...], -math.inf)
-            v = _where_not(xp, self.still, (d.values - right)[moves, ...], -math.inf)
+            v = _where_not(xp, self.still, d.values[self.ends, ...] - right[moves, ...], -math.inf)
             nats, bits = self._beside(b, d)
             low = bits * LN2_LOW - ctx.load(xp.log(totals) + tops[..., 0], ctx.widest)[moves, ...]
             scales = [_where_not(xp, self.still, x, 0.0) for x in (nats, bits * LN2_HIGH, low)]

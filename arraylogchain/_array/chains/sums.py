@@ -35,7 +35,7 @@ class Sums:
         as_counts: bool = False,
     ) -> None:
         self.ctx, self.chain, self.workspace, self.as_counts = ctx, chain, workspace, as_counts
-        self.bits = 0 if as_counts else (chain.num_rows * chain.num_steps).bit_length()
+        self.bits = 0 if as_counts else (math.prod(chain.sizes) * chain.num_steps).bit_length()
         self.totals: dict[str, Array] = {}
         # Those in which every row has a place of its own.
         self.apart: set[str] = set()

@@ -9,7 +9,7 @@ import numpy as np
 from arraylogchain._array.chains.pieces import BOTH, LEFT, NOTHING, Block, Messages, Piece
 from arraylogchain._compiled import matrices, paths, recursion
 from arraylogchain._compiled.compiling import Floats, Integers
-from arraylogchain._compiled.matrices import MANY
+from arraylogchain._compiled.matrices import FEW_STATES, MANY
 from arraylogchain._context import Array
 
 # From so many rows on they are taken side by side.
@@ -45,7 +45,14 @@ class Loops:
 
     def advance(self, state: Messages | None, steps: slice, backward: bool, keep: int) -> Block:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
-        weights, scales, forms = self._enter(state, backward)
+        scales, forms = np.zeros((3, G, R)), np.zeros((G, R), np.int8)
+        if state is None:
+            x, forms[...] = self.piece.end(backward)
+        else:
+            x = state.values
+            forms[...] = 0 if state.in_logs is None else state.in_logs.reshape(G, R)
+            scales[0], scales[1] = state.shifts.reshape(G, R), state.powers.reshape(G, R)
+        weights = np.array(x, np.float64, order="C")
         (prepared, proof, few), first = self._matrices("weights", steps, backward)
         arrived = np.empty((S, G, K * R) if keep == BOTH else (2, 1, K * R))
         left = np.empty((2, 1, K * R) if keep == NOTHING else (S + 1, G, K * R))
@@ -127,23 +134,11 @@ class Loops:
             found = matrices.logs_of(given, in_logs)
         else:
             weights, proof = matrices.prepare(piece.ctx, given, in_logs, backward)
-            has_few = self.has_one and piece.groups == 1
+            has_few = self.has_one and piece.groups == 1 and self.K >= FEW_STATES
             found = weights, proof, matrices.few_entries(*weights[:2]) if has_few else MANY
         if self.has_one:
             self._prepared[own] = found
         return found, wanted.start
-
-    def _enter(self, state: Messages | None, backward: bool) -> tuple[Floats, Floats, Any]:
-        """Return a copy of a state, or of what the recursion starts with, as loops take it."""
-        own = self.G, self.R
-        scales, forms = np.zeros((3, *own)), np.zeros(own, np.int8)
-        if state is None:
-            x, forms[...] = self.piece.end(backward)
-        else:
-            x = state.values
-            forms[...] = 0 if state.in_logs is None else state.in_logs.reshape(own)
-            scales[0], scales[1] = state.shifts.reshape(own), state.powers.reshape(own)
-        return np.array(x, np.float64, order="C"), scales, forms
 
     def _potentials(self, steps: slice) -> Floats:
         """Return potentials as [G, R, n, K], not to be written to."""

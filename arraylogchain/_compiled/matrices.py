@@ -20,7 +20,7 @@ _FROM, _TO = 2.0**-8, 2.0**8
 # What sums have to be, relative to terms that were left out.
 _ABOVE = 2.0**54
 # From so many states on entries above zero are counted; such a share of each column is few.
-_FEW_STATES, _FEW_SHARE = 8, 4
+FEW_STATES, _FEW_SHARE = 8, 4
 
 
 # What `recursion.advance` takes: (F, logs, scales) of matrices exp(scales[0]) 2^scales[1] F, flat,
@@ -102,7 +102,7 @@ def logs_of(given: Array, in_logs: bool) -> tuple[Floats, int]:
 def few_entries(F: Floats, logs: Floats) -> tuple[Integers, Floats]:
     """Return rows and logarithms [D, K] of the largest entries of columns, if others are 0."""
     K = math.isqrt(F.shape[-1])
-    if K < _FEW_STATES or np.count_nonzero(F) > K * (K // _FEW_SHARE):
+    if np.count_nonzero(F) > K * (K // _FEW_SHARE):
         return MANY
     logs = (logs if logs.size else np.log(F)).reshape(K, K)
     most = int(np.max(np.count_nonzero(logs > -INF, axis=0)))

@@ -142,14 +142,10 @@ def each(
 
 def total_of(piece: Piece, last: Messages) -> Array:
     """Return the logs of the sums over all paths, [groups, rows], given the last states."""
-    ctx, xp = piece.ctx, piece.ctx.xp
     if last.totals is not None and "final" not in piece.views:
         return last.totals
-    if "final" in piece.views or last.in_logs is not None:
-        found = last_logs(piece, last)
-        return add_scale(log_sum(xp, found.values), found.shifts, found.powers)
-    near, powers = pieces.split(ctx, xp.sum(ctx.load(last.values, ctx.widest), axis=-1))
-    return add_scale(xp.log(near), last.shifts, last.powers + powers)
+    found = last_logs(piece, last)
+    return add_scale(log_sum(piece.ctx.xp, found.values), found.shifts, found.powers)
 
 
 def last_logs(piece: Piece, last: Messages) -> Messages:

@@ -20,7 +20,6 @@ from typing import Any
 from arraylogchain._array.chains.messages import Run, each, last_logs, runs
 from arraylogchain._array.chains.pieces import Messages
 from arraylogchain._array.chains.posterior import Posterior
-from arraylogchain._array.chains.shares import row_sum
 from arraylogchain._array.chains.sums import Sums
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import chunks
@@ -122,7 +121,7 @@ def _near(ctx: Context, x: Messages) -> tuple[Array, Array]:
     if x.in_logs is not None:
         logs = x.in_log_form(ctx).values
         return ctx.xp.exp(logs), logs
-    weights = x.values / row_sum(ctx, x.values)[..., None]
+    weights = x.values / ctx.row_sums(x.values)[..., None]
     return weights, ctx.xp.log(weights)
 
 

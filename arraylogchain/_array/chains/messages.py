@@ -275,7 +275,7 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
         if left.in_logs is not None:
             mask = xp.asarray(left.in_logs, device=ctx.device)
             weights = xp.where(mask[..., None], xp.exp(weights), weights)
-        sums = xp.sum(weights, axis=-1)
+        sums = ctx.row_sums(weights)
         near, powers = pieces.split(ctx, sums)
         parts = total, *_ = xp.log(near), left.shifts, left.powers + powers
         if not steps.start:

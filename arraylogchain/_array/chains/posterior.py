@@ -24,7 +24,7 @@ from typing import Any
 
 from arraylogchain._array.chains.messages import Run, each, last_logs, log_sum, runs
 from arraylogchain._array.chains.pieces import Block, Messages, exp_of_parts, log_parts
-from arraylogchain._array.chains.shares import Shares, row_sum
+from arraylogchain._array.chains.shares import Shares
 from arraylogchain._array.chains.sums import Sums, bounded
 from arraylogchain._context import DOUBLE, SINGLE, Array, Context, whole_maximum, whole_part
 from arraylogchain._fold import chunks
@@ -181,7 +181,7 @@ class Posterior:
         ctx, xp, place = self.ctx, self.ctx.xp, (slice(None),)
         if not in_logs and state.in_logs is None:
             terms = ctx.load(weights, self.precision) * state.values
-            f = self.factors(row_sum(ctx, terms))
+            f = self.factors(ctx.row_sums(terms))
             if f is not None:
                 self.sums.add(name, self.piece, place, state.values * f[..., None])
                 return

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from arraylogchain._array.chains.pieces import Messages, exp_of_parts, log_parts
 from arraylogchain._array.products.certified import certified_product
 from arraylogchain._array.products.factors import Factor
-from arraylogchain._context import LN2_HIGH, LN2_LOW, Array, Context, is_transposed
+from arraylogchain._context import LN2_HIGH, LN2_LOW, Array, is_transposed
 from arraylogchain._fold import chunks
 
 
@@ -49,7 +47,7 @@ class Shares:
         """
         ctx, xp, moves, a = self.ctx, self.ctx.xp, self.moves, self.a.weights(self.ctx)
         shares = _where_not(xp, self.dead, a * self.b.weights(ctx), 0.0)
-        totals = _where_not(xp, self.dead, row_sum(ctx, shares), 1.0)
+        totals = _where_not(xp, self.dead, ctx.row_sums(shares), 1.0)
         f = self.of.factors(totals)
         if f is None:
             return None
@@ -124,7 +122,7 @@ class Shares:
         shares -= tops
         ctx.exp(shares, shares)
         shares = _where_not(xp, self.dead, shares, 0.0)
-        totals = _where_not(xp, self.dead, row_sum(ctx, shares), 1.0)
+        totals = _where_not(xp, self.dead, ctx.row_sums(shares), 1.0)
         shares *= (ctx.load(self.of.g, self.precision) / totals)[..., None]
         if self.dead is not None:
             shares = _where_not(xp, self.dead, shares, 0.0)
@@ -191,14 +189,3 @@ def _where_not(xp: Any, dead: Array | None, x: Array, value: float) -> Array:
     if dead is None:
         return x
     return xp.where(dead[..., None] if x.ndim == 4 else dead, value, x)
-
-
-def row_sum(ctx: Context, x: Array) -> Array:
-    """Return sums along the last axis."""
-    # NumPy adds short rows one by one.
-    if ctx.is_numpy and x.flags.c_contiguous:
-        size = x.shape[-1]
-        return np.matmul(x.reshape(-1, size), np.ones(size, x.dtype)).reshape(x.shape[:-1])
-    if ctx.is_numpy and is_transposed(x):
-        return np.matmul(np.ones(x.shape[-1], x.dtype), x.swapaxes(-1, -2))
-    return ctx.xp.sum(x, axis=-1)

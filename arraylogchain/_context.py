@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._fold import Box, boxes
-from arraylogchain._threads import at_least, share, using
+from arraylogchain._threads import at_least, run_blocks, using
 
 DEFAULT_WORKSPACE = 64 * 2**20
 # NumPy's own buffers for mixed dtypes take up to a few hundred kilobytes.
@@ -229,13 +229,13 @@ class Context:
         """Cut an index space into boxes for one elementwise step each."""
         return boxes(shape, self.block)
 
-    def share(self, work: Callable[[Any], None], items: Sequence[Any]) -> None:
+    def run_all(self, work: Callable[[Any], None], items: Sequence[Any]) -> None:
         """Call `work` on all items, which write to memory of their own; threads share them.
 
         Only NumPy's functions let go of the interpreter and are not shared out already.
         """
         workers = None if self.is_numpy else 1
-        share(lambda start, stop: work(items[start]), len(items), 1, workers)
+        run_blocks(lambda start, stop: work(items[start]), len(items), 1, workers)
 
     def are_within(self, limit: float, *arrays: Array) -> bool:
         """Tell whether all entries are at most `limit` away from 0; False where one is NaN."""

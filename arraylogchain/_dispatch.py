@@ -29,7 +29,7 @@ ENTRY = 64
 KERNEL_STATES = 1024
 
 
-def choose(operation: str, ctx: Context, chain: Chain, workspace: int) -> tuple[str, str]:
+def route(operation: str, ctx: Context, chain: Chain, workspace: int) -> tuple[str, str]:
     """Return the route for an operation on a chain, and why it is taken; from shapes alone."""
     size, (_, rows) = chain.num_states, chain.sizes
     if operation == "log_weight":
@@ -51,12 +51,12 @@ def choose(operation: str, ctx: Context, chain: Chain, workspace: int) -> tuple[
 
 def recursion(operation: str, ctx: Context, chain: Chain, workspace: int) -> Any:
     """Return the recursion that an operation on a chain takes: a `pieces.Backend`, or None."""
-    route, _ = choose(operation, ctx, chain, workspace)
-    if route == "loops":
+    name, _ = route(operation, ctx, chain, workspace)
+    if name == "loops":
         from arraylogchain._compiled.backend import Loops
 
         return Loops
-    if route == "kernels":
+    if name == "kernels":
         from arraylogchain._cuda.chains import KernelRecursion
 
         return KernelRecursion

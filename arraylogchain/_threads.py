@@ -30,7 +30,7 @@ _pool: ThreadPoolExecutor | None = None
 _pool_size = 0
 
 
-def share(
+def run_blocks(
     work: Callable[[int, int], object], count: int, block: int, workers: int | None = None
 ) -> None:
     """Run ``work(start, stop)`` on blocks of `block` of range(count), the last one shorter.

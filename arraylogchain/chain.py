@@ -555,7 +555,7 @@ class LogChain:
             raise ValueError("plan needs arrays in memory, such as one block of a Dask array")
         ctx, chain = _inputs.enter_chain(self._arrays, self._lengths)
         sizes = chain.batch, chain.num_steps, chain.num_states
-        choice = _dispatch.choose(operation, ctx, chain, self._workspace)
+        choice = _dispatch.route(operation, ctx, chain, self._workspace)
         return Plan(operation, *sizes, ctx.result_name, *choice, self._workspace)
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ import pytest
 import arraylogchain as alc
 from arraylogchain import _threads
 from arraylogchain._context import Context
-from arraylogchain._threads import num_workers, share
+from arraylogchain._threads import num_workers, run_blocks
 from tests.checks import run_python
 
 
@@ -35,7 +35,7 @@ def blocks_of(count, block, workers=None):
         found.append((start, stop))
         threads.add(threading.get_ident())
 
-    share(work, count, block, workers)
+    run_blocks(work, count, block, workers)
     return sorted(found), threads
 
 
@@ -49,12 +49,12 @@ def test_every_block_once(count, block, workers):
 
 def test_all_workers_take_part():
     barrier = threading.Barrier(3, timeout=10)
-    share(lambda start, stop: barrier.wait(), 3, 1, workers=3)
+    run_blocks(lambda start, stop: barrier.wait(), 3, 1, workers=3)
 
 
 @pytest.mark.parametrize(("count", "workers"), [(4, 8), (100, 1)])
 def test_small_work_touches_no_pool(count, workers):
-    share(lambda start, stop: None, count, 4, workers)
+    run_blocks(lambda start, stop: None, count, 4, workers)
     assert _threads._pool is None
 
 
@@ -68,7 +68,7 @@ def test_error_states_reach_all_threads():
             barrier.wait()
             np.log(np.zeros(stop - start), out=out[start:stop])
 
-        share(work, 400, 200, workers=2)
+        run_blocks(work, 400, 200, workers=2)
     assert np.all(out == -np.inf)
 
 
@@ -91,7 +91,7 @@ def test_exceptions_propagate_and_leave_nothing_behind(error, raised_by):
         running.discard(start)
 
     with pytest.raises(error, match="from a block"):
-        share(work, 1000, 1, workers=2)
+        run_blocks(work, 1000, 1, workers=2)
     assert len(running) == 1  # the block that raised
     assert len(done) < 500
     assert blocks_of(6, 2)[0] == [(0, 2), (2, 4), (4, 6)]
@@ -105,10 +105,10 @@ def test_calls_from_many_threads_and_from_within():
             def inner(first, last):
                 total[i, start * 8 + first : start * 8 + last] += 1
 
-            share(inner, 8, 1, workers=4)
+            run_blocks(inner, 8, 1, workers=4)
 
         for _ in range(20):
-            share(outer, 8, 1, workers=4)
+            run_blocks(outer, 8, 1, workers=4)
 
     callers = [threading.Thread(target=call, args=(i,), daemon=True) for i in range(8)]
     for caller in callers:
@@ -131,12 +131,12 @@ def test_helpers_that_never_begin_keep_nothing_alive():
             begun.wait(10)
         done.wait(10)
 
-    other = threading.Thread(target=share, args=(long_work, 2, 1, 2))
+    other = threading.Thread(target=run_blocks, args=(long_work, 2, 1, 2))
     other.start()
     begun.wait(10)
     array = np.zeros(3)
     kept = weakref.ref(array)
-    share(lambda start, stop, array=array: None, 4, 1, workers=2)
+    run_blocks(lambda start, stop, array=array: None, 4, 1, workers=2)
     del array
     gc.collect()
     alive = kept() is not None
@@ -149,11 +149,11 @@ def test_helpers_that_never_begin_keep_nothing_alive():
 def test_after_fork():
     code = """
 import os, sys, threading, warnings
-from arraylogchain._threads import share
+from arraylogchain._threads import run_blocks
 warnings.simplefilter("ignore")  # of Python 3.12 and newer: there are threads
 def both():
     barrier = threading.Barrier(2, timeout=10)
-    share(lambda i, j: barrier.wait(), 2, 1, workers=2)
+    run_blocks(lambda i, j: barrier.wait(), 2, 1, workers=2)
 both()
 child = os.fork()
 both()
@@ -166,11 +166,11 @@ if child:
 def test_at_exit_of_the_interpreter():
     code = """
 import atexit
-from arraylogchain._threads import share
+from arraylogchain._threads import run_blocks
 found = []
-share(lambda i, j: None, 8, 1, workers=2)
+run_blocks(lambda i, j: None, 8, 1, workers=2)
 def last():
-    share(lambda i, j: found.append(i), 8, 1, workers=2)
+    run_blocks(lambda i, j: found.append(i), 8, 1, workers=2)
     assert sorted(found) == list(range(8))
     print("done")
 atexit.register(last)
@@ -272,7 +272,7 @@ def test_no_more_workers_than_are_asked_for():
         assert _threads._pool is None
     with _threads.using(3):
         barrier = threading.Barrier(3, timeout=30)
-        share(lambda start, stop: barrier.wait(), 3, 1)
+        run_blocks(lambda start, stop: barrier.wait(), 3, 1)
 
 
 @pytest.mark.parametrize("workers", [0, -2, True, 1.5, "2"])

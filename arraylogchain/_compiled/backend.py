@@ -25,7 +25,7 @@ class Loops:
     row by itself, R being 1.
     """
 
-    rows_together, holds_matrices = 256, True
+    most_rows, holds_matrices = 256, True
 
     def __init__(self, piece: Piece, workspace: int) -> None:
         self.piece, self.K = piece, piece.chain.num_states

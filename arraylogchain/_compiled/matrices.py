@@ -51,9 +51,9 @@ def prepare(ctx: Context, given: Array, in_logs: bool, transposed: bool) -> Prep
         low = np.exp(np.min(lows - scales[0], initial=INF))
     else:
         logs, scales[1] = near_logs(ctx, flat)
-        apart = -scales[1].astype(int)
-        flat = np.ldexp(flat, apart[..., None])
-        low = np.min(np.ldexp(lows, apart), initial=INF)
+        powers = -scales[1].astype(int)
+        flat = np.ldexp(flat, powers[..., None])
+        low = np.min(np.ldexp(lows, powers), initial=INF)
     is_partial = low < _LEAST_ENTRY
     if not (in_logs or is_partial or is_special):
         logs = _NO_LOGS  # those of F are rounded less

@@ -8,10 +8,7 @@ from arraylogchain._compiled import numbers
 from arraylogchain._compiled.compiling import compiled, inlined, inner
 from arraylogchain._compiled.logs import log_entry
 from arraylogchain._compiled.numbers import INF, bring_near_0, exp, largest, maximise, whole_above
-from arraylogchain._compiled.steps import copy_rows, longer, number, take_tops
-
-# Logs are brought near 0 after so many steps: before, little is lost by rounding.
-_TOGETHER = 8
+from arraylogchain._compiled.steps import PERIOD, copy_rows, longer, number, take_tops
 
 
 @compiled
@@ -57,7 +54,7 @@ def best(x, matrices, lengths, state, are_weights, left, room, first):
             copy_rows(out, m, R, begun)
             for j in range(K * R):
                 out[j] += f[j]
-            if t % _TOGETHER == 0:
+            if t % PERIOD == 0:
                 bring_near_0(out, R, tops[i])
             m = out
         for r in range(R):

@@ -35,7 +35,7 @@ def logsumexp_where(out: Array, a: Array, b: Array, wanted: Array) -> None:
             _logsumexps(left[n, rows], right[n], reach, wanted[n, rows], found[n, rows])
 
         rows, cols = wanted.shape[1:]
-        _threads.share(compute, rows, max(1, _BLOCK // (inner * cols)))
+        _threads.run_blocks(compute, rows, max(1, _BLOCK // (inner * cols)))
     out[...] = found
 
 

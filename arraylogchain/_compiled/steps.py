@@ -23,6 +23,8 @@ MOST = 2.0**400
 LINEAR, LOGS, FAILED = range(3)
 # The power of two that a row's largest weight is raised to, and weights that are to be raised.
 RAISED, SMALL = 300, 2.0**200
+# Small weights are raised, and logs brought near 0, after so many steps.
+PERIOD = 8
 # Factors below exp of this may be lost.
 DEEPEST = -700.0
 

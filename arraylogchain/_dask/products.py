@@ -18,7 +18,7 @@ from arraylogchain._fold import fold
 from arraylogchain.einsum import Multiply, evaluate
 
 # Partial results that are joined at a time.
-_TOGETHER = 8
+_FAN_IN = 8
 
 # The arrays of a result: one, or values and indices.
 Arrays = Sequence[da.Array]
@@ -87,7 +87,7 @@ def _joined(
 ) -> Arrays:
     """Return what partial results are together, joined in a tree."""
     while len(parts) > 1:
-        groups = [parts[i : i + _TOGETHER] for i in range(0, len(parts), _TOGETHER)]
+        groups = [parts[i : i + _FAN_IN] for i in range(0, len(parts), _FAN_IN)]
         parts = [of_rows(join, [(x, axes) for y in z for x in y], results) for z in groups]
     return parts[0]
 

@@ -75,8 +75,8 @@ class Entropy(Posterior):
         self.shares_after = shares[:1, ...]
         u, of_u = _near(ctx, forward)
         for some, j, matrix in self.panels(steps.start, int(after.shape[0])):
-            before = self.together(u[some, ...]), self.together(of_u[some, ...])
-            of_after = self.together(after[some, :, :, j])
+            before = self.by_matrix(u[some, ...]), self.by_matrix(of_u[some, ...])
+            of_after = self.by_matrix(after[some, :, :, j])
             found = self._conditional(before, of_after, ctx.load(matrix, self.precision))
             found = xp.sum(xp.reshape(found, (*shape, found.shape[-1])), axis=(1, 3))
             self.entropy = self.entropy + ctx.load(found, ctx.widest)

@@ -25,7 +25,7 @@ class Run:
     `starts` has what its blocks begin with and `left` the messages they leave, where these are
     kept, for which there is memory where it `keeps`; `last` is the state after all of them, and
     `log_z` the logs of the sums over all paths [groups, rows]. There is memory for so many runs
-    `together`.
+    `at_once`.
     """
 
     piece: Piece
@@ -34,7 +34,7 @@ class Run:
     backward: bool = False
     keeps: bool = False
     workspace: int = 0
-    together: int = 1
+    at_once: int = 1
     starts: list[Any] = field(default_factory=list)
     left: list[Messages | None] = field(default_factory=list)
     last: Any = None
@@ -108,13 +108,13 @@ def runs(
     # Groups of different lengths are put in order, which copies their matrices.
     holds = backend.holds_matrices or (chain.lengths is not None and chain.sizes[0] > 1)
     sizes = *chain.sizes, chain.num_steps, chain.num_states, chain.has_one_matrix, holds
-    item = 8 if backend.rows_together else ctx.precision.itemsize
-    groups, rows, count, keeps, workspace, together = pieces.cut(
+    item = 8 if backend.most_rows else ctx.precision.itemsize
+    groups, rows, count, keeps, workspace, at_once = pieces.cut(
         sizes, backend, item, workspace, history, arrays
     )
     for piece in pieces.pieces(ctx, chain, groups, rows):
         blocks = list(chunks(piece.num_steps, count))
-        yield Run(piece, backend(piece, workspace), blocks, backward, keeps, workspace, together)
+        yield Run(piece, backend(piece, workspace), blocks, backward, keeps, workspace, at_once)
 
 
 def each(
@@ -127,15 +127,15 @@ def each(
     found = iter(found)
     for run in found:
         some = [run]
-        if run.together > 1 and (sums is None or sums.has_parts):
-            some += islice(found, run.together - 1)
+        if run.at_once > 1 and (sums is None or sums.has_parts):
+            some += islice(found, run.at_once - 1)
         if len(some) == 1:
             work(run) if sums is None else work(run, sums)
         elif sums is None:
-            ctx.share(work, some)
+            ctx.run_all(work, some)
         else:
             parts = [(run, sums.part()) for run in some]
-            ctx.share(lambda part: work(*part), parts)
+            ctx.run_all(lambda part: work(*part), parts)
             for _, part in parts:
                 sums.join(part)
 

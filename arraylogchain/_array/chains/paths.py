@@ -15,7 +15,7 @@ import numpy as np
 from arraylogchain._array.chains.log_weight import log_weight
 from arraylogchain._array.chains.messages import Run, each, last_logs, put_steps, runs, with_final
 from arraylogchain._array.chains.pieces import Piece
-from arraylogchain._array.chains.recursion import choose, relative
+from arraylogchain._array.chains.recursion import draw_states, relative
 from arraylogchain._context import Array, Context
 from arraylogchain._fold import chunks
 from arraylogchain._inputs import Chain
@@ -113,5 +113,5 @@ def _last_states(piece: Piece, ends: Array, numbers: Array, samples: slice) -> A
         for length in np.unique(piece.lengths):
             is_last = xp.asarray(piece.lengths == length, device=ctx.device)
             u = xp.where(is_last[..., None], piece.read(numbers, (int(length) - 1, samples)), u)
-    states = choose(xp, ends[:, :, None, :], ctx.load(u, ctx.widest))
+    states = draw_states(xp, ends[:, :, None, :], ctx.load(u, ctx.widest))
     return xp.where(u < 0, xp.astype(-1 - u, states.dtype), states)

@@ -176,7 +176,7 @@ class Backend(Protocol):
 
     # Rows of a piece from which on more bring nothing: threads share pieces of so many, and compute
     # in float64. None where all rows are better taken together.
-    rows_together: int | None
+    most_rows: int | None
     # Whether matrices of a block are in memory at a time, not only those of a step, in panels.
     holds_matrices: bool
 
@@ -398,18 +398,18 @@ def cut(
         Whether the messages of all steps of a piece fit beside it; else those between blocks do.
     workspace : int
         Bytes for what a piece takes besides.
-    together : int
+    at_once : int
         How many pieces fit at a time.
     """
     groups, rows, count, size, has_one_matrix, holds_matrices = sizes
-    most = min(groups * rows, backend.rows_together or groups * rows)
+    most = min(groups * rows, backend.most_rows or groups * rows)
     # Bytes of a step of a row: in a block, where arrays in float32 may be widened, with what it has
     # no K of (scales of both directions, sums, factors, masks); and in what is kept. And of a
     # group's matrix: one, or those of four steps, may take a quarter of the workspace.
     step, own = 8 * arrays * size + 104, item * size + 16
     matrix, parts = ENTRY * size * size * holds_matrices, 4 if has_one_matrix else 16
     # Pieces that fit side by side are taken at once, others one after another.
-    threads = min(THREADS, -(-groups * rows // most)) if backend.rows_together else 1
+    threads = min(THREADS, -(-groups * rows // most)) if backend.most_rows else 1
     if max(most * max(8 * step, 2 * count * own * history), parts * matrix) > workspace // threads:
         threads = 1
     workspace //= threads

@@ -223,14 +223,14 @@ class Posterior:
         columns] of a slice of n.
         """
         piece, size, xp = self.piece, self.piece.chain.num_states, self.ctx.xp
-        together = count if piece.chain.has_one_matrix else self.panel // (piece.groups * size**2)
-        for some in chunks(count, max(1, together)):
+        held = count if piece.chain.has_one_matrix else self.panel // (piece.groups * size**2)
+        for some in chunks(count, max(1, held)):
             x = piece.matrices(slice(first + some.start, first + some.stop))
             x = xp.reshape(x, (-1, size, size))
             for j in chunks(size, max(1, self.panel // (int(x.shape[0]) * size))):
                 yield some, j, x[..., j]
 
-    def together(self, x: Array) -> Array:
+    def by_matrix(self, x: Array) -> Array:
         """Return [n, groups, rows, K] as [groups, n * rows, K], or as [groups * n, rows, K]."""
         xp, (count, groups, rows, size) = self.ctx.xp, x.shape
         shape = (groups, -1) if self.piece.chain.has_one_matrix else (groups * count, rows)

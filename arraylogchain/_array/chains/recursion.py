@@ -38,7 +38,7 @@ Weigh = Callable[[Array, int, Array], bool | None]
 class ArrayRecursion:
     """The recursion over a piece in array operations; see `pieces.Backend`."""
 
-    rows_together: int | None = None
+    most_rows: int | None = None
     holds_matrices = False
 
     def __init__(self, piece: Piece, workspace: int) -> None:
@@ -88,8 +88,8 @@ class ArrayRecursion:
         ctx, xp, size = self.ctx, self.ctx.xp, int(before.shape[-1])
         matrix, out[...] = self._given(time)[: before.shape[0], ...], -math.inf
         top = whole_maximum(ctx, matrix, (-2, -1), ctx.precision) if self._in_logs else None
-        together = min(ctx.block, self.workspace // (2 * ctx.precision.itemsize))
-        for k in chunks(size, max(1, together // math.prod(before.shape))):
+        room = min(ctx.block, self.workspace // (2 * ctx.precision.itemsize))
+        for k in chunks(size, max(1, room // math.prod(before.shape))):
             logs = ctx.load(matrix[:, k, :], ctx.precision)
             logs = xp.log(logs) if top is None else logs - top
             terms = before[:, :, k, None] + logs[:, None, :, :]
@@ -106,18 +106,18 @@ class ArrayRecursion:
         ctx, xp = self.ctx, self.ctx.xp
         logs = left.in_log_form(ctx).values
 
-        def choose_one(x: Array, at: Lanes) -> Array:
+        def pick(x: Array, at: Lanes) -> Array:
             below = xp.cumulative_sum(relative(xp, x), axis=-1)
-            return choose(xp, below, ctx.load(uniforms[at], ctx.widest))
+            return draw_states(xp, below, ctx.load(uniforms[at], ctx.widest))
 
-        return self._back(logs, after, steps, choose_one)
+        return self._back(logs, after, steps, pick)
 
     def _back(
-        self, left: Array, after: Array, steps: slice, choose_one: Callable[[Array, Lanes], Array]
+        self, left: Array, after: Array, steps: slice, pick: Callable[[Array, Lanes], Array]
     ) -> Array:
         """Return states [n, groups, rows, paths], each chosen by the logs of what leads through.
 
-        `choose_one` is told at which step and lanes these are.
+        `pick` is told at which step and lanes these are.
         """
         ctx, xp, piece, found = self.ctx, self.ctx.xp, self.piece, []
         for i in reversed(range(steps.stop - steps.start)):
@@ -127,7 +127,7 @@ class ArrayRecursion:
                 at, states = (i, *lanes), after[lanes]
                 logs = ctx.load(left[at], ctx.widest)[:, :, None, :]
                 after = xp.asarray(after, copy=True)
-                after[lanes] = choose_one(logs + self._into(steps.start + i, states), at)
+                after[lanes] = pick(logs + self._into(steps.start + i, states), at)
             found.append(after)
         return xp.stack(found[::-1])
 
@@ -327,7 +327,7 @@ def relative(xp: Any, logs: Array) -> Array:
     return xp.exp(logs - xp.where(xp.isfinite(top), top, 0.0))
 
 
-def choose(xp: Any, below: Array, uniforms: Array) -> Array:
+def draw_states(xp: Any, below: Array, uniforms: Array) -> Array:
     """Draw one of the last axis for each of the others, given sums of weights up to each."""
     total = below[..., -1:]
     level = uniforms[..., None] * total

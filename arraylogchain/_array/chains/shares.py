@@ -87,17 +87,17 @@ class Shares:
         ctx, xp, chain = self.ctx, self.ctx.xp, self.piece.chain
         # Rows side by side are not laid out one after another, which takes longer than products:
         # these are made for each step, of as many steps at a time as a panel has room for.
-        apart = chain.has_one_matrix and is_transposed(u)
+        by_steps = chain.has_one_matrix and is_transposed(u)
         for some, j, x in self.of.panels(self.steps.start, self.moves.stop):
-            if apart:
+            if by_steps:
                 steps = chunks(u.shape[0], max(1, self.of.panel // (u.shape[1] * u.shape[3] ** 2)))
                 products = (ctx.multiply(u[n].mT, v[n][..., j]) for n in steps)
                 pairs = sum(xp.sum(product, axis=0) for product in products)
             else:
-                left = self.of.together(u[some, ...]).mT
-                pairs = ctx.multiply(left, self.of.together(v[some, ...])[..., j])
+                left = self.of.by_matrix(u[some, ...]).mT
+                pairs = ctx.multiply(left, self.of.by_matrix(v[some, ...])[..., j])
             level = levels if chain.has_one_matrix else levels[some, ...]
-            level = ctx.load(self.of.together(level[..., None]), self.precision)
+            level = ctx.load(self.of.by_matrix(level[..., None]), self.precision)
             if not self.of.sums.by_logs:
                 pairs = ctx.scaled(pairs, level)
             else:
@@ -151,8 +151,8 @@ class Shares:
         """
         ctx, xp, precision = self.ctx, self.ctx.xp, self.precision
         for some, j, x in self.of.panels(self.steps.start, self.moves.stop):
-            left, right = (self.of.together(y[some, ...]) for y in (u, v))
-            nats, whole, rest, g = (self.of.together(y[some, ..., None]) for y in scales)
+            left, right = (self.of.by_matrix(y[some, ...]) for y in (u, v))
+            nats, whole, rest, g = (self.of.by_matrix(y[some, ..., None]) for y in scales)
             logs, small = log_parts(ctx, x, "transitions" in self.piece.chain.logs)
             top, column = xp.max(g, axis=-2, keepdims=True), xp.max(logs, axis=-2, keepdims=True)
             # Columns without entries are balanced as others are.

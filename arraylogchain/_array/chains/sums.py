@@ -22,8 +22,8 @@ class Sums:
         Whether these are marginals, one for each row, and expected counts: 'transitions' collects
         derivatives with respect to logarithms.
     totals : dict of str to array
-        By name, those that are wanted. All but potentials that are `apart` hold 2**-bits of what is
-        added, so that no sum of what is as large as a number can be leaves the range.
+        By name, those that are wanted. All but potentials that are `by_row` hold 2**-bits of what
+        is added, so that no sum of what is as large as a number can be leaves the range.
     """
 
     def __init__(
@@ -38,17 +38,17 @@ class Sums:
         self.bits = 0 if as_counts else (math.prod(chain.sizes) * chain.num_steps).bit_length()
         self.totals: dict[str, Array] = {}
         # Those in which every row has a place of its own.
-        self.apart: set[str] = set()
+        self.by_row: set[str] = set()
         for name in wanted:
             like, dtype = chain.parts[name], ctx.dtype(ctx.widest)
             shape = tuple(like.shape)
             if name == "potentials" and as_counts:
                 shape = (*chain.batch, *shape[-2:])
-            if shape[: -len(PARTS[name].axes)] == chain.batch:
-                self.apart.add(name)
-            if name == "potentials" and name in self.apart:
+            if by_row := shape[: -len(PARTS[name].axes)] == chain.batch:
+                self.by_row.add(name)
+            if name == "potentials" and by_row:
                 dtype = ctx.result_dtype if as_counts else like.dtype
-            elif (name in self.apart and shape[-3:-2] != (1,)) or 64 * math.prod(shape) > workspace:
+            elif (by_row and shape[-3:-2] != (1,)) or 64 * math.prod(shape) > workspace:
                 dtype = ctx.dtype(ctx.precision)
             self.totals[name] = ctx.xp.zeros(shape, dtype=dtype, device=ctx.device)
 
@@ -60,14 +60,14 @@ class Sums:
     @property
     def has_parts(self) -> bool:
         """Whether threads may have sums of their own: those of several would take no more room."""
-        shared = [x for name, x in self.totals.items() if name not in self.apart]
+        shared = [x for name, x in self.totals.items() if name not in self.by_row]
         return bool(THREADS * sum(8 * math.prod(x.shape) for x in shared) <= self.workspace // 4)
 
     def part(self) -> Sums:
         """Return zeros for some of the rows, to be `join`ed in their order."""
         part, xp = copy(self), self.ctx.xp
         part.totals = {
-            name: total if name in self.apart else xp.zeros_like(total)
+            name: total if name in self.by_row else xp.zeros_like(total)
             for name, total in self.totals.items()
         }
         return part
@@ -85,7 +85,7 @@ class Sums:
         summed.
         """
         xp, total = self.ctx.xp, self.totals[name]
-        if name == "potentials" and name in self.apart:
+        if name == "potentials" and name in self.by_row:
             if not (self.as_counts or total.dtype == values.dtype):
                 values = bounded(self.ctx, values, total.dtype)
             piece.write(total, values, place)
@@ -112,7 +112,7 @@ class Sums:
         ctx, found = self.ctx, {}
         for name, total in self.totals.items():
             dtype = ctx.result_dtype if self.as_counts else self.chain.parts[name].dtype
-            scale = 1.0 if name == "potentials" and name in self.apart else 2.0**self.bits
+            scale = 1.0 if name == "potentials" and name in self.by_row else 2.0**self.bits
             if (scale != 1.0 or total.dtype != dtype) and 0 not in total.shape:
                 for box in ctx.blocks(shape_of(total)):
                     total[box] = bounded(ctx, total[box] * scale, dtype)

@@ -55,7 +55,7 @@ class Factor:
     taken : array or None
         The whole numbers that come off: nats of every line of logs, [batch, m, 1] or [batch, 1, n],
         or powers of two of linear weights, [batch, 1, 1].
-    apart : array [batch, 1, 1] or None
+    base : array [batch, 1, 1] or None
         What of these is kept apart.
     kept : array or None
         All weights, after `keep`.
@@ -70,7 +70,7 @@ class Factor:
     finite: bool = False
     precision: Precision = None  # type: ignore[assignment]
     taken: Array = None
-    apart: Array = None
+    base: Array = None
     kept: Array = None
     largest: Array = None
 
@@ -89,7 +89,7 @@ class Factor:
             top = xp.max(top, axis=(-2, -1), keepdims=True)
             if is_linear:
                 tops = top = xp.log2(top)
-            self.apart = whole_part(ctx, top, self.precision)
+            self.base = whole_part(ctx, top, self.precision)
         self.taken = whole_part(ctx, tops, self.precision)
         if self.finite:
             self.taken = xp.where(self.maxima < math.inf, self.taken, math.inf)
@@ -99,10 +99,10 @@ class Factor:
         """What is kept apart, nats and powers of two, [batch, 1, 1], in the widest precision."""
         ctx, shape = self.ctx, (self.values.shape[0], 1, 1)
         nothing = ctx.xp.zeros(shape, dtype=ctx.dtype(ctx.widest), device=ctx.device)
-        if self.apart is None:
+        if self.base is None:
             return nothing, nothing
-        apart = ctx.load(self.apart, ctx.widest)
-        return (apart, nothing) if self.in_logs else (nothing, apart)
+        base = ctx.load(self.base, ctx.widest)
+        return (base, nothing) if self.in_logs else (nothing, base)
 
     @property
     def maxima(self) -> Array:
@@ -117,7 +117,7 @@ class Factor:
         """What to add to the logs of sums for every line, if there is something."""
         if self.taken is None or not self.in_logs:
             return None
-        return self.taken if self.apart is None else self.taken - self.apart
+        return self.taken if self.base is None else self.taken - self.base
 
     def weights(self, k: slice = _EVERY) -> Array:
         """Return the weights of some terms."""
@@ -160,10 +160,10 @@ class Factor:
         ctx, xp = self.ctx, self.ctx.xp
         x = ctx.load(self._terms(self.values, k), self.precision)
         if self.in_logs:
-            return x if self.apart is None else x - self.apart
+            return x if self.base is None else x - self.base
         # The logarithm of a tiny weight would be rounded at its size: its own power is taken off.
         powers = whole_part(ctx, xp.log2(x), self.precision)
-        rest = powers if self.apart is None else powers - self.apart
+        rest = powers if self.base is None else powers - self.base
         return add_scale(xp.log(ctx.scaled(x, -powers)), 0.0, rest)
 
     def present(self, k: slice) -> Array:
@@ -180,9 +180,9 @@ class Factor:
 
         part, ctx = copy(self), self.ctx
         part.values, part.kept, part.precision = self.values[box], None, precision or self.precision
-        part.largest, taken, apart = (lines(x) for x in (self.largest, self.taken, self.apart))
+        part.largest, taken, base = (lines(x) for x in (self.largest, self.taken, self.base))
         part.taken = taken if taken is None else ctx.load(taken, part.precision)
-        part.apart = apart if apart is None else ctx.load(apart, part.precision)
+        part.base = base if base is None else ctx.load(base, part.precision)
         return part
 
 

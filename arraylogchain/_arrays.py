@@ -85,8 +85,7 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
         return _through_cupy(xp, given, result_name)
     hosted = {name: _to_numpy(name, x) for name, x in given.items()}
     # A library that can only export gets NumPy arrays back.
-    leave = getattr(xp, "from_dlpack", None)
-    return _context(np, None, result_name, leave), hosted
+    return _numpy_context(result_name, getattr(xp, "from_dlpack", None)), hosted
 
 
 def _enter_tensors(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
@@ -106,7 +105,7 @@ def _enter_tensors(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Ar
             "read; a dense one, outside of torch.func transforms, would do"
         ) from None
     if on_cpu:
-        return _tensor_context(result), ready
+        return _numpy_context(result, torch.from_numpy), ready
     check_same("device", {name: x.device for name, x in given.items()})
     return native_context(array_api_compat.array_namespace(x), x.device, result), ready
 
@@ -125,14 +124,9 @@ def numpy_context(given: Mapping[str, Array]) -> Context | None:
     return None if name is None else _numpy_context(name)
 
 
-@lru_cache(maxsize=len(_FLOATING))
-def _tensor_context(result_name: str) -> Context:
-    return _context(np, None, result_name, sys.modules["torch"].from_numpy)
-
-
-@lru_cache(maxsize=len(_FLOATING))
-def _numpy_context(result_name: str) -> Context:
-    return _context(np, None, result_name, None)
+@cache
+def _numpy_context(result_name: str, hand_back: Callable[[Array], Array] | None = None) -> Context:
+    return _context(np, None, result_name, hand_back)
 
 
 def native_context(xp: Any, device: Any, result_name: str) -> Context:

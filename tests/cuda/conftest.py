@@ -50,8 +50,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], Any]]:
     """Return what puts NumPy arrays, and torch tensors on the CPU, on a device; None for none."""
 
     def forget() -> None:
-        for context in (_arrays._numpy_context, _arrays._tensor_context):
-            context.cache_clear()
+        _arrays._numpy_context.cache_clear()
 
     def on(device: Any) -> Any:
         monkeypatch.setattr(_arrays, "_kernels_for", lambda *_: device)

@@ -305,16 +305,15 @@ def add_scale(logs: Array, shifts: Array, powers: Array) -> Array:
     return (shifts + powers * LN2_HIGH + logs) + powers * LN2_LOW
 
 
-def whole_maximum(ctx: Context, x: Array, axis: Any, precision: Precision) -> Array:
+def whole_maximum(xp: Any, x: Array, axis: Any = -1) -> Array:
     """Return maxima rounded to integers, 0 where they are not finite; axes are kept."""
-    return whole_part(ctx, ctx.xp.max(x, axis=axis, keepdims=True), precision)
+    return whole_part(xp, xp.max(x, axis=axis, keepdims=True))
 
 
-def whole_part(ctx: Context, x: Array, precision: Precision) -> Array:
+def whole_part(xp: Any, x: Array) -> Array:
     """Return x rounded to integers, 0 where it is not finite."""
-    xp = ctx.xp
-    x = xp.round(ctx.load(x, precision))
-    return xp.where(xp.isfinite(x), x, xp.zeros_like(x))
+    x = xp.round(x)
+    return xp.where(xp.isfinite(x), x, 0.0)
 
 
 def check_workspace(workspace: int | None) -> int:

@@ -100,21 +100,21 @@ class _Matrices:
 
     @classmethod
     def of(cls, ctx: Context, x: Array, in_logs: bool) -> _Matrices:
-        xp, precision = ctx.xp, ctx.precision
-        x = ctx.load(x, precision)
+        xp = ctx.xp
+        x = ctx.load(x, ctx.precision)
         if not in_logs:
             x = xp.where(x < 0, xp.full_like(x, math.nan), x)
         tops = xp.max(x, axis=-2, keepdims=True)
         largest = xp.max(tops, axis=-1, keepdims=True)
         if in_logs:
-            tops, largest = (whole_part(ctx, z, precision) for z in (tops, largest))
+            tops, largest = (whole_part(xp, z) for z in (tops, largest))
             logs, high = x - tops, tops - largest
             factors, low = xp.exp(logs), xp.zeros_like(high)
         else:
-            tops, largest = (whole_part(ctx, xp.log2(z), precision) for z in (tops, largest))
+            tops, largest = (whole_part(xp, xp.log2(z)) for z in (tops, largest))
             factors, high, low = ctx.scaled(x, -tops), *_nats(tops - largest)
             # Each by its own power of two: the log of a tiny weight would be rounded at its size.
-            own = whole_part(ctx, xp.log2(x), precision)
+            own = whole_part(xp, xp.log2(x))
             whole, rest = _nats(own - tops)
             logs = whole + (xp.log(ctx.scaled(x, -own)) + (rest + low))
         scales = ctx.kernels.empty((*largest.shape[:2], 2), "float64")

@@ -162,7 +162,7 @@ def with_final(piece: Piece, logs: Array) -> tuple[Array, Array]:
     if "final" not in piece.views:
         return logs, 0.0
     whole, rest = pieces.log_parts(ctx, *piece.end(backward=True))
-    shift = whole_maximum(ctx, logs + whole, -1, ctx.widest)
+    shift = whole_maximum(ctx.xp, logs + whole)
     return (logs + (whole - shift)) + rest, shift[..., 0]
 
 

@@ -187,7 +187,7 @@ class Posterior:
                 return
         values = ctx.load(state.in_log_form(ctx).values, ctx.widest)
         whole, rest = log_parts(ctx, weights, in_logs)
-        shift = whole_maximum(ctx, values + whole, -1, ctx.widest)
+        shift = whole_maximum(xp, values + whole)
         joint = (values + (whole - shift)) + rest
         total, g = log_sum(xp, joint)[..., None], self.g[..., None]
         dead = (total == -math.inf) | (g == 0)
@@ -196,7 +196,7 @@ class Posterior:
         else:
             del joint, whole, rest  # memory, beside all messages
             # Both may be out of range where their product is not.
-            near, parts = whole_part(ctx, values, ctx.widest), log_parts(ctx, xp.abs(g), False)
+            near, parts = whole_part(xp, values), log_parts(ctx, xp.abs(g), False)
             found = exp_of_parts(ctx, (near - shift) + parts[0], (values - near) - total + parts[1])
             found = found * xp.sign(g)
         self.sums.add(name, self.piece, place, xp.where(dead, 0.0, found))

@@ -87,7 +87,7 @@ class ArrayRecursion:
         """Write max_k before[k] + log P[k, :], but for a shift, some k at a time."""
         ctx, xp, size = self.ctx, self.ctx.xp, int(before.shape[-1])
         matrix, out[...] = self._given(time)[: before.shape[0], ...], -math.inf
-        top = whole_maximum(ctx, matrix, (-2, -1), ctx.precision) if self._in_logs else None
+        top = whole_maximum(xp, matrix, (-2, -1)) if self._in_logs else None
         room = min(ctx.block, self.workspace // (2 * ctx.precision.itemsize))
         for k in chunks(size, max(1, room // math.prod(before.shape))):
             logs = ctx.load(matrix[:, k, :], ctx.precision)
@@ -144,7 +144,7 @@ class ArrayRecursion:
             index = xp.broadcast_to(flat[:, None, :], (groups, matrix.shape[1], rows * paths))
             columns = xp.take_along_axis(matrix, index, axis=2)
         x = ctx.load(columns.mT, ctx.widest)
-        x = x - whole_maximum(ctx, x, -1, ctx.widest) if self._in_logs else xp.log(x)
+        x = x - whole_maximum(xp, x) if self._in_logs else xp.log(x)
         return xp.reshape(x, (groups, rows, paths, x.shape[-1]))
 
     def _given(self, time: int) -> Array:
@@ -171,7 +171,7 @@ class ArrayRecursion:
 
         x = ctx.load(x, ctx.widest)
         if in_logs:
-            shift = whole_maximum(ctx, x, -1, ctx.widest)
+            shift = whole_maximum(xp, x)
             return state(x - shift, shift[..., 0], nothing, True)
         x = xp.where(x < 0, math.nan, x)
         if not logs_only and ctx.are_between(x, LEAST, MOST):
@@ -202,7 +202,7 @@ class _Walk:
         weights, tops = ctx.empty(tuple(x.shape), x.dtype), None
         ctx.apply(xp.exp, x, out=weights)
         if not ctx.are_between(weights, 1.0 / WIDEST, WIDEST):
-            tops = whole_maximum(ctx, x, -1, ctx.precision)
+            tops = whole_maximum(xp, x)
             ctx.apply(xp.exp, x - tops, out=weights)
             if not ctx.are_between(weights, LEAST, WIDEST):
                 return None
@@ -235,12 +235,12 @@ class _Walk:
         """Take the steps in logs, with sums or maxima as products."""
         ctx, xp, begin = self.ctx, self.ctx.xp, begin.in_log_form(self.ctx)
         # Their own shift first, so that large potentials do not swallow small differences.
-        tops = whole_maximum(ctx, x, -1, ctx.precision)
+        tops = whole_maximum(xp, x)
         x = x - tops
 
         def weigh(arrived: Array, i: int, out: Array) -> None:
             ctx.apply(xp.add, arrived, x[i, ...], out=out)
-            top = whole_maximum(ctx, out, -1, ctx.precision)
+            top = whole_maximum(xp, out)
             ctx.apply(xp.subtract, out, top, out=out)
             for whole in (tops[i, ...], top):  # widened first, to be added exactly
                 self.shifts = self.shifts + ctx.load(whole[..., 0], ctx.widest)

@@ -17,7 +17,7 @@ from typing import Any
 from arraylogchain._array.products.certified import logmatmulexp
 from arraylogchain._array.products.gradients import logmatmulexp_gradients
 from arraylogchain._arrays import detached
-from arraylogchain._context import Array, Context, shape_of
+from arraylogchain._context import Array, Context, shape_of, whole_part
 from arraylogchain._fold import Shape, boxes, chunks, fold
 
 Multiply = Callable[[Array, Array], tuple[Array, Any]]
@@ -71,8 +71,7 @@ def whole_maxima(xp: Any, x: Array, axis: Any = (-2, -1)) -> Array:
     the range of the entries and not with their size. To derivatives they are constants.
     """
     tops = (xp.sum if 0 in x.shape else xp.max)(detached(x), axis=axis, keepdims=True)
-    tops = xp.round(tops)
-    return xp.where(xp.isfinite(tops), tops, xp.zeros_like(tops))
+    return whole_part(xp, tops)
 
 
 def _in_pairs(xp: Any, x: Array, multiply: Multiply) -> tuple[Array, Pull]:

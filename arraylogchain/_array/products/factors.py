@@ -89,8 +89,8 @@ class Factor:
             top = xp.max(top, axis=(-2, -1), keepdims=True)
             if is_linear:
                 tops = top = xp.log2(top)
-            self.base = whole_part(ctx, top, self.precision)
-        self.taken = whole_part(ctx, tops, self.precision)
+            self.base = whole_part(xp, top)
+        self.taken = whole_part(xp, tops)
         if self.finite:
             self.taken = xp.where(self.maxima < math.inf, self.taken, math.inf)
 
@@ -162,7 +162,7 @@ class Factor:
         if self.in_logs:
             return x if self.base is None else x - self.base
         # The logarithm of a tiny weight would be rounded at its size: its own power is taken off.
-        powers = whole_part(ctx, xp.log2(x), self.precision)
+        powers = whole_part(xp, xp.log2(x))
         rest = powers if self.base is None else powers - self.base
         return add_scale(xp.log(ctx.scaled(x, -powers)), 0.0, rest)
 

@@ -125,7 +125,6 @@ class Posterior:
 
     def __init__(self, run: Run, sums: Sums, cotangent: Array | None) -> None:
         self.run, self.piece, self.sums = run, run.piece, sums
-        self.wants_pairs = "transitions" in sums.totals
         self.panel = run.workspace // (8 * 10)  # entries: matrices, their parts, logs and products
         self.ctx = ctx = run.piece.ctx
         self.precision = DOUBLE if run.last.values.dtype == ctx.xp.float64 else SINGLE

@@ -32,8 +32,9 @@ class Shares:
         self.of, self.ctx, self.piece, self.steps = of, of.ctx, of.piece, steps
         self.a, self.b, self.d = a, b, d
         self.precision = of.precision
-        last = min(steps.stop, self.piece.num_steps - 1) if of.wants_pairs else steps.start
-        self.moves, self.ends = slice(0, last - steps.start), slice(1, last - steps.start + 1)
+        has_pairs = "transitions" in of.sums.totals
+        count = min(steps.stop, of.piece.num_steps - 1) - steps.start if has_pairs else 0
+        self.moves, self.ends = slice(0, count), slice(1, count + 1)
         self.dead = self.still = of.idle
         real = self.piece.real(slice(steps.start, steps.stop + 1))
         if real is not None:

@@ -21,6 +21,8 @@ class Sums:
     as_counts : bool
         Whether these are marginals, one for each row, and expected counts: 'transitions' collects
         derivatives with respect to logarithms.
+    by_logs : bool
+        Whether sums over pairs are those of weights, not derivatives with respect to them.
     totals : dict of str to array
         By name, those that are wanted. All but potentials that are `by_row` hold 2**-bits of what
         is added, so that no sum of what is as large as a number can be leaves the range.
@@ -36,6 +38,7 @@ class Sums:
     ) -> None:
         self.ctx, self.chain, self.workspace, self.as_counts = ctx, chain, workspace, as_counts
         self.bits = 0 if as_counts else (math.prod(chain.sizes) * chain.num_steps).bit_length()
+        self.by_logs = as_counts or "transitions" in chain.logs
         self.totals: dict[str, Array] = {}
         # Those in which every row has a place of its own.
         self.by_row: set[str] = set()
@@ -51,11 +54,6 @@ class Sums:
             elif (by_row and shape[-3:-2] != (1,)) or 64 * math.prod(shape) > workspace:
                 dtype = ctx.dtype(ctx.precision)
             self.totals[name] = ctx.xp.zeros(shape, dtype=dtype, device=ctx.device)
-
-    @property
-    def by_logs(self) -> bool:
-        """Whether sums over pairs are those of weights, not derivatives with respect to them."""
-        return self.as_counts or "transitions" in self.chain.logs
 
     @property
     def has_parts(self) -> bool:

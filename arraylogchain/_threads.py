@@ -20,8 +20,8 @@ from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 
-# How many threads the caller wants.
-_wanted: ContextVar[int | None] = ContextVar("workers", default=None)
+# How many threads the caller wants, None for as many as the process may use.
+wanted: ContextVar[int | None] = ContextVar("workers", default=None)
 
 # What the threads of the pool, within whose blocks nothing is shared out again, are called.
 _NAME = "arraylogchain"
@@ -53,7 +53,7 @@ def run_blocks(
     if 0 < count <= block:
         work(0, count)
         return
-    limit = workers or _wanted.get() or num_workers()
+    limit = workers or wanted.get() or num_workers()
     helpers = min(limit, -(-count // block)) - 1
     starts = deque(range(0, count, block))
     # Emptied at the end: helpers that never began stay in the pool's queue until a thread is free.
@@ -107,16 +107,11 @@ def using(workers: int | None) -> AbstractContextManager[None]:
 
 @contextmanager
 def _using(workers: int) -> Iterator[None]:
-    token = _wanted.set(workers)
+    token = wanted.set(workers)
     try:
         yield
     finally:
-        _wanted.reset(token)
-
-
-def wanted() -> int | None:
-    """Return how many threads `using` allows here, None if it says nothing."""
-    return _wanted.get()
+        wanted.reset(token)
 
 
 @cache

@@ -255,7 +255,7 @@ def test_as_many_workers_as_are_asked_for(monkeypatch, name):
     seen, leave = [], Context.leave
 
     def left(self, found):
-        seen.append(_threads.wanted())
+        seen.append(_threads.wanted.get())
         return leave(self, found)
 
     monkeypatch.setattr(Context, "leave", left)
@@ -263,7 +263,7 @@ def test_as_many_workers_as_are_asked_for(monkeypatch, name):
     assert set(seen) == {1, 3}
     for parts in zip(*(x if isinstance(x, tuple) else (x,) for x in found), strict=True):
         np.testing.assert_array_equal(*parts)
-    assert _threads.wanted() is None
+    assert _threads.wanted.get() is None
 
 
 def test_no_more_workers_than_are_asked_for():

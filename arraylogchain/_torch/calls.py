@@ -45,7 +45,7 @@ class Operation:
     second: Callable[..., Tensors]
 
     def __init__(self) -> None:
-        self.workers = _threads.wanted()
+        self.workers = _threads.wanted.get()
 
     def call_second(self, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor) -> Tensors:
         """Return what `second` does of tensors as they come, differentiably."""

@@ -1,4 +1,4 @@
-"""The products: check the arguments, choose the tiles, run."""
+"""The products: check the arguments, pick what computes, run."""
 
 from __future__ import annotations
 

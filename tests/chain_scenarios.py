@@ -378,6 +378,9 @@ def scenarios() -> Iterator[tuple[str, Callable[..., Options], tuple]]:
     but_filtered = ("log_partition", "messages", "posterior", "gradients", "entropy", "paths")
     options = {"x": normal(2, 9, 3, sd=1e17), "transitions": uniform(3, 3), "only": but_filtered}
     yield "beyond 2**53", dict, (options,)
+    L = np.array([[0, -INF], [-INF, -1e19]])
+    options = {"x": np.array([[-INF, 0], [0, -1e3]]), "log_transitions": L}
+    yield "a step beyond 2**53", dict, (options,)
     x = 3e15 + np.round(normal(2, 9, 3))
     yield "growing beyond 2**53", dict, ({"x": x, "transitions": uniform(3, 3)},)
     for form in FORMS:

@@ -21,7 +21,7 @@ from arraylogchain._array.chains.messages import Run, each, last_logs, runs
 from arraylogchain._array.chains.pieces import Messages
 from arraylogchain._array.chains.posterior import Posterior
 from arraylogchain._array.chains.sums import Sums
-from arraylogchain._context import Array, Context
+from arraylogchain._context import Array, Context, whole_maximum
 from arraylogchain._fold import chunks
 from arraylogchain._inputs import Chain
 
@@ -120,6 +120,7 @@ def _near(ctx: Context, x: Messages) -> tuple[Array, Array]:
     """Return weights relative to about the largest of each step, and their logs."""
     if x.in_logs is not None:
         logs = x.in_log_form(ctx).values
+        logs = logs - whole_maximum(ctx.xp, logs)
         return ctx.xp.exp(logs), logs
     weights = x.values / ctx.row_sums(x.values)[..., None]
     return weights, ctx.xp.log(weights)

@@ -271,13 +271,15 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
 
     def put(piece: Piece, steps: slice, left: Messages) -> None:
         # In the widest precision: `Messages.weights` may lose what is a normal number as a share.
-        weights = ctx.load(left.values, ctx.widest)
+        weights, tops = ctx.load(left.values, ctx.widest), 0.0
         if left.in_logs is not None:
-            mask = xp.asarray(left.in_logs, device=ctx.device)
-            weights = xp.where(mask[..., None], xp.exp(weights), weights)
+            mask = xp.asarray(left.in_logs, device=ctx.device)[..., None]
+            tops = xp.where(mask, whole_maximum(xp, weights), 0.0)
+            weights = xp.where(mask, xp.exp(weights - tops), weights)
+            tops = tops[..., 0]
         sums = ctx.row_sums(weights)
         near, powers = pieces.split(ctx, sums)
-        parts = total, *_ = xp.log(near), left.shifts, left.powers + powers
+        parts = total, *_ = xp.log(near) + tops, left.shifts, left.powers + powers
         if not steps.start:
             # Nothing comes before the first step.
             for x in parts:

@@ -42,8 +42,9 @@ class Messages:
 
     The true logarithm is ``log(values) + shifts + powers * log(2)`` in rows that are linear, and
     ``values + shifts + powers * log(2)`` in rows that are in logs, whose values are near 0: the
-    largest of a row at most about 1, and not far below. -inf in logs, and 0 in linear weights, is
-    an exact zero; linear rows are proved: every weight is right to rounding, and finite.
+    largest of a row about 0, or off by the rounding of what has been moved into the scale. -inf in
+    logs, and 0 in linear weights, is an exact zero; linear rows are proved: every weight is right
+    to rounding, and finite.
 
     Attributes
     ----------

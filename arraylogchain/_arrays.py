@@ -63,8 +63,7 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     torch = sys.modules.get("torch")
     if torch is not None and all(isinstance(x, torch.Tensor) for x in given.values()):
         return _enter_tensors(given)
-    namespaces = {name: namespace_of(name, x) for name, x in given.items()}
-    check_same("library", {name: library_name(xp) for name, xp in namespaces.items()})
+    xp = common_namespace(given)
     if jax := sys.modules.get("jax"):
         for name, x in given.items():
             if isinstance(x, jax.core.Tracer):
@@ -72,7 +71,6 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
                     f"{name} is traced by JAX, without values; call this outside of jax.jit"
                 )
     check_same("device", {name: array_api_compat.device(x) for name, x in given.items()})
-    xp = next(iter(namespaces.values()))
     # By names: array_api_strict warns where a cache compares its dtypes.
     result_name = check_dtypes(tuple((name, dtype_name(x.dtype)) for name, x in given.items()), xp)
     device = array_api_compat.device(next(iter(given.values())))
@@ -175,16 +173,23 @@ def _kernels_for(xp: Any, device: Any) -> Any:
     return None if isinstance(found, str) else found
 
 
+def common_namespace(given: Mapping[str, Array]) -> Any:
+    """Return the namespace of arrays; raise where they are of several libraries."""
+    namespaces = {name: namespace_of(name, x) for name, x in given.items()}
+    check_same("library", {name: library_name(xp) for name, xp in namespaces.items()})
+    return next(iter(namespaces.values()))
+
+
 def namespace_of(name: str, x: Array) -> Any:
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(
             f"{name} is a masked array, whose mask would be lost; "
-            f"fill it first, e.g. {name}.filled(-np.inf)"
+            f"fill it first, by {name}.filled(...)"
         )
     try:
         return array_api_compat.array_namespace(x)
     except TypeError:
-        if hasattr(x, "__dlpack__"):
+        if hasattr(x, "__dlpack__") and hasattr(x, "device"):
             return sys.modules[type(x).__module__.partition(".")[0]]
     raise TypeError(
         f"{name} must be an array of floating-point numbers (NumPy, CuPy, torch, ...), "
@@ -380,20 +385,23 @@ def on_host(name: str, x: Any) -> np.ndarray:
     try:
         if hasattr(x, "detach") and hasattr(x, "cpu"):
             # Within a transform, what is computed has no memory, though its values are known.
-            x = x.cpu().numpy() if are_plain(x.cpu()) else x.tolist()
+            x = x.detach().cpu()
+            x = x.numpy() if are_plain(x) else x.tolist()
         elif hasattr(x, "get") and hasattr(x, "device"):  # CuPy
             x = x.get()
         elif hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray):
             x = np.from_dlpack(x)
         return np.asarray(x)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+    except (BufferError, RuntimeError, TypeError, ValueError):
         if not are_plain(x):
             raise NotImplementedError(
                 f"{name} has no values that can be read here, as under torch.func.vmap; call this "
                 "outside of it, on all rows at once"
             ) from None
         kind = type(x).__name__
-        raise TypeError(f"{name} must be an array of integers, got a {kind}: {error}") from None
+        raise TypeError(
+            f"{name} must be an array of integers, and this {kind} makes none"
+        ) from None
 
 
 @cache

@@ -138,6 +138,7 @@ class LogChain:
             if elsewhere := self._lazy():
                 elsewhere.Pieces(self)
             else:
+                _arrays.common_namespace(self._given())
                 _inputs.check_shapes(self._given())
             return
         _inputs.check_weights(*_inputs.enter_chain(self._arrays, self._lengths))
@@ -522,6 +523,7 @@ class LogChain:
         """Return the transitions, or their logarithms, as they were given."""
         return self._arrays.get("transitions", self._arrays.get("log_transitions"))
 
+    @eager
     def plan(self, operation: str = "log_partition") -> Plan:
         """Return how a method will compute; print it.
 
@@ -558,6 +560,7 @@ class LogChain:
         choice = _dispatch.route(operation, ctx, chain, self._workspace)
         return Plan(operation, *sizes, ctx.result_name, *choice, self._workspace)
 
+    @eager
     def __repr__(self) -> str:
         given = self._given()
         parts = [f"{name}={list(np.shape(x))}" for name, x in self._arrays.items()]

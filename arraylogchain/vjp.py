@@ -263,9 +263,9 @@ def logchainexp(
     """
     budget, given = check_workspace(workspace), products.named(matrices)
     is_stack = "matrices" in given
-    products.check_shapes(given)
 
     def compute(ctx: Context, *factors: Array) -> Computed:
+        products.check_shapes(given)
         return chain_and_pullback(ctx, list(factors), is_stack, budget)
 
     value, pullback = _with_pullback("logchainexp", given, workers, compute)
@@ -352,6 +352,7 @@ def _with_pullback(
         value = ctx.leave(found)
     first = value[0] if isinstance(value, tuple) else value
 
+    @eager
     def pullback(cotangent: Array) -> tuple[Any, ...]:
         g = _enter_cotangent(ctx, first, cotangent, ready.values())
         with ctx.computing(workers):
@@ -433,6 +434,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         value = ctx.leave(found)
     names = dict(zip(ChainGradients._fields, PARTS, strict=True))
 
+    @eager
     def pullback(
         cotangent: Array, wanted: Collection[str] = ChainGradients._fields
     ) -> ChainGradients:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 import benchmarks.contestants  # noqa: F401  registers everyone
 from benchmarks import __main__ as command
-from benchmarks import compare, machine, references, report, runner
+from benchmarks import machine, references, report, runner
 from benchmarks.cases import CASES, SHOWN
 from benchmarks.definitions import CONTESTANTS, REFERENCES, Case, Contestant
 from benchmarks.devices import Cpu, host
@@ -151,26 +150,6 @@ def test_memory_is_counted():
     torch = import_or_skip("torch")
     peak, _ = Cpu().peak("torch", lambda: torch.ones(1000).double() * 2 + np.ones(1000).sum())
     assert 16_000 <= peak < 60_000
-
-
-# two checkouts ------------------------------------------------------------------------------------
-
-
-@pytest.mark.exhaustive
-def test_checkouts_are_compared(tmp_path, capsys):
-    """With a copy in which one function fails and another ends the process."""
-    ignored = shutil.ignore_patterns("__pycache__")
-    copy = shutil.copytree(ROOT / "arraylogchain", tmp_path / "arraylogchain", ignore=ignored)
-    with (copy / "__init__.py").open("a") as file:
-        file.write("\n\ndef maxplus_matmul(a, b):\n    raise AttributeError('not yet there')\n")
-        file.write("\n\ndef logchainexp(matrices):\n    import os\n    os._exit(7)\n")
-    only = ["logchainexp-8", "maxplus-thin", "logmatmulexp-8"]
-    assert compare.main([str(tmp_path), "--quick", "--only", *only]) == 0
-    out = capsys.readouterr().out
-    assert out.count("logmatmulexp-8, arraylogchain\n") == 1
-    assert "maxplus-thin, arraylogchain: " in out
-    assert "AttributeError: not yet there" in out
-    assert "its process ended, exit code 7" in out
 
 
 # the command --------------------------------------------------------------------------------------

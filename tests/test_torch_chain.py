@@ -337,6 +337,17 @@ def test_second_derivatives_of_large_and_small_weights(torch, scale):
     torch.testing.assert_close(product(P * scale), product(P))
 
 
+def test_second_derivatives_of_what_nearly_underflows(torch):
+    """Squares of weights would."""
+    final = torch.tensor([-400, 0], dtype=torch.float64)
+    x = torch.tensor([[0, -400]], dtype=torch.float64)
+    of_total = torch.func.hessian(lambda x: alc.LogChain(x, log_final=final).log_partition())(x)
+    torch.testing.assert_close(
+        of_total[0, :, 0], torch.tensor([[0.25, -0.25], [-0.25, 0.25]]) + 0 * x
+    )
+    assert not torch.func.hessian(lambda x: alc.LogChain(x).forward_messages())(x).any()
+
+
 def test_infinite_weights_have_no_second_derivatives(torch):
     given = arguments(torch, ((2, 4, 3), (1, 3, 3), None), logs=True, grad=False)
     given["log_potentials"][1, 2, 0] = INF

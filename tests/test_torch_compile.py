@@ -138,6 +138,18 @@ def test_sequence_with_sizes_that_vary(torch):
         torch.testing.assert_close(compiled(*matrices), alc.logchainexp(matrices))
 
 
+@pytest.mark.parametrize("name", ["log_partition", "logmatmulexp", "logchainexp"])
+def test_pullbacks(torch, name):
+    def model(x):
+        chain = alc.LogChain(x[0], log_transitions=x[1])
+        given = {"log_partition": [chain], "logmatmulexp": [x, x], "logchainexp": [[x[0], x[1]]]}
+        value, pullback = getattr(alc.vjp, name)(*given[name])
+        return pullback(torch.ones_like(value))[0]
+
+    x = normal(torch, 2, 3, 3).detach()
+    torch.testing.assert_close(torch.compile(model, backend="eager")(x), model(x))
+
+
 def test_fullgraph_gets_the_error_of_torch(torch):
     a, b = normal(torch, 3, 4), normal(torch, 4, 2)
     with pytest.raises(torch._dynamo.exc.Unsupported):

@@ -141,6 +141,10 @@ CHAINS = {
         normal(500, 5, 16, sd=500, dtype="float64"),
         {"transitions": uniform(4, 16, 16, dtype="float64")},
     ),
+    "ragged groups": lambda: (
+        normal(40, 5, 180),
+        {"transitions": uniform(40, 1, 180, 180), "lengths": np.arange(40) % 5 + 1},
+    ),
     "time first": lambda: (np.moveaxis(normal(6, 700, 9), 0, 1), {"transitions": uniform(5, 9, 9)}),
 }
 

@@ -139,8 +139,8 @@ class Second(Rule):
     def push(self, *_: Any) -> NoReturn:
         raise NotImplementedError(
             f"third derivatives of {self.operation.name}, and forward-mode derivatives of "
-            "forward-mode derivatives, are not implemented; torch.func.vhp and "
-            "torch.func.jacfwd(torch.func.jacrev(f)) need neither"
+            "forward-mode derivatives, are not implemented; torch.autograd.functional.vhp "
+            "and torch.func.jacfwd(torch.func.jacrev(f)) need neither"
         )
 
     def expanded(self, count: int) -> Wanted:

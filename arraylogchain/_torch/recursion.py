@@ -24,8 +24,8 @@ def log_partition(chain: Chain) -> Tensor:
     Rows that share a matrix are multiplied by it together: nothing of size K * K is made for each.
     """
     states, shifts = _forward(chain, real_steps(chain))
-    total, shift = _total(chain, states[-1])
-    return logs_of(total) + shifts.sum(-1) + shift
+    last, shift = _times(chain, "final", states[-1])
+    return logs_of(last.sum(-1)) + (shifts.sum(-1) + shift[..., 0])
 
 
 def marginals(chain: Chain) -> Tensor:
@@ -74,9 +74,9 @@ def backward_messages(chain: Chain) -> Tensor:
     real = real_steps(chain)
     states, shifts = _forward(chain, real)
     # Where a state is 0 its derivative counts as well.
-    total, shift = _total(chain, states[-1])
-    following = torch.autograd.grad(total.sum(), states, create_graph=True, materialize_grads=True)
-    later = shifts.flip(-1).cumsum(-1).flip(-1) - shifts + shift[..., None]
+    last, shift = _times(chain, "final", states[-1])
+    following = torch.autograd.grad(last.sum(), states, create_graph=True, materialize_grads=True)
+    later = shifts.flip(-1).cumsum(-1).flip(-1) - shifts + shift
     return _messages(torch.stack(following, -2), later, real)
 
 
@@ -105,12 +105,14 @@ def entropy(chain: Chain) -> Tensor:
     return torch.where(torch.isneginf(log_z), 0, log_z - expected)
 
 
-def _total(chain: Chain, last: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sums over last states, [*batch], and the logs left out."""
-    if "final" not in chain.parts:
-        return last.sum(-1), torch.zeros_like(last[..., 0])
-    final, shift = _weights(chain.parts["final"], (-1,), "final" in chain.logs)
-    return (last * final).sum(-1), shift[..., 0]
+def _times(chain: Chain, part: str, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return states times initial or final weights, and the logs left out, [*batch, 1]."""
+    shift: Any = 0.0
+    if part in chain.parts:
+        weights, shift = _weights(chain.parts[part], (-1,), part in chain.logs)
+        state = state * weights
+    state, top = _weights(state, (-1,), in_logs=False)
+    return state, top + shift
 
 
 def _messages(weights: Tensor, shifts: Tensor, real: Tensor) -> Tensor:
@@ -133,12 +135,8 @@ def _forward(chain: Chain, real: Tensor) -> tuple[list[Tensor], Tensor]:
         log_scale = log_scale + torch.nn.functional.pad(more, (1, 0))
     # Indexing would make the gradient of every step as large as the whole.
     state, *others = weights.unbind(-2)
-    first: Any = 0.0
-    if "initial" in chain.parts:
-        initial, first = _weights(chain.parts["initial"], (-1,), "initial" in chain.logs)
-        state = state * initial
-    state, top = _weights(state, (-1,), in_logs=False)
-    states, tops = [state], [top + first]
+    state, top = _times(chain, "initial", state)
+    states, tops = [state], [top]
     for step, weight in enumerate(others, 1):
         # This folds axes that only one of the two has, and expands neither.
         matrix = matrices[min(step, len(matrices)) - 1]
@@ -154,7 +152,9 @@ def _forward(chain: Chain, real: Tensor) -> tuple[list[Tensor], Tensor]:
 def logs_of(weights: Tensor) -> Tensor:
     """Return logarithms; that of a weight of 0 has no derivative."""
     is_zero = weights == 0
-    return weights.masked_fill(is_zero, 1).log().masked_fill(is_zero, -math.inf)
+    weights = weights.masked_fill(is_zero, 1)
+    scale = weights.detach()  # else second derivatives would have its square
+    return ((weights / scale).log() + scale.log()).masked_fill(is_zero, -math.inf)
 
 
 def real_steps(chain: Chain) -> Tensor:

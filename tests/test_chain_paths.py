@@ -134,6 +134,9 @@ def test_all_paths_add_up(backend, dtype):
     case = ChainCase(backend, dtype, normal(2, 4, 3), transitions=uniform(3, 3, 3))
     paths, _ = all_paths(case.exact)
     weights = check_log_weight(case, paths[:, None]).astype(float)
+    backward = np.flip(np.flip(paths[:, None], -1).astype(">i4"), -1)
+    given_so = case.backend.to_numpy(case.chain.log_weight(backward))
+    np.testing.assert_array_equal(given_so.astype(float), weights)
     total = case.read(case.chain.log_partition()).astype(float)
     tolerance = 1e-5 if dtype == "float32" else 1e-13
     np.testing.assert_allclose(np.logaddexp.reduce(weights, axis=0), total, atol=tolerance)

@@ -145,6 +145,10 @@ CHAINS = {
         normal(40, 5, 180),
         {"transitions": uniform(40, 1, 180, 180), "lengths": np.arange(40) % 5 + 1},
     ),
+    "some steps in logs": lambda: (
+        normal(2000, 50, 8, dtype="float64") * np.where(np.arange(50)[:, None] % 5, 1, 200),
+        {"transitions": np.maximum(uniform(8, 8, dtype="float64") - 0.5, 0)},
+    ),
     "time first": lambda: (np.moveaxis(normal(6, 700, 9), 0, 1), {"transitions": uniform(5, 9, 9)}),
 }
 

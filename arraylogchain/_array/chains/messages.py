@@ -95,7 +95,7 @@ def runs(
     workspace: int,
     history: bool = False,
     backward: bool = False,
-    arrays: int = 8,
+    arrays: int = 10,
 ) -> Iterator[Run]:
     """Yield a run over every piece of a chain, which has not begun.
 

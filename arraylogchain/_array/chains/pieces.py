@@ -415,6 +415,7 @@ def cut(
         threads = 1
     workspace //= threads
     groups = max(1, min(groups, workspace // parts // max(1, matrix)))
+    workspace -= max(0, groups * matrix - workspace // 4)  # a larger one leaves less
     most = max(1, min(most, groups * rows, workspace // 8 // step))
 
     def of_steps(lanes: int) -> int:

@@ -134,6 +134,7 @@ class Shares:
             u = _where_not(xp, self.still, (a.values - left)[moves, ...], -math.inf)
             v = _where_not(xp, self.still, d.values[self.ends, ...] - right[moves, ...], -math.inf)
             nats, bits = self._beside(b, d)
+            del a, b, d  # which may be copies
             low = bits * LN2_LOW - ctx.load(xp.log(totals) + tops[..., 0], ctx.widest)[moves, ...]
             scales = [_where_not(xp, self.still, x, 0.0) for x in (nats, bits * LN2_HIGH, low)]
             for sign in (1.0, -1.0):
@@ -161,7 +162,8 @@ class Shares:
             top, column = (xp.where(xp.isfinite(y), y, 0.0) for y in (top, column))
             beside = (nats + column) + (whole + (g - top))
             right = right[..., j] + ctx.load(beside, precision)
-            right = Factor(ctx, right + ctx.load(rest, precision), 1, precision=precision)
+            right += ctx.load(rest, precision)
+            right = Factor(ctx, right, 1, precision=precision)
             left = Factor(ctx, left.mT, 0, precision=precision)
             near, least = top - column, None
             if self.of.sums.by_logs:

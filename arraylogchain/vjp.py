@@ -73,6 +73,8 @@ def matmul(
         If an operand is not an array of real floating-point numbers, or their libraries differ.
     ValueError
         If shapes or devices do not fit, or the workspace or the number of workers is too small.
+    NotImplementedError
+        If tensors require grad.
 
     Examples
     --------
@@ -125,6 +127,8 @@ def logmatmulexp(
         If an operand is not an array of real floating-point numbers, or their libraries differ.
     ValueError
         If shapes or devices do not fit, or the workspace or the number of workers is too small.
+    NotImplementedError
+        If tensors require grad.
 
     Notes
     -----
@@ -187,6 +191,8 @@ def maxplus_matmul(
         If an operand is not an array of real floating-point numbers, or their libraries differ.
     ValueError
         If shapes or devices do not fit, or the workspace or the number of workers is too small.
+    NotImplementedError
+        If tensors require grad.
 
     Examples
     --------
@@ -251,6 +257,8 @@ def logchainexp(
     ValueError
         If shapes or devices do not fit, a sequence is empty, or the workspace or the number of
         workers is too small.
+    NotImplementedError
+        If tensors require grad.
 
     Examples
     --------
@@ -312,6 +320,8 @@ def logeinsumexp(
     ValueError
         If the equation, shapes or devices do not fit, or the workspace or the number of workers is
         too small.
+    NotImplementedError
+        If tensors require grad.
     ImportError
         If opt_einsum is not installed (extra ``einsum``).
 
@@ -398,6 +408,9 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     ------
     TypeError
         If `chain` is not a `LogChain`.
+    NotImplementedError
+        If its tensors require grad. The pullback raises it where the cotangent does, and ValueError
+        where `wanted` has other names than fields.
 
     Notes
     -----
@@ -405,7 +418,8 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     transitions expected counts. With respect to linear transitions they are
     ``alpha * (emission * beta) / Z``, which is finite where a transition is 0. Through a row whose
     value is infinite they are 0. Derivatives with respect to zeros of linear weights that no path
-    could use can be beyond the range of the dtype: they are then large numbers.
+    could use can be beyond the range of the dtype: they are then finite, but neither their size nor
+    their sign means anything.
 
     Examples
     --------

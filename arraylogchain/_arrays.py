@@ -400,7 +400,7 @@ def on_host(name: str, x: Any) -> np.ndarray:
             ) from None
         kind = type(x).__name__
         raise TypeError(
-            f"{name} must be an array of integers, and this {kind} makes none"
+            f"{name} must be an array of integers, which this {kind} cannot be read as"
         ) from None
 
 

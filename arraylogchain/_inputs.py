@@ -283,7 +283,7 @@ def check_states(ctx: Context, states: Array, chain: Chain) -> Array:
         states = on_host("states", states)
     check_paths(states, chain.batch, chain.num_steps)
     if isinstance(states, np.ndarray):
-        states = ctx.xp.asarray(states.astype(np.int64, order="C"), device=ctx.device)
+        states = ctx.xp.asarray(np.ascontiguousarray(states, np.int64), device=ctx.device)
     states = ctx.xp.astype(states, ctx.index_dtype, copy=False)
     if chain.lengths is not None:
         times = ctx.xp.arange(chain.num_steps, dtype=ctx.index_dtype, device=ctx.device)

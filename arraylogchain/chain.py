@@ -304,10 +304,10 @@ class LogChain:
 
         Notes
         -----
-        Weights that differ by less than the roundings of T sums are taken for the same; the log
-        weight is that of the path returned, right to rounding. Nothing here has derivatives, and
-        tensors need no gradient: those of the largest log weight are the derivatives of
-        `log_weight` of this path.
+        Weights that differ by less than the roundings of T sums are taken for the same, and the log
+        weight is right to as much; `log_weight` of this path is to its last digits. Nothing here
+        has derivatives, and tensors need no gradient: those of the largest log weight are the
+        derivatives of `log_weight` of this path.
 
         Examples
         --------

@@ -192,10 +192,10 @@ def check_paths(case: ChainCase) -> tuple[np.ndarray, np.ndarray]:
     ordinary = ~case.special
     if np.all(ordinary):
         best, best_weight, _ = exact.best
-        own, gap = exact.path_weights(np.maximum(states, 0))
+        own, gap = weights_in_recursion(case, states)
         case.assert_logs(weight, np.where(best_weight == -np.inf, -np.inf, own), gap, exact.lengths)
         np.testing.assert_array_equal(weight == -np.inf, best_weight == -np.inf)
-        lost = lost_by_rounding(case, best) + lost_by_rounding(case, np.maximum(states, 0))
+        lost = lost_by_rounding(case, best) + lost_by_rounding(case, states)
         possible = best_weight > -np.inf
         assert_within(own[possible], best_weight[possible], lost[possible])
         assert not np.any(states[~possible] > 0)
@@ -221,12 +221,17 @@ def check_log_weight(case: ChainCase, states: np.ndarray) -> np.ndarray:
     return weights
 
 
+def weights_in_recursion(case: ChainCase, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return log weights of paths, and the G of the recursion's numbers for them."""
+    states = np.maximum(states, 0)
+    weights, gap = case.exact.path_weights(states)
+    depth = np.take_along_axis(case.exact.best[2], states[..., None], axis=-1)[..., 0]
+    return weights, np.where(np.isfinite(weights), gap + np.sum(depth, axis=-1), 0)
+
+
 def lost_by_rounding(case: ChainCase, states: np.ndarray) -> np.ndarray:
     """Return what the recursion's number for a path may be off by."""
-    states = np.maximum(states, 0)
-    _, gap = case.exact.path_weights(states)
-    depth = np.take_along_axis(case.exact.best[2], states[..., None], axis=-1)[..., 0]
-    gap = gap + np.sum(depth, axis=-1)
+    _, gap = weights_in_recursion(case, states)
     computed = error_model.compute_dtype(case.dtype)
     # The totals that paths have in common are no part of a comparison.
     return error_model.chain_bound(0 * gap, gap, case.exact.lengths, case.K, computed)

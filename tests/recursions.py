@@ -111,9 +111,9 @@ def _check_best(recursion: Backend, parts: list[slice], exact: Exact, rows: np.n
         return
     state, kept = None, []
     for part in parts:
-        left, state = recursion.best(state, part, keep=True)
+        _, left, state = recursion.best(state, part, keep=True)
         kept.append(left)
-    end = state.reshape(len(rows), -1) + exact.ends["final"][rows]
+    end = state.values.reshape(len(rows), -1) + exact.ends["final"][rows]
     after = np.argmax(end, -1).reshape(recursion.piece.groups, -1)
     paths = []
     for part, left in zip(parts[::-1], kept[::-1], strict=True):

@@ -174,6 +174,13 @@ def test_chains_where_loops_begin_not_to_fit(T, K, operation):
     assert temporaries(getattr(chain, operation)) <= SMALLEST
 
 
+@pytest.mark.chains
+def test_weights_of_paths():
+    states = np.zeros((500, 1000), np.int64)
+    chain = alc.LogChain(normal(500, 1000, 4), transitions=uniform(4, 4), workspace=SMALLEST)
+    assert temporaries(lambda: chain.log_weight(states)) <= SMALLEST
+
+
 MATRIX_CHAINS = {
     "stack": lambda: normal(50, 16, 16),
     "stack, odd": lambda: normal(37, 16, 16),

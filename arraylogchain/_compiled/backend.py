@@ -45,49 +45,44 @@ class Loops:
 
     def advance(self, state: Messages | None, steps: slice, backward: bool, keep: int) -> Block:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
-        scales, forms = np.zeros((3, G, R)), np.zeros((G, R), np.int8)
-        if state is None:
-            x, forms[...] = self.piece.end(backward)
-        else:
-            x = state.values
-            forms[...] = 0 if state.in_logs is None else state.in_logs.reshape(G, R)
-            scales[0], scales[1] = state.shifts.reshape(G, R), state.powers.reshape(G, R)
-        weights = np.array(x, np.float64, order="C")
+        begin = weights, scales, forms = self._begin(state, backward)
         (prepared, proof, few), first = self._matrices("weights", steps, backward)
         arrived = np.empty((S, G, K * R) if keep == BOTH else (2, 1, K * R))
         left = np.empty((2, 1, K * R) if keep == NOTHING else (S + 1, G, K * R))
         arrived_scales = np.empty((2, S if keep == BOTH else 0, G, R))
         left_scales = np.empty((2, 0 if keep == NOTHING else S + 1, G, R))
         x, edges = self._potentials(steps), (*prepared, self.each, first)
-        begin, ends = (weights.reshape(G, R, K), scales, forms), self.lengths
         kept, where = (arrived, left, arrived_scales, left_scales), (steps.start, backward)
         room = np.empty(self.room[0]), np.empty(self.room[1])
-        count = recursion.advance(x, edges, proof, few, ends, begin, kept, room, *where)
-        own = self.piece.groups, self.piece.rows
-        shifts, powers, totals = scales.reshape(3, *own)
-        in_logs = forms.view(bool).reshape(own) if count else None  # LINEAR is 0, LOGS is 1
+        count = recursion.advance(x, edges, proof, few, self.lengths, begin, kept, room, *where)
+        shifts, powers, totals = scales.reshape(3, self.piece.groups, self.piece.rows)
+        in_logs = forms.view(bool).reshape(shifts.shape) if count else None  # LOGS is 1, LINEAR 0
         if keep == LEFT:
             own_steps = slice(0, S) if backward else slice(1, None)
             left, left_scales = left[own_steps], left_scales[:, own_steps]
         return Block(
             self._messages(arrived, arrived_scales, in_logs) if keep == BOTH else None,
             self._messages(left, left_scales, in_logs) if keep != NOTHING else None,
-            Messages(weights, shifts, powers, in_logs, totals),
+            Messages(weights.reshape(self.piece.state_shape), shifts, powers, in_logs, totals),
         )
 
-    def best(self, state: Array | None, steps: slice, keep: bool) -> tuple[Array | None, Array]:
+    def best(self, state: Messages | None, steps: slice, keep: bool) -> Block:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
-        x, in_logs = self.piece.end(False) if state is None else (state, True)
-        weights = np.array(x, np.float64, order="C")
+        begin = weights, scales, _ = self._begin(state, backward=False)
         edges, first = self._matrices("logs", steps, False)
         left = np.empty((S, G, K * R) if keep else (2, 1, K * R))
         x, edges = self._potentials(steps), (*edges, self.each, first)
-        m, room = weights.reshape(G, R, K), (np.empty(self.room[0]), np.empty(self.room[1]))
-        paths.best(x, edges, self.lengths, m, not in_logs, left, room, steps.start)
-        return self._leave(left) if keep else None, weights
+        room = np.empty(self.room[0]), np.empty(self.room[1])
+        paths.best(x, edges, self.lengths, begin, left, room, steps.start)
+        shifts, powers, _ = scales.reshape(3, self.piece.groups, self.piece.rows)
+        in_logs = np.ones(shifts.shape, bool)
+        kept = Messages(self._leave(left), shifts, powers, in_logs) if keep else None
+        weights = weights.reshape(self.piece.state_shape)
+        return Block(None, kept, Messages(weights, shifts, powers, in_logs))
 
-    def trace(self, left: Array, after: Array, steps: slice) -> Array:
-        states, kept = self._states(after, len(left), 1), self._enter_steps(left)
+    def trace(self, left: Messages, after: Array, steps: slice) -> Array:
+        kept = self._enter_steps(left.values)
+        states = self._states(after, len(kept), 1)
         edges, first = self._matrices("logs", steps, True)
         paths.trace(kept, (*edges, self.each, first), self.lengths, states, steps.start)
         return states[:-1].reshape(-1, *after.shape)
@@ -103,6 +98,18 @@ class Loops:
         room, ends = np.empty(self.K), self.lengths
         paths.draw(kept, in_logs, edges, line, ends, u, states, room, steps.start)
         return states[:-1].reshape(-1, *after.shape)
+
+    def _begin(self, state: Messages | None, backward: bool) -> tuple[Floats, Floats, Any]:
+        """Return a state as loops change it: weights [G, R, K], scales [3, G, R], forms [G, R]."""
+        G, R = self.G, self.R
+        scales, forms = np.zeros((3, G, R)), np.zeros((G, R), np.int8)
+        if state is None:
+            x, forms[...] = self.piece.end(backward)
+        else:
+            x = state.values
+            forms[...] = 0 if state.in_logs is None else state.in_logs.reshape(G, R)
+            scales[0], scales[1] = state.shifts.reshape(G, R), state.powers.reshape(G, R)
+        return np.array(x, np.float64, order="C").reshape(G, R, self.K), scales, forms
 
     def _states(self, after: Array, S: int, n: int) -> Integers:
         """Return room for states of paths, [S + 1, G, R, n], with those that come after."""

@@ -11,7 +11,7 @@ from arraylogchain._array.chains.pieces import near_logs
 from arraylogchain._compiled.compiling import Floats, Integers, compiled
 from arraylogchain._compiled.numbers import INF
 from arraylogchain._compiled.steps import MOST, TINY
-from arraylogchain._context import Array, Context
+from arraylogchain._context import Array, Context, whole_maximum
 
 # Entries below this, relative to the largest of their matrix, are left out of F.
 _LEAST_ENTRY = 2.0**-700
@@ -88,15 +88,12 @@ def copy(given: Floats, transposed: bool, in_logs: bool, out: Floats, found: Flo
     return odd, least
 
 
-def logs_of(given: Array, in_logs: bool) -> tuple[Floats, int]:
-    """Return logarithms of matrices [g, s, K, K], but for a shift of each, flat, and s."""
+def logs_of(given: Array, in_logs: bool) -> tuple[Floats, Floats, int]:
+    """Return logarithms of matrices [g, s, K, K], less whole numbers, these, all flat, and s."""
     x = np.ascontiguousarray(given, np.float64)
-    if in_logs:
-        top = np.ceil(np.max(x, axis=(-2, -1), keepdims=True))
-        x = x - np.where(np.isfinite(top), top, 0.0)
-    else:
-        x = np.log(x)
-    return x.reshape(-1), x.shape[1]
+    tops = whole_maximum(np, x, (-2, -1)) if in_logs else np.zeros(x.shape[:2])
+    x = x - tops if in_logs else np.log(x)
+    return x.reshape(-1), tops.reshape(-1), x.shape[1]
 
 
 def few_entries(F: Floats, logs: Floats) -> tuple[Integers, Floats]:

@@ -8,37 +8,39 @@ from arraylogchain._compiled import numbers
 from arraylogchain._compiled.compiling import compiled, inlined, inner
 from arraylogchain._compiled.logs import log_entry
 from arraylogchain._compiled.numbers import INF, bring_near_0, exp, largest, maximise, whole_above
-from arraylogchain._compiled.steps import PERIOD, copy_rows, longer, number, take_tops
+from arraylogchain._compiled.steps import LINEAR, PERIOD, copy_rows, longer, number, take_tops
 
 
 @compiled
-def best(x, matrices, lengths, state, are_weights, left, room, first):
+def best(x, matrices, lengths, state, left, room, first):
     """Take groups of rows through a block of steps, with the largest of terms for their sums.
 
     Parameters
     ----------
-    x, lengths, first
-        See `recursion.advance`.
-    matrices : (L, count, sharing, begin)
-        Logarithms of weights [n, K, K], flat; see `recursion.advance`.
-    state : array [G, R, K]
-        Logarithms. Changed. What a chain begins with may be weights, if they `are_weights`.
+    x, lengths, state, first
+        See `recursion.advance`. The state becomes logarithms; what a chain begins with may be
+        weights.
+    matrices : (L, tops, count, sharing, begin)
+        Logarithms of weights [n, K, K], flat, less whole numbers [n]; see `recursion.advance`.
     left : array [S, G, K * R], or [2, 1, K * R]
         Those after each step, if they are kept.
     room : arrays [B + 4, K * R], flat, and [B + 3, R]
     """
-    L, per_group, sharing, begin = matrices
+    L, matrix_tops, per_group, sharing, begin = matrices
+    weights, scales, forms = state
     G, R, S, K = x.shape
     B = len(room[1]) - 3
     factors, tops, is_special = room[0], room[1], numbers.count_special(L) > 0
     for g in range(G):
-        own, m, gl = state[g], factors[B * K * R :][: K * R], g % left.shape[1]
+        own, shift, gl = weights[g], scales[0, g], g % left.shape[1]
+        m = factors[B * K * R :][: K * R]
         for r in range(R):
-            if are_weights:
-                numbers.write_logs(own[r])
-            shift = whole_above(largest(own[r]))
+            if forms[g, r] == LINEAR:
+                scales[1, g, r] += numbers.write_logs(own[r])
+            top = whole_above(largest(own[r]))
+            shift[r] += top
             for k in range(K):
-                m[k * R + r] = own[r, k] - shift
+                m[k * R + r] = own[r, k] - top
         for t in range(first, first + S):
             i = (t - first) % B
             if i == 0:
@@ -46,16 +48,20 @@ def best(x, matrices, lengths, state, are_weights, left, room, first):
                 take_tops(x[g], t - first, count, lengths[g], first, factors, tops)
             out, f = left[(t - first) % len(left), gl], factors[i * K * R : (i + 1) * K * R]
             begun = longer(lengths[g], t) if t > 0 else 0
+            n = number(per_group, g // sharing, t, begin, False)
             if begun > 0:
-                base = number(per_group, g // sharing, t, begin, False) * K * K
-                maximise(out, m, L, base, K, R, begun)
+                maximise(out, m, L, n * K * K, K, R, begun)
                 if is_special or numbers.count_special(m) > 0:
-                    _write_nan(out, m, L, base, K, R, begun)
+                    _write_nan(out, m, L, n * K * K, K, R, begun)
             copy_rows(out, m, R, begun)
             for j in range(K * R):
                 out[j] += f[j]
+            for r in range(R):
+                shift[r] += tops[i, r] + (matrix_tops[n] if r < begun else 0.0)
             if t % PERIOD == 0:
                 bring_near_0(out, R, tops[i])
+                for r in range(R):
+                    shift[r] += tops[i, r]
             m = out
         for r in range(R):
             for k in range(K):
@@ -83,7 +89,7 @@ def trace(left, matrices, lengths, states, first):
     matrices : tuple
         Those from each step to the next; see `best`.
     """
-    L, per_group, sharing, begin = matrices
+    L, _, per_group, sharing, begin = matrices
     (S, G, _), R = left.shape, states.shape[2]
     K = left.shape[2] // R
     for g in range(G):

@@ -60,7 +60,7 @@ chain_steps(Chain<T> chain, Messages<T> before, Messages<T> arrived, Messages<T>
     for (int r = 0; r < R; ++r) {
         a[r] = group.has_state ? before.logs[group.row[r] * K + j] : -infinity<T>();
         next[r] = group.potential(r, 0);
-        if (before.shifts && j == r) shift = before.shifts[group.row[r]], power = before.powers[group.row[r]];
+        if (j == r) shift = before.shifts[group.row[r]], power = before.powers[group.row[r]];
     }
     for (int s = 0; s < chain.steps; ++s) {
         const long long matrix = group.set * chain.matrices + chain.matrix + s * chain.matrix_step;
@@ -90,7 +90,7 @@ chain_steps(Chain<T> chain, Messages<T> before, Messages<T> arrived, Messages<T>
             if (!group.has_state || stays) came[r] = a[r];
             columns[r] = stays ? T(0) : column;
             top[r] = came[r] + columns[r];
-            if (Sums && !stays && j == r) shift += chain.scales[2 * matrix], power += chain.scales[2 * matrix + 1];
+            if (!stays && j == r) shift += chain.scales[2 * matrix], power += chain.scales[2 * matrix + 1];
         }
         if (arrived.logs) {
             group.largest(top, shared.exchange);
@@ -115,7 +115,7 @@ chain_steps(Chain<T> chain, Messages<T> before, Messages<T> arrived, Messages<T>
             const long long into = s * left.step + group.row[r];
             if (group.has_state && left.logs) left.logs[into * K + j] = a[r];
             if (j == r) shift += top[r];
-            if (j == r && left.shifts) left.shifts[into] = shift, left.powers[into] = power;
+            if (j == r && left.logs) left.shifts[into] = shift, left.powers[into] = power;
         }
         if (InWarp) group.sync();
     }
@@ -123,6 +123,6 @@ chain_steps(Chain<T> chain, Messages<T> before, Messages<T> arrived, Messages<T>
     for (int r = 0; r < R; ++r) {
         if (!group.exists[r]) continue;
         if (group.has_state) after.logs[group.row[r] * K + j] = a[r];
-        if (after.shifts && j == r) after.shifts[group.row[r]] = shift, after.powers[group.row[r]] = power;
+        if (j == r) after.shifts[group.row[r]] = shift, after.powers[group.row[r]] = power;
     }
 }

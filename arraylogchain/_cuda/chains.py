@@ -147,9 +147,7 @@ class KernelRecursion(ArrayRecursion):
         geometry = self._geometry or geometry_of(self.piece, sums=True)
         if not self._has(geometry.kernel(self.ctx)):
             return super().advance(state, steps, backward, keep)
-        begin = self._start(backward, logs_only=True) if state is None else state
-        begin, count = begin.in_log_form(self.ctx), steps.stop - steps.start
-        begin = self._messages(None, begin)
+        begin, count = self._begin(state, backward), steps.stop - steps.start
         arrived = self._messages(count) if keep == BOTH else None
         left = None if keep == NOTHING else self._messages(count + 1)
         if left is not None:
@@ -173,30 +171,27 @@ class KernelRecursion(ArrayRecursion):
             left = left.steps(slice(0, count) if backward else slice(1, None))
         return Block(arrived, left, state)
 
-    def best(self, state: Array | None, steps: slice, keep: bool) -> tuple[Array | None, Array]:
+    def best(self, state: Messages | None, steps: slice, keep: bool) -> Block:
         """Take a block of steps forward, with the largest of terms in the place of their sums."""
         geometry = self._geometry or geometry_of(self.piece, sums=False)
         if not self._has(geometry.kernel(self.ctx)):
             return super().best(state, steps, keep)
-        ctx, name, shape = self.ctx, self.ctx.precision.name, self.piece.state_shape
-        if state is None:
-            state = self._start(False, logs_only=True).in_log_form(ctx).values
-        after = contiguous(ctx, ctx.load(state, ctx.precision))
-        left = ctx.kernels.empty((steps.stop - steps.start, *shape), name) if keep else None
+        after = self._begin(state, backward=False)
+        left = self._messages(steps.stop - steps.start) if keep else None
         for part in self._parts(steps, False):
-            before, after = after, ctx.kernels.empty(shape, name)
-            kept = None if left is None else left[part.start - steps.start, ...]
-            packed = [self._pack_logs(x) for x in (before, None, kept, after)]
+            before, after = after, self._messages(None)
+            kept = self._pack(left, part.start - steps.start)
+            packed = self._pack(before), self._pack(None), kept, self._pack(after)
             self._take(geometry, part, False, *packed)
-        return left, after
+        return Block(None, left, after)
 
-    def trace(self, left: Array, after: Array, steps: slice) -> Array:
+    def trace(self, left: Messages, after: Array, steps: slice) -> Array:
         """Return the states of best paths, integers [n, groups, rows]."""
         ctx, piece, (groups, rows, _) = self.ctx, self.piece, self.piece.state_shape
         kernel = Kernel("chain_trace.cu", f"chain_trace<{C_TYPES[ctx.precision.name]}>")
         if not self._has(kernel):
             return super().trace(left, after, steps)
-        left, after = contiguous(ctx, left), contiguous(ctx, after)
+        logs_left, after = contiguous(ctx, left.values), contiguous(ctx, after)
         path = ctx.kernels.empty((steps.stop - steps.start, groups, rows), "int64")
         for part in self._parts(steps, True):
             matrices = self._matrices(slice(part.start, min(part.stop, piece.num_steps - 1)), False)
@@ -205,7 +200,7 @@ class KernelRecursion(ArrayRecursion):
                 logs = contiguous(ctx, logs.mT)
             chain = self._chain(part, part.start, logs=logs)
             at = slice(part.start - steps.start, part.stop - steps.start)
-            arguments = (chain, left[at, ...], after, path[at, ...])
+            arguments = (chain, logs_left[at, ...], after, path[at, ...])
             ctx.kernels.run(Launch(kernel, -(-groups * rows // 4), 128, arguments))
             after = path[at.start, ...]
         return path
@@ -294,20 +289,24 @@ class KernelRecursion(ArrayRecursion):
             **fields,
         )
 
-    def _messages(self, steps: int | None, given: Messages | None = None) -> Messages:
-        """Return room for messages of some steps, or for a state; or what is given, contiguous."""
+    def _begin(self, state: Messages | None, backward: bool) -> Messages:
+        """Return what a block begins with, in logs, contiguous."""
+        ctx, shape = self.ctx, self.piece.state_shape[:2]
+        begin = self._start(backward, logs_only=True) if state is None else state
+        begin = begin.in_log_form(ctx)
+        values = contiguous(ctx, ctx.load(begin.values, ctx.precision))
+        shifts, powers = (
+            contiguous(ctx, ctx.xp.broadcast_to(ctx.load(x, ctx.widest), shape))
+            for x in (begin.shifts, begin.powers)
+        )
+        return Messages(values, shifts, powers, begin.in_logs)
+
+    def _messages(self, steps: int | None) -> Messages:
+        """Return room for messages of some steps, or for a state."""
         ctx, (groups, rows, states) = self.ctx, self.piece.state_shape
-        if given is not None:
-            values = contiguous(ctx, ctx.load(given.values, ctx.precision))
-            scales = [
-                contiguous(ctx, ctx.xp.broadcast_to(ctx.load(x, ctx.widest), (groups, rows)))
-                for x in (given.shifts, given.powers)
-            ]
-        else:
-            shape = (groups, rows) if steps is None else (steps, groups, rows)
-            values = ctx.kernels.empty((*shape, states), ctx.precision.name)
-            scales = [ctx.kernels.empty(shape, "float64") for _ in range(2)]
-        shifts, powers = scales
+        shape = (groups, rows) if steps is None else (steps, groups, rows)
+        values = ctx.kernels.empty((*shape, states), ctx.precision.name)
+        shifts, powers = (ctx.kernels.empty(shape, "float64") for _ in range(2))
         return Messages(values, shifts, powers, np.ones((groups, rows), bool))
 
     def _pack(
@@ -321,10 +320,6 @@ class KernelRecursion(ArrayRecursion):
         _, rows, _ = self.piece.state_shape
         step = (-1 if backward else 1) * self.piece.groups * rows
         return pack(_MESSAGES, logs=logs, shifts=shifts, powers=powers, step=step)
-
-    def _pack_logs(self, x: Array | None) -> np.ndarray:
-        """Return struct Messages of logs alone."""
-        return pack(_MESSAGES, logs=self._pointer(x), step=self.piece.groups * self.piece.rows)
 
     def _pointer(self, x: Array | None) -> int:
         return 0 if x is None else self.ctx.kernels.pointer(x)

@@ -200,7 +200,7 @@ def _steps(ctx: Context, kernel: Kernel) -> Iterator[tuple[Array, np.ndarray, fl
             left = recursion.advance(None, whole, backward, LEFT).left.logs(ctx)
         else:
             # Known but for a shift: the largest of each step tells it.
-            left, _ = recursion.best(None, whole, keep=True)
+            left = recursion.best(None, whole, keep=True).left.values
             exact, left = (z - _tops(z) for z in (exact, on_host("result", left)))
             left = ctx.xp.asarray(left, device=ctx.device)
         for t in range(5):
@@ -230,6 +230,7 @@ def _walk(
 
 def _trace(ctx: Context, kernel: Kernel) -> Iterator[tuple[Array, np.ndarray, float]]:
     """Go back through what the recursion would keep."""
+    from arraylogchain._array.chains.pieces import Messages
     from arraylogchain._cuda.chains import Geometry, KernelRecursion
 
     x, logs, piece = _chain(ctx, 37, 6, has_one=False)
@@ -237,7 +238,8 @@ def _trace(ctx: Context, kernel: Kernel) -> Iterator[tuple[Array, np.ndarray, fl
     after = np.arange(12).reshape(2, 6)
     on_device = ctx.load(ctx.xp.asarray(left, device=ctx.device), ctx.precision)
     recursion = KernelRecursion(piece, 1 << 24, Geometry(False, False, 1, False))
-    found = recursion.trace(on_device, ctx.xp.asarray(after, device=ctx.device), slice(0, 5))
+    kept = Messages(on_device, None, None, None)
+    found = recursion.trace(kept, ctx.xp.asarray(after, device=ctx.device), slice(0, 5))
     exact = np.empty((5, 2, 6))
     exact[4] = state = after
     # What a whole matrix has in common changes no maximum; it is taken off to round alike.

@@ -96,12 +96,12 @@ def test_of_equal_paths_the_smallest_states_are_taken(device, states, reached):
     (piece,) = pieces(context(device, "float64"), chain, *chain.sizes)
     recursion, steps = KernelRecursion(piece, 1 << 20), slice(0, 6)
     with piece.ctx.computing():
-        left, _ = recursion.best(None, steps, keep=True)
+        left = recursion.best(None, steps, keep=True).left
         after = np.full((1, 5), states - 1)
         path = recursion.trace(left, after, steps)
         assert (path[-1] == states - 1).all()
         assert (path[:-1] == reached).all()
-        left[2, 0, 3, -1] = np.nan
+        left.values[2, 0, 3, -1] = np.nan
         assert recursion.trace(left, after, steps)[2, 0].tolist() == [reached] * 3 + [
             states - 1,
             reached,

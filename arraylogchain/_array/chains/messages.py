@@ -152,18 +152,12 @@ def last_logs(piece: Piece, last: Messages) -> Messages:
     """Return the logs of the last states times the final weights."""
     values = piece.ctx.load(last.values, piece.ctx.widest)
     found = Messages(values, last.shifts, last.powers, last.in_logs).in_log_form(piece.ctx)
-    logs, shift = with_final(piece, found.values)
-    return Messages(logs, found.shifts + shift, found.powers, found.in_logs)
-
-
-def with_final(piece: Piece, logs: Array) -> tuple[Array, Array]:
-    """Return logs of states times the final weights, and whole numbers to add to them."""
-    ctx = piece.ctx
     if "final" not in piece.views:
-        return logs, 0.0
-    whole, rest = pieces.log_parts(ctx, *piece.end(backward=True))
-    shift = whole_maximum(ctx.xp, logs + whole)
-    return (logs + (whole - shift)) + rest, shift[..., 0]
+        return found
+    whole, rest = pieces.log_parts(piece.ctx, *piece.end(backward=True))
+    shift = whole_maximum(piece.ctx.xp, found.values + whole)
+    logs = (found.values + (whole - shift)) + rest
+    return Messages(logs, found.shifts + shift[..., 0], found.powers, found.in_logs)
 
 
 def log_sum(xp: Any, logs: Array) -> Array:

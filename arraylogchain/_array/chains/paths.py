@@ -9,14 +9,14 @@ state j that follows, the one before it is k with a probability in proportion to
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
-from arraylogchain._array.chains.log_weight import log_weight
-from arraylogchain._array.chains.messages import Run, each, last_logs, put_steps, runs, with_final
+from arraylogchain._array.chains.messages import Run, each, last_logs, put_steps, runs
 from arraylogchain._array.chains.pieces import Piece
 from arraylogchain._array.chains.recursion import draw_states, relative
-from arraylogchain._context import Array, Context
+from arraylogchain._context import Array, Context, add_scale
 from arraylogchain._fold import chunks
 from arraylogchain._inputs import Chain
 
@@ -29,26 +29,28 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     xp = ctx.xp
     states = ctx.empty((*chain.batch, chain.num_steps), ctx.index_dtype)
     states[...] = -1
+    weights = ctx.empty(chain.batch, ctx.result_dtype)
 
     def work(run: Run) -> None:
-        state, kept = None, []
+        state: Any = None
+        kept = []
         for steps in run.blocks:
-            left, after = run.backend.best(state, steps, run.keeps)
+            _, left, after = run.backend.best(state, steps, run.keeps)
             kept.append((steps, state, left))
             state = after
-        logs, _ = with_final(run.piece, ctx.load(state, ctx.widest))
-        after = xp.argmax(logs, axis=-1)
-        # NaN is not -inf.
-        alive = xp.max(logs, axis=-1) != -math.inf
+        last = last_logs(run.piece, after)
+        after, most = xp.argmax(last.values, axis=-1), xp.max(last.values, axis=-1)
+        run.piece.write(weights, add_scale(most, last.shifts, last.powers))
+        alive = most != -math.inf  # NaN is not -inf
         for steps, start, left in reversed(kept):
             if left is None:
-                left, _ = run.backend.best(start, steps, True)
+                left = run.backend.best(start, steps, True).left
             found = run.backend.trace(left, after, steps)
             after = found[0, ...]
             put_steps(states, run.piece, steps, xp.where(alive, found, 0), -1)
 
     each(ctx, runs("viterbi", ctx, chain, workspace, history=True), work)
-    return states, log_weight(ctx, chain, workspace, states)
+    return states, weights
 
 
 def best_message(ctx: Context, chain: Chain, workspace: int) -> Array:
@@ -56,10 +58,10 @@ def best_message(ctx: Context, chain: Chain, workspace: int) -> Array:
     out = ctx.empty((*chain.batch, chain.num_states), ctx.dtype(ctx.precision))
 
     def work(run: Run) -> None:
-        state = None
+        state: Any = None
         for steps in run.blocks:
-            _, state = run.backend.best(state, steps, False)
-        run.piece.write(out, state)
+            _, _, state = run.backend.best(state, steps, False)
+        run.piece.write(out, state.values)
 
     each(ctx, runs("best_message", ctx, chain, workspace), work)
     return out

@@ -202,20 +202,19 @@ class Backend(Protocol):
             NOTHING but the state, the messages that LEFT, or BOTH. The others are None.
         """
 
-    def best(self, state: Array | None, steps: slice, keep: bool) -> tuple[Array | None, Array]:
+    def best(self, state: Messages | None, steps: slice, keep: bool) -> Block:
         """Take a block of steps forward, with the largest of terms in the place of their sums.
 
-        Returns the logs after each step, [n, groups, rows, K], where they are to be kept, and after
-        the last of each row, [groups, rows, K]. They are known but for a shift of each step and
-        row, by which the largest is near 0.
+        All are logs. What left the steps is kept if it is to be, but for its scales, which may be
+        any numbers: the largest of a step and row is near 0.
         """
 
-    def trace(self, left: Array, after: Array, steps: slice) -> Array:
+    def trace(self, left: Messages, after: Array, steps: slice) -> Array:
         """Return the states of best paths, integers [n, groups, rows].
 
         Parameters
         ----------
-        left : array [n, groups, rows, K]
+        left : Messages
             What `best` kept of the steps.
         after : integer array [groups, rows]
             The states at the step after these. Of rows that have no such step, those at their last.

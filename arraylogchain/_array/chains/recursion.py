@@ -43,7 +43,7 @@ class ArrayRecursion:
 
     def __init__(self, piece: Piece, workspace: int) -> None:
         self.piece, self.ctx, self.workspace = piece, piece.ctx, workspace
-        self._in_logs = "transitions" in piece.chain.logs
+        self.has_logs = "transitions" in piece.chain.logs
         self._kept: dict[bool, tuple[Factor, Array | None]] = {}
 
     def advance(self, state: Messages | None, steps: slice, backward: bool, keep: int) -> Block:
@@ -62,10 +62,10 @@ class ArrayRecursion:
         is_same = piece.chain.has_one_matrix and (piece.axis == 1 or piece.lengths is None)
         if is_same and backward in self._kept:
             return self._kept[backward]
-        x = self._given(time)
+        x = self.given(time)
         x = x if piece.axis else x[: piece.count(time + 1), :, :]
         x = x.mT if backward else x
-        factor = Factor(ctx, x, 1, in_logs=self._in_logs, common=True)
+        factor = Factor(ctx, x, 1, in_logs=self.has_logs, common=True)
         weights = None
         as_given = factor.taken is None and x.dtype == ctx.dtype(ctx.precision)
         if as_given or math.prod(x.shape) * 3 * ctx.precision.itemsize <= self.workspace // 2:
@@ -74,32 +74,16 @@ class ArrayRecursion:
             self._kept[backward] = factor, weights
         return factor, weights
 
-    def best(self, state: Array | None, steps: slice, keep: bool) -> tuple[Array | None, Array]:
+    def best(self, state: Messages | None, steps: slice, keep: bool) -> Block:
         """Take a block of steps forward, with the largest of terms in the place of their sums."""
-        begin = self._start(False).in_log_form(self.ctx)
-        if state is not None:
-            begin.values = state
+        begin = self._start(False) if state is None else state
         walk = _Walk(self, steps, False, pieces.LEFT if keep else pieces.NOTHING)
-        block = walk.in_logs(begin, self._potentials(steps), self._largest)
-        return block.left.values if keep else None, block.state.values
+        return walk.in_logs(begin, self._potentials(steps), walk.largest)
 
-    def _largest(self, before: Array, time: int, lanes: Lanes, out: Array) -> None:
-        """Write max_k before[k] + log P[k, :], but for a shift, some k at a time."""
-        ctx, xp, size = self.ctx, self.ctx.xp, int(before.shape[-1])
-        matrix, out[...] = self._given(time)[: before.shape[0], ...], -math.inf
-        top = whole_maximum(xp, matrix, (-2, -1)) if self._in_logs else None
-        room = min(ctx.block, self.workspace // (2 * ctx.precision.itemsize))
-        for k in chunks(size, max(1, room // math.prod(before.shape))):
-            logs = ctx.load(matrix[:, k, :], ctx.precision)
-            logs = xp.log(logs) if top is None else logs - top
-            terms = before[:, :, k, None] + logs[:, None, :, :]
-            out[...] = xp.maximum(out, xp.max(terms, axis=-2))
-
-    def trace(self, left: Array, after: Array, steps: slice) -> Array:
+    def trace(self, left: Messages, after: Array, steps: slice) -> Array:
         """Return the states of best paths, integers [n, groups, rows]."""
-        xp = self.ctx.xp
-        found = self._back(left, after[..., None], steps, lambda x, at: xp.argmax(x, axis=-1))
-        return found[..., 0]
+        xp, after = self.ctx.xp, after[..., None]
+        return self._back(left.values, after, steps, lambda x, at: xp.argmax(x, axis=-1))[..., 0]
 
     def draw(self, left: Messages, after: Array, steps: slice, uniforms: Array) -> Array:
         """Return states of samples, integers [n, groups, rows, samples]."""
@@ -137,17 +121,17 @@ class ArrayRecursion:
         They are known but for a shift: only differences count.
         """
         ctx, xp, (groups, rows, paths) = self.ctx, self.ctx.xp, states.shape
-        matrix, flat = self._given(time)[:groups, ...], xp.reshape(states, (groups, rows * paths))
+        matrix, flat = self.given(time)[:groups, ...], xp.reshape(states, (groups, rows * paths))
         if groups == 1:
             columns = xp.take(matrix, flat[0, ...], axis=2)
         else:
             index = xp.broadcast_to(flat[:, None, :], (groups, matrix.shape[1], rows * paths))
             columns = xp.take_along_axis(matrix, index, axis=2)
         x = ctx.load(columns.mT, ctx.widest)
-        x = x - whole_maximum(xp, x) if self._in_logs else xp.log(x)
+        x = x - whole_maximum(xp, x) if self.has_logs else xp.log(x)
         return xp.reshape(x, (groups, rows, paths, x.shape[-1]))
 
-    def _given(self, time: int) -> Array:
+    def given(self, time: int) -> Array:
         """Return the matrices from a step to the next, as given, [groups, K, K]."""
         return self.piece.matrices(slice(time, time + 1))[:, 0, :, :]
 
@@ -213,7 +197,7 @@ class _Walk:
             if matrix is None:
                 return False
             ctx.multiply(before, matrix, out)
-            self._take(factor, lanes)
+            self._take(factor.scale, lanes)
             return True
 
         def weigh(arrived: Array, i: int, out: Array) -> bool:
@@ -258,12 +242,26 @@ class _Walk:
             chunk = max(1, workspace // 6 // (ctx.precision.itemsize * size))
         left = Factor(ctx, before, 0, shifts=False)
         certified_product(ctx, left, factor, out, workspace // 2, chunk)
-        self._take(factor, lanes)
+        self._take(factor.scale, lanes)
 
-    def _take(self, factor: Factor, lanes: Lanes) -> None:
+    def largest(self, before: Array, time: int, lanes: Lanes, out: Array) -> None:
+        """Write max_k before[k] + log P[k, :], some k at a time."""
+        ctx, xp, recursion = self.ctx, self.ctx.xp, self.recursion
+        matrix, out[...] = recursion.given(time)[: before.shape[0], ...], -math.inf
+        top = whole_maximum(xp, matrix, (-2, -1)) if recursion.has_logs else None
+        room = min(ctx.block, recursion.workspace // (2 * ctx.precision.itemsize))
+        for k in chunks(int(before.shape[-1]), max(1, room // math.prod(before.shape))):
+            logs = ctx.load(matrix[:, k, :], ctx.precision)
+            logs = xp.log(logs) if top is None else logs - top
+            terms = before[:, :, k, None] + logs[:, None, :, :]
+            out[...] = xp.maximum(out, xp.max(terms, axis=-2))
+        if top is not None:
+            self._take((ctx.load(top, ctx.widest), 0.0 * top), lanes)
+
+    def _take(self, scale: tuple[Array, Array] | None, lanes: Lanes) -> None:
         """Add what a matrix keeps apart to the scale of the lanes that it multiplied."""
-        if factor.taken is not None:
-            xp, (shift, power) = self.ctx.xp, factor.scale
+        if scale is not None:
+            xp, (shift, power) = self.ctx.xp, scale
             shifts, powers = (xp.asarray(x, copy=True) for x in (self.shifts, self.powers))
             shifts[lanes] = shifts[lanes] + shift[..., 0]
             powers[lanes] = powers[lanes] + power[..., 0]

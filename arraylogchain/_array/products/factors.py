@@ -95,13 +95,12 @@ class Factor:
             self.taken = xp.where(self.maxima < math.inf, self.taken, math.inf)
 
     @property
-    def scale(self) -> tuple[Array, Array]:
+    def scale(self) -> tuple[Array, Array] | None:
         """What is kept apart, nats and powers of two, [batch, 1, 1], in the widest precision."""
-        ctx, shape = self.ctx, (self.values.shape[0], 1, 1)
-        nothing = ctx.xp.zeros(shape, dtype=ctx.dtype(ctx.widest), device=ctx.device)
         if self.base is None:
-            return nothing, nothing
-        base = ctx.load(self.base, ctx.widest)
+            return None
+        base = self.ctx.load(self.base, self.ctx.widest)
+        nothing = self.ctx.xp.zeros_like(base)
         return (base, nothing) if self.in_logs else (nothing, base)
 
     @property

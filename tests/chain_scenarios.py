@@ -381,6 +381,9 @@ def scenarios() -> Iterator[tuple[str, Callable[..., Options], tuple]]:
     L = np.array([[0, -INF], [-INF, -1e19]])
     options = {"x": np.array([[-INF, 0], [0, -1e3]]), "log_transitions": L}
     yield "a step beyond 2**53", dict, (options,)
+    x, L = np.array([-0.6946844957819215, 112.39440570968451]), np.array([[0, -INF], [-INF, 0]])
+    options = {"x": np.tile(x, (800, 1)), "log_transitions": L, "log_initial": L[0]}
+    yield "falling by each step", dict, (options | {"only": ("paths",)},)
     x = 3e15 + np.round(normal(2, 9, 3))
     yield "growing beyond 2**53", dict, ({"x": x, "transitions": uniform(3, 3)},)
     for form in FORMS:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._array.chains.pieces import BOTH, Backend, Block, Messages, pieces
+from arraylogchain._array.chains.pieces import BOTH, LEFT, Backend, Block, Messages, pieces
 from arraylogchain._context import Context
 from arraylogchain._inputs import make_chain
 from tests import error_model
@@ -111,7 +111,7 @@ def _check_best(recursion: Backend, parts: list[slice], exact: Exact, rows: np.n
         return
     state, kept = None, []
     for part in parts:
-        _, left, state = recursion.best(state, part, keep=True)
+        _, left, state = recursion.best(state, part, LEFT)
         kept.append(left)
     end = state.values.reshape(len(rows), -1) + exact.ends["final"][rows]
     after = np.argmax(end, -1).reshape(recursion.piece.groups, -1)

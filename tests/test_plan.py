@@ -9,14 +9,13 @@ import arraylogchain as alc
 from arraylogchain.chain import PLANNED
 
 
-def forum_chain(fill=0.0, n=500, v=40, c=200, dtype="float32", **options):
+def forum_chain(fill=0.0, n=500):
     """Return the forum's chain, made of one number that is seen everywhere: nothing to compute."""
-    value = np.asarray(fill, dtype)
+    value = np.asarray(fill, "float32")
     return alc.LogChain(
-        np.broadcast_to(value, (n, 1, v, c)),
-        transitions=np.broadcast_to(value, (1, v - 1, c, c)),
-        initial=np.broadcast_to(value, (1, c)),
-        **options,
+        np.broadcast_to(value, (n, 1, 40, 200)),
+        transitions=np.broadcast_to(value, (1, 39, 200, 200)),
+        initial=np.broadcast_to(value, (1, 200)),
     )
 
 

@@ -63,22 +63,22 @@ class Loops:
         return Block(
             self._messages(arrived, arrived_scales, in_logs) if keep == BOTH else None,
             self._messages(left, left_scales, in_logs) if keep != NOTHING else None,
-            Messages(weights.reshape(self.piece.state_shape), shifts, powers, in_logs, totals),
+            Messages(weights.reshape(*shifts.shape, K), shifts, powers, in_logs, totals),
         )
 
-    def best(self, state: Messages | None, steps: slice, keep: bool) -> Block:
+    def best(self, state: Messages | None, steps: slice, keep: int) -> Block:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
         begin = weights, scales, _ = self._begin(state, backward=False)
         edges, first = self._matrices("logs", steps, False)
-        left = np.empty((S, G, K * R) if keep else (2, 1, K * R))
+        left = np.empty((S, G, K * R) if keep == LEFT else (2, 1, K * R))
         x, edges = self._potentials(steps), (*edges, self.each, first)
         room = np.empty(self.room[0]), np.empty(self.room[1])
         paths.best(x, edges, self.lengths, begin, left, room, steps.start)
         shifts, powers, _ = scales.reshape(3, self.piece.groups, self.piece.rows)
         in_logs = np.ones(shifts.shape, bool)
-        kept = Messages(self._leave(left), shifts, powers, in_logs) if keep else None
-        weights = weights.reshape(self.piece.state_shape)
-        return Block(None, kept, Messages(weights, shifts, powers, in_logs))
+        kept = Messages(self._leave(left), shifts, powers, in_logs) if keep == LEFT else None
+        state = Messages(weights.reshape(*shifts.shape, K), shifts, powers, in_logs)
+        return Block(None, kept, state)
 
     def trace(self, left: Messages, after: Array, steps: slice) -> Array:
         kept = self._enter_steps(left.values)

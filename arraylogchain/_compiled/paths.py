@@ -8,7 +8,7 @@ from arraylogchain._compiled import numbers
 from arraylogchain._compiled.compiling import compiled, inlined, inner
 from arraylogchain._compiled.logs import log_entry
 from arraylogchain._compiled.numbers import INF, bring_near_0, exp, largest, maximise, whole_above
-from arraylogchain._compiled.steps import LINEAR, PERIOD, copy_rows, longer, number, take_tops
+from arraylogchain._compiled.steps import LINEAR, copy_rows, longer, number, take_tops
 
 
 @compiled
@@ -33,7 +33,7 @@ def best(x, matrices, lengths, state, left, room, first):
     factors, tops, is_special = room[0], room[1], numbers.count_special(L) > 0
     for g in range(G):
         own, shift, gl = weights[g], scales[0, g], g % left.shape[1]
-        m = factors[B * K * R :][: K * R]
+        m, near = factors[B * K * R :][: K * R], tops[B]
         for r in range(R):
             if forms[g, r] == LINEAR:
                 scales[1, g, r] += numbers.write_logs(own[r])
@@ -56,12 +56,9 @@ def best(x, matrices, lengths, state, left, room, first):
             copy_rows(out, m, R, begun)
             for j in range(K * R):
                 out[j] += f[j]
+            bring_near_0(out, R, near)
             for r in range(R):
-                shift[r] += tops[i, r] + (matrix_tops[n] if r < begun else 0.0)
-            if t % PERIOD == 0:
-                bring_near_0(out, R, tops[i])
-                for r in range(R):
-                    shift[r] += tops[i, r]
+                shift[r] += tops[i, r] + near[r] + (matrix_tops[n] if r < begun else 0.0)
             m = out
         for r in range(R):
             for k in range(K):

@@ -171,13 +171,13 @@ class KernelRecursion(ArrayRecursion):
             left = left.steps(slice(0, count) if backward else slice(1, None))
         return Block(arrived, left, state)
 
-    def best(self, state: Messages | None, steps: slice, keep: bool) -> Block:
+    def best(self, state: Messages | None, steps: slice, keep: int) -> Block:
         """Take a block of steps forward, with the largest of terms in the place of their sums."""
         geometry = self._geometry or geometry_of(self.piece, sums=False)
         if not self._has(geometry.kernel(self.ctx)):
             return super().best(state, steps, keep)
         after = self._begin(state, backward=False)
-        left = self._messages(steps.stop - steps.start) if keep else None
+        left = self._messages(steps.stop - steps.start) if keep == LEFT else None
         for part in self._parts(steps, False):
             before, after = after, self._messages(None)
             kept = self._pack(left, part.start - steps.start)

@@ -197,20 +197,13 @@ def _steps(ctx: Context, kernel: Kernel) -> Iterator[tuple[Array, np.ndarray, fl
     for backward in (False, True) if geometry.sums else (False,):
         exact = _walk(x, logs, lengths, backward, _log_sum_exp if geometry.sums else np.max)
         if geometry.sums:
-            left = recursion.advance(None, whole, backward, LEFT).left.logs(ctx)
+            block = recursion.advance(None, whole, backward, LEFT)
         else:
-            # Known but for a shift: the largest of each step tells it.
-            left = recursion.best(None, whole, keep=True).left.values
-            exact, left = (z - _tops(z) for z in (exact, on_host("result", left)))
-            left = ctx.xp.asarray(left, device=ctx.device)
+            block = recursion.best(None, whole, LEFT)
+        left = block.left.logs(ctx)
         for t in range(5):
             real = np.argwhere(lengths > t)
             yield from ((left[t, g, r], exact[t, g, r], reach) for g, r in real)
-
-
-def _tops(x: np.ndarray) -> np.ndarray:
-    top = np.max(x, axis=-1, keepdims=True)
-    return np.where(np.isfinite(top), top, 0)
 
 
 def _walk(
@@ -242,7 +235,6 @@ def _trace(ctx: Context, kernel: Kernel) -> Iterator[tuple[Array, np.ndarray, fl
     found = recursion.trace(kept, ctx.xp.asarray(after, device=ctx.device), slice(0, 5))
     exact = np.empty((5, 2, 6))
     exact[4] = state = after
-    # What a whole matrix has in common changes no maximum; it is taken off to round alike.
     for t in range(3, -1, -1):
         to_state = np.stack([logs[g, t][:, state[g]].T for g in range(2)])
         exact[t] = state = np.argmax(left[t] + to_state, -1)

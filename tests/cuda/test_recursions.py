@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from arraylogchain._array.chains.pieces import pieces
+from arraylogchain._array.chains.pieces import LEFT, pieces
 from arraylogchain._cuda.chains import KernelRecursion
 from arraylogchain._inputs import make_chain
 from tests import drifting_chains
@@ -96,7 +96,7 @@ def test_of_equal_paths_the_smallest_states_are_taken(device, states, reached):
     (piece,) = pieces(context(device, "float64"), chain, *chain.sizes)
     recursion, steps = KernelRecursion(piece, 1 << 20), slice(0, 6)
     with piece.ctx.computing():
-        left = recursion.best(None, steps, keep=True).left
+        left = recursion.best(None, steps, LEFT).left
         after = np.full((1, 5), states - 1)
         path = recursion.trace(left, after, steps)
         assert (path[-1] == states - 1).all()

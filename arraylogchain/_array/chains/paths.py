@@ -9,12 +9,11 @@ state j that follows, the one before it is k with a probability in proportion to
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from arraylogchain._array.chains.messages import Run, each, last_logs, put_steps, runs
-from arraylogchain._array.chains.pieces import Piece
+from arraylogchain._array.chains.pieces import LEFT, NOTHING, Piece
 from arraylogchain._array.chains.recursion import draw_states, relative
 from arraylogchain._context import Array, Context, add_scale
 from arraylogchain._fold import chunks
@@ -32,19 +31,18 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     weights = ctx.empty(chain.batch, ctx.result_dtype)
 
     def work(run: Run) -> None:
-        state: Any = None
-        kept = []
+        kept, keep = [], LEFT if run.keeps else NOTHING
         for steps in run.blocks:
-            _, left, after = run.backend.best(state, steps, run.keeps)
-            kept.append((steps, state, left))
-            state = after
-        last = last_logs(run.piece, after)
+            begin = run.last
+            _, left, run.last = run.backend.best(begin, steps, keep)
+            kept.append((steps, begin, left))
+        last = last_logs(run.piece, run.last)
         after, most = xp.argmax(last.values, axis=-1), xp.max(last.values, axis=-1)
         run.piece.write(weights, add_scale(most, last.shifts, last.powers))
         alive = most != -math.inf  # NaN is not -inf
-        for steps, start, left in reversed(kept):
+        for steps, begin, left in reversed(kept):
             if left is None:
-                left = run.backend.best(start, steps, True).left
+                left = run.backend.best(begin, steps, LEFT).left
             found = run.backend.trace(left, after, steps)
             after = found[0, ...]
             put_steps(states, run.piece, steps, xp.where(alive, found, 0), -1)
@@ -58,10 +56,9 @@ def best_message(ctx: Context, chain: Chain, workspace: int) -> Array:
     out = ctx.empty((*chain.batch, chain.num_states), ctx.dtype(ctx.precision))
 
     def work(run: Run) -> None:
-        state: Any = None
         for steps in run.blocks:
-            _, _, state = run.backend.best(state, steps, False)
-        run.piece.write(out, state.values)
+            run.last = run.backend.best(run.last, steps, NOTHING).state
+        run.piece.write(out, run.last.values)
 
     each(ctx, runs("best_message", ctx, chain, workspace), work)
     return out

@@ -202,11 +202,10 @@ class Backend(Protocol):
             NOTHING but the state, the messages that LEFT, or BOTH. The others are None.
         """
 
-    def best(self, state: Messages | None, steps: slice, keep: bool) -> Block:
+    def best(self, state: Messages | None, steps: slice, keep: int) -> Block:
         """Take a block of steps forward, with the largest of terms in the place of their sums.
 
-        All are logs. What left the steps is kept if it is to be, but for its scales, which may be
-        any numbers: the largest of a step and row is near 0.
+        All are logs. Of what LEFT the steps, if that is kept, the scales may be any numbers.
         """
 
     def trace(self, left: Messages, after: Array, steps: slice) -> Array:

@@ -74,10 +74,10 @@ class ArrayRecursion:
             self._kept[backward] = factor, weights
         return factor, weights
 
-    def best(self, state: Messages | None, steps: slice, keep: bool) -> Block:
+    def best(self, state: Messages | None, steps: slice, keep: int) -> Block:
         """Take a block of steps forward, with the largest of terms in the place of their sums."""
         begin = self._start(False) if state is None else state
-        walk = _Walk(self, steps, False, pieces.LEFT if keep else pieces.NOTHING)
+        walk = _Walk(self, steps, False, keep)
         return walk.in_logs(begin, self._potentials(steps), walk.largest)
 
     def trace(self, left: Messages, after: Array, steps: slice) -> Array:
@@ -247,16 +247,13 @@ class _Walk:
     def largest(self, before: Array, time: int, lanes: Lanes, out: Array) -> None:
         """Write max_k before[k] + log P[k, :], some k at a time."""
         ctx, xp, recursion = self.ctx, self.ctx.xp, self.recursion
-        matrix, out[...] = recursion.given(time)[: before.shape[0], ...], -math.inf
-        top = whole_maximum(xp, matrix, (-2, -1)) if recursion.has_logs else None
+        given, out[...] = recursion.given(time)[: before.shape[0], ...], -math.inf
+        matrix = Factor(ctx, given, 1, in_logs=recursion.has_logs, common=True)
         room = min(ctx.block, recursion.workspace // (2 * ctx.precision.itemsize))
         for k in chunks(int(before.shape[-1]), max(1, room // math.prod(before.shape))):
-            logs = ctx.load(matrix[:, k, :], ctx.precision)
-            logs = xp.log(logs) if top is None else logs - top
-            terms = before[:, :, k, None] + logs[:, None, :, :]
+            terms = before[:, :, k, None] + matrix.logs(k)[:, None, :, :]
             out[...] = xp.maximum(out, xp.max(terms, axis=-2))
-        if top is not None:
-            self._take((ctx.load(top, ctx.widest), 0.0 * top), lanes)
+        self._take(matrix.scale, lanes)
 
     def _take(self, scale: tuple[Array, Array] | None, lanes: Lanes) -> None:
         """Add what a matrix keeps apart to the scale of the lanes that it multiplied."""

@@ -28,7 +28,7 @@ class Factor:
 
         right = Factor(ctx, matrix, 1, in_logs=False, common=True)
         right.keep()                                  # its weights, if they fit
-        shift, powers = right.scale
+        scale = right.scale                           # (shift, powers), or None for 0
         for logs in states:                           # near 0 in every row
             certified_product(ctx, Factor(ctx, logs, 0, shifts=False), right, out, workspace)
             # out = log(exp(logs) @ matrix) - shift - powers * log(2)
@@ -96,7 +96,10 @@ class Factor:
 
     @property
     def scale(self) -> tuple[Array, Array] | None:
-        """What is kept apart, nats and powers of two, [batch, 1, 1], in the widest precision."""
+        """What is kept apart, nats and powers of two, [batch, 1, 1], in the widest precision.
+
+        None where that is nothing.
+        """
         if self.base is None:
             return None
         base = self.ctx.load(self.base, self.ctx.widest)

@@ -78,7 +78,9 @@ chain_steps(Chain<T> chain, Messages<T> before, Messages<T> arrived, Messages<T>
         for (int r = 0; r < R; ++r) {
             x[r] = next[r];
             next[r] = group.potential(r, s + 1);  // in time
-            is_reached = is_reached || group.is_reached(r, s);
+            if (!group.is_reached(r, s)) continue;
+            is_reached = true;
+            if (j == r) shift += chain.scales[2 * matrix], power += chain.scales[2 * matrix + 1];
         }
         if (group.has_state && is_reached) {
             column = arrive<Sums>(group, shared, OnChip ? shared.matrix : nullptr, matrix, s, came);
@@ -90,7 +92,6 @@ chain_steps(Chain<T> chain, Messages<T> before, Messages<T> arrived, Messages<T>
             if (!group.has_state || stays) came[r] = a[r];
             columns[r] = stays ? T(0) : column;
             top[r] = came[r] + columns[r];
-            if (!stays && j == r) shift += chain.scales[2 * matrix], power += chain.scales[2 * matrix + 1];
         }
         if (arrived.logs) {
             group.largest(top, shared.exchange);

@@ -44,7 +44,10 @@ class ArrayRecursion:
     def __init__(self, piece: Piece, workspace: int) -> None:
         self.piece, self.ctx, self.workspace = piece, piece.ctx, workspace
         self.has_logs = "transitions" in piece.chain.logs
+        # Whether all steps have the same matrices, and the same lanes those of groups.
+        self._is_same = piece.chain.has_one_matrix and (piece.axis == 1 or piece.lengths is None)
         self._kept: dict[bool, tuple[Factor, Array | None]] = {}
+        self._logs: tuple[Factor, Array] | None = None
 
     def advance(self, state: Messages | None, steps: slice, backward: bool, keep: int) -> Block:
         """Take a block of steps, forward or backward."""
@@ -59,8 +62,7 @@ class ArrayRecursion:
         up to `Factor.scale` come with them; None if these would not fit.
         """
         piece, ctx = self.piece, self.ctx
-        is_same = piece.chain.has_one_matrix and (piece.axis == 1 or piece.lengths is None)
-        if is_same and backward in self._kept:
+        if self._is_same and backward in self._kept:
             return self._kept[backward]
         x = self.given(time)
         x = x if piece.axis else x[: piece.count(time + 1), :, :]
@@ -70,9 +72,24 @@ class ArrayRecursion:
         as_given = factor.taken is None and x.dtype == ctx.dtype(ctx.precision)
         if as_given or math.prod(x.shape) * 3 * ctx.precision.itemsize <= self.workspace // 2:
             weights = factor.keep().even()
-        if is_same:
+        if self._is_same:
             self._kept[backward] = factor, weights
         return factor, weights
+
+    def log_matrix(self, time: int, groups: int) -> tuple[Factor, Array | None]:
+        """Return the matrices that lead from a step to the next, with their logs.
+
+        None for the logs where they are those of this step alone, or do not fit.
+        """
+        if self._logs is not None:
+            return self._logs
+        x = self.given(time)[:groups, ...]
+        factor = Factor(self.ctx, x, 1, in_logs=self.has_logs, common=True)
+        # An entry takes 128 bytes at the most, with what computes its log.
+        if not self._is_same or math.prod(x.shape) > self.workspace // 128:
+            return factor, None
+        self._logs = factor, factor.logs()
+        return self._logs
 
     def best(self, state: Messages | None, steps: slice, keep: int) -> Block:
         """Take a block of steps forward, with the largest of terms in the place of their sums."""
@@ -247,11 +264,11 @@ class _Walk:
     def largest(self, before: Array, time: int, lanes: Lanes, out: Array) -> None:
         """Write max_k before[k] + log P[k, :], some k at a time."""
         ctx, xp, recursion = self.ctx, self.ctx.xp, self.recursion
-        given, out[...] = recursion.given(time)[: before.shape[0], ...], -math.inf
-        matrix = Factor(ctx, given, 1, in_logs=recursion.has_logs, common=True)
+        (matrix, logs), out[...] = recursion.log_matrix(time, before.shape[0]), -math.inf
         room = min(ctx.block, recursion.workspace // (2 * ctx.precision.itemsize))
         for k in chunks(int(before.shape[-1]), max(1, room // math.prod(before.shape))):
-            terms = before[:, :, k, None] + matrix.logs(k)[:, None, :, :]
+            of_k = matrix.logs(k) if logs is None else logs[:, k, :]
+            terms = before[:, :, k, None] + of_k[:, None, :, :]
             out[...] = xp.maximum(out, xp.max(terms, axis=-2))
         self._take(matrix.scale, lanes)
 

@@ -144,8 +144,8 @@ def native_context(xp: Any, device: Any, result_name: str) -> Context:
 def _context(
     xp: Any, device: Any, result_name: str, hand_back: Callable[[Array], Array] | None
 ) -> Context:
-    has_double = xp is np or _has_float64(xp, device)
     on_cpu = xp is np or not _is_cuda(device)
+    has_double = xp is np or not on_cpu or _has_float64(xp, device)
     return Context(
         xp=xp,
         device=device,
@@ -406,5 +406,5 @@ def on_host(name: str, x: Any) -> np.ndarray:
 
 @cache
 def _has_float64(xp: Any, device: Any) -> bool:
-    """Tell whether a device computes in float64; asked once, as CuPy makes arrays to find out."""
+    """Tell whether a device that is none of CUDA's computes in float64."""
     return "float64" in xp.__array_namespace_info__().dtypes(device=device)

@@ -153,7 +153,8 @@ class Context:
 
     def integers(self, x: np.ndarray) -> Array:
         """Return integers of the host as an array of the library."""
-        return self.xp.asarray(x, dtype=self.index_dtype, device=self.device, copy=True)
+        # A copy by NumPy: torch.asarray makes none of a single number for another device.
+        return self.xp.asarray(np.array(x), dtype=self.index_dtype, device=self.device)
 
     def apply(self, function: Callable[..., Array], *args: Any, out: Array) -> None:
         """Write `function(*args)` into `out`, without a temporary where the library can."""

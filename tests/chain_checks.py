@@ -191,14 +191,12 @@ def check_paths(case: ChainCase) -> tuple[np.ndarray, np.ndarray]:
     assert_states(case, states)
     ordinary = ~case.special
     if np.all(ordinary):
-        best, best_weight, _ = exact.best
-        own, gap = weights_in_recursion(case, states)
+        best_weight = exact.best[1]
+        own, gap = exact.weights_in_recursion(states)
         case.assert_logs(weight, np.where(best_weight == -np.inf, -np.inf, own), gap, exact.lengths)
         np.testing.assert_array_equal(weight == -np.inf, best_weight == -np.inf)
-        lost = lost_by_rounding(case, best) + lost_by_rounding(case, states)
-        possible = best_weight > -np.inf
-        assert_within(own[possible], best_weight[possible], lost[possible])
-        assert not np.any(states[~possible] > 0)
+        assert_as_good(exact, states, error_model.compute_dtype(case.dtype))
+        assert not np.any(states[best_weight == -np.inf] > 0)
     rng = np.random.default_rng(1)
     past = rng.choice([-1, 0, 10**6], states.shape)
     others = rng.integers(0, case.K, states.shape)
@@ -221,20 +219,15 @@ def check_log_weight(case: ChainCase, states: np.ndarray) -> np.ndarray:
     return weights
 
 
-def weights_in_recursion(case: ChainCase, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return log weights of paths, and the G of the recursion's numbers for them."""
-    states = np.maximum(states, 0)
-    weights, gap = case.exact.path_weights(states)
-    depth = np.take_along_axis(case.exact.best[2], states[..., None], axis=-1)[..., 0]
-    return weights, np.where(np.isfinite(weights), gap + np.sum(depth, axis=-1), 0)
-
-
-def lost_by_rounding(case: ChainCase, states: np.ndarray) -> np.ndarray:
-    """Return what the recursion's number for a path may be off by."""
-    _, gap = weights_in_recursion(case, states)
-    computed = error_model.compute_dtype(case.dtype)
-    # The totals that paths have in common are no part of a comparison.
-    return error_model.chain_bound(0 * gap, gap, case.exact.lengths, case.K, computed)
+def assert_as_good(exact: Exact, found: np.ndarray, dtype: str) -> None:
+    """Check that no path is better than those found by more than the recursion rounds."""
+    best, best_weight, _ = exact.best
+    possible, lost = best_weight > -np.inf, 0
+    for states in (best, found):
+        own, gap = exact.weights_in_recursion(states)
+        # The totals that paths have in common are no part of a comparison.
+        lost = lost + error_model.chain_bound(0 * gap, gap, exact.lengths, exact.K, dtype)
+    assert_within(own[possible], best_weight[possible], lost[possible])
 
 
 def check_samples(case: ChainCase) -> None:

@@ -334,6 +334,13 @@ class Exact:
         gaps = self._along(states, x_gaps, edge_gaps, end_gaps)
         return weights, np.where(np.isfinite(weights), gaps, 0)
 
+    def weights_in_recursion(self, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return log weights of paths, and the G of the recursion's numbers for them."""
+        states = np.maximum(states, 0)
+        weights, gap = self.path_weights(states)
+        depth = np.take_along_axis(self.best[2], states[..., None], axis=-1)[..., 0]
+        return weights, np.where(np.isfinite(weights), gap + np.sum(depth, axis=-1), 0)
+
     def _along(self, states: np.ndarray, x: Any, edges: Any, ends: Any) -> np.ndarray:
         row, step = np.arange(self.rows), np.arange(self.T)
         total = ends["initial"][row, states[..., 0]] + ends["final"][row, states[..., -1]]

@@ -70,6 +70,11 @@ class Backend:
     def library(self) -> str:
         return self.xp.__name__
 
+    @property
+    def adds_in_order(self) -> bool:
+        """Whether entries that are added to the same place come in the same order each time."""
+        return self.device is None or "cuda" not in str(self.device).lower()
+
     def asarray(self, x: Any, dtype: str | None = None) -> Any:
         """Return a new array of `dtype`, or of x's own; NumPy's are read-only."""
         host = np.array(x)

@@ -47,7 +47,8 @@ def check_vjp(
 ) -> list[np.ndarray]:
     """Compare gradients of a product with the reference, and return them.
 
-    The value is to the bit that of the plain function, and a pullback's second call as its first.
+    The value is to the bit that of the plain function, and a pullback's second call as its first,
+    but on CUDA devices.
     """
     given = Given(backend, dtype, a, b, _cotangent_of(g, a, b, dtype))
     value, pullback = getattr(alc.vjp, name)(*given.arrays[:2], workspace=workspace)
@@ -56,7 +57,8 @@ def check_vjp(
     again = [backend.to_numpy(d) for d in pullback(given.arrays[2])]
     pairs = zip(value, plain, strict=True) if isinstance(value, tuple) else [(value, plain)]
     pairs = [tuple(map(backend.to_numpy, pair)) for pair in pairs]
-    for found, known in (*pairs, *zip(gradients, again, strict=True)):
+    twice = zip(gradients, again, strict=True) if backend.adds_in_order else ()
+    for found, known in (*pairs, *twice):
         np.testing.assert_array_equal(found, known)
     a, b, g = given.held
     if name == "maxplus_matmul":

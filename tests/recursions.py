@@ -12,7 +12,7 @@ from arraylogchain._array.chains.pieces import BOTH, LEFT, Backend, Block, Messa
 from arraylogchain._context import Context
 from arraylogchain._inputs import make_chain
 from tests import error_model
-from tests.chain_checks import exact_of, fill_in_garbage
+from tests.chain_checks import assert_as_good, exact_of, fill_in_garbage
 from tests.chain_reference import Exact
 from tests.error_model import assert_within
 from tests.reference import logsumexp
@@ -123,13 +123,4 @@ def _check_best(recursion: Backend, parts: list[slice], exact: Exact, rows: np.n
     found = np.concatenate(paths[::-1]).reshape(recursion.piece.num_steps, -1)
     states = exact.best[0].copy()
     states[rows, : len(found)] = found.T
-    states = np.where(exact.real, states, 0)
-    best, best_weight, depth = exact.best
-    own, lost = exact.path_weights(states)[0], 0
-    for path in (np.maximum(best, 0), states):
-        gap = exact.path_weights(path)[1]
-        gap = gap + np.sum(np.take_along_axis(depth, path[..., None], axis=-1)[..., 0], axis=-1)
-        name = recursion.piece.ctx.precision.name
-        lost = lost + error_model.chain_bound(0 * gap, gap, exact.lengths, exact.K, name)
-    possible = best_weight > -math.inf
-    assert_within(own[possible], best_weight[possible], lost[possible])
+    assert_as_good(exact, np.where(exact.real, states, 0), recursion.piece.ctx.precision.name)

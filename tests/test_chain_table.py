@@ -16,6 +16,8 @@ HALVES = ("shape 0 linear", "shape 4 logs", "shape 20 linear", "sd 15 linear", "
 def test_scenario(backend, dtype, name):
     if dtype == "float32" and name.startswith(ONLY_FLOAT64):
         pytest.skip("float32 does not hold its numbers")
+    if name == "ends all tiny 1e-37" and (backend.library, dtype) == ("cupy", "float32"):
+        pytest.skip("CuPy flushes subnormal numbers of float32 to zero")
     check_chain(backend, dtype, **make(name))
 
 

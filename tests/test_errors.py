@@ -211,8 +211,7 @@ def test_lists_integers_and_bools_are_arrays_like_the_potentials(backend, dtype,
     def made(values):
         if kind in ("list", "tuple"):
             return values if kind == "list" else tuple(values)
-        dtype = getattr(backend.xp, kind)
-        return backend.xp.asarray(values, dtype=dtype, device=potentials.device)
+        return backend.asarray(values, kind)
 
     options = {name: made(values) for name, values in small.items()}
     given = {name: backend.asarray(np.asarray(v, float), dtype) for name, v in small.items()}

@@ -38,7 +38,8 @@ def logmatmulexp(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) ->
         is_large = batch * rows * columns * terms >= _BLAS_FROM and min(rows, columns) >= TILE
         if is_large and factors <= budget // 2 and is_usable(ctx, kernel_of("settle", ctx)):
             return by_blas(ctx, layout, a, b)
-        if is_usable(ctx, kernel_of("logmatmulexp", ctx)):
+        maxima = batch * (rows + columns) * size
+        if maxima <= budget // 2 and is_usable(ctx, kernel_of("logmatmulexp", ctx)):
             return by_tiles(ctx, layout, a, b)
     return None
 

@@ -13,6 +13,7 @@ from tests.conftest import make_backend
 from tests.gpu.calls import CALLS, WITHOUT_WAITING
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_a_kernel_that_is_not_loaded_is_one_clear_sentence(torch):
     backend, call = make_backend("torch-cuda"), CALLS["maxplus_matmul"]
     arrays = call.arguments(backend, "float16")

@@ -29,10 +29,11 @@ def assert_same(found, expected):
 
 
 def some_calls_are_made(backend, streams, call, stream):
-    """Compile what is compiled at first use, and let the stream have memory of its own."""
+    """Compile and load what is at first use, and let the stream have memory of its own."""
     with streams.current(stream):
         for seed in (1, 2):
-            call.run(*call.arguments(backend, seed=seed))
+            for x in call.run(*call.arguments(backend, seed=seed)):
+                x + x
             streams.spin(1)
     streams.wait()
 

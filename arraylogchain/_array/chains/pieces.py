@@ -158,8 +158,9 @@ class Block(NamedTuple):
     state : Messages
         After the last of the steps, for the next block.
 
-    Steps past a row's length hold any numbers in both, NaN and infinities among them. What came
-    backward may be written over, but for `left` at the first step, whose memory may be `state`'s.
+    Steps past a row's length hold any numbers in both, NaN and infinities among them, but finite
+    shifts. What came backward may be written over, but for `left` at the first step, whose memory
+    may be `state`'s.
     """
 
     arrived: Any

@@ -69,7 +69,7 @@ class ArrayRecursion:
         x = x.mT if backward else x
         factor = Factor(ctx, x, 1, in_logs=self.has_logs, common=True)
         weights = None
-        as_given = factor.taken is None and x.dtype == ctx.dtype(ctx.precision)
+        as_given = ctx.is_numpy and factor.taken is None and x.dtype == ctx.dtype(ctx.precision)
         if as_given or math.prod(x.shape) * 3 * ctx.precision.itemsize <= self.workspace // 2:
             weights = factor.keep().even()
         if self._is_same:
@@ -265,7 +265,7 @@ class _Walk:
         """Write max_k before[k] + log P[k, :], some k at a time."""
         ctx, xp, recursion = self.ctx, self.ctx.xp, self.recursion
         (matrix, logs), out[...] = recursion.log_matrix(time, before.shape[0]), -math.inf
-        room = min(ctx.block, recursion.workspace // (2 * ctx.precision.itemsize))
+        room = min(ctx.block, recursion.workspace // (4 * ctx.precision.itemsize))
         for k in chunks(int(before.shape[-1]), max(1, room // math.prod(before.shape))):
             of_k = matrix.logs(k) if logs is None else logs[:, k, :]
             terms = before[:, :, k, None] + of_k[:, None, :, :]

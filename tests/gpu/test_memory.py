@@ -90,11 +90,8 @@ def test_chains(backend, case, method):
 @workspaces
 def test_gradients_of_a_chain(backend, workspace):
     """Only a workspace that was asked for makes gradients keep less than every state."""
-    x, weights, initial = (
-        normal(backend, 300, 60, 100),
-        uniform(backend, 59, 100, 100),
-        uniform(backend, 100),
-    )
+    x, initial = normal(backend, 300, 60, 100), uniform(backend, 100)
+    weights = uniform(backend, 59, 100, 100)
     kept = 0 if workspace else 2 * nbytes(x)
 
     def gradients():
@@ -108,11 +105,8 @@ def test_gradients_of_a_chain(backend, workspace):
 def test_forum_case(torch):
     """Value and gradients of x, P and p0 by autograd, beyond these: at most three times x."""
     backend = make_backend("torch-cuda")
-    x, P, p0 = (
-        normal(backend, 500, 1, 40, 200),
-        uniform(backend, 1, 39, 200, 200),
-        uniform(backend, 1, 200),
-    )
+    x, P = normal(backend, 500, 1, 40, 200), uniform(backend, 1, 39, 200, 200)
+    p0 = uniform(backend, 1, 200)
     for leaf in (x, P, p0):
         leaf.requires_grad_()
 
@@ -143,13 +137,12 @@ def test_all_memory_is_returned(backend, name):
     """After a call, and repeated calls take no more from the device."""
     call = CALLS[name]
     given = call.arguments(backend)
-    for _ in range(3):
-        call.run(*given)
-    before = in_use(backend), held(backend)
-    for _ in range(20):
-        out = call.run(*given)
-    assert in_use(backend) > before[0]
-    del out
+    for count in (3, 20):
+        before = in_use(backend), held(backend)
+        for _ in range(count):
+            out = call.run(*given)
+        assert in_use(backend) > before[0]
+        del out
     assert (in_use(backend), held(backend)) == before
 
 

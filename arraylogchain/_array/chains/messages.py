@@ -25,7 +25,7 @@ class Run:
     `starts` has what its blocks begin with and `left` the messages they leave, where these are
     kept, for which there is memory where it `keeps`; `last` is the state after all of them, and
     `log_z` the logs of the sums over all paths [groups, rows]. There is memory for so many runs
-    `at_once`.
+    `at_once`. Those of best paths have the `largest` of terms in the place of their sums.
     """
 
     piece: Piece
@@ -35,15 +35,22 @@ class Run:
     keeps: bool = False
     workspace: int = 0
     at_once: int = 1
+    largest: bool = False
     starts: list[Any] = field(default_factory=list)
     left: list[Messages | None] = field(default_factory=list)
     last: Any = None
     log_z: Array = None
 
+    def take(self, state: Messages | None, steps: slice, keep: int) -> Block:
+        """Take a block of steps."""
+        if self.largest:
+            return self.backend.best(state, steps, keep)
+        return self.backend.advance(state, steps, self.backward, keep)
+
     def steps(self, keep: int) -> Iterator[tuple[slice, Block]]:
         """Take all steps, block by block."""
         for steps in reversed(self.blocks) if self.backward else self.blocks:
-            block = self.backend.advance(self.last, steps, self.backward, keep)
+            block = self.take(self.last, steps, keep)
             self.last = block.state
             yield steps, block
 
@@ -58,9 +65,10 @@ class Run:
         for steps in self.blocks:
             self.starts.append(self.last)
             kept = pieces.LEFT if everything or self.keeps else pieces.NOTHING
-            _, left, self.last = self.backend.advance(self.last, steps, False, kept)
+            _, left, self.last = self.take(self.last, steps, kept)
             self.left.append(left)
-        self.log_z = total_of(self.piece, self.last)
+        if not self.largest:
+            self.log_z = total_of(self.piece, self.last)
         return self
 
     def both(self, steps: slice) -> Iterator[tuple[slice, Block]]:
@@ -84,8 +92,7 @@ class Run:
 
     def messages(self, n: int) -> Messages:
         """Return what the block number n left: as it is kept, or computed again."""
-        start, steps = self.starts[n], self.blocks[n]
-        return self.left[n] or self.backend.advance(start, steps, self.backward, pieces.LEFT).left
+        return self.left[n] or self.take(self.starts[n], self.blocks[n], pieces.LEFT).left
 
 
 def runs(
@@ -110,11 +117,11 @@ def runs(
     sizes = *chain.sizes, chain.num_steps, chain.num_states, chain.has_one_matrix, holds
     item = 8 if backend.most_rows else ctx.precision.itemsize
     groups, rows, count, keeps, workspace, at_once = pieces.cut(
-        sizes, backend, item, workspace, history, arrays
+        sizes, backend, item, workspace, history, arrays, 4 * ctx.block
     )
+    how = backward, keeps, workspace, at_once, operation in _dispatch.PATHS
     for piece in pieces.pieces(ctx, chain, groups, rows):
-        blocks = list(chunks(piece.num_steps, count))
-        yield Run(piece, backend(piece, workspace), blocks, backward, keeps, workspace, at_once)
+        yield Run(piece, backend(piece, workspace), list(chunks(piece.num_steps, count)), *how)
 
 
 def each(
@@ -172,10 +179,8 @@ def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the logs of the sums over all paths, [*batch]."""
     out = ctx.empty(chain.batch, ctx.result_dtype)
 
-    def work(run: Run) -> None:
-        run.piece.write(out, total_of(run.piece, run.run()))
-
-    each(ctx, runs("log_partition", ctx, chain, workspace, arrays=3), work)
+    found = runs("log_partition", ctx, chain, workspace, arrays=3)
+    each(ctx, found, lambda run: run.piece.write(out, total_of(run.piece, run.run())))
     return out
 
 

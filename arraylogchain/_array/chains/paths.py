@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from arraylogchain._array.chains.messages import Run, each, last_logs, put_steps, runs
-from arraylogchain._array.chains.pieces import LEFT, NOTHING, Piece
+from arraylogchain._array.chains.pieces import Piece
 from arraylogchain._array.chains.recursion import draw_states, relative
 from arraylogchain._context import Array, Context, add_scale
 from arraylogchain._fold import chunks
@@ -31,21 +31,15 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     weights = ctx.empty(chain.batch, ctx.result_dtype)
 
     def work(run: Run) -> None:
-        kept, keep = [], LEFT if run.keeps else NOTHING
-        for steps in run.blocks:
-            begin = run.last
-            _, left, run.last = run.backend.best(begin, steps, keep)
-            kept.append((steps, begin, left))
-        last = last_logs(run.piece, run.last)
+        last = last_logs(run.piece, run.keep().last)
         after, most = xp.argmax(last.values, axis=-1), xp.max(last.values, axis=-1)
         run.piece.write(weights, add_scale(most, last.shifts, last.powers))
         alive = most != -math.inf  # NaN is not -inf
-        for steps, begin, left in reversed(kept):
-            if left is None:
-                left = run.backend.best(begin, steps, LEFT).left
-            found = run.backend.trace(left, after, steps)
+        for n in reversed(range(len(run.blocks))):
+            found = run.backend.trace(run.messages(n), after, run.blocks[n])
             after = found[0, ...]
-            put_steps(states, run.piece, steps, xp.where(alive, found, 0), -1)
+            put_steps(states, run.piece, run.blocks[n], xp.where(alive, found, 0), -1)
+        run.left.clear()  # the next piece takes the same memory
 
     each(ctx, runs("viterbi", ctx, chain, workspace, history=True), work)
     return states, weights
@@ -55,12 +49,8 @@ def best_message(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the logs of the largest weights after the last step, [*batch, K], but for a shift."""
     out = ctx.empty((*chain.batch, chain.num_states), ctx.dtype(ctx.precision))
 
-    def work(run: Run) -> None:
-        for steps in run.blocks:
-            run.last = run.backend.best(run.last, steps, NOTHING).state
-        run.piece.write(out, run.last.values)
-
-    each(ctx, runs("best_message", ctx, chain, workspace), work)
+    found = runs("best_message", ctx, chain, workspace)
+    each(ctx, found, lambda run: run.piece.write(out, run.run().values))
     return out
 
 

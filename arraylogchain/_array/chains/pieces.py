@@ -24,8 +24,6 @@ from arraylogchain._dispatch import ENTRY
 from arraylogchain._fold import Box, Shape, boxes, lengths, within
 from arraylogchain._inputs import PARTS, Chain
 
-# Numbers that a block takes which are worth array operations, and stay in a CPU's caches.
-_NUMBERS = 1 << 18
 # So many threads share pieces at the most: sizes do not depend on how many there are.
 THREADS = 8
 
@@ -82,6 +80,8 @@ class Messages:
             return self.values
         weights = ctx.empty(tuple(self.values.shape), self.values.dtype)
         ctx.exp(self.values, weights)
+        if self.in_logs.all():
+            return weights
         mask = ctx.xp.asarray(self.in_logs, device=ctx.device)
         return ctx.xp.where(mask[..., None], weights, self.values)
 
@@ -373,6 +373,7 @@ def cut(
     workspace: int,
     history: bool,
     arrays: int,
+    numbers: int,
 ) -> tuple[int, int, int, bool, int, int]:
     """Choose pieces and blocks, from sizes alone.
 
@@ -387,6 +388,8 @@ def cut(
         Whether the messages of all steps are wanted, after the last of them is known.
     arrays : int
         How many arrays like messages a block of steps takes.
+    numbers : int
+        How many numbers a block takes which are worth array operations, and stay in caches.
 
     Returns
     -------
@@ -406,7 +409,7 @@ def cut(
     # Bytes of a step of a row: in a block, where arrays in float32 may be widened, with what it has
     # no K of (scales of both directions, sums, factors, masks); and in what is kept. And of a
     # group's matrix: one, or those of four steps, may take a quarter of the workspace.
-    step, own = 8 * arrays * size + 104, item * size + 16
+    step, own = item * arrays * size + 104, item * size + 16
     matrix, parts = ENTRY * size * size * holds_matrices, 4 if has_one_matrix else 16
     # Pieces that fit side by side are taken at once, others one after another.
     threads = min(THREADS, -(-groups * rows // most)) if backend.most_rows else 1
@@ -424,7 +427,7 @@ def cut(
     def between(lanes: int, steps: int) -> int:
         return -(-count // max(1, steps)) * (lanes * own + _MESSAGES)
 
-    half, enough = workspace // 2, min(most, max(32, _NUMBERS // 16 // size))
+    half, enough = workspace // 2, min(most, max(32, numbers // 16 // size))
     keeps = history and half // (count * own) >= enough
 
     def held(lanes: int) -> int:
@@ -437,7 +440,7 @@ def cut(
     of_rows, of_groups = min(rows, most), max(1, min(groups, most // rows))
     lanes = of_groups * of_rows
     # Blocks of fewer than four steps would spend their time on what they begin with.
-    steps = max(4, 4 * _NUMBERS // (arrays * lanes * size))
+    steps = max(4, 4 * numbers // (arrays * lanes * size))
     if history:
         # There are as many messages between blocks as fit.
         room = max(1, half - lanes * count * own * keeps)

@@ -11,6 +11,9 @@ from arraylogchain._array.products.factors import Factor
 from arraylogchain._context import LN2_HIGH, LN2_LOW, Array, is_transposed
 from arraylogchain._fold import chunks
 
+# Scales of rows in logs. Weights of these are at most 2: so sums of pairs stay within range.
+_RESTS = (2.0**-20, 2.0**20)
+
 
 class Shares:
     """The shares of states at a block of steps, and of pairs of states.
@@ -53,11 +56,12 @@ class Shares:
         if f is None:
             return None
         if moves.stop:
-            levels = self._levels()
-            if levels is None:
+            levels, rests = self._levels()
+            if rests is not None and not ctx.are_between(rests, *_RESTS):
                 return None
             d = self.d.weights(ctx)[self.ends, ...]
-            d *= f[moves, ..., None]  # nobody reads these again
+            of_rows = f[moves, ...] if rests is None else f[moves, ...] * rests
+            d *= of_rows[..., None]  # nobody reads these again
             u = _where_not(xp, self.still, a[moves, ...], 0.0)
             self._add_linear_pairs(u, _where_not(xp, self.still, d, 0.0), levels)
         shares *= f[..., None]
@@ -69,19 +73,20 @@ class Shares:
         bits = d.powers[self.ends, ...] - b.powers[self.moves, ...]
         return nats, bits
 
-    def _levels(self) -> Array | None:
-        """Return the scales of matrices, [1 or n, groups, 1]; None where rows in logs have others.
+    def _levels(self) -> tuple[Array, Array | None]:
+        """Return the scales of matrices, [1 or n, groups, 1], and of rows in logs beside these.
 
         As b_t = P_t @ d_{t+1}, they are the differences of scales: nats where matrices are given as
         logs, else powers of two.
         """
-        (nats, bits), xp, chain = self._beside(self.b, self.d), self.ctx.xp, self.piece.chain
-        own, others = (nats, bits) if "transitions" in chain.logs else (bits, nats)
+        (nats, bits), ctx, chain = self._beside(self.b, self.d), self.ctx, self.piece.chain
+        own = nats if "transitions" in chain.logs else bits
         levels = own[slice(0, 1 if chain.has_one_matrix else None), :, :1]
         if self.b.in_logs is None:
-            return levels
-        odd = _where_not(xp, self.still, (own != levels) | (others != 0), False)
-        return None if bool(xp.any(odd)) else levels
+            return levels, None
+        nats, bits = (x - levels if x is own else x for x in (nats, bits))
+        rests = _where_not(ctx.xp, self.still, ctx.scaled(ctx.xp.exp(nats), bits), 1.0)
+        return levels, ctx.load(rests, self.precision)
 
     def _add_linear_pairs(self, u: Array, v: Array, levels: Array) -> None:
         """Add the sums over rows of u[k] v[j], times matrices."""

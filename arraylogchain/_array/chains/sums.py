@@ -9,7 +9,7 @@ from typing import Any
 
 from arraylogchain._array.chains.pieces import THREADS, Piece, arrange
 from arraylogchain._context import Array, Context, shape_of
-from arraylogchain._fold import Box, within
+from arraylogchain._fold import Box, boxes, within
 from arraylogchain._inputs import PARTS, Chain
 
 
@@ -112,7 +112,7 @@ class Sums:
             dtype = ctx.result_dtype if self.as_counts else self.chain.parts[name].dtype
             scale = 1.0 if name == "potentials" and name in self.by_row else 2.0**self.bits
             if (scale != 1.0 or total.dtype != dtype) and 0 not in total.shape:
-                for box in ctx.blocks(shape_of(total)):
+                for box in boxes(shape_of(total), min(ctx.block, self.workspace // 64)):
                     total[box] = bounded(ctx, total[box] * scale, dtype)
             found[name] = ctx.cast(total, dtype)
         if self.chain.is_plain and "transitions" in found:

@@ -15,7 +15,7 @@ import numpy as np
 
 from arraylogchain._array.chains.pieces import BOTH, LEFT, NOTHING, Block, Messages, Piece
 from arraylogchain._array.chains.recursion import ArrayRecursion
-from arraylogchain._context import LN2_HIGH, LN2_LOW, Array, Context, whole_part
+from arraylogchain._context import LN2_HIGH, LN2_LOW, Array, Context, whole_maximum, whole_part
 from arraylogchain._cuda.kernels import (
     C_TYPES,
     Kernel,
@@ -101,27 +101,25 @@ class _Matrices:
     @classmethod
     def of(cls, ctx: Context, x: Array, in_logs: bool) -> _Matrices:
         xp = ctx.xp
-        x = ctx.load(x, ctx.precision)
+        x = contiguous(ctx, ctx.load(x, ctx.precision))
         if not in_logs:
-            x = xp.where(x < 0, xp.full_like(x, math.nan), x)
+            x = xp.where(x < 0, math.nan, x)
         tops = xp.max(x, axis=-2, keepdims=True)
-        largest = xp.max(tops, axis=-1, keepdims=True)
+        tops = tops if in_logs else xp.log2(tops)
+        largest, tops = whole_maximum(xp, tops), whole_part(xp, tops)
+        high, low = tops - largest, xp.zeros_like(tops)
         if in_logs:
-            tops, largest = (whole_part(xp, z) for z in (tops, largest))
-            logs, high = x - tops, tops - largest
-            factors, low = xp.exp(logs), xp.zeros_like(high)
+            logs = x - tops
+            factors = xp.exp(logs)
         else:
-            tops, largest = (whole_part(xp, xp.log2(z)) for z in (tops, largest))
-            factors, high, low = ctx.scaled(x, -tops), *_nats(tops - largest)
-            # Each by its own power of two: the log of a tiny weight would be rounded at its size.
-            own = whole_part(xp, xp.log2(x))
-            whole, rest = _nats(own - tops)
-            logs = whole + (xp.log(ctx.scaled(x, -own)) + (rest + low))
+            factors, high, low = ctx.scaled(x, -tops), high * LN2_HIGH, high * LN2_LOW
+            # A log of what is no normal number is that of the weight itself, and as far from 0.
+            far = xp.log(x) - tops * math.log(2.0)
+            logs = xp.where(factors >= ctx.precision.tiny, xp.log(factors), far) + low
         scales = ctx.kernels.empty((*largest.shape[:2], 2), "float64")
         scales[..., 0 if in_logs else 1] = largest[..., 0, 0]
         scales[..., 1 if in_logs else 0] = 0.0
         shifts = xp.stack((high[..., 0, :], low[..., 0, :]), axis=-1)
-        factors, shifts, logs = (contiguous(ctx, z) for z in (factors, shifts, logs))
         return cls(factors, shifts, logs, scales)
 
 
@@ -325,11 +323,6 @@ class KernelRecursion(ArrayRecursion):
 
     def _pointer(self, x: Array | None) -> int:
         return 0 if x is None else self.ctx.kernels.pointer(x)
-
-
-def _nats(powers: Array) -> tuple[Array, Array]:
-    """Return logs of powers of two: multiples of 2**-9, which add up exactly, and what is left."""
-    return powers * LN2_HIGH, powers * LN2_LOW
 
 
 def _power_of_two(n: int) -> int:

@@ -170,9 +170,8 @@ def last_logs(piece: Piece, last: Messages) -> Messages:
 def log_sum(xp: Any, logs: Array) -> Array:
     """Return the logs of the sums of exponentials along the last axis."""
     top = xp.max(logs, axis=-1)
-    shift = xp.where(xp.isfinite(top), top, 0.0)
-    total = xp.sum(xp.exp(logs - shift[..., None]), axis=-1)
-    return xp.where(xp.isfinite(top), shift + xp.log(total), top)
+    shift = xp.where(xp.abs(top) < math.inf, top, 0.0)
+    return shift + xp.log(xp.sum(xp.exp(logs - shift[..., None]), axis=-1))
 
 
 def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:

@@ -145,9 +145,11 @@ class Posterior:
             g = self.ctx.load(self.piece.read(cotangent), self.ctx.widest)
             g = bounded(self.ctx, g, self.ctx.dtype(self.precision))
         g = xp.where(xp.isinf(self.near), 0.0, g + 0.0 * self.near)  # NaN stays
-        size = xp.abs(g)
-        self.g, self.idle = g, (size == 0)[None, ...] if bool(xp.any(size == 0)) else None
-        self.least, self.most = float(xp.min(xp.where(size > 0, size, 1.0))), float(xp.max(size))
+        self.g, size = g, xp.abs(g)
+        self.least, self.most = float(xp.min(size)), float(xp.max(size))
+        if not self.least > 0:
+            self.idle = (size == 0)[None, ...]
+            self.least = float(xp.min(xp.where(size > 0, size, 1.0)))
 
     def add(self) -> None:
         """Add gradients, or marginals and counts, going backward through the steps."""

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
+from arraylogchain._array.chains.pieces import cut
+from arraylogchain._array.chains.recursion import ArrayRecursion
 from tests.test_workspace import CHAINS, PRODUCTS, normal, temporaries, uniform
 
 SMALLEST = 1 << 20
@@ -59,6 +61,18 @@ def test_matrices_are_not_kept_for_pullbacks():
     chain = alc.LogChain(x, **options, workspace=SMALLEST)
     used = temporaries(lambda: value_and_gradients(alc.vjp.log_partition, chain)[1])
     assert used <= 3 * SMALLEST  # with what is kept of 300 chains
+
+
+@pytest.mark.chains
+@pytest.mark.parametrize("size", [(2000, 20, 20), (300, 60, 100)])
+def test_pullbacks_of_many_pieces_keep_one_state_in_many(size):
+    """Whatever one piece has room for: they are kept at once."""
+    x, weights = normal(*size), uniform(size[-1], size[-1])
+    chain = alc.LogChain(x, transitions=weights, workspace=SMALLEST)
+    used = temporaries(lambda: value_and_gradients(alc.vjp.log_partition, chain)[1])
+    assert used <= SMALLEST + x.nbytes // 4
+    sizes = 1, *size, False, True
+    assert cut(sizes, ArrayRecursion, 4, SMALLEST, True, 10, 1 << 28)[2] >= size[1] ** 0.5 - 1
 
 
 @pytest.mark.chains

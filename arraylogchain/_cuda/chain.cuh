@@ -101,11 +101,10 @@ template <class T, bool InWarp, int R> struct Group {
             end[r] = !exists[r] ? 0 : forward ? min(length - chain.time, chain.steps) : chain.steps;
         }
     }
-    __device__ bool takes(int r, int s) const { return begin[r] <= s && s < end[r]; }
     // Whether anything comes to a step from its neighbour, through a matrix.
     __device__ bool is_reached(int r, int s) const { return begin[r] < s && s < end[r]; }
     __device__ T potential(int r, int s) const {
-        return has_state && takes(r, s) ? potentials[r][s * chain.x_step] : T(0);
+        return has_state && begin[r] <= s && s < end[r] ? potentials[r][s * chain.x_step] : T(0);
     }
     // Waits until all threads of the group have written what others read.
     __device__ void sync() const {

@@ -43,7 +43,8 @@ __device__ __forceinline__ T arrive(const Group<T, InWarp, R>& group, const Shar
 // steps, and of all rows of the block, is kept in shared memory.
 //
 // before: the state that the first step takes up, that of rows that have not begun their start.
-// arrived, left: what comes to each step and what leaves it; after: what leaves the rows' last steps.
+// arrived, left: what comes to each step and what leaves it, the state where a row has no such step;
+// after: what leaves the rows' last steps.
 template <class T, bool Sums, bool InWarp, int R, bool OnChip>
 __global__ void __launch_bounds__(threads_at_most(InWarp, R), 1)
 chain_steps(Chain<T> chain, Messages<T> before, Messages<T> arrived, Messages<T> left, Messages<T> after) {
@@ -98,7 +99,7 @@ chain_steps(Chain<T> chain, Messages<T> before, Messages<T> arrived, Messages<T>
             group.sync();
             #pragma unroll
             for (int r = 0; r < R; ++r) {
-                if (!group.takes(r, s)) continue;
+                if (!group.exists[r]) continue;
                 top[r] = rounded(finite_or_zero(top[r]));
                 const long long into = s * arrived.step + group.row[r];
                 if (group.has_state) arrived.logs[into * K + j] = add_three(came[r], columns[r], -top[r]);
@@ -110,7 +111,7 @@ chain_steps(Chain<T> chain, Messages<T> before, Messages<T> arrived, Messages<T>
         group.largest(top, shared.exchange);
         #pragma unroll
         for (int r = 0; r < R; ++r) {
-            if (!group.takes(r, s)) continue;
+            if (!group.exists[r]) continue;
             top[r] = rounded(finite_or_zero(top[r]));
             a[r] = add_four(came[r], x[r], columns[r], -top[r]);
             const long long into = s * left.step + group.row[r];

@@ -305,8 +305,6 @@ class KernelRecursion(ArrayRecursion):
         shape = (groups, rows) if steps is None else (steps, groups, rows)
         values = ctx.kernels.empty((*shape, states), ctx.precision.name)
         shifts, powers = (ctx.kernels.empty(shape, "float64") for _ in range(2))
-        if self._lengths is not None:
-            shifts[...] = 0.0  # also of steps that rows do not have
         return Messages(values, shifts, powers, np.ones((groups, rows), bool))
 
     def _pack(

@@ -7,9 +7,11 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from arraylogchain import _arrays
+from arraylogchain._context import Context
 from tests.conftest import skip_or_fail
 from tests.cuda.cpu_compiler import COMPILER
 from tests.cuda.cpu_device import CpuDevice
@@ -54,6 +56,9 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], Any]]:
 
     def on(device: Any) -> Any:
         monkeypatch.setattr(_arrays, "_kernels_for", lambda *_: device)
+        # What only NumPy's arrays have is not used, but what arrays on a device take.
+        is_numpy = property(lambda ctx: ctx.xp is np and ctx.kernels is None)
+        monkeypatch.setattr(Context, "is_numpy", is_numpy)
         forget()
         return device
 

@@ -89,10 +89,10 @@ def test_chains(backend, case, method):
 
 @workspaces
 def test_gradients_of_a_chain(backend, workspace):
-    """Only a workspace that was asked for makes gradients keep less than every state."""
+    """With a workspace that was asked for, they keep about one state in sqrt(T) beside it."""
     x, initial = normal(backend, 300, 60, 100), uniform(backend, 100)
     weights = uniform(backend, 59, 100, 100)
-    kept = 0 if workspace else 2 * nbytes(x)
+    kept = nbytes(x) // 4 if workspace else 2 * nbytes(x)
 
     def gradients():
         chain = alc.LogChain(x, transitions=weights, initial=initial, workspace=workspace)

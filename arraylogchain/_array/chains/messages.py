@@ -23,7 +23,7 @@ class Run:
     """A recursion over one piece, in blocks of steps.
 
     `starts` has what its blocks begin with and `left` the messages they leave, where these are
-    kept, for which there is memory where it `keeps`; `last` is the state after all of them, and
+    kept, the latter only where it `keeps`; `last` is the state after all of them, and
     `log_z` the logs of the sums over all paths [groups, rows]. There is memory for so many runs
     `at_once`. Those of best paths have the `largest` of terms in the place of their sums.
     """
@@ -60,11 +60,11 @@ class Run:
             pass
         return self.last  # type: ignore[no-any-return]
 
-    def keep(self, everything: bool = False) -> Run:
-        """Take all steps forward; keep what blocks begin with, and what they leave if that fits."""
+    def keep(self) -> Run:
+        """Take all steps; keep what blocks begin with, and if it `keeps` what they leave."""
         for steps in self.blocks:
             self.starts.append(self.last)
-            kept = pieces.LEFT if everything or self.keeps else pieces.NOTHING
+            kept = pieces.LEFT if self.keeps else pieces.NOTHING
             _, left, self.last = self.take(self.last, steps, kept)
             self.left.append(left)
         if not self.largest:

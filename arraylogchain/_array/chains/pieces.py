@@ -158,9 +158,9 @@ class Block(NamedTuple):
     state : Messages
         After the last of the steps, for the next block.
 
-    Steps past a row's length hold any numbers in both, NaN and infinities among them, but finite
-    shifts. What came backward may be written over, but for `left` at the first step, whose memory
-    may be `state`'s.
+    Steps past a row's length hold any numbers in both, NaN and infinities among them, but scales of
+    some state. What came backward may be written over, but for `left` at the first step, whose
+    memory may be `state`'s.
     """
 
     arrived: Any
@@ -421,8 +421,7 @@ def cut(
     most = max(1, min(most, groups * rows, workspace // 8 // step))
 
     def of_steps(lanes: int) -> int:
-        of_matrices = 0 if has_one_matrix else matrix * max(1, min(groups, lanes // rows))
-        return lanes * step + of_matrices + _MESSAGES
+        return lanes * step + _MESSAGES
 
     def between(lanes: int, steps: int) -> int:
         return -(-count // max(1, steps)) * (lanes * own + _MESSAGES)
@@ -435,7 +434,11 @@ def cut(
         of_blocks = between(lanes, half // 2 // of_steps(lanes))
         return lanes * count * own + 2 * of_blocks if keeps else of_blocks
 
-    while history and most > 1 and held(most) > half:
+    def fits(lanes: int) -> bool:
+        # Of all pieces of a pullback one state in sqrt(T) is kept at once.
+        return held(lanes) <= half and (keeps or half // of_steps(lanes) >= math.isqrt(count))
+
+    while history and most > 1 and not fits(most):
         most //= 2
     of_rows, of_groups = min(rows, most), max(1, min(groups, most // rows))
     lanes = of_groups * of_rows

@@ -93,14 +93,16 @@ def value_and_pullback(
     """
     out = ctx.empty(chain.batch, ctx.result_dtype)
     keep = keep or 8 * math.prod(chain.sizes) * chain.num_steps * chain.num_states <= workspace
-    found = list(runs("value_and_pullback", ctx, chain, workspace, history=not keep))
+    # All of them at once, of which those might not fit that do one by one.
+    every = runs("value_and_pullback", ctx, chain, workspace, history=not keep)
+    found = [replace(run, keeps=keep) for run in every]
 
     def fresh(run: Run) -> Run:
         # What backends prepare is for one call, and one piece at a time.
         return replace(run, backend=type(run.backend)(run.piece, run.workspace))
 
     def work(run: Run) -> None:
-        run.keep(keep)
+        run.keep()
         run.piece.write(out, run.log_z)
         run.backend = fresh(run).backend
 

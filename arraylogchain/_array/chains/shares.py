@@ -130,8 +130,7 @@ class Shares:
         shares = _where_not(xp, self.dead, shares, 0.0)
         totals = _where_not(xp, self.dead, ctx.row_sums(shares), 1.0)
         shares *= (ctx.load(self.of.g, self.precision) / totals)[..., None]
-        if self.dead is not None:
-            shares = _where_not(xp, self.dead, shares, 0.0)
+        shares = _where_not(xp, self.dead, shares, 0.0)
         if moves.stop:
             # Counts need likely pairs; derivatives by weights all: their small logs are not moved.
             left = of_a if self.of.sums.by_logs else xp.zeros_like(of_a)

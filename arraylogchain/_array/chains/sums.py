@@ -94,9 +94,7 @@ class Sums:
             values = xp.take(values, piece.inverse, axis=piece.axis)
         if not self.as_counts:
             values = bounded(self.ctx, values, total.dtype) * 0.5**self.bits
-        shape = piece.shape
-        if name == "transitions":
-            shape = tuple(target.shape[: len(shape)])
+        shape = tuple(target.shape[: len(piece.shape)]) if name == "transitions" else piece.shape
         values = xp.reshape(values, (*shape, *values.shape[2:]))
         axes = tuple(i for i, n in enumerate(shape) if target.shape[i] == 1 < n)
         values = xp.sum(values, axis=axes, keepdims=True) if axes else values

@@ -421,7 +421,10 @@ def cut(
     most = max(1, min(most, groups * rows, workspace // 8 // step))
 
     def of_steps(lanes: int) -> int:
-        return lanes * step + _MESSAGES
+        # Loops have the matrices of a block's steps together, others those of a few.
+        has_many = backend.most_rows and not has_one_matrix
+        of_matrices = matrix * max(1, min(groups, lanes // rows)) if has_many else 0
+        return lanes * step + of_matrices + _MESSAGES
 
     def between(lanes: int, steps: int) -> int:
         return -(-count // max(1, steps)) * (lanes * own + _MESSAGES)
@@ -434,11 +437,12 @@ def cut(
         of_blocks = between(lanes, half // 2 // of_steps(lanes))
         return lanes * count * own + 2 * of_blocks if keeps else of_blocks
 
-    def fits(lanes: int) -> bool:
-        # Of all pieces of a pullback one state in sqrt(T) is kept at once.
-        return held(lanes) <= half and (keeps or half // of_steps(lanes) >= math.isqrt(count))
+    def at_most(lanes: int) -> int:
+        # Steps that fit beside what is kept, and what a piece takes besides.
+        return (workspace - workspace // 4 - held(lanes) * history) // of_steps(lanes)
 
-    while history and most > 1 and not fits(most):
+    # Of all pieces of a pullback about one state in sqrt(T) is kept at once.
+    while history and most > 1 and 2 * at_most(most) < math.isqrt(count):
         most //= 2
     of_rows, of_groups = min(rows, most), max(1, min(groups, most // rows))
     lanes = of_groups * of_rows
@@ -448,11 +452,8 @@ def cut(
         # There are as many messages between blocks as fit.
         room = max(1, half - lanes * count * own * keeps)
         steps = max(steps, 2 * between(lanes, 1) // room, math.isqrt(count))
-    # What is kept, and what a piece takes besides.
-    taken = min(half, held(lanes)) * history
-    most_steps = (workspace - workspace // 4 - taken) // of_steps(lanes)
     # Where not even the messages between blocks fit, both together take least.
-    most_steps = max(most_steps, math.isqrt(history * between(lanes, 1) // of_steps(lanes)))
+    most_steps = max(at_most(lanes), math.isqrt(history * between(lanes, 1) // of_steps(lanes)))
     return of_groups, of_rows, max(1, min(count, steps, most_steps)), keeps, workspace // 4, threads
 
 

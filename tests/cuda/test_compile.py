@@ -93,6 +93,6 @@ def test_an_error_names_file_and_line():
 
 
 def test_the_sources_that_the_tests_run_on_the_cpu_are_cuda():
-    names = ("block_sums<double>", "round_trip<float, __half>", "collectives", "parameters")
+    names = ("block_sums<double>", "round_trip<float, __half>", "neighbours", "parameters")
     _, usage = compiler().compile("features.cu", names, 90, KERNELS)
     assert set(usage) == set(names)

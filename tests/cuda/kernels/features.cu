@@ -29,41 +29,12 @@ __global__ void block_sums(const T* x, T* sums, int count) {
     sums[blockIdx.x] = sum;
 }
 
-// For one warp of which `lanes` take part: what each collective hands to each lane.
-__global__ void collectives(int* out, int lanes) {
+// For one warp of which `lanes` take part: what neighbours in sections of two hand to each other.
+__global__ void neighbours(int* out, int lanes) {
     const int lane = threadIdx.x;
     if (lane >= lanes) return;
     const unsigned mask = lanes == 32 ? ~0u : (1u << lanes) - 1;
-    const int value = 10 * lane;
-    out[0 * 32 + lane] = __shfl_sync(mask, value, 3);
-    out[1 * 32 + lane] = __shfl_up_sync(mask, value, 1);
-    out[2 * 32 + lane] = __shfl_down_sync(mask, value, 2, 4);
-    out[3 * 32 + lane] = __shfl_sync(mask, value, 1, 4);
-    out[4 * 32 + lane] = __ballot_sync(mask, lane % 3 == 0);
-    out[5 * 32 + lane] = __any_sync(mask, lane == 5);
-    out[6 * 32 + lane] = __all_sync(mask, lane < lanes);
-    out[7 * 32 + lane] = __reduce_max_sync(mask, value);
-    out[8 * 32 + lane] = __reduce_add_sync(mask, value);
-    out[9 * 32 + lane] = __shfl_xor_sync(mask, value, 1, 2);
-}
-
-// Votes of a block in which some threads have returned.
-__global__ void votes(int* out, int leaving) {
-    const int i = threadIdx.x;
-    if (i < leaving) return;
-    const int count = __syncthreads_count(i % 2);
-    const int any = __syncthreads_or(i == leaving);
-    const int all = __syncthreads_and(i >= leaving);
-    const int none = __syncthreads_or(i < leaving);
-    if (i == leaving) out[0] = count, out[1] = any, out[2] = all, out[3] = none;
-}
-
-__global__ void atomics(float* f, double* d, int* largest, unsigned long long* count) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    atomicAdd(f, 1.0f);
-    atomicAdd(d, 0.5);
-    atomicMax(largest, i);
-    atomicAdd(count, 1ull);
+    out[lane] = __shfl_xor_sync(mask, 10 * lane, 1, 2);
 }
 
 __global__ void halve(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x] * 0.5f; }

@@ -119,7 +119,7 @@ inline void run_block(const Launch& launch, std::mt19937_64& random) {
     dynamic_shared.fill_with_nan();
     for (const SharedMemory& variable : static_shared) variable.fill_with_nan();
     alive = count;
-    arrived = votes = 0;
+    arrived = 0;
     for (int i = 0; i < count; ++i) start(fibers[i], i);
     while (alive && !failed) {
         bool ran = false;

@@ -79,7 +79,7 @@ inline bool failed;
 inline std::string failure;
 
 // The block's barrier: who takes part, who has come, how many of them voted yes.
-inline int alive, arrived, votes, result_of_vote;
+inline int alive, arrived;
 inline Site barrier_site;
 
 #if defined(SHIM_OWN_SWITCH)
@@ -133,23 +133,20 @@ inline void wait(State state) {
 inline void release_barrier() {
     for (Fiber& fiber : fibers)
         if (fiber.state == State::kAtBlockBarrier) fiber.state = State::kReady;
-    result_of_vote = votes;
-    arrived = votes = 0;
+    arrived = 0;
 }
 
-// Waits for the block; returns how many threads came with a true predicate.
-inline int block_barrier(const Site& site, bool predicate) {
+// Waits for the block.
+inline void block_barrier(const Site& site) {
     if (arrived == 0)
         barrier_site = site;
     else if (barrier_site != site)
         fail(site.text() + ", while others of the block wait at " + barrier_site.text());
     current->site = site;
-    votes += predicate;
     if (++arrived == alive)
         release_barrier();
     else
         wait(State::kAtBlockBarrier);
-    return result_of_vote;
 }
 
 inline void run_thread() {

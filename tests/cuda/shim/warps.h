@@ -69,83 +69,18 @@ inline T shuffle(const Site& site, unsigned mask, T value, int argument, Source 
     return bit_cast<T>(collective(site, mask, to_bits(value), argument, resolve));
 }
 
-// combine(a, b) folds the values of all lanes into the one result of all lanes.
-template <class T, class Combine>
-inline T reduce(const Site& site, unsigned mask, T value, Combine combine) {
-    const auto resolve = [&](Fiber* warp, unsigned named, int lanes) {
-        bool first = true;
-        T total{};
-        for (int lane = 0; lane < lanes; ++lane) {
-            if (!(named >> lane & 1)) continue;
-            const T brought = bit_cast<T>(warp[lane].value);
-            total = first ? brought : combine(total, brought);
-            first = false;
-        }
-        for (int lane = 0; lane < lanes; ++lane)
-            if (named >> lane & 1) warp[lane].result = to_bits(total);
-    };
-    return bit_cast<T>(collective(site, mask, to_bits(value), 0, resolve));
-}
-
 }  // namespace shim
 
-inline void __syncthreads(SHIM_CALLER) {
-    shim::block_barrier({"__syncthreads", file, line}, false);
-}
-inline int __syncthreads_count(int predicate, SHIM_CALLER) {
-    return shim::block_barrier({"__syncthreads_count", file, line}, predicate);
-}
-inline int __syncthreads_or(int predicate, SHIM_CALLER) {
-    return shim::block_barrier({"__syncthreads_or", file, line}, predicate) != 0;
-}
-inline int __syncthreads_and(int predicate, SHIM_CALLER) {
-    return shim::block_barrier({"__syncthreads_and", file, line}, !predicate) == 0;
-}
+inline void __syncthreads(SHIM_CALLER) { shim::block_barrier({"__syncthreads", file, line}); }
 inline void __syncwarp(unsigned mask = ~0u, SHIM_CALLER) {
     shim::collective({"__syncwarp", file, line}, mask, 0, 0, [](shim::Fiber*, unsigned, int) {});
 }
 
-// A warp is cut into sections of `width` lanes, a power of two. `lane` is the lane that reads, `by`
-// what it asks for, the value of the expression the lane it reads from.
-#define SHIM_SHUFFLE(name, expression)                                            \
-    template <class T>                                                            \
-    inline T name(unsigned mask, T value, int by, int width = 32, SHIM_CALLER) {  \
-        const auto source = [width](int lane, int by) { return expression; };     \
-        return shim::shuffle({#name, file, line}, mask, value, by, source);       \
-    }
-SHIM_SHUFFLE(__shfl_sync, (lane & -width) | (by & (width - 1)))
-SHIM_SHUFFLE(__shfl_up_sync, (lane & (width - 1)) >= by ? lane - by : lane)
-SHIM_SHUFFLE(__shfl_down_sync, (lane & (width - 1)) + by < width ? lane + by : lane)
-// No lane reads from a later section.
-SHIM_SHUFFLE(__shfl_xor_sync, ((lane ^ by) & -width) <= (lane & -width) ? lane ^ by : lane)
-#undef SHIM_SHUFFLE
-
-inline unsigned __ballot_sync(unsigned mask, int predicate, SHIM_CALLER) {
-    const unsigned own = predicate ? 1u << shim::current->lane : 0;
-    const auto join = [](unsigned a, unsigned b) { return a | b; };
-    return shim::reduce({"__ballot_sync", file, line}, mask, own, join);
+// A warp is cut into sections of `width` lanes, a power of two; no lane reads from a later one.
+template <class T>
+inline T __shfl_xor_sync(unsigned mask, T value, int by, int width = 32, SHIM_CALLER) {
+    const auto source = [width](int lane, int by) {
+        return ((lane ^ by) & -width) <= (lane & -width) ? lane ^ by : lane;
+    };
+    return shim::shuffle({"__shfl_xor_sync", file, line}, mask, value, by, source);
 }
-inline int __any_sync(unsigned mask, int predicate, SHIM_CALLER) {
-    return __ballot_sync(mask, predicate, file, line) != 0;
-}
-inline int __all_sync(unsigned mask, int predicate, SHIM_CALLER) {
-    return __ballot_sync(mask, !predicate, file, line) == 0;
-}
-
-#define SHIM_REDUCE(name, expression)                                            \
-    template <class T>                                                           \
-    inline T name(unsigned mask, T value, SHIM_CALLER) {                         \
-        static_assert(std::is_integral<T>::value && sizeof(T) == 4, #name);      \
-        const auto combine = [](T a, T b) { return expression; };                \
-        return shim::reduce({#name, file, line}, mask, value, combine);          \
-    }
-SHIM_REDUCE(__reduce_max_sync, a > b ? a : b)
-SHIM_REDUCE(__reduce_min_sync, a < b ? a : b)
-SHIM_REDUCE(__reduce_add_sync, a + b)
-SHIM_REDUCE(__reduce_and_sync, (a & b))
-SHIM_REDUCE(__reduce_or_sync, (a | b))
-SHIM_REDUCE(__reduce_xor_sync, (a ^ b))
-#undef SHIM_REDUCE
-
-inline void __threadfence() {}
-inline void __threadfence_block() {}

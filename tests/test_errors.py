@@ -112,6 +112,12 @@ def test_small_workspace(call, workspace):
         WORKSPACE_CALLS[call](workspace)
 
 
+@pytest.mark.parametrize("call", list(WORKSPACE_CALLS))
+def test_smallest_workspace(call):
+    """The limit itself is accepted."""
+    assert np.all(np.isfinite(WORKSPACE_CALLS[call](1048576)))
+
+
 @pytest.mark.parametrize(
     ("value", "error", "words"),
     [

@@ -3,6 +3,7 @@
 import numpy as np
 
 import arraylogchain as alc
+from tests.chain_scenarios import normal, uniform
 
 
 def test_print_of_arrays():
@@ -16,6 +17,13 @@ def test_print_of_arrays():
         "LogChain(log_potentials=[5, 6, 4], transitions=[1, 4, 4], log_initial=[4], lengths=[5], "
         "float64, numpy)"
     )
+
+
+def test_print_elsewhere(backend):
+    x, transitions = (backend.asarray(a, "float32") for a in (normal(3, 2), uniform(1, 2, 2)))
+    text = repr(alc.LogChain(x, transitions=transitions))
+    device = "" if backend.device is None else str(backend.device)
+    assert all(part in text for part in ("float32", backend.xp.__name__, device))
 
 
 def test_print_of_tensors_that_require_grad(torch_backend):

@@ -143,6 +143,12 @@ def detour(form: str, log_ratio: float) -> Options:
     return {"x": x, **given_as(form, 0.5 * (np.eye(K) + np.eye(K, k=1))[None], np.eye(K)[0])}
 
 
+def nowhere(form: str, depth: float) -> Options:
+    """Return rows whose likeliest last state nothing leads to: all paths lie so far below it."""
+    x = np.array([[[0.0, 0.0], [-depth, 0.0]]] * 2)
+    return {"x": x, **given_as(form, np.diag([1.0, 0.0])[None])}
+
+
 def two_groups(form: str) -> Options:
     """Return two separate groups of states, one 1200 nats below, and in a row only it ends well."""
     x = normal(2, 60, 4)
@@ -324,6 +330,8 @@ def scenarios() -> Iterator[tuple[str, Callable[..., Options], tuple]]:
         yield f"band wide {form}", band, (form, 10, 2, 300)
         for ratio in (-30, -100, -300, -690, -1500, -1e5):
             yield f"detour {ratio} {form}", detour, (form, ratio)
+        for depth in (95, 200, 720, 1500):
+            yield f"nowhere {depth} {form}", nowhere, (form, depth)
         yield f"two groups {form}", two_groups, (form,)
         for sd in (20, 1000):
             yield f"rows of all ranges {sd} {form}", rows_of_all_ranges, (form, sd)

@@ -92,18 +92,14 @@ chain_steps(Chain<T> chain, Messages<T> before, Messages<T> arrived, Messages<T>
             const bool stays = !group.is_reached(r, s);
             if (!group.has_state || stays) came[r] = a[r];
             columns[r] = stays ? T(0) : column;
-            top[r] = came[r] + columns[r];
         }
-        if (arrived.logs) {
-            group.largest(top, shared.exchange);
-            group.sync();
+        if (arrived.logs) {  // not brought near 0: what its scale has is the matrix's alone
             #pragma unroll
             for (int r = 0; r < R; ++r) {
                 if (!group.exists[r]) continue;
-                top[r] = rounded(finite_or_zero(top[r]));
                 const long long into = s * arrived.step + group.row[r];
-                if (group.has_state) arrived.logs[into * K + j] = add_three(came[r], columns[r], -top[r]);
-                if (j == r) arrived.shifts[into] = shift + top[r], arrived.powers[into] = power;
+                if (group.has_state) arrived.logs[into * K + j] = came[r] + columns[r];
+                if (j == r) arrived.shifts[into] = shift, arrived.powers[into] = power;
             }
         }
         #pragma unroll

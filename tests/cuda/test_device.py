@@ -22,6 +22,8 @@ from arraylogchain._cuda.device import CupyDevice, TorchDevice, Unavailable, fin
 from arraylogchain._cuda.kernels import Kernel, Launch, pack, struct
 from tests.conftest import import_or_skip
 
+ATTRIBUTES = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 232448}
+
 
 class CUDARuntimeError(RuntimeError):
     """As CuPy's."""
@@ -60,9 +62,7 @@ class FakeCupy(ModuleType):
         class Device:
             def __init__(self, index: int) -> None:
                 self.id, self.compute_capability = index, fake.compute_capability
-                sizes = (132, 232448)
-                names = ("MultiProcessorCount", "MaxSharedMemoryPerBlockOptin")
-                self.attributes = dict(zip(names, sizes, strict=True))
+                self.attributes = ATTRIBUTES
 
             def __enter__(self) -> Device:
                 fake.devices.append(self.id)

@@ -10,7 +10,7 @@ import pytest
 import arraylogchain as alc
 from arraylogchain._context import Context
 from tests.chain_checks import check_chain
-from tests.chain_scenarios import SCENARIOS, make, normal, uniform
+from tests.chain_scenarios import ONLY_FLOAT64, SCENARIOS, make, normal, uniform
 from tests.checks import check_logmatmulexp, check_maxplus
 from tests.gradient_checks import check_vjp_logmatmulexp
 
@@ -46,8 +46,10 @@ def test_more_axes_than_one_can_count(kernels, np_backend):
     assert not kernels.launches
 
 
-@pytest.mark.parametrize("name", [n for n in sorted(SCENARIOS)[::7] if "pieces" not in n])
+@pytest.mark.parametrize("name", [n for n in SCENARIOS if not n.startswith("pieces")])
 def test_scenario(kernels, np_backend, dtype, name):
+    if dtype == "float32" and name.startswith(ONLY_FLOAT64):
+        pytest.skip("float32 does not hold its numbers")
     check_chain(np_backend, dtype, **make(name))
 
 

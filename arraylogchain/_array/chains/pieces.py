@@ -148,8 +148,8 @@ class Block(NamedTuple):
     arrived : Messages or None
         Of the n = e - s steps, in the order of time, forward and backward: what comes to a step
         from its neighbour, before the step's own potentials. At the chain's start it is the initial
-        weights; backward, at each row's last step, the final ones. The scales of linear rows are
-        those of their neighbours, and the matrices'.
+        weights; backward, at each row's last step, the final ones. Its scales are those of the
+        neighbour and the matrix alone, whatever its size.
     left : Messages or None
         ``arrived * exp(potentials)``. With BOTH there is one step more, [n + 1, ...]: that of the
         state which the block began with, in the form that the block has. Forward it comes first

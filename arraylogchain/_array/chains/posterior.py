@@ -93,7 +93,7 @@ def value_and_pullback(
     """
     out = ctx.empty(chain.batch, ctx.result_dtype)
     keep = keep or 8 * math.prod(chain.sizes) * chain.num_steps * chain.num_states <= workspace
-    # All of them at once, of which those might not fit that do one by one.
+    # All are kept at once: that what one leaves would fit beside it does not count.
     every = runs("value_and_pullback", ctx, chain, workspace, history=not keep)
     found = [replace(run, keeps=keep) for run in every]
 

@@ -11,9 +11,6 @@ from arraylogchain._array.products.factors import Factor
 from arraylogchain._context import LN2_HIGH, LN2_LOW, Array, is_transposed
 from arraylogchain._fold import chunks
 
-# Scales of rows in logs. Weights of these are at most 2: so sums of pairs stay within range.
-_RESTS = (2.0**-20, 2.0**20)
-
 
 class Shares:
     """The shares of states at a block of steps, and of pairs of states.
@@ -56,14 +53,10 @@ class Shares:
         if f is None:
             return None
         if moves.stop:
-            levels, rests = self._levels()
-            if rests is not None and not ctx.are_between(rests, *_RESTS):
-                return None
             d = self.d.weights(ctx)[self.ends, ...]
-            of_rows = f[moves, ...] if rests is None else f[moves, ...] * rests
-            d *= of_rows[..., None]  # nobody reads these again
+            d *= f[moves, ...][..., None]  # nobody reads these again
             u = _where_not(xp, self.still, a[moves, ...], 0.0)
-            self._add_linear_pairs(u, _where_not(xp, self.still, d, 0.0), levels)
+            self._add_linear_pairs(u, _where_not(xp, self.still, d, 0.0), self._levels())
         shares *= f[..., None]
         return shares
 
@@ -73,20 +66,16 @@ class Shares:
         bits = d.powers[self.ends, ...] - b.powers[self.moves, ...]
         return nats, bits
 
-    def _levels(self) -> tuple[Array, Array | None]:
-        """Return the scales of matrices, [1 or n, groups, 1], and of rows in logs beside these.
+    def _levels(self) -> Array:
+        """Return the scales of matrices, [1 or n, groups, 1].
 
-        As b_t = P_t @ d_{t+1}, they are the differences of scales: nats where matrices are given as
-        logs, else powers of two.
+        As b_t = P_t @ d_{t+1}, they are the differences of scales, of any row: nats where matrices
+        are given as logs, else powers of two.
         """
-        (nats, bits), ctx, chain = self._beside(self.b, self.d), self.ctx, self.piece.chain
+        nats, bits = self._beside(self.b, self.d)
+        chain = self.piece.chain
         own = nats if "transitions" in chain.logs else bits
-        levels = own[slice(0, 1 if chain.has_one_matrix else None), :, :1]
-        if self.b.in_logs is None:
-            return levels, None
-        nats, bits = (x - levels if x is own else x for x in (nats, bits))
-        rests = _where_not(ctx.xp, self.still, ctx.scaled(ctx.xp.exp(nats), bits), 1.0)
-        return levels, ctx.load(rests, self.precision)
+        return own[slice(0, 1 if chain.has_one_matrix else None), :, :1]
 
     def _add_linear_pairs(self, u: Array, v: Array, levels: Array) -> None:
         """Add the sums over rows of u[k] v[j], times matrices."""

@@ -39,10 +39,10 @@ class Messages:
     """Weights of the K states of rows, at some steps one after another or, as a state, at one.
 
     The true logarithm is ``log(values) + shifts + powers * log(2)`` in rows that are linear, and
-    ``values + shifts + powers * log(2)`` in rows that are in logs, whose values are near 0: the
-    largest of a row about 0, or off by the rounding of what has been moved into the scale. -inf in
-    logs, and 0 in linear weights, is an exact zero; linear rows are proved: every weight is right
-    to rounding, and finite.
+    ``values + shifts + powers * log(2)`` in rows that are in logs, whose values are near 0 but for
+    those that arrive: the largest of a row about 0, or off by the rounding of what has been moved
+    into the scale. -inf in logs, and 0 in linear weights, is an exact zero; linear rows are proved:
+    every weight is right to rounding, and finite.
 
     Attributes
     ----------
@@ -441,12 +441,13 @@ def cut(
         # Steps that fit beside what is kept, and what a piece takes besides.
         return (workspace - workspace // 4 - held(lanes) * history) // of_steps(lanes)
 
-    # Of all pieces of a pullback about one state in sqrt(T) is kept at once.
-    while history and most > 1 and 2 * at_most(most) < math.isqrt(count):
+    # Blocks of fewer than four steps would spend their time on what they begin with; and pullbacks
+    # keep that of all pieces at once, of each row about one state in sqrt(T).
+    fewest = min(count, max(4, math.isqrt(count) // 2))
+    while history and most > 1 and at_most(most) < fewest:
         most //= 2
     of_rows, of_groups = min(rows, most), max(1, min(groups, most // rows))
     lanes = of_groups * of_rows
-    # Blocks of fewer than four steps would spend their time on what they begin with.
     steps = max(4, 4 * numbers // (arrays * lanes * size))
     if history:
         # There are as many messages between blocks as fit.

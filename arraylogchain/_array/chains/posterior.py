@@ -92,7 +92,8 @@ def value_and_pullback(
         dtypes. Any number of threads may call it at once: it changes nothing.
     """
     out = ctx.empty(chain.batch, ctx.result_dtype)
-    keep = keep or 8 * math.prod(chain.sizes) * chain.num_steps * chain.num_states <= workspace
+    of_step = 8 * math.prod(chain.sizes) * (chain.num_states + 2)  # with both scales
+    keep = keep or of_step * chain.num_steps <= workspace
     # All are kept at once: that what one leaves would fit beside it does not count.
     every = runs("value_and_pullback", ctx, chain, workspace, history=not keep)
     found = [replace(run, keeps=keep) for run in every]

@@ -54,7 +54,7 @@ class Shares:
             return None
         if moves.stop:
             d = self.d.weights(ctx)[self.ends, ...]
-            d *= f[moves, ...][..., None]  # nobody reads these again
+            d *= f[moves, ..., None]  # nobody reads these again
             u = _where_not(xp, self.still, a[moves, ...], 0.0)
             self._add_linear_pairs(u, _where_not(xp, self.still, d, 0.0), self._levels())
         shares *= f[..., None]
@@ -72,9 +72,9 @@ class Shares:
         As b_t = P_t @ d_{t+1}, they are the differences of scales, of any row: nats where matrices
         are given as logs, else powers of two.
         """
-        nats, bits = self._beside(self.b, self.d)
         chain = self.piece.chain
-        own = nats if "transitions" in chain.logs else bits
+        b, d = (x.shifts if "transitions" in chain.logs else x.powers for x in (self.b, self.d))
+        own = d[self.ends, ...] - b[self.moves, ...]
         return own[slice(0, 1 if chain.has_one_matrix else None), :, :1]
 
     def _add_linear_pairs(self, u: Array, v: Array, levels: Array) -> None:

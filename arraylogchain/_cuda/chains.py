@@ -107,9 +107,9 @@ class _Matrices:
         tops = xp.max(x, axis=-2, keepdims=True)
         tops = tops if in_logs else xp.log2(tops)
         largest, tops = whole_maximum(xp, tops), whole_part(xp, tops)
-        high, low = tops - largest, xp.zeros_like(tops)
+        high = tops - largest
         if in_logs:
-            logs = x - tops
+            logs, low = x - tops, xp.zeros_like(tops)
             factors = xp.exp(logs)
         else:
             factors, high, low = ctx.scaled(x, -tops), high * LN2_HIGH, high * LN2_LOW

@@ -171,7 +171,7 @@ def test_every_order_of_threads_shows_a_missing_barrier(kernel, given, neighbour
 FAULTS = {
     "barrier_in_a_branch": r"deadlock: thread 0 waits in __syncthreads at faults\.cu:\d+, .* 40 of",
     "two_barriers": r"__syncthreads at faults\.cu:\d+, while others .* __syncthreads at faults",
-    "collective_without_a_lane": r"__shfl_xor_sync at faults\.cu:\d+: a lane .* returned",
+    "shuffle_without_a_lane": r"__shfl_xor_sync at faults\.cu:\d+: a lane .* returned, thread \d+",
     "lane_outside_its_mask": r"__shfl_xor_sync at faults\.cu:\d+: the mask does not name",
     "trapped": r"__trap at faults\.cu:\d+, thread 3, block 0",
 }

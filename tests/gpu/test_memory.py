@@ -144,7 +144,7 @@ def test_all_memory_is_returned(backend, name):
         assert in_use(backend) > before[0]
         del out
     assert in_use(backend) == before[0]
-    assert held(backend) <= before[1] + 2 * MIB
+    assert held(backend) <= before[1] + 2 * MIB * (backend.library == "torch")
 
 
 class Scarcity:

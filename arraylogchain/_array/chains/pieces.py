@@ -179,7 +179,7 @@ class Backend(Protocol):
     # Rows of a piece from which on more bring nothing: threads share pieces of so many, and compute
     # in float64. None where all rows are better taken together.
     most_rows: int | None
-    # Whether matrices of a block are in memory at a time, not only those of a step, in panels.
+    # Whether matrices of several steps are in memory at a time, not only of one, in panels.
     holds_matrices: bool
 
     def __init__(self, piece: Piece, workspace: int) -> None:

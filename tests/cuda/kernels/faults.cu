@@ -40,7 +40,7 @@ __global__ void two_barriers() {
         __syncthreads();
 }
 
-__global__ void collective_without_a_lane() {
+__global__ void shuffle_without_a_lane() {
     if (threadIdx.x == 7) return;
     __shfl_xor_sync(0xffffffffu, 1, 1);
 }

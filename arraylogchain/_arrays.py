@@ -36,12 +36,12 @@ _numpy_name = cache(attrgetter("name"))
 _NUMPY = {frozenset([np.dtype(name)]): name for name in ("float16", "float32", "float64")}
 
 
-def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
+def prepare_inputs(arguments: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     """Check the arguments of a call and make them ready to compute with.
 
     Parameters
     ----------
-    given : mapping of str to array
+    arguments : mapping of str to array
         The call's arguments by name.
 
     Returns
@@ -58,42 +58,44 @@ def enter(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     ValueError
         For arrays on different devices.
     """
-    if (found := numpy_context(given)) is not None:
-        return found, given
+    if (context := numpy_context(arguments)) is not None:
+        return context, arguments
     torch = sys.modules.get("torch")
-    if torch is not None and all(isinstance(x, torch.Tensor) for x in given.values()):
-        return _enter_tensors(given)
-    xp = common_namespace(given)
+    if torch is not None and all(isinstance(x, torch.Tensor) for x in arguments.values()):
+        return _prepare_tensors(arguments)
+    xp = common_namespace(arguments)
     if jax := sys.modules.get("jax"):
-        for name, x in given.items():
+        for name, x in arguments.items():
             if isinstance(x, jax.core.Tracer):
                 raise TypeError(
                     f"{name} is traced by JAX, without values; call this outside of jax.jit"
                 )
-    check_same("device", {name: array_api_compat.device(x) for name, x in given.items()})
+    check_same("device", {name: array_api_compat.device(x) for name, x in arguments.items()})
     # By names: array_api_strict warns where a cache compares its dtypes.
-    result_name = check_dtypes(tuple((name, dtype_name(x.dtype)) for name, x in given.items()), xp)
-    device = array_api_compat.device(next(iter(given.values())))
+    result_name = check_dtypes(
+        tuple((name, dtype_name(x.dtype)) for name, x in arguments.items()), xp
+    )
+    device = array_api_compat.device(next(iter(arguments.values())))
     if library_name(xp) == "numpy":
         # Subclasses may give operators another meaning, as numpy.matrix does.
-        return _numpy_context(result_name), {name: np.asarray(x) for name, x in given.items()}
+        return _numpy_context(result_name), {name: np.asarray(x) for name, x in arguments.items()}
     if _can_be_written(xp):
-        return native_context(xp, device, result_name), given
-    if all(_is_on_cuda(x) for x in given.values()):
-        return _through_cupy(xp, given, result_name)
-    hosted = {name: _to_numpy(name, x) for name, x in given.items()}
+        return native_context(xp, device, result_name), arguments
+    if all(_is_on_cuda(x) for x in arguments.values()):
+        return _through_cupy(xp, arguments, result_name)
+    hosted = {name: _to_numpy(name, x) for name, x in arguments.items()}
     # A library that can only export gets NumPy arrays back.
     return _numpy_context(result_name, getattr(xp, "from_dlpack", None)), hosted
 
 
-def _enter_tensors(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
+def _prepare_tensors(arguments: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     """Read tensors where they are; on the CPU as NumPy's arrays, unless there is bfloat16."""
     torch = sys.modules["torch"]
-    result = check_dtypes(tuple([(name, x.dtype) for name, x in given.items()]), torch)
-    on_cpu = all(x.is_cpu and x.dtype is not torch.bfloat16 for x in given.values())
+    result = check_dtypes(tuple([(name, x.dtype) for name, x in arguments.items()]), torch)
+    on_cpu = all(x.is_cpu and x.dtype is not torch.bfloat16 for x in arguments.values())
     ready = {}
     try:
-        for name, x in given.items():
+        for name, x in arguments.items():
             # Also where torch holds negated numbers, or follows them.
             ready[name] = x.numpy(force=True) if on_cpu else _in_place(x)
     except (RuntimeError, TypeError):
@@ -104,7 +106,7 @@ def _enter_tensors(given: Mapping[str, Array]) -> tuple[Context, Mapping[str, Ar
         ) from None
     if on_cpu:
         return _numpy_context(result, torch.from_numpy), ready
-    check_same("device", {name: x.device for name, x in given.items()})
+    check_same("device", {name: x.device for name, x in arguments.items()})
     return native_context(array_api_compat.array_namespace(x), x.device, result), ready
 
 
@@ -114,11 +116,11 @@ def _in_place(x: Array) -> Array:
     return x.detach().resolve_neg()
 
 
-def numpy_context(given: Mapping[str, Array]) -> Context | None:
+def numpy_context(arguments: Mapping[str, Array]) -> Context | None:
     """Return the context of arrays of NumPy's own class and of one dtype, None for others."""
-    if set(map(type, given.values())) != {np.ndarray}:
+    if set(map(type, arguments.values())) != {np.ndarray}:
         return None
-    name = _NUMPY.get(frozenset(map(attrgetter("dtype"), given.values())))
+    name = _NUMPY.get(frozenset(map(attrgetter("dtype"), arguments.values())))
     return None if name is None else _numpy_context(name)
 
 
@@ -133,12 +135,12 @@ def native_context(xp: Any, device: Any, result_name: str) -> Context:
     Those with kernels are kept.
     """
     key = (library_name(xp), getattr(device, "id", device), result_name)
-    found = _known_contexts.get(key)
-    if found is None:
-        found = _context(xp, device, result_name, None)
-        if found.kernels is not None and _is_cuda(device):
-            _known_contexts[key] = found
-    return found
+    context = _known_contexts.get(key)
+    if context is None:
+        context = _context(xp, device, result_name, None)
+        if context.kernels is not None and _is_cuda(device):
+            _known_contexts[key] = context
+    return context
 
 
 def _context(
@@ -169,13 +171,13 @@ def _kernels_for(xp: Any, device: Any) -> Any:
         return None
     from arraylogchain._cuda.device import find
 
-    found = find(library_name(xp), device)
-    return None if isinstance(found, str) else found
+    device_or_reason = find(library_name(xp), device)
+    return None if isinstance(device_or_reason, str) else device_or_reason
 
 
-def common_namespace(given: Mapping[str, Array]) -> Any:
+def common_namespace(arguments: Mapping[str, Array]) -> Any:
     """Return the namespace of arrays; raise where they are of several libraries."""
-    namespaces = {name: namespace_of(name, x) for name, x in given.items()}
+    namespaces = {name: namespace_of(name, x) for name, x in arguments.items()}
     check_same("library", {name: library_name(xp) for name, xp in namespaces.items()})
     return next(iter(namespaces.values()))
 
@@ -197,7 +199,7 @@ def namespace_of(name: str, x: Array) -> Any:
     )
 
 
-def eager(function: F) -> F:
+def dynamo_disabled(function: F) -> F:
     """Return a public function that `torch.compile` calls, and does not look into.
 
     The compiler takes more than a second to import, so it is not asked before it is there.
@@ -267,10 +269,10 @@ def detached(x: Array) -> Array:
     return x.detach() if hasattr(x, "detach") else x
 
 
-def refuse(given: Mapping[str, Array], function: str, instead: str) -> None:
+def raise_if_differentiated(arguments: Mapping[str, Array], function: str, instead: str) -> None:
     """Raise where a pullback would silently carry no gradient, or be of what is not in memory."""
     torch = sys.modules.get("torch")
-    for name, x in given.items():
+    for name, x in arguments.items():
         if is_lazy(x):
             raise TypeError(
                 f"{name} is a Dask array, and {function} needs it in memory; {name}.compute() "
@@ -284,8 +286,8 @@ def refuse(given: Mapping[str, Array], function: str, instead: str) -> None:
 
 
 def check_same(what: str, values: Mapping[str, Any]) -> None:
-    (first, expected), *others = values.items()
-    for name, value in others:
+    (first, expected), *following = values.items()
+    for name, value in following:
         if value != expected:
             error = TypeError if what == "library" else ValueError
             plural = "libraries" if what == "library" else "devices"
@@ -303,7 +305,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 @lru_cache(maxsize=256)
-def check_dtypes(given: tuple[tuple[str, Any], ...], xp: Any) -> str:
+def check_dtypes(arguments: tuple[tuple[str, Any], ...], xp: Any) -> str:
     """Return the dtype of what a library computes of arrays of these names and dtypes.
 
     Raises
@@ -313,12 +315,12 @@ def check_dtypes(given: tuple[tuple[str, Any], ...], xp: Any) -> str:
     """
     # What only exports has its arrays computed with by NumPy or CuPy, which lack bfloat16.
     computing = xp if _can_be_written(xp) else np
-    dtypes = {name: dtype_name(dtype) for name, dtype in given}
+    dtypes = {name: dtype_name(dtype) for name, dtype in arguments}
     for name, dtype in dtypes.items():
         if dtype not in _FLOATING or not hasattr(computing, dtype):
-            known = ", ".join(x for x in _FLOATING if hasattr(computing, x))
+            supported = ", ".join(x for x in _FLOATING if hasattr(computing, x))
             library = f", which {library_name(computing)} lacks" if dtype in _FLOATING else ""
-            raise TypeError(f"{name} has dtype {dtype}{library}; use one of {known}")
+            raise TypeError(f"{name} has dtype {dtype}{library}; use one of {supported}")
     return promote(dtypes.values())
 
 
@@ -341,7 +343,7 @@ def _is_on_cuda(x: Array) -> bool:
 
 
 def _through_cupy(
-    xp: Any, given: Mapping[str, Array], result_name: str
+    xp: Any, arguments: Mapping[str, Array], result_name: str
 ) -> tuple[Context, Mapping[str, Array]]:
     """Hand arrays of a library that can only export over to CuPy, on the device they are on.
 
@@ -349,10 +351,10 @@ def _through_cupy(
     back, before the caller can let go of the arguments: their memory is not in use any more when
     the library gives it to something else.
     """
-    name, x = next(iter(given.items()))
+    name, x = next(iter(arguments.items()))
     try:
         cupy = importlib.import_module("array_api_compat.cupy")
-        ready = {name: cupy.from_dlpack(x) for name, x in given.items()}
+        ready = {name: cupy.from_dlpack(x) for name, x in arguments.items()}
     except ImportError as error:
         raise TypeError(
             f"{name}, a {type(x).__name__}, is on a CUDA device, where CuPy would compute; install "

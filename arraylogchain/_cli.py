@@ -29,7 +29,7 @@ SIZES = (500, 1, 40, 200)
 def describe() -> str:
     """Say what computes here. Imports Numba, CuPy and torch where they are installed."""
     reason = _compiled.why_not()
-    found = {
+    result = {
         "numpy": np.__version__,
         "array-api-compat": array_api_compat.__version__,
         "numba": f"array operations ({reason})" if reason else _imported("numba").__version__,
@@ -38,7 +38,7 @@ def describe() -> str:
         "threads": f"{num_workers()} of {os.cpu_count()} CPU cores",
     }
     system = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
-    lines = [f"  {name:<16}  {text}" for name, text in found.items()]
+    lines = [f"  {name:<16}  {text}" for name, text in result.items()]
     return "\n".join([f"arraylogchain {__version__} on {system}", *lines])
 
 
@@ -67,15 +67,17 @@ def show_case(device: str) -> None:
     x = rng.standard_normal((n, t, v, c), dtype=np.float32) - np.float32(2)
     bulk = rng.random((1, t, v - 1, c, c), dtype=np.float32)
     p0 = rng.random((1, t, c), dtype=np.float32)
-    given: dict[str, Any] = {"log_potentials": x, "transitions": bulk, "initial": p0}
-    exact = LogChain(**{name: x.astype(float) for name, x in given.items()}).log_partition()
-    chain = LogChain(**{name: x if cupy is None else cupy.asarray(x) for name, x in given.items()})
+    arguments: dict[str, Any] = {"log_potentials": x, "transitions": bulk, "initial": p0}
+    exact = LogChain(**{name: x.astype(float) for name, x in arguments.items()}).log_partition()
+    chain = LogChain(
+        **{name: x if cupy is None else cupy.asarray(x) for name, x in arguments.items()}
+    )
     what = f"{n * t} chains of {v} steps with {c} states, float32, on {device}"
     print(f"The forum's case: {what}", flush=True)
 
     def solve() -> Any:
-        found = chain.log_partition()
-        return found if cupy is None else cupy.asnumpy(found)
+        result = chain.log_partition()
+        return result if cupy is None else cupy.asnumpy(result)
 
     result, times = solve(), timeit.repeat(solve, number=1, repeat=5)
     print(f"  time    {duration(min(times))}, the best of {len(times)} runs")
@@ -107,11 +109,11 @@ def _on_device(library: str) -> str:
 def _imported(library: str) -> Any:
     """Return a library that computes; raise RuntimeError where there is none, or no device."""
     try:
-        found = importlib.import_module(library)
+        result = importlib.import_module(library)
         if library == "cupy":
-            found.zeros(1)
+            result.zeros(1)
     except Exception as error:  # CuPy's own kinds of errors among them
         missing = isinstance(error, ModuleNotFoundError) and error.name == library
         text = "not installed" if missing else f"not usable: {error!r}"
         raise RuntimeError(f"{library} is {text}") from error
-    return found
+    return result

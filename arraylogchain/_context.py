@@ -105,13 +105,13 @@ class Context:
         """Return `x` in the dtype of the result: a copy only where that differs."""
         return self.cast(x, self.result_dtype)
 
-    def leave(self, found: Any) -> Any:
+    def to_caller(self, result: Any) -> Any:
         """Return a result, or each of a tuple, as an array of the caller's library, or None."""
-        if found is None or self.hand_back is None:
-            return found
-        if isinstance(found, tuple):
-            return tuple(map(self.leave, found))
-        return self.hand_back(found)
+        if result is None or self.hand_back is None:
+            return result
+        if isinstance(result, tuple):
+            return tuple(map(self.to_caller, result))
+        return self.hand_back(result)
 
     def computing(self, workers: int | None = None) -> AbstractContextManager[None]:
         """Return what everything is computed within, by no more than so many threads.
@@ -176,13 +176,13 @@ class Context:
         else:
             self.apply(self.xp.exp, x, out=out)
 
-    def scaled(self, x: Array, powers: Array) -> Array:
+    def scaled(self, x: Array, exponents: Array) -> Array:
         """Return x * 2**powers, for whole numbers; exact unless that leaves the range."""
         if self.is_numpy:
-            return np.ldexp(x, powers.astype(np.int32))
+            return np.ldexp(x, exponents.astype(np.int32))
         # In two steps: one factor alone may be out of range.
-        half = self.xp.floor(powers / 2)
-        return x * 2.0**half * 2.0 ** (powers - half)
+        half = self.xp.floor(exponents / 2)
+        return x * 2.0**half * 2.0 ** (exponents - half)
 
     def multiply(self, a: Array, b: Array, out: Array | None = None) -> Array:
         """Return a @ b, written to `out` if there is one, rounded as its dtype is.
@@ -245,18 +245,18 @@ class Context:
             if self.is_numpy and x.size < 10_000 and np.vdot(x, x) <= limit * limit:
                 continue
             # Blocks that stay in cache are read once.
-            some = boxes(x.shape, 16 * self.block)
-            if not all(self.are_between(x[box], -limit, limit) for box in some):
+            index_boxes = boxes(x.shape, 16 * self.block)
+            if not all(self.are_between(x[box], -limit, limit) for box in index_boxes):
                 return False
         return True
 
-    def are_between(self, x: Array, least: float, most: float) -> bool:
+    def are_between(self, x: Array, lower: float, upper: float) -> bool:
         """Tell whether all entries lie between two numbers; False where one is NaN."""
         highest, lowest = self.xp.max, self.xp.min
         if self.is_numpy:  # whose functions wrap these, for as long as they take
             highest, lowest = np.maximum.reduce, np.minimum.reduce
-        has_most = most == math.inf or float(highest(x, axis=None)) <= most
-        return has_most and float(lowest(x, axis=None)) >= least
+        has_most = upper == math.inf or float(highest(x, axis=None)) <= upper
+        return has_most and float(lowest(x, axis=None)) >= lower
 
     def add_at(self, target: Array, index: Array, values: Array) -> None:
         """Add values[e, ...] to target[index[e], ...], in place; an index may occur repeatedly.
@@ -300,9 +300,9 @@ def is_transposed(x: Array) -> bool:
     return strides is not None and 0 < abs(strides[-2]) < abs(strides[-1])
 
 
-def add_scale(logs: Array, shifts: Array, powers: Array) -> Array:
+def add_scale(logs: Array, shifts: Array, exponents: Array) -> Array:
     """Return logs + shifts + powers * log(2); what is large is summed first, and may cancel."""
-    return (shifts + powers * LN2_HIGH + logs) + powers * LN2_LOW
+    return (shifts + exponents * LN2_HIGH + logs) + exponents * LN2_LOW
 
 
 def whole_maximum(xp: Any, x: Array, axis: Any = -1) -> Array:

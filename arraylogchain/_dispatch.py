@@ -19,12 +19,12 @@ COMPILED: bool = True
 
 # Rows that share matrices, times K * K, from which on a matrix multiply over all of them is taken
 # to be faster than loops over each: 64 rows of 64 states, or 8 of 182.
-MANY = 1 << 18
+MIN_BLAS_WORK = 1 << 18
 # What has no matrix multiply in it.
-PATHS = frozenset({"viterbi", "best_message"})
+MAX_PRODUCT_OPERATIONS = frozenset({"viterbi", "best_message"})
 # Bytes that loops and kernels take for an entry of a matrix: as given, converted, in each direction
 # as weights and as logarithms, and in two steps on the way there.
-ENTRY = 64
+BYTES_PER_MATRIX_ENTRY = 64
 # States up to which a kernel has a thread for each.
 KERNEL_STATES = 1024
 
@@ -38,13 +38,13 @@ def route(operation: str, ctx: Context, chain: Chain, workspace: int) -> tuple[s
         return "arrays", f"kernels take up to {KERNEL_STATES} states"
     if ctx.kernels is None and not has_loops(ctx):
         return "arrays", "there are no compiled loops or kernels for these arrays"
-    if ENTRY * size * size > workspace:
+    if BYTES_PER_MATRIX_ENTRY * size * size > workspace:
         return "arrays", "what loops or kernels hold of a matrix would not fit the workspace"
     if ctx.kernels is not None:
         return "kernels", "the arrays are on a CUDA device"
-    if operation in PATHS:
+    if operation in MAX_PRODUCT_OPERATIONS:
         return "loops", "there is no matrix multiply in it"
-    if rows * size * size >= MANY:
+    if rows * size * size >= MIN_BLAS_WORK:
         return "arrays", "matrix multiplies pay for many states and rows"
     return "loops", "few states or few rows"
 
@@ -53,13 +53,13 @@ def recursion(operation: str, ctx: Context, chain: Chain, workspace: int) -> Any
     """Return the recursion that an operation on a chain takes: a `pieces.Backend`, or None."""
     name, _ = route(operation, ctx, chain, workspace)
     if name == "loops":
-        from arraylogchain._compiled.backend import Loops
+        from arraylogchain._compiled.backend import CompiledBackend
 
-        return Loops
+        return CompiledBackend
     if name == "kernels":
-        from arraylogchain._cuda.chains import KernelRecursion
+        from arraylogchain._cuda.chains import CudaBackend
 
-        return KernelRecursion
+        return CudaBackend
     return None
 
 

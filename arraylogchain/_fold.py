@@ -69,17 +69,17 @@ class Fold:
     def _order(self, side: int) -> tuple[int, Shape]:
         """Return axes in the order of a view, and how many of length 1 come before all others."""
         nd = len(self.a_shape)
-        of_a, of_b = (*self.row_axes, nd - 2), (*self.col_axes, nd - 1)
+        a_axes, b_axes = (*self.row_axes, nd - 2), (*self.col_axes, nd - 1)
         dropped = (self.col_axes, self.row_axes, ())[side]
-        own = ((*of_a, nd - 1), (nd - 2, *of_b), (*of_a, *of_b))[side]
-        return len(dropped), (*dropped, *self.batch_axes, *own)
+        own_axes = ((*a_axes, nd - 1), (nd - 2, *b_axes), (*a_axes, *b_axes))[side]
+        return len(dropped), (*dropped, *self.batch_axes, *own_axes)
 
 
 @lru_cache(maxsize=256)
 def fold(a_shape: Shape, b_shape: Shape) -> Fold:
     """Sort the axes of a product; raise ValueError where the shapes do not fit."""
-    given = {"a": a_shape, "b": b_shape}
-    for name, shape in given.items():
+    arguments = {"a": a_shape, "b": b_shape}
+    for name, shape in arguments.items():
         if not shape:
             raise ValueError(f"{name} is 0-dimensional; it must have at least one axis")
     a = (1, *a_shape) if len(a_shape) == 1 else a_shape
@@ -93,7 +93,7 @@ def fold(a_shape: Shape, b_shape: Shape) -> Fold:
     nd = max(len(a), len(b))
     a, b = ((1,) * (nd - len(x)) + x for x in (a, b))
     pairs = list(zip(a[:-2], b[:-2], strict=True))
-    batch_shape = check_batches({"a": a[:-2], "b": b[:-2]}, given)
+    batch_shape = check_batches({"a": a[:-2], "b": b[:-2]}, arguments)
     batch_axes = tuple(axis for axis, (m, n) in enumerate(pairs) if m == n)
     row_axes = tuple(axis for axis, (m, n) in enumerate(pairs) if n == 1 != m)
     col_axes = tuple(axis for axis, (m, n) in enumerate(pairs) if m == 1 != n)
@@ -122,8 +122,8 @@ def check_batches(batches: Mapping[str, Shape], shapes: Mapping[str, Shape]) -> 
     try:
         return np.broadcast_shapes(*batches.values())
     except ValueError:
-        given = ", ".join(f"{name} has shape {shapes[name]}" for name in batches)
-        raise ValueError(f"batch axes do not broadcast: {given}") from None
+        arguments = ", ".join(f"{name} has shape {shapes[name]}" for name in batches)
+        raise ValueError(f"batch axes do not broadcast: {arguments}") from None
 
 
 def boxes(shape: Shape, limit: int) -> Iterator[Box]:
@@ -146,21 +146,21 @@ def boxes(shape: Shape, limit: int) -> Iterator[Box]:
     >>> [[(s.start, s.stop) for s in box] for box in boxes((3, 4), 8)]
     [[(0, 1), (0, 4)], [(1, 3), (0, 4)]]
     """
-    whole = len(shape)  # axes from here on are taken whole
+    num_split = len(shape)  # axes from here on are taken whole
     points = 1
-    while whole and points * shape[whole - 1] <= limit:
-        whole -= 1
-        points *= shape[whole]
-    trailing = tuple(slice(0, n) for n in shape[whole:])
-    if not whole:
+    while num_split and points * shape[num_split - 1] <= limit:
+        num_split -= 1
+        points *= shape[num_split]
+    trailing = tuple(slice(0, n) for n in shape[num_split:])
+    if not num_split:
         yield trailing
         return
-    cut = shape[whole - 1]
-    pieces = -(-cut // max(1, limit // points))
-    for lead in itertools.product(*(range(n) for n in shape[: whole - 1])):
+    cut = shape[num_split - 1]
+    parts = -(-cut // max(1, limit // points))
+    for lead in itertools.product(*(range(n) for n in shape[: num_split - 1])):
         leading = tuple(slice(i, i + 1) for i in lead)
-        for piece in range(pieces):
-            start, stop = cut * piece // pieces, cut * (piece + 1) // pieces
+        for i in range(parts):
+            start, stop = cut * i // parts, cut * (i + 1) // parts
             yield (*leading, slice(start, stop), *trailing)
 
 

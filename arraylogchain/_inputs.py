@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from arraylogchain._arrays import dtype_name, enter, namespace_of, numpy_context, on_host
+from arraylogchain._arrays import dtype_name, namespace_of, numpy_context, on_host, prepare_inputs
 from arraylogchain._context import Array, Context, shape_of
 from arraylogchain._fold import Shape, check_batches
 
 
-class Part(NamedTuple):
+class Argument(NamedTuple):
     """An array of a chain: its argument's names as weights and as logarithms, its own axes."""
 
     linear: str | None
@@ -28,10 +28,10 @@ class Part(NamedTuple):
 
 # In the order in which gradients come. Of T - 1 matrices one may stand for all.
 PARTS = {
-    "potentials": Part(None, "log_potentials", ("T", "K")),
-    "transitions": Part("transitions", "log_transitions", ("T - 1", "K", "K")),
-    "initial": Part("initial", "log_initial", ("K",)),
-    "final": Part("final", "log_final", ("K",)),
+    "potentials": Argument(None, "log_potentials", ("T", "K")),
+    "transitions": Argument("transitions", "log_transitions", ("T - 1", "K", "K")),
+    "initial": Argument("initial", "log_initial", ("K",)),
+    "final": Argument("final", "log_final", ("K",)),
 }
 # Which part an argument of `LogChain` is.
 ARGUMENTS = {
@@ -84,33 +84,37 @@ class Chain:
 
     def __post_init__(self) -> None:
         self.num_steps, self.num_states = self.parts["potentials"].shape[-2:]
-        own = self.parts["transitions"].shape[:-2] if "transitions" in self.parts else ()
-        found = _arrangement(self.batch, own)
-        self.has_one_matrix, self.group_axes, self.row_axes, self.arranged, self.sizes = found
+        own_shape = self.parts["transitions"].shape[:-2] if "transitions" in self.parts else ()
+        result = _arrangement(self.batch, own_shape)
+        self.has_one_matrix, self.group_axes, self.row_axes, self.arranged, self.sizes = result
 
 
 @lru_cache(maxsize=256)
-def _arrangement(batch: Shape, own: Shape) -> tuple[bool, Shape, Shape, Shape, tuple[int, int]]:
+def _arrangement(
+    batch: Shape, own_shape: Shape
+) -> tuple[bool, Shape, Shape, Shape, tuple[int, int]]:
     """Return what a chain's batch axes, and all but the last two of its matrices, say of it."""
-    groups = tuple(axis for axis, n in enumerate(own[:-1], len(batch) + 1 - len(own)) if n > 1)
+    groups = tuple(
+        axis for axis, n in enumerate(own_shape[:-1], len(batch) + 1 - len(own_shape)) if n > 1
+    )
     rows = tuple(axis for axis in range(len(batch)) if axis not in groups)
     arranged = tuple(batch[axis] for axis in groups + rows)
     sizes = math.prod(arranged[: len(groups)]), math.prod(arranged[len(groups) :])
-    return own[-1:] == (1,), groups, rows, arranged, sizes
+    return own_shape[-1:] == (1,), groups, rows, arranged, sizes
 
 
-def enter_chain(given: Mapping[str, Array], lengths: Any) -> tuple[Context, Chain]:
+def prepare_chain(arguments: Mapping[str, Array], lengths: Any) -> tuple[Context, Chain]:
     """Return the context and the chain of `LogChain`'s arguments by name; not part of autograd."""
-    if (ctx := numpy_context(given)) is None:
-        ctx, given = enter(like_potentials(given))
-    return ctx, make_chain(given, lengths)
+    if (ctx := numpy_context(arguments)) is None:
+        ctx, arguments = prepare_inputs(like_potentials(arguments))
+    return ctx, make_chain(arguments, lengths)
 
 
-def make_chain(given: Mapping[str, Array], lengths: Any) -> Chain:
+def make_chain(arguments: Mapping[str, Array], lengths: Any) -> Chain:
     """Return the chain of arrays by the names of `LogChain`'s arguments."""
-    batch = check_shapes(given)
-    names, logs = _parts_of(tuple(given))
-    parts = dict(zip(names, given.values()))  # noqa: B905
+    batch = check_shapes(arguments)
+    names, logs = _parts_of(tuple(arguments))
+    parts = dict(zip(names, arguments.values()))  # noqa: B905
     if is_plain := "transitions" in parts and parts["transitions"].ndim == 2:
         parts["transitions"] = parts["transitions"][None, ...]
     if lengths is not None:
@@ -119,32 +123,34 @@ def make_chain(given: Mapping[str, Array], lengths: Any) -> Chain:
 
 
 @cache
-def _parts_of(given: tuple[str, ...]) -> tuple[list[str], frozenset[str]]:
+def _parts_of(arguments: tuple[str, ...]) -> tuple[list[str], frozenset[str]]:
     """Return the parts that arguments are, and which of these hold logarithms."""
-    logs = frozenset(ARGUMENTS[name] for name in given if name.startswith("log_"))
-    return [ARGUMENTS[name] for name in given], logs
+    logs = frozenset(ARGUMENTS[name] for name in arguments if name.startswith("log_"))
+    return [ARGUMENTS[name] for name in arguments], logs
 
 
 def check_given(options: Mapping[str, Array | None]) -> dict[str, Array]:
     """Return the arguments that are given; raise where one is given both ways."""
-    given = {name: x for name, x in options.items() if x is not None or name == "log_potentials"}
+    arguments = {
+        name: x for name, x in options.items() if x is not None or name == "log_potentials"
+    }
     for linear, log, _ in PARTS.values():
-        if linear in given and log in given:
+        if linear in arguments and log in arguments:
             raise ValueError(f"{linear} and {log} are both given; give one of them")
-    x = given.get("log_potentials")
+    x = arguments.get("log_potentials")
     if isinstance(x, (list, tuple)):
         raise TypeError(
             f"log_potentials is a {type(x).__name__}; it must be an array, such as np.asarray or "
             "torch.as_tensor makes; sequences of different lengths are padded to [n, T, K], with "
             "lengths="
         )
-    return given
+    return arguments
 
 
-def like_potentials(given: Mapping[str, Array]) -> Mapping[str, Array]:
+def like_potentials(arguments: Mapping[str, Array]) -> Mapping[str, Array]:
     """Return the arrays, with lists, integers and bools made arrays like the log potentials."""
-    like = given["log_potentials"]
-    return {name: _as_floating(name, x, like) for name, x in given.items()}
+    like = arguments["log_potentials"]
+    return {name: _as_floating(name, x, like) for name, x in arguments.items()}
 
 
 def _as_floating(name: str, x: Any, like: Array) -> Array:
@@ -155,27 +161,27 @@ def _as_floating(name: str, x: Any, like: Array) -> Array:
         return xp.astype(x, getattr(xp, dtype_name(like.dtype), xp.float32))
     if not isinstance(x, (list, tuple)):
         return x
-    found: Any = None
+    result: Any = None
     with suppress(TypeError, ValueError, RuntimeError):
-        found = np.asarray(x)
-    if found is None or found.dtype.kind not in "biuf":
+        result = np.asarray(x)
+    if result is None or result.dtype.kind not in "biuf":
         raise TypeError(
             f"{name} is a {type(x).__name__} that makes no array of real numbers; it must be an "
             "array, or nested lists of numbers"
         )
     xp = namespace_of("log_potentials", like)
-    return xp.asarray(found.tolist(), dtype=like.dtype, device=array_api_compat.device(like))
+    return xp.asarray(result.tolist(), dtype=like.dtype, device=array_api_compat.device(like))
 
 
-def check_shapes(given: Mapping[str, Array]) -> Shape:
+def check_shapes(arguments: Mapping[str, Array]) -> Shape:
     """Check the shapes of a chain's arrays by name; return the broadcast batch axes."""
-    return _check_shapes(tuple(zip(given, map(attrgetter("shape"), given.values()))))  # noqa: B905
+    return _check_shapes(tuple(zip(arguments, map(attrgetter("shape"), arguments.values()))))  # noqa: B905
 
 
 @lru_cache(maxsize=256)
-def _check_shapes(given: tuple[tuple[str, Shape], ...]) -> Shape:
+def _check_shapes(arguments: tuple[tuple[str, Shape], ...]) -> Shape:
     # Some libraries have classes of their own for shapes, which print otherwise.
-    shapes = {name: tuple(shape) for name, shape in given}
+    shapes = {name: tuple(shape) for name, shape in arguments}
     potentials = shapes["log_potentials"]
     if len(potentials) < 2 or 0 in potentials[-2:]:
         raise ValueError(
@@ -185,13 +191,13 @@ def _check_shapes(given: tuple[tuple[str, Shape], ...]) -> Shape:
     T, K = potentials[-2:]
     sizes, batches = {"T": T, "K": K, "T - 1": T - 1}, {}
     for name, shape in shapes.items():
-        own = tuple(sizes[axis] for axis in PARTS[ARGUMENTS[name]].axes)
-        found = shape[-len(own) :]
-        if len(own) == 3 and found in ((K, K), (1, K, K)):
-            found = own  # one matrix for all steps
-        if found != own:
-            raise ValueError(_misfit(name, shape, potentials, own))
-        batches[name] = shape[: -len(own)]
+        own_shape = tuple(sizes[axis] for axis in PARTS[ARGUMENTS[name]].axes)
+        actual = shape[-len(own_shape) :]
+        if len(own_shape) == 3 and actual in ((K, K), (1, K, K)):
+            actual = own_shape  # one matrix for all steps
+        if actual != own_shape:
+            raise ValueError(_misfit(name, shape, potentials, own_shape))
+        batches[name] = shape[: -len(own_shape)]
     if T > 1 and not shapes.keys() & {"transitions", "log_transitions"}:
         raise ValueError(
             f"transitions or log_transitions must be given for a chain of {T} steps: "
@@ -200,17 +206,17 @@ def _check_shapes(given: tuple[tuple[str, Shape], ...]) -> Shape:
     return check_batches(batches, shapes)
 
 
-def _misfit(name: str, shape: Shape, potentials: Shape, own: Shape) -> str:
+def _misfit(name: str, shape: Shape, potentials: Shape, own_shape: Shape) -> str:
     """Say what shape an argument has, what it must have, and what may have been meant."""
     T, K = potentials[-2:]
-    expected = ", ".join(map(str, own))
+    expected = ", ".join(map(str, own_shape))
     text = f"{name} has shape {shape}; with log_potentials of shape {potentials} it must be "
     text += f"[..., {expected}]"
-    if len(own) == 3:
+    if len(own_shape) == 3:
         text += f", or [{K}, {K}] or [..., 1, {K}, {K}] for one matrix at every step"
         if len(shape) == 3 and shape[1:] == (K, K) and shape[:1] == potentials[-3:-2]:
             text += f"; one matrix for each of {shape[0]} rows is [{shape[0]}, 1, {K}, {K}]"
-    if T != K and shape[-min(len(own), 2) :] == (T,) * min(len(own), 2):
+    if T != K and shape[-min(len(own_shape), 2) :] == (T,) * min(len(own_shape), 2):
         text += (
             f"; log_potentials of {T} states at {K} steps would be [..., {K}, {T}], "
             "their last two axes swapped"
@@ -223,21 +229,21 @@ def check_lengths(lengths: Any, batch: Shape, num_steps: int) -> np.ndarray | No
 
     The cost of everything depends on them, so that they are read on the host.
     """
-    found = on_host("lengths", lengths)
-    check_integers("lengths", found, "; mask.sum(-1) makes them of a mask")
-    pairs = zip(found.shape[::-1], batch[::-1], strict=False)
-    if found.ndim > len(batch) or any(n not in (1, rows) for n, rows in pairs):
+    array = on_host("lengths", lengths)
+    check_integers("lengths", array, "; mask.sum(-1) makes them of a mask")
+    pairs = zip(array.shape[::-1], batch[::-1], strict=False)
+    if array.ndim > len(batch) or any(n not in (1, rows) for n, rows in pairs):
         raise ValueError(
-            f"lengths has shape {found.shape}; it must broadcast to the batch axes {batch}: "
+            f"lengths has shape {array.shape}; it must broadcast to the batch axes {batch}: "
             f"an integer from 1 to T = {num_steps} for each chain"
         )
-    least, most = (found.min(), found.max()) if found.size else (num_steps, num_steps)
-    if least < 1 or most > num_steps:
+    low, high = (array.min(), array.max()) if array.size else (num_steps, num_steps)
+    if low < 1 or high > num_steps:
         raise ValueError(
-            f"lengths has values from {least} to {most}; they must lie between 1 and {num_steps}, "
+            f"lengths has values from {low} to {high}; they must lie between 1 and {num_steps}, "
             "the number of steps of log_potentials"
         )
-    return None if least == num_steps else found.astype(np.int64, copy=False)
+    return None if low == num_steps else array.astype(np.int64, copy=False)
 
 
 def check_integers(name: str, x: Array, hint: str = "") -> None:
@@ -289,10 +295,10 @@ def check_states(ctx: Context, states: Array, chain: Chain) -> Array:
         times = ctx.xp.arange(chain.num_steps, dtype=ctx.index_dtype, device=ctx.device)
         states = ctx.xp.where(ctx.integers(chain.lengths)[..., None] > times, states, 0)
     if 0 not in states.shape:
-        least, most = (int(on_host("states", f(states))) for f in (ctx.xp.min, ctx.xp.max))
-        if not 0 <= least <= most < chain.num_states:
+        low, high = (int(on_host("states", f(states))) for f in (ctx.xp.min, ctx.xp.max))
+        if not 0 <= low <= high < chain.num_states:
             raise ValueError(
-                f"states has values from {least} to {most}; they must lie between 0 and "
+                f"states has values from {low} to {high}; they must lie between 0 and "
                 f"{chain.num_states - 1}"
             )
     return states

@@ -36,7 +36,7 @@ def check_generator(rng: Any, x: Array) -> Any:
     return rng
 
 
-def room_for_samples(ctx: Context, shape: tuple[int, ...]) -> tuple[Array, Array]:
+def workspace_for_samples(ctx: Context, shape: tuple[int, ...]) -> tuple[Array, Array]:
     """Return memory for samples, integers, and for the numbers that they are drawn with.
 
     The numbers take the integers' memory, where libraries have views of another dtype: each is read
@@ -44,8 +44,8 @@ def room_for_samples(ctx: Context, shape: tuple[int, ...]) -> tuple[Array, Array
     """
     xp = ctx.xp
     out, dtype = ctx.empty(shape, ctx.index_dtype), ctx.dtype(ctx.widest)
-    shares = ctx.has_out and out.dtype == xp.int64 and ctx.widest.itemsize == 8
-    return out, out.view(dtype) if shares else ctx.empty(shape, dtype)
+    softmax_weights = ctx.has_out and out.dtype == xp.int64 and ctx.widest.itemsize == 8
+    return out, out.view(dtype) if softmax_weights else ctx.empty(shape, dtype)
 
 
 def fill(ctx: Context, rng: Any, numbers: Array) -> None:

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 
 # How many threads the caller wants, None for as many as the process may use.
-wanted: ContextVar[int | None] = ContextVar("workers", default=None)
+requested: ContextVar[int | None] = ContextVar("workers", default=None)
 
 # What the threads of the pool, within whose blocks nothing is shared out again, are called.
 _NAME = "arraylogchain"
@@ -53,7 +53,7 @@ def run_blocks(
     if 0 < count <= block:
         work(0, count)
         return
-    limit = workers or wanted.get() or num_workers()
+    limit = workers or requested.get() or num_workers()
     helpers = min(limit, -(-count // block)) - 1
     starts = deque(range(0, count, block))
     # Emptied at the end: helpers that never began stay in the pool's queue until a thread is free.
@@ -87,12 +87,12 @@ def check_workers(workers: int | None) -> int | None:
     return None if workers is None else at_least(1, "workers", workers, "threads")
 
 
-def at_least(least: int, name: str, x: int, unit: str) -> int:
-    """Return an argument that has to be an integer from `least` on."""
+def at_least(lowest: int, name: str, x: int, unit: str) -> int:
+    """Return an argument that has to be an integer from `lowest` on."""
     if isinstance(x, bool) or getattr(x, "ndim", False) or not hasattr(x, "__index__"):
         raise TypeError(f"{name} must be an integer number of {unit}, got {type(x).__name__}")
-    if x.__index__() < least:
-        raise ValueError(f"{name}={x} is too small; the least number of {unit} is {least}")
+    if x.__index__() < lowest:
+        raise ValueError(f"{name}={x} is too small; the least number of {unit} is {lowest}")
     return x.__index__()
 
 
@@ -107,11 +107,11 @@ def using(workers: int | None) -> AbstractContextManager[None]:
 
 @contextmanager
 def _using(workers: int) -> Iterator[None]:
-    token = wanted.set(workers)
+    token = requested.set(workers)
     try:
         yield
     finally:
-        wanted.reset(token)
+        requested.reset(token)
 
 
 @cache
@@ -119,9 +119,9 @@ def num_workers() -> int:
     """Return how many threads the process may keep busy."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     limits = [float(available or 1), _quota()]
-    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    if asked.isdecimal():
-        limits.append(float(asked))
+    setting = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if setting.isdecimal():
+        limits.append(float(setting))
     return max(1, math.ceil(min(limits)))
 
 

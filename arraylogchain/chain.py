@@ -11,10 +11,10 @@ import numpy as np
 
 from arraylogchain import _arrays, _dispatch, _inputs
 from arraylogchain._array import chains
-from arraylogchain._arrays import eager
+from arraylogchain._arrays import dynamo_disabled
 from arraylogchain._context import Array, Context, check_workspace, library_name
 from arraylogchain._inputs import Chain
-from arraylogchain._random import check_generator, fill, room_for_samples
+from arraylogchain._random import check_generator, fill, workspace_for_samples
 from arraylogchain._threads import at_least, check_workers
 from arraylogchain.plan import Plan
 
@@ -105,7 +105,7 @@ class LogChain:
     8.0
     """
 
-    @eager
+    @dynamo_disabled
     def __init__(
         self,
         log_potentials: Array,
@@ -124,8 +124,16 @@ class LogChain:
         # Only a bound that was asked for makes gradients keep less than all messages.
         self._keeps_messages = workspace is None
         # In the order of the table.
-        given = log_potentials, transitions, log_transitions, initial, log_initial, final, log_final
-        self._arrays = _inputs.check_given(dict(zip(_inputs.ARGUMENTS, given, strict=True)))
+        arguments = (
+            log_potentials,
+            transitions,
+            log_transitions,
+            initial,
+            log_initial,
+            final,
+            log_final,
+        )
+        self._arrays = _inputs.check_given(dict(zip(_inputs.ARGUMENTS, arguments, strict=True)))
         self._lengths = lengths
         self._check()
 
@@ -135,19 +143,19 @@ class LogChain:
             # Once: calls would wait for what is on a device.
             self._lengths = np.array(_arrays.on_host("lengths", self._lengths))
         if not _arrays.has_values(*self._arrays.values(), self._lengths):
-            if elsewhere := self._lazy():
-                elsewhere.Pieces(self)
+            if specialized := self._lazy():
+                specialized.TimeChunks(self)
             else:
-                _arrays.common_namespace(self._given())
-                _inputs.check_shapes(self._given())
+                _arrays.common_namespace(self._arguments())
+                _inputs.check_shapes(self._arguments())
             return
-        _inputs.check_weights(*_inputs.enter_chain(self._arrays, self._lengths))
+        _inputs.check_weights(*_inputs.prepare_chain(self._arrays, self._lengths))
 
-    def _given(self) -> Mapping[str, Array]:
+    def _arguments(self) -> Mapping[str, Array]:
         """Return the arrays by the names of arguments, read at each call and never kept."""
         return _inputs.like_potentials(self._arrays)
 
-    def _elsewhere(self) -> ModuleType | None:
+    def _specialized(self) -> ModuleType | None:
         """Return the methods for Dask arrays, or for tensors that torch follows: functions."""
         if _arrays.are_numpy(*self._arrays.values(), self._lengths):
             return None
@@ -167,11 +175,11 @@ class LogChain:
 
     def _run(self, function: Callable[..., Any]) -> Any:
         """Return what a function of `_array.chains` makes of the chain; not part of autograd."""
-        ctx, chain = _inputs.enter_chain(self._arrays, self._lengths)
+        ctx, chain = _inputs.prepare_chain(self._arrays, self._lengths)
         with ctx.computing(self._workers):
-            return ctx.leave(function(ctx, chain, self._workspace))
+            return ctx.to_caller(function(ctx, chain, self._workspace))
 
-    @eager
+    @dynamo_disabled
     def log_partition(self) -> Array:
         """Return the log of the sum of the weights of all paths.
 
@@ -190,11 +198,11 @@ class LogChain:
         >>> round(float(np.exp(LogChain(x, transitions=stay).log_partition())), 6)
         0.55
         """
-        if elsewhere := self._elsewhere():
-            return elsewhere.log_partition(self)
+        if specialized := self._specialized():
+            return specialized.log_partition(self)
         return self._run(chains.messages.log_partition)
 
-    @eager
+    @dynamo_disabled
     def forward_messages(self) -> Array:
         """Return the logs of the sums over all paths up to each state.
 
@@ -215,11 +223,11 @@ class LogChain:
         >>> np.exp(chain.forward_messages()).round(6).tolist()
         [[1.0, 0.0], [0.5, 0.5], [0.25, 0.75]]
         """
-        if elsewhere := self._elsewhere():
-            return elsewhere.forward_messages(self)
+        if specialized := self._specialized():
+            return specialized.forward_messages(self)
         return self._run(chains.messages.forward_messages)
 
-    @eager
+    @dynamo_disabled
     def backward_messages(self) -> Array:
         """Return the logs of the sums over all paths from each state on.
 
@@ -239,11 +247,11 @@ class LogChain:
         >>> np.exp(chain.backward_messages()).round(6).tolist()
         [[2.0, 3.0], [1.0, 1.0]]
         """
-        if elsewhere := self._elsewhere():
-            return elsewhere.backward_messages(self)
+        if specialized := self._specialized():
+            return specialized.backward_messages(self)
         return self._run(chains.messages.backward_messages)
 
-    @eager
+    @dynamo_disabled
     def marginals(self) -> Array:
         """Return the posterior probability of each state at each step.
 
@@ -262,11 +270,11 @@ class LogChain:
         >>> LogChain(x, transitions=np.ones((1, 2, 2))).marginals().round(6).tolist()
         [[0.5, 0.5], [0.75, 0.25]]
         """
-        if elsewhere := self._elsewhere():
-            return elsewhere.marginals(self)
+        if specialized := self._specialized():
+            return specialized.marginals(self)
         return self._run(chains.posterior.marginals)
 
-    @eager
+    @dynamo_disabled
     def entropy(self) -> Array:
         """Return the entropy of the posterior distribution over paths, in nats.
 
@@ -285,11 +293,11 @@ class LogChain:
         >>> round(float(chain.entropy() / np.log(2)), 6)  # 2**10 paths of the same weight
         10.0
         """
-        if elsewhere := self._elsewhere():
-            return elsewhere.entropy(self)
+        if specialized := self._specialized():
+            return specialized.entropy(self)
         return self._run(chains.entropy.entropy)
 
-    @eager
+    @dynamo_disabled
     def viterbi(self) -> ChainPath:
         """Return a path of largest weight.
 
@@ -322,7 +330,7 @@ class LogChain:
             return ChainPath(*lazy.viterbi(self))
         return ChainPath(*self._run(chains.paths.viterbi))
 
-    @eager
+    @dynamo_disabled
     def log_weight(self, states: Array) -> Array:
         """Return the log weights of given paths.
 
@@ -356,16 +364,16 @@ class LogChain:
         """
         if isinstance(states, ChainPath):
             raise TypeError("states is a ChainPath; pass its first field, path.states")
-        if elsewhere := self._elsewhere():
-            return elsewhere.log_weight(self, states)
+        if specialized := self._specialized():
+            return specialized.log_weight(self, states)
 
-        def weigh(ctx: Context, chain: Chain, workspace: int) -> Array:
-            found = _inputs.check_states(ctx, states, chain)
-            return chains.log_weight.log_weight(ctx, chain, workspace, found)
+        def compute(ctx: Context, chain: Chain, workspace: int) -> Array:
+            result = _inputs.check_states(ctx, states, chain)
+            return chains.log_weight.log_weight(ctx, chain, workspace, result)
 
-        return self._run(weigh)
+        return self._run(compute)
 
-    @eager
+    @dynamo_disabled
     def sample(self, num_samples: int = 1, *, rng: Any = None) -> Array:
         """Draw paths from their posterior distribution.
 
@@ -415,14 +423,14 @@ class LogChain:
 
         def draw(ctx: Context, chain: Chain, workspace: int) -> Array:
             shape = (num_samples, *chain.batch, chain.num_steps)
-            out, uniforms = room_for_samples(ctx, shape)
+            out, uniforms = workspace_for_samples(ctx, shape)
             fill(ctx, rng, uniforms)
             chains.paths.sample(ctx, chain, workspace, out, uniforms)
             return out
 
         return self._run(draw)
 
-    @eager
+    @dynamo_disabled
     def expected_transitions(self) -> Array:
         """Return how often each transition is expected to be taken.
 
@@ -448,11 +456,11 @@ class LogChain:
         """
         if self._transitions() is None:
             raise ValueError("expected_transitions needs transitions or log_transitions")
-        if elsewhere := self._elsewhere():
-            return elsewhere.expected_transitions(self)
+        if specialized := self._specialized():
+            return specialized.expected_transitions(self)
         return self._run(chains.posterior.expected_transitions)
 
-    @eager
+    @dynamo_disabled
     def posterior(self) -> ChainPosterior:
         """Return `log_partition`, `marginals` and `expected_transitions` together.
 
@@ -477,11 +485,11 @@ class LogChain:
         >>> posterior.expected_transitions.round(6).tolist()
         [[0.375, 0.125], [0.375, 0.125]]
         """
-        if elsewhere := self._elsewhere():
-            return ChainPosterior(*elsewhere.posterior(self))
+        if specialized := self._specialized():
+            return ChainPosterior(*specialized.posterior(self))
         return ChainPosterior(*self._run(chains.posterior.posterior))
 
-    @eager
+    @dynamo_disabled
     def filtered(self) -> FilteredChain:
         """Return the probabilities of states given the steps so far, however long the chain.
 
@@ -515,15 +523,15 @@ class LogChain:
         >>> np.exp(filtered.log_normalizers).round(3).tolist()
         [0.5, 0.378]
         """
-        if elsewhere := self._elsewhere():
-            return FilteredChain(*elsewhere.filtered(self))
+        if specialized := self._specialized():
+            return FilteredChain(*specialized.filtered(self))
         return FilteredChain(*self._run(chains.messages.filtered))
 
     def _transitions(self) -> Array | None:
         """Return the transitions, or their logarithms, as they were given."""
         return self._arrays.get("transitions", self._arrays.get("log_transitions"))
 
-    @eager
+    @dynamo_disabled
     def plan(self, operation: str = "log_partition") -> Plan:
         """Return how a method will compute; print it.
 
@@ -555,22 +563,22 @@ class LogChain:
             raise ValueError("expected_transitions needs transitions or log_transitions")
         if self._lazy():
             raise ValueError("plan needs arrays in memory, such as one block of a Dask array")
-        ctx, chain = _inputs.enter_chain(self._arrays, self._lengths)
+        ctx, chain = _inputs.prepare_chain(self._arrays, self._lengths)
         sizes = chain.batch, chain.num_steps, chain.num_states
         choice = _dispatch.route(operation, ctx, chain, self._workspace)
         return Plan(operation, *sizes, ctx.result_name, *choice, self._workspace)
 
-    @eager
+    @dynamo_disabled
     def __repr__(self) -> str:
-        given = self._given()
+        arguments = self._arguments()
         parts = [f"{name}={list(np.shape(x))}" for name, x in self._arrays.items()]
         if self._lengths is not None:
             parts.append(f"lengths={list(np.shape(self._lengths)) or self._lengths}")
-        library = library_name(_arrays.namespace_of("log_potentials", given["log_potentials"]))
-        device = array_api_compat.device(given["log_potentials"])
-        parts.append(_arrays.promote(_arrays.dtype_name(x.dtype) for x in given.values()))
+        library = library_name(_arrays.namespace_of("log_potentials", arguments["log_potentials"]))
+        device = array_api_compat.device(arguments["log_potentials"])
+        parts.append(_arrays.promote(_arrays.dtype_name(x.dtype) for x in arguments.values()))
         parts.append(library if device in ("cpu", None) else f"{library} {device}")
-        if any(getattr(x, "requires_grad", False) for x in given.values()):
+        if any(getattr(x, "requires_grad", False) for x in arguments.values()):
             parts.append("requires_grad=True")
         return f"LogChain({', '.join(parts)})"
 

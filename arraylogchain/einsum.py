@@ -15,7 +15,7 @@ import array_api_compat
 import numpy as np
 
 from arraylogchain import products
-from arraylogchain._arrays import dtype_name, eager, enter, promote
+from arraylogchain._arrays import dtype_name, dynamo_disabled, prepare_inputs, promote
 from arraylogchain._context import Array, check_workspace
 from arraylogchain._threads import check_workers, using
 
@@ -25,7 +25,7 @@ __all__ = ["logeinsumexp", "maxplus_einsum"]
 Multiply = Callable[[Array, Array], tuple[Array, Any]]
 
 
-@eager
+@dynamo_disabled
 def logeinsumexp(
     equation: str,
     *operands: Array,
@@ -88,7 +88,7 @@ def logeinsumexp(
         return _einsum(products.logmatmulexp, equation, operands, optimize, workspace)
 
 
-@eager
+@dynamo_disabled
 def maxplus_einsum(
     equation: str,
     *operands: Array,
@@ -142,17 +142,17 @@ def _einsum(
 ) -> Array:
     check_workspace(workspace)
     plan = contractions(equation, operands, optimize)
-    given = {f"operands[{i}]": x for i, x in enumerate(operands)}
+    arguments = {f"operands[{i}]": x for i, x in enumerate(operands)}
 
     def product(a: Array, b: Array) -> tuple[Array, None]:
         return multiply(a, b, workspace=workspace), None
 
-    if elsewhere := products.functions_elsewhere(*operands):
-        return elsewhere.einsum(given, plan, product)
-    ctx, ready = enter(given)
+    if specialized := products.specialized_functions(*operands):
+        return specialized.einsum(arguments, plan, product)
+    ctx, ready = prepare_inputs(arguments)
     with ctx.computing():
         out, _ = evaluate(ctx.xp, plan, list(ready.values()), product)
-        return ctx.leave(ctx.xp.asarray(out))
+        return ctx.to_caller(ctx.xp.asarray(out))
 
 
 class _Factor(NamedTuple):
@@ -202,13 +202,13 @@ def evaluate(
     # What a path leaves is contracted in the end.
     for group in (*plan.path, None):
         positions = range(len(left)) if group is None else group
-        taken = [left.pop(i) for i in sorted(positions, reverse=True)]
-        kept = set(plan.output_subscript).union(*(factor.term for factor in left))
-        product = taken.pop()
-        while taken:
-            others = kept.union(*(factor.term for factor in taken[:-1]))
-            product = _product(xp, product, taken.pop(), others, multiply)
-        left.append(_summed(xp, product, kept, multiply))
+        popped = [left.pop(i) for i in sorted(positions, reverse=True)]
+        kept_axes = set(plan.output_subscript).union(*(factor.term for factor in left))
+        product = popped.pop()
+        while popped:
+            other_terms = kept_axes.union(*(factor.term for factor in popped[:-1]))
+            product = _product(xp, product, popped.pop(), other_terms, multiply)
+        left.append(_summed(xp, product, kept_axes, multiply))
     out, pull = _grouped(xp, left.pop(), *plan.output_subscript)
     out = out + 0 if len(operands) == 1 else out  # and not a view of the operand
     dtype = out.dtype
@@ -233,9 +233,11 @@ def _operand(xp: Any, i: int, x: Array, term: str, sizes: dict[str, int]) -> _Fa
             on = xp.reshape(on, tuple(n if k in (first, axis) else 1 for k in range(x.ndim)))
             x = xp.where(on, x, xp.asarray(-math.inf, dtype=x.dtype, device=device))
             term = term[:axis] + chr(0xF0000 + 64 * i + axis) + term[axis + 1 :]  # for private use
-    kept = [axis for axis, c in enumerate(term) if shape[axis] == sizes.get(c, shape[axis])]
-    x = xp.reshape(x, tuple(shape[axis] for axis in kept))
-    return _Factor(x, "".join(term[axis] for axis in kept), lambda g: {i: xp.reshape(g, shape)})
+    kept_axes = [axis for axis, c in enumerate(term) if shape[axis] == sizes.get(c, shape[axis])]
+    x = xp.reshape(x, tuple(shape[axis] for axis in kept_axes))
+    return _Factor(
+        x, "".join(term[axis] for axis in kept_axes), lambda g: {i: xp.reshape(g, shape)}
+    )
 
 
 def _grouped(
@@ -253,32 +255,34 @@ def _grouped(
     return xp.reshape(x, tuple(math.prod(map(sizes.__getitem__, c)) for c in groups)), ungrouped
 
 
-def _summed(xp: Any, factor: _Factor, kept: Collection[str], multiply: Multiply) -> _Factor:
+def _summed(xp: Any, factor: _Factor, kept_axes: Collection[str], multiply: Multiply) -> _Factor:
     """Return a factor that is summed over the indices that are not kept."""
     x, term, _ = factor
-    inner = {c: n for c, n in zip(term, x.shape, strict=True) if c not in kept}
+    inner = {c: n for c, n in zip(term, x.shape, strict=True) if c not in kept_axes}
     if not inner:
         return factor
     one = xp.zeros((), dtype=x.dtype, device=array_api_compat.device(x))
     ones = xp.broadcast_to(one, tuple(inner.values()))
-    return _product(xp, factor, _Factor(ones, "".join(inner), lambda g: {}), kept, multiply)
+    return _product(xp, factor, _Factor(ones, "".join(inner), lambda g: {}), kept_axes, multiply)
 
 
-def _product(xp: Any, a: _Factor, b: _Factor, kept: Collection[str], multiply: Multiply) -> _Factor:
+def _product(
+    xp: Any, a: _Factor, b: _Factor, kept_axes: Collection[str], multiply: Multiply
+) -> _Factor:
     """Return the product of two factors, summed over the indices that are not kept.
 
     Axes that only one of them has stay apart: the product folds them without copies.
     """
-    a = _summed(xp, a, {*kept, *b.term}, multiply)
-    b = _summed(xp, b, {*kept, *a.term}, multiply)
+    a = _summed(xp, a, {*kept_axes, *b.term}, multiply)
+    b = _summed(xp, b, {*kept_axes, *a.term}, multiply)
     sizes = dict(zip(a.term + b.term, (*a.x.shape, *b.x.shape), strict=True))
-    batch = [c for c in a.term if c in b.term and c in kept]
-    inner = "".join(c for c in a.term if c in b.term and c not in kept)
+    batch = [c for c in a.term if c in b.term and c in kept_axes]
+    inner = "".join(c for c in a.term if c in b.term and c not in kept_axes)
     *rows, row = "", *(c for c in a.term if c not in b.term)
     *cols, col = "", *(c for c in b.term if c not in a.term)
-    nothing = [""] * len(rows), [""] * len(cols)
-    x, pull_a = _grouped(xp, a, *batch, *rows, *nothing[1], row, inner)
-    y, pull_b = _grouped(xp, b, *batch, *nothing[0], *cols, inner, col)
+    zeros = [""] * len(rows), [""] * len(cols)
+    x, pull_a = _grouped(xp, a, *batch, *rows, *zeros[1], row, inner)
+    y, pull_b = _grouped(xp, b, *batch, *zeros[0], *cols, inner, col)
     value, back = multiply(x, y) if inner else _added(xp, x, y)
     term, shape = "".join((*batch, *rows, *cols, row, col)), value.shape
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from arraylogchain._array.products import certified, linear, maxplus
 from arraylogchain._array.products.chainexp import multiply_sequence, multiply_stack
-from arraylogchain._arrays import eager, enter, is_differentiated, is_lazy
+from arraylogchain._arrays import dynamo_disabled, is_differentiated, is_lazy, prepare_inputs
 from arraylogchain._context import Array, check_workspace, shape_of
 from arraylogchain._fold import Shape, check_batches, fold
 from arraylogchain._threads import check_workers, using
@@ -23,7 +23,7 @@ class MaxPlusProduct(NamedTuple):
     indices: Array
 
 
-@eager
+@dynamo_disabled
 def matmul(
     a: Array, b: Array, /, *, workspace: int | None = None, workers: int | None = None
 ) -> Array:
@@ -67,12 +67,12 @@ def matmul(
     """
     budget = check_workspace(workspace)
     with using(check_workers(workers)):
-        if elsewhere := functions_elsewhere(a, b):
-            return elsewhere.matmul(a, b, budget)
+        if specialized := specialized_functions(a, b):
+            return specialized.matmul(a, b, budget)
         return _compute(linear.matmul, a, b, budget)
 
 
-@eager
+@dynamo_disabled
 def logmatmulexp(
     a: Array, b: Array, /, *, workspace: int | None = None, workers: int | None = None
 ) -> Array:
@@ -123,12 +123,12 @@ def logmatmulexp(
     """
     budget = check_workspace(workspace)
     with using(check_workers(workers)):
-        if elsewhere := functions_elsewhere(a, b):
-            return elsewhere.logmatmulexp(a, b, budget)
+        if specialized := specialized_functions(a, b):
+            return specialized.logmatmulexp(a, b, budget)
         return _compute(certified.logmatmulexp, a, b, budget)
 
 
-@eager
+@dynamo_disabled
 def maxplus_matmul(
     a: Array, b: Array, /, *, workspace: int | None = None, workers: int | None = None
 ) -> MaxPlusProduct:
@@ -169,12 +169,12 @@ def maxplus_matmul(
     """
     budget = check_workspace(workspace)
     with using(check_workers(workers)):
-        if elsewhere := functions_elsewhere(a, b):
-            return MaxPlusProduct(*elsewhere.maxplus_matmul(a, b, budget))
+        if specialized := specialized_functions(a, b):
+            return MaxPlusProduct(*specialized.maxplus_matmul(a, b, budget))
         return MaxPlusProduct(*_compute(maxplus.maxplus_matmul, a, b, budget))
 
 
-@eager
+@dynamo_disabled
 def logchainexp(
     matrices: Array | Sequence[Array],
     /,
@@ -217,28 +217,28 @@ def logchainexp(
     16.0
     """
     budget = check_workspace(workspace)
-    given = named(matrices)
-    if not is_lazy(*given.values()):  # their chunks may be of unknown sizes
-        check_shapes(given)
+    arguments = named(matrices)
+    if not is_lazy(*arguments.values()):  # their chunks may be of unknown sizes
+        check_shapes(arguments)
     with using(check_workers(workers)):
-        if elsewhere := functions_elsewhere(*given.values()):
-            return elsewhere.logchainexp(given, budget)
-        ctx, ready = enter(given)
+        if specialized := specialized_functions(*arguments.values()):
+            return specialized.logchainexp(arguments, budget)
+        ctx, ready = prepare_inputs(arguments)
         with ctx.computing():
             if "matrices" in ready:
-                return ctx.leave(multiply_stack(ctx, ready["matrices"], budget))
-            return ctx.leave(multiply_sequence(ctx, list(ready.values()), budget))
+                return ctx.to_caller(multiply_stack(ctx, ready["matrices"], budget))
+            return ctx.to_caller(multiply_sequence(ctx, list(ready.values()), budget))
 
 
 def _compute(operation: Callable[..., Any], a: Array, b: Array, budget: int) -> Any:
     """Return what an operation makes of two operands in memory; not part of autograd."""
-    ctx, ready = enter({"a": a, "b": b})
+    ctx, ready = prepare_inputs({"a": a, "b": b})
     a, b = ready["a"], ready["b"]
     with ctx.computing():
-        return ctx.leave(operation(ctx, fold(shape_of(a), shape_of(b)), a, b, budget))
+        return ctx.to_caller(operation(ctx, fold(shape_of(a), shape_of(b)), a, b, budget))
 
 
-def functions_elsewhere(*arrays: Array) -> ModuleType | None:
+def specialized_functions(*arrays: Array) -> ModuleType | None:
     """Return the functions for Dask arrays, or for tensors that torch follows."""
     if is_lazy(*arrays):
         from arraylogchain._dask import products as lazy

@@ -16,10 +16,15 @@ from arraylogchain import products
 from arraylogchain._array import chains
 from arraylogchain._array.products import certified, gradients, linear, maxplus
 from arraylogchain._array.products.chainexp import chain_and_pullback
-from arraylogchain._arrays import dtype_name, eager, enter, refuse
+from arraylogchain._arrays import (
+    dtype_name,
+    dynamo_disabled,
+    prepare_inputs,
+    raise_if_differentiated,
+)
 from arraylogchain._context import Array, Context, check_workspace, shape_of
 from arraylogchain._fold import fold
-from arraylogchain._inputs import ARGUMENTS, PARTS, enter_chain
+from arraylogchain._inputs import ARGUMENTS, PARTS, prepare_chain
 from arraylogchain._threads import check_workers
 from arraylogchain.chain import LogChain
 from arraylogchain.einsum import contractions, evaluate
@@ -88,8 +93,8 @@ def matmul(
 
     def compute(ctx: Context, a: Array, b: Array) -> Computed:
         layout = fold(shape_of(a), shape_of(b))
-        found = linear.matmul(ctx, layout, a, b, budget)
-        return found, lambda g: linear.matmul_gradients(ctx, layout, a, b, g, budget)
+        result = linear.matmul(ctx, layout, a, b, budget)
+        return result, lambda g: linear.matmul_gradients(ctx, layout, a, b, g, budget)
 
     return _with_pullback("matmul", {"a": a, "b": b}, workers, compute)
 
@@ -149,9 +154,9 @@ def logmatmulexp(
 
     def compute(ctx: Context, a: Array, b: Array) -> Computed:
         layout = fold(shape_of(a), shape_of(b))
-        found = certified.logmatmulexp(ctx, layout, a, b, budget)
-        return found, lambda g: gradients.logmatmulexp_gradients(
-            ctx, layout, a, b, found, g, budget
+        result = certified.logmatmulexp(ctx, layout, a, b, budget)
+        return result, lambda g: gradients.logmatmulexp_gradients(
+            ctx, layout, a, b, result, g, budget
         )
 
     return _with_pullback("logmatmulexp", {"a": a, "b": b}, workers, compute)
@@ -269,14 +274,14 @@ def logchainexp(
     array([[1., 1.],
            [1., 1.]])
     """
-    budget, given = check_workspace(workspace), products.named(matrices)
-    is_stack = "matrices" in given
+    budget, arguments = check_workspace(workspace), products.named(matrices)
+    is_stack = "matrices" in arguments
 
     def compute(ctx: Context, *factors: Array) -> Computed:
-        products.check_shapes(given)
+        products.check_shapes(arguments)
         return chain_and_pullback(ctx, list(factors), is_stack, budget)
 
-    value, pullback = _with_pullback("logchainexp", given, workers, compute)
+    value, pullback = _with_pullback("logchainexp", arguments, workers, compute)
     return value, pullback if is_stack else lambda cotangent: (list(pullback(cotangent)),)
 
 
@@ -343,31 +348,31 @@ def logeinsumexp(
         out = ctx.xp.asarray(out)
         return out, lambda g: pull(ctx.xp.where(ctx.xp.isinf(out), ctx.xp.zeros_like(g), g))
 
-    given = {f"operands[{i}]": x for i, x in enumerate(operands)}
-    return _with_pullback("logeinsumexp", given, workers, compute)
+    arguments = {f"operands[{i}]": x for i, x in enumerate(operands)}
+    return _with_pullback("logeinsumexp", arguments, workers, compute)
 
 
-@eager
+@dynamo_disabled
 def _with_pullback(
-    name: str, given: Mapping[str, Array], workers: int | None, compute: Callable[..., Computed]
+    name: str, arguments: Mapping[str, Array], workers: int | None, compute: Callable[..., Computed]
 ) -> tuple[Any, Callable[[Array], tuple[Any, ...]]]:
     """Return the value that `compute` makes of the operands, and the pullback to all of them."""
     workers = check_workers(workers)
-    refuse(given, f"vjp.{name}", f"arraylogchain.{name}")
-    ctx, ready = enter(given)
+    raise_if_differentiated(arguments, f"vjp.{name}", f"arraylogchain.{name}")
+    ctx, ready = prepare_inputs(arguments)
     # Views, whose shapes stay where a caller changes those of the arrays in place.
     ready = {name: x[...] for name, x in ready.items()}
     with ctx.computing(workers):
-        found, pull = compute(ctx, *ready.values())
-        value = ctx.leave(found)
+        result, pull = compute(ctx, *ready.values())
+        value = ctx.to_caller(result)
     first = value[0] if isinstance(value, tuple) else value
 
-    @eager
+    @dynamo_disabled
     def pullback(cotangent: Array) -> tuple[Any, ...]:
         g = _enter_cotangent(ctx, first, cotangent, ready.values())
         with ctx.computing(workers):
             pairs = zip(pull(g), ready.values(), strict=True)
-            return tuple(ctx.leave(ctx.xp.astype(x, y.dtype, copy=False)) for x, y in pairs)
+            return tuple(ctx.to_caller(ctx.xp.astype(x, y.dtype, copy=False)) for x, y in pairs)
 
     return value, pullback
 
@@ -385,7 +390,7 @@ class ChainGradients(NamedTuple):
     final: Array | None = None
 
 
-@eager
+@dynamo_disabled
 def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradients]]:
     """Return `LogChain.log_partition` and its pullback.
 
@@ -438,31 +443,35 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     if lazy := chain._lazy():
         return lazy.value_and_pullback(chain)  # type: ignore[no-any-return]
     # Views, whose shapes stay where a caller changes those of the arrays in place.
-    given = {n: x[...] if hasattr(x, "__getitem__") else x for n, x in chain._given().items()}
-    refuse(given, "vjp.log_partition", "the chain's log_partition()")
-    ctx, entered = enter_chain(given, chain._lengths)
+    arguments = {
+        n: x[...] if hasattr(x, "__getitem__") else x for n, x in chain._arguments().items()
+    }
+    raise_if_differentiated(arguments, "vjp.log_partition", "the chain's log_partition()")
+    ctx, entered = prepare_chain(arguments, chain._lengths)
     with ctx.computing(chain._workers):
-        found, pull = chains.posterior.value_and_pullback(
+        result, pull = chains.posterior.value_and_pullback(
             ctx, entered, chain._workspace, chain._keeps_messages
         )
-        value = ctx.leave(found)
+        value = ctx.to_caller(result)
     names = dict(zip(ChainGradients._fields, PARTS, strict=True))
 
-    @eager
+    @dynamo_disabled
     def pullback(
         cotangent: Array, wanted: Collection[str] = ChainGradients._fields
     ) -> ChainGradients:
-        check_wanted(wanted)
-        g = _enter_cotangent(ctx, value, cotangent, given.values())
-        asked = {names[field] for field in wanted} & {ARGUMENTS[name] for name in given}
+        check_requested(wanted)
+        g = _enter_cotangent(ctx, value, cotangent, arguments.values())
+        requested = {names[field] for field in wanted} & {ARGUMENTS[name] for name in arguments}
         with ctx.computing(chain._workers):
-            gradients = {part: ctx.leave(x) for part, x in pull(g, frozenset(asked)).items()}
+            gradients = {
+                part: ctx.to_caller(x) for part, x in pull(g, frozenset(requested)).items()
+            }
         return ChainGradients(*map(gradients.get, PARTS))
 
     return value, pullback
 
 
-def check_wanted(wanted: Collection[str]) -> None:
+def check_requested(wanted: Collection[str]) -> None:
     """Raise where a pullback is asked for gradients that there are not."""
     fields = ", ".join(ChainGradients._fields)
     listed = isinstance(wanted, Collection) and not isinstance(wanted, str)
@@ -474,7 +483,9 @@ def _enter_cotangent(
     ctx: Context, value: Array, cotangent: Array, inputs: Iterable[Array]
 ) -> Array:
     """Return a cotangent in the library that computes; raise where it does not fit the value."""
-    refuse({"cotangent": cotangent}, "a pullback", "the function on tensors that require grad")
+    raise_if_differentiated(
+        {"cotangent": cotangent}, "a pullback", "the function on tensors that require grad"
+    )
     if isinstance(cotangent, (int, float)):
         g = ctx.xp.asarray(cotangent, dtype=ctx.dtype(ctx.widest), device=ctx.device)
     else:
@@ -482,9 +493,9 @@ def _enter_cotangent(
             # Which NumPy lacks, where it computes for libraries whose arrays it can read.
             xp = array_namespace(cotangent)
             cotangent = xp.astype(cotangent, xp.float32)
-        _, given = enter({"value": value, "cotangent": cotangent})
+        _, arguments = prepare_inputs({"value": value, "cotangent": cotangent})
         # Alone, they may be read by another library than together with inputs of other dtypes.
-        g = ctx.xp.asarray(given["cotangent"], device=ctx.device)
+        g = ctx.xp.asarray(arguments["cotangent"], device=ctx.device)
     ctx.uses(g, value, *inputs)
     check_cotangent(g, value)
     return g

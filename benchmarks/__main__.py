@@ -109,14 +109,14 @@ def measure(cases: Sequence[Case], settings: Settings, path: Path, device: Cpu) 
             continue
         start = time.perf_counter()
         try:
-            found = run_case(case, settings, device)
+            runs = run_case(case, settings, device)
         except (ImportError, MemoryError) as error:  # of inputs and references
             _tell(f"{case.name}: {type(error).__name__}: {error}")
             continue
-        content["cases"].append(found)
+        content["cases"].append(runs)
         report.save(path, content)
         _tell(f"[{number}/{len(cases)}] {case.name}: {time.perf_counter() - start:.1f} s")
-        for result in found["results"]:
+        for result in runs["results"]:
             if (result["not_run"] or "").startswith("failed"):
                 _tell(f"    {result['label']}: {result['not_run']}")
     report.save(path, content)

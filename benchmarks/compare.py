@@ -89,12 +89,12 @@ def _ours(patterns: Sequence[str], shown: bool) -> Iterator[tuple[Case, Contesta
 def _take_turns(sides: Sequence[Side], rounds: int) -> list[float]:
     """Return the lower quartile of each side's times: less disturbed than the median."""
     times: list[list[float]] = [[] for _ in sides]
-    begin = time.monotonic()
+    start = time.monotonic()
     for number in range(rounds):
         for side, seconds in zip(sides, times, strict=True):
             time.sleep(_PAUSE)
             seconds.append(side.ask())
-        if number >= 2 and time.monotonic() - begin > _SECONDS:
+        if number >= 2 and time.monotonic() - start > _SECONDS:
             break
     return [statistics.quantiles(each, n=4, method="inclusive")[0] for each in times]
 
@@ -183,16 +183,16 @@ class Timer:
             return 0.0
         if self._is_warm:
             # Caches are those of the other side; threads and processors have been idle.
-            begin = time.monotonic()
-            while time.monotonic() - begin < _WARM_UP:
+            start = time.monotonic()
+            while time.monotonic() - start < _WARM_UP:
                 self._call()
         return time_once(self._call, self._repeats, self._device)
 
     def _prepare(self, case: str, label: str, quick: bool) -> None:
-        found = next(each for each in CASES if each.name == case)
-        contestant = next(c for c in found.contestants("cpu") if c.label == label)
-        given = contestant.bind(self._device.xp, self._device.put, found.inputs(quick=quick))
-        self._call = lambda: contestant.call(*given)
+        result = next(each for each in CASES if each.name == case)
+        contestant = next(c for c in result.contestants("cpu") if c.label == label)
+        arguments = contestant.bind(self._device.xp, self._device.put, result.inputs(quick=quick))
+        self._call = lambda: contestant.call(*arguments)
         self._is_warm = contestant.state == "warm"
         if contestant.state != "cold":
             self._call()  # compiles, and imports what is imported late

@@ -41,8 +41,8 @@ class Contestant:
     def bind(self, xp: Any, put: Callable[[str, Any], Any], inputs: Inputs) -> tuple[Any, ...]:
         """Return its arguments, brought to its library."""
         names = _parameters(self.call)
-        given = [put(self.library, inputs[name]) for name in names if name in inputs]
-        return (xp, *given) if names[0] == "xp" else tuple(given)
+        arguments = [put(self.library, inputs[name]) for name in names if name in inputs]
+        return (xp, *arguments) if names[0] == "xp" else tuple(arguments)
 
     def missing(self) -> str | None:
         """Say which module it lacks; None if it can run."""

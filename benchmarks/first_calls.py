@@ -23,17 +23,17 @@ FIRST_CALLS = {
 }
 
 
-def _in_process(operation: str, cache_folder: str, *given: Any) -> Any:
+def _in_process(operation: str, cache_folder: str, *arguments: Any) -> Any:
     import arraylogchain
 
     library = Path(arraylogchain.__file__).parents[1]
     environment = os.environ | {"NUMBA_CACHE_DIR": cache_folder, "PYTHONPATH": str(library)}
     # Without -P modules of this folder could be taken for those of others.
     command = [sys.executable, "-P", __file__, operation]
-    found = subprocess.run(
-        command, input=pickle.dumps(given), stdout=subprocess.PIPE, env=environment, check=True
+    result = subprocess.run(
+        command, input=pickle.dumps(arguments), stdout=subprocess.PIPE, env=environment, check=True
     )
-    return pickle.loads(found.stdout)
+    return pickle.loads(result.stdout)
 
 
 @cache
@@ -48,11 +48,11 @@ def _register() -> None:
     def register(operation: str, call: str, label: str, state: str, **role: bool) -> None:
         @contestant(operation, label, state=state, devices=("cpu",), **role)
         @with_parameters("x", "P", "p0")
-        def run(*given: Any) -> Any:
+        def run(*arguments: Any) -> Any:
             if state == "new process":
-                return _in_process(call, _kept_cache().name, *given)
+                return _in_process(call, _kept_cache().name, *arguments)
             with TemporaryDirectory() as folder:
-                return _in_process(call, folder, *given)
+                return _in_process(call, folder, *arguments)
 
     for operation in FIRST_CALLS:
         register(operation, operation, OURS, "new process", is_ours=True)

@@ -39,7 +39,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
         return torch.compile(function, dynamic=False)
 
-    return lambda *given: compile_it()(*given)
+    return lambda *arguments: compile_it()(*arguments)
 
 
 # --- products -------------------------------------------------------------------------------------

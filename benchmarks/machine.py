@@ -55,25 +55,25 @@ def describe_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
     """Return the versions of Python, this library, and what took part."""
     import arraylogchain
 
-    found = {"python": platform.python_version(), "arraylogchain": arraylogchain.__version__}
+    result = {"python": platform.python_version(), "arraylogchain": arraylogchain.__version__}
     for package in packages:
         try:
-            found[package] = version(package)
+            result[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return result
 
 
 def describe_commit() -> str:
     """Return the commit of this checkout, and whether files differ from it."""
     command = ["git", "describe", "--always", "--dirty", "--match="]
     try:
-        found = subprocess.run(
+        result = subprocess.run(
             command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return found.stdout.strip()
+    return result.stdout.strip()
 
 
 def _blas_kernels() -> list[str]:

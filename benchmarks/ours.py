@@ -24,10 +24,10 @@ def by_autograd(function: Callable[..., Any], *names: str) -> Callable[..., tupl
     """Make a function of tensors return its value and all gradients; `g` is the cotangent."""
 
     @with_parameters(*names, "g")
-    def call(*given: Any) -> tuple[Any, ...]:
+    def call(*arguments: Any) -> tuple[Any, ...]:
         import torch
 
-        *inputs, cotangent = given
+        *inputs, cotangent = arguments
         leaves = [x.detach().requires_grad_() for x in inputs]
         value = function(*leaves)
         return (value.detach(), *torch.autograd.grad(value, leaves, cotangent))
@@ -39,8 +39,8 @@ def by_pullback(function: Callable[..., Any], *names: str) -> Callable[..., tupl
     """Make a function that returns a value and its pullback return the value and all gradients."""
 
     @with_parameters(*names, "g")
-    def call(*given: Any) -> tuple[Any, ...]:
-        *inputs, cotangent = given
+    def call(*arguments: Any) -> tuple[Any, ...]:
+        *inputs, cotangent = arguments
         value, pullback = function(*inputs)
         return (value, *(x for x in pullback(cotangent) if x is not None))
 

@@ -54,11 +54,11 @@ def _watched(client: Client) -> Iterator[dict[str, float]]:
 
     thread = threading.Thread(target=watch)
     thread.start()
-    begin = time.perf_counter()
+    start = time.perf_counter()
     try:
         yield seen
     finally:
-        seen["seconds"] = time.perf_counter() - begin
+        seen["seconds"] = time.perf_counter() - start
         done.set()
         thread.join()
 
@@ -74,10 +74,10 @@ def _make(path: Path, shape: tuple[int, ...], dtype: str) -> da.Array:
 
 def _lazily(chain: alc.LogChain, name: str, folder: Path) -> Any:
     """Return what is to be computed: a value, or an array that is written."""
-    found = _states(getattr(chain, name)(), name)
+    result = _states(getattr(chain, name)(), name)
     if name == "log_partition":
-        return found
-    return found.to_zarr(folder / f"{name}.zarr", compute=False)
+        return result
+    return result.to_zarr(folder / f"{name}.zarr", compute=False)
 
 
 def _rows_by_hand(blocks: list[da.Array], P: Any, folder: Path, name: str) -> None:
@@ -117,8 +117,8 @@ def _steps_by_hand(blocks: list[da.Array], P: Any, folder: Path, name: str) -> N
             after = alc.logmatmulexp(log_P, (weights - weights.max())[:, None])[:, 0]
 
 
-def _states(found: Any, name: str) -> Any:
-    return found.states if name == "viterbi" else found
+def _states(result: Any, name: str) -> Any:
+    return result.states if name == "viterbi" else result
 
 
 def _read(block: da.Array) -> Any:
@@ -136,16 +136,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("kind", choices=list(_KINDS))
     parser.add_argument("--size", type=int, help="of the first axis: rows, or steps")
     parser.add_argument("--record", type=Path, help="a JSON file to add the results to")
-    asked = parser.parse_args(argv)
-    rest, usual, dtype = _KINDS[asked.kind]
-    size = asked.size or usual
+    requested = parser.parse_args(argv)
+    rest, usual, dtype = _KINDS[requested.kind]
+    size = requested.size or usual
     run = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": describe_commit(),
         "quick": size < usual,
         "machine": describe_machine(),
         "versions": describe_versions(("numpy", "numba", "dask", "distributed", "zarr")),
-        "kind": asked.kind,
+        "kind": requested.kind,
         "shape": (size, *rest),
         "dtype": dtype,
         "blocks": _BLOCKS,
@@ -154,8 +154,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "results": _measured((size, *rest), dtype),
     }
     print(json.dumps({name: run[name] for name in ("kind", "shape", "results")}))
-    if asked.record:
-        add(run, asked.record)
+    if requested.record:
+        add(run, requested.record)
 
 
 def add(run: dict[str, Any], path: Path) -> None:
@@ -178,9 +178,9 @@ def _measured(shape: tuple[int, ...], dtype: str) -> dict[str, dict[str, float]]
         # First: a cluster sets variables of this process that say how many threads there are.
         warm()
         for method in _METHODS:
-            begin = time.perf_counter()
+            start = time.perf_counter()
             by_hand(blocks, P, folder, method)
-            results[method] = {"seconds_by_hand": time.perf_counter() - begin}
+            results[method] = {"seconds_by_hand": time.perf_counter() - start}
         of_workers = {"threads_per_worker": 1, "memory_limit": _MEMORY, "local_directory": name}
         with (
             LocalCluster(n_workers=_WORKERS, dashboard_address=None, **of_workers) as cluster,
@@ -189,9 +189,9 @@ def _measured(shape: tuple[int, ...], dtype: str) -> dict[str, dict[str, float]]
             client.run(warm)  # loops are compiled, and the library imported, before
             for method in _METHODS:
                 lazy = _lazily(alc.LogChain(x, transitions=P), method, folder)
-                with _watched(client) as found:
+                with _watched(client) as result:
                     dask.compute(lazy)
-                results[method] |= found
+                results[method] |= result
     return results
 
 

@@ -32,8 +32,10 @@ def _row_by_row(function: Callable[..., Any], x: Array) -> Any:
     """Apply a function of one row, which returns an array or several, to one or many."""
     if x.ndim == 2:
         return function(x)
-    found = [function(row) for row in x]
-    return tuple(map(np.stack, zip(*found, strict=True))) if len(found[0]) == 3 else np.stack(found)
+    result = [function(row) for row in x]
+    return (
+        tuple(map(np.stack, zip(*result, strict=True))) if len(result[0]) == 3 else np.stack(result)
+    )
 
 
 @contestant("log_z", "hmmlearn, log", **HMMLEARN)
@@ -115,12 +117,12 @@ DYNAMAX: dict[str, Any] = {
 }
 
 
-def _dynamax(infer: Callable[..., Any], x: Array, *given: Array) -> Any:
+def _dynamax(infer: Callable[..., Any], x: Array, *arguments: Array) -> Any:
     import jax
 
     # Else its own constants would make float64 of a case in float32.
     jax.config.update("jax_enable_x64", x.dtype == np.float64)
-    return jax.block_until_ready(_compiled(infer)(x, *given))
+    return jax.block_until_ready(_compiled(infer)(x, *arguments))
 
 
 @cache
@@ -153,8 +155,8 @@ def _infer_posterior(x: Array, P: Array, p0: Array) -> tuple[Array, ...]:
     from dynamax.hidden_markov_model import hmm_smoother
 
     def of_row(row: Array) -> tuple[Array, ...]:
-        found = hmm_smoother(p0, P, row)
-        return found.marginal_loglik, found.smoothed_probs, found.trans_probs
+        result = hmm_smoother(p0, P, row)
+        return result.marginal_loglik, result.smoothed_probs, result.trans_probs
 
     value, states, counts = _of_rows(of_row, x)
     return value, states, counts.sum(axis=0) if x.ndim > 2 and P.ndim == 2 else counts
@@ -187,8 +189,8 @@ def _register_dynamax(
 ) -> None:
     @contestant(operation, "dynamax, compiled", **DYNAMAX, **options)
     @with_parameters("x", "P", "p0", *more)
-    def run(*given: Any) -> Any:
-        return _dynamax(infer, *given)
+    def run(*arguments: Any) -> Any:
+        return _dynamax(infer, *arguments)
 
 
 _register_dynamax("log_z", _infer_log_z)
@@ -240,8 +242,8 @@ def crf_decode(emissions: Any, log_P: Any, start: Any, end: Any) -> Any:
     import torch
 
     with torch.no_grad():
-        found = _filled_crf(log_P, start, end).decode(emissions, mask=_all_real(emissions))
-        return torch.as_tensor(found)
+        result = _filled_crf(log_P, start, end).decode(emissions, mask=_all_real(emissions))
+        return torch.as_tensor(result)
 
 
 def _struct(emissions: Any, log_P: Any, start: Any, end: Any) -> Any:

@@ -41,8 +41,8 @@ def draw_range(cases: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _result(case: dict[str, Any], label: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(r for r in case["results"] if r["label"] == label)
-    return found
+    result: dict[str, Any] = next(r for r in case["results"] if r["label"] == label)
+    return result
 
 
 def _pyplot() -> Any:

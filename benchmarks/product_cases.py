@@ -102,7 +102,7 @@ _BANDED = Case(
     not_run={"logsumexp in torch": f"{1024**3:.1e} terms"},
 )
 _THIN, _FOUR = (262_144, 4), (4, 4)
-_MANY = (100_000, 16, 16)
+_NUM_MATRICES = (100_000, 16, 16)
 # Reports of pytorch by their numbers, reduced to what fits into a gigabyte or two.
 _REPORTED = {
     "broadcast": ("abxi,bij->abxj", (8192, 8, 1, 64), (8, 64, 64)),
@@ -120,7 +120,7 @@ PRODUCT_CASES = (
     _product("logmatmulexp-thin-8", (1_000_000, 8), (8, 8)),
     _product("logmatmulexp-batch64-64", (64, 64, 64), (64, 64, 256)),
     _product("logmatmulexp-batch384-256", (384, 256, 256), (384, 256, 256)),
-    _product("logmatmulexp-many-16", _MANY, _MANY, devices=("cuda",)),
+    _product("logmatmulexp-many-16", _NUM_MATRICES, _NUM_MATRICES, devices=("cuda",)),
     _BANDED,
     _product("maxplus-1024", (1024, 1024), (1024, 1024), "maxplus"),
     _product("maxplus-thin", _THIN, _FOUR, "maxplus"),

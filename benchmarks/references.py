@@ -30,11 +30,11 @@ def entries(index: Any, exact: Floats, *, is_gradient: bool = False) -> Check:
     """
 
     def compare(value: Any) -> Found:
-        found = np.asarray(value)[index]
-        found = found.astype(np.result_type(found.dtype, exact.dtype))
-        same = (found == exact) | (np.isnan(found) & np.isnan(exact))
-        both = np.isfinite(found) & np.isfinite(exact)
-        distance, size = np.abs(found[both] - exact[both]), np.abs(exact[both])
+        result = np.asarray(value)[index]
+        result = result.astype(np.result_type(result.dtype, exact.dtype))
+        same = (result == exact) | (np.isnan(result) & np.isnan(exact))
+        both = np.isfinite(result) & np.isfinite(exact)
+        distance, size = np.abs(result[both] - exact[both]), np.abs(exact[both])
         unit = (size.max(initial=0) or 1) if is_gradient else np.maximum(1, size)
         return float((distance / unit).max(initial=0)), float(np.mean(~(same | both)))
 
@@ -45,8 +45,8 @@ def several(*checks: Check) -> Check:
     """Compare the parts of a tuple: the largest error and the largest share of all."""
 
     def compare(values: Any) -> Found:
-        found = [check(value) for check, value in zip(checks, values, strict=True)]
-        return max(error or 0.0 for error, _ in found), max(wrong for _, wrong in found)
+        result = [check(value) for check, value in zip(checks, values, strict=True)]
+        return max(error or 0.0 for error, _ in result), max(wrong for _, wrong in result)
 
     return compare
 
@@ -96,8 +96,8 @@ def _gradient_rows(a: Floats, b: Floats, g: Floats) -> Floats:
     rows = []
     for a_row, g_row in zip(a[:4], g[:4], strict=True):
         terms = a_row[:, None] + b
-        shares = np.exp(terms - terms.max(axis=0))
-        rows.append((shares / shares.sum(axis=0)) @ g_row)
+        marginals = np.exp(terms - terms.max(axis=0))
+        rows.append((marginals / marginals.sum(axis=0)) @ g_row)
     return np.stack(rows)
 
 
@@ -209,10 +209,10 @@ def _of_rows(inputs: Inputs) -> tuple[Floats, ...]:
     for length in np.unique(lengths):  # those of the same length at a time
         these = np.flatnonzero(lengths == length)
         matrices = P if P.ndim == 2 else P[: length - 1]
-        found = forward_backward(rows[these, :length], matrices, p0)
-        log_z[these], marginals[these, :length] = found[:2]
-        counts[() if P.ndim == 2 else np.s_[: length - 1]] += found[2]
-        first += found[3]
+        result = forward_backward(rows[these, :length], matrices, p0)
+        log_z[these], marginals[these, :length] = result[:2]
+        counts[() if P.ndim == 2 else np.s_[: length - 1]] += result[2]
+        first += result[3]
     return log_z.reshape(x.shape[:-2]), marginals.reshape(x.shape), counts, first
 
 
@@ -286,11 +286,11 @@ def _log_weights(inputs: Inputs) -> Callable[[Any], Floats]:
     matrices = np.broadcast_to(log_P, (steps - 1, size, size))
 
     def log_weights(states: Any) -> Floats:
-        found = np.asarray(states).reshape(-1, steps)[:rows]
+        result = np.asarray(states).reshape(-1, steps)[:rows]
         real = np.arange(steps) < lengths[:, None]
-        within = (found >= 0) & (found < size)
-        is_path = np.all(np.where(real, within, found == -1), axis=-1)
-        path = np.where(real & within, found, 0)
+        within = (result >= 0) & (result < size)
+        is_path = np.all(np.where(real, within, result == -1), axis=-1)
+        path = np.where(real & within, result, 0)
         along = np.take_along_axis(x, path[..., None], axis=-1)[..., 0]
         edges = matrices[np.arange(steps - 1), path[:, :-1], path[:, 1:]]
         total = log_p0[path[:, 0]] + np.where(real, along, 0).sum(axis=-1)

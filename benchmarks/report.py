@@ -67,8 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def latest() -> Path | None:
     """Return the newest record of the CPU that is not of a quick run, if there is any."""
-    found = (p for p in RESULTS.glob("[0-9]*.json") if not p.stem.endswith(("-quick", "-cuda")))
-    return max(found, default=None)
+    result = (p for p in RESULTS.glob("[0-9]*.json") if not p.stem.endswith(("-quick", "-cuda")))
+    return max(result, default=None)
 
 
 def read(path: Path) -> Json:
@@ -284,10 +284,10 @@ def out_of_core(content: Json) -> str:
     for run in content["runs"]:
         size = amount(math.prod(run["shape"]) * int(run["dtype"][-2:]) // 8)
         shape = " × ".join(f"{n:,}" for n in run["shape"])
-        for method, found in run["results"].items():
-            times = (duration(found[name]) for name in ("seconds", "seconds_by_hand"))
+        for method, result in run["results"].items():
+            times = (duration(result[name]) for name in ("seconds", "seconds_by_hand"))
             of = f"{shape}, {run['dtype']}, {size}"
-            cells = (of, f"`{method}`", *times, amount(int(found["peak_bytes"])))
+            cells = (of, f"`{method}`", *times, amount(int(result["peak_bytes"])))
             lines.append(f"| {' | '.join(cells)} |")
     setups = (
         f"{run['blocks']} blocks, {run['workers']} worker processes of {run['memory']} each; "

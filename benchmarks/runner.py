@@ -125,8 +125,8 @@ def _prepare(entry: Entry, inputs: Inputs, small: Inputs, check: Check, device: 
 
 def repeats_for(call: Callable[[], Any], device: Cpu) -> int:
     """Warm a call up; return how often a timing must repeat it."""
-    begin, seconds = time.perf_counter(), []
-    while len(seconds) < 3 or time.perf_counter() - begin < 4 * _SHORTEST_TIMING:
+    start, seconds = time.perf_counter(), []
+    while len(seconds) < 3 or time.perf_counter() - start < 4 * _SHORTEST_TIMING:
         seconds.append(time_once(call, 1, device))
         if sum(seconds) > _IS_LONG:
             break

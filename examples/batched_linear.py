@@ -55,8 +55,8 @@ def train(layer: BatchedLinear, target: BatchedLinear, n: int, steps: int) -> li
     for _ in range(steps):
         x = torch.randn(n, heads, 1, d)
         with torch.no_grad():
-            wanted = target(x)
-        loss = (layer(x) - wanted).square().mean()
+            targets = target(x)
+        loss = (layer(x) - targets).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -121,8 +121,8 @@ def main(
     difference = float((ours - theirs).abs().max() / theirs.abs().max())
 
     print(f"forward and backward of ({n}, {heads}, 1, {d}) @ {tuple(layer.weight.shape)}:")
-    for name, found in peaks.items():
-        print(f"  {name:12} {found[-1] / 1e6:8.1f} MB")
+    for name, result in peaks.items():
+        print(f"  {name:12} {result[-1] / 1e6:8.1f} MB")
     print(f"  gradients of the weights differ by {difference:.1e} of the largest")
     if plot:
         draw_peaks(sizes, peaks, plot)
@@ -139,8 +139,8 @@ def draw_peaks(sizes: list[int], peaks: dict[str, list[int]], path: str) -> None
         xlabel="rows in the batch",
         ylabel="peak, MB",
     )
-    for name, found in peaks.items():
-        axes.loglog(sizes, [peak / 1e6 for peak in found], "o-", label=name)
+    for name, result in peaks.items():
+        axes.loglog(sizes, [peak / 1e6 for peak in result], "o-", label=name)
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
     axes.legend()

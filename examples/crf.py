@@ -91,8 +91,8 @@ def main(num_sentences: int = 256, epochs: int = 15) -> float:
             optimizer.step()
         print(f"epoch {epoch + 1:2}: loss {loss.item():.3f}")
     words, tags, mask = draw(100, num_words=50)
-    found = tagger.crf.decode(tagger(words), mask)
-    right = (found == tags)[mask].float().mean().item()
+    result = tagger.crf.decode(tagger(words), mask)
+    right = (result == tags)[mask].float().mean().item()
     print(f"tags right in new sentences: {right:.1%}")
     return right
 

@@ -53,8 +53,8 @@ class ChainCase:
         if lengths is not None:
             fill_in_garbage(arrays, lengths, garbage)
         with np.errstate(over="ignore"):
-            self.given = {n: backend.asarray(a, dtype) for n, a in arrays.items()}
-        self.held = {n: np.array(backend.to_numpy(a)) for n, a in self.given.items()}
+            self.arguments = {n: backend.asarray(a, dtype) for n, a in arrays.items()}
+        self.held = {n: np.array(backend.to_numpy(a)) for n, a in self.arguments.items()}
         self.lengths = lengths
         self.exact = exact_of(self.held, lengths)
         self.batch, self.T, self.K = self.exact.batch, self.exact.T, self.exact.K
@@ -62,28 +62,28 @@ class ChainCase:
 
     def make(self, **arrays: Any) -> alc.LogChain:
         """Return the chain of what was given, or of other arrays of the same names."""
-        options = {**self.given, **arrays}
+        options = {**self.arguments, **arrays}
         x = options.pop("log_potentials")
         return alc.LogChain(x, **options, lengths=self.lengths, workspace=self.workspace)
 
     def read(self, x: Any, dtype: str | None = None) -> np.ndarray:
         """Return a result with one axis for all rows, having checked its kind, dtype and shape."""
-        found = self.backend.read(x, dtype or self.dtype)
-        assert found.shape[: len(self.batch)] == self.batch, f"{found.shape}, batch {self.batch}"
-        return found.reshape(self.exact.rows, *found.shape[len(self.batch) :])
+        result = self.backend.read(x, dtype or self.dtype)
+        assert result.shape[: len(self.batch)] == self.batch, f"{result.shape}, batch {self.batch}"
+        return result.reshape(self.exact.rows, *result.shape[len(self.batch) :])
 
     def assert_unchanged(self) -> None:
-        for name, array in self.given.items():
+        for name, array in self.arguments.items():
             np.testing.assert_array_equal(self.backend.to_numpy(array), self.held[name])
 
-    def assert_logs(self, found: np.ndarray, exact: Any, gap: Any, steps: Any) -> None:
+    def assert_logs(self, result: np.ndarray, exact: Any, gap: Any, steps: Any) -> None:
         bound = error_model.chain_bound(exact, gap, steps, self.K, self.dtype)
-        assert_within(found, exact, bound)
+        assert_within(result, exact, bound)
 
-    def assert_gradient(self, found: Any, expected: Any, limit: float = np.inf) -> None:
-        found = self.backend.read(found, self.dtype)
+    def assert_gradient(self, result: Any, expected: Any, limit: float = np.inf) -> None:
+        result = self.backend.read(result, self.dtype)
         bound = error_model.posterior_bound(expected, self.T, self.K, self.dtype)
-        assert_gradient(found, expected, bound, limit)
+        assert_gradient(result, expected, bound, limit)
 
     @property
     def special(self) -> np.ndarray:
@@ -92,14 +92,14 @@ class ChainCase:
         return ~np.isfinite(z) & (z != -np.inf) | self.exact.broken
 
 
-def check_log_partition(case: ChainCase, found: Any = None) -> None:
-    found = case.read(case.chain.log_partition() if found is None else found)
-    case.assert_logs(found, *case.exact.log_partition, case.exact.lengths)
+def check_log_partition(case: ChainCase, result: Any = None) -> None:
+    result = case.read(case.chain.log_partition() if result is None else result)
+    case.assert_logs(result, *case.exact.log_partition, case.exact.lengths)
 
 
 def check_messages(case: ChainCase) -> None:
     exact, count = case.exact, np.arange(1, case.T + 1)[:, None]
-    for way, found in (
+    for way, result in (
         ("forward", case.chain.forward_messages()),
         ("backward", case.chain.backward_messages()),
     ):
@@ -109,8 +109,8 @@ def check_messages(case: ChainCase) -> None:
             logs = messages.bare + messages.bare_offset
         gaps = messages.full_gaps if way == "forward" else messages.bare_gaps
         steps = count if way == "forward" else exact.lengths[:, None, None] - count + 1
-        logs = np.where(exact.real[..., None], logs, -np.inf)
-        case.assert_logs(case.read(found), logs, gaps, steps)
+        logs = np.where(exact.valid_steps[..., None], logs, -np.inf)
+        case.assert_logs(case.read(result), logs, gaps, steps)
 
 
 def check_posterior(case: ChainCase) -> None:
@@ -119,63 +119,63 @@ def check_posterior(case: ChainCase) -> None:
     together = chain.posterior()
     assert together._fields == ("log_partition", "marginals", "expected_transitions")
     check_log_partition(case, together.log_partition)
-    for found in (chain.marginals(), together.marginals):
-        case.assert_gradient(found, exact.marginals())
-        assert not np.any(case.backend.to_numpy(found) < 0)
+    for result in (chain.marginals(), together.marginals):
+        case.assert_gradient(result, exact.marginals())
+        assert not np.any(case.backend.to_numpy(result) < 0)
     if "transitions" not in exact.shapes:
         assert together.expected_transitions is None
         return
-    for found in (chain.expected_transitions(), together.expected_transitions):
-        case.assert_gradient(found, exact.counts())
-        assert not np.any(case.backend.to_numpy(found) < 0)
+    for result in (chain.expected_transitions(), together.expected_transitions):
+        case.assert_gradient(result, exact.counts())
+        assert not np.any(case.backend.to_numpy(result) < 0)
 
 
 def check_gradients(case: ChainCase, g: Any = None) -> None:
     """Check value and gradients by every part, and in torch those of its autograd."""
     g = np.random.default_rng(0).normal(size=case.batch) if g is None else g
-    given = case.backend.asarray(g, case.dtype)
+    arguments = case.backend.asarray(g, case.dtype)
     value, pullback = alc.vjp.log_partition(case.chain)
     check_log_partition(case, value)
-    found = pullback(given)
-    assert found._fields == PARTS
-    check_parts(case, found._asdict(), case.backend.to_numpy(given))
-    for first, again in zip(found, pullback(given), strict=True):
+    result = pullback(arguments)
+    assert result._fields == PARTS
+    check_parts(case, result._asdict(), case.backend.to_numpy(arguments))
+    for first, again in zip(result, pullback(arguments), strict=True):
         if first is not None:
             np.testing.assert_array_equal(*map(case.backend.to_numpy, (first, again)))
     if case.backend.library == "torch":
-        leaves = {n: a.clone().requires_grad_() for n, a in case.given.items()}
-        case.make(**leaves).log_partition().backward(given)
+        leaves = {n: a.clone().requires_grad_() for n, a in case.arguments.items()}
+        case.make(**leaves).log_partition().backward(arguments)
         grads = {n.removeprefix("log_"): a.grad for n, a in leaves.items() if n != "log_potentials"}
         grads["log_potentials"] = leaves["log_potentials"].grad
-        check_parts(case, grads, case.backend.to_numpy(given))
+        check_parts(case, grads, case.backend.to_numpy(arguments))
 
 
-def check_parts(case: ChainCase, found: dict[str, Any], g: np.ndarray) -> None:
+def check_parts(case: ChainCase, result: dict[str, Any], g: np.ndarray) -> None:
     largest = error_model.LARGEST_DERIVATIVE[error_model.compute_dtype(case.dtype)]
     largest *= float(np.max(np.abs(g), initial=0))
     for part in PARTS:
         if part not in case.exact.shapes:
-            assert found.get(part) is None
+            assert result.get(part) is None
             continue
-        is_linear = part != "log_potentials" and not case.exact.in_logs[part]
+        is_linear = part != "log_potentials" and not case.exact.is_log[part]
         limit = largest if is_linear else np.inf
-        case.assert_gradient(found[part], case.exact.gradient(part, g), limit)
+        case.assert_gradient(result[part], case.exact.gradient(part, g), limit)
 
 
 def check_filtered(case: ChainCase) -> None:
-    found = case.chain.filtered()
-    assert found._fields == ("probabilities", "log_normalizers")
+    result = case.chain.filtered()
+    assert result._fields == ("probabilities", "log_normalizers")
     steps = np.arange(1, case.T + 1)
     bounds = error_model.filtered_bounds(*case.exact.filtered, steps, case.K, case.dtype)
-    assert_within(case.read(found.probabilities), case.exact.filtered[0], bounds[0])
-    assert_within(case.read(found.log_normalizers), case.exact.filtered[1], bounds[1])
+    assert_within(case.read(result.probabilities), case.exact.filtered[0], bounds[0])
+    assert_within(case.read(result.log_normalizers), case.exact.filtered[1], bounds[1])
 
 
 def check_entropy(case: ChainCase) -> None:
-    found = case.read(case.chain.entropy())
+    result = case.read(case.chain.entropy())
     exact = case.exact.entropy
     bound = error_model.entropy_bound(*exact, case.exact.lengths, case.K, case.dtype)
-    assert_within(found, exact[0], bound)
+    assert_within(result, exact[0], bound)
 
 
 def check_paths(case: ChainCase) -> tuple[np.ndarray, np.ndarray]:
@@ -192,16 +192,18 @@ def check_paths(case: ChainCase) -> tuple[np.ndarray, np.ndarray]:
     ordinary = ~case.special
     if np.all(ordinary):
         best_weight = exact.best[1]
-        own, gap = exact.weights_in_recursion(states)
-        case.assert_logs(weight, np.where(best_weight == -np.inf, -np.inf, own), gap, exact.lengths)
+        own_weights, gap = exact.weights_in_recursion(states)
+        case.assert_logs(
+            weight, np.where(best_weight == -np.inf, -np.inf, own_weights), gap, exact.lengths
+        )
         np.testing.assert_array_equal(weight == -np.inf, best_weight == -np.inf)
         assert_as_good(exact, states, error_model.compute_dtype(case.dtype))
         assert not np.any(states[best_weight == -np.inf] > 0)
     rng = np.random.default_rng(1)
     past = rng.choice([-1, 0, 10**6], states.shape)
     others = rng.integers(0, case.K, states.shape)
-    given = np.stack([np.where(exact.real, states, past), others])
-    check_log_weight(case, given.reshape(2, *case.batch, case.T))
+    arguments = np.stack([np.where(exact.valid_steps, states, past), others])
+    check_log_weight(case, arguments.reshape(2, *case.batch, case.T))
     return states, weight
 
 
@@ -212,29 +214,29 @@ def check_log_weight(case: ChainCase, states: np.ndarray) -> np.ndarray:
     assert weights.shape == shape
     more = shape[: len(shape) - len(case.batch)]
     paths = np.broadcast_to(states, (*shape, case.T)).reshape(*more, case.exact.rows, case.T)
-    paths = np.where(case.exact.real, paths, 0).astype(np.int64)
+    paths = np.where(case.exact.valid_steps, paths, 0).astype(np.int64)
     expected, gaps = case.exact.path_weights(paths)
-    found = weights.reshape(*more, case.exact.rows)
-    case.assert_logs(found, expected, gaps, case.exact.lengths)
+    result = weights.reshape(*more, case.exact.rows)
+    case.assert_logs(result, expected, gaps, case.exact.lengths)
     return weights
 
 
-def assert_as_good(exact: Exact, found: np.ndarray, dtype: str) -> None:
+def assert_as_good(exact: Exact, result: np.ndarray, dtype: str) -> None:
     """Check that no path is better than those found by more than the recursion rounds."""
     best, best_weight, _ = exact.best
     possible, lost = best_weight > -np.inf, 0
-    for states in (best, found):
-        own, gap = exact.weights_in_recursion(states)
+    for states in (best, result):
+        own_weights, gap = exact.weights_in_recursion(states)
         # The totals that paths have in common are no part of a comparison.
         lost = lost + error_model.chain_bound(0 * gap, gap, exact.lengths, exact.K, dtype)
-    assert_within(own[possible], best_weight[possible], lost[possible])
+    assert_within(own_weights[possible], best_weight[possible], lost[possible])
 
 
 def check_samples(case: ChainCase) -> None:
     """Check that samples have a positive weight wherever a path has, and are 0 elsewhere."""
     exact, n = case.exact, 4
     if case.backend.library == "torch":
-        rng = case.backend.xp.Generator(case.given["log_potentials"].device).manual_seed(0)
+        rng = case.backend.xp.Generator(case.arguments["log_potentials"].device).manual_seed(0)
     elif case.backend.library == "cupy":
         rng = case.backend.xp.random.default_rng(0)
     else:
@@ -255,7 +257,7 @@ def assert_possible(case: ChainCase, states: np.ndarray) -> None:
 
 def assert_states(case: ChainCase, states: np.ndarray) -> None:
     """Check that states [..., rows, T] are within range, and -1 past a row's end."""
-    real = np.broadcast_to(case.exact.real, states.shape)
+    real = np.broadcast_to(case.exact.valid_steps, states.shape)
     assert np.all((states[real] >= 0) & (states[real] < case.K))
     assert np.all(states[~real] == -1)
 
@@ -274,13 +276,13 @@ CHECKS: dict[str, Callable[[ChainCase], Any]] = {
 
 def exact_of(held: dict[str, np.ndarray], lengths: Any) -> Exact:
     """Return the reference of arrays; it is the same for all libraries, and kept for them."""
-    given = tuple((n, a.dtype.str, a.shape, a.tobytes()) for n, a in sorted(held.items()))
-    return _exact(given, None if lengths is None else (np.shape(lengths), *np.ravel(lengths)))
+    arguments = tuple((n, a.dtype.str, a.shape, a.tobytes()) for n, a in sorted(held.items()))
+    return _exact(arguments, None if lengths is None else (np.shape(lengths), *np.ravel(lengths)))
 
 
 @functools.lru_cache(maxsize=64)
-def _exact(given: tuple, lengths: tuple | None) -> Exact:
-    arrays = {n: np.frombuffer(b, dtype).reshape(shape) for n, dtype, shape, b in given}
+def _exact(arguments: tuple, lengths: tuple | None) -> Exact:
+    arrays = {n: np.frombuffer(b, dtype).reshape(shape) for n, dtype, shape, b in arguments}
     return Exact(arrays, None if lengths is None else np.reshape(lengths[1:], lengths[0]))
 
 
@@ -295,11 +297,11 @@ def fill_in_garbage(arrays: dict[str, np.ndarray], lengths: Any, garbage: float)
             or array.shape[-AXES[name]] == 0
         ):
             continue
-        own = array.shape[: array.ndim - AXES[name]]
+        own_shape = array.shape[: array.ndim - AXES[name]]
         longest = lengths
-        for axis, n in enumerate((1,) * (len(batch) - len(own)) + own):
+        for axis, n in enumerate((1,) * (len(batch) - len(own_shape)) + own_shape):
             longest = longest if n > 1 else longest.max(axis=axis, keepdims=True, initial=0)
-        longest = longest.reshape(own)[..., None]
+        longest = longest.reshape(own_shape)[..., None]
         steps = np.arange(array.shape[-AXES[name]])
         read = steps < longest - (AXES[name] == 3)
         read = read | (array.shape[-3] == 1 if AXES[name] == 3 else False) & (longest > 1)

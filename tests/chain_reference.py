@@ -47,45 +47,47 @@ class Exact:
     """
 
     def __init__(self, arrays: dict[str, np.ndarray], lengths: Any = None) -> None:
-        self.shapes, self.in_logs, logs, self.linear = {}, {}, {}, {}
+        self.shapes, self.is_log, logs, self.linear = {}, {}, {}, {}
         for part in PARTS:
             name = next((n for n in (part, f"log_{part}") if n in arrays), None)
-            self.in_logs[part] = name is not None and name.startswith("log_")
+            self.is_log[part] = name is not None and name.startswith("log_")
             if name is None:
                 continue
-            given = wide(arrays[name])
-            self.shapes[part] = given.shape
-            given = given[None] if part == "transitions" and given.ndim == 2 else given
+            arguments = wide(arrays[name])
+            self.shapes[part] = arguments.shape
+            arguments = (
+                arguments[None] if part == "transitions" and arguments.ndim == 2 else arguments
+            )
             with np.errstate(divide="ignore", invalid="ignore"):
-                logs[part] = given if self.in_logs[part] else np.log(given)
+                logs[part] = arguments if self.is_log[part] else np.log(arguments)
         self.batch = np.broadcast_shapes(*(x.shape[: x.ndim - AXES[p]] for p, x in logs.items()))
-        self.kept = {p: x.shape for p, x in logs.items()}
+        self.original_shapes = {p: x.shape for p, x in logs.items()}
         T, K = self.T, self.K = logs["log_potentials"].shape[-2:]
         rows = self.rows = int(np.prod(self.batch))
         whole = np.full(self.batch, T) if lengths is None else np.broadcast_to(lengths, self.batch)
         self.lengths = np.asarray(whole, np.int64).reshape(rows)
-        self.real = np.arange(T) < self.lengths[:, None]
-        moves = self.real[:, 1:, None, None]
+        self.valid_steps = np.arange(T) < self.lengths[:, None]
+        sources = self.valid_steps[:, 1:, None, None]
         edges = logs.get("transitions", np.zeros((1, K, K), np.longdouble))
         at = np.minimum(np.arange(T - 1), max(edges.shape[-3] - 1, 0))
         edges, edge_gaps = edges[..., at, :, :], below_largest(edges, (-2, -1))[..., at, :, :]
         with np.errstate(divide="ignore"):
             stay = np.log(np.eye(K, dtype=np.longdouble))
-        self.edges = np.where(moves, self._of_rows(edges, 3), stay)
-        self.edge_gaps = np.where(moves, self._of_rows(edge_gaps, 3), 0)
-        x = self._of_rows(logs["log_potentials"], 2)
-        self.x = np.where(self.real[..., None], x, 0)
+        self.edges = np.where(sources, self._per_row(edges, 3), stay)
+        self.edge_gaps = np.where(sources, self._per_row(edge_gaps, 3), 0)
+        x = self._per_row(logs["log_potentials"], 2)
+        self.x = np.where(self.valid_steps[..., None], x, 0)
         self.x_gaps = below_largest(self.x, (-1,))
-        nothing = np.zeros(K, np.longdouble)
-        self.ends = {p: self._of_rows(logs.get(p, nothing), 1) for p in ("initial", "final")}
+        zeros = np.zeros(K, np.longdouble)
+        self.ends = {p: self._per_row(logs.get(p, zeros), 1) for p in ("initial", "final")}
 
-    def _of_rows(self, x: np.ndarray, axes: int) -> np.ndarray:
-        own = x.shape[x.ndim - axes :]
-        return np.broadcast_to(x, (*self.batch, *own)).reshape(self.rows, *own)
+    def _per_row(self, x: np.ndarray, axes: int) -> np.ndarray:
+        own_shape = x.shape[x.ndim - axes :]
+        return np.broadcast_to(x, (*self.batch, *own_shape)).reshape(self.rows, *own_shape)
 
     def _gaps(self, part: str, gaps: np.ndarray) -> np.ndarray:
         """Return G of weights given as logs; those of linear ones, used as they are, have none."""
-        return gaps if self.in_logs[part] else np.zeros_like(gaps)
+        return gaps if self.is_log[part] else np.zeros_like(gaps)
 
     @cached_property
     def forward(self) -> Messages:
@@ -99,39 +101,42 @@ class Exact:
 
     def _messages(self, end: str, edges: np.ndarray, edge_gaps: np.ndarray, way: int) -> Messages:
         first = finite_max(self.ends[end], (-1,))
-        bare, offset, rest = self.ends[end] - first, first, np.zeros_like(first)
+        bare, offset, remainder = self.ends[end] - first, first, np.zeros_like(first)
         gaps = self._gaps(end, below_largest(bare, (-1,)))
-        arrived = below_largest(bare, (-1,))
+        predicted = below_largest(bare, (-1,))
         # What a step has in common comes off first, so that sums round near 0.
-        x_tops, edge_tops = finite_max(self.x, (-1,)), finite_max(edges, (-2, -1))
-        x, edges = self.x - x_tops, edges - edge_tops
-        found: list[Messages] = []
+        x_shifts, edge_shifts = finite_max(self.x, (-1,)), finite_max(edges, (-2, -1))
+        x, edges = self.x - x_shifts, edges - edge_shifts
+        result: list[Messages] = []
         order = range(self.T)[::way]
         for n, t in enumerate(order):
             if n:
                 at = t - 1 if way == 1 else t
-                offset, rest = add_exactly(offset, edge_tops[:, at, 0], rest)
-                terms = found[-1].full[..., :, None] + edges[:, at]
-                along = found[-1].full_gaps[..., :, None] + edge_gaps[:, at]
-                shares, bare = softmax(terms, (-2,))
-                bare, gaps = bare[..., 0, :], np.sum(finite(shares) * along, axis=-2)
+                offset, remainder = add_exactly(offset, edge_shifts[:, at, 0], remainder)
+                terms = result[-1].full[..., :, None] + edges[:, at]
+                along = result[-1].full_gaps[..., :, None] + edge_gaps[:, at]
+                softmax_weights, bare = softmax(terms, (-2,))
+                bare, gaps = bare[..., 0, :], np.sum(finite(softmax_weights) * along, axis=-2)
                 with np.errstate(invalid="ignore"):
                     below_shifts = finite(-bare)
-                arrived = np.maximum(below_largest(bare, (-1,)), below_shifts)
+                predicted = np.maximum(below_largest(bare, (-1,)), below_shifts)
             with np.errstate(invalid="ignore"):
                 full = bare + x[:, t]
-            top, before = finite_max(full, (-1,)), offset + rest
-            offset, rest = add_exactly(offset, x_tops[:, t], rest)
-            offset, rest = add_exactly(offset, top, rest)
-            real = self.real[:, t, None]
+            top, before = finite_max(full, (-1,)), offset + remainder
+            offset, remainder = add_exactly(offset, x_shifts[:, t], remainder)
+            offset, remainder = add_exactly(offset, top, remainder)
+            real = self.valid_steps[:, t, None]
             # What arrives is rounded relative to its shifts, what leaves to its largest.
-            bare_gaps = gaps + np.where(real, arrived, 0)
-            left = np.where(real, arrived + below_largest(full, (-1,)) / 2, 0)
+            bare_gaps = gaps + np.where(real, predicted, 0)
+            left = np.where(real, predicted + below_largest(full, (-1,)) / 2, 0)
             full_gaps = gaps + self.x_gaps[:, t] + left
             full = full - top
-            now, added = offset + rest, x_tops[:, t] + top + (edge_tops[:, at, 0] if n else first)
-            found.append(Messages(bare, full, bare_gaps, full_gaps, before, now, added))
-        return Messages(*(np.stack(parts, axis=1) for parts in zip(*found[::way], strict=True)))
+            now, added = (
+                offset + remainder,
+                x_shifts[:, t] + top + (edge_shifts[:, at, 0] if n else first),
+            )
+            result.append(Messages(bare, full, bare_gaps, full_gaps, before, now, added))
+        return Messages(*(np.stack(parts, axis=1) for parts in zip(*result[::way], strict=True)))
 
     # ---------------------------------------------------------------- sums over all paths
 
@@ -140,9 +145,11 @@ class Exact:
         """Return log Z of each row, and its G."""
         last, end = self.forward.full[:, -1], self.ends["final"]
         with np.errstate(invalid="ignore"):
-            shares, total = softmax(last + end, (-1,))
+            softmax_weights, total = softmax(last + end, (-1,))
         gaps = self.forward.full_gaps[:, -1] + below_largest(end, (-1,))
-        return total[:, 0] + self.forward.offset[:, -1, 0], np.sum(finite(shares) * gaps, -1)
+        return total[:, 0] + self.forward.offset[:, -1, 0], np.sum(
+            finite(softmax_weights) * gaps, -1
+        )
 
     @cached_property
     def broken(self) -> np.ndarray:
@@ -171,7 +178,7 @@ class Exact:
         gaps = self.forward.full_gaps + self.backward.bare_gaps
         of_sums = np.sum(finite(p) * gaps, axis=-1, keepdims=True)
         of_sums = np.maximum(of_sums, self.log_partition[1][:, None, None])
-        return np.where(self.real[..., None], p, 0), gaps + of_sums, of_sums
+        return np.where(self.valid_steps[..., None], p, 0), gaps + of_sums, of_sums
 
     @cached_property
     def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -184,14 +191,14 @@ class Exact:
         gaps = gaps + self.edge_gaps + self.states[2][:, :-1, :, None]
         p, log_sum = self.normalised(terms, (-2, -1))
         # Rows that share a matrix are summed in one product, with the same shifts.
-        if int(np.prod(self.kept["transitions"][:-3])) < self.rows:
+        if int(np.prod(self.original_shapes["transitions"][:-3])) < self.rows:
             with np.errstate(invalid="ignore"):
-                tops = finite_max(b.full[:, 1:, None, :] - log_sum, (0,))
-                below = finite_max(f.full[:, :-1, :, None], (0,)) + tops - (outer - log_sum)
+                maxima = finite_max(b.full[:, 1:, None, :] - log_sum, (0,))
+                below = finite_max(f.full[:, :-1, :, None], (0,)) + maxima - (outer - log_sum)
             gaps = gaps + np.clip(finite(below), 0, LARGEST_PROVED)
-        moves = self.real[:, 1:, None, None]
-        derivatives = np.where(moves, self._over(outer, log_sum), 0)
-        return np.where(moves, p, 0), derivatives, gaps
+        sources = self.valid_steps[:, 1:, None, None]
+        derivatives = np.where(sources, self._over(outer, log_sum), 0)
+        return np.where(sources, p, 0), derivatives, gaps
 
     def _over(self, terms: np.ndarray, log_sum: np.ndarray) -> np.ndarray:
         """Return exp(terms - log_sum), which may exceed 1: beyond exp(2000) is not told apart."""
@@ -215,7 +222,7 @@ class Exact:
             return self._gradient(part, p, gaps, 1, g)
         if part == "transitions":
             p, derivatives, gaps = self.pairs
-            if self.in_logs[part]:
+            if self.is_log[part]:
                 return self._gradient(part, p, gaps, 1, g)
             unit = unit_of(self.edges, (-2,))
             unit = np.where(np.isfinite(unit), unit, unit_of(self.edges, (-2, -1)))
@@ -228,7 +235,7 @@ class Exact:
         )
         unit = 1
         gaps = gaps + self._gaps(part, below_largest(self.ends[part], (-1,)))
-        if not self.in_logs[part]:
+        if not self.is_log[part]:
             with np.errstate(invalid="ignore"):
                 log_sum = softmax(others + self.ends[part], (-1,))[1]
             p, unit = self._over(others, log_sum), unit_of(self.ends[part], (-1,))
@@ -242,16 +249,20 @@ class Exact:
         unit = np.broadcast_to(np.where(np.isfinite(unit), unit, 0) * size, p.shape)
         unit = np.where(self._is_real(part), unit, 0)
         sums = (g * p, size * p, size * p * gaps, unit)
-        kept = self.kept[part] if shape is None else shape
+        shape_of_part = self.original_shapes[part] if shape is None else shape
         whole = [x.reshape(*self.batch, *x.shape[1:]) for x in sums]
-        terms = whole[0].size // max(int(np.prod(kept)), 1)
+        terms = whole[0].size // max(int(np.prod(shape_of_part)), 1)
         shape = self.shapes[part] if shape is None else shape
-        return Gradient(*(sum_to(x, kept).reshape(shape) for x in whole), terms=max(terms, 1))
+        return Gradient(
+            *(sum_to(x, shape_of_part).reshape(shape) for x in whole), terms=max(terms, 1)
+        )
 
     def _is_real(self, part: str) -> np.ndarray:
         if part == "log_potentials":
-            return self.real[..., None]
-        return self.real[:, 1:, None, None] if part == "transitions" else np.ones((1, 1), bool)
+            return self.valid_steps[..., None]
+        return (
+            self.valid_steps[:, 1:, None, None] if part == "transitions" else np.ones((1, 1), bool)
+        )
 
     # ---------------------------------------------------------------- filtered, entropy
 
@@ -260,15 +271,17 @@ class Exact:
         """Return state probabilities given the steps so far, log normalisers, G of the messages."""
         full = self.forward.full
         with np.errstate(invalid="ignore"):
-            shares, sums = softmax(full, (-1,))
+            softmax_weights, sums = softmax(full, (-1,))
             logs = np.diff(sums[..., 0], axis=1, prepend=0) + self.forward.steps[..., 0]
-        totals = self.forward.offset[..., 0] + sums[..., 0]
-        logs = np.where(np.isfinite(totals), logs, totals)
-        missing = np.isnan(totals)[..., None]
-        shares = np.where(missing, np.nan, np.where(np.isfinite(totals)[..., None], shares, 0))
+        normalizers = self.forward.offset[..., 0] + sums[..., 0]
+        logs = np.where(np.isfinite(normalizers), logs, normalizers)
+        missing = np.isnan(normalizers)[..., None]
+        softmax_weights = np.where(
+            missing, np.nan, np.where(np.isfinite(normalizers)[..., None], softmax_weights, 0)
+        )
         return (
-            np.where(self.real[..., None], shares, 0),
-            np.where(self.real, logs, 0),
+            np.where(self.valid_steps[..., None], softmax_weights, 0),
+            np.where(self.valid_steps, logs, 0),
             self.forward.full_gaps,
         )
 
@@ -298,7 +311,7 @@ class Exact:
         gap = gap + np.sum(p * (inner_gap + inner * p_gaps), axis=(1, 2))
         below = below_largest(f.full[:, :-1], (-1,))[..., None] + self.edge_gaps
         depth = np.sum(p * np.sum(q * below, axis=-2), axis=-1)
-        depth = np.sum(np.where(self.real[:, 1:], depth, 0), axis=-1)
+        depth = np.sum(np.where(self.valid_steps[:, 1:], depth, 0), axis=-1)
         log_z = self.log_partition[0]
         special = ~np.isfinite(log_z) & (log_z != -np.inf)
         total = np.where(special | self.broken, np.nan, np.where(log_z == -np.inf, 0, total))
@@ -311,17 +324,17 @@ class Exact:
         """Return G of weights where their logs are added up: those of linear ones are rounded."""
         ends = {p: below_largest(e, (-1,)) for p, e in self.ends.items()}
         edges = self.edge_gaps
-        if not self.in_logs["transitions"]:
+        if not self.is_log["transitions"]:
             edges = edges + np.abs(finite(self.edges))
         for p, e in self.ends.items():
-            if not self.in_logs[p]:
+            if not self.is_log[p]:
                 ends[p] = ends[p] + np.abs(finite(e))
         return self.x_gaps, edges, ends
 
     def path_weights(self, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return log weights of paths [..., rows, T], and their G."""
         x_gaps, edge_gaps, end_gaps = self.path_gaps
-        real = np.where(self.real, states, -1)
+        real = np.where(self.valid_steps, states, -1)
         # Past its end a path stays where it is.
         states = np.where(
             real < 0,
@@ -345,8 +358,8 @@ class Exact:
         row, step = np.arange(self.rows), np.arange(self.T)
         total = ends["initial"][row, states[..., 0]] + ends["final"][row, states[..., -1]]
         total = total + np.sum(x[row[:, None], step, states], axis=-1)
-        moves = edges[row[:, None], step[:-1], states[..., :-1], states[..., 1:]]
-        return total + np.sum(moves, axis=-1)
+        sources = edges[row[:, None], step[:-1], states[..., :-1], states[..., 1:]]
+        return total + np.sum(sources, axis=-1)
 
     @cached_property
     def best(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -363,7 +376,9 @@ class Exact:
             origins.append(np.argmax(terms, axis=-2))
             score = np.max(terms, axis=-2) + self.x[:, t + 1]
             score = score - finite_max(score, (-1,))
-            depths.append(np.where(self.real[:, t + 1, None], below_largest(score, (-1,)), 0))
+            depths.append(
+                np.where(self.valid_steps[:, t + 1, None], below_largest(score, (-1,)), 0)
+            )
         score = score + self.ends["final"]
         states = [np.argmax(score, axis=-1)]
         for origin in reversed(origins):
@@ -371,7 +386,7 @@ class Exact:
         possible = np.max(score, axis=-1) > -np.inf
         path = np.where(possible[:, None], np.stack(states[::-1], axis=-1), 0)
         weight = np.where(possible, self.path_weights(path)[0], -np.inf)
-        return np.where(self.real, path, -1), weight, np.stack(depths, axis=1)
+        return np.where(self.valid_steps, path, -1), weight, np.stack(depths, axis=1)
 
 
 def below_largest(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
@@ -380,11 +395,11 @@ def below_largest(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
         return np.where(np.isfinite(x), finite_max(x, axes) - x, 0)
 
 
-def add_exactly(total: np.ndarray, x: np.ndarray, rest: np.ndarray):
+def add_exactly(total: np.ndarray, x: np.ndarray, remainder: np.ndarray):
     """Return total + x and rest plus what that sum rounded off (Knuth's two-sum)."""
     s = total + x
     v = s - total
-    return s, rest + ((total - (s - v)) + (x - v))
+    return s, remainder + ((total - (s - v)) + (x - v))
 
 
 def unit_of(log_weights: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:

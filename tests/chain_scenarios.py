@@ -65,20 +65,22 @@ def given_as(form: str, transitions: Any = None, initial: Any = None, final: Any
     """Return the options that give weights in linear space or as logs; "mixed" takes turns."""
     options = {}
     weights = {"transitions": transitions, "initial": initial, "final": final}
-    for name, given in weights.items():
-        in_logs = form == "logs" or (form == "mixed" and name == "initial")
-        if given is not None:
+    for name, arguments in weights.items():
+        is_log = form == "logs" or (form == "mixed" and name == "initial")
+        if arguments is not None:
             with np.errstate(divide="ignore"):
-                options[f"log_{name}" if in_logs else name] = np.log(given) if in_logs else given
+                options[f"log_{name}" if is_log else name] = (
+                    np.log(arguments) if is_log else arguments
+                )
     return options
 
 
-def of_shapes(form: str, x: tuple, transitions: Any, initial: Any, lengths: Any) -> Options:
+def random_shapes(form: str, x: tuple, transitions: Any, initial: Any, lengths: Any) -> Options:
     P, p0 = (None if s is None else uniform(*s, seed=1) for s in (transitions, initial))
     return {"x": normal(*x), "lengths": lengths, **given_as(form, P, p0)}
 
 
-def of_range(form: str, sd: float) -> Options:
+def random_range(form: str, sd: float) -> Options:
     weights = given_as(form, uniform(11, 9, 9), uniform(9), uniform(9))
     return {"x": normal(4, 12, 9, sd=sd), **weights}
 
@@ -232,9 +234,9 @@ def without_a_path() -> Options:
     return {"x": x, "transitions": P, "lengths": [6, 3, 6, 5]}
 
 
-def many_rows(form: str, batch: tuple, own: tuple) -> Options:
+def many_rows(form: str, batch: tuple, matrix_batch: tuple) -> Options:
     """Return rows enough to be computed side by side, of groups that share their matrices."""
-    x, P = normal(*batch, 7, 5, sd=3), uniform(*own, 5, 5)
+    x, P = normal(*batch, 7, 5, sd=3), uniform(*matrix_batch, 5, 5)
     x[np.random.default_rng(0).random(x.shape) < 0.1] = -INF
     P[..., 1, 2:] = 0
     return {"x": x, **given_as(form, P, uniform(*batch, 5))}
@@ -288,7 +290,7 @@ def infinite_for_one(form: str, steps: int) -> Options:
     return {"x": normal(4, 6, 4), "lengths": lengths, **given_as(form, P)}
 
 
-def cut_into_pieces(form: str, sd: float, lengths: bool) -> Options:
+def cut_into_shards(form: str, sd: float, lengths: bool) -> Options:
     """Return a chain that does not fit its workspace, neither its rows nor its steps."""
     rng = np.random.default_rng(4)
     x = normal(64, 100, 12, sd=sd)
@@ -316,12 +318,12 @@ def scenarios() -> Iterator[tuple[str, Callable[..., Options], tuple]]:
     """Yield names, functions that make the arguments of `check_chain`, and their arguments."""
     for i, shapes in enumerate(SHAPES):
         for form in FORMS:
-            yield f"shape {i} {form}", of_shapes, (form, *shapes)
+            yield f"shape {i} {form}", random_shapes, (form, *shapes)
     for form in ("linear", "logs", "mixed"):
         for T in (1, 2, 3, 9):
-            yield f"{T} steps {form}", of_shapes, (form, (3, T, 3), (T - 1, 3, 3), (3,), None)
+            yield f"{T} steps {form}", random_shapes, (form, (3, T, 3), (T - 1, 3, 3), (3,), None)
         for sd in (5, 30, 1000) if form == "mixed" else (15, 20, 30, 100, 1000):
-            yield f"sd {sd} {form}", of_range, (form, sd)
+            yield f"sd {sd} {form}", random_range, (form, sd)
     for form in FORMS:
         for sd, steps in ((1, 1), (1, 11), (30, 11), (1000, 1)):
             yield f"sparse {sd} {steps} {form}", sparse, (form, sd, steps)
@@ -337,13 +339,13 @@ def scenarios() -> Iterator[tuple[str, Callable[..., Options], tuple]]:
             yield f"rows of all ranges {sd} {form}", rows_of_all_ranges, (form, sd)
         for sd in (40, 400):
             yield f"rows that turn wide {sd} {form}", rows_that_turn_wide, (form, sd)
-        for batch, own in (((19,), (6,)), ((300,), (1,)), ((2, 9), (2, 1, 6))):
-            yield f"many rows {batch} {own} {form}", many_rows, (form, batch, own)
+        for batch, matrix_batch in (((19,), (6,)), ((300,), (1,)), ((2, 9), (2, 1, 6))):
+            yield f"many rows {batch} {matrix_batch} {form}", many_rows, (form, batch, matrix_batch)
         for i, lengths in enumerate((None, [6, 2, 1], [6, 2, 1, 6, 5, 4, 3, 2, 1])):
             yield f"final {i} {form}", final_weights, (form, lengths)
         for sd in (1, 300):
-            yield f"pieces {sd} {form}", cut_into_pieces, (form, sd, sd == 300)
-    yield "pieces ragged", cut_into_pieces, ("linear", 1, True)
+            yield f"pieces {sd} {form}", cut_into_shards, (form, sd, sd == 300)
+    yield "pieces ragged", cut_into_shards, ("linear", 1, True)
     for sd in (1, 20, 100, 1000):
         for steps in (1, 9):
             yield f"wide weights {sd} {steps}", wide_weights, (sd, steps)
@@ -354,7 +356,7 @@ def scenarios() -> Iterator[tuple[str, Callable[..., Options], tuple]]:
     for kind in ("up", "down", "alternating", "any"):
         yield f"magnitude {kind}", magnitudes, (kind,)
     for garbage in (INF, -INF):
-        options = of_shapes("linear", *SHAPES[20])
+        options = random_shapes("linear", *SHAPES[20])
         yield f"garbage {garbage}", dict, ({**options, "garbage": garbage},)
     yield "hole", hole, ()
     yield "unreached", unreached, ()
@@ -397,12 +399,12 @@ def scenarios() -> Iterator[tuple[str, Callable[..., Options], tuple]]:
     for form in FORMS:
         options = {"x": x, **given_as(form, np.exp(normal(8, 3, 3, sd=20)))}
         yield f"growing beyond 2**53, wide {form}", dict, (options,)
-    ends = {"log_initial": normal(4) - 3000, "log_final": normal(4, seed=1) + 500}
-    far = {"x": normal(3, 6, 4), "log_transitions": normal(4, 4) + 700, **ends}
+    boundaries = {"log_initial": normal(4) - 3000, "log_final": normal(4, seed=1) + 500}
+    far = {"x": normal(3, 6, 4), "log_transitions": normal(4, 4) + 700, **boundaries}
     yield "ends far from 0", dict, (far,)
     for size in (1e-37, 1e-300):
-        ends = {"initial": uniform(5, 3) * size, "final": uniform(5, 3) / size}
-        yield f"ends all tiny {size}", dict, ({"x": normal(5, 1, 3), **ends},)
+        boundaries = {"initial": uniform(5, 3) * size, "final": uniform(5, 3) / size}
+        yield f"ends all tiny {size}", dict, ({"x": normal(5, 1, 3), **boundaries},)
     x, L = np.zeros((4, 2)), np.array([[[0.0, -1.0], [-INF, w]] for w in (-360.0, -370.0, -30.0)])
     x[0, 1] = -INF
     yield "far below the others backward", dict, ({"x": x, "log_transitions": L},)

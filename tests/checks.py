@@ -41,12 +41,12 @@ EXACT = {
 
 def check_product(name: str, backend: Backend, dtype: str, a: Any, b: Any, **options: Any) -> Any:
     """Compare a product with the reference, in value, kind of array and inputs left alone."""
-    given = Given(backend, dtype, a, b)
-    out = backend.read(getattr(alc, name)(*given.arrays, **options), dtype)
+    arguments = Given(backend, dtype, a, b)
+    out = backend.read(getattr(alc, name)(*arguments.arrays, **options), dtype)
     compute, bound = EXACT[name]
-    exact = compute(*given.held)
-    assert_within(out, exact, backend.roundings * bound(*given.held, exact, dtype))
-    given.assert_unchanged()
+    exact = compute(*arguments.held)
+    assert_within(out, exact, backend.roundings * bound(*arguments.held, exact, dtype))
+    arguments.assert_unchanged()
     return out
 
 
@@ -57,18 +57,18 @@ def check_maxplus(
     backend: Backend, dtype: str, a: Any, b: Any, *, workspace: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compare maxplus_matmul: exact values, and the smallest indices of the largest terms."""
-    given = Given(backend, dtype, a, b)
-    product = alc.maxplus_matmul(*given.arrays, workspace=workspace)
+    arguments = Given(backend, dtype, a, b)
+    product = alc.maxplus_matmul(*arguments.arrays, workspace=workspace)
     values = backend.read(product.values, dtype)
     indices = backend.read(product.indices, "int64")
     computed = error_model.compute_dtype(dtype)
-    exact = reference.maxplus(*given.held, computed)
+    exact = reference.maxplus(*arguments.held, computed)
     assert_within(values, exact, error_model.half_ulp(exact, dtype))
-    if given.held[0].shape[-1]:
-        np.testing.assert_array_equal(indices, _largest_terms(*given.held, computed))
+    if arguments.held[0].shape[-1]:
+        np.testing.assert_array_equal(indices, _largest_terms(*arguments.held, computed))
     else:
         assert np.all(indices == -1)
-    given.assert_unchanged()
+    arguments.assert_unchanged()
     return values, indices
 
 

@@ -200,9 +200,9 @@ def pytest_configure(config: pytest.Config) -> None:
         if any(reasons):
             missing = " and ".join(reason for reason in reasons if reason)
             raise pytest.UsageError(f"{missing}; ALC_REQUIRE_BACKENDS requires it")
-    asked = os.environ.get("ALC_TEST_DEVICE", "cpu")
-    if asked not in ("cpu", "cuda"):
-        raise pytest.UsageError(f"ALC_TEST_DEVICE is {asked!r}; it can be cpu or cuda")
+    requested = os.environ.get("ALC_TEST_DEVICE", "cpu")
+    if requested not in ("cpu", "cuda"):
+        raise pytest.UsageError(f"ALC_TEST_DEVICE is {requested!r}; it can be cpu or cuda")
     reasons = [why_no_cuda(library) for library, _, _ in CUDA_BACKENDS.values()] if ON_CUDA else []
     if reasons and all(reasons):
         raise pytest.UsageError(f"ALC_TEST_DEVICE asks for CUDA, but {' and '.join(reasons)}")
@@ -219,12 +219,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     long = [item for item in items if any(word in item.name for word in LONG)]
     for item in long:
-        of_pieces = "pieces" in item.name and "float32" in item.name
-        if of_pieces or "strict" in item.name or "torch-" in item.name:
+        is_cut = "pieces" in item.name and "float32" in item.name
+        if is_cut or "strict" in item.name or "torch-" in item.name:
             item.add_marker(pytest.mark.exhaustive)
     for item in items:
-        in_logs = "strict" in item.name and item.name.endswith(" logs]")
-        if in_logs or ("torch-float32" in item.name and item.path.name.endswith("_table.py")):
+        is_log = "strict" in item.name and item.name.endswith(" logs]")
+        if is_log or ("torch-float32" in item.name and item.path.name.endswith("_table.py")):
             item.add_marker(pytest.mark.exhaustive)
     twice = {item for item in long if "strict-float64" in item.name}
     config.hook.pytest_deselected(items=list(twice))
@@ -276,16 +276,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if chooses:
         return
     kinds = {"dtype": FULL_PRECISION, "half": ("float16", "bfloat16")}
-    asked = next((name for name in kinds if name in metafunc.fixturenames), None)
+    requested = next((name for name in kinds if name in metafunc.fixturenames), None)
     if not asks:
-        if asked:
-            metafunc.parametrize(asked, kinds[asked])
+        if requested:
+            metafunc.parametrize(requested, kinds[requested])
         return
     runs = [(name, "compiled", name) for name in backends]
     if on_both:
         runs.insert(1, ("numpy", "array", "numpy-array"))
     indirect = ["backend", "chains_on"]
-    if not asked:
+    if not requested:
         rows = [pytest.param(backend, way, id=label) for backend, way, label in runs]
         metafunc.parametrize(indirect, rows, indirect=True)
         return
@@ -298,7 +298,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             marks=[pytest.mark.exhaustive] if backend == "strict" else [],
         )
         for backend, way, label in runs
-        for dtype in kinds[asked]
+        for dtype in kinds[requested]
         if dtype in backends[backend][2] and (backend, dtype) != ("strict", "float32")
     ]
-    metafunc.parametrize([*indirect, asked], rows, indirect=indirect)
+    metafunc.parametrize([*indirect, requested], rows, indirect=indirect)

@@ -20,10 +20,10 @@ def short(rng: np.random.Generator, largest: float) -> dict[str, Any]:
     T, K, rows = rng.integers(1, 9), rng.integers(1, 6), rng.integers(1, 12)
     x = rng.normal(size=(rows, T, K)) * 10.0 ** rng.uniform(-2, 3.5, (rows, 1, 1))
     x[rng.random(x.shape) < rng.choice([0, 0.3])] = -np.inf
-    P = powers(rng, (rng.choice([1, max(T - 1, 1)]), K, K), (1, 20, largest / 2, largest))
+    P = signed_powers(rng, (rng.choice([1, max(T - 1, 1)]), K, K), (1, 20, largest / 2, largest))
     P[rng.random(P.shape) < rng.choice([0, 0.5])] = 0
-    ends = [powers(rng, K, sizes) for sizes in ((1, largest), (0, 1, largest))]
-    return {"x": x, "transitions": P, "initial": ends[0], "final": ends[1]}
+    boundaries = [signed_powers(rng, K, sizes) for sizes in ((1, largest), (0, 1, largest))]
+    return {"x": x, "transitions": P, "initial": boundaries[0], "final": boundaries[1]}
 
 
 def long(rng: np.random.Generator, largest: float) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def crossing(rng: np.random.Generator, largest: float) -> dict[str, Any]:
     return {"x": x, "transitions": P}
 
 
-def powers(rng: np.random.Generator, shape: Any, sizes: tuple[float, ...]) -> np.ndarray:
+def signed_powers(rng: np.random.Generator, shape: Any, sizes: tuple[float, ...]) -> np.ndarray:
     """Return numbers within 10**-size and 10**size, size being one of some."""
     return 10.0 ** (rng.uniform(-1, 1, shape) * rng.choice(sizes))
 

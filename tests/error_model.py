@@ -128,19 +128,19 @@ def product_chain_bound(matrices: list[np.ndarray], exact: np.ndarray, dtype: st
 
     The rounding of the result is added to that of the products.
     """
-    products, per_product = _of_products(matrices, dtype)
+    products, per_product = _product_bound(matrices, dtype)
     rounded = 2 * np.abs(_finite(exact))
     return eps_of(dtype) * (rounded + products * per_product) + half_ulp(exact, dtype)
 
 
-def _of_products(matrices: list[np.ndarray], dtype: str) -> tuple[int, float]:
+def _product_bound(matrices: list[np.ndarray], dtype: str) -> tuple[int, float]:
     """Return the number of products of a list of matrices, and what each may err by, in eps."""
     products = len(matrices) - 1
     K = max(max(m.shape[-2:]) for m in matrices)
-    return products, _of_each(matrices, products, K, dtype)
+    return products, _entry_bound(matrices, products, K, dtype)
 
 
-def _of_each(operands: list[np.ndarray], products: int, K: int, dtype: str) -> float:
+def _entry_bound(operands: list[np.ndarray], products: int, K: int, dtype: str) -> float:
     """Return what each of some products of K terms in a sum may err by, in eps.
 
     Every product rounds entries of its own: on the deciding paths these lie, on average over the
@@ -163,7 +163,7 @@ def einsum_bound(
     Operands are summed one by one and multiplied in pairs: that many products, in any order.
     """
     steps = 2 * len(operands) - 1
-    each = _of_each(operands, steps, K, dtype)
+    each = _entry_bound(operands, steps, K, dtype)
     return eps_of(dtype) * (2 * np.abs(_finite(exact)) + steps * each) + half_ulp(exact, dtype)
 
 
@@ -176,7 +176,7 @@ def einsum_gradient_bound(
     the ratio of.
     """
     steps = 2 * len(operands) - 1
-    each = _of_each(operands, steps, K, dtype)
+    each = _entry_bound(operands, steps, K, dtype)
     count = 2 * (steps + 1) * each + roundings(gradient.terms) + 32
     return _gradient_bound(gradient, count, absolute=2 * steps * roundings(K), inner=K, dtype=dtype)
 
@@ -213,7 +213,7 @@ def product_chain_gradient_bound(
     A probability is an entry of a product of all matrices, one of them with a single entry left,
     over the entry of the whole product: it errs by what two such products may.
     """
-    products, per_product = _of_products(matrices, dtype)
+    products, per_product = _product_bound(matrices, dtype)
     K = max(max(m.shape[-2:]) for m in matrices)
     count = 2 * (products + 1) * per_product + roundings(gradient.terms) + 32
     absolute = 2 * len(matrices) * roundings(K)
@@ -280,19 +280,19 @@ def assert_within(out: np.ndarray, exact: np.ndarray, bound: np.ndarray | float)
 
 
 def assert_gradient(
-    found: np.ndarray, expected: Gradient, bound: np.ndarray, limit: float = np.inf
+    result: np.ndarray, expected: Gradient, bound: np.ndarray, limit: float = np.inf
 ) -> None:
     """Fail unless gradients lie within `bound`, and are exactly 0 where nothing adds to them.
 
     Sums of parts beyond `limit`, or near the largest number, may overflow, but never to NaN.
     """
-    assert found.shape == expected.exact.shape, f"{found.shape}, expected {expected.exact.shape}"
-    too_large = expected.mass > min(limit, float(np.finfo(found.dtype).max) / 2**10)
-    assert not np.any(np.isnan(found[too_large]))
-    ours, exact = (np.where(too_large, 0, v).astype(v.dtype) for v in (found, expected.exact))
+    assert result.shape == expected.exact.shape, f"{result.shape}, expected {expected.exact.shape}"
+    too_large = expected.mass > min(limit, float(np.finfo(result.dtype).max) / 2**10)
+    assert not np.any(np.isnan(result[too_large]))
+    ours, exact = (np.where(too_large, 0, v).astype(v.dtype) for v in (result, expected.exact))
     assert_within(ours, exact, np.where(too_large, 0, bound))
-    nothing = expected.mass == 0
-    assert np.all(found[nothing] == 0), "a gradient is not exactly 0 where there is none"
+    is_zero = expected.mass == 0
+    assert np.all(result[is_zero] == 0), "a gradient is not exactly 0 where there is none"
 
 
 def _finite(x: np.ndarray) -> np.ndarray:
@@ -322,11 +322,11 @@ def filtered_bounds(
     """
     count = 2 * np.asarray(steps) * roundings(K)
     of_sum = np.sum(_finite(probabilities) * gaps, axis=-1)
-    shares = probabilities * (gaps + (of_sum + count)[..., None])
+    softmax_weights = probabilities * (gaps + (of_sum + count)[..., None])
     before = np.concatenate([0 * of_sum[..., :1], of_sum[..., :-1]], -1)
     logs = 2 * np.abs(_finite(log_normalizers)) + of_sum + before
     tiny = SMALLEST_NORMAL[compute_dtype(dtype)]
-    bounds = (eps_of(dtype) * _finite(shares) + tiny, eps_of(dtype) * (logs + count))
+    bounds = (eps_of(dtype) * _finite(softmax_weights) + tiny, eps_of(dtype) * (logs + count))
     halves = (half_ulp(x, dtype) for x in (probabilities, log_normalizers))
     first, second = (bound + half for bound, half in zip(bounds, halves, strict=True))
     return first, second

@@ -46,29 +46,29 @@ def check_vjp(
     The value is to the bit that of the plain function, and a pullback's second call as its first,
     but on CUDA devices.
     """
-    given = Given(backend, dtype, a, b, _cotangent_of(g, a, b, dtype))
-    value, pullback = getattr(alc.vjp, name)(*given.arrays[:2], workspace=workspace)
-    plain = getattr(alc, name)(*given.arrays[:2], workspace=workspace)
-    gradients = [backend.read(d, dtype) for d in pullback(given.arrays[2])]
-    again = [backend.to_numpy(d) for d in pullback(given.arrays[2])]
+    arguments = Given(backend, dtype, a, b, _cotangent_of(g, a, b, dtype))
+    value, pullback = getattr(alc.vjp, name)(*arguments.arrays[:2], workspace=workspace)
+    plain = getattr(alc, name)(*arguments.arrays[:2], workspace=workspace)
+    gradients = [backend.read(d, dtype) for d in pullback(arguments.arrays[2])]
+    again = [backend.to_numpy(d) for d in pullback(arguments.arrays[2])]
     pairs = zip(value, plain, strict=True) if isinstance(value, tuple) else [(value, plain)]
     pairs = [tuple(map(backend.to_numpy, pair)) for pair in pairs]
     twice = zip(gradients, again, strict=True) if backend.adds_in_order else ()
-    for found, known in (*pairs, *twice):
-        np.testing.assert_array_equal(found, known)
-    a, b, g = given.held
+    for result, known in (*pairs, *twice):
+        np.testing.assert_array_equal(result, known)
+    a, b, g = arguments.held
     if name == "maxplus_matmul":
         assert isinstance(value, alc.MaxPlusProduct)
         expected = gradient_reference.maxplus(a, b, backend.to_numpy(value.indices), g)
     else:
         expected = getattr(gradient_reference, name)(a, b, g)
-    for found, known in zip(gradients, expected, strict=True):
+    for result, known in zip(gradients, expected, strict=True):
         if name == "logmatmulexp":
             bound = error_model.product_gradient_bound(known, a.shape[-1], dtype)
         else:
             bound = error_model.summation_bound(known, dtype)
-        assert_gradient(found, known, bound)
-    given.assert_unchanged()
+        assert_gradient(result, known, bound)
+    arguments.assert_unchanged()
     return gradients
 
 
@@ -84,25 +84,25 @@ def check_vjp_logchainexp(
     parts = list(np.moveaxis(np.asarray(matrices), -3, 0)) if stacked else matrices
     exact_shape = reference.logchainexp([np.asarray(m) for m in parts]).shape
     g = cotangent(g, exact_shape, dtype) if isinstance(g, str) else g
-    given = Given(backend, dtype, *([matrices] if stacked else matrices), g)
-    ours = given.arrays[0] if stacked else given.arrays[:-1]
+    arguments = Given(backend, dtype, *([matrices] if stacked else matrices), g)
+    ours = arguments.arrays[0] if stacked else arguments.arrays[:-1]
     value, pullback = alc.vjp.logchainexp(ours, workspace=workspace)
-    (gradient,) = pullback(given.arrays[-1])
+    (gradient,) = pullback(arguments.arrays[-1])
     if stacked:
         gradient = backend.read(gradient, dtype)
-        assert gradient.shape == given.held[0].shape
-        held, found = (list(np.moveaxis(x, -3, 0)) for x in (given.held[0], gradient))
+        assert gradient.shape == arguments.held[0].shape
+        held, result = (list(np.moveaxis(x, -3, 0)) for x in (arguments.held[0], gradient))
     else:
         assert isinstance(gradient, list)
-        held, found = given.held[:-1], [backend.read(d, dtype) for d in gradient]
+        held, result = arguments.held[:-1], [backend.read(d, dtype) for d in gradient]
     exact = reference.logchainexp(held)
     bound = error_model.product_chain_bound(held, exact, dtype)
     assert_within(backend.read(value, dtype), exact, bound)
-    gradients = gradient_reference.logchainexp(held, given.held[-1])
-    for ours, expected in zip(found, gradients, strict=True):
+    gradients = gradient_reference.logchainexp(held, arguments.held[-1])
+    for ours, expected in zip(result, gradients, strict=True):
         bound = error_model.product_chain_gradient_bound(held, expected, dtype)
         assert_gradient(ours, expected, bound)
-    given.assert_unchanged()
+    arguments.assert_unchanged()
     return gradient
 
 

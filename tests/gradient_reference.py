@@ -159,11 +159,12 @@ def _parts(
 def _summed(
     parts: dict[str, np.ndarray],
     shape: tuple[int, ...],
-    kept: tuple[int, ...],
+    original_shape: tuple[int, ...],
     terms: int = 1,
 ) -> Gradient:
-    """Sum over the axes that were broadcast from `kept`, and give what is left `shape`."""
-    sums = {name: sum_to(x, kept).reshape(shape) for name, x in parts.items()}
+    """Sum over the axes that were broadcast from `original_shape`, and give what is left
+    `shape`."""
+    sums = {name: sum_to(x, original_shape).reshape(shape) for name, x in parts.items()}
     broadcast = parts["exact"].size // max(sums["exact"].size, 1)
     return Gradient(**sums, terms=max(terms * broadcast, 1))
 

@@ -120,14 +120,14 @@ def survives(mutant: Mutant, tree: Path) -> bool:
     try:
         for tests in mutant.tests:
             command = f"{sys.executable} -m pytest -x -q -p no:cacheprovider {tests}"
-            found = subprocess.run(
+            result = subprocess.run(
                 command, shell=True, cwd=tree, env=environment, capture_output=True, text=True
             )
-            if found.returncode == pytest.ExitCode.TESTS_FAILED:
+            if result.returncode == pytest.ExitCode.TESTS_FAILED:
                 return False
-            if found.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            if result.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
                 # A change that cannot be imported is noticed.
-                return "rror" not in found.stdout + found.stderr
+                return "rror" not in result.stdout + result.stderr
         return True
     finally:
         file.write_text(text, "utf-8")

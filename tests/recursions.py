@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._array.chains.pieces import BOTH, LEFT, Backend, Block, Messages, pieces
+from arraylogchain._array.chains.pieces import (
+    ALL,
+    UPDATED,
+    Backend,
+    Messages,
+    SegmentMessages,
+    shards,
+)
 from arraylogchain._context import Context
 from arraylogchain._inputs import make_chain
 from tests import error_model
@@ -27,7 +34,7 @@ def check_recursions(
     workspace: int | None = None,
     cuts: tuple[int, ...] = (),
     **weights: Any,
-) -> list[Block]:
+) -> list[SegmentMessages]:
     """Compare messages of both directions, log Z and the best path's steps; return the blocks.
 
     `cuts` are the steps that blocks begin with, beside the first.
@@ -43,43 +50,43 @@ def check_recursions(
     every = np.arange(exact.rows).reshape(chain.batch)
     every = every.transpose(*chain.group_axes, *chain.row_axes)
     with ctx.computing():
-        for piece in pieces(ctx, chain, *chain.sizes) if exact.rows else ():
-            rows = every[piece.box].reshape(-1)
-            rows = rows if piece.order is None else rows[np.asarray(piece.order)]
-            blocks += _check_piece(recursion(piece, workspace or 1 << 26), exact, rows, cuts)
+        for shard in shards(ctx, chain, *chain.sizes) if exact.rows else ():
+            rows = every[shard.box].reshape(-1)
+            rows = rows if shard.order is None else rows[np.asarray(shard.order)]
+            blocks += _check_shard(recursion(shard, workspace or 1 << 26), exact, rows, cuts)
     return blocks
 
 
-def _check_piece(
+def _check_shard(
     recursion: Backend, exact: Exact, rows: np.ndarray, cuts: tuple[int, ...]
-) -> list[Block]:
+) -> list[SegmentMessages]:
     """Compare what is left of one piece; `rows` are the reference's."""
-    ctx, T = recursion.piece.ctx, recursion.piece.num_steps
+    ctx, T = recursion.shard.ctx, recursion.shard.num_steps
     edges = (0, *(t for t in cuts if t < T), T)
     parts = [slice(*pair) for pair in itertools.pairwise(edges)]
     steps = np.arange(1, T + 1)[:, None, None]
 
-    def check(found: np.ndarray, logs: Any, gaps: Any, steps: Any) -> None:
+    def check(result: np.ndarray, logs: Any, gaps: Any, steps: Any) -> None:
         bound = error_model.chain_bound(logs, gaps, steps, exact.K, ctx.precision.name)
-        assert_within(found.astype(ctx.precision.name), logs, bound)
+        assert_within(result.astype(ctx.precision.name), logs, bound)
 
     found_blocks = []
     for backward in (False, True):
         blocks = _run(recursion, parts, backward)
         way = exact.backward if backward else exact.forward
-        mask = exact.real[rows, :T].T[..., None]
-        for name in ("arrived", "left"):
-            found = np.concatenate([_logs(ctx, block, name, backward) for block in blocks])
+        mask = exact.valid_steps[rows, :T].T[..., None]
+        for name in ("predicted", "updated"):
+            result = np.concatenate([_logs(ctx, block, name, backward) for block in blocks])
             logs = way.full + way.offset
-            if name == "arrived":
+            if name == "predicted":
                 logs = way.bare + way.bare_offset
-            gaps = way.bare_gaps if name == "arrived" else way.full_gaps
+            gaps = way.bare_gaps if name == "predicted" else way.full_gaps
             logs, gaps = (np.swapaxes(z[rows, :T], 0, 1) for z in (logs, gaps))
             count = np.maximum(exact.lengths[rows][:, None] - steps + 1, 1) if backward else steps
-            found = np.where(mask, found.reshape(logs.shape), 0)
-            check(found, np.where(mask, logs, 0), np.where(mask, gaps, 0), count)
+            result = np.where(mask, result.reshape(logs.shape), 0)
+            check(result, np.where(mask, logs, 0), np.where(mask, gaps, 0), count)
         if not backward:
-            last = blocks[-1].state.logs(ctx).reshape(len(rows), -1) + exact.ends["final"][rows]
+            last = blocks[-1].carry.logs(ctx).reshape(len(rows), -1) + exact.ends["final"][rows]
             log_z, gap = exact.log_partition
             check(logsumexp(last, -1), log_z[rows], gap[rows], exact.lengths[rows])
         found_blocks += blocks
@@ -87,19 +94,19 @@ def _check_piece(
     return found_blocks
 
 
-def _run(recursion: Backend, parts: list[slice], backward: bool) -> list[Block]:
-    state, found = None, []
+def _run(recursion: Backend, parts: list[slice], backward: bool) -> list[SegmentMessages]:
+    state, result = None, []
     for part in parts[::-1] if backward else parts:
-        block = recursion.advance(state, part, backward, BOTH)
-        state = block.state
-        found.append(block)
-    return found[::-1] if backward else found
+        block = recursion.advance(state, part, backward, ALL)
+        state = block.carry
+        result.append(block)
+    return result[::-1] if backward else result
 
 
-def _logs(ctx: Context, block: Block, name: str, backward: bool) -> np.ndarray:
+def _logs(ctx: Context, block: SegmentMessages, name: str, backward: bool) -> np.ndarray:
     messages: Messages = getattr(block, name)
     logs = messages.logs(ctx)
-    if name == "left":
+    if name == "updated":
         return logs[:-1] if backward else logs[1:]
     return logs
 
@@ -109,18 +116,20 @@ def _check_best(recursion: Backend, parts: list[slice], exact: Exact, rows: np.n
     z = exact.log_partition[0]
     if np.any(~np.isfinite(z) & (z != -math.inf) | exact.broken):
         return
-    state, kept = None, []
+    state, stored = None, []
     for part in parts:
-        _, left, state = recursion.best(state, part, LEFT)
-        kept.append(left)
+        _, updated, state = recursion.best(state, part, UPDATED)
+        stored.append(updated)
     end = state.values.reshape(len(rows), -1) + exact.ends["final"][rows]
-    after = np.argmax(end, -1).reshape(recursion.piece.groups, -1)
+    after = np.argmax(end, -1).reshape(recursion.shard.groups, -1)
     paths = []
-    for part, left in zip(parts[::-1], kept[::-1], strict=True):
-        path = recursion.trace(left, after, part)
+    for part, updated in zip(parts[::-1], stored[::-1], strict=True):
+        path = recursion.trace(updated, after, part)
         after = path[0]
         paths.append(path)
-    found = np.concatenate(paths[::-1]).reshape(recursion.piece.num_steps, -1)
+    result = np.concatenate(paths[::-1]).reshape(recursion.shard.num_steps, -1)
     states = exact.best[0].copy()
-    states[rows, : len(found)] = found.T
-    assert_as_good(exact, np.where(exact.real, states, 0), recursion.piece.ctx.precision.name)
+    states[rows, : len(result)] = result.T
+    assert_as_good(
+        exact, np.where(exact.valid_steps, states, 0), recursion.shard.ctx.precision.name
+    )

@@ -60,15 +60,15 @@ def long_filtered(
     x, transitions = wide(x), wide(transitions)
     top = np.max(x, axis=-1, keepdims=True)
     emissions = np.exp(x - top)
-    shares, logs, state = np.empty_like(x), np.empty_like(x[:, 0]), None
+    marginals, logs, state = np.empty_like(x), np.empty_like(x[:, 0]), None
     for i in range(len(x)):
         state = (wide(initial) if state is None else state @ transitions) * emissions[i]
         total = state.sum()
         state = state / total
-        shares[i], logs[i] = state, np.log(total) + top[i, 0]
+        marginals[i], logs[i] = state, np.log(total) + top[i, 0]
     # Errors of steps that are not forgotten: the G of a few steps, whatever state they were in.
     gaps = np.broadcast_to(np.max(top - np.min(x, axis=-1, keepdims=True)), x.shape)
-    return shares, logs, gaps
+    return marginals, logs, gaps
 
 
 def long_chain(x: np.ndarray, transitions: np.ndarray, initial: np.ndarray) -> np.longdouble:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from arraylogchain import _dispatch
-from arraylogchain._arrays import enter
+from arraylogchain._arrays import prepare_inputs
 from tests import conftest
 
 
@@ -56,10 +56,10 @@ class Whole(np.ndarray):
 
 
 def test_integers_of_the_host_are_handed_over_whole(backend):
-    ctx, _ = enter({"x": backend.asarray(np.zeros(2), "float32")})
+    ctx, _ = prepare_inputs({"x": backend.asarray(np.zeros(2), "float32")})
     x = np.arange(-3, 4).view(Whole)
-    found = ctx.integers(x)
-    assert np.array_equal(found if ctx.is_numpy else backend.to_numpy(found), np.arange(-3, 4))
+    result = ctx.integers(x)
+    assert np.array_equal(result if ctx.is_numpy else backend.to_numpy(result), np.arange(-3, 4))
 
 
 @pytest.mark.chains

@@ -44,8 +44,8 @@ def test_everyone_has_a_place(device):
             met |= dict.fromkeys((c.label, c.call) for c in (first, *others))
             assert len({c.label for c in others}) == len(others)
     everyone = (c for some in CONTESTANTS.values() for c in some if device in c.devices)
-    known = {(c.label, c.call) for c in everyone}
-    assert {label for label, call in known - set(met) if "," not in label} == set()
+    expected = {(c.label, c.call) for c in everyone}
+    assert {label for label, call in expected - set(met) if "," not in label} == set()
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def test_case_runs(case, quick):
     """With everyone who is installed, and all who are right at such sizes."""
     if case.contestants("cpu")[0].missing():
         import_or_skip("torch")
-    found = runner.run_case(case, SETTINGS, Cpu())
-    for result in json.loads(json.dumps(found))["results"]:
+    outcome = runner.run_case(case, SETTINGS, Cpu())
+    for result in json.loads(json.dumps(outcome))["results"]:
         if (result["not_run"] or "").endswith("is not installed"):
             continue
         assert result["not_run"] is None, result
@@ -137,8 +137,8 @@ def test_failures_and_wrong_results_are_seen(quick, own_case):
 def test_first_calls_count_only_where_it_is_cold(state, before, own_case, monkeypatch):
     calls, times, clock = [], [], runner.time_once
     monkeypatch.setattr(runner, "time_once", lambda *g: times.append(len(calls)) or clock(*g))
-    (found,) = run(own_case(lambda a: calls.append(1) or 2 * a, state=state))
-    assert found["state"] == state
+    (result,) = run(own_case(lambda a: calls.append(1) or 2 * a, state=state))
+    assert result["state"] == state
     assert times[-1] >= before
     assert state == "warm" or len(calls) == before + 2  # the round, and to compare
 
@@ -157,13 +157,13 @@ def test_memory_is_counted():
 
 def test_record(tmp_path, capsys):
     """A run writes it, says of what, and adds what is not yet there."""
-    given = ["--quick", "--output", str(tmp_path), "--only"]
-    assert command.main([*given, "logmatmulexp-8"]) == 0
+    arguments = ["--quick", "--output", str(tmp_path), "--only"]
+    assert command.main([*arguments, "logmatmulexp-8"]) == 0
     out = capsys.readouterr().out
     assert "logmatmulexp-8, reduced" in out
     assert "A quick run" in out
     (path,) = tmp_path.glob("*-quick.json")
-    assert command.main([*given, "logmatmulexp-8", "maxplus-thin", "--into", str(path)]) == 0
+    assert command.main([*arguments, "logmatmulexp-8", "maxplus-thin", "--into", str(path)]) == 0
     content = report.read(path)
     assert [case["name"] for case in content["cases"]] == ["logmatmulexp-8", "maxplus-thin"]
     assert content["commit"] == machine.describe_commit() != ""

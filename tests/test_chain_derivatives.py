@@ -11,7 +11,7 @@ from tests.test_torch_chain import (
     SHAPES,
     arguments,
     check_derivatives,
-    in_logs,
+    linear_and_logs,
     operation,
     operations,
 )
@@ -42,8 +42,8 @@ def written_entropy(torch, x, log_transitions, log_initial):
 def test_entropy_agrees_with_all_paths(torch_backend, dtype, offset, steps):
     """Also beside closed states and edges, whose gradients are 0, and for large offsets."""
     torch = torch_backend.xp
-    given = arguments(torch, ((5, 3), (steps, 3, 3), (3,)), logs=True, dtype=dtype)
-    x, edges, start = given.values()
+    options = arguments(torch, ((5, 3), (steps, 3, 3), (3,)), logs=True, dtype=dtype)
+    x, edges, start = options.values()
     with torch.no_grad():
         x.mul_(8).round_().div_(8)  # exact with an offset, in single precision as well
         x[3, 1], edges[0, 2, 0], start[2] = -INF, -INF, -INF
@@ -51,22 +51,22 @@ def test_entropy_agrees_with_all_paths(torch_backend, dtype, offset, steps):
     expected = torch.autograd.grad(written_entropy(torch, *wide), wide)
     with torch.no_grad():
         x.add_(offset)
-    gradients = torch.autograd.grad(alc.LogChain(**given).entropy(), (x, edges, start))
+    gradients = torch.autograd.grad(alc.LogChain(**options).entropy(), (x, edges, start))
     tolerance = 2e-5 if dtype == "float32" else 1e-12
-    for found, exact in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(found.double(), exact.nan_to_num(0), rtol=0, atol=tolerance)
+    for result, exact in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(result.double(), exact.nan_to_num(0), rtol=0, atol=tolerance)
 
 
-@in_logs
+@linear_and_logs
 def test_entropy_of_chains_without_a_path(torch_backend, logs):
     torch = torch_backend.xp
-    given = arguments(torch, SHAPES["batch of initial weights"], logs)
+    options = arguments(torch, SHAPES["batch of initial weights"], logs)
     with torch.no_grad():
-        given["log_potentials"][0, 1] = -INF
-    entropy = alc.LogChain(**given).entropy()
+        options["log_potentials"][0, 1] = -INF
+    entropy = alc.LogChain(**options).entropy()
     assert torch.all(entropy[:, 0] == 0)
     assert torch.all(entropy[:, 1] > 0)
-    gradients = torch.autograd.grad(entropy[:, 0].sum(), tuple(given.values()))
+    gradients = torch.autograd.grad(entropy[:, 0].sum(), tuple(options.values()))
     assert not any(g.any() for g in gradients)
 
 
@@ -88,30 +88,30 @@ def test_filtered_beyond_the_range_of_linear_weights(torch_backend):
 # ------------------------------------------------------------------------- log weights of paths
 
 
-@in_logs
+@linear_and_logs
 def test_what_is_large_and_cancels(torch_backend, logs):
     """With gradients as without: offsets that add up to nothing leave no rounding."""
     torch = torch_backend.xp
-    given = arguments(torch, ((6, 3), (5, 3, 3), (3,)), logs)
+    options = arguments(torch, ((6, 3), (5, 3, 3), (3,)), logs)
     with torch.no_grad():
-        given["log_potentials"] += torch.tensor([1e15, -1e15] * 3)[:, None]
+        options["log_potentials"] += torch.tensor([1e15, -1e15] * 3)[:, None]
     states = torch.from_numpy(some_states(4, 6, K=3))
-    detached = alc.LogChain(**{name: x.detach() for name, x in given.items()})
-    found = alc.LogChain(**given).log_weight(states).detach()
-    torch.testing.assert_close(found, detached.log_weight(states), rtol=1e-15, atol=1e-15)
+    detached = alc.LogChain(**{name: x.detach() for name, x in options.items()})
+    result = alc.LogChain(**options).log_weight(states).detach()
+    torch.testing.assert_close(result, detached.log_weight(states), rtol=1e-15, atol=1e-15)
 
 
-@in_logs
+@linear_and_logs
 def test_no_gradient_where_there_is_no_weight(torch_backend, logs, dtype):
     """Paths of weight 0, through any of the arrays, beside one that has a gradient."""
     torch = torch_backend.xp
-    given = arguments(torch, ((3, 2), (2, 2, 2), (2,)), logs, dtype=dtype)
+    options = arguments(torch, ((3, 2), (2, 2, 2), (2,)), logs, dtype=dtype)
     closed = -INF if logs else 0.0
-    x, transitions, initial = given.values()
+    x, transitions, initial = options.values()
     with torch.no_grad():
         x[2, 1], transitions[0, 0, 1], initial[1] = -INF, closed, closed
     states = torch.tensor([[0, 0, 1], [0, 1, 0], [1, 0, 0], [1, 1, 1], [0, 0, 0]])
-    weight = alc.LogChain(**given).log_weight(states)
+    weight = alc.LogChain(**options).log_weight(states)
     assert torch.isneginf(weight).tolist() == [True] * 4 + [False]
     gradients = torch.autograd.grad(weight.sum(), (x, transitions, initial))
     expected = [torch.zeros_like(v) for v in (x, transitions, initial)]
@@ -120,8 +120,8 @@ def test_no_gradient_where_there_is_no_weight(torch_backend, logs, dtype):
     for t in range(2):
         expected[1][t, 0, 0] = 1 if logs else 1 / transitions.detach()[t, 0, 0]
     expected[2][0] = 1 if logs else 1 / initial.detach()[0]
-    for found, exact in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(found, exact)
+    for result, exact in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(result, exact)
 
 
 # ------------------------------------------------------------------------------- several lengths
@@ -134,7 +134,7 @@ def test_lengths(torch_backend, name, form):
     torch = torch_backend.xp
     options = given_as(form, uniform(3, 3, 2, 2), uniform(2), uniform(3, 2))
     case = ChainCase(torch_backend, "float64", normal(3, 4, 2), lengths=[3, 1, 2], **options)
-    given = case.given
+    given = case.arguments
     read = {n: ~torch.isnan(a) for n, a in given.items()}
     inner = {n: a[read[n]].requires_grad_() for n, a in given.items()}
 

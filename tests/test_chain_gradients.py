@@ -29,24 +29,24 @@ def test_derivatives_beyond_the_dtype(kind, backend):
         pytest.skip("no such dtype here")
     x, P, initial = np.zeros((4, 8, 2)), np.eye(2), np.asarray([1.0, 0.0])
     x[:, 6, 1] = 1000
-    given = [backend.asarray(each, kind) for each in (x, P, initial)]
+    arguments = [backend.asarray(each, kind) for each in (x, P, initial)]
     _, pullback = alc.vjp.log_partition(
-        alc.LogChain(given[0], transitions=given[1], initial=given[2])
+        alc.LogChain(arguments[0], transitions=arguments[1], initial=arguments[2])
     )
-    found = backend.to_numpy(pullback(backend.asarray(np.ones(4), kind)).transitions)
-    np.testing.assert_array_equal(np.isfinite(found), True)
-    assert found[0, 1] > 6e4
+    result = backend.to_numpy(pullback(backend.asarray(np.ones(4), kind)).transitions)
+    np.testing.assert_array_equal(np.isfinite(result), True)
+    assert result[0, 1] > 6e4
 
 
 def test_derivatives_beyond_the_dtype_of_both_signs(backend):
     """Beside matrices of small weights, each at a step of its own."""
     x = np.full((2, 8, 2), [0.0, -30.0])
     x[0, 3, 1] = x[1, 5, 1] = 30
-    given = (x, np.asarray([[1e-30, 0], [1e-33, 1e-30]]), np.asarray([1.0, 0.0]))
-    potentials, P, initial = (backend.asarray(each, "float32") for each in given)
+    arguments = (x, np.asarray([[1e-30, 0], [1e-33, 1e-30]]), np.asarray([1.0, 0.0]))
+    potentials, P, initial = (backend.asarray(each, "float32") for each in arguments)
     _, pullback = alc.vjp.log_partition(alc.LogChain(potentials, transitions=P, initial=initial))
-    found = pullback(backend.asarray(np.asarray([1.0, -1.0]), "float32")).transitions
-    assert np.all(np.isfinite(backend.to_numpy(found)))
+    result = pullback(backend.asarray(np.asarray([1.0, -1.0]), "float32")).transitions
+    assert np.all(np.isfinite(backend.to_numpy(result)))
 
 
 @pytest.mark.parametrize("wanted", ["initial", ["log_transitions"], ["x", "initial"]])
@@ -110,10 +110,10 @@ def test_columns_without_edges_beside_a_row_in_logs(np_backend):
 def test_cotangents_as_large_as_numbers_are(np_backend, dtype):
     potentials, P = (np_backend.asarray(np.ones(n), dtype) for n in ((3, 2), (600, 1, 2, 2)))
     _, pullback = alc.vjp.log_partition(alc.LogChain(potentials, transitions=P))
-    most = float(np.finfo(dtype).max)
-    opposite = pullback(np.repeat([most / 9, -most / 9], 300).astype(dtype)).log_potentials
-    assert np.all(np.abs(opposite) < 1e-5 * most)
-    np.testing.assert_allclose(pullback(np.full(600, most)).log_potentials, most)
+    highest = float(np.finfo(dtype).max)
+    opposite = pullback(np.repeat([highest / 9, -highest / 9], 300).astype(dtype)).log_potentials
+    assert np.all(np.abs(opposite) < 1e-5 * highest)
+    np.testing.assert_allclose(pullback(np.full(600, highest)).log_potentials, highest)
 
 
 def test_nan_without_a_cotangent():
@@ -149,10 +149,10 @@ def test_rows_that_fail_different_proofs():
     matrix = np.array([[0.5, 0.5], [0.25, 0.75]])
     _, pullback = alc.vjp.log_partition(alc.LogChain(x, transitions=matrix))
     cotangents = np.array([1e-300, 1.0, 2.0])
-    found = pullback(cotangents)
+    result = pullback(cotangents)
     sums = np.broadcast_to(cotangents[:, None], (3, 4))
-    np.testing.assert_allclose(found.log_potentials.sum(axis=-1), sums, rtol=1e-12)
-    assert (found.transitions * matrix).sum() == pytest.approx(9.0)
+    np.testing.assert_allclose(result.log_potentials.sum(axis=-1), sums, rtol=1e-12)
+    assert (result.transitions * matrix).sum() == pytest.approx(9.0)
 
 
 @pytest.mark.parametrize("sd", [1, 300])
@@ -167,10 +167,10 @@ def test_a_nan_row_stays_with_itself(sd, form):
         return alc.vjp.log_partition(chain)[1](cotangents)
 
     expected = gradients([0, 2], np.ones(2))
-    found = gradients([0, 1, 2], np.array([1, NAN, 1]))
-    np.testing.assert_allclose(found.log_potentials[[0, 2]], expected.log_potentials, rtol=1e-10)
-    np.testing.assert_allclose(found.transitions[1:], expected.transitions[1:], rtol=1e-10)
-    assert np.all(np.isnan(found.transitions[0]))
+    result = gradients([0, 1, 2], np.array([1, NAN, 1]))
+    np.testing.assert_allclose(result.log_potentials[[0, 2]], expected.log_potentials, rtol=1e-10)
+    np.testing.assert_allclose(result.transitions[1:], expected.transitions[1:], rtol=1e-10)
+    assert np.all(np.isnan(result.transitions[0]))
 
 
 @pytest.mark.parametrize("size", [1, 1e-100])
@@ -227,5 +227,5 @@ def test_levels_past_all_numbers(backend, dtype):
     x = np.zeros((2, 5, 2))
     x[0, 3:] = np.finfo(dtype).min
     chain = ChainCase(backend, dtype, x, transitions=uniform(1, 2, 2)).chain
-    for found in (chain.marginals(), chain.entropy()):
-        np.testing.assert_allclose(*backend.to_numpy(found), rtol=1e-5)
+    for result in (chain.marginals(), chain.entropy()):
+        np.testing.assert_allclose(*backend.to_numpy(result), rtol=1e-5)

@@ -57,11 +57,11 @@ def test_filtered(np_backend, kind):
     x = normal(T, K).astype(kind)
     # The least entry is half of the largest: a step reduces differences to a sixth or less.
     P, initial = (0.5 + 0.5 * uniform(K, K)).astype(kind), uniform(K).astype(kind)
-    found = alc.LogChain(x, transitions=P, initial=initial).filtered()
+    result = alc.LogChain(x, transitions=P, initial=initial).filtered()
     exact = reference.long_filtered(x, P, initial)
-    shares, logs = error_model.filtered_bounds(*exact, 2, K, kind)
-    assert_within(found.probabilities, exact[0], shares)
-    assert_within(found.log_normalizers, exact[1], logs)
+    marginals, logs = error_model.filtered_bounds(*exact, 2, K, kind)
+    assert_within(result.probabilities, exact[0], marginals)
+    assert_within(result.log_normalizers, exact[1], logs)
 
 
 def test_uniform_chain_is_exactly_known():
@@ -82,5 +82,5 @@ def test_entropy_of_a_markov_chain_is_known(np_backend, dtype):
     options = {"transitions": stay, "initial": np.full(2, 0.5), "only": ("entropy",)}
     case = check_chain(np_backend, dtype, np.zeros((steps, 2)), **options)
     expected = np.log(2) - (steps - 1) * (0.75 * np.log(0.75) + 0.25 * np.log(0.25))
-    found = case.chain.entropy()
-    np.testing.assert_allclose(found, expected, rtol=2e-5 if dtype == "float32" else 1e-12)
+    result = case.chain.entropy()
+    np.testing.assert_allclose(result, expected, rtol=2e-5 if dtype == "float32" else 1e-12)

@@ -63,9 +63,9 @@ def test_ties_go_to_the_smallest_state(backend, dtype, T, K, rows, per_step, clo
         log_initial=np.array(starts, float) if has_initial else None,
     )
     states, weight = check_paths(case)
-    for found, total, x, start in zip(states, weight, xs, starts, strict=True):
+    for result, total, x, start in zip(states, weight, xs, starts, strict=True):
         path, best = by_integers(x, edges, start)
-        assert found.tolist() == path
+        assert result.tolist() == path
         assert total == best
 
 
@@ -154,8 +154,8 @@ def test_integer_types(backend, dtype, kind):
     states = some_states(2, 5, K=4)
     expected = check_log_weight(case, states)
     np.testing.assert_array_equal(check_log_weight(case, states.astype(kind)), expected)
-    many = ChainCase(backend, dtype, normal(2, 5, 300), transitions=uniform(4, 300, 300))
-    check_log_weight(many, some_states(3, 2, 5, K=min(300, np.iinfo(kind).max)).astype(kind))
+    large = ChainCase(backend, dtype, normal(2, 5, 300), transitions=uniform(4, 300, 300))
+    check_log_weight(large, some_states(3, 2, 5, K=min(300, np.iinfo(kind).max)).astype(kind))
 
 
 def at(place, state):

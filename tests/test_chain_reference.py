@@ -38,8 +38,8 @@ def by_paths(arrays, row, length):
     one = np.vectorize(lambda v: mpmath.mpf(float(v)), otypes=[object])
     weights = [exp(x)]
     for name in PARTS[1:]:
-        given = exp(arrays[f"log_{name}"]) if f"log_{name}" in arrays else one(arrays[name])
-        weights.append(given[row] if name == "initial" else given)
+        arguments = exp(arrays[f"log_{name}"]) if f"log_{name}" in arrays else one(arrays[name])
+        weights.append(arguments[row] if name == "initial" else arguments)
     sums = [np.vectorize(lambda v: mpmath.mpf(0), otypes=[object])(w) for w in weights]
     total, products = mpmath.mpf(0), []
     for path in itertools.product(range(3), repeat=length):
@@ -51,8 +51,8 @@ def by_paths(arrays, row, length):
         total += products[-1]
         for i, (array, at) in enumerate(places):
             sums[array][at] += mpmath.fprod(along[:i] + along[i + 1 :])
-    shares = [p / total for p in products if p]
-    entropy = -mpmath.fsum(p * mpmath.log(p) for p in shares)
+    marginals = [p / total for p in products if p]
+    entropy = -mpmath.fsum(p * mpmath.log(p) for p in marginals)
     for i, name in enumerate(PARTS):
         sums[i] = sums[i] / total
         if i == 0 or f"log_{name}" in arrays:
@@ -71,21 +71,21 @@ def test_sums_and_derivatives(form, lengths):
     with mpmath.workdps(50):
         for row, length in enumerate(lengths):
             log_z, entropy, derivatives = by_paths(arrays, row, length)
-            for found, expected in ((exact.log_partition[0], log_z), (exact.entropy[0], entropy)):
-                assert_within(found[row], as_numbers(expected), 1000 * EPS)
+            for result, expected in ((exact.log_partition[0], log_z), (exact.entropy[0], entropy)):
+                assert_within(result[row], as_numbers(expected), 1000 * EPS)
             g = np.eye(3)[row]
             for i, part in enumerate(PARTS):
                 gradient = exact.gradient(part, g).exact
                 expected = np.zeros_like(gradient)
                 at = row if part in ("log_potentials", "initial") else slice(None)
-                own = as_numbers(derivatives[i])
-                expected[at][: len(own)] = own
+                computed = as_numbers(derivatives[i])
+                expected[at][: len(computed)] = computed
                 assert_within(gradient, expected, 1000 * EPS * (1 + abs(expected)))
 
 
 def test_what_decides_has_its_part_in_g():
     """The hole: what is far below in both directions, and decides, is as far below its row."""
-    given = make("hole")
-    exact = Exact({"log_potentials": given["x"], "transitions": given["transitions"]})
+    arguments = make("hole")
+    exact = Exact({"log_potentials": arguments["x"], "transitions": arguments["transitions"]})
     assert float(exact.log_partition[0][0]) == -2700
     assert exact.log_partition[1][0] > 2700

@@ -43,18 +43,18 @@ def test_arrays_of_different_precision(backend, kinds):
     if {of_x, others} - set(backend.dtypes):
         pytest.skip("no such dtype here")
     arrays = make("final 0 linear")
-    given = {"log_potentials": backend.asarray(arrays.pop("x"), of_x)}
-    given |= {n: backend.asarray(x, others) for n, x in arrays.items() if x is not None}
-    held = {n: backend.to_numpy(x) for n, x in given.items()}
+    arguments = {"log_potentials": backend.asarray(arrays.pop("x"), of_x)}
+    arguments |= {n: backend.asarray(x, others) for n, x in arrays.items() if x is not None}
+    held = {n: backend.to_numpy(x) for n, x in arguments.items()}
     case = ChainCase(backend, max(of_x, others), held.pop("log_potentials"), **held)
-    case.chain = alc.LogChain(**given)
+    case.chain = alc.LogChain(**arguments)
     for name in CHECKS.keys() - {"gradients"}:
         CHECKS[name](case)
     value, pullback = alc.vjp.log_partition(case.chain)
-    _, known = alc.vjp.log_partition(case.make())
+    _, expected = alc.vjp.log_partition(case.make())
     g = backend.asarray(np.ones(value.shape), case.dtype)
-    gradients, exact = pullback(g)._asdict(), known(g)._asdict()
-    for name in given:
-        found = backend.read(gradients[name], of_x if name == "log_potentials" else others)
+    gradients, exact = pullback(g)._asdict(), expected(g)._asdict()
+    for name in arguments:
+        result = backend.read(gradients[name], of_x if name == "log_potentials" else others)
         tolerance = 4e-3 if "float16" in kinds else 1e-5
-        np.testing.assert_allclose(found, backend.to_numpy(exact[name]), rtol=tolerance)
+        np.testing.assert_allclose(result, backend.to_numpy(exact[name]), rtol=tolerance)

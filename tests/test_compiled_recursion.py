@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from arraylogchain import _arrays
-from arraylogchain._array.chains.pieces import BOTH, LEFT, NOTHING, pieces
-from arraylogchain._array.chains.recursion import ArrayRecursion
+from arraylogchain._array.chains.pieces import ALL, NOTHING, UPDATED, shards
+from arraylogchain._array.chains.recursion import ArrayBackend
 from arraylogchain._compiled import why_not
 from arraylogchain._inputs import make_chain
 from tests import drifting_chains
@@ -15,22 +15,22 @@ from tests.recursions import check_recursions
 if why_not() is not None:
     pytest.skip(why_not(), allow_module_level=True)
 
-from arraylogchain._compiled.backend import Loops
+from arraylogchain._compiled.backend import CompiledBackend
 
 INF = np.inf
-backends = pytest.mark.parametrize("recursion", [Loops, ArrayRecursion])
+backends = pytest.mark.parametrize("recursion", [CompiledBackend, ArrayBackend])
 
 
 def check(recursion, x, **options):
     """Compare all messages; return how many rows have blocks in logs, forward or backward."""
     blocks = check_recursions(recursion, _arrays._numpy_context("float64"), x, **options)
-    return sum(np.count_nonzero(block.state.in_logs) for block in blocks)
+    return sum(np.count_nonzero(block.carry.is_log) for block in blocks)
 
 
-def on_one_piece(recursion, x, P):
+def on_one_shard(recursion, x, P):
     ctx = _arrays._numpy_context("float64")
     chain = make_chain({"log_potentials": x, "transitions": P}, None)
-    return recursion(*pieces(ctx, chain, *chain.sizes), 1 << 26)
+    return recursion(*shards(ctx, chain, *chain.sizes), 1 << 26)
 
 
 NAMES = ["shape 10 linear", "shape 22 logs", "shape 27 linear", "final 2 linear"]
@@ -73,16 +73,18 @@ def test_weights_and_entries_about_the_least(recursion, entry, weight):
 @pytest.mark.parametrize("rows", [1, 9])
 @pytest.mark.parametrize("shift", [-30.0, 30.0, 1e5])
 def test_weights_that_grow_and_fall_stay_linear(rows, shift):
-    assert check(Loops, normal(rows, 300, 3) + shift, transitions=1e3 * uniform(3, 3)) == 0
+    assert (
+        check(CompiledBackend, normal(rows, 300, 3) + shift, transitions=1e3 * uniform(3, 3)) == 0
+    )
 
 
 def test_rows_become_linear_again():
     x = normal(9, 40, 3)
     x[:5, 20, 1] = -1000.0
-    given = {"transitions": np.full((3, 3), 0.5)}
-    assert check(Loops, x, **given) == 2 * 5
+    arguments = {"transitions": np.full((3, 3), 0.5)}
+    assert check(CompiledBackend, x, **arguments) == 2 * 5
     # Backward the state that the block hands on is in logs as well.
-    assert check(Loops, x, cuts=(10, 20, 30), **given) == 3 * 5
+    assert check(CompiledBackend, x, cuts=(10, 20, 30), **arguments) == 3 * 5
 
 
 @pytest.mark.parametrize("K", [40, 65])
@@ -94,32 +96,32 @@ def test_few_entries(K, width, mixes):
     P = np.where((j >= k) & (j < k + width), 0.5, 0.0)
     P = P[:, np.random.default_rng(K).permutation(K)] if mixes else P
     x = normal(2, 2 * K, K, sd=60)
-    assert check(Loops, x, transitions=P, initial=np.eye(K)[0]) > 0
+    assert check(CompiledBackend, x, transitions=P, initial=np.eye(K)[0]) > 0
 
 
 @backends
 def test_states_that_are_given_are_left_as_they_are(recursion):
-    backend = on_one_piece(recursion, normal(9, 8, 3), uniform(3, 3))
+    backend = on_one_shard(recursion, normal(9, 8, 3), uniform(3, 3))
 
     def parts(x):
-        return x.values, x.shifts, x.powers, x.in_logs
+        return x.values, x.shifts, x.exponents, x.is_log
 
-    state = backend.advance(None, slice(0, 4), False, NOTHING).state
+    state = backend.advance(None, slice(0, 4), False, NOTHING).carry
     before, states = [np.copy(x) for x in parts(state)], []
-    for keep in (NOTHING, LEFT, BOTH):
-        states.append(parts(backend.advance(state, slice(4, 8), False, keep).state))
-    for found, first, old, now in zip(*states[1:], before, parts(state), strict=False):
-        np.testing.assert_array_equal(found, first)
+    for keep in (NOTHING, UPDATED, ALL):
+        states.append(parts(backend.advance(state, slice(4, 8), False, keep).carry))
+    for result, first, old, now in zip(*states[1:], before, parts(state), strict=False):
+        np.testing.assert_array_equal(result, first)
         np.testing.assert_array_equal(old, now)
-    for kept, alone in zip(states[1], states[0], strict=True):
-        np.testing.assert_array_equal(kept, alone)
+    for stored, alone in zip(states[1], states[0], strict=True):
+        np.testing.assert_array_equal(stored, alone)
 
 
 @backends
 @pytest.mark.parametrize("u", [0.0, np.nextafter(1.0, 0.0)])
 def test_states_of_weight_0_are_never_drawn(recursion, u):
     x = np.array([[-INF, 0.0, 0.1, -INF]] * 3)
-    backend, steps = on_one_piece(recursion, x, np.full((4, 4), 0.1)), slice(0, 3)
-    left = backend.advance(None, steps, False, LEFT).left
+    backend, steps = on_one_shard(recursion, x, np.full((4, 4), 0.1)), slice(0, 3)
+    updated = backend.advance(None, steps, False, UPDATED).updated
     after = np.full((1, 1, 1), 1 if u == 0.0 else 2)
-    assert np.all(backend.draw(left, after, steps, np.full((3, 1, 1, 1), u)) == after)
+    assert np.all(backend.draw(updated, after, steps, np.full((3, 1, 1, 1), u)) == after)

@@ -92,9 +92,9 @@ def test_a_change_of_any_source_is_noticed(tmp_path):
         if other is not None:
             (tmp_path / "other.py").write_text(other)
         file = str(tmp_path / "compiling.py")
-        found = {"__file__": file, "__name__": "compiling"}
-        exec(compile(source, file, "exec"), found)
-        stamps.add(found["_STAMP"])
+        result = {"__file__": file, "__name__": "compiling"}
+        exec(compile(source, file, "exec"), result)
+        stamps.add(result["_STAMP"])
     assert len(stamps) == 3
     assert compiling._STAMP in recursion.advance._cache._cache_file._version
 
@@ -105,8 +105,8 @@ def test_one_compilation_serves_all_kinds_of_arrays():
 
     def signatures():
         modules = (logs, matrices, numbers, paths, recursion, steps)
-        found = (f for m in modules for f in vars(m).values() if hasattr(f, "signatures"))
-        return {(f.__name__, signature) for f in found for signature in f.signatures}
+        result = (f for m in modules for f in vars(m).values() if hasattr(f, "signatures"))
+        return {(f.__name__, signature) for f in result for signature in f.signatures}
 
     x, P = normal(12, 6, 4), uniform(5, 4, 4)
     read_only = x.copy()
@@ -140,6 +140,6 @@ def test_why_not(monkeypatch, tmp_path, code, words):
     monkeypatch.syspath_prepend(tmp_path)
     for name in [n for n in sys.modules if n.partition(".")[0] == "numba"]:
         monkeypatch.delitem(sys.modules, name)
-    found = _compiled.why_not.__wrapped__()
-    assert found is None if words is None else words in found
-    assert "\n" not in (found or "")
+    result = _compiled.why_not.__wrapped__()
+    assert result is None if words is None else words in result
+    assert "\n" not in (result or "")

@@ -75,8 +75,8 @@ PRODUCTS = [
 @pytest.mark.parametrize(("name", "chunks"), PRODUCTS)
 def test_products(name, chunks):
     for product, check in VALUES.items():
-        kept = (np.isfinite(x) | (product != "matmul") for x in PAIRS[name])
-        operands = (np.where(known, x, 0) for known, x in zip(kept, PAIRS[name], strict=True))
+        masks = (np.isfinite(x) | (product != "matmul") for x in PAIRS[name])
+        operands = (np.where(mask, x, 0) for mask, x in zip(masks, PAIRS[name], strict=True))
         check(DaskBackend(*chunks), "float64", *operands)
 
 
@@ -93,10 +93,10 @@ def test_logchainexp(chunks):
     bound = error_model.product_chain_bound(list(np.moveaxis(matrices, 1, 0)), exact, "float64")
     backend = DaskBackend(*chunks)
     lazy = backend.asarray(matrices)
-    for given in (lazy, [*(lazy[:, i].astype("f4") for i in range(6)), lazy[:, 6]]):
-        assert_within(backend.read(alc.logchainexp(given), "float64"), exact, bound)
-    nothing = alc.logchainexp(lazy[:, :0])
-    np.testing.assert_array_equal(nothing, alc.logchainexp(matrices[:, :0]))
+    for arguments in (lazy, [*(lazy[:, i].astype("f4") for i in range(6)), lazy[:, 6]]):
+        assert_within(backend.read(alc.logchainexp(arguments), "float64"), exact, bound)
+    empty = alc.logchainexp(lazy[:, :0])
+    np.testing.assert_array_equal(empty, alc.logchainexp(matrices[:, :0]))
 
 
 @pytest.mark.parametrize("chunks", [(9, 9), (2, 3), (1, 1)])
@@ -154,13 +154,13 @@ def test_gradients_beyond_all_numbers(dtype, chunks):
     _, pullback = alc.vjp.log_partition(alc.LogChain(da.from_array(x, chunks=chunks), **chain))
     gradients = pullback(np.ones(6, dtype), ["transitions"])
     assert gradients.log_potentials is gradients.initial is None
-    found = gradients.transitions.compute(scheduler="sync")
-    assert found[0, 1] == np.finfo(dtype).max
+    result = gradients.transitions.compute(scheduler="sync")
+    assert result[0, 1] == np.finfo(dtype).max
     # Of each row, one path has a weight: it stays in the first state, 900 below the other one.
     exact = np.array([6 * 9, 0, 0])
     gradient = Gradient(exact, exact, exact * 10 * 900, 0 * exact, terms=6 * 9)
     bound = error_model.posterior_bound(gradient, 10, 2, dtype)
-    assert_within(found[[0, 1, 1], [0, 0, 1]], exact, bound)
+    assert_within(result[[0, 1, 1], [0, 0, 1]], exact, bound)
 
 
 def lazy_and_not(shape=(5, 4, 6, 3), chunks=(2, 3, 6, 3), lengths=None):
@@ -173,17 +173,17 @@ def lazy_and_not(shape=(5, 4, 6, 3), chunks=(2, 3, 6, 3), lengths=None):
 
 def test_lengths_may_be_lazy():
     lengths = np.random.default_rng(1).integers(1, 7, (5, 4))
-    for given in (da.from_array(lengths.copy(), chunks=((0, 3, 2), (2, 2))), lengths):
-        lazy, chain = lazy_and_not(lengths=given)
+    for arguments in (da.from_array(lengths.copy(), chunks=((0, 3, 2), (2, 2))), lengths):
+        lazy, chain = lazy_and_not(lengths=arguments)
         np.subtract(7, lengths, out=lengths)  # both have read them
         np.testing.assert_array_equal(lazy.viterbi().states, chain.viterbi().states)
         np.testing.assert_allclose(lazy.entropy().compute(scheduler="sync"), chain.entropy())
 
 
 def test_empty_chunks():
-    nothing, rows = da.full((1, 1), -np.inf, chunks=((1,), (0, 1))), da.zeros((2, 1), chunks=1)
-    assert not alc.maxplus_matmul(nothing, np.zeros((1, 2))).indices.compute().any()
-    assert alc.logmatmulexp(rows, nothing).compute().tolist() == [[-np.inf]] * 2
+    empty, rows = da.full((1, 1), -np.inf, chunks=((1,), (0, 1))), da.zeros((2, 1), chunks=1)
+    assert not alc.maxplus_matmul(empty, np.zeros((1, 2))).indices.compute().any()
+    assert alc.logmatmulexp(rows, empty).compute().tolist() == [[-np.inf]] * 2
 
 
 def test_samples_depend_on_generator_and_chunks_only():
@@ -257,8 +257,8 @@ def test_chains_are_shown_with_the_shapes_that_were_given():
 def test_samples_of_cut_chains_have_the_marginals():
     lazy, chain = lazy_and_not(chunks=(3, 4, 2, 3))
     samples = lazy.sample(3000, rng=np.random.default_rng(1)).compute()
-    shares = np.stack([(samples == k).mean(0) for k in range(3)], axis=-1)
-    assert np.max(np.abs(shares - chain.marginals())) < 5.5 * 0.5 / np.sqrt(3000)
+    marginals = np.stack([(samples == k).mean(0) for k in range(3)], axis=-1)
+    assert np.max(np.abs(marginals - chain.marginals())) < 5.5 * 0.5 / np.sqrt(3000)
     # The last weights are those of the last piece alone.
     x, P = np.array([[0, 0], [-np.inf, 0], [0, 0]]), np.eye(2)[::-1]
     lazy = alc.LogChain(da.from_array(x, chunks=(2, 2)), transitions=P, final=P[1])
@@ -334,13 +334,13 @@ def test_a_killed_worker_loses_nothing(client, tmp_path):
     for number, chunks in enumerate([(2, 600, 3), (4, 150, 3)]):
         lazy = stored.rechunk(chunks)
         chain = alc.LogChain(lazy, transitions=transitions)
-        known = dask.compute(chain.log_partition(), chain.marginals(), scheduler="sync")
+        expected = dask.compute(chain.log_partition(), chain.marginals(), scheduler="sync")
         flag = tmp_path / f"killed-{number}"
         unlucky = lazy.map_blocks(kill_once, flag=flag, dtype=x.dtype, meta=np.zeros((0, 0, 0)))
         chain = alc.LogChain(unlucky, transitions=transitions)
-        found = dask.compute(chain.log_partition(), chain.marginals())
+        result = dask.compute(chain.log_partition(), chain.marginals())
         assert flag.exists()
-        for y, z in zip(found, known, strict=True):
+        for y, z in zip(result, expected, strict=True):
             np.testing.assert_array_equal(y, z)
     chain.marginals().to_zarr(tmp_path / "out.zarr")
-    np.testing.assert_array_equal(da.from_zarr(tmp_path / "out.zarr").compute(), known[1])
+    np.testing.assert_array_equal(da.from_zarr(tmp_path / "out.zarr").compute(), expected[1])

@@ -28,8 +28,10 @@ def fences(page):
 def cells(page):
     """Return the code that is executed, in one namespace, when the documentation is built."""
     text = page.read_text("utf-8")
-    found = re.findall(r"^```\{code-cell\}.*\n(?:---\n(?:.*\n)*?---\n)?((?:.*\n)*?)```", text, re.M)
-    return "\n".join(re.sub(r"^:[\w-]+:.*$", "", cell, flags=re.M) for cell in found)
+    result = re.findall(
+        r"^```\{code-cell\}.*\n(?:---\n(?:.*\n)*?---\n)?((?:.*\n)*?)```", text, re.M
+    )
+    return "\n".join(re.sub(r"^:[\w-]+:.*$", "", cell, flags=re.M) for cell in result)
 
 
 EXAMPLES = [
@@ -72,11 +74,11 @@ def imported(example):
 
 def installed(page):
     """Return the names of the libraries that a page says to install."""
-    found = set(PROVIDES["."])
+    result = set(PROVIDES["."])
     for line in re.findall(r"pip install\s+([^`#\n]*)", page.read_text("utf-8")):
         for word in re.findall(r"[\w-]+", line):
-            found |= {word, *PROVIDES.get(word, ())}
-    return found
+            result |= {word, *PROVIDES.get(word, ())}
+    return result
 
 
 @pytest.mark.parametrize(("page", "example"), EXAMPLES)

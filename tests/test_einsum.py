@@ -82,8 +82,8 @@ def check_einsum(backend, dtype, equation, operands, **options):
     assert_within(backend.read(out, dtype), exact, einsum_bound(operands, exact, K, dtype))
     best = np.max(terms, axis=axes, initial=-np.inf)
     best = np.where(np.any(np.isnan(terms), axis=axes), np.nan, best)
-    found = backend.read(alc.maxplus_einsum(equation, *arrays, **options), dtype)
-    assert_within(found, best, einsum_bound(operands, best, K, dtype))
+    result = backend.read(alc.maxplus_einsum(equation, *arrays, **options), dtype)
+    assert_within(result, best, einsum_bound(operands, best, K, dtype))
 
 
 @pytest.mark.parametrize(("equation", "shapes"), EQUATIONS, ids=[e for e, _ in EQUATIONS])
@@ -101,8 +101,8 @@ def test_results_in_between_are_not_rounded_to_half_precision(backend, half):
 
 def test_mixed_dtypes_are_promoted_first():
     a, b = (np.random.default_rng(0).normal(size=n).astype("f4") for n in ((4, 200), (50, 4)))
-    found, same = (alc.logeinsumexp("ba,cb->b", a.astype(float), x) for x in (b, b.astype(float)))
-    np.testing.assert_array_equal(found, same)
+    result, same = (alc.logeinsumexp("ba,cb->b", a.astype(float), x) for x in (b, b.astype(float)))
+    np.testing.assert_array_equal(result, same)
 
 
 @st.composite
@@ -200,10 +200,10 @@ def check_gradients(backend, dtype, equation, operands):
         0,
     )
     g = np.random.default_rng(1).normal(size=value.shape).astype(dtype)
-    found = pullback(backend.asarray(g))
+    result = pullback(backend.asarray(g))
     terms, count = all_terms(equation, operands)
     K = math.prod(terms.shape[count:])
-    for x, out, exact in zip(operands, found, gradients_of(equation, operands, g), strict=True):
+    for x, out, exact in zip(operands, result, gradients_of(equation, operands, g), strict=True):
         assert out.shape == x.shape
         bound = einsum_gradient_bound(operands, exact, K, dtype)
         assert_within(backend.read(out, dtype), exact.exact, bound)

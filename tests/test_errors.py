@@ -195,16 +195,16 @@ def test_chain_shapes_and_options(options, words):
 @pytest.mark.parametrize("name", ["log_potentials", "transitions", "initial", "log_final"])
 @pytest.mark.parametrize("kind", ["complex128", "<U3", "object"])
 def test_chain_arguments_that_are_no_real_arrays(name, kind):
-    given = {"log_potentials": ones(5, 3), "transitions": ones(4, 3, 3)}
-    given.setdefault(name, ones(3))
-    given[name] = given[name].astype(kind)
+    arguments = {"log_potentials": ones(5, 3), "transitions": ones(4, 3, 3)}
+    arguments.setdefault(name, ones(3))
+    arguments[name] = arguments[name].astype(kind)
     with pytest.raises(TypeError, match=mentions(name)):
-        chain(given.pop("log_potentials"), **given)
+        chain(arguments.pop("log_potentials"), **arguments)
     if name != "log_potentials":
-        given[name] = given[name].tolist()
+        arguments[name] = arguments[name].tolist()
         if kind != "object":  # that is a list of numbers
             with pytest.raises(TypeError, match=mentions(name, "list", "real numbers")):
-                chain(**given)
+                chain(**arguments)
 
 
 @pytest.mark.parametrize("kind", ["list", "tuple", "int64", "uint8", "bool"])
@@ -220,11 +220,11 @@ def test_lists_integers_and_bools_are_arrays_like_the_potentials(backend, dtype,
         return backend.asarray(values, kind)
 
     options = {name: made(values) for name, values in small.items()}
-    given = {name: backend.asarray(np.asarray(v, float), dtype) for name, v in small.items()}
-    chains = (alc.LogChain(potentials, **arrays, lengths=3) for arrays in (options, given))
-    found, expected = (chain.log_partition() for chain in chains)
-    assert found.dtype == expected.dtype
-    assert backend.to_numpy(found) == backend.to_numpy(expected)
+    arguments = {name: backend.asarray(np.asarray(v, float), dtype) for name, v in small.items()}
+    chains = (alc.LogChain(potentials, **arrays, lengths=3) for arrays in (options, arguments))
+    result, expected = (chain.log_partition() for chain in chains)
+    assert result.dtype == expected.dtype
+    assert backend.to_numpy(result) == backend.to_numpy(expected)
     states = alc.LogChain(potentials, **options).log_weight([0, 1, 1])
     assert np.isfinite(backend.to_numpy(states))
 
@@ -314,20 +314,20 @@ NEGATIVE = pytest.mark.parametrize(
 @NEGATIVE
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
 def test_negative_weights(name, value, kind):
-    given = {"log_potentials": ones(5, 3), "transitions": ones(3, 3), name: value}
+    arguments = {"log_potentials": ones(5, 3), "transitions": ones(3, 3), name: value}
     with pytest.raises(ValueError, match=mentions(name, f"log_{name}", "negative")):
-        alc.LogChain(**{key: x.astype(kind) for key, x in given.items()})
-    given.pop(name)
-    given = {**given, f"log_{name}": value}
-    assert np.isfinite(chain(given.pop("log_potentials"), **given)).all()
+        alc.LogChain(**{key: x.astype(kind) for key, x in arguments.items()})
+    arguments.pop(name)
+    arguments = {**arguments, f"log_{name}": value}
+    assert np.isfinite(chain(arguments.pop("log_potentials"), **arguments)).all()
 
 
 @NEGATIVE
 @pytest.mark.parametrize("kind", ["bfloat16", "float32"])
 @pytest.mark.parametrize("grad", [False, True])
 def test_negative_weights_of_tensors(torch_backend, name, value, kind, grad):
-    given = {"log_potentials": ones(5, 3), "transitions": ones(3, 3), name: value}
-    tensors = {key: torch_backend.asarray(x, kind) for key, x in given.items()}
+    arguments = {"log_potentials": ones(5, 3), "transitions": ones(3, 3), name: value}
+    tensors = {key: torch_backend.asarray(x, kind) for key, x in arguments.items()}
     tensors[name].requires_grad_(grad)
     with pytest.raises(ValueError, match=mentions(name, f"log_{name}", "negative")):
         alc.LogChain(**tensors)

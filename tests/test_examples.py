@@ -67,8 +67,8 @@ def test_gaussian_hmm_is_that_of_hmmlearn():
     np.testing.assert_allclose(ours.means, other.means_, rtol=1e-6)
     np.testing.assert_allclose(ours.transitions, other.transmat_, atol=1e-9)
     assert ours.score(observations, lengths) == pytest.approx(other.score(real, lengths))
-    found = ours.predict(observations, lengths)
-    assert np.array_equal(found[found >= 0], other.predict(real, lengths))
+    result = ours.predict(observations, lengths)
+    assert np.array_equal(result[result >= 0], other.predict(real, lengths))
 
 
 def test_categorical_hmm():
@@ -95,16 +95,16 @@ def test_crf_is_that_of_pytorch_crf(torch_alone):
     mask = torch.arange(6) < torch.tensor([[6], [1], [4]])
     expected = -theirs(scores, tags, mask=mask, reduction="mean")
     torch.testing.assert_close(ours(scores, tags, mask), expected)
-    found = ours.decode(scores, mask)
-    assert [row[row >= 0].tolist() for row in found] == theirs.decode(scores, mask=mask)
+    result = ours.decode(scores, mask)
+    assert [row[row >= 0].tolist() for row in result] == theirs.decode(scores, mask=mask)
 
 
 def test_numpy_training(picture):
-    found = load("numpy_training").main(n=200, v=50, c=3, plot=picture)
-    assert found.result.success
-    assert np.all(np.diff(found.losses) < 0)
-    assert found.losses[-1] < found.true_loss
-    assert found.error < 0.05
+    result = load("numpy_training").main(n=200, v=50, c=3, plot=picture)
+    assert result.result.success
+    assert np.all(np.diff(result.losses) < 0)
+    assert result.losses[-1] < result.true_loss
+    assert result.error < 0.05
     assert_drawn(picture)
 
 
@@ -121,10 +121,10 @@ def test_em_out_of_core():
 
 
 def test_batched_linear(torch_alone, picture):
-    found = load("batched_linear").main(n=1024, heads=4, d=32, e=32, plot=picture)
-    assert found.losses[-1] < found.losses[0] / 10
+    result = load("batched_linear").main(n=1024, heads=4, d=32, e=32, plot=picture)
+    assert result.losses[-1] < result.losses[0] / 10
     # torch makes [n, heads, d, e] twice, d times what one result takes.
-    for ours, theirs in zip(*found.peaks.values(), strict=True):
+    for ours, theirs in zip(*result.peaks.values(), strict=True):
         assert ours < theirs / 8
-    assert found.difference < 1e-5
+    assert result.difference < 1e-5
     assert_drawn(picture)

@@ -41,8 +41,8 @@ def test_chains(poisoned, name):
 
     expected = results()
     poisoned()
-    for found, known in zip(results(), expected, strict=True):
-        np.testing.assert_array_equal(found, known)
+    for result, known in zip(results(), expected, strict=True):
+        np.testing.assert_array_equal(result, known)
 
 
 @pytest.mark.parametrize("sd", [1, 40, 2000])
@@ -51,13 +51,15 @@ def test_products(poisoned, sd):
     a[0, 3], b[1, :, 4], a[a > sd] = -INF, -INF, -INF
 
     def results():
-        found = []
+        result = []
         for function in (alc.vjp.logmatmulexp, alc.vjp.matmul, alc.vjp.maxplus_matmul):
-            given = (a, b) if function is not alc.vjp.matmul else (np.exp(a / sd), np.exp(b / sd))
-            value, pullback = function(*given)
+            arguments = (
+                (a, b) if function is not alc.vjp.matmul else (np.exp(a / sd), np.exp(b / sd))
+            )
+            value, pullback = function(*arguments)
             value = getattr(value, "values", value)
-            found += [value, *pullback(np.ones_like(value))]
-        return [*found, alc.logchainexp(normal(7, 4, 4, sd=sd))]
+            result += [value, *pullback(np.ones_like(value))]
+        return [*result, alc.logchainexp(normal(7, 4, 4, sd=sd))]
 
     expected = results()
     poisoned()

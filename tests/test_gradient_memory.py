@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from arraylogchain._array.chains.pieces import cut
-from arraylogchain._array.chains.recursion import ArrayRecursion
+from arraylogchain._array.chains.pieces import plan_shards
+from arraylogchain._array.chains.recursion import ArrayBackend
 from tests.test_workspace import CHAINS, PRODUCTS, normal, temporaries, uniform
 
 SMALLEST = 1 << 20
@@ -72,7 +72,7 @@ def test_pullbacks_of_many_pieces_keep_one_state_in_many(size):
     used = temporaries(lambda: value_and_gradients(alc.vjp.log_partition, chain)[1])
     assert used <= SMALLEST + x.nbytes // 4
     sizes = 1, *size, False, True
-    assert cut(sizes, ArrayRecursion, 4, SMALLEST, True, 10, 1 << 28)[2] >= size[1] ** 0.5 - 1
+    assert plan_shards(sizes, ArrayBackend, 4, SMALLEST, True, 10, 1 << 28)[2] >= size[1] ** 0.5 - 1
 
 
 @pytest.mark.chains

@@ -40,13 +40,13 @@ def test_gradients_of_a_sequence_agree_with_those_of_its_chain(n):
     stack = normal(n, 3, 3, sd=3)
     stack[0, 1, 2] = -INF
     first, last, g = normal(3, seed=1), normal(3, seed=2), np.array(0.7)
-    found = gradient_reference.logchainexp([first[None], *stack, last[:, None]], g[None, None])
+    result = gradient_reference.logchainexp([first[None], *stack, last[:, None]], g[None, None])
     arrays = {"log_initial": first, "log_transitions": stack, "log_final": last}
     chain = Exact({"log_potentials": np.zeros((n + 1, 3)), **arrays})
-    assert_close(found[0], chain.gradient("initial", g).exact[None])
-    for ours, expected in zip(found[1:-1], chain.gradient("transitions", g).exact, strict=True):
+    assert_close(result[0], chain.gradient("initial", g).exact[None])
+    for ours, expected in zip(result[1:-1], chain.gradient("transitions", g).exact, strict=True):
         assert_close(ours, expected)
-    assert_close(found[-1], chain.gradient("final", g).exact[:, None])
+    assert_close(result[-1], chain.gradient("final", g).exact[:, None])
 
 
 # bounds -------------------------------------------------------------------------------------------

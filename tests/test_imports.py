@@ -39,20 +39,22 @@ def imports(tree):
         if isinstance(function, ast.FunctionDef)
         for node in ast.walk(function)
     }
-    found = set()
+    result = set()
     for node in ast.walk(tree):
         for target in targets(node):
             name = target if target in PATHS else target.rpartition(".")[0]
             if name in PATHS and not (node in in_functions and name.startswith(LAZY)):
-                found.add(name)
-    return found
+                result.add(name)
+    return result
 
 
 def test_no_private_interfaces_of_others():
     """Those that were once in use here, and change without notice."""
     private = ("torch._C", "_current_level", "_task_spec")
-    found = [(x, word) for x, path in PATHS.items() for word in private if word in path.read_text()]
-    assert not found
+    result = [
+        (x, word) for x, path in PATHS.items() for word in private if word in path.read_text()
+    ]
+    assert not result
 
 
 def test_lazy_imports_do_not_count():

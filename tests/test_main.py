@@ -59,9 +59,9 @@ def test_says_how_many_threads_there_are(monkeypatch):
 def test_says_what_computes_on_the_cpu(monkeypatch, compiled, reason):
     monkeypatch.setattr("arraylogchain._compiled.why_not", lambda: reason)
     monkeypatch.setitem(sys.modules, "numba", types.SimpleNamespace(__version__="0.61"))
-    found = _cli.describe(), _cli.compile_loops()
-    assert ("array operations (Numba is not installed)" if reason else "0.61\n") in found[0]
-    assert ("nothing to compile" in found[1]) == (compiled == []) == bool(reason)
+    result = _cli.describe(), _cli.compile_loops()
+    assert ("array operations (Numba is not installed)" if reason else "0.61\n") in result[0]
+    assert ("nothing to compile" in result[1]) == (compiled == []) == bool(reason)
 
 
 def test_cuda_without_cupy_says_why(capsys, monkeypatch):

@@ -66,14 +66,16 @@ def test_mixed_precisions_promote(backend, function, first, second, expected):
     """Values have the wider one, gradients that of their operand."""
     x, y = normal(3, 4), normal(4, 3, seed=1)
     for dtypes in [(first, second), (second, first)]:
-        given = [backend.asarray(v, d) for v, d in zip((x, y), dtypes, strict=True)]
-        wide = [backend.asarray(backend.to_numpy(v), expected) for v in given]
+        arguments = [backend.asarray(v, d) for v, d in zip((x, y), dtypes, strict=True)]
+        wide = [backend.asarray(backend.to_numpy(v), expected) for v in arguments]
         g = backend.asarray(normal(3, 3), expected)
-        (value, pullback), (plain, known) = (getattr(alc.vjp, function)(*p) for p in (given, wide))
+        (value, pullback), (plain, known) = (
+            getattr(alc.vjp, function)(*p) for p in (arguments, wide)
+        )
         if function == "maxplus_matmul":
             value, plain = value.values, plain.values
-        found = zip((value, *pullback(g)), (plain, *known(g)), (expected, *dtypes), strict=True)
-        for ours, theirs, dtype in found:
+        result = zip((value, *pullback(g)), (plain, *known(g)), (expected, *dtypes), strict=True)
+        for ours, theirs, dtype in result:
             ours, theirs = backend.read(ours, dtype), backend.to_numpy(theirs)
             bound = 50 * error_model.eps_of(dtype) * np.abs(theirs) + 1e-6
             assert_within(ours, theirs, bound + error_model.half_ulp(theirs, dtype))
@@ -122,16 +124,16 @@ def test_memory_layouts(function, dtype, layout, library):
         if layout in ("negative strides", "read-only"):
             pytest.skip("torch has none")
         view, plain = map(import_or_skip("torch").from_numpy, (view, plain))
-    for given in itertools.product((plain, view), repeat=3):
-        value, pullback = getattr(alc.vjp, function)(*given[:2])
-        found = [*(value if isinstance(value, tuple) else (value,)), *pullback(given[2])]
+    for arguments in itertools.product((plain, view), repeat=3):
+        value, pullback = getattr(alc.vjp, function)(*arguments[:2])
+        result = [*(value if isinstance(value, tuple) else (value,)), *pullback(arguments[2])]
         if library == "torch":
-            leaves = [x.detach().requires_grad_() for x in given[:2]]
+            leaves = [x.detach().requires_grad_() for x in arguments[:2]]
             value = getattr(alc, function)(*leaves)
             values = value.values if function == "maxplus_matmul" else value
-            found += import_or_skip("torch").autograd.grad(values, leaves, given[2])
-        expected = expected or found
-        for x, y in zip(found, expected, strict=True):
+            result += import_or_skip("torch").autograd.grad(values, leaves, arguments[2])
+        expected = expected or result
+        for x, y in zip(result, expected, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(view, plain)
 
@@ -203,8 +205,8 @@ def test_dtype_of_a_cotangent(torch_backend, function, dtype, of_cotangent):
     a, b = (torch_backend.asarray(x, dtype) for x in (normal(3, 4), normal(4, 4, seed=1)))
     value, pullback = pullback_of(function, a, b)
     g = torch_backend.xp.ones_like(value[0] if function == "maxplus_matmul" else value)
-    found, expected = pullback(g.to(getattr(torch_backend.xp, of_cotangent))), pullback(g)
-    torch_backend.xp.testing.assert_close(found, expected)
+    result, expected = pullback(g.to(getattr(torch_backend.xp, of_cotangent))), pullback(g)
+    torch_backend.xp.testing.assert_close(result, expected)
 
 
 # ----------------------------------------------------------------------------------- many factors
@@ -212,8 +214,8 @@ def test_dtype_of_a_cotangent(torch_backend, function, dtype, of_cotangent):
 
 def test_no_factors_give_the_identity(backend, dtype):
     for batch in ((), (2,)):
-        nothing = backend.asarray(np.empty((*batch, 0, 3, 3)), dtype)
-        out = backend.read(alc.logchainexp(nothing), dtype)
+        empty = backend.asarray(np.empty((*batch, 0, 3, 3)), dtype)
+        out = backend.read(alc.logchainexp(empty), dtype)
         assert out.shape == (*batch, 3, 3)
         np.testing.assert_array_equal(out, np.where(np.eye(3) == 1, 0, -INF) * np.ones(out.shape))
 

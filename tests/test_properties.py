@@ -58,8 +58,8 @@ def test_products(operands, dtype, workspace, kind):
     """Values and gradients of all three."""
     for function, check in CHECKS.items():
         finite = [np.where(np.isfinite(x), x, 0) for x in operands]
-        given = finite if function == "matmul" else operands
-        check(make_backend("numpy"), dtype, *given, kind, workspace=workspace)
+        arguments = finite if function == "matmul" else operands
+        check(make_backend("numpy"), dtype, *arguments, kind, workspace=workspace)
 
 
 @given(operands=operands(), name=ELSEWHERE)

@@ -85,8 +85,8 @@ def test_workflow_runs_every_python_that_is_named():
     jobs = workflow["jobs"]
     assert {"run": ".ci/run"} in jobs["everything"]["steps"]
     matrix = jobs["numpy"]["strategy"]["matrix"]
-    found = {*matrix["python"], *(row["python"] for row in matrix["include"])}
+    result = {*matrix["python"], *(row["python"] for row in matrix["include"])}
     prefix = "Programming Language :: Python :: "
     named = {text.removeprefix(prefix) for text in PROJECT["classifiers"] if prefix in text}
-    assert found == named - {"3"}
-    assert f">={min(found, key=lambda version: int(version[2:]))}" == PROJECT["requires-python"]
+    assert result == named - {"3"}
+    assert f">={min(result, key=lambda version: int(version[2:]))}" == PROJECT["requires-python"]

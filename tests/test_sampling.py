@@ -36,8 +36,8 @@ def assert_frequencies(counts, expected, level=LEVEL, lost=0):
         (counts[rare].sum()[None], expected[rare].sum()[None]),
     ]
     counts, expected = (np.concatenate(parts) for parts in zip(*cells, strict=True))
-    kept = expected > 1e-3 * SMALLEST_CELL
-    counts, expected = counts[kept], expected[kept]
+    is_large = expected > 1e-3 * SMALLEST_CELL
+    counts, expected = counts[is_large], expected[is_large]
     freedom = len(counts) - 1 - lost
     if freedom > 0:
         distance = np.sum((counts - expected) ** 2 / expected)
@@ -57,11 +57,11 @@ def draw(case, count, seed=0):
 def assert_paths(case, states):
     """Compare the frequencies of all paths with their shares, in every row."""
     paths, weights = all_paths(case.exact)
-    shares = np.exp(weights - logsumexp(weights, axis=0))
+    marginals = np.exp(weights - logsumexp(weights, axis=0))
     code = states @ case.K ** np.arange(case.T)[::-1]
     for row in range(case.exact.rows):
         counts = np.bincount(code[:, row], minlength=len(paths))
-        assert_frequencies(counts, len(states) * shares[:, row])
+        assert_frequencies(counts, len(states) * marginals[:, row])
 
 
 def assert_pairs(case, states):
@@ -145,9 +145,9 @@ def test_rows_and_samples_are_independent(backend, dtype):
     x = np.broadcast_to(normal(5, K), (3, 5, K))
     case = ChainCase(backend, dtype, x, transitions=uniform(1, K, K))
     states = draw(case, n)
-    shares = case.exact.marginals().exact[0].astype(float)
+    marginals = case.exact.marginals().exact[0].astype(float)
     for t in (0, 2, 4):
-        both = np.outer(shares[t], shares[t])
+        both = np.outer(marginals[t], marginals[t])
         for first, second in ((0, 1), (0, 2), (1, 2)):
             counts = np.bincount(states[:, first, t] * K + states[:, second, t], minlength=K * K)
             assert_frequencies(counts, n * both)
@@ -222,8 +222,8 @@ def test_workspace_keeps_the_distribution(np_backend, dtype):
     states = draw(case, 1000)
     counts = case.exact.marginals().exact
     for t in range(30):
-        found = np.stack([np.bincount(states[:, n, t], minlength=12) for n in range(40)])
-        assert_frequencies(found, 1000 * counts[:, t], LEVEL / 30, lost=39)
+        result = np.stack([np.bincount(states[:, n, t], minlength=12) for n in range(40)])
+        assert_frequencies(result, 1000 * counts[:, t], LEVEL / 30, lost=39)
 
 
 WRONG = [("rng", x, TypeError) for x in (np.random.RandomState(0), np.random, np.random.PCG64(0))]

@@ -33,8 +33,8 @@ def parts_of(result: Any) -> list[np.ndarray]:
     return [] if result is None else [np.array(result)]
 
 
-def assert_same_bits(found: Any, expected: Any) -> None:
-    for ours, theirs in zip(parts_of(found), parts_of(expected), strict=True):
+def assert_same_bits(result: Any, expected: Any) -> None:
+    for ours, theirs in zip(parts_of(result), parts_of(expected), strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(ours, theirs)
 
@@ -43,9 +43,9 @@ def everything(chain: alc.LogChain) -> list[Any]:
     """Return what all methods of a chain give."""
     names = ("log_partition", "forward_messages", "backward_messages", "marginals", "entropy")
     names = (*names, "viterbi", "filtered", "posterior", "expected_transitions")
-    found = [getattr(chain, name)() for name in names]
+    result = [getattr(chain, name)() for name in names]
     samples = chain.sample(2, rng=np.random.default_rng(0))
-    return [*found, samples, chain.log_weight(samples)]
+    return [*result, samples, chain.log_weight(samples)]
 
 
 def chain_pullback(rows: int, T: int, K: int) -> tuple[Callable[..., Any], np.ndarray]:
@@ -82,9 +82,9 @@ def assert_from_many_threads(calls: list[Callable[[], Any]], times: int) -> None
         return [call() for _ in range(times)]
 
     with ThreadPoolExecutor(len(calls)) as pool:
-        for found, own in zip(pool.map(repeat, calls), expected, strict=True):
-            for again in found:
-                assert_same_bits(again, own)
+        for result, alone in zip(pool.map(repeat, calls), expected, strict=True):
+            for again in result:
+                assert_same_bits(again, alone)
 
 
 @pytest.mark.parametrize("name", PULLBACKS)
@@ -195,12 +195,12 @@ def test_shapes_are_read_at_each_call():
 
 @pytest.mark.parametrize("changed", ["x", "P"])
 def test_pullbacks_are_of_the_shapes_that_the_value_had(changed):
-    given = {"x": normal(12, 4), "P": uniform(4, 4)}
-    chain = alc.LogChain(given["x"], transitions=given["P"])
+    arguments = {"x": normal(12, 4), "P": uniform(4, 4)}
+    chain = alc.LogChain(arguments["x"], transitions=arguments["P"])
     _, of_chain = alc.vjp.log_partition(chain)
-    _, of_product = alc.vjp.logmatmulexp(given["x"], given["P"])
+    _, of_product = alc.vjp.logmatmulexp(arguments["x"], arguments["P"])
     expected = of_chain(1.0), of_product(np.ones((12, 4)))
-    given[changed].shape = -1
+    arguments[changed].shape = -1
     assert_same_bits((of_chain(1.0), of_product(np.ones((12, 4)))), expected)
 
 

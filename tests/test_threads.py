@@ -28,22 +28,22 @@ def _fresh_pool():
 
 def blocks_of(count, block, workers=None):
     """Return the blocks that are run, in order, and the threads that ran them."""
-    found, threads = [], set()
+    result, threads = [], set()
 
     def work(start, stop):
         time.sleep(0.001)
-        found.append((start, stop))
+        result.append((start, stop))
         threads.add(threading.get_ident())
 
     run_blocks(work, count, block, workers)
-    return sorted(found), threads
+    return sorted(result), threads
 
 
 @pytest.mark.parametrize("workers", [None, 1, 2, 3, 8])
 @pytest.mark.parametrize(("count", "block"), [(0, 4), (1, 4), (4, 4), (5, 4), (23, 4), (23, 1)])
 def test_every_block_once(count, block, workers):
-    found, threads = blocks_of(count, block, workers)
-    assert found == [(i, min(i + block, count)) for i in range(0, count, block)]
+    result, threads = blocks_of(count, block, workers)
+    assert result == [(i, min(i + block, count)) for i in range(0, count, block)]
     assert len(threads) <= max(1, workers or num_workers())
 
 
@@ -135,11 +135,11 @@ def test_helpers_that_never_begin_keep_nothing_alive():
     other.start()
     begun.wait(10)
     array = np.zeros(3)
-    kept = weakref.ref(array)
+    reference = weakref.ref(array)
     run_blocks(lambda start, stop, array=array: None, 4, 1, workers=2)
     del array
     gc.collect()
-    alive = kept() is not None
+    alive = reference() is not None
     done.set()
     other.join(10)
     assert not alive
@@ -217,9 +217,9 @@ def gradients(value_and_pullback):
 def tensor_gradient(workers):
     import torch
 
-    given = {name: torch.asarray(x).requires_grad_() for name, x in CHAIN.items()}
-    z = alc.LogChain(given.pop("log_potentials"), **given, workers=workers).log_partition()
-    return torch.autograd.grad(z.sum(), list(given.values()))[0].numpy()
+    arguments = {name: torch.asarray(x).requires_grad_() for name, x in CHAIN.items()}
+    z = alc.LogChain(arguments.pop("log_potentials"), **arguments, workers=workers).log_partition()
+    return torch.autograd.grad(z.sum(), list(arguments.values()))[0].numpy()
 
 
 CALLS = {
@@ -252,18 +252,18 @@ def test_as_many_workers_as_are_asked_for(monkeypatch, name):
     """Whoever shares out work sees the number, pullbacks and autograd included; bits are kept."""
     if name == "tensor":
         pytest.importorskip("torch")
-    seen, leave = [], Context.leave
+    seen, leave = [], Context.to_caller
 
-    def left(self, found):
-        seen.append(_threads.wanted.get())
-        return leave(self, found)
+    def left(self, result):
+        seen.append(_threads.requested.get())
+        return leave(self, result)
 
-    monkeypatch.setattr(Context, "leave", left)
-    found = [CALLS[name](n) for n in (1, 3)]
+    monkeypatch.setattr(Context, "to_caller", left)
+    result = [CALLS[name](n) for n in (1, 3)]
     assert set(seen) == {1, 3}
-    for parts in zip(*(x if isinstance(x, tuple) else (x,) for x in found), strict=True):
+    for parts in zip(*(x if isinstance(x, tuple) else (x,) for x in result), strict=True):
         np.testing.assert_array_equal(*parts)
-    assert _threads.wanted.get() is None
+    assert _threads.requested.get() is None
 
 
 def test_no_more_workers_than_are_asked_for():

@@ -24,19 +24,19 @@ LEAST = {"float32": 126, "float64": 1022}
 STEP = {"float32": 5, "float64": 17}
 
 
-def exponents(dtype: str, most: float) -> np.ndarray:
-    """Return exponents, none whole, from 0 to `most` times that of the least normal number."""
-    n = np.arange(0, most * LEAST[dtype], STEP[dtype])
+def exponents(dtype: str, highest: float) -> np.ndarray:
+    """Return exponents, none whole, from 0 to `highest` times that of the least normal number."""
+    n = np.arange(0, highest * LEAST[dtype], STEP[dtype])
     return n + np.random.default_rng(0).random(n.shape)
 
 
-def powers(exponents: np.ndarray) -> np.ndarray:
+def as_powers(exponents: np.ndarray) -> np.ndarray:
     return -np.log(2) * exponents
 
 
 def product_of_two_terms(dtype: str, copies: int) -> tuple[np.ndarray, np.ndarray]:
     """Return operands whose sums have a term of each size from either side; both maxima are 1."""
-    logs = powers(exponents(dtype, 1.2))
+    logs = as_powers(exponents(dtype, 1.2))
     a = np.stack([0 * logs, *[logs] * copies], axis=1)
     return a, np.stack([logs, *[0 * logs] * copies])
 
@@ -47,14 +47,14 @@ def chain_of_terms(dtype: str, form: str, rows: int) -> dict[str, Any]:
     States of the first kind are reached from both, from the small one by a weight of 1; those of
     the second kind from the small one alone. Both return to the first state.
     """
-    sizes = powers(exponents(dtype, 1.0 if form == "linear" else 1.15))
+    sizes = as_powers(exponents(dtype, 1.0 if form == "linear" else 1.15))
     n = len(sizes)
     logs = np.full((2 + 2 * n, 2 + 2 * n), -np.inf)
     logs[0, :2] = logs[1, 2 : 2 + n] = logs[2:, 0] = 0
     logs[0, 2 : 2 + n] = logs[1, 2 + n :] = sizes
     x = np.zeros((rows, 3, 2 + 2 * n))
-    own = powers(exponents(dtype, 1.2))
-    x[:, 0, 1] = own[:: len(own) // rows][:rows]
+    term_weights = as_powers(exponents(dtype, 1.2))
+    x[:, 0, 1] = term_weights[:: len(term_weights) // rows][:rows]
     x[:, 0, 2:] = -np.inf
     if form == "logs":
         return {"x": x, "log_transitions": logs}
@@ -64,7 +64,7 @@ def chain_of_terms(dtype: str, form: str, rows: int) -> dict[str, Any]:
 def falling(dtype: str, rows: int) -> dict[str, Any]:
     """Return rows whose second state falls behind, by as much at each step, and decides at last."""
     x = np.zeros((rows, 16, 2))
-    x[:, :14, 1] = powers(np.linspace(1, LEAST[dtype] / 12, rows))[:, None]
+    x[:, :14, 1] = as_powers(np.linspace(1, LEAST[dtype] / 12, rows))[:, None]
     x[:, -1, 0] = -np.inf
     return {"x": x, "transitions": np.array([[1.0, 0.0], [0.0, 0.7]])}
 
@@ -74,7 +74,7 @@ def meeting(dtype: str) -> dict[str, Any]:
 
     Their products sum up to every size, down to where they leave the numbers.
     """
-    sizes = powers(exponents(dtype, 1.0))
+    sizes = as_powers(exponents(dtype, 1.0))
     x = np.zeros((len(sizes), 7, 3))
     x[:, :3, 1], x[:, 4:, 0] = sizes[:, None] / 3, sizes[::-1, None] / 3
     x[:, :3, 2] = x[:, 4:, 2] = (sizes + sizes[::-1])[:, None] / 7
@@ -121,8 +121,8 @@ def test_terms_of_chains(backend, dtype, flushing, form, rows):
 @pytest.mark.parametrize("rows", [1, 20])
 def test_falling_behind(backend, dtype, flushing, rows):
     only = ("log_partition", "messages", "posterior") if flushing else ()
-    for least in (1, 6):
-        check_chain(backend, dtype, **falling(dtype, rows + least), only=only)
+    for lowest in (1, 6):
+        check_chain(backend, dtype, **falling(dtype, rows + lowest), only=only)
 
 
 @pytest.mark.chains
@@ -155,13 +155,13 @@ CASES = [(79.9, 9.9, 15.9), (59.9, 29.8, 15.9), (59.9, 9.9, 35.9)]
 def test_what_is_flushed_in_single_precision(np_backend, flushing, monkeypatch, low, high, factor):
     """Each exceeds one of the ranges of linear weights in array operations."""
     monkeypatch.setattr(_dispatch, "COMPILED", False)
-    given = lost_by_flushing(low, high, factor)
-    check_chain(np_backend, "float32", **given, only=("log_partition", "messages"))
+    arguments = lost_by_flushing(low, high, factor)
+    check_chain(np_backend, "float32", **arguments, only=("log_partition", "messages"))
 
 
 def test_only_paths_far_below_others_in_single_precision():
     """Each row and state has a path of its own, by another state's far above it at most steps."""
     x = np.random.default_rng(0).normal(0, 1e9, (64, 20, 64)).astype("float32")
-    found = alc.LogChain(x, transitions=np.eye(64, dtype="float32")).posterior()
-    np.testing.assert_allclose(found.marginals.sum(-1), 1, rtol=1e-5)
-    np.testing.assert_allclose(found.expected_transitions.sum(dtype=float), 64 * 19, rtol=1e-6)
+    result = alc.LogChain(x, transitions=np.eye(64, dtype="float32")).posterior()
+    np.testing.assert_allclose(result.marginals.sum(-1), 1, rtol=1e-5)
+    np.testing.assert_allclose(result.expected_transitions.sum(dtype=float), 64 * 19, rtol=1e-6)

@@ -27,7 +27,7 @@ SHAPES = {
 }
 INF = float("inf")
 chains = pytest.mark.parametrize("shapes", SHAPES.values(), ids=list(SHAPES))
-in_logs = pytest.mark.parametrize("logs", [False, True], ids=["linear", "logs"])
+linear_and_logs = pytest.mark.parametrize("logs", [False, True], ids=["linear", "logs"])
 
 
 @pytest.fixture
@@ -40,29 +40,29 @@ def arguments(torch, shapes, logs, grad=True, dtype="float64", seed=0):
     rng = np.random.default_rng(seed)
     prefix = "log_" if logs else ""
     names = ("log_potentials", f"{prefix}transitions", f"{prefix}initial", f"{prefix}final")
-    given = {}
+    arrays = {}
     for name, shape in zip(names, shapes, strict=False):
         if shape is not None:
             x = rng.normal(size=shape)
             x = x if name.startswith("log_") else np.exp(x)
-            given[name] = torch.from_numpy(x).to(getattr(torch, dtype)).requires_grad_(grad)
-    return given
+            arrays[name] = torch.from_numpy(x).to(getattr(torch, dtype)).requires_grad_(grad)
+    return arrays
 
 
-def method(name, given):
+def method(name, arrays):
     """Return a method of `LogChain` as a function of its arguments by position."""
 
     def call(*args):
-        return getattr(alc.LogChain(**dict(zip(given, args, strict=True))), name)()
+        return getattr(alc.LogChain(**dict(zip(arrays, args, strict=True))), name)()
 
     return call
 
 
-def written(torch, given):
+def written(torch, arrays):
     """Return the log partition written out in weights; sound where ranges are moderate."""
 
     def call(*args):
-        values = dict(zip(given, args, strict=True))
+        values = dict(zip(arrays, args, strict=True))
         for name in ("transitions", "initial", "final"):
             if f"log_{name}" in values:
                 values[name] = values[f"log_{name}"].exp()
@@ -96,21 +96,21 @@ def parts_of(out):
     return tuple(x.masked_fill(x.isinf(), 0) for x in parts)
 
 
-def operation(name, make, given):
+def operation(name, make, arrays):
     """Return an operation's results as a function of tensors by position, and without autograd."""
-    detached = make(**{n: x.detach() for n, x in given.items()})
+    detached = make(**{n: x.detach() for n, x in arrays.items()})
     states = [detached.sample(2, rng=0)] if name == "log_weight" else []
 
     def call(*args):
-        chain = make(**dict(zip(given, args, strict=True)))
+        chain = make(**dict(zip(arrays, args, strict=True)))
         return parts_of(getattr(chain, name)(*states))
 
     return call, parts_of(getattr(detached, name)(*states))
 
 
-def check_derivatives(torch, name, make, given, fwd_over_rev=True):
-    f, plain = operation(name, make, given)
-    args = tuple(given.values())
+def check_derivatives(torch, name, make, arrays, fwd_over_rev=True):
+    f, plain = operation(name, make, arrays)
+    args = tuple(arrays.values())
     torch.testing.assert_close(tuple(x.detach() for x in f(*args)), plain)
     assert torch.autograd.gradcheck(f, args, check_forward_ad=name not in ONLY_BACKWARD)
     if name in TWICE:
@@ -136,38 +136,38 @@ def test_derivatives(torch, shapes, logs, name):
 def test_counts_beside_gradients_that_overflow(torch, kind, weight):
     """The gradient is count / weight, beyond the range of the dtype."""
     T = 2001
-    given = arguments(torch, ((T, 1), (1, 1, 1), None), logs=False, dtype=kind)
+    arrays = arguments(torch, ((T, 1), (1, 1, 1), None), logs=False, dtype=kind)
     with torch.no_grad():
-        given["transitions"].fill_(weight)
-    counts = alc.LogChain(**given).expected_transitions()
+        arrays["transitions"].fill_(weight)
+    counts = alc.LogChain(**arrays).expected_transitions()
     torch.testing.assert_close(counts, torch.full_like(counts, T - 1))
 
 
-@in_logs
+@linear_and_logs
 def test_posterior_takes_one_pass(torch, monkeypatch, logs):
     """What each result needs comes with the others."""
-    given, passes = arguments(torch, SHAPES["one matrix"], logs), []
+    arrays, passes = arguments(torch, SHAPES["one matrix"], logs), []
     for name in ("value_and_pullback", "posterior", "marginals", "expected_transitions"):
         compute = getattr(array_chains.posterior, name)
         counted = lambda *args, f=compute: passes.append(1) or f(*args)  # noqa: E731
         monkeypatch.setattr(array_chains.posterior, name, counted)
-    found = alc.LogChain(**given).posterior()
+    result = alc.LogChain(**arrays).posterior()
     assert len(passes) == 1
     monkeypatch.undo()
-    plain = alc.LogChain(**{name: x.detach() for name, x in given.items()}).posterior()
-    for x, expected in zip(found, plain, strict=True):
+    plain = alc.LogChain(**{name: x.detach() for name, x in arrays.items()}).posterior()
+    for x, expected in zip(result, plain, strict=True):
         torch.testing.assert_close(x.detach(), expected)
 
 
 @pytest.mark.parametrize(
     "name", ["one chain", "one matrix", "rows share potentials", "final weights"]
 )
-@in_logs
+@linear_and_logs
 def test_transforms(torch, name, logs):
     func = torch.func
-    given = arguments(torch, SHAPES[name], logs, grad=False)
-    args = tuple(given.values())
-    ours, theirs = method("log_partition", given), written(torch, given)
+    arrays = arguments(torch, SHAPES[name], logs, grad=False)
+    args = tuple(arrays.values())
+    ours, theirs = method("log_partition", arrays), written(torch, arrays)
     torch.testing.assert_close(ours(*args).flatten(), theirs(*args).flatten())
     transforms = {
         "grad": func.grad,
@@ -183,31 +183,31 @@ def test_transforms(torch, name, logs):
 
 
 @operations
-@in_logs
+@linear_and_logs
 def test_vmap(torch, name, logs):
     """Values and gradients per sample, for whichever argument is mapped."""
-    given = arguments(torch, SHAPES["final weights"], logs, grad=False)
-    f, _ = operation(name, alc.LogChain, given)
-    every = tuple(range(len(given)))
+    arrays = arguments(torch, SHAPES["final weights"], logs, grad=False)
+    f, _ = operation(name, alc.LogChain, arrays)
+    every = tuple(range(len(arrays)))
     of_sum = torch.func.grad(lambda *args: sum(x.sin().sum() for x in f(*args)), argnums=every)
     for mapped in every:
-        args = list(given.values())
+        args = list(arrays.values())
         rows = [args[mapped] * scale for scale in (1, 0.5, 2)]
         args[mapped] = torch.stack(rows, -1)
         in_dims = tuple(-1 if i == mapped else None for i in every)
         for g in (f, of_sum):
-            found = torch.func.vmap(g, in_dims)(*args)
+            result = torch.func.vmap(g, in_dims)(*args)
             each = [g(*args[:mapped], row, *args[mapped + 1 :]) for row in rows]
             expected = tuple(torch.stack(parts) for parts in zip(*each, strict=True))
-            torch.testing.assert_close(found, expected)
+            torch.testing.assert_close(result, expected)
 
 
 def test_repeated_backward_and_changes_in_place(torch):
-    given = arguments(torch, SHAPES["one matrix"], logs=False)
-    moved = given["transitions"] * 1
-    z = alc.LogChain(given["log_potentials"], transitions=moved).log_partition().sum()
-    first = torch.autograd.grad(z, given["transitions"], retain_graph=True)
-    again = torch.autograd.grad(z, given["transitions"], retain_graph=True)
+    arrays = arguments(torch, SHAPES["one matrix"], logs=False)
+    moved = arrays["transitions"] * 1
+    z = alc.LogChain(arrays["log_potentials"], transitions=moved).log_partition().sum()
+    first = torch.autograd.grad(z, arrays["transitions"], retain_graph=True)
+    again = torch.autograd.grad(z, arrays["transitions"], retain_graph=True)
     torch.testing.assert_close(again, first)
     moved.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -217,20 +217,20 @@ def test_repeated_backward_and_changes_in_place(torch):
 def test_layouts(torch):
     base = arguments(torch, ((4, 3, 5), (1, 3, 3), None), logs=True)
     for view in (lambda x: x.mT, lambda x: x[:1].mT.expand(6, 5, 3), lambda x: x.flip(0)[::2].mT):
-        given = base | {"log_potentials": view(base["log_potentials"])}
-        args = tuple(given.values())
-        ours = method("log_partition", given)(*args).sin().sum()
-        theirs = written(torch, given)(*args).sin().sum()
+        arrays = base | {"log_potentials": view(base["log_potentials"])}
+        args = tuple(arrays.values())
+        ours = method("log_partition", arrays)(*args).sin().sum()
+        theirs = written(torch, arrays)(*args).sin().sum()
         leaves = tuple(base.values())
-        found, expected = (torch.autograd.grad(x, leaves) for x in (ours, theirs))
-        torch.testing.assert_close(found, expected)
+        result, expected = (torch.autograd.grad(x, leaves) for x in (ours, theirs))
+        torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
 def test_dtypes_and_autocast(torch, kind):
-    given = arguments(torch, ((4, 6, 3), (1, 3, 3), None), logs=False, dtype="float32")
-    x = given["log_potentials"].detach().to(getattr(torch, kind)).requires_grad_()
-    P = given["transitions"]
+    arrays = arguments(torch, ((4, 6, 3), (1, 3, 3), None), logs=False, dtype="float32")
+    x = arrays["log_potentials"].detach().to(getattr(torch, kind)).requires_grad_()
+    P = arrays["transitions"]
 
     def gradients():
         z = alc.LogChain(x, transitions=P).log_partition()
@@ -251,12 +251,12 @@ def test_dtypes_and_autocast(torch, kind):
 
 def test_zeros_of_linear_transitions(torch):
     """A closed transition has first and second derivatives: they tell a model to open it."""
-    given = arguments(torch, ((2, 4, 3), (1, 3, 3), (3,)), logs=False)
+    arrays = arguments(torch, ((2, 4, 3), (1, 3, 3), (3,)), logs=False)
     with torch.no_grad():
-        given["transitions"][0, 1] = torch.tensor([0.0, 0.0, 1.0])
-        given["initial"][0] = 0
-    args = tuple(given.values())
-    ours, theirs = method("log_partition", given), written(torch, given)
+        arrays["transitions"][0, 1] = torch.tensor([0.0, 0.0, 1.0])
+        arrays["initial"][0] = 0
+    args = tuple(arrays.values())
+    ours, theirs = method("log_partition", arrays), written(torch, arrays)
     for f in (lambda h: torch.func.grad(h, argnums=(0, 1, 2)), lambda h: torch.func.hessian(h, 1)):
         results = [f(lambda *x, h=h: h(*x).sin().sum())(*args) for h in (ours, theirs)]
         torch.testing.assert_close(*results)
@@ -265,31 +265,31 @@ def test_zeros_of_linear_transitions(torch):
 
 def test_counts_have_derivatives_by_zeros(torch):
     """A first state that is closed, so that nothing leaves it: opening it changes that."""
-    given = arguments(torch, ((2, 2), (1, 2, 2), (2,)), logs=False, grad=False)
-    given["initial"][0] = 0
-    x, P, initial = given.values()
+    arrays = arguments(torch, ((2, 2), (1, 2, 2), (2,)), logs=False, grad=False)
+    arrays["initial"][0] = 0
+    x, P, initial = arrays.values()
 
     def expected(initial):
-        return P * torch.func.grad(written(torch, given), argnums=1)(x, P, initial)
+        return P * torch.func.grad(written(torch, arrays), argnums=1)(x, P, initial)
 
-    found = torch.func.jacrev(lambda y: method("expected_transitions", given)(x, P, y))(initial)
-    torch.testing.assert_close(found, torch.func.jacrev(expected)(initial))
+    result = torch.func.jacrev(lambda y: method("expected_transitions", arrays)(x, P, y))(initial)
+    torch.testing.assert_close(result, torch.func.jacrev(expected)(initial))
 
 
-@in_logs
+@linear_and_logs
 def test_minus_infinity(torch, logs):
     """Rows without a path, and states that are ruled out, have zeros and never NaN."""
-    given = arguments(torch, ((3, 4, 3), (1, 3, 3), (3,)), logs, grad=False)
-    x, P = given["log_potentials"], given["log_transitions" if logs else "transitions"]
+    arrays = arguments(torch, ((3, 4, 3), (1, 3, 3), (3,)), logs, grad=False)
+    x, P = arrays["log_potentials"], arrays["log_transitions" if logs else "transitions"]
     x[0, 2] = -INF
     x[1, 1:, 0] = -INF
     P[0, 2, 0] = P[0, 1, 2] = -INF if logs else 0.0
-    for value in given.values():
+    for value in arrays.values():
         value.requires_grad_()
-    args = tuple(given.values())
-    z = method("log_partition", given)(*args)
+    args = tuple(arrays.values())
+    z = method("log_partition", arrays)(*args)
     assert z[0] == -INF
-    expected = torch.autograd.grad(written(torch, given)(*args)[1:].sin().sum(), args)
+    expected = torch.autograd.grad(written(torch, arrays)(*args)[1:].sin().sum(), args)
     # Cotangents to the row without paths make no difference.
     ours = torch.autograd.grad(z, args, torch.cat((z[:1] * 0 + 3, z[1:].cos())), create_graph=True)
     for grad, other in zip(ours, expected, strict=True):
@@ -297,12 +297,12 @@ def test_minus_infinity(torch, logs):
     assert (ours[0][x.isinf()] == 0).all()
     seconds = torch.autograd.grad(ours, args, [torch.ones_like(y) for y in ours])
     primals, ones = tuple(y.detach() for y in args), tuple(torch.ones_like(y) for y in args)
-    _, tangent = torch.func.jvp(method("log_partition", given), primals, ones)
+    _, tangent = torch.func.jvp(method("log_partition", arrays), primals, ones)
     for y in (*seconds, tangent):
         assert torch.isfinite(y).all()
     assert tangent[0] == 0
     assert (seconds[0][0] == 0).all()
-    assert (method("marginals", given)(*args)[0] == 0).all()
+    assert (method("marginals", arrays)(*args)[0] == 0).all()
 
 
 def test_wide_ranges(torch):
@@ -325,8 +325,8 @@ def test_wide_ranges(torch):
 @pytest.mark.parametrize("scale", [1e-300, 1e308])
 def test_second_derivatives_of_large_and_small_weights(torch, scale):
     """A factor of all transitions adds to the value, and changes no derivative."""
-    given = arguments(torch, ((2, 4, 3), (1, 3, 3), None), logs=False, grad=False)
-    x, P = given.values()
+    arrays = arguments(torch, ((2, 4, 3), (1, 3, 3), None), logs=False, grad=False)
+    x, P = arrays.values()
     P = P / P.max()
 
     def product(P):
@@ -349,21 +349,21 @@ def test_second_derivatives_of_what_nearly_underflows(torch):
 
 
 def test_infinite_weights_have_no_second_derivatives(torch):
-    given = arguments(torch, ((2, 4, 3), (1, 3, 3), None), logs=True, grad=False)
-    given["log_potentials"][1, 2, 0] = INF
-    given["log_potentials"].requires_grad_()
-    z = alc.LogChain(**given).log_partition()
-    (grad,) = torch.autograd.grad(z.sum(), given["log_potentials"], create_graph=True)
+    arrays = arguments(torch, ((2, 4, 3), (1, 3, 3), None), logs=True, grad=False)
+    arrays["log_potentials"][1, 2, 0] = INF
+    arrays["log_potentials"].requires_grad_()
+    z = alc.LogChain(**arrays).log_partition()
+    (grad,) = torch.autograd.grad(z.sum(), arrays["log_potentials"], create_graph=True)
     assert (grad[1] == 0).all()
     with pytest.raises(FloatingPointError, match="range too widely"):
         grad.sin().sum().backward()
 
 
-@in_logs
+@linear_and_logs
 def test_no_derivative_expands_shared_matrices(torch, logs):
     rows, T, K = 50, 4, 20
-    given = arguments(torch, ((rows, T, K), (T - 1, K, K), (K,)), logs)
-    args = tuple(given.values())
+    arrays = arguments(torch, ((rows, T, K), (T - 1, K, K), (K,)), logs)
+    args = tuple(arrays.values())
     largest = 0
 
     class Sizes(importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode):
@@ -375,7 +375,7 @@ def test_no_derivative_expands_shared_matrices(torch, logs):
                     largest = max(largest, x.untyped_storage().nbytes() // x.element_size())
             return out
 
-    f = method("log_partition", given)
+    f = method("log_partition", arrays)
     with Sizes():
         first = torch.autograd.grad(f(*args).sin().sum(), args, create_graph=True)
         torch.autograd.grad([x.sin().sum() for x in first], args)
@@ -384,11 +384,11 @@ def test_no_derivative_expands_shared_matrices(torch, logs):
 
 
 def test_what_is_refused(torch):
-    given = arguments(torch, SHAPES["one matrix"], logs=True)
-    chain = alc.LogChain(**given)
+    arrays = arguments(torch, SHAPES["one matrix"], logs=True)
+    chain = alc.LogChain(**arrays)
     z = chain.log_partition().sum()
-    (first,) = torch.autograd.grad(z, given["log_potentials"], create_graph=True)
-    (second,) = torch.autograd.grad(first.sin().sum(), given["log_potentials"], create_graph=True)
+    (first,) = torch.autograd.grad(z, arrays["log_potentials"], create_graph=True)
+    (second,) = torch.autograd.grad(first.sin().sum(), arrays["log_potentials"], create_graph=True)
     with pytest.raises(NotImplementedError, match="third derivatives of log_partition"):
         second.sum().backward()
     with pytest.raises(NotImplementedError, match=r"vjp\.log_partition .* chain's log_partition"):
@@ -410,16 +410,16 @@ def test_paths_need_no_gradient(torch):
 
 def test_workspace(torch):
     """A bound that makes gradients keep less than every state changes nothing else."""
-    given = arguments(torch, ((200, 150, 8), (1, 8, 8), None), logs=True)
-    args = tuple(given.values())
-    whole = torch.autograd.grad(method("log_partition", given)(*args).sum(), args)
-    small = alc.LogChain(**given, workspace=1 << 20).log_partition()
+    arrays = arguments(torch, ((200, 150, 8), (1, 8, 8), None), logs=True)
+    args = tuple(arrays.values())
+    whole = torch.autograd.grad(method("log_partition", arrays)(*args).sum(), args)
+    small = alc.LogChain(**arrays, workspace=1 << 20).log_partition()
     torch.testing.assert_close(torch.autograd.grad(small.sum(), args), whole)
 
 
 def test_states_are_let_go_after_backward(torch, monkeypatch):
     """What a value leaves to gradients lives as long as its graph."""
-    kept, compute = [], array_chains.posterior.value_and_pullback
+    references, compute = [], array_chains.posterior.value_and_pullback
 
     def watched(*args):
         value, pullback = compute(*args)
@@ -427,7 +427,7 @@ def test_states_are_let_go_after_backward(torch, monkeypatch):
         def watched_pullback(*args):
             return pullback(*args)
 
-        kept.append(weakref.ref(watched_pullback))
+        references.append(weakref.ref(watched_pullback))
         return value, watched_pullback
 
     monkeypatch.setattr(array_chains.posterior, "value_and_pullback", watched)
@@ -436,8 +436,8 @@ def test_states_are_let_go_after_backward(torch, monkeypatch):
     (first,) = torch.autograd.grad(value.sum(), x, retain_graph=True)
     (second,) = torch.autograd.grad(value.sum(), x)
     assert torch.equal(first, second)
-    assert len(kept) == 1
-    assert kept[0]() is None
+    assert len(references) == 1
+    assert references[0]() is None
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -453,11 +453,11 @@ def test_weight_beside_a_zero_is_unknown(torch_backend, value):
 
 
 def test_vmap_over_gradients_of_a_value_outside_of_it(torch):
-    given = arguments(torch, SHAPES["one matrix"], logs=False)
-    args = tuple(given.values())
-    z = method("log_partition", given)(*args)
+    arrays = arguments(torch, SHAPES["one matrix"], logs=False)
+    args = tuple(arrays.values())
+    z = method("log_partition", arrays)(*args)
     gradients = lambda g: torch.autograd.grad(z, args, g, retain_graph=True)  # noqa: E731
     cotangents = torch.randn(4, *z.shape, dtype=z.dtype)
     mapped = torch.func.vmap(gradients)(cotangents)
-    for found, *expected in zip(mapped, *map(gradients, cotangents), strict=True):
-        torch.testing.assert_close(found, torch.stack(expected))
+    for result, *expected in zip(mapped, *map(gradients, cotangents), strict=True):
+        torch.testing.assert_close(result, torch.stack(expected))

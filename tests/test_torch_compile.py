@@ -116,8 +116,8 @@ def test_transforms_within_compiled_functions_are_right(torch, f):
     expected = f(torch, a, b, da)
     torch._dynamo.reset()
     with torch._dynamo.config.patch(suppress_errors=False):
-        found = torch.compile(f, backend="eager")(torch, a, b, da)
-    torch.testing.assert_close(found, expected)
+        result = torch.compile(f, backend="eager")(torch, a, b, da)
+    torch.testing.assert_close(result, expected)
 
 
 def test_dual_numbers_handed_to_a_compiled_function(torch):
@@ -142,8 +142,12 @@ def test_sequence_with_sizes_that_vary(torch):
 def test_pullbacks(torch, name):
     def model(x):
         chain = alc.LogChain(x[0], log_transitions=x[1])
-        given = {"log_partition": [chain], "logmatmulexp": [x, x], "logchainexp": [[x[0], x[1]]]}
-        value, pullback = getattr(alc.vjp, name)(*given[name])
+        arguments = {
+            "log_partition": [chain],
+            "logmatmulexp": [x, x],
+            "logchainexp": [[x[0], x[1]]],
+        }
+        value, pullback = getattr(alc.vjp, name)(*arguments[name])
         return pullback(torch.ones_like(value))[0]
 
     x = normal(torch, 2, 3, 3).detach()
@@ -176,8 +180,8 @@ def test_best_paths_and_samples(torch):
         chain = alc.LogChain(x * 2, log_transitions=edges, lengths=[5, 3])
         return *chain.viterbi(), chain.sample(4, rng=0)
 
-    for found, expected in zip(
+    for result, expected in zip(
         torch.compile(model, backend="eager")(x, edges), model(x, edges), strict=True
     ):
-        assert torch.equal(found, expected)
-        assert not found.requires_grad
+        assert torch.equal(result, expected)
+        assert not result.requires_grad

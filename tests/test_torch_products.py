@@ -83,18 +83,18 @@ def test_vmap(torch, product):
     vmap, grad = torch.func.vmap, torch.func.grad
     a, b = normal(torch, 3, 5, 4, grad=False), normal(torch, 4, 2, 5, grad=False, seed=1)
     written = formula(torch, product)
-    for in_dims, given in (
+    for in_dims, arguments in (
         ((1, 2), (a, b)),
         ((1, None), (a, b[..., 0])),
         ((None, 2), (a[:, 0], b)),
     ):
         for f in (product, grad(lambda a, b: product(a, b).sin().sum(), argnums=(0, 1))):
-            ours = vmap(f, in_dims)(*given)
+            ours = vmap(f, in_dims)(*arguments)
             if f is product:
-                theirs = vmap(written, in_dims)(*given)
+                theirs = vmap(written, in_dims)(*arguments)
             else:
                 of_sum = grad(lambda a, b: written(a, b).sin().sum(), argnums=(0, 1))
-                theirs = vmap(of_sum, in_dims)(*given)
+                theirs = vmap(of_sum, in_dims)(*arguments)
             torch.testing.assert_close(ours, theirs)
     twice = vmap(vmap(product, (0, None)), (None, 2))(a.movedim(1, 0), b)
     assert twice.shape == (5, 5, 3, 2)
@@ -283,10 +283,10 @@ def test_maxplus_through_what_is_not_finite(torch, compiled):
     a, b = not_finite(torch)
     plain, pullback = alc.vjp.maxplus_matmul(a, b)
     product = torch.compile(alc.maxplus_matmul, backend="eager") if compiled else alc.maxplus_matmul
-    given = [x.clone().requires_grad_() for x in (a, b)]
-    out = product(*given)
+    arguments = [x.clone().requires_grad_() for x in (a, b)]
+    out = product(*arguments)
     assert out.indices.tolist() == plain.indices.tolist()
-    grads = torch.autograd.grad(out.values.sum(), given)
+    grads = torch.autograd.grad(out.values.sum(), arguments)
     torch.testing.assert_close(grads, pullback(torch.ones(3, 2)))
     assert [x.tolist() for x in grads] == [[[0, 0], [0, 0], [0, 2]], [[0, 0], [1, 1]]]
 
@@ -323,7 +323,7 @@ def test_tangent_of_wide_entries_far_from_zero(torch, name, offset):
     dtype = getattr(torch, name)
     a, b = (a * 1000 + offset).to(dtype), (b * 1000 - offset / 3).to(dtype)
     da, db = (normal(torch, *x.shape, seed=2, grad=False).to(dtype) for x in (a, b))
-    _, found = torch.func.jvp(alc.logmatmulexp, (a, b), (da, db))
+    _, result = torch.func.jvp(alc.logmatmulexp, (a, b), (da, db))
 
     def wide(x):
         return x.numpy().astype(np.longdouble)
@@ -341,7 +341,7 @@ def test_tangent_of_wide_entries_far_from_zero(torch, name, offset):
     # The parts of both operands are summed apart.
     size = np.abs(wide(da))[:, :, None] + np.abs(wide(db))
     bound = error_model.EPS[name] * (p * size * (gap + count) + 2).sum(axis=1)
-    error_model.assert_within(found.numpy(), exact, bound)
+    error_model.assert_within(result.numpy(), exact, bound)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
@@ -357,14 +357,14 @@ def test_chain_of_matrices(torch, count):
 
 def test_sequence_of_matrices(torch):
     shapes = ((2, 3), (4, 3, 5), (5, 5), (5, 1))
-    given = [normal(torch, *shape, seed=i) for i, shape in enumerate(shapes)]
+    arguments = [normal(torch, *shape, seed=i) for i, shape in enumerate(shapes)]
 
     def product(*matrices):
         return alc.logchainexp(matrices)
 
-    expected = alc.logchainexp([x.detach() for x in given])
-    torch.testing.assert_close(product(*given), expected)
-    assert torch.autograd.gradcheck(product, given, check_forward_ad=True)
+    expected = alc.logchainexp([x.detach() for x in arguments])
+    torch.testing.assert_close(product(*arguments), expected)
+    assert torch.autograd.gradcheck(product, arguments, check_forward_ad=True)
 
 
 def test_chain_of_matrices_far_from_zero(torch):
@@ -424,8 +424,8 @@ def test_checkpoints_let_go(torch, operation):
     out = torch.utils.checkpoint.checkpoint(compute, a, b, use_reentrant=False)
     assert torch.UntypedStorage._expired(stored[0])
     expected = torch.autograd.grad(compute(a, b).sum(), (a, b))
-    for found, right in zip(torch.autograd.grad(out.sum(), (a, b)), expected, strict=True):
-        assert torch.equal(found, right)
+    for result, right in zip(torch.autograd.grad(out.sum(), (a, b)), expected, strict=True):
+        assert torch.equal(result, right)
     # Nor is what was saved as a copy read from where it was.
     with torch.autograd.graph.allow_mutation_on_saved_tensors():
         doubled = a.detach() * 2

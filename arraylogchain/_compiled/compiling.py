@@ -31,11 +31,13 @@ _SOURCES = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.p
 _STAMP = hashlib.sha256(b"".join(_SOURCES)).hexdigest()
 
 
-def _options(**more: Any) -> dict[str, Any]:
+def _options(**more_options: Any) -> dict[str, Any]:
     # These change no result, and not every release of Numba has all of them.
-    more.update({"_nrt": False, "no_cfunc_wrapper": True})
-    known = {name: value for name, value in more.items() if hasattr(DefaultOptions, name)}
-    return {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}, **known}
+    more_options.update({"_nrt": False, "no_cfunc_wrapper": True})
+    known_versions = {
+        name: value for name, value in more_options.items() if hasattr(DefaultOptions, name)
+    }
+    return {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}, **known_versions}
 
 
 class _Part(JITCodeLibrary):  # type: ignore[misc]
@@ -83,11 +85,11 @@ def compiled(function: Function) -> Function:
     return cast(Function, dispatcher)
 
 
-def inner(function: Function, **more: Any) -> Function:
+def inner(function: Function, **more_options: Any) -> Function:
     """Compile a function that only compiled ones call."""
     return cast(
         Function,
-        njit(pipeline_class=_PartCompiler, **{**_options(no_cpython_wrapper=True), **more})(
+        njit(pipeline_class=_PartCompiler, **{**_options(no_cpython_wrapper=True), **more_options})(
             function
         ),
     )

@@ -7,29 +7,29 @@ import math
 import numpy as np
 
 from arraylogchain._compiled.compiling import inlined, inner
-from arraylogchain._compiled.numbers import INF, exps, largest, log, multiply, whole_above
+from arraylogchain._compiled.numbers import INF, exps, integer_shift, log, max_or_nan, multiply
 from arraylogchain._context import LN2_HIGH, LN2_LOW
 
 
 @inner
-def _product_of_few(a, few, out, tops, u):
+def _sparse_product(a, sparse, out, maxima, u):
     """Do what `log_product` does with a matrix of few entries: none has to be proved."""
-    rows, logs = few
+    rows, logs = sparse
     K, D = len(a), len(rows)
     for j in range(K):
-        tops[j], out[j] = -INF, 0.0
+        maxima[j], out[j] = -INF, 0.0
     for d in range(D):
         for j in range(K):
             term = a[rows[d, j]] + logs[d, j]
-            tops[j] = term if term > tops[j] else tops[j]
+            maxima[j] = term if term > maxima[j] else maxima[j]
     for d in range(D):
         for j in range(K):
-            u[j] = a[rows[d, j]] + logs[d, j] - tops[j]
+            u[j] = a[rows[d, j]] + logs[d, j] - maxima[j]
         exps(u, 0.0, u, K)
         for j in range(K):
             out[j] += u[j]
     for j in range(K):
-        out[j] = log(out[j]) + tops[j] if tops[j] > -INF else -INF
+        out[j] = log(out[j]) + maxima[j] if maxima[j] > -INF else -INF
 
 
 @inlined
@@ -41,7 +41,7 @@ def log_entry(F, L, at):
 
 
 @inner
-def log_product(a, F, L, base, line, is_special, few, out, sums, u):
+def log_product(a, F, L, base, threshold, is_special, sparse, out, sums, u):
     """Write out[j] = log sum_k exp(a[k]) F[k, j].
 
     Parameters
@@ -51,28 +51,28 @@ def log_product(a, F, L, base, line, is_special, few, out, sums, u):
     F, L, base : array, array, int
         A matrix [K, K] begins there, with a largest entry of about 1, and the logarithms of its
         entries; L is empty where those of F will do.
-    line : float
+    threshold : float
         Sums of at least this have lost to underflow, and to entries of F that were left out, no
         more than their last digit.
     is_special : bool
         Whether entries are infinite, or NaN.
-    few : (rows [D, K], logs [D, K])
+    sparse : (rows [D, K], logs [D, K])
         Each column's largest entries, all others being 0; none if that takes many.
     sums, u : arrays [K]
     """
-    K, top = len(a), largest(a)
-    sure = not is_special and -INF < top < INF
-    if sure and len(few[0]) > 0:
-        _product_of_few(a, few, out, sums, u)
+    K, top = len(a), max_or_nan(a)
+    is_certified = not is_special and -INF < top < INF
+    if is_certified and len(sparse[0]) > 0:
+        _sparse_product(a, sparse, out, sums, u)
         return
-    if sure:
+    if is_certified:
         one = K // K  # Numba would compile another function for a constant
         exps(a, top, u, K)
         multiply(sums, u, F, base, K, one, one)
         for j in range(K):
             out[j] = log(sums[j]) + top
     for j in range(K):
-        if not (sure and sums[j] >= line):
+        if not (is_certified and sums[j] >= threshold):
             out[j] = _log_sum(a, F, L, base + j, is_special, u)
 
 
@@ -96,11 +96,11 @@ def _log_sum(a, F, L, at, is_special, u):
 
 
 @inner
-def add_up(x, is_linear, scales):
+def write_log_sum(x, is_linear, scales):
     """Write the log of the sum of a row's weights, given its shift and power of two."""
-    total, top = 0.0, 0.0 if is_linear else whole_above(largest(x))
+    total, top = 0.0, 0.0 if is_linear else integer_shift(max_or_nan(x))
     for k in range(len(x)):
         total += x[k] if is_linear else math.exp(x[k] - top)
-    near, own = math.frexp(total)
-    power = scales[1] + own
-    scales[2] = (scales[0] + power * LN2_HIGH + (top + np.log(near))) + power * LN2_LOW
+    mantissa, binary_exponent = math.frexp(total)
+    exponent = scales[1] + binary_exponent
+    scales[2] = (scales[0] + exponent * LN2_HIGH + (top + np.log(mantissa))) + exponent * LN2_LOW

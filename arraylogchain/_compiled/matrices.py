@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._array.chains.pieces import near_logs
+from arraylogchain._array.chains.pieces import scaled_logs
 from arraylogchain._compiled.compiling import Floats, Integers, compiled
 from arraylogchain._compiled.numbers import INF
 from arraylogchain._compiled.steps import MOST, TINY
@@ -20,7 +20,7 @@ _FROM, _TO = 2.0**-8, 2.0**8
 # What sums have to be, relative to terms that were left out.
 _ABOVE = 2.0**54
 # From so many states on entries above zero are counted; such a share of each column is few.
-FEW_STATES, _FEW_SHARE = 8, 4
+MIN_SPARSE_STATES, _SPARSE_SHARE = 8, 4
 
 
 # What `recursion.advance` takes: (F, logs, scales) of matrices exp(scales[0]) 2^scales[1] F, flat,
@@ -31,49 +31,49 @@ Prepared = tuple[tuple[Floats, Floats, Floats, int], tuple[float, float, float, 
 _NO_LOGS = np.empty(0)
 
 
-def prepare(ctx: Context, given: Array, in_logs: bool, transposed: bool) -> Prepared:
+def prepare(ctx: Context, values: Array, is_log: bool, transposed: bool) -> Prepared:
     """Prepare matrices [g, s, K, K]."""
-    s, K = given.shape[1:3]
-    given = np.ascontiguousarray(given, np.float64).reshape(-1, K, K)
-    given.setflags(write=False)  # callers may give such, and loops take no others
-    flat, (found, scales) = np.empty((len(given), K * K)), np.zeros((2, 2, len(given)))
-    odd, low = copy(given, transposed, in_logs, flat, found)
-    logs, line = _NO_LOGS, K * _ABOVE * TINY
-    if not (in_logs or odd):
-        proof = max(2.0**-600, 2.0**-1000 / low), 0.0, line, False
-        return (flat.reshape(-1), logs, scales, s), proof
-    tops, lows = found
-    is_special = not np.all(tops < INF)
-    if in_logs:
-        scales[0] = np.where(np.isfinite(tops), np.ceil(tops), 0.0)
+    s, K = values.shape[1:3]
+    values = np.ascontiguousarray(values, np.float64).reshape(-1, K, K)
+    values.setflags(write=False)  # callers may give such, and loops take no others
+    flat, (extremes, scales) = np.empty((len(values), K * K)), np.zeros((2, 2, len(values)))
+    num_special, low = copy(values, transposed, is_log, flat, extremes)
+    logs, threshold = _NO_LOGS, K * _ABOVE * TINY
+    if not (is_log or num_special):
+        bounds = max(2.0**-600, 2.0**-1000 / low), 0.0, threshold, False
+        return (flat.reshape(-1), logs, scales, s), bounds
+    maxima, lows = extremes
+    is_special = not np.all(maxima < INF)
+    if is_log:
+        scales[0] = np.where(np.isfinite(maxima), np.ceil(maxima), 0.0)
         logs = flat - scales[0, ..., None]
         flat = np.exp(logs)
         low = np.exp(np.min(lows - scales[0], initial=INF))
     else:
-        logs, scales[1] = near_logs(ctx, flat)
-        powers = -scales[1].astype(int)
-        flat = np.ldexp(flat, powers[..., None])
-        low = np.min(np.ldexp(lows, powers), initial=INF)
+        logs, scales[1] = scaled_logs(ctx, flat)
+        exponents = -scales[1].astype(int)
+        flat = np.ldexp(flat, exponents[..., None])
+        low = np.min(np.ldexp(lows, exponents), initial=INF)
     is_partial = low < _LEAST_ENTRY
-    if not (in_logs or is_partial or is_special):
+    if not (is_log or is_partial or is_special):
         logs = _NO_LOGS  # those of F are rounded less
     if is_partial:
-        flat, line = np.where(flat < _LEAST_ENTRY, 0.0, flat), K * _ABOVE * _LEAST_ENTRY
-    least = max(2.0**-600, 2.0**-1000 / max(low, _LEAST_ENTRY))
-    proof = least, MOST * line if is_partial else 0.0, line, is_special
-    return (flat.reshape(-1), logs.reshape(-1), scales, s), proof
+        flat, threshold = np.where(flat < _LEAST_ENTRY, 0.0, flat), K * _ABOVE * _LEAST_ENTRY
+    min_weight = max(2.0**-600, 2.0**-1000 / max(low, _LEAST_ENTRY))
+    bounds = min_weight, MOST * threshold if is_partial else 0.0, threshold, is_special
+    return (flat.reshape(-1), logs.reshape(-1), scales, s), bounds
 
 
 @compiled
-def copy(given: Floats, transposed: bool, in_logs: bool, out: Floats, found: Floats) -> Any:
+def copy(values: Floats, transposed: bool, is_log: bool, out: Floats, extremes: Floats) -> Any:
     """Copy matrices [n, K, K]; find the largest entries of each, and the least above zero.
 
     The first is NaN if an entry is no weight, and -inf, in logarithms, where all are zeros. Return
     how many linear matrices are not loops' as they are, and the least of all entries above zero.
     """
-    zero, odd, least, K = -INF if in_logs else 0.0, 0, INF, given.shape[1]
-    for n in range(len(given)):
-        x, y = given[n], out[n]
+    zero, num_special, min_weight, K = -INF if is_log else 0.0, 0, INF, values.shape[1]
+    for n in range(len(values)):
+        x, y = values[n], out[n]
         top, low, special = zero, INF, 0
         for k in range(K):
             for j in range(K):
@@ -82,31 +82,31 @@ def copy(given: Floats, transposed: bool, in_logs: bool, out: Floats, found: Flo
                 top = w if w > top else top
                 low = w if zero < w < low else low
                 special += not zero <= w < INF
-        found[0, n], found[1, n] = math.nan if special else top, low
-        odd += special > 0 or low < _LEAST_ENTRY or not (top == 0.0 or _FROM <= top <= _TO)
-        least = low if low < least else least
-    return odd, least
+        extremes[0, n], extremes[1, n] = math.nan if special else top, low
+        num_special += special > 0 or low < _LEAST_ENTRY or not (top == 0.0 or _FROM <= top <= _TO)
+        min_weight = low if low < min_weight else min_weight
+    return num_special, min_weight
 
 
-def logs_of(given: Array, in_logs: bool) -> tuple[Floats, Floats, int]:
+def logs_of(values: Array, is_log: bool) -> tuple[Floats, Floats, int]:
     """Return logarithms of matrices [g, s, K, K], less whole numbers, these, all flat, and s."""
-    x = np.ascontiguousarray(given, np.float64)
-    tops = whole_maximum(np, x, (-2, -1)) if in_logs else np.zeros(x.shape[:2])
-    x = x - tops if in_logs else np.log(x)
-    return x.reshape(-1), tops.reshape(-1), x.shape[1]
+    x = np.ascontiguousarray(values, np.float64)
+    maxima = whole_maximum(np, x, (-2, -1)) if is_log else np.zeros(x.shape[:2])
+    x = x - maxima if is_log else np.log(x)
+    return x.reshape(-1), maxima.reshape(-1), x.shape[1]
 
 
-def few_entries(F: Floats, logs: Floats) -> tuple[Integers, Floats]:
+def sparse_entries(F: Floats, logs: Floats) -> tuple[Integers, Floats]:
     """Return rows and logarithms [D, K] of the largest entries of columns, if others are 0."""
     K = math.isqrt(F.shape[-1])
-    if np.count_nonzero(F) > K * (K // _FEW_SHARE):
-        return MANY
+    if np.count_nonzero(F) > K * (K // _SPARSE_SHARE):
+        return DENSE
     logs = (logs if logs.size else np.log(F)).reshape(K, K)
-    most = int(np.max(np.count_nonzero(logs > -INF, axis=0)))
-    if most > K // _FEW_SHARE:
-        return MANY
-    rows = np.argsort(-logs, axis=0)[:most]
+    num_entries = int(np.max(np.count_nonzero(logs > -INF, axis=0)))
+    if num_entries > K // _SPARSE_SHARE:
+        return DENSE
+    rows = np.argsort(-logs, axis=0)[:num_entries]
     return rows, np.take_along_axis(logs, rows, 0)
 
 
-MANY: tuple[Integers, Floats] = (np.empty((0, 0), np.int64), np.empty((0, 0)))
+DENSE: tuple[Integers, Floats] = (np.empty((0, 0), np.int64), np.empty((0, 0)))

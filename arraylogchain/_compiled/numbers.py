@@ -54,10 +54,12 @@ def log(x):
     s = f / (2.0 + f)
     z, half = s * s, 0.5 * f * f
     w = z * z
-    odd = w * (0.3999999999940941908 + w * (0.2222219843214978396 + w * 0.1531383769920937332))
-    even = 0.2857142874366239149 + w * (0.1818357216161805012 + w * 0.1479819860510658591)
-    even = z * (0.6666666666666735130 + w * even)
-    return n * _LN2_HIGH - ((half - (s * (half + odd + even) + n * _LN2_LOW)) - f)
+    odd_terms = w * (
+        0.3999999999940941908 + w * (0.2222219843214978396 + w * 0.1531383769920937332)
+    )
+    even_terms = 0.2857142874366239149 + w * (0.1818357216161805012 + w * 0.1479819860510658591)
+    even_terms = z * (0.6666666666666735130 + w * even_terms)
+    return n * _LN2_HIGH - ((half - (s * (half + odd_terms + even_terms) + n * _LN2_LOW)) - f)
 
 
 @inlined
@@ -82,7 +84,7 @@ def count_special(x: Floats) -> int:
 
 
 @inner
-def largest(x: Floats) -> float:
+def max_or_nan(x: Floats) -> float:
     """Return the largest of x, which is NaN where +inf or NaN is among them."""
     top = -INF
     for k in range(len(x)):
@@ -96,52 +98,54 @@ def write_logs(x: Floats) -> float:
 
     So each is rounded as what it is relative to the largest.
     """
-    power = math.frexp(largest(x))[1]
+    max_exponent = math.frexp(max_or_nan(x))[1]
     for k in range(len(x)):
-        near, own = math.frexp(x[k])
-        x[k] = math.log(near) + (own - power) * _LN2_HIGH + (own - power) * _LN2_LOW
-    return power
+        mantissa, row = math.frexp(x[k])
+        x[k] = (
+            math.log(mantissa) + (row - max_exponent) * _LN2_HIGH + (row - max_exponent) * _LN2_LOW
+        )
+    return max_exponent
 
 
 @inner
-def largest_of_rows(x: Floats, n: int, out: Floats) -> None:
+def row_maxima(x: Floats, n: int, out: Floats) -> None:
     """Write the largest of each of the first n rows of [K, R], flat, but for NaN."""
     R = len(out)
     for r in range(n):
         out[r] = -INF
     for start in range(0, len(x), R):
-        own = x[start : start + n]
+        row = x[start : start + n]
         for r in range(n):
-            out[r] = own[r] if own[r] > out[r] else out[r]
+            out[r] = row[r] if row[r] > out[r] else out[r]
 
 
 @inlined
-def whole_above(x: float) -> float:
+def integer_shift(x: float) -> float:
     """Return a whole number not below x, or 0 for what is not finite."""
     return np.ceil(x) if -INF < x < INF else 0.0
 
 
 @inner
-def bring_near_0(x: Floats, n: int, tops: Floats) -> None:
+def subtract_row_max(x: Floats, n: int, maxima: Floats) -> None:
     """Subtract whole numbers from the first n rows of [K, R], flat; write 0 for both in others.
 
     They are what brings the largest of each row to 0, or not far below.
     """
-    R, top = len(tops), -INF
+    R, top = len(maxima), -INF
     if R == 1 and n == 1:
         for k in range(len(x)):
             top = x[k] if x[k] > top else top
-        tops[0] = top = whole_above(top)
+        maxima[0] = top = integer_shift(top)
         for k in range(len(x)):
             x[k] -= top
         return
-    largest_of_rows(x, n, tops)
+    row_maxima(x, n, maxima)
     for r in range(R):
-        tops[r] = whole_above(tops[r]) if r < n else 0.0
+        maxima[r] = integer_shift(maxima[r]) if r < n else 0.0
     for start in range(0, len(x), R):
-        own = x[start : start + R]
+        row = x[start : start + R]
         for r in range(R):
-            own[r] = own[r] - tops[r] if r < n else 0.0
+            row[r] = row[r] - maxima[r] if r < n else 0.0
 
 
 def _vector(context: Any, builder: Any, array_type: Any, array: Any, i: Any, kind: Any) -> Any:
@@ -150,14 +154,14 @@ def _vector(context: Any, builder: Any, array_type: Any, array: Any, i: Any, kin
     return builder.bitcast(builder.gep(data, [i]), kind.as_pointer())
 
 
-def _sums(lanes: int, is_product: bool) -> Function:
+def _sums(vector_size: int, is_product: bool) -> Function:
     """Return what writes out[i + l] = sum_k a[a0 + k da] b[b0 + k db + l], l = 0 ... lanes - 1.
 
     Or the largest of the sums a + b that are no NaN. Sums stay in registers, and indices are taken
     as they are: loops in Numba's terms take 2 to 6 times as long.
     """
-    vector, index = ir.VectorType(ir.DoubleType(), lanes), ir.IntType(32)
-    least = vector([0.0 if is_product else -INF] * lanes)
+    vector, index = ir.VectorType(ir.DoubleType(), vector_size), ir.IntType(32)
+    initial_value = vector([0.0 if is_product else -INF] * vector_size)
 
     @intrinsic  # type: ignore[untyped-decorator]
     def sums(
@@ -170,35 +174,39 @@ def _sums(lanes: int, is_product: bool) -> Function:
             builder.branch(loop)
             builder.position_at_end(loop)
             k, total = builder.phi(n.type), builder.phi(vector)
-            at, of = (builder.add(x0, builder.mul(k, dx)) for x0, dx in ((a0, da), (b0, db)))
-            x = builder.load(builder.gep(make_array(kinds[2])(context, builder, a).data, [at]))
+            a_at, b_at = (builder.add(x0, builder.mul(k, dx)) for x0, dx in ((a0, da), (b0, db)))
+            x = builder.load(builder.gep(make_array(kinds[2])(context, builder, a).data, [a_at]))
             one = builder.insert_element(ir.Constant(vector, ir.Undefined), x, index(0))
-            zeros = ir.Constant(ir.VectorType(index, lanes), [0] * lanes)
+            zeros = ir.Constant(ir.VectorType(index, vector_size), [0] * vector_size)
             x = builder.shuffle_vector(one, one, zeros)
-            y = builder.load(_vector(context, builder, kinds[5], b, of, vector), align=8)
+            y = builder.load(_vector(context, builder, kinds[5], b, b_at, vector), align=8)
             if is_product:
                 product = builder.fmul(x, y, flags=["contract"])
-                more = builder.fadd(total, product, flags=["contract"])
+                new_total = builder.fadd(total, product, flags=["contract"])
             else:
-                more = builder.fadd(x, y)
-                more = builder.select(builder.fcmp_ordered(">", more, total), more, total)
+                new_total = builder.fadd(x, y)
+                new_total = builder.select(
+                    builder.fcmp_ordered(">", new_total, total), new_total, total
+                )
             following = builder.add(k, n.type(1))
-            for phi, first, later in ((k, n.type(0), following), (total, least, more)):
+            for phi, first, later in ((k, n.type(0), following), (total, initial_value, new_total)):
                 phi.add_incoming(first, start)
                 phi.add_incoming(later, loop)
             builder.cbranch(builder.icmp_signed("<", following, n), loop, end)
             builder.position_at_end(end)
-            builder.store(more, _vector(context, builder, kinds[0], out, i, vector), align=8)
+            builder.store(new_total, _vector(context, builder, kinds[0], out, i, vector), align=8)
             return context.get_dummy_value()
 
-        whole = types.int64
-        return types.void(out, whole, a, whole, whole, b, whole, whole, whole), generate
+        integer = types.int64
+        return types.void(out, integer, a, integer, integer, b, integer, integer, integer), generate
 
     return sums  # type: ignore[no-any-return]
 
 
 def _product(is_product: bool) -> Function:
-    sums_32, sums_8, sums_4, sums_1 = (_sums(lanes, is_product) for lanes in (32, 8, 4, 1))
+    sums_32, sums_8, sums_4, sums_1 = (
+        _sums(vector_size, is_product) for vector_size in (32, 8, 4, 1)
+    )
 
     @inner
     def sums(out, o, a, a0, da, b, b0, db, n, width):
@@ -221,13 +229,13 @@ def _product(is_product: bool) -> Function:
                 sums_1(out, o + j, a, a0, da, b, b0 + j, db, n)
 
     @inlined
-    def product(out, m, P, base, K, R, begun):
+    def product(out, m, P, base, K, R, moved):
         """Write m @ P for rows side by side, m [K, R], as many as have begun; P begins there."""
         zero = K - K  # of a constant Numba compiles another version
         if R == 1:
             sums(out, zero, m, zero, zero + 1, P, base, K, K, K)
         else:
-            width = (begun + 7) // 8 * 8 if begun + 7 < R else R
+            width = (moved + 7) // 8 * 8 if moved + 7 < R else R
             for j in range(K):
                 sums(out, j * R, P, base + j, K, m, zero, R, K, width)
 

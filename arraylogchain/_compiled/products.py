@@ -14,7 +14,7 @@ from arraylogchain._context import DOUBLE, Array
 _BLOCK = 1 << 18
 
 
-def logsumexp_where(out: Array, a: Array, b: Array, wanted: Array) -> None:
+def logsumexp_where(out: Array, a: Array, b: Array, requested: Array) -> None:
     """Write the wanted entries of `log(exp(a) @ exp(b))` into `out`.
 
     Parameters
@@ -22,34 +22,34 @@ def logsumexp_where(out: Array, a: Array, b: Array, wanted: Array) -> None:
     out : array [batch, rows, cols]
     a, b : array [batch, rows, K], [batch, K, cols]
         Without NaN and +inf.
-    wanted : bool array [batch, rows, cols]
+    requested : bool array [batch, rows, cols]
     """
     # Copies of one layout, for which the loop is compiled once.
     left, right = (np.array(x, np.float64, order="C") for x in (a, np.swapaxes(b, -1, -2)))
-    found, wanted = np.array(out, np.float64, order="C"), np.ascontiguousarray(wanted)
+    result, requested = np.array(out, np.float64, order="C"), np.ascontiguousarray(requested)
     inner, reach = left.shape[-1], _reach(left)
-    for n in range(wanted.shape[0]):
+    for n in range(requested.shape[0]):
 
         def compute(start: int, stop: int, n: int = n) -> None:
             rows = slice(start, stop)
-            _logsumexps(left[n, rows], right[n], reach, wanted[n, rows], found[n, rows])
+            _logsumexps(left[n, rows], right[n], reach, requested[n, rows], result[n, rows])
 
-        rows, cols = wanted.shape[1:]
+        rows, cols = requested.shape[1:]
         _threads.run_blocks(compute, rows, max(1, _BLOCK // (inner * cols)))
-    out[...] = found
+    out[...] = result
 
 
-def gradients_where(a: Array, b: Array, wanted: Array, h: Array) -> tuple[Array, Array]:
+def gradients_where(a: Array, b: Array, requested: Array, h: Array) -> tuple[Array, Array]:
     """Return the gradients of the sum of h times the wanted entries of `log(exp(a) @ exp(b))`.
 
     The arguments are those of `logsumexp_where`, and h [batch, rows, cols]; the results are
     [batch, rows, K] and [batch, cols, K]. Sums without a finite term have none.
     """
     left, right = (np.array(x, np.float64, order="C") for x in (a, np.swapaxes(b, -1, -2)))
-    weights, wanted = np.array(h, np.float64, order="C"), np.ascontiguousarray(wanted)
+    weights, requested = np.array(h, np.float64, order="C"), np.ascontiguousarray(requested)
     da, db = np.zeros_like(left), np.zeros_like(right)
-    for n in range(wanted.shape[0]):
-        _gradients(left[n], right[n], _reach(left), wanted[n], weights[n], da[n], db[n])
+    for n in range(requested.shape[0]):
+        _gradients(left[n], right[n], _reach(left), requested[n], weights[n], da[n], db[n])
     return da, db
 
 
@@ -78,7 +78,7 @@ def _largest(x: Floats, y: Floats) -> float:
 
 
 @compiled
-def _logsumexps(a: Floats, b: Floats, reach: float, wanted: Array, out: Floats) -> None:
+def _logsumexps(a: Floats, b: Floats, reach: float, requested: Array, out: Floats) -> None:
     """Write the logs of the sums over k of exp(a[i, k] + b[j, k]), which are not NaN.
 
     All terms that are left out, more than `reach` below the largest, cannot change a sum. On wide
@@ -86,17 +86,17 @@ def _logsumexps(a: Floats, b: Floats, reach: float, wanted: Array, out: Floats) 
     """
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
-            if not wanted[i, j]:
+            if not requested[i, j]:
                 continue
             x, y = a[i], b[j]
             top = _largest(x, y)
-            least, count = top - reach, 0
+            threshold, count = top - reach, 0
             for k in range(len(x)):
-                count += x[k] + y[k] >= least
+                count += x[k] + y[k] >= threshold
             if count > 1 and top > -np.inf:
                 total = 0.0
                 for k in range(len(x)):
-                    if x[k] + y[k] >= least:
+                    if x[k] + y[k] >= threshold:
                         total += math.exp(x[k] + y[k] - top)
                 top += math.log(total)
             out[i, j] = top
@@ -104,7 +104,7 @@ def _logsumexps(a: Floats, b: Floats, reach: float, wanted: Array, out: Floats) 
 
 @compiled
 def _gradients(
-    a: Floats, b: Floats, reach: float, wanted: Array, h: Floats, da: Floats, db: Floats
+    a: Floats, b: Floats, reach: float, requested: Array, h: Floats, da: Floats, db: Floats
 ) -> None:
     """Add h[i, j] times the share of exp(a[i, k] + b[j, k]) in its sum to da[i, k] and db[j, k].
 
@@ -112,18 +112,18 @@ def _gradients(
     """
     for i in range(h.shape[0]):
         for j in range(h.shape[1]):
-            if not wanted[i, j]:
+            if not requested[i, j]:
                 continue
             x, y = a[i], b[j]
             top = _largest(x, y)
             if not top > -np.inf:
                 continue
-            least, total = top - reach, 0.0
+            threshold, total = top - reach, 0.0
             for k in range(len(x)):
-                if x[k] + y[k] >= least:
+                if x[k] + y[k] >= threshold:
                     total += math.exp(x[k] + y[k] - top)
             for k in range(len(x)):
-                if x[k] + y[k] >= least:
+                if x[k] + y[k] >= threshold:
                     p = math.exp(x[k] + y[k] - top) / total
                     da[i, k] += h[i, j] * p
                     db[j, k] += h[i, j] * p

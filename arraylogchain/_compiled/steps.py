@@ -30,7 +30,7 @@ DEEPEST = -700.0
 
 
 @inner
-def longer(lengths, t):
+def num_active(lengths, t):
     """Return how many rows have a step t; the longest are the first."""
     n = len(lengths)
     while n > 0 and lengths[n - 1] <= t:
@@ -39,39 +39,41 @@ def longer(lengths, t):
 
 
 @inner
-def copy_rows(out, m, R, begun):
+def copy_rows(out, m, R, moved):
     """Copy the weights of rows that have not begun, or are at their end."""
-    for start in range(0, len(m) if begun < R else 0, R):
-        for i in range(start + begun, start + R):
+    for start in range(0, len(m) if moved < R else 0, R):
+        for i in range(start + moved, start + R):
             out[i] = m[i]
 
 
 @inner
-def clear(m, r, K, R):
+def zero_row(m, r, K, R):
     """Make all weights of a row 0, which is what they remain."""
     m[r : K * R : R] = 0.0
 
 
 @inlined
-def number(count, g, t, begin, backward):
+def matrix_index(count, g, t, first_matrix, backward):
     """Return which matrix leads to a step's message, where each group has so many."""
-    n = (t if backward else t - 1) - begin
+    n = (t if backward else t - 1) - first_matrix
     return g * count + (n if count > 1 and n > 0 else 0)
 
 
 @inlined
-def weigh(v, f, out, least, line):
+def apply_potentials(v, f, out, min_weight, threshold):
     """Write v * f; return how many of these are out of range, or of sums v below a line."""
-    odd = 0
+    num_out_of_range = 0
     for i in range(len(out)):
         w = v[i] * f[i]
         out[i] = w
-        odd += ((w < least) & (v[i] > 0.0) & (f[i] > 0.0)) | (w > MOST) | (v[i] < line)
-    return odd
+        num_out_of_range += (
+            ((w < min_weight) & (v[i] > 0.0) & (f[i] > 0.0)) | (w > MOST) | (v[i] < threshold)
+        )
+    return num_out_of_range
 
 
 @inner
-def judge(v, f, w, m, L, base, proof, power, forms, begun, active):
+def certify_rows(v, f, w, m, L, base, bounds, exponent, forms, moved, active):
     """Bring rows into range; return how many are now marked because that cannot be done."""
     count, R = 0, len(forms)
     K = len(m) // R
@@ -79,20 +81,20 @@ def judge(v, f, w, m, L, base, proof, power, forms, begun, active):
         if forms[r] != LINEAR:
             continue
         proved = True
-        if proof[1] > 0.0 and r < begun:
-            proved = _are_proved(v, m, L, base, proof[1], r, K, R)
-        if not (proved and bring_in_range(v, f, w, r, K, R, proof[0], power)):
+        if bounds[1] > 0.0 and r < moved:
+            proved = _are_certified(v, m, L, base, bounds[1], r, K, R)
+        if not (proved and rescale_into_range(v, f, w, r, K, R, bounds[0], exponent)):
             forms[r] = FAILED
             count += 1
-            clear(w, r, K, R)
+            zero_row(w, r, K, R)
     return count
 
 
 @inner
-def _are_proved(v, m, L, base, line, r, K, R):
+def _are_certified(v, m, L, base, threshold, r, K, R):
     """Tell whether a row's sums are large enough, or have no term, where entries were left out."""
     for j in range(K):
-        if v[j * R + r] >= line:
+        if v[j * R + r] >= threshold:
             continue
         if v[j * R + r] > 0.0:
             return False
@@ -103,7 +105,7 @@ def _are_proved(v, m, L, base, line, r, K, R):
 
 
 @inner
-def bring_in_range(v, f, w, r, K, R, least, power):
+def rescale_into_range(v, f, w, r, K, R, min_weight, exponent):
     """Multiply a row's weights w = v * f by a power of two, if they are out of range.
 
     Tell whether they are in range, and none has been lost.
@@ -115,22 +117,22 @@ def bring_in_range(v, f, w, r, K, R, least, power):
         if v[i] > 0.0 and f[i] > 0.0:
             top = w[i] if w[i] > top else top
             low = w[i] if w[i] < low else low
-    if low >= least and top <= MOST:
+    if low >= min_weight and top <= MOST:
         return True
     if low < TINY:
         return False
     n = RAISED - exponent_of(top)
     n = n if n < 1000 else 1000
-    if low * power_of_two(n) < least:
+    if low * power_of_two(n) < min_weight:
         return False
     for i in range(r, K * R, R):
         w[i] *= power_of_two(n)
-    power[r] -= n
+    exponent[r] -= n
     return True
 
 
 @inner
-def take_tops(x, low, count, lengths, first, factors, tops):
+def split_potentials(x, low, count, lengths, first, factors, x_shifts):
     """Write x - top of some steps, top being whole and no less than the largest of a row's step.
 
     They are laid out as weights are. Past rows' ends both are 0.
@@ -141,14 +143,14 @@ def take_tops(x, low, count, lengths, first, factors, tops):
         for r in range(R):
             for k in range(K):
                 out[k * R + r] = x[r, low + i, k]
-        numbers.bring_near_0(out, longer(lengths, first + low + i), tops[i])
+        numbers.subtract_row_max(out, num_active(lengths, first + low + i), x_shifts[i])
 
 
 @inner
-def raise_weights(w, top, power):
+def raise_weights(w, top, exponent):
     """Raise the largest weights of rows, so that products of two directions' are in range too."""
     R = len(top)
-    numbers.largest_of_rows(w, R, top)
+    numbers.row_maxima(w, R, top)
     small = 0
     for r in range(R):
         small += 0.0 < top[r] < SMALL
@@ -156,19 +158,19 @@ def raise_weights(w, top, power):
         return
     for r in range(R):
         n = RAISED - exponent_of(top[r]) if 0.0 < top[r] < SMALL else 0
-        power[r] -= n
+        exponent[r] -= n
         top[r] = power_of_two(n)
     for i in range(len(w)):
         w[i] *= top[i % R]
 
 
 @inner
-def write_factors(x, low, count, lengths, first, factors, tops, forms, m):
+def write_factors(x, low, count, lengths, first, factors, x_shifts, forms, m):
     """Write exp(x - top); return how many rows are now marked because that cannot be done.
 
     They have factors, of a step [K, R], that would be lost, or are infinite, or NaN.
     """
-    take_tops(x, low, count, lengths, first, factors, tops)
+    split_potentials(x, low, count, lengths, first, factors, x_shifts)
     n, R, wrong, marked = count * len(m), len(forms), 0, 0
     for i in range(n):
         wrong += _is_wrong(factors[i])
@@ -176,7 +178,7 @@ def write_factors(x, low, count, lengths, first, factors, tops, forms, m):
         if _is_wrong(factors[i]) and forms[i % R] == LINEAR:
             forms[i % R] = FAILED
             marked += 1
-            clear(m, i % R, len(m) // R, R)
+            zero_row(m, i % R, len(m) // R, R)
     numbers.exps(factors, 0.0, factors, n)
     return marked
 

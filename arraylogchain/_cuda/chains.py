@@ -13,8 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraylogchain._array.chains.pieces import BOTH, LEFT, NOTHING, Block, Messages, Piece
-from arraylogchain._array.chains.recursion import ArrayRecursion
+from arraylogchain._array.chains.pieces import (
+    ALL,
+    NOTHING,
+    UPDATED,
+    Messages,
+    SegmentMessages,
+    Shard,
+)
+from arraylogchain._array.chains.recursion import ArrayBackend
 from arraylogchain._context import LN2_HIGH, LN2_LOW, Array, Context, whole_maximum, whole_part
 from arraylogchain._cuda.kernels import (
     C_TYPES,
@@ -57,14 +64,14 @@ class Geometry(NamedTuple):
         name = f"chain_steps<{C_TYPES[ctx.precision.name]}, {', '.join(words)}>"
         return Kernel("chain_steps.cu", name)
 
-    def sizes(self, piece: Piece) -> tuple[int, int, int, int]:
+    def sizes(self, shard: Shard) -> tuple[int, int, int, int]:
         """Return blocks, threads of a block, lanes of a row, and bytes of shared memory."""
-        groups, rows, states = piece.state_shape
-        item, lanes = piece.ctx.precision.itemsize, _power_of_two(states)
+        groups, rows, states = shard.state_shape
+        item, lanes = shard.ctx.precision.itemsize, _power_of_two(states)
         if self.in_warp:
             # One warp to a block, so that few rows are spread over the device.
-            few = groups * rows * lanes <= _WARPS * piece.ctx.kernels.multiprocessors
-            block = 32 if few else _WARPS
+            has_few_rows = groups * rows * lanes <= _WARPS * shard.ctx.kernels.multiprocessors
+            block = 32 if has_few_rows else _WARPS
             slots = block // lanes
             grid = -(-groups * rows // slots)
         else:
@@ -73,20 +80,20 @@ class Geometry(NamedTuple):
         return grid, block, lanes, shared + self.on_chip * states * states * item
 
 
-def geometry_of(piece: Piece, sums: bool) -> Geometry:
+def geometry_of(shard: Shard, sums: bool) -> Geometry:
     """Return how steps of a piece are laid out.
 
     Four rows to a block, where that leaves blocks for half of the device: what is read of a matrix
     serves all of them.
     """
-    (groups, rows, states), device = piece.state_shape, piece.ctx.kernels
+    (groups, rows, states), device = shard.state_shape, shard.ctx.kernels
     in_warp = states <= 32
     fours = groups * -(-rows // 4)
     has_four = rows >= 4 and states <= _FOUR_ROWS and 2 * fours >= device.multiprocessors
-    is_shared = piece.chain.has_one_matrix and (groups == 1 or not in_warp)
-    found = Geometry(sums, in_warp, 4 if has_four and not in_warp else 1, is_shared)
-    fits = found.sizes(piece)[3] <= device.shared_memory
-    return found if fits else found._replace(on_chip=False)
+    is_shared = shard.chain.has_one_matrix and (groups == 1 or not in_warp)
+    geometry = Geometry(sums, in_warp, 4 if has_four and not in_warp else 1, is_shared)
+    fits = geometry.sizes(shard)[3] <= device.shared_memory
+    return geometry if fits else geometry._replace(on_chip=False)
 
 
 @dataclass(frozen=True)
@@ -99,31 +106,31 @@ class _Matrices:
     scales: Array
 
     @classmethod
-    def of(cls, ctx: Context, x: Array, in_logs: bool) -> _Matrices:
+    def prepare(cls, ctx: Context, x: Array, is_log: bool) -> _Matrices:
         xp = ctx.xp
         x = contiguous(ctx, ctx.load(x, ctx.precision))
-        if not in_logs:
+        if not is_log:
             x = xp.where(x < 0, math.nan, x)
-        tops = xp.max(x, axis=-2, keepdims=True)
-        tops = tops if in_logs else xp.log2(tops)
-        largest, tops = whole_maximum(xp, tops), whole_part(xp, tops)
-        high = tops - largest
-        if in_logs:
-            logs, low = x - tops, xp.zeros_like(tops)
+        maxima = xp.max(x, axis=-2, keepdims=True)
+        maxima = maxima if is_log else xp.log2(maxima)
+        largest, maxima = whole_maximum(xp, maxima), whole_part(xp, maxima)
+        high = maxima - largest
+        if is_log:
+            logs, low = x - maxima, xp.zeros_like(maxima)
             factors = xp.exp(logs)
         else:
-            factors, high, low = ctx.scaled(x, -tops), high * LN2_HIGH, high * LN2_LOW
+            factors, high, low = ctx.scaled(x, -maxima), high * LN2_HIGH, high * LN2_LOW
             # A log of what is no normal number is that of the weight itself, and as far from 0.
-            far = xp.log(x) - tops * math.log(2.0)
+            far = xp.log(x) - maxima * math.log(2.0)
             logs = xp.where(factors >= ctx.precision.tiny, xp.log(factors), far) + low
         scales = ctx.kernels.empty((*largest.shape[:2], 2), "float64")
-        scales[..., 0 if in_logs else 1] = largest[..., 0, 0]
-        scales[..., 1 if in_logs else 0] = 0.0
+        scales[..., 0 if is_log else 1] = largest[..., 0, 0]
+        scales[..., 1 if is_log else 0] = 0.0
         shifts = xp.stack((high[..., 0, :], low[..., 0, :]), axis=-1)
         return cls(factors, shifts, logs, scales)
 
 
-class KernelRecursion(ArrayRecursion):
+class CudaBackend(ArrayBackend):
     """The recursion over a piece by kernels; see `pieces.Backend`.
 
     Where a kernel cannot be used, and for samples, it is that of array operations.
@@ -131,74 +138,76 @@ class KernelRecursion(ArrayRecursion):
 
     holds_matrices = True
 
-    def __init__(self, piece: Piece, workspace: int, geometry: Geometry | None = None) -> None:
-        super().__init__(piece, workspace)
+    def __init__(self, shard: Shard, workspace: int, geometry: Geometry | None = None) -> None:
+        super().__init__(shard, workspace)
         self._geometry = geometry
         self._prepared: dict[bool, _Matrices] = {}
         self._lengths: Array | None = None
-        if piece.lengths is not None:
-            flat = piece.lengths.reshape(-1).astype(np.int32)
+        if shard.lengths is not None:
+            flat = shard.lengths.reshape(-1).astype(np.int32)
             self._lengths = self.ctx.xp.asarray(flat, device=self.ctx.device)
 
-    def advance(self, state: Messages | None, steps: slice, backward: bool, keep: int) -> Block:
+    def advance(
+        self, carry: Messages | None, steps: slice, backward: bool, keep: int
+    ) -> SegmentMessages:
         """Take a block of steps, forward or backward."""
-        geometry = self._geometry or geometry_of(self.piece, sums=True)
+        geometry = self._geometry or geometry_of(self.shard, sums=True)
         if not self._has(geometry.kernel(self.ctx)):
-            return super().advance(state, steps, backward, keep)
-        begin, count = self._begin(state, backward), steps.stop - steps.start
-        arrived = self._messages(count) if keep == BOTH else None
-        left = None if keep == NOTHING else self._messages(count + 1)
-        if left is not None:
+            return super().advance(carry, steps, backward, keep)
+        start, count = self._prepare_carry(carry, backward), steps.stop - steps.start
+        predicted = self._messages(count) if keep == ALL else None
+        updated = None if keep == NOTHING else self._messages(count + 1)
+        if updated is not None:
             first = count if backward else 0
-            for name in ("values", "shifts", "powers"):
-                getattr(left, name)[first, ...] = getattr(begin, name)
-        state = begin
+            for name in ("values", "shifts", "exponents"):
+                getattr(updated, name)[first, ...] = getattr(start, name)
+        carry = start
         for part in self._parts(steps, backward):
-            before, state = state, self._messages(None)
+            before, carry = carry, self._messages(None)
             t0 = part.stop - 1 if backward else part.start
-            self._take(
+            self._launch(
                 geometry,
                 part,
                 backward,
                 self._pack(before),
-                self._pack(arrived, t0 - steps.start, backward),
-                self._pack(left, t0 - steps.start + (not backward), backward),
-                self._pack(state),
+                self._pack(predicted, t0 - steps.start, backward),
+                self._pack(updated, t0 - steps.start + (not backward), backward),
+                self._pack(carry),
             )
-        if left is not None and keep == LEFT:
-            left = left.steps(slice(0, count) if backward else slice(1, None))
-        return Block(arrived, left, state)
+        if updated is not None and keep == UPDATED:
+            updated = updated.steps(slice(0, count) if backward else slice(1, None))
+        return SegmentMessages(predicted, updated, carry)
 
-    def best(self, state: Messages | None, steps: slice, keep: int) -> Block:
+    def best(self, carry: Messages | None, steps: slice, keep: int) -> SegmentMessages:
         """Take a block of steps forward, with the largest of terms in the place of their sums."""
-        geometry = self._geometry or geometry_of(self.piece, sums=False)
+        geometry = self._geometry or geometry_of(self.shard, sums=False)
         if not self._has(geometry.kernel(self.ctx)):
-            return super().best(state, steps, keep)
-        after = self._begin(state, backward=False)
-        left = self._messages(steps.stop - steps.start) if keep == LEFT else None
+            return super().best(carry, steps, keep)
+        after = self._prepare_carry(carry, backward=False)
+        updated = self._messages(steps.stop - steps.start) if keep == UPDATED else None
         for part in self._parts(steps, False):
             before, after = after, self._messages(None)
-            kept = self._pack(left, part.start - steps.start)
-            packed = self._pack(before), self._pack(None), kept, self._pack(after)
-            self._take(geometry, part, False, *packed)
-        return Block(None, left, after)
+            stored = self._pack(updated, part.start - steps.start)
+            packed = self._pack(before), self._pack(None), stored, self._pack(after)
+            self._launch(geometry, part, False, *packed)
+        return SegmentMessages(None, updated, after)
 
-    def trace(self, left: Messages, after: Array, steps: slice) -> Array:
+    def trace(self, updated: Messages, after: Array, steps: slice) -> Array:
         """Return the states of best paths, integers [n, groups, rows]."""
-        ctx, piece, (groups, rows, _) = self.ctx, self.piece, self.piece.state_shape
+        ctx, shard, (groups, rows, _) = self.ctx, self.shard, self.shard.state_shape
         kernel = Kernel("chain_trace.cu", f"chain_trace<{C_TYPES[ctx.precision.name]}>")
         if not self._has(kernel):
-            return super().trace(left, after, steps)
-        logs_left, after = contiguous(ctx, left.values), contiguous(ctx, after)
+            return super().trace(updated, after, steps)
+        logs_updated, after = contiguous(ctx, updated.values), contiguous(ctx, after)
         path = ctx.kernels.empty((steps.stop - steps.start, groups, rows), "int64")
         for part in self._parts(steps, True):
-            matrices = self._matrices(slice(part.start, min(part.stop, piece.num_steps - 1)), False)
+            matrices = self._matrices(slice(part.start, min(part.stop, shard.num_steps - 1)), False)
             logs = None if matrices is None else matrices.logs
             if logs is not None:
                 logs = contiguous(ctx, logs.mT)
             chain = self._chain(part, part.start, logs=logs)
             at = slice(part.start - steps.start, part.stop - steps.start)
-            arguments = (chain, logs_left[at, ...], after, path[at, ...])
+            arguments = (chain, logs_updated[at, ...], after, path[at, ...])
             ctx.kernels.run(Launch(kernel, -(-groups * rows // 4), 128, arguments))
             after = path[at.start, ...]
         return path
@@ -209,9 +218,9 @@ class KernelRecursion(ArrayRecursion):
 
     def _parts(self, steps: slice, backward: bool) -> Iterator[slice]:
         """Cut a block of steps into what one launch takes, in the order in which that is."""
-        ctx, (groups, _, states) = self.ctx, self.piece.state_shape
+        ctx, (groups, _, states) = self.ctx, self.shard.state_shape
         size = _ENTRIES_OF_A_LAUNCH // max(states, 32)
-        if not self.piece.chain.has_one_matrix:
+        if not self.shard.chain.has_one_matrix:
             matrix = 6 * groups * states**2 * ctx.precision.itemsize
             size = min(size, max(1, self.workspace // 2 // matrix))
         parts = [
@@ -222,28 +231,28 @@ class KernelRecursion(ArrayRecursion):
 
     def _matrices(self, steps: slice, backward: bool) -> _Matrices | None:
         """Return matrices by the numbers of the steps that they lead from, backward transposed."""
-        piece, chain = self.piece, self.piece.chain
+        shard, chain = self.shard, self.shard.chain
         if chain.has_one_matrix and backward in self._prepared:
             return self._prepared[backward]
         if not (chain.has_one_matrix or steps.start < steps.stop):
             return None
-        x = piece.matrices(steps)
+        x = shard.matrices(steps)
         x = x.mT if backward else x
-        found = _Matrices.of(self.ctx, x, "transitions" in chain.logs)
+        matrices = _Matrices.prepare(self.ctx, x, "transitions" in chain.logs)
         if chain.has_one_matrix:
-            self._prepared[backward] = found
-        return found
+            self._prepared[backward] = matrices
+        return matrices
 
-    def _take(
+    def _launch(
         self, geometry: Geometry, steps: slice, backward: bool, *messages: np.ndarray
     ) -> None:
         """Launch some steps: what they begin with, what is kept of them, what they end with."""
-        piece, ctx = self.piece, self.ctx
+        shard, ctx = self.shard, self.ctx
         # The first step's matrix comes from the step before; the chain's first step has none.
         first = steps.start if backward else max(steps.start - 1, 0)
-        stop = min(steps.stop, piece.num_steps - 1) if backward else steps.stop - 1
+        stop = min(steps.stop, shard.num_steps - 1) if backward else steps.stop - 1
         matrices = self._matrices(slice(first, stop), backward)
-        x = ctx.load(piece.potentials(steps), ctx.precision)
+        x = ctx.load(shard.potentials(steps), ctx.precision)
         t0, sign = (steps.stop - 1, -1) if backward else (steps.start, 1)
         x_group, x_row, x_step, x_state = ctx.kernels.strides(x)
         parts = {} if matrices is None else vars(matrices)
@@ -252,7 +261,7 @@ class KernelRecursion(ArrayRecursion):
             t0,
             sign,
             matrix=(t0 if backward else t0 - 1) - first,
-            lanes=geometry.sizes(piece)[2],
+            lanes=geometry.sizes(shard)[2],
             potentials=x[:, :, t0 - steps.start, :],
             x_group=x_group,
             x_row=x_row,
@@ -260,13 +269,13 @@ class KernelRecursion(ArrayRecursion):
             x_state=x_state,
             **parts,
         )
-        grid, block, _, shared = geometry.sizes(piece)
+        grid, block, _, shared = geometry.sizes(shard)
         ctx.kernels.run(Launch(geometry.kernel(ctx), grid, block, (chain, *messages), shared))
 
     def _chain(self, steps: slice, time: int, direction: int = 1, **fields: Any) -> np.ndarray:
         """Return struct Chain. Arrays in `fields` become pointers; the caller holds them."""
-        piece, (groups, rows, states) = self.piece, self.piece.state_shape
-        if piece.chain.has_one_matrix:
+        shard, (groups, rows, states) = self.shard, self.shard.state_shape
+        if shard.chain.has_one_matrix:
             fields["matrix"], fields["matrices"] = 0, 1
         elif fields.get("logs") is not None:
             fields["matrices"], fields["matrix_step"] = fields["logs"].shape[1], direction
@@ -282,30 +291,30 @@ class KernelRecursion(ArrayRecursion):
             steps=steps.stop - steps.start,
             time=time,
             direction=direction,
-            chain_steps=piece.num_steps,
+            chain_steps=shard.num_steps,
             threshold=threshold(self.ctx.precision, states),
             **fields,
         )
 
-    def _begin(self, state: Messages | None, backward: bool) -> Messages:
+    def _prepare_carry(self, carry: Messages | None, backward: bool) -> Messages:
         """Return what a block begins with, in logs, contiguous."""
-        ctx, shape = self.ctx, self.piece.state_shape[:2]
-        begin = self._start(backward, logs_only=True) if state is None else state
-        begin = begin.in_log_form(ctx)
-        values = contiguous(ctx, ctx.load(begin.values, ctx.precision))
-        shifts, powers = (
+        ctx, shape = self.ctx, self.shard.state_shape[:2]
+        start = self._initial_carry(backward, logs_only=True) if carry is None else carry
+        start = start.to_log_space(ctx)
+        values = contiguous(ctx, ctx.load(start.values, ctx.precision))
+        shifts, exponents = (
             contiguous(ctx, ctx.xp.broadcast_to(ctx.load(x, ctx.widest), shape))
-            for x in (begin.shifts, begin.powers)
+            for x in (start.shifts, start.exponents)
         )
-        return Messages(values, shifts, powers, begin.in_logs)
+        return Messages(values, shifts, exponents, start.is_log)
 
     def _messages(self, steps: int | None) -> Messages:
         """Return room for messages of some steps, or for a state."""
-        ctx, (groups, rows, states) = self.ctx, self.piece.state_shape
+        ctx, (groups, rows, states) = self.ctx, self.shard.state_shape
         shape = (groups, rows) if steps is None else (steps, groups, rows)
         values = ctx.kernels.empty((*shape, states), ctx.precision.name)
-        shifts, powers = (ctx.kernels.empty(shape, "float64") for _ in range(2))
-        return Messages(values, shifts, powers, np.ones((groups, rows), bool))
+        shifts, exponents = (ctx.kernels.empty(shape, "float64") for _ in range(2))
+        return Messages(values, shifts, exponents, np.ones((groups, rows), bool))
 
     def _pack(
         self, x: Messages | None, at: int | None = None, backward: bool = False
@@ -313,11 +322,11 @@ class KernelRecursion(ArrayRecursion):
         """Return struct Messages: those of a state, or of several steps from number `at` on."""
         if x is None:
             return pack(_MESSAGES)
-        arrays = [z if at is None else z[at, ...] for z in (x.values, x.shifts, x.powers)]
-        logs, shifts, powers = (self._pointer(z) for z in arrays)
-        _, rows, _ = self.piece.state_shape
-        step = (-1 if backward else 1) * self.piece.groups * rows
-        return pack(_MESSAGES, logs=logs, shifts=shifts, powers=powers, step=step)
+        arrays = [z if at is None else z[at, ...] for z in (x.values, x.shifts, x.exponents)]
+        logs, shifts, exponents = (self._pointer(z) for z in arrays)
+        _, rows, _ = self.shard.state_shape
+        step = (-1 if backward else 1) * self.shard.groups * rows
+        return pack(_MESSAGES, logs=logs, shifts=shifts, powers=exponents, step=step)
 
     def _pointer(self, x: Array | None) -> int:
         return 0 if x is None else self.ctx.kernels.pointer(x)

@@ -108,10 +108,10 @@ def find(library: str, device: Any) -> Device | Unavailable:
         index = sys.modules["torch"].cuda.current_device()
     if (library, index) in _known:
         return _known[library, index]
-    found = _open(library, index)
-    if not isinstance(found, _NotNow):
-        _known[library, index] = found
-    return found
+    opened = _open(library, index)
+    if not isinstance(opened, _NotNow):
+        _known[library, index] = opened
+    return opened
 
 
 def _open(library: str, index: int) -> Device | Unavailable:
@@ -211,8 +211,8 @@ class _CudaDevice:
     def run(self, launch: Launch) -> None:
         with self._here():
             kernel = compiled(launch.kernel, self._index, self.shared_memory)
-            given, sizes = self._pointers(launch.arguments), ((launch.grid,), (launch.block,))
-            kernel(*sizes, given, shared_mem=launch.shared_memory, stream=self._stream())
+            arrays, sizes = self._pointers(launch.arguments), ((launch.grid,), (launch.block,))
+            kernel(*sizes, arrays, shared_mem=launch.shared_memory, stream=self._stream())
 
     def _pointers(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return arguments as CuPy takes them."""
@@ -281,8 +281,8 @@ class TorchDevice(_CudaDevice):
             cuda.Stream.from_external(self._stream()).use()
             try:
                 # CuPy's copies would come from its own pool.
-                given = (x.detach().contiguous() for x in (a, b, out))
-                self._multiply(*map(self._cupy.from_dlpack, given))
+                arrays = (x.detach().contiguous() for x in (a, b, out))
+                self._multiply(*map(self._cupy.from_dlpack, arrays))
             finally:
                 before.use()
         return out

@@ -32,7 +32,7 @@ _BLAS_FROM = 2**28
 def logmatmulexp(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) -> Array | None:
     """Return log(exp(a) @ exp(b)), or None where array operations are to compute it."""
     batch, rows, columns, terms = layout.sizes
-    if _are_taken(ctx, layout, budget):
+    if _are_supported(ctx, layout, budget):
         size = ctx.precision.itemsize
         factors = batch * (rows * terms + terms * columns + rows * columns) * size
         is_large = batch * rows * columns * terms >= _BLAS_FROM and min(rows, columns) >= TILE
@@ -48,27 +48,27 @@ def maxplus_matmul(
     ctx: Context, layout: Fold, a: Array, b: Array, budget: int
 ) -> tuple[Array, Array] | None:
     """Return the largest a[i, k] + b[k, j], and the first k that has it; or None, likewise."""
-    if _are_taken(ctx, layout, budget) and is_usable(ctx, kernel_of("maxplus_matmul", ctx)):
+    if _are_supported(ctx, layout, budget) and is_usable(ctx, kernel_of("maxplus_matmul", ctx)):
         return maxplus(ctx, layout, a, b)
     return None
 
 
 def by_tiles(ctx: Context, layout: Fold, a: Array, b: Array) -> Array:
     """Return log(exp(a) @ exp(b)) by one kernel."""
-    given = _Operands(ctx, layout, a, b)
-    out = given.empty(ctx.result_name)
+    operands = _Operands(ctx, layout, a, b)
+    out = operands.empty(ctx.result_name)
     line = threshold(ctx.precision, layout.sizes[3])
-    arguments = (*given.packed, *given.maxima(), out, given.sizes, line)
-    given.launch("logmatmulexp", given.tiles, arguments)
-    return given.restored(out)
+    arguments = (*operands.packed, *operands.maxima(), out, operands.sizes, line)
+    operands.launch("logmatmulexp", operands.tiles, arguments)
+    return operands.restored(out)
 
 
 def by_blas(ctx: Context, layout: Fold, a: Array, b: Array) -> Array:
     """Return the same: factors and sums by array operations, their logarithms by a kernel."""
-    given, xp = _Operands(ctx, layout, a, b), ctx.xp
-    r, c = given.maxima()
+    operands, xp = _Operands(ctx, layout, a, b), ctx.xp
+    r, c = operands.maxima()
     factors = []
-    for x, top in ((given.a, r[:, :, None]), (given.b, c[:, None, :])):
+    for x, top in ((operands.a, r[:, :, None]), (operands.b, c[:, None, :])):
         top = ctx.load(xp.where(xp.isfinite(top), top, xp.zeros_like(top)), ctx.precision)
         factor = ctx.load(x, ctx.precision) - top
         ctx.apply(xp.exp, factor, out=factor)
@@ -77,27 +77,29 @@ def by_blas(ctx: Context, layout: Fold, a: Array, b: Array) -> Array:
     del factors, factor
     # Where nothing is converted, logarithms take the places of their sums.
     is_same = ctx.result_name == ctx.precision.name
-    out = sums if is_same else given.empty(ctx.result_name)
+    out = sums if is_same else operands.empty(ctx.result_name)
     entries = int(np.prod(layout.sizes[:3]))
     line = threshold(ctx.precision, layout.sizes[3])
-    arguments = (*given.packed, r, c, out, given.sizes, line, sums, np.int64(entries))
-    given.launch("settle", -(-entries // THREADS), arguments)
-    return given.restored(out)
+    arguments = (*operands.packed, r, c, out, operands.sizes, line, sums, np.int64(entries))
+    operands.launch("settle", -(-entries // THREADS), arguments)
+    return operands.restored(out)
 
 
 def maxplus(ctx: Context, layout: Fold, a: Array, b: Array) -> tuple[Array, Array]:
     """Return the max-plus product by one kernel."""
-    given = _Operands(ctx, layout, a, b)
-    values, indices = given.empty(ctx.result_name), given.empty("int64")
-    given.launch("maxplus_matmul", given.tiles, (*given.packed, values, indices, given.sizes))
-    return given.restored(values), given.restored(indices)
+    operands = _Operands(ctx, layout, a, b)
+    values, indices = operands.empty(ctx.result_name), operands.empty("int64")
+    operands.launch(
+        "maxplus_matmul", operands.tiles, (*operands.packed, values, indices, operands.sizes)
+    )
+    return operands.restored(values), operands.restored(indices)
 
 
 def kernel_of(name: str, ctx: Context) -> Kernel:
     return Kernel(f"{name}.cu", f"{name}<{C_TYPES[ctx.result_name]}>")
 
 
-def _are_taken(ctx: Context, layout: Fold, budget: int) -> bool:
+def _are_supported(ctx: Context, layout: Fold, budget: int) -> bool:
     """Tell whether kernels compute a product: one of entries, whose sizes they can count.
 
     Where axes cannot be merged in place, a copy of each operand has to fit.

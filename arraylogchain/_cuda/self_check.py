@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from arraylogchain import __version__
-from arraylogchain._arrays import enter, on_host
+from arraylogchain._arrays import on_host, prepare_inputs
 from arraylogchain._context import Array, Context
 from arraylogchain._cuda.device import find
 from arraylogchain._cuda.kernels import INSTANTIATIONS, Kernel, source_text
@@ -109,11 +109,11 @@ def _record(device: Any, kernel: Kernel) -> Path:
     return Path(cache) / "arraylogchain" / hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _ratio(ctx: Context, found: Array, exact: np.ndarray, reach: float) -> float:
+def _ratio(ctx: Context, result: Array, exact: np.ndarray, reach: float) -> float:
     """Return the largest error as a part of eps * (2 |exact| + reach)."""
-    if "float16" in ctx.result_name and "int" not in str(found.dtype):
-        found = ctx.xp.astype(found, ctx.xp.float32)
-    y = np.asarray(on_host("result", found), np.float64)
+    if "float16" in ctx.result_name and "int" not in str(result.dtype):
+        result = ctx.xp.astype(result, ctx.xp.float32)
+    y = np.asarray(on_host("result", result), np.float64)
     eps = {"float16": 2.0**-10, "bfloat16": 2.0**-7}.get(ctx.result_name, ctx.precision.eps)
     with np.errstate(all="ignore"):
         error = np.abs(y - exact) / (2 * eps * np.abs(exact) + ctx.precision.eps * reach)
@@ -144,15 +144,15 @@ def _product(ctx: Context, kernel: Kernel) -> Iterator[tuple[Array, np.ndarray, 
 
     rng = np.random.default_rng(0)
     a, b = _entries(ctx, rng, 70, 37), _entries(ctx, rng, 66, 37).T
-    left, right = (ctx.to_result(ctx.xp.asarray(x, device=ctx.device)) for x in (a, b))
+    updated, right = (ctx.to_result(ctx.xp.asarray(x, device=ctx.device)) for x in (a, b))
     terms, layout = a[:, :, None] + b, fold(a.shape, b.shape)
     if kernel.name.startswith("maxplus"):
-        values, indices = products.maxplus(ctx, layout, left, right)
+        values, indices = products.maxplus(ctx, layout, updated, right)
         yield values, terms.max(1), 0.0
         yield indices, terms.argmax(1), 0.0
     else:
         compute = products.by_blas if kernel.name.startswith("settle") else products.by_tiles
-        yield compute(ctx, layout, left, right), _log_sum_exp(terms, 1), _reach(ctx, 37)
+        yield compute(ctx, layout, updated, right), _log_sum_exp(terms, 1), _reach(ctx, 37)
 
 
 def _reach(ctx: Context, terms: int) -> float:
@@ -162,7 +162,7 @@ def _reach(ctx: Context, terms: int) -> float:
 
 def _chain(ctx: Context, states: int, rows: int, has_one: bool) -> tuple[Any, Any, Any]:
     """Return potentials and matrices, in logs, and a piece of two groups of rows of two lengths."""
-    from arraylogchain._array.chains.pieces import pieces
+    from arraylogchain._array.chains.pieces import shards
     from arraylogchain._inputs import Chain
 
     rng, steps, groups = np.random.default_rng(1), 5, 1 if has_one else 2
@@ -177,33 +177,33 @@ def _chain(ctx: Context, states: int, rows: int, has_one: bool) -> tuple[Any, An
         logs=names,
         lengths=None if lengths is None else lengths[None],
     )
-    (piece,) = pieces(ctx, chain, groups, rows)
+    (shard,) = shards(ctx, chain, groups, rows)
     order = np.arange(rows) if lengths is None else np.argsort(-lengths, kind="stable")
-    return x[:, order], np.broadcast_to(logs, (groups, steps - 1, states, states)), piece
+    return x[:, order], np.broadcast_to(logs, (groups, steps - 1, states, states)), shard
 
 
 def _steps(ctx: Context, kernel: Kernel) -> Iterator[tuple[Array, np.ndarray, float]]:
     """Take rows of two lengths, or two groups with matrices of each step, both ways."""
-    from arraylogchain._array.chains.pieces import LEFT
-    from arraylogchain._cuda.chains import Geometry, KernelRecursion
+    from arraylogchain._array.chains.pieces import UPDATED
+    from arraylogchain._cuda.chains import CudaBackend, Geometry
 
     *_, sums, in_warp, rows, on_chip = kernel.name.rstrip(">").replace(" ", "").split(",")
     geometry = Geometry(sums == "true", in_warp == "true", int(rows), on_chip == "true")
     states = 5 if geometry.in_warp else 37
-    x, logs, piece = _chain(ctx, states, geometry.rows + 5, geometry.on_chip)
-    whole, recursion = slice(0, 5), KernelRecursion(piece, 1 << 24, geometry)
+    x, logs, shard = _chain(ctx, states, geometry.rows + 5, geometry.on_chip)
+    whole, recursion = slice(0, 5), CudaBackend(shard, 1 << 24, geometry)
     reach = 5 * _reach(ctx, states)
-    lengths = np.full(x.shape[:2], 5) if piece.lengths is None else piece.lengths
+    lengths = np.full(x.shape[:2], 5) if shard.lengths is None else shard.lengths
     for backward in (False, True) if geometry.sums else (False,):
         exact = _walk(x, logs, lengths, backward, _log_sum_exp if geometry.sums else np.max)
         if geometry.sums:
-            block = recursion.advance(None, whole, backward, LEFT)
+            block = recursion.advance(None, whole, backward, UPDATED)
         else:
-            block = recursion.best(None, whole, LEFT)
-        left = block.left.logs(ctx)
+            block = recursion.best(None, whole, UPDATED)
+        updated = block.updated.logs(ctx)
         for t in range(5):
             real = np.argwhere(lengths > t)
-            yield from ((left[t, g, r], exact[t, g, r], reach) for g, r in real)
+            yield from ((updated[t, g, r], exact[t, g, r], reach) for g, r in real)
 
 
 def _walk(
@@ -211,34 +211,34 @@ def _walk(
 ) -> np.ndarray:
     """Return what leaves each step, [T, groups, rows, K], by sums over pairs of states."""
     x = np.moveaxis(x, 2, 0)
-    left, steps = x.copy(), len(x)
+    updated, steps = x.copy(), len(x)
     for t in range(steps - 2, -1, -1) if backward else range(1, steps):
         if backward:
-            moved = join(logs[:, None, t] + left[t + 1][..., None, :], -1)
-            left[t] += np.where((t < lengths - 1)[..., None], moved, 0)
+            moved = join(logs[:, None, t] + updated[t + 1][..., None, :], -1)
+            updated[t] += np.where((t < lengths - 1)[..., None], moved, 0)
         else:
-            left[t] += join(logs[:, None, t - 1] + left[t - 1][..., :, None], -2)
-    return left
+            updated[t] += join(logs[:, None, t - 1] + updated[t - 1][..., :, None], -2)
+    return updated
 
 
 def _trace(ctx: Context, kernel: Kernel) -> Iterator[tuple[Array, np.ndarray, float]]:
     """Go back through what the recursion would keep."""
     from arraylogchain._array.chains.pieces import Messages
-    from arraylogchain._cuda.chains import Geometry, KernelRecursion
+    from arraylogchain._cuda.chains import CudaBackend, Geometry
 
-    x, logs, piece = _chain(ctx, 37, 6, has_one=False)
-    left = np.moveaxis(x, 2, 0)
+    x, logs, shard = _chain(ctx, 37, 6, has_one=False)
+    updated = np.moveaxis(x, 2, 0)
     after = np.arange(12).reshape(2, 6)
-    on_device = ctx.load(ctx.xp.asarray(left, device=ctx.device), ctx.precision)
-    recursion = KernelRecursion(piece, 1 << 24, Geometry(False, False, 1, False))
-    kept = Messages(on_device, None, None, None)
-    found = recursion.trace(kept, ctx.xp.asarray(after, device=ctx.device), slice(0, 5))
+    on_device = ctx.load(ctx.xp.asarray(updated, device=ctx.device), ctx.precision)
+    recursion = CudaBackend(shard, 1 << 24, Geometry(False, False, 1, False))
+    stored = Messages(on_device, None, None, None)
+    result = recursion.trace(stored, ctx.xp.asarray(after, device=ctx.device), slice(0, 5))
     exact = np.empty((5, 2, 6))
     exact[4] = state = after
     for t in range(3, -1, -1):
         to_state = np.stack([logs[g, t][:, state[g]].T for g in range(2)])
-        exact[t] = state = np.argmax(left[t] + to_state, -1)
-    yield found, exact, 0.0
+        exact[t] = state = np.argmax(updated[t] + to_state, -1)
+    yield result, exact, 0.0
 
 
 # ---------------------------------------------------------------------------------- the report
@@ -255,7 +255,8 @@ def report() -> bool:
     try:
         cupy = importlib.import_module("cupy")
         contexts = {
-            name: enter({"a": cupy.zeros(1, name)})[0] for name in ("float32", "float64", "float16")
+            name: prepare_inputs({"a": cupy.zeros(1, name)})[0]
+            for name in ("float32", "float64", "float16")
         }
     except Exception as error:
         raise RuntimeError(f"CuPy cannot use a CUDA device: {error}") from error

@@ -12,11 +12,11 @@ import numpy as np
 from dask.array.core import unify_chunks
 from dask.array.utils import meta_from_array
 
-from arraylogchain._arrays import enter
+from arraylogchain._arrays import prepare_inputs
 from arraylogchain._fold import Shape
 
 
-def to_lazy(given: Mapping[str, Any]) -> tuple[dict[str, da.Array], str]:
+def to_lazy(arguments: Mapping[str, Any]) -> tuple[dict[str, da.Array], str]:
     """Return arrays as Dask arrays, others in a single block, and the dtype of what is computed.
 
     Raises
@@ -27,11 +27,13 @@ def to_lazy(given: Mapping[str, Any]) -> tuple[dict[str, da.Array], str]:
         For chunks of unknown sizes.
     """
     # Arrays without entries stand for Dask's.
-    ctx, _ = enter({name: x._meta if isinstance(x, da.Array) else x for name, x in given.items()})
-    return {name: known(name, x) for name, x in given.items()}, ctx.result_name
+    ctx, _ = prepare_inputs(
+        {name: x._meta if isinstance(x, da.Array) else x for name, x in arguments.items()}
+    )
+    return {name: with_known_shape(name, x) for name, x in arguments.items()}, ctx.result_name
 
 
-def known(name: str, x: Any) -> da.Array:
+def with_known_shape(name: str, x: Any) -> da.Array:
     """Return an array as a Dask array; raise ValueError if sizes of its chunks are unknown."""
     if not isinstance(x, da.Array):
         return da.from_array(x, chunks=-1)
@@ -43,7 +45,7 @@ def known(name: str, x: Any) -> da.Array:
     return x.rechunk(tuple(tuple(filter(None, sizes)) or (0,) for sizes in x.chunks))
 
 
-def of_rows(
+def map_rows(
     function: Callable[..., Any],
     arrays: Sequence[tuple[da.Array, str]],
     results: Sequence[tuple[str, Any]],
@@ -72,12 +74,12 @@ def of_rows(
         lead, last = x.ndim - len(axes), range(x.ndim - len(axes), x.ndim)
         indices = *range(rows - lead, rows), *((i, axis) for axis in last)
         pairs += [x.rechunk(dict.fromkeys(last, -1)), indices]
-    _, whole = unify_chunks(*pairs)
+    _, aligned = unify_chunks(*pairs)
     takes = ",".join(f"({','.join(axes)})" for _, axes in arrays)
     gives = ",".join(f"({','.join(axes)})" for axes, _ in results)
-    metas = tuple(meta_from_array(whole[0]._meta, dtype=dtype) for _, dtype in results)
-    found = da.apply_gufunc(function, f"{takes}->{gives}", *whole, meta=metas)
-    return list(found) if len(metas) > 1 else [found]
+    metas = tuple(meta_from_array(aligned[0]._meta, dtype=dtype) for _, dtype in results)
+    result = da.apply_gufunc(function, f"{takes}->{gives}", *aligned, meta=metas)
+    return list(result) if len(metas) > 1 else [result]
 
 
 def summed_blocks(x: da.Array, axes: Shape) -> da.Array:

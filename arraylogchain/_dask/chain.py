@@ -23,11 +23,17 @@ from arraylogchain import _inputs
 from arraylogchain._array import chains
 from arraylogchain._arrays import dtype_name, is_lazy, on_host, promote
 from arraylogchain._context import Array, Context
-from arraylogchain._dask.blocks import finite_sum, known, of_rows, summed_blocks, to_lazy
+from arraylogchain._dask.blocks import (
+    finite_sum,
+    map_rows,
+    summed_blocks,
+    to_lazy,
+    with_known_shape,
+)
 from arraylogchain._inputs import ARGUMENTS, PARTS, Chain
 from arraylogchain._threads import using
 from arraylogchain.chain import LogChain
-from arraylogchain.vjp import ChainGradients, check_cotangent, check_wanted
+from arraylogchain.vjp import ChainGradients, check_cotangent, check_requested
 
 # The axes behind those of rows: of parts, of what else operations take, of what they return.
 AXES = {"potentials": "tk", "transitions": "skk", "initial": "k", "final": "k", "counts": "skk"}
@@ -37,12 +43,12 @@ AXES |= {"following": "", "cotangent": "", "whole": "", "": "", "t": "t", "tk": 
 Operation = Callable[..., Any]
 
 
-class Pieces:
+class TimeChunks:
     """The pieces of a chain: one if its time is not cut.
 
     Attributes
     ----------
-    given : dict of str to array
+    arguments : dict of str to array
         The arguments of `LogChain`, but for lengths, with all batch axes.
     like : dict of str to array
         What gradients, and counts, are like: the arguments as they came.
@@ -55,25 +61,28 @@ class Pieces:
     """
 
     def __init__(self, chain: Any) -> None:
-        given, dtype = to_lazy(chain._given())
-        self.batch = _inputs.check_shapes(given)
+        arguments, dtype = to_lazy(chain._arguments())
+        self.batch = _inputs.check_shapes(arguments)
         self.workspace, lengths = chain._workspace, chain._lengths
-        potentials = given["log_potentials"]
+        potentials = arguments["log_potentials"]
         self.num_steps, self.num_states = potentials.shape[-2:]
         lengths = self.num_steps if lengths is None else lengths
         if is_lazy(lengths):  # their values are checked block by block
-            self.lengths = known("lengths", lengths)
+            self.lengths = with_known_shape("lengths", lengths)
             _inputs.check_lengths(np.ones(lengths.shape, lengths.dtype), self.batch, self.num_steps)
         else:
-            ends = _inputs.check_lengths(lengths, self.batch, self.num_steps)
-            self.lengths = known("lengths", np.asarray(self.num_steps if ends is None else ends))
-        self.like = {ARGUMENTS[name]: x for name, x in given.items()}
+            checked_lengths = _inputs.check_lengths(lengths, self.batch, self.num_steps)
+            self.lengths = with_known_shape(
+                "lengths",
+                np.asarray(self.num_steps if checked_lengths is None else checked_lengths),
+            )
+        self.like = {ARGUMENTS[name]: x for name, x in arguments.items()}
         self.dtypes = {part: dtype_name(x.dtype) for part, x in self.like.items()}
         self.dtypes |= {"path": "int64", "whole": "float64", "": dtype}
         self.dtypes["message"] = promote([dtype, "float32"])
         if "transitions" in self.like:
             self.like["counts"] = self.like["transitions"]
-        self.given = {name: self._in_batch(ARGUMENTS[name], x) for name, x in given.items()}
+        self.arguments = {name: self._in_batch(ARGUMENTS[name], x) for name, x in arguments.items()}
         chunks = [n for n in potentials.chunks[-2] if n]
         self.steps = list(itertools.pairwise([0, *itertools.accumulate(chunks)]))
 
@@ -90,12 +99,12 @@ class Pieces:
         follows.
         """
         operation = operation or partial(chains.messages.last_message, backward=backward)
-        end, found = ("log_final" if backward else "log_initial"), [(None, None)]
+        end, result = ("log_final" if backward else "log_initial"), [(None, None)]
         for i in range(len(self.steps))[:: -1 if backward else 1]:
-            arrived, moved = found[-1]
-            log, whole = self.piece(i, operation, ["message", "whole"], **{end: arrived})
-            found.append((log, whole if moved is None else whole + moved))
-        return tuple(zip(*(found[-2::-1] if backward else found), strict=True))
+            message, moved = result[-1]
+            log, shifts = self.apply(i, operation, ["message", "whole"], **{end: message})
+            result.append((log, shifts if moved is None else shifts + moved))
+        return tuple(zip(*(result[-2::-1] if backward else result), strict=True))
 
     @cached_property
     def sides(self) -> dict[str, Sequence[Any]]:
@@ -103,25 +112,27 @@ class Pieces:
         before, after = self.messages()[0], self.messages(backward=True)[0]
         return {"log_initial": before[:-1], "log_final": after}
 
-    def piece(
-        self, i: int, operation: Operation, kinds: Sequence[str], **others: da.Array | None
+    def apply(
+        self, i: int, operation: Operation, kinds: Sequence[str], **replacements: da.Array | None
     ) -> list[da.Array]:
         """Return what an operation makes of a piece: results of kinds that `AXES` has.
 
         Arguments of `LogChain` that are given, such as messages, replace those of the chain;
         operations take other arrays by their names.
         """
-        arrays = {name: x for name, x in others.items() if x is not None}
+        arrays = {name: x for name, x in replacements.items() if x is not None}
         replaced = {ARGUMENTS.get(name) for name in arrays}
-        own = {name: x for name, x in self.given.items() if ARGUMENTS[name] not in replaced}
-        arrays |= {name: _cut(ARGUMENTS[name], x, *self.steps[i]) for name, x in own.items()}
+        own_arrays = {
+            name: x for name, x in self.arguments.items() if ARGUMENTS[name] not in replaced
+        }
+        arrays |= {name: _cut(ARGUMENTS[name], x, *self.steps[i]) for name, x in own_arrays.items()}
         pairs = [(x, AXES[ARGUMENTS.get(name, name)]) for name, x in arrays.items()]
         results = [(AXES[kind], self.dtypes.get(kind, self.dtypes[""])) for kind in kinds]
         dtypes = [dtype for _, dtype in results]
         place = tuple(arrays), self.steps[i], self.num_steps, self.workspace
         call = partial(_of_block, operation, dtypes, place)
-        found = of_rows(call, [(self.lengths, ""), *pairs], results)
-        return list(map(self._summed, kinds, found))
+        result = map_rows(call, [(self.lengths, ""), *pairs], results)
+        return list(map(self._summed, kinds, result))
 
     def _summed(self, kind: str, x: da.Array) -> da.Array:
         """Return what blocks give, added up along batch axes along which rows share a part."""
@@ -130,36 +141,38 @@ class Pieces:
         shape = self._in_batch(kind, self.like[kind]).shape[: len(self.batch)]
         return summed_blocks(x, tuple(axis for axis, n in enumerate(shape) if n == 1))
 
-    def all(self, operation: Operation, *kinds: str, **others: Sequence[Any]) -> list[Any]:
+    def apply_to_all(
+        self, operation: Operation, *kinds: str, **arguments: Sequence[Any]
+    ) -> list[Any]:
         """Return what an operation makes of all pieces, joined; "" is a list, one for each.
 
         What it takes beside a piece, messages too, are lists with an entry for each.
         """
-        found = [
-            self.piece(i, operation, kinds, **{name: x[i] for name, x in others.items()})
+        result = [
+            self.apply(i, operation, kinds, **{name: x[i] for name, x in arguments.items()})
             for i in range(len(self.steps))
         ]
-        return list(map(self.joined, kinds, zip(*found, strict=True)))
+        return list(map(self.joined, kinds, zip(*result, strict=True)))
 
-    def joined(self, kind: str, found: Sequence[da.Array]) -> Any:
+    def joined(self, kind: str, result: Sequence[da.Array]) -> Any:
         """Return one result of those of all pieces."""
-        axes, x = AXES[kind], found[-1 if kind == "final" else 0]
+        axes, x = AXES[kind], result[-1 if kind == "final" else 0]
         if "t" in axes:
             behind = (slice(1, None), slice(None))[: len(axes)]
-            x = da.concatenate([x, *(y[(..., *behind)] for y in found[1:])], -len(axes))
-        elif "s" in axes and self.like[kind].shape[-3:-2] in ((), (1,)) and len(found) > 1:
-            x = finite_sum(da.stack(found), (0,))[0]
+            x = da.concatenate([x, *(y[(..., *behind)] for y in result[1:])], -len(axes))
+        elif "s" in axes and self.like[kind].shape[-3:-2] in ((), (1,)) and len(result) > 1:
+            x = finite_sum(da.stack(result), (0,))[0]
         elif "s" in axes:
-            x = da.concatenate(found, axis=-3)
-        return x[(0,) * (x.ndim - self.like.get(kind, x).ndim)] if axes else found
+            x = da.concatenate(result, axis=-3)
+        return x[(0,) * (x.ndim - self.like.get(kind, x).ndim)] if axes else result
 
 
 def _cut(part: str, x: da.Array, start: int, stop: int) -> da.Array:
     """Return a part's share in steps, and in the one in front of them."""
     if part == "potentials":
-        own = x[..., start:stop, :]
-        front = da.zeros_like(own[..., : min(start, 1), :])
-        return da.concatenate([front, own], axis=-2)
+        chunk = x[..., start:stop, :]
+        front = da.zeros_like(chunk[..., : min(start, 1), :])
+        return da.concatenate([front, chunk], axis=-2)
     if part != "transitions":
         return x
     return x if x.shape[-3] == 1 else x[..., max(start - 1, 0) : stop - 1, :, :]
@@ -174,92 +187,104 @@ def _of_block(
     chain, and a workspace.
     """
     names, (start, stop), num_steps, workspace = place
-    given = dict(zip(names, blocks, strict=True))
-    arrays = {name: given.pop(name) for name in names if name in ARGUMENTS}
+    arguments = dict(zip(names, blocks, strict=True))
+    arrays = {name: arguments.pop(name) for name in names if name in ARGUMENTS}
     _inputs.check_lengths(lengths, lengths.shape, num_steps)
     lengths = np.clip(lengths - start, 0, stop - start) + min(start, 1)
-    ctx, chain = _inputs.enter_chain(arrays, lengths)
+    ctx, chain = _inputs.prepare_chain(arrays, lengths)
     _inputs.check_weights(ctx, chain)
     with using(1), ctx.computing():
-        found = operation(ctx, chain, workspace, **given)
+        result = operation(ctx, chain, workspace, **arguments)
         # Where messages are wider than the chain, what is computed of them is as well.
-        pairs = zip(found if isinstance(found, tuple) else (found,), dtypes, strict=False)
-        found = ctx.leave(tuple(ctx.cast(x, getattr(ctx.xp, dtype)) for x, dtype in pairs))
-    return found if len(found) > 1 else found[0]
+        pairs = zip(result if isinstance(result, tuple) else (result,), dtypes, strict=False)
+        result = ctx.to_caller(tuple(ctx.cast(x, getattr(ctx.xp, dtype)) for x, dtype in pairs))
+    return result if len(result) > 1 else result[0]
 
 
 def log_partition(chain: LogChain) -> da.Array:
     """Return log Z of each row; see `LogChain.log_partition`."""
-    pieces = Pieces(chain)
-    if len(pieces.steps) == 1:
-        return pieces.piece(0, chains.messages.log_partition, [""])[0]
-    (*_, logs), (*_, whole) = pieces.messages()
-    final = {k: x for k, x in chain._given().items() if ARGUMENTS[k] == "final"}
-    total = log_partition(LogChain(logs[..., None, :], **final)) + whole
-    return total.astype(pieces.dtypes[""])
+    time_chunks = TimeChunks(chain)
+    if len(time_chunks.steps) == 1:
+        return time_chunks.apply(0, chains.messages.log_partition, [""])[0]
+    (*_, logs), (*_, shifts) = time_chunks.messages()
+    final = {k: x for k, x in chain._arguments().items() if ARGUMENTS[k] == "final"}
+    total = log_partition(LogChain(logs[..., None, :], **final)) + shifts
+    return total.astype(time_chunks.dtypes[""])
 
 
 def forward_messages(chain: LogChain) -> da.Array:
     """Return the logs of the sums over all paths up to each state."""
-    pieces = Pieces(chain)
-    before, whole = pieces.messages()
-    return pieces.all(chains.messages.forward_messages, "tk", log_initial=before, whole=whole)[0]
+    time_chunks = TimeChunks(chain)
+    before, shifts = time_chunks.messages()
+    return time_chunks.apply_to_all(
+        chains.messages.forward_messages, "tk", log_initial=before, whole=shifts
+    )[0]
 
 
 def backward_messages(chain: LogChain) -> da.Array:
     """Return the logs of the sums over all paths from each state on."""
-    pieces = Pieces(chain)
-    after, whole = pieces.messages(backward=True)
-    return pieces.all(chains.messages.backward_messages, "tk", log_final=after, whole=whole)[0]
+    time_chunks = TimeChunks(chain)
+    after, shifts = time_chunks.messages(backward=True)
+    return time_chunks.apply_to_all(
+        chains.messages.backward_messages, "tk", log_final=after, whole=shifts
+    )[0]
 
 
 def marginals(chain: LogChain) -> da.Array:
     """Return the posterior probability of each state at each step."""
-    pieces = Pieces(chain)
-    return pieces.all(chains.posterior.marginals, "tk", **pieces.sides)[0]
+    time_chunks = TimeChunks(chain)
+    return time_chunks.apply_to_all(chains.posterior.marginals, "tk", **time_chunks.sides)[0]
 
 
 def expected_transitions(chain: LogChain) -> da.Array:
     """Return how often each transition is expected to be taken."""
-    pieces = Pieces(chain)
-    return pieces.all(chains.posterior.expected_transitions, "counts", **pieces.sides)[0]
+    time_chunks = TimeChunks(chain)
+    return time_chunks.apply_to_all(
+        chains.posterior.expected_transitions, "counts", **time_chunks.sides
+    )[0]
 
 
 def posterior(chain: LogChain) -> tuple[Any, ...]:
     """Return log Z, marginals and counts; see `LogChain.posterior`."""
-    pieces = Pieces(chain)
-    kinds = ["", "tk"] + ["counts"] * ("counts" in pieces.like)
-    totals, shares, *counts = pieces.all(chains.posterior.posterior, *kinds, **pieces.sides)
-    log_z = totals[0] if len(totals) == 1 else log_partition(chain)
-    return log_z, shares, counts[0] if counts else None
+    time_chunks = TimeChunks(chain)
+    kinds = ["", "tk"] + ["counts"] * ("counts" in time_chunks.like)
+    log_zs, marginals, *counts = time_chunks.apply_to_all(
+        chains.posterior.posterior, *kinds, **time_chunks.sides
+    )
+    log_z = log_zs[0] if len(log_zs) == 1 else log_partition(chain)
+    return log_z, marginals, counts[0] if counts else None
 
 
 def filtered(chain: LogChain) -> tuple[Any, ...]:
     """Return state probabilities given the steps so far; see `LogChain.filtered`."""
-    pieces = Pieces(chain)
-    return tuple(pieces.all(chains.messages.filtered, "tk", "t", log_initial=pieces.messages()[0]))
+    time_chunks = TimeChunks(chain)
+    return tuple(
+        time_chunks.apply_to_all(
+            chains.messages.filtered, "tk", "t", log_initial=time_chunks.messages()[0]
+        )
+    )
 
 
 def entropy(chain: LogChain) -> da.Array:
     """Return the entropy of the posterior; that of a step in which pieces overlap counts once."""
-    pieces = Pieces(chain)
-    total = sum(pieces.all(chains.entropy.entropy, "whole", **pieces.sides)[0])
-    before, after = pieces.sides.values()
+    time_chunks = TimeChunks(chain)
+    total = sum(time_chunks.apply_to_all(chains.entropy.entropy, "whole", **time_chunks.sides)[0])
+    before, after = time_chunks.sides.values()
     for x, y in zip(before[1:], after[:-1], strict=True):
         total = total - entropy(LogChain((x + y)[..., None, :], workspace=chain._workspace))
-    return total.astype(pieces.dtypes[""])
+    return total.astype(time_chunks.dtypes[""])
 
 
 def viterbi(chain: LogChain) -> tuple[Any, ...]:
     """Return paths of largest weight, followed from the last piece to the first."""
-    pieces, found, after = Pieces(chain), [], None
-    before, _ = pieces.messages(_best_message)
-    for i in reversed(range(len(pieces.steps))):
-        ends = {"log_initial": before[i], "log_final": after}
-        found.append(pieces.piece(i, chains.paths.viterbi, ["path", ""], **ends)[0])
-        is_next = found[-1][..., :1] == da.arange(pieces.num_states, like=found[-1]._meta)
-        after = da.where(is_next, 0.0, -math.inf).astype(pieces.dtypes["message"])
-    states = pieces.joined("path", found[::-1])
+    time_chunks, result, after = TimeChunks(chain), [], None
+    before, _ = time_chunks.messages(_best_message)
+    for i in reversed(range(len(time_chunks.steps))):
+        messages = {"log_initial": before[i], "log_final": after}
+        result.append(time_chunks.apply(i, chains.paths.viterbi, ["path", ""], **messages)[0])
+        is_next = result[-1][..., :1] == da.arange(time_chunks.num_states, like=result[-1]._meta)
+        after = da.where(is_next, 0.0, -math.inf).astype(time_chunks.dtypes["message"])
+    states = time_chunks.joined("path", result[::-1])
     weight = log_weight(chain, states)
     return _possible(states, weight), weight
 
@@ -277,17 +302,17 @@ def _possible(states: da.Array, weight: da.Array) -> da.Array:
 
 def sample(chain: LogChain, num_samples: int, rng: Any) -> da.Array:
     """Draw paths, from the last piece to the first: blocks have seeds of their own."""
-    pieces, log_z = Pieces(chain), log_partition(chain)
-    random, (before, _) = da.random.default_rng(int(rng.integers(1 << 63))), pieces.messages()
-    found: list[Any] = [None]
-    for i, (start, stop) in reversed(list(enumerate(pieces.steps))):
+    time_chunks, log_z = TimeChunks(chain), log_partition(chain)
+    random, (before, _) = da.random.default_rng(int(rng.integers(1 << 63))), time_chunks.messages()
+    result: list[Any] = [None]
+    for i, (start, stop) in reversed(list(enumerate(time_chunks.steps))):
         shape = (num_samples, *log_z.shape, stop - start + min(start, 1))
         uniforms = random.random(shape, chunks=(num_samples, *log_z.chunks, -1))
-        following = None if found[-1] is None else found[-1][..., 0]
-        ends = {"log_initial": before[i], "following": following}
-        found += pieces.piece(i, _draw, ["path"], uniforms=uniforms, **ends)
-    states = pieces.joined("path", found[:0:-1])
-    return states if len(pieces.steps) == 1 else _possible(states, log_z)
+        following = None if result[-1] is None else result[-1][..., 0]
+        messages = {"log_initial": before[i], "following": following}
+        result += time_chunks.apply(i, _draw, ["path"], uniforms=uniforms, **messages)
+    states = time_chunks.joined("path", result[:0:-1])
+    return states if len(time_chunks.steps) == 1 else _possible(states, log_z)
 
 
 def _draw(
@@ -307,57 +332,59 @@ def _draw(
 
 def log_weight(chain: LogChain, states: Any) -> da.Array:
     """Return the log weights of given paths; see `LogChain.log_weight`."""
-    pieces = Pieces(chain)
-    states = known("states", states if is_lazy(states) else on_host("states", states))
-    _inputs.check_paths(states, pieces.batch, pieces.num_steps)
-    ends = pieces.lengths[..., None]
+    time_chunks = TimeChunks(chain)
+    states = with_known_shape("states", states if is_lazy(states) else on_host("states", states))
+    _inputs.check_paths(states, time_chunks.batch, time_chunks.num_steps)
+    lengths = time_chunks.lengths[..., None]
     # A row that has ended passes through pieces in state 0, and all its weights there are one.
-    states = da.where(da.arange(pieces.num_steps, like=states._meta) < ends, states, 0)
+    states = da.where(da.arange(time_chunks.num_steps, like=states._meta) < lengths, states, 0)
     sums = []
-    for i, (start, stop) in enumerate(pieces.steps):
-        given = {"states": states[..., max(start - 1, 0) : stop]}
-        for name, x in pieces.given.items():
+    for i, (start, stop) in enumerate(time_chunks.steps):
+        arguments = {"states": states[..., max(start - 1, 0) : stop]}
+        for name, x in time_chunks.arguments.items():
             if ARGUMENTS[name] == "final":
                 one = 0.0 if name == "log_final" else 1.0
-                given[name] = da.where((start < ends) & (ends <= stop), x, one)
+                arguments[name] = da.where((start < lengths) & (lengths <= stop), x, one)
         if start:
-            shape = *pieces.batch, pieces.num_states
-            given["log_initial"] = da.zeros_like(pieces.given["log_potentials"], shape=shape)
-        sums += pieces.piece(i, _weigh, ["whole", "whole"], **given)
+            shape = *time_chunks.batch, time_chunks.num_states
+            arguments["log_initial"] = da.zeros_like(
+                time_chunks.arguments["log_potentials"], shape=shape
+            )
+        sums += time_chunks.apply(i, _log_weight, ["whole", "whole"], **arguments)
     # Whole numbers first: they add up exactly.
-    return (sum(sums[::2]) + sum(sums[1::2])).astype(pieces.dtypes[""])
+    return (sum(sums[::2]) + sum(sums[1::2])).astype(time_chunks.dtypes[""])
 
 
-def _weigh(ctx: Context, chain: Chain, workspace: int, states: Array) -> Any:
+def _log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> Any:
     states = _inputs.check_states(ctx, states, chain)
     return chains.log_weight.log_weight_parts(ctx, chain, workspace, states)
 
 
 def value_and_pullback(chain: LogChain) -> tuple[da.Array, Callable[..., ChainGradients]]:
     """Return `vjp.log_partition` of Dask arrays; the pullback computes blocks anew."""
-    value, given = log_partition(chain), [ARGUMENTS[name] for name in chain._given()]
+    value, arguments = log_partition(chain), [ARGUMENTS[name] for name in chain._arguments()]
 
     def pullback(
         cotangent: Any, wanted: Collection[str] = ChainGradients._fields
     ) -> ChainGradients:
-        check_wanted(wanted)
+        check_requested(wanted)
         if isinstance(cotangent, (int, float)):
             cotangent = da.asarray(float(cotangent), like=value._meta)
         g = to_lazy({"value": value, "cotangent": cotangent})[0]["cotangent"]
         check_cotangent(g, value)
         names = zip(ChainGradients._fields, PARTS, strict=True)
-        parts = [part for name, part in names if name in wanted and part in given]
-        pieces, pull = Pieces(chain), partial(_pulled_back, wanted=parts)
-        others = {"cotangent": [g] * len(pieces.steps), **pieces.sides}
-        found = pieces.all(pull, *parts, **others) if parts else []
-        return ChainGradients(*map(dict(zip(parts, found, strict=True)).get, PARTS))
+        parts = [part for name, part in names if name in wanted and part in arguments]
+        time_chunks, pull = TimeChunks(chain), partial(_pulled_back, requested=parts)
+        others = {"cotangent": [g] * len(time_chunks.steps), **time_chunks.sides}
+        result = time_chunks.apply_to_all(pull, *parts, **others) if parts else []
+        return ChainGradients(*map(dict(zip(parts, result, strict=True)).get, PARTS))
 
     return value, pullback
 
 
 def _pulled_back(
-    ctx: Context, chain: Chain, workspace: int, cotangent: Array, wanted: list[str]
+    ctx: Context, chain: Chain, workspace: int, cotangent: Array, requested: list[str]
 ) -> tuple[Array, ...]:
     _, pullback = chains.posterior.value_and_pullback(ctx, chain, workspace, False)
-    found = pullback(ctx.xp.asarray(cotangent), frozenset(wanted))
-    return tuple(found[part] for part in wanted)
+    result = pullback(ctx.xp.asarray(cotangent), frozenset(requested))
+    return tuple(result[part] for part in requested)

@@ -13,7 +13,7 @@ from array_api_compat import array_namespace
 
 from arraylogchain import products
 from arraylogchain._arrays import promote
-from arraylogchain._dask.blocks import of_rows, to_lazy
+from arraylogchain._dask.blocks import map_rows, to_lazy
 from arraylogchain._fold import fold
 from arraylogchain.einsum import Multiply, evaluate
 
@@ -57,17 +57,17 @@ def _product(
     for start, stop in itertools.pairwise([0, *itertools.accumulate(a.chunks[-1])]):
         call = partial(_multiplied, function=function, start=start, workspace=workspace)
         pairs = [(x[..., start:stop], "t") for x in (left, right)]
-        parts.append(of_rows(call, pairs, results))
+        parts.append(map_rows(call, pairs, results))
     values, *rest = (x[(..., *ends)] for x in _joined(parts, join, "", results))
     return values.astype(dtype), *rest
 
 
-def _widened(given: Mapping[str, Any]) -> tuple[list[da.Array], str]:
+def _widened(arguments: Mapping[str, Any]) -> tuple[list[da.Array], str]:
     """Return arrays in the dtype that is computed in, and that of the result.
 
     Halves are only rounded in the end.
     """
-    arrays, dtype = to_lazy(given)
+    arrays, dtype = to_lazy(arguments)
     return [x.astype(promote([dtype, "float32"])) for x in arrays.values()], dtype
 
 
@@ -75,10 +75,10 @@ def _multiplied(a: Any, b: Any, *, function: Callable[..., Any], start: int, wor
     """Return the product of blocks [..., M, 1, K] and [..., 1, N, K], of terms from one on."""
     xp = array_namespace(a)
     left, right = a[..., 0, :], xp.matrix_transpose(b[..., 0, :, :])
-    found = function(left, right, workspace=workspace, workers=1)
-    if not isinstance(found, tuple):
-        return found
-    values, indices = found
+    result = function(left, right, workspace=workspace, workers=1)
+    if not isinstance(result, tuple):
+        return result
+    values, indices = result
     return values, xp.where(indices < 0, indices, indices + start)
 
 
@@ -88,7 +88,7 @@ def _joined(
     """Return what partial results are together, joined in a tree."""
     while len(parts) > 1:
         groups = [parts[i : i + _FAN_IN] for i in range(0, len(parts), _FAN_IN)]
-        parts = [of_rows(join, [(x, axes) for y in z for x in y], results) for z in groups]
+        parts = [map_rows(join, [(x, axes) for y in z for x in y], results) for z in groups]
     return parts[0]
 
 
@@ -112,23 +112,25 @@ def _chained(*blocks: Any, workspace: int) -> Any:
     return products.logchainexp(matrices, workspace=workspace, workers=1)
 
 
-def logchainexp(given: Mapping[str, Any], workspace: int) -> da.Array:
+def logchainexp(arguments: Mapping[str, Any], workspace: int) -> da.Array:
     """Return `arraylogchain.logchainexp` of an array [..., n, K, K], or of a sequence."""
-    left, dtype = _widened(given)
-    products.check_shapes(given)
-    if "matrices" not in given:
-        while len(left) > 1:
-            pairs = zip(left[::2], left[1::2], strict=False)
-            left = [logmatmulexp(a, b, workspace) for a, b in pairs] + left[len(left) & ~1 :]
-        return left[0].astype(dtype)
-    (x,), chain = left, partial(_chained, workspace=workspace)
+    matrices, dtype = _widened(arguments)
+    products.check_shapes(arguments)
+    if "matrices" not in arguments:
+        while len(matrices) > 1:
+            pairs = zip(matrices[::2], matrices[1::2], strict=False)
+            matrices = [logmatmulexp(a, b, workspace) for a, b in pairs] + matrices[
+                len(matrices) & ~1 :
+            ]
+        return matrices[0].astype(dtype)
+    (x,), chain = matrices, partial(_chained, workspace=workspace)
     result = [("kk", x.dtype)]
     steps = itertools.pairwise([0, *itertools.accumulate(x.chunks[-3])])
-    parts = [of_rows(chain, [(x[..., a:b, :, :], "tkk")], result) for a, b in steps]
+    parts = [map_rows(chain, [(x[..., a:b, :, :], "tkk")], result) for a, b in steps]
     return _joined(parts, chain, "kk", result)[0].astype(dtype)
 
 
-def einsum(given: Mapping[str, Any], plan: Any, multiply: Multiply) -> da.Array:
+def einsum(arguments: Mapping[str, Any], plan: Any, multiply: Multiply) -> da.Array:
     """Return an einsum of Dask arrays."""
-    operands, dtype = _widened(given)
+    operands, dtype = _widened(arguments)
     return evaluate(dask_namespace, plan, operands, multiply)[0].astype(dtype)

@@ -17,7 +17,7 @@ import torch
 from torch.autograd import Function
 
 from arraylogchain import _threads
-from arraylogchain._arrays import are_plain, eager, is_differentiated
+from arraylogchain._arrays import are_plain, dynamo_disabled, is_differentiated
 from arraylogchain._context import Context
 
 Tensor = Any
@@ -29,8 +29,8 @@ class Operation:
     """A function of tensors to one tensor whose axes to the left are batch axes.
 
     Gradients have the shapes and dtypes of the inputs. Methods get plain tensors, unless they say
-    otherwise, and return one result for every True of `wanted`; `gradients` one for every input, of
-    which others are not read.
+    otherwise, and return one result for every True of `requested`; `gradients` one for every input,
+    of which others are not read.
     """
 
     name: str
@@ -45,11 +45,13 @@ class Operation:
     second: Callable[..., Tensors]
 
     def __init__(self) -> None:
-        self.workers = _threads.wanted.get()
+        self.workers = _threads.requested.get()
 
-    def call_second(self, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor) -> Tensors:
+    def call_second(
+        self, requested: Wanted, out: Tensor, g: Tensor, *inputs_and_cotangents: Tensor
+    ) -> Tensors:
         """Return what `second` does of tensors as they come, differentiably."""
-        return call(Second(self, wanted), out, g, *rest)
+        return call(SecondOrder(self, requested), out, g, *inputs_and_cotangents)
 
 
 class Rule:
@@ -61,80 +63,92 @@ class Rule:
     vmap expands, so that results are per sample.
     """
 
-    def __init__(self, operation: Operation, wanted: Wanted = ()) -> None:
-        self.operation, self.wanted = operation, wanted
+    def __init__(self, operation: Operation, requested: Wanted = ()) -> None:
+        self.operation, self.requested = operation, requested
 
 
-class Value(Rule):
+class Primal(Rule):
     """(*inputs) to what the operation computes; known are that, and what it leaves."""
 
-    def compute(self, known: Any, *inputs: Tensor) -> Tensors:
-        return (self.operation.value(*inputs) if known is None else known[0],)
+    def compute(self, precomputed: Any, *inputs: Tensor) -> Tensors:
+        return (self.operation.value(*inputs) if precomputed is None else precomputed[0],)
 
     def pull(
-        self, needs: Wanted, cotangents: Tensors, left: Any, out: Tensor, *inputs: Tensor
+        self, needs: Wanted, cotangents: Tensors, residuals: Any, out: Tensor, *inputs: Tensor
     ) -> Tensors:
-        return call(Gradients(self.operation, needs), out, *cotangents, *inputs, known=left)
+        return call(Vjp(self.operation, needs), out, *cotangents, *inputs, precomputed=residuals)
 
     def push(self, tangents: Tensors, out: Tensor, *inputs: Tensor) -> Tensors:
-        wanted = (True, *(False for _ in tangents))
-        found = self.operation.call_second(wanted, out, None, *inputs, *tangents)
-        return [x.contiguous() for x in found]  # torch refuses zeros that are expanded
+        requested = (True, *(False for _ in tangents))
+        output_tangents = self.operation.call_second(requested, out, None, *inputs, *tangents)
+        return [x.contiguous() for x in output_tangents]  # torch refuses zeros that are expanded
 
     def expanded(self, count: int) -> Wanted:
         return (self.operation.sums_rows,) * count
 
 
-class Gradients(Rule):
+class Vjp(Rule):
     """(out, g, *inputs) to the gradients that are wanted; known is what the value left."""
 
-    def compute(self, known: Any, *inputs: Tensor) -> Tensors:
-        return tuple(compress(self.operation.gradients(known, self.wanted, *inputs), self.wanted))
+    def compute(self, precomputed: Any, *inputs: Tensor) -> Tensors:
+        return tuple(
+            compress(self.operation.gradients(precomputed, self.requested, *inputs), self.requested)
+        )
 
-    def pull(self, needs: Wanted, cotangents: Tensors, left: Any, _: None, *saved: Any) -> Tensors:
+    def pull(
+        self, needs: Wanted, cotangents: Tensors, residuals: Any, _: None, *saved: Any
+    ) -> Tensors:
         # `out` is a function of the inputs: what it contributes is counted there.
-        cotangents = spread(cotangents, self.wanted)
-        found = self.operation.call_second(needs[1:], *saved, *cotangents)
-        return (None, *found) if needs[0] else found
+        cotangents = scatter_optional(cotangents, self.requested)
+        gradients = self.operation.call_second(needs[1:], *saved, *cotangents)
+        return (None, *gradients) if needs[0] else gradients
 
     def push(self, tangents: Tensors, _: None, out: Tensor, g: Tensor, *inputs: Any) -> Tensors:
-        _, g_tangent, *rest = tangents
+        _, g_tangent, *input_tangents = tangents
         parts = []
         if g_tangent is not None:
             parts.append(call(self, out, g_tangent, *inputs))
-        if any(x is not None for x in rest):
+        if any(x is not None for x in input_tangents):
             # The matrix of second derivatives is symmetric, so that a product with it from the
             # other side is the same.
-            parts.append(self.operation.call_second((False, *self.wanted), out, g, *inputs, *rest))
+            parts.append(
+                self.operation.call_second(
+                    (False, *self.requested), out, g, *inputs, *input_tangents
+                )
+            )
         return tuple(sum(terms) for terms in zip(*parts, strict=True))
 
     def expanded(self, count: int) -> Wanted:
-        return (True,) * count if self.operation.sums_rows else (True, True, *self.wanted)
+        return (True,) * count if self.operation.sums_rows else (True, True, *self.requested)
 
 
-class Second(Rule):
+class SecondOrder(Rule):
     """(out, g, *inputs, *cotangents) to the gradients of the gradients.
 
     That to g is the tangent of the value, where the cotangents are tangents of the inputs. Alone,
     it has derivatives.
     """
 
-    def compute(self, known: None, *inputs: Tensor) -> Tensors:
-        return tuple(self.operation.second(self.wanted, *inputs))
+    def compute(self, precomputed: None, *inputs: Tensor) -> Tensors:
+        return tuple(self.operation.second(self.requested, *inputs))
 
     def pull(
-        self, needs: Wanted, cotangents: Tensors, left: None, _: None, out: Tensor, *saved: Any
+        self, needs: Wanted, cotangents: Tensors, residuals: None, _: None, out: Tensor, *saved: Any
     ) -> Tensors:
-        if any(self.wanted[1:]):
+        if any(self.requested[1:]):
             self.push()
-        n = len(self.wanted) - 1
-        (_, *rest), of_inputs, of_tangents = saved, needs[2 : 2 + n], needs[2 + n :]
-        found = [None for need in needs[:2] if need]
-        if any(of_inputs):
-            found += self.operation.call_second((False, *of_inputs), out, *cotangents, *rest)
-        if any(of_tangents):
-            found += call(Gradients(self.operation, of_tangents), out, *cotangents, *rest[:n])
-        return found
+        n = len(self.requested) - 1
+        (_, *saved_inputs), need_inputs, need_tangents = saved, needs[2 : 2 + n], needs[2 + n :]
+        gradients = [None for need in needs[:2] if need]
+        if any(need_inputs):
+            gradients += self.operation.call_second(
+                (False, *need_inputs), out, *cotangents, *saved_inputs
+            )
+        if any(need_tangents):
+            gradients += call(
+                Vjp(self.operation, need_tangents), out, *cotangents, *saved_inputs[:n]
+            )
+        return gradients
 
     def push(self, *_: Any) -> NoReturn:
         raise NotImplementedError(
@@ -155,15 +169,15 @@ class Call(Function):  # type: ignore[misc]
         return args[0].compute(*args[1:])  # type: ignore[no-any-return]
 
     @staticmethod
-    def setup_context(ctx: Any, args: Tensors, found: Tensors) -> None:
-        ctx.rule, known, *inputs = args
+    def setup_context(ctx: Any, args: Tensors, outputs: Tensors) -> None:
+        ctx.rule, precomputed, *inputs = args
         token = out = None
-        if isinstance(ctx.rule, Value):
-            out = found[0] if ctx.rule.operation.keeps_value else None
-            if known is not None:
+        if isinstance(ctx.rule, Primal):
+            out = outputs[0] if ctx.rule.operation.keeps_value else None
+            if precomputed is not None:
                 # Goes with the saved tensors: let go with them, and dropped by checkpoints.
                 token = torch.empty(0)
-                token.left = known[1]
+                token.residuals = precomputed[1]
         ctx.save_for_backward(token, out, *inputs)
         ctx.save_for_forward(token, out, *inputs)
         ctx.set_materialize_grads(False)
@@ -177,15 +191,15 @@ class Call(Function):  # type: ignore[misc]
         token, *saved = ctx.saved_tensors
         # This is outside of the call that asked for so many threads.
         with _threads.using(ctx.rule.operation.workers):
-            found = ctx.rule.pull(needs, cotangents, getattr(token, "left", None), *saved)
-        return None, None, *spread(found, needs)
+            gradients = ctx.rule.pull(needs, cotangents, getattr(token, "residuals", None), *saved)
+        return None, None, *scatter_optional(gradients, needs)
 
     @staticmethod
-    def jvp(ctx: Any, _: None, known: None, *tangents: Tensor | None) -> Any:
+    def jvp(ctx: Any, _: None, precomputed: None, *tangents: Tensor | None) -> Any:
         return tuple(ctx.rule.push(tangents, *ctx.saved_tensors[1:]))
 
     @staticmethod
-    def vmap(info: Any, dims: Any, rule: Any, known: Any, *inputs: Tensor) -> Any:
+    def vmap(info: Any, dims: Any, rule: Any, precomputed: Any, *inputs: Tensor) -> Any:
         """Call with the axis that vmap maps in front, of length 1 where inputs lack it.
 
         What is known is of inputs without the axis.
@@ -196,20 +210,20 @@ class Call(Function):  # type: ignore[misc]
                 dim = dims[2 + i]
                 x = inputs[i].unsqueeze(0) if dim is None else inputs[i].movedim(dim, 0)
                 ready[i] = x.expand(info.batch_size, *x.shape[1:]) if full else x
-        found = call(rule, *ready)
-        return found, (0,) * len(found)
+        outputs = call(rule, *ready)
+        return outputs, (0,) * len(outputs)
 
 
 # torch asks for it at every call; finding it out takes as long as a small product.
 Call.forward.__signature__ = inspect.signature(Call.forward)  # type: ignore[attr-defined]
 
 
-@eager
-def call(rule: Rule, *inputs: Tensor, known: Any = None) -> Tensors:
+@dynamo_disabled
+def call(rule: Rule, *inputs: Tensor, precomputed: Any = None) -> Tensors:
     """Return what a rule makes of tensors as they come."""
     if is_differentiated(*inputs):
-        return Call.apply(rule, known, *inputs)  # type: ignore[no-any-return]
-    return Call.forward(rule, known, *inputs)
+        return Call.apply(rule, precomputed, *inputs)  # type: ignore[no-any-return]
+    return Call.forward(rule, precomputed, *inputs)
 
 
 def result_dtype(*tensors: Tensor | None) -> Any:
@@ -226,10 +240,10 @@ def read(ctx: Context, *tensors: Tensor) -> Sequence[Any]:
     return [x.numpy(force=True) if ctx.is_numpy else x.detach().resolve_neg() for x in tensors]
 
 
-def spread(results: Sequence[Any], wanted: Wanted) -> tuple[Any, ...]:
+def scatter_optional(results: Sequence[Any], requested: Wanted) -> tuple[Any, ...]:
     """Return the results in the places of the True ones, and None elsewhere."""
-    left = iter(results)
-    return tuple(next(left) if want else None for want in wanted)
+    remaining = iter(results)
+    return tuple(next(remaining) if want else None for want in requested)
 
 
 def cast(results: Tensors, like: Tensors) -> tuple[Any, ...]:

@@ -16,11 +16,11 @@ from arraylogchain._array.products.chainexp import (
     whole_maxima,
 )
 from arraylogchain._array.products.gradients import logmatmulexp_gradients
-from arraylogchain._arrays import check_dtypes, enter
+from arraylogchain._arrays import check_dtypes, prepare_inputs
 from arraylogchain._context import shape_of
 from arraylogchain._fold import fold
 from arraylogchain._torch import calls
-from arraylogchain._torch.calls import Tensor, Tensors, Value, Wanted, call
+from arraylogchain._torch.calls import Primal, Tensor, Tensors, Wanted, call
 from arraylogchain.einsum import Multiply, evaluate
 
 # Above any logarithm of a number.
@@ -34,13 +34,13 @@ class Product(calls.Operation):
         super().__init__()
         self.budget = budget
 
-    def compute(self, function: Any, inputs: Tensors, *others: Tensor, options: Any = ()) -> Any:
+    def compute(self, function: Any, inputs: Tensors, *arrays: Tensor, options: Any = ()) -> Any:
         """Return what a function makes of operands, other tensors, the budget and options."""
-        ctx, ready = enter({"a": inputs[0], "b": inputs[1]})
+        ctx, ready = prepare_inputs({"a": inputs[0], "b": inputs[1]})
         layout = fold(*map(shape_of, ready.values()))
-        args = (*ready.values(), *calls.read(ctx, *others), self.budget, *options)
+        args = (*ready.values(), *calls.read(ctx, *arrays), self.budget, *options)
         with ctx.computing():
-            return ctx.leave(function(ctx, layout, *args))
+            return ctx.to_caller(function(ctx, layout, *args))
 
 
 class Matmul(Product):
@@ -51,20 +51,24 @@ class Matmul(Product):
     def value(self, *inputs: Tensor) -> Tensor:
         return self.compute(linear.matmul, inputs)
 
-    def gradients(self, left: Any, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Any) -> Any:
-        return self.compute(linear.matmul_gradients, inputs, g, options=(wanted,))
+    def gradients(
+        self, residuals: Any, requested: Wanted, out: Tensor, g: Tensor, *inputs: Any
+    ) -> Any:
+        return self.compute(linear.matmul_gradients, inputs, g, options=(requested,))
 
-    def call_second(self, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor) -> Tensors:
-        a, b, u, v = rest
-        of_a, of_b = torch.zeros_like(a), torch.zeros_like(b)
+    def call_second(
+        self, requested: Wanted, out: Tensor, g: Tensor, *inputs_and_cotangents: Tensor
+    ) -> Tensors:
+        a, b, u, v = inputs_and_cotangents
+        a_gradient, b_gradient = torch.zeros_like(a), torch.zeros_like(b)
         pairs = [(x, y) for x, y in ((u, b), (a, v)) if x is not None and y is not None]
-        of_g = sum(call(Value(self), *pair)[0] for pair in pairs) if wanted[0] else None
+        g_gradient = sum(call(Primal(self), *pair)[0] for pair in pairs) if requested[0] else None
         # Of the operand whose gradient is taken, the gradient needs no more than the shape.
-        if wanted[1] and v is not None:
-            (of_a,) = call(calls.Gradients(self, (True, False)), None, g, a, v)
-        if wanted[2] and u is not None:
-            (of_b,) = call(calls.Gradients(self, (False, True)), None, g, u, b)
-        return tuple(itertools.compress((of_g, of_a, of_b), wanted))
+        if requested[1] and v is not None:
+            (a_gradient,) = call(calls.Vjp(self, (True, False)), None, g, a, v)
+        if requested[2] and u is not None:
+            (b_gradient,) = call(calls.Vjp(self, (False, True)), None, g, u, b)
+        return tuple(itertools.compress((g_gradient, a_gradient, b_gradient), requested))
 
 
 class LogMatmulExp(Product):
@@ -76,10 +80,14 @@ class LogMatmulExp(Product):
     def value(self, *inputs: Tensor) -> Tensor:
         return self.compute(certified.logmatmulexp, inputs)
 
-    def gradients(self, left: Any, wanted: Wanted, out: Tensor, g: Tensor, *inputs: Any) -> Any:
-        return self.compute(logmatmulexp_gradients, inputs, out, g, options=(wanted,))
+    def gradients(
+        self, residuals: Any, requested: Wanted, out: Tensor, g: Tensor, *inputs: Any
+    ) -> Any:
+        return self.compute(logmatmulexp_gradients, inputs, out, g, options=(requested,))
 
-    def second(self, wanted: Wanted, out: Tensor, g: Tensor, *rest: Tensor) -> Tensors:
+    def second(
+        self, requested: Wanted, out: Tensor, g: Tensor, *inputs_and_cotangents: Tensor
+    ) -> Tensors:
         """Return derivatives made of products and gradients of differently weighted terms.
 
         Numbers u of the first operand that are not negative make, with ``out' = log(exp(a + log u)
@@ -89,14 +97,19 @@ class LogMatmulExp(Product):
         gradients of their gradients are the sums of ``g_ij p_ikj (u_ik + v_kj - q_ij)``.
         """
         dtype = torch.promote_types(out.dtype, torch.float32)
-        given, g = [x.to(dtype) for x in rest[:2]], g if g is None else g.to(dtype)
-        weights = [None if x is None else x.to(dtype) for x in rest[2:]]
+        arguments, g = (
+            [x.to(dtype) for x in inputs_and_cotangents[:2]],
+            g if g is None else g.to(dtype),
+        )
+        weights = [None if x is None else x.to(dtype) for x in inputs_and_cotangents[2:]]
         # What entries have in common is taken off: results are small, and so are roundings.
-        tops = [whole_maxima(torch_namespace, given[side], -1 - side) for side in (0, 1)]
-        operands = [x - top for x, top in zip(given, tops, strict=True)]
+        maxima = [whole_maxima(torch_namespace, arguments[side], -1 - side) for side in (0, 1)]
+        operands = [x - top for x, top in zip(arguments, maxima, strict=True)]
         plain = self.value(*operands)
         # Through NaN the derivatives are NaN, unless it is +inf that met -inf.
-        is_nan = given[0].isnan().any(-1, keepdim=True) | given[1].isnan().any(-2, keepdim=True)
+        is_nan = arguments[0].isnan().any(-1, keepdim=True) | arguments[1].isnan().any(
+            -2, keepdim=True
+        )
         q = torch.where(is_nan, torch.nan, torch.zeros_like(plain))
         sums = [torch.zeros_like(x) for x in operands]
         for side, sign in itertools.product((0, 1), (1, -1)):
@@ -104,22 +117,24 @@ class LogMatmulExp(Product):
             # False for NaN.
             if x is None or (sign * x <= 0).all():
                 continue
-            some = list(operands)
+            shifted = list(operands)
             # Infinite numbers make sums infinite, but nothing of what weighs nothing.
             logs = (sign * x).clamp(min=0).log().clamp(max=_INFINITE)
-            some[side] = some[side] + logs
-            value = self.value(*some)
+            shifted[side] = shifted[side] + logs
+            value = self.value(*shifted)
             w = torch.where(torch.isfinite(plain), sign * torch.exp(value - plain), 0)
             q = q + w
             if g is not None:
-                found = self.gradients(None, (side == 1, side == 0), value, g * w, *some)
-                sums[1 - side] += found[1 - side]
+                results = self.gradients(None, (side == 1, side == 0), value, g * w, *shifted)
+                sums[1 - side] += results[1 - side]
         if g is None:
             return calls.cast([q], [out])
         gradients = [self.gradients(None, (True, True), plain, x, *operands) for x in (g, g * q)]
-        for side, (x, of_g, of_gq) in enumerate(zip(weights, *gradients, strict=True)):
-            sums[side] += (0 if x is None else x * of_g) - of_gq
-        return tuple(itertools.compress(calls.cast((q, *sums), (g, *rest[:2])), wanted))
+        for side, (x, by_g, by_gq) in enumerate(zip(weights, *gradients, strict=True)):
+            sums[side] += (0 if x is None else x * by_g) - by_gq
+        return tuple(
+            itertools.compress(calls.cast((q, *sums), (g, *inputs_and_cotangents[:2])), requested)
+        )
 
 
 class LargestTerm(Product):
@@ -133,27 +148,27 @@ class LargestTerm(Product):
 
 def matmul(a: Tensor, b: Tensor, budget: int) -> Tensor:
     """Return `arraylogchain.matmul` of tensors, differentiable."""
-    a, b, own = _matrices(a, b)
-    return own(call(Value(Matmul(budget)), a, b)[0])
+    a, b, restore = _matrices(a, b)
+    return restore(call(Primal(Matmul(budget)), a, b)[0])
 
 
 def logmatmulexp(a: Tensor, b: Tensor, budget: int) -> Tensor:
     """Return `arraylogchain.logmatmulexp` of tensors, differentiable."""
-    a, b, own = _matrices(a, b)
-    return own(call(Value(LogMatmulExp(budget)), a, b)[0])
+    a, b, restore = _matrices(a, b)
+    return restore(call(Primal(LogMatmulExp(budget)), a, b)[0])
 
 
 def maxplus_matmul(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     """Return `arraylogchain.maxplus_matmul` of tensors; values are the terms at its indices."""
-    a, b, own = _matrices(a, b)
-    (indices,) = call(Value(LargestTerm(budget)), a.detach(), b.detach())
+    a, b, restore = _matrices(a, b)
+    (indices,) = call(Primal(LargestTerm(budget)), a.detach(), b.detach())
     rows, cols = (torch.arange(n, device=a.device) for n in indices.shape[-2:])
     if a.shape[-1] == 0:
         values = a.sum(-1, keepdim=True) + b.sum(-2, keepdim=True) - torch.inf
     else:
         values = entries(a, rows[:, None], indices, axes=2) + entries(b, indices, cols, axes=2)
     values = torch.where(torch.isfinite(values), values, values.detach())
-    return own(values), own(indices)
+    return restore(values), restore(indices)
 
 
 def entries(x: Tensor, *trailing: Tensor, axes: int) -> Tensor:
@@ -172,34 +187,34 @@ def _matrices(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Any]:
     With that, a batch axis of vmap is one more axis in front.
     """
     if not (_is_dense(a) and _is_dense(b)):
-        enter({"a": a, "b": b})  # says so
+        prepare_inputs({"a": a, "b": b})  # says so
     if a.ndim == b.ndim > 1:
         return a, b, lambda x: x
     fold(shape_of(a), shape_of(b))  # the error messages are about the shapes as given
-    own = (..., *(0 if x.ndim == 1 else slice(None) for x in (a, b)))
+    restore = (..., *(0 if x.ndim == 1 else slice(None) for x in (a, b)))
     a, b = a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
-    return a[(None,) * (b.ndim - a.ndim)], b[(None,) * (a.ndim - b.ndim)], lambda x: x[own]
+    return a[(None,) * (b.ndim - a.ndim)], b[(None,) * (a.ndim - b.ndim)], lambda x: x[restore]
 
 
-def logchainexp(given: Mapping[str, Tensor], budget: int) -> Tensor:
+def logchainexp(arguments: Mapping[str, Tensor], budget: int) -> Tensor:
     """Return `arraylogchain.logchainexp` of tensors by name, differentiable."""
-    _check_tensors(given)
-    dtype = calls.result_dtype(*given.values())
-    wide = [x.to(torch.promote_types(dtype, torch.float32)) for x in given.values()]
+    _check_tensors(arguments)
+    dtype = calls.result_dtype(*arguments.values())
+    wide = [x.to(torch.promote_types(dtype, torch.float32)) for x in arguments.values()]
 
     def multiply(a: Tensor, b: Tensor) -> tuple[Tensor, None]:
         return logmatmulexp(a, b, budget), None
 
-    is_stack = "matrices" in given
+    is_stack = "matrices" in arguments
     product: Any = product_of_stack if is_stack else product_of_sequence
     out, _ = product(torch_namespace, wide[0] if is_stack else wide, multiply, torch.float64)
     return through_finite(out.to(dtype))
 
 
-def einsum(given: Mapping[str, Tensor], plan: Any, multiply: Multiply) -> Tensor:
+def einsum(arguments: Mapping[str, Tensor], plan: Any, multiply: Multiply) -> Tensor:
     """Return an einsum of tensors, differentiable as products are."""
-    _check_tensors(given)
-    return through_finite(evaluate(torch_namespace, plan, list(given.values()), multiply)[0])
+    _check_tensors(arguments)
+    return through_finite(evaluate(torch_namespace, plan, list(arguments.values()), multiply)[0])
 
 
 def through_finite(out: Tensor) -> Tensor:
@@ -211,8 +226,8 @@ def _is_dense(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.layout == torch.strided and not x.is_nested
 
 
-def _check_tensors(given: Mapping[str, Any]) -> None:
+def _check_tensors(arguments: Mapping[str, Any]) -> None:
     """Raise where tensors are nested, sparse, no real numbers, or mixed, as without autograd."""
-    if not all(map(_is_dense, given.values())):
-        enter(given)  # says so
-    check_dtypes(tuple([(name, x.dtype) for name, x in given.items()]), torch)
+    if not all(map(_is_dense, arguments.values())):
+        prepare_inputs(arguments)  # says so
+    check_dtypes(tuple([(name, x.dtype) for name, x in arguments.items()]), torch)

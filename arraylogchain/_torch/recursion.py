@@ -37,47 +37,49 @@ def marginals(chain: Chain) -> Tensor:
 def expected_transitions(chain: Chain) -> Tensor:
     """Return the derivatives of the sum of the logs by log transitions."""
     x = chain.parts["transitions"]
-    found = _derivative(chain, x)
+    gradients = _derivative(chain, x)
     # Matrices that no row reaches are not read.
-    return found if "transitions" in chain.logs else found * torch.where(torch.isnan(x), 0, x)
+    return (
+        gradients if "transitions" in chain.logs else gradients * torch.where(torch.isnan(x), 0, x)
+    )
 
 
 def _derivative(chain: Chain, x: Tensor) -> Tensor:
     total = log_partition(chain).sum()
-    (found,) = torch.autograd.grad(total, x, create_graph=True, materialize_grads=True)
-    return found
+    (gradients,) = torch.autograd.grad(total, x, create_graph=True, materialize_grads=True)
+    return gradients
 
 
 def filtered(chain: Chain) -> Tensor:
     """Return state probabilities given the steps so far, and log normalisers, [..., T, K + 1]."""
-    real = real_steps(chain)
-    states, shifts = _forward(chain, real)
+    is_valid = real_steps(chain)
+    states, shifts = _forward(chain, is_valid)
     weights = torch.stack(states, -2)
     total = weights.sum(-1)
     has_path = total != 0
     total = torch.where(has_path, total, 1)
     steps = torch.diff(total.log(), dim=-1, prepend=torch.zeros_like(total[..., :1]))
     normalizers = torch.where(has_path, shifts + steps, -math.inf)
-    found = torch.cat([weights / total[..., None], normalizers[..., None]], -1)
-    return torch.where(real[..., None], found, 0)
+    gradients = torch.cat([weights / total[..., None], normalizers[..., None]], -1)
+    return torch.where(is_valid[..., None], gradients, 0)
 
 
 def forward_messages(chain: Chain) -> Tensor:
     """Return the logs of the states after each step, [..., T, K]."""
-    real = real_steps(chain)
-    states, shifts = _forward(chain, real)
-    return _messages(torch.stack(states, -2), shifts.cumsum(-1), real)
+    is_valid = real_steps(chain)
+    states, shifts = _forward(chain, is_valid)
+    return _messages(torch.stack(states, -2), shifts.cumsum(-1), is_valid)
 
 
 def backward_messages(chain: Chain) -> Tensor:
     """Return the logs of what follows each state, [..., T, K]: the derivatives of the sum by it."""
-    real = real_steps(chain)
-    states, shifts = _forward(chain, real)
+    is_valid = real_steps(chain)
+    states, shifts = _forward(chain, is_valid)
     # Where a state is 0 its derivative counts as well.
     last, shift = _times(chain, "final", states[-1])
     following = torch.autograd.grad(last.sum(), states, create_graph=True, materialize_grads=True)
     later = shifts.flip(-1).cumsum(-1).flip(-1) - shifts + shift
-    return _messages(torch.stack(following, -2), later, real)
+    return _messages(torch.stack(following, -2), later, is_valid)
 
 
 def entropy(chain: Chain) -> Tensor:
@@ -93,10 +95,12 @@ def entropy(chain: Chain) -> Tensor:
             parts[name] = x - torch.where(torch.isfinite(top), top, 0)
     log_z = log_partition(replace(chain, parts=parts))
     weights = torch.ones_like(log_z).requires_grad_()
-    given = list(parts.values())
-    found = torch.autograd.grad(log_z, given, weights, create_graph=True, materialize_grads=True)
+    arguments = list(parts.values())
+    gradients = torch.autograd.grad(
+        log_z, arguments, weights, create_graph=True, materialize_grads=True
+    )
     change: Any = 0.0
-    for (name, x), gradient in zip(parts.items(), found, strict=True):
+    for (name, x), gradient in zip(parts.items(), gradients, strict=True):
         # How x changes; a weight of zero does not.
         logs = torch.where(torch.isfinite(x), x, 0)
         logs = logs if name in chain.logs else x * torch.where(x > 0, x, 1).log()
@@ -111,42 +115,42 @@ def _times(chain: Chain, part: str, state: Tensor) -> tuple[Tensor, Tensor]:
     if part in chain.parts:
         weights, shift = _weights(chain.parts[part], (-1,), part in chain.logs)
         state = state * weights
-    state, top = _weights(state, (-1,), in_logs=False)
+    state, top = _weights(state, (-1,), is_log=False)
     return state, top + shift
 
 
-def _messages(weights: Tensor, shifts: Tensor, real: Tensor) -> Tensor:
+def _messages(weights: Tensor, shifts: Tensor, is_valid: Tensor) -> Tensor:
     """Return logs of weights [*batch, T, K] and of their scales as [*batch, T, K]."""
-    return torch.where(real[..., None], logs_of(weights) + shifts[..., None], -math.inf)
+    return torch.where(is_valid[..., None], logs_of(weights) + shifts[..., None], -math.inf)
 
 
-def _forward(chain: Chain, real: Tensor) -> tuple[list[Tensor], Tensor]:
+def _forward(chain: Chain, is_valid: Tensor) -> tuple[list[Tensor], Tensor]:
     """Return states [*batch, K] after each step, and the logs left out at it, [*batch, T].
 
     Past the ends of rows states stay the same, and nothing is left out.
     """
     # What lies past the ends may be NaN, and must have no part in gradients either.
-    x = torch.where(real[..., None], chain.parts["potentials"], 0)
-    weights, tops = _weights(x, (-1,), True)
-    log_scale = tops[..., 0]
+    x = torch.where(is_valid[..., None], chain.parts["potentials"], 0)
+    weights, shifts = _weights(x, (-1,), True)
+    log_scale = shifts[..., 0]
     if chain.num_steps > 1:
-        matrices, tops = _matrices(chain, real)
-        more = torch.where(real[..., 1:], tops, 0)
-        log_scale = log_scale + torch.nn.functional.pad(more, (1, 0))
+        matrices, shifts = _matrices(chain, is_valid)
+        matrix_shifts = torch.where(is_valid[..., 1:], shifts, 0)
+        log_scale = log_scale + torch.nn.functional.pad(matrix_shifts, (1, 0))
     # Indexing would make the gradient of every step as large as the whole.
-    state, *others = weights.unbind(-2)
+    state, *step_weights = weights.unbind(-2)
     state, top = _times(chain, "initial", state)
-    states, tops = [state], [top]
-    for step, weight in enumerate(others, 1):
+    states, shifts = [state], [top]
+    for step, weight in enumerate(step_weights, 1):
         # This folds axes that only one of the two has, and expands neither.
         matrix = matrices[min(step, len(matrices)) - 1]
-        arrived = torch.einsum("...k,...kj->...j", state, matrix) * weight
+        predicted = torch.einsum("...k,...kj->...j", state, matrix) * weight
         if chain.lengths is not None:
-            arrived = torch.where(real[..., step, None], arrived, state)
-        state, top = _weights(arrived, (-1,), in_logs=False)
+            predicted = torch.where(is_valid[..., step, None], predicted, state)
+        state, top = _weights(predicted, (-1,), is_log=False)
         states.append(state)
-        tops.append(top)
-    return states, log_scale + torch.cat(tops, -1)
+        shifts.append(top)
+    return states, log_scale + torch.cat(shifts, -1)
 
 
 def logs_of(weights: Tensor) -> Tensor:
@@ -161,24 +165,24 @@ def real_steps(chain: Chain) -> Tensor:
     """Return which steps rows have, [*batch, T]."""
     device = chain.parts["potentials"].device
     lengths = chain.num_steps if chain.lengths is None else chain.lengths
-    ends = torch.as_tensor(lengths, device=device).expand(chain.batch)
-    return ends[..., None] > torch.arange(chain.num_steps, device=device)
+    row_lengths = torch.as_tensor(lengths, device=device).expand(chain.batch)
+    return row_lengths[..., None] > torch.arange(chain.num_steps, device=device)
 
 
-def _matrices(chain: Chain, real: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+def _matrices(chain: Chain, is_valid: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     """Return [..., K, K] for each step, or one for all, and the logs left out of them."""
     matrices: Tensor = chain.parts["transitions"]
     if chain.lengths is not None:
-        is_used = real[..., 1:].long().sum_to_size(matrices.shape[:-2]) > 0
+        is_used = is_valid[..., 1:].long().sum_to_size(matrices.shape[:-2]) > 0
         matrices = torch.where(is_used[..., None, None], matrices, 0)
     matrices, shifts = _weights(matrices, (-2, -1), "transitions" in chain.logs)
     return matrices.unbind(-3), shifts[..., 0, 0]
 
 
-def _weights(x: Tensor, axes: tuple[int, ...], in_logs: bool) -> tuple[Tensor, Tensor]:
+def _weights(x: Tensor, axes: tuple[int, ...], is_log: bool) -> tuple[Tensor, Tensor]:
     """Return weights divided by their largest along the axes, and the log of that."""
     top = x.detach().amax(axes, keepdim=True)
-    if not in_logs:
+    if not is_log:
         top = torch.where((top > 0) & torch.isfinite(top), top, 1)
         return x / top, top.log()
     top = torch.where(torch.isfinite(top), top, 0)

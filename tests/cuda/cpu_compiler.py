@@ -62,11 +62,11 @@ def _build(command: tuple[str, ...], text: str, name: str) -> Path:
         return target
     folder.mkdir(exist_ok=True)
     # Others may build the same: each under a name of its own, and the last one stays.
-    own, own_text = folder / f"{os.getpid()}", folder / f"{os.getpid()}.cpp"
+    private, own_text = folder / f"{os.getpid()}", folder / f"{os.getpid()}.cpp"
     own_text.write_text(text, encoding="utf-8")
     kind = "c++-header" if name.endswith(".gch") else "c++"
     done = subprocess.run(
-        [*command, "-x", kind, str(own_text), "-o", str(own)],
+        [*command, "-x", kind, str(own_text), "-o", str(private)],
         # The sanitizer is for the kernels, not for the compiler.
         env={k: v for k, v in os.environ.items() if k != "LD_PRELOAD"},
         capture_output=True,
@@ -76,7 +76,7 @@ def _build(command: tuple[str, ...], text: str, name: str) -> Path:
     own_text.unlink()
     if done.returncode:
         raise KernelError(f"this does not compile:\n{done.stderr[-4000:]}")
-    own.replace(target)
+    private.replace(target)
     return target
 
 
@@ -95,14 +95,14 @@ def _for_the_shim(text: str) -> str:
         r"\g<type>* const \g<name> = reinterpret_cast<\g<type>*>(shim::dynamic_shared.begin);",
         text,
     )
-    text = _STATIC_SHARED.sub(lambda found: _shared_variables(found["variables"]), text)
+    text = _STATIC_SHARED.sub(lambda result: _shared_variables(result["variables"]), text)
     pieces, done = [], 0
-    for found in _LAUNCH_BOUNDS.finditer(text):
-        bounds_end = _closing(text, found.end())
+    for result in _LAUNCH_BOUNDS.finditer(text):
+        bounds_end = _closing(text, result.end())
         # Behind the bounds: the kernel's name, its parameters in parentheses, its body.
         parameters_end = _closing(text, text.index("(", bounds_end) + 1)
         body = text.index("{", parameters_end) + 1
-        bounds = text[found.end() : bounds_end - 1]
+        bounds = text[result.end() : bounds_end - 1]
         pieces += [text[done:body], f" shim::launch_bounds({bounds});"]
         done = body
     return "".join([*pieces, text[done:]])
@@ -111,10 +111,10 @@ def _for_the_shim(text: str) -> str:
 def _shared_variables(declared: str) -> str:
     """Return C++ for variables in static shared memory: "T a[2][N], b" without what is before."""
     first, *others = re.split(r",(?![^<]*>)", declared)
-    found = re.fullmatch(r"(.*\W)(\w+\s*(?:\[.*\])?)", first.strip(), re.DOTALL)
-    if found is None:
+    result = re.fullmatch(r"(.*\W)(\w+\s*(?:\[.*\])?)", first.strip(), re.DOTALL)
+    if result is None:
         raise KernelError(f"not understood: __shared__ {declared}")
-    kind, variables = found[1], [found[2], *(x.strip() for x in others)]
+    kind, variables = result[1], [result[2], *(x.strip() for x in others)]
     return " ".join(
         f"typedef {kind} shim_{variable}; "
         f"static shim_{name}& {name} = shim::shared_variable<shim_{name}>();"

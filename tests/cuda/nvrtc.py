@@ -81,8 +81,8 @@ class Nvrtc:
         try:
             for name in names:
                 self._call("nvrtcAddNameExpression", program, name.encode())
-            given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-            failed = self._library.nvrtcCompileProgram(program, len(options), given)
+            arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+            failed = self._library.nvrtcCompileProgram(program, len(options), arguments)
             log = self._bytes("nvrtcGetProgramLog", program).decode()
             if failed:
                 raise RuntimeError(log)
@@ -120,8 +120,8 @@ def _usage(log: str, symbol: str) -> Usage:
     assert entry is not None, f"the log does not speak of {symbol}:\n{log}"
 
     def number(pattern: str) -> int:
-        found = re.search(pattern, entry[0])
-        return int(found[1]) if found else 0
+        result = re.search(pattern, entry[0])
+        return int(result[1]) if result else 0
 
     return Usage(
         registers=number(r"Used (\d+) registers"),
@@ -147,11 +147,11 @@ def tables() -> str:
     table = [f"| | shared | {heads} |", f"|---|--:|{'--:|' * len(ARCHITECTURES)}"]
     spills = []
     for source, names in INSTANTIATIONS.items():
-        found, others = (
+        result, others = (
             [x.compile(source, names, a)[1] for a in ARCHITECTURES] for x in (used, other)
         )
         for name in names:
-            row = [usage[name] for usage in found]
+            row = [usage[name] for usage in result]
             cells = " | ".join(
                 f"{u.registers} ({u.spills})" if u.spills else str(u.registers) for u in row
             )

@@ -11,7 +11,7 @@ import numpy as np
 
 from arraylogchain import _arrays
 from arraylogchain._context import Context
-from arraylogchain._cuda.chains import KernelRecursion
+from arraylogchain._cuda.chains import CudaBackend
 from tests import recursions
 from tests.cuda.cpu_device import CpuDevice
 
@@ -28,5 +28,5 @@ def context(device: CpuDevice, dtype: str) -> Context:
 
 def check_recursions(device: CpuDevice, dtype: str, x: Any, **options: Any) -> None:
     """Compare what kernels leave of a chain with the reference; always in logs."""
-    blocks = recursions.check_recursions(KernelRecursion, context(device, dtype), x, **options)
-    assert all(block.state.in_logs.all() for block in blocks)
+    blocks = recursions.check_recursions(CudaBackend, context(device, dtype), x, **options)
+    assert all(block.carry.is_log.all() for block in blocks)

@@ -25,12 +25,12 @@ KERNELS = Path(__file__).parent / "kernels"
 def compiler(which: str = "CuPy's") -> nvrtc.Nvrtc:
     import_or_skip("cupy")
     try:
-        found = nvrtc.library(is_other=which != "CuPy's")
+        result = nvrtc.library(is_other=which != "CuPy's")
     except RuntimeError as error:  # the finder's own, if there is none
         skip_or_fail("cupy", f"NVRTC cannot be loaded: {error}")
-    if found is None:
+    if result is None:
         pytest.skip(f"{nvrtc.OTHER} names no folder with another NVRTC")
-    return found
+    return result
 
 
 @pytest.mark.parametrize("which", ["CuPy's", pytest.param("other", marks=pytest.mark.exhaustive)])
@@ -55,9 +55,9 @@ def test_there_are_few():
     ],
 )
 def test_a_first_call_compiles_in_a_moment(source, name):
-    found, begin = compiler(), time.process_time()
-    found.compile(source, (name,), 90)
-    assert time.process_time() - begin < 3
+    result, start = compiler(), time.process_time()
+    result.compile(source, (name,), 90)
+    assert time.process_time() - start < 3
 
 
 def test_the_page_is_of_the_present_sources():

@@ -179,16 +179,16 @@ def launch(*arguments: Any, kernel: str = "f<float>") -> Launch:
 
 
 def test_cupy_s_memory_and_stream_are_used_on_the_arrays_device(cupy):
-    found = find("cupy", cupy.cuda.Device(1))
-    assert isinstance(found, CupyDevice)
-    assert find("cupy", cupy.cuda.Device(1)) is found
-    assert (found.multiprocessors, found.shared_memory, found.architecture) == (132, 232448, 90)
-    assert found.identity == "NVIDIA H1, driver 13000, NVRTC 13.0, CuPy 14.2.0"
-    x = found.empty((2, 3), "float16")
+    result = find("cupy", cupy.cuda.Device(1))
+    assert isinstance(result, CupyDevice)
+    assert find("cupy", cupy.cuda.Device(1)) is result
+    assert (result.multiprocessors, result.shared_memory, result.architecture) == (132, 232448, 90)
+    assert result.identity == "NVIDIA H1, driver 13000, NVRTC 13.0, CuPy 14.2.0"
+    x = result.empty((2, 3), "float16")
     assert cupy.made == [((2, 3), np.float16, 1)]
-    assert found.strides(x.T[::-1]) == (-1, 3)
+    assert result.strides(x.T[::-1]) == (-1, 3)
     arguments = (np.zeros(3), np.int32(5), pack(struct((np.int32, "rows")), rows=3), None)
-    found.run(launch(*arguments))
+    result.run(launch(*arguments))
     ((kernel, where, grid, block, given, shared),) = cupy.launches
     assert (kernel.name, where) == ("f<float>", (1, None))  # CuPy's own current one
     assert (grid, block, shared) == ((70000,), (256,), 100)
@@ -198,9 +198,9 @@ def test_cupy_s_memory_and_stream_are_used_on_the_arrays_device(cupy):
 
 def test_kernels_are_compiled_once_for_each_device(cupy):
     for index in (0, 1, 1, 0):
-        found = find("cupy", cupy.cuda.Device(index))
+        result = find("cupy", cupy.cuda.Device(index))
         for kernel in ("f<float>", "f<double>"):
-            found.run(launch(kernel=kernel))
+            result.run(launch(kernel=kernel))
     compiled = [entry for entry in cupy.compiled if entry[0] != "probe"]
     assert compiled == [("f<float>", 0), ("f<double>", 0), ("f<float>", 1), ("f<double>", 1)]
     # Static shared memory is part of what a block may have.
@@ -208,18 +208,18 @@ def test_kernels_are_compiled_once_for_each_device(cupy):
 
 
 def test_torch_s_memory_and_stream_are_used(cupy, torch):
-    found = find("torch", torch.device("cuda", 1))
-    assert isinstance(found, TorchDevice)
-    assert find("torch", torch.device("cuda", None)) is found  # the current one
-    x = found.empty((2, 3), "bfloat16")
+    result = find("torch", torch.device("cuda", 1))
+    assert isinstance(result, TorchDevice)
+    assert find("torch", torch.device("cuda", None)) is result  # the current one
+    x = result.empty((2, 3), "bfloat16")
     assert torch.made == [((2, 3), "torch.bfloat16", "cuda", 1)]
     assert cupy.made == []
-    assert found.strides(x) == (0, -3, 1)
+    assert result.strides(x) == (0, -3, 1)
 
-    found.run(launch(x, np.float32(2)))
-    ((_, where, _, _, given, _),) = cupy.launches
+    result.run(launch(x, np.float32(2)))
+    ((_, where, _, _, arguments, _),) = cupy.launches
     assert where == (1, 701)
-    assert [(type(a), a) for a in given] == [(np.uint64, 5000), (np.float32, 2)]
+    assert [(type(a), a) for a in arguments] == [(np.uint64, 5000), (np.float32, 2)]
     assert (cupy.devices, cupy.stream) == ([0], "CuPy's")
 
 
@@ -233,9 +233,9 @@ def raising(error: Exception) -> Callable[..., Any]:
 def test_reasons(cupy, torch, monkeypatch):
     def reason() -> str:
         device_module._known.clear()
-        found = find("cupy", SimpleNamespace(id=0))
-        assert isinstance(found, Unavailable)
-        return found
+        result = find("cupy", SimpleNamespace(id=0))
+        assert isinstance(result, Unavailable)
+        return result
 
     with monkeypatch.context() as patch:
         patch.setattr(cupy, "compute_capability", "70")
@@ -322,11 +322,11 @@ def test_multiplies_of_float32_are_no_tf32(cupy, torch, monkeypatch, library, sw
     monkeypatch.setattr(torch, "empty", lambda shape, **_: tensor(np.empty(shape, np.float32)))
     device = find(library, SimpleNamespace(id=1, index=1))
     assert not isinstance(device, Unavailable)
-    given: list[Any] = [np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)]
+    arguments: list[Any] = [np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)]
     if library == "torch":
-        product = device.multiply(*map(tensor, given)).numpy
+        product = device.multiply(*map(tensor, arguments)).numpy
     else:
-        product = device.multiply(*given)
+        product = device.multiply(*arguments)
     assert product.dtype == np.float32
     assert (product == 3).all()
     stream = "CuPy's" if library == "cupy" else "stream (0, 701) of device 1"
@@ -394,6 +394,6 @@ def test_torch_hears_which_stream_reads(torch, monkeypatch):
 def test_without_a_device_cupy_itself_is_the_reason():
     if import_or_skip("cupy").cuda.is_available():
         pytest.skip("there is a device")
-    found = find("cupy", SimpleNamespace(id=0))
-    assert isinstance(found, Unavailable)
-    assert found.startswith("CuPy cannot use CUDA device 0: cudaError")
+    result = find("cupy", SimpleNamespace(id=0))
+    assert isinstance(result, Unavailable)
+    assert result.startswith("CuPy cannot use CUDA device 0: cudaError")

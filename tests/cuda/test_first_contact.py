@@ -98,11 +98,11 @@ def test_whatever_goes_wrong_array_operations_take_over(use, call, error, when):
     with pytest.warns(
         RuntimeWarning, match=rf"kernel \w+<.*> cannot be used on a CPU: {type(error).__name__}"
     ):
-        found = call()
+        result = call()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        np.testing.assert_array_equal(call(), found)
-    np.testing.assert_allclose(found, without_kernels(call, use), rtol=1e-5)
+        np.testing.assert_array_equal(call(), result)
+    np.testing.assert_allclose(result, without_kernels(call, use), rtol=1e-5)
 
 
 @pytest.mark.parametrize("call", [product, partition])
@@ -121,8 +121,8 @@ def test_wrong_results_are_found(use, call, monkeypatch):
 
     monkeypatch.setattr(device, "run", spoilt)
     with pytest.warns(RuntimeWarning, match="results err by"):
-        found = call()
-    np.testing.assert_allclose(found, without_kernels(call, use), rtol=1e-5)
+        result = call()
+    np.testing.assert_allclose(result, without_kernels(call, use), rtol=1e-5)
 
 
 class OutOfMemoryError(RuntimeError):

@@ -31,15 +31,15 @@ MARKED = [
 @cache
 def libraries() -> tuple[str, ...]:
     """Return the libraries that have to be loaded first; () where the compiler has none."""
-    found = []
+    result = []
     for name in ("libasan.so", "libstdc++.so"):
         command = [COMPILER, f"-print-file-name={name}"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         path = Path(done.stdout.strip())
         if not path.is_absolute():
             return ()
-        found.append(str(path))
-    return tuple(found)
+        result.append(str(path))
+    return tuple(result)
 
 
 def run_sanitized(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -104,8 +104,8 @@ def test_tensors(kernels, torch_backend, monkeypatch):
 
 def test_chains_do_not_wait(kernels, monkeypatch):
     """Array operations ask whether weights may stay linear; kernels need not know."""
-    given = {"transitions": uniform(5, 5, 5), "initial": uniform(5), "final": uniform(5)}
-    chain = alc.LogChain(normal(3, 6, 5), **given, lengths=[6, 2, 4])
+    arguments = {"transitions": uniform(5, 5, 5), "initial": uniform(5), "final": uniform(5)}
+    chain = alc.LogChain(normal(3, 6, 5), **arguments, lengths=[6, 2, 4])
     monkeypatch.setattr(Context, "are_between", None)
     for method in ("log_partition", "viterbi", "forward_messages", "backward_messages"):
         getattr(chain, method)()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from arraylogchain._array.chains.pieces import LEFT, pieces
-from arraylogchain._cuda.chains import KernelRecursion
+from arraylogchain._array.chains.pieces import UPDATED, shards
+from arraylogchain._cuda.chains import CudaBackend
 from arraylogchain._inputs import make_chain
 from tests import drifting_chains
 from tests.chain_scenarios import SCENARIOS, make, normal, uniform
@@ -39,9 +39,9 @@ def test_layouts(device, dtype, has_one, states, rows, layout):
     device.multiprocessors = 1
     matrices = (1 if has_one else 5, states, states)
     lengths = np.arange(rows) % 6 + 1
-    given = {"lengths": lengths, "initial": uniform(states), "final": uniform(rows, states)}
+    arguments = {"lengths": lengths, "initial": uniform(states), "final": uniform(rows, states)}
     check_recursions(
-        device, dtype, normal(rows, 6, states), transitions=uniform(*matrices), **given
+        device, dtype, normal(rows, 6, states), transitions=uniform(*matrices), **arguments
     )
     on_chip = str(has_one).lower()
     number = "float" if dtype == "float32" else "double"
@@ -51,8 +51,8 @@ def test_layouts(device, dtype, has_one, states, rows, layout):
 
 @pytest.mark.parametrize("states", [1, 2, 5, 16, 17, 31, 65])
 def test_states(device, dtype, states):
-    given = {"log_transitions": normal(3, states, states), "log_initial": normal(states)}
-    check_recursions(device, dtype, normal(2, 4, states, sd=9), **given)
+    arguments = {"log_transitions": normal(3, states, states), "log_initial": normal(states)}
+    check_recursions(device, dtype, normal(2, 4, states, sd=9), **arguments)
 
 
 @pytest.mark.sanitized
@@ -93,16 +93,16 @@ def test_of_equal_paths_the_smallest_states_are_taken(device, states, reached):
     """Before states from `reached` on, which alone have weights; and of a NaN, where it is."""
     x = np.where(np.arange(states) < reached, -np.inf, np.zeros((5, 6, states)))
     chain = make_chain({"log_potentials": x, "transitions": np.ones((1, states, states))}, None)
-    (piece,) = pieces(context(device, "float64"), chain, *chain.sizes)
-    recursion, steps = KernelRecursion(piece, 1 << 20), slice(0, 6)
-    with piece.ctx.computing():
-        left = recursion.best(None, steps, LEFT).left
+    (shard,) = shards(context(device, "float64"), chain, *chain.sizes)
+    recursion, steps = CudaBackend(shard, 1 << 20), slice(0, 6)
+    with shard.ctx.computing():
+        updated = recursion.best(None, steps, UPDATED).updated
         after = np.full((1, 5), states - 1)
-        path = recursion.trace(left, after, steps)
+        path = recursion.trace(updated, after, steps)
         assert (path[-1] == states - 1).all()
         assert (path[:-1] == reached).all()
-        left.values[2, 0, 3, -1] = np.nan
-        assert recursion.trace(left, after, steps)[2, 0].tolist() == [reached] * 3 + [
+        updated.values[2, 0, 3, -1] = np.nan
+        assert recursion.trace(updated, after, steps)[2, 0].tolist() == [reached] * 3 + [
             states - 1,
             reached,
         ]
@@ -112,10 +112,12 @@ def test_of_equal_paths_the_smallest_states_are_taken(device, states, reached):
 def test_scenarios(compiler, dtype, name):
     if dtype == "float64" and name.startswith(BEYOND_THE_REFERENCE):
         pytest.skip("sums of large numbers that cancel are no better in long double")
-    given = make(name)
+    arguments = make(name)
     for option in ("workspace", "only"):
-        given.pop(option, None)
-    check_recursions(CpuDevice(3, flush_to_zero=dtype == "float32"), dtype, given.pop("x"), **given)
+        arguments.pop(option, None)
+    check_recursions(
+        CpuDevice(3, flush_to_zero=dtype == "float32"), dtype, arguments.pop("x"), **arguments
+    )
 
 
 @pytest.mark.parametrize("kind", ["short", "long", "crossing"])
@@ -123,9 +125,9 @@ def test_scenarios(compiler, dtype, name):
 def test_drifting_chains(compiler, dtype, kind, block):
     rng = np.random.default_rng(block)
     for _ in range(8):
-        given = getattr(drifting_chains, kind)(rng, 30.0 if dtype == "float32" else 300.0)
+        arguments = getattr(drifting_chains, kind)(rng, 30.0 if dtype == "float32" else 300.0)
         device = CpuDevice(int(rng.integers(8)), flush_to_zero=dtype == "float32")
-        check_recursions(device, dtype, given.pop("x"), **given)
+        check_recursions(device, dtype, arguments.pop("x"), **arguments)
 
 
 def test_weights_of_states_that_nothing_reaches_are_not_rounded_in(device):

@@ -128,11 +128,11 @@ def test_blocks_are_held_to_their_launch_bounds():
 
 def test_static_shared_memory_counts():
     y = np.ones(32, np.float32)
-    most = CpuDevice.shared_memory - (40 << 10)
-    run_fault("much_static_shared_memory", y, shared=most)
+    highest = CpuDevice.shared_memory - (40 << 10)
+    run_fault("much_static_shared_memory", y, shared=highest)
     assert (y == 2).all()
     with pytest.raises(KernelError, match="40960 bytes of static and 191489 of dynamic"):
-        run_fault("much_static_shared_memory", y, shared=most + 1)
+        run_fault("much_static_shared_memory", y, shared=highest + 1)
 
 
 @pytest.mark.parametrize("flush", [False, True])

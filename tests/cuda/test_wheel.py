@@ -46,8 +46,8 @@ def test_the_wheel_has_every_source_file(tmp_path):
     pip = ("-m", "pip", "install", "--no-deps", "--no-index", "--target", str(target), str(wheel))
     python(*pip, cwd=tmp_path)
 
-    folder, found = json.loads(python("-c", EXPAND_ALL, cwd=tmp_path, path=str(target)))
+    folder, result = json.loads(python("-c", EXPAND_ALL, cwd=tmp_path, path=str(target)))
     assert Path(folder).is_relative_to(target)
     here = [str(p.relative_to(kernels.FOLDER)) for p in kernels.FOLDER.rglob("*.cu*")]
-    assert found == {name: kernels.source_text(name) for name in here}
+    assert result == {name: kernels.source_text(name) for name in here}
     assert any(name.endswith(".cu") for name in here)

@@ -35,8 +35,8 @@ class Call:
         ]
 
 
-def _outs(found: Any) -> tuple[Any, ...]:
-    return found if isinstance(found, tuple) else (found,)
+def _outs(result: Any) -> tuple[Any, ...]:
+    return result if isinstance(result, tuple) else (result,)
 
 
 def _product(name: str, *shapes: tuple[int, ...], sd: float = 1.0) -> Call:

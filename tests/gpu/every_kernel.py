@@ -6,7 +6,7 @@ the next one.
 
 import cupy
 
-from arraylogchain._arrays import enter
+from arraylogchain._arrays import prepare_inputs
 from arraylogchain._cuda.self_check import kernels_of_cupy, largest_error
 
 
@@ -14,7 +14,7 @@ def main() -> None:
     cupy.cuda.set_allocator(None)
     count = 0
     for dtype, kernel in kernels_of_cupy():
-        ctx, _ = enter({"a": cupy.zeros(1, dtype)})
+        ctx, _ = prepare_inputs({"a": cupy.zeros(1, dtype)})
         assert largest_error(ctx, kernel) <= 1
         cupy.cuda.Device().synchronize()
         count += 1

@@ -57,7 +57,7 @@ def test_devices_side_by_side(backend, second):
     """Kernels, modules and tables are kept for each device, and never mixed up."""
     call = CALLS["logmatmulexp, unproved"]
     pairs = [(b, call.arguments(b)) for b in (backend, second) * 3]
-    outs = [call.run(*given)[0] for _, given in pairs]
+    outs = [call.run(*arguments)[0] for _, arguments in pairs]
     first, *others = (b.to_numpy(out) for (b, _), out in zip(pairs, outs, strict=True))
     for other in others:
         np.testing.assert_allclose(other, first, rtol=1e-5)

@@ -23,16 +23,16 @@ def test_many_matrices(backend, dtype, batch, a, b, sd):
     left, right = (np.tile(rng.normal(0, sd, (100, *x)), (count, 1, 1))[:batch] for x in (a, b))
     assert_repeats(backend, left, right, period=100, dtype=dtype)
     assert_repeats(backend, left, right[0], period=100, dtype=dtype)
-    given = [backend.asarray(x, dtype) for x in (left, right)]
-    values = backend.to_numpy(alc.maxplus_matmul(*given).values)
+    arguments = [backend.asarray(x, dtype) for x in (left, right)]
+    values = backend.to_numpy(alc.maxplus_matmul(*arguments).values)
     np.testing.assert_array_equal(values, values[np.arange(batch) % 100])
 
 
 def assert_repeats(backend, a, b, period, dtype):
     """Check all matrices of a batch that repeats itself; the exact results are computed once."""
-    given = [backend.asarray(x, dtype) for x in (a, b)]
-    out = backend.read(alc.logmatmulexp(*given), dtype)
-    left, right = (backend.to_numpy(x[:period] if len(x.shape) == 3 else x) for x in given)
+    arguments = [backend.asarray(x, dtype) for x in (a, b)]
+    out = backend.read(alc.logmatmulexp(*arguments), dtype)
+    left, right = (backend.to_numpy(x[:period] if len(x.shape) == 3 else x) for x in arguments)
     exact = reference.logmatmulexp(left, right)
     bound = error_model.product_bound(left, right, exact, dtype)
     for first in range(0, len(out), period):
@@ -44,12 +44,14 @@ def test_chains_of_many_rows(backend):
     """A row in each of 70,000 groups, and 200,000 rows in one."""
     rng = np.random.default_rng(3)
     x = np.tile(rng.normal(size=(100, 4, 3)), (2000, 1, 1))
-    shared, own = rng.random((1, 3, 3)), rng.random((100, 1, 3, 3))
-    for transitions, rows in [(shared, 200_000), (np.tile(own, (700, 1, 1, 1)), 70_000)]:
-        given = [backend.asarray(v, "float32") for v in (x[:rows], transitions)]
-        out = backend.read(alc.LogChain(given[0], transitions=given[1]).log_partition(), "float32")
-        few = alc.LogChain(x[:100], transitions=own if rows == 70_000 else shared)
-        expected = np.tile(few.log_partition(), rows // 100)
+    shared, per_row = rng.random((1, 3, 3)), rng.random((100, 1, 3, 3))
+    for transitions, rows in [(shared, 200_000), (np.tile(per_row, (700, 1, 1, 1)), 70_000)]:
+        arguments = [backend.asarray(v, "float32") for v in (x[:rows], transitions)]
+        out = backend.read(
+            alc.LogChain(arguments[0], transitions=arguments[1]).log_partition(), "float32"
+        )
+        small_batch = alc.LogChain(x[:100], transitions=per_row if rows == 70_000 else shared)
+        expected = np.tile(small_batch.log_partition(), rows // 100)
         np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -105,8 +107,8 @@ def test_operand_of_more_than_2_to_the_31(backend):
     values = backend.to_numpy(out).reshape(70, 1000, 40)
     np.testing.assert_allclose(values, np.broadcast_to(values[0], values.shape), rtol=2e-3)
     indices = alc.maxplus_matmul(a, b).indices
-    found = backend.to_numpy(indices).reshape(70, 1000, 40)
-    np.testing.assert_array_equal(found, np.broadcast_to(found[0], found.shape))
+    result = backend.to_numpy(indices).reshape(70, 1000, 40)
+    np.testing.assert_array_equal(result, np.broadcast_to(result[0], result.shape))
     del a, b, out, indices
     let_go(backend)
 
@@ -116,12 +118,12 @@ def test_chain_of_more_than_2_to_the_31(backend):
     """Potentials [1,000,000, 36, 60] in half precision, a few hundred rows over and over."""
     need_memory(backend, 12 * GIB)
     rng = np.random.default_rng(6)
-    few = backend.asarray(rng.normal(size=(1, 500, 36, 60)), "float16")
-    x = backend.xp.broadcast_to(few, (2000, 500, 36, 60)).reshape(1_000_000, 36, 60)
+    small_batch = backend.asarray(rng.normal(size=(1, 500, 36, 60)), "float16")
+    x = backend.xp.broadcast_to(small_batch, (2000, 500, 36, 60)).reshape(1_000_000, 36, 60)
     assert x.shape[0] * 36 * 60 > 2**31
     P = backend.asarray(rng.random((1, 60, 60)), "float16")
     out = backend.to_numpy(alc.LogChain(x, transitions=P).log_partition()).reshape(2000, 500)
-    expected = backend.to_numpy(alc.LogChain(few[0], transitions=P).log_partition())
+    expected = backend.to_numpy(alc.LogChain(small_batch[0], transitions=P).log_partition())
     np.testing.assert_allclose(out, np.broadcast_to(expected, out.shape), rtol=2e-3)
     del x
     let_go(backend)

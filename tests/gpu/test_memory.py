@@ -32,8 +32,8 @@ def assert_kept(backend, workspace, call, scratch=0):
     What a library sets up once, such as cuBLAS's own workspace, is no temporary of a call.
     """
     call()
-    taken, results = peak(backend, call)
-    temporaries = taken - nbytes(*(results if isinstance(results, tuple) else (results,)))
+    num_bytes, results = peak(backend, call)
+    temporaries = num_bytes - nbytes(*(results if isinstance(results, tuple) else (results,)))
     assert temporaries <= (workspace or DEFAULT) + scratch
 
 
@@ -116,31 +116,31 @@ def test_forum_case(torch):
 
     value_and_gradients()
     before = in_use(backend)
-    taken, results = peak(backend, value_and_gradients)
-    assert taken - nbytes(*results) <= 3 * nbytes(x)
+    num_bytes, results = peak(backend, value_and_gradients)
+    assert num_bytes - nbytes(*results) <= 3 * nbytes(x)
     # What torch reports is what was asked for and the unused rests of blocks.
-    assert torch.cuda.max_memory_allocated() - before <= taken + 16 * MIB
+    assert torch.cuda.max_memory_allocated() - before <= num_bytes + 16 * MIB
 
 
 def test_memory_comes_from_the_pool_of_the_arrays_library(backend):
     """Calls on tensors take nothing from CuPy's pool, though CuPy compiles and starts kernels."""
     other = make_backend("torch-cuda" if backend.name == "cupy" else "cupy")
     for call in CALLS.values():
-        given = call.arguments(backend)
-        call.run(*given)
-        taken, _ = peak(other, lambda call=call, given=given: call.run(*given))
-        assert taken == 0
+        arguments = call.arguments(backend)
+        call.run(*arguments)
+        num_bytes, _ = peak(other, lambda call=call, arguments=arguments: call.run(*arguments))
+        assert num_bytes == 0
 
 
 @pytest.mark.parametrize("name", list(CALLS))
 def test_all_memory_is_returned(backend, name):
     """After a call, and repeated calls take no more from the device than another block of torch."""
     call = CALLS[name]
-    given = call.arguments(backend)
+    arguments = call.arguments(backend)
     for count in (3, 20):
         before = in_use(backend), held(backend)
         for _ in range(count):
-            out = call.run(*given)
+            out = call.run(*arguments)
         assert in_use(backend) > before[0]
         del out
     assert in_use(backend) == before[0]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from arraylogchain._arrays import enter
+from arraylogchain._arrays import prepare_inputs
 from arraylogchain._cuda import self_check
 from arraylogchain._cuda.kernels import C_TYPES, INSTANTIATIONS, Kernel
 
@@ -17,7 +17,7 @@ def test_every_kernel_is_right(backend, kernel):
     dtype = DTYPES[kernel.name.partition("<")[2].rstrip(">").partition(",")[0]]
     if dtype == "bfloat16" and backend.library == "cupy":
         pytest.skip("CuPy has no arrays of bfloat16")
-    ctx, _ = enter({"a": backend.asarray(np.zeros(1), dtype)})
+    ctx, _ = prepare_inputs({"a": backend.asarray(np.zeros(1), dtype)})
     assert self_check.check(ctx, kernel) is None
 
 
@@ -29,7 +29,7 @@ def test_a_first_call_checks_and_remembers(backend, monkeypatch, tmp_path, recwa
     monkeypatch.setenv("ARRAYLOGCHAIN_SELF_CHECK", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     a = backend.asarray(np.zeros((9, 9)), "float32")
-    ctx, _ = enter({"a": a})
+    ctx, _ = prepare_inputs({"a": a})
     ctx.kernels.known.clear()
     alc.logmatmulexp(a, a)
     assert len(list((tmp_path / "arraylogchain").iterdir())) == 1

@@ -23,8 +23,8 @@ def to_numpy(backend, outs):
     return [backend.to_numpy(x) for x in outs]
 
 
-def assert_same(found, expected):
-    for ours, theirs in zip(found, expected, strict=True):
+def assert_same(result, expected):
+    for ours, theirs in zip(result, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=1e-5)
 
 
@@ -70,14 +70,14 @@ def test_input_that_is_written_late(backend, streams, name):
 @calls
 def test_another_stream_is_not_waited_for(backend, streams, name):
     call = CALLS[name]
-    given = call.arguments(backend)
-    expected = to_numpy(backend, call.run(*given))
+    arguments = call.arguments(backend)
+    expected = to_numpy(backend, call.run(*arguments))
     stream = streams.new()
     some_calls_are_made(backend, streams, call, stream)
     with streams.current(streams.default):
         streams.spin(LONG_MS)
     with streams.current(stream):
-        out = call.run(*given)
+        out = call.run(*arguments)
     stream.synchronize()
     assert not streams.is_done(streams.default)
     streams.wait()
@@ -87,15 +87,15 @@ def test_another_stream_is_not_waited_for(backend, streams, name):
 @pytest.mark.parametrize("name", WITHOUT_WAITING)
 def test_calls_do_not_wait(backend, streams, name):
     call = CALLS[name]
-    given = call.arguments(backend)
+    arguments = call.arguments(backend)
     stream = streams.new()
     some_calls_are_made(backend, streams, call, stream)
     with streams.current(stream):
         streams.spin(LONG_MS)
-        out = call.run(*given)
+        out = call.run(*arguments)
         assert not streams.is_done(stream)
     streams.wait()
-    assert_same(to_numpy(backend, out), to_numpy(backend, call.run(*given)))
+    assert_same(to_numpy(backend, out), to_numpy(backend, call.run(*arguments)))
 
 
 @pytest.mark.parametrize("name", ["logmatmulexp", "log_partition"])
@@ -117,9 +117,9 @@ def test_backward_of_autograd(torch, name):
         streams.spin(BUSY_MS)
         for array, values in zip(late, fresh, strict=True):
             array.copy_(values)
-        found = [x + x for x in gradients(late)]
+        result = [x + x for x in gradients(late)]
     streams.wait()
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(result, expected, strict=True):
         torch.testing.assert_close(ours, 2 * theirs, rtol=2e-4, atol=1e-5)
 
 
@@ -138,7 +138,7 @@ def test_pullback_on_another_stream(torch):
         second.wait_stream(first)
         with streams.current(second):
             streams.spin(busy_ms)
-            found = [x for x in pullback(value) if x is not None]
+            result = [x for x in pullback(value) if x is not None]
         del pullback
         with streams.current(first):
             # Were the memory of states free, these would get it, and change it at once.
@@ -146,11 +146,11 @@ def test_pullback_on_another_stream(torch):
                 for _ in range(4):
                     torch.full((size,), torch.nan, device=x.device)
         streams.wait()
-        return found
+        return result
 
     for busy_ms in (1, BUSY_MS):
-        found = gradients(busy_ms)
-    for ours, theirs in zip(found, expected, strict=True):
+        result = gradients(busy_ms)
+    for ours, theirs in zip(result, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=1e-5)
 
 
@@ -176,13 +176,13 @@ def test_results_do_not_depend_on_when_threads_run(backend, streams):
     """The same bits each time, beside another stream's work as well."""
     for name in ("logmatmulexp", "logmatmulexp, unproved", "log_partition", "forward_messages"):
         call = CALLS[name]
-        given = call.arguments(backend)
-        expected = to_numpy(backend, call.run(*given))
+        arguments = call.arguments(backend)
+        expected = to_numpy(backend, call.run(*arguments))
         stream = streams.new()
         for _ in range(10):
             with streams.current(stream):
                 noise = CALLS["matmul"].run(*CALLS["matmul"].arguments(backend))
-            found = to_numpy(backend, call.run(*given))
-            for ours, theirs in zip(found, expected, strict=True):
+            result = to_numpy(backend, call.run(*arguments))
+            for ours, theirs in zip(result, expected, strict=True):
                 np.testing.assert_array_equal(ours, theirs)
             del noise

@@ -17,10 +17,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from arraylogchain._array.chains.messages import Run, each, last_logs, runs
+from arraylogchain._array.chains.messages import Pass, last_logs, passes, run_passes
 from arraylogchain._array.chains.pieces import Messages
-from arraylogchain._array.chains.posterior import Posterior
-from arraylogchain._array.chains.sums import Sums
+from arraylogchain._array.chains.posterior import BackwardPass
+from arraylogchain._array.chains.sums import Accumulator
 from arraylogchain._context import Array, Context, whole_maximum
 from arraylogchain._fold import chunks
 from arraylogchain._inputs import Chain
@@ -36,90 +36,92 @@ def entropy(ctx: Context, chain: Chain, workspace: int) -> Array:
     out = ctx.empty(chain.batch, ctx.result_dtype)
     arrays = 20  # with indices, and terms, of entries that are not proved
 
-    def work(run: Run) -> None:
-        run.piece.write(out, Entropy(run.keep()).result())
-        run.left.clear()
+    def work(run: Pass) -> None:
+        run.shard.write(out, Entropy(run.run_and_store()).result())
+        run.updated.clear()
 
-    each(ctx, runs("entropy", ctx, chain, workspace, history=True, arrays=arrays), work)
+    run_passes(ctx, passes("entropy", ctx, chain, workspace, history=True, arrays=arrays), work)
     return out
 
 
-class Entropy(Posterior):
+class Entropy(BackwardPass):
     """The posterior of a piece, of which entropies are added up."""
 
-    def __init__(self, run: Run) -> None:
-        super().__init__(run, Sums(run.piece.ctx, run.piece.chain, 0, ()), None)
-        ctx, size = self.ctx, self.piece.chain.num_states
+    def __init__(self, run: Pass) -> None:
+        super().__init__(run, Accumulator(run.shard.ctx, run.shard.chain, 0, ()), None)
+        ctx, size = self.ctx, self.shard.chain.num_states
         # Sums of K terms lose less than 5 K tiny, and logs of their factors are less than 2**10.
-        self.line = -_LOWEST * 5 * size * self.precision.tiny / self.precision.eps
+        self.threshold = -_LOWEST * 5 * size * self.precision.tiny / self.precision.eps
         # Shares of states whose entropy does not show.
-        self.nothing = 1e-3 * self.precision.eps / math.log(size + 1.0)
-        last = last_logs(self.piece, run.last) if "final" in self.piece.views else run.last
-        self.entropy = ctx.load(surprise(ctx.xp, *_near(ctx, last)), ctx.widest)
+        self.negligible = 1e-3 * self.precision.eps / math.log(size + 1.0)
+        last = last_logs(self.shard, run.last) if "final" in self.shard.views else run.last
+        self.entropy = ctx.load(surprise(ctx.xp, *_relative_weights(ctx, last)), ctx.widest)
         # Of the first of the steps that have been taken, where there are some.
-        self.shares_after: Array = None
+        self.marginals_after: Array = None
 
     def result(self) -> Array:
         """Return the entropies, [groups, rows]."""
         xp = self.ctx.xp
-        self.run_back()
-        found = xp.where(self.near == -math.inf, 0.0, self.entropy)
-        return xp.where(self.near == math.inf, math.nan, found)
+        self.run_backward()
+        result = xp.where(self.unscaled_log_z == -math.inf, 0.0, self.entropy)
+        return xp.where(self.unscaled_log_z == math.inf, math.nan, result)
 
-    def take_shares(self, steps: slice, shares: Array, forward: Messages) -> None:
+    def add_marginals(self, steps: slice, marginals: Array, forward: Messages) -> None:
         """Add what transitions from some steps contribute, given the shares of these."""
-        ctx, xp, shape = self.ctx, self.ctx.xp, (self.piece.groups, -1, self.piece.rows)
-        after = shares[1:, ...]
-        if self.shares_after is not None:
-            after = xp.concat([after, self.shares_after], axis=0)
-        self.shares_after = shares[:1, ...]
-        u, of_u = _near(ctx, forward)
-        for some, j, matrix in self.panels(steps.start, int(after.shape[0])):
-            before = self.by_matrix(u[some, ...]), self.by_matrix(of_u[some, ...])
-            of_after = self.by_matrix(after[some, :, :, j])
-            found = self._conditional(before, of_after, ctx.load(matrix, self.precision))
-            found = xp.sum(xp.reshape(found, (*shape, found.shape[-1])), axis=(1, 3))
-            self.entropy = self.entropy + ctx.load(found, ctx.widest)
+        ctx, xp, shape = self.ctx, self.ctx.xp, (self.shard.groups, -1, self.shard.rows)
+        after = marginals[1:, ...]
+        if self.marginals_after is not None:
+            after = xp.concat([after, self.marginals_after], axis=0)
+        self.marginals_after = marginals[:1, ...]
+        u, log_u = _relative_weights(ctx, forward)
+        for transitions, j, matrix in self.panels(steps.start, int(after.shape[0])):
+            before = self.by_matrix(u[transitions, ...]), self.by_matrix(log_u[transitions, ...])
+            marginals_of_columns = self.by_matrix(after[transitions, :, :, j])
+            result = self._conditional(
+                before, marginals_of_columns, ctx.load(matrix, self.precision)
+            )
+            result = xp.sum(xp.reshape(result, (*shape, result.shape[-1])), axis=(1, 3))
+            self.entropy = self.entropy + ctx.load(result, ctx.widest)
 
-    def _conditional(self, before: tuple[Array, Array], shares: Array, matrix: Array) -> Array:
+    def _conditional(self, before: tuple[Array, Array], marginals: Array, matrix: Array) -> Array:
         """Return shares [n, rows, J] times entropies of what comes before them.
 
         Weights before come with their logs.
         """
-        ctx, xp, (u, of_u) = self.ctx, self.ctx.xp, before
-        logs = matrix if "transitions" in self.piece.chain.logs else xp.log(matrix)
-        of_factor = logs - xp.max(logs, axis=(-2, -1), keepdims=True)
-        factor = xp.exp(of_factor)
+        ctx, xp, (u, log_u) = self.ctx, self.ctx.xp, before
+        logs = matrix if "transitions" in self.shard.chain.logs else xp.log(matrix)
+        log_factor = logs - xp.max(logs, axis=(-2, -1), keepdims=True)
+        factor = xp.exp(log_factor)
         v = ctx.multiply(u, factor)
-        less = ctx.multiply(_weighted(xp, u, of_u), factor)
-        less += ctx.multiply(u, _weighted(xp, factor, of_factor))
+        less = ctx.multiply(_weighted(xp, u, log_u), factor)
+        less += ctx.multiply(u, _weighted(xp, factor, log_factor))
         less /= v
-        found = xp.log(v)
-        found -= less
-        found *= shares
+        result = xp.log(v)
+        result -= less
+        result *= marginals
         if float(xp.min(v)) >= _CLEAR:
-            return found
-        plain = (v >= self.line) & (xp.log(v) * shares >= -1.0)
-        found = xp.where(plain, found, 0.0)
-        at, row, column = xp.nonzero(~(plain | (shares < self.nothing)))
+            return result
+        plain = (v >= self.threshold) & (xp.log(v) * marginals >= -1.0)
+        result = xp.where(plain, result, 0.0)
+        at, row, column = xp.nonzero(~(plain | (marginals < self.negligible)))
         rows, columns = int(u.shape[1]), int(factor.shape[2])
-        of_rows = xp.reshape(of_u, (-1, u.shape[-1]))
-        of_columns = xp.reshape(of_factor.mT, (-1, u.shape[-1]))
-        more = xp.reshape(found, (-1,))
+        log_u_rows = xp.reshape(log_u, (-1, u.shape[-1]))
+        log_factor_columns = xp.reshape(log_factor.mT, (-1, u.shape[-1]))
+        flat_result = xp.reshape(result, (-1,))
         entry = (at * rows + row) * columns + column
-        weights = xp.take(xp.reshape(shares, (-1,)), entry)
+        weights = xp.take(xp.reshape(marginals, (-1,)), entry)
         for e in chunks(int(at.shape[0]), max(1, self.panel // int(u.shape[-1]))):
-            terms = xp.take(of_rows, at[e] * rows + row[e], axis=0)
-            terms = terms + xp.take(of_columns, at[e] * columns + column[e], axis=0)
+            terms = xp.take(log_u_rows, at[e] * rows + row[e], axis=0)
+            terms = terms + xp.take(log_factor_columns, at[e] * columns + column[e], axis=0)
             terms = terms - xp.max(terms, axis=-1, keepdims=True)
-            ctx.add_at(more, entry[e], weights[e] * surprise(xp, xp.exp(terms), terms))
-        return xp.reshape(more, tuple(found.shape))
+            ctx.add_at(flat_result, entry[e], weights[e] * surprise(xp, xp.exp(terms), terms))
+        return xp.reshape(flat_result, tuple(result.shape))
 
 
-def _near(ctx: Context, x: Messages) -> tuple[Array, Array]:
+def _relative_weights(ctx: Context, x: Messages) -> tuple[Array, Array]:
     """Return weights relative to about the largest of each step, and their logs."""
-    if x.in_logs is not None:
-        logs = x.in_log_form(ctx).values
+    if x.is_log is not None:
+        logs = x.to_log_space(ctx).values
         logs = logs - whole_maximum(ctx.xp, logs)
         return ctx.xp.exp(logs), logs
     weights = x.values / ctx.row_sums(x.values)[..., None]

@@ -10,92 +10,95 @@ from typing import Any
 
 from arraylogchain import _dispatch
 from arraylogchain._array.chains import pieces
-from arraylogchain._array.chains.pieces import Backend, Block, Messages, Piece
-from arraylogchain._array.chains.recursion import ArrayRecursion
-from arraylogchain._array.chains.sums import Sums
+from arraylogchain._array.chains.pieces import Backend, Messages, SegmentMessages, Shard
+from arraylogchain._array.chains.recursion import ArrayBackend
+from arraylogchain._array.chains.sums import Accumulator
 from arraylogchain._context import LN2_HIGH, LN2_LOW, Array, Context, add_scale, whole_maximum
 from arraylogchain._fold import chunks
 from arraylogchain._inputs import Chain
 
 
 @dataclass(slots=True)
-class Run:
+class Pass:
     """A recursion over one piece, in blocks of steps.
 
-    `starts` has what its blocks begin with and `left` the messages they leave, where these are
-    kept, the latter only where it `keeps`; `last` is the state after all of them, and
+    `checkpoints` has what its blocks begin with and `updated` the messages they leave, where these
+    are kept, the latter only where it `store_messages`; `last` is the state after all of them, and
     `log_z` the logs of the sums over all paths [groups, rows]. There is memory for so many runs
-    `at_once`. Those of best paths have the `largest` of terms in the place of their sums.
+    `parallel`. Those of best paths have the `max_product` of terms in the place of their sums.
     """
 
-    piece: Piece
+    shard: Shard
     backend: Backend
     blocks: list[slice]
     backward: bool = False
-    keeps: bool = False
+    store_messages: bool = False
     workspace: int = 0
-    at_once: int = 1
-    largest: bool = False
-    starts: list[Any] = field(default_factory=list)
-    left: list[Messages | None] = field(default_factory=list)
+    parallel: int = 1
+    max_product: bool = False
+    checkpoints: list[Any] = field(default_factory=list)
+    updated: list[Messages | None] = field(default_factory=list)
     last: Any = None
     log_z: Array = None
 
-    def take(self, state: Messages | None, steps: slice, keep: int) -> Block:
+    def advance(self, carry: Messages | None, steps: slice, keep: int) -> SegmentMessages:
         """Take a block of steps."""
-        if self.largest:
-            return self.backend.best(state, steps, keep)
-        return self.backend.advance(state, steps, self.backward, keep)
+        if self.max_product:
+            return self.backend.best(carry, steps, keep)
+        return self.backend.advance(carry, steps, self.backward, keep)
 
-    def steps(self, keep: int) -> Iterator[tuple[slice, Block]]:
+    def steps(self, keep: int) -> Iterator[tuple[slice, SegmentMessages]]:
         """Take all steps, block by block."""
         for steps in reversed(self.blocks) if self.backward else self.blocks:
-            block = self.take(self.last, steps, keep)
-            self.last = block.state
+            block = self.advance(self.last, steps, keep)
+            self.last = block.carry
             yield steps, block
 
-    def run(self) -> Messages:
+    def final_carry(self) -> Messages:
         """Take all steps, and return the last state alone."""
         for _ in self.steps(pieces.NOTHING):
             pass
         return self.last  # type: ignore[no-any-return]
 
-    def keep(self) -> Run:
-        """Take all steps; keep what blocks begin with, and if it `keeps` what they leave."""
+    def run_and_store(self) -> Pass:
+        """Take all steps; store checkpoints, and if it `store_messages` the updated messages."""
         for steps in self.blocks:
-            self.starts.append(self.last)
-            kept = pieces.LEFT if self.keeps else pieces.NOTHING
-            _, left, self.last = self.take(self.last, steps, kept)
-            self.left.append(left)
-        if not self.largest:
-            self.log_z = total_of(self.piece, self.last)
+            self.checkpoints.append(self.last)
+            keep = pieces.UPDATED if self.store_messages else pieces.NOTHING
+            _, updated, self.last = self.advance(self.last, steps, keep)
+            self.updated.append(updated)
+        if not self.max_product:
+            self.log_z = total_of(self.shard, self.last)
         return self
 
-    def both(self, steps: slice) -> Iterator[tuple[slice, Block]]:
+    def segments(self, steps: slice) -> Iterator[tuple[slice, SegmentMessages]]:
         """Take a block of steps, of whose scales only differences count.
 
         They begin with 0, and where sums of them are still not exact each step is taken by itself.
         """
-        state, limit = self.last, 1.0 / self.piece.ctx.widest.eps
-        if state is not None:
-            nothing = self.piece.ctx.xp.zeros_like(state.shifts)
-            state = Messages(state.values, nothing, nothing, state.in_logs)
-        block = self.backend.advance(state, steps, self.backward, pieces.BOTH)
-        shifts = block.arrived.shifts, block.left.shifts
-        if steps.stop - steps.start == 1 or self.piece.ctx.are_within(limit, *shifts):
-            self.last = block.state
+        carry, limit = self.last, 1.0 / self.shard.ctx.widest.eps
+        if carry is not None:
+            zeros = self.shard.ctx.xp.zeros_like(carry.shifts)
+            carry = Messages(carry.values, zeros, zeros, carry.is_log)
+        block = self.backend.advance(carry, steps, self.backward, pieces.ALL)
+        shifts = block.predicted.shifts, block.updated.shifts
+        if steps.stop - steps.start == 1 or self.shard.ctx.are_within(limit, *shifts):
+            self.last = block.carry
             yield steps, block
         else:
             each = [slice(step, step + 1) for step in range(steps.start, steps.stop)]
             for step in reversed(each) if self.backward else each:
-                yield from self.both(step)
+                yield from self.segments(step)
 
     def messages(self, n: int) -> Messages:
         """Return what the block number n left: as it is kept, or computed again."""
-        return self.left[n] or self.take(self.starts[n], self.blocks[n], pieces.LEFT).left
+        return (
+            self.updated[n]
+            or self.advance(self.checkpoints[n], self.blocks[n], pieces.UPDATED).updated
+        )
 
 
-def runs(
+def passes(
     operation: str,
     ctx: Context,
     chain: Chain,
@@ -103,68 +106,77 @@ def runs(
     history: bool = False,
     backward: bool = False,
     arrays: int = 10,
-) -> Iterator[Run]:
+) -> Iterator[Pass]:
     """Yield a run over every piece of a chain, which has not begun.
 
-    With `history` the messages of all steps are wanted after the last, and fit where it `keeps`.
-    A block of steps takes so many `arrays` of their size.
+    With `history` the messages of all steps are wanted after the last, and fit where it
+    `store_messages`. A block of steps takes so many `arrays` of their size.
     """
     if 0 in chain.batch:
         return
-    backend = _dispatch.recursion(operation, ctx, chain, workspace) or ArrayRecursion
+    backend = _dispatch.recursion(operation, ctx, chain, workspace) or ArrayBackend
     # Groups of different lengths are put in order, which copies their matrices.
     holds = backend.holds_matrices or (chain.lengths is not None and chain.sizes[0] > 1)
     sizes = *chain.sizes, chain.num_steps, chain.num_states, chain.has_one_matrix, holds
-    item = 8 if backend.most_rows else ctx.precision.itemsize
-    groups, rows, count, keeps, workspace, at_once = pieces.cut(
+    item = 8 if backend.max_useful_rows else ctx.precision.itemsize
+    groups, rows, count, store_messages, workspace, parallel = pieces.plan_shards(
         sizes, backend, item, workspace, history, arrays, 4 * ctx.block
     )
-    how = backward, keeps, workspace, at_once, operation in _dispatch.PATHS
-    for piece in pieces.pieces(ctx, chain, groups, rows):
-        yield Run(piece, backend(piece, workspace), list(chunks(piece.num_steps, count)), *how)
+    how = (
+        backward,
+        store_messages,
+        workspace,
+        parallel,
+        operation in _dispatch.MAX_PRODUCT_OPERATIONS,
+    )
+    for shard in pieces.shards(ctx, chain, groups, rows):
+        yield Pass(shard, backend(shard, workspace), list(chunks(shard.num_steps, count)), *how)
 
 
-def each(
-    ctx: Context, found: Iterable[Run], work: Callable[..., Any], sums: Sums | None = None
+def run_passes(
+    ctx: Context,
+    all_passes: Iterable[Pass],
+    work: Callable[..., Any],
+    accumulator: Accumulator | None = None,
 ) -> None:
-    """Call ``work(run)``, or ``work(run, sums)``, for all runs; threads share them.
+    """Call ``work(run)``, or ``work(run, accumulator)``, for all runs; threads share them.
 
     What is summed over runs is added in their order, whatever threads there are.
     """
-    found = iter(found)
-    for run in found:
-        some = [run]
-        if run.at_once > 1 and (sums is None or sums.has_parts):
-            some += islice(found, run.at_once - 1)
-        if len(some) == 1:
-            work(run) if sums is None else work(run, sums)
-        elif sums is None:
-            ctx.run_all(work, some)
+    all_passes = iter(all_passes)
+    for run in all_passes:
+        batch_of_passes = [run]
+        if run.parallel > 1 and (accumulator is None or accumulator.has_separate_sums):
+            batch_of_passes += islice(all_passes, run.parallel - 1)
+        if len(batch_of_passes) == 1:
+            work(run) if accumulator is None else work(run, accumulator)
+        elif accumulator is None:
+            ctx.run_all(work, batch_of_passes)
         else:
-            parts = [(run, sums.part()) for run in some]
+            parts = [(run, accumulator.zeros_like()) for run in batch_of_passes]
             ctx.run_all(lambda part: work(*part), parts)
             for _, part in parts:
-                sums.join(part)
+                accumulator.join(part)
 
 
-def total_of(piece: Piece, last: Messages) -> Array:
+def total_of(shard: Shard, last: Messages) -> Array:
     """Return the logs of the sums over all paths, [groups, rows], given the last states."""
-    if last.totals is not None and "final" not in piece.views:
-        return last.totals
-    found = last_logs(piece, last)
-    return add_scale(log_sum(piece.ctx.xp, found.values), found.shifts, found.powers)
+    if last.log_sums is not None and "final" not in shard.views:
+        return last.log_sums
+    messages = last_logs(shard, last)
+    return add_scale(log_sum(shard.ctx.xp, messages.values), messages.shifts, messages.exponents)
 
 
-def last_logs(piece: Piece, last: Messages) -> Messages:
+def last_logs(shard: Shard, last: Messages) -> Messages:
     """Return the logs of the last states times the final weights."""
-    values = piece.ctx.load(last.values, piece.ctx.widest)
-    found = Messages(values, last.shifts, last.powers, last.in_logs).in_log_form(piece.ctx)
-    if "final" not in piece.views:
-        return found
-    whole, rest = pieces.log_parts(piece.ctx, *piece.end(backward=True))
-    shift = whole_maximum(piece.ctx.xp, found.values + whole)
-    logs = (found.values + (whole - shift)) + rest
-    return Messages(logs, found.shifts + shift[..., 0], found.powers, found.in_logs)
+    values = shard.ctx.load(last.values, shard.ctx.widest)
+    messages = Messages(values, last.shifts, last.exponents, last.is_log).to_log_space(shard.ctx)
+    if "final" not in shard.views:
+        return messages
+    high, remainder = pieces.split_log(shard.ctx, *shard.boundary_weights(backward=True))
+    shift = whole_maximum(shard.ctx.xp, messages.values + high)
+    logs = (messages.values + (high - shift)) + remainder
+    return Messages(logs, messages.shifts + shift[..., 0], messages.exponents, messages.is_log)
 
 
 def log_sum(xp: Any, logs: Array) -> Array:
@@ -178,8 +190,10 @@ def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the logs of the sums over all paths, [*batch]."""
     out = ctx.empty(chain.batch, ctx.result_dtype)
 
-    found = runs("log_partition", ctx, chain, workspace, arrays=3)
-    each(ctx, found, lambda run: run.piece.write(out, total_of(run.piece, run.run())))
+    all_passes = passes("log_partition", ctx, chain, workspace, arrays=3)
+    run_passes(
+        ctx, all_passes, lambda run: run.shard.write(out, total_of(run.shard, run.final_carry()))
+    )
     return out
 
 
@@ -206,24 +220,24 @@ def _messages(
     if chain.lengths is not None:
         out[...] = -math.inf
 
-    def work(run: Run) -> None:
-        for steps, block in run.steps(pieces.BOTH if backward else pieces.LEFT):
-            found = block.arrived if backward else block.left
+    def work(run: Pass) -> None:
+        for steps, block in run.steps(pieces.ALL if backward else pieces.UPDATED):
+            messages = block.predicted if backward else block.updated
             if whole is not None:
-                found.shifts = found.shifts + run.piece.read(ctx.xp.asarray(whole))
-            put_steps(out, run.piece, steps, found.logs(ctx), -math.inf)
+                messages.shifts = messages.shifts + run.shard.read(ctx.xp.asarray(whole))
+            write_steps(out, run.shard, steps, messages.logs(ctx), -math.inf)
 
-    each(ctx, runs(operation, ctx, chain, workspace, backward=backward), work)
+    run_passes(ctx, passes(operation, ctx, chain, workspace, backward=backward), work)
     return out
 
 
-def put_steps(out: Array, piece: Piece, steps: slice, values: Array, past_ends: float) -> None:
+def write_steps(out: Array, shard: Shard, steps: slice, values: Array, past_ends: float) -> None:
     """Write values [n, groups, rows, ...] of some steps into an array [*batch, T, ...]."""
-    xp, real = piece.ctx.xp, piece.real(steps)
-    if real is not None:
-        real = xp.reshape(real, (*real.shape, *(1,) * (values.ndim - 3)))
-        values = xp.where(real, values, past_ends)
-    piece.write(out, xp.permute_dims(values, (1, 2, 0, *range(3, values.ndim))), (steps,))
+    xp, is_valid = shard.ctx.xp, shard.valid_steps(steps)
+    if is_valid is not None:
+        is_valid = xp.reshape(is_valid, (*is_valid.shape, *(1,) * (values.ndim - 3)))
+        values = xp.where(is_valid, values, past_ends)
+    shard.write(out, xp.permute_dims(values, (1, 2, 0, *range(3, values.ndim))), (steps,))
 
 
 def last_message(
@@ -234,18 +248,18 @@ def last_message(
     They are logs [*batch, K], near 0, and whole numbers [*batch] to add to them.
     """
     xp, dtype = ctx.xp, ctx.dtype(ctx.widest)
-    logs, whole = ctx.empty((*chain.batch, chain.num_states), dtype), ctx.empty(chain.batch, dtype)
+    logs, shifts = ctx.empty((*chain.batch, chain.num_states), dtype), ctx.empty(chain.batch, dtype)
 
-    def work(run: Run) -> None:
-        last = run.run().in_log_form(ctx)
-        values = ctx.load(last.values, ctx.widest) + (last.powers * LN2_LOW)[..., None]
-        high = last.powers * LN2_HIGH
+    def work(run: Pass) -> None:
+        last = run.final_carry().to_log_space(ctx)
+        values = ctx.load(last.values, ctx.widest) + (last.exponents * LN2_LOW)[..., None]
+        high = last.exponents * LN2_HIGH
         nearest = xp.round(high)
-        run.piece.write(logs, values + (high - nearest)[..., None])
-        run.piece.write(whole, last.shifts + nearest)
+        run.shard.write(logs, values + (high - nearest)[..., None])
+        run.shard.write(shifts, last.shifts + nearest)
 
-    each(ctx, runs("last_message", ctx, chain, workspace, backward=backward), work)
-    return logs, whole
+    run_passes(ctx, passes("last_message", ctx, chain, workspace, backward=backward), work)
+    return logs, shifts
 
 
 def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
@@ -262,34 +276,38 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     if chain.lengths is not None:
         probabilities[...], normalizers[...] = 0.0, 0.0
 
-    def work(run: Run) -> None:
+    def work(run: Pass) -> None:
         for block in run.blocks:
-            for steps, found in run.both(block):
-                put(run.piece, steps, found.left)
+            for steps, segment in run.segments(block):
+                put(run.shard, steps, segment.updated)
 
-    def put(piece: Piece, steps: slice, left: Messages) -> None:
+    def put(shard: Shard, steps: slice, updated: Messages) -> None:
         # In the widest precision: `Messages.weights` may lose what is a normal number as a share.
-        weights, tops = ctx.load(left.values, ctx.widest), 0.0
-        if left.in_logs is not None:
-            mask = xp.asarray(left.in_logs, device=ctx.device)[..., None]
-            tops = xp.where(mask, whole_maximum(xp, weights), 0.0)
-            weights = xp.where(mask, xp.exp(weights - tops), weights)
-            tops = tops[..., 0]
+        weights, maxima = ctx.load(updated.values, ctx.widest), 0.0
+        if updated.is_log is not None:
+            mask = xp.asarray(updated.is_log, device=ctx.device)[..., None]
+            maxima = xp.where(mask, whole_maximum(xp, weights), 0.0)
+            weights = xp.where(mask, xp.exp(weights - maxima), weights)
+            maxima = maxima[..., 0]
         sums = ctx.row_sums(weights)
-        near, powers = pieces.split(ctx, sums)
-        parts = total, *_ = xp.log(near) + tops, left.shifts, left.powers + powers
+        mantissas, exponents = pieces.split(ctx, sums)
+        parts = total, *_ = (
+            xp.log(mantissas) + maxima,
+            updated.shifts,
+            updated.exponents + exponents,
+        )
         if not steps.start:
             # Nothing comes before the first step.
             for x in parts:
                 x[0, ...] = 0.0
-        shares = weights[1:, ...] / sums[1:, ..., None]
-        shares = xp.where(xp.isinf(total)[1:, ..., None], 0.0, shares)
-        put_steps(probabilities, piece, steps, shares, 0.0)
+        marginals = weights[1:, ...] / sums[1:, ..., None]
+        marginals = xp.where(xp.isinf(total)[1:, ..., None], 0.0, marginals)
+        write_steps(probabilities, shard, steps, marginals, 0.0)
         # What is large cancels first.
         ratios = add_scale(*(x[1:, ...] - x[:-1, ...] for x in parts))
         # After -inf or +inf it is the same at all later steps.
         ratios = xp.where(xp.isfinite(total)[1:, ...], ratios, total[1:, ...])
-        put_steps(normalizers, piece, steps, ratios, 0.0)
+        write_steps(normalizers, shard, steps, ratios, 0.0)
 
-    each(ctx, runs("filtered", ctx, chain, workspace), work)
+    run_passes(ctx, passes("filtered", ctx, chain, workspace), work)
     return probabilities, normalizers

@@ -12,8 +12,8 @@ import math
 
 import numpy as np
 
-from arraylogchain._array.chains.messages import Run, each, last_logs, put_steps, runs
-from arraylogchain._array.chains.pieces import Piece
+from arraylogchain._array.chains.messages import Pass, last_logs, passes, run_passes, write_steps
+from arraylogchain._array.chains.pieces import Shard
 from arraylogchain._array.chains.recursion import draw_states, relative
 from arraylogchain._context import Array, Context, add_scale
 from arraylogchain._fold import chunks
@@ -30,18 +30,18 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     states[...] = -1
     weights = ctx.empty(chain.batch, ctx.result_dtype)
 
-    def work(run: Run) -> None:
-        last = last_logs(run.piece, run.keep().last)
-        after, most = xp.argmax(last.values, axis=-1), xp.max(last.values, axis=-1)
-        run.piece.write(weights, add_scale(most, last.shifts, last.powers))
-        alive = most != -math.inf  # NaN is not -inf
+    def work(run: Pass) -> None:
+        last = last_logs(run.shard, run.run_and_store().last)
+        after, best = xp.argmax(last.values, axis=-1), xp.max(last.values, axis=-1)
+        run.shard.write(weights, add_scale(best, last.shifts, last.exponents))
+        alive = best != -math.inf  # NaN is not -inf
         for n in reversed(range(len(run.blocks))):
-            found = run.backend.trace(run.messages(n), after, run.blocks[n])
-            after = found[0, ...]
-            put_steps(states, run.piece, run.blocks[n], xp.where(alive, found, 0), -1)
-        run.left.clear()  # the next piece takes the same memory
+            path = run.backend.trace(run.messages(n), after, run.blocks[n])
+            after = path[0, ...]
+            write_steps(states, run.shard, run.blocks[n], xp.where(alive, path, 0), -1)
+        run.updated.clear()  # the next piece takes the same memory
 
-    each(ctx, runs("viterbi", ctx, chain, workspace, history=True), work)
+    run_passes(ctx, passes("viterbi", ctx, chain, workspace, history=True), work)
     return states, weights
 
 
@@ -49,8 +49,8 @@ def best_message(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the logs of the largest weights after the last step, [*batch, K], but for a shift."""
     out = ctx.empty((*chain.batch, chain.num_states), ctx.dtype(ctx.precision))
 
-    found = runs("best_message", ctx, chain, workspace)
-    each(ctx, found, lambda run: run.piece.write(out, run.run().values))
+    all_passes = passes("best_message", ctx, chain, workspace)
+    run_passes(ctx, all_passes, lambda run: run.shard.write(out, run.final_carry().values))
     return out
 
 
@@ -64,43 +64,43 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
     xp, order = ctx.xp, (*range(1, out.ndim), 0)
     paths, numbers = (xp.permute_dims(x, order) for x in (out, uniforms))
 
-    def work(run: Run) -> None:
-        piece = run.keep().piece
-        groups, rows, size = piece.state_shape
+    def work(run: Pass) -> None:
+        shard = run.run_and_store().shard
+        groups, rows, size = shard.state_shape
         # The last states times the final weights, but for a scale, added up.
-        ends = ctx.load(run.last.values, ctx.widest)
-        if "final" in piece.views or run.last.in_logs is not None:
-            ends = relative(xp, last_logs(piece, run.last).values)
-        ends = xp.cumulative_sum(ends, axis=-1)
-        has_none = ends[..., -1:] == 0
+        last_weights = ctx.load(run.last.values, ctx.widest)
+        if "final" in shard.views or run.last.is_log is not None:
+            last_weights = relative(xp, last_logs(shard, run.last).values)
+        last_weights = xp.cumulative_sum(last_weights, axis=-1)
+        has_none = last_weights[..., -1:] == 0
         longest = max(steps.stop - steps.start for steps in run.blocks)
-        of_sample = 8 * groups * rows * max(6 * size, 4 * longest)
-        some = list(chunks(int(out.shape[0]), max(1, run.workspace // of_sample)))
-        after = [_last_states(piece, ends, numbers, samples) for samples in some]
+        bytes_per_sample = 8 * groups * rows * max(6 * size, 4 * longest)
+        sample_slices = list(chunks(int(out.shape[0]), max(1, run.workspace // bytes_per_sample)))
+        after = [_last_states(shard, last_weights, numbers, samples) for samples in sample_slices]
         for n in reversed(range(len(run.blocks))):
-            steps, left = run.blocks[n], run.messages(n)
-            for m, samples in enumerate(some):
-                u = xp.permute_dims(piece.read(numbers, (steps, samples)), (2, 0, 1, 3))
-                found = run.backend.draw(left, after[m], steps, u)
-                after[m] = found[0, ...]
-                found = xp.where(has_none, 0, found)
-                put_steps(paths[..., samples], piece, steps, found, -1)
-        piece.view(paths, (slice(piece.num_steps, None),))[...] = -1
-        run.left.clear()
+            steps, updated = run.blocks[n], run.messages(n)
+            for m, samples in enumerate(sample_slices):
+                u = xp.permute_dims(shard.read(numbers, (steps, samples)), (2, 0, 1, 3))
+                path = run.backend.draw(updated, after[m], steps, u)
+                after[m] = path[0, ...]
+                path = xp.where(has_none, 0, path)
+                write_steps(paths[..., samples], shard, steps, path, -1)
+        shard.view(paths, (slice(shard.num_steps, None),))[...] = -1
+        run.updated.clear()
 
-    each(ctx, runs("sample", ctx, chain, workspace // 2, history=True), work)
+    run_passes(ctx, passes("sample", ctx, chain, workspace // 2, history=True), work)
 
 
-def _last_states(piece: Piece, ends: Array, numbers: Array, samples: slice) -> Array:
+def _last_states(shard: Shard, last_weights: Array, numbers: Array, samples: slice) -> Array:
     """Return the last states of samples, [groups, rows, samples], drawn by sums [groups, rows, K].
 
     `numbers` are those of all steps, [*batch, T, samples].
     """
-    ctx, xp = piece.ctx, piece.ctx.xp
-    u = piece.read(numbers, (piece.num_steps - 1, samples))
-    if piece.lengths is not None:
-        for length in np.unique(piece.lengths):
-            is_last = xp.asarray(piece.lengths == length, device=ctx.device)
-            u = xp.where(is_last[..., None], piece.read(numbers, (int(length) - 1, samples)), u)
-    states = draw_states(xp, ends[:, :, None, :], ctx.load(u, ctx.widest))
+    ctx, xp = shard.ctx, shard.ctx.xp
+    u = shard.read(numbers, (shard.num_steps - 1, samples))
+    if shard.lengths is not None:
+        for length in np.unique(shard.lengths):
+            is_last = xp.asarray(shard.lengths == length, device=ctx.device)
+            u = xp.where(is_last[..., None], shard.read(numbers, (int(length) - 1, samples)), u)
+    states = draw_states(xp, last_weights[:, :, None, :], ctx.load(u, ctx.widest))
     return xp.where(u < 0, xp.astype(-1 - u, states.dtype), states)

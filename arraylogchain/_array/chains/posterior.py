@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from arraylogchain._array.chains.messages import Run, each, last_logs, log_sum, runs
-from arraylogchain._array.chains.pieces import Block, Messages, exp_of_parts, log_parts
-from arraylogchain._array.chains.shares import Shares
-from arraylogchain._array.chains.sums import Sums, bounded
+from arraylogchain._array.chains.messages import Pass, last_logs, log_sum, passes, run_passes
+from arraylogchain._array.chains.pieces import Messages, SegmentMessages, exp_of_split, split_log
+from arraylogchain._array.chains.shares import SegmentMarginals
+from arraylogchain._array.chains.sums import Accumulator, bounded
 from arraylogchain._context import DOUBLE, SINGLE, Array, Context, whole_maximum, whole_part
 from arraylogchain._fold import chunks
 from arraylogchain._inputs import Chain
@@ -33,7 +33,7 @@ from arraylogchain._inputs import Chain
 # The sums of a_t * b_t and the sizes of cotangents in linear blocks. Weights are at most 2**400
 # (2**10 in float32): so what underflows in a sum is less than eps of it, and no sum of pairs over
 # rows and steps is too large.
-_TOTALS = {"float32": (2.0**-55, 2.0**80), "float64": (2.0**-116, 2.0**900)}
+_NORMALIZERS = {"float32": (2.0**-55, 2.0**80), "float64": (2.0**-116, 2.0**900)}
 _COTANGENTS = {"float32": (2.0**-20, 2.0**20), "float64": (2.0**-64, 2.0**64)}
 
 Pullback = Callable[[Array, frozenset[str]], dict[str, Array]]
@@ -56,20 +56,20 @@ def posterior(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array,
 
 
 def _posterior(ctx: Context, chain: Chain, workspace: int, operation: str, *names: str) -> Any:
-    wanted = filter(chain.parts.__contains__, names)
-    sums = Sums(ctx, chain, workspace, wanted, as_counts=True)
+    requested = filter(chain.parts.__contains__, names)
+    accumulator = Accumulator(ctx, chain, workspace, requested, as_counts=True)
     total = ctx.empty(chain.batch, ctx.result_dtype) if operation == "posterior" else None
 
-    def work(run: Run, own: Sums) -> None:
-        found = Posterior(run.keep(), own, None)
+    def work(run: Pass, partial_sums: Accumulator) -> None:
+        backward_pass = BackwardPass(run.run_and_store(), partial_sums, None)
         if total is not None:
-            run.piece.write(total, found.log_z)
-        found.add()
-        run.left.clear()  # the next piece takes the same memory
+            run.shard.write(total, backward_pass.log_z)
+        backward_pass.add()
+        run.updated.clear()  # the next piece takes the same memory
 
-    each(ctx, runs(operation, ctx, chain, workspace, history=True), work, sums)
-    found = sums.results()
-    return total, found.get("potentials"), found.get("transitions")
+    run_passes(ctx, passes(operation, ctx, chain, workspace, history=True), work, accumulator)
+    gradients = accumulator.results()
+    return total, gradients.get("potentials"), gradients.get("transitions")
 
 
 def value_and_pullback(
@@ -92,32 +92,37 @@ def value_and_pullback(
         dtypes. Any number of threads may call it at once: it changes nothing.
     """
     out = ctx.empty(chain.batch, ctx.result_dtype)
-    of_step = 8 * math.prod(chain.sizes) * (chain.num_states + 2)  # with both scales
-    keep = keep or of_step * chain.num_steps <= workspace
+    bytes_per_step = 8 * math.prod(chain.sizes) * (chain.num_states + 2)  # with both scales
+    keep = keep or bytes_per_step * chain.num_steps <= workspace
     # All are kept at once: that what one leaves would fit beside it does not count.
-    every = runs("value_and_pullback", ctx, chain, workspace, history=not keep)
-    found = [replace(run, keeps=keep) for run in every]
+    every = passes("value_and_pullback", ctx, chain, workspace, history=not keep)
+    all_passes = [replace(run, store_messages=keep) for run in every]
 
-    def fresh(run: Run) -> Run:
+    def fresh(run: Pass) -> Pass:
         # What backends prepare is for one call, and one piece at a time.
-        return replace(run, backend=type(run.backend)(run.piece, run.workspace))
+        return replace(run, backend=type(run.backend)(run.shard, run.workspace))
 
-    def work(run: Run) -> None:
-        run.keep()
-        run.piece.write(out, run.log_z)
+    def work(run: Pass) -> None:
+        run.run_and_store()
+        run.shard.write(out, run.log_z)
         run.backend = fresh(run).backend
 
-    each(ctx, found, work)
+    run_passes(ctx, all_passes, work)
 
-    def pullback(cotangent: Array, wanted: frozenset[str]) -> dict[str, Array]:
-        sums = Sums(ctx, chain, workspace, wanted)
-        each(ctx, found, lambda run, own: Posterior(fresh(run), own, cotangent).add(), sums)
-        return sums.results()
+    def pullback(cotangent: Array, requested: frozenset[str]) -> dict[str, Array]:
+        accumulator = Accumulator(ctx, chain, workspace, requested)
+        run_passes(
+            ctx,
+            all_passes,
+            lambda run, partial_sums: BackwardPass(fresh(run), partial_sums, cotangent).add(),
+            accumulator,
+        )
+        return accumulator.results()
 
     return out, pullback
 
 
-class Posterior:
+class BackwardPass:
     """What a run forward over a piece, whose messages are kept, adds to sums.
 
     Parameters
@@ -126,98 +131,102 @@ class Posterior:
         Of log Z; None for ones.
     """
 
-    def __init__(self, run: Run, sums: Sums, cotangent: Array | None) -> None:
-        self.run, self.piece, self.sums = run, run.piece, sums
+    def __init__(self, run: Pass, accumulator: Accumulator, cotangent: Array | None) -> None:
+        self.forward_pass, self.shard, self.sums = run, run.shard, accumulator
         self.panel = run.workspace // (8 * 10)  # entries: matrices, their parts, logs and products
-        self.ctx = ctx = run.piece.ctx
+        self.ctx = ctx = run.shard.ctx
         self.precision = DOUBLE if run.last.values.dtype == ctx.xp.float64 else SINGLE
-        self.log_z = self.near = run.log_z
+        self.log_z = self.unscaled_log_z = run.log_z
         if not ctx.are_within(2.0**60, self.log_z):
             # What is infinite by its scale alone has shares all the same.
-            self.near = log_sum(ctx.xp, last_logs(run.piece, run.last).values)
+            self.unscaled_log_z = log_sum(ctx.xp, last_logs(run.shard, run.last).values)
         # Cotangents [groups, rows], which of them are 0, and the sizes of the others.
-        self.g, self.idle = ctx.xp.ones_like(self.log_z), None
-        self.least = self.most = 1.0
-        if cotangent is not None or self.near is not self.log_z:
-            self._take(cotangent)
+        self.g, self.zero_cotangent = ctx.xp.ones_like(self.log_z), None
+        self.min_cotangent = self.max_cotangent = 1.0
+        if cotangent is not None or self.unscaled_log_z is not self.log_z:
+            self._set_cotangents(cotangent)
 
-    def _take(self, cotangent: Array | None) -> None:
+    def _set_cotangents(self, cotangent: Array | None) -> None:
         """Take cotangents, except of rows without a path, or with an infinite one."""
         xp, g = self.ctx.xp, self.g
         if cotangent is not None:
-            g = self.ctx.load(self.piece.read(cotangent), self.ctx.widest)
+            g = self.ctx.load(self.shard.read(cotangent), self.ctx.widest)
             g = bounded(self.ctx, g, self.ctx.dtype(self.precision))
-        g = xp.where(xp.isinf(self.near), 0.0, g + 0.0 * self.near)  # NaN stays
+        g = xp.where(xp.isinf(self.unscaled_log_z), 0.0, g + 0.0 * self.unscaled_log_z)  # NaN stays
         self.g, size = g, xp.abs(g)
-        self.least, self.most = float(xp.min(size)), float(xp.max(size))
-        if not self.least > 0:
-            self.idle = (size == 0)[None, ...]
-            self.least = float(xp.min(xp.where(size > 0, size, 1.0)))
+        self.min_cotangent, self.max_cotangent = float(xp.min(size)), float(xp.max(size))
+        if not self.min_cotangent > 0:
+            self.zero_cotangent = (size == 0)[None, ...]
+            self.min_cotangent = float(xp.min(xp.where(size > 0, size, 1.0)))
 
     def add(self) -> None:
         """Add gradients, or marginals and counts, going backward through the steps."""
-        run, wanted = self.run, self.sums.totals
-        last: Any = self.run_back() if set(wanted) != {"final"} else None
+        run, requested = self.forward_pass, self.sums.arrays
+        last: Any = self.run_backward() if set(requested) != {"final"} else None
         for name, state in (("initial", last), ("final", run.last)):
-            if name in wanted:
-                self._add_weights(name, state, *self.piece.end(backward=name == "final"))
+            if name in requested:
+                self._add_weights(
+                    name, state, *self.shard.boundary_weights(backward=name == "final")
+                )
 
-    def run_back(self) -> Any:
+    def run_backward(self) -> Any:
         """Go backward through all steps; return what left the first one."""
-        run = self.run
-        back = Run(run.piece, run.backend, run.blocks, backward=True)
+        run = self.forward_pass
+        back = Pass(run.shard, run.backend, run.blocks, backward=True)
         for n in reversed(range(len(run.blocks))):
             block, forward = run.blocks[n], run.messages(n)
-            for steps, found in back.both(block):
-                own = slice(steps.start - block.start, steps.stop - block.start)
-                some = forward if steps == block else forward.steps(own)
-                self._add_block(steps, some, found)
+            for steps, segment in back.segments(block):
+                steps_in_segment = slice(steps.start - block.start, steps.stop - block.start)
+                segment_messages = forward if steps == block else forward.steps(steps_in_segment)
+                self._add_block(steps, segment_messages, segment)
         return back.last
 
-    def _add_block(self, steps: slice, forward: Messages, back: Block) -> None:
+    def _add_block(self, steps: slice, forward: Messages, back: SegmentMessages) -> None:
         """Add what a block of steps contributes, of which nothing is held when the next comes."""
-        block = Shares(self, steps, forward, back.arrived, back.left)
-        shares = block.linear()
-        self.take_shares(steps, block.in_logs() if shares is None else shares, forward)
+        block = SegmentMarginals(self, steps, forward, back.predicted, back.updated)
+        marginals = block.in_linear_space()
+        self.add_marginals(steps, block.in_log_space() if marginals is None else marginals, forward)
 
-    def _add_weights(self, name: str, state: Messages, weights: Array, in_logs: bool) -> None:
+    def _add_weights(self, name: str, state: Messages, weights: Array, is_log: bool) -> None:
         """Add shares of states times weights, or what is left of them without the weights."""
         ctx, xp, place = self.ctx, self.ctx.xp, (slice(None),)
-        if not in_logs and state.in_logs is None:
+        if not is_log and state.is_log is None:
             terms = ctx.load(weights, self.precision) * state.values
             f = self.factors(ctx.row_sums(terms))
             if f is not None:
-                self.sums.add(name, self.piece, place, state.values * f[..., None])
+                self.sums.add(name, self.shard, place, state.values * f[..., None])
                 return
-        values = ctx.load(state.in_log_form(ctx).values, ctx.widest)
-        whole, rest = log_parts(ctx, weights, in_logs)
-        shift = whole_maximum(xp, values + whole)
-        joint = (values + (whole - shift)) + rest
+        values = ctx.load(state.to_log_space(ctx).values, ctx.widest)
+        high, remainder = split_log(ctx, weights, is_log)
+        shift = whole_maximum(xp, values + high)
+        joint = (values + (high - shift)) + remainder
         total, g = log_sum(xp, joint)[..., None], self.g[..., None]
-        dead = (total == -math.inf) | (g == 0)
-        if in_logs:
-            found = xp.exp(joint - total) * g
+        is_zero = (total == -math.inf) | (g == 0)
+        if is_log:
+            result = xp.exp(joint - total) * g
         else:
-            del joint, whole, rest  # memory, beside all messages
+            del joint, high, remainder  # memory, beside all messages
             # Both may be out of range where their product is not.
-            near, parts = whole_part(xp, values), log_parts(ctx, xp.abs(g), False)
-            found = exp_of_parts(ctx, (near - shift) + parts[0], (values - near) - total + parts[1])
-            found = found * xp.sign(g)
-        self.sums.add(name, self.piece, place, xp.where(dead, 0.0, found))
+            value_shift, parts = whole_part(xp, values), split_log(ctx, xp.abs(g), False)
+            result = exp_of_split(
+                ctx, (value_shift - shift) + parts[0], (values - value_shift) - total + parts[1]
+            )
+            result = result * xp.sign(g)
+        self.sums.add(name, self.shard, place, xp.where(is_zero, 0.0, result))
 
-    def factors(self, totals: Array) -> Array | None:
+    def factors(self, normalizers: Array) -> Array | None:
         """Return cotangents over sums of linear weights; None where these do not prove them."""
         lowest, highest = _COTANGENTS[self.precision.name]
-        fit = self.least >= lowest and self.most <= highest
-        if not (fit and self.ctx.are_between(totals, *_TOTALS[self.precision.name])):
+        fit = self.min_cotangent >= lowest and self.max_cotangent <= highest
+        if not (fit and self.ctx.are_between(normalizers, *_NORMALIZERS[self.precision.name])):
             return None
-        return self.ctx.load(self.g, self.precision) / totals
+        return self.ctx.load(self.g, self.precision) / normalizers
 
-    def take_shares(self, steps: slice, shares: Array, forward: Messages) -> None:
+    def add_marginals(self, steps: slice, marginals: Array, forward: Messages) -> None:
         """Add shares of states times cotangents, [n, groups, rows, K]."""
-        if "potentials" in self.sums.totals:
-            values = self.ctx.xp.permute_dims(shares, (1, 2, 0, 3))
-            self.sums.add("potentials", self.piece, (steps, slice(None)), values)
+        if "potentials" in self.sums.arrays:
+            values = self.ctx.xp.permute_dims(marginals, (1, 2, 0, 3))
+            self.sums.add("potentials", self.shard, (steps, slice(None)), values)
 
     def panels(self, first: int, count: int) -> Iterator[tuple[slice, slice, Array]]:
         """Yield slices of transitions and of columns, and matrices that are in memory together.
@@ -226,17 +235,17 @@ class Posterior:
         step is [groups, K, columns], and the slice is all of them; else they are [groups * n, K,
         columns] of a slice of n.
         """
-        piece, size, xp = self.piece, self.piece.chain.num_states, self.ctx.xp
-        held = count if piece.chain.has_one_matrix else self.panel // (piece.groups * size**2)
-        for some in chunks(count, max(1, held)):
-            x = piece.matrices(slice(first + some.start, first + some.stop))
+        shard, size, xp = self.shard, self.shard.chain.num_states, self.ctx.xp
+        held = count if shard.chain.has_one_matrix else self.panel // (shard.groups * size**2)
+        for transitions in chunks(count, max(1, held)):
+            x = shard.matrices(slice(first + transitions.start, first + transitions.stop))
             x = xp.reshape(x, (-1, size, size))
             for j in chunks(size, max(1, self.panel // (int(x.shape[0]) * size))):
-                yield some, j, x[..., j]
+                yield transitions, j, x[..., j]
 
     def by_matrix(self, x: Array) -> Array:
         """Return [n, groups, rows, K] as [groups, n * rows, K], or as [groups * n, rows, K]."""
         xp, (count, groups, rows, size) = self.ctx.xp, x.shape
-        shape = (groups, -1) if self.piece.chain.has_one_matrix else (groups * count, rows)
+        shape = (groups, -1) if self.shard.chain.has_one_matrix else (groups * count, rows)
         x = xp.permute_dims(x, (1, 0, 2, 3)) if groups > 1 else x
         return xp.reshape(x, (*shape, size))

@@ -34,9 +34,9 @@ def product_of_stack(xp: Any, x: Array, multiply: Multiply, widest: Any) -> tupl
     if x.shape[-3] == 0:
         ones = xp.ones_like(xp.sum(x, axis=-3))
         return xp.log(xp.tril(xp.triu(ones))), lambda g: xp.zeros_like(x)
-    tops = whole_maxima(xp, x) * min(1, x.shape[-3] - 1)
-    product, pull = _in_pairs(xp, x - tops, multiply)
-    return xp.astype(product, widest) + xp.sum(xp.astype(tops, widest), axis=-3), pull
+    maxima = whole_maxima(xp, x) * min(1, x.shape[-3] - 1)
+    product, pull = _in_pairs(xp, x - maxima, multiply)
+    return xp.astype(product, widest) + xp.sum(xp.astype(maxima, widest), axis=-3), pull
 
 
 def product_of_sequence(
@@ -46,8 +46,8 @@ def product_of_sequence(
 
     The pullback returns a list.
     """
-    tops = [whole_maxima(xp, x) * min(1, len(matrices) - 1) for x in matrices]
-    held: list[Any] = [x - top for x, top in zip(matrices, tops, strict=True)]
+    maxima = [whole_maxima(xp, x) * min(1, len(matrices) - 1) for x in matrices]
+    held: list[Any] = [x - top for x, top in zip(matrices, maxima, strict=True)]
     steps = []
     sizes = int(matrices[0].shape[-2]), *(int(x.shape[-1]) for x in matrices)
     for i, j in multiplication_order(sizes):
@@ -56,12 +56,14 @@ def product_of_sequence(
         steps.append((i, j, pull))
 
     def pullback(g: Array) -> list[Array]:
-        found = [g] * len(matrices)
+        result = [g] * len(matrices)
         for i, j, pull in reversed(steps):
-            found[i], found[j] = pull(found[i])
-        return found
+            result[i], result[j] = pull(result[i])
+        return result
 
-    return sum((xp.astype(top, widest) for top in tops), start=xp.astype(held[0], widest)), pullback
+    return sum(
+        (xp.astype(top, widest) for top in maxima), start=xp.astype(held[0], widest)
+    ), pullback
 
 
 def whole_maxima(xp: Any, x: Array, axis: Any = (-2, -1)) -> Array:
@@ -70,8 +72,8 @@ def whole_maxima(xp: Any, x: Array, axis: Any = (-2, -1)) -> Array:
     They come off before matrices are multiplied, and are added up apart: roundings then go with
     the range of the entries and not with their size. To derivatives they are constants.
     """
-    tops = (xp.sum if 0 in x.shape else xp.max)(detached(x), axis=axis, keepdims=True)
-    return whole_part(xp, tops)
+    maxima = (xp.sum if 0 in x.shape else xp.max)(detached(x), axis=axis, keepdims=True)
+    return whole_part(xp, maxima)
 
 
 def _in_pairs(xp: Any, x: Array, multiply: Multiply) -> tuple[Array, Pull]:
@@ -110,23 +112,23 @@ def multiply_stack(ctx: Context, stack: Array, budget: int) -> Array:
     if count == 0 or 0 in shape:
         return ctx.to_result(product_of_stack(xp, stack, multiply, stack.dtype)[0])
     strip = max(1, budget // 2 // (4 * size * ctx.precision.itemsize))
-    at_once = min(count, strip // size - 1)
+    num_parallel = min(count, strip // size - 1)
     # Of matrices that do not fit in pairs, so many rows and columns at a time.
-    lines = size if at_once > 1 else strip
+    lines = size if num_parallel > 1 else strip
     out = ctx.empty(shape, ctx.result_dtype)
-    for box in boxes(tuple(batch), max(1, strip // size // max(2, at_once + 1))):
+    for box in boxes(tuple(batch), max(1, strip // size // max(2, num_parallel + 1))):
         part, target = stack[(*box, ...)], out[(*box, ...)]
         for rows in chunks(size, lines):
             x = ctx.load(part[..., 0, rows, :], ctx.precision)
             offset = whole_maxima(xp, x) * min(1, count - 1)
             x, offset = x - offset, ctx.load(offset, ctx.widest)
-            for n in chunks(count - 1, max(1, at_once)):
+            for n in chunks(count - 1, max(1, num_parallel)):
                 group = part[..., n.start + 1 : n.stop + 1, :, :]
-                tops, found = ctx.load(whole_maxima(xp, group), ctx.precision), xp.empty_like(x)
+                maxima, result = ctx.load(whole_maxima(xp, group), ctx.precision), xp.empty_like(x)
                 for cols in chunks(size, lines):
-                    some = ctx.load(group[..., cols], ctx.precision) - tops
-                    found[..., cols] = multiply(x, _in_pairs(xp, some, multiply)[0])[0]
-                x, offset = found, offset + xp.sum(ctx.load(tops, ctx.widest), axis=-3)
+                    some = ctx.load(group[..., cols], ctx.precision) - maxima
+                    result[..., cols] = multiply(x, _in_pairs(xp, some, multiply)[0])[0]
+                x, offset = result, offset + xp.sum(ctx.load(maxima, ctx.widest), axis=-3)
             target[..., rows, :] = ctx.to_result(ctx.load(x, ctx.widest) + offset)
     return out
 
@@ -154,18 +156,18 @@ def chain_and_pullback(
 ) -> tuple[Array, Callable[[Array], list[Array]]]:
     """Return the product of matrices, or of the one stack that is given, and its pullback."""
     xp = ctx.xp
-    given = [ctx.load(x, ctx.precision) for x in matrices]
+    loaded = [ctx.load(x, ctx.precision) for x in matrices]
     # Products have a NaN where +inf meets -inf as well.
-    has_nan = any(0 not in x.shape and math.isnan(float(xp.max(x))) for x in given)
+    has_nan = any(0 not in x.shape and math.isnan(float(xp.max(x))) for x in loaded)
     multiply = _multiplier(ctx, budget, has_nan)
-    function, x = (product_of_stack, given[0]) if is_stack else (product_of_sequence, given)
+    function, x = (product_of_stack, loaded[0]) if is_stack else (product_of_sequence, loaded)
     value, pull = function(xp, x, multiply, ctx.dtype(ctx.widest))
     value = ctx.to_result(value)
 
     def pullback(g: Array) -> list[Array]:
-        found = pull(xp.where(xp.isinf(value), 0.0, ctx.load(g, ctx.precision)))
+        result = pull(xp.where(xp.isinf(value), 0.0, ctx.load(g, ctx.precision)))
         # What is NaN in an operand is NaN in its gradient.
-        pairs = zip(matrices, [found] if is_stack else found, strict=True)
+        pairs = zip(matrices, [result] if is_stack else result, strict=True)
         return [xp.astype(xp.where(xp.isnan(x), math.nan, d), x.dtype) for x, d in pairs]
 
     return value, pullback
@@ -182,20 +184,20 @@ def multiplication_order(sizes: Shape) -> list[tuple[int, int]]:
     """
     n = len(sizes) - 1
     if n > _LONGEST_OPTIMUM:
-        left = sizes[0] * sum(p * q for p, q in itertools.pairwise(sizes[1:]))
+        remaining = sizes[0] * sum(p * q for p, q in itertools.pairwise(sizes[1:]))
         right = sizes[-1] * sum(p * q for p, q in itertools.pairwise(sizes[:-1]))
-        return [(0, j) if left <= right else (n - 1 - j, n - j) for j in range(1, n)]
+        return [(0, j) if remaining <= right else (n - 1 - j, n - j) for j in range(1, n)]
 
     @cache
     def best(i: int, j: int) -> tuple[int, list[tuple[int, int]]]:
         """Return the cost and the order for matrices i to j."""
         if i == j:
             return 0, []
-        found = []
+        result = []
         for k in range(i, j):
-            (left, order), (right, more) = best(i, k), best(k + 1, j)
-            cost = left + right + sizes[i] * sizes[k + 1] * sizes[j + 1]
-            found.append((cost, [*order, *more, (i, k + 1)]))
-        return min(found)
+            (left_cost, left_order), (right_cost, right_order) = best(i, k), best(k + 1, j)
+            cost = left_cost + right_cost + sizes[i] * sizes[k + 1] * sizes[j + 1]
+            result.append((cost, [*left_order, *right_order, (i, k + 1)]))
+        return min(result)
 
     return best(0, n - 1)[1]

@@ -26,12 +26,12 @@ class Factor:
     others are multiplied by has a scale as well, which is kept apart: so neither large logs nor
     tiny weights are rounded in. It is prepared once::
 
-        right = Factor(ctx, matrix, 1, in_logs=False, common=True)
-        right.keep()                                  # its weights, if they fit
-        scale = right.scale                           # (shift, powers), or None for 0
+        right = Factor(ctx, matrix, 1, is_log=False, common=True)
+        right.cache_weights()                                  # its weights, if they fit
+        scale = right.scale                           # (shift, exponents), or None for 0
         for logs in states:                           # near 0 in every row
             certified_product(ctx, Factor(ctx, logs, 0, shifts=False), right, out, workspace)
-            # out = log(exp(logs) @ matrix) - shift - powers * log(2)
+            # out = log(exp(logs) @ matrix) - shift - exponents * log(2)
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Factor:
         Of any dtype and strides. Not changed.
     side : int
         0 for a left operand, whose terms are along the last axis; 1 for a right one.
-    in_logs : bool
+    is_log : bool
         Whether values are logs. Linear weights have a common scale alone, a power of two; where
         they are near 1 they are used as they are.
     shifts : bool
@@ -52,26 +52,26 @@ class Factor:
 
     Attributes
     ----------
-    taken : array or None
+    shift : array or None
         The whole numbers that come off: nats of every line of logs, [batch, m, 1] or [batch, 1, n],
         or powers of two of linear weights, [batch, 1, 1].
-    base : array [batch, 1, 1] or None
+    common_scale : array [batch, 1, 1] or None
         What of these is kept apart.
-    kept : array or None
-        All weights, after `keep`.
+    cached_weights : array or None
+        All weights, after `cache_weights`.
     """
 
     ctx: Context
     values: Array
     side: int
-    in_logs: bool = True
+    is_log: bool = True
     shifts: bool = True
     common: bool = False
     finite: bool = False
     precision: Precision = None  # type: ignore[assignment]
-    taken: Array = None
-    base: Array = None
-    kept: Array = None
+    shift: Array = None
+    common_scale: Array = None
+    cached_weights: Array = None
     largest: Array = None
 
     def __post_init__(self) -> None:
@@ -79,20 +79,20 @@ class Factor:
         self.precision = self.precision or ctx.precision
         if not self.shifts:
             return
-        is_linear = self.common and not self.in_logs
+        is_linear = self.common and not self.is_log
         if is_linear and ctx.are_between(xp.max(self.values, axis=(-2, -1)), *_AS_GIVEN):
             return
-        tops = ctx.load(self.maxima, self.precision)
+        maxima = ctx.load(self.maxima, self.precision)
         if self.common:
             # Lines with +inf or NaN come out so at any scale.
-            top = xp.where(xp.isfinite(tops), tops, -math.inf)
+            top = xp.where(xp.isfinite(maxima), maxima, -math.inf)
             top = xp.max(top, axis=(-2, -1), keepdims=True)
             if is_linear:
-                tops = top = xp.log2(top)
-            self.base = whole_part(xp, top)
-        self.taken = whole_part(xp, tops)
+                maxima = top = xp.log2(top)
+            self.common_scale = whole_part(xp, top)
+        self.shift = whole_part(xp, maxima)
         if self.finite:
-            self.taken = xp.where(self.maxima < math.inf, self.taken, math.inf)
+            self.shift = xp.where(self.maxima < math.inf, self.shift, math.inf)
 
     @property
     def scale(self) -> tuple[Array, Array] | None:
@@ -100,11 +100,11 @@ class Factor:
 
         None where that is nothing.
         """
-        if self.base is None:
+        if self.common_scale is None:
             return None
-        base = self.ctx.load(self.base, self.ctx.widest)
-        nothing = self.ctx.xp.zeros_like(base)
-        return (base, nothing) if self.in_logs else (nothing, base)
+        base = self.ctx.load(self.common_scale, self.ctx.widest)
+        zero = self.ctx.xp.zeros_like(base)
+        return (base, zero) if self.is_log else (zero, base)
 
     @property
     def maxima(self) -> Array:
@@ -117,61 +117,61 @@ class Factor:
     @property
     def offset(self) -> Array | None:
         """What to add to the logs of sums for every line, if there is something."""
-        if self.taken is None or not self.in_logs:
+        if self.shift is None or not self.is_log:
             return None
-        return self.taken if self.base is None else self.taken - self.base
+        return self.shift if self.common_scale is None else self.shift - self.common_scale
 
     def weights(self, k: slice = _EVERY) -> Array:
         """Return the weights of some terms."""
-        if self.kept is not None:
-            return self._terms(self.kept, k)
+        if self.cached_weights is not None:
+            return self._terms(self.cached_weights, k)
         x, ctx, xp = self._terms(self.values, k), self.ctx, self.ctx.xp
-        if self.in_logs:
-            weights = _exponentials(ctx, x, self.taken, self.precision)
+        if self.is_log:
+            weights = _exponentials(ctx, x, self.shift, self.precision)
             if self.finite and not bool(xp.all(self.maxima < math.inf)):
                 weights[xp.isnan(weights)] = 0.0
             return weights
         x = ctx.load(x, self.precision)
-        x = x if self.taken is None else ctx.scaled(x, -self.taken)
+        x = x if self.shift is None else ctx.scaled(x, -self.shift)
         # Where values can be read, nothing negative comes here.
         return x if ctx.is_numpy else xp.where(x < 0, math.nan, x)
 
     def _terms(self, x: Array, k: slice) -> Array:
         return x[:, k, :] if self.side else x[:, :, k]
 
-    def keep(self) -> Factor:
+    def cache_weights(self) -> Factor:
         """Compute all weights, once, and keep them."""
-        self.kept = self.weights()
+        self.cached_weights = self.weights()
         return self
 
-    def even(self) -> Array:
+    def with_common_scale(self) -> Array:
         """Return all weights with no scale but the common one."""
         if self.offset is None:
             return self.weights()
         xp = self.ctx.xp
         return self.weights() * xp.exp(xp.clip(self.offset, max=0.0))  # more in lines of zeros
 
-    def rest(self, k: slice = _EVERY) -> Array:
+    def shifted_logs(self, k: slice = _EVERY) -> Array:
         """Return logs of some terms less what is taken off, where that does not overflow."""
         x, xp = self.ctx.load(self._terms(self.values, k), self.precision), self.ctx.xp
         limit = 2.0**self.precision.top * self.precision.eps / 4
-        return x - xp.where(xp.abs(self.taken) <= limit, self.taken, 0.0)
+        return x - xp.where(xp.abs(self.shift) <= limit, self.shift, 0.0)
 
     def logs(self, k: slice = _EVERY) -> Array:
         """Return the logs of some terms, less what is kept apart, in the precision."""
         ctx, xp = self.ctx, self.ctx.xp
         x = ctx.load(self._terms(self.values, k), self.precision)
-        if self.in_logs:
-            return x if self.base is None else x - self.base
+        if self.is_log:
+            return x if self.common_scale is None else x - self.common_scale
         # The logarithm of a tiny weight would be rounded at its size: its own power is taken off.
-        powers = whole_part(xp, xp.log2(x))
-        rest = powers if self.base is None else powers - self.base
-        return add_scale(xp.log(ctx.scaled(x, -powers)), 0.0, rest)
+        exponents = whole_part(xp, xp.log2(x))
+        remainder = exponents if self.common_scale is None else exponents - self.common_scale
+        return add_scale(xp.log(ctx.scaled(x, -exponents)), 0.0, remainder)
 
     def present(self, k: slice) -> Array:
         """Return 1 for terms that are not zero weights, else 0."""
-        nothing = -math.inf if self.in_logs else 0.0
-        return self.ctx.xp.astype(self._terms(self.values, k) != nothing, self.ctx.xp.float32)
+        zero = -math.inf if self.is_log else 0.0
+        return self.ctx.xp.astype(self._terms(self.values, k) != zero, self.ctx.xp.float32)
 
     def part(self, box: Box, precision: Precision | None = None) -> Factor:
         """Return what a box [batch, rows, cols] of a product needs, in another precision or not."""
@@ -181,25 +181,31 @@ class Factor:
             return None if x is None else x[within(box, x.shape)]
 
         part, ctx = copy(self), self.ctx
-        part.values, part.kept, part.precision = self.values[box], None, precision or self.precision
-        part.largest, taken, base = (lines(x) for x in (self.largest, self.taken, self.base))
-        part.taken = taken if taken is None else ctx.load(taken, part.precision)
-        part.base = base if base is None else ctx.load(base, part.precision)
+        part.values, part.cached_weights, part.precision = (
+            self.values[box],
+            None,
+            precision or self.precision,
+        )
+        part.largest, shift, base = (
+            lines(x) for x in (self.largest, self.shift, self.common_scale)
+        )
+        part.shift = shift if shift is None else ctx.load(shift, part.precision)
+        part.common_scale = base if base is None else ctx.load(base, part.precision)
         return part
 
 
-def _exponentials(ctx: Context, x: Array, taken: Array | None, precision: Precision) -> Array:
+def _exponentials(ctx: Context, x: Array, shift: Array | None, precision: Precision) -> Array:
     """Return exp(x - taken) for x [batch, m, n], in blocks that stay in cache."""
     xp = ctx.xp
     if is_transposed(x):
         # Keep the memory order: strided access would cost more than the exponentials.
-        turned = None if taken is None else taken.mT
+        turned = None if shift is None else shift.mT
         return _exponentials(ctx, x.mT, turned, precision).mT
-    found = ctx.empty(tuple(x.shape), ctx.dtype(precision))
-    for box in ctx.blocks(found.shape):
-        part, values = found[box], ctx.load(x[box], precision)
-        if taken is not None:
-            ctx.apply(xp.subtract, values, taken[within(box, taken.shape)], out=part)
+    result = ctx.empty(tuple(x.shape), ctx.dtype(precision))
+    for box in ctx.blocks(result.shape):
+        part, values = result[box], ctx.load(x[box], precision)
+        if shift is not None:
+            ctx.apply(xp.subtract, values, shift[within(box, shift.shape)], out=part)
             values = part
         ctx.exp(values, part)
-    return found
+    return result

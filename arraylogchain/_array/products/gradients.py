@@ -47,7 +47,7 @@ def logmatmulexp_gradients(
     out: Array,
     g: Array,
     budget: int,
-    wanted: tuple[bool, bool] = (True, True),
+    requested: tuple[bool, bool] = (True, True),
     propagates_nan: bool = True,
 ) -> Pair:
     """Return the gradients of sum(g * logmatmulexp(a, b)), each of its operand's shape and dtype.
@@ -59,47 +59,49 @@ def logmatmulexp_gradients(
     xp, precision, (batch, rows, cols, inner) = ctx.xp, ctx.precision, layout.sizes
     small = ctx.is_numpy and layout.is_identity and a.ndim == b.ndim > 1
     if small and certified.is_small(ctx, layout) and (both := _small(ctx, a, b, g)):
-        return both[0] if wanted[0] else None, both[1] if wanted[1] else None
-    totals = {
+        return both[0] if requested[0] else None, both[1] if requested[1] else None
+    gradient_sums = {
         side: xp.zeros(shape, dtype=ctx.dtype(precision), device=ctx.device)
         for side, shape in enumerate([(batch, rows, inner), (batch, inner, cols)])
-        if wanted[side]
+        if requested[side]
     }
     views = layout.view(xp, a, 0), layout.view(xp, b, 1)
-    of_out, of_g = (layout.view(xp, x, 2) for x in (out, g))
-    ctx, room = with_small_blocks(ctx, budget)
+    out_view, g_view = (layout.view(xp, x, 2) for x in (out, g))
+    ctx, scratch = with_small_blocks(ctx, budget)
     # Two factors, one product of their size; quotients, masks, and copies of entries.
     item, copied = precision.itemsize, precision.itemsize * layout.copies
-    entry, rest = 2 * item + 2 * copied + 2, room - budget // 4
-    tiling = tile_product(layout.sizes, rest, 2 * item + copied, entry, _SIDE, layout.copies)
+    entry, tile_budget = 2 * item + 2 * copied + 2, scratch - budget // 4
+    tiling = tile_product(layout.sizes, tile_budget, 2 * item + copied, entry, _SIDE, layout.copies)
     for places in panels(layout, tiling) if 0 not in layout.sizes else ():
         right = None
         for at in places:
             right = right or Factor(ctx, at.read(xp, views[1], 1), 1, finite=True)
             left = Factor(ctx, at.read(xp, views[0], 0), 0, finite=True)
-            sums = {side: _part(x, at.flat, side) for side, x in totals.items()}
+            sums = {side: _part(x, at.flat, side) for side, x in gradient_sums.items()}
             tile = _Tile(ctx, (left, right), sums, tiling.inner)
-            tile.add(at.read(xp, of_out, 2), at.read(xp, of_g, 2), room)
+            tile.add(at.read(xp, out_view, 2), at.read(xp, g_view, 2), scratch)
             if propagates_nan:
                 tile.propagate_nan()
-    found: list[Array | None] = [None, None]
-    for side, x in totals.items():
+    gradients: list[Array | None] = [None, None]
+    for side, x in gradient_sums.items():
         like = (a, b)[side]
         x = xp.reshape(layout.restored(xp, x, side), shape_of(like))
-        found[side] = xp.astype(x, like.dtype, copy=False)
-    return found[0], found[1]
+        gradients[side] = xp.astype(x, like.dtype, copy=False)
+    return gradients[0], gradients[1]
 
 
 def _small(ctx: Context, a: Array, b: Array, g: Array) -> tuple[Array, Array] | None:
     """Return both gradients of a small product as it is given; None where that may not do."""
-    if not ctx.are_within(certified.NEAR[ctx.precision.name], a, b):
+    if not ctx.are_within(certified.UNSHIFTED_RANGE[ctx.precision.name], a, b):
         return None
     a_logs, b_logs, g = (ctx.load(x, ctx.precision) for x in (a, b, g))
     left, right = np.exp(a_logs), np.exp(b_logs)
     weights = g / (left @ right)
     # False where it is infinite or NaN as well. Small ones beside large sums may have underflowed.
-    sound = ctx.are_within(_LARGEST_WEIGHT, weights)
-    if not sound or np.count_nonzero(abs(weights) >= ctx.precision.tiny) < np.count_nonzero(g):
+    is_certified = ctx.are_within(_LARGEST_WEIGHT, weights)
+    if not is_certified or np.count_nonzero(abs(weights) >= ctx.precision.tiny) < np.count_nonzero(
+        g
+    ):
         return None
     da, db = left * (weights @ right.mT), right * (left.mT @ weights)
     return ctx.cast(da, a.dtype), ctx.cast(db, b.dtype)
@@ -111,73 +113,73 @@ class _Tile:
 
     ctx: Context
     factors: tuple[Factor, Factor]  # [batch, rows, K] and [batch, K, cols]
-    totals: dict[int, Array]  # by side, of the same shapes
+    sums: dict[int, Array]  # by side, of the same shapes
     chunk: int  # terms that are worked on at a time
 
     def add(self, out: Array, g: Array, workspace: int) -> None:
         """Add the sums of g times shares; `out` is the product."""
         ctx, xp, precision = self.ctx, self.ctx.xp, self.ctx.precision
-        wanted, inner = xp.isfinite(out), int(self.factors[0].values.shape[-1])
+        requested, inner = xp.isfinite(out), int(self.factors[0].values.shape[-1])
         precise = out.dtype == ctx.dtype(precision) and ctx.are_within(_PRECISE, out)
-        rest = self._add_proved(out if precise else None, g, wanted)
-        if rest is None:
+        uncertified = self._add_certified(out if precise else None, g, requested)
+        if uncertified is None:
             return
-        for box, chunk in certified.repaired_boxes(ctx, rest, inner, workspace, 40):
+        for box, chunk in certified.recomputed_boxes(ctx, uncertified, inner, workspace, 40):
             left, right = (x.part(box, ctx.widest) for x in self.factors)
-            sums = {side: _part(x, box, side) for side, x in self.totals.items()}
+            sums = {side: _part(x, box, side) for side, x in self.sums.items()}
             tile = _Tile(ctx, (left, right), sums, chunk)
-            still: Array | None = rest[box]
+            uncertified_part: Array | None = uncertified[box]
             if ctx.widest is not precision:
-                still = tile._add_proved(None, g[box], still)
-            if still is not None:
+                uncertified_part = tile._add_certified(None, g[box], uncertified_part)
+            if uncertified_part is not None:
                 for k, (da, db) in certified.gradients_where(
-                    ctx, left, right, still, g[box], chunk
+                    ctx, left, right, uncertified_part, g[box], chunk
                 ):
                     tile._add_sums(0, k, da)
                     tile._add_sums(1, k, db.mT)
 
-    def _add_proved(self, out: Array | None, g: Array, wanted: Array) -> Array | None:
+    def _add_certified(self, out: Array | None, g: Array, requested: Array) -> Array | None:
         """Add what is proved of the wanted entries; return which are not, if any."""
         ctx, xp, (left, right) = self.ctx, self.ctx.xp, self.factors
-        precision, inner, rest = left.precision, int(left.values.shape[-1]), None
+        precision, inner, uncertified = left.precision, int(left.values.shape[-1]), None
         if self.chunk >= inner:
-            left.keep()
-            right.keep()
+            left.cache_weights()
+            right.cache_weights()
         quotients = ctx.empty(tuple(g.shape), ctx.dtype(precision))
         if out is None:
             certified.multiply_weights(ctx, left, right, quotients, self.chunk)
-        least, limit = certified.threshold(precision, inner), 2.0**precision.top / _ROOM
+        threshold, limit = certified.threshold(precision, inner), 2.0**precision.top / _ROOM
         for box in ctx.blocks(quotients.shape):
-            part, asked = quotients[box], wanted[box]
+            part, requested_part = quotients[box], requested[box]
             if out is not None:
-                offsets = (x.taken[within(box, x.taken.shape)] for x in (left, right))
+                offsets = (x.shift[within(box, x.shift.shape)] for x in (left, right))
                 part[...] = xp.exp(out[box] - sum(offsets))
-            proved = part >= least
+            proved = part >= threshold
             ctx.apply(xp.divide, ctx.load(g[box], precision), part, out=part)
             # A NaN in g stays.
             proved = proved & ~(xp.abs(part) > limit)
-            if bool(xp.all(proved & asked)):
+            if bool(xp.all(proved & requested_part)):
                 continue
-            part[...] = xp.where(asked & proved, part, 0.0)
-            if rest is None and bool(xp.any(asked & ~proved)):
-                rest = xp.zeros(g.shape, dtype=xp.bool, device=ctx.device)
-            if rest is not None:
-                rest[box] = asked & ~proved
+            part[...] = xp.where(requested_part & proved, part, 0.0)
+            if uncertified is None and bool(xp.any(requested_part & ~proved)):
+                uncertified = xp.zeros(g.shape, dtype=xp.bool, device=ctx.device)
+            if uncertified is not None:
+                uncertified[box] = requested_part & ~proved
         for k in chunks(inner, self.chunk):
             a, b = left.weights(k), right.weights(k)
-            if 0 in self.totals:
+            if 0 in self.sums:
                 self._add_sums(0, k, ctx.multiply(quotients, b.mT), a)
-            if 1 in self.totals:
+            if 1 in self.sums:
                 self._add_sums(1, k, ctx.multiply(a.mT, quotients), b)
-        return rest
+        return uncertified
 
     def _add_sums(self, side: int, k: slice, sums: Array, factor: Array | None = None) -> None:
         """Add sums, times a factor if there is one, of some terms."""
         xp = self.ctx.xp
         if factor is not None:
             self.ctx.apply(xp.multiply, sums, factor, out=sums)
-        if side in self.totals:
-            total = self.totals[side]
+        if side in self.sums:
+            total = self.sums[side]
             target = total[:, k, :] if side else total[:, :, k]
             self.ctx.apply(xp.add, target, xp.astype(sums, target.dtype, copy=False), out=target)
 
@@ -185,7 +187,7 @@ class _Tile:
         """Make NaN of the sums that a NaN took part in; where +inf met -inf, none did."""
         xp = self.ctx.xp
         for nan in (xp.isnan(factor.maxima) for factor in self.factors):
-            for side, total in self.totals.items() if bool(xp.any(nan)) else ():
+            for side, total in self.sums.items() if bool(xp.any(nan)) else ():
                 hit = xp.any(nan, axis=-2 if side else -1, keepdims=True)
                 total[...] = xp.where(hit, math.nan, total)
 

@@ -36,19 +36,19 @@ def matmul_gradients(
     b: Array,
     g: Array,
     budget: int,
-    wanted: tuple[bool, bool] = (True, True),
+    requested: tuple[bool, bool] = (True, True),
 ) -> tuple[Array | None, Array | None]:
     """Return the gradients of sum(g * (a @ b)), each of its operand's shape and dtype."""
     xp, before = ctx.xp, len(layout.batch)
     g = layout.view(xp, g, 2)
     grad_a = grad_b = None
-    if wanted[0]:
+    if requested[0]:
         grad_a = ctx.empty(layout.a_shape, a.dtype)
         turned = xp.moveaxis(layout.view(xp, b, 1), before, -1)
         groups = replace(layout, cols=layout.inner, inner=layout.cols)
         _contract(ctx, groups, g, turned, layout.view(xp, grad_a, 0), budget)
         grad_a = xp.reshape(grad_a, shape_of(a))
-    if wanted[1]:
+    if requested[1]:
         grad_b = ctx.empty(layout.b_shape, b.dtype)
         turned = xp.moveaxis(layout.view(xp, a, 0), -1, before)
         groups = replace(layout, rows=layout.inner, inner=layout.rows)

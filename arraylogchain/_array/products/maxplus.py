@@ -17,9 +17,9 @@ def maxplus_matmul(
 ) -> tuple[Array, Array]:
     """Return max_k a[i, k] + b[k, j] and the smallest such k."""
     if kernels := _dispatch.kernels(ctx):
-        found = kernels.maxplus_matmul(ctx, layout, a, b, budget)
-        if found is not None:
-            return found  # type: ignore[no-any-return]
+        result = kernels.maxplus_matmul(ctx, layout, a, b, budget)
+        if result is not None:
+            return result  # type: ignore[no-any-return]
     dtypes = [ctx.result_dtype, ctx.index_dtype]
     xp, item = ctx.xp, ctx.precision.itemsize
     if 0 in layout.sizes:
@@ -39,8 +39,8 @@ def maxplus_matmul(
             transposed[...] = ctx.load(b[:, k, :].mT, ctx.precision)
             for box in boxes(tuple(values.shape), max(1, block // chunk)):
                 batch, rows, cols = box
-                of_a = ctx.load(a[batch, rows, k], ctx.precision)
-                terms = of_a[:, :, None, :] + transposed[batch, cols, :][:, None, :, :]
+                a_values = ctx.load(a[batch, rows, k], ctx.precision)
+                terms = a_values[:, :, None, :] + transposed[batch, cols, :][:, None, :, :]
                 where = xp.argmax(terms, axis=-1, keepdims=True)  # the smallest, on ties
                 top = xp.take_along_axis(terms, where, axis=-1)[..., 0]
                 where = where[..., 0]
@@ -85,23 +85,26 @@ def maxplus_gradients(
     """
     xp, dtype, (batch, rows, cols, inner) = ctx.xp, ctx.dtype(ctx.precision), layout.sizes
     lengths = batch * rows * inner, batch * inner * cols
-    totals = [xp.zeros(n, dtype=dtype, device=ctx.device) for n in lengths]
+    gradient_sums = [xp.zeros(n, dtype=dtype, device=ctx.device) for n in lengths]
     views = [layout.view(xp, x, 2) for x in (indices, g, values)]
     # Places, numbers, and what reading and adding at indices holds.
-    factor, room = 1 + ctx.precision.itemsize * layout.copies, min(budget // 2, 64 * ctx.block)
-    tiling = tile_product(layout.sizes, room, factor, 128, 512, layout.copies)
+    factor, scratch = 1 + ctx.precision.itemsize * layout.copies, min(budget // 2, 64 * ctx.block)
+    tiling = tile_product(layout.sizes, scratch, factor, 128, 512, layout.copies)
     tiles = itertools.chain.from_iterable(panels(layout, tiling))
     for at in tiles if 0 not in layout.sizes else ():
-        index, of_g, value = (at.read(xp, x, 2) for x in views)
-        known = (index >= 0) & xp.isfinite(value)
-        k, weights = xp.where(known, index, 0), xp.where(known, ctx.load(of_g, ctx.precision), 0.0)
+        index, g_view, value = (at.read(xp, x, 2) for x in views)
+        forward = (index >= 0) & xp.isfinite(value)
+        k, weights = (
+            xp.where(forward, index, 0),
+            xp.where(forward, ctx.load(g_view, ctx.precision), 0.0),
+        )
         n, i, j = (
             xp.reshape(xp.arange(s.start, s.stop, dtype=k.dtype, device=ctx.device), shape)
             for s, shape in zip(at.flat, ((-1, 1, 1), (-1, 1), (-1,)), strict=True)
         )
         places = (n * rows + i) * inner + k, (n * inner + k) * cols + j
-        for total, place in zip(totals, places, strict=True):
+        for total, place in zip(gradient_sums, places, strict=True):
             ctx.add_at(total, xp.reshape(place, (-1,)), xp.reshape(weights, (-1,)))
-    found = (layout.restored(xp, total, side) for side, total in enumerate(totals))
-    da, db = (xp.reshape(x, shape) for x, shape in zip(found, shapes, strict=True))
+    gradients = (layout.restored(xp, total, side) for side, total in enumerate(gradient_sums))
+    da, db = (xp.reshape(x, shape) for x, shape in zip(gradients, shapes, strict=True))
     return da, db

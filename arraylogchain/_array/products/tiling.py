@@ -72,16 +72,16 @@ def tile_product(
     if terms < inner:
         return Tiling(1, tile_rows, tile_cols, terms)
 
-    def others(lines: int) -> int:
+    def fitting_lines(lines: int) -> int:
         """Return how many columns fit beside so many rows, all terms of both, or rows beside."""
-        left = budget - factor_bytes * inner * lines
-        return max(1, left // (factor_bytes * inner + entry_bytes * lines))
+        remaining = budget - factor_bytes * inner * lines
+        return max(1, remaining // (factor_bytes * inner + entry_bytes * lines))
 
     # Wide panels of equal widths: the rows are prepared anew for each of them.
-    tile_cols = -(-cols // -(-cols // others(tile_rows)))
+    tile_cols = -(-cols // -(-cols // fitting_lines(tile_rows)))
     longest = max(inner, tile_cols)
     large = min(2 * side, _LARGE_ROWS // (factor_bytes * longest))
-    tile_rows = min(rows, others(tile_cols), max(side, _CACHED // longest, large))
+    tile_rows = min(rows, fitting_lines(tile_cols), max(side, _CACHED // longest, large))
     if (tile_rows, tile_cols) != (rows, cols):
         return Tiling(1, tile_rows, tile_cols, inner)
     one = (rows + cols) * inner
@@ -125,11 +125,11 @@ class Place:
 
 def panels(layout: Fold, tiling: Tiling) -> Iterator[Iterator[Place]]:
     """Yield, for every panel of columns, the places of its tiles."""
-    for batch, of_batch in _numbered(layout.batch, tiling.batch):
-        for cols, of_cols in _numbered(layout.cols, tiling.cols):
+    for batch, batch_box in _numbered(layout.batch, tiling.batch):
+        for cols, col_box in _numbered(layout.cols, tiling.cols):
             yield (
-                Place(batch, rows, cols, (of_batch, of_rows, of_cols))
-                for rows, of_rows in _numbered(layout.rows, tiling.rows)
+                Place(batch, rows, cols, (batch_box, row_box, col_box))
+                for rows, row_box in _numbered(layout.rows, tiling.rows)
             )
 
 
@@ -190,21 +190,21 @@ def run_on_views(
     """
     xp = ctx.xp
     direct = not groups.copies and [x.dtype for x in outs] == list(work.dtypes)
-    pieces = list(boxes(groups.inner, work.tiling.inner if work.cuts_terms else groups.sizes[3]))
+    parts = list(boxes(groups.inner, work.tiling.inner if work.cuts_terms else groups.sizes[3]))
     for places in panels(groups, work.tiling):
         panel = None
         for at in places:
-            found = [
+            results = [
                 at.read(xp, out, 2) if direct else ctx.empty(at.shape, dtype)
                 for out, dtype in zip(outs, work.dtypes, strict=True)
             ]
-            for inner in pieces:
-                if panel is None or len(pieces) > 1:
+            for inner in parts:
+                if panel is None or len(parts) > 1:
                     panel = work.panel(at.read(xp, b, 1, inner))
-                sums = found if inner is pieces[0] else list(map(xp.empty_like, found))
+                sums = results if inner is parts[0] else list(map(xp.empty_like, results))
                 work.tile(at.read(xp, a, 0, inner), panel, *sums)
-                if sums is not found:
-                    ctx.apply(xp.add, found[0], sums[0], out=found[0])
+                if sums is not results:
+                    ctx.apply(xp.add, results[0], sums[0], out=results[0])
             if not direct:
-                for out, x in zip(outs, found, strict=True):
+                for out, x in zip(outs, results, strict=True):
                     at.write(xp, out, x)

@@ -1,12 +1,11 @@
 """Inference in hidden Markov models and linear-chain CRFs, and products in log space."""
 
 from arraylogchain import vjp
+from arraylogchain._results import Plan
+from arraylogchain._version import __version__
 from arraylogchain.chain import ChainPath, ChainPosterior, FilteredChain, LogChain
 from arraylogchain.einsum import logeinsumexp, maxplus_einsum
-from arraylogchain.plan import Plan
 from arraylogchain.products import MaxPlusProduct, logchainexp, logmatmulexp, matmul, maxplus_matmul
-
-__version__ = "0.1.0.dev0"
 
 __all__ = [
     "ChainPath",

@@ -6,7 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from arraylogchain import __version__, _cli
+from arraylogchain import _cli
+from arraylogchain._version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,9 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--check is about kernels; it needs --device cuda")
     try:
         if args.check:
-            from arraylogchain._cuda.self_check import report
-
-            return 0 if report() else 1
+            return 0 if _cli.report() else 1
         print(_cli.describe(), flush=True)
         print(_cli.compile_loops(), end="\n\n", flush=True)
         _cli.show_case(args.device)

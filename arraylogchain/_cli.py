@@ -8,19 +8,30 @@ A model computes ``p0 · D_0 · P_1 · D_1 · … · P_{v-1} · x_{v-1}`` in log
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import platform
 import timeit
 import tracemalloc
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import array_api_compat
 import numpy as np
 
-from arraylogchain import LogChain, __version__, _compiled, logmatmulexp
+from arraylogchain import _compiled
+from arraylogchain._backends.cuda.backend import hard_case
+from arraylogchain._core.context import Array, Context
+from arraylogchain._core.text import amount, duration
+from arraylogchain._core.threads import num_workers
 from arraylogchain._cuda.device import find
-from arraylogchain._text import amount, duration
-from arraylogchain._threads import num_workers
+from arraylogchain._cuda.kernels import INSTANTIATIONS, Kernel
+from arraylogchain._cuda.self_check import largest_error
+from arraylogchain._inputs.arrays import prepare_inputs
+from arraylogchain._version import __version__
+from arraylogchain.chain import LogChain
+from arraylogchain.products import logmatmulexp
 
 # The sizes n, t, v, c at which the forum's user ran out of memory.
 SIZES = (500, 1, 40, 200)
@@ -117,3 +128,81 @@ def _imported(library: str) -> Any:
         text = "not installed" if missing else f"not usable: {error!r}"
         raise RuntimeError(f"{library} is {text}") from error
     return result
+
+
+def report() -> bool:
+    """Compare every kernel with NumPy and print times beside cuBLAS's; tell whether all are right.
+
+    Raises
+    ------
+    RuntimeError
+        Why there is no device on which kernels run.
+    """
+    try:
+        cupy = importlib.import_module("cupy")
+        contexts = {
+            name: prepare_inputs({"a": cupy.zeros(1, name)})[0]
+            for name in ("float32", "float64", "float16")
+        }
+    except Exception as error:
+        raise RuntimeError(f"CuPy cannot use a CUDA device: {error}") from error
+    ctx = contexts["float32"]
+    if ctx.kernels is None:
+        raise RuntimeError(f"the kernels cannot be used: {find('cupy', ctx.device)}")
+    device = ctx.kernels
+    print(
+        f"arraylogchain {__version__}, NumPy {np.__version__}, Python {platform.python_version()}, "
+        f"{platform.system()} {platform.machine()}\n{device.identity}, compute capability "
+        f"{device.architecture / 10}, {device.multiprocessors} multiprocessors, "
+        f"{device.shared_memory} bytes of shared memory for a block\n\nlargest error / bound",
+        flush=True,
+    )
+    passed = [_print_error(contexts[name], kernel) for name, kernel in kernels_of_cupy()]
+    print("\ntime, and that of the same multiplies by cuBLAS")
+    benchmark = partial(importlib.import_module("cupyx.profiler").benchmark, n_repeat=5, n_warmup=1)
+    for name, *runs in _timed(ctx):
+        with ctx.computing():
+            ours, theirs = (float(benchmark(run, name=name).gpu_times.min()) for run in runs)
+        print(f"{name:<44}{duration(ours):>12}{duration(theirs):>12}", flush=True)
+    return all(passed)
+
+
+def kernels_of_cupy() -> Iterator[tuple[str, Kernel]]:
+    """Yield all kernels, with the dtypes that they are for; CuPy has no arrays of bfloat16."""
+    dtypes = {"float": "float32", "double": "float64", "__half": "float16"}
+    for source, names in INSTANTIATIONS.items():
+        for name in names:
+            first = name.partition("<")[2].rstrip(">").partition(",")[0]
+            if first in dtypes:
+                yield dtypes[first], Kernel(source, name)
+
+
+def _print_error(ctx: Context, kernel: Kernel) -> bool:
+    try:
+        ratio = largest_error(ctx, kernel, hard_case)
+        text = f"{ratio:.2g}"
+    except Exception as error:
+        ratio, text = math.inf, f"{type(error).__name__}: {error}"
+    print(f"{kernel.name:<44}{text:>12}{'' if ratio <= 1 else '  FAILED'}", flush=True)
+    return ratio <= 1
+
+
+def _timed(ctx: Context) -> Iterator[tuple[str, Callable[[], Any], Callable[[], Any]]]:
+    """Yield what is timed, and the multiplies that it is compared with."""
+    xp = ctx.xp
+    for shape in ((4096, 4096), (512, 64, 64)):
+        x = xp.astype(xp.sin(xp.reshape(xp.arange(math.prod(shape)), shape)), xp.float32)
+        size = " x ".join(map(str, shape))
+        ours, theirs = partial(logmatmulexp, x, x), partial(xp.matmul, x, x)
+        yield f"logmatmulexp, {size}, float32", ours, theirs
+    for rows, steps, states in ((500, 40, 200), (1, 10_000, 4), (64, 1000, 32)):
+        shape = (rows, steps, states)
+        x = xp.astype(xp.sin(xp.reshape(xp.arange(math.prod(shape)), shape)), xp.float32)
+        p = xp.full((states, states), 1 / states, dtype=xp.float32)
+        chain = LogChain(x, transitions=p)
+
+        def multiply(x: Array = x, p: Array = p, steps: int = steps) -> None:
+            for t in range(steps - 1):
+                xp.matmul(x[:, t, :], p)
+
+        yield f"log_partition, {rows} x {steps} x {states}", chain.log_partition, multiply

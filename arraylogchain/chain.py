@@ -4,43 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import array_api_compat
 import numpy as np
 
-from arraylogchain import _arrays, _dispatch, _inputs
-from arraylogchain._array import chains
-from arraylogchain._arrays import dynamo_disabled
-from arraylogchain._context import Array, Context, check_workspace, library_name
-from arraylogchain._inputs import Chain
-from arraylogchain._random import check_generator, fill, workspace_for_samples
-from arraylogchain._threads import at_least, check_workers
-from arraylogchain.plan import Plan
+from arraylogchain import _chains as chains
+from arraylogchain import _select
+from arraylogchain._core.context import Array, Context, check_workspace, library_name
+from arraylogchain._core.threads import at_least, check_workers
+from arraylogchain._inputs import arrays
+from arraylogchain._inputs.arrays import dynamo_disabled
+from arraylogchain._inputs.chain import (
+    ARGUMENTS,
+    Chain,
+    check_given,
+    check_shapes,
+    check_states,
+    check_weights,
+    like_potentials,
+    prepare_chain,
+)
+from arraylogchain._inputs.random import check_generator, fill, workspace_for_samples
+from arraylogchain._results import ChainPath, ChainPosterior, FilteredChain, Plan
 
 __all__ = ["ChainPath", "ChainPosterior", "FilteredChain", "LogChain"]
-
-
-class ChainPosterior(NamedTuple):
-    """What `LogChain.posterior` returns; the counts are None for a chain without transitions."""
-
-    log_partition: Array
-    marginals: Array
-    expected_transitions: Array | None
-
-
-class FilteredChain(NamedTuple):
-    """State probabilities given the steps so far, and the logs of what normalises them."""
-
-    probabilities: Array
-    log_normalizers: Array
-
-
-class ChainPath(NamedTuple):
-    """Paths through the states of chains, and the logs of their weights."""
-
-    states: Array
-    log_weight: Array
 
 
 class LogChain:
@@ -133,33 +121,33 @@ class LogChain:
             final,
             log_final,
         )
-        self._arrays = _inputs.check_given(dict(zip(_inputs.ARGUMENTS, arguments, strict=True)))
+        self._arrays = check_given(dict(zip(ARGUMENTS, arguments, strict=True)))
         self._lengths = lengths
         self._check()
 
     def _check(self) -> None:
         """Raise where arguments do not fit, as far as their values can be read here."""
-        if self._lengths is not None and not _arrays.is_lazy(self._lengths):
+        if self._lengths is not None and not arrays.is_lazy(self._lengths):
             # Once: calls would wait for what is on a device.
-            self._lengths = np.array(_arrays.on_host("lengths", self._lengths))
-        if not _arrays.has_values(*self._arrays.values(), self._lengths):
+            self._lengths = np.array(arrays.on_host("lengths", self._lengths))
+        if not arrays.has_values(*self._arrays.values(), self._lengths):
             if specialized := self._lazy():
                 specialized.TimeChunks(self)
             else:
-                _arrays.common_namespace(self._arguments())
-                _inputs.check_shapes(self._arguments())
+                arrays.common_namespace(self._arguments())
+                check_shapes(self._arguments())
             return
-        _inputs.check_weights(*_inputs.prepare_chain(self._arrays, self._lengths))
+        check_weights(*prepare_chain(self._arrays, self._lengths))
 
     def _arguments(self) -> Mapping[str, Array]:
         """Return the arrays by the names of arguments, read at each call and never kept."""
-        return _inputs.like_potentials(self._arrays)
+        return like_potentials(self._arrays)
 
     def _specialized(self) -> ModuleType | None:
         """Return the methods for Dask arrays, or for tensors that torch follows: functions."""
-        if _arrays.are_numpy(*self._arrays.values(), self._lengths):
+        if arrays.are_numpy(*self._arrays.values(), self._lengths):
             return None
-        if _arrays.is_differentiated(*self._arrays.values()):
+        if arrays.is_differentiated(*self._arrays.values()):
             from arraylogchain._torch import chain as differentiable
 
             return differentiable
@@ -167,15 +155,15 @@ class LogChain:
 
     def _lazy(self) -> ModuleType | None:
         """Return the methods for Dask arrays, if there is one."""
-        if not _arrays.is_lazy(*self._arrays.values(), self._lengths):
+        if not arrays.is_lazy(*self._arrays.values(), self._lengths):
             return None
         from arraylogchain._dask import chain as lazy
 
         return lazy
 
     def _run(self, function: Callable[..., Any]) -> Any:
-        """Return what a function of `_array.chains` makes of the chain; not part of autograd."""
-        ctx, chain = _inputs.prepare_chain(self._arrays, self._lengths)
+        """Return what a function of `_chains` makes of the chain; not part of autograd."""
+        ctx, chain = prepare_chain(self._arrays, self._lengths)
         with ctx.computing(self._workers):
             return ctx.to_caller(function(ctx, chain, self._workspace))
 
@@ -272,7 +260,7 @@ class LogChain:
         """
         if specialized := self._specialized():
             return specialized.marginals(self)
-        return self._run(chains.posterior.marginals)
+        return self._run(chains.marginals.marginals)
 
     @dynamo_disabled
     def entropy(self) -> Array:
@@ -368,7 +356,7 @@ class LogChain:
             return specialized.log_weight(self, states)
 
         def compute(ctx: Context, chain: Chain, workspace: int) -> Array:
-            result = _inputs.check_states(ctx, states, chain)
+            result = check_states(ctx, states, chain)
             return chains.log_weight.log_weight(ctx, chain, workspace, result)
 
         return self._run(compute)
@@ -458,7 +446,7 @@ class LogChain:
             raise ValueError("expected_transitions needs transitions or log_transitions")
         if specialized := self._specialized():
             return specialized.expected_transitions(self)
-        return self._run(chains.posterior.expected_transitions)
+        return self._run(chains.marginals.expected_transitions)
 
     @dynamo_disabled
     def posterior(self) -> ChainPosterior:
@@ -487,7 +475,7 @@ class LogChain:
         """
         if specialized := self._specialized():
             return ChainPosterior(*specialized.posterior(self))
-        return ChainPosterior(*self._run(chains.posterior.posterior))
+        return ChainPosterior(*self._run(chains.marginals.posterior))
 
     @dynamo_disabled
     def filtered(self) -> FilteredChain:
@@ -563,9 +551,9 @@ class LogChain:
             raise ValueError("expected_transitions needs transitions or log_transitions")
         if self._lazy():
             raise ValueError("plan needs arrays in memory, such as one block of a Dask array")
-        ctx, chain = _inputs.prepare_chain(self._arrays, self._lengths)
+        ctx, chain = prepare_chain(self._arrays, self._lengths)
         sizes = chain.batch, chain.num_steps, chain.num_states
-        choice = _dispatch.route(operation, ctx, chain, self._workspace)
+        choice = _select.route(operation, ctx, chain, self._workspace)
         return Plan(operation, *sizes, ctx.result_name, *choice, self._workspace)
 
     @dynamo_disabled
@@ -574,9 +562,9 @@ class LogChain:
         parts = [f"{name}={list(np.shape(x))}" for name, x in self._arrays.items()]
         if self._lengths is not None:
             parts.append(f"lengths={list(np.shape(self._lengths)) or self._lengths}")
-        library = library_name(_arrays.namespace_of("log_potentials", arguments["log_potentials"]))
+        library = library_name(arrays.namespace_of("log_potentials", arguments["log_potentials"]))
         device = array_api_compat.device(arguments["log_potentials"])
-        parts.append(_arrays.promote(_arrays.dtype_name(x.dtype) for x in arguments.values()))
+        parts.append(arrays.promote(arrays.dtype_name(x.dtype) for x in arguments.values()))
         parts.append(library if device in ("cpu", None) else f"{library} {device}")
         if any(getattr(x, "requires_grad", False) for x in arguments.values()):
             parts.append("requires_grad=True")

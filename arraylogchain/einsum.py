@@ -1,28 +1,17 @@
-"""Einsum of logarithms: any equation, any number of operands, contracted in pairs.
-
-The order is opt_einsum's. Every operand and every result in between is used once. So a pullback is
-a chain of functions, each of which takes the cotangent of a result to the gradients of all operands
-that it was made of.
-"""
+"""Einsum of logarithms: any equation, any number of operands, contracted in pairs."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
-
-import array_api_compat
-import numpy as np
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from arraylogchain import products
-from arraylogchain._arrays import dtype_name, dynamo_disabled, prepare_inputs, promote
-from arraylogchain._context import Array, check_workspace
-from arraylogchain._threads import check_workers, using
+from arraylogchain._core.context import Array, check_workspace
+from arraylogchain._core.threads import check_workers, using
+from arraylogchain._inputs.arrays import dynamo_disabled, prepare_inputs
+from arraylogchain._products.contraction import contractions, evaluate
 
 __all__ = ["logeinsumexp", "maxplus_einsum"]
-
-# Returns a product of matrices and its pullback, None where nobody will call it.
-Multiply = Callable[[Array, Array], tuple[Array, Any]]
 
 
 @dynamo_disabled
@@ -153,152 +142,3 @@ def _einsum(
     with ctx.computing():
         out, _ = evaluate(ctx.xp, plan, list(ready.values()), product)
         return ctx.to_caller(ctx.xp.asarray(out))
-
-
-class _Factor(NamedTuple):
-    """An operand or a product, its indices, and what takes its cotangent to operands by number."""
-
-    x: Array
-    term: str
-    pull: Callable[[Array], dict[int, Array]]
-
-
-def contractions(equation: Any, operands: Sequence[Array], optimize: Any) -> Any:
-    """Return what opt_einsum knows of an equation of operands, of which only shapes are read."""
-    if not isinstance(equation, str):
-        raise TypeError(f"equation must be a string such as 'ij->i', got {type(equation).__name__}")
-    try:
-        import opt_einsum
-    except ImportError:
-        raise ImportError("einsum needs opt_einsum; install the extra einsum") from None
-    shapes = [tuple(np.shape(x)) for x in operands]
-    for i, shape in enumerate(shapes):
-        if math.isnan(sum(shape)):
-            raise ValueError(
-                f"operands[{i}] has chunks of unknown sizes; compute_chunk_sizes() finds them out"
-            )
-    try:
-        _, plan = opt_einsum.contract_path(equation, *shapes, shapes=True, optimize=optimize)
-        for term, shape in zip(plan.input_subscripts.split(","), shapes, strict=True):
-            if len(set(zip(term, shape, strict=True))) > len(set(term)):
-                raise ValueError(f"{term!r} repeats an index for axes of different lengths")
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"equation {equation!r} cannot be contracted for operands of shapes {shapes} and "
-            f"optimize={optimize!r}: {error}"
-        ) from error
-    return plan
-
-
-def evaluate(
-    xp: Any, plan: Any, operands: Sequence[Array], multiply: Multiply
-) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
-    """Return an einsum, and its pullback to all operands."""
-    terms = plan.input_subscripts.split(",")
-    result = promote([dtype_name(x.dtype) for x in operands])
-    wide = getattr(xp, promote([result, "float32"]))
-    operands = [xp.astype(x, wide, copy=False) for x in operands]
-    left = [_operand(xp, i, operands[i], term, plan.size_dict) for i, term in enumerate(terms)]
-    # What a path leaves is contracted in the end.
-    for group in (*plan.path, None):
-        positions = range(len(left)) if group is None else group
-        popped = [left.pop(i) for i in sorted(positions, reverse=True)]
-        kept_axes = set(plan.output_subscript).union(*(factor.term for factor in left))
-        product = popped.pop()
-        while popped:
-            other_terms = kept_axes.union(*(factor.term for factor in popped[:-1]))
-            product = _product(xp, product, popped.pop(), other_terms, multiply)
-        left.append(_summed(xp, product, kept_axes, multiply))
-    out, pull = _grouped(xp, left.pop(), *plan.output_subscript)
-    out = out + 0 if len(operands) == 1 else out  # and not a view of the operand
-    dtype = out.dtype
-
-    def pullback(g: Array) -> tuple[Array, ...]:
-        gradients = pull(xp.astype(g, dtype, copy=False))
-        return tuple(gradients[i] for i in range(len(terms)))
-
-    return xp.astype(out, getattr(xp, result), copy=False), pullback
-
-
-def _operand(xp: Any, i: int, x: Array, term: str, sizes: dict[str, int]) -> _Factor:
-    """Return an operand without axes that broadcast, its repeated indices made different ones.
-
-    Off the diagonal there are zeros; gradients with respect to them are 0.
-    """
-    shape, device = x.shape, array_api_compat.device(x)
-    for axis, c in enumerate(term):
-        if (first := term.index(c)) < axis:
-            n = shape[axis]
-            on = xp.eye(n, dtype=xp.bool, device=device)
-            on = xp.reshape(on, tuple(n if k in (first, axis) else 1 for k in range(x.ndim)))
-            x = xp.where(on, x, xp.asarray(-math.inf, dtype=x.dtype, device=device))
-            term = term[:axis] + chr(0xF0000 + 64 * i + axis) + term[axis + 1 :]  # for private use
-    kept_axes = [axis for axis, c in enumerate(term) if shape[axis] == sizes.get(c, shape[axis])]
-    x = xp.reshape(x, tuple(shape[axis] for axis in kept_axes))
-    return _Factor(
-        x, "".join(term[axis] for axis in kept_axes), lambda g: {i: xp.reshape(g, shape)}
-    )
-
-
-def _grouped(
-    xp: Any, factor: _Factor, *groups: str
-) -> tuple[Array, Callable[[Array], dict[int, Array]]]:
-    """Return an array with an axis for each group of indices, and what takes its cotangent on."""
-    x, old, pull = factor
-    new = "".join(groups)
-    x = xp.permute_dims(x, tuple(map(old.index, new)))
-    shape, sizes = x.shape, dict(zip(new, x.shape, strict=True))
-
-    def ungrouped(g: Array) -> dict[int, Array]:
-        return pull(xp.permute_dims(xp.reshape(g, shape), tuple(map(new.index, old))))
-
-    return xp.reshape(x, tuple(math.prod(map(sizes.__getitem__, c)) for c in groups)), ungrouped
-
-
-def _summed(xp: Any, factor: _Factor, kept_axes: Collection[str], multiply: Multiply) -> _Factor:
-    """Return a factor that is summed over the indices that are not kept."""
-    x, term, _ = factor
-    inner = {c: n for c, n in zip(term, x.shape, strict=True) if c not in kept_axes}
-    if not inner:
-        return factor
-    one = xp.zeros((), dtype=x.dtype, device=array_api_compat.device(x))
-    ones = xp.broadcast_to(one, tuple(inner.values()))
-    return _product(xp, factor, _Factor(ones, "".join(inner), lambda g: {}), kept_axes, multiply)
-
-
-def _product(
-    xp: Any, a: _Factor, b: _Factor, kept_axes: Collection[str], multiply: Multiply
-) -> _Factor:
-    """Return the product of two factors, summed over the indices that are not kept.
-
-    Axes that only one of them has stay apart: the product folds them without copies.
-    """
-    a = _summed(xp, a, {*kept_axes, *b.term}, multiply)
-    b = _summed(xp, b, {*kept_axes, *a.term}, multiply)
-    sizes = dict(zip(a.term + b.term, (*a.x.shape, *b.x.shape), strict=True))
-    batch = [c for c in a.term if c in b.term and c in kept_axes]
-    inner = "".join(c for c in a.term if c in b.term and c not in kept_axes)
-    *rows, row = "", *(c for c in a.term if c not in b.term)
-    *cols, col = "", *(c for c in b.term if c not in a.term)
-    zeros = [""] * len(rows), [""] * len(cols)
-    x, pull_a = _grouped(xp, a, *batch, *rows, *zeros[1], row, inner)
-    y, pull_b = _grouped(xp, b, *batch, *zeros[0], *cols, inner, col)
-    value, back = multiply(x, y) if inner else _added(xp, x, y)
-    term, shape = "".join((*batch, *rows, *cols, row, col)), value.shape
-
-    def pull(g: Array) -> dict[int, Array]:
-        of_a, of_b = back(xp.reshape(g, shape))
-        return pull_a(of_a) | pull_b(of_b)
-
-    return _Factor(xp.reshape(value, tuple(map(sizes.__getitem__, term))), term, pull)
-
-
-def _added(xp: Any, *terms: Array) -> tuple[Array, Any]:
-    """Return the sum of arrays that broadcast, and its pullback."""
-    shapes = [x.shape for x in terms]
-
-    def back(g: Array) -> list[Array]:
-        summed = [tuple(i for i, n in enumerate(s) if n != g.shape[i]) for s in shapes]
-        return [xp.sum(g, axis=axes, keepdims=True) if axes else g + 0 for axes in summed]
-
-    return sum(terms[1:], start=terms[0]), back

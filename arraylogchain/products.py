@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
 
-from arraylogchain._array.products import certified, linear, maxplus
-from arraylogchain._array.products.chainexp import multiply_sequence, multiply_stack
-from arraylogchain._arrays import dynamo_disabled, is_differentiated, is_lazy, prepare_inputs
-from arraylogchain._context import Array, check_workspace, shape_of
-from arraylogchain._fold import Shape, check_batches, fold
-from arraylogchain._threads import check_workers, using
+from arraylogchain._core.context import Array, check_workspace
+from arraylogchain._core.threads import check_workers, using
+from arraylogchain._inputs.arrays import dynamo_disabled, is_differentiated, is_lazy
+from arraylogchain._products import certified, linear, maxplus
+from arraylogchain._products.in_memory import check_shapes, compute, compute_chain, named
+from arraylogchain._results import MaxPlusProduct
 
 __all__ = ["MaxPlusProduct", "logchainexp", "logmatmulexp", "matmul", "maxplus_matmul"]
-
-
-class MaxPlusProduct(NamedTuple):
-    """Values and indices of a max-plus product; see `maxplus_matmul`."""
-
-    values: Array
-    indices: Array
 
 
 @dynamo_disabled
@@ -69,7 +61,7 @@ def matmul(
     with using(check_workers(workers)):
         if specialized := specialized_functions(a, b):
             return specialized.matmul(a, b, budget)
-        return _compute(linear.matmul, a, b, budget)
+        return compute(linear.matmul, a, b, budget)
 
 
 @dynamo_disabled
@@ -125,7 +117,7 @@ def logmatmulexp(
     with using(check_workers(workers)):
         if specialized := specialized_functions(a, b):
             return specialized.logmatmulexp(a, b, budget)
-        return _compute(certified.logmatmulexp, a, b, budget)
+        return compute(certified.logmatmulexp, a, b, budget)
 
 
 @dynamo_disabled
@@ -171,7 +163,7 @@ def maxplus_matmul(
     with using(check_workers(workers)):
         if specialized := specialized_functions(a, b):
             return MaxPlusProduct(*specialized.maxplus_matmul(a, b, budget))
-        return MaxPlusProduct(*_compute(maxplus.maxplus_matmul, a, b, budget))
+        return MaxPlusProduct(*compute(maxplus.maxplus_matmul, a, b, budget))
 
 
 @dynamo_disabled
@@ -223,19 +215,7 @@ def logchainexp(
     with using(check_workers(workers)):
         if specialized := specialized_functions(*arguments.values()):
             return specialized.logchainexp(arguments, budget)
-        ctx, ready = prepare_inputs(arguments)
-        with ctx.computing():
-            if "matrices" in ready:
-                return ctx.to_caller(multiply_stack(ctx, ready["matrices"], budget))
-            return ctx.to_caller(multiply_sequence(ctx, list(ready.values()), budget))
-
-
-def _compute(operation: Callable[..., Any], a: Array, b: Array, budget: int) -> Any:
-    """Return what an operation makes of two operands in memory; not part of autograd."""
-    ctx, ready = prepare_inputs({"a": a, "b": b})
-    a, b = ready["a"], ready["b"]
-    with ctx.computing():
-        return ctx.to_caller(operation(ctx, fold(shape_of(a), shape_of(b)), a, b, budget))
+        return compute_chain(arguments, budget)
 
 
 def specialized_functions(*arrays: Array) -> ModuleType | None:
@@ -249,37 +229,3 @@ def specialized_functions(*arrays: Array) -> ModuleType | None:
 
         return differentiable
     return None
-
-
-def named(matrices: Array | Sequence[Array]) -> Mapping[str, Array]:
-    """Return a stack as ``"matrices"``, or a sequence as ``"matrices[0]"`` and so on."""
-    if not isinstance(matrices, (list, tuple)):
-        return {"matrices": matrices}
-    if not matrices:
-        raise ValueError("matrices is an empty sequence; the product of none has no shape")
-    return {f"matrices[{i}]": x for i, x in enumerate(matrices)}
-
-
-def check_shapes(given: Mapping[str, Array]) -> None:
-    """Raise where matrices, as `named` returns them, do not fit together."""
-    if not all(hasattr(x, "shape") for x in given.values()):
-        return  # they are refused as no arrays
-    shapes = {name: shape_of(x) for name, x in given.items()}
-    if "matrices" in shapes:
-        shape = shapes["matrices"]
-        if len(shape) < 3 or shape[-1] != shape[-2]:
-            raise ValueError(
-                f"matrices has shape {shape}; it must be [..., n, K, K], or a sequence of arrays"
-            )
-        return
-    before: Shape | None = None
-    for name, shape in shapes.items():
-        if len(shape) < 2:
-            raise ValueError(f"{name} has shape {shape}; it must have at least two axes")
-        if before is not None and before[-1] != shape[-2]:
-            raise ValueError(
-                f"{name} has shape {shape}, {shape[-2]} rows, and does not fit the matrix before "
-                f"it, of shape {before}, {before[-1]} columns"
-            )
-        before = shape
-    check_batches({name: shape[:-2] for name, shape in shapes.items()}, shapes)

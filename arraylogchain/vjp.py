@@ -8,27 +8,26 @@ value, and what its function says besides; it changes none of them, and may be c
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from array_api_compat import array_namespace
 
-from arraylogchain import products
-from arraylogchain._array import chains
-from arraylogchain._array.products import certified, gradients, linear, maxplus
-from arraylogchain._array.products.chainexp import chain_and_pullback
-from arraylogchain._arrays import (
+from arraylogchain import _chains as chains
+from arraylogchain._core.axes import fold
+from arraylogchain._core.context import Array, Context, check_workspace, shape_of
+from arraylogchain._core.threads import check_workers
+from arraylogchain._inputs.arrays import (
     dtype_name,
     dynamo_disabled,
     prepare_inputs,
     raise_if_differentiated,
 )
-from arraylogchain._context import Array, Context, check_workspace, shape_of
-from arraylogchain._fold import fold
-from arraylogchain._inputs import ARGUMENTS, PARTS, prepare_chain
-from arraylogchain._threads import check_workers
+from arraylogchain._inputs.chain import ARGUMENTS, PARTS, prepare_chain
+from arraylogchain._products import certified, gradients, in_memory, linear, maxplus
+from arraylogchain._products.chainexp import chain_and_pullback
+from arraylogchain._products.contraction import contractions, evaluate
+from arraylogchain._results import ChainGradients, MaxPlusProduct, check_cotangent, check_requested
 from arraylogchain.chain import LogChain
-from arraylogchain.einsum import contractions, evaluate
-from arraylogchain.products import MaxPlusProduct
 
 __all__ = [
     "ChainGradients",
@@ -274,11 +273,11 @@ def logchainexp(
     array([[1., 1.],
            [1., 1.]])
     """
-    budget, arguments = check_workspace(workspace), products.named(matrices)
+    budget, arguments = check_workspace(workspace), in_memory.named(matrices)
     is_stack = "matrices" in arguments
 
     def compute(ctx: Context, *factors: Array) -> Computed:
-        products.check_shapes(arguments)
+        in_memory.check_shapes(arguments)
         return chain_and_pullback(ctx, list(factors), is_stack, budget)
 
     value, pullback = _with_pullback("logchainexp", arguments, workers, compute)
@@ -377,19 +376,6 @@ def _with_pullback(
     return value, pullback
 
 
-class ChainGradients(NamedTuple):
-    """Gradients with respect to the arrays of a chain, None for what was not given or not wanted.
-
-    `transitions` belongs to transitions or log_transitions, whichever the chain was given, and
-    likewise `initial` and `final`.
-    """
-
-    log_potentials: Array | None
-    transitions: Array | None
-    initial: Array | None
-    final: Array | None = None
-
-
 @dynamo_disabled
 def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradients]]:
     """Return `LogChain.log_partition` and its pullback.
@@ -449,7 +435,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     raise_if_differentiated(arguments, "vjp.log_partition", "the chain's log_partition()")
     ctx, entered = prepare_chain(arguments, chain._lengths)
     with ctx.computing(chain._workers):
-        result, pull = chains.posterior.value_and_pullback(
+        result, pull = chains.marginals.value_and_pullback(
             ctx, entered, chain._workspace, chain._keeps_messages
         )
         value = ctx.to_caller(result)
@@ -469,14 +455,6 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         return ChainGradients(*map(gradients.get, PARTS))
 
     return value, pullback
-
-
-def check_requested(wanted: Collection[str]) -> None:
-    """Raise where a pullback is asked for gradients that there are not."""
-    fields = ", ".join(ChainGradients._fields)
-    listed = isinstance(wanted, Collection) and not isinstance(wanted, str)
-    if not (listed and all(name in ChainGradients._fields for name in wanted)):
-        raise ValueError(f"wanted is {wanted!r}; it must be a collection of names among {fields}")
 
 
 def _enter_cotangent(
@@ -499,11 +477,3 @@ def _enter_cotangent(
     ctx.uses(g, value, *inputs)
     check_cotangent(g, value)
     return g
-
-
-def check_cotangent(g: Array, value: Array) -> None:
-    """Raise where a cotangent has not the shape of the value."""
-    if shape_of(g) != shape_of(value):
-        raise ValueError(
-            f"cotangent has shape {shape_of(g)}; it must have that of the value, {shape_of(value)}"
-        )

@@ -13,9 +13,9 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.cases import CASES, FIRST, SHOWN
-from benchmarks.definitions import Case
 from benchmarks.devices import Cpu, Cuda
 from benchmarks.machine import describe_commit, describe_machine, describe_versions
+from benchmarks.registry import Case
 from benchmarks.runner import Settings, run_case
 
 _THOROUGH = Settings(rounds=9, seconds=2.0, pause=0.05, quick=False)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from benchmarks import inputs as make
-from benchmarks.definitions import BOTH, Case
 from benchmarks.first_calls import FIRST_CALLS, IN_PROCESS
 from benchmarks.in_torch import FORUM
 from benchmarks.product_cases import PRODUCT_CASES, SPREADS
+from benchmarks.registry import BOTH, Case
 
 EVERYDAY, TAGGERS, LARGE = "Everyday chains", "Taggers", "Large and long chains"
 FIRST = "First calls"

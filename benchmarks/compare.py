@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases import CASES, SHOWN
-from benchmarks.definitions import Case, Contestant
 from benchmarks.devices import Cpu
+from benchmarks.registry import Case, Contestant
 from benchmarks.report import duration
 from benchmarks.runner import repeats_for, time_once
 

@@ -43,7 +43,7 @@ def _kept_cache() -> TemporaryDirectory[str]:
 
 def _register() -> None:
     from benchmarks import references
-    from benchmarks.definitions import OURS, contestant, reference, with_parameters
+    from benchmarks.registry import OURS, contestant, reference, with_parameters
 
     def register(operation: str, call: str, label: str, state: str, **role: bool) -> None:
         @contestant(operation, label, state=state, devices=("cpu",), **role)

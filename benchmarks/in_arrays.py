@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.definitions import contestant
+from benchmarks.registry import contestant
 
 # Terms in memory at a time where a formulation works in blocks.
 BLOCK = 1 << 19

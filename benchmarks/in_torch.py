@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from benchmarks.definitions import contestant, with_parameters
 from benchmarks.ours import by_autograd
+from benchmarks.registry import contestant, with_parameters
 
 TORCH = {"library": "torch", "requires": ("torch",)}
 SEMIRING = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.definitions import Inputs
+from benchmarks.registry import Inputs
 
 Shape = Sequence[int]
 

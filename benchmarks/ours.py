@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import arraylogchain as alc
-from benchmarks.definitions import OURS, contestant, with_parameters
+from benchmarks.registry import OURS, contestant, with_parameters
 
 IN_TORCH = f"{OURS}, torch"
 

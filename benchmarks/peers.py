@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.definitions import Inputs, contestant, with_parameters
+from benchmarks.registry import Inputs, contestant, with_parameters
 
 Array = Any
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks import inputs as make
-from benchmarks.definitions import BOTH, Case
+from benchmarks.registry import BOTH, Case
 
 PRODUCTS, GRADIENTS = "Products", "Products with gradients"
 RANGE = "Products of a wide range"

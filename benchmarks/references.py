@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.definitions import Check, Inputs, reference
+from benchmarks.registry import Check, Inputs, reference
 
 _SAMPLES = 2000
 _ROWS = 8

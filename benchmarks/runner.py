@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.definitions import REFERENCES, Case, Check, Contestant, Inputs, reduced
+from benchmarks import contestants  # noqa: F401  registers everyone
 from benchmarks.devices import Cpu, host, size
+from benchmarks.registry import REFERENCES, Case, Check, Contestant, Inputs, reduced
 
 # A timing lasts at least this long: shorter calls are repeated within it. As long, untimed, comes
 # before: caches are those of the one before, and processors that were idle come back late.

@@ -22,7 +22,7 @@ import hypothesis
 import numpy as np
 import pytest
 
-from arraylogchain import _dispatch
+from arraylogchain import _select
 
 hypothesis.settings.register_profile(
     "suite",
@@ -240,7 +240,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 def chains_on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let chains run on compiled loops where they pay, or on the array implementation alone."""
     if getattr(request, "param", "compiled") == "array":
-        monkeypatch.setattr(_dispatch, "COMPILED", False)
+        monkeypatch.setattr(_select, "COMPILED", False)
 
 
 @pytest.fixture(params=["numpy"])

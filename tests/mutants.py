@@ -2,7 +2,7 @@
 
     python -m tests.mutants                           # all: an hour or two
     python -m tests.mutants --sample 10 --seed TEXT   # some, which depend on a text
-    python -m tests.mutants --only posterior          # those of files whose names have this in them
+    python -m tests.mutants --only marginals          # those of files whose names have this in them
 
 Each is applied in a copy of the tree, in which the tests that its area names run until one fails.
 What no test notices has survived; a change that fits no line any longer is an error. Who rewrites a

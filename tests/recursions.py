@@ -8,16 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._array.chains.pieces import (
-    ALL,
-    UPDATED,
-    Backend,
-    Messages,
-    SegmentMessages,
-    shards,
-)
-from arraylogchain._context import Context
-from arraylogchain._inputs import make_chain
+from arraylogchain._backends.interface import ALL, UPDATED, Backend, Messages, SegmentMessages
+from arraylogchain._backends.shards import shards
+from arraylogchain._core.context import Context
+from arraylogchain._inputs.chain import make_chain
 from tests import error_model
 from tests.chain_checks import assert_as_good, exact_of, fill_in_garbage
 from tests.chain_reference import Exact

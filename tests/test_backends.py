@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from arraylogchain import _dispatch
-from arraylogchain._arrays import prepare_inputs
+from arraylogchain import _select
+from arraylogchain._inputs.arrays import prepare_inputs
 from tests import conftest
 
 
@@ -64,13 +64,13 @@ def test_integers_of_the_host_are_handed_over_whole(backend):
 
 @pytest.mark.chains
 def test_chains_run_on_the_array_implementation_too(backend, request):
-    assert _dispatch.COMPILED is ("numpy-array" not in request.node.name)
+    assert _select.COMPILED is ("numpy-array" not in request.node.name)
 
 
 @pytest.mark.chains
 def test_chains_on_numpy_alone_run_twice(request):
-    assert _dispatch.COMPILED is ("[array]" not in request.node.name)
+    assert _select.COMPILED is ("[array]" not in request.node.name)
 
 
 def test_compiled_loops_are_on_elsewhere():
-    assert _dispatch.COMPILED
+    assert _select.COMPILED

@@ -11,8 +11,8 @@ import benchmarks.contestants  # noqa: F401  registers everyone
 from benchmarks import __main__ as command
 from benchmarks import machine, references, report, runner
 from benchmarks.cases import CASES, SHOWN
-from benchmarks.definitions import CONTESTANTS, REFERENCES, Case, Contestant
 from benchmarks.devices import Cpu, host
+from benchmarks.registry import CONTESTANTS, REFERENCES, Case, Contestant
 from tests.conftest import import_or_skip
 
 ROOT = Path(__file__).parents[1]

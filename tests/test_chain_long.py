@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from arraylogchain import _dispatch
+from arraylogchain import _select
 from tests import error_model, reference
 from tests.chain_checks import check_chain
 from tests.chain_scenarios import normal, uniform
@@ -52,7 +52,7 @@ def test_error_is_far_below_the_bound():
 @pytest.mark.parametrize("kind", ["float32", "float64"])
 def test_filtered(np_backend, kind):
     """Errors do not grow with the length: those of steps long ago are forgotten."""
-    if not _dispatch.COMPILED:
+    if not _select.COMPILED:
         pytest.skip("array operations take seconds")
     x = normal(T, K).astype(kind)
     # The least entry is half of the largest: a step reduces differences to a sixth or less.

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from arraylogchain import _arrays
-from arraylogchain._array.chains.pieces import ALL, NOTHING, UPDATED, shards
-from arraylogchain._array.chains.recursion import ArrayBackend
+from arraylogchain._backends.array import ArrayBackend
+from arraylogchain._backends.interface import ALL, NOTHING, UPDATED
+from arraylogchain._backends.shards import shards
 from arraylogchain._compiled import why_not
-from arraylogchain._inputs import make_chain
+from arraylogchain._inputs import arrays
+from arraylogchain._inputs.chain import make_chain
 from tests import drifting_chains
 from tests.chain_scenarios import make, normal, uniform
 from tests.recursions import check_recursions
@@ -15,7 +16,7 @@ from tests.recursions import check_recursions
 if why_not() is not None:
     pytest.skip(why_not(), allow_module_level=True)
 
-from arraylogchain._compiled.backend import CompiledBackend
+from arraylogchain._backends.compiled.backend import CompiledBackend
 
 INF = np.inf
 backends = pytest.mark.parametrize("recursion", [CompiledBackend, ArrayBackend])
@@ -23,12 +24,12 @@ backends = pytest.mark.parametrize("recursion", [CompiledBackend, ArrayBackend])
 
 def check(recursion, x, **options):
     """Compare all messages; return how many rows have blocks in logs, forward or backward."""
-    blocks = check_recursions(recursion, _arrays._numpy_context("float64"), x, **options)
+    blocks = check_recursions(recursion, arrays._numpy_context("float64"), x, **options)
     return sum(np.count_nonzero(block.carry.is_log) for block in blocks)
 
 
 def on_one_shard(recursion, x, P):
-    ctx = _arrays._numpy_context("float64")
+    ctx = arrays._numpy_context("float64")
     chain = make_chain({"log_potentials": x, "transitions": P}, None)
     return recursion(*shards(ctx, chain, *chain.sizes), 1 << 26)
 

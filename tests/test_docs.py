@@ -121,7 +121,7 @@ def test_reference_lists(name):
 
 @pytest.mark.parametrize(
     ("page", "folder"),
-    [("CONTRIBUTING.md", "arraylogchain"), ("docs/algebra.md", "arraylogchain/_array/chains")],
+    [("CONTRIBUTING.md", "arraylogchain"), ("docs/algebra.md", "arraylogchain/_chains")],
 )
 def test_layout_lists_every_file(page, folder):
     """With folders, and nothing that is not there."""

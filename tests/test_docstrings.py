@@ -20,8 +20,8 @@ MODULES = [
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name):
-    part = name.split(".")[1]
-    if part in OPTIONAL:
+    parts = {"_compiled" if part == "compiled" else part for part in name.split(".")}
+    for part in parts & set(OPTIONAL):
         import_or_skip(OPTIONAL[part])
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from arraylogchain._inputs import ARGUMENTS
+from arraylogchain._inputs.chain import ARGUMENTS
 from tests.checks import mentions
 from tests.conftest import make_backend
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from arraylogchain import _dispatch
-from arraylogchain._context import Context
+from arraylogchain import _select
+from arraylogchain._core.context import Context
 from tests.chain_scenarios import make, normal
 from tests.test_state import everything, parts_of
 
@@ -23,7 +23,7 @@ def poisoned(monkeypatch):
             x[...] = np.nan
         return x
 
-    monkeypatch.setattr(_dispatch, "COMPILED", False)
+    monkeypatch.setattr(_select, "COMPILED", False)
     return lambda: monkeypatch.setattr(Context, "empty", empty)
 
 

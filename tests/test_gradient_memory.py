@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from arraylogchain._array.chains.pieces import plan_shards
-from arraylogchain._array.chains.recursion import ArrayBackend
+from arraylogchain._backends.array import ArrayBackend
+from arraylogchain._chains.planning import plan_shards
 from tests.test_workspace import CHAINS, PRODUCTS, normal, temporaries, uniform
 
 SMALLEST = 1 << 20

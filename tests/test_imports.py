@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "arraylogchain"
-# Imported within functions, when a call needs them; they may import whoever calls them.
-LAZY = tuple(f"arraylogchain.{name}" for name in ("_compiled", "_cuda", "_dask", "_torch"))
 MOST_LINES = 50
 
 
@@ -32,18 +30,12 @@ def targets(node):
 
 
 def imports(tree):
-    """Return the package's modules that a module imports, but for lazy imports."""
-    in_functions = {
-        node
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef)
-        for node in ast.walk(function)
-    }
+    """Return the package's modules that a module imports, at its top or in functions."""
     result = set()
     for node in ast.walk(tree):
         for target in targets(node):
             name = target if target in PATHS else target.rpartition(".")[0]
-            if name in PATHS and not (node in in_functions and name.startswith(LAZY)):
+            if name in PATHS:
                 result.add(name)
     return result
 
@@ -57,14 +49,11 @@ def test_no_private_interfaces_of_others():
     assert not result
 
 
-def test_lazy_imports_do_not_count():
+def test_imports_in_functions_count():
     lazy = "def f():\n    from arraylogchain._torch import chain"
-    assert imports(ast.parse(lazy)) == set()
-    assert imports(ast.parse(lazy.replace("_torch", "_cuda"))) == set()
-    eager = "if TYPE_CHECKING:\n    from arraylogchain.plan import Plan\nimport arraylogchain.chain"
-    assert imports(ast.parse(eager)) == {"arraylogchain.plan", "arraylogchain.chain"}
-    within = "def f():\n    from arraylogchain import plan"
-    assert imports(ast.parse(within)) == {"arraylogchain.plan"}
+    assert imports(ast.parse(lazy)) == {"arraylogchain._torch.chain"}
+    eager = "if TYPE_CHECKING:\n    from arraylogchain.einsum import x\nimport arraylogchain.chain"
+    assert imports(ast.parse(eager)) == {"arraylogchain.einsum", "arraylogchain.chain"}
 
 
 def test_imports_have_no_circle():

@@ -8,9 +8,9 @@ import types
 
 import pytest
 
-from arraylogchain import _cli, _compiled, _threads
+from arraylogchain import _cli, _compiled
 from arraylogchain.__main__ import main
-from arraylogchain._cuda import self_check
+from arraylogchain._core import threads
 
 
 @pytest.fixture(autouse=True)
@@ -47,11 +47,11 @@ def test_demo_shows_what_is_available_and_what_the_case_takes(capsys, compiled):
 
 def test_says_how_many_threads_there_are(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    _threads.num_workers.cache_clear()
+    threads.num_workers.cache_clear()
     try:
         described = _cli.describe()
     finally:
-        _threads.num_workers.cache_clear()
+        threads.num_workers.cache_clear()
     assert re.search(rf"^  threads +1 of {os.cpu_count()} CPU cores$", described, re.M)
 
 
@@ -79,7 +79,7 @@ def test_checks_of_kernels_tell_by_the_exit_code(monkeypatch, capsys, passed, co
             raise passed
         return passed
 
-    monkeypatch.setattr(self_check, "report", report, raising=False)
+    monkeypatch.setattr(_cli, "report", report, raising=False)
     assert main(["--device", "cuda", "--check"]) == code
     if code == 2:
         assert "no device" in one_sentence(capsys)

@@ -14,12 +14,7 @@ import pytest
 
 from tests.chain_scenarios import normal
 from tests.checks import check_logmatmulexp, check_matmul, check_maxplus
-from tests.gradient_checks import (
-    CHECKS,
-    COTANGENTS,
-    check_vjp_logchainexp,
-    check_vjp_logmatmulexp,
-)
+from tests.gradient_checks import CHECKS, COTANGENTS, check_vjp_logchainexp, check_vjp_logmatmulexp
 
 INF, NAN = np.inf, np.nan
 VALUES = {"logmatmulexp": check_logmatmulexp, "matmul": check_matmul, "maxplus": check_maxplus}

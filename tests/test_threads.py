@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from arraylogchain import _threads
-from arraylogchain._context import Context
-from arraylogchain._threads import num_workers, run_blocks
+from arraylogchain._core import threads as _threads
+from arraylogchain._core.context import Context
+from arraylogchain._core.threads import num_workers, run_blocks
 from tests.checks import run_python
 
 
@@ -149,7 +149,7 @@ def test_helpers_that_never_begin_keep_nothing_alive():
 def test_after_fork():
     code = """
 import os, sys, threading, warnings
-from arraylogchain._threads import run_blocks
+from arraylogchain._core.threads import run_blocks
 warnings.simplefilter("ignore")  # of Python 3.12 and newer: there are threads
 def both():
     barrier = threading.Barrier(2, timeout=10)
@@ -166,7 +166,7 @@ if child:
 def test_at_exit_of_the_interpreter():
     code = """
 import atexit
-from arraylogchain._threads import run_blocks
+from arraylogchain._core.threads import run_blocks
 found = []
 run_blocks(lambda i, j: None, 8, 1, workers=2)
 def last():

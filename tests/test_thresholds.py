@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from arraylogchain import _dispatch
+from arraylogchain import _select
 from tests.chain_checks import check_chain
 from tests.checks import check_logmatmulexp
 from tests.gradient_checks import check_vjp_logmatmulexp
@@ -154,7 +154,7 @@ CASES = [(79.9, 9.9, 15.9), (59.9, 29.8, 15.9), (59.9, 9.9, 35.9)]
 @pytest.mark.parametrize(("low", "high", "factor"), CASES)
 def test_what_is_flushed_in_single_precision(np_backend, flushing, monkeypatch, low, high, factor):
     """Each exceeds one of the ranges of linear weights in array operations."""
-    monkeypatch.setattr(_dispatch, "COMPILED", False)
+    monkeypatch.setattr(_select, "COMPILED", False)
     arguments = lost_by_flushing(low, high, factor)
     check_chain(np_backend, "float32", **arguments, only=("log_partition", "messages"))
 

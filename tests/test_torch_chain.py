@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from arraylogchain._array import chains as array_chains
+from arraylogchain import _chains as array_chains
 
 # torch 2.13 warns of its own code when forward mode is first used.
 pytestmark = [
@@ -148,9 +148,9 @@ def test_posterior_takes_one_pass(torch, monkeypatch, logs):
     """What each result needs comes with the others."""
     arrays, passes = arguments(torch, SHAPES["one matrix"], logs), []
     for name in ("value_and_pullback", "posterior", "marginals", "expected_transitions"):
-        compute = getattr(array_chains.posterior, name)
+        compute = getattr(array_chains.marginals, name)
         counted = lambda *args, f=compute: passes.append(1) or f(*args)  # noqa: E731
-        monkeypatch.setattr(array_chains.posterior, name, counted)
+        monkeypatch.setattr(array_chains.marginals, name, counted)
     result = alc.LogChain(**arrays).posterior()
     assert len(passes) == 1
     monkeypatch.undo()
@@ -419,7 +419,7 @@ def test_workspace(torch):
 
 def test_states_are_let_go_after_backward(torch, monkeypatch):
     """What a value leaves to gradients lives as long as its graph."""
-    references, compute = [], array_chains.posterior.value_and_pullback
+    references, compute = [], array_chains.marginals.value_and_pullback
 
     def watched(*args):
         value, pullback = compute(*args)
@@ -430,7 +430,7 @@ def test_states_are_let_go_after_backward(torch, monkeypatch):
         references.append(weakref.ref(watched_pullback))
         return value, watched_pullback
 
-    monkeypatch.setattr(array_chains.posterior, "value_and_pullback", watched)
+    monkeypatch.setattr(array_chains.marginals, "value_and_pullback", watched)
     x = torch.randn(4, 7, 3, dtype=torch.float64, requires_grad=True)
     value = alc.LogChain(x, transitions=torch.rand(1, 3, 3, dtype=torch.float64)).log_partition()
     (first,) = torch.autograd.grad(value.sum(), x, retain_graph=True)

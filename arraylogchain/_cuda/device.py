@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from arraylogchain._context import Array
+from arraylogchain._core.context import Array
 from arraylogchain._cuda.kernels import OPTIONS, Kernel, Launch, compiled
 
 OLDEST_ARCHITECTURE = 75

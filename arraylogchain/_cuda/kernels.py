@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraylogchain._array.products import certified
-from arraylogchain._context import Array, Context, Precision
+from arraylogchain._core import precision as precision_module
+from arraylogchain._core.context import Array, Context
+from arraylogchain._core.precision import Precision
 
 FOLDER = Path(__file__).parent
 OPTIONS = ("-std=c++17",)
@@ -90,7 +91,7 @@ def pack(kind: np.dtype, **fields: Any) -> np.ndarray:
 def threshold(precision: Precision, terms: int) -> np.generic:
     """Return from where on sums of so many terms are proved: see is_proved in numbers.cuh."""
     kind = np.float32 if precision.name == "float32" else np.float64
-    return kind(certified.threshold(precision, terms))
+    return kind(precision_module.threshold(precision, terms))
 
 
 def contiguous(ctx: Context, x: Array) -> Array:

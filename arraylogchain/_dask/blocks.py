@@ -12,8 +12,8 @@ import numpy as np
 from dask.array.core import unify_chunks
 from dask.array.utils import meta_from_array
 
-from arraylogchain._arrays import prepare_inputs
-from arraylogchain._fold import Shape
+from arraylogchain._core.axes import Shape
+from arraylogchain._inputs.arrays import prepare_inputs
 
 
 def to_lazy(arguments: Mapping[str, Any]) -> tuple[dict[str, da.Array], str]:

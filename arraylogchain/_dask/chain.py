@@ -19,10 +19,9 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from arraylogchain import _inputs
-from arraylogchain._array import chains
-from arraylogchain._arrays import dtype_name, is_lazy, on_host, promote
-from arraylogchain._context import Array, Context
+from arraylogchain import _chains as chains
+from arraylogchain._core.context import Array, Context
+from arraylogchain._core.threads import using
 from arraylogchain._dask.blocks import (
     finite_sum,
     map_rows,
@@ -30,10 +29,19 @@ from arraylogchain._dask.blocks import (
     to_lazy,
     with_known_shape,
 )
-from arraylogchain._inputs import ARGUMENTS, PARTS, Chain
-from arraylogchain._threads import using
-from arraylogchain.chain import LogChain
-from arraylogchain.vjp import ChainGradients, check_cotangent, check_requested
+from arraylogchain._inputs.arrays import dtype_name, is_lazy, on_host, promote
+from arraylogchain._inputs.chain import (
+    ARGUMENTS,
+    PARTS,
+    Chain,
+    check_lengths,
+    check_paths,
+    check_shapes,
+    check_states,
+    check_weights,
+    prepare_chain,
+)
+from arraylogchain._results import ChainGradients, check_cotangent, check_requested
 
 # The axes behind those of rows: of parts, of what else operations take, of what they return.
 AXES = {"potentials": "tk", "transitions": "skk", "initial": "k", "final": "k", "counts": "skk"}
@@ -41,6 +49,18 @@ AXES |= {"uniforms": "t", "states": "t", "path": "t", "message": "k"}
 AXES |= {"following": "", "cotangent": "", "whole": "", "": "", "t": "t", "tk": "tk"}
 
 Operation = Callable[..., Any]
+
+
+class _Arguments:
+    """Arguments of a chain of one step, as `TimeChunks` reads those of a `LogChain`."""
+
+    _lengths = None
+
+    def __init__(self, given: dict[str, da.Array], workspace: int) -> None:
+        self._workspace, self._arrays = workspace, given
+
+    def _arguments(self) -> dict[str, da.Array]:
+        return self._arrays
 
 
 class TimeChunks:
@@ -62,16 +82,16 @@ class TimeChunks:
 
     def __init__(self, chain: Any) -> None:
         arguments, dtype = to_lazy(chain._arguments())
-        self.batch = _inputs.check_shapes(arguments)
+        self.batch = check_shapes(arguments)
         self.workspace, lengths = chain._workspace, chain._lengths
         potentials = arguments["log_potentials"]
         self.num_steps, self.num_states = potentials.shape[-2:]
         lengths = self.num_steps if lengths is None else lengths
         if is_lazy(lengths):  # their values are checked block by block
             self.lengths = with_known_shape("lengths", lengths)
-            _inputs.check_lengths(np.ones(lengths.shape, lengths.dtype), self.batch, self.num_steps)
+            check_lengths(np.ones(lengths.shape, lengths.dtype), self.batch, self.num_steps)
         else:
-            checked_lengths = _inputs.check_lengths(lengths, self.batch, self.num_steps)
+            checked_lengths = check_lengths(lengths, self.batch, self.num_steps)
             self.lengths = with_known_shape(
                 "lengths",
                 np.asarray(self.num_steps if checked_lengths is None else checked_lengths),
@@ -189,10 +209,10 @@ def _of_block(
     names, (start, stop), num_steps, workspace = place
     arguments = dict(zip(names, blocks, strict=True))
     arrays = {name: arguments.pop(name) for name in names if name in ARGUMENTS}
-    _inputs.check_lengths(lengths, lengths.shape, num_steps)
+    check_lengths(lengths, lengths.shape, num_steps)
     lengths = np.clip(lengths - start, 0, stop - start) + min(start, 1)
-    ctx, chain = _inputs.prepare_chain(arrays, lengths)
-    _inputs.check_weights(ctx, chain)
+    ctx, chain = prepare_chain(arrays, lengths)
+    check_weights(ctx, chain)
     with using(1), ctx.computing():
         result = operation(ctx, chain, workspace, **arguments)
         # Where messages are wider than the chain, what is computed of them is as well.
@@ -201,18 +221,19 @@ def _of_block(
     return result if len(result) > 1 else result[0]
 
 
-def log_partition(chain: LogChain) -> da.Array:
+def log_partition(chain: Any) -> da.Array:
     """Return log Z of each row; see `LogChain.log_partition`."""
     time_chunks = TimeChunks(chain)
     if len(time_chunks.steps) == 1:
         return time_chunks.apply(0, chains.messages.log_partition, [""])[0]
     (*_, logs), (*_, shifts) = time_chunks.messages()
     final = {k: x for k, x in chain._arguments().items() if ARGUMENTS[k] == "final"}
-    total = log_partition(LogChain(logs[..., None, :], **final)) + shifts
+    last = _Arguments({"log_potentials": logs[..., None, :], **final}, chain._workspace)
+    total = log_partition(last) + shifts
     return total.astype(time_chunks.dtypes[""])
 
 
-def forward_messages(chain: LogChain) -> da.Array:
+def forward_messages(chain: Any) -> da.Array:
     """Return the logs of the sums over all paths up to each state."""
     time_chunks = TimeChunks(chain)
     before, shifts = time_chunks.messages()
@@ -221,7 +242,7 @@ def forward_messages(chain: LogChain) -> da.Array:
     )[0]
 
 
-def backward_messages(chain: LogChain) -> da.Array:
+def backward_messages(chain: Any) -> da.Array:
     """Return the logs of the sums over all paths from each state on."""
     time_chunks = TimeChunks(chain)
     after, shifts = time_chunks.messages(backward=True)
@@ -230,32 +251,32 @@ def backward_messages(chain: LogChain) -> da.Array:
     )[0]
 
 
-def marginals(chain: LogChain) -> da.Array:
+def marginals(chain: Any) -> da.Array:
     """Return the posterior probability of each state at each step."""
     time_chunks = TimeChunks(chain)
-    return time_chunks.apply_to_all(chains.posterior.marginals, "tk", **time_chunks.sides)[0]
+    return time_chunks.apply_to_all(chains.marginals.marginals, "tk", **time_chunks.sides)[0]
 
 
-def expected_transitions(chain: LogChain) -> da.Array:
+def expected_transitions(chain: Any) -> da.Array:
     """Return how often each transition is expected to be taken."""
     time_chunks = TimeChunks(chain)
     return time_chunks.apply_to_all(
-        chains.posterior.expected_transitions, "counts", **time_chunks.sides
+        chains.marginals.expected_transitions, "counts", **time_chunks.sides
     )[0]
 
 
-def posterior(chain: LogChain) -> tuple[Any, ...]:
+def posterior(chain: Any) -> tuple[Any, ...]:
     """Return log Z, marginals and counts; see `LogChain.posterior`."""
     time_chunks = TimeChunks(chain)
     kinds = ["", "tk"] + ["counts"] * ("counts" in time_chunks.like)
     log_zs, marginals, *counts = time_chunks.apply_to_all(
-        chains.posterior.posterior, *kinds, **time_chunks.sides
+        chains.marginals.posterior, *kinds, **time_chunks.sides
     )
     log_z = log_zs[0] if len(log_zs) == 1 else log_partition(chain)
     return log_z, marginals, counts[0] if counts else None
 
 
-def filtered(chain: LogChain) -> tuple[Any, ...]:
+def filtered(chain: Any) -> tuple[Any, ...]:
     """Return state probabilities given the steps so far; see `LogChain.filtered`."""
     time_chunks = TimeChunks(chain)
     return tuple(
@@ -265,17 +286,18 @@ def filtered(chain: LogChain) -> tuple[Any, ...]:
     )
 
 
-def entropy(chain: LogChain) -> da.Array:
+def entropy(chain: Any) -> da.Array:
     """Return the entropy of the posterior; that of a step in which pieces overlap counts once."""
     time_chunks = TimeChunks(chain)
     total = sum(time_chunks.apply_to_all(chains.entropy.entropy, "whole", **time_chunks.sides)[0])
     before, after = time_chunks.sides.values()
     for x, y in zip(before[1:], after[:-1], strict=True):
-        total = total - entropy(LogChain((x + y)[..., None, :], workspace=chain._workspace))
+        step = (x + y)[..., None, :]
+        total = total - entropy(_Arguments({"log_potentials": step}, chain._workspace))
     return total.astype(time_chunks.dtypes[""])
 
 
-def viterbi(chain: LogChain) -> tuple[Any, ...]:
+def viterbi(chain: Any) -> tuple[Any, ...]:
     """Return paths of largest weight, followed from the last piece to the first."""
     time_chunks, result, after = TimeChunks(chain), [], None
     before, _ = time_chunks.messages(_best_message)
@@ -300,7 +322,7 @@ def _possible(states: da.Array, weight: da.Array) -> da.Array:
     return da.where(weight[..., None] == -math.inf, da.minimum(states, 0), states)
 
 
-def sample(chain: LogChain, num_samples: int, rng: Any) -> da.Array:
+def sample(chain: Any, num_samples: int, rng: Any) -> da.Array:
     """Draw paths, from the last piece to the first: blocks have seeds of their own."""
     time_chunks, log_z = TimeChunks(chain), log_partition(chain)
     random, (before, _) = da.random.default_rng(int(rng.integers(1 << 63))), time_chunks.messages()
@@ -330,11 +352,11 @@ def _draw(
     return out
 
 
-def log_weight(chain: LogChain, states: Any) -> da.Array:
+def log_weight(chain: Any, states: Any) -> da.Array:
     """Return the log weights of given paths; see `LogChain.log_weight`."""
     time_chunks = TimeChunks(chain)
     states = with_known_shape("states", states if is_lazy(states) else on_host("states", states))
-    _inputs.check_paths(states, time_chunks.batch, time_chunks.num_steps)
+    check_paths(states, time_chunks.batch, time_chunks.num_steps)
     lengths = time_chunks.lengths[..., None]
     # A row that has ended passes through pieces in state 0, and all its weights there are one.
     states = da.where(da.arange(time_chunks.num_steps, like=states._meta) < lengths, states, 0)
@@ -356,11 +378,11 @@ def log_weight(chain: LogChain, states: Any) -> da.Array:
 
 
 def _log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> Any:
-    states = _inputs.check_states(ctx, states, chain)
+    states = check_states(ctx, states, chain)
     return chains.log_weight.log_weight_parts(ctx, chain, workspace, states)
 
 
-def value_and_pullback(chain: LogChain) -> tuple[da.Array, Callable[..., ChainGradients]]:
+def value_and_pullback(chain: Any) -> tuple[da.Array, Callable[..., ChainGradients]]:
     """Return `vjp.log_partition` of Dask arrays; the pullback computes blocks anew."""
     value, arguments = log_partition(chain), [ARGUMENTS[name] for name in chain._arguments()]
 
@@ -385,6 +407,6 @@ def value_and_pullback(chain: LogChain) -> tuple[da.Array, Callable[..., ChainGr
 def _pulled_back(
     ctx: Context, chain: Chain, workspace: int, cotangent: Array, requested: list[str]
 ) -> tuple[Array, ...]:
-    _, pullback = chains.posterior.value_and_pullback(ctx, chain, workspace, False)
+    _, pullback = chains.marginals.value_and_pullback(ctx, chain, workspace, False)
     result = pullback(ctx.xp.asarray(cotangent), frozenset(requested))
     return tuple(result[part] for part in requested)

@@ -11,11 +11,14 @@ import array_api_compat.dask.array as dask_namespace
 import dask.array as da
 from array_api_compat import array_namespace
 
-from arraylogchain import products
-from arraylogchain._arrays import promote
+from arraylogchain._core.axes import fold
+from arraylogchain._core.context import DEFAULT_WORKSPACE
+from arraylogchain._core.threads import using
 from arraylogchain._dask.blocks import map_rows, to_lazy
-from arraylogchain._fold import fold
-from arraylogchain.einsum import Multiply, evaluate
+from arraylogchain._inputs.arrays import promote
+from arraylogchain._products import certified, in_memory, linear, maxplus
+from arraylogchain._products.contraction import Multiply, evaluate
+from arraylogchain._products.in_memory import compute, compute_chain, named
 
 # Partial results that are joined at a time.
 _FAN_IN = 8
@@ -26,17 +29,17 @@ Arrays = Sequence[da.Array]
 
 def matmul(a: Any, b: Any, workspace: int) -> da.Array:
     """Return `arraylogchain.matmul` of Dask arrays."""
-    return _product(products.matmul, lambda *parts: sum(parts), a, b, workspace)[0]
+    return _product(partial(compute, linear.matmul), lambda *parts: sum(parts), a, b, workspace)[0]
 
 
 def logmatmulexp(a: Any, b: Any, workspace: int) -> da.Array:
     """Return `arraylogchain.logmatmulexp` of Dask arrays."""
-    return _product(products.logmatmulexp, _logsumexp, a, b, workspace)[0]
+    return _product(partial(compute, certified.logmatmulexp), _logsumexp, a, b, workspace)[0]
 
 
 def maxplus_matmul(a: Any, b: Any, workspace: int) -> Arrays:
     """Return `arraylogchain.maxplus_matmul` of Dask arrays."""
-    return _product(products.maxplus_matmul, _largest, a, b, workspace, "int64")
+    return _product(partial(compute, maxplus.maxplus_matmul), _largest, a, b, workspace, "int64")
 
 
 def _product(
@@ -75,7 +78,8 @@ def _multiplied(a: Any, b: Any, *, function: Callable[..., Any], start: int, wor
     """Return the product of blocks [..., M, 1, K] and [..., 1, N, K], of terms from one on."""
     xp = array_namespace(a)
     left, right = a[..., 0, :], xp.matrix_transpose(b[..., 0, :, :])
-    result = function(left, right, workspace=workspace, workers=1)
+    with using(1):
+        result = function(left, right, workspace)
     if not isinstance(result, tuple):
         return result
     values, indices = result
@@ -95,7 +99,10 @@ def _joined(
 def _logsumexp(*blocks: Any) -> Any:
     xp = array_namespace(*blocks)
     x = xp.stack(blocks, axis=-1)
-    return products.logmatmulexp(x, xp.zeros(len(blocks), dtype=x.dtype), workers=1)
+    with using(1):
+        return compute(
+            certified.logmatmulexp, x, xp.zeros(len(blocks), dtype=x.dtype), DEFAULT_WORKSPACE
+        )
 
 
 def _largest(*blocks: Any) -> tuple[Any, Any]:
@@ -109,13 +116,14 @@ def _largest(*blocks: Any) -> tuple[Any, Any]:
 def _chained(*blocks: Any, workspace: int) -> Any:
     """Return the product of a block of matrices, or of several products."""
     matrices = blocks if len(blocks) > 1 else blocks[0]
-    return products.logchainexp(matrices, workspace=workspace, workers=1)
+    with using(1):
+        return compute_chain(named(matrices), workspace)
 
 
 def logchainexp(arguments: Mapping[str, Any], workspace: int) -> da.Array:
     """Return `arraylogchain.logchainexp` of an array [..., n, K, K], or of a sequence."""
     matrices, dtype = _widened(arguments)
-    products.check_shapes(arguments)
+    in_memory.check_shapes(arguments)
     if "matrices" not in arguments:
         while len(matrices) > 1:
             pairs = zip(matrices[::2], matrices[1::2], strict=False)

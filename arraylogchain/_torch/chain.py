@@ -9,14 +9,22 @@ from typing import Any
 import array_api_compat.torch as torch_namespace
 import torch
 
-from arraylogchain import _inputs, _threads
-from arraylogchain._array import chains
-from arraylogchain._arrays import has_values, native_context
-from arraylogchain._context import Array, Context
-from arraylogchain._inputs import ARGUMENTS, PARTS, Chain
-from arraylogchain._torch import calls, recursion
-from arraylogchain._torch.calls import Primal, Tensor, Tensors, Wanted, call
+from arraylogchain import _chains as chains
+from arraylogchain._core import threads
+from arraylogchain._core.context import Array, Context
+from arraylogchain._inputs.arrays import has_values, native_context
+from arraylogchain._inputs.chain import (
+    ARGUMENTS,
+    PARTS,
+    Chain,
+    check_shapes,
+    check_states,
+    make_chain,
+    prepare_chain,
+)
+from arraylogchain._torch import reference, rules
 from arraylogchain._torch.products import entries, through_finite
+from arraylogchain._torch.rules import Primal, Tensor, Tensors, Wanted, call
 
 # How far the recursion that gives second derivatives may be off before it is refused.
 _TOLERANCE = 1e-6
@@ -24,7 +32,7 @@ _TOLERANCE = 1e-6
 OWN_AXES = tuple(len(part.axes) for part in PARTS.values())
 
 
-class ChainOperation(calls.Operation):
+class ChainOperation(rules.Operation):
     """Of a chain's log potentials, transitions, initial and final weights, or None.
 
     Derivatives that are not certified are those of a recursion in float64, which autograd follows.
@@ -49,7 +57,7 @@ class ChainOperation(calls.Operation):
         self.keeps_messages, self.workers = log_chain._keeps_messages, log_chain._workers
 
     def value(self, *inputs: Tensor) -> Tensor:
-        ctx, chain = _inputs.prepare_chain(self._named(inputs), self.lengths)
+        ctx, chain = prepare_chain(self._named(inputs), self.lengths)
         with ctx.computing():
             return ctx.to_caller(self.compute(ctx, chain, self.workspace))
 
@@ -66,7 +74,7 @@ class ChainOperation(calls.Operation):
         with torch.enable_grad():
             leaves, weights = _leaves((*inputs, g))[:-1], g.detach().double()
             results = self._gradients(leaves, self._record(leaves), weights)
-        return calls.cast(results, inputs)
+        return rules.cast(results, inputs)
 
     def second(
         self, requested: Wanted, out: Tensor, g: Tensor, *inputs_and_cotangents: Tensor
@@ -79,7 +87,7 @@ class ChainOperation(calls.Operation):
             leaves = _leaves(inputs)
             recorded_value = self._record(leaves)
             like = (
-                recorded_value.new_ones((), dtype=calls.result_dtype(*inputs)) if g is None else g
+                recorded_value.new_ones((), dtype=rules.result_dtype(*inputs)) if g is None else g
             )
             (weights,) = _leaves([like.expand(recorded_value.shape)])
             gradients = self._gradients(leaves, recorded_value, weights, create_graph=True)
@@ -89,14 +97,14 @@ class ChainOperation(calls.Operation):
                     product = product + (x * direction.detach()).sum()
             selected = tuple(compress((weights, *leaves), requested))
             results = torch.autograd.grad(product, selected, materialize_grads=True)
-        return calls.cast(results, tuple(compress((like, *inputs), requested)))
+        return rules.cast(results, tuple(compress((like, *inputs), requested)))
 
     def _gradients(self, leaves: Tensors, out: Tensor, g: Tensor, **options: Any) -> Tensors:
         """Return the recursion's gradients, having checked them."""
         is_present = [x is not None for x in leaves]
         requested = tuple(compress(leaves, is_present))
         results = torch.autograd.grad(out, requested, g, materialize_grads=True, **options)
-        gradients = calls.scatter_optional(results, is_present)
+        gradients = rules.scatter_optional(results, is_present)
         if not self.agrees(leaves, g.detach(), out.detach(), gradients):
             raise FloatingPointError(
                 f"this derivative of {self.name} is computed on float64 weights without "
@@ -108,7 +116,7 @@ class ChainOperation(calls.Operation):
 
     def _record(self, leaves: Tensors) -> Tensor:
         """Return what the recursion makes of the inputs, part of autograd in any case."""
-        chain = _inputs.make_chain(self._named(leaves), self.lengths)
+        chain = make_chain(self._named(leaves), self.lengths)
         return self.differentiable(chain) + leaves[0].flatten()[:0].sum()
 
     def _named(self, inputs: Tensors) -> dict[str, Tensor]:
@@ -130,13 +138,13 @@ class Partition(ChainOperation):
 
     def value_and_residuals(self, inputs: Tensors) -> tuple[Tensor, Any]:
         """Return the value, where the inputs lie, and what makes gradients of a cotangent."""
-        ctx, chain = _inputs.prepare_chain(self._named(inputs), self.lengths)
+        ctx, chain = prepare_chain(self._named(inputs), self.lengths)
         with ctx.computing():
             options = self.workspace, self.keeps_messages
-            gradients, pull = chains.posterior.value_and_pullback(ctx, chain, *options)
+            gradients, pull = chains.marginals.value_and_pullback(ctx, chain, *options)
 
         def pullback(g: Tensor, requested: Wanted) -> Tensors:
-            (g,) = calls.read(ctx, g)
+            (g,) = rules.read(ctx, g)
             ctx.uses(g)
             with ctx.computing():
                 gradients = pull(g, frozenset(compress(PARTS, requested)))
@@ -162,16 +170,16 @@ class Partition(ChainOperation):
 
 def log_partition(chain: Any, precomputed: Tensor | None = None) -> Tensor:
     return _value(
-        chain, chains.messages.log_partition, recursion.log_partition, precomputed, Partition
+        chain, chains.messages.log_partition, reference.log_partition, precomputed, Partition
     )
 
 
 def marginals(chain: Any, precomputed: Tensor | None = None) -> Tensor:
-    return _value(chain, chains.posterior.marginals, recursion.marginals, precomputed)
+    return _value(chain, chains.marginals.marginals, reference.marginals, precomputed)
 
 
 def expected_transitions(chain: Any, precomputed: Tensor | None = None) -> Tensor:
-    functions = chains.posterior.expected_transitions, recursion.expected_transitions
+    functions = chains.marginals.expected_transitions, reference.expected_transitions
     counts = _value(chain, *functions, precomputed, ExpectedTransitions)
     return counts.reshape(chain._transitions().shape)
 
@@ -179,7 +187,7 @@ def expected_transitions(chain: Any, precomputed: Tensor | None = None) -> Tenso
 def posterior(chain: Any) -> Tensors:
     """Return log Z, marginals and counts, or None; one pass computes all three where it can."""
     is_plain = has_values(*chain._arrays.values())
-    precomputed = chain._run(chains.posterior.posterior) if is_plain else (None, None, None)
+    precomputed = chain._run(chains.marginals.posterior) if is_plain else (None, None, None)
     counts = None if chain._transitions() is None else expected_transitions(chain, precomputed[2])
     return log_partition(chain, precomputed[0]), marginals(chain, precomputed[1]), counts
 
@@ -189,31 +197,31 @@ def filtered(chain: Any) -> Tensors:
         marginals, normalizers = chains.messages.filtered(ctx, entered, workspace)
         return ctx.xp.concat([marginals, normalizers[..., None]], axis=-1)
 
-    gradients = _value(chain, compute, recursion.filtered)
+    gradients = _value(chain, compute, reference.filtered)
     return gradients[..., :-1], gradients[..., -1]
 
 
 def forward_messages(chain: Any) -> Tensor:
-    return _value(chain, chains.messages.forward_messages, recursion.forward_messages)
+    return _value(chain, chains.messages.forward_messages, reference.forward_messages)
 
 
 def backward_messages(chain: Any) -> Tensor:
-    return _value(chain, chains.messages.backward_messages, recursion.backward_messages)
+    return _value(chain, chains.messages.backward_messages, reference.backward_messages)
 
 
 def entropy(chain: Any) -> Tensor:
-    return _value(chain, chains.entropy.entropy, recursion.entropy)
+    return _value(chain, chains.entropy.entropy, reference.entropy)
 
 
 def log_weight(chain: Any, states: Any) -> Tensor:
     """Return `LogChain.log_weight`: sums of entries, which autograd follows by itself."""
     arguments, found = chain._arguments(), []
-    entered = _inputs.make_chain(arguments, chain._lengths)
+    entered = make_chain(arguments, chain._lengths)
     ctx = native_context(torch_namespace, entered.parts["potentials"].device, "float64")
-    states = _inputs.check_states(ctx, states, entered)
+    states = check_states(ctx, states, entered)
     times, is_valid = (
         torch.arange(entered.num_steps, device=ctx.device),
-        recursion.real_steps(entered),
+        reference.real_steps(entered),
     )
     states = torch.where(is_valid, states, 0)  # with all batch axes
     sources = times[:-1] * (not entered.has_one_matrix)
@@ -229,13 +237,13 @@ def log_weight(chain: Any, states: Any) -> Tensor:
             is_read = is_valid[..., -weights.shape[-1] :]
             weights = torch.where(is_read, weights, float(part not in entered.logs))
         if part not in entered.logs:
-            weights = recursion.logs_of(weights.double())
+            weights = reference.logs_of(weights.double())
         found.append(weights)
     terms = torch.cat(found, -1).double()
     # Whole numbers add up exactly, up to 2**53: what cancels leaves no rounding.
     rounded = terms.detach().round().nan_to_num(0, 0, 0)
     total = through_finite(rounded.sum(-1) + (terms - rounded).sum(-1))
-    return total.to(calls.result_dtype(*arguments.values()))
+    return total.to(rules.result_dtype(*arguments.values()))
 
 
 def _value(
@@ -250,14 +258,14 @@ def _value(
     Its parts get equally many batch axes, so that an axis of vmap is one more in front.
     """
     arguments = chain._arguments()
-    rows = len(_inputs.check_shapes(arguments))
+    rows = len(check_shapes(arguments))
     names = [part.linear if part.linear in arguments else part.log for part in PARTS.values()]
     pairs = zip(map(arguments.get, names), OWN_AXES, strict=True)
     inputs: list[Any] = [x if x is None else x[(None,) * (rows + n - x.ndim)] for x, n in pairs]
     if precomputed is not None and kind.sums_rows:
         precomputed = precomputed.reshape(inputs[1].shape)
     operation = kind(chain, names, compute, differentiable)
-    with _threads.using(chain._workers):
+    with threads.using(chain._workers):
         gradients = operation.precomputed(inputs) if precomputed is None else (precomputed, None)
         return call(Primal(operation), *inputs, precomputed=gradients)[0]
 

@@ -9,26 +9,22 @@ from typing import Any
 import array_api_compat.torch as torch_namespace
 import torch
 
-from arraylogchain._array.products import certified, linear, maxplus
-from arraylogchain._array.products.chainexp import (
-    product_of_sequence,
-    product_of_stack,
-    whole_maxima,
-)
-from arraylogchain._array.products.gradients import logmatmulexp_gradients
-from arraylogchain._arrays import check_dtypes, prepare_inputs
-from arraylogchain._context import shape_of
-from arraylogchain._fold import fold
-from arraylogchain._torch import calls
-from arraylogchain._torch.calls import Primal, Tensor, Tensors, Wanted, call
-from arraylogchain.einsum import Multiply, evaluate
+from arraylogchain._core.axes import fold
+from arraylogchain._core.context import shape_of
+from arraylogchain._inputs.arrays import check_dtypes, prepare_inputs
+from arraylogchain._products import certified, linear, maxplus
+from arraylogchain._products.chainexp import product_of_sequence, product_of_stack, whole_maxima
+from arraylogchain._products.contraction import Multiply, evaluate
+from arraylogchain._products.gradients import logmatmulexp_gradients
+from arraylogchain._torch import rules
+from arraylogchain._torch.rules import Primal, Tensor, Tensors, Wanted, call
 
 # Above any logarithm of a number.
 _INFINITE = 4096.0
 
 
-class Product(calls.Operation):
-    """A product of two operands; functions of `_array.products` compute it."""
+class Product(rules.Operation):
+    """A product of two operands; functions of `_products` compute it."""
 
     def __init__(self, budget: int) -> None:
         super().__init__()
@@ -38,7 +34,7 @@ class Product(calls.Operation):
         """Return what a function makes of operands, other tensors, the budget and options."""
         ctx, ready = prepare_inputs({"a": inputs[0], "b": inputs[1]})
         layout = fold(*map(shape_of, ready.values()))
-        args = (*ready.values(), *calls.read(ctx, *arrays), self.budget, *options)
+        args = (*ready.values(), *rules.read(ctx, *arrays), self.budget, *options)
         with ctx.computing():
             return ctx.to_caller(function(ctx, layout, *args))
 
@@ -65,9 +61,9 @@ class Matmul(Product):
         g_gradient = sum(call(Primal(self), *pair)[0] for pair in pairs) if requested[0] else None
         # Of the operand whose gradient is taken, the gradient needs no more than the shape.
         if requested[1] and v is not None:
-            (a_gradient,) = call(calls.Vjp(self, (True, False)), None, g, a, v)
+            (a_gradient,) = call(rules.Vjp(self, (True, False)), None, g, a, v)
         if requested[2] and u is not None:
-            (b_gradient,) = call(calls.Vjp(self, (False, True)), None, g, u, b)
+            (b_gradient,) = call(rules.Vjp(self, (False, True)), None, g, u, b)
         return tuple(itertools.compress((g_gradient, a_gradient, b_gradient), requested))
 
 
@@ -128,12 +124,12 @@ class LogMatmulExp(Product):
                 results = self.gradients(None, (side == 1, side == 0), value, g * w, *shifted)
                 sums[1 - side] += results[1 - side]
         if g is None:
-            return calls.cast([q], [out])
+            return rules.cast([q], [out])
         gradients = [self.gradients(None, (True, True), plain, x, *operands) for x in (g, g * q)]
         for side, (x, by_g, by_gq) in enumerate(zip(weights, *gradients, strict=True)):
             sums[side] += (0 if x is None else x * by_g) - by_gq
         return tuple(
-            itertools.compress(calls.cast((q, *sums), (g, *inputs_and_cotangents[:2])), requested)
+            itertools.compress(rules.cast((q, *sums), (g, *inputs_and_cotangents[:2])), requested)
         )
 
 
@@ -199,7 +195,7 @@ def _matrices(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Any]:
 def logchainexp(arguments: Mapping[str, Tensor], budget: int) -> Tensor:
     """Return `arraylogchain.logchainexp` of tensors by name, differentiable."""
     _check_tensors(arguments)
-    dtype = calls.result_dtype(*arguments.values())
+    dtype = rules.result_dtype(*arguments.values())
     wide = [x.to(torch.promote_types(dtype, torch.float32)) for x in arguments.values()]
 
     def multiply(a: Tensor, b: Tensor) -> tuple[Tensor, None]:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arraylogchain import _arrays
-from arraylogchain._context import Context
+from arraylogchain._core.context import Context
+from arraylogchain._inputs import arrays
 from tests.conftest import skip_or_fail
 from tests.cuda.cpu_compiler import COMPILER
 from tests.cuda.cpu_device import CpuDevice
@@ -52,10 +52,10 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], Any]]:
     """Return what puts NumPy arrays, and torch tensors on the CPU, on a device; None for none."""
 
     def forget() -> None:
-        _arrays._numpy_context.cache_clear()
+        arrays._numpy_context.cache_clear()
 
     def on(device: Any) -> Any:
-        monkeypatch.setattr(_arrays, "_kernels_for", lambda *_: device)
+        monkeypatch.setattr(arrays, "_kernels_for", lambda *_: device)
         # What only NumPy's arrays have is not used, but what arrays on a device take.
         is_numpy = property(lambda ctx: ctx.xp is np and ctx.kernels is None)
         monkeypatch.setattr(Context, "is_numpy", is_numpy)

@@ -9,9 +9,9 @@ from typing import Any
 import array_api_compat.numpy as numpy_namespace
 import numpy as np
 
-from arraylogchain import _arrays
-from arraylogchain._context import Context
-from arraylogchain._cuda.chains import CudaBackend
+from arraylogchain._backends.cuda.backend import CudaBackend
+from arraylogchain._core.context import Context
+from arraylogchain._inputs import arrays
 from tests import recursions
 from tests.cuda.cpu_device import CpuDevice
 
@@ -19,10 +19,10 @@ from tests.cuda.cpu_device import CpuDevice
 def context(device: CpuDevice, dtype: str) -> Context:
     """Return the context of NumPy arrays whose kernels run on a device; bfloat16 is ml_dtypes'."""
     if dtype != "bfloat16":
-        return replace(_arrays._numpy_context(dtype), kernels=device)
+        return replace(arrays._numpy_context(dtype), kernels=device)
     namespace = ModuleType("array_api_compat.numpy")
     vars(namespace).update(vars(numpy_namespace), bfloat16=np.dtype("bfloat16"))
-    ctx = _arrays._numpy_context("float32")
+    ctx = arrays._numpy_context("float32")
     return replace(ctx, kernels=device, result_name=dtype, xp=namespace)
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arraylogchain import _arrays
 from arraylogchain._cuda import device as device_module
 from arraylogchain._cuda import kernels
 from arraylogchain._cuda.device import CupyDevice, TorchDevice, Unavailable, find
 from arraylogchain._cuda.kernels import Kernel, Launch, pack, struct
+from arraylogchain._inputs import arrays
 from tests.conftest import import_or_skip
 
 ATTRIBUTES = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 232448}
@@ -363,7 +363,7 @@ def test_no_switch_spoils_a_proof(torch, monkeypatch, library, new, old, of_cupy
     names.astype = lambda x, dtype: x.astype(dtype)
     x, y = np.float32([[1 / 3]]), np.ones((1, 1), np.float32)
     elsewhere = SimpleNamespace(multiply=np.matmul)
-    ctx = replace(_arrays._numpy_context("float32"), xp=names, device="cuda:0", kernels=elsewhere)
+    ctx = replace(arrays._numpy_context("float32"), xp=names, device="cuda:0", kernels=elsewhere)
     assert (ctx.multiply(x, y) == x) == drops_bits
     names.matmul = lambda a, b: (a @ b) * (a.dtype == np.float64)
     assert (replace(ctx, kernels=None).multiply(x, y) == x) == drops_bits
@@ -380,7 +380,7 @@ def test_captures_are_seen(cupy, torch):
 def test_torch_hears_which_stream_reads(torch, monkeypatch):
     read: list[int] = []
     x = SimpleNamespace(record_stream=lambda stream: read.append(stream.cuda_stream))
-    context = _arrays._numpy_context("float32")
+    context = arrays._numpy_context("float32")
     context.uses(x)
     assert read == []
     names = SimpleNamespace(__name__="array_api_compat.torch")

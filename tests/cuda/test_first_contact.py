@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from arraylogchain import _arrays
+from arraylogchain import _cli
+from arraylogchain._backends.cuda.backend import hard_case
 from arraylogchain._cuda import self_check
 from arraylogchain._cuda.kernels import INSTANTIATIONS, Kernel
+from arraylogchain._inputs import arrays
 from tests.chain_scenarios import normal, uniform
 from tests.cuda.cpu_device import CpuDevice
 
@@ -32,9 +34,9 @@ def checks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     checked: list[str] = []
     check = self_check.check
 
-    def counted(ctx: Any, kernel: Kernel) -> str | None:
+    def counted(ctx: Any, kernel: Kernel, case: Any) -> str | None:
         checked.append(kernel.name)
-        return check(ctx, kernel)
+        return check(ctx, kernel, case)
 
     monkeypatch.setattr(self_check, "check", counted)
     return checked
@@ -58,8 +60,8 @@ def without_kernels(call: Any, use: Any) -> np.ndarray:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kernel", FLOATS, ids=lambda k: k.name)
 def test_every_kernel_passes_its_check(kernel):
-    ctx = replace(_arrays._numpy_context("float32"), kernels=CpuDevice(seed=3))
-    assert self_check.check(ctx, kernel) is None
+    ctx = replace(arrays._numpy_context("float32"), kernels=CpuDevice(seed=3))
+    assert self_check.check(ctx, kernel, hard_case) is None
 
 
 @pytest.mark.parametrize("call", [product, partition])
@@ -173,4 +175,4 @@ def test_records_that_cannot_be_kept_are_no_error(use, monkeypatch, tmp_path):
 
 def test_the_report_says_why_there_is_no_device():
     with pytest.raises(RuntimeError, match="CuPy"):
-        self_check.report()
+        _cli.report()

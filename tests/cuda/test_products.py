@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arraylogchain._cuda import products
-from arraylogchain._fold import fold
+from arraylogchain._core.axes import fold
+from arraylogchain._products import cuda
 from tests import error_model, reference
 from tests.chain_scenarios import normal
 from tests.cuda.cpu_device import CpuDevice
@@ -32,9 +32,9 @@ def check(device: CpuDevice, dtype: str, a: Any, b: Any) -> None:
         exact = reference.logmatmulexp(*wide)
         bound = error_model.product_bound(*wide, exact, dtype)
         with ctx.computing():
-            for compute in (products.by_tiles, products.by_blas):
+            for compute in (cuda.by_tiles, cuda.by_blas):
                 within(compute(ctx, layout, a, b), exact, bound, dtype)
-            values, indices = products.maxplus(ctx, layout, a, b)
+            values, indices = cuda.maxplus(ctx, layout, a, b)
     if dtype in ("float32", "float64"):
         with np.errstate(all="ignore"):
             right = b[:, None] if b.ndim == 1 else b
@@ -89,11 +89,11 @@ def test_pairs(compiler, dtype, name):
 
 
 def test_large_products_go_through_cublas_where_they_fit(device, monkeypatch):
-    monkeypatch.setattr(products, "_BLAS_FROM", 64**3)
+    monkeypatch.setattr(cuda, "_BLAS_FROM", 64**3)
     ctx, a = context(device, "float32"), normal(64, 64).astype("float32")
     layout = fold(a.shape, a.shape)
     for budget, kernel in ((1 << 20, "settle<float>"), (1 << 15, "logmatmulexp<float>")):
         device.launches.clear()
         with ctx.computing():
-            products.logmatmulexp(ctx, layout, a, a, budget)
+            cuda.logmatmulexp(ctx, layout, a, a, budget)
         assert [launch.kernel.name for launch in device.launches] == [kernel]

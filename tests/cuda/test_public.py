@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from arraylogchain._context import Context
+from arraylogchain._core.context import Context
 from tests.chain_checks import check_chain
 from tests.chain_scenarios import ONLY_FLOAT64, SCENARIOS, make, normal, uniform
 from tests.checks import check_logmatmulexp, check_maxplus

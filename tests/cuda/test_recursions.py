@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from arraylogchain._array.chains.pieces import UPDATED, shards
-from arraylogchain._cuda.chains import CudaBackend
-from arraylogchain._inputs import make_chain
+from arraylogchain._backends.cuda.backend import CudaBackend
+from arraylogchain._backends.interface import UPDATED
+from arraylogchain._backends.shards import shards
+from arraylogchain._inputs.chain import make_chain
 from tests import drifting_chains
 from tests.chain_scenarios import SCENARIOS, make, normal, uniform
 from tests.cuda.cpu_device import CpuDevice

@@ -6,7 +6,7 @@ What was captured with easy inputs must be right for hard ones: a graph has no s
 import numpy as np
 import pytest
 
-from arraylogchain._arrays import prepare_inputs
+from arraylogchain._inputs.arrays import prepare_inputs
 from tests import error_model, reference
 from tests.chain_reference import Exact
 from tests.conftest import make_backend

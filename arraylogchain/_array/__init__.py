@@ -1,1 +1,0 @@
-"""Implementations in array operations, which run everywhere and define what is right."""

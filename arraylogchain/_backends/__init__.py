@@ -1,0 +1,1 @@
+"""Recursions over time: their interface; array operations, compiled loops and kernels."""

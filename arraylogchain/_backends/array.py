@@ -1,0 +1,358 @@
+"""The recursion in array operations: linear weights while they are plainly safe, logs elsewhere.
+
+A block of steps goes linear while every weight is at least 2**-60, else it is done again from its
+beginning in logs, where each step is a certified product.
+
+*Proof of linear steps.* Weights of states lie in [LEAST, MOST], factors exp(x) are at most WIDEST,
+and entries of a matrix at most 2. What underflows of a sum of K terms, in entries of the matrix and
+in products, is less than 5 K tiny MOST; the sum is at least LEAST / WIDEST, as it is LEAST once it
+is multiplied by its factor. In float32, 5 K tiny MOST < eps LEAST / WIDEST for K up to 2**14.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from arraylogchain._backends import interface
+from arraylogchain._backends.interface import Messages, SegmentMessages
+from arraylogchain._backends.shards import Shard
+from arraylogchain._core import scaled
+from arraylogchain._core.axes import chunks
+from arraylogchain._core.context import Array
+from arraylogchain._core.scaled import whole_maximum
+from arraylogchain._products.certified import certified_product
+from arraylogchain._products.operand import Factor
+
+LEAST, MOST, WIDEST = 2.0**-60, 2.0**10, 2.0**16
+_MOST_STATES = 1 << 14
+
+# Places along the first axes of states.
+RowIndex = tuple[Any, ...]
+# ``product(before, time, lanes, out)`` multiplies states by the matrices from a step to the next;
+# ``weigh(arrived, i, out)`` by the exponentials of potentials. They say False if it is not safe.
+Product = Callable[[Array, int, RowIndex, Array], bool | None]
+Update = Callable[[Array, int, Array], bool | None]
+
+
+class ArrayBackend:
+    """The recursion over a piece in array operations; see `interface.Backend`."""
+
+    max_useful_rows: int | None = None
+    holds_matrices = False
+
+    def __init__(self, shard: Shard, workspace: int) -> None:
+        self.shard, self.ctx, self.workspace = shard, shard.ctx, workspace
+        self.has_logs = "transitions" in shard.chain.logs
+        # Whether all steps have the same matrices, and the same lanes those of groups.
+        self._is_same = shard.chain.has_one_matrix and (shard.axis == 1 or shard.lengths is None)
+        self._cached: dict[bool, tuple[Factor, Array | None]] = {}
+        self._logs: tuple[Factor, Array] | None = None
+
+    def advance(
+        self, carry: Messages | None, steps: slice, backward: bool, keep: int
+    ) -> SegmentMessages:
+        """Take a block of steps, forward or backward."""
+        start = self._initial_carry(backward) if carry is None else carry
+        x, walk = self._potentials(steps), _SegmentStepper(self, steps, backward, keep)
+        return walk.in_linear_space(start, x) or walk.in_log_space(start, x, walk.log_product)
+
+    def matrix(self, time: int, backward: bool) -> tuple[Factor, Array | None]:
+        """Return the matrices that lead from a step to the next, ready for products.
+
+        They are those of the lanes that have that transition, backward transposed. Their weights
+        up to `Factor.scale` come with them; None if these would not fit.
+        """
+        shard, ctx = self.shard, self.ctx
+        if self._is_same and backward in self._cached:
+            return self._cached[backward]
+        x = self.input_matrix(time)
+        x = x if shard.axis else x[: shard.num_active(time + 1), :, :]
+        x = x.mT if backward else x
+        factor = Factor(ctx, x, 1, is_log=self.has_logs, common=True)
+        weights = None
+        is_view = ctx.is_numpy and factor.shift is None and x.dtype == ctx.dtype(ctx.precision)
+        if is_view or math.prod(x.shape) * 3 * ctx.precision.itemsize <= self.workspace // 2:
+            weights = factor.cache_weights().with_common_scale()
+        if self._is_same:
+            self._cached[backward] = factor, weights
+        return factor, weights
+
+    def log_matrix(self, time: int, groups: int) -> tuple[Factor, Array | None]:
+        """Return the matrices that lead from a step to the next, with their logs.
+
+        None for the logs where they are those of this step alone, or do not fit.
+        """
+        if self._logs is not None:
+            return self._logs
+        x = self.input_matrix(time)[:groups, ...]
+        factor = Factor(self.ctx, x, 1, is_log=self.has_logs, common=True)
+        # An entry takes 128 bytes at the most, with what computes its log.
+        if not self._is_same or math.prod(x.shape) > self.workspace // 128:
+            return factor, None
+        self._logs = factor, factor.logs()
+        return self._logs
+
+    def best(self, carry: Messages | None, steps: slice, keep: int) -> SegmentMessages:
+        """Take a block of steps forward, with the largest of terms in the place of their sums."""
+        start = self._initial_carry(False) if carry is None else carry
+        walk = _SegmentStepper(self, steps, False, keep)
+        return walk.in_log_space(start, self._potentials(steps), walk.max_product)
+
+    def trace(self, updated: Messages, after: Array, steps: slice) -> Array:
+        """Return the states of best paths, integers [n, groups, rows]."""
+        xp, after = self.ctx.xp, after[..., None]
+        return self._back(updated.values, after, steps, lambda x, at: xp.argmax(x, axis=-1))[..., 0]
+
+    def draw(self, updated: Messages, after: Array, steps: slice, uniforms: Array) -> Array:
+        """Return states of samples, integers [n, groups, rows, samples]."""
+        ctx, xp = self.ctx, self.ctx.xp
+        logs = updated.to_log_space(ctx).values
+
+        def pick(x: Array, at: RowIndex) -> Array:
+            below = xp.cumulative_sum(relative(xp, x), axis=-1)
+            return draw_states(xp, below, ctx.load(uniforms[at], ctx.widest))
+
+        return self._back(logs, after, steps, pick)
+
+    def _back(
+        self, updated: Array, after: Array, steps: slice, pick: Callable[[Array, RowIndex], Array]
+    ) -> Array:
+        """Return states [n, groups, rows, paths], each chosen by the logs of what leads through.
+
+        `pick` is told at which step and lanes these are.
+        """
+        ctx, xp, shard, reversed_states = self.ctx, self.ctx.xp, self.shard, []
+        for i in reversed(range(steps.stop - steps.start)):
+            num_active = shard.num_active(steps.start + i + 1)
+            if num_active:
+                active = shard.row_index(None, num_active)
+                at, states = (i, *active), after[active]
+                logs = ctx.load(updated[at], ctx.widest)[:, :, None, :]
+                after = xp.asarray(after, copy=True)
+                after[active] = pick(logs + self._log_weights_into(steps.start + i, states), at)
+            reversed_states.append(after)
+        return xp.stack(reversed_states[::-1])
+
+    def _log_weights_into(self, time: int, states: Array) -> Array:
+        """Return the logs of weights into states [groups, rows, paths] of the next step, [..., K].
+
+        They are known but for a shift: only differences count.
+        """
+        ctx, xp, (groups, rows, paths) = self.ctx, self.ctx.xp, states.shape
+        matrix, flat = (
+            self.input_matrix(time)[:groups, ...],
+            xp.reshape(states, (groups, rows * paths)),
+        )
+        if groups == 1:
+            columns = xp.take(matrix, flat[0, ...], axis=2)
+        else:
+            index = xp.broadcast_to(flat[:, None, :], (groups, matrix.shape[1], rows * paths))
+            columns = xp.take_along_axis(matrix, index, axis=2)
+        x = ctx.load(columns.mT, ctx.widest)
+        x = x - whole_maximum(xp, x) if self.has_logs else xp.log(x)
+        return xp.reshape(x, (groups, rows, paths, x.shape[-1]))
+
+    def input_matrix(self, time: int) -> Array:
+        """Return the matrices from a step to the next, as given, [groups, K, K]."""
+        return self.shard.matrices(slice(time, time + 1))[:, 0, :, :]
+
+    def _potentials(self, steps: slice) -> Array:
+        """Return potentials [n, groups, rows, K] in the precision, 0 past rows' ends."""
+        ctx, xp, is_valid = self.ctx, self.ctx.xp, self.shard.valid_steps(steps)
+        x = xp.permute_dims(self.shard.potentials(steps), (2, 0, 1, 3))
+        if is_valid is not None:
+            x = xp.where(is_valid[..., None], x, 0.0)
+        return ctx.load(x, ctx.precision)
+
+    def _initial_carry(self, backward: bool, logs_only: bool = False) -> Messages:
+        """Return what a recursion starts with; in logs only, no value is waited for."""
+        ctx, xp, (groups, rows, _) = self.ctx, self.ctx.xp, self.shard.state_shape
+        x, is_log = self.shard.boundary_weights(backward)
+        zeros = xp.zeros((groups, rows), dtype=ctx.dtype(ctx.widest), device=ctx.device)
+
+        def state(values: Array, shifts: Array, exponents: Array, is_log: bool) -> Messages:
+            form = np.ones((groups, rows), bool) if is_log else None
+            return Messages(ctx.load(values, ctx.precision), shifts, exponents, form)
+
+        x = ctx.load(x, ctx.widest)
+        if is_log:
+            shift = whole_maximum(xp, x)
+            return state(x - shift, shift[..., 0], zeros, True)
+        x = xp.where(x < 0, math.nan, x)
+        if not logs_only and ctx.are_between(x, LEAST, MOST):
+            return state(x, zeros, zeros, False)
+        logs, exponents = scaled.scaled_logs(ctx, x)
+        return state(logs, zeros, exponents, True)
+
+
+class _SegmentStepper:
+    """The steps of one block.
+
+    `shifts` and `exponents` are the scale of the weights at hand.
+    """
+
+    def __init__(self, recursion: ArrayBackend, steps: slice, backward: bool, keep: int) -> None:
+        self.recursion, self.shard, self.ctx = recursion, recursion.shard, recursion.ctx
+        self.steps, self.backward, self.keep = steps, backward, keep
+        self.shifts: Array = None
+        self.exponents: Array = None
+
+    def in_linear_space(self, carry: Messages, x: Array) -> SegmentMessages | None:
+        """Take the steps on linear weights; None where these are not safe."""
+        ctx, xp = self.ctx, self.ctx.xp
+        values = carry.values if carry.is_log is None else xp.exp(carry.values)
+        if int(x.shape[-1]) > _MOST_STATES or not ctx.are_between(values, LEAST, MOST):
+            return None
+        # In the order of steps, which are read one by one.
+        weights, maxima = ctx.empty(tuple(x.shape), x.dtype), None
+        ctx.apply(xp.exp, x, out=weights)
+        if not ctx.are_between(weights, 1.0 / WIDEST, WIDEST):
+            maxima = whole_maximum(xp, x)
+            ctx.apply(xp.exp, x - maxima, out=weights)
+            if not ctx.are_between(weights, LEAST, WIDEST):
+                return None
+            maxima = ctx.load(maxima[..., 0], ctx.widest)
+
+        def multiply(before: Array, time: int, active: RowIndex, out: Array) -> bool:
+            factor, matrix = self.recursion.matrix(time, self.backward)
+            if matrix is None:
+                return False
+            ctx.multiply(before, matrix, out)
+            self._add_scale(factor.scale, active)
+            return True
+
+        def update(predicted: Array, i: int, out: Array) -> bool:
+            ctx.apply(xp.multiply, predicted, weights[i, ...], out=out)
+            if not ctx.are_between(out, LEAST, MOST):
+                exponent = -xp.floor(xp.log2(xp.max(out, axis=-1)))
+                out[...] = ctx.scaled(out, exponent[..., None])
+                # What is not a number is not within anything.
+                if not ctx.are_between(out, LEAST, MOST):
+                    return False
+                self.exponents = self.exponents - ctx.load(exponent, ctx.widest)
+            if maxima is not None:
+                self.shifts = self.shifts + maxima[i, ...]
+            return True
+
+        return self._advance(values, carry, False, multiply, update)
+
+    def in_log_space(self, carry: Messages, x: Array, product: Product) -> SegmentMessages:
+        """Take the steps in logs, with sums or maxima as products."""
+        ctx, xp, carry = self.ctx, self.ctx.xp, carry.to_log_space(self.ctx)
+        # Their own shift first, so that large potentials do not swallow small differences.
+        maxima = whole_maximum(xp, x)
+        x = x - maxima
+
+        def update(predicted: Array, i: int, out: Array) -> None:
+            ctx.apply(xp.add, predicted, x[i, ...], out=out)
+            top = whole_maximum(xp, out)
+            ctx.apply(xp.subtract, out, top, out=out)
+            for rounded in (maxima[i, ...], top):  # widened first, to be added exactly
+                self.shifts = self.shifts + ctx.load(rounded[..., 0], ctx.widest)
+
+        block = self._advance(carry.values, carry, True, product, update)
+        assert block is not None
+        return block
+
+    def log_product(self, before: Array, time: int, active: RowIndex, out: Array) -> None:
+        """Write the certified product of states and the matrices from a step to the next."""
+        ctx, workspace = self.ctx, self.recursion.workspace
+        (factor, weights), chunk = self.recursion.matrix(time, self.backward), None
+        if weights is None:
+            size = math.prod(factor.values.shape) // int(factor.values.shape[-2])
+            chunk = max(1, workspace // 6 // (ctx.precision.itemsize * size))
+        left = Factor(ctx, before, 0, shifts=False)
+        certified_product(ctx, left, factor, out, workspace // 2, chunk)
+        self._add_scale(factor.scale, active)
+
+    def max_product(self, before: Array, time: int, active: RowIndex, out: Array) -> None:
+        """Write max_k before[k] + log P[k, :], some k at a time."""
+        ctx, xp, recursion = self.ctx, self.ctx.xp, self.recursion
+        (matrix, logs), out[...] = recursion.log_matrix(time, before.shape[0]), -math.inf
+        scratch_size = min(ctx.block, recursion.workspace // (4 * ctx.precision.itemsize))
+        for k in chunks(int(before.shape[-1]), max(1, scratch_size // math.prod(before.shape))):
+            log_row = matrix.logs(k) if logs is None else logs[:, k, :]
+            terms = before[:, :, k, None] + log_row[:, None, :, :]
+            out[...] = xp.maximum(out, xp.max(terms, axis=-2))
+        self._add_scale(matrix.scale, active)
+
+    def _add_scale(self, scale: tuple[Array, Array] | None, active: RowIndex) -> None:
+        """Add what a matrix keeps apart to the scale of the lanes that it multiplied."""
+        if scale is not None:
+            xp, (shift, exponent) = self.ctx.xp, scale
+            shifts, exponents = (xp.asarray(x, copy=True) for x in (self.shifts, self.exponents))
+            shifts[active] = shifts[active] + shift[..., 0]
+            exponents[active] = exponents[active] + exponent[..., 0]
+            self.shifts, self.exponents = shifts, exponents
+
+    def _advance(
+        self, values: Array, carry: Messages, is_log: bool, product: Product, update: Update
+    ) -> SegmentMessages | None:
+        """Take the steps; None where a product, or what it is weighed by, says False."""
+        ctx, xp, shard, backward = self.ctx, self.ctx.xp, self.shard, self.backward
+        start, stop = self.steps.start, self.steps.stop
+        count, has_both, shape = stop - start, self.keep == interface.ALL, shard.state_shape
+        dtype = ctx.dtype(ctx.precision)
+        # What is not kept is written over.
+        predicted = ctx.empty((count if has_both else 1, *shape), dtype)
+        updated = ctx.empty(((2, count, count + 1)[self.keep], *shape), dtype)
+        predicted_scales: list[Any] = []
+        updated_scales: list[Any] = []
+        before, self.shifts, self.exponents = values, carry.shifts, carry.exponents
+        if has_both:
+            updated[count if backward else 0, ...] = before
+            updated_scales.append((self.shifts, self.exponents))
+        for i in reversed(range(count)) if backward else range(count):
+            time = start + i
+            after = updated[(i + (has_both and not backward)) % int(updated.shape[0]), ...]
+            into = predicted[i if has_both else 0, ...]
+            # So many lanes have a transition to the step. To the others what was before arrives:
+            # the start, or what they ended with.
+            num_active = (
+                shard.num_active(time + 1) if backward else shard.num_active(time) * (time > 0)
+            )
+            if num_active < before.shape[shard.axis]:
+                inactive = shard.row_index(num_active, None)
+                into[inactive] = before[inactive]
+            if num_active:
+                active, last = shard.row_index(None, num_active), time if backward else time - 1
+                if product(before[active], last, active, into[active]) is False:
+                    return None
+            predicted_scales.append((self.shifts, self.exponents))
+            if update(into, i, after) is False:
+                return None
+            updated_scales.append((self.shifts, self.exponents))
+            before = after
+        form = np.ones(shape[:2], bool) if is_log else None
+
+        def messages(values: Array, scales: list[Any]) -> Messages:
+            in_order = scales[::-1] if backward else scales
+            shifts, exponents = (xp.stack(x) for x in zip(*in_order, strict=True))
+            return Messages(values, shifts, exponents, form)
+
+        if self.keep == interface.NOTHING:
+            before = xp.asarray(before, copy=True)
+        return SegmentMessages(
+            messages(predicted, predicted_scales) if has_both else None,
+            messages(updated, updated_scales) if self.keep != interface.NOTHING else None,
+            Messages(before, self.shifts, self.exponents, form),
+        )
+
+
+def relative(xp: Any, logs: Array) -> Array:
+    """Return exponentials relative to the largest of the last axis."""
+    top = xp.max(logs, axis=-1, keepdims=True)
+    return xp.exp(logs - xp.where(xp.isfinite(top), top, 0.0))
+
+
+def draw_states(xp: Any, below: Array, uniforms: Array) -> Array:
+    """Draw one of the last axis for each of the others, given sums of weights up to each."""
+    total = below[..., -1:]
+    level = uniforms[..., None] * total
+    # The first state whose sum is above the level adds something to it, so that its weight is
+    # not 0; should the level be rounded up to the total, it is the last that adds something.
+    return xp.argmax(xp.astype((below > level) | (below == total), xp.uint8), axis=-1)

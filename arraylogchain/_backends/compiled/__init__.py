@@ -1,0 +1,1 @@
+"""Recursions as loops that Numba compiles."""

@@ -1,0 +1,182 @@
+"""The recursions of a piece of a chain, by loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from arraylogchain._backends.compiled import matrices, paths, recursion
+from arraylogchain._backends.compiled.matrices import DENSE, MIN_SPARSE_STATES
+from arraylogchain._backends.interface import ALL, NOTHING, UPDATED, Messages, SegmentMessages
+from arraylogchain._backends.shards import Shard
+from arraylogchain._compiled.compiling import Floats, Integers
+from arraylogchain._core.context import Array
+
+# From so many rows on they are taken side by side.
+_SIDE_BY_SIDE = 8
+# Numbers that are weighed by exponentials which are computed together, and steps at most.
+_CHUNK, _CHUNK_STEPS = 4096, 64
+
+
+class CompiledBackend:
+    """See `interface.Backend`.
+
+    What loops leave are arrays [steps, G, K, R]: R rows that share a matrix side by side, or each
+    row by itself, R being 1.
+    """
+
+    max_useful_rows, holds_matrices = 256, True
+
+    def __init__(self, shard: Shard, workspace: int) -> None:
+        self.shard, self.K = shard, shard.chain.num_states
+        self.R = shard.rows if shard.rows >= _SIDE_BY_SIDE else 1
+        # How many of what loops take share the matrices of one group.
+        self.per_group = shard.rows // self.R
+        self.G = shard.groups * self.per_group
+        self.lengths = np.empty((self.G, self.R), np.int64)
+        row_lengths = shard.lengths
+        self.lengths[...] = (
+            shard.num_steps if row_lengths is None else row_lengths.reshape(self.lengths.shape)
+        )
+        # Room for the factors of so many steps, and some more numbers: [K * R], flat, and [R].
+        width = self.K * self.R
+        count = min(_CHUNK_STEPS, max(1, _CHUNK // width))
+        self.scratch = (count + 4) * width, (count + 3, self.R)
+        self.has_one = shard.chain.has_one_matrix or shard.chain.num_steps == 1
+        self._prepared: dict[tuple[str, bool], Any] = {}
+
+    def advance(
+        self, carry: Messages | None, steps: slice, backward: bool, keep: int
+    ) -> SegmentMessages:
+        G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
+        new_carry = weights, scales, forms = self._initial_carry(carry, backward)
+        (prepared, bounds, sparse), first = self._matrices("weights", steps, backward)
+        predicted = np.empty((S, G, K * R) if keep == ALL else (2, 1, K * R))
+        updated = np.empty((2, 1, K * R) if keep == NOTHING else (S + 1, G, K * R))
+        predicted_scales = np.empty((2, S if keep == ALL else 0, G, R))
+        updated_scales = np.empty((2, 0 if keep == NOTHING else S + 1, G, R))
+        x, edges = self._potentials(steps), (*prepared, self.per_group, first)
+        stored, place = (
+            (predicted, updated, predicted_scales, updated_scales),
+            (steps.start, backward),
+        )
+        scratch = np.empty(self.scratch[0]), np.empty(self.scratch[1])
+        count = recursion.advance(
+            x, edges, bounds, sparse, self.lengths, new_carry, stored, scratch, *place
+        )
+        shifts, exponents, log_sums = scales.reshape(3, self.shard.groups, self.shard.rows)
+        is_log = forms.view(bool).reshape(shifts.shape) if count else None  # LOGS is 1, LINEAR 0
+        if keep == UPDATED:
+            own_steps = slice(0, S) if backward else slice(1, None)
+            updated, updated_scales = updated[own_steps], updated_scales[:, own_steps]
+        return SegmentMessages(
+            self._messages(predicted, predicted_scales, is_log) if keep == ALL else None,
+            self._messages(updated, updated_scales, is_log) if keep != NOTHING else None,
+            Messages(weights.reshape(*shifts.shape, K), shifts, exponents, is_log, log_sums),
+        )
+
+    def best(self, carry: Messages | None, steps: slice, keep: int) -> SegmentMessages:
+        G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
+        new_carry = weights, scales, _ = self._initial_carry(carry, backward=False)
+        edges, first = self._matrices("logs", steps, False)
+        updated = np.empty((S, G, K * R) if keep == UPDATED else (2, 1, K * R))
+        x, edges = self._potentials(steps), (*edges, self.per_group, first)
+        scratch = np.empty(self.scratch[0]), np.empty(self.scratch[1])
+        paths.best(x, edges, self.lengths, new_carry, updated, scratch, steps.start)
+        shifts, exponents, _ = scales.reshape(3, self.shard.groups, self.shard.rows)
+        is_log = np.ones(shifts.shape, bool)
+        stored = (
+            Messages(self._to_rows(updated), shifts, exponents, is_log) if keep == UPDATED else None
+        )
+        carry = Messages(weights.reshape(*shifts.shape, K), shifts, exponents, is_log)
+        return SegmentMessages(None, stored, carry)
+
+    def trace(self, updated: Messages, after: Array, steps: slice) -> Array:
+        stored = self._from_rows(updated.values)
+        states = self._states(after, len(stored), 1)
+        edges, first = self._matrices("logs", steps, True)
+        paths.trace(stored, (*edges, self.per_group, first), self.lengths, states, steps.start)
+        return states[:-1].reshape(-1, *after.shape)
+
+    def draw(self, updated: Messages, after: Array, steps: slice, uniforms: Array) -> Array:
+        states = self._states(after, len(uniforms), after.shape[-1])
+        ((F, logs, _, count), bounds, _), first = self._matrices("weights", steps, True)
+        edges, threshold = (F, logs, count, self.per_group, first), max(bounds[1], 2.0**-900)
+        stored = self._from_rows(updated.values)
+        is_log = np.zeros((self.G, self.R), bool)
+        is_log[...] = False if updated.is_log is None else updated.is_log.reshape(is_log.shape)
+        u = np.ascontiguousarray(uniforms, np.float64).reshape(-1, *states.shape[1:])
+        scratch, lengths = np.empty(self.K), self.lengths
+        paths.draw(stored, is_log, edges, threshold, lengths, u, states, scratch, steps.start)
+        return states[:-1].reshape(-1, *after.shape)
+
+    def _initial_carry(self, carry: Messages | None, backward: bool) -> tuple[Floats, Floats, Any]:
+        """Return a state as loops change it: weights [G, R, K], scales [3, G, R], forms [G, R]."""
+        G, R = self.G, self.R
+        scales, forms = np.zeros((3, G, R)), np.zeros((G, R), np.int8)
+        if carry is None:
+            x, forms[...] = self.shard.boundary_weights(backward)
+        else:
+            x = carry.values
+            forms[...] = 0 if carry.is_log is None else carry.is_log.reshape(G, R)
+            scales[0], scales[1] = carry.shifts.reshape(G, R), carry.exponents.reshape(G, R)
+        return np.array(x, np.float64, order="C").reshape(G, R, self.K), scales, forms
+
+    def _states(self, after: Array, S: int, n: int) -> Integers:
+        """Return room for states of paths, [S + 1, G, R, n], with those that come after."""
+        states = np.empty((S + 1, self.G, self.R, n), np.int64)
+        states[-1] = after.reshape(self.G, self.R, n)
+        return states
+
+    def _matrices(self, form: str, steps: slice, backward: bool) -> tuple[Any, int]:
+        """Return prepared matrices, with the number of the first.
+
+        The ones between a step and the one before it, or after it if `backward`.
+        """
+        shard, last = self.shard, self.shard.chain.num_steps - 1
+        key = form, backward and form == "weights"
+        if key in self._prepared:
+            return self._prepared[key], 0
+        if self.has_one:
+            requested = slice(0, int(last > 0))
+        elif backward:
+            requested = slice(steps.start, min(steps.stop, last))
+        else:
+            requested = slice(max(steps.start - 1, 0), steps.stop - 1)
+        if requested.start < requested.stop:
+            values, is_log = shard.matrices(requested), "transitions" in shard.chain.logs
+        else:  # of which none is read
+            values, is_log = np.zeros((shard.groups, 1, self.K, self.K)), False
+        prepared: Any
+        if form == "logs":
+            prepared = matrices.logs_of(values, is_log)
+        else:
+            weights, bounds = matrices.prepare(shard.ctx, values, is_log, backward)
+            has_few = self.has_one and shard.groups == 1 and self.K >= MIN_SPARSE_STATES
+            prepared = weights, bounds, matrices.sparse_entries(*weights[:2]) if has_few else DENSE
+        if self.has_one:
+            self._prepared[key] = prepared
+        return prepared, requested.start
+
+    def _potentials(self, steps: slice) -> Floats:
+        """Return potentials as [G, R, n, K], not to be written to."""
+        x = np.ascontiguousarray(self.shard.potentials(steps), np.float64)
+        potentials = x.reshape(self.G, self.R, -1, self.K)
+        potentials.setflags(write=False)  # as callers' may be
+        return potentials
+
+    def _from_rows(self, x: Array) -> Floats:
+        """Lay out what was kept, [n, groups, rows, K], as [n, G, K * R]."""
+        x = np.ascontiguousarray(x if self.R == 1 else x.transpose(0, 1, 3, 2))
+        return x.reshape(len(x), self.G, self.K * self.R)  # type: ignore[no-any-return]
+
+    def _to_rows(self, x: Floats) -> Floats:
+        """View an array [n, G, K * R] as [n, groups, rows, K]."""
+        if self.R > 1:
+            return x.reshape(-1, self.G, self.K, self.R).transpose(0, 1, 3, 2)
+        return x.reshape(-1, self.shard.groups, self.shard.rows, self.K)
+
+    def _messages(self, values: Floats, scales: Floats, is_log: Any) -> Messages:
+        shifts, exponents = scales.reshape(2, -1, self.shard.groups, self.shard.rows)
+        return Messages(self._to_rows(values), shifts, exponents, is_log)

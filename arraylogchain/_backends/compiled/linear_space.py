@@ -1,0 +1,188 @@
+"""Parts of a step of weights [K, R], flat, of R rows side by side.
+
+A row's weights are *linear*, each 0 or in [least, MOST], or logarithms near 0.
+
+A linear step is a product, and a product with exp(x - top). With entries of matrices 0 or above
+2^-1000 / least no term of a sum is subnormal, and a factor is at least exp(DEEPEST): so nothing is
+lost before a weight is found to be outside of its range. Then all weights of its row are multiplied
+by a power of two. If the row still is not in range, it has failed.
+
+Where entries were left out of a matrix, sums have to be so large that these are nothing, or have
+no term.
+"""
+
+from __future__ import annotations
+
+from arraylogchain._compiled import elementary
+from arraylogchain._compiled.compiling import inlined, inner
+from arraylogchain._compiled.elementary import INF, exponent_of, power_of_two
+
+TINY = 2.0**-1022
+MOST = 2.0**400
+# Forms of a row. The last is a linear one that could not prove a step.
+LINEAR, LOGS, FAILED = range(3)
+# The power of two that a row's largest weight is raised to, and weights that are to be raised.
+RAISED, SMALL = 300, 2.0**200
+# Small weights are raised, and logs brought near 0, after so many steps.
+PERIOD = 8
+# Factors below exp of this may be lost.
+DEEPEST = -700.0
+
+
+@inner
+def num_active(lengths, t):
+    """Return how many rows have a step t; the longest are the first."""
+    n = len(lengths)
+    while n > 0 and lengths[n - 1] <= t:
+        n -= 1
+    return n
+
+
+@inner
+def copy_rows(out, m, R, moved):
+    """Copy the weights of rows that have not begun, or are at their end."""
+    for start in range(0, len(m) if moved < R else 0, R):
+        for i in range(start + moved, start + R):
+            out[i] = m[i]
+
+
+@inner
+def zero_row(m, r, K, R):
+    """Make all weights of a row 0, which is what they remain."""
+    m[r : K * R : R] = 0.0
+
+
+@inlined
+def matrix_index(count, g, t, first_matrix, backward):
+    """Return which matrix leads to a step's message, where each group has so many."""
+    n = (t if backward else t - 1) - first_matrix
+    return g * count + (n if count > 1 and n > 0 else 0)
+
+
+@inlined
+def apply_potentials(v, f, out, min_weight, threshold):
+    """Write v * f; return how many of these are out of range, or of sums v below a line."""
+    num_out_of_range = 0
+    for i in range(len(out)):
+        w = v[i] * f[i]
+        out[i] = w
+        num_out_of_range += (
+            ((w < min_weight) & (v[i] > 0.0) & (f[i] > 0.0)) | (w > MOST) | (v[i] < threshold)
+        )
+    return num_out_of_range
+
+
+@inner
+def certify_rows(v, f, w, m, L, base, bounds, exponent, forms, moved, active):
+    """Bring rows into range; return how many are now marked because that cannot be done."""
+    count, R = 0, len(forms)
+    K = len(m) // R
+    for r in range(active):
+        if forms[r] != LINEAR:
+            continue
+        proved = True
+        if bounds[1] > 0.0 and r < moved:
+            proved = _are_certified(v, m, L, base, bounds[1], r, K, R)
+        if not (proved and rescale_into_range(v, f, w, r, K, R, bounds[0], exponent)):
+            forms[r] = FAILED
+            count += 1
+            zero_row(w, r, K, R)
+    return count
+
+
+@inner
+def _are_certified(v, m, L, base, threshold, r, K, R):
+    """Tell whether a row's sums are large enough, or have no term, where entries were left out."""
+    for j in range(K):
+        if v[j * R + r] >= threshold:
+            continue
+        if v[j * R + r] > 0.0:
+            return False
+        for k in range(K):
+            if m[k * R + r] > 0.0 and L[base + k * K + j] > -INF:
+                return False
+    return True
+
+
+@inner
+def rescale_into_range(v, f, w, r, K, R, min_weight, exponent):
+    """Multiply a row's weights w = v * f by a power of two, if they are out of range.
+
+    Tell whether they are in range, and none has been lost.
+    """
+    top, low = 0.0, INF
+    for i in range(r, K * R, R):
+        if not 0.0 <= w[i] < INF:
+            return False
+        if v[i] > 0.0 and f[i] > 0.0:
+            top = w[i] if w[i] > top else top
+            low = w[i] if w[i] < low else low
+    if low >= min_weight and top <= MOST:
+        return True
+    if low < TINY:
+        return False
+    n = RAISED - exponent_of(top)
+    n = n if n < 1000 else 1000
+    if low * power_of_two(n) < min_weight:
+        return False
+    for i in range(r, K * R, R):
+        w[i] *= power_of_two(n)
+    exponent[r] -= n
+    return True
+
+
+@inner
+def split_potentials(x, low, count, lengths, first, factors, x_shifts):
+    """Write x - top of some steps, top being whole and no less than the largest of a row's step.
+
+    They are laid out as weights are. Past rows' ends both are 0.
+    """
+    R, _, K = x.shape
+    for i in range(count):
+        out = factors[i * K * R : (i + 1) * K * R]
+        for r in range(R):
+            for k in range(K):
+                out[k * R + r] = x[r, low + i, k]
+        elementary.subtract_row_max(out, num_active(lengths, first + low + i), x_shifts[i])
+
+
+@inner
+def raise_weights(w, top, exponent):
+    """Raise the largest weights of rows, so that products of two directions' are in range too."""
+    R = len(top)
+    elementary.row_maxima(w, R, top)
+    small = 0
+    for r in range(R):
+        small += 0.0 < top[r] < SMALL
+    if small == 0:
+        return
+    for r in range(R):
+        n = RAISED - exponent_of(top[r]) if 0.0 < top[r] < SMALL else 0
+        exponent[r] -= n
+        top[r] = power_of_two(n)
+    for i in range(len(w)):
+        w[i] *= top[i % R]
+
+
+@inner
+def write_factors(x, low, count, lengths, first, factors, x_shifts, forms, m):
+    """Write exp(x - top); return how many rows are now marked because that cannot be done.
+
+    They have factors, of a step [K, R], that would be lost, or are infinite, or NaN.
+    """
+    split_potentials(x, low, count, lengths, first, factors, x_shifts)
+    n, R, wrong, marked = count * len(m), len(forms), 0, 0
+    for i in range(n):
+        wrong += _is_wrong(factors[i])
+    for i in range(n if wrong > 0 else 0):
+        if _is_wrong(factors[i]) and forms[i % R] == LINEAR:
+            forms[i % R] = FAILED
+            marked += 1
+            zero_row(m, i % R, len(m) // R, R)
+    elementary.exps(factors, 0.0, factors, n)
+    return marked
+
+
+@inlined
+def _is_wrong(y):
+    return ((y < DEEPEST) & (y > -INF)) | (not y < INF)

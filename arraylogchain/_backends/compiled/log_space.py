@@ -1,0 +1,107 @@
+"""A row's step in logarithms: each sum proved, or computed by itself."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from arraylogchain._compiled.compiling import inlined, inner
+from arraylogchain._compiled.elementary import INF, exps, integer_shift, log, max_or_nan
+from arraylogchain._compiled.vector_sums import multiply
+from arraylogchain._core.scaled import LN2_HIGH, LN2_LOW
+
+
+@inner
+def _sparse_product(a, sparse, out, maxima, u):
+    """Do what `log_product` does with a matrix of few entries: none has to be proved."""
+    rows, logs = sparse
+    K, D = len(a), len(rows)
+    for j in range(K):
+        maxima[j], out[j] = -INF, 0.0
+    for d in range(D):
+        for j in range(K):
+            term = a[rows[d, j]] + logs[d, j]
+            maxima[j] = term if term > maxima[j] else maxima[j]
+    for d in range(D):
+        for j in range(K):
+            u[j] = a[rows[d, j]] + logs[d, j] - maxima[j]
+        exps(u, 0.0, u, K)
+        for j in range(K):
+            out[j] += u[j]
+    for j in range(K):
+        out[j] = log(out[j]) + maxima[j] if maxima[j] > -INF else -INF
+
+
+@inlined
+def log_entry(F, L, at):
+    """Return the logarithm of an entry: what is kept of it, if anything is."""
+    if len(L) > 0:
+        return L[at]
+    return math.log(F[at]) if F[at] > 0.0 else -INF
+
+
+@inner
+def log_product(a, F, L, base, threshold, is_special, sparse, out, sums, u):
+    """Write out[j] = log sum_k exp(a[k]) F[k, j].
+
+    Parameters
+    ----------
+    a : array [K]
+        Logarithms.
+    F, L, base : array, array, int
+        A matrix [K, K] begins there, with a largest entry of about 1, and the logarithms of its
+        entries; L is empty where those of F will do.
+    threshold : float
+        Sums of at least this have lost to underflow, and to entries of F that were left out, no
+        more than their last digit.
+    is_special : bool
+        Whether entries are infinite, or NaN.
+    sparse : (rows [D, K], logs [D, K])
+        Each column's largest entries, all others being 0; none if that takes many.
+    sums, u : arrays [K]
+    """
+    K, top = len(a), max_or_nan(a)
+    is_certified = not is_special and -INF < top < INF
+    if is_certified and len(sparse[0]) > 0:
+        _sparse_product(a, sparse, out, sums, u)
+        return
+    if is_certified:
+        one = K // K  # Numba would compile another function for a constant
+        exps(a, top, u, K)
+        multiply(sums, u, F, base, K, one, one)
+        for j in range(K):
+            out[j] = log(sums[j]) + top
+    for j in range(K):
+        if not (is_certified and sums[j] >= threshold):
+            out[j] = _log_sum(a, F, L, base + j, is_special, u)
+
+
+@inner
+def _log_sum(a, F, L, at, is_special, u):
+    """Return log sum_k exp(a[k]) F[at + k K] relative to the largest term."""
+    K, top, special, total = len(a), -INF, 0.0, 0.0
+    for k in range(K):
+        u[k] = -INF
+        if a[k] != -INF or is_special:
+            u[k] = a[k] + log_entry(F, L, at + k * K)
+            special += 0.0 if u[k] < INF else u[k]
+            top = u[k] if u[k] > top else top
+    if special != 0.0:
+        return special
+    if top == -INF:
+        return -INF
+    for k in range(K):
+        total += math.exp(u[k] - top)
+    return top + math.log(total)
+
+
+@inner
+def write_log_sum(x, is_linear, scales):
+    """Write the log of the sum of a row's weights, given its shift and power of two."""
+    total, top = 0.0, 0.0 if is_linear else integer_shift(max_or_nan(x))
+    for k in range(len(x)):
+        total += x[k] if is_linear else math.exp(x[k] - top)
+    mantissa, binary_exponent = math.frexp(total)
+    exponent = scales[1] + binary_exponent
+    scales[2] = (scales[0] + exponent * LN2_HIGH + (top + np.log(mantissa))) + exponent * LN2_LOW

@@ -1,0 +1,112 @@
+"""Matrices as loops take them: about 1, as weights, and as logarithms where these are needed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from arraylogchain._backends.compiled.linear_space import MOST, TINY
+from arraylogchain._compiled.compiling import Floats, Integers, compiled
+from arraylogchain._compiled.elementary import INF
+from arraylogchain._core.context import Array, Context
+from arraylogchain._core.scaled import scaled_logs, whole_maximum
+
+# Entries below this, relative to the largest of their matrix, are left out of F.
+_LEAST_ENTRY = 2.0**-700
+# Matrices whose largest entries are in between need not be scaled.
+_FROM, _TO = 2.0**-8, 2.0**8
+# What sums have to be, relative to terms that were left out.
+_ABOVE = 2.0**54
+# From so many states on entries above zero are counted; such a share of each column is few.
+MIN_SPARSE_STATES, _SPARSE_SHARE = 8, 4
+
+
+# What `recursion.advance` takes: (F, logs, scales) of matrices exp(scales[0]) 2^scales[1] F, flat,
+# how many there are of a group, and `proof`, what is known of all. The logs are empty where entries
+# of F tell all.
+Prepared = tuple[tuple[Floats, Floats, Floats, int], tuple[float, float, float, bool]]
+
+_NO_LOGS = np.empty(0)
+
+
+def prepare(ctx: Context, values: Array, is_log: bool, transposed: bool) -> Prepared:
+    """Prepare matrices [g, s, K, K]."""
+    s, K = values.shape[1:3]
+    values = np.ascontiguousarray(values, np.float64).reshape(-1, K, K)
+    values.setflags(write=False)  # callers may give such, and loops take no others
+    flat, (extremes, scales) = np.empty((len(values), K * K)), np.zeros((2, 2, len(values)))
+    num_special, low = copy(values, transposed, is_log, flat, extremes)
+    logs, threshold = _NO_LOGS, K * _ABOVE * TINY
+    if not (is_log or num_special):
+        bounds = max(2.0**-600, 2.0**-1000 / low), 0.0, threshold, False
+        return (flat.reshape(-1), logs, scales, s), bounds
+    maxima, lows = extremes
+    is_special = not np.all(maxima < INF)
+    if is_log:
+        scales[0] = np.where(np.isfinite(maxima), np.ceil(maxima), 0.0)
+        logs = flat - scales[0, ..., None]
+        flat = np.exp(logs)
+        low = np.exp(np.min(lows - scales[0], initial=INF))
+    else:
+        logs, scales[1] = scaled_logs(ctx, flat)
+        exponents = -scales[1].astype(int)
+        flat = np.ldexp(flat, exponents[..., None])
+        low = np.min(np.ldexp(lows, exponents), initial=INF)
+    is_partial = low < _LEAST_ENTRY
+    if not (is_log or is_partial or is_special):
+        logs = _NO_LOGS  # those of F are rounded less
+    if is_partial:
+        flat, threshold = np.where(flat < _LEAST_ENTRY, 0.0, flat), K * _ABOVE * _LEAST_ENTRY
+    min_weight = max(2.0**-600, 2.0**-1000 / max(low, _LEAST_ENTRY))
+    bounds = min_weight, MOST * threshold if is_partial else 0.0, threshold, is_special
+    return (flat.reshape(-1), logs.reshape(-1), scales, s), bounds
+
+
+@compiled
+def copy(values: Floats, transposed: bool, is_log: bool, out: Floats, extremes: Floats) -> Any:
+    """Copy matrices [n, K, K]; find the largest entries of each, and the least above zero.
+
+    The first is NaN if an entry is no weight, and -inf, in logarithms, where all are zeros. Return
+    how many linear matrices are not loops' as they are, and the least of all entries above zero.
+    """
+    zero, num_special, min_weight, K = -INF if is_log else 0.0, 0, INF, values.shape[1]
+    for n in range(len(values)):
+        x, y = values[n], out[n]
+        top, low, special = zero, INF, 0
+        for k in range(K):
+            for j in range(K):
+                w = x[j, k] if transposed else x[k, j]
+                y[k * K + j] = w
+                top = w if w > top else top
+                low = w if zero < w < low else low
+                special += not zero <= w < INF
+        extremes[0, n], extremes[1, n] = math.nan if special else top, low
+        num_special += special > 0 or low < _LEAST_ENTRY or not (top == 0.0 or _FROM <= top <= _TO)
+        min_weight = low if low < min_weight else min_weight
+    return num_special, min_weight
+
+
+def logs_of(values: Array, is_log: bool) -> tuple[Floats, Floats, int]:
+    """Return logarithms of matrices [g, s, K, K], less whole numbers, these, all flat, and s."""
+    x = np.ascontiguousarray(values, np.float64)
+    maxima = whole_maximum(np, x, (-2, -1)) if is_log else np.zeros(x.shape[:2])
+    x = x - maxima if is_log else np.log(x)
+    return x.reshape(-1), maxima.reshape(-1), x.shape[1]
+
+
+def sparse_entries(F: Floats, logs: Floats) -> tuple[Integers, Floats]:
+    """Return rows and logarithms [D, K] of the largest entries of columns, if others are 0."""
+    K = math.isqrt(F.shape[-1])
+    if np.count_nonzero(F) > K * (K // _SPARSE_SHARE):
+        return DENSE
+    logs = (logs if logs.size else np.log(F)).reshape(K, K)
+    num_entries = int(np.max(np.count_nonzero(logs > -INF, axis=0)))
+    if num_entries > K // _SPARSE_SHARE:
+        return DENSE
+    rows = np.argsort(-logs, axis=0)[:num_entries]
+    return rows, np.take_along_axis(logs, rows, 0)
+
+
+DENSE: tuple[Integers, Floats] = (np.empty((0, 0), np.int64), np.empty((0, 0)))

@@ -1,0 +1,201 @@
+"""Best paths and samples: forward with the largest of terms, and the walks back."""
+
+from __future__ import annotations
+
+import math
+
+from arraylogchain._backends.compiled.linear_space import (
+    LINEAR,
+    copy_rows,
+    matrix_index,
+    num_active,
+    split_potentials,
+)
+from arraylogchain._backends.compiled.log_space import log_entry
+from arraylogchain._compiled import elementary
+from arraylogchain._compiled.compiling import compiled, inlined, inner
+from arraylogchain._compiled.elementary import INF, exp, integer_shift, max_or_nan, subtract_row_max
+from arraylogchain._compiled.vector_sums import maximise
+
+
+@compiled
+def best(x, matrices, lengths, carry, updated, scratch, first):
+    """Take groups of rows through a block of steps, with the largest of terms for their sums.
+
+    Parameters
+    ----------
+    x, lengths, state, first
+        See `recursion.advance`. The state becomes logarithms; what a chain begins with may be
+        weights.
+    matrices : (L, shifts, count, sharing, first_matrix)
+        Logarithms of weights [n, K, K], flat, less whole numbers [n]; see `recursion.advance`.
+    updated : array [S, G, K * R], or [2, 1, K * R]
+        Those after each step, if they are kept.
+    scratch : arrays [B + 4, K * R], flat, and [B + 3, R]
+    """
+    L, matrix_shifts, per_group, sharing, first_matrix = matrices
+    weights, scales, forms = carry
+    G, R, S, K = x.shape
+    B = len(scratch[1]) - 3
+    factors, x_shifts, is_special = scratch[0], scratch[1], elementary.count_special(L) > 0
+    for g in range(G):
+        rows, shift, gl = weights[g], scales[0, g], g % updated.shape[1]
+        m, row_max = factors[B * K * R :][: K * R], x_shifts[B]
+        for r in range(R):
+            if forms[g, r] == LINEAR:
+                scales[1, g, r] += elementary.write_logs(rows[r])
+            top = integer_shift(max_or_nan(rows[r]))
+            shift[r] += top
+            for k in range(K):
+                m[k * R + r] = rows[r, k] - top
+        for t in range(first, first + S):
+            i = (t - first) % B
+            if i == 0:
+                count = B if t + B < first + S else first + S - t
+                split_potentials(x[g], t - first, count, lengths[g], first, factors, x_shifts)
+            out, f = updated[(t - first) % len(updated), gl], factors[i * K * R : (i + 1) * K * R]
+            moved = num_active(lengths[g], t) if t > 0 else 0
+            n = matrix_index(per_group, g // sharing, t, first_matrix, False)
+            if moved > 0:
+                maximise(out, m, L, n * K * K, K, R, moved)
+                if is_special or elementary.count_special(m) > 0:
+                    _write_nan(out, m, L, n * K * K, K, R, moved)
+            copy_rows(out, m, R, moved)
+            for j in range(K * R):
+                out[j] += f[j]
+            subtract_row_max(out, R, row_max)
+            for r in range(R):
+                shift[r] += x_shifts[i, r] + row_max[r] + (matrix_shifts[n] if r < moved else 0.0)
+            m = out
+        for r in range(R):
+            for k in range(K):
+                rows[r, k] = m[k * R + r]
+
+
+@inner
+def _write_nan(out, m, P, base, K, R, moved):
+    """Write NaN where one of the terms of a maximum is NaN."""
+    for i in range(K * K):
+        for r in range(moved):
+            w = m[i // K * R + r] + P[base + i]
+            if w != w:
+                out[i % K * R + r] = w
+
+
+@compiled
+def trace(updated, matrices, lengths, states, first):
+    """Write the states of best paths, [S + 1, G, R, 1], of which the last are known.
+
+    Parameters
+    ----------
+    updated : array [S, G, K * R]
+        What `best` kept.
+    matrices : tuple
+        Those from each step to the next; see `best`.
+    """
+    L, _, per_group, sharing, first_matrix = matrices
+    (S, G, _), R = updated.shape, states.shape[2]
+    K = updated.shape[2] // R
+    for g in range(G):
+        for i in range(S - 1, -1, -1):
+            base = matrix_index(per_group, g // sharing, first + i, first_matrix, True) * K * K
+            moved = num_active(lengths[g], first + i + 1)
+            for r in range(R):
+                j = states[i + 1, g, r, 0]
+                if r < moved:
+                    j = _came_from(updated[i, g], r, R, L, base + j, K)
+                states[i, g, r, 0] = j
+
+
+@inlined
+def _came_from(m, r, R, P, at, K):
+    """Return the first k of the largest m[k] + P[k, j], or of NaN, if there is one."""
+    # Without branches, which are guessed wrong.
+    largest, argmax = -INF, 0
+    for k in range(K):
+        w = m[k * R + r] + P[at + k * K]
+        is_first = (not w <= largest) & (largest == largest)
+        argmax, largest = k if is_first else argmax, w if is_first else largest
+    return argmax
+
+
+@compiled
+def draw(updated, is_log, matrices, threshold, lengths, uniforms, states, scratch, first):
+    """Write the states of samples, [S + 1, G, R, n], of which the last are known.
+
+    Parameters
+    ----------
+    updated : array [S, G, K * R]
+        What `advance` kept.
+    is_log : array [G, R]
+    matrices : (F, logs, count, sharing, first_matrix)
+        Transposed ones from each step to the next; see `recursion.advance`.
+    threshold : float
+        The least sum of linear weights to which entries that were left out of F are nothing.
+    uniforms : array [S, G, R, n]
+    scratch : array [K]
+    """
+    F, L, per_group, sharing, first_matrix = matrices
+    (S, G, R, n), K = uniforms.shape, len(scratch)
+    for g in range(G):
+        for r in range(R):
+            is_linear = not is_log[g, r]
+            for i in range(S - 1, -1, -1):
+                m, is_last = updated[i, g], first + i >= lengths[g, r] - 1
+                base = matrix_index(per_group, g // sharing, first + i, first_matrix, True) * K * K
+                for s in range(n):
+                    j, total = states[i + 1, g, r, s], 0.0
+                    if not is_last and is_linear:
+                        for k in range(K):
+                            scratch[k] = m[k * R + r] * F[base + j * K + k]
+                        total = _sum_of(scratch)
+                    if not is_last and not total >= threshold:
+                        total = _relative_weights(m, F, L, base + j * K, r, R, is_linear, scratch)
+                    if not is_last:
+                        j = _search(scratch, uniforms[i, g, r, s] * total)
+                    states[i, g, r, s] = j
+
+
+@inner
+def _relative_weights(m, F, L, at, r, R, is_linear, out):
+    """Write exp(m + log F), relative to the largest; return the sum."""
+    for k in range(len(out)):
+        a = m[k * R + r]
+        if is_linear:
+            a = math.log(a) if a > 0.0 else -INF
+        out[k] = a + log_entry(F, L, at + k) if a > -INF else -INF
+    top = max_or_nan(out)
+    is_sum = -INF < top < INF
+    for k in range(len(out)):
+        out[k] = exp(out[k] - top) if is_sum else 0.0
+    return _sum_of(out)
+
+
+def _sum(x):
+    total = 0.0
+    for k in range(len(x)):
+        total += x[k]
+    return total
+
+
+_sum_of = inner(_sum, fastmath={"contract", "reassoc"}, forceinline=True)
+
+
+@inlined
+def _search(weights, limit):
+    """Return the first k up to which weights sum up to more than a limit, or the last of any."""
+    below, k, K = 0.0, 0, len(weights)
+    while k + 16 < K:
+        part = _sum_of(weights[k : k + 16])
+        if below + part > limit:
+            break
+        below, k = below + part, k + 16
+    while k < K:
+        below += weights[k]
+        if below > limit:
+            return k
+        k += 1
+    k = K - 1  # by rounding
+    while k > 0 and not weights[k] > 0.0:
+        k -= 1
+    return k

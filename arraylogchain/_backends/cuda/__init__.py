@@ -1,0 +1,1 @@
+"""Recursions as CUDA kernels."""

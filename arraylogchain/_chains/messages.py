@@ -1,0 +1,132 @@
+"""log Z, and forward, backward and filtered messages."""
+
+from __future__ import annotations
+
+import math
+
+from arraylogchain._backends import interface
+from arraylogchain._backends.interface import Messages
+from arraylogchain._backends.shards import Shard
+from arraylogchain._chains.passes import Pass, passes, run_passes, total_of, write_steps
+from arraylogchain._core import scaled
+from arraylogchain._core.context import Array, Context
+from arraylogchain._core.scaled import LN2_HIGH, LN2_LOW, add_scale, whole_maximum
+from arraylogchain._inputs.chain import Chain
+
+
+def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
+    """Return the logs of the sums over all paths, [*batch]."""
+    out = ctx.empty(chain.batch, ctx.result_dtype)
+
+    all_passes = passes("log_partition", ctx, chain, workspace, arrays=3)
+    run_passes(
+        ctx, all_passes, lambda run: run.shard.write(out, total_of(run.shard, run.final_carry()))
+    )
+    return out
+
+
+def forward_messages(ctx: Context, chain: Chain, workspace: int, whole: Array = None) -> Array:
+    """Return the logs of the weights after every step, [*batch, T, K], each one right.
+
+    Whole numbers [*batch] are added to them, before anything is rounded.
+    """
+    return _messages("forward_messages", ctx, chain, workspace, whole, backward=False)
+
+
+def backward_messages(ctx: Context, chain: Chain, workspace: int, whole: Array = None) -> Array:
+    """Return the logs of the weights that follow each step, [*batch, T, K], each one right.
+
+    Whole numbers [*batch] are added to them, before anything is rounded.
+    """
+    return _messages("backward_messages", ctx, chain, workspace, whole, backward=True)
+
+
+def _messages(
+    operation: str, ctx: Context, chain: Chain, workspace: int, whole: Array, backward: bool
+) -> Array:
+    out = ctx.empty((*chain.batch, chain.num_steps, chain.num_states), ctx.result_dtype)
+    if chain.lengths is not None:
+        out[...] = -math.inf
+
+    def work(run: Pass) -> None:
+        for steps, block in run.steps(interface.ALL if backward else interface.UPDATED):
+            messages = block.predicted if backward else block.updated
+            if whole is not None:
+                messages.shifts = messages.shifts + run.shard.read(ctx.xp.asarray(whole))
+            write_steps(out, run.shard, steps, messages.logs(ctx), -math.inf)
+
+    run_passes(ctx, passes(operation, ctx, chain, workspace, backward=backward), work)
+    return out
+
+
+def last_message(
+    ctx: Context, chain: Chain, workspace: int, backward: bool = False
+) -> tuple[Array, Array]:
+    """Return the weights after the last step, or backward from the first step on.
+
+    They are logs [*batch, K], near 0, and whole numbers [*batch] to add to them.
+    """
+    xp, dtype = ctx.xp, ctx.dtype(ctx.widest)
+    logs, shifts = ctx.empty((*chain.batch, chain.num_states), dtype), ctx.empty(chain.batch, dtype)
+
+    def work(run: Pass) -> None:
+        last = run.final_carry().to_log_space(ctx)
+        values = ctx.load(last.values, ctx.widest) + (last.exponents * LN2_LOW)[..., None]
+        high = last.exponents * LN2_HIGH
+        nearest = xp.round(high)
+        run.shard.write(logs, values + (high - nearest)[..., None])
+        run.shard.write(shifts, last.shifts + nearest)
+
+    run_passes(ctx, passes("last_message", ctx, chain, workspace, backward=backward), work)
+    return logs, shifts
+
+
+def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
+    """Return state probabilities given the steps so far, and the logs of what normalises them.
+
+    Returns
+    -------
+    probabilities : array [*batch, T, K]
+    log_normalizers : array [*batch, T]
+    """
+    xp, shape = ctx.xp, (*chain.batch, chain.num_steps)
+    probabilities = ctx.empty((*shape, chain.num_states), ctx.result_dtype)
+    normalizers = ctx.empty(shape, ctx.result_dtype)
+    if chain.lengths is not None:
+        probabilities[...], normalizers[...] = 0.0, 0.0
+
+    def work(run: Pass) -> None:
+        for block in run.blocks:
+            for steps, segment in run.segments(block):
+                put(run.shard, steps, segment.updated)
+
+    def put(shard: Shard, steps: slice, updated: Messages) -> None:
+        # In the widest precision: `Messages.weights` may lose what is a normal number as a share.
+        weights, maxima = ctx.load(updated.values, ctx.widest), 0.0
+        if updated.is_log is not None:
+            mask = xp.asarray(updated.is_log, device=ctx.device)[..., None]
+            maxima = xp.where(mask, whole_maximum(xp, weights), 0.0)
+            weights = xp.where(mask, xp.exp(weights - maxima), weights)
+            maxima = maxima[..., 0]
+        sums = ctx.row_sums(weights)
+        mantissas, exponents = scaled.split(ctx, sums)
+        parts = total, *_ = (
+            xp.log(mantissas) + maxima,
+            updated.shifts,
+            updated.exponents + exponents,
+        )
+        if not steps.start:
+            # Nothing comes before the first step.
+            for x in parts:
+                x[0, ...] = 0.0
+        marginals = weights[1:, ...] / sums[1:, ..., None]
+        marginals = xp.where(xp.isinf(total)[1:, ..., None], 0.0, marginals)
+        write_steps(probabilities, shard, steps, marginals, 0.0)
+        # What is large cancels first.
+        ratios = add_scale(*(x[1:, ...] - x[:-1, ...] for x in parts))
+        # After -inf or +inf it is the same at all later steps.
+        ratios = xp.where(xp.isfinite(total)[1:, ...], ratios, total[1:, ...])
+        write_steps(normalizers, shard, steps, ratios, 0.0)
+
+    run_passes(ctx, passes("filtered", ctx, chain, workspace), work)
+    return probabilities, normalizers

@@ -1,0 +1,107 @@
+"""Best paths, and exact samples: forward with messages, and back along them.
+
+Which state a path came from is not kept: it is found again on the way back, for the one state in
+question. The last state of a sample is drawn from the forward weights of the last step; given a
+state j that follows, the one before it is k with a probability in proportion to
+``exp(alpha[k]) * P[k, j]``, whatever comes later.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from arraylogchain._backends.array import draw_states, relative
+from arraylogchain._backends.shards import Shard
+from arraylogchain._chains.passes import Pass, last_logs, passes, run_passes, write_steps
+from arraylogchain._core.axes import chunks
+from arraylogchain._core.context import Array, Context
+from arraylogchain._core.scaled import add_scale
+from arraylogchain._inputs.chain import Chain
+
+
+def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
+    """Return a path of largest weight, [*batch, T], and the log of its weight, [*batch].
+
+    Past a row's length states are -1. All states are 0 where no path has a positive weight.
+    """
+    xp = ctx.xp
+    states = ctx.empty((*chain.batch, chain.num_steps), ctx.index_dtype)
+    states[...] = -1
+    weights = ctx.empty(chain.batch, ctx.result_dtype)
+
+    def work(run: Pass) -> None:
+        last = last_logs(run.shard, run.run_and_store().last)
+        after, best = xp.argmax(last.values, axis=-1), xp.max(last.values, axis=-1)
+        run.shard.write(weights, add_scale(best, last.shifts, last.exponents))
+        alive = best != -math.inf  # NaN is not -inf
+        for n in reversed(range(len(run.blocks))):
+            path = run.backend.trace(run.messages(n), after, run.blocks[n])
+            after = path[0, ...]
+            write_steps(states, run.shard, run.blocks[n], xp.where(alive, path, 0), -1)
+        run.updated.clear()  # the next piece takes the same memory
+
+    run_passes(ctx, passes("viterbi", ctx, chain, workspace, history=True), work)
+    return states, weights
+
+
+def best_message(ctx: Context, chain: Chain, workspace: int) -> Array:
+    """Return the logs of the largest weights after the last step, [*batch, K], but for a shift."""
+    out = ctx.empty((*chain.batch, chain.num_states), ctx.dtype(ctx.precision))
+
+    all_passes = passes("best_message", ctx, chain, workspace)
+    run_passes(ctx, all_passes, lambda run: run.shard.write(out, run.final_carry().values))
+    return out
+
+
+def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Array) -> None:
+    """Write paths into `out`, [num_samples, *batch, T]; 0 where there is none, -1 past the end.
+
+    `uniforms` are numbers in [0, 1) of the same shape, which may share the memory of `out`: those
+    of steps are read before their states are written. At a row's last step, -1 - k stands for
+    state k.
+    """
+    xp, order = ctx.xp, (*range(1, out.ndim), 0)
+    paths, numbers = (xp.permute_dims(x, order) for x in (out, uniforms))
+
+    def work(run: Pass) -> None:
+        shard = run.run_and_store().shard
+        groups, rows, size = shard.state_shape
+        # The last states times the final weights, but for a scale, added up.
+        last_weights = ctx.load(run.last.values, ctx.widest)
+        if "final" in shard.views or run.last.is_log is not None:
+            last_weights = relative(xp, last_logs(shard, run.last).values)
+        last_weights = xp.cumulative_sum(last_weights, axis=-1)
+        has_none = last_weights[..., -1:] == 0
+        longest = max(steps.stop - steps.start for steps in run.blocks)
+        bytes_per_sample = 8 * groups * rows * max(6 * size, 4 * longest)
+        sample_slices = list(chunks(int(out.shape[0]), max(1, run.workspace // bytes_per_sample)))
+        after = [_last_states(shard, last_weights, numbers, samples) for samples in sample_slices]
+        for n in reversed(range(len(run.blocks))):
+            steps, updated = run.blocks[n], run.messages(n)
+            for m, samples in enumerate(sample_slices):
+                u = xp.permute_dims(shard.read(numbers, (steps, samples)), (2, 0, 1, 3))
+                path = run.backend.draw(updated, after[m], steps, u)
+                after[m] = path[0, ...]
+                path = xp.where(has_none, 0, path)
+                write_steps(paths[..., samples], shard, steps, path, -1)
+        shard.view(paths, (slice(shard.num_steps, None),))[...] = -1
+        run.updated.clear()
+
+    run_passes(ctx, passes("sample", ctx, chain, workspace // 2, history=True), work)
+
+
+def _last_states(shard: Shard, last_weights: Array, numbers: Array, samples: slice) -> Array:
+    """Return the last states of samples, [groups, rows, samples], drawn by sums [groups, rows, K].
+
+    `numbers` are those of all steps, [*batch, T, samples].
+    """
+    ctx, xp = shard.ctx, shard.ctx.xp
+    u = shard.read(numbers, (shard.num_steps - 1, samples))
+    if shard.lengths is not None:
+        for length in np.unique(shard.lengths):
+            is_last = xp.asarray(shard.lengths == length, device=ctx.device)
+            u = xp.where(is_last[..., None], shard.read(numbers, (int(length) - 1, samples)), u)
+    states = draw_states(xp, last_weights[:, :, None, :], ctx.load(u, ctx.widest))
+    return xp.where(u < 0, xp.astype(-1 - u, states.dtype), states)

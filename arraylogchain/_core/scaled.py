@@ -1,0 +1,75 @@
+"""Numbers with whole nats and powers of two kept apart, so that neither overflows nor rounds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from arraylogchain._core.context import Array, Context
+
+# log(2) in two parts. The first has 9 bits: times a whole number of fewer bits it is exact.
+LN2_HIGH = 355 / 512
+LN2_LOW = -2.1219444005469057e-4
+
+
+def add_scale(logs: Array, shifts: Array, exponents: Array) -> Array:
+    """Return logs + shifts + powers * log(2); what is large is summed first, and may cancel."""
+    return (shifts + exponents * LN2_HIGH + logs) + exponents * LN2_LOW
+
+
+def whole_maximum(xp: Any, x: Array, axis: Any = -1) -> Array:
+    """Return maxima rounded to integers, 0 where they are not finite; axes are kept."""
+    return whole_part(xp, xp.max(x, axis=axis, keepdims=True))
+
+
+def whole_part(xp: Any, x: Array) -> Array:
+    """Return x rounded to integers, 0 where it is not finite."""
+    x = xp.round(x)
+    return xp.where(xp.abs(x) < math.inf, x, 0.0)
+
+
+def split_log(ctx: Context, x: Array, is_log: bool) -> tuple[Array, Array]:
+    """Return the logs of weights as given in two parts, so that no large number is rounded in.
+
+    The first are multiples of 2**-9, whose sums and differences are exact, and infinite or NaN
+    where the logs are; the second are at most about 1.
+    """
+    xp, x = ctx.xp, ctx.load(x, ctx.widest)
+    high = xp.round(x if is_log else xp.log2(x))
+    remainder = x - high if is_log else xp.log(ctx.scaled(x, -high)) + high * LN2_LOW
+    remainder = xp.where(xp.isfinite(high), remainder, xp.zeros_like(remainder))
+    return high if is_log else high * LN2_HIGH, remainder
+
+
+def exp_of_split(ctx: Context, high: Array, remainder: Array) -> Array:
+    """Return exp(high + remainder) in the widest precision, for parts like those of `split_log`."""
+    xp, high, remainder = ctx.xp, ctx.load(high, ctx.widest), ctx.load(remainder, ctx.widest)
+    # Beyond that all is 0, or infinite.
+    limit = 3.0 * ctx.widest.top
+    exponents = xp.clip(xp.round((high + remainder) / math.log(2.0)), -limit, limit)
+    return ctx.scaled(
+        xp.exp((high - exponents * LN2_HIGH) + (remainder - exponents * LN2_LOW)), exponents
+    )
+
+
+def scaled_logs(ctx: Context, x: Array) -> tuple[Array, Array]:
+    """Return logs of weights near 0, and the powers of two of the largest of the last axis.
+
+    That power is kept apart, as the log would be rounded at its size; so is each weight's own, for
+    which there may be no room beside it.
+    """
+    xp, (mantissas, exponents) = ctx.xp, split(ctx, x)
+    _, top = split(ctx, xp.max(x, axis=-1, keepdims=True))
+    relative_exponents = ctx.cast(exponents - top, x.dtype)
+    return add_scale(xp.log(mantissas), 0.0, relative_exponents), ctx.load(top[..., 0], ctx.widest)
+
+
+def split(ctx: Context, x: Array) -> tuple[Array, Array]:
+    """Return weights near 1, and the powers of two to multiply them by."""
+    if ctx.is_numpy:
+        return np.frexp(x)
+    exponents = ctx.xp.floor(ctx.xp.log2(x))
+    exponents = ctx.xp.where(ctx.xp.isfinite(exponents), exponents, 0.0)
+    return ctx.scaled(x, -exponents), exponents

@@ -1,0 +1,1 @@
+"""Validation of the caller's arrays, and their conversion for computation."""

@@ -1,0 +1,413 @@
+"""The one door in and out: library, dtype, device, and what to say when they do not fit.
+
+Everything behind this door is written against the array API standard and asks no question about the
+library. A few facts about the arrays at hand travel with every call in a `Context`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache, wraps
+from operator import attrgetter
+from types import NoneType
+from typing import Any, TypeVar
+
+import array_api_compat
+import numpy as np
+
+from arraylogchain._core.context import Array, Context, library_name
+from arraylogchain._core.precision import DOUBLE, SINGLE
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Elements of a temporary with which a chain of elementwise operations stays in a CPU's L2.
+_CPU_BLOCK = 1 << 16
+# On a device every operation is a launch: blocks are as large as the workspace allows.
+_DEVICE_BLOCK = 1 << 26
+
+# Device types of DLPack: CUDA's own memory, and managed memory.
+_DLPACK_CUDA = (2, 13)
+
+_FLOATING = ("float16", "bfloat16", "float32", "float64")
+_known_contexts: dict[tuple[Any, ...], Context] = {}
+# Made anew by NumPy each time, which takes as long as a small product.
+_numpy_name = cache(attrgetter("name"))
+_NUMPY = {frozenset([np.dtype(name)]): name for name in ("float16", "float32", "float64")}
+
+
+def prepare_inputs(arguments: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
+    """Check the arguments of a call and make them ready to compute with.
+
+    Parameters
+    ----------
+    arguments : mapping of str to array
+        The call's arguments by name.
+
+    Returns
+    -------
+    context : Context
+    ready : mapping of str to array
+        The arguments, in the library that computes. Nothing is copied, except for
+        libraries whose arrays cannot be written to, when their DLPack export copies.
+
+    Raises
+    ------
+    TypeError
+        For what is not an array, a dtype that is not real floating, or a mixture of libraries.
+    ValueError
+        For arrays on different devices.
+    """
+    if (context := numpy_context(arguments)) is not None:
+        return context, arguments
+    torch = sys.modules.get("torch")
+    if torch is not None and all(isinstance(x, torch.Tensor) for x in arguments.values()):
+        return _prepare_tensors(arguments)
+    xp = common_namespace(arguments)
+    if jax := sys.modules.get("jax"):
+        for name, x in arguments.items():
+            if isinstance(x, jax.core.Tracer):
+                raise TypeError(
+                    f"{name} is traced by JAX, without values; call this outside of jax.jit"
+                )
+    check_same("device", {name: array_api_compat.device(x) for name, x in arguments.items()})
+    # By names: array_api_strict warns where a cache compares its dtypes.
+    result_name = check_dtypes(
+        tuple((name, dtype_name(x.dtype)) for name, x in arguments.items()), xp
+    )
+    device = array_api_compat.device(next(iter(arguments.values())))
+    if library_name(xp) == "numpy":
+        # Subclasses may give operators another meaning, as numpy.matrix does.
+        return _numpy_context(result_name), {name: np.asarray(x) for name, x in arguments.items()}
+    if _can_be_written(xp):
+        return native_context(xp, device, result_name), arguments
+    if all(_is_on_cuda(x) for x in arguments.values()):
+        return _through_cupy(xp, arguments, result_name)
+    hosted = {name: _to_numpy(name, x) for name, x in arguments.items()}
+    # A library that can only export gets NumPy arrays back.
+    return _numpy_context(result_name, getattr(xp, "from_dlpack", None)), hosted
+
+
+def _prepare_tensors(arguments: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
+    """Read tensors where they are; on the CPU as NumPy's arrays, unless there is bfloat16."""
+    torch = sys.modules["torch"]
+    result = check_dtypes(tuple([(name, x.dtype) for name, x in arguments.items()]), torch)
+    on_cpu = all(x.is_cpu and x.dtype is not torch.bfloat16 for x in arguments.values())
+    ready = {}
+    try:
+        for name, x in arguments.items():
+            # Also where torch holds negated numbers, or follows them.
+            ready[name] = x.numpy(force=True) if on_cpu else _in_place(x)
+    except (RuntimeError, TypeError):
+        layout = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
+        raise ValueError(
+            f"{name} is a {layout} tensor on {x.device} without values in memory that can be "
+            "read; a dense one, outside of torch.func transforms, would do"
+        ) from None
+    if on_cpu:
+        return _numpy_context(result, torch.from_numpy), ready
+    check_same("device", {name: x.device for name, x in arguments.items()})
+    return native_context(array_api_compat.array_namespace(x), x.device, result), ready
+
+
+def _in_place(x: Array) -> Array:
+    if x.is_meta or x.is_nested or not are_plain(x):
+        raise TypeError("there are no values")
+    return x.detach().resolve_neg()
+
+
+def numpy_context(arguments: Mapping[str, Array]) -> Context | None:
+    """Return the context of arrays of NumPy's own class and of one dtype, None for others."""
+    if set(map(type, arguments.values())) != {np.ndarray}:
+        return None
+    name = _NUMPY.get(frozenset(map(attrgetter("dtype"), arguments.values())))
+    return None if name is None else _numpy_context(name)
+
+
+@cache
+def _numpy_context(result_name: str, hand_back: Callable[[Array], Array] | None = None) -> Context:
+    return _context(np, None, result_name, hand_back)
+
+
+def native_context(xp: Any, device: Any, result_name: str) -> Context:
+    """Return the context of arrays that are computed with where they are.
+
+    Those with kernels are kept.
+    """
+    key = (library_name(xp), getattr(device, "id", device), result_name)
+    context = _known_contexts.get(key)
+    if context is None:
+        context = _context(xp, device, result_name, None)
+        if context.kernels is not None and _is_cuda(device):
+            _known_contexts[key] = context
+    return context
+
+
+def _context(
+    xp: Any, device: Any, result_name: str, hand_back: Callable[[Array], Array] | None
+) -> Context:
+    on_cpu = xp is np or not _is_cuda(device)
+    has_double = xp is np or not on_cpu or _has_float64(xp, device)
+    return Context(
+        xp=xp,
+        device=device,
+        result_name=result_name,
+        precision=DOUBLE if result_name == "float64" else SINGLE,
+        widest=DOUBLE if has_double else SINGLE,
+        block=_CPU_BLOCK if on_cpu else _DEVICE_BLOCK,
+        hand_back=hand_back,
+        has_out=library_name(xp) in ("numpy", "cupy", "torch"),
+        kernels=_kernels_for(xp, device),
+    )
+
+
+def _is_cuda(device: Any) -> bool:
+    return "cuda" in str(device).lower()
+
+
+def _kernels_for(xp: Any, device: Any) -> Any:
+    """Return where kernels for the arrays of a device run, if it is one that they run on."""
+    if xp is np or not _is_cuda(device):
+        return None
+    from arraylogchain._cuda.device import find
+
+    device_or_reason = find(library_name(xp), device)
+    return None if isinstance(device_or_reason, str) else device_or_reason
+
+
+def common_namespace(arguments: Mapping[str, Array]) -> Any:
+    """Return the namespace of arrays; raise where they are of several libraries."""
+    namespaces = {name: namespace_of(name, x) for name, x in arguments.items()}
+    check_same("library", {name: library_name(xp) for name, xp in namespaces.items()})
+    return next(iter(namespaces.values()))
+
+
+def namespace_of(name: str, x: Array) -> Any:
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name} is a masked array, whose mask would be lost; "
+            f"fill it first, by {name}.filled(...)"
+        )
+    try:
+        return array_api_compat.array_namespace(x)
+    except TypeError:
+        if hasattr(x, "__dlpack__") and hasattr(x, "device"):
+            return sys.modules[type(x).__module__.partition(".")[0]]
+    raise TypeError(
+        f"{name} must be an array of floating-point numbers (NumPy, CuPy, torch, ...), "
+        f"got {type(x).__name__}; np.asarray or torch.as_tensor, with dtype=float, makes one"
+    )
+
+
+def dynamo_disabled(function: F) -> F:
+    """Return a public function that `torch.compile` calls, and does not look into.
+
+    The compiler takes more than a second to import, so it is not asked before it is there.
+    """
+    hidden: list[F] = []
+
+    @wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **options)
+        if not hidden:
+            hidden.append(sys.modules["torch"].compiler.disable(function))
+        return hidden[0](*args, **options)
+
+    return call  # type: ignore[return-value]
+
+
+def are_numpy(*arrays: Array | None) -> bool:
+    """Tell whether all but None are arrays of NumPy's own class."""
+    return {np.ndarray, NoneType}.issuperset(map(type, arrays))
+
+
+def is_differentiated(*arrays: Array | None) -> bool:
+    """Tell whether torch needs more of a call than its values.
+
+    That is so for tensors that take part in autograd, in forward mode or in transforms such as
+    `torch.func.vmap`.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    tensors = [x for x in arrays if isinstance(x, torch.Tensor)]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return True
+    unpack = torch.autograd.forward_ad.unpack_dual
+    return not are_plain(*tensors) or any(unpack(x).tangent is not None for x in tensors)
+
+
+def has_values(*arrays: Array) -> bool:
+    """Tell whether values can be read: not those of Dask, nor of what torch transforms."""
+    return are_numpy(*arrays) or (not is_lazy(*arrays) and are_plain(*arrays))
+
+
+def are_plain(*arrays: Array) -> bool:
+    """Tell whether there is no tensor without memory of its own, as within transforms.
+
+    What is nested has memory, though nothing here can compute with it.
+    """
+    try:
+        for i, x in enumerate(arrays):
+            if hasattr(x, "data_ptr") and not x.is_nested and "strided" in str(x.layout):
+                # Within a transform nothing that is made has any: that of the first one tells.
+                (x if i else x.detach()).data_ptr()
+    except RuntimeError:
+        return False
+    return True
+
+
+def is_lazy(*arrays: Any) -> bool:
+    """Tell whether there is a Dask array: values are not at hand, and only workers compute."""
+    dask = sys.modules.get("dask.array")
+    return dask is not None and any(isinstance(x, dask.Array) for x in arrays)
+
+
+def detached(x: Array) -> Array:
+    """Return a tensor without its part in autograd, and any other array as it is."""
+    return x.detach() if hasattr(x, "detach") else x
+
+
+def raise_if_differentiated(arguments: Mapping[str, Array], function: str, instead: str) -> None:
+    """Raise where a pullback would silently carry no gradient, or be of what is not in memory."""
+    torch = sys.modules.get("torch")
+    for name, x in arguments.items():
+        if is_lazy(x):
+            raise TypeError(
+                f"{name} is a Dask array, and {function} needs it in memory; {name}.compute() "
+                "brings it there"
+            )
+        if torch is not None and torch.is_grad_enabled() and getattr(x, "requires_grad", False):
+            raise NotImplementedError(
+                f"{name} requires grad, and {function} is not part of autograd; call {instead}, "
+                f"which autograd follows, or pass {name}.detach()"
+            )
+
+
+def check_same(what: str, values: Mapping[str, Any]) -> None:
+    (first, expected), *following = values.items()
+    for name, value in following:
+        if value != expected:
+            error = TypeError if what == "library" else ValueError
+            plural = "libraries" if what == "library" else "devices"
+            raise error(
+                f"{first} and {name} are of different {plural}: {first} is {expected}, "
+                f"{name} is {value}; convert one so that both match"
+            )
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return 'float32' for numpy.dtype('float32'), torch.float32, array_api_strict.float32, ..."""
+    if isinstance(dtype, np.dtype):
+        return str(_numpy_name(dtype))
+    return str(getattr(dtype, "name", dtype)).rpartition(".")[2]
+
+
+@lru_cache(maxsize=256)
+def check_dtypes(arguments: tuple[tuple[str, Any], ...], xp: Any) -> str:
+    """Return the dtype of what a library computes of arrays of these names and dtypes.
+
+    Raises
+    ------
+    TypeError
+        For a dtype that is not real floating, or that the library does not have.
+    """
+    # What only exports has its arrays computed with by NumPy or CuPy, which lack bfloat16.
+    computing = xp if _can_be_written(xp) else np
+    dtypes = {name: dtype_name(dtype) for name, dtype in arguments}
+    for name, dtype in dtypes.items():
+        if dtype not in _FLOATING or not hasattr(computing, dtype):
+            supported = ", ".join(x for x in _FLOATING if hasattr(computing, x))
+            library = f", which {library_name(computing)} lacks" if dtype in _FLOATING else ""
+            raise TypeError(f"{name} has dtype {dtype}{library}; use one of {supported}")
+    return promote(dtypes.values())
+
+
+def promote(names: Any) -> str:
+    """Return the smallest supported dtype that holds all of the given ones."""
+    distinct = set(names)
+    if len(distinct) == 1:
+        return str(distinct.pop())
+    # float16 and bfloat16 have no common format smaller than float32.
+    return "float64" if "float64" in distinct else "float32"
+
+
+def _can_be_written(xp: Any) -> bool:
+    """Tell libraries with item assignment from those of immutable or deferred arrays."""
+    return library_name(xp) in ("numpy", "cupy", "torch", "array_api_strict")
+
+
+def _is_on_cuda(x: Array) -> bool:
+    return hasattr(x, "__dlpack_device__") and int(x.__dlpack_device__()[0]) in _DLPACK_CUDA
+
+
+def _through_cupy(
+    xp: Any, arguments: Mapping[str, Array], result_name: str
+) -> tuple[Context, Mapping[str, Array]]:
+    """Hand arrays of a library that can only export over to CuPy, on the device they are on.
+
+    CuPy's stream waits for the library's, and the library's for CuPy's when the results are handed
+    back, before the caller can let go of the arguments: their memory is not in use any more when
+    the library gives it to something else.
+    """
+    name, x = next(iter(arguments.items()))
+    try:
+        cupy = importlib.import_module("array_api_compat.cupy")
+        ready = {name: cupy.from_dlpack(x) for name, x in arguments.items()}
+    except ImportError as error:
+        raise TypeError(
+            f"{name}, a {type(x).__name__}, is on a CUDA device, where CuPy would compute; install "
+            f"the extra cuda12 or cuda13, or bring {name} to the CPU ({error})"
+        ) from error
+    device = array_api_compat.device(ready[name])
+    return _context(cupy, device, result_name, getattr(xp, "from_dlpack", None)), ready
+
+
+def _to_numpy(name: str, x: Array) -> Array:
+    source = detached(x)
+    if not hasattr(source, "__dlpack__"):
+        kind = f"{type(x).__module__.partition('.')[0]} {type(x).__name__}"
+        raise TypeError(
+            f"{name} is a {kind}, and such arrays are not supported; np.asarray({name}) makes a "
+            "NumPy array of one that fits into memory"
+        )
+    try:
+        return np.from_dlpack(source)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise TypeError(
+            f"{name}, a {type(x).__name__}, cannot be handed over through DLPack: {error}"
+        ) from error
+
+
+def on_host(name: str, x: Any) -> np.ndarray:
+    """Return numbers that decisions depend on as a NumPy array."""
+    if isinstance(x, np.ma.MaskedArray):
+        namespace_of(name, x)  # which raises
+    try:
+        if hasattr(x, "detach") and hasattr(x, "cpu"):
+            # Within a transform, what is computed has no memory, though its values are known.
+            x = x.detach().cpu()
+            x = x.numpy() if are_plain(x) else x.tolist()
+        elif hasattr(x, "get") and hasattr(x, "device"):  # CuPy
+            x = x.get()
+        elif hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray):
+            x = np.from_dlpack(x)
+        return np.asarray(x)
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        if not are_plain(x):
+            raise NotImplementedError(
+                f"{name} has no values that can be read here, as under torch.func.vmap; call this "
+                "outside of it, on all rows at once"
+            ) from None
+        kind = type(x).__name__
+        raise TypeError(
+            f"{name} must be an array of integers, which this {kind} cannot be read as"
+        ) from None
+
+
+@cache
+def _has_float64(xp: Any, device: Any) -> bool:
+    """Tell whether a device that is none of CUDA's computes in float64."""
+    return "float64" in xp.__array_namespace_info__().dtypes(device=device)

@@ -1,0 +1,310 @@
+"""What a chain is given: one table of its arrays, and the checks that follow from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import array_api_compat
+import numpy as np
+
+from arraylogchain._core.axes import Shape, check_batches
+from arraylogchain._core.context import Array, Context, shape_of
+from arraylogchain._inputs.arrays import (
+    dtype_name,
+    namespace_of,
+    numpy_context,
+    on_host,
+    prepare_inputs,
+)
+
+
+class Argument(NamedTuple):
+    """An array of a chain: its argument's names as weights and as logarithms, its own axes."""
+
+    linear: str | None
+    log: str
+    axes: tuple[str, ...]
+
+
+# In the order in which gradients come. Of T - 1 matrices one may stand for all.
+PARTS = {
+    "potentials": Argument(None, "log_potentials", ("T", "K")),
+    "transitions": Argument("transitions", "log_transitions", ("T - 1", "K", "K")),
+    "initial": Argument("initial", "log_initial", ("K",)),
+    "final": Argument("final", "log_final", ("K",)),
+}
+# Which part an argument of `LogChain` is.
+ARGUMENTS = {
+    name: part for part, names in PARTS.items() for name in (names.linear, names.log) if name
+}
+
+
+@dataclass(slots=True, eq=False)  # frozen ones take three times as long to make
+class Chain:
+    """Arrays of whole chains, checked, with batch axes as given; what is not there is all ones.
+
+    Attributes
+    ----------
+    batch : tuple of int
+        The batch axes of the arrays, broadcast together.
+    parts : dict of str to array
+        'potentials' [..., T, K]; 'transitions' [..., 1 or T - 1, K, K], which only chains of one
+        step may lack; 'initial' and 'final' [..., K].
+    logs : collection of str
+        Which of these hold logarithms.
+    lengths : numpy.ndarray [...] or None
+        How many steps of each row are real, T at most; what lies past them is never read.
+    is_plain : bool
+        Whether transitions were given as one matrix [K, K].
+    num_steps, num_states : int
+        T and K, at least 1.
+    has_one_matrix : bool
+        Whether one matrix stands for every step.
+    group_axes, row_axes : tuple of int
+        Batch axes along which the transition matrices differ, and the others: rows along these
+        share the matrices of their group.
+    arranged : tuple of int
+        The batch axes in that order.
+    sizes : tuple of int
+        Numbers of groups and of rows in each.
+    """
+
+    batch: Shape
+    parts: dict[str, Array]
+    logs: Collection[str] = ("potentials",)
+    lengths: np.ndarray | None = None
+    is_plain: bool = False
+    num_steps: int = field(init=False)
+    num_states: int = field(init=False)
+    has_one_matrix: bool = field(init=False)
+    group_axes: Shape = field(init=False)
+    row_axes: Shape = field(init=False)
+    arranged: Shape = field(init=False)
+    sizes: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_steps, self.num_states = self.parts["potentials"].shape[-2:]
+        own_shape = self.parts["transitions"].shape[:-2] if "transitions" in self.parts else ()
+        result = _arrangement(self.batch, own_shape)
+        self.has_one_matrix, self.group_axes, self.row_axes, self.arranged, self.sizes = result
+
+
+@lru_cache(maxsize=256)
+def _arrangement(
+    batch: Shape, own_shape: Shape
+) -> tuple[bool, Shape, Shape, Shape, tuple[int, int]]:
+    """Return what a chain's batch axes, and all but the last two of its matrices, say of it."""
+    groups = tuple(
+        axis for axis, n in enumerate(own_shape[:-1], len(batch) + 1 - len(own_shape)) if n > 1
+    )
+    rows = tuple(axis for axis in range(len(batch)) if axis not in groups)
+    arranged = tuple(batch[axis] for axis in groups + rows)
+    sizes = math.prod(arranged[: len(groups)]), math.prod(arranged[len(groups) :])
+    return own_shape[-1:] == (1,), groups, rows, arranged, sizes
+
+
+def prepare_chain(arguments: Mapping[str, Array], lengths: Any) -> tuple[Context, Chain]:
+    """Return the context and the chain of `LogChain`'s arguments by name; not part of autograd."""
+    if (ctx := numpy_context(arguments)) is None:
+        ctx, arguments = prepare_inputs(like_potentials(arguments))
+    return ctx, make_chain(arguments, lengths)
+
+
+def make_chain(arguments: Mapping[str, Array], lengths: Any) -> Chain:
+    """Return the chain of arrays by the names of `LogChain`'s arguments."""
+    batch = check_shapes(arguments)
+    names, logs = _parts_of(tuple(arguments))
+    parts = dict(zip(names, arguments.values()))  # noqa: B905
+    if is_plain := "transitions" in parts and parts["transitions"].ndim == 2:
+        parts["transitions"] = parts["transitions"][None, ...]
+    if lengths is not None:
+        lengths = check_lengths(lengths, batch, parts["potentials"].shape[-2])
+    return Chain(batch, parts, logs, lengths, is_plain)
+
+
+@cache
+def _parts_of(arguments: tuple[str, ...]) -> tuple[list[str], frozenset[str]]:
+    """Return the parts that arguments are, and which of these hold logarithms."""
+    logs = frozenset(ARGUMENTS[name] for name in arguments if name.startswith("log_"))
+    return [ARGUMENTS[name] for name in arguments], logs
+
+
+def check_given(options: Mapping[str, Array | None]) -> dict[str, Array]:
+    """Return the arguments that are given; raise where one is given both ways."""
+    arguments = {
+        name: x for name, x in options.items() if x is not None or name == "log_potentials"
+    }
+    for linear, log, _ in PARTS.values():
+        if linear in arguments and log in arguments:
+            raise ValueError(f"{linear} and {log} are both given; give one of them")
+    x = arguments.get("log_potentials")
+    if isinstance(x, (list, tuple)):
+        raise TypeError(
+            f"log_potentials is a {type(x).__name__}; it must be an array, such as np.asarray or "
+            "torch.as_tensor makes; sequences of different lengths are padded to [n, T, K], with "
+            "lengths="
+        )
+    return arguments
+
+
+def like_potentials(arguments: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Return the arrays, with lists, integers and bools made arrays like the log potentials."""
+    like = arguments["log_potentials"]
+    return {name: _as_floating(name, x, like) for name, x in arguments.items()}
+
+
+def _as_floating(name: str, x: Any, like: Array) -> Array:
+    if type(x) is type(like) and getattr(x, "dtype", None) == getattr(like, "dtype", None):
+        return x
+    if dtype_name(getattr(x, "dtype", "")).startswith(("int", "uint", "bool")):
+        xp = namespace_of(name, x)
+        return xp.astype(x, getattr(xp, dtype_name(like.dtype), xp.float32))
+    if not isinstance(x, (list, tuple)):
+        return x
+    result: Any = None
+    with suppress(TypeError, ValueError, RuntimeError):
+        result = np.asarray(x)
+    if result is None or result.dtype.kind not in "biuf":
+        raise TypeError(
+            f"{name} is a {type(x).__name__} that makes no array of real numbers; it must be an "
+            "array, or nested lists of numbers"
+        )
+    xp = namespace_of("log_potentials", like)
+    return xp.asarray(result.tolist(), dtype=like.dtype, device=array_api_compat.device(like))
+
+
+def check_shapes(arguments: Mapping[str, Array]) -> Shape:
+    """Check the shapes of a chain's arrays by name; return the broadcast batch axes."""
+    return _check_shapes(tuple(zip(arguments, map(attrgetter("shape"), arguments.values()))))  # noqa: B905
+
+
+@lru_cache(maxsize=256)
+def _check_shapes(arguments: tuple[tuple[str, Shape], ...]) -> Shape:
+    # Some libraries have classes of their own for shapes, which print otherwise.
+    shapes = {name: tuple(shape) for name, shape in arguments}
+    potentials = shapes["log_potentials"]
+    if len(potentials) < 2 or 0 in potentials[-2:]:
+        raise ValueError(
+            f"log_potentials has shape {potentials}; it must be [..., T, K] with at least one step "
+            "and one state"
+        )
+    T, K = potentials[-2:]
+    sizes, batches = {"T": T, "K": K, "T - 1": T - 1}, {}
+    for name, shape in shapes.items():
+        own_shape = tuple(sizes[axis] for axis in PARTS[ARGUMENTS[name]].axes)
+        actual = shape[-len(own_shape) :]
+        if len(own_shape) == 3 and actual in ((K, K), (1, K, K)):
+            actual = own_shape  # one matrix for all steps
+        if actual != own_shape:
+            raise ValueError(_misfit(name, shape, potentials, own_shape))
+        batches[name] = shape[: -len(own_shape)]
+    if T > 1 and not shapes.keys() & {"transitions", "log_transitions"}:
+        raise ValueError(
+            f"transitions or log_transitions must be given for a chain of {T} steps: "
+            f"[{K}, {K}], [..., 1, {K}, {K}] or [..., {T - 1}, {K}, {K}]"
+        )
+    return check_batches(batches, shapes)
+
+
+def _misfit(name: str, shape: Shape, potentials: Shape, own_shape: Shape) -> str:
+    """Say what shape an argument has, what it must have, and what may have been meant."""
+    T, K = potentials[-2:]
+    expected = ", ".join(map(str, own_shape))
+    text = f"{name} has shape {shape}; with log_potentials of shape {potentials} it must be "
+    text += f"[..., {expected}]"
+    if len(own_shape) == 3:
+        text += f", or [{K}, {K}] or [..., 1, {K}, {K}] for one matrix at every step"
+        if len(shape) == 3 and shape[1:] == (K, K) and shape[:1] == potentials[-3:-2]:
+            text += f"; one matrix for each of {shape[0]} rows is [{shape[0]}, 1, {K}, {K}]"
+    if T != K and shape[-min(len(own_shape), 2) :] == (T,) * min(len(own_shape), 2):
+        text += (
+            f"; log_potentials of {T} states at {K} steps would be [..., {K}, {T}], "
+            "their last two axes swapped"
+        )
+    return text
+
+
+def check_lengths(lengths: Any, batch: Shape, num_steps: int) -> np.ndarray | None:
+    """Return lengths [...] as a NumPy array; None if all chains have `num_steps` steps.
+
+    The cost of everything depends on them, so that they are read on the host.
+    """
+    array = on_host("lengths", lengths)
+    check_integers("lengths", array, "; mask.sum(-1) makes them of a mask")
+    pairs = zip(array.shape[::-1], batch[::-1], strict=False)
+    if array.ndim > len(batch) or any(n not in (1, rows) for n, rows in pairs):
+        raise ValueError(
+            f"lengths has shape {array.shape}; it must broadcast to the batch axes {batch}: "
+            f"an integer from 1 to T = {num_steps} for each chain"
+        )
+    low, high = (array.min(), array.max()) if array.size else (num_steps, num_steps)
+    if low < 1 or high > num_steps:
+        raise ValueError(
+            f"lengths has values from {low} to {high}; they must lie between 1 and {num_steps}, "
+            "the number of steps of log_potentials"
+        )
+    return None if low == num_steps else array.astype(np.int64, copy=False)
+
+
+def check_integers(name: str, x: Array, hint: str = "") -> None:
+    if not dtype_name(x.dtype).startswith(("int", "uint")):
+        raise TypeError(f"{name} has dtype {dtype_name(x.dtype)}; it must hold integers{hint}")
+
+
+def check_weights(ctx: Context, chain: Chain) -> None:
+    """Raise where a linear weight that is read is negative. On a device it gives NaN."""
+    if not ctx.is_numpy and "cpu" not in str(ctx.device).lower():
+        return
+    for name, x in chain.parts.items():
+        if name in chain.logs or 0 in x.shape:
+            continue
+        # The least is NaN if there is one, and may be of what is past the ends.
+        if not ctx.are_between(x, 0.0, math.inf):
+            negative = np.asarray(x < 0)
+            if name == "transitions" and chain.lengths is not None:
+                is_read = chain.lengths[..., None] > np.arange(1, x.shape[-3] + 1)
+                negative = negative.any((-2, -1)) & is_read
+            if np.any(negative):
+                raise ValueError(
+                    f"{name} has negative entries, and weights must be at least 0; pass logarithms "
+                    f"as log_{name}"
+                )
+
+
+def check_paths(states: Array, batch: Shape, num_steps: int) -> None:
+    """Raise where an array cannot hold paths of a chain with these batch axes and steps."""
+    check_integers("states", states)
+    shape = shape_of(states)
+    if shape[-1:] != (num_steps,):
+        raise ValueError(
+            f"states has shape {shape}; it must be [..., {num_steps}], a state for each step"
+        )
+    shapes = {"states": shape, "the chain": (*batch, num_steps)}
+    check_batches({name: x[:-1] for name, x in shapes.items()}, shapes)
+
+
+def check_states(ctx: Context, states: Array, chain: Chain) -> Array:
+    """Return paths [..., T] in the library that computes, 0 past the ends of their chains."""
+    if ctx.is_numpy or isinstance(states, np.ndarray) or not hasattr(states, "dtype"):
+        states = on_host("states", states)
+    check_paths(states, chain.batch, chain.num_steps)
+    if isinstance(states, np.ndarray):
+        states = ctx.xp.asarray(np.ascontiguousarray(states, np.int64), device=ctx.device)
+    states = ctx.xp.astype(states, ctx.index_dtype, copy=False)
+    if chain.lengths is not None:
+        times = ctx.xp.arange(chain.num_steps, dtype=ctx.index_dtype, device=ctx.device)
+        states = ctx.xp.where(ctx.integers(chain.lengths)[..., None] > times, states, 0)
+    if 0 not in states.shape:
+        low, high = (int(on_host("states", f(states))) for f in (ctx.xp.min, ctx.xp.max))
+        if not 0 <= low <= high < chain.num_states:
+            raise ValueError(
+                f"states has values from {low} to {high}; they must lie between 0 and "
+                f"{chain.num_states - 1}"
+            )
+    return states

@@ -1,0 +1,72 @@
+"""Random numbers from the caller's generator, as arrays of the library that computes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from arraylogchain._core.context import Array, Context
+
+
+def check_generator(rng: Any, x: Array) -> Any:
+    """Return a generator for what is drawn of x; an integer or None is a seed of NumPy's.
+
+    Raises
+    ------
+    TypeError
+        Unless it is NumPy's or CuPy's generator, or torch's and x a tensor.
+    """
+    if rng is None or (isinstance(rng, (int, np.integer)) and not isinstance(rng, bool)):
+        if rng is None or rng >= 0:
+            return np.random.default_rng(rng)
+        raise ValueError(f"rng is {rng}; a seed must be at least 0")
+    library = _package_of(rng) if type(rng).__name__ == "Generator" else ""
+    if library == "torch" and _package_of(x) != "torch":
+        raise TypeError(
+            f"rng is a torch.Generator, which is for tensors only, and log_potentials is a "
+            f"{type(x).__name__}; np.random.default_rng(seed) makes a generator for any array"
+        )
+    if library not in ("cupy", "torch") and not isinstance(rng, np.random.Generator):
+        raise TypeError(
+            f"rng is a {type(rng).__name__}; it must be None, an integer, or a generator of NumPy, "
+            "CuPy or torch, such as np.random.default_rng(seed)"
+        )
+    return rng
+
+
+def workspace_for_samples(ctx: Context, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """Return memory for samples, integers, and for the numbers that they are drawn with.
+
+    The numbers take the integers' memory, where libraries have views of another dtype: each is read
+    before a sample takes its place.
+    """
+    xp = ctx.xp
+    out, dtype = ctx.empty(shape, ctx.index_dtype), ctx.dtype(ctx.widest)
+    shares_memory = ctx.has_out and out.dtype == xp.int64 and ctx.widest.itemsize == 8
+    return out, out.view(dtype) if shares_memory else ctx.empty(shape, dtype)
+
+
+def fill(ctx: Context, rng: Any, numbers: Array) -> None:
+    """Write random numbers in [0, 1) into a contiguous array.
+
+    They come in the order of its entries, so that a generator gives the same samples whatever
+    computes them.
+    """
+    if _package_of(rng) == "torch":
+        torch = sys.modules["torch"]
+        x = torch.rand(numbers.shape, generator=rng, dtype=torch.float64, device=rng.device)
+        torch.as_tensor(numbers).copy_(x)
+        return
+    if isinstance(numbers, np.ndarray) and isinstance(rng, np.random.Generator):
+        rng.random(out=numbers)
+        return
+    x = rng.random(numbers.shape)
+    if _package_of(x) == "cupy" and _package_of(numbers) != "cupy":
+        x = x.get()
+    numbers[...] = ctx.xp.asarray(x, dtype=numbers.dtype, device=ctx.device)
+
+
+def _package_of(x: Any) -> str:
+    return type(x).__module__.partition(".")[0]

@@ -1,0 +1,321 @@
+"""The certified product: a matrix multiply of exponentials that proves its own entries.
+
+With row shifts r of `a` and column shifts c of `b`, ``S = exp(a - r) @ exp(b - c)`` and
+``log(exp(a) @ exp(b)) = log(S) + r + c``. All terms of S are nonnegative, so nothing cancels and
+the multiply errs by rounding alone, unless something overflows or underflows. The shifts are the
+maxima, rounded to integers: r + c is exact, nothing overflows, and underflow shows in S itself:
+
+    Factors are at most exp(1/2), or 2 for linear weights. One below `tiny`, the smallest normal
+    number, may be flushed: that loses at most tiny * 2 of its product; a product below it loses at
+    most tiny. One term thus loses less than 5 tiny, and a sum of K terms less than 5 K tiny.
+
+    So S_ij >= 5 K tiny / eps proves that underflow cost S_ij less than one eps.
+
+Entries below that threshold are computed again: in float64 where that is wider, and where it does
+not help, one by one with their own maximum. Sums whose terms are all -inf are told apart by a
+multiply of 0/1 masks.
+
+One by one no entry can underflow against another, so results are right whatever the range; it costs
+one addition, one comparison and up to one exponential for each term of each sum. Where loops can be
+compiled they do it; `_Entries` serves all other libraries, and terms that are +inf or NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from arraylogchain import _select
+from arraylogchain._core.axes import Box, Fold, boxes, chunks, within
+from arraylogchain._core.context import Array, Context
+from arraylogchain._core.precision import threshold
+from arraylogchain._products.operand import Factor
+from arraylogchain._products.tiling import Tiles, run, tile_product, with_small_blocks
+
+# Where all entries are at most this far from 0, sums are in range and above the threshold without
+# any shift, for up to 2**22 terms: exp(-2 * 34) > 5 tiny / eps.
+UNSHIFTED_RANGE = {"float32": 34.0, "float64": 335.0}
+_UNSHIFTED_TERMS = 2**22
+# Products of so few numbers are multiplied as they are given.
+_SMALL = 1 << 12
+# One entry by itself costs about as much as this many on a matrix multiply.
+_COST = 64
+
+
+def logmatmulexp(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) -> Array:
+    """Return log(exp(a) @ exp(b))."""
+    if ctx.kernels is not None:
+        from arraylogchain._products import cuda
+
+        result = cuda.logmatmulexp(ctx, layout, a, b, budget)
+        if result is not None:
+            return result
+    xp = ctx.xp
+    if 0 in layout.sizes:
+        return xp.full(layout.out_shape, -math.inf, dtype=ctx.result_dtype, device=ctx.device)
+    inner = layout.sizes[3]
+    is_unshifted = inner <= _UNSHIFTED_TERMS and ctx.are_within(
+        UNSHIFTED_RANGE[ctx.precision.name], a, b
+    )
+    if is_unshifted and is_small(ctx, layout):
+        a_weights, b_weights = (xp.exp(ctx.load(x, ctx.precision)) for x in (a, b))
+        # Of vectors it is a number that NumPy multiplies to, not an array.
+        return xp.asarray(xp.log(xp.matmul(a_weights, b_weights)), dtype=ctx.result_dtype)
+    ctx, workspace = with_small_blocks(ctx, budget)
+    item, precision = ctx.precision.itemsize, ctx.precision
+    # Masks of a tile; results that are converted, and what multiplies return.
+    direct = ctx.is_numpy and not layout.copies and ctx.result_dtype == ctx.dtype(precision)
+    entry = 5 if direct else 3 * item + 5
+    scratch = workspace - workspace // 4
+    tiling = tile_product(
+        layout.sizes, scratch, item * (1 + layout.copies), entry, 512, layout.copies
+    )
+
+    def panel(x: Array) -> Factor:
+        right = Factor(ctx, x, 1, shifts=not is_unshifted)
+        return right.cache_weights() if tiling.inner == inner else right
+
+    def tile(x: Array, right: Factor, out: Array) -> None:
+        left = Factor(ctx, x, 0, shifts=not is_unshifted)
+        certified_product(ctx, left, right, out, workspace, tiling.inner)
+
+    tiles = Tiles(tiling, panel, tile, [ctx.dtype(precision)])
+    return run(ctx, layout, a, b, tiles, [ctx.result_dtype])[0]
+
+
+def is_small(ctx: Context, layout: Fold) -> bool:
+    """Tell whether a product can be multiplied as it is given: what that copies does not count."""
+    batch, rows, cols, inner = layout.sizes
+    return ctx.is_numpy and batch * (rows * cols + (rows + cols) * inner) <= _SMALL
+
+
+def certified_product(
+    ctx: Context,
+    left: Factor,
+    right: Factor,
+    out: Array,
+    workspace: int,
+    chunk: int | None = None,
+    lower_limit: Array | None = None,
+) -> None:
+    """Write log(exp(left) @ exp(right)), less what the factors keep apart, into `out`.
+
+    Parameters
+    ----------
+    ctx : Context
+    left, right : Factor
+        Logs or weights [batch, M, K] and [batch, K, N].
+    out : array [batch, M, N]
+        Of the dtype of the precision; any strides.
+    workspace : int
+        Bytes that may be taken beyond the weights of both factors.
+    chunk : int, optional
+        How many terms have their weights in memory at a time; default: all of them.
+    lower_limit : array, optional
+        For who needs an absolute error, logs that broadcast to `out`: entries that are below these,
+        as far as that is proved, may have lost anything.
+    """
+    multiply_weights(ctx, left, right, out, chunk)
+    uncertified = _take_logs(ctx, out, left, right)
+    if uncertified is None:
+        return
+    # A NaN has made its whole row or column NaN, as it should be.
+    xp, inner = ctx.xp, int(left.values.shape[-1])
+    uncertified = uncertified & ~(xp.isnan(left.maxima) | xp.isnan(right.maxima))
+    if lower_limit is not None:
+        offsets = (x.offset for x in (left, right) if x.offset is not None)
+        largest = sum(offsets, start=math.log(threshold(left.precision, inner)))
+        uncertified = uncertified & ((largest >= lower_limit) | xp.isnan(out))
+    for box, num_terms in recomputed_boxes(ctx, uncertified, inner, workspace, 24):
+        uncertified_part, dense_count = uncertified[box], math.prod(uncertified[box].shape) // _COST
+        a, b = left.part(box), right.part(box)
+        if int(xp.count_nonzero(uncertified_part)) > dense_count:
+            # NaN, which is not asked for, and -inf cannot be mistaken for +inf here.
+            have_terms = (a.maxima == math.inf) | (b.maxima == math.inf)
+            for k in chunks(inner, num_terms):
+                have_terms = have_terms | (xp.matmul(a.present(k), b.present(k)) > 0)
+            out[box] = xp.where(uncertified_part & ~have_terms, -math.inf, out[box])
+            uncertified_part = uncertified_part & have_terms
+        if (
+            ctx.widest is not left.precision
+            and int(xp.count_nonzero(uncertified_part)) > dense_count
+        ):
+            # What is proved is proved in float64 as well.
+            wide = ctx.empty(uncertified_part.shape, ctx.dtype(ctx.widest))
+            a, b = left.part(box, ctx.widest), right.part(box, ctx.widest)
+            certified_product(ctx, a, b, wide, workspace // 2, num_terms)
+            out[box] = xp.where(uncertified_part, xp.astype(wide, out.dtype), out[box])
+        elif bool(xp.any(uncertified_part)):
+            logsumexp_where(ctx, out[box], a, b, uncertified_part, num_terms)
+
+
+def multiply_weights(
+    ctx: Context, left: Factor, right: Factor, out: Array, chunk: int | None = None
+) -> None:
+    """Write the product of the weights into `out`, `chunk` terms at a time."""
+    inner = int(left.values.shape[-1])
+    for k in chunks(inner, chunk or inner):
+        a, b = left.weights(k), right.weights(k)
+        if k.start == 0:
+            ctx.multiply(a, b, out)
+        else:
+            ctx.apply(ctx.xp.add, out, ctx.multiply(a, b), out=out)
+
+
+def _take_logs(ctx: Context, sums: Array, left: Factor, right: Factor) -> Array | None:
+    """Turn sums into log(sums) + offsets in place; return which are not proved, if any."""
+    xp, uncertified = ctx.xp, None
+    smallest = threshold(left.precision, int(left.values.shape[-1]))
+    offsets = [x.offset for x in (left, right) if x.offset is not None]
+    for box in ctx.blocks(sums.shape):
+        part = sums[box]
+        # A NaN makes this comparison False as well.
+        if not xp.min(part) >= smallest:
+            if uncertified is None:
+                uncertified = xp.zeros(sums.shape, dtype=xp.bool, device=ctx.device)
+            uncertified[box] = ~(part >= smallest)
+        ctx.apply(xp.log, part, out=part)
+        if offsets:
+            # They are integers, so that their sum is exact: one rounding instead of two.
+            total = sum(x[within(box, x.shape)] for x in offsets)
+            ctx.apply(xp.add, part, total, out=part)
+    return uncertified
+
+
+def recomputed_boxes(
+    ctx: Context, uncertified: Array, inner: int, workspace: int, item: int
+) -> Iterator[tuple[Box, int]]:
+    """Yield boxes with entries that are not proved, and how many terms to work on at a time.
+
+    The boxes are small enough for `item` bytes for each element of both operands.
+    """
+    batch, rows, cols = (int(n) for n in uncertified.shape)
+    # Indices, sums and logs in float64.
+    tiling = tile_product((batch, rows, cols, inner), workspace // 4, item, 64, side=128)
+    for at, row_box in boxes((batch, rows), tiling.batch * tiling.rows):
+        for (col_box,) in boxes((cols,), tiling.cols):
+            box = (at, row_box, col_box)
+            if bool(ctx.xp.any(uncertified[box])):
+                yield box, tiling.inner
+
+
+def logsumexp_where(
+    ctx: Context, out: Array, left: Factor, right: Factor, requested: Array, chunk: int
+) -> None:
+    """Write the wanted entries of `log(exp(left) @ exp(right))`, at least one, into `out`.
+
+    Parameters
+    ----------
+    ctx : Context
+    out : array [batch, rows, cols]
+    left, right : Factor
+        Of [batch, rows, K] and [batch, K, cols]; their precision is computed in.
+    requested : bool array [batch, rows, cols]
+    chunk : int
+        Terms of each sum that may be copied at a time.
+    """
+    xp = ctx.xp
+    loops = _loops(ctx, left, right, chunk)
+    if loops is not None:
+        loops.logsumexp_where(out, left.logs(), right.logs(), requested)
+        return
+    entries = _Entries(ctx, (left, right), False, requested, chunk)
+    maxima, term_sums = entries.maxima_and_sums()
+    values = xp.where(xp.isfinite(maxima), maxima + xp.log(term_sums), maxima)
+    out[requested] = xp.astype(values, out.dtype, copy=False)
+
+
+def gradients_where(
+    ctx: Context, left: Factor, right: Factor, requested: Array, h: Array, chunk: int
+) -> Iterator[tuple[slice, tuple[Array, Array]]]:
+    """Yield the gradients of the sum of h times the wanted entries of a log product, by terms k.
+
+    With the shares ``p_ikj = exp(a_ik + b_kj - out_ij)`` they are the sums of h_ij p_ikj over
+    columns, [batch, rows, k], and over rows, [batch, cols, k]; of infinite sums there are none.
+    """
+    xp = ctx.xp
+    loops = _loops(ctx, left, right, chunk)
+    if loops is not None:
+        yield (
+            slice(None),
+            loops.gradients_where(left.shifted_logs(), right.shifted_logs(), requested, h),
+        )
+        return
+    entries = _Entries(ctx, (left, right), True, requested, chunk)
+    maxima, term_sums = entries.maxima_and_sums()
+    maxima = xp.where(xp.isfinite(maxima), maxima, math.inf)
+    weights = ctx.load(h[requested], left.precision)
+    for k, lines in entries.lines():
+        sums = [xp.zeros_like(x) for x in lines]
+        for e, terms in entries.terms(lines):
+            p = xp.exp(terms - maxima[e][:, None]) / term_sums[e][:, None]
+            # Nothing weighs nothing, even infinitely often.
+            softmax_weights = xp.where(p > 0, p * weights[e][:, None], 0.0)
+            for x, place in zip(sums, entries.places, strict=True):
+                ctx.add_at(x, place[e], softmax_weights)
+        batch = requested.shape[0]
+        yield k, tuple(xp.reshape(x, (batch, -1, x.shape[-1])) for x in sums)
+
+
+def _loops(ctx: Context, left: Factor, right: Factor, chunk: int) -> Any:
+    """Return the module of compiled loops where they take a product, else None."""
+    if not _select.has_loops(ctx) or left.values.shape[-1] > chunk:
+        return None
+    if not all(ctx.xp.max(x.maxima) < math.inf for x in (left, right)):
+        return None
+    from arraylogchain._products import compiled
+
+    return compiled
+
+
+class _Entries:
+    """The wanted entries of a product, as a list, and the terms of their sums."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        factors: tuple[Factor, Factor],
+        shifted: bool,
+        requested: Array,
+        chunk: int,
+    ) -> None:
+        self.ctx, self.factors, self.shifted = ctx, factors, shifted
+        at, row, col = ctx.xp.nonzero(requested)
+        # Rows and columns, numbered through the batch.
+        self.places = row + at * requested.shape[1], col + at * requested.shape[2]
+        self.inner = int(factors[0].values.shape[-1])
+        self.chunk = min(self.inner, chunk, ctx.block)
+
+    def lines(self) -> Iterator[tuple[slice, list[Array]]]:
+        """Yield some terms k of all rows and of all columns, [lines, k]."""
+        xp = self.ctx.xp
+        for k in chunks(self.inner, self.chunk):
+            left, right = (x.shifted_logs(k) if self.shifted else x.logs(k) for x in self.factors)
+            copies = (xp.asarray(x, copy=True) for x in (left, right.mT))
+            yield k, [xp.reshape(x, (-1, x.shape[-1])) for x in copies]
+
+    def terms(self, lines: list[Array]) -> Iterator[tuple[slice, Array]]:
+        """Yield some entries and their terms, [entries, k]."""
+        for e in chunks(int(self.places[0].shape[0]), max(1, self.ctx.block // self.chunk)):
+            a_terms, b_terms = (
+                self.ctx.xp.take(x, place[e], axis=0)
+                for x, place in zip(lines, self.places, strict=True)
+            )
+            yield e, a_terms + b_terms
+
+    def maxima_and_sums(self) -> tuple[Array, Array]:
+        """Return the maxima of the entries' terms, and the sums of exp(term - maximum)."""
+        xp, ctx = self.ctx.xp, self.ctx
+        dtype = ctx.dtype(self.factors[0].precision)
+        term_sums = xp.zeros(self.places[0].shape, dtype=dtype, device=ctx.device)
+        maxima = term_sums - math.inf
+        for _, lines in self.lines():
+            for e, terms in self.terms(lines):
+                top = xp.maximum(maxima[e], xp.max(terms, axis=-1))
+                shift = xp.where(xp.isfinite(top), top, 0.0)
+                ctx.apply(xp.subtract, terms, shift[:, None], out=terms)
+                ctx.apply(xp.exp, terms, out=terms)
+                term_sums[e] = term_sums[e] * xp.exp(maxima[e] - shift) + xp.sum(terms, axis=-1)
+                maxima[e] = top
+        return maxima, term_sums

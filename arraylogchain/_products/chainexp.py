@@ -1,0 +1,204 @@
+"""Products of many matrices in log space, with their pullbacks, made of products of two.
+
+The maths is written for any array library and any ``multiply(a, b) -> (product, pullback)``: the
+pullback takes a cotangent of the product to those of both operands, and is None where automatic
+differentiation follows `multiply` or nobody asks for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, lru_cache
+from typing import Any
+
+from arraylogchain._core.axes import Shape, boxes, chunks, fold
+from arraylogchain._core.context import Array, Context, shape_of
+from arraylogchain._core.scaled import whole_part
+from arraylogchain._inputs.arrays import detached
+from arraylogchain._products.certified import logmatmulexp
+from arraylogchain._products.gradients import logmatmulexp_gradients
+
+Multiply = Callable[[Array, Array], tuple[Array, Any]]
+Pull = Callable[[Array], Any]
+# Finding the best order of n matrices takes time in proportion to n**3.
+_LONGEST_OPTIMUM = 64
+
+
+def product_of_stack(xp: Any, x: Array, multiply: Multiply, widest: Any) -> tuple[Array, Pull]:
+    """Return the product of matrices [..., n, K, K], in a dtype, and its pullback.
+
+    That of none is the identity.
+    """
+    if x.shape[-3] == 0:
+        ones = xp.ones_like(xp.sum(x, axis=-3))
+        return xp.log(xp.tril(xp.triu(ones))), lambda g: xp.zeros_like(x)
+    maxima = whole_maxima(xp, x) * min(1, x.shape[-3] - 1)
+    product, pull = _in_pairs(xp, x - maxima, multiply)
+    return xp.astype(product, widest) + xp.sum(xp.astype(maxima, widest), axis=-3), pull
+
+
+def product_of_sequence(
+    xp: Any, matrices: Sequence[Array], multiply: Multiply, widest: Any
+) -> tuple[Array, Pull]:
+    """Return the product of [..., K_i, K_{i+1}] in the cheapest order, and its pullback.
+
+    The pullback returns a list.
+    """
+    maxima = [whole_maxima(xp, x) * min(1, len(matrices) - 1) for x in matrices]
+    held: list[Any] = [x - top for x, top in zip(matrices, maxima, strict=True)]
+    steps = []
+    sizes = int(matrices[0].shape[-2]), *(int(x.shape[-1]) for x in matrices)
+    for i, j in multiplication_order(sizes):
+        held[i], pull = multiply(held[i], held[j])
+        held[j] = None
+        steps.append((i, j, pull))
+
+    def pullback(g: Array) -> list[Array]:
+        result = [g] * len(matrices)
+        for i, j, pull in reversed(steps):
+            result[i], result[j] = pull(result[i])
+        return result
+
+    return sum(
+        (xp.astype(top, widest) for top in maxima), start=xp.astype(held[0], widest)
+    ), pullback
+
+
+def whole_maxima(xp: Any, x: Array, axis: Any = (-2, -1)) -> Array:
+    """Return the largest entries of matrices, rounded; 0 where these are not finite, [..., 1, 1].
+
+    They come off before matrices are multiplied, and are added up apart: roundings then go with
+    the range of the entries and not with their size. To derivatives they are constants.
+    """
+    maxima = (xp.sum if 0 in x.shape else xp.max)(detached(x), axis=axis, keepdims=True)
+    return whole_part(xp, maxima)
+
+
+def _in_pairs(xp: Any, x: Array, multiply: Multiply) -> tuple[Array, Pull]:
+    """Multiply neighbours, then these products, and so on; one that is left over waits."""
+    *batch, count, rows, cols = x.shape
+    if count == 1:
+        return x[..., 0, :, :], lambda g: g[..., None, :, :]
+    even = count // 2 * 2
+    pairs, pull = multiply(x[..., 0:even:2, :, :], x[..., 1:even:2, :, :])
+    if count > even:
+        pairs = xp.concat((pairs, x[..., even:, :, :]), axis=-3)
+    product, pull_pairs = _in_pairs(xp, pairs, multiply)
+
+    def pullback(g: Array) -> Array:
+        g = pull_pairs(g)
+        both = xp.stack(pull(g[..., : even // 2, :, :]), axis=-3)
+        both = xp.reshape(both, (*batch, even, rows, cols))
+        return xp.concat((both, g[..., even // 2 :, :, :]), axis=-3)
+
+    return product, pullback
+
+
+def multiply_sequence(ctx: Context, matrices: Sequence[Array], budget: int) -> Array:
+    """Return the product of matrices; those in between are not a part of the workspace."""
+    given = [ctx.load(x, ctx.precision) for x in matrices]
+    multiply = _multiplier(ctx, budget, None)
+    return ctx.to_result(product_of_sequence(ctx.xp, given, multiply, ctx.dtype(ctx.widest))[0])
+
+
+def multiply_stack(ctx: Context, stack: Array, budget: int) -> Array:
+    """Return the product of matrices [..., n, K, K] within a workspace."""
+    *batch, count, size, _ = shape_of(stack)
+    shape, xp = (*batch, size, size), ctx.xp
+    # Half is for the products' own workspace, the other for some of a stack and those in between.
+    multiply = _multiplier(ctx, budget // 2, None)
+    if count == 0 or 0 in shape:
+        return ctx.to_result(product_of_stack(xp, stack, multiply, stack.dtype)[0])
+    strip = max(1, budget // 2 // (4 * size * ctx.precision.itemsize))
+    num_parallel = min(count, strip // size - 1)
+    # Of matrices that do not fit in pairs, so many rows and columns at a time.
+    lines = size if num_parallel > 1 else strip
+    out = ctx.empty(shape, ctx.result_dtype)
+    for box in boxes(tuple(batch), max(1, strip // size // max(2, num_parallel + 1))):
+        part, target = stack[(*box, ...)], out[(*box, ...)]
+        for rows in chunks(size, lines):
+            x = ctx.load(part[..., 0, rows, :], ctx.precision)
+            offset = whole_maxima(xp, x) * min(1, count - 1)
+            x, offset = x - offset, ctx.load(offset, ctx.widest)
+            for n in chunks(count - 1, max(1, num_parallel)):
+                group = part[..., n.start + 1 : n.stop + 1, :, :]
+                maxima, result = ctx.load(whole_maxima(xp, group), ctx.precision), xp.empty_like(x)
+                for cols in chunks(size, lines):
+                    some = ctx.load(group[..., cols], ctx.precision) - maxima
+                    result[..., cols] = multiply(x, _in_pairs(xp, some, multiply)[0])[0]
+                x, offset = result, offset + xp.sum(ctx.load(maxima, ctx.widest), axis=-3)
+            target[..., rows, :] = ctx.to_result(ctx.load(x, ctx.widest) + offset)
+    return out
+
+
+def _multiplier(ctx: Context, budget: int, has_nan: bool | None) -> Multiply:
+    """Return what multiplies plain arrays, with pullbacks if it is known whether there is NaN."""
+    inner = replace(ctx, result_name=ctx.precision.name)
+
+    def multiply(a: Array, b: Array) -> tuple[Array, Any]:
+        layout = fold(shape_of(a), shape_of(b))
+        product = logmatmulexp(inner, layout, a, b, budget)
+
+        def pull(g: Array) -> Any:
+            ctx.uses(a, b, product)
+            args = inner, layout, a, b, product, g, budget
+            return logmatmulexp_gradients(*args, propagates_nan=bool(has_nan))
+
+        return product, None if has_nan is None else pull
+
+    return multiply
+
+
+def chain_and_pullback(
+    ctx: Context, matrices: Sequence[Array], is_stack: bool, budget: int
+) -> tuple[Array, Callable[[Array], list[Array]]]:
+    """Return the product of matrices, or of the one stack that is given, and its pullback."""
+    xp = ctx.xp
+    loaded = [ctx.load(x, ctx.precision) for x in matrices]
+    # Products have a NaN where +inf meets -inf as well.
+    has_nan = any(0 not in x.shape and math.isnan(float(xp.max(x))) for x in loaded)
+    multiply = _multiplier(ctx, budget, has_nan)
+    function, x = (product_of_stack, loaded[0]) if is_stack else (product_of_sequence, loaded)
+    value, pull = function(xp, x, multiply, ctx.dtype(ctx.widest))
+    value = ctx.to_result(value)
+
+    def pullback(g: Array) -> list[Array]:
+        result = pull(xp.where(xp.isinf(value), 0.0, ctx.load(g, ctx.precision)))
+        # What is NaN in an operand is NaN in its gradient.
+        pairs = zip(matrices, [result] if is_stack else result, strict=True)
+        return [xp.astype(xp.where(xp.isnan(x), math.nan, d), x.dtype) for x, d in pairs]
+
+    return value, pullback
+
+
+@lru_cache(maxsize=64)
+def multiplication_order(sizes: Shape) -> list[tuple[int, int]]:
+    """Return the products to make of matrices [K_i, K_{i+1}], one after another.
+
+    A pair (i, j) multiplies the product that begins with matrix i by the one that begins with
+    matrix j. Up to 64 matrices, the order has the fewest multiplications (Cormen, Leiserson,
+    Rivest, Stein, Introduction to Algorithms, 3rd edition, section 15.2); longer sequences are
+    multiplied from one end to the other, from the end where that takes fewer.
+    """
+    n = len(sizes) - 1
+    if n > _LONGEST_OPTIMUM:
+        remaining = sizes[0] * sum(p * q for p, q in itertools.pairwise(sizes[1:]))
+        right = sizes[-1] * sum(p * q for p, q in itertools.pairwise(sizes[:-1]))
+        return [(0, j) if remaining <= right else (n - 1 - j, n - j) for j in range(1, n)]
+
+    @cache
+    def best(i: int, j: int) -> tuple[int, list[tuple[int, int]]]:
+        """Return the cost and the order for matrices i to j."""
+        if i == j:
+            return 0, []
+        result = []
+        for k in range(i, j):
+            (left_cost, left_order), (right_cost, right_order) = best(i, k), best(k + 1, j)
+            cost = left_cost + right_cost + sizes[i] * sizes[k + 1] * sizes[j + 1]
+            result.append((cost, [*left_order, *right_order, (i, k + 1)]))
+        return min(result)
+
+    return best(0, n - 1)[1]

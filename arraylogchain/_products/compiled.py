@@ -1,0 +1,130 @@
+"""Entries of log products one by one, as a loop: where a matrix multiply proves nothing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from arraylogchain._compiled.compiling import Floats, bits_of, compiled, inlined, number_of
+from arraylogchain._core import threads
+from arraylogchain._core.context import Array
+from arraylogchain._core.precision import DOUBLE
+
+# Terms in a block that threads share.
+_BLOCK = 1 << 18
+
+
+def logsumexp_where(out: Array, a: Array, b: Array, requested: Array) -> None:
+    """Write the wanted entries of `log(exp(a) @ exp(b))` into `out`.
+
+    Parameters
+    ----------
+    out : array [batch, rows, cols]
+    a, b : array [batch, rows, K], [batch, K, cols]
+        Without NaN and +inf.
+    requested : bool array [batch, rows, cols]
+    """
+    # Copies of one layout, for which the loop is compiled once.
+    left, right = (np.array(x, np.float64, order="C") for x in (a, np.swapaxes(b, -1, -2)))
+    result, requested = np.array(out, np.float64, order="C"), np.ascontiguousarray(requested)
+    inner, reach = left.shape[-1], _reach(left)
+    for n in range(requested.shape[0]):
+
+        def compute(start: int, stop: int, n: int = n) -> None:
+            rows = slice(start, stop)
+            _logsumexps(left[n, rows], right[n], reach, requested[n, rows], result[n, rows])
+
+        rows, cols = requested.shape[1:]
+        threads.run_blocks(compute, rows, max(1, _BLOCK // (inner * cols)))
+    out[...] = result
+
+
+def gradients_where(a: Array, b: Array, requested: Array, h: Array) -> tuple[Array, Array]:
+    """Return the gradients of the sum of h times the wanted entries of `log(exp(a) @ exp(b))`.
+
+    The arguments are those of `logsumexp_where`, and h [batch, rows, cols]; the results are
+    [batch, rows, K] and [batch, cols, K]. Sums without a finite term have none.
+    """
+    left, right = (np.array(x, np.float64, order="C") for x in (a, np.swapaxes(b, -1, -2)))
+    weights, requested = np.array(h, np.float64, order="C"), np.ascontiguousarray(requested)
+    da, db = np.zeros_like(left), np.zeros_like(right)
+    for n in range(requested.shape[0]):
+        _gradients(left[n], right[n], _reach(left), requested[n], weights[n], da[n], db[n])
+    return da, db
+
+
+def _reach(x: Array) -> float:
+    """Return how far below the largest one terms cannot change a sum."""
+    return math.log(x.shape[-1] / DOUBLE.eps) + 1.0
+
+
+@inlined
+def _in_order(bits: int) -> int:
+    """Return integers that are in the order of numbers, of their bits; and the other way round."""
+    return bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF)
+
+
+@inlined
+def _largest(x: Floats, y: Floats) -> float:
+    """Return the largest x[k] + y[k], which are not NaN.
+
+    It is found among integers, whose order of comparison is free, so that the loop is vectorised.
+    """
+    largest = _in_order(bits_of(-np.inf))
+    for k in range(len(x)):
+        term = _in_order(bits_of(x[k] + y[k]))
+        largest = term if term > largest else largest
+    return number_of(_in_order(largest))  # type: ignore[no-any-return]
+
+
+@compiled
+def _logsumexps(a: Floats, b: Floats, reach: float, requested: Array, out: Floats) -> None:
+    """Write the logs of the sums over k of exp(a[i, k] + b[j, k]), which are not NaN.
+
+    All terms that are left out, more than `reach` below the largest, cannot change a sum. On wide
+    ranges hardly any other one is left, so they are counted first.
+    """
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            if not requested[i, j]:
+                continue
+            x, y = a[i], b[j]
+            top = _largest(x, y)
+            threshold, count = top - reach, 0
+            for k in range(len(x)):
+                count += x[k] + y[k] >= threshold
+            if count > 1 and top > -np.inf:
+                total = 0.0
+                for k in range(len(x)):
+                    if x[k] + y[k] >= threshold:
+                        total += math.exp(x[k] + y[k] - top)
+                top += math.log(total)
+            out[i, j] = top
+
+
+@compiled
+def _gradients(
+    a: Floats, b: Floats, reach: float, requested: Array, h: Floats, da: Floats, db: Floats
+) -> None:
+    """Add h[i, j] times the share of exp(a[i, k] + b[j, k]) in its sum to da[i, k] and db[j, k].
+
+    Shares that are left out are less than eps / K.
+    """
+    for i in range(h.shape[0]):
+        for j in range(h.shape[1]):
+            if not requested[i, j]:
+                continue
+            x, y = a[i], b[j]
+            top = _largest(x, y)
+            if not top > -np.inf:
+                continue
+            threshold, total = top - reach, 0.0
+            for k in range(len(x)):
+                if x[k] + y[k] >= threshold:
+                    total += math.exp(x[k] + y[k] - top)
+            for k in range(len(x)):
+                if x[k] + y[k] >= threshold:
+                    p = math.exp(x[k] + y[k] - top) / total
+                    da[i, k] += h[i, j] * p
+                    db[j, k] += h[i, j] * p

@@ -1,0 +1,198 @@
+"""Gradients of the log product: sums over the shares that terms have in their sums.
+
+In ``out_ij = log(sum_k exp(a_ik + b_kj))`` the term k has the share ``p_ikj = exp(a_ik + b_kj -
+out_ij)``. With the weights A and B of the certified product and its sums S, that is
+``A_ik B_kj / S_ij``, so that for any cotangents g
+
+    sum_j g_ij p_ikj = A_ik sum_j (g_ij / S_ij) B_kj,
+
+a matrix multiply, right to rounding under the condition that proves the product itself. Entries
+that are not proved, and those whose g / S would overflow, are left to float64 where that is wider,
+and then taken one by one. Entries that are infinite have no shares.
+
+Broadcast axes are summed by the fold: with operands [*batch, *rows, K] and [*batch, K, *cols], the
+gradient of the first sums over columns and that of the second over rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from arraylogchain._core import precision as precision_module
+from arraylogchain._core.axes import Box, Fold, chunks, within
+from arraylogchain._core.context import Array, Context, shape_of
+from arraylogchain._products import certified
+from arraylogchain._products.operand import Factor
+from arraylogchain._products.tiling import panels, tile_product, with_small_blocks
+
+# Rows and columns of a tile where they fit: what is added up over tiles is written once per tile.
+_SIDE = 1024
+# A result as large as this is known to within 8 eps, and so are the sums that it is the log of.
+_PRECISE = 16.0
+# Multiplied by this a weight stays finite, summed over 2**25 terms.
+_ROOM = 2.0**27
+# Multiplied by exponentials of operands near 0, in float32, sums of weights stay finite.
+_LARGEST_WEIGHT = 1e15
+
+Pair = tuple[Array | None, Array | None]
+
+
+def logmatmulexp_gradients(
+    ctx: Context,
+    layout: Fold,
+    a: Array,
+    b: Array,
+    out: Array,
+    g: Array,
+    budget: int,
+    requested: tuple[bool, bool] = (True, True),
+    propagates_nan: bool = True,
+) -> Pair:
+    """Return the gradients of sum(g * logmatmulexp(a, b)), each of its operand's shape and dtype.
+
+    They are added up in the precision of the computation: for half precisions in arrays of their
+    own. A NaN in an operand shows in them; with `propagates_nan` False it has no gradient instead,
+    as +inf.
+    """
+    xp, precision, (batch, rows, cols, inner) = ctx.xp, ctx.precision, layout.sizes
+    small = ctx.is_numpy and layout.is_identity and a.ndim == b.ndim > 1
+    if small and certified.is_small(ctx, layout) and (both := _small(ctx, a, b, g)):
+        return both[0] if requested[0] else None, both[1] if requested[1] else None
+    gradient_sums = {
+        side: xp.zeros(shape, dtype=ctx.dtype(precision), device=ctx.device)
+        for side, shape in enumerate([(batch, rows, inner), (batch, inner, cols)])
+        if requested[side]
+    }
+    views = layout.view(xp, a, 0), layout.view(xp, b, 1)
+    out_view, g_view = (layout.view(xp, x, 2) for x in (out, g))
+    ctx, scratch = with_small_blocks(ctx, budget)
+    # Two factors, one product of their size; quotients, masks, and copies of entries.
+    item, copied = precision.itemsize, precision.itemsize * layout.copies
+    entry, tile_budget = 2 * item + 2 * copied + 2, scratch - budget // 4
+    tiling = tile_product(layout.sizes, tile_budget, 2 * item + copied, entry, _SIDE, layout.copies)
+    for places in panels(layout, tiling) if 0 not in layout.sizes else ():
+        right = None
+        for at in places:
+            right = right or Factor(ctx, at.read(xp, views[1], 1), 1, finite=True)
+            left = Factor(ctx, at.read(xp, views[0], 0), 0, finite=True)
+            sums = {side: _part(x, at.flat, side) for side, x in gradient_sums.items()}
+            tile = _Tile(ctx, (left, right), sums, tiling.inner)
+            tile.add(at.read(xp, out_view, 2), at.read(xp, g_view, 2), scratch)
+            if propagates_nan:
+                tile.propagate_nan()
+    gradients: list[Array | None] = [None, None]
+    for side, x in gradient_sums.items():
+        like = (a, b)[side]
+        x = xp.reshape(layout.restored(xp, x, side), shape_of(like))
+        gradients[side] = xp.astype(x, like.dtype, copy=False)
+    return gradients[0], gradients[1]
+
+
+def _small(ctx: Context, a: Array, b: Array, g: Array) -> tuple[Array, Array] | None:
+    """Return both gradients of a small product as it is given; None where that may not do."""
+    if not ctx.are_within(certified.UNSHIFTED_RANGE[ctx.precision.name], a, b):
+        return None
+    a_logs, b_logs, g = (ctx.load(x, ctx.precision) for x in (a, b, g))
+    left, right = np.exp(a_logs), np.exp(b_logs)
+    weights = g / (left @ right)
+    # False where it is infinite or NaN as well. Small ones beside large sums may have underflowed.
+    is_certified = ctx.are_within(_LARGEST_WEIGHT, weights)
+    if not is_certified or np.count_nonzero(abs(weights) >= ctx.precision.tiny) < np.count_nonzero(
+        g
+    ):
+        return None
+    da, db = left * (weights @ right.mT), right * (left.mT @ weights)
+    return ctx.cast(da, a.dtype), ctx.cast(db, b.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """A tile of a product, and views of the gradients that it adds to."""
+
+    ctx: Context
+    factors: tuple[Factor, Factor]  # [batch, rows, K] and [batch, K, cols]
+    sums: dict[int, Array]  # by side, of the same shapes
+    chunk: int  # terms that are worked on at a time
+
+    def add(self, out: Array, g: Array, workspace: int) -> None:
+        """Add the sums of g times shares; `out` is the product."""
+        ctx, xp, precision = self.ctx, self.ctx.xp, self.ctx.precision
+        requested, inner = xp.isfinite(out), int(self.factors[0].values.shape[-1])
+        precise = out.dtype == ctx.dtype(precision) and ctx.are_within(_PRECISE, out)
+        uncertified = self._add_certified(out if precise else None, g, requested)
+        if uncertified is None:
+            return
+        for box, chunk in certified.recomputed_boxes(ctx, uncertified, inner, workspace, 40):
+            left, right = (x.part(box, ctx.widest) for x in self.factors)
+            sums = {side: _part(x, box, side) for side, x in self.sums.items()}
+            tile = _Tile(ctx, (left, right), sums, chunk)
+            uncertified_part: Array | None = uncertified[box]
+            if ctx.widest is not precision:
+                uncertified_part = tile._add_certified(None, g[box], uncertified_part)
+            if uncertified_part is not None:
+                for k, (da, db) in certified.gradients_where(
+                    ctx, left, right, uncertified_part, g[box], chunk
+                ):
+                    tile._add_sums(0, k, da)
+                    tile._add_sums(1, k, db.mT)
+
+    def _add_certified(self, out: Array | None, g: Array, requested: Array) -> Array | None:
+        """Add what is proved of the wanted entries; return which are not, if any."""
+        ctx, xp, (left, right) = self.ctx, self.ctx.xp, self.factors
+        precision, inner, uncertified = left.precision, int(left.values.shape[-1]), None
+        if self.chunk >= inner:
+            left.cache_weights()
+            right.cache_weights()
+        quotients = ctx.empty(tuple(g.shape), ctx.dtype(precision))
+        if out is None:
+            certified.multiply_weights(ctx, left, right, quotients, self.chunk)
+        threshold, limit = precision_module.threshold(precision, inner), 2.0**precision.top / _ROOM
+        for box in ctx.blocks(quotients.shape):
+            part, requested_part = quotients[box], requested[box]
+            if out is not None:
+                offsets = (x.shift[within(box, x.shift.shape)] for x in (left, right))
+                part[...] = xp.exp(out[box] - sum(offsets))
+            proved = part >= threshold
+            ctx.apply(xp.divide, ctx.load(g[box], precision), part, out=part)
+            # A NaN in g stays.
+            proved = proved & ~(xp.abs(part) > limit)
+            if bool(xp.all(proved & requested_part)):
+                continue
+            part[...] = xp.where(requested_part & proved, part, 0.0)
+            if uncertified is None and bool(xp.any(requested_part & ~proved)):
+                uncertified = xp.zeros(g.shape, dtype=xp.bool, device=ctx.device)
+            if uncertified is not None:
+                uncertified[box] = requested_part & ~proved
+        for k in chunks(inner, self.chunk):
+            a, b = left.weights(k), right.weights(k)
+            if 0 in self.sums:
+                self._add_sums(0, k, ctx.multiply(quotients, b.mT), a)
+            if 1 in self.sums:
+                self._add_sums(1, k, ctx.multiply(a.mT, quotients), b)
+        return uncertified
+
+    def _add_sums(self, side: int, k: slice, sums: Array, factor: Array | None = None) -> None:
+        """Add sums, times a factor if there is one, of some terms."""
+        xp = self.ctx.xp
+        if factor is not None:
+            self.ctx.apply(xp.multiply, sums, factor, out=sums)
+        if side in self.sums:
+            total = self.sums[side]
+            target = total[:, k, :] if side else total[:, :, k]
+            self.ctx.apply(xp.add, target, xp.astype(sums, target.dtype, copy=False), out=target)
+
+    def propagate_nan(self) -> None:
+        """Make NaN of the sums that a NaN took part in; where +inf met -inf, none did."""
+        xp = self.ctx.xp
+        for nan in (xp.isnan(factor.maxima) for factor in self.factors):
+            for side, total in self.sums.items() if bool(xp.any(nan)) else ():
+                hit = xp.any(nan, axis=-2 if side else -1, keepdims=True)
+                total[...] = xp.where(hit, math.nan, total)
+
+
+def _part(x: Array, box: Box, side: int) -> Array:
+    """Return what a box [batch, rows, cols] of a product needs of an array like an operand."""
+    return x[box[0], :, box[2]] if side else x[box[0], box[1], :]

@@ -1,0 +1,121 @@
+"""The plain product and its gradients: sums over groups of axes, where the operands lie.
+
+A matrix multiply is fast on operands whose rows or columns are contiguous. Axes that merge into
+such matrices without a copy are multiplied as they are, all in one call. Whatever else there is
+(axes expanded with stride 0, reversed or interleaved ones, half precisions) is copied in small
+boxes first: otherwise NumPy would multiply it without BLAS, and other libraries copy it whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+from arraylogchain._core.axes import Fold, Shape
+from arraylogchain._core.context import Array, Context, shape_of
+from arraylogchain._products.tiling import Tiles, run_on_views, tile_product
+
+# Copied boxes take at most this many times the elements of one elementwise step: 2 MB on a CPU.
+_COPIED_BLOCKS = 8
+
+
+def matmul(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) -> Array:
+    """Return a @ b."""
+    xp = ctx.xp
+    out = ctx.empty(layout.full_shape, ctx.result_dtype)
+    a, b = layout.view(xp, a, 0), layout.view(xp, b, 1)
+    _contract(ctx, layout, a, b, layout.view(xp, out, 2), budget)
+    return xp.reshape(out, layout.out_shape)
+
+
+def matmul_gradients(
+    ctx: Context,
+    layout: Fold,
+    a: Array,
+    b: Array,
+    g: Array,
+    budget: int,
+    requested: tuple[bool, bool] = (True, True),
+) -> tuple[Array | None, Array | None]:
+    """Return the gradients of sum(g * (a @ b)), each of its operand's shape and dtype."""
+    xp, before = ctx.xp, len(layout.batch)
+    g = layout.view(xp, g, 2)
+    grad_a = grad_b = None
+    if requested[0]:
+        grad_a = ctx.empty(layout.a_shape, a.dtype)
+        turned = xp.moveaxis(layout.view(xp, b, 1), before, -1)
+        groups = replace(layout, cols=layout.inner, inner=layout.cols)
+        _contract(ctx, groups, g, turned, layout.view(xp, grad_a, 0), budget)
+        grad_a = xp.reshape(grad_a, shape_of(a))
+    if requested[1]:
+        grad_b = ctx.empty(layout.b_shape, b.dtype)
+        turned = xp.moveaxis(layout.view(xp, a, 0), -1, before)
+        groups = replace(layout, rows=layout.inner, inner=layout.rows)
+        _contract(ctx, groups, turned, g, layout.view(xp, grad_b, 1), budget)
+        grad_b = xp.reshape(grad_b, shape_of(b))
+    return grad_a, grad_b
+
+
+def _contract(ctx: Context, groups: Fold, a: Array, b: Array, out: Array, budget: int) -> None:
+    """Write the sums of a [*batch, *rows, *inner] times b [*batch, *inner, *cols] into `out`."""
+    named = groups.batch, groups.rows, groups.cols, groups.inner
+    batch, rows, cols, inner = (math.prod(group) for group in named)
+    sizes = batch, rows, cols, inner
+    if 0 in sizes:
+        out[...] = 0
+        return
+    xp, item, dtype = ctx.xp, ctx.precision.itemsize, ctx.dtype(ctx.precision)
+    nb, nr, nc, ni = (len(group) for group in named)
+    in_place = _is_ready(out, (nb, nr, nc), dtype)
+    if in_place and _is_ready(a, (nb, nr, ni), dtype) and _is_ready(b, (nb, ni, nc), dtype):
+        shapes = (batch, rows, inner), (batch, inner, cols), (batch, rows, cols)
+        a, b, out = (xp.reshape(x, shape) for x, shape in zip((a, b, out), shapes, strict=True))
+        ctx.apply(xp.matmul, a, b, out=out)
+        return
+    limit = min(budget - budget // 4, _COPIED_BLOCKS * ctx.block * item)
+    # A factor in half precision is held twice while it is converted; sums of some terms and of
+    # those before them, which are copied once more where they are not written in place.
+    tiling = tile_product(sizes, limit, 2 * item, 4 * item)
+
+    def ready(x: Array) -> Array:
+        x = ctx.load(x, ctx.precision)
+        if _is_ready(x, (1, 1, 1), dtype):
+            return x
+        copy = ctx.empty(shape_of(x), x.dtype)
+        copy[...] = x
+        return copy
+
+    def tile(left: Array, right: Array, target: Array) -> None:
+        ctx.apply(xp.matmul, ready(left), right, out=target)
+
+    work = Tiles(tiling, ready, tile, [dtype], cuts_terms=True)
+    run_on_views(ctx, replace(groups, sizes=sizes, copies=not in_place), a, b, [out], work)
+
+
+def _is_ready(x: Array, groups: tuple[int, int, int], dtype: object) -> bool:
+    """Tell whether x, its axes merged in three groups, can be multiplied without a copy."""
+    strides = _strides(x)
+    if strides is None or x.dtype != dtype:
+        return False
+    merged, start = [], 0
+    for count in groups:
+        # The lengths and steps of a group's axes, of which each has to follow on the next.
+        axes = [(x.shape[i], strides[i]) for i in range(start, start + count) if x.shape[i] > 1]
+        if any(p != n * q for (_, p), (n, q) in itertools.pairwise(axes)):
+            return False
+        # Of one entry, any step is as good.
+        merged.append((math.prod(n for n, _ in axes), axes[-1][1] if axes else 1))
+        start += count
+    _, (m, row), (n, col) = merged
+    return (col == 1 and row >= n) or (row == 1 and col >= m)
+
+
+def _strides(x: Array) -> Shape | None:
+    """Return strides in elements, None where a library does not tell them."""
+    if hasattr(x, "stride"):
+        return tuple(x.stride())
+    strides = getattr(x, "strides", None)
+    if strides is None or any(step % x.dtype.itemsize for step in strides):
+        return None
+    return tuple(step // x.dtype.itemsize for step in strides)

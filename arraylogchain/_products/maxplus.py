@@ -1,0 +1,111 @@
+"""The max-plus product, and its gradients: each entry hangs on the one term that was reported."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from arraylogchain._core.axes import Fold, Shape, boxes, chunks
+from arraylogchain._core.context import Array, Context
+from arraylogchain._products.tiling import Tiles, panels, run, tile_product
+
+
+def maxplus_matmul(
+    ctx: Context, layout: Fold, a: Array, b: Array, budget: int
+) -> tuple[Array, Array]:
+    """Return max_k a[i, k] + b[k, j] and the smallest such k."""
+    if ctx.kernels is not None:
+        from arraylogchain._products import cuda
+
+        result = cuda.maxplus_matmul(ctx, layout, a, b, budget)
+        if result is not None:
+            return result
+    dtypes = [ctx.result_dtype, ctx.index_dtype]
+    xp, item = ctx.xp, ctx.precision.itemsize
+    if 0 in layout.sizes:
+        values = xp.full(layout.out_shape, -math.inf, dtype=dtypes[0], device=ctx.device)
+        return values, xp.full(layout.out_shape, -1, dtype=dtypes[1], device=ctx.device)
+    # Values and indices of a tile, those of a further chunk, and a mask.
+    factor, entry = item * (1 + layout.copies), 2 * (item + 8) + 1
+    tiling = tile_product(layout.sizes, budget // 2, factor, entry, 512, layout.copies)
+    # A block holds sums, and gathered operands.
+    block = max(1, min(2 * ctx.block, budget // (12 * item)))
+    chunk = min(layout.sizes[3], tiling.inner, block)
+
+    def tile(a: Array, b: Array, values: Array, indices: Array) -> None:
+        for k in chunks(layout.sizes[3], chunk):
+            # With the terms last, maxima over them are fastest.
+            transposed = ctx.empty((b.shape[0], b.shape[2], k.stop - k.start), values.dtype)
+            transposed[...] = ctx.load(b[:, k, :].mT, ctx.precision)
+            for box in boxes(tuple(values.shape), max(1, block // chunk)):
+                batch, rows, cols = box
+                a_values = ctx.load(a[batch, rows, k], ctx.precision)
+                terms = a_values[:, :, None, :] + transposed[batch, cols, :][:, None, :, :]
+                where = xp.argmax(terms, axis=-1, keepdims=True)  # the smallest, on ties
+                top = xp.take_along_axis(terms, where, axis=-1)[..., 0]
+                where = where[..., 0]
+                if k.start:
+                    where = where + k.start
+                    # A NaN stays; on ties the earlier index does.
+                    keep = xp.isnan(values[box]) | (values[box] >= top)
+                    top = xp.where(keep, values[box], top)
+                    where = xp.where(keep, indices[box], where)
+                values[box], indices[box] = top, where
+
+    work = Tiles(tiling, lambda b: b, tile, [ctx.dtype(ctx.precision), ctx.index_dtype])
+    values, indices = run(ctx, layout, a, b, work, dtypes)
+    return values, indices
+
+
+def maxplus_gradients(
+    ctx: Context,
+    layout: Fold,
+    shapes: Sequence[Shape],
+    indices: Array,
+    g: Array,
+    values: Array,
+    budget: int,
+) -> tuple[Array, Array]:
+    """Return the gradients of sum(g * values), in the precision of the computation.
+
+    Parameters
+    ----------
+    ctx : Context
+    layout : Fold
+    shapes : tuple of tuple of int
+        Of the operands.
+    indices : array
+        As the product reported them; there is no gradient through a negative one.
+    g : array
+        Of the product's shape.
+    values : array
+        The product; where it is infinite or NaN, there is no gradient.
+    budget : int
+        Bytes that temporaries may take.
+    """
+    xp, dtype, (batch, rows, cols, inner) = ctx.xp, ctx.dtype(ctx.precision), layout.sizes
+    lengths = batch * rows * inner, batch * inner * cols
+    gradient_sums = [xp.zeros(n, dtype=dtype, device=ctx.device) for n in lengths]
+    views = [layout.view(xp, x, 2) for x in (indices, g, values)]
+    # Places, numbers, and what reading and adding at indices holds.
+    factor, scratch = 1 + ctx.precision.itemsize * layout.copies, min(budget // 2, 64 * ctx.block)
+    tiling = tile_product(layout.sizes, scratch, factor, 128, 512, layout.copies)
+    tiles = itertools.chain.from_iterable(panels(layout, tiling))
+    for at in tiles if 0 not in layout.sizes else ():
+        index, g_view, value = (at.read(xp, x, 2) for x in views)
+        forward = (index >= 0) & xp.isfinite(value)
+        k, weights = (
+            xp.where(forward, index, 0),
+            xp.where(forward, ctx.load(g_view, ctx.precision), 0.0),
+        )
+        n, i, j = (
+            xp.reshape(xp.arange(s.start, s.stop, dtype=k.dtype, device=ctx.device), shape)
+            for s, shape in zip(at.flat, ((-1, 1, 1), (-1, 1), (-1,)), strict=True)
+        )
+        places = (n * rows + i) * inner + k, (n * inner + k) * cols + j
+        for total, place in zip(gradient_sums, places, strict=True):
+            ctx.add_at(total, xp.reshape(place, (-1,)), xp.reshape(weights, (-1,)))
+    gradients = (layout.restored(xp, total, side) for side, total in enumerate(gradient_sums))
+    da, db = (xp.reshape(x, shape) for x, shape in zip(gradients, shapes, strict=True))
+    return da, db

@@ -1,0 +1,110 @@
+"""Named tuples that public functions return, `Plan`, and what is checked of cotangents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from arraylogchain._core.axes import Shape
+from arraylogchain._core.context import Array, shape_of
+from arraylogchain._core.text import amount
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a method of `LogChain` computes, and what bounds its memory.
+
+    Attributes
+    ----------
+    operation : str
+        The name of the method.
+    batch : tuple of int
+    steps, states : int
+        T and K.
+    dtype : str
+    route : str
+        'arrays': one step after another, all rows at once, in array operations. 'loops': loops
+        over each row, compiled for the CPU. 'kernels': one step after another, on chip, by CUDA
+        kernels.
+    reason : str
+        Why that route.
+    workspace : int
+        Bytes that bound the temporaries.
+    """
+
+    operation: str
+    batch: Shape
+    steps: int
+    states: int
+    dtype: str
+    route: str
+    reason: str
+    workspace: int
+
+    def __str__(self) -> str:
+        rows = math.prod(self.batch)
+        return (
+            f"chain       {rows} rows, {self.steps} steps, {self.states} states, {self.dtype}\n"
+            f"route       {self.route}: {self.reason}\n"
+            f"workspace   at most {amount(self.workspace)} beside inputs and results"
+        )
+
+
+class ChainPosterior(NamedTuple):
+    """What `LogChain.posterior` returns; the counts are None for a chain without transitions."""
+
+    log_partition: Array
+    marginals: Array
+    expected_transitions: Array | None
+
+
+class FilteredChain(NamedTuple):
+    """State probabilities given the steps so far, and the logs of what normalises them."""
+
+    probabilities: Array
+    log_normalizers: Array
+
+
+class ChainPath(NamedTuple):
+    """Paths through the states of chains, and the logs of their weights."""
+
+    states: Array
+    log_weight: Array
+
+
+class MaxPlusProduct(NamedTuple):
+    """Values and indices of a max-plus product; see `maxplus_matmul`."""
+
+    values: Array
+    indices: Array
+
+
+class ChainGradients(NamedTuple):
+    """Gradients with respect to the arrays of a chain, None for what was not given or not wanted.
+
+    `transitions` belongs to transitions or log_transitions, whichever the chain was given, and
+    likewise `initial` and `final`.
+    """
+
+    log_potentials: Array | None
+    transitions: Array | None
+    initial: Array | None
+    final: Array | None = None
+
+
+def check_requested(wanted: Collection[str]) -> None:
+    """Raise where a pullback is asked for gradients that there are not."""
+    fields = ", ".join(ChainGradients._fields)
+    listed = isinstance(wanted, Collection) and not isinstance(wanted, str)
+    if not (listed and all(name in ChainGradients._fields for name in wanted)):
+        raise ValueError(f"wanted is {wanted!r}; it must be a collection of names among {fields}")
+
+
+def check_cotangent(g: Array, value: Array) -> None:
+    """Raise where a cotangent has not the shape of the value."""
+    if shape_of(g) != shape_of(value):
+        raise ValueError(
+            f"cotangent has shape {shape_of(g)}; it must have that of the value, {shape_of(value)}"
+        )

@@ -20,7 +20,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from arraylogchain import _compiled
+from arraylogchain import _numba
 from arraylogchain._backends.cuda.backend import hard_case
 from arraylogchain._core.context import Array, Context
 from arraylogchain._core.text import amount, duration
@@ -39,7 +39,7 @@ SIZES = (500, 1, 40, 200)
 
 def describe() -> str:
     """Say what computes here. Imports Numba, CuPy and torch where they are installed."""
-    reason = _compiled.why_not()
+    reason = _numba.why_not()
     result = {
         "numpy": np.__version__,
         "array-api-compat": array_api_compat.__version__,
@@ -55,7 +55,7 @@ def describe() -> str:
 
 def compile_loops() -> str:
     """Compile all loops that Numba's cache does not have, and say how long that took."""
-    if _compiled.why_not():
+    if _numba.why_not():
         return "nothing to compile: array operations compute"
     seconds = timeit.timeit(compile_all, number=1)
     return f"all loops are compiled, and kept on disk: {duration(seconds)}"

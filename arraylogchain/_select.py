@@ -7,7 +7,7 @@ that a route names when it is first taken, and `_products.certified` its kernels
 
 from __future__ import annotations
 
-from arraylogchain import _compiled
+from arraylogchain import _numba
 from arraylogchain._core.context import Context
 from arraylogchain._inputs.chain import Chain
 
@@ -48,4 +48,4 @@ def route(operation: str, ctx: Context, chain: Chain, workspace: int) -> tuple[s
 
 def has_loops(ctx: Context) -> bool:
     """Tell whether compiled loops can compute with these arrays."""
-    return ctx.is_numpy and COMPILED and _compiled.why_not() is None
+    return ctx.is_numpy and COMPILED and _numba.why_not() is None

@@ -6,9 +6,9 @@ import pytest
 from arraylogchain._backends.array import ArrayBackend
 from arraylogchain._backends.interface import ALL, NOTHING, UPDATED
 from arraylogchain._backends.shards import shards
-from arraylogchain._compiled import why_not
 from arraylogchain._inputs import arrays
 from arraylogchain._inputs.chain import make_chain
+from arraylogchain._numba import why_not
 from tests import drifting_chains
 from tests.chain_scenarios import make, normal, uniform
 from tests.recursions import check_recursions

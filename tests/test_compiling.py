@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from arraylogchain import _compiled
-from arraylogchain._compiled import why_not
+from arraylogchain import _numba
+from arraylogchain._numba import why_not
 from tests.chain_scenarios import normal, uniform
 from tests.checks import run_python
 
@@ -19,14 +19,14 @@ if why_not() is not None:
 
 
 def test_import_leaves_numba_alone():
-    code = "import sys, arraylogchain, arraylogchain._compiled; print('numba' in sys.modules)"
+    code = "import sys, arraylogchain, arraylogchain._numba; print('numba' in sys.modules)"
     assert run_python(code) == "False"
 
 
 # Of two functions, one of which calls the other.
 COMPILES = """
-from arraylogchain._compiled.elementary import exponent_of
-from arraylogchain._compiled.compiling import compiled
+from arraylogchain._numba.elementary import exponent_of
+from arraylogchain._numba.compiling import compiled
 @compiled
 def both(x):
     return x + exponent_of(x)
@@ -44,7 +44,7 @@ for name in ("_nrt", "forceinline", "no_cfunc_wrapper"):
 """,
     # Inner functions are then compiled as Numba does it.
     "other libraries": """
-from arraylogchain._compiled import compiling
+from arraylogchain._numba import compiling
 class Gone:
     def __get__(self, part, owner):
         raise AttributeError
@@ -68,7 +68,7 @@ def test_loops_are_compiled_otherwise(code):
 def test_a_cache_that_cannot_be_read(tmp_path):
     """As one that an older version has left, whose classes are elsewhere now."""
     (tmp_path / "loop.py").write_text("""
-from arraylogchain._compiled.compiling import compiled
+from arraylogchain._numba.compiling import compiled
 @compiled
 def twice(x):
     return 2 * x
@@ -85,10 +85,10 @@ def twice(x):
 def test_a_change_of_any_source_is_noticed(tmp_path):
     """Numba alone asks only for the file of the loop itself, not for those it has compiled in."""
     from arraylogchain._backends.compiled import recursion
-    from arraylogchain._compiled import compiling
+    from arraylogchain._numba import compiling
 
     source = Path(compiling.__file__).read_text()
-    stamps, folder = set(), tmp_path / "_compiled"
+    stamps, folder = set(), tmp_path / "_numba"
     folder.mkdir()
     for other in (None, "x = 1", "x = 2"):
         if other is not None:
@@ -104,7 +104,7 @@ def test_a_change_of_any_source_is_noticed(tmp_path):
 def test_one_compilation_serves_all_kinds_of_arrays():
     """Of any dtype and layout, one row or many, read-only or not: each loop is compiled once."""
     from arraylogchain._backends.compiled import linear_space, log_space, matrices, paths, recursion
-    from arraylogchain._compiled import elementary, vector_sums
+    from arraylogchain._numba import elementary, vector_sums
 
     def signatures():
         modules = (log_space, matrices, elementary, vector_sums, paths, recursion, linear_space)
@@ -143,6 +143,6 @@ def test_why_not(monkeypatch, tmp_path, code, words):
     monkeypatch.syspath_prepend(tmp_path)
     for name in [n for n in sys.modules if n.partition(".")[0] == "numba"]:
         monkeypatch.delitem(sys.modules, name)
-    result = _compiled.why_not.__wrapped__()
+    result = _numba.why_not.__wrapped__()
     assert result is None if words is None else words in result
     assert "\n" not in (result or "")

@@ -10,7 +10,7 @@ import arraylogchain as alc
 from tests.conftest import import_or_skip
 
 # What optional parts of the package import.
-OPTIONAL = {"_compiled": "numba", "_dask": "dask.array", "_torch": "torch"}
+OPTIONAL = {"_numba": "numba", "_dask": "dask.array", "_torch": "torch"}
 MODULES = [
     name
     for _, name, _ in pkgutil.walk_packages(alc.__path__, "arraylogchain.")
@@ -20,7 +20,7 @@ MODULES = [
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name):
-    parts = {"_compiled" if part == "compiled" else part for part in name.split(".")}
+    parts = {"_numba" if part == "compiled" else part for part in name.split(".")}
     for part in parts & set(OPTIONAL):
         import_or_skip(OPTIONAL[part])
     assert doctest.testmod(importlib.import_module(name)).failed == 0

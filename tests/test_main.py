@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from arraylogchain import _cli, _compiled
+from arraylogchain import _cli, _numba
 from arraylogchain.__main__ import main
 from arraylogchain._core import threads
 
@@ -35,7 +35,7 @@ def test_demo_shows_what_is_available_and_what_the_case_takes(capsys, compiled):
     out = capsys.readouterr().out
     for name in ("numpy", "array-api-compat", "numba", "cupy", "torch", "threads"):
         assert re.search(rf"^  {name} +\S", out, re.MULTILINE)
-    if _compiled.why_not() is None:
+    if _numba.why_not() is None:
         assert compiled == [1]
         assert re.search(r"^all loops are compiled.*: \d.* [mµ]?s$", out, re.MULTILINE)
     assert "20 chains of 4 steps with 8 states" in out
@@ -57,7 +57,7 @@ def test_says_how_many_threads_there_are(monkeypatch):
 
 @pytest.mark.parametrize("reason", ["Numba is not installed", None])
 def test_says_what_computes_on_the_cpu(monkeypatch, compiled, reason):
-    monkeypatch.setattr("arraylogchain._compiled.why_not", lambda: reason)
+    monkeypatch.setattr("arraylogchain._numba.why_not", lambda: reason)
     monkeypatch.setitem(sys.modules, "numba", types.SimpleNamespace(__version__="0.61"))
     result = _cli.describe(), _cli.compile_loops()
     assert ("array operations (Numba is not installed)" if reason else "0.61\n") in result[0]

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from arraylogchain._compiled.compiling import Floats, bits_of, compiled, inlined, number_of
 from arraylogchain._core import threads
 from arraylogchain._core.context import Array
 from arraylogchain._core.precision import DOUBLE
+from arraylogchain._numba.compiling import Floats, bits_of, compiled, inlined, number_of
 
 # Terms in a block that threads share.
 _BLOCK = 1 << 18

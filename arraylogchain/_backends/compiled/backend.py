@@ -10,8 +10,8 @@ from arraylogchain._backends.compiled import matrices, paths, recursion
 from arraylogchain._backends.compiled.matrices import DENSE, MIN_SPARSE_STATES
 from arraylogchain._backends.interface import ALL, NOTHING, UPDATED, Messages, SegmentMessages
 from arraylogchain._backends.shards import Shard
-from arraylogchain._compiled.compiling import Floats, Integers
 from arraylogchain._core.context import Array
+from arraylogchain._numba.compiling import Floats, Integers
 
 # From so many rows on they are taken side by side.
 _SIDE_BY_SIDE = 8

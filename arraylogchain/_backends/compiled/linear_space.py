@@ -13,9 +13,9 @@ no term.
 
 from __future__ import annotations
 
-from arraylogchain._compiled import elementary
-from arraylogchain._compiled.compiling import inlined, inner
-from arraylogchain._compiled.elementary import INF, exponent_of, power_of_two
+from arraylogchain._numba import elementary
+from arraylogchain._numba.compiling import inlined, inner
+from arraylogchain._numba.elementary import INF, exponent_of, power_of_two
 
 TINY = 2.0**-1022
 MOST = 2.0**400

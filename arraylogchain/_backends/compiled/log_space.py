@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from arraylogchain._compiled.compiling import inlined, inner
-from arraylogchain._compiled.elementary import INF, exps, integer_shift, log, max_or_nan
-from arraylogchain._compiled.vector_sums import multiply
 from arraylogchain._core.scaled import LN2_HIGH, LN2_LOW
+from arraylogchain._numba.compiling import inlined, inner
+from arraylogchain._numba.elementary import INF, exps, integer_shift, log, max_or_nan
+from arraylogchain._numba.vector_sums import multiply
 
 
 @inner

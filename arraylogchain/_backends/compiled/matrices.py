@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._backends.compiled.linear_space import MOST, TINY
-from arraylogchain._compiled.compiling import Floats, Integers, compiled
-from arraylogchain._compiled.elementary import INF
 from arraylogchain._core.context import Array, Context
 from arraylogchain._core.scaled import scaled_logs, whole_maximum
+from arraylogchain._numba.compiling import Floats, Integers, compiled
+from arraylogchain._numba.elementary import INF
 
 # Entries below this, relative to the largest of their matrix, are left out of F.
 _LEAST_ENTRY = 2.0**-700

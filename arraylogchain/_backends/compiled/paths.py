@@ -12,10 +12,10 @@ from arraylogchain._backends.compiled.linear_space import (
     split_potentials,
 )
 from arraylogchain._backends.compiled.log_space import log_entry
-from arraylogchain._compiled import elementary
-from arraylogchain._compiled.compiling import compiled, inlined, inner
-from arraylogchain._compiled.elementary import INF, exp, integer_shift, max_or_nan, subtract_row_max
-from arraylogchain._compiled.vector_sums import maximise
+from arraylogchain._numba import elementary
+from arraylogchain._numba.compiling import compiled, inlined, inner
+from arraylogchain._numba.elementary import INF, exp, integer_shift, max_or_nan, subtract_row_max
+from arraylogchain._numba.vector_sums import maximise
 
 
 @compiled

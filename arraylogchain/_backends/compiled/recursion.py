@@ -18,9 +18,9 @@ import math
 from arraylogchain._backends.compiled import linear_space
 from arraylogchain._backends.compiled.linear_space import FAILED, LINEAR, LOGS, RAISED, num_active
 from arraylogchain._backends.compiled.log_space import log_product, write_log_sum
-from arraylogchain._compiled import elementary, vector_sums
-from arraylogchain._compiled.compiling import compiled, inner
-from arraylogchain._compiled.elementary import INF, integer_shift, max_or_nan
+from arraylogchain._numba import elementary, vector_sums
+from arraylogchain._numba.compiling import compiled, inner
+from arraylogchain._numba.elementary import INF, integer_shift, max_or_nan
 
 
 @compiled

@@ -27,7 +27,7 @@ Integers = npt.NDArray[np.int64]
 
 # Loops have the functions that they call compiled into them, but Numba knows of changes to the file
 # of a loop itself only. Where the package was packed into one file, there are no sources.
-_LOOPS = ("_compiled/*.py", "_backends/compiled/*.py", "_products/compiled.py")
+_LOOPS = ("_numba/*.py", "_backends/compiled/*.py", "_products/compiled.py")
 _FILES = (path for names in _LOOPS for path in sorted(Path(__file__).parents[1].glob(names)))
 _SOURCES = [path.read_bytes() for path in _FILES]
 _STAMP = hashlib.sha256(b"".join(_SOURCES)).hexdigest()

@@ -9,8 +9,8 @@ from numba import types
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
-from arraylogchain._compiled.compiling import Function, inlined, inner
-from arraylogchain._compiled.elementary import INF
+from arraylogchain._numba.compiling import Function, inlined, inner
+from arraylogchain._numba.elementary import INF
 
 
 def _vector(context: Any, builder: Any, array_type: Any, array: Any, i: Any, kind: Any) -> Any:

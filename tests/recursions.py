@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._backends.interface import ALL, UPDATED, Backend, Messages, SegmentMessages
+from arraylogchain._backends.interface import Backend, Keep, Messages, SegmentMessages
 from arraylogchain._backends.shards import shards
 from arraylogchain._core.context import Context
 from arraylogchain._inputs.chain import make_chain
@@ -91,7 +91,7 @@ def _check_shard(
 def _run(recursion: Backend, parts: list[slice], backward: bool) -> list[SegmentMessages]:
     state, result = None, []
     for part in parts[::-1] if backward else parts:
-        block = recursion.advance(state, part, backward, ALL)
+        block = recursion.advance(state, part, backward, Keep.ALL)
         state = block.carry
         result.append(block)
     return result[::-1] if backward else result
@@ -112,7 +112,7 @@ def _check_best(recursion: Backend, parts: list[slice], exact: Exact, rows: np.n
         return
     state, stored = None, []
     for part in parts:
-        _, updated, state = recursion.best(state, part, UPDATED)
+        _, updated, state = recursion.best(state, part, Keep.UPDATED)
         stored.append(updated)
     end = state.values.reshape(len(rows), -1) + exact.ends["final"][rows]
     after = np.argmax(end, -1).reshape(recursion.shard.groups, -1)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from arraylogchain._backends.array import ArrayBackend
-from arraylogchain._backends.interface import ALL, NOTHING, UPDATED
+from arraylogchain._backends.interface import Keep
 from arraylogchain._backends.shards import shards
 from arraylogchain._inputs import arrays
 from arraylogchain._inputs.chain import make_chain
@@ -107,9 +107,9 @@ def test_states_that_are_given_are_left_as_they_are(recursion):
     def parts(x):
         return x.values, x.shifts, x.exponents, x.is_log
 
-    state = backend.advance(None, slice(0, 4), False, NOTHING).carry
+    state = backend.advance(None, slice(0, 4), False, Keep.NOTHING).carry
     before, states = [np.copy(x) for x in parts(state)], []
-    for keep in (NOTHING, UPDATED, ALL):
+    for keep in (Keep.NOTHING, Keep.UPDATED, Keep.ALL):
         states.append(parts(backend.advance(state, slice(4, 8), False, keep).carry))
     for result, first, old, now in zip(*states[1:], before, parts(state), strict=False):
         np.testing.assert_array_equal(result, first)
@@ -123,6 +123,6 @@ def test_states_that_are_given_are_left_as_they_are(recursion):
 def test_states_of_weight_0_are_never_drawn(recursion, u):
     x = np.array([[-INF, 0.0, 0.1, -INF]] * 3)
     backend, steps = on_one_shard(recursion, x, np.full((4, 4), 0.1)), slice(0, 3)
-    updated = backend.advance(None, steps, False, UPDATED).updated
+    updated = backend.advance(None, steps, False, Keep.UPDATED).updated
     after = np.full((1, 1, 1), 1 if u == 0.0 else 2)
     assert np.all(backend.draw(updated, after, steps, np.full((3, 1, 1, 1), u)) == after)

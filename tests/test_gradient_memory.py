@@ -7,7 +7,7 @@ import pytest
 
 import arraylogchain as alc
 from arraylogchain._backends.array import ArrayBackend
-from arraylogchain._chains.planning import plan_shards
+from arraylogchain._chains.planning import ChainSizes, plan_shards
 from tests.test_workspace import CHAINS, PRODUCTS, normal, temporaries, uniform
 
 SMALLEST = 1 << 20
@@ -71,8 +71,9 @@ def test_pullbacks_of_many_pieces_keep_one_state_in_many(size):
     chain = alc.LogChain(x, transitions=weights, workspace=SMALLEST)
     used = temporaries(lambda: value_and_gradients(alc.vjp.log_partition, chain)[1])
     assert used <= SMALLEST + x.nbytes // 4
-    sizes = 1, *size, False, True
-    assert plan_shards(sizes, ArrayBackend, 4, SMALLEST, True, 10, 1 << 28)[2] >= size[1] ** 0.5 - 1
+    sizes = ChainSizes(1, *size, has_one_matrix=False, holds_matrices=True)
+    plan = plan_shards(sizes, ArrayBackend, 4, SMALLEST, True, 10, 1 << 28)
+    assert plan.steps >= size[1] ** 0.5 - 1
 
 
 @pytest.mark.chains

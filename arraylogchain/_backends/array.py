@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._backends import interface
-from arraylogchain._backends.interface import Messages, SegmentMessages
+from arraylogchain._backends.interface import Keep, Messages, SegmentMessages
 from arraylogchain._backends.shards import Shard
 from arraylogchain._core import scaled
 from arraylogchain._core.axes import chunks
@@ -53,7 +52,7 @@ class ArrayBackend:
         self._logs: tuple[Factor, Array] | None = None
 
     def advance(
-        self, carry: Messages | None, steps: slice, backward: bool, keep: int
+        self, carry: Messages | None, steps: slice, backward: bool, keep: Keep
     ) -> SegmentMessages:
         """Take a block of steps, forward or backward."""
         start = self._initial_carry(backward) if carry is None else carry
@@ -96,7 +95,7 @@ class ArrayBackend:
         self._logs = factor, factor.logs()
         return self._logs
 
-    def best(self, carry: Messages | None, steps: slice, keep: int) -> SegmentMessages:
+    def best(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
         """Take a block of steps forward, with the largest of terms in the place of their sums."""
         start = self._initial_carry(False) if carry is None else carry
         walk = _SegmentStepper(self, steps, False, keep)
@@ -195,7 +194,7 @@ class _SegmentStepper:
     `shifts` and `exponents` are the scale of the weights at hand.
     """
 
-    def __init__(self, recursion: ArrayBackend, steps: slice, backward: bool, keep: int) -> None:
+    def __init__(self, recursion: ArrayBackend, steps: slice, backward: bool, keep: Keep) -> None:
         self.recursion, self.shard, self.ctx = recursion, recursion.shard, recursion.ctx
         self.steps, self.backward, self.keep = steps, backward, keep
         self.shifts: Array = None
@@ -295,11 +294,12 @@ class _SegmentStepper:
         """Take the steps; None where a product, or what it is weighed by, says False."""
         ctx, xp, shard, backward = self.ctx, self.ctx.xp, self.shard, self.backward
         start, stop = self.steps.start, self.steps.stop
-        count, has_both, shape = stop - start, self.keep == interface.ALL, shard.state_shape
+        count, has_both, shape = stop - start, self.keep == Keep.ALL, shard.state_shape
         dtype = ctx.dtype(ctx.precision)
         # What is not kept is written over.
         predicted = ctx.empty((count if has_both else 1, *shape), dtype)
-        updated = ctx.empty(((2, count, count + 1)[self.keep], *shape), dtype)
+        num_updated = {Keep.NOTHING: 2, Keep.UPDATED: count, Keep.ALL: count + 1}[self.keep]
+        updated = ctx.empty((num_updated, *shape), dtype)
         predicted_scales: list[Any] = []
         updated_scales: list[Any] = []
         before, self.shifts, self.exponents = values, carry.shifts, carry.exponents
@@ -334,11 +334,11 @@ class _SegmentStepper:
             shifts, exponents = (xp.stack(x) for x in zip(*in_order, strict=True))
             return Messages(values, shifts, exponents, form)
 
-        if self.keep == interface.NOTHING:
+        if self.keep == Keep.NOTHING:
             before = xp.asarray(before, copy=True)
         return SegmentMessages(
             messages(predicted, predicted_scales) if has_both else None,
-            messages(updated, updated_scales) if self.keep != interface.NOTHING else None,
+            messages(updated, updated_scales) if self.keep != Keep.NOTHING else None,
             Messages(before, self.shifts, self.exponents, form),
         )
 

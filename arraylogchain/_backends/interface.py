@@ -1,8 +1,9 @@
-"""What backends and passes have in common: messages, and the methods of a backend."""
+"""Messages, and the methods of a backend: what backends and passes have in common."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -11,30 +12,39 @@ from arraylogchain._backends.shards import Shard
 from arraylogchain._core.context import Array, Context
 from arraylogchain._core.scaled import add_scale, scaled_logs
 
-# What is kept of a block of steps.
-NOTHING, UPDATED, ALL = range(3)
+
+class Keep(Enum):
+    """Messages of a segment that a backend returns besides the carry.
+
+    UPDATED are the updated messages of its steps; ALL are these, the updated message of the
+    neighboring segment, and the predicted messages.
+    """
+
+    NOTHING = auto()
+    UPDATED = auto()
+    ALL = auto()
 
 
 @dataclass(slots=True)
 class Messages:
-    """Weights of the K states of rows, at some steps one after another or, as a state, at one.
+    """Messages of the rows of a shard: values of the K states, and their scales.
 
-    The true logarithm is ``log(values) + shifts + exponents * log(2)`` in rows that are linear, and
-    ``values + shifts + exponents * log(2)`` in rows that are in logs, whose values are near 0 but
-    for those that arrive: the largest of a row about 0, or off by the rounding of what has been
-    moved into the scale. -inf in logs, and 0 in linear weights, is an exact zero; linear rows are
-    proved: every weight is right to rounding, and finite.
+    A row is in linear space or in log space, at all steps. The true logarithm of an entry is
+    ``log(values) + shifts + exponents * log(2)`` in linear space and
+    ``values + shifts + exponents * log(2)`` in log space. Updated messages in log space have their
+    largest value near 0. Exact zeros are 0, or -inf. In linear space every entry is certified:
+    finite, and right to rounding.
 
     Attributes
     ----------
-    values : array [n, groups, rows, K], of a state [groups, rows, K]
+    values : array [n, groups, rows, K], of one step [groups, rows, K]
         Of any strides. float32 or float64, as the backend computes.
-    shifts, exponents : array [n, groups, rows], of a state [groups, rows]
-        Whole numbers, in the widest precision; they add up exactly.
+    shifts, exponents : array [n, groups, rows], of one step [groups, rows]
+        The scale: whole nats and powers of two, in the widest precision; their sums are exact.
     is_log : bool numpy.ndarray [groups, rows] or None
-        Which rows are in logs, None for none: all steps of a row here have one form.
+        Which rows are in log space; None if none is.
     log_sums : array [groups, rows] or None
-        The true logs of the sums of a state's weights, where the backend has them.
+        True logarithms of the sums over states, where the backend has them.
     """
 
     values: Array
@@ -44,7 +54,7 @@ class Messages:
     log_sums: Array = None
 
     def to_log_space(self, ctx: Context) -> Messages:
-        """Return the same with all rows in logs."""
+        """Return the same messages with all rows in log space."""
         if self.is_log is not None and self.is_log.all():
             return self
         xp, (logs, exponents) = ctx.xp, scaled_logs(ctx, self.values)
@@ -56,7 +66,7 @@ class Messages:
         return Messages(logs, self.shifts, exponents, np.ones(tuple(exponents.shape[-2:]), bool))
 
     def weights(self, ctx: Context) -> Array:
-        """Return values as linear weights, of which those that are no normal numbers may be 0."""
+        """Return values in linear space, where subnormal ones may be flushed to 0."""
         if self.is_log is None:
             return self.values
         weights = ctx.empty(tuple(self.values.shape), self.values.dtype)
@@ -73,32 +83,31 @@ class Messages:
         return add_scale(values, shifts[..., None], exponents[..., None])
 
     def steps(self, selection: slice) -> Messages:
-        """Return those of some steps."""
+        """Return the messages of a slice of steps."""
         shifts, exponents = self.shifts[selection, ...], self.exponents[selection, ...]
         return Messages(self.values[selection, ...], shifts, exponents, self.is_log)
 
 
 class SegmentMessages(NamedTuple):
-    """What a recursion leaves of the steps s, ..., e - 1.
+    """Messages of the steps s, ..., e - 1, returned by `Backend.advance`.
 
     Attributes
     ----------
     predicted : Messages or None
-        Of the n = e - s steps, in the order of time, forward and backward: what comes to a step
-        from its neighbour, before the step's own potentials. At the chain's start it is the initial
-        weights; backward, at each row's last step, the final ones. Its scales are those of the
-        neighbour and the matrix alone, whatever its size.
+        The messages of the n = e - s steps, in the order of time in both directions, before the
+        potentials of their step are applied. At the first step of a chain they are the initial
+        weights; backward, at the last step of a row, the final weights. Their scale is that of the
+        neighboring message plus that of the matrix, whatever their size.
     updated : Messages or None
-        ``predicted * exp(potentials)``. With ALL there is one step more, [n + 1, ...]: that of the
-        state which the block began with, in the form that the block has. Forward it comes first
-        (steps s - 1, ..., e - 1), backward it comes last (steps s, ..., e). Where nothing came
-        before it, it is any numbers.
+        The messages after potentials are applied, ``predicted * exp(potentials)``. With `Keep.ALL`
+        they have n + 1 steps: forward s - 1, ..., e - 1, backward s, ..., e. The additional step is
+        the carry that the segment starts from; undefined at the start of the recursion.
     carry : Messages
-        After the last of the steps, for the next block.
+        After the last of the steps, for the next segment.
 
-    Steps past a row's length hold any numbers in both, NaN and infinities among them, but scales of
-    some state. What came backward may be written over, but for `updated` at the first step, whose
-    memory may be `carry`'s.
+    Values beyond a row's length are undefined (they may be NaN or infinite), their scales finite.
+    Callers may overwrite backward messages, except `updated` at the first step, whose memory may be
+    that of `carry`.
     """
 
     predicted: Any
@@ -107,26 +116,31 @@ class SegmentMessages(NamedTuple):
 
 
 class Backend(Protocol):
-    """A recursion over the steps of one piece; the rest is array operations on what it leaves.
+    """A recursion over the steps of one shard.
 
-    Its methods may be called by several threads at once, with the same states and others, and
-    change nothing that they are given: what is prepared once (matrices) may be kept, as long as
-    threads that prepare it twice do no harm. The same arguments give the same bits.
+    Threads may call its methods at the same time; they do not change their arguments. Prepared
+    matrices may be cached if preparing them twice does no harm. The same arguments give the same
+    bits.
+
+    Attributes
+    ----------
+    max_useful_rows : int or None
+        Largest useful shard, in rows; larger batches are split across threads, which compute in
+        float64. None if all rows are best computed together.
+    holds_matrices : bool
+        Whether prepared matrices of several steps are in memory at a time.
     """
 
-    # Rows of a piece from which on more bring nothing: threads share pieces of so many, and compute
-    # in float64. None where all rows are better taken together.
     max_useful_rows: int | None
-    # Whether matrices of several steps are in memory at a time, not only of one, in panels.
     holds_matrices: bool
 
     def __init__(self, shard: Shard, workspace: int) -> None:
-        """Take a piece, and the bytes for temporaries beyond what is returned."""
+        """Prepare a recursion over a shard, with bytes for temporaries beyond results."""
 
     def advance(
-        self, carry: Messages | None, steps: slice, backward: bool, keep: int
+        self, carry: Messages | None, steps: slice, backward: bool, keep: Keep
     ) -> SegmentMessages:
-        """Take a block of steps, forward or backward.
+        """Return the messages of one segment, forward or backward.
 
         forward:   predicted[t] = updated[t - 1] @ P[t - 1]
         backward:  predicted[t] = P[t] @ updated[t + 1]
@@ -135,44 +149,49 @@ class Backend(Protocol):
         Parameters
         ----------
         carry : Messages or None
-            What the neighbouring block returned; None at the first step, and at the last one
-            backward. Past a row's length it is what it was: forward the weights after its last
-            step, and backward the final weights until its last step comes.
+            That of the neighboring segment; None at the start of the recursion. Beyond a row's
+            length it stays the same: forward the message of its last step, backward the final
+            weights.
         steps : slice
-            Numbers in time, the same ones in both directions.
-        keep : int
-            NOTHING but the state, the UPDATED messages, or ALL. The others are None.
+            In time, whatever the direction.
+        backward : bool
+        keep : Keep
+            Messages to return; the others are None.
         """
 
-    def best(self, carry: Messages | None, steps: slice, keep: int) -> SegmentMessages:
-        """Take a block of steps forward, with the largest of terms in the place of their sums.
+    def best(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
+        """Return the messages of one segment forward, with maxima instead of sums.
 
-        All are logs. Of UPDATED messages, if they are kept, the scales may be any numbers.
+        They are in log space; the scales of updated messages are undefined.
         """
 
     def trace(self, updated: Messages, after: Array, steps: slice) -> Array:
         """Return the states of best paths, integers [n, groups, rows].
 
+        Of equally good states the smallest is chosen.
+
         Parameters
         ----------
         updated : Messages
-            What `best` kept of the steps.
+            Of the segment, from `best`.
         after : integer array [groups, rows]
-            The states at the step after these. Of rows that have no such step, those at their last.
-            Of states that are as good, the smallest is taken.
+            The state at the step after the segment; of rows that have ended, their last state.
+        steps : slice
         """
 
     def draw(self, updated: Messages, after: Array, steps: slice, uniforms: Array) -> Array:
-        """Return states of samples, integers [n, groups, rows, samples].
+        """Return the states of samples, integers [n, groups, rows, samples].
 
-        State k of step t is drawn in proportion to ``updated[t][k] * P[t][k, state of t + 1]``.
+        State k of step t has a probability in proportion to
+        ``updated[t][k] * P[t][k, state of t + 1]``.
 
         Parameters
         ----------
         updated : Messages
-            As `advance` keeps it, forward.
+            Forward, of the segment.
         after : integer array [groups, rows, samples]
-            As for `trace`: rows' last states are drawn by the caller.
+            As for `trace`; callers draw the last state of each row.
+        steps : slice
         uniforms : array [n, groups, rows, samples]
-            Numbers in [0, 1); those of rows' last steps and later ones are not for use.
+            Numbers in [0, 1); undefined from each row's last step on.
         """

@@ -1,12 +1,12 @@
-"""A chain cut into pieces that fit the workspace, and what recursions over them hand on.
+"""Shards: parts of a batch that fit the workspace.
 
 Batch axes along which the matrices differ are *groups*; the other batch axes hold *rows*, which
-share their group's matrices. A *piece* is some groups times some rows, over all steps, which are
-taken block by block. A state is an array [groups, rows, K], and a step is one batched product with
-matrices [groups, K, K]: nothing that is shared is copied.
+share the matrices of their group. A shard has some groups and rows, and all steps. A message is an
+array [groups, rows, K], and a step is one batched product with matrices [groups, K, K]: nothing
+that is shared is copied.
 
-*Lanes* are the rows or, where a piece has several groups, the groups. Those of different lengths
-are sorted, the longest first: the lanes that have a step are the first so many.
+Rows (or groups, if a shard has several) are sorted by decreasing length; at step t the first
+`num_active(t)` of them are active.
 """
 
 from __future__ import annotations
@@ -14,31 +14,54 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraylogchain._core.axes import Box, Shape, boxes, lengths, within
+from arraylogchain._core.axes import Box, Shape, boxes, chunks, lengths, within
 from arraylogchain._core.context import Array, Context
 from arraylogchain._inputs.chain import PARTS, Chain
 
 
-@dataclass(slots=True, eq=False)  # frozen ones take three times as long to make
-class Shard:
-    """Some groups and rows of a chain; the arrays are views, of which blocks of steps are copied.
+class MatrixPanel(NamedTuple):
+    """Columns of the matrices of some transitions.
 
     Attributes
     ----------
+    transitions, columns : slice
+        Transitions counted from the first of those asked for.
+    matrices : array
+        As given: [groups, K, columns] of one matrix for every step, else [groups * n, K, columns].
+    """
+
+    transitions: slice
+    columns: slice
+    matrices: Array
+
+
+@dataclass(slots=True, eq=False)  # frozen ones take three times as long to make
+class Shard:
+    """Some groups and rows of a chain, as views of its arrays.
+
+    Attributes
+    ----------
+    ctx : Context
+    chain : Chain
     box : tuple of slice
-        The piece's place among the arranged batch axes.
+        Index of the shard along the chain's arranged batch axes.
     shape : tuple of int
-        Their lengths, those of groups first.
+        Lengths along these axes, those of groups first.
+    groups, rows : int
+        Numbers of groups, and of rows in each.
     num_steps : int
         Steps of the longest row.
+    views : dict of str to array
+        Parts of the chain's arrays, with arranged batch axes.
     lengths : numpy.ndarray [groups, rows] or None
         Steps of each row, the longest first; None where all have `num_steps`.
     order, inverse : integer array or None
-        Which lane each one is in the chain, and back; None where they are not sorted.
+        Permutation that sorts the rows (or groups) by length, and its inverse; None if they are not
+        sorted.
     """
 
     ctx: Context
@@ -55,7 +78,7 @@ class Shard:
 
     @property
     def axis(self) -> int:
-        """The axis of lanes in a state."""
+        """Axis of a message [groups, rows, K] that is sorted by length."""
         return 0 if self.groups > 1 else 1
 
     @property
@@ -63,27 +86,27 @@ class Shard:
         return self.groups, self.rows, self.chain.num_states
 
     def num_active(self, time: int) -> int:
-        """Return how many lanes have a step, by its number in time."""
+        """Return the number of rows (or groups) that are active at a step."""
         if self.lengths is None:
             return (self.groups, self.rows)[self.axis] if time < self.num_steps else 0
         return int(np.count_nonzero(self.lengths > time))
 
     def row_index(self, start: int | None, stop: int | None) -> tuple[Any, ...]:
-        """Return the index of some lanes of an array [groups, rows, ...]."""
+        """Return the index of a range of rows (or groups) of an array [groups, rows, ...]."""
         return (slice(None),) * self.axis + (slice(start, stop), ...)
 
     def potentials(self, steps: slice) -> Array:
-        """Return the potentials of some steps as given, [groups, rows, n, K].
+        """Return the potentials of a slice of steps as given, [groups, rows, n, K].
 
-        What lies past a row's length means nothing.
+        Values beyond a row's length are undefined.
         """
         view = self.views["potentials"][..., steps, :]
         return self.expanded(view, (steps.stop - steps.start, self.chain.num_states))
 
     def matrices(self, steps: slice) -> Array:
-        """Return matrices as given, [groups, n, K, K]: number t leads from step t to t + 1.
+        """Return the matrices from each step t to t + 1 as given, [groups, n, K, K].
 
-        They are [groups, 1, K, K] where one matrix stands for every step.
+        They are [groups, 1, K, K] if one matrix stands for every step.
         """
         view, size = self.views["transitions"], self.chain.num_states
         if not self.chain.has_one_matrix:
@@ -92,10 +115,34 @@ class Shard:
         x = xp.reshape(view, (self.groups, count, size, size)) if self.shape else view[None, ...]
         return x if self.order is None or self.axis else self.ctx.pick(x, self.order, 0)
 
-    def boundary_weights(self, backward: bool) -> tuple[Array, bool]:
-        """Return what a recursion starts with, [groups, rows, K], and whether it is in logs.
+    def matrix_panels(self, first: int, count: int, size: int) -> Iterator[MatrixPanel]:
+        """Yield the matrices of `count` transitions from step `first` on, in panels.
 
-        As given: the initial weights, or backward the final ones. Logs of ones if there are none.
+        A panel has at most `size` entries, and at least one column. One matrix for every step makes
+        panels of all transitions.
+        """
+        K, xp = self.chain.num_states, self.ctx.xp
+        at_a_time = count if self.chain.has_one_matrix else size // (self.groups * K**2)
+        for transitions in chunks(count, max(1, at_a_time)):
+            x = self.matrices(slice(first + transitions.start, first + transitions.stop))
+            x = xp.reshape(x, (-1, K, K))
+            for columns in chunks(K, max(1, size // (int(x.shape[0]) * K))):
+                yield MatrixPanel(transitions, columns, x[..., columns])
+
+    def by_matrix(self, x: Array) -> Array:
+        """Return messages [n, groups, rows, K] as [matrices, rows that share one, K].
+
+        That is [groups, n * rows, K] for one matrix for every step, else [groups * n, rows, K].
+        """
+        xp, (count, groups, rows, K) = self.ctx.xp, x.shape
+        shape = (groups, -1) if self.chain.has_one_matrix else (groups * count, rows)
+        x = xp.permute_dims(x, (1, 0, 2, 3)) if groups > 1 else x
+        return xp.reshape(x, (*shape, K))
+
+    def boundary_weights(self, backward: bool) -> tuple[Array, bool]:
+        """Return initial (backward: final) weights [groups, rows, K], and whether they are logs.
+
+        They are as given, or zeros in log space if there are none.
         """
         part, ctx, K = "final" if backward else "initial", self.ctx, self.chain.num_states
         if part in self.views:
@@ -104,7 +151,7 @@ class Shard:
         return ctx.xp.zeros(self.state_shape, dtype=dtype, device=ctx.device), True
 
     def expanded(self, x: Array, trailing: Shape) -> Array:
-        """Return an array [*shape, *trailing] as [groups, rows, *trailing], in order of lanes."""
+        """Return an array [*shape, *trailing] as [groups, rows, *trailing], sorted by length."""
         xp = self.ctx.xp
         if not self.shape:
             return x[None, None, ...]
@@ -114,7 +161,7 @@ class Shard:
         return x if self.order is None else self.ctx.pick(x, self.order, self.axis)
 
     def valid_steps(self, steps: slice) -> Array | None:
-        """Return which rows have which steps, bool [n, groups, rows]; None if all have all."""
+        """Return a mask [n, groups, rows] of steps within rows' lengths; None if all are."""
         if self.lengths is None or steps.stop <= int(self.lengths.min()):
             return None
         is_valid = np.arange(steps.start, steps.stop)[:, None, None] < self.lengths
@@ -123,17 +170,17 @@ class Shard:
         )
 
     def view(self, x: Array, place: tuple[Any, ...] = ()) -> Array:
-        """Return the piece's part of an array [*batch, ...], at a place beyond these axes."""
+        """Return the shard's part of an array [*batch, ...]; `place` indexes the other axes."""
         x = arrange(self.ctx.xp, self.chain, x, x.ndim - len(self.shape))
         return x[(*self.box, *place, ...)]
 
     def read(self, x: Array, place: tuple[Any, ...] = ()) -> Array:
-        """Return such a part as [groups, rows, ...], in order of lanes."""
+        """Return the shard's part of an array as [groups, rows, ...], sorted by length."""
         x = self.view(x, place)
         return self.expanded(x, tuple(x.shape[len(self.shape) :]))
 
     def write(self, out: Array, values: Array, place: tuple[Any, ...] = ()) -> None:
-        """Write values [groups, rows, ...], in order of lanes, to such a part."""
+        """Write values [groups, rows, ...], sorted by length, to the shard's part of an array."""
         xp, view = self.ctx.xp, self.view(out, place)
         if self.inverse is not None:
             values = xp.take(values, self.inverse, axis=self.axis)
@@ -154,7 +201,7 @@ def arrange(xp: Any, chain: Chain, x: Array, trailing: int) -> Array:
 
 
 def shards(ctx: Context, chain: Chain, groups: int, rows: int) -> Iterator[Shard]:
-    """Cut a chain into pieces of at most so many groups and rows."""
+    """Yield the shards of a chain, with at most `groups` groups and `rows` rows each."""
     views = chain.parts
     if chain.batch:
         views = {n: arrange(ctx.xp, chain, x, len(PARTS[n].axes)) for n, x in views.items()}
@@ -165,27 +212,37 @@ def shards(ctx: Context, chain: Chain, groups: int, rows: int) -> Iterator[Shard
     all_lengths = None
     if chain.lengths is not None:
         all_lengths = arrange(np, chain, chain.lengths, 0)
-        # Rows are sorted within their group.
+        # Only one axis can be sorted by length: rows within a group, or groups of one row.
         groups = groups if chain.sizes[1] == 1 else 1
     inner = len(chain.group_axes)
     for group_box in boxes(chain.arranged[:inner], groups):
         for row_box in boxes(chain.arranged[inner:], rows):
-            box = (*group_box, *row_box)
+            box, sides = (*group_box, *row_box), (*lengths(group_box), *lengths(row_box))
+            sizes = math.prod(sides[:inner]), math.prod(sides[inner:])
             parts = {name: x[(*within(box, x.shape), ...)] for name, x in views.items()}
-            sizes = math.prod(lengths(group_box)), math.prod(lengths(row_box))
-            row_lengths, order, inverse, count = None, None, None, chain.num_steps
+            order = RowOrder(chain.num_steps)
             if all_lengths is not None:
-                row_lengths = np.broadcast_to(
-                    all_lengths[within(box, all_lengths.shape)], lengths(box)
-                ).reshape(sizes)
-                sorted_lengths = row_lengths.reshape(-1)
-                first = np.argsort(-sorted_lengths, kind="stable")
-                count = int(sorted_lengths[first[0]])
-                if count == sorted_lengths[first[-1]]:
-                    row_lengths = None
-                else:
-                    row_lengths = sorted_lengths[first].reshape(sizes)
-                    order, inverse = ctx.integers(first), ctx.integers(np.argsort(first))
-            yield Shard(
-                ctx, chain, box, lengths(box), *sizes, count, parts, row_lengths, order, inverse
-            )
+                part = np.broadcast_to(all_lengths[within(box, all_lengths.shape)], sides)
+                order = _sort_by_length(ctx, part.reshape(sizes))
+            num_steps, *sorting = order
+            yield Shard(ctx, chain, box, sides, *sizes, num_steps, parts, *sorting)
+
+
+class RowOrder(NamedTuple):
+    """How the rows of a shard, or its groups, are sorted; see `Shard`."""
+
+    num_steps: int
+    lengths: np.ndarray | None = None
+    order: Array | None = None
+    inverse: Array | None = None
+
+
+def _sort_by_length(ctx: Context, row_lengths: np.ndarray) -> RowOrder:
+    """Return the order of rows, or groups, by decreasing length, given lengths [groups, rows]."""
+    flat = row_lengths.reshape(-1)
+    order = np.argsort(-flat, kind="stable")
+    num_steps = int(flat[order[0]])
+    if num_steps == flat[order[-1]]:
+        return RowOrder(num_steps)
+    sorted_lengths = flat[order].reshape(row_lengths.shape)
+    return RowOrder(num_steps, sorted_lengths, ctx.integers(order), ctx.integers(np.argsort(order)))

@@ -1,4 +1,4 @@
-"""Where gradients and counts are added up: in the shapes of a chain's arrays."""
+"""Sums of gradients and counts over shards, in the shapes of a chain's arrays."""
 
 from __future__ import annotations
 
@@ -8,25 +8,36 @@ from copy import copy
 from typing import Any
 
 from arraylogchain._backends.shards import Shard, arrange
-from arraylogchain._chains.planning import THREADS
+from arraylogchain._chains.planning import MAX_PARALLEL
 from arraylogchain._core.axes import Box, boxes, within
 from arraylogchain._core.context import Array, Context, shape_of
 from arraylogchain._inputs.chain import PARTS, Chain
 
 
 class Accumulator:
-    """Gradients with respect to a chain's arrays, zeros at first.
+    """Sums of marginals and counts, or of gradients with respect to a chain's arrays.
+
+    Parameters
+    ----------
+    ctx : Context
+    chain : Chain
+    workspace : int
+        Bytes for temporaries.
+    requested : iterable of str
+        Names of the arrays, of 'potentials', 'transitions', 'initial' and 'final'.
+    as_counts : bool
+        Whether these are marginals of each row and expected counts, which are derivatives with
+        respect to logarithms; if not, gradients with respect to the arrays as given.
 
     Attributes
     ----------
-    as_counts : bool
-        Whether these are marginals, one for each row, and expected counts: 'transitions' collects
-        derivatives with respect to logarithms.
     by_logs : bool
-        Whether sums over pairs are those of weights, not derivatives with respect to them.
+        Whether sums over pairs include the weights of their transitions.
     arrays : dict of str to array
-        By name, those that are wanted. All but potentials that are `by_row` hold 2**-bits of what
-        is added, so that no sum of what is as large as a number can be leaves the range.
+        The sums by name. All but potentials that are in `by_row` are scaled by 2**-bits, so that
+        sums of the largest finite numbers do not overflow.
+    by_row : set of str
+        Names of the arrays to each element of which only one row contributes.
     """
 
     def __init__(
@@ -41,7 +52,6 @@ class Accumulator:
         self.bits = 0 if as_counts else (math.prod(chain.sizes) * chain.num_steps).bit_length()
         self.by_logs = as_counts or "transitions" in chain.logs
         self.arrays: dict[str, Array] = {}
-        # Those in which every row has a place of its own.
         self.by_row: set[str] = set()
         for name in requested:
             like, dtype = chain.parts[name], ctx.dtype(ctx.widest)
@@ -58,12 +68,14 @@ class Accumulator:
 
     @property
     def has_separate_sums(self) -> bool:
-        """Whether threads may have sums of their own: those of several would take no more room."""
+        """Whether threads have sums of their own, as these take little of the workspace."""
         shared = [x for name, x in self.arrays.items() if name not in self.by_row]
-        return bool(THREADS * sum(8 * math.prod(x.shape) for x in shared) <= self.workspace // 4)
+        return bool(
+            MAX_PARALLEL * sum(8 * math.prod(x.shape) for x in shared) <= self.workspace // 4
+        )
 
     def zeros_like(self) -> Accumulator:
-        """Return zeros for some of the rows, to be `join`ed in their order."""
+        """Return zeros for the rows of one shard, to be added by `join`."""
         part, xp = copy(self), self.ctx.xp
         part.arrays = {
             name: total if name in self.by_row else xp.zeros_like(total)
@@ -72,16 +84,22 @@ class Accumulator:
         return part
 
     def join(self, part: Accumulator) -> None:
-        """Add what a part has collected."""
+        """Add the sums of a part."""
         for name, total in part.arrays.items():
             if total is not self.arrays[name]:
                 self.arrays[name] += total
 
     def add(self, name: str, shard: Shard, place: Box, values: Array) -> None:
-        """Add values [groups, rows, ...] of a piece at a place among an array's own axes.
+        """Add values of a shard to an array, summed over the axes that it was broadcast along.
 
-        Those of transitions have one row. Along axes that an array was broadcast along they are
-        summed.
+        Parameters
+        ----------
+        name : str
+        shard : Shard
+        place : tuple of slice
+            Index of the axes beyond the batch axes.
+        values : array [groups, rows, ...]
+            Of transitions [groups, 1, ...].
         """
         xp, total = self.ctx.xp, self.arrays[name]
         if name == "potentials" and name in self.by_row:
@@ -102,9 +120,9 @@ class Accumulator:
         target += self.ctx.cast(values, target.dtype)
 
     def results(self) -> dict[str, Array]:
-        """Return the sums by name, in the dtypes of the chain's arrays or of the result.
+        """Return the sums by name, in the shapes and dtypes of the chain's arrays.
 
-        Those of transitions have the shape that these were given in.
+        Marginals and counts have the dtype of results.
         """
         ctx, gradients = self.ctx, {}
         for name, total in self.arrays.items():
@@ -120,7 +138,7 @@ class Accumulator:
 
 
 def bounded(ctx: Context, x: Array, dtype: Any) -> Array:
-    """Keep x finite in a dtype, and in its own; NaN stays."""
+    """Return x clipped to the finite range of a dtype and of its own; NaN stays."""
     xp = ctx.xp
     limit = min(float(xp.finfo(x.dtype).max), float(xp.finfo(dtype).max))
     return x if ctx.are_within(min(limit, 2.0**60), x) else xp.clip(x, -limit, limit)

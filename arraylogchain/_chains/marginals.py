@@ -1,42 +1,36 @@
-"""The posterior over paths: what the messages of both directions tell together, block by block.
+"""State marginals, expected counts and gradients of log Z, from messages of both directions.
 
-With a_t what left step t forward, b_t what arrived there backward and d_t what left it backward,
-each but for a factor of its own, the posterior is
+With alpha_t the forward messages, beta_t the backward messages, and beta_x_t = exp(x_t) beta_t,
+each up to a factor,
 
-    of states              a_t * b_t / Z_t,    Z_t = sum(a_t * b_t)
-    of pairs of states     a_t[k] P_t[k, j] d_{t+1}[j] / Z_t,    as b_t = P_t @ d_{t+1}
+    state marginals     alpha_t * beta_t / Z_t,    Z_t = sum_k alpha_t[k] beta_t[k]
+    pair marginals      alpha_t[k] P_t[k, j] beta_x_{t+1}[j] / Z_t
 
-and that of pairs without P_t is the derivative with respect to it, finite at P = 0. Every step is
-normalised by its own sum, so that no rounding of T steps enters a share. Sums over rows and steps
-are one matrix multiply for each matrix.
+as beta_t = P_t @ beta_x_{t+1}. Pair marginals without P_t are the gradient with respect to P_t,
+finite at P_t = 0. Each step is normalized by its own sum, so that the rounding of T steps enters no
+marginal. Sums over rows and steps are one matrix multiply for each matrix.
 
-A block of steps is taken in linear weights, as long as its sums stay well within the range of
-numbers: that proves them, for what has underflowed in logs that became weights is nothing beside
-these sums, either. Other blocks are taken in logs, whose pairs are a certified product.
+A segment is computed in linear space if its normalizers are well within the range of numbers: they
+certify that what underflowed is negligible, in messages too. Other segments are computed in log
+space, where pair marginals are a certified product.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from arraylogchain._backends.interface import Messages, SegmentMessages
-from arraylogchain._chains.accumulate import Accumulator, bounded
+from arraylogchain._chains.accumulate import Accumulator
+from arraylogchain._chains.cotangents import Cotangents
 from arraylogchain._chains.passes import Pass, last_logs, log_sum, passes, run_passes
-from arraylogchain._chains.segment_marginals import SegmentMarginals
-from arraylogchain._core.axes import chunks
+from arraylogchain._chains.segment_marginals import SegmentMarginals, ShardSums
 from arraylogchain._core.context import Array, Context
 from arraylogchain._core.precision import DOUBLE, SINGLE
 from arraylogchain._core.scaled import exp_of_split, split_log, whole_maximum, whole_part
 from arraylogchain._inputs.chain import Chain
-
-# The sums of a_t * b_t and the sizes of cotangents in linear blocks. Weights are at most 2**400
-# (2**10 in float32): so what underflows in a sum is less than eps of it, and no sum of pairs over
-# rows and steps is too large.
-_NORMALIZERS = {"float32": (2.0**-55, 2.0**80), "float64": (2.0**-116, 2.0**900)}
-_COTANGENTS = {"float32": (2.0**-20, 2.0**20), "float64": (2.0**-64, 2.0**64)}
 
 Pullback = Callable[[Array, frozenset[str]], dict[str, Array]]
 
@@ -62,192 +56,178 @@ def _posterior(ctx: Context, chain: Chain, workspace: int, operation: str, *name
     accumulator = Accumulator(ctx, chain, workspace, requested, as_counts=True)
     total = ctx.empty(chain.batch, ctx.result_dtype) if operation == "posterior" else None
 
-    def work(run: Pass, partial_sums: Accumulator) -> None:
-        backward_pass = BackwardPass(run.run_and_store(), partial_sums, None)
+    def work(forward_pass: Pass, partial_sums: Accumulator) -> None:
+        backward_pass = BackwardPass(forward_pass.run_and_store(), partial_sums, None)
         if total is not None:
-            run.shard.write(total, backward_pass.log_z)
+            forward_pass.shard.write(total, backward_pass.log_z)
         backward_pass.add()
-        run.updated.clear()  # the next piece takes the same memory
+        forward_pass.stored.clear()  # frees memory for the next shard
 
-    run_passes(ctx, passes(operation, ctx, chain, workspace, history=True), work, accumulator)
+    all_passes = passes(operation, ctx, chain, workspace, needs_history=True)
+    run_passes(ctx, all_passes, work, accumulator)
     gradients = accumulator.results()
     return total, gradients.get("potentials"), gradients.get("transitions")
 
 
 def value_and_pullback(
-    ctx: Context, chain: Chain, workspace: int, keep: bool
+    ctx: Context, chain: Chain, workspace: int, stores_all: bool
 ) -> tuple[Array, Pullback]:
-    """Return the logs of the sums over all paths, [*batch], and their pullback.
+    """Return log Z, [*batch], and its pullback.
 
     Parameters
     ----------
-    keep : bool
-        Whether every message is kept for the pullback though that takes more than `workspace`, and
-        not only those between blocks of steps.
+    ctx : Context
+    chain : Chain
+    workspace : int
+        Bytes for temporaries.
+    stores_all : bool
+        Whether all messages are stored for the pullback even if they exceed the workspace; if not,
+        they are recomputed from checkpoints.
 
     Returns
     -------
     value : array [*batch]
     pullback : callable
-        Takes a cotangent [*batch] and the names of wanted gradients, of 'potentials',
+        Takes a cotangent [*batch] and the names of requested gradients, of 'potentials',
         'transitions', 'initial' and 'final'. Returns them by name, in the chain's shapes and
-        dtypes. Any number of threads may call it at once: it changes nothing.
+        dtypes. Threads may call it at the same time: it changes nothing.
     """
     out = ctx.empty(chain.batch, ctx.result_dtype)
     bytes_per_step = 8 * math.prod(chain.sizes) * (chain.num_states + 2)  # with both scales
-    keep = keep or bytes_per_step * chain.num_steps <= workspace
-    # All are kept at once: that what one leaves would fit beside it does not count.
-    every = passes("value_and_pullback", ctx, chain, workspace, history=not keep)
-    all_passes = [replace(run, store_messages=keep) for run in every]
+    stores_all = stores_all or bytes_per_step * chain.num_steps <= workspace
+    # The messages of all shards are stored at once, whether or not those of one shard fit.
+    all_passes = [
+        replace(forward_pass, store_messages=stores_all)
+        for forward_pass in passes(
+            "value_and_pullback", ctx, chain, workspace, needs_history=not stores_all
+        )
+    ]
 
-    def fresh(run: Pass) -> Pass:
-        # What backends prepare is for one call, and one piece at a time.
-        return replace(run, backend=type(run.backend)(run.shard, run.workspace))
+    def with_new_backend(forward_pass: Pass) -> Pass:
+        # Prepared matrices belong to one call, and to one shard at a time.
+        backend = type(forward_pass.backend)(forward_pass.shard, forward_pass.workspace)
+        return replace(forward_pass, backend=backend)
 
-    def work(run: Pass) -> None:
-        run.run_and_store()
-        run.shard.write(out, run.log_z)
-        run.backend = fresh(run).backend
+    def run(forward_pass: Pass) -> None:
+        forward_pass.run_and_store()
+        forward_pass.shard.write(out, forward_pass.log_z)
+        forward_pass.backend = with_new_backend(forward_pass).backend
 
-    run_passes(ctx, all_passes, work)
+    run_passes(ctx, all_passes, run)
 
     def pullback(cotangent: Array, requested: frozenset[str]) -> dict[str, Array]:
         accumulator = Accumulator(ctx, chain, workspace, requested)
-        run_passes(
-            ctx,
-            all_passes,
-            lambda run, partial_sums: BackwardPass(fresh(run), partial_sums, cotangent).add(),
-            accumulator,
-        )
+
+        def add(forward_pass: Pass, partial_sums: Accumulator) -> None:
+            BackwardPass(with_new_backend(forward_pass), partial_sums, cotangent).add()
+
+        run_passes(ctx, all_passes, add, accumulator)
         return accumulator.results()
 
     return out, pullback
 
 
 class BackwardPass:
-    """What a run forward over a piece, whose messages are kept, adds to sums.
+    """The backward pass over a shard; accumulates marginals, counts or gradients.
 
     Parameters
     ----------
+    forward_pass : Pass
+        Has run; messages, or checkpoints, are stored.
+    accumulator : Accumulator
     cotangent : array [*batch] or None
         Of log Z; None for ones.
+
+    Attributes
+    ----------
+    log_z : array [groups, rows]
+    unscaled_log_z : array [groups, rows]
+        Up to the scale of the last message, where log Z is very large. log Z may overflow through
+        its scale while the marginals are well defined.
     """
 
-    def __init__(self, run: Pass, accumulator: Accumulator, cotangent: Array | None) -> None:
-        self.forward_pass, self.shard, self.sums = run, run.shard, accumulator
-        self.panel = run.workspace // (8 * 10)  # entries: matrices, their parts, logs and products
-        self.ctx = ctx = run.shard.ctx
-        self.precision = DOUBLE if run.last.values.dtype == ctx.xp.float64 else SINGLE
-        self.log_z = self.unscaled_log_z = run.log_z
+    def __init__(
+        self, forward_pass: Pass, accumulator: Accumulator, cotangent: Array | None
+    ) -> None:
+        self.forward_pass, self.shard = forward_pass, forward_pass.shard
+        self.ctx = ctx = self.shard.ctx
+        self.precision = DOUBLE if forward_pass.carry.values.dtype == ctx.xp.float64 else SINGLE
+        self.log_z = self.unscaled_log_z = forward_pass.log_z
         if not ctx.are_within(2.0**60, self.log_z):
-            # What is infinite by its scale alone has shares all the same.
-            self.unscaled_log_z = log_sum(ctx.xp, last_logs(run.shard, run.last).values)
-        # Cotangents [groups, rows], which of them are 0, and the sizes of the others.
-        self.g, self.zero_cotangent = ctx.xp.ones_like(self.log_z), None
-        self.min_cotangent = self.max_cotangent = 1.0
-        if cotangent is not None or self.unscaled_log_z is not self.log_z:
-            self._set_cotangents(cotangent)
-
-    def _set_cotangents(self, cotangent: Array | None) -> None:
-        """Take cotangents, except of rows without a path, or with an infinite one."""
-        xp, g = self.ctx.xp, self.g
-        if cotangent is not None:
-            g = self.ctx.load(self.shard.read(cotangent), self.ctx.widest)
-            g = bounded(self.ctx, g, self.ctx.dtype(self.precision))
-        g = xp.where(xp.isinf(self.unscaled_log_z), 0.0, g + 0.0 * self.unscaled_log_z)  # NaN stays
-        self.g, size = g, xp.abs(g)
-        self.min_cotangent, self.max_cotangent = float(xp.min(size)), float(xp.max(size))
-        if not self.min_cotangent > 0:
-            self.zero_cotangent = (size == 0)[None, ...]
-            self.min_cotangent = float(xp.min(xp.where(size > 0, size, 1.0)))
+            logs = last_logs(self.shard, forward_pass.carry).values
+            self.unscaled_log_z = log_sum(ctx.xp, logs)
+        if cotangent is None and self.unscaled_log_z is self.log_z:
+            ones = ctx.xp.ones_like(self.log_z)
+            self.cotangents = Cotangents(self.shard, self.precision, ones)
+        else:
+            self.cotangents = Cotangents.of_rows(
+                self.shard, self.precision, cotangent, self.unscaled_log_z
+            )
+        self.accumulator = accumulator
+        self.sums = ShardSums(self.shard, self.cotangents, accumulator, forward_pass.workspace)
 
     def add(self) -> None:
-        """Add gradients, or marginals and counts, going backward through the steps."""
-        run, requested = self.forward_pass, self.sums.arrays
-        last: Any = self.run_backward() if set(requested) != {"final"} else None
-        for name, state in (("initial", last), ("final", run.last)):
+        """Run through all steps, and add gradients, or marginals and counts."""
+        requested = self.accumulator.arrays
+        first: Any = self.run() if set(requested) != {"final"} else None
+        for name, message in (("initial", first), ("final", self.forward_pass.carry)):
             if name in requested:
-                self._add_weights(
-                    name, state, *self.shard.boundary_weights(backward=name == "final")
+                weights, is_log = self.shard.boundary_weights(backward=name == "final")
+                self._add_boundary_weights(name, message, weights, is_log)
+
+    def run(self) -> Any:
+        """Run backward through all steps; return the updated message of the first one."""
+        forward = self.forward_pass
+        backward = Pass(forward.shard, forward.backend, forward.segments, backward=True)
+        for n in reversed(range(len(forward.segments))):
+            segment, messages = forward.segments[n], forward.stored_messages(n)
+            for steps, back in backward.relative_messages(segment):
+                part = slice(steps.start - segment.start, steps.stop - segment.start)
+                self._add_segment(
+                    steps, messages if steps == segment else messages.steps(part), back
                 )
+        return backward.carry
 
-    def run_backward(self) -> Any:
-        """Go backward through all steps; return what left the first one."""
-        run = self.forward_pass
-        back = Pass(run.shard, run.backend, run.blocks, backward=True)
-        for n in reversed(range(len(run.blocks))):
-            block, forward = run.blocks[n], run.messages(n)
-            for steps, segment in back.segments(block):
-                steps_in_segment = slice(steps.start - block.start, steps.stop - block.start)
-                segment_messages = forward if steps == block else forward.steps(steps_in_segment)
-                self._add_block(steps, segment_messages, segment)
-        return back.last
+    def _add_segment(self, steps: slice, forward: Messages, back: SegmentMessages) -> None:
+        """Add the marginals of a segment; its temporaries are freed before the next one."""
+        segment = SegmentMarginals(self.sums, steps, forward, back.predicted, back.updated)
+        marginals = segment.in_linear_space()
+        if marginals is None:
+            marginals = segment.in_log_space()
+        self.add_marginals(steps, marginals, forward)
 
-    def _add_block(self, steps: slice, forward: Messages, back: SegmentMessages) -> None:
-        """Add what a block of steps contributes, of which nothing is held when the next comes."""
-        block = SegmentMarginals(self, steps, forward, back.predicted, back.updated)
-        marginals = block.in_linear_space()
-        self.add_marginals(steps, block.in_log_space() if marginals is None else marginals, forward)
-
-    def _add_weights(self, name: str, state: Messages, weights: Array, is_log: bool) -> None:
-        """Add shares of states times weights, or what is left of them without the weights."""
-        ctx, xp, place = self.ctx, self.ctx.xp, (slice(None),)
-        if not is_log and state.is_log is None:
-            terms = ctx.load(weights, self.precision) * state.values
-            f = self.factors(ctx.row_sums(terms))
-            if f is not None:
-                self.sums.add(name, self.shard, place, state.values * f[..., None])
+    def _add_boundary_weights(
+        self, name: str, message: Messages, weights: Array, is_log: bool
+    ) -> None:
+        """Add the gradient with respect to initial or final weights, or to their logarithms."""
+        ctx, xp, g, place = self.ctx, self.ctx.xp, self.cotangents.values, (slice(None),)
+        if not is_log and message.is_log is None:
+            terms = ctx.load(weights, self.precision) * message.values
+            factors = self.cotangents.over(ctx.row_sums(terms))
+            if factors is not None:
+                gradient = message.values * factors[..., None]
+                self.accumulator.add(name, self.shard, place, gradient)
                 return
-        values = ctx.load(state.to_log_space(ctx).values, ctx.widest)
+        values = ctx.load(message.to_log_space(ctx).values, ctx.widest)
         high, remainder = split_log(ctx, weights, is_log)
         shift = whole_maximum(xp, values + high)
         joint = (values + (high - shift)) + remainder
-        total, g = log_sum(xp, joint)[..., None], self.g[..., None]
+        total, g = log_sum(xp, joint)[..., None], g[..., None]
         is_zero = (total == -math.inf) | (g == 0)
         if is_log:
-            result = xp.exp(joint - total) * g
+            gradient = xp.exp(joint - total) * g
         else:
-            del joint, high, remainder  # memory, beside all messages
-            # Both may be out of range where their product is not.
-            value_shift, parts = whole_part(xp, values), split_log(ctx, xp.abs(g), False)
-            result = exp_of_split(
-                ctx, (value_shift - shift) + parts[0], (values - value_shift) - total + parts[1]
+            del joint, high, remainder  # frees memory before the next temporaries
+            # Each factor may be out of range where their product is not.
+            value_shift, log_g = whole_part(xp, values), split_log(ctx, xp.abs(g), False)
+            gradient = exp_of_split(
+                ctx, (value_shift - shift) + log_g[0], (values - value_shift) - total + log_g[1]
             )
-            result = result * xp.sign(g)
-        self.sums.add(name, self.shard, place, xp.where(is_zero, 0.0, result))
-
-    def factors(self, normalizers: Array) -> Array | None:
-        """Return cotangents over sums of linear weights; None where these do not prove them."""
-        lowest, highest = _COTANGENTS[self.precision.name]
-        fit = self.min_cotangent >= lowest and self.max_cotangent <= highest
-        if not (fit and self.ctx.are_between(normalizers, *_NORMALIZERS[self.precision.name])):
-            return None
-        return self.ctx.load(self.g, self.precision) / normalizers
+            gradient = gradient * xp.sign(g)
+        self.accumulator.add(name, self.shard, place, xp.where(is_zero, 0.0, gradient))
 
     def add_marginals(self, steps: slice, marginals: Array, forward: Messages) -> None:
-        """Add shares of states times cotangents, [n, groups, rows, K]."""
-        if "potentials" in self.sums.arrays:
+        """Add state marginals times cotangents, [n, groups, rows, K]."""
+        if "potentials" in self.accumulator.arrays:
             values = self.ctx.xp.permute_dims(marginals, (1, 2, 0, 3))
-            self.sums.add("potentials", self.shard, (steps, slice(None)), values)
-
-    def panels(self, first: int, count: int) -> Iterator[tuple[slice, slice, Array]]:
-        """Yield slices of transitions and of columns, and matrices that are in memory together.
-
-        Transitions are `count` from step `first` on, from which slices count. One matrix for every
-        step is [groups, K, columns], and the slice is all of them; else they are [groups * n, K,
-        columns] of a slice of n.
-        """
-        shard, size, xp = self.shard, self.shard.chain.num_states, self.ctx.xp
-        held = count if shard.chain.has_one_matrix else self.panel // (shard.groups * size**2)
-        for transitions in chunks(count, max(1, held)):
-            x = shard.matrices(slice(first + transitions.start, first + transitions.stop))
-            x = xp.reshape(x, (-1, size, size))
-            for j in chunks(size, max(1, self.panel // (int(x.shape[0]) * size))):
-                yield transitions, j, x[..., j]
-
-    def by_matrix(self, x: Array) -> Array:
-        """Return [n, groups, rows, K] as [groups, n * rows, K], or as [groups * n, rows, K]."""
-        xp, (count, groups, rows, size) = self.ctx.xp, x.shape
-        shape = (groups, -1) if self.shard.chain.has_one_matrix else (groups * count, rows)
-        x = xp.permute_dims(x, (1, 0, 2, 3)) if groups > 1 else x
-        return xp.reshape(x, (*shape, size))
+            self.accumulator.add("potentials", self.shard, (steps, slice(None)), values)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from arraylogchain._backends import interface
-from arraylogchain._backends.interface import Messages
+from arraylogchain._backends.interface import Keep, Messages
 from arraylogchain._backends.shards import Shard
-from arraylogchain._chains.passes import Pass, passes, run_passes, total_of, write_steps
+from arraylogchain._chains.passes import Pass, log_partition_of, passes, run_passes, write_steps
 from arraylogchain._core import scaled
 from arraylogchain._core.context import Array, Context
 from arraylogchain._core.scaled import LN2_HIGH, LN2_LOW, add_scale, whole_maximum
@@ -18,10 +17,11 @@ def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the logs of the sums over all paths, [*batch]."""
     out = ctx.empty(chain.batch, ctx.result_dtype)
 
-    all_passes = passes("log_partition", ctx, chain, workspace, arrays=3)
-    run_passes(
-        ctx, all_passes, lambda run: run.shard.write(out, total_of(run.shard, run.final_carry()))
-    )
+    def work(forward_pass: Pass) -> None:
+        shard = forward_pass.shard
+        shard.write(out, log_partition_of(shard, forward_pass.final_carry()))
+
+    run_passes(ctx, passes("log_partition", ctx, chain, workspace, num_arrays=3), work)
     return out
 
 
@@ -48,12 +48,12 @@ def _messages(
     if chain.lengths is not None:
         out[...] = -math.inf
 
-    def work(run: Pass) -> None:
-        for steps, block in run.steps(interface.ALL if backward else interface.UPDATED):
-            messages = block.predicted if backward else block.updated
+    def work(one_pass: Pass) -> None:
+        for steps, segment in one_pass.run(Keep.ALL if backward else Keep.UPDATED):
+            messages = segment.predicted if backward else segment.updated
             if whole is not None:
-                messages.shifts = messages.shifts + run.shard.read(ctx.xp.asarray(whole))
-            write_steps(out, run.shard, steps, messages.logs(ctx), -math.inf)
+                messages.shifts = messages.shifts + one_pass.shard.read(ctx.xp.asarray(whole))
+            write_steps(out, one_pass.shard, steps, messages.logs(ctx), -math.inf)
 
     run_passes(ctx, passes(operation, ctx, chain, workspace, backward=backward), work)
     return out
@@ -69,13 +69,13 @@ def last_message(
     xp, dtype = ctx.xp, ctx.dtype(ctx.widest)
     logs, shifts = ctx.empty((*chain.batch, chain.num_states), dtype), ctx.empty(chain.batch, dtype)
 
-    def work(run: Pass) -> None:
-        last = run.final_carry().to_log_space(ctx)
+    def work(one_pass: Pass) -> None:
+        last = one_pass.final_carry().to_log_space(ctx)
         values = ctx.load(last.values, ctx.widest) + (last.exponents * LN2_LOW)[..., None]
         high = last.exponents * LN2_HIGH
         nearest = xp.round(high)
-        run.shard.write(logs, values + (high - nearest)[..., None])
-        run.shard.write(shifts, last.shifts + nearest)
+        one_pass.shard.write(logs, values + (high - nearest)[..., None])
+        one_pass.shard.write(shifts, last.shifts + nearest)
 
     run_passes(ctx, passes("last_message", ctx, chain, workspace, backward=backward), work)
     return logs, shifts
@@ -95,10 +95,10 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     if chain.lengths is not None:
         probabilities[...], normalizers[...] = 0.0, 0.0
 
-    def work(run: Pass) -> None:
-        for block in run.blocks:
-            for steps, segment in run.segments(block):
-                put(run.shard, steps, segment.updated)
+    def work(forward_pass: Pass) -> None:
+        for segment in forward_pass.segments:
+            for steps, messages in forward_pass.relative_messages(segment):
+                put(forward_pass.shard, steps, messages.updated)
 
     def put(shard: Shard, steps: slice, updated: Messages) -> None:
         # In the widest precision: `Messages.weights` may lose what is a normal number as a share.

@@ -1,4 +1,4 @@
-"""Passes: the recursion of a backend over all shards of a chain, and its last state."""
+"""Passes: the recursion of a backend over all segments of a shard, and its last carry."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from itertools import islice
 from typing import Any
 
 from arraylogchain import _select
-from arraylogchain._backends import interface, shards
+from arraylogchain._backends import shards
 from arraylogchain._backends.array import ArrayBackend
-from arraylogchain._backends.interface import Backend, Messages, SegmentMessages
+from arraylogchain._backends.interface import Backend, Keep, Messages, SegmentMessages
 from arraylogchain._backends.shards import Shard
-from arraylogchain._chains import planning
 from arraylogchain._chains.accumulate import Accumulator
+from arraylogchain._chains.planning import ChainSizes, plan_shards
 from arraylogchain._core import scaled
 from arraylogchain._core.axes import chunks
 from arraylogchain._core.context import Array, Context
@@ -24,82 +24,102 @@ from arraylogchain._inputs.chain import Chain
 
 @dataclass(slots=True)
 class Pass:
-    """A recursion over one piece, in blocks of steps.
+    """A recursion over one shard, segment by segment.
 
-    `checkpoints` has what its blocks begin with and `updated` the messages they leave, where these
-    are kept, the latter only where it `store_messages`; `last` is the state after all of them, and
-    `log_z` the logs of the sums over all paths [groups, rows]. There is memory for so many runs
-    `parallel`. Those of best paths have the `max_product` of terms in the place of their sums.
+    Attributes
+    ----------
+    shard : Shard
+    backend : Backend
+    segments : list of slice
+        Steps of each segment, in the order of time.
+    backward : bool
+    store_messages : bool
+        Whether `run_and_store` stores the updated messages, not only checkpoints.
+    workspace : int
+        Bytes for temporaries besides messages.
+    parallel : int
+        Passes that fit the workspace at a time.
+    max_product : bool
+        Whether terms are maximized instead of summed, as for best paths.
+    checkpoints : list of Messages or None
+        The carry at the start of each segment that has run.
+    stored : list of Messages or None
+        The updated messages of each segment; None where they are recomputed.
+    carry : Messages or None
+        After the last segment that has run.
+    log_z : array [groups, rows]
+        After a forward pass.
     """
 
     shard: Shard
     backend: Backend
-    blocks: list[slice]
+    segments: list[slice]
     backward: bool = False
     store_messages: bool = False
     workspace: int = 0
     parallel: int = 1
     max_product: bool = False
-    checkpoints: list[Any] = field(default_factory=list)
-    updated: list[Messages | None] = field(default_factory=list)
-    last: Any = None
+    checkpoints: list[Messages | None] = field(default_factory=list)
+    stored: list[Messages | None] = field(default_factory=list)
+    carry: Any = None
     log_z: Array = None
 
-    def advance(self, carry: Messages | None, steps: slice, keep: int) -> SegmentMessages:
-        """Take a block of steps."""
+    def advance(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
+        """Return the messages of one segment."""
         if self.max_product:
             return self.backend.best(carry, steps, keep)
         return self.backend.advance(carry, steps, self.backward, keep)
 
-    def steps(self, keep: int) -> Iterator[tuple[slice, SegmentMessages]]:
-        """Take all steps, block by block."""
-        for steps in reversed(self.blocks) if self.backward else self.blocks:
-            block = self.advance(self.last, steps, keep)
-            self.last = block.carry
-            yield steps, block
+    def run(self, keep: Keep) -> Iterator[tuple[slice, SegmentMessages]]:
+        """Yield the messages of all segments, in the order of the recursion."""
+        for steps in reversed(self.segments) if self.backward else self.segments:
+            messages = self.advance(self.carry, steps, keep)
+            self.carry = messages.carry
+            yield steps, messages
 
     def final_carry(self) -> Messages:
-        """Take all steps, and return the last state alone."""
-        for _ in self.steps(interface.NOTHING):
+        """Run over all segments, and return the last carry."""
+        for _ in self.run(Keep.NOTHING):
             pass
-        return self.last  # type: ignore[no-any-return]
+        return self.carry  # type: ignore[no-any-return]
 
     def run_and_store(self) -> Pass:
-        """Take all steps; store checkpoints, and if it `store_messages` the updated messages."""
-        for steps in self.blocks:
-            self.checkpoints.append(self.last)
-            keep = interface.UPDATED if self.store_messages else interface.NOTHING
-            _, updated, self.last = self.advance(self.last, steps, keep)
-            self.updated.append(updated)
+        """Run over all segments; store checkpoints and, if asked for, updated messages."""
+        keep = Keep.UPDATED if self.store_messages else Keep.NOTHING
+        for steps in self.segments:
+            self.checkpoints.append(self.carry)
+            _, updated, self.carry = self.advance(self.carry, steps, keep)
+            self.stored.append(updated)
         if not self.max_product:
-            self.log_z = total_of(self.shard, self.last)
+            self.log_z = log_partition_of(self.shard, self.carry)
         return self
 
-    def segments(self, steps: slice) -> Iterator[tuple[slice, SegmentMessages]]:
-        """Take a block of steps, of whose scales only differences count.
+    def stored_messages(self, n: int) -> Messages:
+        """Return the updated messages of segment n, recomputed if they were not stored."""
+        stored = self.stored[n]
+        if stored is None:
+            stored = self.advance(self.checkpoints[n], self.segments[n], Keep.UPDATED).updated
+        return stored
 
-        They begin with 0, and where sums of them are still not exact each step is taken by itself.
+    def relative_messages(self, steps: slice) -> Iterator[tuple[slice, SegmentMessages]]:
+        """Yield predicted and updated messages of a segment, whose scales start from 0.
+
+        Only differences of their scales mean anything. Where these are too large to be exact, the
+        segment is split into single steps.
         """
-        carry, limit = self.last, 1.0 / self.shard.ctx.widest.eps
+        carry, max_exact = self.carry, 1.0 / self.shard.ctx.widest.eps
         if carry is not None:
             zeros = self.shard.ctx.xp.zeros_like(carry.shifts)
             carry = Messages(carry.values, zeros, zeros, carry.is_log)
-        block = self.backend.advance(carry, steps, self.backward, interface.ALL)
-        shifts = block.predicted.shifts, block.updated.shifts
-        if steps.stop - steps.start == 1 or self.shard.ctx.are_within(limit, *shifts):
-            self.last = block.carry
-            yield steps, block
+        messages = self.backend.advance(carry, steps, self.backward, Keep.ALL)
+        shifts = messages.predicted.shifts, messages.updated.shifts
+        if steps.stop - steps.start == 1 or self.shard.ctx.are_within(max_exact, *shifts):
+            self.carry = messages.carry
+            yield steps, messages
         else:
-            each = [slice(step, step + 1) for step in range(steps.start, steps.stop)]
-            for step in reversed(each) if self.backward else each:
-                yield from self.segments(step)
-
-    def messages(self, n: int) -> Messages:
-        """Return what the block number n left: as it is kept, or computed again."""
-        return (
-            self.updated[n]
-            or self.advance(self.checkpoints[n], self.blocks[n], interface.UPDATED).updated
-        )
+            single_steps = [slice(step, step + 1) for step in range(steps.start, steps.stop)]
+            for step in reversed(single_steps) if self.backward else single_steps:
+                yield from self.relative_messages(step)
 
 
 def passes(
@@ -107,34 +127,54 @@ def passes(
     ctx: Context,
     chain: Chain,
     workspace: int,
-    history: bool = False,
+    needs_history: bool = False,
     backward: bool = False,
-    arrays: int = 10,
+    num_arrays: int = 10,
 ) -> Iterator[Pass]:
-    """Yield a run over every piece of a chain, which has not begun.
+    """Yield one pass per shard, before its first segment.
 
-    With `history` the messages of all steps are wanted after the last, and fit where it
-    `store_messages`. A block of steps takes so many `arrays` of their size.
+    Parameters
+    ----------
+    operation : str
+        The name of the method, by which the backend is selected.
+    ctx : Context
+    chain : Chain
+    workspace : int
+        Bytes for temporaries.
+    needs_history : bool
+        Whether the messages of all steps are read after the last of them is known.
+    backward : bool
+    num_arrays : int
+        Arrays of the size of a segment's messages that are in memory at a time.
     """
     if 0 in chain.batch:
         return
-    backend = recursion(operation, ctx, chain, workspace)
-    # Groups of different lengths are put in order, which copies their matrices.
-    holds = backend.holds_matrices or (chain.lengths is not None and chain.sizes[0] > 1)
-    sizes = *chain.sizes, chain.num_steps, chain.num_states, chain.has_one_matrix, holds
-    item = 8 if backend.max_useful_rows else ctx.precision.itemsize
-    groups, rows, count, store_messages, workspace, parallel = planning.plan_shards(
-        sizes, backend, item, workspace, history, arrays, 4 * ctx.block
+    backend = backend_of(operation, ctx, chain, workspace)
+    # Groups of different lengths are sorted, which copies their matrices.
+    copies_matrices = chain.lengths is not None and chain.sizes[0] > 1
+    sizes = ChainSizes(
+        *chain.sizes,
+        chain.num_steps,
+        chain.num_states,
+        chain.has_one_matrix,
+        backend.holds_matrices or copies_matrices,
     )
-    how = (
-        backward,
-        store_messages,
-        workspace,
-        parallel,
-        operation in _select.MAX_PRODUCT_OPERATIONS,
+    itemsize = 8 if backend.max_useful_rows else ctx.precision.itemsize
+    plan = plan_shards(
+        sizes, backend, itemsize, workspace, needs_history, num_arrays, 4 * ctx.block
     )
-    for shard in shards.shards(ctx, chain, groups, rows):
-        yield Pass(shard, backend(shard, workspace), list(chunks(shard.num_steps, count)), *how)
+    max_product = operation in _select.MAX_PRODUCT_OPERATIONS
+    for shard in shards.shards(ctx, chain, plan.groups, plan.rows):
+        yield Pass(
+            shard,
+            backend(shard, plan.workspace),
+            list(chunks(shard.num_steps, plan.steps)),
+            backward,
+            plan.store_messages,
+            plan.workspace,
+            plan.parallel,
+            max_product,
+        )
 
 
 def run_passes(
@@ -143,28 +183,28 @@ def run_passes(
     work: Callable[..., Any],
     accumulator: Accumulator | None = None,
 ) -> None:
-    """Call ``work(run)``, or ``work(run, accumulator)``, for all runs; threads share them.
+    """Call ``work(one_pass)``, or ``work(one_pass, accumulator)``, for all passes.
 
-    What is summed over runs is added in their order, whatever threads there are.
+    Threads share the passes. Sums are added in the order of the passes, whatever threads there are.
     """
     all_passes = iter(all_passes)
-    for run in all_passes:
-        batch_of_passes = [run]
-        if run.parallel > 1 and (accumulator is None or accumulator.has_separate_sums):
-            batch_of_passes += islice(all_passes, run.parallel - 1)
-        if len(batch_of_passes) == 1:
-            work(run) if accumulator is None else work(run, accumulator)
+    for first in all_passes:
+        group = [first]
+        if first.parallel > 1 and (accumulator is None or accumulator.has_separate_sums):
+            group += islice(all_passes, first.parallel - 1)
+        if len(group) == 1:
+            work(first) if accumulator is None else work(first, accumulator)
         elif accumulator is None:
-            ctx.run_all(work, batch_of_passes)
+            ctx.run_all(work, group)
         else:
-            parts = [(run, accumulator.zeros_like()) for run in batch_of_passes]
+            parts = [(one_pass, accumulator.zeros_like()) for one_pass in group]
             ctx.run_all(lambda part: work(*part), parts)
             for _, part in parts:
                 accumulator.join(part)
 
 
-def total_of(shard: Shard, last: Messages) -> Array:
-    """Return the logs of the sums over all paths, [groups, rows], given the last states."""
+def log_partition_of(shard: Shard, last: Messages) -> Array:
+    """Return log Z, [groups, rows], from the last forward message."""
     if last.log_sums is not None and "final" not in shard.views:
         return last.log_sums
     messages = last_logs(shard, last)
@@ -172,7 +212,7 @@ def total_of(shard: Shard, last: Messages) -> Array:
 
 
 def last_logs(shard: Shard, last: Messages) -> Messages:
-    """Return the logs of the last states times the final weights."""
+    """Return the last forward message times the final weights, in log space."""
     values = shard.ctx.load(last.values, shard.ctx.widest)
     messages = Messages(values, last.shifts, last.exponents, last.is_log).to_log_space(shard.ctx)
     if "final" not in shard.views:
@@ -191,7 +231,7 @@ def log_sum(xp: Any, logs: Array) -> Array:
 
 
 def write_steps(out: Array, shard: Shard, steps: slice, values: Array, past_ends: float) -> None:
-    """Write values [n, groups, rows, ...] of some steps into an array [*batch, T, ...]."""
+    """Write values [n, groups, rows, ...] of a segment into an array [*batch, T, ...]."""
     xp, is_valid = shard.ctx.xp, shard.valid_steps(steps)
     if is_valid is not None:
         is_valid = xp.reshape(is_valid, (*is_valid.shape, *(1,) * (values.ndim - 3)))
@@ -199,8 +239,8 @@ def write_steps(out: Array, shard: Shard, steps: slice, values: Array, past_ends
     shard.write(out, xp.permute_dims(values, (1, 2, 0, *range(3, values.ndim))), (steps,))
 
 
-def recursion(operation: str, ctx: Context, chain: Chain, workspace: int) -> Any:
-    """Return the recursion that an operation on a chain takes: a `interface.Backend`."""
+def backend_of(operation: str, ctx: Context, chain: Chain, workspace: int) -> Any:
+    """Return the backend of an operation on a chain: a class with the methods of `Backend`."""
     name, _ = _select.route(operation, ctx, chain, workspace)
     if name == "loops":
         from arraylogchain._backends.compiled.backend import CompiledBackend

@@ -31,18 +31,19 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     states[...] = -1
     weights = ctx.empty(chain.batch, ctx.result_dtype)
 
-    def work(run: Pass) -> None:
-        last = last_logs(run.shard, run.run_and_store().last)
+    def work(forward_pass: Pass) -> None:
+        backend, shard = forward_pass.backend, forward_pass.shard
+        last = last_logs(shard, forward_pass.run_and_store().carry)
         after, best = xp.argmax(last.values, axis=-1), xp.max(last.values, axis=-1)
-        run.shard.write(weights, add_scale(best, last.shifts, last.exponents))
-        alive = best != -math.inf  # NaN is not -inf
-        for n in reversed(range(len(run.blocks))):
-            path = run.backend.trace(run.messages(n), after, run.blocks[n])
+        shard.write(weights, add_scale(best, last.shifts, last.exponents))
+        has_path = best != -math.inf
+        for n, steps in reversed(list(enumerate(forward_pass.segments))):
+            path = backend.trace(forward_pass.stored_messages(n), after, steps)
             after = path[0, ...]
-            write_steps(states, run.shard, run.blocks[n], xp.where(alive, path, 0), -1)
-        run.updated.clear()  # the next piece takes the same memory
+            write_steps(states, shard, steps, xp.where(has_path, path, 0), -1)
+        forward_pass.stored.clear()  # frees memory for the next shard
 
-    run_passes(ctx, passes("viterbi", ctx, chain, workspace, history=True), work)
+    run_passes(ctx, passes("viterbi", ctx, chain, workspace, needs_history=True), work)
     return states, weights
 
 
@@ -50,8 +51,10 @@ def best_message(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the logs of the largest weights after the last step, [*batch, K], but for a shift."""
     out = ctx.empty((*chain.batch, chain.num_states), ctx.dtype(ctx.precision))
 
-    all_passes = passes("best_message", ctx, chain, workspace)
-    run_passes(ctx, all_passes, lambda run: run.shard.write(out, run.final_carry().values))
+    def work(one_pass: Pass) -> None:
+        one_pass.shard.write(out, one_pass.final_carry().values)
+
+    run_passes(ctx, passes("best_message", ctx, chain, workspace), work)
     return out
 
 
@@ -65,31 +68,33 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
     xp, order = ctx.xp, (*range(1, out.ndim), 0)
     paths, numbers = (xp.permute_dims(x, order) for x in (out, uniforms))
 
-    def work(run: Pass) -> None:
-        shard = run.run_and_store().shard
+    def work(forward_pass: Pass) -> None:
+        shard, last = forward_pass.shard, forward_pass.run_and_store().carry
         groups, rows, size = shard.state_shape
         # The last states times the final weights, but for a scale, added up.
-        last_weights = ctx.load(run.last.values, ctx.widest)
-        if "final" in shard.views or run.last.is_log is not None:
-            last_weights = relative(xp, last_logs(shard, run.last).values)
+        last_weights = ctx.load(last.values, ctx.widest)
+        if "final" in shard.views or last.is_log is not None:
+            last_weights = relative(xp, last_logs(shard, last).values)
         last_weights = xp.cumulative_sum(last_weights, axis=-1)
         has_none = last_weights[..., -1:] == 0
-        longest = max(steps.stop - steps.start for steps in run.blocks)
+        longest = max(steps.stop - steps.start for steps in forward_pass.segments)
         bytes_per_sample = 8 * groups * rows * max(6 * size, 4 * longest)
-        sample_slices = list(chunks(int(out.shape[0]), max(1, run.workspace // bytes_per_sample)))
+        sample_slices = list(
+            chunks(int(out.shape[0]), max(1, forward_pass.workspace // bytes_per_sample))
+        )
         after = [_last_states(shard, last_weights, numbers, samples) for samples in sample_slices]
-        for n in reversed(range(len(run.blocks))):
-            steps, updated = run.blocks[n], run.messages(n)
+        for n, steps in reversed(list(enumerate(forward_pass.segments))):
+            updated = forward_pass.stored_messages(n)
             for m, samples in enumerate(sample_slices):
                 u = xp.permute_dims(shard.read(numbers, (steps, samples)), (2, 0, 1, 3))
-                path = run.backend.draw(updated, after[m], steps, u)
+                path = forward_pass.backend.draw(updated, after[m], steps, u)
                 after[m] = path[0, ...]
                 path = xp.where(has_none, 0, path)
                 write_steps(paths[..., samples], shard, steps, path, -1)
         shard.view(paths, (slice(shard.num_steps, None),))[...] = -1
-        run.updated.clear()
+        forward_pass.stored.clear()
 
-    run_passes(ctx, passes("sample", ctx, chain, workspace // 2, history=True), work)
+    run_passes(ctx, passes("sample", ctx, chain, workspace // 2, needs_history=True), work)
 
 
 def _last_states(shard: Shard, last_weights: Array, numbers: Array, samples: slice) -> Array:

@@ -4,124 +4,201 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import NamedTuple
 
 from arraylogchain._backends.interface import Backend
 from arraylogchain._select import BYTES_PER_MATRIX_ENTRY
 
-# So many threads share pieces at the most: sizes do not depend on how many there are.
-THREADS = 8
+# Most shards that are computed at a time; sizes do not depend on the number of threads.
+MAX_PARALLEL = 8
 
-# Bytes that Python takes for `Messages`, or for the scales of a step, beside their numbers.
+# Bytes that Python takes for `Messages`, or for the scales of a step, besides their elements.
 _MESSAGES_BYTES = 1 << 10
+
+
+class ChainSizes(NamedTuple):
+    """Sizes of a chain, as far as plans depend on them.
+
+    Attributes
+    ----------
+    groups, rows : int
+        Groups of rows that share matrices, and rows of each group.
+    steps, states : int
+        T and K.
+    has_one_matrix : bool
+        Whether one matrix stands for every step.
+    holds_matrices : bool
+        Whether prepared matrices of all groups, or of several steps, are in memory at a time.
+    """
+
+    groups: int
+    rows: int
+    steps: int
+    states: int
+    has_one_matrix: bool
+    holds_matrices: bool
+
+
+class ShardPlan(NamedTuple):
+    """Sizes of the shards and segments of a chain.
+
+    Attributes
+    ----------
+    groups, rows : int
+        Most groups, and most rows of each group, of a shard.
+    steps : int
+        Most steps of a segment.
+    store_messages : bool
+        Whether the messages of all steps of a shard are stored; if not, checkpoints are.
+    workspace : int
+        Bytes for temporaries of a shard besides its messages.
+    parallel : int
+        Shards that fit the workspace at a time.
+    """
+
+    groups: int
+    rows: int
+    steps: int
+    store_messages: bool
+    workspace: int
+    parallel: int
+
+
+class _ShardMemory(NamedTuple):
+    """Bytes of a shard, as functions of its rows and of the steps of a segment.
+
+    Attributes
+    ----------
+    sizes : ChainSizes
+    workspace : int
+        Bytes for all of it.
+    groups : int
+        Most groups of a shard.
+    step : int
+        A step of a row in a segment: its arrays, and what has no K (scales, sums, factors, masks).
+    stored_step : int
+        A stored step of a row.
+    matrix : int
+        The prepared matrix of a group and step, where segments have one for each step; else 0.
+    needs_history : bool
+        Whether the messages of all steps, or checkpoints, outlive the segments.
+    store_messages : bool
+    """
+
+    sizes: ChainSizes
+    workspace: int
+    groups: int
+    step: int
+    stored_step: int
+    matrix: int
+    needs_history: bool
+    store_messages: bool
+
+    def segment_step(self, rows: int) -> int:
+        """Return the bytes of one step of a segment."""
+        num_groups = max(1, min(self.groups, rows // self.sizes.rows))
+        return rows * self.step + num_groups * self.matrix + _MESSAGES_BYTES
+
+    def checkpoints(self, rows: int, steps: int) -> int:
+        """Return the bytes of the checkpoints of segments of some steps."""
+        num_segments = -(-self.sizes.steps // max(1, steps))
+        return num_segments * (rows * self.stored_step + _MESSAGES_BYTES)
+
+    def stored(self, rows: int) -> int:
+        """Return the bytes of all messages."""
+        return rows * self.sizes.steps * self.stored_step
+
+    def max_segment(self, rows: int) -> int:
+        """Return the number of steps of a segment that fit besides messages and checkpoints."""
+        free = self.workspace - self.workspace // 4
+        if self.needs_history:
+            free -= self.checkpoints(rows, self.workspace // 4 // self.segment_step(rows)) * (
+                2 if self.store_messages else 1  # stored messages repeat their checkpoint
+            )
+            free -= self.stored(rows) if self.store_messages else 0
+        return free // self.segment_step(rows)
 
 
 @lru_cache(maxsize=256)
 def plan_shards(
-    sizes: tuple[int, int, int, int, bool, bool],
+    sizes: ChainSizes,
     backend: type[Backend],
-    item: int,
+    itemsize: int,
     workspace: int,
-    history: bool,
-    arrays: int,
-    numbers: int,
-) -> tuple[int, int, int, bool, int, int]:
-    """Choose pieces and blocks, from sizes alone.
+    needs_history: bool,
+    num_arrays: int,
+    elements: int,
+) -> ShardPlan:
+    """Choose the sizes of shards and segments, from sizes alone.
 
     Parameters
     ----------
-    sizes : tuple
-        Groups, rows, steps, states, whether one matrix stands for every step, and whether those
-        of all groups, or of a block of steps, are in memory at a time.
-    item : int
-        Bytes of a number.
-    history : bool
-        Whether the messages of all steps are wanted, after the last of them is known.
-    arrays : int
-        How many arrays like messages a block of steps takes.
-    numbers : int
-        How many numbers a block takes which are worth array operations, and stay in caches.
+    sizes : ChainSizes
+    backend : type
+        A class with the methods of `Backend`.
+    itemsize : int
+        Bytes of an element.
+    workspace : int
+        Bytes that all shards of a time may take.
+    needs_history : bool
+        Whether the messages of all steps are read after the last of them is known.
+    num_arrays : int
+        Arrays [steps, rows, K] of a segment.
+    elements : int
+        Elements of a segment: enough to amortize call overhead, few enough to stay in cache.
 
     Returns
     -------
-    groups, rows : int
-        Of a piece, at most.
-    steps : int
-        Of a block, at most.
-    store_messages : bool
-        Whether the messages of all steps of a piece fit beside it; else those between blocks do.
-    workspace : int
-        Bytes for what a piece takes besides.
-    parallel : int
-        How many pieces fit at a time.
+    ShardPlan
     """
-    groups, rows, count, size, has_one_matrix, holds_matrices = sizes
-    max_rows = min(groups * rows, backend.max_useful_rows or groups * rows)
-    # Bytes of a step of a row: in a block, where arrays in float32 may be widened, with what it has
-    # no K of (scales of both directions, sums, factors, masks); and in what is kept. And of a
-    # group's matrix: one, or those of four steps, may take a quarter of the workspace.
-    step, kept_bytes = item * arrays * size + 104, item * size + 16
-    matrix, parts = (
-        BYTES_PER_MATRIX_ENTRY * size * size * holds_matrices,
-        4 if has_one_matrix else 16,
+    total_rows = sizes.groups * sizes.rows
+    max_rows = min(total_rows, backend.max_useful_rows or total_rows)
+    step, stored_step = itemsize * num_arrays * sizes.states + 104, itemsize * sizes.states + 16
+    # One matrix, or those of four steps, may take a quarter of the workspace.
+    matrix = BYTES_PER_MATRIX_ENTRY * sizes.states**2 * sizes.holds_matrices
+    share = 4 if sizes.has_one_matrix else 16
+    parallel = 1
+    if backend.max_useful_rows:
+        parallel = min(MAX_PARALLEL, -(-total_rows // max_rows))
+        history = 2 * sizes.steps * stored_step * needs_history
+        if max(max_rows * max(8 * step, history), share * matrix) > workspace // parallel:
+            parallel = 1  # shards that do not fit side by side follow one another
+    workspace //= parallel
+    groups = max(1, min(sizes.groups, workspace // share // max(1, matrix)))
+    workspace -= max(0, groups * matrix - workspace // 4)  # a larger matrix leaves less
+    max_rows = max(1, min(max_rows, groups * sizes.rows, workspace // 8 // step))
+    enough_rows = min(max_rows, max(32, elements // 16 // sizes.states))
+    stored_rows = workspace // 2 // (sizes.steps * stored_step)
+    memory = _ShardMemory(
+        sizes,
+        workspace,
+        groups,
+        step,
+        stored_step,
+        # Compiled loops and kernels have the matrices of a segment together.
+        matrix if backend.max_useful_rows and not sizes.has_one_matrix else 0,
+        needs_history,
+        store_messages=needs_history and stored_rows >= enough_rows,
     )
-    # Pieces that fit side by side are taken at once, others one after another.
-    threads = min(THREADS, -(-groups * rows // max_rows)) if backend.max_useful_rows else 1
-    if (
-        max(max_rows * max(8 * step, 2 * count * kept_bytes * history), parts * matrix)
-        > workspace // threads
-    ):
-        threads = 1
-    workspace //= threads
-    groups = max(1, min(groups, workspace // parts // max(1, matrix)))
-    workspace -= max(0, groups * matrix - workspace // 4)  # a larger one leaves less
-    max_rows = max(1, min(max_rows, groups * rows, workspace // 8 // step))
-
-    def bytes_per_step(num_rows: int) -> int:
-        # Loops have the matrices of a block's steps together, others those of a few.
-        has_many = backend.max_useful_rows and not has_one_matrix
-        matrix_bytes = matrix * max(1, min(groups, num_rows // rows)) if has_many else 0
-        return num_rows * step + matrix_bytes + _MESSAGES_BYTES
-
-    def between(num_rows: int, steps: int) -> int:
-        return -(-count // max(1, steps)) * (num_rows * kept_bytes + _MESSAGES_BYTES)
-
-    half, enough = workspace // 2, min(max_rows, max(32, numbers // 16 // size))
-    store_messages = history and half // (count * kept_bytes) >= enough
-
-    def held(num_rows: int) -> int:
-        # Blocks keep what they begin with twice, beside what they leave.
-        checkpoint_bytes = between(num_rows, half // 2 // bytes_per_step(num_rows))
-        return (
-            num_rows * count * kept_bytes + 2 * checkpoint_bytes
-            if store_messages
-            else checkpoint_bytes
-        )
-
-    def at_most(num_rows: int) -> int:
-        # Steps that fit beside what is kept, and what a piece takes besides.
-        return (workspace - workspace // 4 - held(num_rows) * history) // bytes_per_step(num_rows)
-
-    # Blocks of fewer than four steps would spend their time on what they begin with; and pullbacks
-    # keep that of all pieces at once, of each row about one state in sqrt(T).
-    fewest = min(count, max(4, math.isqrt(count) // 2))
-    while history and max_rows > 1 and at_most(max_rows) < fewest:
+    # Below four steps for each segment, set-up dominates; pullbacks keep the checkpoints of all
+    # shards at once, so that their segments have about sqrt(T) steps.
+    fewest_steps = min(sizes.steps, max(4, math.isqrt(sizes.steps) // 2))
+    while needs_history and max_rows > 1 and memory.max_segment(max_rows) < fewest_steps:
         max_rows //= 2
-    rows_per_shard, groups_per_shard = min(rows, max_rows), max(1, min(groups, max_rows // rows))
-    num_rows = groups_per_shard * rows_per_shard
-    steps = max(4, 4 * numbers // (arrays * num_rows * size))
-    if history:
-        # There are as many messages between blocks as fit.
-        free_bytes = max(1, half - num_rows * count * kept_bytes * store_messages)
-        steps = max(steps, 2 * between(num_rows, 1) // free_bytes, math.isqrt(count))
-    # Where not even the messages between blocks fit, both together take least.
-    most_steps = max(
-        at_most(num_rows), math.isqrt(history * between(num_rows, 1) // bytes_per_step(num_rows))
-    )
-    return (
-        groups_per_shard,
-        rows_per_shard,
-        max(1, min(count, steps, most_steps)),
-        store_messages,
-        workspace // 4,
-        threads,
-    )
+    rows, groups = min(sizes.rows, max_rows), max(1, min(groups, max_rows // sizes.rows))
+    steps = _segment_steps(memory, groups * rows, 4 * elements // (num_arrays * sizes.states))
+    return ShardPlan(groups, rows, steps, memory.store_messages, workspace // 4, parallel)
+
+
+def _segment_steps(memory: _ShardMemory, rows: int, row_elements: int) -> int:
+    """Return the number of steps of a segment of a shard with some rows."""
+    steps, all_checkpoints = max(4, row_elements // rows), memory.checkpoints(rows, 1)
+    if memory.needs_history:
+        # As many checkpoints are stored as fit.
+        free = memory.workspace // 2 - (memory.stored(rows) if memory.store_messages else 0)
+        steps = max(steps, 2 * all_checkpoints // max(1, free), math.isqrt(memory.sizes.steps))
+    max_steps = memory.max_segment(rows)
+    if memory.needs_history:
+        # Where not even checkpoints fit, sqrt(T) steps take the least memory with them.
+        max_steps = max(max_steps, math.isqrt(all_checkpoints // memory.segment_step(rows)))
+    return max(1, min(memory.sizes.steps, steps, max_steps))

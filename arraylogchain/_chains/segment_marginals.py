@@ -1,11 +1,31 @@
-"""What a block of steps adds: in linear weights, where these prove it, or in logs."""
+"""State and pair marginals of one segment of steps.
+
+With ``alpha`` the forward messages, ``beta`` the backward messages, and ``beta_x`` the backward
+messages times the potentials of their own step, ``beta_x_t = exp(x_t) * beta_t``,
+
+    p(s_t = k)               =  alpha_t[k] * beta_t[k] / Z_t
+    p(s_t = k, s_{t+1} = j)  =  alpha_t[k] * P_t[k, j] * beta_x_{t+1}[j] / Z_t
+
+where ``Z_t = sum_k alpha_t[k] * beta_t[k]``. Each step is normalized by its own Z_t, so rounding
+does not accumulate over steps. Everything is multiplied by the cotangent of log Z. Pair marginals
+are summed over the rows that share a matrix, and over steps too if one matrix serves all of them;
+without the factor P_t they are the gradient with respect to P_t.
+
+Messages carry a scale of their own. That of alpha_t cancels in the quotient. As beta_t = P_t @
+beta_x_{t+1}, the scales of beta_x_{t+1} and of beta_t differ by that of the matrix; it is the same
+for all rows.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from arraylogchain._backends.interface import Messages
+from arraylogchain._backends.shards import MatrixPanel, Shard
+from arraylogchain._chains.accumulate import Accumulator
+from arraylogchain._chains.cotangents import Cotangents
 from arraylogchain._core.axes import chunks
 from arraylogchain._core.context import Array, is_transposed
 from arraylogchain._core.scaled import LN2_HIGH, LN2_LOW, exp_of_split, split_log
@@ -13,211 +33,256 @@ from arraylogchain._products.certified import certified_product
 from arraylogchain._products.operand import Factor
 
 
-class SegmentMarginals:
-    """The shares of states at a block of steps, and of pairs of states.
+class ShardSums(NamedTuple):
+    """The sums that the marginals of a shard are added to, times cotangents.
 
     Attributes
     ----------
-    posterior : BackwardPass
-        Whose sums pairs are added to.
-    alpha, beta, beta_x : Messages
-        What left the steps forward, what arrived at them backward, and what left them and the step
-        after them backward.
-    sources, targets : slice
-        The steps, counted from the first, between which there are pairs to add.
-    no_state, no_pair : bool array [n, groups, rows] or None
-        Which rows contribute nothing to states, or to pairs; None for none.
+    shard : Shard
+    cotangents : Cotangents
+    accumulator : Accumulator
+    workspace : int
+        Bytes for temporaries.
+    """
+
+    shard: Shard
+    cotangents: Cotangents
+    accumulator: Accumulator
+    workspace: int
+
+    @property
+    def panel_size(self) -> int:
+        """Matrix entries that fit the workspace with their parts, logarithms and products."""
+        return self.workspace // (8 * 10)
+
+
+class PairScale(NamedTuple):
+    """Log scales [n, groups, rows] of the pair marginals of each row.
+
+    They may be large, and are kept apart so that they cancel before anything is rounded.
+    """
+
+    nats: Array  # integers, approximately the negative column maxima of log P
+    high: Array  # of the power-of-two scale, multiples of 2**-9
+    log_cotangent: Array  # multiples of 2**-9
+    remainder: Array  # the rest of all of these, near 0
+
+
+class SegmentMarginals:
+    """State marginals of one segment, and sums of its pair marginals.
+
+    Parameters
+    ----------
+    sums : ShardSums
+        Pair marginals are added to its accumulator.
+    steps : slice
+        The n steps of the segment.
+    alpha, beta : Messages [n, groups, rows, K]
+        Forward and backward messages.
+    beta_x : Messages [n + 1, groups, rows, K]
+        Backward messages times potentials, including those of the step after the segment.
     """
 
     def __init__(
-        self, posterior: Any, steps: slice, alpha: Messages, beta: Messages, beta_x: Messages
+        self,
+        sums: ShardSums,
+        steps: slice,
+        alpha: Messages,
+        beta: Messages,
+        beta_x: Messages,
     ) -> None:
-        self.posterior, self.ctx, self.shard, self.steps = (
-            posterior,
-            posterior.ctx,
-            posterior.shard,
-            steps,
-        )
-        self.alpha, self.beta, self.beta_x = alpha, beta, beta_x
-        self.precision = posterior.precision
-        has_pairs = "transitions" in posterior.sums.arrays
-        count = min(steps.stop, posterior.shard.num_steps - 1) - steps.start if has_pairs else 0
-        self.sources, self.targets = slice(0, count), slice(1, count + 1)
-        self.no_state = self.no_pair = posterior.zero_cotangent
+        self.sums, self.shard, self.ctx = sums, sums.shard, sums.shard.ctx
+        self.cotangents, self.precision = sums.cotangents, sums.cotangents.precision
+        self.steps, self.alpha, self.beta, self.beta_x = steps, alpha, beta, beta_x
+        num_pairs = 0
+        if "transitions" in sums.accumulator.arrays:
+            num_pairs = min(steps.stop, self.shard.num_steps - 1) - steps.start
+        # Transition i leads from step i of the segment to step i + 1.
+        self.sources, self.targets = slice(0, num_pairs), slice(1, num_pairs + 1)
+        # Masks [n, groups, rows] of what contributes nothing; None if everything contributes.
+        is_zero = sums.cotangents.is_zero
+        self.no_state = self.no_pair = is_zero
         is_valid = self.shard.valid_steps(slice(steps.start, steps.stop + 1))
         if is_valid is not None:
-            excluded = (
-                ~is_valid
-                if posterior.zero_cotangent is None
-                else ~is_valid | posterior.zero_cotangent
-            )
+            excluded = ~is_valid if is_zero is None else ~is_valid | is_zero
             self.no_state, self.no_pair = excluded[:-1, ...], excluded[self.targets, ...]
 
     def in_linear_space(self) -> Array | None:
-        """Add pairs, and return cotangents times shares of states [n, groups, rows, K].
+        """Return state marginals times cotangents, [n, groups, rows, K], and add pair marginals.
 
-        Or return None, and add nothing, where linear weights do not prove them.
+        Return None, and add nothing, if some Z_t is too close to under- or overflow to prove that
+        linear weights are accurate.
         """
-        ctx, xp, sources, alpha = self.ctx, self.ctx.xp, self.sources, self.alpha.weights(self.ctx)
-        marginals = _where_not(xp, self.no_state, alpha * self.beta.weights(ctx), 0.0)
-        normalizers = _where_not(xp, self.no_state, ctx.row_sums(marginals), 1.0)
-        factors = self.posterior.factors(normalizers)
+        ctx, alpha = self.ctx, self.alpha.weights(self.ctx)
+        marginals = self._where(self.no_state, 0.0, alpha * self.beta.weights(ctx))
+        normalizers = self._where(self.no_state, 1.0, ctx.row_sums(marginals))
+        factors = self.cotangents.over(normalizers)
         if factors is None:
             return None
-        if sources.stop:
-            beta_x = self.beta_x.weights(ctx)[self.targets, ...]
-            beta_x *= factors[sources, ..., None]  # nobody reads these again
-            u = _where_not(xp, self.no_pair, alpha[sources, ...], 0.0)
+        if self.sources.stop:
+            right = self.beta_x.weights(ctx)[self.targets, ...]
+            right *= factors[self.sources, ..., None]  # in place: beta_x is not used again
             self._add_linear_pairs(
-                u, _where_not(xp, self.no_pair, beta_x, 0.0), self._matrix_scale()
+                self._where(self.no_pair, 0.0, alpha[self.sources, ...]),
+                self._where(self.no_pair, 0.0, right),
             )
         marginals *= factors[..., None]
         return marginals
 
-    def _scale_difference(self, beta: Array, beta_x: Array) -> Array:
-        """Return scales of what left steps less those of what arrived at the steps before them."""
-        return beta_x[self.targets, ...] - beta[self.sources, ...]
-
-    def _matrix_scale(self) -> Array:
-        """Return the scales of matrices, [1 or n, groups, 1].
-
-        As b_t = P_t @ d_{t+1}, they are the differences of scales, of any row: nats where matrices
-        are given as logs, else powers of two.
-        """
-        chain = self.shard.chain
-        beta, beta_x = (
-            x.shifts if "transitions" in chain.logs else x.exponents
-            for x in (self.beta, self.beta_x)
-        )
-        return self._scale_difference(beta, beta_x)[
-            slice(0, 1 if chain.has_one_matrix else None), :, :1
-        ]
-
-    def _add_linear_pairs(self, u: Array, v: Array, matrix_scales: Array) -> None:
-        """Add the sums over rows of u[k] v[j], times matrices."""
-        ctx, xp, chain = self.ctx, self.ctx.xp, self.shard.chain
-        # Rows side by side are not laid out one after another, which takes longer than products:
-        # these are made for each step, of as many steps at a time as a panel has room for.
-        by_steps = chain.has_one_matrix and is_transposed(u)
-        for transitions, j, x in self.posterior.panels(self.steps.start, self.sources.stop):
+    def _add_linear_pairs(self, left: Array, right: Array) -> None:
+        """Add ``sum_rows left[k] * right[j]``, times the matrix for counts."""
+        ctx, xp, shard, chain = self.ctx, self.ctx.xp, self.shard, self.shard.chain
+        is_log, log_scale = "transitions" in chain.logs, self._matrix_log_scale()
+        # One product per step beats making a transposed `left` contiguous for a single product.
+        by_steps = chain.has_one_matrix and is_transposed(left)
+        for transitions, columns, matrix in self._matrix_panels():
             if by_steps:
-                steps = chunks(
-                    u.shape[0], max(1, self.posterior.panel // (u.shape[1] * u.shape[3] ** 2))
+                num_steps, num_groups, _, K = left.shape
+                step_count = max(1, self.sums.panel_size // (num_groups * K**2))
+                pairs = sum(
+                    xp.sum(ctx.multiply(left[t].mT, right[t][..., columns]), axis=0)
+                    for t in chunks(num_steps, step_count)
                 )
-                products = (ctx.multiply(u[n].mT, v[n][..., j]) for n in steps)
-                pairs = sum(xp.sum(product, axis=0) for product in products)
             else:
-                left = self.posterior.by_matrix(u[transitions, ...]).mT
-                pairs = ctx.multiply(left, self.posterior.by_matrix(v[transitions, ...])[..., j])
-            matrix_scale = (
-                matrix_scales if chain.has_one_matrix else matrix_scales[transitions, ...]
-            )
-            matrix_scale = ctx.load(
-                self.posterior.by_matrix(matrix_scale[..., None]), self.precision
-            )
-            if not self.posterior.sums.by_logs:
-                pairs = ctx.scaled(pairs, matrix_scale)
-            else:
-                x = ctx.load(x, self.precision)
-                x = (
-                    xp.exp(x + matrix_scale)
-                    if "transitions" in chain.logs
-                    else ctx.scaled(x, matrix_scale)
+                pairs = ctx.multiply(
+                    shard.by_matrix(left[transitions, ...]).mT,
+                    shard.by_matrix(right[transitions, ...])[..., columns],
                 )
-                # Where nothing passes, weights may be infinite, or of no row.
-                pairs = xp.where(pairs == 0, pairs, pairs * x)
-            self._add_pairs(pairs, transitions, j)
+            scale = log_scale if chain.has_one_matrix else log_scale[transitions, ...]
+            scale = ctx.load(shard.by_matrix(scale[..., None]), self.precision)
+            if not self.sums.accumulator.by_logs:
+                pairs = ctx.scaled(pairs, scale)
+            else:
+                matrix = ctx.load(matrix, self.precision)
+                weights = xp.exp(matrix + scale) if is_log else ctx.scaled(matrix, scale)
+                # 0 * inf is 0 here: the weight of an unused transition may be infinite.
+                pairs = xp.where(pairs == 0, pairs, pairs * weights)
+            self._add_pairs(pairs, transitions, columns)
 
     def in_log_space(self) -> Array:
-        """Add pairs, and return cotangents times shares of states [n, groups, rows, K]."""
-        ctx, xp, sources = self.ctx, self.ctx.xp, self.sources
+        """Return state marginals times cotangents, [n, groups, rows, K], and add pair marginals."""
+        ctx, xp = self.ctx, self.ctx.xp
         alpha, beta, beta_x = (x.to_log_space(ctx) for x in (self.alpha, self.beta, self.beta_x))
-        # What the likeliest state has in each direction comes off first: what is large cancels.
+        # Shift both messages by their integer part at the most probable state, so that only small
+        # numbers are added.
         mode = xp.argmax(alpha.values + beta.values, axis=-1)[..., None]
         at_mode = [xp.take_along_axis(x.values, mode, axis=-1) for x in (alpha, beta)]
-        alpha_shift, beta_shift = (xp.where(xp.isfinite(x), xp.round(x), 0.0) for x in at_mode)
+        alpha_shift, beta_shift = (_finite_or_zero(xp, xp.round(x)) for x in at_mode)
         marginals = alpha.values - alpha_shift
         marginals += beta.values - beta_shift
-        maxima = xp.max(marginals, axis=-1, keepdims=True)
-        maxima = xp.where(xp.isfinite(maxima), maxima, 0.0)
+        maxima = _finite_or_zero(xp, xp.max(marginals, axis=-1, keepdims=True))
         marginals -= maxima
         ctx.exp(marginals, marginals)
-        marginals = _where_not(xp, self.no_state, marginals, 0.0)
-        normalizers = _where_not(xp, self.no_state, ctx.row_sums(marginals), 1.0)
-        marginals *= (ctx.load(self.posterior.g, self.precision) / normalizers)[..., None]
-        marginals = _where_not(xp, self.no_state, marginals, 0.0)
-        if sources.stop:
-            # Counts need likely pairs; derivatives by weights all: their small logs are not moved.
-            left = alpha_shift if self.posterior.sums.by_logs else xp.zeros_like(alpha_shift)
-            right = beta_shift + (alpha_shift - left)
-            u = _where_not(xp, self.no_pair, (alpha.values - left)[sources, ...], -math.inf)
-            v = _where_not(
-                xp, self.no_pair, beta_x.values[self.targets, ...] - right[sources, ...], -math.inf
-            )
-            nats = self._scale_difference(beta.shifts, beta_x.shifts)
-            bits = self._scale_difference(beta.exponents, beta_x.exponents)
-            del alpha, beta, beta_x  # which may be copies
-            low = (
-                bits * LN2_LOW
-                - ctx.load(xp.log(normalizers) + maxima[..., 0], ctx.widest)[sources, ...]
-            )
-            scales = [_where_not(xp, self.no_pair, x, 0.0) for x in (nats, bits * LN2_HIGH, low)]
-            for sign in (1.0, -1.0):
-                g, small = split_log(ctx, xp.clip(self.posterior.g * sign, min=0.0), is_log=False)
-                if not bool(xp.all(g == -math.inf)):
-                    g = _where_not(xp, self.no_pair, xp.zeros_like(nats) + g, -math.inf)
-                    self._add_log_pairs(u, v, (*scales[:2], scales[2] + small, g), sign)
+        marginals = self._where(self.no_state, 0.0, marginals)
+        normalizers = self._where(self.no_state, 1.0, ctx.row_sums(marginals))
+        marginals *= (ctx.load(self.cotangents.values, self.precision) / normalizers)[..., None]
+        marginals = self._where(self.no_state, 0.0, marginals)
+        if not self.sources.stop:
+            return marginals
+
+        # Counts are dominated by probable pairs, so alpha may be shifted to its mode. Gradients
+        # with respect to linear weights need every pair: the logs of improbable ones stay as they
+        # are, and beta_x takes both shifts.
+        left_shift = alpha_shift if self.sums.accumulator.by_logs else xp.zeros_like(alpha_shift)
+        right_shift = beta_shift + (alpha_shift - left_shift)
+        left = (alpha.values - left_shift)[self.sources, ...]
+        right = beta_x.values[self.targets, ...] - right_shift[self.sources, ...]
+        left = self._where(self.no_pair, -math.inf, left)
+        right = self._where(self.no_pair, -math.inf, right)
+        nats = self._matrix_scale(beta.shifts, beta_x.shifts)
+        exponent = self._matrix_scale(beta.exponents, beta_x.exponents)
+        del alpha, beta, beta_x  # they may be copies
+        log_normalizers = ctx.load(xp.log(normalizers) + maxima[..., 0], ctx.widest)
+        remainder = exponent * LN2_LOW - log_normalizers[self.sources, ...]
+        nats, high, remainder = (
+            self._where(self.no_pair, 0.0, x) for x in (nats, exponent * LN2_HIGH, remainder)
+        )
+        # A cotangent enters as the log of its magnitude; the two signs are added separately.
+        for sign in (1.0, -1.0):
+            magnitude = xp.clip(self.cotangents.values * sign, min=0.0)
+            log_g, log_g_rest = split_log(ctx, magnitude, is_log=False)
+            if bool(xp.all(log_g == -math.inf)):
+                continue
+            log_g = self._where(self.no_pair, -math.inf, xp.zeros_like(nats) + log_g)
+            scale = PairScale(nats, high, log_g, remainder + log_g_rest)
+            self._add_log_pairs(left, right, scale, sign)
         return marginals
 
-    def _add_log_pairs(self, u: Array, v: Array, scales: tuple[Array, ...], sign: float) -> None:
-        """Add pairs with the logs of u and v, what these are scaled by, and those of matrices.
+    def _add_log_pairs(self, left: Array, right: Array, scale: PairScale, sign: float) -> None:
+        """Add pair marginals in log space, for the cotangents of one sign.
 
-        The scales [n, groups, rows] are nats, which the largest entries of matrices' columns
-        balance; multiples of 2**-9; rests near 0; and cotangents, as multiples of 2**-9. What is
-        large is summed apart, so that it cancels before anything is rounded.
+        The log of a term is ``left[k] + log P[k, j] + right[j]`` plus the scales of its row; left
+        and right are [n, groups, rows, K].
         """
-        ctx, xp, precision = self.ctx, self.ctx.xp, self.precision
-        for transitions, j, x in self.posterior.panels(self.steps.start, self.sources.stop):
-            left, right = (self.posterior.by_matrix(y[transitions, ...]) for y in (u, v))
-            nats, high, remainder, g = (
-                self.posterior.by_matrix(y[transitions, ..., None]) for y in scales
+        ctx, xp, shard, precision = self.ctx, self.ctx.xp, self.shard, self.precision
+        is_log = "transitions" in self.shard.chain.logs
+        for transitions, columns, matrix in self._matrix_panels():
+            u, v = (shard.by_matrix(x[transitions, ...]) for x in (left, right))
+            rows = PairScale(*(shard.by_matrix(x[transitions, ..., None]) for x in scale))
+            log_P, log_P_rest = split_log(ctx, matrix, is_log)
+            max_log_g = _finite_or_zero(xp, xp.max(rows.log_cotangent, axis=-2, keepdims=True))
+            column_max = xp.max(log_P, axis=-2, keepdims=True)
+            # A column of zeros is scaled like the largest of the others.
+            matrix_max = xp.max(column_max, axis=-1, keepdims=True)
+            column_max = xp.where(xp.isfinite(column_max), column_max, matrix_max)
+            column_max = _finite_or_zero(xp, column_max)
+
+            total = (rows.nats + column_max) + (rows.high + (rows.log_cotangent - max_log_g))
+            v = v[..., columns] + ctx.load(total, precision)
+            v += ctx.load(rows.remainder, precision)
+            offset, offset_rest = max_log_g - column_max, xp.zeros_like(log_P_rest)
+            negligible = None
+            if self.sums.accumulator.by_logs:
+                offset, offset_rest = max_log_g + (log_P - column_max), log_P_rest
+                # Entries that contribute less than an eps of one count need not be accurate.
+                negligible = self.cotangents.log_threshold() - (offset + offset_rest)
+                negligible = ctx.load(negligible, precision)
+            factors = (
+                Factor(ctx, u.mT, 0, precision=precision),
+                Factor(ctx, v, 1, precision=precision),
             )
-            logs, small = split_log(ctx, x, "transitions" in self.shard.chain.logs)
-            top, column = xp.max(g, axis=-2, keepdims=True), xp.max(logs, axis=-2, keepdims=True)
-            # Columns without entries are balanced as others are.
-            column = xp.where(xp.isfinite(column), column, xp.max(column, axis=-1, keepdims=True))
-            top, column = (xp.where(xp.isfinite(y), y, 0.0) for y in (top, column))
-            large_scale = (nats + column) + (high + (g - top))
-            right = right[..., j] + ctx.load(large_scale, precision)
-            right += ctx.load(remainder, precision)
-            right = Factor(ctx, right, 1, precision=precision)
-            left = Factor(ctx, left.mT, 0, precision=precision)
-            shift_difference, threshold = top - column, None
-            if self.posterior.sums.by_logs:
-                shift_difference = top + (logs - column)
-                # What counts for nothing may have lost anything.
-                threshold = math.log(precision.eps) + math.log(self.posterior.min_cotangent)
-                threshold = ctx.load(threshold - (shift_difference + small), precision)
-            else:
-                small = xp.zeros_like(small)
-            out = ctx.empty((*left.values.shape[:2], right.values.shape[2]), u.dtype)
-            certified_product(
-                ctx, left, right, out, self.posterior.forward_pass.workspace, lower_limit=threshold
-            )
-            pairs = sign * exp_of_split(ctx, shift_difference, small + ctx.load(out, ctx.widest))
+            out = ctx.empty((u.shape[0], u.shape[2], v.shape[2]), left.dtype)
+            certified_product(ctx, *factors, out, self.sums.workspace, lower_limit=negligible)
+            pairs = sign * exp_of_split(ctx, offset, offset_rest + ctx.load(out, ctx.widest))
             pairs = xp.where(out == -math.inf, 0.0, pairs)
-            self._add_pairs(pairs, transitions, j)
+            self._add_pairs(pairs, transitions, columns)
 
-    def _add_pairs(self, pairs: Array, transitions: slice, j: slice) -> None:
-        """Add pairs of all transitions, [groups, K, n], or of some, [groups * n, K, n]."""
+    def _matrix_panels(self) -> Iterator[MatrixPanel]:
+        """Yield the matrices of the transitions of the segment, in panels that fit."""
+        count, size = self.sources.stop, self.sums.panel_size
+        return self.shard.matrix_panels(self.steps.start, count, size)
+
+    def _matrix_scale(self, beta_scale: Array, beta_x_scale: Array) -> Array:
+        """Return the scale that beta_x_{t+1} has beyond beta_t = P_t @ beta_x_{t+1}."""
+        return beta_x_scale[self.targets, ...] - beta_scale[self.sources, ...]
+
+    def _matrix_log_scale(self) -> Array:
+        """Return the scale of each matrix, [1 or n, groups, 1], taken from the first row.
+
+        In nats if matrices were given as logarithms, else as a power of two.
+        """
+        chain, beta, beta_x = self.shard.chain, self.beta, self.beta_x
+        if "transitions" in chain.logs:
+            scale = self._matrix_scale(beta.shifts, beta_x.shifts)
+        else:
+            scale = self._matrix_scale(beta.exponents, beta_x.exponents)
+        return scale[: 1 if chain.has_one_matrix else None, :, :1]
+
+    def _add_pairs(self, pairs: Array, transitions: slice, columns: slice) -> None:
+        """Add pairs of all transitions, [groups, K, J], or of some, [groups * n, K, J]."""
         pairs = self.ctx.xp.reshape(pairs, (self.shard.groups, 1, -1, *pairs.shape[1:]))
-        first = 0 if self.shard.chain.has_one_matrix else self.steps.start
-        place = slice(first + transitions.start, first + transitions.start + int(pairs.shape[2]))
-        self.posterior.sums.add("transitions", self.shard, (place, slice(None), j), pairs)
+        start = transitions.start
+        if not self.shard.chain.has_one_matrix:
+            start += self.steps.start
+        where = (slice(start, start + int(pairs.shape[2])), slice(None), columns)
+        self.sums.accumulator.add("transitions", self.shard, where, pairs)
+
+    def _where(self, excluded: Array | None, value: float, x: Array) -> Array:
+        """Return x [n, groups, rows] or [n, groups, rows, K], with a value where it is excluded."""
+        if excluded is None:
+            return x
+        return self.ctx.xp.where(excluded[..., None] if x.ndim == 4 else excluded, value, x)
 
 
-def _where_not(xp: Any, excluded: Array | None, x: Array, value: float) -> Array:
-    """Return x, with a value in the place of what is dead [n, groups, rows]."""
-    if excluded is None:
-        return x
-    return xp.where(excluded[..., None] if x.ndim == 4 else excluded, value, x)
+def _finite_or_zero(xp: Any, x: Array) -> Array:
+    return xp.where(xp.isfinite(x), x, 0.0)

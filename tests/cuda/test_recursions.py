@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from arraylogchain._backends.cuda.backend import CudaBackend
-from arraylogchain._backends.interface import UPDATED
+from arraylogchain._backends.interface import Keep
 from arraylogchain._backends.shards import shards
 from arraylogchain._inputs.chain import make_chain
 from tests import drifting_chains
@@ -97,7 +97,7 @@ def test_of_equal_paths_the_smallest_states_are_taken(device, states, reached):
     (shard,) = shards(context(device, "float64"), chain, *chain.sizes)
     recursion, steps = CudaBackend(shard, 1 << 20), slice(0, 6)
     with shard.ctx.computing():
-        updated = recursion.best(None, steps, UPDATED).updated
+        updated = recursion.best(None, steps, Keep.UPDATED).updated
         after = np.full((1, 5), states - 1)
         path = recursion.trace(updated, after, steps)
         assert (path[-1] == states - 1).all()

@@ -8,7 +8,7 @@ import numpy as np
 
 from arraylogchain._backends.compiled import matrices, paths, recursion
 from arraylogchain._backends.compiled.matrices import DENSE, MIN_SPARSE_STATES
-from arraylogchain._backends.interface import ALL, NOTHING, UPDATED, Messages, SegmentMessages
+from arraylogchain._backends.interface import Keep, Messages, SegmentMessages
 from arraylogchain._backends.shards import Shard
 from arraylogchain._core.context import Array
 from arraylogchain._numba.compiling import Floats, Integers
@@ -47,15 +47,15 @@ class CompiledBackend:
         self._prepared: dict[tuple[str, bool], Any] = {}
 
     def advance(
-        self, carry: Messages | None, steps: slice, backward: bool, keep: int
+        self, carry: Messages | None, steps: slice, backward: bool, keep: Keep
     ) -> SegmentMessages:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
         new_carry = weights, scales, forms = self._initial_carry(carry, backward)
         (prepared, bounds, sparse), first = self._matrices("weights", steps, backward)
-        predicted = np.empty((S, G, K * R) if keep == ALL else (2, 1, K * R))
-        updated = np.empty((2, 1, K * R) if keep == NOTHING else (S + 1, G, K * R))
-        predicted_scales = np.empty((2, S if keep == ALL else 0, G, R))
-        updated_scales = np.empty((2, 0 if keep == NOTHING else S + 1, G, R))
+        predicted = np.empty((S, G, K * R) if keep == Keep.ALL else (2, 1, K * R))
+        updated = np.empty((2, 1, K * R) if keep == Keep.NOTHING else (S + 1, G, K * R))
+        predicted_scales = np.empty((2, S if keep == Keep.ALL else 0, G, R))
+        updated_scales = np.empty((2, 0 if keep == Keep.NOTHING else S + 1, G, R))
         x, edges = self._potentials(steps), (*prepared, self.per_group, first)
         stored, place = (
             (predicted, updated, predicted_scales, updated_scales),
@@ -67,27 +67,29 @@ class CompiledBackend:
         )
         shifts, exponents, log_sums = scales.reshape(3, self.shard.groups, self.shard.rows)
         is_log = forms.view(bool).reshape(shifts.shape) if count else None  # LOGS is 1, LINEAR 0
-        if keep == UPDATED:
+        if keep == Keep.UPDATED:
             own_steps = slice(0, S) if backward else slice(1, None)
             updated, updated_scales = updated[own_steps], updated_scales[:, own_steps]
         return SegmentMessages(
-            self._messages(predicted, predicted_scales, is_log) if keep == ALL else None,
-            self._messages(updated, updated_scales, is_log) if keep != NOTHING else None,
+            self._messages(predicted, predicted_scales, is_log) if keep == Keep.ALL else None,
+            self._messages(updated, updated_scales, is_log) if keep != Keep.NOTHING else None,
             Messages(weights.reshape(*shifts.shape, K), shifts, exponents, is_log, log_sums),
         )
 
-    def best(self, carry: Messages | None, steps: slice, keep: int) -> SegmentMessages:
+    def best(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
         new_carry = weights, scales, _ = self._initial_carry(carry, backward=False)
         edges, first = self._matrices("logs", steps, False)
-        updated = np.empty((S, G, K * R) if keep == UPDATED else (2, 1, K * R))
+        updated = np.empty((S, G, K * R) if keep == Keep.UPDATED else (2, 1, K * R))
         x, edges = self._potentials(steps), (*edges, self.per_group, first)
         scratch = np.empty(self.scratch[0]), np.empty(self.scratch[1])
         paths.best(x, edges, self.lengths, new_carry, updated, scratch, steps.start)
         shifts, exponents, _ = scales.reshape(3, self.shard.groups, self.shard.rows)
         is_log = np.ones(shifts.shape, bool)
         stored = (
-            Messages(self._to_rows(updated), shifts, exponents, is_log) if keep == UPDATED else None
+            Messages(self._to_rows(updated), shifts, exponents, is_log)
+            if keep == Keep.UPDATED
+            else None
         )
         carry = Messages(weights.reshape(*shifts.shape, K), shifts, exponents, is_log)
         return SegmentMessages(None, stored, carry)

@@ -16,7 +16,7 @@ import numpy as np
 from arraylogchain._backends.array import ArrayBackend
 from arraylogchain._backends.cuda import hard_cases
 from arraylogchain._backends.cuda.geometry import Geometry, geometry_of
-from arraylogchain._backends.interface import ALL, NOTHING, UPDATED, Messages, SegmentMessages
+from arraylogchain._backends.interface import Keep, Messages, SegmentMessages
 from arraylogchain._backends.shards import Shard
 from arraylogchain._core.context import Array, Context
 from arraylogchain._core.scaled import LN2_HIGH, LN2_LOW, whole_maximum, whole_part
@@ -91,15 +91,15 @@ class CudaBackend(ArrayBackend):
             self._lengths = self.ctx.xp.asarray(flat, device=self.ctx.device)
 
     def advance(
-        self, carry: Messages | None, steps: slice, backward: bool, keep: int
+        self, carry: Messages | None, steps: slice, backward: bool, keep: Keep
     ) -> SegmentMessages:
         """Take a block of steps, forward or backward."""
         geometry = self._geometry or geometry_of(self.shard, sums=True)
         if not self._has(geometry.kernel(self.ctx)):
             return super().advance(carry, steps, backward, keep)
         start, count = self._prepare_carry(carry, backward), steps.stop - steps.start
-        predicted = self._messages(count) if keep == ALL else None
-        updated = None if keep == NOTHING else self._messages(count + 1)
+        predicted = self._messages(count) if keep == Keep.ALL else None
+        updated = None if keep == Keep.NOTHING else self._messages(count + 1)
         if updated is not None:
             first = count if backward else 0
             for name in ("values", "shifts", "exponents"):
@@ -117,17 +117,17 @@ class CudaBackend(ArrayBackend):
                 self._pack(updated, t0 - steps.start + (not backward), backward),
                 self._pack(carry),
             )
-        if updated is not None and keep == UPDATED:
+        if updated is not None and keep == Keep.UPDATED:
             updated = updated.steps(slice(0, count) if backward else slice(1, None))
         return SegmentMessages(predicted, updated, carry)
 
-    def best(self, carry: Messages | None, steps: slice, keep: int) -> SegmentMessages:
+    def best(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
         """Take a block of steps forward, with the largest of terms in the place of their sums."""
         geometry = self._geometry or geometry_of(self.shard, sums=False)
         if not self._has(geometry.kernel(self.ctx)):
             return super().best(carry, steps, keep)
         after = self._prepare_carry(carry, backward=False)
-        updated = self._messages(steps.stop - steps.start) if keep == UPDATED else None
+        updated = self._messages(steps.stop - steps.start) if keep == Keep.UPDATED else None
         for part in self._parts(steps, False):
             before, after = after, self._messages(None)
             stored = self._pack(updated, part.start - steps.start)

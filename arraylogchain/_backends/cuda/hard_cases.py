@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._backends.cuda.geometry import Geometry
-from arraylogchain._backends.interface import UPDATED, Messages
+from arraylogchain._backends.interface import Keep, Messages
 from arraylogchain._backends.shards import shards
 from arraylogchain._core.context import Array, Context
 from arraylogchain._cuda.kernels import Kernel
@@ -49,9 +49,9 @@ def _steps(
     for backward in (False, True) if geometry.sums else (False,):
         exact = _walk(x, logs, lengths, backward, log_sum_exp if geometry.sums else np.max)
         if geometry.sums:
-            block = recursion.advance(None, whole, backward, UPDATED)
+            block = recursion.advance(None, whole, backward, Keep.UPDATED)
         else:
-            block = recursion.best(None, whole, UPDATED)
+            block = recursion.best(None, whole, Keep.UPDATED)
         updated = block.updated.logs(ctx)
         for t in range(5):
             real = np.argwhere(lengths > t)

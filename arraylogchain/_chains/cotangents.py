@@ -1,0 +1,93 @@
+"""Cotangents of log Z: factors of the gradients of a shard's rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from arraylogchain._backends.shards import Shard
+from arraylogchain._chains.accumulate import bounded
+from arraylogchain._core.context import Array
+from arraylogchain._core.precision import Precision
+
+# Bounds on normalizers, and on the magnitudes of cotangents, in linear space. Weights are at most
+# 2**400 (2**10 in float32), so that less than an eps of a normalizer underflows, and no sum of pair
+# marginals over rows and steps overflows.
+_NORMALIZERS = {"float32": (2.0**-55, 2.0**80), "float64": (2.0**-116, 2.0**900)}
+_MAGNITUDES = {"float32": (2.0**-20, 2.0**20), "float64": (2.0**-64, 2.0**64)}
+
+
+@dataclass(slots=True)
+class Cotangents:
+    """Cotangents of the rows of a shard; ones, if marginals and counts are computed.
+
+    Attributes
+    ----------
+    shard : Shard
+    precision : Precision
+        That of the shard's messages.
+    values : array [groups, rows]
+        In the widest precision.
+    is_zero : bool array [1, groups, rows] or None
+        None if no cotangent is zero.
+    smallest, largest : float
+        Magnitudes of the nonzero ones.
+    """
+
+    shard: Shard
+    precision: Precision
+    values: Array
+    is_zero: Array | None = None
+    smallest: float = 1.0
+    largest: float = 1.0
+
+    @classmethod
+    def of_rows(
+        cls, shard: Shard, precision: Precision, cotangent: Array | None, log_z: Array
+    ) -> Cotangents:
+        """Return the cotangents of a shard, zero for rows whose log Z is infinite.
+
+        Parameters
+        ----------
+        shard : Shard
+        precision : Precision
+        cotangent : array [*batch] or None
+            None for ones.
+        log_z : array [groups, rows]
+            Of the shard, up to its scale; where it is NaN the cotangent becomes NaN.
+        """
+        ctx, xp = shard.ctx, shard.ctx.xp
+        values = xp.ones_like(log_z)
+        if cotangent is not None:
+            values = ctx.load(shard.read(cotangent), ctx.widest)
+            values = bounded(ctx, values, ctx.dtype(precision))
+        values = xp.where(xp.isinf(log_z), 0.0, values + 0.0 * log_z)
+        magnitudes, is_zero = xp.abs(values), None
+        smallest, largest = float(xp.min(magnitudes)), float(xp.max(magnitudes))
+        if not smallest > 0:
+            is_zero = (magnitudes == 0)[None, ...]
+            smallest = float(xp.min(xp.where(magnitudes > 0, magnitudes, 1.0)))
+        return cls(shard, precision, values, is_zero, smallest, largest)
+
+    def over(self, normalizers: Array) -> Array | None:
+        """Return cotangents over normalizers of linear weights, if these certify the quotients.
+
+        Parameters
+        ----------
+        normalizers : array [n, groups, rows] or [groups, rows]
+
+        Returns
+        -------
+        array or None
+            None where a normalizer or a cotangent is too close to underflow or overflow.
+        """
+        ctx, (lowest, highest) = self.shard.ctx, _MAGNITUDES[self.precision.name]
+        if not (self.smallest >= lowest and self.largest <= highest):
+            return None
+        if not ctx.are_between(normalizers, *_NORMALIZERS[self.precision.name]):
+            return None
+        return ctx.load(self.values, self.precision) / normalizers
+
+    def log_threshold(self) -> float:
+        """Return the log of an eps of the smallest count, which need not be accurate."""
+        return math.log(self.precision.eps) + math.log(self.smallest)

@@ -214,7 +214,7 @@ def maxplus_matmul(
         values, indices = maxplus.maxplus_matmul(ctx, layout, a, b, budget)
 
         def pull(g: Array) -> Sequence[Array]:
-            ctx.uses(indices)
+            ctx.record_stream(indices)
             return maxplus.maxplus_gradients(ctx, layout, shapes, indices, g, values, budget)
 
         return (values, indices), pull
@@ -474,6 +474,6 @@ def _enter_cotangent(
         _, arguments = prepare_inputs({"value": value, "cotangent": cotangent})
         # Alone, they may be read by another library than together with inputs of other dtypes.
         g = ctx.xp.asarray(arguments["cotangent"], device=ctx.device)
-    ctx.uses(g, value, *inputs)
+    ctx.record_stream(g, value, *inputs)
     check_cotangent(g, value)
     return g

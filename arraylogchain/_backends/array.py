@@ -1,12 +1,13 @@
-"""The recursion in array operations: linear weights while they are plainly safe, logs elsewhere.
+"""The recursion in array operations, in linear space where that is certified, else in log space.
 
-A block of steps goes linear while every weight is at least 2**-60, else it is done again from its
-beginning in logs, where each step is a certified product.
+A segment is computed in linear space if all its weights are at least 2**-60. Otherwise it is
+computed again from its start in log space, where each step is a certified product.
 
-*Proof of linear steps.* Weights of states lie in [LEAST, MOST], factors exp(x) are at most WIDEST,
-and entries of a matrix at most 2. What underflows of a sum of K terms, in entries of the matrix and
-in products, is less than 5 K tiny MOST; the sum is at least LEAST / WIDEST, as it is LEAST once it
-is multiplied by its factor. In float32, 5 K tiny MOST < eps LEAST / WIDEST for K up to 2**14.
+*Proof for linear space.* Weights of messages lie in [MIN_WEIGHT, MAX_WEIGHT], factors exp(x) are at
+most MAX_FACTOR, and entries of a matrix at most 2. Underflow in a sum of K terms, in entries of the
+matrix and in products, costs less than 5 K tiny MAX_WEIGHT. The sum is at least MIN_WEIGHT /
+MAX_FACTOR, as it is at least MIN_WEIGHT after it is multiplied by its factor. In float32,
+5 K tiny MAX_WEIGHT < eps MIN_WEIGHT / MAX_FACTOR for K up to 2**14.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from arraylogchain._core.scaled import whole_maximum
 from arraylogchain._products.certified import certified_product
 from arraylogchain._products.operand import Factor
 
-LEAST, MOST, WIDEST = 2.0**-60, 2.0**10, 2.0**16
-_MOST_STATES = 1 << 14
+MIN_WEIGHT, MAX_WEIGHT, MAX_FACTOR = 2.0**-60, 2.0**10, 2.0**16
+_MAX_STATES = 1 << 14
 
-# Places along the first axes of states.
+# Index along the first axes of messages.
 RowIndex = tuple[Any, ...]
-# ``product(before, time, lanes, out)`` multiplies states by the matrices from a step to the next;
-# ``weigh(arrived, i, out)`` by the exponentials of potentials. They say False if it is not safe.
-Product = Callable[[Array, int, RowIndex, Array], bool | None]
-Update = Callable[[Array, int, Array], bool | None]
+# ``predict(before, time, active, out)`` multiplies messages by the matrices of a transition,
+# ``update(predicted, i, out)`` by exponentials of potentials. They return True if certified.
+Predict = Callable[[Array, int, RowIndex, Array], bool]
+Update = Callable[[Array, int, Array], bool]
 
 
 class ArrayBackend:
-    """The recursion over a piece in array operations; see `interface.Backend`."""
+    """The recursion over a shard in array operations; see `interface.Backend`."""
 
     max_useful_rows: int | None = None
     holds_matrices = False
@@ -46,7 +47,7 @@ class ArrayBackend:
     def __init__(self, shard: Shard, workspace: int) -> None:
         self.shard, self.ctx, self.workspace = shard, shard.ctx, workspace
         self.has_logs = "transitions" in shard.chain.logs
-        # Whether all steps have the same matrices, and the same lanes those of groups.
+        # Whether all steps have the same matrices, for the same groups.
         self._is_same = shard.chain.has_one_matrix and (shard.axis == 1 or shard.lengths is None)
         self._cached: dict[bool, tuple[Factor, Array | None]] = {}
         self._logs: tuple[Factor, Array] | None = None
@@ -54,16 +55,17 @@ class ArrayBackend:
     def advance(
         self, carry: Messages | None, steps: slice, backward: bool, keep: Keep
     ) -> SegmentMessages:
-        """Take a block of steps, forward or backward."""
+        """Return the messages of one segment, forward or backward."""
         start = self._initial_carry(backward) if carry is None else carry
-        x, walk = self._potentials(steps), _SegmentStepper(self, steps, backward, keep)
-        return walk.in_linear_space(start, x) or walk.in_log_space(start, x, walk.log_product)
+        x, stepper = self._potentials(steps), _SegmentStepper(self, steps, backward, keep)
+        messages = stepper.in_linear_space(start, x)
+        return messages or stepper.in_log_space(start, x, stepper.log_product)
 
     def matrix(self, time: int, backward: bool) -> tuple[Factor, Array | None]:
-        """Return the matrices that lead from a step to the next, ready for products.
+        """Return the matrices from a step to the next as operands, and their weights.
 
-        They are those of the lanes that have that transition, backward transposed. Their weights
-        up to `Factor.scale` come with them; None if these would not fit.
+        Only active groups have one; backward they are transposed. Weights are those up to
+        `Factor.scale`, or None if they do not fit the workspace.
         """
         shard, ctx = self.shard, self.ctx
         if self._is_same and backward in self._cached:
@@ -81,25 +83,25 @@ class ArrayBackend:
         return factor, weights
 
     def log_matrix(self, time: int, groups: int) -> tuple[Factor, Array | None]:
-        """Return the matrices that lead from a step to the next, with their logs.
+        """Return the matrices from a step to the next as operands, and their logarithms.
 
-        None for the logs where they are those of this step alone, or do not fit.
+        The logarithms are None if they differ from step to step, or do not fit the workspace.
         """
         if self._logs is not None:
             return self._logs
         x = self.input_matrix(time)[:groups, ...]
         factor = Factor(self.ctx, x, 1, is_log=self.has_logs, common=True)
-        # An entry takes 128 bytes at the most, with what computes its log.
+        # An entry takes at most 128 bytes, with temporaries.
         if not self._is_same or math.prod(x.shape) > self.workspace // 128:
             return factor, None
         self._logs = factor, factor.logs()
         return self._logs
 
     def best(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
-        """Take a block of steps forward, with the largest of terms in the place of their sums."""
+        """Return the messages of one segment forward, with maxima instead of sums."""
         start = self._initial_carry(False) if carry is None else carry
-        walk = _SegmentStepper(self, steps, False, keep)
-        return walk.in_log_space(start, self._potentials(steps), walk.max_product)
+        stepper = _SegmentStepper(self, steps, False, keep)
+        return stepper.in_log_space(start, self._potentials(steps), stepper.max_product)
 
     def trace(self, updated: Messages, after: Array, steps: slice) -> Array:
         """Return the states of best paths, integers [n, groups, rows]."""
@@ -120,9 +122,10 @@ class ArrayBackend:
     def _back(
         self, updated: Array, after: Array, steps: slice, pick: Callable[[Array, RowIndex], Array]
     ) -> Array:
-        """Return states [n, groups, rows, paths], each chosen by the logs of what leads through.
+        """Return states [n, groups, rows, paths], each chosen by `pick(logs, index)`.
 
-        `pick` is told at which step and lanes these are.
+        `logs` [..., K] are the logarithms of weights of the states before, and `index` is their
+        step and active rows.
         """
         ctx, xp, shard, reversed_states = self.ctx, self.ctx.xp, self.shard, []
         for i in reversed(range(steps.stop - steps.start)):
@@ -137,9 +140,9 @@ class ArrayBackend:
         return xp.stack(reversed_states[::-1])
 
     def _log_weights_into(self, time: int, states: Array) -> Array:
-        """Return the logs of weights into states [groups, rows, paths] of the next step, [..., K].
+        """Return log weights [..., K] into states [groups, rows, paths] of the next step.
 
-        They are known but for a shift: only differences count.
+        Only their differences mean anything.
         """
         ctx, xp, (groups, rows, paths) = self.ctx, self.ctx.xp, states.shape
         matrix, flat = (
@@ -168,7 +171,7 @@ class ArrayBackend:
         return ctx.load(x, ctx.precision)
 
     def _initial_carry(self, backward: bool, logs_only: bool = False) -> Messages:
-        """Return what a recursion starts with; in logs only, no value is waited for."""
+        """Return the carry at the start of a recursion; in log space only, no value is read."""
         ctx, xp, (groups, rows, _) = self.ctx, self.ctx.xp, self.shard.state_shape
         x, is_log = self.shard.boundary_weights(backward)
         zeros = xp.zeros((groups, rows), dtype=ctx.dtype(ctx.widest), device=ctx.device)
@@ -182,42 +185,45 @@ class ArrayBackend:
             shift = whole_maximum(xp, x)
             return state(x - shift, shift[..., 0], zeros, True)
         x = xp.where(x < 0, math.nan, x)
-        if not logs_only and ctx.are_between(x, LEAST, MOST):
+        if not logs_only and ctx.are_between(x, MIN_WEIGHT, MAX_WEIGHT):
             return state(x, zeros, zeros, False)
         logs, exponents = scaled.scaled_logs(ctx, x)
         return state(logs, zeros, exponents, True)
 
 
 class _SegmentStepper:
-    """The steps of one block.
+    """The steps of one segment.
 
-    `shifts` and `exponents` are the scale of the weights at hand.
+    Attributes
+    ----------
+    shifts, exponents : array [groups, rows]
+        The scale of the current message.
     """
 
-    def __init__(self, recursion: ArrayBackend, steps: slice, backward: bool, keep: Keep) -> None:
-        self.recursion, self.shard, self.ctx = recursion, recursion.shard, recursion.ctx
+    def __init__(self, backend: ArrayBackend, steps: slice, backward: bool, keep: Keep) -> None:
+        self.backend, self.shard, self.ctx = backend, backend.shard, backend.ctx
         self.steps, self.backward, self.keep = steps, backward, keep
         self.shifts: Array = None
         self.exponents: Array = None
 
     def in_linear_space(self, carry: Messages, x: Array) -> SegmentMessages | None:
-        """Take the steps on linear weights; None where these are not safe."""
+        """Return the messages, computed in linear space; None if that is not certified."""
         ctx, xp = self.ctx, self.ctx.xp
         values = carry.values if carry.is_log is None else xp.exp(carry.values)
-        if int(x.shape[-1]) > _MOST_STATES or not ctx.are_between(values, LEAST, MOST):
+        if int(x.shape[-1]) > _MAX_STATES or not ctx.are_between(values, MIN_WEIGHT, MAX_WEIGHT):
             return None
-        # In the order of steps, which are read one by one.
+        # Contiguous by steps, which are read one by one.
         weights, maxima = ctx.empty(tuple(x.shape), x.dtype), None
         ctx.apply(xp.exp, x, out=weights)
-        if not ctx.are_between(weights, 1.0 / WIDEST, WIDEST):
+        if not ctx.are_between(weights, 1.0 / MAX_FACTOR, MAX_FACTOR):
             maxima = whole_maximum(xp, x)
             ctx.apply(xp.exp, x - maxima, out=weights)
-            if not ctx.are_between(weights, LEAST, WIDEST):
+            if not ctx.are_between(weights, MIN_WEIGHT, MAX_FACTOR):
                 return None
             maxima = ctx.load(maxima[..., 0], ctx.widest)
 
-        def multiply(before: Array, time: int, active: RowIndex, out: Array) -> bool:
-            factor, matrix = self.recursion.matrix(time, self.backward)
+        def predict(before: Array, time: int, active: RowIndex, out: Array) -> bool:
+            factor, matrix = self.backend.matrix(time, self.backward)
             if matrix is None:
                 return False
             ctx.multiply(before, matrix, out)
@@ -226,61 +232,64 @@ class _SegmentStepper:
 
         def update(predicted: Array, i: int, out: Array) -> bool:
             ctx.apply(xp.multiply, predicted, weights[i, ...], out=out)
-            if not ctx.are_between(out, LEAST, MOST):
+            if not ctx.are_between(out, MIN_WEIGHT, MAX_WEIGHT):
                 exponent = -xp.floor(xp.log2(xp.max(out, axis=-1)))
                 out[...] = ctx.scaled(out, exponent[..., None])
-                # What is not a number is not within anything.
-                if not ctx.are_between(out, LEAST, MOST):
+                # NaN fails this test too.
+                if not ctx.are_between(out, MIN_WEIGHT, MAX_WEIGHT):
                     return False
                 self.exponents = self.exponents - ctx.load(exponent, ctx.widest)
             if maxima is not None:
                 self.shifts = self.shifts + maxima[i, ...]
             return True
 
-        return self._advance(values, carry, False, multiply, update)
+        return self._advance(values, carry, False, predict, update)
 
-    def in_log_space(self, carry: Messages, x: Array, product: Product) -> SegmentMessages:
-        """Take the steps in logs, with sums or maxima as products."""
+    def in_log_space(self, carry: Messages, x: Array, predict: Predict) -> SegmentMessages:
+        """Return the messages, computed in log space, with sums or maxima as products."""
         ctx, xp, carry = self.ctx, self.ctx.xp, carry.to_log_space(self.ctx)
-        # Their own shift first, so that large potentials do not swallow small differences.
+        # Shifted first, so that large potentials do not absorb small differences.
         maxima = whole_maximum(xp, x)
         x = x - maxima
 
-        def update(predicted: Array, i: int, out: Array) -> None:
+        def update(predicted: Array, i: int, out: Array) -> bool:
             ctx.apply(xp.add, predicted, x[i, ...], out=out)
             top = whole_maximum(xp, out)
             ctx.apply(xp.subtract, out, top, out=out)
             for rounded in (maxima[i, ...], top):  # widened first, to be added exactly
                 self.shifts = self.shifts + ctx.load(rounded[..., 0], ctx.widest)
+            return True
 
-        block = self._advance(carry.values, carry, True, product, update)
-        assert block is not None
-        return block
+        messages = self._advance(carry.values, carry, True, predict, update)
+        assert messages is not None
+        return messages
 
-    def log_product(self, before: Array, time: int, active: RowIndex, out: Array) -> None:
-        """Write the certified product of states and the matrices from a step to the next."""
-        ctx, workspace = self.ctx, self.recursion.workspace
-        (factor, weights), chunk = self.recursion.matrix(time, self.backward), None
+    def log_product(self, before: Array, time: int, active: RowIndex, out: Array) -> bool:
+        """Write the certified product of a message and the matrices from a step to the next."""
+        ctx, workspace = self.ctx, self.backend.workspace
+        (factor, weights), chunk = self.backend.matrix(time, self.backward), None
         if weights is None:
             size = math.prod(factor.values.shape) // int(factor.values.shape[-2])
             chunk = max(1, workspace // 6 // (ctx.precision.itemsize * size))
         left = Factor(ctx, before, 0, shifts=False)
         certified_product(ctx, left, factor, out, workspace // 2, chunk)
         self._add_scale(factor.scale, active)
+        return True
 
-    def max_product(self, before: Array, time: int, active: RowIndex, out: Array) -> None:
+    def max_product(self, before: Array, time: int, active: RowIndex, out: Array) -> bool:
         """Write max_k before[k] + log P[k, :], some k at a time."""
-        ctx, xp, recursion = self.ctx, self.ctx.xp, self.recursion
-        (matrix, logs), out[...] = recursion.log_matrix(time, before.shape[0]), -math.inf
-        scratch_size = min(ctx.block, recursion.workspace // (4 * ctx.precision.itemsize))
+        ctx, xp, backend = self.ctx, self.ctx.xp, self.backend
+        (matrix, logs), out[...] = backend.log_matrix(time, before.shape[0]), -math.inf
+        scratch_size = min(ctx.block, backend.workspace // (4 * ctx.precision.itemsize))
         for k in chunks(int(before.shape[-1]), max(1, scratch_size // math.prod(before.shape))):
             log_row = matrix.logs(k) if logs is None else logs[:, k, :]
             terms = before[:, :, k, None] + log_row[:, None, :, :]
             out[...] = xp.maximum(out, xp.max(terms, axis=-2))
         self._add_scale(matrix.scale, active)
+        return True
 
     def _add_scale(self, scale: tuple[Array, Array] | None, active: RowIndex) -> None:
-        """Add what a matrix keeps apart to the scale of the lanes that it multiplied."""
+        """Add the scale of a matrix to that of the active rows."""
         if scale is not None:
             xp, (shift, exponent) = self.ctx.xp, scale
             shifts, exponents = (xp.asarray(x, copy=True) for x in (self.shifts, self.exponents))
@@ -289,14 +298,14 @@ class _SegmentStepper:
             self.shifts, self.exponents = shifts, exponents
 
     def _advance(
-        self, values: Array, carry: Messages, is_log: bool, product: Product, update: Update
+        self, values: Array, carry: Messages, is_log: bool, predict: Predict, update: Update
     ) -> SegmentMessages | None:
-        """Take the steps; None where a product, or what it is weighed by, says False."""
+        """Return the messages; None where a step is not certified."""
         ctx, xp, shard, backward = self.ctx, self.ctx.xp, self.shard, self.backward
         start, stop = self.steps.start, self.steps.stop
         count, has_both, shape = stop - start, self.keep == Keep.ALL, shard.state_shape
         dtype = ctx.dtype(ctx.precision)
-        # What is not kept is written over.
+        # Messages that are not kept are overwritten.
         predicted = ctx.empty((count if has_both else 1, *shape), dtype)
         num_updated = {Keep.NOTHING: 2, Keep.UPDATED: count, Keep.ALL: count + 1}[self.keep]
         updated = ctx.empty((num_updated, *shape), dtype)
@@ -310,8 +319,7 @@ class _SegmentStepper:
             time = start + i
             after = updated[(i + (has_both and not backward)) % int(updated.shape[0]), ...]
             into = predicted[i if has_both else 0, ...]
-            # So many lanes have a transition to the step. To the others what was before arrives:
-            # the start, or what they ended with.
+            # Only the active rows make a transition into this step; the others keep their message.
             num_active = (
                 shard.num_active(time + 1) if backward else shard.num_active(time) * (time > 0)
             )
@@ -320,10 +328,10 @@ class _SegmentStepper:
                 into[inactive] = before[inactive]
             if num_active:
                 active, last = shard.row_index(None, num_active), time if backward else time - 1
-                if product(before[active], last, active, into[active]) is False:
+                if not predict(before[active], last, active, into[active]):
                     return None
             predicted_scales.append((self.shifts, self.exponents))
-            if update(into, i, after) is False:
+            if not update(into, i, after):
                 return None
             updated_scales.append((self.shifts, self.exponents))
             before = after
@@ -350,9 +358,9 @@ def relative(xp: Any, logs: Array) -> Array:
 
 
 def draw_states(xp: Any, below: Array, uniforms: Array) -> Array:
-    """Draw one of the last axis for each of the others, given sums of weights up to each."""
+    """Return an index drawn along the last axis, given cumulative sums of weights along it."""
     total = below[..., -1:]
     level = uniforms[..., None] * total
-    # The first state whose sum is above the level adds something to it, so that its weight is
-    # not 0; should the level be rounded up to the total, it is the last that adds something.
+    # The first state whose sum exceeds the level has a positive weight. If the level is rounded up
+    # to the total, that is the last state with a positive weight.
     return xp.argmax(xp.astype((below > level) | (below == total), xp.uint8), axis=-1)

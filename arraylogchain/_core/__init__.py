@@ -1,1 +1,1 @@
-"""Leaves: what knows of arrays, numbers and threads, and of no chain and no product."""
+"""Foundations: array namespaces, precisions, scaled numbers, axes, threads, units."""

@@ -1,9 +1,9 @@
-"""Broadcast batch axes without expanding them, and index spaces cut into boxes.
+"""Layouts of products with broadcast batch axes, and partitions of index spaces into boxes.
 
 A product of `a` [..., M, K] and `b` [..., K, N] treats its batch axes in three ways. An axis that
-only `a` has is nothing but more rows of `a`: it *folds into the rows*. One that only `b` has folds
-into the columns. What both have is a true batch axis. After that no operand is broadcast against
-the other any more, so nothing needs to be expanded, and the product is one batched matrix multiply.
+only `a` has is *folded into the rows* of `a`, one that only `b` has into the columns of `b`. One
+that both have is a true batch axis. Then no operand is broadcast against the other, nothing is
+expanded, and the product is one batched matrix multiply.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """How the axes of two operands are rearranged for one batched product.
+    """Arrangement of the axes of two operands for one batched product.
 
-    The operands are seen as `a` [*batch, *rows, K] and `b` [*batch, K, *cols], their product as
-    [*batch, *rows, *cols]; each of the three groups may hold several axes.
+    The operands are viewed as `a` [*batch, *rows, K] and `b` [*batch, K, *cols], their product as
+    [*batch, *rows, *cols]; each of the three may be several axes.
     """
 
     batch: Shape
     rows: Shape
     cols: Shape
     inner: Shape
-    sizes: tuple[int, int, int, int]  # batch entries, rows, columns, terms of each sum
-    copies: bool  # whether merging the axes of a group may need a copy of a tile
-    full_shape: Shape  # of the product, before the axes that 1-D operands lack are dropped
+    sizes: tuple[int, int, int, int]  # batch entries, rows, columns, contracted terms
+    copies: bool  # whether merging axes may copy a tile
+    full_shape: Shape  # of the product of operands that are at least 2-D
     out_shape: Shape
     batch_axes: Shape
     row_axes: Shape
     col_axes: Shape
-    a_shape: Shape  # padded with ones to the common number of axes, 1-D operands made 2-D
+    a_shape: Shape  # padded with ones to the common number of axes, at least 2-D
     b_shape: Shape
 
     @property
     def is_identity(self) -> bool:
-        """Whether the product comes out with its axes where they belong."""
+        """Whether the axes of the product are in the order of the result."""
         return not self.row_axes and not self.col_axes
 
     def view(self, xp: Any, x: Array, side: int) -> Array:
-        """View a, b or the product (side 0, 1, 2) without the axes that only others have."""
+        """Return a view of a, b or the product (side 0, 1, 2) with its own axes only."""
         shape = (self.a_shape, self.b_shape, self.full_shape)[side]
         if x.shape != shape:
             x = xp.reshape(x, shape)
@@ -60,24 +60,24 @@ class Fold:
         return xp.permute_dims(x, order)[(0,) * dropped + (...,)]
 
     def restored(self, xp: Any, x: Array, side: int) -> Array:
-        """Return what has the elements of a view of a, b or the product (side 0, 1, 2) as that."""
+        """Return the inverse of `view`: an array in the shape of a, b or the product."""
         shape = (self.a_shape, self.b_shape, self.full_shape)[side]
         _, order = self._order(side)
         x = xp.reshape(x, tuple(shape[axis] for axis in order))
         return xp.permute_dims(x, tuple(order.index(axis) for axis in range(len(order))))
 
     def _order(self, side: int) -> tuple[int, Shape]:
-        """Return axes in the order of a view, and how many of length 1 come before all others."""
+        """Return the number of axes that a view drops, and all axes in its order, those first."""
         nd = len(self.a_shape)
         a_axes, b_axes = (*self.row_axes, nd - 2), (*self.col_axes, nd - 1)
         dropped = (self.col_axes, self.row_axes, ())[side]
-        own_axes = ((*a_axes, nd - 1), (nd - 2, *b_axes), (*a_axes, *b_axes))[side]
-        return len(dropped), (*dropped, *self.batch_axes, *own_axes)
+        kept = ((*a_axes, nd - 1), (nd - 2, *b_axes), (*a_axes, *b_axes))[side]
+        return len(dropped), (*dropped, *self.batch_axes, *kept)
 
 
 @lru_cache(maxsize=256)
 def fold(a_shape: Shape, b_shape: Shape) -> Fold:
-    """Sort the axes of a product; raise ValueError where the shapes do not fit."""
+    """Return the arrangement of the axes of a product; raise ValueError if shapes do not fit."""
     arguments = {"a": a_shape, "b": b_shape}
     for name, shape in arguments.items():
         if not shape:
@@ -118,7 +118,7 @@ def fold(a_shape: Shape, b_shape: Shape) -> Fold:
 
 
 def check_batches(batches: Mapping[str, Shape], shapes: Mapping[str, Shape]) -> Shape:
-    """Return the batch axes of several arrays broadcast together; raise where they do not fit."""
+    """Return the broadcast batch axes of several arrays; raise ValueError if they do not fit."""
     try:
         return np.broadcast_shapes(*batches.values())
     except ValueError:
@@ -127,7 +127,9 @@ def check_batches(batches: Mapping[str, Shape], shapes: Mapping[str, Shape]) -> 
 
 
 def boxes(shape: Shape, limit: int) -> Iterator[Box]:
-    """Cut an index space into boxes of at most `limit` points, trailing axes whole if they fit.
+    """Yield boxes of at most `limit` points that partition an index space.
+
+    Trailing axes are whole if they fit.
 
     Parameters
     ----------
@@ -146,7 +148,7 @@ def boxes(shape: Shape, limit: int) -> Iterator[Box]:
     >>> [[(s.start, s.stop) for s in box] for box in boxes((3, 4), 8)]
     [[(0, 1), (0, 4)], [(1, 3), (0, 4)]]
     """
-    num_split = len(shape)  # axes from here on are taken whole
+    num_split = len(shape)  # axes from here on are whole
     points = 1
     while num_split and points * shape[num_split - 1] <= limit:
         num_split -= 1
@@ -165,16 +167,16 @@ def boxes(shape: Shape, limit: int) -> Iterator[Box]:
 
 
 def chunks(length: int, size: int) -> Iterator[slice]:
-    """Cut an axis into pieces of at most `size`."""
+    """Yield slices of at most `size` that partition an axis."""
     for start in range(0, length, size):
         yield slice(start, min(start + size, length))
 
 
 def lengths(box: Box) -> Shape:
-    """Return the lengths of a box's sides."""
+    """Return the lengths of the sides of a box."""
     return tuple(s.stop - s.start for s in box)
 
 
 def within(box: Box, shape: Shape) -> Box:
-    """Return the box for an array that has length 1 along the axes it is broadcast along."""
+    """Return the part of a box in an array that is broadcast along axes of length 1."""
     return tuple(s if n > 1 else slice(0, 1) for s, n in zip(box, shape, strict=False))

@@ -1,4 +1,4 @@
-"""What a computation knows of the arrays at hand: their library, device and precision."""
+"""Library, device and precision of a computation, and operations that differ by library."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ DEFAULT_WORKSPACE = 64 * 2**20
 # NumPy's own buffers for mixed dtypes take up to a few hundred kilobytes.
 SMALLEST_WORKSPACE = 2**20
 
-# An array of whatever library the caller uses; the array API standard has no common base class.
+# An array of any library; the array API standard has no common base class.
 Array = Any
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a computation needs to know of the arrays it was given.
+    """Library, device and precision of a computation.
 
     Attributes
     ----------
     xp : namespace
         The array API namespace that computes.
     device : object
-        Where results are made.
+        Of results.
     result_name : str
         The dtype of the result, one of float16, bfloat16, float32, float64.
     precision : Precision
-        What is computed in: float64 for float64, else float32.
+        Of the computation: float64 for float64, else float32.
     widest : Precision
         float64 where the device has it, else float32.
     block : int
         Elements in one elementwise step.
     hand_back : callable or None
-        Turns a result of `xp` into an array of the caller's library, where it is none yet.
+        Converts a result of `xp` to the caller's library, if that is another one.
     has_out : bool
         Whether functions of `xp` take ``out=``.
     kernels : object or None
-        Where CUDA kernels run on these arrays, a `Device` of `_cuda.device`; None where plain
-        array operations compute.
+        The `Device` of `_cuda.device` that runs CUDA kernels on these arrays; None if array
+        operations compute.
     """
 
     xp: Any
@@ -71,7 +71,7 @@ class Context:
         return getattr(self.xp, self.result_name)
 
     def dtype(self, precision: Precision) -> Any:
-        """Return the namespace's own name for a precision."""
+        """Return the dtype of a precision in the namespace."""
         return getattr(self.xp, precision.name)
 
     def load(self, x: Array, precision: Precision) -> Array:
@@ -96,9 +96,10 @@ class Context:
         return self.hand_back(result)
 
     def computing(self, workers: int | None = None) -> AbstractContextManager[None]:
-        """Return what everything is computed within, by no more than so many threads.
+        """Return a context manager for computations.
 
-        Infinities and NaN are values here, no accidents, of which NumPy would warn.
+        It limits threads, and disables autocast and floating-point warnings: infinities and NaN are
+        ordinary values here.
         """
         if self.is_numpy and workers is None:
             return np.errstate(all="ignore")
@@ -109,18 +110,18 @@ class Context:
         torch: Any = sys.modules.get("torch")
         with using(workers), np.errstate(all="ignore"), ExitStack() as stack:
             if not self.is_numpy and library_name(self.xp) == "cupy":
-                # CuPy computes on the current device, wherever the arrays are.
+                # CuPy computes on its current device, not on that of the arrays.
                 stack.enter_context(self.device)
             for kind in ("cpu", "cuda"):
-                # Else multiplies of float32 tensors would drop to half precision.
+                # Autocast would multiply float32 tensors in half precision.
                 if torch is not None and torch.is_autocast_enabled(kind):
                     stack.enter_context(torch.autocast(kind, enabled=False))
             yield
 
-    def uses(self, *arrays: Array) -> None:
-        """Say that what is queued next reads arrays that may have been made on another stream.
+    def record_stream(self, *arrays: Array) -> None:
+        """Record that the current stream uses these arrays (`Tensor.record_stream`).
 
-        torch does not give their memory to others before that has passed. CuPy has no such means.
+        torch then reuses their memory only after that stream; CuPy has no such method.
         """
         if library_name(self.xp) == "torch" and "cuda" in str(self.device):
             stream = sys.modules["torch"].cuda.current_stream(self.device)
@@ -134,12 +135,12 @@ class Context:
         return defaults["indexing"]
 
     def integers(self, x: np.ndarray) -> Array:
-        """Return integers of the host as an array of the library."""
-        # A copy by NumPy: torch.asarray makes none of a single number for another device.
+        """Return host integers as an array of the library."""
+        # NumPy copies: torch.asarray fails to copy a 0-d array to another device.
         return self.xp.asarray(np.array(x), dtype=self.index_dtype, device=self.device)
 
     def apply(self, function: Callable[..., Array], *args: Any, out: Array) -> None:
-        """Write `function(*args)` into `out`, without a temporary where the library can."""
+        """Write `function(*args)` into `out`, without a temporary if the library has ``out=``."""
         if self.has_out:
             function(*args, out=out)
         else:
@@ -148,7 +149,8 @@ class Context:
     def exp(self, x: Array, out: Array) -> None:
         """Write exp(x) into `out`, which may be x.
 
-        NumPy's in float64 is 0 where that is no normal number, which takes up to 70 times as long.
+        NumPy's float64 results are flushed to 0 where they are subnormal: those take up to 70 times
+        as long.
         """
         lowest = math.log(DOUBLE.tiny)
         if self.is_numpy and x.dtype == np.float64 and x.size and x.min() < lowest:
@@ -159,7 +161,7 @@ class Context:
             self.apply(self.xp.exp, x, out=out)
 
     def scaled(self, x: Array, exponents: Array) -> Array:
-        """Return x * 2**powers, for whole numbers; exact unless that leaves the range."""
+        """Return x * 2**exponents, for integers; exact unless it overflows or underflows."""
         if self.is_numpy:
             return np.ldexp(x, exponents.astype(np.int32))
         # In two steps: one factor alone may be out of range.
@@ -167,10 +169,10 @@ class Context:
         return x * 2.0**half * 2.0 ** (exponents - half)
 
     def multiply(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """Return a @ b, written to `out` if there is one, rounded as its dtype is.
+        """Return a @ b in the full precision of its dtype, written to `out` if given.
 
-        With TF32 allowed, multiplies of float32 on CUDA devices keep 11 bits: then torch's are done
-        by CuPy, and CuPy's, or without it, in float64.
+        Where TF32 is allowed, float32 products on CUDA devices keep 11 bits: then CuPy multiplies
+        for torch, and CuPy itself, or torch without it, multiplies in float64.
         """
         xp = self.xp
         if not self.is_numpy and a.dtype == xp.float32 and self._drops_bits():
@@ -189,7 +191,7 @@ class Context:
 
     def row_sums(self, x: Array) -> Array:
         """Return sums along the last axis."""
-        # NumPy adds short rows one by one.
+        # NumPy's sum is slow for short rows.
         if self.is_numpy and x.flags.c_contiguous:
             size = x.shape[-1]
             return np.matmul(x.reshape(-1, size), np.ones(size, x.dtype)).reshape(x.shape[:-1])
@@ -209,41 +211,41 @@ class Context:
         return precision not in ("none", "ieee", "highest")
 
     def blocks(self, shape: tuple[int, ...]) -> Iterator[Box]:
-        """Cut an index space into boxes for one elementwise step each."""
+        """Yield boxes of an index space, for one elementwise operation each."""
         return boxes(shape, self.block)
 
     def run_all(self, work: Callable[[Any], None], items: Sequence[Any]) -> None:
-        """Call `work` on all items, which write to memory of their own; threads share them.
+        """Call `work` on all items, which write to separate memory; threads share them.
 
-        Only NumPy's functions let go of the interpreter and are not shared out already.
+        Only NumPy's functions release the GIL and have no threads of their own.
         """
         workers = None if self.is_numpy else 1
         run_blocks(lambda start, stop: work(items[start]), len(items), 1, workers)
 
     def are_within(self, limit: float, *arrays: Array) -> bool:
-        """Tell whether all entries are at most `limit` away from 0; False where one is NaN."""
+        """Return whether the magnitudes of all entries are at most `limit`; False for NaN."""
         for x in arrays:
-            # One call instead of two where that proves it; BLAS shares out what is larger.
+            # One call instead of two; BLAS uses threads for larger arrays.
             if self.is_numpy and x.size < 10_000 and np.vdot(x, x) <= limit * limit:
                 continue
-            # Blocks that stay in cache are read once.
+            # Blocks stay in cache between the two reductions.
             index_boxes = boxes(x.shape, 16 * self.block)
             if not all(self.are_between(x[box], -limit, limit) for box in index_boxes):
                 return False
         return True
 
     def are_between(self, x: Array, lower: float, upper: float) -> bool:
-        """Tell whether all entries lie between two numbers; False where one is NaN."""
+        """Return whether all entries lie between two numbers; False for NaN."""
         highest, lowest = self.xp.max, self.xp.min
-        if self.is_numpy:  # whose functions wrap these, for as long as they take
+        if self.is_numpy:  # np.max and np.min add a Python call to these
             highest, lowest = np.maximum.reduce, np.minimum.reduce
-        has_most = upper == math.inf or float(highest(x, axis=None)) <= upper
-        return has_most and float(lowest(x, axis=None)) >= lower
+        is_below = upper == math.inf or float(highest(x, axis=None)) <= upper
+        return is_below and float(lowest(x, axis=None)) >= lower
 
     def add_at(self, target: Array, index: Array, values: Array) -> None:
-        """Add values[e, ...] to target[index[e], ...], in place; an index may occur repeatedly.
+        """Add values[e, ...] to target[index[e], ...], in place; indices may repeat.
 
-        The standard has no such function, and every library has one of its own.
+        The standard has no such function; libraries have different ones.
         """
         add = self.xp.add
         if hasattr(add, "at"):
@@ -255,9 +257,9 @@ class Context:
                 target[int(index[e]), ...] += values[e, ...]
 
     def pick(self, x: Array, index: Array, axis: int) -> Array:
-        """Return x's entries number `index` along an axis; reads no others.
+        """Return the entries of x at `index` along an axis, reading no others.
 
-        NumPy's take first copies all of a view that is not contiguous.
+        NumPy's `take` copies all of a view that is not contiguous.
         """
         if self.has_out:
             return x[(slice(None),) * axis + (index,)]
@@ -277,13 +279,13 @@ def shape_of(x: Array) -> tuple[int, ...]:
 
 
 def is_transposed(x: Array) -> bool:
-    """Tell whether the last axis but one is the contiguous one; False where strides are hidden."""
+    """Return whether the second to last axis is contiguous; False if strides are not known."""
     strides = getattr(x, "strides", None) or (x.stride() if hasattr(x, "stride") else None)
     return strides is not None and 0 < abs(strides[-2]) < abs(strides[-1])
 
 
 def check_workspace(workspace: int | None) -> int:
-    """Return the workspace in bytes; raise where it is no usable number."""
+    """Return the workspace in bytes; raise TypeError or ValueError if it cannot be used."""
     if workspace is None:
         return DEFAULT_WORKSPACE
     return at_least(SMALLEST_WORKSPACE, "workspace", workspace, "bytes")

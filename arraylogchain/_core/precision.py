@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """A format that we compute in: float32 or float64, by what the error analysis needs of it."""
+    """A floating-point format of computations, float32 or float64."""
 
     name: str
     itemsize: int
@@ -21,5 +21,5 @@ DOUBLE = Precision("float64", 8, 2.0**-52, 2.0**-1022, 1023)
 
 
 def threshold(precision: Precision, inner: int) -> float:
-    """Return from where on a sum of `inner` terms is proved right to rounding."""
+    """Return the least certified sum of `inner` terms: it is right to rounding."""
     return 5.0 * inner * precision.tiny / precision.eps

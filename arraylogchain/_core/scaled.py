@@ -1,4 +1,4 @@
-"""Numbers with whole nats and powers of two kept apart, so that neither overflows nor rounds."""
+"""Numbers whose scale, whole nats and powers of two, is kept apart, so that it is never rounded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LN2_LOW = -2.1219444005469057e-4
 
 
 def add_scale(logs: Array, shifts: Array, exponents: Array) -> Array:
-    """Return logs + shifts + powers * log(2); what is large is summed first, and may cancel."""
+    """Return logs + shifts + exponents * log(2); large parts are summed first, and may cancel."""
     return (shifts + exponents * LN2_HIGH + logs) + exponents * LN2_LOW
 
 
@@ -31,10 +31,10 @@ def whole_part(xp: Any, x: Array) -> Array:
 
 
 def split_log(ctx: Context, x: Array, is_log: bool) -> tuple[Array, Array]:
-    """Return the logs of weights as given in two parts, so that no large number is rounded in.
+    """Return the logarithms of weights in two parts, high and remainder.
 
-    The first are multiples of 2**-9, whose sums and differences are exact, and infinite or NaN
-    where the logs are; the second are at most about 1.
+    The high parts are multiples of 2**-9, whose sums and differences are exact; they are infinite
+    or NaN where the logarithms are. Remainders are at most about 1.
     """
     xp, x = ctx.xp, ctx.load(x, ctx.widest)
     high = xp.round(x if is_log else xp.log2(x))
@@ -44,9 +44,9 @@ def split_log(ctx: Context, x: Array, is_log: bool) -> tuple[Array, Array]:
 
 
 def exp_of_split(ctx: Context, high: Array, remainder: Array) -> Array:
-    """Return exp(high + remainder) in the widest precision, for parts like those of `split_log`."""
+    """Return exp(high + remainder) in the widest precision, for parts as of `split_log`."""
     xp, high, remainder = ctx.xp, ctx.load(high, ctx.widest), ctx.load(remainder, ctx.widest)
-    # Beyond that all is 0, or infinite.
+    # Results beyond this are 0 or infinite.
     limit = 3.0 * ctx.widest.top
     exponents = xp.clip(xp.round((high + remainder) / math.log(2.0)), -limit, limit)
     return ctx.scaled(
@@ -55,10 +55,10 @@ def exp_of_split(ctx: Context, high: Array, remainder: Array) -> Array:
 
 
 def scaled_logs(ctx: Context, x: Array) -> tuple[Array, Array]:
-    """Return logs of weights near 0, and the powers of two of the largest of the last axis.
+    """Return logarithms near 0 of weights [..., K], and the exponents [...] of their maxima.
 
-    That power is kept apart, as the log would be rounded at its size; so is each weight's own, for
-    which there may be no room beside it.
+    The exponent is kept apart, as it would be rounded in a logarithm. That of each weight is split
+    off too: dividing by the common one could underflow.
     """
     xp, (mantissas, exponents) = ctx.xp, split(ctx, x)
     _, top = split(ctx, xp.max(x, axis=-1, keepdims=True))
@@ -67,7 +67,7 @@ def scaled_logs(ctx: Context, x: Array) -> tuple[Array, Array]:
 
 
 def split(ctx: Context, x: Array) -> tuple[Array, Array]:
-    """Return weights near 1, and the powers of two to multiply them by."""
+    """Return mantissas near 1 of weights, and their exponents."""
     if ctx.is_numpy:
         return np.frexp(x)
     exponents = ctx.xp.floor(ctx.xp.log2(x))

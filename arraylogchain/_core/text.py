@@ -1,10 +1,10 @@
-"""Quantities as a person reads them."""
+"""Durations and amounts of memory in readable units."""
 
 from __future__ import annotations
 
 
 def duration(seconds: float) -> str:
-    """Return a time with three digits and a fitting unit.
+    """Return a time with three digits and its unit.
 
     Examples
     --------
@@ -15,7 +15,7 @@ def duration(seconds: float) -> str:
 
 
 def amount(size: int) -> str:
-    """Return a number of bytes with three digits and a fitting decimal unit.
+    """Return a number of bytes with three digits and its decimal unit.
 
     Examples
     --------
@@ -26,7 +26,7 @@ def amount(size: int) -> str:
 
 
 def _in_units(x: float, units: dict[str, float]) -> str:
-    """Return a quantity in the first unit that it is no part of, or in the last."""
+    """Return a quantity in the largest unit that it is not below, or else in the smallest."""
     unit = next((name for name, size in units.items() if x >= size), [*units][-1])
     value = x / units[unit]
     return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"

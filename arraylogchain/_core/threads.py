@@ -1,8 +1,8 @@
-"""The one pool of threads: blocks of work shared out over what the process may use.
+"""The pool of threads that share blocks of work.
 
-Blocks do not depend on the number of threads, so that what is computed in them has the same bits
-for any number. The calling thread takes blocks like the others: it waits for nobody who has not
-begun, and calls from many threads, or from within a block, cannot block one another.
+Blocks do not depend on the number of threads, so that results have the same bits for any number.
+The calling thread takes blocks like the others and never waits for one that has not started, so
+that calls from many threads, or from within a block, cannot deadlock.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 
-# How many threads the caller wants, None for as many as the process may use.
+# Threads that the caller asked for; None for as many as the process may use.
 requested: ContextVar[int | None] = ContextVar("workers", default=None)
 
-# What the threads of the pool, within whose blocks nothing is shared out again, are called.
+# Name of the pool's threads, whose blocks are not divided again.
 _NAME = "arraylogchain"
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
@@ -38,17 +38,17 @@ def run_blocks(
     Parameters
     ----------
     work : callable
-        Where it is to run beside Python code, it has to let go of the GIL.
+        Runs in parallel as far as it releases the GIL.
     count, block : int
-        A single block never touches the pool.
+        A single block runs without the pool.
     workers : int, optional
-        How many threads take part, this one included. Default: what `using` allows.
+        Number of threads, the calling one included. Default: the limit set by `using`.
 
     Raises
     ------
     BaseException
-        Whatever `work` raises first; blocks that have not begun by then are left out, and none is
-        running any more.
+        The first exception of `work`; blocks that have not started by then are skipped, and the
+        others have ended.
     """
     if 0 < count <= block:
         work(0, count)
@@ -56,7 +56,7 @@ def run_blocks(
     limit = workers or requested.get() or num_workers()
     helpers = min(limit, -(-count // block)) - 1
     starts = deque(range(0, count, block))
-    # Emptied at the end: helpers that never began stay in the pool's queue until a thread is free.
+    # Emptied at the end: helpers that never started keep it in the pool's queue.
     held = [work]
 
     def take_blocks() -> None:
@@ -97,9 +97,9 @@ def at_least(lowest: int, name: str, x: int, unit: str) -> int:
 
 
 def using(workers: int | None) -> AbstractContextManager[None]:
-    """Let no more threads than these work within, this one included; None changes nothing."""
+    """Limit the number of threads inside the context, the calling thread included."""
     torch = sys.modules.get("torch")
-    # What is traced is computed later.
+    # A traced computation runs later, outside of this context.
     if workers is None or (torch is not None and torch.compiler.is_compiling()):
         return nullcontext()
     return _using(workers)
@@ -116,7 +116,7 @@ def _using(workers: int) -> Iterator[None]:
 
 @cache
 def num_workers() -> int:
-    """Return how many threads the process may keep busy."""
+    """Return the number of threads that the process may keep busy."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     limits = [float(available or 1), _quota()]
     setting = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
@@ -126,7 +126,7 @@ def num_workers() -> int:
 
 
 def _quota() -> float:
-    """Return the CPUs' worth of time that a container grants, as its control group (v2) says."""
+    """Return the number of CPUs that the control group (v2) of a container grants."""
     try:
         time, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return int(time) / int(period)
@@ -135,7 +135,7 @@ def _quota() -> float:
 
 
 def _submit(task: Callable[[], None], helpers: int) -> list[Future[None]]:
-    """Have threads of the pool run a task: as many as are wanted, or none where none can come."""
+    """Run a task on threads of the pool; on none if none can be started."""
     global _pool, _pool_size
     if helpers < 1 or threading.current_thread().name.startswith(_NAME):
         return []
@@ -144,14 +144,14 @@ def _submit(task: Callable[[], None], helpers: int) -> list[Future[None]]:
             if _pool is None or _pool_size < helpers:
                 _pool_size = max(helpers, num_workers() - 1)
                 _pool = ThreadPoolExecutor(_pool_size, _NAME)
-            # NumPy's error state is a part of the context; a context is for one thread at a time.
+            # The context has NumPy's error state; each thread needs a copy of its own.
             return [_pool.submit(contextvars.copy_context().run, task) for _ in range(helpers)]
         except RuntimeError:  # the interpreter is about to exit, or no thread can be started
             return []
 
 
 def _after_fork() -> None:
-    """Forget the pool: a forked process has none of its threads."""
+    """Reset the pool: a forked process has none of its threads."""
     global _lock, _pool, _pool_size
     _lock = threading.Lock()
     _pool, _pool_size = None, 0

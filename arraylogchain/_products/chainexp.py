@@ -143,7 +143,7 @@ def _multiplier(ctx: Context, budget: int, has_nan: bool | None) -> Multiply:
         product = logmatmulexp(inner, layout, a, b, budget)
 
         def pull(g: Array) -> Any:
-            ctx.uses(a, b, product)
+            ctx.record_stream(a, b, product)
             args = inner, layout, a, b, product, g, budget
             return logmatmulexp_gradients(*args, propagates_nan=bool(has_nan))
 

@@ -145,7 +145,7 @@ class Partition(ChainOperation):
 
         def pullback(g: Tensor, requested: Wanted) -> Tensors:
             (g,) = rules.read(ctx, g)
-            ctx.uses(g)
+            ctx.record_stream(g)
             with ctx.computing():
                 gradients = pull(g, frozenset(compress(PARTS, requested)))
                 return [

@@ -1,4 +1,4 @@
-"""The certified product: a matrix multiply of exponentials that proves its own entries.
+"""The certified product: a matrix multiply of exponentials that certifies its own entries.
 
 With row shifts r of `a` and column shifts c of `b`, ``S = exp(a - r) @ exp(b - c)`` and
 ``log(exp(a) @ exp(b)) = log(S) + r + c``. All terms of S are nonnegative, so nothing cancels and
@@ -9,15 +9,15 @@ maxima, rounded to integers: r + c is exact, nothing overflows, and underflow sh
     number, may be flushed: that loses at most tiny * 2 of its product; a product below it loses at
     most tiny. One term thus loses less than 5 tiny, and a sum of K terms less than 5 K tiny.
 
-    So S_ij >= 5 K tiny / eps proves that underflow cost S_ij less than one eps.
+    So S_ij >= 5 K tiny / eps certifies that underflow cost S_ij less than one eps.
 
-Entries below that threshold are computed again: in float64 where that is wider, and where it does
-not help, one by one with their own maximum. Sums whose terms are all -inf are told apart by a
-multiply of 0/1 masks.
+Entries below that threshold are recomputed: in float64 if that is wider, and those that are still
+not certified directly, with their own maximum. Sums whose terms are all -inf are recognized by a
+product of 0/1 masks.
 
-One by one no entry can underflow against another, so results are right whatever the range; it costs
-one addition, one comparison and up to one exponential for each term of each sum. Where loops can be
-compiled they do it; `_Entries` serves all other libraries, and terms that are +inf or NaN.
+A direct log-sum-exp is right whatever the range; it costs one addition, one comparison and up to
+one exponential for each term. Compiled loops do it for NumPy; `_Entries` serves other libraries,
+and terms that are +inf or NaN.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from arraylogchain._products.tiling import Tiles, run, tile_product, with_small_
 # any shift, for up to 2**22 terms: exp(-2 * 34) > 5 tiny / eps.
 UNSHIFTED_RANGE = {"float32": 34.0, "float64": 335.0}
 _UNSHIFTED_TERMS = 2**22
-# Products of so few numbers are multiplied as they are given.
+# Operands and product of at most this many entries are multiplied without tiling.
 _SMALL = 1 << 12
-# One entry by itself costs about as much as this many on a matrix multiply.
+# A directly recomputed entry costs about as much as this many in a matrix multiply.
 _COST = 64
 
 
@@ -60,11 +60,11 @@ def logmatmulexp(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) ->
     )
     if is_unshifted and is_small(ctx, layout):
         a_weights, b_weights = (xp.exp(ctx.load(x, ctx.precision)) for x in (a, b))
-        # Of vectors it is a number that NumPy multiplies to, not an array.
+        # NumPy's product of vectors is a scalar.
         return xp.asarray(xp.log(xp.matmul(a_weights, b_weights)), dtype=ctx.result_dtype)
     ctx, workspace = with_small_blocks(ctx, budget)
     item, precision = ctx.precision.itemsize, ctx.precision
-    # Masks of a tile; results that are converted, and what multiplies return.
+    # Bytes of an entry: masks of a tile, converted results, and temporaries of the multiply.
     direct = ctx.is_numpy and not layout.copies and ctx.result_dtype == ctx.dtype(precision)
     entry = 5 if direct else 3 * item + 5
     scratch = workspace - workspace // 4
@@ -85,7 +85,7 @@ def logmatmulexp(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) ->
 
 
 def is_small(ctx: Context, layout: Fold) -> bool:
-    """Tell whether a product can be multiplied as it is given: what that copies does not count."""
+    """Return whether a product is so small that the memory of its copies is negligible."""
     batch, rows, cols, inner = layout.sizes
     return ctx.is_numpy and batch * (rows * cols + (rows + cols) * inner) <= _SMALL
 
@@ -99,7 +99,7 @@ def certified_product(
     chunk: int | None = None,
     lower_limit: Array | None = None,
 ) -> None:
-    """Write log(exp(left) @ exp(right)), less what the factors keep apart, into `out`.
+    """Write log(exp(left) @ exp(right)), less the scales of the operands, into `out`.
 
     Parameters
     ----------
@@ -109,18 +109,18 @@ def certified_product(
     out : array [batch, M, N]
         Of the dtype of the precision; any strides.
     workspace : int
-        Bytes that may be taken beyond the weights of both factors.
+        Bytes for temporaries, besides the weights of both operands.
     chunk : int, optional
-        How many terms have their weights in memory at a time; default: all of them.
+        Number of terms whose weights are in memory at a time; default: all of them.
     lower_limit : array, optional
-        For who needs an absolute error, logs that broadcast to `out`: entries that are below these,
-        as far as that is proved, may have lost anything.
+        Optional lower limit, in logs that broadcast to `out`. Entries proved to lie below it are
+        not recomputed: their absolute error is negligible to the caller.
     """
     multiply_weights(ctx, left, right, out, chunk)
     uncertified = _take_logs(ctx, out, left, right)
     if uncertified is None:
         return
-    # A NaN has made its whole row or column NaN, as it should be.
+    # A NaN has already made its whole row or column NaN.
     xp, inner = ctx.xp, int(left.values.shape[-1])
     uncertified = uncertified & ~(xp.isnan(left.maxima) | xp.isnan(right.maxima))
     if lower_limit is not None:
@@ -131,7 +131,7 @@ def certified_product(
         uncertified_part, dense_count = uncertified[box], math.prod(uncertified[box].shape) // _COST
         a, b = left.part(box), right.part(box)
         if int(xp.count_nonzero(uncertified_part)) > dense_count:
-            # NaN, which is not asked for, and -inf cannot be mistaken for +inf here.
+            # Maxima of +inf make terms; rows and columns with NaN are excluded above.
             have_terms = (a.maxima == math.inf) | (b.maxima == math.inf)
             for k in chunks(inner, num_terms):
                 have_terms = have_terms | (xp.matmul(a.present(k), b.present(k)) > 0)
@@ -141,7 +141,7 @@ def certified_product(
             ctx.widest is not left.precision
             and int(xp.count_nonzero(uncertified_part)) > dense_count
         ):
-            # What is proved is proved in float64 as well.
+            # Entries certified in float32 are certified in float64 too.
             wide = ctx.empty(uncertified_part.shape, ctx.dtype(ctx.widest))
             a, b = left.part(box, ctx.widest), right.part(box, ctx.widest)
             certified_product(ctx, a, b, wide, workspace // 2, num_terms)
@@ -164,7 +164,7 @@ def multiply_weights(
 
 
 def _take_logs(ctx: Context, sums: Array, left: Factor, right: Factor) -> Array | None:
-    """Turn sums into log(sums) + offsets in place; return which are not proved, if any."""
+    """Turn sums into log(sums) + offsets, in place; return a mask of uncertified ones, or None."""
     xp, uncertified = ctx.xp, None
     smallest = threshold(left.precision, int(left.values.shape[-1]))
     offsets = [x.offset for x in (left, right) if x.offset is not None]
@@ -177,7 +177,7 @@ def _take_logs(ctx: Context, sums: Array, left: Factor, right: Factor) -> Array 
             uncertified[box] = ~(part >= smallest)
         ctx.apply(xp.log, part, out=part)
         if offsets:
-            # They are integers, so that their sum is exact: one rounding instead of two.
+            # The offsets are integers, so their sum is exact: one rounding instead of two.
             total = sum(x[within(box, x.shape)] for x in offsets)
             ctx.apply(xp.add, part, total, out=part)
     return uncertified
@@ -186,12 +186,12 @@ def _take_logs(ctx: Context, sums: Array, left: Factor, right: Factor) -> Array 
 def recomputed_boxes(
     ctx: Context, uncertified: Array, inner: int, workspace: int, item: int
 ) -> Iterator[tuple[Box, int]]:
-    """Yield boxes with entries that are not proved, and how many terms to work on at a time.
+    """Yield boxes that have uncertified entries, and the number of terms to use at a time.
 
-    The boxes are small enough for `item` bytes for each element of both operands.
+    `item` is the number of bytes for each element of both operands.
     """
     batch, rows, cols = (int(n) for n in uncertified.shape)
-    # Indices, sums and logs in float64.
+    # 64 bytes for each entry: indices, sums and logs in float64.
     tiling = tile_product((batch, rows, cols, inner), workspace // 4, item, 64, side=128)
     for at, row_box in boxes((batch, rows), tiling.batch * tiling.rows):
         for (col_box,) in boxes((cols,), tiling.cols):
@@ -203,17 +203,17 @@ def recomputed_boxes(
 def logsumexp_where(
     ctx: Context, out: Array, left: Factor, right: Factor, requested: Array, chunk: int
 ) -> None:
-    """Write the wanted entries of `log(exp(left) @ exp(right))`, at least one, into `out`.
+    """Write the requested entries of `log(exp(left) @ exp(right))`, at least one, into `out`.
 
     Parameters
     ----------
     ctx : Context
     out : array [batch, rows, cols]
     left, right : Factor
-        Of [batch, rows, K] and [batch, K, cols]; their precision is computed in.
+        [batch, rows, K] and [batch, K, cols]; the computation has their precision.
     requested : bool array [batch, rows, cols]
     chunk : int
-        Terms of each sum that may be copied at a time.
+        Most terms of a sum that are copied at a time.
     """
     xp = ctx.xp
     loops = _loops(ctx, left, right, chunk)
@@ -229,10 +229,10 @@ def logsumexp_where(
 def gradients_where(
     ctx: Context, left: Factor, right: Factor, requested: Array, h: Array, chunk: int
 ) -> Iterator[tuple[slice, tuple[Array, Array]]]:
-    """Yield the gradients of the sum of h times the wanted entries of a log product, by terms k.
+    """Yield gradients of the sum of h times the requested entries of a log product, by terms k.
 
-    With the shares ``p_ikj = exp(a_ik + b_kj - out_ij)`` they are the sums of h_ij p_ikj over
-    columns, [batch, rows, k], and over rows, [batch, cols, k]; of infinite sums there are none.
+    With softmax weights ``p_ikj = exp(a_ik + b_kj - out_ij)`` they are the sums of h_ij p_ikj over
+    columns, [batch, rows, k], and over rows, [batch, cols, k]. Infinite entries contribute 0.
     """
     xp = ctx.xp
     loops = _loops(ctx, left, right, chunk)
@@ -250,7 +250,7 @@ def gradients_where(
         sums = [xp.zeros_like(x) for x in lines]
         for e, terms in entries.terms(lines):
             p = xp.exp(terms - maxima[e][:, None]) / term_sums[e][:, None]
-            # Nothing weighs nothing, even infinitely often.
+            # A softmax weight of 0 times an infinite cotangent is 0.
             softmax_weights = xp.where(p > 0, p * weights[e][:, None], 0.0)
             for x, place in zip(sums, entries.places, strict=True):
                 ctx.add_at(x, place[e], softmax_weights)
@@ -259,7 +259,7 @@ def gradients_where(
 
 
 def _loops(ctx: Context, left: Factor, right: Factor, chunk: int) -> Any:
-    """Return the module of compiled loops where they take a product, else None."""
+    """Return the module of compiled loops if they can compute a product, else None."""
     if not _select.has_loops(ctx) or left.values.shape[-1] > chunk:
         return None
     if not all(ctx.xp.max(x.maxima) < math.inf for x in (left, right)):
@@ -270,7 +270,13 @@ def _loops(ctx: Context, left: Factor, right: Factor, chunk: int) -> Any:
 
 
 class _Entries:
-    """The wanted entries of a product, as a list, and the terms of their sums."""
+    """A list of the requested entries of a product, and the terms of their sums.
+
+    Attributes
+    ----------
+    places : (integer array, integer array)
+        Row and column of each entry, numbered through the batch.
+    """
 
     def __init__(
         self,
@@ -282,13 +288,12 @@ class _Entries:
     ) -> None:
         self.ctx, self.factors, self.shifted = ctx, factors, shifted
         at, row, col = ctx.xp.nonzero(requested)
-        # Rows and columns, numbered through the batch.
         self.places = row + at * requested.shape[1], col + at * requested.shape[2]
         self.inner = int(factors[0].values.shape[-1])
         self.chunk = min(self.inner, chunk, ctx.block)
 
     def lines(self) -> Iterator[tuple[slice, list[Array]]]:
-        """Yield some terms k of all rows and of all columns, [lines, k]."""
+        """Yield slices of terms k, with those of all rows and of all columns, [lines, k]."""
         xp = self.ctx.xp
         for k in chunks(self.inner, self.chunk):
             left, right = (x.shifted_logs(k) if self.shifted else x.logs(k) for x in self.factors)
@@ -296,7 +301,7 @@ class _Entries:
             yield k, [xp.reshape(x, (-1, x.shape[-1])) for x in copies]
 
     def terms(self, lines: list[Array]) -> Iterator[tuple[slice, Array]]:
-        """Yield some entries and their terms, [entries, k]."""
+        """Yield slices of entries, and their terms [entries, k]."""
         for e in chunks(int(self.places[0].shape[0]), max(1, self.ctx.block // self.chunk)):
             a_terms, b_terms = (
                 self.ctx.xp.take(x, place[e], axis=0)
@@ -305,7 +310,7 @@ class _Entries:
             yield e, a_terms + b_terms
 
     def maxima_and_sums(self) -> tuple[Array, Array]:
-        """Return the maxima of the entries' terms, and the sums of exp(term - maximum)."""
+        """Return, for each entry, the maximum of its terms and the sum of exp(term - maximum)."""
         xp, ctx = self.ctx.xp, self.ctx
         dtype = ctx.dtype(self.factors[0].precision)
         term_sums = xp.zeros(self.places[0].shape, dtype=dtype, device=ctx.device)

@@ -1,4 +1,4 @@
-"""Entries of log products one by one, as a loop: where a matrix multiply proves nothing."""
+"""Directly recomputed entries of log products, in compiled loops."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from arraylogchain._core.context import Array
 from arraylogchain._core.precision import DOUBLE
 from arraylogchain._numba.compiling import Floats, bits_of, compiled, inlined, number_of
 
-# Terms in a block that threads share.
+# Terms in a block of work for one thread.
 _BLOCK = 1 << 18
 
 
 def logsumexp_where(out: Array, a: Array, b: Array, requested: Array) -> None:
-    """Write the wanted entries of `log(exp(a) @ exp(b))` into `out`.
+    """Write the requested entries of `log(exp(a) @ exp(b))` into `out`.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def logsumexp_where(out: Array, a: Array, b: Array, requested: Array) -> None:
         Without NaN and +inf.
     requested : bool array [batch, rows, cols]
     """
-    # Copies of one layout, for which the loop is compiled once.
+    # Copies of one dtype and layout, for which the loop is compiled once.
     left, right = (np.array(x, np.float64, order="C") for x in (a, np.swapaxes(b, -1, -2)))
     result, requested = np.array(out, np.float64, order="C"), np.ascontiguousarray(requested)
     inner, reach = left.shape[-1], _reach(left)
@@ -41,10 +41,10 @@ def logsumexp_where(out: Array, a: Array, b: Array, requested: Array) -> None:
 
 
 def gradients_where(a: Array, b: Array, requested: Array, h: Array) -> tuple[Array, Array]:
-    """Return the gradients of the sum of h times the wanted entries of `log(exp(a) @ exp(b))`.
+    """Return gradients of the sum of h times the requested entries of `log(exp(a) @ exp(b))`.
 
     The arguments are those of `logsumexp_where`, and h [batch, rows, cols]; the results are
-    [batch, rows, K] and [batch, cols, K]. Sums without a finite term have none.
+    [batch, rows, K] and [batch, cols, K]. Entries without a finite term contribute 0.
     """
     left, right = (np.array(x, np.float64, order="C") for x in (a, np.swapaxes(b, -1, -2)))
     weights, requested = np.array(h, np.float64, order="C"), np.ascontiguousarray(requested)
@@ -55,21 +55,21 @@ def gradients_where(a: Array, b: Array, requested: Array, h: Array) -> tuple[Arr
 
 
 def _reach(x: Array) -> float:
-    """Return how far below the largest one terms cannot change a sum."""
+    """Return the distance below the maximum from which on terms cannot change a sum."""
     return math.log(x.shape[-1] / DOUBLE.eps) + 1.0
 
 
 @inlined
 def _in_order(bits: int) -> int:
-    """Return integers that are in the order of numbers, of their bits; and the other way round."""
+    """Return integers whose order is that of the numbers with these bits, and back."""
     return bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF)
 
 
 @inlined
 def _largest(x: Floats, y: Floats) -> float:
-    """Return the largest x[k] + y[k], which are not NaN.
+    """Return the largest x[k] + y[k], none of which is NaN.
 
-    It is found among integers, whose order of comparison is free, so that the loop is vectorised.
+    Integers are compared, so that the compiler may reorder comparisons and vectorize the loop.
     """
     largest = _in_order(bits_of(-np.inf))
     for k in range(len(x)):
@@ -80,10 +80,10 @@ def _largest(x: Floats, y: Floats) -> float:
 
 @compiled
 def _logsumexps(a: Floats, b: Floats, reach: float, requested: Array, out: Floats) -> None:
-    """Write the logs of the sums over k of exp(a[i, k] + b[j, k]), which are not NaN.
+    """Write the logs of the sums over k of exp(a[i, k] + b[j, k]), none of which is NaN.
 
-    All terms that are left out, more than `reach` below the largest, cannot change a sum. On wide
-    ranges hardly any other one is left, so they are counted first.
+    Terms more than `reach` below the largest cannot change a sum and are skipped. On wide ranges a
+    single term often remains, so terms are counted first.
     """
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
@@ -107,9 +107,9 @@ def _logsumexps(a: Floats, b: Floats, reach: float, requested: Array, out: Float
 def _gradients(
     a: Floats, b: Floats, reach: float, requested: Array, h: Floats, da: Floats, db: Floats
 ) -> None:
-    """Add h[i, j] times the share of exp(a[i, k] + b[j, k]) in its sum to da[i, k] and db[j, k].
+    """Add h[i, j] times the softmax weight of a[i, k] + b[j, k] to da[i, k] and db[j, k].
 
-    Shares that are left out are less than eps / K.
+    Softmax weights below eps / K are skipped.
     """
     for i in range(h.shape[0]):
         for j in range(h.shape[1]):

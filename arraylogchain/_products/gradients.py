@@ -1,14 +1,14 @@
-"""Gradients of the log product: sums over the shares that terms have in their sums.
+"""Gradients of the log product: sums of softmax weights times cotangents.
 
-In ``out_ij = log(sum_k exp(a_ik + b_kj))`` the term k has the share ``p_ikj = exp(a_ik + b_kj -
-out_ij)``. With the weights A and B of the certified product and its sums S, that is
+In ``out_ij = log(sum_k exp(a_ik + b_kj))`` the term k has the softmax weight ``p_ikj = exp(a_ik +
+b_kj - out_ij)``. With the weights A and B of the certified product and its sums S, that is
 ``A_ik B_kj / S_ij``, so that for any cotangents g
 
     sum_j g_ij p_ikj = A_ik sum_j (g_ij / S_ij) B_kj,
 
-a matrix multiply, right to rounding under the condition that proves the product itself. Entries
-that are not proved, and those whose g / S would overflow, are left to float64 where that is wider,
-and then taken one by one. Entries that are infinite have no shares.
+a matrix multiply, right to rounding where the product itself is certified. Other entries, and those
+whose g / S would overflow, are recomputed: in float64 if that is wider, then directly. Infinite
+entries contribute 0.
 
 Broadcast axes are summed by the fold: with operands [*batch, *rows, K] and [*batch, K, *cols], the
 gradient of the first sums over columns and that of the second over rows.
@@ -28,13 +28,13 @@ from arraylogchain._products import certified
 from arraylogchain._products.operand import Factor
 from arraylogchain._products.tiling import panels, tile_product, with_small_blocks
 
-# Rows and columns of a tile where they fit: what is added up over tiles is written once per tile.
+# Rows and columns of a tile, if they fit: sums over tiles are updated once per tile.
 _SIDE = 1024
-# A result as large as this is known to within 8 eps, and so are the sums that it is the log of.
+# A result of at most this magnitude is known to within 8 eps, and so is its exponential.
 _PRECISE = 16.0
-# Multiplied by this a weight stays finite, summed over 2**25 terms.
-_ROOM = 2.0**27
-# Multiplied by exponentials of operands near 0, in float32, sums of weights stay finite.
+# Quotients are this far below the largest number, so that sums of 2**25 terms stay finite.
+_HEADROOM = 2.0**27
+# Quotients up to this times exponentials of operands near 0 have finite sums in float32.
 _LARGEST_WEIGHT = 1e15
 
 Pair = tuple[Array | None, Array | None]
@@ -51,11 +51,10 @@ def logmatmulexp_gradients(
     requested: tuple[bool, bool] = (True, True),
     propagates_nan: bool = True,
 ) -> Pair:
-    """Return the gradients of sum(g * logmatmulexp(a, b)), each of its operand's shape and dtype.
+    """Return the gradients of sum(g * logmatmulexp(a, b)), in the operands' shapes and dtypes.
 
-    They are added up in the precision of the computation: for half precisions in arrays of their
-    own. A NaN in an operand shows in them; with `propagates_nan` False it has no gradient instead,
-    as +inf.
+    Those of half precisions are summed in float32 arrays. A NaN in an operand makes gradients of
+    its line NaN; with `propagates_nan` False it contributes 0 instead, as +inf does.
     """
     xp, precision, (batch, rows, cols, inner) = ctx.xp, ctx.precision, layout.sizes
     small = ctx.is_numpy and layout.is_identity and a.ndim == b.ndim > 1
@@ -69,7 +68,7 @@ def logmatmulexp_gradients(
     views = layout.view(xp, a, 0), layout.view(xp, b, 1)
     out_view, g_view = (layout.view(xp, x, 2) for x in (out, g))
     ctx, scratch = with_small_blocks(ctx, budget)
-    # Two factors, one product of their size; quotients, masks, and copies of entries.
+    # Two operands and one product of their size; quotients, masks, and copies of entries.
     item, copied = precision.itemsize, precision.itemsize * layout.copies
     entry, tile_budget = 2 * item + 2 * copied + 2, scratch - budget // 4
     tiling = tile_product(layout.sizes, tile_budget, 2 * item + copied, entry, _SIDE, layout.copies)
@@ -92,13 +91,13 @@ def logmatmulexp_gradients(
 
 
 def _small(ctx: Context, a: Array, b: Array, g: Array) -> tuple[Array, Array] | None:
-    """Return both gradients of a small product as it is given; None where that may not do."""
+    """Return both gradients of a small product without shifts; None if that is not certified."""
     if not ctx.are_within(certified.UNSHIFTED_RANGE[ctx.precision.name], a, b):
         return None
     a_logs, b_logs, g = (ctx.load(x, ctx.precision) for x in (a, b, g))
     left, right = np.exp(a_logs), np.exp(b_logs)
     weights = g / (left @ right)
-    # False where it is infinite or NaN as well. Small ones beside large sums may have underflowed.
+    # False for infinities and NaN too. A nonzero g over a large sum must not underflow.
     is_certified = ctx.are_within(_LARGEST_WEIGHT, weights)
     if not is_certified or np.count_nonzero(abs(weights) >= ctx.precision.tiny) < np.count_nonzero(
         g
@@ -115,10 +114,10 @@ class _Tile:
     ctx: Context
     factors: tuple[Factor, Factor]  # [batch, rows, K] and [batch, K, cols]
     sums: dict[int, Array]  # by side, of the same shapes
-    chunk: int  # terms that are worked on at a time
+    chunk: int  # terms whose weights are in memory at a time
 
     def add(self, out: Array, g: Array, workspace: int) -> None:
-        """Add the sums of g times shares; `out` is the product."""
+        """Add the sums of g times softmax weights; `out` is the product."""
         ctx, xp, precision = self.ctx, self.ctx.xp, self.ctx.precision
         requested, inner = xp.isfinite(out), int(self.factors[0].values.shape[-1])
         precise = out.dtype == ctx.dtype(precision) and ctx.are_within(_PRECISE, out)
@@ -140,7 +139,7 @@ class _Tile:
                     tile._add_sums(1, k, db.mT)
 
     def _add_certified(self, out: Array | None, g: Array, requested: Array) -> Array | None:
-        """Add what is proved of the wanted entries; return which are not, if any."""
+        """Add the certified entries among `requested`; return a mask of the rest, or None."""
         ctx, xp, (left, right) = self.ctx, self.ctx.xp, self.factors
         precision, inner, uncertified = left.precision, int(left.values.shape[-1]), None
         if self.chunk >= inner:
@@ -149,23 +148,26 @@ class _Tile:
         quotients = ctx.empty(tuple(g.shape), ctx.dtype(precision))
         if out is None:
             certified.multiply_weights(ctx, left, right, quotients, self.chunk)
-        threshold, limit = precision_module.threshold(precision, inner), 2.0**precision.top / _ROOM
+        threshold, limit = (
+            precision_module.threshold(precision, inner),
+            2.0**precision.top / _HEADROOM,
+        )
         for box in ctx.blocks(quotients.shape):
             part, requested_part = quotients[box], requested[box]
             if out is not None:
                 offsets = (x.shift[within(box, x.shift.shape)] for x in (left, right))
                 part[...] = xp.exp(out[box] - sum(offsets))
-            proved = part >= threshold
+            is_certified = part >= threshold
             ctx.apply(xp.divide, ctx.load(g[box], precision), part, out=part)
-            # A NaN in g stays.
-            proved = proved & ~(xp.abs(part) > limit)
-            if bool(xp.all(proved & requested_part)):
+            # NaN in g passes this test and stays.
+            is_certified = is_certified & ~(xp.abs(part) > limit)
+            if bool(xp.all(is_certified & requested_part)):
                 continue
-            part[...] = xp.where(requested_part & proved, part, 0.0)
-            if uncertified is None and bool(xp.any(requested_part & ~proved)):
+            part[...] = xp.where(requested_part & is_certified, part, 0.0)
+            if uncertified is None and bool(xp.any(requested_part & ~is_certified)):
                 uncertified = xp.zeros(g.shape, dtype=xp.bool, device=ctx.device)
             if uncertified is not None:
-                uncertified[box] = requested_part & ~proved
+                uncertified[box] = requested_part & ~is_certified
         for k in chunks(inner, self.chunk):
             a, b = left.weights(k), right.weights(k)
             if 0 in self.sums:
@@ -175,7 +177,7 @@ class _Tile:
         return uncertified
 
     def _add_sums(self, side: int, k: slice, sums: Array, factor: Array | None = None) -> None:
-        """Add sums, times a factor if there is one, of some terms."""
+        """Add the sums of a slice of terms, times a factor if given."""
         xp = self.ctx.xp
         if factor is not None:
             self.ctx.apply(xp.multiply, sums, factor, out=sums)
@@ -185,7 +187,7 @@ class _Tile:
             self.ctx.apply(xp.add, target, xp.astype(sums, target.dtype, copy=False), out=target)
 
     def propagate_nan(self) -> None:
-        """Make NaN of the sums that a NaN took part in; where +inf met -inf, none did."""
+        """Set sums to NaN that a NaN contributed to; +inf meeting -inf does not count as one."""
         xp = self.ctx.xp
         for nan in (xp.isnan(factor.maxima) for factor in self.factors):
             for side, total in self.sums.items() if bool(xp.any(nan)) else ():
@@ -194,5 +196,5 @@ class _Tile:
 
 
 def _part(x: Array, box: Box, side: int) -> Array:
-    """Return what a box [batch, rows, cols] of a product needs of an array like an operand."""
+    """Return the part of an array shaped like an operand for a box [batch, rows, cols]."""
     return x[box[0], :, box[2]] if side else x[box[0], box[1], :]

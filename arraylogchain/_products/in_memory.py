@@ -1,4 +1,4 @@
-"""Products of arrays in memory, outside of autograd, and the checks that all products share."""
+"""Products of arrays in memory, outside of autograd, and checks that all products share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from arraylogchain._products.chainexp import multiply_sequence, multiply_stack
 
 
 def compute(operation: Callable[..., Any], a: Array, b: Array, budget: int) -> Any:
-    """Return what an operation makes of two operands in memory; not part of autograd."""
+    """Return the result of an operation on two operands in memory, outside of autograd."""
     ctx, ready = prepare_inputs({"a": a, "b": b})
     a, b = ready["a"], ready["b"]
     with ctx.computing():
@@ -20,7 +20,7 @@ def compute(operation: Callable[..., Any], a: Array, b: Array, budget: int) -> A
 
 
 def named(matrices: Array | Sequence[Array]) -> Mapping[str, Array]:
-    """Return a stack as ``"matrices"``, or a sequence as ``"matrices[0]"`` and so on."""
+    """Return a stack under the name ``"matrices"``, or a sequence under ``"matrices[0]"``, ..."""
     if not isinstance(matrices, (list, tuple)):
         return {"matrices": matrices}
     if not matrices:
@@ -28,11 +28,11 @@ def named(matrices: Array | Sequence[Array]) -> Mapping[str, Array]:
     return {f"matrices[{i}]": x for i, x in enumerate(matrices)}
 
 
-def check_shapes(given: Mapping[str, Array]) -> None:
-    """Raise where matrices, as `named` returns them, do not fit together."""
-    if not all(hasattr(x, "shape") for x in given.values()):
-        return  # they are refused as no arrays
-    shapes = {name: shape_of(x) for name, x in given.items()}
+def check_shapes(matrices: Mapping[str, Array]) -> None:
+    """Raise ValueError if the shapes of matrices, as `named` returns them, do not fit."""
+    if not all(hasattr(x, "shape") for x in matrices.values()):
+        return  # `prepare_inputs` raises
+    shapes = {name: shape_of(x) for name, x in matrices.items()}
     if "matrices" in shapes:
         shape = shapes["matrices"]
         if len(shape) < 3 or shape[-1] != shape[-2]:
@@ -54,7 +54,7 @@ def check_shapes(given: Mapping[str, Array]) -> None:
 
 
 def compute_chain(arguments: Mapping[str, Array], budget: int) -> Array:
-    """Return the product of a stack of matrices, or of a sequence, in memory; see `named`."""
+    """Return the product of matrices in memory, as `named` returns them, outside of autograd."""
     ctx, ready = prepare_inputs(arguments)
     with ctx.computing():
         if "matrices" in ready:

@@ -1,9 +1,9 @@
-"""The plain product and its gradients: sums over groups of axes, where the operands lie.
+"""The plain product and its gradients.
 
 A matrix multiply is fast on operands whose rows or columns are contiguous. Axes that merge into
-such matrices without a copy are multiplied as they are, all in one call. Whatever else there is
-(axes expanded with stride 0, reversed or interleaved ones, half precisions) is copied in small
-boxes first: otherwise NumPy would multiply it without BLAS, and other libraries copy it whole.
+such matrices without a copy are multiplied in place, in one call. Other operands (expanded with
+stride 0, reversed or interleaved axes, half precisions) are copied in small boxes first: NumPy
+would multiply them without BLAS, and other libraries copy them whole.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from arraylogchain._core.axes import Fold, Shape
 from arraylogchain._core.context import Array, Context, shape_of
 from arraylogchain._products.tiling import Tiles, run_on_views, tile_product
 
-# Copied boxes take at most this many times the elements of one elementwise step: 2 MB on a CPU.
+# Copied boxes have at most this many times the elements of an elementwise block: 2 MB on a CPU.
 _COPIED_BLOCKS = 8
 
 
@@ -38,7 +38,7 @@ def matmul_gradients(
     budget: int,
     requested: tuple[bool, bool] = (True, True),
 ) -> tuple[Array | None, Array | None]:
-    """Return the gradients of sum(g * (a @ b)), each of its operand's shape and dtype."""
+    """Return the gradients of sum(g * (a @ b)), in the operands' shapes and dtypes."""
     xp, before = ctx.xp, len(layout.batch)
     g = layout.view(xp, g, 2)
     grad_a = grad_b = None
@@ -74,8 +74,7 @@ def _contract(ctx: Context, groups: Fold, a: Array, b: Array, out: Array, budget
         ctx.apply(xp.matmul, a, b, out=out)
         return
     limit = min(budget - budget // 4, _COPIED_BLOCKS * ctx.block * item)
-    # A factor in half precision is held twice while it is converted; sums of some terms and of
-    # those before them, which are copied once more where they are not written in place.
+    # Two copies of an operand in half precision; sums of slices of terms, and copies of results.
     tiling = tile_product(sizes, limit, 2 * item, 4 * item)
 
     def ready(x: Array) -> Array:
@@ -94,17 +93,17 @@ def _contract(ctx: Context, groups: Fold, a: Array, b: Array, out: Array, budget
 
 
 def _is_ready(x: Array, groups: tuple[int, int, int], dtype: object) -> bool:
-    """Tell whether x, its axes merged in three groups, can be multiplied without a copy."""
+    """Return whether x, with axes merged in three groups, can be multiplied without a copy."""
     strides = _strides(x)
     if strides is None or x.dtype != dtype:
         return False
     merged, start = [], 0
     for count in groups:
-        # The lengths and steps of a group's axes, of which each has to follow on the next.
+        # Axes merge if the stride of each is the next one's length times its stride.
         axes = [(x.shape[i], strides[i]) for i in range(start, start + count) if x.shape[i] > 1]
         if any(p != n * q for (_, p), (n, q) in itertools.pairwise(axes)):
             return False
-        # Of one entry, any step is as good.
+        # The stride of a single entry is arbitrary.
         merged.append((math.prod(n for n, _ in axes), axes[-1][1] if axes else 1))
         start += count
     _, (m, row), (n, col) = merged
@@ -112,7 +111,7 @@ def _is_ready(x: Array, groups: tuple[int, int, int], dtype: object) -> bool:
 
 
 def _strides(x: Array) -> Shape | None:
-    """Return strides in elements, None where a library does not tell them."""
+    """Return strides in elements; None if the library does not have them."""
     if hasattr(x, "stride"):
         return tuple(x.stride())
     strides = getattr(x, "strides", None)

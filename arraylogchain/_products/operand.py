@@ -1,7 +1,7 @@
-"""One side of a product of exponentials: what is taken off, and the weights that are left.
+"""Operands of a certified product: logarithms or linear weights, their shifts and scales.
 
-A *line* is a row of the left operand (side 0) or a column of the right one (side 1), all of whose
-entries are terms of the same sums. Lines are shifted by whole numbers, so that shifts add exactly.
+A *line* is a row of the left operand (side 0) or a column of the right one (side 1). Lines are
+shifted by integers, so that shifts add exactly.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from arraylogchain._core.precision import Precision
 from arraylogchain._core.scaled import add_scale, whole_part
 
 _EVERY = slice(None)
-# Linear matrices whose largest entries are within these bounds are used as they are given.
-_AS_GIVEN = (2.0**-10, 2.0)
+# Linear matrices whose largest entries are within these bounds are not scaled.
+_UNSCALED_RANGE = (2.0**-10, 2.0)
 
 
 @dataclass(slots=True)
 class Factor:
-    """Logs [batch, m, n], or linear weights, ready to be a factor of a certified product.
+    """An operand of a certified product: logarithms or linear weights, [batch, m, n].
 
-    Lines of logs have a shift each, which the product adds to its results. A matrix that many
-    others are multiplied by has a scale as well, which is kept apart: so neither large logs nor
-    tiny weights are rounded in. It is prepared once::
+    Each line of logarithms has a shift, which the product adds to its results. A matrix that is
+    multiplied repeatedly also has a scale that is kept apart, so that neither large logarithms nor
+    tiny weights are rounded. It is prepared once::
 
         right = Factor(ctx, matrix, 1, is_log=False, common=True)
         right.cache_weights()                                  # its weights, if they fit
@@ -39,26 +39,26 @@ class Factor:
     ----------
     ctx : Context
     values : array [batch, m, n]
-        Of any dtype and strides. Not changed.
+        Of any dtype and strides; not changed.
     side : int
-        0 for a left operand, whose terms are along the last axis; 1 for a right one.
+        0 for a left operand, whose contracted axis is the last; 1 for a right one.
     is_log : bool
-        Whether values are logs. Linear weights have a common scale alone, a power of two; where
+        Whether values are logarithms. Linear weights only have a common scale, a power of two; if
         they are near 1 they are used as they are.
     shifts : bool
-        Whether lines have to be shifted: False for logs that are known to be near 0.
+        Whether lines are shifted; False for logarithms that are known to be near 0.
     common : bool
-        Whether each [m, n] has a scale, which is not added to results.
+        Whether each matrix [m, n] has a scale that is not added to results.
     finite : bool
-        Whether lines with +inf or NaN have weights 0, as in gradients, where they take no part.
+        Whether lines with +inf or NaN get weights 0, as they do not contribute to gradients.
 
     Attributes
     ----------
     shift : array or None
-        The whole numbers that come off: nats of every line of logs, [batch, m, 1] or [batch, 1, n],
-        or powers of two of linear weights, [batch, 1, 1].
+        Integers: nats of every line of logarithms, [batch, m, 1] or [batch, 1, n], or powers of two
+        of linear weights, [batch, 1, 1].
     common_scale : array [batch, 1, 1] or None
-        What of these is kept apart.
+        The part of the shift that is not added to results.
     cached_weights : array or None
         All weights, after `cache_weights`.
     """
@@ -82,11 +82,11 @@ class Factor:
         if not self.shifts:
             return
         is_linear = self.common and not self.is_log
-        if is_linear and ctx.are_between(xp.max(self.values, axis=(-2, -1)), *_AS_GIVEN):
+        if is_linear and ctx.are_between(xp.max(self.values, axis=(-2, -1)), *_UNSCALED_RANGE):
             return
         maxima = ctx.load(self.maxima, self.precision)
         if self.common:
-            # Lines with +inf or NaN come out so at any scale.
+            # Lines with +inf or NaN do not depend on the scale.
             top = xp.where(xp.isfinite(maxima), maxima, -math.inf)
             top = xp.max(top, axis=(-2, -1), keepdims=True)
             if is_linear:
@@ -98,10 +98,7 @@ class Factor:
 
     @property
     def scale(self) -> tuple[Array, Array] | None:
-        """What is kept apart, nats and powers of two, [batch, 1, 1], in the widest precision.
-
-        None where that is nothing.
-        """
+        """Shift and exponent [batch, 1, 1] that are kept apart, or None, in widest precision."""
         if self.common_scale is None:
             return None
         base = self.ctx.load(self.common_scale, self.ctx.widest)
@@ -110,7 +107,7 @@ class Factor:
 
     @property
     def maxima(self) -> Array:
-        """The largest entry of every line, as given, [batch, m, 1] or [batch, 1, n]."""
+        """Largest entry of every line, as given, [batch, m, 1] or [batch, 1, n]."""
         if self.largest is None:
             axis = -2 if self.side else -1
             self.largest = self.ctx.xp.max(self.values, axis=axis, keepdims=True)
@@ -118,13 +115,13 @@ class Factor:
 
     @property
     def offset(self) -> Array | None:
-        """What to add to the logs of sums for every line, if there is something."""
+        """Number to add to the logarithm of the sums of every line, or None."""
         if self.shift is None or not self.is_log:
             return None
         return self.shift if self.common_scale is None else self.shift - self.common_scale
 
     def weights(self, k: slice = _EVERY) -> Array:
-        """Return the weights of some terms."""
+        """Return the weights of a slice of terms."""
         if self.cached_weights is not None:
             return self._terms(self.cached_weights, k)
         x, ctx, xp = self._terms(self.values, k), self.ctx, self.ctx.xp
@@ -135,48 +132,50 @@ class Factor:
             return weights
         x = ctx.load(x, self.precision)
         x = x if self.shift is None else ctx.scaled(x, -self.shift)
-        # Where values can be read, nothing negative comes here.
+        # On the host, negative weights have raised before.
         return x if ctx.is_numpy else xp.where(x < 0, math.nan, x)
 
     def _terms(self, x: Array, k: slice) -> Array:
         return x[:, k, :] if self.side else x[:, :, k]
 
     def cache_weights(self) -> Factor:
-        """Compute all weights, once, and keep them."""
+        """Compute all weights and cache them."""
         self.cached_weights = self.weights()
         return self
 
     def with_common_scale(self) -> Array:
-        """Return all weights with no scale but the common one."""
+        """Return all weights relative to the common scale alone."""
         if self.offset is None:
             return self.weights()
         xp = self.ctx.xp
-        return self.weights() * xp.exp(xp.clip(self.offset, max=0.0))  # more in lines of zeros
+        return self.weights() * xp.exp(
+            xp.clip(self.offset, max=0.0)
+        )  # offsets of zero lines may be large
 
     def shifted_logs(self, k: slice = _EVERY) -> Array:
-        """Return logs of some terms less what is taken off, where that does not overflow."""
+        """Return logarithms of a slice of terms minus their shifts, if these do not overflow."""
         x, xp = self.ctx.load(self._terms(self.values, k), self.precision), self.ctx.xp
         limit = 2.0**self.precision.top * self.precision.eps / 4
         return x - xp.where(xp.abs(self.shift) <= limit, self.shift, 0.0)
 
     def logs(self, k: slice = _EVERY) -> Array:
-        """Return the logs of some terms, less what is kept apart, in the precision."""
+        """Return logarithms of a slice of terms minus the common scale, in the precision."""
         ctx, xp = self.ctx, self.ctx.xp
         x = ctx.load(self._terms(self.values, k), self.precision)
         if self.is_log:
             return x if self.common_scale is None else x - self.common_scale
-        # The logarithm of a tiny weight would be rounded at its size: its own power is taken off.
+        # The exponent is split off, as it would be rounded in the logarithm of a tiny weight.
         exponents = whole_part(xp, xp.log2(x))
         remainder = exponents if self.common_scale is None else exponents - self.common_scale
         return add_scale(xp.log(ctx.scaled(x, -exponents)), 0.0, remainder)
 
     def present(self, k: slice) -> Array:
-        """Return 1 for terms that are not zero weights, else 0."""
+        """Return 1 for terms of positive weight, else 0."""
         zero = -math.inf if self.is_log else 0.0
         return self.ctx.xp.astype(self._terms(self.values, k) != zero, self.ctx.xp.float32)
 
     def part(self, box: Box, precision: Precision | None = None) -> Factor:
-        """Return what a box [batch, rows, cols] of a product needs, in another precision or not."""
+        """Return the part for a box [batch, rows, cols] of a product, in a precision if given."""
         box = (box[0], _EVERY, box[2]) if self.side else (box[0], box[1], _EVERY)
 
         def lines(x: Array) -> Array:
@@ -197,10 +196,10 @@ class Factor:
 
 
 def _exponentials(ctx: Context, x: Array, shift: Array | None, precision: Precision) -> Array:
-    """Return exp(x - taken) for x [batch, m, n], in blocks that stay in cache."""
+    """Return exp(x - shift) for x [batch, m, n], in blocks that stay in cache."""
     xp = ctx.xp
     if is_transposed(x):
-        # Keep the memory order: strided access would cost more than the exponentials.
+        # The memory order is kept: strided access would cost more than the exponentials.
         turned = None if shift is None else shift.mT
         return _exponentials(ctx, x.mT, turned, precision).mT
     result = ctx.empty(tuple(x.shape), ctx.dtype(precision))

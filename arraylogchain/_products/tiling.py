@@ -1,7 +1,8 @@
-"""The one driver of all products: tiles that fit a workspace, and where they lie.
+"""Tiles of products that fit a workspace, and the driver that runs over them.
 
-An operation gives what is to be done with a panel of columns, which meets many tiles of rows, and
-with one tile. The driver reads them out of operands whose axes are folded, and writes the results.
+An operation has a function of a panel of columns, which is used with many tiles of rows, and a
+function of one tile. The driver reads tiles out of operands whose axes are folded, and writes the
+results.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from typing import Any
 from arraylogchain._core.axes import Box, Fold, Shape, boxes, lengths
 from arraylogchain._core.context import Array, Context
 
-# Elements of a tile's largest side that still profit from a CPU's L2 and L3 caches.
+# Elements of the largest operand of a tile that stays in a CPU's L2 or L3 cache.
 _CACHED = 1 << 18
-# Bytes of rows that are worth one tile instead of two: BLAS's threads wait between multiplies.
+# Bytes of rows of one tile: with fewer, BLAS's threads wait between multiplies.
 _LARGE_ROWS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Sizes of one piece of a batched product: entries of the batch, rows, columns, terms."""
+    """Sizes of one tile of a batched product: batch entries, rows, columns, terms."""
 
     batch: int
     rows: int
@@ -49,12 +50,12 @@ def tile_product(
     budget : int
         Bytes for the temporaries of one tile.
     factor_bytes, entry_bytes : int
-        Bytes that a tile takes for each element of its two factors, and of its product.
+        Bytes for each element of the two operands of a tile, and of its product.
     side : int
-        Rows and columns that a tile should have; with 512 a matrix multiply runs at full speed.
+        Preferred rows and columns of a tile; with 512 a matrix multiply runs at full speed.
     copies : bool
-        Whether `factor_bytes` has those of copies of operands over all terms, which are needed
-        where axes cannot be merged in place; a single row or column never needs one.
+        Whether `factor_bytes` includes copies of operands over all terms, which are made if axes
+        cannot be merged in place. A single row or column is never copied.
 
     Returns
     -------
@@ -63,7 +64,7 @@ def tile_product(
         stays within the budget.
     """
     batch, rows, cols, inner = (max(1, n) for n in sizes)
-    # A nearly square tile takes half, and as many terms as fit the other half.
+    # A nearly square tile takes half of the budget, its terms the other half.
     lines = min(side, math.isqrt(budget // (2 * (entry_bytes + factor_bytes))))
     if copies:
         lines = max(1, min(lines, budget // (4 * factor_bytes * inner)))
@@ -73,11 +74,11 @@ def tile_product(
         return Tiling(1, tile_rows, tile_cols, terms)
 
     def fitting_lines(lines: int) -> int:
-        """Return how many columns fit beside so many rows, all terms of both, or rows beside."""
+        """Return the number of columns that fit with `lines` rows, or rows with columns."""
         remaining = budget - factor_bytes * inner * lines
         return max(1, remaining // (factor_bytes * inner + entry_bytes * lines))
 
-    # Wide panels of equal widths: the rows are prepared anew for each of them.
+    # Panels are wide, and of equal widths, as rows are prepared again for each of them.
     tile_cols = -(-cols // -(-cols // fitting_lines(tile_rows)))
     longest = max(inner, tile_cols)
     large = min(2 * side, _LARGE_ROWS // (factor_bytes * longest))
@@ -90,15 +91,18 @@ def tile_product(
 
 
 def with_small_blocks(ctx: Context, workspace: int) -> tuple[Context, int]:
-    """Return a context whose elementwise steps leave nearly all of the workspace, and the rest."""
+    """Return a context with small elementwise blocks, and the workspace besides them."""
     block = max(1, min(ctx.block, workspace // (32 * ctx.precision.itemsize)))
-    # A step holds two temporaries of a block.
+    # An elementwise operation has two temporaries of a block.
     return replace(ctx, block=block), workspace - 2 * block * ctx.precision.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tile lies: its box along the axes of each group, and along each group as one axis."""
+    """Position of a tile: boxes along the axes of batch, rows and columns.
+
+    `flat` has slices of the same three, each merged into one axis.
+    """
 
     batch: Box
     rows: Box
@@ -118,13 +122,13 @@ class Place:
         return lengths(self.flat)
 
     def write(self, xp: Any, view: Array, x: Array) -> None:
-        """Put x [batch, rows, cols] into a view of the product."""
+        """Write x [batch, rows, cols] into a view of the product."""
         target = view[(*self.batch, *self.rows, *self.cols)]
         target[...] = xp.astype(xp.reshape(x, target.shape), target.dtype, copy=False)
 
 
 def panels(layout: Fold, tiling: Tiling) -> Iterator[Iterator[Place]]:
-    """Yield, for every panel of columns, the places of its tiles."""
+    """Yield the positions of the tiles of each panel of columns."""
     for batch, batch_box in _numbered(layout.batch, tiling.batch):
         for cols, col_box in _numbered(layout.cols, tiling.cols):
             yield (
@@ -134,7 +138,7 @@ def panels(layout: Fold, tiling: Tiling) -> Iterator[Iterator[Place]]:
 
 
 def _numbered(shape: Shape, limit: int) -> Iterator[tuple[Box, slice]]:
-    """Yield boxes of a group of axes, and the same entries along the group as one axis."""
+    """Yield boxes of several axes, and the slice of each along these axes merged into one."""
     start = 0
     for box in boxes(shape, limit):
         stop = start + math.prod(lengths(box))
@@ -144,19 +148,19 @@ def _numbered(shape: Shape, limit: int) -> Iterator[tuple[Box, slice]]:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """What is done with the tiles of a product.
+    """Functions that compute the tiles of a product.
 
     Attributes
     ----------
     tiling : Tiling
     panel : callable
-        Prepares columns b [batch, K, cols] that will meet several tiles of rows.
+        ``panel(b)`` prepares columns [batch, K, cols] that are used with several tiles of rows.
     tile : callable
         ``tile(a, panel, *outs)`` writes the results for a [batch, rows, K].
     dtypes : list
         Of the results that `tile` writes.
     cuts_terms : bool
-        Whether `tile` gets some terms at a time, and its one result is added up.
+        Whether `tile` gets slices of terms, whose results are summed.
     """
 
     tiling: Tiling
@@ -169,9 +173,9 @@ class Tiles:
 def run(
     ctx: Context, layout: Fold, a: Array, b: Array, work: Tiles, dtypes: Sequence[Any]
 ) -> list[Array]:
-    """Do the work of a folded product, none of whose sizes is zero.
+    """Return the results of a folded product, none of whose sizes is zero.
 
-    Returns one contiguous array of shape ``layout.out_shape`` and each of the dtypes.
+    There is one contiguous array of shape ``layout.out_shape`` for each of the dtypes.
     """
     xp = ctx.xp
     a, b = layout.view(xp, a, 0), layout.view(xp, b, 1)
@@ -183,10 +187,9 @@ def run(
 def run_on_views(
     ctx: Context, groups: Any, a: Array, b: Array, outs: Sequence[Array], work: Tiles
 ) -> None:
-    """Do the work on views whose axes are in groups.
+    """Write the results of a product of views whose axes are folded.
 
-    Results are written in place where their tiles are what is computed, else by way of a copy.
-    Those of pieces of the terms, if these are cut here, are added up.
+    Tiles are written in place if they have the dtypes of results and need no copy.
     """
     xp = ctx.xp
     direct = not groups.copies and [x.dtype for x in outs] == list(work.dtypes)

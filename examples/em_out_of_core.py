@@ -1,8 +1,8 @@
 """Train a hidden Markov model on sequences that do not fit into memory.
 
-The sequences are discrete, and lie in a Zarr array on disk; Dask hands blocks of them to workers.
-A round of EM is one pass: each block gives expected counts, which Dask adds up, so that no more
-than a few blocks are in memory at a time. The example makes its data first.
+The sequences are discrete and stored on disk in a Zarr array; Dask distributes blocks of them to
+workers. A round of EM is one pass: each block yields expected counts, and Dask sums them, so only a
+few blocks are in memory at a time. The example writes its data first.
 
     pip install ".[dask]" zarr
     python examples/em_out_of_core.py
@@ -23,7 +23,7 @@ import arraylogchain as alc
 
 
 class Model(NamedTuple):
-    """Probabilities of the first state, of going [from, to], and of symbols in each state."""
+    """Probabilities of the first state, of transitions [from, to], and of symbols by state."""
 
     initial: np.ndarray
     transitions: np.ndarray
@@ -31,7 +31,7 @@ class Model(NamedTuple):
 
 
 def random_model(states: int, symbols: int, rng: np.random.Generator) -> Model:
-    """Return a model that likes to stay in its state."""
+    """Return a random model that mostly stays in its state."""
     stay = 4 * np.eye(states) + rng.dirichlet(np.ones(states), states)
     return Model(
         rng.dirichlet(np.ones(states)),
@@ -41,10 +41,10 @@ def random_model(states: int, symbols: int, rng: np.random.Generator) -> Model:
 
 
 def write(path: Path, model: Model, blocks: int, rows: int, steps: int) -> da.Array:
-    """Write sequences that a model makes to a Zarr array, block by block; return it."""
+    """Sample sequences from a model, write them to a Zarr array by blocks, and return it."""
     shape = (blocks * rows, steps)
     array = zarr.create_array(path, shape=shape, chunks=(rows, steps), dtype=np.uint8)
-    # Without observations, samples are those of the model itself.
+    # With zero log potentials, samples follow the model alone.
     states = len(model.initial)
     prior = alc.LogChain(
         np.zeros((rows, steps, states)), transitions=model.transitions, initial=model.initial
@@ -59,7 +59,7 @@ def write(path: Path, model: Model, blocks: int, rows: int, steps: int) -> da.Ar
 
 
 def count_symbols(marginals: np.ndarray, symbols: np.ndarray, kinds: int) -> np.ndarray:
-    """Return how often each state is expected to have shown each symbol, [1, states, kinds]."""
+    """Return the expected count of each symbol in each state, [1, states, kinds]."""
     counts = [marginals[symbols == kind].sum(0, dtype=np.float64) for kind in range(kinds)]
     return np.stack(counts, axis=-1)[None]
 
@@ -94,9 +94,10 @@ def expectations(symbols: da.Array, model: Model) -> tuple[da.Array, ...]:
     return log_z.sum(dtype=np.float64), marginals[:, 0].sum(axis=0), moved, shown.sum(axis=0)
 
 
-def normalized(counts: np.ndarray) -> np.ndarray:
-    """Return counts as probabilities."""
-    return np.asarray(counts / counts.sum(-1, keepdims=True), dtype=np.float64)
+def normalized(counts: np.ndarray, old: np.ndarray) -> np.ndarray:
+    """Return counts as probabilities; a row without counts keeps its old ones."""
+    totals = counts.sum(axis=-1, keepdims=True)
+    return np.divide(counts, totals, out=old.copy(), where=totals > 0)
 
 
 def main(
@@ -107,7 +108,7 @@ def main(
     kinds: int = 12,
     rounds: int = 8,
 ) -> tuple[list[float], float]:
-    """Make data and train; return the log-likelihood of each round, and the true model's."""
+    """Write data and train; return the log-likelihood of each round and of the true model."""
     rng = np.random.default_rng(0)
     true, model = random_model(states, kinds, rng), random_model(states, kinds, rng)
     history = []
@@ -116,7 +117,7 @@ def main(
         for number in range(rounds):
             log_z, *counts = dask.compute(*expectations(symbols, model))
             history.append(float(log_z) / symbols.size)
-            model = Model(*map(normalized, counts))
+            model = Model(*map(normalized, counts, model))
             print(f"round {number + 1}: {history[-1]:.6f} per symbol")
         best = float(expectations(symbols, true)[0].compute()) / symbols.size
     print(f"the model that made the data: {best:.6f}")

@@ -1,9 +1,8 @@
 """Hidden Markov models with `fit` and `predict`: Gaussian and categorical observations.
 
-Sequences are rows of one array, padded, with their lengths. `fit` is EM (Baum-Welch): the library
-computes what is expected to have happened, and the model is what explains it best. On a single
-sequence the results are those of hmmlearn's `GaussianHMM(covariance_type="diag")` with priors that
-say nothing.
+Sequences are rows of one padded array, with their lengths. `fit` is EM (Baum-Welch): the library
+computes expected counts, and the M-step turns them into the next model. The results are the same as
+those of hmmlearn's `GaussianHMM(covariance_type="diag")` with flat priors.
 
     python examples/hmm.py
 """
@@ -16,14 +15,14 @@ import arraylogchain as alc
 
 
 class HMM:
-    """What all models have in common; a subclass says how states emit observations."""
+    """Base class: transitions and EM; a subclass defines the emissions."""
 
     def __init__(self, num_states: int, rng: np.random.Generator) -> None:
         self.initial = np.full(num_states, 1 / num_states)
         self.transitions = rng.dirichlet(np.full(num_states, 5.0), size=num_states)
 
     def chain(self, observations: np.ndarray, lengths: np.ndarray | None = None) -> alc.LogChain:
-        """Return the chain of observations [n, T, ...]: states, weighted by all that is known."""
+        """Return the chain of the hidden states of observations [n, T, ...]."""
         return alc.LogChain(
             self.log_likelihoods(observations),
             transitions=self.transitions,
@@ -47,9 +46,9 @@ class HMM:
         for _ in range(rounds):
             log_z, marginals, counts = self.chain(observations, lengths).posterior()
             history.append(float(log_z.sum()))
-            self.initial = normalized(marginals[:, 0].sum(axis=0))
-            self.transitions = normalized(counts)
-            # Past the end of a row marginals are zero: what stands there counts for nothing.
+            self.initial = normalized(marginals[:, 0].sum(axis=0), self.initial)
+            self.transitions = normalized(counts, self.transitions)
+            # Marginals are zero past the end of a row, so padding has no weight.
             self.update(observations, marginals)
         return history
 
@@ -69,9 +68,11 @@ class GaussianHMM(HMM):
     def update(self, observations: np.ndarray, marginals: np.ndarray) -> None:
         """Set the weighted means and variances."""
         weights = marginals.sum(axis=(0, 1))[:, None]
-        self.means = np.einsum("ntk,ntd->kd", marginals, observations) / weights
-        squares = np.einsum("ntk,ntd->kd", marginals, observations**2) / weights
-        self.variances = np.maximum(squares - self.means**2, 1e-6)
+        sums = np.einsum("ntk,ntd->kd", marginals, observations)
+        self.means = divide(sums, weights, self.means)
+        squares = (observations[..., None, :] - self.means) ** 2
+        sums = np.einsum("ntk,ntkd->kd", marginals, squares)
+        self.variances = np.maximum(divide(sums, weights, self.variances), 1e-6)
 
 
 class CategoricalHMM(HMM):
@@ -83,22 +84,28 @@ class CategoricalHMM(HMM):
 
     def log_likelihoods(self, observations: np.ndarray) -> np.ndarray:
         """Return the log probability of each observation in each state, [n, T, K]."""
-        with np.errstate(divide="ignore"):  # what a state never shows has weight zero
+        with np.errstate(divide="ignore"):  # log(0) is -inf, an exact zero
             return np.log(self.emissions).T[observations]
 
     def update(self, observations: np.ndarray, marginals: np.ndarray) -> None:
-        """Set the probabilities to the expected share of each symbol."""
+        """Set the probabilities to the expected frequency of each symbol."""
         symbols = np.eye(self.emissions.shape[-1])[observations]
-        self.emissions = normalized(np.einsum("ntk,ntv->kv", marginals, symbols))
+        counts = np.einsum("ntk,ntv->kv", marginals, symbols)
+        self.emissions = normalized(counts, self.emissions)
 
 
-def normalized(counts: np.ndarray) -> np.ndarray:
-    """Return counts as probabilities."""
-    return counts / counts.sum(axis=-1, keepdims=True)
+def divide(sums: np.ndarray, weights: np.ndarray, old: np.ndarray) -> np.ndarray:
+    """Return sums / weights, and the old values where the weight is zero."""
+    return np.divide(sums, weights, out=old.copy(), where=weights > 0)
+
+
+def normalized(counts: np.ndarray, old: np.ndarray) -> np.ndarray:
+    """Return counts as probabilities; a row without counts keeps its old ones."""
+    return divide(counts, counts.sum(axis=-1, keepdims=True), old)
 
 
 def main() -> GaussianHMM:
-    """Draw sequences from two states, and find the states again."""
+    """Draw sequences from a model with two states, and recover the states."""
     rng = np.random.default_rng(0)
     states = alc.LogChain(
         np.zeros((20, 200, 2)), transitions=np.array([[0.95, 0.05], [0.1, 0.9]])

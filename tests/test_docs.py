@@ -6,6 +6,7 @@ import sys
 import warnings
 from pathlib import Path, PurePosixPath
 
+import numpy as np
 import pytest
 
 import arraylogchain as alc
@@ -99,6 +100,37 @@ def test_example_runs(page, example, monkeypatch):
             plt.switch_backend("agg")
             monkeypatch.setattr(plt, "show", lambda: plt.close("all"))
         exec(compile(example, name_of(page), "exec"), {})
+
+
+M_STEPS = {
+    "chains.md": lambda page: "\n".join(fences(page)),
+    "tutorials/hmm.md": cells,
+    "tutorials/vowels.md": cells,
+    "../examples/hmm.py": lambda path: path.read_text("utf-8"),
+    "../examples/em_out_of_core.py": lambda path: path.read_text("utf-8"),
+}
+
+
+@pytest.mark.parametrize("name", M_STEPS)
+def test_m_step_with_unvisited_state_keeps_its_row(name):
+    tree = ast.parse(M_STEPS[name](DOCS / name))
+    functions = [x for x in ast.walk(tree) if isinstance(x, ast.FunctionDef)]
+    shown = [x for x in functions if x.name in ("divide", "normalized")]
+    namespace = {"np": np}
+    exec(compile(ast.Module(shown, []), name, "exec"), namespace)
+
+    x = np.log([[0.5, 0.2, 0.1], [0.1, 0.7, 0.1], [0.6, 0.3, 0.1], [0.2, 0.2, 0.1]])
+    transitions = np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0], [0.3, 0.3, 0.4]])
+    initial = np.array([0.5, 0.5, 0.0])  # nothing leads to state 2
+    history = []
+    for _ in range(3):
+        chain = alc.LogChain(x, transitions=transitions, initial=initial)
+        log_z, marginals, counts = chain.posterior()
+        history.append(log_z)
+        initial = namespace["normalized"](marginals[0], initial)
+        transitions = namespace["normalized"](counts, transitions)
+    assert np.all(np.diff(history) > 0)
+    np.testing.assert_array_equal(transitions[2], [0.3, 0.3, 0.4])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -81,6 +81,17 @@ def test_categorical_hmm():
     np.testing.assert_allclose(model.emissions.sum(-1), 1)
 
 
+def test_gaussian_hmm_with_unvisited_state_keeps_its_parameters():
+    example, rng = load("hmm"), np.random.default_rng(0)
+    model = example.GaussianHMM(np.array([[0.0], [1.0], [5.0]]), rng)
+    model.initial = np.array([0.5, 0.5, 0.0])
+    model.transitions = np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0], [0.3, 0.3, 0.4]])
+    history = model.fit(rng.normal(size=(4, 20, 1)), rounds=10)
+    assert np.all(np.diff(history) > -1e-9)
+    np.testing.assert_array_equal(model.transitions[2], [0.3, 0.3, 0.4])
+    assert (model.means[2], model.variances[2]) == (5.0, 1.0)
+
+
 def test_crf(torch_alone):
     assert load("crf").main(num_sentences=128, epochs=8) > 0.97
 

@@ -5,6 +5,7 @@ import re
 import sys
 import warnings
 from pathlib import Path, PurePosixPath
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -131,6 +132,18 @@ def test_m_step_with_unvisited_state_keeps_its_row(name):
         transitions = namespace["normalized"](counts, transitions)
     assert np.all(np.diff(history) > 0)
     np.testing.assert_array_equal(transitions[2], [0.3, 0.3, 0.4])
+
+
+def test_front_page_log_likelihoods_are_log_densities(capsys):
+    namespace = {}
+    exec(cells(DOCS / "index.md").partition("import matplotlib")[0], namespace)
+    states = [NormalDist(*x) for x in zip(namespace["means"], namespace["widths"], strict=True)]
+    densities = [[state.pdf(x) for state in states] for x in namespace["observed"]]
+    np.testing.assert_allclose(np.exp(namespace["log_likelihoods"]), densities)
+    weights = np.array([0.5, 0.5]) * densities[0]
+    for density in densities[1:]:
+        weights = weights @ namespace["transitions"] * density
+    assert f"log-likelihood: {np.log(weights.sum()):.2f}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

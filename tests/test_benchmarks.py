@@ -177,8 +177,6 @@ def test_record(tmp_path, capsys):
 
 # pages --------------------------------------------------------------------------------------------
 
-# Pages that say what instructions and sizes predict, not what was measured.
-PREDICTIONS = ("kernels.md",)
 # A quantity with a unit of time or memory, or a ratio; not the sizes of a matrix.
 FIGURE = re.compile(r"\d[\d.,]*(?:e-?\d+)?\s?(?:(?:ns|µs|ms|s|[kMGT]i?B)\b|×(?!\s*[\d\[]))")
 # Figures that follow from sizes.
@@ -204,8 +202,7 @@ def test_page_is_what_the_record_gives(page):
     text = page.read_text("utf-8")
     content = report.read(RECORD) if RECORD else None
     assert report.filled(text, content) == text, "run benchmarks.report --readme"
-    if page.name not in PREDICTIONS:
-        assert [figure for figure in quoted(text) if figure not in COMPUTED] == []
+    assert [figure for figure in quoted(text) if figure not in COMPUTED] == []
 
 
 def test_there_is_one_record_of_each_device_at_most():

@@ -167,7 +167,7 @@ def tables() -> str:
         "",
         *table,
         "",
-        f"Compiled by NVRTC {other.version}, these do: {'; '.join(spills) or 'none'}.",
+        f"Spills with NVRTC {other.version}: {'; '.join(spills) or 'none'}.",
     ]
     return "\n".join([*lines, ""])
 

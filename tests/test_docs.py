@@ -190,6 +190,6 @@ def test_links_exist(page):
 
 
 def test_mutants_fit():
-    """Who rewrites a line rewrites its change in mutants.txt."""
+    """Each entry of mutants.txt matches one place."""
     places = {m: (mutants.ROOT / m.file).read_text("utf-8").count(m.old) for m in mutants.mutants()}
     assert {str(mutant): n for mutant, n in places.items() if n != 1} == {}

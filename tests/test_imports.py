@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,24 @@ def test_imports_in_functions_count():
 def test_imports_have_no_circle():
     """Else the error names the modules that import one another."""
     graphlib.TopologicalSorter({name: imports(tree) for name, tree in TREES.items()}).prepare()
+
+
+def test_modules_import_only_rows_below_theirs():
+    """In the table of CONTRIBUTING.md; __init__.py imports what is public."""
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text("utf-8")
+    table = text.partition("| in `arraylogchain/` | |")[2].partition("\n\n")[0]
+    rows = {
+        name.rstrip("/").removesuffix(".py"): number
+        for number, row in enumerate(table.splitlines())
+        for name in re.findall(r"`([\w/.]+)`", row.split(" | ")[0])
+    }
+    upward = [
+        f"{name} imports {target}"
+        for name, tree in TREES.items()
+        for target in imports(tree)
+        if "." in name and rows[name.split(".")[1]] > rows[target.split(".")[1]]
+    ]
+    assert upward == []
 
 
 @pytest.mark.parametrize("name", PATHS)

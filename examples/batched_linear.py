@@ -1,13 +1,13 @@
 """Train one linear layer per head, without a copy of the weights for every row of the batch.
 
 ``torch.matmul`` of x [n, heads, 1, d] and weights [heads, d, e] expands the weights to
-[n, heads, d, e] as soon as a gradient is wanted, and its backward pass makes a gradient of that
+[n, heads, d, e] if a gradient is required, and its backward pass makes a gradient of that
 size too. ``alc.matmul`` folds the batch into rows instead, in both directions:
 
     return alc.matmul(x, self.weight) + self.bias
 
-The layer is trained to imitate another, and then the memory of one forward and backward pass is
-measured both ways, for batches of several sizes.
+The layer is fitted to another one. Then the memory of a forward and backward pass is measured with
+both functions, for several batch sizes.
 
     python examples/batched_linear.py --plot memory.png
 """
@@ -34,7 +34,7 @@ Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class BatchedLinear(torch.nn.Module):
-    """Linear layers side by side: one for each head."""
+    """One linear layer per head."""
 
     def __init__(self, heads: int, d: int, e: int, matmul: Matmul = alc.matmul) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class BatchedLinear(torch.nn.Module):
 
 
 def train(layer: BatchedLinear, target: BatchedLinear, n: int, steps: int) -> list[float]:
-    """Make a layer imitate another on random inputs; return the mean squared error of each step."""
+    """Fit a layer to another one on random inputs; return the mean squared errors by step."""
     heads, d, _ = layer.weight.shape
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
     losses = []
@@ -65,9 +65,9 @@ def train(layer: BatchedLinear, target: BatchedLinear, n: int, steps: int) -> li
 
 
 def peak_bytes(layer: BatchedLinear, x: torch.Tensor) -> int:
-    """Return the most that torch holds at once during a forward and backward pass, x not counted.
+    """Return the peak memory of torch during a forward and backward pass, without x.
 
-    The profiler sees every allocation on the CPU. Results and gradients count.
+    The profiler records every allocation on the CPU, including results and gradients.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         layer(x).square().mean().backward()
@@ -84,12 +84,12 @@ def peak_bytes(layer: BatchedLinear, x: torch.Tensor) -> int:
 
 
 class Outcome(NamedTuple):
-    """Errors while training; and bytes of a forward and backward pass by size of the batch."""
+    """Training errors, and peak bytes of a forward and backward pass by batch size."""
 
     losses: list[float]
     sizes: list[int]
     peaks: dict[str, list[int]]
-    difference: float  # between gradients of the weights both ways, relative to the largest
+    difference: float  # of the gradients of the weights, relative to the largest
 
 
 def main(
@@ -100,7 +100,7 @@ def main(
     steps: int = 40,
     plot: str | None = None,
 ) -> Outcome:
-    """Train with batches of 64, then measure batches of up to n."""
+    """Train with batches of 64; then measure the memory of batches of up to n."""
     torch.manual_seed(0)
     layer = BatchedLinear(heads, d, e)
     losses = train(layer, BatchedLinear(heads, d, e), 64, steps)
@@ -130,7 +130,7 @@ def main(
 
 
 def draw_peaks(sizes: list[int], peaks: dict[str, list[int]], path: str) -> None:
-    """Write a picture of the memory against the size of the batch."""
+    """Plot memory against batch size."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")
@@ -149,5 +149,5 @@ def draw_peaks(sizes: list[int], peaks: dict[str, list[int]], path: str) -> None
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--plot", metavar="FILE", help="write a picture of the memory")
+    parser.add_argument("--plot", metavar="FILE", help="plot memory to this file")
     main(**vars(parser.parse_args()))

@@ -1,4 +1,4 @@
-"""A linear-chain CRF as a torch module, and a BiLSTM tagger that is trained with it.
+"""A linear-chain CRF as a torch module, and a BiLSTM tagger trained with it.
 
 pip install ".[torch]"
 python examples/crf.py
@@ -12,10 +12,10 @@ import arraylogchain as alc
 
 
 class CRF(torch.nn.Module):
-    """Scores of pairs of neighbouring tags, and of the first and the last tag.
+    """Scores of pairs of neighboring tags, and of the first and the last tag.
 
-    `scores` are a network's, [n, T, K]; `mask` [n, T] is true for words and false for padding,
-    which comes after them. Tags of padding may be anything.
+    `scores` [n, T, K] come from a network. `mask` [n, T] is True for words and False for padding,
+    which follows the words. Tags of padding are ignored.
     """
 
     def __init__(self, num_tags: int) -> None:
@@ -27,7 +27,7 @@ class CRF(torch.nn.Module):
             torch.nn.init.uniform_(parameter, -0.1, 0.1)
 
     def chain(self, scores: torch.Tensor, mask: torch.Tensor) -> alc.LogChain:
-        """Return all sequences of tags, weighted by their scores."""
+        """Return the chain of the tags."""
         return alc.LogChain(
             scores,
             log_transitions=self.transitions,
@@ -63,9 +63,9 @@ class Tagger(torch.nn.Module):
 
 
 def draw(num_sentences: int, num_words: int, longest: int = 20) -> tuple[torch.Tensor, ...]:
-    """Return words, tags (O, B, I) and the mask of sentences in which B is followed by an I or two.
+    """Return words, tags (O, B, I) and mask of sentences in which one or two I follow each B.
 
-    Words of the upper half are names, whatever their tag: only their order tells B from I.
+    Words of the upper half of the vocabulary are names; only their order distinguishes B from I.
     """
     tags = torch.zeros(num_sentences, longest, dtype=torch.int64)
     for row in tags:
@@ -78,7 +78,7 @@ def draw(num_sentences: int, num_words: int, longest: int = 20) -> tuple[torch.T
 
 
 def main(num_sentences: int = 256, epochs: int = 15) -> float:
-    """Train a tagger; return the share of right tags in new sentences."""
+    """Train a tagger; return its accuracy on new sentences."""
     torch.manual_seed(0)
     words, tags, mask = draw(num_sentences, num_words=50)
     tagger = Tagger(num_words=50, num_tags=3)

@@ -1,8 +1,8 @@
 """Hidden Markov models with `fit` and `predict`: Gaussian and categorical observations.
 
 Sequences are rows of one padded array, with their lengths. `fit` is EM (Baum-Welch): the library
-computes expected counts, and the M-step turns them into the next model. The results are the same as
-those of hmmlearn's `GaussianHMM(covariance_type="diag")` with flat priors.
+computes expected counts, and the M-step turns them into the next model. Results agree
+with hmmlearn's `GaussianHMM(covariance_type="diag")` with flat priors.
 
     python examples/hmm.py
 """

@@ -1,9 +1,8 @@
-"""Train a chain without any framework: `vjp.log_partition` and SciPy's L-BFGS.
+"""Train a hidden Markov model without a framework: `vjp.log_partition` and SciPy's L-BFGS.
 
-The model is the forum's with one matrix for all steps, a hidden Markov model: hidden states follow
-``transitions``, and each shows a symbol by a known table. L-BFGS wants a function that returns the
-loss and its gradient. The library differentiates the chain; what remains is the softmax that makes
-probabilities of free parameters, a line by hand.
+The transition matrix and the initial probabilities are learned; the emission table is known. L-BFGS
+needs a function that returns the loss and its gradient. The library differentiates the chain, and
+one line differentiates the softmax that maps free parameters to probabilities.
 
     python examples/numpy_training.py --plot loss.png
 """
@@ -21,20 +20,20 @@ import arraylogchain as alc
 
 
 def softmax_gradient(probabilities: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-    """Return the gradient with respect to logits, given that with respect to their softmax."""
+    """Return the gradient with respect to logits, from that with respect to their softmax."""
     mean = np.sum(probabilities * gradient, axis=-1, keepdims=True)
     return probabilities * (gradient - mean)
 
 
 class Loss:
-    """The negative log-likelihood per step as a function of one flat vector, as SciPy wants it."""
+    """The negative log-likelihood per step as a function of a flat vector of parameters."""
 
     def __init__(self, log_potentials: np.ndarray) -> None:
         self.log_potentials = log_potentials  # [n, v, c]
         self.size = log_potentials.shape[-1]
 
     def unpack(self, parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the probabilities of transitions [c, c] and of first states [c]."""
+        """Return the transition matrix [c, c] and the initial probabilities [c]."""
         logits = parameters.reshape(self.size + 1, self.size)
         return softmax(logits[:-1], axis=-1), softmax(logits[-1])
 
@@ -45,12 +44,12 @@ class Loss:
         log_z, pullback = alc.vjp.log_partition(chain)
 
         scale = -1 / self.log_potentials[..., 0].size
-        # Data need no gradient. Gradients of what all sequences share come back summed over them.
-        wanted = pullback(np.full_like(log_z, scale), wanted=("transitions", "initial"))
+        # Gradients of arrays that all sequences share are summed over the sequences.
+        gradients = pullback(np.full_like(log_z, scale), wanted=("transitions", "initial"))
         gradient = np.vstack(
             [
-                softmax_gradient(transitions, wanted.transitions),
-                softmax_gradient(initial, wanted.initial),
+                softmax_gradient(transitions, gradients.transitions),
+                softmax_gradient(initial, gradients.initial),
             ]
         )
         return scale * float(log_z.sum()), gradient.ravel()
@@ -63,7 +62,7 @@ def draw(
     emission: np.ndarray,
     shape: tuple[int, int],
 ) -> np.ndarray:
-    """Return n sequences of v symbols."""
+    """Draw n sequences of v symbols."""
     n, v = shape
 
     def choose(probabilities: np.ndarray) -> np.ndarray:
@@ -78,16 +77,16 @@ def draw(
 
 
 class Outcome(NamedTuple):
-    """What training led to."""
+    """Results of training."""
 
     result: OptimizeResult
     losses: list[float]
     true_loss: float
-    error: float  # largest distance of a learned transition probability from the true one
+    error: float  # largest error of a learned transition probability
 
 
 def main(n: int = 500, v: int = 100, c: int = 4, plot: str | None = None) -> Outcome:
-    """Draw n sequences of v symbols, train on them, and compare with the truth."""
+    """Draw n sequences of v symbols, train on them, and compare with the true model."""
     rng = np.random.default_rng(0)
     truth = softmax(1.5 * rng.normal(size=(c + 1, c)), axis=-1)
     emission = softmax(3 * rng.normal(size=(c, 3 * c)), axis=-1)
@@ -116,7 +115,7 @@ def main(n: int = 500, v: int = 100, c: int = 4, plot: str | None = None) -> Out
 
 
 def draw_losses(losses: list[float], true_loss: float, path: str) -> None:
-    """Write a picture of the loss at each iteration."""
+    """Plot the loss at each iteration."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")
@@ -133,5 +132,5 @@ def draw_losses(losses: list[float], true_loss: float, path: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--plot", metavar="FILE", help="write a picture of the loss")
+    parser.add_argument("--plot", metavar="FILE", help="plot the loss to this file")
     main(**vars(parser.parse_args()))

@@ -1,4 +1,4 @@
-"""What is measured: a table of cases. Those of products are in `product_cases`."""
+"""The table of benchmark cases; cases of products are in `product_cases`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SINGLE = ((100, 3), (1000, 4), (10_000, 8), (100_000, 4), (100_000, 32), (100_00
 BATCHES = ((32, 50, 10), (1000, 100, 5), (8, 400, 20), (64, 200, 64), (200, 50, 50))
 TAGGED = ((8, 30, 5), (16, 40, 9), (64, 100, 20))
 
-# Operation: prefix of names, title, and what stands beside the chain.
+# Operation: prefix of names, title, and other inputs than the chain.
 OF_CHAINS = {
     "log_z": ("chain", "log Z of", ""),
     "gradients": ("gradients-chain-value", "log Z and gradients of", "g"),
@@ -26,7 +26,7 @@ OF_CHAINS = {
     "sample": ("paths-sample", "a sample of", "seed"),
     "entropy": ("paths-entropy", "entropy of", ""),
 }
-# What README and the documentation show: `python -m benchmarks --showcase`.
+# The cases in README and the documentation: `python -m benchmarks --showcase`.
 SHOWN = frozenset(
     {
         *(f"{prefix}-{T}-{K}" for T, K in SINGLE[:3] for prefix, _, _ in OF_CHAINS.values()),

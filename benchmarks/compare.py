@@ -1,9 +1,9 @@
-"""Time this checkout beside another: ``python -m benchmarks.compare OTHER_CHECKOUT``.
+"""Time this checkout and another one: ``python -m benchmarks.compare OTHER_CHECKOUT``.
 
-The cases are those of this checkout, run by the library of each, in a process for each, which uses
-nothing of the library but its public functions. The two take turns; lower quartiles of their times
-are printed with their ratio: above 1 this checkout is slower. Cases of whole processes
-(``first-*``) compile nothing beforehand where their names say so.
+The cases of this checkout run with both libraries, each in its own process, by public functions
+only. The two take turns. Lower quartiles of their times are printed with their ratio: above 1, this
+checkout is slower. Cases of whole processes (``first-*``) compile nothing beforehand where their
+names say so.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from benchmarks.runner import repeats_for, time_once
 
 HERE = Path(__file__).parents[1]
 SLOWER_FROM = 1.05
-_SECONDS = 4.0  # of a contestant on both sides, after which no round is begun but the third
+_SECONDS = 4.0  # of a contestant on both sides; afterwards only a third round may begin
 _PAUSE = 0.05  # threads of the one before keep spinning for some milliseconds
 _WARM_UP = 0.04  # virtual processors come back late: two threads ran on one for 20 ms
-# The library is that of the first folder, the cases are those of the second.
+# The library comes from the first folder, the cases from the second.
 _WORKER = (
     "import sys; sys.path.insert(0, sys.argv[1]); import arraylogchain; sys.path[0] = sys.argv[2]; "
     "from benchmarks.compare import serve; serve()"
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _ours(patterns: Sequence[str], shown: bool) -> Iterator[tuple[Case, Contestant]]:
-    """Yield what this library computes with what is installed."""
+    """Yield the cases that this library can run with the installed packages."""
     for case in CASES:
         matches = any(fnmatch.fnmatch(case.name, pattern) for pattern in patterns)
         if matches and "cpu" in case.devices and (case.name in SHOWN or not shown):
@@ -100,11 +100,11 @@ def _take_turns(sides: Sequence[Side], rounds: int) -> list[float]:
 
 
 class FailedError(RuntimeError):
-    """A contestant could not run; the message says where and why."""
+    """A contestant could not run; the message names the process and the reason."""
 
 
 class Side:
-    """A process with the library of one checkout, which times what it is asked for.
+    """A process with the library of one checkout, which times cases on request.
 
     It compiles into a cache of its own. A process that ends early costs one case: the next
     question starts another.
@@ -153,7 +153,7 @@ class Side:
 
 
 def serve() -> None:
-    """Answer what comes line by line; what contestants print goes elsewhere."""
+    """Answer requests line by line; redirect the output of contestants."""
     import arraylogchain
 
     answers, sys.stdout = sys.stdout, sys.stderr
@@ -182,7 +182,7 @@ class Timer:
             self._prepare(**request)
             return 0.0
         if self._is_warm:
-            # Caches are those of the other side; threads and processors have been idle.
+            # Caches hold data of the other side; threads and processors have been idle.
             start = time.monotonic()
             while time.monotonic() - start < _WARM_UP:
                 self._call()
@@ -195,7 +195,7 @@ class Timer:
         self._call = lambda: contestant.call(*arguments)
         self._is_warm = contestant.state == "warm"
         if contestant.state != "cold":
-            self._call()  # compiles, and imports what is imported late
+            self._call()  # compiles, and runs late imports
         self._repeats = repeats_for(self._call, self._device) if self._is_warm else 1
 
 

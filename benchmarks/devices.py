@@ -1,8 +1,8 @@
-"""A device: its array library, how to wait for it, and what memory a call takes.
+"""A device: its array library, how to wait for it, and how to measure the memory of a call.
 
-Counted is what allocators hand out: of NumPy by tracemalloc, of torch by its own counters, of CuPy
-by a hook. What a BLAS library or jax keeps for itself is in none of them. This library may use two
-allocators at a time: their peaks are added, which is the most that both can hold together.
+Allocations are counted by tracemalloc for NumPy, by torch's own counters, and by a hook for CuPy.
+Internal memory of BLAS libraries and jax is not counted. This library may use two allocators at a
+time: the sum of their peaks is an upper bound.
 """
 
 from __future__ import annotations
@@ -153,13 +153,13 @@ def _peak_of_torch(call: Call) -> tuple[int, Any]:
 
 
 def counter(cupy: Any) -> Any:
-    """Return a hook that counts what CuPy's pool hands out while it is entered."""
+    """Return a context manager that counts allocations from CuPy's pool."""
 
     class Counter(cupy.cuda.MemoryHook):  # type: ignore[misc]
         name = "Counter"
 
         def __init__(self) -> None:
-            self.sizes: dict[int, int] = {}  # what was asked for, by where it is
+            self.sizes: dict[int, int] = {}  # requested sizes by address
             self.in_use = self.peak = 0
 
         def malloc_postprocess(self, **of: Any) -> None:
@@ -169,7 +169,7 @@ def counter(cupy: Any) -> Any:
                 self.peak = max(self.peak, self.in_use)
 
         def free_postprocess(self, **of: Any) -> None:
-            # What was there before is none of the call's.
+            # Memory that was allocated before the call does not count.
             self.in_use -= self.sizes.pop(of["mem_ptr"], 0)
 
     return Counter()

@@ -1,7 +1,6 @@
 """First calls of a process: with nothing compiled yet, or with all of it in Numba's cache.
 
-A process runs this file, from whatever checkout the library comes. What it is given and what it
-returns goes through its pipes.
+A process runs this file with the library of any checkout, and communicates through pipes.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def _in_process(operation: str, cache_folder: str, *arguments: Any) -> Any:
 
     library = Path(arraylogchain.__file__).parents[1]
     environment = os.environ | {"NUMBA_CACHE_DIR": cache_folder, "PYTHONPATH": str(library)}
-    # Without -P modules of this folder could be taken for those of others.
+    # Without -P, modules of this folder would shadow other modules of the same name.
     command = [sys.executable, "-P", __file__, operation]
     result = subprocess.run(
         command, input=pickle.dumps(arguments), stdout=subprocess.PIPE, env=environment, check=True

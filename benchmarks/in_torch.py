@@ -31,7 +31,7 @@ def _register(operation: str, label: str, call: Callable[..., Any], *names: str)
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile for the shapes at hand, at the first call."""
+    """Compile for the shapes of the first call."""
 
     @cache
     def compile_it() -> Any:

@@ -1,4 +1,4 @@
-"""What a measurement depends on besides the code."""
+"""Describe the machine, the versions and the settings of a measurement."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
-    """Return the versions of Python, this library, and what took part."""
+    """Return the versions of Python, this library, and the contestants."""
     import arraylogchain
 
     result = {"python": platform.python_version(), "arraylogchain": arraylogchain.__version__}
@@ -77,7 +77,7 @@ def describe_commit() -> str:
 
 
 def _blas_kernels() -> list[str]:
-    """Return what each loaded BLAS library runs, and on how many threads."""
+    """Return the kernels and the number of threads of each loaded BLAS library."""
     try:
         from threadpoolctl import threadpool_info
     except ModuleNotFoundError:

@@ -14,7 +14,7 @@ IN_TORCH = f"{OURS}, torch"
 
 
 def register(operation: str, call: Callable[..., Any], in_torch: Any = None) -> None:
-    """Register a function of arrays, and what computes the same of tensors."""
+    """Register a function of arrays, and its equivalent for tensors."""
     contestant(operation, OURS, is_ours=True)(call)
     options = {"library": "torch", "requires": ("torch",), "is_ours": True}
     contestant(operation, IN_TORCH, **options)(in_torch or call)

@@ -33,7 +33,7 @@ import arraylogchain as alc
 from benchmarks.machine import describe_commit, describe_machine, describe_versions
 
 _METHODS = ("log_partition", "marginals", "viterbi")
-# Shapes but for the first axis, its usual size, and the dtype.
+# Shape without the first axis, size of the first axis, and dtype.
 _KINDS: dict[str, tuple[tuple[int, ...], int, str]] = {
     "batch": ((40, 64), 400_000, "float32"),
     "time": ((16,), 10_000_000, "float64"),
@@ -73,7 +73,7 @@ def _make(path: Path, shape: tuple[int, ...], dtype: str) -> da.Array:
 
 
 def _lazily(chain: alc.LogChain, name: str, folder: Path) -> Any:
-    """Return what is to be computed: a value, or an array that is written."""
+    """Return a lazy value, or the lazy writing of an array."""
     result = _states(getattr(chain, name)(), name)
     if name == "log_partition":
         return result
@@ -95,7 +95,7 @@ def _steps_by_hand(blocks: list[da.Array], P: Any, folder: Path, name: str) -> N
     these, and states are those of paths that take as long to find as best ones.
     """
     log_P = np.log(P)
-    # A block's weights are those of its first state, given what came before.
+    # The initial weights of a block come from the forward message of the previous block.
     before, entering = None, []
     for block in blocks:
         entering.append(before)
@@ -112,7 +112,7 @@ def _steps_by_hand(blocks: list[da.Array], P: Any, folder: Path, name: str) -> N
         if name == "viterbi":
             after = log_P[:, out[0]]
         elif i:
-            # What leaves a block backward follows from the probabilities of its first state.
+            # The backward message of a block follows from the marginals of its first state.
             weights = np.log(out[0]) - entering[i]
             after = alc.logmatmulexp(log_P, (weights - weights.max())[:, None])[:, 0]
 
@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def add(run: dict[str, Any], path: Path) -> None:
-    """Write a run to a file of runs, in the place of one of its kind."""
+    """Write a run to a file of runs, replacing the one of the same kind."""
     runs = json.loads(path.read_text("utf-8"))["runs"] if path.exists() else []
     kept = [each for each in runs if each["kind"] != run["kind"]]
     path.write_text(json.dumps({"runs": [*kept, run]}, indent=1) + "\n", encoding="utf-8")

@@ -141,7 +141,7 @@ def _of_rows(function: Callable[..., Any], x: Array, *others: Array) -> Any:
 def _infer_log_z(x: Array, P: Array, p0: Array) -> Array:
     from dynamax.hidden_markov_model import hmm_filter
 
-    # What else it returns is not computed, here and below: the compiler leaves it out.
+    # The compiler omits the other results, here and below.
     return _of_rows(lambda row: hmm_filter(p0, P, row).marginal_loglik, x)
 
 

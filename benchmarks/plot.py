@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Of each line: colour (Okabe and Ito's, which colour-blind readers tell apart) and marker.
+# For each line: color (from Okabe and Ito's color-blind safe palette) and marker.
 STYLES = {
     "arraylogchain": ("#000000", "o"),
     "exp, matmul, log": ("#E69F00", "s"),

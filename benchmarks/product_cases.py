@@ -57,7 +57,7 @@ def _square(n: int, operation: str = "log_product", **options: Any) -> Case:
 def _broadcast(
     name: str, subscripts: str, a: tuple[int, ...], b: tuple[int, ...], gradients: bool = False
 ) -> Case:
-    """Return the case of a product with broadcast weights, which einsum writes as given."""
+    """Return the case of a product with broadcast weights, with the given einsum equation."""
     return Case(
         name=f"{'gradients-' * gradients}matmul-{name}",
         title=f"matmul {list(a)} @ {list(b)}, float32{', with gradients' * gradients}",
@@ -103,7 +103,7 @@ _BANDED = Case(
 )
 _THIN, _FOUR = (262_144, 4), (4, 4)
 _NUM_MATRICES = (100_000, 16, 16)
-# Reports of pytorch by their numbers, reduced to what fits into a gigabyte or two.
+# Reports of pytorch by their numbers, reduced to one or two gigabytes.
 _REPORTED = {
     "broadcast": ("abxi,bij->abxj", (8192, 8, 1, 64), (8, 64, 64)),
     "pytorch-154128": ("abxi,bij->abxj", (64, 256, 1, 100), (256, 100, 100)),

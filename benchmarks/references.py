@@ -1,9 +1,10 @@
-"""What results are compared with: long double, or float64 where a case is in float32 and long.
+"""References: long double, or float64 for long chains in float32.
 
-Long double has 64 bits of mantissa and a range of 1e±4932 on x86; where it is only float64, the
-errors of float64 contestants mean little, and the record says so. The error of a value is relative
-beyond 1, that of a gradient relative to the largest entry of the exact gradient. Paths are judged
-by their weights, which are added up again: of several best paths all are right.
+Long double has 64 bits of mantissa and a range of 1e±4932 on x86. On platforms where it is only
+float64, the errors of float64 contestants mean little, and the record notes it. The error of a
+value is relative beyond 1, that of a gradient relative to the largest entry of the exact gradient.
+Paths are compared by their weights, recomputed in long double, so any of several best paths is
+right.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Found = tuple[float | None, float]
 def entries(index: Any, exact: Floats, *, is_gradient: bool = False) -> Check:
     """Compare some entries: return the largest error, and the share that is no number.
 
-    The share counts what is infinite or NaN and should be finite, and the reverse.
+    The second value is the share of entries that are wrongly infinite or NaN, or wrongly finite.
     """
 
     def compare(value: Any) -> Found:
@@ -92,7 +93,7 @@ def log_product_gradients(inputs: Inputs) -> Check:
 
 
 def _gradient_rows(a: Floats, b: Floats, g: Floats) -> Floats:
-    """Return the first rows of the left gradient: the shares of its terms times the cotangent."""
+    """Return the first rows of the left gradient: softmax weights times the cotangent."""
     rows = []
     for a_row, g_row in zip(a[:4], g[:4], strict=True):
         terms = a_row[:, None] + b
@@ -206,7 +207,7 @@ def _of_rows(inputs: Inputs) -> tuple[Floats, ...]:
     lengths = inputs.get("lengths", np.full(len(rows), x.shape[-2]))
     log_z, marginals = np.empty(len(rows), dtype=wide), np.zeros_like(rows)
     counts, first = np.zeros_like(P), np.zeros_like(p0)
-    for length in np.unique(lengths):  # those of the same length at a time
+    for length in np.unique(lengths):  # sequences of the same length together
         these = np.flatnonzero(lengths == length)
         matrices = P if P.ndim == 2 else P[: length - 1]
         result = forward_backward(rows[these, :length], matrices, p0)

@@ -1,9 +1,9 @@
-"""What a case and a contestant are, and the registry of contestants and of references.
+"""Cases and contestants, and the registry of contestants and references.
 
-An operation is a name, such as ``"marginals"``. Everyone who computes it is registered under that
-name, and so is what results are compared with. A contestant is a function whose parameters are
-named like the inputs that it takes; it takes part in a case if it takes all inputs of the case. A
-first parameter ``xp`` is the array library: NumPy, or CuPy on a CUDA device.
+An operation is a name, such as ``"marginals"``. Its contestants and its reference are registered
+under that name. A contestant is a function whose parameters are named like the inputs that it
+takes; it takes part in a case if it takes all inputs of the case. A first parameter ``xp`` is the
+array library: NumPy, or CuPy on a CUDA device.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Case:
 
 
 def reduced(sizes: Any) -> Any:
-    """Return sizes that show that a case runs: of whole numbers, what is above 8 shrinks.
+    """Return small sizes for a test run: integers above 8 are reduced.
 
     Examples
     --------
@@ -93,7 +93,7 @@ def reduced(sizes: Any) -> Any:
     return sizes if is_small else min(64, max(8, sizes // 32))
 
 
-# What is compared with a result: returns its error, and the share of its entries that is wrong.
+# Takes a result; returns its error, and the share of its entries that are wrong.
 Check = Callable[[Any], tuple[float | None, float]]
 CONTESTANTS: dict[str, list[Contestant]] = defaultdict(list)
 REFERENCES: dict[str, Callable[[Inputs], Check]] = {}
@@ -110,7 +110,7 @@ def contestant(operation: str, label: str, **options: Any) -> Callable[..., Any]
 
 
 def reference(*operations: str) -> Callable[..., Any]:
-    """Register what results are compared with."""
+    """Register the reference of operations."""
 
     def register(function: Callable[[Inputs], Check]) -> Callable[[Inputs], Check]:
         REFERENCES.update(dict.fromkeys(operations, function))

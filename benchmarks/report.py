@@ -1,7 +1,7 @@
 """Write tables from a record: ``python -m benchmarks.report [RECORD] [--readme]``.
 
-Nothing is measured here, and no figure comes from anywhere but the record. With ``--readme``, what
-stands between these marks in README and the documentation is written as well::
+Nothing is measured here, and all figures come from the record. With ``--readme``, the text between
+these marks in README and the documentation is replaced as well::
 
     <!-- benchmarks: NAME NAME -->      an overview of these cases
     <!-- /benchmarks -->
@@ -42,7 +42,7 @@ _EDGE = re.compile(r"(?<!\\)\|")
 # A result with a larger error is no answer; of half precision, one of a few of its roundings.
 _WRONG_FROM = {"float16": 4e-3, "bfloat16": 3e-2}
 _WRONG_FROM_ELSE = 1e-3
-# Closer times are not told apart.
+# Times within this ratio count as equal.
 _AS_FAST = 1.05
 
 Json = dict[str, Any]
@@ -87,7 +87,7 @@ def save(path: Path, content: Json) -> None:
 
 
 def write(path: Path) -> Path:
-    """Write the page of a record beside it."""
+    """Write the page of a record to the folder of the record."""
     page = path.with_suffix(".md")
     page.write_text(full_report(read(path)), encoding="utf-8")
     return page
@@ -122,7 +122,7 @@ def pages() -> list[Path]:
 
 
 def write_pages(path: Path | None) -> list[Path]:
-    """Write what README and the documentation show of a record; return the files."""
+    """Write the tables in README and the documentation; return the files."""
     content = read(path) if path else None
     if content and content["quick"]:
         raise SystemExit(f"{path} is of a quick run; its figures mean nothing")
@@ -141,7 +141,7 @@ def write_pages(path: Path | None) -> list[Path]:
 
 
 def filled(text: str, content: Json | None) -> str:
-    """Return a page with what stands between its marks as the record has it."""
+    """Return a page with the text between its marks replaced by tables of the record."""
     by_name = {case["name"]: case for case in content["cases"]} if content else {}
 
     def block(match: re.Match[str]) -> str:
@@ -165,11 +165,11 @@ def filled(text: str, content: Json | None) -> str:
     return BLOCK.sub(block, text)
 
 
-# --- what a record is of --------------------------------------------------------------------------
+# --- conditions of a record -----------------------------------------------------------------------
 
 
 def conditions(content: Json) -> str:
-    """Describe when, where and of what a record is, and what must be known to trust it."""
+    """Describe date, commit, machine and versions of a record, and its caveats."""
     machine, versions = content["machine"], content["versions"]
     where = [
         *([machine["gpu"]] if "gpu" in machine else []),
@@ -210,7 +210,7 @@ def ours(case: Json) -> Json:
 
 
 def overview(cases: Iterable[Json]) -> str:
-    """Return one row per case: this library beside the fastest of the others."""
+    """Return one row per case: this library and the fastest of the others."""
     head = (
         "| | arraylogchain | error | fastest other | time | error | arraylogchain is "
         "| faster, but wrong |\n|---|--:|--:|---|--:|--:|---|---|"
@@ -247,7 +247,7 @@ def short(cases: Iterable[Json]) -> str:
 
 
 def comparison(ratio: float) -> str:
-    """Say in words what the time of another in units of ours means.
+    """Describe the ratio of another time to ours in words.
 
     Examples
     --------
@@ -276,7 +276,7 @@ def all_contestants(case: Json) -> str:
 
 
 def out_of_core(content: Json) -> str:
-    """Return a table of the record of `benchmarks.out_of_core`, and what it is of."""
+    """Return a table of the record of `benchmarks.out_of_core`, and its conditions."""
     lines = [
         "| potentials | method | on workers | the same blocks in a loop | memory of all workers |",
         "|---|---|--:|--:|--:|",

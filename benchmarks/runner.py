@@ -17,8 +17,8 @@ from benchmarks import contestants  # noqa: F401  registers everyone
 from benchmarks.devices import Cpu, host, size
 from benchmarks.registry import REFERENCES, Case, Check, Contestant, Inputs, reduced
 
-# A timing lasts at least this long: shorter calls are repeated within it. As long, untimed, comes
-# before: caches are those of the one before, and processors that were idle come back late.
+# A timing lasts at least this long: shorter calls are repeated within it. An untimed warm-up of the
+# same duration comes first, because caches hold other data and idle processors resume late.
 _SHORTEST_TIMING = 5e-3
 _MOST_REPEATS = 2000
 _LONGEST_REASON = 300
@@ -32,13 +32,13 @@ class Settings:
 
     rounds: int
     seconds: float  # of one contestant, beyond which no new round is begun
-    pause: float  # before each timing: threads of the one before spin for some milliseconds
+    pause: float  # before each timing: threads of the previous contestant may still spin
     quick: bool
 
 
 @dataclass(slots=True)
 class Entry:
-    """A contestant who takes part, and what was found."""
+    """A contestant that takes part, and its measurements."""
 
     contestant: Contestant
     call: Callable[[], Any] | None = None
@@ -50,7 +50,7 @@ class Entry:
     not_run: str | None = None
 
     def record(self) -> dict[str, Any]:
-        """Return what is kept, times with seven digits."""
+        """Return the entry of the record, times with seven digits."""
         quartiles = statistics.quantiles(self.seconds, n=4) if len(self.seconds) > 1 else None
         return {
             "label": self.contestant.label,
@@ -68,7 +68,7 @@ class Entry:
 
 
 def run_case(case: Case, settings: Settings, device: Cpu) -> dict[str, Any]:
-    """Measure all contestants of a case; return what goes into the record."""
+    """Measure all contestants of a case; return its entry in the record."""
     inputs, small = case.inputs(quick=settings.quick), case.inputs(quick=True)
     check = REFERENCES[case.operation](inputs)
     everyone = [Entry(contestant) for contestant in case.contestants(device.name)]

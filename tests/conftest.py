@@ -100,7 +100,9 @@ class Backend:
         return np.from_dlpack(x)
 
     def owns(self, x: Any) -> bool:
-        """Tell whether x is an array of this library on this device."""
+        """Tell whether x is an array on this device, or without axes NumPy's scalar."""
+        if self.library == "numpy" and not x.ndim:
+            return isinstance(x, np.generic)
         kind = type(self.asarray(np.zeros(1, np.float32)))
         device = array_api_compat.device(x) if type(x) is kind else None
         return type(x) is kind and (self.device is None or device == self.device)

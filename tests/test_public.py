@@ -98,3 +98,15 @@ def test_subclasses_have_arguments_of_their_own():
     again = pickle.loads(pickle.dumps(chain))
     assert again.scale == 2.0
     assert again.log_partition() == chain.log_partition()
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_numpy_results_without_axes_are_scalars(kind):
+    chain = alc.LogChain(np.zeros((3, 2), kind), transitions=np.ones((2, 2), kind))
+    value, pullback = alc.vjp.log_partition(chain)
+    results = (value, chain.log_partition(), chain.entropy(), chain.log_weight([0, 1, 0]))
+    results += (chain.viterbi().log_weight, chain.posterior().log_partition)
+    assert {type(x) for x in results} == {kind}
+    assert abs(round(value, 2) - 2.08) < 0.01
+    gradients = pullback(value)
+    assert gradients.log_potentials.shape == (3, 2)

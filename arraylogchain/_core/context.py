@@ -88,12 +88,15 @@ class Context:
         return self.cast(x, self.result_dtype)
 
     def to_caller(self, result: Any) -> Any:
-        """Return a result, or each of a tuple, as an array of the caller's library, or None."""
-        if result is None or self.hand_back is None:
-            return result
+        """Return a result, or each of a tuple, as an array of the caller's library, or None.
+
+        What has no axes is a scalar in NumPy, as its own functions return it.
+        """
         if isinstance(result, tuple):
             return tuple(map(self.to_caller, result))
-        return self.hand_back(result)
+        if self.hand_back is not None and result is not None:
+            return self.hand_back(result)
+        return result[()] if type(result) is np.ndarray and not result.ndim else result
 
     def computing(self, workers: int | None = None) -> AbstractContextManager[None]:
         """Return a context manager for computations.

@@ -294,9 +294,10 @@ class LogChain:
         states : array [..., T] of integers
             Of several such paths the one with the smallest last state, and of these the one with
             the smallest state before it, and so on. Past a row's length states are -1. All are 0
-            where no path has a positive weight.
+            where no path has a positive weight, and -1 where the log weight is NaN.
         log_weight : array [...]
-            The log of that path's weight: -inf where no path has a positive weight.
+            The log of that path's weight: -inf where no path has a positive weight, NaN where a
+            weight of the row is.
 
         Notes
         -----
@@ -376,8 +377,9 @@ class LogChain:
         -------
         array [num_samples, ..., T] of integers
             Independent paths, each drawn with a probability in proportion to its weight: one of
-            weight 0 never is. A row without a path of positive weight has states 0. Past a row's
-            length they are -1. The same state of the generator gives the same samples.
+            weight 0 never is. A row without a path of positive weight has states 0; one whose
+            weights sum to NaN has states -1. Past a row's length they are -1. The same state of
+            the generator gives the same samples.
 
         Raises
         ------

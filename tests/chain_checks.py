@@ -188,7 +188,7 @@ def check_paths(case: ChainCase) -> tuple[np.ndarray, np.ndarray]:
     assert path._fields == ("states", "log_weight")
     states, weight = case.read(path.states, "int64"), case.read(path.log_weight)
     assert states.shape == (exact.rows, case.T)
-    assert_states(case, states)
+    assert_states(case, states, np.isnan(weight))
     ordinary = ~case.special
     if np.all(ordinary):
         best_weight = exact.best[1]
@@ -202,7 +202,7 @@ def check_paths(case: ChainCase) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(1)
     past = rng.choice([-1, 0, 10**6], states.shape)
     others = rng.integers(0, case.K, states.shape)
-    arguments = np.stack([np.where(exact.valid_steps, states, past), others])
+    arguments = np.stack([np.where(exact.valid_steps, np.maximum(states, 0), past), others])
     check_log_weight(case, arguments.reshape(2, *case.batch, case.T))
     return states, weight
 
@@ -247,17 +247,23 @@ def check_samples(case: ChainCase) -> None:
 
 
 def assert_possible(case: ChainCase, states: np.ndarray) -> None:
-    """Check that paths [n, rows, T] have a positive weight where one has, and are 0 elsewhere."""
-    assert_states(case, states)
+    """Check that paths [n, rows, T] have a positive weight where one has, and are 0 elsewhere.
+
+    Where the sum of all weights is NaN, they are -1.
+    """
     ordinary, z = ~case.special, case.exact.log_partition[0]
+    assert_states(case, states, np.isnan(z))
     weights = case.exact.path_weights(np.maximum(states, 0))[0]
     assert np.all((weights > -np.inf)[:, ordinary & (z > -np.inf)])
     assert not np.any(states[:, ordinary & (z == -np.inf)] > 0)
 
 
-def assert_states(case: ChainCase, states: np.ndarray) -> None:
-    """Check that states [..., rows, T] are within range, and -1 past a row's end."""
-    real = np.broadcast_to(case.exact.valid_steps, states.shape)
+def assert_states(case: ChainCase, states: np.ndarray, no_number: np.ndarray) -> None:
+    """Check that states [..., rows, T] are within range, and -1 past a row's end.
+
+    They are -1 in rows [rows] whose weights are no number.
+    """
+    real = np.broadcast_to(case.exact.valid_steps & ~no_number[:, None], states.shape)
     assert np.all((states[real] >= 0) & (states[real] < case.K))
     assert np.all(states[~real] == -1)
 

@@ -97,8 +97,8 @@ def test_a_level_of_all_log_transitions_hides_nothing(np_backend, steps):
 
 @pytest.mark.parametrize("rows", [1, 12])
 @pytest.mark.parametrize("kind", ["potentials", "transitions", "log_transitions", "initial"])
-def test_nan_shows_in_the_weight(backend, dtype, kind, rows):
-    """The path leads through it, in the rows that it belongs to: another would hide it."""
+def test_nan_shows_in_weights_and_states(backend, dtype, kind, rows):
+    """In the rows that it belongs to: another path would hide it."""
     for k in range(3):
         x, P, initial = normal(rows, 6, 3), uniform(3, 3), np.ones(3)
         for wrong in {"potentials": (x[0, 0], x[0, 3], x[0, 5]), "initial": (initial,)}.get(
@@ -107,9 +107,13 @@ def test_nan_shows_in_the_weight(backend, dtype, kind, rows):
             before, wrong[k] = wrong[k], math.nan
             form = "log_transitions" if kind == "log_transitions" else "transitions"
             case = ChainCase(backend, dtype, x, initial=initial, **{form: P})
-            weight = case.read(case.chain.viterbi().log_weight)
+            path = case.chain.viterbi()
+            states = case.read(path.states, "int64")
+            samples = case.backend.read(case.chain.sample(2, rng=0), "int64")
             is_own = (np.arange(rows) == 0) | (kind != "potentials")
-            np.testing.assert_array_equal(np.isnan(weight), is_own)
+            np.testing.assert_array_equal(np.isnan(case.read(path.log_weight)), is_own)
+            for paths in (states, *samples.reshape(2, rows, 6)):
+                np.testing.assert_array_equal(paths == -1, np.tile(is_own[:, None], 6))
             wrong[k] = before
 
 

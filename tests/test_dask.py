@@ -145,6 +145,18 @@ def test_what_chunks_of_time_hand_over(name):
         check_chain(chunks, kind, **options)
 
 
+@pytest.mark.parametrize("step", [0, 4, 8])
+def test_nan_in_any_chunk_shows_in_all_states(step):
+    x = np.zeros((2, 9, 3))
+    x[1, step, 0] = np.nan
+    chain = alc.LogChain(da.from_array(x, chunks=(2, 3, 3)), transitions=np.ones((3, 3)))
+    path = chain.viterbi()
+    for states in (path.states, chain.sample(rng=0)[0]):
+        is_missing = states.compute(scheduler="sync") == -1
+        np.testing.assert_array_equal(is_missing, [[False] * 9, [True] * 9])
+    assert np.isnan(path.log_weight.compute(scheduler="sync")).tolist() == [False, True]
+
+
 @pytest.mark.parametrize("chunks", [(2, 10, 2), (6, 3, 2)])
 def test_gradients_beyond_all_numbers(dtype, chunks):
     """Where a block's derivative is the largest number already, so is the sum."""

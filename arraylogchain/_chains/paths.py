@@ -24,7 +24,8 @@ from arraylogchain._inputs.chain import Chain
 def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     """Return a path of largest weight, [*batch, T], and the log of its weight, [*batch].
 
-    Past a row's length states are -1. All states are 0 where no path has a positive weight.
+    Past a row's length states are -1. All states are 0 where no path has a positive weight, and -1
+    where the weight is NaN.
     """
     xp = ctx.xp
     states = ctx.empty((*chain.batch, chain.num_steps), ctx.index_dtype)
@@ -36,11 +37,11 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
         last = last_logs(shard, forward_pass.run_and_store().carry)
         after, best = xp.argmax(last.values, axis=-1), xp.max(last.values, axis=-1)
         shard.write(weights, add_scale(best, last.shifts, last.exponents))
-        has_path = best != -math.inf
+        has_path, no_path = best > -math.inf, _states_without_path(ctx, best)
         for n, steps in reversed(list(enumerate(forward_pass.segments))):
             path = backend.trace(forward_pass.stored_messages(n), after, steps)
             after = path[0, ...]
-            write_steps(states, shard, steps, xp.where(has_path, path, 0), -1)
+            write_steps(states, shard, steps, xp.where(has_path, path, no_path), -1)
         forward_pass.stored.clear()  # frees memory for the next shard
 
     run_passes(ctx, passes("viterbi", ctx, chain, workspace, needs_history=True), work)
@@ -59,8 +60,9 @@ def best_message(ctx: Context, chain: Chain, workspace: int) -> Array:
 
 
 def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Array) -> None:
-    """Write paths into `out`, [num_samples, *batch, T]; 0 where there is none, -1 past the end.
+    """Write paths into `out`, [num_samples, *batch, T]; -1 past the end.
 
+    States are 0 where no path has a positive weight, and -1 where the sum of weights is NaN.
     `uniforms` are numbers in [0, 1) of the same shape, which may share the memory of `out`: those
     of steps are read before their states are written. At a row's last step, -1 - k stands for
     state k.
@@ -76,7 +78,8 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
         if "final" in shard.views or last.is_log is not None:
             last_weights = relative(xp, last_logs(shard, last).values)
         last_weights = xp.cumulative_sum(last_weights, axis=-1)
-        has_none = last_weights[..., -1:] == 0
+        total = last_weights[..., -1:]
+        has_path, no_path = total > 0, _states_without_path(ctx, total)
         longest = max(steps.stop - steps.start for steps in forward_pass.segments)
         bytes_per_sample = 8 * groups * rows * max(6 * size, 4 * longest)
         sample_slices = list(
@@ -89,12 +92,17 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
                 u = xp.permute_dims(shard.read(numbers, (steps, samples)), (2, 0, 1, 3))
                 path = forward_pass.backend.draw(updated, after[m], steps, u)
                 after[m] = path[0, ...]
-                path = xp.where(has_none, 0, path)
+                path = xp.where(has_path, path, no_path)
                 write_steps(paths[..., samples], shard, steps, path, -1)
         shard.view(paths, (slice(shard.num_steps, None),))[...] = -1
         forward_pass.stored.clear()
 
     run_passes(ctx, passes("sample", ctx, chain, workspace // 2, needs_history=True), work)
+
+
+def _states_without_path(ctx: Context, weights: Array) -> Array:
+    """Return the states of rows without a path: -1 where weights are NaN, else 0."""
+    return -ctx.xp.astype(ctx.xp.isnan(weights), ctx.index_dtype)
 
 
 def _last_states(shard: Shard, last_weights: Array, numbers: Array, samples: slice) -> Array:

@@ -303,11 +303,15 @@ def viterbi(chain: Any) -> tuple[Any, ...]:
     before, _ = time_chunks.messages(_best_message)
     for i in reversed(range(len(time_chunks.steps))):
         messages = {"log_initial": before[i], "log_final": after}
-        result.append(time_chunks.apply(i, chains.paths.viterbi, ["path", ""], **messages)[0])
+        path, total = time_chunks.apply(i, chains.paths.viterbi, ["path", ""], **messages)
+        result.append(path)
+        if after is None:
+            is_nan = da.isnan(total)
         is_next = result[-1][..., :1] == da.arange(time_chunks.num_states, like=result[-1]._meta)
         after = da.where(is_next, 0.0, -math.inf).astype(time_chunks.dtypes["message"])
     states = time_chunks.joined("path", result[::-1])
-    weight = log_weight(chain, states)
+    weight = log_weight(chain, da.maximum(states, 0))
+    weight = da.where(is_nan, math.nan, weight).astype(time_chunks.dtypes[""])
     return _possible(states, weight), weight
 
 
@@ -318,8 +322,10 @@ def _best_message(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Ar
 
 
 def _possible(states: da.Array, weight: da.Array) -> da.Array:
-    """Return states, 0 in rows where no path has a positive weight, and -1 past their ends."""
-    return da.where(weight[..., None] == -math.inf, da.minimum(states, 0), states)
+    """Return states, 0 where no path of a row has a positive weight, and -1 where one is NaN."""
+    weight = weight[..., None]
+    states = da.where(weight == -math.inf, da.minimum(states, 0), states)
+    return da.where(da.isnan(weight), -1, states)
 
 
 def sample(chain: Any, num_samples: int, rng: Any) -> da.Array:

@@ -181,6 +181,16 @@ def test_weights_of_paths():
     assert temporaries(lambda: chain.log_weight(states)) <= SMALLEST
 
 
+@pytest.mark.chains
+@pytest.mark.parametrize("lengths", ["full", "ragged"])
+@pytest.mark.parametrize(("shape", "count"), [((40, 17, 2), 3000), ((3, 1, 2), 100_000)])
+def test_samples_beyond_their_states(shape, count, lengths):
+    ends = np.arange(shape[0]) % shape[1] + 1 if lengths == "ragged" else None
+    options = {"transitions": uniform(2, 2), "lengths": ends, "workspace": SMALLEST}
+    chain = alc.LogChain(normal(*shape), **options)
+    assert temporaries(lambda: chain.sample(count, rng=0)) <= SMALLEST
+
+
 MATRIX_CHAINS = {
     "stack": lambda: normal(50, 16, 16),
     "stack, odd": lambda: normal(37, 16, 16),

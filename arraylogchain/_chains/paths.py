@@ -82,16 +82,13 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
         has_path, no_path = total > 0, _states_without_path(ctx, total)
         longest = max(steps.stop - steps.start for steps in forward_pass.segments)
         bytes_per_sample = 8 * groups * rows * max(6 * size, 4 * longest)
-        sample_slices = list(
-            chunks(int(out.shape[0]), max(1, forward_pass.workspace // bytes_per_sample))
-        )
-        after = [_last_states(shard, last_weights, numbers, samples) for samples in sample_slices]
+        num_samples = max(1, forward_pass.workspace // bytes_per_sample)
         for n, steps in reversed(list(enumerate(forward_pass.segments))):
             updated = forward_pass.stored_messages(n)
-            for m, samples in enumerate(sample_slices):
+            for samples in chunks(int(out.shape[0]), num_samples):
+                after = _states_after(shard, steps, last_weights, paths, numbers, samples)
                 u = xp.permute_dims(shard.read(numbers, (steps, samples)), (2, 0, 1, 3))
-                path = forward_pass.backend.draw(updated, after[m], steps, u)
-                after[m] = path[0, ...]
+                path = forward_pass.backend.draw(updated, after, steps, u)
                 path = xp.where(has_path, path, no_path)
                 write_steps(paths[..., samples], shard, steps, path, -1)
         shard.view(paths, (slice(shard.num_steps, None),))[...] = -1
@@ -105,16 +102,26 @@ def _states_without_path(ctx: Context, weights: Array) -> Array:
     return -ctx.xp.astype(ctx.xp.isnan(weights), ctx.index_dtype)
 
 
-def _last_states(shard: Shard, last_weights: Array, numbers: Array, samples: slice) -> Array:
-    """Return the last states of samples, [groups, rows, samples], drawn by sums [groups, rows, K].
+def _states_after(
+    shard: Shard, steps: slice, last_weights: Array, paths: Array, numbers: Array, samples: slice
+) -> Array:
+    """Return states after a block of steps, [groups, rows, samples]; of rows that end, the last.
 
-    `numbers` are those of all steps, [*batch, T, samples].
+    `last_weights` are sums [groups, rows, K]; `paths` and `numbers` those of all steps,
+    [*batch, T, samples]. Paths have been written from the step after the block on.
     """
     ctx, xp = shard.ctx, shard.ctx.xp
-    u = shard.read(numbers, (shard.num_steps - 1, samples))
-    if shard.lengths is not None:
-        for length in np.unique(shard.lengths):
-            is_last = xp.asarray(shard.lengths == length, device=ctx.device)
-            u = xp.where(is_last[..., None], shard.read(numbers, (int(length) - 1, samples)), u)
-    states = draw_states(xp, last_weights[:, :, None, :], ctx.load(u, ctx.widest))
-    return xp.where(u < 0, xp.astype(-1 - u, states.dtype), states)
+    if steps.stop < shard.num_steps:
+        # Rows that have ended, or have no path, need some state.
+        states = xp.clip(shard.read(paths, (steps.stop, samples)), 0, None)
+    else:
+        shape = (*shard.state_shape[:2], samples.stop - samples.start)
+        states = xp.zeros(shape, dtype=ctx.index_dtype, device=ctx.device)
+    lengths = [shard.num_steps] if shard.lengths is None else np.unique(shard.lengths)
+    for length in map(int, lengths):
+        if steps.start < length <= steps.stop:
+            ending = shard.row_index(shard.num_active(length), shard.num_active(length - 1))
+            u = shard.read(numbers, (length - 1, samples))[ending]
+            drawn = draw_states(xp, last_weights[ending][:, :, None, :], ctx.load(u, ctx.widest))
+            states[ending] = xp.where(u < 0, xp.astype(-1 - u, states.dtype), drawn)
+    return states

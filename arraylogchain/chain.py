@@ -357,8 +357,8 @@ class LogChain:
             return specialized.log_weight(self, states)
 
         def compute(ctx: Context, chain: Chain, workspace: int) -> Array:
-            result = check_states(ctx, states, chain)
-            return chains.log_weight.log_weight(ctx, chain, workspace, result)
+            checked = check_states(ctx, states, chain, workspace)
+            return chains.log_weight.log_weight(ctx, chain, workspace, checked)
 
         return self._run(compute)
 

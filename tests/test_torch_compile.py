@@ -169,7 +169,7 @@ def test_states_that_do_not_exist_are_refused(torch):
     compiled = torch.compile(model, backend="eager")
     states = torch.tensor([[0, 1, 3], [0, 1, 2]])
     torch.testing.assert_close(compiled(x, edges, states), model(x, edges, states))
-    with pytest.raises(ValueError, match="states has values from -1 to 1"):
+    with pytest.raises(ValueError, match="states must be from 0 to 3, got -1"):
         compiled(x, edges, torch.tensor([0, 1, -1]))
 
 

@@ -175,9 +175,16 @@ def test_chains_where_loops_begin_not_to_fit(T, K, operation):
 
 
 @pytest.mark.chains
-def test_weights_of_paths():
-    states = np.zeros((500, 1000), np.int64)
-    chain = alc.LogChain(normal(500, 1000, 4), transitions=uniform(4, 4), workspace=SMALLEST)
+@pytest.mark.parametrize("lengths", ["full", "ragged"])
+@pytest.mark.parametrize(
+    "states",
+    [np.zeros((500, 1000), np.int64), np.zeros((500, 1000), np.int8), np.zeros(1000, np.int64)],
+    ids=["int64", "int8", "one path for all rows"],
+)
+def test_weights_of_paths(states, lengths):
+    ends = np.arange(500) + 1 if lengths == "ragged" else None
+    options = {"transitions": uniform(4, 4), "lengths": ends, "workspace": SMALLEST}
+    chain = alc.LogChain(normal(500, 1000, 4), **options)
     assert temporaries(lambda: chain.log_weight(states)) <= SMALLEST
 
 

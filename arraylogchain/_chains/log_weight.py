@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from arraylogchain._core.axes import Box, boxes, within
 from arraylogchain._core.context import Array, Context, shape_of
-from arraylogchain._inputs.chain import Chain
+from arraylogchain._inputs.chain import Chain, ends_of, states_of
 
 # Bytes for each step of a path: two states, indices as the library arranges them, entries as given
 # and widened, their logarithms, masks.
@@ -36,18 +34,14 @@ def log_weight_parts(
     workspace : int
         Bytes for temporaries.
     states : integer array [..., T]
-        Leading axes broadcast against the batch. What lies past a chain's end is ignored.
+        As `check_states` returns them, with all batch axes.
 
     Returns
     -------
     high, remainder : array [...]
-        In the widest precision; leading axes are those of states and of the batch, broadcast. What
-        is large and cancels leaves no rounding.
+        In the widest precision. What is large and cancels leaves no rounding.
     """
     xp, shape = ctx.xp, shape_of(states)[:-1]
-    if shape != chain.batch:
-        shape = np.broadcast_shapes(shape, chain.batch)
-        states = xp.broadcast_to(states, (*shape, chain.num_steps))
     lengths = None if chain.lengths is None else ctx.integers(chain.lengths)
     dtype = ctx.dtype(ctx.widest)
     high, remainder = (xp.zeros(shape, dtype=dtype, device=ctx.device) for _ in range(2))
@@ -65,12 +59,11 @@ def _weights_in(
     """Yield the logs [..., n] of what the steps of a box give to paths, and what leads on."""
     xp, lead, start = ctx.xp, box[:-1], box[-1].start
     stop = min(box[-1].stop + 1, chain.num_steps)
-    path = states[(*lead, slice(start, stop))]
+    path = states_of(ctx, states, lengths, (*lead, slice(start, stop)))
     times = xp.arange(start, stop, dtype=ctx.index_dtype, device=ctx.device)
     end: Any = chain.num_steps
     if lengths is not None:
-        # Lengths may have fewer axes than paths, and axes of length 1.
-        end = lengths[within(lead[len(lead) - lengths.ndim :], tuple(lengths.shape))][..., None]
+        end = ends_of(lengths, box)
 
     def logs(part: str, at: tuple[Any, ...], first: int = 0) -> Array:
         values = ctx.load(_entries(ctx, chain.parts[part], lead, at), ctx.widest)

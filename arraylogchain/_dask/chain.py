@@ -384,7 +384,7 @@ def log_weight(chain: Any, states: Any) -> da.Array:
 
 
 def _log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> Any:
-    states = check_states(ctx, states, chain)
+    states = check_states(ctx, states, chain, workspace)
     return chains.log_weight.log_weight_parts(ctx, chain, workspace, states)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from arraylogchain._core.axes import Shape, check_batches
+from arraylogchain._core.axes import Box, Shape, boxes, check_batches, within
 from arraylogchain._core.context import Array, Context, shape_of
 from arraylogchain._inputs.arrays import (
     dtype_name,
@@ -39,6 +39,8 @@ PARTS = {
     "initial": Argument("initial", "log_initial", ("K",)),
     "final": Argument("final", "log_final", ("K",)),
 }
+# Bytes for each state of a path that is checked: as given, converted, with those past the ends 0.
+BYTES_PER_STATE = 64
 # Which part an argument of `LogChain` is.
 ARGUMENTS = {
     name: part for part, names in PARTS.items() for name in (names.linear, names.log) if name
@@ -289,22 +291,51 @@ def check_paths(states: Array, batch: Shape, num_steps: int) -> None:
     check_batches({name: x[:-1] for name, x in shapes.items()}, shapes)
 
 
-def check_states(ctx: Context, states: Array, chain: Chain) -> Array:
-    """Return paths [..., T] in the library that computes, 0 past the ends of their chains."""
+def check_states(ctx: Context, states: Array, chain: Chain, workspace: int) -> Array:
+    """Return paths [*batch axes broadcast, T] as given; raise where a state that is read is none.
+
+    See `states_of`. Nothing of them is copied, except to the host where `ctx` computes there.
+    """
     if ctx.is_numpy or isinstance(states, np.ndarray) or not hasattr(states, "dtype"):
         states = on_host("states", states)
     check_paths(states, chain.batch, chain.num_steps)
-    if isinstance(states, np.ndarray):
-        states = ctx.xp.asarray(np.ascontiguousarray(states, np.int64), device=ctx.device)
-    states = ctx.xp.astype(states, ctx.index_dtype, copy=False)
-    if chain.lengths is not None:
-        times = ctx.xp.arange(chain.num_steps, dtype=ctx.index_dtype, device=ctx.device)
-        states = ctx.xp.where(ctx.integers(chain.lengths)[..., None] > times, states, 0)
-    if 0 not in states.shape:
-        low, high = (int(on_host("states", f(states))) for f in (ctx.xp.min, ctx.xp.max))
+    xp = np if isinstance(states, np.ndarray) else ctx.xp
+    batch = np.broadcast_shapes(shape_of(states)[:-1], chain.batch)
+    states = xp.broadcast_to(states, (*batch, chain.num_steps))
+    ends = None if chain.lengths is None else ctx.integers(chain.lengths)
+    if 0 in batch:
+        return states
+    for box in boxes(shape_of(states), max(1, workspace // BYTES_PER_STATE)):
+        block = states_of(ctx, states, ends, box)
+        low, high = (int(on_host("states", f(block))) for f in (ctx.xp.min, ctx.xp.max))
         if not 0 <= low <= high < chain.num_states:
+            wrong = on_host("states", block)
+            # Integers that ctx has not are negative in its own, as those above 2**63 are.
+            given = on_host("states", states[box])[(wrong < 0) | (wrong >= chain.num_states)]
             raise ValueError(
-                f"states has values from {low} to {high}; they must lie between 0 and "
-                f"{chain.num_states - 1}"
+                f"states must be from 0 to {chain.num_states - 1}, got {given.flat[0]}"
             )
     return states
+
+
+def states_of(ctx: Context, states: Array, ends: Array | None, box: Box) -> Array:
+    """Return a box of paths in the library that computes, 0 past the ends of their chains.
+
+    `ends` are lengths that broadcast with the leading axes, or None.
+    """
+    block = states[box]
+    if isinstance(block, np.ndarray):
+        # torch takes no other order of bytes and no negative strides.
+        block = ctx.xp.asarray(np.ascontiguousarray(block, np.int64), device=ctx.device)
+    block = ctx.xp.astype(block, ctx.index_dtype, copy=False)
+    if ends is None:
+        return block
+    start = box[-1].start or 0
+    times = ctx.xp.arange(start, start + block.shape[-1], dtype=ctx.index_dtype, device=ctx.device)
+    return ctx.xp.where(ends_of(ends, box) > times, block, 0)
+
+
+def ends_of(ends: Array, box: Box) -> Array:
+    """Return lengths [..., 1] of the chains of a box of paths."""
+    lead = box[:-1]
+    return ends[within(lead[len(lead) - ends.ndim :], shape_of(ends))][..., None]

@@ -21,6 +21,7 @@ from arraylogchain._inputs.chain import (
     check_states,
     make_chain,
     prepare_chain,
+    states_of,
 )
 from arraylogchain._torch import reference, rules
 from arraylogchain._torch.products import entries, through_finite
@@ -218,7 +219,8 @@ def log_weight(chain: Any, states: Any) -> Tensor:
     arguments, found = chain._arguments(), []
     entered = make_chain(arguments, chain._lengths)
     ctx = native_context(torch_namespace, entered.parts["potentials"].device, "float64")
-    states = check_states(ctx, states, entered)
+    states = check_states(ctx, states, entered, chain._workspace)
+    states = states_of(ctx, states, None, (slice(None),) * states.ndim)
     times, is_valid = (
         torch.arange(entered.num_steps, device=ctx.device),
         reference.real_steps(entered),

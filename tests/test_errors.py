@@ -342,6 +342,7 @@ def test_what_no_row_reads_may_be_negative():
     with pytest.raises(ValueError, match=mentions("transitions", "log_transitions")):
         alc.LogChain(x, transitions=weights, lengths=[4, 4])
     alc.LogChain(x, transitions=-ones(3, 3), lengths=1)
+    alc.LogChain(x[:, :1], transitions=-ones(3, 3))
     with pytest.raises(ValueError, match=mentions("transitions", "log_transitions")):
         alc.LogChain(x, transitions=-ones(3, 3), lengths=[1, 2])
     weights[1, 0, 0, 0] = -1.0  # beside NaN

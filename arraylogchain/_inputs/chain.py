@@ -269,8 +269,9 @@ def check_weights(ctx: Context, chain: Chain) -> None:
         # The least is NaN if there is one, and may be of what is past the ends.
         if not ctx.are_between(x, 0.0, math.inf):
             negative = np.asarray(x < 0)
-            if name == "transitions" and chain.lengths is not None:
-                is_read = chain.lengths[..., None] > np.arange(1, x.shape[-3] + 1)
+            if name == "transitions":
+                ends = np.asarray(chain.num_steps if chain.lengths is None else chain.lengths)
+                is_read = ends[..., None] > np.arange(1, x.shape[-3] + 1)
                 negative = negative.any((-2, -1)) & is_read
             if np.any(negative):
                 raise ValueError(

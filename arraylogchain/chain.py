@@ -57,7 +57,7 @@ class LogChain:
         Their logarithms instead.
     lengths : array [...] of integers, optional
         How many steps of each row are real, between 1 and T. What lies past them is never read.
-        They broadcast with the batch axes.
+        They broadcast to the batch axes of the arrays, and add none.
     workspace : int, optional
         Bytes that temporaries may take beyond inputs and output, at least 1 MiB. Default: 64 MiB.
         Counts and gradients in half precision are added up in float32 first, weights of paths in

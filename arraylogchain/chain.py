@@ -249,7 +249,7 @@ class LogChain:
             The posterior probability of state k at step i: also the derivative of `log_partition`
             with respect to the log potentials. Its error is a few eps of 1 for each step, and
             grows as that of `log_partition` does. Zeros past a row's length, where no path has a
-            positive weight, and where the sum over all paths is infinite.
+            positive weight, and where weights are infinite.
 
         Examples
         --------

@@ -44,9 +44,10 @@ class Plan:
     workspace: int
 
     def __str__(self) -> str:
-        rows = math.prod(self.batch)
+        sizes = {"row": math.prod(self.batch), "step": self.steps, "state": self.states}
+        counts = ", ".join(f"{n} {name}{'s' * (n != 1)}" for name, n in sizes.items())
         return (
-            f"chain       {rows} rows, {self.steps} steps, {self.states} states, {self.dtype}\n"
+            f"chain       {counts}, {self.dtype}\n"
             f"route       {self.route}: {self.reason}\n"
             f"workspace   at most {amount(self.workspace)} beside inputs and results"
         )

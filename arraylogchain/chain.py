@@ -30,6 +30,10 @@ from arraylogchain._results import ChainPath, ChainPosterior, FilteredChain, Pla
 
 __all__ = ["ChainPath", "ChainPosterior", "FilteredChain", "LogChain"]
 
+_NO_TRANSITIONS = (
+    "transitions or log_transitions must be given for expected_transitions, got neither"
+)
+
 
 class LogChain:
     """Paths through T steps of K states, weighted by potentials and transitions.
@@ -352,7 +356,9 @@ class LogChain:
         [0.81, 0.09]
         """
         if isinstance(states, ChainPath):
-            raise TypeError("states is a ChainPath; pass its first field, path.states")
+            raise TypeError(
+                "states must be an array of integers, got a ChainPath; pass its field, path.states"
+            )
         if specialized := self._specialized():
             return specialized.log_weight(self, states)
 
@@ -386,7 +392,7 @@ class LogChain:
         TypeError
             If `rng` is none of these.
         ValueError
-            If `num_samples` is negative.
+            If `num_samples` is negative, or samples would be beyond all memory.
 
         Notes
         -----
@@ -407,7 +413,7 @@ class LogChain:
         [(0, 0, 1), (0, 1, 1)]
         """
         rng = check_generator(rng, self._arrays["log_potentials"])
-        num_samples = at_least(0, "num_samples", num_samples, "paths")
+        num_samples = at_least(0, "num_samples", num_samples)
         if lazy := self._lazy():
             return lazy.sample(self, num_samples, rng)
 
@@ -445,7 +451,7 @@ class LogChain:
         [[[4.5, 0.5], [0.5, 4.5]]]
         """
         if self._transitions() is None:
-            raise ValueError("expected_transitions needs transitions or log_transitions")
+            raise ValueError(_NO_TRANSITIONS)
         if specialized := self._specialized():
             return specialized.expected_transitions(self)
         return self._run(chains.marginals.expected_transitions)
@@ -548,11 +554,13 @@ class LogChain:
         """
         if operation not in PLANNED:
             names = ", ".join(PLANNED)
-            raise ValueError(f"operation is {operation!r}; it must be one of {names}")
+            raise ValueError(f"operation must be one of {names}, got {operation!r}")
         if operation == "expected_transitions" and self._transitions() is None:
-            raise ValueError("expected_transitions needs transitions or log_transitions")
+            raise ValueError(_NO_TRANSITIONS)
         if self._lazy():
-            raise ValueError("plan needs arrays in memory, such as one block of a Dask array")
+            raise ValueError(
+                "arrays must be in memory for plan, got a Dask array; one block of it would do"
+            )
         ctx, chain = prepare_chain(self._arrays, self._lengths)
         sizes = chain.batch, chain.num_steps, chain.num_states
         choice = _select.route(operation, ctx, chain, self._workspace)

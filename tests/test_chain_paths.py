@@ -175,6 +175,14 @@ NO_PATHS += [(np.zeros(shape, int), ValueError) for shape in SHAPES]
 NO_PATHS += [(np.zeros((2, 5), kind), TypeError) for kind in ("float32", "bool")]
 
 
+@pytest.mark.parametrize("wrong", [2**63, 4])
+def test_states_beyond_all_states_are_named_as_given(np_backend, wrong):
+    case = ChainCase(np_backend, "float32", normal(2, 5, 4), transitions=uniform(1, 4, 4))
+    states = np.array([0, 1, wrong, 2, 3], np.uint64)
+    with pytest.raises(ValueError, match=f"states must be from 0 to 3, got {wrong}"):
+        case.chain.log_weight(states)
+
+
 @pytest.mark.parametrize(("states", "error"), NO_PATHS)
 def test_what_is_no_path(backend, states, error):
     case = ChainCase(backend, "float32", normal(2, 5, 4), transitions=uniform(1, 4, 4))

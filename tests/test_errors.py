@@ -176,13 +176,19 @@ SWAPPED = "[..., 5, 3], their last two axes swapped"
         ({"x": ones(7, 3, 5), "initial": one}, [SWAPPED]),
         ({"x": ones(7, 5, 3), "transitions": ones(7, 3, 3)}, ["is [7, 1, 3, 3]"]),
         ({"transitions": -ones(3, 3)}, ["log_transitions"]),
-        ({"transitions": ones(3, 3), "lengths": 0}, ["lengths", "from 0 to 0"]),
+        ({"transitions": ones(3, 3), "lengths": 0}, ["lengths must be from 1 to T = 5, got 0"]),
+        ({"x": two, "transitions": P, "lengths": [5, 2000]}, ["got 2000"]),
         ({"transitions": ones(3, 3), "lengths": [2, 3]}, ["lengths", "()"]),
         ({"transitions": ones(4, 3, 3), "log_initial": ones(4)}, ["log_initial", "(4,)", "3"]),
         ({"x": two, "transitions": P, "initial": ones(4, 3)}, ["log_potentials", "initial", 2, 4]),
         ({"x": ones(2, 5, 0), "transitions": ones(0, 0)}, ["log_potentials", "(2, 5, 0)"]),
-        ({"x": ones(5, 1, 3), "lengths": [2, 3]}, ["lengths", (2,), (5,), "T = 1"]),
-        ({"transitions": P, "workspace": 100}, ["workspace", "100"]),
+        ({"x": ones(5, 1, 3), "lengths": [2, 3]}, ["lengths", (2,), (5,)]),
+        ({"transitions": P, "lengths": [2, 3]}, ["got shape (2,)", "padded to [n, T, K]"]),
+        ({"transitions": P, "workers": 0}, ["workers must be at least 1, got 0"]),
+        (
+            {"transitions": P, "workspace": 100},
+            ["workspace must be at least 1048576 bytes, got 100"],
+        ),
     ],
     ids=str,
 )
@@ -276,11 +282,11 @@ def test_pullbacks_name_the_function_that_was_called(torch_backend):
     x, torch = dask.ones((2, 2)), torch_backend.xp
     t = torch.ones(2, 2, requires_grad=True)
     for name in ("matmul", "logmatmulexp", "maxplus_matmul"):
-        with pytest.raises(TypeError, match=rf"vjp\.{name} needs it in memory"):
+        with pytest.raises(TypeError, match=rf"must be in memory for vjp\.{name},"):
             getattr(alc.vjp, name)(x, x)
         with pytest.raises(NotImplementedError, match=rf"call arraylogchain\.{name},"):
             getattr(alc.vjp, name)(t, t)
-    with pytest.raises(TypeError, match=r"vjp\.logchainexp needs it in memory"):
+    with pytest.raises(TypeError, match=r"must be in memory for vjp\.logchainexp,"):
         alc.vjp.logchainexp([x[x[:, 0] > 0], x])  # of a size that is not known
     with pytest.raises(NotImplementedError, match=mentions("cotangent", "detach")):
         alc.vjp.matmul(t.detach(), t.detach())[1](t)
@@ -320,6 +326,19 @@ def test_negative_weights(name, value, kind):
     arguments.pop(name)
     arguments = {**arguments, f"log_{name}": value}
     assert np.isfinite(chain(arguments.pop("log_potentials"), **arguments)).all()
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "text"),
+    [(2**70, f"at most {(2**63 - 1) // 8 // 15}, got {2**70}"), (-1, "at least 0, got -1")],
+)
+@pytest.mark.parametrize("library", ["numpy", "dask"])
+def test_numbers_of_samples(library, num_samples, text):
+    x = ones(3, 5, 3)
+    if library == "dask":
+        x = pytest.importorskip("dask.array").from_array(x)
+    with pytest.raises(ValueError, match=f"num_samples must be {text}"):
+        alc.LogChain(x, transitions=ones(3, 3)).sample(num_samples)
 
 
 @NEGATIVE
@@ -368,7 +387,7 @@ def test_libraries_that_cannot_be_computed_with(function):
         "logchainexp": ("matrices", [Lazy(2, 3, 3)], {}),
         "LogChain": ("log_potentials", [Lazy(3, 2)], {"transitions": Lazy(1, 2, 2)}),
     }.get(function, ("a", [Lazy(3, 3), Lazy(3, 3)], {}))
-    with pytest.raises(TypeError, match=mentions(name, "Lazy", "not supported", "np.asarray")):
+    with pytest.raises(TypeError, match=mentions(name, "Lazy", "supported", "np.asarray")):
         getattr(alc, function)(*operands, **options)
 
 

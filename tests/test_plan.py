@@ -26,6 +26,10 @@ def test_printed_plan_says(word):
     assert word in str(forum_chain().plan())
 
 
+def test_printed_plan_of_one_row_step_and_state():
+    assert "1 row, 1 step, 1 state, float64" in str(alc.LogChain(np.zeros((1, 1))).plan())
+
+
 def test_plan_depends_on_shapes_and_dtypes_only():
     assert str(forum_chain(0.0).plan()) == str(forum_chain(np.nan).plan())
 

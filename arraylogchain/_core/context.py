@@ -291,4 +291,4 @@ def check_workspace(workspace: int | None) -> int:
     """Return the workspace in bytes; raise TypeError or ValueError if it cannot be used."""
     if workspace is None:
         return DEFAULT_WORKSPACE
-    return at_least(SMALLEST_WORKSPACE, "workspace", workspace, "bytes")
+    return at_least(SMALLEST_WORKSPACE, "workspace", workspace, " bytes")

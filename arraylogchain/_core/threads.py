@@ -84,15 +84,15 @@ def run_blocks(
 
 def check_workers(workers: int | None) -> int | None:
     """Return the number of threads that a caller asks for; raise where it is no usable number."""
-    return None if workers is None else at_least(1, "workers", workers, "threads")
+    return None if workers is None else at_least(1, "workers", workers)
 
 
-def at_least(lowest: int, name: str, x: int, unit: str) -> int:
+def at_least(lowest: int, name: str, x: int, unit: str = "") -> int:
     """Return an argument that has to be an integer from `lowest` on."""
     if isinstance(x, bool) or getattr(x, "ndim", False) or not hasattr(x, "__index__"):
-        raise TypeError(f"{name} must be an integer number of {unit}, got {type(x).__name__}")
+        raise TypeError(f"{name} must be an integer, got {type(x).__name__}")
     if x.__index__() < lowest:
-        raise ValueError(f"{name}={x} is too small; the least number of {unit} is {lowest}")
+        raise ValueError(f"{name} must be at least {lowest}{unit}, got {x}")
     return x.__index__()
 
 

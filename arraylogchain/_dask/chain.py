@@ -41,6 +41,7 @@ from arraylogchain._inputs.chain import (
     check_weights,
     prepare_chain,
 )
+from arraylogchain._inputs.random import check_num_samples
 from arraylogchain._results import ChainGradients, check_cotangent, check_requested
 
 # The axes behind those of rows: of parts, of what else operations take, of what they return.
@@ -331,6 +332,7 @@ def _possible(states: da.Array, weight: da.Array) -> da.Array:
 def sample(chain: Any, num_samples: int, rng: Any) -> da.Array:
     """Draw paths, from the last piece to the first: blocks have seeds of their own."""
     time_chunks, log_z = TimeChunks(chain), log_partition(chain)
+    check_num_samples((num_samples, *log_z.shape, time_chunks.num_steps))
     random, (before, _) = da.random.default_rng(int(rng.integers(1 << 63))), time_chunks.messages()
     result: list[Any] = [None]
     for i, (start, stop) in reversed(list(enumerate(time_chunks.steps))):

@@ -69,7 +69,7 @@ def prepare_inputs(arguments: Mapping[str, Array]) -> tuple[Context, Mapping[str
         for name, x in arguments.items():
             if isinstance(x, jax.core.Tracer):
                 raise TypeError(
-                    f"{name} is traced by JAX, without values; call this outside of jax.jit"
+                    f"{name} must have values, got one traced by JAX; call this outside of jax.jit"
                 )
     check_same("device", {name: array_api_compat.device(x) for name, x in arguments.items()})
     # By names: array_api_strict warns where a cache compares its dtypes.
@@ -186,8 +186,7 @@ def common_namespace(arguments: Mapping[str, Array]) -> Any:
 def namespace_of(name: str, x: Array) -> Any:
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(
-            f"{name} is a masked array, whose mask would be lost; "
-            f"fill it first, by {name}.filled(...)"
+            f"{name} must have no mask, got a masked array; {name}.filled(...) makes a plain one"
         )
     try:
         return array_api_compat.array_namespace(x)
@@ -276,13 +275,13 @@ def raise_if_differentiated(arguments: Mapping[str, Array], function: str, inste
     for name, x in arguments.items():
         if is_lazy(x):
             raise TypeError(
-                f"{name} is a Dask array, and {function} needs it in memory; {name}.compute() "
+                f"{name} must be in memory for {function}, got a Dask array; {name}.compute() "
                 "brings it there"
             )
         if torch is not None and torch.is_grad_enabled() and getattr(x, "requires_grad", False):
             raise NotImplementedError(
-                f"{name} requires grad, and {function} is not part of autograd; call {instead}, "
-                f"which autograd follows, or pass {name}.detach()"
+                f"{name} must not require grad for {function}, got a tensor that does; call "
+                f"{instead}, which autograd follows, or pass {name}.detach()"
             )
 
 
@@ -291,10 +290,8 @@ def check_same(what: str, values: Mapping[str, Any]) -> None:
     for name, value in following:
         if value != expected:
             error = TypeError if what == "library" else ValueError
-            plural = "libraries" if what == "library" else "devices"
             raise error(
-                f"{first} and {name} are of different {plural}: {first} is {expected}, "
-                f"{name} is {value}; convert one so that both match"
+                f"{first} and {name} must be of one {what}, got {expected} and {value}; convert one"
             )
 
 
@@ -319,9 +316,9 @@ def check_dtypes(arguments: tuple[tuple[str, Any], ...], xp: Any) -> str:
     dtypes = {name: dtype_name(dtype) for name, dtype in arguments}
     for name, dtype in dtypes.items():
         if dtype not in _FLOATING or not hasattr(computing, dtype):
-            supported = ", ".join(x for x in _FLOATING if hasattr(computing, x))
+            supported = " or ".join(x for x in _FLOATING if hasattr(computing, x))
             library = f", which {library_name(computing)} lacks" if dtype in _FLOATING else ""
-            raise TypeError(f"{name} has dtype {dtype}{library}; use one of {supported}")
+            raise TypeError(f"{name} must have dtype {supported}, got {dtype}{library}")
     return promote(dtypes.values())
 
 
@@ -370,14 +367,14 @@ def _to_numpy(name: str, x: Array) -> Array:
     if not hasattr(source, "__dlpack__"):
         kind = f"{type(x).__module__.partition('.')[0]} {type(x).__name__}"
         raise TypeError(
-            f"{name} is a {kind}, and such arrays are not supported; np.asarray({name}) makes a "
-            "NumPy array of one that fits into memory"
+            f"{name} must be an array of a supported library, got a {kind}; np.asarray({name}) "
+            "makes one of what fits into memory"
         )
     try:
         return np.from_dlpack(source)
     except (BufferError, RuntimeError, TypeError) as error:
         raise TypeError(
-            f"{name}, a {type(x).__name__}, cannot be handed over through DLPack: {error}"
+            f"{name} must be readable through DLPack, got a {type(x).__name__} that is not: {error}"
         ) from error
 
 
@@ -398,12 +395,12 @@ def on_host(name: str, x: Any) -> np.ndarray:
     except (BufferError, RuntimeError, TypeError, ValueError):
         if not are_plain(x):
             raise NotImplementedError(
-                f"{name} has no values that can be read here, as under torch.func.vmap; call this "
-                "outside of it, on all rows at once"
+                f"{name} must have values that can be read, got a tensor without, as under "
+                "torch.func.vmap; call this outside of it, on all rows at once"
             ) from None
         kind = type(x).__name__
         raise TypeError(
-            f"{name} must be an array of integers, which this {kind} cannot be read as"
+            f"{name} must be an array of integers, got a {kind} that cannot be read as one"
         ) from None
 
 

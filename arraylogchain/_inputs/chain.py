@@ -144,13 +144,12 @@ def check_given(options: Mapping[str, Array | None]) -> dict[str, Array]:
     }
     for linear, log, _ in PARTS.values():
         if linear in arguments and log in arguments:
-            raise ValueError(f"{linear} and {log} are both given; give one of them")
+            raise ValueError(f"{linear} or {log} must be None, got both")
     x = arguments.get("log_potentials")
     if isinstance(x, (list, tuple)):
         raise TypeError(
-            f"log_potentials is a {type(x).__name__}; it must be an array, such as np.asarray or "
-            "torch.as_tensor makes; sequences of different lengths are padded to [n, T, K], with "
-            "lengths="
+            f"log_potentials must be an array, got a {type(x).__name__}; np.asarray makes one, of "
+            "sequences of different lengths after they are padded to [n, T, K], with lengths="
         )
     return arguments
 
@@ -174,8 +173,8 @@ def _as_floating(name: str, x: Any, like: Array) -> Array:
         result = np.asarray(x)
     if result is None or result.dtype.kind not in "biuf":
         raise TypeError(
-            f"{name} is a {type(x).__name__} that makes no array of real numbers; it must be an "
-            "array, or nested lists of numbers"
+            f"{name} must be an array or nested lists of real numbers, got a {type(x).__name__} "
+            "that makes no such array"
         )
     xp = namespace_of("log_potentials", like)
     return xp.asarray(result.tolist(), dtype=like.dtype, device=array_api_compat.device(like))
@@ -193,8 +192,8 @@ def _check_shapes(arguments: tuple[tuple[str, Shape], ...]) -> Shape:
     potentials = shapes["log_potentials"]
     if len(potentials) < 2 or 0 in potentials[-2:]:
         raise ValueError(
-            f"log_potentials has shape {potentials}; it must be [..., T, K] with at least one step "
-            "and one state"
+            "log_potentials must be [..., T, K] with at least one step and one state, got shape "
+            f"{potentials}"
         )
     T, K = potentials[-2:]
     sizes, batches = {"T": T, "K": K, "T - 1": T - 1}, {}
@@ -208,8 +207,8 @@ def _check_shapes(arguments: tuple[tuple[str, Shape], ...]) -> Shape:
         batches[name] = shape[: -len(own_shape)]
     if T > 1 and not shapes.keys() & {"transitions", "log_transitions"}:
         raise ValueError(
-            f"transitions or log_transitions must be given for a chain of {T} steps: "
-            f"[{K}, {K}], [..., 1, {K}, {K}] or [..., {T - 1}, {K}, {K}]"
+            f"transitions or log_transitions must be [{K}, {K}], [..., 1, {K}, {K}] or "
+            f"[..., {T - 1}, {K}, {K}] for {T} steps, got None"
         )
     return check_batches(batches, shapes)
 
@@ -218,13 +217,14 @@ def _misfit(name: str, shape: Shape, potentials: Shape, own_shape: Shape) -> str
     """Say what shape an argument has, what it must have, and what may have been meant."""
     T, K = potentials[-2:]
     expected = ", ".join(map(str, own_shape))
-    text = f"{name} has shape {shape}; with log_potentials of shape {potentials} it must be "
-    text += f"[..., {expected}]"
+    text = f"{name} must be [..., {expected}]"
     if len(own_shape) == 3:
-        text += f", or [{K}, {K}] or [..., 1, {K}, {K}] for one matrix at every step"
-        if len(shape) == 3 and shape[1:] == (K, K) and shape[:1] == potentials[-3:-2]:
-            text += f"; one matrix for each of {shape[0]} rows is [{shape[0]}, 1, {K}, {K}]"
-    if T != K and shape[-min(len(own_shape), 2) :] == (T,) * min(len(own_shape), 2):
+        text += f", or [{K}, {K}] or [..., 1, {K}, {K}] for one matrix at every step,"
+    text += f" for log_potentials of shape {potentials}, got shape {shape}"
+    per_row = len(own_shape) == len(shape) == 3 and shape[1:] == (K, K)
+    if per_row and shape[:1] == potentials[-3:-2]:
+        text += f"; one matrix for each of {shape[0]} rows is [{shape[0]}, 1, {K}, {K}]"
+    elif T != K and shape[-min(len(own_shape), 2) :] == (T,) * min(len(own_shape), 2):
         text += (
             f"; log_potentials of {T} states at {K} steps would be [..., {K}, {T}], "
             "their last two axes swapped"
@@ -241,22 +241,19 @@ def check_lengths(lengths: Any, batch: Shape, num_steps: int) -> np.ndarray | No
     check_integers("lengths", array, "; mask.sum(-1) makes them of a mask")
     pairs = zip(array.shape[::-1], batch[::-1], strict=False)
     if array.ndim > len(batch) or any(n not in (1, rows) for n, rows in pairs):
-        raise ValueError(
-            f"lengths has shape {array.shape}; it must broadcast to the batch axes {batch}: "
-            f"an integer from 1 to T = {num_steps} for each chain"
-        )
-    low, high = (array.min(), array.max()) if array.size else (num_steps, num_steps)
-    if low < 1 or high > num_steps:
-        raise ValueError(
-            f"lengths has values from {low} to {high}; they must lie between 1 and {num_steps}, "
-            "the number of steps of log_potentials"
-        )
-    return None if low == num_steps else array.astype(np.int64, copy=False)
+        text = f"lengths must broadcast to the batch axes {batch}, got shape {array.shape}"
+        if not batch and array.sum() == num_steps:
+            text += "; sequences that follow one another are to be padded to [n, T, K]"
+        raise ValueError(text)
+    wrong = array[(array < 1) | (array > num_steps)]
+    if wrong.size:
+        raise ValueError(f"lengths must be from 1 to T = {num_steps}, got {wrong[0]}")
+    return None if np.all(array == num_steps) else array.astype(np.int64, copy=False)
 
 
 def check_integers(name: str, x: Array, hint: str = "") -> None:
     if not dtype_name(x.dtype).startswith(("int", "uint")):
-        raise TypeError(f"{name} has dtype {dtype_name(x.dtype)}; it must hold integers{hint}")
+        raise TypeError(f"{name} must hold integers, got dtype {dtype_name(x.dtype)}{hint}")
 
 
 def check_weights(ctx: Context, chain: Chain) -> None:
@@ -275,8 +272,8 @@ def check_weights(ctx: Context, chain: Chain) -> None:
                 negative = negative.any((-2, -1)) & is_read
             if np.any(negative):
                 raise ValueError(
-                    f"{name} has negative entries, and weights must be at least 0; pass logarithms "
-                    f"as log_{name}"
+                    f"{name} must be at least 0, got negative weights; logarithms are passed as "
+                    f"log_{name}"
                 )
 
 
@@ -286,7 +283,7 @@ def check_paths(states: Array, batch: Shape, num_steps: int) -> None:
     shape = shape_of(states)
     if shape[-1:] != (num_steps,):
         raise ValueError(
-            f"states has shape {shape}; it must be [..., {num_steps}], a state for each step"
+            f"states must be [..., {num_steps}], a state for each step, got shape {shape}"
         )
     shapes = {"states": shape, "the chain": (*batch, num_steps)}
     check_batches({name: x[:-1] for name, x in shapes.items()}, shapes)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
 import numpy as np
 
+from arraylogchain._core.axes import Shape
 from arraylogchain._core.context import Array, Context
 
 
@@ -21,27 +23,36 @@ def check_generator(rng: Any, x: Array) -> Any:
     if rng is None or (isinstance(rng, (int, np.integer)) and not isinstance(rng, bool)):
         if rng is None or rng >= 0:
             return np.random.default_rng(rng)
-        raise ValueError(f"rng is {rng}; a seed must be at least 0")
+        raise ValueError(f"rng must be at least 0 as a seed, got {rng}")
     library = _package_of(rng) if type(rng).__name__ == "Generator" else ""
     if library == "torch" and _package_of(x) != "torch":
         raise TypeError(
-            f"rng is a torch.Generator, which is for tensors only, and log_potentials is a "
-            f"{type(x).__name__}; np.random.default_rng(seed) makes a generator for any array"
+            f"rng must be a generator of NumPy or CuPy for a {type(x).__name__}, got a "
+            "torch.Generator; np.random.default_rng(seed) makes one for any array"
         )
     if library not in ("cupy", "torch") and not isinstance(rng, np.random.Generator):
         raise TypeError(
-            f"rng is a {type(rng).__name__}; it must be None, an integer, or a generator of NumPy, "
-            "CuPy or torch, such as np.random.default_rng(seed)"
+            "rng must be None, an integer, or a generator of NumPy, CuPy or torch, got a "
+            f"{type(rng).__name__}; np.random.default_rng(seed) makes one"
         )
     return rng
 
 
-def workspace_for_samples(ctx: Context, shape: tuple[int, ...]) -> tuple[Array, Array]:
+def check_num_samples(shape: Shape) -> None:
+    """Raise where an array of samples, with these axes, is beyond all memory."""
+    num_samples, *others = shape
+    most = sys.maxsize // 8 // max(1, math.prod(others))
+    if num_samples > most:
+        raise ValueError(f"num_samples must be at most {most}, got {num_samples}")
+
+
+def workspace_for_samples(ctx: Context, shape: Shape) -> tuple[Array, Array]:
     """Return memory for samples, integers, and for the numbers that they are drawn with.
 
     The numbers take the integers' memory, where libraries have views of another dtype: each is read
     before a sample takes its place.
     """
+    check_num_samples(shape)
     xp = ctx.xp
     out, dtype = ctx.empty(shape, ctx.index_dtype), ctx.dtype(ctx.widest)
     shares_memory = ctx.has_out and out.dtype == xp.int64 and ctx.widest.itemsize == 8

@@ -273,6 +273,17 @@ def opposite(magnitude: float) -> Options:
     return {"x": np.zeros((41, 2)), "log_transitions": logs}
 
 
+def below_unused_transitions() -> Options:
+    """Return rows whose path lies far below the largest transition, which nothing reaches.
+
+    What it lies below by is rounded twice, when it is subtracted and when it is added.
+    """
+    x, edges = normal(1000, 2, 2), np.full((1000, 1, 2, 2), 8200.0)
+    edges[:, :, 0] = np.stack([normal(1000, 1, seed=1), np.full((1000, 1), -INF)], -1)
+    x[:, 0, 1] = -INF
+    return {"x": x, "log_transitions": edges}
+
+
 def special(form: str, part: str, value: float) -> Options:
     """Return a row with an infinity or NaN: it shows where it took part, and only there."""
     x, P, p0 = normal(3, 6, 4), uniform(3, 5, 4, 4) + 0.01, uniform(3, 4)
@@ -379,6 +390,7 @@ def scenarios() -> Iterator[tuple[str, Callable[..., Options], tuple]]:
     yield "tiny weights", dict, (tiny,)
     yield "identity", lambda: {"x": normal(100, 5, sd=20), "transitions": np.eye(5)}, ()
     yield "without a path", without_a_path, ()
+    yield "below unused transitions", below_unused_transitions, ()
     for steps, size in ((1, 1.0), (1, 1e-31), (199, 1.0)):
         yield f"drifting apart {steps} {size}", drifting_apart, (steps, size)
     yield "leaving the range", leaving_the_range, ()

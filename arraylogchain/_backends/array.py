@@ -23,7 +23,7 @@ from arraylogchain._backends.shards import Shard
 from arraylogchain._core import scaled
 from arraylogchain._core.axes import chunks
 from arraylogchain._core.context import Array
-from arraylogchain._core.scaled import whole_maximum
+from arraylogchain._core.scaled import lost_by_adding, whole_maximum
 from arraylogchain._products.certified import certified_product
 from arraylogchain._products.operand import Factor
 
@@ -254,8 +254,11 @@ class _SegmentStepper:
 
         def update(predicted: Array, i: int, out: Array) -> bool:
             ctx.apply(xp.add, predicted, x[i, ...], out=out)
+            lost = lost_by_adding(xp, predicted, x[i, ...], out)
             top = whole_maximum(xp, out)
             ctx.apply(xp.subtract, out, top, out=out)
+            # The maximum may cancel most of a sum.
+            ctx.apply(xp.add, out, lost, out=out)
             for rounded in (maxima[i, ...], top):  # widened first, to be added exactly
                 self.shifts = self.shifts + ctx.load(rounded[..., 0], ctx.widest)
             return True

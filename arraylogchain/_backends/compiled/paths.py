@@ -30,7 +30,8 @@ def best(x, matrices, lengths, carry, updated, scratch, first):
     matrices : (L, shifts, count, sharing, first_matrix)
         Logarithms of weights [n, K, K], flat, less whole numbers [n]; see `recursion.advance`.
     updated : array [S, G, K * R], or [2, 1, K * R]
-        Those after each step, if they are kept.
+        Those after each step, if they are kept. What adding potentials loses to rounding is added
+        when the largest of a row is subtracted, as that may cancel most of a sum.
     scratch : arrays [B + 4, K * R], flat, and [B + 3, R]
     """
     L, matrix_shifts, per_group, sharing, first_matrix = matrices
@@ -40,7 +41,8 @@ def best(x, matrices, lengths, carry, updated, scratch, first):
     factors, x_shifts, is_special = scratch[0], scratch[1], elementary.count_special(L) > 0
     for g in range(G):
         rows, shift, gl = weights[g], scales[0, g], g % updated.shape[1]
-        m, row_max = factors[B * K * R :][: K * R], x_shifts[B]
+        m, lost = factors[B * K * R :][: K * R], factors[(B + 1) * K * R :][: K * R]
+        row_max = x_shifts[B]
         for r in range(R):
             if forms[g, r] == LINEAR:
                 scales[1, g, r] += elementary.write_logs(rows[r])
@@ -62,8 +64,13 @@ def best(x, matrices, lengths, carry, updated, scratch, first):
                     _write_nan(out, m, L, n * K * K, K, R, moved)
             copy_rows(out, m, R, moved)
             for j in range(K * R):
-                out[j] += f[j]
+                total = out[j] + f[j]
+                from_f = total - out[j]
+                lost[j] = (out[j] - (total - from_f)) + (f[j] - from_f)
+                out[j] = total
             subtract_row_max(out, R, row_max)
+            for j in range(K * R):
+                out[j] += lost[j] if -INF < lost[j] < INF else 0.0
             for r in range(R):
                 shift[r] += x_shifts[i, r] + row_max[r] + (matrix_shifts[n] if r < moved else 0.0)
             m = out

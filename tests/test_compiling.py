@@ -4,6 +4,7 @@ import importlib.metadata
 import pickle
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,10 @@ from tests.checks import run_python
 
 if why_not() is not None:
     pytest.skip(why_not(), allow_module_level=True)
+
+import numba
+
+from arraylogchain._numba import primitives
 
 
 def test_import_leaves_numba_alone():
@@ -44,12 +49,17 @@ for name in ("_nrt", "forceinline", "no_cfunc_wrapper"):
 """,
     # Inner functions are then compiled as Numba does it.
     "other libraries": """
-from arraylogchain._numba import compiling
+from arraylogchain._numba import code_library
 class Gone:
     def __get__(self, part, owner):
         raise AttributeError
-compiling._Part._get_module_for_linking = Gone()
+code_library.Part._get_module_for_linking = Gone()
 """,
+    # Numba's own cache, pipeline and arithmetic take the place of modules that it does not fit.
+    **{
+        f"no {name}": f"import sys; sys.modules['arraylogchain._numba.{name}'] = None"
+        for name in ("code_library", "intrinsics")
+    },
     # Numba then raises where a function is decorated: it is compiled without a cache.
     "no folder for the cache": """
 from numba.core import caching
@@ -61,8 +71,36 @@ caching.FunctionCache.__init__ = fail
 
 
 @pytest.mark.parametrize("code", OTHERWISE.values(), ids=list(OTHERWISE))
-def test_loops_are_compiled_otherwise(code):
-    assert run_python(code + COMPILES) == "1.75"
+def test_loops_are_compiled_otherwise(code, tmp_path):
+    assert run_python(f"{code}\n{COMPILES}", NUMBA_CACHE_DIR=str(tmp_path)) == "1.75"
+
+
+def test_primitives_without_intrinsics_are_the_same(monkeypatch):
+    """With -inf and NaN among the terms of maxima."""
+    source = Path(primitives.__file__).read_text()
+    monkeypatch.setitem(sys.modules, "arraylogchain._numba.intrinsics", None)
+    otherwise: dict[str, Any] = {"__name__": "otherwise"}
+    exec(compile(source, "otherwise.py", "exec"), otherwise)
+    assert otherwise["vector_sum"] is not primitives.vector_sum
+
+    def results(names):
+        add, top = (names["vector_sum"](8, is_product) for is_product in (True, False))
+        bits_of, number_of = names["bits_of"], names["number_of"]
+
+        @numba.njit(fastmath={"contract"})
+        def compute(out, a, b):
+            add(out, 0, a, 1, 2, b, 3, 8, 5)
+            top(out, 8, a, 1, 2, b, 3, 8, 5)
+            return number_of(bits_of(a[1]) + 1), bits_of(a[1])
+
+        a, b = normal(11), normal(50)
+        a[5], b[30], b[35] = -np.inf, np.inf, np.nan
+        out = np.zeros(16)
+        return out, compute(out, a, b)
+
+    (first, first_bits), (second, second_bits) = results(vars(primitives)), results(otherwise)
+    np.testing.assert_array_equal(first, second)
+    assert first_bits == second_bits
 
 
 def test_a_cache_that_cannot_be_read(tmp_path):

@@ -1,8 +1,11 @@
 """Compiled loops: how they are compiled and kept, and what happens where they cannot be."""
 
 import importlib.metadata
+import logging
 import pickle
+import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ if why_not() is not None:
 import numba
 
 from arraylogchain._numba import primitives
+from arraylogchain._numba.compiling import compiled
 
 
 def test_import_leaves_numba_alone():
@@ -103,6 +107,43 @@ def test_primitives_without_intrinsics_are_the_same(monkeypatch):
     assert first_bits == second_bits
 
 
+# the cache ----------------------------------------------------------------------------------------
+
+LOOP = '''
+from arraylogchain._numba.compiling import inlined
+@inlined
+def double(x):
+    return 2 * x
+def twice(x):
+    """Return 2 x; for tests."""
+    return double(x)
+'''
+
+
+@pytest.fixture
+def twice(tmp_path, monkeypatch, caplog):
+    """Return a call of a function as a process makes that has loaded nothing yet, and the log."""
+    monkeypatch.setattr(numba.core.config, "CACHE_DIR", "")
+    (tmp_path / "loop.py").write_text(LOOP)
+    namespace = {"__name__": "tests.loop"}
+    exec(compile(LOOP, str(tmp_path / "loop.py"), "exec"), namespace)
+    caplog.set_level(logging.INFO, "arraylogchain")
+
+    def call():
+        caplog.clear()
+        assert compiled(namespace["twice"])(1.5) == 3.0
+        return [record.getMessage() for record in caplog.records]
+
+    return call
+
+
+def test_compilation_is_logged_once(twice):
+    start, end = twice()
+    assert start == "compiling loop.twice: Return 2 x"
+    assert re.fullmatch(r"compiled loop.twice in \d+\.\d s", end)
+    assert twice() == []
+
+
 def test_a_cache_that_cannot_be_read(tmp_path):
     """As one that an older version has left, whose classes are elsewhere now."""
     (tmp_path / "loop.py").write_text("""
@@ -162,6 +203,22 @@ def test_one_compilation_serves_all_kinds_of_arrays():
                 after_the_first = after_the_first or signatures()
     assert after_the_first
     assert signatures() == after_the_first
+
+
+def test_warm_call_runs_no_function_of_numba_or_of_its_cache():
+    chain = alc.LogChain(normal(12, 4), transitions=uniform(4, 4))
+    calls = (chain.log_partition, chain.posterior, chain.viterbi, partial(chain.sample, 2))
+    for call in calls:
+        call()
+    files = set()
+    sys.setprofile(lambda frame, event, argument: files.add(frame.f_code.co_filename))
+    try:
+        for call in calls:
+            call()
+    finally:
+        sys.setprofile(None)
+    assert any("arraylogchain" in file for file in files)
+    assert not [file for file in files if "numba" in Path(file).parts or "progress" in file]
 
 
 @pytest.mark.parametrize(

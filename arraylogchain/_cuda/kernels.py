@@ -14,6 +14,7 @@ import numpy as np
 from arraylogchain._core import precision as precision_module
 from arraylogchain._core.context import Array, Context
 from arraylogchain._core.precision import Precision
+from arraylogchain._core.progress import compiling
 
 FOLDER = Path(__file__).parent
 OPTIONS = ("-std=c++17",)
@@ -142,7 +143,8 @@ def compiled(kernel: Kernel, device_id: int, shared_memory: int) -> Any:
 
     text = source_text(kernel.source)
     module = cupy.RawModule(code=text, options=OPTIONS, name_expressions=(kernel.name,))
-    function = module.get_function(kernel.name)
+    with compiling(kernel.name, "a CUDA kernel, which CuPy compiles or finds in its cache"):
+        function = module.get_function(kernel.name)
     # What a block may use beyond 48 KiB has to be asked for. This does not reserve anything.
     function.max_dynamic_shared_size_bytes = shared_memory - function.shared_size_bytes
     return function

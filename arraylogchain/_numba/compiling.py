@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +21,10 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 from numba import njit
+from numba.core import event
 from numba.core.options import DefaultOptions
+
+from arraylogchain._core.progress import compiling
 
 Function = Callable[..., Any]
 Floats = npt.NDArray[np.float64]
@@ -54,8 +58,34 @@ def _options(**more_options: Any) -> dict[str, Any]:
     return {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}, **known_versions}
 
 
+class _Progress(event.Listener):  # type: ignore[misc]
+    """Logs the compilation of functions that Python calls; loading them from the cache is none."""
+
+    def __init__(self) -> None:
+        self.functions: set[Function] = set()
+        self._running: dict[Function, Any] = {}
+
+    def on_start(self, compilation: Any) -> None:
+        function = getattr(compilation.data["dispatcher"], "py_func", None)
+        if function in self.functions:
+            name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+            purpose = re.split("[;\n]", function.__doc__ or "")[0].rstrip(".")
+            self._running[function] = compiling(name, purpose)
+            self._running[function].__enter__()
+
+    def on_end(self, compilation: Any) -> None:
+        function = getattr(compilation.data["dispatcher"], "py_func", None)
+        if function in self._running:
+            self._running.pop(function).__exit__(None, None, None)
+
+
+_progress = _Progress()
+event.register("numba:compile", _progress)
+
+
 def compiled(function: Function) -> Function:
     """Compile a function that Python calls, when it first does, letting go of the GIL."""
+    _progress.functions.add(function)
     try:
         dispatcher: Any = njit(cache=True, **_options())(function)
     except RuntimeError:  # there is no folder to keep it in

@@ -1,5 +1,6 @@
 """Compiled loops: how they are compiled and kept, and what happens where they cannot be."""
 
+import errno
 import importlib.metadata
 import logging
 import pickle
@@ -62,7 +63,7 @@ code_library.Part._get_module_for_linking = Gone()
     # Numba's own cache, pipeline and arithmetic take the place of modules that it does not fit.
     **{
         f"no {name}": f"import sys; sys.modules['arraylogchain._numba.{name}'] = None"
-        for name in ("code_library", "intrinsics")
+        for name in ("disk_cache", "code_library", "intrinsics")
     },
     # Numba then raises where a function is decorated: it is compiled without a cache.
     "no folder for the cache": """
@@ -144,40 +145,53 @@ def test_compilation_is_logged_once(twice):
     assert twice() == []
 
 
-def test_a_cache_that_cannot_be_read(tmp_path):
-    """As one that an older version has left, whose classes are elsewhere now."""
-    (tmp_path / "loop.py").write_text("""
-from arraylogchain._numba.compiling import compiled
-@compiled
-def twice(x):
-    return 2 * x
-""")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import loop; print(loop.twice(1.5))"
-    assert run_python(code, NUMBA_CACHE_DIR="") == "3.0"
-    (index,) = (tmp_path / "__pycache__").glob("*.nbi")
-    readable = index.read_bytes()
-    index.write_bytes(pickle.dumps(importlib.metadata.version("numba")) + b"cos\nno_such_class\n.")
-    assert run_python(code, NUMBA_CACHE_DIR="") == "3.0"
-    assert index.read_bytes() == readable
+DAMAGES = {
+    "empty": lambda data: b"",
+    "cut short": lambda data: data[: len(data) // 2],
+    "garbage": lambda data: b"no pickle",
+    "a hole of zeros": lambda data: data[: len(data) // 2] + bytes(len(data) // 2),
+    "zeros within": lambda data: data.replace(data[200:300], bytes(100)),
+    "classes that are gone": lambda data: (
+        pickle.dumps(importlib.metadata.version("numba")) + b"cos\nno_such_class\n."
+    ),
+}
+
+
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_file_of_the_cache_is_compiled_again_and_rewritten(twice, tmp_path, damage, suffix):
+    twice()
+    (file,) = (tmp_path / "__pycache__").glob(f"*.{suffix}")
+    file.write_bytes(DAMAGES[damage](file.read_bytes()))
+    assert twice()[-2] == "compiling loop.twice: Return 2 x"
+    assert twice() == []
+
+
+def test_full_disk_is_no_error(twice, monkeypatch):
+    def save(self, signature, result):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(numba.core.caching.FunctionCache, "_save_overload", save)
+    assert len(twice()) == len(twice()) == 2
 
 
 def test_a_change_of_any_source_is_noticed(tmp_path):
     """Numba alone asks only for the file of the loop itself, not for those it has compiled in."""
     from arraylogchain._backends.compiled import recursion
-    from arraylogchain._numba import compiling
+    from arraylogchain._numba import disk_cache
 
-    source = Path(compiling.__file__).read_text()
+    source = Path(disk_cache.__file__).read_text()
     stamps, folder = set(), tmp_path / "_numba"
     folder.mkdir()
     for other in (None, "x = 1", "x = 2"):
         if other is not None:
             (folder / "other.py").write_text(other)
-        file = str(folder / "compiling.py")
-        result = {"__file__": file, "__name__": "compiling"}
+        file = str(folder / "disk_cache.py")
+        result = {"__file__": file, "__name__": "disk_cache"}
         exec(compile(source, file, "exec"), result)
-        stamps.add(result["_STAMP"])
+        stamps.add(result["STAMP"])
     assert len(stamps) == 3
-    assert compiling._STAMP in recursion.advance._cache._cache_file._version
+    assert disk_cache.STAMP in recursion.advance._cache._cache_file._version
 
 
 def test_one_compilation_serves_all_kinds_of_arrays():

@@ -5,17 +5,15 @@ rounding, infinities and NaN. And not Numba's parallel runtime, which aborts whe
 it or a process that uses it is forked. Loops make no arrays, but views only, so that no references
 are counted, which would take half the time of a step of a few states.
 
-Modules that take private names of Numba, `code_library` and `intrinsics`, are left out where they
-cannot be imported.
+Names of Numba that are not public are taken in three modules only: `disk_cache`, `code_library` and
+`intrinsics`. Each of them is left out where it cannot be imported.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -39,14 +37,7 @@ def _import(name: str) -> Any:
         return None
 
 
-_code_library = _import("code_library")
-
-# Loops have the functions that they call compiled into them, but Numba knows of changes to the file
-# of a loop itself only. Where the package was packed into one file, there are no sources.
-_LOOPS = ("_numba/*.py", "_backends/compiled/*.py", "_products/compiled.py")
-_FILES = (path for names in _LOOPS for path in sorted(Path(__file__).parents[1].glob(names)))
-_SOURCES = [path.read_bytes() for path in _FILES]
-_STAMP = hashlib.sha256(b"".join(_SOURCES)).hexdigest()
+_disk_cache, _code_library = _import("disk_cache"), _import("code_library")
 
 
 def _options(**more_options: Any) -> dict[str, Any]:
@@ -86,14 +77,14 @@ event.register("numba:compile", _progress)
 def compiled(function: Function) -> Function:
     """Compile a function that Python calls, when it first does, letting go of the GIL."""
     _progress.functions.add(function)
+    dispatcher: Any = njit(**_options())(function)
     try:
-        dispatcher: Any = njit(cache=True, **_options())(function)
+        if _disk_cache is None:
+            dispatcher.enable_caching()
+        else:
+            dispatcher._cache = _disk_cache.SafeCache(function)
     except RuntimeError:  # there is no folder to keep it in
-        return cast(Function, njit(**_options())(function))
-    index: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
-    if hasattr(index, "_version"):
-        # What another version has left is not even read: it may name classes that are gone.
-        index._version = f"{index._version} {_STAMP}"
+        pass
     return cast(Function, dispatcher)
 
 

@@ -1,0 +1,73 @@
+"""Numba's cache on disk, which a damaged file neither stops nor deceives.
+
+Numba reads what it finds: a file that was cut short makes every call raise, and one with a hole of
+zeros, as a crash of the system leaves, makes LLVM abort or compute something else. Here
+
+    load:   read and compare the digest; on any error forget all entries of the function
+    save:   write the machine code with its digest; a full disk is no error
+
+and a function without an entry is compiled and saved.
+
+Beside the two classes, names are used of Numba that are not public: where those are missing,
+`compiling` leaves this module out, and Numba's own cache is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from numba.core.caching import CompileResultCacheImpl, FunctionCache
+from numba.core.serialize import dumps
+
+from arraylogchain._core.progress import LOGGER
+
+# Loops have the functions that they call compiled into them, but Numba knows of changes to the file
+# of a loop itself only. Where the package was packed into one file, there are no sources.
+_LOOPS = ("_numba/*.py", "_backends/compiled/*.py", "_products/compiled.py")
+_FILES = (path for names in _LOOPS for path in sorted(Path(__file__).parents[1].glob(names)))
+_SOURCES = [path.read_bytes() for path in _FILES]
+STAMP = hashlib.sha256(b"".join(_SOURCES)).hexdigest()
+
+
+class _DigestImpl(CompileResultCacheImpl):  # type: ignore[misc]
+    """Compiled functions as bytes beside their digest."""
+
+    def reduce(self, result: Any) -> tuple[bytes, bytes]:
+        data = dumps(super().reduce(result))
+        return hashlib.sha256(data).digest(), data
+
+    def rebuild(self, context: Any, payload: tuple[bytes, bytes]) -> Any:
+        digest, data = payload
+        if hashlib.sha256(data).digest() != digest:
+            raise ValueError("the digest is another one")
+        return super().rebuild(context, pickle.loads(data))
+
+
+class SafeCache(FunctionCache):  # type: ignore[misc]
+    """The cache of one function; raises RuntimeError where there is no folder for it."""
+
+    _impl_class = _DigestImpl
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        if not hasattr(self._cache_file, "_version"):
+            raise RuntimeError("this Numba has no version of a file")
+        # What another version has left is not even read: it may name classes that are gone.
+        self._cache_file._version += f" {STAMP}"
+
+    def load_overload(self, signature: Any, context: Any) -> Any:
+        try:
+            return super().load_overload(signature, context)
+        except Exception as error:  # damaged files raise any
+            LOGGER.info("a file in %s cannot be read: %s", self.cache_path, error)
+            with suppress(OSError):
+                self.flush()
+            return None
+
+    def save_overload(self, signature: Any, result: Any) -> None:
+        with suppress(OSError):
+            super().save_overload(signature, result)

@@ -1,4 +1,4 @@
-"""`python -m arraylogchain`: what is available here, and the case that started the project."""
+"""The command `arraylogchain`: what is available here, and the case that started the project."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from arraylogchain._version import __version__
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code: 1 where kernels are wrong, 2 where they cannot run."""
     parser = argparse.ArgumentParser(
-        prog="python -m arraylogchain",
+        prog="arraylogchain",
         description="Print what is available here, compile all loops, and solve the case that "
         "started the project, with time, memory and error.",
     )
     parser.add_argument("--version", action="version", version=__version__)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where to solve it: on the CPU with NumPy (the default), or on a CUDA device with "
+        "CuPy, of the extra cuda12 or cuda13",
+    )
     parser.add_argument("--check", action="store_true", help="check and time the CUDA kernels")
     args = parser.parse_args(argv)
     if args.check and args.device != "cuda":
@@ -27,8 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.check:
             return 0 if _cli.report() else 1
         print(_cli.describe(), flush=True)
-        print(_cli.compile_loops(), end="\n\n", flush=True)
-        _cli.show_case(args.device)
+        with _cli.shown_progress():
+            print(_cli.compile_loops(), end="\n\n", flush=True)
+            _cli.show_case(args.device)
     except RuntimeError as error:
         print(f"arraylogchain: {error}", file=sys.stderr)
         return 2

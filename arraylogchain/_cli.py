@@ -1,4 +1,4 @@
-"""What `python -m arraylogchain` shows: what computes here, and the case that started the project.
+"""What the command shows: what computes here, and the case that started the project.
 
 A model computes ``p0 · D_0 · P_1 · D_1 · … · P_{v-1} · x_{v-1}`` in log space for each of n rows:
 ``x`` [n, t, v, c] holds log weights, D_i is the diagonal matrix of exp(x_i), ``bulk``
@@ -8,24 +8,28 @@ A model computes ``p0 · D_0 · P_1 · D_1 · … · P_{v-1} · x_{v-1}`` in log
 from __future__ import annotations
 
 import importlib
+import logging
 import math
 import os
 import platform
+import sys
 import timeit
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import array_api_compat
 import numpy as np
 
-from arraylogchain import _numba
+from arraylogchain import _numba, vjp
 from arraylogchain._backends.cuda.backend import hard_case
 from arraylogchain._core.context import Array, Context
+from arraylogchain._core.progress import LOGGER
 from arraylogchain._core.text import amount, duration
 from arraylogchain._core.threads import num_workers
-from arraylogchain._cuda.device import find
+from arraylogchain._cuda.device import NO_CUPY, find
 from arraylogchain._cuda.kernels import INSTANTIATIONS, Kernel
 from arraylogchain._cuda.self_check import largest_error
 from arraylogchain._inputs.arrays import prepare_inputs
@@ -33,6 +37,7 @@ from arraylogchain._version import __version__
 from arraylogchain.chain import LogChain
 from arraylogchain.products import logmatmulexp
 
+_NAMES = {"cupy": "CuPy", "numba": "Numba"}
 # The sizes n, t, v, c at which the forum's user ran out of memory.
 SIZES = (500, 1, 40, 200)
 
@@ -53,6 +58,21 @@ def describe() -> str:
     return "\n".join([f"arraylogchain {__version__} on {system}", *lines])
 
 
+@contextmanager
+def shown_progress() -> Iterator[None]:
+    """Print what is compiled, while it is."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("  %(message)s"))
+    level = LOGGER.level
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        LOGGER.setLevel(level)
+        LOGGER.removeHandler(handler)
+
+
 def compile_loops() -> str:
     """Compile all loops that Numba's cache does not have, and say how long that took."""
     if _numba.why_not():
@@ -62,12 +82,13 @@ def compile_loops() -> str:
 
 
 def compile_all() -> None:
-    """Call what has loops: chains, and products of terms that no matrix multiply proves."""
+    """Call each compiled function, those for terms that no matrix multiply certifies included."""
     chain = LogChain(np.zeros((2, 3, 2)), transitions=np.ones((1, 2, 2)), lengths=[3, 2])
     chain.marginals()
     chain.viterbi()
     chain.sample(1, rng=np.random.default_rng(0))
-    logmatmulexp(np.array([[0.0, -2000.0]]), np.array([[-2000.0], [0.0]]))
+    _, pullback = vjp.logmatmulexp(np.array([[0.0, -2000.0]]), np.array([[-2000.0], [0.0]]))
+    pullback(np.ones((1, 1)))
 
 
 def show_case(device: str) -> None:
@@ -124,9 +145,11 @@ def _imported(library: str) -> Any:
         if library == "cupy":
             result.zeros(1)
     except Exception as error:  # CuPy's own kinds of errors among them
-        missing = isinstance(error, ModuleNotFoundError) and error.name == library
-        text = "not installed" if missing else f"not usable: {error!r}"
-        raise RuntimeError(f"{library} is {text}") from error
+        if not isinstance(error, ModuleNotFoundError) or error.name != library:
+            text = f"{_NAMES.get(library, library)} is not usable: {error!r}"
+        else:
+            text = NO_CUPY if library == "cupy" else f"{library} is not installed"
+        raise RuntimeError(text) from error
     return result
 
 
@@ -138,14 +161,11 @@ def report() -> bool:
     RuntimeError
         Why there is no device on which kernels run.
     """
-    try:
-        cupy = importlib.import_module("cupy")
-        contexts = {
-            name: prepare_inputs({"a": cupy.zeros(1, name)})[0]
-            for name in ("float32", "float64", "float16")
-        }
-    except Exception as error:
-        raise RuntimeError(f"CuPy cannot use a CUDA device: {error}") from error
+    cupy = _imported("cupy")
+    contexts = {
+        name: prepare_inputs({"a": cupy.zeros(1, name)})[0]
+        for name in ("float32", "float64", "float16")
+    }
     ctx = contexts["float32"]
     if ctx.kernels is None:
         raise RuntimeError(f"the kernels cannot be used: {find('cupy', ctx.device)}")
@@ -161,9 +181,10 @@ def report() -> bool:
     print("\ntime, and that of the same multiplies by cuBLAS")
     benchmark = partial(importlib.import_module("cupyx.profiler").benchmark, n_repeat=5, n_warmup=1)
     for name, *runs in _timed(ctx):
+        print(f"{name:<44}", end="", flush=True)
         with ctx.computing():
             ours, theirs = (float(benchmark(run, name=name).gpu_times.min()) for run in runs)
-        print(f"{name:<44}{duration(ours):>12}{duration(theirs):>12}", flush=True)
+        print(f"{duration(ours):>12}{duration(theirs):>12}", flush=True)
     return all(passed)
 
 
@@ -178,12 +199,13 @@ def kernels_of_cupy() -> Iterator[tuple[str, Kernel]]:
 
 
 def _print_error(ctx: Context, kernel: Kernel) -> bool:
+    print(f"{kernel.name:<44}", end="", flush=True)  # before it is compiled
     try:
         ratio = largest_error(ctx, kernel, hard_case)
         text = f"{ratio:.2g}"
     except Exception as error:
         ratio, text = math.inf, f"{type(error).__name__}: {error}"
-    print(f"{kernel.name:<44}{text:>12}{'' if ratio <= 1 else '  FAILED'}", flush=True)
+    print(f"{text:>12}{'' if ratio <= 1 else '  FAILED'}", flush=True)
     return ratio <= 1
 
 

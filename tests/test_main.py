@@ -1,24 +1,38 @@
-"""`python -m arraylogchain`, called as the function behind it."""
+"""The command `arraylogchain`, called as the function behind it."""
 
+import argparse
 import os
 import re
 import subprocess
 import sys
+import tomllib
 import types
+from pathlib import Path
 
 import pytest
 
 from arraylogchain import _cli, _numba
 from arraylogchain.__main__ import main
 from arraylogchain._core import threads
+from arraylogchain._core.progress import LOGGER
+from arraylogchain._cuda.device import NO_CUPY
+from tests.checks import run_python
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch):
     """Make the case small, and do not compile what other tests do; return the calls that would."""
     calls = []
+
+    def compile_all():
+        calls.append(1)
+        LOGGER.info("compiling a loop")
+
     monkeypatch.setattr(_cli, "SIZES", (20, 1, 4, 8))
-    monkeypatch.setattr(_cli, "compile_all", lambda: calls.append(1))
+    monkeypatch.setattr(_cli, "compile_all", compile_all)
     return calls
 
 
@@ -37,6 +51,7 @@ def test_demo_shows_what_is_available_and_what_the_case_takes(capsys, compiled):
         assert re.search(rf"^  {name} +\S", out, re.MULTILINE)
     if _numba.why_not() is None:
         assert compiled == [1]
+        assert re.search(r"^  compiling a loop\nall loops are compiled", out, re.MULTILINE)
         assert re.search(r"^all loops are compiled.*: \d.* [mµ]?s$", out, re.MULTILINE)
     assert "20 chains of 4 steps with 8 states" in out
     assert re.search(r"^  time +\d.* [mµ]?s, the best of [1-9] runs", out, re.MULTILINE)
@@ -67,7 +82,14 @@ def test_says_what_computes_on_the_cpu(monkeypatch, compiled, reason):
 def test_cuda_without_cupy_says_why(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert main(["--device", "cuda"]) == 2
-    assert "cupy is not installed" in one_sentence(capsys)
+    assert NO_CUPY in one_sentence(capsys)
+
+
+def test_report_without_cupy_says_why(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert main(["--device", "cuda", "--check"]) == 2
+    assert NO_CUPY in one_sentence(capsys)
+    assert all(extra in NO_CUPY for extra in PROJECT["optional-dependencies"] if "cuda" in extra)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +122,43 @@ def test_says_what_computes_on_a_device(monkeypatch, reason):
     monkeypatch.setitem(sys.modules, "torch", torch)
     by = "CUDA kernels" if reason is None else f"array operations ({reason})"
     assert _cli._on_device("torch") == f"2.6, {by}"
+
+
+def test_progress_is_shown_by_the_command_alone(capsys):
+    main([])
+    capsys.readouterr()
+    LOGGER.info("compiling a loop")
+    assert capsys.readouterr().out == ""
+
+
+def test_every_compiled_function_is_compiled_beforehand():
+    """Also what only products of wide ranges and their gradients call."""
+    if reason := _numba.why_not():
+        pytest.skip(reason)
+    code = """
+import sys
+from arraylogchain import _cli
+_cli.compile_all()
+from arraylogchain._numba.compiling import _progress
+modules = [m for name, m in sys.modules.items() if name.startswith("arraylogchain.")]
+loops = {f for m in modules for f in vars(m).values() if hasattr(f, "signatures")}
+loops = [f for f in loops if f.py_func in _progress.functions]
+print(len(loops) > 5, [f.__name__ for f in loops if not f.signatures])
+"""
+    assert run_python(code) == "True []"
+
+
+def test_every_option_is_described(monkeypatch):
+    options = []
+    add = argparse.ArgumentParser.add_argument
+    monkeypatch.setattr(
+        argparse.ArgumentParser,
+        "add_argument",
+        lambda *args, **rest: options.append(add(*args, **rest)) or options[-1],
+    )
+    main([])
+    assert {name for option in options for name in option.option_strings} >= {"--device", "--check"}
+    assert all(option.help for option in options)
 
 
 def test_as_a_module():

@@ -22,6 +22,7 @@ from arraylogchain._core.context import Array
 from arraylogchain._cuda.kernels import OPTIONS, Kernel, Launch, compiled
 
 OLDEST_ARCHITECTURE = 75
+NO_CUPY = "CuPy is not installed; for CUDA devices install the extra cuda12 or cuda13"
 OLDEST_CUPY = (14, 2)  # the first whose cache on disk knows kernels by their template arguments
 
 # What kernels include of CUDA's own has to be there, too.
@@ -119,9 +120,7 @@ def _open(library: str, index: int) -> Device | Unavailable:
     try:
         cupy = importlib.import_module("cupy")
     except ModuleNotFoundError:
-        return Unavailable(
-            "CuPy, which compiles the kernels, is not installed; install the extra cuda12 or cuda13"
-        )
+        return Unavailable(NO_CUPY)
     # It makes a folder for its cache, which may not be allowed, ...
     except Exception as error:
         return Unavailable(f"CuPy, which compiles the kernels, cannot be imported: {error}")

@@ -254,9 +254,7 @@ def test_reasons(cupy, torch, monkeypatch):
         assert "ROCm" in find("torch", torch.device("cuda", 0))
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "cupy", None)
-        assert reason() == (
-            "CuPy, which compiles the kernels, is not installed; install the extra cuda12 or cuda13"
-        )
+        assert reason() == device_module.NO_CUPY
     for version in ("13.6.0", "14.1.2", "14.0.0rc1", "9.2"):
         monkeypatch.setattr(cupy, "__version__", version)
         assert reason() == f"CuPy 14.2 or newer is needed, and this is {version}"

@@ -1,5 +1,6 @@
 """README's snippets run in the order shown, and what goes with it is consistent."""
 
+import importlib
 import re
 import tomllib
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import yaml
 
 import arraylogchain as alc
+from arraylogchain.__main__ import main
 from tests.conftest import import_or_skip
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +35,13 @@ def test_readme_is_short_and_has_three_snippets():
     assert len(README.encode()) <= MOST_BYTES
     assert ["LogChain" in s for s in SNIPPETS] == [True, True, False]
     assert ["import torch" in s for s in SNIPPETS] == [False, True, False]
+
+
+def test_first_command_ends_with_the_script_of_the_package():
+    """Which imports what is installed, not what is in the folder where it is called."""
+    script = re.search(r"^pip install \. && (\S+)", README, re.MULTILINE)[1]
+    module, _, function = PROJECT["scripts"][script].partition(":")
+    assert getattr(importlib.import_module(module), function) is main
 
 
 def test_every_method_is_listed():

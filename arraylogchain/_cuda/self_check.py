@@ -62,7 +62,7 @@ def _has_no_problem(ctx: Context, kernel: Kernel, case: Case) -> bool:
     warnings.warn(
         f"the CUDA kernel {kernel.name} cannot be used on {device.identity}: {problem}; array "
         "operations take its place from now on. Please report this, with what "
-        "python -m arraylogchain --device cuda --check prints",
+        "arraylogchain --device cuda --check prints",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 from arraylogchain import _select
+from tests import selection
 
 hypothesis.settings.register_profile(
     "suite",
@@ -190,6 +191,10 @@ def why_no_cuda(library: str) -> str | None:
     return None if there else f"{library} finds no CUDA device"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    selection.add_options(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "exhaustive: takes long; left out by default, see CONTRIBUTING"
@@ -198,6 +203,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "chains: of chains; runs on compiled loops, and on the array implementation"
     )
     if not hasattr(config, "workerinput"):
+        if file := config.getoption("passed"):
+            config.pluginmanager.register(selection.Passed(file))
         reasons = [why_missing(name) for name in required() if name != "cuda"]
         if any(reasons):
             missing = " and ".join(reason for reason in reasons if reason)
@@ -231,6 +238,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     twice = {item for item in long if "strict-float64" in item.name}
     config.hook.pytest_deselected(items=list(twice))
     items[:] = [item for item in items if item not in twice]
+    selection.select(config, items)
 
 
 @pytest.fixture

@@ -103,9 +103,9 @@ def check_requested(wanted: Collection[str]) -> None:
         raise ValueError(f"wanted is {wanted!r}; it must be a collection of names among {fields}")
 
 
-def check_cotangent(g: Array, value: Array) -> None:
+def check_cotangent(g: Array, shape: tuple[int, ...]) -> None:
     """Raise where a cotangent has not the shape of the value."""
-    if shape_of(g) != shape_of(value):
+    if shape_of(g) != shape:
         raise ValueError(
-            f"cotangent has shape {shape_of(g)}; it must have that of the value, {shape_of(value)}"
+            f"cotangent has shape {shape_of(g)}; it must have that of the value, {shape}"
         )

@@ -1,8 +1,9 @@
 """The functions of `arraylogchain` as pairs of a value and its pullback.
 
 A pullback takes a cotangent, the gradient of some number with respect to the value, and returns the
-gradients of that number with respect to the inputs, as `jax.vjp` does. It keeps the inputs, the
-value, and what its function says besides; it changes none of them, and may be called repeatedly.
+gradients of that number with respect to the inputs, as `jax.vjp` does. It keeps the inputs
+themselves, not copies, and what its function says besides; it changes none of them, and may be
+called repeatedly. The inputs must not be changed in place before its last call; the value may be.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from array_api_compat import array_namespace
 
 from arraylogchain import _chains as chains
-from arraylogchain._core.axes import fold
+from arraylogchain._core.axes import Shape, fold
 from arraylogchain._core.context import Array, Context, check_workspace, shape_of
 from arraylogchain._core.threads import check_workers
 from arraylogchain._inputs.arrays import (
@@ -23,9 +24,10 @@ from arraylogchain._inputs.arrays import (
     raise_if_differentiated,
 )
 from arraylogchain._inputs.chain import ARGUMENTS, PARTS, prepare_chain
-from arraylogchain._products import certified, gradients, in_memory, linear, maxplus
-from arraylogchain._products.chainexp import chain_and_pullback
+from arraylogchain._products import certified, in_memory, linear, maxplus
+from arraylogchain._products.chainexp import chain_and_pullback, multiplier
 from arraylogchain._products.contraction import contractions, evaluate
+from arraylogchain._products.gradients import logmatmulexp_gradients
 from arraylogchain._results import ChainGradients, MaxPlusProduct, check_cotangent, check_requested
 from arraylogchain.chain import LogChain
 
@@ -136,9 +138,10 @@ def logmatmulexp(
 
     Notes
     -----
-    The gradients are sums of the cotangent times the share that a term has in its entry. They are
-    exactly 0 for operands that are -inf, and through entries that are infinite. An entry that is
-    NaN makes the gradients of its row of `a` and its column of `b` NaN.
+    The pullback keeps a copy of the value. The gradients are sums of the cotangent times the share
+    that a term has in its entry. They are exactly 0 for operands that are -inf, and through entries
+    that are infinite. An entry that is NaN makes the gradients of its row of `a` and its column of
+    `b` NaN.
 
     Examples
     --------
@@ -153,10 +156,13 @@ def logmatmulexp(
 
     def compute(ctx: Context, a: Array, b: Array) -> Computed:
         layout = fold(shape_of(a), shape_of(b))
-        result = certified.logmatmulexp(ctx, layout, a, b, budget)
-        return result, lambda g: gradients.logmatmulexp_gradients(
-            ctx, layout, a, b, result, g, budget
-        )
+        product = certified.logmatmulexp(ctx, layout, a, b, budget)
+
+        def pull(g: Array) -> Sequence[Array]:
+            ctx.record_stream(product)
+            return logmatmulexp_gradients(ctx, layout, a, b, product, g, budget)
+
+        return _copy(ctx, product), pull
 
     return _with_pullback("logmatmulexp", {"a": a, "b": b}, workers, compute)
 
@@ -187,7 +193,7 @@ def maxplus_matmul(
     pullback : callable
         Takes a cotangent of the values, of their shape, library and device; returns the gradients
         of `a` and `b`, of their shapes and dtypes. All of an entry's cotangent goes to the reported
-        index, and none of an entry's that is infinite or NaN.
+        index, and none of an entry's that is infinite or NaN. It keeps a copy of the indices.
 
     Raises
     ------
@@ -212,10 +218,11 @@ def maxplus_matmul(
         shapes = shape_of(a), shape_of(b)
         layout = fold(*shapes)
         values, indices = maxplus.maxplus_matmul(ctx, layout, a, b, budget)
+        terms = maxplus.finite_terms(ctx, values, indices)
 
         def pull(g: Array) -> Sequence[Array]:
-            ctx.record_stream(indices)
-            return maxplus.maxplus_gradients(ctx, layout, shapes, indices, g, values, budget)
+            ctx.record_stream(terms)
+            return maxplus.maxplus_gradients(ctx, layout, shapes, terms, g, budget)
 
         return (values, indices), pull
 
@@ -293,7 +300,7 @@ def logeinsumexp(
 ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
     """Return `arraylogchain.logeinsumexp` and its pullback.
 
-    The pullback keeps all results in between.
+    The pullback keeps all results in between, and a copy of the value.
 
     Parameters
     ----------
@@ -336,16 +343,22 @@ def logeinsumexp(
     >>> tuple(g.tolist() for g in pullback(1.0))
     ([0.25, 0.75], [0.25, 0.75])
     """
-    check_workspace(workspace)
+    budget = check_workspace(workspace)
     plan = contractions(equation, operands, optimize)
 
-    def multiply(a: Array, b: Array) -> tuple[Array, PairPullback]:
-        return logmatmulexp(a, b, workspace=workspace, workers=workers)
+    def multiply(a: Array, b: Array) -> tuple[Array, Any]:
+        ctx, _ = prepare_inputs({"a": a, "b": b})
+        return multiplier(ctx, budget, True)(a, b)
 
     def compute(ctx: Context, *ready: Array) -> Computed:
         out, pull = evaluate(ctx.xp, plan, list(ready), multiply)
-        out = ctx.xp.asarray(out)
-        return out, lambda g: pull(ctx.xp.where(ctx.xp.isinf(out), ctx.xp.zeros_like(g), g))
+        is_infinite = ctx.xp.isinf(out)
+
+        def pull_finite(g: Array) -> Sequence[Array]:
+            ctx.record_stream(is_infinite)
+            return pull(ctx.xp.where(is_infinite, ctx.xp.zeros_like(g), g))
+
+        return _copy(ctx, out), pull_finite
 
     arguments = {f"operands[{i}]": x for i, x in enumerate(operands)}
     return _with_pullback("logeinsumexp", arguments, workers, compute)
@@ -364,11 +377,11 @@ def _with_pullback(
     with ctx.computing(workers):
         result, pull = compute(ctx, *ready.values())
         value = ctx.to_caller(result)
-    first = value[0] if isinstance(value, tuple) else value
+    shape = shape_of(result[0] if isinstance(result, tuple) else result)
 
     @dynamo_disabled
     def pullback(cotangent: Array) -> tuple[Any, ...]:
-        g = _enter_cotangent(ctx, first, cotangent, ready.values())
+        g = _enter_cotangent(ctx, shape, cotangent, ready.values())
         with ctx.computing(workers):
             pairs = zip(pull(g), ready.values(), strict=True)
             return tuple(ctx.to_caller(ctx.xp.astype(x, y.dtype, copy=False)) for x, y in pairs)
@@ -439,6 +452,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
             ctx, entered, chain._workspace, chain._keeps_messages
         )
         value = ctx.to_caller(result)
+    shape = shape_of(result)
     names = dict(zip(ChainGradients._fields, PARTS, strict=True))
 
     @dynamo_disabled
@@ -446,7 +460,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         cotangent: Array, wanted: Collection[str] = ChainGradients._fields
     ) -> ChainGradients:
         check_requested(wanted)
-        g = _enter_cotangent(ctx, value, cotangent, arguments.values())
+        g = _enter_cotangent(ctx, shape, cotangent, arguments.values())
         requested = {names[field] for field in wanted} & {ARGUMENTS[name] for name in arguments}
         with ctx.computing(chain._workers):
             gradients = {
@@ -457,8 +471,13 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     return value, pullback
 
 
+def _copy(ctx: Context, x: Array) -> Array:
+    """Return a copy for the caller, who may change it while a pullback reads the original."""
+    return ctx.xp.asarray(x, copy=True)
+
+
 def _enter_cotangent(
-    ctx: Context, value: Array, cotangent: Array, inputs: Iterable[Array]
+    ctx: Context, shape: Shape, cotangent: Array, inputs: Iterable[Array]
 ) -> Array:
     """Return a cotangent in the library that computes; raise where it does not fit the value."""
     raise_if_differentiated(
@@ -471,9 +490,10 @@ def _enter_cotangent(
             # Which NumPy lacks, where it computes for libraries whose arrays it can read.
             xp = array_namespace(cotangent)
             cotangent = xp.astype(cotangent, xp.float32)
+        value = ctx.to_caller(ctx.empty((1,), ctx.result_dtype))
         _, arguments = prepare_inputs({"value": value, "cotangent": cotangent})
         # Alone, they may be read by another library than together with inputs of other dtypes.
         g = ctx.xp.asarray(arguments["cotangent"], device=ctx.device)
-    ctx.record_stream(g, value, *inputs)
-    check_cotangent(g, value)
+    ctx.record_stream(g, *inputs)
+    check_cotangent(g, shape)
     return g

@@ -100,7 +100,7 @@ def _in_pairs(xp: Any, x: Array, multiply: Multiply) -> tuple[Array, Pull]:
 def multiply_sequence(ctx: Context, matrices: Sequence[Array], budget: int) -> Array:
     """Return the product of matrices; those in between are not a part of the workspace."""
     given = [ctx.load(x, ctx.precision) for x in matrices]
-    multiply = _multiplier(ctx, budget, None)
+    multiply = multiplier(ctx, budget, None)
     return ctx.to_result(product_of_sequence(ctx.xp, given, multiply, ctx.dtype(ctx.widest))[0])
 
 
@@ -109,7 +109,7 @@ def multiply_stack(ctx: Context, stack: Array, budget: int) -> Array:
     *batch, count, size, _ = shape_of(stack)
     shape, xp = (*batch, size, size), ctx.xp
     # Half is for the products' own workspace, the other for some of a stack and those in between.
-    multiply = _multiplier(ctx, budget // 2, None)
+    multiply = multiplier(ctx, budget // 2, None)
     if count == 0 or 0 in shape:
         return ctx.to_result(product_of_stack(xp, stack, multiply, stack.dtype)[0])
     strip = max(1, budget // 2 // (4 * size * ctx.precision.itemsize))
@@ -134,7 +134,7 @@ def multiply_stack(ctx: Context, stack: Array, budget: int) -> Array:
     return out
 
 
-def _multiplier(ctx: Context, budget: int, has_nan: bool | None) -> Multiply:
+def multiplier(ctx: Context, budget: int, has_nan: bool | None) -> Multiply:
     """Return what multiplies plain arrays, with pullbacks if it is known whether there is NaN."""
     inner = replace(ctx, result_name=ctx.precision.name)
 
@@ -160,13 +160,15 @@ def chain_and_pullback(
     loaded = [ctx.load(x, ctx.precision) for x in matrices]
     # Products have a NaN where +inf meets -inf as well.
     has_nan = any(0 not in x.shape and math.isnan(float(xp.max(x))) for x in loaded)
-    multiply = _multiplier(ctx, budget, has_nan)
+    multiply = multiplier(ctx, budget, has_nan)
     function, x = (product_of_stack, loaded[0]) if is_stack else (product_of_sequence, loaded)
     value, pull = function(xp, x, multiply, ctx.dtype(ctx.widest))
     value = ctx.to_result(value)
+    is_infinite = xp.isinf(value)
 
     def pullback(g: Array) -> list[Array]:
-        result = pull(xp.where(xp.isinf(value), 0.0, ctx.load(g, ctx.precision)))
+        ctx.record_stream(is_infinite)
+        result = pull(xp.where(is_infinite, 0.0, ctx.load(g, ctx.precision)))
         # What is NaN in an operand is NaN in its gradient.
         pairs = zip(matrices, [result] if is_stack else result, strict=True)
         return [xp.astype(xp.where(xp.isnan(x), math.nan, d), x.dtype) for x, d in pairs]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from arraylogchain._core.axes import Fold, Shape, boxes, chunks
-from arraylogchain._core.context import Array, Context
+from arraylogchain._core.context import Array, Context, shape_of
 from arraylogchain._products.tiling import Tiles, panels, run, tile_product
 
 
@@ -58,13 +58,20 @@ def maxplus_matmul(
     return values, indices
 
 
+def finite_terms(ctx: Context, values: Array, indices: Array) -> Array:
+    """Return the indices of terms that have gradients: -1 where a value is infinite or NaN."""
+    terms = ctx.empty(shape_of(indices), indices.dtype)
+    for box in ctx.blocks(shape_of(indices)):
+        terms[box] = ctx.xp.where(ctx.xp.isfinite(values[box]), indices[box], -1)
+    return terms
+
+
 def maxplus_gradients(
     ctx: Context,
     layout: Fold,
     shapes: Sequence[Shape],
-    indices: Array,
+    terms: Array,
     g: Array,
-    values: Array,
     budget: int,
 ) -> tuple[Array, Array]:
     """Return the gradients of sum(g * values), in the precision of the computation.
@@ -75,26 +82,24 @@ def maxplus_gradients(
     layout : Fold
     shapes : tuple of tuple of int
         Of the operands.
-    indices : array
-        As the product reported them; there is no gradient through a negative one.
+    terms : array
+        Indices of the product, as `finite_terms` returns them.
     g : array
         Of the product's shape.
-    values : array
-        The product; where it is infinite or NaN, there is no gradient.
     budget : int
         Bytes that temporaries may take.
     """
     xp, dtype, (batch, rows, cols, inner) = ctx.xp, ctx.dtype(ctx.precision), layout.sizes
     lengths = batch * rows * inner, batch * inner * cols
     gradient_sums = [xp.zeros(n, dtype=dtype, device=ctx.device) for n in lengths]
-    views = [layout.view(xp, x, 2) for x in (indices, g, values)]
+    views = [layout.view(xp, x, 2) for x in (terms, g)]
     # Places, numbers, and what reading and adding at indices holds.
     factor, scratch = 1 + ctx.precision.itemsize * layout.copies, min(budget // 2, 64 * ctx.block)
     tiling = tile_product(layout.sizes, scratch, factor, 128, 512, layout.copies)
     tiles = itertools.chain.from_iterable(panels(layout, tiling))
     for at in tiles if 0 not in layout.sizes else ():
-        index, g_view, value = (at.read(xp, x, 2) for x in views)
-        forward = (index >= 0) & xp.isfinite(value)
+        index, g_view = (at.read(xp, x, 2) for x in views)
+        forward = index >= 0
         k, weights = (
             xp.where(forward, index, 0),
             xp.where(forward, ctx.load(g_view, ctx.precision), 0.0),

@@ -64,6 +64,12 @@ def logeinsumexp(
     added where no index is summed. Tensors are differentiable as those are; for other arrays there
     is `arraylogchain.vjp.logeinsumexp`. Gradients through infinite entries are 0.
 
+    A sum of entries that is beyond the range of the dtype is infinite; partial sums may be beyond
+    it. Where they could be, the largest entry of each of three or more operands is kept apart, in
+    whole nats, and float32 is computed in float64 unless on a device, under Dask or a transform.
+    Elsewhere, and in float64, partial sums that lie farther below the sum of these entries than
+    the largest number are lost.
+
     Examples
     --------
     >>> import numpy as np

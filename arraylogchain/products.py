@@ -201,6 +201,11 @@ def logchainexp(
         If shapes or devices do not fit, a sequence is empty, or the workspace or the number of
         workers is too small.
 
+    Notes
+    -----
+    A sum of entries that is beyond the range of the dtype is infinite; partial sums may be beyond
+    it, as in `logeinsumexp`.
+
     Examples
     --------
     >>> import numpy as np

@@ -9,6 +9,7 @@ called repeatedly. The inputs must not be changed in place before its last call;
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from array_api_compat import array_namespace
@@ -346,11 +347,12 @@ def logeinsumexp(
     budget = check_workspace(workspace)
     plan = contractions(equation, operands, optimize)
 
-    def multiply(a: Array, b: Array) -> tuple[Array, Any]:
-        ctx, _ = prepare_inputs({"a": a, "b": b})
-        return multiplier(ctx, budget, True)(a, b)
-
     def compute(ctx: Context, *ready: Array) -> Computed:
+        def multiply(a: Array, b: Array) -> tuple[Array, Any]:
+            is_wide = a.dtype == ctx.dtype(ctx.widest)
+            inner = replace(ctx, precision=ctx.widest if is_wide else ctx.precision)
+            return multiplier(inner, budget, True)(a, b)
+
         out, pull = evaluate(ctx.xp, plan, list(ready), multiply)
         is_infinite = ctx.xp.isinf(out)
 

@@ -127,6 +127,15 @@ MORE = ["rows that turn wide 40 linear", "drifting apart 199 1.0", "band wide lo
 BORDERS += [pytest.param(n, marks=pytest.mark.exhaustive) for n in (*MORE, "leaving the range")]
 
 
+@pytest.mark.parametrize("chunks", [(2, 1), (1, 2)], ids=str)
+def test_partial_products_beyond_all_numbers_give_the_total(chunks):
+    operands = [np.full((2, 2), x * np.finfo(float).max) for x in (-0.6, -0.6, 0.9)]
+    check_einsum(DaskBackend(*chunks), "float64", "ij,jk,kl->il", operands)
+    lazy = [da.from_array(x, chunks=1) for x in operands]
+    for matrices in (lazy, da.stack(lazy), da.stack(lazy).rechunk(2)):
+        np.testing.assert_allclose(alc.logchainexp(matrices), -0.3 * np.finfo(float).max)
+
+
 @pytest.mark.parametrize(("name", "chunks"), thinned(SHAPES, CHAIN_CHUNKS, 3))
 def test_chains(name, chunks):
     check_chain(DaskBackend(*chunks), "float64", **make(name))

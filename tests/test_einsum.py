@@ -1,6 +1,7 @@
 """logeinsumexp and maxplus_einsum: any equation, against long double."""
 
 import importlib
+import itertools
 import math
 
 import numpy as np
@@ -154,6 +155,67 @@ RANGES = {
 @pytest.mark.parametrize("name", RANGES)
 def test_ranges_and_special_values(np_backend, name):
     check_einsum(np_backend, "float64", "ij,jk,kl->il", RANGES[name])
+
+
+def far(*parts):
+    """Return operands whose entries are parts of the largest number."""
+    return [np.array(part) for part in parts]
+
+
+# Parts of the largest number, whose sums in between are beyond it and whose total is not.
+FAR = {
+    "constants": ("ij,jk,kl->il", far(*(np.full((2, 2), x) for x in (-0.6, -0.6, 0.9)))),
+    "numbers": (",,->", far(-0.6, -0.6, 0.9)),
+    "beside zeros": ("i,i,ij->j", far([-0.6, -np.inf], [-0.6, 0.9], [[0.9, -np.inf], [0.0, 0.0]])),
+    "outer product": ("i,j,k->ijk", far([0.6, 0.5], [0.6, 0.6], [-0.9, -0.7])),
+    "four": ("i,i,i,i->i", far([0.9], [0.9], [-0.9], [-0.9])),
+}
+# These are right in a wider dtype alone.
+CROSSED = {
+    "crossed": ("i,i,i->", far([0.9, 0.0, 0.0], [0.0, 0.9, 0.0], [0.0, 0.0, 0.9])),
+    "opposite": ("ij,jk,kl->il", far([[0.9, -0.9]], [[0.5, 0.0], [0.5, 0.0]], [[-0.9], [0.9]])),
+    "beside infinity": ("ij,jk,kl->il", far([[np.inf], [-0.6]], [[-0.6]], [[0.9]])),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_partial_sums_beyond_all_numbers_give_the_total(backend, dtype, name):
+    equation, parts = FAR[name]
+    inputs, output = equation.split("->")
+    largest = float(np.finfo(dtype).max)
+    for order in itertools.permutations(zip(inputs.split(","), parts, strict=True)):
+        terms, operands = zip(*order, strict=True)
+        reordered = f"{','.join(terms)}->{output}"
+        check_einsum(backend, dtype, reordered, [largest * x for x in operands])
+        check_gradients(backend, dtype, reordered, [largest * x for x in operands])
+
+
+@pytest.mark.parametrize("library", ["numpy", "strict", "torch"])
+@pytest.mark.parametrize("name", CROSSED)
+def test_partial_sums_beyond_float32_are_computed_in_float64(library, name):
+    equation, parts = CROSSED[name]
+    operands = [float(np.finfo("float32").max) * x for x in parts]
+    for check in (check_einsum, check_gradients):
+        check(make_backend(library), "float32", equation, operands)
+
+
+def test_totals_beyond_all_numbers_are_infinite_and_without_gradients(backend, dtype):
+    largest = float(np.finfo(dtype).max)
+    for sign in (1, -1):
+        operands = [backend.asarray(np.full((2, 2), sign * 0.6 * largest), dtype)] * 3
+        value, pullback = alc.vjp.logeinsumexp("ij,jk,kl->il", *operands)
+        assert np.all(backend.to_numpy(value) == sign * np.inf)
+        for gradient in pullback(backend.asarray(np.ones((2, 2)), dtype)):
+            assert not np.any(backend.to_numpy(gradient))
+
+
+def test_partial_sums_beyond_all_numbers_have_gradients_of_tensors(torch_backend, dtype):
+    equation, parts = FAR["constants"]
+    largest = float(np.finfo(dtype).max)
+    operands = [torch_backend.asarray(largest * x, dtype).requires_grad_() for x in parts]
+    alc.logeinsumexp(equation, *operands).sum().backward()
+    for x in operands:
+        np.testing.assert_allclose(x.grad.numpy(), 1.0, rtol=1e-5)
 
 
 # ------------------------------------------------------------------------------------- gradients

@@ -232,6 +232,8 @@ STACKS: dict[str, Any] = {
     "rectangles": [normal(3, 4), normal(4, 7, seed=1), normal(7, 2, seed=2)],
     # Narrow waists at either end: the cheap order is from the right, or from the left.
     **{str(sizes): [normal(*s, sd=10) for s in itertools.pairwise(sizes)] for sizes in WAISTS},
+    "two of the largest range": [np.array([[3e38, -3e38]]), np.array([[-3e38], [3e38]])],
+    "stack of the largest range": 3e38 * np.array([[[1.0, -1.0]] * 2, [[-1.0, -1.0], [1.0, 1.0]]]),
     "batches that broadcast": [normal(2, 1, 3, 4), normal(3, 4, 5), normal(5, 2, sd=100)],
 }
 

@@ -10,9 +10,9 @@ import arraylogchain as alc
 from tests import error_model, reference
 from tests.chain_scenarios import normal
 from tests.checks import check_logmatmulexp, check_matmul, mentions
-from tests.conftest import BACKENDS, import_or_skip
+from tests.conftest import BACKENDS, import_or_skip, make_backend
 from tests.error_model import assert_within
-from tests.gradient_checks import CHECKS, check_vjp_logmatmulexp
+from tests.gradient_checks import CHECKS, check_vjp_logchainexp, check_vjp_logmatmulexp
 
 INF, NAN = np.inf, np.nan
 FUNCTIONS = list(CHECKS)
@@ -238,6 +238,26 @@ def test_special_values_in_the_last_factor(backend, dtype, value, n):
     stack[-1, 1, 0] = value
     out = backend.read(alc.logchainexp(backend.asarray(stack, dtype)), dtype)
     np.testing.assert_array_equal(np.isfinite(out), [[False, True, True]] * 3)
+
+
+@pytest.mark.parametrize("library", ["numpy", "strict", "torch"])
+def test_products_in_between_beyond_float32_are_computed_in_float64(library):
+    backend, largest = make_backend(library), float(np.finfo("float32").max)
+    stack = 0.4 * largest * np.array([np.diag(row) - 1 for row in 2 * np.eye(3)])
+    expected = alc.logchainexp(stack)
+    for matrices in (stack, list(stack)):
+        check_vjp_logchainexp(backend, "float32", matrices)
+        arrays = [backend.asarray(x, "float32") for x in matrices]
+        out = alc.logchainexp(arrays if isinstance(matrices, list) else backend.xp.stack(arrays))
+        assert_within(backend.read(out, "float32"), expected, 1e-6 * largest)
+
+
+def test_two_factors_of_the_largest_range_agree_with_one_product(backend, dtype):
+    far = 0.9 * float(np.finfo(dtype).max)
+    a, b = (backend.asarray(np.full((2, 2), far) * x, dtype) for x in ([1, -1], [[-1], [1]]))
+    expected = backend.to_numpy(alc.logmatmulexp(a, b))
+    for matrices in ([a, b], backend.xp.stack([a, b])):
+        np.testing.assert_array_equal(backend.to_numpy(alc.logchainexp(matrices)), expected)
 
 
 def check_stack(stack, **options):

@@ -17,6 +17,7 @@ from arraylogchain._core.threads import using
 from arraylogchain._dask.blocks import map_rows, to_lazy
 from arraylogchain._inputs.arrays import promote
 from arraylogchain._products import certified, in_memory, linear, maxplus
+from arraylogchain._products.chainexp import product_of_sequence, scale_of_sums, shifts
 from arraylogchain._products.contraction import Multiply, evaluate
 from arraylogchain._products.in_memory import compute, compute_chain, named
 
@@ -125,17 +126,21 @@ def logchainexp(arguments: Mapping[str, Any], workspace: int) -> da.Array:
     matrices, dtype = _widened(arguments)
     in_memory.check_shapes(arguments)
     if "matrices" not in arguments:
-        while len(matrices) > 1:
-            pairs = zip(matrices[::2], matrices[1::2], strict=False)
-            matrices = [logmatmulexp(a, b, workspace) for a, b in pairs] + matrices[
-                len(matrices) & ~1 :
-            ]
-        return matrices[0].astype(dtype)
+
+        def multiply(a: Any, b: Any) -> tuple[da.Array, None]:
+            return logmatmulexp(a, b, workspace), None
+
+        out, _ = product_of_sequence(dask_namespace, matrices, multiply, "float64")
+        return out.astype(dtype)
     (x,), chain = matrices, partial(_chained, workspace=workspace)
+    maxima = shifts(dask_namespace, x, x.shape[-3])
+    x = x - maxima
     result = [("kk", x.dtype)]
     steps = itertools.pairwise([0, *itertools.accumulate(x.chunks[-3])])
     parts = [map_rows(chain, [(x[..., a:b, :, :], "tkk")], result) for a, b in steps]
-    return _joined(parts, chain, "kk", result)[0].astype(dtype)
+    product, scale = _joined(parts, chain, "kk", result)[0], scale_of_sums(x.shape[-3])
+    total = (maxima.astype("float64") * scale).sum(axis=-3)
+    return ((product.astype("float64") * scale + total) / scale).astype(dtype)
 
 
 def einsum(arguments: Mapping[str, Any], plan: Any, multiply: Multiply) -> da.Array:

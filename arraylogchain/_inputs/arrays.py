@@ -243,6 +243,12 @@ def has_values(*arrays: Array) -> bool:
     return are_numpy(*arrays) or (not is_lazy(*arrays) and are_plain(*arrays))
 
 
+def are_readable(*arrays: Array) -> bool:
+    """Tell whether values can be read without waiting for a device."""
+    on_cpu = all("cpu" in str(array_api_compat.device(x)).lower() for x in arrays)
+    return on_cpu and has_values(*arrays)
+
+
 def are_plain(*arrays: Array) -> bool:
     """Tell whether there is no tensor without memory of its own, as within transforms.
 

@@ -16,13 +16,16 @@ from typing import Any
 
 from arraylogchain._core.axes import Shape, boxes, chunks, fold
 from arraylogchain._core.context import Array, Context, shape_of
+from arraylogchain._core.precision import Precision
 from arraylogchain._core.scaled import whole_part
-from arraylogchain._inputs.arrays import detached
+from arraylogchain._inputs.arrays import are_readable, detached
 from arraylogchain._products.certified import logmatmulexp
 from arraylogchain._products.gradients import logmatmulexp_gradients
 
 Multiply = Callable[[Array, Array], tuple[Array, Any]]
 Pull = Callable[[Array], Any]
+# Entries that are looked at together: what that takes fits any workspace.
+_ENTRIES_READ = 1 << 14
 # Finding the best order of n matrices takes time in proportion to n**3.
 _LONGEST_OPTIMUM = 64
 
@@ -35,9 +38,11 @@ def product_of_stack(xp: Any, x: Array, multiply: Multiply, widest: Any) -> tupl
     if x.shape[-3] == 0:
         ones = xp.ones_like(xp.sum(x, axis=-3))
         return xp.log(xp.tril(xp.triu(ones))), lambda g: xp.zeros_like(x)
-    maxima = whole_maxima(xp, x) * min(1, x.shape[-3] - 1)
+    maxima = shifts(xp, x, x.shape[-3])
     product, pull = _in_pairs(xp, x - maxima, multiply)
-    return xp.astype(product, widest) + xp.sum(xp.astype(maxima, widest), axis=-3), pull
+    scale = scale_of_sums(x.shape[-3])
+    total = xp.sum(xp.astype(maxima, widest) * scale, axis=-3)
+    return (xp.astype(product, widest) * scale + total) / scale, pull
 
 
 def product_of_sequence(
@@ -47,7 +52,7 @@ def product_of_sequence(
 
     The pullback returns a list.
     """
-    maxima = [whole_maxima(xp, x) * min(1, len(matrices) - 1) for x in matrices]
+    maxima = [shifts(xp, x, len(matrices)) for x in matrices]
     held: list[Any] = [x - top for x, top in zip(matrices, maxima, strict=True)]
     steps = []
     sizes = int(matrices[0].shape[-2]), *(int(x.shape[-1]) for x in matrices)
@@ -62,9 +67,14 @@ def product_of_sequence(
             result[i], result[j] = pull(result[i])
         return result
 
-    return sum(
-        (xp.astype(top, widest) for top in maxima), start=xp.astype(held[0], widest)
-    ), pullback
+    scale = scale_of_sums(len(matrices))
+    total = sum(xp.astype(top, widest) * scale for top in maxima)
+    return (xp.astype(held[0], widest) * scale + total) / scale, pullback
+
+
+def scale_of_sums(count: int) -> float:
+    """Return the power of two that a sum of `count` numbers is in range with, whatever they are."""
+    return 2.0 ** -count.bit_length()
 
 
 def whole_maxima(xp: Any, x: Array, axis: Any = (-2, -1)) -> Array:
@@ -75,6 +85,40 @@ def whole_maxima(xp: Any, x: Array, axis: Any = (-2, -1)) -> Array:
     """
     maxima = (xp.sum if 0 in x.shape else xp.max)(detached(x), axis=axis, keepdims=True)
     return whole_part(xp, maxima)
+
+
+def shifts(xp: Any, x: Array, count: int) -> Array:
+    """Return what comes off matrices before as many as `count` are multiplied, [..., 1, 1].
+
+    Of two there is no product in between, and what lies far below the largest may decide.
+    """
+    return whole_maxima(xp, x) * int(count > 2)
+
+
+def sums_overflow(xp: Any, arrays: Sequence[Array], count: int, precision: Precision) -> bool:
+    """Tell whether a sum of `count` entries of arrays may overflow, though not the final one.
+
+    Without large positive entries, as where masks are the lowest number, nothing leads back from
+    what is below all numbers.
+    """
+    limit, arrays = 2.0**precision.top / max(count, 1), [detached(x) for x in arrays]
+    arrays = [x for x in arrays if 0 not in x.shape]
+    if all(float(xp.max(x)) <= limit * precision.eps / 4 for x in arrays):
+        return False
+    return any(
+        float(xp.max(xp.abs(xp.where(xp.isfinite(x[box]), x[box], 0.0)))) > limit
+        for x in arrays
+        for box in boxes(shape_of(x), _ENTRIES_READ)
+    )
+
+
+def _with_range(ctx: Context, arrays: Sequence[Array], count: int) -> Context:
+    """Return a context that computes in float64 where float32 may overflow, as far as is known."""
+    if ctx.widest is ctx.precision or not are_readable(*arrays):
+        return ctx
+    if not sums_overflow(ctx.xp, arrays, count, ctx.precision):
+        return ctx
+    return replace(ctx, precision=ctx.widest)
 
 
 def _in_pairs(xp: Any, x: Array, multiply: Multiply) -> tuple[Array, Pull]:
@@ -99,6 +143,7 @@ def _in_pairs(xp: Any, x: Array, multiply: Multiply) -> tuple[Array, Pull]:
 
 def multiply_sequence(ctx: Context, matrices: Sequence[Array], budget: int) -> Array:
     """Return the product of matrices; those in between are not a part of the workspace."""
+    ctx = _with_range(ctx, matrices, len(matrices))
     given = [ctx.load(x, ctx.precision) for x in matrices]
     multiply = multiplier(ctx, budget, None)
     return ctx.to_result(product_of_sequence(ctx.xp, given, multiply, ctx.dtype(ctx.widest))[0])
@@ -108,6 +153,7 @@ def multiply_stack(ctx: Context, stack: Array, budget: int) -> Array:
     """Return the product of matrices [..., n, K, K] within a workspace."""
     *batch, count, size, _ = shape_of(stack)
     shape, xp = (*batch, size, size), ctx.xp
+    ctx = _with_range(ctx, [stack], count)
     # Half is for the products' own workspace, the other for some of a stack and those in between.
     multiply = multiplier(ctx, budget // 2, None)
     if count == 0 or 0 in shape:
@@ -116,21 +162,23 @@ def multiply_stack(ctx: Context, stack: Array, budget: int) -> Array:
     num_parallel = min(count, strip // size - 1)
     # Of matrices that do not fit in pairs, so many rows and columns at a time.
     lines = size if num_parallel > 1 else strip
-    out = ctx.empty(shape, ctx.result_dtype)
+    out, scale = ctx.empty(shape, ctx.result_dtype), scale_of_sums(count)
     for box in boxes(tuple(batch), max(1, strip // size // max(2, num_parallel + 1))):
         part, target = stack[(*box, ...)], out[(*box, ...)]
         for rows in chunks(size, lines):
             x = ctx.load(part[..., 0, rows, :], ctx.precision)
-            offset = whole_maxima(xp, x) * min(1, count - 1)
-            x, offset = x - offset, ctx.load(offset, ctx.widest)
+            offset = shifts(xp, x, count)
+            x, offset = x - offset, ctx.load(offset, ctx.widest) * scale
             for n in chunks(count - 1, max(1, num_parallel)):
                 group = part[..., n.start + 1 : n.stop + 1, :, :]
-                maxima, result = ctx.load(whole_maxima(xp, group), ctx.precision), xp.empty_like(x)
+                maxima, result = ctx.load(shifts(xp, group, count), ctx.precision), xp.empty_like(x)
                 for cols in chunks(size, lines):
                     some = ctx.load(group[..., cols], ctx.precision) - maxima
                     result[..., cols] = multiply(x, _in_pairs(xp, some, multiply)[0])[0]
-                x, offset = result, offset + xp.sum(ctx.load(maxima, ctx.widest), axis=-3)
-            target[..., rows, :] = ctx.to_result(ctx.load(x, ctx.widest) + offset)
+                x = result
+                offset = offset + xp.sum(ctx.load(maxima, ctx.widest) * scale, axis=-3)
+            x = (ctx.load(x, ctx.widest) * scale + offset) / scale
+            target[..., rows, :] = ctx.to_result(x)
     return out
 
 
@@ -156,7 +204,10 @@ def chain_and_pullback(
     ctx: Context, matrices: Sequence[Array], is_stack: bool, budget: int
 ) -> tuple[Array, Callable[[Array], list[Array]]]:
     """Return the product of matrices, or of the one stack that is given, and its pullback."""
-    xp = ctx.xp
+    xp, ctx = (
+        ctx.xp,
+        _with_range(ctx, matrices, matrices[0].shape[-3] if is_stack else len(matrices)),
+    )
     loaded = [ctx.load(x, ctx.precision) for x in matrices]
     # Products have a NaN where +inf meets -inf as well.
     has_nan = any(0 not in x.shape and math.isnan(float(xp.max(x))) for x in loaded)

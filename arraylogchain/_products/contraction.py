@@ -14,7 +14,15 @@ import array_api_compat
 import numpy as np
 
 from arraylogchain._core.context import Array
-from arraylogchain._inputs.arrays import dtype_name, promote
+from arraylogchain._core.scaled import whole_part
+from arraylogchain._inputs.arrays import (
+    are_readable,
+    detached,
+    dtype_name,
+    native_context,
+    promote,
+)
+from arraylogchain._products.chainexp import scale_of_sums, sums_overflow
 
 # Returns a product of matrices and its pullback, None where nobody will call it.
 Multiply = Callable[[Array, Array], tuple[Array, Any]]
@@ -62,7 +70,7 @@ def evaluate(
     terms = plan.input_subscripts.split(",")
     result = promote([dtype_name(x.dtype) for x in operands])
     wide = getattr(xp, promote([result, "float32"]))
-    operands = [xp.astype(x, wide, copy=False) for x in operands]
+    operands, offset = _in_range(xp, [xp.astype(x, wide, copy=False) for x in operands])
     left = [_operand(xp, i, operands[i], term, plan.size_dict) for i, term in enumerate(terms)]
     # What a path leaves is contracted in the end.
     for group in (*plan.path, None):
@@ -82,7 +90,45 @@ def evaluate(
         gradients = pull(xp.astype(g, dtype, copy=False))
         return tuple(gradients[i] for i in range(len(terms)))
 
+    if offset is not None:
+        scale = scale_of_sums(len(operands))
+        out = (xp.astype(out, offset.dtype, copy=False) * scale + offset) / scale
     return xp.astype(out, getattr(xp, result), copy=False), pullback
+
+
+def _in_range(xp: Any, operands: list[Array]) -> tuple[list[Array], Array | None]:
+    """Return operands whose partial sums do not overflow, and the scaled sum of what is taken off.
+
+    Where these could, or values cannot be read, each operand's largest finite entry is taken off,
+    in whole nats, which add up exactly; where values can be read, the computation is in float64.
+    """
+    if len(operands) <= 2:  # there is no result in between
+        return operands, None
+    x, is_read = operands[0], are_readable(*operands)
+    ctx = native_context(xp, array_api_compat.device(x), dtype_name(x.dtype))
+    if is_read and not sums_overflow(xp, operands, len(operands), ctx.precision):
+        return operands, None
+    widest = ctx.dtype(ctx.widest)
+    if is_read:
+        operands = [xp.astype(x, widest, copy=False) for x in operands]
+    shifts = [_shift(xp, detached(x)) for x in operands]
+    scale = scale_of_sums(len(operands))
+    offset = sum(xp.astype(xp.reshape(shift, ()), widest) * scale for shift in shifts)
+    return [x - shift for x, shift in zip(operands, shifts, strict=True)], offset
+
+
+def _shift(xp: Any, x: Array) -> Array:
+    """Return an operand's largest finite entry in whole nats, with axes of length 1, 0 if none.
+
+    Where the least less that one is no number, it is what lies halfway between both.
+    """
+    axes, is_finite = tuple(range(x.ndim)), xp.isfinite(x)
+    if 0 in x.shape:
+        return xp.sum(x, axis=axes, keepdims=True)
+    highest = xp.max(xp.where(is_finite, x, -math.inf), axis=axes, keepdims=True)
+    lowest = xp.min(xp.where(is_finite, x, math.inf), axis=axes, keepdims=True)
+    middle = highest / 2 + lowest / 2
+    return whole_part(xp, xp.where(xp.isfinite(lowest - highest), highest, middle))
 
 
 def _operand(xp: Any, i: int, x: Array, term: str, sizes: dict[str, int]) -> _Factor:

@@ -11,9 +11,15 @@ import torch
 
 from arraylogchain._core.axes import fold
 from arraylogchain._core.context import shape_of
-from arraylogchain._inputs.arrays import check_dtypes, prepare_inputs
+from arraylogchain._core.precision import SINGLE
+from arraylogchain._inputs.arrays import are_readable, check_dtypes, prepare_inputs
 from arraylogchain._products import certified, linear, maxplus
-from arraylogchain._products.chainexp import product_of_sequence, product_of_stack, whole_maxima
+from arraylogchain._products.chainexp import (
+    product_of_sequence,
+    product_of_stack,
+    sums_overflow,
+    whole_maxima,
+)
 from arraylogchain._products.contraction import Multiply, evaluate
 from arraylogchain._products.gradients import logmatmulexp_gradients
 from arraylogchain._torch import rules
@@ -195,13 +201,15 @@ def _matrices(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Any]:
 def logchainexp(arguments: Mapping[str, Tensor], budget: int) -> Tensor:
     """Return `arraylogchain.logchainexp` of tensors by name, differentiable."""
     _check_tensors(arguments)
-    dtype = rules.result_dtype(*arguments.values())
+    dtype, is_stack = rules.result_dtype(*arguments.values()), "matrices" in arguments
     wide = [x.to(torch.promote_types(dtype, torch.float32)) for x in arguments.values()]
+    count = wide[0].shape[-3] if is_stack else len(wide)
+    if are_readable(*wide) and sums_overflow(torch_namespace, wide, count, SINGLE):
+        wide = [x.to(torch.float64) for x in wide]
 
     def multiply(a: Tensor, b: Tensor) -> tuple[Tensor, None]:
         return logmatmulexp(a, b, budget), None
 
-    is_stack = "matrices" in arguments
     product: Any = product_of_stack if is_stack else product_of_sequence
     out, _ = product(torch_namespace, wide[0] if is_stack else wide, multiply, torch.float64)
     return through_finite(out.to(dtype))

@@ -33,6 +33,9 @@ EQUATIONS = [
     ("ij,ij->", [(3, 4), (3, 4)]),
     ("ii->i", [(4, 4)]),
     ("iij,jk->k", [(3, 3, 2), (2, 5)]),
+    ("iji->j", [(3, 2, 3)]),
+    ("iii->i", [(3, 3, 3)]),
+    ("jiijk,ki->jk", [(2, 3, 3, 2, 4), (4, 3)]),
     ("ii", [(4, 4)]),
     ("ba", [(2, 3)]),
     ("ij,jk", [(2, 3), (3, 4)]),
@@ -353,6 +356,18 @@ def test_broadcasts_are_not_expanded():
     used = temporaries(lambda: alc.logeinsumexp("akbx,xkbj->abj", a, b, workspace=1 << 20))
     assert used <= (1 << 20) + a.nbytes + b.nbytes
     assert temporaries(lambda: alc.logeinsumexp("abij->", a, workspace=1 << 20)) <= 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("equation", "shape"),
+    [("ii->i", (900, 900)), ("ii->", (900, 900)), ("iji->j", (300, 9, 300)), ("iii", (90,) * 3)],
+)
+def test_of_repeated_indices_only_the_diagonal_is_read(equation, shape):
+    x = np.random.default_rng(0).normal(size=shape)
+    for function in (alc.logeinsumexp, alc.maxplus_einsum):
+        assert temporaries(lambda f=function: f(equation, x)) <= 1 << 18 < x.nbytes
+    value, pullback = alc.vjp.logeinsumexp(equation, x)
+    assert temporaries(lambda: pullback(np.ones(value.shape))) <= 1 << 18
 
 
 @pytest.mark.parametrize("sd", [1, 1000])

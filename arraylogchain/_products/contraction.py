@@ -132,23 +132,34 @@ def _shift(xp: Any, x: Array) -> Array:
 
 
 def _operand(xp: Any, i: int, x: Array, term: str, sizes: dict[str, int]) -> _Factor:
-    """Return an operand without axes that broadcast, its repeated indices made different ones.
-
-    Off the diagonal there are zeros; gradients with respect to them are 0.
-    """
-    shape, device = x.shape, array_api_compat.device(x)
-    for axis, c in enumerate(term):
-        if (first := term.index(c)) < axis:
-            n = shape[axis]
-            on = xp.eye(n, dtype=xp.bool, device=device)
-            on = xp.reshape(on, tuple(n if k in (first, axis) else 1 for k in range(x.ndim)))
-            x = xp.where(on, x, xp.asarray(-math.inf, dtype=x.dtype, device=device))
-            term = term[:axis] + chr(0xF0000 + 64 * i + axis) + term[axis + 1 :]  # for private use
+    """Return the diagonal of an operand's repeated indices, without axes that broadcast."""
+    factor = _Factor(x, term, lambda g: {i: g})
+    while len(set(factor.term)) < len(factor.term):
+        factor = _diagonal(xp, factor)
+    x, term, pull = factor
+    shape = x.shape
     kept_axes = [axis for axis, c in enumerate(term) if shape[axis] == sizes.get(c, shape[axis])]
     x = xp.reshape(x, tuple(shape[axis] for axis in kept_axes))
     return _Factor(
-        x, "".join(term[axis] for axis in kept_axes), lambda g: {i: xp.reshape(g, shape)}
+        x, "".join(term[axis] for axis in kept_axes), lambda g: pull(xp.reshape(g, shape))
     )
+
+
+def _diagonal(xp: Any, factor: _Factor) -> _Factor:
+    """Return the diagonal of the first two axes that have the same index, which comes last."""
+    x, term, pull = factor
+    second = next(axis for axis, c in enumerate(term) if c in term[:axis])
+    first = term.index(term[second])
+
+    def pull_diagonal(g: Array) -> dict[int, Array]:
+        *lead, n = g.shape
+        whole = xp.zeros((*lead, n * n), dtype=g.dtype, device=array_api_compat.device(g))
+        whole[..., :: n + 1] = g
+        return pull(xp.moveaxis(xp.reshape(whole, (*lead, n, n)), (-2, -1), (first, second)))
+
+    x = xp.linalg.diagonal(xp.moveaxis(x, (first, second), (-2, -1)))
+    term = term[:first] + term[first + 1 : second] + term[second + 1 :] + term[first]
+    return _Factor(x, term, pull_diagonal)
 
 
 def _grouped(

@@ -43,7 +43,10 @@ def contractions(equation: Any, operands: Sequence[Array], optimize: Any) -> Any
     try:
         import opt_einsum
     except ImportError:
-        raise ImportError("einsum needs opt_einsum; install the extra einsum") from None
+        raise ImportError(
+            "logeinsumexp and maxplus_einsum need opt_einsum; "
+            "pip install 'arraylogchain[einsum]' installs it"
+        ) from None
     shapes = [tuple(np.shape(x)) for x in operands]
     for i, shape in enumerate(shapes):
         if math.isnan(sum(shape)):
@@ -51,6 +54,8 @@ def contractions(equation: Any, operands: Sequence[Array], optimize: Any) -> Any
                 f"operands[{i}] has chunks of unknown sizes; compute_chunk_sizes() finds them out"
             )
     try:
+        if isinstance(optimize, str):  # which opt_einsum reads for three or more operands alone
+            opt_einsum.paths.get_path_fn(optimize)
         _, plan = opt_einsum.contract_path(equation, *shapes, shapes=True, optimize=optimize)
         for term, shape in zip(plan.input_subscripts.split(","), shapes, strict=True):
             if len(set(zip(term, shape, strict=True))) > len(set(term)):

@@ -1,5 +1,6 @@
 """What products have of their own: ties, layouts, dtypes, cotangents, and many factors."""
 
+import importlib.util
 import itertools
 
 import numpy as np
@@ -84,6 +85,33 @@ def test_mixed_precisions_promote(backend, function, first, second, expected):
 def test_promotion_of_a_sequence(np_backend):
     matrices = [normal(3, 3).astype("float16"), normal(3, 3).astype("float32")]
     assert alc.logchainexp(matrices).dtype == np.float32
+
+
+@pytest.mark.parametrize("through_vjp", [False, True])
+def test_results_without_axes_are_numpy_scalars_or_arrays_of_the_library(backend, through_vjp):
+    """Scalars can be rounded and written as JSON; tensors and other arrays stay arrays."""
+    a, b = (backend.asarray(normal(4, seed=i), "float32") for i in (0, 1))
+    module = alc.vjp if through_vjp else alc
+    results = [getattr(module, name)(a, b) for name in ("matmul", "logmatmulexp")]
+    results.append(module.maxplus_matmul(a, b))
+    if importlib.util.find_spec("opt_einsum"):
+        results.append(module.logeinsumexp("i,i->", a, b))
+        results.append(
+            alc.vjp.logeinsumexp("i->", a) if through_vjp else alc.maxplus_einsum("i->", a)
+        )
+    for result in results:
+        value, pullback = result if through_vjp else (result, None)
+        parts = value if isinstance(value, tuple) else (value,)
+        for x in parts:
+            assert x.shape == ()
+            assert backend.owns(x)
+            assert isinstance(x, np.generic) == (backend.library == "numpy")
+        if pullback is not None:
+            expected = pullback(1.0)
+            for g in (parts[0] * 0 + 1, backend.asarray(np.ones(()), "float32")):
+                for ours, theirs in zip(pullback(g), expected, strict=True):
+                    assert ours.shape == (4,)
+                    np.testing.assert_array_equal(*map(backend.to_numpy, (ours, theirs)))
 
 
 # ---------------------------------------------------------------------------------------- layouts

@@ -90,7 +90,7 @@ class Context:
     def to_caller(self, result: Any) -> Any:
         """Return a result, or each of a tuple, as an array of the caller's library, or None.
 
-        What has no axes is a scalar in NumPy, as its own functions return it.
+        As NumPy's functions do, results without axes are returned as NumPy scalars.
         """
         if isinstance(result, tuple):
             return tuple(map(self.to_caller, result))

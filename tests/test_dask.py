@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -267,6 +268,80 @@ def test_best_paths_of_equal_weight(sd):
     lazy = alc.LogChain(da.from_array(x, chunks=(2, 70, 4)), log_transitions=logs)
     states = alc.LogChain(x, log_transitions=logs).viterbi().states
     np.testing.assert_array_equal(lazy.viterbi().states, states)
+
+
+def below_all_numbers(dtype):
+    """Return potentials whose only paths, in state 1, weigh less than the dtype's smallest log."""
+    lowest = np.finfo(dtype).min
+    x = np.zeros((3, 8, 2), dtype)
+    x[0, [0, 4]] = lowest
+    x[0, 6, 0] = -np.inf
+    x[1:] = lowest / 4
+    x[1, 7, 0] = -np.inf
+    return x
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("chunks", [(1, 8, 2), (3, 3, 2), (2, 1, 2)])
+def test_paths_of_log_weights_beyond_the_dtype_are_those_in_memory(kind, chunks):
+    x, lengths = below_all_numbers(kind), [8, 8, 3]
+    weights = {"transitions": np.eye(2, dtype=kind), "log_final": np.array([-1, 0], kind)}
+    lazy = alc.LogChain(da.from_array(x, chunks=chunks), **weights, lengths=lengths)
+    states, log_weight = dask.compute(*lazy.viterbi(), scheduler="sync")
+    assert log_weight[0] == log_weight[1] == -np.inf
+    assert np.all(states == np.where(np.arange(8) < np.array([[8], [8], [3]]), 1, -1))
+    in_memory = alc.LogChain(x, **weights, lengths=lengths)
+    np.testing.assert_array_equal(states, in_memory.viterbi().states)
+    samples = lazy.sample(3, rng=0).compute(scheduler="sync")
+    assert np.all(samples[:, :2] == 1)
+    np.testing.assert_array_equal(samples[:, :2], in_memory.sample(3, rng=0)[:, :2])
+
+
+def test_messages_beyond_the_dtype_are_not_taken_for_impossible():
+    """State 1 falls by twice the smallest number in one block, and in the next state 0 ends."""
+    x, weights = np.zeros((6, 2), "float32"), {"transitions": np.eye(2, dtype="float32")}
+    x[:2, 1], x[5, 0] = np.finfo("float32").min, -np.inf
+    lazy = alc.LogChain(da.from_array(x, chunks=(3, 2)), **weights)
+    in_memory = alc.LogChain(x, **weights)
+    np.testing.assert_array_equal(lazy.viterbi().states, in_memory.viterbi().states)
+    np.testing.assert_array_equal(lazy.sample(2, rng=0), in_memory.sample(2, rng=0))
+
+
+@pytest.mark.parametrize("chunks", [(2, 5, 3), (4, 2, 3), (1, 1, 3)])
+def test_rows_with_nan_or_infinite_weights_are_those_in_memory(chunks):
+    x, weights = np.random.default_rng(0).normal(size=(4, 5, 3)), {"transitions": np.ones((3, 3))}
+    x[1, 2, 1], x[2, 3, 2] = np.nan, np.inf
+    chain, lengths = alc.LogChain(x, **weights, lengths=[5, 4, 5, 2]), [5, 4, 5, 2]
+    lazy = alc.LogChain(da.from_array(x, chunks=chunks), **weights, lengths=lengths)
+    path = lazy.viterbi()
+    assert np.all(path.states[1].compute() == -1)
+    np.testing.assert_array_equal(path.states[[0, 1, 3]], chain.viterbi().states[[0, 1, 3]])
+    np.testing.assert_allclose(path.log_weight, chain.viterbi().log_weight)
+    samples = lazy.sample(2, rng=0).compute(scheduler="sync")
+    assert np.all(samples[:, 1] == -1)
+    np.testing.assert_array_equal(samples < 0, chain.sample(2, rng=0) < 0)
+
+
+def test_nothing_warns_of_results_beyond_the_dtype():
+    x = np.full((2, 6, 2), -3e4, "float16")
+    lazy = alc.LogChain(da.from_array(x, chunks=(1, 2, 2)), transitions=np.eye(2, dtype="float16"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        results = lazy.log_partition(), lazy.viterbi().log_weight, lazy.entropy()
+        log_z, weight, _ = dask.compute(*results, scheduler="sync")
+    assert np.all(log_z == -np.inf)
+    assert np.all(weight == -np.inf)
+
+
+def test_negative_transitions_that_no_block_reads_are_accepted():
+    transitions = -np.ones((2, 1, 3, 3))
+    for steps, lengths in ((1, None), (2, 1), (2, [1, 1])):
+        x = da.zeros((2, steps, 3), chunks=(1, 1, 3))
+        lazy = alc.LogChain(x, transitions=transitions, lengths=lengths)
+        np.testing.assert_allclose(lazy.log_partition(), np.log(3))
+    lazy = alc.LogChain(da.zeros((2, 2, 3), chunks=(1, 1, 3)), transitions=transitions)
+    with pytest.raises(ValueError, match=mentions("transitions", "log_transitions")):
+        lazy.log_partition().compute(scheduler="sync")
 
 
 def test_chains_are_shown_with_the_shapes_that_were_given():

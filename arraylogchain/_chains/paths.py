@@ -50,7 +50,7 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
 
 def best_message(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the logs of the largest weights after the last step, [*batch, K], but for a shift."""
-    out = ctx.empty((*chain.batch, chain.num_states), ctx.dtype(ctx.precision))
+    out = ctx.empty((*chain.batch, chain.num_states), ctx.dtype(ctx.widest))
 
     def work(one_pass: Pass) -> None:
         one_pass.shard.write(out, one_pass.final_carry().values)

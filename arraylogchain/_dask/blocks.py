@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import dask.array as da
@@ -80,6 +81,17 @@ def map_rows(
     metas = tuple(meta_from_array(aligned[0]._meta, dtype=dtype) for _, dtype in results)
     result = da.apply_gufunc(function, f"{takes}->{gives}", *aligned, meta=metas)
     return list(result) if len(metas) > 1 else [result]
+
+
+def added(parts: Sequence[da.Array], dtype: str = "float64") -> da.Array:
+    """Return the sum of arrays in float64, rounded to a dtype."""
+    return map_rows(partial(_sum_of_blocks, dtype), [(x, "") for x in parts], [("", dtype)])[0]
+
+
+def _sum_of_blocks(dtype: str, *blocks: Any) -> Any:
+    # Infinities are values here, of which NumPy would warn.
+    with np.errstate(all="ignore"):
+        return sum(x.astype("float64") for x in blocks).astype(dtype)
 
 
 def summed_blocks(x: da.Array, axes: Shape) -> da.Array:

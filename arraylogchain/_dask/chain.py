@@ -23,6 +23,7 @@ from arraylogchain import _chains as chains
 from arraylogchain._core.context import Array, Context
 from arraylogchain._core.threads import using
 from arraylogchain._dask.blocks import (
+    added,
     finite_sum,
     map_rows,
     summed_blocks,
@@ -119,12 +120,12 @@ class TimeChunks:
         None comes to the first one, backward to the last one. Forward, what leaves the last one
         follows.
         """
-        operation = operation or partial(chains.messages.last_message, backward=backward)
+        operation = operation or partial(_last_message, backward=backward)
         end, result = ("log_final" if backward else "log_initial"), [(None, None)]
         for i in range(len(self.steps))[:: -1 if backward else 1]:
             message, moved = result[-1]
             log, shifts = self.apply(i, operation, ["message", "whole"], **{end: message})
-            result.append((log, shifts if moved is None else shifts + moved))
+            result.append((log, shifts if moved is None else added([shifts, moved])))
         return tuple(zip(*(result[-2::-1] if backward else result), strict=True))
 
     @cached_property
@@ -148,8 +149,8 @@ class TimeChunks:
         }
         arrays |= {name: _cut(ARGUMENTS[name], x, *self.steps[i]) for name, x in own_arrays.items()}
         pairs = [(x, AXES[ARGUMENTS.get(name, name)]) for name, x in arrays.items()]
-        results = [(AXES[kind], self.dtypes.get(kind, self.dtypes[""])) for kind in kinds]
-        dtypes = [dtype for _, dtype in results]
+        dtypes = [self.dtypes.get(kind, self.dtypes[""]) for kind in kinds]
+        results = [(AXES[kind], dtype) for kind, dtype in zip(kinds, dtypes, strict=True)]
         place = tuple(arrays), self.steps[i], self.num_steps, self.workspace
         call = partial(_of_block, operation, dtypes, place)
         result = map_rows(call, [(self.lengths, ""), *pairs], results)
@@ -228,10 +229,17 @@ def log_partition(chain: Any) -> da.Array:
     if len(time_chunks.steps) == 1:
         return time_chunks.apply(0, chains.messages.log_partition, [""])[0]
     (*_, logs), (*_, shifts) = time_chunks.messages()
-    final = {k: x for k, x in chain._arguments().items() if ARGUMENTS[k] == "final"}
-    last = _Arguments({"log_potentials": logs[..., None, :], **final}, chain._workspace)
-    total = log_partition(last) + shifts
-    return total.astype(time_chunks.dtypes[""])
+    return added([_total_of(chain, logs), shifts], time_chunks.dtypes[""])
+
+
+def _total_of(chain: Any, last: da.Array) -> da.Array:
+    """Return the logs of the sums over the last states, in float64: they are near 0 as these are.
+
+    They are -inf exactly where no path has a positive weight, and NaN where weights are.
+    """
+    final = {name: x for name, x in chain._arguments().items() if ARGUMENTS[name] == "final"}
+    step = {"log_potentials": last[..., None, :].astype("float64"), **final}
+    return log_partition(_Arguments(step, chain._workspace))
 
 
 def forward_messages(chain: Any) -> da.Array:
@@ -290,59 +298,75 @@ def filtered(chain: Any) -> tuple[Any, ...]:
 def entropy(chain: Any) -> da.Array:
     """Return the entropy of the posterior; that of a step in which pieces overlap counts once."""
     time_chunks = TimeChunks(chain)
-    total = sum(time_chunks.apply_to_all(chains.entropy.entropy, "whole", **time_chunks.sides)[0])
+    (parts,) = time_chunks.apply_to_all(chains.entropy.entropy, "whole", **time_chunks.sides)
     before, after = time_chunks.sides.values()
     for x, y in zip(before[1:], after[:-1], strict=True):
-        step = (x + y)[..., None, :]
-        total = total - entropy(_Arguments({"log_potentials": step}, chain._workspace))
-    return total.astype(time_chunks.dtypes[""])
+        step = added([x, y])[..., None, :]
+        parts += (-entropy(_Arguments({"log_potentials": step}, chain._workspace)),)
+    return added(parts, time_chunks.dtypes[""])
 
 
 def viterbi(chain: Any) -> tuple[Any, ...]:
     """Return paths of largest weight, followed from the last piece to the first."""
     time_chunks, result, after = TimeChunks(chain), [], None
-    before, _ = time_chunks.messages(_best_message)
+    if len(time_chunks.steps) == 1:
+        return tuple(time_chunks.apply(0, chains.paths.viterbi, ["path", ""]))
+    (*before, last), _ = time_chunks.messages(_best_message)
     for i in reversed(range(len(time_chunks.steps))):
         messages = {"log_initial": before[i], "log_final": after}
-        path, total = time_chunks.apply(i, chains.paths.viterbi, ["path", ""], **messages)
-        result.append(path)
-        if after is None:
-            is_nan = da.isnan(total)
+        result.append(time_chunks.apply(i, chains.paths.viterbi, ["path", ""], **messages)[0])
         is_next = result[-1][..., :1] == da.arange(time_chunks.num_states, like=result[-1]._meta)
         after = da.where(is_next, 0.0, -math.inf).astype(time_chunks.dtypes["message"])
-    states = time_chunks.joined("path", result[::-1])
+    total = _total_of(chain, last)
+    states = _possible(time_chunks.joined("path", result[::-1]), total)
     weight = log_weight(chain, da.maximum(states, 0))
-    weight = da.where(is_nan, math.nan, weight).astype(time_chunks.dtypes[""])
-    return _possible(states, weight), weight
+    return states, da.where(da.isfinite(total), weight, total).astype(weight.dtype)
+
+
+def _last_message(
+    ctx: Context, chain: Chain, workspace: int, backward: bool
+) -> tuple[Array, Array]:
+    """Return the weights after the last step of a piece, or backward from its first step on."""
+    logs, shifts = chains.messages.last_message(ctx, chain, workspace, backward)
+    return _finite_where_positive(ctx, logs), shifts
 
 
 def _best_message(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     """Return the logs of the largest weights; whole numbers do not matter to paths."""
-    logs = chains.paths.best_message(ctx, chain, workspace)
+    logs = _finite_where_positive(ctx, chains.paths.best_message(ctx, chain, workspace))
     return logs, ctx.xp.zeros_like(logs[..., 0])
 
 
-def _possible(states: da.Array, weight: da.Array) -> da.Array:
-    """Return states, 0 where no path of a row has a positive weight, and -1 where one is NaN."""
-    weight = weight[..., None]
-    states = da.where(weight == -math.inf, da.minimum(states, 0), states)
-    return da.where(da.isnan(weight), -1, states)
+def _finite_where_positive(ctx: Context, logs: Array) -> Array:
+    """Return logs that rounding to the precision makes infinite nowhere: those are impossible."""
+    xp, limit = ctx.xp, float(ctx.xp.finfo(ctx.dtype(ctx.precision)).max)
+    return xp.where(xp.isinf(logs), logs, xp.clip(logs, -limit, limit))
+
+
+def _possible(states: da.Array, total: da.Array) -> da.Array:
+    """Return states as in memory: 0 in rows without a path, and -1 where weights are NaN.
+
+    What decides is a total that was not rounded: paths may weigh less than the smallest number.
+    """
+    total = total[..., None]
+    states = da.where(total == -math.inf, da.minimum(states, 0), states)
+    return da.where(da.isnan(total), -1, states)
 
 
 def sample(chain: Any, num_samples: int, rng: Any) -> da.Array:
     """Draw paths, from the last piece to the first: blocks have seeds of their own."""
-    time_chunks, log_z = TimeChunks(chain), log_partition(chain)
-    check_num_samples((num_samples, *log_z.shape, time_chunks.num_steps))
-    random, (before, _) = da.random.default_rng(int(rng.integers(1 << 63))), time_chunks.messages()
+    time_chunks, random = TimeChunks(chain), da.random.default_rng(int(rng.integers(1 << 63)))
+    (*before, last), _ = time_chunks.messages()
+    check_num_samples((num_samples, *last.shape[:-1], time_chunks.num_steps))
     result: list[Any] = [None]
     for i, (start, stop) in reversed(list(enumerate(time_chunks.steps))):
-        shape = (num_samples, *log_z.shape, stop - start + min(start, 1))
-        uniforms = random.random(shape, chunks=(num_samples, *log_z.chunks, -1))
+        shape = (num_samples, *last.shape[:-1], stop - start + min(start, 1))
+        uniforms = random.random(shape, chunks=(num_samples, *last.chunks[:-1], -1))
         following = None if result[-1] is None else result[-1][..., 0]
         messages = {"log_initial": before[i], "following": following}
         result += time_chunks.apply(i, _draw, ["path"], uniforms=uniforms, **messages)
     states = time_chunks.joined("path", result[:0:-1])
-    return states if len(time_chunks.steps) == 1 else _possible(states, log_z)
+    return states if len(time_chunks.steps) == 1 else _possible(states, _total_of(chain, last))
 
 
 def _draw(
@@ -381,8 +405,8 @@ def log_weight(chain: Any, states: Any) -> da.Array:
                 time_chunks.arguments["log_potentials"], shape=shape
             )
         sums += time_chunks.apply(i, _log_weight, ["whole", "whole"], **arguments)
-    # Whole numbers first: they add up exactly.
-    return (sum(sums[::2]) + sum(sums[1::2])).astype(time_chunks.dtypes[""])
+    # Whole numbers by themselves: they add up exactly.
+    return added([added(sums[::2]), added(sums[1::2])], time_chunks.dtypes[""])
 
 
 def _log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> Any:

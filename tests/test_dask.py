@@ -322,6 +322,23 @@ def test_rows_with_nan_or_infinite_weights_are_those_in_memory(chunks):
     np.testing.assert_array_equal(samples < 0, chain.sample(2, rng=0) < 0)
 
 
+def test_sums_over_blocks_are_rounded_to_half_precision_once():
+    """Gradients of many blocks cancel, and are what they are in memory."""
+    rng = np.random.default_rng(0)
+    x, transitions = rng.normal(0, 0.1, (40, 6, 3)), rng.random((3, 3))
+    x, transitions = x.astype("float16"), transitions.astype("float16")
+    g = np.repeat(np.array([100, -100], "float16"), 20)
+    lazy = alc.LogChain(da.from_array(x, chunks=(1, 2, 3)), transitions=transitions)
+    chain = alc.LogChain(x, transitions=transitions)
+    rounding = 2.0**-10  # of results; twice half of one
+    counts = lazy.expected_transitions().compute(scheduler="sync")
+    np.testing.assert_allclose(counts, chain.expected_transitions(), rtol=rounding)
+    result = alc.vjp.log_partition(lazy)[1](g).transitions
+    expected = alc.vjp.log_partition(chain)[1](g).transitions
+    assert result.dtype == expected.dtype == "float16"
+    np.testing.assert_allclose(result.compute(scheduler="sync"), expected, rtol=rounding)
+
+
 def test_nothing_warns_of_results_beyond_the_dtype():
     x = np.full((2, 6, 2), -3e4, "float16")
     lazy = alc.LogChain(da.from_array(x, chunks=(1, 2, 2)), transitions=np.eye(2, dtype="float16"))

@@ -109,3 +109,11 @@ def finite_sum(x: da.Array, axes: Shape) -> da.Array:
     limit = scale * float(np.finfo(x.dtype).max)
     total = (x.astype("float64") * scale).sum(axis=axes, keepdims=True)
     return (total.clip(-limit, limit) / scale).astype(x.dtype)
+
+
+def bounded(x: da.Array, dtype: str) -> da.Array:
+    """Return an array in a dtype, finite where numbers are beyond its range."""
+    if x.dtype == dtype:
+        return x
+    limit = float(np.finfo(dtype).max)
+    return x.clip(-limit, limit).astype(dtype)

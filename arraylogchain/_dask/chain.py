@@ -24,6 +24,7 @@ from arraylogchain._core.context import Array, Context
 from arraylogchain._core.threads import using
 from arraylogchain._dask.blocks import (
     added,
+    bounded,
     finite_sum,
     map_rows,
     summed_blocks,
@@ -101,7 +102,7 @@ class TimeChunks:
         self.like = {ARGUMENTS[name]: x for name, x in arguments.items()}
         self.dtypes = {part: dtype_name(x.dtype) for part, x in self.like.items()}
         self.dtypes |= {"path": "int64", "whole": "float64", "": dtype}
-        self.dtypes["message"] = promote([dtype, "float32"])
+        self.dtypes["message"] = _without_half(dtype)
         if "transitions" in self.like:
             self.like["counts"] = self.like["transitions"]
         self.arguments = {name: self._in_batch(ARGUMENTS[name], x) for name, x in arguments.items()}
@@ -149,12 +150,17 @@ class TimeChunks:
         }
         arrays |= {name: _cut(ARGUMENTS[name], x, *self.steps[i]) for name, x in own_arrays.items()}
         pairs = [(x, AXES[ARGUMENTS.get(name, name)]) for name, x in arrays.items()]
-        dtypes = [self.dtypes.get(kind, self.dtypes[""]) for kind in kinds]
+        dtypes = [self._dtype_of_blocks(kind) for kind in kinds]
         results = [(AXES[kind], dtype) for kind, dtype in zip(kinds, dtypes, strict=True)]
         place = tuple(arrays), self.steps[i], self.num_steps, self.workspace
         call = partial(_of_block, operation, dtypes, place)
         result = map_rows(call, [(self.lengths, ""), *pairs], results)
         return list(map(self._summed, kinds, result))
+
+    def _dtype_of_blocks(self, kind: str) -> str:
+        """Return the dtype of a kind of results; sums over blocks are rounded to a half once."""
+        dtype = self.dtypes.get(kind, self.dtypes[""])
+        return _without_half(dtype) if kind in self.like else dtype
 
     def _summed(self, kind: str, x: da.Array) -> da.Array:
         """Return what blocks give, added up along batch axes along which rows share a part."""
@@ -186,7 +192,15 @@ class TimeChunks:
             x = finite_sum(da.stack(result), (0,))[0]
         elif "s" in axes:
             x = da.concatenate(result, axis=-3)
-        return x[(0,) * (x.ndim - self.like.get(kind, x).ndim)] if axes else result
+        if kind in self.like:
+            x = x[(0,) * (x.ndim - self.like[kind].ndim)]
+            x = bounded(x, self.dtypes.get(kind, self.dtypes[""]))
+        return x if axes else result
+
+
+def _without_half(dtype: str) -> str:
+    """Return a dtype, or the one that half precision is computed in."""
+    return promote([dtype, "float32"])
 
 
 def _cut(part: str, x: da.Array, start: int, stop: int) -> da.Array:
@@ -211,6 +225,9 @@ def _of_block(
     names, (start, stop), num_steps, workspace = place
     arguments = dict(zip(names, blocks, strict=True))
     arrays = {name: arguments.pop(name) for name in names if name in ARGUMENTS}
+    arrays = {
+        name: x.astype(_without_half(dtype_name(x.dtype)), copy=False) for name, x in arrays.items()
+    }
     check_lengths(lengths, lengths.shape, num_steps)
     lengths = np.clip(lengths - start, 0, stop - start) + min(start, 1)
     ctx, chain = prepare_chain(arrays, lengths)

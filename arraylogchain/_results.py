@@ -1,4 +1,4 @@
-"""Named tuples that public functions return, `Plan`, and what is checked of cotangents."""
+"""Named tuples that public functions return, `Plan`, and checks of cotangents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from arraylogchain._core.text import amount
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a method of `LogChain` computes, and what bounds its memory.
+    """Route that a method of `LogChain` takes, and the bound on its memory.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Plan:
 
 
 class ChainPosterior(NamedTuple):
-    """What `LogChain.posterior` returns; the counts are None for a chain without transitions."""
+    """log Z, marginals and expected counts (None without transitions); see `LogChain.posterior`."""
 
     log_partition: Array
     marginals: Array
@@ -62,14 +62,14 @@ class ChainPosterior(NamedTuple):
 
 
 class FilteredChain(NamedTuple):
-    """State probabilities given the steps so far, and the logs of what normalises them."""
+    """State probabilities given the steps so far, and their log normalizers."""
 
     probabilities: Array
     log_normalizers: Array
 
 
 class ChainPath(NamedTuple):
-    """Paths through the states of chains, and the logs of their weights."""
+    """States of paths, and their log weights."""
 
     states: Array
     log_weight: Array
@@ -83,7 +83,7 @@ class MaxPlusProduct(NamedTuple):
 
 
 class ChainGradients(NamedTuple):
-    """Gradients with respect to the arrays of a chain, None for what was not given or not wanted.
+    """Gradients with respect to the arrays of a chain; None if not given or not requested.
 
     `transitions` belongs to transitions or log_transitions, whichever the chain was given, and
     likewise `initial` and `final`.
@@ -96,7 +96,7 @@ class ChainGradients(NamedTuple):
 
 
 def check_requested(wanted: Collection[str]) -> None:
-    """Raise where a pullback is asked for gradients that there are not."""
+    """Raise ValueError if a pullback is asked for gradients that do not exist."""
     fields = ", ".join(ChainGradients._fields)
     listed = isinstance(wanted, Collection) and not isinstance(wanted, str)
     if not (listed and all(name in ChainGradients._fields for name in wanted)):
@@ -104,7 +104,7 @@ def check_requested(wanted: Collection[str]) -> None:
 
 
 def check_cotangent(g: Array, shape: tuple[int, ...]) -> None:
-    """Raise where a cotangent has not the shape of the value."""
+    """Raise ValueError if a cotangent does not have the shape of the value."""
     if shape_of(g) != shape:
         raise ValueError(
             f"cotangent has shape {shape_of(g)}; it must have that of the value, {shape}"

@@ -1,8 +1,8 @@
 """Chains: passes over time, and array operations on the messages that they return.
 
 `planning` cuts a chain into shards and segments, and `passes` runs a backend's recursion over them.
-`marginals` combines both directions (the algebra of a segment is in `segment_marginals`, and
-`accumulate` adds up); the others are `messages`, `entropy`, `paths`, `log_weight`.
+`marginals` combines both directions (the algebra of a segment is in `segment_marginals`, sums
+are in `accumulate`); the others are `messages`, `entropy`, `paths`, `log_weight`.
 """
 
 from arraylogchain._chains import entropy, log_weight, marginals, messages, paths

@@ -1,4 +1,4 @@
-"""Weights of given paths: gathered entries, added up in the widest precision."""
+"""Weights of given paths: sums of gathered entries, in the widest precision."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from arraylogchain._core.axes import Box, boxes, within
 from arraylogchain._core.context import Array, Context, shape_of
 from arraylogchain._inputs.chain import Chain, ends_of, states_of
 
-# Bytes for each step of a path: two states, indices as the library arranges them, entries as given
-# and widened, their logarithms, masks.
+# Bytes for each step of a path: two states, indices, entries and their logarithms, masks.
 _POINT = 256
 
 
@@ -24,7 +23,7 @@ def log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> Arr
 def log_weight_parts(
     ctx: Context, chain: Chain, workspace: int, states: Array
 ) -> tuple[Array, Array]:
-    """Return sums of whole numbers, which are exact, and of the rest.
+    """Return the sums of whole nats, which are exact, and of the remainders.
 
     Parameters
     ----------
@@ -39,7 +38,7 @@ def log_weight_parts(
     Returns
     -------
     high, remainder : array [...]
-        In the widest precision. What is large and cancels leaves no rounding.
+        In the widest precision. Large terms that cancel leave no rounding error.
     """
     xp, shape = ctx.xp, shape_of(states)[:-1]
     lengths = None if chain.lengths is None else ctx.integers(chain.lengths)

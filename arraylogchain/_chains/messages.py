@@ -14,7 +14,7 @@ from arraylogchain._inputs.chain import Chain
 
 
 def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
-    """Return the logs of the sums over all paths, [*batch]."""
+    """Return log Z, [*batch]."""
     out = ctx.empty(chain.batch, ctx.result_dtype)
 
     def work(forward_pass: Pass) -> None:
@@ -25,24 +25,24 @@ def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     return out
 
 
-def forward_messages(ctx: Context, chain: Chain, workspace: int, whole: Array = None) -> Array:
-    """Return the logs of the weights after every step, [*batch, T, K], each one right.
+def forward_messages(ctx: Context, chain: Chain, workspace: int, offset: Array = None) -> Array:
+    """Return the forward messages in logs, [*batch, T, K].
 
-    Whole numbers [*batch] are added to them, before anything is rounded.
+    `offset` [*batch], in whole nats, is added before they are rounded.
     """
-    return _messages("forward_messages", ctx, chain, workspace, whole, backward=False)
+    return _messages("forward_messages", ctx, chain, workspace, offset, backward=False)
 
 
-def backward_messages(ctx: Context, chain: Chain, workspace: int, whole: Array = None) -> Array:
-    """Return the logs of the weights that follow each step, [*batch, T, K], each one right.
+def backward_messages(ctx: Context, chain: Chain, workspace: int, offset: Array = None) -> Array:
+    """Return the backward messages in logs, [*batch, T, K].
 
-    Whole numbers [*batch] are added to them, before anything is rounded.
+    `offset` [*batch], in whole nats, is added before they are rounded.
     """
-    return _messages("backward_messages", ctx, chain, workspace, whole, backward=True)
+    return _messages("backward_messages", ctx, chain, workspace, offset, backward=True)
 
 
 def _messages(
-    operation: str, ctx: Context, chain: Chain, workspace: int, whole: Array, backward: bool
+    operation: str, ctx: Context, chain: Chain, workspace: int, offset: Array, backward: bool
 ) -> Array:
     out = ctx.empty((*chain.batch, chain.num_steps, chain.num_states), ctx.result_dtype)
     if chain.lengths is not None:
@@ -51,8 +51,8 @@ def _messages(
     def work(one_pass: Pass) -> None:
         for steps, segment in one_pass.run(Keep.ALL if backward else Keep.UPDATED):
             messages = segment.predicted if backward else segment.updated
-            if whole is not None:
-                messages.shifts = messages.shifts + one_pass.shard.read(ctx.xp.asarray(whole))
+            if offset is not None:
+                messages.shifts = messages.shifts + one_pass.shard.read(ctx.xp.asarray(offset))
             write_steps(out, one_pass.shard, steps, messages.logs(ctx), -math.inf)
 
     run_passes(ctx, passes(operation, ctx, chain, workspace, backward=backward), work)
@@ -62,9 +62,9 @@ def _messages(
 def last_message(
     ctx: Context, chain: Chain, workspace: int, backward: bool = False
 ) -> tuple[Array, Array]:
-    """Return the weights after the last step, or backward from the first step on.
+    """Return the last forward message, or the first backward one.
 
-    They are logs [*batch, K], near 0, and whole numbers [*batch] to add to them.
+    It consists of logs [*batch, K] near 0 and whole nats [*batch] to add to them.
     """
     xp, dtype = ctx.xp, ctx.dtype(ctx.widest)
     logs, shifts = ctx.empty((*chain.batch, chain.num_states), dtype), ctx.empty(chain.batch, dtype)
@@ -82,7 +82,7 @@ def last_message(
 
 
 def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
-    """Return state probabilities given the steps so far, and the logs of what normalises them.
+    """Return state probabilities given the steps so far, and their log normalizers.
 
     Returns
     -------
@@ -101,7 +101,7 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
                 put(forward_pass.shard, steps, messages.updated)
 
     def put(shard: Shard, steps: slice, updated: Messages) -> None:
-        # In the widest precision: `Messages.weights` may lose what is a normal number as a share.
+        # In the widest precision: `Messages.weights` may flush entries that are normal as shares.
         weights, maxima = ctx.load(updated.values, ctx.widest), 0.0
         if updated.is_log is not None:
             mask = xp.asarray(updated.is_log, device=ctx.device)[..., None]
@@ -116,15 +116,15 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
             updated.exponents + exponents,
         )
         if not steps.start:
-            # Nothing comes before the first step.
+            # The message before the first step is 1.
             for x in parts:
                 x[0, ...] = 0.0
         marginals = weights[1:, ...] / sums[1:, ..., None]
         marginals = xp.where(xp.isinf(total)[1:, ..., None], 0.0, marginals)
         write_steps(probabilities, shard, steps, marginals, 0.0)
-        # What is large cancels first.
+        # Large terms cancel first.
         ratios = add_scale(*(x[1:, ...] - x[:-1, ...] for x in parts))
-        # After -inf or +inf it is the same at all later steps.
+        # After -inf or +inf the sums stay infinite.
         ratios = xp.where(xp.isfinite(total)[1:, ...], ratios, total[1:, ...])
         write_steps(normalizers, shard, steps, ratios, 0.0)
 

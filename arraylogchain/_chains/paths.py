@@ -1,9 +1,8 @@
-"""Best paths, and exact samples: forward with messages, and back along them.
+"""Best paths and exact samples, by a forward pass and a backtrace.
 
-Which state a path came from is not kept: it is found again on the way back, for the one state in
-question. The last state of a sample is drawn from the forward weights of the last step; given a
-state j that follows, the one before it is k with a probability in proportion to
-``exp(alpha[k]) * P[k, j]``, whatever comes later.
+Predecessors are not stored: the backtrace computes them again for the one state it needs. The last
+state of a sample is drawn from the last forward message; given the next state j, the state is k
+with a probability in proportion to ``exp(alpha[k]) * P[k, j]``, whatever comes later.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
 
 
 def best_message(ctx: Context, chain: Chain, workspace: int) -> Array:
-    """Return the logs of the largest weights after the last step, [*batch, K], but for a shift."""
+    """Return the last max-product message in logs, [*batch, K], up to a shift of each row."""
     out = ctx.empty((*chain.batch, chain.num_states), ctx.dtype(ctx.widest))
 
     def work(one_pass: Pass) -> None:
@@ -64,8 +63,8 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
 
     States are 0 where no path has a positive weight, and -1 where the sum of weights is NaN.
     `uniforms` are numbers in [0, 1) of the same shape, which may share the memory of `out`: those
-    of steps are read before their states are written. At a row's last step, -1 - k stands for
-    state k.
+    of a step are read before its states are written. At a row's last step, -1 - k stands for state
+    k.
     """
     xp, order = ctx.xp, (*range(1, out.ndim), 0)
     paths, numbers = (xp.permute_dims(x, order) for x in (out, uniforms))
@@ -73,7 +72,7 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
     def work(forward_pass: Pass) -> None:
         shard, last = forward_pass.shard, forward_pass.run_and_store().carry
         groups, rows, size = shard.state_shape
-        # The last states times the final weights, but for a scale, added up.
+        # Cumulative sums of the last message times final weights, up to a scale.
         last_weights = ctx.load(last.values, ctx.widest)
         if "final" in shard.views or last.is_log is not None:
             last_weights = relative(xp, last_logs(shard, last).values)
@@ -105,10 +104,11 @@ def _states_without_path(ctx: Context, weights: Array) -> Array:
 def _states_after(
     shard: Shard, steps: slice, last_weights: Array, paths: Array, numbers: Array, samples: slice
 ) -> Array:
-    """Return states after a block of steps, [groups, rows, samples]; of rows that end, the last.
+    """Return the states after a segment, [groups, rows, samples].
 
-    `last_weights` are sums [groups, rows, K]; `paths` and `numbers` those of all steps,
-    [*batch, T, samples]. Paths have been written from the step after the block on.
+    Rows that end in the segment get their last state, drawn by the cumulative sums `last_weights`
+    [groups, rows, K]. `paths` and `numbers` are [*batch, T, samples]; paths after the segment have
+    been written.
     """
     ctx, xp = shard.ctx, shard.ctx.xp
     if steps.stop < shard.num_steps:

@@ -44,7 +44,7 @@ def forward_messages(chain: Any) -> da.Array:
     time_chunks = TimeChunks(chain)
     before, shifts = time_chunks.messages()
     return time_chunks.apply_to_all(
-        chains.messages.forward_messages, "tk", log_initial=before, whole=shifts
+        chains.messages.forward_messages, "tk", log_initial=before, offset=shifts
     )[0]
 
 
@@ -53,7 +53,7 @@ def backward_messages(chain: Any) -> da.Array:
     time_chunks = TimeChunks(chain)
     after, shifts = time_chunks.messages(backward=True)
     return time_chunks.apply_to_all(
-        chains.messages.backward_messages, "tk", log_final=after, whole=shifts
+        chains.messages.backward_messages, "tk", log_final=after, offset=shifts
     )[0]
 
 
@@ -95,7 +95,7 @@ def filtered(chain: Any) -> tuple[Any, ...]:
 def entropy(chain: Any) -> da.Array:
     """Return the entropy of the posterior; that of a step in which pieces overlap counts once."""
     time_chunks = TimeChunks(chain)
-    (parts,) = time_chunks.apply_to_all(chains.entropy.entropy, "whole", **time_chunks.sides)
+    (parts,) = time_chunks.apply_to_all(chains.entropy.entropy, "offset", **time_chunks.sides)
     before, after = time_chunks.sides.values()
     for x, y in zip(before[1:], after[:-1], strict=True):
         step = added([x, y])[..., None, :]
@@ -187,7 +187,7 @@ def log_weight(chain: Any, states: Any) -> da.Array:
             arguments["log_initial"] = da.zeros_like(
                 time_chunks.arguments["log_potentials"], shape=shape
             )
-        sums += time_chunks.apply(i, _log_weight, ["whole", "whole"], **arguments)
+        sums += time_chunks.apply(i, _log_weight, ["offset", "offset"], **arguments)
     # Whole numbers by themselves: they add up exactly.
     return added([added(sums[::2]), added(sums[1::2])], time_chunks.dtypes[""])
 

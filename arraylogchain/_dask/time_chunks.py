@@ -43,7 +43,7 @@ from arraylogchain._inputs.chain import (
 # The axes behind those of rows: of parts, of what else operations take, of what they return.
 AXES = {"potentials": "tk", "transitions": "skk", "initial": "k", "final": "k", "counts": "skk"}
 AXES |= {"uniforms": "t", "states": "t", "path": "t", "message": "k"}
-AXES |= {"following": "", "cotangent": "", "whole": "", "": "", "t": "t", "tk": "tk"}
+AXES |= {"following": "", "cotangent": "", "offset": "", "": "", "t": "t", "tk": "tk"}
 
 Operation = Callable[..., Any]
 
@@ -95,7 +95,7 @@ class TimeChunks:
             )
         self.like = {ARGUMENTS[name]: x for name, x in arguments.items()}
         self.dtypes = {part: dtype_name(x.dtype) for part, x in self.like.items()}
-        self.dtypes |= {"path": "int64", "whole": "float64", "": dtype}
+        self.dtypes |= {"path": "int64", "offset": "float64", "": dtype}
         self.dtypes["message"] = _without_half(dtype)
         if "transitions" in self.like:
             self.like["counts"] = self.like["transitions"]
@@ -119,7 +119,7 @@ class TimeChunks:
         end, result = ("log_final" if backward else "log_initial"), [(None, None)]
         for i in range(len(self.steps))[:: -1 if backward else 1]:
             message, moved = result[-1]
-            log, shifts = self.apply(i, operation, ["message", "whole"], **{end: message})
+            log, shifts = self.apply(i, operation, ["message", "offset"], **{end: message})
             result.append((log, shifts if moved is None else added([shifts, moved])))
         return tuple(zip(*(result[-2::-1] if backward else result), strict=True))
 

@@ -1,8 +1,8 @@
-"""Products of many matrices in log space, with their pullbacks, made of products of two.
+"""Products of many matrices in log space, and their pullbacks, from products of pairs.
 
-The maths is written for any array library and any ``multiply(a, b) -> (product, pullback)``: the
-pullback takes a cotangent of the product to those of both operands, and is None where automatic
-differentiation follows `multiply` or nobody asks for it.
+These functions work for any array library and any ``multiply(a, b) -> (product, pullback)``. The
+pullback maps a cotangent of the product to cotangents of both operands; it is None if automatic
+differentiation follows `multiply`, or if no gradient is computed.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from arraylogchain._products.gradients import logmatmulexp_gradients
 
 Multiply = Callable[[Array, Array], tuple[Array, Any]]
 Pull = Callable[[Array], Any]
-# Entries that are looked at together: what that takes fits any workspace.
+# Entries that are read at a time; their temporaries fit any workspace.
 _ENTRIES_READ = 1 << 14
-# Finding the best order of n matrices takes time in proportion to n**3.
-_LONGEST_OPTIMUM = 64
+# Finding the best order of n matrices takes O(n**3) time.
+_MAX_OPTIMIZED = 64
 
 
 def product_of_stack(xp: Any, x: Array, multiply: Multiply, widest: Any) -> tuple[Array, Pull]:
-    """Return the product of matrices [..., n, K, K], in a dtype, and its pullback.
+    """Return the product of matrices [..., n, K, K], in the widest dtype, and its pullback.
 
-    That of none is the identity.
+    The product of no matrices is the identity.
     """
     if x.shape[-3] == 0:
         ones = xp.ones_like(xp.sum(x, axis=-3))
@@ -73,33 +73,33 @@ def product_of_sequence(
 
 
 def scale_of_sums(count: int) -> float:
-    """Return the power of two that a sum of `count` numbers is in range with, whatever they are."""
+    """Return a power of two by which sums of `count` finite numbers are scaled to stay finite."""
     return 2.0 ** -count.bit_length()
 
 
 def whole_maxima(xp: Any, x: Array, axis: Any = (-2, -1)) -> Array:
-    """Return the largest entries of matrices, rounded; 0 where these are not finite, [..., 1, 1].
+    """Return the largest entries of matrices in whole nats, [..., 1, 1]; 0 where not finite.
 
-    They come off before matrices are multiplied, and are added up apart: roundings then go with
-    the range of the entries and not with their size. To derivatives they are constants.
+    Matrices are shifted by them before they are multiplied, and the shifts are summed apart, so
+    that rounding errors depend on the range of the entries and not on their size. Derivatives
+    treat them as constants.
     """
     maxima = (xp.sum if 0 in x.shape else xp.max)(detached(x), axis=axis, keepdims=True)
     return whole_part(xp, maxima)
 
 
 def shifts(xp: Any, x: Array, count: int) -> Array:
-    """Return what comes off matrices before as many as `count` are multiplied, [..., 1, 1].
+    """Return the shifts [..., 1, 1] of matrices of which `count` are multiplied.
 
-    Of two there is no product in between, and what lies far below the largest may decide.
+    Products of two matrices need none, as no intermediate product can overflow.
     """
     return whole_maxima(xp, x) * int(count > 2)
 
 
 def sums_overflow(xp: Any, arrays: Sequence[Array], count: int, precision: Precision) -> bool:
-    """Tell whether a sum of `count` entries of arrays may overflow, though not the final one.
+    """Return whether a partial sum of `count` entries may overflow although the total does not.
 
-    Without large positive entries, as where masks are the lowest number, nothing leads back from
-    what is below all numbers.
+    That takes large positive entries: masks with the lowest number alone cannot cancel.
     """
     limit, arrays = 2.0**precision.top / max(count, 1), [detached(x) for x in arrays]
     arrays = [x for x in arrays if 0 not in x.shape]
@@ -113,7 +113,7 @@ def sums_overflow(xp: Any, arrays: Sequence[Array], count: int, precision: Preci
 
 
 def _with_range(ctx: Context, arrays: Sequence[Array], count: int) -> Context:
-    """Return a context that computes in float64 where float32 may overflow, as far as is known."""
+    """Return a context that computes in float64 if float32 may overflow and values can be read."""
     if ctx.widest is ctx.precision or not are_readable(*arrays):
         return ctx
     if not sums_overflow(ctx.xp, arrays, count, ctx.precision):
@@ -122,7 +122,7 @@ def _with_range(ctx: Context, arrays: Sequence[Array], count: int) -> Context:
 
 
 def _in_pairs(xp: Any, x: Array, multiply: Multiply) -> tuple[Array, Pull]:
-    """Multiply neighbours, then these products, and so on; one that is left over waits."""
+    """Return the product of matrices in a tree of pairs of neighbors, and its pullback."""
     *batch, count, rows, cols = x.shape
     if count == 1:
         return x[..., 0, :, :], lambda g: g[..., None, :, :]
@@ -134,19 +134,19 @@ def _in_pairs(xp: Any, x: Array, multiply: Multiply) -> tuple[Array, Pull]:
 
     def pullback(g: Array) -> Array:
         g = pull_pairs(g)
-        both = xp.stack(pull(g[..., : even // 2, :, :]), axis=-3)
-        both = xp.reshape(both, (*batch, even, rows, cols))
-        return xp.concat((both, g[..., even // 2 :, :, :]), axis=-3)
+        operands = xp.stack(pull(g[..., : even // 2, :, :]), axis=-3)
+        operands = xp.reshape(operands, (*batch, even, rows, cols))
+        return xp.concat((operands, g[..., even // 2 :, :, :]), axis=-3)
 
     return product, pullback
 
 
 def multiply_sequence(ctx: Context, matrices: Sequence[Array], budget: int) -> Array:
-    """Return the product of matrices; those in between are not a part of the workspace."""
+    """Return the product of matrices; the workspace does not include intermediate products."""
     ctx = _with_range(ctx, matrices, len(matrices))
-    given = [ctx.load(x, ctx.precision) for x in matrices]
+    loaded = [ctx.load(x, ctx.precision) for x in matrices]
     multiply = multiplier(ctx, budget, None)
-    return ctx.to_result(product_of_sequence(ctx.xp, given, multiply, ctx.dtype(ctx.widest))[0])
+    return ctx.to_result(product_of_sequence(ctx.xp, loaded, multiply, ctx.dtype(ctx.widest))[0])
 
 
 def multiply_stack(ctx: Context, stack: Array, budget: int) -> Array:
@@ -154,13 +154,13 @@ def multiply_stack(ctx: Context, stack: Array, budget: int) -> Array:
     *batch, count, size, _ = shape_of(stack)
     shape, xp = (*batch, size, size), ctx.xp
     ctx = _with_range(ctx, [stack], count)
-    # Half is for the products' own workspace, the other for some of a stack and those in between.
+    # One half is the workspace of products, the other holds matrices and intermediate products.
     multiply = multiplier(ctx, budget // 2, None)
     if count == 0 or 0 in shape:
         return ctx.to_result(product_of_stack(xp, stack, multiply, stack.dtype)[0])
     strip = max(1, budget // 2 // (4 * size * ctx.precision.itemsize))
     num_parallel = min(count, strip // size - 1)
-    # Of matrices that do not fit in pairs, so many rows and columns at a time.
+    # Matrices too large for pairs are multiplied by blocks of rows and columns.
     lines = size if num_parallel > 1 else strip
     out, scale = ctx.empty(shape, ctx.result_dtype), scale_of_sums(count)
     for box in boxes(tuple(batch), max(1, strip // size // max(2, num_parallel + 1))):
@@ -173,8 +173,10 @@ def multiply_stack(ctx: Context, stack: Array, budget: int) -> Array:
                 group = part[..., n.start + 1 : n.stop + 1, :, :]
                 maxima, result = ctx.load(shifts(xp, group, count), ctx.precision), xp.empty_like(x)
                 for cols in chunks(size, lines):
-                    some = ctx.load(group[..., cols], ctx.precision) - maxima
-                    result[..., cols] = multiply(x, _in_pairs(xp, some, multiply)[0])[0]
+                    factor, _ = _in_pairs(
+                        xp, ctx.load(group[..., cols], ctx.precision) - maxima, multiply
+                    )
+                    result[..., cols] = multiply(x, factor)[0]
                 x = result
                 offset = offset + xp.sum(ctx.load(maxima, ctx.widest) * scale, axis=-3)
             x = (ctx.load(x, ctx.widest) * scale + offset) / scale
@@ -183,7 +185,7 @@ def multiply_stack(ctx: Context, stack: Array, budget: int) -> Array:
 
 
 def multiplier(ctx: Context, budget: int, has_nan: bool | None) -> Multiply:
-    """Return what multiplies plain arrays, with pullbacks if it is known whether there is NaN."""
+    """Return a `Multiply` of arrays in memory, without pullbacks if `has_nan` is None."""
     inner = replace(ctx, result_name=ctx.precision.name)
 
     def multiply(a: Array, b: Array) -> tuple[Array, Any]:
@@ -203,13 +205,13 @@ def multiplier(ctx: Context, budget: int, has_nan: bool | None) -> Multiply:
 def chain_and_pullback(
     ctx: Context, matrices: Sequence[Array], is_stack: bool, budget: int
 ) -> tuple[Array, Callable[[Array], list[Array]]]:
-    """Return the product of matrices, or of the one stack that is given, and its pullback."""
+    """Return the product of a sequence of matrices, or of one stack, and its pullback."""
     xp, ctx = (
         ctx.xp,
         _with_range(ctx, matrices, matrices[0].shape[-3] if is_stack else len(matrices)),
     )
     loaded = [ctx.load(x, ctx.precision) for x in matrices]
-    # Products have a NaN where +inf meets -inf as well.
+    # NaN in products may also come from +inf meeting -inf, which has no gradient.
     has_nan = any(0 not in x.shape and math.isnan(float(xp.max(x))) for x in loaded)
     multiply = multiplier(ctx, budget, has_nan)
     function, x = (product_of_stack, loaded[0]) if is_stack else (product_of_sequence, loaded)
@@ -220,7 +222,7 @@ def chain_and_pullback(
     def pullback(g: Array) -> list[Array]:
         ctx.record_stream(is_infinite)
         result = pull(xp.where(is_infinite, 0.0, ctx.load(g, ctx.precision)))
-        # What is NaN in an operand is NaN in its gradient.
+        # NaN entries of operands have NaN gradients.
         pairs = zip(matrices, [result] if is_stack else result, strict=True)
         return [xp.astype(xp.where(xp.isnan(x), math.nan, d), x.dtype) for x, d in pairs]
 
@@ -237,7 +239,7 @@ def multiplication_order(sizes: Shape) -> list[tuple[int, int]]:
     multiplied from one end to the other, from the end where that takes fewer.
     """
     n = len(sizes) - 1
-    if n > _LONGEST_OPTIMUM:
+    if n > _MAX_OPTIMIZED:
         remaining = sizes[0] * sum(p * q for p, q in itertools.pairwise(sizes[1:]))
         right = sizes[-1] * sum(p * q for p, q in itertools.pairwise(sizes[:-1]))
         return [(0, j) if remaining <= right else (n - 1 - j, n - j) for j in range(1, n)]

@@ -1,7 +1,7 @@
 """Contraction of an einsum in pairs, in opt_einsum's order, and its pullback.
 
-Every operand and every result in between is used once. So a pullback is a chain of functions, each
-of which takes the cotangent of a result to the gradients of all operands that it was made of.
+Every operand and every intermediate result is used once. A pullback is therefore a composition of
+functions, each mapping the cotangent of a result to the gradients of the operands it depends on.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from arraylogchain._inputs.arrays import (
 )
 from arraylogchain._products.chainexp import scale_of_sums, sums_overflow
 
-# Returns a product of matrices and its pullback, None where nobody will call it.
+# Returns a product of matrices and its pullback, or None for a pullback that is not called.
 Multiply = Callable[[Array, Array], tuple[Array, Any]]
 
 
 class _Factor(NamedTuple):
-    """An operand or a product, its indices, and what takes its cotangent to operands by number."""
+    """An operand or product, its indices, and its pullback to gradients by operand number."""
 
     x: Array
     term: str
@@ -37,7 +37,17 @@ class _Factor(NamedTuple):
 
 
 def contractions(equation: Any, operands: Sequence[Array], optimize: Any) -> Any:
-    """Return what opt_einsum knows of an equation of operands, of which only shapes are read."""
+    """Return the contractions that opt_einsum plans for an equation and shapes of operands.
+
+    Raises
+    ------
+    TypeError
+        If the equation is not a string.
+    ImportError
+        Without opt_einsum.
+    ValueError
+        If equation, shapes and optimizer do not fit.
+    """
     if not isinstance(equation, str):
         raise TypeError(f"equation must be a string such as 'ij->i', got {type(equation).__name__}")
     try:
@@ -54,7 +64,7 @@ def contractions(equation: Any, operands: Sequence[Array], optimize: Any) -> Any
                 f"operands[{i}] has chunks of unknown sizes; compute_chunk_sizes() finds them out"
             )
     try:
-        if isinstance(optimize, str):  # which opt_einsum reads for three or more operands alone
+        if isinstance(optimize, str):  # opt_einsum checks it only for three or more operands
             opt_einsum.paths.get_path_fn(optimize)
         _, plan = opt_einsum.contract_path(equation, *shapes, shapes=True, optimize=optimize)
         for term, shape in zip(plan.input_subscripts.split(","), shapes, strict=True):
@@ -76,19 +86,19 @@ def evaluate(
     result = promote([dtype_name(x.dtype) for x in operands])
     wide = getattr(xp, promote([result, "float32"]))
     operands, offset = _in_range(xp, [xp.astype(x, wide, copy=False) for x in operands])
-    left = [_operand(xp, i, operands[i], term, plan.size_dict) for i, term in enumerate(terms)]
-    # What a path leaves is contracted in the end.
+    factors = [_operand(xp, i, operands[i], term, plan.size_dict) for i, term in enumerate(terms)]
+    # The factors that remain after a path are contracted together.
     for group in (*plan.path, None):
-        positions = range(len(left)) if group is None else group
-        popped = [left.pop(i) for i in sorted(positions, reverse=True)]
-        kept_axes = set(plan.output_subscript).union(*(factor.term for factor in left))
+        positions = range(len(factors)) if group is None else group
+        popped = [factors.pop(i) for i in sorted(positions, reverse=True)]
+        kept_axes = set(plan.output_subscript).union(*(factor.term for factor in factors))
         product = popped.pop()
         while popped:
             other_terms = kept_axes.union(*(factor.term for factor in popped[:-1]))
             product = _product(xp, product, popped.pop(), other_terms, multiply)
-        left.append(_summed(xp, product, kept_axes, multiply))
-    out, pull = _grouped(xp, left.pop(), *plan.output_subscript)
-    out = out + 0 if len(operands) == 1 else out  # and not a view of the operand
+        factors.append(_summed(xp, product, kept_axes, multiply))
+    out, pull = _grouped(xp, factors.pop(), *plan.output_subscript)
+    out = out + 0 if len(operands) == 1 else out  # a copy: results are not views of operands
     dtype = out.dtype
 
     def pullback(g: Array) -> tuple[Array, ...]:
@@ -102,12 +112,13 @@ def evaluate(
 
 
 def _in_range(xp: Any, operands: list[Array]) -> tuple[list[Array], Array | None]:
-    """Return operands whose partial sums do not overflow, and the scaled sum of what is taken off.
+    """Return operands whose partial sums do not overflow, and the scaled sum of their shifts.
 
-    Where these could, or values cannot be read, each operand's largest finite entry is taken off,
-    in whole nats, which add up exactly; where values can be read, the computation is in float64.
+    If partial sums may overflow, or values cannot be read, each operand is shifted by its largest
+    finite entry in whole nats, whose sums are exact. If values can be read, it is also converted to
+    the widest precision.
     """
-    if len(operands) <= 2:  # there is no result in between
+    if len(operands) <= 2:  # no intermediate results
         return operands, None
     x, is_read = operands[0], are_readable(*operands)
     ctx = native_context(xp, array_api_compat.device(x), dtype_name(x.dtype))
@@ -123,9 +134,9 @@ def _in_range(xp: Any, operands: list[Array]) -> tuple[list[Array], Array | None
 
 
 def _shift(xp: Any, x: Array) -> Array:
-    """Return an operand's largest finite entry in whole nats, with axes of length 1, 0 if none.
+    """Return the largest finite entry in whole nats, with axes of length 1; 0 if there is none.
 
-    Where the least less that one is no number, it is what lies halfway between both.
+    If the difference from the smallest entry overflows, it is the midpoint of both.
     """
     axes, is_finite = tuple(range(x.ndim)), xp.isfinite(x)
     if 0 in x.shape:
@@ -158,9 +169,9 @@ def _diagonal(xp: Any, factor: _Factor) -> _Factor:
 
     def pull_diagonal(g: Array) -> dict[int, Array]:
         *lead, n = g.shape
-        whole = xp.zeros((*lead, n * n), dtype=g.dtype, device=array_api_compat.device(g))
-        whole[..., :: n + 1] = g
-        return pull(xp.moveaxis(xp.reshape(whole, (*lead, n, n)), (-2, -1), (first, second)))
+        matrix = xp.zeros((*lead, n * n), dtype=g.dtype, device=array_api_compat.device(g))
+        matrix[..., :: n + 1] = g
+        return pull(xp.moveaxis(xp.reshape(matrix, (*lead, n, n)), (-2, -1), (first, second)))
 
     x = xp.linalg.diagonal(xp.moveaxis(x, (first, second), (-2, -1)))
     term = term[:first] + term[first + 1 : second] + term[second + 1 :] + term[first]
@@ -170,7 +181,7 @@ def _diagonal(xp: Any, factor: _Factor) -> _Factor:
 def _grouped(
     xp: Any, factor: _Factor, *groups: str
 ) -> tuple[Array, Callable[[Array], dict[int, Array]]]:
-    """Return an array with an axis for each group of indices, and what takes its cotangent on."""
+    """Return an array with one axis for each group of indices, and its pullback."""
     x, old, pull = factor
     new = "".join(groups)
     x = xp.permute_dims(x, tuple(map(old.index, new)))
@@ -198,7 +209,7 @@ def _product(
 ) -> _Factor:
     """Return the product of two factors, summed over the indices that are not kept.
 
-    Axes that only one of them has stay apart: the product folds them without copies.
+    Axes that only one of them has are not merged: the product folds them without copies.
     """
     a = _summed(xp, a, {*kept_axes, *b.term}, multiply)
     b = _summed(xp, b, {*kept_axes, *a.term}, multiply)
@@ -214,8 +225,8 @@ def _product(
     term, shape = "".join((*batch, *rows, *cols, row, col)), value.shape
 
     def pull(g: Array) -> dict[int, Array]:
-        of_a, of_b = back(xp.reshape(g, shape))
-        return pull_a(of_a) | pull_b(of_b)
+        gradient_a, gradient_b = back(xp.reshape(g, shape))
+        return pull_a(gradient_a) | pull_b(gradient_b)
 
     return _Factor(xp.reshape(value, tuple(map(sizes.__getitem__, term))), term, pull)
 

@@ -7,8 +7,13 @@ it. Of a function that only others call, whose code is linked into theirs, nobod
     here:   for each function that Python calls: the same
             for each other one: link what it calls
 
+On two cores of an AMD EPYC, with Numba 0.68, CPU time of the first log Z is 7.5 s instead of 10.6,
+of compiling everything 10.7 s instead of 14.3. What is optimized once only is also faster: log Z of
+1,000 steps and 32 states takes 0.18 ms instead of 0.35, of 300 chains of 100 steps and 5 states
+0.53 ms instead of 0.90; best paths take as long.
+
 The names of Numba that this takes are not public. Where one is missing, functions are compiled as
-Numba does it, with the same results: `compiling` leaves this module out if it cannot be imported,
+Numba does it, within the same bounds: `compiling` leaves this module out if it cannot be imported,
 and `PartCompiler` makes a library of Numba's own if a method or an attribute is gone.
 """
 

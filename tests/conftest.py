@@ -233,7 +233,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.exhaustive)
     for item in items:
         is_log = "strict" in item.name and item.name.endswith(" logs]")
-        if is_log or ("torch-float32" in item.name and item.path.name.endswith("_table.py")):
+        is_float32 = "torch-float32" in item.name and item.path.name.endswith("_table.py")
+        # The kernels' own tables have float64.
+        is_kernel = "float64" in item.name and item.path.match("cuda/test_public.py")
+        if is_log or is_float32 or is_kernel:
             item.add_marker(pytest.mark.exhaustive)
     twice = {item for item in long if "strict-float64" in item.name}
     config.hook.pytest_deselected(items=list(twice))

@@ -1,8 +1,8 @@
 """Options that spread tests over several runs: one of N exhaustive tests, of each kind some.
 
-    python -m pytest -n auto -m "" --sample 8 --seed "$(git rev-parse HEAD)"
+    python -m pytest -n auto -m "" --sample 4 --seed "$(git rev-parse HEAD)"
 
-runs all tests that are not exhaustive, and of each function's exhaustive ones the eighth part,
+runs all tests that are not exhaustive, and of each function's exhaustive ones the fourth part,
 rounded up, that the seed chooses. With `--passed FILE`, tests that FILE names count as exhaustive,
 and FILE becomes the list of all tests that have passed.
 """

@@ -141,7 +141,7 @@ def twice(tmp_path, monkeypatch, caplog):
 def test_compilation_is_logged_once(twice):
     start, end = twice()
     assert start == "compiling loop.twice: Return 2 x"
-    assert re.fullmatch(r"compiled loop.twice in \d+\.\d s", end)
+    assert re.fullmatch(r"compiling loop.twice took \d+\.\d s", end)
     assert twice() == []
 
 

@@ -16,4 +16,4 @@ def compiling(name: str, purpose: str) -> Iterator[None]:
     LOGGER.info("compiling %s: %s", name, purpose)
     start = time.perf_counter()
     yield
-    LOGGER.info("compiled %s in %.1f s", name, time.perf_counter() - start)
+    LOGGER.info("compiling %s took %.1f s", name, time.perf_counter() - start)

@@ -39,10 +39,11 @@ def compiler() -> None:
 
 
 # Only the last is a test that is not exhaustive: a shuffled order that is not kind.
-@pytest.fixture(
-    params=[*(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in SEEDS[:-1]), SEEDS[-1]],
-    ids="seed{}".format,
-)
+SEED_PARAMS = [pytest.param(seed, marks=pytest.mark.exhaustive) for seed in SEEDS[:-1]]
+SEED_PARAMS.append(pytest.param(SEEDS[-1]))
+
+
+@pytest.fixture(params=SEED_PARAMS, ids="seed{}".format)
 def device(request: pytest.FixtureRequest, compiler: None) -> CpuDevice:
     return CpuDevice(seed=request.param)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from arraylogchain._cuda.kernels import Kernel, Launch
-from tests.cuda.conftest import SEEDS
+from tests.cuda.conftest import SEED_PARAMS, SEEDS
 from tests.cuda.cpu_device import CpuDevice, KernelError
 
 KERNELS = Path(__file__).parent / "kernels"
@@ -36,7 +36,7 @@ def run_fault(kernel: str, *arguments: Any, **options: Any) -> None:
 
 
 @pytest.mark.sanitized
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEED_PARAMS)
 def test_blocks_work_together(seed, dtype):
     x = np.arange(1000, dtype=dtype)
     sums = np.zeros(8, dtype)
@@ -54,7 +54,7 @@ def test_strided_views_are_pointers_to_their_first_entry():
 
 
 @pytest.mark.sanitized
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEED_PARAMS)
 @pytest.mark.parametrize("lanes", [32, 20])
 def test_lanes_hand_values_to_each_other(seed, lanes):
     out = np.full(32, -1, np.int32)
@@ -177,7 +177,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEED_PARAMS)
 @pytest.mark.parametrize("kernel", list(FAULTS))
 def test_faults_are_reported_with_their_lines(kernel, seed):
     with pytest.raises(KernelError, match=f"{kernel}: {FAULTS[kernel]}"):

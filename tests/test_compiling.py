@@ -24,7 +24,7 @@ if why_not() is not None:
 
 import numba
 
-from arraylogchain._numba import primitives
+from arraylogchain._numba import disk_cache, primitives
 from arraylogchain._numba.compiling import compiled
 
 
@@ -167,6 +167,17 @@ def test_damaged_file_of_the_cache_is_compiled_again_and_rewritten(twice, tmp_pa
     assert twice() == []
 
 
+def test_code_of_other_sources_beside_a_new_index_is_compiled_again(twice, monkeypatch, tmp_path):
+    twice()
+    (file,) = (tmp_path / "__pycache__").glob("*.nbc")
+    code_of_others = file.read_bytes()
+    monkeypatch.setattr(disk_cache, "STAMP", "of other sources")
+    assert len(twice()) == 2
+    file.write_bytes(code_of_others)
+    assert "cannot be read" in twice()[0]
+    assert twice() == []
+
+
 def test_full_disk_is_no_error(twice, monkeypatch):
     def save(self, signature, result):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -178,7 +189,6 @@ def test_full_disk_is_no_error(twice, monkeypatch):
 def test_a_change_of_any_source_is_noticed(tmp_path):
     """Numba alone asks only for the file of the loop itself, not for those it has compiled in."""
     from arraylogchain._backends.compiled import recursion
-    from arraylogchain._numba import disk_cache
 
     source = Path(disk_cache.__file__).read_text()
     stamps, folder = set(), tmp_path / "_numba"

@@ -33,16 +33,21 @@ _SOURCES = [path.read_bytes() for path in _FILES]
 STAMP = hashlib.sha256(b"".join(_SOURCES)).hexdigest()
 
 
+def _digest(data: bytes) -> bytes:
+    # Numba writes the index first: beside a new one there may be the code of older sources.
+    return hashlib.sha256(STAMP.encode() + data).digest()
+
+
 class _DigestImpl(CompileResultCacheImpl):  # type: ignore[misc]
     """Compiled functions as bytes beside their digest."""
 
     def reduce(self, result: Any) -> tuple[bytes, bytes]:
         data = dumps(super().reduce(result))
-        return hashlib.sha256(data).digest(), data
+        return _digest(data), data
 
     def rebuild(self, context: Any, payload: tuple[bytes, bytes]) -> Any:
         digest, data = payload
-        if hashlib.sha256(data).digest() != digest:
+        if digest != _digest(data):
             raise ValueError("the digest is another one")
         return super().rebuild(context, pickle.loads(data))
 

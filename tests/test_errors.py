@@ -1,5 +1,6 @@
 """Every error names the argument, what it is, and what would do."""
 
+import importlib
 import inspect
 import types
 
@@ -235,20 +236,34 @@ def test_lists_integers_and_bools_are_arrays_like_the_potentials(backend, dtype,
     assert np.isfinite(backend.to_numpy(states))
 
 
+def unreadable_tensors(torch, grad):
+    """Return tensors that are not dense or have no values, each with words of its error."""
+    x = torch.ones(2, 2)
+    with importlib.import_module("torch._subclasses").FakeTensorMode():
+        fake = torch.ones(2, 2, requires_grad=grad)
+    masked = torch.masked.masked_tensor(x, x > 0, requires_grad=grad)
+    yield torch.ones(2, 2, device="meta", requires_grad=grad), ("one on the meta device",)
+    yield fake, ("a fake tensor", "torch.export")
+    yield masked, ("a masked tensor", "to_tensor")
+    yield x.to_sparse().requires_grad_(grad), ("sparse_coo", "to_dense")
+    yield x.to_sparse_csr().requires_grad_(grad), ("sparse_csr", "to_dense")
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor([x, x], layout=layout, requires_grad=grad)
+        yield nested, ("a nested tensor", "to_padded_tensor")
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_tensors_without_values(torch_backend):
-    torch = torch_backend.xp
-    nested = [
-        torch.nested.nested_tensor([torch.ones(2, 2)] * 2, layout=layout, requires_grad=grad)
-        for layout in (torch.strided, torch.jagged)
-        for grad in (False, True)
-    ]
-    for x in (torch.ones(2, 2, device="meta"), torch.ones(2, 2).to_sparse(), *nested):
-        with pytest.raises(ValueError, match=mentions("a", "without values")):
-            alc.logmatmulexp(x, x)
-        words = "log_potentials", "nested" if x.is_nested else x.device.type, "without values"
-        with pytest.raises(ValueError, match=mentions(*words)):
-            alc.LogChain(x, transitions=torch.ones(2, 2))
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors:UserWarning")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+@pytest.mark.parametrize("grad", [False, True])
+def test_tensors_that_cannot_be_read_are_named(torch_backend, grad):
+    for x, words in unreadable_tensors(torch_backend.xp, grad):
+        needed = "must be a dense tensor with values, got"
+        for function in (alc.matmul, alc.logmatmulexp, alc.maxplus_matmul):
+            with pytest.raises(ValueError, match=mentions(f"a {needed}", *words)):
+                function(x, x)
+        with pytest.raises(ValueError, match=mentions(f"log_potentials {needed}", *words)):
+            alc.LogChain(x, transitions=torch_backend.xp.ones(2, 2))
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

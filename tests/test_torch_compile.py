@@ -1,4 +1,9 @@
-"""torch.compile of models that use the library: calls are graph breaks, and right."""
+"""torch.compile of models that use the library: calls are graph breaks, and right.
+
+Traces that would record results as constants are refused.
+"""
+
+import importlib
 
 import numpy as np
 import pytest
@@ -185,3 +190,89 @@ def test_best_paths_and_samples(torch):
     ):
         assert torch.equal(result, expected)
         assert not result.requires_grad
+
+
+def chain_of(x):
+    return alc.LogChain(x, log_transitions=x)
+
+
+METHODS = ["log_partition", "forward_messages", "backward_messages", "marginals", "entropy"]
+METHODS += ["expected_transitions", "posterior", "filtered", "viterbi", "sample", "plan"]
+CALLS = {name: lambda x, name=name: getattr(chain_of(x), name)() for name in METHODS}
+CALLS |= {
+    "log_weight": lambda x: chain_of(x).log_weight([0, 1]),
+    "matmul": lambda x: alc.matmul(x, x),
+    "logmatmulexp": lambda x: alc.logmatmulexp(x, x),
+    "maxplus_matmul": lambda x: alc.maxplus_matmul(x, x).values,
+    "logchainexp": lambda x: alc.logchainexp([x, x]),
+    "logeinsumexp": lambda x: alc.logeinsumexp("ij,jk->ik", x, x),
+    "maxplus_einsum": lambda x: alc.maxplus_einsum("ij,jk->ik", x, x),
+    "vjp.log_partition": lambda x: alc.vjp.log_partition(chain_of(x))[0],
+    "vjp.matmul": lambda x: alc.vjp.matmul(x, x)[0],
+    "vjp.logmatmulexp": lambda x: alc.vjp.logmatmulexp(x, x)[0],
+    "vjp.maxplus_matmul": lambda x: alc.vjp.maxplus_matmul(x, x)[0].values,
+    "vjp.logchainexp": lambda x: alc.vjp.logchainexp([x, x])[0],
+    "vjp.logeinsumexp": lambda x: alc.vjp.logeinsumexp("ij,jk->ik", x, x)[0],
+}
+
+
+def jit_trace(torch, f, x):
+    return torch.jit.trace(f, x, check_trace=False)
+
+
+def trace_of_operators(torch, f, x):
+    return importlib.import_module("torch.fx.experimental.proxy_tensor").make_fx(lambda y: f(y))(x)
+
+
+def functionalized(torch, f, x):
+    return torch.func.functionalize(f)(x)
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor:")
+@pytest.mark.parametrize("trace", [jit_trace, trace_of_operators, functionalized])
+@pytest.mark.parametrize("name", CALLS)
+def test_trace_of_a_call_raises_instead_of_recording_constants(torch, trace, name):
+    for grad in (False, True):
+        x = torch.tensor([[1.0, 0.0], [0.0, 1.0]], requires_grad=grad)
+        with pytest.raises(ValueError, match=r"must be a dense tensor with values, got one that"):
+            trace(torch, CALLS[name], x)
+
+
+@pytest.mark.parametrize("name", ["viterbi", "log_partition"])
+def test_trace_of_a_method_of_a_chain_from_outside_raises(torch, name):
+    chain = chain_of(torch.eye(2))
+    with pytest.raises(ValueError, match=r"log_potentials must be .* torch\.jit\.trace traces"):
+        torch.jit.trace(lambda x: x + getattr(chain, name)()[0].sum(), torch.eye(2))
+
+
+@pytest.mark.parametrize("word", ["lengths", "states", "cotangent"])
+def test_trace_of_another_argument_raises(torch, word):
+    """Beside NumPy arrays as well, which are constants of a trace."""
+    zeros = np.zeros((2, 2))
+    pullback = alc.vjp.logmatmulexp(torch.eye(2), torch.eye(2))[1]
+    call = {
+        "lengths": lambda n: alc.LogChain(zeros, log_transitions=zeros, lengths=n[0]),
+        "states": lambda n: alc.LogChain(zeros, log_transitions=zeros).log_weight(n),
+        "cotangent": lambda n: pullback(n * torch.eye(2)),
+    }[word]
+    with pytest.raises(ValueError, match=rf"{word} must be .* torch\.jit\.trace traces"):
+        torch.jit.trace(lambda n: (call(n), n)[1], torch.ones(2, dtype=torch.int64))
+
+
+def test_trace_around_arrays_of_numpy_records_them(torch):
+    x = np.eye(2)
+    traced = torch.jit.trace(lambda y: y + float(alc.logmatmulexp(x, x)[0, 0]), torch.eye(2))
+    expected = alc.logmatmulexp(x, x)[0, 0] + 2 * np.eye(2)
+    np.testing.assert_allclose(traced(2 * torch.eye(2)), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["log_partition", "viterbi", "logmatmulexp"])
+def test_export_and_symbolic_trace_say_what_they_lack(torch, name):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return CALLS[name](x)
+
+    with pytest.raises(ValueError, match=r"with values, got one that make_fx or torch\.export"):
+        torch.export.export(Model(), (torch.eye(2),), strict=False)
+    with pytest.raises(TypeError, match=r"got a proxy of torch\.fx; let torch\.fx\.wrap"):
+        torch.fx.symbolic_trace(Model())

@@ -19,6 +19,7 @@ import numpy as np
 
 from arraylogchain._core.context import Array, Context, library_name
 from arraylogchain._core.precision import DOUBLE, SINGLE
+from arraylogchain._inputs.tensors import check_tensors, is_fake, is_instance
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -92,6 +93,7 @@ def prepare_inputs(arguments: Mapping[str, Array]) -> tuple[Context, Mapping[str
 def _prepare_tensors(arguments: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
     """Read tensors where they are; on the CPU as NumPy's arrays, unless there is bfloat16."""
     torch = sys.modules["torch"]
+    check_tensors(arguments)
     result = check_dtypes(tuple([(name, x.dtype) for name, x in arguments.items()]), torch)
     on_cpu = all(x.is_cpu and x.dtype is not torch.bfloat16 for x in arguments.values())
     ready = {}
@@ -99,11 +101,10 @@ def _prepare_tensors(arguments: Mapping[str, Array]) -> tuple[Context, Mapping[s
         for name, x in arguments.items():
             # Also where torch holds negated numbers, or follows them.
             ready[name] = x.numpy(force=True) if on_cpu else _in_place(x)
-    except (RuntimeError, TypeError):
-        layout = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
+    except RuntimeError:
         raise ValueError(
-            f"{name} is a {layout} tensor on {x.device} without values in memory that can be "
-            "read; a dense one, outside of torch.func transforms, would do"
+            f"{name} must be a tensor with values, got one inside a transform of torch.func; "
+            "call this outside of torch.func, on all rows at once"
         ) from None
     if on_cpu:
         return _numpy_context(result, torch.from_numpy), ready
@@ -112,8 +113,8 @@ def _prepare_tensors(arguments: Mapping[str, Array]) -> tuple[Context, Mapping[s
 
 
 def _in_place(x: Array) -> Array:
-    if x.is_meta or x.is_nested or not are_plain(x):
-        raise TypeError("there are no values")
+    if not are_plain(x):
+        raise RuntimeError("there are no values")
     return x.detach().resolve_neg()
 
 
@@ -178,6 +179,7 @@ def _kernels_for(xp: Any, device: Any) -> Any:
 
 def common_namespace(arguments: Mapping[str, Array]) -> Any:
     """Return the namespace of arrays; raise where they are of several libraries."""
+    check_tensors(arguments)
     namespaces = {name: namespace_of(name, x) for name, x in arguments.items()}
     check_same("library", {name: library_name(xp) for name, xp in namespaces.items()})
     return next(iter(namespaces.values()))
@@ -187,6 +189,11 @@ def namespace_of(name: str, x: Array) -> Any:
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(
             f"{name} must have no mask, got a masked array; {name}.filled(...) makes a plain one"
+        )
+    if is_instance(x, "torch.fx", "Proxy"):
+        raise TypeError(
+            f"{name} must be an array with values, got a proxy of torch.fx; let torch.fx.wrap keep "
+            "the function that calls this as it is"
         )
     try:
         return array_api_compat.array_namespace(x)
@@ -252,11 +259,17 @@ def are_readable(*arrays: Array) -> bool:
 def are_plain(*arrays: Array) -> bool:
     """Tell whether there is no tensor without memory of its own, as within transforms.
 
-    What is nested has memory, though nothing here can compute with it.
+    Those that `check_tensors` refuses count as plain, if they have memory.
     """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return True
+    tensors = [x for x in arrays if isinstance(x, torch.Tensor)]
+    if any(map(is_fake, tensors)):
+        return False
     try:
-        for i, x in enumerate(arrays):
-            if hasattr(x, "data_ptr") and not x.is_nested and "strided" in str(x.layout):
+        for i, x in enumerate(tensors):
+            if not x.is_nested and x.layout == torch.strided:
                 # Within a transform nothing that is made has any: that of the first one tells.
                 (x if i else x.detach()).data_ptr()
     except RuntimeError:
@@ -278,6 +291,7 @@ def detached(x: Array) -> Array:
 def raise_if_differentiated(arguments: Mapping[str, Array], function: str, instead: str) -> None:
     """Raise where a pullback would silently carry no gradient, or be of what is not in memory."""
     torch = sys.modules.get("torch")
+    check_tensors(arguments)
     for name, x in arguments.items():
         if is_lazy(x):
             raise TypeError(
@@ -388,6 +402,7 @@ def on_host(name: str, x: Any) -> np.ndarray:
     """Return numbers that decisions depend on as a NumPy array."""
     if isinstance(x, np.ma.MaskedArray):
         namespace_of(name, x)  # which raises
+    check_tensors({name: x})
     try:
         if hasattr(x, "detach") and hasattr(x, "cpu"):
             # Within a transform, what is computed has no memory, though its values are known.

@@ -161,6 +161,9 @@ def like_potentials(arguments: Mapping[str, Array]) -> Mapping[str, Array]:
 
 
 def _as_floating(name: str, x: Any, like: Array) -> Array:
+    # Proxies cannot be compared.
+    if x is like:
+        return x
     if type(x) is type(like) and getattr(x, "dtype", None) == getattr(like, "dtype", None):
         return x
     if dtype_name(getattr(x, "dtype", "")).startswith(("int", "uint", "bool")):

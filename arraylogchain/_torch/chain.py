@@ -23,6 +23,7 @@ from arraylogchain._inputs.chain import (
     prepare_chain,
     states_of,
 )
+from arraylogchain._inputs.tensors import check_tensors
 from arraylogchain._torch import reference, rules
 from arraylogchain._torch.products import entries, through_finite
 from arraylogchain._torch.rules import Primal, Tensor, Tensors, Wanted, call
@@ -217,6 +218,7 @@ def entropy(chain: Any) -> Tensor:
 def log_weight(chain: Any, states: Any) -> Tensor:
     """Return `LogChain.log_weight`: sums of entries, which autograd follows by itself."""
     arguments, found = chain._arguments(), []
+    check_tensors(arguments)
     entered = make_chain(arguments, chain._lengths)
     ctx = native_context(torch_namespace, entered.parts["potentials"].device, "float64")
     states = check_states(ctx, states, entered, chain._workspace)
@@ -260,6 +262,7 @@ def _value(
     Its parts get equally many batch axes, so that an axis of vmap is one more in front.
     """
     arguments = chain._arguments()
+    check_tensors(arguments)
     rows = len(check_shapes(arguments))
     names = [part.linear if part.linear in arguments else part.log for part in PARTS.values()]
     pairs = zip(map(arguments.get, names), OWN_AXES, strict=True)

@@ -13,6 +13,7 @@ from arraylogchain._core.axes import fold
 from arraylogchain._core.context import shape_of
 from arraylogchain._core.precision import SINGLE
 from arraylogchain._inputs.arrays import are_readable, check_dtypes, prepare_inputs
+from arraylogchain._inputs.tensors import check_tensors
 from arraylogchain._products import certified, linear, maxplus
 from arraylogchain._products.chainexp import (
     product_of_sequence,
@@ -188,8 +189,7 @@ def _matrices(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Any]:
 
     With that, a batch axis of vmap is one more axis in front.
     """
-    if not (_is_dense(a) and _is_dense(b)):
-        prepare_inputs({"a": a, "b": b})  # says so
+    _check_tensors({"a": a, "b": b})
     if a.ndim == b.ndim > 1:
         return a, b, lambda x: x
     fold(shape_of(a), shape_of(b))  # the error messages are about the shapes as given
@@ -226,12 +226,9 @@ def through_finite(out: Tensor) -> Tensor:
     return torch.where(torch.isinf(out), out.detach(), out)
 
 
-def _is_dense(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and x.layout == torch.strided and not x.is_nested
-
-
 def _check_tensors(arguments: Mapping[str, Any]) -> None:
-    """Raise where tensors are nested, sparse, no real numbers, or mixed, as without autograd."""
-    if not all(map(_is_dense, arguments.values())):
-        prepare_inputs(arguments)  # says so
+    """Raise for arguments that are no dense tensors, or of no real dtype, as without autograd."""
+    if not all(isinstance(x, torch.Tensor) for x in arguments.values()):
+        prepare_inputs(arguments)  # raises
+    check_tensors(arguments)
     check_dtypes(tuple([(name, x.dtype) for name, x in arguments.items()]), torch)

@@ -1,5 +1,6 @@
 """Derivatives of what torch differentiates of a chain, second ones too, and written formulas."""
 
+import numpy as np
 import pytest
 
 import arraylogchain as alc
@@ -8,6 +9,7 @@ from tests.chain_scenarios import FORMS, given_as, normal, uniform
 from tests.test_chain_paths import some_states
 from tests.test_torch_chain import (
     INF,
+    OPERATIONS,
     SHAPES,
     arguments,
     check_derivatives,
@@ -150,3 +152,175 @@ def test_lengths(torch_backend, name, form):
     for gradient, mask in zip(gradients, read.values(), strict=True):
         assert torch.all(gradient[~mask] == 0)
         assert torch.all(torch.isfinite(gradient))
+
+
+# ----------------------------------------------------------------------------------- wide ranges
+
+# Logarithms of weights that are zero, subnormal, or close to it.
+MASKS = [-INF, -1000.0, -745.0, -711.0, -705.0, -600.0]
+
+
+def by_paths(torch, name, x, edges, start):
+    """Return the results of a method from the log weights of all paths and parts of paths.
+
+    -inf as in the method; there and where a path has no weight, derivatives are 0.
+    """
+    T, K = x.shape
+
+    def paths_of(first, stop):
+        return torch.cartesian_prod(*[torch.arange(K)] * (stop - first)).reshape(-1, stop - first)
+
+    def log_sums(logs, states):
+        """Return log sums over the paths through each state."""
+        each = [logs[(states == k) & torch.isfinite(logs)] for k in range(K)]
+        return torch.stack([y.logsumexp(0) if len(y) else y.sum() - INF for y in each])
+
+    def logs_of(states, first, potentials):
+        times = torch.arange(first, first + states.shape[-1])
+        steps = times[:-1]
+        logs = potentials[times, states].sum(-1)
+        return logs + edges[steps, states[:, :-1], states[:, 1:]].sum(-1)
+
+    def forward(t):
+        states = paths_of(0, t + 1)
+        return log_sums(logs_of(states, 0, x) + start[states[:, 0]], states[:, -1])
+
+    def backward(t):
+        states = paths_of(t, T)
+        later = torch.where(torch.arange(T)[:, None] > t, x, 0)
+        return log_sums(logs_of(states, t, later), states[:, 0])
+
+    def normalizer(t):
+        logs = forward(t)
+        logs = logs[torch.isfinite(logs)]
+        return logs.logsumexp(0) if len(logs) else torch.tensor(-INF, dtype=x.dtype)
+
+    paths = paths_of(0, T)
+    logs = logs_of(paths, 0, x) + start[paths[:, 0]]
+    paths, logs = paths[torch.isfinite(logs)], logs[torch.isfinite(logs)]
+    p, one_hot = torch.softmax(logs, 0), torch.eye(K, dtype=x.dtype)[paths]
+    if name == "forward_messages":
+        return [torch.stack([forward(t) for t in range(T)])]
+    if name == "backward_messages":
+        return [torch.stack([backward(t) for t in range(T)])]
+    if name == "filtered":
+        sums = torch.stack([normalizer(t) for t in range(T)])
+        has_path = torch.isfinite(sums)
+        each = [torch.softmax(forward(t), 0) if has_path[t] else 0 * x[t] for t in range(T)]
+        previous = torch.cat([sums.new_zeros(1), sums[:-1]])
+        return [torch.stack(each), torch.where(has_path, sums - previous, -INF)]
+    if name == "entropy":
+        return [-(p * torch.log_softmax(logs, 0)).sum()]
+    if name == "marginals":
+        return [torch.einsum("p,ptk->tk", p, one_hot)]
+    return [torch.einsum("p,ptk,ptj->tkj", p, one_hot[:, :-1], one_hot[:, 1:])]
+
+
+def gradients_or_none(torch, results, cotangents, inputs):
+    """Return gradients, None where they are refused."""
+    total = sum(
+        (x.masked_fill(x.isinf(), 0) * g).sum() for x, g in zip(results, cotangents, strict=True)
+    )
+    try:
+        return torch.autograd.grad(total, inputs, materialize_grads=True)
+    except FloatingPointError:
+        return None
+
+
+PATH_METHODS = ["forward_messages", "backward_messages", "filtered", "entropy", "marginals"]
+PATH_METHODS += ["expected_transitions"]
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e9], ids=["", "large offset"])
+@pytest.mark.parametrize("name", PATH_METHODS)
+def test_gradients_of_masked_chains_are_right_or_refused(torch_backend, name, offset):
+    torch, refused, number = torch_backend.xp, 0, 25
+    offsets = torch.tensor([offset, 0, -offset], dtype=torch.float64)[:, None]
+    for seed in range(number):
+        rng = np.random.default_rng(seed)
+        inputs = []
+        for shape in ((3, 2), (2, 2, 2), (2,)):
+            values = rng.normal(size=shape)
+            is_masked = rng.random(shape) < 0.4
+            values[is_masked] = rng.choice(MASKS, size=is_masked.sum())
+            inputs.append(torch.from_numpy(values))
+        far = [(inputs[0] + offsets).requires_grad_(), *(y.requires_grad_() for y in inputs[1:])]
+        # As they are after rounding beside the offsets.
+        near = [(far[0].detach() - offsets).requires_grad_(), *far[1:]]
+        expected = by_paths(torch, name, *near)
+        cotangents = [torch.from_numpy(rng.normal(size=y.shape)) for y in expected]
+        chain = alc.LogChain(far[0], log_transitions=far[1], log_initial=far[2])
+        results = getattr(chain, name)()
+        results = results if isinstance(results, tuple) else (results,)
+        found = gradients_or_none(torch, results, cotangents, far)
+        exact = gradients_or_none(torch, expected, cotangents, near)
+        refused += found is None
+        for ours, theirs in zip(found or (), exact, strict=found is not None):
+            torch.testing.assert_close(ours, theirs.nan_to_num(0), rtol=1e-11, atol=1e-11)
+    assert refused < number
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e9], ids=["", "beside a large normalizer"])
+@pytest.mark.parametrize("name", ["forward_messages", "backward_messages", "filtered", "entropy"])
+def test_gradient_of_a_subnormal_weight_is_a_number_or_refused(torch_backend, name, offset):
+    torch = torch_backend.xp
+    for mask in (-700.0, -711.0, -730.0, -745.0):
+        x = torch.tensor([[offset] * 2, [0, 0], [0, mask]], dtype=torch.float64, requires_grad=True)
+        results = getattr(alc.LogChain(x, transitions=torch.eye(2, dtype=x.dtype)), name)()
+        results = results if isinstance(results, tuple) else (results,)
+        found = gradients_or_none(torch, results, [torch.ones_like(y) for y in results], (x,))
+        assert found is None or torch.isfinite(found[0]).all()
+        assert found is not None or mask < -700 or name == "forward_messages"
+
+
+def test_message_that_nothing_but_its_value_lost_is_refused(torch_backend):
+    """Forward it is subnormal, and backward -inf: values of the recursion are NaN there."""
+    torch = torch_backend.xp
+    x = torch.tensor([[0, 0], [0, -INF], [0, 0]], dtype=torch.float64, requires_grad=True)
+    start, end = (torch.tensor(y, dtype=x.dtype) for y in ([-745.0, 0.0], [-INF, 0.0]))
+    chain = alc.LogChain(
+        x, transitions=torch.eye(2, dtype=x.dtype), log_initial=start, log_final=end
+    )
+    found = gradients_or_none(torch, [chain.backward_messages()], [torch.ones(3, 2)], (x,))
+    assert found is None or torch.isfinite(found[0]).all()
+
+
+def test_filtered_probabilities_without_a_path_have_no_gradient(torch_backend):
+    torch = torch_backend.xp
+    P = torch.tensor([[0.0, 0.0], [0.5, 0.5]], dtype=torch.float64, requires_grad=True)
+    start = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    filtered = alc.LogChain(
+        torch.zeros(2, 2, dtype=P.dtype), transitions=P, initial=start
+    ).filtered()
+    assert not filtered.probabilities[1].any()
+    (gradient,) = torch.autograd.grad((filtered.probabilities[1] * torch.tensor([1, 2])).sum(), P)
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize("name", ["marginals", "filtered", "entropy", "log_partition"])
+def test_lost_path_that_a_tiny_weight_multiplies_is_refused(torch_backend, name):
+    """A path of 1e-330 of the sum has a derivative of 1e-130 / 1e-200 by the weight of its edge."""
+    torch = torch_backend.xp
+    x = torch.tensor([[-760.0, 0.0], [0.0, -460.0]], dtype=torch.float64, requires_grad=True)
+    P = torch.tensor([[1e-200, 1.0], [1e-200, 1e-200]], dtype=x.dtype, requires_grad=True)
+    final = torch.tensor([-460.0, 0.0], dtype=x.dtype)
+    result = getattr(alc.LogChain(x, transitions=P, log_final=final), name)()
+    if name == "log_partition":
+        (result,) = torch.autograd.grad(result, x, create_graph=True)
+    result = result[0] if isinstance(result, tuple) else result
+    cotangent = torch.arange(1, 1 + result.numel(), dtype=x.dtype).reshape(result.shape)
+    with pytest.raises(FloatingPointError, match=f"{name} .* range too widely"):
+        torch.autograd.grad(result, P, cotangent)
+
+
+@pytest.mark.parametrize("name", [x for x in OPERATIONS if x != "expected_transitions"])
+def test_unknown_row_hides_no_gradient_of_others(torch_backend, name):
+    """A row that is NaN makes the gradients NaN that it has a part in, and is not refused."""
+    torch = torch_backend.xp
+    options = arguments(torch, SHAPES["one matrix"], logs=True)
+    with torch.no_grad():
+        options["log_potentials"][0, 1, 0] = np.nan
+    f, _ = operation(name, alc.LogChain, options)
+    total = sum(y[-1].sum() for y in f(*options.values()) if y.shape[0] > 1)
+    (gradient,) = torch.autograd.grad(total, options["log_potentials"])
+    assert torch.isfinite(gradient[1]).all()

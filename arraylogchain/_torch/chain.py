@@ -28,8 +28,9 @@ from arraylogchain._torch import reference, rules
 from arraylogchain._torch.products import entries, through_finite
 from arraylogchain._torch.rules import Primal, Tensor, Tensors, Wanted, call
 
-# How far the recursion that gives second derivatives may be off before it is refused.
-_TOLERANCE = 1e-6
+# What values of the recursion may differ by from certified ones, for each step and each nat: more
+# than roundings, so that anything beyond is paths that were lost.
+_TOLERANCE = 1e-12
 # Axes of the parts that are not batch axes.
 OWN_AXES = tuple(len(part.axes) for part in PARTS.values())
 
@@ -38,6 +39,7 @@ class ChainOperation(rules.Operation):
     """Of a chain's log potentials, transitions, initial and final weights, or None.
 
     Derivatives that are not certified are those of a recursion in float64, which autograd follows.
+    They are refused where the recursion has lost paths, or has no numbers for them.
 
     Parameters
     ----------
@@ -66,16 +68,24 @@ class ChainOperation(rules.Operation):
     def precomputed(self, inputs: Tensors) -> Any:
         """Return the value and what it leaves to gradients, where these can take it."""
 
-    def agrees(self, inputs: Tensors, g: Tensor, out: Tensor, gradients: Tensors) -> bool:
-        """Tell whether what the recursion makes of wide inputs is what is certified."""
-        return _agree(self.value(*inputs), out, 1.0)
+    def check(self, leaves: Tensors, out: Tensor) -> Tensor:
+        """Return a certified value, of the operation or log Z.
+
+        Raise where the recursion has lost paths: their share is missing in values as well.
+        """
+        value, tolerance = self.value(*leaves), (_TOLERANCE * leaves[0].shape[-2], _TOLERANCE)
+        self._require(_agree(value, out.detach(), *tolerance))
+        return value
 
     def gradients(
         self, residuals: Any, requested: Wanted, out: Tensor, g: Tensor, *inputs: Any
     ) -> Tensors:
         with torch.enable_grad():
-            leaves, weights = _leaves((*inputs, g))[:-1], g.detach().double()
-            results = self._gradients(leaves, self._record(leaves), weights)
+            leaves = self._leaves(inputs)
+            recorded_value = self._record(leaves)
+            certified = self.check(leaves, recorded_value)
+            results = _derivatives(recorded_value, leaves, g.detach().double())
+        self._require_numbers(results, certified, g)
         return rules.cast(results, inputs)
 
     def second(
@@ -86,35 +96,59 @@ class ChainOperation(rules.Operation):
             inputs_and_cotangents[len(PARTS) :],
         )
         with torch.enable_grad():
-            leaves = _leaves(inputs)
+            leaves = self._leaves(inputs)
             recorded_value = self._record(leaves)
+            certified = self.check(leaves, recorded_value)
             like = (
                 recorded_value.new_ones((), dtype=rules.result_dtype(*inputs)) if g is None else g
             )
-            (weights,) = _leaves([like.expand(recorded_value.shape)])
-            gradients = self._gradients(leaves, recorded_value, weights, create_graph=True)
+            weights = like.detach().double().expand(recorded_value.shape).requires_grad_()
+            gradients = _derivatives(recorded_value, leaves, weights, create_graph=True)
             product = 0 * weights.sum()
             for x, direction in zip(gradients, cotangents, strict=True):
                 if direction is not None:
                     product = product + (x * direction.detach()).sum()
             selected = tuple(compress((weights, *leaves), requested))
             results = torch.autograd.grad(product, selected, materialize_grads=True)
+        self._require_numbers(results, certified, like, *cotangents)
         return rules.cast(results, tuple(compress((like, *inputs), requested)))
 
-    def _gradients(self, leaves: Tensors, out: Tensor, g: Tensor, **options: Any) -> Tensors:
-        """Return the recursion's gradients, having checked them."""
-        is_present = [x is not None for x in leaves]
-        requested = tuple(compress(leaves, is_present))
-        results = torch.autograd.grad(out, requested, g, materialize_grads=True, **options)
-        gradients = rules.scatter_optional(results, is_present)
-        if not self.agrees(leaves, g.detach(), out.detach(), gradients):
+    def _require(self, is_right: bool) -> None:
+        if not is_right:
             raise FloatingPointError(
-                f"this derivative of {self.name} is computed on float64 weights without "
-                "logarithms, and the weights of this chain range too widely for that (beyond "
-                "1e300 at one step); first derivatives of log_partition by backward() are right "
-                "on any range"
+                f"this derivative of {self.name} must be computed in linear space, where the "
+                "weights of this chain range too widely for float64; first derivatives of "
+                "log_partition by backward() are right on any range"
             )
-        return gradients
+
+    def _require_numbers(self, results: Tensors, certified: Tensor, *cotangents: Tensor) -> None:
+        """Raise where results are not numbers, unless the value or a cotangent is none either."""
+        if not all(x is None or bool(torch.isfinite(x).all()) for x in results):
+            is_number = (x is None or bool(torch.isfinite(x).all()) for x in cotangents)
+            self._require(bool(torch.isnan(certified).any()) or not all(is_number))
+
+    def _scaled(self, leaves: Tensors, gradients: Tensors) -> Tensors:
+        """Return gradients times the largest weights beside them, logarithms' as they are."""
+        results = []
+        for name, part, x, y in zip(self.names, PARTS, leaves, gradients, strict=True):
+            if x is not None and not name.startswith("log_"):
+                top = reference.finite_max(x, reference.OWN_AXES[part])
+                y = y * torch.where(top > 0, top, 1)
+            if x is not None:
+                results.append(y.detach())
+        return results
+
+    def _leaves(self, inputs: Tensors) -> Tensors:
+        """Return the inputs in float64, with logarithms below the largest of each step.
+
+        That changes no derivative, and leaves values whose digits are not those of a large offset.
+        """
+        leaves = [x if x is None else x.detach().double() for x in inputs]
+        for i, (name, part) in enumerate(zip(self.names, PARTS, strict=True)):
+            if leaves[i] is not None and name.startswith("log_"):
+                axes = reference.OWN_AXES[part]
+                leaves[i] = leaves[i] - reference.finite_max(leaves[i], axes)
+        return [x if x is None else x.requires_grad_() for x in leaves]
 
     def _record(self, leaves: Tensors) -> Tensor:
         """Return what the recursion makes of the inputs, part of autograd in any case."""
@@ -125,18 +159,29 @@ class ChainOperation(rules.Operation):
         return {n: x for n, x in zip(self.names, inputs, strict=True) if x is not None}
 
 
-class ExpectedTransitions(ChainOperation):
-    """The sums over rows of what each is expected to take, in the shape of the transitions."""
+class PosteriorOperation(ChainOperation):
+    """Of the posterior over the paths of each row."""
 
-    sums_rows = True
+    def check(self, leaves: Tensors, out: Tensor) -> Tensor:
+        """Return the certified log Z; raise where its derivatives show that paths are lost.
 
-
-class Partition(ChainOperation):
-    """The logs of the sums over all paths."""
-
-    def precomputed(self, inputs: Tensors) -> Any:
-        can_leave = torch.is_grad_enabled() and has_values(*inputs)
-        return self.value_and_residuals(inputs) if can_leave else None
+        Values do not: sums over rows and steps, and entropies, may agree without some paths.
+        """
+        potentials, *others = leaves
+        batch = make_chain(self._named(leaves), self.lengths).batch
+        rows = [potentials.expand(*batch, *potentials.shape[-2:]), *others]
+        rows = [x if x is None else x.detach().requires_grad_() for x in rows]
+        log_z = reference.log_partition(make_chain(self._named(rows), self.lengths))
+        derivatives = self._scaled(rows, _derivatives(log_z, rows, torch.ones_like(log_z)))
+        value, (_, pullback) = self.value_and_residuals(rows)
+        every = [x is not None for x in rows]
+        expected = self._scaled(rows, pullback(torch.ones_like(value), every))
+        tolerance = _TOLERANCE * leaves[0].shape[-2]
+        # What is lost is multiplied by derivatives with respect to linear weights.
+        largest = _largest(expected)
+        pairs = zip(expected, derivatives, strict=True)
+        self._require(all(_agree(x, y, tolerance / largest, tolerance) for x, y in pairs))
+        return value
 
     def value_and_residuals(self, inputs: Tensors) -> tuple[Tensor, Any]:
         """Return the value, where the inputs lie, and what makes gradients of a cotangent."""
@@ -156,6 +201,38 @@ class Partition(ChainOperation):
 
         return ctx.to_caller(gradients), (_places(inputs), pullback)
 
+
+class Filtered(ChainOperation):
+    """State probabilities given the steps so far, and beside them log normalizers."""
+
+    def check(self, leaves: Tensors, out: Tensor) -> Tensor:
+        # What is lost is multiplied by derivatives with respect to linear weights.
+        normalizers = out[..., -1].masked_fill(torch.isinf(out[..., -1]), 0)
+        total = normalizers.cumsum(-1).sum()
+        derivatives = self._scaled(leaves, _derivatives(total, leaves, None, retain_graph=True))
+        tolerance = _TOLERANCE * leaves[0].shape[-2]
+        largest = _largest(derivatives)
+        expected, out = self.value(*leaves), out.detach()
+        self._require(
+            _agree(expected[..., :-1], out[..., :-1], tolerance / largest, tolerance)
+            and _agree(expected[..., -1], out[..., -1], tolerance, _TOLERANCE)
+        )
+        return expected
+
+
+class ExpectedTransitions(PosteriorOperation):
+    """The sums over rows of what each is expected to take, in the shape of the transitions."""
+
+    sums_rows = True
+
+
+class Partition(PosteriorOperation):
+    """The logs of the sums over all paths."""
+
+    def precomputed(self, inputs: Tensors) -> Any:
+        can_leave = torch.is_grad_enabled() and has_values(*inputs)
+        return self.value_and_residuals(inputs) if can_leave else None
+
     def gradients(
         self, residuals: Any, requested: Wanted, out: Tensor, g: Tensor, *inputs: Any
     ) -> Tensors:
@@ -163,11 +240,6 @@ class Partition(ChainOperation):
         if residuals is None or residuals[0] != _places(inputs):
             _, residuals = self.value_and_residuals(inputs)
         return residuals[1](g, requested)  # type: ignore[no-any-return]
-
-    def agrees(self, inputs: Tensors, g: Tensor, out: Tensor, gradients: Tensors) -> bool:
-        value, (_, pullback) = self.value_and_residuals(inputs)
-        pairs = zip(pullback(g, [x is not None for x in inputs]), gradients, strict=True)
-        return _agree(value, out, 1.0) and all(x is None or _agree(x, y.detach()) for x, y in pairs)
 
 
 def log_partition(chain: Any, precomputed: Tensor | None = None) -> Tensor:
@@ -177,7 +249,8 @@ def log_partition(chain: Any, precomputed: Tensor | None = None) -> Tensor:
 
 
 def marginals(chain: Any, precomputed: Tensor | None = None) -> Tensor:
-    return _value(chain, chains.marginals.marginals, reference.marginals, precomputed)
+    functions = chains.marginals.marginals, reference.marginals
+    return _value(chain, *functions, precomputed, PosteriorOperation)
 
 
 def expected_transitions(chain: Any, precomputed: Tensor | None = None) -> Tensor:
@@ -199,7 +272,7 @@ def filtered(chain: Any) -> Tensors:
         marginals, normalizers = chains.messages.filtered(ctx, entered, workspace)
         return ctx.xp.concat([marginals, normalizers[..., None]], axis=-1)
 
-    gradients = _value(chain, compute, reference.filtered)
+    gradients = _value(chain, compute, reference.filtered, kind=Filtered)
     return gradients[..., :-1], gradients[..., -1]
 
 
@@ -212,7 +285,8 @@ def backward_messages(chain: Any) -> Tensor:
 
 
 def entropy(chain: Any) -> Tensor:
-    return _value(chain, chains.entropy.entropy, reference.entropy)
+    functions = chains.entropy.entropy, reference.entropy
+    return _value(chain, *functions, kind=PosteriorOperation)
 
 
 def log_weight(chain: Any, states: Any) -> Tensor:
@@ -279,15 +353,20 @@ def _places(tensors: Tensors) -> list[int]:
     return [x.data_ptr() for x in tensors if x is not None]
 
 
-def _leaves(tensors: Tensors) -> Tensors:
-    return [x if x is None else x.detach().double().requires_grad_() for x in tensors]
+def _derivatives(out: Tensor, leaves: Tensors, g: Tensor, **options: Any) -> Tensors:
+    """Return the gradients with respect to the leaves, in their places."""
+    is_present = [x is not None for x in leaves]
+    requested = tuple(compress(leaves, is_present))
+    results = torch.autograd.grad(out, requested, g, materialize_grads=True, **options)
+    return rules.scatter_optional(results, is_present)
 
 
-def _agree(expected: Tensor, gradients: Tensor, min_scale: float = 0.0) -> bool:
-    """Tell whether results agree where they are numbers, relative to the largest of them."""
-    if not expected.numel():
-        return True
-    numbers = torch.isfinite(expected)
-    expected, gradients = (torch.where(numbers, x, 0) for x in (expected, gradients))
-    allowed = _TOLERANCE * (expected.abs() + 1e-3 * expected.abs().max().clamp(min=min_scale))
-    return bool(((gradients - expected).abs() <= allowed).all())
+def _largest(tensors: Tensors) -> float:
+    """Return the largest absolute value, at least 1."""
+    return max(1.0, *(float(x.abs().max()) for x in tensors if x.numel()))
+
+
+def _agree(expected: Tensor, out: Tensor, absolute: float, relative: float) -> bool:
+    """Tell whether results agree, each by itself; where NaN is expected anything does."""
+    close = (out - expected).abs() <= absolute + relative * expected.abs()
+    return bool((torch.isnan(expected) | (out == expected) | close).all())

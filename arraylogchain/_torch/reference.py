@@ -2,7 +2,7 @@
 
 All derivatives are taken of it but the first ones of `log_partition`. Weights are float64, without
 logarithms, and scaled by their largest at each step. What underflows is lost, and nothing here
-notices: results are to be compared with certified ones.
+notices: callers compare the values of each row and step with certified ones.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import torch
 from arraylogchain._inputs.chain import Chain
 
 Tensor = Any
+# Axes along which the weights of a part have a largest one, which they are scaled by.
+OWN_AXES = {"potentials": (-1,), "transitions": (-2, -1), "initial": (-1,), "final": (-1,)}
 
 
 def log_partition(chain: Chain) -> Tensor:
@@ -60,7 +62,8 @@ def filtered(chain: Chain) -> Tensor:
     total = torch.where(has_path, total, 1)
     steps = torch.diff(total.log(), dim=-1, prepend=torch.zeros_like(total[..., :1]))
     normalizers = torch.where(has_path, shifts + steps, -math.inf)
-    gradients = torch.cat([weights / total[..., None], normalizers[..., None]], -1)
+    probabilities = torch.where(has_path[..., None], weights / total[..., None], 0)
+    gradients = torch.cat([probabilities, normalizers[..., None]], -1)
     return torch.where(is_valid[..., None], gradients, 0)
 
 
@@ -83,24 +86,15 @@ def backward_messages(chain: Chain) -> Tensor:
 
 
 def entropy(chain: Chain) -> Tensor:
-    """Return the entropies, [*batch]: log Z less its change as all weights are raised to a power.
-
-    Logarithms are taken below the largest of a step, so that little cancels; entropies stay as
-    they are.
-    """
-    parts = dict(chain.parts)
-    for name, x in parts.items():
-        if name in chain.logs:
-            top = x.detach().amax((-2, -1) if name == "transitions" else -1, keepdim=True)
-            parts[name] = x - torch.where(torch.isfinite(top), top, 0)
-    log_z = log_partition(replace(chain, parts=parts))
+    """Return entropies, [*batch]: log Z less its change as all weights are raised to a power."""
+    log_z = log_partition(chain)
     weights = torch.ones_like(log_z).requires_grad_()
-    arguments = list(parts.values())
+    arguments = list(chain.parts.values())
     gradients = torch.autograd.grad(
         log_z, arguments, weights, create_graph=True, materialize_grads=True
     )
     change: Any = 0.0
-    for (name, x), gradient in zip(parts.items(), gradients, strict=True):
+    for (name, x), gradient in zip(chain.parts.items(), gradients, strict=True):
         # How x changes; a weight of zero does not.
         logs = torch.where(torch.isfinite(x), x, 0)
         logs = logs if name in chain.logs else x * torch.where(x > 0, x, 1).log()
@@ -113,7 +107,7 @@ def _times(chain: Chain, part: str, state: Tensor) -> tuple[Tensor, Tensor]:
     """Return states times initial or final weights, and the logs left out, [*batch, 1]."""
     shift: Any = 0.0
     if part in chain.parts:
-        weights, shift = _weights(chain.parts[part], (-1,), part in chain.logs)
+        weights, shift = _weights(chain.parts[part], OWN_AXES[part], part in chain.logs)
         state = state * weights
     state, top = _weights(state, (-1,), is_log=False)
     return state, top + shift
@@ -131,7 +125,7 @@ def _forward(chain: Chain, is_valid: Tensor) -> tuple[list[Tensor], Tensor]:
     """
     # What lies past the ends may be NaN, and must have no part in gradients either.
     x = torch.where(is_valid[..., None], chain.parts["potentials"], 0)
-    weights, shifts = _weights(x, (-1,), True)
+    weights, shifts = _weights(x, OWN_AXES["potentials"], True)
     log_scale = shifts[..., 0]
     if chain.num_steps > 1:
         matrices, shifts = _matrices(chain, is_valid)
@@ -175,16 +169,21 @@ def _matrices(chain: Chain, is_valid: Tensor) -> tuple[tuple[Tensor, ...], Tenso
     if chain.lengths is not None:
         is_used = is_valid[..., 1:].long().sum_to_size(matrices.shape[:-2]) > 0
         matrices = torch.where(is_used[..., None, None], matrices, 0)
-    matrices, shifts = _weights(matrices, (-2, -1), "transitions" in chain.logs)
+    matrices, shifts = _weights(matrices, OWN_AXES["transitions"], "transitions" in chain.logs)
     return matrices.unbind(-3), shifts[..., 0, 0]
 
 
 def _weights(x: Tensor, axes: tuple[int, ...], is_log: bool) -> tuple[Tensor, Tensor]:
     """Return weights divided by their largest along the axes, and the log of that."""
-    top = x.detach().amax(axes, keepdim=True)
+    top = finite_max(x, axes)
     if not is_log:
-        top = torch.where((top > 0) & torch.isfinite(top), top, 1)
+        top = torch.where(top > 0, top, 1)
         return x / top, top.log()
-    top = torch.where(torch.isfinite(top), top, 0)
     # A weight of zero has no derivative, whatever the direction.
     return (x.masked_fill(torch.isneginf(x), -math.inf) - top).exp(), top
+
+
+def finite_max(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Return the largest along the axes, or 0 where that is not finite."""
+    top = x.detach().amax(axes, keepdim=True)
+    return torch.where(torch.isfinite(top), top, 0)

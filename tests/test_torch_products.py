@@ -382,7 +382,7 @@ def test_errors(torch):
     """As without autograd, of which test_errors.py has more."""
     a, b = normal(torch, 3, 4), normal(torch, 4, 2)
     for error, word, call in (
-        (TypeError, "libraries", lambda: alc.logmatmulexp(a, b.detach().numpy())),
+        (TypeError, "library", lambda: alc.logmatmulexp(a, b.detach().numpy())),
         (ValueError, r"\(4, 2\) and b of shape \(4, 2\) do not fit", lambda: alc.matmul(b, b)),
         (TypeError, "b has dtype int64", lambda: alc.logmatmulexp(a, b.detach().long())),
         (TypeError, r"s\[1\] has dtype int64", lambda: alc.logchainexp([a, b.detach().long()])),

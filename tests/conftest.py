@@ -125,8 +125,8 @@ def required() -> list[str]:
 
 
 # Parts of names of tests of long chains, and of many or wide rows.
-LONG = ("pieces", "drifting", "turn wide", "two groups", "identity", "leaving", "band 40")
-LONG = (*LONG, "band 130", "2000", "many rows")
+LONG = ("shards", "drifting", "widen", "disconnected", "identity", "leaving", "many rows")
+LONG = (*LONG, "K = 40", "K = 130", "2000")
 
 
 def skip_or_fail(name: str, reason: str) -> NoReturn:
@@ -228,7 +228,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     long = [item for item in items if any(word in item.name for word in LONG)]
     for item in long:
-        is_cut = "pieces" in item.name and "float32" in item.name
+        is_cut = "shards" in item.name and "float32" in item.name
         if is_cut or "strict" in item.name or "torch-" in item.name:
             item.add_marker(pytest.mark.exhaustive)
     for item in items:

@@ -5,7 +5,7 @@ import pytest
 
 import arraylogchain as alc
 from tests.chain_checks import ChainCase
-from tests.chain_scenarios import FORMS, given_as, normal, uniform
+from tests.chain_scenarios import FORMS, normal, uniform, weights_as
 from tests.test_chain_paths import some_states
 from tests.test_torch_chain import (
     INF,
@@ -134,7 +134,7 @@ def test_no_gradient_where_there_is_no_weight(torch_backend, logs, dtype):
 def test_lengths(torch_backend, name, form):
     """By all that rows read; what they do not read stays NaN, and has a gradient of 0."""
     torch = torch_backend.xp
-    options = given_as(form, uniform(3, 3, 2, 2), uniform(2), uniform(3, 2))
+    options = weights_as(form, uniform(3, 3, 2, 2), uniform(2), uniform(3, 2))
     case = ChainCase(torch_backend, "float64", normal(3, 4, 2), lengths=[3, 1, 2], **options)
     given = case.arguments
     read = {n: ~torch.isnan(a) for n, a in given.items()}

@@ -5,7 +5,7 @@ import pytest
 
 import arraylogchain as alc
 from tests.chain_checks import ChainCase, check_gradients
-from tests.chain_scenarios import FORMS, given_as, normal, uniform
+from tests.chain_scenarios import FORMS, normal, uniform, weights_as
 from tests.error_model import EPS
 from tests.gradient_checks import COTANGENTS, cotangent
 
@@ -17,7 +17,7 @@ INF, NAN = np.inf, np.nan
 @pytest.mark.parametrize("kind", COTANGENTS)
 @pytest.mark.parametrize("form", FORMS)
 def test_cotangents(backend, dtype, form, kind):
-    options = given_as(form, uniform(6, 5, 5), uniform(5), uniform(9, 5))
+    options = weights_as(form, uniform(6, 5, 5), uniform(5), uniform(9, 5))
     case = ChainCase(backend, dtype, normal(9, 7, 5, sd=3), **options)
     check_gradients(case, cotangent(kind, (9,), dtype))
 
@@ -72,7 +72,7 @@ def test_cotangents_of_any_size(backend, dtype, sd, scale):
 def test_large_cotangent_and_a_state_out_of_reach(np_backend, dtype, form):
     x = np.zeros((2, 12, 2))
     x[..., 1] = 50
-    options = given_as(form, np.array([[[1, 0], [0.5, 0.5]]]), np.array([1, 0]))
+    options = weights_as(form, np.array([[[1, 0], [0.5, 0.5]]]), np.array([1, 0]))
     check_gradients(ChainCase(np_backend, dtype, x, **options), np.array([1e9, 1]))
 
 
@@ -163,7 +163,7 @@ def test_a_nan_row_stays_with_itself(sd, form):
     x[1] = NAN
 
     def gradients(rows, cotangents):
-        chain = alc.LogChain(x[rows], **given_as(form, matrices), lengths=lengths[rows])
+        chain = alc.LogChain(x[rows], **weights_as(form, matrices), lengths=lengths[rows])
         return alc.vjp.log_partition(chain)[1](cotangents)
 
     expected = gradients([0, 2], np.ones(2))

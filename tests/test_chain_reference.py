@@ -85,7 +85,7 @@ def test_sums_and_derivatives(form, lengths):
 
 def test_what_decides_has_its_part_in_g():
     """The hole: what is far below in both directions, and decides, is as far below its row."""
-    arguments = make("hole")
+    arguments = make("hole, underflow from both ends")
     exact = Exact({"log_potentials": arguments["x"], "transitions": arguments["transitions"]})
     assert float(exact.log_partition[0][0]) == -2700
     assert exact.log_partition[1][0] > 2700

@@ -9,14 +9,20 @@ from tests.chain_checks import CHECKS, ChainCase, check_chain
 from tests.chain_scenarios import ONLY_FLOAT64, SCENARIOS, make
 
 pytestmark = pytest.mark.chains
-HALVES = ("shape 0 linear", "shape 4 logs", "shape 20 linear", "sd 15 linear", "final 1 logs")
+HALVES = (
+    "one row, linear",
+    "shared matrix, logs",
+    "ragged, rows share matrices, linear",
+    "sd = 15, linear",
+    "final weights, ragged, logs",
+)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scenario(backend, dtype, name):
     if dtype == "float32" and name.startswith(ONLY_FLOAT64):
         pytest.skip("float32 does not hold its numbers")
-    if name == "ends all tiny 1e-37" and (backend.library, dtype) == ("cupy", "float32"):
+    if name == "initial weights of 1e-37" and (backend.library, dtype) == ("cupy", "float32"):
         pytest.skip("CuPy flushes subnormal numbers of float32 to zero")
     check_chain(backend, dtype, **make(name))
 
@@ -42,7 +48,7 @@ def test_arrays_of_different_precision(backend, kinds):
     of_x, others = kinds.split()
     if {of_x, others} - set(backend.dtypes):
         pytest.skip("no such dtype here")
-    arrays = make("final 0 linear")
+    arrays = make("final weights, linear")
     arguments = {"log_potentials": backend.asarray(arrays.pop("x"), of_x)}
     arguments |= {n: backend.asarray(x, others) for n, x in arrays.items() if x is not None}
     held = {n: backend.to_numpy(x) for n, x in arguments.items()}

@@ -34,10 +34,21 @@ def on_one_shard(recursion, x, P):
     return recursion(*shards(ctx, chain, *chain.sizes), 1 << 26)
 
 
-NAMES = ["shape 10 linear", "shape 22 logs", "shape 27 linear", "final 2 linear"]
-NAMES += ["rows that turn wide 400 linear", "special x nan linear", "special transitions inf logs"]
-NAMES += ["sparse 30 11 logs", "hole", "zero beside wide", "through subnormal"]
-NAMES += ["leaving the range", "magnitude up"]
+NAMES = [
+    "two batch axes, matrices along one, linear",
+    "ragged, matrices of each row, logs",
+    "ragged, two batch axes, linear",
+    "final weights, ragged, nine rows, linear",
+    "rows that widen, sd = 400, linear",
+    "nan in x, linear",
+    "inf in transitions, logs",
+    "sparse, matrix for each step, sd = 30, logs",
+    "hole, underflow from both ends",
+    "zero weights beside wide potentials",
+    "falling through subnormals",
+    "leaving the range",
+    "potentials near 1e4",
+]
 
 
 @backends

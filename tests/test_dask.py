@@ -16,7 +16,7 @@ from tests.conftest import Backend, import_or_skip
 from tests.error_model import assert_within
 from tests.gradient_reference import Gradient
 from tests.test_einsum import check_einsum
-from tests.test_product_table import PAIRS, VALUES
+from tests.test_product_table import PAIRS, VALUES, pairs_of_axes
 
 dask = pytest.importorskip("dask")
 da = pytest.importorskip("dask.array")
@@ -64,12 +64,12 @@ def thinned(cases, chunks, every=1):
 
 
 PRODUCT_CHUNKS = [(9, 9, 9), (1, 2, 9), (2, 9, 3), (1, 1, 1)]
-PRODUCTS = [name for name in PAIRS if name.startswith(("batch", "axes"))]
+PRODUCTS = [name for name, _ in pairs_of_axes()]
 # Of equal terms in several chunks the first one counts, and of several NaN.
 PRODUCTS = [
     *thinned(PRODUCTS, PRODUCT_CHUNKS, 4),
     ("ties", (9, 9, 9)),
-    ("special nan 1", (1, 1, 1)),
+    ("nan in both, sd = 1", (1, 1, 1)),
 ]
 
 
@@ -120,11 +120,23 @@ def test_einsum(equation, shapes, chunks):
 # Every way of chunks along rows, time and states, for chains with batch axes of every kind; and
 # chains that would show what is rounded, forgotten or read past a row's end at a chunk's border.
 CHAIN_CHUNKS = [(1, 9, 9), (2, 9, 2), (2, 3, 9), (9, 1, 9), (1, 5, 1)]
-SHAPES = [f"shape {i} {FORMS[i // 2 % 2]}" for i in range(len(chain_scenarios.SHAPES))]
-BORDERS = ["magnitude up", "magnitude alternating", "opposite 1000.0", "sd 30 linear", "hole"]
-BORDERS += ["final 1 linear", "final 2 logs", "without a path", "special transitions nan logs"]
-BORDERS += ["ties", "shape 19 logs", "shape 26 logs"]  # no rows; axes of initial weights alone
-MORE = ["rows that turn wide 40 linear", "drifting apart 199 1.0", "band wide logs"]
+SHAPES = [f"{name}, {FORMS[i // 2 % 2]}" for i, name in enumerate(chain_scenarios.SHAPES)]
+BORDERS = [
+    "potentials near 1e4",
+    "potentials near 1e4 and -1e4",
+    "log matrices near 1000 and -1000",
+    "sd = 30, linear",
+    "hole, underflow from both ends",
+    "final weights, ragged, linear",
+    "final weights, ragged, nine rows, logs",
+    "rows without a path",
+    "nan in transitions, logs",
+    "ties",
+    "no rows, logs",
+    "ragged, batch axis of initial weights alone, logs",
+]
+MORE = ["rows that widen, sd = 40, linear", "drifting apart, matrix for each step"]
+MORE += ["band of 2, sd = 300, logs"]
 BORDERS += [pytest.param(n, marks=pytest.mark.exhaustive) for n in (*MORE, "leaving the range")]
 
 
@@ -143,7 +155,10 @@ def test_chains(name, chunks):
 
 
 # Sums that cancel, and results that are narrower than messages.
-MORE_DTYPES = {"magnitude alternating": "float32", "final 1 linear": "float16"}
+MORE_DTYPES = {
+    "potentials near 1e4 and -1e4": "float32",
+    "final weights, ragged, linear": "float16",
+}
 
 
 @pytest.mark.parametrize("name", BORDERS)

@@ -28,7 +28,8 @@ def poisoned(monkeypatch):
 
 
 # Chains whose states stay linear, or do not, change their form on the way, or are ragged.
-NAMES = ["shape 3 linear", "sd 1000 linear", "two groups linear", "shape 22 logs"]
+NAMES = ["rows share matrices, linear", "sd = 1000, linear", "disconnected states, linear"]
+NAMES += ["ragged, matrices of each row, logs"]
 
 
 @pytest.mark.parametrize("name", NAMES)

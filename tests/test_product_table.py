@@ -18,32 +18,59 @@ from tests.gradient_checks import CHECKS, COTANGENTS, check_vjp_logchainexp, che
 
 INF, NAN = np.inf, np.nan
 VALUES = {"logmatmulexp": check_logmatmulexp, "matmul": check_matmul, "maxplus": check_maxplus}
-BATCHES = [
-    ((3,), (3,)),
-    ((3, 2), ()),
-    ((), (3, 2)),
-    ((1,), (4,)),
-    ((3, 1), (1, 2)),
-    ((2, 1, 3, 1), (1, 4, 1, 5)),
-    ((2, 3, 1, 2), (3, 4, 2)),
-    ((2, 3, 1), (1, 3, 4)),
-    ((3,), (2, 1)),
-    ((1, 1), (1,)),
-    ((2, 1), (1, 0)),
-]
-EMPTY = [
-    ((0, 4), (4, 3)),
-    ((3, 4), (4, 0)),
-    ((3, 0), (0, 2)),
-    ((0, 0), (0, 0)),
-    ((0,), (0,)),
-    ((0,), (0, 3)),
-    ((3, 0), (0,)),
-    ((0, 3, 4), (4, 2)),
-    ((5, 1, 3, 0), (2, 0, 2)),
-    ((5, 1, 3, 4), (0, 4, 2)),
-]
-VECTORS = [((6,), (6,)), ((6,), (6, 4)), ((5, 6), (6,)), ((6,), (3, 2, 6, 4)), ((3, 2, 5, 6), (6,))]
+BATCHES = {
+    "same batch": ((3,), (3,)),
+    "batch of a alone": ((3, 2), ()),
+    "batch of b alone": ((), (3, 2)),
+    "a broadcasts": ((1,), (4,)),
+    "a and b broadcast": ((3, 1), (1, 2)),
+    "a and b broadcast, four axes": ((2, 1, 3, 1), (1, 4, 1, 5)),
+    "a broadcasts between shared axes": ((2, 3, 1, 2), (3, 4, 2)),
+    "a and b broadcast about a shared axis": ((2, 3, 1), (1, 3, 4)),
+    "fewer axes in a": ((3,), (2, 1)),
+    "axes of size 1": ((1, 1), (1,)),
+    "empty batch": ((2, 1), (1, 0)),
+}
+EMPTY = {
+    "no rows": ((0, 4), (4, 3)),
+    "no columns": ((3, 4), (4, 0)),
+    "no terms": ((3, 0), (0, 2)),
+    "no rows, columns or terms": ((0, 0), (0, 0)),
+    "empty vectors": ((0,), (0,)),
+    "empty vector @ matrix": ((0,), (0, 3)),
+    "matrix @ empty vector": ((3, 0), (0,)),
+    "empty batch of a": ((0, 3, 4), (4, 2)),
+    "no terms, broadcast batches": ((5, 1, 3, 0), (2, 0, 2)),
+    "empty batch of b": ((5, 1, 3, 4), (0, 4, 2)),
+}
+VECTORS = {
+    "vector @ vector": ((6,), (6,)),
+    "vector @ matrix": ((6,), (6, 4)),
+    "matrix @ vector": ((5, 6), (6,)),
+    "vector @ batch": ((6,), (3, 2, 6, 4)),
+    "batch @ vector": ((3, 2, 5, 6), (6,)),
+}
+SIZES = {
+    "one entry": (1, 1, 1),
+    "one sum": (1, 7, 1),
+    "one column": (65, 3, 1),
+    "one row": (1, 3, 67),
+    "one column more than a tile": (32, 32, 33),
+}
+PLACES = {
+    "a row": np.s_[3],
+    "a column": np.s_[:, 4],
+    "every entry": np.s_[:],
+    "a corner": np.s_[2:, :9],
+    "every other row and column": np.s_[::2, ::2],
+}
+BANDS = {
+    "bidiagonal": (0, 1),
+    "tridiagonal": (1, 1),
+    "diagonal": (0, 0),
+    "eight subdiagonals": (8, 0),
+    "upper triangle but for its corner": (0, 40),
+}
 
 
 def pair(a_shape: tuple, b_shape: tuple, sd: float = 5) -> tuple[np.ndarray, np.ndarray]:
@@ -58,7 +85,7 @@ def band(n: int, below: int, above: int) -> np.ndarray:
 
 
 def closed(place: Any, sd: float, both: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return operands with exact zeros in some places of one or of both."""
+    """Return operands with exact zeros in places of one or of both."""
     a, b = pair((12, 10), (10, 11), sd)
     a[place] = -INF
     if both:
@@ -66,8 +93,8 @@ def closed(place: Any, sd: float, both: bool) -> tuple[np.ndarray, np.ndarray]:
     return a, b
 
 
-def flagged(far: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return operands of which some entries are proved and others beside them are not."""
+def partly_certified(far: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return operands whose product has certified and uncertified entries in the same rows."""
     a, b = pair((33, 17), (17, 29), 1)
     a[::4, 1:] += far
     b[:-1, ::3] += far
@@ -75,7 +102,7 @@ def flagged(far: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def crossed(far: float, offset: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return operands whose sum is of neither the row's largest entry nor the column's."""
+    """Return operands whose largest term has neither the row's largest entry nor the column's."""
     a = np.array([[0.25, -far, -2 * far]]) - offset
     return a, np.array([[-far], [0.0], [-1.0]]) - offset / 3
 
@@ -107,8 +134,8 @@ def ties(rows: int, inner: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
     return a, b
 
 
-def one_shift(sd: float, far: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows and columns each far from the others, which one shift for all would round."""
+def distant_rows(sd: float, far: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows and columns far from one another, which a common shift would round."""
     a, b = pair((12, 20), (20, 12), sd)
     return a + far * np.arange(12)[:, None], b + far * np.arange(12)
 
@@ -116,56 +143,73 @@ def one_shift(sd: float, far: float) -> tuple[np.ndarray, np.ndarray]:
 def pairs() -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
     """Yield a name, and two operands."""
     for sd in (1, 10, 20, 30, 100, 1000, 1e6):
-        yield f"sd {sd}", pair((21, 30), (30, 17), sd)
-    for rows, inner, columns in ((1, 1, 1), (1, 7, 1), (65, 3, 1), (1, 3, 67), (32, 32, 33)):
-        yield f"shape {rows} {inner} {columns}", pair((rows, inner), (inner, columns))
+        yield f"sd = {sd:g}", pair((21, 30), (30, 17), sd)
+    for name, (rows, inner, columns) in SIZES.items():
+        yield name, pair((rows, inner), (inner, columns))
     for sd in (1, 20, 1000):
-        yield f"long sums {sd}", pair((3, 3000), (3000, 4), sd)
-    for a_batch, b_batch in BATCHES:
+        yield f"sums of 3000 terms, sd = {sd}", pair((3, 3000), (3000, 4), sd)
+    yield from pairs_of_axes()
+    yield from pairs_of_uncertified_entries()
+    yield from pairs_of_offsets()
+    yield "ties", ties(20, 60, 30)
+    for decades in (2, 4):
+        yield f"entries from 1e-{decades} to 1e{decades}", magnitudes(decades)
+    yield from pairs_with_zeros()
+    for value in (INF, NAN):
+        for sd in (1, 30, 1000):
+            yield f"{value} in both, sd = {sd}", special(value, sd)
+    for others in (-INF, -1e4, 0.0, 200.0):
+        yield f"infinities and NaN beside {others:g}", every_special_pair(others)
+
+
+def pairs_of_axes() -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
+    """Yield operands with batch axes, with one axis, and without entries."""
+    for name, (a_batch, b_batch) in BATCHES.items():
         for sd in (5, 1000):
             a, b = pair((*a_batch, 5, 6), (*b_batch, 6, 4), sd)
             a[..., 2, :3] = -INF
-            yield f"batch {a_batch} {b_batch} {sd}", (a, b)
-    for a_shape, b_shape in VECTORS + EMPTY:
-        yield f"axes {a_shape} {b_shape}", pair(a_shape, b_shape, 50)
+            yield f"{name}, sd = {sd}", (a, b)
+    for name, shapes in (VECTORS | EMPTY).items():
+        yield name, pair(*shapes, 50)
+
+
+def pairs_of_uncertified_entries() -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
     for low in (-10, -60, -80, -110, -400, -800, -1e4, -1e30):
-        yield f"crossed {low}", (np.array([[0.0, low]]), np.array([[low], [0.0]]))
+        yield f"crossed maxima, low = {low:g}", (np.array([[0.0, low]]), np.array([[low], [0.0]]))
     for far in (-80, -110.0, -800.0):
-        yield f"flagged {far}", flagged(far)
+        yield f"partly certified, far = {far:g}", partly_certified(far)
     for far in (150.0, 1500.0):
         for offset in (0.0, 1e4, 1e6):
-            yield f"crossed {far} {offset}", crossed(far, offset)
-    for centre in (1e4, -1e4, 1e30):
+            yield f"crossed, far = {far:g}, offset = {offset:g}", crossed(far, offset)
+
+
+def pairs_of_offsets() -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
+    for center in (1e4, -1e4, 1e30):
         for sign in (1, -1):
             a, b = pair((9, 12), (12, 7), 3)
-            yield f"centre {centre} {sign}", (a + centre, b + sign * centre)
+            yield f"a near {center:g}, b near {sign * center:g}", (a + center, b + sign * center)
     for offset in (1e4, 1e6):
-        for sign in (1, -1):
+        for signs, sign in (("equal signs", 1), ("opposite signs", -1)):
             a, b = pair((9, 12), (12, 7), 1000)
-            yield f"wide, offset {offset} {sign}", (a + offset, b + sign * offset / 3)
+            name = f"sd = 1000, offsets of {offset:g}, {signs}"
+            yield name, (a + offset, b + sign * offset / 3)
     for sd, far in ((1, 2), (1, 29), (20, 300), (1, 1e4)):
-        yield f"one shift {sd} {far}", one_shift(sd, far)
-    yield "ties", ties(20, 60, 30)
-    for decades in (2, 4):
-        yield f"magnitudes {decades}", magnitudes(decades)
-    places = (np.s_[3], np.s_[:, 4], np.s_[:], np.s_[2:, :9], np.s_[::2, ::2])
-    for i, place in enumerate(places):
+        yield f"rows {far:g} apart, sd = {sd}", distant_rows(sd, far)
+
+
+def pairs_with_zeros() -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
+    for name, place in PLACES.items():
         for sd in (1, 1000):
-            yield f"closed {i} {sd}", closed(place, sd, False)
-            yield f"closed in both {i} {sd}", closed(place, sd, True)
-    for below, above in ((0, 1), (1, 1), (0, 0), (8, 0), (0, 40)):
-        yield f"band {below} {above}", (band(44, below, above), band(44, below, above))
+            yield f"zeros in {name} of a, sd = {sd}", closed(place, sd, False)
+            yield f"zeros in {name} of both, sd = {sd}", closed(place, sd, True)
+    for name, (below, above) in BANDS.items():
+        yield name, (band(44, below, above), band(44, below, above))
     a = band(44, 6, 3)
     a[:, 15:30] -= 700
     yield "band that underflows", (a, a.T)
     a, b = pair((6, 8), (8, 7))
     a[:, 4:], b[:4] = -INF, -INF
     yield "disjoint supports", (a, b)
-    for value in (INF, NAN):
-        for sd in (1, 30, 1000):
-            yield f"special {value} {sd}", special(value, sd)
-    for others in (-INF, -1e4, 0.0, 200.0):
-        yield f"every pair beside {others}", every_special_pair(others)
 
 
 PAIRS = dict(pairs())
@@ -193,12 +237,24 @@ def test_gradients(backend, dtype, name):
 
 
 @pytest.mark.parametrize("kind", COTANGENTS)
-@pytest.mark.parametrize("name", ["sd 1", "sd 30", "sd 1000", "one shift 1 29", "closed 3 1000"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sd = 1",
+        "sd = 30",
+        "sd = 1000",
+        "rows 29 apart, sd = 1",
+        "zeros in a corner of a, sd = 1000",
+    ],
+)
 def test_cotangents(backend, dtype, name, kind):
     check_vjp_logmatmulexp(backend, dtype, *PAIRS[name], kind)
 
 
-@pytest.mark.parametrize("name", ["sd 1", "sd 30", "sd 1000", "closed 3 1", "band 1 1"])
+@pytest.mark.parametrize(
+    "name",
+    ["sd = 1", "sd = 30", "sd = 1000", "zeros in a corner of a, sd = 1", "tridiagonal"],
+)
 def test_half_precision(backend, half, name):
     a, b = PAIRS[name]
     for check in (*VALUES.values(), *(CHECKS[f] for f in ("logmatmulexp", "maxplus_matmul"))):
@@ -206,13 +262,13 @@ def test_half_precision(backend, half, name):
 
 
 def test_entries_of_all_magnitudes(backend, dtype):
-    """Sums that agree to rounding tie: values are right, and shares are any."""
+    """Gradients are not compared: sums that tie to rounding leave softmax weights undetermined."""
     check_logmatmulexp(backend, dtype, *magnitudes(30))
 
 
-LARGE = {str(sd): pair((200, 20), (20, 700), sd) for sd in (1, 25, 1000)}
-LARGE["sums too long"] = pair((2, 30_000), (30_000, 3), 1000)
-LARGE["ties of far terms"] = ties(5, 6000, 7)
+LARGE = {f"large, sd = {sd}": pair((200, 20), (20, 700), sd) for sd in (1, 25, 1000)}
+LARGE["sums beyond the workspace"] = pair((2, 30_000), (30_000, 3), 1000)
+LARGE["ties of distant terms"] = ties(5, 6000, 7)
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -222,16 +278,23 @@ def test_workspace_changes_no_answer(np_backend, dtype, name):
         check(np_backend, dtype, a, b, workspace=1 << 20)
 
 
-# ---------------------------------------------------------------------------------- many factors
-
-WAISTS = [[40, 30, 20, 1], [1, 20, 30, 40], [30, 1, 40, 1, 30], [2, 50, 3, 50, 2], [3, 0, 4, 2]]
+# The cheap order of a product is from the right, from the left, or from the inside.
+WAISTS = {
+    "narrow end": [40, 30, 20, 1],
+    "narrow start": [1, 20, 30, 40],
+    "narrow inside": [30, 1, 40, 1, 30],
+    "wide between narrow": [2, 50, 3, 50, 2],
+    "no terms": [3, 0, 4, 2],
+}
 STACKS: dict[str, Any] = {
-    **{f"{n} of sd {sd}": normal(n, 5, 5, sd=sd) for n in (1, 2, 3, 5, 8) for sd in (1, 30)},
+    **{f"n = {n}, sd = {sd}": normal(n, 5, 5, sd=sd) for n in (1, 2, 3, 5, 8) for sd in (1, 30)},
     "batch": normal(2, 3, 4, 5, 5, sd=1000),
     "sparse": np.where(np.random.default_rng(1).random((6, 7, 7)) < 0.6, -INF, normal(6, 7, 7)),
     "rectangles": [normal(3, 4), normal(4, 7, seed=1), normal(7, 2, seed=2)],
-    # Narrow waists at either end: the cheap order is from the right, or from the left.
-    **{str(sizes): [normal(*s, sd=10) for s in itertools.pairwise(sizes)] for sizes in WAISTS},
+    **{
+        name: [normal(*s, sd=10) for s in itertools.pairwise(sizes)]
+        for name, sizes in WAISTS.items()
+    },
     "two of the largest range": [np.array([[3e38, -3e38]]), np.array([[-3e38], [3e38]])],
     "stack of the largest range": 3e38 * np.array([[[1.0, -1.0]] * 2, [[-1.0, -1.0], [1.0, 1.0]]]),
     "batches that broadcast": [normal(2, 1, 3, 4), normal(3, 4, 5), normal(5, 2, sd=100)],

@@ -12,7 +12,7 @@ from scipy import stats
 import arraylogchain as alc
 from tests.chain_checks import ChainCase, assert_possible
 from tests.chain_reference import all_paths
-from tests.chain_scenarios import FORMS, given_as, normal, uniform
+from tests.chain_scenarios import FORMS, normal, uniform, weights_as
 from tests.checks import mentions
 from tests.reference import logsumexp
 
@@ -75,7 +75,7 @@ def assert_pairs(case, states):
 @pytest.mark.parametrize("form", ["linear", "logs", "mixed"])
 @pytest.mark.parametrize("T", [1, 2, 4])
 def test_paths_are_drawn_by_their_weights(backend, dtype, form, T):
-    options = given_as(form, uniform(T - 1, 3, 3), uniform(3), np.array([0.2, 0.0, 1.0]))
+    options = weights_as(form, uniform(T - 1, 3, 3), uniform(3), np.array([0.2, 0.0, 1.0]))
     case = ChainCase(backend, dtype, normal(2, T, 3), **options)
     assert_paths(case, draw(case, 10_000))
 
@@ -116,7 +116,7 @@ def test_weights_that_are_hardly_numbers(np_backend):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("sd", [1, 30])
 def test_pairs_of_larger_chains(backend, dtype, form, sd):
-    options = given_as(form, uniform(14, 6, 6) ** 3, uniform(6))
+    options = weights_as(form, uniform(14, 6, 6) ** 3, uniform(6))
     case = ChainCase(backend, dtype, normal(15, 6, sd=sd), **options)
     states = draw(case, 4000)
     assert_pairs(case, states)
@@ -181,7 +181,7 @@ def test_extreme_random_numbers(backend, dtype, form, value):
     x[1, :, 1], x[2, :, 5] = -80, -80
     transitions = uniform(8, 7, 7)
     transitions[::2, :, 1] = 0
-    case = ChainCase(backend, dtype, x, **given_as(form, transitions, uniform(7)))
+    case = ChainCase(backend, dtype, x, **weights_as(form, transitions, uniform(7)))
     rng = Extreme(np.random.PCG64(0))
     rng.value = value
     assert_possible(case, case.backend.read(case.chain.sample(5, rng=rng), "int64"))

@@ -113,7 +113,7 @@ def chains_to_copy() -> dict[str, Callable[[], alc.LogChain]]:
     return {
         "numpy": lambda: alc.LogChain(normal(3, 9, 4), **options, lengths=[9, 2, 4]),
         "bounded": lambda: alc.LogChain(normal(9, 4), **options, workspace=1 << 21, workers=1),
-        "pieces": lambda: _chain_of("pieces ragged"),
+        "shards": lambda: _chain_of("shards and segments, ragged, sd = 1, linear"),
     }
 
 

@@ -46,7 +46,7 @@ def test_more_axes_than_one_can_count(kernels, np_backend):
     assert not kernels.launches
 
 
-@pytest.mark.parametrize("name", [n for n in SCENARIOS if not n.startswith("pieces")])
+@pytest.mark.parametrize("name", [n for n in SCENARIOS if not n.startswith("shards")])
 def test_scenario(kernels, np_backend, dtype, name):
     if dtype == "float32" and name.startswith(ONLY_FLOAT64):
         pytest.skip("float32 does not hold its numbers")

@@ -16,7 +16,11 @@ from tests.cuda.recursions import check_recursions, context
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
-BEYOND_THE_REFERENCE = ("opposite 1000000.0", "magnitude any", "ends all tiny")
+BEYOND_THE_REFERENCE = (
+    "log matrices near 1e+06",
+    "potentials of all magnitudes",
+    "initial weights of 1e-",
+)
 
 
 def kernels_of(device: CpuDevice) -> set[str]:
@@ -109,7 +113,7 @@ def test_of_equal_paths_the_smallest_states_are_taken(device, states, reached):
         ]
 
 
-@pytest.mark.parametrize("name", sorted(SCENARIOS))
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_scenarios(compiler, dtype, name):
     if dtype == "float64" and name.startswith(BEYOND_THE_REFERENCE):
         pytest.skip("sums of large numbers that cancel are no better in long double")

@@ -127,6 +127,7 @@ def required() -> list[str]:
 # Parts of names of tests of long chains, and of many or wide rows.
 LONG = ("shards", "drifting", "widen", "disconnected", "identity", "leaving", "many rows")
 LONG = (*LONG, "K = 40", "K = 130", "2000")
+LONGEST_ID = 80
 
 
 def skip_or_fail(name: str, reason: str) -> NoReturn:
@@ -242,6 +243,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=list(twice))
     items[:] = [item for item in items if item not in twice]
     selection.select(config, items)
+
+
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Name the argument in the id of a number, a flag, a tuple or an error, such as `sd=30`."""
+    label = f"{argname}={val!r}" if _is_plain(val) else ""
+    return label if 0 < len(label) <= LONGEST_ID else None
+
+
+def _is_plain(x: object) -> bool:
+    """Tell whether the representation of x is short and the same in each process."""
+    if isinstance(x, tuple | list):
+        return all(isinstance(item, str) or _is_plain(item) for item in x)
+    if isinstance(x, Exception):
+        return _is_plain(x.args)
+    return x is None or isinstance(x, int | float | slice)
 
 
 @pytest.fixture

@@ -74,3 +74,8 @@ def test_chains_on_numpy_alone_run_twice(request):
 
 def test_compiled_loops_are_on_elsewhere():
     assert _select.COMPILED
+
+
+@pytest.mark.parametrize(("size", "error"), [((2, 3), ValueError("text"))])
+def test_id_of_a_parameter_names_its_argument(request, size, error):
+    assert request.node.name.endswith("[size=(2, 3)-error=ValueError('text')]")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import arraylogchain as alc
+from arraylogchain import _select
 from tests import error_model
 from tests.chain_reference import PARTS, Exact
 from tests.conftest import Backend
@@ -76,14 +77,26 @@ class ChainCase:
         for name, array in self.arguments.items():
             np.testing.assert_array_equal(self.backend.to_numpy(array), self.held[name])
 
-    def assert_logs(self, result: np.ndarray, exact: Any, gap: Any, steps: Any) -> None:
-        bound = error_model.chain_bound(exact, gap, steps, self.K, self.dtype)
-        assert_within(result, exact, bound)
+    def label(self, operation: str) -> str:
+        backend = self.backend.name if _select.COMPILED else f"{self.backend.name}-array"
+        return error_model.label(operation, backend, self.dtype)
 
-    def assert_gradient(self, result: Any, expected: Any, limit: float = np.inf) -> None:
+    def assert_logs(
+        self, operation: str, result: np.ndarray, exact: Any, gap: Any, steps: Any
+    ) -> None:
+        bound = error_model.chain_bound(exact, gap, steps, self.K, self.dtype)
+        assert_within(result, exact, bound, self.label(operation))
+
+    def assert_gradient(
+        self, operation: str, result: Any, expected: Any, limit: float = np.inf
+    ) -> None:
         result = self.backend.read(result, self.dtype)
         bound = error_model.posterior_bound(expected, self.T, self.K, self.dtype)
-        assert_gradient(result, expected, bound, limit)
+        assert_gradient(result, expected, bound, limit, self.label(operation))
+
+    def assert_probabilities(self, operation: str, result: Any, expected: Any) -> None:
+        self.assert_gradient(operation, result, expected)
+        assert not np.any(self.backend.to_numpy(result) < 0), f"{self.label(operation)}: negative"
 
     @property
     def special(self) -> np.ndarray:
@@ -92,65 +105,69 @@ class ChainCase:
         return ~np.isfinite(z) & (z != -np.inf) | self.exact.broken
 
 
-def check_log_partition(case: ChainCase, result: Any = None) -> None:
+def check_log_partition(
+    case: ChainCase, result: Any = None, operation: str = "log_partition"
+) -> None:
     result = case.read(case.chain.log_partition() if result is None else result)
-    case.assert_logs(result, *case.exact.log_partition, case.exact.lengths)
+    case.assert_logs(operation, result, *case.exact.log_partition, case.exact.lengths)
 
 
 def check_messages(case: ChainCase) -> None:
-    exact, count = case.exact, np.arange(1, case.T + 1)[:, None]
-    for way, result in (
-        ("forward", case.chain.forward_messages()),
-        ("backward", case.chain.backward_messages()),
+    exact, steps = case.exact, np.arange(1, case.T + 1)[:, None]
+    alpha, beta = exact.forward, exact.backward
+    for operation, logs, gaps, num_steps in (
+        ("forward_messages", alpha.full + alpha.offset, alpha.full_gaps, steps),
+        (
+            "backward_messages",
+            beta.bare + beta.bare_offset,
+            beta.bare_gaps,
+            exact.lengths[:, None, None] - steps + 1,
+        ),
     ):
-        messages = getattr(exact, way)
-        logs = messages.full + messages.offset
-        if way == "backward":
-            logs = messages.bare + messages.bare_offset
-        gaps = messages.full_gaps if way == "forward" else messages.bare_gaps
-        steps = count if way == "forward" else exact.lengths[:, None, None] - count + 1
+        result = case.read(getattr(case.chain, operation)())
         logs = np.where(exact.valid_steps[..., None], logs, -np.inf)
-        case.assert_logs(case.read(result), logs, gaps, steps)
+        case.assert_logs(operation, result, logs, gaps, num_steps)
 
 
 def check_posterior(case: ChainCase) -> None:
     """Check marginals and counts, alone and together with log Z."""
     chain, exact = case.chain, case.exact
-    together = chain.posterior()
-    assert together._fields == ("log_partition", "marginals", "expected_transitions")
-    check_log_partition(case, together.log_partition)
-    for result in (chain.marginals(), together.marginals):
-        case.assert_gradient(result, exact.marginals())
-        assert not np.any(case.backend.to_numpy(result) < 0)
+    posterior = chain.posterior()
+    assert posterior._fields == ("log_partition", "marginals", "expected_transitions")
+    check_log_partition(case, posterior.log_partition, "posterior.log_partition")
+    marginals = exact.marginals()
+    case.assert_probabilities("marginals", chain.marginals(), marginals)
+    case.assert_probabilities("posterior.marginals", posterior.marginals, marginals)
     if "transitions" not in exact.shapes:
-        assert together.expected_transitions is None
+        assert posterior.expected_transitions is None
         return
-    for result in (chain.expected_transitions(), together.expected_transitions):
-        case.assert_gradient(result, exact.counts())
-        assert not np.any(case.backend.to_numpy(result) < 0)
+    counts = exact.counts()
+    case.assert_probabilities("expected_transitions", chain.expected_transitions(), counts)
+    together = posterior.expected_transitions
+    case.assert_probabilities("posterior.expected_transitions", together, counts)
 
 
 def check_gradients(case: ChainCase, g: Any = None) -> None:
-    """Check value and gradients by every part, and in torch those of its autograd."""
+    """Check the value and the gradients of every array, and in torch those of its autograd."""
     g = np.random.default_rng(0).normal(size=case.batch) if g is None else g
-    arguments = case.backend.asarray(g, case.dtype)
+    cotangent = case.backend.asarray(g, case.dtype)
     value, pullback = alc.vjp.log_partition(case.chain)
-    check_log_partition(case, value)
-    result = pullback(arguments)
+    check_log_partition(case, value, "vjp.log_partition")
+    result = pullback(cotangent)
     assert result._fields == PARTS
-    check_parts(case, result._asdict(), case.backend.to_numpy(arguments))
-    for first, again in zip(result, pullback(arguments), strict=True):
+    check_parts(case, "vjp.log_partition", result._asdict(), case.backend.to_numpy(cotangent))
+    for first, again in zip(result, pullback(cotangent), strict=True):
         if first is not None:
             np.testing.assert_array_equal(*map(case.backend.to_numpy, (first, again)))
     if case.backend.library == "torch":
         leaves = {n: a.clone().requires_grad_() for n, a in case.arguments.items()}
-        case.make(**leaves).log_partition().backward(arguments)
+        case.make(**leaves).log_partition().backward(cotangent)
         grads = {n.removeprefix("log_"): a.grad for n, a in leaves.items() if n != "log_potentials"}
         grads["log_potentials"] = leaves["log_potentials"].grad
-        check_parts(case, grads, case.backend.to_numpy(arguments))
+        check_parts(case, "backward", grads, case.backend.to_numpy(cotangent))
 
 
-def check_parts(case: ChainCase, result: dict[str, Any], g: np.ndarray) -> None:
+def check_parts(case: ChainCase, operation: str, result: dict[str, Any], g: np.ndarray) -> None:
     largest = error_model.LARGEST_DERIVATIVE[error_model.compute_dtype(case.dtype)]
     largest *= float(np.max(np.abs(g), initial=0))
     for part in PARTS:
@@ -159,7 +176,8 @@ def check_parts(case: ChainCase, result: dict[str, Any], g: np.ndarray) -> None:
             continue
         is_linear = part != "log_potentials" and not case.exact.is_log[part]
         limit = largest if is_linear else np.inf
-        case.assert_gradient(result[part], case.exact.gradient(part, g), limit)
+        name = f"{operation}, gradient of {part}"
+        case.assert_gradient(name, result[part], case.exact.gradient(part, g), limit)
 
 
 def check_filtered(case: ChainCase) -> None:
@@ -167,15 +185,16 @@ def check_filtered(case: ChainCase) -> None:
     assert result._fields == ("probabilities", "log_normalizers")
     steps = np.arange(1, case.T + 1)
     bounds = error_model.filtered_bounds(*case.exact.filtered, steps, case.K, case.dtype)
-    assert_within(case.read(result.probabilities), case.exact.filtered[0], bounds[0])
-    assert_within(case.read(result.log_normalizers), case.exact.filtered[1], bounds[1])
+    for i, name in enumerate(result._fields):
+        label = case.label(f"filtered.{name}")
+        assert_within(case.read(result[i]), case.exact.filtered[i], bounds[i], label)
 
 
 def check_entropy(case: ChainCase) -> None:
     result = case.read(case.chain.entropy())
     exact = case.exact.entropy
     bound = error_model.entropy_bound(*exact, case.exact.lengths, case.K, case.dtype)
-    assert_within(result, exact[0], bound)
+    assert_within(result, exact[0], bound, case.label("entropy"))
 
 
 def check_paths(case: ChainCase) -> tuple[np.ndarray, np.ndarray]:
@@ -192,18 +211,18 @@ def check_paths(case: ChainCase) -> tuple[np.ndarray, np.ndarray]:
     ordinary = ~case.special
     if np.all(ordinary):
         best_weight = exact.best[1]
-        own_weights, gap = exact.weights_in_recursion(states)
-        case.assert_logs(
-            weight, np.where(best_weight == -np.inf, -np.inf, own_weights), gap, exact.lengths
-        )
+        path_weight, gap = exact.weights_in_recursion(states)
+        path_weight = np.where(best_weight == -np.inf, -np.inf, path_weight)
+        case.assert_logs("viterbi.log_weight", weight, path_weight, gap, exact.lengths)
         np.testing.assert_array_equal(weight == -np.inf, best_weight == -np.inf)
-        assert_as_good(exact, states, error_model.compute_dtype(case.dtype))
+        label = case.label("viterbi.states")
+        assert_as_good(exact, states, error_model.compute_dtype(case.dtype), label)
         assert not np.any(states[best_weight == -np.inf] > 0)
     rng = np.random.default_rng(1)
     past = rng.choice([-1, 0, 10**6], states.shape)
     others = rng.integers(0, case.K, states.shape)
-    arguments = np.stack([np.where(exact.valid_steps, np.maximum(states, 0), past), others])
-    check_log_weight(case, arguments.reshape(2, *case.batch, case.T))
+    paths = np.stack([np.where(exact.valid_steps, np.maximum(states, 0), past), others])
+    check_log_weight(case, paths.reshape(2, *case.batch, case.T))
     return states, weight
 
 
@@ -217,19 +236,19 @@ def check_log_weight(case: ChainCase, states: np.ndarray) -> np.ndarray:
     paths = np.where(case.exact.valid_steps, paths, 0).astype(np.int64)
     expected, gaps = case.exact.path_weights(paths)
     result = weights.reshape(*more, case.exact.rows)
-    case.assert_logs(result, expected, gaps, case.exact.lengths)
+    case.assert_logs("log_weight", result, expected, gaps, case.exact.lengths)
     return weights
 
 
-def assert_as_good(exact: Exact, result: np.ndarray, dtype: str) -> None:
-    """Check that no path is better than those found by more than the recursion rounds."""
+def assert_as_good(exact: Exact, result: np.ndarray, dtype: str, label: str) -> None:
+    """Check that no path is better than the result by more than the recursion rounds."""
     best, best_weight, _ = exact.best
-    possible, lost = best_weight > -np.inf, 0
+    is_possible, bound = best_weight > -np.inf, 0
     for states in (best, result):
-        own_weights, gap = exact.weights_in_recursion(states)
-        # The totals that paths have in common are no part of a comparison.
-        lost = lost + error_model.chain_bound(0 * gap, gap, exact.lengths, exact.K, dtype)
-    assert_within(own_weights[possible], best_weight[possible], lost[possible])
+        weights, gap = exact.weights_in_recursion(states)
+        # Terms that both paths have in common do not enter the comparison.
+        bound = bound + error_model.chain_bound(0 * gap, gap, exact.lengths, exact.K, dtype)
+    assert_within(weights[is_possible], best_weight[is_possible], bound[is_possible], label)
 
 
 def check_samples(case: ChainCase) -> None:

@@ -43,9 +43,10 @@ def check_product(name: str, backend: Backend, dtype: str, a: Any, b: Any, **opt
     """Compare a product with the reference, in value, kind of array and inputs left alone."""
     arguments = Given(backend, dtype, a, b)
     out = backend.read(getattr(alc, name)(*arguments.arrays, **options), dtype)
-    compute, bound = EXACT[name]
+    compute, bound_of = EXACT[name]
     exact = compute(*arguments.held)
-    assert_within(out, exact, backend.roundings * bound(*arguments.held, exact, dtype))
+    bound = backend.roundings * bound_of(*arguments.held, exact, dtype)
+    assert_within(out, exact, bound, error_model.label(name, backend.name, dtype))
     arguments.assert_unchanged()
     return out
 
@@ -63,9 +64,11 @@ def check_maxplus(
     indices = backend.read(product.indices, "int64")
     computed = error_model.compute_dtype(dtype)
     exact = reference.maxplus(*arguments.held, computed)
-    assert_within(values, exact, error_model.half_ulp(exact, dtype))
+    label = error_model.label("maxplus_matmul", backend.name, dtype)
+    assert_within(values, exact, error_model.half_ulp(exact, dtype), label)
     if arguments.held[0].shape[-1]:
-        np.testing.assert_array_equal(indices, _largest_terms(*arguments.held, computed))
+        largest = _largest_terms(*arguments.held, computed)
+        np.testing.assert_array_equal(indices, largest, label)
     else:
         assert np.all(indices == -1)
     arguments.assert_unchanged()

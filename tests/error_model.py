@@ -253,15 +253,22 @@ def _gradient_bound(
     return eps_of(dtype) * _finite(error) + _finite(tiny) + half_ulp(gradient.exact, dtype)
 
 
-def assert_within(out: np.ndarray, exact: np.ndarray, bound: np.ndarray | float) -> None:
+def label(operation: str, backend: str, dtype: str) -> str:
+    """Return the first part of the message of a comparison that fails."""
+    return f"{operation} on {backend}, {dtype}"
+
+
+def assert_within(
+    out: np.ndarray, exact: np.ndarray, bound: np.ndarray | float, label: str = "result"
+) -> None:
     """Fail unless finite entries lie within `bound` and all others agree exactly, with their sign.
 
-    Shapes must agree as well. What is too large for the dtype of `out` is expected as infinity.
-    The message shows the worst entry.
+    Shapes must agree as well. Exact values beyond the dtype of `out` are expected as infinity.
+    The message begins with the label and shows the worst entry, its error and its bound.
     """
     out, exact = np.asarray(out), np.asarray(exact)
     exact = np.where(np.abs(exact) > np.finfo(out.dtype).max, np.copysign(np.inf, exact), exact)
-    assert out.shape == exact.shape, f"shape {out.shape}, expected {exact.shape}"
+    assert out.shape == exact.shape, f"{label}: shape {out.shape}, exact {exact.shape}"
     special = ~(np.isfinite(out) & np.isfinite(exact))
     same = (out == exact) | (np.isnan(out) & np.isnan(exact))
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -273,26 +280,29 @@ def assert_within(out: np.ndarray, exact: np.ndarray, bound: np.ndarray | float)
     worst = np.unravel_index(np.argmax(excess), excess.shape)
     allowed = np.broadcast_to(bound, exact.shape)[worst]
     raise AssertionError(
-        f"{np.count_nonzero(wrong)} of {out.size} entries are out of bound; the worst is "
-        f"{tuple(map(int, worst))}: {out[worst]!r}, exact {exact[worst]!r}, error "
-        f"{float(error[worst]):.3g}, allowed {float(allowed):.3g}"
+        f"{label}: entry {tuple(map(int, worst))} is {out[worst]}, exact {exact[worst]}, "
+        f"error {float(error[worst]):.3g}, bound {float(allowed):.3g}; "
+        f"{np.count_nonzero(wrong)} of {out.size} entries out of bound"
     )
 
 
 def assert_gradient(
-    result: np.ndarray, expected: Gradient, bound: np.ndarray, limit: float = np.inf
+    result: np.ndarray,
+    expected: Gradient,
+    bound: np.ndarray,
+    limit: float = np.inf,
+    label: str = "gradient",
 ) -> None:
-    """Fail unless gradients lie within `bound`, and are exactly 0 where nothing adds to them.
+    """Fail unless gradients lie within `bound`, and are exactly 0 where they have no terms.
 
-    Sums of parts beyond `limit`, or near the largest number, may overflow, but never to NaN.
+    Sums of terms beyond `limit`, or near the largest number, may overflow, but never to NaN.
     """
-    assert result.shape == expected.exact.shape, f"{result.shape}, expected {expected.exact.shape}"
-    too_large = expected.mass > min(limit, float(np.finfo(result.dtype).max) / 2**10)
-    assert not np.any(np.isnan(result[too_large]))
-    ours, exact = (np.where(too_large, 0, v).astype(v.dtype) for v in (result, expected.exact))
-    assert_within(ours, exact, np.where(too_large, 0, bound))
-    is_zero = expected.mass == 0
-    assert np.all(result[is_zero] == 0), "a gradient is not exactly 0 where there is none"
+    exact, shape = expected.exact, expected.exact.shape
+    assert result.shape == shape, f"{label}: shape {result.shape}, exact {shape}"
+    may_overflow = expected.mass > min(limit, float(np.finfo(result.dtype).max) / 2**10)
+    is_accepted = may_overflow & ~np.isnan(result)
+    result, exact = (np.where(is_accepted, 0, x).astype(x.dtype) for x in (result, exact))
+    assert_within(result, exact, np.where(expected.mass == 0, 0, bound), label)
 
 
 def _finite(x: np.ndarray) -> np.ndarray:

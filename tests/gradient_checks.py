@@ -62,12 +62,13 @@ def check_vjp(
         expected = gradient_reference.maxplus(a, b, backend.to_numpy(value.indices), g)
     else:
         expected = getattr(gradient_reference, name)(a, b, g)
-    for result, known in zip(gradients, expected, strict=True):
+    for operand, result, known in zip("ab", gradients, expected, strict=True):
         if name == "logmatmulexp":
             bound = error_model.product_gradient_bound(known, a.shape[-1], dtype)
         else:
             bound = error_model.summation_bound(known, dtype)
-        assert_gradient(result, known, bound)
+        label = error_model.label(f"vjp.{name}, gradient of {operand}", backend.name, dtype)
+        assert_gradient(result, known, bound, label=label)
     arguments.assert_unchanged()
     return gradients
 
@@ -97,11 +98,14 @@ def check_vjp_logchainexp(
         held, result = arguments.held[:-1], [backend.read(d, dtype) for d in gradient]
     exact = reference.logchainexp(held)
     bound = error_model.product_chain_bound(held, exact, dtype)
-    assert_within(backend.read(value, dtype), exact, bound)
+    label = error_model.label("vjp.logchainexp", backend.name, dtype)
+    assert_within(backend.read(value, dtype), exact, bound, label)
     gradients = gradient_reference.logchainexp(held, arguments.held[-1])
-    for ours, expected in zip(result, gradients, strict=True):
+    for i, (ours, expected) in enumerate(zip(result, gradients, strict=True)):
         bound = error_model.product_chain_gradient_bound(held, expected, dtype)
-        assert_gradient(ours, expected, bound)
+        name = f"vjp.logchainexp, gradient of matrix {i}"
+        label = error_model.label(name, backend.name, dtype)
+        assert_gradient(ours, expected, bound, label=label)
     arguments.assert_unchanged()
     return gradient
 

@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 import scipy.special
 
+import arraylogchain as alc
 from tests import error_model, reference
-from tests.error_model import assert_within
+from tests.chain_checks import check_chain
+from tests.checks import check_logmatmulexp
+from tests.error_model import assert_gradient, assert_within
+from tests.gradient_reference import Gradient
 
 
 def test_longdouble_product_has_the_semantics_of_scipy():
@@ -33,17 +37,56 @@ def test_longdouble_product_has_the_semantics_of_scipy():
         (np.nan, np.inf),
     ],
 )
-def test_assert_within_notices(out, exact):
-    with pytest.raises(AssertionError, match=r"the worst is \(1,\)"):
+def test_assert_within_wrong_entry_fails(out, exact):
+    with pytest.raises(AssertionError, match=r"entry \(1,\)"):
         assert_within(np.array([2.0, out]), np.array([2.0, exact]), 0.01)
 
 
-def test_assert_within_notices_a_shape():
+def test_message_of_a_product_names_operation_backend_dtype_entry_error_and_bound(
+    np_backend, monkeypatch
+):
+    right = alc.logmatmulexp
+    monkeypatch.setattr(alc, "logmatmulexp", lambda a, b: right(a, b) + np.eye(2, dtype=a.dtype))
+    with pytest.raises(AssertionError) as failure:
+        check_logmatmulexp(np_backend, "float32", np.zeros((2, 1)), np.zeros((1, 2)))
+    assert str(failure.value) == (
+        "logmatmulexp on numpy, float32: entry (0, 0) is 1.0, exact 0.0, error 1, "
+        "bound 7.15e-07; 2 of 4 entries out of bound"
+    )
+
+
+def test_message_of_a_gradient_names_operation_backend_dtype_entry_error_and_bound(
+    np_backend, monkeypatch
+):
+    right = alc.vjp.log_partition
+
+    def wrong(chain):
+        value, pullback = right(chain)
+        return value, lambda g: pullback(2 * g)
+
+    monkeypatch.setattr(alc.vjp, "log_partition", wrong)
+    options = {"transitions": np.ones((2, 2)), "only": ("gradients",)}
+    message = (
+        r"^vjp.log_partition, gradient of log_potentials on numpy(-array)?, float64: "
+        r"entry \(0, 0\) is \S+, exact \S+, error \S+, bound \S+; 6 of 6 entries out of bound$"
+    )
+    with pytest.raises(AssertionError, match=message):
+        check_chain(np_backend, "float64", np.zeros((3, 2)), **options)
+
+
+def test_assert_gradient_rounding_where_no_term_exists_fails():
+    zero = Gradient(*(np.zeros(2),) * 4, terms=1)
+    message = r"^gradient: entry \(1,\) is 1e-30, exact 0.0, error 1e-30, bound 0; 1 of 2"
+    with pytest.raises(AssertionError, match=message):
+        assert_gradient(np.array([0.0, 1e-30]), zero, np.ones(2))
+
+
+def test_assert_within_wrong_shape_fails():
     with pytest.raises(AssertionError, match="shape"):
         assert_within(np.zeros(2), np.zeros((1, 2)), 1.0)
 
 
-def test_assert_within_accepts_what_agrees():
+def test_assert_within_equal_entries_pass():
     values = np.array([1.0, np.inf, -np.inf, np.nan])
     assert_within(values, values, 0.0)
     assert_within(np.array([1.005]), np.array([1.0]), 0.01)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from tests import mutants
 from tests.conftest import import_or_skip
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -187,9 +186,3 @@ def test_layout_lists_every_file(page, folder):
 def test_links_exist(page):
     for target in re.findall(r"\]\((?!https?:)([^)#]*)[^)]*\)", page.read_text("utf-8")):
         assert (page.parent / target).exists(), target
-
-
-def test_mutants_fit():
-    """Each entry of mutants.txt matches one place."""
-    places = {m: (mutants.ROOT / m.file).read_text("utf-8").count(m.old) for m in mutants.mutants()}
-    assert {str(mutant): n for mutant, n in places.items() if n != 1} == {}

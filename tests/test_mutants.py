@@ -48,12 +48,8 @@ def test_mutants_of_the_list_fit_once():
 def test_mutant_of_a_symbol_changes_its_source_only(symbol, line):
     old = "2.0" if symbol in ("HIGH", "scale") else "1.0"
     changed = Mutant("file.py", symbol, old, "3.0", ()).apply(TEXT)
-    differing = [
-        new
-        for before, new in zip(TEXT.split("\n"), changed.split("\n"), strict=True)
-        if before != new
-    ]
-    assert differing == [line]
+    pairs = zip(TEXT.split("\n"), changed.split("\n"), strict=True)
+    assert [new for before, new in pairs if new != before] == [line]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""The reference of chains: all that is asked of one, in long double, every row for itself.
+"""The reference of chains: all results of `LogChain` in long double, row by row.
 
-Batch axes are made one, each row gets a matrix for every step, and past a row's end the identity
-and potentials of 0: so rows of all lengths are computed side by side. The recursion works on logs
-relative to the largest of each step, whose sum is carried exactly in two numbers. Every sum comes
-with its G: see `error_model.chain_bound`.
+Batch axes are merged, each row gets a matrix for every step, and beyond its length the identity
+and potentials of 0: so rows of all lengths are computed together. The recursion works on logs
+relative to the largest of each step, whose sum is carried exactly in two numbers. Every sum has
+its G: see `error_model.chain_bound`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ AXES = {"log_potentials": 2, "transitions": 3, "initial": 1, "final": 1}
 
 
 class Messages(NamedTuple):
-    """Log weights of what leads to states, relative to offsets [rows, T, 1], and their G."""
+    """Log messages of one direction, relative to offsets [rows, T, 1], and their G."""
 
-    bare: np.ndarray  # without the state's own potential
-    full: np.ndarray
+    bare: np.ndarray  # predicted: without the potential of the state
+    full: np.ndarray  # updated
     bare_gaps: np.ndarray
     full_gaps: np.ndarray
     bare_offset: np.ndarray
     offset: np.ndarray
-    steps: np.ndarray  # what each step has added to `offset`
+    steps: np.ndarray  # contribution of each step to `offset`
 
 
-# The largest G of an entry that a product proves in float64; others have shifts of their own.
-LARGEST_PROVED = 672.0
+# The largest G of an entry that a product certifies in float64; others are recomputed.
+LARGEST_CERTIFIED = 672.0
 
 
 class Exact:
@@ -42,7 +42,7 @@ class Exact:
     Parameters
     ----------
     arrays : dict
-        What `LogChain` was given, by names; -inf, NaN and infinities included.
+        The arguments of `LogChain`, by name; infinities and NaN are allowed.
     lengths : array or None
     """
 
@@ -53,19 +53,17 @@ class Exact:
             self.is_log[part] = name is not None and name.startswith("log_")
             if name is None:
                 continue
-            arguments = wide(arrays[name])
-            self.shapes[part] = arguments.shape
-            arguments = (
-                arguments[None] if part == "transitions" and arguments.ndim == 2 else arguments
-            )
+            array = wide(arrays[name])
+            self.shapes[part] = array.shape
+            array = array[None] if part == "transitions" and array.ndim == 2 else array
             with np.errstate(divide="ignore", invalid="ignore"):
-                logs[part] = arguments if self.is_log[part] else np.log(arguments)
+                logs[part] = array if self.is_log[part] else np.log(array)
         self.batch = np.broadcast_shapes(*(x.shape[: x.ndim - AXES[p]] for p, x in logs.items()))
         self.original_shapes = {p: x.shape for p, x in logs.items()}
         T, K = self.T, self.K = logs["log_potentials"].shape[-2:]
         rows = self.rows = int(np.prod(self.batch))
-        whole = np.full(self.batch, T) if lengths is None else np.broadcast_to(lengths, self.batch)
-        self.lengths = np.asarray(whole, np.int64).reshape(rows)
+        lengths = np.broadcast_to(T if lengths is None else lengths, self.batch)
+        self.lengths = np.asarray(lengths, np.int64).reshape(rows)
         self.valid_steps = np.arange(T) < self.lengths[:, None]
         sources = self.valid_steps[:, 1:, None, None]
         edges = logs.get("transitions", np.zeros((1, K, K), np.longdouble))
@@ -79,14 +77,14 @@ class Exact:
         self.x = np.where(self.valid_steps[..., None], x, 0)
         self.x_gaps = below_largest(self.x, (-1,))
         zeros = np.zeros(K, np.longdouble)
-        self.ends = {p: self._per_row(logs.get(p, zeros), 1) for p in ("initial", "final")}
+        self.boundaries = {p: self._per_row(logs.get(p, zeros), 1) for p in ("initial", "final")}
 
     def _per_row(self, x: np.ndarray, axes: int) -> np.ndarray:
         own_shape = x.shape[x.ndim - axes :]
         return np.broadcast_to(x, (*self.batch, *own_shape)).reshape(self.rows, *own_shape)
 
     def _gaps(self, part: str, gaps: np.ndarray) -> np.ndarray:
-        """Return G of weights given as logs; those of linear ones, used as they are, have none."""
+        """Return G of log weights, and zeros for linear weights, which are used unchanged."""
         return gaps if self.is_log[part] else np.zeros_like(gaps)
 
     @cached_property
@@ -100,11 +98,11 @@ class Exact:
         return self._messages("final", edges, self._gaps("transitions", gaps), -1)
 
     def _messages(self, end: str, edges: np.ndarray, edge_gaps: np.ndarray, way: int) -> Messages:
-        first = finite_max(self.ends[end], (-1,))
-        bare, offset, remainder = self.ends[end] - first, first, np.zeros_like(first)
+        first = finite_max(self.boundaries[end], (-1,))
+        bare, offset, remainder = self.boundaries[end] - first, first, np.zeros_like(first)
         gaps = self._gaps(end, below_largest(bare, (-1,)))
         predicted = below_largest(bare, (-1,))
-        # What a step has in common comes off first, so that sums round near 0.
+        # The largest of a step is subtracted first, so that sums round near 0.
         x_shifts, edge_shifts = finite_max(self.x, (-1,)), finite_max(edges, (-2, -1))
         x, edges = self.x - x_shifts, edges - edge_shifts
         result: list[Messages] = []
@@ -125,11 +123,11 @@ class Exact:
             top, before = finite_max(full, (-1,)), offset + remainder
             offset, remainder = add_exactly(offset, x_shifts[:, t], remainder)
             offset, remainder = add_exactly(offset, top, remainder)
-            real = self.valid_steps[:, t, None]
-            # What arrives is rounded relative to its shifts, what leaves to its largest.
-            bare_gaps = gaps + np.where(real, predicted, 0)
-            left = np.where(real, predicted + below_largest(full, (-1,)) / 2, 0)
-            full_gaps = gaps + self.x_gaps[:, t] + left
+            is_valid = self.valid_steps[:, t, None]
+            # Predicted messages are rounded relative to the shifts, updated ones to their largest.
+            bare_gaps = gaps + np.where(is_valid, predicted, 0)
+            updated = np.where(is_valid, predicted + below_largest(full, (-1,)) / 2, 0)
+            full_gaps = gaps + self.x_gaps[:, t] + updated
             full = full - top
             now, added = (
                 offset + remainder,
@@ -143,7 +141,7 @@ class Exact:
     @cached_property
     def log_partition(self) -> tuple[np.ndarray, np.ndarray]:
         """Return log Z of each row, and its G."""
-        last, end = self.forward.full[:, -1], self.ends["final"]
+        last, end = self.forward.full[:, -1], self.boundaries["final"]
         with np.errstate(invalid="ignore"):
             softmax_weights, total = softmax(last + end, (-1,))
         gaps = self.forward.full_gaps[:, -1] + below_largest(end, (-1,))
@@ -154,13 +152,12 @@ class Exact:
     @cached_property
     def broken(self) -> np.ndarray:
         """Tell which rows have a weight that is NaN."""
-        ends = [np.isnan(e).any(axis=-1) for e in self.ends.values()]
-        return (
-            np.isnan(self.x).any((1, 2)) | np.isnan(self.edges).any((1, 2, 3)) | ends[0] | ends[1]
-        )
+        initial, final = (np.isnan(x).any(axis=-1) for x in self.boundaries.values())
+        x, edges = np.isnan(self.x).any((1, 2)), np.isnan(self.edges).any((1, 2, 3))
+        return x | edges | initial | final
 
-    def normalised(self, terms: np.ndarray, axes: tuple[int, ...]):
-        """Return shares of terms in their sum, and the log of that; 0 where Z is infinite."""
+    def normalized(self, terms: np.ndarray, axes: tuple[int, ...]):
+        """Return the softmax of terms, and the log of their sum; 0 where Z is infinite."""
         broken = self.broken.reshape(-1, *(1,) * (terms.ndim - 1))
         p, log_sum = softmax(terms, axes)
         ended = ~np.isfinite(self.log_partition[0]).reshape(broken.shape)
@@ -168,17 +165,17 @@ class Exact:
 
     @cached_property
     def states(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the posterior of states [rows, T, K], its G, and what of that is the sums'.
+        """Return the posterior of states [rows, T, K], its G, and the part of G of the normalizers.
 
-        Beside a term the sum that it is divided by errs: by the average over what is summed, or as
-        Z does, whichever is larger. Those of pairs are divided by the same sums.
+        A normalizer has the average error of its terms, or that of Z, whichever is larger. The
+        posterior of pairs has the same normalizers.
         """
         with np.errstate(invalid="ignore"):
-            p, _ = self.normalised(self.forward.full + self.backward.bare, (-1,))
+            p, _ = self.normalized(self.forward.full + self.backward.bare, (-1,))
         gaps = self.forward.full_gaps + self.backward.bare_gaps
-        of_sums = np.sum(finite(p) * gaps, axis=-1, keepdims=True)
-        of_sums = np.maximum(of_sums, self.log_partition[1][:, None, None])
-        return np.where(self.valid_steps[..., None], p, 0), gaps + of_sums, of_sums
+        sum_gaps = np.sum(finite(p) * gaps, axis=-1, keepdims=True)
+        sum_gaps = np.maximum(sum_gaps, self.log_partition[1][:, None, None])
+        return np.where(self.valid_steps[..., None], p, 0), gaps + sum_gaps, sum_gaps
 
     @cached_property
     def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -189,19 +186,19 @@ class Exact:
             terms = outer + self.edges
         gaps = f.full_gaps[:, :-1, :, None] + b.full_gaps[:, 1:, None, :]
         gaps = gaps + self.edge_gaps + self.states[2][:, :-1, :, None]
-        p, log_sum = self.normalised(terms, (-2, -1))
+        p, log_sum = self.normalized(terms, (-2, -1))
         # Rows that share a matrix are summed in one product, with the same shifts.
         if int(np.prod(self.original_shapes["transitions"][:-3])) < self.rows:
             with np.errstate(invalid="ignore"):
                 maxima = finite_max(b.full[:, 1:, None, :] - log_sum, (0,))
                 below = finite_max(f.full[:, :-1, :, None], (0,)) + maxima - (outer - log_sum)
-            gaps = gaps + np.clip(finite(below), 0, LARGEST_PROVED)
+            gaps = gaps + np.clip(finite(below), 0, LARGEST_CERTIFIED)
         sources = self.valid_steps[:, 1:, None, None]
         derivatives = np.where(sources, self._over(outer, log_sum), 0)
         return np.where(sources, p, 0), derivatives, gaps
 
     def _over(self, terms: np.ndarray, log_sum: np.ndarray) -> np.ndarray:
-        """Return exp(terms - log_sum), which may exceed 1: beyond exp(2000) is not told apart."""
+        """Return exp(terms - log_sum), which may exceed 1, up to exp(2000)."""
         valid = np.isfinite(log_sum)
         with np.errstate(invalid="ignore"):
             p = np.where(valid, np.exp(np.minimum(terms - np.where(valid, log_sum, 0), 2000)), 0)
@@ -216,7 +213,7 @@ class Exact:
         return self._gradient("transitions", p, gaps, 1, None)
 
     def gradient(self, part: str, g: np.ndarray) -> Gradient:
-        """Return the gradient of sum(g * log Z) by one part, weights or their logs as given."""
+        """Return the gradient of sum(g * log Z) with respect to one array of the arguments."""
         if part == "log_potentials":
             p, gaps, _ = self.states
             return self._gradient(part, p, gaps, 1, g)
@@ -230,15 +227,15 @@ class Exact:
         (p, gaps, _), messages, t = self.states, self.forward, self.lengths - 1
         if part == "initial":
             messages, t = self.backward, np.zeros(self.rows, np.int64)
-        p, gaps, others = (
+        p, gaps, logs = (
             np.take_along_axis(x, t[:, None, None], 1)[:, 0] for x in (p, gaps, messages.full)
         )
         unit = 1
-        gaps = gaps + self._gaps(part, below_largest(self.ends[part], (-1,)))
+        gaps = gaps + self._gaps(part, below_largest(self.boundaries[part], (-1,)))
         if not self.is_log[part]:
             with np.errstate(invalid="ignore"):
-                log_sum = softmax(others + self.ends[part], (-1,))[1]
-            p, unit = self._over(others, log_sum), unit_of(self.ends[part], (-1,))
+                log_sum = softmax(logs + self.boundaries[part], (-1,))[1]
+            p, unit = self._over(logs, log_sum), unit_of(self.boundaries[part], (-1,))
         return self._gradient(part, p, gaps, unit, g)
 
     def _gradient(self, part: str, p: Any, gaps: Any, unit: Any, g: Any, shape: Any = None):
@@ -250,11 +247,11 @@ class Exact:
         unit = np.where(self._is_real(part), unit, 0)
         sums = (g * p, size * p, size * p * gaps, unit)
         shape_of_part = self.original_shapes[part] if shape is None else shape
-        whole = [x.reshape(*self.batch, *x.shape[1:]) for x in sums]
-        terms = whole[0].size // max(int(np.prod(shape_of_part)), 1)
+        sums = [x.reshape(*self.batch, *x.shape[1:]) for x in sums]
+        terms = sums[0].size // max(int(np.prod(shape_of_part)), 1)
         shape = self.shapes[part] if shape is None else shape
         return Gradient(
-            *(sum_to(x, shape_of_part).reshape(shape) for x in whole), terms=max(terms, 1)
+            *(sum_to(x, shape_of_part).reshape(shape) for x in sums), terms=max(terms, 1)
         )
 
     def _is_real(self, part: str) -> np.ndarray:
@@ -295,7 +292,7 @@ class Exact:
         """
         f, b = self.forward, self.backward
         with np.errstate(invalid="ignore"):
-            p, _ = softmax(f.full[:, -1] + self.ends["final"], (-1,))
+            p, _ = softmax(f.full[:, -1] + self.boundaries["final"], (-1,))
         total = entropy_of(p, -1)
         gap = np.sum(p * np.abs(log_of(p) + total[..., None]) * f.full_gaps[:, -1], -1)
         with np.errstate(invalid="ignore"):
@@ -321,15 +318,15 @@ class Exact:
 
     @cached_property
     def path_gaps(self) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-        """Return G of weights where their logs are added up: those of linear ones are rounded."""
-        ends = {p: below_largest(e, (-1,)) for p, e in self.ends.items()}
+        """Return G of sums of log weights, where logs of linear weights are rounded."""
+        boundaries = {p: below_largest(e, (-1,)) for p, e in self.boundaries.items()}
         edges = self.edge_gaps
         if not self.is_log["transitions"]:
             edges = edges + np.abs(finite(self.edges))
-        for p, e in self.ends.items():
+        for p, e in self.boundaries.items():
             if not self.is_log[p]:
-                ends[p] = ends[p] + np.abs(finite(e))
-        return self.x_gaps, edges, ends
+                boundaries[p] = boundaries[p] + np.abs(finite(e))
+        return self.x_gaps, edges, boundaries
 
     def path_weights(self, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return log weights of paths [..., rows, T], and their G."""
@@ -343,7 +340,7 @@ class Exact:
             ),
             states,
         )
-        weights = self._along(states, self.x, self.edges, self.ends)
+        weights = self._along(states, self.x, self.edges, self.boundaries)
         gaps = self._along(states, x_gaps, edge_gaps, end_gaps)
         return weights, np.where(np.isfinite(weights), gaps, 0)
 
@@ -354,9 +351,10 @@ class Exact:
         depth = np.take_along_axis(self.best[2], states[..., None], axis=-1)[..., 0]
         return weights, np.where(np.isfinite(weights), gap + np.sum(depth, axis=-1), 0)
 
-    def _along(self, states: np.ndarray, x: Any, edges: Any, ends: Any) -> np.ndarray:
+    def _along(self, states: np.ndarray, x: Any, edges: Any, boundaries: Any) -> np.ndarray:
         row, step = np.arange(self.rows), np.arange(self.T)
-        total = ends["initial"][row, states[..., 0]] + ends["final"][row, states[..., -1]]
+        total = boundaries["initial"][row, states[..., 0]]
+        total = total + boundaries["final"][row, states[..., -1]]
         total = total + np.sum(x[row[:, None], step, states], axis=-1)
         sources = edges[row[:, None], step[:-1], states[..., :-1], states[..., 1:]]
         return total + np.sum(sources, axis=-1)
@@ -366,10 +364,10 @@ class Exact:
         """Return a best path, its log weight, and how far each state lies below its step's best.
 
         Of several it is the one with the smallest last state, and so on. The recursion's numbers
-        are relative to the best state of a step, and are rounded to eps of what they are: so a
-        path's G in it counts how far the path lies below the best one at each step.
+        are relative to the best state of a step, and are rounded to eps of their size: so a path's
+        G counts how far the path lies below the best one at each step.
         """
-        score = self.ends["initial"] + self.x[:, 0]
+        score = self.boundaries["initial"] + self.x[:, 0]
         depths, origins = [below_largest(score, (-1,))], []
         for t in range(self.T - 1):
             terms = score[..., :, None] + self.edges[:, t]
@@ -379,7 +377,7 @@ class Exact:
             depths.append(
                 np.where(self.valid_steps[:, t + 1, None], below_largest(score, (-1,)), 0)
             )
-        score = score + self.ends["final"]
+        score = score + self.boundaries["final"]
         states = [np.argmax(score, axis=-1)]
         for origin in reversed(origins):
             states.append(np.take_along_axis(origin, states[-1][..., None], axis=-1)[..., 0])
@@ -396,14 +394,14 @@ def below_largest(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 
 
 def add_exactly(total: np.ndarray, x: np.ndarray, remainder: np.ndarray):
-    """Return total + x and rest plus what that sum rounded off (Knuth's two-sum)."""
+    """Return total + x, and the remainder plus its rounding error (Knuth's two-sum)."""
     s = total + x
     v = s - total
     return s, remainder + ((total - (s - v)) + (x - v))
 
 
 def unit_of(log_weights: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """Return one over the largest weight, of which an error of a derivative is a multiple."""
+    """Return one over the largest weight, the unit of errors of a derivative."""
     return np.exp(-np.max(log_weights, axis=axes, keepdims=True, initial=-np.inf))
 
 

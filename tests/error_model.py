@@ -25,8 +25,7 @@ SMALLEST_NORMAL = {"float32": 2.0**-126, "float64": 2.0**-1022}
 # Precision p of the half formats (a result is rounded to 2**-p of it) and their smallest subnormal.
 HALVES = {"float16": (11, 2.0**-24), "bfloat16": (8, 2.0**-133)}
 
-# What the reference itself may err by, relative to what the library may. It matters only where
-# long double is no wider than double.
+# The error of the reference itself. It matters only where long double is no wider than double.
 REFERENCE_EPS = float(np.finfo(np.longdouble).eps)
 
 
@@ -44,25 +43,25 @@ def roundings(K: int) -> float:
 
     4 covers exp, log, the shift and the result, each good to an ulp or two. A sum of K terms errs
     by K/2 eps at worst, when every addition rounds the same way; matrix multiplies add in several
-    partial sums and round both ways, which makes it about sqrt(K)/2. 2 * sqrt(K) is four times what
-    is typical, lies above the worst case for K <= 16, and below any real loss: an entry that has
+    partial sums and round both ways, which makes it about sqrt(K)/2. 2 * sqrt(K) is four times the
+    typical error, lies above the worst case for K <= 16, and below any real loss: an entry that has
     lost one term of the size of eps * K is noticed.
     """
     return 4.0 + 2.0 * math.sqrt(K)
 
 
 def certificate(dtype: str) -> float:
-    """Return the largest G of an entry that a shifted product can prove right.
+    """Return the largest G of an entry that a shifted product certifies.
 
-    Sums below smallest_normal / eps cannot be proved, and what is not proved is computed with each
-    entry's own maximum: G is then 0.
+    Entries whose sums lie below smallest_normal / eps are recomputed, each with its own maximum,
+    and have a G of 0.
     """
     dtype = compute_dtype(dtype)
     return math.log(EPS[dtype] / SMALLEST_NORMAL[dtype])
 
 
 def half_ulp(exact: np.ndarray, dtype: str) -> np.ndarray | float:
-    """Return what rounding a result to a half precision may cost; 0 for other dtypes."""
+    """Return the largest error of rounding to a half precision; 0 for other dtypes."""
     if dtype not in HALVES:
         return 0.0
     precision, subnormal = HALVES[dtype]
@@ -105,18 +104,18 @@ def chain_bound(
 ) -> np.ndarray:
     """Return the bound for log weights summed over all paths of a chain.
 
-    Each of the steps adds its c, and its G: how far the potentials on the deciding path lie below
-    the largest of their step, and likewise other weights that are given as logs; and, as that of a
-    product does, how far the weight of their state lies below the shifts. When it arrives, that is
-    below the row's largest times the largest of the matrix, by which the logs of both are rounded
-    and the log of their sum, or below the largest that arrives, whichever is more. When it leaves
-    with its potential, the sum is rounded once more, by half of what that lies below the largest
-    that leaves. First and last weights count as those given as logs do: their logs are added.
-    What several rows add to one count or derivative by weights is a product over rows, whose
-    shifts are those of all of them. The reference computes
-    `gap`, their sum along a path, averaged over the paths by their weight: to first order the error
-    of a log of a sum is the average of the errors of its terms. The result is rounded once, so
-    2 * abs(exact) is not summed.
+    Each step adds its c and its G. G counts how far the potentials on the deciding path lie below
+    the largest of their step, and likewise other log weights. It also counts, as in a product, how
+    far the message of their state lies below the shifts. For a predicted message, the shifts are
+    the row's largest weight times the largest of the matrix, or the largest predicted message if
+    that is more: both logs and the log of the sum are rounded relative to them. An updated message
+    is rounded once more, by half its distance from the largest one. Initial and final weights count
+    as log weights do, because their logs are added.
+
+    Terms of several rows in one count or derivative form a product over rows, with common shifts.
+    The reference computes `gap`, the sum along a path, averaged over the paths by their weight: to
+    first order the error of a log of a sum is the average of the errors of its terms. The result is
+    rounded once, so 2 * abs(exact) is not summed.
     """
     magnitude = np.abs(_finite(exact))
     error = eps_of(dtype) * (2 * magnitude + _finite(gap) + steps * roundings(K))
@@ -134,14 +133,14 @@ def product_chain_bound(matrices: list[np.ndarray], exact: np.ndarray, dtype: st
 
 
 def _product_bound(matrices: list[np.ndarray], dtype: str) -> tuple[int, float]:
-    """Return the number of products of a list of matrices, and what each may err by, in eps."""
+    """Return the number of products of a list of matrices, and the error of each, in eps."""
     products = len(matrices) - 1
     K = max(max(m.shape[-2:]) for m in matrices)
     return products, _entry_bound(matrices, products, K, dtype)
 
 
 def _entry_bound(operands: list[np.ndarray], products: int, K: int, dtype: str) -> float:
-    """Return what each of some products of K terms in a sum may err by, in eps.
+    """Return the error of each of several products with K terms in a sum, in eps.
 
     Every product rounds entries of its own: on the deciding paths these lie, on average over the
     paths, within the sum of the factors' magnitudes and the entropy of the inner paths. Their G is
@@ -149,9 +148,9 @@ def _entry_bound(operands: list[np.ndarray], products: int, K: int, dtype: str) 
     """
     finite = [m[np.isfinite(m)].astype(np.longdouble) for m in operands]
     largest = sum(np.max(np.abs(m), initial=0) for m in finite)
-    spread = sum(np.ptp(m) for m in finite if m.size)
+    width = sum(np.ptp(m) for m in finite if m.size)
     entropy = products * math.log(max(K, 1))
-    gap = min(certificate(dtype), float(2 * spread + entropy))
+    gap = min(certificate(dtype), float(2 * width + entropy))
     return 2 * (largest + entropy) + gap + roundings(K)
 
 
@@ -172,8 +171,8 @@ def einsum_gradient_bound(
 ) -> np.ndarray:
     """Return the bound for the gradients of ``logeinsumexp``.
 
-    A probability is the product of those of the steps, each of which errs as the sums that it is
-    the ratio of.
+    A probability is the product of the steps' probabilities. Each is a ratio of two sums, and has
+    the errors of both.
     """
     steps = 2 * len(operands) - 1
     each = _entry_bound(operands, steps, K, dtype)
@@ -182,24 +181,24 @@ def einsum_gradient_bound(
 
 
 # Gradients are sums of cotangents times probabilities p = exp(term - log of the sum), and take part
-# in sums with others: what counts is how far a probability is off, not its logarithm. So a small
+# in sums with others: the error of a probability counts, not that of its logarithm. So a small
 # relative error e of exp(term) and of the sum costs p * e; and wherever it takes more work to prove
 # a small p right, it may be off by a fixed number of eps instead. An absolute error in logarithms
 # (c and G, as above) is the relative error e.
 #
-# The references sum what is needed: `mass`, the cotangents' sizes times p; `gap`, those times
+# The references sum `mass`, the cotangents' sizes times p; `gap`, the same products times
 # p * G; `scale`, the sizes times the unit of p, which is 1 for a probability. The derivative to a
-# linear weight is p / weight, and has one over the largest weight beside it as its unit.
+# linear weight is p / weight, and has one over the largest weight of its row as its unit.
 
 
 def product_gradient_bound(gradient: Gradient, K: int, dtype: str) -> np.ndarray:
     """Return the bound for the gradients of ``logmatmulexp`` with K terms in a sum.
 
     The exponentials of a - r and b - c, the sum, its division into the cotangent: each is good to
-    a few ulp, 32 in all, beside the roundings of the sum and those of summing the products with
+    a few ulp, 32 in all, in addition to the roundings of the sum and of the sum of products with
     cotangents. G covers the roundings of a - r, of b - c and of log(S), wherever an entry is
     computed from those, and likewise those relative to an entry's own maximum. Absolute: one eps
-    for what a sum above the line may have lost to underflow, and one for a p that is left out.
+    for the underflow of terms in a certified sum, and one for a p that is left out.
     """
     count = roundings(K) + roundings(gradient.terms) + 32
     return _gradient_bound(gradient, count, absolute=2, inner=K, dtype=dtype)
@@ -211,7 +210,7 @@ def product_chain_gradient_bound(
     """Return the bound for the gradients of ``logchainexp``.
 
     A probability is an entry of a product of all matrices, one of them with a single entry left,
-    over the entry of the whole product: it errs by what two such products may.
+    over the entry of the full product: it has the errors of two such products.
     """
     products, per_product = _product_bound(matrices, dtype)
     K = max(max(m.shape[-2:]) for m in matrices)
@@ -223,10 +222,10 @@ def product_chain_gradient_bound(
 def posterior_bound(gradient: Gradient, steps: int, K: int, dtype: str) -> np.ndarray:
     """Return the bound for marginals, expected transitions and gradients of a chain.
 
-    A probability is a forward times a backward message over Z, each of which errs, as chain_bound
-    says, by its steps times c and by its G: forward and backward together take all steps, and Z
+    A probability is a forward times a backward message over Z. By `chain_bound`, each has an error
+    of its steps times c and its G: forward and backward together take all steps, and Z
     does once more. The sum over a step's states, and that over rows and steps which share a
-    weight, round as sums do. Absolute: c eps, what a sum of K terms may be off by in all.
+    weight, round as sums do. Absolute: c eps, the error of a sum of K terms.
     """
     count = 2 * steps * roundings(K) + roundings(gradient.terms)
     return _gradient_bound(gradient, count, absolute=roundings(K), inner=K, dtype=dtype)
@@ -238,7 +237,7 @@ LARGEST_DERIVATIVE = {"float32": 2.0**60, "float64": 2.0**900}
 
 
 def summation_bound(gradient: Gradient, dtype: str) -> np.ndarray:
-    """Return the bound for gradients that are plain sums of products: those of linear products."""
+    """Return the bound for gradients of linear products, which are plain sums of products."""
     count = roundings(gradient.terms)
     return _gradient_bound(gradient, count, absolute=0, inner=1, dtype=dtype)
 
@@ -246,7 +245,7 @@ def summation_bound(gradient: Gradient, dtype: str) -> np.ndarray:
 def _gradient_bound(
     gradient: Gradient, count: float, *, absolute: float, inner: int, dtype: str
 ) -> np.ndarray:
-    """Return eps * (mass * count + gap + absolute * scale), and what underflow may cost."""
+    """Return eps * (mass * count + gap + absolute * scale), plus the loss by underflow."""
     error = gradient.mass * count + gradient.gap + absolute * gradient.scale
     lost = gradient.terms * inner * SMALLEST_NORMAL[compute_dtype(dtype)]
     tiny = lost * np.maximum(gradient.scale, 1)
@@ -323,18 +322,18 @@ def filtered_bounds(
     K: int,
     dtype: str,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds for state probabilities given the steps so far, and for log normalisers.
+    """Return the bounds for state probabilities given the steps so far, and for log normalizers.
 
-    A probability is a forward message over the sum of all of its step: it errs relatively by what
-    these two do, `chain_bound` without the rounding of a logarithm. What all messages of a step
-    have in common cancels, and so `steps` need not be the number of those before, but of those that
-    the chain has not forgotten. A normaliser is the sum of one step over that of the step before.
+    A probability is a forward message over the sum of all of its step: its relative
+    error is that of both, `chain_bound` without the rounding of a logarithm. Errors that all
+    messages of a step have in common cancel, and so `steps` may be the number of steps that the
+    chain has not forgotten. A normalizer is the sum of one step over that of the step before.
     """
     count = 2 * np.asarray(steps) * roundings(K)
-    of_sum = np.sum(_finite(probabilities) * gaps, axis=-1)
-    softmax_weights = probabilities * (gaps + (of_sum + count)[..., None])
-    before = np.concatenate([0 * of_sum[..., :1], of_sum[..., :-1]], -1)
-    logs = 2 * np.abs(_finite(log_normalizers)) + of_sum + before
+    sum_gaps = np.sum(_finite(probabilities) * gaps, axis=-1)
+    softmax_weights = probabilities * (gaps + (sum_gaps + count)[..., None])
+    before = np.concatenate([0 * sum_gaps[..., :1], sum_gaps[..., :-1]], -1)
+    logs = 2 * np.abs(_finite(log_normalizers)) + sum_gaps + before
     tiny = SMALLEST_NORMAL[compute_dtype(dtype)]
     bounds = (eps_of(dtype) * _finite(softmax_weights) + tiny, eps_of(dtype) * (logs + count))
     halves = (half_ulp(x, dtype) for x in (probabilities, log_normalizers))
@@ -354,8 +353,8 @@ def entropy_bound(
 
     The entropy H is that of the last state, and the sum over the other steps of h, the entropy of a
     state given the next one, averaged with the next one's posterior p. With q log q for every q, a
-    relative error e of each changes h by at most e * sum(q * abs(log q + h)): what all q have in
-    common cancels, whatever it is, and an error of p changes the average by e * h. The reference
+    relative error e of each changes h by at most e * sum(q * abs(log q + h)): a factor
+    that all q have in common cancels, and an error of p changes the average by e * h. The reference
     sums the part of G in `gap`. Absolute: probabilities are rounded to eps, or left out where they
     are smaller, which costs (1 + log K) c at each step. Sums of w log w round at the size of the
     logs: `depth` sums, over steps, how far forward weights and matrix entries on the paths lie

@@ -111,7 +111,7 @@ class ShardCheck:
     def check_log_partition(self, segment: SegmentMessages) -> None:
         rows, (log_z, gap) = self.rows, self.exact.log_partition
         alpha = segment.carry.logs(self.ctx).reshape(len(rows), -1)
-        result = logsumexp(alpha + self.exact.ends["final"][rows], -1)
+        result = logsumexp(alpha + self.exact.boundaries["final"][rows], -1)
         self.assert_logs("log Z", result, log_z[rows], gap[rows], self.exact.lengths[rows])
 
     def check_best_path(self) -> None:
@@ -123,7 +123,7 @@ class ShardCheck:
         for steps in self.steps:
             _, updated, carry = self.backend.best(carry, steps, Keep.UPDATED)
             stored.append(updated)
-        weights = carry.values.reshape(len(rows), -1) + exact.ends["final"][rows]
+        weights = carry.values.reshape(len(rows), -1) + exact.boundaries["final"][rows]
         after = np.argmax(weights, -1).reshape(self.shard.groups, -1)
         paths = []
         for steps, updated in zip(self.steps[::-1], stored[::-1], strict=True):

@@ -1,4 +1,4 @@
-"""The CPU as a device, and what has to be installed for the tests of kernels."""
+"""The CPU as a device, and the requirements of the tests of kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def no_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are what is tested here, and take their time on a CPU; but see test_self_check.py."""
+    """Switch off the check of kernels on first use, which takes long on a CPU."""
     monkeypatch.setenv("ARRAYLOGCHAIN_SELF_CHECK", "0")
 
 
@@ -50,14 +50,14 @@ def device(request: pytest.FixtureRequest, compiler: None) -> CpuDevice:
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], Any]]:
-    """Return what puts NumPy arrays, and torch tensors on the CPU, on a device; None for none."""
+    """Return a function that lets a device, or none, run kernels for arrays on the CPU."""
 
     def forget() -> None:
         arrays._numpy_context.cache_clear()
 
     def on(device: Any) -> Any:
         monkeypatch.setattr(arrays, "_kernels_for", lambda *_: device)
-        # What only NumPy's arrays have is not used, but what arrays on a device take.
+        # Shortcuts for NumPy arrays are not taken for arrays on a device.
         is_numpy = property(lambda ctx: ctx.xp is np and ctx.kernels is None)
         monkeypatch.setattr(Context, "is_numpy", is_numpy)
         forget()
@@ -70,6 +70,6 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], Any]]:
 
 @pytest.fixture
 def kernels(use: Callable[[Any], Any], compiler: None) -> CpuDevice:
-    """Let kernels compute what NumPy arrays, and torch tensors on the CPU, are given to."""
+    """Let kernels compute with NumPy arrays, and with torch tensors on the CPU."""
     device: CpuDevice = use(CpuDevice(seed=3))
     return device

@@ -15,7 +15,7 @@ Columns of the table, and keys of the JSON file:
     top       the most frequent launches and waits
 
 `--limits` reads {case: {"launches": n, "sync": n, "python": n}}; the exit status is 1 if a case
-exceeds one. `--torch` counts what torch's dispatcher sees of losses and their gradients instead.
+exceeds one. `--torch` counts torch's operations in losses and their gradients instead.
 """
 
 from __future__ import annotations

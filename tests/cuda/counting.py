@@ -277,7 +277,7 @@ class Namespace:
 
 
 class CountingDevice(CpuDevice):
-    """The CPU as a device with the multiprocessors of an H100, which counts what it queues."""
+    """The CPU as a device with the multiprocessors of an H100, which counts its launches."""
 
     multiprocessors = 132
 

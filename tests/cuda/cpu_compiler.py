@@ -44,7 +44,7 @@ class KernelError(RuntimeError):
 def compile_for_cpu(
     source: str, kernel: str, options: tuple[str, ...] = (), folder: Path = kernels.FOLDER
 ) -> Path:
-    """Compile one instantiation of a kernel; what has been compiled before is found on disk."""
+    """Compile one instantiation of a kernel, or return the library of an earlier compilation."""
     optimise = SANITIZER_FLAGS if os.environ.get(SANITIZED) else ("-O1", *_fused_multiply_add())
     command = (COMPILER, *FLAGS, *optimise)
     text = _for_the_shim(kernels.source_text(source, folder))
@@ -90,31 +90,31 @@ def _includes(command: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _for_the_shim(text: str) -> str:
-    """Rewrite what macros cannot: the three things that CUDA says in places of its own."""
+    """Rewrite the three constructs of CUDA that macros cannot express."""
     text = _DYNAMIC_SHARED.sub(
         r"\g<type>* const \g<name> = reinterpret_cast<\g<type>*>(shim::dynamic_shared.begin);",
         text,
     )
     text = _STATIC_SHARED.sub(lambda result: _shared_variables(result["variables"]), text)
-    pieces, done = [], 0
+    parts, done = [], 0
     for result in _LAUNCH_BOUNDS.finditer(text):
         bounds_end = _closing(text, result.end())
         # Behind the bounds: the kernel's name, its parameters in parentheses, its body.
         parameters_end = _closing(text, text.index("(", bounds_end) + 1)
         body = text.index("{", parameters_end) + 1
         bounds = text[result.end() : bounds_end - 1]
-        pieces += [text[done:body], f" shim::launch_bounds({bounds});"]
+        parts += [text[done:body], f" shim::launch_bounds({bounds});"]
         done = body
-    return "".join([*pieces, text[done:]])
+    return "".join([*parts, text[done:]])
 
 
 def _shared_variables(declared: str) -> str:
-    """Return C++ for variables in static shared memory: "T a[2][N], b" without what is before."""
-    first, *others = re.split(r",(?![^<]*>)", declared)
+    """Return C++ for a declaration "T a[2][N], b" of variables in static shared memory."""
+    first, *following = re.split(r",(?![^<]*>)", declared)
     result = re.fullmatch(r"(.*\W)(\w+\s*(?:\[.*\])?)", first.strip(), re.DOTALL)
     if result is None:
         raise KernelError(f"not understood: __shared__ {declared}")
-    kind, variables = result[1], [result[2], *(x.strip() for x in others)]
+    kind, variables = result[1], [result[2], *(x.strip() for x in following)]
     return " ".join(
         f"typedef {kind} shim_{variable}; "
         f"static shim_{name}& {name} = shim::shared_variable<shim_{name}>();"

@@ -34,7 +34,7 @@ class CpuDevice:
     Attributes
     ----------
     launches : list of Launch
-        What has been run.
+        Launches that have been run.
     multiprocessors, shared_memory, architecture : int
         Those of some device; tests may set others before they make launches.
     """
@@ -62,7 +62,7 @@ class CpuDevice:
         self.loaded: list[Kernel] = []
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        """Return an array of NaN: what no kernel has written shows."""
+        """Return an array of NaN, so that entries without a result show."""
         format = np.dtype(dtype)
         memory = np.full(math.prod(shape) * format.itemsize, 0xFF, np.uint8)
         return memory.view(format).reshape(shape)

@@ -1,8 +1,8 @@
 // Runs the source of a CUDA kernel on a CPU, one block after another. For tests only.
 //
 // It finds a missing barrier (under some order of threads: try several seeds), barriers that not
-// all threads reach, collectives that not all lanes of the mask join, and what is read before it
-// was written to shared memory, which begins as NaN. Compiled with AddressSanitizer it finds
+// all threads reach, collectives that not all lanes of the mask join, and reads of shared memory
+// before the first write, as it starts as NaN. Compiled with AddressSanitizer it finds
 // accesses out of bounds, in shared memory as well. On request subnormal numbers are flushed to zero.
 //
 // It does not show weakly ordered memory, blocks that run at the same time, time, or where NVRTC
@@ -57,12 +57,12 @@ inline int call(void (*function)(P...), const Launch& launch, void** arguments,
 template <class... P>
 inline int call(void (*function)(P...), const Launch& launch, void** arguments, int count,
                 const int* sizes) {
-    const int wanted[] = {static_cast<int>(sizeof(P))..., 0};
+    const int parameter_sizes[] = {static_cast<int>(sizeof(P))..., 0};
     bool fits = count == static_cast<int>(sizeof...(P));
-    for (int i = 0; fits && i < count; ++i) fits = sizes[i] == wanted[i];
+    for (int i = 0; fits && i < count; ++i) fits = sizes[i] == parameter_sizes[i];
     if (!fits) {
         failure = "arguments do not fit the kernel's parameters, which have these sizes:";
-        for (size_t i = 0; i < sizeof...(P); ++i) failure += " " + std::to_string(wanted[i]);
+        for (size_t i = 0; i < sizeof...(P); ++i) failure += " " + std::to_string(parameter_sizes[i]);
         return 1;
     }
     return call(function, launch, arguments, std::index_sequence_for<P...>{});

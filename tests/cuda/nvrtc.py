@@ -1,4 +1,4 @@
-"""Compile the kernels for devices that are not there, and tell what each of them needs.
+"""Compile the kernels for all architectures, and report their registers and memory.
 
 ``python -m tests.cuda.nvrtc`` compiles all of them for all architectures and writes the tables of
 docs/kernels.md. NVRTC is that which CuPy would load, and another one where ALC_OTHER_NVRTC names
@@ -29,7 +29,7 @@ BELOW = "<!-- below: python -m tests.cuda.nvrtc -->\n"
 
 @dataclass(frozen=True)
 class Usage:
-    """What a kernel needs on one architecture, as the assembler reports it."""
+    """Registers and memory of a kernel on one architecture, as the assembler reports them."""
 
     registers: int
     shared_memory: int  # bytes of static shared memory
@@ -38,7 +38,7 @@ class Usage:
 
 
 class Nvrtc:
-    """A compiler, and the headers of its version of CUDA: what CuPy would use, or in a folder."""
+    """A compiler and the headers of its version of CUDA: CuPy's choice, or those in a folder."""
 
     def __init__(self, folder: str | None = None) -> None:
         if folder is None:
@@ -63,9 +63,9 @@ class Nvrtc:
         Raises
         ------
         RuntimeError
-            With what the compiler says.
+            If a kernel does not compile; the message is the compiler's.
         """
-        # What cupy.RawModule adds by itself, but for the architecture, which it asks a device for.
+        # The options that cupy.RawModule adds, with a fixed architecture.
         options = (
             *self._options,
             "-ftz=true",
@@ -139,7 +139,7 @@ def digest() -> str:
 
 
 def tables() -> str:
-    """Return what every kernel needs on every architecture, for the documentation."""
+    """Return the tables of registers and memory for the documentation."""
     used, other = library(), library(is_other=True)
     assert used is not None
     assert other is not None, f"{OTHER} has to name the folder of another NVRTC"
@@ -147,7 +147,7 @@ def tables() -> str:
     table = [f"| | shared | {heads} |", f"|---|--:|{'--:|' * len(ARCHITECTURES)}"]
     spills = []
     for source, names in INSTANTIATIONS.items():
-        result, others = (
+        result, other_result = (
             [x.compile(source, names, a)[1] for a in ARCHITECTURES] for x in (used, other)
         )
         for name in names:
@@ -156,12 +156,12 @@ def tables() -> str:
                 f"{u.registers} ({u.spills})" if u.spills else str(u.registers) for u in row
             )
             table.append(f"| `{name}` | {max(u.shared_memory for u in row)} | {cells} |")
-            few = [
+            spilling = [
                 f"{a / 10} ({usage[name].spills})"
-                for a, usage in zip(ARCHITECTURES, others, strict=True)
+                for a, usage in zip(ARCHITECTURES, other_result, strict=True)
                 if usage[name].spills
             ]
-            spills += [f"`{name}` on {', '.join(few)}"] if few else []
+            spills += [f"`{name}` on {', '.join(spilling)}"] if spilling else []
     lines = [
         f"Compiled by NVRTC {used.version}, of sources {digest()}.",
         "",

@@ -1,4 +1,4 @@
-"""The kernels of chains at the seam that all backends have, on the CPU."""
+"""Messages and best paths of the CUDA backend, whose kernels run on the CPU."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def context(device: CpuDevice, dtype: str) -> Context:
 
 
 def check_recursions(device: CpuDevice, dtype: str, x: Any, **options: Any) -> None:
-    """Compare what kernels leave of a chain with the reference; always in logs."""
+    """Compare the messages of kernels, which are in log space, with the reference."""
     blocks = recursions.check_recursions(CudaBackend, context(device, dtype), x, **options)
     assert all(block.carry.is_log.all() for block in blocks)

@@ -1,7 +1,7 @@
-"""How CuPy and torch are asked for memory and to run kernels.
+"""Calls of CuPy and torch for memory and for kernels.
 
-No device is needed: all tests but the last are about stand-ins for the two libraries, which note
-what they are asked. That the libraries then do it is for tests on a device to show.
+No device is needed: all tests but the last use stand-ins for the two libraries, which record their
+calls. The tests in tests/gpu use the libraries themselves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CUDARuntimeError(RuntimeError):
 
 
 class FakeFunction:
-    """A kernel: notes where it was started and with what."""
+    """A kernel that records its launches."""
 
     shared_size_bytes = 1024
 
@@ -46,7 +46,7 @@ class FakeFunction:
 
 
 class FakeCupy(ModuleType):
-    """What of CuPy is used, with two devices."""
+    """The functions of CuPy that the package calls, with two devices."""
 
     def __init__(self) -> None:
         super().__init__("cupy")
@@ -125,7 +125,7 @@ class FakeTensor:
 
 @dataclass
 class FakeTorch(ModuleType):
-    """What of torch is used."""
+    """The functions of torch that the package calls."""
 
     made: list[Any] = field(default_factory=list)
 
@@ -189,10 +189,10 @@ def test_cupy_s_memory_and_stream_are_used_on_the_arrays_device(cupy):
     assert result.strides(x.T[::-1]) == (-1, 3)
     arguments = (np.zeros(3), np.int32(5), pack(struct((np.int32, "rows")), rows=3), None)
     result.run(launch(*arguments))
-    ((kernel, where, grid, block, given, shared),) = cupy.launches
+    ((kernel, where, grid, block, received, shared),) = cupy.launches
     assert (kernel.name, where) == ("f<float>", (1, None))  # CuPy's own current one
     assert (grid, block, shared) == ((70000,), (256,), 100)
-    assert all(a is b for a, b in zip(given, arguments, strict=True))
+    assert all(a is b for a, b in zip(received, arguments, strict=True))
     assert cupy.devices == [0]
 
 
@@ -203,7 +203,7 @@ def test_kernels_are_compiled_once_for_each_device(cupy):
             result.run(launch(kernel=kernel))
     compiled = [entry for entry in cupy.compiled if entry[0] != "probe"]
     assert compiled == [("f<float>", 0), ("f<double>", 0), ("f<float>", 1), ("f<double>", 1)]
-    # Static shared memory is part of what a block may have.
+    # Static shared memory counts against the limit of a block.
     assert {k.max_dynamic_shared_size_bytes for k, *_ in cupy.launches} == {232448 - 1024}
 
 
@@ -332,7 +332,7 @@ def test_multiplies_of_float32_are_no_tf32(cupy, torch, monkeypatch, library, sw
     assert cupy.stream == "CuPy's"
 
 
-# What either of torch's two switches says (the newer one is not in every version), and CuPy's.
+# The states of torch's two switches, of which old versions have one, and of CuPy's.
 SWITCHES = [
     ("torch", {"fp32_precision": "none"}, "highest", "0", False),
     ("torch", {"fp32_precision": "ieee"}, RuntimeError(), "1", False),
@@ -344,9 +344,11 @@ SWITCHES = [
 ]
 
 
-@pytest.mark.parametrize(("library", "new", "old", "of_cupy", "drops_bits"), SWITCHES)
-def test_no_switch_spoils_a_proof(torch, monkeypatch, library, new, old, of_cupy, drops_bits):
-    """Array operations multiply float32 elsewhere where their library would drop bits."""
+@pytest.mark.parametrize(("library", "new", "old", "cupy_tf32", "drops_bits"), SWITCHES)
+def test_multiply_with_a_switch_for_tf32_keeps_all_bits(
+    torch, monkeypatch, library, new, old, cupy_tf32, drops_bits
+):
+    """Array operations use another multiply for float32 if their library would drop bits."""
 
     def precision() -> str:
         if isinstance(old, str):
@@ -355,13 +357,13 @@ def test_no_switch_spoils_a_proof(torch, monkeypatch, library, new, old, of_cupy
 
     torch.get_float32_matmul_precision = precision
     torch.backends = SimpleNamespace(cuda=SimpleNamespace(matmul=SimpleNamespace(**new)))
-    monkeypatch.setenv("CUPY_TF32", of_cupy)
+    monkeypatch.setenv("CUPY_TF32", cupy_tf32)
     names = SimpleNamespace(**vars(np) | {"__name__": f"array_api_compat.{library}"})
     names.matmul = lambda a, b: (a @ b).astype(np.float16).astype(a.dtype)
     names.astype = lambda x, dtype: x.astype(dtype)
     x, y = np.float32([[1 / 3]]), np.ones((1, 1), np.float32)
-    elsewhere = SimpleNamespace(multiply=np.matmul)
-    ctx = replace(arrays._numpy_context("float32"), xp=names, device="cuda:0", kernels=elsewhere)
+    device = SimpleNamespace(multiply=np.matmul)
+    ctx = replace(arrays._numpy_context("float32"), xp=names, device="cuda:0", kernels=device)
     assert (ctx.multiply(x, y) == x) == drops_bits
     names.matmul = lambda a, b: (a @ b) * (a.dtype == np.float64)
     assert (replace(ctx, kernels=None).multiply(x, y) == x) == drops_bits

@@ -1,4 +1,4 @@
-"""Kernels under AddressSanitizer: what they read and write is theirs.
+"""Kernels under AddressSanitizer: all accesses are within their memory.
 
 Tests marked ``sanitized`` run here once more, each file's in a process that has the sanitizer's
 library from its start.
@@ -82,7 +82,7 @@ run_fault({kernel!r}, {arguments}, np.int32({beyond}), shared=128)
 print("nothing found")
 """
 
-# What is planted, the kernel's arguments, and what the sanitizer calls it.
+# Planted faults: the kernel's arguments, and the sanitizer's name of the fault.
 FAULTS = {
     "reads_beyond": ("x[:32].copy(), x", "heap-buffer-overflow"),
     "writes_beyond_static_shared_memory": ("x", "heap-buffer-overflow"),

@@ -1,4 +1,4 @@
-"""Products by kernels, by tiles and beside cuBLAS, against long double."""
+"""Products by kernels, in tiles and with cuBLAS, against long double."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_products(kernels, np_backend, dtype, a, b, sd):
 
 
 def test_more_axes_than_one_can_count(kernels, np_backend):
-    """What cannot be merged in place is copied."""
+    """Axes that cannot be merged in place are copied."""
     axes = (2,) * 9
     check_logmatmulexp(np_backend, "float32", normal(*axes, 3, 4), normal(*axes, 4, 2, seed=1))
     mixed = normal(*(2, 1) * 4, 3, 4), normal(*(1, 3) * 4, 4, 2, seed=1)
@@ -41,8 +41,8 @@ def test_more_axes_than_one_can_count(kernels, np_backend):
     kernels.launches.clear()
     large = normal(*(2, 1) * 4, 30, 400), normal(*(1, 3) * 4, 400, 20, seed=1)
     alc.logmatmulexp(*large, workspace=1 << 20)
-    many = normal(9000, 16, 2)  # whose largest entries alone would not fit
-    alc.logmatmulexp(many, many.swapaxes(1, 2), workspace=1 << 20)
+    stack = normal(9000, 16, 2)  # the maxima alone exceed the workspace
+    alc.logmatmulexp(stack, stack.swapaxes(1, 2), workspace=1 << 20)
     assert not kernels.launches
 
 
@@ -54,7 +54,7 @@ def test_scenario(kernels, np_backend, dtype, name):
 
 
 def test_ragged_rows_take_a_block_in_one_launch(kernels):
-    """And get the same bits each time: nothing depends on what lies past their ends."""
+    """Results have the same bits each time, so that nothing depends on values past the lengths."""
     chain = alc.LogChain(normal(3, 6, 4), transitions=uniform(5, 4, 4), lengths=[6, 2, 4])
     chain.posterior()
     assert len([x for x in kernels.launches if x.kernel.source == "chain_steps.cu"]) == 2

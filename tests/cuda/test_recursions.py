@@ -1,4 +1,4 @@
-"""The recursion's kernels at the seam: every layout, every scenario, long drifting chains."""
+"""Messages and best paths of the recursion's kernels: layouts, scenarios, drifting chains."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def test_states(device, dtype, states):
 
 
 @pytest.mark.sanitized
-@pytest.mark.parametrize("own", [(2, 1, 5), (1, 3, 5), (2, 3, 5), (2, 1, 1), (2, 3, 1)])
+@pytest.mark.parametrize("batch", [(2, 1, 5), (1, 3, 5), (2, 3, 5), (2, 1, 1), (2, 3, 1)])
 @pytest.mark.parametrize("states", [4, 34])
-def test_groups(device, own, states):
+def test_groups(device, batch, states):
     """Matrices that differ from row to row, or along one of two axes."""
-    x, P = normal(2, 3, 6, states, sd=3), uniform(*own, states, states)
+    x, P = normal(2, 3, 6, states, sd=3), uniform(*batch, states, states)
     check_recursions(device, "float32", x, transitions=P)
-    if own[1] == 1:
+    if batch[1] == 1:
         check_recursions(device, "float32", x, transitions=P, lengths=[[6, 2, 4], [1, 6, 6]])
 
 
@@ -86,10 +86,10 @@ def test_launches_of_few_matrices_where_the_workspace_is_small(device):
     assert len(steps) == 2 * 5
 
 
-@pytest.mark.parametrize("given", ["float16", "bfloat16"])
-def test_half_precisions_are_read(device, given):
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_half_precisions_are_read(device, kind):
     pytest.importorskip("ml_dtypes")
-    check_recursions(device, given, normal(3, 5, 6, sd=4), transitions=uniform(1, 6, 6))
+    check_recursions(device, kind, normal(3, 5, 6, sd=4), transitions=uniform(1, 6, 6))
 
 
 @pytest.mark.parametrize("states", [3, 70])

@@ -1,4 +1,4 @@
-"""The CPU as a device: it computes what CUDA would, and finds the faults that it is there for."""
+"""The CPU as a device: it computes as CUDA does, and reports all faults of its list."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def test_float16_rounds_as_numpy_does(dtype):
     rng = np.random.default_rng(0)
     finite = every[np.isfinite(every)]
     ties = (finite[:-1] + finite[1:]) / 2
-    near = [np.nextafter(ties, s * np.inf, dtype=dtype) for s in (-1, 1)]
+    neighbors = [np.nextafter(ties, s * np.inf, dtype=dtype) for s in (-1, 1)]
     random = (rng.standard_normal(10_000) * 10.0 ** rng.uniform(-9, 6, 10_000)).astype(dtype)
-    x = np.concatenate([every, ties, *near, random])
+    x = np.concatenate([every, ties, *neighbors, random])
     with np.errstate(over="ignore"):
         expected = x.astype(np.float16).astype(np.float32)
     y = round_trip(x, "__half")
@@ -147,7 +147,7 @@ def test_subnormal_numbers_are_kept_or_flushed(flush):
 
 
 _THREADS, _NUMBERS = np.arange(64), np.arange(64, dtype=np.float32)
-# Arguments beside what is written, the threads that read from each other, and what is right.
+# Kernel, inputs, distance of the threads that exchange values, and expected output.
 MISSING = [
     ("missing_barrier", (_NUMBERS,), 1, _THREADS ^ 1),
     ("missing_barrier", (_NUMBERS,), 32, _THREADS ^ 32),
@@ -155,11 +155,11 @@ MISSING = [
 ]
 
 
-@pytest.mark.parametrize(("kernel", "given", "neighbour", "expected"), MISSING)
-def test_every_order_of_threads_shows_a_missing_barrier(kernel, given, neighbour, expected):
+@pytest.mark.parametrize(("kernel", "inputs", "neighbour", "expected"), MISSING)
+def test_every_order_of_threads_shows_a_missing_barrier(kernel, inputs, neighbour, expected):
     def is_right(seed, *options):
         y = np.zeros(64, np.float32)
-        arguments = (*given, y) if kernel == "missing_barrier" else (y, *given)
+        arguments = (*inputs, y) if kernel == "missing_barrier" else (y, *inputs)
         flags = [f"-DNEIGHBOUR={neighbour}", *options]
         run_fault(kernel, *arguments, threads=64, seed=seed, options=flags)
         return bool((y == expected).all())

@@ -23,7 +23,7 @@ print(json.dumps([str(kernels.FOLDER), {name: kernels.source_text(name) for name
 
 
 def python(*arguments: str, cwd: Path, path: str = "") -> str:
-    """Run Python and return what it prints."""
+    """Run Python and return its output."""
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(
         [sys.executable, *arguments],

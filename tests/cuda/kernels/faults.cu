@@ -1,4 +1,4 @@
-// Kernels with one fault each; tests say what the shim makes of it.
+// Kernels with one fault each that the shim must report.
 
 // Each thread reads its neighbour's number before the neighbour need have written it.
 __global__ void missing_barrier(const float* x, float* y) {
@@ -10,7 +10,7 @@ __global__ void missing_barrier(const float* x, float* y) {
     y[threadIdx.x] = shared[threadIdx.x ^ NEIGHBOUR];
 }
 
-// Numbers of the next step overwrite those of the last one, which others may still need.
+// Numbers of the next step overwrite the last ones, which other threads may still need.
 __global__ void missing_second_barrier(float* y, int steps) {
     __shared__ float shared[64];
     float sum = 0;
@@ -84,9 +84,9 @@ __global__ void writes_beyond_dynamic_shared_memory(float* y, int count) {
 }
 
 __global__ void writes_beyond_a_thread_s_array(float* y, int count) {
-    float own[8];
-    for (int i = 0; i < 8; ++i) own[i + count] = y[i];
-    y[threadIdx.x] = own[threadIdx.x % 8];
+    float local[8];
+    for (int i = 0; i < 8; ++i) local[i + count] = y[i];
+    y[threadIdx.x] = local[threadIdx.x % 8];
 }
 
 template <int WARPS>
@@ -97,7 +97,7 @@ bounded(float* y, int (*unused)(int) = nullptr) {
 
 __global__ void much_static_shared_memory(float* y) {
     __shared__ float shared[10 << 10];
-    extern __shared__ float more[];
-    shared[threadIdx.x] = more[threadIdx.x] = y[threadIdx.x];
-    y[threadIdx.x] = shared[threadIdx.x] + more[threadIdx.x];
+    extern __shared__ float dynamic[];
+    shared[threadIdx.x] = dynamic[threadIdx.x] = y[threadIdx.x];
+    y[threadIdx.x] = shared[threadIdx.x] + dynamic[threadIdx.x];
 }

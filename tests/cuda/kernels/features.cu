@@ -1,4 +1,4 @@
-// What the shim offers to kernels, used as kernels use it.
+// The features of CUDA that the shim offers to kernels.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -16,20 +16,20 @@ template <class T>
 __global__ void block_sums(const T* x, T* sums, int count) {
     extern __shared__ __align__(16) unsigned char bytes[];
     T* dynamic = reinterpret_cast<T*>(bytes);
-    __shared__ T of_warps[32];
+    __shared__ T warp_sums[32];
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     dynamic[threadIdx.x] = i < count ? x[i] : T(0);
     __syncthreads();
     T sum = dynamic[blockDim.x - 1 - threadIdx.x];
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
+    if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = sum;
     __syncthreads();
     if (threadIdx.x != 0) return;
-    for (int warp = 1; warp < blockDim.x / 32; ++warp) sum += of_warps[warp];
+    for (int warp = 1; warp < blockDim.x / 32; ++warp) sum += warp_sums[warp];
     sums[blockIdx.x] = sum;
 }
 
-// For one warp of which `lanes` take part: what neighbours in sections of two hand to each other.
+// Exchanges values between neighbors in sections of two, in a warp with `lanes` active lanes.
 __global__ void neighbours(int* out, int lanes) {
     const int lane = threadIdx.x;
     if (lane >= lanes) return;
@@ -40,12 +40,12 @@ __global__ void neighbours(int* out, int lanes) {
 __global__ void halve(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x] * 0.5f; }
 
 // One of each kind of parameter, in an order that leaves gaps between them.
-__global__ void parameters(signed char a, Pair pair, float b, const double* nothing, long long c,
+__global__ void parameters(signed char a, Pair pair, float b, const double* null_pointer, long long c,
                            double* out) {
     out[0] = a;
     out[1] = pair.small;
     out[2] = pair.large[1];
     out[3] = b;
-    out[4] = nothing == nullptr;
+    out[4] = null_pointer == nullptr;
     out[5] = c;
 }

@@ -15,13 +15,13 @@ struct Launch {
 };
 inline const Launch* launch;
 
-// Shared memory begins as NaN: what nobody wrote shows in the result.
+// Shared memory starts as NaN, so that reads before the first write show in the result.
 struct SharedMemory {
     unsigned char* begin = nullptr;
     long long bytes = 0;
 
     SharedMemory() = default;
-    // Exactly as long as asked for, so that AddressSanitizer sees what goes beyond.
+    // An allocation of exactly this size lets AddressSanitizer see accesses beyond it.
     explicit SharedMemory(long long bytes) : bytes(bytes) {
         begin = static_cast<unsigned char*>(::operator new(bytes, std::align_val_t(128)));
         fill_with_nan();
@@ -33,7 +33,7 @@ struct SharedMemory {
 };
 
 inline SharedMemory dynamic_shared;
-inline SharedMemory static_shared[64];  // each variable that a thread has come to
+inline SharedMemory static_shared[64];  // each variable that a thread has reached
 inline int static_shared_count;
 
 inline std::string too_much_shared_memory() {
@@ -129,8 +129,8 @@ inline void run_block(const Launch& launch, std::mt19937_64& random) {
     if (failed) failure += ", block " + std::to_string(block_position.x);
 }
 
-// Says what a device would refuse; returns whether there is anything.
-inline bool refuse(const Launch& launch) {
+// Writes the reason why a device would reject a launch; returns whether there is one.
+inline bool is_rejected(const Launch& launch) {
     failure.clear();
     if (launch.block < 1 || launch.block > 1024)
         failure = "blocks of " + std::to_string(launch.block) + " threads";
@@ -146,7 +146,7 @@ inline bool refuse(const Launch& launch) {
 
 inline int run(const Launch& launch, const std::function<void()>& body) {
     shim::launch = &launch;
-    if (refuse(launch)) return 1;
+    if (is_rejected(launch)) return 1;
 #if defined(__SANITIZE_ADDRESS__)
     pthread_attr_t attributes;
     void* lowest;
@@ -173,10 +173,10 @@ inline int run(const Launch& launch, const std::function<void()>& body) {
         run_block(launch, random);
     }
     dynamic_shared.give_back();
-    // Each library has its own: those of many would be more mappings than a process may have.
+    // Each library has its own stacks; without unmapping, a process exceeds its limit of mappings.
     for (Fiber& fiber : fibers) {
 #if defined(__SANITIZE_ADDRESS__)
-        // What is mapped there next is not what was.
+        // The address range may be mapped again for other purposes.
         __asan_unpoison_memory_region(fiber.stack, kStackBytes);
 #endif
         munmap(fiber.stack, kStackBytes);

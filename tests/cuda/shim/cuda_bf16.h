@@ -1,3 +1,3 @@
-// What kernels include by this name is in halves.h here.
+// Stands in for CUDA's header of this name.
 #pragma once
 #include "halves.h"

@@ -1,7 +1,7 @@
 // The threads of a block as fibers of one thread of the operating system.
 //
-// A fiber runs until it comes to a barrier of its block or to a collective of its warp; the
-// scheduler, in blocks.h, then picks another.
+// A fiber runs until it reaches a barrier of its block or a collective of its warp; the scheduler,
+// in blocks.h, then picks another.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
@@ -21,7 +21,7 @@
 #endif
 #include <ucontext.h>
 
-// Elsewhere, or on request, fibers are those of the C library.
+// Other processors use the fibers of the C library, and so does x86 on request.
 #if defined(__x86_64__) && !defined(SHIM_UCONTEXT)
 #define SHIM_OWN_SWITCH 1
 #endif
@@ -35,7 +35,7 @@ namespace shim {
 constexpr size_t kStackBytes = 256 << 10;
 constexpr int kWarp = 32;
 
-// Where a kernel waits: what is called, by which line.
+// The place where a kernel waits: the called function and the calling line.
 struct Site {
     const char* what = "";
     const char* file = "";
@@ -64,7 +64,7 @@ struct Fiber {
     int index, lane;
     State state;
     Site site;
-    // What a lane brings to a collective of its warp, and what it takes away.
+    // Argument and result of a collective of the warp.
     uint64_t value, result;
     unsigned mask;
     int argument;
@@ -78,7 +78,7 @@ inline dim3 block_position{0, 0, 0}, block_size, grid_size;
 inline bool failed;
 inline std::string failure;
 
-// The block's barrier: who takes part, who has come, how many of them voted yes.
+// The block's barrier: the numbers of running threads and of threads that wait at it.
 inline int alive, arrived;
 inline Site barrier_site;
 
@@ -174,7 +174,7 @@ inline void start(Fiber& fiber, int index) {
     __asan_unpoison_memory_region(fiber.stack, kStackBytes);
 #endif
 #if defined(SHIM_OWN_SWITCH)
-    // Frames at different offsets: at equal ones those of all fibers would share a few cache lines.
+    // At equal offsets, the frames of all fibers would share a few cache lines.
     char* top = fiber.stack + kStackBytes - 64 - index * 320 % 8192;
     void** frame = reinterpret_cast<void**>(reinterpret_cast<uintptr_t>(top) & ~uintptr_t(63));
     *--frame = nullptr;

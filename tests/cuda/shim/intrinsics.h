@@ -1,4 +1,4 @@
-// What kernels use of CUDA's intrinsics: bits, and the smaller and larger of two.
+// CUDA's intrinsics that kernels use: bits, minima and maxima.
 #pragma once
 #include <type_traits>
 

@@ -62,7 +62,7 @@ class ChainCase:
         self.chain = self.make()
 
     def make(self, **arrays: Any) -> alc.LogChain:
-        """Return the chain of what was given, or of other arrays of the same names."""
+        """Return the chain of the case, with other arrays for the names in `arrays`."""
         options = {**self.arguments, **arrays}
         x = options.pop("log_potentials")
         return alc.LogChain(x, **options, lengths=self.lengths, workspace=self.workspace)
@@ -148,7 +148,7 @@ def check_posterior(case: ChainCase) -> None:
 
 
 def check_gradients(case: ChainCase, g: Any = None) -> None:
-    """Check the value and the gradients of every array, and in torch those of its autograd."""
+    """Check the value and the gradients of every array, and in torch also by autograd."""
     g = np.random.default_rng(0).normal(size=case.batch) if g is None else g
     cotangent = case.backend.asarray(g, case.dtype)
     value, pullback = alc.vjp.log_partition(case.chain)
@@ -200,8 +200,8 @@ def check_entropy(case: ChainCase) -> None:
 def check_paths(case: ChainCase) -> tuple[np.ndarray, np.ndarray]:
     """Check that no path is better than the one returned, its weight, and that of another.
 
-    Two paths whose weights agree to rounding may both be best: so what is compared is the exact
-    weight of the returned path, with that of the best one.
+    Two paths whose weights agree to rounding may both be best: so the exact weight of the returned
+    path is compared with that of the best one.
     """
     exact, path = case.exact, case.chain.viterbi()
     assert path._fields == ("states", "log_weight")
@@ -220,8 +220,9 @@ def check_paths(case: ChainCase) -> tuple[np.ndarray, np.ndarray]:
         assert not np.any(states[best_weight == -np.inf] > 0)
     rng = np.random.default_rng(1)
     past = rng.choice([-1, 0, 10**6], states.shape)
-    others = rng.integers(0, case.K, states.shape)
-    paths = np.stack([np.where(exact.valid_steps, np.maximum(states, 0), past), others])
+    random_states = rng.integers(0, case.K, states.shape)
+    paths = np.where(exact.valid_steps, np.maximum(states, 0), past)
+    paths = np.stack([paths, random_states])
     check_log_weight(case, paths.reshape(2, *case.batch, case.T))
     return states, weight
 
@@ -231,11 +232,11 @@ def check_log_weight(case: ChainCase, states: np.ndarray) -> np.ndarray:
     weights = case.backend.read(case.chain.log_weight(case.backend.asarray(states)), case.dtype)
     shape = np.broadcast_shapes(states.shape[:-1], case.batch)
     assert weights.shape == shape
-    more = shape[: len(shape) - len(case.batch)]
-    paths = np.broadcast_to(states, (*shape, case.T)).reshape(*more, case.exact.rows, case.T)
+    path_axes = shape[: len(shape) - len(case.batch)]
+    paths = np.broadcast_to(states, (*shape, case.T)).reshape(*path_axes, case.exact.rows, case.T)
     paths = np.where(case.exact.valid_steps, paths, 0).astype(np.int64)
     expected, gaps = case.exact.path_weights(paths)
-    result = weights.reshape(*more, case.exact.rows)
+    result = weights.reshape(*path_axes, case.exact.rows)
     case.assert_logs("log_weight", result, expected, gaps, case.exact.lengths)
     return weights
 
@@ -301,13 +302,13 @@ CHECKS: dict[str, Callable[[ChainCase], Any]] = {
 
 def exact_of(held: dict[str, np.ndarray], lengths: Any) -> Exact:
     """Return the reference of arrays; it is the same for all libraries, and kept for them."""
-    arguments = tuple((n, a.dtype.str, a.shape, a.tobytes()) for n, a in sorted(held.items()))
-    return _exact(arguments, None if lengths is None else (np.shape(lengths), *np.ravel(lengths)))
+    items = tuple((n, a.dtype.str, a.shape, a.tobytes()) for n, a in sorted(held.items()))
+    return _exact(items, None if lengths is None else (np.shape(lengths), *np.ravel(lengths)))
 
 
 @functools.lru_cache(maxsize=64)
-def _exact(arguments: tuple, lengths: tuple | None) -> Exact:
-    arrays = {n: np.frombuffer(b, dtype).reshape(shape) for n, dtype, shape, b in arguments}
+def _exact(items: tuple, lengths: tuple | None) -> Exact:
+    arrays = {n: np.frombuffer(b, dtype).reshape(shape) for n, dtype, shape, b in items}
     return Exact(arrays, None if lengths is None else np.reshape(lengths[1:], lengths[0]))
 
 
@@ -322,11 +323,11 @@ def fill_in_garbage(arrays: dict[str, np.ndarray], lengths: Any, garbage: float)
             or array.shape[-AXES[name]] == 0
         ):
             continue
-        own_shape = array.shape[: array.ndim - AXES[name]]
+        array_batch = array.shape[: array.ndim - AXES[name]]
         longest = lengths
-        for axis, n in enumerate((1,) * (len(batch) - len(own_shape)) + own_shape):
+        for axis, n in enumerate((1,) * (len(batch) - len(array_batch)) + array_batch):
             longest = longest if n > 1 else longest.max(axis=axis, keepdims=True, initial=0)
-        longest = longest.reshape(own_shape)[..., None]
+        longest = longest.reshape(array_batch)[..., None]
         steps = np.arange(array.shape[-AXES[name]])
         read = steps < longest - (AXES[name] == 3)
         read = read | (array.shape[-3] == 1 if AXES[name] == 3 else False) & (longest > 1)

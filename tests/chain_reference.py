@@ -65,14 +65,14 @@ class Exact:
         lengths = np.broadcast_to(T if lengths is None else lengths, self.batch)
         self.lengths = np.asarray(lengths, np.int64).reshape(rows)
         self.valid_steps = np.arange(T) < self.lengths[:, None]
-        sources = self.valid_steps[:, 1:, None, None]
+        has_transition = self.valid_steps[:, 1:, None, None]
         edges = logs.get("transitions", np.zeros((1, K, K), np.longdouble))
         at = np.minimum(np.arange(T - 1), max(edges.shape[-3] - 1, 0))
         edges, edge_gaps = edges[..., at, :, :], below_largest(edges, (-2, -1))[..., at, :, :]
         with np.errstate(divide="ignore"):
             stay = np.log(np.eye(K, dtype=np.longdouble))
-        self.edges = np.where(sources, self._per_row(edges, 3), stay)
-        self.edge_gaps = np.where(sources, self._per_row(edge_gaps, 3), 0)
+        self.edges = np.where(has_transition, self._per_row(edges, 3), stay)
+        self.edge_gaps = np.where(has_transition, self._per_row(edge_gaps, 3), 0)
         x = self._per_row(logs["log_potentials"], 2)
         self.x = np.where(self.valid_steps[..., None], x, 0)
         self.x_gaps = below_largest(self.x, (-1,))
@@ -80,8 +80,8 @@ class Exact:
         self.boundaries = {p: self._per_row(logs.get(p, zeros), 1) for p in ("initial", "final")}
 
     def _per_row(self, x: np.ndarray, axes: int) -> np.ndarray:
-        own_shape = x.shape[x.ndim - axes :]
-        return np.broadcast_to(x, (*self.batch, *own_shape)).reshape(self.rows, *own_shape)
+        core_shape = x.shape[x.ndim - axes :]
+        return np.broadcast_to(x, (*self.batch, *core_shape)).reshape(self.rows, *core_shape)
 
     def _gaps(self, part: str, gaps: np.ndarray) -> np.ndarray:
         """Return G of log weights, and zeros for linear weights, which are used unchanged."""
@@ -101,7 +101,7 @@ class Exact:
         first = finite_max(self.boundaries[end], (-1,))
         bare, offset, remainder = self.boundaries[end] - first, first, np.zeros_like(first)
         gaps = self._gaps(end, below_largest(bare, (-1,)))
-        predicted = below_largest(bare, (-1,))
+        predicted_gap = below_largest(bare, (-1,))
         # The largest of a step is subtracted first, so that sums round near 0.
         x_shifts, edge_shifts = finite_max(self.x, (-1,)), finite_max(edges, (-2, -1))
         x, edges = self.x - x_shifts, edges - edge_shifts
@@ -117,7 +117,7 @@ class Exact:
                 bare, gaps = bare[..., 0, :], np.sum(finite(softmax_weights) * along, axis=-2)
                 with np.errstate(invalid="ignore"):
                     below_shifts = finite(-bare)
-                predicted = np.maximum(below_largest(bare, (-1,)), below_shifts)
+                predicted_gap = np.maximum(below_largest(bare, (-1,)), below_shifts)
             with np.errstate(invalid="ignore"):
                 full = bare + x[:, t]
             top, before = finite_max(full, (-1,)), offset + remainder
@@ -125,9 +125,9 @@ class Exact:
             offset, remainder = add_exactly(offset, top, remainder)
             is_valid = self.valid_steps[:, t, None]
             # Predicted messages are rounded relative to the shifts, updated ones to their largest.
-            bare_gaps = gaps + np.where(is_valid, predicted, 0)
-            updated = np.where(is_valid, predicted + below_largest(full, (-1,)) / 2, 0)
-            full_gaps = gaps + self.x_gaps[:, t] + updated
+            bare_gaps = gaps + np.where(is_valid, predicted_gap, 0)
+            updated_gap = np.where(is_valid, predicted_gap + below_largest(full, (-1,)) / 2, 0)
+            full_gaps = gaps + self.x_gaps[:, t] + updated_gap
             full = full - top
             now, added = (
                 offset + remainder,
@@ -193,9 +193,9 @@ class Exact:
                 maxima = finite_max(b.full[:, 1:, None, :] - log_sum, (0,))
                 below = finite_max(f.full[:, :-1, :, None], (0,)) + maxima - (outer - log_sum)
             gaps = gaps + np.clip(finite(below), 0, LARGEST_CERTIFIED)
-        sources = self.valid_steps[:, 1:, None, None]
-        derivatives = np.where(sources, self._over(outer, log_sum), 0)
-        return np.where(sources, p, 0), derivatives, gaps
+        has_transition = self.valid_steps[:, 1:, None, None]
+        derivatives = np.where(has_transition, self._over(outer, log_sum), 0)
+        return np.where(has_transition, p, 0), derivatives, gaps
 
     def _over(self, terms: np.ndarray, log_sum: np.ndarray) -> np.ndarray:
         """Return exp(terms - log_sum), which may exceed 1, up to exp(2000)."""
@@ -268,16 +268,16 @@ class Exact:
         """Return state probabilities given the steps so far, log normalisers, G of the messages."""
         full = self.forward.full
         with np.errstate(invalid="ignore"):
-            softmax_weights, sums = softmax(full, (-1,))
+            filtered, sums = softmax(full, (-1,))
             logs = np.diff(sums[..., 0], axis=1, prepend=0) + self.forward.steps[..., 0]
         normalizers = self.forward.offset[..., 0] + sums[..., 0]
         logs = np.where(np.isfinite(normalizers), logs, normalizers)
         missing = np.isnan(normalizers)[..., None]
-        softmax_weights = np.where(
-            missing, np.nan, np.where(np.isfinite(normalizers)[..., None], softmax_weights, 0)
+        filtered = np.where(
+            missing, np.nan, np.where(np.isfinite(normalizers)[..., None], filtered, 0)
         )
         return (
-            np.where(self.valid_steps[..., None], softmax_weights, 0),
+            np.where(self.valid_steps[..., None], filtered, 0),
             np.where(self.valid_steps, logs, 0),
             self.forward.full_gaps,
         )
@@ -356,8 +356,8 @@ class Exact:
         total = boundaries["initial"][row, states[..., 0]]
         total = total + boundaries["final"][row, states[..., -1]]
         total = total + np.sum(x[row[:, None], step, states], axis=-1)
-        sources = edges[row[:, None], step[:-1], states[..., :-1], states[..., 1:]]
-        return total + np.sum(sources, axis=-1)
+        transitions = edges[row[:, None], step[:-1], states[..., :-1], states[..., 1:]]
+        return total + np.sum(transitions, axis=-1)
 
     @cached_property
     def best(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -115,11 +115,11 @@ def closed(logs: float) -> Options:
     return {"x": x, "log_transitions": log_P, "log_initial": start}
 
 
-def offset_potentials(even: float, odd: float) -> Options:
+def offset_potentials(even_offset: float, odd_offset: float) -> Options:
     """Return potentials with one offset at even steps and another at odd ones."""
     x = np.round(normal(2, 40, 5, sd=3), 1)
-    x[:, ::2] += even
-    x[:, 1::2] += odd
+    x[:, ::2] += even_offset
+    x[:, 1::2] += odd_offset
     return {"x": x, "transitions": uniform(39, 5, 5)}
 
 
@@ -216,7 +216,7 @@ def zero_beside_wide() -> Options:
 
 
 def narrow_and_wide_rows(form: str, sd: float) -> Options:
-    """Return rows of narrow and of wide range, some of which end before they are wide."""
+    """Return rows of narrow and of wide range, of different lengths."""
     x = normal(6, 9, 5) * np.array([1, sd, 1, sd, sd, 1])[:, None, None]
     x[5, 3:, 2] = -INF
     return {
@@ -303,7 +303,7 @@ def below_unused_transitions() -> Options:
 
 
 def special(form: str, name: str, value: float) -> Options:
-    """Return rows of which one has an infinity or NaN in one array."""
+    """Return three rows, one with an infinity or NaN in one array."""
     x, P, p0 = normal(3, 6, 4), uniform(3, 5, 4, 4) + 0.01, uniform(3, 4)
     options = {"x": x, **weights_as(form, P, p0)}
     options[f"log_{name}" if form == "logs" and name != "x" else name][SPECIAL_PLACES[name]] = value

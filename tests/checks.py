@@ -18,7 +18,7 @@ from tests.conftest import Backend
 from tests.error_model import assert_within
 
 
-class Given:
+class Inputs:
     """Arrays handed to the library, the values that they hold, and a check that they still do."""
 
     def __init__(self, backend: Backend, dtype: str, *arrays: Any) -> None:
@@ -41,13 +41,13 @@ EXACT = {
 
 def check_product(name: str, backend: Backend, dtype: str, a: Any, b: Any, **options: Any) -> Any:
     """Compare a product with the reference, in value, kind of array and inputs left alone."""
-    arguments = Given(backend, dtype, a, b)
-    out = backend.read(getattr(alc, name)(*arguments.arrays, **options), dtype)
+    inputs = Inputs(backend, dtype, a, b)
+    out = backend.read(getattr(alc, name)(*inputs.arrays, **options), dtype)
     compute, bound_of = EXACT[name]
-    exact = compute(*arguments.held)
-    bound = backend.roundings * bound_of(*arguments.held, exact, dtype)
+    exact = compute(*inputs.held)
+    bound = backend.roundings * bound_of(*inputs.held, exact, dtype)
     assert_within(out, exact, bound, error_model.label(name, backend.name, dtype))
-    arguments.assert_unchanged()
+    inputs.assert_unchanged()
     return out
 
 
@@ -58,25 +58,25 @@ def check_maxplus(
     backend: Backend, dtype: str, a: Any, b: Any, *, workspace: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compare maxplus_matmul: exact values, and the smallest indices of the largest terms."""
-    arguments = Given(backend, dtype, a, b)
-    product = alc.maxplus_matmul(*arguments.arrays, workspace=workspace)
+    inputs = Inputs(backend, dtype, a, b)
+    product = alc.maxplus_matmul(*inputs.arrays, workspace=workspace)
     values = backend.read(product.values, dtype)
     indices = backend.read(product.indices, "int64")
     computed = error_model.compute_dtype(dtype)
-    exact = reference.maxplus(*arguments.held, computed)
+    exact = reference.maxplus(*inputs.held, computed)
     label = error_model.label("maxplus_matmul", backend.name, dtype)
     assert_within(values, exact, error_model.half_ulp(exact, dtype), label)
-    if arguments.held[0].shape[-1]:
-        largest = _largest_terms(*arguments.held, computed)
+    if inputs.held[0].shape[-1]:
+        largest = _largest_terms(*inputs.held, computed)
         np.testing.assert_array_equal(indices, largest, label)
     else:
         assert np.all(indices == -1)
-    arguments.assert_unchanged()
+    inputs.assert_unchanged()
     return values, indices
 
 
 def run_python(code: str, **environment: str) -> str:
-    """Return what code prints in a process of its own, which may fork and must end well."""
+    """Return the output of code in a new process, which may fork and must succeed."""
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         capture_output=True,

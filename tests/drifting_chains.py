@@ -1,4 +1,4 @@
-"""Random chains whose weights wander over hundreds of powers of ten, and break what is not proved.
+"""Random chains whose weights wander over hundreds of powers of ten: uncertified results fail.
 
 A path may be negligible in both directions and decide in between; a weight may come down to the
 least numbers and rise again. Rows are ragged, transitions sparse and tiny.

@@ -331,11 +331,11 @@ def filtered_bounds(
     """
     count = 2 * np.asarray(steps) * roundings(K)
     sum_gaps = np.sum(_finite(probabilities) * gaps, axis=-1)
-    softmax_weights = probabilities * (gaps + (sum_gaps + count)[..., None])
+    errors = probabilities * (gaps + (sum_gaps + count)[..., None])
     before = np.concatenate([0 * sum_gaps[..., :1], sum_gaps[..., :-1]], -1)
     logs = 2 * np.abs(_finite(log_normalizers)) + sum_gaps + before
     tiny = SMALLEST_NORMAL[compute_dtype(dtype)]
-    bounds = (eps_of(dtype) * _finite(softmax_weights) + tiny, eps_of(dtype) * (logs + count))
+    bounds = (eps_of(dtype) * _finite(errors) + tiny, eps_of(dtype) * (logs + count))
     halves = (half_ulp(x, dtype) for x in (probabilities, log_normalizers))
     first, second = (bound + half for bound, half in zip(bounds, halves, strict=True))
     return first, second

@@ -9,7 +9,7 @@ import numpy as np
 
 import arraylogchain as alc
 from tests import error_model, gradient_reference, reference
-from tests.checks import Given
+from tests.checks import Inputs
 from tests.conftest import Backend
 from tests.error_model import assert_gradient, assert_within
 
@@ -46,30 +46,30 @@ def check_vjp(
     The value is to the bit that of the plain function, and a pullback's second call as its first,
     but on CUDA devices.
     """
-    arguments = Given(backend, dtype, a, b, _cotangent_of(g, a, b, dtype))
-    value, pullback = getattr(alc.vjp, name)(*arguments.arrays[:2], workspace=workspace)
-    plain = getattr(alc, name)(*arguments.arrays[:2], workspace=workspace)
-    gradients = [backend.read(d, dtype) for d in pullback(arguments.arrays[2])]
-    again = [backend.to_numpy(d) for d in pullback(arguments.arrays[2])]
+    inputs = Inputs(backend, dtype, a, b, _cotangent_of(g, a, b, dtype))
+    value, pullback = getattr(alc.vjp, name)(*inputs.arrays[:2], workspace=workspace)
+    plain = getattr(alc, name)(*inputs.arrays[:2], workspace=workspace)
+    gradients = [backend.read(d, dtype) for d in pullback(inputs.arrays[2])]
+    again = [backend.to_numpy(d) for d in pullback(inputs.arrays[2])]
     pairs = zip(value, plain, strict=True) if isinstance(value, tuple) else [(value, plain)]
     pairs = [tuple(map(backend.to_numpy, pair)) for pair in pairs]
     twice = zip(gradients, again, strict=True) if backend.adds_in_order else ()
-    for result, known in (*pairs, *twice):
-        np.testing.assert_array_equal(result, known)
-    a, b, g = arguments.held
+    for result, exact in (*pairs, *twice):
+        np.testing.assert_array_equal(result, exact)
+    a, b, g = inputs.held
     if name == "maxplus_matmul":
         assert isinstance(value, alc.MaxPlusProduct)
         expected = gradient_reference.maxplus(a, b, backend.to_numpy(value.indices), g)
     else:
         expected = getattr(gradient_reference, name)(a, b, g)
-    for operand, result, known in zip("ab", gradients, expected, strict=True):
+    for operand, result, exact in zip("ab", gradients, expected, strict=True):
         if name == "logmatmulexp":
-            bound = error_model.product_gradient_bound(known, a.shape[-1], dtype)
+            bound = error_model.product_gradient_bound(exact, a.shape[-1], dtype)
         else:
-            bound = error_model.summation_bound(known, dtype)
+            bound = error_model.summation_bound(exact, dtype)
         label = error_model.label(f"vjp.{name}, gradient of {operand}", backend.name, dtype)
-        assert_gradient(result, known, bound, label=label)
-    arguments.assert_unchanged()
+        assert_gradient(result, exact, bound, label=label)
+    inputs.assert_unchanged()
     return gradients
 
 
@@ -85,28 +85,28 @@ def check_vjp_logchainexp(
     parts = list(np.moveaxis(np.asarray(matrices), -3, 0)) if stacked else matrices
     exact_shape = reference.logchainexp([np.asarray(m) for m in parts]).shape
     g = cotangent(g, exact_shape, dtype) if isinstance(g, str) else g
-    arguments = Given(backend, dtype, *([matrices] if stacked else matrices), g)
-    ours = arguments.arrays[0] if stacked else arguments.arrays[:-1]
+    inputs = Inputs(backend, dtype, *([matrices] if stacked else matrices), g)
+    ours = inputs.arrays[0] if stacked else inputs.arrays[:-1]
     value, pullback = alc.vjp.logchainexp(ours, workspace=workspace)
-    (gradient,) = pullback(arguments.arrays[-1])
+    (gradient,) = pullback(inputs.arrays[-1])
     if stacked:
         gradient = backend.read(gradient, dtype)
-        assert gradient.shape == arguments.held[0].shape
-        held, result = (list(np.moveaxis(x, -3, 0)) for x in (arguments.held[0], gradient))
+        assert gradient.shape == inputs.held[0].shape
+        held, result = (list(np.moveaxis(x, -3, 0)) for x in (inputs.held[0], gradient))
     else:
         assert isinstance(gradient, list)
-        held, result = arguments.held[:-1], [backend.read(d, dtype) for d in gradient]
+        held, result = inputs.held[:-1], [backend.read(d, dtype) for d in gradient]
     exact = reference.logchainexp(held)
     bound = error_model.product_chain_bound(held, exact, dtype)
     label = error_model.label("vjp.logchainexp", backend.name, dtype)
     assert_within(backend.read(value, dtype), exact, bound, label)
-    gradients = gradient_reference.logchainexp(held, arguments.held[-1])
+    gradients = gradient_reference.logchainexp(held, inputs.held[-1])
     for i, (ours, expected) in enumerate(zip(result, gradients, strict=True)):
         bound = error_model.product_chain_gradient_bound(held, expected, dtype)
         name = f"vjp.logchainexp, gradient of matrix {i}"
         label = error_model.label(name, backend.name, dtype)
         assert_gradient(ours, expected, bound, label=label)
-    arguments.assert_unchanged()
+    inputs.assert_unchanged()
     return gradient
 
 

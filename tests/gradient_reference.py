@@ -2,7 +2,7 @@
 
 A gradient of a log of a sum is a sum of probabilities times cotangents. Here each probability is
 exp(term - largest term) over its own sum, so none underflows against another, and offsets of many
-thousands cancel before they are rounded. Every gradient comes with what its bound is made of.
+thousands cancel before they are rounded. Every gradient has the terms of its bound.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.reference import wide
 
 
 class Gradient(NamedTuple):
-    """Sums of cotangents g times derivatives p, over what an entry of an input takes part in."""
+    """Sums of cotangents g times derivatives p, over all terms of an entry of an input."""
 
     exact: np.ndarray  # sum of g * p
     mass: np.ndarray  # sum of abs(g) * p
@@ -76,10 +76,10 @@ def maxplus(
     """Return the gradients of sum(g * values) of a max-plus product that took these indices."""
     left, right, g = _as_matrices(a, b, g)
     K, (M, N) = left.shape[-1], g.shape[-2:]
-    taken = indices.reshape(g.shape)[..., None, :] == np.arange(K)[:, None]  # [..., M, K, N]
+    is_index = indices.reshape(g.shape)[..., None, :] == np.arange(K)[:, None]  # [..., M, K, N]
     with np.errstate(invalid="ignore"):
         terms = left[..., :, :, None] + right[..., None, :, :]
-    parts = _parts(taken & np.isfinite(terms), np.zeros(()), 1, g[..., None, :])
+    parts = _parts(is_index & np.isfinite(terms), np.zeros(()), 1, g[..., None, :])
     da = {part: np.sum(x, axis=-1) for part, x in parts.items()}
     db = {part: np.sum(x, axis=-3) for part, x in parts.items()}
     return _summed(da, np.shape(a), left.shape, N), _summed(db, np.shape(b), right.shape, M)

@@ -178,7 +178,7 @@ def main() -> int:
         seed = int(hashlib.sha256(options.seed.encode()).hexdigest(), 16)
         chosen = random.Random(seed).sample(chosen, min(options.sample, len(chosen)))
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
-        # One tree for each thread keeps what Numba has compiled for its next mutation.
+        # Each thread has a tree of its own, whose Numba cache serves its next mutation.
         trees = [copy_of_tree(Path(folder) / str(n)) for n in range(os.cpu_count() or 1)]
 
         def is_alive(mutant: Mutant) -> bool:

@@ -1,7 +1,7 @@
 """References, computed in other ways than the library's and in higher precision.
 
 The workhorse is NumPy's long double (64 bits of mantissa on x86), where each sum is shifted by its
-own maximum. mpmath checks the workhorse, and adds up all paths of small chains one by one.
+own maximum. mpmath checks the workhorse, and sums all paths of small chains one by one.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ def long_filtered(
     x, transitions = wide(x), wide(transitions)
     top = np.max(x, axis=-1, keepdims=True)
     emissions = np.exp(x - top)
-    marginals, logs, state = np.empty_like(x), np.empty_like(x[:, 0]), None
+    probabilities, logs, state = np.empty_like(x), np.empty_like(x[:, 0]), None
     for i in range(len(x)):
         state = (wide(initial) if state is None else state @ transitions) * emissions[i]
         total = state.sum()
         state = state / total
-        marginals[i], logs[i] = state, np.log(total) + top[i, 0]
+        probabilities[i], logs[i] = state, np.log(total) + top[i, 0]
     # Errors of steps that are not forgotten: the G of a few steps, whatever state they were in.
     gaps = np.broadcast_to(np.max(top - np.min(x, axis=-1, keepdims=True)), x.shape)
-    return marginals, logs, gaps
+    return probabilities, logs, gaps
 
 
 def long_chain(x: np.ndarray, transitions: np.ndarray, initial: np.ndarray) -> np.longdouble:
@@ -93,7 +93,7 @@ def long_chain(x: np.ndarray, transitions: np.ndarray, initial: np.ndarray) -> n
 
 
 def _as_matrices(a: np.ndarray, b: np.ndarray):
-    """Return both as matrices, and what takes the added axes off the product again."""
+    """Return both as matrices, and a function that removes the added axes from the product."""
     a, b = wide(a), wide(b)
     left = a[None, :] if a.ndim == 1 else a
     right = b[:, None] if b.ndim == 1 else b

@@ -4,8 +4,8 @@
 
 prints a line for each run: its hash, operation, backend, dtype and scenario. The last line hashes
 the hashes of all runs, so that it does not depend on names. Two commits with the same last line
-compute the same bits on this machine. Chains are those of tests/chain_scenarios.py, products those
-of tests/test_product_table.py, each by array operations and by compiled loops.
+compute the same bits on this machine. Chains come from tests/chain_scenarios.py, products
+from tests/test_product_table.py, each by array operations and by compiled loops.
 """
 
 import hashlib

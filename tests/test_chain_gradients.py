@@ -29,10 +29,8 @@ def test_derivatives_beyond_the_dtype(kind, backend):
         pytest.skip("no such dtype here")
     x, P, initial = np.zeros((4, 8, 2)), np.eye(2), np.asarray([1.0, 0.0])
     x[:, 6, 1] = 1000
-    arguments = [backend.asarray(each, kind) for each in (x, P, initial)]
-    _, pullback = alc.vjp.log_partition(
-        alc.LogChain(arguments[0], transitions=arguments[1], initial=arguments[2])
-    )
+    x, P, initial = (backend.asarray(array, kind) for array in (x, P, initial))
+    _, pullback = alc.vjp.log_partition(alc.LogChain(x, transitions=P, initial=initial))
     result = backend.to_numpy(pullback(backend.asarray(np.ones(4), kind)).transitions)
     np.testing.assert_array_equal(np.isfinite(result), True)
     assert result[0, 1] > 6e4
@@ -42,8 +40,8 @@ def test_derivatives_beyond_the_dtype_of_both_signs(backend):
     """Beside matrices of small weights, each at a step of its own."""
     x = np.full((2, 8, 2), [0.0, -30.0])
     x[0, 3, 1] = x[1, 5, 1] = 30
-    arguments = (x, np.asarray([[1e-30, 0], [1e-33, 1e-30]]), np.asarray([1.0, 0.0]))
-    potentials, P, initial = (backend.asarray(each, "float32") for each in arguments)
+    arrays = (x, np.asarray([[1e-30, 0], [1e-33, 1e-30]]), np.asarray([1.0, 0.0]))
+    potentials, P, initial = (backend.asarray(each, "float32") for each in arrays)
     _, pullback = alc.vjp.log_partition(alc.LogChain(potentials, transitions=P, initial=initial))
     result = pullback(backend.asarray(np.asarray([1.0, -1.0]), "float32")).transitions
     assert np.all(np.isfinite(backend.to_numpy(result)))
@@ -89,7 +87,7 @@ def test_views_and_an_expanded_cotangent(dtype):
 @pytest.mark.parametrize("size", [1e-200, 1e200])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_cotangents_bring_gradients_into_range(size, sign):
-    """Gradients that only cotangents make numbers: those of ones are too large, or too small."""
+    """Cotangents scale gradients into range that overflow or underflow for a cotangent of 1."""
     x, cotangent = np.array([[0, -1.8 * np.log(size)], [0, 0]]), np.array(sign * size)
     expected = pytest.approx(sign * size**-0.8, rel=1e-12)
     chain = alc.LogChain(x, transitions=np.array([[[1.0, 0], [0, 0]]]))
@@ -143,7 +141,7 @@ def test_derivatives_saturate_at_the_largest_number(tiny, sign):
 
 
 def test_rows_that_fail_different_proofs():
-    """Of linear rows one's cotangent is out of range, another's shifts: each is done in logs."""
+    """Linear rows whose cotangent or shift is out of range are computed in log space."""
     x = np.random.default_rng(0).normal(size=(3, 4, 2))
     x[1] += 2.0**53
     matrix = np.array([[0.5, 0.5], [0.25, 0.75]])
@@ -175,7 +173,7 @@ def test_a_nan_row_stays_with_itself(sd, form):
 
 @pytest.mark.parametrize("size", [1, 1e-100])
 def test_tiny_cotangents_of_wide_weights(np_backend, size):
-    """What pairs may lose is a share of the cotangent, not of 1."""
+    """Errors of pair marginals are relative to the cotangent, not to 1."""
     for seed in (243, 251, 258, 261):
         rng = np.random.default_rng(seed)
         rows, steps, states = rng.integers(2, 9), rng.integers(2, 9), rng.integers(2, 7)
@@ -194,7 +192,7 @@ def test_counts_of_transitions_of_one_huge_level(level):
 
 
 def test_levels_that_weights_share(np_backend):
-    """What all transitions have in common changes nothing else, nor what potentials take back."""
+    """A common factor of all transitions changes no count, and neither do opposite potentials."""
     T, K, level = 50, 4, 1e16
     x = normal(T, K)
     x[:, 0] -= 3000
@@ -223,7 +221,7 @@ def test_tiny_cotangents_of_logs(np_backend):
 
 
 def test_levels_past_all_numbers(backend, dtype):
-    """Log Z is infinite by its level alone, of which nothing else depends."""
+    """Log Z is infinite by its shift alone, on which no gradient depends."""
     x = np.zeros((2, 5, 2))
     x[0, 3:] = np.finfo(dtype).min
     chain = ChainCase(backend, dtype, x, transitions=uniform(1, 2, 2)).chain

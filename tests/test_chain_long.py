@@ -51,7 +51,7 @@ def test_error_is_far_below_the_bound():
 
 @pytest.mark.parametrize("kind", ["float32", "float64"])
 def test_filtered(np_backend, kind):
-    """Errors do not grow with the length: those of steps long ago are forgotten."""
+    """Errors do not grow with the length: the chain forgets steps long ago."""
     if not _select.COMPILED:
         pytest.skip("array operations take seconds")
     x = normal(T, K).astype(kind)
@@ -59,9 +59,9 @@ def test_filtered(np_backend, kind):
     P, initial = (0.5 + 0.5 * uniform(K, K)).astype(kind), uniform(K).astype(kind)
     result = alc.LogChain(x, transitions=P, initial=initial).filtered()
     exact = reference.long_filtered(x, P, initial)
-    marginals, logs = error_model.filtered_bounds(*exact, 2, K, kind)
-    assert_within(result.probabilities, exact[0], marginals)
-    assert_within(result.log_normalizers, exact[1], logs)
+    probability_bound, log_bound = error_model.filtered_bounds(*exact, 2, K, kind)
+    assert_within(result.probabilities, exact[0], probability_bound)
+    assert_within(result.log_normalizers, exact[1], log_bound)
 
 
 def test_uniform_chain_is_exactly_known():

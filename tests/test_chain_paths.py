@@ -1,4 +1,4 @@
-"""Best paths and weights of given paths: ties, many states, types of integers, what is no path."""
+"""Best paths and weights of given paths: ties, many states, types of integers, invalid paths."""
 
 import itertools
 import math
@@ -85,7 +85,7 @@ def test_ties_of_long_chains(np_backend, dtype):
 
 @pytest.mark.parametrize("steps", [1, 39])
 def test_a_level_of_all_log_transitions_hides_nothing(np_backend, steps):
-    """Not even one beside which differences of potentials would be lost."""
+    """Not even one so large that differences of potentials would be rounded away."""
     x = normal(40, 3)
     edges = np.random.default_rng(0).integers(-3, 4, (steps, 3, 3)).astype(float)
     plain, raised = (
@@ -163,7 +163,7 @@ def test_integer_types(backend, dtype, kind):
 
 
 def at(place, state):
-    """Return paths of which one state is another than 0."""
+    """Return paths with one state other than 0."""
     states = np.zeros((2, 5), np.int64)
     states[place] = state
     return states

@@ -38,8 +38,8 @@ def by_paths(arrays, row, length):
     one = np.vectorize(lambda v: mpmath.mpf(float(v)), otypes=[object])
     weights = [exp(x)]
     for name in PARTS[1:]:
-        arguments = exp(arrays[f"log_{name}"]) if f"log_{name}" in arrays else one(arrays[name])
-        weights.append(arguments[row] if name == "initial" else arguments)
+        weight = exp(arrays[f"log_{name}"]) if f"log_{name}" in arrays else one(arrays[name])
+        weights.append(weight[row] if name == "initial" else weight)
     sums = [np.vectorize(lambda v: mpmath.mpf(0), otypes=[object])(w) for w in weights]
     total, products = mpmath.mpf(0), []
     for path in itertools.product(range(3), repeat=length):
@@ -51,8 +51,8 @@ def by_paths(arrays, row, length):
         total += products[-1]
         for i, (array, at) in enumerate(places):
             sums[array][at] += mpmath.fprod(along[:i] + along[i + 1 :])
-    marginals = [p / total for p in products if p]
-    entropy = -mpmath.fsum(p * mpmath.log(p) for p in marginals)
+    probabilities = [p / total for p in products if p]
+    entropy = -mpmath.fsum(p * mpmath.log(p) for p in probabilities)
     for i, name in enumerate(PARTS):
         sums[i] = sums[i] / total
         if i == 0 or f"log_{name}" in arrays:
@@ -84,8 +84,8 @@ def test_sums_and_derivatives(form, lengths):
 
 
 def test_what_decides_has_its_part_in_g():
-    """The hole: what is far below in both directions, and decides, is as far below its row."""
-    arguments = make("hole, underflow from both ends")
-    exact = Exact({"log_potentials": arguments["x"], "transitions": arguments["transitions"]})
+    """A deciding path far below the others in both directions has a G of this distance."""
+    options = make("hole, underflow from both ends")
+    exact = Exact({"log_potentials": options["x"], "transitions": options["transitions"]})
     assert float(exact.log_partition[0][0]) == -2700
     assert exact.log_partition[1][0] > 2700

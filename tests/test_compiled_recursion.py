@@ -1,4 +1,4 @@
-"""Backends at the seam: what they leave of every step, in blocks of any steps; when loops go on."""
+"""Messages of compiled and array backends in segments of any steps, and their forms."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ backends = pytest.mark.parametrize("recursion", [CompiledBackend, ArrayBackend])
 
 
 def check(recursion, x, **options):
-    """Compare all messages; return how many rows have blocks in logs, forward or backward."""
+    """Compare all messages; return the number of rows of all segments in log space."""
     blocks = check_recursions(recursion, arrays._numpy_context("float64"), x, **options)
     return sum(np.count_nonzero(block.carry.is_log) for block in blocks)
 
@@ -95,7 +95,7 @@ def test_rows_become_linear_again():
     x[:5, 20, 1] = -1000.0
     arguments = {"transitions": np.full((3, 3), 0.5)}
     assert check(CompiledBackend, x, **arguments) == 2 * 5
-    # Backward the state that the block hands on is in logs as well.
+    # Backward, the carry of the segment is in log space as well.
     assert check(CompiledBackend, x, cuts=(10, 20, 30), **arguments) == 3 * 5
 
 

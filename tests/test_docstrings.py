@@ -1,4 +1,4 @@
-"""The examples in docstrings run and print what they say."""
+"""The examples in docstrings run and print the expected output."""
 
 import doctest
 import importlib
@@ -9,7 +9,7 @@ import pytest
 import arraylogchain as alc
 from tests.conftest import import_or_skip
 
-# What optional parts of the package import.
+# Imports of optional parts of the package.
 OPTIONAL = {"_numba": "numba", "_dask": "dask.array", "_torch": "torch"}
 MODULES = [
     name

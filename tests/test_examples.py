@@ -1,4 +1,4 @@
-"""The examples do what they say, at small sizes."""
+"""The examples run and are right at small sizes."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Gradients take no more memory than what they return, and what a workspace allows."""
+"""Gradients take no more memory than their results and the workspace."""
 
 import tracemalloc
 
@@ -60,13 +60,13 @@ def test_matrices_are_not_kept_for_pullbacks():
     x, options = CHAINS["matrix per row"]()
     chain = alc.LogChain(x, **options, workspace=SMALLEST)
     used = temporaries(lambda: value_and_gradients(alc.vjp.log_partition, chain)[1])
-    assert used <= 3 * SMALLEST  # with what is kept of 300 chains
+    assert used <= 3 * SMALLEST  # with the saved messages of 300 chains
 
 
 @pytest.mark.chains
 @pytest.mark.parametrize("size", [(2000, 20, 20), (300, 60, 100)])
 def test_pullbacks_of_many_pieces_keep_one_state_in_many(size):
-    """Whatever one piece has room for: they are kept at once."""
+    """The number of stored messages follows from the memory of one shard."""
     x, weights = normal(*size), uniform(size[-1], size[-1])
     chain = alc.LogChain(x, transitions=weights, workspace=SMALLEST)
     used = temporaries(lambda: value_and_gradients(alc.vjp.log_partition, chain)[1])

@@ -1,4 +1,4 @@
-"""Plans: what a chain will do, from shapes and dtypes alone."""
+"""Plans of chains, from shapes and dtypes alone."""
 
 import tracemalloc
 

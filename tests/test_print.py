@@ -1,4 +1,4 @@
-"""What a chain prints."""
+"""The representation of a chain."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def test_print_elsewhere(backend):
 
 
 def test_print_of_tensors_that_require_grad(torch_backend):
-    """Nothing is computed, and no values are read: those of a transform have none."""
+    """Nothing is computed, and no values are read: arrays inside a transform have none."""
     torch = torch_backend.xp
     x, transitions = torch.zeros(5, 3, 2, requires_grad=True), torch.ones(1, 2, 2)
     chain = alc.LogChain(x, transitions=transitions)

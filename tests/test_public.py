@@ -13,7 +13,7 @@ from tests.checks import run_python
 
 CLASSES = {"ChainPath", "ChainPosterior", "FilteredChain", "LogChain", "MaxPlusProduct", "Plan"}
 FUNCTIONS = {"logchainexp", "logeinsumexp", "logmatmulexp", "matmul"}
-# Calls of functions, in so many files and one within another, that are not to become more.
+# Limits of the number of calls, of files, and of the depth of calls.
 MOST_CALLS, MOST_FILES, MOST_DEEP = 91, 16, 15
 PUBLIC = {*CLASSES, *FUNCTIONS, "maxplus_einsum", "maxplus_matmul", "vjp", "__version__"}
 
@@ -57,7 +57,7 @@ def test_a_chain_has_methods_and_no_other_public_attribute():
 
 
 def test_small_calls_take_few_functions():
-    """What `marginals` of 5 steps of 3 states goes through, of this package."""
+    """Marginals of 5 steps and 3 states take few calls, depths and files of the package."""
     pytest.importorskip("numba")
     chain = alc.LogChain(np.zeros((5, 3)), transitions=np.ones((3, 3)))
     chain.marginals()

@@ -25,7 +25,7 @@ SMALLEST_CELL = 25
 
 
 def assert_frequencies(counts, expected, level=LEVEL, lost=0):
-    """Compare counts with what is expected of them, `lost` being the estimated parameters."""
+    """Compare counts with their expectations; `lost` is the number of estimated parameters."""
     counts, expected = np.ravel(counts).astype(float), np.ravel(expected).astype(float)
     assert not np.any(counts[expected == 0]), "a draw that has no probability"
     order = np.argsort(-expected)
@@ -57,11 +57,11 @@ def draw(case, count, seed=0):
 def assert_paths(case, states):
     """Compare the frequencies of all paths with their shares, in every row."""
     paths, weights = all_paths(case.exact)
-    marginals = np.exp(weights - logsumexp(weights, axis=0))
+    probabilities = np.exp(weights - logsumexp(weights, axis=0))
     code = states @ case.K ** np.arange(case.T)[::-1]
     for row in range(case.exact.rows):
         counts = np.bincount(code[:, row], minlength=len(paths))
-        assert_frequencies(counts, len(states) * marginals[:, row])
+        assert_frequencies(counts, len(states) * probabilities[:, row])
 
 
 def assert_pairs(case, states):
@@ -147,10 +147,10 @@ def test_rows_and_samples_are_independent(backend, dtype):
     states = draw(case, n)
     marginals = case.exact.marginals().exact[0].astype(float)
     for t in (0, 2, 4):
-        both = np.outer(marginals[t], marginals[t])
+        product = np.outer(marginals[t], marginals[t])
         for first, second in ((0, 1), (0, 2), (1, 2)):
             counts = np.bincount(states[:, first, t] * K + states[:, second, t], minlength=K * K)
-            assert_frequencies(counts, n * both)
+            assert_frequencies(counts, n * product)
         for lag in (1, 2, n // 2):
             # Not overlapping, so that the pairs are independent.
             start = np.arange(0, n - lag)
@@ -158,7 +158,7 @@ def test_rows_and_samples_are_independent(backend, dtype):
             counts = np.bincount(
                 states[start, 0, t] * K + states[start + lag, 0, t], minlength=K * K
             )
-            assert_frequencies(counts, len(start) * both)
+            assert_frequencies(counts, len(start) * product)
 
 
 class Extreme(np.random.Generator):
@@ -175,7 +175,7 @@ class Extreme(np.random.Generator):
 @pytest.mark.parametrize("value", [0.0, 1 - 2.0**-53, 2.0**-53])
 @pytest.mark.parametrize("form", FORMS)
 def test_extreme_random_numbers(backend, dtype, form, value):
-    """States of weight 0 lie first and last, and beside tiny ones: none of them is drawn."""
+    """States of weight 0 lie first and last, and next to tiny ones: none of them is drawn."""
     x = normal(6, 9, 7)
     x[:, :, [0, 6]] = -INF
     x[1, :, 1], x[2, :, 5] = -80, -80
@@ -240,7 +240,7 @@ def test_errors(backend, name, value, error):
 
 
 def test_torch_generator_is_for_tensors(np_backend, torch_backend):
-    """NumPy's arrays come with NumPy's generators."""
+    """NumPy's arrays take NumPy's generators."""
     case = ChainCase(np_backend, "float32", normal(2, 4, 3), transitions=uniform(1, 3, 3))
     with pytest.raises(TypeError, match=mentions("rng")):
         case.chain.sample(3, rng=torch_backend.xp.Generator())

@@ -83,7 +83,7 @@ def meeting(dtype: str) -> dict[str, Any]:
 
 @pytest.fixture(params=[False, True], ids=["gradual", "flushed"])
 def flushing(request) -> Iterator[bool]:
-    """Processors may be told to take subnormal numbers for zero, as torch can."""
+    """Processors may treat subnormal numbers as zero, as torch can."""
     if not request.param:
         yield False
         return

@@ -62,18 +62,18 @@ def _build(command: tuple[str, ...], text: str, name: str) -> Path:
         return target
     folder.mkdir(exist_ok=True)
     # Others may build the same: each under a name of its own, and the last one stays.
-    private, own_text = folder / f"{os.getpid()}", folder / f"{os.getpid()}.cpp"
-    own_text.write_text(text, encoding="utf-8")
+    private, source = folder / f"{os.getpid()}", folder / f"{os.getpid()}.cpp"
+    source.write_text(text, encoding="utf-8")
     kind = "c++-header" if name.endswith(".gch") else "c++"
     done = subprocess.run(
-        [*command, "-x", kind, str(own_text), "-o", str(private)],
+        [*command, "-x", kind, str(source), "-o", str(private)],
         # The sanitizer is for the kernels, not for the compiler.
         env={k: v for k, v in os.environ.items() if k != "LD_PRELOAD"},
         capture_output=True,
         text=True,
         check=False,
     )
-    own_text.unlink()
+    source.unlink()
     if done.returncode:
         raise KernelError(f"this does not compile:\n{done.stderr[-4000:]}")
     private.replace(target)

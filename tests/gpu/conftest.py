@@ -1,4 +1,4 @@
-"""What the tests on a GPU have in common; without one they are skipped, module by module."""
+"""Fixtures of the tests on a GPU; without one, they are skipped module by module."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pytest_pycollect_makemodule(
 
 @pytest.fixture(autouse=True)
 def no_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are tested, not what takes over; and memory and waiting without the check's own."""
+    """Switch off the self-check, whose fallback, memory and waits would hide those of the calls."""
     monkeypatch.setenv("ARRAYLOGCHAIN_SELF_CHECK", "0")
 
 

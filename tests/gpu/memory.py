@@ -1,4 +1,4 @@
-"""How much memory of a device a call takes, by what was asked of its library's pool."""
+"""Memory that a call takes from the pool of its library on a device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def nbytes(*arrays: Any) -> int:
 
 
 def peak(backend: Backend, call: Callable[[], Any]) -> tuple[int, Any]:
-    """Return the peak of what a call takes from the pool, its results included, and the results."""
+    """Return the peak memory of a call in the pool, including its results, and the results."""
     gc.collect()
     return (_peak_of_cupy if backend.library == "cupy" else _peak_of_torch)(backend.xp, call)
 
@@ -37,7 +37,7 @@ def held(backend: Backend) -> int:
 
 
 def let_go(backend: Backend) -> None:
-    """Hand back what the pool holds and nothing uses."""
+    """Return unused memory of the pool to the device."""
     gc.collect()
     if backend.library == "cupy":
         backend.xp.get_default_memory_pool().free_all_blocks()

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.conftest import Backend
 
-# No GPU's clock is faster, so that a count of cycles takes at least as long as is said.
+# No GPU's clock is faster, so that a count of cycles takes at least the requested time.
 _CYCLES_PER_MS = 2_500_000
 _SPIN = """
 extern "C" __global__ void spin(long long cycles) {
@@ -48,7 +48,7 @@ class CupyStreams:
 
 
 class TorchStreams:
-    """Those of torch."""
+    """Streams of torch."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -61,7 +61,7 @@ class TorchStreams:
         return self._torch.cuda.stream(stream)
 
     def spin(self, milliseconds: int) -> None:
-        # What torch's own tests of streams use.
+        # torch's own tests of streams use it.
         self._torch.cuda._sleep(milliseconds * _CYCLES_PER_MS)
 
     def is_done(self, stream: Any) -> bool:

@@ -1,6 +1,6 @@
 """Calls on tensors can be captured in CUDA graphs: they wait for nothing and decide nothing.
 
-What was captured with easy inputs must be right for hard ones: a graph has no second path.
+A graph captured with easy inputs must be right for hard ones: a graph has no second path.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ def captured(torch, call, arrays):
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(2):  # compiles, and lets libraries set up what they keep
+        for _ in range(2):  # compiles, and lets libraries allocate their workspaces
             call(*arrays)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()

@@ -69,9 +69,9 @@ def assert_rows(backend, a, b, out, rows, dtype):
     """Compare some rows of a product that is too large to be computed twice."""
     b = backend.to_numpy(b)
     for row in rows:
-        left = backend.to_numpy(a[row : row + 1]).copy()
-        exact = reference.logmatmulexp(left, b)
-        bound = error_model.product_bound(left, b, exact, dtype)
+        a_row = backend.to_numpy(a[row : row + 1]).copy()
+        exact = reference.logmatmulexp(a_row, b)
+        bound = error_model.product_bound(a_row, b, exact, dtype)
         assert_within(backend.to_numpy(out[row : row + 1]), exact, bound)
 
 

@@ -1,4 +1,4 @@
-"""`workspace` bounds what calls take from the pool of the arrays' library, and all is returned."""
+"""`workspace` bounds the memory that calls take from the pool, and all of it is returned."""
 
 import gc
 from functools import partial
@@ -29,7 +29,7 @@ def uniform(backend, *shape, dtype="float32", seed=0):
 def assert_kept(backend, workspace, call, scratch=0):
     """Fail if a call takes more than its results and its workspace.
 
-    What a library sets up once, such as cuBLAS's own workspace, is no temporary of a call.
+    The first call allocates libraries' own memory, such as cuBLAS's workspace.
     """
     call()
     num_bytes, results = peak(backend, call)
@@ -41,7 +41,7 @@ def on_device(backend, x):
     return backend.asarray(x, str(x.dtype))
 
 
-# Beside those of other tests: some that are large enough for cuBLAS, and for all of a device.
+# Products that are large enough for cuBLAS, and for all multiprocessors of a device.
 LARGE = {
     "cube": ((1500, 1500), (1500, 1500)),
     "matrix and vector": ((5000, 3000), (3000,)),
@@ -89,17 +89,17 @@ def test_chains(backend, case, method):
 
 @workspaces
 def test_gradients_of_a_chain(backend, workspace):
-    """With a workspace that was asked for, they keep about one state in sqrt(T) beside it."""
+    """With an explicit workspace, they also keep about one message in sqrt(T)."""
     x, initial = normal(backend, 300, 60, 100), uniform(backend, 100)
     weights = uniform(backend, 59, 100, 100)
-    kept = nbytes(x) // 4 if workspace else 2 * nbytes(x)
+    saved = nbytes(x) // 4 if workspace else 2 * nbytes(x)
 
     def gradients():
         chain = alc.LogChain(x, transitions=weights, initial=initial, workspace=workspace)
         value, pullback = alc.vjp.log_partition(chain)
         return value, *pullback(value)
 
-    assert_kept(backend, (workspace or DEFAULT) + kept, gradients)
+    assert_kept(backend, (workspace or DEFAULT) + saved, gradients)
 
 
 def test_forum_case(torch):
@@ -118,7 +118,7 @@ def test_forum_case(torch):
     before = in_use(backend)
     num_bytes, results = peak(backend, value_and_gradients)
     assert num_bytes - nbytes(*results) <= 3 * nbytes(x)
-    # What torch reports is what was asked for and the unused rests of blocks.
+    # torch's count includes the unused remainders of blocks.
     assert torch.cuda.max_memory_allocated() - before <= num_bytes + 16 * MIB
 
 
@@ -148,10 +148,10 @@ def test_all_memory_is_returned(backend, name):
 
 
 class Scarcity:
-    """Lets a pool grow by so many bytes within a block."""
+    """Context in which a pool may grow by a number of bytes."""
 
-    def __init__(self, backend, more):
-        self.backend, self.limit = backend, held(backend) + more
+    def __init__(self, backend, growth):
+        self.backend, self.limit = backend, held(backend) + growth
 
     def __enter__(self):
         xp = self.backend.xp

@@ -1,7 +1,7 @@
 """Work runs on the current stream of the library that the arrays are from, and on no other.
 
 A stream is kept busy, then its input is written, then the library is called: on any other stream it
-would read what was there before. Values of before and after differ by far.
+would read the earlier values. Values of before and after differ by far.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ def assert_same(result, expected):
 
 
 def some_calls_are_made(backend, streams, call, stream):
-    """Compile and load what is at first use, and let the stream have memory of its own."""
+    """Compile and load kernels, and let the stream allocate its own memory."""
     with streams.current(stream):
         for seed in (1, 2):
             for x in call.run(*call.arguments(backend, seed=seed)):
@@ -40,7 +40,7 @@ def some_calls_are_made(backend, streams, call, stream):
 
 @calls
 def test_input_that_is_written_late(backend, streams, name):
-    """Input from the same stream is waited for, and results are there for what follows on it.
+    """Input from the same stream is waited for, and results are there for later work on it.
 
     The stream that is current in the other library, CuPy or torch, does not matter.
     """
@@ -60,7 +60,7 @@ def test_input_that_is_written_late(backend, streams, name):
             array[...] = values
         doubled = [x + x for x in call.run(*late)]
         for array in late:
-            array[...] = 0  # what the call reads later than this is lost
+            array[...] = 0  # a later read by the call gives zeros
         stream.synchronize()
         assert not other.is_done(busy)
     streams.wait()
@@ -124,7 +124,7 @@ def test_backward_of_autograd(torch, name):
 
 
 def test_pullback_on_another_stream(torch):
-    """What it reads was made on the value's stream, which must not give that memory away."""
+    """Its inputs were made on the value's stream, which must not reuse their memory."""
     backend = make_backend("torch-cuda")
     streams, call = streams_of(backend), CALLS["gradients of log_partition"]
     x, transitions, initial = call.arguments(backend)
@@ -173,7 +173,7 @@ def test_current_streams_and_devices_stay_as_they_are(backend, streams):
 
 
 def test_results_do_not_depend_on_when_threads_run(backend, streams):
-    """The same bits each time, beside another stream's work as well."""
+    """The same bits each time, also during the work of another stream."""
     for name in ("logmatmulexp", "logmatmulexp, unproved", "log_partition", "forward_messages"):
         call = CALLS[name]
         arguments = call.arguments(backend)

@@ -246,13 +246,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
-    """Name the argument in the id of a number, a flag, a tuple or an error, such as `sd=30`."""
+    """Name the argument in the id of a number, a flag, a container or an error, such as `sd=30`."""
     label = f"{argname}={val!r}" if _is_plain(val) else ""
     return label if 0 < len(label) <= LONGEST_ID else None
 
 
 def _is_plain(x: object) -> bool:
     """Tell whether the representation of x is short and the same in each process."""
+    if isinstance(x, dict):
+        x = list(x.values())
     if isinstance(x, tuple | list):
         return all(isinstance(item, str) or _is_plain(item) for item in x)
     if isinstance(x, Exception):

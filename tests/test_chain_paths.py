@@ -169,10 +169,14 @@ def at(place, state):
     return states
 
 
-NO_PATHS = [(at(p, k), ValueError) for p in ((0, 0), (1, 2), (1, 4)) for k in (-1, 4, 100, -100)]
+NO_PATHS = {
+    f"state {k} at {place}": (at(place, k), ValueError)
+    for place in ((0, 0), (1, 2), (1, 4))
+    for k in (-1, 4, 100, -100)
+}
 SHAPES = ((), (4,), (6,), (3, 5), (2, 5, 1), (5, 2))
-NO_PATHS += [(np.zeros(shape, int), ValueError) for shape in SHAPES]
-NO_PATHS += [(np.zeros((2, 5), kind), TypeError) for kind in ("float32", "bool")]
+NO_PATHS |= {f"shape {shape}": (np.zeros(shape, int), ValueError) for shape in SHAPES}
+NO_PATHS |= {kind: (np.zeros((2, 5), kind), TypeError) for kind in ("float32", "bool")}
 
 
 @pytest.mark.parametrize("wrong", [2**63, 4])
@@ -183,8 +187,8 @@ def test_states_beyond_all_states_are_named_as_given(np_backend, wrong):
         case.chain.log_weight(states)
 
 
-@pytest.mark.parametrize(("states", "error"), NO_PATHS)
-def test_what_is_no_path(backend, states, error):
+@pytest.mark.parametrize(("states", "error"), NO_PATHS.values(), ids=list(NO_PATHS))
+def test_log_weight_of_no_path_raises(backend, states, error):
     case = ChainCase(backend, "float32", normal(2, 5, 4), transitions=uniform(1, 4, 4))
     with pytest.raises(error, match=mentions("states")):
         case.chain.log_weight(backend.asarray(states))

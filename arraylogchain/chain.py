@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -13,19 +13,10 @@ from arraylogchain import _chains as chains
 from arraylogchain import _select
 from arraylogchain._core.context import Array, Context, check_workspace, library_name
 from arraylogchain._core.threads import at_least, check_workers
-from arraylogchain._inputs import arrays
-from arraylogchain._inputs.arrays import dynamo_disabled
-from arraylogchain._inputs.chain import (
-    ARGUMENTS,
-    Chain,
-    check_given,
-    check_shapes,
-    check_states,
-    check_weights,
-    like_potentials,
-    prepare_chain,
-)
+from arraylogchain._inputs.arrays import are_numpy, dtype_name, namespace_of, promote
+from arraylogchain._inputs.chain import ARGUMENTS, Chain, ChainArguments, check_states
 from arraylogchain._inputs.random import check_generator, fill, workspace_for_samples
+from arraylogchain._inputs.tensors import dynamo_disabled, is_differentiated
 from arraylogchain._results import ChainPath, ChainPosterior, FilteredChain, Plan
 
 __all__ = ["ChainPath", "ChainPosterior", "FilteredChain", "LogChain"]
@@ -113,10 +104,9 @@ class LogChain:
         workers: int | None = None,
     ) -> None:
         self._workspace, self._workers = check_workspace(workspace), check_workers(workers)
-        # Only a bound that was asked for makes gradients keep less than all messages.
+        # Gradients store all messages unless the caller limits the workspace.
         self._keeps_messages = workspace is None
-        # In the order of the table.
-        arguments = (
+        values = (
             log_potentials,
             transitions,
             log_transitions,
@@ -125,49 +115,34 @@ class LogChain:
             final,
             log_final,
         )
-        self._arrays = check_given(dict(zip(ARGUMENTS, arguments, strict=True)))
-        self._lengths = lengths
-        self._check()
-
-    def _check(self) -> None:
-        """Raise where arguments do not fit, as far as their values can be read here."""
-        if self._lengths is not None and not arrays.is_lazy(self._lengths):
-            # Once: calls would wait for what is on a device.
-            self._lengths = np.array(arrays.on_host("lengths", self._lengths))
-        if not arrays.has_values(*self._arrays.values(), self._lengths):
-            if specialized := self._lazy():
-                specialized.TimeChunks(self)
-            else:
-                arrays.common_namespace(self._arguments())
-                check_shapes(self._arguments())
-            return
-        check_weights(*prepare_chain(self._arrays, self._lengths))
-
-    def _arguments(self) -> Mapping[str, Array]:
-        """Return the arrays by the names of arguments, read at each call and never kept."""
-        return like_potentials(self._arrays)
+        self._arguments = ChainArguments.validated(
+            dict(zip(ARGUMENTS, values, strict=True)), lengths
+        )
+        if lazy := self._lazy():
+            lazy.TimeChunks.of(self)  # validates them
 
     def _specialized(self) -> ModuleType | None:
-        """Return the methods for Dask arrays, or for tensors that torch follows: functions."""
-        if arrays.are_numpy(*self._arrays.values(), self._lengths):
+        """Return the module of methods for tensors in autograd, or for Dask arrays, or None."""
+        values = self._arguments.arrays.values()
+        if are_numpy(*values, self._arguments.lengths):
             return None
-        if arrays.is_differentiated(*self._arrays.values()):
+        if is_differentiated(*values):
             from arraylogchain._torch import chain as differentiable
 
             return differentiable
         return self._lazy()
 
     def _lazy(self) -> ModuleType | None:
-        """Return the methods for Dask arrays, if there is one."""
-        if not arrays.is_lazy(*self._arrays.values(), self._lengths):
+        """Return the module of methods for Dask arrays, or None."""
+        if not self._arguments.is_lazy():
             return None
         from arraylogchain._dask import chain as lazy
 
         return lazy
 
     def _run(self, function: Callable[..., Any]) -> Any:
-        """Return what a function of `_chains` makes of the chain; not part of autograd."""
-        ctx, chain = prepare_chain(self._arrays, self._lengths)
+        """Return the result of a function of `_chains`, outside of autograd."""
+        ctx, chain = self._arguments.prepare()
         with ctx.computing(self._workers):
             return ctx.to_caller(function(ctx, chain, self._workspace))
 
@@ -412,7 +387,7 @@ class LogChain:
         >>> sorted(set(map(tuple, paths.tolist())))  # the only two that weigh something
         [(0, 0, 1), (0, 1, 1)]
         """
-        rng = check_generator(rng, self._arrays["log_potentials"])
+        rng = check_generator(rng, self._arguments.arrays["log_potentials"])
         num_samples = at_least(0, "num_samples", num_samples)
         if lazy := self._lazy():
             return lazy.sample(self, num_samples, rng)
@@ -524,8 +499,9 @@ class LogChain:
         return FilteredChain(*self._run(chains.messages.filtered))
 
     def _transitions(self) -> Array | None:
-        """Return the transitions, or their logarithms, as they were given."""
-        return self._arrays.get("transitions", self._arrays.get("log_transitions"))
+        """Return the transitions, or their logarithms, as given."""
+        arrays = self._arguments.arrays
+        return arrays.get("transitions", arrays.get("log_transitions"))
 
     @dynamo_disabled
     def plan(self, operation: str = "log_partition") -> Plan:
@@ -561,25 +537,25 @@ class LogChain:
             raise ValueError(
                 "arrays must be in memory for plan, got a Dask array; one block of it would do"
             )
-        ctx, chain = prepare_chain(self._arrays, self._lengths)
+        ctx, chain = self._arguments.prepare()
         sizes = chain.batch, chain.num_steps, chain.num_states
         choice = _select.route(operation, ctx, chain, self._workspace)
         return Plan(operation, *sizes, ctx.result_name, *choice, self._workspace)
 
     @dynamo_disabled
     def __repr__(self) -> str:
-        arguments = self._arguments()
-        parts = [f"{name}={list(np.shape(x))}" for name, x in self._arrays.items()]
-        if self._lengths is not None:
-            parts.append(f"lengths={list(np.shape(self._lengths)) or self._lengths}")
-        library = library_name(arrays.namespace_of("log_potentials", arguments["log_potentials"]))
-        device = array_api_compat.device(arguments["log_potentials"])
-        parts.append(arrays.promote(arrays.dtype_name(x.dtype) for x in arguments.values()))
+        arrays, lengths = self._arguments.floating(), self._arguments.lengths
+        parts = [f"{name}={list(np.shape(x))}" for name, x in arrays.items()]
+        if lengths is not None:
+            parts.append(f"lengths={list(np.shape(lengths)) or lengths}")
+        library = library_name(namespace_of("log_potentials", arrays["log_potentials"]))
+        device = array_api_compat.device(arrays["log_potentials"])
+        parts.append(promote(dtype_name(x.dtype) for x in arrays.values()))
         parts.append(library if device in ("cpu", None) else f"{library} {device}")
-        if any(getattr(x, "requires_grad", False) for x in arguments.values()):
+        if any(getattr(x, "requires_grad", False) for x in arrays.values()):
             parts.append("requires_grad=True")
         return f"LogChain({', '.join(parts)})"
 
 
-# What `LogChain.plan` has a plan for: the other methods.
+# Operations of `LogChain.plan`: the other methods.
 PLANNED = sorted(name for name in vars(LogChain) if not name.startswith("_") and name != "plan")

@@ -8,7 +8,8 @@ from typing import Any
 from arraylogchain import products
 from arraylogchain._core.context import Array, check_workspace
 from arraylogchain._core.threads import check_workers, using
-from arraylogchain._inputs.arrays import dynamo_disabled, prepare_inputs
+from arraylogchain._inputs.arrays import prepare_inputs
+from arraylogchain._inputs.tensors import dynamo_disabled
 from arraylogchain._products.contraction import contractions, evaluate
 
 __all__ = ["logeinsumexp", "maxplus_einsum"]

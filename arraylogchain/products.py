@@ -7,7 +7,8 @@ from types import ModuleType
 
 from arraylogchain._core.context import Array, check_workspace
 from arraylogchain._core.threads import check_workers, using
-from arraylogchain._inputs.arrays import dynamo_disabled, is_differentiated, is_lazy
+from arraylogchain._inputs.arrays import is_lazy
+from arraylogchain._inputs.tensors import dynamo_disabled, is_differentiated
 from arraylogchain._products import certified, linear, maxplus
 from arraylogchain._products.in_memory import check_shapes, compute, compute_chain, named
 from arraylogchain._results import MaxPlusProduct

@@ -20,11 +20,11 @@ from arraylogchain._core.context import Array, Context, check_workspace, shape_o
 from arraylogchain._core.threads import check_workers
 from arraylogchain._inputs.arrays import (
     dtype_name,
-    dynamo_disabled,
     prepare_inputs,
     raise_if_differentiated,
 )
-from arraylogchain._inputs.chain import ARGUMENTS, PARTS, prepare_chain
+from arraylogchain._inputs.chain import ARGUMENTS, PARTS, ChainArguments
+from arraylogchain._inputs.tensors import dynamo_disabled
 from arraylogchain._products import certified, in_memory, linear, maxplus
 from arraylogchain._products.chainexp import chain_and_pullback, multiplier
 from arraylogchain._products.contraction import contractions, evaluate
@@ -445,10 +445,11 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         return lazy.value_and_pullback(chain)  # type: ignore[no-any-return]
     # Views, whose shapes stay where a caller changes those of the arrays in place.
     arguments = {
-        n: x[...] if hasattr(x, "__getitem__") else x for n, x in chain._arguments().items()
+        n: x[...] if hasattr(x, "__getitem__") else x
+        for n, x in chain._arguments.floating().items()
     }
     raise_if_differentiated(arguments, "vjp.log_partition", "the chain's log_partition()")
-    ctx, entered = prepare_chain(arguments, chain._lengths)
+    ctx, entered = ChainArguments(arguments, chain._arguments.lengths).prepare()
     with ctx.computing(chain._workers):
         result, pull = chains.marginals.value_and_pullback(
             ctx, entered, chain._workspace, chain._keeps_messages

@@ -1,4 +1,4 @@
-"""What `LogChain` returns of Dask arrays: each method, on the pieces of `TimeChunks`."""
+"""Methods of `LogChain` for Dask arrays, each on the time chunks of `TimeChunks`."""
 
 from __future__ import annotations
 
@@ -13,35 +13,47 @@ import numpy as np
 from arraylogchain import _chains as chains
 from arraylogchain._core.context import Array, Context
 from arraylogchain._dask.blocks import added, to_lazy, with_known_shape
-from arraylogchain._dask.time_chunks import Arguments, TimeChunks, finite_where_positive
+from arraylogchain._dask.time_chunks import TimeChunks, finite_where_positive
 from arraylogchain._inputs.arrays import is_lazy, on_host
-from arraylogchain._inputs.chain import ARGUMENTS, PARTS, Chain, check_paths, check_states
+from arraylogchain._inputs.chain import (
+    ARGUMENTS,
+    PARTS,
+    Chain,
+    ChainArguments,
+    check_paths,
+    check_states,
+)
 from arraylogchain._inputs.random import check_num_samples
 from arraylogchain._results import ChainGradients, check_cotangent, check_requested
 
 
 def log_partition(chain: Any) -> da.Array:
     """Return log Z of each row; see `LogChain.log_partition`."""
-    time_chunks = TimeChunks(chain)
+    return _log_partition(TimeChunks.of(chain))
+
+
+def _log_partition(time_chunks: TimeChunks) -> da.Array:
     if len(time_chunks.steps) == 1:
         return time_chunks.apply(0, chains.messages.log_partition, [""])[0]
     (*_, logs), (*_, shifts) = time_chunks.messages()
-    return added([_total_of(chain, logs), shifts], time_chunks.dtypes[""])
+    return added([_log_sum(time_chunks, logs), shifts], time_chunks.dtypes[""])
 
 
-def _total_of(chain: Any, last: da.Array) -> da.Array:
-    """Return the logs of the sums over the last states, in float64: they are near 0 as these are.
+def _log_sum(time_chunks: TimeChunks, last: da.Array) -> da.Array:
+    """Return the logs of the sums of the last message times final weights, in float64.
 
-    They are -inf exactly where no path has a positive weight, and NaN where weights are.
+    They are near 0 like the message, -inf exactly where no path has a positive weight, and NaN
+    where weights are NaN.
     """
-    final = {name: x for name, x in chain._arguments().items() if ARGUMENTS[name] == "final"}
+    arrays = time_chunks.arguments.items()
+    final = {name: x for name, x in arrays if ARGUMENTS[name] == "final"}
     step = {"log_potentials": last[..., None, :].astype("float64"), **final}
-    return log_partition(Arguments(step, chain._workspace))
+    return _log_partition(TimeChunks(ChainArguments(step), time_chunks.workspace))
 
 
 def forward_messages(chain: Any) -> da.Array:
-    """Return the logs of the sums over all paths up to each state."""
-    time_chunks = TimeChunks(chain)
+    """Return the forward messages in logs."""
+    time_chunks = TimeChunks.of(chain)
     before, shifts = time_chunks.messages()
     return time_chunks.apply_to_all(
         chains.messages.forward_messages, "tk", log_initial=before, offset=shifts
@@ -49,8 +61,8 @@ def forward_messages(chain: Any) -> da.Array:
 
 
 def backward_messages(chain: Any) -> da.Array:
-    """Return the logs of the sums over all paths from each state on."""
-    time_chunks = TimeChunks(chain)
+    """Return the backward messages in logs."""
+    time_chunks = TimeChunks.of(chain)
     after, shifts = time_chunks.messages(backward=True)
     return time_chunks.apply_to_all(
         chains.messages.backward_messages, "tk", log_final=after, offset=shifts
@@ -59,13 +71,13 @@ def backward_messages(chain: Any) -> da.Array:
 
 def marginals(chain: Any) -> da.Array:
     """Return the posterior probability of each state at each step."""
-    time_chunks = TimeChunks(chain)
+    time_chunks = TimeChunks.of(chain)
     return time_chunks.apply_to_all(chains.marginals.marginals, "tk", **time_chunks.sides)[0]
 
 
 def expected_transitions(chain: Any) -> da.Array:
-    """Return how often each transition is expected to be taken."""
-    time_chunks = TimeChunks(chain)
+    """Return the expected counts of transitions."""
+    time_chunks = TimeChunks.of(chain)
     return time_chunks.apply_to_all(
         chains.marginals.expected_transitions, "counts", **time_chunks.sides
     )[0]
@@ -73,7 +85,7 @@ def expected_transitions(chain: Any) -> da.Array:
 
 def posterior(chain: Any) -> tuple[Any, ...]:
     """Return log Z, marginals and counts; see `LogChain.posterior`."""
-    time_chunks = TimeChunks(chain)
+    time_chunks = TimeChunks.of(chain)
     kinds = ["", "tk"] + ["counts"] * ("counts" in time_chunks.like)
     log_zs, marginals, *counts = time_chunks.apply_to_all(
         chains.marginals.posterior, *kinds, **time_chunks.sides
@@ -84,7 +96,7 @@ def posterior(chain: Any) -> tuple[Any, ...]:
 
 def filtered(chain: Any) -> tuple[Any, ...]:
     """Return state probabilities given the steps so far; see `LogChain.filtered`."""
-    time_chunks = TimeChunks(chain)
+    time_chunks = TimeChunks.of(chain)
     return tuple(
         time_chunks.apply_to_all(
             chains.messages.filtered, "tk", "t", log_initial=time_chunks.messages()[0]
@@ -93,19 +105,24 @@ def filtered(chain: Any) -> tuple[Any, ...]:
 
 
 def entropy(chain: Any) -> da.Array:
-    """Return the entropy of the posterior; that of a step in which pieces overlap counts once."""
-    time_chunks = TimeChunks(chain)
+    """Return the entropy of the posterior."""
+    return _entropy(TimeChunks.of(chain))
+
+
+def _entropy(time_chunks: TimeChunks) -> da.Array:
+    """Return the entropy of all chunks, less that of the steps that two chunks share."""
     (parts,) = time_chunks.apply_to_all(chains.entropy.entropy, "offset", **time_chunks.sides)
     before, after = time_chunks.sides.values()
     for x, y in zip(before[1:], after[:-1], strict=True):
         step = added([x, y])[..., None, :]
-        parts += (-entropy(Arguments({"log_potentials": step}, chain._workspace)),)
+        shared = TimeChunks(ChainArguments({"log_potentials": step}), time_chunks.workspace)
+        parts += (-_entropy(shared),)
     return added(parts, time_chunks.dtypes[""])
 
 
 def viterbi(chain: Any) -> tuple[Any, ...]:
-    """Return paths of largest weight, followed from the last piece to the first."""
-    time_chunks, result, after = TimeChunks(chain), [], None
+    """Return paths of largest weight, from the last time chunk to the first."""
+    time_chunks, result, after = TimeChunks.of(chain), [], None
     if len(time_chunks.steps) == 1:
         return tuple(time_chunks.apply(0, chains.paths.viterbi, ["path", ""]))
     (*before, last), _ = time_chunks.messages(_best_message)
@@ -114,22 +131,22 @@ def viterbi(chain: Any) -> tuple[Any, ...]:
         result.append(time_chunks.apply(i, chains.paths.viterbi, ["path", ""], **messages)[0])
         is_next = result[-1][..., :1] == da.arange(time_chunks.num_states, like=result[-1]._meta)
         after = da.where(is_next, 0.0, -math.inf).astype(time_chunks.dtypes["message"])
-    total = _total_of(chain, last)
+    total = _log_sum(time_chunks, last)
     states = _possible(time_chunks.joined("path", result[::-1]), total)
     weight = log_weight(chain, da.maximum(states, 0))
     return states, da.where(da.isfinite(total), weight, total).astype(weight.dtype)
 
 
 def _best_message(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
-    """Return the logs of the largest weights; whole numbers do not matter to paths."""
+    """Return the last max-product message in logs, with offsets of 0, as paths need none."""
     logs = finite_where_positive(ctx, chains.paths.best_message(ctx, chain, workspace))
     return logs, ctx.xp.zeros_like(logs[..., 0])
 
 
 def _possible(states: da.Array, total: da.Array) -> da.Array:
-    """Return states as in memory: 0 in rows without a path, and -1 where weights are NaN.
+    """Return states, 0 in rows without a path and -1 in rows with NaN weights, as in memory.
 
-    What decides is a total that was not rounded: paths may weigh less than the smallest number.
+    `total` is in float64: rounded to a smaller dtype it might underflow.
     """
     total = total[..., None]
     states = da.where(total == -math.inf, da.minimum(states, 0), states)
@@ -137,8 +154,9 @@ def _possible(states: da.Array, total: da.Array) -> da.Array:
 
 
 def sample(chain: Any, num_samples: int, rng: Any) -> da.Array:
-    """Draw paths, from the last piece to the first: blocks have seeds of their own."""
-    time_chunks, random = TimeChunks(chain), da.random.default_rng(int(rng.integers(1 << 63)))
+    """Draw paths, from the last time chunk to the first; each block has its own seed."""
+    time_chunks = TimeChunks.of(chain)
+    random = da.random.default_rng(int(rng.integers(1 << 63)))
     (*before, last), _ = time_chunks.messages()
     check_num_samples((num_samples, *last.shape[:-1], time_chunks.num_steps))
     result: list[Any] = [None]
@@ -149,17 +167,17 @@ def sample(chain: Any, num_samples: int, rng: Any) -> da.Array:
         messages = {"log_initial": before[i], "following": following}
         result += time_chunks.apply(i, _draw, ["path"], uniforms=uniforms, **messages)
     states = time_chunks.joined("path", result[:0:-1])
-    return states if len(time_chunks.steps) == 1 else _possible(states, _total_of(chain, last))
+    return states if len(time_chunks.steps) == 1 else _possible(states, _log_sum(time_chunks, last))
 
 
 def _draw(
     ctx: Context, chain: Chain, workspace: int, uniforms: Array, following: Array | None = None
 ) -> Array:
-    """Return samples of a piece that end in the states with which the piece after it begins."""
+    """Return samples of a time chunk that end in the first states of the chunk after it."""
     xp, uniforms = ctx.xp, ctx.xp.asarray(uniforms)
     out = ctx.empty(uniforms.shape, ctx.index_dtype)
     if following is not None:
-        chain.parts.pop("final", None)  # which pieces that follow have taken
+        chain.parts.pop("final", None)  # applied in the last chunk
         lengths = np.asarray(chain.num_steps if chain.lengths is None else chain.lengths)
         is_last = xp.asarray(np.arange(chain.num_steps) == lengths[..., None] - 1)
         uniforms = xp.where(is_last, -1.0 - following[..., None], uniforms)
@@ -169,11 +187,11 @@ def _draw(
 
 def log_weight(chain: Any, states: Any) -> da.Array:
     """Return the log weights of given paths; see `LogChain.log_weight`."""
-    time_chunks = TimeChunks(chain)
+    time_chunks = TimeChunks.of(chain)
     states = with_known_shape("states", states if is_lazy(states) else on_host("states", states))
     check_paths(states, time_chunks.batch, time_chunks.num_steps)
     lengths = time_chunks.lengths[..., None]
-    # A row that has ended passes through pieces in state 0, and all its weights there are one.
+    # A row that has ended stays in state 0 in later chunks, with weights of 1.
     states = da.where(da.arange(time_chunks.num_steps, like=states._meta) < lengths, states, 0)
     sums = []
     for i, (start, stop) in enumerate(time_chunks.steps):
@@ -188,7 +206,7 @@ def log_weight(chain: Any, states: Any) -> da.Array:
                 time_chunks.arguments["log_potentials"], shape=shape
             )
         sums += time_chunks.apply(i, _log_weight, ["offset", "offset"], **arguments)
-    # Whole numbers by themselves: they add up exactly.
+    # Sums of whole nats are exact.
     return added([added(sums[::2]), added(sums[1::2])], time_chunks.dtypes[""])
 
 
@@ -198,8 +216,8 @@ def _log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> An
 
 
 def value_and_pullback(chain: Any) -> tuple[da.Array, Callable[..., ChainGradients]]:
-    """Return `vjp.log_partition` of Dask arrays; the pullback computes blocks anew."""
-    value, arguments = log_partition(chain), [ARGUMENTS[name] for name in chain._arguments()]
+    """Return log Z of Dask arrays and its pullback, which recomputes the messages."""
+    value, arguments = log_partition(chain), [ARGUMENTS[name] for name in chain._arguments.arrays]
 
     def pullback(
         cotangent: Any, wanted: Collection[str] = ChainGradients._fields
@@ -211,9 +229,9 @@ def value_and_pullback(chain: Any) -> tuple[da.Array, Callable[..., ChainGradien
         check_cotangent(g, value.shape)
         names = zip(ChainGradients._fields, PARTS, strict=True)
         parts = [part for name, part in names if name in wanted and part in arguments]
-        time_chunks, pull = TimeChunks(chain), partial(_pulled_back, requested=parts)
-        others = {"cotangent": [g] * len(time_chunks.steps), **time_chunks.sides}
-        result = time_chunks.apply_to_all(pull, *parts, **others) if parts else []
+        time_chunks, pull = TimeChunks.of(chain), partial(_pulled_back, requested=parts)
+        inputs = {"cotangent": [g] * len(time_chunks.steps), **time_chunks.sides}
+        result = time_chunks.apply_to_all(pull, *parts, **inputs) if parts else []
         return ChainGradients(*map(dict(zip(parts, result, strict=True)).get, PARTS))
 
     return value, pullback

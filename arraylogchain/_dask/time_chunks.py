@@ -1,11 +1,10 @@
-"""Chains of Dask arrays in pieces: what workers make of each, joined.
+"""Time chunks of chains of Dask arrays, and operations on them.
 
-A piece is a chunk of time, whose rows are in blocks, and a chain of its own. It begins with one
-step more, the last one of the piece before: the message that comes to that step is its first
-weights, and what comes back from the piece after is its last ones. So every transition lies in one
-piece, and a row that has ended passes through the pieces that follow as a chain of that one step.
-Messages are logs near 0, and whole numbers that are kept apart to the end, so that nothing is lost
-where they are large.
+A time chunk, with its rows in blocks, is a chain of its own. It starts with the last step of the
+chunk before: the forward message of that step becomes its initial weights, and the backward message
+of the chunk after becomes its final weights. So every transition lies in one chunk, and a row that
+has ended is a chain of that one step in later chunks. Messages are logs near 0, and offsets in
+whole nats that are added at the end, so that large numbers are not rounded.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from arraylogchain._inputs.arrays import dtype_name, is_lazy, promote
 from arraylogchain._inputs.chain import (
     ARGUMENTS,
     Chain,
+    ChainArguments,
     check_lengths,
     check_shapes,
     check_weights,
-    prepare_chain,
 )
 
-# The axes behind those of rows: of parts, of what else operations take, of what they return.
+# Axes beyond the batch axes: of parts of a chain, of other inputs, and of results.
 AXES = {"potentials": "tk", "transitions": "skk", "initial": "k", "final": "k", "counts": "skk"}
 AXES |= {"uniforms": "t", "states": "t", "path": "t", "message": "k"}
 AXES |= {"following": "", "cotangent": "", "offset": "", "": "", "t": "t", "tk": "tk"}
@@ -48,39 +47,33 @@ AXES |= {"following": "", "cotangent": "", "offset": "", "": "", "t": "t", "tk":
 Operation = Callable[..., Any]
 
 
-class Arguments:
-    """Arguments of a chain of one step, as `TimeChunks` reads those of a `LogChain`."""
-
-    _lengths = None
-
-    def __init__(self, given: dict[str, da.Array], workspace: int) -> None:
-        self._workspace, self._arrays = workspace, given
-
-    def _arguments(self) -> dict[str, da.Array]:
-        return self._arrays
-
-
 class TimeChunks:
-    """The pieces of a chain: one if its time is not cut.
+    """A chain in time chunks: one if its time axis is not chunked.
+
+    Parameters
+    ----------
+    chain_arguments : ChainArguments
+    workspace : int
+        Bytes for temporaries of a block.
 
     Attributes
     ----------
     arguments : dict of str to array
-        The arguments of `LogChain`, but for lengths, with all batch axes.
+        The arguments of `LogChain` without lengths, with all batch axes.
     like : dict of str to array
-        What gradients, and counts, are like: the arguments as they came.
+        Arrays in the shapes and dtypes of gradients and counts, by part.
     batch : tuple of int
     dtypes : dict of str to str
-        Of kinds of results; "" is that of all others.
+        Of kinds of results; "" stands for all others.
     lengths : array
     steps : list of (int, int)
-        The first step of each piece of its own, and the one behind the last.
+        Start and stop of each chunk, without the step that it shares with the chunk before.
     """
 
-    def __init__(self, chain: Any) -> None:
-        arguments, dtype = to_lazy(chain._arguments())
+    def __init__(self, chain_arguments: ChainArguments, workspace: int) -> None:
+        arguments, dtype = to_lazy(chain_arguments.floating())
         self.batch = check_shapes(arguments)
-        self.workspace, lengths = chain._workspace, chain._lengths
+        self.workspace, lengths = workspace, chain_arguments.lengths
         potentials = arguments["log_potentials"]
         self.num_steps, self.num_states = potentials.shape[-2:]
         lengths = self.num_steps if lengths is None else lengths
@@ -103,39 +96,44 @@ class TimeChunks:
         chunks = [n for n in potentials.chunks[-2] if n]
         self.steps = list(itertools.pairwise([0, *itertools.accumulate(chunks)]))
 
+    @classmethod
+    def of(cls, chain: Any) -> TimeChunks:
+        """Return the time chunks of a `LogChain`."""
+        return cls(chain._arguments, chain._workspace)
+
     def _in_batch(self, kind: str, x: da.Array) -> da.Array:
-        """Return an array with all batch axes, so that results have them as well."""
+        """Return an array with all batch axes, so that results have them too."""
         return x[(None,) * (len(self.batch) + len(AXES[kind]) - x.ndim)]
 
     def messages(
         self, operation: Operation | None = None, backward: bool = False
     ) -> Sequence[Sequence[Any]]:
-        """Return what comes to each piece from its neighbour: logs, and whole numbers.
+        """Return the carries between chunks: messages in logs, and offsets in whole nats.
 
-        None comes to the first one, backward to the last one. Forward, what leaves the last one
-        follows.
+        Entry i is the carry into chunk i, None for the first (backward: last) one. Forward, the
+        last message follows.
         """
         operation = operation or partial(_last_message, backward=backward)
         end, result = ("log_final" if backward else "log_initial"), [(None, None)]
         for i in range(len(self.steps))[:: -1 if backward else 1]:
-            message, moved = result[-1]
+            message, offset = result[-1]
             log, shifts = self.apply(i, operation, ["message", "offset"], **{end: message})
-            result.append((log, shifts if moved is None else added([shifts, moved])))
+            result.append((log, shifts if offset is None else added([shifts, offset])))
         return tuple(zip(*(result[-2::-1] if backward else result), strict=True))
 
     @cached_property
     def sides(self) -> dict[str, Sequence[Any]]:
-        """Messages to each piece from both sides, as arguments of `LogChain`."""
+        """Carries into each chunk from both sides, as arguments of `LogChain`."""
         before, after = self.messages()[0], self.messages(backward=True)[0]
         return {"log_initial": before[:-1], "log_final": after}
 
     def apply(
         self, i: int, operation: Operation, kinds: Sequence[str], **replacements: da.Array | None
     ) -> list[da.Array]:
-        """Return what an operation makes of a piece: results of kinds that `AXES` has.
+        """Return the results of an operation on chunk i, of the kinds that `AXES` lists.
 
-        Arguments of `LogChain` that are given, such as messages, replace those of the chain;
-        operations take other arrays by their names.
+        Replacements that are arguments of `LogChain`, such as messages, replace those of the chain;
+        other arrays are passed to the operation by name.
         """
         arrays = {name: x for name, x in replacements.items() if x is not None}
         replaced = {ARGUMENTS.get(name) for name in arrays}
@@ -152,12 +150,12 @@ class TimeChunks:
         return list(map(self._summed, kinds, result))
 
     def _dtype_of_blocks(self, kind: str) -> str:
-        """Return the dtype of a kind of results; sums over blocks are rounded to a half once."""
+        """Return the dtype of results in blocks, whose sums are rounded to half precision once."""
         dtype = self.dtypes.get(kind, self.dtypes[""])
         return _without_half(dtype) if kind in self.like else dtype
 
     def _summed(self, kind: str, x: da.Array) -> da.Array:
-        """Return what blocks give, added up along batch axes along which rows share a part."""
+        """Return results of blocks, summed over batch axes along which rows share a part."""
         if kind not in self.like:
             return x
         shape = self._in_batch(kind, self.like[kind]).shape[: len(self.batch)]
@@ -166,9 +164,9 @@ class TimeChunks:
     def apply_to_all(
         self, operation: Operation, *kinds: str, **arguments: Sequence[Any]
     ) -> list[Any]:
-        """Return what an operation makes of all pieces, joined; "" is a list, one for each.
+        """Return the joined results of an operation on all chunks; of kind "" a list of results.
 
-        What it takes beside a piece, messages too, are lists with an entry for each.
+        Arguments, such as messages, are lists with an entry for each chunk.
         """
         result = [
             self.apply(i, operation, kinds, **{name: x[i] for name, x in arguments.items()})
@@ -177,7 +175,7 @@ class TimeChunks:
         return list(map(self.joined, kinds, zip(*result, strict=True)))
 
     def joined(self, kind: str, result: Sequence[da.Array]) -> Any:
-        """Return one result of those of all pieces."""
+        """Return one result, joined from those of all chunks."""
         axes, x = AXES[kind], result[-1 if kind == "final" else 0]
         if "t" in axes:
             behind = (slice(1, None), slice(None))[: len(axes)]
@@ -193,12 +191,12 @@ class TimeChunks:
 
 
 def _without_half(dtype: str) -> str:
-    """Return a dtype, or the one that half precision is computed in."""
+    """Return float32 for half precisions, and any other dtype unchanged."""
     return promote([dtype, "float32"])
 
 
 def _cut(part: str, x: da.Array, start: int, stop: int) -> da.Array:
-    """Return a part's share in steps, and in the one in front of them."""
+    """Return a part of the chain for a chunk and the step before it."""
     if part == "potentials":
         chunk = x[..., start:stop, :]
         front = da.zeros_like(chunk[..., : min(start, 1), :])
@@ -211,10 +209,17 @@ def _cut(part: str, x: da.Array, start: int, stop: int) -> da.Array:
 def _of_block(
     operation: Operation, dtypes: Sequence[str], place: Any, lengths: Any, *blocks: Any
 ) -> Any:
-    """Return what an operation makes of a piece of some rows, in memory, in these dtypes.
+    """Return the results of an operation on one block of rows of a chunk, in memory.
 
-    Its place are the names of blocks, its first step and the one behind its last, the steps of the
-    chain, and a workspace.
+    Parameters
+    ----------
+    operation : callable
+    dtypes : sequence of str
+        Of the results.
+    place : (names, (start, stop), num_steps, workspace)
+        Names of the blocks, start and stop of the chunk, T, and bytes for temporaries.
+    lengths : numpy.ndarray
+    *blocks : array
     """
     names, (start, stop), num_steps, workspace = place
     arguments = dict(zip(names, blocks, strict=True))
@@ -224,11 +229,11 @@ def _of_block(
     }
     check_lengths(lengths, lengths.shape, num_steps)
     lengths = np.clip(lengths - start, 0, stop - start) + min(start, 1)
-    ctx, chain = prepare_chain(arrays, lengths)
+    ctx, chain = ChainArguments(arrays, lengths).prepare()
     check_weights(ctx, chain)
     with using(1), ctx.computing():
         result = operation(ctx, chain, workspace, **arguments)
-        # Where messages are wider than the chain, what is computed of them is as well.
+        # Messages may be wider than the chain, and so are results computed from them.
         pairs = zip(result if isinstance(result, tuple) else (result,), dtypes, strict=False)
         result = ctx.to_caller(tuple(ctx.cast(x, getattr(ctx.xp, dtype)) for x, dtype in pairs))
     return result if len(result) > 1 else result[0]
@@ -237,12 +242,12 @@ def _of_block(
 def _last_message(
     ctx: Context, chain: Chain, workspace: int, backward: bool
 ) -> tuple[Array, Array]:
-    """Return the weights after the last step of a piece, or backward from its first step on."""
+    """Return the last forward message of a chunk, or its first backward message."""
     logs, shifts = chains.messages.last_message(ctx, chain, workspace, backward)
     return finite_where_positive(ctx, logs), shifts
 
 
 def finite_where_positive(ctx: Context, logs: Array) -> Array:
-    """Return logs that rounding to the precision makes infinite nowhere: those are impossible."""
+    """Return logs clipped to the finite range of the precision; infinities stay."""
     xp, limit = ctx.xp, float(ctx.xp.finfo(ctx.dtype(ctx.precision)).max)
     return xp.where(xp.isinf(logs), logs, xp.clip(logs, -limit, limit))

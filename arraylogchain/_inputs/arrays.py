@@ -1,7 +1,7 @@
-"""The one door in and out: library, dtype, device, and what to say when they do not fit.
+"""Validation of the caller's arrays and their conversion for computation.
 
-Everything behind this door is written against the array API standard and asks no question about the
-library. A few facts about the arrays at hand travel with every call in a `Context`.
+Computations are written against the array API standard and do not depend on the library. Its
+namespace, the device and the precision travel with every call in a `Context`.
 """
 
 from __future__ import annotations
@@ -9,21 +9,20 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache, lru_cache, wraps
+from contextlib import suppress
+from functools import cache, lru_cache
 from operator import attrgetter
 from types import NoneType
-from typing import Any, TypeVar
+from typing import Any
 
 import array_api_compat
 import numpy as np
 
 from arraylogchain._core.context import Array, Context, library_name
 from arraylogchain._core.precision import DOUBLE, SINGLE
-from arraylogchain._inputs.tensors import check_tensors, is_fake, is_instance
+from arraylogchain._inputs.tensors import are_plain, check_tensors, detached, is_instance
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-# Elements of a temporary with which a chain of elementwise operations stays in a CPU's L2.
+# Elements of a temporary for which elementwise operations stay in a CPU's L2 cache.
 _CPU_BLOCK = 1 << 16
 # On a device every operation is a launch: blocks are as large as the workspace allows.
 _DEVICE_BLOCK = 1 << 26
@@ -33,35 +32,44 @@ _DLPACK_CUDA = (2, 13)
 
 _FLOATING = ("float16", "bfloat16", "float32", "float64")
 _known_contexts: dict[tuple[Any, ...], Context] = {}
-# Made anew by NumPy each time, which takes as long as a small product.
+# Cached: NumPy makes the name of a dtype again at each call, as slowly as a small product.
 _numpy_name = cache(attrgetter("name"))
 _NUMPY = {frozenset([np.dtype(name)]): name for name in ("float16", "float32", "float64")}
 
 
-def prepare_inputs(arguments: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
-    """Check the arguments of a call and make them ready to compute with.
+def prepare_inputs(
+    arguments: Mapping[str, Array], like: str | None = None
+) -> tuple[Context, Mapping[str, Array]]:
+    """Validate the arguments of a call and convert them for computation.
 
     Parameters
     ----------
     arguments : mapping of str to array
-        The call's arguments by name.
+        By name.
+    like : str, optional
+        Name of an argument whose dtype others get that are lists, integers or booleans.
 
     Returns
     -------
     context : Context
     ready : mapping of str to array
-        The arguments, in the library that computes. Nothing is copied, except for
-        libraries whose arrays cannot be written to, when their DLPack export copies.
+        The arguments, in the library that computes. Arrays are not copied, unless their library is
+        read-only and its DLPack export copies.
 
     Raises
     ------
     TypeError
-        For what is not an array, a dtype that is not real floating, or a mixture of libraries.
+        For objects that are not arrays, dtypes that are not real floating, or mixed libraries.
     ValueError
         For arrays on different devices.
     """
-    if (context := numpy_context(arguments)) is not None:
-        return context, arguments
+    if set(map(type, arguments.values())) == {np.ndarray}:
+        # The shortest path, for NumPy arrays of one dtype.
+        name = _NUMPY.get(frozenset(map(attrgetter("dtype"), arguments.values())))
+        if name is not None:
+            return _numpy_context(name), arguments
+    if like is not None:
+        arguments = with_dtype_of(like, arguments)
     torch = sys.modules.get("torch")
     if torch is not None and all(isinstance(x, torch.Tensor) for x in arguments.values()):
         return _prepare_tensors(arguments)
@@ -73,25 +81,25 @@ def prepare_inputs(arguments: Mapping[str, Array]) -> tuple[Context, Mapping[str
                     f"{name} must have values, got one traced by JAX; call this outside of jax.jit"
                 )
     check_same("device", {name: array_api_compat.device(x) for name, x in arguments.items()})
-    # By names: array_api_strict warns where a cache compares its dtypes.
+    # By names, as array_api_strict warns where a cache compares its dtypes.
     result_name = check_dtypes(
         tuple((name, dtype_name(x.dtype)) for name, x in arguments.items()), xp
     )
     device = array_api_compat.device(next(iter(arguments.values())))
     if library_name(xp) == "numpy":
-        # Subclasses may give operators another meaning, as numpy.matrix does.
+        # Operators of subclasses, such as numpy.matrix, may differ.
         return _numpy_context(result_name), {name: np.asarray(x) for name, x in arguments.items()}
     if _can_be_written(xp):
         return native_context(xp, device, result_name), arguments
     if all(_is_on_cuda(x) for x in arguments.values()):
         return _through_cupy(xp, arguments, result_name)
     hosted = {name: _to_numpy(name, x) for name, x in arguments.items()}
-    # A library that can only export gets NumPy arrays back.
+    # A library that only exports gets its results from NumPy arrays.
     return _numpy_context(result_name, getattr(xp, "from_dlpack", None)), hosted
 
 
 def _prepare_tensors(arguments: Mapping[str, Array]) -> tuple[Context, Mapping[str, Array]]:
-    """Read tensors where they are; on the CPU as NumPy's arrays, unless there is bfloat16."""
+    """Return tensors without copies, as NumPy arrays if they are on the CPU and not bfloat16."""
     torch = sys.modules["torch"]
     check_tensors(arguments)
     result = check_dtypes(tuple([(name, x.dtype) for name, x in arguments.items()]), torch)
@@ -99,7 +107,7 @@ def _prepare_tensors(arguments: Mapping[str, Array]) -> tuple[Context, Mapping[s
     ready = {}
     try:
         for name, x in arguments.items():
-            # Also where torch holds negated numbers, or follows them.
+            # force=True resolves lazy negation and detaches from autograd.
             ready[name] = x.numpy(force=True) if on_cpu else _in_place(x)
     except RuntimeError:
         raise ValueError(
@@ -118,12 +126,40 @@ def _in_place(x: Array) -> Array:
     return x.detach().resolve_neg()
 
 
-def numpy_context(arguments: Mapping[str, Array]) -> Context | None:
-    """Return the context of arrays of NumPy's own class and of one dtype, None for others."""
-    if set(map(type, arguments.values())) != {np.ndarray}:
-        return None
-    name = _NUMPY.get(frozenset(map(attrgetter("dtype"), arguments.values())))
-    return None if name is None else _numpy_context(name)
+def with_dtype_of(like: str, arguments: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Return the arguments, with lists, integers and booleans in the dtype of one of them.
+
+    Raises
+    ------
+    TypeError
+        For lists that do not make an array of real numbers.
+    """
+    prototype = arguments[like]
+    return {name: _as_floating(name, x, like, prototype) for name, x in arguments.items()}
+
+
+def _as_floating(name: str, x: Any, like: str, prototype: Array) -> Array:
+    # Compared by identity first: proxies have no equality.
+    if x is prototype or (
+        type(x) is type(prototype)
+        and (getattr(x, "dtype", None) == getattr(prototype, "dtype", None))
+    ):
+        return x
+    if dtype_name(getattr(x, "dtype", "")).startswith(("int", "uint", "bool")):
+        xp = namespace_of(name, x)
+        return xp.astype(x, getattr(xp, dtype_name(prototype.dtype), xp.float32))
+    if not isinstance(x, (list, tuple)):
+        return x
+    array: Any = None
+    with suppress(TypeError, ValueError, RuntimeError):
+        array = np.asarray(x)
+    if array is None or array.dtype.kind not in "biuf":
+        raise TypeError(
+            f"{name} must be an array or nested lists of real numbers, got a {type(x).__name__} "
+            "that makes no such array"
+        )
+    xp, device = namespace_of(like, prototype), array_api_compat.device(prototype)
+    return xp.asarray(array.tolist(), dtype=prototype.dtype, device=device)
 
 
 @cache
@@ -132,10 +168,7 @@ def _numpy_context(result_name: str, hand_back: Callable[[Array], Array] | None 
 
 
 def native_context(xp: Any, device: Any, result_name: str) -> Context:
-    """Return the context of arrays that are computed with where they are.
-
-    Those with kernels are kept.
-    """
+    """Return the context of arrays that their own library computes with; cached with kernels."""
     key = (library_name(xp), getattr(device, "id", device), result_name)
     context = _known_contexts.get(key)
     if context is None:
@@ -168,7 +201,7 @@ def _is_cuda(device: Any) -> bool:
 
 
 def _kernels_for(xp: Any, device: Any) -> Any:
-    """Return where kernels for the arrays of a device run, if it is one that they run on."""
+    """Return the `Device` that runs kernels on arrays of a device, or None."""
     if xp is np or not _is_cuda(device):
         return None
     from arraylogchain._cuda.device import find
@@ -178,7 +211,7 @@ def _kernels_for(xp: Any, device: Any) -> Any:
 
 
 def common_namespace(arguments: Mapping[str, Array]) -> Any:
-    """Return the namespace of arrays; raise where they are of several libraries."""
+    """Return the namespace of arrays; raise TypeError if they are of several libraries."""
     check_tensors(arguments)
     namespaces = {name: namespace_of(name, x) for name, x in arguments.items()}
     check_same("library", {name: library_name(xp) for name, xp in namespaces.items()})
@@ -206,90 +239,38 @@ def namespace_of(name: str, x: Array) -> Any:
     )
 
 
-def dynamo_disabled(function: F) -> F:
-    """Return a public function that `torch.compile` calls, and does not look into.
-
-    The compiler takes more than a second to import, so it is not asked before it is there.
-    """
-    hidden: list[F] = []
-
-    @wraps(function)
-    def call(*args: Any, **options: Any) -> Any:
-        if "torch._dynamo" not in sys.modules:
-            return function(*args, **options)
-        if not hidden:
-            hidden.append(sys.modules["torch"].compiler.disable(function))
-        return hidden[0](*args, **options)
-
-    return call  # type: ignore[return-value]
-
-
 def are_numpy(*arrays: Array | None) -> bool:
-    """Tell whether all but None are arrays of NumPy's own class."""
+    """Return whether all arrays, None excepted, are of NumPy's own class."""
     return {np.ndarray, NoneType}.issuperset(map(type, arrays))
 
 
-def is_differentiated(*arrays: Array | None) -> bool:
-    """Tell whether torch needs more of a call than its values.
-
-    That is so for tensors that take part in autograd, in forward mode or in transforms such as
-    `torch.func.vmap`.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return False
-    tensors = [x for x in arrays if isinstance(x, torch.Tensor)]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return True
-    unpack = torch.autograd.forward_ad.unpack_dual
-    return not are_plain(*tensors) or any(unpack(x).tangent is not None for x in tensors)
-
-
 def has_values(*arrays: Array) -> bool:
-    """Tell whether values can be read: not those of Dask, nor of what torch transforms."""
+    """Return whether values can be read, unlike those of Dask or in transforms of torch."""
     return are_numpy(*arrays) or (not is_lazy(*arrays) and are_plain(*arrays))
 
 
 def are_readable(*arrays: Array) -> bool:
-    """Tell whether values can be read without waiting for a device."""
+    """Return whether values can be read without waiting for a device."""
     on_cpu = all("cpu" in str(array_api_compat.device(x)).lower() for x in arrays)
     return on_cpu and has_values(*arrays)
 
 
-def are_plain(*arrays: Array) -> bool:
-    """Tell whether there is no tensor without memory of its own, as within transforms.
-
-    Those that `check_tensors` refuses count as plain, if they have memory.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return True
-    tensors = [x for x in arrays if isinstance(x, torch.Tensor)]
-    if any(map(is_fake, tensors)):
-        return False
-    try:
-        for i, x in enumerate(tensors):
-            if not x.is_nested and x.layout == torch.strided:
-                # Within a transform nothing that is made has any: that of the first one tells.
-                (x if i else x.detach()).data_ptr()
-    except RuntimeError:
-        return False
-    return True
-
-
 def is_lazy(*arrays: Any) -> bool:
-    """Tell whether there is a Dask array: values are not at hand, and only workers compute."""
+    """Return whether one of the arrays is a Dask array, whose values are not in memory."""
     dask = sys.modules.get("dask.array")
     return dask is not None and any(isinstance(x, dask.Array) for x in arrays)
 
 
-def detached(x: Array) -> Array:
-    """Return a tensor without its part in autograd, and any other array as it is."""
-    return x.detach() if hasattr(x, "detach") else x
-
-
 def raise_if_differentiated(arguments: Mapping[str, Array], function: str, instead: str) -> None:
-    """Raise where a pullback would silently carry no gradient, or be of what is not in memory."""
+    """Raise for tensors that require grad and for Dask arrays, which a pullback cannot serve.
+
+    Raises
+    ------
+    TypeError
+        For Dask arrays.
+    NotImplementedError
+        For tensors that require grad.
+    """
     torch = sys.modules.get("torch")
     check_tensors(arguments)
     for name, x in arguments.items():

@@ -1,55 +1,64 @@
-"""What a chain is given: one table of its arrays, and the checks that follow from it."""
+"""Validation of the arguments of `LogChain`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-import array_api_compat
 import numpy as np
 
 from arraylogchain._core.axes import Box, Shape, boxes, check_batches, within
 from arraylogchain._core.context import Array, Context, shape_of
 from arraylogchain._inputs.arrays import (
+    common_namespace,
     dtype_name,
-    namespace_of,
-    numpy_context,
+    has_values,
+    is_lazy,
     on_host,
     prepare_inputs,
+    with_dtype_of,
 )
 
 
 class Argument(NamedTuple):
-    """An array of a chain: its argument's names as weights and as logarithms, its own axes."""
+    """Names of an argument as weights and as logarithms, and its axes beyond the batch axes."""
 
     linear: str | None
     log: str
     axes: tuple[str, ...]
 
 
-# In the order in which gradients come. Of T - 1 matrices one may stand for all.
+# In the order of gradients. One matrix may stand for all T - 1.
 PARTS = {
     "potentials": Argument(None, "log_potentials", ("T", "K")),
     "transitions": Argument("transitions", "log_transitions", ("T - 1", "K", "K")),
     "initial": Argument("initial", "log_initial", ("K",)),
     "final": Argument("final", "log_final", ("K",)),
 }
-# Bytes for each state of a path that is checked: as given, converted, with those past the ends 0.
+# Bytes for each state of a path that is checked: three copies and masks.
 BYTES_PER_STATE = 64
-# Which part an argument of `LogChain` is.
+# Part of each argument of `LogChain`.
 ARGUMENTS = {
     name: part for part, names in PARTS.items() for name in (names.linear, names.log) if name
 }
 
 
+class Arrangement(NamedTuple):
+    """Batch axes of groups and of rows, their lengths in this order, and how many of each."""
+
+    group_axes: Shape
+    row_axes: Shape
+    lengths: Shape
+    sizes: tuple[int, int]
+
+
 @dataclass(slots=True, eq=False)  # frozen ones take three times as long to make
 class Chain:
-    """Arrays of whole chains, checked, with batch axes as given; what is not there is all ones.
+    """Validated arrays of chains, with batch axes as given; missing weights are ones.
 
     Attributes
     ----------
@@ -59,9 +68,9 @@ class Chain:
         'potentials' [..., T, K]; 'transitions' [..., 1 or T - 1, K, K], which only chains of one
         step may lack; 'initial' and 'final' [..., K].
     logs : collection of str
-        Which of these hold logarithms.
+        Names of the parts that hold logarithms.
     lengths : numpy.ndarray [...] or None
-        How many steps of each row are real, T at most; what lies past them is never read.
+        Number of steps of each row; values beyond it are never read. None if all have T.
     is_plain : bool
         Whether transitions were given as one matrix [K, K].
     num_steps, num_states : int
@@ -93,33 +102,80 @@ class Chain:
     def __post_init__(self) -> None:
         self.num_steps, self.num_states = self.parts["potentials"].shape[-2:]
         own_shape = self.parts["transitions"].shape[:-2] if "transitions" in self.parts else ()
-        result = _arrangement(self.batch, own_shape)
-        self.has_one_matrix, self.group_axes, self.row_axes, self.arranged, self.sizes = result
+        self.has_one_matrix = own_shape[-1:] == (1,)
+        self.group_axes, self.row_axes, self.arranged, self.sizes = _arrange(self.batch, own_shape)
 
 
 @lru_cache(maxsize=256)
-def _arrangement(
-    batch: Shape, own_shape: Shape
-) -> tuple[bool, Shape, Shape, Shape, tuple[int, int]]:
-    """Return what a chain's batch axes, and all but the last two of its matrices, say of it."""
+def _arrange(batch: Shape, own_shape: Shape) -> Arrangement:
+    """Return the arrangement of batch axes, given those of all but the last two of matrices."""
     groups = tuple(
         axis for axis, n in enumerate(own_shape[:-1], len(batch) + 1 - len(own_shape)) if n > 1
     )
     rows = tuple(axis for axis in range(len(batch)) if axis not in groups)
     arranged = tuple(batch[axis] for axis in groups + rows)
     sizes = math.prod(arranged[: len(groups)]), math.prod(arranged[len(groups) :])
-    return own_shape[-1:] == (1,), groups, rows, arranged, sizes
+    return Arrangement(groups, rows, arranged, sizes)
 
 
-def prepare_chain(arguments: Mapping[str, Array], lengths: Any) -> tuple[Context, Chain]:
-    """Return the context and the chain of `LogChain`'s arguments by name; not part of autograd."""
-    if (ctx := numpy_context(arguments)) is None:
-        ctx, arguments = prepare_inputs(like_potentials(arguments))
-    return ctx, make_chain(arguments, lengths)
+@dataclass(frozen=True, slots=True)
+class ChainArguments:
+    """Arguments of `LogChain`, read at each call and never kept converted.
+
+    Attributes
+    ----------
+    arrays : dict of str to array
+        By name, those that are not None.
+    lengths : array or None
+        NumPy's, or Dask's.
+    """
+
+    arrays: dict[str, Array]
+    lengths: Any = None
+
+    @classmethod
+    def validated(cls, arrays: Mapping[str, Array | None], lengths: Any) -> ChainArguments:
+        """Return the arguments; raise TypeError or ValueError if they do not fit.
+
+        Values are checked if they are in the host's memory; Dask arrays are not checked here.
+        """
+        selected = {n: x for n, x in arrays.items() if x is not None or n == "log_potentials"}
+        for linear, log, _ in PARTS.values():
+            if linear in selected and log in selected:
+                raise ValueError(f"{linear} or {log} must be None, got both")
+        potentials = selected["log_potentials"]
+        if isinstance(potentials, (list, tuple)):
+            raise TypeError(
+                f"log_potentials must be an array, got a {type(potentials).__name__}; np.asarray "
+                "makes one, of sequences of different lengths after they are padded to [n, T, K], "
+                "with lengths="
+            )
+        if lengths is not None and not is_lazy(lengths):
+            lengths = np.array(on_host("lengths", lengths))  # once: reading may wait for a device
+        arguments = cls(selected, lengths)
+        if has_values(*selected.values(), lengths):
+            check_weights(*arguments.prepare())
+        elif not arguments.is_lazy():
+            common_namespace(floating := arguments.floating())
+            check_shapes(floating)
+        return arguments
+
+    def is_lazy(self) -> bool:
+        """Return whether one of the arrays is a Dask array."""
+        return is_lazy(*self.arrays.values(), self.lengths)
+
+    def floating(self) -> Mapping[str, Array]:
+        """Return the arrays, lists, integers and booleans in the dtype of the log potentials."""
+        return with_dtype_of("log_potentials", self.arrays)
+
+    def prepare(self) -> tuple[Context, Chain]:
+        """Return the context and the chain of arrays in memory, detached from autograd."""
+        ctx, arrays = prepare_inputs(self.arrays, like="log_potentials")
+        return ctx, make_chain(arrays, self.lengths)
 
 
 def make_chain(arguments: Mapping[str, Array], lengths: Any) -> Chain:
-    """Return the chain of arrays by the names of `LogChain`'s arguments."""
+    """Return the chain of arrays by the names of `LogChain`'s arguments; raise if shapes misfit."""
     batch = check_shapes(arguments)
     names, logs = _parts_of(tuple(arguments))
     parts = dict(zip(names, arguments.values()))  # noqa: B905
@@ -132,65 +188,19 @@ def make_chain(arguments: Mapping[str, Array], lengths: Any) -> Chain:
 
 @cache
 def _parts_of(arguments: tuple[str, ...]) -> tuple[list[str], frozenset[str]]:
-    """Return the parts that arguments are, and which of these hold logarithms."""
+    """Return the parts of arguments, and the names of those that hold logarithms."""
     logs = frozenset(ARGUMENTS[name] for name in arguments if name.startswith("log_"))
     return [ARGUMENTS[name] for name in arguments], logs
 
 
-def check_given(options: Mapping[str, Array | None]) -> dict[str, Array]:
-    """Return the arguments that are given; raise where one is given both ways."""
-    arguments = {
-        name: x for name, x in options.items() if x is not None or name == "log_potentials"
-    }
-    for linear, log, _ in PARTS.values():
-        if linear in arguments and log in arguments:
-            raise ValueError(f"{linear} or {log} must be None, got both")
-    x = arguments.get("log_potentials")
-    if isinstance(x, (list, tuple)):
-        raise TypeError(
-            f"log_potentials must be an array, got a {type(x).__name__}; np.asarray makes one, of "
-            "sequences of different lengths after they are padded to [n, T, K], with lengths="
-        )
-    return arguments
-
-
-def like_potentials(arguments: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Return the arrays, with lists, integers and bools made arrays like the log potentials."""
-    like = arguments["log_potentials"]
-    return {name: _as_floating(name, x, like) for name, x in arguments.items()}
-
-
-def _as_floating(name: str, x: Any, like: Array) -> Array:
-    # Proxies cannot be compared.
-    if x is like:
-        return x
-    if type(x) is type(like) and getattr(x, "dtype", None) == getattr(like, "dtype", None):
-        return x
-    if dtype_name(getattr(x, "dtype", "")).startswith(("int", "uint", "bool")):
-        xp = namespace_of(name, x)
-        return xp.astype(x, getattr(xp, dtype_name(like.dtype), xp.float32))
-    if not isinstance(x, (list, tuple)):
-        return x
-    result: Any = None
-    with suppress(TypeError, ValueError, RuntimeError):
-        result = np.asarray(x)
-    if result is None or result.dtype.kind not in "biuf":
-        raise TypeError(
-            f"{name} must be an array or nested lists of real numbers, got a {type(x).__name__} "
-            "that makes no such array"
-        )
-    xp = namespace_of("log_potentials", like)
-    return xp.asarray(result.tolist(), dtype=like.dtype, device=array_api_compat.device(like))
-
-
 def check_shapes(arguments: Mapping[str, Array]) -> Shape:
-    """Check the shapes of a chain's arrays by name; return the broadcast batch axes."""
+    """Return the broadcast batch axes of a chain's arrays; raise ValueError if shapes misfit."""
     return _check_shapes(tuple(zip(arguments, map(attrgetter("shape"), arguments.values()))))  # noqa: B905
 
 
 @lru_cache(maxsize=256)
 def _check_shapes(arguments: tuple[tuple[str, Shape], ...]) -> Shape:
-    # Some libraries have classes of their own for shapes, which print otherwise.
+    # Libraries have shape classes of their own, which print differently.
     shapes = {name: tuple(shape) for name, shape in arguments}
     potentials = shapes["log_potentials"]
     if len(potentials) < 2 or 0 in potentials[-2:]:
@@ -217,7 +227,7 @@ def _check_shapes(arguments: tuple[tuple[str, Shape], ...]) -> Shape:
 
 
 def _misfit(name: str, shape: Shape, potentials: Shape, own_shape: Shape) -> str:
-    """Say what shape an argument has, what it must have, and what may have been meant."""
+    """Return the error message for the shape of an argument, with a hint."""
     T, K = potentials[-2:]
     expected = ", ".join(map(str, own_shape))
     text = f"{name} must be [..., {expected}]"
@@ -238,7 +248,7 @@ def _misfit(name: str, shape: Shape, potentials: Shape, own_shape: Shape) -> str
 def check_lengths(lengths: Any, batch: Shape, num_steps: int) -> np.ndarray | None:
     """Return lengths [...] as a NumPy array; None if all chains have `num_steps` steps.
 
-    The cost of everything depends on them, so that they are read on the host.
+    They are read on the host, as the cost of every step depends on them.
     """
     array = on_host("lengths", lengths)
     check_integers("lengths", array, "; mask.sum(-1) makes them of a mask")

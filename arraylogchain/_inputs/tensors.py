@@ -1,17 +1,81 @@
-"""Which tensors have values that can be read; torch is not imported for that."""
+"""Tensors of torch: whether they take part in autograd, and whether their values can be read.
+
+None of these functions imports torch.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
+
+from arraylogchain._core.context import Array
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def dynamo_disabled(function: F) -> F:
+    """Exclude a public function from `torch.compile` tracing.
+
+    The compiler takes more than a second to import, so that it is only used once it is imported.
+    """
+    hidden: list[F] = []
+
+    @wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **options)
+        if not hidden:
+            hidden.append(sys.modules["torch"].compiler.disable(function))
+        return hidden[0](*args, **options)
+
+    return call  # type: ignore[return-value]
+
+
+def detached(x: Array) -> Array:
+    """Return a tensor detached from autograd, and any other array unchanged."""
+    return x.detach() if hasattr(x, "detach") else x
+
+
+def is_differentiated(*arrays: Array | None) -> bool:
+    """Return whether a tensor takes part in autograd, forward mode or a transform of torch."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    tensors = [x for x in arrays if isinstance(x, torch.Tensor)]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return True
+    unpack = torch.autograd.forward_ad.unpack_dual
+    return not are_plain(*tensors) or any(unpack(x).tangent is not None for x in tensors)
+
+
+def are_plain(*arrays: Array) -> bool:
+    """Return whether all tensors have memory of their own, unlike those in transforms.
+
+    Tensors that `check_tensors` rejects count as plain if they have memory.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return True
+    tensors = [x for x in arrays if isinstance(x, torch.Tensor)]
+    if any(map(is_fake, tensors)):
+        return False
+    try:
+        for i, x in enumerate(tensors):
+            if not x.is_nested and x.layout == torch.strided:
+                # In a transform no new tensor has memory, so that one copy shows it.
+                (x if i else x.detach()).data_ptr()
+    except RuntimeError:
+        return False
+    return True
 
 
 def check_tensors(arguments: Mapping[str, Any]) -> None:
-    """Raise for tensors that are not dense, or whose values cannot be read.
+    """Raise ValueError for tensors that are not dense, or whose values cannot be read.
 
-    Inside transforms of `torch.func` tensors pass: differentiable functions have rules for these.
+    In transforms of `torch.func` tensors pass, as differentiable functions have rules for these.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -25,7 +89,7 @@ def check_tensors(arguments: Mapping[str, Any]) -> None:
 
 
 def _trace(torch: Any) -> tuple[str, str] | None:
-    """Return what traces calls and would record their results as constants, if anything does."""
+    """Return a description of the tracer that would record results as constants, and a hint."""
     if torch.jit.is_tracing():
         return "one that torch.jit.trace traces", "call this outside of the trace"
     proxies = sys.modules.get("torch.fx.experimental.proxy_tensor")
@@ -35,7 +99,7 @@ def _trace(torch: Any) -> tuple[str, str] | None:
 
 
 def _unreadable(torch: Any, name: str, x: Any) -> tuple[str, str] | None:
-    """Return what kind of tensor cannot be read, and what to do instead; None for others."""
+    """Return a description of a tensor that cannot be read, and a hint; None for others."""
     if is_fake(x):
         return "a fake tensor, as torch.export makes", "call this outside of the export"
     if is_instance(x, "torch.masked.maskedtensor.core", "MaskedTensor"):
@@ -58,5 +122,5 @@ def is_fake(x: Any) -> bool:
 
 
 def is_instance(x: Any, module: str, name: str) -> bool:
-    """Tell whether an object is of a class of a module that may not have been imported."""
+    """Return whether an object is of a class of a module that may not be imported."""
     return module in sys.modules and isinstance(x, getattr(sys.modules[module], name))

@@ -18,7 +18,8 @@ from arraylogchain._core.axes import Shape, boxes, chunks, fold
 from arraylogchain._core.context import Array, Context, shape_of
 from arraylogchain._core.precision import Precision
 from arraylogchain._core.scaled import whole_part
-from arraylogchain._inputs.arrays import are_readable, detached
+from arraylogchain._inputs.arrays import are_readable
+from arraylogchain._inputs.tensors import detached
 from arraylogchain._products.certified import logmatmulexp
 from arraylogchain._products.gradients import logmatmulexp_gradients
 

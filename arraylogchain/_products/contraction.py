@@ -17,11 +17,11 @@ from arraylogchain._core.context import Array
 from arraylogchain._core.scaled import whole_part
 from arraylogchain._inputs.arrays import (
     are_readable,
-    detached,
     dtype_name,
     native_context,
     promote,
 )
+from arraylogchain._inputs.tensors import detached
 from arraylogchain._products.chainexp import scale_of_sums, sums_overflow
 
 # Returns a product of matrices and its pullback, or None for a pullback that is not called.

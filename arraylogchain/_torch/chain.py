@@ -17,10 +17,10 @@ from arraylogchain._inputs.chain import (
     ARGUMENTS,
     PARTS,
     Chain,
+    ChainArguments,
     check_shapes,
     check_states,
     make_chain,
-    prepare_chain,
     states_of,
 )
 from arraylogchain._inputs.tensors import check_tensors
@@ -57,11 +57,11 @@ class ChainOperation(rules.Operation):
         self.names, self.compute, self.differentiable = names, compute, differentiable
         self.name = differentiable.__name__
         # Not the chain itself: checkpoints let its tensors go.
-        self.lengths, self.workspace = log_chain._lengths, log_chain._workspace
+        self.lengths, self.workspace = log_chain._arguments.lengths, log_chain._workspace
         self.keeps_messages, self.workers = log_chain._keeps_messages, log_chain._workers
 
     def value(self, *inputs: Tensor) -> Tensor:
-        ctx, chain = prepare_chain(self._named(inputs), self.lengths)
+        ctx, chain = ChainArguments(self._named(inputs), self.lengths).prepare()
         with ctx.computing():
             return ctx.to_caller(self.compute(ctx, chain, self.workspace))
 
@@ -185,7 +185,7 @@ class PosteriorOperation(ChainOperation):
 
     def value_and_residuals(self, inputs: Tensors) -> tuple[Tensor, Any]:
         """Return the value, where the inputs lie, and what makes gradients of a cotangent."""
-        ctx, chain = prepare_chain(self._named(inputs), self.lengths)
+        ctx, chain = ChainArguments(self._named(inputs), self.lengths).prepare()
         with ctx.computing():
             options = self.workspace, self.keeps_messages
             gradients, pull = chains.marginals.value_and_pullback(ctx, chain, *options)
@@ -261,7 +261,7 @@ def expected_transitions(chain: Any, precomputed: Tensor | None = None) -> Tenso
 
 def posterior(chain: Any) -> Tensors:
     """Return log Z, marginals and counts, or None; one pass computes all three where it can."""
-    is_plain = has_values(*chain._arrays.values())
+    is_plain = has_values(*chain._arguments.arrays.values())
     precomputed = chain._run(chains.marginals.posterior) if is_plain else (None, None, None)
     counts = None if chain._transitions() is None else expected_transitions(chain, precomputed[2])
     return log_partition(chain, precomputed[0]), marginals(chain, precomputed[1]), counts
@@ -291,9 +291,9 @@ def entropy(chain: Any) -> Tensor:
 
 def log_weight(chain: Any, states: Any) -> Tensor:
     """Return `LogChain.log_weight`: sums of entries, which autograd follows by itself."""
-    arguments, found = chain._arguments(), []
+    arguments, found = chain._arguments.floating(), []
     check_tensors(arguments)
-    entered = make_chain(arguments, chain._lengths)
+    entered = make_chain(arguments, chain._arguments.lengths)
     ctx = native_context(torch_namespace, entered.parts["potentials"].device, "float64")
     states = check_states(ctx, states, entered, chain._workspace)
     states = states_of(ctx, states, None, (slice(None),) * states.ndim)
@@ -335,7 +335,7 @@ def _value(
 
     Its parts get equally many batch axes, so that an axis of vmap is one more in front.
     """
-    arguments = chain._arguments()
+    arguments = chain._arguments.floating()
     check_tensors(arguments)
     rows = len(check_shapes(arguments))
     names = [part.linear if part.linear in arguments else part.log for part in PARTS.values()]

@@ -18,7 +18,7 @@ from torch.autograd import Function
 
 from arraylogchain._core import threads
 from arraylogchain._core.context import Context
-from arraylogchain._inputs.arrays import are_plain, dynamo_disabled, is_differentiated
+from arraylogchain._inputs.tensors import are_plain, dynamo_disabled, is_differentiated
 
 Tensor = Any
 Tensors = Sequence[Any]

@@ -378,12 +378,12 @@ def _with_pullback(
     ready = {name: x[...] for name, x in ready.items()}
     with ctx.computing(workers):
         result, pull = compute(ctx, *ready.values())
-        value = ctx.to_caller(result)
+        value, prototype = ctx.to_caller(result), _prototype(ctx)
     shape = shape_of(result[0] if isinstance(result, tuple) else result)
 
     @dynamo_disabled
     def pullback(cotangent: Array) -> tuple[Any, ...]:
-        g = _enter_cotangent(ctx, shape, cotangent, ready.values())
+        g = _enter_cotangent(ctx, prototype, shape, cotangent, ready.values())
         with ctx.computing(workers):
             pairs = zip(pull(g), ready.values(), strict=True)
             return tuple(ctx.to_caller(ctx.xp.astype(x, y.dtype, copy=False)) for x, y in pairs)
@@ -454,7 +454,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         result, pull = chains.marginals.value_and_pullback(
             ctx, entered, chain._workspace, chain._keeps_messages
         )
-        value = ctx.to_caller(result)
+        value, prototype = ctx.to_caller(result), _prototype(ctx)
     shape = shape_of(result)
     names = dict(zip(ChainGradients._fields, PARTS, strict=True))
 
@@ -463,7 +463,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         cotangent: Array, wanted: Collection[str] = ChainGradients._fields
     ) -> ChainGradients:
         check_requested(wanted)
-        g = _enter_cotangent(ctx, shape, cotangent, arguments.values())
+        g = _enter_cotangent(ctx, prototype, shape, cotangent, arguments.values())
         requested = {names[field] for field in wanted} & {ARGUMENTS[name] for name in arguments}
         with ctx.computing(chain._workers):
             gradients = {
@@ -479,8 +479,13 @@ def _copy(ctx: Context, x: Array) -> Array:
     return ctx.xp.asarray(x, copy=True)
 
 
+def _prototype(ctx: Context) -> Array:
+    """Return an array of the caller's library, of which cotangents have to be."""
+    return ctx.to_caller(ctx.empty((1,), ctx.result_dtype))
+
+
 def _enter_cotangent(
-    ctx: Context, shape: Shape, cotangent: Array, inputs: Iterable[Array]
+    ctx: Context, prototype: Array, shape: Shape, cotangent: Array, inputs: Iterable[Array]
 ) -> Array:
     """Return a cotangent in the library that computes; raise where it does not fit the value."""
     raise_if_differentiated(
@@ -493,8 +498,7 @@ def _enter_cotangent(
             # Which NumPy lacks, where it computes for libraries whose arrays it can read.
             xp = array_namespace(cotangent)
             cotangent = xp.astype(cotangent, xp.float32)
-        value = ctx.to_caller(ctx.empty((1,), ctx.result_dtype))
-        _, arguments = prepare_inputs({"value": value, "cotangent": cotangent})
+        _, arguments = prepare_inputs({"value": prototype, "cotangent": cotangent})
         # Alone, they may be read by another library than together with inputs of other dtypes.
         g = ctx.xp.asarray(arguments["cotangent"], device=ctx.device)
     ctx.record_stream(g, *inputs)

@@ -254,11 +254,11 @@ def test_as_many_workers_as_are_asked_for(monkeypatch, name):
         pytest.importorskip("torch")
     seen, leave = [], Context.to_caller
 
-    def left(self, result):
+    def to_caller(self, result):
         seen.append(_threads.requested.get())
         return leave(self, result)
 
-    monkeypatch.setattr(Context, "to_caller", left)
+    monkeypatch.setattr(Context, "to_caller", to_caller)
     result = [CALLS[name](n) for n in (1, 3)]
     assert set(seen) == {1, 3}
     for parts in zip(*(x if isinstance(x, tuple) else (x,) for x in result), strict=True):

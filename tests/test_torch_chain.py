@@ -99,7 +99,8 @@ def parts_of(out):
 def operation(name, make, arrays):
     """Return an operation's results as a function of tensors by position, and without autograd."""
     detached = make(**{n: x.detach() for n, x in arrays.items()})
-    states = [detached.sample(2, rng=0)] if name == "log_weight" else []
+    # Rows with NaN weights have states of -1.
+    states = [detached.sample(2, rng=0).clamp(min=0)] if name == "log_weight" else []
 
     def call(*args):
         chain = make(**dict(zip(arrays, args, strict=True)))
@@ -391,7 +392,7 @@ def test_what_is_refused(torch):
     (second,) = torch.autograd.grad(first.sin().sum(), arrays["log_potentials"], create_graph=True)
     with pytest.raises(NotImplementedError, match="third derivatives of log_partition"):
         second.sum().backward()
-    with pytest.raises(NotImplementedError, match=r"vjp\.log_partition .* chain's log_partition"):
+    with pytest.raises(NotImplementedError, match=r"vjp\.log_partition, .* chain's log_partition"):
         alc.vjp.log_partition(chain)
     for name in ("viterbi", "sample"):
         with pytest.raises(ValueError, match=r"log_potentials .* outside of torch\.func"):
@@ -448,7 +449,7 @@ def test_weight_beside_a_zero_is_unknown(torch_backend, value):
     options = {"transitions": torch.tensor([[[1.0, 0.0], [1.0, 1.0]]])}
     for chain in (alc.LogChain(y, **options) for y in (x, x.clone().requires_grad_())):
         assert chain.log_weight(torch.tensor([0, 1])).isnan()
-        with pytest.raises(TypeError, match="states has dtype object"):
+        with pytest.raises(TypeError, match="states must hold integers, got dtype object"):
             chain.log_weight(None)
 
 

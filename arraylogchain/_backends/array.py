@@ -23,7 +23,7 @@ from arraylogchain._backends.shards import Shard
 from arraylogchain._core import scaled
 from arraylogchain._core.axes import chunks
 from arraylogchain._core.context import Array
-from arraylogchain._core.scaled import lost_by_adding, whole_maximum
+from arraylogchain._core.scaled import whole_maximum
 from arraylogchain._products.certified import certified_product
 from arraylogchain._products.operand import Factor
 
@@ -59,7 +59,7 @@ class ArrayBackend:
         start = self._initial_carry(backward) if carry is None else carry
         x, stepper = self._potentials(steps), _SegmentStepper(self, steps, backward, keep)
         messages = stepper.in_linear_space(start, x)
-        return messages or stepper.in_log_space(start, x, stepper.log_product)
+        return messages or stepper.in_log_space(start, x)
 
     def matrix(self, time: int, backward: bool) -> tuple[Factor, Array | None]:
         """Return the matrices from a step to the next as operands, and their weights.
@@ -101,7 +101,7 @@ class ArrayBackend:
         """Return the messages of one segment forward, with maxima instead of sums."""
         start = self._initial_carry(False) if carry is None else carry
         stepper = _SegmentStepper(self, steps, False, keep)
-        return stepper.in_log_space(start, self._potentials(steps), stepper.max_product)
+        return stepper.with_maxima(start, self._potentials(steps))
 
     def trace(self, updated: Messages, after: Array, steps: slice) -> Array:
         """Return the states of best paths, integers [n, groups, rows]."""
@@ -245,20 +245,45 @@ class _SegmentStepper:
 
         return self._advance(values, carry, False, predict, update)
 
-    def in_log_space(self, carry: Messages, x: Array, predict: Predict) -> SegmentMessages:
-        """Return the messages, computed in log space, with sums or maxima as products."""
-        ctx, xp, carry = self.ctx, self.ctx.xp, carry.to_log_space(self.ctx)
+    def in_log_space(self, carry: Messages, x: Array) -> SegmentMessages:
+        """Return the messages, computed in log space."""
+
+        def add(predicted: Array, potentials: Array, out: Array) -> Array:
+            self.ctx.apply(self.ctx.xp.add, predicted, potentials, out=out)
+            top = whole_maximum(self.ctx.xp, out)
+            self.ctx.apply(self.ctx.xp.subtract, out, top, out=out)
+            return top
+
+        return self._advance_logs(carry, x, self.log_product, add)
+
+    def with_maxima(self, carry: Messages, x: Array) -> SegmentMessages:
+        """Return the messages in log space, with maxima instead of sums."""
+
+        def add(predicted: Array, potentials: Array, out: Array) -> Array:
+            self.ctx.apply(self.ctx.xp.add, predicted, potentials, out=out)
+            top = whole_maximum(self.ctx.xp, out)
+            # Large terms cancel before the potential is added, and are not rounded with it.
+            self.ctx.apply(self.ctx.xp.subtract, predicted, top, out=out)
+            self.ctx.apply(self.ctx.xp.add, out, potentials, out=out)
+            return top
+
+        return self._advance_logs(carry, x, self.max_product, add)
+
+    def _advance_logs(
+        self,
+        carry: Messages,
+        x: Array,
+        predict: Predict,
+        add: Callable[[Array, Array, Array], Array],
+    ) -> SegmentMessages:
+        """Return the messages in log space; `add` writes shifted sums and returns the shift."""
+        ctx, carry = self.ctx, carry.to_log_space(self.ctx)
         # Shifted first, so that large potentials do not absorb small differences.
-        maxima = whole_maximum(xp, x)
+        maxima = whole_maximum(ctx.xp, x)
         x = x - maxima
 
         def update(predicted: Array, i: int, out: Array) -> bool:
-            ctx.apply(xp.add, predicted, x[i, ...], out=out)
-            lost = lost_by_adding(xp, predicted, x[i, ...], out)
-            top = whole_maximum(xp, out)
-            ctx.apply(xp.subtract, out, top, out=out)
-            # The maximum may cancel most of a sum.
-            ctx.apply(xp.add, out, lost, out=out)
+            top = add(predicted, x[i, ...], out)
             for rounded in (maxima[i, ...], top):  # widened first, to be added exactly
                 self.shifts = self.shifts + ctx.load(rounded[..., 0], ctx.widest)
             return True

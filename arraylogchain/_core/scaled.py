@@ -30,13 +30,6 @@ def whole_part(xp: Any, x: Array) -> Array:
     return xp.where(xp.abs(x) < math.inf, x, 0.0)
 
 
-def lost_by_adding(xp: Any, x: Array, y: Array, total: Array) -> Array:
-    """Return what rounding took from ``total = x + y`` (Knuth's two-sum), 0 if it is infinite."""
-    from_y = total - x
-    lost = (x - (total - from_y)) + (y - from_y)
-    return xp.where(xp.isfinite(lost), lost, 0.0)
-
-
 def split_log(ctx: Context, x: Array, is_log: bool) -> tuple[Array, Array]:
     """Return the logarithms of weights in two parts, high and remainder.
 

@@ -381,13 +381,13 @@ def test_torch_hears_which_stream_reads(torch, monkeypatch):
     read: list[int] = []
     x = SimpleNamespace(record_stream=lambda stream: read.append(stream.cuda_stream))
     context = arrays._numpy_context("float32")
-    context.uses(x)
+    context.record_stream(x)
     assert read == []
     names = SimpleNamespace(__name__="array_api_compat.torch")
-    replace(context, xp=names, device=1).uses(x)
+    replace(context, xp=names, device=1).record_stream(x)
     assert read == []
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=7))
-    replace(context, xp=names, device="cuda:1").uses(x, x)
+    replace(context, xp=names, device="cuda:1").record_stream(x, x)
     assert read == [7, 7]
 
 

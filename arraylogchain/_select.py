@@ -1,4 +1,4 @@
-"""The one choice among backends, from shapes and from where arrays are.
+"""The one choice among backends: from shapes, from where arrays are, and from zeros of a matrix.
 
 Array operations run everywhere and define what is right. Compiled loops compute with NumPy arrays,
 kernels on CUDA devices. This module imports none of them: `_chains.passes` imports the recursion
@@ -7,6 +7,10 @@ that a route names when it is first taken, and `_products.certified` its kernels
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
 from arraylogchain import _numba
 from arraylogchain._core.context import Context
 from arraylogchain._inputs.chain import Chain
@@ -14,9 +18,8 @@ from arraylogchain._inputs.chain import Chain
 # Whether compiled loops may be selected; tests of the array implementation switch them off.
 COMPILED: bool = True
 
-# Rows that share matrices, times K * K, from which on a matrix multiply over all of them is taken
-# to be faster than loops over each: 64 rows of 64 states, or 8 of 182.
-MIN_BLAS_WORK = 1 << 18
+# A nonzero entry of a compressed matrix takes as long as this many entries of a full one.
+SPARSE_COST = 8
 # What has no matrix multiply in it.
 MAX_PRODUCT_OPERATIONS = frozenset({"viterbi", "best_message"})
 # Bytes that loops and kernels take for an entry of a matrix: as given, converted, in each direction
@@ -27,7 +30,11 @@ KERNEL_STATES = 1024
 
 
 def route(operation: str, ctx: Context, chain: Chain, workspace: int) -> tuple[str, str]:
-    """Return the route for an operation on a chain, and why it is taken; from shapes alone."""
+    """Return the route for an operation on a chain, and why it is taken.
+
+    Where a multiply of full matrices would pay, the nonzero entries of one shared matrix are
+    counted; everything else follows from shapes.
+    """
     size, (_, rows) = chain.num_states, chain.sizes
     if operation == "log_weight":
         return "arrays", "entries of paths are gathered"
@@ -41,9 +48,30 @@ def route(operation: str, ctx: Context, chain: Chain, workspace: int) -> tuple[s
         return "kernels", "the arrays are on a CUDA device"
     if operation in MAX_PRODUCT_OPERATIONS:
         return "loops", "there is no matrix multiply in it"
-    if rows * size * size >= MIN_BLAS_WORK:
-        return "arrays", "matrix multiplies pay for many states and rows"
-    return "loops", "few states or few rows"
+    if not _multiply_pays(rows, size, size * size):
+        return "loops", "few states or few rows"
+    if not _multiply_pays(rows, size, min(size * size, SPARSE_COST * _num_nonzero(chain))):
+        return "loops", "few entries of the matrix are nonzero"
+    return "arrays", "matrix multiplies pay for many states and rows"
+
+
+def _multiply_pays(rows: int, states: int, entries: int) -> bool:
+    """Tell whether array operations are faster than loops over so many entries of a matrix.
+
+    In units of 1/40 ns for a step of rows that share a matrix. Loops take 4 for each entry and
+    row. Array operations read each matrix once, for 4 an entry, multiply for 1 an entry and row,
+    pass over the states of each row for 160 a state, and take 400,000 for calls.
+    """
+    array_cost = (4 + rows) * states**2 + 160 * rows * states + 400_000
+    return 4 * rows * entries > array_cost
+
+
+def _num_nonzero(chain: Chain) -> int:
+    """Return the number of nonzero entries of the one matrix of a chain; K * K if it has more."""
+    matrix = chain.parts.get("transitions")
+    if matrix is None or math.prod(matrix.shape[:-2]) != 1:
+        return chain.num_states**2
+    return int(np.count_nonzero(matrix != (-math.inf if "transitions" in chain.logs else 0.0)))
 
 
 def has_loops(ctx: Context) -> bool:

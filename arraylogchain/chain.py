@@ -508,7 +508,8 @@ class LogChain:
         """Return how a method will compute; print it.
 
         This depends on shapes, dtypes, the workspace, where the arrays are, and whether Numba can
-        be used; not on values or lengths.
+        be used; and, where one matrix in memory serves all rows and steps, on how many of its
+        entries are zero. It does not depend on other values, nor on lengths.
 
         Parameters
         ----------

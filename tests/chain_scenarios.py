@@ -145,6 +145,14 @@ def band(form: str, K: int, width: int, sd: float = 3) -> Options:
     return {"x": normal(3, min(2 * K, 1600 // K), K, sd=sd), **weights_as(form, P, np.eye(K)[0])}
 
 
+def band_ragged(form: str, sd: float) -> Options:
+    """Return ragged rows of a band, one of which has no path."""
+    options = band(form, 20, 2, sd)
+    options["x"] = normal(11, 30, 20, sd=sd)
+    options["x"][6, 4] = -INF
+    return {**options, "lengths": [30, 7, 30, 12, 25, 1, 9, 21, 30, 2, 16]}
+
+
 def detour(form: str, log_ratio: float) -> Options:
     """Return a chain whose only feasible path is exp(log_ratio) times a dead end until it ends."""
     K = 9
@@ -372,6 +380,8 @@ def scenarios_of_zeros(form: str) -> Iterator[Scenario]:
     for K, width in ((5, 1), (10, 2), (40, 2), (130, 3)):
         yield f"band of {width}, K = {K}, {form}", band, (form, K, width)
     yield f"band of 2, sd = 300, {form}", band, (form, 10, 2, 300)
+    for sd in (1, 300):
+        yield f"band, ragged rows, sd = {sd}, {form}", band_ragged, (form, sd)
     for ratio in (-30, -100, -300, -690, -1500, -1e5):
         yield f"detour, log ratio = {ratio:g}, {form}", detour, (form, ratio)
     for depth in (95, 200, 720, 1500):

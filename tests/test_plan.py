@@ -7,6 +7,7 @@ import pytest
 
 import arraylogchain as alc
 from arraylogchain.chain import PLANNED
+from tests.conftest import HAS_NUMBA
 
 
 def forum_chain(fill=0.0, n=500):
@@ -32,6 +33,39 @@ def test_printed_plan_of_one_row_step_and_state():
 
 def test_plan_depends_on_shapes_and_dtypes_only():
     assert str(forum_chain(0.0).plan()) == str(forum_chain(np.nan).plan())
+
+
+def left_to_right(K):
+    return np.eye(K) + np.eye(K, k=1)
+
+
+@pytest.mark.skipif(not HAS_NUMBA, reason="there are no compiled loops")
+@pytest.mark.parametrize(
+    ("batch", "transitions", "route"),
+    [
+        pytest.param((), np.ones((3, 3)), "loops", id="few states"),
+        pytest.param((20_000,), np.ones((6, 6)), "loops", id="few states, many rows"),
+        pytest.param((1000,), np.ones((48, 48)), "loops", id="48 states, many rows"),
+        pytest.param((1000,), np.ones((64, 64)), "arrays", id="64 states, many rows"),
+        pytest.param((16,), np.ones((201, 201)), "arrays", id="many states, some rows"),
+        pytest.param((2,), np.ones((201, 201)), "loops", id="many states, few rows"),
+        pytest.param((), np.ones((1000, 1000)), "loops", id="many states, one row"),
+        pytest.param((16,), left_to_right(201), "loops", id="zeros"),
+        pytest.param((16, 1), left_to_right(201)[None], "loops", id="zeros, one for each step"),
+        pytest.param((16,), np.stack([left_to_right(201)] * 2), "arrays", id="zeros, unshared"),
+    ],
+)
+def test_plan_selects_loops_unless_a_full_multiply_pays(batch, transitions, route):
+    """The route is that of the number of entries, whatever dtype and form they have."""
+    K = transitions.shape[-1]
+    for dtype in ("float32", "float64"):
+        x = np.broadcast_to(np.zeros(1, dtype), (*batch, 3, K))
+        with np.errstate(divide="ignore"):
+            arguments = {"transitions": transitions, "log_transitions": np.log(transitions)}
+        for name, matrix in arguments.items():
+            chain = alc.LogChain(x, **{name: matrix.astype(dtype)})
+            assert chain.plan("marginals").route == route
+            assert chain.plan("viterbi").route == "loops"
 
 
 def test_planning_allocates_nothing_of_note():

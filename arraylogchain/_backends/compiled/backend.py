@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._backends.compiled import matrices, paths, recursion
-from arraylogchain._backends.compiled.matrices import DENSE, MIN_SPARSE_STATES
+from arraylogchain._backends.compiled.matrices import FULL
 from arraylogchain._backends.interface import Keep, Messages, SegmentMessages
 from arraylogchain._backends.shards import Shard
 from arraylogchain._core.context import Array
@@ -17,6 +17,7 @@ from arraylogchain._numba.compiling import Floats, Integers
 _SIDE_BY_SIDE = 8
 # Numbers that are weighed by exponentials which are computed together, and steps at most.
 _CHUNK, _CHUNK_STEPS = 4096, 64
+_NO_WEIGHTS = np.empty(0)
 
 
 class CompiledBackend:
@@ -79,11 +80,11 @@ class CompiledBackend:
     def best(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
         new_carry = weights, scales, _ = self._initial_carry(carry, backward=False)
-        edges, first = self._matrices("logs", steps, False)
+        (edges, sparse), first = self._matrices("logs", steps, False)
         updated = np.empty((S, G, K * R) if keep == Keep.UPDATED else (2, 1, K * R))
         x, edges = self._potentials(steps), (*edges, self.per_group, first)
         scratch = np.empty(self.scratch[0]), np.empty(self.scratch[1])
-        paths.best(x, edges, self.lengths, new_carry, updated, scratch, steps.start)
+        paths.best(x, edges, sparse, self.lengths, new_carry, updated, scratch, steps.start)
         shifts, exponents, _ = scales.reshape(3, self.shard.groups, self.shard.rows)
         is_log = np.ones(shifts.shape, bool)
         stored = (
@@ -97,8 +98,9 @@ class CompiledBackend:
     def trace(self, updated: Messages, after: Array, steps: slice) -> Array:
         stored = self._from_rows(updated.values)
         states = self._states(after, len(stored), 1)
-        edges, first = self._matrices("logs", steps, True)
-        paths.trace(stored, (*edges, self.per_group, first), self.lengths, states, steps.start)
+        (edges, sparse), first = self._matrices("logs", steps, True)
+        edges = *edges, self.per_group, first
+        paths.trace(stored, edges, sparse, self.lengths, states, steps.start)
         return states[:-1].reshape(-1, *after.shape)
 
     def draw(self, updated: Messages, after: Array, steps: slice, uniforms: Array) -> Array:
@@ -152,14 +154,19 @@ class CompiledBackend:
             values, is_log = np.zeros((shard.groups, 1, self.K, self.K)), False
         prepared: Any
         if form == "logs":
-            prepared = matrices.logs_of(values, is_log)
+            logs = matrices.logs_of(values, is_log)
+            prepared = logs, self._compressed(_NO_WEIGHTS, logs[0])
         else:
             weights, bounds = matrices.prepare(shard.ctx, values, is_log, backward)
-            has_few = self.has_one and shard.groups == 1 and self.K >= MIN_SPARSE_STATES
-            prepared = weights, bounds, matrices.sparse_entries(*weights[:2]) if has_few else DENSE
+            prepared = weights, bounds, self._compressed(*weights[:2])
         if self.has_one:
             self._prepared[key] = prepared
         return prepared, requested.start
+
+    def _compressed(self, F: Floats, logs: Floats) -> tuple[Any, ...]:
+        """Return the `SparseColumns` of the one matrix of a shard, which compiled loops name."""
+        is_shared = self.has_one and self.shard.groups == 1
+        return tuple(matrices.compress(F, logs) if is_shared else FULL)
 
     def _potentials(self, steps: slice) -> Floats:
         """Return potentials as [G, R, n, K], not to be written to."""

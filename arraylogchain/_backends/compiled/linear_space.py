@@ -13,6 +13,8 @@ no term.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from arraylogchain._numba import elementary
 from arraylogchain._numba.compiling import inlined, inner
 from arraylogchain._numba.elementary import INF, exponent_of, power_of_two
@@ -27,6 +29,17 @@ RAISED, SMALL = 300, 2.0**200
 PERIOD = 8
 # Factors below exp of this may be lost.
 DEEPEST = -700.0
+
+
+class Step(NamedTuple):
+    """The messages of one step of R rows, [K, R], flat."""
+
+    predicted: Any
+    factors: Any  # exp(x) up to a scale
+    updated: Any
+    message: Any  # the updated message of the neighboring step
+    moved: int  # rows with a transition into this step, the first ones
+    active: int  # rows that have this step
 
 
 @inner
@@ -52,6 +65,26 @@ def zero_row(m, r, K, R):
     m[r : K * R : R] = 0.0
 
 
+@inner
+def multiply_sparse(out, m, columns, R, num_rows):
+    """Write m @ P for the first rows of m [K, R], given the compressed columns of P."""
+    starts, rows, weights, _ = columns
+    for j in range(len(starts) - 1):
+        if R == 1:
+            total = 0.0
+            for p in range(starts[j], starts[j + 1]):
+                total += m[rows[p]] * weights[p]
+            out[j] = total
+            continue
+        target = out[j * R : j * R + num_rows]
+        for r in range(num_rows):
+            target[r] = 0.0
+        for p in range(starts[j], starts[j + 1]):
+            source, weight = m[rows[p] * R : rows[p] * R + num_rows], weights[p]
+            for r in range(num_rows):
+                target[r] += source[r] * weight
+
+
 @inlined
 def matrix_index(count, g, t, first_matrix, backward):
     """Return which matrix leads to a step's message, where each group has so many."""
@@ -60,9 +93,9 @@ def matrix_index(count, g, t, first_matrix, backward):
 
 
 @inlined
-def apply_potentials(v, f, out, min_weight, threshold):
-    """Write v * f; return how many of these are out of range, or of sums v below a line."""
-    num_out_of_range = 0
+def apply_potentials(step, min_weight, threshold):
+    """Write updated weights; return how many are out of range, or come of a sum too small."""
+    num_out_of_range, v, f, out = 0, step.predicted, step.factors, step.updated
     for i in range(len(out)):
         w = v[i] * f[i]
         out[i] = w
@@ -73,17 +106,20 @@ def apply_potentials(v, f, out, min_weight, threshold):
 
 
 @inner
-def certify_rows(v, f, w, m, L, base, bounds, exponent, forms, moved, active):
+def certify_rows(step, logs, base, bounds, exponent, forms):
     """Bring rows into range; return how many are now marked because that cannot be done."""
-    count, R = 0, len(forms)
-    K = len(m) // R
-    for r in range(active):
+    count, R, v, w = 0, len(forms), step.predicted, step.updated
+    K = len(v) // R
+    for r in range(step.active):
         if forms[r] != LINEAR:
             continue
-        proved = True
-        if bounds[1] > 0.0 and r < moved:
-            proved = _are_certified(v, m, L, base, bounds[1], r, K, R)
-        if not (proved and rescale_into_range(v, f, w, r, K, R, bounds[0], exponent)):
+        is_certified = True
+        if bounds.threshold > 0.0 and r < step.moved:
+            is_certified = _are_certified(step, logs, base, bounds.threshold, r, K, R)
+        if not (
+            is_certified
+            and rescale_into_range(v, step.factors, w, r, K, R, bounds.min_weight, exponent)
+        ):
             forms[r] = FAILED
             count += 1
             zero_row(w, r, K, R)
@@ -91,8 +127,9 @@ def certify_rows(v, f, w, m, L, base, bounds, exponent, forms, moved, active):
 
 
 @inner
-def _are_certified(v, m, L, base, threshold, r, K, R):
+def _are_certified(step, L, base, threshold, r, K, R):
     """Tell whether a row's sums are large enough, or have no term, where entries were left out."""
+    v, m = step.predicted, step.message
     for j in range(K):
         if v[j * R + r] >= threshold:
             continue

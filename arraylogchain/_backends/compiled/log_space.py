@@ -14,21 +14,29 @@ from arraylogchain._numba.vector_sums import multiply
 
 @inner
 def _sparse_product(a, sparse, out, maxima, u):
-    """Do what `log_product` does with a matrix of few entries: none has to be proved."""
-    rows, logs = sparse
-    K, D = len(a), len(rows)
-    for j in range(K):
-        maxima[j], out[j] = -INF, 0.0
-    for d in range(D):
-        for j in range(K):
-            term = a[rows[d, j]] + logs[d, j]
-            maxima[j] = term if term > maxima[j] else maxima[j]
-    for d in range(D):
-        for j in range(K):
-            u[j] = a[rows[d, j]] + logs[d, j] - maxima[j]
-        exps(u, 0.0, u, K)
-        for j in range(K):
-            out[j] += u[j]
+    """Do what `log_product` does with compressed columns: no sum has to be certified."""
+    starts, rows, _, logs = sparse
+    K, first = len(a), 0
+    while first < K:
+        # As many columns as have K terms together are exponentiated at once.
+        start, last = starts[first], first
+        while last < K and starts[last + 1] - start <= K:
+            maxima[last] = -INF
+            for p in range(starts[last], starts[last + 1]):
+                term = a[rows[p]] + logs[p]
+                u[p - start] = term
+                maxima[last] = term if term > maxima[last] else maxima[last]
+            shift = maxima[last] if maxima[last] > -INF else 0.0
+            for p in range(starts[last] - start, starts[last + 1] - start):
+                u[p] -= shift
+            last += 1
+        exps(u, 0.0, u, starts[last] - start)
+        for j in range(first, last):
+            total = 0.0
+            for p in range(starts[j] - start, starts[j + 1] - start):
+                total += u[p]
+            out[j] = total
+        first = last
     for j in range(K):
         out[j] = log(out[j]) + maxima[j] if maxima[j] > -INF else -INF
 
@@ -57,13 +65,12 @@ def log_product(a, F, L, base, threshold, is_special, sparse, out, sums, u):
         more than their last digit.
     is_special : bool
         Whether entries are infinite, or NaN.
-    sparse : (rows [D, K], logs [D, K])
-        Each column's largest entries, all others being 0; none if that takes many.
+    sparse : SparseColumns
     sums, u : arrays [K]
     """
     K, top = len(a), max_or_nan(a)
     is_certified = not is_special and -INF < top < INF
-    if is_certified and len(sparse[0]) > 0:
+    if is_certified and len(sparse.rows) > 0:
         _sparse_product(a, sparse, out, sums, u)
         return
     if is_certified:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from arraylogchain._core.context import Array, Context
 from arraylogchain._core.scaled import scaled_logs, whole_maximum
 from arraylogchain._numba.compiling import Floats, Integers, compiled
 from arraylogchain._numba.elementary import INF
+from arraylogchain._select import SPARSE_COST
 
 # Entries below this, relative to the largest of their matrix, are left out of F.
 _LEAST_ENTRY = 2.0**-700
@@ -19,8 +20,17 @@ _LEAST_ENTRY = 2.0**-700
 _FROM, _TO = 2.0**-8, 2.0**8
 # What sums have to be, relative to terms that were left out.
 _ABOVE = 2.0**54
-# From so many states on entries above zero are counted; such a share of each column is few.
-MIN_SPARSE_STATES, _SPARSE_SHARE = 8, 4
+# From so many states on, columns of a matrix with many zeros are compressed.
+_MIN_SPARSE_STATES = 8
+
+
+class SparseColumns(NamedTuple):
+    """Nonzero entries of one matrix [K, K], column after column; empty arrays if it is full."""
+
+    starts: Integers  # [K + 1], where columns begin
+    rows: Integers  # in ascending order in each column
+    weights: Floats  # 0 where an entry was left out of F
+    logs: Floats
 
 
 # What `recursion.advance` takes: (F, logs, scales) of matrices exp(scales[0]) 2^scales[1] F, flat,
@@ -96,17 +106,38 @@ def logs_of(values: Array, is_log: bool) -> tuple[Floats, Floats, int]:
     return x.reshape(-1), maxima.reshape(-1), x.shape[1]
 
 
-def sparse_entries(F: Floats, logs: Floats) -> tuple[Integers, Floats]:
-    """Return rows and logarithms [D, K] of the largest entries of columns, if others are 0."""
-    K = math.isqrt(F.shape[-1])
-    if np.count_nonzero(F) > K * (K // _SPARSE_SHARE):
-        return DENSE
-    logs = (logs if logs.size else np.log(F)).reshape(K, K)
-    num_entries = int(np.max(np.count_nonzero(logs > -INF, axis=0)))
-    if num_entries > K // _SPARSE_SHARE:
-        return DENSE
-    rows = np.argsort(-logs, axis=0)[:num_entries]
-    return rows, np.take_along_axis(logs, rows, 0)
+def compress(F: Floats, logs: Floats) -> SparseColumns:
+    """Return the columns of a matrix [K * K] compressed, if few of its entries are nonzero.
+
+    The logarithms are those of F if there are none.
+    """
+    entries, zero = (logs, -INF) if logs.size else (F, 0.0)
+    K, num_nonzero = math.isqrt(entries.size), np.count_nonzero(entries > zero)
+    if K < _MIN_SPARSE_STATES or SPARSE_COST * num_nonzero > K * K:
+        return FULL
+    starts, rows = np.empty(K + 1, np.int64), np.empty(num_nonzero, np.int64)
+    write_columns(entries.reshape(K, K), zero, starts, rows)
+    at = rows * K + np.repeat(np.arange(K), np.diff(starts))
+    weights = F[at] if F.size else F
+    return SparseColumns(starts, rows, weights, logs[at] if logs.size else np.log(weights))
 
 
-DENSE: tuple[Integers, Floats] = (np.empty((0, 0), np.int64), np.empty((0, 0)))
+@compiled
+def write_columns(entries: Floats, zero: float, starts: Integers, rows: Integers) -> None:
+    """Write where the columns of a matrix begin, and the rows of the entries above `zero`."""
+    K = len(entries)
+    for j in range(K + 1):
+        starts[j] = 0
+    for k in range(K):
+        for j in range(K - 1):
+            starts[j + 2] += entries[k, j] > zero
+    for j in range(1, K):
+        starts[j + 1] += starts[j]
+    for k in range(K):
+        for j in range(K):
+            if entries[k, j] > zero:
+                rows[starts[j + 1]] = k
+                starts[j + 1] += 1
+
+
+FULL = SparseColumns(*np.empty((2, 0), np.int64), *np.empty((2, 0)))

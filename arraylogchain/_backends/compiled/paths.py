@@ -12,6 +12,7 @@ from arraylogchain._backends.compiled.linear_space import (
     split_potentials,
 )
 from arraylogchain._backends.compiled.log_space import log_entry
+from arraylogchain._backends.compiled.matrices import SparseColumns
 from arraylogchain._numba import elementary
 from arraylogchain._numba.compiling import compiled, inlined, inner
 from arraylogchain._numba.elementary import INF, exp, integer_shift, max_or_nan, subtract_row_max
@@ -19,7 +20,7 @@ from arraylogchain._numba.vector_sums import maximise
 
 
 @compiled
-def best(x, matrices, lengths, carry, updated, scratch, first):
+def best(x, matrices, sparse, lengths, carry, updated, scratch, first):
     """Take groups of rows through a block of steps, with the largest of terms for their sums.
 
     Parameters
@@ -29,12 +30,15 @@ def best(x, matrices, lengths, carry, updated, scratch, first):
         weights.
     matrices : (L, shifts, count, sharing, first_matrix)
         Logarithms of weights [n, K, K], flat, less whole numbers [n]; see `recursion.advance`.
+    sparse : tuple
+        As for `recursion.advance`, without weights.
     updated : array [S, G, K * R], or [2, 1, K * R]
         Those after each step, if they are kept. What adding potentials loses to rounding is added
         when the largest of a row is subtracted, as that may cancel most of a sum.
     scratch : arrays [B + 4, K * R], flat, and [B + 3, R]
     """
     L, matrix_shifts, per_group, sharing, first_matrix = matrices
+    sparse = SparseColumns(*sparse)
     weights, scales, forms = carry
     G, R, S, K = x.shape
     B = len(scratch[1]) - 3
@@ -59,7 +63,10 @@ def best(x, matrices, lengths, carry, updated, scratch, first):
             moved = num_active(lengths[g], t) if t > 0 else 0
             n = matrix_index(per_group, g // sharing, t, first_matrix, False)
             if moved > 0:
-                maximise(out, m, L, n * K * K, K, R, moved)
+                if len(sparse.rows) > 0:
+                    _maximise_sparse(out, m, sparse, R, moved)
+                else:
+                    maximise(out, m, L, n * K * K, K, R, moved)
                 if is_special or elementary.count_special(m) > 0:
                     _write_nan(out, m, L, n * K * K, K, R, moved)
             copy_rows(out, m, R, moved)
@@ -80,6 +87,28 @@ def best(x, matrices, lengths, carry, updated, scratch, first):
 
 
 @inner
+def _maximise_sparse(out, m, columns, R, num_rows):
+    """Write the largest m[k] + L[k, j] of the first rows, given the compressed columns of L."""
+    starts, rows, _, logs = columns
+    for j in range(len(starts) - 1):
+        if R == 1:
+            largest = -INF
+            for p in range(starts[j], starts[j + 1]):
+                term = m[rows[p]] + logs[p]
+                largest = term if term > largest else largest
+            out[j] = largest
+            continue
+        target = out[j * R : j * R + num_rows]
+        for r in range(num_rows):
+            target[r] = -INF
+        for p in range(starts[j], starts[j + 1]):
+            source, log = m[rows[p] * R : rows[p] * R + num_rows], logs[p]
+            for r in range(num_rows):
+                term = source[r] + log
+                target[r] = term if term > target[r] else target[r]
+
+
+@inner
 def _write_nan(out, m, P, base, K, R, moved):
     """Write NaN where one of the terms of a maximum is NaN."""
     for i in range(K * K):
@@ -90,17 +119,18 @@ def _write_nan(out, m, P, base, K, R, moved):
 
 
 @compiled
-def trace(updated, matrices, lengths, states, first):
+def trace(updated, matrices, sparse, lengths, states, first):
     """Write the states of best paths, [S + 1, G, R, 1], of which the last are known.
 
     Parameters
     ----------
     updated : array [S, G, K * R]
         What `best` kept.
-    matrices : tuple
+    matrices, sparse : tuple
         Those from each step to the next; see `best`.
     """
     L, _, per_group, sharing, first_matrix = matrices
+    sparse = SparseColumns(*sparse)
     (S, G, _), R = updated.shape, states.shape[2]
     K = updated.shape[2] // R
     for g in range(G):
@@ -109,7 +139,9 @@ def trace(updated, matrices, lengths, states, first):
             moved = num_active(lengths[g], first + i + 1)
             for r in range(R):
                 j = states[i + 1, g, r, 0]
-                if r < moved:
+                if r < moved and len(sparse.rows) > 0:
+                    j = _came_from_sparse(updated[i, g], r, R, sparse, j)
+                elif r < moved:
                     j = _came_from(updated[i, g], r, R, L, base + j, K)
                 states[i, g, r, 0] = j
 
@@ -123,6 +155,17 @@ def _came_from(m, r, R, P, at, K):
         w = m[k * R + r] + P[at + k * K]
         is_first = (not w <= largest) & (largest == largest)
         argmax, largest = k if is_first else argmax, w if is_first else largest
+    return argmax
+
+
+@inlined
+def _came_from_sparse(m, r, R, columns, j):
+    """Do what `_came_from` does with compressed columns, where no weight is NaN or +inf."""
+    starts, rows, _, logs = columns
+    largest, argmax = -INF, 0
+    for p in range(starts[j], starts[j + 1]):
+        w = m[rows[p] * R + r] + logs[p]
+        argmax, largest = rows[p] if w > largest else argmax, w if w > largest else largest
     return argmax
 
 

@@ -1,190 +1,273 @@
-"""The recursion: rows side by side that share their matrices, through a block of steps.
+"""The forward and backward recursions over one segment of steps, compiled by Numba.
 
-    predicted_t = updated_{t-1} @ P_{t-1}      forward; at a row's first step what it begins with
-    predicted_t = P_t @ updated_{t+1}          backward; at its last step what it ends with
-    updated_t   = predicted_t * exp(x_t)
+    predict    predicted_t = updated_{t-1} @ P_{t-1}   (forward)
+               predicted_t = P_t @ updated_{t+1}       (backward)
+    update     updated_t   = predicted_t * exp(x_t)
 
-Weights of a state of R rows are an array [K, R], flat: there is no difference between one row and
-many, but for the order of loops. They are to be multiplied by exp(shift) * 2^power, whole numbers.
+At the first step of a row (its last step, backward) `predicted` is the initial (final) weights.
 
-A row first goes through a block in linear weights, as long as each step is proved; see `steps`. If
-one is not, it goes through the block again, in logarithms.
+A message of R rows that share their matrices is stored as a flat [K, R] array, so that one row and
+many rows run the same code. Its true value is ``array * exp(shift) * 2**exponent``; both scales are
+integers, kept per row, so that they accumulate without rounding.
+
+Each row is first advanced in linear space, where every step certifies itself (see `linear_space`).
+A row that is not certified is advanced again from the start of the segment in log space.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 from arraylogchain._backends.compiled import linear_space
 from arraylogchain._backends.compiled.linear_space import FAILED, LINEAR, LOGS, RAISED, num_active
 from arraylogchain._backends.compiled.log_space import log_product, write_log_sum
+from arraylogchain._backends.compiled.matrices import SparseColumns
 from arraylogchain._numba import elementary, vector_sums
 from arraylogchain._numba.compiling import compiled, inner
 from arraylogchain._numba.elementary import INF, integer_shift, max_or_nan
 
+# `advance` takes these as plain tuples: Numba dispatches each named tuple 1 us more slowly. Inside
+# compiled code, naming their fields costs nothing.
+
+
+class Matrices(NamedTuple):
+    """Transition matrices, scaled to a largest entry of about 1.
+
+    The true matrix n is ``weights[n] * exp(scales[0, n]) * 2**scales[1, n]``, [from, to], or
+    [to, from] for the backward recursion.
+    """
+
+    weights: Any  # [n, K, K], flat
+    logs: Any  # their logarithms; empty if the logarithms of `weights` are as good
+    scales: Any  # [2, n]
+    per_group: int  # matrices of each group
+    sharing: int  # consecutive x[g] that share the matrices of one group
+    first: int  # step of the first of them
+
+
+class Bounds(NamedTuple):
+    """Sizes that certify a step; see `matrices.prepare`."""
+
+    min_weight: float  # smallest nonzero weight that linear space may hold
+    threshold: float  # smallest sum that dropped matrix entries cannot affect; 0 if none is dropped
+    log_threshold: float  # the same for a step in log space
+    is_special: bool  # some matrix entry is infinite or NaN
+
+
+class Carry(NamedTuple):
+    """The message of the R rows of one group that enters a segment; replaced by the last one."""
+
+    weights: Any  # [R, K], linear or logarithms
+    shifts: Any  # [R]
+    exponents: Any  # [R]
+    forms: Any  # [R]: LINEAR or LOGS; a row keeps one form throughout the segment
+
+
+class Segment(NamedTuple):
+    """Consecutive steps of the R rows of one group."""
+
+    x: Any  # [R, S, K], log potentials
+    lengths: Any  # [R], in descending order
+    first_step: int  # step number of x[:, 0]
+    backward: bool
+    g: int  # number of the group
+
+
+class Stored(NamedTuple):
+    """Messages of the segment's S steps, as far as the caller asked for them.
+
+    What is not asked for is a scratch buffer of two steps, [2, 1, K * R], with empty scales.
+    """
+
+    predicted: Any  # [S, G, K * R]
+    updated: Any  # [S + 1, G, K * R], including the carry that the segment starts from
+    predicted_scales: Any  # [2, S, G, R]
+    updated_scales: Any  # [2, S + 1, G, R]
+
+
+class Scratch(NamedTuple):
+    """Work space to exponentiate the potentials of B steps at a time."""
+
+    factors: Any  # [(B + 4) * K * R]
+    x_shifts: Any  # [B + 3, R]
+
 
 @compiled
-def advance(x, matrices, bounds, sparse, lengths, carry, stored, scratch, first, backward):
-    """Take groups of rows through the steps of a block; return how many are in logs.
+def advance(x, matrices, bounds, sparse, lengths, carry, stored, scratch, first_step, backward):
+    """Advance all rows by one segment; return the number of rows that ended in log space.
 
     Parameters
     ----------
     x : array [G, R, S, K]
-        Potentials.
-    matrices : (F, L, scales, count, sharing, first_matrix)
-        F [n, K, K], flat, with exp(scales[0, n]) * 2^scales[1, n]; transposed if `backward`.
-        Logarithms of entries of F, or empty. `count` of them, for the steps from `first_matrix`
-        on, are         the matrices of as many x[g], one after another, as are `sharing` them.
-    bounds : (least, line, log_line, is_special)
-        The least linear weight; the least sum that is proved if entries were left out of F, else 0;
-        the least sum of a step in logarithms; whether entries are infinite or NaN.
-    sparse : (rows, logs)
-        Of the one matrix, if there is one and it has few entries; see `log_product`.
+        Log potentials.
+    matrices, bounds, sparse, stored, scratch : tuple
+        The fields of `Matrices`, `Bounds`, `SparseColumns`, `Stored` and `Scratch`.
     lengths : array [G, R]
-        Steps of rows, the longest first.
+        Length of each row, in descending order.
     carry : (weights [G, R, K], scales [3, G, R], forms [G, R])
-        Changed. The last is LINEAR or LOGS, as rows are in all of the block. What a chain begins
-        with may have any weights. Third of the scales are the logs of the sums of all weights.
-    stored : (predicted [S, G, K * R], updated [S + 1, G, K * R], scales of both [2, ..., G, R])
-        What is kept of each step; `updated` also has what the block began with. What is not kept is
-        [2, 1, K * R], and no scales.
-    scratch : arrays [B + 4, K * R], flat, and [B + 3, R]
-        B steps are weighed by exponentials that are computed together.
-    first : int
-        The first step of the block.
+        See `Carry`. The last of the scales becomes the log of the sum of the weights.
+    first_step : int
+        Step number of ``x[:, :, 0]``.
     backward : bool
     """
+    matrices, bounds, sparse = Matrices(*matrices), Bounds(*bounds), SparseColumns(*sparse)
+    stored, scratch = Stored(*stored), Scratch(*scratch)
     weights, scales, forms = carry
-    log_range, num_in_logs = (RAISED - 8 - math.log2(bounds[0])) * math.log(2.0), 0
+    log_range, num_in_logs = linear_log_range(bounds), 0
     for g in range(len(x)):
-        rows = weights[g], scales[0, g], scales[1, g], forms[g]
-        for r in range(len(forms[g])):
-            _enter_linear_space(rows, r, bounds, log_range)
-        _advance_linear(
-            x[g], matrices, bounds, lengths[g], rows, stored, scratch, first, backward, g
-        )
-        for r in range(len(forms[g])):
-            if forms[g, r] != LINEAR:
+        segment = Segment(x[g], lengths[g], first_step, backward, g)
+        rows = Carry(weights[g], scales[0, g], scales[1, g], forms[g])
+        for r in range(len(rows.forms)):
+            enter_linear_space(rows, r, bounds, log_range)
+        advance_linear(segment, rows, matrices, bounds, sparse, stored, scratch)
+        for r in range(len(rows.forms)):
+            if rows.forms[r] != LINEAR:
                 num_in_logs += 1
-                _advance_in_log_space(
-                    x[g],
-                    matrices,
-                    bounds,
-                    sparse,
-                    lengths[g],
-                    rows,
-                    stored,
-                    scratch,
-                    first,
-                    backward,
-                    g,
-                    r,
-                )
-            write_log_sum(weights[g, r], forms[g, r] == LINEAR, scales[:, g, r])
+                _advance_in_logs(segment, rows, r, matrices, bounds, sparse, stored, scratch)
+            write_log_sum(rows.weights[r], rows.forms[r] == LINEAR, scales[:, g, r])
     return num_in_logs
 
 
 @inner
-def _enter_linear_space(carry, r, bounds, log_range):
-    """Make a row linear, if its weights can be brought into range; else mark it, or leave logs."""
-    weights, shifts, exponents, forms = carry
-    m, K, is_special = weights[r], weights.shape[1], bounds[3]
+def linear_log_range(bounds):
+    """Return how far below their maximum the logs of weights may lie that become linear."""
+    return (RAISED - 8 - math.log2(bounds.min_weight)) * math.log(2.0)
+
+
+@inner
+def enter_linear_space(rows, r, bounds, log_range):
+    """Convert row r to linear space if its weights fit there.
+
+    A linear row that does not fit becomes FAILED; a row of logarithms stays LOGS.
+    """
+    weights, shifts, exponents, forms = rows
+    row, K = weights[r], weights.shape[1]
     if forms[r] == LINEAR:
-        zero, one = K - K, K // K  # Numba would compile another function for constants
-        fits = linear_space.rescale_into_range(m, m, m, zero, K, one, bounds[0], exponents[r:])
-        forms[r] = LINEAR if fits and not is_special else FAILED
+        # Not literals: Numba would compile another version of the callee for each constant.
+        zero, one = K - K, K // K
+        min_weight = bounds.min_weight
+        fits = linear_space.rescale_into_range(
+            row, row, row, zero, K, one, min_weight, exponents[r:]
+        )
+        forms[r] = LINEAR if fits and not bounds.is_special else FAILED
         return
-    top = max_or_nan(m)
-    shift, num_too_small = integer_shift(top), 0
+    row_max = max_or_nan(row)
+    shift, num_too_small = integer_shift(row_max), 0
     shifts[r] += shift
     for k in range(K):
-        m[k] -= shift
-        num_too_small += (m[k] < -log_range) & (m[k] > -INF)
-    if num_too_small == 0 and top == top and not is_special:
-        elementary.exps(m, 0.0, m, K)
+        row[k] -= shift
+        num_too_small += (row[k] < -log_range) & (row[k] > -INF)
+    if num_too_small == 0 and row_max == row_max and not bounds.is_special:
+        elementary.exps(row, 0.0, row, K)
         for k in range(K):
-            m[k] *= elementary.power_of_two(RAISED)
+            row[k] *= elementary.power_of_two(RAISED)
         exponents[r] -= RAISED
         forms[r] = LINEAR
 
 
 @inner
-def _advance_linear(x, matrices, bounds, lengths, carry, stored, scratch, first, backward, g):
-    """Take rows of a group through a block, those that are linear; mark what fails."""
-    F, L, matrix_scales, per_group, sharing, first_matrix = matrices
-    forms = carry[3]
-    predicted, updated, predicted_scales, updated_scales = stored
-    R, S, K = x.shape
-    B = len(scratch[1]) - 3
-    factors, x_shifts, row_scratch = scratch[0], scratch[1], scratch[1][B:]
-    shift, exponent, row_max = row_scratch[0], row_scratch[1], row_scratch[2]
-    # What is not kept is written over: of that there are two steps, one after another.
-    num_predicted, num_updated, ga, gl = (
-        len(predicted),
-        len(updated),
-        g % predicted.shape[1],
-        g % updated.shape[1],
-    )
-    next_batch = low = S - S  # of a constant Numba compiles another version
-    m = updated[S % num_updated if backward else 0, gl]
-    num_linear = _copy_linear_rows(m, shift, exponent, carry, next_batch)
-    linear_space.raise_weights(m, row_max, exponent)
-    _store_scales(updated_scales, g, S if backward else 0, shift, exponent)
+def advance_linear(segment, rows, matrices, bounds, sparse, stored, scratch):
+    """Advance the linear rows of a group; mark as FAILED, and zero, rows that are not certified.
+
+    Return the number of rows that are linear still.
+    """
+    x, lengths, first_step, backward, g = segment
+    factors, x_shifts = scratch
+    (R, S, K), B = x.shape, len(x_shifts) - 3
+    shift, exponent, row_max = x_shifts[B], x_shifts[B + 1], x_shifts[B + 2]
+    # Messages that are not stored alternate between the two steps of a scratch buffer.
+    num_predicted, predicted_g = len(stored.predicted), g % stored.predicted.shape[1]
+    num_updated, updated_g = len(stored.updated), g % stored.updated.shape[1]
+    zero = S - S  # not a literal, see `enter_linear_space`
+    message = stored.updated[S % num_updated if backward else zero, updated_g]
+    num_linear = _load_linear_rows(rows, message, shift, exponent)
+    linear_space.raise_weights(message, row_max, exponent)
+    _store_scales(stored.updated_scales, g, S if backward else zero, shift, exponent)
+    batch_start, next_batch = zero, zero  # steps whose potentials are exponentiated together
     for s in range(S if num_linear else 0):
         i = S - 1 - s if backward else s
-        t = first + i
+        t = first_step + i
         if s == next_batch:
             count = S - s if S - s < B else B
             next_batch += count
-            low = i - count + 1 if backward else i
+            batch_start = i - count + 1 if backward else i
             num_linear -= linear_space.write_factors(
-                x, low, count, lengths, first, factors, x_shifts, forms, m
+                x, batch_start, count, lengths, first_step, factors, x_shifts, rows.forms, message
             )
-        active, f = num_active(lengths, t), factors[(i - low) * K * R : (i - low + 1) * K * R]
+        exp_x = factors[(i - batch_start) * K * R : (i - batch_start + 1) * K * R]
+        predicted = stored.predicted[i % num_predicted, predicted_g]
+        updated = stored.updated[(i + (not backward)) % num_updated, updated_g]
+        active = num_active(lengths, t)
         moved = num_active(lengths, t + 1) if backward else (active if t > 0 else 0)
-        v, w = predicted[i % num_predicted, ga], updated[(i + (not backward)) % num_updated, gl]
-        n = linear_space.matrix_index(per_group, g // sharing, t, first_matrix, backward)
-        if moved > 0:
-            vector_sums.multiply(v, m, F, n * K * K, K, R, moved)
-        for r in range(moved):
-            shift[r] += matrix_scales[0, n]
-            exponent[r] += matrix_scales[1, n]
-        linear_space.copy_rows(v, m, R, moved)
-        _store_scales(predicted_scales, g, i, shift, exponent)
-        if linear_space.apply_potentials(v, f, w, bounds[0], bounds[1]) > 0:
+        n = matrix_index(matrices, g, t, backward)
+        _predict(predicted, message, matrices, sparse, n, moved, shift, exponent)
+        _store_scales(stored.predicted_scales, g, i, shift, exponent)
+        step = linear_space.Step(predicted, exp_x, updated, message, moved, active)
+        if linear_space.apply_potentials(step, bounds.min_weight, bounds.threshold) > 0:
             num_linear -= linear_space.certify_rows(
-                v, f, w, m, L, n * K * K, bounds, exponent, forms, moved, active
+                step, matrices.logs, n * K * K, bounds, exponent, rows.forms
             )
             if num_linear == 0:
-                return
+                return 0
         if s % linear_space.PERIOD == 0:
-            linear_space.raise_weights(w, row_max, exponent)
+            linear_space.raise_weights(updated, row_max, exponent)
         for r in range(R):
-            shift[r] += x_shifts[i - low, r]
-        _store_scales(updated_scales, g, i + (not backward), shift, exponent)
-        m = w
-    _copy_linear_rows(m, shift, exponent, carry, next_batch)
+            shift[r] += x_shifts[i - batch_start, r]
+        _store_scales(stored.updated_scales, g, i + (not backward), shift, exponent)
+        message = updated
+    _store_linear_rows(rows, message, shift, exponent)
+    return num_linear
 
 
 @inner
-def _copy_linear_rows(m, shift, exponent, carry, is_after):
-    """Copy a state's rows that are linear, back once steps are taken; return how many these are."""
-    weights, shifts, exponents, forms = carry
+def matrix_index(matrices, g, t, backward):
+    """Return the number of the matrix that leads to the message of step t."""
+    return linear_space.matrix_index(
+        matrices.per_group, g // matrices.sharing, t, matrices.first, backward
+    )
+
+
+@inner
+def _predict(predicted, message, matrices, sparse, n, moved, shift, exponent):
+    """Write the predicted message; rows without a transition into the step keep theirs."""
+    R = len(shift)
+    K = len(message) // R
+    if moved > 0 and len(sparse.rows) > 0:
+        linear_space.multiply_sparse(predicted, message, sparse, R, moved)
+    elif moved > 0:
+        vector_sums.multiply(predicted, message, matrices.weights, n * K * K, K, R, moved)
+    for r in range(moved):
+        shift[r] += matrices.scales[0, n]
+        exponent[r] += matrices.scales[1, n]
+    linear_space.copy_rows(predicted, message, R, moved)
+
+
+@inner
+def _load_linear_rows(rows, message, shift, exponent):
+    """Copy the linear rows of a carry into a message, 0 for the others; return their number."""
+    weights, shifts, exponents, forms = rows
     R, K = weights.shape
     count = 0
     for r in range(R):
         is_linear = forms[r] == LINEAR
         count += is_linear
-        if is_after == 0:
-            shift[r], exponent[r] = shifts[r], exponents[r]
-        elif is_linear:
-            shifts[r], exponents[r] = shift[r], exponent[r]
+        shift[r], exponent[r] = shifts[r], exponents[r]
         for k in range(K):
-            if is_after == 0:
-                m[k * R + r] = weights[r, k] if is_linear else 0.0
-            elif is_linear:
-                weights[r, k] = m[k * R + r]
+            message[k * R + r] = weights[r, k] if is_linear else 0.0
     return count
+
+
+@inner
+def _store_linear_rows(rows, message, shift, exponent):
+    """Copy the rows that are linear still from a message back into the carry."""
+    weights, shifts, exponents, forms = rows
+    R, K = weights.shape
+    for r in range(R):
+        if forms[r] == LINEAR:
+            shifts[r], exponents[r] = shift[r], exponent[r]
+            for k in range(K):
+                weights[r, k] = message[k * R + r]
 
 
 @inner
@@ -195,51 +278,68 @@ def _store_scales(scales, g, i, shift, exponent):
 
 
 @inner
-def _advance_in_log_space(
-    x, matrices, bounds, sparse, lengths, carry, stored, scratch, first, backward, g, r
-):
-    """Take a row through a block in logarithms; factors in `scratch` are not needed any more."""
-    F, L, matrix_scales, per_group, sharing, first_matrix = matrices
-    weights, shifts, exponents, forms = carry
-    predicted, updated, predicted_scales, updated_scales = stored
-    S, K, buffer = x.shape[1], x.shape[2], scratch[0]
-    a, c, sums, u = buffer[:K], buffer[K : 2 * K], buffer[2 * K : 3 * K], buffer[3 * K : 4 * K]
+def _advance_in_logs(segment, rows, r, matrices, bounds, sparse, stored, scratch):
+    """Advance row r of a group in log space; overwrites the exponentials in `scratch`."""
+    x, lengths, first_step, backward, g = segment
+    weights, shifts, exponents, forms = rows
+    S, K, work = x.shape[1], x.shape[2], scratch.factors
+    message, new, sums, terms = work[:K], work[K : 2 * K], work[2 * K : 3 * K], work[3 * K : 4 * K]
     if forms[r] == FAILED:
         exponents[r] += elementary.write_logs(weights[r])
     for k in range(K):
-        a[k] = weights[r, k]
-    _store_row(a, updated, updated_scales, g, S if backward else 0, r, shifts, exponents)
+        message[k] = weights[r, k]
+    at = S if backward else 0
+    _store_row(message, stored.updated, stored.updated_scales, g, at, r, shifts, exponents)
     for s in range(S):
         i = S - 1 - s if backward else s
-        t = first + i
-        moved = t < lengths[r] - 1 if backward else 0 < t < lengths[r]
-        if moved:
-            n = linear_space.matrix_index(per_group, g // sharing, t, first_matrix, backward)
-            log_product(a, F, L, n * K * K, bounds[2], bounds[3], sparse, c, sums, u)
-            shifts[r] += matrix_scales[0, n]
-            exponents[r] += matrix_scales[1, n]
+        t = first_step + i
+        if t < lengths[r] - 1 if backward else 0 < t < lengths[r]:
+            n = matrix_index(matrices, g, t, backward)
+            log_product(
+                message,
+                matrices.weights,
+                matrices.logs,
+                n * K * K,
+                bounds.log_threshold,
+                bounds.is_special,
+                sparse,
+                new,
+                sums,
+                terms,
+            )
+            shifts[r] += matrices.scales[0, n]
+            exponents[r] += matrices.scales[1, n]
             for k in range(K):
-                a[k] = c[k]
-        _store_row(a, predicted, predicted_scales, g, i, r, shifts, exponents)
+                message[k] = new[k]
+        _store_row(message, stored.predicted, stored.predicted_scales, g, i, r, shifts, exponents)
         if t < lengths[r]:
-            for k in range(K):
-                c[k] = x[r, i, k]
-            shift = integer_shift(max_or_nan(c))
-            for k in range(K):
-                u[k] = a[k] + (c[k] - shift)
-            top = integer_shift(max_or_nan(u))
-            for k in range(K):
-                a[k] = (a[k] - top) + (c[k] - shift)  # what is large cancels first, exactly
-            shifts[r] = (shifts[r] + shift) + top
-        _store_row(a, updated, updated_scales, g, i + (not backward), r, shifts, exponents)
+            shifts[r] = _add_potentials(message, x[r, i], shifts[r], new, terms)
+        at = i + (not backward)
+        _store_row(message, stored.updated, stored.updated_scales, g, at, r, shifts, exponents)
     forms[r] = LOGS
     for k in range(K):
-        weights[r, k] = a[k]
+        weights[r, k] = message[k]
 
 
 @inner
-def _store_row(a, out, scales, g, i, r, shifts, exponents):
+def _add_potentials(message, x, message_shift, potentials, joint):
+    """Add potentials to a message in log space, and bring it near 0; return its new shift."""
+    K = len(message)
+    for k in range(K):
+        potentials[k] = x[k]
+    potential_shift = integer_shift(max_or_nan(potentials))
+    for k in range(K):
+        joint[k] = message[k] + (potentials[k] - potential_shift)
+    shift = integer_shift(max_or_nan(joint))
+    for k in range(K):
+        # Subtract the large parts first: they cancel exactly.
+        message[k] = (message[k] - shift) + (potentials[k] - potential_shift)
+    return (message_shift + potential_shift) + shift
+
+
+@inner
+def _store_row(message, out, scales, g, i, r, shifts, exponents):
     if scales.shape[1] > 0:
-        for k in range(len(a)):
-            out[i, g, k * len(shifts) + r] = a[k]
+        for k in range(len(message)):
+            out[i, g, k * len(shifts) + r] = message[k]
         scales[0, i, g, r], scales[1, i, g, r] = shifts[r], exponents[r]

@@ -17,6 +17,8 @@ from arraylogchain._inputs.chain import Chain
 
 # Whether compiled loops may be selected; tests of the array implementation switch them off.
 COMPILED: bool = True
+# Whether whole chains may be computed in one call; tests of segments switch it off.
+FUSED: bool = True
 
 # A nonzero entry of a compressed matrix takes as long as this many entries of a full one.
 SPARSE_COST = 8

@@ -269,9 +269,10 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture(autouse=True)
 def chains_on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let chains run on compiled loops where they pay, or on the array implementation alone."""
-    if getattr(request, "param", "compiled") == "array":
-        monkeypatch.setattr(_select, "COMPILED", False)
+    """Let chains run on compiled loops where they pay, without whole chains, or on arrays alone."""
+    chosen = getattr(request, "param", "compiled")
+    monkeypatch.setattr(_select, "COMPILED", chosen != "array")
+    monkeypatch.setattr(_select, "FUSED", chosen != "segments")
 
 
 @pytest.fixture(params=["numpy"])
@@ -290,8 +291,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     `dtype` is a full precision, `half` one of float16 and bfloat16, each where the device has it.
     Tests that choose among them themselves are left alone. Those in tests/gpu run on a GPU only.
 
-    Tests of chains run on compiled loops and on the array implementation: those that ask for
-    `backend` have one more, "numpy-array"; the others run a second time, as exhaustive tests.
+    Tests of chains run on compiled loops, on these without whole chains in one call, and on the
+    array implementation: those that ask for `backend` have two more, "numpy-segments" and
+    "numpy-array"; the others run again, as exhaustive tests.
     array-api-strict is slow: where a dtype is asked for, its device without float64 has float32,
     and the other has float64, in exhaustive tests.
     """
@@ -302,8 +304,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     chooses = any("backend" in mark.args[0] for mark in chosen)
     asks = "backend" in metafunc.fixturenames and not chooses
     if on_both and not asks:
-        array = pytest.param("array", marks=pytest.mark.exhaustive)
-        metafunc.parametrize("chains_on", ["compiled", array], indirect=True)
+        others = [pytest.param(way, marks=pytest.mark.exhaustive) for way in ("segments", "array")]
+        metafunc.parametrize("chains_on", ["compiled", *others], indirect=True)
     if chooses:
         return
     kinds = {"dtype": FULL_PRECISION, "half": ("float16", "bfloat16")}
@@ -314,8 +316,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     runs = [(name, "compiled", name) for name in backends]
     if on_both:
-        runs.insert(1, ("numpy", "array", "numpy-array"))
-    indirect = ["backend", "chains_on"]
+        runs[1:1] = [("numpy", way, f"numpy-{way}") for way in ("array", "segments")]
+    indirect, again = ["backend", "chains_on"], ("segments", "float32")
     if not requested:
         rows = [pytest.param(backend, way, id=label) for backend, way, label in runs]
         metafunc.parametrize(indirect, rows, indirect=True)
@@ -326,7 +328,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             way,
             dtype,
             id=f"{label}-{dtype}",
-            marks=[pytest.mark.exhaustive] if backend == "strict" else [],
+            marks=[pytest.mark.exhaustive] if backend == "strict" or again == (way, dtype) else [],
         )
         for backend, way, label in runs
         for dtype in kinds[requested]

@@ -65,15 +65,18 @@ def test_integers_of_the_host_are_handed_over_whole(backend):
 @pytest.mark.chains
 def test_chains_run_on_the_array_implementation_too(backend, request):
     assert _select.COMPILED is ("numpy-array" not in request.node.name)
+    assert _select.FUSED is ("numpy-segments" not in request.node.name)
 
 
 @pytest.mark.chains
-def test_chains_on_numpy_alone_run_twice(request):
+def test_chains_on_numpy_alone_run_three_times(request):
     assert _select.COMPILED is ("[array]" not in request.node.name)
+    assert _select.FUSED is ("[segments]" not in request.node.name)
 
 
 def test_compiled_loops_are_on_elsewhere():
     assert _select.COMPILED
+    assert _select.FUSED
 
 
 @pytest.mark.parametrize(("size", "error"), [((2, 3), ValueError("text"))])

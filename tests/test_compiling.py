@@ -107,6 +107,20 @@ def test_primitives_without_intrinsics_are_the_same(monkeypatch):
     np.testing.assert_array_equal(first, second)
     assert first_bits == second_bits
 
+    def best_paths(names):
+        steps = names["max_product_steps"](4)
+
+        @numba.njit
+        def compute(x, m, P, came_from):
+            return steps(x, 1, 5, 3, m, P, came_from, 4)
+
+        x, m, P, came_from = normal(30), normal(8), normal(16), np.zeros(24, np.int8)
+        x[7], m[3], P[3::4], P[12:] = -np.inf, -np.inf, -np.inf, -np.inf
+        return [compute(x, m, P, came_from), m[:3], came_from.reshape(6, 4)[:, :3]]
+
+    for x, y in zip(best_paths(vars(primitives)), best_paths(otherwise), strict=True):
+        np.testing.assert_array_equal(x, y)
+
 
 # the cache ----------------------------------------------------------------------------------------
 

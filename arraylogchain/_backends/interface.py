@@ -115,8 +115,30 @@ class SegmentMessages(NamedTuple):
     carry: Messages
 
 
+class BestPaths(NamedTuple):
+    """Best paths of the whole chains of a shard.
+
+    Attributes
+    ----------
+    states : integer array [groups, rows, T]
+        -1 past a row's end, 0 where no path has a positive weight.
+    log_weights : array [groups, rows]
+    declined : bool numpy.ndarray [groups, rows]
+        Rows of which nothing was computed.
+    """
+
+    states: Array
+    log_weights: Array
+    declined: np.ndarray
+
+
 class Backend(Protocol):
     """A recursion over the steps of one shard.
+
+    A backend may have methods for whole chains, which need no segments. They decline a shard by
+    returning None, or some of its rows; segments then take over for these.
+
+        best_paths() -> BestPaths or None
 
     Threads may call its methods at the same time; they do not change their arguments. Prepared
     matrices may be cached if preparing them twice does no harm. The same arguments give the same

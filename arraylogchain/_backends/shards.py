@@ -91,6 +91,22 @@ class Shard:
             return (self.groups, self.rows)[self.axis] if time < self.num_steps else 0
         return int(np.count_nonzero(self.lengths > time))
 
+    def single_rows(self, mask: np.ndarray) -> Iterator[Shard]:
+        """Yield a shard for each row that a mask [groups, rows], sorted by length, selects."""
+        for g, r in np.argwhere(mask):
+            at = [int(g), int(r)]
+            if self.order is not None:
+                at[self.axis] = int(self.order[at[self.axis]])
+            index = np.unravel_index(at[0] * self.rows + at[1], self.shape)
+            part = tuple(slice(int(i), int(i) + 1) for i in index)
+            box = tuple(
+                slice((whole.start or 0) + i.start, (whole.start or 0) + i.stop)
+                for whole, i in zip(self.box, part, strict=True)
+            )
+            views = {name: x[(*within(part, x.shape), ...)] for name, x in self.views.items()}
+            length = self.num_steps if self.lengths is None else int(self.lengths[g, r])
+            yield Shard(self.ctx, self.chain, box, (1,) * len(box), 1, 1, length, views)
+
     def row_index(self, start: int | None, stop: int | None) -> tuple[Any, ...]:
         """Return the index of a range of rows (or groups) of an array [groups, rows, ...]."""
         return (slice(None),) * self.axis + (slice(start, stop), ...)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from arraylogchain import _select
 from arraylogchain._backends import shards
 from arraylogchain._backends.array import ArrayBackend
@@ -63,6 +65,28 @@ class Pass:
     stored: list[Messages | None] = field(default_factory=list)
     carry: Any = None
     log_z: Array = None
+
+    def whole_chains(self, method: str, *args: Any) -> Any:
+        """Return the result of a backend's method for whole chains; None where there is none."""
+        function = getattr(self.backend, method, None) if _select.FUSED else None
+        return None if function is None else function(*args)
+
+    def of_rows(self, declined: np.ndarray) -> list[Pass]:
+        """Return passes over single rows, those that a mask [groups, rows] selects."""
+        size = self.segments[0].stop - self.segments[0].start
+        return [
+            Pass(
+                shard,
+                type(self.backend)(shard, self.workspace),
+                list(chunks(shard.num_steps, size)),
+                self.backward,
+                self.store_messages,
+                self.workspace,
+                self.parallel,
+                self.max_product,
+            )
+            for shard in self.shard.single_rows(declined)
+        ]
 
     def advance(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
         """Return the messages of one segment."""

@@ -28,10 +28,23 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     """
     xp = ctx.xp
     states = ctx.empty((*chain.batch, chain.num_steps), ctx.index_dtype)
-    states[...] = -1
+    if chain.lengths is not None:
+        states[...] = -1
     weights = ctx.empty(chain.batch, ctx.result_dtype)
 
     def work(forward_pass: Pass) -> None:
+        whole = forward_pass.whole_chains("best_paths")
+        if whole is None:
+            by_segments(forward_pass)
+            return
+        shard = forward_pass.shard
+        shard.write(states, whole.states, (slice(shard.num_steps),))
+        shard.write(weights, whole.log_weights)
+        if whole.declined.any():
+            for row_pass in forward_pass.of_rows(whole.declined):
+                by_segments(row_pass)
+
+    def by_segments(forward_pass: Pass) -> None:
         backend, shard = forward_pass.backend, forward_pass.shard
         last = last_logs(shard, forward_pass.run_and_store().carry)
         after, best = xp.argmax(last.values, axis=-1), xp.max(last.values, axis=-1)

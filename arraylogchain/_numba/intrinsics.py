@@ -11,7 +11,15 @@
 
     vector_sum(V, is_product=False)         the largest a[...] + b[...] that are no NaN, or -inf
 
-Arrays are flat, and can be written to; n > 0. Indices are taken as they are: none is negative.
+    max_product_steps(V)(x, at, count, K, m, P, came_from, to)
+        for s in range(count):              with the state m[0:V] in registers
+            m[j] = max_k m[k] + P[k * V + j] + x[at + s K + j], less a whole number
+            came_from[to + s V + j] = k     the smallest k of that maximum
+        return the sum of the whole numbers
+
+Of V states K are real; the others have -inf in m and P, and V numbers of x are read at each step.
+Nothing may be NaN or +inf. Arrays are flat, and can be written to; n, count > 0. Indices are taken
+as they are: none is negative.
 
 On two cores of an AMD EPYC, with Numba 0.68, CPU time of log Z of one chain of 1,000 steps and 32
 states is 0.18 ms instead of 0.87, of 300 chains of 100 steps and 5 states 0.5 ms instead of 1.2,
@@ -28,6 +36,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
@@ -95,3 +104,115 @@ def vector_sum(vector_size: int, is_product: bool) -> Any:
         return types.void(out, integer, a, integer, integer, b, integer, integer, integer), generate
 
     return sums
+
+
+class _Lanes:
+    """Instructions on vectors of float64 numbers in registers."""
+
+    def __init__(self, context: Any, builder: Any, size: int) -> None:
+        self.context, self.builder, self.size = context, builder, size
+        self.floats = ir.VectorType(ir.DoubleType(), size)
+        self.integers = ir.VectorType(ir.IntType(64), size)
+
+    def constant(self, x: float) -> Any:
+        return ir.Constant(self.floats, [x] * self.size)
+
+    def index_constant(self, k: int) -> Any:
+        return ir.Constant(self.integers, [k] * self.size)
+
+    def load(self, address: Any) -> Any:
+        address = self.builder.bitcast(address, self.floats.as_pointer())
+        return self.builder.load(address, align=8)
+
+    def pick(self, v: Any, lanes: list[int]) -> Any:
+        """Return some lanes of a vector."""
+        kind = ir.VectorType(ir.IntType(32), len(lanes))
+        return self.builder.shuffle_vector(v, v, ir.Constant(kind, lanes))
+
+    def broadcast(self, scalar: Any, kind: Any) -> Any:
+        first = ir.Constant(ir.IntType(32), 0)
+        v = self.builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, first)
+        return self.pick(v, [0] * self.size)
+
+    def where_greater(self, a: Any, b: Any, x: Any, y: Any) -> Any:
+        return self.builder.select(self.builder.fcmp_ordered(">", a, b), x, y)
+
+    def integer_shift(self, v: Any) -> Any:
+        """Return a whole number not below the largest lane, 0 if that is -inf, in all lanes."""
+        width = self.size
+        while width > 1:
+            width //= 2
+            low, high = (self.pick(v, [*range(i, i + width)]) for i in (0, width))
+            v = self.where_greater(low, high, low, high)
+        double = ir.DoubleType()
+        kind = ir.FunctionType(double, [double])
+        ceil = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.ceil.f64")
+        largest = self.builder.extract_element(v, ir.Constant(ir.IntType(32), 0))
+        shift = self.builder.call(ceil, [largest])
+        shift = self.where_greater(largest, double(-math.inf), shift, double(0.0))
+        return shift, self.broadcast(shift, self.floats)
+
+    def rounding_error(self, x: Any, y: Any, total: Any) -> Any:
+        """Return what rounding took from total = x + y, 0 where that is not finite."""
+        b = self.builder
+        from_y = b.fsub(total, x)
+        lost = b.fadd(b.fsub(x, b.fsub(total, from_y)), b.fsub(y, from_y))
+        return b.select(b.fcmp_ordered("ord", lost, lost), lost, self.constant(0.0))
+
+
+def max_product_steps(size: int) -> Any:
+    """Return the function `steps` of max-product recursions, described above."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def steps(
+        context: Any, x: Any, at: Any, count: Any, K: Any, m: Any, P: Any, came_from: Any, to: Any
+    ) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            data = [
+                make_array(kind)(context, builder, arg).data if i in (0, 4, 5, 6) else arg
+                for i, (kind, arg) in enumerate(zip(signature.args, args, strict=True))
+            ]
+            return _generate_steps(_Lanes(context, builder, size), *data)
+
+        i = types.int64
+        return types.float64(x, i, i, i, m, P, came_from, i), generate
+
+    return steps
+
+
+def _generate_steps(
+    v: _Lanes, x: Any, at: Any, count: Any, K: Any, m: Any, P: Any, came_from: Any, to: Any
+) -> Any:
+    b, size, integer, start = v.builder, v.size, at.type, v.builder.block
+    state_numbers = ir.Constant(v.integers, list(range(size)))
+    is_state = b.icmp_signed("<", state_numbers, v.broadcast(K, v.integers))
+    rows = [v.load(b.gep(P, [integer(k * size)])) for k in range(size)]
+    first_state, nothing, zero = v.load(m), v.constant(-math.inf), ir.DoubleType()(0.0)
+    loop, end = map(b.append_basic_block, ("step", "steps"))
+    b.branch(loop)
+    b.position_at_end(loop)
+    s, state, scale = b.phi(integer), b.phi(v.floats), b.phi(ir.DoubleType())
+    f = b.select(is_state, v.load(b.gep(x, [b.add(at, b.mul(s, K))])), nothing)
+    (f_shift, f_shifts), (shift, shifts) = v.integer_shift(f), v.integer_shift(state)
+    f = b.fsub(f, f_shifts)
+    best, argmax = nothing, v.index_constant(0)
+    for k in range(size):
+        term = b.fadd(v.pick(state, [k] * size), rows[k])
+        is_greater = b.fcmp_ordered(">", term, best)
+        best = b.select(is_greater, term, best)
+        argmax = b.select(is_greater, v.index_constant(k), argmax)
+    total = b.fadd(best, f)
+    # The shift is that of the step before: the next step does not wait for its own maximum.
+    new_state = b.fadd(b.fsub(total, shifts), v.rounding_error(best, f, total))
+    bytes_ = ir.VectorType(ir.IntType(8), size)
+    address = b.gep(came_from, [b.add(to, b.mul(s, integer(size)))])
+    b.store(b.trunc(argmax, bytes_), b.bitcast(address, bytes_.as_pointer()), align=1)
+    new_scale, following = b.fadd(scale, b.fadd(f_shift, shift)), b.add(s, integer(1))
+    initial = (s, integer(0)), (state, first_state), (scale, zero)
+    for (phi, value), new in zip(initial, (following, new_state, new_scale), strict=True):
+        phi.add_incoming(value, start)
+        phi.add_incoming(new, loop)
+    b.cbranch(b.icmp_signed("<", following, count), loop, end)
+    b.position_at_end(end)
+    b.store(new_state, b.bitcast(m, v.floats.as_pointer()), align=8)
+    return new_scale

@@ -10,7 +10,12 @@ import numpy as np
 from arraylogchain._numba.compiling import inlined
 
 try:
-    from arraylogchain._numba.intrinsics import bits_of, number_of, vector_sum
+    from arraylogchain._numba.intrinsics import (
+        bits_of,
+        max_product_steps,
+        number_of,
+        vector_sum,
+    )
 except ImportError:
 
     @inlined
@@ -38,5 +43,39 @@ except ImportError:
 
         return sums
 
+    def max_product_steps(size: int) -> Any:
+        @inlined
+        def integer_shift(v, start, count):
+            largest = -math.inf
+            for j in range(start, start + count):
+                largest = v[j] if v[j] > largest else largest
+            return np.ceil(largest) if largest > -math.inf else 0.0
 
-__all__ = ["bits_of", "number_of", "vector_sum"]
+        @inlined
+        def steps(x, at, count, K, m, P, came_from, to):
+            scale, zero = 0.0, K - K
+            new = m[size : 2 * size]
+            for s in range(count):
+                f_shift, shift = integer_shift(x, at + s * K, K), integer_shift(m, zero, K)
+                for j in range(size):
+                    new[j], came_from[to + s * size + j] = -math.inf, 0
+                for j in range(K):
+                    for k in range(K):
+                        if m[k] + P[k * size + j] > new[j]:
+                            new[j] = m[k] + P[k * size + j]
+                            came_from[to + s * size + j] = k
+                for j in range(K):
+                    f = x[at + s * K + j] - f_shift
+                    total = new[j] + f
+                    from_f = total - new[j]
+                    lost = (new[j] - (total - from_f)) + (f - from_f)
+                    new[j] = (total - shift) + (lost if lost == lost else 0.0)
+                for j in range(K):
+                    m[j] = new[j]
+                scale += f_shift + shift
+            return scale
+
+        return steps
+
+
+__all__ = ["bits_of", "max_product_steps", "number_of", "vector_sum"]

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._backends.compiled import matrices, paths, recursion
+from arraylogchain._backends.compiled import best_paths, matrices, paths, recursion
 from arraylogchain._backends.compiled.matrices import FULL
-from arraylogchain._backends.interface import Keep, Messages, SegmentMessages
+from arraylogchain._backends.interface import BestPaths, Keep, Messages, SegmentMessages
 from arraylogchain._backends.shards import Shard
 from arraylogchain._core.context import Array
 from arraylogchain._numba.compiling import Floats, Integers
@@ -30,7 +30,7 @@ class CompiledBackend:
     max_useful_rows, holds_matrices = 256, True
 
     def __init__(self, shard: Shard, workspace: int) -> None:
-        self.shard, self.K = shard, shard.chain.num_states
+        self.shard, self.K, self.workspace = shard, shard.chain.num_states, workspace
         self.R = shard.rows if shard.rows >= _SIDE_BY_SIDE else 1
         # How many of what loops take share the matrices of one group.
         self.per_group = shard.rows // self.R
@@ -94,6 +94,43 @@ class CompiledBackend:
         )
         carry = Messages(weights.reshape(*shifts.shape, K), shifts, exponents, is_log)
         return SegmentMessages(None, stored, carry)
+
+    def best_paths(self) -> BestPaths | None:
+        """Return the best paths of few states that share a matrix; None for others."""
+        shard, K, T = self.shard, self.K, self.shard.num_steps
+        R = shard.groups * shard.rows
+        if K > best_paths.MAX_STATES or not self.has_one or not self._fits(R * T * (K + 1) + T):
+            return None
+        V = 4 if K <= 4 else 8
+        ((logs, shifts, _), _), _ = self._matrices("logs", slice(0, T), False)
+        (initial, starts), (final, ends) = map(self._boundary_weights, (False, True))
+        states, log_weights = np.empty((R, T), np.int64), np.empty(R)
+        declined, came_from = np.empty(R, bool), np.empty(T * V, np.int8)
+        best_paths.best_paths(
+            self._potentials(slice(0, T)).reshape(R, T, K),
+            logs,
+            shifts,
+            self.lengths.reshape(R),
+            (initial.reshape(R, K), final.reshape(R, K), starts, ends),
+            np.empty(4 * V * V),
+            came_from,
+            states,
+            log_weights,
+            declined,
+        )
+        shape = shard.groups, shard.rows
+        return BestPaths(
+            states.reshape(*shape, T), log_weights.reshape(shape), declined.reshape(shape)
+        )
+
+    def _fits(self, size: int) -> bool:
+        """Tell whether so many float64 numbers fit what a shard has without stored messages."""
+        return 8 * size <= 3 * self.workspace
+
+    def _boundary_weights(self, backward: bool) -> tuple[Floats, bool]:
+        """Return a copy of initial (final) weights [G, R, K], and whether they are logs."""
+        x, is_log = self.shard.boundary_weights(backward)
+        return np.array(x, np.float64, order="C").reshape(self.G, self.R, self.K), is_log
 
     def trace(self, updated: Messages, after: Array, steps: slice) -> Array:
         stored = self._from_rows(updated.values)

@@ -1,0 +1,140 @@
+"""Best paths of whole chains of few states, in one call: each step in registers.
+
+Every step writes, in a byte for each state, the state before it on its best path. The backtrace
+reads nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from arraylogchain._core.scaled import LN2_HIGH, LN2_LOW
+from arraylogchain._numba import elementary
+from arraylogchain._numba.compiling import compiled, inner
+from arraylogchain._numba.elementary import INF, integer_shift, max_or_nan
+from arraylogchain._numba.primitives import max_product_steps
+
+MAX_STATES = 8
+_four_states, _eight_states = max_product_steps(4), max_product_steps(8)
+
+
+class Boundary(NamedTuple):
+    """Initial and final weights of rows; overwritten by their logarithms."""
+
+    initial: Any  # [R, K]
+    final: Any  # [R, K]
+    initial_is_log: bool
+    final_is_log: bool
+
+
+class Registers(NamedTuple):
+    """Operands of `max_product_steps` for V lanes."""
+
+    message: Any  # [2 * V]
+    matrix: Any  # [V * V], logs
+    identity: Any  # [V * V], its logs
+    tail: Any  # [V * V + V]: potentials of the last steps, after which V numbers may be read
+    came_from: Any  # int8 [T * V]
+
+
+@compiled
+def best_paths(x, logs, log_shifts, lengths, boundary, scratch, came_from, states, out, declined):
+    """Write the best paths of whole chains, and the logs of their weights.
+
+    Parameters
+    ----------
+    x : array [R, T, K]
+        Log potentials.
+    logs, log_shifts : array [G * K * K], array [G]
+        Logarithms of one matrix for each group, less whole numbers; groups have as many rows each.
+    lengths : array [R]
+    boundary : tuple
+        The fields of `Boundary`.
+    scratch : array [4 * V * V]
+        For V = 4 lanes, or 8 where there are more states.
+    came_from : int8 array [T * V]
+    states : integer array [R, T]
+        -1 past a row's end, 0 where no path has a positive weight.
+    out : array [R]
+    declined : bool array [R]
+        Rows with weights that are infinite or NaN, of which no path is written.
+    """
+    boundary, (R, T, K) = Boundary(*boundary), x.shape
+    V = 4 if K <= 4 else 8
+    matrix, identity = scratch[: V * V], scratch[V * V : 2 * V * V]
+    tail, message = scratch[2 * V * V : 3 * V * V + V], scratch[3 * V * V + V :]
+    registers = Registers(message, matrix, identity, tail, came_from)
+    rows_per_group, is_special = R // len(log_shifts), False
+    for i in range(V * V):
+        matrix[i], identity[i] = -INF, 0.0 if i % (V + 1) == 0 else -INF
+    for r in range(R):
+        g = r // rows_per_group
+        if r % rows_per_group == 0:
+            group = logs[g * K * K : (g + 1) * K * K]
+            is_special = elementary.count_special(group) > 0
+            for i in range(K * K):
+                matrix[i // K * V + i % K] = group[i]
+        for t in range(lengths[r], T):
+            states[r, t] = -1
+        exponent = _write_logs(boundary.initial[r], boundary.initial_is_log)
+        exponent += _write_logs(boundary.final[r], boundary.final_is_log)
+        potentials = x[r].reshape(T * K)[: lengths[r] * K]
+        num_special = elementary.count_special(potentials)
+        num_special += elementary.count_special(boundary.initial[r])
+        num_special += elementary.count_special(boundary.final[r])
+        declined[r] = is_special or num_special > 0
+        if not declined[r]:
+            shift = _take_steps(potentials, boundary.initial[r], registers, V)
+            shift += (lengths[r] - 1) * log_shifts[g]
+            end_shift = integer_shift(max_or_nan(boundary.final[r]))
+            largest, last = -INF, 0
+            for k in range(K):
+                weight = message[k] + (boundary.final[r, k] - end_shift)
+                last, largest = (k, weight) if weight > largest else (last, largest)
+            shift += end_shift
+            out[r] = (shift + exponent * LN2_HIGH + largest) + exponent * LN2_LOW
+            _trace_back(came_from, last, largest > -INF, states[r, : lengths[r]], V)
+
+
+@inner
+def _write_logs(weights, is_log):
+    """Replace weights by logarithms; return the exponent by which they were scaled."""
+    return 0.0 if is_log else elementary.write_logs(weights)
+
+
+@inner
+def _take_steps(potentials, initial, registers, V):
+    """Take all steps of a row; return the shift of its last message."""
+    message, matrix, identity, tail, came_from = registers
+    K = len(initial)
+    T, zero = len(potentials) // K, K - K
+    one, num_tail = K // K, min(T, V)
+    shift = integer_shift(max_or_nan(initial))
+    for k in range(V):
+        message[k] = initial[k] - shift if k < K else -INF
+    for i in range(num_tail * K):
+        tail[i] = potentials[(T - num_tail) * K + i]
+    if num_tail == T:
+        shift += _steps(tail, zero, one, K, message, identity, came_from, zero, V)
+        return shift + _steps(tail, K, T - 1, K, message, matrix, came_from, V, V)
+    num_steps, to = T - 1 - num_tail, (T - num_tail) * V
+    shift += _steps(potentials, zero, one, K, message, identity, came_from, zero, V)
+    shift += _steps(potentials, K, num_steps, K, message, matrix, came_from, V, V)
+    return shift + _steps(tail, zero, num_tail, K, message, matrix, came_from, to, V)
+
+
+@inner
+def _steps(x, at, count, K, message, matrix, came_from, to, V):
+    if count <= 0:
+        return 0.0
+    if V == 4:
+        return _four_states(x, at, count, K, message, matrix, came_from, to)
+    return _eight_states(x, at, count, K, message, matrix, came_from, to)
+
+
+@inner
+def _trace_back(came_from, state, has_path, out, V):
+    """Write the states of a path, given the last one."""
+    for t in range(len(out) - 1, -1, -1):
+        out[t] = state if has_path else 0
+        state = came_from[t * V + state]

@@ -1,0 +1,96 @@
+"""Whole chains in one compiled call: when they are taken, declined, and what declined rows get."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import arraylogchain as alc
+from arraylogchain import _select
+from arraylogchain._numba import why_not
+from tests.chain_scenarios import normal, uniform
+
+if why_not() is not None:
+    pytest.skip(why_not(), allow_module_level=True)
+
+from arraylogchain._backends.compiled.backend import CompiledBackend
+
+INF, NAN = np.inf, np.nan
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    """Count rows that calls for whole chains took and declined, and those of segments."""
+    count = Counter()
+
+    def watch(name):
+        method = getattr(CompiledBackend, name)
+
+        def call(backend, *args):
+            result = method(backend, *args)
+            num_rows = backend.shard.groups * backend.shard.rows
+            num_declined = num_rows if result is None else int(result.declined.sum())
+            count["taken"] += num_rows - num_declined
+            count["declined"] += num_declined
+            return result
+
+        monkeypatch.setattr(CompiledBackend, name, call)
+
+    watch("best_paths")
+    return count
+
+
+@pytest.mark.parametrize("K", [1, 3, 4, 5, 8])
+@pytest.mark.parametrize("T", [1, 2, 4, 5, 8, 9, 13, 40])
+def test_best_paths_of_whole_chains_are_those_of_segments(rows, monkeypatch, K, T):
+    x, P = normal(5, T, K), uniform(K, K) * (uniform(K, K, seed=1) < 0.8)
+    x[2, T // 2] = -INF
+    arguments = {"initial": uniform(K), "log_final": normal(5, K), "lengths": [T, 1, T, T, T]}
+    chain = alc.LogChain(x, transitions=P, **arguments)
+    whole = chain.viterbi()
+    assert rows == {"taken": 5, "declined": 0}
+    monkeypatch.setattr(_select, "FUSED", False)
+    by_segments = chain.viterbi()
+    assert rows.total() == 5
+    np.testing.assert_array_equal(whole.states, by_segments.states)
+    np.testing.assert_allclose(whole.log_weight, by_segments.log_weight, rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "declined"),
+    [
+        pytest.param({}, 0, id="few states"),
+        pytest.param({"x": normal(4, 6, 9), "transitions": uniform(9, 9)}, 4, id="9 states"),
+        pytest.param({"transitions": uniform(5, 3, 3)}, 4, id="a matrix for each step"),
+        pytest.param({"transitions": uniform(4, 1, 3, 3)}, 0, id="a matrix for each row"),
+        pytest.param({"transitions": np.array([[NAN, 1, 1]] * 3)}, 4, id="NaN transitions"),
+        pytest.param({"log_final": np.array([[INF], [0], [0], [0]])}, 1, id="infinite final"),
+        pytest.param({"x": normal(4, 6, 3) + 1e5, "lengths": [1, 6, 2, 3]}, 0, id="ragged"),
+    ],
+)
+def test_best_paths_of_whole_chains_are_declined(rows, arguments, declined):
+    arguments = {"x": normal(4, 6, 3), "transitions": uniform(3, 3), **arguments}
+    if "log_final" in arguments:
+        arguments["log_final"] = np.broadcast_to(arguments["log_final"], (4, 3))
+    alc.LogChain(arguments.pop("x"), **arguments).viterbi()
+    assert rows == {"taken": 4 - declined, "declined": declined}
+
+
+def test_best_paths_of_long_chains_keep_within_the_workspace(rows):
+    x = np.zeros((100_000, 2), np.float32)
+    alc.LogChain(x, transitions=np.ones((2, 2), np.float32), workspace=1 << 20).viterbi()
+    assert rows == {"taken": 0, "declined": 1}
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 3)])
+def test_declined_rows_are_computed_by_segments(rows, monkeypatch, shape):
+    """Rows of several batch axes, sorted by length, one of which has a NaN."""
+    x = normal(*shape, 6, 3)
+    x.reshape(-1, 6, 3)[[1, 4], 2, 1] = [NAN, INF]
+    lengths = np.resize([3, 6, 1, 4, 5], shape)
+    chain = alc.LogChain(x, transitions=uniform(3, 3), lengths=lengths)
+    whole = chain.viterbi()
+    assert rows == {"taken": np.prod(shape) - 2, "declined": 2}
+    monkeypatch.setattr(_select, "FUSED", False)
+    for result, expected in zip(whole, chain.viterbi(), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-14)

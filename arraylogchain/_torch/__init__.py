@@ -1,4 +1,4 @@
-"""What torch needs beyond values: autograd, forward mode, transforms.
+"""Autograd, forward mode and transforms of torch.
 
-Imported only when a tensor arrives that needs it; importing arraylogchain does not import torch.
+Imported only for tensors that need it; importing arraylogchain does not import torch.
 """

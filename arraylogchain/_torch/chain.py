@@ -1,4 +1,4 @@
-"""The methods of `LogChain` on tensors that take part in autograd, transforms or compilation."""
+"""Methods of `LogChain` for tensors that take part in autograd, transforms or compilation."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ from arraylogchain._inputs.chain import (
 from arraylogchain._inputs.tensors import check_tensors
 from arraylogchain._torch import reference, rules
 from arraylogchain._torch.products import entries, through_finite
-from arraylogchain._torch.rules import Primal, Tensor, Tensors, Wanted, call
+from arraylogchain._torch.rules import Mask, Primal, Tensor, Tensors, call
 
-# What values of the recursion may differ by from certified ones, for each step and each nat: more
-# than roundings, so that anything beyond is paths that were lost.
+# Tolerance between reference and certified values, for each step and each nat. It exceeds rounding
+# errors, so that larger differences show lost paths.
 _TOLERANCE = 1e-12
-# Axes of the parts that are not batch axes.
+# Numbers of axes of the parts beyond the batch axes.
 OWN_AXES = tuple(len(part.axes) for part in PARTS.values())
 
 
 class ChainOperation(rules.Operation):
-    """Of a chain's log potentials, transitions, initial and final weights, or None.
+    """An operation on log potentials, transitions, initial and final weights, or None.
 
-    Derivatives that are not certified are those of a recursion in float64, which autograd follows.
-    They are refused where the recursion has lost paths, or has no numbers for them.
+    Derivatives that no pullback computes are derivatives of a float64 reference by autograd.
+    FloatingPointError is raised if the reference has lost paths, or if they are not finite.
 
     Parameters
     ----------
     log_chain : LogChain
     names : sequence of str
-        The inputs' names as its arguments.
+        The names of the inputs as arguments of `LogChain`.
     compute : callable
-        Takes a context, a chain and a workspace to the value.
+        Maps a context, a chain and a workspace to the value.
     differentiable : callable
-        Takes a chain of tensors to the value, by the recursion.
+        Differentiable reference: maps a chain of tensors to the value.
     """
 
     def __init__(self, log_chain: Any, names: Any, compute: Any, differentiable: Any) -> None:
         super().__init__()
         self.names, self.compute, self.differentiable = names, compute, differentiable
         self.name = differentiable.__name__
-        # Not the chain itself: checkpoints let its tensors go.
+        # The chain itself is not stored, so that checkpoints can free its tensors.
         self.lengths, self.workspace = log_chain._arguments.lengths, log_chain._workspace
         self.keeps_messages, self.workers = log_chain._keeps_messages, log_chain._workers
 
@@ -66,19 +66,19 @@ class ChainOperation(rules.Operation):
             return ctx.to_caller(self.compute(ctx, chain, self.workspace))
 
     def precomputed(self, inputs: Tensors) -> Any:
-        """Return the value and what it leaves to gradients, where these can take it."""
+        """Return the value and its residuals if gradients can use them, else None."""
 
     def check(self, leaves: Tensors, out: Tensor) -> Tensor:
         """Return a certified value, of the operation or log Z.
 
-        Raise where the recursion has lost paths: their share is missing in values as well.
+        Raise FloatingPointError if the reference `out` has lost paths: it differs from the value.
         """
         value, tolerance = self.value(*leaves), (_TOLERANCE * leaves[0].shape[-2], _TOLERANCE)
         self._require(_agree(value, out.detach(), *tolerance))
         return value
 
     def gradients(
-        self, residuals: Any, requested: Wanted, out: Tensor, g: Tensor, *inputs: Any
+        self, residuals: Any, requested: Mask, out: Tensor, g: Tensor, *inputs: Any
     ) -> Tensors:
         with torch.enable_grad():
             leaves = self._leaves(inputs)
@@ -89,7 +89,7 @@ class ChainOperation(rules.Operation):
         return rules.cast(results, inputs)
 
     def second(
-        self, requested: Wanted, out: Tensor, g: Tensor, *inputs_and_cotangents: Tensor
+        self, requested: Mask, out: Tensor, g: Tensor, *inputs_and_cotangents: Tensor
     ) -> Tensors:
         inputs, cotangents = (
             inputs_and_cotangents[: len(PARTS)],
@@ -122,13 +122,13 @@ class ChainOperation(rules.Operation):
             )
 
     def _require_numbers(self, results: Tensors, certified: Tensor, *cotangents: Tensor) -> None:
-        """Raise where results are not numbers, unless the value or a cotangent is none either."""
+        """Raise if results are not finite, unless the value is NaN or a cotangent not finite."""
         if not all(x is None or bool(torch.isfinite(x).all()) for x in results):
             is_number = (x is None or bool(torch.isfinite(x).all()) for x in cotangents)
             self._require(bool(torch.isnan(certified).any()) or not all(is_number))
 
     def _scaled(self, leaves: Tensors, gradients: Tensors) -> Tensors:
-        """Return gradients times the largest weights beside them, logarithms' as they are."""
+        """Return gradients with respect to linear weights times the largest, others unchanged."""
         results = []
         for name, part, x, y in zip(self.names, PARTS, leaves, gradients, strict=True):
             if x is not None and not name.startswith("log_"):
@@ -139,9 +139,9 @@ class ChainOperation(rules.Operation):
         return results
 
     def _leaves(self, inputs: Tensors) -> Tensors:
-        """Return the inputs in float64, with logarithms below the largest of each step.
+        """Return the inputs as float64 leaves, logarithms minus the largest of their step.
 
-        That changes no derivative, and leaves values whose digits are not those of a large offset.
+        This changes no derivative, and keeps large offsets from taking digits of the values.
         """
         leaves = [x if x is None else x.detach().double() for x in inputs]
         for i, (name, part) in enumerate(zip(self.names, PARTS, strict=True)):
@@ -151,7 +151,7 @@ class ChainOperation(rules.Operation):
         return [x if x is None else x.requires_grad_() for x in leaves]
 
     def _record(self, leaves: Tensors) -> Tensor:
-        """Return what the recursion makes of the inputs, part of autograd in any case."""
+        """Return the value of the reference, with a history in autograd in any case."""
         chain = make_chain(self._named(leaves), self.lengths)
         return self.differentiable(chain) + leaves[0].flatten()[:0].sum()
 
@@ -160,16 +160,16 @@ class ChainOperation(rules.Operation):
 
 
 class PosteriorOperation(ChainOperation):
-    """Of the posterior over the paths of each row."""
+    """An operation on the posterior distribution over the paths of each row."""
 
     def check(self, leaves: Tensors, out: Tensor) -> Tensor:
-        """Return the certified log Z; raise where its derivatives show that paths are lost.
+        """Return the certified log Z; raise if its derivatives show that paths are lost.
 
-        Values do not: sums over rows and steps, and entropies, may agree without some paths.
+        Values do not show it: sums over rows and steps, and entropies, may agree without them.
         """
-        potentials, *others = leaves
+        potentials, *weights = leaves
         batch = make_chain(self._named(leaves), self.lengths).batch
-        rows = [potentials.expand(*batch, *potentials.shape[-2:]), *others]
+        rows = [potentials.expand(*batch, *potentials.shape[-2:]), *weights]
         rows = [x if x is None else x.detach().requires_grad_() for x in rows]
         log_z = reference.log_partition(make_chain(self._named(rows), self.lengths))
         derivatives = self._scaled(rows, _derivatives(log_z, rows, torch.ones_like(log_z)))
@@ -177,20 +177,20 @@ class PosteriorOperation(ChainOperation):
         every = [x is not None for x in rows]
         expected = self._scaled(rows, pullback(torch.ones_like(value), every))
         tolerance = _TOLERANCE * leaves[0].shape[-2]
-        # What is lost is multiplied by derivatives with respect to linear weights.
+        # Derivatives with respect to linear weights multiply the loss.
         largest = _largest(expected)
         pairs = zip(expected, derivatives, strict=True)
         self._require(all(_agree(x, y, tolerance / largest, tolerance) for x, y in pairs))
         return value
 
     def value_and_residuals(self, inputs: Tensors) -> tuple[Tensor, Any]:
-        """Return the value, where the inputs lie, and what makes gradients of a cotangent."""
+        """Return log Z, and as residuals the addresses of the inputs and the pullback."""
         ctx, chain = ChainArguments(self._named(inputs), self.lengths).prepare()
         with ctx.computing():
             options = self.workspace, self.keeps_messages
-            gradients, pull = chains.marginals.value_and_pullback(ctx, chain, *options)
+            log_z, pull = chains.marginals.value_and_pullback(ctx, chain, *options)
 
-        def pullback(g: Tensor, requested: Wanted) -> Tensors:
+        def pullback(g: Tensor, requested: Mask) -> Tensors:
             (g,) = rules.read(ctx, g)
             ctx.record_stream(g)
             with ctx.computing():
@@ -199,14 +199,14 @@ class PosteriorOperation(ChainOperation):
                     ctx.to_caller(gradients[part]) if part in gradients else None for part in PARTS
                 ]
 
-        return ctx.to_caller(gradients), (_places(inputs), pullback)
+        return ctx.to_caller(log_z), (_addresses(inputs), pullback)
 
 
 class Filtered(ChainOperation):
-    """State probabilities given the steps so far, and beside them log normalizers."""
+    """State probabilities given the steps so far, with log normalizers as a last column."""
 
     def check(self, leaves: Tensors, out: Tensor) -> Tensor:
-        # What is lost is multiplied by derivatives with respect to linear weights.
+        # Derivatives with respect to linear weights multiply the loss.
         normalizers = out[..., -1].masked_fill(torch.isinf(out[..., -1]), 0)
         total = normalizers.cumsum(-1).sum()
         derivatives = self._scaled(leaves, _derivatives(total, leaves, None, retain_graph=True))
@@ -221,23 +221,23 @@ class Filtered(ChainOperation):
 
 
 class ExpectedTransitions(PosteriorOperation):
-    """The sums over rows of what each is expected to take, in the shape of the transitions."""
+    """Expected counts, summed over rows, in the shape of the transitions."""
 
     sums_rows = True
 
 
 class Partition(PosteriorOperation):
-    """The logs of the sums over all paths."""
+    """Log Z, the log of the sum over all paths, whose gradients a pullback computes."""
 
     def precomputed(self, inputs: Tensors) -> Any:
-        can_leave = torch.is_grad_enabled() and has_values(*inputs)
-        return self.value_and_residuals(inputs) if can_leave else None
+        has_pullback = torch.is_grad_enabled() and has_values(*inputs)
+        return self.value_and_residuals(inputs) if has_pullback else None
 
     def gradients(
-        self, residuals: Any, requested: Wanted, out: Tensor, g: Tensor, *inputs: Any
+        self, residuals: Any, requested: Mask, out: Tensor, g: Tensor, *inputs: Any
     ) -> Tensors:
-        # Hooks may have saved copies, and the memory may hold other numbers now.
-        if residuals is None or residuals[0] != _places(inputs):
+        # Hooks on saved tensors may replace inputs by copies; the originals may have changed since.
+        if residuals is None or residuals[0] != _addresses(inputs):
             _, residuals = self.value_and_residuals(inputs)
         return residuals[1](g, requested)  # type: ignore[no-any-return]
 
@@ -260,7 +260,7 @@ def expected_transitions(chain: Any, precomputed: Tensor | None = None) -> Tenso
 
 
 def posterior(chain: Any) -> Tensors:
-    """Return log Z, marginals and counts, or None; one pass computes all three where it can."""
+    """Return log Z, marginals and counts or None; one pass computes all if values are readable."""
     is_plain = has_values(*chain._arguments.arrays.values())
     precomputed = chain._run(chains.marginals.posterior) if is_plain else (None, None, None)
     counts = None if chain._transitions() is None else expected_transitions(chain, precomputed[2])
@@ -272,8 +272,8 @@ def filtered(chain: Any) -> Tensors:
         marginals, normalizers = chains.messages.filtered(ctx, entered, workspace)
         return ctx.xp.concat([marginals, normalizers[..., None]], axis=-1)
 
-    gradients = _value(chain, compute, reference.filtered, kind=Filtered)
-    return gradients[..., :-1], gradients[..., -1]
+    columns = _value(chain, compute, reference.filtered, kind=Filtered)
+    return columns[..., :-1], columns[..., -1]
 
 
 def forward_messages(chain: Any) -> Tensor:
@@ -290,8 +290,8 @@ def entropy(chain: Any) -> Tensor:
 
 
 def log_weight(chain: Any, states: Any) -> Tensor:
-    """Return `LogChain.log_weight`: sums of entries, which autograd follows by itself."""
-    arguments, found = chain._arguments.floating(), []
+    """Return `LogChain.log_weight` as sums of entries, which autograd differentiates by itself."""
+    arguments, logs = chain._arguments.floating(), []
     check_tensors(arguments)
     entered = make_chain(arguments, chain._arguments.lengths)
     ctx = native_context(torch_namespace, entered.parts["potentials"].device, "float64")
@@ -299,7 +299,7 @@ def log_weight(chain: Any, states: Any) -> Tensor:
     states = states_of(ctx, states, None, (slice(None),) * states.ndim)
     times, is_valid = (
         torch.arange(entered.num_steps, device=ctx.device),
-        reference.real_steps(entered),
+        reference.valid_steps(entered),
     )
     states = torch.where(is_valid, states, 0)  # with all batch axes
     sources = times[:-1] * (not entered.has_one_matrix)
@@ -316,9 +316,9 @@ def log_weight(chain: Any, states: Any) -> Tensor:
             weights = torch.where(is_read, weights, float(part not in entered.logs))
         if part not in entered.logs:
             weights = reference.logs_of(weights.double())
-        found.append(weights)
-    terms = torch.cat(found, -1).double()
-    # Whole numbers add up exactly, up to 2**53: what cancels leaves no rounding.
+        logs.append(weights)
+    terms = torch.cat(logs, -1).double()
+    # Sums of integers are exact up to 2**53, so that terms that cancel leave no rounding error.
     rounded = terms.detach().round().nan_to_num(0, 0, 0)
     total = through_finite(rounded.sum(-1) + (terms - rounded).sum(-1))
     return total.to(rules.result_dtype(*arguments.values()))
@@ -331,9 +331,9 @@ def _value(
     precomputed: Tensor | None = None,
     kind: type[ChainOperation] = ChainOperation,
 ) -> Tensor:
-    """Return what a kind of operation makes of a chain.
+    """Return the value of an operation on a chain.
 
-    Its parts get equally many batch axes, so that an axis of vmap is one more in front.
+    All parts get the same number of batch axes, so that an axis of vmap is one more in front.
     """
     arguments = chain._arguments.floating()
     check_tensors(arguments)
@@ -345,16 +345,16 @@ def _value(
         precomputed = precomputed.reshape(inputs[1].shape)
     operation = kind(chain, names, compute, differentiable)
     with threads.using(chain._workers):
-        gradients = operation.precomputed(inputs) if precomputed is None else (precomputed, None)
-        return call(Primal(operation), *inputs, precomputed=gradients)[0]
+        available = operation.precomputed(inputs) if precomputed is None else (precomputed, None)
+        return call(Primal(operation), *inputs, precomputed=available)[0]
 
 
-def _places(tensors: Tensors) -> list[int]:
+def _addresses(tensors: Tensors) -> list[int]:
     return [x.data_ptr() for x in tensors if x is not None]
 
 
 def _derivatives(out: Tensor, leaves: Tensors, g: Tensor, **options: Any) -> Tensors:
-    """Return the gradients with respect to the leaves, in their places."""
+    """Return the gradients with respect to the leaves, None where a leaf is None."""
     is_present = [x is not None for x in leaves]
     requested = tuple(compress(leaves, is_present))
     results = torch.autograd.grad(out, requested, g, materialize_grads=True, **options)
@@ -367,6 +367,6 @@ def _largest(tensors: Tensors) -> float:
 
 
 def _agree(expected: Tensor, out: Tensor, absolute: float, relative: float) -> bool:
-    """Tell whether results agree, each by itself; where NaN is expected anything does."""
+    """Return whether all entries agree; where NaN is expected, any value does."""
     close = (out - expected).abs() <= absolute + relative * expected.abs()
     return bool((torch.isnan(expected) | (out == expected) | close).all())

@@ -1,4 +1,4 @@
-"""The products of tensors that take part in autograd, transforms or compilation."""
+"""Products of tensors that take part in autograd, transforms or compilation."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from arraylogchain._products.chainexp import (
 from arraylogchain._products.contraction import Multiply, evaluate
 from arraylogchain._products.gradients import logmatmulexp_gradients
 from arraylogchain._torch import rules
-from arraylogchain._torch.rules import Primal, Tensor, Tensors, Wanted, call
+from arraylogchain._torch.rules import Mask, Primal, Tensor, Tensors, call
 
-# Above any logarithm of a number.
+# Above the logarithm of any finite number.
 _INFINITE = 4096.0
 
 
 class Product(rules.Operation):
-    """A product of two operands; functions of `_products` compute it."""
+    """A product of two operands, computed by functions of `_products`."""
 
     def __init__(self, budget: int) -> None:
         super().__init__()
         self.budget = budget
 
     def compute(self, function: Any, inputs: Tensors, *arrays: Tensor, options: Any = ()) -> Any:
-        """Return what a function makes of operands, other tensors, the budget and options."""
+        """Return the result of a function for operands, other tensors, the budget and options."""
         ctx, ready = prepare_inputs({"a": inputs[0], "b": inputs[1]})
         layout = fold(*map(shape_of, ready.values()))
         args = (*ready.values(), *rules.read(ctx, *arrays), self.budget, *options)
@@ -47,7 +47,7 @@ class Product(rules.Operation):
 
 
 class Matmul(Product):
-    """Bilinear: its derivatives of every order are made of it and its gradients."""
+    """The matrix product, bilinear: all its derivatives are products and their gradients."""
 
     name = "matmul"
 
@@ -55,18 +55,18 @@ class Matmul(Product):
         return self.compute(linear.matmul, inputs)
 
     def gradients(
-        self, residuals: Any, requested: Wanted, out: Tensor, g: Tensor, *inputs: Any
+        self, residuals: Any, requested: Mask, out: Tensor, g: Tensor, *inputs: Any
     ) -> Any:
         return self.compute(linear.matmul_gradients, inputs, g, options=(requested,))
 
     def call_second(
-        self, requested: Wanted, out: Tensor, g: Tensor, *inputs_and_cotangents: Tensor
+        self, requested: Mask, out: Tensor, g: Tensor, *inputs_and_cotangents: Tensor
     ) -> Tensors:
         a, b, u, v = inputs_and_cotangents
         a_gradient, b_gradient = torch.zeros_like(a), torch.zeros_like(b)
         pairs = [(x, y) for x, y in ((u, b), (a, v)) if x is not None and y is not None]
         g_gradient = sum(call(Primal(self), *pair)[0] for pair in pairs) if requested[0] else None
-        # Of the operand whose gradient is taken, the gradient needs no more than the shape.
+        # The gradient with respect to an operand depends on its shape only, not on its values.
         if requested[1] and v is not None:
             (a_gradient,) = call(rules.Vjp(self, (True, False)), None, g, a, v)
         if requested[2] and u is not None:
@@ -75,7 +75,7 @@ class Matmul(Product):
 
 
 class LogMatmulExp(Product):
-    """Its gradients are sums of g times the share that a term has in its entry."""
+    """The product in log space; its gradients are sums of g times softmax weights."""
 
     name = "logmatmulexp"
     keeps_value = True
@@ -84,20 +84,21 @@ class LogMatmulExp(Product):
         return self.compute(certified.logmatmulexp, inputs)
 
     def gradients(
-        self, residuals: Any, requested: Wanted, out: Tensor, g: Tensor, *inputs: Any
+        self, residuals: Any, requested: Mask, out: Tensor, g: Tensor, *inputs: Any
     ) -> Any:
         return self.compute(logmatmulexp_gradients, inputs, out, g, options=(requested,))
 
     def second(
-        self, requested: Wanted, out: Tensor, g: Tensor, *inputs_and_cotangents: Tensor
+        self, requested: Mask, out: Tensor, g: Tensor, *inputs_and_cotangents: Tensor
     ) -> Tensors:
-        """Return derivatives made of products and gradients of differently weighted terms.
+        """Return second derivatives, computed from products of weighted operands.
 
-        Numbers u of the first operand that are not negative make, with ``out' = log(exp(a + log u)
-        @ exp(b))``, ``w_ij = sum_k p_ikj u_ik = exp(out'_ij - out_ij)``, and ``sum_i g_ij p_ikj
-        u_ik`` is the gradient of out' with respect to b for the cotangent g w. Those of any sign
-        are the difference of two. With q the tangent of weights u and v of both operands, the
-        gradients of their gradients are the sums of ``g_ij p_ikj (u_ik + v_kj - q_ij)``.
+        Let ``p_ikj = exp(a_ik + b_kj - out_ij)`` be the softmax weights, u a nonnegative tangent of
+        a, and ``out' = log(exp(a + log u) @ exp(b))``. Then the tangent of out is ``w_ij = sum_k
+        p_ikj u_ik = exp(out'_ij - out_ij)``, and ``sum_i g_ij p_ikj u_ik`` is the gradient of out'
+        with respect to b for the cotangent g w. A tangent of any sign is the difference of two
+        nonnegative ones. With q the tangent of out for the tangents u and v of both operands, the
+        gradients of the gradients are sums of ``g_ij p_ikj (u_ik + v_kj - q_ij)``.
         """
         dtype = torch.promote_types(out.dtype, torch.float32)
         arguments, g = (
@@ -105,11 +106,11 @@ class LogMatmulExp(Product):
             g if g is None else g.to(dtype),
         )
         weights = [None if x is None else x.to(dtype) for x in inputs_and_cotangents[2:]]
-        # What entries have in common is taken off: results are small, and so are roundings.
+        # Without the maxima of rows and columns, results and their rounding errors are small.
         maxima = [whole_maxima(torch_namespace, arguments[side], -1 - side) for side in (0, 1)]
         operands = [x - top for x, top in zip(arguments, maxima, strict=True)]
         plain = self.value(*operands)
-        # Through NaN the derivatives are NaN, unless it is +inf that met -inf.
+        # The tangent is NaN for NaN in an operand, but not where +inf meets -inf.
         is_nan = arguments[0].isnan().any(-1, keepdim=True) | arguments[1].isnan().any(
             -2, keepdim=True
         )
@@ -117,11 +118,11 @@ class LogMatmulExp(Product):
         sums = [torch.zeros_like(x) for x in operands]
         for side, sign in itertools.product((0, 1), (1, -1)):
             x = weights[side]
-            # False for NaN.
+            # NaN fails this test, and is not skipped.
             if x is None or (sign * x <= 0).all():
                 continue
             shifted = list(operands)
-            # Infinite numbers make sums infinite, but nothing of what weighs nothing.
+            # Infinite tangents exceed all others, but add no NaN to terms that are -inf.
             logs = (sign * x).clamp(min=0).log().clamp(max=_INFINITE)
             shifted[side] = shifted[side] + logs
             value = self.value(*shifted)
@@ -141,7 +142,7 @@ class LogMatmulExp(Product):
 
 
 class LargestTerm(Product):
-    """The indices of a max-plus product; integers have no derivatives."""
+    """Indices of a max-plus product; integers have no derivatives."""
 
     name = "maxplus_matmul"
 
@@ -175,7 +176,7 @@ def maxplus_matmul(a: Tensor, b: Tensor, budget: int) -> tuple[Tensor, Tensor]:
 
 
 def entries(x: Tensor, *trailing: Tensor, axes: int) -> Tensor:
-    """Return x[..., *trailing], indices of so many axes behind those that x's leading ones meet."""
+    """Return x[..., *trailing] for indices that have `axes` axes after x's leading axes."""
     lead = x.shape[: x.ndim - len(trailing)]
     along = [
         torch.arange(n, device=x.device).reshape(-1, *(1,) * (len(lead) - 1 - axis + axes))
@@ -185,14 +186,14 @@ def entries(x: Tensor, *trailing: Tensor, axes: int) -> Tensor:
 
 
 def _matrices(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Any]:
-    """Return operands with equal numbers of axes, and what leaves a product its own axes.
+    """Return operands with equal numbers of axes, and a function that drops added axes of results.
 
-    With that, a batch axis of vmap is one more axis in front.
+    So a batch axis of vmap is one more axis in front.
     """
     _check_tensors({"a": a, "b": b})
     if a.ndim == b.ndim > 1:
         return a, b, lambda x: x
-    fold(shape_of(a), shape_of(b))  # the error messages are about the shapes as given
+    fold(shape_of(a), shape_of(b))  # its error messages name the original shapes
     restore = (..., *(0 if x.ndim == 1 else slice(None) for x in (a, b)))
     a, b = a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
     return a[(None,) * (b.ndim - a.ndim)], b[(None,) * (a.ndim - b.ndim)], lambda x: x[restore]
@@ -227,7 +228,7 @@ def through_finite(out: Tensor) -> Tensor:
 
 
 def _check_tensors(arguments: Mapping[str, Any]) -> None:
-    """Raise for arguments that are no dense tensors, or of no real dtype, as without autograd."""
+    """Raise unless all arguments are dense tensors of real floating dtypes, as without autograd."""
     if not all(isinstance(x, torch.Tensor) for x in arguments.values()):
         prepare_inputs(arguments)  # raises
     check_tensors(arguments)

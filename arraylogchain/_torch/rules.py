@@ -1,8 +1,8 @@
-"""Calls that torch differentiates: one autograd function for all operations.
+"""Rules of differentiation: one autograd function for all operations.
 
-An `Operation` says what its value, gradients and second derivatives are, of plain tensors. Three
-rules, the same for all operations, say what a call computes and which calls its derivatives are;
-`Call` hands that to torch. Inputs that are not given are None throughout.
+An `Operation` computes its value, gradients and second derivatives from plain tensors. Three rules,
+the same for all operations, define the result of a call and the calls that compute its derivatives;
+`Call` is the autograd function that applies them. Inputs that are not given are None throughout.
 """
 
 from __future__ import annotations
@@ -22,73 +22,74 @@ from arraylogchain._inputs.tensors import are_plain, dynamo_disabled, is_differe
 
 Tensor = Any
 Tensors = Sequence[Any]
-Wanted = Sequence[bool]
+Mask = Sequence[bool]
 
 
 class Operation:
-    """A function of tensors to one tensor whose axes to the left are batch axes.
+    """A function of tensors to one tensor, whose leading axes are batch axes.
 
-    Gradients have the shapes and dtypes of the inputs. Methods get plain tensors, unless they say
-    otherwise, and return one result for every True of `requested`; `gradients` one for every input,
-    of which others are not read.
+    Gradients have the shapes and dtypes of the inputs. All methods but `call_second` take plain
+    tensors. `gradients` returns one result for each input, and only requested ones are read;
+    `second` and `call_second` return one result for each True in `requested`.
     """
 
     name: str
-    keeps_value = False  # for derivatives, which get it as `out`
-    sums_rows = False  # in its value, unless vmap expands all inputs
+    keeps_value = False  # whether derivatives take the value, as `out`
+    sums_rows = False  # whether the value is a sum over rows; vmap then expands all inputs
     value: Callable[..., Tensor]
-    # (left, wanted, out, g, *inputs): what the value left, the value if it is kept, and the
-    # cotangent.
+    # (residuals, requested, out, g, *inputs) to gradients: residuals of the value, the value if
+    # `keeps_value`, and its cotangent.
     gradients: Callable[..., Tensors]
-    # (wanted, out, g, *inputs, *cotangents) to the gradients of `sum(cotangents * gradients)` to g
-    # and to the inputs. The first is the tangent of the value; g is None where no other is wanted.
+    # (requested, out, g, *inputs, *cotangents) to the gradients of `sum(cotangents * gradients)`
+    # with respect to g and the inputs. The first is the tangent of the value; g is None if no other
+    # is requested.
     second: Callable[..., Tensors]
 
     def __init__(self) -> None:
         self.workers = threads.requested.get()
 
     def call_second(
-        self, requested: Wanted, out: Tensor, g: Tensor, *inputs_and_cotangents: Tensor
+        self, requested: Mask, out: Tensor, g: Tensor, *inputs_and_cotangents: Tensor
     ) -> Tensors:
-        """Return what `second` does of tensors as they come, differentiably."""
+        """Return the results of `second` for any tensors, differentiably."""
         return call(SecondOrder(self, requested), out, g, *inputs_and_cotangents)
 
 
 class Rule:
-    """What a call computes, and which calls its derivatives are.
+    """The results of a call, and the calls that compute their derivatives.
 
-    `compute` takes what is known already, and plain tensors. `pull` takes cotangents to the
-    gradients that are needed, `push` tangents of the inputs to those of the results: both get what
-    was saved, the value if the operation keeps it, and the inputs. `expanded` tells which inputs
-    vmap expands, so that results are per sample.
+    `compute` takes precomputed results, or None, and plain tensors. `pull` maps cotangents to the
+    gradients that are needed, `push` maps tangents of the inputs to tangents of the results; both
+    take the saved value, if the operation keeps it, and the saved inputs. `expanded` returns a mask
+    of the inputs that vmap expands, so that results are per sample.
     """
 
-    def __init__(self, operation: Operation, requested: Wanted = ()) -> None:
+    def __init__(self, operation: Operation, requested: Mask = ()) -> None:
         self.operation, self.requested = operation, requested
 
 
 class Primal(Rule):
-    """(*inputs) to what the operation computes; known are that, and what it leaves."""
+    """(*inputs) to the value; precomputed are the value and its residuals."""
 
     def compute(self, precomputed: Any, *inputs: Tensor) -> Tensors:
         return (self.operation.value(*inputs) if precomputed is None else precomputed[0],)
 
     def pull(
-        self, needs: Wanted, cotangents: Tensors, residuals: Any, out: Tensor, *inputs: Tensor
+        self, needs: Mask, cotangents: Tensors, residuals: Any, out: Tensor, *inputs: Tensor
     ) -> Tensors:
         return call(Vjp(self.operation, needs), out, *cotangents, *inputs, precomputed=residuals)
 
     def push(self, tangents: Tensors, out: Tensor, *inputs: Tensor) -> Tensors:
         requested = (True, *(False for _ in tangents))
         output_tangents = self.operation.call_second(requested, out, None, *inputs, *tangents)
-        return [x.contiguous() for x in output_tangents]  # torch refuses zeros that are expanded
+        return [x.contiguous() for x in output_tangents]  # torch rejects expanded zeros
 
-    def expanded(self, count: int) -> Wanted:
+    def expanded(self, count: int) -> Mask:
         return (self.operation.sums_rows,) * count
 
 
 class Vjp(Rule):
-    """(out, g, *inputs) to the gradients that are wanted; known is what the value left."""
+    """(out, g, *inputs) to the requested gradients; precomputed are the residuals of the value."""
 
     def compute(self, precomputed: Any, *inputs: Tensor) -> Tensors:
         return tuple(
@@ -96,9 +97,9 @@ class Vjp(Rule):
         )
 
     def pull(
-        self, needs: Wanted, cotangents: Tensors, residuals: Any, _: None, *saved: Any
+        self, needs: Mask, cotangents: Tensors, residuals: Any, _: None, *saved: Any
     ) -> Tensors:
-        # `out` is a function of the inputs: what it contributes is counted there.
+        # `out` is a function of the inputs, whose gradients include its contribution.
         cotangents = scatter_optional(cotangents, self.requested)
         gradients = self.operation.call_second(needs[1:], *saved, *cotangents)
         return (None, *gradients) if needs[0] else gradients
@@ -109,8 +110,7 @@ class Vjp(Rule):
         if g_tangent is not None:
             parts.append(call(self, out, g_tangent, *inputs))
         if any(x is not None for x in input_tangents):
-            # The matrix of second derivatives is symmetric, so that a product with it from the
-            # other side is the same.
+            # The Hessian is symmetric, so its product with tangents is that with cotangents.
             parts.append(
                 self.operation.call_second(
                     (False, *self.requested), out, g, *inputs, *input_tangents
@@ -118,22 +118,22 @@ class Vjp(Rule):
             )
         return tuple(sum(terms) for terms in zip(*parts, strict=True))
 
-    def expanded(self, count: int) -> Wanted:
+    def expanded(self, count: int) -> Mask:
         return (True,) * count if self.operation.sums_rows else (True, True, *self.requested)
 
 
 class SecondOrder(Rule):
     """(out, g, *inputs, *cotangents) to the gradients of the gradients.
 
-    That to g is the tangent of the value, where the cotangents are tangents of the inputs. Alone,
-    it has derivatives.
+    With tangents of the inputs for cotangents, the gradient with respect to g is the tangent of the
+    value. It has derivatives in reverse mode if no other gradient is requested.
     """
 
     def compute(self, precomputed: None, *inputs: Tensor) -> Tensors:
         return tuple(self.operation.second(self.requested, *inputs))
 
     def pull(
-        self, needs: Wanted, cotangents: Tensors, residuals: None, _: None, out: Tensor, *saved: Any
+        self, needs: Mask, cotangents: Tensors, residuals: None, _: None, out: Tensor, *saved: Any
     ) -> Tensors:
         if any(self.requested[1:]):
             self.push()
@@ -157,12 +157,12 @@ class SecondOrder(Rule):
             "and torch.func.jacfwd(torch.func.jacrev(f)) need neither"
         )
 
-    def expanded(self, count: int) -> Wanted:
+    def expanded(self, count: int) -> Mask:
         return (True,) * count
 
 
 class Call(Function):  # type: ignore[misc]
-    """(rule, what is known of the results, *inputs) to the tuple of the rule's results."""
+    """(rule, precomputed results or None, *inputs) to the tuple of the rule's results."""
 
     @staticmethod
     def forward(*args: Any) -> Tensors:
@@ -175,7 +175,7 @@ class Call(Function):  # type: ignore[misc]
         if isinstance(ctx.rule, Primal):
             out = outputs[0] if ctx.rule.operation.keeps_value else None
             if precomputed is not None:
-                # Goes with the saved tensors: let go with them, and dropped by checkpoints.
+                # Saved with the tensors, residuals are freed with them, and by checkpoints.
                 token = torch.empty(0)
                 token.residuals = precomputed[1]
         ctx.save_for_backward(token, out, *inputs)
@@ -187,9 +187,9 @@ class Call(Function):  # type: ignore[misc]
         needs = ctx.needs_input_grad[2:]
         if all(g is None for g in cotangents):
             return (None,) * (2 + len(needs))
-        # Reading these fails where one was changed in place.
+        # This raises if a saved tensor was changed in place.
         token, *saved = ctx.saved_tensors
-        # This is outside of the call that asked for so many threads.
+        # The limit on threads of the call itself has ended.
         with threads.using(ctx.rule.operation.workers):
             gradients = ctx.rule.pull(needs, cotangents, getattr(token, "residuals", None), *saved)
         return None, None, *scatter_optional(gradients, needs)
@@ -200,9 +200,9 @@ class Call(Function):  # type: ignore[misc]
 
     @staticmethod
     def vmap(info: Any, dims: Any, rule: Any, precomputed: Any, *inputs: Tensor) -> Any:
-        """Call with the axis that vmap maps in front, of length 1 where inputs lack it.
+        """Call the rule with the mapped axis in front, of length 1 if inputs lack it.
 
-        What is known is of inputs without the axis.
+        Precomputed results are not used: their inputs lack this axis.
         """
         ready = list(inputs)
         for i, full in enumerate(rule.expanded(len(inputs))):
@@ -214,13 +214,13 @@ class Call(Function):  # type: ignore[misc]
         return outputs, (0,) * len(outputs)
 
 
-# torch asks for it at every call; finding it out takes as long as a small product.
+# torch reads the signature at every call; computing it takes as long as a small product.
 Call.forward.__signature__ = inspect.signature(Call.forward)  # type: ignore[attr-defined]
 
 
 @dynamo_disabled
 def call(rule: Rule, *inputs: Tensor, precomputed: Any = None) -> Tensors:
-    """Return what a rule makes of tensors as they come."""
+    """Return the results of a rule, by the autograd function if an input takes part in autograd."""
     if is_differentiated(*inputs):
         return Call.apply(rule, precomputed, *inputs)  # type: ignore[no-any-return]
     return Call.forward(rule, precomputed, *inputs)
@@ -231,7 +231,7 @@ def result_dtype(*tensors: Tensor | None) -> Any:
 
 
 def read(ctx: Context, *tensors: Tensor) -> Sequence[Any]:
-    """Return tensors of numbers in the library that computes."""
+    """Return tensors as arrays of the library that computes; raise if they hold no values."""
     if not are_plain(*tensors):
         raise NotImplementedError(
             "these tensors hold no values that can be read; is_grads_batched=True is not "
@@ -240,12 +240,12 @@ def read(ctx: Context, *tensors: Tensor) -> Sequence[Any]:
     return [x.numpy(force=True) if ctx.is_numpy else x.detach().resolve_neg() for x in tensors]
 
 
-def scatter_optional(results: Sequence[Any], requested: Wanted) -> tuple[Any, ...]:
-    """Return the results in the places of the True ones, and None elsewhere."""
+def scatter_optional(results: Sequence[Any], requested: Mask) -> tuple[Any, ...]:
+    """Return a tuple of the results where `requested` is True, and None elsewhere."""
     remaining = iter(results)
-    return tuple(next(remaining) if want else None for want in requested)
+    return tuple(next(remaining) if is_requested else None for is_requested in requested)
 
 
 def cast(results: Tensors, like: Tensors) -> tuple[Any, ...]:
-    """Return results in the dtypes of the given; mixed dtypes are computed in the widest."""
+    """Return results in the dtypes of `like`; mixed dtypes are computed in the widest."""
     return tuple(None if x is None else x.to(y.dtype) for x, y in zip(results, like, strict=True))

@@ -1,1 +1,1 @@
-"""Dask arrays: functions of blocks, which workers compute in memory; nothing here is computed."""
+"""Dask arrays: graphs of functions of blocks, which workers compute in memory."""

@@ -1,4 +1,4 @@
-"""Functions of blocks of Dask arrays, which workers compute in memory; nothing is computed here."""
+"""Functions of blocks of Dask arrays; nothing is computed until Dask computes the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from arraylogchain._inputs.arrays import prepare_inputs
 
 
 def to_lazy(arguments: Mapping[str, Any]) -> tuple[dict[str, da.Array], str]:
-    """Return arrays as Dask arrays, others in a single block, and the dtype of what is computed.
+    """Return all arrays as Dask arrays, others in one block, and the dtype of the result.
 
     Raises
     ------
@@ -27,7 +27,7 @@ def to_lazy(arguments: Mapping[str, Any]) -> tuple[dict[str, da.Array], str]:
     ValueError
         For chunks of unknown sizes.
     """
-    # Arrays without entries stand for Dask's.
+    # The meta of a Dask array has no entries, but the library and dtype of its blocks.
     ctx, _ = prepare_inputs(
         {name: x._meta if isinstance(x, da.Array) else x for name, x in arguments.items()}
     )
@@ -42,7 +42,7 @@ def with_known_shape(name: str, x: Any) -> da.Array:
         raise ValueError(
             f"{name} has chunks of unknown sizes; {name}.compute_chunk_sizes() finds them out"
         )
-    # Empty chunks beside others fit no axis of another array.
+    # Empty chunks between others would not align with another array's chunks.
     return x.rechunk(tuple(tuple(filter(None, sizes)) or (0,) for sizes in x.chunks))
 
 
@@ -51,21 +51,27 @@ def map_rows(
     arrays: Sequence[tuple[da.Array, str]],
     results: Sequence[tuple[str, Any]],
 ) -> list[da.Array]:
-    """Return the arrays that a function makes of blocks of rows, in a tuple if they are several.
+    """Apply a function to blocks of rows, and return its results.
 
     Parameters
     ----------
     function : callable
-        It should use one thread, as schedulers have threads of their own.
+        Takes blocks and returns an array, or a tuple for several results. It should use one thread,
+        as schedulers have threads of their own.
     arrays : sequence of (array, str)
-        What it takes, with a letter for each of its last axes, which are put in one chunk. The axes
-        before them are batch axes, which broadcast.
+        The arguments, with a letter for each of their last axes, which are put in one chunk. The
+        axes before them are batch axes, which broadcast.
     results : sequence of (str, dtype)
-        What it returns, with the letters of its last axes.
+        The letters of the last axes of each result, and its dtype.
+
+    Returns
+    -------
+    list of array
+        One for each result.
     """
     batch = np.broadcast_shapes(*(x.shape[: x.ndim - len(axes)] for x, axes in arrays))
     if 0 in batch:
-        # There is nothing to compute, and Dask refuses an empty axis beside one of length 1.
+        # Dask does not broadcast an empty axis with one of length 1.
         lengths = (zip(axes[::-1], x.shape[::-1], strict=False) for x, axes in arrays)
         sizes = dict(itertools.chain(*lengths))
         shapes = [((*batch, *map(sizes.get, axes)), dtype) for axes, dtype in results]
@@ -76,10 +82,10 @@ def map_rows(
         indices = *range(rows - lead, rows), *((i, axis) for axis in last)
         pairs += [x.rechunk(dict.fromkeys(last, -1)), indices]
     _, aligned = unify_chunks(*pairs)
-    takes = ",".join(f"({','.join(axes)})" for _, axes in arrays)
-    gives = ",".join(f"({','.join(axes)})" for axes, _ in results)
+    inputs = ",".join(f"({','.join(axes)})" for _, axes in arrays)
+    outputs = ",".join(f"({','.join(axes)})" for axes, _ in results)
     metas = tuple(meta_from_array(aligned[0]._meta, dtype=dtype) for _, dtype in results)
-    result = da.apply_gufunc(function, f"{takes}->{gives}", *aligned, meta=metas)
+    result = da.apply_gufunc(function, f"{inputs}->{outputs}", *aligned, meta=metas)
     return list(result) if len(metas) > 1 else [result]
 
 
@@ -89,13 +95,13 @@ def added(parts: Sequence[da.Array], dtype: str = "float64") -> da.Array:
 
 
 def _sum_of_blocks(dtype: str, *blocks: Any) -> Any:
-    # Infinities are values here, of which NumPy would warn.
+    # NumPy would warn of infinities, which are ordinary values here.
     with np.errstate(all="ignore"):
         return sum(x.astype("float64") for x in blocks).astype(dtype)
 
 
 def summed_blocks(x: da.Array, axes: Shape) -> da.Array:
-    """Return what blocks give along axes, each of length 1 there, added up."""
+    """Return the sum over blocks along axes, where blocks have length 1 and not their chunk's."""
     if not axes:
         return x
     chunks = tuple((1,) * len(sizes) if k in axes else sizes for k, sizes in enumerate(x.chunks))
@@ -103,8 +109,8 @@ def summed_blocks(x: da.Array, axes: Shape) -> da.Array:
 
 
 def finite_sum(x: da.Array, axes: Shape) -> da.Array:
-    """Return sums along axes, which stay; beyond all numbers it is the largest one."""
-    # Parts may be the largest numbers, of either sign.
+    """Return sums along axes, which are kept, clipped to the range of the dtype."""
+    # Terms may be as large as the largest number; scaled, their sum does not overflow.
     scale = 0.5 ** math.prod(x.shape[axis] for axis in axes).bit_length()
     limit = scale * float(np.finfo(x.dtype).max)
     total = (x.astype("float64") * scale).sum(axis=axes, keepdims=True)
@@ -112,7 +118,7 @@ def finite_sum(x: da.Array, axes: Shape) -> da.Array:
 
 
 def bounded(x: da.Array, dtype: str) -> da.Array:
-    """Return an array in a dtype, finite where numbers are beyond its range."""
+    """Return an array in a dtype, clipped to its range if that is another dtype."""
     if x.dtype == dtype:
         return x
     limit = float(np.finfo(dtype).max)

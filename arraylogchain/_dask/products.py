@@ -1,4 +1,4 @@
-"""Products of Dask arrays: of blocks, joined where what is summed over is in several chunks."""
+"""Products of Dask arrays: of blocks, joined if the contracted axis is in several chunks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from arraylogchain._products.chainexp import product_of_sequence, scale_of_sums,
 from arraylogchain._products.contraction import Multiply, evaluate
 from arraylogchain._products.in_memory import compute, compute_chain, named
 
-# Partial results that are joined at a time.
+# Number of partial results that are joined at a time.
 _FAN_IN = 8
 
 # The arrays of a result: one, or values and indices.
@@ -49,34 +49,34 @@ def _product(
     a: Any,
     b: Any,
     workspace: int,
-    *more: str,
+    *index_dtypes: str,
 ) -> Arrays:
-    """Return a product, and what comes with it, in dtypes that are named."""
+    """Return the values of a product and, if it has any, its indices."""
     (a, b), dtype = _widened({"a": a, "b": b})
-    fold(a.shape, b.shape)  # refuses what does not fit
-    ends = (slice(None) if a.ndim > 1 else 0, slice(None) if b.ndim > 1 else 0)
+    fold(a.shape, b.shape)  # raises if shapes do not fit
+    last_axes = (slice(None) if a.ndim > 1 else 0, slice(None) if b.ndim > 1 else 0)
     left = a[..., None, :] if a.ndim > 1 else a[None, None]
     right = da.swapaxes(b, -1, -2)[..., None, :, :] if b.ndim > 1 else b[None, None]
-    results, parts = [("", x) for x in (a.dtype, *more)], []
+    results, parts = [("", x) for x in (a.dtype, *index_dtypes)], []
     for start, stop in itertools.pairwise([0, *itertools.accumulate(a.chunks[-1])]):
         call = partial(_multiplied, function=function, start=start, workspace=workspace)
         pairs = [(x[..., start:stop], "t") for x in (left, right)]
         parts.append(map_rows(call, pairs, results))
-    values, *rest = (x[(..., *ends)] for x in _joined(parts, join, "", results))
-    return values.astype(dtype), *rest
+    values, *indices = (x[(..., *last_axes)] for x in _joined(parts, join, "", results))
+    return values.astype(dtype), *indices
 
 
 def _widened(arguments: Mapping[str, Any]) -> tuple[list[da.Array], str]:
-    """Return arrays in the dtype that is computed in, and that of the result.
+    """Return arrays in the dtype of the computation, and the dtype of the result.
 
-    Halves are only rounded in the end.
+    Half precisions are computed in float32, and rounded only in the end.
     """
     arrays, dtype = to_lazy(arguments)
     return [x.astype(promote([dtype, "float32"])) for x in arrays.values()], dtype
 
 
 def _multiplied(a: Any, b: Any, *, function: Callable[..., Any], start: int, workspace: int) -> Any:
-    """Return the product of blocks [..., M, 1, K] and [..., 1, N, K], of terms from one on."""
+    """Return the product of blocks [..., M, 1, K] and [..., 1, N, K], with indices from `start`."""
     xp = array_namespace(a)
     left, right = a[..., 0, :], xp.matrix_transpose(b[..., 0, :, :])
     with using(1):
@@ -90,7 +90,7 @@ def _multiplied(a: Any, b: Any, *, function: Callable[..., Any], start: int, wor
 def _joined(
     parts: Sequence[Arrays], join: Callable[..., Any], axes: str, results: Sequence[tuple[str, Any]]
 ) -> Arrays:
-    """Return what partial results are together, joined in a tree."""
+    """Return the joined partial results; groups of them are joined in a tree."""
     while len(parts) > 1:
         groups = [parts[i : i + _FAN_IN] for i in range(0, len(parts), _FAN_IN)]
         parts = [map_rows(join, [(x, axes) for y in z for x in y], results) for z in groups]

@@ -1,4 +1,4 @@
-"""Messages about what is compiled, by the logger "arraylogchain" at level INFO."""
+"""Messages about compilation, by the logger "arraylogchain" at level INFO."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOGGER = logging.getLogger("arraylogchain")
 
 @contextmanager
 def compiling(name: str, purpose: str) -> Iterator[None]:
-    """Log which function is compiled and what it does, and afterwards how long that took."""
+    """Log the name and purpose of a compiled function, and afterwards the time it took."""
     LOGGER.info("compiling %s: %s", name, purpose)
     start = time.perf_counter()
     yield

@@ -1,4 +1,4 @@
-"""Chains on the CPU as loops that Numba compiles; imported only where they are used."""
+"""Compilation of loops by Numba, and functions that they share; imported only where used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OLDEST = (0, 61)
 
 @cache
 def why_not() -> str | None:
-    """Return None if Numba can be used, else one line that says why it cannot."""
+    """Return None if Numba can be used, else the reason why it cannot, in one line."""
     try:
         version = str(importlib.import_module("numba").__version__)
     except ModuleNotFoundError as error:

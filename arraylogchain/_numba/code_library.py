@@ -1,20 +1,20 @@
-"""The code of functions that only compiled ones call, without machine code of its own.
+"""Code of functions that only compiled functions call, without machine code of its own.
 
-Numba optimizes each compiled function by itself, with all that it calls, and makes machine code of
-it. Of a function that only others call, whose code is linked into theirs, nobody runs that:
+Numba optimizes each compiled function by itself, with all its callees, and generates machine code.
+If only compiled functions call it, they contain its code, and its own machine code never runs:
 
-    Numba:  for each function: link what it calls, optimize, write machine code
+    Numba:  for each function: link its callees, optimize, generate machine code
     here:   for each function that Python calls: the same
-            for each other one: link what it calls
+            for each other function: link its callees
 
 On two cores of an AMD EPYC, with Numba 0.68, CPU time of the first log Z is 7.5 s instead of 10.6,
-of compiling everything 10.7 s instead of 14.3. What is optimized once only is also faster: log Z of
-1,000 steps and 32 states takes 0.18 ms instead of 0.35, of 300 chains of 100 steps and 5 states
-0.53 ms instead of 0.90; best paths take as long.
+of compiling everything 10.7 s instead of 14.3. Code that is optimized only once is also faster: log
+Z of 1,000 steps and 32 states takes 0.18 ms instead of 0.35, of 300 chains of 100 steps and 5
+states 0.53 ms instead of 0.90; best paths take as long.
 
-The names of Numba that this takes are not public. Where one is missing, functions are compiled as
-Numba does it, within the same bounds: `compiling` leaves this module out if it cannot be imported,
-and `PartCompiler` makes a library of Numba's own if a method or an attribute is gone.
+This module uses names of Numba that are not public. If one is missing, Numba compiles these
+functions as usual, within the same error bounds: `compiling` omits this module if it cannot be
+imported, and `PartCompiler` uses Numba's own library if a method or an attribute is missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _USED = ("_final_module", "_get_module_for_linking", "_linking_libraries")
 
 
 class Part(JITCodeLibrary):  # type: ignore[misc]
-    """The code of a function that only compiled ones call, to be linked into theirs."""
+    """Code of a function that only compiled functions call, to be linked into theirs."""
 
     def finalize(self) -> None:
         for library in dict.fromkeys(self._linking_libraries):
@@ -43,14 +43,14 @@ class Part(JITCodeLibrary):  # type: ignore[misc]
         return self
 
     def set_env(self, name: str, environment: Any) -> None:
-        """Leave out what only functions need that Python calls."""
+        """Ignore the environment, which only functions need that Python calls."""
 
 
 class PartCompiler(Compiler):  # type: ignore[misc]
-    """Numba's compiler, which puts code into a `Part`."""
+    """Numba's compiler with a `Part` as its code library."""
 
     def __init__(self, typing: Any, target: Any, library: Any, *options: Any) -> None:
         part = Part(target.codegen(), "part")
-        # Numba makes a library of its own for None.
+        # Numba makes its own library if it is None.
         library = part if all(hasattr(part, name) for name in _USED) else library
         super().__init__(typing, target, library, *options)

@@ -1,12 +1,12 @@
-"""How loops are compiled: once, for arrays of one kind, and kept in Numba's cache.
+"""Compilation of loops: once for arrays of one kind, with Numba's disk cache.
 
-Products and sums are contracted, nothing else of fastmath: it would change what is proved of
-rounding, infinities and NaN. And not Numba's parallel runtime, which aborts when two threads enter
-it or a process that uses it is forked. Loops make no arrays, but views only, so that no references
-are counted, which would take half the time of a step of a few states.
+Of fastmath, only contraction of products and sums is enabled: other flags would invalidate error
+bounds and the handling of infinities and NaN. Numba's parallel runtime is not used: it aborts if
+two threads enter it or a process that uses it is forked. Loops make views, but no arrays, so that
+reference counting is disabled, which would take half the time of a step of a few states.
 
-Names of Numba that are not public are taken in three modules only: `disk_cache`, `code_library` and
-`intrinsics`. Each of them is left out where it cannot be imported.
+Names of Numba that are not public are used in three modules only: `disk_cache`, `code_library` and
+`intrinsics`. Each of them is omitted if it cannot be imported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Integers = npt.NDArray[np.int64]
 
 
 def _import(name: str) -> Any:
-    """Return a module of this package, or None where Numba lacks something that it takes."""
+    """Return a module of this package, or None if Numba lacks a name that it uses."""
     try:
         return importlib.import_module(f"arraylogchain._numba.{name}")
     except ImportError:
@@ -50,7 +50,7 @@ def _options(**more_options: Any) -> dict[str, Any]:
 
 
 class _Progress(event.Listener):  # type: ignore[misc]
-    """Logs the compilation of functions that Python calls; loading them from the cache is none."""
+    """Logs the compilation of functions that Python calls, but not their loading from the cache."""
 
     def __init__(self) -> None:
         self.functions: set[Function] = set()
@@ -75,7 +75,7 @@ event.register("numba:compile", _progress)
 
 
 def compiled(function: Function) -> Function:
-    """Compile a function that Python calls, when it first does, letting go of the GIL."""
+    """Compile a function that Python calls, at its first call; it releases the GIL."""
     _progress.functions.add(function)
     dispatcher: Any = njit(**_options())(function)
     try:
@@ -83,13 +83,13 @@ def compiled(function: Function) -> Function:
             dispatcher.enable_caching()
         else:
             dispatcher._cache = _disk_cache.SafeCache(function)
-    except RuntimeError:  # there is no folder to keep it in
+    except RuntimeError:  # there is no folder for the cache
         pass
     return cast(Function, dispatcher)
 
 
 def inner(function: Function, **more_options: Any) -> Function:
-    """Compile a function that only compiled ones call."""
+    """Compile a function that only compiled functions call."""
     options = {**_options(no_cpython_wrapper=True), **more_options}
     if _code_library is not None:
         options["pipeline_class"] = _code_library.PartCompiler
@@ -97,5 +97,5 @@ def inner(function: Function, **more_options: Any) -> Function:
 
 
 def inlined(function: Function) -> Function:
-    """Compile a function into those that call it: which costs no call."""
+    """Compile a function into its callers, without the cost of a call."""
     return inner(function, forceinline=True)

@@ -1,15 +1,15 @@
-"""Numba's cache on disk, which a damaged file neither stops nor deceives.
+"""Numba's cache on disk, with digests that detect damaged files.
 
-Numba reads what it finds: a file that was cut short makes every call raise, and one with a hole of
-zeros, as a crash of the system leaves, makes LLVM abort or compute something else. Here
+Numba does not verify its files: a truncated file makes every call raise, and one with a hole of
+zeros, as a crash of the system leaves, makes LLVM abort or compute wrong results. Here
 
     load:   read and compare the digest; on any error forget all entries of the function
     save:   write the machine code with its digest; a full disk is no error
 
 and a function without an entry is compiled and saved.
 
-Beside the two classes, names are used of Numba that are not public: where those are missing,
-`compiling` leaves this module out, and Numba's own cache is used.
+Except for the two classes, this module uses names of Numba that are not public: if one is missing,
+`compiling` omits this module, and Numba's own cache is used.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from numba.core.serialize import dumps
 
 from arraylogchain._core.progress import LOGGER
 
-# Loops have the functions that they call compiled into them, but Numba knows of changes to the file
-# of a loop itself only. Where the package was packed into one file, there are no sources.
+# Callees are compiled into loops, but Numba invalidates its cache only when the loop's own file
+# changes. If the package was packed into one file, there are no sources.
 _LOOPS = ("_numba/*.py", "_backends/compiled/*.py", "_products/compiled.py")
 _FILES = (path for names in _LOOPS for path in sorted(Path(__file__).parents[1].glob(names)))
 _SOURCES = [path.read_bytes() for path in _FILES]
@@ -34,12 +34,12 @@ STAMP = hashlib.sha256(b"".join(_SOURCES)).hexdigest()
 
 
 def _digest(data: bytes) -> bytes:
-    # Numba writes the index first: beside a new one there may be the code of older sources.
+    # Numba writes the index first, so that a new index may refer to code of older sources.
     return hashlib.sha256(STAMP.encode() + data).digest()
 
 
 class _DigestImpl(CompileResultCacheImpl):  # type: ignore[misc]
-    """Compiled functions as bytes beside their digest."""
+    """Serialization of compiled functions as bytes, with their digest."""
 
     def reduce(self, result: Any) -> tuple[bytes, bytes]:
         data = dumps(super().reduce(result))
@@ -53,7 +53,7 @@ class _DigestImpl(CompileResultCacheImpl):  # type: ignore[misc]
 
 
 class SafeCache(FunctionCache):  # type: ignore[misc]
-    """The cache of one function; raises RuntimeError where there is no folder for it."""
+    """Cache of one function; raises RuntimeError if there is no folder for it."""
 
     _impl_class = _DigestImpl
 
@@ -61,13 +61,13 @@ class SafeCache(FunctionCache):  # type: ignore[misc]
         super().__init__(function)
         if not hasattr(self._cache_file, "_version"):
             raise RuntimeError("this Numba has no version of a file")
-        # What another version has left is not even read: it may name classes that are gone.
+        # Files of other versions are never read: they may name classes that no longer exist.
         self._cache_file._version += f" {STAMP}"
 
     def load_overload(self, signature: Any, context: Any) -> Any:
         try:
             return super().load_overload(signature, context)
-        except Exception as error:  # damaged files raise any
+        except Exception as error:  # damaged files may raise any
             LOGGER.info("a file in %s cannot be read: %s", self.cache_path, error)
             with suppress(OSError):
                 self.flush()

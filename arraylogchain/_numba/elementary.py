@@ -1,4 +1,4 @@
-"""Exponentials, logarithms, and sums of products, as loops that are vectorised."""
+"""Exponentials, logarithms, maxima and shifts, as loops that are vectorized."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from arraylogchain._numba.primitives import bits_of, number_of
 INF = math.inf
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
-# Leaves the nearest whole number in the lowest bits of a sum.
+# Adding it rounds to the nearest integer, in the lowest bits of the sum.
 _ROUNDER = 1.5 * 2.0**52
 
 
@@ -20,7 +20,7 @@ _ROUNDER = 1.5 * 2.0**52
 def exp(y):
     """Return exp(y) for y <= 1, and 0 below -708, by a Taylor series about the nearest log of 2^n.
 
-    The functions of Numba's own are not vectorised, and take five times as long.
+    Numba's own functions are not vectorized, and take five times as long.
     """
     n = y * _LOG2_E + _ROUNDER
     power = number_of((bits_of(n) + 1023) << 52)
@@ -36,7 +36,7 @@ def exp(y):
 
 @inner
 def exps(x: Floats, shift: float, out: Floats, n: int) -> None:
-    """Write exp(x - shift) of the first n."""
+    """Write exp(x - shift) of the first n entries."""
     for i in range(n):
         out[i] = exp(x[i] - shift)
 
@@ -72,7 +72,7 @@ def exponent_of(x):
 
 @inner
 def count_special(x: Floats) -> int:
-    """Return how many are +inf or NaN."""
+    """Return the number of entries that are +inf or NaN."""
     special = 0
     for k in range(len(x)):
         special += not x[k] < INF
@@ -81,7 +81,7 @@ def count_special(x: Floats) -> int:
 
 @inner
 def max_or_nan(x: Floats) -> float:
-    """Return the largest of x, which is NaN where +inf or NaN is among them."""
+    """Return the largest entry, or NaN if an entry is +inf or NaN."""
     top = -INF
     for k in range(len(x)):
         top = x[k] if x[k] > top else top
@@ -90,9 +90,9 @@ def max_or_nan(x: Floats) -> float:
 
 @inner
 def write_logs(x: Floats) -> float:
-    """Write the logs of weights over the power of two of the largest; return its exponent.
+    """Write the logs of weights over a power of two near the largest; return its exponent.
 
-    So each is rounded as what it is relative to the largest.
+    So the rounding error of each log depends only on its weight relative to the largest.
     """
     max_exponent = math.frexp(max_or_nan(x))[1]
     for k in range(len(x)):
@@ -105,7 +105,7 @@ def write_logs(x: Floats) -> float:
 
 @inner
 def row_maxima(x: Floats, n: int, out: Floats) -> None:
-    """Write the largest of each of the first n rows of [K, R], flat, but for NaN."""
+    """Write the maxima, ignoring NaN, of the first n rows of [K, R], flat."""
     R = len(out)
     for r in range(n):
         out[r] = -INF
@@ -117,15 +117,16 @@ def row_maxima(x: Floats, n: int, out: Floats) -> None:
 
 @inlined
 def integer_shift(x: float) -> float:
-    """Return a whole number not below x, or 0 for what is not finite."""
+    """Return x rounded up to an integer, or 0 if x is not finite."""
     return np.ceil(x) if -INF < x < INF else 0.0
 
 
 @inner
 def subtract_row_max(x: Floats, n: int, maxima: Floats) -> None:
-    """Subtract whole numbers from the first n rows of [K, R], flat; write 0 for both in others.
+    """Subtract the maxima, rounded up to integers, from the first n rows of [K, R], flat.
 
-    They are what brings the largest of each row to 0, or not far below.
+    Write these integers to `maxima`, 0 if a maximum is not finite; write 0 to the other rows and
+    their maxima.
     """
     R, top = len(maxima), -INF
     if R == 1 and n == 1:

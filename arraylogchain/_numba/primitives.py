@@ -1,4 +1,4 @@
-"""The operations of `intrinsics` or, where it cannot be imported, the same in Python."""
+"""The functions of `intrinsics` or, if it cannot be imported, the same in Python."""
 
 from __future__ import annotations
 

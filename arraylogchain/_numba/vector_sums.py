@@ -21,7 +21,7 @@ def _product(is_product: bool) -> Function:
         while i + 8 <= width:
             sums_8(out, o + i, a, a0, da, b, b0 + i, db, n)
             i += 8
-        # Some are computed again.
+        # The last block overlaps the previous one: their common entries are computed again.
         if i < width and width >= 8:
             sums_8(out, o + width - 8, a, a0, da, b, b0 + width - 8, db, n)
         elif 4 <= width < 8:
@@ -32,18 +32,18 @@ def _product(is_product: bool) -> Function:
                 sums_1(out, o + j, a, a0, da, b, b0 + j, db, n)
 
     @inlined
-    def product(out, m, P, base, K, R, moved):
-        """Write m @ P for rows side by side, m [K, R], as many as have begun; P begins there."""
-        zero = K - K  # of a constant Numba compiles another version
+    def product(out, m, P, base, K, R, num_active):
+        """Write m @ P for the first `num_active` rows of m [K, R]; P starts at `base`."""
+        zero = K - K  # a literal would make Numba compile another version
         if R == 1:
             sums(out, zero, m, zero, zero + 1, P, base, K, K, K)
         else:
-            width = (moved + 7) // 8 * 8 if moved + 7 < R else R
+            width = (num_active + 7) // 8 * 8 if num_active + 7 < R else R
             for j in range(K):
                 sums(out, j * R, P, base + j, K, m, zero, R, K, width)
 
     return product
 
 
-# Arrays are flat, and can be written to.
+# Arrays are flat and writable.
 multiply, maximise = _product(True), _product(False)

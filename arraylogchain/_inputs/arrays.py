@@ -94,7 +94,7 @@ def prepare_inputs(
     if all(_is_on_cuda(x) for x in arguments.values()):
         return _through_cupy(xp, arguments, result_name)
     hosted = {name: _to_numpy(name, x) for name, x in arguments.items()}
-    # A library that only exports gets its results from NumPy arrays.
+    # Libraries that only export arrays import results from NumPy arrays.
     return _numpy_context(result_name, getattr(xp, "from_dlpack", None)), hosted
 
 
@@ -245,7 +245,7 @@ def are_numpy(*arrays: Array | None) -> bool:
 
 
 def has_values(*arrays: Array) -> bool:
-    """Return whether values can be read, unlike those of Dask or in transforms of torch."""
+    """Return whether values can be read: not in Dask arrays, nor in transforms of torch."""
     return are_numpy(*arrays) or (not is_lazy(*arrays) and are_plain(*arrays))
 
 
@@ -305,14 +305,14 @@ def dtype_name(dtype: Any) -> str:
 
 @lru_cache(maxsize=256)
 def check_dtypes(arguments: tuple[tuple[str, Any], ...], xp: Any) -> str:
-    """Return the dtype of what a library computes of arrays of these names and dtypes.
+    """Return the dtype of the result that a library computes from arrays of these dtypes.
 
     Raises
     ------
     TypeError
         For a dtype that is not real floating, or that the library does not have.
     """
-    # What only exports has its arrays computed with by NumPy or CuPy, which lack bfloat16.
+    # NumPy or CuPy, which lack bfloat16, compute for libraries that only export arrays.
     computing = xp if _can_be_written(xp) else np
     dtypes = {name: dtype_name(dtype) for name, dtype in arguments}
     for name, dtype in dtypes.items():
@@ -324,7 +324,7 @@ def check_dtypes(arguments: tuple[tuple[str, Any], ...], xp: Any) -> str:
 
 
 def promote(names: Any) -> str:
-    """Return the smallest supported dtype that holds all of the given ones."""
+    """Return the smallest supported dtype that holds all of these."""
     distinct = set(names)
     if len(distinct) == 1:
         return str(distinct.pop())
@@ -333,7 +333,7 @@ def promote(names: Any) -> str:
 
 
 def _can_be_written(xp: Any) -> bool:
-    """Tell libraries with item assignment from those of immutable or deferred arrays."""
+    """Return whether a library has item assignment; immutable and deferred arrays do not."""
     return library_name(xp) in ("numpy", "cupy", "torch", "array_api_strict")
 
 
@@ -344,11 +344,11 @@ def _is_on_cuda(x: Array) -> bool:
 def _through_cupy(
     xp: Any, arguments: Mapping[str, Array], result_name: str
 ) -> tuple[Context, Mapping[str, Array]]:
-    """Hand arrays of a library that can only export over to CuPy, on the device they are on.
+    """Convert arrays of a library that can only export to CuPy, on the same device.
 
-    CuPy's stream waits for the library's, and the library's for CuPy's when the results are handed
-    back, before the caller can let go of the arguments: their memory is not in use any more when
-    the library gives it to something else.
+    CuPy's stream waits for the library's stream. The library's stream waits for CuPy's when results
+    are converted back, before the caller can free the arguments: their memory is not reused while
+    CuPy reads it.
     """
     name, x = next(iter(arguments.items()))
     try:
@@ -380,13 +380,13 @@ def _to_numpy(name: str, x: Array) -> Array:
 
 
 def on_host(name: str, x: Any) -> np.ndarray:
-    """Return numbers that decisions depend on as a NumPy array."""
+    """Return integers that decisions depend on as a NumPy array."""
     if isinstance(x, np.ma.MaskedArray):
         namespace_of(name, x)  # which raises
     check_tensors({name: x})
     try:
         if hasattr(x, "detach") and hasattr(x, "cpu"):
-            # Within a transform, what is computed has no memory, though its values are known.
+            # In a transform computed tensors have no memory, but `tolist` can read their values.
             x = x.detach().cpu()
             x = x.numpy() if are_plain(x) else x.tolist()
         elif hasattr(x, "get") and hasattr(x, "device"):  # CuPy
@@ -408,5 +408,5 @@ def on_host(name: str, x: Any) -> np.ndarray:
 
 @cache
 def _has_float64(xp: Any, device: Any) -> bool:
-    """Tell whether a device that is none of CUDA's computes in float64."""
+    """Return whether a device other than CUDA's computes in float64."""
     return "float64" in xp.__array_namespace_info__().dtypes(device=device)

@@ -56,9 +56,9 @@ class Arrangement(NamedTuple):
     sizes: tuple[int, int]
 
 
-@dataclass(slots=True, eq=False)  # frozen ones take three times as long to make
+@dataclass(slots=True, eq=False)  # making frozen ones takes three times as long
 class Chain:
-    """Validated arrays of chains, with batch axes as given; missing weights are ones.
+    """Validated arrays of chains, with their original batch axes; missing weights are ones.
 
     Attributes
     ----------
@@ -108,7 +108,7 @@ class Chain:
 
 @lru_cache(maxsize=256)
 def _arrange(batch: Shape, own_shape: Shape) -> Arrangement:
-    """Return the arrangement of batch axes, given those of all but the last two of matrices."""
+    """Return the arrangement of batch axes for matrices [*own_shape, K, K]."""
     groups = tuple(
         axis for axis, n in enumerate(own_shape[:-1], len(batch) + 1 - len(own_shape)) if n > 1
     )
@@ -270,18 +270,18 @@ def check_integers(name: str, x: Array, hint: str = "") -> None:
 
 
 def check_weights(ctx: Context, chain: Chain) -> None:
-    """Raise where a linear weight that is read is negative. On a device it gives NaN."""
+    """Raise ValueError if a linear weight that is read is negative; on a device it gives NaN."""
     if not ctx.is_numpy and "cpu" not in str(ctx.device).lower():
         return
     for name, x in chain.parts.items():
         if name in chain.logs or 0 in x.shape:
             continue
-        # The least is NaN if there is one, and may be of what is past the ends.
+        # This is also False for NaN, and for negative weights past the end of a row.
         if not ctx.are_between(x, 0.0, math.inf):
             negative = np.asarray(x < 0)
             if name == "transitions":
-                ends = np.asarray(chain.num_steps if chain.lengths is None else chain.lengths)
-                is_read = ends[..., None] > np.arange(1, x.shape[-3] + 1)
+                lengths = np.asarray(chain.num_steps if chain.lengths is None else chain.lengths)
+                is_read = lengths[..., None] > np.arange(1, x.shape[-3] + 1)
                 negative = negative.any((-2, -1)) & is_read
             if np.any(negative):
                 raise ValueError(
@@ -291,7 +291,7 @@ def check_weights(ctx: Context, chain: Chain) -> None:
 
 
 def check_paths(states: Array, batch: Shape, num_steps: int) -> None:
-    """Raise where an array cannot hold paths of a chain with these batch axes and steps."""
+    """Raise if an array cannot hold paths of a chain with these batch axes and steps."""
     check_integers("states", states)
     shape = shape_of(states)
     if shape[-1:] != (num_steps,):
@@ -303,9 +303,9 @@ def check_paths(states: Array, batch: Shape, num_steps: int) -> None:
 
 
 def check_states(ctx: Context, states: Array, chain: Chain, workspace: int) -> Array:
-    """Return paths [*batch axes broadcast, T] as given; raise where a state that is read is none.
+    """Return paths with broadcast batch axes; raise if a state that is read is out of range.
 
-    See `states_of`. Nothing of them is copied, except to the host where `ctx` computes there.
+    See `states_of`. Paths are not copied, except to the host if `ctx` computes there.
     """
     if ctx.is_numpy or isinstance(states, np.ndarray) or not hasattr(states, "dtype"):
         states = on_host("states", states)
@@ -313,40 +313,40 @@ def check_states(ctx: Context, states: Array, chain: Chain, workspace: int) -> A
     xp = np if isinstance(states, np.ndarray) else ctx.xp
     batch = np.broadcast_shapes(shape_of(states)[:-1], chain.batch)
     states = xp.broadcast_to(states, (*batch, chain.num_steps))
-    ends = None if chain.lengths is None else ctx.integers(chain.lengths)
+    lengths = None if chain.lengths is None else ctx.integers(chain.lengths)
     if 0 in batch:
         return states
     for box in boxes(shape_of(states), max(1, workspace // BYTES_PER_STATE)):
-        block = states_of(ctx, states, ends, box)
+        block = states_of(ctx, states, lengths, box)
         low, high = (int(on_host("states", f(block))) for f in (ctx.xp.min, ctx.xp.max))
         if not 0 <= low <= high < chain.num_states:
             wrong = on_host("states", block)
-            # Integers that ctx has not are negative in its own, as those above 2**63 are.
-            given = on_host("states", states[box])[(wrong < 0) | (wrong >= chain.num_states)]
+            # The block has wrapped integers that its dtype cannot represent; report the originals.
+            out_of_range = on_host("states", states[box])[(wrong < 0) | (wrong >= chain.num_states)]
             raise ValueError(
-                f"states must be from 0 to {chain.num_states - 1}, got {given.flat[0]}"
+                f"states must be from 0 to {chain.num_states - 1}, got {out_of_range.flat[0]}"
             )
     return states
 
 
-def states_of(ctx: Context, states: Array, ends: Array | None, box: Box) -> Array:
-    """Return a box of paths in the library that computes, 0 past the ends of their chains.
+def states_of(ctx: Context, states: Array, lengths: Array | None, box: Box) -> Array:
+    """Return a box of paths in the library that computes, with 0 past the length of a row.
 
-    `ends` are lengths that broadcast with the leading axes, or None.
+    Lengths broadcast with the leading axes, or are None.
     """
     block = states[box]
     if isinstance(block, np.ndarray):
-        # torch takes no other order of bytes and no negative strides.
+        # torch accepts no other byte order and no negative strides.
         block = ctx.xp.asarray(np.ascontiguousarray(block, np.int64), device=ctx.device)
     block = ctx.xp.astype(block, ctx.index_dtype, copy=False)
-    if ends is None:
+    if lengths is None:
         return block
     start = box[-1].start or 0
     times = ctx.xp.arange(start, start + block.shape[-1], dtype=ctx.index_dtype, device=ctx.device)
-    return ctx.xp.where(ends_of(ends, box) > times, block, 0)
+    return ctx.xp.where(ends_of(lengths, box) > times, block, 0)
 
 
-def ends_of(ends: Array, box: Box) -> Array:
+def ends_of(lengths: Array, box: Box) -> Array:
     """Return lengths [..., 1] of the chains of a box of paths."""
     lead = box[:-1]
-    return ends[within(lead[len(lead) - ends.ndim :], shape_of(ends))][..., None]
+    return lengths[within(lead[len(lead) - lengths.ndim :], shape_of(lengths))][..., None]

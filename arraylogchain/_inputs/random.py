@@ -13,12 +13,14 @@ from arraylogchain._core.context import Array, Context
 
 
 def check_generator(rng: Any, x: Array) -> Any:
-    """Return a generator for what is drawn of x; an integer or None is a seed of NumPy's.
+    """Return the generator of samples for an array x; an integer or None seeds one of NumPy's.
 
     Raises
     ------
     TypeError
-        Unless it is NumPy's or CuPy's generator, or torch's and x a tensor.
+        For other objects, and for a generator of torch if x is not a tensor.
+    ValueError
+        For a negative integer.
     """
     if rng is None or (isinstance(rng, (int, np.integer)) and not isinstance(rng, bool)):
         if rng is None or rng >= 0:
@@ -39,31 +41,31 @@ def check_generator(rng: Any, x: Array) -> Any:
 
 
 def check_num_samples(shape: Shape) -> None:
-    """Raise where an array of samples, with these axes, is beyond all memory."""
-    num_samples, *others = shape
-    most = sys.maxsize // 8 // max(1, math.prod(others))
-    if num_samples > most:
-        raise ValueError(f"num_samples must be at most {most}, got {num_samples}")
+    """Raise ValueError if an array of samples of this shape exceeds addressable memory."""
+    num_samples, *path_shape = shape
+    max_samples = sys.maxsize // 8 // max(1, math.prod(path_shape))
+    if num_samples > max_samples:
+        raise ValueError(f"num_samples must be at most {max_samples}, got {num_samples}")
 
 
 def workspace_for_samples(ctx: Context, shape: Shape) -> tuple[Array, Array]:
-    """Return memory for samples, integers, and for the numbers that they are drawn with.
+    """Return arrays for samples, of integers, and for the uniform numbers that they are drawn with.
 
-    The numbers take the integers' memory, where libraries have views of another dtype: each is read
-    before a sample takes its place.
+    Both share memory if the library has views of another dtype: a number is read before a sample
+    overwrites it.
     """
     check_num_samples(shape)
     xp = ctx.xp
     out, dtype = ctx.empty(shape, ctx.index_dtype), ctx.dtype(ctx.widest)
-    shares_memory = ctx.has_out and out.dtype == xp.int64 and ctx.widest.itemsize == 8
-    return out, out.view(dtype) if shares_memory else ctx.empty(shape, dtype)
+    is_shared = ctx.has_out and out.dtype == xp.int64 and ctx.widest.itemsize == 8
+    return out, out.view(dtype) if is_shared else ctx.empty(shape, dtype)
 
 
 def fill(ctx: Context, rng: Any, numbers: Array) -> None:
     """Write random numbers in [0, 1) into a contiguous array.
 
-    They come in the order of its entries, so that a generator gives the same samples whatever
-    computes them.
+    They are drawn in the order of its entries, so that a generator gives the same samples on all
+    backends.
     """
     if _package_of(rng) == "torch":
         torch = sys.modules["torch"]

@@ -1,4 +1,4 @@
-"""The command `arraylogchain`: what is available here, and the case that started the project."""
+"""The command `arraylogchain`: versions, backends, and the reference workload."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from arraylogchain._version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit code: 1 where kernels are wrong, 2 where they cannot run."""
+    """Run the command; return its exit code: 1 if kernels are wrong, 2 if it cannot run."""
     parser = argparse.ArgumentParser(
         prog="arraylogchain",
         description="Print what is available here, compile all loops, and solve the case that "

@@ -1,4 +1,4 @@
-"""What the command shows: what computes here, and the case that started the project.
+"""Output of the command: versions and backends, errors of kernels, and the reference workload.
 
 A model computes ``p0 · D_0 · P_1 · D_1 · … · P_{v-1} · x_{v-1}`` in log space for each of n rows:
 ``x`` [n, t, v, c] holds log weights, D_i is the diagonal matrix of exp(x_i), ``bulk``
@@ -38,12 +38,12 @@ from arraylogchain.chain import LogChain
 from arraylogchain.products import logmatmulexp
 
 _NAMES = {"cupy": "CuPy", "numba": "Numba"}
-# The sizes n, t, v, c at which the forum's user ran out of memory.
+# Sizes n, t, v, c of the reference workload.
 SIZES = (500, 1, 40, 200)
 
 
 def describe() -> str:
-    """Say what computes here. Imports Numba, CuPy and torch where they are installed."""
+    """Return versions and backends as text; import Numba, CuPy and torch if they are installed."""
     reason = _numba.why_not()
     result = {
         "numpy": np.__version__,
@@ -60,7 +60,7 @@ def describe() -> str:
 
 @contextmanager
 def shown_progress() -> Iterator[None]:
-    """Print what is compiled, while it is."""
+    """Print messages about compilation within the context."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("  %(message)s"))
     level = LOGGER.level
@@ -74,7 +74,7 @@ def shown_progress() -> Iterator[None]:
 
 
 def compile_loops() -> str:
-    """Compile all loops that Numba's cache does not have, and say how long that took."""
+    """Compile all loops that are not in Numba's cache; return a message with the time it took."""
     if _numba.why_not():
         return "nothing to compile: array operations compute"
     seconds = timeit.timeit(compile_all, number=1)
@@ -82,7 +82,7 @@ def compile_loops() -> str:
 
 
 def compile_all() -> None:
-    """Call each compiled function, those for terms that no matrix multiply certifies included."""
+    """Call each compiled function, including those for entries that are not certified."""
     chain = LogChain(np.zeros((2, 3, 2)), transitions=np.ones((1, 2, 2)), lengths=[3, 2])
     chain.marginals()
     chain.viterbi()
@@ -92,7 +92,7 @@ def compile_all() -> None:
 
 
 def show_case(device: str) -> None:
-    """Solve the forum's case; print what that took, and how far it is off."""
+    """Solve the reference workload; print its time, memory and error."""
     cupy = _imported("cupy") if device == "cuda" else None
     n, t, v, c = SIZES
     rng = np.random.default_rng(0)
@@ -104,8 +104,8 @@ def show_case(device: str) -> None:
     chain = LogChain(
         **{name: x if cupy is None else cupy.asarray(x) for name, x in arguments.items()}
     )
-    what = f"{n * t} chains of {v} steps with {c} states, float32, on {device}"
-    print(f"The forum's case: {what}", flush=True)
+    size = f"{n * t} chains of {v} steps with {c} states, float32, on {device}"
+    print(f"The forum's case: {size}", flush=True)
 
     def solve() -> Any:
         result = chain.log_partition()
@@ -125,7 +125,7 @@ def show_case(device: str) -> None:
 
 
 def _on_device(library: str) -> str:
-    """Say which version of CuPy or torch is here, and what computes with its arrays."""
+    """Return the version of CuPy or torch and the backend of its arrays on a device, as text."""
     try:
         xp = _imported(library)
     except RuntimeError as reason:
@@ -139,12 +139,12 @@ def _on_device(library: str) -> str:
 
 
 def _imported(library: str) -> Any:
-    """Return a library that computes; raise RuntimeError where there is none, or no device."""
+    """Return an imported library; raise RuntimeError if it, or a device for CuPy, is not usable."""
     try:
         result = importlib.import_module(library)
         if library == "cupy":
             result.zeros(1)
-    except Exception as error:  # CuPy's own kinds of errors among them
+    except Exception as error:  # CuPy's own classes of errors among them
         if not isinstance(error, ModuleNotFoundError) or error.name != library:
             text = f"{_NAMES.get(library, library)} is not usable: {error!r}"
         else:
@@ -154,12 +154,12 @@ def _imported(library: str) -> Any:
 
 
 def report() -> bool:
-    """Compare every kernel with NumPy and print times beside cuBLAS's; tell whether all are right.
+    """Print errors of all kernels and times next to cuBLAS; return whether all errors are allowed.
 
     Raises
     ------
     RuntimeError
-        Why there is no device on which kernels run.
+        If kernels cannot run, with the reason.
     """
     cupy = _imported("cupy")
     contexts = {
@@ -189,7 +189,7 @@ def report() -> bool:
 
 
 def kernels_of_cupy() -> Iterator[tuple[str, Kernel]]:
-    """Yield all kernels, with the dtypes that they are for; CuPy has no arrays of bfloat16."""
+    """Yield the dtype and the kernel of all instantiations; CuPy has no arrays of bfloat16."""
     dtypes = {"float": "float32", "double": "float64", "__half": "float16"}
     for source, names in INSTANTIATIONS.items():
         for name in names:
@@ -199,7 +199,7 @@ def kernels_of_cupy() -> Iterator[tuple[str, Kernel]]:
 
 
 def _print_error(ctx: Context, kernel: Kernel) -> bool:
-    print(f"{kernel.name:<44}", end="", flush=True)  # before it is compiled
+    print(f"{kernel.name:<44}", end="", flush=True)  # before the kernel is compiled
     try:
         ratio = largest_error(ctx, kernel, hard_case)
         text = f"{ratio:.2g}"
@@ -210,7 +210,7 @@ def _print_error(ctx: Context, kernel: Kernel) -> bool:
 
 
 def _timed(ctx: Context) -> Iterator[tuple[str, Callable[[], Any], Callable[[], Any]]]:
-    """Yield what is timed, and the multiplies that it is compared with."""
+    """Yield names of timed functions, the functions, and the multiplies compared with them."""
     xp = ctx.xp
     for shape in ((4096, 4096), (512, 64, 64)):
         x = xp.astype(xp.sin(xp.reshape(xp.arange(math.prod(shape)), shape)), xp.float32)

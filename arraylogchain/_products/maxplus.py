@@ -1,4 +1,4 @@
-"""The max-plus product, and its gradients: each entry hangs on the one term that was reported."""
+"""The max-plus product and its gradients, which go to the reported term of each entry."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def maxplus_matmul(
     if 0 in layout.sizes:
         values = xp.full(layout.out_shape, -math.inf, dtype=dtypes[0], device=ctx.device)
         return values, xp.full(layout.out_shape, -1, dtype=dtypes[1], device=ctx.device)
-    # Values and indices of a tile, those of a further chunk, and a mask.
+    # Bytes of an entry: value and index, the same for a further chunk, and a mask.
     factor, entry = item * (1 + layout.copies), 2 * (item + 8) + 1
     tiling = tile_product(layout.sizes, budget // 2, factor, entry, 512, layout.copies)
     # A block holds sums, and gathered operands.
@@ -47,7 +47,7 @@ def maxplus_matmul(
                 where = where[..., 0]
                 if k.start:
                     where = where + k.start
-                    # A NaN stays; on ties the earlier index does.
+                    # Keep NaN and, on ties, the earlier index.
                     keep = xp.isnan(values[box]) | (values[box] >= top)
                     top = xp.where(keep, values[box], top)
                     where = xp.where(keep, indices[box], where)
@@ -93,16 +93,16 @@ def maxplus_gradients(
     lengths = batch * rows * inner, batch * inner * cols
     gradient_sums = [xp.zeros(n, dtype=dtype, device=ctx.device) for n in lengths]
     views = [layout.view(xp, x, 2) for x in (terms, g)]
-    # Places, numbers, and what reading and adding at indices holds.
+    # 128 bytes of an entry: indices, cotangents, and temporaries of reading and adding.
     factor, scratch = 1 + ctx.precision.itemsize * layout.copies, min(budget // 2, 64 * ctx.block)
     tiling = tile_product(layout.sizes, scratch, factor, 128, 512, layout.copies)
     tiles = itertools.chain.from_iterable(panels(layout, tiling))
     for at in tiles if 0 not in layout.sizes else ():
         index, g_view = (at.read(xp, x, 2) for x in views)
-        forward = index >= 0
+        has_gradient = index >= 0
         k, weights = (
-            xp.where(forward, index, 0),
-            xp.where(forward, ctx.load(g_view, ctx.precision), 0.0),
+            xp.where(has_gradient, index, 0),
+            xp.where(has_gradient, ctx.load(g_view, ctx.precision), 0.0),
         )
         n, i, j = (
             xp.reshape(xp.arange(s.start, s.stop, dtype=k.dtype, device=ctx.device), shape)

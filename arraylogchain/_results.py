@@ -29,7 +29,7 @@ class Plan:
         over each row, compiled for the CPU. 'kernels': one step after another, on chip, by CUDA
         kernels.
     reason : str
-        Why that route.
+        The reason for that route.
     workspace : int
         Bytes that bound the temporaries.
     """
@@ -95,12 +95,14 @@ class ChainGradients(NamedTuple):
     final: Array | None = None
 
 
-def check_requested(wanted: Collection[str]) -> None:
+def check_requested(requested: Collection[str]) -> None:
     """Raise ValueError if a pullback is asked for gradients that do not exist."""
     fields = ", ".join(ChainGradients._fields)
-    listed = isinstance(wanted, Collection) and not isinstance(wanted, str)
-    if not (listed and all(name in ChainGradients._fields for name in wanted)):
-        raise ValueError(f"wanted is {wanted!r}; it must be a collection of names among {fields}")
+    listed = isinstance(requested, Collection) and not isinstance(requested, str)
+    if not (listed and all(name in ChainGradients._fields for name in requested)):
+        raise ValueError(
+            f"wanted is {requested!r}; it must be a collection of names among {fields}"
+        )
 
 
 def check_cotangent(g: Array, shape: tuple[int, ...]) -> None:

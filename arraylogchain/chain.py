@@ -36,7 +36,7 @@ class LogChain:
     Parameters
     ----------
     log_potentials : array [..., T, K]
-        Logarithms of weights of being in a state at a step. Weights need not be normalised. States
+        Logarithms of weights of being in a state at a step. Weights need not be normalized. States
         that a step does not have get -inf.
     transitions : array [..., T - 1, K, K], [..., 1, K, K] or [K, K], optional
         Nonnegative weights of going [from, to]; one matrix stands for every step.
@@ -47,20 +47,20 @@ class LogChain:
     log_initial : array [..., K], optional
         Their logarithms instead.
     final : array [..., K], optional
-        Nonnegative weights of the last state, the last real one of each row. Default: all one.
+        Nonnegative weights of the state at the last step of each row. Default: all one.
     log_final : array [..., K], optional
         Their logarithms instead.
     lengths : array [...] of integers, optional
-        How many steps of each row are real, between 1 and T. What lies past them is never read.
-        They broadcast to the batch axes of the arrays, and add none.
+        Number of steps of each row, from 1 to T. Values past these steps are never read. Lengths
+        broadcast to the batch axes of the arrays, and add none.
     workspace : int, optional
         Bytes that temporaries may take beyond inputs and output, at least 1 MiB. Default: 64 MiB.
-        Counts and gradients in half precision are added up in float32 first, weights of paths in
-        float64, and paths are copied where lengths differ; none of that is counted.
+        Counts and gradients in half precision are accumulated in float32 first, weights of paths
+        in float64, and paths are copied if lengths differ; none of this is counted.
     workers : int, optional
-        How many threads may work at a time, the caller's included. Default: as many as the process
-        may use. Results of compiled loops do not depend on it. BLAS has threads of its own; tasks
-        of Dask take one each, and what `torch.compile` compiles the default.
+        Largest number of threads, the calling thread included. Default: as many as the process may
+        use. Results of compiled loops do not depend on it. BLAS has threads of its own; Dask tasks
+        use one thread each, and functions compiled by `torch.compile` use the default.
 
     Raises
     ------
@@ -75,10 +75,10 @@ class LogChain:
 
     Notes
     -----
-    Batch axes broadcast and are never expanded: neither the transitions that rows share, nor
-    anything of size K * K for each row, is ever made. Arrays, but for `lengths`, are read when a
-    method is called; linear weights are also read when the chain is made, to find negative ones,
-    except on a device and where torch traces the call: there they give NaN.
+    Batch axes broadcast and are never expanded: neither copies of shared transitions nor K x K
+    arrays for each row are made. Arrays except `lengths` are read when a method is called. Linear
+    weights are also read when the chain is made, to reject negative ones, except on a device and
+    where torch traces the call: there negative weights give NaN.
 
     Examples
     --------
@@ -119,7 +119,7 @@ class LogChain:
             dict(zip(ARGUMENTS, values, strict=True)), lengths
         )
         if lazy := self._lazy():
-            lazy.TimeChunks.of(self)  # validates them
+            lazy.TimeChunks.of(self)  # validates the arrays
 
     def _specialized(self) -> ModuleType | None:
         """Return the module of methods for tensors in autograd, or for Dask arrays, or None."""
@@ -178,7 +178,7 @@ class LogChain:
         array [..., T, K]
             ``alpha[..., i, k]`` sums the weights of all paths of the first i + 1 steps that end
             in state k, the potential of step i included; -inf exactly where there is none, and past
-            a row's length. Every entry is right to rounding, however small beside the others.
+            a row's length. Every entry is accurate to rounding, however much smaller than others.
 
         Examples
         --------
@@ -201,10 +201,10 @@ class LogChain:
         Returns
         -------
         array [..., T, K]
-            ``beta[..., i, k]`` sums the weights of what follows state k of step i, on all paths:
-            transitions, later potentials and the final weight, but not the potential of step i.
+            ``beta[..., i, k]`` sums the weights of all continuations of paths from state k of step
+            i: transitions, later potentials and the final weight, without the potential of step i.
             At a row's last step it is the log of the final weight, 0 by default; past it, and
-            exactly where no path leads on, it is -inf. Every entry is right to rounding.
+            exactly where no path continues, it is -inf. Every entry is accurate to rounding.
 
         Examples
         --------
@@ -248,9 +248,9 @@ class LogChain:
         Returns
         -------
         array [...]
-            ``-sum(p * log(p))`` over all paths, p being the share of a path in the sum of all
-            weights. Its error is a few eps for each step, times how far potentials and log
-            transitions differ within a step.
+            ``-sum(p * log(p))`` over all paths, where p is the weight of a path over the sum of
+            weights. Its error is a few eps for each step, times the range of potentials and log
+            transitions within a step.
             0 where no path has a positive weight, NaN where weights are infinite.
 
         Examples
@@ -271,8 +271,8 @@ class LogChain:
         Returns
         -------
         states : array [..., T] of integers
-            Of several such paths the one with the smallest last state, and of these the one with
-            the smallest state before it, and so on. Past a row's length states are -1. All are 0
+            Of several such paths, the one with the smallest last state, of these the one with the
+            smallest state before it, and so on. Past a row's length states are -1. All are 0
             where no path has a positive weight, and -1 where the log weight is NaN.
         log_weight : array [...]
             The log of that path's weight: -inf where no path has a positive weight, NaN where a
@@ -280,9 +280,9 @@ class LogChain:
 
         Notes
         -----
-        Weights that differ by less than the roundings of T sums are taken for the same, and the log
-        weight is right to as much; `log_weight` of this path is to its last digits. Nothing here
-        has derivatives, and tensors need no gradient: those of the largest log weight are the
+        Paths whose weights differ by less than the rounding errors of T sums count as equal, and
+        the log weight is as accurate; `log_weight` of this path is accurate to its last digits.
+        Results are detached from autograd: the derivatives of the largest log weight are the
         derivatives of `log_weight` of this path.
 
         Examples
@@ -300,15 +300,15 @@ class LogChain:
 
     @dynamo_disabled
     def log_weight(self, states: Array) -> Array:
-        """Return the log weights of given paths.
+        """Return the log weights of paths.
 
-        Less `log_partition`, it is the log of a path's posterior probability.
+        Minus `log_partition`, it is the log of a path's posterior probability.
 
         Parameters
         ----------
         states : array [..., T] of integers
             Leading axes broadcast with the batch axes: [num_samples, ..., T], as `sample` returns,
-            gives weights [num_samples, ...]. Past a row's length states may be anything.
+            gives weights [num_samples, ...]. States past a row's length are ignored.
 
         Returns
         -------
@@ -351,28 +351,27 @@ class LogChain:
         ----------
         num_samples : int
         rng : None, int, numpy.random.Generator, cupy.random.Generator or torch.Generator
-            Where the randomness comes from: an integer seeds a generator of NumPy's, None one that
+            Source of randomness: an integer seeds a NumPy generator, None makes one that
             differs from call to call. torch.Generator is for tensors only.
 
         Returns
         -------
         array [num_samples, ..., T] of integers
-            Independent paths, each drawn with a probability in proportion to its weight: one of
-            weight 0 never is. A row without a path of positive weight has states 0; one whose
-            weights sum to NaN has states -1. Past a row's length they are -1. The same state of
-            the generator gives the same samples.
+            Independent paths, drawn with probabilities proportional to their weights; paths of
+            weight 0 are never drawn. A row without a path of positive weight has states 0; one
+            whose weights sum to NaN has states -1. Past a row's length they are -1. The same state
+            of the generator gives the same samples.
 
         Raises
         ------
         TypeError
             If `rng` is none of these.
         ValueError
-            If `num_samples` is negative, or samples would be beyond all memory.
+            If `num_samples` is negative, or samples would exceed addressable memory.
 
         Notes
         -----
-        Forward filtering, backward sampling [1]_. Samples have no derivatives: those of tensors
-        need no gradient.
+        Forward filtering, backward sampling [1]_. Samples are detached from autograd.
 
         .. [1] S. Frühwirth-Schnatter, "Data augmentation and dynamic linear models", Journal of
            Time Series Analysis 15 (1994).
@@ -384,7 +383,7 @@ class LogChain:
         >>> x = np.log([[1.0, 1e-9], [1.0, 1.0], [1e-9, 1.0]])
         >>> chain = LogChain(x, transitions=left_to_right)
         >>> paths = chain.sample(100, rng=0)
-        >>> sorted(set(map(tuple, paths.tolist())))  # the only two that weigh something
+        >>> sorted(set(map(tuple, paths.tolist())))  # all others have negligible weight
         [(0, 0, 1), (0, 1, 1)]
         """
         rng = check_generator(rng, self._arguments.arrays["log_potentials"])
@@ -403,7 +402,7 @@ class LogChain:
 
     @dynamo_disabled
     def expected_transitions(self) -> Array:
-        """Return how often each transition is expected to be taken.
+        """Return the expected count of each transition.
 
         Returns
         -------
@@ -435,7 +434,7 @@ class LogChain:
     def posterior(self) -> ChainPosterior:
         """Return `log_partition`, `marginals` and `expected_transitions` together.
 
-        One pass forward and one back give all three: the E-step of expectation maximisation.
+        One forward and one backward pass compute all: the E-step of expectation maximization.
 
         Returns
         -------
@@ -462,26 +461,26 @@ class LogChain:
 
     @dynamo_disabled
     def filtered(self) -> FilteredChain:
-        """Return the probabilities of states given the steps so far, however long the chain.
+        """Return the probabilities of states given the steps so far, for chains of any length.
 
-        They are the forward messages, normalised at every step.
+        They are the forward messages, normalized at every step.
 
         Returns
         -------
         probabilities : array [..., T, K]
-            ``p[..., i, k]`` is the share of paths that end in state k in the weight of all paths
-            of the first i + 1 steps. From the first step on that no state can explain, and past a
-            row's length, they are 0.
+            ``p[..., i, k]`` is the weight of the paths of the first i + 1 steps that end in state
+            k, over the weight of all paths of these steps. 0 from the first step on where the
+            latter is 0, and past a row's length.
         log_normalizers : array [..., T]
-            How much each step adds to the log of that weight: in a hidden Markov model the log
-            probability of an observation given those before it. Their sum is `log_partition` or,
-            with final weights, lacks ``log(sum(p * final))`` of a row's last step. From the first
-            step on that no state can explain they are -inf; past a row's length they are 0.
+            Log normalizer of each step, the increase of the log of the latter weight: in a hidden
+            Markov model the log probability of an observation given the previous ones. Their sum is
+            `log_partition` or, with final weights, lacks ``log(sum(p * final))`` of a row's last
+            step. -inf from the first step on where that weight is 0; 0 past a row's length.
 
         Notes
         -----
-        Neither depends on what follows a step, so that final weights have no part in them. Errors
-        are those of the forward messages of a few steps, and do not grow with log Z.
+        Neither depends on later steps or on final weights. Errors are as large as in the forward
+        messages of a few steps, and do not grow with log Z.
 
         Examples
         --------
@@ -499,17 +498,17 @@ class LogChain:
         return FilteredChain(*self._run(chains.messages.filtered))
 
     def _transitions(self) -> Array | None:
-        """Return the transitions, or their logarithms, as given."""
+        """Return the caller's transitions or their logarithms, or None."""
         arrays = self._arguments.arrays
         return arrays.get("transitions", arrays.get("log_transitions"))
 
     @dynamo_disabled
     def plan(self, operation: str = "log_partition") -> Plan:
-        """Return how a method will compute; print it.
+        """Return the route that a method takes and the bound on its memory, to be printed.
 
-        This depends on shapes, dtypes, the workspace, where the arrays are, and whether Numba can
-        be used; and, where one matrix in memory serves all rows and steps, on how many of its
-        entries are zero. It does not depend on other values, nor on lengths.
+        The route depends on shapes, dtypes, the workspace, the device of the arrays, and whether
+        Numba can be used; and, where one matrix in memory serves all rows and steps, on how many of
+        its entries are zero. It does not depend on other values, nor on lengths.
 
         Parameters
         ----------

@@ -23,7 +23,7 @@ def logeinsumexp(
     workspace: int | None = None,
     workers: int | None = None,
 ) -> Array:
-    """Einsum in log space, ``log(einsum(equation, exp(a), exp(b), ...))``, exact on any range.
+    """Return an einsum in log space, ``log(einsum(equation, exp(a), ...))``, exact on any range.
 
     Parameters
     ----------
@@ -36,11 +36,11 @@ def logeinsumexp(
     optimize : str, bool, sequence of tuples of int, or optimizer
         The order of contraction, as `opt_einsum.contract_path` takes it, which also prints it.
     workspace : int, optional
-        Bytes that temporaries of each product may take. Default: 64 MiB. Not counted: results in
-        between, and copies of operands whose dtype is not that of the computation, or of which
-        several axes are summed that do not lie side by side in memory.
+        Bytes that temporaries of each product may take. Default: 64 MiB. Not counted:
+        intermediate results, and copies of operands whose dtype is not that of the computation, or
+        whose summed axes are several and not adjacent in memory.
     workers : int, optional
-        How many threads may work at a time beside BLAS's own. Default: as many as the process may
+        Largest number of threads, BLAS's own not included. Default: as many as the process may
         use; see `LogChain`.
 
     Returns
@@ -62,14 +62,14 @@ def logeinsumexp(
     -----
     Repeated indices of an operand become a diagonal, and indices that no other operand has and the
     output lacks are summed. Then operands are contracted in pairs, each by `logmatmulexp`, or
-    added where no index is summed. Tensors are differentiable as those are; for other arrays there
-    is `arraylogchain.vjp.logeinsumexp`. Gradients through infinite entries are 0.
+    added where no index is summed. Results are differentiable by torch; for other arrays, use
+    `arraylogchain.vjp.logeinsumexp`. Gradients through infinite entries are 0.
 
-    A sum of entries that is beyond the range of the dtype is infinite; partial sums may be beyond
-    it. Where they could be, the largest entry of each of three or more operands is kept apart, in
-    whole nats, and float32 is computed in float64 unless on a device, under Dask or a transform.
-    Elsewhere, and in float64, partial sums that lie farther below the sum of these entries than
-    the largest number are lost.
+    A sum of entries that is beyond the range of the dtype is infinite; partial sums may exceed the
+    range. Where they could, the largest entry of each of three or more operands is subtracted
+    first, in whole nats, and float32 is computed in float64 unless on a device, under Dask or a
+    transform. In other cases, and in float64, partial sums that lie farther below the sum of these
+    entries than the largest number are lost.
 
     Examples
     --------
@@ -92,7 +92,7 @@ def maxplus_einsum(
     workspace: int | None = None,
     workers: int | None = None,
 ) -> Array:
-    """Einsum of the max-plus algebra: the largest term instead of the log of the sum.
+    """Return an einsum of the max-plus algebra: the largest term, not the log of the sum.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The products: check the arguments, pick what computes, run."""
+"""Matrix products: public functions that validate their arguments and choose an implementation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["MaxPlusProduct", "logchainexp", "logmatmulexp", "matmul", "maxplus_m
 def matmul(
     a: Array, b: Array, /, *, workspace: int | None = None, workers: int | None = None
 ) -> Array:
-    """Matrix product that never expands a broadcast axis.
+    """Multiply matrices without expanding a broadcast axis.
 
     As ``a @ b``, but a batch axis that only one operand has is folded into its rows or columns
     instead of being copied along the other operand, in the forward computation and in gradients.
@@ -34,7 +34,7 @@ def matmul(
     workspace : int, optional
         Bytes that temporaries may take beyond inputs and output. Default: 64 MiB.
     workers : int, optional
-        How many threads may work at a time beside BLAS's own. Default: as many as the process may
+        Largest number of threads, BLAS's own not included. Default: as many as the process may
         use; see `LogChain`.
 
     Returns
@@ -69,7 +69,7 @@ def matmul(
 def logmatmulexp(
     a: Array, b: Array, /, *, workspace: int | None = None, workers: int | None = None
 ) -> Array:
-    """Matrix product in log space, ``log(exp(a) @ exp(b))``, exact on any range.
+    """Return the matrix product in log space, ``log(exp(a) @ exp(b))``, exact on any range.
 
     Equal to ``scipy.special.logsumexp(a[..., :, :, None] + b[..., None, :, :], axis=-2)``, the
     infinities and NaN included, without that array, at nearly the speed of ``a @ b``.
@@ -84,7 +84,7 @@ def logmatmulexp(
     workspace : int, optional
         Bytes that temporaries may take beyond inputs and output. Default: 64 MiB.
     workers : int, optional
-        How many threads may work at a time beside BLAS's own. Default: as many as the process may
+        Largest number of threads, BLAS's own not included. Default: as many as the process may
         use; see `LogChain`.
 
     Returns
@@ -103,9 +103,9 @@ def logmatmulexp(
 
     Notes
     -----
-    One matrix multiply of ``exp(a - shift)`` and ``exp(b - shift)`` proves most entries right: a
-    sum above ``5 * K * tiny / eps`` cannot have lost anything to underflow. The others, where the
-    operands' maxima do not meet, are computed again, in float64 or with their own maximum.
+    One matrix multiply of ``exp(a - shift)`` and ``exp(b - shift)`` certifies most entries: a sum
+    of at least ``5 * K * tiny / eps`` has lost less than one eps to underflow. The other entries,
+    where the operands' maxima do not meet, are recomputed, in float64 or with their own maximum.
 
     Examples
     --------
@@ -125,7 +125,7 @@ def logmatmulexp(
 def maxplus_matmul(
     a: Array, b: Array, /, *, workspace: int | None = None, workers: int | None = None
 ) -> MaxPlusProduct:
-    """Matrix product of the max-plus algebra, ``max_k a[i, k] + b[k, j]``.
+    """Return the matrix product of the max-plus algebra, ``max_k a[i, k] + b[k, j]``.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ def maxplus_matmul(
     workspace : int, optional
         Bytes that temporaries may take beyond inputs and output. Default: 64 MiB.
     workers : int, optional
-        How many threads may work at a time beside BLAS's own. Default: as many as the process may
+        Largest number of threads, BLAS's own not included. Default: as many as the process may
         use; see `LogChain`.
 
     Returns
@@ -175,7 +175,7 @@ def logchainexp(
     workspace: int | None = None,
     workers: int | None = None,
 ) -> Array:
-    """Product of many matrices in log space, ``log(exp(M_1) @ exp(M_2) @ ... @ exp(M_n))``.
+    """Return the product of many matrices in log space, ``log(exp(M_1) @ ... @ exp(M_n))``.
 
     Parameters
     ----------
@@ -183,10 +183,10 @@ def logchainexp(
         Logarithms; -inf is an exact zero. The arrays of a sequence may be rectangular, and their
         batch axes broadcast; they are multiplied in the order that costs least.
     workspace : int, optional
-        Bytes that temporaries may take beyond inputs and output. Default: 64 MiB. Of a sequence of
-        rectangular matrices neither copies of these nor the products in between are counted.
+        Bytes that temporaries may take beyond inputs and output. Default: 64 MiB. For a sequence of
+        rectangular matrices, neither copies of them nor intermediate products are counted.
     workers : int, optional
-        How many threads may work at a time beside BLAS's own. Default: as many as the process may
+        Largest number of threads, BLAS's own not included. Default: as many as the process may
         use; see `LogChain`.
 
     Returns
@@ -204,8 +204,8 @@ def logchainexp(
 
     Notes
     -----
-    A sum of entries that is beyond the range of the dtype is infinite; partial sums may be beyond
-    it, as in `logeinsumexp`.
+    A sum of entries that is beyond the range of the dtype is infinite; partial sums may exceed the
+    range, as in `logeinsumexp`.
 
     Examples
     --------
@@ -225,7 +225,7 @@ def logchainexp(
 
 
 def specialized_functions(*arrays: Array) -> ModuleType | None:
-    """Return the functions for Dask arrays, or for tensors that torch follows."""
+    """Return the module of functions for Dask arrays, or for tensors in autograd, or None."""
     if is_lazy(*arrays):
         from arraylogchain._dask import products as lazy
 

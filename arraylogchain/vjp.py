@@ -1,9 +1,10 @@
 """The functions of `arraylogchain` as pairs of a value and its pullback.
 
 A pullback takes a cotangent, the gradient of some number with respect to the value, and returns the
-gradients of that number with respect to the inputs, as `jax.vjp` does. It keeps the inputs
-themselves, not copies, and what its function says besides; it changes none of them, and may be
-called repeatedly. The inputs must not be changed in place before its last call; the value may be.
+gradients of that number with respect to the inputs, as `jax.vjp` does. It refers to the inputs
+themselves, not to copies, and stores the arrays that the documentation of its function names. It
+changes none of them, and may be called repeatedly. The inputs must not be changed in place before
+its last call; the value may be.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ __all__ = [
 ]
 
 PairPullback = Callable[[Array], tuple[Array, Array]]
-# A value, or a tuple of it and indices, and what takes its cotangent to those of the operands.
+# A value, or a tuple of it and indices, and a function from its cotangent to the gradients.
 Computed = tuple[Any, Callable[[Array], Sequence[Array]]]
 
 
@@ -64,7 +65,7 @@ def matmul(
         Bytes that temporaries may take beyond inputs, output and gradients, in each of the value
         and a call of the pullback. Default: 64 MiB.
     workers : int, optional
-        How many threads may work at a time beside BLAS's own. Default: as many as the process may
+        Largest number of threads, BLAS's own not included. Default: as many as the process may
         use; see `LogChain`.
 
     Returns
@@ -115,10 +116,10 @@ def logmatmulexp(
         Of the same library and device. Batch axes broadcast and are never expanded.
     workspace : int, optional
         Bytes that temporaries may take beyond inputs, output and gradients, in each of the value
-        and a call of the pullback. Default: 64 MiB. Gradients in half precision are added up in
-        float32 first, which is not counted.
+        and a call of the pullback. Default: 64 MiB. Gradients in half precision are accumulated
+        in float32 first, which is not counted.
     workers : int, optional
-        How many threads may work at a time beside BLAS's own. Default: as many as the process may
+        Largest number of threads, BLAS's own not included. Default: as many as the process may
         use; see `LogChain`.
 
     Returns
@@ -139,10 +140,10 @@ def logmatmulexp(
 
     Notes
     -----
-    The pullback keeps a copy of the value. The gradients are sums of the cotangent times the share
-    that a term has in its entry. They are exactly 0 for operands that are -inf, and through entries
-    that are infinite. An entry that is NaN makes the gradients of its row of `a` and its column of
-    `b` NaN.
+    The pullback stores a copy of the value. The gradients are sums of the cotangent times the
+    softmax weights ``exp(a_ik + b_kj - value_ij)``. They are exactly 0 for operands that are -inf,
+    and through entries that are infinite. An entry that is NaN makes the gradients of its row of
+    `a` and its column of `b` NaN.
 
     Examples
     --------
@@ -181,10 +182,10 @@ def maxplus_matmul(
         Of the same library and device. Batch axes broadcast and are never expanded.
     workspace : int, optional
         Bytes that temporaries may take beyond inputs, output and gradients, in each of the value
-        and a call of the pullback. Default: 64 MiB. Gradients in half precision are added up in
-        float32 first, which is not counted.
+        and a call of the pullback. Default: 64 MiB. Gradients in half precision are accumulated
+        in float32 first, which is not counted.
     workers : int, optional
-        How many threads may work at a time beside BLAS's own. Default: as many as the process may
+        Largest number of threads, BLAS's own not included. Default: as many as the process may
         use; see `LogChain`.
 
     Returns
@@ -193,8 +194,8 @@ def maxplus_matmul(
         Values and indices.
     pullback : callable
         Takes a cotangent of the values, of their shape, library and device; returns the gradients
-        of `a` and `b`, of their shapes and dtypes. All of an entry's cotangent goes to the reported
-        index, and none of an entry's that is infinite or NaN. It keeps a copy of the indices.
+        of `a` and `b`, of their shapes and dtypes. The cotangent of an entry goes to the term at
+        the reported index, unless the entry is infinite or NaN. The indices are copied.
 
     Raises
     ------
@@ -240,8 +241,8 @@ def logchainexp(
 ) -> tuple[Array, Callable[[Array], tuple[Any]]]:
     """Return `arraylogchain.logchainexp` and its pullback.
 
-    The matrices of an array are multiplied in pairs of neighbours, then those products, and so on.
-    The pullback keeps all products in between: about as much as the matrices themselves.
+    The matrices of an array are multiplied in pairs of neighbors, then these products, and so on.
+    The pullback stores all intermediate products, about as much as the matrices themselves.
 
     Parameters
     ----------
@@ -249,10 +250,10 @@ def logchainexp(
         Logarithms; -inf is an exact zero. The arrays of a sequence may be rectangular, and their
         batch axes broadcast; they are multiplied in the order that costs least.
     workspace : int, optional
-        Bytes that temporaries of a product may take. Default: 64 MiB. The products in between, and
-        the gradients with respect to them, are not counted.
+        Bytes that temporaries of a product may take. Default: 64 MiB. Intermediate products,
+        and the gradients with respect to them, are not counted.
     workers : int, optional
-        How many threads may work at a time beside BLAS's own. Default: as many as the process may
+        Largest number of threads, BLAS's own not included. Default: as many as the process may
         use; see `LogChain`.
 
     Returns
@@ -301,7 +302,7 @@ def logeinsumexp(
 ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
     """Return `arraylogchain.logeinsumexp` and its pullback.
 
-    The pullback keeps all results in between, and a copy of the value.
+    The pullback stores all intermediate results, and a copy of the value.
 
     Parameters
     ----------
@@ -315,7 +316,7 @@ def logeinsumexp(
         Bytes that temporaries of each product may take, in each of the value and a call of the
         pullback. Default: 64 MiB.
     workers : int, optional
-        How many threads may work at a time beside BLAS's own. Default: as many as the process may
+        Largest number of threads, BLAS's own not included. Default: as many as the process may
         use; see `LogChain`.
 
     Returns
@@ -370,11 +371,11 @@ def logeinsumexp(
 def _with_pullback(
     name: str, arguments: Mapping[str, Array], workers: int | None, compute: Callable[..., Computed]
 ) -> tuple[Any, Callable[[Array], tuple[Any, ...]]]:
-    """Return the value that `compute` makes of the operands, and the pullback to all of them."""
+    """Return the value that `compute` returns for the operands, and its pullback."""
     workers = check_workers(workers)
     raise_if_differentiated(arguments, f"vjp.{name}", f"arraylogchain.{name}")
     ctx, ready = prepare_inputs(arguments)
-    # Views, whose shapes stay where a caller changes those of the arrays in place.
+    # Views keep their shapes if the caller changes the shape of an array in place.
     ready = {name: x[...] for name, x in ready.items()}
     with ctx.computing(workers):
         result, pull = compute(ctx, *ready.values())
@@ -383,7 +384,7 @@ def _with_pullback(
 
     @dynamo_disabled
     def pullback(cotangent: Array) -> tuple[Any, ...]:
-        g = _enter_cotangent(ctx, prototype, shape, cotangent, ready.values())
+        g = _prepare_cotangent(ctx, prototype, shape, cotangent, ready.values())
         with ctx.computing(workers):
             pairs = zip(pull(g), ready.values(), strict=True)
             return tuple(ctx.to_caller(ctx.xp.astype(x, y.dtype, copy=False)) for x, y in pairs)
@@ -398,9 +399,9 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     Parameters
     ----------
     chain : LogChain
-        Its messages are kept for the pullback, O(T * K) for each row. If the chain was given a
-        `workspace` that they do not fit in, those of about sqrt(T) steps are kept, and the others
-        computed again.
+        Its messages are stored for the pullback, O(T * K) for each row. If they exceed a
+        `workspace` that the chain was given, the messages of about sqrt(T) steps are stored, and
+        the others recomputed.
 
     Returns
     -------
@@ -408,15 +409,15 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     pullback : callable
         Takes a cotangent of the value's shape, library and device, and optionally ``wanted``, the
         names of the fields to compute. Returns `ChainGradients` of the shapes and dtypes of the
-        chain's arrays, summed over what was broadcast.
+        chain's arrays, summed over broadcast axes.
 
     Raises
     ------
     TypeError
         If `chain` is not a `LogChain`.
     NotImplementedError
-        If its tensors require grad. The pullback raises it where the cotangent does, and ValueError
-        where `wanted` has other names than fields.
+        If its tensors require grad. The pullback raises it if the cotangent requires grad, and
+        ValueError if `wanted` has names that are not fields.
 
     Notes
     -----
@@ -424,8 +425,8 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     transitions expected counts. With respect to linear transitions they are
     ``alpha * (emission * beta) / Z``, which is finite where a transition is 0. Through a row whose
     value is infinite they are 0. Derivatives with respect to zeros of linear weights that no path
-    could use can be beyond the range of the dtype: they are then finite, but neither their size nor
-    their sign means anything.
+    could use can be beyond the range of the dtype: they are then finite, but undefined in size and
+    sign.
 
     Examples
     --------
@@ -443,7 +444,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         raise TypeError(f"chain must be a LogChain, got {type(chain).__name__}")
     if lazy := chain._lazy():
         return lazy.value_and_pullback(chain)  # type: ignore[no-any-return]
-    # Views, whose shapes stay where a caller changes those of the arrays in place.
+    # Views keep their shapes if the caller changes the shape of an array in place.
     arguments = {
         n: x[...] if hasattr(x, "__getitem__") else x
         for n, x in chain._arguments.floating().items()
@@ -463,7 +464,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
         cotangent: Array, wanted: Collection[str] = ChainGradients._fields
     ) -> ChainGradients:
         check_requested(wanted)
-        g = _enter_cotangent(ctx, prototype, shape, cotangent, arguments.values())
+        g = _prepare_cotangent(ctx, prototype, shape, cotangent, arguments.values())
         requested = {names[field] for field in wanted} & {ARGUMENTS[name] for name in arguments}
         with ctx.computing(chain._workers):
             gradients = {
@@ -480,14 +481,14 @@ def _copy(ctx: Context, x: Array) -> Array:
 
 
 def _prototype(ctx: Context) -> Array:
-    """Return an array of the caller's library, of which cotangents have to be."""
+    """Return an array of the library that cotangents must have."""
     return ctx.to_caller(ctx.empty((1,), ctx.result_dtype))
 
 
-def _enter_cotangent(
+def _prepare_cotangent(
     ctx: Context, prototype: Array, shape: Shape, cotangent: Array, inputs: Iterable[Array]
 ) -> Array:
-    """Return a cotangent in the library that computes; raise where it does not fit the value."""
+    """Return a cotangent in the library that computes; raise if it does not fit the value."""
     raise_if_differentiated(
         {"cotangent": cotangent}, "a pullback", "the function on tensors that require grad"
     )
@@ -495,11 +496,11 @@ def _enter_cotangent(
         g = ctx.xp.asarray(cotangent, dtype=ctx.dtype(ctx.widest), device=ctx.device)
     else:
         if dtype_name(getattr(cotangent, "dtype", None)) == "bfloat16":
-            # Which NumPy lacks, where it computes for libraries whose arrays it can read.
+            # NumPy, which may compute for the cotangent's library, has no bfloat16.
             xp = array_namespace(cotangent)
             cotangent = xp.astype(cotangent, xp.float32)
         _, arguments = prepare_inputs({"value": prototype, "cotangent": cotangent})
-        # Alone, they may be read by another library than together with inputs of other dtypes.
+        # Without the inputs, `prepare_inputs` may choose another library than `ctx.xp`.
         g = ctx.xp.asarray(arguments["cotangent"], device=ctx.device)
     ctx.record_stream(g, *inputs)
     check_cotangent(g, shape)

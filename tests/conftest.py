@@ -49,7 +49,7 @@ CUDA_BACKENDS = {
     "torch-cuda": ("torch", "cuda:0", ("float16", "bfloat16", "float32", "float64")),
 }
 ON_CUDA = os.environ.get("ALC_TEST_DEVICE") == "cuda"
-# What tests run on that ask for `backend`; all others stay where they are.
+# Backends of the fixture `backend`; tests without it do not depend on ALC_TEST_DEVICE.
 BACKENDS = CUDA_BACKENDS if ON_CUDA else CPU_BACKENDS
 FULL_PRECISION = ("float32", "float64")
 # Without Numba, chains run on the array implementation anyway.
@@ -64,7 +64,7 @@ class Backend:
     xp: ModuleType
     device: Any
     dtypes: tuple[str, ...]
-    # What a product's bound is multiplied by.
+    # Factor of the error bound of a product.
     roundings: float = 1.0
 
     @property
@@ -120,7 +120,7 @@ class Backend:
 
 
 def required() -> list[str]:
-    """Return what must not be missing: libraries, ``g++``, or ``cuda`` for a CUDA device."""
+    """Return required names: libraries, ``g++``, or ``cuda`` for a CUDA device."""
     return os.environ.get("ALC_REQUIRE_BACKENDS", "").replace(",", " ").split()
 
 
@@ -131,14 +131,14 @@ LONGEST_ID = 80
 
 
 def skip_or_fail(name: str, reason: str) -> NoReturn:
-    """Skip a test for which something is missing; fail if that is required."""
+    """Skip a test that lacks a library, compiler or device; fail if it is required."""
     if name in required():
         pytest.fail(f"{reason}; ALC_REQUIRE_BACKENDS requires it")
     pytest.skip(reason)
 
 
 def import_or_skip(library: str) -> ModuleType:
-    """Import a library; where that fails, skip, or fail if it is required."""
+    """Import a library; if this fails, skip the test, or fail if the library is required."""
     module = _import(library)
     if isinstance(module, ImportError):
         skip_or_fail(library.partition(".")[0], f"{library} cannot be imported: {module}")
@@ -154,7 +154,7 @@ def _import(library: str) -> ModuleType | ImportError:
 
 
 def make_backend(name: str) -> Backend:
-    """Return a backend; where it is not there, skip, or fail if it is required."""
+    """Return a backend; if it is missing, skip the test, or fail if it is required."""
     library, device, dtypes = (CPU_BACKENDS | CUDA_BACKENDS)[name]
     if name in CUDA_BACKENDS and (reason := why_no_cuda(library)):
         if ON_CUDA:
@@ -169,27 +169,27 @@ def make_backend(name: str) -> Backend:
 
 
 def why_not_there(library: str) -> str | None:
-    """Return why a library cannot be used; None where it can."""
+    """Return the reason why a library cannot be used, or None."""
     module = _import(library)
     return f"{library} cannot be imported: {module}" if isinstance(module, ImportError) else None
 
 
 def why_missing(name: str) -> str | None:
-    """Return why a library, or the compiler g++, is not there; None where it is."""
+    """Return the reason why a library, or the compiler g++, is missing, or None."""
     if name == "g++":
         return None if shutil.which(name) else "g++ is not installed"
     return why_not_there(name)
 
 
 def why_no_cuda(library: str) -> str | None:
-    """Return why a library cannot use a CUDA device; None where it can."""
+    """Return the reason why a library cannot use a CUDA device, or None."""
     if reason := why_not_there(library):
         return reason
     with warnings.catch_warnings():
-        # torch warns where there is no driver, or one that is too old, and says no after all.
+        # torch also warns if the driver is missing or too old.
         warnings.simplefilter("ignore")
-        there = _import(library).cuda.is_available()
-    return None if there else f"{library} finds no CUDA device"
+        is_available = _import(library).cuda.is_available()
+    return None if is_available else f"{library} finds no CUDA device"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -220,12 +220,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave to exhaustive tests what is long and said again after NumPy, or after float64.
+    """Mark long tests that repeat others on another library or dtype as exhaustive.
 
-    array-api-strict says it once, on its device without float64: it takes seconds there. And of
-    scenarios in linear weights and in logs, which NumPy and torch have both, it has the former.
-    Tensors are computed by what computes NumPy's arrays: of the tables they have float64, and half
-    precision.
+    array-api-strict runs long tests only on its device without float64, where they take seconds,
+    and of scenarios with both linear and log weights only the linear ones. Tensors
+    have the backends of NumPy's arrays, and run the tables in float64 and half precision only.
     """
     long = [item for item in items if any(word in item.name for word in LONG)]
     for item in long:
@@ -252,7 +251,7 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str)
 
 
 def _is_plain(x: object) -> bool:
-    """Tell whether the representation of x is short and the same in each process."""
+    """Return whether the representation of x is short and the same in each process."""
     if isinstance(x, dict):
         x = list(x.values())
     if isinstance(x, tuple | list):

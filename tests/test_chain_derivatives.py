@@ -1,4 +1,4 @@
-"""Derivatives of what torch differentiates of a chain, second ones too, and written formulas."""
+"""First and second derivatives of a chain by torch, and of written formulas."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def written_entropy(torch, x, log_transitions, log_initial):
 @pytest.mark.parametrize("steps", [1, 4])
 @pytest.mark.parametrize("offset", [0.0, 1e4])
 def test_entropy_agrees_with_all_paths(torch_backend, dtype, offset, steps):
-    """Also beside closed states and edges, whose gradients are 0, and for large offsets."""
+    """Some states and edges are closed, with gradients of 0, and offsets may be large."""
     torch = torch_backend.xp
     options = arguments(torch, ((5, 3), (steps, 3, 3), (3,)), logs=True, dtype=dtype)
     x, edges, start = options.values()
@@ -92,7 +92,7 @@ def test_filtered_beyond_the_range_of_linear_weights(torch_backend):
 
 @linear_and_logs
 def test_what_is_large_and_cancels(torch_backend, logs):
-    """With gradients as without: offsets that add up to nothing leave no rounding."""
+    """Offsets whose sum is 0 leave no rounding error, with gradients and without."""
     torch = torch_backend.xp
     options = arguments(torch, ((6, 3), (5, 3, 3), (3,)), logs)
     with torch.no_grad():
@@ -105,7 +105,7 @@ def test_what_is_large_and_cancels(torch_backend, logs):
 
 @linear_and_logs
 def test_no_gradient_where_there_is_no_weight(torch_backend, logs, dtype):
-    """Paths of weight 0, through any of the arrays, beside one that has a gradient."""
+    """Paths have weight 0 through any of the arrays, except one, which has a gradient."""
     torch = torch_backend.xp
     options = arguments(torch, ((3, 2), (2, 2, 2), (2,)), logs, dtype=dtype)
     closed = -INF if logs else 0.0
@@ -132,20 +132,20 @@ def test_no_gradient_where_there_is_no_weight(torch_backend, logs, dtype):
 @operations
 @pytest.mark.parametrize("form", FORMS)
 def test_lengths(torch_backend, name, form):
-    """By all that rows read; what they do not read stays NaN, and has a gradient of 0."""
+    """Entries that no row reads are NaN, and have gradients of 0."""
     torch = torch_backend.xp
     options = weights_as(form, uniform(3, 3, 2, 2), uniform(2), uniform(3, 2))
     case = ChainCase(torch_backend, "float64", normal(3, 4, 2), lengths=[3, 1, 2], **options)
-    given = case.arguments
-    read = {n: ~torch.isnan(a) for n, a in given.items()}
-    inner = {n: a[read[n]].requires_grad_() for n, a in given.items()}
+    arrays = case.arguments
+    read = {n: ~torch.isnan(a) for n, a in arrays.items()}
+    inner = {n: a[read[n]].requires_grad_() for n, a in arrays.items()}
 
     def make(**values):
-        return case.make(**{n: given[n].masked_scatter(read[n], v) for n, v in values.items()})
+        return case.make(**{n: arrays[n].masked_scatter(read[n], v) for n, v in values.items()})
 
     # torch's masked_scatter has no forward mode over a gradient.
     check_derivatives(torch, name, make, inner, fwd_over_rev=False)
-    leaves = {n: a.clone().requires_grad_() for n, a in given.items()}
+    leaves = {n: a.clone().requires_grad_() for n, a in arrays.items()}
     f, _ = operation(name, case.make, leaves)
     loss = sum(x.sin().sum() for x in f(*leaves.values()))
     gradients = torch.autograd.grad(loss, tuple(leaves.values()))
@@ -245,17 +245,17 @@ def test_gradients_of_masked_chains_are_right_or_refused(torch_backend, name, of
             values[is_masked] = rng.choice(MASKS, size=is_masked.sum())
             inputs.append(torch.from_numpy(values))
         far = [(inputs[0] + offsets).requires_grad_(), *(y.requires_grad_() for y in inputs[1:])]
-        # As they are after rounding beside the offsets.
-        near = [(far[0].detach() - offsets).requires_grad_(), *far[1:]]
-        expected = by_paths(torch, name, *near)
+        # The same inputs after rounding together with the offsets.
+        centered = [(far[0].detach() - offsets).requires_grad_(), *far[1:]]
+        expected = by_paths(torch, name, *centered)
         cotangents = [torch.from_numpy(rng.normal(size=y.shape)) for y in expected]
         chain = alc.LogChain(far[0], log_transitions=far[1], log_initial=far[2])
         results = getattr(chain, name)()
         results = results if isinstance(results, tuple) else (results,)
-        found = gradients_or_none(torch, results, cotangents, far)
-        exact = gradients_or_none(torch, expected, cotangents, near)
-        refused += found is None
-        for ours, theirs in zip(found or (), exact, strict=found is not None):
+        gradients = gradients_or_none(torch, results, cotangents, far)
+        exact = gradients_or_none(torch, expected, cotangents, centered)
+        refused += gradients is None
+        for ours, theirs in zip(gradients or (), exact, strict=gradients is not None):
             torch.testing.assert_close(ours, theirs.nan_to_num(0), rtol=1e-11, atol=1e-11)
     assert refused < number
 
@@ -268,9 +268,9 @@ def test_gradient_of_a_subnormal_weight_is_a_number_or_refused(torch_backend, na
         x = torch.tensor([[offset] * 2, [0, 0], [0, mask]], dtype=torch.float64, requires_grad=True)
         results = getattr(alc.LogChain(x, transitions=torch.eye(2, dtype=x.dtype)), name)()
         results = results if isinstance(results, tuple) else (results,)
-        found = gradients_or_none(torch, results, [torch.ones_like(y) for y in results], (x,))
-        assert found is None or torch.isfinite(found[0]).all()
-        assert found is not None or mask < -700 or name == "forward_messages"
+        gradients = gradients_or_none(torch, results, [torch.ones_like(y) for y in results], (x,))
+        assert gradients is None or torch.isfinite(gradients[0]).all()
+        assert gradients is not None or mask < -700 or name == "forward_messages"
 
 
 def test_message_that_nothing_but_its_value_lost_is_refused(torch_backend):
@@ -281,8 +281,8 @@ def test_message_that_nothing_but_its_value_lost_is_refused(torch_backend):
     chain = alc.LogChain(
         x, transitions=torch.eye(2, dtype=x.dtype), log_initial=start, log_final=end
     )
-    found = gradients_or_none(torch, [chain.backward_messages()], [torch.ones(3, 2)], (x,))
-    assert found is None or torch.isfinite(found[0]).all()
+    gradients = gradients_or_none(torch, [chain.backward_messages()], [torch.ones(3, 2)], (x,))
+    assert gradients is None or torch.isfinite(gradients[0]).all()
 
 
 def test_filtered_probabilities_without_a_path_have_no_gradient(torch_backend):

@@ -33,7 +33,7 @@ def test_import_leaves_numba_alone():
     assert run_python(code) == "False"
 
 
-# Of two functions, one of which calls the other.
+# Compiles two functions; one calls the other.
 COMPILES = """
 from arraylogchain._numba.elementary import exponent_of
 from arraylogchain._numba.compiling import compiled
@@ -44,7 +44,7 @@ print(both(1.75))
 """
 
 
-# What of Numba another version may lack, or a machine.
+# Names of Numba, or parts of a machine, that may be missing.
 OTHERWISE = {
     # Options are left out: they only make loops faster, and Numba would raise at the first call.
     "unknown options": """

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Increasing number of chunks")
 
 
 class DaskBackend(Backend):
-    """Dask arrays of NumPy blocks of at most so many entries along their last axes."""
+    """Dask arrays of NumPy blocks; `chunks` limits their lengths along the last axes."""
 
     def __init__(self, *chunks, scheduler="sync"):
         super().__init__("dask", np, None, ("float32", "float64"))
@@ -53,7 +53,7 @@ class DaskBackend(Backend):
 
 
 def thinned(cases, chunks, every=1):
-    """Return each case in each way of chunks; one way of every so many is no exhaustive test."""
+    """Return all cases in all ways of chunks; one way of every n-th case is not exhaustive."""
     exhaustive = [pytest.mark.exhaustive]
     return [
         pytest.param(case, way, marks=[] if i // every % n == j and i % every == 0 else exhaustive)
@@ -118,7 +118,7 @@ def test_einsum(equation, shapes, chunks):
 
 
 # Every way of chunks along rows, time and states, for chains with batch axes of every kind; and
-# chains that would show what is rounded, forgotten or read past a row's end at a chunk's border.
+# chains that show errors at a chunk's border: rounding, lost terms, or steps past a row's end.
 CHAIN_CHUNKS = [(1, 9, 9), (2, 9, 2), (2, 3, 9), (9, 1, 9), (1, 5, 1)]
 SHAPES = [f"{name}, {FORMS[i // 2 % 2]}" for i, name in enumerate(chain_scenarios.SHAPES)]
 BORDERS = [
@@ -268,7 +268,7 @@ def test_nothing_is_computed_when_a_graph_is_built():
 
 
 def test_a_large_graph_is_built_quickly():
-    """Layers, not tasks, are what building takes time for: 1,000 blocks have as many as one."""
+    """Building takes time for each layer, not each task: 1,000 blocks have as many as one."""
     x = da.zeros((1000, 5, 3), chunks=(1, 5, 3))
     chain = alc.LogChain(x, transitions=np.ones((1, 3, 3)))
     assert len(chain.marginals().dask.layers) < 10
@@ -338,7 +338,7 @@ def test_rows_with_nan_or_infinite_weights_are_those_in_memory(chunks):
 
 
 def test_sums_over_blocks_are_rounded_to_half_precision_once():
-    """Gradients of many blocks cancel, and are what they are in memory."""
+    """Gradients of many blocks cancel, and equal the gradients in memory."""
     rng = np.random.default_rng(0)
     x, transitions = rng.normal(0, 0.1, (40, 6, 3)), rng.random((3, 3))
     x, transitions = x.astype("float16"), transitions.astype("float16")
@@ -387,7 +387,7 @@ def test_samples_of_cut_chains_have_the_marginals():
     samples = lazy.sample(3000, rng=np.random.default_rng(1)).compute()
     marginals = np.stack([(samples == k).mean(0) for k in range(3)], axis=-1)
     assert np.max(np.abs(marginals - chain.marginals())) < 5.5 * 0.5 / np.sqrt(3000)
-    # The last weights are those of the last piece alone.
+    # Final weights apply to the last time chunk only.
     x, P = np.array([[0, 0], [-np.inf, 0], [0, 0]]), np.eye(2)[::-1]
     lazy = alc.LogChain(da.from_array(x, chunks=(2, 2)), transitions=P, final=P[1])
     assert lazy.sample(2, rng=0).compute().tolist() == [[0, 1, 0]] * 2

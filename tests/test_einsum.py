@@ -111,19 +111,19 @@ def test_mixed_dtypes_are_promoted_first():
 
 @st.composite
 def problems(draw):
-    """Draw an equation and its operands, some axes of which broadcast."""
+    """Draw an equation and its operands; some axes broadcast."""
     sizes = {c: draw(st.integers(0, 3)) for c in "abcd"}
     common = draw(st.lists(st.integers(1, 2), max_size=2))
     inputs, operands = [], []
     for _ in range(draw(st.integers(1, 4))):
         term = draw(st.text("abcd", max_size=3))
-        whole = {c: sizes[c] if draw(st.integers(0, 4)) else 1 for c in term}
-        shape = [whole[c] for c in term]
+        lengths = {c: sizes[c] if draw(st.integers(0, 4)) else 1 for c in term}
+        shape = [lengths[c] for c in term]
         if common and draw(st.booleans()):
             cut = draw(st.integers(0, len(term)))
-            own = [n if draw(st.booleans()) else 1 for n in common]
-            own = own[draw(st.integers(0, len(own))) :]
-            term, shape = f"{term[:cut]}...{term[cut:]}", shape[:cut] + own + shape[cut:]
+            batch = [n if draw(st.booleans()) else 1 for n in common]
+            batch = batch[draw(st.integers(0, len(batch))) :]
+            term, shape = f"{term[:cut]}...{term[cut:]}", shape[:cut] + batch + shape[cut:]
         inputs.append(term)
         operands.append(draw(entries(tuple(shape))))
     equation = ",".join(inputs)
@@ -238,12 +238,12 @@ def gradients_of(equation, operands, g):
     for term, x in zip(inputs.split(","), operands, strict=True):
         sums = [np.einsum(f"{indices}->{''.join(dict.fromkeys(term))}", h * p) for h in (g, abs(g))]
         unit = np.einsum(f"{indices}->{''.join(dict.fromkeys(term))}", abs(g) + 0 * p)
-        exact, mass, scale = (spread(y, term, x.shape) for y in (*sums, unit))
+        exact, mass, scale = (scatter_gradient(y, term, x.shape) for y in (*sums, unit))
         size = terms.size // max(x.size, 1)
         yield Gradient(exact, mass, np.zeros_like(mass), scale, size)
 
 
-def spread(y, term, shape):
+def scatter_gradient(y, term, shape):
     """Return gradients with respect to a diagonal, or to axes that broadcast, in x's own shape."""
     unique = "".join(dict.fromkeys(term))
     lengths = dict(zip(term, shape, strict=True))
@@ -376,7 +376,9 @@ def test_workspace_is_kept(sd):
     shapes = ((30, 100, 100), (100, 150), (150, 60))
     operands = [rng.normal(0, sd, shape).astype("float32") for shape in shapes]
     equation = "bij,jk,kl->bil"
-    between = 4 * 30 * 100 * 150  # what is least, the other order's is smaller
+    between = (
+        4 * 30 * 100 * 150
+    )  # bytes of the intermediate result in one order, which is less in the other
 
     def call():
         return alc.logeinsumexp(equation, *operands, workspace=1 << 20)

@@ -1,4 +1,4 @@
-"""Every error names the argument, what it is, and what would do."""
+"""Every error names the argument, its value, and a valid one."""
 
 import importlib
 import inspect
@@ -20,7 +20,7 @@ def ones(*shape, dtype="float64"):
 
 
 def chain(x=None, **options):
-    """Build a chain and solve it: what is wrong may show at once or when it is used."""
+    """Build a chain and solve it: errors may be raised at once or when it is used."""
     x = ones(5, 3) if x is None else x
     return alc.LogChain(x, **options).log_partition()
 
@@ -379,7 +379,7 @@ def test_what_no_row_reads_may_be_negative():
     alc.LogChain(x[:, :1], transitions=-ones(3, 3))
     with pytest.raises(ValueError, match=mentions("transitions", "log_transitions")):
         alc.LogChain(x, transitions=-ones(3, 3), lengths=[1, 2])
-    weights[1, 0, 0, 0] = -1.0  # beside NaN
+    weights[1, 0, 0, 0] = -1.0  # next to NaN
     with pytest.raises(ValueError, match=mentions("transitions", "log_transitions")):
         alc.LogChain(x, transitions=weights, lengths=[3, 4])
 

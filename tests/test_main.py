@@ -24,7 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch):
-    """Make the case small, and do not compile what other tests do; return the calls that would."""
+    """Make the workload small and replace compilation; return the calls that would compile."""
     calls = []
 
     def compile_all():
@@ -37,7 +37,7 @@ def compiled(monkeypatch):
 
 
 def one_sentence(capsys):
-    """Return what was written to stderr, which must be a single line without a traceback."""
+    """Return the text on stderr, which must be a single line without a traceback."""
     captured = capsys.readouterr()
     assert captured.err.startswith("arraylogchain: ")
     assert captured.err.count("\n") == 1
@@ -115,7 +115,7 @@ def test_checks_are_of_kernels_alone(capsys):
 
 @pytest.mark.parametrize("reason", ["CuPy is not installed", None])
 def test_says_what_computes_on_a_device(monkeypatch, reason):
-    """With stand-ins for a torch that has a device, and for what is found about it."""
+    """torch with a device, and the search for its kernels, are replaced by stand-ins."""
     monkeypatch.setattr(_cli, "find", lambda library, device: reason or object())
     cuda = types.SimpleNamespace(is_available=lambda: True, device_count=lambda: 1)
     torch = types.SimpleNamespace(__version__="2.6", cuda=cuda, device=str)
@@ -132,7 +132,7 @@ def test_progress_is_shown_by_the_command_alone(capsys):
 
 
 def test_every_compiled_function_is_compiled_beforehand():
-    """Also what only products of wide ranges and their gradients call."""
+    """Also functions that only products of wide ranges and their gradients call."""
     if reason := _numba.why_not():
         pytest.skip(reason)
     code = """
@@ -154,7 +154,7 @@ def test_every_option_is_described(monkeypatch):
     monkeypatch.setattr(
         argparse.ArgumentParser,
         "add_argument",
-        lambda *args, **rest: options.append(add(*args, **rest)) or options[-1],
+        lambda *args, **kwargs: options.append(add(*args, **kwargs)) or options[-1],
     )
     main([])
     assert {name for option in options for name in option.option_strings} >= {"--device", "--check"}

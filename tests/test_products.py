@@ -1,4 +1,4 @@
-"""What products have of their own: ties, layouts, dtypes, cotangents, and many factors."""
+"""Properties of products: ties, layouts, dtypes, cotangents, and many factors."""
 
 import importlib.util
 import itertools
@@ -70,13 +70,13 @@ def test_mixed_precisions_promote(backend, function, first, second, expected):
         arguments = [backend.asarray(v, d) for v, d in zip((x, y), dtypes, strict=True)]
         wide = [backend.asarray(backend.to_numpy(v), expected) for v in arguments]
         g = backend.asarray(normal(3, 3), expected)
-        (value, pullback), (plain, known) = (
+        (value, pullback), (plain, plain_pullback) = (
             getattr(alc.vjp, function)(*p) for p in (arguments, wide)
         )
         if function == "maxplus_matmul":
             value, plain = value.values, plain.values
-        result = zip((value, *pullback(g)), (plain, *known(g)), (expected, *dtypes), strict=True)
-        for ours, theirs, dtype in result:
+        results, references = (value, *pullback(g)), (plain, *plain_pullback(g))
+        for ours, theirs, dtype in zip(results, references, (expected, *dtypes), strict=True):
             ours, theirs = backend.read(ours, dtype), backend.to_numpy(theirs)
             bound = 50 * error_model.eps_of(dtype) * np.abs(theirs) + 1e-6
             assert_within(ours, theirs, bound + error_model.half_ulp(theirs, dtype))
@@ -187,7 +187,7 @@ def test_infinite_cotangents_reach_no_zero(backend, dtype):
 
 
 def test_half_precisions_of_large_results(backend, half):
-    """A result that is rounded to 3 digits must not be what probabilities are computed from."""
+    """Probabilities must not be computed from a result that is rounded to 3 digits."""
     check_vjp_logmatmulexp(backend, half, normal(6, 8) + 300, normal(8, 5, seed=1) + 300)
 
 
@@ -226,14 +226,14 @@ def test_cotangents_that_do_not_fit(function, make, error):
         pullback(make(g))
 
 
-@pytest.mark.parametrize("of_cotangent", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("cotangent_dtype", ["float16", "bfloat16", "float32", "float64"])
 @EVERY
-def test_dtype_of_a_cotangent(torch_backend, function, dtype, of_cotangent):
-    """It changes neither where the pullback computes nor in what."""
+def test_dtype_of_a_cotangent(torch_backend, function, dtype, cotangent_dtype):
+    """It changes neither the library nor the dtype in which the pullback computes."""
     a, b = (torch_backend.asarray(x, dtype) for x in (normal(3, 4), normal(4, 4, seed=1)))
     value, pullback = pullback_of(function, a, b)
     g = torch_backend.xp.ones_like(value[0] if function == "maxplus_matmul" else value)
-    result, expected = pullback(g.to(getattr(torch_backend.xp, of_cotangent))), pullback(g)
+    result, expected = pullback(g.to(getattr(torch_backend.xp, cotangent_dtype))), pullback(g)
     torch_backend.xp.testing.assert_close(result, expected)
 
 

@@ -82,7 +82,7 @@ def written(torch, arrays):
     return call
 
 
-# What torch differentiates, of a chain and of paths of it.
+# Differentiable methods of a chain.
 OPERATIONS = ["log_partition", "marginals", "expected_transitions", "posterior", "filtered"]
 OPERATIONS += ["entropy", "forward_messages", "backward_messages", "log_weight"]
 ONLY_BACKWARD = ("entropy",)
@@ -119,7 +119,7 @@ def check_derivatives(torch, name, make, arrays, fwd_over_rev=True):
         assert torch.autograd.gradgradcheck(f, args, **also)
 
 
-# What logs have of their own test_lengths shows, of every operation as well.
+# Properties of log weights are tested by test_lengths too, for every operation.
 IN_LOGS = [pytest.param(name, True, marks=pytest.mark.exhaustive) for name in OPERATIONS[1:]]
 EVERY_FORM = [*((name, False) for name in OPERATIONS), ("log_partition", True), *IN_LOGS]
 
@@ -146,7 +146,7 @@ def test_counts_beside_gradients_that_overflow(torch, kind, weight):
 
 @linear_and_logs
 def test_posterior_takes_one_pass(torch, monkeypatch, logs):
-    """What each result needs comes with the others."""
+    """One pass computes all results that values or gradients need."""
     arrays, passes = arguments(torch, SHAPES["one matrix"], logs), []
     for name in ("value_and_pullback", "posterior", "marginals", "expected_transitions"):
         compute = getattr(array_chains.marginals, name)
@@ -190,13 +190,13 @@ def test_vmap(torch, name, logs):
     arrays = arguments(torch, SHAPES["final weights"], logs, grad=False)
     f, _ = operation(name, alc.LogChain, arrays)
     every = tuple(range(len(arrays)))
-    of_sum = torch.func.grad(lambda *args: sum(x.sin().sum() for x in f(*args)), argnums=every)
+    gradient = torch.func.grad(lambda *args: sum(x.sin().sum() for x in f(*args)), argnums=every)
     for mapped in every:
         args = list(arrays.values())
         rows = [args[mapped] * scale for scale in (1, 0.5, 2)]
         args[mapped] = torch.stack(rows, -1)
         in_dims = tuple(-1 if i == mapped else None for i in every)
-        for g in (f, of_sum):
+        for g in (f, gradient):
             result = torch.func.vmap(g, in_dims)(*args)
             each = [g(*args[:mapped], row, *args[mapped + 1 :]) for row in rows]
             expected = tuple(torch.stack(parts) for parts in zip(*each, strict=True))
@@ -240,14 +240,14 @@ def test_dtypes_and_autocast(torch, kind):
     plain = gradients()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(gradients(), plain, rtol=0, atol=0)
-    z, of_x, of_p = plain
-    assert (z.dtype, of_x.dtype, of_p.dtype) == (torch.float32, x.dtype, torch.float32)
+    z, x_gradient, P_gradient = plain
+    assert (z.dtype, x_gradient.dtype, P_gradient.dtype) == (torch.float32, x.dtype, torch.float32)
     wide = [y.detach().double().requires_grad_() for y in (x, P)]
     names = ("log_potentials", "transitions")
     written(torch, dict(zip(names, wide, strict=True)))(*wide).sum().backward()
     tolerance = dict.fromkeys(("rtol", "atol"), 1e-05 if kind == "float32" else 0.01)
-    torch.testing.assert_close(of_x.double(), wide[0].grad, **tolerance)
-    torch.testing.assert_close(of_p.double(), wide[1].grad, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(x_gradient.double(), wide[0].grad, **tolerance)
+    torch.testing.assert_close(P_gradient.double(), wide[1].grad, rtol=1e-5, atol=1e-5)
 
 
 def test_zeros_of_linear_transitions(torch):
@@ -307,7 +307,7 @@ def test_minus_infinity(torch, logs):
 
 
 def test_wide_ranges(torch):
-    """First derivatives are right on any range; what second ones cannot do is refused."""
+    """First derivatives are right on any range; second ones raise where they cannot be."""
     x = torch.tensor([[0, -400.0]] * 2 + [[0, 200]] * 4, dtype=torch.float64, requires_grad=True)
     identity = torch.eye(2, dtype=torch.float64)[None].log()
 
@@ -342,9 +342,9 @@ def test_second_derivatives_of_what_nearly_underflows(torch):
     """Squares of weights would."""
     final = torch.tensor([-400, 0], dtype=torch.float64)
     x = torch.tensor([[0, -400]], dtype=torch.float64)
-    of_total = torch.func.hessian(lambda x: alc.LogChain(x, log_final=final).log_partition())(x)
+    hessian = torch.func.hessian(lambda x: alc.LogChain(x, log_final=final).log_partition())(x)
     torch.testing.assert_close(
-        of_total[0, :, 0], torch.tensor([[0.25, -0.25], [-0.25, 0.25]]) + 0 * x
+        hessian[0, :, 0], torch.tensor([[0.25, -0.25], [-0.25, 0.25]]) + 0 * x
     )
     assert not torch.func.hessian(lambda x: alc.LogChain(x).forward_messages())(x).any()
 
@@ -413,13 +413,13 @@ def test_workspace(torch):
     """A bound that makes gradients keep less than every state changes nothing else."""
     arrays = arguments(torch, ((200, 150, 8), (1, 8, 8), None), logs=True)
     args = tuple(arrays.values())
-    whole = torch.autograd.grad(method("log_partition", arrays)(*args).sum(), args)
+    expected = torch.autograd.grad(method("log_partition", arrays)(*args).sum(), args)
     small = alc.LogChain(**arrays, workspace=1 << 20).log_partition()
-    torch.testing.assert_close(torch.autograd.grad(small.sum(), args), whole)
+    torch.testing.assert_close(torch.autograd.grad(small.sum(), args), expected)
 
 
 def test_states_are_let_go_after_backward(torch, monkeypatch):
-    """What a value leaves to gradients lives as long as its graph."""
+    """Residuals of a value live as long as its graph."""
     references, compute = [], array_chains.marginals.value_and_pullback
 
     def watched(*args):

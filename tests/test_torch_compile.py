@@ -81,7 +81,7 @@ def test_model_with_a_chain(torch):
 
 
 def test_methods_of_a_chain(torch):
-    """What is differentiable is so under compilation too."""
+    """Methods are differentiable under compilation too."""
     x, P = normal(torch, 2, 4, 3), normal(torch, 3, 3, seed=1)
     final, lengths = normal(torch, 2, 3, seed=2), torch.tensor([4, 2])
 

@@ -93,8 +93,8 @@ def test_vmap(torch, product):
             if f is product:
                 theirs = vmap(written, in_dims)(*arguments)
             else:
-                of_sum = grad(lambda a, b: written(a, b).sin().sum(), argnums=(0, 1))
-                theirs = vmap(of_sum, in_dims)(*arguments)
+                gradient = grad(lambda a, b: written(a, b).sin().sum(), argnums=(0, 1))
+                theirs = vmap(gradient, in_dims)(*arguments)
             torch.testing.assert_close(ours, theirs)
     twice = vmap(vmap(product, (0, None)), (None, 2))(a.movedim(1, 0), b)
     assert twice.shape == (5, 5, 3, 2)
@@ -127,7 +127,7 @@ def test_third_derivatives_of_logmatmulexp_are_refused(torch):
 
 @products
 def test_only_what_is_needed(torch, product):
-    """Every subset of operands; what needs no gradient gets none."""
+    """Only operands that require gradients get them."""
     for need_a, need_b in ((True, False), (False, True)):
         a = normal(torch, 3, 4, grad=need_a)
         b = normal(torch, 4, 2, grad=need_b, seed=1)
@@ -136,9 +136,9 @@ def test_only_what_is_needed(torch, product):
             assert (x.grad is not None) == needed
             assert not needed or x.grad.shape == x.shape
         leaf = a if need_a else b
-        both = [x.detach().requires_grad_() for x in (a, b)]
-        written = formula(torch, product)(*both).sin().sum()
-        expected = torch.autograd.grad(written, both)[0 if need_a else 1]
+        leaves = [x.detach().requires_grad_() for x in (a, b)]
+        written = formula(torch, product)(*leaves).sin().sum()
+        expected = torch.autograd.grad(written, leaves)[0 if need_a else 1]
         torch.testing.assert_close(leaf.grad, expected)
 
 
@@ -186,12 +186,12 @@ def test_autocast(torch, product):
     a, b = normal(torch, 30, 40, dtype="float32"), normal(torch, 40, 20, dtype="float32", seed=1)
     half = torch.bfloat16
     expected = product(a, b)
-    of_half = product(a.to(half), b)
+    half_product = product(a.to(half), b)
     with torch.autocast("cpu", dtype=half):
         out = product(a, b)
         grads = torch.autograd.grad(out.sum(), (a, b))
         # bfloat16 tensors are computed by torch itself, which autocast must not reach.
-        torch.testing.assert_close(product(a.to(half), b), of_half, rtol=0, atol=0)
+        torch.testing.assert_close(product(a.to(half), b), half_product, rtol=0, atol=0)
         torch.testing.assert_close(product(a.detach(), b.detach()), out.detach(), rtol=0, atol=0)
     assert out.dtype == torch.float32
     torch.testing.assert_close(out, expected, rtol=0, atol=0)
@@ -211,7 +211,7 @@ def masked(torch):
 
 
 def test_minus_infinity(torch):
-    """Gradients to -inf, and through it, are 0; the others are those of what is left."""
+    """Gradients to -inf, and through it, are 0; others equal gradients without these terms."""
     a, b = masked(torch)
     out = alc.logmatmulexp(a, b)
     assert (out.isinf().sum(), out.isnan().sum()) == (7, 0)
@@ -222,16 +222,18 @@ def test_minus_infinity(torch):
     weights = [x.detach().exp().requires_grad_() for x in (a, b)]
     product = weights[0] @ weights[1]
     logs = torch.where(alive, torch.where(alive, product, 1).log(), 0)
-    of_weights = torch.autograd.grad(logs.sin().sum(), weights, create_graph=True)
-    for x, w, grad, of_w in zip((a, b), weights, grads, of_weights, strict=True):
-        torch.testing.assert_close(grad, of_w * w)
+    weight_gradients = torch.autograd.grad(logs.sin().sum(), weights, create_graph=True)
+    for x, w, grad, grad_w in zip((a, b), weights, grads, weight_gradients, strict=True):
+        torch.testing.assert_close(grad, grad_w * w)
         assert (grad[x.isinf()] == 0).all()
     # The same once more, where every term is asked for.
     seconds = torch.autograd.grad(sum(x.cos().sum() for x in grads), (a, b))
-    products = [(of_w * w).cos().sum() for of_w, w in zip(of_weights, weights, strict=True)]
+    products = [
+        (grad_w * w).cos().sum() for grad_w, w in zip(weight_gradients, weights, strict=True)
+    ]
     expected = torch.autograd.grad(sum(products), weights)
-    for x, w, second, of_w in zip((a, b), weights, seconds, expected, strict=True):
-        torch.testing.assert_close(second, of_w * w)
+    for x, w, second, grad_w in zip((a, b), weights, seconds, expected, strict=True):
+        torch.testing.assert_close(second, grad_w * w)
         assert (second[x.isinf()] == 0).all()
 
 
@@ -248,13 +250,13 @@ def test_minus_infinity_is_never_nan(torch):
         assert torch.isfinite(x).all()
     assert (tangent[out.isinf()] == 0).all()
     torch.testing.assert_close(tangent[out.isfinite()], torch.full_like(out, 2)[out.isfinite()])
-    dead = torch.full((2, 2), -INF, requires_grad=True)
-    alc.logmatmulexp(dead, dead).sum().backward()
-    assert (dead.grad == 0).all()
+    no_term = torch.full((2, 2), -INF, requires_grad=True)
+    alc.logmatmulexp(no_term, no_term).sum().backward()
+    assert (no_term.grad == 0).all()
 
 
 def test_where_exponentials_underflow(torch):
-    """Shares of terms that no exponential in float32 holds."""
+    """Softmax weights are right for terms whose exponentials underflow in float32."""
     a = torch.tensor([[0.0, -110.0]], requires_grad=True)
     b = torch.tensor([[-110.0], [0.0]], requires_grad=True)
     out = alc.logmatmulexp(a, b)
@@ -310,15 +312,15 @@ def test_maxplus_through_what_is_not_finite_in_transforms(torch):
     a = a.requires_grad_()
     values = maxplus(a, b)
     weights = torch.ones_like(values).requires_grad_()
-    (of_a,) = torch.autograd.grad(values, a, weights, create_graph=True)
-    (of_weights,) = torch.autograd.grad(of_a.sum(), weights)
-    assert of_weights.tolist() == [[0, 0], [0, 0], [1, 1]]
+    (a_gradient,) = torch.autograd.grad(values, a, weights, create_graph=True)
+    (weight_gradients,) = torch.autograd.grad(a_gradient.sum(), weights)
+    assert weight_gradients.tolist() == [[0, 0], [0, 0], [1, 1]]
 
 
 @pytest.mark.parametrize("name", ["float32", "float64"])
 @pytest.mark.parametrize("offset", [1e4, 1e6])
 def test_tangent_of_wide_entries_far_from_zero(torch, name, offset):
-    """What all entries have in common must not be rounded with those that get their own maximum."""
+    """A common offset must not add rounding errors to entries that are recomputed."""
     a, b = (normal(torch, *s, seed=i, grad=False) for i, s in enumerate(((9, 12), (12, 7))))
     dtype = getattr(torch, name)
     a, b = (a * 1000 + offset).to(dtype), (b * 1000 - offset / 3).to(dtype)
@@ -379,7 +381,7 @@ def test_chain_of_matrices_far_from_zero(torch):
 
 
 def test_errors(torch):
-    """As without autograd, of which test_errors.py has more."""
+    """Errors are as without autograd; test_errors.py has more."""
     a, b = normal(torch, 3, 4), normal(torch, 4, 2)
     for error, word, call in (
         (TypeError, "library", lambda: alc.logmatmulexp(a, b.detach().numpy())),
@@ -420,7 +422,7 @@ def log_partition(x, log_transitions):
 
 @pytest.mark.parametrize("operation", [*PRODUCTS, log_partition], ids=lambda f: f.__name__)
 def test_checkpoints_let_go(torch, operation):
-    """What a checkpoint computes again is not kept, and its gradients are the same."""
+    """Tensors that a checkpoint recomputes are not kept, and gradients are the same."""
     stored = []
 
     def compute(a, b):
@@ -434,7 +436,7 @@ def test_checkpoints_let_go(torch, operation):
     expected = torch.autograd.grad(compute(a, b).sum(), (a, b))
     for result, right in zip(torch.autograd.grad(out.sum(), (a, b)), expected, strict=True):
         assert torch.equal(result, right)
-    # Nor is what was saved as a copy read from where it was.
+    # Inputs that were saved as copies are not read from their original memory.
     with torch.autograd.graph.allow_mutation_on_saved_tensors():
         doubled = a.detach() * 2
         out = operation(doubled, b)

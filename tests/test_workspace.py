@@ -20,10 +20,9 @@ def uniform(*shape, seed=0, dtype="float32"):
 
 
 def temporaries(call):
-    """Return the peak of what a call allocates beyond its results, in bytes.
+    """Return the peak memory that a call allocates beyond its results, in bytes.
 
-    It is made once before: what the first call of a process allocates once and for all, and what
-    is compiled, is no part of that.
+    The call is made once before: compilation and allocations of a first call do not count.
     """
     call()
     tracemalloc.start()
@@ -106,7 +105,7 @@ def left_to_right(K):
 
 METHODS = ["log_partition", "forward_messages", "backward_messages", "posterior", "filtered"]
 METHODS += ["entropy", "viterbi"]
-# What a posterior takes no less for: it has both.
+# A posterior, which computes both, takes at least as much memory.
 PARTS = ["marginals", "expected_transitions"]
 PARTS = [pytest.param(name, marks=pytest.mark.exhaustive) for name in PARTS]
 CHAINS = {
@@ -182,8 +181,8 @@ def test_chains_where_loops_begin_not_to_fit(T, K, operation):
     ids=["int64", "int8", "one path for all rows"],
 )
 def test_weights_of_paths(states, lengths):
-    ends = np.arange(500) + 1 if lengths == "ragged" else None
-    options = {"transitions": uniform(4, 4), "lengths": ends, "workspace": SMALLEST}
+    row_lengths = np.arange(500) + 1 if lengths == "ragged" else None
+    options = {"transitions": uniform(4, 4), "lengths": row_lengths, "workspace": SMALLEST}
     chain = alc.LogChain(normal(500, 1000, 4), **options)
     assert temporaries(lambda: chain.log_weight(states)) <= SMALLEST
 
@@ -192,8 +191,8 @@ def test_weights_of_paths(states, lengths):
 @pytest.mark.parametrize("lengths", ["full", "ragged"])
 @pytest.mark.parametrize(("shape", "count"), [((40, 17, 2), 3000), ((3, 1, 2), 100_000)])
 def test_samples_beyond_their_states(shape, count, lengths):
-    ends = np.arange(shape[0]) % shape[1] + 1 if lengths == "ragged" else None
-    options = {"transitions": uniform(2, 2), "lengths": ends, "workspace": SMALLEST}
+    row_lengths = np.arange(shape[0]) % shape[1] + 1 if lengths == "ragged" else None
+    options = {"transitions": uniform(2, 2), "lengths": row_lengths, "workspace": SMALLEST}
     chain = alc.LogChain(normal(*shape), **options)
     assert temporaries(lambda: chain.sample(count, rng=0)) <= SMALLEST
 
@@ -266,7 +265,7 @@ def test_merged_axes_with_many_terms(product, shapes):
 @pytest.mark.exhaustive
 @pytest.mark.chains
 def test_kept_states_of_one_tile_at_a_time():
-    """Two tiles, each of which keeps all of its states for the backward pass."""
+    """Each of two tiles keeps all of its states for the backward pass."""
     x, transitions = normal(200, 100, 512, dtype="float64"), uniform(1, 512, 512, dtype="float64")
     chain = alc.LogChain(x, transitions=transitions)
     assert temporaries(chain.marginals) <= 64 << 20

@@ -1,4 +1,4 @@
-"""The libraries that every test can run on, and the settings of the property tests."""
+"""Backends of all tests, and settings of the property tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any, NoReturn
 
-# Processes side by side have one core each; the libraries read this as they are loaded.
+# Each of several processes has one core; libraries read this when they are loaded.
 if "PYTEST_XDIST_WORKER" in os.environ:
     for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(_name, "1")
@@ -34,9 +34,8 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("suite")
 
-# (library, device) and the dtypes to test there. The device without float64 catches code that
-# silently counts on it. array-api-strict has a device without 64-bit integers as well, but its
-# own argmax, nonzero and count_nonzero fail there (2.6.1).
+# Library, device and dtypes. The device without float64 detects code that requires it.
+# array-api-strict 2.6.1 also has a device without 64-bit integers, where its argmax fails.
 CPU_BACKENDS = {
     "numpy": ("numpy", None, ("float16", "float32", "float64")),
     "strict": ("array_api_strict", "CPU_DEVICE", ("float32", "float64")),
@@ -73,7 +72,7 @@ class Backend:
 
     @property
     def adds_in_order(self) -> bool:
-        """Whether entries that are added to the same place come in the same order each time."""
+        """Whether entries with the same index are added in the same order each time."""
         return self.device is None or "cuda" not in str(self.device).lower()
 
     def asarray(self, x: Any, dtype: str | None = None) -> Any:
@@ -101,7 +100,7 @@ class Backend:
         return np.from_dlpack(x)
 
     def owns(self, x: Any) -> bool:
-        """Tell whether x is an array on this device, or without axes NumPy's scalar."""
+        """Return whether x is an array on this device, or a NumPy scalar if it has no axes."""
         if self.library == "numpy" and not x.ndim:
             return isinstance(x, np.generic)
         kind = type(self.asarray(np.zeros(1, np.float32)))
@@ -223,8 +222,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark long tests that repeat others on another library or dtype as exhaustive.
 
     array-api-strict runs long tests only on its device without float64, where they take seconds,
-    and of scenarios with both linear and log weights only the linear ones. Tensors
-    have the backends of NumPy's arrays, and run the tables in float64 and half precision only.
+    and of scenarios with both linear and log weights only the linear ones. Tensors have the
+    backends of NumPy's arrays, and run the tables in float64 and half precision only.
     """
     long = [item for item in items if any(word in item.name for word in LONG)]
     for item in long:
@@ -268,7 +267,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture(autouse=True)
 def chains_on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let chains run on compiled loops where they pay, without whole chains, or on arrays alone."""
+    """Run chains on compiled loops where selected, on these without whole chains, or on arrays."""
     chosen = getattr(request, "param", "compiled")
     monkeypatch.setattr(_select, "COMPILED", chosen != "array")
     monkeypatch.setattr(_select, "FUSED", chosen != "segments")
@@ -285,10 +284,10 @@ def torch_backend() -> Backend:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run tests that ask for `backend`, `dtype` or `half` on all there are, in all combinations.
+    """Parametrize tests over all backends and dtypes of their arguments `backend`, `dtype`, `half`.
 
     `dtype` is a full precision, `half` one of float16 and bfloat16, each where the device has it.
-    Tests that choose among them themselves are left alone. Those in tests/gpu run on a GPU only.
+    Tests with their own parameters are unchanged. Tests in tests/gpu run on a GPU only.
 
     Tests of chains run on compiled loops, on these without whole chains in one call, and on the
     array implementation: those that ask for `backend` have two more, "numpy-segments" and

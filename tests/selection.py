@@ -1,9 +1,9 @@
-"""Options that spread tests over several runs: one of N exhaustive tests, of each kind some.
+"""Options that spread exhaustive tests over several runs: a sample of each test function.
 
     python -m pytest -n auto -m "" --sample 4 --seed "$(git rev-parse HEAD)"
 
-runs all tests that are not exhaustive, and of each function's exhaustive ones the fourth part,
-rounded up, that the seed chooses. With `--passed FILE`, tests that FILE names count as exhaustive,
+runs all tests that are not exhaustive, and one fourth, rounded up, of the exhaustive tests of each
+function, chosen by the seed. With `--passed FILE`, tests that FILE names count as exhaustive,
 and FILE becomes the list of all tests that have passed.
 """
 
@@ -24,7 +24,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests that have passed, and leave out those that are not in the sample."""
+    """Mark tests that have passed as exhaustive, and deselect those not in the sample."""
     passed = names_in(config.getoption("passed"))
     for item in items:
         if item.nodeid in passed:

@@ -29,7 +29,7 @@ pytestmark = [
 
 
 def written_entropy(torch, x, log_transitions, log_initial):
-    """Return the entropy written out over all paths; sound where no state is closed."""
+    """Return the entropy as a sum over all paths; valid if no state is closed."""
     T, K = x.shape
     paths = torch.cartesian_prod(*[torch.arange(K)] * T).reshape(-1, T)
     logs = log_initial[paths[:, 0]] + x[torch.arange(T), paths].sum(-1)
@@ -217,7 +217,7 @@ def by_paths(torch, name, x, edges, start):
 
 
 def gradients_or_none(torch, results, cotangents, inputs):
-    """Return gradients, None where they are refused."""
+    """Return gradients, or None if FloatingPointError is raised."""
     total = sum(
         (x.masked_fill(x.isinf(), 0) * g).sum() for x, g in zip(results, cotangents, strict=True)
     )
@@ -274,7 +274,7 @@ def test_gradient_of_a_subnormal_weight_is_a_number_or_refused(torch_backend, na
 
 
 def test_message_that_nothing_but_its_value_lost_is_refused(torch_backend):
-    """Forward it is subnormal, and backward -inf: values of the recursion are NaN there."""
+    """A forward message is subnormal, a backward message -inf: the reference has NaN there."""
     torch = torch_backend.xp
     x = torch.tensor([[0, 0], [0, -INF], [0, 0]], dtype=torch.float64, requires_grad=True)
     start, end = (torch.tensor(y, dtype=x.dtype) for y in ([-745.0, 0.0], [-INF, 0.0]))
@@ -315,7 +315,7 @@ def test_lost_path_that_a_tiny_weight_multiplies_is_refused(torch_backend, name)
 
 @pytest.mark.parametrize("name", [x for x in OPERATIONS if x != "expected_transitions"])
 def test_unknown_row_hides_no_gradient_of_others(torch_backend, name):
-    """A row that is NaN makes the gradients NaN that it has a part in, and is not refused."""
+    """A row with NaN makes its own gradients NaN, and raises no error."""
     torch = torch_backend.xp
     options = arguments(torch, SHAPES["one matrix"], logs=True)
     with torch.no_grad():

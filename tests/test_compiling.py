@@ -1,4 +1,4 @@
-"""Compiled loops: how they are compiled and kept, and what happens where they cannot be."""
+"""Compiled loops: compilation, the disk cache, and fallbacks."""
 
 import errno
 import importlib.metadata
@@ -52,7 +52,7 @@ from numba.core.options import DefaultOptions
 for name in ("_nrt", "forceinline", "no_cfunc_wrapper"):
     delattr(DefaultOptions, name)
 """,
-    # Inner functions are then compiled as Numba does it.
+    # Numba then compiles inner functions as usual.
     "other libraries": """
 from arraylogchain._numba import code_library
 class Gone:
@@ -60,12 +60,12 @@ class Gone:
         raise AttributeError
 code_library.Part._get_module_for_linking = Gone()
 """,
-    # Numba's own cache, pipeline and arithmetic take the place of modules that it does not fit.
+    # Numba's own cache, pipeline and arithmetic replace modules that cannot be imported.
     **{
         f"no {name}": f"import sys; sys.modules['arraylogchain._numba.{name}'] = None"
         for name in ("disk_cache", "code_library", "intrinsics")
     },
-    # Numba then raises where a function is decorated: it is compiled without a cache.
+    # Numba then raises when a function is decorated, and it is compiled without a cache.
     "no folder for the cache": """
 from numba.core import caching
 def fail(*args):
@@ -81,7 +81,7 @@ def test_loops_are_compiled_otherwise(code, tmp_path):
 
 
 def test_primitives_without_intrinsics_are_the_same(monkeypatch):
-    """With -inf and NaN among the terms of maxima."""
+    """Terms of maxima include -inf and NaN."""
     source = Path(primitives.__file__).read_text()
     monkeypatch.setitem(sys.modules, "arraylogchain._numba.intrinsics", None)
     otherwise: dict[str, Any] = {"__name__": "otherwise"}
@@ -137,7 +137,7 @@ def twice(x):
 
 @pytest.fixture
 def twice(tmp_path, monkeypatch, caplog):
-    """Return a call of a function as a process makes that has loaded nothing yet, and the log."""
+    """Return a function that makes the first call of a new process, and the log."""
     monkeypatch.setattr(numba.core.config, "CACHE_DIR", "")
     (tmp_path / "loop.py").write_text(LOOP)
     namespace = {"__name__": "tests.loop"}
@@ -201,7 +201,7 @@ def test_full_disk_is_no_error(twice, monkeypatch):
 
 
 def test_a_change_of_any_source_is_noticed(tmp_path):
-    """Numba alone asks only for the file of the loop itself, not for those it has compiled in."""
+    """Numba itself checks only the file of the loop, not the files of its callees."""
     from arraylogchain._backends.compiled import recursion
 
     source = Path(disk_cache.__file__).read_text()

@@ -65,7 +65,7 @@ def thinned(cases, chunks, every=1):
 
 PRODUCT_CHUNKS = [(9, 9, 9), (1, 2, 9), (2, 9, 3), (1, 1, 1)]
 PRODUCTS = [name for name, _ in pairs_of_axes()]
-# Of equal terms in several chunks the first one counts, and of several NaN.
+# Equal terms, or NaN, in several chunks: the index is the first.
 PRODUCTS = [
     *thinned(PRODUCTS, PRODUCT_CHUNKS, 4),
     ("ties", (9, 9, 9)),
@@ -184,7 +184,7 @@ def test_nan_in_any_chunk_shows_in_all_states(step):
 
 @pytest.mark.parametrize("chunks", [(2, 10, 2), (6, 3, 2)])
 def test_gradients_beyond_all_numbers(dtype, chunks):
-    """Where a block's derivative is the largest number already, so is the sum."""
+    """A sum with a block whose derivative is the largest number is the largest number too."""
     x = np.zeros((6, 10, 2), dtype)
     x[..., 1] = 900
     chain = {"transitions": np.eye(2, dtype=dtype), "initial": np.array([1, 0], dtype)}
@@ -193,7 +193,7 @@ def test_gradients_beyond_all_numbers(dtype, chunks):
     assert gradients.log_potentials is gradients.initial is None
     result = gradients.transitions.compute(scheduler="sync")
     assert result[0, 1] == np.finfo(dtype).max
-    # Of each row, one path has a weight: it stays in the first state, 900 below the other one.
+    # Each row has one path of positive weight: in the first state, 900 below the other state.
     exact = np.array([6 * 9, 0, 0])
     gradient = Gradient(exact, exact, exact * 10 * 900, 0 * exact, terms=6 * 9)
     bound = error_model.posterior_bound(gradient, 10, 2, dtype)
@@ -212,7 +212,7 @@ def test_lengths_may_be_lazy():
     lengths = np.random.default_rng(1).integers(1, 7, (5, 4))
     for arguments in (da.from_array(lengths.copy(), chunks=((0, 3, 2), (2, 2))), lengths):
         lazy, chain = lazy_and_not(lengths=arguments)
-        np.subtract(7, lengths, out=lengths)  # both have read them
+        np.subtract(7, lengths, out=lengths)  # both chains have read the lengths
         np.testing.assert_array_equal(lazy.viterbi().states, chain.viterbi().states)
         np.testing.assert_allclose(lazy.entropy().compute(scheduler="sync"), chain.entropy())
 
@@ -277,7 +277,7 @@ def test_a_large_graph_is_built_quickly():
 
 @pytest.mark.parametrize("sd", [0, 2])
 def test_best_paths_of_equal_weight(sd):
-    """Of paths of the same weight it is the one that is found in memory."""
+    """Of paths of the same weight, the result is the same as in memory."""
     rng = np.random.default_rng(0)
     x, logs = np.round(rng.normal(0, sd, (3, 300, 4))), rng.integers(0, 2, (4, 4)) * 1.0
     lazy = alc.LogChain(da.from_array(x, chunks=(2, 70, 4)), log_transitions=logs)
@@ -313,7 +313,7 @@ def test_paths_of_log_weights_beyond_the_dtype_are_those_in_memory(kind, chunks)
 
 
 def test_messages_beyond_the_dtype_are_not_taken_for_impossible():
-    """State 1 falls by twice the smallest number in one block, and in the next state 0 ends."""
+    """State 1 loses twice the lowest number in one block; in the next, state 0 ends."""
     x, weights = np.zeros((6, 2), "float32"), {"transitions": np.eye(2, dtype="float32")}
     x[:2, 1], x[5, 0] = np.finfo("float32").min, -np.inf
     lazy = alc.LogChain(da.from_array(x, chunks=(3, 2)), **weights)
@@ -345,7 +345,7 @@ def test_sums_over_blocks_are_rounded_to_half_precision_once():
     g = np.repeat(np.array([100, -100], "float16"), 20)
     lazy = alc.LogChain(da.from_array(x, chunks=(1, 2, 3)), transitions=transitions)
     chain = alc.LogChain(x, transitions=transitions)
-    rounding = 2.0**-10  # of results; twice half of one
+    rounding = 2.0**-10  # twice the half unit of a rounded result
     counts = lazy.expected_transitions().compute(scheduler="sync")
     np.testing.assert_allclose(counts, chain.expected_transitions(), rtol=rounding)
     result = alc.vjp.log_partition(lazy)[1](g).transitions
@@ -443,7 +443,7 @@ def client():
 
 
 def kill_once(block, flag):
-    """Kill the worker that comes here first."""
+    """Kill the first worker that calls this."""
     try:
         with open(flag, "x"):  # noqa: PTH123
             os._exit(1)
@@ -453,7 +453,7 @@ def kill_once(block, flag):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_killed_worker_loses_nothing(client, tmp_path):
-    """A worker dies in the middle of everything; the bits are those without a cluster."""
+    """A worker dies during the computation; results have the same bits as without one."""
     zarr = import_or_skip("zarr")
     rng = np.random.default_rng(0)
     x, transitions = rng.normal(size=(8, 600, 3)), rng.random((1, 3, 3))

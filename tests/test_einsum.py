@@ -54,7 +54,7 @@ SIZES = dict(zip("abcdefgh", (2, 3, 1, 2, 3, 2, 1, 2), strict=True))
 
 
 def all_terms(equation, operands):
-    """Return the sums of entries in long double over all indices, the output's in front."""
+    """Return all terms, sums of entries, in long double; indices of the output come first."""
     inputs, output, _ = opt_einsum.parser.parse_einsum_input((equation, *operands))
     inputs = inputs.split(",")
     indices = output + "".join(dict.fromkeys(c for c in "".join(inputs) if c not in output))
@@ -74,7 +74,7 @@ def all_terms(equation, operands):
 
 
 def check_einsum(backend, dtype, equation, operands, **options):
-    """Check values, of both kinds, and gradients; return nothing."""
+    """Check values of both einsums, and gradients."""
     operands = [np.asarray(x).astype(dtype if dtype != "bfloat16" else "float32") for x in operands]
     arrays = [backend.asarray(x, dtype) for x in operands]
     operands = [np.asarray(backend.to_numpy(x)) for x in arrays]
@@ -161,11 +161,11 @@ def test_ranges_and_special_values(np_backend, name):
 
 
 def far(*parts):
-    """Return operands whose entries are parts of the largest number."""
+    """Return operands whose entries are fractions of the largest number."""
     return [np.array(part) for part in parts]
 
 
-# Parts of the largest number, whose sums in between are beyond it and whose total is not.
+# Fractions of the largest number: partial sums exceed it, but the sum does not.
 FAR = {
     "constants": ("ij,jk,kl->il", far(*(np.full((2, 2), x) for x in (-0.6, -0.6, 0.9)))),
     "numbers": (",,->", far(-0.6, -0.6, 0.9)),
@@ -173,7 +173,7 @@ FAR = {
     "outer product": ("i,j,k->ijk", far([0.6, 0.5], [0.6, 0.6], [-0.9, -0.7])),
     "four": ("i,i,i,i->i", far([0.9], [0.9], [-0.9], [-0.9])),
 }
-# These are right in a wider dtype alone.
+# Accurate only in a wider dtype.
 CROSSED = {
     "crossed": ("i,i,i->", far([0.9, 0.0, 0.0], [0.0, 0.9, 0.0], [0.0, 0.0, 0.9])),
     "opposite": ("ij,jk,kl->il", far([[0.9, -0.9]], [[0.5, 0.0], [0.5, 0.0]], [[-0.9], [0.9]])),
@@ -244,7 +244,7 @@ def gradients_of(equation, operands, g):
 
 
 def scatter_gradient(y, term, shape):
-    """Return gradients with respect to a diagonal, or to axes that broadcast, in x's own shape."""
+    """Return gradients with respect to diagonals or broadcast axes in the operand's shape."""
     unique = "".join(dict.fromkeys(term))
     lengths = dict(zip(term, shape, strict=True))
     summed = tuple(i for i, c in enumerate(unique) if lengths[c] != y.shape[i])
@@ -350,7 +350,7 @@ def test_transforms(torch_backend, equation, shapes):
 
 
 def test_broadcasts_are_not_expanded():
-    """[64, 300, 8, 1] and [8, 300, 40] share an axis each way; nothing of their product is made."""
+    """[64, 300, 8, 1] and [8, 300, 40] broadcast against each other without an expanded array."""
     rng = np.random.default_rng(0)
     a, b = (rng.normal(size=s).astype("float32") for s in ((64, 300, 8, 1), (1, 300, 8, 40)))
     used = temporaries(lambda: alc.logeinsumexp("akbx,xkbj->abj", a, b, workspace=1 << 20))

@@ -194,7 +194,7 @@ SWAPPED = "[..., 5, 3], their last two axes swapped"
     ids=str,
 )
 def test_chain_shapes_and_options(options, words):
-    """A chain that cannot be solved is refused when it is built."""
+    """The constructor raises for a chain that cannot be solved."""
     with pytest.raises(ValueError, match=mentions(*words)):
         alc.LogChain(options.get("x", ones(5, 3)), **{n: v for n, v in options.items() if n != "x"})
 
@@ -209,14 +209,14 @@ def test_chain_arguments_that_are_no_real_arrays(name, kind):
         chain(arguments.pop("log_potentials"), **arguments)
     if name != "log_potentials":
         arguments[name] = arguments[name].tolist()
-        if kind != "object":  # that is a list of numbers
+        if kind != "object":  # which makes a list of numbers
             with pytest.raises(TypeError, match=mentions(name, "list", "real numbers")):
                 chain(**arguments)
 
 
 @pytest.mark.parametrize("kind", ["list", "tuple", "int64", "uint8", "bool"])
 def test_lists_integers_and_bools_are_arrays_like_the_potentials(backend, dtype, kind):
-    """All but the potentials themselves."""
+    """This holds for all arguments but the potentials."""
     x = np.log([[0.5, 0.25], [0.75, 1.0], [0.5, 0.5]])
     small = {"transitions": [[1, 1], [0, 1]], "initial": [1, 0], "final": [1, 1]}
     potentials = backend.asarray(x, dtype)
@@ -302,7 +302,7 @@ def test_pullbacks_name_the_function_that_was_called(torch_backend):
         with pytest.raises(NotImplementedError, match=rf"call arraylogchain\.{name},"):
             getattr(alc.vjp, name)(t, t)
     with pytest.raises(TypeError, match=r"must be in memory for vjp\.logchainexp,"):
-        alc.vjp.logchainexp([x[x[:, 0] > 0], x])  # of a size that is not known
+        alc.vjp.logchainexp([x[x[:, 0] > 0], x])  # of unknown size
     with pytest.raises(NotImplementedError, match=mentions("cotangent", "detach")):
         alc.vjp.matmul(t.detach(), t.detach())[1](t)
 
@@ -385,7 +385,7 @@ def test_what_no_row_reads_may_be_negative():
 
 
 class Lazy:
-    """An array of a library that has a namespace, and no values that could be read, as Dask's."""
+    """An array of a library with a namespace, but without values that can be read, as in Dask."""
 
     device = "cpu"
 

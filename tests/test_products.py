@@ -23,7 +23,7 @@ FUNCTIONS = list(CHECKS)
 
 
 def test_largest_finite_entries(backend, dtype):
-    """Sums of two of the largest numbers overflow to infinity, as the sums themselves do."""
+    """Sums of two of the largest numbers overflow to infinity, as in NumPy."""
     top = float(np.finfo(dtype).max)
     out = check_logmatmulexp(backend, dtype, [[top, -top]], [[-top], [top]])
     assert abs(out[0, 0] - np.log(2)) < 1e-6
@@ -64,7 +64,7 @@ PROMOTIONS = [
 )
 @pytest.mark.parametrize("function", ["matmul", "logmatmulexp", "maxplus_matmul"])
 def test_mixed_precisions_promote(backend, function, first, second, expected):
-    """Values have the wider one, gradients that of their operand."""
+    """Values have the wider dtype, gradients the dtype of their operand."""
     x, y = normal(3, 4), normal(4, 3, seed=1)
     for dtypes in [(first, second), (second, first)]:
         arguments = [backend.asarray(v, d) for v, d in zip((x, y), dtypes, strict=True)]
@@ -142,9 +142,9 @@ def layouts(dtype):
 @pytest.mark.parametrize("layout", list(layouts("float32")))
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_memory_layouts(function, dtype, layout, library):
-    """Results depend on the values only, and gradients, of tensors also by autograd.
+    """Results and gradients, also by autograd, depend on the values only.
 
-    The operands stay as they are.
+    The operands are not changed.
     """
     view, expected = layouts(dtype)[layout], None
     plain = np.array(view, order="C")
@@ -179,7 +179,7 @@ def test_small_cotangents_beside_large_entries(backend, dtype):
 
 
 def test_infinite_cotangents_reach_no_zero(backend, dtype):
-    """Of entries that are computed one by one: nothing weighs nothing, even infinitely often."""
+    """Recomputed entries: a term of weight 0 has gradient 0 even for an infinite cotangent."""
     a, b = np.array([[0.0, -2000.0, -INF]]), np.array([[-2000.0], [0.0], [0.0]])
     _, pullback = alc.vjp.logmatmulexp(*(backend.asarray(x, dtype) for x in (a, b)))
     for gradient in pullback(backend.asarray(np.full((1, 1), INF), dtype)):
@@ -261,7 +261,7 @@ def test_one_factor_is_returned_as_it_is(backend, dtype):
 @pytest.mark.parametrize("value", [INF, NAN])
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_special_values_in_the_last_factor(backend, dtype, value, n):
-    """They wait for the last product; elsewhere entries stay finite."""
+    """They enter the last product only; entries that do not depend on them stay finite."""
     stack = normal(n, 3, 3)
     stack[-1, 1, 0] = value
     out = backend.read(alc.logchainexp(backend.asarray(stack, dtype)), dtype)
@@ -304,6 +304,6 @@ def test_long_products(np_backend, dtype, n):
 
 @pytest.mark.parametrize("sd", [1, 100])
 def test_large_matrices_in_little_memory(np_backend, dtype, sd):
-    """Strips of rows times strips of columns, far from 0 as well."""
+    """Tiles of rows times tiles of columns, also for entries far from 0."""
     stack = normal(2, 3, 110, 110, sd=sd) + np.array([1e4, -2e4, 1e4])[:, None, None]
     check_stack(stack.astype(dtype), workspace=1 << 20)

@@ -59,7 +59,7 @@ def method(name, arrays):
 
 
 def written(torch, arrays):
-    """Return the log partition written out in weights; sound where ranges are moderate."""
+    """Return log Z computed from linear weights; valid for moderate ranges."""
 
     def call(*args):
         values = dict(zip(arrays, args, strict=True))
@@ -127,7 +127,7 @@ EVERY_FORM = [*((name, False) for name in OPERATIONS), ("log_partition", True), 
 @pytest.mark.parametrize(("name", "logs"), EVERY_FORM)
 @chains
 def test_derivatives(torch, shapes, logs, name):
-    """Of every operation: those that are gradients themselves, and of both directions."""
+    """All operations have derivatives in both modes, also if they are gradients themselves."""
     if name == "expected_transitions" and shapes[1] is None:
         pytest.skip("there are none")
     check_derivatives(torch, name, alc.LogChain, arguments(torch, shapes, logs))
@@ -251,7 +251,7 @@ def test_dtypes_and_autocast(torch, kind):
 
 
 def test_zeros_of_linear_transitions(torch):
-    """A closed transition has first and second derivatives: they tell a model to open it."""
+    """A transition of weight 0 has first and second derivatives."""
     arrays = arguments(torch, ((2, 4, 3), (1, 3, 3), (3,)), logs=False)
     with torch.no_grad():
         arrays["transitions"][0, 1] = torch.tensor([0.0, 0.0, 1.0])
@@ -265,7 +265,7 @@ def test_zeros_of_linear_transitions(torch):
 
 
 def test_counts_have_derivatives_by_zeros(torch):
-    """A first state that is closed, so that nothing leaves it: opening it changes that."""
+    """Counts of a first state of weight 0 are 0, but depend on its weight."""
     arrays = arguments(torch, ((2, 2), (1, 2, 2), (2,)), logs=False, grad=False)
     arrays["initial"][0] = 0
     x, P, initial = arrays.values()
@@ -291,7 +291,7 @@ def test_minus_infinity(torch, logs):
     z = method("log_partition", arrays)(*args)
     assert z[0] == -INF
     expected = torch.autograd.grad(written(torch, arrays)(*args)[1:].sin().sum(), args)
-    # Cotangents to the row without paths make no difference.
+    # Cotangents of the row without paths have no effect.
     ours = torch.autograd.grad(z, args, torch.cat((z[:1] * 0 + 3, z[1:].cos())), create_graph=True)
     for grad, other in zip(ours, expected, strict=True):
         torch.testing.assert_close(grad, torch.nan_to_num(other))
@@ -314,7 +314,7 @@ def test_wide_ranges(torch):
     def log_z(x):
         return alc.LogChain(x, log_transitions=identity).log_partition()
 
-    # Both paths stay where they are, and weigh 1; one is lost on the way.
+    # Both paths stay in one state, with the same weight; the reference loses one.
     (grad,) = torch.autograd.grad(log_z(x), x, create_graph=True)
     torch.testing.assert_close(grad, torch.full_like(grad, 0.5))
     with pytest.raises(FloatingPointError, match="range too widely"):
@@ -339,7 +339,7 @@ def test_second_derivatives_of_large_and_small_weights(torch, scale):
 
 
 def test_second_derivatives_of_what_nearly_underflows(torch):
-    """Squares of weights would."""
+    """Squares of weights would underflow."""
     final = torch.tensor([-400, 0], dtype=torch.float64)
     x = torch.tensor([[0, -400]], dtype=torch.float64)
     hessian = torch.func.hessian(lambda x: alc.LogChain(x, log_final=final).log_partition())(x)
@@ -410,7 +410,7 @@ def test_paths_need_no_gradient(torch):
 
 
 def test_workspace(torch):
-    """A bound that makes gradients keep less than every state changes nothing else."""
+    """Gradients are the same under a workspace in which not all messages can be stored."""
     arrays = arguments(torch, ((200, 150, 8), (1, 8, 8), None), logs=True)
     args = tuple(arrays.values())
     expected = torch.autograd.grad(method("log_partition", arrays)(*args).sum(), args)

@@ -1,6 +1,6 @@
-"""torch.compile of models that use the library: calls are graph breaks, and right.
+"""torch.compile of models that use the library: calls are graph breaks with correct results.
 
-Traces that would record results as constants are refused.
+Traces that would record results as constants raise errors.
 """
 
 import importlib
@@ -116,7 +116,7 @@ def mapped_chain(torch, a, b, da):
 
 @pytest.mark.parametrize("f", [forward_mode, dual_numbers, mapped_chain])
 def test_transforms_within_compiled_functions_are_right(torch, f):
-    """The compiler leaves them alone; as operators, forward mode would give zeros."""
+    """The compiler does not trace them; with custom operators, forward mode would give zeros."""
     a, b, da = (normal(torch, 4, 4, seed=i).detach() for i in range(3))
     expected = f(torch, a, b, da)
     torch._dynamo.reset()
@@ -247,7 +247,7 @@ def test_trace_of_a_method_of_a_chain_from_outside_raises(torch, name):
 
 @pytest.mark.parametrize("word", ["lengths", "states", "cotangent"])
 def test_trace_of_another_argument_raises(torch, word):
-    """Beside NumPy arrays as well, which are constants of a trace."""
+    """The other arguments may be NumPy arrays, which are constants of a trace."""
     zeros = np.zeros((2, 2))
     pullback = alc.vjp.logmatmulexp(torch.eye(2), torch.eye(2))[1]
     call = {

@@ -39,7 +39,7 @@ def normal(torch, *shape, seed=0, grad=True, dtype="float64"):
 
 
 def formula(torch, product):
-    """Return the product written out in torch; sound where ranges are moderate."""
+    """Return the product as torch operations; valid for moderate ranges."""
 
     def written(a, b):
         terms = a[..., :, :, None] + b[..., None, :, :]
@@ -226,7 +226,7 @@ def test_minus_infinity(torch):
     for x, w, grad, grad_w in zip((a, b), weights, grads, weight_gradients, strict=True):
         torch.testing.assert_close(grad, grad_w * w)
         assert (grad[x.isinf()] == 0).all()
-    # The same once more, where every term is asked for.
+    # The same for second derivatives, with all terms.
     seconds = torch.autograd.grad(sum(x.cos().sum() for x in grads), (a, b))
     products = [
         (grad_w * w).cos().sum() for grad_w, w in zip(weight_gradients, weights, strict=True)
@@ -273,7 +273,7 @@ def test_where_exponentials_underflow(torch):
 
 
 def not_finite(torch):
-    """Return operands with a sum of nothing, one that is NaN, and others."""
+    """Return operands of which one sum has no term, and one is NaN."""
     a = torch.tensor([[-INF, -INF], [INF, 0.0], [1.0, 2.0]])
     return a, torch.tensor([[0.0, -INF], [0.0, 0.0]])
 
@@ -281,7 +281,7 @@ def not_finite(torch):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_maxplus_through_what_is_not_finite(torch, compiled):
-    """As the pullback without autograd: nothing; the indices that a caller sees stay."""
+    """Gradients are 0 there, as in the pullback; the returned indices do not change."""
     a, b = not_finite(torch)
     plain, pullback = alc.vjp.maxplus_matmul(a, b)
     product = torch.compile(alc.maxplus_matmul, backend="eager") if compiled else alc.maxplus_matmul
@@ -336,11 +336,11 @@ def test_tangent_of_wide_entries_far_from_zero(torch, name, offset):
     p /= p.sum(axis=1, keepdims=True)
     tangents = wide(da)[:, :, None] + wide(db)
     exact = (p * tangents).sum(axis=1)
-    # p errs relatively by eps G: how far entries lie below the maxima of row and column.
+    # The relative error of p is eps G, with G the distance of entries to the maxima.
     a_below, b_below = wide(a) - wide(a).max(1)[:, None], wide(b) - wide(b).max(0)
     gap = 2 * np.abs(a_below[:, :, None] + b_below)
     count = error_model.roundings(12) + 32
-    # The parts of both operands are summed apart.
+    # The tangents of both operands are summed separately.
     size = np.abs(wide(da))[:, :, None] + np.abs(wide(db))
     bound = error_model.EPS[name] * (p * size * (gap + count) + 2).sum(axis=1)
     error_model.assert_within(result.numpy(), exact, bound)
@@ -370,7 +370,7 @@ def test_sequence_of_matrices(torch):
 
 
 def test_chain_of_matrices_far_from_zero(torch):
-    """The whole parts of logarithms do not reach the rounding."""
+    """The integer parts of logarithms do not enter rounding errors."""
     stack = normal(torch, 64, 3, 3, dtype="float32", grad=False)
     far = (stack + 1_000_003).requires_grad_()
     rounded = (far.detach().double() - 1_000_003).requires_grad_()

@@ -1,4 +1,4 @@
-"""`workspace` bounds all temporaries, for any shape, and is never needed in full to be right."""
+"""`workspace` bounds all temporaries, for any shape, and a small one suffices."""
 
 import tracemalloc
 
@@ -220,7 +220,7 @@ def test_logchainexp(case, workspace):
 
 @pytest.mark.chains
 def test_default_of_the_forums_case():
-    """n, t, v, c = 500, 1, 40, 200: nothing of size n * c * c, nor of n * t * v * c once more.
+    """n, t, v, c = 500, 1, 40, 200: no array of size n * c * c, and no copy of the potentials.
 
     The forum's code takes 13.7 GB, one matrix per row and step 80 MB per step.
     """
@@ -257,7 +257,7 @@ def test_smallest_workspace_is_accepted_everywhere(backend, function):
 @pytest.mark.parametrize("product", [alc.matmul, alc.logmatmulexp, alc.maxplus_matmul])
 @pytest.mark.parametrize("shapes", [((8, 50_000), (4, 50_000, 10)), ((6, 1171), (1, 4, 1171, 40))])
 def test_merged_axes_with_many_terms(product, shapes):
-    """Axes that cannot be merged in place are copied, but never all terms of many columns."""
+    """Axes that cannot be merged in place are copied, but not all terms of many columns at once."""
     a, b = (np.ones(shape) for shape in shapes)
     assert temporaries(lambda: product(a, b, workspace=SMALLEST)) <= SMALLEST
 

@@ -273,7 +273,7 @@ def test_where_exponentials_underflow(torch):
 
 
 def not_finite(torch):
-    """Return operands of which one sum has no term, and one is NaN."""
+    """Return operands with a sum without terms, a sum that is NaN, and others."""
     a = torch.tensor([[-INF, -INF], [INF, 0.0], [1.0, 2.0]])
     return a, torch.tensor([[0.0, -INF], [0.0, 0.0]])
 
@@ -386,16 +386,8 @@ def test_errors(torch):
     for error, word, call in (
         (TypeError, "library", lambda: alc.logmatmulexp(a, b.detach().numpy())),
         (ValueError, r"\(4, 2\) and b of shape \(4, 2\) do not fit", lambda: alc.matmul(b, b)),
-        (
-            TypeError,
-            "b must have dtype .* got int64",
-            lambda: alc.logmatmulexp(a, b.detach().long()),
-        ),
-        (
-            TypeError,
-            r"s\[1\] must have dtype .* got int64",
-            lambda: alc.logchainexp([a, b.detach().long()]),
-        ),
+        (TypeError, "b must have dtype .* int64", lambda: alc.logmatmulexp(a, b.detach().long())),
+        (TypeError, r"s\[1\] must .* int64", lambda: alc.logchainexp([a, b.detach().long()])),
         (ValueError, "sparse", lambda: alc.logeinsumexp("ij,jk->ik", a, b.detach().to_sparse())),
         (ValueError, "does not fit the matrix before", lambda: alc.logchainexp([a, a])),
         (ValueError, "n, K, K", lambda: alc.logchainexp(a)),

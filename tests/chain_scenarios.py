@@ -115,6 +115,12 @@ def closed(logs: float) -> Options:
     return {"x": x, "log_transitions": log_P, "log_initial": start}
 
 
+def one_large_matrix(form: str) -> Options:
+    """Return a chain whose rows have a matrix each, of which that of the shortest is large."""
+    P = uniform(3, 1, 4, 4, seed=1) * np.array([0.3, 5, 0.3])[:, None, None, None]
+    return {"x": normal(3, 6, 4), "lengths": [6, 2, 4], **weights_as(form, P)}
+
+
 def offset_potentials(even_offset: float, odd_offset: float) -> Options:
     """Return potentials with one offset at even steps and another at odd ones."""
     x = np.round(normal(2, 40, 5, sd=3), 1)
@@ -400,6 +406,7 @@ def scenarios_of_rows(form: str) -> Iterator[Scenario]:
         ("two groups", (2, 9), (2, 1, 6)),
     ):
         yield f"many rows, {name}, {form}", many_rows, (form, batch, matrix_batch)
+    yield f"one large matrix among those of rows, ragged, {form}", one_large_matrix, (form,)
     yield f"final weights, {form}", final_weights, (form, None)
     yield f"final weights, ragged, {form}", final_weights, (form, [6, 2, 1])
     lengths = [6, 2, 1, 6, 5, 4, 3, 2, 1]

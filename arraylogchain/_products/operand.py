@@ -90,7 +90,10 @@ class Factor:
             top = xp.where(xp.isfinite(maxima), maxima, -math.inf)
             top = xp.max(top, axis=(-2, -1), keepdims=True)
             if is_linear:
-                maxima = top = xp.log2(top)
+                # Whether a matrix is scaled does not depend on the others: a step lacks some.
+                least, most = _UNSCALED_RANGE
+                top = xp.where((top >= least) & (top <= most), 0.0, xp.log2(top))
+                maxima = top
             self.common_scale = whole_part(xp, top)
         self.shift = whole_part(xp, maxima)
         if self.finite:

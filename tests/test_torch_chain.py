@@ -384,6 +384,15 @@ def test_no_derivative_expands_shared_matrices(torch, logs):
     assert rows * T * K <= largest < rows * K * K
 
 
+@operations
+def test_derivatives_of_no_rows_are_empty(torch, name):
+    arrays = arguments(torch, ((0, 3, 2), (0, 1, 2, 2), (0, 2)), logs=False)
+    f, _ = operation(name, alc.LogChain, arrays)
+    total = sum(x.sum() for x in f(*arrays.values()))
+    gradients = torch.autograd.grad(total, tuple(arrays.values()), materialize_grads=True)
+    assert [x.shape for x in gradients] == [x.shape for x in arrays.values()]
+
+
 def test_what_is_refused(torch):
     arrays = arguments(torch, SHAPES["one matrix"], logs=True)
     chain = alc.LogChain(**arrays)

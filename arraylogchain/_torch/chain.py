@@ -363,7 +363,7 @@ def _derivatives(out: Tensor, leaves: Tensors, g: Tensor, **options: Any) -> Ten
 
 def _largest(tensors: Tensors) -> float:
     """Return the largest absolute value, at least 1."""
-    return max(1.0, *(float(x.abs().max()) for x in tensors if x.numel()))
+    return max([1.0, *(float(x.abs().max()) for x in tensors if x.numel())])
 
 
 def _agree(expected: Tensor, out: Tensor, absolute: float, relative: float) -> bool:

@@ -168,13 +168,17 @@ class Shard:
 
     def expanded(self, x: Array, trailing: Shape) -> Array:
         """Return an array [*shape, *trailing] as [groups, rows, *trailing], sorted by length."""
+        x = self.unsorted(x, trailing)
+        return x if self.order is None else self.ctx.pick(x, self.order, self.axis)
+
+    def unsorted(self, x: Array, trailing: Shape) -> Array:
+        """Return an array [*shape, ...] as [groups, rows, *trailing], in the chain's order."""
         xp = self.ctx.xp
         if not self.shape:
             return x[None, None, ...]
         if tuple(x.shape) != (*self.shape, *trailing):
             x = xp.broadcast_to(x, (*self.shape, *trailing))
-        x = xp.reshape(x, (self.groups, self.rows, *trailing))
-        return x if self.order is None else self.ctx.pick(x, self.order, self.axis)
+        return xp.reshape(x, (self.groups, self.rows, *trailing))
 
     def valid_steps(self, steps: slice) -> Array | None:
         """Return a mask [n, groups, rows] of steps within rows' lengths; None if all are."""
@@ -195,13 +199,19 @@ class Shard:
         x = self.view(x, place)
         return self.expanded(x, tuple(x.shape[len(self.shape) :]))
 
-    def write(self, out: Array, values: Array, place: tuple[Any, ...] = ()) -> None:
-        """Write values [groups, rows, ...], sorted by length, to the shard's part of an array."""
+    def write(
+        self, out: Array, values: Array, place: tuple[Any, ...] = (), is_sorted: bool = True
+    ) -> None:
+        """Write values [groups, rows, ...] to the shard's part of an array.
+
+        Their rows are sorted by length or, if not `is_sorted`, in the chain's order.
+        """
         xp, view = self.ctx.xp, self.view(out, place)
-        if self.inverse is not None:
+        if is_sorted and self.inverse is not None:
             values = xp.take(values, self.inverse, axis=self.axis)
         values = xp.reshape(values, view.shape) if self.shape else values[0, 0, ...]
-        view[...] = self.ctx.cast(values, view.dtype)
+        # Other libraries than these do not convert values that are assigned.
+        view[...] = values if self.ctx.has_out else self.ctx.cast(values, view.dtype)
 
 
 def arrange(xp: Any, chain: Chain, x: Array, trailing: int) -> Array:

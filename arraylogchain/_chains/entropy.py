@@ -38,7 +38,10 @@ def entropy(ctx: Context, chain: Chain, workspace: int) -> Array:
     num_arrays = 20  # with indices and terms of entries that are not certified
 
     def work(forward_pass: Pass) -> None:
-        forward_pass.shard.write(out, EntropyPass(forward_pass.run_and_store()).result())
+        result = forward_pass.run_and_store().whole_chains("entropies", forward_pass)
+        if result is None:
+            result = EntropyPass(forward_pass).result()
+        forward_pass.shard.write(out, result)
         forward_pass.stored.clear()
 
     all_passes = passes("entropy", ctx, chain, workspace, needs_history=True, num_arrays=num_arrays)

@@ -57,7 +57,7 @@ def _posterior(ctx: Context, chain: Chain, workspace: int, operation: str, *name
     total = ctx.empty(chain.batch, ctx.result_dtype) if operation == "posterior" else None
 
     def work(forward_pass: Pass, partial_sums: Accumulator) -> None:
-        backward_pass = BackwardPass(forward_pass.run_and_store(), partial_sums, None)
+        backward_pass = backward_pass_of(forward_pass.run_and_store(), partial_sums, None)
         if total is not None:
             forward_pass.shard.write(total, backward_pass.log_z)
         backward_pass.add()
@@ -119,12 +119,18 @@ def value_and_pullback(
         accumulator = Accumulator(ctx, chain, workspace, requested)
 
         def add(forward_pass: Pass, partial_sums: Accumulator) -> None:
-            BackwardPass(with_new_backend(forward_pass), partial_sums, cotangent).add()
+            backward_pass_of(with_new_backend(forward_pass), partial_sums, cotangent).add()
 
         run_passes(ctx, all_passes, add, accumulator)
         return accumulator.results()
 
     return out, pullback
+
+
+def backward_pass_of(forward_pass: Pass, accumulator: Accumulator, cotangent: Array | None) -> Any:
+    """Return the backward pass after a forward pass: the backend's, if it has one of its own."""
+    arguments = forward_pass, accumulator, cotangent
+    return forward_pass.whole_chains("backward_pass", *arguments) or BackwardPass(*arguments)
 
 
 class BackwardPass:

@@ -6,7 +6,7 @@ import math
 
 from arraylogchain._backends.interface import Keep, Messages
 from arraylogchain._backends.shards import Shard
-from arraylogchain._chains.passes import Pass, log_partition_of, passes, run_passes, write_steps
+from arraylogchain._chains.passes import Pass, passes, run_passes, write_steps
 from arraylogchain._core import scaled
 from arraylogchain._core.context import Array, Context
 from arraylogchain._core.scaled import LN2_HIGH, LN2_LOW, add_scale, whole_maximum
@@ -18,8 +18,8 @@ def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     out = ctx.empty(chain.batch, ctx.result_dtype)
 
     def work(forward_pass: Pass) -> None:
-        shard = forward_pass.shard
-        shard.write(out, log_partition_of(shard, forward_pass.final_carry()))
+        forward_pass.final_carry()
+        forward_pass.shard.write(out, forward_pass.log_partition())
 
     run_passes(ctx, passes("log_partition", ctx, chain, workspace, num_arrays=3), work)
     return out
@@ -97,6 +97,11 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
 
     def work(forward_pass: Pass) -> None:
         for segment in forward_pass.segments:
+            arguments = forward_pass.carry, segment, probabilities, normalizers
+            carry = forward_pass.whole_chains("filter_segment", *arguments)
+            if carry is not None:
+                forward_pass.carry = carry
+                continue
             for steps, messages in forward_pass.relative_messages(segment):
                 put(forward_pass.shard, steps, messages.updated)
 

@@ -115,8 +115,13 @@ class Pass:
             _, updated, self.carry = self.advance(self.carry, steps, keep)
             self.stored.append(updated)
         if not self.max_product:
-            self.log_z = log_partition_of(self.shard, self.carry)
+            self.log_z = self.log_partition()
         return self
+
+    def log_partition(self) -> Array:
+        """Return log Z, [groups, rows], after the last segment."""
+        log_z = self.whole_chains("log_partition", self.carry)
+        return log_partition_of(self.shard, self.carry) if log_z is None else log_z
 
     def stored_messages(self, n: int) -> Messages:
         """Return the updated messages of segment n, recomputed if they were not stored."""
@@ -174,6 +179,7 @@ def passes(
     if 0 in chain.batch:
         return
     backend = backend_of(operation, ctx, chain, workspace)
+    num_arrays = min(num_arrays, getattr(backend, "segment_arrays", num_arrays))
     # Groups of different lengths are sorted, which copies their matrices.
     copies_matrices = chain.lengths is not None and chain.sizes[0] > 1
     sizes = ChainSizes(

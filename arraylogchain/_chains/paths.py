@@ -45,8 +45,14 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
                 by_segments(row_pass)
 
     def by_segments(forward_pass: Pass) -> None:
+        forward_pass.run_and_store()
+        if not forward_pass.whole_chains("trace_paths", forward_pass, states, weights):
+            trace(forward_pass)
+        forward_pass.stored.clear()  # frees memory for the next shard
+
+    def trace(forward_pass: Pass) -> None:
         backend, shard = forward_pass.backend, forward_pass.shard
-        last = last_logs(shard, forward_pass.run_and_store().carry)
+        last = last_logs(shard, forward_pass.carry)
         after, best = xp.argmax(last.values, axis=-1), xp.max(last.values, axis=-1)
         shard.write(weights, add_scale(best, last.shifts, last.exponents))
         has_path, no_path = best > -math.inf, _states_without_path(ctx, best)
@@ -54,7 +60,6 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
             path = backend.trace(forward_pass.stored_messages(n), after, steps)
             after = path[0, ...]
             write_steps(states, shard, steps, xp.where(has_path, path, no_path), -1)
-        forward_pass.stored.clear()  # frees memory for the next shard
 
     run_passes(ctx, passes("viterbi", ctx, chain, workspace, needs_history=True), work)
     return states, weights
@@ -83,7 +88,15 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
     paths, numbers = (xp.permute_dims(x, order) for x in (out, uniforms))
 
     def work(forward_pass: Pass) -> None:
-        shard, last = forward_pass.shard, forward_pass.run_and_store().carry
+        forward_pass.run_and_store()
+        if not forward_pass.whole_chains("sample_paths", forward_pass, paths, numbers):
+            draw(forward_pass)
+        shard = forward_pass.shard
+        shard.view(paths, (slice(shard.num_steps, None),))[...] = -1
+        forward_pass.stored.clear()
+
+    def draw(forward_pass: Pass) -> None:
+        shard, last = forward_pass.shard, forward_pass.carry
         groups, rows, size = shard.state_shape
         # Cumulative sums of the last message times final weights, up to a scale.
         last_weights = ctx.load(last.values, ctx.widest)
@@ -103,8 +116,6 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
                 path = forward_pass.backend.draw(updated, after, steps, u)
                 path = xp.where(has_path, path, no_path)
                 write_steps(paths[..., samples], shard, steps, path, -1)
-        shard.view(paths, (slice(shard.num_steps, None),))[...] = -1
-        forward_pass.stored.clear()
 
     run_passes(ctx, passes("sample", ctx, chain, workspace // 2, needs_history=True), work)
 

@@ -138,7 +138,12 @@ class Context:
         return defaults["indexing"]
 
     def integers(self, x: np.ndarray) -> Array:
-        """Return host integers as an array of the library."""
+        """Return host integers as an array of the library; it must not be changed."""
+        if self.kernels is not None:
+            return self.kernels.tables.read(library_name(self.xp), x, self._integers)
+        return self._integers(x)
+
+    def _integers(self, x: np.ndarray) -> Array:
         # NumPy copies: torch.asarray fails to copy a 0-d array to another device.
         return self.xp.asarray(np.array(x), dtype=self.index_dtype, device=self.device)
 

@@ -1,36 +1,78 @@
-// What the kernels of chains share: where arrays are, which thread has which row and state, and how
-// the threads of a row exchange what they have.
+// Declarations shared by the kernels of chains: arrays, the row and state of each thread, and
+// exchange among the threads of a row.
 //
-// A group of threads works on R rows that share their matrices, a thread for each state: `lanes`
-// threads of a warp (InWarp: up to 32 states, one row; a warp has several groups), or a whole block.
+// A group of threads works on R rows that share their matrices, one thread for each state: part of
+// a warp (InWarp: up to 32 states, one row; a warp has several groups), or a whole block.
 #pragma once
 #include "numbers.cuh"
 
-// A block of steps of a chain. Steps are numbered s = 0, 1, ... in the order in which they are
-// taken: backward that is against time, and strides of steps are negative. Strides are in entries.
-template <class T> struct Chain {
-    const T* potentials;  // logs, at step 0
-    long long x_group, x_row, x_step, x_state;
-    // Matrices [groups, matrices of a group, states, states], from the state before to the next,
-    // contiguous. `factors` are weights, of columns scaled to a largest of about 1, and `logs` their
-    // logarithms. `shifts` [..., states, 2] are the logs of the columns' scales: multiples of 2^-9,
-    // and what is left, small, which is part of `logs` already. What a whole matrix is scaled by is
-    // taken off these: `scales` [..., 2], whole numbers of nats and powers of 2.
-    const T *factors, *shifts, *logs;
-    const double* scales;
-    long long matrices, matrix_step, matrix;  // of a group; from step to step; that into step 0
-    const int* lengths;  // [groups, rows], or null: all steps of the chain
-    int groups, rows, steps, states, lanes;
-    int time, direction, chain_steps;  // of step 0; 1 or -1; of the longest row
-    T threshold;  // see is_proved
+// The rows of a shard, in order of length, and the steps of a segment.
+struct Rows {
+    const long long* lengths;  // [groups, rows], or null: all steps of the chain
+    const long long* order;    // the place of each row in the caller's arrays, or null: the same
+    int groups, rows, steps, states, time, chain_steps;  // time: of step 0; chain_steps: of the longest row
+    __device__ int length(long long row) const { return lengths ? int(lengths[row]) : chain_steps; }
 };
 
-// Logs near 0 of rows [groups, rows, states] and what has been taken off them, [groups, rows]; at
-// several steps, one behind the other, `step` rows apart. Null where nothing is to be read or kept.
+// Strides of an array of the caller, in entries.
+struct Strides {
+    long long group, row, step, state;
+};
+
+// The steps of a segment, numbered s = 0, 1, ... in the order in which they are processed: backward
+// that is against time, and strides of steps are negative. Strides are in entries.
+template <class T> struct Chain : Rows {
+    const T* potentials;  // logs, at step 0
+    long long x_group, x_row, x_step, x_state;
+    // Matrices prepared by prepare_matrices.cu, [groups, matrices of a group, states, states], from
+    // the state before to the next. `factors` are weights of columns scaled to a maximum of about 1,
+    // `logs` their logarithms. `shifts` [..., states, 2] are logs of the columns' scales: a multiple
+    // of 2^-9, and a small remainder that `logs` include. `scales` [..., 2] of whole matrices are
+    // not part of these: whole nats and powers of two.
+    const T *factors, *shifts, *logs;
+    const double* scales;  // of nats and powers of two
+    long long scale_group, matrices, matrix_step, matrix;  // of a group; from step to step; that into step 0
+    int threads_per_row, direction;  // direction: 1 or -1
+    int restarts_scales;             // whether the scale of each step begins with 0
+    T threshold;                     // see is_certified
+};
+
+// Logs near 0 of rows [groups, rows, states] and their scales, [groups, rows]; in several
+// steps they are `step` rows apart. Null pointers where messages are neither read nor stored.
 template <class T> struct Messages {
     T* logs;
-    double *shifts, *powers;
+    double *shifts, *exponents;
     long long step;
+};
+
+// Weights [groups, rows, states] or their logs; ones where data is null. Strides are in entries.
+template <class T> struct Weights {
+    const T* data;
+    long long group, row, state, is_log;
+    __device__ T at(long long group_number, long long row_number, int k) const {
+        if (!data) return is_log ? T(0) : T(1);
+        const T x = data[group_number * group + row_number * row + k * state];
+        return !is_log && x < 0 ? nan_value<T>() : x;
+    }
+};
+
+// The log of a weight: a multiple of 2^-9, which may be large and cancel, and the remainder.
+struct SplitLog {
+    double high, remainder;
+    __device__ SplitLog(double x, bool is_log) {
+        const double integer = rint(is_log ? x : log2(x));
+        high = is_log ? integer : integer * LN2_HIGH, remainder = 0;
+        if (is_finite(integer)) remainder = is_log ? x - integer : log(ldexp(x, -int(integer))) + integer * LN2_LOW;
+    }
+};
+
+// The place of a row in the caller's arrays.
+struct Origin {
+    long long group, row;
+    __device__ Origin(const long long* order, int rows, long long row_number) {
+        const long long place = order ? order[row_number] : row_number;
+        group = place / rows, row = place % rows;
+    }
 };
 
 // Threads of a block: four rows take more registers.
@@ -38,32 +80,32 @@ constexpr int threads_at_most(bool in_warp, int rows) {
     return in_warp ? 128 : rows > 1 ? 512 : 1024;
 }
 
-// Numbers of a group's rows side by side in shared memory, read by one instruction or two.
-template <class T, int R> struct alignas(sizeof(T) * R < 16 ? sizeof(T) * R : 16) Rows { T at[R]; };
+// Numbers of a group's rows, adjacent in shared memory, so that one instruction or two read them.
+template <class T, int R> struct alignas(sizeof(T) * R < 16 ? sizeof(T) * R : 16) RowValues { T at[R]; };
 
 // Dynamic shared memory, in this order: logs and weights of the states of each group of threads,
-// what warps exchange, and the one matrix of all steps where it is kept on chip.
+// scratch for exchange among warps, and the one matrix of all steps if it is on chip.
 template <class T, bool InWarp, int R> struct Shared {
-    Rows<T, R> *logs, *weights;
+    RowValues<T, R> *logs, *weights;
     T *exchange, *matrix;
     __device__ Shared(unsigned char* memory, const Chain<T>& chain) {
-        const int slots = InWarp ? blockDim.x / chain.lanes : 1, slot = InWarp ? threadIdx.x / chain.lanes : 0;
-        Rows<T, R>* rows = reinterpret_cast<Rows<T, R>*>(memory);
+        const int slots = InWarp ? blockDim.x / chain.threads_per_row : 1, slot = InWarp ? threadIdx.x / chain.threads_per_row : 0;
+        RowValues<T, R>* rows = reinterpret_cast<RowValues<T, R>*>(memory);
         logs = rows + slot * 2 * chain.states;
         weights = logs + chain.states;
         exchange = reinterpret_cast<T*>(rows + slots * 2 * chain.states);
         matrix = exchange + 32 * R;
     }
     __device__ void copy_matrix(const T* from, int entries) const {
-        constexpr int AT_A_TIME = 8;  // loads on their way
+        constexpr int AT_A_TIME = 8;  // loads in flight
         for (int first = threadIdx.x; first < entries; first += AT_A_TIME * blockDim.x) {
-            T held[AT_A_TIME];
+            T entries_read[AT_A_TIME];
             #pragma unroll
-            for (int e = 0; e < AT_A_TIME; ++e) held[e] = from[min(first + e * int(blockDim.x), entries - 1)];
+            for (int e = 0; e < AT_A_TIME; ++e) entries_read[e] = from[min(first + e * int(blockDim.x), entries - 1)];
             #pragma unroll
             for (int e = 0; e < AT_A_TIME; ++e) {
                 const int i = first + e * blockDim.x;
-                if (i < entries) matrix[i] = held[e];
+                if (i < entries) matrix[i] = entries_read[e];
             }
         }
         __syncthreads();
@@ -71,42 +113,49 @@ template <class T, bool InWarp, int R> struct Shared {
 };
 
 template <class T, bool InWarp, int R> struct Group {
-    static_assert(!InWarp || R == 1, "lanes of a warp have one row");
+    static_assert(!InWarp || R == 1, "part of a warp has one row");
     const Chain<T>& chain;
     int state;
     bool has_state;
     long long set;                    // the number of the rows' matrices
     long long row[R];                 // through all groups
+    long long origin_group[R], origin_row[R];  // in the caller's arrays
     bool exists[R];
-    int begin[R], end[R];             // the row's steps; it may have begun before
+    int first[R], stop[R];            // the row's steps; the first may be in a segment before
     const T* potentials[R];
 
     __device__ Group(const Chain<T>& chain) : chain(chain) {
-        const int lanes = InWarp ? chain.lanes : blockDim.x;
-        state = threadIdx.x % lanes;
+        const int width = InWarp ? chain.threads_per_row : blockDim.x;
+        state = threadIdx.x % width;
         has_state = state < chain.states;
-        const int of_set = (chain.rows + R - 1) / R;  // groups of threads
-        const int number = blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes;
-        set = min(number / of_set, chain.groups - 1);
+        const int set_size = (chain.rows + R - 1) / R;  // groups of threads
+        const int number = blockIdx.x * (blockDim.x / width) + threadIdx.x / width;
+        set = min(number / set_size, chain.groups - 1);
         #pragma unroll
         for (int r = 0; r < R; ++r) {
-            const int in_set = (number - int(set) * of_set) * R + r;
+            const int in_set = (number - int(set) * set_size) * R + r;
             exists[r] = in_set < chain.rows;
             row[r] = set * chain.rows + (exists[r] ? in_set : 0);
-            potentials[r] = chain.potentials + set * chain.x_group + in_set * chain.x_row + state * chain.x_state;
-            // A row begins at its first step in time or, backward, at its last.
-            const int length = chain.lengths ? chain.lengths[row[r]] : chain.chain_steps;
+            origin_group[r] = set, origin_row[r] = exists[r] ? in_set : 0;
+            if (chain.order) {
+                const Origin origin(chain.order, chain.rows, row[r]);
+                origin_group[r] = origin.group, origin_row[r] = origin.row;
+            }
+            potentials[r] = chain.potentials + origin_group[r] * chain.x_group + origin_row[r] * chain.x_row
+                + state * chain.x_state;
+            // A row's first step is its first in time or, backward, its last.
+            const int length = chain.length(row[r]);
             const bool forward = chain.direction > 0;
-            begin[r] = forward ? -chain.time : chain.time - (length - 1);
-            end[r] = !exists[r] ? 0 : forward ? min(length - chain.time, chain.steps) : chain.steps;
+            first[r] = forward ? -chain.time : chain.time - (length - 1);
+            stop[r] = !exists[r] ? 0 : forward ? min(length - chain.time, chain.steps) : chain.steps;
         }
     }
-    // Whether anything comes to a step from its neighbour, through a matrix.
-    __device__ bool is_reached(int r, int s) const { return begin[r] < s && s < end[r]; }
+    // Whether a transition leads into a step.
+    __device__ bool is_reached(int r, int s) const { return first[r] < s && s < stop[r]; }
     __device__ T potential(int r, int s) const {
-        return has_state && begin[r] <= s && s < end[r] ? potentials[r][s * chain.x_step] : T(0);
+        return has_state && first[r] <= s && s < stop[r] ? potentials[r][s * chain.x_step] : T(0);
     }
-    // Waits until all threads of the group have written what others read.
+    // Barrier of the group's threads.
     __device__ void sync() const {
         if (InWarp) __syncwarp(); else __syncthreads();
     }
@@ -114,7 +163,7 @@ template <class T, bool InWarp, int R> struct Group {
     __device__ void largest(T (&x)[R], T* exchange) const {
         #pragma unroll
         for (int r = 0; r < R; ++r) {
-            for (int by = (InWarp ? chain.lanes : 32) / 2; by > 0; by /= 2) {
+            for (int by = (InWarp ? chain.threads_per_row : 32) / 2; by > 0; by /= 2) {
                 x[r] = larger(x[r], __shfl_xor_sync(~0u, x[r], by));
             }
         }
@@ -131,18 +180,18 @@ template <class T, bool InWarp, int R> struct Group {
         }
     }
     // sums[r] = sum over k of weights[k].at[r] * matrix[k][state].
-    // Sums of 16 terms are added up apart: many of equal size would all be rounded to one side.
-    __device__ void multiply(const Rows<T, R>* weights, const T* matrix, T (&sums)[R]) const {
+    // Partial sums of 16 terms: many equal terms added to one sum would all be rounded to one side.
+    __device__ void multiply(const RowValues<T, R>* weights, const T* matrix, T (&sums)[R]) const {
         const int K = chain.states;
         #pragma unroll
         for (int r = 0; r < R; ++r) sums[r] = 0;
         for (int k0 = 0; k0 < K; k0 += 16) {
             T part[R] = {};
             const auto add = [&](int k) {
-                const Rows<T, R> of_rows = weights[k];
+                const RowValues<T, R> entries = weights[k];
                 const T entry = matrix[k * K + state];
                 #pragma unroll
-                for (int r = 0; r < R; ++r) part[r] = fma(of_rows.at[r], entry, part[r]);
+                for (int r = 0; r < R; ++r) part[r] = fma(entries.at[r], entry, part[r]);
             };
             if (k0 + 16 <= K) {  // unrolled, so that entries are read ahead of their use
                 #pragma unroll
@@ -155,16 +204,16 @@ template <class T, bool InWarp, int R> struct Group {
             for (int r = 0; r < R; ++r) sums[r] += part[r];
         }
     }
-    // best[r] = the largest of logs[k].at[r] + matrix[k][state], or NaN if one is.
-    __device__ void maximise(const Rows<T, R>* logs, const T* matrix, T (&best)[R]) const {
+    // maxima[r] = the largest of logs[k].at[r] + matrix[k][state], or NaN if one is.
+    __device__ void maximize(const RowValues<T, R>* logs, const T* matrix, T (&maxima)[R]) const {
         #pragma unroll
-        for (int r = 0; r < R; ++r) best[r] = -infinity<T>();
+        for (int r = 0; r < R; ++r) maxima[r] = -infinity<T>();
         #pragma unroll 8
         for (int k = 0; k < chain.states; ++k) {
-            const Rows<T, R> of_rows = logs[k];
+            const RowValues<T, R> entries = logs[k];
             const T entry = matrix[k * chain.states + state];
             #pragma unroll
-            for (int r = 0; r < R; ++r) best[r] = larger(of_rows.at[r] + entry, best[r]);
+            for (int r = 0; r < R; ++r) maxima[r] = larger(entries.at[r] + entry, maxima[r]);
         }
     }
 };

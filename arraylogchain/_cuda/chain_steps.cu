@@ -1,53 +1,86 @@
-// The recursion of chains, forward or backward: a block of steps of a group's rows in one launch.
+// The recursion of chains, forward or backward: a segment of a group's rows in one launch.
 //
-// What leaves a step is logs a, less the whole number nearest to their largest, which is added up
-// beside them. To the next step comes, of sums over paths,
-//   log v + shifts,  v = u @ factors,  u = exp(a):
-// is_proved(v) proves it, and a thread whose v is not proved takes its logarithm from the logs,
-// with its own maximum. So no weight is ever lost, and one form is enough. Of best paths it is the
-// largest of a + logs, + shifts. What comes plus the step's potentials leaves. A column's shift
-// may be large where others are not reached: until then it stays apart.
+// The updated message of a step is logs a, minus the integer nearest to their maximum, which its
+// scale includes. Of sums over paths the next predicted message is
+//   log v + shifts,  v = u @ factors,  u = exp(a),
+// where is_certified(v); a thread whose v is not certified recomputes its logarithm from the logs,
+// with the entry's own maximum. So no weight is lost, and log space is the only form. Of best paths
+// it is the maximum of a + logs, + shifts. The predicted message plus potentials is the updated one.
+// A column's shift may be large where other columns are not reached: it is added last.
 #include "chain.cuh"
 
-// Writes what comes to each state by a matrix, in logs, but for the returned part of its shift.
+// The boundary weights of the thread's state: logs near 0, and their scale.
+template <class T, bool InWarp, int R>
+__device__ __forceinline__ void start_rows(const Group<T, InWarp, R>& group, const Weights<T>& boundary,
+                                      T* exchange, T (&a)[R], double& shift, double& exponent) {
+    T top[R];
+    #pragma unroll
+    for (int r = 0; r < R; ++r) {
+        a[r] = boundary.is_log ? -infinity<T>() : T(0);
+        if (group.has_state && group.exists[r]) {
+            a[r] = boundary.at(group.origin_group[r], group.origin_row[r], group.state);
+        }
+        top[r] = a[r];
+    }
+    group.largest(top, exchange);
+    #pragma unroll
+    for (int r = 0; r < R; ++r) {
+        T integer;
+        if (boundary.is_log) {
+            integer = rounded(finite_or_zero(top[r]));
+            a[r] -= integer;
+        } else {
+            integer = T(rint(finite_or_zero(log2(exact(top[r])))));
+            // A weight that is subnormal at this scale is far from 0: its logarithm is direct.
+            const double weight = exact(a[r]), scaled = ldexp(weight, -int(integer));
+            a[r] = T(scaled >= 1e-300 ? log(scaled) : log(weight) - double(integer) * LN2);
+        }
+        if (group.state == r) (boundary.is_log ? shift : exponent) = integer;
+    }
+    group.sync();
+}
+
+// Writes the logs of the predicted message, without the returned part of the column's shift.
 template <bool Sums, class T, bool InWarp, int R>
-__device__ __forceinline__ T arrive(const Group<T, InWarp, R>& group, const Shared<T, InWarp, R>& shared,
-                                    const T* on_chip, long long matrix, int s, T (&came)[R]) {
+__device__ __forceinline__ T predict(const Group<T, InWarp, R>& group, const Shared<T, InWarp, R>& shared,
+                                     const T* on_chip, long long matrix, int s, T (&predicted)[R]) {
     const Chain<T>& chain = group.chain;
     const long long entries = (long long)chain.states * chain.states;
     const T *logs = chain.logs + matrix * entries, *shift = chain.shifts + 2 * (matrix * chain.states + group.state);
     if (!Sums) {
-        group.maximise(shared.logs, on_chip ? on_chip : logs, came);
+        group.maximize(shared.logs, on_chip ? on_chip : logs, predicted);
         return shift[0];
     }
-    group.multiply(shared.weights, on_chip ? on_chip : chain.factors + matrix * entries, came);
-    unsigned unproved = 0;  // a bit for each row
+    group.multiply(shared.weights, on_chip ? on_chip : chain.factors + matrix * entries, predicted);
+    unsigned uncertified = 0;  // a bit for each row
     #pragma unroll
     for (int r = 0; r < R; ++r) {
-        if (!is_proved(came[r], chain.threshold) && group.is_reached(r, s)) unproved |= 1u << r;
-        came[r] = logarithm(came[r]) + shift[1];
+        if (!is_certified(predicted[r], chain.threshold) && group.is_reached(r, s)) uncertified |= 1u << r;
+        predicted[r] = logarithm(predicted[r]) + shift[1];
     }
     #pragma unroll 1
-    for (; unproved; unproved &= unproved - 1) {
-        const int row = __ffs(unproved) - 1;
-        const T own = log_sum_exp<T>(chain.states, [&](int k) {
+    for (; uncertified; uncertified &= uncertified - 1) {
+        const int row = __ffs(uncertified) - 1;
+        const T recomputed = log_sum_exp<T>(chain.states, [&](int k) {
             return shared.logs[k].at[row] + logs[k * chain.states + group.state];
         });
         #pragma unroll
-        for (int r = 0; r < R; ++r) came[r] = r == row ? own : came[r];
+        for (int r = 0; r < R; ++r) predicted[r] = r == row ? recomputed : predicted[r];
     }
     return shift[0];
 }
 
-// Sums over paths, or the largest. InWarp, R: see chain.cuh. OnChip: whether the one matrix of all
-// steps, and of all rows of the block, is kept in shared memory.
+// Sums over paths, or maxima. InWarp, R: see chain.cuh. OnChip: whether the one matrix of all steps,
+// and of all rows of the block, is in shared memory.
 //
-// before: the state that the first step takes up, that of rows that have not begun their start.
-// arrived, left: what comes to each step and what leaves it, the state where a row has no such step;
-// after: what leaves the rows' last steps.
+// before: the carry; without it rows begin with `boundary`, the initial or final weights.
+// predicted, updated: the messages of every step, the carry where a row has no such step. If
+// `predicted` is stored, `updated` includes the carry, one step before step 0.
+// after: the carry after the last step.
 template <class T, bool Sums, bool InWarp, int R, bool OnChip>
 __global__ void __launch_bounds__(threads_at_most(InWarp, R), 1)
-chain_steps(Chain<T> chain, Messages<T> before, Messages<T> arrived, Messages<T> left, Messages<T> after) {
+chain_steps(Chain<T> chain, Weights<T> boundary, Messages<T> before, Messages<T> predicted,
+            Messages<T> updated, Messages<T> after) {
     extern __shared__ __align__(16) unsigned char memory[];
     const int K = chain.states;
     const Shared<T, InWarp, R> shared(memory, chain);
@@ -56,15 +89,31 @@ chain_steps(Chain<T> chain, Messages<T> before, Messages<T> arrived, Messages<T>
     if (OnChip) shared.copy_matrix((Sums ? chain.factors : chain.logs) + group.set * K * K, K * K);
 
     T a[R], next[R];
-    double shift = 0, power = 0;  // of row r, in the thread of state r
-    #pragma unroll
-    for (int r = 0; r < R; ++r) {
-        a[r] = group.has_state ? before.logs[group.row[r] * K + j] : -infinity<T>();
-        next[r] = group.potential(r, 0);
-        if (j == r) shift = before.shifts[group.row[r]], power = before.powers[group.row[r]];
+    double shift = 0, exponent = 0;  // of row r, in the thread of state r
+    if (before.logs) {
+        #pragma unroll
+        for (int r = 0; r < R; ++r) {
+            a[r] = group.has_state ? before.logs[group.row[r] * K + j] : -infinity<T>();
+            if (j == r) shift = before.shifts[group.row[r]], exponent = before.exponents[group.row[r]];
+        }
+    } else {
+        start_rows(group, boundary, shared.exchange, a, shift, exponent);
     }
+    if (predicted.logs) {
+        #pragma unroll
+        for (int r = 0; r < R; ++r) {
+            if (!group.exists[r]) continue;
+            const long long into = group.row[r] - updated.step;
+            if (group.has_state) updated.logs[into * K + j] = a[r];
+            if (j == r) updated.shifts[into] = shift, updated.exponents[into] = exponent;
+        }
+    }
+    #pragma unroll
+    for (int r = 0; r < R; ++r) next[r] = group.potential(r, 0);
     for (int s = 0; s < chain.steps; ++s) {
-        const long long matrix = group.set * chain.matrices + chain.matrix + s * chain.matrix_step;
+        if (chain.restarts_scales && (s || before.logs)) shift = exponent = 0;
+        const long long number = chain.matrix + s * chain.matrix_step, matrix = group.set * chain.matrices + number;
+        const double* scale = chain.scales + group.set * chain.scale_group + 2 * number;
         if (group.has_state) {
             #pragma unroll
             for (int r = 0; r < R; ++r) {
@@ -73,47 +122,47 @@ chain_steps(Chain<T> chain, Messages<T> before, Messages<T> arrived, Messages<T>
             }
         }
         group.sync();
-        T came[R], top[R], x[R], column = 0;
+        T message[R], top[R], x[R], column = 0;
         bool is_reached = false;
         #pragma unroll
         for (int r = 0; r < R; ++r) {
             x[r] = next[r];
-            next[r] = group.potential(r, s + 1);  // in time
+            next[r] = group.potential(r, s + 1);  // ahead of its use
             if (!group.is_reached(r, s)) continue;
             is_reached = true;
-            if (j == r) shift += chain.scales[2 * matrix], power += chain.scales[2 * matrix + 1];
+            if (j == r) shift += scale[0], exponent += scale[1];
         }
         if (group.has_state && is_reached) {
-            column = arrive<Sums>(group, shared, OnChip ? shared.matrix : nullptr, matrix, s, came);
+            column = predict<Sums>(group, shared, OnChip ? shared.matrix : nullptr, matrix, s, message);
         }
         T columns[R];
         #pragma unroll
         for (int r = 0; r < R; ++r) {
             const bool stays = !group.is_reached(r, s);
-            if (!group.has_state || stays) came[r] = a[r];
+            if (!group.has_state || stays) message[r] = a[r];
             columns[r] = stays ? T(0) : column;
         }
-        if (arrived.logs) {  // not brought near 0: what its scale has is the matrix's alone
+        if (predicted.logs) {  // not brought near 0: only the matrix adds to its scale
             #pragma unroll
             for (int r = 0; r < R; ++r) {
                 if (!group.exists[r]) continue;
-                const long long into = s * arrived.step + group.row[r];
-                if (group.has_state) arrived.logs[into * K + j] = came[r] + columns[r];
-                if (j == r) arrived.shifts[into] = shift, arrived.powers[into] = power;
+                const long long into = s * predicted.step + group.row[r];
+                if (group.has_state) predicted.logs[into * K + j] = message[r] + columns[r];
+                if (j == r) predicted.shifts[into] = shift, predicted.exponents[into] = exponent;
             }
         }
         #pragma unroll
-        for (int r = 0; r < R; ++r) top[r] = came[r] + columns[r] + x[r];
+        for (int r = 0; r < R; ++r) top[r] = message[r] + columns[r] + x[r];
         group.largest(top, shared.exchange);
         #pragma unroll
         for (int r = 0; r < R; ++r) {
             if (!group.exists[r]) continue;
             top[r] = rounded(finite_or_zero(top[r]));
-            a[r] = add_four(came[r], x[r], columns[r], -top[r]);
-            const long long into = s * left.step + group.row[r];
-            if (group.has_state && left.logs) left.logs[into * K + j] = a[r];
+            a[r] = add_four(message[r], x[r], columns[r], -top[r]);
+            const long long into = s * updated.step + group.row[r];
+            if (group.has_state && updated.logs) updated.logs[into * K + j] = a[r];
             if (j == r) shift += top[r];
-            if (j == r && left.logs) left.shifts[into] = shift, left.powers[into] = power;
+            if (j == r && updated.logs) updated.shifts[into] = shift, updated.exponents[into] = exponent;
         }
         if (InWarp) group.sync();
     }
@@ -121,6 +170,6 @@ chain_steps(Chain<T> chain, Messages<T> before, Messages<T> arrived, Messages<T>
     for (int r = 0; r < R; ++r) {
         if (!group.exists[r]) continue;
         if (group.has_state) after.logs[group.row[r] * K + j] = a[r];
-        if (j == r) after.shifts[group.row[r]] = shift, after.powers[group.row[r]] = power;
+        if (j == r) after.shifts[group.row[r]] = shift, after.exponents[group.row[r]] = exponent;
     }
 }

@@ -1,11 +1,12 @@
-// The way back along best paths: a warp for each row, from the last step of a block to its first.
+// The backtrace of best paths: one warp for each row, from the last step of a segment to its first.
 #include "chain.cuh"
 
-// The better of two ways: of a larger weight, or NaN, and of those alike that from a smaller state.
-template <class T> struct Way {
+// A predecessor and its weight. Of two, that of larger weight or NaN is better; of equal weights,
+// the smaller state.
+template <class T> struct Candidate {
     T weight;
     int from;
-    __device__ bool is_worse_than(const Way& other) const {
+    __device__ bool is_worse_than(const Candidate& other) const {
         if (is_nan(weight) || is_nan(other.weight)) {
             return is_nan(other.weight) && (!is_nan(weight) || other.from < from);
         }
@@ -13,36 +14,68 @@ template <class T> struct Way {
     }
 };
 
-// left [steps, groups, rows, states]: what the recursion kept, in time. logs: those of the matrices
-// that chain_steps.cu has read, each transposed, [..., to, from]; number t leads from step t on.
-// after [groups, rows]: the states behind these steps; of rows whose last step is here, those there.
-// path [steps, groups, rows].
+// The best candidate of a warp.
+template <class T> __device__ __forceinline__ Candidate<T> best_of_warp(Candidate<T> best) {
+    #pragma unroll
+    for (int by = 16; by > 0; by /= 2) {
+        const Candidate<T> candidate{__shfl_xor_sync(~0u, best.weight, by), __shfl_xor_sync(~0u, best.from, by)};
+        if (best.is_worse_than(candidate)) best = candidate;
+    }
+    return best;
+}
+
+// states [groups, rows]: the last states of best paths, -1 where no path has a positive weight;
+// weights [groups, rows]: their logs. last: the message after the last step; final: weights of last
+// states. One warp for each row.
 template <class T>
 __global__ void __launch_bounds__(128)
-chain_trace(Chain<T> chain, const T* left, const long long* after, long long* path) {
+best_last_states(Rows n, Messages<T> last, Weights<T> final, long long* states, double* weights) {
+    const int lane = threadIdx.x % 32;
+    const long long row = blockIdx.x * 4LL + threadIdx.x / 32;
+    if (row >= (long long)n.groups * n.rows) return;
+    const Origin origin(n.order, n.rows, row);
+    Candidate<double> best{-infinity<double>(), n.states};
+    for (int k = lane; k < n.states; k += 32) {
+        const SplitLog weight(exact(final.at(origin.group, origin.row, k)), final.is_log);
+        const Candidate<double> candidate{(double(last.logs[row * n.states + k]) + weight.high) + weight.remainder, k};
+        if (best.is_worse_than(candidate)) best = candidate;
+    }
+    best = best_of_warp(best);
+    if (lane) return;
+    states[row] = best.weight == -infinity<double>() ? -1 : best.from;
+    const double exponent = last.exponents[row];
+    weights[row] = (last.shifts[row] + exponent * LN2_HIGH + best.weight) + exponent * LN2_LOW;
+}
+
+// updated [steps, groups, rows, states]: stored by the recursion. logs: of the matrices, each
+// transposed, [..., to, from]; matrix t leads from step t to the next. after [groups, rows]: the
+// states of the step after these or, of rows that end here, of their last step, -1 for none; then
+// their first step's states. path: their states; steps past a row's end are -1 if marks_ends,
+// else they have its last state.
+template <class T>
+__global__ void __launch_bounds__(128)
+chain_trace(Chain<T> chain, const T* updated, long long* after, long long* path, Strides strides, int marks_ends) {
     const int K = chain.states, lane = threadIdx.x % 32;
     const int rows = chain.groups * chain.rows;
     const int row = blockIdx.x * 4 + threadIdx.x / 32;
     if (row >= rows) return;
+    const Origin origin(chain.order, chain.rows, row);
+    path += origin.group * strides.group + origin.row * strides.row;
     const T* logs = chain.logs + row / chain.rows * chain.matrices * K * K;
-    const int length = chain.lengths ? chain.lengths[row] : chain.chain_steps;
+    const int length = chain.length(row);
     long long state = after[row];
     for (int t = chain.steps - 1; t >= 0; --t) {
-        if (chain.time + t + 1 < length) {
-            const T* from = left + ((long long)t * rows + row) * K;
+        if (chain.time + t + 1 < length && state >= 0) {
+            const T* from = updated + ((long long)t * rows + row) * K;
             const T* to_state = logs + (t * chain.matrix_step * K + state) * K;
-            Way<T> best{-infinity<T>(), K};
+            Candidate<T> best{-infinity<T>(), K};
             for (int k = lane; k < K; k += 32) {
-                const Way<T> way{from[k] + to_state[k], k};
-                if (best.is_worse_than(way)) best = way;
+                const Candidate<T> candidate{from[k] + to_state[k], k};
+                if (best.is_worse_than(candidate)) best = candidate;
             }
-            #pragma unroll
-            for (int by = 16; by > 0; by /= 2) {
-                const Way<T> way{__shfl_xor_sync(~0u, best.weight, by), __shfl_xor_sync(~0u, best.from, by)};
-                if (best.is_worse_than(way)) best = way;
-            }
-            state = best.from;
+            state = best_of_warp(best).from;
         }
-        if (lane == 0) path[(long long)t * rows + row] = state;
+        if (lane == 0) path[t * strides.step] = marks_ends && chain.time + t >= length ? -1 : max(state, 0LL);
     }
+    if (lane == 0) after[row] = state;
 }

@@ -12,6 +12,7 @@ import importlib
 import os
 import re
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -47,6 +48,8 @@ class Device(Protocol):
         Its model, and the versions of the driver, NVRTC and CuPy.
     known : dict of Kernel to bool
         Kernels that have been loaded and found right here, or that cannot be used.
+    tables : Tables
+        Integers of the host that have been copied to the device.
     """
 
     multiprocessors: int
@@ -54,6 +57,7 @@ class Device(Protocol):
     architecture: int
     identity: str
     known: dict[Kernel, bool]
+    tables: Tables
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Return new memory, from the library's own pool, for use on its current stream."""
@@ -75,6 +79,48 @@ class Device(Protocol):
 
     def is_capturing(self) -> bool:
         """Tell whether a graph is captured, on the library's current stream."""
+
+
+class Tables:
+    """Copies on a device of integers of the host, such as lengths, each made once.
+
+    The latest 64 are kept, and all that a captured graph reads.
+
+    Parameters
+    ----------
+    is_capturing : callable
+        Tells whether a graph is captured.
+    synchronize : callable
+        Waits for the device: other streams may read a copy as soon as it is made.
+    """
+
+    def __init__(
+        self, is_capturing: Callable[[], bool], synchronize: Callable[[], Any] = lambda: None
+    ) -> None:
+        self._is_capturing, self._synchronize = is_capturing, synchronize
+        self._latest: dict[tuple[Any, ...], Array] = {}
+        self._captured: dict[tuple[Any, ...], Array] = {}
+
+    def read(self, library: str, x: np.ndarray, copy: Callable[[np.ndarray], Array]) -> Array:
+        """Return the copy of an array in a library's memory, made by `copy` if there is none."""
+        key = library, x.shape, x.dtype.str, x.tobytes()
+        if key in self._captured:
+            return self._captured[key]
+        table, is_capturing = self._latest.pop(key, None), self._is_capturing()
+        if table is None:
+            if is_capturing:
+                raise RuntimeError(
+                    "a CUDA graph is being captured, and lengths have not been copied to the "
+                    "device; make the same call once before the capture"
+                )
+            table = copy(x)
+            self._synchronize()
+        self._latest[key] = table  # last in order of use
+        if is_capturing:
+            self._captured[key] = table
+        if len(self._latest) > 64:
+            self._latest.pop(next(iter(self._latest)), None)
+        return table
 
 
 class Unavailable(str):
@@ -184,6 +230,8 @@ class _CudaDevice:
     """What both libraries have in common: CuPy's kernels, started with the device current."""
 
     library: str
+    pointer: Callable[[Array], int]
+    strides: Callable[[Array], tuple[int, ...]]
 
     def __init__(self, cupy: Any, index: int) -> None:
         self._cupy = cupy
@@ -199,6 +247,7 @@ class _CudaDevice:
             f"{name}, driver {driver}, NVRTC {'.'.join(map(str, nvrtc))}, CuPy {cupy.__version__}"
         )
         self.known: dict[Kernel, bool] = {}
+        self.tables = Tables(self.is_capturing, self._current.synchronize)
 
     def _here(self) -> AbstractContextManager[Any]:
         """Make the device current."""
@@ -225,8 +274,38 @@ class _CudaDevice:
         with self._here():
             return _is_capturing(self._cupy, self.library)
 
+    def _gemm(self, a: Array, b: Array, out: Array) -> bool:
+        """Write a product to contiguous `out` by cuBLAS on CuPy's current stream.
+
+        False where cuBLAS does not read arrays as they are. CuPy's own `matmul` copies transposed
+        batches, and may use TF32.
+        """
+        (rows, terms), columns = map(int, a.shape[-2:]), int(b.shape[-1])
+        (op_a, lda, step_a), (op_b, ldb, step_b) = (
+            _blas_layout(tuple(map(int, x.shape)), self.strides(x)) or (-1, 0, 0) for x in (a, b)
+        )
+        batch = int(out.shape[0]) if out.ndim == 3 else 1
+        largest = max(rows, columns, terms, lda, ldb, batch)
+        if -1 in (op_a, op_b) or out.ndim > 3 or largest >= 2**31 or 0 in (rows, columns, terms):
+            return False
+        cublas = importlib.import_module("cupy_backends.cuda.libs.cublas")
+        letter, kind = ("s", np.float32) if "float32" in str(a.dtype) else ("d", np.float64)
+        scalars = np.array([1, 0], kind)
+        one, zero = scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize
+        # cuBLAS has columns first: it computes out' = b' a'.
+        sizes = self._cupy.cuda.device.get_cublas_handle(), op_b, op_a, columns, rows, terms, one
+        pointers = [self.pointer(x) for x in (b, a, out)]
+        if batch == 1:
+            inputs = pointers[0], ldb, pointers[1], lda
+            getattr(cublas, f"{letter}gemm")(*sizes, *inputs, zero, pointers[2], columns)
+        else:
+            batches = pointers[0], ldb, step_b, pointers[1], lda, step_a
+            result = pointers[2], columns, rows * columns, batch
+            getattr(cublas, f"{letter}gemmStridedBatched")(*sizes, *batches, zero, *result)
+        return True
+
     def _multiply(self, a: Array, b: Array, out: Array) -> Array:
-        """Write a product of CuPy's arrays to `out`."""
+        """Write a product of CuPy's arrays to `out`, where cuBLAS does not read them directly."""
         if a.dtype == np.float32 and os.environ.get("CUPY_TF32") == "1":
             out[...] = self._cupy.matmul(a.astype(np.float64), b.astype(np.float64))
             return out
@@ -250,7 +329,8 @@ class CupyDevice(_CudaDevice):
 
     def multiply(self, a: Array, b: Array) -> Array:
         with self._current:
-            return self._multiply(a, b, self.empty(_shape(a, b), str(a.dtype)))
+            out = self.empty(_shape(a, b), str(a.dtype))
+            return out if self._gemm(a, b, out) else self._multiply(a, b, out)
 
 
 class TorchDevice(_CudaDevice):
@@ -279,9 +359,10 @@ class TorchDevice(_CudaDevice):
             before = cuda.get_current_stream()
             cuda.Stream.from_external(self._stream()).use()
             try:
-                # CuPy's copies would come from its own pool.
-                arrays = (x.detach().contiguous() for x in (a, b, out))
-                self._multiply(*map(self._cupy.from_dlpack, arrays))
+                if not self._gemm(a, b, out):
+                    # CuPy's copies would come from its own pool.
+                    arrays = (x.detach().contiguous() for x in (a, b, out))
+                    self._multiply(*map(self._cupy.from_dlpack, arrays))
             finally:
                 before.use()
         return out
@@ -301,6 +382,22 @@ def _shape(a: Array, b: Array) -> tuple[int, ...]:
     """Return the shape of a matrix product."""
     batch = np.broadcast_shapes(tuple(a.shape[:-2]), tuple(b.shape[:-2]))
     return (*batch, int(a.shape[-2]), int(b.shape[-1]))
+
+
+def _blas_layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, int] | None:
+    """Return how cuBLAS reads a matrix or a batch: whether transposed, and both of its strides.
+
+    Its columns are our rows: a matrix with contiguous rows is not transposed.
+    """
+    (rows, columns), (row, column) = shape[-2:], strides[-2:]
+    batch = strides[0] if len(shape) == 3 and shape[0] > 1 else 0
+    if len(shape) > 3 or batch < 0:
+        return None
+    if (column == 1 or columns == 1) and (row >= columns or rows == 1):
+        return 0, row if rows > 1 else columns, batch
+    if (row == 1 or rows == 1) and (column >= rows or columns == 1):
+        return 1, column if columns > 1 else rows, batch
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import struct
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,14 +35,26 @@ def _of(name: str, *arguments: tuple[str, ...]) -> tuple[str, ...]:
 
 
 _ANY, _WIDE, _BOOL = tuple(C_TYPES.values()), ("float", "double"), ("true", "false")
+_PAIRS = tuple(f"{'double' if x == 'double' else 'float'}, {x}" for x in _ANY)
 _LAYOUTS = ("true, 1", "false, 1", "false, 4")  # see chain.cuh: InWarp, R
-# All kernels that there are, by the file that has them.
+# All kernels by source file.
 INSTANTIATIONS = {
-    "logmatmulexp.cu": _of("logmatmulexp", _ANY),
-    "settle.cu": _of("settle", _ANY),
+    "logmatmulexp.cu": (*_of("logmatmulexp", _ANY), *_of("prepare_factors", _ANY)),
+    "log_epilogue.cu": _of("log_epilogue", _ANY),
+    "log_gradients.cu": (*_of("gradient_weights", _ANY), *_of("finish_gradients", _ANY)),
     "maxplus_matmul.cu": _of("maxplus_matmul", _ANY),
+    "prepare_matrices.cu": _of("prepare_matrices", _PAIRS),
     "chain_steps.cu": _of("chain_steps", _WIDE, _BOOL, _LAYOUTS, _BOOL),
-    "chain_trace.cu": _of("chain_trace", _WIDE),
+    "log_partition.cu": _of("log_partition", _WIDE),
+    "marginals.cu": (
+        *_of("marginals", _ANY),
+        *_of("pair_marginals", _PAIRS),
+        *_of("boundary_gradients", _WIDE),
+    ),
+    "filtered.cu": _of("filtered", _ANY),
+    "entropies.cu": _of("entropies", _WIDE),
+    "sample_paths.cu": _of("sample_paths", _WIDE),
+    "chain_trace.cu": (*_of("chain_trace", _WIDE), *_of("best_last_states", _WIDE)),
 }
 
 
@@ -50,6 +63,16 @@ class Kernel(NamedTuple):
 
     source: str
     name: str
+
+    @property
+    def module(self) -> tuple[str, tuple[str, ...]]:
+        """The file, and the names of its kernels that are compiled together.
+
+        They have the same template arguments: a call compiles few kernels beyond its own.
+        """
+        _, _, arguments = self.name.partition("<")
+        names = [x for x in INSTANTIATIONS.get(self.source, ()) if x.partition("<")[2] == arguments]
+        return self.source, tuple(names) or (self.name,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +85,7 @@ class Launch:
     grid, block : int
         Blocks, and threads in a block, along one axis.
     arguments : tuple
-        What the kernel is called with. NumPy scalars, of exactly the parameter's type, and
+        The kernel's arguments. NumPy scalars, of exactly the parameter's type, and
         structured NumPy arrays of one entry are passed by value, None as a null pointer.
         Arrays of the device's library are passed as pointers to their first entry.
     shared_memory : int
@@ -76,21 +99,37 @@ class Launch:
     shared_memory: int = 0
 
 
-def struct(*fields: tuple[Any, str]) -> np.dtype:
-    """Return a struct of the kernels: types, and names of fields; with the padding of C++."""
-    return np.dtype([(name, kind) for kind, names in fields for name in names.split()], align=True)
+_CODES = {np.dtype(np.int64): "q", np.dtype(np.int32): "i"}
 
 
-def pack(kind: np.dtype, **fields: Any) -> np.ndarray:
-    """Return a struct as kernels take it; fields that are not given are 0."""
-    packed = np.zeros((), kind)
-    for name, value in fields.items():
-        packed[name] = value
-    return packed
+class Struct:
+    """A struct of the kernels: types, and names of fields; with the padding of C++.
+
+    >>> Struct((np.int64, "data step"), (np.int32, "rows")).pack(8, rows=3)["data"].item()
+    8
+    """
+
+    def __init__(self, *fields: tuple[Any, str]) -> None:
+        pairs = [(name, np.dtype(kind)) for kind, names in fields for name in names.split()]
+        self._dtype, self._zeros = np.dtype(pairs, align=True), dict.fromkeys(dict(pairs), 0)
+        codes = "".join(_CODES.get(kind, kind.char) for _, kind in pairs)
+        padding = self._dtype.itemsize - struct.calcsize(f"@{codes}")
+        self._packer = struct.Struct(f"@{codes}{padding}x")
+
+    def pack(self, *first: Any, **fields: Any) -> np.ndarray:
+        """Return a struct as kernels take it: its first fields, and others by name; else 0."""
+        values = (self._zeros | dict(zip(self._zeros, first)) | fields).values()  # noqa: B905
+        return np.frombuffer(self._packer.pack(*values), self._dtype).reshape(())
+
+
+@cache
+def dtype_name(dtype: Any) -> str:
+    """Return the name of a dtype of any library."""
+    return str(dtype).removeprefix("torch.")
 
 
 def threshold(precision: Precision, terms: int) -> np.generic:
-    """Return from where on sums of so many terms are proved: see is_proved in numbers.cuh."""
+    """Return the least certified sum of some terms: see is_certified in numbers.cuh."""
     kind = np.float32 if precision.name == "float32" else np.float64
     return kind(precision_module.threshold(precision, terms))
 
@@ -113,7 +152,7 @@ def source_text(source: str, folder: Path = FOLDER) -> str:
 
     CuPy's cache of compiled kernels does not look into headers: kept apart, a change to one would
     leave yesterday's kernels in use. Line directives make compilers speak of the files as they are.
-    Headers are looked for beside the file, then in this package.
+    Headers are looked for in the folder of the file, then in this package.
     """
     seen: set[str] = set()
 
@@ -134,17 +173,21 @@ def source_text(source: str, folder: Path = FOLDER) -> str:
 
 @cache
 def compiled(kernel: Kernel, device_id: int, shared_memory: int) -> Any:
-    """Return a kernel of CuPy's, compiled for the current device when it is first asked for.
+    """Return a kernel of CuPy's, compiled for the current device at its first use.
 
-    Each instantiation is a module of its own, so that a call waits for what it needs only. A block
-    may have `shared_memory` bytes on this device, static shared memory included.
+    A block may have `shared_memory` bytes on this device, static shared memory included.
     """
-    import cupy
-
-    text = source_text(kernel.source)
-    module = cupy.RawModule(code=text, options=OPTIONS, name_expressions=(kernel.name,))
+    module = _module(*kernel.module, device_id)
     with compiling(kernel.name, "a CUDA kernel, which CuPy compiles or finds in its cache"):
         function = module.get_function(kernel.name)
-    # What a block may use beyond 48 KiB has to be asked for. This does not reserve anything.
+    # More than 48 KiB for a block have to be requested. This does not reserve anything.
     function.max_dynamic_shared_size_bytes = shared_memory - function.shared_size_bytes
     return function
+
+
+@cache
+def _module(source: str, names: tuple[str, ...], device_id: int) -> Any:
+    """Return a module of kernels, compiled for the current device."""
+    import cupy
+
+    return cupy.RawModule(code=source_text(source), options=OPTIONS, name_expressions=names)

@@ -25,6 +25,11 @@ __device__ __forceinline__ float rounded(float x) { return rintf(x); }
 __device__ __forceinline__ double rounded(double x) { return rint(x); }
 
 template <class T> __device__ __forceinline__ T infinity() { return T(__int_as_float(0x7f800000)); }
+template <class T> __device__ __forceinline__ T nan_value() { return T(__int_as_float(0x7fc00000)); }
+template <class T> constexpr double largest_finite = 1.7976931348623157e308;
+template <> constexpr double largest_finite<float> = 3.4028234663852886e38;
+template <> constexpr double largest_finite<__half> = 65504;
+template <> constexpr double largest_finite<__nv_bfloat16> = 3.3895313892515355e38;
 template <class T> __device__ __forceinline__ bool is_nan(T x) { return x != x; }
 template <class T> __device__ __forceinline__ bool is_finite(T x) { return x - x == T(0); }
 template <class T> __device__ __forceinline__ T finite_or_zero(T x) { return is_finite(x) ? x : T(0); }
@@ -32,15 +37,39 @@ template <class T> __device__ __forceinline__ T finite_or_zero(T x) { return is_
 // The larger of two; NaN if one is, which fmax would drop.
 template <class T> __device__ __forceinline__ T larger(T x, T y) { return x > y || is_nan(x) ? x : y; }
 
+template <class T> __device__ __forceinline__ T smallest_normal() {
+    return T(sizeof(T) == 4 ? 1.1754943508222875e-38 : 2.2250738585072014e-308);
+}
+// Limits x to the finite numbers of a type; NaN stays.
+template <class Out, class T> __device__ __forceinline__ T clipped(T x) {
+    const T limit = T(largest_finite<Out>);
+    return x > limit ? limit : x < -limit ? -limit : x;
+}
+
+// log(2), and in two parts: an integer times the first is exact.
+constexpr double LN2 = 0.69314718055994531, LN2_HIGH = 355.0 / 512, LN2_LOW = -2.1219444005469057e-4;
+
+// A number in double. With -ftz=true, arithmetic on float takes subnormal numbers for 0.
+__device__ __forceinline__ bool is_subnormal_or_zero(double) { return false; }
+__device__ __forceinline__ bool is_subnormal_or_zero(float x) {
+    return (*reinterpret_cast<const int*>(&x) & 0x7f800000) == 0;
+}
+__device__ __forceinline__ double exact(double x) { return x; }
+__device__ __forceinline__ double exact(float x) {
+    const int bits = *reinterpret_cast<const int*>(&x);
+    const double subnormal = (bits & 0x7fffff) * 1.4012984643248171e-45;
+    return !is_subnormal_or_zero(x) ? double(x) : bits < 0 ? -subnormal : subnormal;
+}
+
 // Whether a sum of K products of factors up to 1 is right to rounding. Factors and products below
 // `tiny`, the smallest normal number, may be flushed to 0, which loses less than 5 K tiny in all:
 // from threshold = 5 K tiny / eps on, that is less than rounding. NaN and infinite sums are not
-// proved either: they need the rules for infinities.
-template <class T> __device__ __forceinline__ bool is_proved(T sum, T threshold) {
+// certified either: they need the rules for infinities.
+template <class T> __device__ __forceinline__ bool is_certified(T sum, T threshold) {
     return sum >= threshold && sum < infinity<T>();
 }
 
-// What rounding x + z to `sum` has lost (Knuth); NaN where the sum is not finite.
+// The rounding error of x + z as `sum` (Knuth); NaN where the sum is not finite.
 template <class T> __device__ __forceinline__ T lost_by_adding(T x, T z, T sum) {
     const T part = sum - x;
     return (x - (sum - part)) + (z - part);
@@ -58,7 +87,7 @@ template <class T> __device__ __forceinline__ T add_four(T x, T z, T w, T y) {
 }
 
 // log(sum of exp(terms)) of one entry, with its own maximum: right whatever the range, and by the
-// rules of scipy.special.logsumexp for infinities and NaN. `term(k)` is asked twice for each k.
+// rules of scipy.special.logsumexp for infinities and NaN. `term(k)` is called twice for each k.
 template <class T, class Term> __device__ T log_sum_exp(int terms, Term term) {
     T top = -infinity<T>();
     for (int k = 0; k < terms; ++k) top = larger(term(k), top);

@@ -1,10 +1,10 @@
 // A tiled product: a block computes 64 x 64 entries, each of its 256 threads 4 x 4 of them in
-// registers, 8 terms at a time through shared memory. What happens to an entry when it is loaded,
-// and how two of them meet, is the kernels' own: logmatmulexp.cu and maxplus_matmul.cu.
+// registers, 8 terms at a time through shared memory. Kernels define how entries are transformed
+// when they are loaded, and how two of them are accumulated.
 #pragma once
 #include "numbers.cuh"
 
-constexpr int TILE = 64, PART = 4, DEPTH = 8, THREADS = 256;
+constexpr int TILE = 64, FRAGMENT = 4, TILE_TERMS = 8, THREADS = 256;
 
 // One side of a batch of products in memory. Lines are rows of the left operand, columns of the
 // right one; strides are in entries.
@@ -33,33 +33,32 @@ struct Place {
     }
 };
 
-// Neighbouring entries of shared memory, read by one or two instructions.
-template <class T> struct alignas(16) Part { T at[PART]; };
+// Neighboring entries of shared memory, read by one or two instructions.
+template <class T> struct alignas(16) Fragment { T at[FRAGMENT]; };
 
-// Two buffers: one is filled while the other is used. Lines are padded, so that neighbouring
+// Two buffers: one is filled while the other is used. Lines are padded, so that neighboring
 // threads, which write terms of a line, write to different banks.
 template <class T> struct alignas(16) SharedTile {
-    T left[2][DEPTH][TILE + PART];
-    T right[2][DEPTH][TILE + PART];
+    T left[2][TILE_TERMS][TILE + FRAGMENT];
+    T right[2][TILE_TERMS][TILE + FRAGMENT];
 };
 
-// What a thread brings of one side's next terms: two entries. Neighbouring threads take what is
-// adjacent in memory, lines or terms.
+// Loads one side's next terms, two entries for each thread. Neighboring threads load entries that
+// are adjacent in memory, of one line or of one term.
 template <class In> struct Loader {
     using T = Compute<In>;
     const In* next;
     long long line_stride, term_stride;
     int line, term, line_gap, term_gap, lines;
-    T held[2], shift[2];
+    T entries[2], shift[2];
 
-    // `lines` of the operand are left, from its first line in the tile on; `shifts`, of these
-    // lines, are taken off, or null.
+    // `lines`: of the operand, from its first line in the tile on. `shifts`: of these lines, or null.
     __device__ Loader(const Operand<In>& side, const In* first, int lines, const In* shifts)
         : line_stride(side.line_stride), term_stride(side.term_stride), lines(lines) {
         const bool terms_adjoin = term_stride == 1;
-        line = terms_adjoin ? threadIdx.x / DEPTH : threadIdx.x % TILE;
-        term = terms_adjoin ? threadIdx.x % DEPTH : threadIdx.x / TILE;
-        line_gap = terms_adjoin ? THREADS / DEPTH : 0;
+        line = terms_adjoin ? threadIdx.x / TILE_TERMS : threadIdx.x % TILE;
+        term = terms_adjoin ? threadIdx.x % TILE_TERMS : threadIdx.x / TILE;
+        line_gap = terms_adjoin ? THREADS / TILE_TERMS : 0;
         term_gap = terms_adjoin ? 0 : THREADS / TILE;
         next = first + line * line_stride + term * term_stride;
         #pragma unroll
@@ -68,61 +67,61 @@ template <class In> struct Loader {
             shift[e] = shifts && at < lines ? finite_or_zero(load(shifts + at)) : T(0);
         }
     }
-    // What lies beyond the operand is -inf: a term that adds nothing.
+    // Entries beyond the operand are -inf: their terms are zero.
     __device__ void fetch(int terms_left) {
         #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const bool exists = line + e * line_gap < lines && term + e * term_gap < terms_left;
             const long long gap = e * (line_gap * line_stride + term_gap * term_stride);
-            held[e] = exists ? load(next + gap) : -infinity<T>();
+            entries[e] = exists ? load(next + gap) : -infinity<T>();
         }
-        next += DEPTH * term_stride;
+        next += TILE_TERMS * term_stride;
     }
-    template <class Prepare>
-    __device__ void put(T (*tile)[TILE + PART], const Prepare& prepare) const {
+    template <class Transform>
+    __device__ void put(T (*tile)[TILE + FRAGMENT], const Transform& transform) const {
         #pragma unroll
         for (int e = 0; e < 2; ++e) {
-            tile[term + e * term_gap][line + e * line_gap] = prepare(held[e], shift[e]);
+            tile[term + e * term_gap][line + e * line_gap] = transform(entries[e], shift[e]);
         }
     }
 };
 
-// A thread's first row and column in the tile. A warp covers 4 x 8 threads' parts, and neighbouring
+// A thread's first row and column in the tile. A warp covers 4 x 8 threads' parts, and neighboring
 // lanes read the same columns, those two apart the same rows: shared memory then serves more lanes
 // at a time.
 __device__ __forceinline__ int first_row() {
-    return (threadIdx.x / 64 * 4 + threadIdx.x % 32 / 16 * 2 + threadIdx.x % 2) * PART;
+    return (threadIdx.x / 64 * 4 + threadIdx.x % 32 / 16 * 2 + threadIdx.x % 2) * FRAGMENT;
 }
 __device__ __forceinline__ int first_column() {
-    return (threadIdx.x / 32 % 2 * 8 + threadIdx.x / 2 % 8) * PART;
+    return (threadIdx.x / 32 % 2 * 8 + threadIdx.x / 2 % 8) * FRAGMENT;
 }
 
-// Calls meet(k, x, y) with a thread's 4 rows' and 4 columns' entries for each term k, as `prepare`
-// has made them of what is in memory and the shift of its line; and after(k) behind every 8 terms.
-template <class In, class T, class Prepare, class Meet, class After>
+// Calls accumulate(k, x, y) with the transformed entries of a thread's 4 rows and 4 columns for each
+// term k, and after(k) after every 8 terms.
+template <class In, class T, class Transform, class Accumulate, class After>
 __device__ __forceinline__ void for_each_term(SharedTile<T>& shared, Loader<In>& left,
-                                              Loader<In>& right, int terms, const Prepare& prepare,
-                                              const Meet& meet, const After& after) {
+                                              Loader<In>& right, int terms, const Transform& transform,
+                                              const Accumulate& accumulate, const After& after) {
     const int row = first_row(), column = first_column();
     left.fetch(terms);
     right.fetch(terms);
-    left.put(shared.left[0], prepare);
-    right.put(shared.right[0], prepare);
+    left.put(shared.left[0], transform);
+    right.put(shared.right[0], transform);
     __syncthreads();
     int now = 0;
-    for (int k0 = 0; k0 < terms; k0 += DEPTH, now ^= 1) {
-        // The next terms are on their way while these are worked on; past the end, -inf.
-        left.fetch(terms - k0 - DEPTH);
-        right.fetch(terms - k0 - DEPTH);
+    for (int k0 = 0; k0 < terms; k0 += TILE_TERMS, now ^= 1) {
+        // The next terms are loaded while these are used.
+        left.fetch(terms - k0 - TILE_TERMS);
+        right.fetch(terms - k0 - TILE_TERMS);
         #pragma unroll
-        for (int k = 0; k < DEPTH; ++k) {
-            const auto x = *reinterpret_cast<const Part<T>*>(&shared.left[now][k][row]);
-            const auto y = *reinterpret_cast<const Part<T>*>(&shared.right[now][k][column]);
-            meet(k0 + k, x, y);
+        for (int k = 0; k < TILE_TERMS; ++k) {
+            const auto x = *reinterpret_cast<const Fragment<T>*>(&shared.left[now][k][row]);
+            const auto y = *reinterpret_cast<const Fragment<T>*>(&shared.right[now][k][column]);
+            accumulate(k0 + k, x, y);
         }
-        // The other buffer was last read before the barrier behind us.
-        left.put(shared.left[now ^ 1], prepare);
-        right.put(shared.right[now ^ 1], prepare);
+        // The other buffer was last read before the previous barrier.
+        left.put(shared.left[now ^ 1], transform);
+        right.put(shared.right[now ^ 1], transform);
         after(k0);
         __syncthreads();
     }

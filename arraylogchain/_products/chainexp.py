@@ -185,7 +185,7 @@ def multiply_stack(ctx: Context, stack: Array, budget: int) -> Array:
     return out
 
 
-def multiplier(ctx: Context, budget: int, has_nan: bool | None) -> Multiply:
+def multiplier(ctx: Context, budget: int, has_nan: Array | bool | None) -> Multiply:
     """Return a `Multiply` of arrays in memory, without pullbacks if `has_nan` is None."""
     inner = replace(ctx, result_name=ctx.precision.name)
 
@@ -196,7 +196,7 @@ def multiplier(ctx: Context, budget: int, has_nan: bool | None) -> Multiply:
         def pull(g: Array) -> Any:
             ctx.record_stream(a, b, product)
             args = inner, layout, a, b, product, g, budget
-            return logmatmulexp_gradients(*args, propagates_nan=bool(has_nan))
+            return logmatmulexp_gradients(*args, propagates_nan=has_nan)
 
         return product, None if has_nan is None else pull
 
@@ -213,7 +213,11 @@ def chain_and_pullback(
     )
     loaded = [ctx.load(x, ctx.precision) for x in matrices]
     # NaN in products may also come from +inf meeting -inf, which has no gradient.
-    has_nan = any(0 not in x.shape and math.isnan(float(xp.max(x))) for x in loaded)
+    maxima = [xp.max(x) for x in loaded if 0 not in x.shape]
+    if ctx.kernels is None:
+        has_nan: Any = any(math.isnan(float(x)) for x in maxima)
+    else:  # a flag on the device, which is not waited for
+        has_nan = xp.any(xp.isnan(xp.stack(maxima))) if maxima else False
     multiply = multiplier(ctx, budget, has_nan)
     function, x = (product_of_stack, loaded[0]) if is_stack else (product_of_sequence, loaded)
     value, pull = function(xp, x, multiply, ctx.dtype(ctx.widest))

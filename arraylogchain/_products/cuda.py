@@ -1,31 +1,47 @@
-"""Products by kernels: the log-sum-exp matmul, and the max-plus one."""
+"""Products by kernels: the log-sum-exp matmul and its pullback, and the max-plus matmul."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraylogchain._core.axes import Fold, fold
-from arraylogchain._core.context import Array, Context
+from arraylogchain._core.axes import Fold, chunks, fold
+from arraylogchain._core.context import Array, Context, shape_of
 from arraylogchain._cuda.kernels import (
     C_TYPES,
     MAX_GRID,
     Kernel,
     Launch,
+    Struct,
     contiguous,
-    pack,
-    struct,
     threshold,
 )
 from arraylogchain._cuda.self_check import error_limit, is_usable, log_sum_exp, wide_entries
 
 # tile.cuh: rows and columns of a block's tile, and its threads.
 TILE, THREADS = 64, 256
-OPERAND = struct((np.int64, "data batch_stride line_stride term_stride"))
-SIZES = struct((np.int32, "rows columns terms"))
-# Multiply-adds from which on exponentials of their own, and cuBLAS, are faster than one kernel that
+_OPERAND = Struct((np.int64, "data batch_stride line_stride term_stride"))
+_ENTRIES = Struct(
+    (np.int64, "out g remainders has_uncertified has_nan"), (np.int32, "adds propagates_nan")
+)
+_SIDE = Struct(
+    (np.int64, "data batch_stride line_stride term_stride"),
+    (np.int64, "factor_data factor_batch_stride factor_line_stride factor_term_stride"),
+    (np.int64, "maxima products gradient gradient_line gradient_term"),
+)
+_SIZES = Struct((np.int32, "rows columns terms"))
+# prepare_factors.cuh: contiguous lines of a block.
+_LINES = 8
+# Files with kernels of other names.
+_SOURCES = {
+    "prepare_factors": "logmatmulexp",
+    "gradient_weights": "log_gradients",
+    "finish_gradients": "log_gradients",
+}
+SOURCES = frozenset(("logmatmulexp.cu", "log_epilogue.cu", "log_gradients.cu", "maxplus_matmul.cu"))
+# Multiply-adds from which on separate exponentials, and cuBLAS, are faster than one kernel that
 # computes exponentials in every tile.
 _BLAS_FROM = 2**28
 
@@ -33,11 +49,11 @@ _BLAS_FROM = 2**28
 def logmatmulexp(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) -> Array | None:
     """Return log(exp(a) @ exp(b)), or None where array operations are to compute it."""
     batch, rows, columns, terms = layout.sizes
-    if _are_supported(ctx, layout, budget):
+    if _are_supported(ctx, layout, budget) and _is_usable(ctx, "prepare_factors"):
         size = ctx.precision.itemsize
         factors = batch * (rows * terms + terms * columns + rows * columns) * size
         is_large = batch * rows * columns * terms >= _BLAS_FROM and min(rows, columns) >= TILE
-        if is_large and factors <= budget // 2 and _is_usable(ctx, "settle"):
+        if is_large and factors <= budget // 2 and _is_usable(ctx, "log_epilogue"):
             return by_blas(ctx, layout, a, b)
         maxima = batch * (rows + columns) * size
         if maxima <= budget // 2 and _is_usable(ctx, "logmatmulexp"):
@@ -55,35 +71,53 @@ def maxplus_matmul(
 
 
 def by_tiles(ctx: Context, layout: Fold, a: Array, b: Array) -> Array:
-    """Return log(exp(a) @ exp(b)) by one kernel."""
+    """Return log(exp(a) @ exp(b)) by a kernel that computes exponentials in every tile."""
     operands = _Operands(ctx, layout, a, b)
+    prepared = operands.prepare(has_factors=False)
     out = operands.empty(ctx.result_name)
-    line = threshold(ctx.precision, layout.sizes[3])
-    arguments = (*operands.packed, *operands.maxima(), out, operands.sizes, line)
+    arguments = (*operands.packed, *prepared.maxima, out, operands.sizes, operands.threshold)
     operands.launch("logmatmulexp", operands.tiles, arguments)
     return operands.restored(out)
 
 
 def by_blas(ctx: Context, layout: Fold, a: Array, b: Array) -> Array:
-    """Return the same: factors and sums by array operations, their logarithms by a kernel."""
-    operands, xp = _Operands(ctx, layout, a, b), ctx.xp
-    r, c = operands.maxima()
-    factors = []
-    for x, top in ((operands.a, r[:, :, None]), (operands.b, c[:, None, :])):
-        top = ctx.load(xp.where(xp.isfinite(top), top, xp.zeros_like(top)), ctx.precision)
-        factor = ctx.load(x, ctx.precision) - top
-        ctx.apply(xp.exp, factor, out=factor)
-        factors.append(factor)
-    sums = contiguous(ctx, ctx.multiply(*factors))
-    del factors, factor
-    # Where nothing is converted, logarithms take the places of their sums.
+    """Return log(exp(a) @ exp(b)) by cuBLAS and a kernel that takes the logarithms."""
+    operands = _Operands(ctx, layout, a, b)
+    prepared = operands.prepare(has_factors=True)
+    sums = ctx.kernels.multiply(*prepared.factors)
+    # Logarithms replace their sums unless these are converted.
     is_same = ctx.result_name == ctx.precision.name
     out = sums if is_same else operands.empty(ctx.result_name)
-    entries = int(np.prod(layout.sizes[:3]))
-    line = threshold(ctx.precision, layout.sizes[3])
-    arguments = (*operands.packed, r, c, out, operands.sizes, line, sums, np.int64(entries))
-    operands.launch("settle", -(-entries // THREADS), arguments)
+    arguments = (*operands.packed, *prepared.maxima, out, operands.sizes, operands.threshold, sums)
+    operands.launch("log_epilogue", operands.tiles, arguments)
     return operands.restored(out)
+
+
+def gradients(
+    ctx: Context,
+    layout: Fold,
+    arrays: tuple[Array, Array, Array, Array],
+    budget: int,
+    requested: tuple[bool, bool],
+    propagates_nan: Array | bool,
+) -> tuple[Array | None, Array | None] | None:
+    """Return the gradients of sum(g * out) with respect to a and b, for arrays (a, b, out, g).
+
+    None where array operations are to compute them. `propagates_nan` may be a flag on the device.
+    """
+    batch, rows, columns, terms = layout.sizes
+    names = "prepare_factors", "gradient_weights", "finish_gradients"
+    if not _are_supported(ctx, layout, budget) or not all(_is_usable(ctx, x) for x in names):
+        return None
+    # Factors, maxima, weights, remainders and flags; copies; gradients that are converted.
+    is_converted = ctx.result_name != ctx.precision.name
+    held = batch * (rows + columns) * terms * (is_converted + layout.copies)
+    held += batch * (columns * (terms + 1) + 2 * rows * columns * layout.copies)
+    row, item = batch * (2 * columns + terms + 1), ctx.precision.itemsize
+    panel = (budget // item - held - batch * rows * columns // TILE**2) // row
+    if panel < min(rows, TILE):
+        return None
+    return _Gradients(ctx, layout, arrays, requested, propagates_nan).compute(panel)
 
 
 def maxplus(ctx: Context, layout: Fold, a: Array, b: Array) -> tuple[Array, Array]:
@@ -97,7 +131,8 @@ def maxplus(ctx: Context, layout: Fold, a: Array, b: Array) -> tuple[Array, Arra
 
 
 def kernel_of(name: str, ctx: Context) -> Kernel:
-    return Kernel(f"{name}.cu", f"{name}<{C_TYPES[ctx.result_name]}>")
+    """Return a kernel of products for the dtype of the result."""
+    return Kernel(f"{_SOURCES.get(name, name)}.cu", f"{name}<{C_TYPES[ctx.result_name]}>")
 
 
 def _is_usable(ctx: Context, name: str) -> bool:
@@ -121,63 +156,172 @@ def _tiles(layout: Fold) -> int:
     return batch * -(-rows // TILE) * -(-columns // TILE)
 
 
+class _Prepared(NamedTuple):
+    """Maxima of rows and columns, and factors [batch, rows, terms] and [batch, terms, columns]."""
+
+    maxima: tuple[Array, Array]
+    factors: tuple[Array, Array]
+
+
 class _Operands:
     """Both operands as [batch, rows, terms] and [batch, terms, columns]: views where strides allow.
 
-    An axis that only one operand has becomes rows or columns, so nothing is expanded.
+    An axis that only one operand has becomes rows or columns, so nothing is expanded. `panel`
+    selects some rows.
     """
 
-    def __init__(self, ctx: Context, layout: Fold, a: Array, b: Array) -> None:
+    def __init__(
+        self, ctx: Context, layout: Fold, a: Array, b: Array, panel: slice = slice(None)
+    ) -> None:
         self.ctx, self.layout = ctx, layout
-        batch, rows, columns, terms = layout.sizes
-        xp, self.tiles = ctx.xp, _tiles(layout)
-        self.a = xp.reshape(layout.view(xp, ctx.to_result(a), 0), (batch, rows, terms))
-        self.b = xp.reshape(layout.view(xp, ctx.to_result(b), 1), (batch, terms, columns))
-        self.sizes = pack(SIZES, rows=rows, columns=columns, terms=terms)
-        self.packed = (self._pack(self.a, 1, 2), self._pack(self.b, 2, 1))
+        batch, _, columns, terms = layout.sizes
+        self.a, self.b = self.view(a, 0)[:, panel, :], self.view(b, 1)
+        self.shape = batch, int(self.a.shape[1]), columns, terms
+        self.tiles = batch * -(-self.shape[1] // TILE) * -(-columns // TILE)
+        self.sizes = _SIZES.pack(rows=self.shape[1], columns=columns, terms=terms)
+        self.threshold = threshold(ctx.precision, terms)
+        pair = (self.a, 1), (self.b, 2)
+        self.packed = [_OPERAND.pack(*self.fields(x, line)) for x, line in pair]
 
-    def _pack(self, x: Array, lines: int, terms: int) -> np.ndarray:
-        """Return struct Operand. The array is held by self."""
+    def view(self, x: Array, side: int) -> Array:
+        """Return a, b or the product (side 0, 1, 2) in the dtype of the result, with three axes."""
+        batch, rows, columns, terms = self.layout.sizes
+        shape = ((batch, rows, terms), (batch, terms, columns), (batch, rows, columns))[side]
+        xp = self.ctx.xp
+        return xp.reshape(self.layout.view(xp, self.ctx.to_result(x), side), shape)
+
+    def fields(self, x: Array, line: int) -> tuple[int, ...]:
+        """Return struct Operand; its lines are along an axis. The caller holds the array."""
         device = self.ctx.kernels
         steps = device.strides(x)
-        return pack(
-            OPERAND,
-            data=device.pointer(x),
-            batch_stride=steps[0],
-            line_stride=steps[lines],
-            term_stride=steps[terms],
-        )
+        return device.pointer(x), steps[0], steps[line], steps[3 - line]
 
-    def maxima(self) -> tuple[Array, Array]:
-        """Return the largest of each row of a, [batch, rows], and of each column of b."""
-        xp = self.ctx.xp
-        r, c = (xp.max(x, axis=axis) for x, axis in ((self.a, 2), (self.b, 1)))
-        return contiguous(self.ctx, r), contiguous(self.ctx, c)
+    def prepare(self, has_factors: bool, is_finite_only: bool = False) -> _Prepared:
+        """Return maxima and, if asked for, factors, in one launch."""
+        ctx, device, (batch, rows, columns, terms) = self.ctx, self.ctx.kernels, self.shape
+        maxima, factors, views, blocks = [], [], [], []
+        for side, (x, lines) in enumerate(((self.a, rows), (self.b, columns))):
+            is_contiguous = device.strides(x)[2 - side] == 1
+            maxima.append(device.empty((batch, lines), ctx.result_name))
+            shape = (batch, lines, terms) if is_contiguous else (batch, terms, lines)
+            factor: Any = device.empty(shape, ctx.precision.name) if has_factors else None
+            factors.append(factor)
+            if has_factors:
+                views.append(factor.mT if is_contiguous == side else factor)
+            blocks.append(-(-batch * lines // (_LINES if is_contiguous else 32)))
+        counts = np.int64(batch), np.int64(blocks[0]), np.int32(is_finite_only)
+        arguments = (*self.packed, *maxima, *factors, self.sizes, *counts)
+        self.launch("prepare_factors", sum(blocks), arguments)
+        return _Prepared(tuple(maxima), tuple(views))
 
     def empty(self, dtype: str) -> Array:
-        batch, rows, columns, _ = self.layout.sizes
-        return self.ctx.kernels.empty((batch, rows, columns), dtype)
+        return self.ctx.kernels.empty(self.shape[:3], dtype)
 
     def launch(self, name: str, grid: int, arguments: tuple[Any, ...]) -> None:
         kernel = kernel_of(name, self.ctx)
         self.ctx.kernels.run(Launch(kernel, grid, THREADS, arguments))
 
-    def restored(self, out: Array) -> Array:
-        """Return entries [batch, rows, columns] with their axes where they belong: a view."""
+    def restored(self, out: Array, side: int = 2) -> Array:
+        """Return a, b or the product in its own shape: a view."""
         xp, layout = self.ctx.xp, self.layout
-        return xp.reshape(layout.restored(xp, out, 2), layout.out_shape)
+        shape = (layout.a_shape, layout.b_shape, layout.out_shape)[side]
+        return xp.reshape(layout.restored(xp, out, side), shape)
+
+
+class _Gradients(NamedTuple):
+    """The pullback of a log product: six launches, and nothing waits for the device."""
+
+    ctx: Context
+    layout: Fold
+    arrays: tuple[Array, Array, Array, Array]
+    requested: tuple[bool, bool]
+    propagates_nan: Array | bool
+
+    def compute(self, panel: int) -> tuple[Array | None, Array | None]:
+        """Return both gradients, computed for some rows at a time."""
+        ctx, (a, b, _, _) = self.ctx, self.arrays
+        batch, rows, _, terms = self.layout.sizes
+        panels = list(chunks(rows, panel))
+        sums: list[Array] = [None, None]
+        if len(panels) > 1:
+            sums[0] = ctx.kernels.empty((batch, rows, terms), ctx.precision.name)
+        for part in panels:
+            left, sums[1] = self._add(part, sums[1])
+            if sums[0] is None:
+                sums[0] = left
+            elif left is not None:
+                sums[0][:, part, :] = left
+        operands = _Operands(ctx, self.layout, a, b)
+
+        def result(side: int, like: Array) -> Array:
+            x = operands.restored(sums[side], side)
+            return ctx.cast(ctx.xp.reshape(x, shape_of(like)), like.dtype)
+
+        left, right = (result(n, (a, b)[n]) if self.requested[n] else None for n in (0, 1))
+        return left, right
+
+    def _add(self, part: slice, total: Array | None) -> tuple[Array | None, Array | None]:
+        """Return a's gradient of some rows, and b's with that of other rows, `total`."""
+        ctx, device, (a, b, out, g) = self.ctx, self.ctx.kernels, self.arrays
+        operands = _Operands(ctx, self.layout, a, b, part)
+        (batch, rows, columns, terms), tiles = operands.shape, operands.tiles
+        out, g = (contiguous(ctx, operands.view(x, 2)[:, part, :]) for x in (out, g))
+        prepared = operands.prepare(has_factors=True, is_finite_only=True)
+        left, right = prepared.factors
+        weights = device.multiply(left, right)
+        remainders = operands.empty(ctx.precision.name)
+        flags = device.empty((tiles,), "uint8")
+        arrays = out, g, weights, remainders, flags
+        arguments = (*operands.packed, *arrays, operands.sizes, operands.threshold)
+        operands.launch("gradient_weights", tiles, arguments)
+        products = [
+            device.multiply(weights, right.mT) if self.requested[0] else None,
+            device.multiply(left.mT, weights) if self.requested[1] else None,
+        ]
+        gradients = [products[0], products[1] if total is None else total]
+
+        def pointer(x: Array) -> int:
+            return device.pointer(x) if hasattr(x, "shape") else 0
+
+        tables = map(pointer, (out, g, remainders, flags, self.propagates_nan))
+        entries = _ENTRIES.pack(*tables, total is not None, self.propagates_nan is not False)
+        sides = []
+        for side, x, strides in ((0, operands.a, (terms, 1)), (1, operands.b, (1, columns))):
+            pair = x, prepared.factors[side]
+            fields = (y for z in pair for y in operands.fields(z, side + 1))
+            tables = map(pointer, (prepared.maxima[side], products[side], gradients[side]))
+            sides.append(_SIDE.pack(*fields, *tables, *strides))
+        across = -(-terms // 32)
+        blocks = [
+            batch * across * -(-lines // 32) * is_requested
+            for lines, is_requested in zip((rows, columns), self.requested, strict=True)
+        ]
+        structs = (*sides, entries, operands.sizes, np.int64(blocks[0]))
+        operands.launch("finish_gradients", sum(blocks), structs)
+        return gradients[0], gradients[1]
 
 
 def hard_case(ctx: Context, kernel: Kernel) -> Iterator[tuple[Array, np.ndarray, float]]:
     """Multiply two tiles by two, whose edges stand out; maxima do not meet."""
-    rng = np.random.default_rng(0)
+    rng, name = np.random.default_rng(0), kernel.name.partition("<")[0]
     a, b = wide_entries(ctx, rng, 70, 37), wide_entries(ctx, rng, 66, 37).T
-    updated, right = (ctx.to_result(ctx.xp.asarray(x, device=ctx.device)) for x in (a, b))
-    terms, layout = a[:, :, None] + b, fold(a.shape, b.shape)
-    if kernel.name.startswith("maxplus"):
-        values, indices = maxplus(ctx, layout, updated, right)
+    left, right = (ctx.to_result(ctx.xp.asarray(x, device=ctx.device)) for x in (a, b))
+    terms, layout, limit = a[:, :, None] + b, fold(a.shape, b.shape), error_limit(ctx, 37)
+    if name == "maxplus_matmul":
+        values, indices = maxplus(ctx, layout, left, right)
         yield values, terms.max(1), 0.0
         yield indices, terms.argmax(1), 0.0
-    else:
-        compute = by_blas if kernel.name.startswith("settle") else by_tiles
-        yield compute(ctx, layout, updated, right), log_sum_exp(terms, 1), error_limit(ctx, 37)
+        return
+    exact = log_sum_exp(terms, 1)
+    if name == "logmatmulexp":
+        yield by_tiles(ctx, layout, left, right), exact, limit
+        return
+    out = by_blas(ctx, layout, left, right)
+    yield out, exact, limit
+    if name in ("gradient_weights", "finish_gradients"):
+        g = ctx.xp.full(exact.shape, 1 / 64, dtype=ctx.result_dtype, device=ctx.device)
+        weights = np.exp(terms - np.where(np.isfinite(exact), exact, np.inf)[:, None]) / 64
+        arrays = left, right, out, g
+        pair = _Gradients(ctx, layout, arrays, (True, True), True).compute(40)
+        for gradient, axis in zip(pair, (2, 0), strict=True):
+            yield gradient, weights.sum(axis), limit

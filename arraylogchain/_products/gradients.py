@@ -49,13 +49,22 @@ def logmatmulexp_gradients(
     g: Array,
     budget: int,
     requested: tuple[bool, bool] = (True, True),
-    propagates_nan: bool = True,
+    propagates_nan: Array | bool = True,
 ) -> Pair:
     """Return the gradients of sum(g * logmatmulexp(a, b)), in the operands' shapes and dtypes.
 
     Those of half precisions are summed in float32 arrays. A NaN in an operand makes gradients of
-    its line NaN; with `propagates_nan` False it contributes 0 instead, as +inf does.
+    its line NaN; with `propagates_nan` False, or a flag of an array on a device, it contributes 0
+    instead, as +inf does.
     """
+    if ctx.kernels is not None:
+        from arraylogchain._products import cuda
+
+        arrays = a, b, out, g
+        result = cuda.gradients(ctx, layout, arrays, budget, requested, propagates_nan)
+        if result is not None:
+            return result
+        propagates_nan = bool(propagates_nan)
     xp, precision, (batch, rows, cols, inner) = ctx.xp, ctx.precision, layout.sizes
     small = ctx.is_numpy and layout.is_identity and a.ndim == b.ndim > 1
     if small and certified.is_small(ctx, layout) and (both := _small(ctx, a, b, g)):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._cuda import kernels
+from arraylogchain._cuda.device import Tables
 from arraylogchain._cuda.kernels import Kernel, Launch
 from tests.cuda.cpu_compiler import KernelError, compile_for_cpu
 
@@ -60,6 +61,7 @@ class CpuDevice:
         self.launches: list[Launch] = []
         self.known: dict[Kernel, bool] = {}
         self.loaded: list[Kernel] = []
+        self.tables = Tables(self.is_capturing)
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         """Return an array of NaN, so that entries without a result show."""

@@ -18,7 +18,9 @@ ARCHITECTURES = [
     pytest.param(a, marks=() if a == 90 else pytest.mark.exhaustive) for a in nvrtc.ARCHITECTURES
 ]
 # A thousand threads have 64 registers each, which is few for numbers of two; and so are 128.
-SPILLING = {name for name in INSTANTIATIONS["chain_steps.cu"] if "double, true, false" in name}
+SPILLING = {
+    name for name in INSTANTIATIONS["chain_steps.cu"] if re.search("double, .*, false, ", name)
+}
 KERNELS = Path(__file__).parent / "kernels"
 
 
@@ -44,7 +46,7 @@ def test_every_kernel_compiles_and_none_but_of_double_spills(source, architectur
 
 
 def test_there_are_few():
-    assert sum(map(len, INSTANTIATIONS.values())) <= 50
+    assert sum(map(len, INSTANTIATIONS.values())) <= 80
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_every_source_file_is_launched():
     assert set(map(_name, kernels.FOLDER.rglob("*.cu"))) == set(INSTANTIATIONS)
 
 
-@pytest.mark.parametrize("path", sorted(kernels.FOLDER.rglob("*.cu")), ids=_name)
+@pytest.mark.parametrize("path", sorted(kernels.FOLDER.rglob("*.cu*")), ids=_name)
 def test_every_kernel_bounds_its_blocks(path):
     # Without the bounds, registers may run out when a kernel is launched. The shim holds launches
     # to them.

@@ -6,9 +6,11 @@ calls. The tests in tests/gpu use the libraries themselves.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -18,8 +20,9 @@ import pytest
 from arraylogchain._cuda import device as device_module
 from arraylogchain._cuda import kernels
 from arraylogchain._cuda.device import CupyDevice, TorchDevice, Unavailable, find
-from arraylogchain._cuda.kernels import Kernel, Launch, pack, struct
+from arraylogchain._cuda.kernels import Kernel, Launch, Struct
 from arraylogchain._inputs import arrays
+from tests.chain_scenarios import normal
 from tests.conftest import import_or_skip
 
 ATTRIBUTES = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 232448}
@@ -70,6 +73,9 @@ class FakeCupy(ModuleType):
 
             def __exit__(self, *_: object) -> None:
                 fake.devices.pop()
+
+            def synchronize(self) -> None:
+                pass
 
         class Stream:
             def __init__(self, name: str) -> None:
@@ -152,10 +158,18 @@ class FakeTorch(ModuleType):
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """Let no test find the devices and kernels of another."""
-    for clear in (device_module._known.clear, kernels.compiled.cache_clear):
+    for clear in (
+        device_module._known.clear,
+        kernels.compiled.cache_clear,
+        kernels._module.cache_clear,
+    ):
         clear()
     yield
-    for clear in (device_module._known.clear, kernels.compiled.cache_clear):
+    for clear in (
+        device_module._known.clear,
+        kernels.compiled.cache_clear,
+        kernels._module.cache_clear,
+    ):
         clear()
 
 
@@ -187,7 +201,7 @@ def test_cupy_s_memory_and_stream_are_used_on_the_arrays_device(cupy):
     x = result.empty((2, 3), "float16")
     assert cupy.made == [((2, 3), np.float16, 1)]
     assert result.strides(x.T[::-1]) == (-1, 3)
-    arguments = (np.zeros(3), np.int32(5), pack(struct((np.int32, "rows")), rows=3), None)
+    arguments = (np.zeros(3), np.int32(5), Struct((np.int32, "rows")).pack(rows=3), None)
     result.run(launch(*arguments))
     ((kernel, where, grid, block, received, shared),) = cupy.launches
     assert (kernel.name, where) == ("f<float>", (1, None))  # CuPy's own current one
@@ -205,6 +219,28 @@ def test_kernels_are_compiled_once_for_each_device(cupy):
     assert compiled == [("f<float>", 0), ("f<double>", 0), ("f<float>", 1), ("f<double>", 1)]
     # Static shared memory counts against the limit of a block.
     assert {k.max_dynamic_shared_size_bytes for k, *_ in cupy.launches} == {232448 - 1024}
+
+
+def test_tables_are_copied_once_and_kept_for_graphs():
+    captures, copies = [False], []
+
+    def copy(x: np.ndarray) -> np.ndarray:
+        copies.append(x.tolist())
+        return x.copy()
+
+    tables = device_module.Tables(lambda: captures[0])
+    first = tables.read("numpy", np.arange(3), copy)
+    assert tables.read("numpy", np.arange(3), copy) is first
+    captures[0] = True
+    assert tables.read("numpy", np.arange(3), copy) is first
+    with pytest.raises(RuntimeError, match="once before the capture"):
+        tables.read("numpy", np.arange(4), copy)
+    captures[0] = False
+    for n in range(100, 200):
+        tables.read("numpy", np.arange(n), copy)
+    assert tables.read("numpy", np.arange(3), copy) is first
+    tables.read("numpy", np.arange(100), copy)
+    assert len(copies) == 102
 
 
 def test_torch_s_memory_and_stream_are_used(cupy, torch):
@@ -299,40 +335,102 @@ def test_a_capture_by_another_thread_is_one(cupy, monkeypatch):
         find("cupy", SimpleNamespace(id=1))
 
 
-@pytest.mark.parametrize("switch", ["0", "1"])
+class FakeCublas(ModuleType):
+    """Multiplies in the CPU's memory, by the definition of cuBLAS; notes dtypes and streams."""
+
+    def __init__(self, cupy: Any) -> None:
+        super().__init__("cublas")
+        self.cupy, self.calls = cupy, []
+        for letter, kind in (("s", np.float32), ("d", np.float64)):
+            setattr(self, f"{letter}gemm", partial(self.single, kind))
+            setattr(self, f"{letter}gemmStridedBatched", partial(self.batched, kind))
+
+    def single(self, kind: Any, *given: int) -> None:
+        handle, ops, sizes, one = given[0], given[1:3], given[3:6], given[6]
+        a, lda, b, ldb, zero, c, ldc = given[7:]
+        self.batched(kind, handle, *ops, *sizes, one, a, lda, 0, b, ldb, 0, zero, c, ldc, 0, 1)
+
+    def batched(self, kind: Any, *given: int) -> None:
+        handle, op_a, op_b, m, n, k, one, a, lda, step_a = given[:10]
+        b, ldb, step_b, zero, c, ldc, step_c, batch = given[10:]
+        assert handle == 77
+        self.calls.append((kind, self.cupy.stream))
+
+        def view(pointer: int, rows: int, columns: int, ld: int, step: int) -> np.ndarray:
+            assert ld >= max(1, rows)
+            memory = (ctypes.c_char * (1 << 20)).from_address(pointer)
+            item = np.dtype(kind).itemsize
+            first = np.frombuffer(memory, kind, 1)
+            strides = step * item, item, ld * item
+            return np.lib.stride_tricks.as_strided(first, (batch, rows, columns), strides)
+
+        scalars = [view(x, 1, 1, 1, 0)[0, 0, 0] for x in (one, zero)]
+        assert scalars == [1, 0]
+        left = view(a, k, m, lda, step_a).mT if op_a else view(a, m, k, lda, step_a)
+        right = view(b, n, k, ldb, step_b).mT if op_b else view(b, k, n, ldb, step_b)
+        view(c, m, n, ldc, step_c)[...] = left @ right
+
+
+@pytest.fixture
+def cublas(cupy, monkeypatch) -> FakeCublas:
+    fake = FakeCublas(cupy)
+    for name in ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs.cublas", fake)
+    cupy.cuda.device = SimpleNamespace(get_cublas_handle=lambda: 77)
+    for device in (CupyDevice, TorchDevice):
+        monkeypatch.setattr(device, "pointer", lambda self, x: x.ctypes.data)
+        steps = lambda self, x: tuple(step // x.itemsize for step in x.strides)  # noqa: E731
+        monkeypatch.setattr(device, "strides", steps)
+    return fake
+
+
 @pytest.mark.parametrize("library", ["cupy", "torch"])
-def test_multiplies_of_float32_are_no_tf32(cupy, torch, monkeypatch, library, switch):
-    """Both libraries' are CuPy's, whose switch is obeyed by multiplying in float64."""
-    seen: list[Any] = []
-
-    def matmul(a: Any, b: Any, out: Any = None) -> Any:
-        seen.append((a.dtype, cupy.stream))
-        return np.matmul(a, b, out=out)
-
-    def tensor(x: np.ndarray) -> Any:
-        tensor = SimpleNamespace(shape=x.shape, dtype="torch.float32", numpy=x)
-        tensor.detach = tensor.contiguous = lambda: tensor
-        return tensor
-
-    monkeypatch.setenv("CUPY_TF32", switch)
-    monkeypatch.setattr(cupy, "matmul", matmul, raising=False)
-    monkeypatch.setattr(cupy, "from_dlpack", lambda x: x.numpy, raising=False)
-    monkeypatch.setattr(torch, "empty", lambda shape, **_: tensor(np.empty(shape, np.float32)))
+def test_multiplies_of_float32_are_no_tf32(cupy, torch, cublas, monkeypatch, library):
+    """Whatever the libraries' switches are: cuBLAS multiplies on the library's stream."""
+    monkeypatch.setenv("CUPY_TF32", "1")
+    monkeypatch.setattr(
+        torch, "empty", lambda shape, dtype, **_: np.empty(shape, dtype.removeprefix("torch."))
+    )
     device = find(library, SimpleNamespace(id=1, index=1))
     assert not isinstance(device, Unavailable)
-    arguments: list[Any] = [np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)]
-    if library == "torch":
-        product = device.multiply(*map(tensor, arguments)).numpy
-    else:
-        product = device.multiply(*arguments)
+    product = device.multiply(np.ones((2, 3), np.float32), np.ones((3, 2), np.float32))
     assert product.dtype == np.float32
     assert (product == 3).all()
     stream = "CuPy's" if library == "cupy" else "stream (0, 701) of device 1"
-    assert seen == [(np.float64 if switch == "1" else np.float32, stream)]
+    assert cublas.calls == [(np.float32, stream)]
     assert cupy.stream == "CuPy's"
 
 
-# The states of torch's two switches, of which old versions have one, and of CuPy's.
+@pytest.mark.parametrize("left", ["ijk", "ikj"])
+@pytest.mark.parametrize("right", ["ijk", "ikj"])
+@pytest.mark.parametrize(
+    "shape", [(3, 4, 5, 6), (1, 4, 5, 6), (3, 1, 5, 6), (3, 4, 1, 6), (3, 4, 5, 1)]
+)
+def test_multiplies_of_transposed_batches_copy_nothing(cupy, cublas, dtype, left, right, shape):
+    batch, rows, terms, columns = shape
+    a, b = (normal(batch, *x).astype(dtype) for x in ((rows, terms), (terms, columns)))
+    exact = a.astype(float) @ b
+    a, b = (
+        np.ascontiguousarray(x.mT).mT if order == "ikj" else x
+        for x, order in ((a, left), (b, right))
+    )
+    device = find("cupy", SimpleNamespace(id=1))
+    cases = [(a, b, exact), (a[0], b[0], exact[0]), (a[:1], b, a[:1].astype(float) @ b)]
+    for x, y, product in cases:
+        np.testing.assert_allclose(device.multiply(x, y), product, rtol=1e-5, atol=1e-5)
+    assert len(cublas.calls) == 3
+
+
+def test_multiplies_that_cublas_does_not_read_are_the_library_s(cupy, cublas, monkeypatch):
+    monkeypatch.setattr(cupy, "matmul", np.matmul, raising=False)
+    device = find("cupy", SimpleNamespace(id=1))
+    a = normal(4, 6)[:, ::2]
+    np.testing.assert_allclose(device.multiply(a, a.T), a @ a.T)
+    assert cublas.calls == []
+
+
+# What either of torch's two switches says (the newer one is not in every version), and CuPy's.
 SWITCHES = [
     ("torch", {"fp32_precision": "none"}, "highest", "0", False),
     ("torch", {"fp32_precision": "ieee"}, RuntimeError(), "1", False),

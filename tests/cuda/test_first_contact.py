@@ -83,7 +83,7 @@ def test_a_kernel_is_checked_once(use, checks, call):
 def test_a_check_takes_few_launches(use, call):
     device = use(CpuDevice(3))
     call()
-    assert len(device.launches) <= 2 + 4 * len(device.loaded)
+    assert len(device.launches) <= 10 + 5 * len(device.loaded)
 
 
 @pytest.mark.parametrize("when", ["load", "run"])
@@ -114,7 +114,7 @@ def test_wrong_results_are_found(use, call, monkeypatch):
 
     def spoilt(launch: Any) -> None:
         run(launch)
-        for x in launch.arguments:
+        for x in filter(lambda x: x is not None, launch.arguments):
             if x.dtype.names is None:
                 x.reshape(-1)[:2] += 1
             elif x.dtype.names[0] == "logs" and x["logs"]:
@@ -145,7 +145,7 @@ def test_a_lack_of_memory_says_nothing_about_a_kernel(use, monkeypatch, error):
 def test_a_capture_before_the_first_call_is_one_clear_sentence(use):
     device = use(CpuDevice(3))
     device.captures = True
-    with pytest.raises(RuntimeError, match=r"logmatmulexp<float> has not been loaded; make"):
+    with pytest.raises(RuntimeError, match=r"prepare_factors<float> has not been loaded; make"):
         product()
     device.captures = False
     product()
@@ -163,7 +163,7 @@ def test_threads_check_once(use, checks):
 
     with ThreadPoolExecutor(4) as pool:
         assert len(list(pool.map(work, range(4)))) == 4
-    assert checks == ["logmatmulexp<float>"]
+    assert checks == ["prepare_factors<float>", "logmatmulexp<float>"]
 
 
 def test_records_that_cannot_be_kept_are_no_error(use, monkeypatch, tmp_path):

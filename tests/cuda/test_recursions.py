@@ -81,7 +81,7 @@ def test_blocks_of_steps_go_on_where_others_ended(device, cuts, has_one):
 
 def test_launches_of_few_matrices_where_the_workspace_is_small(device):
     x, P = normal(3, 9, 20, sd=5), uniform(8, 20, 20)
-    check_recursions(device, "float32", x, transitions=P, workspace=4 * 20**2 * 4 * 6)
+    check_recursions(device, "float32", x, transitions=P, workspace=2 * 2 * 20**2 * 4)
     steps = [k for k in device.launches if k.kernel.name.startswith("chain_steps<float, true")]
     assert len(steps) == 2 * 5
 

@@ -1,282 +1,338 @@
-"""Chains by kernels: the recursion, forward and backward, the best path and the way back.
+"""The recursions of chains as CUDA kernels: sums over paths, best paths and the backtrace.
 
-Messages are in logs. What a piece has of a block of steps is taken in one launch, or in a few where
-matrices of their own would not fit the workspace, or a launch would take longer than a second.
+All messages are in log space. A segment of a shard takes one launch, or a few if its matrices
+would not fit the workspace or the launch would take longer than a second.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from arraylogchain._backends.array import ArrayBackend
-from arraylogchain._backends.cuda import hard_cases
-from arraylogchain._backends.cuda.geometry import Geometry, geometry_of
+from arraylogchain._backends.cuda import hard_cases, matrices, operations
+from arraylogchain._backends.cuda.geometry import Geometry, geometry_of, row_strides
+from arraylogchain._backends.cuda.marginals import CudaBackwardPass
+from arraylogchain._backends.cuda.matrices import PreparedMatrices
+from arraylogchain._backends.cuda.structs import CHAIN, MESSAGES, ROWS, WEIGHTS
 from arraylogchain._backends.interface import Keep, Messages, SegmentMessages
 from arraylogchain._backends.shards import Shard
 from arraylogchain._core.context import Array, Context
-from arraylogchain._core.scaled import LN2_HIGH, LN2_LOW, whole_maximum, whole_part
-from arraylogchain._cuda.kernels import C_TYPES, Kernel, Launch, contiguous, pack, struct, threshold
+from arraylogchain._cuda.kernels import C_TYPES, Kernel, Launch, contiguous, threshold
 from arraylogchain._cuda.self_check import is_usable
 from arraylogchain._products import cuda
 
-# Entries of states that a launch goes through at the most: less than a second's work.
-_ENTRIES_OF_A_LAUNCH = 2**22
-
-_MESSAGES = struct((np.int64, "logs shifts powers step"))
-_CHAIN = {
-    name: struct(
-        (np.int64, "potentials x_group x_row x_step x_state factors shifts logs scales"),
-        (np.int64, "matrices matrix_step matrix lengths"),
-        (np.int32, "groups rows steps states lanes time direction chain_steps"),
-        (np.dtype(name), "threshold"),
-    )
-    for name in ("float32", "float64")
-}
-
-
-@dataclass(frozen=True)
-class _Matrices:
-    """Matrices [groups, n, K, K] as the kernels take them, see struct Chain; all contiguous."""
-
-    factors: Array
-    shifts: Array
-    logs: Array
-    scales: Array
-
-    @classmethod
-    def prepare(cls, ctx: Context, x: Array, is_log: bool) -> _Matrices:
-        xp = ctx.xp
-        x = contiguous(ctx, ctx.load(x, ctx.precision))
-        if not is_log:
-            x = xp.where(x < 0, math.nan, x)
-        maxima = xp.max(x, axis=-2, keepdims=True)
-        maxima = maxima if is_log else xp.log2(maxima)
-        largest, maxima = whole_maximum(xp, maxima), whole_part(xp, maxima)
-        high = maxima - largest
-        if is_log:
-            logs, low = x - maxima, xp.zeros_like(maxima)
-            factors = xp.exp(logs)
-        else:
-            factors, high, low = ctx.scaled(x, -maxima), high * LN2_HIGH, high * LN2_LOW
-            # A log of what is no normal number is that of the weight itself, and as far from 0.
-            far = xp.log(x) - maxima * math.log(2.0)
-            logs = xp.where(factors >= ctx.precision.tiny, xp.log(factors), far) + low
-        scales = ctx.kernels.empty((*largest.shape[:2], 2), "float64")
-        scales[..., 0 if is_log else 1] = largest[..., 0, 0]
-        scales[..., 1 if is_log else 0] = 0.0
-        shifts = xp.stack((high[..., 0, :], low[..., 0, :]), axis=-1)
-        return cls(factors, shifts, logs, scales)
+# Entries of states that one launch processes at most: less than a second of work.
+_MAX_ENTRIES = 2**22
 
 
 class CudaBackend(ArrayBackend):
-    """The recursion over a piece by kernels; see `interface.Backend`.
+    """The recursion over a shard by kernels; see `interface.Backend`.
 
-    Where a kernel cannot be used, and for samples, it is that of array operations.
+    It also has whole operations, which return None or False if a kernel cannot be used: array
+    operations then take over.
     """
 
     holds_matrices = True
+    # Of messages: forward, both backward ones, and the factors of pair marginals.
+    segment_arrays = 5
 
     def __init__(self, shard: Shard, workspace: int, geometry: Geometry | None = None) -> None:
         super().__init__(shard, workspace)
         self._geometry = geometry
-        self._prepared: dict[bool, _Matrices] = {}
-        self._lengths: Array | None = None
-        if shard.lengths is not None:
-            flat = shard.lengths.reshape(-1).astype(np.int32)
-            self._lengths = self.ctx.xp.asarray(flat, device=self.ctx.device)
+        self._geometries: dict[bool, Geometry] = {}
+        self._prepared: dict[bool, PreparedMatrices] = {}
+        self._is_log = np.ones(shard.state_shape[:2], bool)
+
+    @cached_property
+    def lengths(self) -> Array | None:
+        """The lengths of rows on the device, in the shard's order; None if all are equal."""
+        lengths = self.shard.lengths
+        return None if lengths is None else self.ctx.integers(lengths.reshape(-1))
 
     def advance(
         self, carry: Messages | None, steps: slice, backward: bool, keep: Keep
     ) -> SegmentMessages:
-        """Take a block of steps, forward or backward."""
-        geometry = self._geometry or geometry_of(self.shard, sums=True)
-        if not self._has(geometry.kernel(self.ctx)):
-            return super().advance(carry, steps, backward, keep)
-        start, count = self._prepare_carry(carry, backward), steps.stop - steps.start
+        """Process a segment, forward or backward."""
+        return self.advance_with_scales(carry, steps, backward, keep)[0]
+
+    def advance_with_scales(
+        self,
+        carry: Messages | None,
+        steps: slice,
+        backward: bool,
+        keep: Keep,
+        restarts_scales: bool = False,
+    ) -> tuple[SegmentMessages, Array]:
+        """Process a segment; return its messages, and scales [groups, n, 2] of its matrices.
+
+        The scale of a message is that of its step alone if scales restart.
+        """
+        if not self.has_recursion():
+            return super().advance(carry, steps, backward, keep), None
+        count, last = steps.stop - steps.start, None if carry is None else self._contiguous(carry)
         predicted = self._messages(count) if keep == Keep.ALL else None
-        updated = None if keep == Keep.NOTHING else self._messages(count + 1)
-        if updated is not None:
-            first = count if backward else 0
-            for name in ("values", "shifts", "exponents"):
-                getattr(updated, name)[first, ...] = getattr(start, name)
-        carry = start
-        for part in self._parts(steps, backward):
-            before, carry = carry, self._messages(None)
+        updated = None if keep == Keep.NOTHING else self._messages(count + (keep == Keep.ALL))
+        first = steps.start - (
+            keep == Keep.ALL and not backward
+        )  # step of `updated`'s first message
+        scales = self.scales(steps)
+        for part in self.parts(steps, backward, 2):
+            before, last = last, self._messages(None)
             t0 = part.stop - 1 if backward else part.start
-            self._launch(
-                geometry,
-                part,
-                backward,
-                self._pack(before),
-                self._pack(predicted, t0 - steps.start, backward),
-                self._pack(updated, t0 - steps.start + (not backward), backward),
-                self._pack(carry),
-            )
-        if updated is not None and keep == Keep.UPDATED:
-            updated = updated.steps(slice(0, count) if backward else slice(1, None))
-        return SegmentMessages(predicted, updated, carry)
+            places = (before, 0), (predicted, t0 - steps.start), (updated, t0 - first), (last, 0)
+            packed = [self.pack(x, at, backward) for x, at in places]
+            self._launch(True, part, backward, (scales, steps.start), packed, restarts_scales)
+        if self.shard.chain.has_one_matrix:
+            scales = self._prepared[backward].scales
+        return SegmentMessages(predicted, updated, last), scales  # type: ignore[arg-type]
 
     def best(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
-        """Take a block of steps forward, with the largest of terms in the place of their sums."""
-        geometry = self._geometry or geometry_of(self.shard, sums=False)
-        if not self._has(geometry.kernel(self.ctx)):
+        """Process a segment forward, with maxima instead of sums."""
+        if not self.has_recursion(sums=False):
             return super().best(carry, steps, keep)
-        after = self._prepare_carry(carry, backward=False)
         updated = self._messages(steps.stop - steps.start) if keep == Keep.UPDATED else None
-        for part in self._parts(steps, False):
-            before, after = after, self._messages(None)
-            stored = self._pack(updated, part.start - steps.start)
-            packed = self._pack(before), self._pack(None), stored, self._pack(after)
-            self._launch(geometry, part, False, *packed)
-        return SegmentMessages(None, updated, after)
+        last, scales = None if carry is None else self._contiguous(carry), self.scales(steps)
+        for part in self.parts(steps, False, 1):
+            before, last = last, self._messages(None)
+            places = (before, 0), (None, 0), (updated, part.start - steps.start), (last, 0)
+            packed = [self.pack(x, at) for x, at in places]
+            self._launch(False, part, False, (scales, steps.start), packed)
+        return SegmentMessages(None, updated, last)  # type: ignore[arg-type]
 
     def trace(self, updated: Messages, after: Array, steps: slice) -> Array:
         """Return the states of best paths, integers [n, groups, rows]."""
-        ctx, shard, (groups, rows, _) = self.ctx, self.shard, self.shard.state_shape
-        kernel = Kernel("chain_trace.cu", f"chain_trace<{C_TYPES[ctx.precision.name]}>")
-        if not self._has(kernel):
-            return super().trace(updated, after, steps)
-        logs_updated, after = contiguous(ctx, updated.values), contiguous(ctx, after)
-        path = ctx.kernels.empty((steps.stop - steps.start, groups, rows), "int64")
-        for part in self._parts(steps, True):
-            matrices = self._matrices(slice(part.start, min(part.stop, shard.num_steps - 1)), False)
-            logs = None if matrices is None else matrices.logs
-            if logs is not None:
-                logs = contiguous(ctx, logs.mT)
-            chain = self._chain(part, part.start, logs=logs)
-            at = slice(part.start - steps.start, part.stop - steps.start)
-            arguments = (chain, logs_updated[at, ...], after, path[at, ...])
-            ctx.kernels.run(Launch(kernel, -(-groups * rows // 4), 128, arguments))
-            after = path[at.start, ...]
-        return path
+        path = operations.trace(self, updated, after, steps)
+        return super().trace(updated, after, steps) if path is None else path
 
-    def _has(self, kernel: Kernel) -> bool:
+    def log_partition(self, last: Messages) -> Array | None:
+        """Return log Z [groups, rows], given the last messages."""
+        if not self.has(self.kernel("log_partition")):
+            return None
+        log_z = self.ctx.kernels.empty(self.shard.state_shape[:2], "float64")
+        self.log_sums(last, True, log_z)
+        return log_z
+
+    def log_sums(self, message: Messages, backward: bool, log_z: Array | None = None) -> Array:
+        """Return log sums of messages times final weights, or initial ones, without their scale.
+
+        They are [groups, rows, 2], an integer and the remainder. `log_z` is written with the scale.
+        """
+        groups, rows, _ = self.shard.state_shape
+        message, (weights, _held) = self._contiguous(message), self.boundary(backward)
+        log_sums = self.ctx.kernels.empty((groups, rows, 2), "float64")
+        arguments = ROWS.pack(*self.rows()), self.pack(message), weights, log_sums, log_z
+        self.run(self.kernel("log_partition"), -(-groups * rows // 4), 128, arguments)
+        return log_sums
+
+    def backward_pass(self, forward_pass: Any, sums: Any, cotangent: Array | None) -> Any:
+        """Return the backward pass that adds marginals, counts or gradients."""
+        names = "log_partition", *(("pair_marginals",) if self.preparation else ())
+        kernels = *map(self.kernel, ("marginals", "boundary_gradients", *names)), self.preparation
+        if not all(map(self.has, kernels)):
+            return None
+        return CudaBackwardPass(self, forward_pass, sums, cotangent)
+
+    filter_segment = operations.filter_segment
+    entropies = operations.entropies
+    trace_paths = operations.trace_paths
+    sample_paths = operations.sample_paths
+
+    def kernel(self, name: str, dtype: str | None = None) -> Kernel:
+        """Return a kernel for the precision of the shard, or for a dtype of results."""
+        arguments = C_TYPES[dtype or self.ctx.precision.name]
+        if name == "pair_marginals":
+            arguments = f"{arguments}, {C_TYPES[matrices.dtype_name(self.shard)]}"
+        source = hard_cases.SOURCES.get(name, name)
+        return Kernel(f"{source}.cu", f"{name}<{arguments}>")
+
+    @cached_property
+    def preparation(self) -> Kernel | None:
+        """The kernel that prepares matrices, if there are any."""
+        return matrices.kernel_of(self.shard) if "transitions" in self.shard.views else None
+
+    def has_recursion(self, sums: bool = True) -> bool:
+        """Tell whether the kernels of the recursion can be used."""
+        kernel = self._geometry_of(sums).kernel(self.ctx)
+        return self.has(kernel) and self.has(self.preparation)
+
+    def has(self, kernel: Kernel | None) -> bool:
         """Tell whether a kernel can be used; with a geometry from outside this is its check."""
-        return self._geometry is not None or is_usable(self.ctx, kernel, hard_case)
+        if kernel is None or self._geometry is not None:
+            return True
+        return is_usable(self.ctx, kernel, hard_case)
 
-    def _parts(self, steps: slice, backward: bool) -> Iterator[slice]:
-        """Cut a block of steps into what one launch takes, in the order in which that is."""
+    def run(self, kernel: Kernel, grid: int, block: int, arguments: tuple[Any, ...]) -> None:
+        """Queue a kernel without dynamic shared memory."""
+        self.ctx.kernels.run(Launch(kernel, grid, block, arguments))
+
+    def _geometry_of(self, sums: bool) -> Geometry:
+        if self._geometry is None and sums not in self._geometries:
+            self._geometries[sums] = geometry_of(self.shard, sums)
+        return self._geometry or self._geometries[sums]
+
+    def parts(self, steps: slice, backward: bool, num_arrays: int) -> Iterator[slice]:
+        """Cut a segment into the steps of single launches, in their order.
+
+        A launch holds some arrays of the size of its matrices.
+        """
         ctx, (groups, _, states) = self.ctx, self.shard.state_shape
-        size = _ENTRIES_OF_A_LAUNCH // max(states, 32)
+        size = _MAX_ENTRIES // max(states, 32)
         if not self.shard.chain.has_one_matrix:
-            matrix = 6 * groups * states**2 * ctx.precision.itemsize
-            size = min(size, max(1, self.workspace // 2 // matrix))
-        parts = [
-            slice(start, min(start + size, steps.stop))
-            for start in range(steps.start, steps.stop, size)
-        ]
+            matrix = num_arrays * groups * states**2 * ctx.precision.itemsize
+            size = min(size, max(1, self.workspace // matrix))
+        starts = range(steps.start, steps.stop, size)
+        parts = [slice(start, min(start + size, steps.stop)) for start in starts]
         return reversed(parts) if backward else iter(parts)
 
-    def _matrices(self, steps: slice, backward: bool) -> _Matrices | None:
-        """Return matrices by the numbers of the steps that they lead from, backward transposed."""
-        shard, chain = self.shard, self.shard.chain
-        if chain.has_one_matrix and backward in self._prepared:
-            return self._prepared[backward]
-        if not (chain.has_one_matrix or steps.start < steps.stop):
-            return None
-        x = shard.matrices(steps)
-        x = x.mT if backward else x
-        matrices = _Matrices.prepare(self.ctx, x, "transitions" in chain.logs)
-        if chain.has_one_matrix:
-            self._prepared[backward] = matrices
-        return matrices
+    def scales(self, steps: slice) -> Array:
+        """Return memory for the scales of the matrices into and out of a segment's steps."""
+        count = 1 if self.shard.chain.has_one_matrix else steps.stop - steps.start + 1
+        return self.ctx.kernels.empty((self.shard.groups, count, 2), "float64")
+
+    def prepared(
+        self, steps: slice, backward: bool, scales: tuple[Array, int], uses: tuple[bool, bool]
+    ) -> tuple[PreparedMatrices | None, int]:
+        """Return the matrices that lead into steps, and the number of that into the first.
+
+        Their scales are written to memory that begins at a step.
+        """
+        has_one, number = self.shard.chain.has_one_matrix, steps.start - 1
+        # The chain's first step has no matrix; backward a matrix leads from the step after.
+        first = steps.start if backward else max(number, 0)
+        stop = min(steps.stop, self.shard.num_steps - 1) if backward else steps.stop - 1
+        if has_one:
+            if backward not in self._prepared:
+                factors_and_logs = True, True  # other calls may need them
+                self._prepared[backward] = matrices.prepare(
+                    self.shard, slice(0, 1), backward, scales[0], 0, factors_and_logs
+                )
+            return self._prepared[backward], 0
+        if "transitions" not in self.shard.views or first >= stop:
+            return None, 0
+        place = first - scales[1] + (not backward)
+        result = matrices.prepare(self.shard, slice(first, stop), backward, scales[0], place, uses)
+        return result, (steps.stop - 1 if backward else number) - first
 
     def _launch(
-        self, geometry: Geometry, steps: slice, backward: bool, *messages: np.ndarray
+        self,
+        sums: bool,
+        steps: slice,
+        backward: bool,
+        scales: tuple[Array, int],
+        messages: list[np.ndarray],
+        restarts_scales: bool = False,
     ) -> None:
-        """Launch some steps: what they begin with, what is kept of them, what they end with."""
-        shard, ctx = self.shard, self.ctx
-        # The first step's matrix comes from the step before; the chain's first step has none.
-        first = steps.start if backward else max(steps.start - 1, 0)
-        stop = min(steps.stop, shard.num_steps - 1) if backward else steps.stop - 1
-        matrices = self._matrices(slice(first, stop), backward)
-        x = ctx.load(shard.potentials(steps), ctx.precision)
+        """Launch some steps, with packed messages: carry, predicted, updated, carry."""
+        shard, ctx, geometry = self.shard, self.ctx, self._geometry_of(sums)
+        prepared, matrix = self.prepared(steps, backward, scales, (sums, True))
+        x = ctx.load(shard.views["potentials"][..., steps, :], ctx.precision)
+        x, (group, row, step, state) = self.rows_of(x, 2)
         t0, sign = (steps.stop - 1, -1) if backward else (steps.start, 1)
-        x_group, x_row, x_step, x_state = ctx.kernels.strides(x)
-        parts = {} if matrices is None else vars(matrices)
-        chain = self._chain(
+        start = ctx.kernels.pointer(x) + (t0 - steps.start) * step * ctx.precision.itemsize
+        grid, block, threads_per_row, shared = geometry.sizes(shard)
+        strides = {"x_group": group, "x_row": row, "x_step": sign * step, "x_state": state}
+        chain = self.chain(
             steps,
-            t0,
-            sign,
-            matrix=(t0 if backward else t0 - 1) - first,
-            lanes=geometry.sizes(shard)[2],
-            potentials=x[:, :, t0 - steps.start, :],
-            x_group=x_group,
-            x_row=x_row,
-            x_step=sign * x_step,
-            x_state=x_state,
-            **parts,
+            prepared,
+            **strides,
+            potentials=start,
+            time=t0,
+            direction=sign,
+            matrix=matrix,
+            threads_per_row=threads_per_row,
+            restarts_scales=restarts_scales,
         )
-        grid, block, _, shared = geometry.sizes(shard)
-        ctx.kernels.run(Launch(geometry.kernel(ctx), grid, block, (chain, *messages), shared))
+        weights, _held = self.boundary(backward)
+        arguments = (chain, weights, *messages)
+        ctx.kernels.run(Launch(geometry.kernel(ctx), grid, block, arguments, shared))
 
-    def _chain(self, steps: slice, time: int, direction: int = 1, **fields: Any) -> np.ndarray:
-        """Return struct Chain. Arrays in `fields` become pointers; the caller holds them."""
+    def chain(self, steps: slice, prepared: PreparedMatrices | None, **fields: Any) -> np.ndarray:
+        """Return struct Chain; the caller holds its arrays."""
+        fields["matrix_step"] = fields.get("direction", 1) * (not self.shard.chain.has_one_matrix)
+        fields["threshold"] = threshold(self.ctx.precision, self.shard.chain.num_states)
+        if prepared is not None:
+            start = self.ctx.kernels.pointer(prepared.scales) + 16 * prepared.first
+            fields |= {"factors": prepared.factors, "logs": prepared.logs}
+            fields |= {"shifts": prepared.shifts, "scales": start}
+            fields |= {"scale_group": 2 * int(prepared.scales.shape[1])}
+            fields |= {"matrices": prepared.num_matrices}
+        return CHAIN[self.ctx.precision.name].pack(*self.rows(steps), **fields)
+
+    def rows(self, steps: slice = slice(0, 0)) -> tuple[int, ...]:
+        """Return the fields of struct Rows for some steps."""
         shard, (groups, rows, states) = self.shard, self.shard.state_shape
-        if shard.chain.has_one_matrix:
-            fields["matrix"], fields["matrices"] = 0, 1
-        elif fields.get("logs") is not None:
-            fields["matrices"], fields["matrix_step"] = fields["logs"].shape[1], direction
-        fields["lengths"] = self._lengths
-        for name, value in fields.items():
-            if value is None or hasattr(value, "shape"):
-                fields[name] = self._pointer(value)
-        return pack(
-            _CHAIN[self.ctx.precision.name],
-            groups=groups,
-            rows=rows,
-            states=states,
-            steps=steps.stop - steps.start,
-            time=time,
-            direction=direction,
-            chain_steps=shard.num_steps,
-            threshold=threshold(self.ctx.precision, states),
-            **fields,
+        tables = self.pointer(self.lengths), self.pointer(shard.order)
+        return (
+            *tables,
+            groups,
+            rows,
+            steps.stop - steps.start,
+            states,
+            steps.start,
+            shard.num_steps,
         )
 
-    def _prepare_carry(self, carry: Messages | None, backward: bool) -> Messages:
-        """Return what a block begins with, in logs, contiguous."""
-        ctx, shape = self.ctx, self.shard.state_shape[:2]
-        start = self._initial_carry(backward, logs_only=True) if carry is None else carry
-        start = start.to_log_space(ctx)
-        values = contiguous(ctx, ctx.load(start.values, ctx.precision))
+    def rows_of(self, x: Array, num_axes: int) -> tuple[Array, tuple[int, ...]]:
+        """Return an array of the shard [*shape, ...], and its strides of groups, rows and others.
+
+        It is copied where batch axes cannot be merged.
+        """
+        strides = row_strides(self.shard, x)
+        if strides is None:
+            x = self.shard.unsorted(x, tuple(map(int, x.shape[x.ndim - num_axes :])))
+            strides = self.ctx.kernels.strides(x)
+        return x, strides
+
+    def boundary(self, backward: bool) -> tuple[np.ndarray, Array]:
+        """Return struct Weights of the initial or final weights, and the array that it reads."""
+        name, views = "final" if backward else "initial", self.shard.views
+        if name not in views:
+            return WEIGHTS.pack(is_log=1), None
+        x, strides = self.rows_of(self.ctx.load(views[name], self.ctx.precision), 1)
+        is_log = name in self.shard.chain.logs
+        return WEIGHTS.pack(self.ctx.kernels.pointer(x), *strides, is_log), x
+
+    def _contiguous(self, x: Messages) -> Messages:
+        """Return a carry in log space, in contiguous arrays."""
+        if x.is_log is self._is_log:  # made here
+            return x
+        ctx, x = self.ctx, x.to_log_space(self.ctx)
+        values = contiguous(ctx, ctx.load(x.values, ctx.precision))
         shifts, exponents = (
-            contiguous(ctx, ctx.xp.broadcast_to(ctx.load(x, ctx.widest), shape))
-            for x in (start.shifts, start.exponents)
+            contiguous(ctx, ctx.xp.broadcast_to(ctx.load(y, ctx.widest), self._is_log.shape))
+            for y in (x.shifts, x.exponents)
         )
-        return Messages(values, shifts, exponents, start.is_log)
+        return Messages(values, shifts, exponents, self._is_log)
 
     def _messages(self, steps: int | None) -> Messages:
-        """Return room for messages of some steps, or for a state."""
+        """Return memory for the messages of some steps, or for a carry."""
         ctx, (groups, rows, states) = self.ctx, self.shard.state_shape
         shape = (groups, rows) if steps is None else (steps, groups, rows)
         values = ctx.kernels.empty((*shape, states), ctx.precision.name)
-        shifts, exponents = (ctx.kernels.empty(shape, "float64") for _ in range(2))
-        return Messages(values, shifts, exponents, np.ones((groups, rows), bool))
+        scales = ctx.kernels.empty((2, *shape), "float64")
+        return Messages(values, scales[0, ...], scales[1, ...], self._is_log)
 
-    def _pack(
-        self, x: Messages | None, at: int | None = None, backward: bool = False
-    ) -> np.ndarray:
-        """Return struct Messages: those of a state, or of several steps from number `at` on."""
+    def pack(self, x: Messages | None, at: int = 0, backward: bool = False) -> np.ndarray:
+        """Return struct Messages: of a carry, or of the steps from number `at` on."""
         if x is None:
-            return pack(_MESSAGES)
-        arrays = [z if at is None else z[at, ...] for z in (x.values, x.shifts, x.exponents)]
-        logs, shifts, exponents = (self._pointer(z) for z in arrays)
-        _, rows, _ = self.shard.state_shape
-        step = (-1 if backward else 1) * self.shard.groups * rows
-        return pack(_MESSAGES, logs=logs, shifts=shifts, powers=exponents, step=step)
+            return MESSAGES.pack()
+        groups, rows, states = self.shard.state_shape
+        step, pointer = groups * rows, self.ctx.kernels.pointer
+        logs = pointer(x.values) + at * step * states * self.ctx.precision.itemsize
+        shifts, exponents = (pointer(y) + 8 * at * step for y in (x.shifts, x.exponents))
+        return MESSAGES.pack(logs, shifts, exponents, -step if backward else step)
 
-    def _pointer(self, x: Array | None) -> int:
+    def pointer(self, x: Array | None) -> int:
+        """Return where an array is; 0 for None."""
         return 0 if x is None else self.ctx.kernels.pointer(x)
 
 
 def hard_case(ctx: Context, kernel: Kernel) -> Iterator[tuple[Array, np.ndarray, float]]:
-    """Yield results of the hard case of any kernel, beside exact ones."""
-    if kernel.name.startswith("chain"):
+    """Yield results of the hard case of any kernel, with exact ones."""
+    if kernel.source not in cuda.SOURCES:
         return hard_cases.hard_case(CudaBackend, ctx, kernel)
     return cuda.hard_case(ctx, kernel)

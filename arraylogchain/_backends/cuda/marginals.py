@@ -1,0 +1,221 @@
+"""Marginals, expected counts and gradients by kernels: nothing here waits for the device."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from arraylogchain._backends.cuda.geometry import power_of_two, row_strides
+from arraylogchain._backends.cuda.matrices import input_matrices
+from arraylogchain._backends.cuda.structs import PAIR_MARGINALS, ROWS, SEGMENT, STRIDES
+from arraylogchain._backends.interface import Keep, Messages
+from arraylogchain._backends.shards import arrange
+from arraylogchain._core.axes import chunks, within
+from arraylogchain._core.context import Array
+from arraylogchain._cuda.kernels import dtype_name
+
+_THREADS = 256
+
+
+class _Terms(NamedTuple):
+    """Results of the kernel `marginals` that pair marginals need.
+
+    Attributes
+    ----------
+    segment : numpy.ndarray
+        Struct Segment.
+    alpha, beta_x : array
+        The messages' logs.
+    u, v : array [sets, terms, K]
+        The factors of pair marginals.
+    is_flagged, scales, has_flags : array
+        Terms that logs alone certify.
+    """
+
+    segment: np.ndarray
+    alpha: Array
+    beta_x: Array
+    u: Array
+    v: Array
+    is_flagged: Array
+    scales: Array
+    has_flags: Array
+
+
+class CudaBackwardPass:
+    """The marginals, counts or gradients that a shard adds to sums, after a pass forward.
+
+    Parameters
+    ----------
+    backend : CudaBackend
+    forward_pass : Pass
+        Forward, with its messages or checkpoints.
+    accumulator : Accumulator
+    cotangent : array [*batch] or None
+        Of log Z; None for ones.
+    """
+
+    def __init__(
+        self, backend: Any, forward_pass: Any, accumulator: Any, cotangent: Array | None
+    ) -> None:
+        self.backend, self.forward_pass, self.accumulator = backend, forward_pass, accumulator
+        self.shard, self.ctx, self.log_z = (
+            forward_pass.shard,
+            forward_pass.shard.ctx,
+            forward_pass.log_z,
+        )
+        self.device = self.ctx.kernels
+        self.log_sums = backend.log_sums(forward_pass.carry, backward=True)
+        self.g = None if cotangent is None else self._cotangents(cotangent)
+
+    def _cotangents(self, cotangent: Array) -> Array:
+        """Return cotangents [groups, rows], contiguous and in the chain's order."""
+        out = self.device.empty(self.shard.state_shape[:2], "float64")
+        x = self.shard.view(cotangent)
+        out[...] = self.shard.unsorted(x, ())
+        return out
+
+    def add(self) -> None:
+        """Add gradients, or marginals and counts, in one pass backward through the steps."""
+        forward_pass, requested = self.forward_pass, set(self.accumulator.arrays)
+        carry: Any = None
+        for n in reversed(range(len(forward_pass.segments))) if requested != {"final"} else ():
+            carry = self._add_segment(n, carry)
+        for name, message in (("initial", carry), ("final", forward_pass.carry)):
+            if name in requested:
+                self._add_boundary(name, message)
+
+    def _add_segment(self, n: int, carry: Messages | None) -> Messages:
+        """Add the contributions of a segment; return the carry for the one before it."""
+        steps, requested = self.forward_pass.segments[n], self.accumulator.arrays
+        if not {"potentials", "transitions"} & set(requested):
+            return self.backend.advance(carry, steps, True, Keep.NOTHING).carry  # type: ignore[no-any-return]
+        segment, scales = self.backend.advance_with_scales(carry, steps, True, Keep.ALL)
+        forward = self.forward_pass.stored_messages(n)
+        terms = self._add_marginals(steps, forward.values, segment)
+        if terms is not None:
+            self._add_pairs(steps, terms, scales)
+        return segment.carry  # type: ignore[no-any-return]
+
+    def _add_marginals(self, steps: slice, alpha: Array, segment: Any) -> _Terms | None:
+        """Add state marginals; return the terms of pair marginals, if requested."""
+        shard, device, (groups, rows, size) = self.shard, self.device, self.shard.state_shape
+        count, has_one = steps.stop - steps.start, shard.chain.has_one_matrix
+        has_pairs = "transitions" in self.accumulator.arrays
+        pairs = max(0, min(steps.stop, shard.num_steps - 1) - steps.start) if has_pairs else 0
+        width = min(32, power_of_two(size))
+        sets, terms = (groups, count * rows) if has_one else (groups * count, rows)
+        blocks = -(-terms // (_THREADS // width))
+        out, strides, is_temporary = self._output(steps)
+        packed = SEGMENT.pack(*self.backend.rows(steps), pairs, width, has_one, blocks)
+        result: tuple[Any, ...] = (None,) * 5
+        if pairs:
+            shape = (groups, pairs * rows) if has_one else (groups * pairs, rows)
+            u, v = (device.empty((*shape, size), self.ctx.precision.name) for _ in range(2))
+            num_terms = groups * pairs * rows
+            flags = device.empty((num_terms + sets * blocks,), "uint8")
+            scales = device.empty((num_terms, 2), "float64")
+            result = u, v, flags[:num_terms], scales, flags[num_terms:]
+        beta, beta_x = segment.predicted.values, segment.updated.values
+        inputs = alpha, beta, beta_x, self.g, self.log_sums
+        arguments = (packed, STRIDES.pack(*strides), *inputs, out, *result)
+        kernel = self.backend.kernel("marginals", None if out is None else dtype_name(out.dtype))
+        self.backend.run(kernel, sets * blocks, _THREADS, arguments)
+        if is_temporary:
+            self.accumulator.add("potentials", shard, (steps, slice(None)), out, is_sorted=False)
+        return _Terms(packed, alpha, beta_x, *result) if pairs else None
+
+    def _output(self, steps: slice) -> tuple[Array | None, tuple[int, ...], bool]:
+        """Return memory for marginals [..., n, K], its strides, and whether it is temporary."""
+        shard, (groups, rows, size) = self.shard, self.shard.state_shape
+        if "potentials" not in self.accumulator.arrays:
+            return None, (0, 0, 0, 0), False
+        total = self.accumulator.written_once("potentials", shard, len(self.forward_pass.segments))
+        if total is not None and dtype_name(total.dtype) in (
+            self.ctx.result_name,
+            self.ctx.precision.name,
+        ):
+            view = shard.view(total, (steps,))
+            if (strides := row_strides(shard, view)) is not None:
+                return view, strides, False
+        shape = groups, rows, steps.stop - steps.start, size
+        out = self.device.empty(shape, self.ctx.precision.name)
+        return out, self.device.strides(out), True
+
+    def _add_pairs(self, steps: slice, terms: _Terms, scales: Array) -> None:
+        """Add pair marginals, of as many matrices at a time as the workspace has room for."""
+        shard, device, (groups, _, size) = self.shard, self.device, self.shard.state_shape
+        one, item = shard.chain.has_one_matrix, self.ctx.precision.itemsize
+        pairs = 1 if one else int(terms.u.shape[0]) // groups
+        entries = min(_THREADS, power_of_two(size * size))
+        total = self.accumulator.written_once("transitions", shard, len(self.forward_pass.segments))
+        for chunk in chunks(pairs, max(1, self.backend.workspace // (groups * size * size * item))):
+            sets, count = slice(chunk.start * groups, chunk.stop * groups), chunk.stop - chunk.start
+            sums = device.multiply(terms.u[sets, ...].mT, terms.v[sets, ...])
+            first = 0 if one else steps.start + chunk.start
+            place = slice(first, first + count)
+            x, strides, _ = input_matrices(shard, place)
+            out, strides_out, view = self._pair_output(total, place)
+            places = (
+                device.pointer(x),
+                device.pointer(scales) + 16 * chunk.start,
+                device.pointer(out),
+            )
+            scale_group = 2 * int(scales.shape[1])
+            is_log = "transitions" in shard.chain.logs
+            flags_and_number = is_log, self.accumulator.by_logs, chunk.start
+            packed = PAIR_MARGINALS.pack(
+                *places, *strides, scale_group, *strides_out, *flags_and_number
+            )
+            flags = terms.is_flagged, terms.scales, terms.has_flags
+            messages = np.int32(entries), terms.alpha, terms.beta_x
+            arguments = (terms.segment, packed, sums, *messages, self.g, *flags)
+            grid = count * groups * -(-size * size // entries)
+            self.backend.run(self.backend.kernel("pair_marginals"), grid, _THREADS, arguments)
+            if total is None:
+                box = place, slice(None), slice(None)
+                self.accumulator.add("transitions", shard, box, out[:, None, ...], is_sorted=False)
+            elif view is not None:
+                view[...] = self.ctx.xp.reshape(out, view.shape)
+
+    def _pair_output(self, total: Array | None, place: slice) -> tuple[Array, tuple[int, ...], Any]:
+        """Return memory for pair marginals, its strides, and the view to copy it to, if any."""
+        shard, (groups, _, size), view = self.shard, self.shard.state_shape, None
+        if total is not None:
+            view = self._view(total, 3)[..., place, :, :]
+            if (strides := row_strides(shard, view)) is not None:
+                return view, (strides[0], strides[2]), None
+        shape = groups, place.stop - place.start, size, size
+        out = self.device.empty(shape, self.ctx.precision.name)
+        return out, self.device.strides(out)[:2], view
+
+    def _view(self, total: Array, num_axes: int) -> Array:
+        """Return the shard's part of an array in the shape of a chain's own one."""
+        view = arrange(self.ctx.xp, self.shard.chain, total, num_axes)
+        return view[(*within(self.shard.box, view.shape), ...)]
+
+    def _add_boundary(self, name: str, message: Messages) -> None:
+        """Add the gradient with respect to initial or final weights, or to their logarithms."""
+        shard, device, (groups, rows, size) = self.shard, self.device, self.shard.state_shape
+        weights, _held = self.backend.boundary(backward=name == "final")
+        log_sums = self.log_sums
+        if name == "initial":
+            log_sums = self.backend.log_sums(message, backward=False)
+        total = self.accumulator.written_once(name, shard, len(self.forward_pass.segments))
+        view: Any = None if total is None else self._view(total, 1)
+        strides = None if view is None else row_strides(shard, view)
+        is_sum, out = total is not None and math.prod(total.shape[:-1]) == 1, view
+        if strides is None:
+            out = device.empty((groups, rows, size), self.ctx.precision.name)
+            strides = device.strides(out)
+        inputs = weights, message.values, log_sums, self.log_sums, self.g
+        output = out, STRIDES.pack(*strides), np.int32(is_sum)
+        arguments = (*inputs, ROWS.pack(*self.backend.rows()), *output)
+        grid = -(-size // 32) * (1 if is_sum else -(-groups * rows // 8))
+        self.backend.run(self.backend.kernel("boundary_gradients"), grid, _THREADS, arguments)
+        if total is None:
+            self.accumulator.add(name, shard, (slice(None),), out, is_sorted=False)
+        elif out is not view:
+            view[...] = self.ctx.xp.reshape(out, view.shape)

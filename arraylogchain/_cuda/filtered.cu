@@ -22,7 +22,7 @@ template <class T> struct LogSum {
 // updated: messages of the steps, one before the first included; the scale of each step begins with 0.
 // One warp for each step of a row.
 template <class Out>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 2)
 filtered(Rows n, Messages<Compute<Out>> updated, Out* probabilities, Strides p, Out* log_normalizers, Strides z) {
     using T = Compute<Out>;
     const int lane = threadIdx.x % 32;

@@ -4,7 +4,7 @@
 
 // sums [batch, rows, columns], which may be `out`; for the other parameters see logmatmulexp.cu.
 template <class In>
-__global__ void __launch_bounds__(THREADS, 2)
+__global__ void __launch_bounds__(THREADS)
 log_epilogue(Operand<In> a, Operand<In> b, const In* row_max, const In* column_max, In* out, Sizes sizes,
              Compute<In> threshold, const Compute<In>* sums) {
     using T = Compute<In>;

@@ -9,7 +9,7 @@
 // row_max [batch, rows], column_max [batch, columns] and out [batch,
 // rows, columns] are contiguous. Grid: one block for each tile of each product.
 template <class In>
-__global__ void __launch_bounds__(THREADS, 2)
+__global__ void __launch_bounds__(THREADS)
 logmatmulexp(Operand<In> a, Operand<In> b, const In* row_max, const In* column_max, In* out,
              Sizes sizes, Compute<In> threshold) {
     using T = Compute<In>;

@@ -52,7 +52,7 @@ __device__ __forceinline__ int draw(int states, int lane, double uniform, const 
 // none; then their first step's states. states, uniforms: the samples, and the numbers that
 // they are drawn with, which may share memory; samples are their last axis.
 template <class T>
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(128, 4)
 sample_paths(Chain<T> chain, Weights<T> final, const T* updated, long long* after, long long* states, Strides s,
              const double* uniforms, Strides u, long long count) {
     const int K = chain.states, lane = threadIdx.x % 32;

@@ -85,11 +85,11 @@ class Mutant(NamedTuple):
     tests: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.symbol}: {self.old.strip()!r} -> {self.new.strip()!r}"
+        return f"{self.file}: {self.symbol or 'all'}: {self.old.strip()!r} -> {self.new.strip()!r}"
 
     def apply(self, text: str) -> str:
         """Return the changed text of the file; raise LookupError unless the change fits once."""
-        start, stop = symbol_span(text, self.symbol)
+        start, stop = symbol_span(text, self.symbol) if self.symbol else (0, len(text))
         source = text[start:stop]
         if source.count(self.old) != 1:
             raise LookupError(f"{source.count(self.old)} places in {self.symbol}")
@@ -125,6 +125,7 @@ def mutants() -> Iterator[Mutant]:
         text = line[2:].replace("\\n", "\n")
         if line.startswith("["):
             file, area = line.strip("[]").split(": ")
+            symbol = ""  # CUDA files have no symbols here: their texts are searched as a whole
         elif line.startswith("in "):
             symbol = line[3:]
         elif line.startswith("- "):

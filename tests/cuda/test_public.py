@@ -40,7 +40,9 @@ def test_gradients(kernels, np_backend, dtype, name):
 
 
 @pytest.mark.parametrize("kind", COTANGENTS)
-@pytest.mark.parametrize("name", ["sd = 1000", "rows 29 apart, sd = 1", "zeros in a corner of a, sd = 1000"])
+@pytest.mark.parametrize(
+    "name", ["sd = 1000", "rows 29 apart, sd = 1", "zeros in a corner of a, sd = 1000"]
+)
 def test_cotangents(kernels, np_backend, dtype, name, kind):
     check_vjp_logmatmulexp(np_backend, dtype, *PAIRS[name], kind)
 

@@ -8,7 +8,7 @@ import pytest
 import arraylogchain as alc
 from arraylogchain import _select
 from arraylogchain._numba import why_not
-from tests.chain_scenarios import normal, uniform
+from tests.chain_scenarios import make, normal, uniform
 
 if why_not() is not None:
     pytest.skip(why_not(), allow_module_level=True)
@@ -36,7 +36,8 @@ def rows(monkeypatch):
 
         monkeypatch.setattr(CompiledBackend, name, call)
 
-    watch("best_paths")
+    for name in ("best_paths", "log_partition", "posterior"):
+        watch(name)
     return count
 
 
@@ -80,6 +81,78 @@ def test_best_paths_of_long_chains_keep_within_the_workspace(rows):
     x = np.zeros((100_000, 2), np.float32)
     alc.LogChain(x, transitions=np.ones((2, 2), np.float32), workspace=1 << 20).viterbi()
     assert rows == {"taken": 0, "declined": 1}
+
+
+def results(chain, requested=None):
+    """Return everything that sums compute, and gradients for cotangents of both signs, one 0."""
+    value, pullback = alc.vjp.log_partition(chain)
+    g = np.resize([1.0, -2.0, 0.0, 0.5], np.shape(value))
+    return [chain.log_partition(), *chain.posterior(), chain.marginals(), *pullback(g)]
+
+
+def left_to_right(K):
+    return 0.5 * (np.eye(K) + np.eye(K, k=1))
+
+
+def turning(num_rows):
+    """Return chains whose first row leaves linear space forward."""
+    x = normal(num_rows, 60, 4)
+    x[0, 20:50, 2:] -= 40.0
+    return {"x": x, "transitions": np.kron(np.eye(2), np.ones((2, 2)))}
+
+
+def falling(num_rows):
+    """Return chains whose first row is certified forward, and not in both directions together."""
+    arguments = make("falling by each step")
+    x, _ = arguments.pop("x"), arguments.pop("only")
+    return {"x": np.stack([x, *[np.zeros_like(x)] * (num_rows - 1)]), **arguments}
+
+
+CHAINS = {
+    "one row": ({"x": normal(30, 3), "transitions": uniform(3, 3)}, 0),
+    "one step": ({"x": normal(9, 1, 3)}, 0),
+    "logs": ({"x": normal(9, 30, 3), "log_transitions": normal(3, 3, sd=30)}, 0),
+    "large weights": ({"x": normal(9, 30, 3), "transitions": 1e200 * uniform(29, 3, 3)}, 0),
+    "groups": ({"x": normal(4, 9, 30, 3), "transitions": uniform(4, 1, 1, 3, 3)}, 0),
+    "potentials of all rows": ({"x": normal(30, 3), "transitions": uniform(9, 29, 3, 3)}, 0),
+    "sparse": ({"x": normal(9, 30, 40), "transitions": left_to_right(40)}, 0),
+    "sparse, one row": ({"x": normal(30, 40), "transitions": left_to_right(40)}, 0),
+    "lanes": ({"x": normal(300, 5, 33), "log_transitions": normal(33, 33)}, 0),
+    "forward": (turning(9), 1),
+    "backward": (falling(9), 1),
+    "e^-480": ({"x": normal(9, 30, 3), "log_transitions": np.diag([-490.0, 0, 0])}, 9),
+    "infinite": ({"x": normal(9, 30, 3), "transitions": np.array([[INF, 1, 1]] * 3)}, 9),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("ragged", [False, True])
+def test_sums_of_whole_chains_are_those_of_segments(rows, monkeypatch, name, ragged):
+    arguments, declined = CHAINS[name]
+    arguments = dict(arguments)
+    x = arguments.pop("x")
+    K, batch = x.shape[-1], x.shape[:-2]
+    weights = {"log_initial": normal(K), "final": uniform(*batch, K)}
+    lengths = None
+    if ragged and batch and declined in (0, len(x)):
+        lengths = np.resize([x.shape[-2], 1, 7, 12, 3], batch).clip(1, x.shape[-2])
+    chain = alc.LogChain(x, **{**weights, **arguments}, lengths=lengths)
+    chain.marginals()
+    num_rows = rows.total()
+    assert rows["declined"] == declined
+    whole = results(chain)
+    assert rows.total() > num_rows
+    monkeypatch.setattr(_select, "FUSED", False)
+    for result, expected in zip(whole, results(chain), strict=True):
+        if expected is not None:
+            np.testing.assert_allclose(result, expected, rtol=1e-11, atol=1e-13)
+
+
+def test_row_that_is_declined_backward_is_taken_forward(rows):
+    arguments = falling(9)
+    chain = alc.LogChain(arguments.pop("x"), **arguments)
+    chain.log_partition()
+    assert rows == {"taken": 9, "declined": 0}
 
 
 @pytest.mark.parametrize("shape", [(5,), (2, 3)])

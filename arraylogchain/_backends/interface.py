@@ -132,6 +132,24 @@ class BestPaths(NamedTuple):
     declined: np.ndarray
 
 
+class WholeChains(NamedTuple):
+    """log Z of the whole chains of a shard, and gradients times cotangents.
+
+    Attributes
+    ----------
+    log_z : array [groups, rows]
+    gradients : dict of str to array
+        Of the requested ones: 'potentials' [groups, rows, T, K], 'transitions' [groups, 1, n, K,
+        K], 'initial' and 'final' [groups, rows, K]. They are 0 for declined rows.
+    declined : bool numpy.ndarray [groups, rows]
+        Rows of which nothing was computed.
+    """
+
+    log_z: Array
+    gradients: dict[str, Array]
+    declined: np.ndarray
+
+
 class Backend(Protocol):
     """A recursion over the steps of one shard.
 
@@ -139,6 +157,11 @@ class Backend(Protocol):
     returning None, or some of its rows; segments then take over for these.
 
         best_paths() -> BestPaths or None
+        log_partition() -> WholeChains or None
+        posterior(cotangents, requested, by_logs) -> WholeChains or None
+
+    Cotangents are an array [groups, rows], or None for ones; `requested` are names of gradients,
+    and `by_logs` tells whether that of transitions is with respect to their logarithms.
 
     Threads may call its methods at the same time; they do not change their arguments. Prepared
     matrices may be cached if preparing them twice does no harm. The same arguments give the same

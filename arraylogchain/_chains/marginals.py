@@ -22,11 +22,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from arraylogchain._backends.interface import Messages, SegmentMessages
+from arraylogchain._backends.interface import Messages, SegmentMessages, WholeChains
 from arraylogchain._chains.accumulate import Accumulator
 from arraylogchain._chains.cotangents import Cotangents
 from arraylogchain._chains.passes import Pass, last_logs, log_sum, passes, run_passes
 from arraylogchain._chains.segment_marginals import SegmentMarginals, ShardSums
+from arraylogchain._core.axes import Box
 from arraylogchain._core.context import Array, Context
 from arraylogchain._core.precision import DOUBLE, SINGLE
 from arraylogchain._core.scaled import exp_of_split, split_log, whole_maximum, whole_part
@@ -57,16 +58,46 @@ def _posterior(ctx: Context, chain: Chain, workspace: int, operation: str, *name
     total = ctx.empty(chain.batch, ctx.result_dtype) if operation == "posterior" else None
 
     def work(forward_pass: Pass, partial_sums: Accumulator) -> None:
-        backward_pass = backward_pass_of(forward_pass.run_and_store(), partial_sums, None)
-        if total is not None:
-            forward_pass.shard.write(total, backward_pass.log_z)
-        backward_pass.add()
-        forward_pass.stored.clear()  # frees memory for the next shard
+        remaining = [forward_pass]
+        whole = _whole_chains(forward_pass, partial_sums, None)
+        if whole is not None:
+            if total is not None:
+                forward_pass.shard.write(total, whole.log_z)
+            remaining = forward_pass.of_rows(whole.declined)
+        for one_pass in remaining:
+            backward_pass = backward_pass_of(one_pass.run_and_store(), partial_sums, None)
+            if total is not None:
+                one_pass.shard.write(total, backward_pass.log_z)
+            backward_pass.add()
+            one_pass.stored.clear()  # frees memory for the next shard
 
     all_passes = passes(operation, ctx, chain, workspace, needs_history=True)
     run_passes(ctx, all_passes, work, accumulator)
     gradients = accumulator.results()
     return total, gradients.get("potentials"), gradients.get("transitions")
+
+
+def _whole_chains(
+    forward_pass: Pass, accumulator: Accumulator, cotangent: Array | None
+) -> WholeChains | None:
+    """Add the gradients of whole chains that are computed in one call; return None where none is.
+
+    Those of declined rows remain to be added.
+    """
+    shard, requested = forward_pass.shard, accumulator.arrays
+    g = None if cotangent is None else shard.read(cotangent)
+    whole = forward_pass.whole_chains("posterior", g, requested, accumulator.by_logs)
+    if whole is None:
+        return None
+    for name, gradient in whole.gradients.items():
+        place: Box = (slice(None),)
+        if name == "potentials":
+            place = slice(0, shard.num_steps), slice(None)
+        elif name == "transitions":
+            place = slice(0, gradient.shape[2]), slice(None), slice(None)
+        if name != "transitions" or shard.num_steps > 1:
+            accumulator.add(name, shard, place, gradient)
+    return whole  # type: ignore[no-any-return]
 
 
 def value_and_pullback(

@@ -18,8 +18,13 @@ def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     out = ctx.empty(chain.batch, ctx.result_dtype)
 
     def work(forward_pass: Pass) -> None:
-        forward_pass.final_carry()
-        forward_pass.shard.write(out, forward_pass.log_partition())
+        remaining = [forward_pass]
+        if (whole := forward_pass.whole_chains("log_partition")) is not None:
+            forward_pass.shard.write(out, whole.log_z)
+            remaining = forward_pass.of_rows(whole.declined)
+        for one_pass in remaining:
+            one_pass.final_carry()
+            one_pass.shard.write(out, one_pass.log_partition())
 
     run_passes(ctx, passes("log_partition", ctx, chain, workspace, num_arrays=3), work)
     return out

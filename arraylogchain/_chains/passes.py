@@ -67,12 +67,21 @@ class Pass:
     log_z: Array = None
 
     def whole_chains(self, method: str, *args: Any) -> Any:
-        """Return the result of a backend's method for whole chains; None where there is none."""
+        """Return the result of a backend's method for whole chains.
+
+        None where there is none, or where so many rows are declined that segments, which take them
+        together, are faster.
+        """
         function = getattr(self.backend, method, None) if _select.FUSED else None
-        return None if function is None else function(*args)
+        result = None if function is None else function(*args)
+        if result is None or np.count_nonzero(result.declined) > result.declined.size // 8:
+            return None
+        return result
 
     def of_rows(self, declined: np.ndarray) -> list[Pass]:
         """Return passes over single rows, those that a mask [groups, rows] selects."""
+        if not declined.any():
+            return []
         size = self.segments[0].stop - self.segments[0].start
         return [
             Pass(

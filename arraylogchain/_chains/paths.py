@@ -33,16 +33,13 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     weights = ctx.empty(chain.batch, ctx.result_dtype)
 
     def work(forward_pass: Pass) -> None:
-        whole = forward_pass.whole_chains("best_paths")
-        if whole is None:
-            by_segments(forward_pass)
-            return
-        shard = forward_pass.shard
-        shard.write(states, whole.states, (slice(shard.num_steps),))
-        shard.write(weights, whole.log_weights)
-        if whole.declined.any():
-            for row_pass in forward_pass.of_rows(whole.declined):
-                by_segments(row_pass)
+        remaining, shard = [forward_pass], forward_pass.shard
+        if (whole := forward_pass.whole_chains("best_paths")) is not None:
+            shard.write(states, whole.states, (slice(shard.num_steps),))
+            shard.write(weights, whole.log_weights)
+            remaining = forward_pass.of_rows(whole.declined)
+        for one_pass in remaining:
+            by_segments(one_pass)
 
     def by_segments(forward_pass: Pass) -> None:
         forward_pass.run_and_store()

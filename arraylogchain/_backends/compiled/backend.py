@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from arraylogchain._backends.compiled import best_paths, matrices, paths, recursion
+from arraylogchain._backends.compiled import best_paths, matrices, paths, recursion, whole_chains
 from arraylogchain._backends.compiled.matrices import FULL
-from arraylogchain._backends.interface import BestPaths, Keep, Messages, SegmentMessages
+from arraylogchain._backends.interface import (
+    BestPaths,
+    Keep,
+    Messages,
+    SegmentMessages,
+    WholeChains,
+)
 from arraylogchain._backends.shards import Shard
 from arraylogchain._core.context import Array
 from arraylogchain._numba.compiling import Floats, Integers
@@ -18,6 +26,20 @@ _SIDE_BY_SIDE = 8
 # Numbers that are weighed by exponentials which are computed together, and steps at most.
 _CHUNK, _CHUNK_STEPS = 4096, 64
 _NO_WEIGHTS = np.empty(0)
+
+
+# Lanes of whole chains, at most: of about one length where lengths differ.
+_MAX_LANES, _MAX_RAGGED_LANES = 256, 64
+
+
+@lru_cache(maxsize=256)
+def _sizes(rows: int, T: int, K: int, is_ragged: bool, has_gradients: bool) -> Any:
+    """Return the `whole_chains.Sizes` of lanes whose messages of a step fit a cache."""
+    most = _MAX_RAGGED_LANES if is_ragged else _MAX_LANES
+    lanes = min(rows, most, max(_SIDE_BY_SIDE, _CHUNK // K)) if rows >= _SIDE_BY_SIDE else 1
+    batch = min(_CHUNK_STEPS, max(1, _CHUNK // (K * lanes)))
+    chunk = min(T, max(4, 2 * _CHUNK // (K * lanes))) if has_gradients else 2
+    return lanes, batch, max(2, chunk), T + 1 if has_gradients else 2
 
 
 class CompiledBackend:
@@ -122,6 +144,87 @@ class CompiledBackend:
         return BestPaths(
             states.reshape(*shape, T), log_weights.reshape(shape), declined.reshape(shape)
         )
+
+    def log_partition(self) -> WholeChains | None:
+        """Return log Z of whole chains; None where these do not fit the workspace."""
+        return self._whole_chains(None, None, False)
+
+    def posterior(
+        self, cotangents: Array | None, requested: Collection[str], by_logs: bool
+    ) -> WholeChains | None:
+        """Return log Z and gradients of whole chains; None where these do not fit."""
+        return self._whole_chains(cotangents, requested, by_logs)
+
+    def _whole_chains(
+        self, cotangents: Array | None, requested: Collection[str] | None, by_logs: bool
+    ) -> WholeChains | None:
+        shard, K, T, (groups, rows) = self.shard, self.K, self.shard.num_steps, self._shape
+        N, has_gradients = groups * rows, requested is not None
+        sizes = _sizes(rows, T, K, shard.lengths is not None, has_gradients)
+        count = 1 if self.has_one else max(1, T - 1)
+        size = whole_chains.memory_size(K, count, sizes)
+        with_states, with_pairs = (
+            requested is not None and name in requested for name in ("potentials", "transitions")
+        )
+        if not self._fits(size + N * T * K * (1 + with_states) + 2 * groups * count * K * K):
+            return None
+        transitions, is_log = self._transitions(count)
+        (initial, starts), (final, ends) = map(self._boundary_weights, (False, True))
+        chains = (
+            self._potentials(slice(0, T)).reshape(N, T, K),
+            self.lengths.reshape(N),
+            transitions,
+            initial.reshape(N, K),
+            final.reshape(N, K),
+            is_log,
+            starts,
+            ends,
+        )
+        log_z, declined, shape = np.empty(N), np.empty(N, bool), (groups, rows)
+        columns = self._columns(transitions[0, 0], is_log)
+        memory, forms = np.empty(size), np.empty((2, sizes[0]), np.int8)
+        if requested is None:
+            whole_chains.log_partition(chains, columns, sizes, memory, forms, log_z, declined)
+            return WholeChains(log_z.reshape(shape), {}, declined.reshape(shape))
+        has_boundary = "initial" in requested or "final" in requested
+        potentials = np.empty((N if with_states else 0, T, K))
+        pairs = np.zeros((groups if with_pairs else 0, count, K, K))
+        boundary = np.empty((2, N if has_boundary else 0, K))
+        g = np.ones(N) if cotangents is None else np.array(cotangents, np.float64).reshape(N)
+        gradients = potentials, pairs, boundary, by_logs
+        back_columns = self._columns(transitions[0, 0].T, is_log)
+        whole_chains.posterior(
+            chains, columns, back_columns, sizes, memory, forms, g, gradients, log_z, declined
+        )
+        results = {}
+        if with_states:
+            results["potentials"] = potentials.reshape(*shape, T, K)
+        if with_pairs:
+            results["transitions"] = pairs[:, None]
+        for i, name in enumerate(("initial", "final")):
+            if name in requested:
+                results[name] = boundary[i].reshape(*shape, K)
+        return WholeChains(log_z.reshape(shape), results, declined.reshape(shape))
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.shard.groups, self.shard.rows
+
+    def _transitions(self, count: int) -> tuple[Floats, bool]:
+        """Return the matrices [groups, count, K, K] as given, and whether they are logs."""
+        shard, K = self.shard, self.K
+        if shard.chain.num_steps == 1:
+            x: Any = np.zeros((shard.groups, count, K, K))
+        else:
+            x = np.ascontiguousarray(shard.matrices(slice(0, count)), np.float64)
+        x = x.reshape(shard.groups, count, K, K)
+        x.setflags(write=False)
+        return x, "transitions" in shard.chain.logs
+
+    def _columns(self, matrix: Floats, is_log: bool) -> tuple[Any, ...]:
+        """Return the columns of the one matrix of a shard, if it has few nonzero entries."""
+        is_shared = self.has_one and self.shard.groups == 1
+        return tuple(matrices.columns_of(matrix, is_log) if is_shared else FULL)
 
     def _fits(self, size: int) -> bool:
         """Tell whether so many float64 numbers fit what a shard has without stored messages."""

@@ -216,6 +216,8 @@ def write_factors(x, low, count, lengths, first, factors, x_shifts, forms, m):
             forms[i % R] = FAILED
             marked += 1
             zero_row(m, i % R, len(m) // R, R)
+        if not factors[i] < INF:
+            factors[i] = 0.0  # weights of the row are 0, and stay so
     elementary.exps(factors, 0.0, factors, n)
     return marked
 

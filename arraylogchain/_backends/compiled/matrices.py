@@ -10,8 +10,8 @@ import numpy as np
 from arraylogchain._backends.compiled.linear_space import MOST, TINY
 from arraylogchain._core.context import Array, Context
 from arraylogchain._core.scaled import scaled_logs, whole_maximum
-from arraylogchain._numba.compiling import Floats, Integers, compiled
-from arraylogchain._numba.elementary import INF
+from arraylogchain._numba.compiling import Floats, Integers, compiled, inner
+from arraylogchain._numba.elementary import INF, exponent_of, exps, integer_shift, power_of_two
 from arraylogchain._select import SPARSE_COST
 
 # Entries below this, relative to the largest of their matrix, are left out of F.
@@ -76,6 +76,14 @@ def prepare(ctx: Context, values: Array, is_log: bool, transposed: bool) -> Prep
 
 @compiled
 def copy(values: Floats, transposed: bool, is_log: bool, out: Floats, extremes: Floats) -> Any:
+    """Do what `copy_matrices` does, called from Python."""
+    return copy_matrices(values, transposed, is_log, out, extremes)
+
+
+@inner
+def copy_matrices(
+    values: Floats, transposed: bool, is_log: bool, out: Floats, extremes: Floats
+) -> Any:
     """Copy matrices [n, K, K]; find the largest entries of each, and the least above zero.
 
     The first is NaN if an entry is no weight, and -inf, in logarithms, where all are zeros. Return
@@ -98,6 +106,36 @@ def copy(values: Floats, transposed: bool, is_log: bool, out: Floats, extremes: 
     return num_special, min_weight
 
 
+@inner
+def prepare_linear(values, is_log, out, scales, extremes):
+    """Write matrices [n, K, K] with a largest entry of about 1, and their scales [2, n].
+
+    Return the least weight that linear space may then hold, or 0 where some entry is so small,
+    infinite or NaN that linear space does not certify sums.
+    """
+    num_special, low = copy_matrices(values, False, is_log, out, extremes)
+    for n in range(len(values)):
+        scales[0, n], scales[1, n] = 0.0, 0.0
+    for n in range(len(values) if is_log or num_special > 0 else 0):
+        top, lowest = extremes[0, n], extremes[1, n]
+        if not top < INF or (not is_log and 0.0 < top < 2.0**-1000):
+            return 0.0
+        if is_log:
+            scales[0, n] = shift = integer_shift(top)
+            exps(out[n], shift, out[n], len(out[n]))
+            lowest = math.exp(lowest - shift)
+        elif top > 0.0:
+            exponent = min(exponent_of(top), 1022)
+            scales[1, n] = exponent
+            for i in range(len(out[n])):
+                out[n, i] *= power_of_two(-exponent)
+            lowest *= power_of_two(-exponent)
+        if lowest < _LEAST_ENTRY:
+            return 0.0
+        low = lowest if n == 0 or lowest < low else low
+    return max(2.0**-600, 2.0**-1000 / low)
+
+
 def logs_of(values: Array, is_log: bool) -> tuple[Floats, Floats, int]:
     """Return logarithms of matrices [g, s, K, K], less whole numbers, these, all flat, and s."""
     x = np.ascontiguousarray(values, np.float64)
@@ -111,15 +149,27 @@ def compress(F: Floats, logs: Floats) -> SparseColumns:
 
     The logarithms are those of F if there are none.
     """
-    entries, zero = (logs, -INF) if logs.size else (F, 0.0)
-    K, num_nonzero = math.isqrt(entries.size), np.count_nonzero(entries > zero)
-    if K < _MIN_SPARSE_STATES or SPARSE_COST * num_nonzero > K * K:
+    K, is_log = math.isqrt(max(F.size, logs.size)), logs.size > 0
+    columns = columns_of((logs if is_log else F).reshape(K, K), is_log)
+    if columns is FULL:
         return FULL
-    starts, rows = np.empty(K + 1, np.int64), np.empty(num_nonzero, np.int64)
-    write_columns(entries.reshape(K, K), zero, starts, rows)
+    starts, rows = columns[:2]
     at = rows * K + np.repeat(np.arange(K), np.diff(starts))
     weights = F[at] if F.size else F
-    return SparseColumns(starts, rows, weights, logs[at] if logs.size else np.log(weights))
+    return SparseColumns(starts, rows, weights, logs[at] if is_log else np.log(weights))
+
+
+def columns_of(matrix: Array, is_log: bool) -> SparseColumns:
+    """Return the columns of a matrix [K, K], with undefined weights and without logarithms."""
+    K, zero = len(matrix), -INF if is_log else 0.0
+    if K < _MIN_SPARSE_STATES:
+        return FULL
+    num_nonzero = np.count_nonzero(matrix > zero)
+    if SPARSE_COST * num_nonzero > K * K:
+        return FULL
+    starts, rows = np.empty(K + 1, np.int64), np.empty(num_nonzero, np.int64)
+    write_columns(matrix, zero, starts, rows)
+    return SparseColumns(starts, rows, np.empty(num_nonzero), FULL.logs)
 
 
 @compiled

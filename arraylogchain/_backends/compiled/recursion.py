@@ -65,11 +65,13 @@ class Carry(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Consecutive steps of the R rows of one group."""
+    """Steps ``x[:, start:stop]`` of the R rows of one group."""
 
-    x: Any  # [R, S, K], log potentials
+    x: Any  # [R, ..., K], log potentials
     lengths: Any  # [R], in descending order
     first_step: int  # step number of x[:, 0]
+    start: int
+    stop: int
     backward: bool
     g: int  # number of the group
 
@@ -115,8 +117,9 @@ def advance(x, matrices, bounds, sparse, lengths, carry, stored, scratch, first_
     stored, scratch = Stored(*stored), Scratch(*scratch)
     weights, scales, forms = carry
     log_range, num_in_logs = linear_log_range(bounds), 0
+    S = x.shape[2]
     for g in range(len(x)):
-        segment = Segment(x[g], lengths[g], first_step, backward, g)
+        segment = Segment(x[g], lengths[g], first_step, S - S, S, backward, g)
         rows = Carry(weights[g], scales[0, g], scales[1, g], forms[g])
         for r in range(len(rows.forms)):
             enter_linear_space(rows, r, bounds, log_range)
@@ -172,9 +175,9 @@ def advance_linear(segment, rows, matrices, bounds, sparse, stored, scratch):
 
     Return the number of rows that are linear still.
     """
-    x, lengths, first_step, backward, g = segment
+    x, lengths, first_step, start, stop, backward, g = segment
     factors, x_shifts = scratch
-    (R, S, K), B = x.shape, len(x_shifts) - 3
+    R, S, K, B = len(x), stop - start, x.shape[2], len(x_shifts) - 3
     shift, exponent, row_max = x_shifts[B], x_shifts[B + 1], x_shifts[B + 2]
     # Messages that are not stored alternate between the two steps of a scratch buffer.
     num_predicted, predicted_g = len(stored.predicted), g % stored.predicted.shape[1]
@@ -187,13 +190,14 @@ def advance_linear(segment, rows, matrices, bounds, sparse, stored, scratch):
     batch_start, next_batch = zero, zero  # steps whose potentials are exponentiated together
     for s in range(S if num_linear else 0):
         i = S - 1 - s if backward else s
-        t = first_step + i
+        t = first_step + start + i
         if s == next_batch:
             count = S - s if S - s < B else B
             next_batch += count
             batch_start = i - count + 1 if backward else i
+            low = start + batch_start
             num_linear -= linear_space.write_factors(
-                x, batch_start, count, lengths, first_step, factors, x_shifts, rows.forms, message
+                x, low, count, lengths, first_step, factors, x_shifts, rows.forms, message
             )
         exp_x = factors[(i - batch_start) * K * R : (i - batch_start + 1) * K * R]
         predicted = stored.predicted[i % num_predicted, predicted_g]
@@ -280,7 +284,7 @@ def _store_scales(scales, g, i, shift, exponent):
 @inner
 def _advance_in_logs(segment, rows, r, matrices, bounds, sparse, stored, scratch):
     """Advance row r of a group in log space; overwrites the exponentials in `scratch`."""
-    x, lengths, first_step, backward, g = segment
+    x, lengths, first_step, _, _, backward, g = segment
     weights, shifts, exponents, forms = rows
     S, K, work = x.shape[1], x.shape[2], scratch.factors
     message, new, sums, terms = work[:K], work[K : 2 * K], work[2 * K : 3 * K], work[3 * K : 4 * K]

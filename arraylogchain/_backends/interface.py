@@ -143,11 +143,14 @@ class WholeChains(NamedTuple):
         K], 'initial' and 'final' [groups, rows, K]. They are 0 for declined rows.
     declined : bool numpy.ndarray [groups, rows]
         Rows of which nothing was computed.
+    messages : object
+        What `posterior` reads of an earlier call, if it was asked to be stored; else None.
     """
 
     log_z: Array
     gradients: dict[str, Array]
     declined: np.ndarray
+    messages: Any = None
 
 
 class Backend(Protocol):
@@ -157,11 +160,12 @@ class Backend(Protocol):
     returning None, or some of its rows; segments then take over for these.
 
         best_paths() -> BestPaths or None
-        log_partition() -> WholeChains or None
-        posterior(cotangents, requested, by_logs) -> WholeChains or None
+        log_partition(store_messages) -> WholeChains or None
+        posterior(cotangents, requested, by_logs, stored) -> WholeChains or None
 
     Cotangents are an array [groups, rows], or None for ones; `requested` are names of gradients,
-    and `by_logs` tells whether that of transitions is with respect to their logarithms.
+    and `by_logs` tells whether that of transitions is with respect to their logarithms. `stored` is
+    the result of `log_partition`, whose declined rows are declined again, or None.
 
     Threads may call its methods at the same time; they do not change their arguments. Prepared
     matrices may be cached if preparing them twice does no harm. The same arguments give the same

@@ -82,11 +82,12 @@ def _whole_chains(
 ) -> WholeChains | None:
     """Add the gradients of whole chains that are computed in one call; return None where none is.
 
-    Those of declined rows remain to be added.
+    Those of declined rows remain to be added. Forward messages are read if they are stored.
     """
     shard, requested = forward_pass.shard, accumulator.arrays
     g = None if cotangent is None else shard.read(cotangent)
-    whole = forward_pass.whole_chains("posterior", g, requested, accumulator.by_logs)
+    stored, by_logs = forward_pass.whole, accumulator.by_logs
+    whole = forward_pass.whole_chains("posterior", g, requested, by_logs, stored)
     if whole is None:
         return None
     for name, gradient in whole.gradients.items():
@@ -140,9 +141,15 @@ def value_and_pullback(
         return replace(forward_pass, backend=backend)
 
     def run(forward_pass: Pass) -> None:
-        forward_pass.run_and_store()
-        forward_pass.shard.write(out, forward_pass.log_z)
-        forward_pass.backend = with_new_backend(forward_pass).backend
+        whole = forward_pass.whole_chains("log_partition", True) if stores_all else None
+        if whole is not None:
+            forward_pass.whole = whole
+            forward_pass.shard.write(out, whole.log_z)
+            forward_pass.remaining = forward_pass.of_rows(whole.declined)
+        for one_pass in [forward_pass] if whole is None else forward_pass.remaining:
+            one_pass.run_and_store()
+            one_pass.shard.write(out, one_pass.log_z)
+            one_pass.backend = with_new_backend(one_pass).backend
 
     run_passes(ctx, all_passes, run)
 
@@ -150,7 +157,18 @@ def value_and_pullback(
         accumulator = Accumulator(ctx, chain, workspace, requested)
 
         def add(forward_pass: Pass, partial_sums: Accumulator) -> None:
-            backward_pass_of(with_new_backend(forward_pass), partial_sums, cotangent).add()
+            forward_pass = with_new_backend(forward_pass)
+            remaining = [forward_pass]
+            if forward_pass.whole is not None:
+                whole = _whole_chains(forward_pass, partial_sums, cotangent)
+                if whole is None:
+                    remaining = [forward_pass.again().run_and_store()]
+                else:
+                    declined = whole.declined & ~forward_pass.whole.declined
+                    more = [row_pass.run_and_store() for row_pass in forward_pass.of_rows(declined)]
+                    remaining = [*map(with_new_backend, forward_pass.remaining), *more]
+            for one_pass in remaining:
+                backward_pass_of(one_pass, partial_sums, cotangent).add()
 
         run_passes(ctx, all_passes, add, accumulator)
         return accumulator.results()

@@ -19,7 +19,7 @@ def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
 
     def work(forward_pass: Pass) -> None:
         remaining = [forward_pass]
-        if (whole := forward_pass.whole_chains("log_partition")) is not None:
+        if (whole := forward_pass.whole_chains("log_partition", False)) is not None:
             forward_pass.shard.write(out, whole.log_z)
             remaining = forward_pass.of_rows(whole.declined)
         for one_pass in remaining:

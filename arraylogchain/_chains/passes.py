@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -13,7 +13,13 @@ import numpy as np
 from arraylogchain import _select
 from arraylogchain._backends import shards
 from arraylogchain._backends.array import ArrayBackend
-from arraylogchain._backends.interface import Backend, Keep, Messages, SegmentMessages
+from arraylogchain._backends.interface import (
+    Backend,
+    Keep,
+    Messages,
+    SegmentMessages,
+    WholeChains,
+)
 from arraylogchain._backends.shards import Shard
 from arraylogchain._chains.accumulate import Accumulator
 from arraylogchain._chains.planning import ChainSizes, plan_shards
@@ -51,6 +57,9 @@ class Pass:
         After the last segment that has run.
     log_z : array [groups, rows]
         After a forward pass.
+    whole : WholeChains or None
+        Of a forward pass in one call; then `remaining` are passes over its declined rows.
+    remaining : list of Pass
     """
 
     shard: Shard
@@ -65,6 +74,8 @@ class Pass:
     stored: list[Messages | None] = field(default_factory=list)
     carry: Any = None
     log_z: Array = None
+    whole: WholeChains | None = None
+    remaining: list[Pass] = field(default_factory=list)
 
     def whole_chains(self, method: str, *args: Any) -> Any:
         """Return the result of a backend's method for whole chains.
@@ -78,22 +89,18 @@ class Pass:
             return None
         return result
 
+    def again(self) -> Pass:
+        """Return a pass over the same shard that has not run, with a backend of its own."""
+        backend = type(self.backend)(self.shard, self.workspace)
+        return replace(self, backend=backend, checkpoints=[], stored=[], whole=None, remaining=[])
+
     def of_rows(self, declined: np.ndarray) -> list[Pass]:
         """Return passes over single rows, those that a mask [groups, rows] selects."""
         if not declined.any():
             return []
         size = self.segments[0].stop - self.segments[0].start
         return [
-            Pass(
-                shard,
-                type(self.backend)(shard, self.workspace),
-                list(chunks(shard.num_steps, size)),
-                self.backward,
-                self.store_messages,
-                self.workspace,
-                self.parallel,
-                self.max_product,
-            )
+            replace(self, shard=shard, segments=list(chunks(shard.num_steps, size))).again()
             for shard in self.shard.single_rows(declined)
         ]
 

@@ -33,13 +33,15 @@ _MAX_LANES, _MAX_RAGGED_LANES = 256, 64
 
 
 @lru_cache(maxsize=256)
-def _sizes(rows: int, T: int, K: int, is_ragged: bool, has_gradients: bool) -> Any:
-    """Return the `whole_chains.Sizes` of lanes whose messages of a step fit a cache."""
+def _sizes(rows: int, T: int, K: int, is_ragged: bool) -> tuple[int, int, int]:
+    """Return the lanes of whole chains, whose messages of a step fit a cache, and other sizes.
+
+    These are the steps whose potentials are exponentiated together, and the steps of a chunk.
+    """
     most = _MAX_RAGGED_LANES if is_ragged else _MAX_LANES
     lanes = min(rows, most, max(_SIDE_BY_SIDE, _CHUNK // K)) if rows >= _SIDE_BY_SIDE else 1
     batch = min(_CHUNK_STEPS, max(1, _CHUNK // (K * lanes)))
-    chunk = min(T, max(4, 2 * _CHUNK // (K * lanes))) if has_gradients else 2
-    return lanes, batch, max(2, chunk), T + 1 if has_gradients else 2
+    return lanes, batch, max(2, min(T, max(4, 2 * _CHUNK // (K * lanes))))
 
 
 class CompiledBackend:
@@ -145,28 +147,80 @@ class CompiledBackend:
             states.reshape(*shape, T), log_weights.reshape(shape), declined.reshape(shape)
         )
 
-    def log_partition(self) -> WholeChains | None:
+    def log_partition(self, store_messages: bool) -> WholeChains | None:
         """Return log Z of whole chains; None where these do not fit the workspace."""
-        return self._whole_chains(None, None, False)
+        groups, rows, K, T = *self._shape, self.K, self.shard.num_steps
+        sizes, N = _sizes(rows, T, K, self.shard.lengths is not None), groups * rows
+        inputs = self._whole_chains(sizes, 0)
+        if inputs is None:
+            return None
+        row_size = (T + 1) * K if store_messages else 0
+        alpha = np.empty(N * row_size or 2 * K * sizes[0])
+        log_z, declined = np.empty(N), np.empty(N, bool)
+        chains, columns, memory, forms = inputs
+        whole_chains.log_partition(
+            chains, columns, (*sizes, row_size, False), memory, alpha, forms, log_z, declined
+        )
+        shape, messages = (groups, rows), alpha if store_messages else None
+        return WholeChains(log_z.reshape(shape), {}, declined.reshape(shape), messages)
 
     def posterior(
-        self, cotangents: Array | None, requested: Collection[str], by_logs: bool
+        self,
+        cotangents: Array | None,
+        requested: Collection[str],
+        by_logs: bool,
+        stored: WholeChains | None,
     ) -> WholeChains | None:
         """Return log Z and gradients of whole chains; None where these do not fit."""
-        return self._whole_chains(cotangents, requested, by_logs)
-
-    def _whole_chains(
-        self, cotangents: Array | None, requested: Collection[str] | None, by_logs: bool
-    ) -> WholeChains | None:
-        shard, K, T, (groups, rows) = self.shard, self.K, self.shard.num_steps, self._shape
-        N, has_gradients = groups * rows, requested is not None
-        sizes = _sizes(rows, T, K, shard.lengths is not None, has_gradients)
-        count = 1 if self.has_one else max(1, T - 1)
-        size = whole_chains.memory_size(K, count, sizes)
-        with_states, with_pairs = (
-            requested is not None and name in requested for name in ("potentials", "transitions")
+        groups, rows, K, T = *self._shape, self.K, self.shard.num_steps
+        sizes, N = _sizes(rows, T, K, self.shard.lengths is not None), groups * rows
+        num_states, num_pairs, num_ends = (
+            any(name in requested for name in names)
+            for names in (("potentials",), ("transitions",), ("initial", "final"))
         )
-        if not self._fits(size + N * T * K * (1 + with_states) + 2 * groups * count * K * K):
+        of_lanes = (T + 1) * K * sizes[0] if stored is None else 0
+        inputs = self._whole_chains(sizes, of_lanes + N * T * K * num_states)
+        if inputs is None:
+            return None
+        chains, columns, memory, forms = inputs
+        transitions, is_log, count = chains[2], chains[5], chains[2].shape[1]
+        potentials = np.empty((N * num_states, T, K))
+        pairs = np.zeros((groups * num_pairs, count, K, K))
+        boundary = np.empty((2, N * num_ends, K))
+        g = np.ones(N) if cotangents is None else np.array(cotangents, np.float64).reshape(N)
+        log_z = np.empty(N) if stored is None else stored.log_z.reshape(N)
+        declined = np.empty(N, bool) if stored is None else stored.declined.reshape(N).copy()
+        whole_chains.posterior(
+            chains,
+            columns,
+            self._columns(transitions[0, 0].T, is_log),
+            (*sizes, 0 if stored is None else (T + 1) * K, stored is not None),
+            memory,
+            np.empty(of_lanes) if stored is None else stored.messages,
+            forms,
+            g,
+            (potentials, pairs, boundary, by_logs),
+            log_z,
+            declined,
+        )
+        shape = groups, rows
+        results = {"potentials": potentials.reshape(*shape, T, K)} if num_states else {}
+        if num_pairs:
+            results["transitions"] = pairs[:, None]
+        for i, name in enumerate(("initial", "final")):
+            if name in requested:
+                results[name] = boundary[i].reshape(*shape, K)
+        return WholeChains(log_z.reshape(shape), results, declined.reshape(shape))
+
+    def _whole_chains(self, sizes: tuple[int, int, int], size: int) -> Any:
+        """Return `whole_chains.Chains`, columns and scratch; None where these do not fit.
+
+        `size` are numbers that are needed beside these.
+        """
+        shard, K, T, N = self.shard, self.K, self.shard.num_steps, self.G * self.R
+        count = 1 if self.has_one else max(1, T - 1)
+        memory_size = whole_chains.memory_size(K, count, *sizes)
+        if not self._fits(size + memory_size + N * T * K + 2 * shard.groups * count * K * K):
             return None
         transitions, is_log = self._transitions(count)
         (initial, starts), (final, ends) = map(self._boundary_weights, (False, True))
@@ -180,31 +234,8 @@ class CompiledBackend:
             starts,
             ends,
         )
-        log_z, declined, shape = np.empty(N), np.empty(N, bool), (groups, rows)
-        columns = self._columns(transitions[0, 0], is_log)
-        memory, forms = np.empty(size), np.empty((2, sizes[0]), np.int8)
-        if requested is None:
-            whole_chains.log_partition(chains, columns, sizes, memory, forms, log_z, declined)
-            return WholeChains(log_z.reshape(shape), {}, declined.reshape(shape))
-        has_boundary = "initial" in requested or "final" in requested
-        potentials = np.empty((N if with_states else 0, T, K))
-        pairs = np.zeros((groups if with_pairs else 0, count, K, K))
-        boundary = np.empty((2, N if has_boundary else 0, K))
-        g = np.ones(N) if cotangents is None else np.array(cotangents, np.float64).reshape(N)
-        gradients = potentials, pairs, boundary, by_logs
-        back_columns = self._columns(transitions[0, 0].T, is_log)
-        whole_chains.posterior(
-            chains, columns, back_columns, sizes, memory, forms, g, gradients, log_z, declined
-        )
-        results = {}
-        if with_states:
-            results["potentials"] = potentials.reshape(*shape, T, K)
-        if with_pairs:
-            results["transitions"] = pairs[:, None]
-        for i, name in enumerate(("initial", "final")):
-            if name in requested:
-                results[name] = boundary[i].reshape(*shape, K)
-        return WholeChains(log_z.reshape(shape), results, declined.reshape(shape))
+        columns, forms = self._columns(transitions[0, 0], is_log), np.empty((2, sizes[0]), np.int8)
+        return chains, columns, np.empty(memory_size), forms
 
     @property
     def _shape(self) -> tuple[int, int]:

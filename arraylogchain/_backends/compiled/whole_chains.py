@@ -49,12 +49,13 @@ class Chains(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Sizes of the work space."""
+    """Sizes of the work space, and of the updated messages that are stored forward."""
 
     lanes: int  # L rows side by side
     batch: int  # B steps whose potentials are exponentiated together
     chunk: int  # C steps backward, whose messages are stored
-    stored: int  # updated messages stored forward: T + 1, or 2 for log Z alone
+    row_size: int  # numbers stored for each row; 0 where lanes use the same memory
+    is_stored: bool  # whether the messages are those of an earlier call
 
 
 class Gradients(NamedTuple):
@@ -77,7 +78,6 @@ class Workspace(NamedTuple):
     carries: Any  # [2, L * (K + 2)]: forward and backward
     boundary: Any  # [2, L, K + 1]: weights as the recursions began with them, and exponents
     normalizers: Any  # [L]
-    alpha: Any  # updated messages forward
     predicted: Any  # [max(C, 2), 1, K * L]
     updated: Any  # [C + 1, 1, K * L]
 
@@ -104,7 +104,7 @@ class Group(NamedTuple):
 
 
 @compiled
-def log_partition(chains, columns, sizes, memory, forms, log_z, declined):
+def log_partition(chains, columns, sizes, memory, alpha, forms, log_z, declined):
     """Write log Z of whole chains, and which rows are declined.
 
     Parameters
@@ -113,6 +113,9 @@ def log_partition(chains, columns, sizes, memory, forms, log_z, declined):
         The fields of `Chains`, `SparseColumns` and `Sizes`. The weights of columns are undefined.
     memory : array
         For `Workspace`.
+    alpha : array
+        Updated messages forward, of the T + 1 steps of all rows if they are stored, else of 2 steps
+        of some lanes.
     forms : int8 array [2, L]
     log_z : array [N]
     declined : bool array [N]
@@ -123,16 +126,30 @@ def log_partition(chains, columns, sizes, memory, forms, log_z, declined):
     for g in range(len(chains.transitions)):
         group = _prepare_group(chains, g, columns, work)
         for start in range(g * R, (g + 1) * R, sizes.lanes):
-            lanes = _lanes(chains, start, min(sizes.lanes, (g + 1) * R - start), work, forms)
-            _run_forward(chains, lanes, group, work, log_z)
+            width = min(sizes.lanes, (g + 1) * R - start)
+            lanes = _lanes(chains, start, width, work, alpha, sizes, forms)
+            _enter_linear_space(lanes, group, work)
+            _run_forward(lanes, group, work, log_z)
             _write_declined(lanes, declined)
 
 
 @compiled
 def posterior(
-    chains, columns, back_columns, sizes, memory, forms, cotangents, gradients, log_z, declined
+    chains,
+    columns,
+    back_columns,
+    sizes,
+    memory,
+    alpha,
+    forms,
+    cotangents,
+    gradients,
+    log_z,
+    declined,
 ):
     """Write log Z and gradients of whole chains, and which rows are declined.
+
+    With messages of an earlier call, `declined` is that of this call, and log Z is not computed.
 
     Parameters
     ----------
@@ -152,12 +169,18 @@ def posterior(
         group = _prepare_group(chains, g, columns, work)
         back_group = _transpose(group, back_columns, work)
         for start in range(g * R, (g + 1) * R, sizes.lanes):
-            lanes = _lanes(chains, start, min(sizes.lanes, (g + 1) * R - start), work, forms)
+            width = min(sizes.lanes, (g + 1) * R - start)
+            lanes = _lanes(chains, start, width, work, alpha, sizes, forms)
             for r in range(len(lanes.x)):
                 size = abs(cotangents[start + r])
-                if not (size == 0.0 or _MIN_COTANGENT <= size <= _MAX_COTANGENT):
+                in_range = size == 0.0 or _MIN_COTANGENT <= size <= _MAX_COTANGENT
+                if not in_range or (sizes.is_stored and declined[start + r]):
                     lanes.forward.forms[r] = FAILED
-            _run_forward(chains, lanes, group, work, log_z)
+            _enter_linear_space(lanes, group, work)
+            if sizes.is_stored:
+                _load_last(lanes)
+            else:
+                _run_forward(lanes, group, work, log_z)
             _run_backward(chains, lanes, back_group, cotangents, gradients, work, sizes.chunk)
             if len(gradients.transitions) > 0:
                 _add(gradients.transitions[g], work.pairs)
@@ -188,8 +211,6 @@ def _cut(chains, sizes, memory):
     i += 2 * L * (K + 1)
     normalizers = memory[i : i + L]
     i += L
-    alpha = memory[i : i + sizes.stored * K * L]
-    i += sizes.stored * K * L
     predicted = memory[i : i + C * K * L]
     i += C * K * L
     updated = memory[i : i + (C + 1) * K * L]
@@ -202,17 +223,15 @@ def _cut(chains, sizes, memory):
         carries,
         boundary,
         normalizers,
-        alpha,
         predicted,
         updated,
     )
 
 
-def memory_size(K: int, num_matrices: int, sizes: tuple[int, int, int, int]) -> int:
+def memory_size(K: int, num_matrices: int, L: int, B: int, C: int) -> int:
     """Return how many numbers `Workspace` takes."""
-    L, B, C, stored = sizes
     of_matrices = num_matrices * (3 * K * K + 4)
-    return of_matrices + L * ((B + 4) * K + B + 3 + 4 * K + 7 + (stored + 2 * C + 1) * K)
+    return of_matrices + L * ((B + 4) * K + B + 3 + 4 * K + 7 + (2 * C + 1) * K)
 
 
 @views
@@ -254,7 +273,7 @@ def _transpose(group, columns, work):
 
 
 @views
-def _lanes(chains, start, width, work, forms):
+def _lanes(chains, start, width, work, alpha, sizes, forms):
     """Return lanes of the rows from `start` on, whose carries are boundary weights."""
     K = chains.x.shape[2]
     forward = _carry(work.carries[0], forms[0], width, K)
@@ -274,7 +293,7 @@ def _lanes(chains, start, width, work, forms):
         start,
         forward,
         backward,
-        _messages(work.alpha, size),
+        _messages(alpha[start * sizes.row_size :], size),
         _messages(work.predicted, size),
         _messages(work.updated, size),
     )
@@ -296,8 +315,8 @@ def _carry(memory, forms, width, K):
 
 
 @inner
-def _run_forward(chains, lanes, group, work, log_z):
-    """Run forward through all steps; mark rows as FAILED that are not certified."""
+def _enter_linear_space(lanes, group, work):
+    """Convert boundary weights to linear space, and keep them; mark rows as FAILED without."""
     forward, backward = lanes.forward, lanes.backward
     width, K = forward.weights.shape
     log_range = linear_log_range(group.bounds) if group.bounds.min_weight > 0.0 else 0.0
@@ -311,7 +330,23 @@ def _run_forward(chains, lanes, group, work, log_z):
             work.boundary[0, r, k] = forward.weights[r, k]
             work.boundary[1, r, k] = backward.weights[r, k]
         work.boundary[0, r, K], work.boundary[1, r, K] = forward.exponents[r], backward.exponents[r]
-    T = lanes.lengths[0]
+
+
+@inner
+def _load_last(lanes):
+    """Load the last updated messages of an earlier call."""
+    weights = lanes.forward.weights
+    (width, K), last = weights.shape, lanes.alpha[lanes.lengths[0], 0]
+    for r in range(width):
+        for k in range(K):
+            weights[r, k] = last[k * width + r]
+
+
+@inner
+def _run_forward(lanes, group, work, log_z):
+    """Run forward through all steps; mark rows as FAILED that are not certified."""
+    forward, backward = lanes.forward, lanes.backward
+    (width, K), T = forward.weights.shape, lanes.lengths[0]
     segment = Segment(lanes.x, lanes.lengths, T - T, T - T, T, T < 0, T - T)
     _advance(segment, forward, group, lanes.predicted, lanes.alpha, work)
     terms, scales = work.scratch[0][:K], work.scratch[1][:3]

@@ -57,7 +57,7 @@ class Accumulator:
         self._formats: dict[str, tuple[Shape, Any]] = {}
         self.by_row: set[str] = set()
         for name in requested:
-            like, dtype = chain.parts[name], ctx.dtype(ctx.widest)
+            like = chain.parts[name]
             shape = tuple(like.shape)
             if name == "potentials" and as_counts:
                 shape = (*chain.batch, *shape[-2:])
@@ -67,6 +67,8 @@ class Accumulator:
                 dtype = ctx.result_dtype if as_counts else like.dtype
             elif (by_row and shape[-3:-2] != (1,)) or 64 * math.prod(shape) > workspace:
                 dtype = ctx.dtype(ctx.precision)
+            else:
+                dtype = ctx.dtype(ctx.widest)
             self.arrays[name], self._formats[name] = None, (shape, dtype)
 
     @property
@@ -174,7 +176,7 @@ class Accumulator:
             if (scale != 1.0 or total.dtype != dtype) and 0 not in total.shape:
                 for box in boxes(shape_of(total), min(ctx.block, self.workspace // 64)):
                     total[box] = bounded(ctx, total[box] * scale, dtype)
-            gradients[name] = ctx.cast(total, dtype)
+            gradients[name] = total if total.dtype == dtype else ctx.cast(total, dtype)
         if self.chain.is_plain and "transitions" in gradients:
             gradients["transitions"] = gradients["transitions"][0, ...]
         return gradients

@@ -58,13 +58,10 @@ def _posterior(ctx: Context, chain: Chain, workspace: int, operation: str, *name
     total = ctx.empty(chain.batch, ctx.result_dtype) if operation == "posterior" else None
 
     def work(forward_pass: Pass, partial_sums: Accumulator) -> None:
-        remaining = [forward_pass]
         whole = _whole_chains(forward_pass, partial_sums, None)
-        if whole is not None:
-            if total is not None:
-                forward_pass.shard.write(total, whole.log_z)
-            remaining = forward_pass.of_rows(whole.declined)
-        for one_pass in remaining:
+        if whole is not None and total is not None:
+            forward_pass.shard.write(total, whole.log_z)
+        for one_pass in forward_pass.remaining:
             backward_pass = backward_pass_of(one_pass.run_and_store(), partial_sums, None)
             if total is not None:
                 one_pass.shard.write(total, backward_pass.log_z)
@@ -141,12 +138,11 @@ def value_and_pullback(
         return replace(forward_pass, backend=backend)
 
     def run(forward_pass: Pass) -> None:
-        whole = forward_pass.whole_chains("log_partition", True) if stores_all else None
-        if whole is not None:
-            forward_pass.whole = whole
-            forward_pass.shard.write(out, whole.log_z)
-            forward_pass.remaining = forward_pass.of_rows(whole.declined)
-        for one_pass in [forward_pass] if whole is None else forward_pass.remaining:
+        if stores_all:
+            forward_pass.whole = forward_pass.whole_chains("log_partition", True)
+        if forward_pass.whole is not None:
+            forward_pass.shard.write(out, forward_pass.whole.log_z)
+        for one_pass in forward_pass.remaining:
             one_pass.run_and_store()
             one_pass.shard.write(out, one_pass.log_z)
             one_pass.backend = with_new_backend(one_pass).backend
@@ -157,18 +153,16 @@ def value_and_pullback(
         accumulator = Accumulator(ctx, chain, workspace, requested)
 
         def add(forward_pass: Pass, partial_sums: Accumulator) -> None:
-            forward_pass = with_new_backend(forward_pass)
-            remaining = [forward_pass]
-            if forward_pass.whole is not None:
-                whole = _whole_chains(forward_pass, partial_sums, cotangent)
+            remaining, one_pass = forward_pass.remaining, with_new_backend(forward_pass)
+            if (stored := forward_pass.whole) is not None:
+                whole = _whole_chains(one_pass, partial_sums, cotangent)
                 if whole is None:
-                    remaining = [forward_pass.again().run_and_store()]
-                else:
-                    declined = whole.declined & ~forward_pass.whole.declined
-                    more = [row_pass.run_and_store() for row_pass in forward_pass.of_rows(declined)]
-                    remaining = [*map(with_new_backend, forward_pass.remaining), *more]
+                    remaining = [one_pass.again().run_and_store()]
+                elif (declined := whole.declined & ~stored.declined).any():
+                    newly_declined = one_pass.of_rows(declined)
+                    remaining = [*remaining, *(x.run_and_store() for x in newly_declined)]
             for one_pass in remaining:
-                backward_pass_of(one_pass, partial_sums, cotangent).add()
+                backward_pass_of(with_new_backend(one_pass), partial_sums, cotangent).add()
 
         run_passes(ctx, all_passes, add, accumulator)
         return accumulator.results()

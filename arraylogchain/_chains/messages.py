@@ -18,11 +18,9 @@ def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     out = ctx.empty(chain.batch, ctx.result_dtype)
 
     def work(forward_pass: Pass) -> None:
-        remaining = [forward_pass]
         if (whole := forward_pass.whole_chains("log_partition", False)) is not None:
             forward_pass.shard.write(out, whole.log_z)
-            remaining = forward_pass.of_rows(whole.declined)
-        for one_pass in remaining:
+        for one_pass in forward_pass.remaining:
             one_pass.final_carry()
             one_pass.shard.write(out, one_pass.log_partition())
 

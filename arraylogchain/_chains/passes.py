@@ -58,8 +58,10 @@ class Pass:
     log_z : array [groups, rows]
         After a forward pass.
     whole : WholeChains or None
-        Of a forward pass in one call; then `remaining` are passes over its declined rows.
-    remaining : list of Pass
+        Of a forward pass in one call whose messages are stored.
+    declined : list of Pass or None
+        After a call for whole chains, passes over the rows that it declined; None if it declined
+        all.
     """
 
     shard: Shard
@@ -75,29 +77,35 @@ class Pass:
     carry: Any = None
     log_z: Array = None
     whole: WholeChains | None = None
-    remaining: list[Pass] = field(default_factory=list)
+    declined: list[Pass] | None = None
 
     def whole_chains(self, method: str, *args: Any) -> Any:
-        """Return the result of a backend's method for whole chains.
+        """Return the result of a backend's method for whole chains; None where there is none.
 
-        None where there is none, or where so many rows are declined that segments, which take them
-        together, are faster.
+        Then, or where so many rows are declined that segments, which take them together, are
+        faster, this pass remains to be run; else passes over the declined rows.
         """
         function = getattr(self.backend, method, None) if _select.FUSED else None
         result = None if function is None else function(*args)
-        if result is None or np.count_nonzero(result.declined) > result.declined.size // 8:
+        if result is None or (num_declined := np.count_nonzero(result.declined)) > (
+            result.declined.size // 8
+        ):
             return None
+        self.declined = self.of_rows(result.declined) if num_declined else []
         return result
+
+    @property
+    def remaining(self) -> list[Pass]:
+        """Passes that remain to be run by segments."""
+        return [self] if self.declined is None else self.declined
 
     def again(self) -> Pass:
         """Return a pass over the same shard that has not run, with a backend of its own."""
         backend = type(self.backend)(self.shard, self.workspace)
-        return replace(self, backend=backend, checkpoints=[], stored=[], whole=None, remaining=[])
+        return replace(self, backend=backend, checkpoints=[], stored=[], whole=None, declined=None)
 
     def of_rows(self, declined: np.ndarray) -> list[Pass]:
         """Return passes over single rows, those that a mask [groups, rows] selects."""
-        if not declined.any():
-            return []
         size = self.segments[0].stop - self.segments[0].start
         return [
             replace(self, shard=shard, segments=list(chunks(shard.num_steps, size))).again()
@@ -136,7 +144,7 @@ class Pass:
 
     def log_partition(self) -> Array:
         """Return log Z, [groups, rows], after the last segment."""
-        log_z = self.whole_chains("log_partition", self.carry)
+        log_z = self.whole_chains("final_log_partition", self.carry)
         return log_partition_of(self.shard, self.carry) if log_z is None else log_z
 
     def stored_messages(self, n: int) -> Messages:
@@ -214,7 +222,11 @@ def passes(
         yield Pass(
             shard,
             backend(shard, plan.workspace),
-            list(chunks(shard.num_steps, plan.steps)),
+            (
+                list(chunks(shard.num_steps, plan.steps))
+                if shard.num_steps > plan.steps
+                else [slice(0, shard.num_steps)]
+            ),
             backward,
             plan.store_messages,
             plan.workspace,

@@ -33,12 +33,11 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     weights = ctx.empty(chain.batch, ctx.result_dtype)
 
     def work(forward_pass: Pass) -> None:
-        remaining, shard = [forward_pass], forward_pass.shard
+        shard = forward_pass.shard
         if (whole := forward_pass.whole_chains("best_paths")) is not None:
             shard.write(states, whole.states, (slice(shard.num_steps),))
             shard.write(weights, whole.log_weights)
-            remaining = forward_pass.of_rows(whole.declined)
-        for one_pass in remaining:
+        for one_pass in forward_pass.remaining:
             by_segments(one_pass)
 
     def by_segments(forward_pass: Pass) -> None:

@@ -33,15 +33,18 @@ _MAX_LANES, _MAX_RAGGED_LANES = 256, 64
 
 
 @lru_cache(maxsize=256)
-def _sizes(rows: int, T: int, K: int, is_ragged: bool) -> tuple[int, int, int]:
-    """Return the lanes of whole chains, whose messages of a step fit a cache, and other sizes.
+def _sizes(
+    rows: int, T: int, K: int, num_matrices: int, is_ragged: bool
+) -> tuple[tuple[int, int, int], int]:
+    """Return the sizes of lanes whose messages of a step fit a cache, and of their scratch.
 
-    These are the steps whose potentials are exponentiated together, and the steps of a chunk.
+    The former are rows, steps whose potentials are exponentiated together, and steps of a chunk.
     """
     most = _MAX_RAGGED_LANES if is_ragged else _MAX_LANES
     lanes = min(rows, most, max(_SIDE_BY_SIDE, _CHUNK // K)) if rows >= _SIDE_BY_SIDE else 1
     batch = min(_CHUNK_STEPS, max(1, _CHUNK // (K * lanes)))
-    return lanes, batch, max(2, min(T, max(4, 2 * _CHUNK // (K * lanes))))
+    sizes = lanes, batch, max(2, min(T, max(4, 2 * _CHUNK // (K * lanes))))
+    return sizes, whole_chains.memory_size(K, num_matrices, *sizes)
 
 
 class CompiledBackend:
@@ -123,11 +126,13 @@ class CompiledBackend:
         """Return the best paths of few states that share a matrix; None for others."""
         shard, K, T = self.shard, self.K, self.shard.num_steps
         R = shard.groups * shard.rows
-        if K > best_paths.MAX_STATES or not self.has_one or not self._fits(R * T * (K + 1) + T):
+        if K > best_paths.MAX_STATES or not self.has_one:
+            return None
+        if 3 * self.workspace < 8 * (R * T * (K + 1) + T):
             return None
         V = 4 if K <= 4 else 8
         ((logs, shifts, _), _), _ = self._matrices("logs", slice(0, T), False)
-        (initial, starts), (final, ends) = map(self._boundary_weights, (False, True))
+        initial, starts, final, ends = self._boundaries()
         states, log_weights = np.empty((R, T), np.int64), np.empty(R)
         declined, came_from = np.empty(R, bool), np.empty(T * V, np.int8)
         best_paths.best_paths(
@@ -135,7 +140,7 @@ class CompiledBackend:
             logs,
             shifts,
             self.lengths.reshape(R),
-            (initial.reshape(R, K), final.reshape(R, K), starts, ends),
+            (initial, final, starts, ends),
             np.empty(4 * V * V),
             came_from,
             states,
@@ -149,19 +154,17 @@ class CompiledBackend:
 
     def log_partition(self, store_messages: bool) -> WholeChains | None:
         """Return log Z of whole chains; None where these do not fit the workspace."""
-        groups, rows, K, T = *self._shape, self.K, self.shard.num_steps
-        sizes, N = _sizes(rows, T, K, self.shard.lengths is not None), groups * rows
-        inputs = self._whole_chains(sizes, 0)
+        shard, K = self.shard, self.K
+        N, row_size = self.G * self.R, (shard.num_steps + 1) * K if store_messages else 0
+        inputs = self._whole_chains(size=0)
         if inputs is None:
             return None
-        row_size = (T + 1) * K if store_messages else 0
+        chains, columns, _, sizes, memory, forms = inputs
         alpha = np.empty(N * row_size or 2 * K * sizes[0])
         log_z, declined = np.empty(N), np.empty(N, bool)
-        chains, columns, memory, forms = inputs
-        whole_chains.log_partition(
-            chains, columns, (*sizes, row_size, False), memory, alpha, forms, log_z, declined
-        )
-        shape, messages = (groups, rows), alpha if store_messages else None
+        sizes = *sizes, row_size, False
+        whole_chains.log_partition(chains, columns, sizes, memory, alpha, forms, log_z, declined)
+        shape, messages = (shard.groups, shard.rows), alpha if store_messages else None
         return WholeChains(log_z.reshape(shape), {}, declined.reshape(shape), messages)
 
     def posterior(
@@ -172,74 +175,67 @@ class CompiledBackend:
         stored: WholeChains | None,
     ) -> WholeChains | None:
         """Return log Z and gradients of whole chains; None where these do not fit."""
-        groups, rows, K, T = *self._shape, self.K, self.shard.num_steps
-        sizes, N = _sizes(rows, T, K, self.shard.lengths is not None), groups * rows
-        num_states, num_pairs, num_ends = (
-            any(name in requested for name in names)
-            for names in (("potentials",), ("transitions",), ("initial", "final"))
-        )
-        of_lanes = (T + 1) * K * sizes[0] if stored is None else 0
-        inputs = self._whole_chains(sizes, of_lanes + N * T * K * num_states)
+        shard, K, T, N = self.shard, self.K, self.shard.num_steps, self.G * self.R
+        with_states, with_pairs = "potentials" in requested, "transitions" in requested
+        with_ends = "initial" in requested or "final" in requested
+        inputs = self._whole_chains(size=N * T * K * (1 + with_states))
         if inputs is None:
             return None
-        chains, columns, memory, forms = inputs
-        transitions, is_log, count = chains[2], chains[5], chains[2].shape[1]
-        potentials = np.empty((N * num_states, T, K))
-        pairs = np.zeros((groups * num_pairs, count, K, K))
-        boundary = np.empty((2, N * num_ends, K))
-        g = np.ones(N) if cotangents is None else np.array(cotangents, np.float64).reshape(N)
-        log_z = np.empty(N) if stored is None else stored.log_z.reshape(N)
-        declined = np.empty(N, bool) if stored is None else stored.declined.reshape(N).copy()
+        chains, columns, back_columns, sizes, memory, forms = inputs
+        potentials = np.empty((N * with_states, T, K))
+        pairs = np.zeros((shard.groups * with_pairs, *chains[2].shape[1:]))
+        boundary = np.empty((2, N * with_ends, K))
+        row_size = (T + 1) * K
+        if stored is None:
+            alpha, sizes = np.empty(row_size * sizes[0]), (*sizes, 0, False)
+            log_z, declined = np.empty(N), np.empty(N, bool)
+        else:
+            alpha, sizes = stored.messages, (*sizes, row_size, True)
+            log_z, declined = stored.log_z.reshape(N), stored.declined.reshape(N).copy()
         whole_chains.posterior(
             chains,
             columns,
-            self._columns(transitions[0, 0].T, is_log),
-            (*sizes, 0 if stored is None else (T + 1) * K, stored is not None),
+            back_columns,
+            sizes,
             memory,
-            np.empty(of_lanes) if stored is None else stored.messages,
+            alpha,
             forms,
-            g,
+            np.ones(N) if cotangents is None else np.array(cotangents, np.float64).reshape(N),
             (potentials, pairs, boundary, by_logs),
             log_z,
             declined,
         )
-        shape = groups, rows
-        results = {"potentials": potentials.reshape(*shape, T, K)} if num_states else {}
-        if num_pairs:
+        shape, results = (shard.groups, shard.rows), {}
+        if with_states:
+            results["potentials"] = potentials.reshape(*shape, T, K)
+        if with_pairs:
             results["transitions"] = pairs[:, None]
-        for i, name in enumerate(("initial", "final")):
+        for i, name in enumerate(("initial", "final") if with_ends else ()):
             if name in requested:
                 results[name] = boundary[i].reshape(*shape, K)
         return WholeChains(log_z.reshape(shape), results, declined.reshape(shape))
 
-    def _whole_chains(self, sizes: tuple[int, int, int], size: int) -> Any:
-        """Return `whole_chains.Chains`, columns and scratch; None where these do not fit.
+    def _whole_chains(self, size: int) -> Any:
+        """Return `whole_chains.Chains`, columns, sizes and scratch; None where these do not fit.
 
         `size` are numbers that are needed beside these.
         """
         shard, K, T, N = self.shard, self.K, self.shard.num_steps, self.G * self.R
         count = 1 if self.has_one else max(1, T - 1)
-        memory_size = whole_chains.memory_size(K, count, *sizes)
-        if not self._fits(size + memory_size + N * T * K + 2 * shard.groups * count * K * K):
+        sizes, memory_size = _sizes(shard.rows, T, K, count, shard.lengths is not None)
+        size += memory_size + N * T * K + 2 * shard.groups * count * K * K
+        if 8 * size > 3 * self.workspace:
             return None
         transitions, is_log = self._transitions(count)
-        (initial, starts), (final, ends) = map(self._boundary_weights, (False, True))
-        chains = (
-            self._potentials(slice(0, T)).reshape(N, T, K),
-            self.lengths.reshape(N),
-            transitions,
-            initial.reshape(N, K),
-            final.reshape(N, K),
-            is_log,
-            starts,
-            ends,
-        )
-        columns, forms = self._columns(transitions[0, 0], is_log), np.empty((2, sizes[0]), np.int8)
-        return chains, columns, np.empty(memory_size), forms
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return self.shard.groups, self.shard.rows
+        initial, starts, final, ends = self._boundaries()
+        x = self._potentials(slice(0, T)).reshape(N, T, K)
+        chains = x, self.lengths.reshape(N), transitions, initial, final, is_log, starts, ends
+        columns = back_columns = FULL
+        if self.has_one and shard.groups == 1 and K >= matrices.MIN_SPARSE_STATES:
+            columns = matrices.columns_of(transitions[0, 0], is_log)
+            back_columns = matrices.columns_of(transitions[0, 0].T, is_log)
+        memory, forms = np.empty(memory_size), np.empty((2, sizes[0]), np.int8)
+        return chains, tuple(columns), tuple(back_columns), sizes, memory, forms
 
     def _transitions(self, count: int) -> tuple[Floats, bool]:
         """Return the matrices [groups, count, K, K] as given, and whether they are logs."""
@@ -252,19 +248,18 @@ class CompiledBackend:
         x.setflags(write=False)
         return x, "transitions" in shard.chain.logs
 
-    def _columns(self, matrix: Floats, is_log: bool) -> tuple[Any, ...]:
-        """Return the columns of the one matrix of a shard, if it has few nonzero entries."""
-        is_shared = self.has_one and self.shard.groups == 1
-        return tuple(matrices.columns_of(matrix, is_log) if is_shared else FULL)
-
-    def _fits(self, size: int) -> bool:
-        """Tell whether so many float64 numbers fit what a shard has without stored messages."""
-        return 8 * size <= 3 * self.workspace
-
-    def _boundary_weights(self, backward: bool) -> tuple[Floats, bool]:
-        """Return a copy of initial (final) weights [G, R, K], and whether they are logs."""
-        x, is_log = self.shard.boundary_weights(backward)
-        return np.array(x, np.float64, order="C").reshape(self.G, self.R, self.K), is_log
+    def _boundaries(self) -> tuple[Floats, bool, Floats, bool]:
+        """Return initial and final weights [G * R, K], and whether each are logs; copied."""
+        shape, views = (self.G * self.R, self.K), self.shard.views
+        initial = final = np.zeros(shape)
+        starts = ends = True
+        if "initial" in views:
+            x, starts = self.shard.boundary_weights(False)
+            initial = np.array(x, np.float64, order="C").reshape(shape)
+        if "final" in views:
+            x, ends = self.shard.boundary_weights(True)
+            final = np.array(x, np.float64, order="C").reshape(shape)
+        return initial, starts, final, ends
 
     def trace(self, updated: Messages, after: Array, steps: slice) -> Array:
         stored = self._from_rows(updated.values)

@@ -21,7 +21,7 @@ _FROM, _TO = 2.0**-8, 2.0**8
 # What sums have to be, relative to terms that were left out.
 _ABOVE = 2.0**54
 # From so many states on, columns of a matrix with many zeros are compressed.
-_MIN_SPARSE_STATES = 8
+MIN_SPARSE_STATES = 8
 
 
 class SparseColumns(NamedTuple):
@@ -162,13 +162,13 @@ def compress(F: Floats, logs: Floats) -> SparseColumns:
 def columns_of(matrix: Array, is_log: bool) -> SparseColumns:
     """Return the columns of a matrix [K, K], with undefined weights and without logarithms."""
     K, zero = len(matrix), -INF if is_log else 0.0
-    if K < _MIN_SPARSE_STATES:
+    if K < MIN_SPARSE_STATES:
         return FULL
     num_nonzero = np.count_nonzero(matrix > zero)
     if SPARSE_COST * num_nonzero > K * K:
         return FULL
     starts, rows = np.empty(K + 1, np.int64), np.empty(num_nonzero, np.int64)
-    write_columns(matrix, zero, starts, rows)
+    write_columns(np.array(matrix, order="C"), zero, starts, rows)
     return SparseColumns(starts, rows, np.empty(num_nonzero), FULL.logs)
 
 

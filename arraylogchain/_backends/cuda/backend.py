@@ -108,7 +108,7 @@ class CudaBackend(ArrayBackend):
         path = operations.trace(self, updated, after, steps)
         return super().trace(updated, after, steps) if path is None else path
 
-    def log_partition(self, last: Messages) -> Array | None:
+    def final_log_partition(self, last: Messages) -> Array | None:
         """Return log Z [groups, rows], given the last messages."""
         if not self.has(self.kernel("log_partition")):
             return None

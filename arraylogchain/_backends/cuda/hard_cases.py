@@ -144,7 +144,7 @@ def _log_partition(
     message = Messages(values, scale, scale, np.ones(x.shape[:2], bool))
     backend = recursion_of(shard, 1 << 24, Geometry(True, False, 1, False))
     exact = log_sum_exp(x[:, :, 0], -1) + 3.0 + 3.0 * np.log(2.0)
-    yield backend.log_partition(message), exact, 8.0
+    yield backend.final_log_partition(message), exact, 8.0
 
 
 class _Sums:
@@ -176,7 +176,7 @@ def _marginals(
     backend = recursion_of(shard, 1 << 24, Geometry(True, True, 1, False))
     steps, sums = slice(0, x.shape[2]), _Sums(shard)
     forward = backend.advance(None, steps, False, Keep.UPDATED)
-    log_z = backend.log_partition(forward.carry)
+    log_z = backend.final_log_partition(forward.carry)
     forward_pass = SimpleNamespace(
         shard=shard,
         segments=[steps],

@@ -58,6 +58,7 @@ CUDA = "tests/cuda/test_products.py tests/cuda/test_recursions.py tests/cuda/tes
 TESTS = {
     "loops": LOOPS,
     "paths": (*LOOPS, "tests/test_chain_paths.py tests/test_sampling.py"),
+    "whole": ("tests/test_whole_chains.py", f"{TABLE} -m chains -k numpy-float64"),
     "arrays": ARRAYS,
     "chains": CHAINS,
     "marginals": (*CHAINS, "tests/cuda/test_public.py"),

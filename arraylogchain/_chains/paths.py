@@ -1,8 +1,9 @@
 """Best paths and exact samples, by a forward pass and a backtrace.
 
-Predecessors are not stored: the backtrace computes them again for the one state it needs. The last
-state of a sample is drawn from the last forward message; given the next state j, the state is k
-with a probability in proportion to ``exp(alpha[k]) * P[k, j]``, whatever comes later.
+Backends may find best paths of whole chains in one call. Segments do not store predecessors: the
+backtrace computes them again for the one state it needs. The last state of a sample is drawn from
+the last forward message; given the next state j, the state is k with a probability in proportion to
+``exp(alpha[k]) * P[k, j]``, whatever comes later.
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ _CHUNK, _CHUNK_STEPS = 4096, 64
 _NO_WEIGHTS = np.empty(0)
 
 
+# Products in a call for whole chains, which take about half a second: no interrupt ends a call.
+_MAX_PRODUCTS = 1 << 32
 # Lanes of whole chains, at most: of about one length where lengths differ.
 _MAX_LANES, _MAX_RAGGED_LANES = 256, 64
 
@@ -224,7 +226,7 @@ class CompiledBackend:
         count = 1 if self.has_one else max(1, T - 1)
         sizes, memory_size = _sizes(shard.rows, T, K, count, shard.lengths is not None)
         size += memory_size + N * T * K + 2 * shard.groups * count * K * K
-        if 8 * size > 3 * self.workspace:
+        if 8 * size > 3 * self.workspace or N * T * K * K > _MAX_PRODUCTS:
             return None
         transitions, is_log = self._transitions(count)
         initial, starts, final, ends = self._boundaries()

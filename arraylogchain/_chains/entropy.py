@@ -38,7 +38,7 @@ def entropy(ctx: Context, chain: Chain, workspace: int) -> Array:
     num_arrays = 20  # with indices and terms of entries that are not certified
 
     def work(forward_pass: Pass) -> None:
-        result = forward_pass.run_and_store().whole_chains("entropies", forward_pass)
+        result = forward_pass.run_and_store().fused("entropies", forward_pass)
         if result is None:
             result = EntropyPass(forward_pass).result()
         forward_pass.shard.write(out, result)

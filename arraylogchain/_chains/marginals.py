@@ -173,7 +173,7 @@ def value_and_pullback(
 def backward_pass_of(forward_pass: Pass, accumulator: Accumulator, cotangent: Array | None) -> Any:
     """Return the backward pass after a forward pass: the backend's, if it has one of its own."""
     arguments = forward_pass, accumulator, cotangent
-    return forward_pass.whole_chains("backward_pass", *arguments) or BackwardPass(*arguments)
+    return forward_pass.fused("backward_pass", *arguments) or BackwardPass(*arguments)
 
 
 class BackwardPass:

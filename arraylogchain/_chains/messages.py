@@ -101,7 +101,7 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     def work(forward_pass: Pass) -> None:
         for segment in forward_pass.segments:
             arguments = forward_pass.carry, segment, probabilities, normalizers
-            carry = forward_pass.whole_chains("filter_segment", *arguments)
+            carry = forward_pass.fused("filter_segment", *arguments)
             if carry is not None:
                 forward_pass.carry = carry
                 continue

@@ -94,6 +94,11 @@ class Pass:
         self.declined = self.of_rows(result.declined) if num_declined else []
         return result
 
+    def fused(self, method: str, *args: Any) -> Any:
+        """Return the result of an optional method of the backend; None if it has none."""
+        function = getattr(self.backend, method, None) if _select.FUSED else None
+        return None if function is None else function(*args)
+
     @property
     def remaining(self) -> list[Pass]:
         """Passes that remain to be run by segments."""
@@ -144,7 +149,7 @@ class Pass:
 
     def log_partition(self) -> Array:
         """Return log Z, [groups, rows], after the last segment."""
-        log_z = self.whole_chains("final_log_partition", self.carry)
+        log_z = self.fused("final_log_partition", self.carry)
         return log_partition_of(self.shard, self.carry) if log_z is None else log_z
 
     def stored_messages(self, n: int) -> Messages:

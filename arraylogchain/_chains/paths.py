@@ -43,7 +43,7 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
 
     def by_segments(forward_pass: Pass) -> None:
         forward_pass.run_and_store()
-        if not forward_pass.whole_chains("trace_paths", forward_pass, states, weights):
+        if not forward_pass.fused("trace_paths", forward_pass, states, weights):
             trace(forward_pass)
         forward_pass.stored.clear()  # frees memory for the next shard
 
@@ -86,7 +86,7 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
 
     def work(forward_pass: Pass) -> None:
         forward_pass.run_and_store()
-        if not forward_pass.whole_chains("sample_paths", forward_pass, paths, numbers):
+        if not forward_pass.fused("sample_paths", forward_pass, paths, numbers):
             draw(forward_pass)
         shard = forward_pass.shard
         shard.view(paths, (slice(shard.num_steps, None),))[...] = -1

@@ -156,6 +156,15 @@ def _tiles(layout: Fold) -> int:
     return batch * -(-rows // TILE) * -(-columns // TILE)
 
 
+class _OperandFields(NamedTuple):
+    """Fields of struct Operand, in their order."""
+
+    data: int
+    batch_stride: int
+    line_stride: int
+    term_stride: int
+
+
 class _Prepared(NamedTuple):
     """Maxima of rows and columns, and factors [batch, rows, terms] and [batch, terms, columns]."""
 
@@ -190,11 +199,11 @@ class _Operands:
         xp = self.ctx.xp
         return xp.reshape(self.layout.view(xp, self.ctx.to_result(x), side), shape)
 
-    def fields(self, x: Array, line: int) -> tuple[int, ...]:
+    def fields(self, x: Array, line: int) -> _OperandFields:
         """Return struct Operand; its lines are along an axis. The caller holds the array."""
         device = self.ctx.kernels
         steps = device.strides(x)
-        return device.pointer(x), steps[0], steps[line], steps[3 - line]
+        return _OperandFields(device.pointer(x), steps[0], steps[line], steps[3 - line])
 
     def prepare(self, has_factors: bool, is_finite_only: bool = False) -> _Prepared:
         """Return maxima and, if asked for, factors, in one launch."""

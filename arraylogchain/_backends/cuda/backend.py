@@ -17,7 +17,7 @@ from arraylogchain._backends.cuda import hard_cases, matrices, operations
 from arraylogchain._backends.cuda.geometry import Geometry, geometry_of, row_strides
 from arraylogchain._backends.cuda.marginals import CudaBackwardPass
 from arraylogchain._backends.cuda.matrices import PreparedMatrices
-from arraylogchain._backends.cuda.structs import CHAIN, MESSAGES, ROWS, WEIGHTS
+from arraylogchain._backends.cuda.structs import CHAIN, MESSAGES, ROWS, WEIGHTS, RowsFields
 from arraylogchain._backends.interface import Keep, Messages, SegmentMessages
 from arraylogchain._backends.shards import Shard
 from arraylogchain._core.context import Array, Context
@@ -262,12 +262,12 @@ class CudaBackend(ArrayBackend):
             fields |= {"matrices": prepared.num_matrices}
         return CHAIN[self.ctx.precision.name].pack(*self.rows(steps), **fields)
 
-    def rows(self, steps: slice = slice(0, 0)) -> tuple[int, ...]:
-        """Return the fields of struct Rows for some steps."""
+    def rows(self, steps: slice = slice(0, 0)) -> RowsFields:
+        """Return the fields of struct Rows for a slice of steps."""
         shard, (groups, rows, states) = self.shard, self.shard.state_shape
-        tables = self.pointer(self.lengths), self.pointer(shard.order)
-        return (
-            *tables,
+        return RowsFields(
+            self.pointer(self.lengths),
+            self.pointer(shard.order),
             groups,
             rows,
             steps.stop - steps.start,

@@ -13,8 +13,17 @@ from arraylogchain._cuda.kernels import C_TYPES, Kernel
 _WARPS, _FOUR_ROWS = 128, 512
 
 
+class LaunchSizes(NamedTuple):
+    """Sizes of a launch: blocks, threads of a block and of a row, bytes of shared memory."""
+
+    blocks: int
+    threads: int
+    threads_per_row: int
+    shared_memory: int
+
+
 class Geometry(NamedTuple):
-    """How `chain_steps` is laid out: its template arguments, and a launch's sizes."""
+    """Template arguments of `chain_steps`, and the sizes of its launches."""
 
     sums: bool
     in_warp: bool
@@ -26,8 +35,8 @@ class Geometry(NamedTuple):
         name = f"chain_steps<{C_TYPES[ctx.precision.name]}, {', '.join(words)}>"
         return Kernel("chain_steps.cu", name)
 
-    def sizes(self, shard: Shard) -> tuple[int, int, int, int]:
-        """Return blocks, threads of a block and of a row, and bytes of shared memory."""
+    def sizes(self, shard: Shard) -> LaunchSizes:
+        """Return the sizes of a launch for a shard."""
         groups, rows, states = shard.state_shape
         item, width = shard.ctx.precision.itemsize, power_of_two(states)
         if self.in_warp:
@@ -39,7 +48,7 @@ class Geometry(NamedTuple):
         else:
             block, slots, grid = -(-states // 32) * 32, 1, groups * -(-rows // self.rows)
         shared = (slots * 2 * states + 32) * self.rows * item
-        return grid, block, width, shared + self.on_chip * states * states * item
+        return LaunchSizes(grid, block, width, shared + self.on_chip * states * states * item)
 
 
 def geometry_of(shard: Shard, sums: bool) -> Geometry:
@@ -54,7 +63,7 @@ def geometry_of(shard: Shard, sums: bool) -> Geometry:
     has_four = rows >= 4 and states <= _FOUR_ROWS and 2 * fours >= device.multiprocessors
     is_shared = shard.chain.has_one_matrix and (groups == 1 or not in_warp)
     geometry = Geometry(sums, in_warp, 4 if has_four and not in_warp else 1, is_shared)
-    fits = geometry.sizes(shard)[3] <= device.shared_memory
+    fits = geometry.sizes(shard).shared_memory <= device.shared_memory
     return geometry if fits else geometry._replace(on_chip=False)
 
 

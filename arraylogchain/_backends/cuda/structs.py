@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from arraylogchain._cuda.kernels import Struct
+
+
+class RowsFields(NamedTuple):
+    """Fields of struct Rows: pointers, sizes, the first step, and the steps of the shard."""
+
+    lengths: int
+    order: int
+    groups: int
+    rows: int
+    steps: int
+    states: int
+    time: int
+    chain_steps: int
+
 
 _ROWS = (np.int64, "lengths order"), (np.int32, "groups rows steps states time chain_steps")
 

@@ -56,7 +56,7 @@ except ImportError:
             scale, zero = 0.0, K - K
             new = m[size : 2 * size]
             for s in range(count):
-                f_shift, shift = integer_shift(x, at + s * K, K), integer_shift(m, zero, K)
+                f_shift = integer_shift(x, at + s * K, K)
                 for j in range(size):
                     new[j], came_from[to + s * size + j] = -math.inf, 0
                 for j in range(K):
@@ -65,13 +65,13 @@ except ImportError:
                             new[j] = m[k] + P[k * size + j]
                             came_from[to + s * size + j] = k
                 for j in range(K):
-                    f = x[at + s * K + j] - f_shift
-                    total = new[j] + f
+                    m[j] = new[j] + (x[at + s * K + j] - f_shift)
+                shift = integer_shift(m, zero, K)
+                for j in range(K):
+                    f, total = x[at + s * K + j] - f_shift, m[j]
                     from_f = total - new[j]
                     lost = (new[j] - (total - from_f)) + (f - from_f)
-                    new[j] = (total - shift) + (lost if lost == lost else 0.0)
-                for j in range(K):
-                    m[j] = new[j]
+                    m[j] = (total - shift) + (lost if lost == lost else 0.0)
                 scale += f_shift + shift
             return scale
 

@@ -24,7 +24,7 @@ from arraylogchain._backends.compiled.linear_space import FAILED, LINEAR, LOGS, 
 from arraylogchain._backends.compiled.log_space import log_product, write_log_sum
 from arraylogchain._backends.compiled.matrices import SparseColumns
 from arraylogchain._numba import elementary, vector_sums
-from arraylogchain._numba.compiling import compiled, inner
+from arraylogchain._numba.compiling import compiled, inlined, inner
 from arraylogchain._numba.elementary import INF, integer_shift, max_or_nan
 
 # `advance` takes these as plain tuples: Numba dispatches each named tuple 1 us more slowly. Inside
@@ -224,7 +224,7 @@ def advance_linear(segment, rows, matrices, bounds, sparse, stored, scratch):
     return num_linear
 
 
-@inner
+@inlined
 def matrix_index(matrices, g, t, backward):
     """Return the number of the matrix that leads to the message of step t."""
     return linear_space.matrix_index(
@@ -232,7 +232,7 @@ def matrix_index(matrices, g, t, backward):
     )
 
 
-@inner
+@inlined
 def _predict(predicted, message, matrices, sparse, n, moved, shift, exponent):
     """Write the predicted message; rows without a transition into the step keep theirs."""
     R = len(shift)

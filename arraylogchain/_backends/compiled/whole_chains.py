@@ -348,7 +348,7 @@ def _run_forward(lanes, group, work, log_z):
     forward, backward = lanes.forward, lanes.backward
     (width, K), T = forward.weights.shape, lanes.lengths[0]
     segment = Segment(lanes.x, lanes.lengths, T - T, T - T, T, T < 0, T - T)
-    _advance(segment, forward, group, lanes.predicted, lanes.alpha, work)
+    _advance(segment, forward, group, lanes.predicted[:2], lanes.alpha, work)
     terms, scales = work.scratch[0][:K], work.scratch[1][:3]
     for r in range(width):
         if forward.forms[r] != LINEAR:

@@ -158,7 +158,7 @@ def _came_from(m, r, R, P, at, K):
     return argmax
 
 
-@inlined
+@inner
 def _came_from_sparse(m, r, R, columns, j):
     """Do what `_came_from` does with compressed columns, where no weight is NaN or +inf."""
     starts, rows, _, logs = columns

@@ -1,0 +1,286 @@
+"""Lanes: rows of a group that compiled loops take side by side through whole chains.
+
+Rows are sorted by length, and lanes stop at the end of their longest row. Everything is in linear
+space, where every step certifies itself; a row that is not certified is declined.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from arraylogchain._backends.compiled.linear_space import FAILED, LINEAR, LOGS
+from arraylogchain._backends.compiled.log_space import write_log_sum
+from arraylogchain._backends.compiled.matrices import prepare_linear
+from arraylogchain._backends.compiled.recursion import (
+    Bounds,
+    Carry,
+    Matrices,
+    Scratch,
+    Segment,
+    Stored,
+    advance_linear,
+    enter_linear_space,
+    linear_log_range,
+)
+from arraylogchain._numba.compiling import inner, views
+
+# Bounds on normalizers and on magnitudes of cotangents, as in `_chains.cotangents`.
+MIN_NORMALIZER, MAX_NORMALIZER = 2.0**-116, 2.0**900
+MIN_COTANGENT, MAX_COTANGENT = 2.0**-64, 2.0**64
+
+# The entry points take these as plain tuples; see `recursion`.
+
+
+class Chains(NamedTuple):
+    """Whole chains: the rows of all groups, one group after another."""
+
+    x: Any  # [N, T, K], log potentials
+    lengths: Any  # [N], in descending order in each group
+    transitions: Any  # [G, n, K, K]: one matrix for every step, or n of them
+    initial: Any  # [N, K]
+    final: Any  # [N, K]
+    transitions_are_log: bool
+    initial_is_log: bool
+    final_is_log: bool
+
+
+class Sizes(NamedTuple):
+    """Sizes of the work space, and of the updated messages that are stored forward."""
+
+    lanes: int  # L rows side by side
+    batch: int  # B steps whose potentials are exponentiated together
+    chunk: int  # C steps backward, whose messages are stored
+    row_size: int  # numbers stored for each row; 0 where lanes use the same memory
+    is_stored: bool  # whether the messages are those of an earlier call
+
+
+class Gradients(NamedTuple):
+    """Marginals, counts and gradients, times cotangents; what is not requested has length 0."""
+
+    potentials: Any  # [N, T, K]
+    transitions: Any  # [G, n, K, K]
+    boundary: Any  # [2, N, K]: with respect to initial and final weights
+    by_logs: bool  # whether pair marginals include the weights of their transitions
+
+
+class Workspace(NamedTuple):
+    """Views of one array."""
+
+    matrices: Any  # [2, n, K * K], from step to step and transposed
+    scales: Any  # [2, n]
+    extremes: Any  # [2, n]
+    pairs: Any  # [n, K, K], of some lanes
+    scratch: Any  # two arrays, see `Scratch`
+    carries: Any  # [2, L * (K + 2)]: forward and backward
+    boundary: Any  # [2, L, K + 1]: weights as the recursions began with them, and exponents
+    normalizers: Any  # [L]
+    predicted: Any  # [max(C, 2), 1, K * L]
+    updated: Any  # [C + 1, 1, K * L]
+
+
+class Lanes(NamedTuple):
+    """Rows that are computed side by side."""
+
+    x: Any  # [L, T, K]
+    lengths: Any  # [L]
+    first: int  # number of the first row
+    forward: Any  # a `Carry`
+    backward: Any
+    alpha: Any  # messages, see `Workspace`
+    predicted: Any
+    updated: Any
+
+
+class Group(NamedTuple):
+    """Matrices of a group of rows in one direction, and what certifies their products."""
+
+    matrices: Any
+    bounds: Any
+    columns: Any  # `SparseColumns`
+
+
+@views
+def cut_memory(chains, sizes, memory):
+    """Return the views of the work space; see `memory_size`."""
+    (_, count, K, _), L, B, C = chains.transitions.shape, sizes.lanes, sizes.batch, sizes.chunk
+    i = 0
+    both = memory[i : i + 2 * count * K * K].reshape((2, count, K * K))
+    i += 2 * count * K * K
+    pairs = memory[i : i + count * K * K].reshape((count, K, K))
+    i += count * K * K
+    scales, extremes = memory[i : i + 2 * count], memory[i + 2 * count : i + 4 * count]
+    i += 4 * count
+    factors = memory[i : i + (B + 4) * K * L]
+    i += (B + 4) * K * L
+    x_shifts = memory[i : i + (B + 3) * L]
+    i += (B + 3) * L
+    carries = memory[i : i + 2 * L * (K + 2)].reshape((2, L * (K + 2)))
+    i += 2 * L * (K + 2)
+    boundary = memory[i : i + 2 * L * (K + 1)].reshape((2, L, K + 1))
+    i += 2 * L * (K + 1)
+    normalizers = memory[i : i + L]
+    i += L
+    predicted = memory[i : i + C * K * L]
+    i += C * K * L
+    updated = memory[i : i + (C + 1) * K * L]
+    return Workspace(
+        both,
+        scales.reshape((2, count)),
+        extremes.reshape((2, count)),
+        pairs,
+        (factors, x_shifts),
+        carries,
+        boundary,
+        normalizers,
+        predicted,
+        updated,
+    )
+
+
+def memory_size(K: int, num_matrices: int, L: int, B: int, C: int) -> int:
+    """Return how many numbers `Workspace` takes."""
+    of_matrices = num_matrices * (3 * K * K + 4)
+    return of_matrices + L * ((B + 4) * K + B + 3 + 4 * K + 7 + (2 * C + 1) * K)
+
+
+@views
+def prepare_group(chains, g, columns, work):
+    """Return the matrices of a group, as far as its longest row reads them."""
+    (G, count, K, _), N = chains.transitions.shape, len(chains.x)
+    longest, one = chains.lengths[g * (N // G)], K // K
+    used = min(count, max(longest - 1, 0))
+    weights, scales = work.matrices[0], work.scales
+    min_weight = prepare_linear(
+        chains.transitions[g][:used], chains.transitions_are_log, weights, scales, work.extremes
+    )
+    for j in range(len(columns.starts) - 1):
+        for p in range(columns.starts[j], columns.starts[j + 1]):
+            columns.weights[p] = weights[0, columns.rows[p] * K + j]
+    matrices = Matrices(
+        weights.reshape(count * K * K), columns.logs, scales, count, one, count - count
+    )
+    bounds = Bounds(min_weight, 0.0, 0.0, not min_weight > 0.0)
+    return Group(matrices, bounds, columns)
+
+
+@views
+def transpose_group(group, columns, work):
+    """Return the matrices of the backward recursion, with the same scales."""
+    _, count, _ = work.matrices.shape
+    K = work.pairs.shape[1]
+    for n in range(count):
+        source, target = work.matrices[0, n], work.matrices[1, n]
+        for k in range(K):
+            for j in range(K):
+                target[j * K + k] = source[k * K + j]
+    weights, (_, _, scales, _, sharing, first) = work.matrices[1], group.matrices
+    for j in range(len(columns.starts) - 1):
+        for p in range(columns.starts[j], columns.starts[j + 1]):
+            columns.weights[p] = weights[0, columns.rows[p] * K + j]
+    matrices = Matrices(weights.reshape(count * K * K), columns.logs, scales, count, sharing, first)
+    return Group(matrices, group.bounds, columns)
+
+
+@views
+def make_lanes(chains, start, width, work, alpha, sizes, forms):
+    """Return lanes of the rows from `start` on, whose carries are boundary weights."""
+    K = chains.x.shape[2]
+    forward = _carry(work.carries[0], forms[0], width, K)
+    backward = _carry(work.carries[1], forms[1], width, K)
+    for r in range(width):
+        for k in range(K):
+            forward.weights[r, k] = chains.initial[start + r, k]
+            backward.weights[r, k] = chains.final[start + r, k]
+        forward.forms[r] = LOGS if chains.initial_is_log else LINEAR
+        backward.forms[r] = LOGS if chains.final_is_log else LINEAR
+        forward.shifts[r], forward.exponents[r] = 0.0, 0.0
+        backward.shifts[r], backward.exponents[r] = 0.0, 0.0
+    size = K * width
+    return Lanes(
+        chains.x[start : start + width],
+        chains.lengths[start : start + width],
+        start,
+        forward,
+        backward,
+        _messages(alpha[start * sizes.row_size :], size),
+        _messages(work.predicted, size),
+        _messages(work.updated, size),
+    )
+
+
+@views
+def _messages(memory, size):
+    """Return an array [n, 1, size] of as many messages as fit."""
+    n = len(memory) // size
+    return memory[: n * size].reshape((n, 1, size))
+
+
+@views
+def _carry(memory, forms, width, K):
+    """Return a carry of some rows."""
+    weights = memory[: width * K].reshape((width, K))
+    scales = memory[width * K :]
+    return Carry(weights, scales[:width], scales[width : 2 * width], forms[:width])
+
+
+@inner
+def enter_lanes(lanes, group, work):
+    """Convert boundary weights to linear space, and keep them; mark rows as FAILED without."""
+    forward, backward = lanes.forward, lanes.backward
+    width, K = forward.weights.shape
+    log_range = linear_log_range(group.bounds) if group.bounds.min_weight > 0.0 else 0.0
+    for r in range(width):
+        if forward.forms[r] != FAILED:
+            enter_linear_space(forward, r, group.bounds, log_range)
+            enter_linear_space(backward, r, group.bounds, log_range)
+        if forward.forms[r] != LINEAR or backward.forms[r] != LINEAR:
+            forward.forms[r], backward.forms[r] = FAILED, FAILED
+        for k in range(K):
+            work.boundary[0, r, k] = forward.weights[r, k]
+            work.boundary[1, r, k] = backward.weights[r, k]
+        work.boundary[0, r, K], work.boundary[1, r, K] = forward.exponents[r], backward.exponents[r]
+
+
+@inner
+def load_last_messages(lanes):
+    """Load the last updated messages of an earlier call."""
+    weights = lanes.forward.weights
+    (width, K), last = weights.shape, lanes.alpha[lanes.lengths[0], 0]
+    for r in range(width):
+        for k in range(K):
+            weights[r, k] = last[k * width + r]
+
+
+@inner
+def run_forward(lanes, group, work, log_z):
+    """Run forward through all steps; mark rows as FAILED that are not certified."""
+    forward, backward = lanes.forward, lanes.backward
+    (width, K), T = forward.weights.shape, lanes.lengths[0]
+    segment = Segment(lanes.x, lanes.lengths, T - T, T - T, T, T < 0, T - T)
+    advance_lanes(segment, forward, group, lanes.predicted[:2], lanes.alpha, work)
+    terms, scales = work.scratch[0][:K], work.scratch[1][:3]
+    for r in range(width):
+        if forward.forms[r] != LINEAR:
+            continue
+        total = 0.0
+        for k in range(K):
+            terms[k] = forward.weights[r, k] * backward.weights[r, k]
+            total += terms[k]
+        scales[0] = forward.shifts[r] + backward.shifts[r]
+        scales[1] = forward.exponents[r] + backward.exponents[r]
+        if MIN_NORMALIZER <= total <= MAX_NORMALIZER:
+            write_log_sum(terms, total == total, scales)
+            log_z[lanes.first + r] = scales[2]
+        else:
+            forward.forms[r] = FAILED
+
+
+@inner
+def advance_lanes(segment, carry, group, predicted, updated, work):
+    """Advance the linear rows of lanes; scales of stored messages are not kept."""
+    width, count = len(carry.forms), len(work.scratch[1]) // len(work.normalizers)
+    x_shifts = work.scratch[1][: count * width].reshape((count, width))
+    no_scales = work.scratch[1][:0].reshape((2, 0, 1, width))
+    stored = Stored(predicted, updated, no_scales, no_scales)
+    scratch = Scratch(work.scratch[0], x_shifts)
+    advance_linear(segment, carry, group.matrices, group.bounds, group.columns, stored, scratch)

@@ -1,0 +1,217 @@
+"""The backward pass of whole chains: marginals, counts and gradients of lanes.
+
+Steps go backward in chunks, after each of which the marginals of the chunk are added. Every
+normalizer has to be well within the range of numbers; see `_chains.marginals`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from arraylogchain._backends.compiled.lanes import (
+    MAX_NORMALIZER,
+    MIN_NORMALIZER,
+    advance_lanes,
+)
+from arraylogchain._backends.compiled.linear_space import FAILED, LINEAR, num_active
+from arraylogchain._backends.compiled.recursion import (
+    Segment,
+)
+from arraylogchain._numba.compiling import inner
+
+
+@inner
+def run_backward(chains, lanes, group, cotangents, gradients, work, chunk):
+    """Run backward through all steps, and add marginals; mark rows that are not certified.
+
+    Pair marginals of these are in the sums by then, which are added up again without them.
+    """
+    forward, backward, T = lanes.forward, lanes.backward, lanes.lengths[0]
+    width, K = forward.weights.shape
+    num_failed = 1
+    while num_failed > 0:
+        num_failed, num_linear = 0, 0
+        for r in range(width):
+            num_linear += forward.forms[r] == LINEAR
+            backward.forms[r] = forward.forms[r]
+            backward.shifts[r], backward.exponents[r] = 0.0, 0.0
+            for k in range(K):
+                backward.weights[r, k] = work.boundary[1, r, k]
+        work.pairs[:] = 0.0
+        stop = T if num_linear > 0 else 0
+        while stop > 0:
+            start = max(stop - chunk, 0)
+            segment = Segment(lanes.x, lanes.lengths, T - T, start, stop, T > 0, T - T)
+            advance_lanes(segment, backward, group, lanes.predicted, lanes.updated, work)
+            for r in range(width):
+                if backward.forms[r] != LINEAR and forward.forms[r] == LINEAR:
+                    forward.forms[r] = FAILED
+                    num_failed += 1
+            num_failed += _add_chunk(lanes, segment, cotangents, gradients, work)
+            stop = start
+        if num_linear > 0:
+            num_failed += _write_boundary(chains, lanes, cotangents, gradients, work)
+        if len(gradients.transitions) == 0:
+            return
+
+
+@inner
+def _add_chunk(lanes, segment, cotangents, gradients, work):
+    """Add the marginals of a chunk of steps; return how many rows are now marked as FAILED."""
+    num_failed, width, matrix_step = 0, len(lanes.lengths), len(work.pairs) > 1
+    with_pairs, with_states = len(gradients.transitions) > 0, len(gradients.potentials) > 0
+    factors = work.normalizers[:width]
+    for t in range(segment.start, segment.stop):
+        alpha, i = lanes.alpha[t + 1, 0], t - segment.start
+        beta, beta_x = lanes.predicted[i, 0], lanes.updated[i + 1, 0]
+        active = num_active(lanes.lengths, t)
+        num_failed += _write_factors(alpha, beta, lanes, cotangents, factors, active)
+        if with_states:
+            for r in range(active):
+                out = gradients.potentials[lanes.first + r, t]
+                for k in range(len(out)):
+                    out[k] = (alpha[k * width + r] * beta[k * width + r]) * factors[r]
+        moved = num_active(lanes.lengths, t + 1)
+        if with_pairs and moved > 0:
+            pairs = work.pairs[t if matrix_step else 0]
+            if width == 1:
+                _add_pairs_of_row(alpha, beta_x, factors[0], pairs)
+            else:
+                _add_pairs(alpha, beta_x, factors, width, moved, work.scratch[0], pairs)
+    return num_failed
+
+
+@inner
+def _write_factors(alpha, beta, lanes, cotangents, factors, active):
+    """Write cotangents over normalizers, 0 for failed rows; return how many rows fail by these."""
+    width, num_failed, forms = len(lanes.lengths), 0, lanes.forward.forms
+    for r in range(active):
+        factors[r] = 0.0
+    for start in range(0, len(alpha), width):
+        a, b = alpha[start : start + active], beta[start : start + active]
+        for r in range(active):
+            factors[r] += a[r] * b[r]
+    for r in range(active):
+        is_certified = MIN_NORMALIZER <= factors[r] <= MAX_NORMALIZER
+        if forms[r] == LINEAR and not is_certified:
+            forms[r] = FAILED
+            num_failed += 1
+        factors[r] = cotangents[lanes.first + r] / factors[r] if forms[r] == LINEAR else 0.0
+    return num_failed
+
+
+@inner
+def _add_pairs_of_row(alpha, beta_x, factor, pairs):
+    K = len(alpha)
+    for k in range(K if factor != 0.0 else 0):
+        weight, out = alpha[k] * factor, pairs[k]
+        for j in range(K):
+            out[j] += weight * beta_x[j]
+
+
+@inner
+def _add_pairs(alpha, beta_x, factors, width, moved, weights, pairs):
+    """Add the sums over rows of alpha_k beta_x_j times factors, which are 0 for failed rows."""
+    K = len(pairs)
+    for k in range(K):
+        a = alpha[k * width : k * width + moved]
+        for r in range(moved):
+            weights[r] = a[r] * factors[r]
+        j = 0
+        while j + 4 <= K:
+            _add_four_products(weights, beta_x, j * width, width, moved, pairs[k, j : j + 4])
+            j += 4
+        while j < K:
+            pairs[k, j] += _product(weights[:moved], beta_x[j * width : j * width + moved])
+            j += 1
+
+
+def _scalar_product(a, b):
+    total = 0.0
+    for r in range(len(a)):
+        total += a[r] * b[r]
+    return total
+
+
+def _four_scalar_products(a, b, start, width, count, out):
+    b0, b1 = b[start : start + count], b[start + width : start + width + count]
+    start += 2 * width
+    b2, b3 = b[start : start + count], b[start + width : start + width + count]
+    s0 = s1 = s2 = s3 = 0.0
+    for r in range(count):
+        s0 += a[r] * b0[r]
+        s1 += a[r] * b1[r]
+        s2 += a[r] * b2[r]
+        s3 += a[r] * b3[r]
+    out[0] += s0
+    out[1] += s1
+    out[2] += s2
+    out[3] += s3
+
+
+# Sums over rows may be added in any order: all terms are certified, and of one sign.
+_product = inner(_scalar_product, fastmath={"contract", "reassoc"})
+
+
+_add_four_products = inner(_four_scalar_products, fastmath={"contract", "reassoc"})
+
+
+@inner
+def _write_boundary(chains, lanes, cotangents, gradients, work):
+    """Write gradients with respect to initial and final weights, or to their logarithms.
+
+    Return how many rows are now marked as FAILED.
+    """
+    num_failed, (width, K) = 0, lanes.forward.weights.shape
+    for r in range(width if gradients.boundary.shape[1] > 0 else 0):
+        for side in range(2):
+            other = lanes.forward.weights[r] if side else lanes.backward.weights[r]
+            is_log = chains.final_is_log if side else chains.initial_is_log
+            weights, out, total = work.boundary[side, r], gradients.boundary[side], 0.0
+            for k in range(K):
+                total += weights[k] * other[k]
+            is_certified = MIN_NORMALIZER <= total <= MAX_NORMALIZER
+            if lanes.forward.forms[r] == LINEAR and not is_certified:
+                lanes.forward.forms[r] = FAILED
+                num_failed += 1
+            factor = cotangents[lanes.first + r] / total
+            for k in range(K):
+                gradient = other[k] * factor
+                if is_log:
+                    gradient *= weights[k]
+                else:
+                    gradient = math.ldexp(gradient, -int(weights[K]))
+                out[lanes.first + r, k] = gradient
+    return num_failed
+
+
+@inner
+def write_zeros(lanes, gradients):
+    """Write 0 for gradients of declined rows, and past the ends of the others."""
+    for r in range(len(lanes.lengths)):
+        is_declined = lanes.forward.forms[r] != LINEAR
+        if len(gradients.potentials) > 0:
+            gradients.potentials[lanes.first + r, 0 if is_declined else lanes.lengths[r] :] = 0.0
+        if gradients.boundary.shape[1] > 0 and is_declined:
+            gradients.boundary[:, lanes.first + r] = 0.0
+
+
+@inner
+def add_sums(total, pairs):
+    for n in range(len(pairs)):
+        for k in range(pairs.shape[1]):
+            for j in range(pairs.shape[1]):
+                total[n, k, j] += pairs[n, k, j]
+
+
+@inner
+def scale_pairs(pairs, matrices, by_logs):
+    """Multiply pairs by the weights of their transitions, or undo the scales of these."""
+    K = pairs.shape[1]
+    for n in range(len(pairs)):
+        for i in range(K * K):
+            if by_logs:
+                pairs[n, i // K, i % K] *= matrices.weights[n * K * K + i]
+            else:
+                scale = -int(matrices.scales[1, n])
+                pairs[n, i // K, i % K] = math.ldexp(pairs[n, i // K, i % K], scale)

@@ -24,8 +24,8 @@ template <class T> __device__ __forceinline__ Candidate<T> best_of_warp(Candidat
     return best;
 }
 
-// states [groups, rows]: the last states of best paths, -1 where no path has a positive weight;
-// weights [groups, rows]: their logs. last: the message after the last step; final: weights of last
+// states [groups, rows]: the last states of best paths, -1 where no path has a positive weight, and
+// -2 where the weight is NaN; weights [groups, rows]: their logs. last: the message after the last step; final: weights of last
 // states. One warp for each row.
 template <class T>
 __global__ void __launch_bounds__(128)
@@ -42,16 +42,16 @@ best_last_states(Rows n, Messages<T> last, Weights<T> final, long long* states, 
     }
     best = best_of_warp(best);
     if (lane) return;
-    states[row] = best.weight == -infinity<double>() ? -1 : best.from;
+    states[row] = is_nan(best.weight) ? -2 : best.weight == -infinity<double>() ? -1 : best.from;
     const double exponent = last.exponents[row];
     weights[row] = (last.shifts[row] + exponent * LN2_HIGH + best.weight) + exponent * LN2_LOW;
 }
 
 // updated [steps, groups, rows, states]: stored by the recursion. logs: of the matrices, each
 // transposed, [..., to, from]; matrix t leads from step t to the next. after [groups, rows]: the
-// states of the step after these or, of rows that end here, of their last step, -1 for none; then
-// their first step's states. path: their states; steps past a row's end are -1 if marks_ends,
-// else they have its last state.
+// states of the step after these or, of rows that end here, of their last step, -1 for none, -2 for
+// a row of NaN weight; then their first step's states. path: their states, 0 where there is none, -1
+// in a row of NaN weight; steps past a row's end are -1 if marks_ends, else they have its last state.
 template <class T>
 __global__ void __launch_bounds__(128)
 chain_trace(Chain<T> chain, const T* updated, long long* after, long long* path, Strides strides, int marks_ends) {
@@ -75,7 +75,8 @@ chain_trace(Chain<T> chain, const T* updated, long long* after, long long* path,
             }
             state = best_of_warp(best).from;
         }
-        if (lane == 0) path[t * strides.step] = marks_ends && chain.time + t >= length ? -1 : max(state, 0LL);
+        const bool is_none = state == -2 || (marks_ends && chain.time + t >= length);
+        if (lane == 0) path[t * strides.step] = is_none ? -1 : max(state, 0LL);
     }
     if (lane == 0) after[row] = state;
 }

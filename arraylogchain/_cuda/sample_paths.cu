@@ -16,7 +16,7 @@ struct PrefixSum {
 };
 
 // A state in proportion to exp(log_weight(k)): the first whose sum of weights exceeds `uniform` times
-// the total, so that its weight is not zero; -1 where no state has one.
+// the total, so that its weight is not zero; -1 where no state has one, -2 where the total is NaN.
 template <class T, class LogWeight>
 __device__ __forceinline__ int draw(int states, int lane, double uniform, const LogWeight& log_weight) {
     T top = -infinity<T>();
@@ -30,6 +30,7 @@ __device__ __forceinline__ int draw(int states, int lane, double uniform, const 
         total += PrefixSum(k < states ? double(exponential(log_weight(k) - top)) : 0.0, lane).total;
     }
     if (total == 0) return -1;
+    if (is_nan(total)) return -2;
     // Should the product be rounded up to the total, the last state that adds to the sum is drawn.
     const double level = uniform * total;
     int state = states;
@@ -44,13 +45,14 @@ __device__ __forceinline__ int draw(int states, int lane, double uniform, const 
         #pragma unroll
         for (int by = 16; by > 0; by /= 2) state = min(state, __shfl_xor_sync(~0u, state, by));
     }
-    return state == states ? (is_nan(total) ? 0 : states - 1) : state;
+    return state == states ? states - 1 : state;
 }
 
 // updated [steps, groups, rows, states]; logs of the matrices, each transposed, as for chain_trace.
 // final: weights of last states. after [groups, rows, samples]: states of the step after these, -1 for
-// none; then their first step's states. states, uniforms: the samples, and the numbers that
-// they are drawn with, which may share memory; samples are their last axis.
+// none, -2 in a row of NaN weight; then their first step's states. states, uniforms: the samples (0
+// where there is no state, -1 in a row of NaN weight), and the numbers that they are drawn with,
+// which may share memory; samples are their last axis.
 template <class T>
 __global__ void __launch_bounds__(128, 4)
 sample_paths(Chain<T> chain, Weights<T> final, const T* updated, long long* after, long long* states, Strides s,
@@ -80,7 +82,7 @@ sample_paths(Chain<T> chain, Weights<T> final, const T* updated, long long* afte
             state = draw<T>(K, lane, uniform, [&](int k) { return message[k] + into[k]; });
         }
         __syncwarp();
-        if (lane == 0) states[t * s.step] = time >= length ? -1 : max(state, 0);
+        if (lane == 0) states[t * s.step] = time >= length || state == -2 ? -1 : max(state, 0);
     }
     if (lane == 0) after[number] = state;
 }

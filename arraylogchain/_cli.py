@@ -84,8 +84,11 @@ def compile_loops() -> str:
 def compile_all() -> None:
     """Call each compiled function, including those for entries that are not certified."""
     chain = LogChain(np.zeros((2, 3, 2)), transitions=np.ones((1, 2, 2)), lengths=[3, 2])
+    chain.log_partition()
     chain.marginals()
     chain.viterbi()
+    LogChain(np.zeros((3, 16)), transitions=np.eye(16)).log_partition()  # mostly zeros
+    LogChain(np.zeros((3, 9)), transitions=np.ones((9, 9))).viterbi()  # more than eight states
     chain.sample(1, rng=np.random.default_rng(0))
     _, pullback = vjp.logmatmulexp(np.array([[0.0, -2000.0]]), np.array([[-2000.0], [0.0]]))
     pullback(np.ones((1, 1)))

@@ -151,6 +151,21 @@ def test_sums_of_whole_chains_are_those_of_segments(rows, monkeypatch, name, rag
             np.testing.assert_allclose(result, expected, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.parametrize("lengths", [None, [3] * 8 + [2] * 8])
+def test_counts_of_matrices_that_were_not_prepared_are_zero(rows, monkeypatch, lengths):
+    """A group is declined before its matrices are prepared; those of short groups are not all."""
+    logs = normal(16, 2, 2, 2)
+    logs[7] = [[[-1000.0, 0.0], [-3000.0, -3000.0]], [[0.0, -INF], [0.0, 0.0]]]
+    chain = alc.LogChain(normal(16, 3, 2), log_transitions=logs, lengths=lengths)
+    whole = results(chain)
+    assert rows["taken"] > 0
+    assert rows["declined"] > 0
+    monkeypatch.setattr(_select, "FUSED", False)
+    for result, expected in zip(whole, results(chain), strict=True):
+        if expected is not None:
+            np.testing.assert_allclose(result, expected, rtol=1e-11, atol=1e-12)
+
+
 def test_row_that_is_declined_backward_is_taken_forward(rows):
     arguments = detour(9)
     chain = alc.LogChain(arguments.pop("x"), **arguments)

@@ -211,7 +211,9 @@ def scale_pairs(pairs, matrices, by_logs):
     for n in range(len(pairs)):
         for i in range(K * K):
             if by_logs:
-                pairs[n, i // K, i % K] *= matrices.weights[n * K * K + i]
+                # Weights of matrices that no row uses are undefined, and 0 * inf is 0 here.
+                if pairs[n, i // K, i % K] != 0.0:
+                    pairs[n, i // K, i % K] *= matrices.weights[n * K * K + i]
             else:
                 scale = -int(matrices.scales[1, n])
                 pairs[n, i // K, i % K] = math.ldexp(pairs[n, i // K, i % K], scale)

@@ -107,6 +107,32 @@ def test_whatever_goes_wrong_array_operations_take_over(use, call, error, when):
     np.testing.assert_allclose(result, without_kernels(call, use), rtol=1e-5)
 
 
+def everything() -> np.ndarray:
+    chain = alc.LogChain(normal(9, 6, 4).astype("f4"), transitions=uniform(5, 4, 4).astype("f4"))
+    log_z, pullback = alc.vjp.log_partition(chain)
+    filtered = chain.filtered(), chain.viterbi(), pullback(np.ones_like(log_z))
+    results = log_z, *chain.posterior(), *(x for xs in filtered for x in xs), chain.entropy()
+    samples = chain.sample(3, rng=np.random.default_rng(0))
+    return np.concatenate([x.ravel() for x in (*results, samples) if x is not None])
+
+
+@pytest.mark.parametrize("source", [x for x in INSTANTIATIONS if "math" not in x])
+def test_array_operations_replace_any_one_kernel(use, monkeypatch, source):
+    """Whole operations by kernels read messages that are logs, as those of kernels are."""
+    monkeypatch.setenv("ARRAYLOGCHAIN_SELF_CHECK", "0")
+    device = use(CpuDevice(3))
+
+    def load(kernel: Kernel) -> None:
+        if kernel.source == source:
+            raise RuntimeError("nvrtc: no such arch")
+
+    monkeypatch.setattr(device, "load", load)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = everything()
+    np.testing.assert_allclose(result, without_kernels(everything, use), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("call", [product, partition])
 def test_wrong_results_are_found(use, call, monkeypatch):
     device = use(CpuDevice(3))

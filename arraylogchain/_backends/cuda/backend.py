@@ -131,8 +131,7 @@ class CudaBackend(ArrayBackend):
     def backward_pass(self, forward_pass: Any, sums: Any, cotangent: Array | None) -> Any:
         """Return the backward pass that adds marginals, counts or gradients."""
         names = "log_partition", *(("pair_marginals",) if self.preparation else ())
-        kernels = *map(self.kernel, ("marginals", "boundary_gradients", *names)), self.preparation
-        if not all(map(self.has, kernels)):
+        if not self.can_follow(*map(self.kernel, ("marginals", "boundary_gradients", *names))):
             return None
         return CudaBackwardPass(self, forward_pass, sums, cotangent)
 
@@ -158,6 +157,10 @@ class CudaBackend(ArrayBackend):
         """Tell whether the kernels of the recursion can be used."""
         kernel = self._geometry_of(sums).kernel(self.ctx)
         return self.has(kernel) and self.has(self.preparation)
+
+    def can_follow(self, *kernels: Kernel, sums: bool = True) -> bool:
+        """Tell whether kernels can read messages: those of the recursion's own kernels, as logs."""
+        return all(map(self.has, kernels)) and self.has_recursion(sums)
 
     def has(self, kernel: Kernel | None) -> bool:
         """Tell whether a kernel can be used; with a geometry from outside this is its check."""

@@ -28,7 +28,7 @@ def filter_segment(
     )
     views = [self.shard.view(x, (steps,)) for x in (probabilities, log_normalizers)]
     strides: list[Any] = [row_strides(self.shard, x) for x in views]
-    if None in strides or not (self.has(kernel) and self.has_recursion()):
+    if None in strides or not self.can_follow(kernel):
         return None
     segment, _ = self.advance_with_scales(carry, steps, False, Keep.ALL, restarts_scales=True)
     outputs = (y for x, z in zip(views, strides, strict=True) for y in (x, STRIDES.pack(*z)))
@@ -40,8 +40,7 @@ def filter_segment(
 def entropies(self: Any, forward_pass: Any) -> Array | None:
     """Return the entropies [groups, rows] after a pass forward."""
     (groups, rows, states), kernel = self.shard.state_shape, self.kernel("entropies")
-    kernels = kernel, self.kernel("log_partition")
-    if not all(map(self.has, kernels)) or not self.has_recursion():
+    if not self.can_follow(kernel, self.kernel("log_partition")):
         return None
     log_sums, carry, total = self.log_sums(forward_pass.carry, True), None, None
     size = groups * rows * states * self.ctx.precision.itemsize
@@ -89,7 +88,7 @@ def trace_paths(self: Any, forward_pass: Any, states: Array, weights: Array) -> 
     """Write best paths [*batch, T] and the logs of their weights after a pass."""
     shard, kernels = self.shard, (self.kernel("chain_trace"), self.kernel("best_last_states"))
     strides = row_strides(shard, shard.view(states))
-    if strides is None or not all(map(self.has, (*kernels, self.preparation))):
+    if strides is None or not self.can_follow(*kernels, sums=False):
         return False
     groups, rows, _ = shard.state_shape
     final, _held = self.boundary(True)
@@ -118,7 +117,7 @@ def sample_paths(self: Any, forward_pass: Any, paths: Array, uniforms: Array) ->
     """Write samples [*batch, T, samples] after a pass; their numbers may share their memory."""
     shard, kernel, count = self.shard, self.kernel("sample_paths"), int(paths.shape[-1])
     strides: list[Any] = [row_strides(shard, shard.view(x)) for x in (paths, uniforms)]
-    if None in strides or not (self.has(kernel) and self.has(self.preparation)):
+    if None in strides or not self.can_follow(kernel):
         return False
     (groups, rows, _), (final, _held) = shard.state_shape, self.boundary(True)
     after = self.ctx.kernels.empty((groups, rows, count), "int64")

@@ -75,6 +75,14 @@ class Kernel(NamedTuple):
         return self.source, tuple(names) or (self.name,)
 
 
+_SOURCES = {x.partition("<")[0]: source for source, names in INSTANTIATIONS.items() for x in names}
+
+
+def kernel_named(name: str, arguments: str) -> Kernel:
+    """Return a kernel by its name and its template arguments."""
+    return Kernel(_SOURCES[name], f"{name}<{arguments}>")
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One launch of one kernel.
@@ -120,12 +128,6 @@ class Struct:
         """Return a struct as kernels take it: its first fields, and others by name; else 0."""
         values = (self._zeros | dict(zip(self._zeros, first)) | fields).values()  # noqa: B905
         return np.frombuffer(self._packer.pack(*values), self._dtype).reshape(())
-
-
-@cache
-def dtype_name(dtype: Any) -> str:
-    """Return the name of a dtype of any library."""
-    return str(dtype).removeprefix("torch.")
 
 
 def threshold(precision: Precision, terms: int) -> np.generic:

@@ -16,6 +16,7 @@ from arraylogchain._cuda.kernels import (
     Launch,
     Struct,
     contiguous,
+    kernel_named,
     threshold,
 )
 from arraylogchain._cuda.self_check import error_limit, is_usable, log_sum_exp, wide_entries
@@ -34,13 +35,6 @@ _SIDE = Struct(
 _SIZES = Struct((np.int32, "rows columns terms"))
 # prepare_factors.cuh: contiguous lines of a block.
 _LINES = 8
-# Files with kernels of other names.
-_SOURCES = {
-    "prepare_factors": "logmatmulexp",
-    "gradient_weights": "log_gradients",
-    "finish_gradients": "log_gradients",
-}
-SOURCES = frozenset(("logmatmulexp.cu", "log_epilogue.cu", "log_gradients.cu", "maxplus_matmul.cu"))
 # Multiply-adds from which on separate exponentials, and cuBLAS, are faster than one kernel that
 # computes exponentials in every tile.
 _BLAS_FROM = 2**28
@@ -132,7 +126,7 @@ def maxplus(ctx: Context, layout: Fold, a: Array, b: Array) -> tuple[Array, Arra
 
 def kernel_of(name: str, ctx: Context) -> Kernel:
     """Return a kernel of products for the dtype of the result."""
-    return Kernel(f"{_SOURCES.get(name, name)}.cu", f"{name}<{C_TYPES[ctx.result_name]}>")
+    return kernel_named(name, C_TYPES[ctx.result_name])
 
 
 def _is_usable(ctx: Context, name: str) -> bool:
@@ -148,11 +142,11 @@ def _are_supported(ctx: Context, layout: Fold, budget: int) -> bool:
     if 0 in layout.sizes or max(rows, columns, terms) > 2**31 - 2 * TILE:
         return False
     copied = batch * (rows + columns) * terms * ctx.precision.itemsize if layout.copies else 0
-    return copied <= budget // 2 and _tiles(layout) <= MAX_GRID
+    return copied <= budget // 2 and _tiles(layout.sizes) <= MAX_GRID
 
 
-def _tiles(layout: Fold) -> int:
-    batch, rows, columns, _ = layout.sizes
+def _tiles(sizes: tuple[int, int, int, int]) -> int:
+    batch, rows, columns, _ = sizes
     return batch * -(-rows // TILE) * -(-columns // TILE)
 
 
@@ -186,7 +180,7 @@ class _Operands:
         batch, _, columns, terms = layout.sizes
         self.a, self.b = self.view(a, 0)[:, panel, :], self.view(b, 1)
         self.shape = batch, int(self.a.shape[1]), columns, terms
-        self.tiles = batch * -(-self.shape[1] // TILE) * -(-columns // TILE)
+        self.tiles = _tiles(self.shape)
         self.sizes = _SIZES.pack(rows=self.shape[1], columns=columns, terms=terms)
         self.threshold = threshold(ctx.precision, terms)
         pair = (self.a, 1), (self.b, 2)
@@ -230,11 +224,10 @@ class _Operands:
         kernel = kernel_of(name, self.ctx)
         self.ctx.kernels.run(Launch(kernel, grid, THREADS, arguments))
 
-    def restored(self, out: Array, side: int = 2) -> Array:
-        """Return a, b or the product in its own shape: a view."""
+    def restored(self, out: Array) -> Array:
+        """Return the product in its own shape: a view."""
         xp, layout = self.ctx.xp, self.layout
-        shape = (layout.a_shape, layout.b_shape, layout.out_shape)[side]
-        return xp.reshape(layout.restored(xp, out, side), shape)
+        return xp.reshape(layout.restored(xp, out, 2), layout.out_shape)
 
 
 class _Gradients(NamedTuple):
@@ -260,10 +253,9 @@ class _Gradients(NamedTuple):
                 sums[0] = left
             elif left is not None:
                 sums[0][:, part, :] = left
-        operands = _Operands(ctx, self.layout, a, b)
 
         def result(side: int, like: Array) -> Array:
-            x = operands.restored(sums[side], side)
+            x = self.layout.restored(ctx.xp, sums[side], side)
             return ctx.cast(ctx.xp.reshape(x, shape_of(like)), like.dtype)
 
         left, right = (result(n, (a, b)[n]) if self.requested[n] else None for n in (0, 1))

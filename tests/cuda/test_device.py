@@ -158,18 +158,15 @@ class FakeTorch(ModuleType):
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """Let no test find the devices and kernels of another."""
-    for clear in (
+    clears = (
         device_module._known.clear,
         kernels.compiled.cache_clear,
         kernels._module.cache_clear,
-    ):
+    )
+    for clear in clears:
         clear()
     yield
-    for clear in (
-        device_module._known.clear,
-        kernels.compiled.cache_clear,
-        kernels._module.cache_clear,
-    ):
+    for clear in clears:
         clear()
 
 

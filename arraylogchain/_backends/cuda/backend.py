@@ -21,7 +21,14 @@ from arraylogchain._backends.cuda.structs import CHAIN, MESSAGES, ROWS, WEIGHTS,
 from arraylogchain._backends.interface import Keep, Messages, SegmentMessages
 from arraylogchain._backends.shards import Shard
 from arraylogchain._core.context import Array, Context
-from arraylogchain._cuda.kernels import C_TYPES, Kernel, Launch, contiguous, threshold
+from arraylogchain._cuda.kernels import (
+    C_TYPES,
+    Kernel,
+    Launch,
+    contiguous,
+    kernel_named,
+    threshold,
+)
 from arraylogchain._cuda.self_check import is_usable
 from arraylogchain._products import cuda
 
@@ -145,8 +152,7 @@ class CudaBackend(ArrayBackend):
         arguments = C_TYPES[dtype or self.ctx.precision.name]
         if name == "pair_marginals":
             arguments = f"{arguments}, {C_TYPES[matrices.dtype_name(self.shard)]}"
-        source = hard_cases.SOURCES.get(name, name)
-        return Kernel(f"{source}.cu", f"{name}<{arguments}>")
+        return kernel_named(name, arguments)
 
     @cached_property
     def preparation(self) -> Kernel | None:
@@ -336,6 +342,5 @@ class CudaBackend(ArrayBackend):
 
 def hard_case(ctx: Context, kernel: Kernel) -> Iterator[tuple[Array, np.ndarray, float]]:
     """Yield results of the hard case of any kernel, with exact ones."""
-    if kernel.source not in cuda.SOURCES:
-        return hard_cases.hard_case(CudaBackend, ctx, kernel)
-    return cuda.hard_case(ctx, kernel)
+    case = hard_cases.CASES.get(kernel.source)
+    return cuda.hard_case(ctx, kernel) if case is None else case(CudaBackend, ctx, kernel)

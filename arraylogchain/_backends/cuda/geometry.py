@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from arraylogchain._backends.shards import Shard
 from arraylogchain._core.context import Array, Context
-from arraylogchain._cuda.kernels import C_TYPES, Kernel
+from arraylogchain._cuda.kernels import C_TYPES, Kernel, kernel_named
 
 # Of a block whose groups of threads are parts of warps, and of one with four rows.
 _WARPS, _FOUR_ROWS = 128, 512
@@ -32,8 +32,7 @@ class Geometry(NamedTuple):
 
     def kernel(self, ctx: Context) -> Kernel:
         words = [str(x).lower() for x in self]
-        name = f"chain_steps<{C_TYPES[ctx.precision.name]}, {', '.join(words)}>"
-        return Kernel("chain_steps.cu", name)
+        return kernel_named("chain_steps", ", ".join((C_TYPES[ctx.precision.name], *words)))
 
     def sizes(self, shard: Shard) -> LaunchSizes:
         """Return the sizes of a launch for a shard."""

@@ -17,13 +17,6 @@ from arraylogchain._cuda.kernels import Kernel
 from arraylogchain._cuda.self_check import error_limit, log_sum_exp, wide_entries
 from arraylogchain._inputs.chain import Chain
 
-# The files of kernels that have another name.
-SOURCES = {
-    "best_last_states": "chain_trace",
-    "pair_marginals": "marginals",
-    "boundary_gradients": "marginals",
-}
-
 
 def _chain(ctx: Context, states: int, rows: int, has_one: bool) -> tuple[Any, Any, Any]:
     """Return log potentials, log matrices, and a shard of two groups of rows of two lengths."""
@@ -271,7 +264,7 @@ def _entropies(
     yield backend.entropies(forward_pass), exact, 8 * error_limit(ctx, 5)
 
 
-_CASES = {
+CASES = {
     "entropies.cu": _entropies,
     "sample_paths.cu": _samples,
     "filtered.cu": _filtered,
@@ -281,10 +274,3 @@ _CASES = {
     "log_partition.cu": _log_partition,
     "marginals.cu": _marginals,
 }
-
-
-def hard_case(
-    recursion_of: type[Any], ctx: Context, kernel: Kernel
-) -> Iterator[tuple[Array, np.ndarray, float]]:
-    """Yield results of a kernel's hard case by a recursion, with exact results."""
-    return _CASES[kernel.source](recursion_of, ctx, kernel)

@@ -14,7 +14,7 @@ from arraylogchain._backends.interface import Keep, Messages
 from arraylogchain._backends.shards import arrange
 from arraylogchain._core.axes import chunks, within
 from arraylogchain._core.context import Array
-from arraylogchain._cuda.kernels import dtype_name
+from arraylogchain._inputs.arrays import dtype_name
 
 _THREADS = 256
 

@@ -9,8 +9,8 @@ import numpy as np
 from arraylogchain._backends.cuda.structs import MATRICES
 from arraylogchain._backends.shards import Shard
 from arraylogchain._core.context import Array
-from arraylogchain._cuda import kernels
-from arraylogchain._cuda.kernels import C_TYPES, Kernel, Launch
+from arraylogchain._cuda.kernels import C_TYPES, Kernel, Launch, kernel_named
+from arraylogchain._inputs import arrays
 
 
 class InputMatrices(NamedTuple):
@@ -73,15 +73,14 @@ def input_matrices(shard: Shard, transitions: slice) -> InputMatrices:
 
 def dtype_name(shard: Shard) -> str:
     """Return the dtype that kernels read matrices in; others are converted to the precision."""
-    name = kernels.dtype_name(shard.views["transitions"].dtype)
+    name = arrays.dtype_name(shard.views["transitions"].dtype)
     return name if name == shard.ctx.result_name else shard.ctx.precision.name
 
 
 def kernel_of(shard: Shard) -> Kernel:
     """Return the kernel that prepares the matrices of a shard."""
     ctx, dtype = shard.ctx, dtype_name(shard)
-    name = f"prepare_matrices<{C_TYPES[ctx.precision.name]}, {C_TYPES[dtype]}>"
-    return Kernel("prepare_matrices.cu", name)
+    return kernel_named("prepare_matrices", f"{C_TYPES[ctx.precision.name]}, {C_TYPES[dtype]}")
 
 
 def prepare(

@@ -10,12 +10,6 @@ from arraylogchain._chains.accumulate import bounded
 from arraylogchain._core.context import Array
 from arraylogchain._core.precision import Precision
 
-# Bounds on normalizers, and on the magnitudes of cotangents, in linear space. Weights are at most
-# 2**400 (2**10 in float32), so that less than an eps of a normalizer underflows, and no sum of pair
-# marginals over rows and steps overflows.
-_NORMALIZERS = {"float32": (2.0**-55, 2.0**80), "float64": (2.0**-116, 2.0**900)}
-_MAGNITUDES = {"float32": (2.0**-20, 2.0**20), "float64": (2.0**-64, 2.0**64)}
-
 
 @dataclass(slots=True)
 class Cotangents:
@@ -81,10 +75,10 @@ class Cotangents:
         array or None
             None where a normalizer or a cotangent is too close to underflow or overflow.
         """
-        ctx, (lowest, highest) = self.shard.ctx, _MAGNITUDES[self.precision.name]
+        ctx, (lowest, highest) = self.shard.ctx, self.precision.cotangents
         if not (self.smallest >= lowest and self.largest <= highest):
             return None
-        if not ctx.are_between(normalizers, *_NORMALIZERS[self.precision.name]):
+        if not ctx.are_between(normalizers, *self.precision.normalizers):
             return None
         return ctx.load(self.values, self.precision) / normalizers
 

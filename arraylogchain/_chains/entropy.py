@@ -23,6 +23,7 @@ from arraylogchain._chains.marginals import BackwardPass
 from arraylogchain._chains.passes import Pass, last_logs, passes, run_passes
 from arraylogchain._core.axes import chunks
 from arraylogchain._core.context import Array, Context
+from arraylogchain._core.precision import threshold
 from arraylogchain._core.scaled import whole_maximum
 from arraylogchain._inputs.chain import Chain
 
@@ -57,7 +58,7 @@ class EntropyPass(BackwardPass):
         super().__init__(forward_pass, Accumulator(shard.ctx, shard.chain, 0, ()), None)
         ctx, size, last = self.ctx, shard.chain.num_states, forward_pass.carry
         # Sums of K terms lose less than 5 K tiny, and logs of their factors are less than 2**10.
-        self.threshold = -_LOWEST_LOG * 5 * size * self.precision.tiny / self.precision.eps
+        self.threshold = -_LOWEST_LOG * threshold(self.precision, size)
         # Marginals too small to affect the entropy.
         self.negligible = 1e-3 * self.precision.eps / math.log(size + 1.0)
         if "final" in shard.views:

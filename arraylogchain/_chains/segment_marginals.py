@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from arraylogchain._backends.interface import Messages
 from arraylogchain._backends.shards import MatrixPanel, Shard
@@ -28,7 +28,14 @@ from arraylogchain._chains.accumulate import Accumulator
 from arraylogchain._chains.cotangents import Cotangents
 from arraylogchain._core.axes import chunks
 from arraylogchain._core.context import Array, is_transposed
-from arraylogchain._core.scaled import LN2_HIGH, LN2_LOW, exp_of_split, split_log
+from arraylogchain._core.scaled import (
+    LN2_HIGH,
+    LN2_LOW,
+    exp_of_split,
+    finite_or_zero,
+    split_log,
+    whole_part,
+)
 from arraylogchain._products.certified import certified_product
 from arraylogchain._products.operand import Factor
 
@@ -167,10 +174,10 @@ class SegmentMarginals:
         # numbers are added.
         mode = xp.argmax(alpha.values + beta.values, axis=-1)[..., None]
         at_mode = [xp.take_along_axis(x.values, mode, axis=-1) for x in (alpha, beta)]
-        alpha_shift, beta_shift = (_finite_or_zero(xp, xp.round(x)) for x in at_mode)
+        alpha_shift, beta_shift = (whole_part(xp, x) for x in at_mode)
         marginals = alpha.values - alpha_shift
         marginals += beta.values - beta_shift
-        maxima = _finite_or_zero(xp, xp.max(marginals, axis=-1, keepdims=True))
+        maxima = finite_or_zero(xp, xp.max(marginals, axis=-1, keepdims=True))
         marginals -= maxima
         ctx.exp(marginals, marginals)
         marginals = self._where(self.no_state, 0.0, marginals)
@@ -220,12 +227,12 @@ class SegmentMarginals:
             u, v = (shard.by_matrix(x[transitions, ...]) for x in (left, right))
             rows = PairScale(*(shard.by_matrix(x[transitions, ..., None]) for x in scale))
             log_P, log_P_rest = split_log(ctx, matrix, is_log)
-            max_log_g = _finite_or_zero(xp, xp.max(rows.log_cotangent, axis=-2, keepdims=True))
+            max_log_g = finite_or_zero(xp, xp.max(rows.log_cotangent, axis=-2, keepdims=True))
             column_max = xp.max(log_P, axis=-2, keepdims=True)
             # A column of zeros is scaled like the largest of the others.
             matrix_max = xp.max(column_max, axis=-1, keepdims=True)
             column_max = xp.where(xp.isfinite(column_max), column_max, matrix_max)
-            column_max = _finite_or_zero(xp, column_max)
+            column_max = finite_or_zero(xp, column_max)
 
             total = (rows.nats + column_max) + (rows.high + (rows.log_cotangent - max_log_g))
             v = v[..., columns] + ctx.load(total, precision)
@@ -282,7 +289,3 @@ class SegmentMarginals:
         if excluded is None:
             return x
         return self.ctx.xp.where(excluded[..., None] if x.ndim == 4 else excluded, value, x)
-
-
-def _finite_or_zero(xp: Any, x: Array) -> Array:
-    return xp.where(xp.isfinite(x), x, 0.0)

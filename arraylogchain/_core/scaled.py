@@ -26,8 +26,12 @@ def whole_maximum(xp: Any, x: Array, axis: Any = -1) -> Array:
 
 def whole_part(xp: Any, x: Array) -> Array:
     """Return x rounded to integers, 0 where it is not finite."""
-    x = xp.round(x)
-    return xp.where(xp.abs(x) < math.inf, x, 0.0)
+    return finite_or_zero(xp, xp.round(x))
+
+
+def finite_or_zero(xp: Any, x: Array) -> Array:
+    """Return x, 0 where it is not finite."""
+    return xp.where(xp.isfinite(x), x, 0.0)
 
 
 def split_log(ctx: Context, x: Array, is_log: bool) -> tuple[Array, Array]:

@@ -27,7 +27,9 @@ from arraylogchain._core.progress import LOGGER
 
 # Callees are compiled into loops, but Numba invalidates its cache only when the loop's own file
 # changes. If the package was packed into one file, there are no sources.
-_LOOPS = ("_numba/*.py", "_backends/compiled/*.py", "_products/compiled.py")
+# Constants of two further files are compiled into loops.
+_CONSTANTS = "_core/precision.py", "_core/scaled.py"
+_LOOPS = ("_numba/*.py", "_backends/compiled/*.py", "_products/compiled.py", *_CONSTANTS)
 _FILES = (path for names in _LOOPS for path in sorted(Path(__file__).parents[1].glob(names)))
 _SOURCES = [path.read_bytes() for path in _FILES]
 STAMP = hashlib.sha256(b"".join(_SOURCES)).hexdigest()

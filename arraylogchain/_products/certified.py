@@ -30,6 +30,7 @@ from arraylogchain import _select
 from arraylogchain._core.axes import Box, Fold, boxes, chunks, within
 from arraylogchain._core.context import Array, Context
 from arraylogchain._core.precision import threshold
+from arraylogchain._core.scaled import finite_or_zero
 from arraylogchain._products.operand import Factor
 from arraylogchain._products.tiling import Tiles, run, tile_product, with_small_blocks
 
@@ -318,7 +319,7 @@ class _Entries:
         for _, lines in self.lines():
             for e, terms in self.terms(lines):
                 top = xp.maximum(maxima[e], xp.max(terms, axis=-1))
-                shift = xp.where(xp.isfinite(top), top, 0.0)
+                shift = finite_or_zero(xp, top)
                 ctx.apply(xp.subtract, terms, shift[:, None], out=terms)
                 ctx.apply(xp.exp, terms, out=terms)
                 term_sums[e] = term_sums[e] * xp.exp(maxima[e] - shift) + xp.sum(terms, axis=-1)

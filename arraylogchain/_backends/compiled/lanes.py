@@ -22,11 +22,11 @@ from arraylogchain._backends.compiled.recursion import (
     enter_linear_space,
     linear_log_range,
 )
+from arraylogchain._core.precision import DOUBLE
 from arraylogchain._numba.compiling import inner, views
 
-# Bounds on normalizers and on magnitudes of cotangents, as in `_chains.cotangents`.
-MIN_NORMALIZER, MAX_NORMALIZER = 2.0**-116, 2.0**900
-MIN_COTANGENT, MAX_COTANGENT = 2.0**-64, 2.0**64
+MIN_NORMALIZER, MAX_NORMALIZER = DOUBLE.normalizers
+MIN_COTANGENT, MAX_COTANGENT = DOUBLE.cotangents
 
 # The entry points take these as plain tuples; see `recursion`.
 
@@ -143,6 +143,14 @@ def memory_size(K: int, num_matrices: int, L: int, B: int, C: int) -> int:
     return of_matrices + L * ((B + 4) * K + B + 3 + 4 * K + 7 + (2 * C + 1) * K)
 
 
+@inner
+def _fill_columns(columns, weights, K):
+    """Write the weights of compressed columns of a matrix [K * K]."""
+    for j in range(len(columns.starts) - 1):
+        for p in range(columns.starts[j], columns.starts[j + 1]):
+            columns.weights[p] = weights[columns.rows[p] * K + j]
+
+
 @views
 def prepare_group(chains, g, columns, work):
     """Return the matrices of a group, as far as its longest row reads them."""
@@ -153,9 +161,7 @@ def prepare_group(chains, g, columns, work):
     min_weight = prepare_linear(
         chains.transitions[g][:used], chains.transitions_are_log, weights, scales, work.extremes
     )
-    for j in range(len(columns.starts) - 1):
-        for p in range(columns.starts[j], columns.starts[j + 1]):
-            columns.weights[p] = weights[0, columns.rows[p] * K + j]
+    _fill_columns(columns, weights[0], K)
     matrices = Matrices(
         weights.reshape(count * K * K), columns.logs, scales, count, one, count - count
     )
@@ -174,9 +180,7 @@ def transpose_group(group, columns, work):
             for j in range(K):
                 target[j * K + k] = source[k * K + j]
     weights, (_, _, scales, _, sharing, first) = work.matrices[1], group.matrices
-    for j in range(len(columns.starts) - 1):
-        for p in range(columns.starts[j], columns.starts[j + 1]):
-            columns.weights[p] = weights[0, columns.rows[p] * K + j]
+    _fill_columns(columns, weights[0], K)
     matrices = Matrices(weights.reshape(count * K * K), columns.logs, scales, count, sharing, first)
     return Group(matrices, group.bounds, columns)
 

@@ -170,8 +170,8 @@ class ArrayBackend:
             x = xp.where(is_valid[..., None], x, 0.0)
         return ctx.load(x, ctx.precision)
 
-    def _initial_carry(self, backward: bool, logs_only: bool = False) -> Messages:
-        """Return the carry at the start of a recursion; in log space only, no value is read."""
+    def _initial_carry(self, backward: bool) -> Messages:
+        """Return the carry at the start of a recursion."""
         ctx, xp, (groups, rows, _) = self.ctx, self.ctx.xp, self.shard.state_shape
         x, is_log = self.shard.boundary_weights(backward)
         zeros = xp.zeros((groups, rows), dtype=ctx.dtype(ctx.widest), device=ctx.device)
@@ -185,7 +185,7 @@ class ArrayBackend:
             shift = whole_maximum(xp, x)
             return state(x - shift, shift[..., 0], zeros, True)
         x = xp.where(x < 0, math.nan, x)
-        if not logs_only and ctx.are_between(x, MIN_WEIGHT, MAX_WEIGHT):
+        if ctx.are_between(x, MIN_WEIGHT, MAX_WEIGHT):
             return state(x, zeros, zeros, False)
         logs, exponents = scaled.scaled_logs(ctx, x)
         return state(logs, zeros, exponents, True)
@@ -382,7 +382,7 @@ class _SegmentStepper:
 def relative(xp: Any, logs: Array) -> Array:
     """Return exponentials relative to the largest of the last axis."""
     top = xp.max(logs, axis=-1, keepdims=True)
-    return xp.exp(logs - xp.where(xp.isfinite(top), top, 0.0))
+    return xp.exp(logs - scaled.finite_or_zero(xp, top))
 
 
 def draw_states(xp: Any, below: Array, uniforms: Array) -> Array:

@@ -132,11 +132,6 @@ def value_and_pullback(
         )
     ]
 
-    def with_new_backend(forward_pass: Pass) -> Pass:
-        # Prepared matrices belong to one call, and to one shard at a time.
-        backend = type(forward_pass.backend)(forward_pass.shard, forward_pass.workspace)
-        return replace(forward_pass, backend=backend)
-
     def run(forward_pass: Pass) -> None:
         if stores_all:
             forward_pass.whole = forward_pass.whole_chains("log_partition", True)
@@ -145,7 +140,7 @@ def value_and_pullback(
         for one_pass in forward_pass.remaining:
             one_pass.run_and_store()
             one_pass.shard.write(out, one_pass.log_z)
-            one_pass.backend = with_new_backend(one_pass).backend
+            one_pass.backend = one_pass.with_new_backend().backend
 
     run_passes(ctx, all_passes, run)
 
@@ -153,8 +148,9 @@ def value_and_pullback(
         accumulator = Accumulator(ctx, chain, workspace, requested)
 
         def add(forward_pass: Pass, partial_sums: Accumulator) -> None:
-            remaining, one_pass = forward_pass.remaining, with_new_backend(forward_pass)
+            remaining = forward_pass.remaining
             if (stored := forward_pass.whole) is not None:
+                one_pass = forward_pass.with_new_backend()
                 whole = _whole_chains(one_pass, partial_sums, cotangent)
                 if whole is None:
                     remaining = [one_pass.again().run_and_store()]
@@ -162,7 +158,7 @@ def value_and_pullback(
                     newly_declined = one_pass.of_rows(declined)
                     remaining = [*remaining, *(x.run_and_store() for x in newly_declined)]
             for one_pass in remaining:
-                backward_pass_of(with_new_backend(one_pass), partial_sums, cotangent).add()
+                backward_pass_of(one_pass.with_new_backend(), partial_sums, cotangent).add()
 
         run_passes(ctx, all_passes, add, accumulator)
         return accumulator.results()

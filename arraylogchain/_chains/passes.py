@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -106,8 +105,15 @@ class Pass:
 
     def again(self) -> Pass:
         """Return a pass over the same shard that has not run, with a backend of its own."""
-        backend = type(self.backend)(self.shard, self.workspace)
-        return replace(self, backend=backend, checkpoints=[], stored=[], whole=None, declined=None)
+        new = self.with_new_backend()
+        return replace(new, checkpoints=[], stored=[], whole=None, declined=None)
+
+    def with_new_backend(self) -> Pass:
+        """Return this pass with a backend of its own, which has prepared no matrices.
+
+        Prepared matrices belong to one call, and to one shard at a time.
+        """
+        return replace(self, backend=type(self.backend)(self.shard, self.workspace))
 
     def of_rows(self, declined: np.ndarray) -> list[Pass]:
         """Return passes over single rows, those that a mask [groups, rows] selects."""
@@ -289,7 +295,7 @@ def last_logs(shard: Shard, last: Messages) -> Messages:
 def log_sum(xp: Any, logs: Array) -> Array:
     """Return the logs of the sums of exponentials along the last axis."""
     top = xp.max(logs, axis=-1)
-    shift = xp.where(xp.abs(top) < math.inf, top, 0.0)
+    shift = scaled.finite_or_zero(xp, top)
     return shift + xp.log(xp.sum(xp.exp(logs - shift[..., None]), axis=-1))
 
 

@@ -79,6 +79,16 @@ def _largest(x: Floats, y: Floats) -> float:
     return number_of(_in_order(largest))  # type: ignore[no-any-return]
 
 
+@inlined
+def _sum(x: Floats, y: Floats, threshold: float, top: float) -> float:
+    """Return the sum of exp(x[k] + y[k] - top) over terms not below a threshold."""
+    total = 0.0
+    for k in range(len(x)):
+        if x[k] + y[k] >= threshold:
+            total += math.exp(x[k] + y[k] - top)
+    return total
+
+
 @compiled
 def _logsumexps(a: Floats, b: Floats, reach: float, requested: Array, out: Floats) -> None:
     """Write the logs of the sums over k of exp(a[i, k] + b[j, k]), none of which is NaN.
@@ -96,11 +106,7 @@ def _logsumexps(a: Floats, b: Floats, reach: float, requested: Array, out: Float
             for k in range(len(x)):
                 count += x[k] + y[k] >= threshold
             if count > 1 and top > -np.inf:
-                total = 0.0
-                for k in range(len(x)):
-                    if x[k] + y[k] >= threshold:
-                        total += math.exp(x[k] + y[k] - top)
-                top += math.log(total)
+                top += math.log(_sum(x, y, threshold, top))
             out[i, j] = top
 
 
@@ -120,10 +126,8 @@ def _gradients(
             top = _largest(x, y)
             if not top > -np.inf:
                 continue
-            threshold, total = top - reach, 0.0
-            for k in range(len(x)):
-                if x[k] + y[k] >= threshold:
-                    total += math.exp(x[k] + y[k] - top)
+            threshold = top - reach
+            total = _sum(x, y, threshold, top)
             for k in range(len(x)):
                 if x[k] + y[k] >= threshold:
                     p = math.exp(x[k] + y[k] - top) / total

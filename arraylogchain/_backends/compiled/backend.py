@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._backends.compiled import best_paths, matrices, paths, recursion, whole_chains
+from arraylogchain._backends.compiled.lanes import memory_size
 from arraylogchain._backends.compiled.matrices import FULL
 from arraylogchain._backends.interface import (
     BestPaths,
@@ -46,7 +47,7 @@ def _sizes(
     lanes = min(rows, most, max(_SIDE_BY_SIDE, _CHUNK // K)) if rows >= _SIDE_BY_SIDE else 1
     batch = min(_CHUNK_STEPS, max(1, _CHUNK // (K * lanes)))
     sizes = lanes, batch, max(2, min(T, max(4, 2 * _CHUNK // (K * lanes))))
-    return sizes, whole_chains.memory_size(K, num_matrices, *sizes)
+    return sizes, memory_size(K, num_matrices, *sizes)
 
 
 class CompiledBackend:
@@ -161,7 +162,7 @@ class CompiledBackend:
         inputs = self._whole_chains(size=0)
         if inputs is None:
             return None
-        chains, columns, _, sizes, memory, forms = inputs
+        chains, columns, sizes, memory, forms = inputs
         alpha = np.empty(N * row_size or 2 * K * sizes[0])
         log_z, declined = np.empty(N), np.empty(N, bool)
         sizes = *sizes, row_size, False
@@ -183,7 +184,10 @@ class CompiledBackend:
         inputs = self._whole_chains(size=N * T * K * (1 + with_states))
         if inputs is None:
             return None
-        chains, columns, back_columns, sizes, memory, forms = inputs
+        chains, columns, sizes, memory, forms = inputs
+        back_columns = columns
+        if len(columns[0]) > 0:
+            back_columns = tuple(matrices.columns_of(chains[2][0, 0].T, chains[5]))
         potentials = np.empty((N * with_states, T, K))
         pairs = np.zeros((shard.groups * with_pairs, *chains[2].shape[1:]))
         boundary = np.empty((2, N * with_ends, K))
@@ -224,20 +228,19 @@ class CompiledBackend:
         """
         shard, K, T, N = self.shard, self.K, self.shard.num_steps, self.G * self.R
         count = 1 if self.has_one else max(1, T - 1)
-        sizes, memory_size = _sizes(shard.rows, T, K, count, shard.lengths is not None)
-        size += memory_size + N * T * K + 2 * shard.groups * count * K * K
+        sizes, scratch_size = _sizes(shard.rows, T, K, count, shard.lengths is not None)
+        size += scratch_size + N * T * K + 2 * shard.groups * count * K * K
         if 8 * size > 3 * self.workspace or N * T * K * K > _MAX_PRODUCTS:
             return None
         transitions, is_log = self._transitions(count)
         initial, starts, final, ends = self._boundaries()
         x = self._potentials(slice(0, T)).reshape(N, T, K)
         chains = x, self.lengths.reshape(N), transitions, initial, final, is_log, starts, ends
-        columns = back_columns = FULL
+        columns = FULL
         if self.has_one and shard.groups == 1 and K >= matrices.MIN_SPARSE_STATES:
             columns = matrices.columns_of(transitions[0, 0], is_log)
-            back_columns = matrices.columns_of(transitions[0, 0].T, is_log)
-        memory, forms = np.empty(memory_size), np.empty((2, sizes[0]), np.int8)
-        return chains, tuple(columns), tuple(back_columns), sizes, memory, forms
+        memory, forms = np.empty(scratch_size), np.empty((2, sizes[0]), np.int8)
+        return chains, tuple(columns), sizes, memory, forms
 
     def _transitions(self, count: int) -> tuple[Floats, bool]:
         """Return the matrices [groups, count, K, K] as given, and whether they are logs."""

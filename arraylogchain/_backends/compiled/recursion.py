@@ -171,10 +171,7 @@ def enter_linear_space(rows, r, bounds, log_range):
 
 @inner
 def advance_linear(segment, rows, matrices, bounds, sparse, stored, scratch):
-    """Advance the linear rows of a group; mark as FAILED, and zero, rows that are not certified.
-
-    Return the number of rows that are linear still.
-    """
+    """Advance the linear rows of a group; mark as FAILED, and zero, rows that are not certified."""
     x, lengths, first_step, start, stop, backward, g = segment
     factors, x_shifts = scratch
     R, S, K, B = len(x), stop - start, x.shape[2], len(x_shifts) - 3
@@ -213,7 +210,7 @@ def advance_linear(segment, rows, matrices, bounds, sparse, stored, scratch):
                 step, matrices.logs, n * K * K, bounds, exponent, rows.forms
             )
             if num_linear == 0:
-                return 0
+                return
         if s % linear_space.PERIOD == 0:
             linear_space.raise_weights(updated, row_max, exponent)
         for r in range(R):
@@ -221,7 +218,6 @@ def advance_linear(segment, rows, matrices, bounds, sparse, stored, scratch):
         _store_scales(stored.updated_scales, g, i + (not backward), shift, exponent)
         message = updated
     _store_linear_rows(rows, message, shift, exponent)
-    return num_linear
 
 
 @inlined

@@ -16,7 +16,6 @@ from arraylogchain._backends.compiled.lanes import (
     enter_lanes,
     load_last_messages,
     make_lanes,
-    memory_size,
     prepare_group,
     run_forward,
     transpose_group,
@@ -30,8 +29,6 @@ from arraylogchain._backends.compiled.whole_marginals import (
     write_zeros,
 )
 from arraylogchain._numba.compiling import compiled, inner
-
-__all__ = ["log_partition", "memory_size", "posterior"]
 
 
 @compiled

@@ -13,12 +13,11 @@ shifts: ``a - r`` is rounded to eps * abs(a - r), and log(S) to eps * abs(log(S)
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from tests.gradient_reference import Gradient
+from tests.gradient_reference import Gradient, finite, finite_max
+from tests.reference import wide
 
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
 SMALLEST_NORMAL = {"float32": 2.0**-126, "float64": 2.0**-1022}
@@ -78,8 +77,8 @@ def product_bound(
     """Return the bound for the entries of ``log(exp(a) @ exp(b))``; c is `count` if given."""
     a = np.asarray(a, np.longdouble)
     b = np.asarray(b, np.longdouble)
-    r = _finite_max(a[None] if a.ndim == 1 else a, axis=-1)
-    c = _finite_max(b[:, None] if b.ndim == 1 else b, axis=-2)
+    r = finite_max(a[None] if a.ndim == 1 else a, axes=-1)
+    c = finite_max(b[:, None] if b.ndim == 1 else b, axes=-2)
     total = r + c
     total = total[..., 0, :] if a.ndim == 1 else total
     total = total[..., 0] if b.ndim == 1 else total
@@ -305,13 +304,7 @@ def assert_gradient(
 
 
 def _finite(x: np.ndarray) -> np.ndarray:
-    x = np.asarray(x, np.longdouble)
-    return np.where(np.isfinite(x), x, 0)
-
-
-def _finite_max(x: np.ndarray, axis: int) -> np.ndarray:
-    top = np.max(np.where(np.isfinite(x), x, -np.inf), axis=axis, keepdims=True, initial=-np.inf)
-    return _finite(top)
+    return finite(wide(x))
 
 
 def filtered_bounds(

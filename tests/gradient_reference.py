@@ -49,7 +49,7 @@ def logmatmulexp(a: np.ndarray, b: np.ndarray, g: np.ndarray) -> tuple[Gradient,
         p, log_sum = softmax(terms, axes=(-2,), broken=broken[..., i, None, :])
         weight = g[..., i, None, :]
         gap = 2 * (np.abs(finite(terms)) + np.abs(finite(log_sum)))
-        for part, summand in _parts(p, gap, 1, weight).items():
+        for part, summand in _parts(p, gap, weight).items():
             da[part][..., i, :] = np.sum(summand, axis=-1)
             db[part] += summand
     return (
@@ -79,7 +79,7 @@ def maxplus(
     is_index = indices.reshape(g.shape)[..., None, :] == np.arange(K)[:, None]  # [..., M, K, N]
     with np.errstate(invalid="ignore"):
         terms = left[..., :, :, None] + right[..., None, :, :]
-    parts = _parts(is_index & np.isfinite(terms), np.zeros(()), 1, g[..., None, :])
+    parts = _parts(is_index & np.isfinite(terms), np.zeros(()), g[..., None, :])
     da = {part: np.sum(x, axis=-1) for part, x in parts.items()}
     db = {part: np.sum(x, axis=-3) for part, x in parts.items()}
     return _summed(da, np.shape(a), left.shape, N), _summed(db, np.shape(b), right.shape, M)
@@ -110,7 +110,7 @@ def logchainexp(matrices: Sequence[np.ndarray], g: np.ndarray) -> list[Gradient]
             terms = left[..., :, :, None, None] + inner[..., None, :, :, :]  # i, k, l, j
         terms = np.broadcast_to(terms, (*batch, *terms.shape[-4:]))
         p, _ = softmax(terms, axes=(-3, -2))
-        parts = _parts(p, np.zeros(()), 1, g[..., :, None, None, :])
+        parts = _parts(p, np.zeros(()), g[..., :, None, None, :])
         sums = {part: np.sum(x, axis=(-4, -1)) for part, x in parts.items()}
         gradients.append(_summed(sums, matrix.shape, matrix.shape, g.shape[-2] * g.shape[-1]))
     return gradients
@@ -142,17 +142,14 @@ def softmax(
     return (p if broken is None else np.where(broken, np.nan, p)), log_sum
 
 
-def _parts(
-    p: np.ndarray, gap: np.ndarray, unit: np.ndarray | float, g: np.ndarray
-) -> dict[str, np.ndarray]:
+def _parts(p: np.ndarray, gap: np.ndarray, g: np.ndarray) -> dict[str, np.ndarray]:
     p = np.broadcast_to(wide(p), np.broadcast_shapes(p.shape, g.shape))
     size = np.abs(g)
-    scale = np.where(np.isfinite(unit), unit, 0) * size
     return {
         "exact": g * p,
         "mass": size * p,
         "gap": size * p * gap,
-        "scale": np.broadcast_to(scale, p.shape),
+        "scale": np.broadcast_to(size, p.shape),
     }
 
 
@@ -160,7 +157,7 @@ def _summed(
     parts: dict[str, np.ndarray],
     shape: tuple[int, ...],
     original_shape: tuple[int, ...],
-    terms: int = 1,
+    terms: int,
 ) -> Gradient:
     """Sum over the axes that were broadcast from `original_shape`, and give what is left
     `shape`."""

@@ -71,7 +71,6 @@ TESTS = {
     "dask": ("tests/test_dask.py",),
     "einsum": ("tests/test_einsum.py",),
     "inputs": ("tests/test_errors.py tests/test_chain_paths.py", f"{TABLE} -k numpy-float"),
-    "state": ("tests/test_threads.py", "tests/test_state.py"),
     "cuda": (CUDA,),
 }
 

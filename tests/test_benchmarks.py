@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from benchmarks.devices import Cpu, host
 from benchmarks.registry import CONTESTANTS, REFERENCES, Case, Contestant
 from tests.conftest import import_or_skip
 
-ROOT = Path(__file__).parents[1]
 SETTINGS = runner.Settings(rounds=1, seconds=1.0, pause=0.0, quick=True)
 BY_NAME = {case.name: case for case in CASES}
 # One case for each operation but those of whole processes, which compile for minutes.

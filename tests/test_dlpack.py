@@ -13,7 +13,7 @@ import pytest
 import arraylogchain as alc
 from tests.checks import mentions
 
-CUDA, CPU = 2, 1
+CUDA = 2
 
 
 class Exported:

@@ -8,9 +8,7 @@ import pytest
 import arraylogchain as alc
 from arraylogchain._backends.array import ArrayBackend
 from arraylogchain._chains.planning import ChainSizes, plan_shards
-from tests.test_workspace import CHAINS, PRODUCTS, normal, temporaries, uniform
-
-SMALLEST = 1 << 20
+from tests.test_workspace import CHAINS, PRODUCTS, SMALLEST, normal, temporaries, uniform
 
 
 def value_and_gradients(function, *arguments, **options):

@@ -83,7 +83,7 @@ def test_best_paths_of_long_chains_keep_within_the_workspace(rows):
     assert rows == {"taken": 0, "declined": 1}
 
 
-def results(chain, requested=None):
+def results(chain):
     """Return everything that sums compute, and gradients for cotangents of both signs, one 0."""
     value, pullback = alc.vjp.log_partition(chain)
     g = np.resize([1.0, -2.0, 0.0, 0.5], np.shape(value))

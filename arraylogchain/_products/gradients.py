@@ -66,7 +66,7 @@ def logmatmulexp_gradients(
             return result
         propagates_nan = bool(propagates_nan)
     xp, precision, (batch, rows, cols, inner) = ctx.xp, ctx.precision, layout.sizes
-    small = ctx.is_numpy and layout.is_identity and a.ndim == b.ndim > 1
+    small = layout.is_identity and a.ndim == b.ndim > 1
     if small and certified.is_small(ctx, layout) and (both := _small(ctx, a, b, g)):
         return both[0] if requested[0] else None, both[1] if requested[1] else None
     gradient_sums = {

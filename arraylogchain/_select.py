@@ -58,11 +58,11 @@ def route(operation: str, ctx: Context, chain: Chain, workspace: int) -> tuple[s
 
 
 def _multiply_pays(rows: int, states: int, entries: int) -> bool:
-    """Tell whether array operations are faster than loops over so many entries of a matrix.
+    """Tell whether array operations are faster than compiled loops, for one step of a group.
 
-    In units of 1/40 ns for a step of rows that share a matrix. Loops take 4 for each entry and
-    row. Array operations read each matrix once, for 4 an entry, multiply for 1 an entry and row,
-    pass over the states of each row for 160 a state, and take 400,000 for calls.
+    `rows` share a matrix, of which loops visit `entries`. Costs are in units of 1/40 ns. Loops take
+    4 for each entry and row. Array operations take 4 for each entry of the full matrix, 1 for each
+    of its entries and row, 160 for each state and row, and 400,000 (10 us) for calls.
     """
     array_cost = (4 + rows) * states**2 + 160 * rows * states + 400_000
     return 4 * rows * entries > array_cost

@@ -39,7 +39,7 @@ class Cotangents:
     def of_rows(
         cls, shard: Shard, precision: Precision, cotangent: Array | None, log_z: Array
     ) -> Cotangents:
-        """Return the cotangents of a shard, zero for rows whose log Z is infinite.
+        """Return the cotangents of a shard as finite numbers, zero where log Z is infinite.
 
         Parameters
         ----------

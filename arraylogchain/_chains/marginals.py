@@ -77,9 +77,10 @@ def _posterior(ctx: Context, chain: Chain, workspace: int, operation: str, *name
 def _whole_chains(
     forward_pass: Pass, accumulator: Accumulator, cotangent: Array | None
 ) -> WholeChains | None:
-    """Add the gradients of whole chains that are computed in one call; return None where none is.
+    """Add gradients computed in one call for whole chains; return its result, or None without one.
 
-    Those of declined rows remain to be added. Forward messages are read if they are stored.
+    Declined rows add nothing: the passes that remain to be run add theirs. Forward messages in
+    `forward_pass.whole` are reused.
     """
     shard, requested = forward_pass.shard, accumulator.arrays
     g = None if cotangent is None else shard.read(cotangent)
@@ -111,7 +112,7 @@ def value_and_pullback(
         Bytes for temporaries.
     stores_all : bool
         Whether all messages are stored for the pullback even if they exceed the workspace; if not,
-        they are recomputed from checkpoints.
+        messages that exceed it are recomputed from checkpoints.
 
     Returns
     -------

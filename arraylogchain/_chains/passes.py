@@ -57,10 +57,9 @@ class Pass:
     log_z : array [groups, rows]
         After a forward pass.
     whole : WholeChains or None
-        Of a forward pass in one call whose messages are stored.
+        Result of `log_partition` for whole chains, with stored messages.
     declined : list of Pass or None
-        After a call for whole chains, passes over the rows that it declined; None if it declined
-        all.
+        One pass for each row that a call for whole chains declined; None without such a result.
     """
 
     shard: Shard
@@ -79,10 +78,11 @@ class Pass:
     declined: list[Pass] | None = None
 
     def whole_chains(self, method: str, *args: Any) -> Any:
-        """Return the result of a backend's method for whole chains; None where there is none.
+        """Call a backend's method for whole chains; return its result, or None without one.
 
-        Then, or where so many rows are declined that segments, which take them together, are
-        faster, this pass remains to be run; else passes over the declined rows.
+        A result with more than 1/8 of the rows declined is dropped, as one pass over all rows by
+        segments is then faster than a pass for each declined row. Afterwards `remaining` has the
+        passes that are still to be run.
         """
         function = getattr(self.backend, method, None) if _select.FUSED else None
         result = None if function is None else function(*args)
@@ -143,7 +143,7 @@ class Pass:
         return self.carry  # type: ignore[no-any-return]
 
     def run_and_store(self) -> Pass:
-        """Run over all segments; store checkpoints and, if asked for, updated messages."""
+        """Run forward over all segments; store checkpoints and, if asked for, updated messages."""
         keep = Keep.UPDATED if self.store_messages else Keep.NOTHING
         for steps in self.segments:
             self.checkpoints.append(self.carry)
@@ -168,7 +168,7 @@ class Pass:
     def relative_messages(self, steps: slice) -> Iterator[tuple[slice, SegmentMessages]]:
         """Yield predicted and updated messages of a segment, whose scales start from 0.
 
-        Only differences of their scales mean anything. Where these are too large to be exact, the
+        Scales are relative to the start of the segment. Where these are too large to be exact, the
         segment is split into single steps.
         """
         carry, max_exact = self.carry, 1.0 / self.shard.ctx.widest.eps

@@ -50,7 +50,7 @@ class Factor:
     common : bool
         Whether each matrix [m, n] has a scale that is not added to results.
     finite : bool
-        Whether lines with +inf or NaN get weights 0, as they do not contribute to gradients.
+        Whether all weights of a line with +inf or NaN are 0, as in gradients.
 
     Attributes
     ----------

@@ -1,7 +1,8 @@
-"""Lanes: rows of a group that compiled loops take side by side through whole chains.
+"""Lanes: up to L consecutive rows of a group, computed side by side through whole chains.
 
-Rows are sorted by length, and lanes stop at the end of their longest row. Everything is in linear
-space, where every step certifies itself; a row that is not certified is declined.
+The rows of a group are sorted by decreasing length, so that the first of the lanes is the longest
+and sets their number of steps. Everything is in linear space, where every step certifies itself; a
+row that is not certified is declined.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Workspace(NamedTuple):
     carries: Any  # [2, L * (K + 2)]: forward and backward
     boundary: Any  # [2, L, K + 1]: weights as the recursions began with them, and exponents
     normalizers: Any  # [L]
-    predicted: Any  # [max(C, 2), 1, K * L]
+    predicted: Any  # [C, 1, K * L]; C is at least 2
     updated: Any  # [C + 1, 1, K * L]
 
 
@@ -153,8 +154,13 @@ def _fill_columns(columns, weights, K):
 
 @views
 def prepare_group(chains, g, columns, work):
-    """Return the matrices of a group, as far as its longest row reads them."""
+    """Prepare the matrices of group g in linear space, [from, to], for the forward recursion.
+
+    Only those that its longest row uses are prepared. With sparse columns there is one matrix,
+    whose nonzero weights are copied to them.
+    """
     (G, count, K, _), N = chains.transitions.shape, len(chains.x)
+    # K // K is 1 and count - count is 0, but not literals; see `recursion.enter_linear_space`.
     longest, one = chains.lengths[g * (N // G)], K // K
     used = min(count, max(longest - 1, 0))
     weights, scales = work.matrices[0], work.scales
@@ -187,7 +193,10 @@ def transpose_group(group, columns, work):
 
 @views
 def make_lanes(chains, start, width, work, alpha, sizes, forms):
-    """Return lanes of the rows from `start` on, whose carries are boundary weights."""
+    """Return lanes of rows start, ..., start + width - 1, with boundary weights as carries.
+
+    The weights are as given, linear or logs; `enter_lanes` converts them.
+    """
     K = chains.x.shape[2]
     forward = _carry(work.carries[0], forms[0], width, K)
     backward = _carry(work.carries[1], forms[1], width, K)
@@ -229,7 +238,11 @@ def _carry(memory, forms, width, K):
 
 @inner
 def enter_lanes(lanes, group, work):
-    """Convert boundary weights to linear space, and keep them; mark rows as FAILED without."""
+    """Convert boundary weights to linear space; mark rows as FAILED where either does not fit.
+
+    The converted weights and their exponents are copied to `work.boundary`: each backward pass
+    begins with them, and gradients with respect to boundary weights read them.
+    """
     forward, backward = lanes.forward, lanes.backward
     width, K = forward.weights.shape
     log_range = linear_log_range(group.bounds) if group.bounds.min_weight > 0.0 else 0.0
@@ -260,6 +273,7 @@ def run_forward(lanes, group, work, log_z):
     """Run forward through all steps; mark rows as FAILED that are not certified."""
     forward, backward = lanes.forward, lanes.backward
     (width, K), T = forward.weights.shape, lanes.lengths[0]
+    # T - T is 0 and T < 0 is False, but not literals; see `recursion.enter_linear_space`.
     segment = Segment(lanes.x, lanes.lengths, T - T, T - T, T, T < 0, T - T)
     advance_lanes(segment, forward, group, lanes.predicted[:2], lanes.alpha, work)
     terms, scales = work.scratch[0][:K], work.scratch[1][:3]

@@ -35,18 +35,23 @@ from arraylogchain._numba.compiling import compiled, inner
 def log_partition(chains, columns, sizes, memory, alpha, forms, log_z, declined):
     """Write log Z of whole chains, and which rows are declined.
 
+    There are N rows in all groups, T steps and K states; up to L rows are computed side by side.
+
     Parameters
     ----------
     chains, columns, sizes : tuple
-        The fields of `Chains`, `SparseColumns` and `Sizes`. The weights of columns are undefined.
+        The fields of `Chains`, `SparseColumns` and `Sizes`. The weights of columns are overwritten.
     memory : array
-        For `Workspace`.
+        Scratch of `memory_size` numbers.
     alpha : array
-        Updated messages forward, of the T + 1 steps of all rows if they are stored, else of 2 steps
-        of some lanes.
+        If `sizes.row_size` is not 0, receives the initial message and the T updated forward
+        messages of every row. Else it is scratch for two messages of L rows.
     forms : int8 array [2, L]
+        Scratch.
     log_z : array [N]
+        Undefined for declined rows.
     declined : bool array [N]
+        Receives True for rows that are not certified.
     """
     chains, columns, sizes = Chains(*chains), SparseColumns(*columns), Sizes(*sizes)
     R = len(chains.x) // len(chains.transitions)
@@ -77,15 +82,18 @@ def posterior(
 ):
     """Write log Z and gradients of whole chains, and which rows are declined.
 
-    With messages of an earlier call, `declined` is that of this call, and log Z is not computed.
+    If `sizes.is_stored`, `alpha`, `log_z` and `declined` are results of an earlier
+    `log_partition`: there is no forward pass, log Z is kept, and rows that were declined still are.
 
     Parameters
     ----------
     back_columns : tuple
         As `columns`, of the transposed matrix.
     cotangents : array [N]
+        Rows are declined whose cotangent is neither 0 nor of a magnitude from MIN_COTANGENT to
+        MAX_COTANGENT.
     gradients : tuple
-        The fields of `Gradients`; transitions are summed over rows that are not declined.
+        The fields of `Gradients`. Transitions are 0 on entry; declined rows add nothing.
     others
         See `log_partition`.
     """

@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import math
 
-from arraylogchain._backends.compiled.lanes import (
-    MAX_NORMALIZER,
-    MIN_NORMALIZER,
-    advance_lanes,
-)
+from arraylogchain._backends.compiled.lanes import MAX_NORMALIZER, MIN_NORMALIZER, advance_lanes
 from arraylogchain._backends.compiled.linear_space import FAILED, LINEAR, num_active
-from arraylogchain._backends.compiled.recursion import (
-    Segment,
-)
+from arraylogchain._backends.compiled.recursion import Segment
 from arraylogchain._numba.compiling import inner
 
 
 @inner
 def run_backward(chains, lanes, group, cotangents, gradients, work, chunk):
-    """Run backward through all steps, and add marginals; mark rows that are not certified.
+    """Run backward through all steps, write gradients, and mark uncertified rows as FAILED.
 
-    Pair marginals of these are in the sums by then, which are added up again without them.
+    A row may fail after its pair marginals of later steps were added to the sums over rows. The
+    whole pass is then repeated without failed rows, until no further row fails.
     """
     forward, backward, T = lanes.forward, lanes.backward, lanes.lengths[0]
     width, K = forward.weights.shape
@@ -41,6 +36,7 @@ def run_backward(chains, lanes, group, cotangents, gradients, work, chunk):
         stop = T if num_linear > 0 else 0
         while stop > 0:
             start = max(stop - chunk, 0)
+            # T - T is 0 and T > 0 is True, but not literals; see `recursion.enter_linear_space`.
             segment = Segment(lanes.x, lanes.lengths, T - T, start, stop, T > 0, T - T)
             advance_lanes(segment, backward, group, lanes.predicted, lanes.updated, work)
             for r in range(width):
@@ -51,6 +47,8 @@ def run_backward(chains, lanes, group, cotangents, gradients, work, chunk):
             stop = start
         if num_linear > 0:
             num_failed += _write_boundary(chains, lanes, cotangents, gradients, work)
+        # Only pair marginals are summed over rows; `write_zeros` clears other gradients of failed
+        # rows.
         if len(gradients.transitions) == 0:
             return
 
@@ -71,6 +69,7 @@ def _add_chunk(lanes, segment, cotangents, gradients, work):
                 out = gradients.potentials[lanes.first + r, t]
                 for k in range(len(out)):
                     out[k] = (alpha[k * width + r] * beta[k * width + r]) * factors[r]
+        # Rows that have a next step, and so pair marginals at t.
         moved = num_active(lanes.lengths, t + 1)
         if with_pairs and moved > 0:
             pairs = work.pairs[t if matrix_step else 0]
@@ -198,6 +197,7 @@ def write_zeros(lanes, gradients):
 
 @inner
 def add_sums(total, pairs):
+    """Add the pair marginals of some lanes to those of their group."""
     for n in range(len(pairs)):
         for k in range(pairs.shape[1]):
             for j in range(pairs.shape[1]):

@@ -20,18 +20,25 @@ _THREADS = 256
 
 
 class _Terms(NamedTuple):
-    """Results of the kernel `marginals` that pair marginals need.
+    """Inputs and results of the kernel `marginals` that pair marginals need.
+
+    A term is a step of a row; a set is the terms that share a matrix.
 
     Attributes
     ----------
     segment : numpy.ndarray
         Struct Segment.
     alpha, beta_x : array
-        The messages' logs.
+        Logs of the updated messages, forward and backward.
     u, v : array [sets, terms, K]
-        The factors of pair marginals.
-    is_flagged, scales, has_flags : array
-        Terms that logs alone certify.
+        Linear factors: ``u.mT @ v`` sums pair marginals without transition weights over the terms.
+        They are 0 for terms that are not certified in linear space.
+    is_flagged : array [terms of all sets]
+        Terms that are not certified, which `pair_marginals` adds from logs.
+    scales : array [terms of all sets, 2]
+        Logs of normalizers in two parts: that of the shifts, and the remainder.
+    has_flags : array
+        Whether a block of terms has a flagged one.
     """
 
     segment: np.ndarray

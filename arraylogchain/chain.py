@@ -54,9 +54,10 @@ class LogChain:
         Number of steps of each row, from 1 to T. Values past these steps are never read. Lengths
         broadcast to the batch axes of the arrays, and add none.
     workspace : int, optional
-        Bytes that temporaries may take beyond inputs and output, at least 1 MiB. Default: 64 MiB.
-        Counts and gradients in half precision are accumulated in float32 first, weights of paths
-        in float64, and paths are copied if lengths differ; none of this is counted.
+        Bytes that temporaries may take beyond inputs and output, at least 1 MiB. Default: 64 MiB,
+        on CUDA devices 256 MiB. Counts and gradients in half precision are accumulated in float32
+        first, weights of paths in float64, and paths are copied if lengths differ; none of this is
+        counted.
     workers : int, optional
         Largest number of threads, the calling thread included. Default: as many as the process may
         use. Results of compiled loops do not depend on it. BLAS has threads of its own; Dask tasks
@@ -103,7 +104,8 @@ class LogChain:
         workspace: int | None = None,
         workers: int | None = None,
     ) -> None:
-        self._workspace, self._workers = check_workspace(workspace), check_workers(workers)
+        self._workspace = check_workspace(workspace, log_potentials)
+        self._workers = check_workers(workers)
         # Gradients store all messages unless the caller limits the workspace.
         self._keeps_messages = workspace is None
         values = (

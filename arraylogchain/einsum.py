@@ -36,9 +36,9 @@ def logeinsumexp(
     optimize : str, bool, sequence of tuples of int, or optimizer
         The order of contraction, as `opt_einsum.contract_path` takes it, which also prints it.
     workspace : int, optional
-        Bytes that temporaries of each product may take. Default: 64 MiB. Not counted:
-        intermediate results, and copies of operands whose dtype is not that of the computation, or
-        whose summed axes are several and not adjacent in memory.
+        Bytes that temporaries of each product may take. Default: 64 MiB, on CUDA devices 256 MiB.
+        Not counted: intermediate results, and copies of operands whose dtype is not that of the
+        computation, or whose summed axes are several and not adjacent in memory.
     workers : int, optional
         Largest number of threads, BLAS's own not included. Default: as many as the process may
         use; see `LogChain`.

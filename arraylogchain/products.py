@@ -32,7 +32,8 @@ def matmul(
     b : array [..., K, N] or [K]
         Of the same library and device. Batch axes broadcast.
     workspace : int, optional
-        Bytes that temporaries may take beyond inputs and output. Default: 64 MiB.
+        Bytes that temporaries may take beyond inputs and output. Default: 64 MiB, on CUDA devices
+        256 MiB.
     workers : int, optional
         Largest number of threads, BLAS's own not included. Default: as many as the process may
         use; see `LogChain`.
@@ -58,7 +59,7 @@ def matmul(
     >>> matmul(x, weights).shape
     (1000, 8, 1, 32)
     """
-    budget = check_workspace(workspace)
+    budget = check_workspace(workspace, a, b)
     with using(check_workers(workers)):
         if specialized := specialized_functions(a, b):
             return specialized.matmul(a, b, budget)
@@ -82,7 +83,8 @@ def logmatmulexp(
     b : array [..., K, N] or [K]
         Of the same library and device. Batch axes broadcast and are never expanded.
     workspace : int, optional
-        Bytes that temporaries may take beyond inputs and output. Default: 64 MiB.
+        Bytes that temporaries may take beyond inputs and output. Default: 64 MiB, on CUDA devices
+        256 MiB.
     workers : int, optional
         Largest number of threads, BLAS's own not included. Default: as many as the process may
         use; see `LogChain`.
@@ -114,7 +116,7 @@ def logmatmulexp(
     >>> logmatmulexp(a, np.array([[-800.0], [0.0]]))  # exp(-800) is 0 in float64
     array([[-799.30685282]])
     """
-    budget = check_workspace(workspace)
+    budget = check_workspace(workspace, a, b)
     with using(check_workers(workers)):
         if specialized := specialized_functions(a, b):
             return specialized.logmatmulexp(a, b, budget)
@@ -134,7 +136,8 @@ def maxplus_matmul(
     b : array [..., K, N] or [K]
         Of the same library and device. Batch axes broadcast and are never expanded.
     workspace : int, optional
-        Bytes that temporaries may take beyond inputs and output. Default: 64 MiB.
+        Bytes that temporaries may take beyond inputs and output. Default: 64 MiB, on CUDA devices
+        256 MiB.
     workers : int, optional
         Largest number of threads, BLAS's own not included. Default: as many as the process may
         use; see `LogChain`.
@@ -160,7 +163,7 @@ def maxplus_matmul(
     >>> values, indices
     (array([[5.]]), array([[0]]))
     """
-    budget = check_workspace(workspace)
+    budget = check_workspace(workspace, a, b)
     with using(check_workers(workers)):
         if specialized := specialized_functions(a, b):
             return MaxPlusProduct(*specialized.maxplus_matmul(a, b, budget))
@@ -183,8 +186,9 @@ def logchainexp(
         Logarithms; -inf is an exact zero. The arrays of a sequence may be rectangular, and their
         batch axes broadcast; they are multiplied in the order that costs least.
     workspace : int, optional
-        Bytes that temporaries may take beyond inputs and output. Default: 64 MiB. For a sequence of
-        rectangular matrices, neither copies of them nor intermediate products are counted.
+        Bytes that temporaries may take beyond inputs and output. Default: 64 MiB, on CUDA devices
+        256 MiB. For a sequence of rectangular matrices, neither copies of them nor intermediate
+        products are counted.
     workers : int, optional
         Largest number of threads, BLAS's own not included. Default: as many as the process may
         use; see `LogChain`.
@@ -214,8 +218,8 @@ def logchainexp(
     >>> round(float(np.exp(product[0, 0])), 6)
     16.0
     """
-    budget = check_workspace(workspace)
     arguments = named(matrices)
+    budget = check_workspace(workspace, *arguments.values())
     if not is_lazy(*arguments.values()):  # their chunks may be of unknown sizes
         check_shapes(arguments)
     with using(check_workers(workers)):

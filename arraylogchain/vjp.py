@@ -63,7 +63,7 @@ def matmul(
         Of the same library and device. Batch axes broadcast.
     workspace : int, optional
         Bytes that temporaries may take beyond inputs, output and gradients, in each of the value
-        and a call of the pullback. Default: 64 MiB.
+        and a call of the pullback. Default: 64 MiB, on CUDA devices 256 MiB.
     workers : int, optional
         Largest number of threads, BLAS's own not included. Default: as many as the process may
         use; see `LogChain`.
@@ -92,7 +92,7 @@ def matmul(
     >>> da.shape, db.shape
     ((1000, 8, 1, 64), (8, 64, 32))
     """
-    budget = check_workspace(workspace)
+    budget = check_workspace(workspace, a, b)
 
     def compute(ctx: Context, a: Array, b: Array) -> Computed:
         layout = fold(shape_of(a), shape_of(b))
@@ -116,8 +116,8 @@ def logmatmulexp(
         Of the same library and device. Batch axes broadcast and are never expanded.
     workspace : int, optional
         Bytes that temporaries may take beyond inputs, output and gradients, in each of the value
-        and a call of the pullback. Default: 64 MiB. Gradients in half precision are accumulated
-        in float32 first, which is not counted.
+        and a call of the pullback. Default: 64 MiB, on CUDA devices 256 MiB. Gradients in half
+        precision are accumulated in float32 first, which is not counted.
     workers : int, optional
         Largest number of threads, BLAS's own not included. Default: as many as the process may
         use; see `LogChain`.
@@ -154,7 +154,7 @@ def logmatmulexp(
     (array([[0.5, 0.5]]), array([[0.5],
            [0.5]]))
     """
-    budget = check_workspace(workspace)
+    budget = check_workspace(workspace, a, b)
 
     def compute(ctx: Context, a: Array, b: Array) -> Computed:
         layout = fold(shape_of(a), shape_of(b))
@@ -182,8 +182,8 @@ def maxplus_matmul(
         Of the same library and device. Batch axes broadcast and are never expanded.
     workspace : int, optional
         Bytes that temporaries may take beyond inputs, output and gradients, in each of the value
-        and a call of the pullback. Default: 64 MiB. Gradients in half precision are accumulated
-        in float32 first, which is not counted.
+        and a call of the pullback. Default: 64 MiB, on CUDA devices 256 MiB. Gradients in half
+        precision are accumulated in float32 first, which is not counted.
     workers : int, optional
         Largest number of threads, BLAS's own not included. Default: as many as the process may
         use; see `LogChain`.
@@ -214,7 +214,7 @@ def maxplus_matmul(
     (array([[1., 0.]]), array([[1.],
            [0.]]))
     """
-    budget = check_workspace(workspace)
+    budget = check_workspace(workspace, a, b)
 
     def compute(ctx: Context, a: Array, b: Array) -> Computed:
         shapes = shape_of(a), shape_of(b)
@@ -250,8 +250,8 @@ def logchainexp(
         Logarithms; -inf is an exact zero. The arrays of a sequence may be rectangular, and their
         batch axes broadcast; they are multiplied in the order that costs least.
     workspace : int, optional
-        Bytes that temporaries of a product may take. Default: 64 MiB. Intermediate products,
-        and the gradients with respect to them, are not counted.
+        Bytes that temporaries of a product may take. Default: 64 MiB, on CUDA devices 256 MiB.
+        Intermediate products, and the gradients with respect to them, are not counted.
     workers : int, optional
         Largest number of threads, BLAS's own not included. Default: as many as the process may
         use; see `LogChain`.
@@ -282,7 +282,8 @@ def logchainexp(
     array([[1., 1.],
            [1., 1.]])
     """
-    budget, arguments = check_workspace(workspace), in_memory.named(matrices)
+    arguments = in_memory.named(matrices)
+    budget = check_workspace(workspace, *arguments.values())
     is_stack = "matrices" in arguments
 
     def compute(ctx: Context, *factors: Array) -> Computed:
@@ -314,7 +315,7 @@ def logeinsumexp(
         The order of contraction, as `opt_einsum.contract_path` takes it.
     workspace : int, optional
         Bytes that temporaries of each product may take, in each of the value and a call of the
-        pullback. Default: 64 MiB.
+        pullback. Default: 64 MiB, on CUDA devices 256 MiB.
     workers : int, optional
         Largest number of threads, BLAS's own not included. Default: as many as the process may
         use; see `LogChain`.
@@ -345,7 +346,7 @@ def logeinsumexp(
     >>> tuple(g.tolist() for g in pullback(1.0))
     ([0.25, 0.75], [0.25, 0.75])
     """
-    budget = check_workspace(workspace)
+    budget = check_workspace(workspace, *operands)
     plan = contractions(equation, operands, optimize)
 
     def compute(ctx: Context, *ready: Array) -> Computed:

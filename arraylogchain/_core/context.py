@@ -18,6 +18,7 @@ from arraylogchain._core.precision import DOUBLE, Precision
 from arraylogchain._core.threads import at_least, run_blocks, using
 
 DEFAULT_WORKSPACE = 64 * 2**20
+DEFAULT_WORKSPACE_ON_CUDA = 256 * 2**20
 # NumPy's own buffers for mixed dtypes take up to a few hundred kilobytes.
 SMALLEST_WORKSPACE = 2**20
 
@@ -210,13 +211,7 @@ class Context:
     def _drops_bits(self) -> bool:
         if (library := library_name(self.xp)) == "cupy":
             return os.environ.get("CUPY_TF32") == "1"
-        if library != "torch" or "cuda" not in str(self.device):
-            return False
-        torch = sys.modules["torch"]
-        # Once its newer switch was used, torch raises where it is asked for the older one.
-        precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
-        precision = precision or torch.get_float32_matmul_precision()
-        return precision not in ("none", "ieee", "highest")
+        return library == "torch" and "cuda" in str(self.device) and torch_allows_tf32()
 
     def blocks(self, shape: tuple[int, ...]) -> Iterator[Box]:
         """Yield boxes of an index space, for one elementwise operation each."""
@@ -277,6 +272,15 @@ class Context:
         return self.xp.empty(shape, dtype=dtype, device=self.device)
 
 
+def torch_allows_tf32() -> bool:
+    """Return whether torch may drop bits of float32 products on CUDA devices."""
+    torch = sys.modules["torch"]
+    # Once its newer switch was used, torch raises where it is asked for the older one.
+    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    precision = precision or torch.get_float32_matmul_precision()
+    return precision not in ("none", "ieee", "highest")
+
+
 def library_name(xp: Any) -> str:
     name = str(xp.__name__)
     return name.removeprefix("array_api_compat.").partition(".")[0]
@@ -292,8 +296,10 @@ def is_transposed(x: Array) -> bool:
     return strides is not None and 0 < abs(strides[-2]) < abs(strides[-1])
 
 
-def check_workspace(workspace: int | None) -> int:
-    """Return the workspace in bytes; raise TypeError or ValueError if it cannot be used."""
+def check_workspace(workspace: int | None, *arrays: Any) -> int:
+    """Return the workspace in bytes for arrays; raise TypeError or ValueError if it is no size."""
     if workspace is None:
-        return DEFAULT_WORKSPACE
+        others = [x for x in arrays if type(x) is not np.ndarray]
+        is_on_cuda = any("cuda" in str(getattr(x, "device", "")).lower() for x in others)
+        return DEFAULT_WORKSPACE_ON_CUDA if is_on_cuda else DEFAULT_WORKSPACE
     return at_least(SMALLEST_WORKSPACE, "workspace", workspace, " bytes")

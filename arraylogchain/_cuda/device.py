@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from arraylogchain._core.context import Array
+from arraylogchain._core.context import Array, torch_allows_tf32
 from arraylogchain._cuda.kernels import OPTIONS, Kernel, Launch, compiled
 
 OLDEST_ARCHITECTURE = 75
@@ -353,7 +353,12 @@ class TorchDevice(_CudaDevice):
         return tuple(x.stride())
 
     def multiply(self, a: Array, b: Array) -> Array:
-        out, cuda = self.empty(_shape(a, b), str(a.dtype).removeprefix("torch.")), self._cupy.cuda
+        torch = self._torch
+        if a.dtype != torch.float32 or not torch_allows_tf32():
+            return torch.matmul(a, b)
+        if self.is_capturing():  # CuPy does not call cuBLAS then
+            return torch.matmul(a.double(), b.double()).float()
+        out, cuda = self.empty(_shape(a, b), "float32"), self._cupy.cuda
         with self._here():
             # As a context, a stream would leave another one behind than `use` has made current.
             before = cuda.get_current_stream()

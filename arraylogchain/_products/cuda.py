@@ -44,12 +44,13 @@ def logmatmulexp(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) ->
     """Return log(exp(a) @ exp(b)), or None where array operations are to compute it."""
     batch, rows, columns, terms = layout.sizes
     if _are_supported(ctx, layout, budget) and _is_usable(ctx, "prepare_factors"):
-        size = ctx.precision.itemsize
-        factors = batch * (rows * terms + terms * columns + rows * columns) * size
-        is_large = batch * rows * columns * terms >= _BLAS_FROM and min(rows, columns) >= TILE
-        if is_large and factors <= budget // 2 and _is_usable(ctx, "log_epilogue"):
-            return by_blas(ctx, layout, a, b)
+        size, is_converted = ctx.precision.itemsize, ctx.result_name != ctx.precision.name
         maxima = batch * (rows + columns) * size
+        held = maxima + batch * (rows + columns) * terms * size * (1 + layout.copies)
+        held += batch * rows * columns * size * is_converted
+        is_large = batch * rows * columns * terms >= _BLAS_FROM and min(rows, columns) >= TILE
+        if is_large and held <= budget and _is_usable(ctx, "log_epilogue"):
+            return by_blas(ctx, layout, a, b)
         if maxima <= budget // 2 and _is_usable(ctx, "logmatmulexp"):
             return by_tiles(ctx, layout, a, b)
     return None

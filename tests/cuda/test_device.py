@@ -386,9 +386,11 @@ def cublas(cupy, monkeypatch) -> FakeCublas:
 def test_multiplies_of_float32_are_no_tf32(cupy, torch, cublas, monkeypatch, library):
     """Whatever the libraries' switches are: cuBLAS multiplies on the library's stream."""
     monkeypatch.setenv("CUPY_TF32", "1")
-    monkeypatch.setattr(
-        torch, "empty", lambda shape, dtype, **_: np.empty(shape, dtype.removeprefix("torch."))
+    torch.backends = SimpleNamespace(
+        cuda=SimpleNamespace(matmul=SimpleNamespace(fp32_precision="tf32"))
     )
+    monkeypatch.setattr(torch, "empty", lambda shape, dtype, **_: np.empty(shape, dtype))
+    torch.float32 = np.float32
     device = find(library, SimpleNamespace(id=1, index=1))
     assert not isinstance(device, Unavailable)
     product = device.multiply(np.ones((2, 3), np.float32), np.ones((3, 2), np.float32))
@@ -397,6 +399,25 @@ def test_multiplies_of_float32_are_no_tf32(cupy, torch, cublas, monkeypatch, lib
     stream = "CuPy's" if library == "cupy" else "stream (0, 701) of device 1"
     assert cublas.calls == [(np.float32, stream)]
     assert cupy.stream == "CuPy's"
+
+
+@pytest.mark.parametrize(
+    ("precision", "captures"), [("highest", False), ("highest", True), ("high", True)]
+)
+def test_torch_multiplies_itself_unless_it_would_drop_bits(monkeypatch, precision, captures):
+    """While a graph is captured CuPy cannot call cuBLAS, and torch multiplies in float64."""
+    torch, dtypes = pytest.importorskip("torch"), []
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace())
+    matmul = torch.matmul
+    monkeypatch.setattr(torch, "matmul", lambda a, b: (dtypes.append(a.dtype), matmul(a, b))[1])
+    device = object.__new__(TorchDevice)
+    device._torch, device._cupy = torch, SimpleNamespace(cuda=None)
+    device.is_capturing = lambda: captures
+    product = device.multiply(torch.ones(2, 3, 4), torch.ones(2, 4, 3))
+    assert product.dtype == torch.float32
+    assert (product == 4).all()
+    assert dtypes == [torch.float64 if precision == "high" else torch.float32]
 
 
 @pytest.mark.parametrize("left", ["ijk", "ikj"])

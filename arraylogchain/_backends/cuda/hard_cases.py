@@ -211,14 +211,15 @@ def _filtered(
 def _samples(
     recursion_of: type[Any], ctx: Context, kernel: Kernel
 ) -> Iterator[tuple[Array, np.ndarray, float]]:
-    """Draw with numbers that choose the first possible state, or one further on."""
+    """Draw with numbers that choose one of the first states that have weight, or a later one."""
     x, logs, shard = _chain(ctx, 37, 6, has_one=False)
     updated, shape = np.moveaxis(x, 2, 0), (2, 6, 5, 2)
     on_device = ctx.load(ctx.xp.asarray(updated, device=ctx.device), ctx.precision)
     recursion = recursion_of(shard, 1 << 24, Geometry(False, False, 1, False))
     stored = Messages(on_device, None, None, None)
     forward_pass = SimpleNamespace(segments=[slice(0, 5)], stored_messages=lambda _: stored)
-    numbers = np.broadcast_to([0.0, 0.6], shape).copy()
+    # Not 0: whether a weight below normal numbers is one differs from device to device.
+    numbers = np.broadcast_to([1e-9, 0.6], shape).copy()
     states = ctx.kernels.empty(shape, "int64")
     recursion.sample_paths(forward_pass, states, ctx.xp.asarray(numbers, device=ctx.device))
     exact = np.empty(shape)
@@ -227,7 +228,7 @@ def _samples(
         for t in range(4, -1, -1):
             state_weights = np.exp((weights - weights.max()).astype(ctx.precision.name))
             below = np.cumsum(state_weights, dtype=float)
-            j = exact[g, r, t, last] = np.argmax(below > 0.6 * last * below[-1])
+            j = exact[g, r, t, last] = np.argmax(below > numbers[g, r, t, last] * below[-1])
             weights = updated[t - 1, g, r] + logs[g, t - 1, :, int(j)] if t else weights
     yield states, exact, 0.0
 

@@ -8,6 +8,7 @@ used.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import re
@@ -20,12 +21,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from arraylogchain._core.context import Array, torch_allows_tf32
-from arraylogchain._cuda.kernels import OPTIONS, Kernel, Launch, compiled
+from arraylogchain._cuda.kernels import OPTIONS, Kernel, Launch, compiled, parameters
 
 OLDEST_ARCHITECTURE = 75
 NO_CUPY = "CuPy is not installed; for CUDA devices install the extra cuda12 or cuda13"
 OLDEST_CUPY = (14, 2)  # the first whose cache on disk knows kernels by their template arguments
 
+# One and zero of cuBLAS's scale factors.
+_SCALARS: dict[str, Any] = {"s": np.array([1, 0], np.float32), "d": np.array([1, 0], np.float64)}
 # What kernels include of CUDA's own has to be there, too.
 _PROBE = """
 #include <cuda_bf16.h>
@@ -253,18 +256,29 @@ class _CudaDevice:
         """Make the device current."""
         return self._current  # type: ignore[no-any-return]
 
-    def _stream(self) -> Any:
-        """Return the library's current stream on the device; None for CuPy's."""
+    def _stream(self) -> int:
+        """Return the library's current stream on the device."""
+        raise NotImplementedError
 
     def run(self, launch: Launch) -> None:
+        """Queue a kernel by the driver: CuPy's own launch takes four times as long."""
+        cuda = self._cupy.cuda
         with self._here():
-            kernel = compiled(launch.kernel, self._index, self.shared_memory)
-            arrays, sizes = self._pointers(launch.arguments), ((launch.grid,), (launch.block,))
-            kernel(*sizes, arrays, shared_mem=launch.shared_memory, stream=self._stream())
+            cuda.runtime.setDevice(self._index)  # a thread's first call may be this
+            function = compiled(launch.kernel, self._index, self.shared_memory)
+            memory = parameters([self._value(x) for x in launch.arguments])
+            sizes = launch.grid, 1, 1, launch.block, 1, 1, launch.shared_memory
+            address = ctypes.addressof(memory)
+            cuda.driver.launchKernel(function.ptr, *sizes, self._stream(), address, 0)
 
-    def _pointers(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return arguments as CuPy takes them."""
-        return arguments
+    def _value(self, argument: Any) -> bytes:
+        """Return the bytes of an argument."""
+        if isinstance(argument, bytes):
+            return argument
+        if isinstance(argument, np.generic):
+            return argument.tobytes()
+        pointer = 0 if argument is None else self.pointer(argument)
+        return pointer.to_bytes(8, sys.byteorder)
 
     def load(self, kernel: Kernel) -> None:
         with self._here():
@@ -289,9 +303,8 @@ class _CudaDevice:
         if -1 in (op_a, op_b) or out.ndim > 3 or largest >= 2**31 or 0 in (rows, columns, terms):
             return False
         cublas = importlib.import_module("cupy_backends.cuda.libs.cublas")
-        letter, kind = ("s", np.float32) if "float32" in str(a.dtype) else ("d", np.float64)
-        scalars = np.array([1, 0], kind)
-        one, zero = scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize
+        letter = "d" if a.dtype == np.float64 else "s"
+        one, zero = (_SCALARS[letter].ctypes.data + n * _SCALARS[letter].itemsize for n in (0, 1))
         # cuBLAS has columns first: it computes out' = b' a'.
         sizes = self._cupy.cuda.device.get_cublas_handle(), op_b, op_a, columns, rows, terms, one
         pointers = [self.pointer(x) for x in (b, a, out)]
@@ -316,6 +329,9 @@ class CupyDevice(_CudaDevice):
     """CuPy's memory pool, and the stream that is CuPy's current one on the device."""
 
     library = "cupy"
+
+    def _stream(self) -> int:
+        return int(self._cupy.cuda.get_current_stream().ptr)
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
         with self._current:
@@ -350,7 +366,7 @@ class TorchDevice(_CudaDevice):
         return int(x.data_ptr())
 
     def strides(self, x: Array) -> tuple[int, ...]:
-        return tuple(x.stride())
+        return x.stride()  # type: ignore[no-any-return]
 
     def multiply(self, a: Array, b: Array) -> Array:
         torch = self._torch
@@ -362,7 +378,7 @@ class TorchDevice(_CudaDevice):
         with self._here():
             # As a context, a stream would leave another one behind than `use` has made current.
             before = cuda.get_current_stream()
-            cuda.Stream.from_external(self._stream()).use()
+            cuda.Stream.from_external(_Stream(self._stream())).use()
             try:
                 if not self._gemm(a, b, out):
                     # CuPy's copies would come from its own pool.
@@ -375,12 +391,8 @@ class TorchDevice(_CudaDevice):
     def _here(self) -> AbstractContextManager[Any]:
         return self._torch.cuda.device(self._index)  # type: ignore[no-any-return]
 
-    def _stream(self) -> _Stream:
-        return _Stream(self._torch.cuda.current_stream(self._index).cuda_stream)
-
-    def _pointers(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        tensor = self._torch.Tensor
-        return tuple(np.uint64(x.data_ptr()) if isinstance(x, tensor) else x for x in arguments)
+    def _stream(self) -> int:
+        return self._torch._C._cuda_getCurrentRawStream(self._index)  # type: ignore[no-any-return]
 
 
 def _shape(a: Array, b: Array) -> tuple[int, ...]:
@@ -409,7 +421,7 @@ def _blas_layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int,
 class _Stream:
     """A stream by CUDA's protocol, which not every version of torch speaks itself."""
 
-    ptr: int  # by this name CuPy's kernels ask for it
+    ptr: int
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.ptr

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -93,9 +95,9 @@ class Launch:
     grid, block : int
         Blocks, and threads in a block, along one axis.
     arguments : tuple
-        The kernel's arguments. NumPy scalars, of exactly the parameter's type, and
-        structured NumPy arrays of one entry are passed by value, None as a null pointer.
-        Arrays of the device's library are passed as pointers to their first entry.
+        The kernel's arguments. Structs, as bytes, and NumPy scalars, of exactly the
+        parameter's type, are passed by value, None as a null pointer. Arrays of the
+        device's library are passed as pointers to their first entry.
     shared_memory : int
         Bytes of dynamic shared memory for each block.
     """
@@ -113,21 +115,37 @@ _CODES = {np.dtype(np.int64): "q", np.dtype(np.int32): "i"}
 class Struct:
     """A struct of the kernels: types, and names of fields; with the padding of C++.
 
-    >>> Struct((np.int64, "data step"), (np.int32, "rows")).pack(8, rows=3)["data"].item()
-    8
+    >>> Struct((np.int64, "data"), (np.int32, "rows")).pack(8, rows=3).hex("-", 8)
+    '0800000000000000-0300000000000000'
     """
 
     def __init__(self, *fields: tuple[Any, str]) -> None:
         pairs = [(name, np.dtype(kind)) for kind, names in fields for name in names.split()]
-        self._dtype, self._zeros = np.dtype(pairs, align=True), dict.fromkeys(dict(pairs), 0)
-        codes = "".join(_CODES.get(kind, kind.char) for _, kind in pairs)
-        padding = self._dtype.itemsize - struct.calcsize(f"@{codes}")
-        self._packer = struct.Struct(f"@{codes}{padding}x")
+        self._zeros = dict.fromkeys(dict(pairs), 0)
+        codes = [_CODES.get(kind, kind.char) for _, kind in pairs]
+        # No entry of the widest type pads the struct to a multiple of its size.
+        widest = max(codes, key=struct.calcsize)
+        self._packer = struct.Struct(f"@{''.join(codes)}0{widest}")
 
-    def pack(self, *first: Any, **fields: Any) -> np.ndarray:
+    def pack(self, *first: Any, **fields: Any) -> bytes:
         """Return a struct as kernels take it: its first fields, and others by name; else 0."""
+        if not fields and len(first) == len(self._zeros):
+            return self._packer.pack(*first)
         values = (self._zeros | dict(zip(self._zeros, first)) | fields).values()  # noqa: B905
-        return np.frombuffer(self._packer.pack(*values), self._dtype).reshape(())
+        return self._packer.pack(*values)
+
+
+def parameters(values: Sequence[bytes]) -> ctypes.Array[ctypes.c_char]:
+    """Return memory with the addresses of a kernel's parameters, and then these."""
+    offsets, end = [], 8 * len(values)
+    for value in values:
+        offsets.append(end)
+        end += -(-len(value) // 8) * 8
+    memory = ctypes.create_string_buffer(end)
+    start = ctypes.addressof(memory)
+    addresses = struct.pack(f"@{len(values)}q", *(start + offset for offset in offsets))
+    memory.raw = b"".join((addresses, *(x.ljust(-(-len(x) // 8) * 8, b"\0") for x in values)))
+    return memory
 
 
 def threshold(precision: Precision, terms: int) -> np.generic:
@@ -175,7 +193,7 @@ def source_text(source: str, folder: Path = FOLDER) -> str:
 
 @cache
 def compiled(kernel: Kernel, device_id: int, shared_memory: int) -> Any:
-    """Return a kernel of CuPy's, compiled for the current device at its first use.
+    """Return a function of CuPy's, compiled for the current device at its first use.
 
     A block may have `shared_memory` bytes on this device, static shared memory included.
     """
@@ -184,7 +202,7 @@ def compiled(kernel: Kernel, device_id: int, shared_memory: int) -> Any:
         function = module.get_function(kernel.name)
     # More than 48 KiB for a block have to be requested. This does not reserve anything.
     function.max_dynamic_shared_size_bytes = shared_memory - function.shared_size_bytes
-    return function
+    return function.kernel
 
 
 @cache

@@ -105,8 +105,6 @@ def _record(device: Any, kernel: Kernel) -> Path:
 
 def _ratio(ctx: Context, result: Array, exact: np.ndarray, reach: float) -> float:
     """Return the largest error as a part of eps * (2 |exact| + reach)."""
-    if "float16" in ctx.result_name and "int" not in str(result.dtype):
-        result = ctx.xp.astype(result, ctx.xp.float32)
     y = np.asarray(result.tolist(), np.float64)
     eps = {"float16": 2.0**-10, "bfloat16": 2.0**-7}.get(ctx.result_name, ctx.precision.eps)
     with np.errstate(all="ignore"):

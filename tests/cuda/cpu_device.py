@@ -106,18 +106,16 @@ class CpuDevice:
 
 
 def _pack(argument: Any) -> np.ndarray:
-    """Return the bytes of an argument as CuPy passes it to a kernel."""
+    """Return the bytes of an argument as a kernel takes it."""
     if argument is None:
         return np.zeros((), np.uint64)
+    if isinstance(argument, bytes):
+        return np.frombuffer(argument, np.uint8)
     if isinstance(argument, np.generic):
         return np.array(argument)
     if isinstance(argument, np.ndarray):
-        is_struct = argument.dtype.names is not None
-        return argument if is_struct else np.array(argument.ctypes.data, np.uint64)
-    raise KernelError(
-        f"a {type(argument).__name__} as an argument, whose type on a device CuPy would guess; "
-        f"use a NumPy scalar"
-    )
+        return np.array(argument.ctypes.data, np.uint64)
+    raise KernelError(f"a {type(argument).__name__} as an argument; use a NumPy scalar")
 
 
 @cache

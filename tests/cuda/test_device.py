@@ -41,11 +41,15 @@ class FakeFunction:
         self.cupy, self.name = cupy, name
         self.max_dynamic_shared_size_bytes = 0
 
-    def __call__(
-        self, grid: Any, block: Any, arguments: Any, *, shared_mem: int, stream: Any
-    ) -> None:
-        where = (self.cupy.devices[-1], stream and stream.ptr)
-        self.cupy.launches.append((self, where, grid, block, arguments, shared_mem))
+    @property
+    def kernel(self) -> FakeFunction:
+        return self
+
+    @property
+    def ptr(self) -> int:
+        """An address by which `launchKernel` knows the function."""
+        self.cupy.functions[id(self)] = self
+        return id(self)
 
 
 class FakeCupy(ModuleType):
@@ -54,9 +58,10 @@ class FakeCupy(ModuleType):
     def __init__(self) -> None:
         super().__init__("cupy")
         self.__version__ = "14.2.0"
-        self.devices, self.stream = [0], "CuPy's"
+        self.devices, self.set, self.stream = [0], [0], "CuPy's"
         self.compiled: list[tuple[str, int]] = []
         self.launches: list[Any] = []
+        self.functions: dict[int, FakeFunction] = {}
         self.made: list[Any] = []
         self.compute_capability = "90"
         self.captures = False
@@ -79,7 +84,7 @@ class FakeCupy(ModuleType):
 
         class Stream:
             def __init__(self, name: str) -> None:
-                self.name = name
+                self.name, self.ptr = name, 600
 
             @classmethod
             def from_external(cls, stream: Any) -> Stream:
@@ -100,10 +105,23 @@ class FakeCupy(ModuleType):
                 getDeviceProperties=lambda index: {"name": b"NVIDIA H%d" % index},
                 driverGetVersion=lambda: 13000,
                 runtimeGetVersion=lambda: 12090,
+                setDevice=lambda index: self.set.append(index),
                 CUDARuntimeError=CUDARuntimeError,
             ),
             nvrtc=SimpleNamespace(getVersion=lambda: (13, 0)),
+            driver=SimpleNamespace(launchKernel=self.launch),
         )
+
+    def launch(self, function: int, *given: int) -> None:
+        """Record a launch, with the first eight bytes of each parameter."""
+        *sizes, shared, stream, parameters, extra = given
+        assert self.set[-1] == self.devices[-1]
+        assert extra == 0
+        first = ctypes.c_int64.from_address(parameters).value  # right behind the addresses
+        addresses = (ctypes.c_int64 * ((first - parameters) // 8)).from_address(parameters)
+        values = [ctypes.string_at(x, 8) for x in addresses]
+        where = (self.devices[-1], stream)
+        self.launches.append((self.functions[function], where, tuple(sizes), values, shared))
 
     def RawModule(self, *, code: str, options: Any, name_expressions: Any = None) -> Any:  # noqa: N802
         def get_function(name: str) -> FakeFunction:
@@ -142,10 +160,12 @@ class FakeTorch(ModuleType):
         self.version = SimpleNamespace(hip=None)
         self.cuda = SimpleNamespace(
             current_device=lambda: 1,
-            current_stream=lambda index: SimpleNamespace(cuda_stream=700 + index),
+            current_stream=None,
             device=lambda index: sys.modules["cupy"].cuda.Device(index),
             is_current_stream_capturing=lambda: sys.modules["cupy"].captures,
         )
+
+        self._C = SimpleNamespace(_cuda_getCurrentRawStream=lambda index: 700 + index)
 
     def device(self, kind: str, index: int) -> Any:
         return SimpleNamespace(type=kind, index=index)
@@ -198,12 +218,12 @@ def test_cupy_s_memory_and_stream_are_used_on_the_arrays_device(cupy):
     x = result.empty((2, 3), "float16")
     assert cupy.made == [((2, 3), np.float16, 1)]
     assert result.strides(x.T[::-1]) == (-1, 3)
-    arguments = (np.zeros(3), np.int32(5), Struct((np.int32, "rows")).pack(rows=3), None)
-    result.run(launch(*arguments))
-    ((kernel, where, grid, block, received, shared),) = cupy.launches
-    assert (kernel.name, where) == ("f<float>", (1, None))  # CuPy's own current one
-    assert (grid, block, shared) == ((70000,), (256,), 100)
-    assert all(a is b for a, b in zip(received, arguments, strict=True))
+    array = SimpleNamespace(data=SimpleNamespace(ptr=5000))
+    result.run(launch(array, np.int32(5), Struct((np.int32, "rows n")).pack(rows=3), None))
+    ((kernel, where, sizes, received, shared),) = cupy.launches
+    assert (kernel.name, where) == ("f<float>", (1, 600))  # CuPy's own current one
+    assert (sizes, shared) == ((70000, 1, 1, 256, 1, 1), 100)
+    assert received == [x.to_bytes(8, sys.byteorder) for x in (5000, 5, 3, 0)]
     assert cupy.devices == [0]
 
 
@@ -211,7 +231,7 @@ def test_kernels_are_compiled_once_for_each_device(cupy):
     for index in (0, 1, 1, 0):
         result = find("cupy", cupy.cuda.Device(index))
         for kernel in ("f<float>", "f<double>"):
-            result.run(launch(kernel=kernel))
+            result.run(launch(None, kernel=kernel))
     compiled = [entry for entry in cupy.compiled if entry[0] != "probe"]
     assert compiled == [("f<float>", 0), ("f<double>", 0), ("f<float>", 1), ("f<double>", 1)]
     # Static shared memory counts against the limit of a block.
@@ -250,9 +270,10 @@ def test_torch_s_memory_and_stream_are_used(cupy, torch):
     assert result.strides(x) == (0, -3, 1)
 
     result.run(launch(x, np.float32(2)))
-    ((_, where, _, _, arguments, _),) = cupy.launches
+    ((_, where, _, arguments, _),) = cupy.launches
     assert where == (1, 701)
-    assert [(type(a), a) for a in arguments] == [(np.uint64, 5000), (np.float32, 2)]
+    assert arguments[0] == (5000).to_bytes(8, sys.byteorder)
+    assert arguments[1] == np.float32([2, 0]).tobytes()
     assert (cupy.devices, cupy.stream) == ([0], "CuPy's")
 
 

@@ -32,8 +32,11 @@ def some_calls_are_made(backend, streams, call, stream):
     """Compile and load kernels, and let the stream allocate its own memory."""
     with streams.current(stream):
         for seed in (1, 2):
-            for x in call.run(*call.arguments(backend, seed=seed)):
+            arguments = call.arguments(backend, seed=seed)
+            for x in call.run(*arguments):
                 x + x
+            for x in arguments:
+                x[...] = 0
             streams.spin(1)
     streams.wait()
 

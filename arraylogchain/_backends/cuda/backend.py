@@ -232,7 +232,7 @@ class CudaBackend(ArrayBackend):
         steps: slice,
         backward: bool,
         scales: tuple[Array, int],
-        messages: list[np.ndarray],
+        messages: list[bytes],
         restarts_scales: bool = False,
     ) -> None:
         """Launch some steps, with packed messages: carry, predicted, updated, carry."""
@@ -259,7 +259,7 @@ class CudaBackend(ArrayBackend):
         arguments = (chain, weights, *messages)
         ctx.kernels.run(Launch(geometry.kernel(ctx), grid, block, arguments, shared))
 
-    def chain(self, steps: slice, prepared: PreparedMatrices | None, **fields: Any) -> np.ndarray:
+    def chain(self, steps: slice, prepared: PreparedMatrices | None, **fields: Any) -> bytes:
         """Return struct Chain; the caller holds its arrays."""
         fields["matrix_step"] = fields.get("direction", 1) * (not self.shard.chain.has_one_matrix)
         fields["threshold"] = threshold(self.ctx.precision, self.shard.chain.num_states)
@@ -296,7 +296,7 @@ class CudaBackend(ArrayBackend):
             strides = self.ctx.kernels.strides(x)
         return x, strides
 
-    def boundary(self, backward: bool) -> tuple[np.ndarray, Array]:
+    def boundary(self, backward: bool) -> tuple[bytes, Array]:
         """Return struct Weights of the initial or final weights, and the array that it reads."""
         name, views = "final" if backward else "initial", self.shard.views
         if name not in views:
@@ -325,7 +325,7 @@ class CudaBackend(ArrayBackend):
         scales = ctx.kernels.empty((2, *shape), "float64")
         return Messages(values, scales[0, ...], scales[1, ...], self._is_log)
 
-    def pack(self, x: Messages | None, at: int = 0, backward: bool = False) -> np.ndarray:
+    def pack(self, x: Messages | None, at: int = 0, backward: bool = False) -> bytes:
         """Return struct Messages: of a carry, or of the steps from number `at` on."""
         if x is None:
             return MESSAGES.pack()

@@ -26,7 +26,7 @@ class _Terms(NamedTuple):
 
     Attributes
     ----------
-    segment : numpy.ndarray
+    segment : bytes
         Struct Segment.
     alpha, beta_x : array
         Logs of the updated messages, forward and backward.
@@ -41,7 +41,7 @@ class _Terms(NamedTuple):
         Whether a block of terms has a flagged one.
     """
 
-    segment: np.ndarray
+    segment: bytes
     alpha: Array
     beta_x: Array
     u: Array

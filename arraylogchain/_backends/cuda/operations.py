@@ -136,7 +136,7 @@ def sample_paths(self: Any, forward_pass: Any, paths: Array, uniforms: Array) ->
 
 def _launches_backward(
     self: Any, updated: Array, steps: slice, **fields: int
-) -> Iterator[tuple[np.ndarray, np.uint64, int]]:
+) -> Iterator[tuple[bytes, np.uint64, int]]:
     """Yield for each launch back in time struct Chain, where messages are, and its first step.
 
     Steps count from the segment's first; logs of matrices are transposed.

@@ -53,6 +53,7 @@ class CudaBackend(ArrayBackend):
         self._geometries: dict[bool, Geometry] = {}
         self._prepared: dict[bool, PreparedMatrices] = {}
         self._is_log = np.ones(shard.state_shape[:2], bool)
+        self._final_log_sums: tuple[Messages | None, Array] = None, None
 
     @cached_property
     def lengths(self) -> Array | None:
@@ -120,8 +121,13 @@ class CudaBackend(ArrayBackend):
         if not self.has(self.kernel("log_partition")):
             return None
         log_z = self.ctx.kernels.empty(self.shard.state_shape[:2], "float64")
-        self.log_sums(last, True, log_z)
+        self._final_log_sums = last, self.log_sums(last, True, log_z)
         return log_z
+
+    def final_log_sums(self, last: Messages) -> Array:
+        """Return `log_sums` of the last messages: those of log Z, if it was computed here."""
+        message, log_sums = self._final_log_sums
+        return log_sums if message is last else self.log_sums(last, backward=True)
 
     def log_sums(self, message: Messages, backward: bool, log_z: Array | None = None) -> Array:
         """Return log sums of messages times final weights, or initial ones, without their scale.

@@ -74,7 +74,7 @@ class CudaBackwardPass:
             forward_pass.log_z,
         )
         self.device = self.ctx.kernels
-        self.log_sums = backend.log_sums(forward_pass.carry, backward=True)
+        self.log_sums = backend.final_log_sums(forward_pass.carry)
         self.g = None if cotangent is None else self._cotangents(cotangent)
 
     def _cotangents(self, cotangent: Array) -> Array:

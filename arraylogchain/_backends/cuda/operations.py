@@ -42,7 +42,7 @@ def entropies(self: Any, forward_pass: Any) -> Array | None:
     (groups, rows, states), kernel = self.shard.state_shape, self.kernel("entropies")
     if not self.can_follow(kernel, self.kernel("log_partition")):
         return None
-    log_sums, carry, total = self.log_sums(forward_pass.carry, True), None, None
+    log_sums, carry, total = self.final_log_sums(forward_pass.carry), None, None
     size = groups * rows * states * self.ctx.precision.itemsize
     for n in reversed(range(len(forward_pass.segments))):
         steps, forward = (

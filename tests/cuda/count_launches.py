@@ -152,18 +152,23 @@ def ones_like(x: Any) -> Any:
 
 def measure(name: str, operation: Operation) -> dict[str, Any]:
     """Return the counts of a warm call, its error and the time of its Python."""
-    arrays = operation.make()
-    arrays = {k: x if k == "lengths" else x.view(DeviceArray) for k, x in arrays.items()}
-    call_with(operation.call, arrays)
-    with TALLY.recording():
-        out = call_with(operation.call, arrays)
-    row = TALLY.row()
+    row, out, arrays = count(operation)
     # Random numbers and best paths may differ between precisions.
     row["error"] = 0.0
     if not name.endswith(("sample", "viterbi")):
         row["error"] = error_of(out, operation.call, arrays)
     row["python"] = round(python_seconds(operation.call, arrays) * 1e6)
     return row
+
+
+def count(operation: Operation) -> tuple[dict[str, Any], Any, Arrays]:
+    """Return the counts of a warm call, its result and its arrays."""
+    arrays = operation.make()
+    arrays = {k: x if k == "lengths" else x.view(DeviceArray) for k, x in arrays.items()}
+    call_with(operation.call, arrays)
+    with TALLY.recording():
+        out = call_with(operation.call, arrays)
+    return TALLY.row(), out, arrays
 
 
 def call_with(call: Callable[..., Any], arrays: Arrays) -> Any:

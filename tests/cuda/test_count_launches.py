@@ -14,6 +14,7 @@ from tests.cuda.counting import (
     TALLY,
     CountingDevice,
     DeviceArray,
+    counting,
 )
 
 pytestmark = pytest.mark.usefixtures("compiler")
@@ -31,6 +32,33 @@ def test_row_of_a_case_has_counts_time_and_error(tmp_path, monkeypatch, capsys):
     assert row["launches"] == row["kernels"] + row["gemm"] + row["array"] + row["h2d"]
     assert row["error"] < 1e-6
     assert name in capsys.readouterr().out
+
+
+LIMITS = {
+    "logmatmulexp 64^3": 2,
+    "logmatmulexp 64^3 sd 1000, vjp": 9,
+    "logmatmulexp large 648x640x656": 3,
+    "logmatmulexp batch 6x1,1x5, vjp": 12,
+    "forum-like 8x40x200, own linear: log_partition": 4,
+    "forum-like 8x40x200, own linear: gradients": 13,
+    "forum-like 8x40x200, own linear: posterior": 9,
+    "forum-like 8x40x200, own linear: viterbi": 6,
+    "hmm 40x60x5, one linear: sample": 5,
+    "hmm 40x60x5, one linear: entropy": 8,
+    "hmm 40x60x5, one linear: filtered": 3,
+    "hmm 40x60x5, one linear: forward_messages": 9,
+    "crf 16x40x20, one logs, final, ragged: log_partition": 5,
+    "crf 16x40x20, one logs, final, ragged: gradients": 19,
+    "crf 16x40x20, one logs, final, ragged: posterior": 12,
+}
+
+
+def test_calls_take_few_launches_and_never_wait():
+    operations = dict(count_launches.operations())
+    with counting(CountingDevice(seed=3)):
+        rows = {name: count_launches.count(operations[name])[0] for name in LIMITS}
+    limits = {name: {"launches": n, "sync": 0} for name, n in LIMITS.items()}
+    assert count_launches.exceeded(rows, limits) == []
 
 
 def test_row_of_torch_has_the_same_keys():

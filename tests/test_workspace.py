@@ -1,11 +1,13 @@
 """`workspace` bounds all temporaries, for any shape, and a small one suffices."""
 
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import arraylogchain as alc
+from arraylogchain._core.context import check_workspace
 
 SMALLEST = 1 << 20
 SIZES = [SMALLEST, 3_000_000]
@@ -269,3 +271,11 @@ def test_kept_states_of_one_tile_at_a_time():
     x, transitions = normal(200, 100, 512, dtype="float64"), uniform(1, 512, 512, dtype="float64")
     chain = alc.LogChain(x, transitions=transitions)
     assert temporaries(chain.marginals) <= 64 << 20
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "<CUDA Device 1>"])
+def test_the_default_is_larger_on_cuda_devices(device):
+    x = SimpleNamespace(device=device)
+    assert check_workspace(None, np.zeros(1), x) == 256 * 2**20
+    assert check_workspace(None, np.zeros(1), SimpleNamespace(device="cpu"), [1]) == 64 * 2**20
+    assert check_workspace(2**20, x) == 2**20

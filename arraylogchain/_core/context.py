@@ -299,7 +299,8 @@ def is_transposed(x: Array) -> bool:
 def check_workspace(workspace: int | None, *arrays: Any) -> int:
     """Return the workspace in bytes for arrays; raise TypeError or ValueError if it is no size."""
     if workspace is None:
-        others = [x for x in arrays if type(x) is not np.ndarray]
-        is_on_cuda = any("cuda" in str(getattr(x, "device", "")).lower() for x in others)
-        return DEFAULT_WORKSPACE_ON_CUDA if is_on_cuda else DEFAULT_WORKSPACE
+        for x in arrays:
+            if type(x) is not np.ndarray and "cuda" in str(getattr(x, "device", "")).lower():
+                return DEFAULT_WORKSPACE_ON_CUDA
+        return DEFAULT_WORKSPACE
     return at_least(SMALLEST_WORKSPACE, "workspace", workspace, " bytes")

@@ -48,7 +48,8 @@ EXAMPLES += [
     if cells(page)
 ]
 # Other libraries that examples convert from.
-PEERS = ("dynamax", "hmmlearn", "pomegranate", "torch_struct", "torchcrf")
+PEERS = ("dynamax", "hmmlearn", "pomegranate", "pyro", "torch_struct", "torchcrf")
+PEERS += ("tensorflow_probability",)
 # What can be imported once something is installed, beside a module of its own name.
 PROVIDES = {
     ".": {"arraylogchain", "numpy", "numba"},
@@ -56,7 +57,9 @@ PROVIDES = {
     "dask": {"distributed"},
     "dynamax": {"jax"},
     "einsum": {"opt_einsum"},
+    "pyro-ppl": {"pyro"},
     "pytorch-crf": {"torchcrf"},
+    "tfp-nightly": {"tensorflow_probability"},
     "torch-struct": {"torch_struct"},
 }
 # A page about GPUs: the same code on the CPU.
@@ -89,7 +92,7 @@ def test_example_runs(page, example, monkeypatch, capsys):
     shown = re.match(
         r"```\n\n```text\n(.*?)```", page.read_text("utf-8").partition(example)[2], re.S
     )
-    if "log_probability" in example and not hasattr(alc.LogChain, "log_probability"):
+    if "crf.log_probability" in example and not hasattr(alc.LogChain, "log_probability"):
         pytest.skip("log_probability is not there yet")
     libraries = imported(example)
     for old, new in ON_CPU.items() if page.name == "gpu.md" else ():

@@ -18,6 +18,7 @@ from arraylogchain._inputs.chain import ARGUMENTS, Chain, ChainArguments, check_
 from arraylogchain._inputs.random import check_generator, fill, workspace_for_samples
 from arraylogchain._inputs.tensors import dynamo_disabled, is_differentiated
 from arraylogchain._results import ChainPath, ChainPosterior, FilteredChain, Plan
+from arraylogchain._torch.compiling import as_operator
 
 __all__ = ["ChainPath", "ChainPosterior", "FilteredChain", "LogChain"]
 
@@ -61,7 +62,7 @@ class LogChain:
     workers : int, optional
         Largest number of threads, the calling thread included. Default: as many as the process may
         use. Results of compiled loops do not depend on it. BLAS has threads of its own; Dask tasks
-        use one thread each, and functions compiled by `torch.compile` use the default.
+        use one thread each.
 
     Raises
     ------
@@ -78,8 +79,9 @@ class LogChain:
     -----
     Batch axes broadcast and are never expanded: neither copies of shared transitions nor K x K
     arrays for each row are made. Arrays except `lengths` are read when a method is called. Linear
-    weights are also read when the chain is made, to reject negative ones, except on a device and
-    where torch traces the call: there negative weights give NaN.
+    weights are also read when the chain is made, to reject negative ones, except on a device and in
+    transforms of torch: there negative weights give NaN. While torch compiles, all are read, and
+    checked, when a method is called.
 
     Examples
     --------
@@ -89,7 +91,6 @@ class LogChain:
     8.0
     """
 
-    @dynamo_disabled
     def __init__(
         self,
         log_potentials: Array,
@@ -148,7 +149,7 @@ class LogChain:
         with ctx.computing(self._workers):
             return ctx.to_caller(function(ctx, chain, self._workspace))
 
-    @dynamo_disabled
+    @as_operator
     def log_partition(self) -> Array:
         """Return the log of the sum of the weights of all paths.
 
@@ -171,7 +172,7 @@ class LogChain:
             return specialized.log_partition(self)
         return self._run(chains.messages.log_partition)
 
-    @dynamo_disabled
+    @as_operator
     def forward_messages(self) -> Array:
         """Return the logs of the sums over all paths up to each state.
 
@@ -196,7 +197,7 @@ class LogChain:
             return specialized.forward_messages(self)
         return self._run(chains.messages.forward_messages)
 
-    @dynamo_disabled
+    @as_operator
     def backward_messages(self) -> Array:
         """Return the logs of the sums over all paths from each state on.
 
@@ -220,7 +221,7 @@ class LogChain:
             return specialized.backward_messages(self)
         return self._run(chains.messages.backward_messages)
 
-    @dynamo_disabled
+    @as_operator
     def marginals(self) -> Array:
         """Return the posterior probability of each state at each step.
 
@@ -243,7 +244,7 @@ class LogChain:
             return specialized.marginals(self)
         return self._run(chains.marginals.marginals)
 
-    @dynamo_disabled
+    @as_operator
     def entropy(self) -> Array:
         """Return the entropy of the posterior distribution over paths, in nats.
 
@@ -266,7 +267,7 @@ class LogChain:
             return specialized.entropy(self)
         return self._run(chains.entropy.entropy)
 
-    @dynamo_disabled
+    @as_operator
     def viterbi(self) -> ChainPath:
         """Return a path of largest weight.
 
@@ -300,7 +301,7 @@ class LogChain:
             return ChainPath(*lazy.viterbi(self))
         return ChainPath(*self._run(chains.paths.viterbi))
 
-    @dynamo_disabled
+    @as_operator
     def log_weight(self, states: Array) -> Array:
         """Return the log weights of paths.
 
@@ -402,7 +403,7 @@ class LogChain:
 
         return self._run(draw)
 
-    @dynamo_disabled
+    @as_operator
     def expected_transitions(self) -> Array:
         """Return the expected count of each transition.
 
@@ -432,7 +433,7 @@ class LogChain:
             return specialized.expected_transitions(self)
         return self._run(chains.marginals.expected_transitions)
 
-    @dynamo_disabled
+    @as_operator
     def posterior(self) -> ChainPosterior:
         """Return `log_partition`, `marginals` and `expected_transitions` together.
 
@@ -461,7 +462,7 @@ class LogChain:
             return ChainPosterior(*specialized.posterior(self))
         return ChainPosterior(*self._run(chains.marginals.posterior))
 
-    @dynamo_disabled
+    @as_operator
     def filtered(self) -> FilteredChain:
         """Return the probabilities of states given the steps so far, for chains of any length.
 

@@ -9,13 +9,13 @@ from arraylogchain import products
 from arraylogchain._core.context import Array, check_workspace
 from arraylogchain._core.threads import check_workers, using
 from arraylogchain._inputs.arrays import prepare_inputs
-from arraylogchain._inputs.tensors import dynamo_disabled
 from arraylogchain._products.contraction import contractions, evaluate
+from arraylogchain._torch.compiling import as_operator
 
 __all__ = ["logeinsumexp", "maxplus_einsum"]
 
 
-@dynamo_disabled
+@as_operator
 def logeinsumexp(
     equation: str,
     *operands: Array,
@@ -84,7 +84,7 @@ def logeinsumexp(
         return _einsum(products.logmatmulexp, equation, operands, optimize, workspace)
 
 
-@dynamo_disabled
+@as_operator
 def maxplus_einsum(
     equation: str,
     *operands: Array,

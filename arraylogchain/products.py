@@ -8,15 +8,16 @@ from types import ModuleType
 from arraylogchain._core.context import Array, check_workspace
 from arraylogchain._core.threads import check_workers, using
 from arraylogchain._inputs.arrays import is_lazy
-from arraylogchain._inputs.tensors import dynamo_disabled, is_differentiated
+from arraylogchain._inputs.tensors import is_differentiated
 from arraylogchain._products import certified, linear, maxplus
 from arraylogchain._products.in_memory import check_shapes, compute, compute_chain, named
 from arraylogchain._results import MaxPlusProduct
+from arraylogchain._torch.compiling import as_operator
 
 __all__ = ["MaxPlusProduct", "logchainexp", "logmatmulexp", "matmul", "maxplus_matmul"]
 
 
-@dynamo_disabled
+@as_operator
 def matmul(
     a: Array, b: Array, /, *, workspace: int | None = None, workers: int | None = None
 ) -> Array:
@@ -66,7 +67,7 @@ def matmul(
         return compute(linear.matmul, a, b, budget)
 
 
-@dynamo_disabled
+@as_operator
 def logmatmulexp(
     a: Array, b: Array, /, *, workspace: int | None = None, workers: int | None = None
 ) -> Array:
@@ -123,7 +124,7 @@ def logmatmulexp(
         return compute(certified.logmatmulexp, a, b, budget)
 
 
-@dynamo_disabled
+@as_operator
 def maxplus_matmul(
     a: Array, b: Array, /, *, workspace: int | None = None, workers: int | None = None
 ) -> MaxPlusProduct:
@@ -170,7 +171,7 @@ def maxplus_matmul(
         return MaxPlusProduct(*compute(maxplus.maxplus_matmul, a, b, budget))
 
 
-@dynamo_disabled
+@as_operator
 def logchainexp(
     matrices: Array | Sequence[Array],
     /,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextvars
 import math
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -98,11 +97,7 @@ def at_least(lowest: int, name: str, x: int, unit: str = "") -> int:
 
 def using(workers: int | None) -> AbstractContextManager[None]:
     """Limit the number of threads inside the context, the calling thread included."""
-    torch = sys.modules.get("torch")
-    # A traced computation runs later, outside of this context.
-    if workers is None or (torch is not None and torch.compiler.is_compiling()):
-        return nullcontext()
-    return _using(workers)
+    return nullcontext() if workers is None else _using(workers)
 
 
 @contextmanager

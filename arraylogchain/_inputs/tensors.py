@@ -16,8 +16,8 @@ from arraylogchain._core.context import Array
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def dynamo_disabled(function: F) -> F:
-    """Exclude a public function from `torch.compile` tracing.
+def dynamo_disabled(function: F, traced: Callable[..., Any] | None = None) -> F:
+    """Exclude a public function from `torch.compile` tracing, which calls `traced` if it is given.
 
     The compiler takes more than a second to import, so that it is only used once it is imported.
     """
@@ -27,11 +27,19 @@ def dynamo_disabled(function: F) -> F:
     def call(*args: Any, **options: Any) -> Any:
         if "torch._dynamo" not in sys.modules:
             return function(*args, **options)
+        if traced is not None and sys.modules["torch"].compiler.is_compiling():
+            return traced(*args, **options)
         if not hidden:
             hidden.append(sys.modules["torch"].compiler.disable(function))
         return hidden[0](*args, **options)
 
     return call  # type: ignore[return-value]
+
+
+def is_compiling() -> bool:
+    """Return whether torch compiles or exports the caller."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
 
 
 def detached(x: Array) -> Array:

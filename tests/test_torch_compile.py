@@ -194,6 +194,12 @@ def test_methods_without_operators_are_graph_breaks(torch, name):
     assert chain.plan().steps == 2
 
 
+def test_arrays_of_numpy_are_graph_breaks(torch):
+    x = np.eye(2)
+    compiled = torch.compile(lambda x: CALLS["marginals"](x) + 1, backend="eager")
+    np.testing.assert_array_equal(compiled(x), CALLS["marginals"](x) + 1)
+
+
 def operators():
     return importlib.import_module("arraylogchain._torch.operators")
 

@@ -60,13 +60,13 @@ def call(name: str, names: Sequence[str], disabled: Callable[..., Any], *args: A
     The function itself is called without tensors, and with arguments that text cannot hold.
     """
     *given, options = args
-    kind, values = OPERATORS[name].kind, dict(zip(names, given, strict=False)) | options
+    kind, values = OPERATORS[name].kind, {**dict(zip(names, given, strict=False)), **options}
     if "self" in values:
         values = _chain_arguments(values.pop("self"), values)
     elif "matrices" in values:
-        values = named(values.pop("matrices")) | values
+        values = {**named(values.pop("matrices")), **values}
     elif "equation" in values:
-        values |= {f"operands[{i}]": x for i, x in enumerate(given[1:])}
+        values.update({f"operands[{i}]": x for i, x in enumerate(given[1:])})
     tensors = {x: y for x, y in values.items() if isinstance(y, torch.Tensor)}
     others = {x: y for x, y in values.items() if y is not None and x not in tensors}
     if not tensors or not all(type(y) in (int, bool, str, list, tuple) for y in others.values()):
@@ -87,7 +87,7 @@ def _chain_arguments(chain: Any, values: dict[str, Any]) -> dict[str, Any]:
             dtype = like.dtype if name in ARGUMENTS else None
             values[name] = torch.as_tensor(x, dtype=dtype, device=like.device)
     workspace = None if chain._keeps_messages else chain._workspace
-    return values | {"workspace": workspace, "workers": chain._workers}
+    return {**values, "workspace": workspace, "workers": chain._workers}
 
 
 def _evaluate(name: str, tensors: Tensors, numbers: Sequence[int], words: Sequence[str]) -> Tensors:

@@ -349,3 +349,14 @@ def test_an_interrupted_pullback_can_be_called_again():
         finally:
             sys.settrace(usual)
         assert_same_bits(pullback(g), expected)
+
+
+def test_arrays_may_change_their_shape_after_the_chain_was_made():
+    x, P = np.zeros((2, 6)), np.ones((6, 6))
+    chain = alc.LogChain(x, transitions=P)
+    x.resize((3, 4), refcheck=False)
+    with pytest.raises(ValueError, match="transitions must be"):
+        chain.log_partition()
+    P.resize((4, 4), refcheck=False)
+    P[...] = 1
+    assert np.isclose(chain.log_partition(), 3 * np.log(4))

@@ -119,6 +119,17 @@ def _arrange(batch: Shape, own_shape: Shape) -> Arrangement:
     return Arrangement(groups, rows, arranged, sizes)
 
 
+class PreparedChain(NamedTuple):
+    """A chain of NumPy arrays as they were given, and their shapes and dtypes."""
+
+    layouts: list[tuple[Shape, np.dtype]]
+    ctx: Context
+    chain: Chain
+
+
+_LAYOUT = attrgetter("shape", "dtype")
+
+
 @dataclass(frozen=True, slots=True)
 class ChainArguments:
     """Arguments of `LogChain`, read at each call and never kept converted.
@@ -129,10 +140,16 @@ class ChainArguments:
         By name, those that are not None.
     lengths : array or None
         NumPy's, or Dask's.
+    prepared : PreparedChain or None
+        What `prepare` returns while the arrays keep their shapes and dtypes.
     """
 
     arrays: dict[str, Array]
     lengths: Any = None
+    prepared: PreparedChain | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ChainArguments, (self.arrays, self.lengths)
 
     @classmethod
     def validated(cls, arrays: Mapping[str, Array | None], lengths: Any) -> ChainArguments:
@@ -158,7 +175,12 @@ class ChainArguments:
             lengths = np.array(on_host("lengths", lengths))  # once: reading may wait for a device
         arguments = cls(selected, lengths)
         if has_values(*selected.values(), lengths):
-            check_weights(*arguments.prepare())
+            ctx, ready = prepare_inputs(selected, like="log_potentials")
+            chain = make_chain(ready, lengths)
+            check_weights(ctx, chain)
+            if ready is selected:
+                layouts = list(map(_LAYOUT, selected.values()))
+                return cls(selected, lengths, PreparedChain(layouts, ctx, chain))
         elif not arguments.is_lazy():
             common_namespace(floating := arguments.floating())
             check_shapes(floating)
@@ -174,6 +196,9 @@ class ChainArguments:
 
     def prepare(self) -> tuple[Context, Chain]:
         """Return the context and the chain of arrays in memory, detached from autograd."""
+        known = self.prepared
+        if known is not None and known.layouts == list(map(_LAYOUT, self.arrays.values())):
+            return known.ctx, known.chain
         ctx, arrays = prepare_inputs(self.arrays, like="log_potentials")
         return ctx, make_chain(arrays, self.lengths)
 

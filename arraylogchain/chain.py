@@ -333,16 +333,60 @@ class LogChain:
         >>> np.exp(chain.log_weight(np.array([[0, 0, 0], [0, 0, 1]]))).round(6).tolist()
         [0.81, 0.09]
         """
-        if isinstance(states, ChainPath):
-            raise TypeError(
-                "states must be an array of integers, got a ChainPath; pass its field, path.states"
-            )
+        return self._of_paths("log_weight", chains.log_weight.log_weight, states)
+
+    @dynamo_disabled
+    def log_probability(self, states: Array) -> Array:
+        """Return the logs of the posterior probabilities of paths: minus the loss of a CRF.
+
+        It is `log_weight` minus `log_partition`, without rounding errors of their size.
+
+        Parameters
+        ----------
+        states : array [..., T] of integers
+            As for `log_weight`; each path takes as long as a row.
+
+        Returns
+        -------
+        array [...]
+            Never positive. -inf where no path has a positive weight, and for paths of weight zero;
+            NaN where a weight of the row is NaN or infinite. Its relative error is a few eps for
+            each step, and grows as the error of `log_partition` does.
+
+        Raises
+        ------
+        TypeError
+            If the states are not integers.
+        ValueError
+            If shapes do not fit, or a state is not among 0 ... K - 1.
+
+        Notes
+        -----
+        The product of the probabilities of each state given the state after it, by which `sample`
+        draws [1]_. Gradients at the path's states are sums of the marginals of all other states:
+        they are as accurate for probabilities near 1.
+
+        .. [1] S. Frühwirth-Schnatter, "Data augmentation and dynamic linear models", Journal of
+           Time Series Analysis 15 (1994).
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> x = np.array([[0.0, -800.0], [0.0, -800.0]])
+        >>> chain = LogChain(x, transitions=np.ones((1, 2, 2)))
+        >>> chain.log_probability(np.array([[0, 1], [1, 1]])).tolist()
+        [-800.0, -1600.0]
+        """
+        return self._of_paths("log_probability", chains.log_probability.log_probability, states)
+
+    def _of_paths(self, name: str, function: Callable[..., Any], states: Array) -> Any:
+        """Return the result of a method on paths, which a function of `_chains` computes."""
+        check_array(states)
         if specialized := self._specialized():
-            return specialized.log_weight(self, states)
+            return getattr(specialized, name)(self, states)
 
         def compute(ctx: Context, chain: Chain, workspace: int) -> Array:
-            checked = check_states(ctx, states, chain, workspace)
-            return chains.log_weight.log_weight(ctx, chain, workspace, checked)
+            return function(ctx, chain, workspace, check_states(ctx, states, chain, workspace))
 
         return self._run(compute)
 
@@ -558,6 +602,14 @@ class LogChain:
         if any(getattr(x, "requires_grad", False) for x in arrays.values()):
             parts.append("requires_grad=True")
         return f"LogChain({', '.join(parts)})"
+
+
+def check_array(states: Array) -> None:
+    """Raise TypeError if states are a `ChainPath`, of which they are a field."""
+    if isinstance(states, ChainPath):
+        raise TypeError(
+            "states must be an array of integers, got a ChainPath; pass its field, path.states"
+        )
 
 
 # Operations of `LogChain.plan`: the other methods.

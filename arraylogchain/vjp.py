@@ -24,18 +24,19 @@ from arraylogchain._inputs.arrays import (
     prepare_inputs,
     raise_if_differentiated,
 )
-from arraylogchain._inputs.chain import ARGUMENTS, PARTS, ChainArguments
+from arraylogchain._inputs.chain import ARGUMENTS, PARTS, Chain, ChainArguments, check_states
 from arraylogchain._inputs.tensors import dynamo_disabled
 from arraylogchain._products import certified, in_memory, linear, maxplus
 from arraylogchain._products.chainexp import chain_and_pullback, multiplier
 from arraylogchain._products.contraction import contractions, evaluate
 from arraylogchain._products.gradients import logmatmulexp_gradients
 from arraylogchain._results import ChainGradients, MaxPlusProduct, check_cotangent, check_requested
-from arraylogchain.chain import LogChain
+from arraylogchain.chain import LogChain, check_array
 
 __all__ = [
     "ChainGradients",
     "log_partition",
+    "log_probability",
     "logchainexp",
     "logeinsumexp",
     "logmatmulexp",
@@ -441,21 +442,90 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     >>> gradients.transitions.round(6).tolist()
     [[[0.375, 0.125], [0.375, 0.125]]]
     """
-    if not isinstance(chain, LogChain):
-        raise TypeError(f"chain must be a LogChain, got {type(chain).__name__}")
+    check_chain(chain)
     if lazy := chain._lazy():
         return lazy.value_and_pullback(chain)  # type: ignore[no-any-return]
+    return _of_chain("log_partition", chain, chains.marginals.value_and_pullback)
+
+
+@dynamo_disabled
+def log_probability(
+    chain: LogChain, states: Array, /
+) -> tuple[Array, Callable[..., ChainGradients]]:
+    """Return `LogChain.log_probability` and its pullback.
+
+    Parameters
+    ----------
+    chain : LogChain
+        In memory. Its messages are stored as by `log_partition`, for each path.
+    states : array [..., T] of integers
+        A copy is stored.
+
+    Returns
+    -------
+    value : array [...]
+    pullback : callable
+        As that of `log_partition`.
+
+    Raises
+    ------
+    TypeError
+        If `chain` is not a `LogChain`, or the states are not integers.
+    ValueError
+        If shapes do not fit, or a state is not among 0 ... K - 1.
+    NotImplementedError
+        If its arrays are Dask's, or tensors that require grad; see also `log_partition`.
+
+    Notes
+    -----
+    With respect to log potentials and log transitions the gradients are what the path takes, minus
+    posterior probabilities and expected counts. Entries of the path itself are sums of the
+    probabilities of all others, so that nothing cancels. Through a path whose value is infinite
+    they are 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from arraylogchain import LogChain
+    >>> x = np.array([[0.0, -50.0], [0.0, 0.0]])
+    >>> chain = LogChain(x, transitions=np.ones((1, 2, 2)))
+    >>> value, pullback = log_probability(chain, np.array([0, 1]))
+    >>> pullback(1.0).log_potentials[0]  # 1 minus a marginal near 1 would be 0
+    array([ 1.92874985e-22, -1.92874985e-22])
+    """
+    check_chain(chain)
+    check_array(states)
+    if chain._lazy():
+        raise NotImplementedError(
+            "arrays must be in memory for vjp.log_probability, got a Dask array"
+        )
+
+    def compute(ctx: Context, entered: Chain, workspace: int, stores_all: bool) -> Any:
+        checked = check_states(ctx, states, entered, workspace)
+        function = chains.log_probability.value_and_pullback
+        return function(ctx, entered, workspace, stores_all, checked)
+
+    return _of_chain("log_probability", chain, compute)
+
+
+def check_chain(chain: Any) -> None:
+    if not isinstance(chain, LogChain):
+        raise TypeError(f"chain must be a LogChain, got {type(chain).__name__}")
+
+
+def _of_chain(
+    name: str, chain: LogChain, compute: Callable[..., Any]
+) -> tuple[Array, Callable[..., ChainGradients]]:
+    """Return the value that `compute` returns for a chain, and its pullback."""
     # Views keep their shapes if the caller changes the shape of an array in place.
     arguments = {
         n: x[...] if hasattr(x, "__getitem__") else x
         for n, x in chain._arguments.floating().items()
     }
-    raise_if_differentiated(arguments, "vjp.log_partition", "the chain's log_partition()")
+    raise_if_differentiated(arguments, f"vjp.{name}", f"the chain's {name}()")
     ctx, entered = ChainArguments(arguments, chain._arguments.lengths).prepare()
     with ctx.computing(chain._workers):
-        result, pull = chains.marginals.value_and_pullback(
-            ctx, entered, chain._workspace, chain._keeps_messages
-        )
+        result, pull = compute(ctx, entered, chain._workspace, chain._keeps_messages)
         value, prototype = ctx.to_caller(result), _prototype(ctx)
     shape = shape_of(result)
     names = dict(zip(ChainGradients._fields, PARTS, strict=True))

@@ -39,7 +39,7 @@ class CRF(torch.nn.Module):
     def forward(self, scores: torch.Tensor, tags: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Return the loss: the negative log-likelihood of the tags, averaged over sentences."""
         chain = self.chain(scores, mask)
-        return (chain.log_partition() - chain.log_weight(tags.where(mask, -1))).mean()
+        return -chain.log_probability(tags.where(mask, -1)).mean()
 
     @torch.no_grad()
     def decode(self, scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

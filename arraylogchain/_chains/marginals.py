@@ -123,18 +123,10 @@ def value_and_pullback(
         dtypes. Threads may call it at the same time: it changes nothing.
     """
     out = ctx.empty(chain.batch, ctx.result_dtype)
-    bytes_per_step = 8 * math.prod(chain.sizes) * (chain.num_states + 2)  # with both scales
-    stores_all = stores_all or bytes_per_step * chain.num_steps <= workspace
-    # The messages of all shards are stored at once, whether or not those of one shard fit.
-    all_passes = [
-        replace(forward_pass, store_messages=stores_all)
-        for forward_pass in passes(
-            "value_and_pullback", ctx, chain, workspace, needs_history=not stores_all
-        )
-    ]
+    all_passes = passes_to_store("value_and_pullback", ctx, chain, workspace, stores_all)
 
     def run(forward_pass: Pass) -> None:
-        if stores_all:
+        if forward_pass.store_messages:
             forward_pass.whole = forward_pass.whole_chains("log_partition", True)
         if forward_pass.whole is not None:
             forward_pass.shard.write(out, forward_pass.whole.log_z)
@@ -165,6 +157,25 @@ def value_and_pullback(
         return accumulator.results()
 
     return out, pullback
+
+
+def passes_to_store(
+    operation: str,
+    ctx: Context,
+    chain: Chain,
+    workspace: int,
+    stores_all: bool,
+    num_arrays: int = 10,
+) -> list[Pass]:
+    """Return the passes of a pullback, which store all messages, or checkpoints.
+
+    They store messages if these fit the workspace, or if `stores_all`.
+    """
+    bytes_per_step = 8 * math.prod(chain.sizes) * (chain.num_states + 2)  # with both scales
+    stores_all = stores_all or bytes_per_step * chain.num_steps <= workspace
+    # The messages of all shards are stored at once, whether or not those of one shard fit.
+    all_passes = passes(operation, ctx, chain, workspace, not stores_all, num_arrays=num_arrays)
+    return [replace(one_pass, store_messages=stores_all) for one_pass in all_passes]
 
 
 def backward_pass_of(forward_pass: Pass, accumulator: Accumulator, cotangent: Array | None) -> Any:
@@ -219,7 +230,8 @@ class BackwardPass:
         for name, message in (("initial", first), ("final", self.forward_pass.carry)):
             if name in requested:
                 weights, is_log = self.shard.boundary_weights(backward=name == "final")
-                self._add_boundary_weights(name, message, weights, is_log)
+                gradient = self._boundary_gradient(message, weights, is_log)
+                self.accumulator.add(name, self.shard, (slice(None),), gradient)
 
     def run(self) -> Any:
         """Run backward through all steps; return the updated message of the first one."""
@@ -242,18 +254,14 @@ class BackwardPass:
             marginals = segment.in_log_space()
         self.add_marginals(steps, marginals, forward)
 
-    def _add_boundary_weights(
-        self, name: str, message: Messages, weights: Array, is_log: bool
-    ) -> None:
-        """Add the gradient with respect to initial or final weights, or to their logarithms."""
-        ctx, xp, g, place = self.ctx, self.ctx.xp, self.cotangents.values, (slice(None),)
+    def _boundary_gradient(self, message: Messages, weights: Array, is_log: bool) -> Array:
+        """Return the gradient with respect to initial or final weights, or to their logarithms."""
+        ctx, xp, g = self.ctx, self.ctx.xp, self.cotangents.values
         if not is_log and message.is_log is None:
             terms = ctx.load(weights, self.precision) * message.values
             factors = self.cotangents.over(ctx.row_sums(terms))
             if factors is not None:
-                gradient = message.values * factors[..., None]
-                self.accumulator.add(name, self.shard, place, gradient)
-                return
+                return message.values * factors[..., None]
         values = ctx.load(message.to_log_space(ctx).values, ctx.widest)
         high, remainder = split_log(ctx, weights, is_log)
         shift = whole_maximum(xp, values + high)
@@ -270,7 +278,7 @@ class BackwardPass:
                 ctx, (value_shift - shift) + log_g[0], (values - value_shift) - total + log_g[1]
             )
             gradient = gradient * xp.sign(g)
-        self.accumulator.add(name, self.shard, place, xp.where(is_zero, 0.0, gradient))
+        return xp.where(is_zero, 0.0, gradient)
 
     def add_marginals(self, steps: slice, marginals: Array, forward: Messages) -> None:
         """Add state marginals times cotangents, [n, groups, rows, K]."""

@@ -88,7 +88,14 @@ class SegmentMarginals:
         Forward and backward messages.
     beta_x : Messages [n + 1, groups, rows, K]
         Backward messages times potentials, including those of the step after the segment.
+
+    Attributes
+    ----------
+    needs_small_pairs : bool
+        Whether sums of pairs need to be accurate far below one count.
     """
+
+    needs_small_pairs = False
 
     def __init__(
         self,
@@ -241,6 +248,7 @@ class SegmentMarginals:
             negligible = None
             if self.sums.accumulator.by_logs:
                 offset, offset_rest = max_log_g + (log_P - column_max), log_P_rest
+            if self.sums.accumulator.by_logs and not self.needs_small_pairs:
                 # Entries that contribute less than an eps of one count need not be accurate.
                 negligible = self.cotangents.log_threshold() - (offset + offset_rest)
                 negligible = ctx.load(negligible, precision)

@@ -187,9 +187,7 @@ def _draw(
 
 def log_weight(chain: Any, states: Any) -> da.Array:
     """Return the log weights of given paths; see `LogChain.log_weight`."""
-    time_chunks = TimeChunks.of(chain)
-    states = with_known_shape("states", states if is_lazy(states) else on_host("states", states))
-    check_paths(states, time_chunks.batch, time_chunks.num_steps)
+    time_chunks, states = _checked_paths(chain, states)
     lengths = time_chunks.lengths[..., None]
     # A row that has ended stays in state 0 in later chunks, with weights of 1.
     states = da.where(da.arange(time_chunks.num_steps, like=states._meta) < lengths, states, 0)
@@ -210,9 +208,41 @@ def log_weight(chain: Any, states: Any) -> da.Array:
     return added([added(sums[::2]), added(sums[1::2])], time_chunks.dtypes[""])
 
 
+def _checked_paths(chain: Any, states: Any) -> tuple[TimeChunks, da.Array]:
+    """Return the time chunks of a chain, and paths as a Dask array."""
+    time_chunks = TimeChunks.of(chain)
+    states = with_known_shape("states", states if is_lazy(states) else on_host("states", states))
+    check_paths(states, time_chunks.batch, time_chunks.num_steps)
+    return time_chunks, states
+
+
 def _log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> Any:
     states = check_states(ctx, states, chain, workspace)
     return chains.log_weight.log_weight_parts(ctx, chain, workspace, states)
+
+
+def log_probability(chain: Any, states: Any) -> da.Array:
+    """Return the log probabilities of given paths; see `LogChain.log_probability`."""
+    time_chunks, states = _checked_paths(chain, states)
+    times, lengths = da.arange(time_chunks.num_steps), time_chunks.lengths[..., None]
+    ends = da.where(times == lengths - 1, states, 0).sum(axis=-1, keepdims=True)
+    # A row that has ended stays in its last state.
+    states = da.where(times < lengths, states, ends)
+    all_states = da.arange(time_chunks.num_states)
+    before, terms = time_chunks.messages()[0], []
+    for i, (start, stop) in enumerate(time_chunks.steps):
+        arguments = {"states": states[..., max(start - 1, 0) : stop], "log_initial": before[i]}
+        if stop < time_chunks.num_steps:
+            # The term of a chunk's last step is that of the first step of the chunk after it.
+            is_last = states[..., stop - 1 : stop] == all_states
+            arguments["log_final"] = da.where(is_last, 0.0, -math.inf)
+        terms += time_chunks.apply(i, _log_probability, ["offset"], **arguments)
+    return added(terms, time_chunks.dtypes[""])
+
+
+def _log_probability(ctx: Context, chain: Chain, workspace: int, states: Array) -> Array:
+    states = check_states(ctx, states, chain, workspace)
+    return chains.log_probability.log_probability(ctx, chain, workspace, states)
 
 
 def value_and_pullback(chain: Any) -> tuple[da.Array, Callable[..., ChainGradients]]:

@@ -7,6 +7,7 @@ from itertools import compress
 from typing import Any
 
 import array_api_compat.torch as torch_namespace
+import numpy as np
 import torch
 
 from arraylogchain import _chains as chains
@@ -14,7 +15,6 @@ from arraylogchain._core import threads
 from arraylogchain._core.context import Array, Context
 from arraylogchain._inputs.arrays import has_values, native_context
 from arraylogchain._inputs.chain import (
-    ARGUMENTS,
     PARTS,
     Chain,
     ChainArguments,
@@ -50,11 +50,16 @@ class ChainOperation(rules.Operation):
         Maps a context, a chain and a workspace to the value.
     differentiable : callable
         Differentiable reference: maps a chain of tensors to the value.
+    paths : tuple of integer arrays
+        Of `log_probability`; else empty.
     """
 
-    def __init__(self, log_chain: Any, names: Any, compute: Any, differentiable: Any) -> None:
+    def __init__(
+        self, log_chain: Any, names: Any, compute: Any, differentiable: Any, paths: Tensors = ()
+    ) -> None:
         super().__init__()
         self.names, self.compute, self.differentiable = names, compute, differentiable
+        self.paths = paths
         self.name = differentiable.__name__
         # The chain itself is not stored, so that checkpoints can free its tensors.
         self.lengths, self.workspace = log_chain._arguments.lengths, log_chain._workspace
@@ -183,12 +188,17 @@ class PosteriorOperation(ChainOperation):
         self._require(all(_agree(x, y, tolerance / largest, tolerance) for x, y in pairs))
         return value
 
-    def value_and_residuals(self, inputs: Tensors) -> tuple[Tensor, Any]:
-        """Return log Z, and as residuals the addresses of the inputs and the pullback."""
+    def value_and_residuals(self, inputs: Tensors, *paths: Any) -> tuple[Tensor, Any]:
+        """Return log Z, or log probabilities of paths, and residuals.
+
+        The latter are the addresses of the inputs and the pullback.
+        """
         ctx, chain = ChainArguments(self._named(inputs), self.lengths).prepare()
         with ctx.computing():
-            options = self.workspace, self.keeps_messages
-            log_z, pull = chains.marginals.value_and_pullback(ctx, chain, *options)
+            module = chains.log_probability if paths else chains.marginals
+            checked = [check_states(ctx, x, chain, self.workspace) for x in paths]
+            options = self.workspace, self.keeps_messages, *checked
+            value, pull = module.value_and_pullback(ctx, chain, *options)
 
         def pullback(g: Tensor, requested: Mask) -> Tensors:
             (g,) = rules.read(ctx, g)
@@ -199,7 +209,7 @@ class PosteriorOperation(ChainOperation):
                     ctx.to_caller(gradients[part]) if part in gradients else None for part in PARTS
                 ]
 
-        return ctx.to_caller(log_z), (_addresses(inputs), pullback)
+        return ctx.to_caller(value), (_addresses(inputs), pullback)
 
 
 class Filtered(ChainOperation):
@@ -227,18 +237,18 @@ class ExpectedTransitions(PosteriorOperation):
 
 
 class Partition(PosteriorOperation):
-    """Log Z, the log of the sum over all paths, whose gradients a pullback computes."""
+    """Log Z, or the log probabilities of paths, whose gradients a pullback computes."""
 
     def precomputed(self, inputs: Tensors) -> Any:
         has_pullback = torch.is_grad_enabled() and has_values(*inputs)
-        return self.value_and_residuals(inputs) if has_pullback else None
+        return self.value_and_residuals(inputs, *self.paths) if has_pullback else None
 
     def gradients(
         self, residuals: Any, requested: Mask, out: Tensor, g: Tensor, *inputs: Any
     ) -> Tensors:
         # Hooks on saved tensors may replace inputs by copies; the originals may have changed since.
         if residuals is None or residuals[0] != _addresses(inputs):
-            _, residuals = self.value_and_residuals(inputs)
+            _, residuals = self.value_and_residuals(inputs, *self.paths)
         return residuals[1](g, requested)  # type: ignore[no-any-return]
 
 
@@ -291,11 +301,33 @@ def entropy(chain: Any) -> Tensor:
 
 def log_weight(chain: Any, states: Any) -> Tensor:
     """Return `LogChain.log_weight` as sums of entries, which autograd differentiates by itself."""
-    arguments, logs = chain._arguments.floating(), []
+    arguments = chain._arguments.floating()
     check_tensors(arguments)
     entered = make_chain(arguments, chain._arguments.lengths)
+    total = _log_weight(entered, states, chain._workspace)
+    return total.to(rules.result_dtype(*arguments.values()))
+
+
+def log_probability(chain: Any, states: Any) -> Tensor:
+    # The caller may change the original before derivatives are computed.
+    paths = states.clone() if isinstance(states, torch.Tensor) else np.array(states)
+
+    def compute(ctx: Context, entered: Chain, workspace: int) -> Array:
+        checked = check_states(ctx, paths, entered, workspace)
+        return chains.log_probability.log_probability(ctx, entered, workspace, checked)
+
+    def log_probability(entered: Chain) -> Tensor:
+        weight = _log_weight(entered, paths, chain._workspace)
+        difference = weight - reference.log_partition(entered)
+        return torch.where(torch.isneginf(weight), weight, difference)
+
+    return _value(chain, compute, log_probability, kind=Partition, paths=(paths,))
+
+
+def _log_weight(entered: Chain, states: Any, workspace: int) -> Tensor:
+    """Return the log weights of paths in float64, differentiably."""
     ctx = native_context(torch_namespace, entered.parts["potentials"].device, "float64")
-    states = check_states(ctx, states, entered, chain._workspace)
+    states = check_states(ctx, states, entered, workspace)
     states = states_of(ctx, states, None, (slice(None),) * states.ndim)
     times, is_valid = (
         torch.arange(entered.num_steps, device=ctx.device),
@@ -309,7 +341,8 @@ def log_weight(chain: Any, states: Any) -> Tensor:
         "initial": (states[..., :1],),
         "final": (entries(states, is_valid.sum(-1, keepdim=True) - 1, axes=1),),
     }
-    for part in (ARGUMENTS[name] for name in arguments):
+    logs = []
+    for part in entered.parts:
         weights = entries(entered.parts[part], *places[part], axes=1)
         if entered.lengths is not None and len(places[part]) > 1:
             is_read = is_valid[..., -weights.shape[-1] :]
@@ -320,8 +353,7 @@ def log_weight(chain: Any, states: Any) -> Tensor:
     terms = torch.cat(logs, -1).double()
     # Sums of integers are exact up to 2**53, so that terms that cancel leave no rounding error.
     rounded = terms.detach().round().nan_to_num(0, 0, 0)
-    total = through_finite(rounded.sum(-1) + (terms - rounded).sum(-1))
-    return total.to(rules.result_dtype(*arguments.values()))
+    return through_finite(rounded.sum(-1) + (terms - rounded).sum(-1))
 
 
 def _value(
@@ -330,20 +362,22 @@ def _value(
     differentiable: Callable[..., Tensor],
     precomputed: Tensor | None = None,
     kind: type[ChainOperation] = ChainOperation,
+    paths: Tensors = (),
 ) -> Tensor:
     """Return the value of an operation on a chain.
 
-    All parts get the same number of batch axes, so that an axis of vmap is one more in front.
+    All parts get the same number of batch axes, those of paths included, so that an axis of vmap is
+    one more in front.
     """
     arguments = chain._arguments.floating()
     check_tensors(arguments)
-    rows = len(check_shapes(arguments))
+    rows = max([len(check_shapes(arguments)), *(np.ndim(x) - 1 for x in paths)])
     names = [part.linear if part.linear in arguments else part.log for part in PARTS.values()]
     pairs = zip(map(arguments.get, names), OWN_AXES, strict=True)
     inputs: list[Any] = [x if x is None else x[(None,) * (rows + n - x.ndim)] for x, n in pairs]
     if precomputed is not None and kind.sums_rows:
         precomputed = precomputed.reshape(inputs[1].shape)
-    operation = kind(chain, names, compute, differentiable)
+    operation = kind(chain, names, compute, differentiable, paths)
     with threads.using(chain._workers):
         available = operation.precomputed(inputs) if precomputed is None else (precomputed, None)
         return call(Primal(operation), *inputs, precomputed=available)[0]

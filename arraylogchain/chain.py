@@ -362,12 +362,12 @@ class LogChain:
 
         Notes
         -----
-        The product of the probabilities of each state given the state after it, by which `sample`
-        draws [1]_. Gradients at the path's states are sums of the marginals of all other states:
-        they are as accurate for probabilities near 1.
+        The product of the probabilities of each state given the state before it: a posterior over
+        paths is a Markov chain itself [1]_. Gradients at the path's states are sums of the marginals
+        of all other states: they are as accurate for probabilities near 1.
 
-        .. [1] S. Frühwirth-Schnatter, "Data augmentation and dynamic linear models", Journal of
-           Time Series Analysis 15 (1994).
+        .. [1] O. Cappé, E. Moulines and T. Rydén, "Inference in Hidden Markov Models", Springer
+           (2005), section 3.3.
 
         Examples
         --------

@@ -457,9 +457,9 @@ def log_probability(
     Parameters
     ----------
     chain : LogChain
-        In memory. Its messages are stored as by `log_partition`, for each path.
+        In memory.
     states : array [..., T] of integers
-        A copy is stored.
+        A copy is stored, and the value; the pullback computes messages again.
 
     Returns
     -------
@@ -496,14 +496,12 @@ def log_probability(
     check_chain(chain)
     check_array(states)
     if chain._lazy():
-        raise NotImplementedError(
-            "arrays must be in memory for vjp.log_probability, got a Dask array"
-        )
+        raise NotImplementedError("chain must be in memory for log_probability, got Dask arrays")
 
-    def compute(ctx: Context, entered: Chain, workspace: int, stores_all: bool) -> Any:
+    def compute(ctx: Context, entered: Chain, workspace: int, _: bool) -> Any:
         checked = check_states(ctx, states, entered, workspace)
         function = chains.log_probability.value_and_pullback
-        return function(ctx, entered, workspace, stores_all, checked)
+        return function(ctx, entered, workspace, checked)
 
     return _of_chain("log_probability", chain, compute)
 

@@ -6,13 +6,6 @@ are in `accumulate`); the others are `messages`, `entropy`, `paths`, `log_weight
 `log_probability`.
 """
 
-from arraylogchain._chains import (
-    entropy,
-    log_probability,
-    log_weight,
-    marginals,
-    messages,
-    paths,
-)
+from arraylogchain._chains import entropy, log_probability, log_weight, marginals, messages, paths
 
 __all__ = ["entropy", "log_probability", "log_weight", "marginals", "messages", "paths"]

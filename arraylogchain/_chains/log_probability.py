@@ -1,10 +1,11 @@
 """Posterior probabilities of given paths, without the cancellation of their weights and log Z.
 
-With alpha_t the forward messages, each state of a path has a probability given the state after it,
+With beta_x_t = exp(x_t) beta_t the updated backward messages, each state of a path has a
+probability given the state before it,
 
-    q_t = p(s_t | s_{t+1}) = w_t(s_t) / sum_k w_t(k),    w_t(k) = alpha_t[k] P_t[k, s_{t+1}],
+    q_t = p(s_t | s_{t-1}) = w_t(s_t) / sum_k w_t(k),    w_t(k) = P_{t-1}[s_{t-1}, k] beta_x_t[k],
 
-where the final weights stand for the column of P at a row's last step. The log of the path's
+where the initial weights stand for the row of P at the first step. The log of the path's
 probability is the sum of
 
     log q_t = -log1p(sum_{k != s_t} w_t(k) / w_t(s_t)),
@@ -14,22 +15,21 @@ The gradient with respect to log potentials is 1 - p(s_t) at the path's states a
 The former is computed as the sum of the latter. Pairs are treated likewise: the path's own pair of
 states is left out of the product of messages, and the probability of all others is
 
-    1 - p(s_t, s_{t+1}) = sum_{k != s_{t+1}} p_{t+1}(k) + p_{t+1}(s_{t+1}) (1 - q_t).
+    1 - p(s_t, s_{t+1}) = sum_{k != s_t} p_t(k) + p_t(s_t) (1 - q_{t+1}).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from arraylogchain._backends.interface import Keep, Messages, SegmentMessages
 from arraylogchain._backends.shards import Shard
 from arraylogchain._chains.accumulate import Accumulator
-from arraylogchain._chains.marginals import BackwardPass, Pullback, passes_to_store
-from arraylogchain._chains.passes import Pass, last_logs, log_sum, passes, run_passes
+from arraylogchain._chains.marginals import BackwardPass, Pullback
+from arraylogchain._chains.passes import Pass, passes, run_passes
 from arraylogchain._chains.segment_marginals import PairScale, SegmentMarginals
 from arraylogchain._core.axes import chunks
 from arraylogchain._core.context import Array, Context, shape_of
@@ -45,42 +45,41 @@ def log_probability(ctx: Context, chain: Chain, workspace: int, states: Array) -
     out = ctx.empty(chain.batch, ctx.result_dtype)
 
     def work(one_pass: Pass) -> None:
-        total = PathSteps(one_pass.shard, states, one_pass.workspace)
+        shard, total = one_pass.shard, 0.0
+        paths = Paths(shard, states)
+        size = max(1, one_pass.workspace // (8 * _NUM_ARRAYS * math.prod(shard.state_shape)))
         for steps, segment in one_pass.run(Keep.UPDATED):
-            total.add(steps, segment.updated)
-        one_pass.shard.write(out, total.result(one_pass.carry))
+            for part in chunks(steps.stop - steps.start, size):
+                messages = segment.updated.steps(part)
+                total = total + ctx.xp.sum(paths.losses(steps.start + part.start, messages), axis=0)
+        sums = one_pass.carry.to_log_space(ctx).values + paths.initial
+        is_finite = ctx.xp.max(sums, axis=-1) < math.inf
+        shard.write(out, ctx.xp.where(is_finite, 0.0 - total, math.nan))
 
-    all_passes = passes("log_probability", ctx, chain, workspace, num_arrays=_NUM_ARRAYS)
+    all_passes = passes(
+        "log_probability", ctx, chain, workspace, backward=True, num_arrays=_NUM_ARRAYS
+    )
     run_passes(ctx, all_passes, work)
     return out
 
 
 def value_and_pullback(
-    ctx: Context, chain: Chain, workspace: int, stores_all: bool, states: Array
+    ctx: Context, chain: Chain, workspace: int, states: Array
 ) -> tuple[Array, Pullback]:
-    """Return log probabilities of paths, and their pullback; see `marginals.value_and_pullback`."""
+    """Return log probabilities of paths, and their pullback, which computes all messages again."""
     chain, states = _of_paths(ctx, chain, ctx.xp.asarray(states, copy=True))
-    out = ctx.empty(chain.batch, ctx.result_dtype)
-    all_passes = passes_to_store("log_probability", ctx, chain, workspace, stores_all, _NUM_ARRAYS)
-
-    def run(one_pass: Pass) -> None:
-        one_pass.run_and_store()
-        total = PathSteps(one_pass.shard, states, one_pass.workspace)
-        for n, steps in enumerate(one_pass.segments):
-            total.add(steps, one_pass.stored_messages(n))
-        one_pass.shard.write(out, total.result(one_pass.carry))
-        one_pass.backend = one_pass.with_new_backend().backend
-
-    run_passes(ctx, all_passes, run)
-    has_no_gradient = ctx.xp.isinf(out)
+    out = log_probability(ctx, chain, workspace, states)
+    is_infinite = ctx.xp.isinf(out)
 
     def pullback(cotangent: Array, requested: frozenset[str]) -> dict[str, Array]:
         accumulator = Accumulator(ctx, chain, workspace, requested)
-        g = ctx.xp.where(has_no_gradient, 0.0, -cotangent)
+        g = ctx.xp.where(is_infinite, 0.0, -cotangent)
 
         def add(one_pass: Pass, partial_sums: Accumulator) -> None:
-            PathGradientPass(one_pass.with_new_backend(), partial_sums, g, states).add()
+            PathGradientPass(one_pass.run_and_store(), partial_sums, g, states).add()
+            one_pass.stored.clear()
 
+        all_passes = passes("log_probability", ctx, chain, workspace, True, num_arrays=_NUM_ARRAYS)
         run_passes(ctx, all_passes, add, accumulator)
         return accumulator.results()
 
@@ -94,96 +93,79 @@ def _of_paths(ctx: Context, chain: Chain, states: Array) -> tuple[Chain, Array]:
     return replace(chain, batch=shape_of(states)[:-1]), states
 
 
-class PathSteps:
-    """Probabilities of the states of paths given the states after them, one path for each row.
+class Paths:
+    """Paths of the rows of a shard, one for each row.
 
     Parameters
     ----------
     shard : Shard
     states : integer array [*batch, T]
-    workspace : int
-        Bytes for temporaries.
+
+    Attributes
+    ----------
+    initial : array [groups, rows, K]
+        Logs of initial weights.
     """
 
-    def __init__(self, shard: Shard, states: Array, workspace: int) -> None:
-        self.shard, self.ctx, self.states, self.workspace = shard, shard.ctx, states, workspace
-        lengths = np.asarray(shard.num_steps if shard.lengths is None else shard.lengths)
-        self.last = self.ctx.integers(lengths - 1)
-        self.total: Any = 0.0
+    def __init__(self, shard: Shard, states: Array) -> None:
+        self.shard, self.ctx, self.states = shard, shard.ctx, states
+        self.initial = self._logs(*shard.boundary_weights(backward=False))
 
-    def path(self, steps: slice) -> Array:
-        """Return states [n, groups, rows]; 0 past the end of a row."""
-        steps = slice(steps.start, min(steps.stop, self.shard.num_steps))
-        xp, is_valid = self.ctx.xp, self.shard.valid_steps(steps)
+    def at(self, start: int, stop: int) -> Array:
+        """Return the states [n, groups, rows] of some steps; 0 past the end of a row."""
+        xp, steps = self.ctx.xp, slice(start, min(stop, self.shard.num_steps))
         path = xp.permute_dims(self.shard.read(self.states, (steps,)), (2, 0, 1))
-        path = xp.astype(path, self.ctx.index_dtype, copy=False)
+        path, is_valid = self.ctx.cast(path, self.ctx.index_dtype), self.shard.valid_steps(steps)
         return path if is_valid is None else xp.where(is_valid, path, 0)
 
-    def last_states(self) -> Array:
+    def last(self) -> Array:
         """Return the state [groups, rows] at the last step of each row."""
+        lengths = self.shard.num_steps if self.shard.lengths is None else self.shard.lengths
+        index = self.ctx.integers(np.broadcast_to(lengths, self.shard.state_shape[:2]) - 1)
         states = self.shard.read(self.states)
-        last = self.last + self.ctx.xp.zeros(states.shape[:2], dtype=self.last.dtype)
-        return self.ctx.xp.take_along_axis(states, last[..., None], axis=-1)[..., 0]
+        return self.ctx.xp.take_along_axis(states, index[..., None], axis=-1)[..., 0]
 
-    def add(self, steps: slice, updated: Messages) -> None:
-        """Add the logs of a segment to the total, given its forward messages."""
-        size = max(1, self.workspace // (8 * _NUM_ARRAYS * math.prod(self.shard.state_shape)))
-        for part in chunks(steps.stop - steps.start, size):
-            absolute = slice(steps.start + part.start, steps.start + part.stop)
-            losses = self.losses(absolute, updated.steps(part))
-            self.total = self.total - self.ctx.xp.sum(losses, axis=0)
+    def is_own(self, path: Array) -> Array:
+        """Return masks [..., K] of the states of paths [...]."""
+        return path[..., None] == self._arange(self.shard.chain.num_states)
 
-    def result(self, last: Messages) -> Array:
-        """Return log probabilities [groups, rows], given the last forward message."""
-        log_z = log_sum(self.ctx.xp, last_logs(self.shard, last).values)
-        return self.ctx.xp.where(log_z < math.inf, self.total, math.nan)
+    def losses(self, start: int, updated: Messages) -> Array:
+        """Return -log q_t [n, groups, rows], from backward messages of the steps from `start` on.
 
-    def losses(self, steps: slice, updated: Messages) -> Array:
-        """Return -log q_t of steps, [n, groups, rows], from their forward messages.
-
-        They are 0 past the end of a row, and infinite where a path is impossible.
+        They are 0 past the end of a row, and infinite where the path is impossible.
         """
-        ctx, xp, path = self.ctx, self.ctx.xp, self.path(steps)
-        values = ctx.load(updated.values, ctx.widest)
-        messages = Messages(values, updated.shifts, updated.exponents, updated.is_log)
-        parts = messages.to_log_space(ctx).values, self._ahead(steps)
+        ctx, xp, stop = self.ctx, self.ctx.xp, start + int(updated.shifts.shape[0])
+        values, path = ctx.load(updated.values, ctx.widest), self.at(start, stop)
+        messages = replace(updated, values=values).to_log_space(ctx)
+        parts = messages.values, self._from_path(start, stop)
         own = [xp.take_along_axis(x, path[..., None], axis=-1) for x in parts]
         # Large numbers cancel first.
         ratios = (parts[0] - own[0]) + (parts[1] - own[1])
-        ratios = xp.where(is_state(ctx, path, self.shard.chain.num_states), -math.inf, ratios)
+        ratios = xp.where(self.is_own(path), -math.inf, ratios)
         top = xp.clip(xp.max(ratios, axis=-1), 0.0, None)
         others = ctx.row_sums(xp.exp(ratios - top[..., None]))
         losses = xp.where(top > 0, top + xp.log(others + xp.exp(-top)), xp.log1p(others))
         is_impossible = (own[0] == -math.inf) | (own[1] == -math.inf)
         losses = xp.where(is_impossible[..., 0], math.inf, losses)
-        is_valid = self.shard.valid_steps(steps)
+        is_valid = self.shard.valid_steps(slice(start, stop))
         return losses if is_valid is None else xp.where(is_valid, losses, 0.0)
 
-    def _ahead(self, steps: slice) -> Array:
-        """Return logs of what leads on from each state to the path, [n, groups, rows, K].
-
-        They are transitions to its next state or, at a row's last step, final weights.
-        """
-        xp, shard = self.ctx.xp, self.shard
-        groups, _, size = shard.state_shape
-        final, is_log = shard.boundary_weights(backward=True)
-        ahead = self._logs(final, is_log)[None, ...]
-        count = min(steps.stop, shard.num_steps - 1) - steps.start
-        if not count:
-            return ahead
-        matrices = shard.matrices(slice(steps.start, steps.start + count))
-        times = xp.reshape(self._arange(count), (-1, 1, 1, 1))
+    def _from_path(self, start: int, stop: int) -> Array:
+        """Return logs [n, groups, rows, K] of transitions from the path, or of initial weights."""
+        xp, shard, chain = self.ctx.xp, self.shard, self.shard.chain
+        initial, first = self.initial[None, ...], max(start, 1)
+        if stop <= first:
+            return initial
+        times = xp.reshape(self._arange(stop - first), (-1, 1, 1, 1))
         index = (
-            xp.reshape(self._arange(groups), (-1, 1, 1)),
-            0 * times if shard.chain.has_one_matrix else times,
-            self._arange(size),
-            self.path(slice(steps.start + 1, steps.start + count + 1))[..., None],
+            xp.reshape(self._arange(shard.groups), (-1, 1, 1)),
+            0 * times if chain.has_one_matrix else times,
+            self.at(first - 1, stop - 1)[..., None],
+            self._arange(chain.num_states),
         )
-        columns = self._logs(matrices[index], "transitions" in shard.chain.logs)
-        if count < steps.stop - steps.start:
-            columns = xp.concat([columns, ahead], axis=0)
-        is_last = xp.reshape(self._arange(steps.stop - steps.start), (-1, 1, 1)) + steps.start
-        return xp.where((is_last == self.last)[..., None], ahead, columns)
+        matrices = shard.matrices(slice(first - 1, stop - 1))
+        rows = self._logs(matrices[index], "transitions" in chain.logs)
+        return rows if start else xp.concat([initial, rows], axis=0)
 
     def _logs(self, weights: Array, is_log: bool) -> Array:
         weights = self.ctx.load(weights, self.ctx.widest)
@@ -202,6 +184,7 @@ class PathMarginals(SegmentMarginals):
 
     needs_small_pairs = True
     path: Array  # states [n + 1, groups, rows]
+    is_own: Array  # their masks [n + 1, groups, rows, K]
 
     def _add_linear_pairs(self, left: Array, right: Array) -> None:
         super()._add_linear_pairs(*self._without_own(left, right, 0.0))
@@ -211,29 +194,25 @@ class PathMarginals(SegmentMarginals):
         super()._add_log_pairs(*self._without_own(left, right, -math.inf), twice, sign)
 
     def _without_own(self, left: Array, right: Array, zero: float) -> tuple[Array, Array]:
-        xp = self.ctx.xp
-        before, after = (
-            is_state(self.ctx, self.path[part, ...], self.shard.chain.num_states)
-            for part in (self.sources, self.targets)
-        )
-        left = xp.concat([xp.where(before, zero, left), xp.where(before, left, zero)], axis=2)
-        return left, xp.concat([right, xp.where(after, zero, right)], axis=2)
+        xp, is_own = self.ctx.xp, self.is_own[self.sources, ...]
+        left = xp.concat([xp.where(is_own, zero, left), xp.where(is_own, left, zero)], axis=2)
+        without = xp.where(self.is_own[self.targets, ...], zero, right)
+        return left, xp.concat([right, without], axis=2)
 
     def add_own_pairs(self, gradients: Array) -> None:
         """Add gradients [n, groups, rows] with respect to the log transitions that paths take."""
-        ctx, xp, by_matrix = self.ctx, self.ctx.xp, self.shard.by_matrix
-        paths = self.path[self.sources, ..., None], self.path[self.targets, ..., None]
-        gradients = gradients[..., None]
+        ctx, xp = self.ctx, self.ctx.xp
+        parts = self.path[self.sources, ...], self.path[self.targets, ...], gradients
         for transitions, columns, matrix in self._matrix_panels():
-            before, after, g = (by_matrix(x[transitions, ...]) for x in (*paths, gradients))
-            count, size, width = matrix.shape
+            of_panel = (self.shard.by_matrix(x[transitions, ..., None]) for x in parts)
+            (before, after, g), (count, size, width) = of_panel, matrix.shape
             after = after - columns.start
-            is_inside = (after >= 0) & (after < width)
+            g = xp.where((after >= 0) & (after < width), g, 0.0)
             at = xp.arange(count, dtype=after.dtype, device=ctx.device)[:, None, None]
             at = (at * size + before) * width + xp.clip(after, 0, width - 1)
-            at, g = (xp.reshape(x, (-1,)) for x in (at, xp.where(is_inside, g, 0.0)))
+            at, g = xp.reshape(at, (-1,)), xp.reshape(g, (-1,))
             if not self.sums.accumulator.by_logs:
-                weights = ctx.load(xp.take(xp.reshape(matrix, (-1,)), at), ctx.widest)
+                weights = ctx.load(xp.take(xp.reshape(matrix, (-1,)), at), self.precision)
                 g = xp.where(g == 0, 0.0, g / weights)
             pairs = xp.zeros((count * size * width,), dtype=g.dtype, device=ctx.device)
             ctx.add_at(pairs, at, g)
@@ -247,50 +226,32 @@ class PathGradientPass(BackwardPass):
         self, forward_pass: Pass, accumulator: Accumulator, cotangent: Array, states: Array
     ) -> None:
         super().__init__(forward_pass, accumulator, cotangent)
-        self.path_steps = PathSteps(self.shard, states, forward_pass.workspace)
-        # Marginals of the path's state and of all others, at the first step of the segment after.
-        self.after: Any = None
+        self.paths = Paths(self.shard, states)
 
     def _add_segment(self, steps: slice, forward: Messages, back: SegmentMessages) -> None:
-        ctx, xp, path_steps = self.ctx, self.ctx.xp, self.path_steps
+        ctx, xp, paths = self.ctx, self.ctx.xp, self.paths
         segment = PathMarginals(self.sums, steps, forward, back.predicted, back.updated)
-        segment.path = path_steps.path(slice(steps.start, steps.stop + 1))
-        marginals = segment.in_linear_space()
-        if marginals is None:
-            marginals = segment.in_log_space()
-        is_own = is_state(ctx, path_steps.path(steps), self.shard.chain.num_states)
-        parts = xp.where(is_own, marginals, 0.0), xp.where(is_own, 0.0, marginals)
-        own, others = map(ctx.row_sums, parts)
+        segment.path = paths.at(steps.start, steps.stop + 1)
+        segment.is_own = paths.is_own(segment.path)
+        count = segment.sources.stop
+        if count:
+            # Marginals overwrite these messages.
+            losses = paths.losses(steps.start + 1, back.updated.steps(segment.targets))
+        marginals, is_own = segment.marginals(), segment.is_own[: steps.stop - steps.start, ...]
+        own = ctx.row_sums(xp.where(is_own, marginals, 0.0))
+        others = ctx.row_sums(xp.where(is_own, 0.0, marginals))
         gradients = xp.where(is_own, -others[..., None], marginals)
         self.add_marginals(steps, gradients, forward)
-        if count := segment.sources.stop:
-            following = [x[1:, ...] for x in (own, others)]
-            if count == steps.stop - steps.start:
-                following = [
-                    xp.concat(pair, axis=0) for pair in zip(following, self.after, strict=True)
-                ]
-            own_after, others_after = following
-            losses = path_steps.losses(
-                slice(steps.start, steps.start + count), forward.steps(slice(0, count))
-            )
-            rest = others_after - own_after * ctx.load(xp.expm1(-losses), self.precision)
-            is_zero = (own_after == 0) & (others_after == 0)
-            segment.add_own_pairs(xp.where(is_zero, 0.0, -rest))
-        self.after = own[:1, ...], others[:1, ...]
+        if count:
+            own, others = own[:count, ...], others[:count, ...]
+            rest = own * ctx.load(xp.expm1(-losses), self.precision) - others
+            segment.add_own_pairs(segment.where(segment.no_pair, 0.0, rest))
 
-    def _boundary_gradient(self, message: Messages, weights: Array, is_log: bool) -> Array:
-        ctx, xp = self.ctx, self.ctx.xp
-        gradient = super()._boundary_gradient(message, weights, is_log)
-        path = self.path_steps.last_states()
-        if message is not self.forward_pass.carry:
-            path = self.path_steps.path(slice(0, 1))[0, ...]
-        is_own = is_state(ctx, path, self.shard.chain.num_states)
+    def boundary_gradient(self, message: Messages, weights: Array, is_log: bool) -> Array:
+        ctx, xp, is_final = self.ctx, self.ctx.xp, message is self.forward_pass.carry
+        gradient = super().boundary_gradient(message, weights, is_log)
+        is_own = self.paths.is_own(self.paths.last() if is_final else self.paths.at(0, 1)[0, ...])
         weights = ctx.cast(xp.ones_like(weights) if is_log else weights, gradient.dtype)
         others = ctx.row_sums(xp.where(is_own | (weights == 0), 0.0, gradient * weights))
         own = xp.where(others == 0, 0.0, -others)[..., None] / weights
         return xp.where(is_own, own, gradient)
-
-
-def is_state(ctx: Context, path: Array, size: int) -> Array:
-    """Return masks [..., K] of the states of paths [...]."""
-    return path[..., None] == ctx.xp.arange(size, dtype=ctx.index_dtype, device=ctx.device)

@@ -123,10 +123,18 @@ def value_and_pullback(
         dtypes. Threads may call it at the same time: it changes nothing.
     """
     out = ctx.empty(chain.batch, ctx.result_dtype)
-    all_passes = passes_to_store("value_and_pullback", ctx, chain, workspace, stores_all)
+    bytes_per_step = 8 * math.prod(chain.sizes) * (chain.num_states + 2)  # with both scales
+    stores_all = stores_all or bytes_per_step * chain.num_steps <= workspace
+    # The messages of all shards are stored at once, whether or not those of one shard fit.
+    all_passes = [
+        replace(forward_pass, store_messages=stores_all)
+        for forward_pass in passes(
+            "value_and_pullback", ctx, chain, workspace, needs_history=not stores_all
+        )
+    ]
 
     def run(forward_pass: Pass) -> None:
-        if forward_pass.store_messages:
+        if stores_all:
             forward_pass.whole = forward_pass.whole_chains("log_partition", True)
         if forward_pass.whole is not None:
             forward_pass.shard.write(out, forward_pass.whole.log_z)
@@ -157,25 +165,6 @@ def value_and_pullback(
         return accumulator.results()
 
     return out, pullback
-
-
-def passes_to_store(
-    operation: str,
-    ctx: Context,
-    chain: Chain,
-    workspace: int,
-    stores_all: bool,
-    num_arrays: int = 10,
-) -> list[Pass]:
-    """Return the passes of a pullback, which store all messages, or checkpoints.
-
-    They store messages if these fit the workspace, or if `stores_all`.
-    """
-    bytes_per_step = 8 * math.prod(chain.sizes) * (chain.num_states + 2)  # with both scales
-    stores_all = stores_all or bytes_per_step * chain.num_steps <= workspace
-    # The messages of all shards are stored at once, whether or not those of one shard fit.
-    all_passes = passes(operation, ctx, chain, workspace, not stores_all, num_arrays=num_arrays)
-    return [replace(one_pass, store_messages=stores_all) for one_pass in all_passes]
 
 
 def backward_pass_of(forward_pass: Pass, accumulator: Accumulator, cotangent: Array | None) -> Any:
@@ -230,7 +219,7 @@ class BackwardPass:
         for name, message in (("initial", first), ("final", self.forward_pass.carry)):
             if name in requested:
                 weights, is_log = self.shard.boundary_weights(backward=name == "final")
-                gradient = self._boundary_gradient(message, weights, is_log)
+                gradient = self.boundary_gradient(message, weights, is_log)
                 self.accumulator.add(name, self.shard, (slice(None),), gradient)
 
     def run(self) -> Any:
@@ -249,12 +238,9 @@ class BackwardPass:
     def _add_segment(self, steps: slice, forward: Messages, back: SegmentMessages) -> None:
         """Add the marginals of a segment; its temporaries are freed before the next one."""
         segment = SegmentMarginals(self.sums, steps, forward, back.predicted, back.updated)
-        marginals = segment.in_linear_space()
-        if marginals is None:
-            marginals = segment.in_log_space()
-        self.add_marginals(steps, marginals, forward)
+        self.add_marginals(steps, segment.marginals(), forward)
 
-    def _boundary_gradient(self, message: Messages, weights: Array, is_log: bool) -> Array:
+    def boundary_gradient(self, message: Messages, weights: Array, is_log: bool) -> Array:
         """Return the gradient with respect to initial or final weights, or to their logarithms."""
         ctx, xp, g = self.ctx, self.ctx.xp, self.cotangents.values
         if not is_log and message.is_log is None:

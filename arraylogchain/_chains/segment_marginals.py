@@ -121,6 +121,11 @@ class SegmentMarginals:
             excluded = ~is_valid if is_zero is None else ~is_valid | is_zero
             self.no_state, self.no_pair = excluded[:-1, ...], excluded[self.targets, ...]
 
+    def marginals(self) -> Array:
+        """Return state marginals times cotangents, [n, groups, rows, K], and add pair marginals."""
+        marginals = self.in_linear_space()
+        return self.in_log_space() if marginals is None else marginals
+
     def in_linear_space(self) -> Array | None:
         """Return state marginals times cotangents, [n, groups, rows, K], and add pair marginals.
 
@@ -128,8 +133,8 @@ class SegmentMarginals:
         linear weights are accurate.
         """
         ctx, alpha = self.ctx, self.alpha.weights(self.ctx)
-        marginals = self._where(self.no_state, 0.0, alpha * self.beta.weights(ctx))
-        normalizers = self._where(self.no_state, 1.0, ctx.row_sums(marginals))
+        marginals = self.where(self.no_state, 0.0, alpha * self.beta.weights(ctx))
+        normalizers = self.where(self.no_state, 1.0, ctx.row_sums(marginals))
         factors = self.cotangents.over(normalizers)
         if factors is None:
             return None
@@ -137,8 +142,8 @@ class SegmentMarginals:
             right = self.beta_x.weights(ctx)[self.targets, ...]
             right *= factors[self.sources, ..., None]  # in place: beta_x is not used again
             self._add_linear_pairs(
-                self._where(self.no_pair, 0.0, alpha[self.sources, ...]),
-                self._where(self.no_pair, 0.0, right),
+                self.where(self.no_pair, 0.0, alpha[self.sources, ...]),
+                self.where(self.no_pair, 0.0, right),
             )
         marginals *= factors[..., None]
         return marginals
@@ -187,10 +192,10 @@ class SegmentMarginals:
         maxima = finite_or_zero(xp, xp.max(marginals, axis=-1, keepdims=True))
         marginals -= maxima
         ctx.exp(marginals, marginals)
-        marginals = self._where(self.no_state, 0.0, marginals)
-        normalizers = self._where(self.no_state, 1.0, ctx.row_sums(marginals))
+        marginals = self.where(self.no_state, 0.0, marginals)
+        normalizers = self.where(self.no_state, 1.0, ctx.row_sums(marginals))
         marginals *= (ctx.load(self.cotangents.values, self.precision) / normalizers)[..., None]
-        marginals = self._where(self.no_state, 0.0, marginals)
+        marginals = self.where(self.no_state, 0.0, marginals)
         if not self.sources.stop:
             return marginals
 
@@ -201,15 +206,15 @@ class SegmentMarginals:
         right_shift = beta_shift + (alpha_shift - left_shift)
         left = (alpha.values - left_shift)[self.sources, ...]
         right = beta_x.values[self.targets, ...] - right_shift[self.sources, ...]
-        left = self._where(self.no_pair, -math.inf, left)
-        right = self._where(self.no_pair, -math.inf, right)
+        left = self.where(self.no_pair, -math.inf, left)
+        right = self.where(self.no_pair, -math.inf, right)
         nats = self._matrix_scale(beta.shifts, beta_x.shifts)
         exponent = self._matrix_scale(beta.exponents, beta_x.exponents)
         del alpha, beta, beta_x  # they may be copies
         log_normalizers = ctx.load(xp.log(normalizers) + maxima[..., 0], ctx.widest)
         remainder = exponent * LN2_LOW - log_normalizers[self.sources, ...]
         nats, high, remainder = (
-            self._where(self.no_pair, 0.0, x) for x in (nats, exponent * LN2_HIGH, remainder)
+            self.where(self.no_pair, 0.0, x) for x in (nats, exponent * LN2_HIGH, remainder)
         )
         # A cotangent enters as the log of its magnitude; the two signs are added separately.
         for sign in (1.0, -1.0):
@@ -217,7 +222,7 @@ class SegmentMarginals:
             log_g, log_g_rest = split_log(ctx, magnitude, is_log=False)
             if bool(xp.all(log_g == -math.inf)):
                 continue
-            log_g = self._where(self.no_pair, -math.inf, xp.zeros_like(nats) + log_g)
+            log_g = self.where(self.no_pair, -math.inf, xp.zeros_like(nats) + log_g)
             scale = PairScale(nats, high, log_g, remainder + log_g_rest)
             self._add_log_pairs(left, right, scale, sign)
         return marginals
@@ -292,7 +297,7 @@ class SegmentMarginals:
         where = (slice(start, start + int(pairs.shape[2])), slice(None), columns)
         self.sums.accumulator.add("transitions", self.shard, where, pairs)
 
-    def _where(self, excluded: Array | None, value: float, x: Array) -> Array:
+    def where(self, excluded: Array | None, value: float, x: Array) -> Array:
         """Return x [n, groups, rows] or [n, groups, rows, K], with a value where it is excluded."""
         if excluded is None:
             return x

@@ -229,13 +229,13 @@ def log_probability(chain: Any, states: Any) -> da.Array:
     # A row that has ended stays in its last state.
     states = da.where(times < lengths, states, ends)
     all_states = da.arange(time_chunks.num_states)
-    before, terms = time_chunks.messages()[0], []
+    after, terms = time_chunks.messages(backward=True)[0], []
     for i, (start, stop) in enumerate(time_chunks.steps):
-        arguments = {"states": states[..., max(start - 1, 0) : stop], "log_initial": before[i]}
-        if stop < time_chunks.num_steps:
-            # The term of a chunk's last step is that of the first step of the chunk after it.
-            is_last = states[..., stop - 1 : stop] == all_states
-            arguments["log_final"] = da.where(is_last, 0.0, -math.inf)
+        arguments = {"states": states[..., max(start - 1, 0) : stop], "log_final": after[i]}
+        if start:
+            # The chunk before has the term of the step that they share.
+            is_first = states[..., start - 1 : start] == all_states
+            arguments["log_initial"] = da.where(is_first, 0.0, -math.inf)
         terms += time_chunks.apply(i, _log_probability, ["offset"], **arguments)
     return added(terms, time_chunks.dtypes[""])
 

@@ -196,9 +196,10 @@ class PosteriorOperation(ChainOperation):
         ctx, chain = ChainArguments(self._named(inputs), self.lengths).prepare()
         with ctx.computing():
             module = chains.log_probability if paths else chains.marginals
-            checked = [check_states(ctx, x, chain, self.workspace) for x in paths]
-            options = self.workspace, self.keeps_messages, *checked
-            value, pull = module.value_and_pullback(ctx, chain, *options)
+            options = [check_states(ctx, x, chain, self.workspace) for x in paths]
+            value, pull = module.value_and_pullback(
+                ctx, chain, self.workspace, *(options or [self.keeps_messages])
+            )
 
         def pullback(g: Tensor, requested: Mask) -> Tensors:
             (g,) = rules.read(ctx, g)

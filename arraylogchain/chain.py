@@ -363,8 +363,8 @@ class LogChain:
         Notes
         -----
         The product of the probabilities of each state given the state before it: a posterior over
-        paths is a Markov chain itself [1]_. Gradients at the path's states are sums of the marginals
-        of all other states: they are as accurate for probabilities near 1.
+        paths is a Markov chain itself [1]_. Gradients at the path's states are sums of the
+        marginals of all other states: they are as accurate for probabilities near 1.
 
         .. [1] O. Cappé, E. Moulines and T. Rydén, "Inference in Hidden Markov Models", Springer
            (2005), section 3.3.

@@ -21,6 +21,7 @@ states is left out of the product of messages, and the probability of all others
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -33,6 +34,7 @@ from arraylogchain._chains.passes import Pass, passes, run_passes
 from arraylogchain._chains.segment_marginals import PairScale, SegmentMarginals
 from arraylogchain._core.axes import chunks
 from arraylogchain._core.context import Array, Context, shape_of
+from arraylogchain._core.scaled import split_log
 from arraylogchain._inputs.chain import Chain, states_of
 
 # Arrays of the size of a segment's messages: in two precisions, with logs, masks and indices.
@@ -52,7 +54,7 @@ def log_probability(ctx: Context, chain: Chain, workspace: int, states: Array) -
             for part in chunks(steps.stop - steps.start, size):
                 messages = segment.updated.steps(part)
                 total = total + ctx.xp.sum(paths.losses(steps.start + part.start, messages), axis=0)
-        sums = one_pass.carry.to_log_space(ctx).values + paths.initial
+        sums = one_pass.carry.to_log_space(ctx).values + paths.initial[0]
         is_finite = ctx.xp.max(sums, axis=-1) < math.inf
         shard.write(out, ctx.xp.where(is_finite, 0.0 - total, math.nan))
 
@@ -103,13 +105,13 @@ class Paths:
 
     Attributes
     ----------
-    initial : array [groups, rows, K]
-        Logs of initial weights.
+    initial : array, array [groups, rows, K]
+        Logs of initial weights, as of `split_log`.
     """
 
     def __init__(self, shard: Shard, states: Array) -> None:
         self.shard, self.ctx, self.states = shard, shard.ctx, states
-        self.initial = self._logs(*shard.boundary_weights(backward=False))
+        self.initial = split_log(self.ctx, *shard.boundary_weights(backward=False))
 
     def at(self, start: int, stop: int) -> Array:
         """Return the states [n, groups, rows] of some steps; 0 past the end of a row."""
@@ -137,10 +139,11 @@ class Paths:
         ctx, xp, stop = self.ctx, self.ctx.xp, start + int(updated.shifts.shape[0])
         values, path = ctx.load(updated.values, ctx.widest), self.at(start, stop)
         messages = replace(updated, values=values).to_log_space(ctx)
-        parts = messages.values, self._from_path(start, stop)
+        parts = messages.values, *self._from_path(start, stop)
         own = [xp.take_along_axis(x, path[..., None], axis=-1) for x in parts]
         # Large numbers cancel first.
-        ratios = (parts[0] - own[0]) + (parts[1] - own[1])
+        message, weight, remainder = (x - y for x, y in zip(parts, own, strict=True))
+        ratios = (message + weight) + remainder
         ratios = xp.where(self.is_own(path), -math.inf, ratios)
         top = xp.clip(xp.max(ratios, axis=-1), 0.0, None)
         others = ctx.row_sums(xp.exp(ratios - top[..., None]))
@@ -150,10 +153,13 @@ class Paths:
         is_valid = self.shard.valid_steps(slice(start, stop))
         return losses if is_valid is None else xp.where(is_valid, losses, 0.0)
 
-    def _from_path(self, start: int, stop: int) -> Array:
-        """Return logs [n, groups, rows, K] of transitions from the path, or of initial weights."""
+    def _from_path(self, start: int, stop: int) -> Sequence[Array]:
+        """Return logs [n, groups, rows, K] of transitions from the path, or of initial weights.
+
+        They are in two parts, as of `split_log`.
+        """
         xp, shard, chain = self.ctx.xp, self.shard, self.shard.chain
-        initial, first = self.initial[None, ...], max(start, 1)
+        initial, first = [x[None, ...] for x in self.initial], max(start, 1)
         if stop <= first:
             return initial
         times = xp.reshape(self._arange(stop - first), (-1, 1, 1, 1))
@@ -164,12 +170,8 @@ class Paths:
             self._arange(chain.num_states),
         )
         matrices = shard.matrices(slice(first - 1, stop - 1))
-        rows = self._logs(matrices[index], "transitions" in chain.logs)
-        return rows if start else xp.concat([initial, rows], axis=0)
-
-    def _logs(self, weights: Array, is_log: bool) -> Array:
-        weights = self.ctx.load(weights, self.ctx.widest)
-        return weights if is_log else self.ctx.xp.log(weights)
+        rows = split_log(self.ctx, matrices[index], "transitions" in chain.logs)
+        return rows if start else list(map(xp.concat, zip(initial, rows, strict=True)))
 
     def _arange(self, count: int) -> Array:
         return self.ctx.xp.arange(count, dtype=self.ctx.index_dtype, device=self.ctx.device)
@@ -213,7 +215,8 @@ class PathMarginals(SegmentMarginals):
             at, g = xp.reshape(at, (-1,)), xp.reshape(g, (-1,))
             if not self.sums.accumulator.by_logs:
                 weights = ctx.load(xp.take(xp.reshape(matrix, (-1,)), at), self.precision)
-                g = xp.where(g == 0, 0.0, g / weights)
+                limit = 2.0**self.precision.top / g.shape[0]  # large ones of both signs cancel
+                g = xp.clip(xp.where(g == 0, 0.0, g / weights), -limit, limit)
             pairs = xp.zeros((count * size * width,), dtype=g.dtype, device=ctx.device)
             ctx.add_at(pairs, at, g)
             self._add_pairs(xp.reshape(pairs, matrix.shape), transitions, columns)
@@ -252,6 +255,8 @@ class PathGradientPass(BackwardPass):
         gradient = super().boundary_gradient(message, weights, is_log)
         is_own = self.paths.is_own(self.paths.last() if is_final else self.paths.at(0, 1)[0, ...])
         weights = ctx.cast(xp.ones_like(weights) if is_log else weights, gradient.dtype)
-        others = ctx.row_sums(xp.where(is_own | (weights == 0), 0.0, gradient * weights))
-        own = xp.where(others == 0, 0.0, -others)[..., None] / weights
+        is_zero = is_own | (weights == 0) | (gradient == 0)
+        others = xp.where(is_zero, 0.0, gradient * weights)
+        others = ctx.row_sums(others)[..., None]
+        own = xp.where(others == 0, 0.0, -others / weights)
         return xp.where(is_own, own, gradient)

@@ -14,6 +14,7 @@ from tests import error_model
 from tests.chain_reference import PARTS, Exact
 from tests.conftest import Backend
 from tests.error_model import assert_gradient, assert_within
+from tests.gradient_reference import Gradient
 
 NAMES = ("log_potentials", "transitions", "log_transitions", "initial", "log_initial")
 NAMES = (*NAMES, "final", "log_final")
@@ -241,6 +242,42 @@ def check_log_weight(case: ChainCase, states: np.ndarray) -> np.ndarray:
     return weights
 
 
+def check_log_probability(case: ChainCase) -> None:
+    """Check the log probabilities of a best path and of another one, and their gradients."""
+    exact = case.exact
+    some = np.random.default_rng(1).integers(0, case.K, (exact.rows, case.T))
+    paths = np.where(exact.valid_steps, [np.maximum(exact.best[0], 0), some], 0)
+    shape = (2, *case.batch)
+    given = np.where(exact.valid_steps, paths, 10**6).reshape(*shape, case.T)
+    g = np.random.default_rng(0).normal(size=shape)
+    states, cotangent = case.backend.asarray(given), case.backend.asarray(g, case.dtype)
+    value, pullback = alc.vjp.log_probability(case.chain, states)
+    expected, *terms = zip(*map(exact.log_probabilities, paths), strict=True)
+    expected = np.stack(expected)
+    bound = error_model.chain_bound(expected, *map(np.stack, terms), case.K, case.dtype)
+    bound += error_model.SMALLEST_NORMAL[error_model.compute_dtype(case.dtype)]
+    for result in (value, case.chain.log_probability(states)):
+        result = case.backend.read(result, case.dtype).reshape(expected.shape)
+        assert_within(result, expected, bound, case.label("log_probability"))
+        assert not np.any(result > 0)
+    g = case.backend.to_numpy(cotangent).astype(float).reshape(expected.shape)
+    g = np.where(np.isinf(expected), 0, g)
+    results = [pullback(cotangent)._asdict()]
+    if case.backend.library == "torch":
+        leaves = {n: a.clone().requires_grad_() for n, a in case.arguments.items()}
+        case.make(**leaves).log_probability(states).backward(cotangent)
+        results.append({n.removeprefix("log_"): a.grad for n, a in leaves.items()})
+        results[1]["log_potentials"] = leaves["log_potentials"].grad
+    for part in exact.shapes:
+        both = (exact.path_gradient(part, *pair) for pair in zip(g, paths, strict=True))
+        gradient = Gradient(*map(sum, zip(*both, strict=True)))
+        # Nothing is a difference of larger numbers: errors are relative.
+        eps = error_model.eps_of(case.dtype)
+        gradient = gradient._replace(scale=eps * gradient.scale)
+        for result in results:
+            case.assert_gradient(f"log_probability, {part}", result[part], gradient)
+
+
 def assert_as_good(exact: Exact, result: np.ndarray, dtype: str, label: str) -> None:
     """Check that no path is better than the result by more than the recursion rounds."""
     best, best_weight, _ = exact.best
@@ -296,6 +333,7 @@ CHECKS: dict[str, Callable[[ChainCase], Any]] = {
     "filtered": check_filtered,
     "entropy": check_entropy,
     "paths": check_paths,
+    "log_probability": check_log_probability,
     "samples": check_samples,
 }
 

@@ -214,16 +214,21 @@ class Exact:
 
     def gradient(self, part: str, g: np.ndarray) -> Gradient:
         """Return the gradient of sum(g * log Z) with respect to one array of the arguments."""
+        _, *terms = self._derivatives(part)
+        return self._gradient(part, *terms, g)
+
+    def _derivatives(self, part: str) -> tuple[np.ndarray, ...]:
+        """Return probabilities, derivatives of log Z of each row, their G, and their unit."""
         if part == "log_potentials":
             p, gaps, _ = self.states
-            return self._gradient(part, p, gaps, 1, g)
+            return p, p, gaps, 1
         if part == "transitions":
             p, derivatives, gaps = self.pairs
             if self.is_log[part]:
-                return self._gradient(part, p, gaps, 1, g)
+                return p, p, gaps, 1
             unit = unit_of(self.edges, (-2,))
             unit = np.where(np.isfinite(unit), unit, unit_of(self.edges, (-2, -1)))
-            return self._gradient(part, derivatives, gaps, unit, g)
+            return p, derivatives, gaps, unit
         (p, gaps, _), messages, t = self.states, self.forward, self.lengths - 1
         if part == "initial":
             messages, t = self.backward, np.zeros(self.rows, np.int64)
@@ -232,11 +237,39 @@ class Exact:
         )
         unit = 1
         gaps = gaps + self._gaps(part, below_largest(self.boundaries[part], (-1,)))
+        derivatives = p
         if not self.is_log[part]:
             with np.errstate(invalid="ignore"):
                 log_sum = softmax(logs + self.boundaries[part], (-1,))[1]
-            p, unit = self._over(logs, log_sum), unit_of(self.boundaries[part], (-1,))
-        return self._gradient(part, p, gaps, unit, g)
+            derivatives, unit = self._over(logs, log_sum), unit_of(self.boundaries[part], (-1,))
+        return p, derivatives, gaps, unit
+
+    def path_gradient(self, part: str, g: np.ndarray, states: np.ndarray) -> Gradient:
+        """Return the gradient of sum(g * log p) of paths [rows, T], without a difference."""
+        p, derivatives, gaps, unit = self._derivatives(part)
+        row, last = np.arange(self.rows)[:, None], self.lengths[:, None] - 1
+        index = {
+            "log_potentials": (row, np.arange(self.T), states),
+            "transitions": (row, np.arange(self.T - 1), states[:, :-1], states[:, 1:]),
+            "initial": (row, states[:, :1]),
+            "final": (row, np.take_along_axis(states, last, -1)),
+        }[part]
+        # All axes of a step are summed: states, or pairs.
+        axes = (-2, -1) if part == "transitions" else (-1,)
+        weights = 1
+        if not (part == "log_potentials" or self.is_log[part]):
+            logs = self.edges if part == "transitions" else self.boundaries[part]
+            with np.errstate(over="ignore"):
+                weights = np.exp(logs[index])
+        others = np.array(p)
+        others[index] = 0
+        total, gap = others.sum(axes), np.sum(others * gaps, axes)
+        derivatives, gaps = -derivatives, np.broadcast_to(gaps, p.shape).copy()
+        with np.errstate(invalid="ignore", divide="ignore"):
+            gaps[index] = np.where(total > 0, gap / total, 0).reshape(gaps[index].shape)
+            own = total.reshape(derivatives[index].shape)
+            derivatives[index] = np.where((own == 0) | (weights == 0), 0, own / weights)
+        return self._gradient(part, derivatives, gaps, unit, g)
 
     def _gradient(self, part: str, p: Any, gaps: Any, unit: Any, g: Any, shape: Any = None):
         """Sum over the rows, and steps, that share an array."""
@@ -245,7 +278,7 @@ class Exact:
         size = np.abs(g)
         unit = np.broadcast_to(np.where(np.isfinite(unit), unit, 0) * size, p.shape)
         unit = np.where(self._is_real(part), unit, 0)
-        sums = (g * p, size * p, size * p * gaps, unit)
+        sums = (g * p, size * np.abs(p), size * np.abs(p) * gaps, unit)
         shape_of_part = self.original_shapes[part] if shape is None else shape
         sums = [x.reshape(*self.batch, *x.shape[1:]) for x in sums]
         terms = sums[0].size // max(int(np.prod(shape_of_part)), 1)
@@ -343,6 +376,38 @@ class Exact:
         weights = self._along(states, self.x, self.edges, self.boundaries)
         gaps = self._along(states, x_gaps, edge_gaps, end_gaps)
         return weights, np.where(np.isfinite(weights), gaps, 0)
+
+    def log_probabilities(self, states: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return log probabilities of paths [rows, T], their G, and the steps of their errors.
+
+        A step adds -log1p(r), with r the weight of all other states over that of the path's. Errors
+        of r, and of its logarithm, count by the share of r / (1 + r).
+        """
+        row, step, b = np.arange(self.rows)[:, None], np.arange(self.T), self.backward
+        states = np.where(self.valid_steps, states, 0)
+        before = self.edges[row, step[:-1], states[:, :-1]]
+        logs = np.concatenate([self.boundaries["initial"][:, None], before], axis=1)
+        edge_gaps = self._gaps("transitions", self.edge_gaps)[row, step[:-1], states[:, :-1]]
+        gaps = b.full_gaps + np.pad(edge_gaps, ((0, 0), (1, 0), (0, 0)))
+        with np.errstate(invalid="ignore"):
+            logs = logs + b.full
+            own = logs[row, step, states][..., None]
+            ratios = logs - own
+            gaps = gaps + np.abs(finite(ratios))
+            ratios[row, step, states] = -np.inf
+            top = np.maximum(ratios.max(-1), 0)
+            r = np.exp(ratios - top[..., None])
+            losses = np.where(top > 0, top + np.log(r.sum(-1) + np.exp(-top)), np.log1p(r.sum(-1)))
+        losses = np.where(own[..., 0] == -np.inf, np.inf, losses)
+        losses = np.where(self.valid_steps, losses, 0)
+        z = self.log_partition[0]
+        result = np.where(z < np.inf, 0 - losses.sum(-1), np.nan)
+        r = finite(r)
+        gap = np.sum(r * gaps, -1) / np.maximum(r.sum(-1), np.finfo(np.longdouble).tiny)
+        gap = gap + gaps[row, step, states]
+        share = np.where(self.valid_steps, -np.expm1(-losses), 0)
+        steps = np.where(self.valid_steps, self.lengths[:, None] - step, 0)
+        return result, np.sum(finite(share * gap), -1), np.sum(finite(share * steps), -1)
 
     def weights_in_recursion(self, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return log weights of paths, and the G of the recursion's numbers for them."""

@@ -242,40 +242,56 @@ def check_log_weight(case: ChainCase, states: np.ndarray) -> np.ndarray:
     return weights
 
 
-def check_log_probability(case: ChainCase) -> None:
-    """Check the log probabilities of a best path and of another one, and their gradients."""
-    exact = case.exact
-    some = np.random.default_rng(1).integers(0, case.K, (exact.rows, case.T))
-    paths = np.where(exact.valid_steps, [np.maximum(exact.best[0], 0), some], 0)
-    shape = (2, *case.batch)
-    given = np.where(exact.valid_steps, paths, 10**6).reshape(*shape, case.T)
-    g = np.random.default_rng(0).normal(size=shape)
-    states, cotangent = case.backend.asarray(given), case.backend.asarray(g, case.dtype)
-    value, pullback = alc.vjp.log_probability(case.chain, states)
-    expected, *terms = zip(*map(exact.log_probabilities, paths), strict=True)
-    expected = np.stack(expected)
-    bound = error_model.chain_bound(expected, *map(np.stack, terms), case.K, case.dtype)
+def check_log_probability(case: ChainCase, result: Any = None) -> np.ndarray:
+    """Check the log probabilities of `some_paths`, and return the exact ones."""
+    paths, states = some_paths(case)
+    expected, *terms = map(np.stack, zip(*map(case.exact.log_probabilities, paths), strict=True))
+    bound = error_model.chain_bound(expected, *terms, case.K, case.dtype)
     bound += error_model.SMALLEST_NORMAL[error_model.compute_dtype(case.dtype)]
-    for result in (value, case.chain.log_probability(states)):
-        result = case.backend.read(result, case.dtype).reshape(expected.shape)
-        assert_within(result, expected, bound, case.label("log_probability"))
-        assert not np.any(result > 0)
+    result = case.chain.log_probability(states) if result is None else result
+    result = case.backend.read(result, case.dtype)
+    assert result.shape == (2, *case.batch)
+    assert not np.any(result > 0)
+    label = case.label("log_probability")
+    assert_within(result.reshape(expected.shape), expected, bound, label)
+    return expected
+
+
+def check_path_gradients(case: ChainCase) -> None:
+    """Check gradients of log probabilities, whose errors are relative: they are no differences."""
+    if case.backend.library == "dask":
+        return
+    paths, states = some_paths(case)
+    g = np.random.default_rng(0).normal(size=(2, *case.batch))
+    cotangent = case.backend.asarray(g, case.dtype)
+    value, pullback = alc.vjp.log_probability(case.chain, states)
+    expected = check_log_probability(case, value)
     g = case.backend.to_numpy(cotangent).astype(float).reshape(expected.shape)
     g = np.where(np.isinf(expected), 0, g)
     results = [pullback(cotangent)._asdict()]
     if case.backend.library == "torch":
         leaves = {n: a.clone().requires_grad_() for n, a in case.arguments.items()}
-        case.make(**leaves).log_probability(states).backward(cotangent)
+        value = case.make(**leaves).log_probability(states)
+        value.backward(cotangent)
+        check_log_probability(case, value.detach())
         results.append({n.removeprefix("log_"): a.grad for n, a in leaves.items()})
         results[1]["log_potentials"] = leaves["log_potentials"].grad
-    for part in exact.shapes:
-        both = (exact.path_gradient(part, *pair) for pair in zip(g, paths, strict=True))
+    for part in case.exact.shapes:
+        both = (case.exact.path_gradient(part, *pair) for pair in zip(g, paths, strict=True))
         gradient = Gradient(*map(sum, zip(*both, strict=True)))
-        # Nothing is a difference of larger numbers: errors are relative.
-        eps = error_model.eps_of(case.dtype)
-        gradient = gradient._replace(scale=eps * gradient.scale)
+        scale = error_model.eps_of(case.dtype) * gradient.scale
         for result in results:
-            case.assert_gradient(f"log_probability, {part}", result[part], gradient)
+            name = f"log_probability, gradient of {part}"
+            case.assert_gradient(name, result[part], gradient._replace(scale=scale))
+
+
+def some_paths(case: ChainCase) -> tuple[np.ndarray, Any]:
+    """Return a best path and a random one, [2, rows, T], and as given, with garbage past ends."""
+    random = np.random.default_rng(1).integers(0, case.K, (case.exact.rows, case.T))
+    valid_steps = case.exact.valid_steps
+    paths = np.where(valid_steps, [np.maximum(case.exact.best[0], 0), random], 0)
+    given = np.where(valid_steps, paths, 10**6).reshape(2, *case.batch, case.T)
+    return paths, case.backend.asarray(given)
 
 
 def assert_as_good(exact: Exact, result: np.ndarray, dtype: str, label: str) -> None:
@@ -334,6 +350,7 @@ CHECKS: dict[str, Callable[[ChainCase], Any]] = {
     "entropy": check_entropy,
     "paths": check_paths,
     "log_probability": check_log_probability,
+    "path_gradients": check_path_gradients,
     "samples": check_samples,
 }
 

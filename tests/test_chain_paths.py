@@ -3,13 +3,16 @@
 import itertools
 import math
 
+import mpmath
 import numpy as np
 import pytest
 
+import arraylogchain as alc
 from tests.chain_checks import ChainCase, check_log_weight, check_paths
 from tests.chain_reference import all_paths
 from tests.chain_scenarios import normal, uniform
 from tests.checks import mentions
+from tests.error_model import EPS
 
 pytestmark = pytest.mark.chains
 
@@ -194,3 +197,35 @@ def test_log_weight_of_no_path_raises(backend, states, error):
         case.chain.log_weight(backend.asarray(states))
     with pytest.raises(TypeError, match=r"path\.states"):
         case.chain.log_weight(case.chain.viterbi())
+
+
+def test_probability_of_a_path_near_one(backend, dtype):
+    """The log is the exact one, relative to itself; of two log weights nothing would be left."""
+    T, K = 300, 4
+    rng = np.random.default_rng(0)
+    states, x, P = rng.integers(0, K, T), rng.normal(size=(T, K)), rng.normal(size=(K, K)) / 3
+    x[range(T), states] += 23
+    case = ChainCase(backend, dtype, x, log_transitions=P)
+    with mpmath.workdps(40):
+        exp, exact = np.vectorize(mpmath.exp), np.vectorize(lambda v: mpmath.mpf(float(v)))
+        x, P = exact(case.held["log_potentials"]), exact(case.held["log_transitions"])
+        message = exp(x[0] - x[0, states[0]])
+        for t in range(1, T):
+            weights = exp(P - P[states[t - 1], states[t]])
+            message = message @ weights * exp(x[t] - x[t, states[t]])
+        expected = -mpmath.log(sum(message))
+    result = float(case.chain.log_probability(backend.asarray(states)))
+    assert result == pytest.approx(float(expected), rel=50 * EPS[dtype])
+
+
+def test_probabilities_of_all_paths(backend, dtype):
+    """They add up to 1, with axes of their own, and are never positive."""
+    case = ChainCase(backend, dtype, normal(2, 4, 3), transitions=uniform(3, 3, 3))
+    paths, _ = all_paths(case.exact)
+    logs = case.backend.read(case.chain.log_probability(backend.asarray(paths[:, None])), dtype)
+    assert logs.shape == (81, 2)
+    np.testing.assert_allclose(np.exp(logs).sum(axis=0), 1, rtol=100 * EPS[dtype])
+    one = case.chain.log_probability(backend.asarray(paths[5]))
+    np.testing.assert_array_equal(backend.to_numpy(one), logs[5])
+    with pytest.raises(TypeError, match=r"path\.states"):
+        alc.vjp.log_probability(case.chain, case.chain.viterbi())

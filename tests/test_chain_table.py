@@ -54,7 +54,7 @@ def test_arrays_of_different_precision(backend, kinds):
     held = {n: backend.to_numpy(x) for n, x in arguments.items()}
     case = ChainCase(backend, max(of_x, others), held.pop("log_potentials"), **held)
     case.chain = alc.LogChain(**arguments)
-    for name in CHECKS.keys() - {"gradients"}:
+    for name in CHECKS.keys() - {"gradients", "path_gradients"}:
         CHECKS[name](case)
     value, pullback = alc.vjp.log_partition(case.chain)
     _, expected = alc.vjp.log_partition(case.make())

@@ -234,6 +234,20 @@ def test_samples_depend_on_generator_and_chunks_only():
     assert np.any(blocks[:, :2, :3] != blocks[:, 2:4, :3])
 
 
+@pytest.mark.parametrize("chunks", [(2, 3, 6, 3), (5, 4, 2, 3), (5, 2, 1, 3)])
+def test_probabilities_of_paths_are_those_in_memory(chunks):
+    """Also of paths with axes of their own, whose states past the lengths are never read."""
+    lengths = np.random.default_rng(1).integers(1, 7, (5, 4))
+    lazy, chain = lazy_and_not(chunks=chunks, lengths=lengths)
+    states = np.maximum(chain.sample(3, rng=0), 0)
+    states[np.broadcast_to(np.arange(6) >= lengths[..., None], states.shape)] = 99
+    states[0, 0, 0, 0] = (states[0, 0, 0, 0] + 1) % 3
+    result = lazy.log_probability(states).compute(scheduler="sync")
+    np.testing.assert_allclose(result, chain.log_probability(states), rtol=1e-12)
+    with pytest.raises(NotImplementedError, match="log_probability"):
+        alc.vjp.log_probability(lazy, states)
+
+
 @pytest.mark.parametrize("chunks", [(2, 3, 6, 3), (5, 4, 2, 3)])
 def test_schedulers_give_the_same_bits_of_graphs_that_are_sent(chunks):
     lazy, _ = lazy_and_not(chunks=chunks)

@@ -45,7 +45,7 @@ def everything(chain: alc.LogChain) -> list[Any]:
     names = (*names, "viterbi", "filtered", "posterior", "expected_transitions")
     result = [getattr(chain, name)() for name in names]
     samples = chain.sample(2, rng=np.random.default_rng(0))
-    return [*result, samples, chain.log_weight(samples)]
+    return [*result, samples, chain.log_weight(samples), chain.log_probability(samples)]
 
 
 def chain_pullback(rows: int, T: int, K: int) -> tuple[Callable[..., Any], np.ndarray]:
@@ -188,7 +188,7 @@ def test_shapes_are_read_at_each_call():
     assert_same_bits(everything(chain), everything(alc.LogChain(x.copy(), transitions=P)))
     x.shape = 8, 6
     for name in PLANNED:
-        options = {"log_weight": [np.zeros(8, int)]}.get(name, [])
+        options = [np.zeros(8, int)] if name in ("log_weight", "log_probability") else []
         with pytest.raises(ValueError, match=mentions("transitions", (4, 4), (8, 6), "[6, 6]")):
             getattr(chain, name)(*options)
 
@@ -271,7 +271,7 @@ def test_tensors_replaced_between_calls(torch_backend):
     assert_same_bits(chain.viterbi(), expected.viterbi())
     x.data = torch.zeros(12)
     for name in PLANNED:
-        options = {"log_weight": [np.zeros(9, int)]}.get(name, [])
+        options = [np.zeros(9, int)] if name in ("log_weight", "log_probability") else []
         with pytest.raises(ValueError, match=mentions("log_potentials", (12,), "[..., T, K]")):
             getattr(chain, name)(*options)
 

@@ -243,7 +243,12 @@ CALLS = {
         for name in ("log_partition", "entropy", "viterbi", "posterior", "filtered")
     },
     "sample": lambda n: alc.LogChain(**CHAIN, workers=n).sample(2, rng=np.random.default_rng(0)),
-    "log_weight": lambda n: alc.LogChain(**CHAIN, workers=n).log_weight(np.zeros((3000, 40), int)),
+    **{
+        name: lambda n, name=name: getattr(alc.LogChain(**CHAIN, workers=n), name)(
+            np.zeros((3000, 40), int)
+        )
+        for name in ("log_weight", "log_probability")
+    },
 }
 
 

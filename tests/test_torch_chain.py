@@ -84,9 +84,10 @@ def written(torch, arrays):
 
 # Differentiable methods of a chain.
 OPERATIONS = ["log_partition", "marginals", "expected_transitions", "posterior", "filtered"]
-OPERATIONS += ["entropy", "forward_messages", "backward_messages", "log_weight"]
+OPERATIONS += ["entropy", "forward_messages", "backward_messages", "log_weight", "log_probability"]
+OF_PATHS = ("log_weight", "log_probability")
 ONLY_BACKWARD = ("entropy",)
-TWICE = ("log_partition", "log_weight", "forward_messages", "backward_messages")
+TWICE = ("log_partition", *OF_PATHS, "forward_messages", "backward_messages")
 operations = pytest.mark.parametrize("name", OPERATIONS)
 
 
@@ -100,7 +101,7 @@ def operation(name, make, arrays):
     """Return an operation's results as a function of tensors by position, and without autograd."""
     detached = make(**{n: x.detach() for n, x in arrays.items()})
     # Rows with NaN weights have states of -1.
-    states = [detached.sample(2, rng=0).clamp(min=0)] if name == "log_weight" else []
+    states = [detached.sample(2, rng=0).clamp(min=0)] if name in OF_PATHS else []
 
     def call(*args):
         chain = make(**dict(zip(arrays, args, strict=True)))

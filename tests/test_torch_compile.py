@@ -100,6 +100,7 @@ def test_methods_of_a_chain(torch, kind):
         parts = [*chain.posterior(), *chain.filtered(), chain.marginals(), chain.log_partition()]
         parts += [chain.expected_transitions(), chain.forward_messages(), chain.entropy()]
         parts += [chain.backward_messages(), chain.log_weight([0, 1, 2, 1]), *chain.viterbi()]
+        parts += [chain.log_probability([0, 1, 2, 1])]
         return torch.cat([part.nan_to_num(neginf=0).sin().flatten() for part in parts])
 
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -283,6 +284,7 @@ METHODS += ["expected_transitions", "posterior", "filtered", "viterbi", "sample"
 CALLS = {name: lambda x, name=name: getattr(chain_of(x), name)() for name in METHODS}
 CALLS |= {
     "log_weight": lambda x: chain_of(x).log_weight([0, 1]),
+    "log_probability": lambda x: chain_of(x).log_probability([0, 1]),
     "matmul": lambda x: alc.matmul(x, x),
     "logmatmulexp": lambda x: alc.logmatmulexp(x, x),
     "maxplus_matmul": lambda x: alc.maxplus_matmul(x, x).values,

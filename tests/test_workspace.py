@@ -182,11 +182,12 @@ def test_chains_where_loops_begin_not_to_fit(T, K, operation):
     [np.zeros((500, 1000), np.int64), np.zeros((500, 1000), np.int8), np.zeros(1000, np.int64)],
     ids=["int64", "int8", "one path for all rows"],
 )
-def test_weights_of_paths(states, lengths):
+@pytest.mark.parametrize("method", ["log_weight", "log_probability"])
+def test_weights_of_paths(states, lengths, method):
     row_lengths = np.arange(500) + 1 if lengths == "ragged" else None
     options = {"transitions": uniform(4, 4), "lengths": row_lengths, "workspace": SMALLEST}
     chain = alc.LogChain(normal(500, 1000, 4), **options)
-    assert temporaries(lambda: chain.log_weight(states)) <= SMALLEST
+    assert temporaries(lambda: getattr(chain, method)(states)) <= SMALLEST
 
 
 @pytest.mark.chains

@@ -144,15 +144,27 @@ def within_workspace(x: Any, bulk: Any, p0: Any, g: Any) -> tuple[Any, ...]:
     return by_pullback(alc.vjp.log_partition)(chain, g)
 
 
-@contestant("crf_loss", OURS, library="torch", requires=("torch",), is_ours=True)
-def crf_loss(emissions: Any, log_P: Any, start: Any, end: Any, tags: Any) -> tuple[Any, ...]:
-    """The negative log likelihood of tags, and its gradients by everything else."""
-    import torch
+def _crf_loss(loss_of: Callable[[Any, Any], Any]) -> Callable[..., tuple[Any, ...]]:
+    """Make a loss of a chain and tags return its value, and its gradients by everything else."""
 
-    x, *others = leaves = [p.detach().requires_grad_() for p in (emissions, log_P, start, end)]
-    chain = alc.LogChain(x, **dict(zip(_LOG_PARTS, others, strict=True)))
-    loss = (chain.log_partition() - chain.log_weight(tags)).sum()
-    return (loss.detach(), *torch.autograd.grad(loss, leaves))
+    def crf_loss(emissions: Any, log_P: Any, start: Any, end: Any, tags: Any) -> tuple[Any, ...]:
+        import torch
+
+        x, *others = leaves = [p.detach().requires_grad_() for p in (emissions, log_P, start, end)]
+        chain = alc.LogChain(x, **dict(zip(_LOG_PARTS, others, strict=True)))
+        loss = loss_of(chain, tags).sum()
+        return (loss.detach(), *torch.autograd.grad(loss, leaves))
+
+    return crf_loss
+
+
+for _name, _loss in {
+    OURS: lambda chain, y: -chain.log_probability(y),
+    "log_partition - log_weight": lambda chain, y: chain.log_partition() - chain.log_weight(y),
+}.items():
+    contestant("crf_loss", _name, library="torch", requires=("torch",), is_ours=True)(
+        _crf_loss(_loss)
+    )
 
 
 @contestant("crf_decode", OURS, library="torch", requires=("torch",), is_ours=True)

@@ -335,7 +335,7 @@ class LogChain:
         """
         return self._of_paths("log_weight", chains.log_weight.log_weight, states)
 
-    @dynamo_disabled
+    @as_operator
     def log_probability(self, states: Array) -> Array:
         """Return the logs of the posterior probabilities of paths: minus the loss of a CRF.
 

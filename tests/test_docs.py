@@ -92,8 +92,6 @@ def test_example_runs(page, example, monkeypatch, capsys):
     shown = re.match(
         r"```\n\n```text\n(.*?)```", page.read_text("utf-8").partition(example)[2], re.S
     )
-    if "crf.log_probability" in example and not hasattr(alc.LogChain, "log_probability"):
-        pytest.skip("log_probability is not there yet")
     libraries = imported(example)
     for old, new in ON_CPU.items() if page.name == "gpu.md" else ():
         example = example.replace(old, new)

@@ -51,8 +51,6 @@ def test_recipe_prints_what_is_shown_and_agrees_with_enumeration(title, capsys):
     code, printed = (re.findall(rf"```{x}\n(.*?)```", text, re.S)[0] for x in ("python", "text"))
     if "import torch" in code:
         import_or_skip("torch")
-    if "torch.export" in code:
-        pytest.skip("torch.export of chains is not implemented")
     snippet = {"itertools": itertools}
     exec(compile(fences(PAGE)[0] + code, title, "exec"), snippet)
     assert capsys.readouterr().out == printed

@@ -42,6 +42,7 @@ METHODS = {
     "entropy": Operator("B"),
     "viterbi": Operator("BT B", ChainPath),
     "log_weight": Operator("B"),
+    "log_probability": Operator("B"),
     "expected_transitions": Operator("A"),
     "posterior": Operator("B BTK A", ChainPosterior),
     "filtered": Operator("BTK BT", FilteredChain),

@@ -392,7 +392,7 @@ class TorchDevice(_CudaDevice):
         return self._torch.cuda.device(self._index)  # type: ignore[no-any-return]
 
     def _stream(self) -> int:
-        return self._torch._C._cuda_getCurrentRawStream(self._index)  # type: ignore[no-any-return]
+        return int(self._torch.cuda.current_stream(self._index).cuda_stream)
 
 
 def _shape(a: Array, b: Array) -> tuple[int, ...]:

@@ -160,12 +160,10 @@ class FakeTorch(ModuleType):
         self.version = SimpleNamespace(hip=None)
         self.cuda = SimpleNamespace(
             current_device=lambda: 1,
-            current_stream=None,
+            current_stream=lambda index: SimpleNamespace(cuda_stream=700 + index),
             device=lambda index: sys.modules["cupy"].cuda.Device(index),
             is_current_stream_capturing=lambda: sys.modules["cupy"].captures,
         )
-
-        self._C = SimpleNamespace(_cuda_getCurrentRawStream=lambda index: 700 + index)
 
     def device(self, kind: str, index: int) -> Any:
         return SimpleNamespace(type=kind, index=index)

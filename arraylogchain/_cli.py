@@ -87,6 +87,7 @@ def compile_all() -> None:
     chain.log_partition()
     chain.marginals()
     chain.viterbi()
+    chain.best_paths(2)
     LogChain(np.zeros((3, 16)), transitions=np.eye(16)).log_partition()  # mostly zeros
     LogChain(np.zeros((3, 9)), transitions=np.ones((9, 9))).viterbi()  # more than eight states
     chain.sample(1, rng=np.random.default_rng(0))

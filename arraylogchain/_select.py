@@ -23,7 +23,7 @@ FUSED: bool = True
 # A nonzero entry of a compressed matrix takes as long as this many entries of a full one.
 SPARSE_COST = 8
 # What has no matrix multiply in it.
-MAX_PRODUCT_OPERATIONS = frozenset({"viterbi", "best_message"})
+MAX_PRODUCT_OPERATIONS = frozenset({"viterbi", "best_message", "best_paths"})
 # Bytes that loops and kernels take for an entry of a matrix: as given, converted, in each direction
 # as weights and as logarithms, and in two steps on the way there.
 BYTES_PER_MATRIX_ENTRY = 64

@@ -15,7 +15,7 @@ from arraylogchain._core.context import Array, Context, check_workspace, library
 from arraylogchain._core.threads import at_least, check_workers
 from arraylogchain._inputs.arrays import are_numpy, dtype_name, namespace_of, promote
 from arraylogchain._inputs.chain import ARGUMENTS, Chain, ChainArguments, check_states
-from arraylogchain._inputs.random import check_generator, fill, workspace_for_samples
+from arraylogchain._inputs.random import check_count, check_generator, fill, workspace_for_samples
 from arraylogchain._inputs.tensors import dynamo_disabled, is_differentiated
 from arraylogchain._results import ChainPath, ChainPosterior, FilteredChain, Plan
 from arraylogchain._torch.compiling import as_operator
@@ -300,6 +300,60 @@ class LogChain:
         if lazy := self._lazy():
             return ChainPath(*lazy.viterbi(self))
         return ChainPath(*self._run(chains.paths.viterbi))
+
+    @as_operator
+    def best_paths(self, num_paths: int) -> ChainPath:
+        """Return the paths of largest weight, in the order of their weights.
+
+        Parameters
+        ----------
+        num_paths : int
+            How many paths, at least 1.
+
+        Returns
+        -------
+        states : array [num_paths, ..., T] of integers
+            The first path is that of `viterbi`. Of paths of equal weight, the one with the smallest
+            last state comes first, of these the one with the smallest state before it, and so on.
+            Past a row's length states are -1. They are 0 where a row has fewer paths of positive
+            weight, and -1 where its log weight is NaN.
+        log_weight : array [num_paths, ...]
+            -inf where a row has fewer paths of positive weight, NaN where a weight of the row is.
+
+        Raises
+        ------
+        TypeError
+            If `num_paths` is not an integer.
+        ValueError
+            If `num_paths` is less than 1, if paths would exceed addressable memory, or if Dask
+            arrays have several chunks along time.
+
+        Notes
+        -----
+        The backtrace of `viterbi` for several paths: at each step it keeps the states that the best
+        paths end in, in time proportional to T, K and `num_paths`. Rounding is as for `viterbi`. In
+        a row with weights of inf, only paths of weight inf are found.
+        Results are detached from autograd: ``log_weight(paths.states)`` of `LogChain` has
+        gradients.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> stay = np.array([[[0.9, 0.1], [0.1, 0.9]]])
+        >>> x = np.log([[0.9, 0.1], [0.4, 0.6], [0.9, 0.1]])
+        >>> paths = LogChain(x, transitions=stay).best_paths(2)
+        >>> paths.states.tolist(), np.exp(paths.log_weight).round(6).tolist()
+        ([[0, 0, 0], [1, 1, 0]], [0.26244, 0.00486])
+        """
+        num_paths = at_least(1, "num_paths", num_paths)
+        if lazy := self._lazy():
+            return ChainPath(*lazy.best_paths(self, num_paths))
+
+        def compute(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
+            check_count("num_paths", (num_paths, *chain.batch, chain.num_steps))
+            return chains.paths.best_paths(ctx, chain, workspace, num_paths)
+
+        return ChainPath(*self._run(compute))
 
     @as_operator
     def log_weight(self, states: Array) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 import arraylogchain as alc
 from arraylogchain import _select
 from tests import error_model
-from tests.chain_reference import PARTS, Exact
+from tests.chain_reference import PARTS, Exact, all_paths
 from tests.conftest import Backend
 from tests.error_model import assert_gradient, assert_within
 from tests.gradient_reference import Gradient
@@ -228,6 +228,49 @@ def check_paths(case: ChainCase) -> tuple[np.ndarray, np.ndarray]:
     return states, weight
 
 
+def check_best_paths(case: ChainCase, num_paths: int = 5) -> None:
+    """Check that the first path is Viterbi's and, where they can be listed, that none is missed."""
+    if case.backend.library == "dask" and case.arguments["log_potentials"].numblocks[-2] > 1:
+        return
+    exact, shape = case.exact, (num_paths, case.exact.rows)
+    paths, best = case.chain.best_paths(num_paths), case.chain.viterbi()
+    for result, first in zip(paths, best, strict=True):
+        array = case.backend.to_numpy(result)
+        assert array.shape == (num_paths, *first.shape)
+        np.testing.assert_array_equal(array[0], case.backend.to_numpy(first))
+    states = case.backend.read(paths.states, "int64").reshape(*shape, case.T)
+    weights = case.backend.read(paths.log_weight, case.dtype).reshape(shape)
+    assert_states(case, states, np.isnan(weights[0]))
+    if np.any(case.special):
+        return
+    has_path = weights > -np.inf
+    assert not np.any(states[~has_path] > 0)
+    for row, found in zip(states.swapaxes(0, 1), has_path.T, strict=True):
+        assert len(np.unique(row[found], axis=0)) == np.sum(found)
+    label, dtype = case.label("best_paths"), error_model.compute_dtype(case.dtype)
+    every = all_in_order(exact, num_paths) if case.K**case.T * exact.rows <= 10_000 else states
+    for i in range(num_paths):
+        (weight, gap), (expected, gap_of_best) = map(
+            exact.weights_in_recursion, (states[i], every[i])
+        )
+        weight, expected = (np.where(has_path[i], x, -np.inf) for x in (weight, expected))
+        case.assert_logs("best_paths.log_weight", weights[i], weight, gap, exact.lengths)
+        bound = error_model.chain_bound(0 * gap, gap + gap_of_best, exact.lengths, case.K, dtype)
+        assert_within(weight[has_path[i]], expected[has_path[i]], 2 * bound[has_path[i]], label)
+
+
+def all_in_order(exact: Exact, num_paths: int) -> np.ndarray:
+    """Return the paths of largest weight among all, [num_paths, rows, T]; -1 if there are fewer."""
+    paths, weights = all_paths(exact)
+    past_end = (paths[:, None] > 0) & ~exact.valid_steps
+    weights = np.where(past_end.any(-1), -np.inf, weights)
+    order = np.argsort(-weights, axis=0, kind="stable")[:num_paths]
+    result = np.full((num_paths, exact.rows, exact.T), -1)
+    found = np.take_along_axis(weights, order, 0) > -np.inf
+    result[: len(order)] = np.where(found[..., None], paths[order], -1)
+    return result
+
+
 def check_log_weight(case: ChainCase, states: np.ndarray) -> np.ndarray:
     """Check log weights of paths [..., T], whose axes broadcast with the batch; return them."""
     weights = case.backend.read(case.chain.log_weight(case.backend.asarray(states)), case.dtype)
@@ -351,6 +394,7 @@ CHECKS: dict[str, Callable[[ChainCase], Any]] = {
     "paths": check_paths,
     "log_probability": check_log_probability,
     "path_gradients": check_path_gradients,
+    "best paths": check_best_paths,
     "samples": check_samples,
 }
 

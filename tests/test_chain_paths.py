@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
+from arraylogchain import _select
 from tests.chain_checks import ChainCase, check_log_weight, check_paths
 from tests.chain_reference import all_paths
 from tests.chain_scenarios import normal, uniform
@@ -70,6 +71,56 @@ def test_ties_go_to_the_smallest_state(backend, dtype, T, K, rows, per_step, clo
         path, best = by_integers(x, edges, start)
         assert result.tolist() == path
         assert total == best
+
+
+@pytest.mark.parametrize("closed", [0, 0.2, 0.6])
+@pytest.mark.parametrize(
+    ("T", "K", "rows", "num_paths"),
+    [(1, 1, 1, 3), (1, 5, 2, 3), (5, 1, 1, 2), (5, 3, 9, 300), (4, 4, 1, 7), (3, 9, 4, 40)],
+)
+def test_best_paths_are_all_paths_in_order(backend, dtype, T, K, rows, num_paths, closed):
+    """Small whole weights: sums are exact in every dtype, and many paths have equal ones."""
+    rng = np.random.default_rng(T)
+    x, edges = integers(rng, (rows, T, K), closed / 3), integers(rng, (T - 1 or 1, K, K), closed)
+    final, lengths = integers(rng, K, closed / 5), rng.integers(1, T + 1, rows)
+    arrays = {"x": np.array(x, float), "log_transitions": np.array(edges, float)[: T - 1]}
+    arrays["log_final"] = np.array(final, float)
+    if K > 4:  # one matrix for all steps, whose columns are compressed where few are open
+        arrays["log_transitions"] = arrays["log_transitions"][:1]
+    arrays = {name: array for name, array in arrays.items() if array.size}
+    case = ChainCase(backend, dtype, **arrays, lengths=lengths)
+    result = case.chain.best_paths(num_paths)
+    states = backend.read(result.states, "int64")
+    log_weights = backend.read(result.log_weight, dtype)
+    paths, weights = all_paths(case.exact)
+    for r, length in enumerate(lengths):
+        of_row = {(-w, *p[length - 1 :: -1]) for w, p in zip(weights[:, r], paths, strict=True)}
+        expected = sorted(key for key in of_row if key[0] < INF)[:num_paths]
+        for i, (weight, *path) in enumerate(expected):
+            assert log_weights[i, r] == -weight
+            assert states[i, r, :length].tolist() == path[::-1]
+        assert np.all(log_weights[len(expected) :, r] == -INF)
+        assert np.all(states[len(expected) :, r, :length] == 0)
+        assert np.all(states[:, r, length:] == -1)
+
+
+@pytest.mark.parametrize(("K", "rows", "num_paths"), [(4, 1, 40), (30, 9, 8), (30, 1, 200)])
+@pytest.mark.parametrize("density", [1, 0.1])
+def test_loops_and_array_operations_find_the_same_paths(monkeypatch, K, rows, num_paths, density):
+    """In one segment or several, whose messages are computed again."""
+    P = uniform(K, K) * (uniform(K, K, seed=1) < density) + np.eye(K)
+    arguments = {"log_potentials": normal(rows, 300, K), "transitions": P, "lengths": [300]}
+    arguments["lengths"] = np.arange(300, 300 - rows, -1)
+    chains = [alc.LogChain(**arguments, workspace=n) for n in (None, 1 << 20)]
+    states, log_weight = chains[0].best_paths(num_paths)
+    assert np.all(np.diff(log_weight, axis=0) <= 0)
+    np.testing.assert_allclose(log_weight, chains[0].log_weight(np.maximum(states, 0)), rtol=1e-13)
+    for compiled in (True, False):
+        monkeypatch.setattr(_select, "COMPILED", compiled)
+        for chain in chains:
+            result = chain.best_paths(num_paths)
+            np.testing.assert_array_equal(result.states, states)
+            np.testing.assert_allclose(result.log_weight, log_weight, rtol=1e-13)
 
 
 def test_ties_of_long_chains(np_backend, dtype):

@@ -299,6 +299,22 @@ def test_best_paths_of_equal_weight(sd):
     np.testing.assert_array_equal(lazy.viterbi().states, states)
 
 
+def test_n_best_paths_are_those_in_memory_of_chains_in_one_time_chunk():
+    x, P = np.random.default_rng(0).normal(size=(5, 2, 6, 3)), np.ones((2, 1, 3, 3))
+    chain = {"transitions": P, "lengths": [[6, 3]]}
+    expected = alc.LogChain(x, **chain).best_paths(4)
+    lazy = alc.LogChain(da.from_array(x, chunks=(2, 1, 6, 2)), **chain).best_paths(4)
+    for result, array in zip(lazy, expected, strict=True):
+        assert result.shape == array.shape
+        assert result.dtype == array.dtype
+        np.testing.assert_array_equal(result.compute(scheduler="sync"), array)
+    y = da.from_array(x, chunks=(5, 2, 3, 3))
+    with pytest.raises(ValueError, match=r"log_potentials must have one chunk along time .* got 2"):
+        alc.LogChain(y, **chain).best_paths(4)
+    joined = alc.LogChain(y.rechunk({-2: -1}), **chain).best_paths(4)
+    np.testing.assert_array_equal(joined.states, expected.states)
+
+
 def below_all_numbers(dtype):
     """Return potentials whose only paths, in state 1, weigh less than the dtype's smallest log."""
     lowest = np.finfo(dtype).min

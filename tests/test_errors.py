@@ -367,6 +367,23 @@ def test_negative_weights_of_tensors(torch_backend, name, value, kind, grad):
         alc.LogChain(**tensors)
 
 
+@pytest.mark.parametrize(
+    ("num_paths", "text"),
+    [
+        (2**70, f"at most {(2**63 - 1) // 8 // 15}, got {2**70}"),
+        (0, "at least 1, got 0"),
+        (2.0, "an integer, got float"),
+    ],
+)
+@pytest.mark.parametrize("library", ["numpy", "dask"])
+def test_numbers_of_best_paths(library, num_paths, text):
+    x = ones(3, 5, 3)
+    if library == "dask":
+        x = pytest.importorskip("dask.array").from_array(x)
+    with pytest.raises((TypeError, ValueError), match=f"num_paths must be {text}"):
+        alc.LogChain(x, transitions=ones(3, 3)).best_paths(num_paths)
+
+
 def test_what_no_row_reads_may_be_negative():
     weights = ones(2, 4, 3, 3)
     weights[0, 2:], weights[1, 3:] = -1.0, np.nan

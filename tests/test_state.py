@@ -45,7 +45,8 @@ def everything(chain: alc.LogChain) -> list[Any]:
     names = (*names, "viterbi", "filtered", "posterior", "expected_transitions")
     result = [getattr(chain, name)() for name in names]
     samples = chain.sample(2, rng=np.random.default_rng(0))
-    return [*result, samples, chain.log_weight(samples), chain.log_probability(samples)]
+    probabilities = chain.log_weight(samples), chain.log_probability(samples)
+    return [*result, chain.best_paths(3), samples, *probabilities]
 
 
 def chain_pullback(rows: int, T: int, K: int) -> tuple[Callable[..., Any], np.ndarray]:

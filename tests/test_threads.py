@@ -242,6 +242,7 @@ CALLS = {
         name: lambda n, name=name: getattr(alc.LogChain(**CHAIN, workers=n), name)()
         for name in ("log_partition", "entropy", "viterbi", "posterior", "filtered")
     },
+    "best_paths": lambda n: alc.LogChain(**CHAIN, workers=n).best_paths(3),
     "sample": lambda n: alc.LogChain(**CHAIN, workers=n).sample(2, rng=np.random.default_rng(0)),
     **{
         name: lambda n, name=name: getattr(alc.LogChain(**CHAIN, workers=n), name)(

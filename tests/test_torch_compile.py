@@ -266,7 +266,7 @@ def test_best_paths_and_samples(torch):
 
     def model(x, edges):
         chain = alc.LogChain(x * 2, log_transitions=edges, lengths=[5, 3])
-        return *chain.viterbi(), chain.sample(4, rng=0)
+        return *chain.viterbi(), *chain.best_paths(2), chain.sample(4, rng=0)
 
     for result, expected in zip(
         torch.compile(model, backend="eager")(x, edges), model(x, edges), strict=True
@@ -283,6 +283,7 @@ METHODS = ["log_partition", "forward_messages", "backward_messages", "marginals"
 METHODS += ["expected_transitions", "posterior", "filtered", "viterbi", "sample", "plan"]
 CALLS = {name: lambda x, name=name: getattr(chain_of(x), name)() for name in METHODS}
 CALLS |= {
+    "best_paths": lambda x: chain_of(x).best_paths(2),
     "log_weight": lambda x: chain_of(x).log_weight([0, 1]),
     "log_probability": lambda x: chain_of(x).log_probability([0, 1]),
     "matmul": lambda x: alc.matmul(x, x),

@@ -54,7 +54,7 @@ def test_best_paths_of_whole_chains_are_those_of_segments(rows, monkeypatch, K, 
     by_segments = chain.viterbi()
     assert rows.total() == 5
     np.testing.assert_array_equal(whole.states, by_segments.states)
-    np.testing.assert_allclose(whole.log_weight, by_segments.log_weight, rtol=1e-13)
+    np.testing.assert_array_equal(whole.log_weight, by_segments.log_weight)
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,15 @@ def test_chains(case, method):
 
 
 @pytest.mark.chains
+@pytest.mark.parametrize("num_paths", [3, 100])
+@pytest.mark.parametrize("case", list(CHAINS))
+def test_best_paths(case, num_paths):
+    x, options = CHAINS[case]()
+    chain = alc.LogChain(x, **options, workspace=SMALLEST)
+    assert temporaries(lambda: chain.best_paths(num_paths)) <= SMALLEST
+
+
+@pytest.mark.chains
 @pytest.mark.parametrize("operation", ["log_partition", "marginals", "entropy", "viterbi"])
 @pytest.mark.parametrize(
     ("T", "K"),

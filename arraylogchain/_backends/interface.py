@@ -115,6 +115,24 @@ class SegmentMessages(NamedTuple):
     carry: Messages
 
 
+class Suffixes(NamedTuple):
+    """The best suffixes of the paths of a shard: the states of a path from some step on.
+
+    They are in the order of their last states, then of the states before these, and so on.
+
+    Attributes
+    ----------
+    states : integer array [groups, rows, paths]
+        The first states of the suffixes; of rows that have ended before, their last states.
+    losses : array [groups, rows, paths]
+        How far the log weight of the best path with this suffix lies below that of the best path;
+        inf where there is no suffix, whose state is undefined.
+    """
+
+    states: Array
+    losses: Array
+
+
 class BestPaths(NamedTuple):
     """Best paths of the whole chains of a shard.
 
@@ -226,6 +244,39 @@ class Backend(Protocol):
         after : integer array [groups, rows]
             The state at the step after the segment; of rows that have ended, their last state.
         steps : slice
+        """
+
+    def trace_suffixes(
+        self, updated: Messages, after: Suffixes, steps: slice
+    ) -> tuple[Array, Suffixes]:
+        """Extend the best suffixes to the start of a segment, as many at every step.
+
+        Of equal losses the first are kept. For the state that `trace` chooses nothing is lost.
+
+        Parameters
+        ----------
+        updated : Messages
+            Of the segment, from `best`.
+        after : Suffixes
+        steps : slice
+
+        Returns
+        -------
+        links : integer array [n, groups, rows, paths]
+            The number of the suffix that was extended, times K, plus the state.
+        suffixes : Suffixes
+        """
+
+    def follow(self, links: Array, numbers: Array) -> tuple[Array, Array]:
+        """Return the states of paths, integers [n, groups, rows, paths], and numbers for later.
+
+        Parameters
+        ----------
+        links : integer array [n, groups, rows, paths]
+            Of a segment, from `trace_suffixes`.
+        numbers : integer array [groups, rows, paths]
+            Those of the paths' suffixes at the first step; what is returned are those at the step
+            after the last.
         """
 
     def draw(self, updated: Messages, after: Array, steps: slice, uniforms: Array) -> Array:

@@ -214,7 +214,8 @@ def passes(
     if 0 in chain.batch:
         return
     backend = backend_of(operation, ctx, chain, workspace)
-    num_arrays = min(num_arrays, getattr(backend, "segment_arrays", num_arrays))
+    if operation != "best_paths":  # no kernels trace several paths
+        num_arrays = min(num_arrays, getattr(backend, "segment_arrays", num_arrays))
     # Groups of different lengths are sorted, which copies their matrices.
     copies_matrices = chain.lengths is not None and chain.sizes[0] > 1
     sizes = ChainSizes(

@@ -1,5 +1,8 @@
 """Best paths and exact samples, by a forward pass and a backtrace.
 
+The best weight up to a state is an exact bound for what precedes a suffix of a path. So the n best
+paths end in the n best suffixes from any step on, and the backtrace keeps no others.
+
 Backends may find best paths of whole chains in one call. Segments do not store predecessors: the
 backtrace computes them again for the one state it needs. The last state of a sample is drawn from
 the last forward message; given the next state j, the state is k with a probability in proportion to
@@ -12,13 +15,17 @@ import math
 
 import numpy as np
 
-from arraylogchain._backends.array import draw_states, relative
+from arraylogchain._backends.array import below_largest, draw_states, relative, smallest
+from arraylogchain._backends.interface import Suffixes
 from arraylogchain._backends.shards import Shard
 from arraylogchain._chains.passes import Pass, last_logs, passes, run_passes, write_steps
 from arraylogchain._core.axes import chunks
 from arraylogchain._core.context import Array, Context
 from arraylogchain._core.scaled import add_scale
 from arraylogchain._inputs.chain import Chain
+
+# Arrays of messages that take as much memory as the numbers of K paths at a step.
+_ARRAYS_OF_PATHS = 12
 
 
 def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
@@ -71,6 +78,58 @@ def best_message(ctx: Context, chain: Chain, workspace: int) -> Array:
 
     run_passes(ctx, passes("best_message", ctx, chain, workspace), work)
     return out
+
+
+def best_paths(ctx: Context, chain: Chain, workspace: int, num_paths: int) -> tuple[Array, Array]:
+    """Return the paths of largest weight, [num_paths, *batch, T], and the logs of their weights.
+
+    Past a row's length states are -1. Where there are fewer paths, states are 0 and weights -inf;
+    where weights are NaN, states are -1.
+    """
+    xp = ctx.xp
+    states = ctx.empty((num_paths, *chain.batch, chain.num_steps), ctx.index_dtype)
+    weights = ctx.empty((num_paths, *chain.batch), ctx.result_dtype)
+    paths, log_weights = (xp.permute_dims(x, (*range(1, x.ndim), 0)) for x in (states, weights))
+
+    def work(forward_pass: Pass) -> None:
+        forward_pass.run_and_store()
+        shard, last = forward_pass.shard, last_logs(forward_pass.shard, forward_pass.carry)
+        suffixes = _last_states(ctx, last.values, num_paths)
+        for n, steps in reversed(list(enumerate(forward_pass.segments))):
+            updated = forward_pass.stored_messages(n)
+            links, suffixes = forward_pass.backend.trace_suffixes(updated, suffixes, steps)
+            write_steps(paths, shard, steps, links, 0)
+        forward_pass.stored.clear()
+        numbers = xp.argsort(suffixes.losses, axis=-1, stable=True)
+        losses = xp.take_along_axis(suffixes.losses, numbers, axis=-1)
+        total = add_scale(xp.max(last.values, axis=-1), last.shifts, last.exponents)[..., None]
+        has_path, no_path = losses < math.inf, _states_without_path(ctx, total)
+        no_weight = xp.where(xp.isnan(total), total, -math.inf)
+        shard.write(log_weights, xp.where(has_path, total - losses, no_weight))
+        for steps in forward_pass.segments:
+            links = xp.permute_dims(shard.read(paths, (steps,)), (2, 0, 1, 3))
+            path, numbers = forward_pass.backend.follow(links, numbers)
+            write_steps(paths, shard, steps, xp.where(has_path, path, no_path), -1)
+        shard.view(paths, (slice(shard.num_steps, None),))[...] = -1
+
+    # Links, states and their copies.
+    num_arrays = 10 + -(-_ARRAYS_OF_PATHS * num_paths // chain.num_states)
+    all_passes = passes(
+        "best_paths", ctx, chain, workspace, needs_history=True, num_arrays=num_arrays
+    )
+    run_passes(ctx, all_passes, work)
+    return states, weights
+
+
+def _last_states(ctx: Context, last: Array, num_paths: int) -> Suffixes:
+    """Return the best last states, given the logs of their weights [groups, rows, K]."""
+    losses, states = smallest(ctx.xp, below_largest(ctx.xp, last), num_paths)
+    shape = (*last.shape[:-1], max(0, num_paths - int(last.shape[-1])))
+    no_states = ctx.xp.zeros(shape, dtype=states.dtype, device=ctx.device)
+    no_losses = ctx.xp.full(shape, math.inf, dtype=losses.dtype, device=ctx.device)
+    return Suffixes(
+        ctx.xp.concat([states, no_states], axis=-1), ctx.xp.concat([losses, no_losses], axis=-1)
+    )
 
 
 def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Array) -> None:

@@ -23,7 +23,7 @@ from arraylogchain._inputs.chain import (
     check_paths,
     check_states,
 )
-from arraylogchain._inputs.random import check_num_samples
+from arraylogchain._inputs.random import check_count
 from arraylogchain._results import ChainGradients, check_cotangent, check_requested
 
 
@@ -137,6 +137,26 @@ def viterbi(chain: Any) -> tuple[Any, ...]:
     return states, da.where(da.isfinite(total), weight, total).astype(weight.dtype)
 
 
+def best_paths(chain: Any, num_paths: int) -> tuple[Any, ...]:
+    """Return the paths of largest weight, of chains in one time chunk."""
+    time_chunks = TimeChunks.of(chain)
+    if (count := len(time_chunks.steps)) > 1:
+        raise ValueError(
+            f"log_potentials must have one chunk along time for best_paths, got {count}; "
+            "log_potentials.rechunk({-2: -1}) joins them"
+        )
+    check_count("num_paths", (num_paths, *time_chunks.batch, time_chunks.num_steps))
+    numbers = da.arange(num_paths, chunks=-1)
+    states, log_weight = time_chunks.apply(0, _best_paths, ["nt", "n"], n=numbers)
+    return da.moveaxis(states, -2, 0), da.moveaxis(log_weight, -1, 0)
+
+
+def _best_paths(ctx: Context, chain: Chain, workspace: int, n: Array) -> tuple[Array, Array]:
+    """Return the best paths of a block, [*batch, n, T], and their log weights, [*batch, n]."""
+    states, log_weight = chains.paths.best_paths(ctx, chain, workspace, len(n))
+    return ctx.xp.moveaxis(states, 0, -2), ctx.xp.moveaxis(log_weight, 0, -1)
+
+
 def _best_message(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
     """Return the last max-product message in logs, with offsets of 0, as paths need none."""
     logs = finite_where_positive(ctx, chains.paths.best_message(ctx, chain, workspace))
@@ -158,7 +178,7 @@ def sample(chain: Any, num_samples: int, rng: Any) -> da.Array:
     time_chunks = TimeChunks.of(chain)
     random = da.random.default_rng(int(rng.integers(1 << 63)))
     (*before, last), _ = time_chunks.messages()
-    check_num_samples((num_samples, *last.shape[:-1], time_chunks.num_steps))
+    check_count("num_samples", (num_samples, *last.shape[:-1], time_chunks.num_steps))
     result: list[Any] = [None]
     for i, (start, stop) in reversed(list(enumerate(time_chunks.steps))):
         shape = (num_samples, *last.shape[:-1], stop - start + min(start, 1))

@@ -43,6 +43,7 @@ from arraylogchain._inputs.chain import (
 AXES = {"potentials": "tk", "transitions": "skk", "initial": "k", "final": "k", "counts": "skk"}
 AXES |= {"uniforms": "t", "states": "t", "path": "t", "message": "k"}
 AXES |= {"following": "", "cotangent": "", "offset": "", "": "", "t": "t", "tk": "tk"}
+AXES |= {"n": "n", "nt": "nt"}
 
 Operation = Callable[..., Any]
 
@@ -88,7 +89,7 @@ class TimeChunks:
             )
         self.like = {ARGUMENTS[name]: x for name, x in arguments.items()}
         self.dtypes = {part: dtype_name(x.dtype) for part, x in self.like.items()}
-        self.dtypes |= {"path": "int64", "offset": "float64", "": dtype}
+        self.dtypes |= {"path": "int64", "nt": "int64", "offset": "float64", "": dtype}
         self.dtypes["message"] = _without_half(dtype)
         if "transitions" in self.like:
             self.like["counts"] = self.like["transitions"]

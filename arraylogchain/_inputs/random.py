@@ -40,12 +40,12 @@ def check_generator(rng: Any, x: Array) -> Any:
     return rng
 
 
-def check_num_samples(shape: Shape) -> None:
-    """Raise ValueError if an array of samples of this shape exceeds addressable memory."""
-    num_samples, *path_shape = shape
-    max_samples = sys.maxsize // 8 // max(1, math.prod(path_shape))
-    if num_samples > max_samples:
-        raise ValueError(f"num_samples must be at most {max_samples}, got {num_samples}")
+def check_count(name: str, shape: Shape) -> None:
+    """Raise ValueError if so many paths, of an array of this shape, exceed addressable memory."""
+    count, *path_shape = shape
+    most = sys.maxsize // 8 // max(1, math.prod(path_shape))
+    if count > most:
+        raise ValueError(f"{name} must be at most {most}, got {count}")
 
 
 def workspace_for_samples(ctx: Context, shape: Shape) -> tuple[Array, Array]:
@@ -54,7 +54,7 @@ def workspace_for_samples(ctx: Context, shape: Shape) -> tuple[Array, Array]:
     Both share memory if the library has views of another dtype: a number is read before a sample
     overwrites it.
     """
-    check_num_samples(shape)
+    check_count("num_samples", shape)
     xp = ctx.xp
     out, dtype = ctx.empty(shape, ctx.index_dtype), ctx.dtype(ctx.widest)
     is_shared = ctx.has_out and out.dtype == xp.int64 and ctx.widest.itemsize == 8

@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._backends.compiled import best_paths, matrices, paths, recursion, whole_chains
+from arraylogchain._backends.compiled import (
+    best_paths,
+    matrices,
+    paths,
+    recursion,
+    suffixes,
+    whole_chains,
+)
 from arraylogchain._backends.compiled.lanes import memory_size
 from arraylogchain._backends.compiled.matrices import FULL
 from arraylogchain._backends.interface import (
@@ -16,10 +23,12 @@ from arraylogchain._backends.interface import (
     Keep,
     Messages,
     SegmentMessages,
+    Suffixes,
     WholeChains,
 )
 from arraylogchain._backends.shards import Shard
 from arraylogchain._core.context import Array
+from arraylogchain._core.scaled import split_log
 from arraylogchain._numba.compiling import Floats, Integers
 
 # From so many rows on they are taken side by side.
@@ -135,7 +144,12 @@ class CompiledBackend:
             return None
         V = 4 if K <= 4 else 8
         ((logs, shifts, _), _), _ = self._matrices("logs", slice(0, T), False)
-        initial, starts, final, ends = self._boundaries()
+        initial, starts, *_ = self._boundaries()
+        final = np.zeros((2, R if "final" in shard.views else 0, K))
+        if "final" in shard.views:
+            final.reshape(2, *shard.state_shape)[:] = split_log(
+                shard.ctx, *shard.boundary_weights(True)
+            )
         states, log_weights = np.empty((R, T), np.int64), np.empty(R)
         declined, came_from = np.empty(R, bool), np.empty(T * V, np.int8)
         best_paths.best_paths(
@@ -143,7 +157,7 @@ class CompiledBackend:
             logs,
             shifts,
             self.lengths.reshape(R),
-            (initial, final, starts, ends),
+            (initial, starts, final),
             np.empty(4 * V * V),
             came_from,
             states,
@@ -273,6 +287,35 @@ class CompiledBackend:
         edges = *edges, self.per_group, first
         paths.trace(stored, edges, sparse, self.lengths, states, steps.start)
         return states[:-1].reshape(-1, *after.shape)
+
+    def trace_suffixes(
+        self, updated: Messages, after: Suffixes, steps: slice
+    ) -> tuple[Array, Suffixes]:
+        stored, lead = self._from_rows(updated.values), after.losses.shape
+        n = lead[-1]
+        (edges, sparse), first = self._matrices("logs", steps, True)
+        states = np.array(after.states, np.int64, order="C").reshape(self.G, self.R, n)
+        losses = np.array(after.losses, np.float64, order="C").reshape(states.shape)
+        links = np.empty((len(stored), *states.shape), np.int64)
+        candidates = np.empty(2 * n), np.empty(2 * n, np.int64), np.empty(2 * n), np.empty(self.K)
+        suffixes.trace_suffixes(
+            stored,
+            (*edges, self.per_group, first),
+            sparse,
+            self.lengths,
+            (states, losses),
+            links,
+            candidates,
+            steps.start,
+        )
+        return links.reshape(-1, *lead), Suffixes(states.reshape(lead), losses.reshape(lead))
+
+    def follow(self, links: Array, numbers: Array) -> tuple[Array, Array]:
+        shape = len(links), self.G, self.R, links.shape[-1]
+        numbers, states = np.array(numbers, order="C"), np.empty(shape, np.int64)
+        contiguous = np.ascontiguousarray(links).reshape(shape)
+        suffixes.follow(contiguous, numbers.reshape(shape[1:]), states, self.K)
+        return states.reshape(links.shape), numbers
 
     def draw(self, updated: Messages, after: Array, steps: slice, uniforms: Array) -> Array:
         states = self._states(after, len(uniforms), after.shape[-1])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from arraylogchain._core.scaled import LN2_HIGH, LN2_LOW
 from arraylogchain._numba import elementary
 from arraylogchain._numba.compiling import compiled, inner
@@ -19,12 +21,11 @@ _four_states, _eight_states = max_product_steps(4), max_product_steps(8)
 
 
 class Boundary(NamedTuple):
-    """Initial and final weights of rows; overwritten by their logarithms."""
+    """Weights of first states, overwritten by their logarithms, and logarithms of final ones."""
 
     initial: Any  # [R, K]
-    final: Any  # [R, K]
     initial_is_log: bool
-    final_is_log: bool
+    final: Any  # [2, R, K], high and remainder of `split_log`; [2, 0, K] without final weights
 
 
 class Registers(NamedTuple):
@@ -65,6 +66,7 @@ def best_paths(x, logs, log_shifts, lengths, boundary, scratch, came_from, state
     tail, message = scratch[2 * V * V : 3 * V * V + V], scratch[3 * V * V + V :]
     registers = Registers(message, matrix, identity, tail, came_from)
     rows_per_group, is_special = R // len(log_shifts), False
+    has_final = boundary.final.shape[1] > 0
     for i in range(V * V):
         matrix[i], identity[i] = -INF, 0.0 if i % (V + 1) == 0 else -INF
     for r in range(R):
@@ -77,21 +79,20 @@ def best_paths(x, logs, log_shifts, lengths, boundary, scratch, came_from, state
         for t in range(lengths[r], T):
             states[r, t] = -1
         exponent = _write_logs(boundary.initial[r], boundary.initial_is_log)
-        exponent += _write_logs(boundary.final[r], boundary.final_is_log)
         potentials = x[r].reshape(T * K)[: lengths[r] * K]
         num_special = elementary.count_special(potentials)
         num_special += elementary.count_special(boundary.initial[r])
-        num_special += elementary.count_special(boundary.final[r])
+        if has_final:
+            num_special += elementary.count_special(boundary.final[0, r])
         declined[r] = is_special or num_special > 0
         if not declined[r]:
             shift = _take_steps(potentials, boundary.initial[r], registers, V)
             shift += (lengths[r] - 1) * log_shifts[g]
-            end_shift = integer_shift(max_or_nan(boundary.final[r]))
+            if has_final:
+                shift += _add_final(message, boundary.final[0, r], boundary.final[1, r])
             largest, last = -INF, 0
             for k in range(K):
-                weight = message[k] + (boundary.final[r, k] - end_shift)
-                last, largest = (k, weight) if weight > largest else (last, largest)
-            shift += end_shift
+                last, largest = (k, message[k]) if message[k] > largest else (last, largest)
             out[r] = (shift + exponent * LN2_HIGH + largest) + exponent * LN2_LOW
             _trace_back(came_from, last, largest > -INF, states[r, : lengths[r]], V)
 
@@ -100,6 +101,18 @@ def best_paths(x, logs, log_shifts, lengths, boundary, scratch, came_from, state
 def _write_logs(weights, is_log):
     """Replace weights by logarithms; return the exponent by which they were scaled."""
     return 0.0 if is_log else elementary.write_logs(weights)
+
+
+@inner
+def _add_final(message, high, remainder):
+    """Add final weights to a message as `passes.last_logs` does; return the shift."""
+    top = -INF
+    for k in range(len(high)):
+        top = message[k] + high[k] if message[k] + high[k] > top else top
+    shift = np.rint(top) if top > -INF else 0.0
+    for k in range(len(high)):
+        message[k] = (message[k] + (high[k] - shift)) + remainder[k]
+    return shift
 
 
 @inner

@@ -340,10 +340,10 @@ class LogChain:
         --------
         >>> import numpy as np
         >>> stay = np.array([[[0.9, 0.1], [0.1, 0.9]]])
-        >>> x = np.log([[0.9, 0.1], [0.4, 0.6], [0.9, 0.1]])
+        >>> x = np.log([[0.8, 0.2], [0.4, 0.6], [0.7, 0.3]])
         >>> paths = LogChain(x, transitions=stay).best_paths(2)
         >>> paths.states.tolist(), np.exp(paths.log_weight).round(6).tolist()
-        ([[0, 0, 0], [1, 1, 0]], [0.26244, 0.00486])
+        ([[0, 0, 0], [1, 1, 1]], [0.18144, 0.02916])
         """
         num_paths = at_least(1, "num_paths", num_paths)
         if lazy := self._lazy():

@@ -28,7 +28,7 @@ from arraylogchain._backends.interface import (
 )
 from arraylogchain._backends.shards import Shard
 from arraylogchain._core.context import Array
-from arraylogchain._core.scaled import split_log
+from arraylogchain._core.scaled import add_scale, split_log
 from arraylogchain._numba.compiling import Floats, Integers
 
 # From so many rows on they are taken side by side.
@@ -150,7 +150,7 @@ class CompiledBackend:
             final.reshape(2, *shard.state_shape)[:] = split_log(
                 shard.ctx, *shard.boundary_weights(True)
             )
-        states, log_weights = np.empty((R, T), np.int64), np.empty(R)
+        states, log_weights = np.empty((R, T), np.int64), np.empty((3, R))
         declined, came_from = np.empty(R, bool), np.empty(T * V, np.int8)
         best_paths.best_paths(
             self._potentials(slice(0, T)).reshape(R, T, K),
@@ -166,7 +166,9 @@ class CompiledBackend:
         )
         shape = shard.groups, shard.rows
         return BestPaths(
-            states.reshape(*shape, T), log_weights.reshape(shape), declined.reshape(shape)
+            states.reshape(*shape, T),
+            add_scale(*log_weights.reshape(3, *shape)),
+            declined.reshape(shape),
         )
 
     def log_partition(self, store_messages: bool) -> WholeChains | None:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraylogchain._core.scaled import LN2_HIGH, LN2_LOW
 from arraylogchain._numba import elementary
 from arraylogchain._numba.compiling import compiled, inner
 from arraylogchain._numba.elementary import INF, integer_shift, max_or_nan
@@ -40,7 +39,7 @@ class Registers(NamedTuple):
 
 @compiled
 def best_paths(x, logs, log_shifts, lengths, boundary, scratch, came_from, states, out, declined):
-    """Write the best paths of whole chains, and the logs of their weights.
+    """Write the best paths of whole chains, and their weights.
 
     Parameters
     ----------
@@ -56,7 +55,8 @@ def best_paths(x, logs, log_shifts, lengths, boundary, scratch, came_from, state
     came_from : int8 array [T * V]
     states : integer array [R, T]
         -1 past a row's end, 0 where no path has a positive weight.
-    out : array [R]
+    out : array [3, R]
+        Logs of their weights, less the scale; shifts and exponents.
     declined : bool array [R]
         Rows with weights that are infinite or NaN, of which no path is written.
     """
@@ -93,7 +93,7 @@ def best_paths(x, logs, log_shifts, lengths, boundary, scratch, came_from, state
             largest, last = -INF, 0
             for k in range(K):
                 last, largest = (k, message[k]) if message[k] > largest else (last, largest)
-            out[r] = (shift + exponent * LN2_HIGH + largest) + exponent * LN2_LOW
+            out[0, r], out[1, r], out[2, r] = largest, shift, exponent
             _trace_back(came_from, last, largest > -INF, states[r, : lengths[r]], V)
 
 

@@ -74,6 +74,18 @@ def _chain(operation: str, size: tuple[int, ...]) -> Case:
     )
 
 
+def _best_paths(steps: int, states: int) -> Case:
+    return Case(
+        name=f"paths-best-{steps}-{states}",
+        title=f"10 best paths of one chain, T = {steps:,}, K = {states}",
+        operation="best_paths",
+        make=make.hidden_markov,
+        sizes={"steps": steps, "states": states},
+        group=EVERYDAY,
+        devices=BOTH,
+    )
+
+
 def _wide(operation: str, beside: str = "", *, per_step: bool = True) -> Case:
     """Return a case of the forum's size."""
     _, title, own = OF_CHAINS[operation]
@@ -147,6 +159,7 @@ def _first(operation: str, title: str) -> Case:
 CASES = (
     *(_chain(operation, size) for size in SINGLE for operation in OF_CHAINS),
     *(_chain(operation, size) for size in BATCHES for operation in OF_CHAINS),
+    *(_best_paths(*size) for size in ((40, 20), (1000, 50))),
     *(_tagger("crf_loss", "CRF loss and backward", size) for size in TAGGED),
     *(_tagger("crf_decode", "CRF decoding", size) for size in TAGGED),
     *(_left_to_right(operation) for operation in ("log_z", "posterior", "viterbi")),

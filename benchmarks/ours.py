@@ -99,6 +99,10 @@ def viterbi(x: Any, P: Any, p0: Any, lengths: Any = None) -> Any:
     return chain(x, P, p0, lengths).viterbi().states
 
 
+def best_paths(x: Any, P: Any, p0: Any) -> Any:
+    return chain(x, P, p0).best_paths(10).states
+
+
 def entropy(x: Any, P: Any, p0: Any, lengths: Any = None) -> Any:
     return chain(x, P, p0, lengths).entropy()
 
@@ -126,6 +130,7 @@ register("log_z", log_z)
 register("marginals", marginals)
 register("posterior", posterior)
 register("viterbi", viterbi)
+register("best_paths", best_paths)
 register("entropy", entropy)
 register("sample", sample, sample_in_torch)
 register("gradients", by_pullback(pullback, "x", "P", "p0"), by_autograd(log_z, "x", "P", "p0"))

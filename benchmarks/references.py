@@ -321,6 +321,19 @@ def viterbi(inputs: Inputs) -> Check:
     return lambda states: check(log_weights(states))
 
 
+@reference("best_paths")
+def best_paths(inputs: Inputs) -> Check:
+    """How far the first paths lie below the best ones."""
+    (x,), log_P, log_p0 = _first_rows(inputs)
+    score = np.where(np.arange(10)[:, None] == 0, log_p0 + x[0], -np.inf)
+    for row in x[1:]:
+        terms = (score[:, :, None] + log_P).reshape(-1, len(row))
+        score = np.sort(terms, axis=0)[-10:] + row
+    check = entries((), np.sort(score, axis=None)[: -1 - _ROWS : -1])
+    log_weights = _log_weights({**inputs, "x": np.stack([inputs["x"]] * _ROWS)})
+    return lambda states: check(log_weights(states))
+
+
 @reference("sample")
 def sample(inputs: Inputs) -> Check:
     """Nothing but that paths have a positive weight."""

@@ -123,13 +123,11 @@ def best_paths(ctx: Context, chain: Chain, workspace: int, num_paths: int) -> tu
 
 def _last_states(ctx: Context, last: Array, num_paths: int) -> Suffixes:
     """Return the best last states, given the logs of their weights [groups, rows, K]."""
-    losses, states = smallest(ctx.xp, below_largest(ctx.xp, last), num_paths)
-    shape = (*last.shape[:-1], max(0, num_paths - int(last.shape[-1])))
-    no_states = ctx.xp.zeros(shape, dtype=states.dtype, device=ctx.device)
-    no_losses = ctx.xp.full(shape, math.inf, dtype=losses.dtype, device=ctx.device)
-    return Suffixes(
-        ctx.xp.concat([states, no_states], axis=-1), ctx.xp.concat([losses, no_losses], axis=-1)
-    )
+    xp, K = ctx.xp, int(last.shape[-1])
+    shape = (*last.shape[:-1], max(0, num_paths - K))
+    nothing = xp.full(shape, -math.inf, dtype=last.dtype, device=ctx.device)
+    losses, states = smallest(xp, below_largest(xp, xp.concat([last, nothing], axis=-1)), num_paths)
+    return Suffixes(states % K, losses)
 
 
 def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Array) -> None:

@@ -165,11 +165,8 @@ class CompiledBackend:
             declined,
         )
         shape = shard.groups, shard.rows
-        return BestPaths(
-            states.reshape(*shape, T),
-            add_scale(*log_weights.reshape(3, *shape)),
-            declined.reshape(shape),
-        )
+        log_weights = add_scale(*log_weights.reshape(3, *shape))
+        return BestPaths(states.reshape(*shape, T), log_weights, declined.reshape(shape))
 
     def log_partition(self, store_messages: bool) -> WholeChains | None:
         """Return log Z of whole chains; None where these do not fit the workspace."""
@@ -300,16 +297,9 @@ class CompiledBackend:
         losses = np.array(after.losses, np.float64, order="C").reshape(states.shape)
         links = np.empty((len(stored), *states.shape), np.int64)
         candidates = np.empty(2 * n), np.empty(2 * n, np.int64), np.empty(2 * n), np.empty(self.K)
-        suffixes.trace_suffixes(
-            stored,
-            (*edges, self.per_group, first),
-            sparse,
-            self.lengths,
-            (states, losses),
-            links,
-            candidates,
-            steps.start,
-        )
+        edges, both = (*edges, self.per_group, first), (states, losses)
+        place = both, links, candidates, steps.start
+        suffixes.trace_suffixes(stored, edges, sparse, self.lengths, *place)
         return links.reshape(-1, *lead), Suffixes(states.reshape(lead), losses.reshape(lead))
 
     def follow(self, links: Array, numbers: Array) -> tuple[Array, Array]:

@@ -41,6 +41,7 @@ METHODS = {
     "marginals": Operator("BTK"),
     "entropy": Operator("B"),
     "viterbi": Operator("BT B", ChainPath),
+    "best_paths": Operator("NBT NB", ChainPath),
     "log_weight": Operator("B"),
     "log_probability": Operator("B"),
     "expected_transitions": Operator("A"),

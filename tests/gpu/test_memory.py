@@ -13,7 +13,7 @@ from tests.gpu.memory import held, in_use, let_go, nbytes, peak
 from tests.test_workspace import CHAINS, FUNCTIONS, METHODS, PARTS, PRODUCTS, SIZES
 
 MIB = 2**20
-DEFAULT = 64 * MIB
+DEFAULT = 256 * MIB
 
 workspaces = pytest.mark.parametrize("workspace", [*SIZES, None])
 

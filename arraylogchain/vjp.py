@@ -30,6 +30,7 @@ from arraylogchain._products import certified, in_memory, linear, maxplus
 from arraylogchain._products.chainexp import chain_and_pullback, multiplier
 from arraylogchain._products.contraction import contractions, evaluate
 from arraylogchain._products.gradients import logmatmulexp_gradients
+from arraylogchain._products.operand import PullbackInputs
 from arraylogchain._results import ChainGradients, MaxPlusProduct, check_cotangent, check_requested
 from arraylogchain.chain import LogChain, check_array
 
@@ -163,7 +164,7 @@ def logmatmulexp(
 
         def pull(g: Array) -> Sequence[Array]:
             ctx.record_stream(product)
-            return logmatmulexp_gradients(ctx, layout, a, b, product, g, budget)
+            return logmatmulexp_gradients(ctx, layout, PullbackInputs(a, b, product, g), budget)
 
         return _copy(ctx, product), pull
 

@@ -22,6 +22,7 @@ from arraylogchain._inputs.arrays import are_readable
 from arraylogchain._inputs.tensors import detached
 from arraylogchain._products.certified import logmatmulexp
 from arraylogchain._products.gradients import logmatmulexp_gradients
+from arraylogchain._products.operand import PullbackInputs
 
 Multiply = Callable[[Array, Array], tuple[Array, Any]]
 Pull = Callable[[Array], Any]
@@ -195,8 +196,8 @@ def multiplier(ctx: Context, budget: int, has_nan: Array | bool | None) -> Multi
 
         def pull(g: Array) -> Any:
             ctx.record_stream(a, b, product)
-            args = inner, layout, a, b, product, g, budget
-            return logmatmulexp_gradients(*args, propagates_nan=has_nan)
+            arrays = PullbackInputs(a, b, product, g)
+            return logmatmulexp_gradients(inner, layout, arrays, budget, propagates_nan=has_nan)
 
         return product, None if has_nan is None else pull
 

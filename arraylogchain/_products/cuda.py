@@ -20,6 +20,7 @@ from arraylogchain._cuda.kernels import (
     threshold,
 )
 from arraylogchain._cuda.self_check import error_limit, is_usable, log_sum_exp, wide_entries
+from arraylogchain._products.operand import PullbackInputs
 
 # tile.cuh: rows and columns of a block's tile, and its threads.
 TILE, THREADS = 64, 256
@@ -91,12 +92,12 @@ def by_blas(ctx: Context, layout: Fold, a: Array, b: Array) -> Array:
 def gradients(
     ctx: Context,
     layout: Fold,
-    arrays: tuple[Array, Array, Array, Array],
+    arrays: PullbackInputs,
     budget: int,
     requested: tuple[bool, bool],
     propagates_nan: Array | bool,
 ) -> tuple[Array | None, Array | None] | None:
-    """Return the gradients of sum(g * out) with respect to a and b, for arrays (a, b, out, g).
+    """Return the gradients of sum(g * out) with respect to a and b.
 
     None where array operations are to compute them. `propagates_nan` may be a flag on the device.
     """
@@ -236,7 +237,7 @@ class _Gradients(NamedTuple):
 
     ctx: Context
     layout: Fold
-    arrays: tuple[Array, Array, Array, Array]
+    arrays: PullbackInputs
     requested: tuple[bool, bool]
     propagates_nan: Array | bool
 
@@ -323,7 +324,7 @@ def hard_case(ctx: Context, kernel: Kernel) -> Iterator[tuple[Array, np.ndarray,
     if name in ("gradient_weights", "finish_gradients"):
         g = ctx.xp.full(exact.shape, 1 / 64, dtype=ctx.result_dtype, device=ctx.device)
         weights = np.exp(terms - np.where(np.isfinite(exact), exact, np.inf)[:, None]) / 64
-        arrays = left, right, out, g
+        arrays = PullbackInputs(left, right, out, g)
         pair = _Gradients(ctx, layout, arrays, (True, True), True).compute(40)
         for gradient, axis in zip(pair, (2, 0), strict=True):
             yield gradient, weights.sum(axis), limit

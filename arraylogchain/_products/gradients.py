@@ -25,7 +25,7 @@ from arraylogchain._core import precision as precision_module
 from arraylogchain._core.axes import Box, Fold, chunks, within
 from arraylogchain._core.context import Array, Context, shape_of
 from arraylogchain._products import certified
-from arraylogchain._products.operand import Factor
+from arraylogchain._products.operand import Factor, PullbackInputs
 from arraylogchain._products.tiling import panels, tile_product, with_small_blocks
 
 # Rows and columns of a tile, if they fit: sums over tiles are updated once per tile.
@@ -43,10 +43,7 @@ Pair = tuple[Array | None, Array | None]
 def logmatmulexp_gradients(
     ctx: Context,
     layout: Fold,
-    a: Array,
-    b: Array,
-    out: Array,
-    g: Array,
+    arrays: PullbackInputs,
     budget: int,
     requested: tuple[bool, bool] = (True, True),
     propagates_nan: Array | bool = True,
@@ -60,12 +57,12 @@ def logmatmulexp_gradients(
     if ctx.kernels is not None:
         from arraylogchain._products import cuda
 
-        arrays = a, b, out, g
         result = cuda.gradients(ctx, layout, arrays, budget, requested, propagates_nan)
         if result is not None:
             return result
         propagates_nan = bool(propagates_nan)
     xp, precision, (batch, rows, cols, inner) = ctx.xp, ctx.precision, layout.sizes
+    a, b, out, g = arrays
     small = layout.is_identity and a.ndim == b.ndim > 1
     if small and certified.is_small(ctx, layout) and (both := _small(ctx, a, b, g)):
         return both[0] if requested[0] else None, both[1] if requested[1] else None

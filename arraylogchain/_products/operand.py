@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from copy import copy
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from arraylogchain._core.axes import Box, within
 from arraylogchain._core.context import Array, Context, is_transposed
@@ -18,6 +19,15 @@ from arraylogchain._core.scaled import add_scale, whole_part
 _EVERY = slice(None)
 # Linear matrices whose largest entries are within these bounds are not scaled.
 _UNSCALED_RANGE = (2.0**-10, 2.0)
+
+
+class PullbackInputs(NamedTuple):
+    """The operands of a product, the product, and the cotangent of it."""
+
+    a: Array
+    b: Array
+    out: Array
+    g: Array
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ from typing import Any
 import array_api_compat.torch as torch_namespace
 import torch
 
-from arraylogchain._core.axes import fold
-from arraylogchain._core.context import shape_of
+from arraylogchain._core.axes import Fold, fold
+from arraylogchain._core.context import Context, shape_of
 from arraylogchain._core.precision import SINGLE
 from arraylogchain._inputs.arrays import are_readable, check_dtypes, prepare_inputs
 from arraylogchain._inputs.tensors import check_tensors
@@ -23,6 +23,7 @@ from arraylogchain._products.chainexp import (
 )
 from arraylogchain._products.contraction import Multiply, evaluate
 from arraylogchain._products.gradients import logmatmulexp_gradients
+from arraylogchain._products.operand import PullbackInputs
 from arraylogchain._torch import rules
 from arraylogchain._torch.rules import Mask, Primal, Tensor, Tensors, call
 
@@ -74,6 +75,12 @@ class Matmul(Product):
         return tuple(itertools.compress((g_gradient, a_gradient, b_gradient), requested))
 
 
+def _log_gradients(
+    ctx: Context, layout: Fold, a: Tensor, b: Tensor, out: Tensor, g: Tensor, *options: Any
+) -> Any:
+    return logmatmulexp_gradients(ctx, layout, PullbackInputs(a, b, out, g), *options)
+
+
 class LogMatmulExp(Product):
     """The product in log space; its gradients are sums of g times softmax weights."""
 
@@ -86,7 +93,7 @@ class LogMatmulExp(Product):
     def gradients(
         self, residuals: Any, requested: Mask, out: Tensor, g: Tensor, *inputs: Any
     ) -> Any:
-        return self.compute(logmatmulexp_gradients, inputs, out, g, options=(requested,))
+        return self.compute(_log_gradients, inputs, out, g, options=(requested,))
 
     def second(
         self, requested: Mask, out: Tensor, g: Tensor, *inputs_and_cotangents: Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,6 +57,25 @@ def _sizes(
     batch = min(_CHUNK_STEPS, max(1, _CHUNK // (K * lanes)))
     sizes = lanes, batch, max(2, min(T, max(4, 2 * _CHUNK // (K * lanes))))
     return sizes, memory_size(K, num_matrices, *sizes)
+
+
+class _BoundaryWeights(NamedTuple):
+    """Copies of the initial and final weights [groups * rows, K], and whether they are logs."""
+
+    initial: Floats
+    final: Floats
+    initial_is_log: bool
+    final_is_log: bool
+
+
+class _WholeChainArguments(NamedTuple):
+    """Arguments of the loops over whole chains, as plain tuples; see `recursion`."""
+
+    chains: tuple[Any, ...]  # the fields of `lanes.Chains`
+    columns: tuple[Any, ...]  # those of `SparseColumns`
+    sizes: tuple[int, ...]  # the first three of `lanes.Sizes`
+    memory: Floats
+    forms: Any  # int8 [2, lanes]
 
 
 class CompiledBackend:
@@ -144,7 +163,7 @@ class CompiledBackend:
             return None
         V = 4 if K <= 4 else 8
         ((logs, shifts, _), _), _ = self._matrices("logs", slice(0, T), False)
-        initial, starts, *_ = self._boundaries()
+        weights = self._boundary()
         final = np.zeros((2, R if "final" in shard.views else 0, K))
         if "final" in shard.views:
             final.reshape(2, *shard.state_shape)[:] = split_log(
@@ -157,7 +176,7 @@ class CompiledBackend:
             logs,
             shifts,
             self.lengths.reshape(R),
-            (initial, starts, final),
+            (weights.initial, weights.initial_is_log, final),
             np.empty(4 * V * V),
             came_from,
             states,
@@ -172,7 +191,7 @@ class CompiledBackend:
         """Return log Z of whole chains; None where these do not fit the workspace."""
         shard, K = self.shard, self.K
         N, row_size = self.G * self.R, (shard.num_steps + 1) * K if store_messages else 0
-        inputs = self._whole_chains(size=0)
+        inputs = self._whole_chain_arguments(size=0)
         if inputs is None:
             return None
         chains, columns, sizes, memory, forms = inputs
@@ -194,7 +213,7 @@ class CompiledBackend:
         shard, K, T, N = self.shard, self.K, self.shard.num_steps, self.G * self.R
         with_states, with_pairs = "potentials" in requested, "transitions" in requested
         with_ends = "initial" in requested or "final" in requested
-        inputs = self._whole_chains(size=N * T * K * (1 + with_states))
+        inputs = self._whole_chain_arguments(size=N * T * K * (1 + with_states))
         if inputs is None:
             return None
         chains, columns, sizes, memory, forms = inputs
@@ -234,11 +253,8 @@ class CompiledBackend:
                 results[name] = boundary[i].reshape(*shape, K)
         return WholeChains(log_z.reshape(shape), results, declined.reshape(shape))
 
-    def _whole_chains(self, size: int) -> Any:
-        """Return `whole_chains.Chains`, columns, sizes and scratch; None where these do not fit.
-
-        `size` are numbers that are needed beside these.
-        """
+    def _whole_chain_arguments(self, size: int) -> _WholeChainArguments | None:
+        """Return these arguments; None if they and `size` more numbers do not fit the workspace."""
         shard, K, T, N = self.shard, self.K, self.shard.num_steps, self.G * self.R
         count = 1 if self.has_one else max(1, T - 1)
         sizes, scratch_size = _sizes(shard.rows, T, K, count, shard.lengths is not None)
@@ -246,14 +262,14 @@ class CompiledBackend:
         if 8 * size > 3 * self.workspace or N * T * K * K > _MAX_PRODUCTS:
             return None
         transitions, is_log = self._transitions(count)
-        initial, starts, final, ends = self._boundaries()
+        initial, final, *boundary_is_log = self._boundary()
         x = self._potentials(slice(0, T)).reshape(N, T, K)
-        chains = x, self.lengths.reshape(N), transitions, initial, final, is_log, starts, ends
+        chains = x, self.lengths.reshape(N), transitions, initial, final, is_log, *boundary_is_log
         columns = FULL
         if self.has_one and shard.groups == 1 and K >= matrices.MIN_SPARSE_STATES:
             columns = matrices.columns_of(transitions[0, 0], is_log)
         memory, forms = np.empty(scratch_size), np.empty((2, sizes[0]), np.int8)
-        return chains, tuple(columns), sizes, memory, forms
+        return _WholeChainArguments(chains, tuple(columns), sizes, memory, forms)
 
     def _transitions(self, count: int) -> tuple[Floats, bool]:
         """Return the matrices [groups, count, K, K] as given, and whether they are logs."""
@@ -266,18 +282,18 @@ class CompiledBackend:
         x.setflags(write=False)
         return x, "transitions" in shard.chain.logs
 
-    def _boundaries(self) -> tuple[Floats, bool, Floats, bool]:
-        """Return initial and final weights [G * R, K], and whether each are logs; copied."""
+    def _boundary(self) -> _BoundaryWeights:
+        """Return copies of the initial and final weights, [G * R, K]."""
         shape, views = (self.G * self.R, self.K), self.shard.views
         initial = final = np.zeros(shape)
-        starts = ends = True
+        initial_is_log = final_is_log = True
         if "initial" in views:
-            x, starts = self.shard.boundary_weights(False)
+            x, initial_is_log = self.shard.boundary_weights(False)
             initial = np.array(x, np.float64, order="C").reshape(shape)
         if "final" in views:
-            x, ends = self.shard.boundary_weights(True)
+            x, final_is_log = self.shard.boundary_weights(True)
             final = np.array(x, np.float64, order="C").reshape(shape)
-        return initial, starts, final, ends
+        return _BoundaryWeights(initial, final, initial_is_log, final_is_log)
 
     def trace(self, updated: Messages, after: Array, steps: slice) -> Array:
         stored = self._from_rows(updated.values)

@@ -35,6 +35,7 @@ class Registers(NamedTuple):
     identity: Any  # [V * V], its logs
     tail: Any  # [V * V + V]: potentials of the last steps, after which V numbers may be read
     came_from: Any  # int8 [T * V]
+    num_lanes: int  # V
 
 
 @compiled
@@ -64,7 +65,7 @@ def best_paths(x, logs, log_shifts, lengths, boundary, scratch, came_from, state
     V = 4 if K <= 4 else 8
     matrix, identity = scratch[: V * V], scratch[V * V : 2 * V * V]
     tail, message = scratch[2 * V * V : 3 * V * V + V], scratch[3 * V * V + V :]
-    registers = Registers(message, matrix, identity, tail, came_from)
+    registers = Registers(message, matrix, identity, tail, came_from, V)
     rows_per_group, is_special = R // len(log_shifts), False
     has_final = boundary.final.shape[1] > 0
     for i in range(V * V):
@@ -86,7 +87,7 @@ def best_paths(x, logs, log_shifts, lengths, boundary, scratch, came_from, state
             num_special += elementary.count_special(boundary.final[0, r])
         declined[r] = is_special or num_special > 0
         if not declined[r]:
-            shift = _take_steps(potentials, boundary.initial[r], registers, V)
+            shift = _take_steps(potentials, boundary.initial[r], registers)
             shift += (lengths[r] - 1) * log_shifts[g]
             if has_final:
                 shift += _add_final(message, boundary.final[0, r], boundary.final[1, r])
@@ -116,9 +117,9 @@ def _add_final(message, high, remainder):
 
 
 @inner
-def _take_steps(potentials, initial, registers, V):
+def _take_steps(potentials, initial, registers):
     """Take all steps of a row; return the shift of its last message."""
-    message, matrix, identity, tail, came_from = registers
+    message, matrix, identity, tail, _, V = registers
     K = len(initial)
     T, zero = len(potentials) // K, K - K
     one, num_tail = K // K, min(T, V)
@@ -128,19 +129,20 @@ def _take_steps(potentials, initial, registers, V):
     for i in range(num_tail * K):
         tail[i] = potentials[(T - num_tail) * K + i]
     if num_tail == T:
-        shift += _steps(tail, zero, one, K, message, identity, came_from, zero, V)
-        return shift + _steps(tail, K, T - 1, K, message, matrix, came_from, V, V)
+        shift += _steps(tail, zero, one, K, identity, registers, zero)
+        return shift + _steps(tail, K, T - 1, K, matrix, registers, V)
     num_steps, to = T - 1 - num_tail, (T - num_tail) * V
-    shift += _steps(potentials, zero, one, K, message, identity, came_from, zero, V)
-    shift += _steps(potentials, K, num_steps, K, message, matrix, came_from, V, V)
-    return shift + _steps(tail, zero, num_tail, K, message, matrix, came_from, to, V)
+    shift += _steps(potentials, zero, one, K, identity, registers, zero)
+    shift += _steps(potentials, K, num_steps, K, matrix, registers, V)
+    return shift + _steps(tail, zero, num_tail, K, matrix, registers, to)
 
 
 @inner
-def _steps(x, at, count, K, message, matrix, came_from, to, V):
+def _steps(x, at, count, K, matrix, registers, to):
+    message, came_from = registers.message, registers.came_from
     if count <= 0:
         return 0.0
-    if V == 4:
+    if registers.num_lanes == 4:
         return _four_states(x, at, count, K, message, matrix, came_from, to)
     return _eight_states(x, at, count, K, message, matrix, came_from, to)
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from arraylogchain._backends.compiled.linear_space import FAILED, LINEAR, LOGS
+from arraylogchain._backends.compiled.linear_space import FAILED, LINEAR, LOGS, Scratch, Segment
 from arraylogchain._backends.compiled.log_space import write_log_sum
 from arraylogchain._backends.compiled.matrices import prepare_linear
 from arraylogchain._backends.compiled.recursion import (
     Bounds,
     Carry,
     Matrices,
-    Scratch,
-    Segment,
+    PreparedMatrices,
     Stored,
     advance_linear,
     enter_linear_space,
@@ -92,14 +91,6 @@ class Lanes(NamedTuple):
     updated: Any
 
 
-class Group(NamedTuple):
-    """Matrices of a group of rows in one direction, and what certifies their products."""
-
-    matrices: Any
-    bounds: Any
-    columns: Any  # `SparseColumns`
-
-
 @views
 def cut_memory(chains, sizes, memory):
     """Return the views of the work space; see `memory_size`."""
@@ -153,7 +144,7 @@ def _fill_columns(columns, weights, K):
 
 
 @views
-def prepare_group(chains, g, columns, work):
+def prepare_matrices(chains, g, columns, work):
     """Prepare the matrices of group g in linear space, [from, to], for the forward recursion.
 
     Only those that its longest row uses are prepared. With sparse columns there is one matrix,
@@ -172,11 +163,11 @@ def prepare_group(chains, g, columns, work):
         weights.reshape(count * K * K), columns.logs, scales, count, one, count - count
     )
     bounds = Bounds(min_weight, 0.0, 0.0, not min_weight > 0.0)
-    return Group(matrices, bounds, columns)
+    return PreparedMatrices(matrices, bounds, columns)
 
 
 @views
-def transpose_group(group, columns, work):
+def transpose_matrices(prepared, columns, work):
     """Return the matrices of the backward recursion, with the same scales."""
     _, count, _ = work.matrices.shape
     K = work.pairs.shape[1]
@@ -185,10 +176,10 @@ def transpose_group(group, columns, work):
         for k in range(K):
             for j in range(K):
                 target[j * K + k] = source[k * K + j]
-    weights, (_, _, scales, _, sharing, first) = work.matrices[1], group.matrices
+    weights, (_, _, scales, _, sharing, first) = work.matrices[1], prepared.matrices
     _fill_columns(columns, weights[0], K)
     matrices = Matrices(weights.reshape(count * K * K), columns.logs, scales, count, sharing, first)
-    return Group(matrices, group.bounds, columns)
+    return PreparedMatrices(matrices, prepared.bounds, columns)
 
 
 @views
@@ -237,7 +228,7 @@ def _carry(memory, forms, width, K):
 
 
 @inner
-def enter_lanes(lanes, group, work):
+def enter_lanes(lanes, prepared, work):
     """Convert boundary weights to linear space; mark rows as FAILED where either does not fit.
 
     The converted weights and their exponents are copied to `work.boundary`: each backward pass
@@ -245,11 +236,11 @@ def enter_lanes(lanes, group, work):
     """
     forward, backward = lanes.forward, lanes.backward
     width, K = forward.weights.shape
-    log_range = linear_log_range(group.bounds) if group.bounds.min_weight > 0.0 else 0.0
+    log_range = linear_log_range(prepared.bounds) if prepared.bounds.min_weight > 0.0 else 0.0
     for r in range(width):
         if forward.forms[r] != FAILED:
-            enter_linear_space(forward, r, group.bounds, log_range)
-            enter_linear_space(backward, r, group.bounds, log_range)
+            enter_linear_space(forward, r, prepared.bounds, log_range)
+            enter_linear_space(backward, r, prepared.bounds, log_range)
         if forward.forms[r] != LINEAR or backward.forms[r] != LINEAR:
             forward.forms[r], backward.forms[r] = FAILED, FAILED
         for k in range(K):
@@ -269,13 +260,13 @@ def load_last_messages(lanes):
 
 
 @inner
-def run_forward(lanes, group, work, log_z):
+def run_forward(lanes, prepared, work, log_z):
     """Run forward through all steps; mark rows as FAILED that are not certified."""
     forward, backward = lanes.forward, lanes.backward
     (width, K), T = forward.weights.shape, lanes.lengths[0]
     # T - T is 0 and T < 0 is False, but not literals; see `recursion.enter_linear_space`.
     segment = Segment(lanes.x, lanes.lengths, T - T, T - T, T, T < 0, T - T)
-    advance_lanes(segment, forward, group, lanes.predicted[:2], lanes.alpha, work)
+    advance_lanes(segment, forward, prepared, lanes.predicted[:2], lanes.alpha, work)
     terms, scales = work.scratch[0][:K], work.scratch[1][:3]
     for r in range(width):
         if forward.forms[r] != LINEAR:
@@ -294,11 +285,11 @@ def run_forward(lanes, group, work, log_z):
 
 
 @inner
-def advance_lanes(segment, carry, group, predicted, updated, work):
+def advance_lanes(segment, carry, prepared, predicted, updated, work):
     """Advance the linear rows of lanes; scales of stored messages are not kept."""
     width, count = len(carry.forms), len(work.scratch[1]) // len(work.normalizers)
     x_shifts = work.scratch[1][: count * width].reshape((count, width))
     no_scales = work.scratch[1][:0].reshape((2, 0, 1, width))
     stored = Stored(predicted, updated, no_scales, no_scales)
     scratch = Scratch(work.scratch[0], x_shifts)
-    advance_linear(segment, carry, group.matrices, group.bounds, group.columns, stored, scratch)
+    advance_linear(segment, carry, prepared, stored, scratch)

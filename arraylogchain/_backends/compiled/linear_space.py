@@ -31,6 +31,25 @@ PERIOD = 8
 DEEPEST = -700.0
 
 
+class Segment(NamedTuple):
+    """Steps ``x[:, start:stop]`` of the R rows of one group."""
+
+    x: Any  # [R, ..., K], log potentials
+    lengths: Any  # [R], in descending order
+    first_step: int  # step number of x[:, 0]
+    start: int
+    stop: int
+    backward: bool
+    g: int  # number of the group
+
+
+class Scratch(NamedTuple):
+    """Work space to exponentiate the potentials of B steps at a time."""
+
+    factors: Any  # [(B + 4) * K * R]
+    x_shifts: Any  # [B + 3, R]
+
+
 class Step(NamedTuple):
     """The messages of one step of R rows, [K, R], flat."""
 
@@ -107,9 +126,12 @@ def apply_potentials(step, min_weight, threshold):
 
 @inner
 def certify_rows(step, logs, base, bounds, exponent, forms):
-    """Bring rows into range; return how many are now marked because that cannot be done."""
+    """Rescale rows into range; mark as FAILED rows that are not certified, and return their number.
+
+    `base` is where the step's matrix begins in `logs`.
+    """
     count, R, v, w = 0, len(forms), step.predicted, step.updated
-    K = len(v) // R
+    K, min_weight = len(v) // R, bounds.min_weight
     for r in range(step.active):
         if forms[r] != LINEAR:
             continue
@@ -117,8 +139,7 @@ def certify_rows(step, logs, base, bounds, exponent, forms):
         if bounds.threshold > 0.0 and r < step.moved:
             is_certified = _are_certified(step, logs, base, bounds.threshold, r, K, R)
         if not (
-            is_certified
-            and rescale_into_range(v, step.factors, w, r, K, R, bounds.min_weight, exponent)
+            is_certified and rescale_into_range(v, step.factors, w, r, R, min_weight, exponent)
         ):
             forms[r] = FAILED
             count += 1
@@ -142,13 +163,13 @@ def _are_certified(step, L, base, threshold, r, K, R):
 
 
 @inner
-def rescale_into_range(v, f, w, r, K, R, min_weight, exponent):
-    """Multiply a row's weights w = v * f by a power of two, if they are out of range.
+def rescale_into_range(v, f, w, r, R, min_weight, exponent):
+    """Multiply the weights w = v * f of row r of R by a power of two, if they are out of range.
 
-    Tell whether they are in range, and none has been lost.
+    Return whether they are in range, and none has been lost.
     """
     top, low = 0.0, INF
-    for i in range(r, K * R, R):
+    for i in range(r, len(w), R):
         if not 0.0 <= w[i] < INF:
             return False
         if v[i] > 0.0 and f[i] > 0.0:
@@ -162,25 +183,27 @@ def rescale_into_range(v, f, w, r, K, R, min_weight, exponent):
     n = n if n < 1000 else 1000
     if low * power_of_two(n) < min_weight:
         return False
-    for i in range(r, K * R, R):
+    for i in range(r, len(w), R):
         w[i] *= power_of_two(n)
     exponent[r] -= n
     return True
 
 
 @inner
-def split_potentials(x, low, count, lengths, first, factors, x_shifts):
-    """Write x - top of some steps, top being whole and no less than the largest of a row's step.
+def split_potentials(segment, low, count, scratch):
+    """Write x - top of the steps x[:, low], ..., x[:, low + count - 1] of a segment to `scratch`.
 
-    They are laid out as weights are. Past rows' ends both are 0.
+    They are laid out as weights are; `top` is an integer, at least the largest of a row's step.
+    Past rows' ends both are 0.
     """
-    R, _, K = x.shape
+    x, (R, _, K) = segment.x, segment.x.shape
     for i in range(count):
-        out = factors[i * K * R : (i + 1) * K * R]
+        out = scratch.factors[i * K * R : (i + 1) * K * R]
         for r in range(R):
             for k in range(K):
                 out[k * R + r] = x[r, low + i, k]
-        elementary.subtract_row_max(out, num_active(lengths, first + low + i), x_shifts[i])
+        active = num_active(segment.lengths, segment.first_step + low + i)
+        elementary.subtract_row_max(out, active, scratch.x_shifts[i])
 
 
 @inner
@@ -202,13 +225,13 @@ def raise_weights(w, top, exponent):
 
 
 @inner
-def write_factors(x, low, count, lengths, first, factors, x_shifts, forms, m):
-    """Write exp(x - top); return how many rows are now marked because that cannot be done.
+def write_factors(segment, low, count, scratch, forms, m):
+    """Write exp(x - top), see `split_potentials`; return how many rows are now marked as FAILED.
 
-    They have factors, of a step [K, R], that would be lost, or are infinite, or NaN.
+    They have factors that would be lost, or are infinite, or NaN. `m` is the message [K, R].
     """
-    split_potentials(x, low, count, lengths, first, factors, x_shifts)
-    n, R, wrong, marked = count * len(m), len(forms), 0, 0
+    split_potentials(segment, low, count, scratch)
+    factors, n, R, wrong, marked = scratch.factors, count * len(m), len(forms), 0, 0
     for i in range(n):
         wrong += _is_wrong(factors[i])
     for i in range(n if wrong > 0 else 0):

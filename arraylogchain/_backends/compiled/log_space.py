@@ -50,28 +50,25 @@ def log_entry(F, L, at):
 
 
 @inner
-def log_product(a, F, L, base, threshold, is_special, sparse, out, sums, u):
-    """Write out[j] = log sum_k exp(a[k]) F[k, j].
+def log_product(a, prepared, n, out, sums, u):
+    """Write out[j] = log sum_k exp(a[k]) F[k, j], where F is the matrix n.
 
     Parameters
     ----------
     a : array [K]
         Logarithms.
-    F, L, base : array, array, int
-        A matrix [K, K] begins there, with a largest entry of about 1, and the logarithms of its
-        entries; L is empty where those of F will do.
-    threshold : float
-        Sums of at least this have lost to underflow, and to entries of F that were left out, no
-        more than their last digit.
-    is_special : bool
-        Whether entries are infinite, or NaN.
-    sparse : SparseColumns
+    prepared : recursion.PreparedMatrices
+    n : int
+    out : array [K]
     sums, u : arrays [K]
+        Scratch.
     """
+    F, L = prepared.matrices.weights, prepared.matrices.logs
+    threshold, is_special = prepared.bounds.log_threshold, prepared.bounds.is_special
     K, top = len(a), max_or_nan(a)
-    is_certified = not is_special and -INF < top < INF
-    if is_certified and len(sparse.rows) > 0:
-        _sparse_product(a, sparse, out, sums, u)
+    base, is_certified = n * K * K, not is_special and -INF < top < INF
+    if is_certified and len(prepared.columns.rows) > 0:
+        _sparse_product(a, prepared.columns, out, sums, u)
         return
     if is_certified:
         one = K // K  # Numba would compile another function for a constant

@@ -6,6 +6,8 @@ import math
 
 from arraylogchain._backends.compiled.linear_space import (
     LINEAR,
+    Scratch,
+    Segment,
     copy_rows,
     matrix_index,
     num_active,
@@ -38,12 +40,13 @@ def best(x, matrices, sparse, lengths, carry, updated, scratch, first):
     scratch : arrays [B + 4, K * R], flat, and [B + 3, R]
     """
     L, matrix_shifts, per_group, sharing, first_matrix = matrices
-    sparse = SparseColumns(*sparse)
+    sparse, scratch = SparseColumns(*sparse), Scratch(*scratch)
     weights, scales, forms = carry
-    G, R, S, K = x.shape
-    B = len(scratch[1]) - 3
-    factors, x_shifts, is_special = scratch[0], scratch[1], elementary.count_special(L) > 0
+    (G, R, S, K), (factors, x_shifts) = x.shape, scratch
+    B, is_special = len(x_shifts) - 3, elementary.count_special(L) > 0
     for g in range(G):
+        # S - S is 0 and S < 0 is False, but not literals; see `recursion.enter_linear_space`.
+        segment = Segment(x[g], lengths[g], first, S - S, S, S < 0, g)
         rows, shift, gl = weights[g], scales[0, g], g % updated.shape[1]
         m, lost = factors[B * K * R :][: K * R], factors[(B + 1) * K * R :][: K * R]
         row_max = x_shifts[B]
@@ -58,7 +61,7 @@ def best(x, matrices, sparse, lengths, carry, updated, scratch, first):
             i = (t - first) % B
             if i == 0:
                 count = B if t + B < first + S else first + S - t
-                split_potentials(x[g], t - first, count, lengths[g], first, factors, x_shifts)
+                split_potentials(segment, t - first, count, scratch)
             out, f = updated[(t - first) % len(updated), gl], factors[i * K * R : (i + 1) * K * R]
             moved = num_active(lengths[g], t) if t > 0 else 0
             n = matrix_index(per_group, g // sharing, t, first_matrix, False)
@@ -200,15 +203,16 @@ def draw(updated, is_log, matrices, threshold, lengths, uniforms, states, scratc
                             scratch[k] = m[k * R + r] * F[base + j * K + k]
                         total = _sum_of(scratch)
                     if not is_last and not total >= threshold:
-                        total = _relative_weights(m, F, L, base + j * K, r, R, is_linear, scratch)
+                        total = _relative_weights(m, F, L, base + j * K, r, is_linear, scratch)
                     if not is_last:
                         j = _search(scratch, uniforms[i, g, r, s] * total)
                     states[i, g, r, s] = j
 
 
 @inner
-def _relative_weights(m, F, L, at, r, R, is_linear, out):
+def _relative_weights(m, F, L, at, r, is_linear, out):
     """Write exp(m + log F), relative to the largest; return the sum."""
+    R = len(m) // len(out)
     for k in range(len(out)):
         a = m[k * R + r]
         if is_linear:

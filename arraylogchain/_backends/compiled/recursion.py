@@ -51,8 +51,16 @@ class Bounds(NamedTuple):
 
     min_weight: float  # smallest nonzero weight that linear space may hold
     threshold: float  # smallest sum that dropped matrix entries cannot affect; 0 if none is dropped
-    log_threshold: float  # the same for a step in log space
+    log_threshold: float  # smallest sum in log space that neither these nor underflow can affect
     is_special: bool  # some matrix entry is infinite or NaN
+
+
+class PreparedMatrices(NamedTuple):
+    """Matrices of one direction, what certifies their products, and a sparse one's columns."""
+
+    matrices: Any  # a `Matrices`
+    bounds: Any  # a `Bounds`
+    columns: Any  # a `SparseColumns`
 
 
 class Carry(NamedTuple):
@@ -62,18 +70,6 @@ class Carry(NamedTuple):
     shifts: Any  # [R]
     exponents: Any  # [R]
     forms: Any  # [R]: LINEAR or LOGS; a row keeps one form throughout the segment
-
-
-class Segment(NamedTuple):
-    """Steps ``x[:, start:stop]`` of the R rows of one group."""
-
-    x: Any  # [R, ..., K], log potentials
-    lengths: Any  # [R], in descending order
-    first_step: int  # step number of x[:, 0]
-    start: int
-    stop: int
-    backward: bool
-    g: int  # number of the group
 
 
 class Stored(NamedTuple):
@@ -88,13 +84,6 @@ class Stored(NamedTuple):
     updated_scales: Any  # [2, S + 1, G, R]
 
 
-class Scratch(NamedTuple):
-    """Work space to exponentiate the potentials of B steps at a time."""
-
-    factors: Any  # [(B + 4) * K * R]
-    x_shifts: Any  # [B + 3, R]
-
-
 @compiled
 def advance(x, matrices, bounds, sparse, lengths, carry, stored, scratch, first_step, backward):
     """Advance all rows by one segment; return the number of rows that ended in log space.
@@ -104,7 +93,7 @@ def advance(x, matrices, bounds, sparse, lengths, carry, stored, scratch, first_
     x : array [G, R, S, K]
         Log potentials.
     matrices, bounds, sparse, stored, scratch : tuple
-        The fields of `Matrices`, `Bounds`, `SparseColumns`, `Stored` and `Scratch`.
+        The fields of `Matrices`, `Bounds`, `SparseColumns`, `Stored` and `linear_space.Scratch`.
     lengths : array [G, R]
         Length of each row, in descending order.
     carry : (weights [G, R, K], scales [3, G, R], forms [G, R])
@@ -113,21 +102,21 @@ def advance(x, matrices, bounds, sparse, lengths, carry, stored, scratch, first_
         Step number of ``x[:, :, 0]``.
     backward : bool
     """
-    matrices, bounds, sparse = Matrices(*matrices), Bounds(*bounds), SparseColumns(*sparse)
-    stored, scratch = Stored(*stored), Scratch(*scratch)
+    prepared = PreparedMatrices(Matrices(*matrices), Bounds(*bounds), SparseColumns(*sparse))
+    stored, scratch = Stored(*stored), linear_space.Scratch(*scratch)
     weights, scales, forms = carry
-    log_range, num_in_logs = linear_log_range(bounds), 0
+    log_range, num_in_logs = linear_log_range(prepared.bounds), 0
     S = x.shape[2]
     for g in range(len(x)):
-        segment = Segment(x[g], lengths[g], first_step, S - S, S, backward, g)
+        segment = linear_space.Segment(x[g], lengths[g], first_step, S - S, S, backward, g)
         rows = Carry(weights[g], scales[0, g], scales[1, g], forms[g])
         for r in range(len(rows.forms)):
-            enter_linear_space(rows, r, bounds, log_range)
-        advance_linear(segment, rows, matrices, bounds, sparse, stored, scratch)
+            enter_linear_space(rows, r, prepared.bounds, log_range)
+        advance_linear(segment, rows, prepared, stored, scratch)
         for r in range(len(rows.forms)):
             if rows.forms[r] != LINEAR:
                 num_in_logs += 1
-                _advance_in_logs(segment, rows, r, matrices, bounds, sparse, stored, scratch)
+                _advance_in_logs(segment, rows, r, prepared, stored, scratch)
             write_log_sum(rows.weights[r], rows.forms[r] == LINEAR, scales[:, g, r])
     return num_in_logs
 
@@ -149,9 +138,8 @@ def enter_linear_space(rows, r, bounds, log_range):
     if forms[r] == LINEAR:
         # Not literals: Numba would compile another version of the callee for each constant.
         zero, one = K - K, K // K
-        min_weight = bounds.min_weight
         fits = linear_space.rescale_into_range(
-            row, row, row, zero, K, one, min_weight, exponents[r:]
+            row, row, row, zero, one, bounds.min_weight, exponents[r:]
         )
         forms[r] = LINEAR if fits and not bounds.is_special else FAILED
         return
@@ -170,9 +158,10 @@ def enter_linear_space(rows, r, bounds, log_range):
 
 
 @inner
-def advance_linear(segment, rows, matrices, bounds, sparse, stored, scratch):
+def advance_linear(segment, rows, prepared, stored, scratch):
     """Advance the linear rows of a group; mark as FAILED, and zero, rows that are not certified."""
     x, lengths, first_step, start, stop, backward, g = segment
+    matrices, bounds, _ = prepared
     factors, x_shifts = scratch
     R, S, K, B = len(x), stop - start, x.shape[2], len(x_shifts) - 3
     shift, exponent, row_max = x_shifts[B], x_shifts[B + 1], x_shifts[B + 2]
@@ -192,9 +181,8 @@ def advance_linear(segment, rows, matrices, bounds, sparse, stored, scratch):
             count = S - s if S - s < B else B
             next_batch += count
             batch_start = i - count + 1 if backward else i
-            low = start + batch_start
             num_linear -= linear_space.write_factors(
-                x, low, count, lengths, first_step, factors, x_shifts, rows.forms, message
+                segment, start + batch_start, count, scratch, rows.forms, message
             )
         exp_x = factors[(i - batch_start) * K * R : (i - batch_start + 1) * K * R]
         predicted = stored.predicted[i % num_predicted, predicted_g]
@@ -202,7 +190,7 @@ def advance_linear(segment, rows, matrices, bounds, sparse, stored, scratch):
         active = num_active(lengths, t)
         moved = num_active(lengths, t + 1) if backward else (active if t > 0 else 0)
         n = matrix_index(matrices, g, t, backward)
-        _predict(predicted, message, matrices, sparse, n, moved, shift, exponent)
+        _predict(predicted, message, prepared, n, moved, shift, exponent)
         _store_scales(stored.predicted_scales, g, i, shift, exponent)
         step = linear_space.Step(predicted, exp_x, updated, message, moved, active)
         if linear_space.apply_potentials(step, bounds.min_weight, bounds.threshold) > 0:
@@ -229,9 +217,9 @@ def matrix_index(matrices, g, t, backward):
 
 
 @inlined
-def _predict(predicted, message, matrices, sparse, n, moved, shift, exponent):
+def _predict(predicted, message, prepared, n, moved, shift, exponent):
     """Write the predicted message; rows without a transition into the step keep theirs."""
-    R = len(shift)
+    matrices, sparse, R = prepared.matrices, prepared.columns, len(shift)
     K = len(message) // R
     if moved > 0 and len(sparse.rows) > 0:
         linear_space.multiply_sparse(predicted, message, sparse, R, moved)
@@ -278,10 +266,11 @@ def _store_scales(scales, g, i, shift, exponent):
 
 
 @inner
-def _advance_in_logs(segment, rows, r, matrices, bounds, sparse, stored, scratch):
+def _advance_in_logs(segment, rows, r, prepared, stored, scratch):
     """Advance row r of a group in log space; overwrites the exponentials in `scratch`."""
     x, lengths, first_step, _, _, backward, g = segment
     weights, shifts, exponents, forms = rows
+    matrices = prepared.matrices
     S, K, work = x.shape[1], x.shape[2], scratch.factors
     message, new, sums, terms = work[:K], work[K : 2 * K], work[2 * K : 3 * K], work[3 * K : 4 * K]
     if forms[r] == FAILED:
@@ -289,33 +278,22 @@ def _advance_in_logs(segment, rows, r, matrices, bounds, sparse, stored, scratch
     for k in range(K):
         message[k] = weights[r, k]
     at = S if backward else 0
-    _store_row(message, stored.updated, stored.updated_scales, g, at, r, shifts, exponents)
+    _store_row(message, stored.updated, stored.updated_scales, g, at, r, rows)
     for s in range(S):
         i = S - 1 - s if backward else s
         t = first_step + i
         if t < lengths[r] - 1 if backward else 0 < t < lengths[r]:
             n = matrix_index(matrices, g, t, backward)
-            log_product(
-                message,
-                matrices.weights,
-                matrices.logs,
-                n * K * K,
-                bounds.log_threshold,
-                bounds.is_special,
-                sparse,
-                new,
-                sums,
-                terms,
-            )
+            log_product(message, prepared, n, new, sums, terms)
             shifts[r] += matrices.scales[0, n]
             exponents[r] += matrices.scales[1, n]
             for k in range(K):
                 message[k] = new[k]
-        _store_row(message, stored.predicted, stored.predicted_scales, g, i, r, shifts, exponents)
+        _store_row(message, stored.predicted, stored.predicted_scales, g, i, r, rows)
         if t < lengths[r]:
             shifts[r] = _add_potentials(message, x[r, i], shifts[r], new, terms)
         at = i + (not backward)
-        _store_row(message, stored.updated, stored.updated_scales, g, at, r, shifts, exponents)
+        _store_row(message, stored.updated, stored.updated_scales, g, at, r, rows)
     forms[r] = LOGS
     for k in range(K):
         weights[r, k] = message[k]
@@ -338,8 +316,8 @@ def _add_potentials(message, x, message_shift, potentials, joint):
 
 
 @inner
-def _store_row(message, out, scales, g, i, r, shifts, exponents):
+def _store_row(message, out, scales, g, i, r, rows):
     if scales.shape[1] > 0:
         for k in range(len(message)):
-            out[i, g, k * len(shifts) + r] = message[k]
-        scales[0, i, g, r], scales[1, i, g, r] = shifts[r], exponents[r]
+            out[i, g, k * len(rows.forms) + r] = message[k]
+        scales[0, i, g, r], scales[1, i, g, r] = rows.shifts[r], rows.exponents[r]

@@ -16,9 +16,9 @@ from arraylogchain._backends.compiled.lanes import (
     enter_lanes,
     load_last_messages,
     make_lanes,
-    prepare_group,
+    prepare_matrices,
     run_forward,
-    transpose_group,
+    transpose_matrices,
 )
 from arraylogchain._backends.compiled.linear_space import FAILED, LINEAR
 from arraylogchain._backends.compiled.matrices import SparseColumns
@@ -57,12 +57,12 @@ def log_partition(chains, columns, sizes, memory, alpha, forms, log_z, declined)
     R = len(chains.x) // len(chains.transitions)
     work = cut_memory(chains, sizes, memory)
     for g in range(len(chains.transitions)):
-        group = prepare_group(chains, g, columns, work)
+        prepared = prepare_matrices(chains, g, columns, work)
         for start in range(g * R, (g + 1) * R, sizes.lanes):
             width = min(sizes.lanes, (g + 1) * R - start)
             lanes = make_lanes(chains, start, width, work, alpha, sizes, forms)
-            enter_lanes(lanes, group, work)
-            run_forward(lanes, group, work, log_z)
+            enter_lanes(lanes, prepared, work)
+            run_forward(lanes, prepared, work, log_z)
             _write_declined(lanes, declined)
 
 
@@ -102,8 +102,8 @@ def posterior(
     R = len(chains.x) // len(chains.transitions)
     work = cut_memory(chains, sizes, memory)
     for g in range(len(chains.transitions)):
-        group = prepare_group(chains, g, columns, work)
-        back_group = transpose_group(group, back_columns, work)
+        prepared = prepare_matrices(chains, g, columns, work)
+        back_prepared = transpose_matrices(prepared, back_columns, work)
         for start in range(g * R, (g + 1) * R, sizes.lanes):
             width = min(sizes.lanes, (g + 1) * R - start)
             lanes = make_lanes(chains, start, width, work, alpha, sizes, forms)
@@ -112,18 +112,18 @@ def posterior(
                 in_range = size == 0.0 or MIN_COTANGENT <= size <= MAX_COTANGENT
                 if not in_range or (sizes.is_stored and declined[start + r]):
                     lanes.forward.forms[r] = FAILED
-            enter_lanes(lanes, group, work)
+            enter_lanes(lanes, prepared, work)
             if sizes.is_stored:
                 load_last_messages(lanes)
             else:
-                run_forward(lanes, group, work, log_z)
-            run_backward(chains, lanes, back_group, cotangents, gradients, work, sizes.chunk)
+                run_forward(lanes, prepared, work, log_z)
+            run_backward(chains, lanes, back_prepared, cotangents, gradients, work, sizes.chunk)
             if len(gradients.transitions) > 0:
                 add_sums(gradients.transitions[g], work.pairs)
             write_zeros(lanes, gradients)
             _write_declined(lanes, declined)
         if len(gradients.transitions) > 0:
-            scale_pairs(gradients.transitions[g], group.matrices, gradients.by_logs)
+            scale_pairs(gradients.transitions[g], prepared.matrices, gradients.by_logs)
 
 
 @inner

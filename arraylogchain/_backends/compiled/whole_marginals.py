@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 
 from arraylogchain._backends.compiled.lanes import MAX_NORMALIZER, MIN_NORMALIZER, advance_lanes
-from arraylogchain._backends.compiled.linear_space import FAILED, LINEAR, num_active
-from arraylogchain._backends.compiled.recursion import Segment
+from arraylogchain._backends.compiled.linear_space import FAILED, LINEAR, Segment, num_active
 from arraylogchain._numba.compiling import inner
 
 
 @inner
-def run_backward(chains, lanes, group, cotangents, gradients, work, chunk):
+def run_backward(chains, lanes, prepared, cotangents, gradients, work, chunk):
     """Run backward through all steps, write gradients, and mark uncertified rows as FAILED.
 
     A row may fail after its pair marginals of later steps were added to the sums over rows. The
@@ -38,7 +37,7 @@ def run_backward(chains, lanes, group, cotangents, gradients, work, chunk):
             start = max(stop - chunk, 0)
             # T - T is 0 and T > 0 is True, but not literals; see `recursion.enter_linear_space`.
             segment = Segment(lanes.x, lanes.lengths, T - T, start, stop, T > 0, T - T)
-            advance_lanes(segment, backward, group, lanes.predicted, lanes.updated, work)
+            advance_lanes(segment, backward, prepared, lanes.predicted, lanes.updated, work)
             for r in range(width):
                 if backward.forms[r] != LINEAR and forward.forms[r] == LINEAR:
                     forward.forms[r] = FAILED

@@ -58,7 +58,7 @@ def route(operation: str, ctx: Context, chain: Chain, workspace: int) -> tuple[s
 
 
 def _multiply_pays(rows: int, states: int, entries: int) -> bool:
-    """Tell whether array operations are faster than compiled loops, for one step of a group.
+    """Return whether array operations are faster than compiled loops, for one step of a group.
 
     `rows` share a matrix, of which loops visit `entries`. Costs are in units of 1/40 ns. Loops take
     4 for each entry and row. Array operations take 4 for each entry of the full matrix, 1 for each
@@ -77,5 +77,5 @@ def _num_nonzero(chain: Chain) -> int:
 
 
 def has_loops(ctx: Context) -> bool:
-    """Tell whether compiled loops can compute with these arrays."""
+    """Return whether compiled loops can compute with arrays of a context."""
     return ctx.is_numpy and COMPILED and _numba.why_not() is None

@@ -35,7 +35,7 @@ class Contestant:
     accepts: Callable[[Inputs], bool] = lambda inputs: True
 
     def takes(self, inputs: Inputs) -> bool:
-        """Tell whether it takes part in a case with such inputs."""
+        """Return whether it takes part in a case with such inputs."""
         return set(inputs) <= set(_parameters(self.call)) and self.accepts(inputs)
 
     def bind(self, xp: Any, put: Callable[[str, Any], Any], inputs: Inputs) -> tuple[Any, ...]:

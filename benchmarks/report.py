@@ -192,7 +192,7 @@ def conditions(content: Json) -> str:
 
 
 def is_wrong(result: Json, case: Json) -> bool:
-    """Tell whether a result is too far from the exact one to be called an answer."""
+    """Return whether a result is too far from the exact one to be called an answer."""
     largest = _WRONG_FROM.get(case["sizes"].get("dtype"), _WRONG_FROM_ELSE)
     return bool(result["wrong"]) or (result["error"] or 0) > largest
 

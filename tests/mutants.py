@@ -147,7 +147,7 @@ def copy_of_tree(folder: Path) -> Path:
 
 
 def survives(mutant: Mutant, tree: Path) -> bool:
-    """Tell whether all tests of a mutation's area pass."""
+    """Return whether all tests of a mutation's area pass."""
     file = tree / mutant.file
     text = file.read_text("utf-8")
     file.write_text(mutant.apply(text), "utf-8")

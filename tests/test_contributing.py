@@ -21,7 +21,7 @@ def rows():
 
 
 def has_code(path):
-    """Tell whether a module has more than a docstring."""
+    """Return whether a module has more than a docstring."""
     return len(ast.parse(path.read_text("utf-8")).body) > 1
 
 

@@ -81,7 +81,7 @@ class Device(Protocol):
         """Make a kernel ready to run: while a graph is captured, none can be loaded."""
 
     def is_capturing(self) -> bool:
-        """Tell whether a graph is captured, on the library's current stream."""
+        """Return whether the library's current stream is capturing a graph."""
 
 
 class Tables:
@@ -92,7 +92,7 @@ class Tables:
     Parameters
     ----------
     is_capturing : callable
-        Tells whether a graph is captured.
+        Returns whether a graph is being captured.
     synchronize : callable
         Waits for the device: other streams may read a copy as soon as it is made.
     """
@@ -205,7 +205,7 @@ def _open(library: str, index: int) -> Device | Unavailable:
 
 
 def _of_versions(cupy: Any, library: str) -> Unavailable | None:
-    """Return what is wrong with what is installed."""
+    """Return why the installed versions cannot run kernels, or None if they can."""
     numbers = re.match(r"(\d+)\.(\d+)", cupy.__version__)
     if numbers is not None and (int(numbers[1]), int(numbers[2])) < OLDEST_CUPY:
         return Unavailable(f"CuPy 14.2 or newer is needed, and this is {cupy.__version__}")
@@ -215,7 +215,7 @@ def _of_versions(cupy: Any, library: str) -> Unavailable | None:
 
 
 def _is_capturing(cupy: Any, library: str) -> bool:
-    """Tell whether a graph is captured, on a library's current stream of the current device."""
+    """Return whether a library's current stream, on the current device, is capturing a graph."""
     try:
         if library == "torch":
             return bool(sys.modules["torch"].cuda.is_current_stream_capturing())

@@ -31,7 +31,7 @@ _lock = threading.Lock()
 
 
 def is_usable(ctx: Context, kernel: Kernel, case: Case) -> bool:
-    """Tell whether a kernel is right on this device; it is loaded, and checked if it is new."""
+    """Return whether a kernel is right on this device; it is loaded, and checked if it is new."""
     known = ctx.kernels.known
     if kernel not in known:
         with _lock:
@@ -70,7 +70,7 @@ def _has_no_problem(ctx: Context, kernel: Kernel, case: Case) -> bool:
 
 
 def check(ctx: Context, kernel: Kernel, case: Case) -> str | None:
-    """Return what is wrong with a kernel, by its hard case."""
+    """Return the problem of a kernel that fails its hard case, or None if it passes."""
     ratio = largest_error(ctx, kernel, case)
     return None if ratio <= 1 else f"results err by {ratio:.3g} times what is allowed"
 

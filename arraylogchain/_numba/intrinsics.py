@@ -125,7 +125,7 @@ class _Lanes:
         return self.builder.load(address, align=8)
 
     def pick(self, v: Any, lanes: list[int]) -> Any:
-        """Return some lanes of a vector."""
+        """Return a vector of the lanes with the given numbers."""
         kind = ir.VectorType(ir.IntType(32), len(lanes))
         return self.builder.shuffle_vector(v, v, ir.Constant(kind, lanes))
 
@@ -153,7 +153,7 @@ class _Lanes:
         return shift, self.broadcast(shift, self.floats)
 
     def rounding_error(self, x: Any, y: Any, total: Any) -> Any:
-        """Return what rounding took from total = x + y, 0 where that is not finite."""
+        """Return the rounding error x + y - total of a sum, 0 where it is not finite."""
         b = self.builder
         from_y = b.fsub(total, x)
         lost = b.fadd(b.fsub(x, b.fsub(total, from_y)), b.fsub(y, from_y))

@@ -136,9 +136,9 @@ def _is_usable(ctx: Context, name: str) -> bool:
 
 
 def _are_supported(ctx: Context, layout: Fold, budget: int) -> bool:
-    """Tell whether kernels compute a product: one of entries, whose sizes they can count.
+    """Return whether kernels can compute a product: it is not empty, and 32 bits count its sizes.
 
-    Where axes cannot be merged in place, a copy of each operand has to fit.
+    Where axes cannot be merged in place, a copy of each operand has to fit the budget too.
     """
     batch, rows, columns, terms = layout.sizes
     if 0 in layout.sizes or max(rows, columns, terms) > 2**31 - 2 * TILE:

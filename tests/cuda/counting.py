@@ -194,7 +194,7 @@ def _is_empty(x: Any) -> bool:
 
 
 def _is_matrix(x: np.ndarray) -> bool:
-    """Tell whether CuPy multiplies x without a copy; batches must be contiguous."""
+    """Return whether CuPy multiplies x without a copy; batches must be contiguous."""
     if x.ndim > 2 or 1 in x.shape:
         return x.flags.c_contiguous
     (m, n), (row, column) = x.shape, (stride // x.itemsize for stride in x.strides)

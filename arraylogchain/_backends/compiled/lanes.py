@@ -130,7 +130,7 @@ def cut_memory(chains, sizes, memory):
 
 
 def memory_size(K: int, num_matrices: int, L: int, B: int, C: int) -> int:
-    """Return how many numbers `Workspace` takes."""
+    """Return the number of floats that a `Workspace` holds."""
     of_matrices = num_matrices * (3 * K * K + 4)
     return of_matrices + L * ((B + 4) * K + B + 3 + 4 * K + 7 + (2 * C + 1) * K)
 

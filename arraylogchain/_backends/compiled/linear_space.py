@@ -63,7 +63,7 @@ class Step(NamedTuple):
 
 @inner
 def num_active(lengths, t):
-    """Return how many rows have a step t; the longest are the first."""
+    """Return the number of rows that have a step t; they are sorted by decreasing length."""
     n = len(lengths)
     while n > 0 and lengths[n - 1] <= t:
         n -= 1
@@ -106,7 +106,10 @@ def multiply_sparse(out, m, columns, R, num_rows):
 
 @inlined
 def matrix_index(count, g, t, first_matrix, backward):
-    """Return which matrix leads to a step's message, where each group has so many."""
+    """Return the number of the matrix that leads to the message of step t.
+
+    Each group has `count` matrices; the first is that from step `first_matrix` to the next one.
+    """
     n = (t if backward else t - 1) - first_matrix
     return g * count + (n if count > 1 and n > 0 else 0)
 
@@ -149,7 +152,10 @@ def certify_rows(step, logs, base, bounds, exponent, forms):
 
 @inner
 def _are_certified(step, L, base, threshold, r, K, R):
-    """Tell whether a row's sums are large enough, or have no term, where entries were left out."""
+    """Return whether the entries left out of a matrix affect no sum of a row.
+
+    Each sum is at least the threshold, or exactly 0: none of its terms is positive.
+    """
     v, m = step.predicted, step.message
     for j in range(K):
         if v[j * R + r] >= threshold:

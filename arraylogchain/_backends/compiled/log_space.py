@@ -14,7 +14,7 @@ from arraylogchain._numba.vector_sums import multiply
 
 @inner
 def _sparse_product(a, sparse, out, maxima, u):
-    """Do what `log_product` does with compressed columns: no sum has to be certified."""
+    """Write the product of `log_product` with compressed columns: no sum has to be certified."""
     starts, rows, _, logs = sparse
     K, first = len(a), 0
     while first < K:

@@ -76,7 +76,7 @@ def prepare(ctx: Context, values: Array, is_log: bool, transposed: bool) -> Prep
 
 @compiled
 def copy(values: Floats, transposed: bool, is_log: bool, out: Floats, extremes: Floats) -> Any:
-    """Do what `copy_matrices` does, called from Python."""
+    """Copy matrices by `copy_matrices`, called from Python."""
     return copy_matrices(values, transposed, is_log, out, extremes)
 
 

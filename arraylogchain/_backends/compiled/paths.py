@@ -23,20 +23,20 @@ from arraylogchain._numba.vector_sums import maximise
 
 @compiled
 def best(x, matrices, sparse, lengths, carry, updated, scratch, first):
-    """Take groups of rows through a block of steps, with the largest of terms for their sums.
+    """Advance all rows by one segment, with maxima instead of sums.
 
     Parameters
     ----------
-    x, lengths, state, first
-        See `recursion.advance`. The state becomes logarithms; what a chain begins with may be
-        weights.
+    x, lengths, carry, first
+        See `recursion.advance`. The carry becomes logarithms; that of the first segment may be
+        linear weights.
     matrices : (L, shifts, count, sharing, first_matrix)
         Logarithms of weights [n, K, K], flat, less whole numbers [n]; see `recursion.advance`.
     sparse : tuple
         As for `recursion.advance`, without weights.
     updated : array [S, G, K * R], or [2, 1, K * R]
-        Those after each step, if they are kept. What adding potentials loses to rounding is added
-        when the largest of a row is subtracted, as that may cancel most of a sum.
+        Updated messages of the steps, if they are stored. The rounding errors of adding potentials
+        are added after a row's maximum is subtracted, as that may cancel most of a sum.
     scratch : arrays [B + 4, K * R], flat, and [B + 3, R]
     """
     L, matrix_shifts, per_group, sharing, first_matrix = matrices
@@ -128,7 +128,7 @@ def trace(updated, matrices, sparse, lengths, states, first):
     Parameters
     ----------
     updated : array [S, G, K * R]
-        What `best` kept.
+        Updated messages that `best` stored.
     matrices, sparse : tuple
         Those from each step to the next; see `best`.
     """
@@ -163,7 +163,10 @@ def _came_from(m, r, R, P, at, K):
 
 @inner
 def _came_from_sparse(m, r, R, columns, j):
-    """Do what `_came_from` does with compressed columns, where no weight is NaN or +inf."""
+    """Return the first k of the largest m[k] + L[k, j], given compressed columns of L.
+
+    No weight is NaN or +inf.
+    """
     starts, rows, _, logs = columns
     largest, argmax = -INF, 0
     for p in range(starts[j], starts[j + 1]):
@@ -179,12 +182,12 @@ def draw(updated, is_log, matrices, threshold, lengths, uniforms, states, scratc
     Parameters
     ----------
     updated : array [S, G, K * R]
-        What `advance` kept.
+        Updated messages that `recursion.advance` stored.
     is_log : array [G, R]
     matrices : (F, logs, count, sharing, first_matrix)
         Transposed ones from each step to the next; see `recursion.advance`.
     threshold : float
-        The least sum of linear weights to which entries that were left out of F are nothing.
+        Smallest sum of linear weights that the entries left out of F cannot affect.
     uniforms : array [S, G, R, n]
     scratch : array [K]
     """

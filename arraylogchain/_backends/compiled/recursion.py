@@ -123,7 +123,7 @@ def advance(x, matrices, bounds, sparse, lengths, carry, stored, scratch, first_
 
 @inner
 def linear_log_range(bounds):
-    """Return how far below their maximum the logs of weights may lie that become linear."""
+    """Return the largest range of a row's logs, maximum less minimum, that fits linear space."""
     return (RAISED - 8 - math.log2(bounds.min_weight)) * math.log(2.0)
 
 

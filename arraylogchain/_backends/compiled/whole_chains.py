@@ -128,6 +128,6 @@ def posterior(
 
 @inner
 def _write_declined(lanes, declined):
-    """Write which rows are declined."""
+    """Write True for the rows of lanes that are not certified, False for the others."""
     for r in range(len(lanes.lengths)):
         declined[lanes.first + r] = lanes.forward.forms[r] != LINEAR

@@ -166,16 +166,16 @@ class CudaBackend(ArrayBackend):
         return matrices.kernel_of(self.shard) if "transitions" in self.shard.views else None
 
     def has_recursion(self, sums: bool = True) -> bool:
-        """Tell whether the kernels of the recursion can be used."""
+        """Return whether the kernels of the recursion can be used."""
         kernel = self._geometry_of(sums).kernel(self.ctx)
         return self.has(kernel) and self.has(self.preparation)
 
     def can_follow(self, *kernels: Kernel, sums: bool = True) -> bool:
-        """Tell whether kernels can read messages: those of the recursion's own kernels, as logs."""
+        """Return whether kernels can be used, and those of the recursion, whose logs they read."""
         return all(map(self.has, kernels)) and self.has_recursion(sums)
 
     def has(self, kernel: Kernel | None) -> bool:
-        """Tell whether a kernel can be used; with a geometry from outside this is its check."""
+        """Return whether a kernel can be used; True in its self-check, which gives a geometry."""
         if kernel is None or self._geometry is not None:
             return True
         return is_usable(self.ctx, kernel, hard_case)
@@ -241,7 +241,11 @@ class CudaBackend(ArrayBackend):
         messages: list[bytes],
         restarts_scales: bool = False,
     ) -> None:
-        """Launch some steps, with packed messages: carry, predicted, updated, carry."""
+        """Launch the kernel of some steps.
+
+        `messages` are packed: the carry, memory for the predicted and updated messages of the
+        steps, and memory for the next carry.
+        """
         shard, ctx, geometry = self.shard, self.ctx, self._geometry_of(sums)
         prepared, matrix = self.prepared(steps, backward, scales, (sums, True))
         x = ctx.load(shard.views["potentials"][..., steps, :], ctx.precision)

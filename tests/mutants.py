@@ -63,7 +63,7 @@ TESTS = {
     "chains": CHAINS,
     "marginals": (*CHAINS, "tests/cuda/test_public.py"),
     "products": PRODUCTS,
-    "factors": (*PRODUCTS, *ARRAYS),
+    "operands": (*PRODUCTS, *ARRAYS),
     "torch": (
         "tests/test_torch_chain.py tests/test_chain_derivatives.py",
         "tests/test_torch_products.py",

@@ -115,19 +115,19 @@ class ShardCheck:
         self.assert_logs("log Z", result, log_z[rows], gap[rows], self.exact.lengths[rows])
 
     def check_best_path(self) -> None:
-        """Compare the weight of the path from `best` and `trace` with the largest one."""
+        """Compare the weight of the path by `max_product` and `backtrace` with the largest one."""
         rows, exact, z = self.rows, self.exact, self.exact.log_partition[0]
         if np.any(~np.isfinite(z) & (z != -math.inf) | exact.broken):
             return
         carry, stored = None, []
         for steps in self.steps:
-            _, updated, carry = self.backend.best(carry, steps, Keep.UPDATED)
+            _, updated, carry = self.backend.max_product(carry, steps, Keep.UPDATED)
             stored.append(updated)
         weights = carry.values.reshape(len(rows), -1) + exact.boundaries["final"][rows]
         after = np.argmax(weights, -1).reshape(self.shard.groups, -1)
         paths = []
         for steps, updated in zip(self.steps[::-1], stored[::-1], strict=True):
-            path = self.backend.trace(updated, after, steps)
+            path = self.backend.backtrace(updated, after, steps)
             after = path[0]
             paths.append(path)
         path = np.concatenate(paths[::-1]).reshape(self.T, -1)

@@ -136,4 +136,6 @@ def test_states_of_weight_0_are_never_drawn(recursion, u):
     backend, steps = on_one_shard(recursion, x, np.full((4, 4), 0.1)), slice(0, 3)
     updated = backend.advance(None, steps, False, Keep.UPDATED).updated
     after = np.full((1, 1, 1), 1 if u == 0.0 else 2)
-    assert np.all(backend.draw(updated, after, steps, np.full((3, 1, 1, 1), u)) == after)
+    assert np.all(
+        backend.sampling_backtrace(updated, after, steps, np.full((3, 1, 1, 1), u)) == after
+    )

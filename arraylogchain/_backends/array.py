@@ -25,7 +25,7 @@ from arraylogchain._core.axes import chunks
 from arraylogchain._core.context import Array
 from arraylogchain._core.scaled import whole_maximum
 from arraylogchain._products.certified import certified_product
-from arraylogchain._products.operand import Factor
+from arraylogchain._products.operand import Operand
 
 MIN_WEIGHT, MAX_WEIGHT, MAX_FACTOR = 2.0**-60, 2.0**10, 2.0**16
 _MAX_STATES = 1 << 14
@@ -51,8 +51,8 @@ class ArrayBackend:
         self.has_logs = "transitions" in shard.chain.logs
         # Whether all steps have the same matrices, for the same groups.
         self._is_same = shard.chain.has_one_matrix and (shard.axis == 1 or shard.lengths is None)
-        self._cached: dict[bool, tuple[Factor, Array | None]] = {}
-        self._logs: tuple[Factor, Array] | None = None
+        self._cached: dict[bool, tuple[Operand, Array | None]] = {}
+        self._logs: tuple[Operand, Array] | None = None
 
     def advance(
         self, carry: Messages | None, steps: slice, backward: bool, keep: Keep
@@ -63,11 +63,11 @@ class ArrayBackend:
         messages = stepper.in_linear_space(start, x)
         return messages or stepper.in_log_space(start, x)
 
-    def matrix(self, time: int, backward: bool) -> tuple[Factor, Array | None]:
+    def matrix(self, time: int, backward: bool) -> tuple[Operand, Array | None]:
         """Return the matrices from a step to the next as operands, and their weights.
 
         Only active groups have one; backward they are transposed. Weights are those up to
-        `Factor.scale`, or None if they do not fit the workspace.
+        `Operand.scale`, or None if they do not fit the workspace.
         """
         shard, ctx = self.shard, self.ctx
         if self._is_same and backward in self._cached:
@@ -75,16 +75,16 @@ class ArrayBackend:
         x = self.input_matrix(time)
         x = x if shard.axis else x[: shard.num_active(time + 1), :, :]
         x = x.mT if backward else x
-        factor = Factor(ctx, x, 1, is_log=self.has_logs, common=True)
+        operand = Operand(ctx, x, 1, is_log=self.has_logs, common=True)
         weights = None
-        is_view = ctx.is_numpy and factor.shift is None and x.dtype == ctx.dtype(ctx.precision)
+        is_view = ctx.is_numpy and operand.shift is None and x.dtype == ctx.dtype(ctx.precision)
         if is_view or math.prod(x.shape) * 3 * ctx.precision.itemsize <= self.workspace // 2:
-            weights = factor.cache_weights().with_common_scale()
+            weights = operand.cache_weights().with_common_scale()
         if self._is_same:
-            self._cached[backward] = factor, weights
-        return factor, weights
+            self._cached[backward] = operand, weights
+        return operand, weights
 
-    def log_matrix(self, time: int, groups: int) -> tuple[Factor, Array | None]:
+    def log_matrix(self, time: int, groups: int) -> tuple[Operand, Array | None]:
         """Return the matrices from a step to the next as operands, and their logarithms.
 
         The logarithms are None if they differ from step to step, or do not fit the workspace.
@@ -92,25 +92,25 @@ class ArrayBackend:
         if self._logs is not None:
             return self._logs
         x = self.input_matrix(time)[:groups, ...]
-        factor = Factor(self.ctx, x, 1, is_log=self.has_logs, common=True)
+        operand = Operand(self.ctx, x, 1, is_log=self.has_logs, common=True)
         # An entry takes at most 128 bytes, with temporaries.
         if not self._is_same or math.prod(x.shape) > self.workspace // 128:
-            return factor, None
-        self._logs = factor, factor.logs()
+            return operand, None
+        self._logs = operand, operand.logs()
         return self._logs
 
-    def best(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
+    def max_product(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
         """Return the messages of one segment forward, with maxima instead of sums."""
         start = self._initial_carry(False) if carry is None else carry
         stepper = _SegmentStepper(self, steps, False, keep)
         return stepper.with_maxima(start, self._potentials(steps))
 
-    def trace(self, updated: Messages, after: Array, steps: slice) -> Array:
+    def backtrace(self, updated: Messages, after: Array, steps: slice) -> Array:
         """Return the states of best paths, integers [n, groups, rows]."""
         xp, after = self.ctx.xp, after[..., None]
         return self._back(updated.values, after, steps, lambda x, at: xp.argmax(x, axis=-1))[..., 0]
 
-    def trace_suffixes(
+    def backtrace_suffixes(
         self, updated: Messages, after: Suffixes, steps: slice
     ) -> tuple[Array, Suffixes]:
         """Extend the best suffixes to the start of a segment; see `interface.Backend`."""
@@ -154,7 +154,9 @@ class ArrayBackend:
             numbers = link // K
         return xp.stack(states), numbers
 
-    def draw(self, updated: Messages, after: Array, steps: slice, uniforms: Array) -> Array:
+    def sampling_backtrace(
+        self, updated: Messages, after: Array, steps: slice, uniforms: Array
+    ) -> Array:
         """Return states of samples, integers [n, groups, rows, samples]."""
         ctx, xp = self.ctx, self.ctx.xp
         logs = updated.to_log_space(ctx).values
@@ -269,11 +271,11 @@ class _SegmentStepper:
             maxima = ctx.load(maxima[..., 0], ctx.widest)
 
         def predict(before: Array, time: int, active: RowIndex, out: Array) -> bool:
-            factor, matrix = self.backend.matrix(time, self.backward)
+            operand, matrix = self.backend.matrix(time, self.backward)
             if matrix is None:
                 return False
             ctx.multiply(before, matrix, out)
-            self._add_scale(factor.scale, active)
+            self._add_scale(operand.scale, active)
             return True
 
         def update(predicted: Array, i: int, out: Array) -> bool:
@@ -313,7 +315,7 @@ class _SegmentStepper:
             self.ctx.apply(self.ctx.xp.add, out, potentials, out=out)
             return top
 
-        return self._advance_logs(carry, x, self.max_product, add)
+        return self._advance_logs(carry, x, self.maxplus_product, add)
 
     def _advance_logs(
         self,
@@ -341,16 +343,16 @@ class _SegmentStepper:
     def log_product(self, before: Array, time: int, active: RowIndex, out: Array) -> bool:
         """Write the certified product of a message and the matrices from a step to the next."""
         ctx, workspace = self.ctx, self.backend.workspace
-        (factor, weights), chunk = self.backend.matrix(time, self.backward), None
+        (operand, weights), chunk = self.backend.matrix(time, self.backward), None
         if weights is None:
-            size = math.prod(factor.values.shape) // int(factor.values.shape[-2])
+            size = math.prod(operand.values.shape) // int(operand.values.shape[-2])
             chunk = max(1, workspace // 6 // (ctx.precision.itemsize * size))
-        left = Factor(ctx, before, 0, shifts=False)
-        certified_product(ctx, left, factor, out, workspace // 2, chunk)
-        self._add_scale(factor.scale, active)
+        left = Operand(ctx, before, 0, shifts=False)
+        certified_product(ctx, left, operand, out, workspace // 2, chunk)
+        self._add_scale(operand.scale, active)
         return True
 
-    def max_product(self, before: Array, time: int, active: RowIndex, out: Array) -> bool:
+    def maxplus_product(self, before: Array, time: int, active: RowIndex, out: Array) -> bool:
         """Write max_k before[k] + log P[k, :], some k at a time."""
         ctx, xp, backend = self.ctx, self.ctx.xp, self.backend
         (matrix, logs), out[...] = backend.log_matrix(time, before.shape[0]), -math.inf

@@ -226,13 +226,13 @@ class Backend(Protocol):
             Messages to return; the others are None.
         """
 
-    def best(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
+    def max_product(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
         """Return the messages of one segment forward, with maxima instead of sums.
 
         They are in log space; the scales of updated messages are undefined.
         """
 
-    def trace(self, updated: Messages, after: Array, steps: slice) -> Array:
+    def backtrace(self, updated: Messages, after: Array, steps: slice) -> Array:
         """Return the states of best paths, integers [n, groups, rows].
 
         Of equally good states the smallest is chosen.
@@ -240,23 +240,23 @@ class Backend(Protocol):
         Parameters
         ----------
         updated : Messages
-            Of the segment, from `best`.
+            Of the segment, from `max_product`.
         after : integer array [groups, rows]
             The state at the step after the segment; of rows that have ended, their last state.
         steps : slice
         """
 
-    def trace_suffixes(
+    def backtrace_suffixes(
         self, updated: Messages, after: Suffixes, steps: slice
     ) -> tuple[Array, Suffixes]:
         """Extend the best suffixes to the start of a segment, as many at every step.
 
-        Of equal losses the first are kept. For the state that `trace` chooses nothing is lost.
+        Of equal losses the first are kept. For the state that `backtrace` chooses nothing is lost.
 
         Parameters
         ----------
         updated : Messages
-            Of the segment, from `best`.
+            Of the segment, from `max_product`.
         after : Suffixes
         steps : slice
 
@@ -273,13 +273,15 @@ class Backend(Protocol):
         Parameters
         ----------
         links : integer array [n, groups, rows, paths]
-            Of a segment, from `trace_suffixes`.
+            Of a segment, from `backtrace_suffixes`.
         numbers : integer array [groups, rows, paths]
             Those of the paths' suffixes at the first step; what is returned are those at the step
             after the last.
         """
 
-    def draw(self, updated: Messages, after: Array, steps: slice, uniforms: Array) -> Array:
+    def sampling_backtrace(
+        self, updated: Messages, after: Array, steps: slice, uniforms: Array
+    ) -> Array:
         """Return the states of samples, integers [n, groups, rows, samples].
 
         State k of step t has a probability in proportion to
@@ -290,7 +292,7 @@ class Backend(Protocol):
         updated : Messages
             Forward, of the segment.
         after : integer array [groups, rows, samples]
-            As for `trace`; callers draw the last state of each row.
+            As for `backtrace`; callers draw the last state of each row.
         steps : slice
         uniforms : array [n, groups, rows, samples]
             Numbers in [0, 1); undefined from each row's last step on.

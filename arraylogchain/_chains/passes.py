@@ -126,7 +126,7 @@ class Pass:
     def advance(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
         """Return the messages of one segment."""
         if self.max_product:
-            return self.backend.best(carry, steps, keep)
+            return self.backend.max_product(carry, steps, keep)
         return self.backend.advance(carry, steps, self.backward, keep)
 
     def run(self, keep: Keep) -> Iterator[tuple[slice, SegmentMessages]]:

@@ -50,18 +50,18 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
 
     def by_segments(forward_pass: Pass) -> None:
         forward_pass.run_and_store()
-        if not forward_pass.fused("trace_paths", forward_pass, states, weights):
-            trace(forward_pass)
+        if not forward_pass.fused("backtrace_paths", forward_pass, states, weights):
+            backtrace(forward_pass)
         forward_pass.stored.clear()  # frees memory for the next shard
 
-    def trace(forward_pass: Pass) -> None:
+    def backtrace(forward_pass: Pass) -> None:
         backend, shard = forward_pass.backend, forward_pass.shard
         last = last_logs(shard, forward_pass.carry)
         after, best = xp.argmax(last.values, axis=-1), xp.max(last.values, axis=-1)
         shard.write(weights, add_scale(best, last.shifts, last.exponents))
         has_path, no_path = best > -math.inf, _states_without_path(ctx, best)
         for n, steps in reversed(list(enumerate(forward_pass.segments))):
-            path = backend.trace(forward_pass.stored_messages(n), after, steps)
+            path = backend.backtrace(forward_pass.stored_messages(n), after, steps)
             after = path[0, ...]
             write_steps(states, shard, steps, xp.where(has_path, path, no_path), -1)
 
@@ -97,7 +97,7 @@ def best_paths(ctx: Context, chain: Chain, workspace: int, num_paths: int) -> tu
         suffixes = _last_states(ctx, last.values, num_paths)
         for n, steps in reversed(list(enumerate(forward_pass.segments))):
             updated = forward_pass.stored_messages(n)
-            links, suffixes = forward_pass.backend.trace_suffixes(updated, suffixes, steps)
+            links, suffixes = forward_pass.backend.backtrace_suffixes(updated, suffixes, steps)
             write_steps(paths, shard, steps, links, 0)
         forward_pass.stored.clear()
         numbers = xp.argsort(suffixes.losses, axis=-1, stable=True)
@@ -144,12 +144,12 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
     def work(forward_pass: Pass) -> None:
         forward_pass.run_and_store()
         if not forward_pass.fused("sample_paths", forward_pass, paths, numbers):
-            draw(forward_pass)
+            sampling_backtrace(forward_pass)
         shard = forward_pass.shard
         shard.view(paths, (slice(shard.num_steps, None),))[...] = -1
         forward_pass.stored.clear()
 
-    def draw(forward_pass: Pass) -> None:
+    def sampling_backtrace(forward_pass: Pass) -> None:
         shard, last = forward_pass.shard, forward_pass.carry
         groups, rows, size = shard.state_shape
         # Cumulative sums of the last message times final weights, up to a scale.
@@ -167,7 +167,7 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
             for samples in chunks(int(out.shape[0]), num_samples):
                 after = _states_after(shard, steps, last_weights, paths, numbers, samples)
                 u = xp.permute_dims(shard.read(numbers, (steps, samples)), (2, 0, 1, 3))
-                path = forward_pass.backend.draw(updated, after, steps, u)
+                path = forward_pass.backend.sampling_backtrace(updated, after, steps, u)
                 path = xp.where(has_path, path, no_path)
                 write_steps(paths[..., samples], shard, steps, path, -1)
 

@@ -37,7 +37,7 @@ from arraylogchain._core.scaled import (
     whole_part,
 )
 from arraylogchain._products.certified import certified_product
-from arraylogchain._products.operand import Factor
+from arraylogchain._products.operand import Operand
 
 
 class ShardSums(NamedTuple):
@@ -258,8 +258,8 @@ class SegmentMarginals:
                 negligible = self.cotangents.log_threshold() - (offset + offset_rest)
                 negligible = ctx.load(negligible, precision)
             factors = (
-                Factor(ctx, u.mT, 0, precision=precision),
-                Factor(ctx, v, 1, precision=precision),
+                Operand(ctx, u.mT, 0, precision=precision),
+                Operand(ctx, v, 1, precision=precision),
             )
             out = ctx.empty((u.shape[0], u.shape[2], v.shape[2]), left.dtype)
             certified_product(ctx, *factors, out, self.sums.workspace, lower_limit=negligible)

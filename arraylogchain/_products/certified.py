@@ -31,7 +31,7 @@ from arraylogchain._core.axes import Box, Fold, boxes, chunks, within
 from arraylogchain._core.context import Array, Context
 from arraylogchain._core.precision import threshold
 from arraylogchain._core.scaled import finite_or_zero
-from arraylogchain._products.operand import Factor
+from arraylogchain._products.operand import Operand
 from arraylogchain._products.tiling import Tiles, run, tile_product, with_small_blocks
 
 # Where all entries are at most this far from 0, sums are in range and above the threshold without
@@ -73,12 +73,12 @@ def logmatmulexp(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) ->
         layout.sizes, scratch, item * (1 + layout.copies), entry, 512, layout.copies
     )
 
-    def panel(x: Array) -> Factor:
-        right = Factor(ctx, x, 1, shifts=not is_unshifted)
+    def panel(x: Array) -> Operand:
+        right = Operand(ctx, x, 1, shifts=not is_unshifted)
         return right.cache_weights() if tiling.inner == inner else right
 
-    def tile(x: Array, right: Factor, out: Array) -> None:
-        left = Factor(ctx, x, 0, shifts=not is_unshifted)
+    def tile(x: Array, right: Operand, out: Array) -> None:
+        left = Operand(ctx, x, 0, shifts=not is_unshifted)
         certified_product(ctx, left, right, out, workspace, tiling.inner)
 
     tiles = Tiles(tiling, panel, tile, [ctx.dtype(precision)])
@@ -93,8 +93,8 @@ def is_small(ctx: Context, layout: Fold) -> bool:
 
 def certified_product(
     ctx: Context,
-    left: Factor,
-    right: Factor,
+    left: Operand,
+    right: Operand,
     out: Array,
     workspace: int,
     chunk: int | None = None,
@@ -105,7 +105,7 @@ def certified_product(
     Parameters
     ----------
     ctx : Context
-    left, right : Factor
+    left, right : Operand
         Logs or weights [batch, M, K] and [batch, K, N].
     out : array [batch, M, N]
         Of the dtype of the precision; any strides.
@@ -152,7 +152,7 @@ def certified_product(
 
 
 def multiply_weights(
-    ctx: Context, left: Factor, right: Factor, out: Array, chunk: int | None = None
+    ctx: Context, left: Operand, right: Operand, out: Array, chunk: int | None = None
 ) -> None:
     """Write the product of the weights into `out`, `chunk` terms at a time."""
     inner = int(left.values.shape[-1])
@@ -164,7 +164,7 @@ def multiply_weights(
             ctx.apply(ctx.xp.add, out, ctx.multiply(a, b), out=out)
 
 
-def _take_logs(ctx: Context, sums: Array, left: Factor, right: Factor) -> Array | None:
+def _take_logs(ctx: Context, sums: Array, left: Operand, right: Operand) -> Array | None:
     """Turn sums into log(sums) + offsets, in place; return a mask of uncertified ones, or None."""
     xp, uncertified = ctx.xp, None
     smallest = threshold(left.precision, int(left.values.shape[-1]))
@@ -202,7 +202,7 @@ def recomputed_boxes(
 
 
 def logsumexp_where(
-    ctx: Context, out: Array, left: Factor, right: Factor, requested: Array, chunk: int
+    ctx: Context, out: Array, left: Operand, right: Operand, requested: Array, chunk: int
 ) -> None:
     """Write the requested entries of `log(exp(left) @ exp(right))`, at least one, into `out`.
 
@@ -210,7 +210,7 @@ def logsumexp_where(
     ----------
     ctx : Context
     out : array [batch, rows, cols]
-    left, right : Factor
+    left, right : Operand
         [batch, rows, K] and [batch, K, cols]; the computation has their precision.
     requested : bool array [batch, rows, cols]
     chunk : int
@@ -228,7 +228,7 @@ def logsumexp_where(
 
 
 def gradients_where(
-    ctx: Context, left: Factor, right: Factor, requested: Array, h: Array, chunk: int
+    ctx: Context, left: Operand, right: Operand, requested: Array, h: Array, chunk: int
 ) -> Iterator[tuple[slice, tuple[Array, Array]]]:
     """Yield gradients of the sum of h times the requested entries of a log product, by terms k.
 
@@ -259,7 +259,7 @@ def gradients_where(
         yield k, tuple(xp.reshape(x, (batch, -1, x.shape[-1])) for x in sums)
 
 
-def _loops(ctx: Context, left: Factor, right: Factor, chunk: int) -> Any:
+def _loops(ctx: Context, left: Operand, right: Operand, chunk: int) -> Any:
     """Return the module of compiled loops if they can compute a product, else None."""
     if not _select.has_loops(ctx) or left.values.shape[-1] > chunk:
         return None
@@ -282,22 +282,22 @@ class _Entries:
     def __init__(
         self,
         ctx: Context,
-        factors: tuple[Factor, Factor],
+        operands: tuple[Operand, Operand],
         shifted: bool,
         requested: Array,
         chunk: int,
     ) -> None:
-        self.ctx, self.factors, self.shifted = ctx, factors, shifted
+        self.ctx, self.operands, self.shifted = ctx, operands, shifted
         at, row, col = ctx.xp.nonzero(requested)
         self.places = row + at * requested.shape[1], col + at * requested.shape[2]
-        self.inner = int(factors[0].values.shape[-1])
+        self.inner = int(operands[0].values.shape[-1])
         self.chunk = min(self.inner, chunk, ctx.block)
 
     def lines(self) -> Iterator[tuple[slice, list[Array]]]:
         """Yield slices of terms k, with those of all rows and of all columns, [lines, k]."""
         xp = self.ctx.xp
         for k in chunks(self.inner, self.chunk):
-            left, right = (x.shifted_logs(k) if self.shifted else x.logs(k) for x in self.factors)
+            left, right = (x.shifted_logs(k) if self.shifted else x.logs(k) for x in self.operands)
             copies = (xp.asarray(x, copy=True) for x in (left, right.mT))
             yield k, [xp.reshape(x, (-1, x.shape[-1])) for x in copies]
 
@@ -313,7 +313,7 @@ class _Entries:
     def maxima_and_sums(self) -> tuple[Array, Array]:
         """Return, for each entry, the maximum of its terms and the sum of exp(term - maximum)."""
         xp, ctx = self.ctx.xp, self.ctx
-        dtype = ctx.dtype(self.factors[0].precision)
+        dtype = ctx.dtype(self.operands[0].precision)
         term_sums = xp.zeros(self.places[0].shape, dtype=dtype, device=ctx.device)
         maxima = term_sums - math.inf
         for _, lines in self.lines():

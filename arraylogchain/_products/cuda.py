@@ -68,7 +68,7 @@ def maxplus_matmul(
 
 def by_tiles(ctx: Context, layout: Fold, a: Array, b: Array) -> Array:
     """Return log(exp(a) @ exp(b)) by a kernel that computes exponentials in every tile."""
-    operands = _Operands(ctx, layout, a, b)
+    operands = _OperandPair(ctx, layout, a, b)
     prepared = operands.prepare(has_factors=False)
     out = operands.empty(ctx.result_name)
     arguments = (*operands.packed, *prepared.maxima, out, operands.sizes, operands.threshold)
@@ -78,7 +78,7 @@ def by_tiles(ctx: Context, layout: Fold, a: Array, b: Array) -> Array:
 
 def by_blas(ctx: Context, layout: Fold, a: Array, b: Array) -> Array:
     """Return log(exp(a) @ exp(b)) by cuBLAS and a kernel that takes the logarithms."""
-    operands = _Operands(ctx, layout, a, b)
+    operands = _OperandPair(ctx, layout, a, b)
     prepared = operands.prepare(has_factors=True)
     sums = ctx.kernels.multiply(*prepared.factors)
     # Logarithms replace their sums unless these are converted.
@@ -118,7 +118,7 @@ def gradients(
 
 def maxplus(ctx: Context, layout: Fold, a: Array, b: Array) -> tuple[Array, Array]:
     """Return the max-plus product by one kernel."""
-    operands = _Operands(ctx, layout, a, b)
+    operands = _OperandPair(ctx, layout, a, b)
     values, indices = operands.empty(ctx.result_name), operands.empty("int64")
     operands.launch(
         "maxplus_matmul", operands.tiles, (*operands.packed, values, indices, operands.sizes)
@@ -168,7 +168,7 @@ class _Prepared(NamedTuple):
     factors: tuple[Array, Array]
 
 
-class _Operands:
+class _OperandPair:
     """Both operands as [batch, rows, terms] and [batch, terms, columns]: views where strides allow.
 
     An axis that only one operand has becomes rows or columns, so nothing is expanded. `panel`
@@ -266,7 +266,7 @@ class _Gradients(NamedTuple):
     def _add(self, part: slice, total: Array | None) -> tuple[Array | None, Array | None]:
         """Return a's gradient of some rows, and b's with that of other rows, `total`."""
         ctx, device, (a, b, out, g) = self.ctx, self.ctx.kernels, self.arrays
-        operands = _Operands(ctx, self.layout, a, b, part)
+        operands = _OperandPair(ctx, self.layout, a, b, part)
         (batch, rows, columns, terms), tiles = operands.shape, operands.tiles
         out, g = (contiguous(ctx, operands.view(x, 2)[:, part, :]) for x in (out, g))
         prepared = operands.prepare(has_factors=True, is_finite_only=True)

@@ -25,7 +25,7 @@ from arraylogchain._core import precision as precision_module
 from arraylogchain._core.axes import Box, Fold, chunks, within
 from arraylogchain._core.context import Array, Context, shape_of
 from arraylogchain._products import certified
-from arraylogchain._products.operand import Factor, PullbackInputs
+from arraylogchain._products.operand import Operand, PullbackInputs
 from arraylogchain._products.tiling import panels, tile_product, with_small_blocks
 
 # Rows and columns of a tile, if they fit: sums over tiles are updated once per tile.
@@ -81,8 +81,8 @@ def logmatmulexp_gradients(
     for places in panels(layout, tiling) if 0 not in layout.sizes else ():
         right = None
         for at in places:
-            right = right or Factor(ctx, at.read(xp, views[1], 1), 1, finite=True)
-            left = Factor(ctx, at.read(xp, views[0], 0), 0, finite=True)
+            right = right or Operand(ctx, at.read(xp, views[1], 1), 1, finite=True)
+            left = Operand(ctx, at.read(xp, views[0], 0), 0, finite=True)
             sums = {side: _part(x, at.flat, side) for side, x in gradient_sums.items()}
             tile = _Tile(ctx, (left, right), sums, tiling.inner)
             tile.add(at.read(xp, out_view, 2), at.read(xp, g_view, 2), scratch)
@@ -118,20 +118,20 @@ class _Tile:
     """A tile of a product, and views of the gradients that it adds to."""
 
     ctx: Context
-    factors: tuple[Factor, Factor]  # [batch, rows, K] and [batch, K, cols]
+    operands: tuple[Operand, Operand]  # [batch, rows, K] and [batch, K, cols]
     sums: dict[int, Array]  # by side, of the same shapes
     chunk: int  # terms whose weights are in memory at a time
 
     def add(self, out: Array, g: Array, workspace: int) -> None:
         """Add the sums of g times softmax weights; `out` is the product."""
         ctx, xp, precision = self.ctx, self.ctx.xp, self.ctx.precision
-        requested, inner = xp.isfinite(out), int(self.factors[0].values.shape[-1])
+        requested, inner = xp.isfinite(out), int(self.operands[0].values.shape[-1])
         precise = out.dtype == ctx.dtype(precision) and ctx.are_within(_PRECISE, out)
         uncertified = self._add_certified(out if precise else None, g, requested)
         if uncertified is None:
             return
         for box, chunk in certified.recomputed_boxes(ctx, uncertified, inner, workspace, 40):
-            left, right = (x.part(box, ctx.widest) for x in self.factors)
+            left, right = (x.part(box, ctx.widest) for x in self.operands)
             sums = {side: _part(x, box, side) for side, x in self.sums.items()}
             tile = _Tile(ctx, (left, right), sums, chunk)
             uncertified_part: Array | None = uncertified[box]
@@ -146,7 +146,7 @@ class _Tile:
 
     def _add_certified(self, out: Array | None, g: Array, requested: Array) -> Array | None:
         """Add the certified entries among `requested`; return a mask of the rest, or None."""
-        ctx, xp, (left, right) = self.ctx, self.ctx.xp, self.factors
+        ctx, xp, (left, right) = self.ctx, self.ctx.xp, self.operands
         precision, inner, uncertified = left.precision, int(left.values.shape[-1]), None
         if self.chunk >= inner:
             left.cache_weights()
@@ -195,7 +195,7 @@ class _Tile:
     def propagate_nan(self) -> None:
         """Set sums to NaN that a NaN contributed to; +inf meeting -inf does not count as one."""
         xp = self.ctx.xp
-        for nan in (xp.isnan(factor.maxima) for factor in self.factors):
+        for nan in (xp.isnan(operand.maxima) for operand in self.operands):
             for side, total in self.sums.items() if bool(xp.any(nan)) else ():
                 hit = xp.any(nan, axis=-2 if side else -1, keepdims=True)
                 total[...] = xp.where(hit, math.nan, total)

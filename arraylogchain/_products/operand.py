@@ -31,18 +31,18 @@ class PullbackInputs(NamedTuple):
 
 
 @dataclass(slots=True)
-class Factor:
+class Operand:
     """An operand of a certified product: logarithms or linear weights, [batch, m, n].
 
     Each line of logarithms has a shift, which the product adds to its results. A matrix that is
     multiplied repeatedly also has a scale that is kept apart, so that neither large logarithms nor
     tiny weights are rounded. It is prepared once::
 
-        right = Factor(ctx, matrix, 1, is_log=False, common=True)
+        right = Operand(ctx, matrix, 1, is_log=False, common=True)
         right.cache_weights()                                  # its weights, if they fit
         scale = right.scale                           # (shift, exponents), or None for 0
         for logs in states:                           # near 0 in every row
-            certified_product(ctx, Factor(ctx, logs, 0, shifts=False), right, out, workspace)
+            certified_product(ctx, Operand(ctx, logs, 0, shifts=False), right, out, workspace)
             # out = log(exp(logs) @ matrix) - shift - exponents * log(2)
 
     Parameters
@@ -151,7 +151,7 @@ class Factor:
     def _terms(self, x: Array, k: slice) -> Array:
         return x[:, k, :] if self.side else x[:, :, k]
 
-    def cache_weights(self) -> Factor:
+    def cache_weights(self) -> Operand:
         """Compute all weights and cache them."""
         self.cached_weights = self.weights()
         return self
@@ -187,7 +187,7 @@ class Factor:
         zero = -math.inf if self.is_log else 0.0
         return self.ctx.xp.astype(self._terms(self.values, k) != zero, self.ctx.xp.float32)
 
-    def part(self, box: Box, precision: Precision | None = None) -> Factor:
+    def part(self, box: Box, precision: Precision | None = None) -> Operand:
         """Return the part for a box [batch, rows, cols] of a product, in a precision if given."""
         box = (box[0], _EVERY, box[2]) if self.side else (box[0], box[1], _EVERY)
 

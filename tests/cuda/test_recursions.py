@@ -101,13 +101,13 @@ def test_of_equal_paths_the_smallest_states_are_taken(device, states, reached):
     (shard,) = shards(context(device, "float64"), chain, *chain.sizes)
     recursion, steps = CudaBackend(shard, 1 << 20), slice(0, 6)
     with shard.ctx.computing():
-        updated = recursion.best(None, steps, Keep.UPDATED).updated
+        updated = recursion.max_product(None, steps, Keep.UPDATED).updated
         after = np.full((1, 5), states - 1)
-        path = recursion.trace(updated, after, steps)
+        path = recursion.backtrace(updated, after, steps)
         assert (path[-1] == states - 1).all()
         assert (path[:-1] == reached).all()
         updated.values[2, 0, 3, -1] = np.nan
-        assert recursion.trace(updated, after, steps)[2, 0].tolist() == [reached] * 3 + [
+        assert recursion.backtrace(updated, after, steps)[2, 0].tolist() == [reached] * 3 + [
             states - 1,
             reached,
         ]

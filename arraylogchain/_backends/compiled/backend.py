@@ -135,14 +135,14 @@ class CompiledBackend:
             Messages(weights.reshape(*shifts.shape, K), shifts, exponents, is_log, log_sums),
         )
 
-    def best(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
+    def max_product(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
         new_carry = weights, scales, _ = self._initial_carry(carry, backward=False)
         (edges, sparse), first = self._matrices("logs", steps, False)
         updated = np.empty((S, G, K * R) if keep == Keep.UPDATED else (2, 1, K * R))
         x, edges = self._potentials(steps), (*edges, self.per_group, first)
         scratch = np.empty(self.scratch[0]), np.empty(self.scratch[1])
-        paths.best(x, edges, sparse, self.lengths, new_carry, updated, scratch, steps.start)
+        paths.max_product(x, edges, sparse, self.lengths, new_carry, updated, scratch, steps.start)
         shifts, exponents, _ = scales.reshape(3, self.shard.groups, self.shard.rows)
         is_log = np.ones(shifts.shape, bool)
         stored = (
@@ -295,15 +295,15 @@ class CompiledBackend:
             final = np.array(x, np.float64, order="C").reshape(shape)
         return _BoundaryWeights(initial, final, initial_is_log, final_is_log)
 
-    def trace(self, updated: Messages, after: Array, steps: slice) -> Array:
+    def backtrace(self, updated: Messages, after: Array, steps: slice) -> Array:
         stored = self._from_rows(updated.values)
         states = self._states(after, len(stored), 1)
         (edges, sparse), first = self._matrices("logs", steps, True)
         edges = *edges, self.per_group, first
-        paths.trace(stored, edges, sparse, self.lengths, states, steps.start)
+        paths.backtrace(stored, edges, sparse, self.lengths, states, steps.start)
         return states[:-1].reshape(-1, *after.shape)
 
-    def trace_suffixes(
+    def backtrace_suffixes(
         self, updated: Messages, after: Suffixes, steps: slice
     ) -> tuple[Array, Suffixes]:
         stored, lead = self._from_rows(updated.values), after.losses.shape
@@ -315,7 +315,7 @@ class CompiledBackend:
         candidates = np.empty(2 * n), np.empty(2 * n, np.int64), np.empty(2 * n), np.empty(self.K)
         edges, both = (*edges, self.per_group, first), (states, losses)
         place = both, links, candidates, steps.start
-        suffixes.trace_suffixes(stored, edges, sparse, self.lengths, *place)
+        suffixes.backtrace_suffixes(stored, edges, sparse, self.lengths, *place)
         return links.reshape(-1, *lead), Suffixes(states.reshape(lead), losses.reshape(lead))
 
     def follow(self, links: Array, numbers: Array) -> tuple[Array, Array]:
@@ -325,7 +325,9 @@ class CompiledBackend:
         suffixes.follow(contiguous, numbers.reshape(shape[1:]), states, self.K)
         return states.reshape(links.shape), numbers
 
-    def draw(self, updated: Messages, after: Array, steps: slice, uniforms: Array) -> Array:
+    def sampling_backtrace(
+        self, updated: Messages, after: Array, steps: slice, uniforms: Array
+    ) -> Array:
         states = self._states(after, len(uniforms), after.shape[-1])
         ((F, logs, _, count), bounds, _), first = self._matrices("weights", steps, True)
         edges, threshold = (F, logs, count, self.per_group, first), max(bounds[1], 2.0**-900)
@@ -334,7 +336,9 @@ class CompiledBackend:
         is_log[...] = False if updated.is_log is None else updated.is_log.reshape(is_log.shape)
         u = np.ascontiguousarray(uniforms, np.float64).reshape(-1, *states.shape[1:])
         scratch, lengths = np.empty(self.K), self.lengths
-        paths.draw(stored, is_log, edges, threshold, lengths, u, states, scratch, steps.start)
+        paths.sampling_backtrace(
+            stored, is_log, edges, threshold, lengths, u, states, scratch, steps.start
+        )
         return states[:-1].reshape(-1, *after.shape)
 
     def _initial_carry(self, carry: Messages | None, backward: bool) -> tuple[Floats, Floats, Any]:

@@ -22,7 +22,7 @@ from arraylogchain._numba.vector_sums import maximise
 
 
 @compiled
-def best(x, matrices, sparse, lengths, carry, updated, scratch, first):
+def max_product(x, matrices, sparse, lengths, carry, updated, scratch, first):
     """Advance all rows by one segment, with maxima instead of sums.
 
     Parameters
@@ -122,15 +122,15 @@ def _write_nan(out, m, P, base, K, R, moved):
 
 
 @compiled
-def trace(updated, matrices, sparse, lengths, states, first):
+def backtrace(updated, matrices, sparse, lengths, states, first):
     """Write the states of best paths, [S + 1, G, R, 1], of which the last are known.
 
     Parameters
     ----------
     updated : array [S, G, K * R]
-        Updated messages that `best` stored.
+        Updated messages that `max_product` stored.
     matrices, sparse : tuple
-        Those from each step to the next; see `best`.
+        Those from each step to the next; see `max_product`.
     """
     L, _, per_group, sharing, first_matrix = matrices
     sparse = SparseColumns(*sparse)
@@ -176,7 +176,9 @@ def _came_from_sparse(m, r, R, columns, j):
 
 
 @compiled
-def draw(updated, is_log, matrices, threshold, lengths, uniforms, states, scratch, first):
+def sampling_backtrace(
+    updated, is_log, matrices, threshold, lengths, uniforms, states, scratch, first
+):
     """Write the states of samples, [S + 1, G, R, n], of which the last are known.
 
     Parameters

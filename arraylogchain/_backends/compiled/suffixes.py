@@ -20,15 +20,15 @@ class Candidates(NamedTuple):
 
 
 @compiled
-def trace_suffixes(updated, matrices, sparse, lengths, suffixes, links, candidates, first):
+def backtrace_suffixes(updated, matrices, sparse, lengths, suffixes, links, candidates, first):
     """Write the best suffixes of rows from the first of some steps on, given those after the last.
 
     Parameters
     ----------
     updated : array [S, G, K * R]
-        What `paths.best` kept.
+        What `paths.max_product` kept.
     matrices, sparse, lengths, first
-        See `paths.trace`.
+        See `paths.backtrace`.
     suffixes : integer array and array [G, R, n]
         States and losses; see `interface.Suffixes`.
     links : integer array [S, G, R, n]
@@ -135,7 +135,7 @@ def follow(links, numbers, states, K):
     Parameters
     ----------
     links : integer array [S, G, R, n]
-        See `trace_suffixes`.
+        See `backtrace_suffixes`.
     numbers : integer array [G, R, n]
         Those of the suffixes at the first step; overwritten by those at the step after the last.
     states : integer array [S, G, R, n]

@@ -98,10 +98,10 @@ class CudaBackend(ArrayBackend):
             scales = self._prepared[backward].scales
         return SegmentMessages(predicted, updated, last), scales  # type: ignore[arg-type]
 
-    def best(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
+    def max_product(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
         """Process a segment forward, with maxima instead of sums."""
         if not self.has_recursion(sums=False):
-            return super().best(carry, steps, keep)
+            return super().max_product(carry, steps, keep)
         updated = self._messages(steps.stop - steps.start) if keep == Keep.UPDATED else None
         last, scales = None if carry is None else self._contiguous(carry), self.scales(steps)
         for part in self.parts(steps, False, 1):
@@ -111,10 +111,10 @@ class CudaBackend(ArrayBackend):
             self._launch(False, part, False, (scales, steps.start), packed)
         return SegmentMessages(None, updated, last)  # type: ignore[arg-type]
 
-    def trace(self, updated: Messages, after: Array, steps: slice) -> Array:
+    def backtrace(self, updated: Messages, after: Array, steps: slice) -> Array:
         """Return the states of best paths, integers [n, groups, rows]."""
-        path = operations.trace(self, updated, after, steps)
-        return super().trace(updated, after, steps) if path is None else path
+        path = operations.backtrace(self, updated, after, steps)
+        return super().backtrace(updated, after, steps) if path is None else path
 
     def final_log_partition(self, last: Messages) -> Array | None:
         """Return log Z [groups, rows], given the last messages."""
@@ -150,7 +150,7 @@ class CudaBackend(ArrayBackend):
 
     filter_segment = operations.filter_segment
     entropies = operations.entropies
-    trace_paths = operations.trace_paths
+    backtrace_paths = operations.backtrace_paths
     sample_paths = operations.sample_paths
 
     def kernel(self, name: str, dtype: str | None = None) -> Kernel:

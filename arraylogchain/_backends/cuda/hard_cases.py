@@ -53,7 +53,7 @@ def _steps(
         if geometry.sums:
             block = recursion.advance(None, every_step, backward, Keep.UPDATED)
         else:
-            block = recursion.best(None, every_step, Keep.UPDATED)
+            block = recursion.max_product(None, every_step, Keep.UPDATED)
         updated = block.updated.logs(ctx)
         for t in range(5):
             real = np.argwhere(lengths > t)
@@ -85,9 +85,9 @@ def _trace(
     on_device = ctx.load(ctx.xp.asarray(updated, device=ctx.device), ctx.precision)
     recursion = recursion_of(shard, 1 << 24, Geometry(False, False, 1, False))
     stored = Messages(on_device, None, None, None)
-    result = recursion.trace(stored, ctx.xp.asarray(after, device=ctx.device), slice(0, 5))
+    result = recursion.backtrace(stored, ctx.xp.asarray(after, device=ctx.device), slice(0, 5))
 
-    def trace(state: np.ndarray) -> np.ndarray:
+    def backtrace(state: np.ndarray) -> np.ndarray:
         exact = np.empty((5, 2, 6))
         exact[4] = state
         for t in range(3, -1, -1):
@@ -95,7 +95,7 @@ def _trace(
             exact[t] = state = np.argmax(updated[t] + to_state, -1)
         return exact
 
-    yield result, trace(after), 0.0
+    yield result, backtrace(after), 0.0
     scale = ctx.xp.asarray(np.full((2, 6), 3.0), device=ctx.device)
     last = Messages(on_device[-1, ...], scale, scale, np.ones((2, 6), bool))
     forward_pass = SimpleNamespace(
@@ -104,8 +104,8 @@ def _trace(
     states, weights = (
         ctx.kernels.empty((2, 6, *x), y) for x, y in (((5,), "int64"), ((), "float64"))
     )
-    recursion.trace_paths(forward_pass, states, weights)
-    yield states, np.moveaxis(trace(np.argmax(updated[-1], -1)), 0, -1), 0.0
+    recursion.backtrace_paths(forward_pass, states, weights)
+    yield states, np.moveaxis(backtrace(np.argmax(updated[-1], -1)), 0, -1), 0.0
     yield weights, updated[-1].max(-1) + 3.0 + 3.0 * np.log(2.0), 4.0
 
 

@@ -70,7 +70,7 @@ def entropies(self: Any, forward_pass: Any) -> Array | None:
     return total
 
 
-def trace(self: Any, updated: Messages, after: Array, steps: slice) -> Array | None:
+def backtrace(self: Any, updated: Messages, after: Array, steps: slice) -> Array | None:
     """Return the states of best paths, integers [n, groups, rows]."""
     if not (self.has(self.kernel("chain_trace")) and self.has(self.preparation)):
         return None
@@ -84,7 +84,7 @@ def trace(self: Any, updated: Messages, after: Array, steps: slice) -> Array | N
     return path
 
 
-def trace_paths(self: Any, forward_pass: Any, states: Array, weights: Array) -> bool:
+def backtrace_paths(self: Any, forward_pass: Any, states: Array, weights: Array) -> bool:
     """Write best paths [*batch, T] and the logs of their weights after a pass."""
     shard, kernels = self.shard, (self.kernel("chain_trace"), self.kernel("best_last_states"))
     strides = row_strides(shard, shard.view(states))

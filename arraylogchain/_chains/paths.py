@@ -15,7 +15,12 @@ import math
 
 import numpy as np
 
-from arraylogchain._backends.array import below_largest, draw_states, relative, smallest
+from arraylogchain._backends.array_backtraces import (
+    below_largest,
+    draw_states,
+    relative,
+    smallest,
+)
 from arraylogchain._backends.interface import Suffixes
 from arraylogchain._backends.shards import Shard
 from arraylogchain._chains.passes import Pass, last_logs, passes, run_passes, write_steps

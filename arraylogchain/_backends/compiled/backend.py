@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,71 +12,30 @@ from arraylogchain._backends.compiled import (
     paths,
     recursion,
     suffixes,
-    whole_chains,
 )
-from arraylogchain._backends.compiled.lanes import memory_size
 from arraylogchain._backends.compiled.matrices import FULL
+from arraylogchain._backends.compiled.whole_chain_calls import (
+    CHUNK,
+    CHUNK_STEPS,
+    SIDE_BY_SIDE,
+    WholeChainCalls,
+)
 from arraylogchain._backends.interface import (
     BestPaths,
     Keep,
     Messages,
     SegmentMessages,
     Suffixes,
-    WholeChains,
 )
 from arraylogchain._backends.shards import Shard
 from arraylogchain._core.context import Array
 from arraylogchain._core.scaled import add_scale, split_log
 from arraylogchain._numba.compiling import Floats, Integers
 
-# From so many rows on they are taken side by side.
-_SIDE_BY_SIDE = 8
-# Numbers that are weighed by exponentials which are computed together, and steps at most.
-_CHUNK, _CHUNK_STEPS = 4096, 64
 _NO_WEIGHTS = np.empty(0)
 
 
-# Products in a call for whole chains, which take about half a second: no interrupt ends a call.
-_MAX_PRODUCTS = 1 << 32
-# Lanes of whole chains, at most: of about one length where lengths differ.
-_MAX_LANES, _MAX_RAGGED_LANES = 256, 64
-
-
-@lru_cache(maxsize=256)
-def _sizes(
-    rows: int, T: int, K: int, num_matrices: int, is_ragged: bool
-) -> tuple[tuple[int, int, int], int]:
-    """Return the sizes of lanes whose messages of a step fit a cache, and of their scratch.
-
-    The former are rows, steps whose potentials are exponentiated together, and steps of a chunk.
-    """
-    most = _MAX_RAGGED_LANES if is_ragged else _MAX_LANES
-    lanes = min(rows, most, max(_SIDE_BY_SIDE, _CHUNK // K)) if rows >= _SIDE_BY_SIDE else 1
-    batch = min(_CHUNK_STEPS, max(1, _CHUNK // (K * lanes)))
-    sizes = lanes, batch, max(2, min(T, max(4, 2 * _CHUNK // (K * lanes))))
-    return sizes, memory_size(K, num_matrices, *sizes)
-
-
-class _BoundaryWeights(NamedTuple):
-    """Copies of the initial and final weights [groups * rows, K], and whether they are logs."""
-
-    initial: Floats
-    final: Floats
-    initial_is_log: bool
-    final_is_log: bool
-
-
-class _WholeChainArguments(NamedTuple):
-    """Arguments of the loops over whole chains, as plain tuples; see `recursion`."""
-
-    chains: tuple[Any, ...]  # the fields of `lanes.Chains`
-    columns: tuple[Any, ...]  # those of `SparseColumns`
-    sizes: tuple[int, ...]  # the first three of `lanes.Sizes`
-    memory: Floats
-    forms: Any  # int8 [2, lanes]
-
-
-class CompiledBackend:
+class CompiledBackend(WholeChainCalls):
     """See `interface.Backend`.
 
     What loops leave are arrays [steps, G, K, R]: R rows that share a matrix side by side, or each
@@ -89,7 +46,7 @@ class CompiledBackend:
 
     def __init__(self, shard: Shard, workspace: int) -> None:
         self.shard, self.K, self.workspace = shard, shard.chain.num_states, workspace
-        self.R = shard.rows if shard.rows >= _SIDE_BY_SIDE else 1
+        self.R = shard.rows if shard.rows >= SIDE_BY_SIDE else 1
         # How many of what loops take share the matrices of one group.
         self.per_group = shard.rows // self.R
         self.G = shard.groups * self.per_group
@@ -100,7 +57,7 @@ class CompiledBackend:
         )
         # Room for the factors of so many steps, and some more numbers: [K * R], flat, and [R].
         width = self.K * self.R
-        count = min(_CHUNK_STEPS, max(1, _CHUNK // width))
+        count = min(CHUNK_STEPS, max(1, CHUNK // width))
         self.scratch = (count + 4) * width, (count + 3, self.R)
         self.has_one = shard.chain.has_one_matrix or shard.chain.num_steps == 1
         self._prepared: dict[tuple[str, bool], Any] = {}
@@ -186,114 +143,6 @@ class CompiledBackend:
         shape = shard.groups, shard.rows
         log_weights = add_scale(*log_weights.reshape(3, *shape))
         return BestPaths(states.reshape(*shape, T), log_weights, declined.reshape(shape))
-
-    def log_partition(self, store_messages: bool) -> WholeChains | None:
-        """Return log Z of whole chains; None where these do not fit the workspace."""
-        shard, K = self.shard, self.K
-        N, row_size = self.G * self.R, (shard.num_steps + 1) * K if store_messages else 0
-        inputs = self._whole_chain_arguments(size=0)
-        if inputs is None:
-            return None
-        chains, columns, sizes, memory, forms = inputs
-        alpha = np.empty(N * row_size or 2 * K * sizes[0])
-        log_z, declined = np.empty(N), np.empty(N, bool)
-        sizes = *sizes, row_size, False
-        whole_chains.log_partition(chains, columns, sizes, memory, alpha, forms, log_z, declined)
-        shape, messages = (shard.groups, shard.rows), alpha if store_messages else None
-        return WholeChains(log_z.reshape(shape), {}, declined.reshape(shape), messages)
-
-    def posterior(
-        self,
-        cotangents: Array | None,
-        requested: Collection[str],
-        by_logs: bool,
-        stored: WholeChains | None,
-    ) -> WholeChains | None:
-        """Return log Z and gradients of whole chains; None where these do not fit."""
-        shard, K, T, N = self.shard, self.K, self.shard.num_steps, self.G * self.R
-        with_states, with_pairs = "potentials" in requested, "transitions" in requested
-        with_ends = "initial" in requested or "final" in requested
-        inputs = self._whole_chain_arguments(size=N * T * K * (1 + with_states))
-        if inputs is None:
-            return None
-        chains, columns, sizes, memory, forms = inputs
-        back_columns = columns
-        if len(columns[0]) > 0:
-            back_columns = tuple(matrices.columns_of(chains[2][0, 0].T, chains[5]))
-        potentials = np.empty((N * with_states, T, K))
-        pairs = np.zeros((shard.groups * with_pairs, *chains[2].shape[1:]))
-        boundary = np.empty((2, N * with_ends, K))
-        row_size = (T + 1) * K
-        if stored is None:
-            alpha, sizes = np.empty(row_size * sizes[0]), (*sizes, 0, False)
-            log_z, declined = np.empty(N), np.empty(N, bool)
-        else:
-            alpha, sizes = stored.messages, (*sizes, row_size, True)
-            log_z, declined = stored.log_z.reshape(N), stored.declined.reshape(N).copy()
-        whole_chains.posterior(
-            chains,
-            columns,
-            back_columns,
-            sizes,
-            memory,
-            alpha,
-            forms,
-            np.ones(N) if cotangents is None else np.array(cotangents, np.float64).reshape(N),
-            (potentials, pairs, boundary, by_logs),
-            log_z,
-            declined,
-        )
-        shape, results = (shard.groups, shard.rows), {}
-        if with_states:
-            results["potentials"] = potentials.reshape(*shape, T, K)
-        if with_pairs:
-            results["transitions"] = pairs[:, None]
-        for i, name in enumerate(("initial", "final") if with_ends else ()):
-            if name in requested:
-                results[name] = boundary[i].reshape(*shape, K)
-        return WholeChains(log_z.reshape(shape), results, declined.reshape(shape))
-
-    def _whole_chain_arguments(self, size: int) -> _WholeChainArguments | None:
-        """Return these arguments; None if they and `size` more numbers do not fit the workspace."""
-        shard, K, T, N = self.shard, self.K, self.shard.num_steps, self.G * self.R
-        count = 1 if self.has_one else max(1, T - 1)
-        sizes, scratch_size = _sizes(shard.rows, T, K, count, shard.lengths is not None)
-        size += scratch_size + N * T * K + 2 * shard.groups * count * K * K
-        if 8 * size > 3 * self.workspace or N * T * K * K > _MAX_PRODUCTS:
-            return None
-        transitions, is_log = self._transitions(count)
-        initial, final, *boundary_is_log = self._boundary()
-        x = self._potentials(slice(0, T)).reshape(N, T, K)
-        chains = x, self.lengths.reshape(N), transitions, initial, final, is_log, *boundary_is_log
-        columns = FULL
-        if self.has_one and shard.groups == 1 and K >= matrices.MIN_SPARSE_STATES:
-            columns = matrices.columns_of(transitions[0, 0], is_log)
-        memory, forms = np.empty(scratch_size), np.empty((2, sizes[0]), np.int8)
-        return _WholeChainArguments(chains, tuple(columns), sizes, memory, forms)
-
-    def _transitions(self, count: int) -> tuple[Floats, bool]:
-        """Return the matrices [groups, count, K, K] as given, and whether they are logs."""
-        shard, K = self.shard, self.K
-        if shard.chain.num_steps == 1:
-            x: Any = np.zeros((shard.groups, count, K, K))
-        else:
-            x = np.ascontiguousarray(shard.matrices(slice(0, count)), np.float64)
-        x = x.reshape(shard.groups, count, K, K)
-        x.setflags(write=False)
-        return x, "transitions" in shard.chain.logs
-
-    def _boundary(self) -> _BoundaryWeights:
-        """Return copies of the initial and final weights, [G * R, K]."""
-        shape, views = (self.G * self.R, self.K), self.shard.views
-        initial = final = np.zeros(shape)
-        initial_is_log = final_is_log = True
-        if "initial" in views:
-            x, initial_is_log = self.shard.boundary_weights(False)
-            initial = np.array(x, np.float64, order="C").reshape(shape)
-        if "final" in views:
-            x, final_is_log = self.shard.boundary_weights(True)
-            final = np.array(x, np.float64, order="C").reshape(shape)
-        return _BoundaryWeights(initial, final, initial_is_log, final_is_log)
 
     def backtrace(self, updated: Messages, after: Array, steps: slice) -> Array:
         stored = self._from_rows(updated.values)
@@ -393,13 +242,6 @@ class CompiledBackend:
         """Return the `SparseColumns` of the one matrix of a shard, which compiled loops name."""
         is_shared = self.has_one and self.shard.groups == 1
         return tuple(matrices.compress(F, logs) if is_shared else FULL)
-
-    def _potentials(self, steps: slice) -> Floats:
-        """Return potentials as [G, R, n, K], not to be written to."""
-        x = np.ascontiguousarray(self.shard.potentials(steps), np.float64)
-        potentials = x.reshape(self.G, self.R, -1, self.K)
-        potentials.setflags(write=False)  # as callers' may be
-        return potentials
 
     def _from_rows(self, x: Array) -> Floats:
         """Lay out what was kept, [n, groups, rows, K], as [n, G, K * R]."""

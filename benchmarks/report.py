@@ -7,6 +7,8 @@ these marks in README and the documentation is replaced as well::
     <!-- /benchmarks -->
     <!-- benchmarks-short: NAME -->     the same in three columns
     <!-- /benchmarks -->
+    <!-- benchmarks-cuda: NAME -->      the same, of the record of a GPU
+    <!-- /benchmarks -->
     <!-- benchmarks-all: NAME -->       all contestants of one case
     <!-- /benchmarks -->
     <!-- benchmarks-conditions: -->     machine, versions and commit
@@ -65,10 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def latest() -> Path | None:
-    """Return the newest record of the CPU that is not of a quick run, if there is any."""
-    result = (p for p in RESULTS.glob("[0-9]*.json") if not p.stem.endswith(("-quick", "-cuda")))
-    return max(result, default=None)
+def latest(device: str = "cpu") -> Path | None:
+    """Return the newest record of a device that is not of a quick run, if there is any."""
+    records = (p for p in RESULTS.glob("[0-9]*.json") if not p.stem.endswith("-quick"))
+    is_cuda = device == "cuda"
+    return max((p for p in records if p.stem.endswith("-cuda") == is_cuda), default=None)
 
 
 def read(path: Path) -> Json:
@@ -142,24 +145,29 @@ def write_pages(path: Path | None) -> list[Path]:
 
 def filled(text: str, content: Json | None) -> str:
     """Return a page with the text between its marks replaced by tables of the record."""
-    by_name = {case["name"]: case for case in content["cases"]} if content else {}
+    cuda = latest("cuda")
+    on_cuda = read(cuda) if cuda else None
 
     def block(match: re.Match[str]) -> str:
-        names = match["names"].split()
+        names, record = match["names"].split(), content
+        if match["kind"] == "-cuda":
+            record = on_cuda
+        by_name = {case["name"]: case for case in record["cases"]} if record else {}
         missing = [name for name in names if name not in by_name]
-        if content and missing:
+        if record and missing:
             raise SystemExit(f"a page shows cases that the record lacks: {', '.join(missing)}")
         shown = ""
         if match["kind"] == "-out-of-core":
             shown = out_of_core(read(OUT_OF_CORE)) if OUT_OF_CORE.exists() else ""
-        elif content and match["kind"] == "-conditions":
-            shown = conditions(content)
-        elif content:
+        elif record and match["kind"] == "-conditions":
+            shown = conditions(record)
+        elif record:
             cases = [by_name[name] for name in names]
             if match["kind"] == "-all":
                 shown = "\n\n".join(map(all_contestants, cases))
             else:
-                shown = short(cases) if match["kind"] == "-short" else overview(cases)
+                is_short = match["kind"] in ("-short", "-cuda")
+                shown = short(cases) if is_short else overview(cases)
         return match["begin"] + (f"{shown}\n" if shown else "") + match["end"]
 
     return BLOCK.sub(block, text)

@@ -1,4 +1,4 @@
-"""The figure of README: products whose entries spread ever further."""
+"""The figures of README: a posterior, and products whose entries spread ever further."""
 
 from __future__ import annotations
 
@@ -36,6 +36,21 @@ def draw_range(cases: Sequence[dict[str, Any]], path: Path) -> None:
         axes.set_xlabel("standard deviation of the entries")
         axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=len(STYLES), fontsize=9, frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def draw_posterior(dice: Sequence[int], loaded: Sequence[float], path: Path) -> None:
+    """Plot the probability of the loaded die at each roll, and when it was thrown."""
+    plt = _pyplot()
+    figure, axes = plt.subplots(figsize=(9, 2.2), layout="constrained")
+    rolls = range(len(dice))
+    axes.fill_between(
+        rolls, dice, step="mid", color="#E69F00", alpha=0.35, linewidth=0, label="loaded die thrown"
+    )
+    axes.plot(rolls, loaded, color="#000000", linewidth=1.2, label="its posterior probability")
+    axes.set(xlabel="roll", ylim=(0, 1), xlim=(0, len(dice) - 1))
+    figure.legend(loc="outside upper center", ncols=2, fontsize=9, frameon=False)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
 

@@ -16,7 +16,7 @@ these marks in README and the documentation is replaced as well::
     <!-- benchmarks-out-of-core: -->    chains larger than memory, of a record of their own
     <!-- /benchmarks -->
 
-and docs/images/range.svg is drawn. Without a record nothing stands there.
+and the images in docs/images are drawn. Without a record nothing stands there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plot import draw_range
+from benchmarks.plot import draw_posterior, draw_range
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -135,6 +135,11 @@ def write_pages(path: Path | None) -> list[Path]:
         if BLOCK.search(text):
             page.write_text(filled(text, content), encoding="utf-8")
             written.append(page)
+    readme, results = (ROOT / "README.md").read_text(encoding="utf-8"), {}
+    exec(re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)[0], results)
+    image = ROOT / "docs" / "images" / "posterior.svg"
+    draw_posterior(results["dice"], results["loaded"], image)
+    written.append(image)
     spreads = [c for c in content["cases"] if c["name"].startswith("range-")] if content else []
     if spreads:
         image = ROOT / "docs" / "images" / "range.svg"

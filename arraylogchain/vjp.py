@@ -499,10 +499,10 @@ def log_probability(
     if chain._lazy():
         raise NotImplementedError("chain must be in memory for log_probability, got Dask arrays")
 
-    def compute(ctx: Context, entered: Chain, workspace: int, _: bool) -> Any:
-        checked = check_states(ctx, states, entered, workspace)
+    def compute(ctx: Context, validated: Chain, workspace: int, _: bool) -> Any:
+        checked = check_states(ctx, states, validated, workspace)
         function = chains.log_probability.value_and_pullback
-        return function(ctx, entered, workspace, checked)
+        return function(ctx, validated, workspace, checked)
 
     return _of_chain("log_probability", chain, compute)
 
@@ -522,9 +522,9 @@ def _of_chain(
         for n, x in chain._arguments.floating().items()
     }
     raise_if_differentiated(arguments, f"vjp.{name}", f"the chain's {name}()")
-    ctx, entered = ChainArguments(arguments, chain._arguments.lengths).prepare()
+    ctx, validated = ChainArguments(arguments, chain._arguments.lengths).prepare()
     with ctx.computing(chain._workers):
-        result, pull = compute(ctx, entered, chain._workspace, chain._keeps_messages)
+        result, pull = compute(ctx, validated, chain._workspace, chain._keeps_messages)
         value, prototype = ctx.to_caller(result), _prototype(ctx)
     shape = shape_of(result)
     names = dict(zip(ChainGradients._fields, PARTS, strict=True))

@@ -17,6 +17,7 @@ import arraylogchain as alc
 from arraylogchain import _select
 from tests.chain_checks import check_chain
 from tests.checks import check_logmatmulexp
+from tests.conftest import import_or_skip
 from tests.gradient_checks import check_vjp_logmatmulexp
 
 # The least normal number of a dtype is 2^-least.
@@ -165,3 +166,21 @@ def test_only_paths_far_below_others_in_single_precision():
     result = alc.LogChain(x, transitions=np.eye(64, dtype="float32")).posterior()
     np.testing.assert_allclose(result.marginals.sum(-1), 1, rtol=1e-5)
     np.testing.assert_allclose(result.expected_transitions.sum(dtype=float), 64 * 19, rtol=1e-6)
+
+
+def test_sums_of_products_below_normal_numbers_are_certified_where_they_are_flushed(monkeypatch):
+    """A sum may be tiny before its row is rescaled; processors can be told to flush to zero."""
+    torch = import_or_skip("torch")
+    monkeypatch.setattr(_select, "COMPILED", False)
+    K = 2048
+    initial, P = np.full(K, 2.0**-27, np.float32), np.full((K, K), 2.0**-100, np.float32)
+    initial[0], P[0], P[0, 0] = 2.0**-60, 2.0**-40, 1.0
+    x = np.zeros((2, K), np.float32)
+    weights = initial.astype(float) @ P
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush to zero")
+    try:
+        found = alc.LogChain(x, transitions=P, initial=initial).filtered().probabilities[1]
+    finally:
+        torch.set_flush_denormal(False)
+    np.testing.assert_allclose(found, weights / weights.sum(), rtol=1e-5)

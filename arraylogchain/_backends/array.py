@@ -7,7 +7,8 @@ computed again from its start in log space, where each step is a certified produ
 most MAX_FACTOR, and entries of a matrix at most 2. Underflow in a sum of K terms, in entries of the
 matrix and in products, costs less than 5 K tiny MAX_WEIGHT. The sum is at least MIN_WEIGHT /
 MAX_FACTOR, as it is at least MIN_WEIGHT after it is multiplied by its factor. In float32,
-5 K tiny MAX_WEIGHT < eps MIN_WEIGHT / MAX_FACTOR for K up to 2**14.
+5 K tiny MAX_WEIGHT < eps MIN_WEIGHT / MAX_FACTOR for K up to 2**14. A sum that is rescaled before
+it is in range is compared with 5 K tiny MAX_WEIGHT / eps itself.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ MIN_WEIGHT, MAX_WEIGHT, MAX_FACTOR = 2.0**-60, 2.0**10, 2.0**16
 _MAX_STATES = 1 << 14
 
 # ``predict(before, time, active, out)`` multiplies messages by the matrices of a transition,
-# ``update(predicted, i, out)`` by exponentials of potentials. They return True if certified.
+# ``update(predicted, i, out)`` by exponentials of potentials. They return False if the segment is
+# to be computed in log space: if matrices do not fit the workspace, or messages are not certified.
 Predict = Callable[[Array, int, RowIndex, Array], bool]
 Update = Callable[[Array, int, Array], bool]
 
@@ -161,6 +163,8 @@ class _SegmentStepper:
             if not ctx.are_between(weights, MIN_WEIGHT, MAX_FACTOR):
                 return None
             maxima = ctx.load(maxima[..., 0], ctx.widest)
+        precision = ctx.precision
+        lowest = 5.0 * int(x.shape[-1]) * precision.tiny * MAX_WEIGHT / precision.eps
 
         def predict(before: Array, time: int, active: RowIndex, out: Array) -> bool:
             operand, matrix = self.backend.matrix(time, self.backward)
@@ -173,10 +177,12 @@ class _SegmentStepper:
         def update(predicted: Array, i: int, out: Array) -> bool:
             ctx.apply(xp.multiply, predicted, weights[i, ...], out=out)
             if not ctx.are_between(out, MIN_WEIGHT, MAX_WEIGHT):
+                # `predicted` may be `out`.
+                is_certified = ctx.are_between(out / weights[i, ...], lowest, math.inf)
                 exponent = -xp.floor(xp.log2(xp.max(out, axis=-1)))
                 out[...] = ctx.scaled(out, exponent[..., None])
-                # NaN fails this test too.
-                if not ctx.are_between(out, MIN_WEIGHT, MAX_WEIGHT):
+                # NaN fails these tests too.
+                if not is_certified or not ctx.are_between(out, MIN_WEIGHT, MAX_WEIGHT):
                     return False
                 self.exponents = self.exponents - ctx.load(exponent, ctx.widest)
             if maxima is not None:

@@ -53,7 +53,9 @@ def log_probability(ctx: Context, chain: Chain, workspace: int, states: Array) -
         for steps, segment in one_pass.run(Keep.UPDATED):
             for part in chunks(steps.stop - steps.start, size):
                 messages = segment.updated.steps(part)
-                total = total + ctx.xp.sum(paths.losses(steps.start + part.start, messages), axis=0)
+                total = total + ctx.xp.sum(
+                    paths.surprisals(steps.start + part.start, messages), axis=0
+                )
         sums = one_pass.carry.to_log_space(ctx).values + paths.initial[0]
         is_finite = ctx.xp.max(sums, axis=-1) < math.inf
         shard.write(out, ctx.xp.where(is_finite, 0.0 - total, math.nan))
@@ -131,7 +133,7 @@ class Paths:
         """Return masks [..., K] of the states of paths [...]."""
         return path[..., None] == self._arange(self.shard.chain.num_states)
 
-    def losses(self, start: int, updated: Messages) -> Array:
+    def surprisals(self, start: int, updated: Messages) -> Array:
         """Return -log q_t [n, groups, rows], from backward messages of the steps from `start` on.
 
         They are 0 past the end of a row, and infinite where the path is impossible.
@@ -147,11 +149,11 @@ class Paths:
         ratios = xp.where(self.is_own(path), -math.inf, ratios)
         top = xp.clip(xp.max(ratios, axis=-1), 0.0, None)
         others = ctx.row_sums(xp.exp(ratios - top[..., None]))
-        losses = xp.where(top > 0, top + xp.log(others + xp.exp(-top)), xp.log1p(others))
+        surprisals = xp.where(top > 0, top + xp.log(others + xp.exp(-top)), xp.log1p(others))
         is_impossible = (own[0] == -math.inf) | (own[1] == -math.inf)
-        losses = xp.where(is_impossible[..., 0], math.inf, losses)
+        surprisals = xp.where(is_impossible[..., 0], math.inf, surprisals)
         is_valid = self.shard.valid_steps(slice(start, stop))
-        return losses if is_valid is None else xp.where(is_valid, losses, 0.0)
+        return surprisals if is_valid is None else xp.where(is_valid, surprisals, 0.0)
 
     def _from_path(self, start: int, stop: int) -> Sequence[Array]:
         """Return logs [n, groups, rows, K] of transitions from the path, or of initial weights.
@@ -239,7 +241,7 @@ class PathGradientPass(BackwardPass):
         count = segment.sources.stop
         if count:
             # Marginals overwrite these messages.
-            losses = paths.losses(steps.start + 1, back.updated.steps(segment.targets))
+            surprisals = paths.surprisals(steps.start + 1, back.updated.steps(segment.targets))
         marginals, is_own = segment.marginals(), segment.is_own[: steps.stop - steps.start, ...]
         own = ctx.row_sums(xp.where(is_own, marginals, 0.0))
         others = ctx.row_sums(xp.where(is_own, 0.0, marginals))
@@ -247,7 +249,7 @@ class PathGradientPass(BackwardPass):
         self.add_marginals(steps, gradients, forward)
         if count:
             own, others = own[:count, ...], others[:count, ...]
-            rest = own * ctx.load(xp.expm1(-losses), self.precision) - others
+            rest = own * ctx.load(xp.expm1(-surprisals), self.precision) - others
             segment.add_own_pairs(segment.where(segment.no_pair, 0.0, rest))
 
     def boundary_gradient(self, message: Messages, weights: Array, is_log: bool) -> Array:

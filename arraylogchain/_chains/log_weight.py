@@ -55,7 +55,10 @@ def log_weight_parts(
 def _weights_in(
     ctx: Context, chain: Chain, states: Array, lengths: Array | None, box: Box
 ) -> Iterator[Array]:
-    """Yield the logs [..., n] of what the steps of a box give to paths, and what leads on."""
+    """Yield the log weights [..., n] of paths at the steps of a box.
+
+    They are potentials, transitions to the next step, and initial and final weights.
+    """
     xp, lead, start = ctx.xp, box[:-1], box[-1].start
     stop = min(box[-1].stop + 1, chain.num_steps)
     path = states_of(ctx, states, lengths, (*lead, slice(start, stop)))

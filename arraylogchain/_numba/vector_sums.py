@@ -46,4 +46,4 @@ def _product(is_product: bool) -> Function:
 
 
 # Arrays are flat and writable.
-multiply, maximise = _product(True), _product(False)
+multiply, maximize = _product(True), _product(False)

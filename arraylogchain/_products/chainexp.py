@@ -246,9 +246,10 @@ def multiplication_order(sizes: Shape) -> list[tuple[int, int]]:
     """
     n = len(sizes) - 1
     if n > _MAX_OPTIMIZED:
-        remaining = sizes[0] * sum(p * q for p, q in itertools.pairwise(sizes[1:]))
-        right = sizes[-1] * sum(p * q for p, q in itertools.pairwise(sizes[:-1]))
-        return [(0, j) if remaining <= right else (n - 1 - j, n - j) for j in range(1, n)]
+        cost_from_left = sizes[0] * sum(p * q for p, q in itertools.pairwise(sizes[1:]))
+        cost_from_right = sizes[-1] * sum(p * q for p, q in itertools.pairwise(sizes[:-1]))
+        is_from_left = cost_from_left <= cost_from_right
+        return [(0, j) if is_from_left else (n - 1 - j, n - j) for j in range(1, n)]
 
     @cache
     def best(i: int, j: int) -> tuple[int, list[tuple[int, int]]]:

@@ -279,8 +279,8 @@ def posterior(chain: Any) -> Tensors:
 
 
 def filtered(chain: Any) -> Tensors:
-    def compute(ctx: Context, entered: Chain, workspace: int) -> Array:
-        marginals, normalizers = chains.messages.filtered(ctx, entered, workspace)
+    def compute(ctx: Context, validated: Chain, workspace: int) -> Array:
+        marginals, normalizers = chains.messages.filtered(ctx, validated, workspace)
         return ctx.xp.concat([marginals, normalizers[..., None]], axis=-1)
 
     columns = _value(chain, compute, reference.filtered, kind=Filtered)
@@ -304,8 +304,8 @@ def log_weight(chain: Any, states: Any) -> Tensor:
     """Return `LogChain.log_weight` as sums of entries, which autograd differentiates by itself."""
     arguments = chain._arguments.floating()
     check_tensors(arguments)
-    entered = make_chain(arguments, chain._arguments.lengths)
-    total = _log_weight(entered, states, chain._workspace)
+    validated = make_chain(arguments, chain._arguments.lengths)
+    total = _log_weight(validated, states, chain._workspace)
     return total.to(rules.result_dtype(*arguments.values()))
 
 
@@ -313,29 +313,29 @@ def log_probability(chain: Any, states: Any) -> Tensor:
     # The caller may change the original before derivatives are computed.
     paths = states.clone() if isinstance(states, torch.Tensor) else np.array(states)
 
-    def compute(ctx: Context, entered: Chain, workspace: int) -> Array:
-        checked = check_states(ctx, paths, entered, workspace)
-        return chains.log_probability.log_probability(ctx, entered, workspace, checked)
+    def compute(ctx: Context, validated: Chain, workspace: int) -> Array:
+        checked = check_states(ctx, paths, validated, workspace)
+        return chains.log_probability.log_probability(ctx, validated, workspace, checked)
 
-    def log_probability(entered: Chain) -> Tensor:
-        weight = _log_weight(entered, paths, chain._workspace)
-        difference = weight - reference.log_partition(entered)
+    def log_probability(validated: Chain) -> Tensor:
+        weight = _log_weight(validated, paths, chain._workspace)
+        difference = weight - reference.log_partition(validated)
         return torch.where(torch.isneginf(weight), weight, difference)
 
     return _value(chain, compute, log_probability, kind=Partition, paths=(paths,))
 
 
-def _log_weight(entered: Chain, states: Any, workspace: int) -> Tensor:
+def _log_weight(validated: Chain, states: Any, workspace: int) -> Tensor:
     """Return the log weights of paths in float64, differentiably."""
-    ctx = native_context(torch_namespace, entered.parts["potentials"].device, "float64")
-    states = check_states(ctx, states, entered, workspace)
+    ctx = native_context(torch_namespace, validated.parts["potentials"].device, "float64")
+    states = check_states(ctx, states, validated, workspace)
     states = states_of(ctx, states, None, (slice(None),) * states.ndim)
     times, is_valid = (
-        torch.arange(entered.num_steps, device=ctx.device),
-        reference.valid_steps(entered),
+        torch.arange(validated.num_steps, device=ctx.device),
+        reference.valid_steps(validated),
     )
     states = torch.where(is_valid, states, 0)  # with all batch axes
-    sources = times[:-1] * (not entered.has_one_matrix)
+    sources = times[:-1] * (not validated.has_one_matrix)
     places = {
         "potentials": (times, states),
         "transitions": (sources, states[..., :-1], states[..., 1:]),
@@ -343,12 +343,12 @@ def _log_weight(entered: Chain, states: Any, workspace: int) -> Tensor:
         "final": (entries(states, is_valid.sum(-1, keepdim=True) - 1, axes=1),),
     }
     logs = []
-    for part in entered.parts:
-        weights = entries(entered.parts[part], *places[part], axes=1)
-        if entered.lengths is not None and len(places[part]) > 1:
+    for part in validated.parts:
+        weights = entries(validated.parts[part], *places[part], axes=1)
+        if validated.lengths is not None and len(places[part]) > 1:
             is_read = is_valid[..., -weights.shape[-1] :]
-            weights = torch.where(is_read, weights, float(part not in entered.logs))
-        if part not in entered.logs:
+            weights = torch.where(is_read, weights, float(part not in validated.logs))
+        if part not in validated.logs:
             weights = reference.logs_of(weights.double())
         logs.append(weights)
     terms = torch.cat(logs, -1).double()

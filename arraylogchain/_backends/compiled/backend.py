@@ -1,4 +1,4 @@
-"""The recursions of a piece of a chain, by loops."""
+"""The compiled backend: recursions over the segments of a shard."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _NO_WEIGHTS = np.empty(0)
 class CompiledBackend(WholeChainCalls):
     """See `interface.Backend`.
 
-    What loops leave are arrays [steps, G, K, R]: R rows that share a matrix side by side, or each
-    row by itself, R being 1.
+    The compiled loops return arrays [steps, G, K, R]: R rows that share a matrix side by side, or
+    each row by itself, R being 1.
     """
 
     max_useful_rows, holds_matrices = 256, True
@@ -47,7 +47,7 @@ class CompiledBackend(WholeChainCalls):
     def __init__(self, shard: Shard, workspace: int) -> None:
         self.shard, self.K, self.workspace = shard, shard.chain.num_states, workspace
         self.R = shard.rows if shard.rows >= SIDE_BY_SIDE else 1
-        # How many of what loops take share the matrices of one group.
+        # Blocks of R rows that share the matrices of one group.
         self.per_group = shard.rows // self.R
         self.G = shard.groups * self.per_group
         self.lengths = np.empty((self.G, self.R), np.int64)

@@ -1,14 +1,14 @@
 """Parts of a step of weights [K, R], flat, of R rows side by side.
 
-A row's weights are *linear*, each 0 or in [least, MOST], or logarithms near 0.
+A row's weights are *linear*, each 0 or in [min_weight, MOST], or logarithms near 0.
 
 A linear step is a product, and a product with exp(x - top). With entries of matrices 0 or above
-2^-1000 / least no term of a sum is subnormal, and a factor is at least exp(DEEPEST): so nothing is
-lost before a weight is found to be outside of its range. Then all weights of its row are multiplied
-by a power of two. If the row still is not in range, it has failed.
+2^-1000 / min_weight no term of a sum is subnormal, and a factor is at least exp(DEEPEST), so
+nothing is lost before a weight is found to be outside of its range. Then all weights of its row
+are multiplied by a power of two. If the row still is not in range, it has failed.
 
-Where entries were left out of a matrix, sums have to be so large that these are nothing, or have
-no term.
+Where small entries of a matrix were replaced by 0, each sum must be at least the threshold, or have
+no positive term.
 """
 
 from __future__ import annotations
@@ -213,8 +213,11 @@ def split_potentials(segment, low, count, scratch):
 
 
 @inner
-def raise_weights(w, top, exponent):
-    """Raise the largest weights of rows, so that products of two directions' are in range too."""
+def rescale_small_rows(w, top, exponent):
+    """Multiply each row whose largest weight is below SMALL by a power of two.
+
+    Products of forward and backward weights then do not underflow.
+    """
     R = len(top)
     elementary.row_maxima(w, R, top)
     small = 0

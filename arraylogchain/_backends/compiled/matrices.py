@@ -137,7 +137,10 @@ def prepare_linear(values, is_log, out, scales, extremes):
 
 
 def logs_of(values: Array, is_log: bool) -> tuple[Floats, Floats, int]:
-    """Return logarithms of matrices [g, s, K, K], less whole numbers, these, all flat, and s."""
+    """Return logarithms of matrices [g, s, K, K] minus shifts, the shifts, and s; both flattened.
+
+    Shifts are integers, the maxima of matrices that are given as logarithms.
+    """
     x = np.ascontiguousarray(values, np.float64)
     maxima = whole_maximum(np, x, (-2, -1)) if is_log else np.zeros(x.shape[:2])
     x = x - maxima if is_log else np.log(x)

@@ -18,7 +18,7 @@ from arraylogchain._backends.compiled.matrices import SparseColumns
 from arraylogchain._numba import elementary
 from arraylogchain._numba.compiling import compiled, inlined, inner
 from arraylogchain._numba.elementary import INF, exp, integer_shift, max_or_nan, subtract_row_max
-from arraylogchain._numba.vector_sums import maximise
+from arraylogchain._numba.vector_sums import maximize
 
 
 @compiled
@@ -67,9 +67,9 @@ def max_product(x, matrices, sparse, lengths, carry, updated, scratch, first):
             n = matrix_index(per_group, g // sharing, t, first_matrix, False)
             if moved > 0:
                 if len(sparse.rows) > 0:
-                    _maximise_sparse(out, m, sparse, R, moved)
+                    _maximize_sparse(out, m, sparse, R, moved)
                 else:
-                    maximise(out, m, L, n * K * K, K, R, moved)
+                    maximize(out, m, L, n * K * K, K, R, moved)
                 if is_special or elementary.count_special(m) > 0:
                     _write_nan(out, m, L, n * K * K, K, R, moved)
             copy_rows(out, m, R, moved)
@@ -90,7 +90,7 @@ def max_product(x, matrices, sparse, lengths, carry, updated, scratch, first):
 
 
 @inner
-def _maximise_sparse(out, m, columns, R, num_rows):
+def _maximize_sparse(out, m, columns, R, num_rows):
     """Write the largest m[k] + L[k, j] of the first rows, given the compressed columns of L."""
     starts, rows, _, logs = columns
     for j in range(len(starts) - 1):

@@ -171,7 +171,7 @@ def advance_linear(segment, rows, prepared, stored, scratch):
     zero = S - S  # not a literal, see `enter_linear_space`
     message = stored.updated[S % num_updated if backward else zero, updated_g]
     num_linear = _load_linear_rows(rows, message, shift, exponent)
-    linear_space.raise_weights(message, row_max, exponent)
+    linear_space.rescale_small_rows(message, row_max, exponent)
     _store_scales(stored.updated_scales, g, S if backward else zero, shift, exponent)
     batch_start, next_batch = zero, zero  # steps whose potentials are exponentiated together
     for s in range(S if num_linear else 0):
@@ -200,7 +200,7 @@ def advance_linear(segment, rows, prepared, stored, scratch):
             if num_linear == 0:
                 return
         if s % linear_space.PERIOD == 0:
-            linear_space.raise_weights(updated, row_max, exponent)
+            linear_space.rescale_small_rows(updated, row_max, exponent)
         for r in range(R):
             shift[r] += x_shifts[i - batch_start, r]
         _store_scales(stored.updated_scales, g, i + (not backward), shift, exponent)

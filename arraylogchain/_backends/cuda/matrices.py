@@ -43,7 +43,7 @@ class PreparedMatrices(NamedTuple):
     scales : array [groups, n, 2]
         Of these and maybe of other matrices.
     first : int
-        The number of the first of these among them.
+        Index along axis 1 of `scales` of the first of these matrices.
     num_matrices : int
         Of each group.
     """
@@ -97,9 +97,9 @@ def prepare(
     Parameters
     ----------
     scales : array [groups, n, 2]
-        Memory for their scales, from number `first` on.
+        Receives the scales of the matrices, from index `first` of axis 1 on.
     uses : tuple of bool
-        Whether factors and logs are needed.
+        Whether exponentials and logarithms of the matrices are computed.
     transposes_logs : bool
         Whether logs are stored as [to, from].
     """

@@ -10,7 +10,7 @@ import arraylogchain as alc
 from tests.conftest import import_or_skip
 
 # Imports of optional parts of the package.
-OPTIONAL = {"_numba": "numba", "_dask": "dask.array", "_torch": "torch"}
+OPTIONAL = {"_numba": "numba", "_dask": "dask.array", "_torch": "torch", "operators": "torch"}
 MODULES = [
     name
     for _, name, _ in pkgutil.walk_packages(alc.__path__, "arraylogchain.")

@@ -205,7 +205,7 @@ def operators():
     return importlib.import_module("arraylogchain._torch.operators")
 
 
-def test_methods_have_operators():
+def test_methods_have_operators(torch):
     assert operators().METHODS.keys() == set(PLANNED) - {"sample"}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arraylogchain._cuda.kernels import Kernel, Launch
+from arraylogchain._cuda.kernels import Kernel, Launch, Struct
 from tests.cuda.conftest import SEED_PARAMS, SEEDS
 from tests.cuda.cpu_device import CpuDevice, KernelError
 
@@ -96,8 +96,7 @@ def test_bfloat16_rounds_to_nearest_even():
 
 
 def test_parameters_of_every_kind():
-    pair = np.zeros((), np.dtype([("small", np.int32), ("large", np.int64, (2,))], align=True))
-    pair["small"], pair["large"] = 7, (8, 9)
+    pair = Struct((np.int32, "small"), (np.int64, "first second")).pack(7, 8, 9)
     out = np.zeros(6)
     arguments = (np.int8(-3), pair, np.float32(0.5), None, np.int64(1 << 40), out)
     run("parameters", *arguments, threads=1)

@@ -332,7 +332,7 @@ class LogChain:
         -----
         The backtrace of `viterbi` for several paths: at each step it keeps the states that the best
         paths end in, in time proportional to T, K and `num_paths`. Rounding is as for `viterbi`. In
-        a row with weights of inf, only paths of weight inf are found.
+        a row with weights of inf, only paths of weight inf are found, and not always all of them.
         Results are detached from autograd: ``log_weight(paths.states)`` of `LogChain` has
         gradients.
 

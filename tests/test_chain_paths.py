@@ -280,3 +280,20 @@ def test_probabilities_of_all_paths(backend, dtype):
     np.testing.assert_array_equal(backend.to_numpy(one), logs[5])
     with pytest.raises(TypeError, match=r"path\.states"):
         alc.vjp.log_probability(case.chain, case.chain.viterbi())
+
+
+@pytest.mark.parametrize("name", ["initial", "final"])
+@pytest.mark.parametrize(
+    ("weights", "x", "expected"),
+    [
+        ([1.0, 1e-310], [0.0, 714.0], -0.5494927),
+        ([1e-300, 1e300], [0.0, -1450.0], -1.87499986e270),
+        ([1e-38, 1e286], [8453.0, 7629.0], -13846.72),
+    ],
+)
+def test_gradients_by_weights_do_not_need_those_of_other_states(name, weights, x, expected):
+    """Which may be beyond all numbers, or 0."""
+    chain = alc.LogChain(np.array([x]), **{name: np.array(weights)})
+    _, pullback = alc.vjp.log_probability(chain, np.array([0]))
+    own = getattr(pullback(-1.0), name)[0]
+    assert np.isclose(own, expected, rtol=1e-6)

@@ -373,6 +373,8 @@ def test_negative_weights_of_tensors(torch_backend, name, value, kind, grad):
         (2**70, f"at most {(2**63 - 1) // 8 // 15}, got {2**70}"),
         (0, "at least 1, got 0"),
         (2.0, "an integer, got float"),
+        (np.array(2.5), "an integer, got ndarray"),
+        (np.array(True), "an integer, got ndarray"),
     ],
 )
 @pytest.mark.parametrize("library", ["numpy", "dask"])

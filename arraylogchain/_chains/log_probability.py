@@ -252,13 +252,15 @@ class PathGradientPass(BackwardPass):
             rest = own * ctx.load(xp.expm1(-surprisals), self.precision) - others
             segment.add_own_pairs(segment.where(segment.no_pair, 0.0, rest))
 
-    def boundary_gradient(self, message: Messages, weights: Array, is_log: bool) -> Array:
+    def boundary_gradient(
+        self, message: Messages, weights: Array, is_log: bool, by_logs: bool
+    ) -> Array:
         ctx, xp, is_final = self.ctx, self.ctx.xp, message is self.forward_pass.carry
-        gradient = super().boundary_gradient(message, weights, is_log)
+        gradient = super().boundary_gradient(message, weights, is_log, by_logs)
+        # Probabilities, as a gradient by weights may be out of range.
+        p = gradient if by_logs else super().boundary_gradient(message, weights, is_log, True)
         is_own = self.paths.is_own(self.paths.last() if is_final else self.paths.at(0, 1)[0, ...])
-        weights = ctx.cast(xp.ones_like(weights) if is_log else weights, gradient.dtype)
-        is_zero = is_own | (weights == 0) | (gradient == 0)
-        others = xp.where(is_zero, 0.0, gradient * weights)
-        others = ctx.row_sums(others)[..., None]
+        weights = ctx.cast(xp.ones_like(weights) if by_logs else weights, gradient.dtype)
+        others = ctx.row_sums(xp.where(is_own, 0.0, p))[..., None]
         own = xp.where(others == 0, 0.0, -others / weights)
         return xp.where(is_own, own, gradient)

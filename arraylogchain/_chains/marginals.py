@@ -219,7 +219,7 @@ class BackwardPass:
         for name, message in (("initial", first), ("final", self.forward_pass.carry)):
             if name in requested:
                 weights, is_log = self.shard.boundary_weights(backward=name == "final")
-                gradient = self.boundary_gradient(message, weights, is_log)
+                gradient = self.boundary_gradient(message, weights, is_log, by_logs=is_log)
                 self.accumulator.add(name, self.shard, (slice(None),), gradient)
 
     def run(self) -> Any:
@@ -240,21 +240,26 @@ class BackwardPass:
         segment = SegmentMarginals(self.sums, steps, forward, back.predicted, back.updated)
         self.add_marginals(steps, segment.marginals(), forward)
 
-    def boundary_gradient(self, message: Messages, weights: Array, is_log: bool) -> Array:
-        """Return the gradient with respect to initial or final weights, or to their logarithms."""
+    def boundary_gradient(
+        self, message: Messages, weights: Array, is_log: bool, by_logs: bool
+    ) -> Array:
+        """Return the gradient with respect to initial or final weights, or to their logarithms.
+
+        `is_log` tells which of them are given, and `by_logs` which the gradient is for.
+        """
         ctx, xp, g = self.ctx, self.ctx.xp, self.cotangents.values
         if not is_log and message.is_log is None:
             terms = ctx.load(weights, self.precision) * message.values
             factors = self.cotangents.over(ctx.row_sums(terms))
             if factors is not None:
-                return message.values * factors[..., None]
+                return (terms if by_logs else message.values) * factors[..., None]
         values = ctx.load(message.to_log_space(ctx).values, ctx.widest)
         high, remainder = split_log(ctx, weights, is_log)
         shift = whole_maximum(xp, values + high)
         joint = (values + (high - shift)) + remainder
         total, g = log_sum(xp, joint)[..., None], g[..., None]
         is_zero = (total == -math.inf) | (g == 0)
-        if is_log:
+        if by_logs:
             gradient = xp.exp(joint - total) * g
         else:
             del joint, high, remainder  # frees memory before the next temporaries

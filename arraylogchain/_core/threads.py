@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
@@ -88,11 +88,16 @@ def check_workers(workers: int | None) -> int | None:
 
 def at_least(lowest: int, name: str, x: int, unit: str = "") -> int:
     """Return an argument that has to be an integer from `lowest` on."""
-    if isinstance(x, bool) or getattr(x, "ndim", False) or not hasattr(x, "__index__"):
+    is_bool = isinstance(x, bool) or "bool" in str(getattr(x, "dtype", ""))
+    value = None
+    if not is_bool and not getattr(x, "ndim", False) and hasattr(x, "__index__"):
+        with suppress(TypeError):  # arrays without axes may hold other numbers
+            value = x.__index__()
+    if value is None:
         raise TypeError(f"{name} must be an integer, got {type(x).__name__}")
-    if x.__index__() < lowest:
+    if value < lowest:
         raise ValueError(f"{name} must be at least {lowest}{unit}, got {x}")
-    return x.__index__()
+    return value
 
 
 def using(workers: int | None) -> AbstractContextManager[None]:

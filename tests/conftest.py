@@ -123,6 +123,13 @@ def required() -> list[str]:
     return os.environ.get("ALC_REQUIRE_BACKENDS", "").replace(",", " ").split()
 
 
+# Tests of tables, of which one in so many runs by default; the others are exhaustive.
+ONE_IN = {
+    "tests/cuda/test_public.py::test_scenario": 8,
+    "tests/cuda/test_public.py::test_samples_are_those_of_array_operations": 4,
+    "tests/cuda/test_recursions.py::test_scenarios": 8,
+    "tests/cuda/test_recursions.py::test_drifting_chains": 4,
+} | ({} if ON_CUDA else {"tests/test_chain_table.py::test_scenario": 2})
 # Parts of names of tests of long chains, and of many or wide rows.
 LONG = ("shards", "drifting", "widen", "disconnected", "identity", "leaving", "many rows")
 LONG = (*LONG, "K = 40", "K = 130", "2000")
@@ -219,7 +226,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark long tests that repeat others on another library or dtype as exhaustive.
+    """Mark most tests of tables, and long ones that repeat others, as exhaustive.
 
     array-api-strict runs long tests only on its device without float64, where they take seconds,
     and of scenarios with both linear and log weights only the linear ones. Tensors have the
@@ -236,6 +243,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # The kernels' own tables have float64.
         is_kernel = "float64" in item.name and item.path.match("cuda/test_public.py")
         if is_log or is_float32 or is_kernel:
+            item.add_marker(pytest.mark.exhaustive)
+    for item in items:
+        share = ONE_IN.get(item.nodeid.partition("[")[0], 1)
+        if selection.digest("", item.nodeid)[0] % share:
             item.add_marker(pytest.mark.exhaustive)
     twice = {item for item in long if "strict-float64" in item.name}
     config.hook.pytest_deselected(items=list(twice))

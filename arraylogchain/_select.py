@@ -60,12 +60,12 @@ def route(operation: str, ctx: Context, chain: Chain, workspace: int) -> tuple[s
 def _multiply_pays(rows: int, states: int, entries: int) -> bool:
     """Return whether array operations are faster than compiled loops, for one step of a group.
 
-    `rows` share a matrix, of which loops visit `entries`. Costs are in units of 1/40 ns. Loops take
-    4 for each entry and row. Array operations take 4 for each entry of the full matrix, 1 for each
-    of its entries and row, 160 for each state and row, and 400,000 (10 us) for calls.
+    `rows` share a matrix, of which loops visit `entries`. Costs are in picoseconds. Loops take 140
+    for each entry and row. Array operations take 80 for each entry of the full matrix, 25 for each
+    of its entries and row, 3000 for each state and row, and 10 us for calls.
     """
-    array_cost = (4 + rows) * states**2 + 160 * rows * states + 400_000
-    return 4 * rows * entries > array_cost
+    array_cost = (80 + 25 * rows) * states**2 + 3000 * rows * states + 10_000_000
+    return 140 * rows * entries > array_cost
 
 
 def _num_nonzero(chain: Chain) -> int:

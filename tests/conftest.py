@@ -128,8 +128,11 @@ ONE_IN = {
     "tests/cuda/test_public.py::test_scenario": 8,
     "tests/cuda/test_public.py::test_samples_are_those_of_array_operations": 4,
     "tests/cuda/test_recursions.py::test_scenarios": 8,
+    "tests/cuda/test_public.py::test_chains": 4,
     "tests/cuda/test_recursions.py::test_drifting_chains": 4,
-} | ({} if ON_CUDA else {"tests/test_chain_table.py::test_scenario": 2})
+    "tests/test_dask.py::test_chains": 4,
+    "tests/test_dask.py::test_what_chunks_of_time_hand_over": 4,
+} | ({} if ON_CUDA else {"tests/test_chain_table.py::test_scenario": 4})
 # Parts of names of tests of long chains, and of many or wide rows.
 LONG = ("shards", "drifting", "widen", "disconnected", "identity", "leaving", "many rows")
 LONG = (*LONG, "K = 40", "K = 130", "2000")

@@ -150,7 +150,7 @@ def relative(xp: Any, logs: Array) -> Array:
 
 
 def below_largest(xp: Any, logs: Array) -> Array:
-    """Return how far logs lie below the largest of the last axis; inf where they are -inf."""
+    """Return distances of logs below the largest of the last axis; inf where they are -inf."""
     top = xp.max(logs, axis=-1, keepdims=True)
     return xp.where(logs > -math.inf, xp.where(logs == top, 0.0, top - logs), math.inf)
 

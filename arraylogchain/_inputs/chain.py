@@ -196,9 +196,9 @@ class ChainArguments:
 
     def prepare(self) -> tuple[Context, Chain]:
         """Return the context and the chain of arrays in memory, detached from autograd."""
-        known = self.prepared
-        if known is not None and known.layouts == list(map(_LAYOUT, self.arrays.values())):
-            return known.ctx, known.chain
+        prepared = self.prepared
+        if prepared is not None and prepared.layouts == list(map(_LAYOUT, self.arrays.values())):
+            return prepared.ctx, prepared.chain
         ctx, arrays = prepare_inputs(self.arrays, like="log_potentials")
         return ctx, make_chain(arrays, self.lengths)
 

@@ -68,7 +68,7 @@ def are_plain(*arrays: Array) -> bool:
     if torch is None:
         return True
     tensors = [x for x in arrays if isinstance(x, torch.Tensor)]
-    if any(map(is_fake, tensors)):
+    if any(is_fake(x) for x in tensors if type(x) is not torch.Tensor):
         return False
     try:
         for i, x in enumerate(tensors):
@@ -108,10 +108,11 @@ def _trace(torch: Any) -> tuple[str, str] | None:
 
 def _unreadable(torch: Any, name: str, x: Any) -> tuple[str, str] | None:
     """Return a description of a tensor that cannot be read, and a hint; None for others."""
-    if is_fake(x):
-        return "a fake tensor, as torch.export makes", "call this outside of the export"
-    if is_instance(x, "torch.masked.maskedtensor.core", "MaskedTensor"):
-        return "a masked tensor", f"fill it first, by {name}.to_tensor(...)"
+    if type(x) is not torch.Tensor:
+        if is_fake(x):
+            return "a fake tensor, as torch.export makes", "call this outside of the export"
+        if is_instance(x, "torch.masked.maskedtensor.core", "MaskedTensor"):
+            return "a masked tensor", f"fill it first, by {name}.to_tensor(...)"
     if x.is_meta:
         return "one on the meta device", "move it to a device that has its values"
     if x.is_nested:

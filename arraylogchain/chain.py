@@ -472,9 +472,9 @@ class LogChain:
 
         Notes
         -----
-        Forward filtering, backward sampling [1]_. Samples are detached from autograd.
+        Forward filtering, backward sampling [2]_. Samples are detached from autograd.
 
-        .. [1] S. Frühwirth-Schnatter, "Data augmentation and dynamic linear models", Journal of
+        .. [2] S. Frühwirth-Schnatter, "Data augmentation and dynamic linear models", Journal of
            Time Series Analysis 15 (1994).
 
         Examples

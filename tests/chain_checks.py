@@ -242,9 +242,10 @@ def check_best_paths(case: ChainCase, num_paths: int = 5) -> None:
         if first is best.states:
             np.testing.assert_array_equal(array[0][is_exact], expected[is_exact])
         else:  # kernels add scales up in another order
-            eps = {"float16": 2.0**-10, "bfloat16": 2.0**-7}.get(case.dtype)
-            eps = eps or error_model.eps_of(case.dtype)
-            np.testing.assert_allclose(array[0], expected, rtol=2 * eps, atol=1e-12)
+            size = np.where(np.isfinite(expected), np.abs(expected), 0.0)
+            bound = 2 * error_model.half_ulp(expected, case.dtype) + 1e-12
+            bound = bound + 2 * error_model.eps_of(case.dtype) * size
+            assert_within(array[0], expected, bound, case.label("best_paths, first weight"))
     states = case.backend.read(paths.states, "int64").reshape(*shape, case.T)
     weights = case.backend.read(paths.log_weight, case.dtype).reshape(shape)
     assert_states(case, states, np.isnan(weights[0]))

@@ -43,7 +43,7 @@ _NUM_ARRAYS = 20
 
 def log_probability(ctx: Context, chain: Chain, workspace: int, states: Array) -> Array:
     """Return the log probabilities [...] of paths [..., T], as `check_states` returns them."""
-    chain, states = _of_paths(ctx, chain, states)
+    chain, states = _with_row_for_each_path(ctx, chain, states)
     out = ctx.empty(chain.batch, ctx.result_dtype)
 
     def work(one_pass: Pass) -> None:
@@ -71,7 +71,7 @@ def value_and_pullback(
     ctx: Context, chain: Chain, workspace: int, states: Array
 ) -> tuple[Array, Pullback]:
     """Return log probabilities of paths, and their pullback, which computes all messages again."""
-    chain, states = _of_paths(ctx, chain, ctx.xp.asarray(states, copy=True))
+    chain, states = _with_row_for_each_path(ctx, chain, ctx.xp.asarray(states, copy=True))
     out = log_probability(ctx, chain, workspace, states)
     is_infinite = ctx.xp.isinf(out)
 
@@ -90,7 +90,7 @@ def value_and_pullback(
     return out, pullback
 
 
-def _of_paths(ctx: Context, chain: Chain, states: Array) -> tuple[Chain, Array]:
+def _with_row_for_each_path(ctx: Context, chain: Chain, states: Array) -> tuple[Chain, Array]:
     """Return a chain with one row for each path, and the paths in the library that computes."""
     if not ctx.is_numpy:
         states = states_of(ctx, states, None, (slice(None),) * states.ndim)

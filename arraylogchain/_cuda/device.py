@@ -27,8 +27,8 @@ OLDEST_ARCHITECTURE = 75
 NO_CUPY = "CuPy is not installed; for CUDA devices install the extra cuda12 or cuda13"
 OLDEST_CUPY = (14, 2)  # the first whose cache on disk knows kernels by their template arguments
 
-# One and zero of cuBLAS's scale factors.
-_SCALARS: dict[str, Any] = {"s": np.array([1, 0], np.float32), "d": np.array([1, 0], np.float64)}
+# One and zero, cuBLAS's scale factors.
+_SCALARS: dict[str, Any] = {"s": (ctypes.c_float * 2)(1, 0), "d": (ctypes.c_double * 2)(1, 0)}
 # What kernels include of CUDA's own has to be there, too.
 _PROBE = """
 #include <cuda_bf16.h>
@@ -235,6 +235,7 @@ class _CudaDevice:
     library: str
     pointer: Callable[[Array], int]
     strides: Callable[[Array], tuple[int, ...]]
+    _stream: Callable[[], int]  # the library's current one on the device
 
     def __init__(self, cupy: Any, index: int) -> None:
         self._cupy = cupy
@@ -255,10 +256,6 @@ class _CudaDevice:
     def _here(self) -> AbstractContextManager[Any]:
         """Make the device current."""
         return self._current  # type: ignore[no-any-return]
-
-    def _stream(self) -> int:
-        """Return the library's current stream on the device."""
-        raise NotImplementedError
 
     def run(self, launch: Launch) -> None:
         """Queue a kernel by the driver: CuPy's own launch takes four times as long."""
@@ -304,7 +301,8 @@ class _CudaDevice:
             return False
         cublas = importlib.import_module("cupy_backends.cuda.libs.cublas")
         letter = "d" if a.dtype == np.float64 else "s"
-        one, zero = (_SCALARS[letter].ctypes.data + n * _SCALARS[letter].itemsize for n in (0, 1))
+        one = ctypes.addressof(_SCALARS[letter])
+        zero = one + ctypes.sizeof(_SCALARS[letter]) // 2
         # cuBLAS has columns first: it computes out' = b' a'.
         sizes = self._cupy.cuda.device.get_cublas_handle(), op_b, op_a, columns, rows, terms, one
         pointers = [self.pointer(x) for x in (b, a, out)]

@@ -137,14 +137,12 @@ class Struct:
 
 def parameters(values: Sequence[bytes]) -> ctypes.Array[ctypes.c_char]:
     """Return memory with the addresses of a kernel's parameters, and then these."""
-    offsets, end = [], 8 * len(values)
-    for value in values:
-        offsets.append(end)
-        end += -(-len(value) // 8) * 8
-    memory = ctypes.create_string_buffer(end)
+    padded = [value.ljust(-(-len(value) // 8) * 8, b"\0") for value in values]
+    *offsets, size = itertools.accumulate(map(len, padded), initial=8 * len(values))
+    memory = ctypes.create_string_buffer(size)
     start = ctypes.addressof(memory)
     addresses = struct.pack(f"@{len(values)}q", *(start + offset for offset in offsets))
-    memory.raw = b"".join((addresses, *(x.ljust(-(-len(x) // 8) * 8, b"\0") for x in values)))
+    memory.raw = b"".join((addresses, *padded))
     return memory
 
 

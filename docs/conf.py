@@ -72,8 +72,8 @@ html_sidebars = {
         "sidebar/brand.html",
         "sidebar/search.html",
         "sidebar/scroll-start.html",
-        "sidebar/navigation.html",
         "project.html",
+        "sidebar/navigation.html",
         "sidebar/scroll-end.html",
     ]
 }

@@ -279,7 +279,7 @@ class LogChain:
             where no path has a positive weight, and -1 where the log weight is NaN.
         log_weight : array [...]
             The log of that path's weight: -inf where no path has a positive weight, NaN where a
-            weight of the row is.
+            weight of the row is NaN.
 
         Notes
         -----
@@ -308,7 +308,7 @@ class LogChain:
         Parameters
         ----------
         num_paths : int
-            How many paths, at least 1.
+            Number of paths, at least 1.
 
         Returns
         -------
@@ -318,7 +318,8 @@ class LogChain:
             Past a row's length states are -1. They are 0 where a row has fewer paths of positive
             weight, and -1 where its log weight is NaN.
         log_weight : array [num_paths, ...]
-            -inf where a row has fewer paths of positive weight, NaN where a weight of the row is.
+            -inf where a row has fewer paths of positive weight, NaN where a weight of the row is
+            NaN.
 
         Raises
         ------
@@ -359,7 +360,7 @@ class LogChain:
     def log_weight(self, states: Array) -> Array:
         """Return the log weights of paths.
 
-        Minus `log_partition`, it is the log of a path's posterior probability.
+        Subtracting `log_partition` gives the log of a path's posterior probability.
 
         Parameters
         ----------
@@ -466,7 +467,7 @@ class LogChain:
         Raises
         ------
         TypeError
-            If `rng` is none of these.
+            If `rng` is of another type.
         ValueError
             If `num_samples` is negative, or samples would exceed addressable memory.
 
@@ -535,7 +536,7 @@ class LogChain:
     def posterior(self) -> ChainPosterior:
         """Return `log_partition`, `marginals` and `expected_transitions` together.
 
-        One forward and one backward pass compute all: the E-step of expectation maximization.
+        One forward and one backward pass compute all three: the E-step of expectation maximization.
 
         Returns
         -------
@@ -570,8 +571,8 @@ class LogChain:
         -------
         probabilities : array [..., T, K]
             ``p[..., i, k]`` is the weight of the paths of the first i + 1 steps that end in state
-            k, over the weight of all paths of these steps. 0 from the first step on where the
-            latter is 0, and past a row's length.
+            k, divided by the weight of all paths of these steps. 0 from the first step on where
+            the latter is 0, and past a row's length.
         log_normalizers : array [..., T]
             Log normalizer of each step, the increase of the log of the latter weight: in a hidden
             Markov model the log probability of an observation given the previous ones. Their sum is
@@ -580,8 +581,8 @@ class LogChain:
 
         Notes
         -----
-        Neither depends on later steps or on final weights. Errors are as large as in the forward
-        messages of a few steps, and do not grow with log Z.
+        Neither result depends on later steps or on final weights. Errors are as large as in the
+        forward messages of a few steps, and do not grow with log Z.
 
         Examples
         --------

@@ -222,7 +222,7 @@ def maxplus_matmul(
         shapes = shape_of(a), shape_of(b)
         layout = fold(*shapes)
         values, indices = maxplus.maxplus_matmul(ctx, layout, a, b, budget)
-        terms = maxplus.finite_terms(ctx, values, indices)
+        terms = maxplus.finite_terms(ctx, values, indices, budget)
 
         def pull(g: Array) -> Sequence[Array]:
             ctx.record_stream(terms)

@@ -110,7 +110,10 @@ def gradients(
     held = batch * (rows + columns) * terms * (is_converted + layout.copies)
     held += batch * (columns * (terms + 1) + 2 * rows * columns * layout.copies)
     row, item = batch * (2 * columns + terms + 1), ctx.precision.itemsize
-    panel = (budget // item - held - batch * rows * columns // TILE**2) // row
+    room = budget // item - held - batch * rows * columns // TILE**2
+    panel = room // row
+    if panel < rows:  # each panel's gradients are added to those of the panels before it
+        panel = (room - batch * columns * terms) // (row + batch * terms)
     if panel < min(rows, TILE):
         return None
     return _Gradients(ctx, layout, arrays, requested, propagates_nan).compute(panel)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from arraylogchain._core.axes import Fold, Shape, boxes, chunks
 from arraylogchain._core.context import Array, Context, shape_of
-from arraylogchain._products.tiling import Tiles, panels, run, tile_product
+from arraylogchain._products.tiling import Tiles, panels, run, tile_product, with_small_blocks
 
 
 def maxplus_matmul(
@@ -58,8 +58,9 @@ def maxplus_matmul(
     return values, indices
 
 
-def finite_terms(ctx: Context, values: Array, indices: Array) -> Array:
+def finite_terms(ctx: Context, values: Array, indices: Array, budget: int) -> Array:
     """Return the indices of terms that have gradients: -1 where a value is infinite or NaN."""
+    ctx, _ = with_small_blocks(ctx, budget)
     terms = ctx.empty(shape_of(indices), indices.dtype)
     for box in ctx.blocks(shape_of(indices)):
         terms[box] = ctx.xp.where(ctx.xp.isfinite(values[box]), indices[box], -1)

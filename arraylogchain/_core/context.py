@@ -188,8 +188,7 @@ class Context:
             if self.kernels is not None:
                 product = self.kernels.multiply(a, b)
             else:
-                wide = xp.matmul(*(xp.astype(x, xp.float64) for x in (a, b)))
-                product = xp.astype(wide, xp.float32)
+                product = multiply_in_float64(xp, a, b)
         elif out is not None and self.has_out:
             return xp.matmul(a, b, out=out)
         else:
@@ -270,6 +269,11 @@ class Context:
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return self.xp.empty(shape, dtype=dtype, device=self.device)
+
+
+def multiply_in_float64(xp: Any, a: Array, b: Array) -> Array:
+    """Return a @ b of float32 arrays, multiplied in float64."""
+    return xp.astype(xp.matmul(*(xp.astype(x, xp.float64) for x in (a, b))), xp.float32)
 
 
 def torch_allows_tf32() -> bool:

@@ -16,11 +16,12 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+from array_api_compat import array_namespace
 
-from arraylogchain._core.context import Array, torch_allows_tf32
+from arraylogchain._core.context import Array, multiply_in_float64, torch_allows_tf32
 from arraylogchain._cuda.kernels import OPTIONS, Kernel, Launch, compiled, parameters
 
 OLDEST_ARCHITECTURE = 75
@@ -35,53 +36,6 @@ _PROBE = """
 #include <cuda_fp16.h>
 extern "C" __global__ void probe() {}
 """
-
-
-class Device(Protocol):
-    """A place where kernels run, on arrays of one library.
-
-    Attributes
-    ----------
-    multiprocessors : int
-    shared_memory : int
-        Most bytes that a block may have.
-    architecture : int
-        The compute capability, 90 for 9.0.
-    identity : str
-        Its model, and the versions of the driver, NVRTC and CuPy.
-    known : dict of Kernel to bool
-        Kernels that have been loaded and found right here, or that cannot be used.
-    tables : Tables
-        Integers of the host that have been copied to the device.
-    """
-
-    multiprocessors: int
-    shared_memory: int
-    architecture: int
-    identity: str
-    known: dict[Kernel, bool]
-    tables: Tables
-
-    def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
-        """Return new memory, from the library's own pool, for use on its current stream."""
-
-    def pointer(self, x: Array) -> int:
-        """Return where the first entry of an array is."""
-
-    def strides(self, x: Array) -> tuple[int, ...]:
-        """Return the strides of an array in elements."""
-
-    def multiply(self, a: Array, b: Array) -> Array:
-        """Queue a matrix multiply, of float32 in float32: no switch makes it TF32."""
-
-    def run(self, launch: Launch) -> None:
-        """Queue a kernel on the library's current stream; this does not wait for it."""
-
-    def load(self, kernel: Kernel) -> None:
-        """Make a kernel ready to run: while a graph is captured, none can be loaded."""
-
-    def is_capturing(self) -> bool:
-        """Return whether the library's current stream is capturing a graph."""
 
 
 class Tables:
@@ -229,12 +183,39 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-class _CudaDevice:
-    """What both libraries have in common: CuPy's kernels, started with the device current."""
+class Device:
+    """A place where kernels run, on arrays of one library; CuPy compiles and starts them.
+
+    Attributes
+    ----------
+    library : {'cupy', 'torch'}
+    multiprocessors : int
+    shared_memory : int
+        Most bytes that a block may have.
+    architecture : int
+        The compute capability, 90 for 9.0.
+    identity : str
+        Its model, and the versions of the driver, NVRTC and CuPy.
+    known : dict of Kernel to bool
+        Kernels that have been loaded and found right here, or that cannot be used.
+    tables : Tables
+        Integers of the host that have been copied to the device.
+    empty : callable
+        Returns new memory from the library's pool, for use on its current stream, given a shape
+        and the name of a dtype.
+    pointer : callable
+        Returns the address of the first entry of an array.
+    strides : callable
+        Returns the strides of an array in elements.
+    multiply : callable
+        Queues a matrix multiply, of float32 in float32: no switch makes it TF32.
+    """
 
     library: str
+    empty: Callable[[tuple[int, ...], str], Array]
     pointer: Callable[[Array], int]
     strides: Callable[[Array], tuple[int, ...]]
+    multiply: Callable[[Array, Array], Array]
     _stream: Callable[[], int]  # the library's current one on the device
 
     def __init__(self, cupy: Any, index: int) -> None:
@@ -258,7 +239,10 @@ class _CudaDevice:
         return self._current  # type: ignore[no-any-return]
 
     def run(self, launch: Launch) -> None:
-        """Queue a kernel by the driver: CuPy's own launch takes four times as long."""
+        """Queue a kernel on the library's current stream; this does not wait for it.
+
+        By the driver: CuPy's own launch takes four times as long.
+        """
         cuda = self._cupy.cuda
         with self._here():
             cuda.runtime.setDevice(self._index)  # a thread's first call may be this
@@ -278,10 +262,12 @@ class _CudaDevice:
         return pointer.to_bytes(8, sys.byteorder)
 
     def load(self, kernel: Kernel) -> None:
+        """Make a kernel ready to run: while a graph is captured, none can be loaded."""
         with self._here():
             compiled(kernel, self._index, self.shared_memory)
 
     def is_capturing(self) -> bool:
+        """Return whether the library's current stream is capturing a graph."""
         with self._here():
             return _is_capturing(self._cupy, self.library)
 
@@ -315,15 +301,8 @@ class _CudaDevice:
             getattr(cublas, f"{letter}gemmStridedBatched")(*sizes, *batches, zero, *result)
         return True
 
-    def _multiply(self, a: Array, b: Array, out: Array) -> Array:
-        """Write a product of CuPy's arrays to `out`, where cuBLAS does not read them directly."""
-        if a.dtype == np.float32 and os.environ.get("CUPY_TF32") == "1":
-            out[...] = self._cupy.matmul(a.astype(np.float64), b.astype(np.float64))
-            return out
-        return self._cupy.matmul(a, b, out=out)
 
-
-class CupyDevice(_CudaDevice):
+class CupyDevice(Device):
     """CuPy's memory pool, and the stream that is CuPy's current one on the device."""
 
     library = "cupy"
@@ -344,10 +323,14 @@ class CupyDevice(_CudaDevice):
     def multiply(self, a: Array, b: Array) -> Array:
         with self._current:
             out = self.empty(_shape(a, b), str(a.dtype))
-            return out if self._gemm(a, b, out) else self._multiply(a, b, out)
+            if self._gemm(a, b, out):
+                return out
+            if a.dtype == np.float32 and os.environ.get("CUPY_TF32") == "1":
+                return multiply_in_float64(array_namespace(a), a, b)
+            return self._cupy.matmul(a, b, out=out)
 
 
-class TorchDevice(_CudaDevice):
+class TorchDevice(Device):
     """torch's caching allocator, and the stream that is torch's current one on the device."""
 
     library = "torch"
@@ -370,21 +353,18 @@ class TorchDevice(_CudaDevice):
         torch = self._torch
         if a.dtype != torch.float32 or not torch_allows_tf32():
             return torch.matmul(a, b)
-        if self.is_capturing():  # CuPy does not call cuBLAS then
-            return torch.matmul(a.double(), b.double()).float()
-        out, cuda = self.empty(_shape(a, b), "float32"), self._cupy.cuda
-        with self._here():
-            # As a context, a stream would leave another one behind than `use` has made current.
-            before = cuda.get_current_stream()
-            cuda.Stream.from_external(_Stream(self._stream())).use()
-            try:
-                if not self._gemm(a, b, out):
-                    # CuPy's copies would come from its own pool.
-                    arrays = (x.detach().contiguous() for x in (a, b, out))
-                    self._multiply(*map(self._cupy.from_dlpack, arrays))
-            finally:
-                before.use()
-        return out
+        if not self.is_capturing():  # CuPy does not call cuBLAS then
+            out, cuda = self.empty(_shape(a, b), "float32"), self._cupy.cuda
+            with self._here():
+                # As a context, a stream would leave another one behind than `use` made current.
+                before = cuda.get_current_stream()
+                cuda.Stream.from_external(_Stream(self._stream())).use()
+                try:
+                    if self._gemm(a, b, out):
+                        return out
+                finally:
+                    before.use()
+        return multiply_in_float64(array_namespace(a), a, b)
 
     def _here(self) -> AbstractContextManager[Any]:
         return self._torch.cuda.device(self._index)  # type: ignore[no-any-return]

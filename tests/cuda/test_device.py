@@ -464,6 +464,10 @@ def test_multiplies_that_cublas_does_not_read_are_the_library_s(cupy, cublas, mo
     device = find("cupy", SimpleNamespace(id=1))
     a = normal(4, 6)[:, ::2]
     np.testing.assert_allclose(device.multiply(a, a.T), a @ a.T)
+    monkeypatch.setenv("CUPY_TF32", "1")
+    monkeypatch.setattr(cupy, "matmul", None)
+    a = normal(4, 6).astype(np.float32)[:, ::2]
+    np.testing.assert_array_equal(device.multiply(a, a.T), (a.astype(float) @ a.T).astype("f4"))
     assert cublas.calls == []
 
 

@@ -24,8 +24,9 @@ from arraylogchain._core.context import Array, Context
 from arraylogchain._cuda.kernels import Kernel, source_text
 from arraylogchain._version import __version__
 
-# Takes a context and a kernel; yields results, exact ones, and what they may err by beyond 2 eps.
-Case = Callable[[Context, Kernel], Iterator[tuple[Array, np.ndarray, float]]]
+# Results, exact ones, and the allowed error beyond 2 eps of these, in eps.
+Results = Iterator[tuple[Array, np.ndarray, float]]
+Case = Callable[[Context, Kernel], Results]
 
 _lock = threading.Lock()
 

@@ -17,7 +17,7 @@ from arraylogchain._backends.cuda import hard_cases, matrices, operations
 from arraylogchain._backends.cuda.geometry import Geometry, geometry_of, row_strides
 from arraylogchain._backends.cuda.marginals import CudaBackwardPass
 from arraylogchain._backends.cuda.matrices import PreparedMatrices
-from arraylogchain._backends.cuda.structs import CHAIN, MESSAGES, ROWS, WEIGHTS, RowsFields
+from arraylogchain._backends.cuda.structs import CHAIN, MESSAGES, ROWS, WEIGHTS
 from arraylogchain._backends.interface import Keep, Messages, SegmentMessages
 from arraylogchain._backends.shards import Shard
 from arraylogchain._core.context import Array, Context
@@ -29,7 +29,7 @@ from arraylogchain._cuda.kernels import (
     kernel_named,
     threshold,
 )
-from arraylogchain._cuda.self_check import is_usable
+from arraylogchain._cuda.self_check import Results, is_usable
 from arraylogchain._products import cuda
 
 # Entries of states that one launch processes at most: less than a second of work.
@@ -49,9 +49,10 @@ class CudaBackend(ArrayBackend):
 
     def __init__(self, shard: Shard, workspace: int, geometry: Geometry | None = None) -> None:
         super().__init__(shard, workspace)
-        self._geometry = geometry
-        self._geometries: dict[bool, Geometry] = {}
-        self._prepared: dict[bool, PreparedMatrices] = {}
+        # A self-check of kernels gives a geometry.
+        self._is_check = geometry is not None
+        self._geometries = {x: geometry for x in (True, False) if geometry is not None}
+        self._prepared: dict[tuple[bool, bool], PreparedMatrices] = {}
         self._is_log = np.ones(shard.state_shape[:2], bool)
         self._final_log_sums: tuple[Messages | None, Array] = None, None
 
@@ -67,49 +68,43 @@ class CudaBackend(ArrayBackend):
         """Process a segment, forward or backward."""
         return self.advance_with_scales(carry, steps, backward, keep)[0]
 
+    def max_product(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
+        """Process a segment forward, with maxima instead of sums."""
+        return self.advance_with_scales(carry, steps, False, keep, sums=False)[0]
+
     def advance_with_scales(
         self,
         carry: Messages | None,
         steps: slice,
         backward: bool,
         keep: Keep,
+        sums: bool = True,
         restarts_scales: bool = False,
     ) -> tuple[SegmentMessages, Array]:
         """Process a segment; return its messages, and scales [groups, n, 2] of its matrices.
 
         The scale of a message is that of its step alone if scales restart.
         """
-        if not self.has_recursion():
-            return super().advance(carry, steps, backward, keep), None
+        if not self.has(*self.recursion(sums)):
+            if sums:
+                return super().advance(carry, steps, backward, keep), None
+            return super().max_product(carry, steps, keep), None
         count, last = steps.stop - steps.start, None if carry is None else self._contiguous(carry)
         predicted = self._messages(count) if keep == Keep.ALL else None
         updated = None if keep == Keep.NOTHING else self._messages(count + (keep == Keep.ALL))
-        first = steps.start - (
-            keep == Keep.ALL and not backward
-        )  # step of `updated`'s first message
+        # Step of `updated`'s first message.
+        first = steps.start - (keep == Keep.ALL and not backward)
         scales = self.scales(steps)
-        for part in self.parts(steps, backward, 2):
+        for part in self.parts(steps, backward, 1 + sums):
             before, last = last, self._messages(None)
             t0 = part.stop - 1 if backward else part.start
             places = (before, 0), (predicted, t0 - steps.start), (updated, t0 - first), (last, 0)
             packed = [self.pack(x, at, backward) for x, at in places]
-            self._launch(True, part, backward, (scales, steps.start), packed, restarts_scales)
+            prepared = self.prepared(part, backward, (scales, steps.start), sums)
+            self._launch(sums, part, backward, prepared, packed, restarts_scales)
         if self.shard.chain.has_one_matrix:
-            scales = self._prepared[backward].scales
+            scales = prepared.scales
         return SegmentMessages(predicted, updated, last), scales  # type: ignore[arg-type]
-
-    def max_product(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
-        """Process a segment forward, with maxima instead of sums."""
-        if not self.has_recursion(sums=False):
-            return super().max_product(carry, steps, keep)
-        updated = self._messages(steps.stop - steps.start) if keep == Keep.UPDATED else None
-        last, scales = None if carry is None else self._contiguous(carry), self.scales(steps)
-        for part in self.parts(steps, False, 1):
-            before, last = last, self._messages(None)
-            places = (before, 0), (None, 0), (updated, part.start - steps.start), (last, 0)
-            packed = [self.pack(x, at) for x, at in places]
-            self._launch(False, part, False, (scales, steps.start), packed)
-        return SegmentMessages(None, updated, last)  # type: ignore[arg-type]
 
     def backtrace(self, updated: Messages, after: Array, steps: slice) -> Array:
         """Return the states of best paths, integers [n, groups, rows]."""
@@ -137,14 +132,15 @@ class CudaBackend(ArrayBackend):
         groups, rows, _ = self.shard.state_shape
         message, (weights, _held) = self._contiguous(message), self.boundary(backward)
         log_sums = self.ctx.kernels.empty((groups, rows, 2), "float64")
-        arguments = ROWS.pack(*self.rows()), self.pack(message), weights, log_sums, log_z
+        arguments = self.rows(), self.pack(message), weights, log_sums, log_z
         self.run(self.kernel("log_partition"), -(-groups * rows // 4), 128, arguments)
         return log_sums
 
     def backward_pass(self, forward_pass: Any, sums: Any, cotangent: Array | None) -> Any:
         """Return the backward pass that adds marginals, counts or gradients."""
-        names = "log_partition", *(("pair_marginals",) if self.preparation else ())
-        if not self.can_follow(*map(self.kernel, ("marginals", "boundary_gradients", *names))):
+        names = ["marginals", "boundary_gradients", "log_partition"]
+        names += ["pair_marginals"] if self.preparation else []
+        if not self.has(*map(self.kernel, names), *self.recursion()):
             return None
         return CudaBackwardPass(self, forward_pass, sums, cotangent)
 
@@ -161,33 +157,26 @@ class CudaBackend(ArrayBackend):
         return kernel_named(name, arguments)
 
     @cached_property
-    def preparation(self) -> Kernel | None:
+    def preparation(self) -> tuple[Kernel, ...]:
         """The kernel that prepares matrices, if there are any."""
-        return matrices.kernel_of(self.shard) if "transitions" in self.shard.views else None
+        return (matrices.kernel_of(self.shard),) if "transitions" in self.shard.views else ()
 
-    def has_recursion(self, sums: bool = True) -> bool:
-        """Return whether the kernels of the recursion can be used."""
-        kernel = self._geometry_of(sums).kernel(self.ctx)
-        return self.has(kernel) and self.has(self.preparation)
+    def recursion(self, sums: bool = True) -> tuple[Kernel, ...]:
+        """Return the kernels of the recursion, whose logs other kernels read."""
+        return self._geometry_of(sums).kernel(self.ctx), *self.preparation
 
-    def can_follow(self, *kernels: Kernel, sums: bool = True) -> bool:
-        """Return whether kernels can be used, and those of the recursion, whose logs they read."""
-        return all(map(self.has, kernels)) and self.has_recursion(sums)
-
-    def has(self, kernel: Kernel | None) -> bool:
-        """Return whether a kernel can be used; True in its self-check, which gives a geometry."""
-        if kernel is None or self._geometry is not None:
-            return True
-        return is_usable(self.ctx, kernel, hard_case)
+    def has(self, *kernels: Kernel) -> bool:
+        """Return whether kernels can be used; True in the self-check of one of them."""
+        return self._is_check or all(is_usable(self.ctx, x, hard_case) for x in kernels)
 
     def run(self, kernel: Kernel, grid: int, block: int, arguments: tuple[Any, ...]) -> None:
         """Queue a kernel without dynamic shared memory."""
         self.ctx.kernels.run(Launch(kernel, grid, block, arguments))
 
     def _geometry_of(self, sums: bool) -> Geometry:
-        if self._geometry is None and sums not in self._geometries:
+        if sums not in self._geometries:
             self._geometries[sums] = geometry_of(self.shard, sums)
-        return self._geometry or self._geometries[sums]
+        return self._geometries[sums]
 
     def parts(self, steps: slice, backward: bool, num_arrays: int) -> Iterator[slice]:
         """Cut a segment into the steps of single launches, in their order.
@@ -209,37 +198,43 @@ class CudaBackend(ArrayBackend):
         return self.ctx.kernels.empty((self.shard.groups, count, 2), "float64")
 
     def prepared(
-        self, steps: slice, backward: bool, scales: tuple[Array, int], uses: tuple[bool, bool]
-    ) -> tuple[PreparedMatrices | None, int]:
-        """Return the matrices that lead into steps, and the number of that into the first.
+        self,
+        steps: slice,
+        backward: bool,
+        scales: tuple[Array, int],
+        has_factors: bool,
+        transposes_logs: bool = False,
+    ) -> PreparedMatrices:
+        """Return the matrices that lead into steps or, with transposed logs, out of them.
 
         Their scales are written to memory that begins at a step.
         """
-        has_one, number = self.shard.chain.has_one_matrix, steps.start - 1
+        shard, key = self.shard, (backward, transposes_logs)
+        if shard.chain.has_one_matrix:
+            if key not in self._prepared:  # with factors, which other calls may need
+                arguments = slice(0, 1), backward, scales[0], 0, True, transposes_logs
+                self._prepared[key] = matrices.prepare(shard, *arguments)
+            return self._prepared[key]
         # The chain's first step has no matrix; backward a matrix leads from the step after.
-        first = steps.start if backward else max(number, 0)
-        stop = min(steps.stop, self.shard.num_steps - 1) if backward else steps.stop - 1
-        if has_one:
-            if backward not in self._prepared:
-                factors_and_logs = True, True  # other calls may need them
-                self._prepared[backward] = matrices.prepare(
-                    self.shard, slice(0, 1), backward, scales[0], 0, factors_and_logs
-                )
-            return self._prepared[backward], 0
-        if "transitions" not in self.shard.views or first >= stop:
-            return None, 0
-        place = first - scales[1] + (not backward)
-        result = matrices.prepare(self.shard, slice(first, stop), backward, scales[0], place, uses)
-        return result, (steps.stop - 1 if backward else number) - first
+        is_after, number = backward or transposes_logs, steps.start - 1
+        first = steps.start if is_after else max(number, 0)
+        stop = min(steps.stop, shard.num_steps - 1) if is_after else steps.stop - 1
+        if "transitions" not in shard.views or first >= stop:
+            return PreparedMatrices(None, None, {})
+        place = first - scales[1] + (not is_after), has_factors, transposes_logs
+        result = matrices.prepare(shard, slice(first, stop), backward, scales[0], *place)
+        result.fields["matrix"] = (steps.stop - 1 if backward else number) - first
+        result.fields["matrix_step"] = -1 if backward else 1
+        return result
 
     def _launch(
         self,
         sums: bool,
         steps: slice,
         backward: bool,
-        scales: tuple[Array, int],
+        prepared: PreparedMatrices,
         messages: list[bytes],
-        restarts_scales: bool = False,
+        restarts_scales: bool,
     ) -> None:
         """Launch the kernel of some steps.
 
@@ -247,21 +242,19 @@ class CudaBackend(ArrayBackend):
         steps, and memory for the next carry.
         """
         shard, ctx, geometry = self.shard, self.ctx, self._geometry_of(sums)
-        prepared, matrix = self.prepared(steps, backward, scales, (sums, True))
         x = ctx.load(shard.views["potentials"][..., steps, :], ctx.precision)
         x, (group, row, step, state) = self.rows_of(x, 2)
         t0, sign = (steps.stop - 1, -1) if backward else (steps.start, 1)
         start = ctx.kernels.pointer(x) + (t0 - steps.start) * step * ctx.precision.itemsize
         grid, block, threads_per_row, shared = geometry.sizes(shard)
-        strides = {"x_group": group, "x_row": row, "x_step": sign * step, "x_state": state}
-        chain = self.chain(
-            steps,
+        chain = self.rows(steps, t0) + self.chain(
             prepared,
-            **strides,
+            x_group=group,
+            x_row=row,
+            x_step=sign * step,
+            x_state=state,
             potentials=start,
-            time=t0,
             direction=sign,
-            matrix=matrix,
             threads_per_row=threads_per_row,
             restarts_scales=restarts_scales,
         )
@@ -269,31 +262,23 @@ class CudaBackend(ArrayBackend):
         arguments = (chain, weights, *messages)
         ctx.kernels.run(Launch(geometry.kernel(ctx), grid, block, arguments, shared))
 
-    def chain(self, steps: slice, prepared: PreparedMatrices | None, **fields: Any) -> bytes:
-        """Return struct Chain; the caller holds its arrays."""
-        fields["matrix_step"] = fields.get("direction", 1) * (not self.shard.chain.has_one_matrix)
+    def chain(self, prepared: PreparedMatrices, **fields: Any) -> bytes:
+        """Return the fields of struct Chain after those of struct Rows; the caller holds arrays."""
         fields["threshold"] = threshold(self.ctx.precision, self.shard.chain.num_states)
-        if prepared is not None:
-            start = self.ctx.kernels.pointer(prepared.scales) + 16 * prepared.first
-            fields |= {"factors": prepared.factors, "logs": prepared.logs}
-            fields |= {"shifts": prepared.shifts, "scales": start}
-            fields |= {"scale_group": 2 * int(prepared.scales.shape[1])}
-            fields |= {"matrices": prepared.num_matrices}
-        return CHAIN[self.ctx.precision.name].pack(*self.rows(steps), **fields)
+        return CHAIN[self.ctx.precision.name].pack(**prepared.fields, **fields)
 
-    def rows(self, steps: slice = slice(0, 0)) -> RowsFields:
-        """Return the fields of struct Rows for a slice of steps."""
+    def rows(
+        self, steps: slice = slice(0, 0), time: int | None = None, is_sorted: bool = False
+    ) -> bytes:
+        """Return struct Rows of some steps, for arrays of the caller or arrays sorted by length.
+
+        `time` is the step that is processed first, if it is not the first.
+        """
         shard, (groups, rows, states) = self.shard, self.shard.state_shape
-        return RowsFields(
-            self.pointer(self.lengths),
-            self.pointer(shard.order),
-            groups,
-            rows,
-            steps.stop - steps.start,
-            states,
-            steps.start,
-            shard.num_steps,
-        )
+        pointers = self.pointer(self.lengths), self.pointer(None if is_sorted else shard.order)
+        first = steps.start if time is None else time
+        sizes = groups, rows, steps.stop - steps.start, states, first, shard.num_steps
+        return ROWS.pack(*pointers, *sizes)
 
     def rows_of(self, x: Array, num_axes: int) -> tuple[Array, tuple[int, ...]]:
         """Return an array of the shard [*shape, ...], and its strides of groups, rows and others.
@@ -350,7 +335,8 @@ class CudaBackend(ArrayBackend):
         return 0 if x is None else self.ctx.kernels.pointer(x)
 
 
-def hard_case(ctx: Context, kernel: Kernel) -> Iterator[tuple[Array, np.ndarray, float]]:
+def hard_case(ctx: Context, kernel: Kernel) -> Results:
     """Yield results of the hard case of any kernel, with exact ones."""
-    case = hard_cases.CASES.get(kernel.source)
-    return cuda.hard_case(ctx, kernel) if case is None else case(CudaBackend, ctx, kernel)
+    if kernel.source in hard_cases.CASES:
+        return hard_cases.results(CudaBackend, ctx, kernel)
+    return cuda.hard_case(ctx, kernel)

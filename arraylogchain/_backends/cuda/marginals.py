@@ -9,10 +9,10 @@ import numpy as np
 
 from arraylogchain._backends.cuda.geometry import power_of_two, row_strides
 from arraylogchain._backends.cuda.matrices import input_matrices
-from arraylogchain._backends.cuda.structs import PAIR_MARGINALS, ROWS, SEGMENT, STRIDES
+from arraylogchain._backends.cuda.structs import PAIR_MARGINALS, SEGMENT, STRIDES
 from arraylogchain._backends.interface import Keep, Messages
 from arraylogchain._backends.shards import arrange
-from arraylogchain._core.axes import chunks, within
+from arraylogchain._core.axes import Box, Shape, chunks, within
 from arraylogchain._core.context import Array
 from arraylogchain._inputs.arrays import dtype_name
 
@@ -51,6 +51,24 @@ class _Terms(NamedTuple):
     has_flags: Array
 
 
+class _Output(NamedTuple):
+    """Memory that a kernel writes a part of a result to.
+
+    Attributes
+    ----------
+    array : array
+        The part of the result or, where its axes cannot be merged or it is a sum, a temporary.
+    strides : tuple of int
+        Of groups, of rows and of the trailing axes.
+    part : array or None
+        The part of the result; None if the array is to be added to a sum.
+    """
+
+    array: Array
+    strides: tuple[int, ...]
+    part: Array | None
+
+
 class CudaBackwardPass:
     """The marginals, counts or gradients that a shard adds to sums, after a pass forward.
 
@@ -68,12 +86,8 @@ class CudaBackwardPass:
         self, backend: Any, forward_pass: Any, accumulator: Any, cotangent: Array | None
     ) -> None:
         self.backend, self.forward_pass, self.accumulator = backend, forward_pass, accumulator
-        self.shard, self.ctx, self.log_z = (
-            forward_pass.shard,
-            forward_pass.shard.ctx,
-            forward_pass.log_z,
-        )
-        self.device = self.ctx.kernels
+        self.shard, self.log_z = forward_pass.shard, forward_pass.log_z
+        self.ctx, self.device = self.shard.ctx, self.shard.ctx.kernels
         self.log_sums = backend.final_log_sums(forward_pass.carry)
         self.g = None if cotangent is None else self._cotangents(cotangent)
 
@@ -115,8 +129,11 @@ class CudaBackwardPass:
         width = min(32, power_of_two(size))
         sets, terms = (groups, count * rows) if has_one else (groups * count, rows)
         blocks = -(-terms // (_THREADS // width))
-        out, strides, is_temporary = self._output(steps)
-        packed = SEGMENT.pack(*self.backend.rows(steps), pairs, width, has_one, blocks)
+        place, output = (steps, slice(None)), _Output(None, (), None)
+        if "potentials" in self.accumulator.arrays:
+            output = self._output("potentials", place, (rows, count, size))
+        counts = SEGMENT.pack(pairs, width, has_one, blocks)
+        packed = self.backend.rows(steps) + counts
         result: tuple[Any, ...] = (None,) * 5
         if pairs:
             shape = (groups, pairs * rows) if has_one else (groups * pairs, rows)
@@ -127,29 +144,37 @@ class CudaBackwardPass:
             result = u, v, flags[:num_terms], scales, flags[num_terms:]
         beta, beta_x = segment.predicted.values, segment.updated.values
         inputs = alpha, beta, beta_x, self.g, self.log_sums
-        arguments = (packed, STRIDES.pack(*strides), *inputs, out, *result)
-        kernel = self.backend.kernel("marginals", None if out is None else dtype_name(out.dtype))
+        arguments = (packed, STRIDES.pack(*output.strides), *inputs, output.array, *result)
+        dtype = None if output.array is None else dtype_name(output.array.dtype)
+        kernel = self.backend.kernel("marginals", dtype)
         self.backend.run(kernel, sets * blocks, _THREADS, arguments)
-        if is_temporary:
-            self.accumulator.add("potentials", shard, (steps, slice(None)), out, is_sorted=False)
+        if output.array is not None:
+            self._write("potentials", place, output)
         return _Terms(packed, alpha, beta_x, *result) if pairs else None
 
-    def _output(self, steps: slice) -> tuple[Array | None, tuple[int, ...], bool]:
-        """Return memory for marginals [..., n, K], its strides, and whether it is temporary."""
-        shard, (groups, rows, size) = self.shard, self.shard.state_shape
-        if "potentials" not in self.accumulator.arrays:
-            return None, (0, 0, 0, 0), False
-        total = self.accumulator.written_once("potentials", shard, len(self.forward_pass.segments))
-        if total is not None and dtype_name(total.dtype) in (
-            self.ctx.result_name,
-            self.ctx.precision.name,
-        ):
-            view = shard.view(total, (steps,))
-            if (strides := row_strides(shard, view)) is not None:
-                return view, strides, False
-        shape = groups, rows, steps.stop - steps.start, size
-        out = self.device.empty(shape, self.ctx.precision.name)
-        return out, self.device.strides(out), True
+    def _output(self, name: str, place: Box, shape: Shape) -> _Output:
+        """Return memory for a part of a result, of each group in a shape [rows, ...].
+
+        `place` is the index of the part along the axes beyond the batch axes.
+        """
+        ctx, shard, part = self.ctx, self.shard, None
+        dtype, num_segments = ctx.precision.name, len(self.forward_pass.segments)
+        total = self.accumulator.written_once(name, shard, num_segments)
+        if total is not None and dtype_name(total.dtype) in (ctx.result_name, dtype):
+            dtype = dtype_name(total.dtype)
+            view = arrange(ctx.xp, shard.chain, total, len(place))
+            part = view[(*within(shard.box, view.shape), ..., *place)]
+            if (strides := row_strides(shard, part)) is not None:
+                return _Output(part, strides, part)
+        out = self.device.empty((shard.groups, *shape), dtype)
+        return _Output(out, self.device.strides(out), part)
+
+    def _write(self, name: str, place: Box, output: _Output) -> None:
+        """Add or copy what a kernel has written to a temporary, in the chain's order."""
+        if output.part is None:
+            self.accumulator.add(name, self.shard, place, output.array, is_sorted=False)
+        elif output.part is not output.array:
+            output.part[...] = self.ctx.xp.reshape(output.array, output.part.shape)
 
     def _add_pairs(self, steps: slice, terms: _Terms, scales: Array) -> None:
         """Add pair marginals, of as many matrices at a time as the workspace has room for."""
@@ -157,72 +182,47 @@ class CudaBackwardPass:
         one, item = shard.chain.has_one_matrix, self.ctx.precision.itemsize
         pairs = 1 if one else int(terms.u.shape[0]) // groups
         entries = min(_THREADS, power_of_two(size * size))
-        total = self.accumulator.written_once("transitions", shard, len(self.forward_pass.segments))
+        is_log, by_logs = "transitions" in shard.chain.logs, self.accumulator.by_logs
+        scale_group, kernel = 2 * int(scales.shape[1]), self.backend.kernel("pair_marginals")
         for chunk in chunks(pairs, max(1, self.backend.workspace // (groups * size * size * item))):
             sets, count = slice(chunk.start * groups, chunk.stop * groups), chunk.stop - chunk.start
             sums = device.multiply(terms.u[sets, ...].mT, terms.v[sets, ...])
             first = 0 if one else steps.start + chunk.start
-            place = slice(first, first + count)
-            x, strides, _ = input_matrices(shard, place)
-            out, strides_out, view = self._pair_output(total, place)
-            places = (
+            place = slice(first, first + count), slice(None), slice(None)
+            x, strides = input_matrices(shard, place[0])
+            output = self._output("transitions", place, (1, count, size, size))
+            packed = PAIR_MARGINALS.pack(
                 device.pointer(x),
                 device.pointer(scales) + 16 * chunk.start,
-                device.pointer(out),
-            )
-            scale_group = 2 * int(scales.shape[1])
-            is_log = "transitions" in shard.chain.logs
-            flags_and_number = is_log, self.accumulator.by_logs, chunk.start
-            packed = PAIR_MARGINALS.pack(
-                *places, *strides, scale_group, *strides_out, *flags_and_number
+                device.pointer(output.array),
+                *strides,
+                scale_group,
+                output.strides[0],
+                output.strides[2],
+                is_log,
+                by_logs,
+                chunk.start,
             )
             flags = terms.is_flagged, terms.scales, terms.has_flags
             messages = np.int32(entries), terms.alpha, terms.beta_x
             arguments = (terms.segment, packed, sums, *messages, self.g, *flags)
             grid = count * groups * -(-size * size // entries)
-            self.backend.run(self.backend.kernel("pair_marginals"), grid, _THREADS, arguments)
-            if total is None:
-                box = place, slice(None), slice(None)
-                self.accumulator.add("transitions", shard, box, out[:, None, ...], is_sorted=False)
-            elif view is not None:
-                view[...] = self.ctx.xp.reshape(out, view.shape)
-
-    def _pair_output(self, total: Array | None, place: slice) -> tuple[Array, tuple[int, ...], Any]:
-        """Return memory for pair marginals, its strides, and the view to copy it to, if any."""
-        shard, (groups, _, size), view = self.shard, self.shard.state_shape, None
-        if total is not None:
-            view = self._view(total, 3)[..., place, :, :]
-            if (strides := row_strides(shard, view)) is not None:
-                return view, (strides[0], strides[2]), None
-        shape = groups, place.stop - place.start, size, size
-        out = self.device.empty(shape, self.ctx.precision.name)
-        return out, self.device.strides(out)[:2], view
-
-    def _view(self, total: Array, num_axes: int) -> Array:
-        """Return the shard's part of an array in the shape of a chain's own one."""
-        view = arrange(self.ctx.xp, self.shard.chain, total, num_axes)
-        return view[(*within(self.shard.box, view.shape), ...)]
+            self.backend.run(kernel, grid, _THREADS, arguments)
+            self._write("transitions", place, output)
 
     def _add_boundary(self, name: str, message: Messages) -> None:
         """Add the gradient with respect to initial or final weights, or to their logarithms."""
-        shard, device, (groups, rows, size) = self.shard, self.device, self.shard.state_shape
+        groups, rows, size = self.shard.state_shape
         weights, _held = self.backend.boundary(backward=name == "final")
         log_sums = self.log_sums
         if name == "initial":
             log_sums = self.backend.log_sums(message, backward=False)
-        total = self.accumulator.written_once(name, shard, len(self.forward_pass.segments))
-        view: Any = None if total is None else self._view(total, 1)
-        strides = None if view is None else row_strides(shard, view)
-        is_sum, out = total is not None and math.prod(total.shape[:-1]) == 1, view
-        if strides is None:
-            out = device.empty((groups, rows, size), self.ctx.precision.name)
-            strides = device.strides(out)
+        output = self._output(name, (slice(None),), (rows, size))
+        has_one_row = output.part is not None and math.prod(output.part.shape[:-1]) == 1
+        is_sum = has_one_row and groups * rows > 1
         inputs = weights, message.values, log_sums, self.log_sums, self.g
-        output = out, STRIDES.pack(*strides), np.int32(is_sum)
-        arguments = (*inputs, ROWS.pack(*self.backend.rows()), *output)
+        outputs = output.array, STRIDES.pack(*output.strides), np.int32(is_sum)
+        arguments = (*inputs, self.backend.rows(), *outputs)
         grid = -(-size // 32) * (1 if is_sum else -(-groups * rows // 8))
         self.backend.run(self.backend.kernel("boundary_gradients"), grid, _THREADS, arguments)
-        if total is None:
-            self.accumulator.add(name, shard, (slice(None),), out, is_sorted=False)
-        elif out is not view:
-            view[...] = self.ctx.xp.reshape(out, view.shape)
+        self._write(name, (slice(None),), output)

@@ -13,62 +13,38 @@ from arraylogchain._cuda.kernels import C_TYPES, Kernel, Launch, kernel_named
 from arraylogchain._inputs import arrays
 
 
-class InputMatrices(NamedTuple):
-    """The caller's matrices of some steps.
-
-    Attributes
-    ----------
-    array : array
-        Which holds the memory.
-    strides : tuple of int
-        Of groups, matrices, and states from and to, in entries.
-    order : array or None
-        The places of groups.
-    """
-
-    array: Array
-    strides: tuple[int, int, int, int]
-    order: Array | None
-
-
 class PreparedMatrices(NamedTuple):
     """Matrices [groups, count, K, K] as kernels read them.
 
     Attributes
     ----------
     values : array
-        Factors, logs and shifts, one after another.
-    factors, logs, shifts : int
-        Where they are; 0 for none.
+        Which holds the memory: factors, if there are any, logs and shifts, one after another.
     scales : array [groups, n, 2]
         Of these and maybe of other matrices.
-    first : int
-        Index along axis 1 of `scales` of the first of these matrices.
-    num_matrices : int
-        Of each group.
+    fields : dict of str to int
+        The fields of struct Chain that describe them.
     """
 
     values: Array
-    factors: int
-    logs: int
-    shifts: int
     scales: Array
-    first: int
-    num_matrices: int
+    fields: dict[str, int]
 
 
-def input_matrices(shard: Shard, transitions: slice) -> InputMatrices:
-    """Return the matrices of some transitions, or the one of all, in the precision or narrower."""
+def input_matrices(shard: Shard, transitions: slice) -> tuple[Array, tuple[int, int, int, int]]:
+    """Return the matrices of some transitions, or the one of all, in the precision or narrower.
+
+    Their strides are those of groups, matrices, and states from and to, in entries.
+    """
     ctx, view = shard.ctx, shard.views["transitions"]
     if not shard.chain.has_one_matrix:
         view = view[..., transitions, :, :]
     if dtype_name(shard) == ctx.precision.name:
         view = ctx.load(view, ctx.precision)
     size, count = int(view.shape[-1]), int(view.shape[-3])
-    order = shard.order if shard.groups > 1 else None
     # A copy where several axes of groups cannot be merged.
     x = ctx.xp.reshape(view, (shard.groups, count, size, size)) if shard.shape else view[None, ...]
-    return InputMatrices(x, ctx.kernels.strides(x), order)
+    return x, ctx.kernels.strides(x)
 
 
 def dtype_name(shard: Shard) -> str:
@@ -89,7 +65,7 @@ def prepare(
     backward: bool,
     scales: Array,
     first: int,
-    uses: tuple[bool, bool] = (True, True),
+    has_factors: bool = True,
     transposes_logs: bool = False,
 ) -> PreparedMatrices:
     """Return matrices of some transitions, transposed if backward.
@@ -98,33 +74,35 @@ def prepare(
     ----------
     scales : array [groups, n, 2]
         Receives the scales of the matrices, from index `first` of axis 1 on.
-    uses : tuple of bool
-        Whether exponentials and logarithms of the matrices are computed.
+    has_factors : bool
+        Whether exponentials of the matrices are computed, too.
     transposes_logs : bool
         Whether logs are stored as [to, from].
     """
     ctx, device = shard.ctx, shard.ctx.kernels
-    x, (group, matrix, source, target), order = input_matrices(shard, transitions)
+    x, (group, matrix, source, target) = input_matrices(shard, transitions)
     if backward:
         source, target = target, source
     groups, count, size, _ = (int(n) for n in x.shape)
     # Few matrices are shared out among the multiprocessors.
     parts = max(1, min(-(-size // 32), 2 * device.multiprocessors // (groups * count)))
     entries, item = groups * count * size * size, ctx.precision.itemsize
-    values = device.empty((entries * sum(uses) + groups * count * size * 2,), ctx.precision.name)
+    num_values = entries * (1 + has_factors) + groups * count * size * 2
+    values = device.empty((num_values,), ctx.precision.name)
     start = device.pointer(values)
-    factors, logs = start if uses[0] else 0, start + entries * item * uses[0] if uses[1] else 0
-    shifts = start + entries * item * sum(uses)
+    factors, logs = start if has_factors else 0, start + entries * item * has_factors
+    shifts, place = logs + entries * item, device.pointer(scales) + 16 * first
+    scale_group = 2 * int(scales.shape[1])
+    order = 0 if shard.order is None or shard.groups == 1 else device.pointer(shard.order)
     strides = group, matrix, source, target
     sizes = count, size, parts, "transitions" in shard.chain.logs
-    place = 0 if order is None else device.pointer(order)
-    packed = MATRICES.pack(device.pointer(x), place, *strides, *sizes)
     arguments = (
-        packed,
-        *map(np.uint64, (factors, shifts, logs)),
-        np.uint64(device.pointer(scales) + 16 * first),
-        np.int64(2 * scales.shape[1]),
+        MATRICES.pack(device.pointer(x), order, *strides, *sizes),
+        *map(np.uint64, (factors, shifts, logs, place)),
+        np.int64(scale_group),
         np.int32(transposes_logs),
     )
     device.run(Launch(kernel_of(shard), groups * count * parts, 1024, arguments))
-    return PreparedMatrices(values, factors, logs, shifts, scales, first, count)
+    fields = {"factors": factors, "shifts": shifts, "logs": logs, "scales": place}
+    fields |= {"scale_group": scale_group, "matrices": count}
+    return PreparedMatrices(values, scales, fields)

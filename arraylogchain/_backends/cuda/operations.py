@@ -5,14 +5,13 @@ They are methods of `CudaBackend`, and return None or False if a kernel cannot b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from arraylogchain._backends.cuda import matrices
 from arraylogchain._backends.cuda.geometry import row_strides
-from arraylogchain._backends.cuda.structs import ROWS, STRIDES
+from arraylogchain._backends.cuda.structs import STRIDES
 from arraylogchain._backends.interface import Keep, Messages
 from arraylogchain._core.context import Array
 from arraylogchain._cuda.kernels import contiguous
@@ -22,17 +21,15 @@ def filter_segment(
     self: Any, carry: Messages | None, steps: slice, probabilities: Array, log_normalizers: Array
 ) -> Messages | None:
     """Write a segment of filtered results; return its carry."""
-    (groups, rows, _), kernel = (
-        self.shard.state_shape,
-        self.kernel("filtered", self.ctx.result_name),
-    )
+    groups, rows, _ = self.shard.state_shape
+    kernel = self.kernel("filtered", self.ctx.result_name)
     views = [self.shard.view(x, (steps,)) for x in (probabilities, log_normalizers)]
     strides: list[Any] = [row_strides(self.shard, x) for x in views]
-    if None in strides or not self.can_follow(kernel):
+    if None in strides or not self.has(kernel, *self.recursion()):
         return None
     segment, _ = self.advance_with_scales(carry, steps, False, Keep.ALL, restarts_scales=True)
     outputs = (y for x, z in zip(views, strides, strict=True) for y in (x, STRIDES.pack(*z)))
-    arguments = (ROWS.pack(*self.rows(steps)), self.pack(segment.updated), *outputs)
+    arguments = (self.rows(steps), self.pack(segment.updated), *outputs)
     self.run(kernel, -(-groups * rows * (steps.stop - steps.start) // 8), 256, arguments)
     return segment.carry  # type: ignore[no-any-return]
 
@@ -40,29 +37,23 @@ def filter_segment(
 def entropies(self: Any, forward_pass: Any) -> Array | None:
     """Return the entropies [groups, rows] after a pass forward."""
     (groups, rows, states), kernel = self.shard.state_shape, self.kernel("entropies")
-    if not self.can_follow(kernel, self.kernel("log_partition")):
+    if not self.has(kernel, self.kernel("log_partition"), *self.recursion()):
         return None
     log_sums, carry, total = self.final_log_sums(forward_pass.carry), None, None
     size = groups * rows * states * self.ctx.precision.itemsize
     for n in reversed(range(len(forward_pass.segments))):
-        steps, forward = (
-            forward_pass.segments[n],
-            forward_pass.stored_messages(n).values,
-        )  # held while kernels read it
+        steps, before = forward_pass.segments[n], forward_pass.checkpoints[n]
+        forward = forward_pass.stored_messages(n)  # held while kernels read it
         segment, _ = self.advance_with_scales(carry, steps, True, Keep.ALL)
-        carry, before, beta = (
-            segment.carry,
-            forward_pass.checkpoints[n],
-            self.pointer(segment.predicted.values),
-        )
-        count, alpha = steps.stop - steps.start, self.pointer(forward)
-        out = self.ctx.kernels.empty((count, groups, rows), "float64")
+        carry, alpha = segment.carry, self.pointer(forward.values)
+        beta = self.pointer(segment.predicted.values)
+        out = self.ctx.kernels.empty((steps.stop - steps.start, groups, rows), "float64")
         for part in self.parts(steps, False, 1):
-            at, scales = part.start - steps.start, (self.scales(part), part.start)
-            prepared, matrix = self.prepared(part, False, scales, (False, True))
-            chain = self.chain(part, prepared, matrix=matrix)
+            at = part.start - steps.start
+            prepared = self.prepared(part, False, (self.scales(part), part.start), False)
             previous = alpha + (at - 1) * size if at else self.pointer(before and before.values)
             messages = map(np.uint64, (alpha + at * size, previous, beta + at * size))
+            chain = self.rows(part) + self.chain(prepared)
             grid, block = groups * rows * (part.stop - part.start), -(-states // 32) * 32
             self.run(kernel, grid, block, (chain, *messages, log_sums, out[at:, ...]))
         sums = self.ctx.xp.sum(out, axis=0)
@@ -72,82 +63,76 @@ def entropies(self: Any, forward_pass: Any) -> Array | None:
 
 def backtrace(self: Any, updated: Messages, after: Array, steps: slice) -> Array | None:
     """Return the states of best paths, integers [n, groups, rows]."""
-    if not (self.has(self.kernel("chain_trace")) and self.has(self.preparation)):
+    kernel, (groups, rows, _) = self.kernel("chain_trace"), self.shard.state_shape
+    if not self.has(kernel, *self.preparation):
         return None
-    groups, rows, _ = self.shard.state_shape
     path = self.ctx.kernels.empty((steps.stop - steps.start, groups, rows), "int64")
-    after = contiguous(self.ctx, self.ctx.xp.asarray(after, copy=True))
-    for chain, logs, at in _launches_backward(self, updated.values, steps, order=0):
-        strides = STRIDES.pack(rows, 1, groups * rows)
-        arguments = (chain, logs, after, path[at:, ...], strides, np.int32(0))
-        self.run(self.kernel("chain_trace"), -(-groups * rows // 4), 128, arguments)
+    after, strides = self.ctx.xp.asarray(after, copy=True), (rows, 1, groups * rows)
+    after = contiguous(self.ctx, after)
+    for chain, logs, first in _launches_backward(self, [(steps, updated)], is_sorted=True):
+        out = _at(self, path, strides, first - steps.start)
+        arguments = (chain, logs, after, *out, np.int32(0))
+        self.run(kernel, -(-groups * rows // 4), 128, arguments)
     return path
 
 
 def backtrace_paths(self: Any, forward_pass: Any, states: Array, weights: Array) -> bool:
     """Write best paths [*batch, T] and the logs of their weights after a pass."""
     shard, kernels = self.shard, (self.kernel("chain_trace"), self.kernel("best_last_states"))
-    strides = row_strides(shard, shard.view(states))
-    if strides is None or not self.can_follow(*kernels, sums=False):
+    path = shard.view(states)
+    strides = row_strides(shard, path)
+    if strides is None or not self.has(*kernels, *self.recursion(sums=False)):
         return False
     groups, rows, _ = shard.state_shape
     final, _held = self.boundary(True)
     after, best = (self.ctx.kernels.empty((groups, rows), x) for x in ("int64", "float64"))
-    arguments: tuple[Any, ...] = (
-        ROWS.pack(*self.rows()),
-        self.pack(forward_pass.carry),
-        final,
-        after,
-        best,
-    )
+    arguments: tuple[Any, ...] = (self.rows(), self.pack(forward_pass.carry), final, after, best)
     self.run(kernels[1], -(-groups * rows // 4), 128, arguments)
     shard.write(weights, best)
-    for n in reversed(range(len(forward_pass.segments))):
-        start, steps = forward_pass.segments[n].start, forward_pass.segments[n]
-        for chain, logs, at in _launches_backward(
-            self, forward_pass.stored_messages(n).values, steps
-        ):
-            out = shard.view(states, (slice(start + at, None),))
-            arguments = (chain, logs, after, out, STRIDES.pack(*strides), np.int32(1))
-            self.run(kernels[0], -(-groups * rows // 4), 128, arguments)
+    for chain, logs, first in _launches_backward(self, _stored(forward_pass)):
+        arguments = (chain, logs, after, *_at(self, path, strides, first), np.int32(1))
+        self.run(kernels[0], -(-groups * rows // 4), 128, arguments)
     return True
 
 
 def sample_paths(self: Any, forward_pass: Any, paths: Array, uniforms: Array) -> bool:
     """Write samples [*batch, T, samples] after a pass; their numbers may share their memory."""
     shard, kernel, count = self.shard, self.kernel("sample_paths"), int(paths.shape[-1])
-    strides: list[Any] = [row_strides(shard, shard.view(x)) for x in (paths, uniforms)]
-    if None in strides or not self.can_follow(kernel):
+    views = [shard.view(x) for x in (paths, uniforms)]
+    strides: list[Any] = [row_strides(shard, x) for x in views]
+    if None in strides or not self.has(kernel, *self.recursion()):
         return False
     (groups, rows, _), (final, _held) = shard.state_shape, self.boundary(True)
     after = self.ctx.kernels.empty((groups, rows, count), "int64")
-    for n in reversed(range(len(forward_pass.segments))) if count else ():
-        steps = forward_pass.segments[n]
-        for chain, logs, at in _launches_backward(
-            self, forward_pass.stored_messages(n).values, steps
-        ):
-            place = (slice(steps.start + at, None),)
-            pairs = zip((paths, uniforms), strides, strict=True)
-            outputs = (y for x, z in pairs for y in (shard.view(x, place), STRIDES.pack(*z)))
-            arguments = (chain, final, logs, after, *outputs, np.int64(count))
-            self.run(kernel, -(-groups * rows * count // 4), 128, arguments)
+    for chain, logs, first in _launches_backward(self, _stored(forward_pass)) if count else ():
+        pairs = zip(views, strides, strict=True)
+        outputs = (y for x, z in pairs for y in _at(self, x, z, first))
+        arguments = (chain, final, logs, after, *outputs, np.int64(count))
+        self.run(kernel, -(-groups * rows * count // 4), 128, arguments)
     return True
 
 
-def _launches_backward(
-    self: Any, updated: Array, steps: slice, **fields: int
-) -> Iterator[tuple[bytes, np.uint64, int]]:
-    """Yield for each launch back in time struct Chain, where messages are, and its first step.
+def _stored(forward_pass: Any) -> Iterator[tuple[slice, Messages]]:
+    """Yield steps and updated messages of the segments, from the last to the first."""
+    for n in reversed(range(len(forward_pass.segments))):
+        yield forward_pass.segments[n], forward_pass.stored_messages(n)
 
-    Steps count from the segment's first; logs of matrices are transposed.
-    """
-    shard, (groups, rows, states) = self.shard, self.shard.state_shape
-    held, scales = contiguous(self.ctx, updated), self.scales(steps)
+
+def _at(self: Any, x: Array, strides: tuple[int, ...], step: int) -> tuple[np.uint64, bytes]:
+    """Return where a step is in an array of numbers of eight bytes, and struct Strides."""
+    return np.uint64(self.pointer(x) + 8 * step * strides[2]), STRIDES.pack(*strides)
+
+
+def _launches_backward(
+    self: Any, segments: Iterable[tuple[slice, Messages]], is_sorted: bool = False
+) -> Iterator[tuple[bytes, np.uint64, int]]:
+    """Yield for each launch back in time struct Chain, where messages are, and its first step."""
+    groups, rows, states = self.shard.state_shape
     size = groups * rows * states * self.ctx.precision.itemsize
-    for part in self.parts(steps, True, 1):
-        transitions = slice(part.start, min(part.stop, shard.num_steps - 1))
-        prepared, at = None, part.start - steps.start
-        if "transitions" in shard.views and transitions.start < transitions.stop:
-            uses = False, True
-            prepared = matrices.prepare(shard, transitions, False, scales, 0, uses, True)
-        yield self.chain(part, prepared, **fields), np.uint64(self.pointer(held) + at * size), at
+    for steps, updated in segments:
+        held, scales = contiguous(self.ctx, updated.values), (self.scales(steps), steps.start)
+        for part in self.parts(steps, True, 1):
+            prepared = self.prepared(part, False, scales, False, transposes_logs=True)
+            chain = self.rows(part, is_sorted=is_sorted) + self.chain(prepared)
+            place = self.pointer(held) + (part.start - steps.start) * size
+            yield chain, np.uint64(place), part.start

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from arraylogchain._cuda.kernels import Struct
 
-
-class RowsFields(NamedTuple):
-    """Fields of struct Rows: pointers, sizes, the first step, and the steps of the shard."""
-
-    lengths: int
-    order: int
-    groups: int
-    rows: int
-    steps: int
-    states: int
-    time: int
-    chain_steps: int
-
-
-_ROWS = (np.int64, "lengths order"), (np.int32, "groups rows steps states time chain_steps")
-
-ROWS = Struct(*_ROWS)
+ROWS = Struct((np.int64, "lengths order"), (np.int32, "groups rows steps states time chain_steps"))
 STRIDES = Struct((np.int64, "group row step state"))
 MESSAGES = Struct((np.int64, "logs shifts exponents step"))
 WEIGHTS = Struct((np.int64, "data group row state is_log"))
 MATRICES = Struct(
     (np.int64, "data order group matrix from to"), (np.int32, "count states parts is_log")
 )
+# Struct Chain and struct Segment without the fields of struct Rows, which come first.
 CHAIN = {
     name: Struct(
-        *_ROWS,
         (np.int64, "potentials x_group x_row x_step x_state factors shifts logs scales"),
         (np.int64, "scale_group matrices matrix_step matrix"),
         (np.int32, "threads_per_row direction restarts_scales"),
@@ -41,8 +23,8 @@ CHAIN = {
     )
     for name in ("float32", "float64")
 }
-SEGMENT = Struct(*_ROWS, (np.int32, "pairs threads_per_term has_one_matrix blocks"))
+SEGMENT = Struct((np.int32, "pairs threads_per_term has_one_matrix blocks"))
 PAIR_MARGINALS = Struct(
-    (np.int64, "given scales out group matrix from to scale_group out_group out_matrix"),
+    (np.int64, "input scales out group matrix from to scale_group out_group out_matrix"),
     (np.int32, "is_log by_logs first"),
 )

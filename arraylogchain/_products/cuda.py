@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +18,13 @@ from arraylogchain._cuda.kernels import (
     kernel_named,
     threshold,
 )
-from arraylogchain._cuda.self_check import error_limit, is_usable, log_sum_exp, wide_entries
+from arraylogchain._cuda.self_check import (
+    Results,
+    error_limit,
+    is_usable,
+    log_sum_exp,
+    wide_entries,
+)
 from arraylogchain._products.operand import PullbackInputs
 
 # tile.cuh: rows and columns of a block's tile, and its threads.
@@ -28,11 +33,8 @@ _OPERAND = Struct((np.int64, "data batch_stride line_stride term_stride"))
 _ENTRIES = Struct(
     (np.int64, "out g remainders has_uncertified has_nan"), (np.int32, "adds propagates_nan")
 )
-_SIDE = Struct(
-    (np.int64, "data batch_stride line_stride term_stride"),
-    (np.int64, "factor_data factor_batch_stride factor_line_stride factor_term_stride"),
-    (np.int64, "maxima products gradient gradient_line gradient_term"),
-)
+# Struct Side after its two operands.
+_SIDE = Struct((np.int64, "maxima products gradient line_stride term_stride"))
 _SIZES = Struct((np.int32, "rows columns terms"))
 # prepare_factors.cuh: contiguous lines of a block.
 _LINES = 8
@@ -69,9 +71,9 @@ def maxplus_matmul(
 def by_tiles(ctx: Context, layout: Fold, a: Array, b: Array) -> Array:
     """Return log(exp(a) @ exp(b)) by a kernel that computes exponentials in every tile."""
     operands = _OperandPair(ctx, layout, a, b)
-    prepared = operands.prepare(has_factors=False)
+    maxima, _ = operands.prepare(has_factors=False)
     out = operands.empty(ctx.result_name)
-    arguments = (*operands.packed, *prepared.maxima, out, operands.sizes, operands.threshold)
+    arguments = (*operands.packed, *maxima, out, operands.sizes, operands.threshold)
     operands.launch("logmatmulexp", operands.tiles, arguments)
     return operands.restored(out)
 
@@ -79,12 +81,12 @@ def by_tiles(ctx: Context, layout: Fold, a: Array, b: Array) -> Array:
 def by_blas(ctx: Context, layout: Fold, a: Array, b: Array) -> Array:
     """Return log(exp(a) @ exp(b)) by cuBLAS and a kernel that takes the logarithms."""
     operands = _OperandPair(ctx, layout, a, b)
-    prepared = operands.prepare(has_factors=True)
-    sums = ctx.kernels.multiply(*prepared.factors)
+    maxima, factors = operands.prepare(has_factors=True)
+    sums = ctx.kernels.multiply(*factors)
     # Logarithms replace their sums unless these are converted.
     is_same = ctx.result_name == ctx.precision.name
     out = sums if is_same else operands.empty(ctx.result_name)
-    arguments = (*operands.packed, *prepared.maxima, out, operands.sizes, operands.threshold, sums)
+    arguments = (*operands.packed, *maxima, out, operands.sizes, operands.threshold, sums)
     operands.launch("log_epilogue", operands.tiles, arguments)
     return operands.restored(out)
 
@@ -155,22 +157,6 @@ def _tiles(sizes: tuple[int, int, int, int]) -> int:
     return batch * -(-rows // TILE) * -(-columns // TILE)
 
 
-class _OperandFields(NamedTuple):
-    """Fields of struct Operand, in their order."""
-
-    data: int
-    batch_stride: int
-    line_stride: int
-    term_stride: int
-
-
-class _Prepared(NamedTuple):
-    """Maxima of rows and columns, and factors [batch, rows, terms] and [batch, terms, columns]."""
-
-    maxima: tuple[Array, Array]
-    factors: tuple[Array, Array]
-
-
 class _OperandPair:
     """Both operands as [batch, rows, terms] and [batch, terms, columns]: views where strides allow.
 
@@ -186,10 +172,9 @@ class _OperandPair:
         self.a, self.b = self.view(a, 0)[:, panel, :], self.view(b, 1)
         self.shape = batch, int(self.a.shape[1]), columns, terms
         self.tiles = _tiles(self.shape)
-        self.sizes = _SIZES.pack(rows=self.shape[1], columns=columns, terms=terms)
+        self.sizes = _SIZES.pack(*self.shape[1:])
         self.threshold = threshold(ctx.precision, terms)
-        pair = (self.a, 1), (self.b, 2)
-        self.packed = [_OPERAND.pack(*self.fields(x, line)) for x, line in pair]
+        self.packed = self.operand(self.a, 1), self.operand(self.b, 2)
 
     def view(self, x: Array, side: int) -> Array:
         """Return a, b or the product (side 0, 1, 2) in the dtype of the result, with three axes."""
@@ -198,14 +183,16 @@ class _OperandPair:
         xp = self.ctx.xp
         return xp.reshape(self.layout.view(xp, self.ctx.to_result(x), side), shape)
 
-    def fields(self, x: Array, line: int) -> _OperandFields:
-        """Return struct Operand; its lines are along an axis. The caller holds the array."""
+    def operand(self, x: Array, line: int) -> bytes:
+        """Return struct Operand, with lines along an axis. The caller holds the array."""
         device = self.ctx.kernels
         steps = device.strides(x)
-        return _OperandFields(device.pointer(x), steps[0], steps[line], steps[3 - line])
+        return _OPERAND.pack(device.pointer(x), steps[0], steps[line], steps[3 - line])
 
-    def prepare(self, has_factors: bool, is_finite_only: bool = False) -> _Prepared:
-        """Return maxima and, if asked for, factors, in one launch."""
+    def prepare(
+        self, has_factors: bool, is_finite_only: bool = False
+    ) -> tuple[list[Array], list[Array]]:
+        """Return maxima of rows and columns and, if asked for, both factors, in one launch."""
         ctx, device, (batch, rows, columns, terms) = self.ctx, self.ctx.kernels, self.shape
         maxima, factors, views, blocks = [], [], [], []
         for side, (x, lines) in enumerate(((self.a, rows), (self.b, columns))):
@@ -220,7 +207,7 @@ class _OperandPair:
         counts = np.int64(batch), np.int64(blocks[0]), np.int32(is_finite_only)
         arguments = (*self.packed, *maxima, *factors, self.sizes, *counts)
         self.launch("prepare_factors", sum(blocks), arguments)
-        return _Prepared(tuple(maxima), tuple(views))
+        return maxima, views
 
     def empty(self, dtype: str) -> Array:
         return self.ctx.kernels.empty(self.shape[:3], dtype)
@@ -272,8 +259,8 @@ class _Gradients(NamedTuple):
         operands = _OperandPair(ctx, self.layout, a, b, part)
         (batch, rows, columns, terms), tiles = operands.shape, operands.tiles
         out, g = (contiguous(ctx, operands.view(x, 2)[:, part, :]) for x in (out, g))
-        prepared = operands.prepare(has_factors=True, is_finite_only=True)
-        left, right = prepared.factors
+        maxima, factors = operands.prepare(has_factors=True, is_finite_only=True)
+        left, right = factors
         weights = device.multiply(left, right)
         remainders = operands.empty(ctx.precision.name)
         flags = device.empty((tiles,), "uint8")
@@ -292,11 +279,10 @@ class _Gradients(NamedTuple):
         tables = map(pointer, (out, g, remainders, flags, self.propagates_nan))
         entries = _ENTRIES.pack(*tables, total is not None, self.propagates_nan is not False)
         sides = []
-        for side, x, strides in ((0, operands.a, (terms, 1)), (1, operands.b, (1, columns))):
-            pair = x, prepared.factors[side]
-            fields = (y for z in pair for y in operands.fields(z, side + 1))
-            tables = map(pointer, (prepared.maxima[side], products[side], gradients[side]))
-            sides.append(_SIDE.pack(*fields, *tables, *strides))
+        for side, strides in enumerate(((terms, 1), (1, columns))):
+            pair = operands.packed[side] + operands.operand(factors[side], side + 1)
+            tables = map(pointer, (maxima[side], products[side], gradients[side]))
+            sides.append(pair + _SIDE.pack(*tables, *strides))
         across = -(-terms // 32)
         blocks = [
             batch * across * -(-lines // 32) * is_requested
@@ -307,7 +293,7 @@ class _Gradients(NamedTuple):
         return gradients[0], gradients[1]
 
 
-def hard_case(ctx: Context, kernel: Kernel) -> Iterator[tuple[Array, np.ndarray, float]]:
+def hard_case(ctx: Context, kernel: Kernel) -> Results:
     """Multiply two tiles by two, whose edges stand out; maxima do not meet."""
     rng, name = np.random.default_rng(0), kernel.name.partition("<")[0]
     a, b = wide_entries(ctx, rng, 70, 37), wide_entries(ctx, rng, 66, 37).T

@@ -22,7 +22,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from arraylogchain._core.context import Array, multiply_in_float64, torch_allows_tf32
-from arraylogchain._cuda.kernels import OPTIONS, Kernel, Launch, compiled, parameters
+from arraylogchain._cuda.kernels import OPTIONS, Kernel, compiled, parameters
 
 OLDEST_ARCHITECTURE = 75
 NO_CUPY = "CuPy is not installed; for CUDA devices install the extra cuda12 or cuda13"
@@ -30,7 +30,7 @@ OLDEST_CUPY = (14, 2)  # the first whose cache on disk knows kernels by their te
 
 # One and zero, cuBLAS's scale factors.
 _SCALARS: dict[str, Any] = {"s": (ctypes.c_float * 2)(1, 0), "d": (ctypes.c_double * 2)(1, 0)}
-# What kernels include of CUDA's own has to be there, too.
+# Headers of CUDA that kernels include must be installed, too.
 _PROBE = """
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -83,16 +83,12 @@ class Tables:
 class Unavailable(str):
     """Why kernels cannot be used: a sentence without its full stop."""
 
-    __slots__ = ()
-
 
 class _NotNow(Unavailable):
     """A reason that may have passed by the next call."""
 
-    __slots__ = ()
 
-
-_known: dict[tuple[str, int], Device | Unavailable] = {}
+_devices: dict[tuple[str, int], Device | Unavailable] = {}
 
 
 def find(library: str, device: Any) -> Device | Unavailable:
@@ -110,11 +106,11 @@ def find(library: str, device: Any) -> Device | Unavailable:
     index = device.id if library == "cupy" else device.index
     if index is None:
         index = sys.modules["torch"].cuda.current_device()
-    if (library, index) in _known:
-        return _known[library, index]
+    if (library, index) in _devices:
+        return _devices[library, index]
     opened = _open(library, index)
     if not isinstance(opened, _NotNow):
-        _known[library, index] = opened
+        _devices[library, index] = opened
     return opened
 
 
@@ -127,7 +123,7 @@ def _open(library: str, index: int) -> Device | Unavailable:
     # It makes a folder for its cache, which may not be allowed, ...
     except Exception as error:
         return Unavailable(f"CuPy, which compiles the kernels, cannot be imported: {error}")
-    if (problem := _of_versions(cupy, library)) is not None:
+    if (problem := _version_problem(cupy, library)) is not None:
         return problem
     try:
         with cupy.cuda.Device(index) as device:
@@ -158,7 +154,7 @@ def _open(library: str, index: int) -> Device | Unavailable:
     return (CupyDevice if library == "cupy" else TorchDevice)(cupy, index)
 
 
-def _of_versions(cupy: Any, library: str) -> Unavailable | None:
+def _version_problem(cupy: Any, library: str) -> Unavailable | None:
     """Return why the installed versions cannot run kernels, or None if they can."""
     numbers = re.match(r"(\d+)\.(\d+)", cupy.__version__)
     if numbers is not None and (int(numbers[1]), int(numbers[2])) < OLDEST_CUPY:
@@ -175,7 +171,7 @@ def _is_capturing(cupy: Any, library: str) -> bool:
             return bool(sys.modules["torch"].cuda.is_current_stream_capturing())
         return bool(cupy.cuda.get_current_stream().is_capturing())
     except RuntimeError:
-        # Another thread captures, in a mode in which nobody may load a kernel.
+        # Another thread captures, in a mode in which no thread may load a kernel.
         return True
 
 
@@ -196,8 +192,8 @@ class Device:
         The compute capability, 90 for 9.0.
     identity : str
         Its model, and the versions of the driver, NVRTC and CuPy.
-    known : dict of Kernel to bool
-        Kernels that have been loaded and found right here, or that cannot be used.
+    usable : dict of Kernel to bool
+        Whether kernels that have been loaded and checked can be used.
     tables : Tables
         Integers of the host that have been copied to the device.
     empty : callable
@@ -231,24 +227,43 @@ class Device:
         self.identity = (
             f"{name}, driver {driver}, NVRTC {'.'.join(map(str, nvrtc))}, CuPy {cupy.__version__}"
         )
-        self.known: dict[Kernel, bool] = {}
+        self.usable: dict[Kernel, bool] = {}
         self.tables = Tables(self.is_capturing, self._current.synchronize)
 
     def _here(self) -> AbstractContextManager[Any]:
         """Make the device current."""
         return self._current  # type: ignore[no-any-return]
 
-    def run(self, launch: Launch) -> None:
+    def run(
+        self,
+        kernel: Kernel,
+        grid: int,
+        block: int,
+        arguments: tuple[Any, ...],
+        shared_memory: int = 0,
+    ) -> None:
         """Queue a kernel on the library's current stream; this does not wait for it.
 
         By the driver: CuPy's own launch takes four times as long.
+
+        Parameters
+        ----------
+        kernel : Kernel
+        grid, block : int
+            Blocks, and threads in a block, along one axis.
+        arguments : tuple
+            The kernel's arguments. Structs, as bytes, and NumPy scalars, of exactly the
+            parameter's type, are passed by value, None as a null pointer. Arrays of the device's
+            library are passed as pointers to their first entry.
+        shared_memory : int
+            Bytes of dynamic shared memory for each block.
         """
         cuda = self._cupy.cuda
         with self._here():
             cuda.runtime.setDevice(self._index)  # a thread's first call may be this
-            function = compiled(launch.kernel, self._index, self.shared_memory)
-            memory = parameters([self._value(x) for x in launch.arguments])
-            sizes = launch.grid, 1, 1, launch.block, 1, 1, launch.shared_memory
+            function = compiled(kernel, self._index, self.shared_memory)
+            memory = parameters([self._value(x) for x in arguments])
+            sizes = grid, 1, 1, block, 1, 1, shared_memory
             address = ctypes.addressof(memory)
             cuda.driver.launchKernel(function.ptr, *sizes, self._stream(), address, 0)
 

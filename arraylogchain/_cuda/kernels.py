@@ -1,4 +1,4 @@
-"""Launches of kernels as plain data, and kernels compiled from their source text."""
+"""Kernels compiled from their source text, and their arguments as bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import itertools
 import re
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +31,7 @@ C_TYPES = {
 _INCLUDE = re.compile(r'\s*#include "([^"]+)"')
 
 
-def _of(name: str, *arguments: tuple[str, ...]) -> tuple[str, ...]:
+def _names(name: str, *arguments: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{name}<{', '.join(x)}>" for x in itertools.product(*arguments))
 
 
@@ -41,22 +40,22 @@ _PAIRS = tuple(f"{'double' if x == 'double' else 'float'}, {x}" for x in _ANY)
 _LAYOUTS = ("true, 1", "false, 1", "false, 4")  # see chain.cuh: InWarp, R
 # All kernels by source file.
 INSTANTIATIONS = {
-    "logmatmulexp.cu": (*_of("logmatmulexp", _ANY), *_of("prepare_factors", _ANY)),
-    "log_epilogue.cu": _of("log_epilogue", _ANY),
-    "log_gradients.cu": (*_of("gradient_weights", _ANY), *_of("finish_gradients", _ANY)),
-    "maxplus_matmul.cu": _of("maxplus_matmul", _ANY),
-    "prepare_matrices.cu": _of("prepare_matrices", _PAIRS),
-    "chain_steps.cu": _of("chain_steps", _WIDE, _BOOL, _LAYOUTS, _BOOL),
-    "log_partition.cu": _of("log_partition", _WIDE),
+    "logmatmulexp.cu": (*_names("logmatmulexp", _ANY), *_names("prepare_factors", _ANY)),
+    "log_epilogue.cu": _names("log_epilogue", _ANY),
+    "log_gradients.cu": (*_names("gradient_weights", _ANY), *_names("finish_gradients", _ANY)),
+    "maxplus_matmul.cu": _names("maxplus_matmul", _ANY),
+    "prepare_matrices.cu": _names("prepare_matrices", _PAIRS),
+    "chain_steps.cu": _names("chain_steps", _WIDE, _BOOL, _LAYOUTS, _BOOL),
+    "log_partition.cu": _names("log_partition", _WIDE),
     "marginals.cu": (
-        *_of("marginals", _ANY),
-        *_of("pair_marginals", _PAIRS),
-        *_of("boundary_gradients", _WIDE),
+        *_names("marginals", _ANY),
+        *_names("pair_marginals", _PAIRS),
+        *_names("boundary_gradients", _WIDE),
     ),
-    "filtered.cu": _of("filtered", _ANY),
-    "entropies.cu": _of("entropies", _WIDE),
-    "sample_paths.cu": _of("sample_paths", _WIDE),
-    "chain_trace.cu": (*_of("chain_trace", _WIDE), *_of("best_last_states", _WIDE)),
+    "filtered.cu": _names("filtered", _ANY),
+    "entropies.cu": _names("entropies", _WIDE),
+    "sample_paths.cu": _names("sample_paths", _WIDE),
+    "chain_trace.cu": (*_names("chain_trace", _WIDE), *_names("best_last_states", _WIDE)),
 }
 
 
@@ -80,33 +79,10 @@ class Kernel(NamedTuple):
 _SOURCES = {x.partition("<")[0]: source for source, names in INSTANTIATIONS.items() for x in names}
 
 
-def kernel_named(name: str, arguments: str) -> Kernel:
-    """Return a kernel by its name and its template arguments."""
-    return Kernel(_SOURCES[name], f"{name}<{arguments}>")
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One launch of one kernel.
-
-    Attributes
-    ----------
-    kernel : Kernel
-    grid, block : int
-        Blocks, and threads in a block, along one axis.
-    arguments : tuple
-        The kernel's arguments. Structs, as bytes, and NumPy scalars, of exactly the
-        parameter's type, are passed by value, None as a null pointer. Arrays of the
-        device's library are passed as pointers to their first entry.
-    shared_memory : int
-        Bytes of dynamic shared memory for each block.
-    """
-
-    kernel: Kernel
-    grid: int
-    block: int
-    arguments: tuple[Any, ...]
-    shared_memory: int = 0
+@cache
+def kernel_named(name: str, *arguments: str) -> Kernel:
+    """Return a kernel by its name and its template arguments, some of them names of dtypes."""
+    return Kernel(_SOURCES[name], f"{name}<{', '.join(C_TYPES.get(x, x) for x in arguments)}>")
 
 
 _CODES = {np.dtype(np.int64): "q", np.dtype(np.int32): "i"}

@@ -1,9 +1,9 @@
 """Kernels prove themselves on the device they meet, before their first results are handed out.
 
-One small hard case of each kernel is compared with NumPy in long double or float64. Passed: an
-empty file remembers that, for the model of the device, its driver, NVRTC, CuPy and the kernel's
-source. Failed, or refused by the compiler or the driver: a warning, and array operations compute
-from then on.
+One small hard case of each kernel is compared with NumPy in float64. Passed: an empty file
+remembers that, for the model of the device, its driver, NVRTC, CuPy and the kernel's source.
+Failed, or refused by the compiler or the driver: a warning, and array operations compute from then
+on.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _lock = threading.Lock()
 
 def is_usable(ctx: Context, kernel: Kernel, case: Case) -> bool:
     """Return whether a kernel is right on this device; it is loaded, and checked if it is new."""
-    known = ctx.kernels.known
-    if kernel not in known:
+    usable = ctx.kernels.usable
+    if kernel not in usable:
         with _lock:
-            if kernel not in known:
-                known[kernel] = _has_no_problem(ctx, kernel, case)
-    return bool(known[kernel])
+            if kernel not in usable:
+                usable[kernel] = _has_no_problem(ctx, kernel, case)
+    return bool(usable[kernel])
 
 
 def _has_no_problem(ctx: Context, kernel: Kernel, case: Case) -> bool:
@@ -50,7 +50,9 @@ def _has_no_problem(ctx: Context, kernel: Kernel, case: Case) -> bool:
         )
     try:
         device.load(kernel)
-        if _has_passed(device, kernel):
+        record = _record(device, kernel)
+        is_checked = os.environ.get("ARRAYLOGCHAIN_SELF_CHECK") != "0"
+        if not is_checked or os.path.exists(record):  # noqa: PTH110 (no folder is an error here)
             return True
         problem = check(ctx, kernel, case)
     except Exception as error:  # the compiler's, the driver's, ...
@@ -58,7 +60,9 @@ def _has_no_problem(ctx: Context, kernel: Kernel, case: Case) -> bool:
             raise
         problem = f"{type(error).__name__}: {error}"
     if problem is None:
-        _remember(device, kernel)
+        with suppress(OSError):
+            record.parent.mkdir(parents=True, exist_ok=True)
+            record.touch()
         return True
     warnings.warn(
         f"the CUDA kernel {kernel.name} cannot be used on {device.identity}: {problem}; array "
@@ -73,32 +77,18 @@ def _has_no_problem(ctx: Context, kernel: Kernel, case: Case) -> bool:
 def check(ctx: Context, kernel: Kernel, case: Case) -> str | None:
     """Return the problem of a kernel that fails its hard case, or None if it passes."""
     ratio = largest_error(ctx, kernel, case)
-    return None if ratio <= 1 else f"results err by {ratio:.3g} times what is allowed"
+    return None if ratio <= 1 else f"results err by {ratio:.3g} times the allowed error"
 
 
 def largest_error(ctx: Context, kernel: Kernel, case: Case) -> float:
-    """Return the largest error of a kernel's hard case, as a part of what is allowed."""
+    """Return the largest error of a kernel's hard case, as a part of the allowed one."""
     with ctx.computing(), np.errstate(all="ignore"):
         pairs = list(case(ctx, kernel))
     return max(_ratio(ctx, *pair) for pair in pairs)
 
 
-def _remember(device: Any, kernel: Kernel) -> None:
-    """Note on disk that a kernel has passed, if that can be done."""
-    with suppress(OSError):
-        _record(device, kernel).parent.mkdir(parents=True, exist_ok=True)
-        _record(device, kernel).touch()
-
-
-def _has_passed(device: Any, kernel: Kernel) -> bool:
-    if os.environ.get("ARRAYLOGCHAIN_SELF_CHECK") == "0":
-        return True
-    with suppress(OSError):
-        return _record(device, kernel).exists()
-    return False
-
-
 def _record(device: Any, kernel: Kernel) -> Path:
+    """Return the file that exists once a kernel has passed."""
     text = f"{device.identity} {__version__} {kernel.name} {source_text(kernel.source)}"
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     return Path(cache) / "arraylogchain" / hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -9,10 +9,8 @@ import numpy as np
 from arraylogchain._core.axes import Fold, chunks, fold
 from arraylogchain._core.context import Array, Context, shape_of
 from arraylogchain._cuda.kernels import (
-    C_TYPES,
     MAX_GRID,
     Kernel,
-    Launch,
     Struct,
     contiguous,
     kernel_named,
@@ -133,7 +131,7 @@ def maxplus(ctx: Context, layout: Fold, a: Array, b: Array) -> tuple[Array, Arra
 
 def kernel_of(name: str, ctx: Context) -> Kernel:
     """Return a kernel of products for the dtype of the result."""
-    return kernel_named(name, C_TYPES[ctx.result_name])
+    return kernel_named(name, ctx.result_name)
 
 
 def _is_usable(ctx: Context, name: str) -> bool:
@@ -213,8 +211,7 @@ class _OperandPair:
         return self.ctx.kernels.empty(self.shape[:3], dtype)
 
     def launch(self, name: str, grid: int, arguments: tuple[Any, ...]) -> None:
-        kernel = kernel_of(name, self.ctx)
-        self.ctx.kernels.run(Launch(kernel, grid, THREADS, arguments))
+        self.ctx.kernels.run(kernel_of(name, self.ctx), grid, THREADS, arguments)
 
     def restored(self, out: Array) -> Array:
         """Return the product in its own shape: a view."""

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import array_api_compat
@@ -21,7 +20,6 @@ import numpy as np
 import pytest
 
 import arraylogchain.vjp  # noqa: F401  imports all modules that `counting` patches
-from arraylogchain._cuda.kernels import Launch
 from arraylogchain._inputs import arrays
 from tests.cuda.cpu_device import CpuDevice
 
@@ -292,9 +290,9 @@ class CountingDevice(CpuDevice):
         result = TALLY.timed(super().multiply, *map(to_host, args), **to_host(options))
         return to_device(result)
 
-    def run(self, launch: Launch) -> None:
-        TALLY.record("kernels", launch.kernel.name.partition("<")[0])
-        TALLY.timed(super().run, replace(launch, arguments=to_host(launch.arguments)))
+    def run(self, kernel: Any, *launch: Any) -> None:
+        TALLY.record("kernels", kernel.name.partition("<")[0])
+        TALLY.timed(super().run, kernel, *to_host(launch))
 
 
 NAMESPACE = Namespace()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import arraylogchain as alc
-from arraylogchain._cuda.kernels import Launch
 from arraylogchain._inputs import arrays
 from tests.cuda.counting import TALLY
 from tests.cuda.cpu_device import CpuDevice
@@ -54,12 +52,12 @@ class TensorDevice(CpuDevice):
     def strides(self, x: Any) -> tuple[int, ...]:
         return tuple(x.stride())
 
-    def run(self, launch: Launch) -> None:
-        TALLY.record("kernels", launch.kernel.name.partition("<")[0])
+    def run(self, kernel: Any, grid: int, block: int, arguments: Any, *shared: int) -> None:
+        TALLY.record("kernels", kernel.name.partition("<")[0])
         arguments = tuple(
-            np.uint64(x.data_ptr()) if isinstance(x, torch.Tensor) else x for x in launch.arguments
+            np.uint64(x.data_ptr()) if isinstance(x, torch.Tensor) else x for x in arguments
         )
-        super().run(replace(launch, arguments=arguments))
+        super().run(kernel, grid, block, arguments, *shared)
 
 
 def cases() -> dict[str, Callable[[], None]]:

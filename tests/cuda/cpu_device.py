@@ -6,14 +6,24 @@ import ctypes
 import math
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from arraylogchain._cuda import kernels
 from arraylogchain._cuda.device import Tables
-from arraylogchain._cuda.kernels import Kernel, Launch
+from arraylogchain._cuda.kernels import Kernel
 from tests.cuda.cpu_compiler import KernelError, compile_for_cpu
+
+
+class Launch(NamedTuple):
+    """A launch that has been run."""
+
+    kernel: Kernel
+    grid: int
+    block: int
+    arguments: tuple[Any, ...]
+    shared_memory: int = 0
 
 
 class CpuDevice:
@@ -59,7 +69,7 @@ class CpuDevice:
         self.flush_to_zero = flush_to_zero
         self.folder = folder
         self.launches: list[Launch] = []
-        self.known: dict[Kernel, bool] = {}
+        self.usable: dict[Kernel, bool] = {}
         self.loaded: list[Kernel] = []
         self.tables = Tables(self.is_capturing)
 
@@ -86,8 +96,9 @@ class CpuDevice:
             raise KernelError(f"{kernel.name} would be loaded while a graph is captured")
         self.loaded.append(kernel)
 
-    def run(self, launch: Launch) -> None:
+    def run(self, *sizes_and_arguments: Any) -> None:
         """Run a launch to its end; raise KernelError where a device would hang or refuse it."""
+        launch = Launch(*sizes_and_arguments)
         library = _library(launch.kernel, self.options, self.folder)
         packed = [_pack(argument) for argument in launch.arguments]
         pointers = (ctypes.c_void_p * len(packed))(*(x.ctypes.data for x in packed))

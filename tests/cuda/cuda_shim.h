@@ -26,15 +26,9 @@
 #include "shim/intrinsics.h"
 #include "shim/warps.h"
 
-#define ALC_CPU_SHIM 1
-
 #define __global__
 #define __device__
-#define __host__
-#define __constant__ static const
-#define __grid_constant__
 #define __forceinline__ inline __attribute__((always_inline))
-#define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 // cpu_compiler.py rewrites __shared__: one block runs at a time, and its variables are static.
@@ -42,8 +36,6 @@
 #define threadIdx (shim::current->position)
 #define blockIdx (shim::block_position)
 #define blockDim (shim::block_size)
-#define gridDim (shim::grid_size)
-#define warpSize 32
 
 namespace shim {
 

@@ -20,7 +20,7 @@ import pytest
 from arraylogchain._cuda import device as device_module
 from arraylogchain._cuda import kernels
 from arraylogchain._cuda.device import CupyDevice, TorchDevice, Unavailable, find
-from arraylogchain._cuda.kernels import Kernel, Launch, Struct
+from arraylogchain._cuda.kernels import Kernel, Struct
 from arraylogchain._inputs import arrays
 from tests.chain_scenarios import normal
 from tests.conftest import import_or_skip
@@ -177,7 +177,7 @@ class FakeTorch(ModuleType):
 def forgotten() -> Iterator[None]:
     """Let no test find the devices and kernels of another."""
     clears = (
-        device_module._known.clear,
+        device_module._devices.clear,
         kernels.compiled.cache_clear,
         kernels._module.cache_clear,
     )
@@ -203,8 +203,8 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
     return fake
 
 
-def launch(*arguments: Any, kernel: str = "f<float>") -> Launch:
-    return Launch(Kernel("f.cu", kernel), 70000, 256, arguments, 100)
+def launch(device: Any, *arguments: Any, kernel: str = "f<float>") -> None:
+    device.run(Kernel("f.cu", kernel), 70000, 256, arguments, 100)
 
 
 def test_cupy_s_memory_and_stream_are_used_on_the_arrays_device(cupy):
@@ -217,7 +217,7 @@ def test_cupy_s_memory_and_stream_are_used_on_the_arrays_device(cupy):
     assert cupy.made == [((2, 3), np.float16, 1)]
     assert result.strides(x.T[::-1]) == (-1, 3)
     array = SimpleNamespace(data=SimpleNamespace(ptr=5000))
-    result.run(launch(array, np.int32(5), Struct((np.int32, "rows n")).pack(rows=3), None))
+    launch(result, array, np.int32(5), Struct((np.int32, "rows n")).pack(rows=3), None)
     ((kernel, where, sizes, received, shared),) = cupy.launches
     assert (kernel.name, where) == ("f<float>", (1, 600))  # CuPy's own current one
     assert (sizes, shared) == ((70000, 1, 1, 256, 1, 1), 100)
@@ -229,7 +229,7 @@ def test_kernels_are_compiled_once_for_each_device(cupy):
     for index in (0, 1, 1, 0):
         result = find("cupy", cupy.cuda.Device(index))
         for kernel in ("f<float>", "f<double>"):
-            result.run(launch(None, kernel=kernel))
+            launch(result, None, kernel=kernel)
     compiled = [entry for entry in cupy.compiled if entry[0] != "probe"]
     assert compiled == [("f<float>", 0), ("f<double>", 0), ("f<float>", 1), ("f<double>", 1)]
     # Static shared memory counts against the limit of a block.
@@ -267,7 +267,7 @@ def test_torch_s_memory_and_stream_are_used(cupy, torch):
     assert cupy.made == []
     assert result.strides(x) == (0, -3, 1)
 
-    result.run(launch(x, np.float32(2)))
+    launch(result, x, np.float32(2))
     ((_, where, _, arguments, _),) = cupy.launches
     assert where == (1, 701)
     assert arguments[0] == (5000).to_bytes(8, sys.byteorder)
@@ -284,7 +284,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 def test_reasons(cupy, torch, monkeypatch):
     def reason() -> str:
-        device_module._known.clear()
+        device_module._devices.clear()
         result = find("cupy", SimpleNamespace(id=0))
         assert isinstance(result, Unavailable)
         return result

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arraylogchain._cuda.kernels import Kernel, Launch, Struct
+from arraylogchain._cuda.kernels import Kernel, Struct
 from tests.cuda.conftest import SEED_PARAMS, SEEDS
 from tests.cuda.cpu_device import CpuDevice, KernelError
 
@@ -28,7 +28,7 @@ def run(
     **options: Any,
 ) -> None:
     device = CpuDevice(seed, folder=KERNELS, **options)
-    device.run(Launch(Kernel(source, kernel), blocks, threads, arguments, shared))
+    device.run(Kernel(source, kernel), blocks, threads, arguments, shared)
 
 
 def run_fault(kernel: str, *arguments: Any, **options: Any) -> None:

@@ -17,7 +17,7 @@ from tests.gpu.calls import CALLS, WITHOUT_WAITING
 def test_a_kernel_that_is_not_loaded_is_one_clear_sentence(torch):
     backend, call = make_backend("torch-cuda"), CALLS["maxplus_matmul"]
     arrays = call.arguments(backend, "float16")
-    prepare_inputs({"a": arrays[0]})[0].kernels.known.clear()
+    prepare_inputs({"a": arrays[0]})[0].kernels.usable.clear()
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(RuntimeError, match="call once before"), torch.cuda.graph(graph):
         call.run(*arrays)

@@ -21,14 +21,7 @@ from arraylogchain._backends.cuda.structs import CHAIN, MESSAGES, ROWS, WEIGHTS
 from arraylogchain._backends.interface import Keep, Messages, SegmentMessages
 from arraylogchain._backends.shards import Shard
 from arraylogchain._core.context import Array, Context
-from arraylogchain._cuda.kernels import (
-    C_TYPES,
-    Kernel,
-    Launch,
-    contiguous,
-    kernel_named,
-    threshold,
-)
+from arraylogchain._cuda.kernels import Kernel, contiguous, kernel_named, threshold
 from arraylogchain._cuda.self_check import Results, is_usable
 from arraylogchain._products import cuda
 
@@ -81,7 +74,7 @@ class CudaBackend(ArrayBackend):
         sums: bool = True,
         restarts_scales: bool = False,
     ) -> tuple[SegmentMessages, Array]:
-        """Process a segment; return its messages, and scales [groups, n, 2] of its matrices.
+        """Process a segment; return its messages, and scales [groups, n, 2] of matrices, if any.
 
         The scale of a message is that of its step alone if scales restart.
         """
@@ -94,22 +87,15 @@ class CudaBackend(ArrayBackend):
         updated = None if keep == Keep.NOTHING else self._messages(count + (keep == Keep.ALL))
         # Step of `updated`'s first message.
         first = steps.start - (keep == Keep.ALL and not backward)
-        scales = self.scales(steps)
+        scales = self.scales(steps), steps.start
         for part in self.parts(steps, backward, 1 + sums):
             before, last = last, self._messages(None)
             t0 = part.stop - 1 if backward else part.start
             places = (before, 0), (predicted, t0 - steps.start), (updated, t0 - first), (last, 0)
             packed = [self.pack(x, at, backward) for x, at in places]
-            prepared = self.prepared(part, backward, (scales, steps.start), sums)
+            prepared = self.prepared(part, backward, scales, sums)
             self._launch(sums, part, backward, prepared, packed, restarts_scales)
-        if self.shard.chain.has_one_matrix:
-            scales = prepared.scales
-        return SegmentMessages(predicted, updated, last), scales  # type: ignore[arg-type]
-
-    def backtrace(self, updated: Messages, after: Array, steps: slice) -> Array:
-        """Return the states of best paths, integers [n, groups, rows]."""
-        path = operations.backtrace(self, updated, after, steps)
-        return super().backtrace(updated, after, steps) if path is None else path
+        return SegmentMessages(predicted, updated, last), prepared.scales  # type: ignore[arg-type]
 
     def final_log_partition(self, last: Messages) -> Array | None:
         """Return log Z [groups, rows], given the last messages."""
@@ -120,7 +106,7 @@ class CudaBackend(ArrayBackend):
         return log_z
 
     def final_log_sums(self, last: Messages) -> Array:
-        """Return `log_sums` of the last messages: those of log Z, if it was computed here."""
+        """Return `log_sums` of the last messages: of log Z, if it was computed here."""
         message, log_sums = self._final_log_sums
         return log_sums if message is last else self.log_sums(last, backward=True)
 
@@ -133,7 +119,8 @@ class CudaBackend(ArrayBackend):
         message, (weights, _held) = self._contiguous(message), self.boundary(backward)
         log_sums = self.ctx.kernels.empty((groups, rows, 2), "float64")
         arguments = self.rows(), self.pack(message), weights, log_sums, log_z
-        self.run(self.kernel("log_partition"), -(-groups * rows // 4), 128, arguments)
+        kernel = self.kernel("log_partition")
+        self.ctx.kernels.run(kernel, -(-groups * rows // 4), 128, arguments)
         return log_sums
 
     def backward_pass(self, forward_pass: Any, sums: Any, cotangent: Array | None) -> Any:
@@ -144,6 +131,7 @@ class CudaBackend(ArrayBackend):
             return None
         return CudaBackwardPass(self, forward_pass, sums, cotangent)
 
+    backtrace = operations.backtrace
     filter_segment = operations.filter_segment
     entropies = operations.entropies
     backtrace_paths = operations.backtrace_paths
@@ -151,10 +139,10 @@ class CudaBackend(ArrayBackend):
 
     def kernel(self, name: str, dtype: str | None = None) -> Kernel:
         """Return a kernel for the precision of the shard, or for a dtype of results."""
-        arguments = C_TYPES[dtype or self.ctx.precision.name]
+        dtypes = [dtype or self.ctx.precision.name]
         if name == "pair_marginals":
-            arguments = f"{arguments}, {C_TYPES[matrices.dtype_name(self.shard)]}"
-        return kernel_named(name, arguments)
+            dtypes.append(matrices.dtype_name(self.shard))
+        return kernel_named(name, *dtypes)
 
     @cached_property
     def preparation(self) -> tuple[Kernel, ...]:
@@ -168,10 +156,6 @@ class CudaBackend(ArrayBackend):
     def has(self, *kernels: Kernel) -> bool:
         """Return whether kernels can be used; True in the self-check of one of them."""
         return self._is_check or all(is_usable(self.ctx, x, hard_case) for x in kernels)
-
-    def run(self, kernel: Kernel, grid: int, block: int, arguments: tuple[Any, ...]) -> None:
-        """Queue a kernel without dynamic shared memory."""
-        self.ctx.kernels.run(Launch(kernel, grid, block, arguments))
 
     def _geometry_of(self, sums: bool) -> Geometry:
         if sums not in self._geometries:
@@ -260,10 +244,10 @@ class CudaBackend(ArrayBackend):
         )
         weights, _held = self.boundary(backward)
         arguments = (chain, weights, *messages)
-        ctx.kernels.run(Launch(geometry.kernel(ctx), grid, block, arguments, shared))
+        ctx.kernels.run(geometry.kernel(ctx), grid, block, arguments, shared)
 
     def chain(self, prepared: PreparedMatrices, **fields: Any) -> bytes:
-        """Return the fields of struct Chain after those of struct Rows; the caller holds arrays."""
+        """Return struct Chain without its struct Rows; the caller holds the arrays."""
         fields["threshold"] = threshold(self.ctx.precision, self.shard.chain.num_states)
         return CHAIN[self.ctx.precision.name].pack(**prepared.fields, **fields)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from arraylogchain._backends.shards import Shard
 from arraylogchain._core.context import Array, Context
-from arraylogchain._cuda.kernels import C_TYPES, Kernel, kernel_named
+from arraylogchain._cuda.kernels import Kernel, kernel_named
 
 # Of a block whose groups of threads are parts of warps, and of one with four rows.
 _WARPS, _FOUR_ROWS = 128, 512
@@ -31,8 +31,7 @@ class Geometry(NamedTuple):
     on_chip: bool
 
     def kernel(self, ctx: Context) -> Kernel:
-        words = [str(x).lower() for x in self]
-        return kernel_named("chain_steps", ", ".join((C_TYPES[ctx.precision.name], *words)))
+        return kernel_named("chain_steps", ctx.precision.name, *[str(x).lower() for x in self])
 
     def sizes(self, shard: Shard) -> LaunchSizes:
         """Return the sizes of a launch for a shard."""

@@ -35,7 +35,7 @@ class _Example:
     geometry : Geometry
     backend : CudaBackend
     reach : float
-        What messages may err by, see `self_check`.
+        The allowed error of messages, see `self_check`.
     """
 
     def __init__(self, backend_of: type[Any], ctx: Context, geometry: Geometry) -> None:
@@ -87,7 +87,7 @@ class _Example:
         return Messages(values, scale, scale, np.ones(self.lengths.shape, bool))
 
     def forward_pass(self, updated: Messages, carry: Messages) -> Any:
-        """Return what the backend reads of a pass that has computed these messages."""
+        """Return the attributes of a pass with these messages that the backend reads."""
         return SimpleNamespace(
             shard=self.shard,
             segments=[_STEPS],

@@ -14,6 +14,7 @@ from arraylogchain._backends.interface import Keep, Messages
 from arraylogchain._backends.shards import arrange
 from arraylogchain._core.axes import Box, Shape, chunks, within
 from arraylogchain._core.context import Array
+from arraylogchain._cuda.kernels import contiguous
 from arraylogchain._inputs.arrays import dtype_name
 
 _THREADS = 256
@@ -89,14 +90,10 @@ class CudaBackwardPass:
         self.shard, self.log_z = forward_pass.shard, forward_pass.log_z
         self.ctx, self.device = self.shard.ctx, self.shard.ctx.kernels
         self.log_sums = backend.final_log_sums(forward_pass.carry)
-        self.g = None if cotangent is None else self._cotangents(cotangent)
-
-    def _cotangents(self, cotangent: Array) -> Array:
-        """Return cotangents [groups, rows], contiguous and in the chain's order."""
-        out = self.device.empty(self.shard.state_shape[:2], "float64")
-        x = self.shard.view(cotangent)
-        out[...] = self.shard.unsorted(x, ())
-        return out
+        self.g = cotangent
+        if cotangent is not None:
+            x = self.shard.unsorted(self.shard.view(cotangent), ())
+            self.g = contiguous(self.ctx, self.ctx.load(x, self.ctx.widest))
 
     def add(self) -> None:
         """Add gradients, or marginals and counts, in one pass backward through the steps."""
@@ -147,7 +144,7 @@ class CudaBackwardPass:
         arguments = (packed, STRIDES.pack(*output.strides), *inputs, output.array, *result)
         dtype = None if output.array is None else dtype_name(output.array.dtype)
         kernel = self.backend.kernel("marginals", dtype)
-        self.backend.run(kernel, sets * blocks, _THREADS, arguments)
+        self.device.run(kernel, sets * blocks, _THREADS, arguments)
         if output.array is not None:
             self._write("potentials", place, output)
         return _Terms(packed, alpha, beta_x, *result) if pairs else None
@@ -170,7 +167,7 @@ class CudaBackwardPass:
         return _Output(out, self.device.strides(out), part)
 
     def _write(self, name: str, place: Box, output: _Output) -> None:
-        """Add or copy what a kernel has written to a temporary, in the chain's order."""
+        """Add or copy a temporary, in the chain's order, to the result."""
         if output.part is None:
             self.accumulator.add(name, self.shard, place, output.array, is_sorted=False)
         elif output.part is not output.array:
@@ -207,7 +204,7 @@ class CudaBackwardPass:
             messages = np.int32(entries), terms.alpha, terms.beta_x
             arguments = (terms.segment, packed, sums, *messages, self.g, *flags)
             grid = count * groups * -(-size * size // entries)
-            self.backend.run(kernel, grid, _THREADS, arguments)
+            self.device.run(kernel, grid, _THREADS, arguments)
             self._write("transitions", place, output)
 
     def _add_boundary(self, name: str, message: Messages) -> None:
@@ -224,5 +221,5 @@ class CudaBackwardPass:
         outputs = output.array, STRIDES.pack(*output.strides), np.int32(is_sum)
         arguments = (*inputs, self.backend.rows(), *outputs)
         grid = -(-size // 32) * (1 if is_sum else -(-groups * rows // 8))
-        self.backend.run(self.backend.kernel("boundary_gradients"), grid, _THREADS, arguments)
+        self.device.run(self.backend.kernel("boundary_gradients"), grid, _THREADS, arguments)
         self._write(name, (slice(None),), output)

@@ -9,7 +9,7 @@ import numpy as np
 from arraylogchain._backends.cuda.structs import MATRICES
 from arraylogchain._backends.shards import Shard
 from arraylogchain._core.context import Array
-from arraylogchain._cuda.kernels import C_TYPES, Kernel, Launch, kernel_named
+from arraylogchain._cuda.kernels import Kernel, kernel_named
 from arraylogchain._inputs import arrays
 
 
@@ -34,7 +34,7 @@ class PreparedMatrices(NamedTuple):
 def input_matrices(shard: Shard, transitions: slice) -> tuple[Array, tuple[int, int, int, int]]:
     """Return the matrices of some transitions, or the one of all, in the precision or narrower.
 
-    Their strides are those of groups, matrices, and states from and to, in entries.
+    Strides are of groups, matrices, and states from and to, in entries.
     """
     ctx, view = shard.ctx, shard.views["transitions"]
     if not shard.chain.has_one_matrix:
@@ -55,8 +55,7 @@ def dtype_name(shard: Shard) -> str:
 
 def kernel_of(shard: Shard) -> Kernel:
     """Return the kernel that prepares the matrices of a shard."""
-    ctx, dtype = shard.ctx, dtype_name(shard)
-    return kernel_named("prepare_matrices", f"{C_TYPES[ctx.precision.name]}, {C_TYPES[dtype]}")
+    return kernel_named("prepare_matrices", shard.ctx.precision.name, dtype_name(shard))
 
 
 def prepare(
@@ -102,7 +101,7 @@ def prepare(
         np.int64(scale_group),
         np.int32(transposes_logs),
     )
-    device.run(Launch(kernel_of(shard), groups * count * parts, 1024, arguments))
+    device.run(kernel_of(shard), groups * count * parts, 1024, arguments)
     fields = {"factors": factors, "shifts": shifts, "logs": logs, "scales": place}
     fields |= {"scale_group": scale_group, "matrices": count}
     return PreparedMatrices(values, scales, fields)

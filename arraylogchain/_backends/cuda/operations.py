@@ -1,6 +1,7 @@
 """Whole operations on a shard by kernels: filtered results, entropies, best paths and samples.
 
-They are methods of `CudaBackend`, and return None or False if a kernel cannot be used.
+They are methods of `CudaBackend`, and return None or False if a kernel cannot be used; of the
+backtrace of a segment, array operations take the place.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from arraylogchain._backends.array import ArrayBackend
 from arraylogchain._backends.cuda.geometry import row_strides
 from arraylogchain._backends.cuda.structs import STRIDES
 from arraylogchain._backends.interface import Keep, Messages
@@ -30,7 +32,8 @@ def filter_segment(
     segment, _ = self.advance_with_scales(carry, steps, False, Keep.ALL, restarts_scales=True)
     outputs = (y for x, z in zip(views, strides, strict=True) for y in (x, STRIDES.pack(*z)))
     arguments = (self.rows(steps), self.pack(segment.updated), *outputs)
-    self.run(kernel, -(-groups * rows * (steps.stop - steps.start) // 8), 256, arguments)
+    num_terms = groups * rows * (steps.stop - steps.start)
+    self.ctx.kernels.run(kernel, -(-num_terms // 8), 256, arguments)
     return segment.carry  # type: ignore[no-any-return]
 
 
@@ -55,24 +58,24 @@ def entropies(self: Any, forward_pass: Any) -> Array | None:
             messages = map(np.uint64, (alpha + at * size, previous, beta + at * size))
             chain = self.rows(part) + self.chain(prepared)
             grid, block = groups * rows * (part.stop - part.start), -(-states // 32) * 32
-            self.run(kernel, grid, block, (chain, *messages, log_sums, out[at:, ...]))
+            self.ctx.kernels.run(kernel, grid, block, (chain, *messages, log_sums, out[at:, ...]))
         sums = self.ctx.xp.sum(out, axis=0)
         total = sums if total is None else total + sums
     return total
 
 
-def backtrace(self: Any, updated: Messages, after: Array, steps: slice) -> Array | None:
-    """Return the states of best paths, integers [n, groups, rows]."""
+def backtrace(self: Any, updated: Messages, after: Array, steps: slice) -> Array:
+    """Return the states of best paths, integers [n, groups, rows]; see `interface.Backend`."""
     kernel, (groups, rows, _) = self.kernel("chain_trace"), self.shard.state_shape
     if not self.has(kernel, *self.preparation):
-        return None
+        return ArrayBackend.backtrace(self, updated, after, steps)
     path = self.ctx.kernels.empty((steps.stop - steps.start, groups, rows), "int64")
     after, strides = self.ctx.xp.asarray(after, copy=True), (rows, 1, groups * rows)
     after = contiguous(self.ctx, after)
     for chain, logs, first in _launches_backward(self, [(steps, updated)], is_sorted=True):
         out = _at(self, path, strides, first - steps.start)
         arguments = (chain, logs, after, *out, np.int32(0))
-        self.run(kernel, -(-groups * rows // 4), 128, arguments)
+        self.ctx.kernels.run(kernel, -(-groups * rows // 4), 128, arguments)
     return path
 
 
@@ -87,11 +90,11 @@ def backtrace_paths(self: Any, forward_pass: Any, states: Array, weights: Array)
     final, _held = self.boundary(True)
     after, best = (self.ctx.kernels.empty((groups, rows), x) for x in ("int64", "float64"))
     arguments: tuple[Any, ...] = (self.rows(), self.pack(forward_pass.carry), final, after, best)
-    self.run(kernels[1], -(-groups * rows // 4), 128, arguments)
+    self.ctx.kernels.run(kernels[1], -(-groups * rows // 4), 128, arguments)
     shard.write(weights, best)
     for chain, logs, first in _launches_backward(self, _stored(forward_pass)):
         arguments = (chain, logs, after, *_at(self, path, strides, first), np.int32(1))
-        self.run(kernels[0], -(-groups * rows // 4), 128, arguments)
+        self.ctx.kernels.run(kernels[0], -(-groups * rows // 4), 128, arguments)
     return True
 
 
@@ -108,7 +111,7 @@ def sample_paths(self: Any, forward_pass: Any, paths: Array, uniforms: Array) ->
         pairs = zip(views, strides, strict=True)
         outputs = (y for x, z in pairs for y in _at(self, x, z, first))
         arguments = (chain, final, logs, after, *outputs, np.int64(count))
-        self.run(kernel, -(-groups * rows * count // 4), 128, arguments)
+        self.ctx.kernels.run(kernel, -(-groups * rows * count // 4), 128, arguments)
     return True
 
 

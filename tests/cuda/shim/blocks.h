@@ -163,7 +163,6 @@ inline int run(const Launch& launch, const std::function<void()>& body) {
     std::mt19937_64 random(launch.seed);
     failed = false;
     kernel = &body;
-    grid_size.x = static_cast<unsigned>(launch.grid);
     block_size.x = static_cast<unsigned>(launch.block);
     fibers.resize(launch.block);
     dynamic_shared = SharedMemory(launch.shared_memory);

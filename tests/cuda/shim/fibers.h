@@ -74,7 +74,7 @@ inline Fiber* current;
 inline Fiber scheduler;
 inline std::vector<Fiber> fibers;
 inline const std::function<void()>* kernel;
-inline dim3 block_position{0, 0, 0}, block_size, grid_size;
+inline dim3 block_position{0, 0, 0}, block_size;
 inline bool failed;
 inline std::string failure;
 

@@ -48,25 +48,7 @@ struct __nv_bfloat16 {
     operator float() const { return shim::bit_cast<float>(unsigned(bits) << 16); }
 };
 
-struct alignas(4) __half2 {
-    __half x, y;
-};
-struct alignas(4) __nv_bfloat162 {
-    __nv_bfloat16 x, y;
-};
-
 inline float __half2float(__half x) { return x; }
 inline __half __float2half(float x) { return __half(x); }
-inline __half __float2half_rn(float x) { return __half(x); }
-inline __half __double2half(double x) { return __half(x); }
-inline unsigned short __half_as_ushort(__half x) { return x.bits; }
-inline __half __ushort_as_half(unsigned short bits) { return shim::bit_cast<__half>(bits); }
-
 inline float __bfloat162float(__nv_bfloat16 x) { return x; }
 inline __nv_bfloat16 __float2bfloat16(float x) { return __nv_bfloat16(x); }
-inline __nv_bfloat16 __float2bfloat16_rn(float x) { return __nv_bfloat16(x); }
-inline __nv_bfloat16 __double2bfloat16(double x) { return __nv_bfloat16(x); }
-inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 x) { return x.bits; }
-inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) {
-    return shim::bit_cast<__nv_bfloat16>(bits);
-}

@@ -26,6 +26,7 @@ from tests.cuda.cpu_device import CpuDevice
 HALVES = [
     Kernel("prepare_matrices.cu", "prepare_matrices<float, __nv_bfloat16>"),
     Kernel("logmatmulexp.cu", "logmatmulexp<__nv_bfloat16>"),
+    Kernel("marginals.cu", "marginals<__nv_bfloat16>"),
 ]
 FLOATS = [Kernel(s, n) for s, names in INSTANTIATIONS.items() for n in names if "float" in n]
 pytestmark = pytest.mark.usefixtures("compiler")

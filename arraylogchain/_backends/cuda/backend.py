@@ -127,7 +127,8 @@ class CudaBackend(ArrayBackend):
         """Return the backward pass that adds marginals, counts or gradients."""
         names = ["marginals", "boundary_gradients", "log_partition"]
         names += ["pair_marginals"] if self.preparation else []
-        if not self.has(*map(self.kernel, names), *self.recursion()):
+        written = self.kernel("marginals", self.ctx.result_name)  # where marginals are not summed
+        if not self.has(written, *map(self.kernel, names), *self.recursion()):
             return None
         return CudaBackwardPass(self, forward_pass, sums, cotangent)
 
@@ -195,8 +196,9 @@ class CudaBackend(ArrayBackend):
         """
         shard, key = self.shard, (backward, transposes_logs)
         if shard.chain.has_one_matrix:
-            if key not in self._prepared:  # with factors, which other calls may need
-                arguments = slice(0, 1), backward, scales[0], 0, True, transposes_logs
+            if key not in self._prepared:
+                has_factors = not transposes_logs  # which later calls may need
+                arguments = slice(0, 1), backward, scales[0], 0, has_factors, transposes_logs
                 self._prepared[key] = matrices.prepare(shard, *arguments)
             return self._prepared[key]
         # The chain's first step has no matrix; backward a matrix leads from the step after.

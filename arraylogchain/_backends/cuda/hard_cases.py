@@ -39,12 +39,9 @@ class _Example:
     """
 
     def __init__(self, backend_of: type[Any], ctx: Context, geometry: Geometry) -> None:
-        rng, states, rows = (
-            np.random.default_rng(1),
-            5 if geometry.in_warp else 37,
-            geometry.rows + 5,
-        )
-        (groups, count), rows = (1, 1) if geometry.on_chip else (2, 4), geometry.rows + 5
+        rng, states = np.random.default_rng(1), 5 if geometry.in_warp else 37
+        groups, count = (1, 1) if geometry.on_chip else (2, 4)
+        rows = geometry.rows + 5
         x = wide_entries(ctx, rng, groups, rows, 5, states)
         logs = wide_entries(ctx, rng, groups, count, states, states)
         self.ctx, lengths = ctx, np.full((groups, rows), 5)
@@ -192,7 +189,8 @@ def _marginals(example: _Example) -> Results:
         "final": exact[-1],
     }
     ctx = example.ctx
-    arrays = {x: ctx.kernels.empty(y.shape, ctx.precision.name) for x, y in results.items()}
+    dtypes = dict.fromkeys(results, ctx.precision.name) | {"potentials": ctx.result_name}
+    arrays = {x: ctx.kernels.empty(y.shape, dtypes[x]) for x, y in results.items()}
     sums = SimpleNamespace(arrays=arrays, by_logs=True, written_once=lambda name, *_: arrays[name])
     _, *messages = example.backend.advance(None, _STEPS, False, Keep.UPDATED)
     example.backend.backward_pass(example.forward_pass(*messages), sums, None).add()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
+from arraylogchain._torch import FUNCTIONS
 from arraylogchain.chain import PLANNED
 from tests.checks import run_python
 
@@ -206,30 +207,30 @@ def operators():
 
 
 def test_methods_have_operators(torch):
-    assert operators().METHODS.keys() == set(PLANNED) - {"sample"}
+    assert FUNCTIONS.keys() & set(PLANNED) == set(PLANNED) - {"sample"}
 
 
 def inputs_of(torch, name):
-    """Return the tensors, numbers and words that an operator takes."""
+    """Return the tensors, the number of paths, and the words that an operator takes."""
     x, P, final = normal(torch, 2, 4, 3), normal(torch, 3, 3, seed=1), normal(torch, 3, seed=2)
-    axes, kind = operators().OPERATORS[name]
     if "einsum" in name:
-        return [x, P, x], [], ["a", "b", "c", repr({"equation": "...ij, jk, ...lk -> k..."})]
-    if name not in operators().METHODS:
+        return [x, P, x], None, ["a", "b", "c", repr({"equation": "...ij, jk, ...lk -> k..."})]
+    if name not in PLANNED:
         words = ["matrices[0]", "matrices[1]"] if name == "logchainexp" else ["a", "b"]
-        return [x, P], [], [*words, "{}"]
+        return [x, P], None, [*words, "{}"]
     arguments = {"log_potentials": x, "log_transitions": P, "log_final": final}
     arguments["lengths"] = torch.tensor([4, 2])
     if name in ("log_weight", "log_probability"):
         arguments["states"] = torch.zeros(5, 1, 4, dtype=torch.int64)
-    tensors = [y.detach() if kind is alc.ChainPath else y for y in arguments.values()]
-    numbers = {"workers": 1} | ({"num_paths": 3} if "N" in axes else {})
-    return tensors, list(numbers.values()), [*arguments, *numbers, "{}"]
+    is_path = name in ("viterbi", "best_paths")
+    tensors = [y.detach() if is_path else y for y in arguments.values()]
+    num_paths = 3 if name == "best_paths" else None
+    return tensors, num_paths, [*arguments, repr({"workers": 1})]
 
 
 def test_operators_obey_the_rules_of_torch(torch):
     """Results without values, gradients, and graphs of any size agree with the operators."""
-    for name in operators().OPERATORS:
+    for name in FUNCTIONS:
         torch.library.opcheck(
             getattr(torch.ops.arraylogchain, name).default, inputs_of(torch, name)
         )
@@ -259,6 +260,13 @@ def test_states_that_do_not_exist_are_refused(torch):
     torch.testing.assert_close(compiled(x, edges, states), model(x, edges, states))
     with pytest.raises(ValueError, match="states must be from 0 to 3, got -1"):
         compiled(x, edges, torch.tensor([0, 1, -1]))
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.5, True, None, "3", [2]])
+def test_numbers_of_paths_are_checked_by_the_operator(torch, n):
+    compiled = torch.compile(lambda x: chain_of(x).best_paths(n), backend="eager", fullgraph=True)
+    with pytest.raises((TypeError, ValueError), match="num_paths must be a"):
+        compiled(torch.eye(2))
 
 
 def test_best_paths_and_samples(torch):
@@ -376,9 +384,9 @@ def test_exported_program_runs_on_other_sizes(torch, strict):
     torch.export.save(program, stream)
     stream.seek(0)
     exported = torch.export.load(stream).module()
-    given = inputs(4, 7)
-    torch.testing.assert_close(exported(*given), model(*given))
-    results = [torch.autograd.grad(f(*given)[0].sum(), given[:2]) for f in (exported, model)]
+    args = inputs(4, 7)
+    torch.testing.assert_close(exported(*args), model(*args))
+    results = [torch.autograd.grad(f(*args)[0].sum(), args[:2]) for f in (exported, model)]
     torch.testing.assert_close(*results)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from arraylogchain import _chains as chains
 from arraylogchain._core.context import Array, Context
 from arraylogchain._dask.blocks import added, to_lazy, with_known_shape
-from arraylogchain._dask.time_chunks import TimeChunks, finite_where_positive
+from arraylogchain._dask.time_chunks import Operation, TimeChunks, finite_where_positive
 from arraylogchain._inputs.arrays import is_lazy, on_host
 from arraylogchain._inputs.chain import (
     ARGUMENTS,
@@ -29,10 +29,7 @@ from arraylogchain._results import ChainGradients, check_cotangent, check_reques
 
 def log_partition(chain: Any) -> da.Array:
     """Return log Z of each row; see `LogChain.log_partition`."""
-    return _log_partition(TimeChunks.of(chain))
-
-
-def _log_partition(time_chunks: TimeChunks) -> da.Array:
+    time_chunks = TimeChunks.of(chain)
     if len(time_chunks.steps) == 1:
         return time_chunks.apply(0, chains.messages.log_partition, [""])[0]
     (*_, logs), (*_, shifts) = time_chunks.messages()
@@ -47,12 +44,19 @@ def _log_sum(time_chunks: TimeChunks, last: da.Array) -> da.Array:
     """
     arrays = time_chunks.arguments.items()
     final = {name: x for name, x in arrays if ARGUMENTS[name] == "final"}
-    step = {"log_potentials": last[..., None, :].astype("float64"), **final}
-    return _log_partition(TimeChunks(ChainArguments(step), time_chunks.workspace))
+    return _of_one_step(chains.messages.log_partition, time_chunks, last.astype("float64"), **final)
+
+
+def _of_one_step(
+    operation: Operation, time_chunks: TimeChunks, potentials: da.Array, **final: da.Array
+) -> da.Array:
+    """Return the result of an operation on chains of one step with potentials [..., K]."""
+    arguments = ChainArguments({"log_potentials": potentials[..., None, :], **final})
+    return TimeChunks(arguments, time_chunks.workspace).apply(0, operation, [""])[0]
 
 
 def forward_messages(chain: Any) -> da.Array:
-    """Return the forward messages in logs."""
+    """Return the log forward messages."""
     time_chunks = TimeChunks.of(chain)
     before, shifts = time_chunks.messages()
     return time_chunks.apply_to_all(
@@ -61,7 +65,7 @@ def forward_messages(chain: Any) -> da.Array:
 
 
 def backward_messages(chain: Any) -> da.Array:
-    """Return the backward messages in logs."""
+    """Return the log backward messages."""
     time_chunks = TimeChunks.of(chain)
     after, shifts = time_chunks.messages(backward=True)
     return time_chunks.apply_to_all(
@@ -71,70 +75,56 @@ def backward_messages(chain: Any) -> da.Array:
 
 def marginals(chain: Any) -> da.Array:
     """Return the posterior probability of each state at each step."""
-    time_chunks = TimeChunks.of(chain)
-    return time_chunks.apply_to_all(chains.marginals.marginals, "tk", **time_chunks.sides)[0]
+    return TimeChunks.of(chain).between_messages(chains.marginals.marginals, "tk")[0]
 
 
 def expected_transitions(chain: Any) -> da.Array:
     """Return the expected counts of transitions."""
-    time_chunks = TimeChunks.of(chain)
-    return time_chunks.apply_to_all(
-        chains.marginals.expected_transitions, "counts", **time_chunks.sides
-    )[0]
+    counts = chains.marginals.expected_transitions
+    return TimeChunks.of(chain).between_messages(counts, "counts")[0]
 
 
 def posterior(chain: Any) -> tuple[Any, ...]:
     """Return log Z, marginals and counts; see `LogChain.posterior`."""
     time_chunks = TimeChunks.of(chain)
     kinds = ["", "tk"] + ["counts"] * ("counts" in time_chunks.like)
-    log_zs, marginals, *counts = time_chunks.apply_to_all(
-        chains.marginals.posterior, *kinds, **time_chunks.sides
-    )
+    log_zs, *results = time_chunks.between_messages(chains.marginals.posterior, *kinds)
     log_z = log_zs[0] if len(log_zs) == 1 else log_partition(chain)
-    return log_z, marginals, counts[0] if counts else None
+    return log_z, *results, *[None] * (2 - len(results))
 
 
 def filtered(chain: Any) -> tuple[Any, ...]:
     """Return state probabilities given the steps so far; see `LogChain.filtered`."""
-    time_chunks = TimeChunks.of(chain)
-    return tuple(
-        time_chunks.apply_to_all(
-            chains.messages.filtered, "tk", "t", log_initial=time_chunks.messages()[0]
-        )
-    )
+    time_chunks, kinds = TimeChunks.of(chain), ("tk", "t")
+    before, _ = time_chunks.messages()
+    return tuple(time_chunks.apply_to_all(chains.messages.filtered, *kinds, log_initial=before))
 
 
 def entropy(chain: Any) -> da.Array:
-    """Return the entropy of the posterior."""
-    return _entropy(TimeChunks.of(chain))
-
-
-def _entropy(time_chunks: TimeChunks) -> da.Array:
     """Return the entropy of all chunks, less that of the steps that two chunks share."""
-    (parts,) = time_chunks.apply_to_all(chains.entropy.entropy, "offset", **time_chunks.sides)
+    time_chunks, compute = TimeChunks.of(chain), chains.entropy.entropy
+    (parts,) = time_chunks.between_messages(compute, "offset")
     before, after = time_chunks.sides.values()
     for x, y in zip(before[1:], after[:-1], strict=True):
-        step = added([x, y])[..., None, :]
-        shared = TimeChunks(ChainArguments({"log_potentials": step}), time_chunks.workspace)
-        parts += (-_entropy(shared),)
+        parts += (-_of_one_step(compute, time_chunks, added([x, y])),)
     return added(parts, time_chunks.dtypes[""])
 
 
 def viterbi(chain: Any) -> tuple[Any, ...]:
     """Return paths of largest weight, from the last time chunk to the first."""
-    time_chunks, result, after = TimeChunks.of(chain), [], None
+    time_chunks, states, after = TimeChunks.of(chain), [], None
     if len(time_chunks.steps) == 1:
         return tuple(time_chunks.apply(0, chains.paths.viterbi, ["path", ""]))
     (*before, last), _ = time_chunks.messages(_best_message)
     for i in reversed(range(len(time_chunks.steps))):
         messages = {"log_initial": before[i], "log_final": after}
-        result.append(time_chunks.apply(i, chains.paths.viterbi, ["path", ""], **messages)[0])
-        is_next = result[-1][..., :1] == da.arange(time_chunks.num_states, like=result[-1]._meta)
+        states.append(time_chunks.apply(i, chains.paths.viterbi, ["path", ""], **messages)[0])
+        is_next = states[-1][..., :1] == da.arange(time_chunks.num_states, like=states[-1]._meta)
         after = da.where(is_next, 0.0, -math.inf).astype(time_chunks.dtypes["message"])
     total = _log_sum(time_chunks, last)
-    states = _possible(time_chunks.joined("path", result[::-1]), total)
-    weight = log_weight(chain, da.maximum(states, 0))
-    return states, da.where(da.isfinite(total), weight, total).astype(weight.dtype)
+    path = _possible(time_chunks.joined("path", states[::-1]), total)
+    weight = log_weight(chain, da.maximum(path, 0))
+    return path, da.where(da.isfinite(total), weight, total).astype(weight.dtype)
 
 
 def best_paths(chain: Any, num_paths: int) -> tuple[Any, ...]:
@@ -211,7 +201,7 @@ def log_weight(chain: Any, states: Any) -> da.Array:
     lengths = time_chunks.lengths[..., None]
     # A row that has ended stays in state 0 in later chunks, with weights of 1.
     states = da.where(da.arange(time_chunks.num_steps, like=states._meta) < lengths, states, 0)
-    sums = []
+    sums, parts = [], partial(_of_paths, function=chains.log_weight.log_weight_parts)
     for i, (start, stop) in enumerate(time_chunks.steps):
         arguments = {"states": states[..., max(start - 1, 0) : stop]}
         for name, x in time_chunks.arguments.items():
@@ -223,7 +213,7 @@ def log_weight(chain: Any, states: Any) -> da.Array:
             arguments["log_initial"] = da.zeros_like(
                 time_chunks.arguments["log_potentials"], shape=shape
             )
-        sums += time_chunks.apply(i, _log_weight, ["offset", "offset"], **arguments)
+        sums += time_chunks.apply(i, parts, ["offset", "offset"], **arguments)
     # Sums of whole nats are exact.
     return added([added(sums[::2]), added(sums[1::2])], time_chunks.dtypes[""])
 
@@ -236,9 +226,11 @@ def _checked_paths(chain: Any, states: Any) -> tuple[TimeChunks, da.Array]:
     return time_chunks, states
 
 
-def _log_weight(ctx: Context, chain: Chain, workspace: int, states: Array) -> Any:
-    states = check_states(ctx, states, chain, workspace)
-    return chains.log_weight.log_weight_parts(ctx, chain, workspace, states)
+def _of_paths(
+    ctx: Context, chain: Chain, workspace: int, states: Array, function: Operation
+) -> Any:
+    """Return the result of a function of paths; raise if states are out of range."""
+    return function(ctx, chain, workspace, check_states(ctx, states, chain, workspace))
 
 
 def log_probability(chain: Any, states: Any) -> da.Array:
@@ -250,19 +242,15 @@ def log_probability(chain: Any, states: Any) -> da.Array:
     states = da.where(times < lengths, states, ends)
     all_states = da.arange(time_chunks.num_states)
     after, terms = time_chunks.messages(backward=True)[0], []
+    compute = partial(_of_paths, function=chains.log_probability.log_probability)
     for i, (start, stop) in enumerate(time_chunks.steps):
         arguments = {"states": states[..., max(start - 1, 0) : stop], "log_final": after[i]}
         if start:
             # The chunk before has the term of the step that they share.
             is_first = states[..., start - 1 : start] == all_states
             arguments["log_initial"] = da.where(is_first, 0.0, -math.inf)
-        terms += time_chunks.apply(i, _log_probability, ["offset"], **arguments)
+        terms += time_chunks.apply(i, compute, ["offset"], **arguments)
     return added(terms, time_chunks.dtypes[""])
-
-
-def _log_probability(ctx: Context, chain: Chain, workspace: int, states: Array) -> Array:
-    states = check_states(ctx, states, chain, workspace)
-    return chains.log_probability.log_probability(ctx, chain, workspace, states)
 
 
 def value_and_pullback(chain: Any) -> tuple[da.Array, Callable[..., ChainGradients]]:
@@ -280,8 +268,7 @@ def value_and_pullback(chain: Any) -> tuple[da.Array, Callable[..., ChainGradien
         names = zip(ChainGradients._fields, PARTS, strict=True)
         parts = [part for name, part in names if name in wanted and part in arguments]
         time_chunks, pull = TimeChunks.of(chain), partial(_pulled_back, requested=parts)
-        inputs = {"cotangent": [g] * len(time_chunks.steps), **time_chunks.sides}
-        result = time_chunks.apply_to_all(pull, *parts, **inputs) if parts else []
+        result = time_chunks.between_messages(pull, *parts, cotangent=g) if parts else []
         return ChainGradients(*map(dict(zip(parts, result, strict=True)).get, PARTS))
 
     return value, pullback

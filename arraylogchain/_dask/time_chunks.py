@@ -175,6 +175,13 @@ class TimeChunks:
         ]
         return list(map(self.joined, kinds, zip(*result, strict=True)))
 
+    def between_messages(
+        self, operation: Operation, *kinds: str, **arguments: da.Array
+    ) -> list[Any]:
+        """Return `apply_to_all` of chunks with the messages from both sides, and other arrays."""
+        arrays = {name: [x] * len(self.steps) for name, x in arguments.items()}
+        return self.apply_to_all(operation, *kinds, **arrays, **self.sides)
+
     def joined(self, kind: str, result: Sequence[da.Array]) -> Any:
         """Return one result, joined from those of all chunks."""
         axes, x = AXES[kind], result[-1 if kind == "final" else 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -15,6 +16,7 @@ from arraylogchain._core import threads
 from arraylogchain._core.context import Array, Context
 from arraylogchain._inputs.arrays import has_values, native_context
 from arraylogchain._inputs.chain import (
+    ARGUMENTS,
     PARTS,
     Chain,
     ChainArguments,
@@ -26,17 +28,16 @@ from arraylogchain._inputs.chain import (
 from arraylogchain._inputs.tensors import check_tensors
 from arraylogchain._torch import reference, rules
 from arraylogchain._torch.products import entries, through_finite
+from arraylogchain._torch.reference import OWN_AXES
 from arraylogchain._torch.rules import Mask, Primal, Tensor, Tensors, call
 
 # Tolerance between reference and certified values, for each step and each nat. It exceeds rounding
 # errors, so that larger differences show lost paths.
 _TOLERANCE = 1e-12
-# Numbers of axes of the parts beyond the batch axes.
-OWN_AXES = tuple(len(part.axes) for part in PARTS.values())
 
 
 class ChainOperation(rules.Operation):
-    """An operation on log potentials, transitions, initial and final weights, or None.
+    """An operation on log potentials and other weights of a chain, in the order of `PARTS`.
 
     Derivatives that no pullback computes are derivatives of a float64 reference by autograd.
     FloatingPointError is raised if the reference has lost paths, or if they are not finite.
@@ -86,29 +87,22 @@ class ChainOperation(rules.Operation):
         self, residuals: Any, requested: Mask, out: Tensor, g: Tensor, *inputs: Any
     ) -> Tensors:
         with torch.enable_grad():
-            leaves = self._leaves(inputs)
-            recorded_value = self._record(leaves)
-            certified = self.check(leaves, recorded_value)
-            results = _derivatives(recorded_value, leaves, g.detach().double())
+            leaves, recorded_value, certified = self._record(inputs)
+            weights = g.detach().double()
+            results = torch.autograd.grad(recorded_value, leaves, weights, materialize_grads=True)
         self._require_numbers(results, certified, g)
         return rules.cast(results, inputs)
 
-    def second(
-        self, requested: Mask, out: Tensor, g: Tensor, *inputs_and_cotangents: Tensor
-    ) -> Tensors:
-        inputs, cotangents = (
-            inputs_and_cotangents[: len(PARTS)],
-            inputs_and_cotangents[len(PARTS) :],
-        )
+    def second(self, requested: Mask, out: Tensor, g: Tensor, *args: Tensor) -> Tensors:
+        inputs, cotangents = args[: len(self.names)], args[len(self.names) :]
         with torch.enable_grad():
-            leaves = self._leaves(inputs)
-            recorded_value = self._record(leaves)
-            certified = self.check(leaves, recorded_value)
-            like = (
-                recorded_value.new_ones((), dtype=rules.result_dtype(*inputs)) if g is None else g
-            )
+            leaves, recorded_value, certified = self._record(inputs)
+            one = recorded_value.new_ones((), dtype=rules.result_dtype(*inputs))
+            like = one if g is None else g
             weights = like.detach().double().expand(recorded_value.shape).requires_grad_()
-            gradients = _derivatives(recorded_value, leaves, weights, create_graph=True)
+            gradients = torch.autograd.grad(
+                recorded_value, leaves, weights, create_graph=True, materialize_grads=True
+            )
             product = 0 * weights.sum()
             for x, direction in zip(gradients, cotangents, strict=True):
                 if direction is not None:
@@ -128,40 +122,39 @@ class ChainOperation(rules.Operation):
 
     def _require_numbers(self, results: Tensors, certified: Tensor, *cotangents: Tensor) -> None:
         """Raise if results are not finite, unless the value is NaN or a cotangent not finite."""
-        if not all(x is None or bool(torch.isfinite(x).all()) for x in results):
+        if not all(bool(torch.isfinite(x).all()) for x in results):
             is_number = (x is None or bool(torch.isfinite(x).all()) for x in cotangents)
             self._require(bool(torch.isnan(certified).any()) or not all(is_number))
 
     def _scaled(self, leaves: Tensors, gradients: Tensors) -> Tensors:
         """Return gradients with respect to linear weights times the largest, others unchanged."""
         results = []
-        for name, part, x, y in zip(self.names, PARTS, leaves, gradients, strict=True):
-            if x is not None and not name.startswith("log_"):
-                top = reference.finite_max(x, reference.OWN_AXES[part])
-                y = y * torch.where(top > 0, top, 1)
-            if x is not None:
-                results.append(y.detach())
+        for name, x, y in zip(self.names, leaves, gradients, strict=True):
+            is_log = name.startswith("log_")
+            scale = 1 if is_log else reference.scale_of(x, OWN_AXES[ARGUMENTS[name]])
+            results.append(y.detach() * scale)
         return results
 
-    def _leaves(self, inputs: Tensors) -> Tensors:
-        """Return the inputs as float64 leaves, logarithms minus the largest of their step.
+    def _record(self, inputs: Tensors) -> tuple[Tensors, Tensor, Tensor]:
+        """Return leaves, the value of the reference with a history in autograd, and `check` of it.
 
-        This changes no derivative, and keeps large offsets from taking digits of the values.
+        Leaves are the inputs in float64, logarithms minus the largest of their step. This changes
+        no derivative, and keeps large offsets from taking digits of the values.
         """
-        leaves = [x if x is None else x.detach().double() for x in inputs]
-        for i, (name, part) in enumerate(zip(self.names, PARTS, strict=True)):
-            if leaves[i] is not None and name.startswith("log_"):
-                axes = reference.OWN_AXES[part]
-                leaves[i] = leaves[i] - reference.finite_max(leaves[i], axes)
-        return [x if x is None else x.requires_grad_() for x in leaves]
+        leaves = []
+        for name, x in zip(self.names, inputs, strict=True):
+            x = x.detach().double()
+            if name.startswith("log_"):
+                x = x - reference.finite_max(x, OWN_AXES[ARGUMENTS[name]])
+            leaves.append(x.requires_grad_())
+        out = self.differentiable(self._chain(leaves)) + leaves[0].flatten()[:0].sum()
+        return leaves, out, self.check(leaves, out)
 
-    def _record(self, leaves: Tensors) -> Tensor:
-        """Return the value of the reference, with a history in autograd in any case."""
-        chain = make_chain(self._named(leaves), self.lengths)
-        return self.differentiable(chain) + leaves[0].flatten()[:0].sum()
+    def _chain(self, inputs: Tensors) -> Chain:
+        return make_chain(self._named(inputs), self.lengths)
 
     def _named(self, inputs: Tensors) -> dict[str, Tensor]:
-        return {n: x for n, x in zip(self.names, inputs, strict=True) if x is not None}
+        return dict(zip(self.names, inputs, strict=True))
 
 
 class PosteriorOperation(ChainOperation):
@@ -173,18 +166,17 @@ class PosteriorOperation(ChainOperation):
         Values do not show it: sums over rows and steps, and entropies, may agree without them.
         """
         potentials, *weights = leaves
-        batch = make_chain(self._named(leaves), self.lengths).batch
+        batch = self._chain(leaves).batch
         rows = [potentials.expand(*batch, *potentials.shape[-2:]), *weights]
-        rows = [x if x is None else x.detach().requires_grad_() for x in rows]
-        log_z = reference.log_partition(make_chain(self._named(rows), self.lengths))
-        derivatives = self._scaled(rows, _derivatives(log_z, rows, torch.ones_like(log_z)))
+        rows = [x.detach().requires_grad_() for x in rows]
+        log_z = reference.log_partition(self._chain(rows))
+        derivatives = torch.autograd.grad(log_z.sum(), rows, materialize_grads=True)
         value, (_, pullback) = self.value_and_residuals(rows)
-        every = [x is not None for x in rows]
-        expected = self._scaled(rows, pullback(torch.ones_like(value), every))
+        expected = self._scaled(rows, pullback(torch.ones_like(value), [True] * len(rows)))
         tolerance = _TOLERANCE * leaves[0].shape[-2]
         # Derivatives with respect to linear weights multiply the loss.
         largest = _largest(expected)
-        pairs = zip(expected, derivatives, strict=True)
+        pairs = zip(expected, self._scaled(rows, derivatives), strict=True)
         self._require(all(_agree(x, y, tolerance / largest, tolerance) for x, y in pairs))
         return value
 
@@ -194,6 +186,7 @@ class PosteriorOperation(ChainOperation):
         The latter are the addresses of the inputs and the pullback.
         """
         ctx, chain = ChainArguments(self._named(inputs), self.lengths).prepare()
+        parts = [ARGUMENTS[name] for name in self.names]
         with ctx.computing():
             module = chains.log_probability if paths else chains.marginals
             options = [check_states(ctx, x, chain, self.workspace) for x in paths]
@@ -205,10 +198,8 @@ class PosteriorOperation(ChainOperation):
             (g,) = rules.read(ctx, g)
             ctx.record_stream(g)
             with ctx.computing():
-                gradients = pull(g, frozenset(compress(PARTS, requested)))
-                return [
-                    ctx.to_caller(gradients[part]) if part in gradients else None for part in PARTS
-                ]
+                gradients = pull(g, frozenset(compress(parts, requested)))
+                return [ctx.to_caller(gradients.get(part)) for part in parts]
 
         return ctx.to_caller(value), (_addresses(inputs), pullback)
 
@@ -220,9 +211,9 @@ class Filtered(ChainOperation):
         # Derivatives with respect to linear weights multiply the loss.
         normalizers = out[..., -1].masked_fill(torch.isinf(out[..., -1]), 0)
         total = normalizers.cumsum(-1).sum()
-        derivatives = self._scaled(leaves, _derivatives(total, leaves, None, retain_graph=True))
+        derivatives = torch.autograd.grad(total, leaves, retain_graph=True, materialize_grads=True)
         tolerance = _TOLERANCE * leaves[0].shape[-2]
-        largest = _largest(derivatives)
+        largest = _largest(self._scaled(leaves, derivatives))
         expected, out = self.value(*leaves), out.detach()
         self._require(
             _agree(expected[..., :-1], out[..., :-1], tolerance / largest, tolerance)
@@ -253,20 +244,48 @@ class Partition(PosteriorOperation):
         return residuals[1](g, requested)  # type: ignore[no-any-return]
 
 
-def log_partition(chain: Any, precomputed: Tensor | None = None) -> Tensor:
-    return _value(
-        chain, chains.messages.log_partition, reference.log_partition, precomputed, Partition
-    )
+def _value(
+    compute: Callable[..., Array],
+    differentiable: Callable[..., Tensor],
+    kind: type[ChainOperation],
+    chain: Any,
+    precomputed: Tensor | None = None,
+    paths: Tensors = (),
+) -> Tensor:
+    """Return the value of an operation on a chain.
+
+    All parts get the same number of batch axes, those of paths included, so that an axis of vmap is
+    one more in front.
+    """
+    arguments = chain._arguments.floating()
+    check_tensors(arguments)
+    rows = max([len(check_shapes(arguments)), *(np.ndim(x) - 1 for x in paths)])
+    inputs = []
+    for name, x in arguments.items():
+        own_axes = PARTS[ARGUMENTS[name]].axes
+        inputs.append(x[(None,) * (rows + len(own_axes) - x.ndim)])
+    if precomputed is not None and kind.sums_rows:
+        precomputed = precomputed.reshape(inputs[1].shape)
+    operation = kind(chain, tuple(arguments), compute, differentiable, paths)
+    with threads.using(chain._workers):
+        available = operation.precomputed(inputs) if precomputed is None else (precomputed, None)
+        return call(Primal(operation), *inputs, precomputed=available)[0]
 
 
-def marginals(chain: Any, precomputed: Tensor | None = None) -> Tensor:
-    functions = chains.marginals.marginals, reference.marginals
-    return _value(chain, *functions, precomputed, PosteriorOperation)
+log_partition = partial(_value, chains.messages.log_partition, reference.log_partition, Partition)
+marginals = partial(_value, chains.marginals.marginals, reference.marginals, PosteriorOperation)
+entropy = partial(_value, chains.entropy.entropy, reference.entropy, PosteriorOperation)
+forward_messages = partial(
+    _value, chains.messages.forward_messages, reference.forward_messages, ChainOperation
+)
+backward_messages = partial(
+    _value, chains.messages.backward_messages, reference.backward_messages, ChainOperation
+)
 
 
 def expected_transitions(chain: Any, precomputed: Tensor | None = None) -> Tensor:
     functions = chains.marginals.expected_transitions, reference.expected_transitions
-    counts = _value(chain, *functions, precomputed, ExpectedTransitions)
+    counts = _value(*functions, ExpectedTransitions, chain, precomputed)
     return counts.reshape(chain._transitions().shape)
 
 
@@ -283,21 +302,8 @@ def filtered(chain: Any) -> Tensors:
         marginals, normalizers = chains.messages.filtered(ctx, validated, workspace)
         return ctx.xp.concat([marginals, normalizers[..., None]], axis=-1)
 
-    columns = _value(chain, compute, reference.filtered, kind=Filtered)
+    columns = _value(compute, reference.filtered, Filtered, chain)
     return columns[..., :-1], columns[..., -1]
-
-
-def forward_messages(chain: Any) -> Tensor:
-    return _value(chain, chains.messages.forward_messages, reference.forward_messages)
-
-
-def backward_messages(chain: Any) -> Tensor:
-    return _value(chain, chains.messages.backward_messages, reference.backward_messages)
-
-
-def entropy(chain: Any) -> Tensor:
-    functions = chains.entropy.entropy, reference.entropy
-    return _value(chain, *functions, kind=PosteriorOperation)
 
 
 def log_weight(chain: Any, states: Any) -> Tensor:
@@ -322,7 +328,7 @@ def log_probability(chain: Any, states: Any) -> Tensor:
         difference = weight - reference.log_partition(validated)
         return torch.where(torch.isneginf(weight), weight, difference)
 
-    return _value(chain, compute, log_probability, kind=Partition, paths=(paths,))
+    return _value(compute, log_probability, Partition, chain, paths=(paths,))
 
 
 def _log_weight(validated: Chain, states: Any, workspace: int) -> Tensor:
@@ -357,43 +363,8 @@ def _log_weight(validated: Chain, states: Any, workspace: int) -> Tensor:
     return through_finite(rounded.sum(-1) + (terms - rounded).sum(-1))
 
 
-def _value(
-    chain: Any,
-    compute: Callable[..., Array],
-    differentiable: Callable[..., Tensor],
-    precomputed: Tensor | None = None,
-    kind: type[ChainOperation] = ChainOperation,
-    paths: Tensors = (),
-) -> Tensor:
-    """Return the value of an operation on a chain.
-
-    All parts get the same number of batch axes, those of paths included, so that an axis of vmap is
-    one more in front.
-    """
-    arguments = chain._arguments.floating()
-    check_tensors(arguments)
-    rows = max([len(check_shapes(arguments)), *(np.ndim(x) - 1 for x in paths)])
-    names = [part.linear if part.linear in arguments else part.log for part in PARTS.values()]
-    pairs = zip(map(arguments.get, names), OWN_AXES, strict=True)
-    inputs: list[Any] = [x if x is None else x[(None,) * (rows + n - x.ndim)] for x, n in pairs]
-    if precomputed is not None and kind.sums_rows:
-        precomputed = precomputed.reshape(inputs[1].shape)
-    operation = kind(chain, names, compute, differentiable, paths)
-    with threads.using(chain._workers):
-        available = operation.precomputed(inputs) if precomputed is None else (precomputed, None)
-        return call(Primal(operation), *inputs, precomputed=available)[0]
-
-
 def _addresses(tensors: Tensors) -> list[int]:
-    return [x.data_ptr() for x in tensors if x is not None]
-
-
-def _derivatives(out: Tensor, leaves: Tensors, g: Tensor, **options: Any) -> Tensors:
-    """Return the gradients with respect to the leaves, None where a leaf is None."""
-    is_present = [x is not None for x in leaves]
-    requested = tuple(compress(leaves, is_present))
-    results = torch.autograd.grad(out, requested, g, materialize_grads=True, **options)
-    return rules.scatter_optional(results, is_present)
+    return [x.data_ptr() for x in tensors]
 
 
 def _largest(tensors: Tensors) -> float:

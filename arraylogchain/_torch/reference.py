@@ -175,10 +175,10 @@ def _matrices(chain: Chain, is_valid: Tensor) -> tuple[tuple[Tensor, ...], Tenso
 
 def _weights(x: Tensor, axes: tuple[int, ...], is_log: bool) -> tuple[Tensor, Tensor]:
     """Return weights divided by their maximum along the axes, and the log of that."""
-    top = finite_max(x, axes)
     if not is_log:
-        top = torch.where(top > 0, top, 1)
-        return x / top, top.log()
+        scale = scale_of(x, axes)
+        return x / scale, scale.log()
+    top = finite_max(x, axes)
     # masked_fill stops derivatives with respect to weights of zero.
     return (x.masked_fill(torch.isneginf(x), -math.inf) - top).exp(), top
 
@@ -187,3 +187,9 @@ def finite_max(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Return maxima along the axes, or 0 where they are not finite."""
     top = x.detach().amax(axes, keepdim=True)
     return torch.where(torch.isfinite(top), top, 0)
+
+
+def scale_of(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Return maxima along the axes, or 1 where they are not positive or not finite."""
+    top = finite_max(x, axes)
+    return torch.where(top > 0, top, 1)

@@ -2,7 +2,7 @@
 
 An `Operation` computes its value, gradients and second derivatives from plain tensors. Three rules,
 the same for all operations, define the result of a call and the calls that compute its derivatives;
-`Call` is the autograd function that applies them. Inputs that are not given are None throughout.
+`Call` is the autograd function that applies them. Tangents and cotangents of 0 may be None.
 """
 
 from __future__ import annotations
@@ -248,4 +248,4 @@ def scatter_optional(results: Sequence[Any], requested: Mask) -> tuple[Any, ...]
 
 def cast(results: Tensors, like: Tensors) -> tuple[Any, ...]:
     """Return results in the dtypes of `like`; mixed dtypes are computed in the widest."""
-    return tuple(None if x is None else x.to(y.dtype) for x, y in zip(results, like, strict=True))
+    return tuple(x.to(y.dtype) for x, y in zip(results, like, strict=True))

@@ -16,7 +16,6 @@ import sys
 import timeit
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -37,7 +36,6 @@ from arraylogchain._version import __version__
 from arraylogchain.chain import LogChain
 from arraylogchain.products import logmatmulexp
 
-_NAMES = {"cupy": "CuPy", "numba": "Numba"}
 # Sizes n, t, v, c of the reference workload.
 SIZES = (500, 1, 40, 200)
 
@@ -48,7 +46,9 @@ def describe() -> str:
     result = {
         "numpy": np.__version__,
         "array-api-compat": array_api_compat.__version__,
-        "numba": f"array operations ({reason})" if reason else _imported("numba").__version__,
+        "numba": f"array operations ({reason})"
+        if reason
+        else importlib.import_module("numba").__version__,
         "cupy": _on_device("cupy"),
         "torch": _on_device("torch"),
         "threads": f"{num_workers()} of {os.cpu_count()} CPU cores",
@@ -58,19 +58,12 @@ def describe() -> str:
     return "\n".join([f"arraylogchain {__version__} on {system}", *lines])
 
 
-@contextmanager
-def shown_progress() -> Iterator[None]:
-    """Print messages about compilation within the context."""
+def show_progress() -> None:
+    """Print messages about compilation from now on."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("  %(message)s"))
-    level = LOGGER.level
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        LOGGER.setLevel(level)
-        LOGGER.removeHandler(handler)
 
 
 def compile_loops() -> str:
@@ -97,7 +90,7 @@ def compile_all() -> None:
 
 def show_case(device: str) -> None:
     """Solve the reference workload; print its time, memory and error."""
-    cupy = _imported("cupy") if device == "cuda" else None
+    xp = _imported("cupy") if device == "cuda" else np
     n, t, v, c = SIZES
     rng = np.random.default_rng(0)
     x = rng.standard_normal((n, t, v, c), dtype=np.float32) - np.float32(2)
@@ -105,19 +98,17 @@ def show_case(device: str) -> None:
     p0 = rng.random((1, t, c), dtype=np.float32)
     arguments: dict[str, Any] = {"log_potentials": x, "transitions": bulk, "initial": p0}
     exact = LogChain(**{name: x.astype(float) for name, x in arguments.items()}).log_partition()
-    chain = LogChain(
-        **{name: x if cupy is None else cupy.asarray(x) for name, x in arguments.items()}
-    )
+    chain = LogChain(**{name: xp.asarray(x) for name, x in arguments.items()})
     size = f"{n * t} chains of {v} steps with {c} states, float32, on {device}"
     print(f"The forum's case: {size}", flush=True)
 
     def solve() -> Any:
         result = chain.log_partition()
-        return result if cupy is None else cupy.asnumpy(result)
+        return result if xp is np else xp.asnumpy(result)
 
     result, times = solve(), timeit.repeat(solve, number=1, repeat=5)
     print(f"  time    {duration(min(times))}, the best of {len(times)} runs")
-    if cupy is None:
+    if xp is np:
         pairs = f"matrices, expanded for all rows, take {amount(n * bulk.nbytes)}"
         tracemalloc.start()
         chain.log_partition()
@@ -149,9 +140,8 @@ def _imported(library: str) -> Any:
         if library == "cupy":
             result.zeros(1)
     except Exception as error:  # CuPy's own classes of errors among them
-        if not isinstance(error, ModuleNotFoundError) or error.name != library:
-            text = f"{_NAMES.get(library, library)} is not usable: {error!r}"
-        else:
+        text = f"{library} is not usable: {error!r}"
+        if isinstance(error, ModuleNotFoundError) and error.name == library:
             text = NO_CUPY if library == "cupy" else f"{library} is not installed"
         raise RuntimeError(text) from error
     return result
@@ -166,14 +156,10 @@ def report() -> bool:
         If kernels cannot run, with the reason.
     """
     cupy = _imported("cupy")
-    contexts = {
-        name: prepare_inputs({"a": cupy.zeros(1, name)})[0]
-        for name in ("float32", "float64", "float16")
-    }
-    ctx = contexts["float32"]
-    if ctx.kernels is None:
-        raise RuntimeError(f"the kernels cannot be used: {find('cupy', ctx.device)}")
+    ctx, _ = prepare_inputs({"a": cupy.zeros(1, "float32")})
     device = ctx.kernels
+    if device is None:
+        raise RuntimeError(f"the kernels cannot be used: {find('cupy', ctx.device)}")
     print(
         f"arraylogchain {__version__}, NumPy {np.__version__}, Python {platform.python_version()}, "
         f"{platform.system()} {platform.machine()}\n{device.identity}, compute capability "
@@ -181,7 +167,9 @@ def report() -> bool:
         f"{device.shared_memory} bytes of shared memory for a block\n\nlargest error / bound",
         flush=True,
     )
-    passed = [_print_error(contexts[name], kernel) for name, kernel in kernels_of_cupy()]
+    passed = []
+    for name, kernel in kernels_of_cupy():
+        passed.append(_print_error(prepare_inputs({"a": cupy.zeros(1, name)})[0], kernel))
     print("\ntime, and that of the same multiplies by cuBLAS")
     benchmark = partial(importlib.import_module("cupyx.profiler").benchmark, n_repeat=5, n_warmup=1)
     for name, *runs in _timed(ctx):

@@ -198,32 +198,30 @@ def _draw(
 def log_weight(chain: Any, states: Any) -> da.Array:
     """Return the log weights of given paths; see `LogChain.log_weight`."""
     time_chunks, states = _checked_paths(chain, states)
-    lengths = time_chunks.lengths[..., None]
-    # A row that has ended stays in state 0 in later chunks, with weights of 1.
-    states = da.where(da.arange(time_chunks.num_steps, like=states._meta) < lengths, states, 0)
-    sums, parts = [], partial(_of_paths, function=chains.log_weight.log_weight_parts)
+    shape, sums = (*time_chunks.batch, time_chunks.num_states), []
+    ones = da.zeros_like(time_chunks.arguments["log_potentials"], shape=shape)
+    compute = partial(_of_paths, function=chains.log_weight.log_weight_parts)
     for i, (start, stop) in enumerate(time_chunks.steps):
         arguments = {"states": states[..., max(start - 1, 0) : stop]}
-        for name, x in time_chunks.arguments.items():
-            if ARGUMENTS[name] == "final":
-                one = 0.0 if name == "log_final" else 1.0
-                arguments[name] = da.where((start < lengths) & (lengths <= stop), x, one)
-        if start:
-            shape = *time_chunks.batch, time_chunks.num_states
-            arguments["log_initial"] = da.zeros_like(
-                time_chunks.arguments["log_potentials"], shape=shape
-            )
-        sums += time_chunks.apply(i, parts, ["offset", "offset"], **arguments)
+        # Initial and final weights are those of the first and the last chunk.
+        arguments |= {"log_initial": ones} if start else {}
+        arguments |= {"log_final": ones} if stop < time_chunks.num_steps else {}
+        sums += time_chunks.apply(i, compute, ["offset", "offset"], **arguments)
     # Sums of whole nats are exact.
     return added([added(sums[::2]), added(sums[1::2])], time_chunks.dtypes[""])
 
 
 def _checked_paths(chain: Any, states: Any) -> tuple[TimeChunks, da.Array]:
-    """Return the time chunks of a chain, and paths as a Dask array."""
+    """Return the time chunks of a chain, and paths as a Dask array.
+
+    A row that has ended stays in its last state.
+    """
     time_chunks = TimeChunks.of(chain)
     states = with_known_shape("states", states if is_lazy(states) else on_host("states", states))
     check_paths(states, time_chunks.batch, time_chunks.num_steps)
-    return time_chunks, states
+    times, lengths = da.arange(time_chunks.num_steps), time_chunks.lengths[..., None]
+    ends = da.where(times == lengths - 1, states, 0).sum(axis=-1, keepdims=True)
+    return time_chunks, da.where(times < lengths, states, ends)
 
 
 def _of_paths(
@@ -236,10 +234,6 @@ def _of_paths(
 def log_probability(chain: Any, states: Any) -> da.Array:
     """Return the log probabilities of given paths; see `LogChain.log_probability`."""
     time_chunks, states = _checked_paths(chain, states)
-    times, lengths = da.arange(time_chunks.num_steps), time_chunks.lengths[..., None]
-    ends = da.where(times == lengths - 1, states, 0).sum(axis=-1, keepdims=True)
-    # A row that has ended stays in its last state.
-    states = da.where(times < lengths, states, ends)
     all_states = da.arange(time_chunks.num_states)
     after, terms = time_chunks.messages(backward=True)[0], []
     compute = partial(_of_paths, function=chains.log_probability.log_probability)

@@ -71,7 +71,8 @@ def prepare_inputs(
     if like is not None:
         arguments = with_dtype_of(like, arguments)
     torch = sys.modules.get("torch")
-    if torch is not None and all(isinstance(x, torch.Tensor) for x in arguments.values()):
+    types = set(map(type, arguments.values()))
+    if torch is not None and all(issubclass(x, torch.Tensor) for x in types):
         return _prepare_tensors(arguments)
     xp = common_namespace(arguments)
     if jax := sys.modules.get("jax"):
@@ -103,8 +104,9 @@ def _prepare_tensors(arguments: Mapping[str, Array]) -> tuple[Context, Mapping[s
     torch = sys.modules["torch"]
     check_tensors(arguments)
     result = check_dtypes(tuple([(name, x.dtype) for name, x in arguments.items()]), torch)
-    on_cpu = all(x.is_cpu and x.dtype is not torch.bfloat16 for x in arguments.values())
-    ready = {}
+    tensors, ready = arguments.values(), {}
+    on_cpu = all(map(attrgetter("is_cpu"), tensors))
+    on_cpu = on_cpu and torch.bfloat16 not in map(attrgetter("dtype"), tensors)
     try:
         for name, x in arguments.items():
             # force=True resolves lazy negation and detaches from autograd.

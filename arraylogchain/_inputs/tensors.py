@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import wraps
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from arraylogchain._core.context import Array
@@ -53,10 +53,12 @@ def is_differentiated(*arrays: Array | None) -> bool:
     if torch is None:
         return False
     tensors = [x for x in arrays if isinstance(x, torch.Tensor)]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+    if torch.is_grad_enabled() and True in map(attrgetter("requires_grad"), tensors):
         return True
-    unpack = torch.autograd.forward_ad.unpack_dual
-    return not are_plain(*tensors) or any(unpack(x).tangent is not None for x in tensors)
+    if not are_plain(*tensors):
+        return True
+    duals = map(torch.autograd.forward_ad.unpack_dual, tensors)
+    return not {None}.issuperset(map(attrgetter("tangent"), duals))
 
 
 def are_plain(*arrays: Array) -> bool:
@@ -68,10 +70,10 @@ def are_plain(*arrays: Array) -> bool:
     if torch is None:
         return True
     tensors = [x for x in arrays if isinstance(x, torch.Tensor)]
-    if any(is_fake(x) for x in tensors if type(x) is not torch.Tensor):
-        return False
     try:
         for i, x in enumerate(tensors):
+            if type(x) is not torch.Tensor and is_fake(x):
+                return False
             if not x.is_nested and x.layout == torch.strided:
                 # In a transform no new tensor has memory, so that one copy shows it.
                 (x if i else x.detach()).data_ptr()
@@ -120,9 +122,11 @@ def _unreadable(torch: Any, name: str, x: Any) -> tuple[str, str] | None:
     if x.layout != torch.strided:
         layout = str(x.layout).removeprefix("torch.").removeprefix("_")
         return f"one of layout {layout}", f"{name}.to_dense() makes a dense one"
-    with suppress(RuntimeError):  # inside other transforms
+    try:
         if x.numel() and not x.data_ptr():
             return "one that torch.func.functionalize wraps", "call this outside of it"
+    except RuntimeError:  # inside other transforms
+        return None
     return None
 
 

@@ -69,7 +69,8 @@ def logeinsumexp(
     range. Where they could, the largest entry of each of three or more operands is subtracted
     first, in whole nats, and float32 is computed in float64 unless on a device, under Dask or a
     transform. In other cases, and in float64, partial sums that lie farther below the sum of these
-    entries than the largest number are lost.
+    entries than the largest number are lost; if finite entries of an operand differ by more than
+    that number, sums may be infinite too.
 
     Examples
     --------
@@ -80,8 +81,7 @@ def logeinsumexp(
     >>> round(float(np.exp(logeinsumexp("ij,jk->", a, b))), 6)
     1.0
     """
-    with using(check_workers(workers)):
-        return _einsum(products.logmatmulexp, equation, operands, optimize, workspace)
+    return _einsum(products.logmatmulexp, equation, operands, optimize, workspace, workers)
 
 
 @as_operator
@@ -125,8 +125,7 @@ def maxplus_einsum(
     def multiply(a: Array, b: Array, *, workspace: int | None) -> Array:
         return products.maxplus_matmul(a, b, workspace=workspace).values
 
-    with using(check_workers(workers)):
-        return _einsum(multiply, equation, operands, optimize, workspace)
+    return _einsum(multiply, equation, operands, optimize, workspace, workers)
 
 
 def _einsum(
@@ -135,17 +134,19 @@ def _einsum(
     operands: Sequence[Array],
     optimize: Any,
     workspace: int | None,
+    workers: int | None,
 ) -> Array:
     check_workspace(workspace)
-    plan = contractions(equation, operands, optimize)
-    arguments = {f"operands[{i}]": x for i, x in enumerate(operands)}
+    with using(check_workers(workers)):
+        plan = contractions(equation, operands, optimize)
+        arguments = {f"operands[{i}]": x for i, x in enumerate(operands)}
 
-    def product(a: Array, b: Array) -> tuple[Array, None]:
-        return multiply(a, b, workspace=workspace), None
+        def product(a: Array, b: Array) -> tuple[Array, None]:
+            return multiply(a, b, workspace=workspace), None
 
-    if specialized := products.specialized_functions(*operands):
-        return specialized.einsum(arguments, plan, product)
-    ctx, ready = prepare_inputs(arguments)
-    with ctx.computing():
-        out, _ = evaluate(ctx.xp, plan, list(ready.values()), product)
-        return ctx.to_caller(ctx.xp.asarray(out))
+        if specialized := products.specialized_functions(*operands):
+            return specialized.einsum(arguments, plan, product)
+        ctx, ready = prepare_inputs(arguments)
+        with ctx.computing():
+            out, _ = evaluate(ctx.xp, plan, list(ready.values()), product)
+            return ctx.to_caller(ctx.xp.asarray(out))

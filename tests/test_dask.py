@@ -210,7 +210,9 @@ def lazy_and_not(shape=(5, 4, 6, 3), chunks=(2, 3, 6, 3), lengths=None):
 
 def test_lengths_may_be_lazy():
     lengths = np.random.default_rng(1).integers(1, 7, (5, 4))
-    for arguments in (da.from_array(lengths.copy(), chunks=((0, 3, 2), (2, 2))), lengths):
+    unsigned = da.from_array(lengths.astype("uint8"), chunks=(5, 2))
+    lazy_lengths = da.from_array(lengths.copy(), chunks=((0, 3, 2), (2, 2)))
+    for arguments in (unsigned, lazy_lengths, lengths):
         lazy, chain = lazy_and_not(lengths=arguments)
         np.subtract(7, lengths, out=lengths)  # both chains have read the lengths
         np.testing.assert_array_equal(lazy.viterbi().states, chain.viterbi().states)

@@ -77,16 +77,11 @@ class TimeChunks:
         self.workspace, lengths = workspace, chain_arguments.lengths
         potentials = arguments["log_potentials"]
         self.num_steps, self.num_states = potentials.shape[-2:]
-        lengths = self.num_steps if lengths is None else lengths
-        if is_lazy(lengths):  # their values are checked block by block
-            self.lengths = with_known_shape("lengths", lengths)
-            check_lengths(np.ones(lengths.shape, lengths.dtype), self.batch, self.num_steps)
-        else:
-            checked_lengths = check_lengths(lengths, self.batch, self.num_steps)
-            self.lengths = with_known_shape(
-                "lengths",
-                np.asarray(self.num_steps if checked_lengths is None else checked_lengths),
-            )
+        lengths = np.asarray(self.num_steps) if lengths is None else lengths
+        # The values of lazy lengths are checked block by block.
+        values = np.ones(lengths.shape, lengths.dtype) if is_lazy(lengths) else lengths
+        check_lengths(values, self.batch, self.num_steps)
+        self.lengths = with_known_shape("lengths", lengths)
         self.like = {ARGUMENTS[name]: x for name, x in arguments.items()}
         self.dtypes = {part: dtype_name(x.dtype) for part, x in self.like.items()}
         self.dtypes |= {"path": "int64", "nt": "int64", "offset": "float64", "": dtype}
@@ -236,7 +231,8 @@ def _of_block(
         name: x.astype(_without_half(dtype_name(x.dtype)), copy=False) for name, x in arrays.items()
     }
     check_lengths(lengths, lengths.shape, num_steps)
-    lengths = np.clip(lengths - start, 0, stop - start) + min(start, 1)
+    # In int64, as differences of unsigned integers would wrap.
+    lengths = np.clip(lengths.astype(np.int64) - start, 0, stop - start) + min(start, 1)
     ctx, chain = ChainArguments(arrays, lengths).prepare()
     check_weights(ctx, chain)
     with using(1), ctx.computing():

@@ -231,8 +231,8 @@ def test_operators_obey_the_rules_of_torch(torch):
         torch.library.opcheck(
             getattr(torch.ops.arraylogchain, name).default, inputs_of(torch, name)
         )
-    (a, b), *others = inputs_of(torch, "logmatmulexp")
-    arguments = "logmatmulexp", [torch.ones(2, 4, 3)], [1], [a.detach(), b.detach()], *others
+    (a, b), *options = inputs_of(torch, "logmatmulexp")
+    arguments = "logmatmulexp", [torch.ones(2, 4, 3)], [1], [a.detach(), b.detach()], *options
     torch.library.opcheck(operators.gradients, arguments)
 
 

@@ -44,10 +44,12 @@ def _log_sum(time_chunks: TimeChunks, last: da.Array) -> da.Array:
     """
     arrays = time_chunks.arguments.items()
     final = {name: x for name, x in arrays if ARGUMENTS[name] == "final"}
-    return _of_one_step(chains.messages.log_partition, time_chunks, last.astype("float64"), **final)
+    return _compute_one_step(
+        chains.messages.log_partition, time_chunks, last.astype("float64"), **final
+    )
 
 
-def _of_one_step(
+def _compute_one_step(
     operation: Operation, time_chunks: TimeChunks, potentials: da.Array, **final: da.Array
 ) -> da.Array:
     """Return the result of an operation on chains of one step with potentials [..., K]."""
@@ -106,7 +108,7 @@ def entropy(chain: Any) -> da.Array:
     (parts,) = time_chunks.between_messages(compute, "offset")
     before, after = time_chunks.sides.values()
     for x, y in zip(before[1:], after[:-1], strict=True):
-        parts += (-_of_one_step(compute, time_chunks, added([x, y])),)
+        parts += (-_compute_one_step(compute, time_chunks, added([x, y])),)
     return added(parts, time_chunks.dtypes[""])
 
 
@@ -148,7 +150,7 @@ def _best_paths(ctx: Context, chain: Chain, workspace: int, n: Array) -> tuple[A
 
 
 def _best_message(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
-    """Return the last max-product message in logs, with offsets of 0, as paths need none."""
+    """Return the last log max-product message, with offsets of 0, as paths need none."""
     logs = finite_where_positive(ctx, chains.paths.best_message(ctx, chain, workspace))
     return logs, ctx.xp.zeros_like(logs[..., 0])
 
@@ -200,10 +202,10 @@ def log_weight(chain: Any, states: Any) -> da.Array:
     time_chunks, states = _checked_paths(chain, states)
     shape, sums = (*time_chunks.batch, time_chunks.num_states), []
     ones = da.zeros_like(time_chunks.arguments["log_potentials"], shape=shape)
-    compute = partial(_of_paths, function=chains.log_weight.log_weight_parts)
+    compute = partial(_with_checked_states, function=chains.log_weight.log_weight_parts)
     for i, (start, stop) in enumerate(time_chunks.steps):
         arguments = {"states": states[..., max(start - 1, 0) : stop]}
-        # Initial and final weights are those of the first and the last chunk.
+        # The first chunk has the initial weights, the last one the final weights.
         arguments |= {"log_initial": ones} if start else {}
         arguments |= {"log_final": ones} if stop < time_chunks.num_steps else {}
         sums += time_chunks.apply(i, compute, ["offset", "offset"], **arguments)
@@ -220,11 +222,11 @@ def _checked_paths(chain: Any, states: Any) -> tuple[TimeChunks, da.Array]:
     states = with_known_shape("states", states if is_lazy(states) else on_host("states", states))
     check_paths(states, time_chunks.batch, time_chunks.num_steps)
     times, lengths = da.arange(time_chunks.num_steps), time_chunks.lengths[..., None]
-    ends = da.where(times == lengths - 1, states, 0).sum(axis=-1, keepdims=True)
-    return time_chunks, da.where(times < lengths, states, ends)
+    last_states = da.where(times == lengths - 1, states, 0).sum(axis=-1, keepdims=True)
+    return time_chunks, da.where(times < lengths, states, last_states)
 
 
-def _of_paths(
+def _with_checked_states(
     ctx: Context, chain: Chain, workspace: int, states: Array, function: Operation
 ) -> Any:
     """Return the result of a function of paths; raise if states are out of range."""
@@ -236,7 +238,7 @@ def log_probability(chain: Any, states: Any) -> da.Array:
     time_chunks, states = _checked_paths(chain, states)
     all_states = da.arange(time_chunks.num_states)
     after, terms = time_chunks.messages(backward=True)[0], []
-    compute = partial(_of_paths, function=chains.log_probability.log_probability)
+    compute = partial(_with_checked_states, function=chains.log_probability.log_probability)
     for i, (start, stop) in enumerate(time_chunks.steps):
         arguments = {"states": states[..., max(start - 1, 0) : stop], "log_final": after[i]}
         if start:

@@ -104,7 +104,7 @@ class TimeChunks:
     def messages(
         self, operation: Operation | None = None, backward: bool = False
     ) -> Sequence[Sequence[Any]]:
-        """Return the carries between chunks: messages in logs, and offsets in whole nats.
+        """Return the carries between chunks: log messages, and offsets in whole nats.
 
         Entry i is the carry into chunk i, None for the first (backward: last) one. Forward, the
         last message follows.
@@ -128,7 +128,7 @@ class TimeChunks:
     ) -> list[da.Array]:
         """Return the results of an operation on chunk i, of the kinds that `AXES` lists.
 
-        Replacements that are arguments of `LogChain`, such as messages, replace those of the chain;
+        Replacements that are arguments of `LogChain`, such as messages, replace the chain's arrays;
         other arrays are passed to the operation by name.
         """
         arrays = {name: x for name, x in replacements.items() if x is not None}
@@ -141,7 +141,7 @@ class TimeChunks:
         dtypes = [self._dtype_of_blocks(kind) for kind in kinds]
         results = [(AXES[kind], dtype) for kind, dtype in zip(kinds, dtypes, strict=True)]
         place = tuple(arrays), self.steps[i], self.num_steps, self.workspace
-        call = partial(_of_block, operation, dtypes, place)
+        call = partial(_compute_block, operation, dtypes, place)
         result = map_rows(call, [(self.lengths, ""), *pairs], results)
         return list(map(self._summed, kinds, result))
 
@@ -178,7 +178,7 @@ class TimeChunks:
         return self.apply_to_all(operation, *kinds, **arrays, **self.sides)
 
     def joined(self, kind: str, result: Sequence[da.Array]) -> Any:
-        """Return one result, joined from those of all chunks."""
+        """Return one result, joined from the results of all chunks."""
         axes, x = AXES[kind], result[-1 if kind == "final" else 0]
         if "t" in axes:
             behind = (slice(1, None), slice(None))[: len(axes)]
@@ -209,7 +209,7 @@ def _cut(part: str, x: da.Array, start: int, stop: int) -> da.Array:
     return x if x.shape[-3] == 1 else x[..., max(start - 1, 0) : stop - 1, :, :]
 
 
-def _of_block(
+def _compute_block(
     operation: Operation, dtypes: Sequence[str], place: Any, lengths: Any, *blocks: Any
 ) -> Any:
     """Return the results of an operation on one block of rows of a chunk, in memory.

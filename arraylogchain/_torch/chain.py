@@ -254,8 +254,8 @@ def _value(
 ) -> Tensor:
     """Return the value of an operation on a chain.
 
-    All parts get the same number of batch axes, those of paths included, so that an axis of vmap is
-    one more in front.
+    All parts get the same number of batch axes, including batch axes of paths, so that an axis of
+    vmap is one more in front.
     """
     arguments = chain._arguments.floating()
     check_tensors(arguments)

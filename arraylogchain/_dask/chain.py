@@ -77,20 +77,22 @@ def backward_messages(chain: Any) -> da.Array:
 
 def marginals(chain: Any) -> da.Array:
     """Return the posterior probability of each state at each step."""
-    return TimeChunks.of(chain).between_messages(chains.marginals.marginals, "tk")[0]
+    time_chunks, compute = TimeChunks.of(chain), chains.marginals.marginals
+    return time_chunks.apply_to_all(compute, "tk", **time_chunks.sides)[0]
 
 
 def expected_transitions(chain: Any) -> da.Array:
     """Return the expected counts of transitions."""
-    counts = chains.marginals.expected_transitions
-    return TimeChunks.of(chain).between_messages(counts, "counts")[0]
+    time_chunks, compute = TimeChunks.of(chain), chains.marginals.expected_transitions
+    return time_chunks.apply_to_all(compute, "counts", **time_chunks.sides)[0]
 
 
 def posterior(chain: Any) -> tuple[Any, ...]:
     """Return log Z, marginals and counts; see `LogChain.posterior`."""
     time_chunks = TimeChunks.of(chain)
     kinds = ["", "tk"] + ["counts"] * ("counts" in time_chunks.like)
-    log_zs, *results = time_chunks.between_messages(chains.marginals.posterior, *kinds)
+    compute, sides = chains.marginals.posterior, time_chunks.sides
+    log_zs, *results = time_chunks.apply_to_all(compute, *kinds, **sides)
     log_z = log_zs[0] if len(log_zs) == 1 else log_partition(chain)
     return log_z, *results, *[None] * (2 - len(results))
 
@@ -105,7 +107,7 @@ def filtered(chain: Any) -> tuple[Any, ...]:
 def entropy(chain: Any) -> da.Array:
     """Return the entropy of all chunks, less that of the steps that two chunks share."""
     time_chunks, compute = TimeChunks.of(chain), chains.entropy.entropy
-    (parts,) = time_chunks.between_messages(compute, "offset")
+    (parts,) = time_chunks.apply_to_all(compute, "offset", **time_chunks.sides)
     before, after = time_chunks.sides.values()
     for x, y in zip(before[1:], after[:-1], strict=True):
         parts += (-_compute_one_step(compute, time_chunks, added([x, y])),)
@@ -264,7 +266,8 @@ def value_and_pullback(chain: Any) -> tuple[da.Array, Callable[..., ChainGradien
         names = zip(ChainGradients._fields, PARTS, strict=True)
         parts = [part for name, part in names if name in wanted and part in arguments]
         time_chunks, pull = TimeChunks.of(chain), partial(_pulled_back, requested=parts)
-        result = time_chunks.between_messages(pull, *parts, cotangent=g) if parts else []
+        inputs = {"cotangent": g, **time_chunks.sides}
+        result = time_chunks.apply_to_all(pull, *parts, **inputs) if parts else []
         return ChainGradients(*map(dict(zip(parts, result, strict=True)).get, PARTS))
 
     return value, pullback

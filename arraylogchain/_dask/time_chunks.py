@@ -157,25 +157,17 @@ class TimeChunks:
         shape = self._in_batch(kind, self.like[kind]).shape[: len(self.batch)]
         return summed_blocks(x, tuple(axis for axis, n in enumerate(shape) if n == 1))
 
-    def apply_to_all(
-        self, operation: Operation, *kinds: str, **arguments: Sequence[Any]
-    ) -> list[Any]:
+    def apply_to_all(self, operation: Operation, *kinds: str, **arguments: Any) -> list[Any]:
         """Return the joined results of an operation on all chunks; of kind "" a list of results.
 
-        Arguments, such as messages, are lists with an entry for each chunk.
+        Arguments are arrays or, such as messages, sequences with an entry for each chunk.
         """
-        result = [
-            self.apply(i, operation, kinds, **{name: x[i] for name, x in arguments.items()})
-            for i in range(len(self.steps))
-        ]
+        result = []
+        for i in range(len(self.steps)):
+            pairs = arguments.items()
+            entries = {name: x[i] if isinstance(x, Sequence) else x for name, x in pairs}
+            result.append(self.apply(i, operation, kinds, **entries))
         return list(map(self.joined, kinds, zip(*result, strict=True)))
-
-    def between_messages(
-        self, operation: Operation, *kinds: str, **arguments: da.Array
-    ) -> list[Any]:
-        """Return `apply_to_all` of chunks with the messages from both sides, and other arrays."""
-        arrays = {name: [x] * len(self.steps) for name, x in arguments.items()}
-        return self.apply_to_all(operation, *kinds, **arrays, **self.sides)
 
     def joined(self, kind: str, result: Sequence[da.Array]) -> Any:
         """Return one result, joined from the results of all chunks."""

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shutil
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -23,6 +24,7 @@ import numpy as np
 import pytest
 
 from arraylogchain import _select
+from arraylogchain._chains import passes
 from tests import selection
 
 hypothesis.settings.register_profile(
@@ -127,9 +129,7 @@ def required() -> list[str]:
 ONE_IN = {
     "tests/cuda/test_public.py::test_scenario": 8,
     "tests/cuda/test_public.py::test_samples_are_those_of_array_operations": 4,
-    "tests/cuda/test_recursions.py::test_scenarios": 8,
     "tests/cuda/test_public.py::test_chains": 4,
-    "tests/cuda/test_recursions.py::test_drifting_chains": 4,
     "tests/test_dask.py::test_chains": 4,
     "tests/test_dask.py::test_what_chunks_of_time_hand_over": 4,
 } | ({} if ON_CUDA else {"tests/test_chain_table.py::test_scenario": 4})
@@ -285,6 +285,21 @@ def chains_on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     chosen = getattr(request, "param", "compiled")
     monkeypatch.setattr(_select, "COMPILED", chosen != "array")
     monkeypatch.setattr(_select, "FUSED", chosen != "segments")
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that limits sizes of the segments of chains: steps, or the workspace."""
+    plan_shards = passes.plan_shards
+
+    def limit(**most: int) -> None:
+        def plan(*sizes: Any) -> Any:
+            plan = plan_shards(*sizes)
+            return plan._replace(**{name: min(getattr(plan, name), n) for name, n in most.items()})
+
+        monkeypatch.setattr(passes, "plan_shards", plan)
+
+    return limit
 
 
 @pytest.fixture(params=["numpy"])

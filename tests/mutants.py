@@ -35,11 +35,12 @@ MAX_SURVIVORS_OF_SAMPLE = 1
 TABLE = "tests/test_chain_table.py"
 # Test commands of each area, the fastest first.
 LOOPS = (
-    "tests/test_compiled_recursion.py -k Loops",
+    "tests/test_compiled_recursion.py -k 'not array'",
     f"tests/test_thresholds.py {TABLE} -m chains -k numpy-float",
 )
 ARRAYS = (
-    "tests/test_compiled_recursion.py tests/test_thresholds.py -k 'Array or in_single_precision'",
+    "tests/test_compiled_recursion.py -k array",
+    "tests/test_thresholds.py -k in_single_precision",
     f"tests/test_thresholds.py {TABLE} tests/test_chain_gradients.py -m chains -k numpy-array",
     f"{TABLE} -k strict-no_float64",
 )

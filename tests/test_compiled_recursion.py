@@ -1,8 +1,9 @@
-"""Messages of compiled and array backends in segments of any steps, and their forms."""
+"""Chains in segments of few steps, by compiled loops and by array operations, and their forms."""
 
 import numpy as np
 import pytest
 
+import arraylogchain as alc
 from arraylogchain._backends.array import ArrayBackend
 from arraylogchain._backends.interface import Keep
 from arraylogchain._backends.shards import shards
@@ -10,8 +11,8 @@ from arraylogchain._inputs import arrays
 from arraylogchain._inputs.chain import make_chain
 from arraylogchain._numba import why_not
 from tests import drifting_chains
+from tests.chain_checks import check_chain
 from tests.chain_scenarios import make, normal, uniform
-from tests.recursions import check_recursions
 
 if why_not() is not None:
     pytest.skip(why_not(), allow_module_level=True)
@@ -19,13 +20,29 @@ if why_not() is not None:
 from arraylogchain._backends.compiled.backend import CompiledBackend
 
 INF = np.inf
+MESSAGES = ("log_partition", "messages", "posterior", "paths")
 backends = pytest.mark.parametrize("recursion", [CompiledBackend, ArrayBackend])
+routes = pytest.mark.parametrize("chains_on", ["segments", "array"], indirect=True)
 
 
-def check(recursion, x, **options):
-    """Compare all messages; return the number of rows of all segments in log space."""
-    blocks = check_recursions(recursion, arrays._numpy_context("float64"), x, **options)
-    return sum(np.count_nonzero(block.carry.is_log) for block in blocks)
+@pytest.fixture
+def in_logs(monkeypatch):
+    """Return a function that computes messages both ways, and counts carries in log space."""
+    count, advance = [], CompiledBackend.advance
+
+    def counted(*args):
+        segment = advance(*args)
+        count.append(np.count_nonzero(segment.carry.is_log))
+        return segment
+
+    def messages(x, **weights):
+        count.clear()
+        chain = alc.LogChain(x, **weights)
+        chain.forward_messages(), chain.backward_messages()
+        return sum(count)
+
+    monkeypatch.setattr(CompiledBackend, "advance", counted)
+    return messages
 
 
 def on_one_shard(recursion, x, P):
@@ -51,64 +68,65 @@ NAMES = [
 ]
 
 
-@backends
+@routes
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("cuts", [(1, 2, 3, 4, 5, 6), (3,), (2, 20)])
-def test_scenarios_in_blocks(recursion, name, cuts):
-    options = make(name)
-    check(recursion, options.pop("x"), cuts=cuts, **options)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_scenarios_in_segments(np_backend, cut, name, steps):
+    cut(steps=steps)
+    check_chain(np_backend, "float64", **make(name), only=MESSAGES)
 
 
-@backends
+@routes
 @pytest.mark.parametrize("kind", drifting_chains.KINDS)
 @pytest.mark.parametrize("block", range(4))
-def test_drifting_chains_in_blocks(recursion, kind, block):
+def test_drifting_chains_in_segments(np_backend, cut, kind, block):
     rng = np.random.default_rng(block)
-    for _ in range(4):
+    for steps in (2, 5, 11):
+        cut(steps=steps)
         options = getattr(drifting_chains, kind)(rng, 300.0)
-        cuts = tuple(np.unique(rng.integers(1, 60, 5)).tolist())
-        check(recursion, options.pop("x"), cuts=cuts, **options)
+        check_chain(np_backend, "float64", **options, only=MESSAGES)
 
 
-@backends
+@routes
 @pytest.mark.parametrize("entry", [2.0**n for n in (-399, -401, -699, -701, -1021, -1023, -1074)])
 @pytest.mark.parametrize("weight", [-400.0, -415.0, -417.0, -480.0, -690.0, -699.0, -701.0])
-def test_weights_and_entries_about_the_least(recursion, entry, weight):
+def test_weights_and_entries_about_the_least(np_backend, cut, entry, weight):
     """A state that is reached through a small entry only, from a state of small weight only."""
     P = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, entry], [0.0, 0.0, 1.0]])
     x = np.zeros((9, 5, 3))
     x[:, 0] = [0.0, weight, -INF]
+    cut(steps=2)
     for scale in (1.0, 2.0**-40, 2.0**40):
-        check(recursion, x, transitions=P * scale, cuts=(2, 4))
+        check_chain(np_backend, "float64", x, transitions=P * scale, only=MESSAGES)
 
 
 @pytest.mark.parametrize("rows", [1, 9])
 @pytest.mark.parametrize("shift", [-30.0, 30.0, 1e5])
-def test_weights_that_grow_and_fall_stay_linear(rows, shift):
-    assert (
-        check(CompiledBackend, normal(rows, 300, 3) + shift, transitions=1e3 * uniform(3, 3)) == 0
-    )
+def test_weights_that_grow_and_fall_stay_linear(in_logs, rows, shift):
+    assert in_logs(normal(rows, 300, 3) + shift, transitions=1e3 * uniform(3, 3)) == 0
 
 
-def test_rows_become_linear_again():
+def test_rows_become_linear_again(in_logs, cut):
     x = normal(9, 40, 3)
     x[:5, 20, 1] = -1000.0
     arguments = {"transitions": np.full((3, 3), 0.5)}
-    assert check(CompiledBackend, x, **arguments) == 2 * 5
+    assert in_logs(x, **arguments) == 2 * 5
     # Backward, the carry of the segment is in log space as well.
-    assert check(CompiledBackend, x, cuts=(10, 20, 30), **arguments) == 3 * 5
+    cut(steps=10)
+    assert in_logs(x, **arguments) == 3 * 5
 
 
 @pytest.mark.parametrize("K", [40, 65])
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("mixes", [False, True])
-def test_few_entries(K, width, mixes):
+def test_few_entries(np_backend, in_logs, K, width, mixes):
     """Left to right or in any order, so long that weights do not fit linear numbers."""
     k, j = np.indices((K, K))
     P = np.where((j >= k) & (j < k + width), 0.5, 0.0)
     P = P[:, np.random.default_rng(K).permutation(K)] if mixes else P
-    x = normal(2, 2 * K, K, sd=60)
-    assert check(CompiledBackend, x, transitions=P, initial=np.eye(K)[0]) > 0
+    x, arguments = normal(2, 2 * K, K, sd=60), {"transitions": P, "initial": np.eye(K)[0]}
+    check_chain(np_backend, "float64", x, **arguments, only=MESSAGES)
+    assert in_logs(x, **arguments) > 0
 
 
 @backends

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
+import array_api_compat.numpy as numpy_namespace
 import numpy as np
 
+from arraylogchain._core.context import Context
 from arraylogchain._cuda import kernels
 from arraylogchain._cuda.device import Tables
 from arraylogchain._cuda.kernels import Kernel
+from arraylogchain._inputs import arrays
 from tests.cuda.cpu_compiler import KernelError, compile_for_cpu
 
 
@@ -135,3 +140,13 @@ def _library(kernel: Kernel, options: tuple[str, ...], folder: Path) -> ctypes.P
     library = ctypes.PyDLL(str(compile_for_cpu(*kernel, options, folder)))
     library.shim_failure.restype = ctypes.c_char_p
     return library
+
+
+def context(device: CpuDevice, dtype: str) -> Context:
+    """Return the context of NumPy arrays whose kernels run on a device; bfloat16 is ml_dtypes'."""
+    if dtype != "bfloat16":
+        return replace(arrays._numpy_context(dtype), kernels=device)
+    namespace = ModuleType("array_api_compat.numpy")
+    vars(namespace).update(vars(numpy_namespace), bfloat16=np.dtype("bfloat16"))
+    ctx = arrays._numpy_context("float32")
+    return replace(ctx, kernels=device, result_name=dtype, xp=namespace)

@@ -11,8 +11,7 @@ from arraylogchain._core.axes import fold
 from arraylogchain._products import cuda
 from tests import error_model, reference
 from tests.chain_scenarios import normal
-from tests.cuda.cpu_device import CpuDevice
-from tests.cuda.recursions import context
+from tests.cuda.cpu_device import CpuDevice, context
 from tests.error_model import assert_within
 from tests.test_product_table import PAIRS
 

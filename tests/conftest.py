@@ -130,7 +130,8 @@ ONE_IN = {
     "tests/cuda/test_public.py::test_scenario": 8,
     "tests/cuda/test_public.py::test_samples_are_those_of_array_operations": 4,
     "tests/cuda/test_public.py::test_chains": 4,
-    "tests/test_dask.py::test_chains": 4,
+    "tests/test_dask.py::test_products": 16,
+    "tests/test_dask.py::test_chains": 40,
     "tests/test_dask.py::test_what_chunks_of_time_hand_over": 4,
 } | ({} if ON_CUDA else {"tests/test_chain_table.py::test_scenario": 4})
 # Parts of names of tests of long chains, and of many or wide rows.

@@ -121,62 +121,33 @@ def chain_bound(
     return error + half_ulp(exact, dtype)
 
 
-def product_chain_bound(matrices: list[np.ndarray], exact: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the bound for ``logchainexp``, in whatever order the products are made.
+def contraction_bound(
+    operands: list[np.ndarray], exact: np.ndarray, dtype: str, K: int | None = None
+) -> np.ndarray:
+    """Return the bound for ``logchainexp``; for ``logeinsumexp`` if its sums have up to K terms.
 
-    The rounding of the result is added to that of the products.
+    The products are made in any order; the rounding of the result is added to theirs.
     """
-    products, per_product = _product_bound(matrices, dtype)
-    rounded = 2 * np.abs(_finite(exact))
-    return eps_of(dtype) * (rounded + products * per_product) + half_ulp(exact, dtype)
-
-
-def _product_bound(matrices: list[np.ndarray], dtype: str) -> tuple[int, float]:
-    """Return the number of products of a list of matrices, and the error of each, in eps."""
-    products = len(matrices) - 1
-    K = max(max(m.shape[-2:]) for m in matrices)
-    return products, _entry_bound(matrices, products, K, dtype)
-
-
-def _entry_bound(operands: list[np.ndarray], products: int, K: int, dtype: str) -> float:
-    """Return the error of each of several products with K terms in a sum, in eps.
-
-    Every product rounds entries of its own: on the deciding paths these lie, on average over the
-    paths, within the sum of the factors' magnitudes and the entropy of the inner paths. Their G is
-    below the certificate, and below the spread of the entries.
-    """
-    finite = [m[np.isfinite(m)].astype(np.longdouble) for m in operands]
-    largest = sum(np.max(np.abs(m), initial=0) for m in finite)
-    width = sum(np.ptp(m) for m in finite if m.size)
-    entropy = products * math.log(max(K, 1))
-    gap = min(certificate(dtype), float(2 * width + entropy))
-    return 2 * (largest + entropy) + gap + roundings(K)
-
-
-def einsum_bound(
-    operands: list[np.ndarray], exact: np.ndarray, K: int, dtype: str
-) -> np.ndarray | float:
-    """Return the bound for ``logeinsumexp`` of sums with at most K terms each.
-
-    Operands are summed one by one and multiplied in pairs: that many products, in any order.
-    """
-    steps = 2 * len(operands) - 1
-    each = _entry_bound(operands, steps, K, dtype)
+    steps, _, each = _contraction(operands, K, dtype)
     return eps_of(dtype) * (2 * np.abs(_finite(exact)) + steps * each) + half_ulp(exact, dtype)
 
 
-def einsum_gradient_bound(
-    operands: list[np.ndarray], gradient: Gradient, K: int, dtype: str
-) -> np.ndarray:
-    """Return the bound for the gradients of ``logeinsumexp``.
+def _contraction(operands: list[np.ndarray], K: int | None, dtype: str) -> tuple[int, int, float]:
+    """Return the number of products, the most terms of a sum, and the error of each, in eps.
 
-    A probability is the product of the steps' probabilities. Each is a ratio of two sums, and has
-    the errors of both.
+    Operands of ``logeinsumexp`` are summed one by one, too. Every product rounds entries of its
+    own: on the deciding paths these lie, on average over the paths, within the sum of the factors'
+    magnitudes and the entropy of the inner paths. Their G is below the certificate, and below the
+    spread of the entries.
     """
-    steps = 2 * len(operands) - 1
-    each = _entry_bound(operands, steps, K, dtype)
-    count = 2 * (steps + 1) * each + roundings(gradient.terms) + 32
-    return _gradient_bound(gradient, count, absolute=2 * steps * roundings(K), inner=K, dtype=dtype)
+    steps = len(operands) - 1 if K is None else 2 * len(operands) - 1
+    K = max(max(m.shape[-2:]) for m in operands) if K is None else K
+    finite = [m[np.isfinite(m)].astype(np.longdouble) for m in operands]
+    largest = sum(np.max(np.abs(m), initial=0) for m in finite)
+    width = sum(np.ptp(m) for m in finite if m.size)
+    entropy = steps * math.log(max(K, 1))
+    gap = min(certificate(dtype), float(2 * width + entropy))
+    return steps, K, 2 * (largest + entropy) + gap + roundings(K)
 
 
 # Gradients are sums of cotangents times probabilities p = exp(term - log of the sum), and take part
@@ -203,18 +174,17 @@ def product_gradient_bound(gradient: Gradient, K: int, dtype: str) -> np.ndarray
     return _gradient_bound(gradient, count, absolute=2, inner=K, dtype=dtype)
 
 
-def product_chain_gradient_bound(
-    matrices: list[np.ndarray], gradient: Gradient, dtype: str
+def contraction_gradient_bound(
+    operands: list[np.ndarray], gradient: Gradient, dtype: str, K: int | None = None
 ) -> np.ndarray:
-    """Return the bound for the gradients of ``logchainexp``.
+    """Return the bound for the gradients of ``logchainexp``, or of ``logeinsumexp`` as above.
 
-    A probability is an entry of a product of all matrices, one of them with a single entry left,
+    A probability is an entry of a product of all operands, one of them with a single entry left,
     over the entry of the full product: it has the errors of two such products.
     """
-    products, per_product = _product_bound(matrices, dtype)
-    K = max(max(m.shape[-2:]) for m in matrices)
-    count = 2 * (products + 1) * per_product + roundings(gradient.terms) + 32
-    absolute = 2 * len(matrices) * roundings(K)
+    steps, K, each = _contraction(operands, K, dtype)
+    count = 2 * (steps + 1) * each + roundings(gradient.terms) + 32
+    absolute = 2 * (steps + 1) * roundings(K)
     return _gradient_bound(gradient, count, absolute=absolute, inner=K, dtype=dtype)
 
 

@@ -95,12 +95,12 @@ def check_vjp_logchainexp(backend: Backend, dtype: str, matrices: Any) -> Any:
         assert isinstance(gradient, list)
         held, result = inputs.held[:-1], [backend.read(d, dtype) for d in gradient]
     exact = reference.logchainexp(held)
-    bound = error_model.product_chain_bound(held, exact, dtype)
+    bound = error_model.contraction_bound(held, exact, dtype)
     label = error_model.label("vjp.logchainexp", backend.name, dtype)
     assert_within(backend.read(value, dtype), exact, bound, label)
     gradients = gradient_reference.logchainexp(held, inputs.held[-1])
     for i, (ours, expected) in enumerate(zip(result, gradients, strict=True)):
-        bound = error_model.product_chain_gradient_bound(held, expected, dtype)
+        bound = error_model.contraction_gradient_bound(held, expected, dtype)
         name = f"vjp.logchainexp, gradient of matrix {i}"
         label = error_model.label(name, backend.name, dtype)
         assert_gradient(ours, expected, bound, label=label)

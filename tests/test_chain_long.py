@@ -1,15 +1,13 @@
 """Chains of 100,000 steps: errors do not pile up, and nothing runs out of range."""
 
-import functools
-
 import numpy as np
 import pytest
 
 import arraylogchain as alc
 from arraylogchain import _select
-from tests import error_model, reference
+from tests import error_model
 from tests.chain_checks import check_chain
-from tests.chain_scenarios import normal, uniform
+from tests.chain_scenarios import FORMS, normal, uniform, weights_as
 from tests.error_model import assert_within, chain_bound
 
 pytestmark = pytest.mark.chains
@@ -17,51 +15,29 @@ pytestmark = pytest.mark.chains
 T, K = 100_000, 4
 
 
-@functools.cache
-def model(dtype, per_step, form):
-    """Return the arguments of a chain, and its log_partition in long double."""
-    rng = np.random.default_rng(11)
-    x = rng.normal(size=(T, K)).astype(dtype)
-    transitions = rng.random((T - 1 if per_step else 1, K, K)).astype(dtype)
-    initial = rng.random(K).astype(dtype)
-    if form == "linear":
-        options = {"transitions": transitions, "initial": initial}
-        return x, options, reference.long_chain(x, transitions, initial)
-    options = {"log_transitions": np.log(transitions), "log_initial": np.log(initial)}
-    linear = (np.exp(reference.wide(logs)) for logs in options.values())
-    return x, options, reference.long_chain(x, *linear)
-
-
-@pytest.mark.parametrize("per_step", [False, True], ids=["one matrix", "one per step"])
-@pytest.mark.parametrize("form", ["linear", "logs"])
-def test_log_partition(dtype, per_step, form):
-    x, options, exact = model(dtype, per_step, form)
-    # Whatever path decides, its weights lie at most this far below the largest.
-    gap = 2 * np.sum(np.ptp(x, axis=-1)) + T * np.ptp(np.log(uniform(K, K)))
-    out = alc.LogChain(x, **options).log_partition()
-    assert_within(out, exact, chain_bound(exact, gap, T, K, dtype))
-
-
-def test_error_is_far_below_the_bound():
-    """Typical errors are a random walk's: single precision keeps six digits of a sum of 10**5."""
-    x, options, exact = model("float32", True, "linear")
-    out = alc.LogChain(x, **options).log_partition()
-    assert abs(float(out) - float(exact)) < 2e-6 * abs(float(exact))
-
-
-@pytest.mark.parametrize("kind", ["float32", "float64"])
-def test_filtered(np_backend, kind):
-    """Errors do not grow with the length: the chain forgets steps long ago."""
-    if not _select.COMPILED:
-        pytest.skip("array operations take seconds")
-    x = normal(T, K).astype(kind)
+@pytest.mark.parametrize("steps", [1, T - 1], ids=["one matrix", "one per step"])
+@pytest.mark.parametrize("form", FORMS)
+def test_single_precision_agrees_with_double(steps, form):
+    """Errors are far below the bound, and do not grow: the chain forgets steps long ago."""
     # The least entry is half of the largest: a step reduces differences to a sixth or less.
-    P, initial = (0.5 + 0.5 * uniform(K, K)).astype(kind), uniform(K).astype(kind)
-    result = alc.LogChain(x, transitions=P, initial=initial).filtered()
-    exact = reference.long_filtered(x, P, initial)
-    probability_bound, log_bound = error_model.filtered_bounds(*exact, 2, K, kind)
-    assert_within(result.probabilities, exact[0], probability_bound)
-    assert_within(result.log_normalizers, exact[1], log_bound)
+    weights = weights_as(form, 0.5 + 0.5 * uniform(steps, K, K), uniform(K))
+    single = {"log_potentials": normal(T, K), **weights}
+    single = {name: array.astype("float32") for name, array in single.items()}
+    chain = alc.LogChain(**single)
+    wide = alc.LogChain(**{name: array.astype(float) for name, array in single.items()})
+    log_z, exact = chain.log_partition(), wide.log_partition()
+    # Whatever path decides, its weights lie at most this far below the largest.
+    gap = 2 * np.sum(np.ptp(single["log_potentials"], axis=-1)) + T * np.log(2)
+    assert_within(log_z, exact, chain_bound(exact, gap, T, K, "float32"))
+    assert abs(float(log_z) - exact) < 2e-6 * abs(exact)
+    if not _select.COMPILED:
+        return  # array operations take seconds
+    filtered, logs = wide.filtered()
+    assert np.sum(logs, dtype=np.longdouble) == pytest.approx(exact, rel=1e-14)
+    gaps = np.full((T, K), 2 * np.max(np.ptp(single["log_potentials"], axis=-1)))
+    bounds = error_model.filtered_bounds(filtered, logs, gaps, 2, K, "float32")
+    for result, expected, bound in zip(chain.filtered(), (filtered, logs), bounds, strict=True):
+        assert_within(result, expected, bound)
 
 
 def test_uniform_chain_is_exactly_known():

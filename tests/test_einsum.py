@@ -13,7 +13,7 @@ import arraylogchain as alc
 from tests import reference
 from tests.checks import mentions
 from tests.conftest import make_backend
-from tests.error_model import assert_within, einsum_bound, einsum_gradient_bound
+from tests.error_model import assert_within, contraction_bound, contraction_gradient_bound
 from tests.gradient_reference import Gradient
 from tests.test_properties import entries
 from tests.test_workspace import temporaries
@@ -83,11 +83,11 @@ def check_einsum(backend, dtype, equation, operands, **options):
     K = math.prod(terms.shape[count:])
     exact = reference.logsumexp(terms, axes)
     out = alc.logeinsumexp(equation, *arrays, **options)
-    assert_within(backend.read(out, dtype), exact, einsum_bound(operands, exact, K, dtype))
+    assert_within(backend.read(out, dtype), exact, contraction_bound(operands, exact, dtype, K))
     best = np.max(terms, axis=axes, initial=-np.inf)
     best = np.where(np.any(np.isnan(terms), axis=axes), np.nan, best)
     result = backend.read(alc.maxplus_einsum(equation, *arrays, **options), dtype)
-    assert_within(result, best, einsum_bound(operands, best, K, dtype))
+    assert_within(result, best, contraction_bound(operands, best, dtype, K))
 
 
 @pytest.mark.parametrize(("equation", "shapes"), EQUATIONS, ids=[e for e, _ in EQUATIONS])
@@ -270,7 +270,7 @@ def check_gradients(backend, dtype, equation, operands):
     K = math.prod(terms.shape[count:])
     for x, out, exact in zip(operands, result, gradients_of(equation, operands, g), strict=True):
         assert out.shape == x.shape
-        bound = einsum_gradient_bound(operands, exact, K, dtype)
+        bound = contraction_gradient_bound(operands, exact, dtype, K)
         assert_within(backend.read(out, dtype), exact.exact, bound)
 
 

@@ -291,7 +291,7 @@ def test_two_factors_of_the_largest_range_agree_with_one_product(backend, dtype)
 def check_stack(stack, **options):
     parts = list(np.moveaxis(stack, -3, 0))
     exact = reference.logchainexp(parts)
-    bound = error_model.product_chain_bound(parts, exact, stack.dtype.name)
+    bound = error_model.contraction_bound(parts, exact, stack.dtype.name)
     assert_within(alc.logchainexp(stack, **options), exact, bound)
 
 

@@ -74,6 +74,14 @@ class ChainCase:
         assert result.shape[: len(self.batch)] == self.batch, f"{result.shape}, batch {self.batch}"
         return result.reshape(self.exact.rows, *result.shape[len(self.batch) :])
 
+    def autograd(self, call: Callable[[alc.LogChain], Any], g: Any) -> tuple[Any, dict[str, Any]]:
+        """Return a value of the chain, and the gradients of its parts by torch's autograd."""
+        leaves = {n: a.clone().requires_grad_() for n, a in self.arguments.items()}
+        value = call(self.make(**leaves))
+        value.backward(g)
+        named = ((n if n in PARTS else n.removeprefix("log_"), a) for n, a in leaves.items())
+        return value.detach(), {part: leaf.grad for part, leaf in named}
+
     def assert_unchanged(self) -> None:
         for name, array in self.arguments.items():
             np.testing.assert_array_equal(self.backend.to_numpy(array), self.held[name])
@@ -161,10 +169,7 @@ def check_gradients(case: ChainCase, g: Any = None) -> None:
         if first is not None:
             np.testing.assert_array_equal(*map(case.backend.to_numpy, (first, again)))
     if case.backend.library == "torch":
-        leaves = {n: a.clone().requires_grad_() for n, a in case.arguments.items()}
-        case.make(**leaves).log_partition().backward(cotangent)
-        grads = {n.removeprefix("log_"): a.grad for n, a in leaves.items() if n != "log_potentials"}
-        grads["log_potentials"] = leaves["log_potentials"].grad
+        _, grads = case.autograd(lambda chain: chain.log_partition(), cotangent)
         check_parts(case, "backward", grads, case.backend.to_numpy(cotangent))
 
 
@@ -321,12 +326,9 @@ def check_path_gradients(case: ChainCase) -> None:
     g = np.where(np.isinf(expected), 0, g)
     results = [pullback(cotangent)._asdict()]
     if case.backend.library == "torch":
-        leaves = {n: a.clone().requires_grad_() for n, a in case.arguments.items()}
-        value = case.make(**leaves).log_probability(states)
-        value.backward(cotangent)
-        check_log_probability(case, value.detach())
-        results.append({n.removeprefix("log_"): a.grad for n, a in leaves.items()})
-        results[1]["log_potentials"] = leaves["log_potentials"].grad
+        value, grads = case.autograd(lambda chain: chain.log_probability(states), cotangent)
+        check_log_probability(case, value)
+        results.append(grads)
     for part in case.exact.shapes:
         both = (case.exact.path_gradient(part, *pair) for pair in zip(g, paths, strict=True))
         gradient = Gradient(*map(sum, zip(*both, strict=True)))

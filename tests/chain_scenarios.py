@@ -64,6 +64,10 @@ def uniform(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).random(shape)
 
 
+def left_to_right(K: int) -> np.ndarray:
+    return 0.5 * (np.eye(K) + np.eye(K, k=1))
+
+
 def weights_as(
     form: str, transitions: Any = None, initial: Any = None, final: Any = None
 ) -> Options:
@@ -165,7 +169,7 @@ def detour(form: str, log_ratio: float) -> Options:
     x = np.zeros((K, K))
     x[1:-1, 1:] = log_ratio / (K - 2)
     x[-1, :-1] = -INF
-    return {"x": x, **weights_as(form, 0.5 * (np.eye(K) + np.eye(K, k=1))[None], np.eye(K)[0])}
+    return {"x": x, **weights_as(form, left_to_right(K)[None], np.eye(K)[0])}
 
 
 def unreachable_mode(form: str, depth: float) -> Options:

@@ -67,7 +67,7 @@ def check_maxplus(
     label = error_model.label("maxplus_matmul", backend.name, dtype)
     assert_within(values, exact, error_model.half_ulp(exact, dtype), label)
     if inputs.held[0].shape[-1]:
-        largest = _largest_terms(*inputs.held, computed)
+        largest = largest_terms(*inputs.held, computed)
         np.testing.assert_array_equal(indices, largest, label)
     else:
         assert np.all(indices == -1)
@@ -94,7 +94,7 @@ def mentions(*words: object) -> str:
     return "(?s)" + "".join(rf"(?=.*(?<!\w){re.escape(str(w))}(?!\w))" for w in words)
 
 
-def _largest_terms(a: np.ndarray, b: np.ndarray, dtype: str) -> np.ndarray:
+def largest_terms(a: np.ndarray, b: np.ndarray, dtype: str) -> np.ndarray:
     """Return the first k of the largest a[..., i, k] + b[..., k, j], or of NaN."""
     left = (a[None, :] if a.ndim == 1 else a).astype(dtype)
     right = (b[:, None] if b.ndim == 1 else b).astype(dtype)

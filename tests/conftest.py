@@ -127,9 +127,12 @@ def required() -> list[str]:
 
 # Tests of tables, of which one in so many runs by default; the others are exhaustive.
 ONE_IN = {
-    "tests/cuda/test_public.py::test_scenario": 8,
+    "tests/cuda/test_public.py::test_gradients": 2,
+    "tests/cuda/test_public.py::test_cotangents": 2,
+    "tests/cuda/test_public.py::test_scenario": 10,
     "tests/cuda/test_public.py::test_samples_are_those_of_array_operations": 4,
     "tests/cuda/test_public.py::test_chains": 4,
+    "tests/cuda/test_public.py::test_drifting_chains": 2,
     "tests/test_dask.py::test_products": 16,
     "tests/test_dask.py::test_chains": 40,
     "tests/test_dask.py::test_what_chunks_of_time_hand_over": 4,
@@ -244,9 +247,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         is_log = "strict" in item.name and item.name.endswith(" logs]")
         is_float32 = "torch-float32" in item.name and item.path.name.endswith("_table.py")
-        # The kernels' own tables have float64.
-        is_kernel = "float64" in item.name and item.path.match("cuda/test_public.py")
-        if is_log or is_float32 or is_kernel:
+        if is_log or is_float32:
             item.add_marker(pytest.mark.exhaustive)
     for item in items:
         share = ONE_IN.get(item.nodeid.partition("[")[0], 1)

@@ -118,8 +118,7 @@ def logchainexp(matrices: Sequence[np.ndarray], g: np.ndarray) -> list[Gradient]
 
 def _as_matrices(a: np.ndarray, b: np.ndarray, g: np.ndarray):
     """Return the operands and the cotangent as matrices, the cotangent with all batch axes."""
-    left = wide(a)[None, :] if np.ndim(a) == 1 else wide(a)
-    right = wide(b)[:, None] if np.ndim(b) == 1 else wide(b)
+    left, right, _ = reference.as_matrices(a, b)
     batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     return left, right, wide(g).reshape(*batch, left.shape[-2], right.shape[-1])
 

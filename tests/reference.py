@@ -24,7 +24,7 @@ def logsumexp(terms: np.ndarray, axis: int) -> np.ndarray:
 
 def logmatmulexp(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return log(exp(a) @ exp(b)), one row of `a` at a time so that the cube stays small."""
-    left, right, finish = _as_matrices(a, b)
+    left, right, finish = as_matrices(a, b)
     with np.errstate(invalid="ignore"):
         rows = [logsumexp(left[..., i, :, None] + right, axis=-2) for i in range(left.shape[-2])]
     batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
@@ -39,7 +39,7 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def maxplus(a: np.ndarray, b: np.ndarray, dtype: str) -> np.ndarray:
     """Return max_k a[i, k] + b[k, j], the sums rounded to `dtype`."""
-    left, right, finish = _as_matrices(a, b)
+    left, right, finish = as_matrices(a, b)
     with np.errstate(invalid="ignore", over="ignore"):
         terms = (left[..., :, :, None] + right[..., None, :, :]).astype(dtype)
     return finish(np.max(terms, axis=-2, initial=-np.inf))
@@ -53,7 +53,7 @@ def logchainexp(matrices: list[np.ndarray]) -> np.ndarray:
     return product
 
 
-def _as_matrices(a: np.ndarray, b: np.ndarray):
+def as_matrices(a: np.ndarray, b: np.ndarray):
     """Return both as matrices, and a function that removes the added axes from the product."""
     a, b = wide(a), wide(b)
     left = a[None, :] if a.ndim == 1 else a

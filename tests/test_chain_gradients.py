@@ -1,5 +1,7 @@
 """Gradients by `vjp.log_partition`: cotangents, and derivatives beyond all numbers."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -66,12 +68,43 @@ def test_cotangents_of_any_size(backend, dtype, sd, scale):
     check_gradients(ChainCase(backend, dtype, x, **options), np.full(2, scale))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_large_cotangent_and_a_state_out_of_reach(np_backend, dtype, form):
-    x = np.zeros((2, 12, 2))
-    x[..., 1] = 50
-    options = weights_as(form, np.array([[[1, 0], [0.5, 0.5]]]), np.array([1, 0]))
-    check_gradients(ChainCase(np_backend, dtype, x, **options), np.array([1e9, 1]))
+def chains_with_cotangents():
+    """Yield names, dtypes, and chains with cotangents far from 1."""
+    for form, kind in itertools.product(FORMS, EPS):
+        x = np.where(np.arange(2) == 1, 50.0, np.zeros((2, 12, 2)))
+        weights = weights_as(form, np.array([[[1, 0], [0.5, 0.5]]]), np.array([1, 0]))
+        yield f"large, a state out of reach, {form}, {kind}", kind, {"x": x, **weights}, [1e9, 1]
+    # The size of other columns is not rounded into derivatives by those without edges.
+    edges = np.array([[0, 0.3, 0], [0, 0.7, 0], [0, 0.5, 0]]) * 1e228
+    x, final = normal(2, 2, 3, sd=0.1), np.array([[0.4, 0.3, 0.2], [0, 1, 0]])
+    x[1, 0] = [0, -1000, 0]
+    weights = {"transitions": np.stack([edges, np.eye(3)])[:, None], "final": final}
+    yield "columns without edges beside a row in logs", "float64", {"x": x, **weights}, [1, 1]
+    for seed in (243, 251, 258, 261):
+        rng = np.random.default_rng(seed)
+        rows, steps, states = rng.integers(2, 9), rng.integers(2, 9), rng.integers(2, 7)
+        x = rng.normal(size=(rows, steps, states)) * rng.choice([100, 300, 1000])
+        edges = rng.normal(size=(1, states, states)) * rng.choice([1, 100, 300])
+        for size in (1, 1e-100):
+            options = {"x": x, "log_transitions": edges}
+            yield f"{size} of wide weights, {seed}", "float64", options, np.full(rows, size)
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        x, L = rng.normal(size=(3, 3, 2)), rng.normal(size=(2, 2))
+        x[..., 0] -= 2000.0 * rng.integers(2)
+        L[0, 0] = -INF
+        options = {"x": x, "log_transitions": L, "lengths": [3, 2, 1]}
+        yield f"1e-200 of logs, {seed}", "float64", options, rng.uniform(0.1, 1, 3) * 1e-200
+
+
+CHAINS = {name: row for name, *row in chains_with_cotangents()}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_cotangents_far_from_one(np_backend, name):
+    """A cotangent is a factor of the gradient, and of its errors, whatever its size."""
+    kind, options, g = CHAINS[name]
+    check_gradients(ChainCase(np_backend, kind, **options), np.array(g))
 
 
 def test_views_and_an_expanded_cotangent(dtype):
@@ -94,15 +127,6 @@ def test_cotangents_bring_gradients_into_range(size, sign):
     assert alc.vjp.log_partition(chain)[1](cotangent).transitions[0, 1, 0] == expected
     chain = alc.LogChain(x[:1], initial=np.array([1.0, 0]))
     assert alc.vjp.log_partition(chain)[1](cotangent).initial[1] == expected
-
-
-def test_columns_without_edges_beside_a_row_in_logs(np_backend):
-    """The size of the others is not rounded into derivatives by their weights."""
-    edges = np.array([[0, 0.3, 0], [0, 0.7, 0], [0, 0.5, 0]]) * 1e228
-    x, final = normal(2, 2, 3, sd=0.1), np.array([[0.4, 0.3, 0.2], [0, 1, 0]])
-    x[1, 0] = [0, -1000, 0]
-    options = {"transitions": np.stack([edges, np.eye(3)])[:, None], "final": final}
-    check_gradients(ChainCase(np_backend, "float64", x, **options), np.ones(2))
 
 
 def test_cotangents_as_large_as_numbers_are(np_backend, dtype):
@@ -171,18 +195,6 @@ def test_a_nan_row_stays_with_itself(sd, form):
     assert np.all(np.isnan(result.transitions[0]))
 
 
-@pytest.mark.parametrize("size", [1, 1e-100])
-def test_tiny_cotangents_of_wide_weights(np_backend, size):
-    """Errors of pair marginals are relative to the cotangent, not to 1."""
-    for seed in (243, 251, 258, 261):
-        rng = np.random.default_rng(seed)
-        rows, steps, states = rng.integers(2, 9), rng.integers(2, 9), rng.integers(2, 7)
-        x = rng.normal(size=(rows, steps, states)) * rng.choice([100, 300, 1000])
-        edges = rng.normal(size=(1, states, states)) * rng.choice([1, 100, 300])
-        case = ChainCase(np_backend, "float64", x, log_transitions=edges)
-        check_gradients(case, np.full(rows, size))
-
-
 @pytest.mark.parametrize("level", [1e16, -1e16])
 def test_counts_of_transitions_of_one_huge_level(level):
     """Beyond 2**53 not even differences of scales are exact, unless they begin with 0."""
@@ -207,17 +219,6 @@ def test_levels_that_weights_share(np_backend):
         np.testing.assert_allclose(chain.filtered().log_normalizers, np.log(3), rtol=1e-5)
         if dtype == np.float32:
             np.testing.assert_allclose(chain.log_partition(), T * np.log(3), rtol=1e-5)
-
-
-def test_tiny_cotangents_of_logs(np_backend):
-    """A cotangent is a factor of the gradient, whatever its size."""
-    for seed in range(20):
-        rng = np.random.default_rng(seed)
-        x, L = rng.normal(size=(3, 3, 2)), rng.normal(size=(2, 2))
-        x[..., 0] -= 2000.0 * rng.integers(2)
-        L[0, 0] = -INF
-        case = ChainCase(np_backend, "float64", x, log_transitions=L, lengths=[3, 2, 1])
-        check_gradients(case, rng.uniform(0.1, 1, 3) * 1e-200)
 
 
 def test_levels_past_all_numbers(backend, dtype):

@@ -21,7 +21,6 @@ from arraylogchain._backends.compiled.backend import CompiledBackend
 
 INF = np.inf
 MESSAGES = ("log_partition", "messages", "posterior", "paths")
-backends = pytest.mark.parametrize("recursion", [CompiledBackend, ArrayBackend])
 routes = pytest.mark.parametrize("chains_on", ["segments", "array"], indirect=True)
 
 
@@ -43,12 +42,6 @@ def in_logs(monkeypatch):
 
     monkeypatch.setattr(CompiledBackend, "advance", counted)
     return messages
-
-
-def on_one_shard(recursion, x, P):
-    ctx = arrays._numpy_context("float64")
-    chain = make_chain({"log_potentials": x, "transitions": P}, None)
-    return recursion(*shards(ctx, chain, *chain.sizes), 1 << 26)
 
 
 NAMES = [
@@ -129,9 +122,11 @@ def test_few_entries(np_backend, in_logs, K, width, mixes):
     assert in_logs(x, **arguments) > 0
 
 
-@backends
+@pytest.mark.parametrize("recursion", [CompiledBackend, ArrayBackend])
 def test_states_that_are_given_are_left_as_they_are(recursion):
-    backend = on_one_shard(recursion, normal(9, 8, 3), uniform(3, 3))
+    ctx = arrays._numpy_context("float64")
+    chain = make_chain({"log_potentials": normal(9, 8, 3), "transitions": uniform(3, 3)}, None)
+    backend = recursion(*shards(ctx, chain, *chain.sizes), 1 << 26)
 
     def parts(x):
         return x.values, x.shifts, x.exponents, x.is_log
@@ -145,15 +140,3 @@ def test_states_that_are_given_are_left_as_they_are(recursion):
         np.testing.assert_array_equal(old, now)
     for stored, alone in zip(states[1], states[0], strict=True):
         np.testing.assert_array_equal(stored, alone)
-
-
-@backends
-@pytest.mark.parametrize("u", [0.0, np.nextafter(1.0, 0.0)])
-def test_states_of_weight_0_are_never_drawn(recursion, u):
-    x = np.array([[-INF, 0.0, 0.1, -INF]] * 3)
-    backend, steps = on_one_shard(recursion, x, np.full((4, 4), 0.1)), slice(0, 3)
-    updated = backend.advance(None, steps, False, Keep.UPDATED).updated
-    after = np.full((1, 1, 1), 1 if u == 0.0 else 2)
-    assert np.all(
-        backend.sampling_backtrace(updated, after, steps, np.full((3, 1, 1, 1), u)) == after
-    )

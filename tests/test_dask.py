@@ -119,10 +119,11 @@ BORDERS = [
     "ties",
     "no rows, logs",
     "ragged, batch axis of initial weights alone, logs",
+    "rows that widen, sd = 40, linear",
+    "drifting apart, matrix for each step",
+    "band of 2, sd = 300, logs",
+    "leaving the range",
 ]
-MORE = ["rows that widen, sd = 40, linear", "drifting apart, matrix for each step"]
-MORE += ["band of 2, sd = 300, logs"]
-BORDERS += [pytest.param(n, marks=pytest.mark.exhaustive) for n in (*MORE, "leaving the range")]
 
 
 @pytest.mark.parametrize("chunks", [(2, 1), (1, 2)], ids=str)
@@ -154,18 +155,6 @@ def test_what_chunks_of_time_hand_over(name):
     chunks = DaskBackend(max(2, rows // 2 + 1), max(3, T // 3), 9)
     for kind in {"float64", MORE_DTYPES.get(name, "float64")}:
         check_chain(chunks, kind, **options)
-
-
-@pytest.mark.parametrize("step", [0, 4, 8])
-def test_nan_in_any_chunk_shows_in_all_states(step):
-    x = np.zeros((2, 9, 3))
-    x[1, step, 0] = np.nan
-    chain = alc.LogChain(da.from_array(x, chunks=(2, 3, 3)), transitions=np.ones((3, 3)))
-    path = chain.viterbi()
-    for states in (path.states, chain.sample(rng=0)[0]):
-        is_missing = states.compute(scheduler="sync") == -1
-        np.testing.assert_array_equal(is_missing, [[False] * 9, [True] * 9])
-    assert np.isnan(path.log_weight.compute(scheduler="sync")).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("chunks", [(2, 10, 2), (6, 3, 2)])
@@ -287,15 +276,10 @@ def test_best_paths_of_equal_weight(sd):
     np.testing.assert_array_equal(lazy.viterbi().states, states)
 
 
-def test_n_best_paths_are_those_in_memory_of_chains_in_one_time_chunk():
+def test_n_best_paths_need_one_time_chunk():
     x, P = np.random.default_rng(0).normal(size=(5, 2, 6, 3)), np.ones((2, 1, 3, 3))
     chain = {"transitions": P, "lengths": [[6, 3]]}
     expected = alc.LogChain(x, **chain).best_paths(4)
-    lazy = alc.LogChain(da.from_array(x, chunks=(2, 1, 6, 2)), **chain).best_paths(4)
-    for result, array in zip(lazy, expected, strict=True):
-        assert result.shape == array.shape
-        assert result.dtype == array.dtype
-        np.testing.assert_array_equal(result.compute(scheduler="sync"), array)
     y = da.from_array(x, chunks=(5, 2, 3, 3))
     with pytest.raises(ValueError, match=r"log_potentials must have one chunk along time .* got 2"):
         alc.LogChain(y, **chain).best_paths(4)
@@ -341,9 +325,10 @@ def test_messages_beyond_the_dtype_are_not_taken_for_impossible():
 
 
 @pytest.mark.parametrize("chunks", [(2, 5, 3), (4, 2, 3), (1, 1, 3)])
-def test_rows_with_nan_or_infinite_weights_are_those_in_memory(chunks):
+@pytest.mark.parametrize("step", [0, 2, 3])
+def test_rows_with_nan_or_infinite_weights_are_those_in_memory(chunks, step):
     x, weights = np.random.default_rng(0).normal(size=(4, 5, 3)), {"transitions": np.ones((3, 3))}
-    x[1, 2, 1], x[2, 3, 2] = np.nan, np.inf
+    x[1, step, 1], x[2, 3, 2] = np.nan, np.inf
     chain, lengths = alc.LogChain(x, **weights, lengths=[5, 4, 5, 2]), [5, 4, 5, 2]
     lazy = alc.LogChain(da.from_array(x, chunks=chunks), **weights, lengths=lengths)
     path = lazy.viterbi()

@@ -94,7 +94,9 @@ def check_einsum(backend, dtype, equation, operands, **options):
 def test_equations(backend, dtype, equation, shapes):
     shapes = shapes or [tuple(SIZES[c] for c in t) for t in equation.split("->")[0].split(",")]
     rng = np.random.default_rng(0)
-    check_einsum(backend, dtype, equation, [rng.normal(0, 3, shape) for shape in shapes])
+    operands = [rng.normal(0, 3, shape) for shape in shapes]
+    check_einsum(backend, dtype, equation, operands)
+    check_gradients(backend, dtype, equation, operands)
 
 
 def test_results_in_between_are_not_rounded_to_half_precision(backend, half):
@@ -272,14 +274,6 @@ def check_gradients(backend, dtype, equation, operands):
         assert out.shape == x.shape
         bound = contraction_gradient_bound(operands, exact, dtype, K)
         assert_within(backend.read(out, dtype), exact.exact, bound)
-
-
-@pytest.mark.parametrize(("equation", "shapes"), EQUATIONS, ids=[e for e, _ in EQUATIONS])
-def test_gradients(backend, equation, shapes):
-    shapes = shapes or [tuple(SIZES[c] for c in t) for t in equation.split("->")[0].split(",")]
-    rng = np.random.default_rng(0)
-    operands = [rng.normal(0, 3, shape) for shape in shapes]
-    check_gradients(backend, "float32", equation, operands)
 
 
 @given(problem=problems(), dtype=st.sampled_from(["float32", "float64"]))

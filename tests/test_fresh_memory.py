@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 
-import arraylogchain as alc
 from arraylogchain import _select
 from arraylogchain._core.context import Context
-from tests.chain_scenarios import make, normal
-from tests.test_state import everything, parts_of
+from tests.chain_checks import check_chain
+from tests.chain_scenarios import make
+from tests.gradient_checks import CHECKS, check_vjp_logchainexp
+from tests.test_product_table import PAIRS, STACKS
 
-INF = np.inf
 
-
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
     """Fill all new memory of floating-point numbers with NaN."""
     made = Context.empty
@@ -24,7 +23,7 @@ def poisoned(monkeypatch):
         return x
 
     monkeypatch.setattr(_select, "COMPILED", False)
-    return lambda: monkeypatch.setattr(Context, "empty", empty)
+    monkeypatch.setattr(Context, "empty", empty)
 
 
 # Chains whose states stay linear, or do not, change their form on the way, or are ragged.
@@ -33,36 +32,17 @@ NAMES += ["ragged, matrices of each row, logs"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_chains(poisoned, name):
-    def results():
-        options = make(name)
-        chain = alc.LogChain(options.pop("x"), **options)
-        value, pullback = alc.vjp.log_partition(chain)
-        return parts_of([*everything(chain), value, pullback(np.ones_like(value))])
-
-    expected = results()
-    poisoned()
-    for result, known in zip(results(), expected, strict=True):
-        np.testing.assert_array_equal(result, known)
+def test_chains(np_backend, name):
+    check_chain(np_backend, "float64", **make(name))
 
 
-@pytest.mark.parametrize("sd", [1, 40, 2000])
-def test_products(poisoned, sd):
-    a, b = normal(2, 30, 17, sd=sd), normal(2, 17, 20, sd=sd, seed=1)
-    a[0, 3], b[1, :, 4], a[a > sd] = -INF, -INF, -INF
+@pytest.mark.parametrize("name", ["same batch, sd = 5", "same batch, sd = 1000", "sd = 30"])
+def test_products(np_backend, name):
+    for function, check in CHECKS.items():
+        finite = (np.where(np.isfinite(x), x, 0) for x in PAIRS[name])
+        check(np_backend, "float64", *(finite if function == "matmul" else PAIRS[name]))
 
-    def results():
-        result = []
-        for function in (alc.vjp.logmatmulexp, alc.vjp.matmul, alc.vjp.maxplus_matmul):
-            arguments = (
-                (a, b) if function is not alc.vjp.matmul else (np.exp(a / sd), np.exp(b / sd))
-            )
-            value, pullback = function(*arguments)
-            value = getattr(value, "values", value)
-            result += [value, *pullback(np.ones_like(value))]
-        return [*result, alc.logchainexp(normal(7, 4, 4, sd=sd))]
 
-    expected = results()
-    poisoned()
-    for x, y in zip(results(), expected, strict=True):
-        np.testing.assert_array_equal(x, y)
+@pytest.mark.parametrize("name", ["n = 8, sd = 1", "n = 8, sd = 30"])
+def test_stacks(np_backend, name):
+    check_vjp_logchainexp(np_backend, "float64", STACKS[name])

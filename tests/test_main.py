@@ -82,15 +82,10 @@ def test_says_what_computes_on_the_cpu(monkeypatch, compiled, reason):
     assert ("nothing to compile" in result[1]) == (compiled == []) == bool(reason)
 
 
-def test_cuda_without_cupy_says_why(capsys, monkeypatch):
+@pytest.mark.parametrize("options", [[], ["--check"]], ids=["time", "check"])
+def test_cuda_without_cupy_says_why(capsys, monkeypatch, options):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    assert main(["--device", "cuda"]) == 2
-    assert NO_CUPY in one_sentence(capsys)
-
-
-def test_report_without_cupy_says_why(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    assert main(["--device", "cuda", "--check"]) == 2
+    assert main(["--device", "cuda", *options]) == 2
     assert NO_CUPY in one_sentence(capsys)
     assert all(extra in NO_CUPY for extra in PROJECT["optional-dependencies"] if "cuda" in extra)
 

@@ -7,6 +7,7 @@ import pytest
 
 import arraylogchain as alc
 from arraylogchain.chain import PLANNED
+from tests.chain_scenarios import left_to_right
 from tests.conftest import HAS_NUMBA
 
 
@@ -33,10 +34,6 @@ def test_printed_plan_of_one_row_step_and_state():
 
 def test_plan_depends_on_shapes_and_dtypes_only():
     assert str(forum_chain(0.0).plan()) == str(forum_chain(np.nan).plan())
-
-
-def left_to_right(K):
-    return np.eye(K) + np.eye(K, k=1)
 
 
 @pytest.mark.skipif(not HAS_NUMBA, reason="there are no compiled loops")

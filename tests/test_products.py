@@ -280,30 +280,17 @@ def test_products_in_between_beyond_float32_are_computed_in_float64(library):
         assert_within(backend.read(out, "float32"), expected, 1e-6 * largest)
 
 
-def test_two_factors_of_the_largest_range_agree_with_one_product(backend, dtype):
-    far = 0.9 * float(np.finfo(dtype).max)
-    a, b = (backend.asarray(np.full((2, 2), far) * x, dtype) for x in ([1, -1], [[-1], [1]]))
-    expected = backend.to_numpy(alc.logmatmulexp(a, b))
-    for matrices in ([a, b], backend.xp.stack([a, b])):
-        np.testing.assert_array_equal(backend.to_numpy(alc.logchainexp(matrices)), expected)
+STACKS = {f"{n} factors": np.broadcast_to(normal(3, 3), (n, 3, 3)) for n in (31, 1000)}
+FAR = np.array([1e4, -2e4, 1e4])[:, None, None]
+STACKS |= {f"large, sd = {sd}": normal(2, 3, 110, 110, sd=sd) + FAR for sd in (1, 100)}
 
 
-def check_stack(stack, **options):
+@pytest.mark.parametrize("name", STACKS)
+def test_many_factors_and_large_ones_in_little_memory(np_backend, dtype, name):
+    """Errors do not grow as the result does; tiles of rows times tiles of columns."""
+    stack = STACKS[name].astype(dtype)
     parts = list(np.moveaxis(stack, -3, 0))
     exact = reference.logchainexp(parts)
-    bound = error_model.contraction_bound(parts, exact, stack.dtype.name)
-    assert_within(alc.logchainexp(stack, **options), exact, bound)
-
-
-@pytest.mark.parametrize("n", [31, 1000])
-def test_long_products(np_backend, dtype, n):
-    """The result grows linearly, and stays accurate."""
-    stack = np.broadcast_to(normal(3, 3), (n, 3, 3)).astype(dtype)
-    check_stack(stack)
-
-
-@pytest.mark.parametrize("sd", [1, 100])
-def test_large_matrices_in_little_memory(np_backend, dtype, sd):
-    """Tiles of rows times tiles of columns, also for entries far from 0."""
-    stack = normal(2, 3, 110, 110, sd=sd) + np.array([1e4, -2e4, 1e4])[:, None, None]
-    check_stack(stack.astype(dtype), workspace=1 << 20)
+    bound = error_model.contraction_bound(parts, exact, dtype)
+    for workspace in (None, 1 << 20):
+        assert_within(alc.logchainexp(stack, workspace=workspace), exact, bound)

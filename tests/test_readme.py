@@ -59,10 +59,14 @@ def test_every_method_is_listed():
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PROJECT = SETTINGS["project"]
 REPOSITORY = PROJECT["urls"]["Repository"]
-LINKS = [
-    *re.findall(r"\]\((.+?)\)", README),
-    *re.findall(r"^\[\w+\]: (\S+)$", README, re.MULTILINE),
-]
+
+
+def links_of(text):
+    """Return the targets of links, in the text and in references."""
+    return re.findall(r"\]\((.+?)\)", text) + re.findall(r"^\[\w+\]: (\S+)$", text, re.MULTILINE)
+
+
+LINKS = links_of(README)
 
 
 @pytest.mark.parametrize("link", LINKS)
@@ -77,10 +81,7 @@ def test_links_are_absolute_where_an_index_shows_readme():
         "substitutions"
     ]:
         text = re.sub(rule["pattern"], rule["replacement"], text)
-    links = [
-        *re.findall(r"\]\((.+?)\)", text),
-        *re.findall(r"^\[\w+\]: (\S+)$", text, re.MULTILINE),
-    ]
+    links = links_of(text)
     assert len(links) == len(LINKS)
     for link in [*links, *PROJECT["urls"].values()]:
         assert link.startswith("https://")

@@ -7,7 +7,6 @@ import scipy.special
 import arraylogchain as alc
 from tests import error_model, reference
 from tests.chain_checks import check_chain
-from tests.checks import check_logmatmulexp
 from tests.error_model import assert_gradient, assert_within
 from tests.gradient_reference import Gradient
 
@@ -40,19 +39,6 @@ def test_longdouble_product_has_the_semantics_of_scipy():
 def test_assert_within_wrong_entry_fails(out, exact):
     with pytest.raises(AssertionError, match=r"entry \(1,\)"):
         assert_within(np.array([2.0, out]), np.array([2.0, exact]), 0.01)
-
-
-def test_message_of_a_product_names_operation_backend_dtype_entry_error_and_bound(
-    np_backend, monkeypatch
-):
-    right = alc.logmatmulexp
-    monkeypatch.setattr(alc, "logmatmulexp", lambda a, b: right(a, b) + np.eye(2, dtype=a.dtype))
-    with pytest.raises(AssertionError) as failure:
-        check_logmatmulexp(np_backend, "float32", np.zeros((2, 1)), np.zeros((1, 2)))
-    assert str(failure.value) == (
-        "logmatmulexp on numpy, float32: entry (0, 0) is 1.0, exact 0.0, error 1, "
-        "bound 7.15e-07; 2 of 4 entries out of bound"
-    )
 
 
 def test_message_of_a_gradient_names_operation_backend_dtype_entry_error_and_bound(

@@ -19,6 +19,7 @@ import arraylogchain as alc
 from arraylogchain.chain import PLANNED
 from tests.chain_scenarios import make, normal, uniform
 from tests.checks import mentions
+from tests.test_gradient_memory import value_and_gradients
 
 pytestmark = pytest.mark.chains
 THREADS = 8
@@ -111,16 +112,12 @@ def test_calls_of_einsum_from_many_threads():
 
 def chains_to_copy() -> dict[str, Callable[[], alc.LogChain]]:
     options = {"transitions": uniform(4, 4), "initial": uniform(4), "final": uniform(4)}
+    shards = make("shards and segments, ragged, sd = 1, linear")
     return {
         "numpy": lambda: alc.LogChain(normal(3, 9, 4), **options, lengths=[9, 2, 4]),
         "bounded": lambda: alc.LogChain(normal(9, 4), **options, workspace=1 << 21, workers=1),
-        "shards": lambda: _chain_of("shards and segments, ragged, sd = 1, linear"),
+        "shards": lambda: alc.LogChain(shards["x"], **{n: shards[n] for n in shards if n != "x"}),
     }
-
-
-def _chain_of(name: str) -> alc.LogChain:
-    options = make(name)
-    return alc.LogChain(options.pop("x"), **options)
 
 
 COPIES = {"pickle": lambda x: pickle.loads(pickle.dumps(x)), "deepcopy": copy.deepcopy}
@@ -181,6 +178,14 @@ def test_arrays_are_read_at_each_call():
     assert_same_bits(everything(chain), expected)
 
 
+def assert_every_method_raises(chain: alc.LogChain, *words: object) -> None:
+    paths = [np.zeros(8, int)]
+    for name in PLANNED:
+        options = {"log_weight": paths, "log_probability": paths, "best_paths": [2]}.get(name, [])
+        with pytest.raises(ValueError, match=mentions(*words)):
+            getattr(chain, name)(*options)
+
+
 def test_shapes_are_read_at_each_call():
     """A shape that is changed in place makes another chain, or one that says what is wrong."""
     x, P = normal(12, 4), uniform(4, 4)
@@ -188,11 +193,7 @@ def test_shapes_are_read_at_each_call():
     x.shape = 3, 4, 4
     assert_same_bits(everything(chain), everything(alc.LogChain(x.copy(), transitions=P)))
     x.shape = 8, 6
-    for name in PLANNED:
-        paths = [np.zeros(8, int)]
-        options = {"log_weight": paths, "log_probability": paths, "best_paths": [2]}.get(name, [])
-        with pytest.raises(ValueError, match=mentions("transitions", (4, 4), (8, 6), "[6, 6]")):
-            getattr(chain, name)(*options)
+    assert_every_method_raises(chain, "transitions", (4, 4), (8, 6), "[6, 6]")
 
 
 @pytest.mark.parametrize("changed", ["x", "P"])
@@ -272,11 +273,7 @@ def test_tensors_replaced_between_calls(torch_backend):
     assert chain.log_partition().dtype == expected.log_partition().dtype == torch.float32
     assert_same_bits(chain.viterbi(), expected.viterbi())
     x.data = torch.zeros(12)
-    for name in PLANNED:
-        paths = [np.zeros(9, int)]
-        options = {"log_weight": paths, "log_probability": paths, "best_paths": [2]}.get(name, [])
-        with pytest.raises(ValueError, match=mentions("log_potentials", (12,), "[..., T, K]")):
-            getattr(chain, name)(*options)
+    assert_every_method_raises(chain, "log_potentials", (12,), "[..., T, K]")
 
 
 # ---------------------------------------------------------------------------------- interruption
@@ -286,17 +283,12 @@ def wide_chain() -> alc.LogChain:
     return alc.LogChain(normal(40, 60, 100), transitions=uniform(100, 100))
 
 
-def value_and_gradients(chain: alc.LogChain) -> Any:
-    value, pullback = alc.vjp.log_partition(chain)
-    return value, pullback(np.ones_like(value))
-
-
 CALLS: dict[str, Callable[[], Any]] = {
     "long chain": lambda: alc.LogChain(normal(60_000, 4), transitions=uniform(4, 4)).marginals(),
     "many rows": lambda: value_and_gradients(
-        alc.LogChain(normal(4000, 20, 4), transitions=uniform(4, 4))
+        alc.vjp.log_partition, alc.LogChain(normal(4000, 20, 4), transitions=uniform(4, 4))
     ),
-    "wide chain": lambda: value_and_gradients(wide_chain()),
+    "wide chain": lambda: value_and_gradients(alc.vjp.log_partition, wide_chain()),
     "entropy": lambda: wide_chain().entropy(),
     "best path": lambda: wide_chain().viterbi(),
     "product": lambda: alc.logmatmulexp(normal(400, 300, sd=300), normal(300, 400, sd=300)),

@@ -222,34 +222,28 @@ def tensor_gradient(workers):
     return torch.autograd.grad(z.sum(), list(arguments.values()))[0].numpy()
 
 
+OPERANDS = dict.fromkeys(("matmul", "logmatmulexp", "maxplus_matmul"), (A, B))
+OPERANDS |= {"logchainexp": ([A, B, A],), "logeinsumexp": ("ij,jk->ik", A, B)}
+PATHS = np.zeros((3000, 40), int)
+METHODS = dict.fromkeys(("log_partition", "entropy", "viterbi", "posterior", "filtered"), ())
+METHODS |= {"best_paths": (3,), "log_weight": (PATHS,), "log_probability": (PATHS,)}
+
+
+def chain(workers):
+    return alc.LogChain(**CHAIN, workers=workers)
+
+
 CALLS = {
-    "matmul": lambda n: alc.matmul(A, B, workers=n),
-    "logmatmulexp": lambda n: alc.logmatmulexp(900 * A, 900 * B, workers=n),
-    "maxplus_matmul": lambda n: alc.maxplus_matmul(A, B, workers=n).values,
-    "logchainexp": lambda n: alc.logchainexp([A, B, A], workers=n),
-    "logeinsumexp": lambda n: alc.logeinsumexp("ij,jk->ik", A, B, workers=n),
+    **{x: lambda n, x=x: getattr(alc, x)(*OPERANDS[x], workers=n) for x in OPERANDS},
     "maxplus_einsum": lambda n: alc.maxplus_einsum("ij,jk->ik", A, B, workers=n),
-    "vjp.matmul": lambda n: gradients(alc.vjp.matmul(A, B, workers=n)),
-    "vjp.logmatmulexp": lambda n: gradients(alc.vjp.logmatmulexp(A, B, workers=n)),
-    "vjp.maxplus_matmul": lambda n: gradients(alc.vjp.maxplus_matmul(A, B, workers=n)),
-    "vjp.logchainexp": lambda n: gradients(alc.vjp.logchainexp(A[None], workers=n)),
-    "vjp.logeinsumexp": lambda n: gradients(alc.vjp.logeinsumexp("ij,jk->ik", A, B, workers=n)),
-    "vjp.log_partition": lambda n: gradients(
-        alc.vjp.log_partition(alc.LogChain(**CHAIN, workers=n))
-    )[:2],
+    **{
+        f"vjp.{x}": lambda n, x=x: gradients(getattr(alc.vjp, x)(*OPERANDS[x], workers=n))
+        for x in OPERANDS
+    },
+    "vjp.log_partition": lambda n: gradients(alc.vjp.log_partition(chain(n)))[:2],
     "tensor": tensor_gradient,
-    **{
-        name: lambda n, name=name: getattr(alc.LogChain(**CHAIN, workers=n), name)()
-        for name in ("log_partition", "entropy", "viterbi", "posterior", "filtered")
-    },
-    "best_paths": lambda n: alc.LogChain(**CHAIN, workers=n).best_paths(3),
-    "sample": lambda n: alc.LogChain(**CHAIN, workers=n).sample(2, rng=np.random.default_rng(0)),
-    **{
-        name: lambda n, name=name: getattr(alc.LogChain(**CHAIN, workers=n), name)(
-            np.zeros((3000, 40), int)
-        )
-        for name in ("log_weight", "log_probability")
-    },
+    **{x: lambda n, x=x: getattr(chain(n), x)(*METHODS[x]) for x in METHODS},
+    "sample": lambda n: chain(n).sample(2, rng=np.random.default_rng(0)),
 }
 
 

@@ -420,15 +420,6 @@ def test_paths_need_no_gradient(torch):
     assert chain.log_weight(path.states).requires_grad
 
 
-def test_workspace(torch):
-    """Gradients are the same under a workspace in which not all messages can be stored."""
-    arrays = arguments(torch, ((200, 150, 8), (1, 8, 8), None), logs=True)
-    args = tuple(arrays.values())
-    expected = torch.autograd.grad(method("log_partition", arrays)(*args).sum(), args)
-    small = alc.LogChain(**arrays, workspace=1 << 20).log_partition()
-    torch.testing.assert_close(torch.autograd.grad(small.sum(), args), expected)
-
-
 def test_states_are_let_go_after_backward(torch, monkeypatch):
     """Residuals of a value live as long as its graph."""
     references, compute = [], array_chains.marginals.value_and_pullback

@@ -264,12 +264,6 @@ def test_where_exponentials_underflow(torch):
     torch.testing.assert_close(grad_a, torch.full((1, 2), 0.5))
     (second,) = torch.autograd.grad(grad_a[0, 0], a)
     torch.testing.assert_close(second, torch.tensor([[0.25, -0.25]]))
-    wide = normal(torch, 20, 20, dtype="float32", grad=False) * 1000
-    wide.requires_grad_()
-    alc.logmatmulexp(wide, wide.detach()).sum().backward()
-    expected = wide.detach().double().requires_grad_()
-    formula(torch, alc.logmatmulexp)(expected, wide.detach().double()).sum().backward()
-    torch.testing.assert_close(wide.grad.double(), expected.grad, rtol=1e-4, atol=1e-4)
 
 
 def not_finite(torch):

@@ -8,7 +8,7 @@ import pytest
 import arraylogchain as alc
 from arraylogchain import _select
 from arraylogchain._numba import why_not
-from tests.chain_scenarios import normal, uniform
+from tests.chain_scenarios import left_to_right, normal, uniform
 
 if why_not() is not None:
     pytest.skip(why_not(), allow_module_level=True)
@@ -90,8 +90,11 @@ def results(chain):
     return [chain.log_partition(), *chain.posterior(), chain.marginals(), *pullback(g)]
 
 
-def left_to_right(K):
-    return 0.5 * (np.eye(K) + np.eye(K, k=1))
+def assert_those_of_segments(monkeypatch, whole, call):
+    monkeypatch.setattr(_select, "FUSED", False)
+    for result, expected in zip(whole, call(), strict=True):
+        if expected is not None:
+            np.testing.assert_allclose(result, expected, rtol=1e-11, atol=1e-12)
 
 
 def turning(num_rows):
@@ -145,10 +148,7 @@ def test_sums_of_whole_chains_are_those_of_segments(rows, monkeypatch, name, rag
     assert rows["declined"] == declined
     whole = results(chain)
     assert rows.total() > num_rows
-    monkeypatch.setattr(_select, "FUSED", False)
-    for result, expected in zip(whole, results(chain), strict=True):
-        if expected is not None:
-            np.testing.assert_allclose(result, expected, rtol=1e-11, atol=1e-12)
+    assert_those_of_segments(monkeypatch, whole, lambda: results(chain))
 
 
 @pytest.mark.parametrize("lengths", [None, [3] * 8 + [2] * 8])
@@ -160,10 +160,7 @@ def test_counts_of_matrices_that_were_not_prepared_are_zero(rows, monkeypatch, l
     whole = results(chain)
     assert rows["taken"] > 0
     assert rows["declined"] > 0
-    monkeypatch.setattr(_select, "FUSED", False)
-    for result, expected in zip(whole, results(chain), strict=True):
-        if expected is not None:
-            np.testing.assert_allclose(result, expected, rtol=1e-11, atol=1e-12)
+    assert_those_of_segments(monkeypatch, whole, lambda: results(chain))
 
 
 def test_row_that_is_declined_backward_is_taken_forward(rows):
@@ -197,6 +194,4 @@ def test_declined_rows_are_computed_by_segments(rows, monkeypatch, shape):
     chain = alc.LogChain(x, transitions=uniform(3, 3), lengths=lengths)
     whole = chain.viterbi()
     assert rows == {"taken": np.prod(shape) - 2, "declined": 2}
-    monkeypatch.setattr(_select, "FUSED", False)
-    for result, expected in zip(whole, chain.viterbi(), strict=True):
-        np.testing.assert_allclose(result, expected, rtol=1e-14)
+    assert_those_of_segments(monkeypatch, whole, chain.viterbi)

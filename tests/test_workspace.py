@@ -8,6 +8,7 @@ import pytest
 
 import arraylogchain as alc
 from arraylogchain._core.context import check_workspace
+from tests.chain_scenarios import left_to_right
 
 SMALLEST = 1 << 20
 SIZES = [SMALLEST, 3_000_000]
@@ -101,10 +102,6 @@ def test_products(case, function, workspace):
     assert used <= workspace
 
 
-def left_to_right(K):
-    return (0.5 * (np.eye(K) + np.eye(K, k=1)))[None].astype("float32")
-
-
 METHODS = ["log_partition", "forward_messages", "backward_messages", "posterior", "filtered"]
 METHODS += ["entropy", "viterbi"]
 # A posterior, which computes both, takes at least as much memory.
@@ -133,7 +130,10 @@ CHAINS = {
     ),
     "longer": lambda: (normal(8, 3000, 60), {"transitions": uniform(60, 60)}),
     "rows of few steps": lambda: (normal(3000, 30, 9), {"transitions": uniform(9, 9)}),
-    "left to right": lambda: (normal(100, 40, 30, sd=5), {"transitions": left_to_right(30)}),
+    "left to right": lambda: (
+        normal(100, 40, 30, sd=5),
+        {"transitions": left_to_right(30).astype("float32")},
+    ),
     "float16": lambda: (
         normal(500, 5, 16, dtype="float16"),
         {"transitions": uniform(4, 16, 16, dtype="float16")},
@@ -228,21 +228,6 @@ MATRIX_CHAINS = {
 def test_logchainexp(case, workspace):
     matrices = MATRIX_CHAINS[case]()
     assert temporaries(lambda: alc.logchainexp(matrices, workspace=workspace)) <= workspace
-
-
-@pytest.mark.chains
-def test_default_of_the_forums_case():
-    """n, t, v, c = 500, 1, 40, 200: no array of size n * c * c, and no copy of the potentials.
-
-    The forum's code takes 13.7 GB, one matrix per row and step 80 MB per step.
-    """
-    n, v, c = 500, 40, 200
-    x, transitions = normal(n, 1, v, c), uniform(1, v - 1, c, c)
-    initial = uniform(1, c)
-    used = temporaries(
-        lambda: alc.LogChain(x, transitions=transitions, initial=initial).log_partition()
-    )
-    assert used <= 16 * 2**20 < n * c * c * x.itemsize
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

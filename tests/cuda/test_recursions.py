@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arraylogchain._backends.cuda.backend import CudaBackend
-from arraylogchain._backends.interface import Keep
-from arraylogchain._backends.shards import shards
-from arraylogchain._inputs.chain import make_chain
+import arraylogchain as alc
 from tests.chain_checks import check_chain
 from tests.chain_scenarios import normal, uniform
 from tests.conftest import Backend
-from tests.cuda.cpu_device import CpuDevice, context
+from tests.cuda.cpu_device import CpuDevice
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -96,23 +93,15 @@ def test_launches_of_few_matrices_where_the_workspace_is_small(device, check, cu
 
 @pytest.mark.parametrize("states", [3, 70])
 @pytest.mark.parametrize("reached", [0, 2])
-def test_of_equal_paths_the_smallest_states_are_taken(device, states, reached):
-    """Before states from `reached` on, which alone have weights; and of a NaN, where it is."""
+def test_of_equal_paths_the_smallest_states_are_taken(device, use, states, reached):
+    """Before the last state, which has all of the final weights."""
+    use(device)
     x = np.where(np.arange(states) < reached, -np.inf, np.zeros((5, 6, states)))
-    chain = make_chain({"log_potentials": x, "transitions": np.ones((1, states, states))}, None)
-    (shard,) = shards(context(device, "float64"), chain, *chain.sizes)
-    recursion, steps = CudaBackend(shard, 1 << 20), slice(0, 6)
-    with shard.ctx.computing():
-        updated = recursion.max_product(None, steps, Keep.UPDATED).updated
-        after = np.full((1, 5), states - 1)
-        path = recursion.backtrace(updated, after, steps)
-        assert (path[-1] == states - 1).all()
-        assert (path[:-1] == reached).all()
-        updated.values[2, 0, 3, -1] = np.nan
-        assert recursion.backtrace(updated, after, steps)[2, 0].tolist() == [reached] * 3 + [
-            states - 1,
-            reached,
-        ]
+    end = np.eye(states)[-1]
+    path = alc.LogChain(x, transitions=np.ones((states, states)), final=end).viterbi().states
+    assert (path[:, :-1] == reached).all()
+    assert (path[:, -1] == states - 1).all()
+    assert any(launch.kernel.name.startswith("chain_trace") for launch in device.launches)
 
 
 def test_weights_of_states_that_nothing_reaches_are_not_rounded_in(check):

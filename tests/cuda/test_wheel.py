@@ -24,17 +24,8 @@ print(json.dumps([str(kernels.FOLDER), {name: kernels.source_text(name) for name
 
 def python(*arguments: str, cwd: Path, path: str = "") -> str:
     """Run Python and return its output."""
-    environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
+    command, environment = [sys.executable, *arguments], {**os.environ, "PYTHONPATH": path}
+    return subprocess.check_output(command, cwd=cwd, env=environment, text=True)
 
 
 def test_the_wheel_has_every_source_file(tmp_path):

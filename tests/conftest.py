@@ -128,11 +128,16 @@ def required() -> list[str]:
 # Tests of tables, of which one in so many runs by default; the others are exhaustive.
 ONE_IN = {
     "tests/cuda/test_public.py::test_gradients": 2,
-    "tests/cuda/test_public.py::test_cotangents": 2,
     "tests/cuda/test_public.py::test_scenario": 10,
     "tests/cuda/test_public.py::test_samples_are_those_of_array_operations": 4,
     "tests/cuda/test_public.py::test_chains": 4,
     "tests/cuda/test_public.py::test_drifting_chains": 2,
+    "tests/test_chain_gradients.py::test_cotangents": 2,
+    "tests/test_compiled_recursion.py::test_weights_and_entries_about_the_least": 4,
+    "tests/test_product_table.py::test_gradients": 2,
+    "tests/test_state.py::test_pullback_after_changes_of_what_was_returned_gives_the_same": 2,
+    "tests/test_workspace.py::test_chains": 2,
+    "tests/test_workspace.py::test_best_paths": 3,
     "tests/test_dask.py::test_products": 16,
     "tests/test_dask.py::test_chains": 40,
     "tests/test_dask.py::test_what_chunks_of_time_hand_over": 4,

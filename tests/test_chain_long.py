@@ -5,10 +5,9 @@ import pytest
 
 import arraylogchain as alc
 from arraylogchain import _select
-from tests import error_model
 from tests.chain_checks import check_chain
 from tests.chain_scenarios import FORMS, normal, uniform, weights_as
-from tests.error_model import assert_within, chain_bound
+from tests.error_model import assert_within, chain_bound, filtered_bounds
 
 pytestmark = pytest.mark.chains
 
@@ -35,7 +34,7 @@ def test_single_precision_agrees_with_double(steps, form):
     filtered, logs = wide.filtered()
     assert np.sum(logs, dtype=np.longdouble) == pytest.approx(exact, rel=1e-14)
     gaps = np.full((T, K), 2 * np.max(np.ptp(single["log_potentials"], axis=-1)))
-    bounds = error_model.filtered_bounds(filtered, logs, gaps, 2, K, "float32")
+    bounds = filtered_bounds(filtered, logs, gaps, 2, K, "float32")
     for result, expected, bound in zip(chain.filtered(), (filtered, logs), bounds, strict=True):
         assert_within(result, expected, bound)
 

@@ -25,7 +25,7 @@ routes = pytest.mark.parametrize("chains_on", ["segments", "array"], indirect=Tr
 
 
 @pytest.fixture
-def in_logs(monkeypatch):
+def log_rows(monkeypatch):
     """Return a function that computes messages both ways, and counts carries in log space."""
     count, advance = [], CompiledBackend.advance
 
@@ -95,31 +95,31 @@ def test_weights_and_entries_about_the_least(np_backend, cut, entry, weight):
 
 @pytest.mark.parametrize("rows", [1, 9])
 @pytest.mark.parametrize("shift", [-30.0, 30.0, 1e5])
-def test_weights_that_grow_and_fall_stay_linear(in_logs, rows, shift):
-    assert in_logs(normal(rows, 300, 3) + shift, transitions=1e3 * uniform(3, 3)) == 0
+def test_weights_that_grow_and_fall_stay_linear(log_rows, rows, shift):
+    assert log_rows(normal(rows, 300, 3) + shift, transitions=1e3 * uniform(3, 3)) == 0
 
 
-def test_rows_become_linear_again(in_logs, cut):
+def test_rows_become_linear_again(log_rows, cut):
     x = normal(9, 40, 3)
     x[:5, 20, 1] = -1000.0
     arguments = {"transitions": np.full((3, 3), 0.5)}
-    assert in_logs(x, **arguments) == 2 * 5
+    assert log_rows(x, **arguments) == 2 * 5
     # Backward, the carry of the segment is in log space as well.
     cut(steps=10)
-    assert in_logs(x, **arguments) == 3 * 5
+    assert log_rows(x, **arguments) == 3 * 5
 
 
 @pytest.mark.parametrize("K", [40, 65])
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("mixes", [False, True])
-def test_few_entries(np_backend, in_logs, K, width, mixes):
+def test_few_entries(np_backend, log_rows, K, width, mixes):
     """Left to right or in any order, so long that weights do not fit linear numbers."""
     k, j = np.indices((K, K))
     P = np.where((j >= k) & (j < k + width), 0.5, 0.0)
     P = P[:, np.random.default_rng(K).permutation(K)] if mixes else P
     x, arguments = normal(2, 2 * K, K, sd=60), {"transitions": P, "initial": np.eye(K)[0]}
     check_chain(np_backend, "float64", x, **arguments, only=MESSAGES)
-    assert in_logs(x, **arguments) > 0
+    assert log_rows(x, **arguments) > 0
 
 
 @pytest.mark.parametrize("recursion", [CompiledBackend, ArrayBackend])

@@ -109,31 +109,11 @@ class LogChain:
         self._workers = check_workers(workers)
         # Gradients store all messages unless the caller limits the workspace.
         self._keeps_messages = workspace is None
-        values = (
-            log_potentials,
-            transitions,
-            log_transitions,
-            initial,
-            log_initial,
-            final,
-            log_final,
-        )
-        self._arguments = ChainArguments.validated(
-            dict(zip(ARGUMENTS, values, strict=True)), lengths
-        )
+        weights = transitions, log_transitions, initial, log_initial, final, log_final
+        arrays = dict(zip(ARGUMENTS, (log_potentials, *weights), strict=True))
+        self._arguments = ChainArguments.validated(arrays, lengths)
         if lazy := self._lazy():
             lazy.TimeChunks.of(self)  # validates the arrays
-
-    def _specialized(self) -> ModuleType | None:
-        """Return the module of methods for tensors in autograd, or for Dask arrays, or None."""
-        values = self._arguments.arrays.values()
-        if are_numpy(*values, self._arguments.lengths):
-            return None
-        if is_differentiated(*values):
-            from arraylogchain._torch import chain as differentiable
-
-            return differentiable
-        return self._lazy()
 
     def _lazy(self) -> ModuleType | None:
         """Return the module of methods for Dask arrays, or None."""
@@ -143,8 +123,19 @@ class LogChain:
 
         return lazy
 
-    def _run(self, function: Callable[..., Any]) -> Any:
-        """Return the result of a function of `_chains`, outside of autograd."""
+    def _run(self, function: Callable[..., Any], variant: str = "", *arguments: Any) -> Any:
+        """Return the result of a function of `_chains`, outside of autograd.
+
+        Tensors in autograd, and Dask arrays, are passed to the variant in their module instead, if
+        it has one of that name, with the arguments of the method.
+        """
+        values = self._arguments.arrays.values()
+        if variant and not are_numpy(*values, self._arguments.lengths):
+            module = self._lazy()
+            if is_differentiated(*values):
+                from arraylogchain._torch import chain as module
+            if specialized := getattr(module, variant, None):
+                return specialized(self, *arguments)
         ctx, chain = self._arguments.prepare()
         with ctx.computing(self._workers):
             return ctx.to_caller(function(ctx, chain, self._workspace))
@@ -168,9 +159,7 @@ class LogChain:
         >>> round(float(np.exp(LogChain(x, transitions=stay).log_partition())), 6)
         0.55
         """
-        if specialized := self._specialized():
-            return specialized.log_partition(self)
-        return self._run(chains.messages.log_partition)
+        return self._run(chains.messages.log_partition, "log_partition")
 
     @as_operator
     def forward_messages(self) -> Array:
@@ -193,9 +182,7 @@ class LogChain:
         >>> np.exp(chain.forward_messages()).round(6).tolist()
         [[1.0, 0.0], [0.5, 0.5], [0.25, 0.75]]
         """
-        if specialized := self._specialized():
-            return specialized.forward_messages(self)
-        return self._run(chains.messages.forward_messages)
+        return self._run(chains.messages.forward_messages, "forward_messages")
 
     @as_operator
     def backward_messages(self) -> Array:
@@ -217,9 +204,7 @@ class LogChain:
         >>> np.exp(chain.backward_messages()).round(6).tolist()
         [[2.0, 3.0], [1.0, 1.0]]
         """
-        if specialized := self._specialized():
-            return specialized.backward_messages(self)
-        return self._run(chains.messages.backward_messages)
+        return self._run(chains.messages.backward_messages, "backward_messages")
 
     @as_operator
     def marginals(self) -> Array:
@@ -240,9 +225,7 @@ class LogChain:
         >>> LogChain(x, transitions=np.ones((1, 2, 2))).marginals().round(6).tolist()
         [[0.5, 0.5], [0.75, 0.25]]
         """
-        if specialized := self._specialized():
-            return specialized.marginals(self)
-        return self._run(chains.marginals.marginals)
+        return self._run(chains.marginals.marginals, "marginals")
 
     @as_operator
     def entropy(self) -> Array:
@@ -263,9 +246,7 @@ class LogChain:
         >>> round(float(chain.entropy() / np.log(2)), 6)  # 2**10 paths of the same weight
         10.0
         """
-        if specialized := self._specialized():
-            return specialized.entropy(self)
-        return self._run(chains.entropy.entropy)
+        return self._run(chains.entropy.entropy, "entropy")
 
     @as_operator
     def viterbi(self) -> ChainPath:
@@ -297,9 +278,7 @@ class LogChain:
         >>> path.states.tolist(), round(float(np.exp(path.log_weight)), 6)
         ([0, 0, 0], 0.26244)
         """
-        if lazy := self._lazy():
-            return ChainPath(*lazy.viterbi(self))
-        return ChainPath(*self._run(chains.paths.viterbi))
+        return ChainPath(*self._run(chains.paths.viterbi, "viterbi"))
 
     @as_operator
     def best_paths(self, num_paths: int) -> ChainPath:
@@ -347,14 +326,12 @@ class LogChain:
         ([[0, 0, 0], [1, 1, 1]], [0.18144, 0.02916])
         """
         num_paths = at_least(1, "num_paths", num_paths)
-        if lazy := self._lazy():
-            return ChainPath(*lazy.best_paths(self, num_paths))
 
         def compute(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
             check_count("num_paths", (num_paths, *chain.batch, chain.num_steps))
             return chains.paths.best_paths(ctx, chain, workspace, num_paths)
 
-        return ChainPath(*self._run(compute))
+        return ChainPath(*self._run(compute, "best_paths", num_paths))
 
     @as_operator
     def log_weight(self, states: Array) -> Array:
@@ -388,7 +365,7 @@ class LogChain:
         >>> np.exp(chain.log_weight(np.array([[0, 0, 0], [0, 0, 1]]))).round(6).tolist()
         [0.81, 0.09]
         """
-        return self._of_paths("log_weight", chains.log_weight.log_weight, states)
+        return self._run_on_paths("log_weight", chains.log_weight.log_weight, states)
 
     @as_operator
     def log_probability(self, states: Array) -> Array:
@@ -432,18 +409,16 @@ class LogChain:
         >>> chain.log_probability(np.array([[0, 1], [1, 1]])).tolist()
         [-800.0, -1600.0]
         """
-        return self._of_paths("log_probability", chains.log_probability.log_probability, states)
+        return self._run_on_paths("log_probability", chains.log_probability.log_probability, states)
 
-    def _of_paths(self, name: str, function: Callable[..., Any], states: Array) -> Any:
+    def _run_on_paths(self, name: str, function: Callable[..., Any], states: Array) -> Any:
         """Return the result of a method on paths, which a function of `_chains` computes."""
         check_array(states)
-        if specialized := self._specialized():
-            return getattr(specialized, name)(self, states)
 
         def compute(ctx: Context, chain: Chain, workspace: int) -> Array:
             return function(ctx, chain, workspace, check_states(ctx, states, chain, workspace))
 
-        return self._run(compute)
+        return self._run(compute, name, states)
 
     @dynamo_disabled
     def sample(self, num_samples: int = 1, *, rng: Any = None) -> Array:
@@ -490,8 +465,6 @@ class LogChain:
         """
         rng = check_generator(rng, self._arguments.arrays["log_potentials"])
         num_samples = at_least(0, "num_samples", num_samples)
-        if lazy := self._lazy():
-            return lazy.sample(self, num_samples, rng)
 
         def draw(ctx: Context, chain: Chain, workspace: int) -> Array:
             shape = (num_samples, *chain.batch, chain.num_steps)
@@ -500,7 +473,7 @@ class LogChain:
             chains.paths.sample(ctx, chain, workspace, out, uniforms)
             return out
 
-        return self._run(draw)
+        return self._run(draw, "sample", num_samples, rng)
 
     @as_operator
     def expected_transitions(self) -> Array:
@@ -528,9 +501,7 @@ class LogChain:
         """
         if self._transitions() is None:
             raise ValueError(_NO_TRANSITIONS)
-        if specialized := self._specialized():
-            return specialized.expected_transitions(self)
-        return self._run(chains.marginals.expected_transitions)
+        return self._run(chains.marginals.expected_transitions, "expected_transitions")
 
     @as_operator
     def posterior(self) -> ChainPosterior:
@@ -557,9 +528,7 @@ class LogChain:
         >>> posterior.expected_transitions.round(6).tolist()
         [[0.375, 0.125], [0.375, 0.125]]
         """
-        if specialized := self._specialized():
-            return ChainPosterior(*specialized.posterior(self))
-        return ChainPosterior(*self._run(chains.marginals.posterior))
+        return ChainPosterior(*self._run(chains.marginals.posterior, "posterior"))
 
     @as_operator
     def filtered(self) -> FilteredChain:
@@ -595,9 +564,7 @@ class LogChain:
         >>> np.exp(filtered.log_normalizers).round(3).tolist()
         [0.5, 0.378]
         """
-        if specialized := self._specialized():
-            return FilteredChain(*specialized.filtered(self))
-        return FilteredChain(*self._run(chains.messages.filtered))
+        return FilteredChain(*self._run(chains.messages.filtered, "filtered"))
 
     def _transitions(self) -> Array | None:
         """Return the caller's transitions or their logarithms, or None."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any
 
 from arraylogchain._core.context import Array, check_workspace
 from arraylogchain._core.threads import check_workers, using
@@ -60,11 +61,7 @@ def matmul(
     >>> matmul(x, weights).shape
     (1000, 8, 1, 32)
     """
-    budget = check_workspace(workspace, a, b)
-    with using(check_workers(workers)):
-        if specialized := specialized_functions(a, b):
-            return specialized.matmul(a, b, budget)
-        return compute(linear.matmul, a, b, budget)
+    return _multiply(linear.matmul, a, b, workspace, workers)
 
 
 @as_operator
@@ -117,11 +114,7 @@ def logmatmulexp(
     >>> logmatmulexp(a, np.array([[-800.0], [0.0]]))  # exp(-800) is 0 in float64
     array([[-799.30685282]])
     """
-    budget = check_workspace(workspace, a, b)
-    with using(check_workers(workers)):
-        if specialized := specialized_functions(a, b):
-            return specialized.logmatmulexp(a, b, budget)
-        return compute(certified.logmatmulexp, a, b, budget)
+    return _multiply(certified.logmatmulexp, a, b, workspace, workers)
 
 
 @as_operator
@@ -164,11 +157,7 @@ def maxplus_matmul(
     >>> values, indices
     (array([[5.]]), array([[0]]))
     """
-    budget = check_workspace(workspace, a, b)
-    with using(check_workers(workers)):
-        if specialized := specialized_functions(a, b):
-            return MaxPlusProduct(*specialized.maxplus_matmul(a, b, budget))
-        return MaxPlusProduct(*compute(maxplus.maxplus_matmul, a, b, budget))
+    return MaxPlusProduct(*_multiply(maxplus.maxplus_matmul, a, b, workspace, workers))
 
 
 @as_operator
@@ -227,6 +216,17 @@ def logchainexp(
         if specialized := specialized_functions(*arguments.values()):
             return specialized.logchainexp(arguments, budget)
         return compute_chain(arguments, budget)
+
+
+def _multiply(
+    function: Callable[..., Any], a: Array, b: Array, workspace: int | None, workers: int | None
+) -> Any:
+    """Return the result of a function of `_products`, or of the variant that has its name."""
+    budget = check_workspace(workspace, a, b)
+    with using(check_workers(workers)):
+        if specialized := specialized_functions(a, b):
+            return getattr(specialized, function.__name__)(a, b, budget)
+        return compute(function, a, b, budget)
 
 
 def specialized_functions(*arrays: Array) -> ModuleType | None:
